@@ -2,26 +2,18 @@
 //! at once or within the bound, in order, each byte once, and counted.
 
 mod daemon;
+#[path = "daemon/lanes.rs"]
+mod lanes;
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use daemon::{TestDaemon, eventually};
-use laxity_client::{Client, Direction, Flow, Hint, Lane, Mode, Options, Stage, Ticket};
+use lanes::{attached, drain, flow, is_scheduled_in_the_end, send};
+use laxity_client::{Client, Flow, Hint, Lane, Mode, Options, Stage};
 use laxity_shm::layout::{Geometry, attention};
 use laxity_shm::record::Record;
 use laxity_shm::registration::Reason;
-
-fn flow(bytes: u64) -> Flow {
-    Flow {
-        stage: Stage::KvReuse,
-        bytes,
-        layer: 1,
-        batch: 1,
-        request: 1,
-        ..Flow::default()
-    }
-}
 
 fn nowhere() -> Options {
     Options {
@@ -29,17 +21,6 @@ fn nowhere() -> Options {
         reattach_every: Duration::from_millis(1),
         ..Options::default()
     }
-}
-
-/// Collects all permits; the sum, and whether any was bypassed.
-fn drain(lane: &mut Lane, ticket: &mut Ticket) -> (u64, bool) {
-    let (mut bytes, mut bypassed) = (0, false);
-    while !ticket.is_done() {
-        let permit = lane.wait(ticket);
-        bytes += permit.bytes;
-        bypassed |= permit.bypassed;
-    }
-    (bytes, bypassed)
 }
 
 #[test]
@@ -87,8 +68,7 @@ fn mode_off_never_talks_to_the_daemon() {
         ..daemon.options()
     });
     let mut lane = client.lane();
-    let mut ticket = lane.submit(&flow(5));
-    assert_eq!(drain(&mut lane, &mut ticket), (5, true));
+    assert_eq!(send(&mut lane, 5), (5, true));
     assert_eq!(daemon.knobs.clients.load(Ordering::SeqCst), 0);
 }
 
@@ -127,110 +107,9 @@ fn a_bypass_that_ends_while_a_flow_is_submitted_is_not_taken_for_the_mode_observ
 }
 
 #[test]
-fn a_ticket_on_the_wrong_lane_is_bypassed_and_disturbs_nobody() {
-    let daemon = TestDaemon::start();
-    let client = Client::attach(daemon.options());
-    let (mut one, mut other) = (client.lane(), client.lane());
-    let mut right = one.submit(&flow(10));
-    let mut wrong = other.submit(&flow(20));
-    assert_eq!(drain(&mut one, &mut wrong), (20, true));
-    assert_eq!(drain(&mut one, &mut right), (10, false));
-    let mut again = other.submit(&flow(5));
-    assert_eq!(drain(&mut other, &mut again), (5, false));
-}
-
-#[test]
-fn a_flow_is_permitted_in_chunks_that_add_up_to_it() {
-    let daemon = TestDaemon::start();
-    daemon.knobs.chunk.store(1000, Ordering::SeqCst);
-    let client = Client::attach(daemon.options());
-    assert!(client.is_scheduled());
-    let mut lane = client.lane();
-    for bytes in [0, 1, 999, 1000, 1001, 123_456] {
-        let mut ticket = lane.submit(&flow(bytes));
-        let mut sum = 0;
-        loop {
-            let permit = lane.wait(&mut ticket);
-            assert!(!permit.bypassed);
-            assert_eq!((permit.level, permit.dscp), (3, 13));
-            sum += permit.bytes;
-            lane.complete(&ticket, permit.bytes);
-            if permit.last {
-                break;
-            }
-        }
-        assert_eq!(sum, bytes);
-        assert!(ticket.is_done());
-    }
-    let total = 1 + 999 + 1000 + 1001 + 123_456;
-    eventually("completions arrive", || {
-        daemon.knobs.completed_bytes.load(Ordering::SeqCst) == total
-    });
-    assert_eq!(client.stats().scheduled_bytes, total);
-    assert_eq!(client.stats().bypassed_bytes, 0);
-    assert_eq!(daemon.knobs.garbage.load(Ordering::SeqCst), 0);
-}
-
-#[test]
-fn collectives_go_on_credit_as_far_as_it_reaches_and_wait_beyond() {
-    let daemon = TestDaemon::start();
-    daemon.knobs.credit.store(10_000, Ordering::SeqCst);
-    let client = Client::attach(daemon.options());
-    let mut lane = client.lane();
-    let collective = Flow {
-        stage: Stage::Collective,
-        ..flow(4000)
-    };
-    eventually("credit arrives", || {
-        let mut ticket = lane.submit(&collective);
-        let permit = lane.poll(&mut ticket);
-        let on_credit = permit.is_some_and(|g| g.bytes == 4000 && g.level == 2 && !g.bypassed);
-        assert!(!drain(&mut lane, &mut ticket).1);
-        on_credit
-    });
-    daemon.set(&daemon.knobs.deaf, true);
-    let mut on_credit = 0;
-    let mut waiting = Vec::new();
-    for _ in 0..5 {
-        let mut ticket = lane.submit(&collective);
-        match lane.poll(&mut ticket) {
-            Some(permit) => on_credit += permit.bytes,
-            None => waiting.push(ticket),
-        }
-    }
-    assert!(
-        on_credit <= 20_000 && !waiting.is_empty(),
-        "credit is bounded: {on_credit}"
-    );
-    // Other stages and ports without a counter have none.
-    for other in [
-        flow(1),
-        Flow {
-            nic: 200,
-            ..collective
-        },
-        Flow {
-            direction: Direction::Ingress,
-            ..flow(1)
-        },
-    ] {
-        let mut ticket = lane.submit(&other);
-        assert_eq!(lane.poll(&mut ticket), None);
-        waiting.push(ticket);
-    }
-    daemon.set(&daemon.knobs.deaf, false);
-    for ticket in &mut waiting {
-        assert!(!drain(&mut lane, ticket).1);
-    }
-    assert_eq!(daemon.knobs.garbage.load(Ordering::SeqCst), 0);
-}
-
-#[test]
 fn bypass_resolves_waiting_flows_at_once_and_new_ones_too() {
-    let daemon = TestDaemon::start();
+    let (daemon, client, mut lane) = attached();
     daemon.knobs.chunk.store(100, Ordering::SeqCst);
-    let client = Client::attach(daemon.options());
-    let mut lane = client.lane();
     let mut first = lane.submit(&flow(1000));
     let some = lane.wait(&mut first).bytes;
     daemon.set(&daemon.knobs.hold, true);
@@ -242,8 +121,7 @@ fn bypass_resolves_waiting_flows_at_once_and_new_ones_too() {
     assert_eq!(drain(&mut lane, &mut first).0 + some, 1000);
     assert_eq!(drain(&mut lane, &mut second), (500, true));
     assert!(!client.is_scheduled());
-    let mut third = lane.submit(&flow(7));
-    assert_eq!(drain(&mut lane, &mut third), (7, true));
+    assert_eq!(send(&mut lane, 7), (7, true));
     eventually("the daemon is told", || {
         !daemon.knobs.heard.lock().expect("heard").is_empty()
     });
@@ -302,14 +180,10 @@ fn a_daemon_that_dies_leaves_each_byte_granted_once_and_lanes_move_to_the_next()
     }
     assert_eq!(sums, (1..=20).map(|i| i * 100).collect::<Vec<u64>>());
     assert!(!client.is_scheduled());
-    let mut ticket = lane.submit(&flow(3));
-    assert_eq!(drain(&mut lane, &mut ticket), (3, true));
+    assert_eq!(send(&mut lane, 3), (3, true));
 
     let next = TestDaemon::at(&path, Geometry::default());
-    eventually("the lane moves to the new daemon", || {
-        let mut ticket = lane.submit(&flow(1));
-        !drain(&mut lane, &mut ticket).1
-    });
+    is_scheduled_in_the_end(&mut lane);
     assert!(client.is_scheduled());
     assert!(lane.is_attached());
     let stats = client.stats();
@@ -325,9 +199,7 @@ fn a_daemon_that_dies_leaves_each_byte_granted_once_and_lanes_move_to_the_next()
 
 #[test]
 fn a_death_is_noticed_by_a_lane_that_gives_each_flow_up_before_it_is_overdue() {
-    let daemon = TestDaemon::start();
-    let client = Client::attach(daemon.options());
-    let mut lane = client.lane();
+    let (daemon, client, mut lane) = attached();
     daemon.set(&daemon.knobs.hold, true);
     daemon.kill();
     eventually("the lane lets go of it", || {
@@ -393,22 +265,11 @@ fn a_lane_that_never_waits_finds_the_next_daemon(attention: u32, stage: Stage) {
 }
 
 #[test]
-fn a_daemon_that_dies_while_bypassed_is_left_for_the_next() {
+fn a_daemon_that_dies_under_a_lane_that_never_waits_is_left_for_the_next() {
     a_lane_that_never_waits_finds_the_next_daemon(attention::BYPASS, Stage::KvReuse);
-}
-
-#[test]
-fn a_daemon_that_dies_in_mode_off_is_left_for_the_next() {
     a_lane_that_never_waits_finds_the_next_daemon(attention::OFF, Stage::KvReuse);
-}
-
-#[test]
-fn a_daemon_that_dies_in_mode_observe_is_left_for_the_next() {
     a_lane_that_never_waits_finds_the_next_daemon(attention::OBSERVE, Stage::KvReuse);
-}
-
-#[test]
-fn a_daemon_that_dies_under_a_lane_on_credit_is_left_for_the_next() {
+    // On credit.
     a_lane_that_never_waits_finds_the_next_daemon(0, Stage::Collective);
 }
 
@@ -427,10 +288,8 @@ fn a_death_is_seen_in_the_counters_of_a_process_that_submits_nothing() {
 
 #[test]
 fn a_daemon_that_stops_releases_its_clients() {
-    let daemon = TestDaemon::start();
+    let (daemon, client, mut lane) = attached();
     daemon.set(&daemon.knobs.hold, true);
-    let client = Client::attach(daemon.options());
-    let mut lane = client.lane();
     let mut ticket = lane.submit(&flow(42));
     let waiter = std::thread::spawn(move || drain(&mut lane, &mut ticket));
     std::thread::sleep(Duration::from_millis(30));
@@ -449,8 +308,7 @@ fn a_daemon_that_stalls_is_given_up_within_the_bound_and_taken_back_when_it_goes
     });
     let mut lane = client.lane();
     let mut other = client.lane();
-    let mut ticket = lane.submit(&flow(1));
-    assert_eq!(drain(&mut lane, &mut ticket), (1, false));
+    assert_eq!(send(&mut lane, 1), (1, false));
     daemon.stall();
     let began = Instant::now();
     let mut ticket = lane.submit(&flow(10));
@@ -464,14 +322,8 @@ fn a_daemon_that_stalls_is_given_up_within_the_bound_and_taken_back_when_it_goes
     assert_eq!((permit.bytes, permit.bypassed), (20, true));
     assert!(!client.is_scheduled());
     daemon.set(&daemon.knobs.stalled, false);
-    eventually("it is taken back", || {
-        let mut ticket = lane.submit(&flow(1));
-        !drain(&mut lane, &mut ticket).1
-    });
-    eventually("by the other lane too", || {
-        let mut ticket = other.submit(&flow(1));
-        !drain(&mut other, &mut ticket).1
-    });
+    is_scheduled_in_the_end(&mut lane);
+    is_scheduled_in_the_end(&mut other);
     eventually("the old attachment is closed", || {
         daemon.knobs.clients.load(Ordering::SeqCst) == 1
     });
@@ -518,160 +370,15 @@ fn a_slow_daemon_that_shows_life_is_waited_for() {
 }
 
 #[test]
-fn a_full_lane_bypasses_counts_and_recovers() {
-    let geometry = Geometry {
-        lanes: 2,
-        slots: 16,
-        colour: 3,
-    };
-    let daemon = TestDaemon::with(geometry);
-    daemon.set(&daemon.knobs.hold, true);
-    let client = Client::attach(daemon.options());
-    let mut lane = client.lane();
-    let mut tickets: Vec<_> = (0..40).map(|_| lane.submit(&flow(10))).collect();
-    let full = client.stats().lane_full;
-    assert!(full >= 40 - 15, "{full} flows found no slot");
-    // Completions and hints still get through a lane that is full of waiting flows.
-    lane.hint(Hint::LayerBegin { batch: 9, layer: 9 });
-    eventually("the hint arrives", || {
-        daemon
-            .knobs
-            .heard
-            .lock()
-            .expect("heard")
-            .iter()
-            .any(|record| {
-                matches!(
-                    record,
-                    laxity_shm::record::Record::LayerBegin { batch: 9, layer: 9 }
-                )
-            })
-    });
-    daemon.set(&daemon.knobs.hold, false);
-    let total: u64 = tickets
-        .iter_mut()
-        .map(|ticket| drain(&mut lane, ticket).0)
-        .sum();
-    assert_eq!(total, 400);
-    let mut ticket = lane.submit(&flow(10));
-    assert_eq!(
-        drain(&mut lane, &mut ticket),
-        (10, false),
-        "slots came back"
-    );
-}
-
-#[test]
-fn more_lanes_than_seats_work_unscheduled_until_one_is_free() {
-    let daemon = TestDaemon::with(Geometry {
-        lanes: 2,
-        slots: 16,
-        colour: 0,
-    });
-    let client = Client::attach(daemon.options());
-    let mut first = client.lane();
-    let second = client.lane();
-    let mut third = client.lane();
-    assert!(first.is_attached() && second.is_attached() && !third.is_attached());
-    let mut ticket = third.submit(&flow(5));
-    assert_eq!(drain(&mut third, &mut ticket), (5, true));
-    assert!(client.stats().lane_full > 0);
-    drop(second);
-    eventually("the seat is taken over", || {
-        let mut ticket = third.submit(&flow(5));
-        !drain(&mut third, &mut ticket).1
-    });
-    let mut ticket = first.submit(&flow(5));
-    assert_eq!(drain(&mut first, &mut ticket), (5, false));
-    assert_eq!(daemon.knobs.garbage.load(Ordering::SeqCst), 0);
-}
-
-#[test]
-fn a_lane_dropped_with_flows_waiting_withdraws_them() {
-    let daemon = TestDaemon::with(Geometry {
-        lanes: 1,
-        slots: 16,
-        colour: 0,
-    });
-    daemon.set(&daemon.knobs.hold, true);
-    let client = Client::attach(daemon.options());
-    for _ in 0..10 {
-        let mut lane = client.lane();
-        eventually("the only seat is free again", || {
-            let mut ticket = lane.submit(&flow(1));
-            lane.poll(&mut ticket).is_none()
-        });
-        for _ in 0..5 {
-            drop(lane.submit(&flow(3)));
-        }
-    }
-    eventually("the daemon is told to forget them", || {
-        // Not ten times: a lane that had no slot left to say so leaves it to the next owner.
-        !daemon.knobs.heard.lock().expect("heard").is_empty()
-    });
-    daemon.set(&daemon.knobs.hold, false);
-    let mut lane = client.lane();
-    eventually("and the lane works", || {
-        let mut ticket = lane.submit(&flow(1));
-        !drain(&mut lane, &mut ticket).1
-    });
-    assert_eq!(daemon.knobs.garbage.load(Ordering::SeqCst), 0);
-}
-
-#[test]
-fn cancelling_frees_the_slot_and_tells_the_daemon_what_went_out() {
-    let daemon = TestDaemon::with(Geometry {
-        lanes: 1,
-        slots: 16,
-        colour: 0,
-    });
-    daemon.knobs.chunk.store(10, Ordering::SeqCst);
-    let client = Client::attach(daemon.options());
-    let mut lane = client.lane();
-    daemon.set(&daemon.knobs.hold, true);
-    for _ in 0..200 {
-        let ticket = lane.submit(&flow(1000));
-        let gated = !ticket.is_done();
-        lane.cancel(ticket);
-        assert!(gated);
-        std::thread::yield_now();
-    }
-    daemon.set(&daemon.knobs.hold, false);
-    let mut ticket = lane.submit(&flow(1000));
-    let got = lane.wait(&mut ticket);
-    lane.cancel(ticket);
-    if !got.bypassed {
-        eventually("the daemon hears how much", || {
-            daemon
-                .knobs
-                .heard
-                .lock()
-                .expect("heard")
-                .iter()
-                .any(|record| {
-                    matches!(record, laxity_shm::record::Record::Cancelled { granted, .. }
-                         if *granted == got.bytes)
-                })
-        });
-    }
-    let mut ticket = lane.submit(&flow(100));
-    assert_eq!(drain(&mut lane, &mut ticket).0, 100);
-}
-
-#[test]
 fn a_daemon_that_refuses_is_lived_without() {
     let daemon = TestDaemon::start();
     *daemon.knobs.refuse.lock().expect("knob") = Some(Reason::Version);
     let client = Client::attach(daemon.options());
     assert!(!client.is_scheduled());
     let mut lane = client.lane();
-    let mut ticket = lane.submit(&flow(9));
-    assert_eq!(drain(&mut lane, &mut ticket), (9, true));
+    assert_eq!(send(&mut lane, 9), (9, true));
     *daemon.knobs.refuse.lock().expect("knob") = None;
-    eventually("asked again later", || {
-        let mut ticket = lane.submit(&flow(1));
-        !drain(&mut lane, &mut ticket).1
-    });
+    is_scheduled_in_the_end(&mut lane);
 }
 
 #[test]
@@ -687,54 +394,13 @@ fn a_listener_that_never_answers_does_not_hold_attach_up() {
     });
     assert!(began.elapsed() < Duration::from_secs(5));
     let mut lane = client.lane();
-    let mut ticket = lane.submit(&flow(9));
-    assert_eq!(drain(&mut lane, &mut ticket), (9, true));
+    assert_eq!(send(&mut lane, 9), (9, true));
     drop(listener);
 }
 
 #[test]
-fn a_flow_too_large_for_a_permit_goes_out_unscheduled() {
-    let daemon = TestDaemon::start();
-    let client = Client::attach(daemon.options());
-    let mut lane = client.lane();
-    let mut ticket = lane.submit(&flow(u64::MAX));
-    let permit = lane.wait(&mut ticket);
-    assert_eq!((permit.bytes, permit.bypassed), (u64::MAX, true));
-    assert_eq!(daemon.knobs.garbage.load(Ordering::SeqCst), 0);
-}
-
-#[test]
-fn completions_that_found_no_slot_are_paid_by_a_thread_that_only_polls() {
-    let daemon = TestDaemon::with(Geometry {
-        slots: 16,
-        ..Geometry::default()
-    });
-    let client = Client::attach(daemon.options());
-    let mut lane = client.lane();
-    let mut sent = lane.submit(&flow(1000));
-    assert!(lane.wait(&mut sent).last);
-    daemon.set(&daemon.knobs.hold, true);
-    let mut waiting = lane.submit(&flow(10));
-    eventually("the daemon has the second flow", || {
-        daemon.knobs.submitted_bytes.load(Ordering::SeqCst) == 1010
-    });
-    daemon.set(&daemon.knobs.deaf, true);
-    // Far more messages than slots: most are owed.
-    for _ in 0..1000 {
-        lane.complete(&sent, 1);
-    }
-    daemon.set(&daemon.knobs.deaf, false);
-    eventually("every completion arrives", || {
-        assert!(lane.poll(&mut waiting).is_none());
-        daemon.knobs.completed_bytes.load(Ordering::SeqCst) == 1000
-    });
-}
-
-#[test]
 fn in_mode_off_the_daemon_still_learns_what_became_of_flows_that_it_knows() {
-    let daemon = TestDaemon::start();
-    let client = Client::attach(daemon.options());
-    let mut lane = client.lane();
+    let (daemon, client, mut lane) = attached();
     let mut sent = lane.submit(&flow(1000));
     assert!(lane.wait(&mut sent).last);
     daemon.set(&daemon.knobs.hold, true);
@@ -759,44 +425,4 @@ fn in_mode_off_the_daemon_still_learns_what_became_of_flows_that_it_knows() {
         matches!(heard[..], [Record::Cancelled { granted: 0, .. }]),
         "{heard:?}"
     );
-}
-
-/// Threads that begin at the same moment, beside one that asks for classes all the time, want the
-/// same locks for an instant. That is no reason to send anything unscheduled.
-#[test]
-fn threads_that_begin_together_are_all_scheduled() {
-    const THREADS: usize = 6;
-    let daemon = TestDaemon::start();
-    for _ in 0..40 {
-        let client = Client::attach(daemon.options());
-        assert!(client.is_scheduled());
-        let start = std::sync::Barrier::new(THREADS + 1);
-        let over = std::sync::atomic::AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                start.wait();
-                while !over.load(Ordering::Relaxed) {
-                    let _ = client.dscp(1);
-                }
-            });
-            let begin = || {
-                start.wait();
-                let mut lane = client.lane();
-                let mut ticket = lane.submit(&flow(4096));
-                let drained = drain(&mut lane, &mut ticket);
-                lane.complete(&ticket, 4096);
-                drained
-            };
-            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(begin)).collect();
-            let drained: Vec<_> = threads
-                .into_iter()
-                .map(std::thread::ScopedJoinHandle::join)
-                .collect();
-            over.store(true, Ordering::Relaxed);
-            for drained in drained {
-                assert_eq!(drained.expect("a thread"), (4096, false));
-            }
-        });
-        assert_eq!(client.stats().bypassed_flows, 0);
-    }
 }

@@ -21,7 +21,7 @@ use laxity_shm::sleep::{self, now_ns};
 use laxity_shm::sync::heavy_fence;
 
 /// What a test may turn, and what it may read.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Knobs {
     /// Largest permit. Default: everything at once.
     pub(crate) chunk: AtomicU64,
@@ -97,27 +97,9 @@ impl TestDaemon {
     pub(crate) fn at(socket: &Path, geometry: Geometry) -> Self {
         let knobs = Arc::new(Knobs {
             chunk: AtomicU64::new(u64::MAX),
-            hold: AtomicBool::new(false),
-            stalled: AtomicBool::new(false),
-            is_stalled: AtomicBool::new(false),
-            deaf: AtomicBool::new(false),
-            credit: AtomicU64::new(0),
-            attention: AtomicU32::new(0),
-            flicker: AtomicBool::new(false),
-            refuse: Mutex::new(None),
             patience: AtomicU32::new(100),
-            sleeps: AtomicU64::new(0),
-            records: AtomicU64::new(0),
-            submitted_bytes: AtomicU64::new(0),
-            permitted_bytes: AtomicU64::new(0),
-            completed_bytes: AtomicU64::new(0),
-            garbage: AtomicU64::new(0),
-            clients: AtomicU64::new(0),
-            heard: Mutex::default(),
-            flows: Mutex::default(),
             geometry,
-            stop: AtomicBool::new(false),
-            killed: AtomicBool::new(false),
+            ..Knobs::default()
         });
         let listener = registration::listen(socket).expect("socket of the test daemon");
         let theirs = Arc::clone(&knobs);

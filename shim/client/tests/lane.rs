@@ -1,0 +1,294 @@
+//! Permits, credit, slots and seats: what becomes of flows under a daemon that is there.
+
+mod daemon;
+#[path = "daemon/lanes.rs"]
+mod lanes;
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use daemon::{TestDaemon, eventually};
+use lanes::{attached, drain, flow, is_scheduled_in_the_end, send};
+use laxity_client::{Client, Direction, Flow, Hint, Stage};
+use laxity_shm::layout::Geometry;
+use laxity_shm::record::Record;
+
+#[test]
+fn a_ticket_on_the_wrong_lane_is_bypassed_and_disturbs_nobody() {
+    let daemon = TestDaemon::start();
+    let client = Client::attach(daemon.options());
+    let (mut one, mut other) = (client.lane(), client.lane());
+    let mut right = one.submit(&flow(10));
+    let mut wrong = other.submit(&flow(20));
+    assert_eq!(drain(&mut one, &mut wrong), (20, true));
+    assert_eq!(drain(&mut one, &mut right), (10, false));
+    assert_eq!(send(&mut other, 5), (5, false));
+}
+
+#[test]
+fn a_flow_is_permitted_in_chunks_that_add_up_to_it() {
+    let (daemon, client, mut lane) = attached();
+    daemon.knobs.chunk.store(1000, Ordering::SeqCst);
+    assert!(client.is_scheduled());
+    for bytes in [0, 1, 999, 1000, 1001, 123_456] {
+        let mut ticket = lane.submit(&flow(bytes));
+        let mut sum = 0;
+        loop {
+            let permit = lane.wait(&mut ticket);
+            assert!(!permit.bypassed);
+            assert_eq!((permit.level, permit.dscp), (3, 13));
+            sum += permit.bytes;
+            lane.complete(&ticket, permit.bytes);
+            if permit.last {
+                break;
+            }
+        }
+        assert_eq!(sum, bytes);
+        assert!(ticket.is_done());
+    }
+    let total = 1 + 999 + 1000 + 1001 + 123_456;
+    eventually("completions arrive", || {
+        daemon.knobs.completed_bytes.load(Ordering::SeqCst) == total
+    });
+    assert_eq!(client.stats().scheduled_bytes, total);
+    assert_eq!(client.stats().bypassed_bytes, 0);
+    assert_eq!(daemon.knobs.garbage.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn collectives_go_on_credit_as_far_as_it_reaches_and_wait_beyond() {
+    let (daemon, client, mut lane) = attached();
+    daemon.knobs.credit.store(10_000, Ordering::SeqCst);
+    let collective = Flow {
+        stage: Stage::Collective,
+        ..flow(4000)
+    };
+    eventually("credit arrives", || {
+        let mut ticket = lane.submit(&collective);
+        let permit = lane.poll(&mut ticket);
+        let on_credit = permit.is_some_and(|g| g.bytes == 4000 && g.level == 2 && !g.bypassed);
+        assert!(!drain(&mut lane, &mut ticket).1);
+        on_credit
+    });
+    daemon.set(&daemon.knobs.deaf, true);
+    let mut on_credit = 0;
+    let mut waiting = Vec::new();
+    for _ in 0..5 {
+        let mut ticket = lane.submit(&collective);
+        match lane.poll(&mut ticket) {
+            Some(permit) => on_credit += permit.bytes,
+            None => waiting.push(ticket),
+        }
+    }
+    assert!(
+        on_credit <= 20_000 && !waiting.is_empty(),
+        "credit is bounded: {on_credit}"
+    );
+    // Other stages and ports without a counter have none.
+    for other in [
+        flow(1),
+        Flow {
+            nic: 200,
+            ..collective
+        },
+        Flow {
+            direction: Direction::Ingress,
+            ..flow(1)
+        },
+    ] {
+        let mut ticket = lane.submit(&other);
+        assert_eq!(lane.poll(&mut ticket), None);
+        waiting.push(ticket);
+    }
+    daemon.set(&daemon.knobs.deaf, false);
+    for ticket in &mut waiting {
+        assert!(!drain(&mut lane, ticket).1);
+    }
+    assert_eq!(daemon.knobs.garbage.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn a_full_lane_bypasses_counts_and_recovers() {
+    let geometry = Geometry {
+        lanes: 2,
+        slots: 16,
+        colour: 3,
+    };
+    let daemon = TestDaemon::with(geometry);
+    daemon.set(&daemon.knobs.hold, true);
+    let client = Client::attach(daemon.options());
+    let mut lane = client.lane();
+    let mut tickets: Vec<_> = (0..40).map(|_| lane.submit(&flow(10))).collect();
+    let full = client.stats().lane_full;
+    assert!(full >= 40 - 15, "{full} flows found no slot");
+    // Completions and hints still get through a lane that is full of waiting flows.
+    lane.hint(Hint::LayerBegin { batch: 9, layer: 9 });
+    eventually("the hint arrives", || {
+        let heard = daemon.knobs.heard.lock().expect("heard");
+        heard.contains(&Record::LayerBegin { batch: 9, layer: 9 })
+    });
+    daemon.set(&daemon.knobs.hold, false);
+    let total: u64 = tickets
+        .iter_mut()
+        .map(|ticket| drain(&mut lane, ticket).0)
+        .sum();
+    assert_eq!(total, 400);
+    assert_eq!(send(&mut lane, 10), (10, false), "slots came back");
+}
+
+#[test]
+fn more_lanes_than_seats_work_unscheduled_until_one_is_free() {
+    let daemon = TestDaemon::with(Geometry {
+        lanes: 2,
+        slots: 16,
+        colour: 0,
+    });
+    let client = Client::attach(daemon.options());
+    let mut first = client.lane();
+    let second = client.lane();
+    let mut third = client.lane();
+    assert!(first.is_attached() && second.is_attached() && !third.is_attached());
+    assert_eq!(send(&mut third, 5), (5, true));
+    assert!(client.stats().lane_full > 0);
+    drop(second);
+    is_scheduled_in_the_end(&mut third);
+    assert_eq!(send(&mut first, 5), (5, false));
+    assert_eq!(daemon.knobs.garbage.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn a_lane_dropped_with_flows_waiting_withdraws_them() {
+    let daemon = TestDaemon::with(Geometry {
+        lanes: 1,
+        slots: 16,
+        colour: 0,
+    });
+    daemon.set(&daemon.knobs.hold, true);
+    let client = Client::attach(daemon.options());
+    for _ in 0..10 {
+        let mut lane = client.lane();
+        eventually("the only seat is free again", || {
+            let mut ticket = lane.submit(&flow(1));
+            lane.poll(&mut ticket).is_none()
+        });
+        for _ in 0..5 {
+            drop(lane.submit(&flow(3)));
+        }
+    }
+    eventually("the daemon is told to forget them", || {
+        // Not ten times: a lane that had no slot left to say so leaves it to the next owner.
+        !daemon.knobs.heard.lock().expect("heard").is_empty()
+    });
+    daemon.set(&daemon.knobs.hold, false);
+    let mut lane = client.lane();
+    is_scheduled_in_the_end(&mut lane);
+    assert_eq!(daemon.knobs.garbage.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn cancelling_frees_the_slot_and_tells_the_daemon_what_went_out() {
+    let daemon = TestDaemon::with(Geometry {
+        lanes: 1,
+        slots: 16,
+        colour: 0,
+    });
+    daemon.knobs.chunk.store(10, Ordering::SeqCst);
+    let client = Client::attach(daemon.options());
+    let mut lane = client.lane();
+    daemon.set(&daemon.knobs.hold, true);
+    for _ in 0..200 {
+        let ticket = lane.submit(&flow(1000));
+        let gated = !ticket.is_done();
+        lane.cancel(ticket);
+        assert!(gated);
+        std::thread::yield_now();
+    }
+    daemon.set(&daemon.knobs.hold, false);
+    let mut ticket = lane.submit(&flow(1000));
+    let got = lane.wait(&mut ticket);
+    lane.cancel(ticket);
+    if !got.bypassed {
+        eventually("the daemon hears how much", || {
+            let is_it = |record: &Record| matches!(record, Record::Cancelled { granted, .. } if *granted == got.bytes);
+            daemon.knobs.heard.lock().expect("heard").iter().any(is_it)
+        });
+    }
+    let mut ticket = lane.submit(&flow(100));
+    assert_eq!(drain(&mut lane, &mut ticket).0, 100);
+}
+
+#[test]
+fn a_flow_too_large_for_a_permit_goes_out_unscheduled() {
+    let (daemon, client, mut lane) = attached();
+    let mut ticket = lane.submit(&flow(u64::MAX));
+    let permit = lane.wait(&mut ticket);
+    assert_eq!((permit.bytes, permit.bypassed), (u64::MAX, true));
+    assert_eq!(daemon.knobs.garbage.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn completions_that_found_no_slot_are_paid_by_a_thread_that_only_polls() {
+    let daemon = TestDaemon::with(Geometry {
+        slots: 16,
+        ..Geometry::default()
+    });
+    let client = Client::attach(daemon.options());
+    let mut lane = client.lane();
+    let mut sent = lane.submit(&flow(1000));
+    assert!(lane.wait(&mut sent).last);
+    daemon.set(&daemon.knobs.hold, true);
+    let mut waiting = lane.submit(&flow(10));
+    eventually("the daemon has the second flow", || {
+        daemon.knobs.submitted_bytes.load(Ordering::SeqCst) == 1010
+    });
+    daemon.set(&daemon.knobs.deaf, true);
+    // Far more messages than slots: most are owed.
+    for _ in 0..1000 {
+        lane.complete(&sent, 1);
+    }
+    daemon.set(&daemon.knobs.deaf, false);
+    eventually("every completion arrives", || {
+        assert!(lane.poll(&mut waiting).is_none());
+        daemon.knobs.completed_bytes.load(Ordering::SeqCst) == 1000
+    });
+}
+
+/// Threads that begin at the same moment, beside one that asks for classes all the time, want the
+/// same locks for an instant. That is no reason to send anything unscheduled.
+#[test]
+fn threads_that_begin_together_are_all_scheduled() {
+    const THREADS: usize = 6;
+    let daemon = TestDaemon::start();
+    for _ in 0..40 {
+        let client = Client::attach(daemon.options());
+        assert!(client.is_scheduled());
+        let start = std::sync::Barrier::new(THREADS + 1);
+        let over = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                start.wait();
+                while !over.load(Ordering::Relaxed) {
+                    let _ = client.dscp(1);
+                }
+            });
+            let begin = || {
+                start.wait();
+                let mut lane = client.lane();
+                let mut ticket = lane.submit(&flow(4096));
+                let drained = drain(&mut lane, &mut ticket);
+                lane.complete(&ticket, 4096);
+                drained
+            };
+            let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(begin)).collect();
+            let drained: Vec<_> = threads
+                .into_iter()
+                .map(std::thread::ScopedJoinHandle::join)
+                .collect();
+            over.store(true, Ordering::Relaxed);
+            for drained in drained {
+                assert_eq!(drained.expect("a thread"), (4096, false));
+            }
+        });
+        assert_eq!(client.stats().bypassed_flows, 0);
+    }
+}
