@@ -1,8 +1,9 @@
-//! Files in other languages repeat what `proto/types` defines: the C header, and the Python module
-//! of stages. They must agree with it.
+//! Files in other languages repeat what Rust defines: the C header and the Python module of stages
+//! repeat `proto/types`, and a page lists the settings of jobs. They must agree with it.
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use laxity_types::{Level, Stage};
 
@@ -37,4 +38,49 @@ fn the_scavenger_of_c_is_that_of_rust() {
     let header = text("shim/client-c/include/laxity.h");
     let line = format!("#define LAX_LEVEL_SCAVENGER {}\n", Level::SCAVENGER.0);
     assert!(header.contains(&line), "laxity.h: {line}");
+}
+
+/// The names `LAXITY_…` that are string literals.
+fn settings(text: &str) -> BTreeSet<String> {
+    let is_setting = |word: &&str| {
+        let plain = |c: char| c == '_' || c.is_ascii_uppercase();
+        word.starts_with("LAXITY_") && word.chars().all(plain)
+    };
+    let words = text.split('"').filter(is_setting);
+    words.map(str::to_owned).collect()
+}
+
+/// The text of all sources under a path.
+fn sources(path: PathBuf) -> String {
+    if !path.is_dir() {
+        let is_source = path
+            .extension()
+            .is_some_and(|ending| ending == "rs" || ending == "py");
+        return is_source
+            .then(|| fs::read_to_string(path).unwrap())
+            .unwrap_or_default();
+    }
+    let entries = fs::read_dir(path).unwrap();
+    entries
+        .map(|entry| sources(entry.unwrap().path()))
+        .collect()
+}
+
+#[test]
+fn the_page_about_jobs_lists_every_setting_that_jobs_read_and_no_other() {
+    let read = [
+        "mooncake-adapter/python",
+        "mooncake-adapter/src",
+        "nccl-plugin/src",
+        "proto/shm/src",
+        "shim",
+        "tools/cli/src/library.rs",
+    ];
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let code: String = read.iter().map(|path| sources(root.join(path))).collect();
+    let page = text("docs/running-jobs.md");
+    let rows = page.lines().filter(|line| line.starts_with("| `LAXITY_"));
+    let listed: BTreeSet<_> = rows.filter_map(|row| row.split('`').nth(1)).collect();
+    let listed: BTreeSet<_> = listed.into_iter().map(str::to_owned).collect();
+    assert_eq!(listed, settings(&code));
 }
