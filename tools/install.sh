@@ -98,7 +98,7 @@ put 644 dist/laxity.sysusers "$root/usr/lib/sysusers.d/laxity.conf"
 put 644 dist/laxityd.toml "$to/share/doc/laxity/laxityd.toml"
 put 644 dist/laxity-coordinator.toml "$to/share/doc/laxity/laxity-coordinator.toml"
 put 644 dist/grafana/laxity.json "$to/share/doc/laxity/grafana-laxity.json"
-for profile in shim/profile/profiles/*.toml; do
+for profile in shim/job/profiles/*.toml; do
     keep 644 "$profile" "$root/etc/laxity/profiles/${profile##*/}"
 done
 

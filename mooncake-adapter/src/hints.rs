@@ -3,8 +3,8 @@
 use core::time::Duration;
 
 use laxity_client::hints::{self, Facts};
-use laxity_client::memory;
 use laxity_client::scope::{self, Scope};
+use laxity_client::{Hint, memory};
 use pyo3::prelude::*;
 
 use crate::exceptions::{DeadlinePassed, HintError, UnknownLayer, of_hint, of_memory};
@@ -75,7 +75,10 @@ pub(crate) fn request_begin(
 
 #[pyfunction]
 pub(crate) fn request_end(request_id: Id) -> PyResult<()> {
-    hints::request_end(request_id.0).map_err(of_hint)
+    hints::tell(Hint::RequestEnd {
+        request: request_id.0,
+    })
+    .map_err(of_hint)
 }
 
 #[pyfunction]
@@ -103,34 +106,53 @@ pub(crate) fn batch_begin(batch_id: Id, layers: i64, layer_time_s: f64) -> PyRes
         }
     };
     let layer_time_ns = nanoseconds("layer_time_s", layer_time_s)?;
-    hints::batch_begin(batch_id.0, layers, layer_time_ns).map_err(of_hint)
+    hints::tell(Hint::BatchBegin {
+        batch: batch_id.0,
+        layers,
+        layer_time_ns,
+    })
+    .map_err(of_hint)
 }
 
 #[pyfunction]
 pub(crate) fn batch_join(batch_id: Id, request_id: Id) -> PyResult<()> {
-    hints::batch_join(batch_id.0, request_id.0).map_err(of_hint)
+    hints::tell(Hint::RequestJoin {
+        batch: batch_id.0,
+        request: request_id.0,
+        deadline_ns: 0,
+        bytes: 0,
+    })
+    .map_err(of_hint)
 }
 
 #[pyfunction]
 pub(crate) fn batch_queued(batch_id: Id, ahead: Id) -> PyResult<()> {
-    hints::batch_queued(batch_id.0, ahead.0).map_err(of_hint)
+    hints::tell(Hint::BatchQueued {
+        batch: batch_id.0,
+        ahead: ahead.0,
+    })
+    .map_err(of_hint)
 }
 
 #[pyfunction]
 #[pyo3(signature = (batch_id, layer))]
 pub(crate) fn layer_begin(batch_id: Id, layer: i64) -> PyResult<()> {
     let layer = self::layer(layer)?;
-    hints::layer_begin(batch_id.0, layer).map_err(of_hint)
+    hints::tell(Hint::LayerBegin {
+        batch: batch_id.0,
+        layer,
+    })
+    .map_err(of_hint)
 }
 
 #[pyfunction]
 pub(crate) fn compute_end(batch_id: Id) -> PyResult<()> {
-    hints::compute_end(batch_id.0).map_err(of_hint)
+    hints::tell(Hint::ComputeEnd { batch: batch_id.0 }).map_err(of_hint)
 }
 
 #[pyfunction]
 pub(crate) fn batch_end(batch_id: Id) -> PyResult<()> {
-    hints::batch_end(batch_id.0).map_err(of_hint)
+    hints::tell(Hint::BatchEnd { batch: batch_id.0 }).map_err(of_hint)
 }
 
 #[pyfunction]

@@ -8,7 +8,7 @@
 use std::ffi::CString;
 
 use laxity_client::Stage;
-use laxity_profile::Job;
+use laxity_job::Job;
 use pyo3::exceptions::{PyRuntimeWarning, PyValueError};
 use pyo3::prelude::*;
 
@@ -18,9 +18,7 @@ pub(crate) fn job() -> &'static Job {
 
 /// The objective for transfers of requests that have no deadline, 0 for none.
 pub(crate) fn objective_ns() -> u64 {
-    job().slo_ttft.map_or(0, |objective| {
-        u64::try_from(objective.as_nanos()).unwrap_or(u64::MAX)
-    })
+    job().objective_ns()
 }
 
 /// When the package is imported: before anything attaches to a daemon.

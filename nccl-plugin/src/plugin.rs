@@ -5,15 +5,16 @@
 //! loads them again with the next (the library stays mapped, see `build.rs`). A forked child leaves
 //! its parent's behind and makes its own.
 
-use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::HashMap;
-use std::sync::{Arc, Once, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use laxity_client::{Client, Mode, Options};
-use laxity_profile::Job;
+use laxity_job::Job;
+use laxity_job::exit::at_exit;
+use laxity_job::fork::PerProcess;
 use parking_lot::{Condvar, Mutex};
 use smallvec::smallvec;
 
@@ -81,35 +82,31 @@ pub struct Listening {
     listener: Mutex<Option<Box<dyn Listener>>>,
 }
 
-static PLUGIN: AtomicPtr<Plugin> = AtomicPtr::new(ptr::null_mut());
+static PLUGIN: PerProcess<Plugin> = PerProcess::none();
 static MAKING: Mutex<()> = Mutex::new(());
-static INHERITED: AtomicBool = AtomicBool::new(false);
 
 /// The plugin, made if there is none.
 ///
 /// # Errors
 /// No network can be used.
 pub fn get_or_make() -> Result<&'static Plugin> {
-    if let Some(plugin) = current() {
+    if let Some(plugin) = PLUGIN.get() {
         return Ok(plugin);
     }
     let _making = MAKING.lock();
-    if let Some(plugin) = current() {
+    if let Some(plugin) = PLUGIN.get() {
         return Ok(plugin);
     }
-    let plugin = Box::new(Plugin::new(settings())?);
-    watch_forks();
-    at_exit();
-    INHERITED.store(false, Ordering::Relaxed);
-    // Release pairs with the Acquire in `current`.
-    PLUGIN.store(Box::into_raw(plugin), Ordering::Release);
-    get()
+    let plugin = Plugin::new(settings())?;
+    at_exit(write_report);
+    Ok(PLUGIN.get_or_make(|| plugin))
 }
 
-fn current() -> Option<&'static Plugin> {
-    // SAFETY: null, or from `Box::into_raw` above and never freed. Acquire pairs with the Release
-    // there.
-    unsafe { PLUGIN.load(Ordering::Acquire).as_ref() }
+fn write_report() {
+    if let Some(plugin) = PLUGIN.get() {
+        let stats = plugin.arbiter.stats();
+        plugin.report.write(plugin.backend.name(), &stats);
+    }
 }
 
 /// The plugin.
@@ -117,44 +114,11 @@ fn current() -> Option<&'static Plugin> {
 /// # Errors
 /// `init` was not called, or in a parent process only.
 pub fn get() -> Result<&'static Plugin> {
-    current().ok_or_else(|| {
+    PLUGIN.get().ok_or_else(|| {
         Fault::Usage(String::from(
             "init was not called in this process, or failed",
         ))
     })
-}
-
-/// Has children of this process begin anew: their parent's locks may be locked for ever there.
-fn watch_forks() {
-    extern "C" fn in_child() {
-        PLUGIN.store(ptr::null_mut(), Ordering::Relaxed);
-        INHERITED.store(true, Ordering::Relaxed);
-    }
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: the handler stores to atomics, nothing else, which is safe in any child.
-        if unsafe { libc::pthread_atfork(None, None, Some(in_child)) } != 0 {
-            log::warn("pthread_atfork is refused; a process that forks may hang in its child");
-        }
-    });
-}
-
-/// Has the report written when the process ends.
-fn at_exit() {
-    extern "C" fn end() {
-        // A panic must not reach C, and there is nobody to tell.
-        let _ = std::panic::catch_unwind(|| {
-            if let Some(plugin) = current().filter(|_| !INHERITED.load(Ordering::Relaxed)) {
-                let stats = plugin.arbiter.stats();
-                plugin.report.write(plugin.backend.name(), &stats);
-            }
-        });
-    }
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        // SAFETY: a plain call; `end` takes nothing and returns nothing.
-        unsafe { libc::atexit(end) };
-    });
 }
 
 /// The network that the settings ask for, or that fits.
@@ -198,14 +162,15 @@ fn pinned_dscp(network: &str, settings: &Settings) -> Option<u8> {
 impl Plugin {
     fn new(settings: &Settings) -> Result<Self> {
         let backend = backend(settings)?;
-        for problem in Job::of_this_process().take_problems() {
+        let job = Job::of_this_process();
+        for problem in job.take_problems() {
             log::warn(problem);
         }
         let mut options = Options::from_env();
         options.name.push_str("/nccl");
         // Connections have the classes that a daemon names when they are made, so one that is slow
         // to answer is waited for; one that is not there is noticed at once.
-        if std::env::var_os("LAXITY_ATTACH_MS").is_none() {
+        if job.attach_timeout.is_none() {
             options.attach_timeout = ATTACH_WITHIN;
         }
         let off = options.mode == Mode::Off;
@@ -437,9 +402,8 @@ impl Sweeper {
             return;
         }
         if !self.started.swap(true, Ordering::Relaxed) {
-            let run = || plugin.sweeper.run();
-            let named = thread::Builder::new().name(String::from("laxity-sweep"));
-            if let Err(error) = named.spawn(run) {
+            let builder = thread::Builder::new().name(String::from("laxity-sweep"));
+            if let Err(error) = laxity_job::thread::spawn(builder, || plugin.sweeper.run()) {
                 log::warn(&format!(
                     "no thread can be started ({error}): completions are told late"
                 ));

@@ -1,11 +1,10 @@
 //! What went through, counted; and written down at exit for whoever asks (`LAXITY_REPORT`).
 
-use core::sync::atomic::{AtomicU64, Ordering};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use laxity_client::report::ReportLine;
 use laxity_client::{Stage, Stats};
+use laxity_job::report::{Count, ReportLine};
 use parking_lot::Mutex;
 
 use crate::origin::Function;
@@ -24,13 +23,13 @@ struct Row {
     overdue: u64,
 }
 
-/// Counters of a process. Relaxed: statistics.
+/// Counters of a process.
 #[derive(Debug, Default)]
 pub struct Report {
     rows: Mutex<BTreeMap<Key, Row>>,
-    received: AtomicU64,
-    overdue: AtomicU64,
-    origins_known: AtomicU64,
+    received: Count,
+    overdue: Count,
+    origins_known: Count,
 }
 
 /// How one message fared.
@@ -68,24 +67,24 @@ impl Report {
         row.bypassed += u64::from(fate.bypassed);
         row.overdue += u64::from(fate.overdue);
         if fate.known {
-            self.origins_known.fetch_add(1, Ordering::Relaxed);
+            self.origins_known.add(1);
         }
     }
 
     /// The rest of a message went without a permit, because that took too long.
     pub fn overdue(&self, bytes: u64) {
-        self.overdue.fetch_add(bytes, Ordering::Relaxed);
+        self.overdue.add(bytes);
     }
 
     /// Counts bytes that arrived.
     pub fn received(&self, bytes: u64) {
-        self.received.fetch_add(bytes, Ordering::Relaxed);
+        self.received.add(bytes);
     }
 
     /// Nothing was counted.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.rows.lock().is_empty() && self.received.load(Ordering::Relaxed) == 0
+        self.rows.lock().is_empty() && self.received.get() == 0
     }
 
     /// The line. `network` is the backend's name, `stats` what the client library counted.
@@ -93,14 +92,12 @@ impl Report {
     pub fn line(&self, network: &str, stats: &Stats) -> ReportLine {
         let mut line = ReportLine::of("nccl-net");
         line.text("network", network);
-        for (name, count) in [
-            ("received_bytes", &self.received),
-            ("overdue_rest_bytes", &self.overdue),
-            ("origins_known", &self.origins_known),
-        ] {
-            line.value(name, count.load(Ordering::Relaxed));
-        }
-        line.stats(stats);
+        line.counts([
+            ("received_bytes", self.received.get()),
+            ("overdue_rest_bytes", self.overdue.get()),
+            ("origins_known", self.origins_known.get()),
+        ]);
+        line.counts(stats.reported());
         let mut sends = String::from("[");
         for (at, ((function, stage, dscp), row)) in self.rows.lock().iter().enumerate() {
             let comma = if at > 0 { "," } else { "" };

@@ -7,6 +7,7 @@
 use std::time::Duration;
 
 use laxity_client::Stage;
+use laxity_job::Environment;
 
 use crate::log;
 use crate::verbs::Options;
@@ -130,68 +131,64 @@ pub fn stage_rules(text: &str) -> Result<Vec<StageRule>, String> {
 }
 
 impl Settings {
-    /// What the environment says.
+    /// What the environment says. What can't be used of it is said in the log.
     #[must_use]
     pub fn from_env() -> Self {
-        Self::from(|name| std::env::var(name).ok().filter(|value| !value.is_empty()))
+        let mut from = Environment::of_this_process();
+        let settings = Self::read(&mut from);
+        for problem in from.into_problems() {
+            log::warn(&problem);
+        }
+        settings
     }
 
-    /// What `get` says of each variable.
-    pub fn from(get: impl Fn(&str) -> Option<String>) -> Self {
-        let mut settings = Self::default();
-        let number = |name: &str| -> Option<u64> {
-            let text = get(name)?;
-            let parsed = text.trim().parse();
-            if parsed.is_err() {
-                log::warn(&format!("{name}={text} is no number; it is ignored"));
-            }
-            parsed.ok()
-        };
-        match get("LAXITY_NET").as_deref() {
-            None | Some("auto") => {}
-            Some("tcp") => settings.network = Network::Tcp,
-            Some("verbs") => settings.network = Network::Verbs,
-            Some(other) => log::warn(&format!(
-                "LAXITY_NET={other} is neither auto, tcp nor verbs; auto is used"
-            )),
+    fn read(from: &mut Environment<'_>) -> Self {
+        let otherwise = Self::default();
+        let mut number = |name, holds| from.number::<u64>(name, "at least 0", holds);
+        let threads = number("NCCL_SOCKET_NTHREADS", "1 socket");
+        let each = number("NCCL_NSOCKS_PERTHREAD", "1 socket");
+        let product = threads.zip(each).map(|(n, each)| n.saturating_mul(each));
+        let sockets = number("LAXITY_NSOCKS", "as many as NCCL's variables say").or(product);
+        let wait_ms = number("LAXITY_NCCL_WAIT_MS", "200");
+        let disable = number("NCCL_IB_DISABLE", "0");
+        let modes = [
+            ("auto", ZeroCopy::Auto),
+            ("off", ZeroCopy::Off),
+            ("0", ZeroCopy::Off),
+        ];
+        let networks = [
+            ("auto", Network::Auto),
+            ("tcp", Network::Tcp),
+            ("verbs", Network::Verbs),
+        ];
+        let switch = [("on", true), ("1", true), ("off", false), ("0", false)];
+        Self {
+            network: from.choice("LAXITY_NET", &networks),
+            sockets: sockets.map_or(otherwise.sockets, |sockets| {
+                usize::try_from(sockets)
+                    .unwrap_or(SOCKETS_MAX)
+                    .clamp(1, SOCKETS_MAX)
+            }),
+            zero_copy: from.choice("LAXITY_ZEROCOPY", &modes),
+            wait_max: wait_ms.map_or(otherwise.wait_max, Duration::from_millis),
+            stages: from
+                .parsed(
+                    "LAXITY_NCCL_STAGES",
+                    "no declared communicators",
+                    stage_rules,
+                )
+                .unwrap_or_default(),
+            interfaces: from.text("NCCL_SOCKET_IFNAME"),
+            family: match from.text("NCCL_SOCKET_FAMILY").as_deref() {
+                Some("AF_INET") => Some(4),
+                Some("AF_INET6") => Some(6),
+                _ => None,
+            },
+            comm_id: from.text("NCCL_COMM_ID"),
+            verbs_disabled: disable.is_some_and(|value| value != 0),
+            rdma: Options::from(|name| from.text(name)),
+            events: from.choice("LAXITY_NCCL_EVENTS", &switch),
         }
-        match get("LAXITY_ZEROCOPY").as_deref() {
-            None | Some("auto") => {}
-            Some("off" | "0") => settings.zero_copy = ZeroCopy::Off,
-            Some(other) => log::warn(&format!(
-                "LAXITY_ZEROCOPY={other} is neither auto nor off; auto is used"
-            )),
-        }
-        let product = number("NCCL_SOCKET_NTHREADS")
-            .zip(number("NCCL_NSOCKS_PERTHREAD"))
-            .map(|(threads, each)| threads.saturating_mul(each));
-        if let Some(sockets) = number("LAXITY_NSOCKS").or(product) {
-            settings.sockets = usize::try_from(sockets)
-                .unwrap_or(SOCKETS_MAX)
-                .clamp(1, SOCKETS_MAX);
-        }
-        if let Some(millis) = number("LAXITY_NCCL_WAIT_MS") {
-            settings.wait_max = Duration::from_millis(millis);
-        }
-        if let Some(text) = get("LAXITY_NCCL_STAGES") {
-            match stage_rules(&text) {
-                Ok(rules) => settings.stages = rules,
-                Err(problem) => {
-                    log::warn(&format!("LAXITY_NCCL_STAGES: {problem}; it is ignored"));
-                }
-            }
-        }
-        settings.interfaces = get("NCCL_SOCKET_IFNAME");
-        settings.family = match get("NCCL_SOCKET_FAMILY").as_deref() {
-            Some("AF_INET") => Some(4),
-            Some("AF_INET6") => Some(6),
-            _ => None,
-        };
-        settings.comm_id = get("NCCL_COMM_ID");
-        settings.verbs_disabled = number("NCCL_IB_DISABLE").is_some_and(|value| value != 0);
-        settings.rdma = Options::from(&get);
-        settings.events = !matches!(get("LAXITY_NCCL_EVENTS").as_deref(), Some("off" | "0"));
-        settings
     }
 }
 
@@ -200,10 +197,39 @@ mod tests {
     use super::*;
 
     fn of(pairs: &[(&str, &str)]) -> Settings {
-        Settings::from(|name| {
+        said_of(pairs).0
+    }
+
+    /// The settings, and what is said of those that can't be used.
+    fn said_of(pairs: &[(&str, &str)]) -> (Settings, Vec<String>) {
+        let get = |name: &str| {
             let found = pairs.iter().find(|(key, _)| *key == name);
             found.map(|(_, value)| (*value).to_owned())
-        })
+        };
+        let mut from = Environment::new(&get);
+        (Settings::read(&mut from), from.into_problems())
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_said_and_the_default_holds() {
+        let names = [
+            "NCCL_SOCKET_NTHREADS",
+            "LAXITY_NSOCKS",
+            "LAXITY_NCCL_WAIT_MS",
+            "LAXITY_NET",
+            "LAXITY_ZEROCOPY",
+            "LAXITY_NCCL_STAGES",
+            "LAXITY_NCCL_EVENTS",
+        ];
+        let (settings, problems) = said_of(&names.map(|name| (name, "what")));
+        assert_eq!(problems.len(), names.len(), "{problems:?}");
+        for (problem, name) in problems.iter().zip(names) {
+            assert!(
+                problem.starts_with(&format!("{name} is `what`: ")),
+                "{problem}"
+            );
+        }
+        assert!(settings.events && settings.network == Network::Auto);
     }
 
     #[test]

@@ -14,6 +14,7 @@ const MAY_BE_UNSAFE: &[(&str, &str)] = &[
         "shared memory, futexes, file descriptors over sockets",
     ),
     ("laxity-client", "the C ABI"),
+    ("laxity-job", "fork handlers, dlsym, signal masks"),
     (
         "laxity-verbs",
         "stands in for C functions, on the program's own structs",
@@ -44,30 +45,29 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("laxity-shm", &["laxity-types"]),
     ("laxity-types", &[]),
     ("laxity-wire", &["laxity-types"]),
-    ("laxity-client", &["laxity-profile", "laxity-shm"]),
+    ("laxity-client", &["laxity-job", "laxity-shm"]),
     ("laxity-client-c", &["laxity-client"]),
     (
-        "laxity-profile",
+        "laxity-job",
         &["laxity-files", "laxity-quantity", "laxity-shm"],
     ),
-    ("laxity-python", &["laxity-client", "laxity-profile"]),
+    ("laxity-python", &["laxity-client", "laxity-job"]),
     (
         "laxity-verbs",
         &[
             "laxity-client",
             "laxity-ibverbs",
-            "laxity-profile",
-            "laxity-quantity",
+            "laxity-job",
             "laxity-shm",
         ],
     ),
-    ("laxity-mooncake", &["laxity-client", "laxity-profile"]),
+    ("laxity-mooncake", &["laxity-client", "laxity-job"]),
     (
         "laxity-nccl",
         &[
             "laxity-client",
             "laxity-ibverbs",
-            "laxity-profile",
+            "laxity-job",
             "laxity-shm",
         ],
     ),
@@ -111,7 +111,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
         &[
             "laxity-credentials",
             "laxity-files",
-            "laxity-profile",
+            "laxity-job",
             "laxity-quantity",
             "laxity-shm",
             "laxity-wire",

@@ -11,9 +11,7 @@
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{
-    Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, RwLockReadGuard, TryLockError,
-};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, TryLockError};
 use std::time::{Duration, Instant};
 
 use laxity_shm::fork::ForkGuard;
@@ -74,8 +72,6 @@ struct Attachment {
     /// The daemon's backlog was full just now, see [`BACKLOG_RETRY_NS`].
     is_crowded: bool,
 }
-
-static SHARED: OnceLock<Client> = OnceLock::new();
 
 #[derive(Debug)]
 pub(crate) struct Core {
@@ -216,19 +212,6 @@ impl Client {
         stats.unscheduled_ns =
             attachment.unscheduled_ns + detached_ns.map_or(0, |since| now.saturating_sub(since));
         stats
-    }
-
-    /// The client of this process that its preloaded or plugged-in parts share, attached by whoever
-    /// asks first, with [`Options::from_env`].
-    #[must_use]
-    pub fn shared() -> &'static Self {
-        SHARED.get_or_init(|| Self::attach(Options::from_env()))
-    }
-
-    /// That client, if anybody asked for it.
-    #[must_use]
-    pub fn shared_if_any() -> Option<&'static Self> {
-        SHARED.get()
     }
 
     /// The number by which flows name a NIC, looked up in the daemon's configuration: that of the

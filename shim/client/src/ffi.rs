@@ -1,9 +1,19 @@
 //! The C interface, as documented in `include/laxity.h`.
 //!
-//! No panic crosses into C: each function catches it and answers as if there were no daemon. No
-//! argument is trusted to be non-null; pointers that are not null must be valid, which only the
-//! caller can uphold. `tests/c_abi.rs` compiles a C program against the header and compares sizes
-//! and offsets with the structs here.
+//! No panic crosses into C: each function catches it and answers as if there were no daemon.
+//! `tests/c_abi.rs` compiles a C program against the header and compares sizes and offsets with the
+//! structs here.
+//!
+//! # Safety
+//! This holds for all functions here. A pointer may be null. One that is not is valid, for the size
+//! that a struct says of itself. Clients and lanes come from `lax_attach` and `lax_lane_open`, and
+//! are not used after `lax_detach` and `lax_lane_close`. No two threads use a lane at the same
+//! time.
+
+#![allow(
+    clippy::missing_safety_doc,
+    reason = "said above, once for all functions"
+)]
 
 pub mod hints;
 pub mod metadata;
@@ -15,7 +25,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::ticket::Mark;
-use crate::{Client, Direction, Flow, Hint, Lane, Mode, Options, Permit, Stage, Ticket};
+use crate::{Client, Direction, Flow, Lane, Mode, Options, Permit, Stage, Ticket};
 
 pub(crate) const ABI_VERSION: u32 = 1;
 const INVALID: c_int = -libc::EINVAL;
@@ -154,6 +164,17 @@ unsafe fn text<'a>(text: *const c_char) -> Option<&'a CStr> {
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
 }
 
+/// A struct of C's, which begins with its size, if it has all that is known here. Later versions
+/// may be larger.
+///
+/// # Safety
+/// `at` is null, or valid for the size that it says, which is a `u32` in front of it.
+unsafe fn sized<T>(at: *mut T) -> Option<*mut T> {
+    // SAFETY: upheld by the caller; the size is read before anything else is touched.
+    let is_whole = !at.is_null() && unsafe { at.cast::<u32>().read() } as usize >= size_of::<T>();
+    is_whole.then_some(at)
+}
+
 /// Version of the interface.
 #[unsafe(no_mangle)]
 pub extern "C" fn lax_abi_version() -> u32 {
@@ -161,24 +182,14 @@ pub extern "C" fn lax_abi_version() -> u32 {
 }
 
 /// Attaches; options from the environment for null.
-///
-/// # Safety
-/// `options` is null or valid, with the size it says and C strings in it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_attach(options: *const LaxOptions) -> *mut Client {
     guarded(core::ptr::null_mut(), || {
         let options = if options.is_null() {
             Options::from_env()
         } else {
-            // SAFETY: upheld by the caller. Later versions may be larger, none is smaller.
-            let given = unsafe {
-                if ((&raw const (*options).size).read() as usize) < size_of::<LaxOptions>() {
-                    return core::ptr::null_mut();
-                }
-                &*options
-            };
             // SAFETY: upheld by the caller.
-            match unsafe { given.options() } {
+            match unsafe { sized(options.cast_mut()).and_then(|given| (*given).options()) } {
                 Some(options) => options,
                 None => return core::ptr::null_mut(),
             }
@@ -221,9 +232,6 @@ fn mode(number: u32) -> Option<Mode> {
 }
 
 /// Lets go of the client.
-///
-/// # Safety
-/// `client` is null or came from `lax_attach` and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_detach(client: *mut Client) {
     if !client.is_null() {
@@ -233,9 +241,6 @@ pub unsafe extern "C" fn lax_detach(client: *mut Client) {
 }
 
 /// Whether a daemon schedules this process now.
-///
-/// # Safety
-/// `client` is null or came from `lax_attach`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_is_scheduled(client: *const Client) -> c_int {
     guarded(0, || {
@@ -245,9 +250,6 @@ pub unsafe extern "C" fn lax_is_scheduled(client: *const Client) -> c_int {
 }
 
 /// DSCP of a level.
-///
-/// # Safety
-/// `client` is null or came from `lax_attach`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_dscp(client: *const Client, level: u8) -> u8 {
     guarded(0, || {
@@ -257,9 +259,6 @@ pub unsafe extern "C" fn lax_dscp(client: *const Client, level: u8) -> u8 {
 }
 
 /// Number of a peer.
-///
-/// # Safety
-/// `address` is null or points to 16 bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_peer(address: *const [u8; 16]) -> u8 {
     guarded(0, || {
@@ -269,21 +268,13 @@ pub unsafe extern "C" fn lax_peer(address: *const [u8; 16]) -> u8 {
 }
 
 /// Counters.
-///
-/// # Safety
-/// `client` is null or came from `lax_attach`; `stats` is null or valid for the size it says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_get_stats(client: *const Client, stats: *mut LaxStats) -> c_int {
     guarded(INVALID, || {
-        // SAFETY: upheld by the caller; the size is read before anything else is touched.
-        let (client, stats) = unsafe {
-            let (Some(client), false) = (client.as_ref(), stats.is_null()) else {
-                return INVALID;
-            };
-            if ((&raw const (*stats).size).read() as usize) < size_of::<LaxStats>() {
-                return INVALID;
-            }
-            (client, &mut *stats)
+        // SAFETY: upheld by the caller.
+        let given = unsafe { client.as_ref().zip(sized(stats).map(|stats| &mut *stats)) };
+        let Some((client, stats)) = given else {
+            return INVALID;
         };
         let now = client.stats();
         *stats = LaxStats {
@@ -302,9 +293,6 @@ pub unsafe extern "C" fn lax_get_stats(client: *const Client, stats: *mut LaxSta
 }
 
 /// Opens a lane.
-///
-/// # Safety
-/// `client` is null or came from `lax_attach`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_lane_open(client: *const Client) -> *mut Lane {
     guarded(core::ptr::null_mut(), || {
@@ -317,9 +305,6 @@ pub unsafe extern "C" fn lax_lane_open(client: *const Client) -> *mut Lane {
 }
 
 /// Closes a lane.
-///
-/// # Safety
-/// `lane` is null or came from `lax_lane_open` and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_lane_close(lane: *mut Lane) {
     if !lane.is_null() {
@@ -329,9 +314,6 @@ pub unsafe extern "C" fn lax_lane_close(lane: *mut Lane) {
 }
 
 /// Submits a flow.
-///
-/// # Safety
-/// Each pointer is null or valid; `lane` came from `lax_lane_open` and no other thread uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_submit(
     lane: *mut Lane,
@@ -343,13 +325,11 @@ pub unsafe extern "C" fn lax_submit(
     }
     // SAFETY: not null, so valid to write to; what was there is not read, C need not set it.
     let answer = |ready: Ticket| unsafe { ticket.write(LaxTicket::new(ready)) };
-    // SAFETY: upheld by the caller; the size is read before anything else is touched.
-    let (lane, flow) = unsafe {
-        if flow.is_null() || ((&raw const (*flow).size).read() as usize) < size_of::<LaxFlow>() {
-            answer(Ticket::bypassed(0));
-            return INVALID;
-        }
-        (lane.as_mut(), *flow)
+    // SAFETY: upheld by the caller.
+    let (lane, flow) = unsafe { (lane.as_mut(), sized(flow.cast_mut()).map(|flow| *flow)) };
+    let Some(flow) = flow else {
+        answer(Ticket::bypassed(0));
+        return INVALID;
     };
     let (Some(lane), Some(valid)) = (lane, flow.flow()) else {
         answer(Ticket::bypassed(flow.bytes));
@@ -392,9 +372,6 @@ unsafe fn permit(
 }
 
 /// What may be sent now.
-///
-/// # Safety
-/// Each pointer is null or valid; `lane` came from `lax_lane_open` and no other thread uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_poll(
     lane: *mut Lane,
@@ -406,9 +383,6 @@ pub unsafe extern "C" fn lax_poll(
 }
 
 /// Waits for the next permit.
-///
-/// # Safety
-/// As for [`lax_poll`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_wait(
     lane: *mut Lane,
@@ -432,9 +406,6 @@ unsafe fn on_lane(lane: *mut Lane, body: impl FnOnce(&mut Lane) -> c_int) -> c_i
 }
 
 /// Sleeps until some ticket may have more to say.
-///
-/// # Safety
-/// `lane` is null or came from `lax_lane_open` and no other thread uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_wait_any(lane: *mut Lane, timeout_ns: u64) -> c_int {
     // SAFETY: upheld by the caller.
@@ -446,9 +417,6 @@ pub unsafe extern "C" fn lax_wait_any(lane: *mut Lane, timeout_ns: u64) -> c_int
 }
 
 /// Bytes have left the wire.
-///
-/// # Safety
-/// Each pointer is null or valid; `lane` came from `lax_lane_open` and no other thread uses it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_complete(
     lane: *mut Lane,
@@ -469,9 +437,6 @@ pub unsafe extern "C" fn lax_complete(
 }
 
 /// Gives up a flow.
-///
-/// # Safety
-/// As for [`lax_complete`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_cancel(lane: *mut Lane, ticket: *mut LaxTicket) -> c_int {
     // SAFETY: upheld by the caller.
@@ -492,116 +457,4 @@ pub unsafe extern "C" fn lax_cancel(lane: *mut Lane, ticket: *mut LaxTicket) -> 
             0
         })
     }
-}
-
-/// # Safety
-/// As for [`lax_wait_any`].
-unsafe fn hint(lane: *mut Lane, hint: Hint) -> c_int {
-    // SAFETY: upheld by the caller.
-    unsafe {
-        on_lane(lane, |lane| {
-            lane.hint(hint);
-            0
-        })
-    }
-}
-
-/// A batch was formed.
-///
-/// # Safety
-/// As for [`lax_wait_any`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lax_hint_batch_begin(
-    lane: *mut Lane,
-    batch: u64,
-    layers: u16,
-    layer_time_ns: u64,
-) -> c_int {
-    // SAFETY: upheld by the caller.
-    unsafe {
-        hint(
-            lane,
-            Hint::BatchBegin {
-                batch,
-                layers,
-                layer_time_ns,
-            },
-        )
-    }
-}
-
-/// A request is a member of a batch.
-///
-/// # Safety
-/// As for [`lax_wait_any`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lax_hint_request_join(
-    lane: *mut Lane,
-    batch: u64,
-    request: u64,
-    deadline_ns: u64,
-    bytes: u64,
-) -> c_int {
-    // SAFETY: upheld by the caller.
-    unsafe {
-        hint(
-            lane,
-            Hint::RequestJoin {
-                batch,
-                request,
-                deadline_ns,
-                bytes,
-            },
-        )
-    }
-}
-
-/// A request has its first token, or was aborted.
-///
-/// # Safety
-/// As for [`lax_wait_any`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lax_hint_request_end(lane: *mut Lane, request: u64) -> c_int {
-    // SAFETY: upheld by the caller.
-    unsafe { hint(lane, Hint::RequestEnd { request }) }
-}
-
-/// A batch waits behind another.
-///
-/// # Safety
-/// As for [`lax_wait_any`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lax_hint_batch_queued(lane: *mut Lane, batch: u64, ahead: u64) -> c_int {
-    // SAFETY: upheld by the caller.
-    unsafe { hint(lane, Hint::BatchQueued { batch, ahead }) }
-}
-
-/// A batch now computes a layer.
-///
-/// # Safety
-/// As for [`lax_wait_any`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lax_hint_layer_begin(lane: *mut Lane, batch: u64, layer: u16) -> c_int {
-    // SAFETY: upheld by the caller.
-    unsafe { hint(lane, Hint::LayerBegin { batch, layer }) }
-}
-
-/// A batch has computed its last layer.
-///
-/// # Safety
-/// As for [`lax_wait_any`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lax_hint_compute_end(lane: *mut Lane, batch: u64) -> c_int {
-    // SAFETY: upheld by the caller.
-    unsafe { hint(lane, Hint::ComputeEnd { batch }) }
-}
-
-/// Nothing of a batch is left.
-///
-/// # Safety
-/// As for [`lax_wait_any`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn lax_hint_batch_end(lane: *mut Lane, batch: u64) -> c_int {
-    // SAFETY: upheld by the caller.
-    unsafe { hint(lane, Hint::BatchEnd { batch }) }
 }

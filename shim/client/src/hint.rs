@@ -57,6 +57,19 @@ pub enum Hint {
 }
 
 impl Hint {
+    /// The requests and batches that it names; one of them stands twice where there is one only.
+    pub(crate) fn ids(self) -> [u64; 2] {
+        match self {
+            Self::RequestJoin { batch, request, .. } => [batch, request],
+            Self::BatchQueued { batch, ahead } => [batch, ahead],
+            Self::RequestEnd { request } => [request; 2],
+            Self::BatchBegin { batch, .. }
+            | Self::LayerBegin { batch, .. }
+            | Self::ComputeEnd { batch }
+            | Self::BatchEnd { batch } => [batch; 2],
+        }
+    }
+
     pub(crate) fn record(self) -> Record {
         match self {
             Self::BatchBegin {

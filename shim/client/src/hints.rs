@@ -15,16 +15,19 @@ mod bounded;
 mod gate;
 mod hint_table;
 mod outside;
+mod sights;
 
-use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use core::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use laxity_job::fork::{PerProcess, epoch};
 use laxity_shm::record::{Direction, Flow, Stage};
 use laxity_shm::sleep::now_ns;
 
 pub use gate::{Excess, Transfer, Transfers};
 pub use hint_table::{BATCHES_MAX, Counts, Facts, HintError, REQUESTS_MAX, TENANT_MAX};
 pub use outside::is_there as is_preloaded;
+pub use sights::FirstSights;
 
 use crate::client::Client;
 use crate::hint::Hint;
@@ -39,7 +42,7 @@ use hint_table::HintTable;
 #[derive(Debug)]
 struct Hub {
     client: Client,
-    /// [`EPOCH`] when it was made.
+    /// [`epoch`] when it was made.
     epoch: u32,
     channel: Mutex<HintChannel>,
     shards: [Shard; gate::LANES],
@@ -55,64 +58,24 @@ struct HintChannel {
     told: u64,
 }
 
-/// A pointer, so that a forked child can leave its parent's behind, with whatever locks are locked.
-static HUB: AtomicPtr<Hub> = AtomicPtr::new(core::ptr::null_mut());
-/// Forks between the first process and this one. Relaxed: changes only while there is one thread.
-static EPOCH: AtomicU32 = AtomicU32::new(0);
-
-fn epoch() -> u32 {
-    EPOCH.load(Ordering::Relaxed)
-}
-
-extern "C" fn in_child() {
-    EPOCH.fetch_add(1, Ordering::Relaxed);
-    HUB.store(core::ptr::null_mut(), Ordering::Relaxed);
-    memory::abandon();
-}
+static HUB: PerProcess<Hub> = PerProcess::none();
 
 fn hub() -> &'static Hub {
-    // SAFETY: null, or from `Box::into_raw` in `make` and never freed. Acquire pairs with the
-    // Release of the exchange there.
-    match unsafe { HUB.load(Ordering::Acquire).as_ref() } {
-        Some(there) => there,
-        None => make(),
-    }
-}
-
-#[cold]
-fn make() -> &'static Hub {
-    static WATCH: Once = Once::new();
-    WATCH.call_once(|| {
-        // SAFETY: the handler stores to atomics, nothing else, which is safe in any child. If it is
-        // refused, a forked child that gives hints may wait for a lock that nobody holds: there is
-        // nothing to be done about that, and a process that doesn't fork is fine.
-        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    });
-    let client = Client::attach(Options::from_env());
-    let told = client.generation();
-    let made = Box::into_raw(Box::new(Hub {
-        client,
-        epoch: epoch(),
-        channel: Mutex::new(HintChannel {
-            table: HintTable::new(),
-            lane: None,
-            told,
-        }),
-        shards: Default::default(),
-        dropped: AtomicU64::new(0),
-    }));
-    let before = core::ptr::null_mut();
-    match HUB.compare_exchange(before, made, Ordering::AcqRel, Ordering::Acquire) {
-        // SAFETY: as above.
-        Ok(_) => unsafe { &*made },
-        Err(there) => {
-            // SAFETY: just made, and shown to nobody. The other is as above.
-            unsafe {
-                drop(Box::from_raw(made));
-                &*there
-            }
+    HUB.get_or_make(|| {
+        let client = Client::attach(Options::from_env());
+        let told = client.generation();
+        Hub {
+            client,
+            epoch: epoch(),
+            channel: Mutex::new(HintChannel {
+                table: HintTable::new(),
+                lane: None,
+                told,
+            }),
+            shards: Default::default(),
+            dropped: AtomicU64::new(0),
         }
-    }
+    })
 }
 
 fn channel(hub: &Hub) -> MutexGuard<'_, HintChannel> {
@@ -176,66 +139,18 @@ pub fn request_begin(request: u64, facts: Facts) -> Result<(), HintError> {
     take(|table, say| table.request_begin(now, request, facts, say))
 }
 
-/// A request has its first token, or was aborted.
-///
-/// # Errors
-/// [`HintError::RequestEnded`], [`HintError::NoId`].
-pub fn request_end(request: u64) -> Result<(), HintError> {
-    take(|table, say| table.request_end(request, say))
-}
-
 /// What was said of a request that has not ended.
 #[must_use]
 pub fn request(request: u64) -> Option<Facts> {
     channel(hub()).table.facts(request).cloned()
 }
 
-/// A batch was formed.
+/// Tells the daemon a hint. To a request that joins a batch, what was said when it began is added.
 ///
 /// # Errors
-/// [`HintError::NoLayers`], [`HintError::NoId`].
-pub fn batch_begin(batch: u64, layers: u16, layer_time_ns: u64) -> Result<(), HintError> {
-    take(|table, say| table.batch_begin(batch, layers, layer_time_ns, say))
-}
-
-/// A request is a member of a batch.
-///
-/// # Errors
-/// [`HintError::RequestEnded`], [`HintError::NoId`].
-pub fn batch_join(batch: u64, request: u64) -> Result<(), HintError> {
-    take(|table, say| table.batch_join(batch, request, say))
-}
-
-/// A batch waits behind another.
-///
-/// # Errors
-/// [`HintError::NoId`].
-pub fn batch_queued(batch: u64, ahead: u64) -> Result<(), HintError> {
-    take(|table, say| table.batch_queued(batch, ahead, say))
-}
-
-/// A batch now computes a layer.
-///
-/// # Errors
-/// [`HintError::UnknownLayer`], [`HintError::NoId`].
-pub fn layer_begin(batch: u64, layer: u16) -> Result<(), HintError> {
-    take(|table, say| table.layer_begin(batch, layer, say))
-}
-
-/// A batch has computed its last layer.
-///
-/// # Errors
-/// [`HintError::NoId`].
-pub fn compute_end(batch: u64) -> Result<(), HintError> {
-    take(|table, say| table.compute_end(batch, say))
-}
-
-/// Nothing of a batch is left.
-///
-/// # Errors
-/// [`HintError::NoId`].
-pub fn batch_end(batch: u64) -> Result<(), HintError> {
-    take(|table, say| table.batch_end(batch, say))
+/// Any other [`HintError`].
+pub fn tell(hint: Hint) -> Result<(), HintError> {
+    take(|table, say| table.tell(hint, say))
 }
 
 /// Opens a scope for the calling thread, here and in the library that was preloaded. What is not
@@ -381,7 +296,7 @@ fn flow(hub: &Hub, now: u64, asked: &Asked) -> Flow {
         let table = &mut channel.table;
         table.counts.deadlines_passed += u64::from(passed);
         if is_due {
-            said.deadline_ns = table.due(now, said.request, asked.objective_ns);
+            said.deadline_ns = table.sights.due(now, said.request, asked.objective_ns);
         }
         if let Some((layers, current)) = table.layers(said.batch)
             && said.layer.is_some_and(|layer| layer >= layers)

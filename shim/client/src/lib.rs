@@ -27,7 +27,6 @@ mod lane_binding;
 pub mod memory;
 mod options;
 pub mod peers;
-pub mod report;
 pub mod scope;
 mod session;
 mod stats;

@@ -8,11 +8,13 @@
 //! word counts: a range that overlaps older ones cuts them.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock};
 
-use crate::scope::Scope;
+use laxity_job::fork::PerProcess;
 use laxity_shm::record::Stage;
+
+use crate::scope::Scope;
 
 /// Ranges that each table may hold: an engine that never forgets its blocks must not eat its
 /// memory.
@@ -130,32 +132,17 @@ struct Tables {
     owners: Ranges<MemoryOwner>,
 }
 
-/// Made when first needed, never freed. A pointer, so that a forked child can leave behind a lock
-/// that is locked.
-static TABLES: AtomicPtr<RwLock<Tables>> = AtomicPtr::new(core::ptr::null_mut());
+static TABLES: PerProcess<RwLock<Tables>> = PerProcess::none();
 
 fn tables() -> &'static RwLock<Tables> {
-    // SAFETY: null, or from `Box::into_raw` below and never freed. Acquire pairs with the Release
-    // of the exchange.
-    if let Some(there) = unsafe { TABLES.load(Ordering::Acquire).as_ref() } {
-        return there;
-    }
-    let made = Box::into_raw(Box::new(RwLock::new(Tables {
-        layers: Ranges::new(),
-        owners: Ranges::new(),
-    })));
-    let before = core::ptr::null_mut();
-    match TABLES.compare_exchange(before, made, Ordering::AcqRel, Ordering::Acquire) {
-        // SAFETY: as above.
-        Ok(_) => unsafe { &*made },
-        Err(there) => {
-            // SAFETY: just made, and shown to nobody. The other is as above.
-            unsafe {
-                drop(Box::from_raw(made));
-                &*there
-            }
-        }
-    }
+    TABLES.get_or_make(|| {
+        // A forked child knows nothing of its parent's memory.
+        COUNT.store(0, Ordering::Relaxed);
+        RwLock::new(Tables {
+            layers: Ranges::new(),
+            owners: Ranges::new(),
+        })
+    })
 }
 
 /// Ranges in both tables. Relaxed: a process that registers nothing must not pay for a lock, and
@@ -249,13 +236,6 @@ pub fn forget(address: u64, bytes: u64) -> Result<(), MemoryError> {
         tables.owners.cut(start, end);
     });
     Ok(())
-}
-
-/// In a forked child: nothing is known any more. The memory is a copy, and another thread of the
-/// parent may have held the lock. Safe to call from a `pthread_atfork` handler.
-pub fn abandon() {
-    TABLES.store(core::ptr::null_mut(), Ordering::Relaxed);
-    COUNT.store(0, Ordering::Relaxed);
 }
 
 /// Whether nothing is known of any memory.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use laxity_profile::Job;
+use laxity_job::Job;
 use laxity_shm::layout::Mode;
 use laxity_shm::registration;
 
@@ -39,35 +39,20 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The defaults, overridden by `LAXITY_SOCKET`, `LAXITY_NAME`, `LAXITY_STALL_MS` and
-    /// `LAXITY_ATTACH_MS`. Without a name, that of the executable. The mode is that of the [`Job`]:
-    /// the lower of `LAXITY_MODE` and the profile's.
+    /// The defaults, overridden by the settings of the [`Job`], by `LAXITY_SOCKET`, and by
+    /// `LAXITY_NAME`. Without a name, that of the executable.
     #[must_use]
     pub fn from_env() -> Self {
-        let text = |key| std::env::var(key).ok().filter(|value| !value.is_empty());
         let job = Job::of_this_process();
         job.complain();
-        let mut options = Self {
+        let defaults = Self::default();
+        Self {
             socket: registration::socket_path(),
+            name: laxity_job::process_name().unwrap_or(defaults.name),
             mode: job.mode,
-            ..Self::default()
-        };
-        if let Some(name) = text("LAXITY_NAME").or_else(executable) {
-            options.name = name;
+            stall_timeout: job.stall_timeout.unwrap_or(defaults.stall_timeout),
+            attach_timeout: job.attach_timeout.unwrap_or(defaults.attach_timeout),
+            ..defaults
         }
-        for (key, time) in [
-            ("LAXITY_STALL_MS", &mut options.stall_timeout),
-            ("LAXITY_ATTACH_MS", &mut options.attach_timeout),
-        ] {
-            if let Some(millis) = text(key).and_then(|value| value.parse().ok()) {
-                *time = Duration::from_millis(millis);
-            }
-        }
-        options
     }
-}
-
-fn executable() -> Option<String> {
-    let path = std::env::current_exe().ok()?;
-    Some(path.file_name()?.to_string_lossy().into_owned())
 }

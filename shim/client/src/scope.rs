@@ -136,23 +136,6 @@ pub fn said_of(address: u64) -> Scope {
     }
 }
 
-/// Opens a scope that closes when the guard goes.
-#[must_use = "the scope ends when this is dropped"]
-pub fn enter(scope: Scope) -> Entered {
-    push(scope);
-    Entered(core::marker::PhantomData)
-}
-
-/// An open scope of this thread.
-#[derive(Debug)]
-pub struct Entered(core::marker::PhantomData<*const ()>);
-
-impl Drop for Entered {
-    fn drop(&mut self) {
-        pop();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -166,23 +149,21 @@ mod tests {
             deadline_ns: 99,
             ..Scope::default()
         };
-        {
-            let _outer = enter(outer);
-            {
-                let _inner = enter(Scope {
-                    layer: Some(3),
-                    request: 5,
-                    ..Scope::default()
-                });
-                let both = current().expect("two are open");
-                assert_eq!((both.stage, both.layer), (Some(Stage::P2d), Some(3)));
-                assert_eq!((both.batch, both.request, both.deadline_ns), (7, 5, 99));
-            }
-            assert_eq!(current(), Some(outer));
-            std::thread::spawn(|| assert_eq!(current(), None))
-                .join()
-                .expect("another thread has none");
-        }
+        push(outer);
+        push(Scope {
+            layer: Some(3),
+            request: 5,
+            ..Scope::default()
+        });
+        let both = current().expect("two are open");
+        assert_eq!((both.stage, both.layer), (Some(Stage::P2d), Some(3)));
+        assert_eq!((both.batch, both.request, both.deadline_ns), (7, 5, 99));
+        assert!(pop());
+        assert_eq!(current(), Some(outer));
+        std::thread::spawn(|| assert_eq!(current(), None))
+            .join()
+            .expect("another thread has none");
+        assert!(pop());
         assert_eq!(current(), None);
         assert!(!pop());
     }

@@ -23,6 +23,20 @@ pub struct Stats {
     pub lane_full: u64,
 }
 
+impl Stats {
+    /// What of them a library's report at exit has.
+    #[must_use]
+    pub fn reported(&self) -> [(&'static str, u64); 5] {
+        [
+            ("scheduled_bytes", self.scheduled_bytes),
+            ("observed_bytes", self.observed_bytes),
+            ("bypassed_bytes", self.bypassed_bytes),
+            ("unscheduled_ns", self.unscheduled_ns),
+            ("reattaches", self.reattaches),
+        ]
+    }
+}
+
 /// One lane's counters.
 #[derive(Debug, Default)]
 #[repr(align(128))]

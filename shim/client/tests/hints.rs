@@ -8,7 +8,7 @@ use std::time::Duration;
 use daemon::{TestDaemon, eventually};
 use laxity_client::hints::{self, Asked, Facts};
 use laxity_client::scope::Scope;
-use laxity_client::{Direction, Stage};
+use laxity_client::{Direction, Hint, Stage};
 use laxity_shm::layout::Geometry;
 use laxity_shm::record::Record;
 
@@ -40,13 +40,27 @@ fn a_new_daemon_is_told_what_is_under_way_and_transfers_wait_for_it() {
         bytes: 77,
         ..Facts::default()
     };
+    let joins = |request| Hint::RequestJoin {
+        batch: 1,
+        request,
+        deadline_ns: 0,
+        bytes: 0,
+    };
     hints::request_begin(4, facts).expect("new");
     hints::request_begin(5, Facts::default()).expect("new");
-    hints::batch_begin(1, 32, 1000).expect("new");
-    hints::batch_join(1, 4).expect("new");
-    hints::batch_join(1, 5).expect("new");
-    hints::request_end(5).expect("it is there");
-    hints::layer_begin(1, 7).expect("it has that");
+    for hint in [
+        Hint::BatchBegin {
+            batch: 1,
+            layers: 32,
+            layer_time_ns: 1000,
+        },
+        joins(4),
+        joins(5),
+        Hint::RequestEnd { request: 5 },
+        Hint::LayerBegin { batch: 1, layer: 7 },
+    ] {
+        hints::tell(hint).expect("it makes sense");
+    }
     let begin = Record::BatchBegin {
         batch: 1,
         layers: 32,
@@ -98,7 +112,8 @@ fn a_new_daemon_is_told_what_is_under_way_and_transfers_wait_for_it() {
     let second = TestDaemon::at(&socket, Geometry::default());
     eventually("the new daemon is found", || {
         std::thread::sleep(Duration::from_millis(5));
-        hints::batch_queued(2, 1).expect("both have numbers");
+        let queued = Hint::BatchQueued { batch: 2, ahead: 1 };
+        hints::tell(queued).expect("both have numbers");
         second.knobs.clients.load(Ordering::SeqCst) > 0 && !heard(&second).is_empty()
     });
     let again = heard(&second);

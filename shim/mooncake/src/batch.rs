@@ -44,8 +44,8 @@ const WAITING_MAX: usize = 1 << 18;
 /// Requests that wait. Relaxed: a bound that may be overshot by what other threads submit at that
 /// moment.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
-/// In a forked child, which has none of its parent's batches.
-pub(crate) fn abandon() {
+/// Nothing of this process waits so far: a forked child has none of its parent's batches.
+pub(crate) fn forget_waiting() {
     WAITING.store(0, Ordering::Relaxed);
 }
 

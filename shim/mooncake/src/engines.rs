@@ -20,7 +20,7 @@ const SEGMENTS_MAX: usize = 1 << 16;
 
 /// Who schedules what an engine moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub(crate) enum Mode {
+pub(crate) enum Handling {
     /// This library: each transfer asks for leave before Mooncake gets it.
     Gate,
     /// `liblaxity.so`, which sees each work request; it is told what the memory belongs to.
@@ -63,24 +63,28 @@ struct Engine {
 }
 
 impl Engine {
-    fn mode(&self, is_preloaded: bool) -> Mode {
+    fn handling(&self, is_preloaded: bool) -> Handling {
         // TENT decides for each piece of a request anew. Of its RDMA each work request is seen
         // where verbs are; waiting here, too, could be waiting for itself.
         if self.is_tent {
-            return if is_preloaded { Mode::Hint } else { Mode::Pass };
+            return if is_preloaded {
+                Handling::Hint
+            } else {
+                Handling::Pass
+            };
         }
-        let mut mode = Mode::Pass;
+        let mut handling = Handling::Pass;
         for protocol in &self.protocols {
             match path_of(protocol) {
                 // A transfer that waits twice can wait for ever: its own bytes fill the window that
                 // its work requests wait for. So nothing waits here if part of it may be seen
                 // there.
-                Way::Verbs if is_preloaded => return Mode::Hint,
-                Way::Verbs | Way::Nic => mode = Mode::Gate,
+                Way::Verbs if is_preloaded => return Handling::Hint,
+                Way::Verbs | Way::Nic => handling = Handling::Gate,
                 Way::Inside => {}
             }
         }
-        mode
+        handling
     }
 }
 
@@ -166,10 +170,10 @@ impl Engines {
         self.engines.remove(&(engine as usize));
     }
 
-    pub(crate) fn mode(&self, engine: *mut c_void, is_preloaded: bool) -> Mode {
+    pub(crate) fn handling(&self, engine: *mut c_void, is_preloaded: bool) -> Handling {
         self.engines
             .get(&(engine as usize))
-            .map_or(Mode::Pass, |engine| engine.mode(is_preloaded))
+            .map_or(Handling::Pass, |engine| engine.handling(is_preloaded))
     }
 
     pub(crate) fn registered(&mut self, engine: *mut c_void, address: *mut c_void, length: usize) {
@@ -222,53 +226,61 @@ mod tests {
     };
     const ENGINE: *mut c_void = 0x10 as *mut c_void;
 
-    fn mode_of(protocols: &[&str], is_preloaded: bool) -> Mode {
+    fn handling_of(protocols: &[&str], is_preloaded: bool) -> Handling {
         let mut engines = Engines::default();
         engines.made(ENGINE, false, &NOTHING);
         for protocol in protocols {
             engines.installed(ENGINE, protocol);
         }
-        engines.mode(ENGINE, is_preloaded)
+        engines.handling(ENGINE, is_preloaded)
     }
 
     #[test]
     fn what_verbs_carry_waits_there_and_everything_else_on_a_nic_waits_here() {
-        assert_eq!(mode_of(&["tcp"], true), Mode::Gate);
-        assert_eq!(mode_of(&["tcp"], false), Mode::Gate);
-        assert_eq!(mode_of(&["rdma"], true), Mode::Hint);
-        assert_eq!(mode_of(&["rdma"], false), Mode::Gate);
-        assert_eq!(mode_of(&["efa"], true), Mode::Gate);
-        assert_eq!(mode_of(&["nvlink"], true), Mode::Pass);
-        assert_eq!(mode_of(&[], true), Mode::Pass);
-        assert_eq!(mode_of(&["tcp", "rdma"], true), Mode::Hint, "never twice");
-        assert_eq!(mode_of(&["nvlink", "tcp"], true), Mode::Gate);
+        assert_eq!(handling_of(&["tcp"], true), Handling::Gate);
+        assert_eq!(handling_of(&["tcp"], false), Handling::Gate);
+        assert_eq!(handling_of(&["rdma"], true), Handling::Hint);
+        assert_eq!(handling_of(&["rdma"], false), Handling::Gate);
+        assert_eq!(handling_of(&["efa"], true), Handling::Gate);
+        assert_eq!(handling_of(&["nvlink"], true), Handling::Pass);
+        assert_eq!(handling_of(&[], true), Handling::Pass);
+        assert_eq!(
+            handling_of(&["tcp", "rdma"], true),
+            Handling::Hint,
+            "never twice"
+        );
+        assert_eq!(handling_of(&["nvlink", "tcp"], true), Handling::Gate);
     }
 
     #[test]
     fn an_engine_that_installs_for_itself_is_known_by_what_it_finds() {
-        let mode = |around: &Surroundings, discovers| {
+        let handling = |around: &Surroundings, discovers| {
             let mut engines = Engines::default();
             engines.made(ENGINE, discovers, around);
-            engines.mode(ENGINE, true)
+            engines.handling(ENGINE, true)
         };
         let with_hca = || Surroundings {
             has_hca: true,
             ..NOTHING
         };
-        assert_eq!(mode(&NOTHING, true), Mode::Gate);
-        assert_eq!(mode(&NOTHING, false), Mode::Pass);
-        assert_eq!(mode(&with_hca(), true), Mode::Hint);
+        assert_eq!(handling(&NOTHING, true), Handling::Gate);
+        assert_eq!(handling(&NOTHING, false), Handling::Pass);
+        assert_eq!(handling(&with_hca(), true), Handling::Hint);
         let forced = Surroundings {
             force_tcp: true,
             ..with_hca()
         };
-        assert_eq!(mode(&forced, true), Mode::Gate);
+        assert_eq!(handling(&forced, true), Handling::Gate);
         let tent = Surroundings {
             tent: true,
             force_tcp: true,
             ..NOTHING
         };
-        assert_eq!(mode(&tent, false), Mode::Hint, "TENT installs nothing");
+        assert_eq!(
+            handling(&tent, false),
+            Handling::Hint,
+            "TENT installs nothing"
+        );
     }
 
     #[test]
@@ -283,7 +295,7 @@ mod tests {
         assert_eq!(engines.unregistered(ENGINE, buffer), Some(64));
         assert_eq!(engines.unregistered(ENGINE, buffer), None);
         engines.uninstalled(ENGINE, "tcp");
-        assert_eq!(engines.mode(ENGINE, false), Mode::Pass);
+        assert_eq!(engines.handling(ENGINE, false), Handling::Pass);
         engines.destroyed(ENGINE);
         assert_eq!(engines.peer(ENGINE, 3), 0);
     }

@@ -1,6 +1,14 @@
 //! The functions of `transfer_engine_c.h` that this library stands in front of. Each calls
 //! Mooncake's own with the program's arguments and gives its answer; what is done besides never
 //! keeps it from that.
+//!
+//! # Safety
+//! Callers of each function here uphold what `transfer_engine_c.h` asks of them.
+
+#![allow(
+    clippy::missing_safety_doc,
+    reason = "said above, once for all functions"
+)]
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +19,7 @@ use laxity_client::{hints, peers};
 
 use crate::abi::{BufferEntry, Handle, INVALID_BATCH, NotifyMsg, TransferRequest, TransferStatus};
 use crate::batch::{Call, REFUSED, ask_after, hand_on};
-use crate::engines::{Mode, Surroundings};
+use crate::engines::{Handling, Surroundings};
 use crate::hub::{self, Hub};
 use crate::real::real;
 use crate::report::COUNTERS;
@@ -34,8 +42,6 @@ unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_str().ok())?
 }
 
-/// # Safety
-/// As `transfer_engine_c.h` has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn createTransferEngine(
     metadata: *const c_char,
@@ -63,8 +69,6 @@ pub unsafe extern "C" fn createTransferEngine(
     engine
 }
 
-/// # Safety
-/// As `transfer_engine_c.h` has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn destroyTransferEngine(engine: Handle) {
     besides(|| {
@@ -78,8 +82,6 @@ pub unsafe extern "C" fn destroyTransferEngine(engine: Handle) {
     }
 }
 
-/// # Safety
-/// As `transfer_engine_c.h` has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn installTransport(
     engine: Handle,
@@ -106,8 +108,6 @@ pub unsafe extern "C" fn installTransport(
     transport
 }
 
-/// # Safety
-/// As `transfer_engine_c.h` has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn uninstallTransport(engine: Handle, protocol: *const c_char) -> c_int {
     let Some(real) = real!(c"uninstallTransport", fn(Handle, *const c_char) -> c_int) else {
@@ -152,8 +152,6 @@ unsafe fn opened(engine: Handle, segment: i32, name: *const c_char) {
     });
 }
 
-/// # Safety
-/// As `transfer_engine_c.h` has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn openSegment(engine: Handle, name: *const c_char) -> i32 {
     let Some(real) = real!(c"openSegment", fn(Handle, *const c_char) -> i32) else {
@@ -167,8 +165,6 @@ pub unsafe extern "C" fn openSegment(engine: Handle, name: *const c_char) -> i32
     }
 }
 
-/// # Safety
-/// As `transfer_engine_c.h` has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn openSegmentNoCache(engine: Handle, name: *const c_char) -> i32 {
     let Some(real) = real!(c"openSegmentNoCache", fn(Handle, *const c_char) -> i32) else {
@@ -182,8 +178,6 @@ pub unsafe extern "C" fn openSegmentNoCache(engine: Handle, name: *const c_char)
     }
 }
 
-/// # Safety
-/// As `transfer_engine_c.h` has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn registerLocalMemory(
     engine: Handle,
@@ -205,8 +199,6 @@ pub unsafe extern "C" fn registerLocalMemory(
     code
 }
 
-/// # Safety
-/// As `transfer_engine_c.h` has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn registerLocalMemoryBatch(
     engine: Handle,
@@ -241,8 +233,6 @@ fn registered(engine: Handle, buffers: &[(*mut c_void, usize)]) {
     }
 }
 
-/// # Safety
-/// As `transfer_engine_c.h` has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unregisterLocalMemory(engine: Handle, address: *mut c_void) -> c_int {
     let Some(real) = real!(c"unregisterLocalMemory", fn(Handle, *mut c_void) -> c_int) else {
@@ -253,8 +243,6 @@ pub unsafe extern "C" fn unregisterLocalMemory(engine: Handle, address: *mut c_v
     unsafe { real(engine, address) }
 }
 
-/// # Safety
-/// As `transfer_engine_c.h` has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn unregisterLocalMemoryBatch(
     engine: Handle,
@@ -312,8 +300,6 @@ fn disown(engine: Handle, addresses: &[*mut c_void]) {
     }
 }
 
-/// # Safety
-/// As `transfer_engine_c.h` has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn allocateBatchID(engine: Handle, size: usize) -> u64 {
     let Some(real) = real!(c"allocateBatchID", fn(Handle, usize) -> u64) else {
@@ -371,13 +357,11 @@ unsafe fn note(hub: Option<&Hub>, engine: Handle, call: &Call) {
             .iter()
             .fold(0, |sum: u64, r| sum.wrapping_add(r.length)),
     );
-    if hub.is_some_and(|hub| hub.mode(engine) == Mode::Hint) {
+    if hub.is_some_and(|hub| hub.handling(engine) == Handling::Hint) {
         own(requests.iter().map(|r| (r.source as u64, r.length)));
     }
 }
 
-/// # Safety
-/// As `transfer_engine_c.h` has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn submitTransfer(
     engine: Handle,
@@ -394,8 +378,6 @@ pub unsafe extern "C" fn submitTransfer(
     unsafe { submit(engine, batch, &call) }
 }
 
-/// # Safety
-/// As `transfer_engine_c.h` has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn submitTransferWithNotify(
     engine: Handle,
@@ -413,8 +395,6 @@ pub unsafe extern "C" fn submitTransferWithNotify(
     unsafe { submit(engine, batch, &call) }
 }
 
-/// # Safety
-/// As `transfer_engine_c.h` has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn getTransferStatus(
     engine: Handle,
@@ -435,8 +415,6 @@ pub unsafe extern "C" fn getTransferStatus(
     unsafe { ask_after(engine, id, task, status) }
 }
 
-/// # Safety
-/// As `transfer_engine_c.h` has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn freeBatchID(engine: Handle, id: u64) -> c_int {
     let Some(real) = real!(c"freeBatchID", fn(Handle, u64) -> c_int) else {

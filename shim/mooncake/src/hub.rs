@@ -6,28 +6,27 @@
 //! another would otherwise wait for itself. It is started when something has to wait or is in
 //! flight for the first time, and sleeps while nothing does.
 
-use core::ffi::CStr;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::collections::HashMap;
-use std::sync::{Arc, Once, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use laxity_client::hints::{self, Asked, Transfer, Transfers};
-use laxity_client::{Direction, Stage};
+use laxity_client::{Direction, Mode};
+use laxity_job::exit::at_exit;
+use laxity_job::fork::PerProcess;
+use laxity_job::{Job, symbol};
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::abi::{Handle, WRITE};
 use crate::batch::{self, Batch};
-use crate::engines::{Engines, Mode};
+use crate::engines::{Engines, Handling};
 use crate::report;
 use crate::runs::Run;
-use crate::settings::Settings;
 
 /// Batches that are remembered. What is submitted to others passes through.
 const BATCHES_MAX: usize = 1 << 16;
-/// Requests whose first sight is remembered.
-const SIGHTS_MAX: usize = 1 << 16;
 /// Between two looks at what is in flight: at first, and at most.
 const LOOK: Duration = Duration::from_micros(50);
 const LOOK_MAX: Duration = Duration::from_millis(1);
@@ -45,7 +44,6 @@ pub(crate) struct Hub {
     transfers: Transfers,
     is_preloaded: bool,
     worker: Worker,
-    sights: Mutex<HashMap<u64, u64>>,
 }
 
 #[derive(Debug, Default)]
@@ -62,63 +60,31 @@ struct Worker {
     busy: AtomicUsize,
 }
 
-/// Null before the first engine, and in a forked child.
-static HUB: AtomicPtr<Hub> = AtomicPtr::new(core::ptr::null_mut());
-
-extern "C" fn in_child() {
-    HUB.store(core::ptr::null_mut(), Ordering::Relaxed);
-    batch::abandon();
-    report::abandon();
-}
+static HUB: PerProcess<Hub> = PerProcess::none();
 
 /// What is known; `None` if no engine was made in this process.
 pub(crate) fn known() -> Option<&'static Hub> {
-    // SAFETY: null, or from `Box::into_raw` below and never freed. Acquire pairs with the Release
-    // of the exchange.
-    unsafe { HUB.load(Ordering::Acquire).as_ref() }
+    HUB.get()
 }
 
 /// The same, made if it is not there. Attaches to the daemon, and says so if there is none.
 pub(crate) fn make() -> &'static Hub {
-    if let Some(there) = known() {
-        return there;
-    }
-    static WATCH: Once = Once::new();
-    WATCH.call_once(|| {
-        // SAFETY: the handler stores to atomics, nothing else, which is safe in any child.
-        if unsafe { libc::pthread_atfork(None, None, Some(in_child)) } != 0 {
-            eprintln!(
-                "laxity: pthread_atfork is refused; a process that forks may hang in its child"
-            );
+    HUB.get_or_make(|| {
+        batch::forget_waiting();
+        at_exit(report::end);
+        let transfers = hints::transfers();
+        if Job::of_this_process().mode != Mode::Off {
+            say_if_alone();
         }
-    });
-    let settings = Settings::get();
-    let made = Box::into_raw(Box::new(Hub {
-        engines: RwLock::default(),
-        batches: RwLock::default(),
-        transfers: hints::transfers(),
-        is_preloaded: is_verbs_preloaded(),
-        worker: Worker::default(),
-        sights: Mutex::default(),
-    }));
-    let before = core::ptr::null_mut();
-    match HUB.compare_exchange(before, made, Ordering::AcqRel, Ordering::Acquire) {
-        Ok(_) => {
-            report::at_exit();
-            if !settings.is_off {
-                say_if_alone();
-            }
-            // SAFETY: as in `known`.
-            unsafe { &*made }
+        Hub {
+            engines: RwLock::default(),
+            batches: RwLock::default(),
+            transfers,
+            // Nothing but liblaxity.so has this function.
+            is_preloaded: symbol::find(c"laxity_verbs_exempt").is_some(),
+            worker: Worker::default(),
         }
-        Err(there) => {
-            // SAFETY: just made, and shown to nobody; the other is as in `known`.
-            unsafe {
-                drop(Box::from_raw(made));
-                &*there
-            }
-        }
-    }
+    })
 }
 
 fn say_if_alone() {
@@ -136,25 +102,19 @@ fn say_if_alone() {
     );
 }
 
-/// Whether `liblaxity.so` is in this process: nothing else has this function.
-fn is_verbs_preloaded() -> bool {
-    const ITS: &CStr = c"laxity_verbs_exempt";
-    // SAFETY: a lookup by a C string.
-    !unsafe { libc::dlsym(libc::RTLD_DEFAULT, ITS.as_ptr()) }.is_null()
-}
-
 impl Hub {
     /// Who schedules what this engine moves.
-    pub(crate) fn mode(&self, engine: Handle) -> Mode {
-        if Settings::get().is_off {
-            return Mode::Pass;
+    pub(crate) fn handling(&self, engine: Handle) -> Handling {
+        if Job::of_this_process().mode == Mode::Off {
+            return Handling::Pass;
         }
-        self.engines.read().mode(engine, self.is_preloaded)
+        self.engines.read().handling(engine, self.is_preloaded)
     }
 
     /// A batch was allocated.
     pub(crate) fn allocated(&self, engine: Handle, id: u64, capacity: usize) {
-        if self.mode(engine) != Mode::Gate || self.worker.is_missing.load(Ordering::Relaxed) {
+        if self.handling(engine) != Handling::Gate || self.worker.is_missing.load(Ordering::Relaxed)
+        {
             return;
         }
         let mut batches = self.batches.write();
@@ -202,24 +162,15 @@ impl Hub {
 
     /// Asks for leave for a run; never blocks.
     pub(crate) fn ask(&self, engine: Handle, run: &Run) -> Transfer {
-        let settings = Settings::get();
-        let otherwise = settings.stage(run.opcode);
-        let direction = match run.opcode {
-            WRITE => Direction::Egress,
-            // The data come in, so it is the ingress of this host that they load.
-            _ => Direction::Ingress,
+        let job = Job::of_this_process();
+        // The bytes of a READ come in, so it is the ingress of this host that they load.
+        let (otherwise, direction) = match run.opcode {
+            WRITE => (job.profile.stage.write, Direction::Egress),
+            _ => (job.profile.stage.read, Direction::Ingress),
         };
-        let mut said = run.said;
-        let stage = said.stage.unwrap_or(otherwise);
-        if let Some(slo) = settings.slo_ttft
-            && said.deadline_ns == 0
-            && matches!(stage, Stage::KvReuse | Stage::P2d)
-        {
-            said.deadline_ns = self.due(said.request, slo);
-        }
         self.transfers.submit(&Asked {
             bytes: run.bytes,
-            said,
+            said: run.said,
             otherwise: Some(otherwise),
             direction,
             peer: match direction {
@@ -228,29 +179,9 @@ impl Hub {
                 Direction::Egress => 0,
             },
             whole: true,
+            objective_ns: job.objective_ns(),
             ..Asked::default()
         })
-    }
-
-    /// When something is due that has an objective and no deadline: counted from the first sight of
-    /// its request; from now if it has none, or if too many are known.
-    fn due(&self, request: u64, objective: Duration) -> u64 {
-        let objective = u64::try_from(objective.as_nanos()).unwrap_or(u64::MAX);
-        let now = hints::now();
-        let is_over = |seen: u64| now.saturating_sub(seen) >= objective.saturating_mul(2);
-        let mut sights = self.sights.lock();
-        if sights.len() >= SIGHTS_MAX {
-            sights.retain(|_, seen| !is_over(*seen));
-        }
-        if request == 0 || sights.len() >= SIGHTS_MAX {
-            return now.saturating_add(objective);
-        }
-        let seen = sights.entry(request).or_insert(now);
-        // An engine that uses its numbers again has another request there by now.
-        if is_over(*seen) {
-            *seen = now;
-        }
-        seen.saturating_add(objective)
     }
 
     /// Has the thread look after a batch, with its state locked.
@@ -270,19 +201,8 @@ impl Hub {
     }
 
     fn start(&'static self) {
-        // The program's signals are its own: a thread inherits what is blocked where it is made.
-        // SAFETY: plain calls on sets that live here; they are filled before they are read.
-        let started = unsafe {
-            let mut all = core::mem::zeroed::<libc::sigset_t>();
-            let mut before = core::mem::zeroed::<libc::sigset_t>();
-            libc::sigfillset(&mut all);
-            libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-            let started = thread::Builder::new()
-                .name(String::from("laxity-mooncake"))
-                .spawn(move || self.work());
-            libc::pthread_sigmask(libc::SIG_SETMASK, &before, core::ptr::null_mut());
-            started
-        };
+        let builder = thread::Builder::new().name(String::from("laxity-mooncake"));
+        let started = laxity_job::thread::spawn(builder, move || self.work());
         if let Err(error) = started {
             self.worker.is_missing.store(true, Ordering::Relaxed);
             eprintln!(

@@ -29,5 +29,4 @@ mod hub;
 mod real;
 mod report;
 mod runs;
-mod settings;
 pub mod tent;

@@ -1,11 +1,8 @@
 //! What passed through, counted; and written down at exit for whoever asks (`LAXITY_REPORT`), by
 //! processes that made an engine.
 
-use core::sync::atomic::{AtomicBool, Ordering};
-use std::sync::Once;
-
 use laxity_client::hints;
-use laxity_client::report::{Count, ReportLine};
+use laxity_job::report::{Count, ReportLine};
 
 use crate::hub;
 
@@ -40,39 +37,18 @@ pub(crate) static COUNTERS: Counters = Counters {
     prioritized: Count::new(),
 };
 
-/// A forked child that makes no engine reports nothing: the counts are its parent's.
-static INHERITED: AtomicBool = AtomicBool::new(false);
-
-/// In a forked child.
-pub(crate) fn abandon() {
-    INHERITED.store(true, Ordering::Relaxed);
-}
-
-/// Has the thread stand still, and the report written, when the process ends. Registered after
-/// Mooncake's library was loaded, so it runs before the library's own objects go.
-pub(crate) fn at_exit() {
-    static ONCE: Once = Once::new();
-    INHERITED.store(false, Ordering::Relaxed);
-    ONCE.call_once(|| {
-        // SAFETY: a plain call; `end` takes nothing and returns nothing.
-        unsafe { libc::atexit(end) };
-    });
-}
-
-extern "C" fn end() {
-    // A panic must not reach C, and there is nobody to tell.
-    let _ = std::panic::catch_unwind(|| {
-        let Some(hub) = hub::known() else { return };
+/// The thread stands still, and the report is written. Registered after Mooncake's library was
+/// loaded, so it runs before the library's own objects go.
+pub(crate) fn end() {
+    if let Some(hub) = hub::known() {
         hub.end();
-        if !INHERITED.load(Ordering::Relaxed) {
-            line().append();
-        }
-    });
+        line().append();
+    }
 }
 
 fn line() -> ReportLine {
     let mut line = ReportLine::of("liblaxity_mooncake");
-    for (name, count) in [
+    line.counts([
         ("calls", COUNTERS.calls.get()),
         ("transfers", COUNTERS.transfers.get()),
         ("bytes", COUNTERS.bytes.get()),
@@ -81,9 +57,7 @@ fn line() -> ReportLine {
         ("hinted", COUNTERS.hinted.get()),
         ("failed_late", COUNTERS.failed_late.get()),
         ("prioritized", COUNTERS.prioritized.get()),
-    ] {
-        line.value(name, count);
-    }
-    line.stats(&hints::client().stats());
+    ]);
+    line.counts(hints::client().stats().reported());
     line
 }

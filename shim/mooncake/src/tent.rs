@@ -18,17 +18,26 @@
 //!
 //! Nothing waits here: TENT chooses the transport of each piece itself, so whether its work
 //! requests wait under `liblaxity.so` can't be seen from a call.
+//!
+//! # Safety
+//! Callers of each function here uphold what `tent/transfer_engine.h` asks of them.
+
+#![allow(
+    clippy::missing_safety_doc,
+    reason = "said above, once for all functions"
+)]
 
 use core::ffi::{c_char, c_int, c_void};
 
-use laxity_client::{Stage, hints};
+use laxity_client::{Mode, Stage, hints};
+use laxity_job::Job;
+use laxity_job::symbol::Symbol;
 
 use crate::abi::Handle;
 use crate::batch::REFUSED;
 use crate::exports::{besides, own};
-use crate::real::{Real, real};
+use crate::real::real;
 use crate::report::COUNTERS;
-use crate::settings::Settings;
 
 /// `struct tent_request`, since 0.3.11.post1.
 #[derive(Clone, Copy, Debug)]
@@ -56,8 +65,8 @@ const LOW: c_int = 2;
 
 /// What the library reads.
 fn has_priority() -> bool {
-    static SINCE: Real = Real::new(c"tent_cancel_task");
-    SINCE.look().is_some()
+    static SINCE: Symbol = Symbol::anywhere(c"tent_cancel_task");
+    SINCE.address().is_some()
 }
 
 /// As the levels are: early stages before the last one, both before what nobody waits for.
@@ -102,7 +111,7 @@ unsafe fn prepare(entries: *mut TentRequest, count: usize) -> Option<Vec<TentReq
     }
     let mut instead = None;
     besides(|| {
-        if Settings::get().is_off {
+        if Job::of_this_process().mode == Mode::Off {
             return;
         }
         // SAFETY: upheld by the caller, and the library's requests have this layout.
@@ -115,8 +124,6 @@ unsafe fn prepare(entries: *mut TentRequest, count: usize) -> Option<Vec<TentReq
     instead
 }
 
-/// # Safety
-/// As `tent/transfer_engine.h` has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tent_submit(
     engine: Handle,
@@ -137,8 +144,6 @@ pub unsafe extern "C" fn tent_submit(
     }
 }
 
-/// # Safety
-/// As `tent/transfer_engine.h` has it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tent_submit_notif(
     engine: Handle,

@@ -8,10 +8,10 @@
 
 use laxity_client::Stage;
 use laxity_ibverbs::{ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state};
+use laxity_job::Job;
 
 use crate::lanes;
 use crate::report;
-use crate::settings::Settings;
 
 /// The two lowest bits of a traffic class are ECN's.
 const ECN: u8 = 0b11;
@@ -31,7 +31,7 @@ pub(crate) fn apply(attr: &mut ibv_qp_attr, mask: i32) {
         return;
     }
     let class = &mut attr.ah_attr.grh.traffic_class;
-    let queue_pairs = &Settings::get().profile.qp;
+    let queue_pairs = &Job::of_this_process().profile.qp;
     let is_pin = queue_pairs.is_pin(*class, |name| {
         std::env::var_os(name).is_some_and(|value| !value.is_empty())
     });

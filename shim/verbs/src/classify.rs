@@ -1,29 +1,17 @@
 //! What a work request is for (architecture §4.1): what the thread says, else what is known of its
 //! memory, else what its opcode is for in this kind of job.
 
-use core::ptr;
-use core::sync::atomic::{AtomicPtr, Ordering};
-use std::collections::HashMap;
-use std::time::Duration;
-
+use laxity_client::hints::FirstSights;
 use laxity_client::{Direction, Flow, Stage, memory, scope};
 use laxity_ibverbs::{ibv_send_wr, ibv_wr_opcode as op};
+use laxity_job::Job;
+use laxity_job::fork::PerProcess;
 use laxity_shm::sleep::now_ns;
 use parking_lot::Mutex;
 
-use crate::settings::Settings;
-use crate::{lanes, work};
+use crate::work;
 
-/// First sights of requests. A pointer, so that a forked child can leave behind a lock that is
-/// locked.
-static SIGHTS: AtomicPtr<Mutex<HashMap<u64, u64>>> = AtomicPtr::new(ptr::null_mut());
-/// Requests whose first sight is remembered.
-const SIGHTS_MAX: usize = 1 << 16;
-
-/// In a forked child.
-pub(crate) fn abandon() {
-    SIGHTS.store(ptr::null_mut(), Ordering::Relaxed);
-}
+static SIGHTS: PerProcess<Mutex<FirstSights>> = PerProcess::none();
 
 /// The flow that a work request is, to or from `peer` ([`laxity_client::peers`], 0 if unknown);
 /// `None` if nothing of it goes over the wire. It names no NIC: the number is asked for when the
@@ -33,8 +21,8 @@ pub(crate) fn abandon() {
 /// `wr` is as a caller of `ibv_post_send` makes it.
 #[inline]
 pub(crate) unsafe fn flow(wr: &ibv_send_wr, peer: u8) -> Option<Flow> {
-    let settings = Settings::get();
-    let stages = &settings.profile.stage;
+    let job = Job::of_this_process();
+    let stages = &job.profile.stage;
     // SAFETY: upheld by the caller.
     let sges = unsafe { work::sges(wr) };
     let (stage, direction, bytes) = match wr.opcode {
@@ -73,37 +61,16 @@ pub(crate) unsafe fn flow(wr: &ibv_send_wr, peer: u8) -> Option<Flow> {
         bytes,
         batch: said.batch,
         request: said.request,
-        deadline_ns: match settings.slo_ttft {
-            Some(slo) if said.deadline_ns == 0 && matches!(stage, Stage::KvReuse | Stage::P2d) => {
-                due(said.request, slo)
+        deadline_ns: match job.objective_ns() {
+            objective
+                if objective != 0
+                    && said.deadline_ns == 0
+                    && matches!(stage, Stage::KvReuse | Stage::P2d) =>
+            {
+                let mut sights = SIGHTS.get_or_make(Mutex::default).lock();
+                sights.due(now_ns(), said.request, objective)
             }
             _ => said.deadline_ns,
         },
     })
-}
-
-/// When something is due that has an objective and no deadline: counted from the first sight of its
-/// request; from now if it has none.
-fn due(request: u64, objective: Duration) -> u64 {
-    let objective = u64::try_from(objective.as_nanos()).unwrap_or(u64::MAX);
-    let now = now_ns();
-    if request == 0 {
-        return now.saturating_add(objective);
-    }
-    let mut sights = lanes::get_or_leak(&SIGHTS, Mutex::default).lock();
-    let is_over = |seen: u64| now.saturating_sub(seen) >= objective.saturating_mul(2);
-    if sights.len() >= SIGHTS_MAX {
-        // Those that are long due. If that frees nothing, the job has more requests than can be
-        // told apart, and each counts from now.
-        sights.retain(|_, seen| !is_over(*seen));
-        if sights.len() >= SIGHTS_MAX {
-            return now.saturating_add(objective);
-        }
-    }
-    let seen = sights.entry(request).or_insert(now);
-    // An engine that uses its numbers again has another request there by now.
-    if is_over(*seen) {
-        *seen = now;
-    }
-    seen.saturating_add(objective)
 }

@@ -5,15 +5,17 @@ use core::ptr;
 use core::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::ffi::CStr;
 
+use laxity_client::Mode;
 use laxity_ibverbs::{
     ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_qp, ibv_qp_init_attr_ex, ibv_send_wr,
     ibv_wc, verbs_context,
 };
+use laxity_job::exit::at_exit;
+use laxity_job::{Job, fork};
 use parking_lot::Mutex;
 
-use crate::settings::Settings;
 use crate::table::Table;
-use crate::{builder, exempt, fork, lanes, poll, poll_ex, post, report};
+use crate::{builder, exempt, lanes, poll, poll_ex, post, report};
 
 pub(crate) type PostSend =
     unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int;
@@ -111,16 +113,40 @@ pub(crate) fn find(ibv: *mut ibv_context) -> Option<&'static Context> {
         .find(|context| context.ibv.load(Ordering::Acquire) == ibv)
 }
 
+/// Puts our function in front of a provider's, and remembers the provider's. A function that is
+/// ours already is not taken for the provider's.
+macro_rules! put_before {
+    ($field:expr, $ours:path, $cell:expr) => {
+        if let Some(real) = $field
+            && real as usize != $ours as *const () as usize
+        {
+            $cell.0.store(real as usize, Ordering::Relaxed);
+            $field = Some($ours);
+        }
+    };
+}
+
+/// Puts the provider's function back, if ours is in front of it.
+macro_rules! put_back {
+    ($field:expr, $ours:path, $theirs:expr) => {
+        if $field.map(|f| f as usize) == Some($ours as *const () as usize) {
+            $field = $theirs;
+        }
+    };
+}
+
 /// Swaps the operations of a context that a provider or libibverbs has just set, or set anew.
 ///
 /// # Safety
 /// `ibv` is a context whose operations are set and that no other thread uses yet.
 pub(crate) unsafe fn hook(ibv: *mut ibv_context) {
-    if Settings::get().is_off() || exempt::is_exempt(ibv) {
+    let job = Job::of_this_process();
+    job.complain();
+    if job.mode == Mode::Off || exempt::is_exempt(ibv) {
         return;
     }
     fork::watch();
-    report::at_exit();
+    at_exit(report::end);
     // A fork may have left it locked: better one context that is not hooked than a process that
     // hangs.
     let Some(_change) = CHANGE.try_lock_for(PATIENCE) else {
@@ -144,41 +170,22 @@ pub(crate) unsafe fn hook(ibv: *mut ibv_context) {
         context.queue_pairs.forget_all();
     }
     context.nic.store(0, Ordering::Relaxed);
-    // SAFETY: upheld by the caller. A provider's function that is ours already is not taken for its
-    // own.
+    // SAFETY: upheld by the caller.
     unsafe {
         let ops = &mut (*ibv).ops;
-        if let Some(real) = ops.post_send
-            && real as usize != post::post_send as *const () as usize
-        {
-            context.post_send.0.store(real as usize, Ordering::Relaxed);
-            ops.post_send = Some(post::post_send);
-        }
-        if let Some(real) = ops.poll_cq
-            && real as usize != poll::poll_cq as *const () as usize
-        {
-            context.poll_cq.0.store(real as usize, Ordering::Relaxed);
-            ops.poll_cq = Some(poll::poll_cq);
-        }
+        put_before!(ops.post_send, post::post_send, context.post_send);
+        put_before!(ops.poll_cq, poll::poll_cq, context.poll_cq);
         if let Some(verbs) = extended(ibv) {
-            if let Some(real) = (*verbs).create_qp_ex
-                && real as usize != builder::create_qp_ex as *const () as usize
-            {
-                context
-                    .create_qp_ex
-                    .0
-                    .store(real as usize, Ordering::Relaxed);
-                (*verbs).create_qp_ex = Some(builder::create_qp_ex);
-            }
-            if let Some(real) = (*verbs).create_cq_ex
-                && real as usize != poll_ex::create_cq_ex as *const () as usize
-            {
-                context
-                    .create_cq_ex
-                    .0
-                    .store(real as usize, Ordering::Relaxed);
-                (*verbs).create_cq_ex = Some(poll_ex::create_cq_ex);
-            }
+            put_before!(
+                (*verbs).create_qp_ex,
+                builder::create_qp_ex,
+                context.create_qp_ex
+            );
+            put_before!(
+                (*verbs).create_cq_ex,
+                poll_ex::create_cq_ex,
+                context.create_cq_ex
+            );
         }
     }
     context.ibv.store(ibv, Ordering::Release);
@@ -193,23 +200,19 @@ pub(crate) unsafe fn unhook(ibv: *mut ibv_context) {
     // SAFETY: upheld by the caller; only what is ours is put back.
     unsafe {
         let ops = &mut (*ibv).ops;
-        if ops.post_send.map(|f| f as usize) == Some(post::post_send as *const () as usize) {
-            ops.post_send = context.post_send();
-        }
-        if ops.poll_cq.map(|f| f as usize) == Some(poll::poll_cq as *const () as usize) {
-            ops.poll_cq = context.poll_cq();
-        }
+        put_back!(ops.post_send, post::post_send, context.post_send());
+        put_back!(ops.poll_cq, poll::poll_cq, context.poll_cq());
         if let Some(verbs) = extended(ibv) {
-            if (*verbs).create_qp_ex.map(|f| f as usize)
-                == Some(builder::create_qp_ex as *const () as usize)
-            {
-                (*verbs).create_qp_ex = context.create_qp_ex();
-            }
-            if (*verbs).create_cq_ex.map(|f| f as usize)
-                == Some(poll_ex::create_cq_ex as *const () as usize)
-            {
-                (*verbs).create_cq_ex = context.create_cq_ex();
-            }
+            put_back!(
+                (*verbs).create_qp_ex,
+                builder::create_qp_ex,
+                context.create_qp_ex()
+            );
+            put_back!(
+                (*verbs).create_cq_ex,
+                poll_ex::create_cq_ex,
+                context.create_cq_ex()
+            );
         }
     }
 }

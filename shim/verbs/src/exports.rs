@@ -3,29 +3,44 @@
 //! They are exported without a version, which the dynamic linker accepts for a reference to any.
 //! The ones of `IBVERBS_1.0`, which programs linked before 2008 refer to, have other arguments and
 //! are not supported.
+//!
+//! # Safety
+//! Callers of each `ibv_*` function here uphold what its page of the manual asks of them.
+
+#![allow(
+    clippy::missing_safety_doc,
+    reason = "said above, once for all functions"
+)]
 
 use core::cell::Cell;
-use core::ffi::c_int;
+use core::ffi::{CStr, c_int};
 use core::ptr;
 
 use laxity_ibverbs::{
     ibv_context, ibv_device, ibv_pd, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr,
     ibv_qp_state,
 };
+use laxity_job::real;
+use laxity_job::symbol::Symbol;
 
 use crate::class;
 use crate::contexts;
 use crate::exempt;
 use crate::queue_pair::QueuePair;
-use crate::real::{Real, real};
 use crate::work::Limits;
 
-static OPEN_DEVICE: Real = Real::versioned(c"ibv_open_device", c"IBVERBS_1.1");
-static CLOSE_DEVICE: Real = Real::versioned(c"ibv_close_device", c"IBVERBS_1.1");
-static IMPORT_DEVICE: Real = Real::versioned(c"ibv_import_device", c"IBVERBS_1.10");
-static CREATE_QP: Real = Real::versioned(c"ibv_create_qp", c"IBVERBS_1.1");
-static MODIFY_QP: Real = Real::versioned(c"ibv_modify_qp", c"IBVERBS_1.1");
-static DESTROY_QP: Real = Real::versioned(c"ibv_destroy_qp", c"IBVERBS_1.1");
+static OPEN_DEVICE: Symbol = of_libibverbs(c"ibv_open_device", Some(c"IBVERBS_1.1"));
+static CLOSE_DEVICE: Symbol = of_libibverbs(c"ibv_close_device", Some(c"IBVERBS_1.1"));
+static IMPORT_DEVICE: Symbol = of_libibverbs(c"ibv_import_device", Some(c"IBVERBS_1.10"));
+static CREATE_QP: Symbol = of_libibverbs(c"ibv_create_qp", Some(c"IBVERBS_1.1"));
+static MODIFY_QP: Symbol = of_libibverbs(c"ibv_modify_qp", Some(c"IBVERBS_1.1"));
+static DESTROY_QP: Symbol = of_libibverbs(c"ibv_destroy_qp", Some(c"IBVERBS_1.1"));
+
+/// A function of libibverbs. Private functions carry the version of their release: none is asked
+/// for.
+pub(crate) const fn of_libibverbs(name: &'static CStr, version: Option<&'static CStr>) -> Symbol {
+    Symbol::new(name, version, Some(c"libibverbs.so.1"))
+}
 
 type ModifyQp = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
 
@@ -35,12 +50,12 @@ fn set_errno(error: c_int) {
 }
 
 /// `ibv_open_device`.
-///
-/// # Safety
-/// As documented in ibv_open_device(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-    let Some(open) = real!(OPEN_DEVICE, fn(*mut ibv_device) -> *mut ibv_context) else {
+    let Some(open) = real!(
+        OPEN_DEVICE.address(),
+        fn(*mut ibv_device) -> *mut ibv_context
+    ) else {
         set_errno(libc::ENOSYS);
         return ptr::null_mut();
     };
@@ -49,12 +64,9 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
 }
 
 /// `ibv_import_device`.
-///
-/// # Safety
-/// As documented in ibv_import_device(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
-    let Some(import) = real!(IMPORT_DEVICE, fn(c_int) -> *mut ibv_context) else {
+    let Some(import) = real!(IMPORT_DEVICE.address(), fn(c_int) -> *mut ibv_context) else {
         set_errno(libc::ENOSYS);
         return ptr::null_mut();
     };
@@ -73,12 +85,9 @@ unsafe fn hooked(ibv: *mut ibv_context) -> *mut ibv_context {
 }
 
 /// `ibv_close_device`.
-///
-/// # Safety
-/// As documented in ibv_close_device(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_close_device(ibv: *mut ibv_context) -> c_int {
-    let Some(close) = real!(CLOSE_DEVICE, fn(*mut ibv_context) -> c_int) else {
+    let Some(close) = real!(CLOSE_DEVICE.address(), fn(*mut ibv_context) -> c_int) else {
         return libc::ENOSYS;
     };
     contexts::let_go(ibv);
@@ -88,16 +97,13 @@ pub unsafe extern "C" fn ibv_close_device(ibv: *mut ibv_context) -> c_int {
 }
 
 /// `ibv_create_qp`.
-///
-/// # Safety
-/// As documented in ibv_create_qp(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_qp(
     pd: *mut ibv_pd,
     attr: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
     let Some(create) = real!(
-        CREATE_QP,
+        CREATE_QP.address(),
         fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp
     ) else {
         set_errno(libc::ENOSYS);
@@ -124,9 +130,6 @@ pub unsafe extern "C" fn ibv_create_qp(
 }
 
 /// `ibv_modify_qp`.
-///
-/// # Safety
-/// As documented in ibv_modify_qp(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_modify_qp(
     qp: *mut ibv_qp,
@@ -141,16 +144,16 @@ pub unsafe extern "C" fn ibv_modify_qp(
 }
 
 fn real_modify() -> Option<ModifyQp> {
-    real!(MODIFY_QP, fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int)
+    real!(
+        MODIFY_QP.address(),
+        fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int
+    )
 }
 
 /// `ibv_destroy_qp`.
-///
-/// # Safety
-/// As documented in ibv_destroy_qp(3).
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
-    let Some(destroy) = real!(DESTROY_QP, fn(*mut ibv_qp) -> c_int) else {
+    let Some(destroy) = real!(DESTROY_QP.address(), fn(*mut ibv_qp) -> c_int) else {
         return libc::ENOSYS;
     };
     // SAFETY: upheld by the caller.

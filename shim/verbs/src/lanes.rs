@@ -6,17 +6,17 @@
 //! needs to rarely find it so.
 
 use core::ptr;
-use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use std::time::{Duration, Instant};
 
-use laxity_client::{Client, Lane, Stats};
+use laxity_client::{Client, Lane, Options, Stats};
+use laxity_job::fork::PerProcess;
 use laxity_shm::sleep::now_ns;
 use parking_lot::{Condvar, MappedMutexGuard, Mutex, MutexGuard};
 
 use crate::pump;
 use crate::queue_pair::QueuePair;
-use crate::settings::Settings;
 
 /// Lanes of a process. Each takes a pump thread once something has to wait in it.
 pub(crate) const LANES: usize = 4;
@@ -82,50 +82,19 @@ pub(crate) fn advance_tick() {
     TICK.store((now_ns() >> TICK_BITS) as u32, Ordering::Relaxed);
 }
 
-/// A pointer, so that a forked child can leave its parent's lanes behind.
-static ALL: AtomicPtr<Lanes> = AtomicPtr::new(ptr::null_mut());
-
-/// What a pointer leads to, made (and never freed) if there is nothing.
-#[inline(always)]
-pub(crate) fn get_or_leak<T>(at: &AtomicPtr<T>, make: impl FnOnce() -> T) -> &T {
-    // SAFETY: null, or from `Box::into_raw` in `leak` and never freed. Acquire pairs with the
-    // Release of the exchange there.
-    match unsafe { at.load(Ordering::Acquire).as_ref() } {
-        Some(there) => there,
-        None => leak(at, make),
-    }
-}
-
-#[cold]
-#[inline(never)]
-fn leak<T>(at: &AtomicPtr<T>, make: impl FnOnce() -> T) -> &T {
-    let made = Box::into_raw(Box::new(make()));
-    match at.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
-        // SAFETY: as above.
-        Ok(_) => unsafe { &*made },
-        Err(there) => {
-            // SAFETY: just made, and shown to nobody. The other is as above.
-            unsafe {
-                drop(Box::from_raw(made));
-                &*there
-            }
-        }
-    }
-}
+static ALL: PerProcess<Lanes> = PerProcess::none();
 
 /// The lanes of this process, attached to the daemon when first asked for.
 #[inline]
 pub(crate) fn all() -> &'static Lanes {
-    get_or_leak(&ALL, || Lanes {
-        client: Settings::get().client(),
-        shards: [const { Shard::new() }; LANES],
+    ALL.get_or_make(|| {
+        // In a forked child nothing waits that is its own.
+        WAITING.store(0, Ordering::Relaxed);
+        Lanes {
+            client: Client::attach(Options::from_env()),
+            shards: [const { Shard::new() }; LANES],
+        }
     })
-}
-
-/// In a forked child.
-pub(crate) fn abandon() {
-    ALL.store(ptr::null_mut(), Ordering::Relaxed);
-    WAITING.store(0, Ordering::Relaxed);
 }
 
 /// The attachment of this process.
@@ -136,9 +105,8 @@ pub(crate) fn client() -> &'static Client {
 
 /// What the client counted; nothing if no daemon was ever looked for.
 pub(crate) fn stats() -> Stats {
-    // SAFETY: as in `get_or_leak`.
-    let all = unsafe { ALL.load(Ordering::Acquire).as_ref() };
-    all.map_or_else(Stats::default, |all| all.client.stats())
+    ALL.get()
+        .map_or_else(Stats::default, |all| all.client.stats())
 }
 
 /// Posts what may go by now, in all lanes: for threads of the program that wait for completions.
@@ -151,10 +119,7 @@ pub(crate) fn pump_all() {
 
 /// Tells what the lanes owe, as far as the daemon makes room for it soon. For the end.
 pub(crate) fn settle_all() {
-    // SAFETY: as in `get_or_leak`.
-    let Some(all) = (unsafe { ALL.load(Ordering::Acquire).as_ref() }) else {
-        return;
-    };
+    let Some(all) = ALL.get() else { return };
     let give_up = Instant::now() + SETTLE_WITHIN;
     let settled = |shard: &Shard| {
         let Some(mut lane) = shard.lane.try_lock() else {
@@ -172,10 +137,7 @@ pub(crate) fn settle_all() {
 
 #[cold]
 fn pump_those() {
-    // SAFETY: as in `get_or_leak`.
-    let Some(all) = (unsafe { ALL.load(Ordering::Acquire).as_ref() }) else {
-        return;
-    };
+    let Some(all) = ALL.get() else { return };
     for shard in &all.shards {
         if shard.count.load(Ordering::Relaxed) > 0 {
             shard.polled.store(true, Ordering::Relaxed);

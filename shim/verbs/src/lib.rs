@@ -20,7 +20,7 @@
 //! 2. at the boundary between libibverbs and its providers (`provider.rs`), for programs that open
 //!    libibverbs with `dlopen` and bypass 1.
 //!
-//! The library links no RDMA library and finds the real functions when first called (`real.rs`). In
+//! The library links no RDMA library and finds the real functions when first called (`laxity_job::symbol`). In
 //! a process that never opens a device nothing of it runs.
 //!
 //! # Who is left alone
@@ -38,7 +38,6 @@ mod classify;
 mod contexts;
 pub mod exempt;
 pub mod exports;
-mod fork;
 mod lanes;
 mod list;
 mod poll;
@@ -47,9 +46,7 @@ mod post;
 pub mod provider;
 mod pump;
 mod queue_pair;
-mod real;
 mod report;
-mod settings;
 mod table;
 mod work;
 

@@ -6,7 +6,6 @@
 
 use core::ffi::c_int;
 use core::ptr;
-use core::sync::atomic::{AtomicPtr, Ordering};
 use std::cell::RefCell;
 use std::collections::HashMap;
 
@@ -14,6 +13,7 @@ use laxity_ibverbs::{
     ibv_context, ibv_cq, ibv_cq_ex, ibv_cq_init_attr_ex, ibv_create_cq_wc_flags, ibv_poll_cq_attr,
     ibv_wc_status,
 };
+use laxity_job::fork::PerProcess;
 use parking_lot::RwLock;
 
 use crate::contexts::{self, Context};
@@ -47,15 +47,10 @@ thread_local! {
 }
 
 /// By address. An entry stays when its queue is destroyed: the next one there replaces it.
-static QUEUES: AtomicPtr<RwLock<HashMap<usize, Before>>> = AtomicPtr::new(ptr::null_mut());
-
-/// In a forked child.
-pub(crate) fn abandon() {
-    QUEUES.store(ptr::null_mut(), Ordering::Relaxed);
-}
+static QUEUES: PerProcess<RwLock<HashMap<usize, Before>>> = PerProcess::none();
 
 fn queues() -> &'static RwLock<HashMap<usize, Before>> {
-    lanes::get_or_leak(&QUEUES, || RwLock::new(HashMap::new()))
+    QUEUES.get_or_make(RwLock::default)
 }
 
 /// What `verbs_context.create_cq_ex` leads to.

@@ -4,22 +4,31 @@
 //! The symbols are private and carry the number of their release in their version. These few have
 //! kept their arguments since rdma-core 15; they are exported without a version, which fits them
 //! all.
+//!
+//! # Safety
+//! Callers of each function here uphold what libibverbs asks of its providers.
+
+#![allow(
+    clippy::missing_safety_doc,
+    reason = "said above, once for all functions"
+)]
 
 use core::ffi::c_int;
 
 use laxity_ibverbs::{ibv_context, ibv_pd, ibv_qp, ibv_qp_attr, verbs_context};
+use laxity_job::real;
+use laxity_job::symbol::Symbol;
 
 use crate::contexts::{self, Context};
 use crate::exempt;
-use crate::exports;
-use crate::real::{Real, real};
+use crate::exports::{self, of_libibverbs};
 
-static SET_OPS: Real = Real::private(c"verbs_set_ops");
-static UNINIT_CONTEXT: Real = Real::private(c"verbs_uninit_context");
-static CMD_MODIFY_QP: Real = Real::private(c"ibv_cmd_modify_qp");
-static CMD_MODIFY_QP_EX: Real = Real::private(c"ibv_cmd_modify_qp_ex");
-static CMD_ALLOC_PD: Real = Real::private(c"ibv_cmd_alloc_pd");
-static CMD_DESTROY_QP: Real = Real::private(c"ibv_cmd_destroy_qp");
+static SET_OPS: Symbol = of_libibverbs(c"verbs_set_ops", None);
+static UNINIT_CONTEXT: Symbol = of_libibverbs(c"verbs_uninit_context", None);
+static CMD_MODIFY_QP: Symbol = of_libibverbs(c"ibv_cmd_modify_qp", None);
+static CMD_MODIFY_QP_EX: Symbol = of_libibverbs(c"ibv_cmd_modify_qp_ex", None);
+static CMD_ALLOC_PD: Symbol = of_libibverbs(c"ibv_cmd_alloc_pd", None);
+static CMD_DESTROY_QP: Symbol = of_libibverbs(c"ibv_cmd_destroy_qp", None);
 
 /// Opaque here.
 #[repr(C)]
@@ -37,12 +46,12 @@ pub struct Command {
 
 /// `verbs_set_ops`: a provider sets the operations of a context. It may do so several times, each
 /// time some of them; in between it must find its own and not ours.
-///
-/// # Safety
-/// As libibverbs asks of its providers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn verbs_set_ops(verbs: *mut verbs_context, ops: *const VerbsContextOps) {
-    let Some(set_ops) = real!(SET_OPS, fn(*mut verbs_context, *const VerbsContextOps)) else {
+    let Some(set_ops) = real!(
+        SET_OPS.address(),
+        fn(*mut verbs_context, *const VerbsContextOps)
+    ) else {
         return;
     };
     // SAFETY: upheld by the caller.
@@ -55,25 +64,19 @@ pub unsafe extern "C" fn verbs_set_ops(verbs: *mut verbs_context, ops: *const Ve
 }
 
 /// `verbs_uninit_context`: a provider closes a context.
-///
-/// # Safety
-/// As libibverbs asks of its providers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn verbs_uninit_context(verbs: *mut verbs_context) {
     // SAFETY: upheld by the caller.
     unsafe {
         contexts::let_go(&raw mut (*verbs).context);
         exempt::forget(&raw mut (*verbs).context);
-        if let Some(uninit) = real!(UNINIT_CONTEXT, fn(*mut verbs_context)) {
+        if let Some(uninit) = real!(UNINIT_CONTEXT.address(), fn(*mut verbs_context)) {
             uninit(verbs);
         }
     }
 }
 
 /// `ibv_cmd_modify_qp`: a provider has the kernel change a queue pair.
-///
-/// # Safety
-/// As libibverbs asks of its providers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_cmd_modify_qp(
     qp: *mut ibv_qp,
@@ -83,7 +86,7 @@ pub unsafe extern "C" fn ibv_cmd_modify_qp(
     bytes: usize,
 ) -> c_int {
     let Some(real) = real!(
-        CMD_MODIFY_QP,
+        CMD_MODIFY_QP.address(),
         fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut Command, usize) -> c_int
     ) else {
         return libc::ENOSYS;
@@ -94,9 +97,6 @@ pub unsafe extern "C" fn ibv_cmd_modify_qp(
 
 /// `ibv_cmd_modify_qp_ex`: the same with attributes that came later, and what some providers always
 /// use.
-///
-/// # Safety
-/// As libibverbs asks of its providers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_cmd_modify_qp_ex(
     qp: *mut ibv_qp,
@@ -108,7 +108,7 @@ pub unsafe extern "C" fn ibv_cmd_modify_qp_ex(
     response_bytes: usize,
 ) -> c_int {
     let Some(real) = real!(
-        CMD_MODIFY_QP_EX,
+        CMD_MODIFY_QP_EX.address(),
         fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut Command, usize, *mut Command, usize) -> c_int
     ) else {
         return libc::ENOSYS;
@@ -123,9 +123,6 @@ pub unsafe extern "C" fn ibv_cmd_modify_qp_ex(
 
 /// `ibv_cmd_alloc_pd`: the first thing that a program does with a context. libibverbs sets some
 /// operations after the provider has set all of its own; by now they are there.
-///
-/// # Safety
-/// As libibverbs asks of its providers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_cmd_alloc_pd(
     context: *mut ibv_context,
@@ -136,7 +133,7 @@ pub unsafe extern "C" fn ibv_cmd_alloc_pd(
     response_bytes: usize,
 ) -> c_int {
     let Some(real) = real!(
-        CMD_ALLOC_PD,
+        CMD_ALLOC_PD.address(),
         fn(*mut ibv_context, *mut ibv_pd, *mut Command, usize, *mut Command, usize) -> c_int
     ) else {
         return libc::ENOSYS;
@@ -151,12 +148,9 @@ pub unsafe extern "C" fn ibv_cmd_alloc_pd(
 }
 
 /// `ibv_cmd_destroy_qp`: a provider has the kernel destroy a queue pair.
-///
-/// # Safety
-/// As libibverbs asks of its providers.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_cmd_destroy_qp(qp: *mut ibv_qp) -> c_int {
-    let Some(destroy) = real!(CMD_DESTROY_QP, fn(*mut ibv_qp) -> c_int) else {
+    let Some(destroy) = real!(CMD_DESTROY_QP.address(), fn(*mut ibv_qp) -> c_int) else {
         return libc::ENOSYS;
     };
     // SAFETY: upheld by the caller.

@@ -20,25 +20,14 @@ const RETRY: Duration = Duration::from_micros(100);
 
 /// Starts the thread of a lane.
 pub(crate) fn start(shard: &'static Shard) {
-    // The program's signals are its own: a thread inherits what is blocked where it is made.
-    // SAFETY: plain calls on sets that live here; they are filled before they are read.
-    unsafe {
-        let mut all = core::mem::zeroed::<libc::sigset_t>();
-        let mut before = core::mem::zeroed::<libc::sigset_t>();
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-        let started = thread::Builder::new()
-            .name(String::from("laxity-pump"))
-            .stack_size(256 << 10)
-            .spawn(move || run(shard));
-        libc::pthread_sigmask(libc::SIG_SETMASK, &before, core::ptr::null_mut());
-        if let Err(error) = started {
-            eprintln!(
-                "laxity: cannot start a thread ({error}); work requests that wait are posted when \
-                 the \
-                 program polls for completions"
-            );
-        }
+    let builder = thread::Builder::new()
+        .name(String::from("laxity-pump"))
+        .stack_size(256 << 10);
+    if let Err(error) = laxity_job::thread::spawn(builder, move || run(shard)) {
+        eprintln!(
+            "laxity: cannot start a thread ({error}); work requests that wait are posted when the \
+             program polls for completions"
+        );
     }
 }
 

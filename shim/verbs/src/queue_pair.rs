@@ -34,16 +34,18 @@ use laxity_ibverbs::{
     ibv_cq, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
     ibv_send_wr, ibv_wc_status,
 };
+use laxity_job::real;
+use laxity_job::symbol::Symbol;
 use parking_lot::Mutex;
 
 use crate::builder::Builder;
 use crate::contexts::{Context, PostSend};
+use crate::exports::{self, of_libibverbs};
 use crate::lanes::{self, LANES, Shard};
 use crate::list::{Posted, call, is_full, pass};
-use crate::real::{Real, real};
 use crate::report::COUNTERS;
 use crate::work::{self, Limits, Work};
-use crate::{classify, exports, table};
+use crate::{classify, table};
 
 /// Work requests of one queue pair that are submitted to the daemon at a time. Enough that it sees
 /// what comes, few enough that many queue pairs fit in a lane.
@@ -52,7 +54,7 @@ const AHEAD: usize = 32;
 /// past us.
 const IN_FLIGHT_MAX: usize = 1 << 16;
 
-static QUERY_QP: Real = Real::versioned(c"ibv_query_qp", c"IBVERBS_1.1");
+static QUERY_QP: Symbol = of_libibverbs(c"ibv_query_qp", Some(c"IBVERBS_1.1"));
 
 /// What the program may post.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -754,7 +756,7 @@ impl State {
         }
         self.asked_limits = true;
         let Some(query) = real!(
-            QUERY_QP,
+            QUERY_QP.address(),
             fn(*mut ibv_qp, *mut ibv_qp_attr, c_int, *mut ibv_qp_init_attr) -> c_int
         ) else {
             return;

@@ -1,9 +1,8 @@
 //! What passed through, counted; and written down at exit for whoever asks (`LAXITY_REPORT`).
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::Once;
+use core::sync::atomic::{AtomicU64, Ordering};
 
-use laxity_client::report::{Count, ReportLine};
+use laxity_job::report::{Count, ReportLine};
 
 use crate::{lanes, table};
 
@@ -37,39 +36,16 @@ pub(crate) static COUNTERS: Counters = Counters {
 };
 /// DSCPs that queue pairs were given, one bit each.
 static DSCPS: AtomicU64 = AtomicU64::new(0);
-/// A forked child that opens nothing reports nothing: the counts are its parent's.
-static INHERITED: AtomicBool = AtomicBool::new(false);
-
 /// A queue pair was given a class.
 pub(crate) fn note_dscp(dscp: u8) {
     DSCPS.fetch_or(1 << (dscp & 63), Ordering::Relaxed);
 }
 
-/// In a forked child.
-pub(crate) fn abandon() {
-    INHERITED.store(true, Ordering::Relaxed);
-}
-
-/// Has the daemon told what it has not heard so far, and the report written, when the process ends.
-pub(crate) fn at_exit() {
-    static ONCE: Once = Once::new();
-    INHERITED.store(false, Ordering::Relaxed);
-    ONCE.call_once(|| {
-        // SAFETY: a plain call; `end` takes nothing and returns nothing.
-        unsafe { libc::atexit(end) };
-    });
-}
-
-extern "C" fn end() {
-    // A panic must not reach C, and there is nobody to tell.
-    let _ = std::panic::catch_unwind(|| {
-        if INHERITED.load(Ordering::Relaxed) {
-            return;
-        }
-        table::tell_all();
-        lanes::settle_all();
-        line().append();
-    });
+/// The daemon is told what it has not heard so far, and the report is written.
+pub(crate) fn end() {
+    table::tell_all();
+    lanes::settle_all();
+    line().append();
 }
 
 fn line() -> ReportLine {
@@ -77,7 +53,7 @@ fn line() -> ReportLine {
     let dscps = DSCPS.load(Ordering::Relaxed);
     let dscps: Vec<_> = (0..64).filter(|dscp| dscps >> dscp & 1 == 1).collect();
     let mut line = ReportLine::of("liblaxity");
-    for (name, count) in [
+    line.counts([
         ("work_requests", counts.posted),
         ("bytes", counts.posted_bytes),
         ("deferred", COUNTERS.deferred.get()),
@@ -88,10 +64,8 @@ fn line() -> ReportLine {
         ("failed_late", COUNTERS.failed_late.get()),
         ("dropped", COUNTERS.dropped.get()),
         ("completions", counts.completions),
-    ] {
-        line.value(name, count);
-    }
-    line.stats(&lanes::stats());
+    ]);
+    line.counts(lanes::stats().reported());
     line.value("dscp", format_args!("{dscps:?}"));
     line
 }

@@ -3,6 +3,7 @@
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 
+use laxity_job::fork::{Leaked, PerProcess};
 use parking_lot::Mutex;
 
 use crate::queue_pair::{Counts, QueuePair};
@@ -17,21 +18,14 @@ type Page = [AtomicPtr<QueuePair>; PAGE];
 /// still the same.
 #[derive(Debug)]
 pub(crate) struct Table {
-    pages: [AtomicPtr<Page>; PAGE],
+    pages: [Leaked<Page>; PAGE],
 }
 
-/// Queue pairs that can be used again. A pointer, so that a forked child can leave behind a lock
-/// that is locked.
-static FREE: AtomicPtr<Mutex<Vec<&'static QueuePair>>> = AtomicPtr::new(ptr::null_mut());
+/// Queue pairs that can be used again.
+static FREE: PerProcess<Mutex<Vec<&'static QueuePair>>> = PerProcess::none();
 
 /// All queue pairs that were ever made.
-static ALL: AtomicPtr<Mutex<Vec<&'static QueuePair>>> = AtomicPtr::new(ptr::null_mut());
-
-/// In a forked child.
-pub(crate) fn abandon() {
-    FREE.store(ptr::null_mut(), Ordering::Relaxed);
-    ALL.store(ptr::null_mut(), Ordering::Relaxed);
-}
+static ALL: PerProcess<Mutex<Vec<&'static QueuePair>>> = PerProcess::none();
 
 /// What all of them have counted.
 pub(crate) fn counts() -> Counts {
@@ -54,26 +48,24 @@ pub(crate) fn tell_all() {
 }
 
 fn all() -> &'static Mutex<Vec<&'static QueuePair>> {
-    crate::lanes::get_or_leak(&ALL, || Mutex::new(Vec::new()))
+    ALL.get_or_make(Mutex::default)
 }
 
 pub(crate) fn free() -> &'static Mutex<Vec<&'static QueuePair>> {
-    crate::lanes::get_or_leak(&FREE, || Mutex::new(Vec::new()))
+    FREE.get_or_make(Mutex::default)
 }
 
 impl Table {
     pub(crate) const fn new() -> Self {
         Self {
-            pages: [const { AtomicPtr::new(ptr::null_mut()) }; PAGE],
+            pages: [const { Leaked::none() }; PAGE],
         }
     }
 
     #[inline]
     fn entry(&self, number: u32) -> Option<&AtomicPtr<QueuePair>> {
         let (page, at) = (number as usize / PAGE % PAGE, number as usize % PAGE);
-        // SAFETY: null or a page that is never freed.
-        let page = unsafe { self.pages[page].load(Ordering::Acquire).as_ref() };
-        page.map(|page| &page[at])
+        Some(&self.pages[page].get()?[at])
     }
 
     /// The queue pair of a number.
@@ -86,8 +78,8 @@ impl Table {
     /// A queue pair for a number that has none, or the one that it has.
     pub(crate) fn make(&self, number: u32) -> &'static QueuePair {
         let page = &self.pages[number as usize / PAGE % PAGE];
-        let page =
-            crate::lanes::get_or_leak(page, || [const { AtomicPtr::new(ptr::null_mut()) }; PAGE]);
+        let empty = || [const { AtomicPtr::new(ptr::null_mut()) }; PAGE];
+        let page = page.get().unwrap_or_else(|| page.make(empty));
         let entry = &page[number as usize % PAGE];
         // SAFETY: as in `find`.
         if let Some(there) = unsafe { entry.load(Ordering::Acquire).as_ref() } {
@@ -117,32 +109,20 @@ impl Table {
 
     /// Closes and removes whatever is left.
     pub(crate) fn close_all(&self) {
-        for page in &self.pages {
-            // SAFETY: as in `entry`.
-            let Some(page) = (unsafe { page.load(Ordering::Acquire).as_ref() }) else {
-                continue;
-            };
-            for entry in page {
-                let left = entry.swap(ptr::null_mut(), Ordering::AcqRel);
-                // SAFETY: as in `find`.
-                if let Some(left) = unsafe { left.as_ref() } {
-                    left.close();
-                    left.recycle();
-                }
+        for entry in self.pages.iter().filter_map(Leaked::get).flatten() {
+            let left = entry.swap(ptr::null_mut(), Ordering::AcqRel);
+            // SAFETY: as in `find`.
+            if let Some(left) = unsafe { left.as_ref() } {
+                left.close();
+                left.recycle();
             }
         }
     }
 
     /// Empties the table without looking at what was in it.
     pub(crate) fn forget_all(&self) {
-        for page in &self.pages {
-            // SAFETY: as in `entry`.
-            let Some(page) = (unsafe { page.load(Ordering::Acquire).as_ref() }) else {
-                continue;
-            };
-            for entry in page {
-                entry.store(ptr::null_mut(), Ordering::Release);
-            }
+        for entry in self.pages.iter().filter_map(Leaked::get).flatten() {
+            entry.store(ptr::null_mut(), Ordering::Release);
         }
     }
 }

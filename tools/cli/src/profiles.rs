@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use clap::Args;
-use laxity_profile::Profile;
+use laxity_job::Profile;
 
 use laxity_cli::output::{put, say};
 use laxity_cli::table::table;

@@ -11,7 +11,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use laxity_profile::{PROFILE_ENV, Profile};
+use laxity_job::{PROFILE_ENV, Profile};
 use laxity_quantity::Nanos;
 
 use crate::registration;

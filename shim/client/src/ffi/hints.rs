@@ -1,10 +1,10 @@
-//! The part of `laxity.h` that says what the inference engine knows, from any thread and without a
-//! lane.
+//! The part of `laxity.h` that says what the inference engine knows: in a lane, or from any thread.
 
 use core::ffi::{c_char, c_int};
 
-use super::{INVALID, guarded, text};
+use super::{INVALID, guarded, on_lane, sized, text};
 use crate::hints::{self, Facts, HintError};
+use crate::{Hint, Lane};
 
 /// `lax_request`.
 #[repr(C)]
@@ -54,9 +54,6 @@ fn answer(how: impl FnOnce() -> Result<(), HintError>) -> c_int {
 }
 
 /// The number that stands for a text.
-///
-/// # Safety
-/// `id` is null or a C string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_number(id: *const c_char) -> u64 {
     // SAFETY: upheld by the caller.
@@ -64,20 +61,14 @@ pub unsafe extern "C" fn lax_number(id: *const c_char) -> u64 {
 }
 
 /// A request came in.
-///
-/// # Safety
-/// `facts` is null or valid for the size it says, with null or a C string in it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_request_begin(request: u64, facts: *const LaxRequest) -> c_int {
     let facts = if facts.is_null() {
         Facts::default()
     } else {
-        // SAFETY: upheld by the caller; the size is read before anything else is touched.
-        let given = unsafe {
-            if ((&raw const (*facts).size).read() as usize) < size_of::<LaxRequest>() {
-                return INVALID;
-            }
-            *facts
+        // SAFETY: upheld by the caller.
+        let Some(given) = (unsafe { sized(facts.cast_mut()).map(|facts| *facts) }) else {
+            return INVALID;
         };
         // SAFETY: upheld by the caller.
         let tenant = unsafe { text(given.tenant) };
@@ -91,62 +82,81 @@ pub unsafe extern "C" fn lax_request_begin(request: u64, facts: *const LaxReques
     answer(|| hints::request_begin(request, facts))
 }
 
-/// A request has its first token, or was aborted.
-#[unsafe(no_mangle)]
-pub extern "C" fn lax_request_end(request: u64) -> c_int {
-    answer(|| hints::request_end(request))
+/// Functions that tell the daemon the hint of their row: the first in a lane, the second for the
+/// process.
+macro_rules! hints {
+    ($($in_lane:ident, $of_process:ident => $hint:ident { $($field:ident: $type:ty),* };)*) => {$(
+        /// Tells the daemon a hint in a lane, see [`Hint`].
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $in_lane(lane: *mut Lane, $($field: $type),*) -> c_int {
+            // SAFETY: upheld by the caller.
+            unsafe { tell_in(lane, Hint::$hint { $($field),* }) }
+        }
+
+        /// Tells the daemon a hint, see [`Hint`].
+        #[unsafe(no_mangle)]
+        pub extern "C" fn $of_process($($field: $type),*) -> c_int {
+            answer(|| hints::tell(Hint::$hint { $($field),* }))
+        }
+    )*};
 }
 
-/// A batch was formed.
+hints! {
+    lax_hint_batch_begin, lax_batch_begin
+        => BatchBegin { batch: u64, layers: u16, layer_time_ns: u64 };
+    lax_hint_request_end, lax_request_end => RequestEnd { request: u64 };
+    lax_hint_batch_queued, lax_batch_queued => BatchQueued { batch: u64, ahead: u64 };
+    lax_hint_layer_begin, lax_layer_begin => LayerBegin { batch: u64, layer: u16 };
+    lax_hint_compute_end, lax_compute_end => ComputeEnd { batch: u64 };
+    lax_hint_batch_end, lax_batch_end => BatchEnd { batch: u64 };
+}
+
+/// # Safety
+/// As for all functions of [`super`].
+unsafe fn tell_in(lane: *mut Lane, hint: Hint) -> c_int {
+    // SAFETY: upheld by the caller.
+    unsafe {
+        on_lane(lane, |lane| {
+            lane.hint(hint);
+            0
+        })
+    }
+}
+
+fn join(batch: u64, request: u64, deadline_ns: u64, bytes: u64) -> Hint {
+    Hint::RequestJoin {
+        batch,
+        request,
+        deadline_ns,
+        bytes,
+    }
+}
+
+/// A request is a member of a batch, said in a lane.
 #[unsafe(no_mangle)]
-pub extern "C" fn lax_batch_begin(batch: u64, layers: u16, layer_time_ns: u64) -> c_int {
-    answer(|| hints::batch_begin(batch, layers, layer_time_ns))
+pub unsafe extern "C" fn lax_hint_request_join(
+    lane: *mut Lane,
+    batch: u64,
+    request: u64,
+    deadline_ns: u64,
+    bytes: u64,
+) -> c_int {
+    // SAFETY: upheld by the caller.
+    unsafe { tell_in(lane, join(batch, request, deadline_ns, bytes)) }
 }
 
 /// A request is a member of a batch.
 #[unsafe(no_mangle)]
 pub extern "C" fn lax_batch_join(batch: u64, request: u64) -> c_int {
-    answer(|| hints::batch_join(batch, request))
-}
-
-/// A batch waits behind another.
-#[unsafe(no_mangle)]
-pub extern "C" fn lax_batch_queued(batch: u64, ahead: u64) -> c_int {
-    answer(|| hints::batch_queued(batch, ahead))
-}
-
-/// A batch now computes a layer.
-#[unsafe(no_mangle)]
-pub extern "C" fn lax_layer_begin(batch: u64, layer: u16) -> c_int {
-    answer(|| hints::layer_begin(batch, layer))
-}
-
-/// A batch has computed its last layer.
-#[unsafe(no_mangle)]
-pub extern "C" fn lax_compute_end(batch: u64) -> c_int {
-    answer(|| hints::compute_end(batch))
-}
-
-/// Nothing of a batch is left.
-#[unsafe(no_mangle)]
-pub extern "C" fn lax_batch_end(batch: u64) -> c_int {
-    answer(|| hints::batch_end(batch))
+    answer(|| hints::tell(join(batch, request, 0, 0)))
 }
 
 /// What is known and what was counted of hints.
-///
-/// # Safety
-/// `stats` is null or valid for the size it says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_get_hint_stats(stats: *mut LaxHintStats) -> c_int {
-    // SAFETY: upheld by the caller; the size is read before anything else is touched.
-    let stats = unsafe {
-        if stats.is_null()
-            || ((&raw const (*stats).size).read() as usize) < size_of::<LaxHintStats>()
-        {
-            return INVALID;
-        }
-        &mut *stats
+    // SAFETY: upheld by the caller.
+    let Some(stats) = (unsafe { sized(stats).map(|stats| &mut *stats) }) else {
+        return INVALID;
     };
     guarded(INVALID, || {
         let now = hints::stats();

@@ -2,7 +2,7 @@
 
 use core::ffi::{c_int, c_void};
 
-use super::{INVALID, guarded};
+use super::{INVALID, guarded, sized};
 use crate::Stage;
 use crate::memory::{self, MemoryError};
 use crate::scope::{self, Scope};
@@ -63,19 +63,11 @@ fn layer(number: u16) -> Option<u16> {
 }
 
 /// Opens a scope for the calling thread.
-///
-/// # Safety
-/// `scope` is null or valid for the size it says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_scope_push(scope: *const LaxScope) -> c_int {
-    // SAFETY: upheld by the caller; the size is read before anything else is touched.
-    let scope = unsafe {
-        if scope.is_null() || ((&raw const (*scope).size).read() as usize) < size_of::<LaxScope>() {
-            return INVALID;
-        }
-        *scope
-    };
-    let Some(scope) = scope.scope() else {
+    // SAFETY: upheld by the caller.
+    let Some(scope) = (unsafe { sized(scope.cast_mut()).and_then(|scope| (*scope).scope()) })
+    else {
         return INVALID;
     };
     scope::push(scope);
@@ -83,17 +75,11 @@ pub unsafe extern "C" fn lax_scope_push(scope: *const LaxScope) -> c_int {
 }
 
 /// What is said of a transfer that the calling thread posts from an address.
-///
-/// # Safety
-/// `said` is null or valid for the size it says.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_scope_of(address: *const c_void, said: *mut LaxScope) -> c_int {
-    // SAFETY: upheld by the caller; the size is read before anything else is touched.
-    let said = unsafe {
-        if said.is_null() || ((&raw const (*said).size).read() as usize) < size_of::<LaxScope>() {
-            return INVALID;
-        }
-        &mut *said
+    // SAFETY: upheld by the caller.
+    let Some(said) = (unsafe { sized(said).map(|said| &mut *said) }) else {
+        return INVALID;
     };
     guarded(INVALID, || {
         let found = scope::said_of(address as u64);

@@ -9,6 +9,7 @@
 use crate::hint::Hint;
 
 use super::bounded::Bounded;
+use super::sights::FirstSights;
 
 /// Requests that are remembered; beyond, the oldest is taken for ended. Those that have ended
 /// count, too: that is how ending one twice is noticed.
@@ -123,17 +124,8 @@ pub struct Counts {
 pub(super) struct HintTable {
     requests: Bounded<Request>,
     batches: Bounded<Batch>,
-    /// When a transfer of a request without a deadline was first seen.
-    sights: Bounded<u64>,
+    pub(super) sights: FirstSights,
     pub(super) counts: Counts,
-}
-
-fn is_id(id: u64) -> Result<(), HintError> {
-    if id == 0 {
-        Err(HintError::NoId)
-    } else {
-        Ok(())
-    }
 }
 
 impl HintTable {
@@ -145,7 +137,7 @@ impl HintTable {
         Self {
             requests: Bounded::new(requests),
             batches: Bounded::new(batches),
-            sights: Bounded::new(requests),
+            sights: FirstSights::new(requests),
             counts: Counts::default(),
         }
     }
@@ -162,7 +154,9 @@ impl HintTable {
         mut facts: Facts,
         say: &mut dyn FnMut(Hint),
     ) -> Result<(), HintError> {
-        is_id(request)?;
+        if request == 0 {
+            return Err(HintError::NoId);
+        }
         if facts.deadline_ns != 0 && facts.deadline_ns <= now {
             self.counts.deadlines_passed += 1;
             return Err(HintError::DeadlinePassed {
@@ -204,31 +198,60 @@ impl HintTable {
         }
     }
 
-    /// When a transfer is due that has an objective and no deadline: counted from the first sight
-    /// of its request; from now if it has none.
-    pub(super) fn due(&mut self, now: u64, request: u64, objective_ns: u64) -> u64 {
-        if request == 0 {
-            return now.saturating_add(objective_ns);
-        }
-        // A number that is long due and used again is another request's.
-        let is_over = |seen: u64| now.saturating_sub(seen) >= objective_ns.saturating_mul(2);
-        let seen = match self.sights.get(request) {
-            Some(&seen) if !is_over(seen) => seen,
-            _ => {
-                self.sights.insert(request, now);
-                now
-            }
-        };
-        seen.saturating_add(objective_ns)
-    }
-
-    pub(super) fn request_end(
+    /// Takes a hint, and passes it on with what is known of a request that joins a batch.
+    pub(super) fn tell(
         &mut self,
-        request: u64,
+        mut hint: Hint,
         say: &mut dyn FnMut(Hint),
     ) -> Result<(), HintError> {
-        is_id(request)?;
-        self.sights.remove(request);
+        if hint.ids().contains(&0) {
+            return Err(HintError::NoId);
+        }
+        match &mut hint {
+            Hint::BatchBegin {
+                batch,
+                layers,
+                layer_time_ns,
+            } => self.batch_begin(*batch, *layers, *layer_time_ns, say)?,
+            Hint::RequestJoin {
+                batch,
+                request,
+                deadline_ns,
+                bytes,
+            } => {
+                if let Some(known) = self.requests.get_mut(*request) {
+                    if known.ended {
+                        return Err(HintError::RequestEnded { request: *request });
+                    }
+                    known.batch = *batch;
+                    (*deadline_ns, *bytes) = (known.facts.deadline_ns, known.facts.bytes);
+                }
+                self.look_up(*batch);
+            }
+            Hint::RequestEnd { request } => self.request_end(*request, say)?,
+            Hint::BatchQueued { batch, ahead } => {
+                if let Some(known) = self.look_up(*batch) {
+                    known.ahead = *ahead;
+                }
+            }
+            Hint::LayerBegin { batch, layer } => self.layer_begin(*batch, *layer)?,
+            Hint::ComputeEnd { batch } => {
+                if let Some(known) = self.look_up(*batch) {
+                    known.computed = true;
+                }
+            }
+            Hint::BatchEnd { batch } => {
+                self.look_up(*batch);
+                self.batches.remove(*batch);
+            }
+        }
+        self.counts.hints += 1;
+        say(hint);
+        Ok(())
+    }
+
+    fn request_end(&mut self, request: u64, say: &mut dyn FnMut(Hint)) -> Result<(), HintError> {
+        self.sights.forget(request);
         let ended = Request {
             ended: true,
             ..Request::default()
@@ -244,24 +267,20 @@ impl HintTable {
                 self.put(request, ended, say);
             }
         }
-        self.counts.hints += 1;
-        say(Hint::RequestEnd { request });
         Ok(())
     }
 
-    pub(super) fn batch_begin(
+    fn batch_begin(
         &mut self,
         batch: u64,
         layers: u16,
         layer_time_ns: u64,
         say: &mut dyn FnMut(Hint),
     ) -> Result<(), HintError> {
-        is_id(batch)?;
         if layers == 0 {
             self.counts.layers_unknown += 1;
             return Err(HintError::NoLayers { batch });
         }
-        self.counts.hints += 1;
         if self.batches.get(batch).is_some() {
             self.counts.batches_begun_twice += 1;
         }
@@ -276,113 +295,35 @@ impl HintTable {
             self.counts.batches_evicted += 1;
             say(Hint::BatchEnd { batch });
         }
-        say(Hint::BatchBegin {
-            batch,
-            layers,
-            layer_time_ns,
-        });
         Ok(())
     }
 
-    pub(super) fn batch_join(
-        &mut self,
-        batch: u64,
-        request: u64,
-        say: &mut dyn FnMut(Hint),
-    ) -> Result<(), HintError> {
-        is_id(batch)?;
-        is_id(request)?;
-        let hint = match self.requests.get_mut(request) {
-            Some(known) if known.ended => return Err(HintError::RequestEnded { request }),
-            Some(known) => {
-                known.batch = batch;
-                join(batch, request, &known.facts)
-            }
-            None => join(batch, request, &Facts::default()),
+    fn layer_begin(&mut self, batch: u64, layer: u16) -> Result<(), HintError> {
+        let Some(known) = self.look_up(batch) else {
+            return Ok(());
         };
-        self.look_up(batch);
-        say(hint);
+        let layers = known.layers;
+        if layer >= layers {
+            self.counts.layers_unknown += 1;
+            return Err(HintError::UnknownLayer {
+                batch,
+                layer,
+                layers,
+            });
+        }
+        let before = known.layer.replace(layer);
+        known.ahead = 0;
+        self.counts.layers_backwards += u64::from(before > Some(layer));
         Ok(())
     }
 
-    /// A hint was taken about this batch.
+    /// The batch of a hint.
     fn look_up(&mut self, batch: u64) -> Option<&mut Batch> {
-        self.counts.hints += 1;
         let known = self.batches.get_mut(batch);
         if known.is_none() {
             self.counts.batches_unknown += 1;
         }
         known
-    }
-
-    pub(super) fn batch_queued(
-        &mut self,
-        batch: u64,
-        ahead: u64,
-        say: &mut dyn FnMut(Hint),
-    ) -> Result<(), HintError> {
-        is_id(batch)?;
-        is_id(ahead)?;
-        if let Some(known) = self.look_up(batch) {
-            known.ahead = ahead;
-        }
-        say(Hint::BatchQueued { batch, ahead });
-        Ok(())
-    }
-
-    pub(super) fn layer_begin(
-        &mut self,
-        batch: u64,
-        layer: u16,
-        say: &mut dyn FnMut(Hint),
-    ) -> Result<(), HintError> {
-        is_id(batch)?;
-        if let Some(known) = self.batches.get_mut(batch) {
-            let layers = known.layers;
-            if layer >= layers {
-                self.counts.layers_unknown += 1;
-                return Err(HintError::UnknownLayer {
-                    batch,
-                    layer,
-                    layers,
-                });
-            }
-            if known.layer.is_some_and(|before| before > layer) {
-                self.counts.layers_backwards += 1;
-            }
-            known.layer = Some(layer);
-            known.ahead = 0;
-        } else {
-            self.counts.batches_unknown += 1;
-        }
-        self.counts.hints += 1;
-        say(Hint::LayerBegin { batch, layer });
-        Ok(())
-    }
-
-    pub(super) fn compute_end(
-        &mut self,
-        batch: u64,
-        say: &mut dyn FnMut(Hint),
-    ) -> Result<(), HintError> {
-        is_id(batch)?;
-        if let Some(known) = self.look_up(batch) {
-            known.computed = true;
-        }
-        say(Hint::ComputeEnd { batch });
-        Ok(())
-    }
-
-    pub(super) fn batch_end(
-        &mut self,
-        batch: u64,
-        say: &mut dyn FnMut(Hint),
-    ) -> Result<(), HintError> {
-        is_id(batch)?;
-        self.look_up(batch);
-        self.batches.remove(batch);
-        say(Hint::BatchEnd { batch });
-        Ok(())
     }
 
     /// What is known of a request that has not ended.
@@ -454,6 +395,18 @@ mod tests {
         }
     }
 
+    fn begin(batch: u64, layers: u16, layer_time_ns: u64) -> Hint {
+        Hint::BatchBegin {
+            batch,
+            layers,
+            layer_time_ns,
+        }
+    }
+
+    fn layer(batch: u64, layer: u16) -> Hint {
+        Hint::LayerBegin { batch, layer }
+    }
+
     fn said(how: impl FnOnce(&mut dyn FnMut(Hint))) -> Vec<Hint> {
         let mut all = Vec::new();
         how(&mut |hint| all.push(hint));
@@ -466,11 +419,17 @@ mod tests {
         let mut none = |hint| assert_eq!(hint, Hint::RequestEnd { request: 7 });
         table.request_begin(1, 7, due(100), &mut none).expect("new");
         assert_eq!(table.facts(7), Some(&due(100)));
-        table.request_end(7, &mut none).expect("it has begun");
-        let twice = table.request_end(7, &mut |_| panic!("nothing is said"));
+        table
+            .tell(Hint::RequestEnd { request: 7 }, &mut none)
+            .expect("it has begun");
+        let twice = table.tell(Hint::RequestEnd { request: 7 }, &mut |_| {
+            panic!("nothing is said")
+        });
         assert_eq!(twice, Err(HintError::RequestEnded { request: 7 }));
         assert_eq!(table.facts(7), None);
-        let joins = table.batch_join(1, 7, &mut |_| panic!("nothing is said"));
+        let joins = table.tell(join(1, 7, &Facts::default()), &mut |_| {
+            panic!("nothing is said")
+        });
         assert_eq!(joins, Err(HintError::RequestEnded { request: 7 }));
         table
             .request_begin(1, 7, due(9), &mut none)
@@ -479,28 +438,20 @@ mod tests {
     }
 
     #[test]
-    fn an_objective_counts_from_the_first_sight_of_its_request() {
-        let mut table = HintTable::new();
-        assert_eq!(table.due(100, 7, 50), 150);
-        assert_eq!(table.due(120, 7, 50), 150, "it is the same request");
-        assert_eq!(table.due(120, 8, 50), 170, "another one");
-        assert_eq!(table.due(130, 0, 50), 180, "nobody's");
-        assert_eq!(table.due(140, 0, 50), 190);
-        assert_eq!(table.due(199, 7, 50), 150, "late, and still the same");
-        assert_eq!(table.due(200, 7, 50), 250, "its number is used again");
-        table
-            .request_end(7, &mut |_| {})
-            .expect("another process's");
-        assert_eq!(table.due(210, 7, 50), 260, "it has ended and come again");
-    }
-
-    #[test]
     fn a_request_that_nobody_began_may_end_but_not_twice() {
         let mut table = HintTable::new();
-        let hints = said(|say| table.request_end(3, say).expect("another process's"));
+        let hints = said(|say| {
+            table
+                .tell(Hint::RequestEnd { request: 3 }, say)
+                .expect("another process's")
+        });
         assert_eq!(hints, [Hint::RequestEnd { request: 3 }]);
         assert_eq!(table.counts.requests_unknown, 1);
-        assert!(table.request_end(3, &mut |_| {}).is_err());
+        assert!(
+            table
+                .tell(Hint::RequestEnd { request: 3 }, &mut |_| {})
+                .is_err()
+        );
     }
 
     #[test]
@@ -521,35 +472,29 @@ mod tests {
     fn a_layer_is_checked_against_its_batch_and_against_no_other() {
         let mut table = HintTable::new();
         let mut ignore = |_| {};
-        table.batch_begin(1, 32, 5, &mut ignore).expect("new");
-        table.layer_begin(1, 31, &mut ignore).expect("the last");
+        table.tell(begin(1, 32, 5), &mut ignore).expect("new");
+        table.tell(layer(1, 31), &mut ignore).expect("the last");
         assert_eq!(
-            table.layer_begin(1, 32, &mut ignore),
+            table.tell(layer(1, 32), &mut ignore),
             Err(HintError::UnknownLayer {
                 batch: 1,
                 layer: 32,
                 layers: 32
             })
         );
-        let other = said(|say| table.layer_begin(2, 99, say).expect("another process's"));
-        assert_eq!(
-            other,
-            [Hint::LayerBegin {
-                batch: 2,
-                layer: 99
-            }]
-        );
-        table.layer_begin(1, 4, &mut ignore).expect("it is there");
+        let other = said(|say| table.tell(layer(2, 99), say).expect("another process's"));
+        assert_eq!(other, [layer(2, 99)]);
+        table.tell(layer(1, 4), &mut ignore).expect("it is there");
         assert_eq!(
             (table.counts.batches_unknown, table.counts.layers_backwards),
             (1, 1)
         );
         assert_eq!(
-            table.batch_begin(3, 0, 0, &mut ignore),
+            table.tell(begin(3, 0, 0), &mut ignore),
             Err(HintError::NoLayers { batch: 3 })
         );
         assert_eq!(
-            table.layer_begin(0, 0, &mut ignore),
+            table.tell(layer(0, 0), &mut ignore),
             Err(HintError::NoId),
             "0 is no id"
         );
@@ -568,7 +513,7 @@ mod tests {
         assert_eq!((&all[..], table.counts.requests_evicted), (&ended[..], 2));
         let hints = said(|say| {
             for batch in 1..=3 {
-                table.batch_begin(batch, 1, 0, say).expect("new");
+                table.tell(begin(batch, 1, 0), say).expect("new");
             }
         });
         assert!(hints.contains(&Hint::BatchEnd { batch: 1 }));
@@ -584,30 +529,33 @@ mod tests {
                 .request_begin(0, request, due(100 + request), &mut ignore)
                 .expect("new");
         }
-        table.batch_begin(8, 4, 6, &mut ignore).expect("new");
-        table.batch_begin(9, 4, 6, &mut ignore).expect("new");
-        table.batch_join(8, 1, &mut ignore).expect("both are there");
-        table.batch_join(8, 2, &mut ignore).expect("both are there");
-        table.batch_queued(9, 8, &mut ignore).expect("both");
-        table.layer_begin(8, 2, &mut ignore).expect("it has that");
-        table.request_end(2, &mut ignore).expect("it is there");
-        let begin = |batch| Hint::BatchBegin {
-            batch,
-            layers: 4,
-            layer_time_ns: 6,
-        };
+        table.tell(begin(8, 4, 6), &mut ignore).expect("new");
+        table.tell(begin(9, 4, 6), &mut ignore).expect("new");
+        table
+            .tell(join(8, 1, &Facts::default()), &mut ignore)
+            .expect("both are there");
+        table
+            .tell(join(8, 2, &Facts::default()), &mut ignore)
+            .expect("both are there");
+        table
+            .tell(Hint::BatchQueued { batch: 9, ahead: 8 }, &mut ignore)
+            .expect("both");
+        table.tell(layer(8, 2), &mut ignore).expect("it has that");
+        table
+            .tell(Hint::RequestEnd { request: 2 }, &mut ignore)
+            .expect("it is there");
         assert_eq!(
             said(|say| table.retell(say)),
             [
-                begin(8),
-                begin(9),
+                begin(8, 4, 6),
+                begin(9, 4, 6),
                 Hint::RequestJoin {
                     batch: 8,
                     request: 1,
                     deadline_ns: 101,
                     bytes: 0
                 },
-                Hint::LayerBegin { batch: 8, layer: 2 },
+                layer(8, 2),
                 Hint::BatchQueued { batch: 9, ahead: 8 },
             ]
         );

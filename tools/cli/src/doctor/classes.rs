@@ -2,7 +2,7 @@
 //! collectives: UCX sets 106 (DSCP 26, ECN-capable), NCCL 0, Mooncake nothing. On a fabric that was
 //! set up for DSCP 26 the KV cache then sits in the lossless class and the collectives do not.
 
-use laxity_profile::Profile;
+use laxity_job::Profile;
 use laxity_wire::Status;
 
 use super::finding::Finding;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use laxity_profile::Profile;
+use laxity_job::Profile;
 use laxity_shm::registration::{Reason, RegistrationError};
 use laxity_wire::{ControlError, Status};
 

@@ -9,33 +9,21 @@
 //! 3. `/etc/laxity/profiles/NAME.toml`;
 //! 4. the built-in profile of that name.
 //!
-//! `laxity run` reads profiles so that mistakes show before a job starts; the preload library reads
-//! them inside the application. Nothing here panics or waits, a file is read up to
-//! [`FILE_BYTES_MAX`], and [`Profile::default`] needs neither file nor parser: whoever can't use a
-//! profile goes on with that.
-#![forbid(unsafe_code)]
-
-mod file;
-mod job;
-mod locate;
-#[cfg(test)]
-mod tests;
+//! `laxity run` reads profiles so that mistakes show before a job starts. The libraries read them
+//! inside the application. Nothing here panics or waits, a file is read up to [`FILE_BYTES_MAX`],
+//! and [`Profile::default`] needs neither file nor parser.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use laxity_quantity::Nanos;
 use laxity_shm::layout::Mode;
 use laxity_shm::record::Stage;
+use serde::Deserialize;
 use thiserror::Error;
 
-pub use job::{Job, MODE_ENV};
+use crate::file;
 
-/// Names the profile of a process: what `--profile` of `laxity run` sets.
-pub const PROFILE_ENV: &str = "LAXITY_PROFILE";
-/// The objective of a process, before that of its profile: what `--slo-ttft` of `laxity run` sets.
-pub const SLO_ENV: &str = "LAXITY_SLO_TTFT";
 /// Names a folder whose profiles come before those of [`FOLDER`].
 pub const FOLDER_ENV: &str = "LAXITY_PROFILE_DIR";
 /// Where the profiles of a host are.
@@ -44,13 +32,17 @@ pub const FOLDER: &str = "/etc/laxity/profiles";
 pub const FILE_BYTES_MAX: u64 = 64 << 10;
 
 /// What a job's transfers are for, by opcode and queue pair.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Profile {
     /// The name it was asked for by; of a path, the file's name without its ending.
+    #[serde(skip)]
     pub name: String,
     /// Where it was found.
+    #[serde(skip)]
     pub origin: Origin,
     /// What it is for, one line for people.
+    #[serde(default)]
     pub description: String,
     /// Stages of work requests.
     pub stage: Stages,
@@ -58,40 +50,52 @@ pub struct Profile {
     pub qp: QueuePairs,
     /// Objective on the time to first token, counted from the first sight of a request; `None`
     /// leaves it to the daemon. Never zero.
+    #[serde(deserialize_with = "file::objective")]
     pub slo_ttft: Option<Duration>,
     /// How far the scheduler may go in this job; `None` leaves it to the daemon.
+    #[serde(deserialize_with = "file::mode")]
     pub mode: Option<Mode>,
 }
 
 /// Stage of a work request that no hint and no memory region says more about, by its opcode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Stages {
     /// RDMA WRITE, also with immediate.
+    #[serde(deserialize_with = "file::stage")]
     pub write: Stage,
     /// RDMA READ.
+    #[serde(deserialize_with = "file::stage")]
     pub read: Stage,
     /// SEND, also with immediate or invalidate.
+    #[serde(deserialize_with = "file::stage")]
     pub send: Stage,
     /// Compare-and-swap, fetch-and-add.
+    #[serde(deserialize_with = "file::stage")]
     pub atomic: Stage,
 }
 
 /// What holds for the queue pairs of a job.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct QueuePairs {
     /// The stage whose class a queue pair gets when it goes INIT→RTR.
+    #[serde(deserialize_with = "file::stage")]
     pub stage: Stage,
     /// Traffic class that the library sets by itself when nobody asked it to. See
     /// [`QueuePairs::is_pin`].
+    #[serde(deserialize_with = "file::traffic_class")]
     pub default_traffic_class: u8,
     /// Environment variables by which an operator pins a class.
+    #[serde(deserialize_with = "file::variables")]
     pub pin_variables: Vec<String>,
 }
 
 /// Where a profile came from.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Origin {
     /// Compiled in.
+    #[default]
     Builtin,
     /// This file.
     File(PathBuf),
@@ -203,69 +207,25 @@ impl QueuePairs {
 }
 
 impl Profile {
-    /// The profile `name`, looked for as the crate's documentation says.
-    ///
-    /// # Errors
-    /// [`ProfileError`]; its text is meant for whoever started the job.
-    pub fn load(name: &str) -> Result<Self, ProfileError> {
-        locate::Folders::of_this_process().load(name)
-    }
-
-    /// The profile that `$LAXITY_PROFILE` names, or the one named `default`.
-    ///
-    /// # Errors
-    /// As [`Self::load`].
-    pub fn from_env() -> Result<Self, ProfileError> {
-        match std::env::var_os(PROFILE_ENV).filter(|name| !name.is_empty()) {
-            Some(name) => Self::load(&name.to_string_lossy()),
-            None => Self::load("default"),
-        }
-    }
-
-    /// The objective on the time to first token for requests that say none: that of
-    /// `$LAXITY_SLO_TTFT`, else the profile's own.
-    ///
-    /// # Errors
-    /// What is wrong with the variable; go on without an objective.
-    pub fn objective(&self) -> Result<Option<Duration>, String> {
-        let text = std::env::var(SLO_ENV).unwrap_or_default();
-        if text.is_empty() {
-            return Ok(self.slo_ttft);
-        }
-        match text.parse::<Nanos>() {
-            Ok(objective) => Ok(Some(objective.into())),
-            Err(error) => Err(format!("{SLO_ENV}: {error}")),
-        }
-    }
-
-    /// The text of the profile `name` as it was written, and where it was found.
-    ///
-    /// # Errors
-    /// As [`Self::load`], except that nothing is malformed yet.
-    pub fn text(name: &str) -> Result<(Origin, String), ProfileError> {
-        locate::Folders::of_this_process().text(name)
-    }
-
     /// The profile that `text` says.
     ///
     /// # Errors
     /// [`ProfileError::Malformed`].
     pub fn parse(name: &str, origin: Origin, text: &str) -> Result<Self, ProfileError> {
-        file::parse(name, origin, text)
-    }
-
-    /// The built-in profiles, in order of their names, whatever files there are.
-    #[must_use]
-    pub fn builtin() -> Vec<Self> {
-        let parsed = locate::BUILTIN
-            .iter()
-            .filter_map(|(name, text)| file::parse(name, Origin::Builtin, text).ok());
-        parsed.collect()
-    }
-
-    /// Every name that [`Self::load`] finds, in order: the built-in ones and those of the folders.
-    #[must_use]
-    pub fn names() -> Vec<String> {
-        locate::Folders::of_this_process().names()
+        let read: Self = toml::from_str(text).map_err(|error| {
+            let at = error.span().map_or(0, |span| span.start);
+            let (line, key) = file::place(text, at);
+            ProfileError::Malformed {
+                origin: origin.clone(),
+                line,
+                key,
+                problem: error.message().replace('\n', "; "),
+            }
+        })?;
+        Ok(Self {
+            name: name.to_owned(),
+            origin,
+            ..read
+        })
     }
 }

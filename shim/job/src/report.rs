@@ -7,12 +7,9 @@
 use core::fmt::{Display, Write as _};
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::io::Write as _;
-use std::path::Path;
-
-use crate::stats::Stats;
 
 /// Names the file.
-pub const REPORT_ENV: &str = "LAXITY_REPORT";
+const REPORT_ENV: &str = "LAXITY_REPORT";
 
 /// A counter for any thread. Relaxed: a statistic.
 #[derive(Debug, Default)]
@@ -45,12 +42,7 @@ impl ReportLine {
     /// Begins with which library it is, and in which process.
     #[must_use]
     pub fn of(library: &str) -> Self {
-        let program = std::env::current_exe().ok();
-        let program = program
-            .as_deref()
-            .and_then(Path::file_name)
-            .map(|name| name.to_string_lossy())
-            .unwrap_or_default();
+        let program = crate::settings::executable().unwrap_or_default();
         let mut line = Self(String::from("{"));
         let _ = write!(line.0, "\"library\":{}", quoted(library));
         line.text("program", &program);
@@ -68,15 +60,9 @@ impl ReportLine {
         let _ = write!(self.0, ",\"{name}\":{}", quoted(text));
     }
 
-    /// What the client library counted.
-    pub fn stats(&mut self, stats: &Stats) {
-        for (name, count) in [
-            ("scheduled_bytes", stats.scheduled_bytes),
-            ("observed_bytes", stats.observed_bytes),
-            ("bypassed_bytes", stats.bypassed_bytes),
-            ("unscheduled_ns", stats.unscheduled_ns),
-            ("reattaches", stats.reattaches),
-        ] {
+    /// Several counters.
+    pub fn counts<'a>(&mut self, counts: impl IntoIterator<Item = (&'a str, u64)>) {
+        for (name, count) in counts {
             self.value(name, count);
         }
     }
@@ -132,19 +118,14 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_whose_it_is_and_what_the_client_counted() {
+    fn a_line_says_whose_it_is_and_what_was_counted() {
         let mut line = ReportLine::of("some \"library\"");
         line.value("list", "[1,2]");
-        line.stats(&Stats {
-            bypassed_bytes: 7,
-            ..Stats::default()
-        });
+        line.counts([("some", 7), ("more", 0)]);
         let line = line.end();
         assert!(line.starts_with(r#"{"library":"some \"library\"","program":"#));
         assert!(
-            line.ends_with(
-                ",\"list\":[1,2],\"scheduled_bytes\":0,\"observed_bytes\":0,\"bypassed_bytes\":7,\"unscheduled_ns\":0,\"reattaches\":0}\n"
-            ),
+            line.ends_with(",\"list\":[1,2],\"some\":7,\"more\":0}\n"),
             "{line}"
         );
     }

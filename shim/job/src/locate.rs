@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use laxity_files::ReadError;
 
-use crate::{FILE_BYTES_MAX, FOLDER, FOLDER_ENV, Origin, Profile, ProfileError, file};
+use crate::{FILE_BYTES_MAX, FOLDER, FOLDER_ENV, Origin, Profile, ProfileError};
 
 /// The built-in profiles, by name, in order.
 pub(crate) const BUILTIN: &[(&str, &str)] = &[
@@ -17,6 +17,39 @@ pub(crate) const BUILTIN: &[(&str, &str)] = &[
     ("perftest", include_str!("../profiles/perftest.toml")),
     ("ucx", include_str!("../profiles/ucx.toml")),
 ];
+
+impl Profile {
+    /// The profile `name`, looked for as the documentation of this module says.
+    ///
+    /// # Errors
+    /// [`ProfileError`]; its text is meant for whoever started the job.
+    pub fn load(name: &str) -> Result<Self, ProfileError> {
+        Folders::of_this_process().load(name)
+    }
+
+    /// The text of the profile `name` as it was written, and where it was found.
+    ///
+    /// # Errors
+    /// As [`Self::load`], except that nothing is malformed yet.
+    pub fn text(name: &str) -> Result<(Origin, String), ProfileError> {
+        Folders::of_this_process().text(name)
+    }
+
+    /// The built-in profiles, in order of their names, whatever files there are.
+    #[must_use]
+    pub fn builtin() -> Vec<Self> {
+        let parsed = BUILTIN
+            .iter()
+            .filter_map(|(name, text)| Self::parse(name, Origin::Builtin, text).ok());
+        parsed.collect()
+    }
+
+    /// Every name that [`Self::load`] finds, in order: the built-in ones and those of the folders.
+    #[must_use]
+    pub fn names() -> Vec<String> {
+        Folders::of_this_process().names()
+    }
+}
 
 /// The folders that are searched, first one first.
 pub(crate) struct Folders(pub(crate) Vec<PathBuf>);
@@ -40,7 +73,7 @@ impl Folders {
                 .map(|stem| stem.to_string_lossy().into_owned()),
             _ => None,
         };
-        file::parse(stem.as_deref().unwrap_or(name), origin, &text)
+        Profile::parse(stem.as_deref().unwrap_or(name), origin, &text)
     }
 
     pub(crate) fn text(&self, name: &str) -> Result<(Origin, String), ProfileError> {

@@ -1,8 +1,13 @@
 //! What the files mean, where they are looked for, and what is said about a mistake.
 
+use std::fs;
+use std::time::Duration;
+
+use laxity_shm::layout::Mode;
+use laxity_shm::record::Stage;
+
 use super::*;
 use crate::locate::{BUILTIN, Folders};
-use std::fs;
 
 fn error(text: &str) -> String {
     let origin = Origin::File("p.toml".into());

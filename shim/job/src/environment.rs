@@ -1,0 +1,115 @@
+//! Reading settings from environment variables. A variable that is empty is not set. A value that
+//! can't be used is replaced, and noted for the log.
+
+use std::env;
+use std::fmt::Display;
+use std::str::FromStr;
+
+/// The environment of a process, or of a test, and what of it can't be used.
+pub struct Environment<'a> {
+    get: &'a dyn Fn(&str) -> Option<String>,
+    problems: Vec<String>,
+}
+
+impl<'a> Environment<'a> {
+    /// An environment in which `get` says the value of each variable.
+    #[must_use]
+    pub fn new(get: &'a dyn Fn(&str) -> Option<String>) -> Self {
+        Self {
+            get,
+            problems: Vec::new(),
+        }
+    }
+
+    /// The environment of this process.
+    #[must_use]
+    pub fn of_this_process() -> Environment<'static> {
+        Environment::new(&|name| Some(env::var_os(name)?.to_string_lossy().into_owned()))
+    }
+
+    /// The value of a variable.
+    #[must_use]
+    pub fn text(&self, name: &str) -> Option<String> {
+        (self.get)(name).filter(|value| !value.is_empty())
+    }
+
+    /// The value of a variable as `parse` reads it, or `None` if the variable is not set or can't
+    /// be read. `holds` says what holds then.
+    pub fn parsed<T, E: Display>(
+        &mut self,
+        name: &str,
+        holds: &str,
+        parse: impl FnOnce(&str) -> Result<T, E>,
+    ) -> Option<T> {
+        let text = self.text(name)?;
+        match parse(&text) {
+            Ok(value) => Some(value),
+            Err(error) => {
+                self.note(format!("{name} is `{text}`: {error}"), holds);
+                None
+            }
+        }
+    }
+
+    /// A whole number of `unit`, or `None` as for [`Environment::parsed`].
+    pub fn number<T: FromStr>(&mut self, name: &str, unit: &str, holds: &str) -> Option<T> {
+        let expected = format!("write a whole number of {unit}");
+        self.parsed(name, holds, |text| {
+            text.trim().parse().map_err(|_| expected)
+        })
+    }
+
+    /// One of several named values. The first of them holds if the variable is not set.
+    pub fn choice<T: Copy>(&mut self, name: &str, choices: &[(&str, T)]) -> T {
+        let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
+        let (otherwise, first) = choices[0];
+        let chosen = self.parsed(name, otherwise, |text| {
+            let found = choices.iter().find(|(name, _)| *name == text);
+            let expected = || format!("write one of {}", names.join(", "));
+            found.map(|(_, value)| *value).ok_or_else(expected)
+        });
+        chosen.unwrap_or(first)
+    }
+
+    /// Notes that something can't be used, and what holds instead.
+    pub fn note(&mut self, problem: impl Display, holds: &str) {
+        self.problems
+            .push(format!("{problem}; going on with {holds}"));
+    }
+
+    /// What could not be used so far.
+    #[must_use]
+    pub fn into_problems(self) -> Vec<String> {
+        self.problems
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_that_cannot_be_used_is_replaced_and_said() {
+        let get = |name: &str| {
+            let value = match name {
+                "NUMBER" => " 7 ",
+                "WORD" => "fast",
+                "EMPTY" => "",
+                _ => return None,
+            };
+            Some(value.to_owned())
+        };
+        let mut from = Environment::new(&get);
+        let choices = [("slow", 1), ("none", 0)];
+        assert_eq!(from.number("NUMBER", "bytes", "1"), Some(7));
+        assert_eq!(from.number::<u32>("EMPTY", "bytes", "1"), None);
+        assert_eq!(from.choice("UNSET", &choices), 1);
+        assert_eq!(from.number::<u32>("WORD", "bytes", "1"), None);
+        assert_eq!(from.choice("WORD", &choices), 1);
+        let said = [
+            "WORD is `fast`: write a whole number of bytes; going on with 1",
+            "WORD is `fast`: write one of slow, none; going on with slow",
+        ];
+        assert_eq!(from.into_problems(), said);
+    }
+}

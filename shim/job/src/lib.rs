@@ -1,0 +1,25 @@
+//! What the libraries inside an application share: what its environment and its profile ask for,
+//! what a forked child leaves behind, the report at exit, symbols of other libraries, and threads.
+//!
+//! The libraries are those for verbs, NCCL, Mooncake, C and Python. Nothing here waits for a
+//! daemon, and no setting stops a job: a value that can't be used is said once, with what holds
+//! instead ([`settings`]).
+
+pub mod environment;
+pub mod exit;
+mod file;
+pub mod fork;
+mod locate;
+mod profile;
+pub mod report;
+mod settings;
+pub mod symbol;
+#[cfg(test)]
+mod tests;
+pub mod thread;
+
+pub use environment::Environment;
+pub use profile::{
+    FILE_BYTES_MAX, FOLDER, FOLDER_ENV, Origin, Profile, ProfileError, QueuePairs, Stages,
+};
+pub use settings::{Job, PROFILE_ENV, process_name};

@@ -1,0 +1,186 @@
+//! The settings of a process: what its profile says, and what its environment says beside it. They
+//! are read once, by whatever part of Laxity asks first.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use laxity_quantity::Nanos;
+use laxity_shm::layout::Mode;
+
+use crate::{Environment, Profile};
+
+/// Names the profile of a process: what `--profile` of `laxity run` sets.
+pub const PROFILE_ENV: &str = "LAXITY_PROFILE";
+
+/// The profile of this process, and what the environment says beside it.
+///
+/// Every part of Laxity that attaches to a daemon takes its settings from here: the libraries for
+/// verbs, NCCL and Mooncake, and programs that link `laxity.h` or import the Python package. So one
+/// process has one mode.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// The profile that `$LAXITY_PROFILE` names, or `default`.
+    pub profile: Profile,
+    /// `$LAXITY_SLO_TTFT`, or that of the profile: objective on the time to first token for
+    /// requests that say none.
+    pub slo_ttft: Option<Duration>,
+    /// How far the scheduler may go: the lower of the profile's mode and `$LAXITY_MODE`. The
+    /// daemon's own mode may be lower still.
+    pub mode: Mode,
+    /// `$LAXITY_STALL_MS`.
+    pub stall_timeout: Option<Duration>,
+    /// `$LAXITY_ATTACH_MS`.
+    pub attach_timeout: Option<Duration>,
+    problems: Vec<String>,
+}
+
+impl Job {
+    /// The objective in nanoseconds, 0 for none.
+    #[must_use]
+    pub fn objective_ns(&self) -> u64 {
+        self.slo_ttft.map_or(0, |objective| {
+            u64::try_from(objective.as_nanos()).unwrap_or(u64::MAX)
+        })
+    }
+
+    /// The job of this process. Nothing in the environment stops a process: what can't be used is
+    /// replaced by what is cautious.
+    #[inline]
+    #[must_use]
+    pub fn of_this_process() -> &'static Self {
+        static JOB: OnceLock<Job> = OnceLock::new();
+        JOB.get_or_init(|| Self::read(Environment::of_this_process()))
+    }
+
+    /// What of the environment can't be used, and what holds instead, for the log of whoever asks.
+    /// The first to ask in a process gets it, nobody else, so that it is said once.
+    pub fn take_problems(&self) -> &[String] {
+        // Relaxed: only one of those who ask must get it.
+        static TAKEN: AtomicBool = AtomicBool::new(false);
+        if TAKEN.swap(true, Ordering::Relaxed) {
+            return &[];
+        }
+        &self.problems
+    }
+
+    /// [`Job::take_problems`], on standard error.
+    pub fn complain(&self) {
+        for problem in self.take_problems() {
+            eprintln!("laxity: {problem}");
+        }
+    }
+
+    fn read(mut from: Environment<'_>) -> Self {
+        let name = from.text(PROFILE_ENV);
+        let profile = Profile::load(name.as_deref().unwrap_or("default")).unwrap_or_else(|error| {
+            from.note(error, "the profile `default`");
+            Profile::default()
+        });
+        let own = from.text("LAXITY_SLO_TTFT").map(|_| {
+            from.parsed("LAXITY_SLO_TTFT", "no objective", |text| {
+                text.parse::<Nanos>().map(Duration::from)
+            })
+        });
+        let mut millis = |name, holds| {
+            from.number(name, "milliseconds", holds)
+                .map(Duration::from_millis)
+        };
+        let stall_timeout = millis("LAXITY_STALL_MS", "100");
+        let attach_timeout = millis("LAXITY_ATTACH_MS", "the default");
+        Self {
+            slo_ttft: own.unwrap_or(profile.slo_ttft),
+            mode: lower(&profile, &mut from),
+            stall_timeout,
+            attach_timeout,
+            profile,
+            problems: from.into_problems(),
+        }
+    }
+}
+
+/// The name of a process for people: `$LAXITY_NAME`, or the name of the executable.
+#[must_use]
+pub fn process_name() -> Option<String> {
+    let given = Environment::of_this_process().text("LAXITY_NAME");
+    given.or_else(executable)
+}
+
+pub(crate) fn executable() -> Option<String> {
+    let path = std::env::current_exe().ok()?;
+    Some(path.file_name()?.to_string_lossy().into_owned())
+}
+
+/// The lower of what the profile and the environment say.
+fn lower(profile: &Profile, from: &mut Environment<'_>) -> Mode {
+    let own = from.text("LAXITY_MODE").map(|_| {
+        let read = |text: &str| Mode::from_name(text).ok_or("write off, observe or enforce");
+        // A misspelt wish must not delay traffic.
+        from.parsed("LAXITY_MODE", "off", read).unwrap_or(Mode::Off)
+    });
+    own.unwrap_or_default()
+        .min(profile.mode.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(pairs: &[(&str, &str)]) -> Job {
+        Job::read(Environment::new(&|name| {
+            let found = pairs.iter().find(|(key, _)| *key == name);
+            found.map(|(_, value)| (*value).to_owned())
+        }))
+    }
+
+    #[test]
+    fn the_lower_of_the_modes_holds() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("p.toml");
+        let path = path.to_str().unwrap();
+        for (profile, own, lower) in [
+            ("", "", Mode::Enforce),
+            ("observe", "", Mode::Observe),
+            ("observe", "enforce", Mode::Observe),
+            ("enforce", "observe", Mode::Observe),
+            ("off", "enforce", Mode::Off),
+            ("", "fast", Mode::Off),
+        ] {
+            let line = format!("mode = \"{profile}\"");
+            std::fs::write(path, if profile.is_empty() { "" } else { &line }).unwrap();
+            let job = of(&[(PROFILE_ENV, path), ("LAXITY_MODE", own)]);
+            assert_eq!(job.mode, lower, "{profile} {own}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_used_is_said_and_the_job_goes_on() {
+        let job = of(&[
+            (PROFILE_ENV, "no-such-profile"),
+            ("LAXITY_SLO_TTFT", "soon"),
+            ("LAXITY_MODE", "fast"),
+            ("LAXITY_STALL_MS", "1s"),
+            ("LAXITY_ATTACH_MS", "-1"),
+        ]);
+        assert_eq!((job.profile, job.mode), (Profile::default(), Mode::Off));
+        assert_eq!(
+            (job.slo_ttft, job.stall_timeout, job.attach_timeout),
+            (None, None, None)
+        );
+        let names = [
+            "no-such",
+            "LAXITY_SLO_TTFT",
+            "STALL_MS",
+            "ATTACH_MS",
+            "LAXITY_MODE is `fast`",
+        ];
+        assert_eq!(job.problems.len(), names.len(), "{:?}", job.problems);
+        for (problem, name) in job.problems.iter().zip(names) {
+            assert!(
+                problem.contains(name) && problem.contains("going on with"),
+                "{problem}"
+            );
+        }
+        assert_eq!(of(&[]).problems, Vec::<String>::new());
+    }
+}
