@@ -4,6 +4,9 @@
 //! permit [`crate::wait`] awaits. Nothing here blocks, and nothing here can fail: whatever the
 //! daemon cannot take is permitted at once and counted as bypassed.
 
+mod loan;
+mod owed;
+
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::marker::PhantomData;
@@ -12,10 +15,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use laxity_shm::layout::{CREDIT_WHOLE, attention};
 use laxity_shm::permit::FLOW_BYTES_MAX;
-use laxity_shm::producer::SlotRef;
 use laxity_shm::record::{Flow, Record, Stage};
-use laxity_shm::region::HeaderRef;
-use laxity_shm::sleep::{lately_ns, now_ns};
+use laxity_shm::sleep::now_ns;
+
+pub use loan::Loan;
+pub(crate) use owed::Owed;
 
 use crate::client::Core;
 use crate::hint::Hint;
@@ -26,8 +30,6 @@ use crate::stats::LaneCounters;
 use crate::ticket::{Mark, SEATS, Ticket};
 use crate::wait::Spin;
 
-/// Messages that may wait for a slot. A daemon that is alive never lets them; see `owe`.
-const OWED_MAX: usize = 1 << 16;
 /// Before a lane that found no free seat looks again.
 const SEAT_RETRY_NS: u64 = 10_000_000;
 
@@ -37,49 +39,6 @@ fn next_number() -> u64 {
     static NUMBER: AtomicU64 = AtomicU64::new(1);
     // Relaxed: only that it is unique matters.
     NUMBER.fetch_add(1, Ordering::Relaxed) % (SEATS - 1) + 1
-}
-
-/// Part of the credit at hand that is lent at a time.
-const LOAN_SHARE: u64 = 4;
-/// How long a loan holds: so long may the daemon not hear of what goes on it.
-const LOAN_NS: u64 = 10_000_000;
-
-/// Credit for work requests that are told of later, see [`Lane::lend`].
-#[derive(Debug)]
-pub struct Loan {
-    header: HeaderRef,
-    /// Of the binding that lent it.
-    seat: u64,
-    port: usize,
-    bytes: u64,
-    until_ns: u64,
-}
-
-impl Loan {
-    /// Bytes that may go on it.
-    #[must_use]
-    pub const fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    /// Whether nothing waits on any port so far, the daemon schedules, and has been told a moment
-    /// ago.
-    #[inline]
-    #[must_use]
-    pub fn holds(&self) -> bool {
-        self.header.credit_stages() & CREDIT_WHOLE != 0
-            && self.header.attention() & attention::NOT_ENFORCED == 0
-            && lately_ns() < self.until_ns
-    }
-}
-
-/// A message that found no slot.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Owed {
-    Say(Record),
-    Withdraw(SlotRef, u64),
-    /// A flow that went on a loan and is complete: two records.
-    Repay(Flow),
 }
 
 /// One thread's way to the daemon. `Send`, not `Sync`.
@@ -198,51 +157,6 @@ impl Lane {
         true
     }
 
-    /// Lends some of the credit at hand, `most` bytes at most, to small work requests like `flow`:
-    /// they go before the daemon hears of them, while nothing waits on any port. It hears of them
-    /// in one flow, with [`Lane::repay`].
-    #[must_use]
-    pub fn lend(&mut self, flow: &Flow, most: u64) -> Option<Loan> {
-        // With loans little is said, and so little is noticed of a daemon that is gone.
-        let now = lately_ns();
-        self.notice_hangup_at(now);
-        let seat = self.seat;
-        let binding = self.binding.as_mut()?;
-        let bytes = most.min(binding.credit.left / LOAN_SHARE);
-        if flow.key() != binding.credit.key || bytes == 0 {
-            return None;
-        }
-        let loan = Loan {
-            header: binding.header.clone(),
-            seat,
-            port: binding.credit.port,
-            bytes,
-            until_ns: now + LOAN_NS,
-        };
-        loan.holds().then(|| {
-            binding.credit.left -= bytes;
-            loan
-        })
-    }
-
-    /// `flow` went on a loan and is complete; what it did not use of the loan is credit again.
-    /// Where the loan was of a daemon that is gone, its bytes count as bypassed.
-    pub fn repay(&mut self, loan: &Loan, flow: &Flow) {
-        let Some(binding) = self.binding.as_mut().filter(|_| self.seat == loan.seat) else {
-            if flow.bytes > 0 {
-                let _ = self.bypassed(flow.bytes);
-            }
-            return;
-        };
-        let rest = loan.bytes.saturating_sub(flow.bytes);
-        binding.credit.give_back(loan.port, rest);
-        if flow.bytes > 0 {
-            self.owed.push_back(Owed::Repay(*flow));
-            self.pay();
-            self.owes_still();
-        }
-    }
-
     /// No credit is at hand.
     #[inline(never)]
     fn submit_otherwise(&mut self, flow: &Flow, ticket: &mut Ticket) {
@@ -359,21 +273,6 @@ impl Lane {
         }
     }
 
-    /// Whether messages wait for a slot: the lane is full, and what completed cannot be told of.
-    /// Whoever goes away now should come back, see [`Lane::settle`].
-    #[inline]
-    #[must_use]
-    pub fn owes(&self) -> bool {
-        !self.owed.is_empty()
-    }
-
-    /// Tells what waits for a slot, as far as there are slots by now.
-    pub fn settle(&mut self) {
-        if self.owes() {
-            self.pay();
-        }
-    }
-
     /// Gives up a flow: what was not permitted will not be sent, what was permitted and not
     /// completed never will be.
     pub fn cancel(&mut self, mut ticket: Ticket) {
@@ -436,93 +335,6 @@ impl Lane {
 
     fn say(&mut self, record: Record) {
         self.send(Owed::Say(record));
-    }
-
-    fn send(&mut self, message: Owed) {
-        if !self.owed.is_empty() {
-            self.pay();
-        }
-        let Some(binding) = &mut self.binding else {
-            return;
-        };
-        if binding.header.attention() & attention::GONE != 0 {
-            if binding.session.lost_at().is_some() {
-                self.lose_binding();
-            }
-            return;
-        }
-        if self.owed.is_empty() && binding.publish(message) {
-            if !(matches!(message, Owed::Say(Record::Completed { .. })) && binding.can_tell_later())
-            {
-                binding.notify();
-            }
-            self.notice_hangup_sometimes();
-        } else {
-            self.owe(message);
-        }
-    }
-
-    /// Keeps a message for later. Completions must not be lost: the daemon would count their
-    /// bytes as in flight for ever. A daemon that lets this many pile up is not alive.
-    #[cold]
-    fn owe(&mut self, message: Owed) {
-        if self.owed.len() >= OWED_MAX {
-            if let Some(binding) = &self.binding {
-                binding.session.lose();
-            }
-            self.lose_binding();
-            return;
-        }
-        self.owed.push_back(message);
-        self.owes_still();
-    }
-
-    /// The path on credit must not overtake what is owed.
-    fn owes_still(&mut self) {
-        if let Some(binding) = &mut self.binding
-            && !self.owed.is_empty()
-        {
-            binding.credit.key = 0;
-        }
-    }
-
-    /// Sends what is owed, as far as there are slots.
-    #[cold]
-    pub(crate) fn pay(&mut self) {
-        let Some(binding) = &mut self.binding else {
-            return self.owed.clear();
-        };
-        let (mut moved, mut urgent) = (false, false);
-        while let Some(message) = self.owed.front_mut() {
-            if let Owed::Repay(flow) = *message {
-                let record = Record::SubmitOnCredit {
-                    flow,
-                    observed: false,
-                };
-                let Ok(at) = binding.producer.publish(&record) else {
-                    break;
-                };
-                *message = Owed::Say(Record::Completed {
-                    tag: at.tag,
-                    bytes: flow.bytes,
-                });
-            } else {
-                if !binding.publish(*message) {
-                    break;
-                }
-                urgent |= !matches!(message, Owed::Say(Record::Completed { .. }));
-                self.owed.pop_front();
-            }
-            moved = true;
-        }
-        if moved {
-            if urgent || !binding.can_tell_later() {
-                binding.notify();
-            }
-        } else {
-            // Slow, or gone?
-            self.notice_hangup();
-        }
     }
 
     #[cold]

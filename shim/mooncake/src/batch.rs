@@ -23,15 +23,14 @@
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::VecDeque;
-use std::ffi::{CStr, CString};
 use std::time::{Duration, Instant};
 
 use laxity_client::hints::Transfer;
 use parking_lot::Mutex;
 
 use crate::abi::{Handle, NotifyMsg, TransferRequest, TransferStatus, status};
+use crate::calls::{Call, Notification, ask_after, hand_on};
 use crate::hub::Hub;
-use crate::real::real;
 use crate::report::COUNTERS;
 use crate::runs::{self, Run, TOGETHER_BYTES};
 
@@ -48,9 +47,6 @@ static WAITING: AtomicUsize = AtomicUsize::new(0);
 pub(crate) fn forget_waiting() {
     WAITING.store(0, Ordering::Relaxed);
 }
-
-/// What Mooncake gives for what it can't do.
-pub(crate) const REFUSED: c_int = -1;
 
 /// A batch that the program allocated and has not freed.
 #[derive(Debug)]
@@ -101,103 +97,6 @@ struct UnderWay {
     next: usize,
     end: usize,
     failed: bool,
-}
-
-/// A copy of the program's.
-#[derive(Debug)]
-struct Notification {
-    name: CString,
-    message: CString,
-}
-
-impl Notification {
-    /// # Safety
-    /// Both are C strings.
-    unsafe fn copy(notify: NotifyMsg) -> Self {
-        // SAFETY: upheld by the caller.
-        unsafe {
-            Self {
-                name: CStr::from_ptr(notify.name).to_owned(),
-                message: CStr::from_ptr(notify.msg).to_owned(),
-            }
-        }
-    }
-
-    fn message(&self) -> NotifyMsg {
-        NotifyMsg {
-            name: self.name.as_ptr().cast_mut(),
-            msg: self.message.as_ptr().cast_mut(),
-        }
-    }
-}
-
-/// A call of the program.
-pub(crate) struct Call {
-    pub(crate) entries: *mut TransferRequest,
-    pub(crate) count: usize,
-    pub(crate) notify: Option<NotifyMsg>,
-}
-
-impl Call {
-    /// # Safety
-    /// `entries` is null or has `count` of them, for as long as the result is used.
-    unsafe fn requests(&self) -> &[TransferRequest] {
-        if self.entries.is_null() {
-            return &[];
-        }
-        // SAFETY: upheld by the caller.
-        unsafe { core::slice::from_raw_parts(self.entries, self.count) }
-    }
-}
-
-/// Mooncake's own function.
-///
-/// # Safety
-/// As the program has to call it.
-pub(crate) unsafe fn hand_on(
-    engine: Handle,
-    batch: u64,
-    entries: *mut TransferRequest,
-    count: usize,
-    notify: Option<NotifyMsg>,
-) -> c_int {
-    // SAFETY: upheld by the caller; the types are those of `transfer_engine_c.h`.
-    unsafe {
-        match notify {
-            None => {
-                let real = real!(
-                    c"submitTransfer",
-                    fn(Handle, u64, *mut TransferRequest, usize) -> c_int
-                );
-                real.map_or(REFUSED, |real| real(engine, batch, entries, count))
-            }
-            Some(notify) => {
-                let real = real!(
-                    c"submitTransferWithNotify",
-                    fn(Handle, u64, *mut TransferRequest, usize, NotifyMsg) -> c_int
-                );
-                real.map_or(REFUSED, |real| real(engine, batch, entries, count, notify))
-            }
-        }
-    }
-}
-
-/// Mooncake's own answer.
-///
-/// # Safety
-/// As the program has to call it.
-pub(crate) unsafe fn ask_after(
-    engine: Handle,
-    batch: u64,
-    task: usize,
-    answer: *mut TransferStatus,
-) -> c_int {
-    let real = real!(
-        c"getTransferStatus",
-        fn(Handle, u64, usize, *mut TransferStatus) -> c_int
-    );
-    // SAFETY: upheld by the caller; the type is that of `transfer_engine_c.h`.
-    real.map_or(REFUSED, |real| unsafe { real(engine, batch, task, answer) })
 }
 
 /// Waits for all of the leave that a transfer asked for: whether it came without the daemon.

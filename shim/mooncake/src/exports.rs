@@ -7,6 +7,7 @@
 
 #![allow(
     clippy::missing_safety_doc,
+    missing_docs,
     reason = "said above, once for all functions"
 )]
 
@@ -18,7 +19,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use laxity_client::{hints, peers};
 
 use crate::abi::{BufferEntry, Handle, INVALID_BATCH, NotifyMsg, TransferRequest, TransferStatus};
-use crate::batch::{Call, REFUSED, ask_after, hand_on};
+use crate::calls::{Call, REFUSED, ask_after, hand_on};
 use crate::engines::{Handling, Surroundings};
 use crate::hub::{self, Hub};
 use crate::real::real;

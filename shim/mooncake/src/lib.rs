@@ -23,6 +23,7 @@
 
 mod abi;
 mod batch;
+mod calls;
 mod engines;
 pub mod exports;
 mod hub;

@@ -24,6 +24,7 @@
 
 #![allow(
     clippy::missing_safety_doc,
+    missing_docs,
     reason = "said above, once for all functions"
 )]
 
@@ -34,7 +35,7 @@ use laxity_job::Job;
 use laxity_job::symbol::Symbol;
 
 use crate::abi::Handle;
-use crate::batch::REFUSED;
+use crate::calls::REFUSED;
 use crate::exports::{besides, own};
 use crate::real::real;
 use crate::report::COUNTERS;

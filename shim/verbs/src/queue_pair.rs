@@ -22,7 +22,9 @@
 
 mod ahead;
 mod at_once;
+mod completion;
 mod unpolled;
+mod waiting;
 
 use core::ffi::c_int;
 use core::ptr;
@@ -31,8 +33,7 @@ use std::collections::VecDeque;
 use ahead::Ahead;
 use laxity_client::{Flow, Lane, Ticket, peers};
 use laxity_ibverbs::{
-    ibv_cq, ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
-    ibv_send_wr, ibv_wc_status,
+    ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type, ibv_send_wr,
 };
 use laxity_job::real;
 use laxity_job::symbol::Symbol;
@@ -40,12 +41,12 @@ use parking_lot::Mutex;
 
 use crate::builder::Builder;
 use crate::contexts::{Context, PostSend};
-use crate::exports::{self, of_libibverbs};
+use crate::exports::of_libibverbs;
 use crate::lanes::{self, LANES, Shard};
-use crate::list::{Posted, call, is_full, pass};
+use crate::list::{Posted, pass};
 use crate::report::COUNTERS;
+use crate::table;
 use crate::work::{self, Limits, Work};
-use crate::{classify, table};
 
 /// Work requests of one queue pair that are submitted to the daemon at a time. Enough that it sees
 /// what comes, few enough that many queue pairs fit in a lane.
@@ -302,23 +303,6 @@ impl QueuePair {
         }
     }
 
-    /// Bytes of a ticket are complete.
-    #[inline]
-    fn land(&self, lane: &mut Lane, ticket: &Ticket, bytes: u64) {
-        lane.complete(ticket, bytes);
-        if lane.owes() {
-            self.shard().owe();
-        }
-    }
-
-    fn release_all(&self, state: &mut State) {
-        let mut lane = self.shard().lane();
-        for waits in &mut state.waiting {
-            waits.pull(&mut lane);
-        }
-        state.submitted = state.waiting.len();
-    }
-
     fn drop_all(&'static self, state: &mut State) {
         self.end_ahead(state);
         if state.waiting.is_empty() && state.in_flight.is_empty() {
@@ -393,300 +377,6 @@ impl QueuePair {
                 self.defer(&mut state, list, None, atomic)
             }
         }
-    }
-
-    /// More completions are missing than any queue holds.
-    #[cold]
-    fn assume_completed(&self, state: &mut State) {
-        let mut lane = self.shard().lane();
-        while state.in_flight.len() > IN_FLIGHT_MAX {
-            if let Some(oldest) = state.in_flight.pop_front() {
-                self.land(&mut lane, &oldest.ticket, oldest.bytes);
-            }
-        }
-    }
-
-    /// The provider has taken all in flight from `first` on.
-    #[inline]
-    fn launched(&'static self, state: &mut State, first: usize) {
-        let count = state.in_flight.len() - first;
-        state.counts.posted += count as u64;
-        let mut bytes = 0;
-        let (mut covered, mut counted) = (false, false);
-        let mut lane = None;
-        for flight in state.in_flight.range_mut(first..).rev() {
-            covered |= flight.signaled;
-            bytes += flight.bytes;
-            if !covered {
-                let lane = lane.get_or_insert_with(|| self.shard().lane());
-                self.land(lane, &flight.ticket, flight.bytes);
-                flight.ticket = Ticket::default();
-            }
-            counted |= flight.ticket.is_known();
-        }
-        state.counts.posted_bytes += bytes;
-        drop(lane);
-        if counted && !state.watched {
-            self.be_watched(state);
-        }
-        if state.in_flight.len() > IN_FLIGHT_MAX {
-            self.assume_completed(state);
-        }
-    }
-
-    /// Has a list wait. `first` is the ticket of its first, if that was submitted. If all of it was
-    /// found acceptable before (`accepted`), none is refused.
-    ///
-    /// # Safety
-    /// As for [`QueuePair::post`].
-    unsafe fn defer(
-        &'static self,
-        state: &mut State,
-        list: *mut ibv_send_wr,
-        first: Option<Ticket>,
-        accepted: bool,
-    ) -> Posted {
-        self.end_ahead(state);
-        let peer = state.peer;
-        let mut first = first;
-        let mut result = Ok(());
-        let before = state.waiting.len();
-        let mut at = list;
-        // SAFETY: upheld by the caller, here and below.
-        while let Some(wr) = unsafe { at.as_ref() } {
-            if !accepted {
-                // SAFETY: as above.
-                if let Err(error) = unsafe { state.takes(wr, 1) } {
-                    result = Err((error, at));
-                    break;
-                }
-            }
-            // SAFETY: as above.
-            let (work, flow) = unsafe { (Work::copy(wr), classify::flow(wr, peer)) };
-            let permit = match (first.take(), flow) {
-                (Some(ticket), _) => PermitState::Waits(ticket),
-                (None, Some(flow)) => PermitState::Unasked(flow),
-                (None, None) => PermitState::Permitted(Ticket::default()),
-            };
-            if matches!(permit, PermitState::Waits(_)) {
-                state.submitted += 1;
-            }
-            state.waiting.push_back(Deferred {
-                work,
-                wr_id: wr.wr_id,
-                signaled: state.signals_all || work::is_signaled(wr),
-                bytes: flow.map_or(0, |flow| flow.bytes),
-                permit,
-            });
-            at = wr.next;
-        }
-        if let Some(ticket) = first {
-            self.shard().lane().cancel(ticket);
-        }
-        COUNTERS.deferred.add((state.waiting.len() - before) as u64);
-        if before == 0 && !state.waiting.is_empty() {
-            lanes::advance_tick();
-            state.progress = lanes::tick();
-            self.shard().enlist(self);
-        }
-        self.advance(state);
-        result
-    }
-
-    /// Posts what may go by now; whether anything went. Does nothing if another thread is at it.
-    pub(crate) fn pump(&'static self) -> bool {
-        self.state
-            .try_lock()
-            .is_some_and(|mut state| self.advance(&mut state))
-    }
-
-    fn advance(&'static self, state: &mut State) -> bool {
-        if state.halted || state.waiting.is_empty() {
-            return false;
-        }
-        let mut went = false;
-        while self.collect_permits(state) && self.post_front(state) {
-            went = true;
-        }
-        if state.waiting.is_empty() {
-            self.shard().strike(self);
-        } else if !went {
-            self.settle_unpolled(state);
-        }
-        went
-    }
-
-    /// Submits what can be, collects permits; whether the first that waits may go.
-    fn collect_permits(&self, state: &mut State) -> bool {
-        if state.waiting.is_empty() {
-            return false;
-        }
-        if state.readiness == SendReadiness::Broken {
-            self.release_all(state);
-            return true;
-        }
-        let mut lane = self.shard().lane();
-        // The first of each queue pair in any case: others that wait must not hide it from the
-        // daemon.
-        while state.submitted < AHEAD.min(state.waiting.len())
-            && (state.submitted == 0 || lane.has_room())
-        {
-            let nic = || state.context.map_or(u8::MAX, Context::nic);
-            let next = &mut state.waiting[state.submitted];
-            if let PermitState::Unasked(flow) = &mut next.permit {
-                let mut ticket = Ticket::default();
-                if !lane.submit_whole_into(flow, nic, &mut ticket) {
-                    self.shard().is_full();
-                    break;
-                }
-                next.permit = if lane.poll(&mut ticket).is_some() {
-                    PermitState::Permitted(ticket)
-                } else {
-                    PermitState::Waits(ticket)
-                };
-            }
-            state.submitted += 1;
-        }
-        // The last one that may go takes along what is in front of it.
-        let mut permitted = None;
-        for (index, waits) in state.waiting.range_mut(..state.submitted).enumerate() {
-            if let PermitState::Waits(ticket) = &mut waits.permit {
-                if lane.poll(ticket).is_none() {
-                    continue;
-                }
-                waits.permit = PermitState::Permitted(core::mem::take(ticket));
-            }
-            if index == 0 {
-                return true;
-            }
-            permitted = Some(index);
-        }
-        let Some(permitted) = permitted else {
-            return false;
-        };
-        for waits in state.waiting.range_mut(..permitted) {
-            if waits.pull(&mut lane) {
-                COUNTERS.pulled.add(1);
-            }
-        }
-        true
-    }
-
-    /// Posts the first that waits, which may go; whether the provider took it, or refused it for
-    /// good.
-    fn post_front(&'static self, state: &mut State) -> bool {
-        let Some(real) = state.context.and_then(Context::post_send) else {
-            return false;
-        };
-        let ibv = state.ibv.0;
-        let Some(front) = state.waiting.front_mut() else {
-            return false;
-        };
-        // SAFETY: our own copy, on a queue pair that is not destroyed: `close` comes before that.
-        let mut failed = match unsafe { call(real, ibv, front.work.request()) } {
-            Ok(()) => false,
-            // The program has not polled the completions that make room for it.
-            Err((error, _)) if is_full(error) => return false,
-            Err(_) => true,
-        };
-        if failed {
-            COUNTERS.failed_late.add(1);
-            state.readiness = SendReadiness::Broken;
-            exports::break_queue_pair(ibv);
-            front.work.hollow();
-            // SAFETY: as above. In error, the provider takes it and completes it in its turn.
-            if let Err((error, _)) = unsafe { call(real, ibv, front.work.request()) }
-                && is_full(error)
-            {
-                // Tried again, and then as what it is: one that fails.
-                return false;
-            }
-            failed = true;
-        }
-        let first = state.in_flight.len();
-        let Some(gone) = state.waiting.pop_front() else {
-            return false;
-        };
-        state.submitted = state.submitted.saturating_sub(1);
-        let ticket = match gone.permit {
-            PermitState::Waits(ticket) | PermitState::Permitted(ticket) => ticket,
-            PermitState::Unasked(_) => Ticket::default(),
-        };
-        state.in_flight.push_back(InFlight {
-            wr_id: gone.wr_id,
-            signaled: gone.signaled || failed,
-            bytes: gone.bytes,
-            ticket,
-            failed,
-        });
-        self.launched(state, first);
-        true
-    }
-
-    /// A completion came; the status that the program should see, if it is another.
-    #[inline]
-    pub(crate) fn completed(
-        &self,
-        cq: *const ibv_cq,
-        wr_id: u64,
-        status: ibv_wc_status::Type,
-    ) -> Option<ibv_wc_status::Type> {
-        self.note(&mut self.state.lock(), cq, wr_id, status)
-    }
-
-    /// [`QueuePair::completed`] for a caller that may hold a lock that the provider takes in posts:
-    /// `None` if another thread has the queue pair.
-    pub(crate) fn try_completed(
-        &self,
-        cq: *const ibv_cq,
-        wr_id: u64,
-        status: ibv_wc_status::Type,
-    ) -> Option<Option<ibv_wc_status::Type>> {
-        let mut state = self.state.try_lock()?;
-        Some(self.note(&mut state, cq, wr_id, status))
-    }
-
-    #[inline]
-    fn note(
-        &self,
-        state: &mut State,
-        cq: *const ibv_cq,
-        wr_id: u64,
-        status: ibv_wc_status::Type,
-    ) -> Option<ibv_wc_status::Type> {
-        state.counts.completions += 1;
-        state.progress = lanes::tick();
-        state.unseen = false;
-        let success = status == ibv_wc_status::IBV_WC_SUCCESS;
-        // What it mostly is.
-        if success
-            && let Some(front) = state.in_flight.front()
-            && front.wr_id == wr_id
-            && front.signaled
-        {
-            if front.bytes > 0 {
-                self.land(&mut self.shard().lane(), &front.ticket, front.bytes);
-            }
-            state.in_flight.pop_front();
-            return None;
-        }
-        // With an error no opcode says whether a receive has completed.
-        // SAFETY: a queue pair that is alive: it completes.
-        if !success && !state.ibv.0.is_null() && !ptr::eq(unsafe { (*state.ibv.0).send_cq }, cq) {
-            return None;
-        }
-        // In error each work request completes, and not only those that are signaled.
-        let last = state
-            .in_flight
-            .iter()
-            .position(|flight| flight.wr_id == wr_id && (flight.signaled || !success))?;
-        let mut failed = false;
-        let mut lane = self.shard().lane();
-        for flight in state.in_flight.drain(..=last) {
-            failed = flight.failed;
-            self.land(&mut lane, &flight.ticket, flight.bytes);
-        }
-        (failed && !success).then_some(ibv_wc_status::IBV_WC_LOC_QP_OP_ERR)
     }
 }
 

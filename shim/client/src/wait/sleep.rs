@@ -1,0 +1,87 @@
+//! Sleeping until a permit comes, away from the lane.
+
+use std::time::Duration;
+
+use laxity_shm::lane::LaneMemory;
+use laxity_shm::layout::attention;
+use laxity_shm::sleep::{Announced, Awaited, now_ns};
+
+use super::{MISSES, SLICE, SLICE_UNORDERED, any_news};
+use crate::lane::Lane;
+use crate::lane_binding::LaneBinding;
+
+/// A sleep that was announced to the daemon and has yet to be slept, away from the lane: whoever
+/// pumps the lane of others must not keep it from them meanwhile. See [`Lane::prepare_sleep`].
+#[derive(Debug)]
+pub struct Sleep {
+    lane: LaneMemory,
+    announced: Announced,
+    slice: Duration,
+}
+
+impl Sleep {
+    /// Sleeps until a permit comes in the lane, but for [`SLICE`] at most. May return early. Call
+    /// [`Lane::slept`] after it.
+    pub fn sleep(self) {
+        self.sleep_within(SLICE);
+    }
+
+    /// [`Sleep::sleep`], but no longer than this.
+    pub fn sleep_within(self, limit: Duration) {
+        let slice = self.slice.min(limit);
+        self.lane.header().waiter.sleep(self.announced, slice);
+    }
+}
+
+impl Lane {
+    /// Prepares to sleep until a ticket of this lane has more to say. `None` if one has by now, if
+    /// none waits, or if something else should be looked at first: poll them then. One thread at a
+    /// time may sleep on a lane.
+    pub fn prepare_sleep(&mut self) -> Option<Sleep> {
+        if self.owes() {
+            self.pay();
+        }
+        if !self.is_daemon_alive(now_ns()) {
+            return None;
+        }
+        self.spin.misses = MISSES;
+        let binding = self.binding.as_mut()?;
+        if binding.pending.is_empty() {
+            return None;
+        }
+        binding.turn += 1;
+        let lane = binding.producer.memory().clone();
+        let announced = lane.header().waiter.announce(Awaited::Any, binding.turn);
+        if any_news(binding) || binding.header.attention() & attention::UNSCHEDULED != 0 {
+            lane.header().waiter.awake();
+            return None;
+        }
+        let slice = if announced.ordered {
+            SLICE
+        } else {
+            SLICE_UNORDERED
+        };
+        Some(Sleep {
+            lane,
+            announced,
+            slice,
+        })
+    }
+
+    /// The sleep is over: the daemon need not wake anybody in this lane.
+    pub fn slept(&mut self) {
+        if let Some(binding) = &self.binding
+            && binding.session.lost_at().is_none()
+        {
+            binding.producer.memory().header().waiter.awake();
+        }
+    }
+
+    /// Whether a flow that has to wait would find a slot. While many wait, submit no more: it would
+    /// be bypassed.
+    #[inline]
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        self.binding.as_ref().is_none_or(LaneBinding::has_room)
+    }
+}

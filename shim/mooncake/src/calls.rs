@@ -1,0 +1,107 @@
+//! Calls of the program, and calls of Mooncake's own functions.
+
+use core::ffi::c_int;
+use std::ffi::{CStr, CString};
+
+use crate::abi::{Handle, NotifyMsg, TransferRequest, TransferStatus};
+use crate::real::real;
+
+/// What Mooncake gives for what it can't do.
+pub(crate) const REFUSED: c_int = -1;
+
+/// A copy of the program's.
+#[derive(Debug)]
+pub(crate) struct Notification {
+    name: CString,
+    message: CString,
+}
+
+impl Notification {
+    /// # Safety
+    /// Both are C strings.
+    pub(crate) unsafe fn copy(notify: NotifyMsg) -> Self {
+        // SAFETY: upheld by the caller.
+        unsafe {
+            Self {
+                name: CStr::from_ptr(notify.name).to_owned(),
+                message: CStr::from_ptr(notify.msg).to_owned(),
+            }
+        }
+    }
+
+    pub(crate) fn message(&self) -> NotifyMsg {
+        NotifyMsg {
+            name: self.name.as_ptr().cast_mut(),
+            msg: self.message.as_ptr().cast_mut(),
+        }
+    }
+}
+
+/// A call of the program.
+pub(crate) struct Call {
+    pub(crate) entries: *mut TransferRequest,
+    pub(crate) count: usize,
+    pub(crate) notify: Option<NotifyMsg>,
+}
+
+impl Call {
+    /// # Safety
+    /// `entries` is null or has `count` of them, for as long as the result is used.
+    pub(crate) unsafe fn requests(&self) -> &[TransferRequest] {
+        if self.entries.is_null() {
+            return &[];
+        }
+        // SAFETY: upheld by the caller.
+        unsafe { core::slice::from_raw_parts(self.entries, self.count) }
+    }
+}
+
+/// Mooncake's own function.
+///
+/// # Safety
+/// As the program has to call it.
+pub(crate) unsafe fn hand_on(
+    engine: Handle,
+    batch: u64,
+    entries: *mut TransferRequest,
+    count: usize,
+    notify: Option<NotifyMsg>,
+) -> c_int {
+    // SAFETY: upheld by the caller; the types are those of `transfer_engine_c.h`.
+    unsafe {
+        match notify {
+            None => {
+                let real = real!(
+                    c"submitTransfer",
+                    fn(Handle, u64, *mut TransferRequest, usize) -> c_int
+                );
+                real.map_or(REFUSED, |real| real(engine, batch, entries, count))
+            }
+            Some(notify) => {
+                let real = real!(
+                    c"submitTransferWithNotify",
+                    fn(Handle, u64, *mut TransferRequest, usize, NotifyMsg) -> c_int
+                );
+                real.map_or(REFUSED, |real| real(engine, batch, entries, count, notify))
+            }
+        }
+    }
+}
+
+/// Mooncake's own answer.
+///
+/// # Safety
+/// As the program has to call it.
+pub(crate) unsafe fn ask_after(
+    engine: Handle,
+    batch: u64,
+    task: usize,
+    answer: *mut TransferStatus,
+) -> c_int {
+    let real = real!(
+        c"getTransferStatus",
+        fn(Handle, u64, usize, *mut TransferStatus) -> c_int
+    );
+    // SAFETY: upheld by the caller; the type is that of `transfer_engine_c.h`.
+    real.map_or(REFUSED, |real| unsafe { real(engine, batch, task, answer) })
+}

@@ -1,0 +1,210 @@
+//! What waits in a queue pair: how it comes to wait, and how it goes.
+
+use laxity_client::Ticket;
+use laxity_ibverbs::ibv_send_wr;
+
+use super::{AHEAD, Deferred, InFlight, PermitState, QueuePair, SendReadiness, State};
+use crate::contexts::Context;
+use crate::list::{Posted, call, is_full};
+use crate::report::COUNTERS;
+use crate::work::{self, Work};
+use crate::{classify, exports, lanes};
+
+impl QueuePair {
+    pub(super) fn release_all(&self, state: &mut State) {
+        let mut lane = self.shard().lane();
+        for waits in &mut state.waiting {
+            waits.pull(&mut lane);
+        }
+        state.submitted = state.waiting.len();
+    }
+
+    /// Has a list wait. `first` is the ticket of its first, if that was submitted. If all of it was
+    /// found acceptable before (`accepted`), none is refused.
+    ///
+    /// # Safety
+    /// As for [`QueuePair::post`].
+    pub(super) unsafe fn defer(
+        &'static self,
+        state: &mut State,
+        list: *mut ibv_send_wr,
+        first: Option<Ticket>,
+        accepted: bool,
+    ) -> Posted {
+        self.end_ahead(state);
+        let peer = state.peer;
+        let mut first = first;
+        let mut result = Ok(());
+        let before = state.waiting.len();
+        let mut at = list;
+        // SAFETY: upheld by the caller, here and below.
+        while let Some(wr) = unsafe { at.as_ref() } {
+            if !accepted {
+                // SAFETY: as above.
+                if let Err(error) = unsafe { state.takes(wr, 1) } {
+                    result = Err((error, at));
+                    break;
+                }
+            }
+            // SAFETY: as above.
+            let (work, flow) = unsafe { (Work::copy(wr), classify::flow(wr, peer)) };
+            let permit = match (first.take(), flow) {
+                (Some(ticket), _) => PermitState::Waits(ticket),
+                (None, Some(flow)) => PermitState::Unasked(flow),
+                (None, None) => PermitState::Permitted(Ticket::default()),
+            };
+            if matches!(permit, PermitState::Waits(_)) {
+                state.submitted += 1;
+            }
+            state.waiting.push_back(Deferred {
+                work,
+                wr_id: wr.wr_id,
+                signaled: state.signals_all || work::is_signaled(wr),
+                bytes: flow.map_or(0, |flow| flow.bytes),
+                permit,
+            });
+            at = wr.next;
+        }
+        if let Some(ticket) = first {
+            self.shard().lane().cancel(ticket);
+        }
+        COUNTERS.deferred.add((state.waiting.len() - before) as u64);
+        if before == 0 && !state.waiting.is_empty() {
+            lanes::advance_tick();
+            state.progress = lanes::tick();
+            self.shard().enlist(self);
+        }
+        self.advance(state);
+        result
+    }
+
+    /// Posts what may go by now; whether anything went. Does nothing if another thread is at it.
+    pub(crate) fn pump(&'static self) -> bool {
+        self.state
+            .try_lock()
+            .is_some_and(|mut state| self.advance(&mut state))
+    }
+
+    pub(super) fn advance(&'static self, state: &mut State) -> bool {
+        if state.halted || state.waiting.is_empty() {
+            return false;
+        }
+        let mut went = false;
+        while self.collect_permits(state) && self.post_front(state) {
+            went = true;
+        }
+        if state.waiting.is_empty() {
+            self.shard().strike(self);
+        } else if !went {
+            self.settle_unpolled(state);
+        }
+        went
+    }
+
+    /// Submits what can be, collects permits; whether the first that waits may go.
+    fn collect_permits(&self, state: &mut State) -> bool {
+        if state.waiting.is_empty() {
+            return false;
+        }
+        if state.readiness == SendReadiness::Broken {
+            self.release_all(state);
+            return true;
+        }
+        let mut lane = self.shard().lane();
+        // The first of each queue pair in any case: others that wait must not hide it from the
+        // daemon.
+        while state.submitted < AHEAD.min(state.waiting.len())
+            && (state.submitted == 0 || lane.has_room())
+        {
+            let nic = || state.context.map_or(u8::MAX, Context::nic);
+            let next = &mut state.waiting[state.submitted];
+            if let PermitState::Unasked(flow) = &mut next.permit {
+                let mut ticket = Ticket::default();
+                if !lane.submit_whole_into(flow, nic, &mut ticket) {
+                    self.shard().is_full();
+                    break;
+                }
+                next.permit = if lane.poll(&mut ticket).is_some() {
+                    PermitState::Permitted(ticket)
+                } else {
+                    PermitState::Waits(ticket)
+                };
+            }
+            state.submitted += 1;
+        }
+        // The last one that may go takes along what is in front of it.
+        let mut permitted = None;
+        for (index, waits) in state.waiting.range_mut(..state.submitted).enumerate() {
+            if let PermitState::Waits(ticket) = &mut waits.permit {
+                if lane.poll(ticket).is_none() {
+                    continue;
+                }
+                waits.permit = PermitState::Permitted(core::mem::take(ticket));
+            }
+            if index == 0 {
+                return true;
+            }
+            permitted = Some(index);
+        }
+        let Some(permitted) = permitted else {
+            return false;
+        };
+        for waits in state.waiting.range_mut(..permitted) {
+            if waits.pull(&mut lane) {
+                COUNTERS.pulled.add(1);
+            }
+        }
+        true
+    }
+
+    /// Posts the first that waits, which may go; whether the provider took it, or refused it for
+    /// good.
+    fn post_front(&'static self, state: &mut State) -> bool {
+        let Some(real) = state.context.and_then(Context::post_send) else {
+            return false;
+        };
+        let ibv = state.ibv.0;
+        let Some(front) = state.waiting.front_mut() else {
+            return false;
+        };
+        // SAFETY: our own copy, on a queue pair that is not destroyed: `close` comes before that.
+        let mut failed = match unsafe { call(real, ibv, front.work.request()) } {
+            Ok(()) => false,
+            // The program has not polled the completions that make room for it.
+            Err((error, _)) if is_full(error) => return false,
+            Err(_) => true,
+        };
+        if failed {
+            COUNTERS.failed_late.add(1);
+            state.readiness = SendReadiness::Broken;
+            exports::break_queue_pair(ibv);
+            front.work.hollow();
+            // SAFETY: as above. In error, the provider takes it and completes it in its turn.
+            if let Err((error, _)) = unsafe { call(real, ibv, front.work.request()) }
+                && is_full(error)
+            {
+                // Tried again, and then as what it is: one that fails.
+                return false;
+            }
+            failed = true;
+        }
+        let first = state.in_flight.len();
+        let Some(gone) = state.waiting.pop_front() else {
+            return false;
+        };
+        state.submitted = state.submitted.saturating_sub(1);
+        let ticket = match gone.permit {
+            PermitState::Waits(ticket) | PermitState::Permitted(ticket) => ticket,
+            PermitState::Unasked(_) => Ticket::default(),
+        };
+        state.in_flight.push_back(InFlight {
+            wr_id: gone.wr_id,
+            signaled: gone.signaled || failed,
+            bytes: gone.bytes,
+            ticket,
+            failed,
+        });
+        self.launched(state, first);
+        true
+    }
+}
