@@ -199,7 +199,7 @@ fn a_daemon_that_dies_leaves_each_byte_granted_once_and_lanes_move_to_the_next()
 
 #[test]
 fn a_death_is_noticed_by_a_lane_that_gives_each_flow_up_before_it_is_overdue() {
-    let (daemon, client, mut lane) = attached();
+    let (daemon, _client, mut lane) = attached();
     daemon.set(&daemon.knobs.hold, true);
     daemon.kill();
     eventually("the lane lets go of it", || {

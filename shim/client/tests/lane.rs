@@ -5,7 +5,6 @@ mod daemon;
 mod lanes;
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use daemon::{TestDaemon, eventually};
 use lanes::{attached, drain, flow, is_scheduled_in_the_end, send};
@@ -57,7 +56,7 @@ fn a_flow_is_permitted_in_chunks_that_add_up_to_it() {
 
 #[test]
 fn collectives_go_on_credit_as_far_as_it_reaches_and_wait_beyond() {
-    let (daemon, client, mut lane) = attached();
+    let (daemon, _client, mut lane) = attached();
     daemon.knobs.credit.store(10_000, Ordering::SeqCst);
     let collective = Flow {
         stage: Stage::Collective,
@@ -219,7 +218,7 @@ fn cancelling_frees_the_slot_and_tells_the_daemon_what_went_out() {
 
 #[test]
 fn a_flow_too_large_for_a_permit_goes_out_unscheduled() {
-    let (daemon, client, mut lane) = attached();
+    let (daemon, _client, mut lane) = attached();
     let mut ticket = lane.submit(&flow(u64::MAX));
     let permit = lane.wait(&mut ticket);
     assert_eq!((permit.bytes, permit.bypassed), (u64::MAX, true));

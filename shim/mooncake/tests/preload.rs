@@ -4,48 +4,27 @@
 
 #[path = "../../client/tests/daemon/mod.rs"]
 mod daemon;
+#[path = "../../job/tests/preloaded/mod.rs"]
+mod preloaded;
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use daemon::{TestDaemon, eventually};
 use laxity_client::{Direction, Stage};
+use preloaded::{a_process_does_not_notice, exported, library, output, text};
 
 const COUNT: usize = 8;
 const LENGTH: usize = 40_000;
 const BYTES: u64 = (COUNT * LENGTH) as u64;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Where cargo put it: next to this test's own directory, or in it.
-fn library() -> PathBuf {
-    let own = std::env::current_exe().expect("own path");
-    let deps = own.parent().expect("deps");
-    let name = "liblaxity_mooncake.so";
-    [deps.join(name), deps.join("..").join(name)]
-        .into_iter()
-        .find(|path| path.exists())
-        .expect("liblaxity_mooncake.so is built with its tests")
-}
-
-fn output(command: &mut Command) -> Output {
-    let output = command.output().expect("the program starts");
-    assert!(
-        output.status.success(),
-        "{command:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    output
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
+const LIBRARY: &str = "liblaxity_mooncake.so";
 
 /// The folder with the stand-in and the programs; built once.
 fn built() -> &'static Path {
@@ -149,7 +128,7 @@ impl Job {
     }
 
     fn preloaded(mut self) -> Self {
-        self.command.env("LD_PRELOAD", library());
+        self.command.env("LD_PRELOAD", library(LIBRARY));
         self
     }
 
@@ -251,16 +230,6 @@ fn submitted(daemon: &TestDaemon) -> u64 {
 
 #[test]
 fn only_mooncakes_functions_leave_the_library() {
-    let symbols = output(
-        Command::new("nm")
-            .args(["-D", "--defined-only"])
-            .arg(library()),
-    );
-    let exported: BTreeSet<_> = text(&symbols.stdout)
-        .lines()
-        .filter_map(|line| line.split_whitespace().last())
-        .map(str::to_owned)
-        .collect();
     let interposed = [
         "allocateBatchID",
         "createTransferEngine",
@@ -280,25 +249,12 @@ fn only_mooncakes_functions_leave_the_library() {
         "unregisterLocalMemory",
         "unregisterLocalMemoryBatch",
     ];
-    assert_eq!(exported, interposed.map(str::to_owned).into());
+    assert_eq!(exported(LIBRARY), interposed.map(str::to_owned).into());
 }
 
 #[test]
 fn a_process_without_mooncake_does_not_notice_it() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let report = folder.path().join("report");
-    let script = "ls /proc/self/task | wc -l; exec true";
-    let alone = output(Command::new("sh").args(["-c", script]));
-    let preloaded = output(
-        Command::new("sh")
-            .args(["-c", script])
-            .env("LD_PRELOAD", library())
-            .env("LAXITY_REPORT", &report)
-            .env("LAXITY_PROFILE", "no-such-profile"),
-    );
-    assert_eq!(text(&preloaded.stdout), text(&alone.stdout));
-    assert_eq!(text(&preloaded.stderr), text(&alone.stderr));
-    assert!(!report.exists());
+    a_process_does_not_notice(LIBRARY);
 }
 
 #[test]
@@ -528,7 +484,7 @@ fn tents_requests_get_a_priority_where_the_engine_says_the_stage() {
         let mut command = Command::new(built().join(program));
         command.arg("tent").env("STANDIN_LOG", &log);
         if preload {
-            command.env("LD_PRELOAD", library());
+            command.env("LD_PRELOAD", library(LIBRARY));
         }
         output(&mut command);
         let log = fs::read_to_string(log).expect("a log");

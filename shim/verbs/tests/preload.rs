@@ -1,9 +1,13 @@
 //! The library as a file: what it exports, what it needs, and that a process without RDMA does not
 //! notice it. What it does to work requests is tested on real devices (`laxity lab verbs`).
 
+#[path = "../../job/tests/preloaded/mod.rs"]
+mod preloaded;
+
 use std::collections::BTreeSet;
-use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::Command;
+
+use preloaded::{a_process_does_not_notice, exported, library, output, text};
 
 /// What leaves the library, besides the `lax_*` of `laxity.h`: what stands in front of libibverbs,
 /// and the way past it.
@@ -23,29 +27,7 @@ const INTERPOSED: [&str; 13] = [
     "verbs_uninit_context",
 ];
 
-/// Where cargo put it: next to this test's own directory, or in it.
-fn library() -> PathBuf {
-    let own = std::env::current_exe().expect("own path");
-    let deps = own.parent().expect("deps");
-    [deps.join("liblaxity.so"), deps.join("../liblaxity.so")]
-        .into_iter()
-        .find(|path| path.exists())
-        .expect("liblaxity.so is built with its tests")
-}
-
-fn output(command: &mut Command) -> Output {
-    let output = command.output().expect("the program starts");
-    assert!(
-        output.status.success(),
-        "{command:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    output
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
+const LIBRARY: &str = "liblaxity.so";
 
 /// Functions of `laxity.h`: whatever is followed by an argument list there.
 fn declared() -> BTreeSet<String> {
@@ -65,25 +47,15 @@ fn declared() -> BTreeSet<String> {
 
 #[test]
 fn only_what_is_interposed_and_laxity_h_leave_the_library() {
-    let symbols = output(
-        Command::new("nm")
-            .args(["-D", "--defined-only"])
-            .arg(library()),
-    );
-    let exported: BTreeSet<_> = text(&symbols.stdout)
-        .lines()
-        .filter_map(|line| line.split_whitespace().last())
-        .map(str::to_owned)
-        .collect();
     let interposed: BTreeSet<_> = INTERPOSED.map(str::to_owned).into();
     let declared = declared();
     assert!(declared.contains("lax_scope_push"), "{declared:?}");
-    assert_eq!(exported, &interposed | &declared);
+    assert_eq!(exported(LIBRARY), &interposed | &declared);
 }
 
 #[test]
 fn it_needs_no_rdma_library() {
-    let dynamic = output(Command::new("readelf").arg("-d").arg(library()));
+    let dynamic = output(Command::new("readelf").arg("-d").arg(library(LIBRARY)));
     let needed: Vec<_> = text(&dynamic.stdout)
         .lines()
         .filter(|line| line.contains("NEEDED"))
@@ -100,20 +72,5 @@ fn it_needs_no_rdma_library() {
 
 #[test]
 fn a_process_without_rdma_does_not_notice_it() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let report = folder.path().join("report");
-    let script = "ls /proc/self/task | wc -l; exec true";
-    let alone = output(Command::new("sh").args(["-c", script]));
-    let preloaded = output(
-        Command::new("sh")
-            .args(["-c", script])
-            .env("LD_PRELOAD", library())
-            .env("LAXITY_REPORT", &report)
-            .env("LAXITY_PROFILE", "no-such-profile")
-            .env("LAXITY_SOCKET", folder.path().join("none.sock")),
-    );
-    assert_eq!(text(&preloaded.stdout), text(&alone.stdout));
-    // It says nothing, not even of a profile that there isn't: nothing of it has run.
-    assert_eq!(text(&preloaded.stderr), text(&alone.stderr));
-    assert!(!report.exists());
+    a_process_does_not_notice(LIBRARY);
 }

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use laxity_shm::consumer::Wake;
+use laxity_shm::consumer::{Incoming, Wake};
 use laxity_shm::layout::{Geometry, attention};
 use laxity_shm::producer::SlotRef;
 use laxity_shm::record::{Flow, Record};
@@ -301,49 +301,14 @@ fn serve(knobs: &Knobs, client: &mut Attached, round: u64) -> usize {
         bad,
         ..
     } = client;
-    let mut work = served.scan(32, |lane, consumer, incoming| {
+    let mut work = served.scan(32, |lane, _, incoming| {
         knobs.records.fetch_add(1, Ordering::Relaxed);
         let Ok(incoming) = incoming else {
             knobs.garbage.fetch_add(1, Ordering::SeqCst);
             *bad = true;
             return;
         };
-        if let Record::Submit(flow) | Record::SubmitOnCredit { flow, .. } = incoming.record
-            && let Some(flows) = &mut *knobs.flows.lock().expect("flows")
-        {
-            flows.push(flow);
-        }
-        match incoming.record {
-            Record::Submit(flow) => {
-                knobs
-                    .submitted_bytes
-                    .fetch_add(flow.bytes, Ordering::Relaxed);
-                waiting.push(Waiting {
-                    lane,
-                    at: incoming.at,
-                    flow,
-                    permitted: 0,
-                });
-            }
-            Record::SubmitOnCredit { flow, .. } => {
-                knobs
-                    .submitted_bytes
-                    .fetch_add(flow.bytes, Ordering::Relaxed);
-            }
-            Record::Completed { bytes, .. } => {
-                knobs.completed_bytes.fetch_add(bytes, Ordering::SeqCst);
-            }
-            Record::Cancelled { tag, .. } => {
-                waiting.retain(|flow| flow.lane != lane || flow.at.tag != tag);
-                knobs.heard.lock().expect("heard").push(incoming.record);
-            }
-            Record::LaneReset => {
-                waiting.retain(|flow| flow.lane != lane);
-                knobs.heard.lock().expect("heard").push(incoming.record);
-            }
-            other => knobs.heard.lock().expect("heard").push(other),
-        }
-        let _ = consumer;
+        take(knobs, waiting, lane, &incoming);
     });
     if *bad {
         // Thrown out: the hangup tells the client.
@@ -358,29 +323,68 @@ fn serve(knobs: &Knobs, client: &mut Attached, round: u64) -> usize {
         }
     }
     if !knobs.hold.load(Ordering::SeqCst) {
-        let chunk = knobs.chunk.load(Ordering::Relaxed);
-        waiting.retain_mut(|flow| {
-            work += 1;
-            let more = chunk.min(flow.flow.bytes - flow.permitted);
-            let permitted = flow.permitted + more;
-            let last = permitted == flow.flow.bytes;
-            let Some(consumer) = served.consumer(flow.lane) else {
-                return false;
-            };
-            match consumer.permit(flow.at, permitted, 3, last) {
-                Ok(wake) => {
-                    knobs.permitted_bytes.fetch_add(more, Ordering::Relaxed);
-                    flow.permitted = permitted;
-                    if wake == Wake::Needed {
-                        consumer.wake();
-                    }
-                    !last
-                }
-                Err(_) => false,
-            }
-        });
+        work += waiting.len();
+        permit(knobs, served, waiting);
     }
     work
+}
+
+/// A record came out of a lane.
+fn take(knobs: &Knobs, waiting: &mut Vec<Waiting>, lane: u16, incoming: &Incoming) {
+    let Incoming { at, record } = *incoming;
+    let hear = || knobs.heard.lock().expect("heard").push(record);
+    match record {
+        Record::Submit(flow) | Record::SubmitOnCredit { flow, .. } => {
+            if let Some(flows) = &mut *knobs.flows.lock().expect("flows") {
+                flows.push(flow);
+            }
+            knobs
+                .submitted_bytes
+                .fetch_add(flow.bytes, Ordering::Relaxed);
+            if matches!(record, Record::Submit(_)) {
+                waiting.push(Waiting {
+                    lane,
+                    at,
+                    flow,
+                    permitted: 0,
+                });
+            }
+        }
+        Record::Completed { bytes, .. } => {
+            knobs.completed_bytes.fetch_add(bytes, Ordering::SeqCst);
+        }
+        Record::Cancelled { tag, .. } => {
+            waiting.retain(|flow| flow.lane != lane || flow.at.tag != tag);
+            hear();
+        }
+        Record::LaneReset => {
+            waiting.retain(|flow| flow.lane != lane);
+            hear();
+        }
+        _ => hear(),
+    }
+}
+
+/// Permits a chunk more of each flow that waits.
+fn permit(knobs: &Knobs, served: &mut Served, waiting: &mut Vec<Waiting>) {
+    let chunk = knobs.chunk.load(Ordering::Relaxed);
+    waiting.retain_mut(|flow| {
+        let more = chunk.min(flow.flow.bytes - flow.permitted);
+        let permitted = flow.permitted + more;
+        let last = permitted == flow.flow.bytes;
+        let Some(consumer) = served.consumer(flow.lane) else {
+            return false;
+        };
+        let Ok(wake) = consumer.permit(flow.at, permitted, 3, last) else {
+            return false;
+        };
+        knobs.permitted_bytes.fetch_add(more, Ordering::Relaxed);
+        flow.permitted = permitted;
+        if wake == Wake::Needed {
+            consumer.wake();
+        }
+        !last
+    });
 }
 
 /// The daemon's side of the sleep protocol.
