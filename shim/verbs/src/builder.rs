@@ -203,128 +203,59 @@ unsafe fn last(qp: *mut ibv_qp_ex) -> Option<&'static mut Work> {
     unsafe { works(qp) }?.last_mut()
 }
 
-unsafe extern "C" fn rdma_write(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) {
-    // SAFETY: upheld by the program, here and in all that follow.
-    unsafe {
-        record(qp, op::IBV_WR_RDMA_WRITE, |wr| {
-            wr.wr.rdma = rdma_t { remote_addr, rkey };
-        });
+/// Functions that record a work request: arguments, opcode, and what they set in it.
+macro_rules! operations {
+    ($(fn $name:ident($($argument:ident: $type:ty),*) = $opcode:ident, |$wr:ident| $fill:block)*) => {$(
+        unsafe extern "C" fn $name(qp: *mut ibv_qp_ex, $($argument: $type),*) {
+            // SAFETY: upheld by the program.
+            unsafe { record(qp, op::$opcode, |$wr| $fill) }
+        }
+    )*};
+}
+
+operations! {
+    fn rdma_write(rkey: u32, remote_addr: u64) = IBV_WR_RDMA_WRITE, |wr| {
+        wr.wr.rdma = rdma_t { remote_addr, rkey };
     }
-}
-
-unsafe extern "C" fn rdma_write_imm(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, imm: u32) {
-    // SAFETY: see above.
-    unsafe {
-        record(qp, op::IBV_WR_RDMA_WRITE_WITH_IMM, |wr| {
-            wr.wr.rdma = rdma_t { remote_addr, rkey };
-            wr.imm_data_invalidated_rkey_union.imm_data = imm;
-        });
+    fn rdma_write_imm(rkey: u32, remote_addr: u64, imm: u32) = IBV_WR_RDMA_WRITE_WITH_IMM, |wr| {
+        wr.wr.rdma = rdma_t { remote_addr, rkey };
+        wr.imm_data_invalidated_rkey_union.imm_data = imm;
     }
-}
-
-unsafe extern "C" fn rdma_read(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64) {
-    // SAFETY: see above.
-    unsafe {
-        record(qp, op::IBV_WR_RDMA_READ, |wr| {
-            wr.wr.rdma = rdma_t { remote_addr, rkey };
-        });
+    fn rdma_read(rkey: u32, remote_addr: u64) = IBV_WR_RDMA_READ, |wr| {
+        wr.wr.rdma = rdma_t { remote_addr, rkey };
     }
-}
-
-unsafe extern "C" fn send(qp: *mut ibv_qp_ex) {
-    // SAFETY: see above.
-    unsafe { record(qp, op::IBV_WR_SEND, |_| {}) }
-}
-
-unsafe extern "C" fn send_imm(qp: *mut ibv_qp_ex, imm: u32) {
-    // SAFETY: see above.
-    unsafe {
-        record(qp, op::IBV_WR_SEND_WITH_IMM, |wr| {
-            wr.imm_data_invalidated_rkey_union.imm_data = imm;
-        });
+    fn send() = IBV_WR_SEND, |_wr| {}
+    fn send_imm(imm: u32) = IBV_WR_SEND_WITH_IMM, |wr| {
+        wr.imm_data_invalidated_rkey_union.imm_data = imm;
     }
-}
-
-unsafe extern "C" fn send_inv(qp: *mut ibv_qp_ex, rkey: u32) {
-    // SAFETY: see above.
-    unsafe {
-        record(qp, op::IBV_WR_SEND_WITH_INV, |wr| {
-            wr.imm_data_invalidated_rkey_union.invalidated_rkey = rkey;
-        });
+    fn send_inv(rkey: u32) = IBV_WR_SEND_WITH_INV, |wr| {
+        wr.imm_data_invalidated_rkey_union.invalidated_rkey = rkey;
     }
-}
-
-unsafe extern "C" fn local_inv(qp: *mut ibv_qp_ex, rkey: u32) {
-    // SAFETY: see above.
-    unsafe {
-        record(qp, op::IBV_WR_LOCAL_INV, |wr| {
-            wr.imm_data_invalidated_rkey_union.invalidated_rkey = rkey;
-        });
+    fn local_inv(rkey: u32) = IBV_WR_LOCAL_INV, |wr| {
+        wr.imm_data_invalidated_rkey_union.invalidated_rkey = rkey;
     }
-}
-
-unsafe extern "C" fn bind_mw(
-    qp: *mut ibv_qp_ex,
-    mw: *mut ibv_mw,
-    rkey: u32,
-    info: *const ibv_mw_bind_info,
-) {
-    // SAFETY: see above.
-    unsafe {
+    fn bind_mw(mw: *mut ibv_mw, rkey: u32, info: *const ibv_mw_bind_info) = IBV_WR_BIND_MW, |wr| {
         let bind_info = *info;
-        record(qp, op::IBV_WR_BIND_MW, |wr| {
-            wr.bind_mw_tso_union.bind_mw = bind_mw_t {
-                mw,
-                rkey,
-                bind_info,
-            };
-        });
+        wr.bind_mw_tso_union.bind_mw = bind_mw_t { mw, rkey, bind_info };
     }
-}
-
-unsafe extern "C" fn atomic_cmp_swp(
-    qp: *mut ibv_qp_ex,
-    rkey: u32,
-    remote_addr: u64,
-    compare_add: u64,
-    swap: u64,
-) {
-    // SAFETY: see above.
-    unsafe {
-        record(qp, op::IBV_WR_ATOMIC_CMP_AND_SWP, |wr| {
-            wr.wr.atomic = atomic_t {
-                remote_addr,
-                compare_add,
-                swap,
-                rkey,
-            };
-        });
+    fn atomic_cmp_swp(rkey: u32, remote_addr: u64, compare_add: u64, swap: u64)
+        = IBV_WR_ATOMIC_CMP_AND_SWP, |wr| {
+        wr.wr.atomic = atomic_t { remote_addr, compare_add, swap, rkey };
     }
-}
-
-unsafe extern "C" fn atomic_fetch_add(qp: *mut ibv_qp_ex, rkey: u32, remote_addr: u64, add: u64) {
-    // SAFETY: see above.
-    unsafe {
-        record(qp, op::IBV_WR_ATOMIC_FETCH_AND_ADD, |wr| {
-            wr.wr.atomic = atomic_t {
-                remote_addr,
-                compare_add: add,
-                swap: 0,
-                rkey,
-            };
-        });
+    fn atomic_fetch_add(rkey: u32, remote_addr: u64, add: u64) = IBV_WR_ATOMIC_FETCH_AND_ADD, |wr| {
+        wr.wr.atomic = atomic_t { remote_addr, compare_add: add, swap: 0, rkey };
     }
 }
 
 unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u32) {
-    // SAFETY: see above.
+    // SAFETY: upheld by the program.
     if let Some(work) = unsafe { last(qp) } {
         work.set_sges(&[ibv_sge { addr, length, lkey }]);
     }
 }
 
 unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
-    // SAFETY: see above; a list of `count`, unless that is 0.
+    // SAFETY: upheld by the program: a list of `count`, unless that is 0.
     unsafe {
         if let Some(work) = last(qp) {
             let sges = if count == 0 {
@@ -338,7 +269,7 @@ unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const
 }
 
 unsafe extern "C" fn set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
-    // SAFETY: see above; `length` readable bytes.
+    // SAFETY: upheld by the program: `length` readable bytes.
     unsafe {
         if let Some(work) = last(qp) {
             work.set_inline(work::bytes(addr.cast(), length).into());
@@ -351,7 +282,7 @@ unsafe extern "C" fn set_inline_data_list(
     count: usize,
     list: *const ibv_data_buf,
 ) {
-    // SAFETY: see above; a list of `count` pieces of readable memory.
+    // SAFETY: upheld by the program: a list of `count` pieces of readable memory.
     unsafe {
         if let Some(work) = last(qp) {
             let mut inline = work::Inline::new();

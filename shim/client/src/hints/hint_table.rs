@@ -443,7 +443,7 @@ mod tests {
         let hints = said(|say| {
             table
                 .tell(Hint::RequestEnd { request: 3 }, say)
-                .expect("another process's")
+                .expect("another process's");
         });
         assert_eq!(hints, [Hint::RequestEnd { request: 3 }]);
         assert_eq!(table.counts.requests_unknown, 1);
