@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use laxity_types::{Level, Stage};
 
@@ -51,19 +51,15 @@ fn settings(text: &str) -> BTreeSet<String> {
 }
 
 /// The text of all sources under a path.
-fn sources(path: PathBuf) -> String {
-    if !path.is_dir() {
-        let is_source = path
-            .extension()
-            .is_some_and(|ending| ending == "rs" || ending == "py");
-        return is_source
-            .then(|| fs::read_to_string(path).unwrap())
-            .unwrap_or_default();
+fn sources(path: &Path) -> String {
+    if let Ok(entries) = fs::read_dir(path) {
+        let paths = entries.map(|entry| entry.expect("an entry").path());
+        return paths.map(|path| sources(&path)).collect();
     }
-    let entries = fs::read_dir(path).unwrap();
-    entries
-        .map(|entry| sources(entry.unwrap().path()))
-        .collect()
+    match path.extension().and_then(|ending| ending.to_str()) {
+        Some("rs" | "py") => fs::read_to_string(path).expect("a source is text"),
+        _ => String::new(),
+    }
 }
 
 #[test]
@@ -77,7 +73,7 @@ fn the_page_about_jobs_lists_every_setting_that_jobs_read_and_no_other() {
         "tools/cli/src/library.rs",
     ];
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let code: String = read.iter().map(|path| sources(root.join(path))).collect();
+    let code: String = read.iter().map(|path| sources(&root.join(path))).collect();
     let page = text("docs/running-jobs.md");
     let rows = page.lines().filter(|line| line.starts_with("| `LAXITY_"));
     let listed: BTreeSet<_> = rows.filter_map(|row| row.split('`').nth(1)).collect();
