@@ -6,15 +6,20 @@
 //! request is a place in its connection's table: whatever NCCL does, testing one can't touch freed
 //! memory while its connection lives, and NCCL doesn't test after closing.
 
+mod message;
 mod receive;
 mod send;
+mod slots;
+mod surroundings;
 
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+pub use message::Wish;
 pub use receive::ReceiveSide;
-pub use send::{SendSide, Surroundings, Wish};
+pub use send::SendSide;
+pub use surroundings::Surroundings;
 
 use crate::backend::{GROUP_MAX, Memory, Region};
 use crate::fault::{Fault, Result};

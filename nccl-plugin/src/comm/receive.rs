@@ -2,26 +2,17 @@
 
 use std::sync::Arc;
 
-use smallvec::SmallVec;
-
-use super::{Outcome, REQUESTS};
+use super::Outcome;
+use super::slots::{Slot, Slots};
 use crate::backend::{Buffer, GROUP_MAX, Memory, Received, Receiver, Region};
 use crate::fault::{Fault, Result};
 use crate::report::Report;
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Slot {
-    Free,
-    Pending(u64),
-    Done(SmallVec<[usize; GROUP_MAX]>),
-}
 
 /// See the module's text.
 pub struct ReceiveSide {
     receiver: Option<Box<dyn Receiver>>,
     report: Arc<Report>,
-    slots: Box<[Slot]>,
-    next_slot: usize,
+    slots: Slots,
     fault: Option<Fault>,
     received: Vec<Received>,
 }
@@ -41,8 +32,7 @@ impl ReceiveSide {
         Self {
             receiver: Some(receiver),
             report,
-            slots: vec![Slot::Free; REQUESTS].into(),
-            next_slot: 0,
+            slots: Slots::new(),
             fault: None,
             received: Vec::new(),
         }
@@ -61,13 +51,6 @@ impl ReceiveSide {
         self.receiver()?.deregister(region)
     }
 
-    fn free_slot(&mut self) -> Option<u16> {
-        let around = (self.next_slot..REQUESTS).chain(0..self.next_slot);
-        let found = { around }.find(|at| self.slots[*at] == Slot::Free)?;
-        self.next_slot = (found + 1) % REQUESTS;
-        Some(found as u16)
-    }
-
     /// Posts the buffers of one grouped receive; its request's place, or `None` if NCCL is to ask
     /// again.
     ///
@@ -80,7 +63,7 @@ impl ReceiveSide {
                 buffers.len()
             )));
         }
-        let Some(slot) = self.free_slot() else {
+        let Some(slot) = self.slots.free() else {
             return Ok(None);
         };
         let post = if self.fault.is_some() {
@@ -90,7 +73,7 @@ impl ReceiveSide {
             self.receiver()?.post(buffers)
         };
         Ok(post.map(|post| {
-            self.slots[usize::from(slot)] = Slot::Pending(post);
+            self.slots.set(slot, Slot::Pending(post));
             slot
         }))
     }
@@ -103,14 +86,14 @@ impl ReceiveSide {
         if buffers.len() > GROUP_MAX {
             return Err(Fault::Argument(String::from("too many buffers to flush")));
         }
-        let Some(slot) = self.free_slot() else {
+        let Some(slot) = self.slots.free() else {
             return Err(Fault::Internal(String::from(
                 "no request is free for a flush",
             )));
         };
         let post = self.receiver()?.flush(buffers);
         Ok(post.map(|post| {
-            self.slots[usize::from(slot)] = Slot::Pending(post);
+            self.slots.set(slot, Slot::Pending(post));
             slot
         }))
     }
@@ -123,10 +106,7 @@ impl ReceiveSide {
         };
         for Received { post, sizes } in received.drain(..) {
             self.report.received(sizes.iter().sum::<usize>() as u64);
-            let is_it = |slot: &&mut Slot| **slot == Slot::Pending(post);
-            if let Some(slot) = self.slots.iter_mut().find(is_it) {
-                *slot = Slot::Done(sizes);
-            }
+            self.slots.complete(post, sizes);
         }
         self.received = received;
         if let Err(fault) = result {
@@ -135,28 +115,10 @@ impl ReceiveSide {
     }
 
     pub(super) fn test(&mut self, index: u16) -> Result<Outcome> {
-        let at = usize::from(index);
-        if matches!(self.slots[at], Slot::Pending(_)) && self.fault.is_none() {
+        if self.slots.is_pending(index) && self.fault.is_none() {
             self.progress();
         }
-        match &self.slots[at] {
-            Slot::Done(sizes) => {
-                let sizes = sizes.clone();
-                self.slots[at] = Slot::Free;
-                Ok(Outcome::Done(sizes))
-            }
-            Slot::Pending(_) => match &self.fault {
-                Some(fault) => {
-                    let fault = fault.clone();
-                    self.slots[at] = Slot::Free;
-                    Err(fault)
-                }
-                None => Ok(Outcome::Pending),
-            },
-            Slot::Free => Err(Fault::Argument(String::from(
-                "a request was tested that is not in use: it was done before",
-            ))),
-        }
+        self.slots.outcome(index, self.fault.as_ref())
     }
 
     /// Ends it.

@@ -18,127 +18,29 @@
 //! error: what is wrong with a connection is told by `test` of what is in flight on it.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Duration;
 
-use laxity_client::{Direction, Flow, LEVEL_SCAVENGER, Permit};
+use laxity_client::{Direction, Flow, Permit};
 use laxity_shm::sleep::now_ns;
 use smallvec::smallvec;
 
-use super::{Outcome, REQUESTS};
-use crate::arbiter::{Arbiter, SCAVENGER_CLASS, SubmittedFlow};
-use crate::backend::{Classes, Clear, Memory, Message, Region, Sender, Sent};
-use crate::context::{Context, Purpose};
+use super::Outcome;
+use super::message::{Decision, Kept, Offer, Underway, Wish};
+use super::slots::{Slot, Slots};
+use super::surroundings::Surroundings;
+use crate::arbiter::SubmittedFlow;
+use crate::backend::{Clear, Memory, Message, Region, Sender, Sent};
 use crate::fault::{Fault, Result};
 use crate::origin::Origin;
-use crate::report::{Fate, Report};
+use crate::report::Fate;
 
 /// Messages of no more than this are complete for the scheduler when the network took them: when
 /// exactly they leave the wire is not worth finding out.
 const ACCOUNTED_BYTES_MIN: u64 = 16 << 10;
 
-/// What a connection needs of the process it is in.
-#[derive(Clone)]
-pub struct Surroundings {
-    /// Who permits.
-    pub arbiter: Arc<dyn Arbiter>,
-    /// Whose connection it is.
-    pub context: Arc<Context>,
-    /// Where it is counted.
-    pub report: Arc<Report>,
-    /// Longest wait for a permit.
-    pub wait_max: Duration,
-    /// Name of the NIC.
-    pub nic: String,
-    /// The connection's classes.
-    pub classes: Classes,
-}
-
 /// Whether something was waited for too long.
 fn is_overdue(since_ns: u64, wait_max: Duration) -> bool {
     u128::from(now_ns().saturating_sub(since_ns)) > wait_max.as_nanos()
-}
-
-/// A message that NCCL wants to send and that may not go yet.
-#[derive(Debug)]
-struct Offer {
-    pass: SubmittedFlow,
-    bytes: u64,
-    tag: i32,
-    since_ns: u64,
-    purpose: Purpose,
-    known: bool,
-}
-
-/// A message that was taken before its receiver posted.
-#[derive(Debug)]
-struct Kept {
-    slot: u16,
-    address: usize,
-    bytes: usize,
-    tag: i32,
-    /// NCCL keeps it registered until the request is done.
-    region: Option<RegionPointer>,
-    origin: Option<Origin>,
-}
-
-/// A registration that NCCL keeps.
-#[derive(Clone, Copy, Debug)]
-struct RegionPointer(core::ptr::NonNull<Region>);
-
-// SAFETY: leads to a `Region`, which is `Send` and `Sync`.
-unsafe impl Send for RegionPointer {}
-
-impl Kept {
-    fn wish(&self) -> Wish<'_> {
-        Wish {
-            address: self.address,
-            bytes: self.bytes,
-            tag: self.tag,
-            // SAFETY: NCCL lets go of a registration only when the requests that use it are done.
-            region: self.region.map(|region| unsafe { region.0.as_ref() }),
-        }
-    }
-}
-
-/// A message that was begun.
-#[derive(Debug)]
-struct Underway {
-    number: u64,
-    pass: SubmittedFlow,
-    bytes: u64,
-    pushed: u64,
-    /// Told to the arbiter as complete.
-    left: u64,
-    accounted: bool,
-    slot: u16,
-    done: bool,
-    /// The host may test its receive first, and this only then.
-    was_kept: bool,
-    /// Since when the next permit is waited for; 0 if it is not.
-    waits_since_ns: u64,
-}
-
-impl Underway {
-    fn is_over(&self) -> bool {
-        self.done && self.left >= self.pushed
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Slot {
-    Free,
-    Pending,
-    Done(u64),
-    /// Its message was refused when it was offered; the text is in `refused`.
-    Refused,
-}
-
-/// What became of a message that NCCL wants to send.
-enum Taken {
-    Begun,
-    Kept,
-    No,
 }
 
 /// Whether a message was begun.
@@ -152,19 +54,6 @@ enum Verdict {
     OthersFirst,
 }
 
-/// What NCCL asks to be sent.
-#[derive(Clone, Copy)]
-pub struct Wish<'a> {
-    /// Where.
-    pub address: usize,
-    /// How many bytes.
-    pub bytes: usize,
-    /// Which buffer of a group.
-    pub tag: i32,
-    /// Registration.
-    pub region: Option<&'a Region>,
-}
-
 /// See the module's text.
 pub struct SendSide {
     sender: Option<Box<dyn Sender>>,
@@ -172,10 +61,8 @@ pub struct SendSide {
     offer: Option<Offer>,
     kept: VecDeque<Kept>,
     underway: VecDeque<Underway>,
-    slots: Box<[Slot]>,
-    next_slot: usize,
+    slots: Slots,
     fault: Option<Fault>,
-    refused: Option<Fault>,
     /// The NIC's number, and of which daemon.
     nic: (u64, u8),
     /// No memory was let go of while something of it was unsent.
@@ -204,10 +91,8 @@ impl SendSide {
             offer: None,
             kept: VecDeque::new(),
             underway: VecDeque::new(),
-            slots: vec![Slot::Free; REQUESTS].into(),
-            next_slot: 0,
+            slots: Slots::new(),
             fault: None,
-            refused: None,
             nic,
             memory_stays: true,
             sent: Vec::new(),
@@ -230,16 +115,9 @@ impl SendSide {
         self.sender()?.deregister(region)
     }
 
-    fn free_slot(&mut self) -> Option<u16> {
-        let around = (self.next_slot..REQUESTS).chain(0..self.next_slot);
-        let found = { around }.find(|at| self.slots[*at] == Slot::Free)?;
-        self.next_slot = (found + 1) % REQUESTS;
-        Some(found as u16)
-    }
-
     /// Offers a message; its request's place if it was taken, `None` if NCCL is to ask again.
     pub fn offer(&mut self, wish: Wish<'_>, origin: impl Fn() -> Option<Origin>) -> Option<u16> {
-        let slot = self.free_slot()?;
+        let slot = self.slots.free()?;
         if self.fault.is_none()
             && let Err(fault) = self.pump()
         {
@@ -247,7 +125,7 @@ impl SendSide {
         }
         if self.fault.is_some() {
             // `test` tells.
-            self.slots[usize::from(slot)] = Slot::Pending;
+            self.slots.set(slot, Slot::Pending(0));
             return Some(slot);
         }
         if !self.kept.is_empty() {
@@ -255,32 +133,23 @@ impl SendSide {
             self.release();
             return Some(slot);
         }
-        match self.try_take(slot, wish, origin) {
-            Ok(Taken::Begun | Taken::Kept) => Some(slot),
-            Ok(Taken::No) => None,
+        match self.try_begin(slot, wish, &origin) {
+            Ok(Verdict::Begun) => Some(slot),
+            Ok(Verdict::NotPosted) => {
+                self.keep(slot, wish, origin());
+                Some(slot)
+            }
+            Ok(Verdict::Wait | Verdict::OthersFirst) => None,
             Err(fault) => {
-                self.refuse(slot, fault);
+                self.slots.set(slot, Slot::Refused(fault));
                 Some(slot)
             }
         }
     }
 
-    /// `test` of the request tells why.
-    fn refuse(&mut self, slot: u16, fault: Fault) {
-        self.refused = Some(fault);
-        self.slots[usize::from(slot)] = Slot::Refused;
-    }
-
     fn keep(&mut self, slot: u16, wish: Wish<'_>, origin: Option<Origin>) {
-        self.slots[usize::from(slot)] = Slot::Pending;
-        self.kept.push_back(Kept {
-            slot,
-            address: wish.address,
-            bytes: wish.bytes,
-            tag: wish.tag,
-            region: wish.region.map(|region| RegionPointer(region.into())),
-            origin,
-        });
+        self.slots.set(slot, Slot::Pending(0));
+        self.kept.push_back(Kept::new(slot, wish, origin));
     }
 
     /// Begins kept messages as far as their receivers have posted by now and they are permitted.
@@ -304,25 +173,9 @@ impl SendSide {
                     self.kept.insert(at, kept);
                     return;
                 }
-                Err(fault) => self.refuse(kept.slot, fault),
+                Err(fault) => self.slots.set(kept.slot, Slot::Refused(fault)),
             }
         }
-    }
-
-    fn try_take(
-        &mut self,
-        slot: u16,
-        wish: Wish<'_>,
-        origin: impl Fn() -> Option<Origin>,
-    ) -> Result<Taken> {
-        Ok(match self.try_begin(slot, wish, &origin)? {
-            Verdict::Begun => Taken::Begun,
-            Verdict::NotPosted => {
-                self.keep(slot, wish, origin());
-                Taken::Kept
-            }
-            Verdict::Wait | Verdict::OthersFirst => Taken::No,
-        })
     }
 
     /// Begins a message, if it is clear to go and permitted.
@@ -390,7 +243,12 @@ impl SendSide {
                 return Ok(Verdict::Wait);
             }
         };
-        self.begin(slot, wish, offer, permit, waited_ns, overdue)?;
+        let decision = Decision {
+            permit,
+            waited_ns,
+            overdue,
+        };
+        self.begin(slot, wish, offer, decision)?;
         Ok(Verdict::Begun)
     }
 
@@ -422,36 +280,18 @@ impl SendSide {
         }
     }
 
-    fn begin(
-        &mut self,
-        slot: u16,
-        wish: Wish<'_>,
-        offer: Offer,
-        permit: Permit,
-        waited_ns: u64,
-        overdue: bool,
-    ) -> Result<()> {
-        let of = |dscp: u8| self.around.classes.iter().position(|class| *class == dscp);
-        let class = if permit.bypassed {
-            0
-        } else {
-            // What is to give way to all others must not travel higher.
-            let unknown = if permit.level == LEVEL_SCAVENGER {
-                SCAVENGER_CLASS.min(self.around.classes.len() - 1)
-            } else {
-                0
-            };
-            of(permit.dscp).unwrap_or(unknown)
-        };
+    fn begin(&mut self, slot: u16, wish: Wish<'_>, offer: Offer, decision: Decision) -> Result<()> {
+        let permit = decision.permit;
+        let class = self.around.class_of(&permit);
         let accounted = !permit.bypassed && offer.bytes > ACCOUNTED_BYTES_MIN;
         self.around.report.sent(&Fate {
             function: offer.purpose.function,
             stage: offer.purpose.stage,
             dscp: self.around.classes[class],
             bytes: offer.bytes,
-            waited_ns,
+            waited_ns: decision.waited_ns,
             bypassed: permit.bypassed,
-            overdue,
+            overdue: decision.overdue,
             known: offer.known,
         });
         let message = Message {
@@ -464,7 +304,7 @@ impl SendSide {
         };
         let sender = self.sender()?;
         let number = sender.begin(message);
-        self.slots[usize::from(slot)] = Slot::Pending;
+        self.slots.set(slot, Slot::Pending(0));
         self.underway.push_back(Underway {
             number,
             pass: offer.pass,
@@ -568,7 +408,8 @@ impl SendSide {
         };
         if sent.done {
             entry.done = true;
-            self.slots[usize::from(entry.slot)] = Slot::Done(entry.bytes);
+            let sizes = smallvec![entry.bytes as usize];
+            self.slots.set(entry.slot, Slot::Done(sizes));
         }
         // Of a message that nobody accounts for, what is done has left.
         let rest = entry.pushed - entry.left;
@@ -600,32 +441,10 @@ impl SendSide {
     }
 
     pub(super) fn test(&mut self, index: u16) -> Result<Outcome> {
-        let at = usize::from(index);
         if self.fault.is_none() {
             self.drive();
         }
-        match self.slots[at] {
-            Slot::Done(bytes) => {
-                self.slots[at] = Slot::Free;
-                Ok(Outcome::Done(smallvec![bytes as usize]))
-            }
-            Slot::Pending => match &self.fault {
-                Some(fault) => {
-                    let fault = fault.clone();
-                    self.slots[at] = Slot::Free;
-                    Err(fault)
-                }
-                None => Ok(Outcome::Pending),
-            },
-            Slot::Refused => {
-                self.slots[at] = Slot::Free;
-                let lost = || Fault::Internal(String::from("a message was refused"));
-                Err(self.refused.clone().unwrap_or_else(lost))
-            }
-            Slot::Free => Err(Fault::Argument(String::from(
-                "a request was tested that is not in use: it was done before",
-            ))),
-        }
+        self.slots.outcome(index, self.fault.as_ref())
     }
 
     /// Whether somebody has to look after it, though the host may not: something of it is done, and

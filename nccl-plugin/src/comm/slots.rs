@@ -1,0 +1,75 @@
+//! The requests of one end of a connection, by their places in NCCL's table.
+
+use smallvec::SmallVec;
+
+use super::{Outcome, REQUESTS};
+use crate::backend::GROUP_MAX;
+use crate::fault::{Fault, Result};
+
+/// What a request is at.
+#[derive(Clone, Debug)]
+pub(super) enum Slot {
+    /// Not in use.
+    Free,
+    /// Under way. The receiving end keeps the number of the post here.
+    Pending(u64),
+    /// Complete, with these sizes.
+    Done(SmallVec<[usize; GROUP_MAX]>),
+    /// Refused when it was offered.
+    Refused(Fault),
+}
+
+/// All requests of one end.
+#[derive(Debug)]
+pub(super) struct Slots {
+    slots: Box<[Slot]>,
+    next: usize,
+}
+
+impl Slots {
+    pub(super) fn new() -> Self {
+        Self {
+            slots: vec![Slot::Free; REQUESTS].into(),
+            next: 0,
+        }
+    }
+
+    /// A place that is not in use. It stays so until [`Slots::set`].
+    pub(super) fn free(&mut self) -> Option<u16> {
+        let around = (self.next..REQUESTS).chain(0..self.next);
+        let found = { around }.find(|at| matches!(self.slots[*at], Slot::Free))?;
+        self.next = (found + 1) % REQUESTS;
+        Some(found as u16)
+    }
+
+    pub(super) fn set(&mut self, at: u16, slot: Slot) {
+        self.slots[usize::from(at)] = slot;
+    }
+
+    pub(super) fn is_pending(&self, at: u16) -> bool {
+        matches!(self.slots[usize::from(at)], Slot::Pending(_))
+    }
+
+    /// The request that waits for a post is complete.
+    pub(super) fn complete(&mut self, post: u64, sizes: SmallVec<[usize; GROUP_MAX]>) {
+        let waits = |slot: &&mut Slot| matches!(slot, Slot::Pending(number) if *number == post);
+        if let Some(slot) = self.slots.iter_mut().find(waits) {
+            *slot = Slot::Done(sizes);
+        }
+    }
+
+    /// What `test` says of a request. It is free again unless it is still under way.
+    pub(super) fn outcome(&mut self, at: u16, fault: Option<&Fault>) -> Result<Outcome> {
+        if self.is_pending(at) && fault.is_none() {
+            return Ok(Outcome::Pending);
+        }
+        match core::mem::replace(&mut self.slots[usize::from(at)], Slot::Free) {
+            Slot::Done(sizes) => Ok(Outcome::Done(sizes)),
+            Slot::Refused(fault) => Err(fault),
+            Slot::Pending(_) => fault.cloned().map_or(Ok(Outcome::Pending), Err),
+            Slot::Free => Err(Fault::Argument(String::from(
+                "a request was tested that is not in use: it was done before",
+            ))),
+        }
+    }
+}
