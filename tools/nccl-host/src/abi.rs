@@ -109,15 +109,6 @@ pub(crate) type Register = unsafe extern "C" fn(
     kind: c_int,
     memory: *mut *mut c_void,
 ) -> c_int;
-pub(crate) type RegisterDmaBuf = unsafe extern "C" fn(
-    comm: *mut c_void,
-    data: *mut c_void,
-    bytes: usize,
-    kind: c_int,
-    offset: u64,
-    fd: c_int,
-    memory: *mut *mut c_void,
-) -> c_int;
 pub(crate) type Deregister = unsafe extern "C" fn(comm: *mut c_void, memory: *mut c_void) -> c_int;
 pub(crate) type Send = unsafe extern "C" fn(
     comm: *mut c_void,
@@ -138,56 +129,62 @@ pub(crate) type Receive = unsafe extern "C" fn(
     profiler_parents: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> c_int;
-pub(crate) type Flush = unsafe extern "C" fn(
-    comm: *mut c_void,
-    count: c_int,
-    data: *mut *mut c_void,
-    bytes: *mut c_int,
-    memory: *mut *mut c_void,
-    request: *mut *mut c_void,
-) -> c_int;
 pub(crate) type Test =
     unsafe extern "C" fn(request: *mut c_void, done: *mut c_int, bytes: *mut c_int) -> c_int;
 pub(crate) type Close = unsafe extern "C" fn(comm: *mut c_void) -> c_int;
-pub(crate) type GetDeviceMemory = unsafe extern "C" fn(
-    comm: *mut c_void,
-    memory: *mut c_void,
-    device_memory: *mut *mut c_void,
-) -> c_int;
-pub(crate) type ReceiveConsumed =
-    unsafe extern "C" fn(comm: *mut c_void, count: c_int, request: *mut c_void) -> c_int;
-pub(crate) type MakeVirtualDevice =
-    unsafe extern "C" fn(device: *mut c_int, properties: *mut VirtualDevice) -> c_int;
 pub(crate) type Finalize = unsafe extern "C" fn(context: *mut c_void) -> c_int;
-pub(crate) type SetAttributes =
-    unsafe extern "C" fn(context: *mut c_void, attributes: *mut c_void) -> c_int;
 
-/// `ncclNet_v12_t`. Any of the functions may be absent.
+/// A function that is not called here, or no function.
+type Unused = Option<unsafe extern "C" fn()>;
+
+/// `ncclNet_v12_t`, of a plugin that has all functions that [`NEEDED`] names.
+#[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct NetTable {
     pub(crate) name: *const c_char,
-    pub(crate) init: Option<Init>,
-    pub(crate) devices: Option<Devices>,
-    pub(crate) get_properties: Option<GetProperties>,
-    pub(crate) listen: Option<Listen>,
-    pub(crate) connect: Option<Connect>,
-    pub(crate) accept: Option<Accept>,
-    pub(crate) register: Option<Register>,
-    pub(crate) register_dma_buf: Option<RegisterDmaBuf>,
-    pub(crate) deregister: Option<Deregister>,
-    pub(crate) send: Option<Send>,
-    pub(crate) receive: Option<Receive>,
-    pub(crate) flush: Option<Flush>,
-    pub(crate) test: Option<Test>,
-    pub(crate) close_send: Option<Close>,
-    pub(crate) close_receive: Option<Close>,
-    pub(crate) close_listen: Option<Close>,
-    pub(crate) get_device_memory: Option<GetDeviceMemory>,
-    pub(crate) receive_consumed: Option<ReceiveConsumed>,
-    pub(crate) make_virtual_device: Option<MakeVirtualDevice>,
+    pub(crate) init: Init,
+    pub(crate) devices: Devices,
+    pub(crate) get_properties: GetProperties,
+    pub(crate) listen: Listen,
+    pub(crate) connect: Connect,
+    pub(crate) accept: Accept,
+    pub(crate) register: Register,
+    register_dma_buf: Unused,
+    pub(crate) deregister: Deregister,
+    pub(crate) send: Send,
+    pub(crate) receive: Receive,
+    flush: Unused,
+    pub(crate) test: Test,
+    pub(crate) close_send: Close,
+    pub(crate) close_receive: Close,
+    pub(crate) close_listen: Close,
+    get_device_memory: Unused,
+    receive_consumed: Unused,
+    make_virtual_device: Unused,
     pub(crate) finalize: Option<Finalize>,
-    pub(crate) set_attributes: Option<SetAttributes>,
+    set_attributes: Unused,
 }
+
+/// Words of the table.
+pub(crate) const SLOTS: usize = size_of::<NetTable>() / size_of::<usize>();
+
+/// The functions that a plugin has to have: place in the table, and NCCL's name.
+pub(crate) const NEEDED: [(usize, &str); 14] = [
+    (1, "init"),
+    (2, "devices"),
+    (3, "getProperties"),
+    (4, "listen"),
+    (5, "connect"),
+    (6, "accept"),
+    (7, "regMr"),
+    (9, "deregMr"),
+    (10, "isend"),
+    (11, "irecv"),
+    (13, "test"),
+    (14, "closeSend"),
+    (15, "closeRecv"),
+    (16, "closeListen"),
+];
 
 // What a C compiler makes of NCCL's headers on 64-bit machines.
 const _: () = {

@@ -69,7 +69,7 @@ fn keep(line: LogLine) {
 ///
 /// # Safety
 /// `text` is null or a string that ends.
-unsafe fn text_of(text: *const c_char) -> String {
+pub(crate) unsafe fn text_of(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
     }

@@ -1,16 +1,16 @@
 //! A loaded plugin, and its contexts: one per communicator of NCCL.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::path::Path;
 use std::ptr;
 use std::rc::Rc;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-use crate::abi::{self, CommConfig, NetTable, RawProperties, SYMBOL};
+use crate::abi::{self, CommConfig, NetTable, RawProperties, SLOTS, SYMBOL};
 use crate::comm::{Connecting, Handle, Listener};
 use crate::error::{HostError, checked};
-use crate::log;
+use crate::log::{self, text_of};
 
 unsafe extern "C" {
     /// `logger.c`.
@@ -35,61 +35,21 @@ unsafe extern "C" fn no_profiler(
     0
 }
 
-/// The functions that a plugin has to have, and those of the others that are used.
-pub(crate) struct Calls {
-    init: abi::Init,
-    devices: abi::Devices,
-    get_properties: abi::GetProperties,
-    pub(crate) listen: abi::Listen,
-    pub(crate) connect: abi::Connect,
-    pub(crate) accept: abi::Accept,
-    pub(crate) register: abi::Register,
-    pub(crate) deregister: abi::Deregister,
-    pub(crate) send: abi::Send,
-    pub(crate) receive: abi::Receive,
-    pub(crate) test: abi::Test,
-    pub(crate) close_send: abi::Close,
-    pub(crate) close_receive: abi::Close,
-    pub(crate) close_listen: abi::Close,
-    finalize: Option<abi::Finalize>,
-}
-
-impl Calls {
-    fn of(table: &NetTable, path: &Path) -> Result<Self, HostError> {
-        fn present<F>(
-            function: Option<F>,
-            name: &'static str,
-            path: &Path,
-        ) -> Result<F, HostError> {
-            function.ok_or_else(|| HostError::Incomplete {
-                path: path.to_owned(),
-                function: name,
-            })
-        }
-        Ok(Self {
-            init: present(table.init, "init", path)?,
-            devices: present(table.devices, "devices", path)?,
-            get_properties: present(table.get_properties, "getProperties", path)?,
-            listen: present(table.listen, "listen", path)?,
-            connect: present(table.connect, "connect", path)?,
-            accept: present(table.accept, "accept", path)?,
-            register: present(table.register, "regMr", path)?,
-            deregister: present(table.deregister, "deregMr", path)?,
-            send: present(table.send, "isend", path)?,
-            receive: present(table.receive, "irecv", path)?,
-            test: present(table.test, "test", path)?,
-            close_send: present(table.close_send, "closeSend", path)?,
-            close_receive: present(table.close_receive, "closeRecv", path)?,
-            close_listen: present(table.close_listen, "closeListen", path)?,
-            finalize: table.finalize,
+/// Refuses a table that lacks a function.
+fn check(slots: &[usize; SLOTS], path: &Path) -> Result<(), HostError> {
+    let lacking = abi::NEEDED.iter().find(|(slot, _)| slots[*slot] == 0);
+    lacking.map_or(Ok(()), |(_, function)| {
+        Err(HostError::Incomplete {
+            path: path.to_text_of(),
+            function,
         })
-    }
+    })
 }
 
 /// A library with the functions in it; closed with the last user.
 struct Loaded {
     name: String,
-    calls: Calls,
+    calls: NetTable,
     /// Last: the functions above are in it.
     _library: Library,
 }
@@ -116,12 +76,12 @@ impl Plugin {
             // already is changed by it (RTLD_LOCAL).
             unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
                 HostError::Load {
-                    path: path.to_owned(),
+                    path: path.to_text_of(),
                     reason: reason(&error),
                 }
             })?;
         let no_table = || HostError::NoTable {
-            path: path.to_owned(),
+            path: path.to_text_of(),
         };
         // SAFETY: an object of this name is a table of this layout in every plugin; the pointer is
         // used while the library is there. Only its address is taken here.
@@ -133,14 +93,16 @@ impl Plugin {
         if table.is_null() || !table.is_aligned() {
             return Err(no_table());
         }
-        // SAFETY: not null, aligned, and a table as said above, which nobody writes.
-        let table = unsafe { &*table };
-        let calls = Calls::of(table, path)?;
+        // SAFETY: not null, aligned, and a table as said above, which nobody writes. A slot is an
+        // address or null.
+        check(unsafe { &*table.cast::<[usize; SLOTS]>() }, path)?;
+        // SAFETY: as above; the functions that must be there are.
+        let table = unsafe { *table };
         // SAFETY: a name is null or a string that lives as long as the library.
-        let name = unsafe { owned(table.name) };
+        let name = unsafe { text_of(table.name) };
         Ok(Self(Rc::new(Loaded {
             name,
-            calls,
+            calls: table,
             _library: library,
         })))
     }
@@ -186,18 +148,6 @@ fn reason(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// # Safety
-/// `text` is null or a string.
-unsafe fn owned(text: *const c_char) -> String {
-    if text.is_null() {
-        return String::new();
-    }
-    // SAFETY: not null, and a string by the caller's word.
-    unsafe { CStr::from_ptr(text) }
-        .to_string_lossy()
-        .into_owned()
-}
-
 /// What a plugin says of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Properties {
@@ -219,7 +169,7 @@ pub(crate) struct ContextInner {
 }
 
 impl ContextInner {
-    pub(crate) fn calls(&self) -> &Calls {
+    pub(crate) fn calls(&self) -> &NetTable {
         &self.loaded.calls
     }
 }
@@ -272,7 +222,7 @@ impl Context {
         checked("getProperties", returned)?;
         // SAFETY: strings in it are null or live as long as the plugin is initialised, by the
         // interface.
-        let (name, pci_path) = unsafe { (owned(raw.name), owned(raw.pci_path)) };
+        let (name, pci_path) = unsafe { (text_of(raw.name), text_of(raw.pci_path)) };
         Ok(Properties {
             name,
             pci_path,
@@ -327,12 +277,14 @@ mod tests {
 
     #[test]
     fn a_table_without_a_function_that_it_needs_is_refused() {
-        // SAFETY: zeros are a table whose functions are all absent.
-        let table: NetTable = unsafe { std::mem::zeroed() };
-        let refused = Calls::of(&table, "p.so".as_ref()).err().expect("refused");
+        let refused = check(&[0; SLOTS], "p.so".as_ref()).expect_err("refused");
         assert_eq!(
             refused.to_string(),
             "p.so: its `ncclNetPlugin_v12` has no `init`"
         );
+        let mut slots = [1; SLOTS];
+        slots[std::mem::offset_of!(NetTable, close_listen) / 8] = 0;
+        let refused = check(&slots, "p.so".as_ref()).expect_err("refused");
+        assert!(refused.to_string().contains("`closeListen`"), "{refused}");
     }
 }
