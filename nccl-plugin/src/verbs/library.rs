@@ -21,6 +21,11 @@ pub(super) struct AsyncEvent {
     pub(super) kind: c_int,
 }
 
+/// The last error of the calling thread.
+pub(super) fn os_error() -> std::io::Error {
+    std::io::Error::last_os_error()
+}
+
 /// The functions in use. Their types are those of `infiniband/verbs.h`.
 #[derive(Debug)]
 pub(super) struct Library {

@@ -11,17 +11,18 @@
 //! many as there are classes, and a message's class is free to choose until its first byte. Order
 //! between messages is the receiver's affair: each names its buffer.
 //!
-//! * `library.rs`, `choose.rs`, `options.rs`, `nic.rs`: which devices there are, and what they can
+//! * `library.rs`, `choose.rs`, `options.rs`, `open.rs`, `nic.rs`: which devices there are, and what they can
 //!   do. libibverbs is opened at run time.
 //! * `memory.rs`: registrations, one each, however often they are asked for.
-//! * `hello.rs`, `talk.rs`, `connect.rs`: the handshake over TCP, which stays open to notice the
+//! * `hello.rs`, `control_connection.rs`, `connect.rs`: the handshake over TCP, which stays open to notice the
 //!   peer's end.
-//! * `cts.rs`, `pinned.rs`, `queue_pair.rs`, `sender.rs`, `receiver.rs`: messages.
+//! * `cts.rs`, `pinned.rs`, `completions.rs`, `queue_pair.rs`, `sender.rs`, `receiver.rs`: messages.
 //!
 //! Where NCCL's own transport (`net_ib`) spreads a message over several queue pairs, or over the
 //! ports of a card, this does not.
 
 mod choose;
+mod completions;
 mod connect;
 mod control_connection;
 mod cts;
@@ -29,6 +30,7 @@ mod hello;
 mod library;
 mod memory;
 mod nic;
+mod open;
 mod options;
 mod pinned;
 mod queue_pair;
@@ -81,7 +83,7 @@ impl Verbs {
         options: &Options,
         meet_at: Option<SocketAddr>,
     ) -> core::result::Result<Self, String> {
-        let nics = nic::open_all(options)?;
+        let nics = open::open_all(options)?;
         for nic in &nics {
             let device = nic.device();
             let link = if nic.link == nic::INFINIBAND {

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use laxity_ibverbs::{ibv_access_flags as access, ibv_mr};
 
+use super::library::os_error;
 use super::nic::Nic;
-use super::queue_pair::{os_error, refused};
 use crate::fault::{Fault, Result};
 
 /// Also where a system's own pages are larger: what matters is that nothing else shares the memory.
@@ -57,8 +57,7 @@ impl Pinned {
             let error = os_error();
             // SAFETY: allocated above, with this layout.
             unsafe { dealloc(memory.as_ptr(), layout) };
-            return Err(refused(
-                nic,
+            return Err(nic.refused(
                 "refuses to register a connection's own memory (ulimit -l?)",
                 error,
             ));

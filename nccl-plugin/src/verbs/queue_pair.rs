@@ -1,4 +1,4 @@
-//! Completion queues and queue pairs: made, connected, used and taken down.
+//! Queue pairs: made, connected, used and taken down.
 
 use core::ffi::c_int;
 use core::mem;
@@ -6,21 +6,20 @@ use core::ptr;
 use std::sync::Arc;
 
 use laxity_ibverbs::{
-    ibv_access_flags as access, ibv_ah_attr, ibv_cq, ibv_gid, ibv_global_route, ibv_qp,
-    ibv_qp_attr, ibv_qp_attr_mask as mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
-    ibv_recv_wr, ibv_send_flags as send, ibv_send_wr, ibv_sge, ibv_srq, ibv_srq_attr,
-    ibv_srq_init_attr, ibv_wc, ibv_wc_status, ibv_wr_opcode,
+    ibv_access_flags as access, ibv_ah_attr, ibv_gid, ibv_global_route, ibv_qp, ibv_qp_attr,
+    ibv_qp_attr_mask as mask, ibv_qp_cap, ibv_qp_init_attr, ibv_qp_state, ibv_qp_type,
+    ibv_send_flags as send, ibv_send_wr, ibv_sge, ibv_wc_status, ibv_wr_opcode,
 };
 
+use super::completions::{BATCH, Completion, Completions, SharedReceive};
 use super::hello::{ClassQueuePair, End};
+use super::library::os_error;
 use super::nic::{INFINIBAND, Nic};
 use crate::fault::{Fault, Result};
 
 /// Bytes that a queue pair is asked to take along in a work request: one entry of the fifo, and
 /// small messages.
 pub(super) const INLINE_BYTES: usize = 64;
-/// Completions taken at a time.
-pub(super) const BATCH: usize = 16;
 /// Packets on their way, in each direction, of RDMA READs: only flushes use them.
 const READS: u8 = 1;
 /// 0.64 ms: how long a sender waits when the receiver has no buffer for it. It always has.
@@ -28,186 +27,6 @@ const RECEIVER_NOT_READY: u8 = 12;
 /// For ever.
 const RECEIVER_NOT_READY_RETRIES: u8 = 7;
 const HOPS: u8 = 255;
-
-/// The last error of the calling thread.
-pub(super) fn os_error() -> std::io::Error {
-    std::io::Error::last_os_error()
-}
-
-/// What a device refuses, and why.
-pub(super) fn refused(nic: &Nic, what: &str, error: impl core::fmt::Display) -> Fault {
-    Fault::System(format!("{} {what}: {error}", nic.name))
-}
-
-/// Of one work request.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Completion {
-    /// The work request's own number.
-    pub(super) id: u64,
-    /// `IBV_WC_*`.
-    pub(super) status: u32,
-    /// `IBV_WC_*`; not to be believed if the status is bad.
-    pub(super) opcode: u32,
-    /// Of arrivals.
-    pub(super) immediate: u32,
-    /// Queue pair.
-    pub(super) number: u32,
-}
-
-/// A completion queue.
-#[derive(Debug)]
-pub(super) struct Completions {
-    cq: *mut ibv_cq,
-    nic: Arc<Nic>,
-}
-
-// SAFETY: libibverbs takes it in any thread.
-unsafe impl Send for Completions {}
-
-impl Completions {
-    /// With room for that many.
-    ///
-    /// # Errors
-    /// The device refused.
-    pub(super) fn new(nic: &Arc<Nic>, entries: u32) -> Result<Self> {
-        let entries = entries.min(nic.completions_max) as c_int;
-        // SAFETY: open; no event channel.
-        let cq = unsafe {
-            (nic.library.create_cq)(nic.context, entries, ptr::null_mut(), ptr::null_mut(), 0)
-        };
-        if cq.is_null() {
-            return Err(refused(nic, "gives no completion queue", os_error()));
-        }
-        Ok(Self {
-            cq,
-            nic: Arc::clone(nic),
-        })
-    }
-
-    /// Those that are there, up to a batch.
-    ///
-    /// # Errors
-    /// The device is broken.
-    pub(super) fn poll(&self, into: &mut [Completion; BATCH]) -> Result<usize> {
-        // SAFETY: plain data that may be zero.
-        let mut found: [ibv_wc; BATCH] = unsafe { mem::zeroed() };
-        // SAFETY: alive, with its context's table of operations; the array is as long as is said.
-        let count = unsafe {
-            let Some(poll) = (*(*self.cq).context).ops.poll_cq else {
-                return Err(Fault::Internal(String::from("the provider can't poll")));
-            };
-            poll(self.cq, BATCH as c_int, found.as_mut_ptr())
-        };
-        let count = usize::try_from(count).map_err(|_| {
-            Fault::System(format!("{}: the completion queue is broken", self.nic.name))
-        })?;
-        for (into, found) in into.iter_mut().zip(&found[..count.min(BATCH)]) {
-            *into = Completion {
-                id: found.wr_id,
-                status: found.status,
-                opcode: found.opcode,
-                // SAFETY: 32 bits, whichever of its forms the union was written in.
-                immediate: u32::from_be(unsafe { found.imm_data_invalidated_rkey_union.imm_data }),
-                number: found.qp_num,
-            };
-        }
-        Ok(count.min(BATCH))
-    }
-}
-
-impl Completion {
-    /// Nothing.
-    pub(super) const NONE: Self = Self {
-        id: 0,
-        status: 0,
-        opcode: 0,
-        immediate: 0,
-        number: 0,
-    };
-}
-
-impl Drop for Completions {
-    fn drop(&mut self) {
-        if self.nic.is_ours() {
-            // SAFETY: alive; the queue pairs of it are gone, since whoever holds both drops those
-            // first.
-            unsafe { (self.nic.library.destroy_cq)(self.cq) };
-        }
-    }
-}
-
-/// Where arrivals take the work requests that announce them, whichever queue pair they come by.
-#[derive(Debug)]
-pub(super) struct SharedReceive {
-    srq: *mut ibv_srq,
-    nic: Arc<Nic>,
-}
-
-// SAFETY: libibverbs takes it in any thread.
-unsafe impl Send for SharedReceive {}
-
-impl SharedReceive {
-    /// With room for that many.
-    ///
-    /// # Errors
-    /// The device refused.
-    pub(super) fn new(nic: &Arc<Nic>, work_requests: u32) -> Result<Self> {
-        let mut attr = ibv_srq_init_attr {
-            srq_context: ptr::null_mut(),
-            attr: ibv_srq_attr {
-                max_wr: work_requests,
-                max_sge: 1,
-                srq_limit: 0,
-            },
-        };
-        // SAFETY: alive; the struct is ours.
-        let srq = unsafe { (nic.library.create_srq)(nic.pd, &mut attr) };
-        if srq.is_null() {
-            return Err(refused(nic, "gives no shared receive queue", os_error()));
-        }
-        Ok(Self {
-            srq,
-            nic: Arc::clone(nic),
-        })
-    }
-
-    /// One more arrival may come.
-    ///
-    /// # Errors
-    /// The device refused.
-    pub(super) fn post(&self) -> Result<()> {
-        let mut request = ibv_recv_wr {
-            wr_id: 0,
-            next: ptr::null_mut(),
-            sg_list: ptr::null_mut(),
-            num_sge: 0,
-        };
-        let mut bad = ptr::null_mut();
-        // SAFETY: alive, with its context's table of operations; the request is read before the
-        // call returns.
-        let result = unsafe {
-            let Some(post) = (*(*self.srq).context).ops.post_srq_recv else {
-                return Err(Fault::Internal(String::from("the provider can't receive")));
-            };
-            post(self.srq, &mut request, &mut bad)
-        };
-        if result == 0 {
-            return Ok(());
-        }
-        let error = std::io::Error::from_raw_os_error(result.abs());
-        Err(refused(&self.nic, "takes no buffer", error))
-    }
-}
-
-impl Drop for SharedReceive {
-    fn drop(&mut self) {
-        if self.nic.is_ours() {
-            // SAFETY: alive; the queue pairs of it are gone, since whoever holds both drops those
-            // first.
-            unsafe { (self.nic.library.destroy_srq)(self.srq) };
-        }
-    }
-}
 
 /// What a work request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -315,7 +134,7 @@ impl QueuePair {
         // SAFETY: domain and queues are alive and of this device; the struct is ours.
         let qp = unsafe { (nic.library.create_qp)(nic.pd, &mut attr) };
         if qp.is_null() {
-            return Err(refused(nic, "gives no queue pair", os_error()));
+            return Err(nic.refused("gives no queue pair", os_error()));
         }
         Ok(Self {
             qp,
@@ -336,7 +155,7 @@ impl QueuePair {
             0 => Ok(()),
             error => {
                 let error = std::io::Error::from_raw_os_error(error.abs());
-                Err(refused(&self.nic, what, error))
+                Err(self.nic.refused(what, error))
             }
         }
     }
@@ -480,7 +299,7 @@ impl QueuePair {
             return Ok(Posted::Some(taken));
         }
         let error = std::io::Error::from_raw_os_error(result.abs());
-        Err(refused(&self.nic, "takes no work requests", error))
+        Err(self.nic.refused("takes no work requests", error))
     }
 }
 

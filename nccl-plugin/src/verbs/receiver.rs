@@ -10,15 +10,14 @@ use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
 
+use super::completions::{BATCH, Completion, Completions, SharedReceive};
 use super::connect;
 use super::control_connection::{Sight, Watch};
 use super::cts::{self, Arrival, DEPTH, ENTRY_BYTES, Entry, FIFO_BYTES, TABLE_BYTES};
 use super::hello::{ClassQueuePair, End};
 use super::nic::Nic;
 use super::pinned::Pinned;
-use super::queue_pair::{
-    BATCH, Completion, Completions, Posted, QueuePair, Request, SharedReceive, Work, failure,
-};
+use super::queue_pair::{Posted, QueuePair, Request, Work, failure};
 use super::sender::{check, registered};
 use crate::backend::{
     self, Buffer, GROUP_MAX, Memory, POINTER_CUDA, POINTER_DMABUF, Received, Region,

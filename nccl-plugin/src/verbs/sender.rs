@@ -13,15 +13,14 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
+use super::completions::{BATCH, Completion, Completions};
 use super::connect;
 use super::control_connection::{self, Sight, Watch};
 use super::cts::{self, Arrival, DEPTH, Entry, FIFO_BYTES, TABLE_BYTES};
 use super::hello::{ClassQueuePair, End};
 use super::nic::{INFINIBAND, Nic, Registered};
 use super::pinned::Pinned;
-use super::queue_pair::{
-    BATCH, Completion, Completions, Posted, QueuePair, Request, Work, failure,
-};
+use super::queue_pair::{Posted, QueuePair, Request, Work, failure};
 use crate::backend::{
     self, Classes, Clear, GROUP_MAX, Memory, Message, POINTER_HOST, Region, Sent,
 };
