@@ -1,9 +1,9 @@
 //! Which network interfaces to use: the rules of `NCCL_SOCKET_IFNAME`.
 //!
-//! Without a list ([`Wanted`]), NCCL's order: `ib*`, else the one in the subnet of `NCCL_COMM_ID`, else whatever is
-//! neither docker nor loopback nor a libvirt bridge, else docker, loopback, those bridges. Only
-//! interfaces that are running count, each with its first address (IPv4 before IPv6, as the kernel
-//! lists them); IPv6 loopback does not.
+//! Without a list ([`Wanted`]), NCCL's order: `ib*`, else the one in the subnet of `NCCL_COMM_ID`,
+//! else whatever is neither docker nor loopback nor a libvirt bridge, else docker, loopback, those
+//! bridges. Only interfaces that are running count, each with its first address (IPv4 before IPv6,
+//! as the kernel lists them). IPv6 loopback does not count.
 
 use std::ffi::CString;
 use std::fs;

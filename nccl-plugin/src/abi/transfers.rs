@@ -219,9 +219,9 @@ unsafe fn buffers<'a, Size: TryInto<usize>>(
     Ok((0..count).map(buffer).collect())
 }
 
-/// `irecv` up to v9. What `*request` holds before (`NCCL_NET_OPTIONAL_RECV_COMPLETION`) is
-/// leave to complete early, which is not used: over TCP nothing would move the bytes of a request
-/// that nobody tests.
+/// `irecv` up to v9. `*request` may hold permission to complete early
+/// (`NCCL_NET_OPTIONAL_RECV_COMPLETION`). It is not used: over TCP nothing would move the bytes of
+/// a request that nobody tests.
 ///
 /// # Safety
 /// As [`buffers`]; `comm` is a receiving connection that lives, the buffers stay until the

@@ -26,7 +26,7 @@ pub struct Wish<'a> {
 /// A message that NCCL wants to send and that may not go yet.
 #[derive(Debug)]
 pub(super) struct Offer {
-    pub(super) pass: SubmittedFlow,
+    pub(super) flow: SubmittedFlow,
     pub(super) bytes: u64,
     pub(super) tag: i32,
     pub(super) since_ns: u64,
@@ -80,7 +80,7 @@ impl Kept {
 #[derive(Debug)]
 pub(super) struct Underway {
     pub(super) number: u64,
-    pub(super) pass: SubmittedFlow,
+    pub(super) flow: SubmittedFlow,
     pub(super) bytes: u64,
     pub(super) pushed: u64,
     /// Told to the arbiter as complete.

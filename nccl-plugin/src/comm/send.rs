@@ -205,7 +205,7 @@ impl SendSide {
                     });
                 }
                 if let Some(other) = other {
-                    self.around.arbiter.cancel(other.pass);
+                    self.around.arbiter.cancel(other.flow);
                 }
                 self.submit(bytes, wish.tag, origin())
             }
@@ -217,7 +217,7 @@ impl SendSide {
                 ..Permit::default()
             })
         } else {
-            self.around.arbiter.poll(&mut offer.pass)
+            self.around.arbiter.poll(&mut offer.flow)
         };
         let waited_ns = match permit {
             Some(_) if offer.since_ns == 0 => 0,
@@ -227,7 +227,7 @@ impl SendSide {
         let permit = match permit {
             Some(permit) => permit,
             None if overdue => {
-                self.around.arbiter.cancel(core::mem::take(&mut offer.pass));
+                self.around.arbiter.cancel(core::mem::take(&mut offer.flow));
                 Permit {
                     bytes,
                     last: true,
@@ -258,20 +258,20 @@ impl SendSide {
             self.nic = (generation, self.around.arbiter.nic(&self.around.nic));
         }
         let purpose = self.around.context.purpose(origin);
-        let flow = Flow {
+        let asked = Flow {
             stage: purpose.stage,
             direction: Direction::Egress,
             nic: self.nic.1,
             bytes,
             ..Flow::default()
         };
-        let pass = if bytes == 0 {
+        let flow = if bytes == 0 {
             SubmittedFlow::default()
         } else {
-            self.around.arbiter.submit(&flow)
+            self.around.arbiter.submit(&asked)
         };
         Offer {
-            pass,
+            flow,
             bytes,
             tag,
             since_ns: 0,
@@ -307,7 +307,7 @@ impl SendSide {
         self.slots.set(slot, Slot::Pending(0));
         self.underway.push_back(Underway {
             number,
-            pass: offer.pass,
+            flow: offer.flow,
             bytes: offer.bytes,
             pushed: 0,
             left: 0,
@@ -342,7 +342,7 @@ impl SendSide {
         if let Some(newest) = self.underway.back_mut()
             && newest.pushed < newest.bytes
         {
-            while let Some(permit) = self.around.arbiter.poll(&mut newest.pass) {
+            while let Some(permit) = self.around.arbiter.poll(&mut newest.flow) {
                 permitted += permit.bytes;
                 if permit.last || permit.bytes == 0 {
                     break;
@@ -355,7 +355,7 @@ impl SendSide {
             } else if is_overdue(newest.waits_since_ns, self.around.wait_max) {
                 self.around
                     .arbiter
-                    .cancel(core::mem::take(&mut newest.pass));
+                    .cancel(core::mem::take(&mut newest.flow));
                 permitted = newest.bytes - newest.pushed;
                 self.around.report.overdue(permitted);
             }
@@ -376,7 +376,7 @@ impl SendSide {
         }
     }
 
-    /// Moves what can be moved; keeps the scheduler's books.
+    /// Moves what can be moved; tells the scheduler what has left.
     fn progress(&mut self) -> Result<()> {
         let mut sent = core::mem::take(&mut self.sent);
         let result = match &mut self.sender {
@@ -387,7 +387,7 @@ impl SendSide {
         result
     }
 
-    /// Keeps the books of what became of messages.
+    /// Accounts for what became of messages.
     fn settle(&mut self, mut sent: Vec<Sent>) {
         for sent in sent.drain(..) {
             self.account(sent);
@@ -420,7 +420,7 @@ impl SendSide {
         };
         if left > 0 {
             entry.left += left;
-            self.around.arbiter.complete(&entry.pass, left);
+            self.around.arbiter.complete(&entry.flow, left);
         }
     }
 
@@ -433,10 +433,10 @@ impl SendSide {
     /// Takes back what was submitted.
     fn give_up(&mut self) {
         self.kept.clear();
-        let offer = self.offer.take().map(|offer| offer.pass);
+        let offer = self.offer.take().map(|offer| offer.flow);
         let rest = self.underway.drain(..).filter(|entry| !entry.is_over());
-        for pass in rest.map(|entry| entry.pass).chain(offer) {
-            self.around.arbiter.cancel(pass);
+        for flow in rest.map(|entry| entry.flow).chain(offer) {
+            self.around.arbiter.cancel(flow);
         }
     }
 
@@ -489,7 +489,7 @@ impl SendSide {
             // What is left of it is in the peer's hands, or nobody's.
             if kept && entry.left < entry.pushed {
                 let rest = entry.pushed - entry.left;
-                self.around.arbiter.complete(&entry.pass, rest);
+                self.around.arbiter.complete(&entry.flow, rest);
             }
         }
         if kept {

@@ -52,7 +52,7 @@ pub(super) struct Listener {
     guests: Vec<IncomingConnection>,
 }
 
-/// One who knocked.
+/// A connection that has arrived and is not set up yet.
 struct IncomingConnection {
     talk: ControlConnection,
     since: Instant,
@@ -122,7 +122,7 @@ impl IncomingConnection {
             && matches!(self.state, Welcome::Hello)
         {
             log::info(&format!(
-                "{} knocked and said nothing; it is sent away",
+                "{} connected and said nothing; its connection is dropped",
                 self.talk.peer()
             ));
             return Fate::Dropped;

@@ -1,4 +1,4 @@
-//! Leave to send: what the receiver writes into the sender's memory for each buffer that it posts,
+//! Clear to send: what the receiver writes into the sender's memory for each buffer that it posts,
 //! and what the sender says in return with the last bytes of a message.
 //!
 //! An entry is 64 bytes, written by the peer's NIC at any moment. So it is read word by word,
@@ -102,6 +102,11 @@ impl Entry {
         let sane = (1..=GROUP_MAX as u32).contains(&entry.buffers) && entry.index < entry.buffers;
         (here && sane && last[0] == seal(body)).then_some(entry)
     }
+}
+
+/// Where a buffer's size stands in the tables, in words.
+pub(super) fn size_place(entry: &Entry) -> usize {
+    entry.post as usize % DEPTH * GROUP_MAX + entry.index as usize
 }
 
 /// Where an entry stands among all words of the memory.

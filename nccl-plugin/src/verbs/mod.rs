@@ -2,7 +2,7 @@
 //! for each traffic class.
 //!
 //! ```text
-//! receiver  posts a buffer ──── leave: address, key, size, tag (RDMA WRITE) ────▶ fifo in the sender's memory
+//! receiver  posts a buffer ──── entry: address, key, size, tag (RDMA WRITE) ────▶ fifo in the sender's memory
 //! sender    clear, begin, push ── the bytes, by the queue pair of the message's class (RDMA WRITE) ──▶ the buffer
 //!           the last piece carries 32 bits that say which buffer is filled, and how far ──▶ completion at the receiver
 //! ```
@@ -16,7 +16,7 @@
 //! * `memory.rs`: registrations, one each, however often they are asked for.
 //! * `hello.rs`, `control_connection.rs`, `connect.rs`: the handshake over TCP, which stays open to notice the
 //!   peer's end.
-//! * `cts.rs`, `pinned.rs`, `completions.rs`, `queue_pair.rs`, `sender.rs`, `receiver.rs`: messages.
+//! * `cts.rs`, `pinned.rs`, `completions.rs`, `queue_pair.rs`, `outgoing.rs`, `sender.rs`, `receiver.rs`: messages.
 //!
 //! Where NCCL's own transport (`net_ib`) spreads a message over several queue pairs, or over the
 //! ports of a card, this does not.
@@ -32,6 +32,7 @@ mod memory;
 mod nic;
 mod open;
 mod options;
+mod outgoing;
 mod pinned;
 mod queue_pair;
 mod receiver;

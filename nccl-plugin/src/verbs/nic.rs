@@ -6,10 +6,11 @@ use core::sync::atomic::{AtomicBool, Ordering};
 use laxity_ibverbs::{ibv_access_flags as access, ibv_context, ibv_mr, ibv_pd};
 use parking_lot::Mutex;
 
+use super::hello::End;
 use super::library::{AsyncEvent, Library, os_error};
 use super::memory::{Cache, Span};
 use super::options::Options;
-use crate::backend::{Device, Memory, POINTER_CUDA, POINTER_DMABUF};
+use crate::backend::{Device, Memory, POINTER_CUDA, POINTER_DMABUF, Region};
 use crate::fault::{Fault, Result};
 use crate::log;
 
@@ -37,6 +38,18 @@ pub(super) struct Registered {
     pub(super) rkey: u32,
     /// `POINTER_*`.
     pub(super) kind: i32,
+}
+
+/// What is behind a registration of ours.
+///
+/// # Errors
+/// It is of another network.
+pub(super) fn registered(region: &Region) -> Result<&Registered> {
+    (**region).downcast_ref().ok_or_else(|| {
+        Fault::Argument(String::from(
+            "a memory registration of another network was passed",
+        ))
+    })
 }
 
 /// A port of a device, open.
@@ -107,6 +120,30 @@ impl Nic {
     /// What the device refuses, and why.
     pub(super) fn refused(&self, what: &str, error: impl core::fmt::Display) -> Fault {
         Fault::System(format!("{} {what}: {error}", self.name))
+    }
+
+    /// Whether an end can be connected to this port at all.
+    ///
+    /// # Errors
+    /// It can't, and why.
+    pub(super) fn check_link(&self, theirs: &End) -> Result<()> {
+        if theirs.link != self.link {
+            let name = |link| {
+                if link == INFINIBAND {
+                    "InfiniBand"
+                } else {
+                    "Ethernet"
+                }
+            };
+            return Err(Fault::Usage(format!(
+                "{} is {} and the peer's device is {}: choose devices of one network on all nodes with \
+                 NCCL_IB_HCA",
+                self.name,
+                name(self.link),
+                name(theirs.link)
+            )));
+        }
+        Ok(())
     }
 
     /// What NCCL is told.

@@ -1,4 +1,4 @@
-//! The receiving end: writes leave into the sender's fifo for each buffer that is posted, and hears
+//! The receiving end: announces each buffer that is posted in the sender's fifo, and hears
 //! by immediate data when one is filled.
 //!
 //! What arrives by whichever queue pair takes a work request of one shared receive queue. There are
@@ -15,10 +15,9 @@ use super::connect;
 use super::control_connection::{Sight, Watch};
 use super::cts::{self, Arrival, DEPTH, ENTRY_BYTES, Entry, FIFO_BYTES, TABLE_BYTES};
 use super::hello::{ClassQueuePair, End};
-use super::nic::Nic;
+use super::nic::{Nic, registered};
 use super::pinned::Pinned;
 use super::queue_pair::{Posted, QueuePair, Request, Work, failure};
-use super::sender::{check, registered};
 use crate::backend::{
     self, Buffer, GROUP_MAX, Memory, POINTER_CUDA, POINTER_DMABUF, Received, Region,
 };
@@ -26,12 +25,12 @@ use crate::fault::{Fault, Result};
 
 /// Arrivals that may come: all buffers of all grouped receives.
 const ARRIVALS: u32 = (DEPTH * GROUP_MAX) as u32;
-/// Work requests of the queue pair that leave goes by, and of the one for flushes.
-const LEAVES: u32 = 64;
+/// Work requests of the queue pair that announces buffers, and of the one for flushes.
+const ANNOUNCEMENTS: u32 = 64;
 const FLUSHES: u32 = 64;
 /// The other queue pairs only receive; some devices want one.
 const FEW: u32 = 1;
-/// One leave of so many has its completion told; that one speaks for those before it.
+/// One announcement of so many has its completion told; that one speaks for those before it.
 const SIGNAL_EVERY: usize = 8;
 /// Numbers of flushes, apart from those of grouped receives.
 const FLUSH: u64 = 1 << 63;
@@ -55,11 +54,11 @@ impl Welcoming {
     /// # Errors
     /// They don't fit together, or the device refused.
     pub(super) fn new(nic: &Arc<Nic>, theirs: &End) -> Result<Self> {
-        check(nic, theirs)?;
-        let completions = Completions::new(nic, ARRIVALS + LEAVES + FLUSHES)?;
+        nic.check_link(theirs)?;
+        let completions = Completions::new(nic, ARRIVALS + ANNOUNCEMENTS + FLUSHES)?;
         let shared = SharedReceive::new(nic, ARRIVALS)?;
         let lane = |(at, theirs_lane): (usize, &ClassQueuePair)| {
-            let work_requests = if at == 0 { LEAVES } else { FEW };
+            let work_requests = if at == 0 { ANNOUNCEMENTS } else { FEW };
             let qp = QueuePair::new(nic, &completions, Some(&shared), work_requests)?;
             let ours = ClassQueuePair {
                 dscp: theirs_lane.dscp,
@@ -119,8 +118,8 @@ pub(super) struct Receiver {
     watch: Watch,
     next: u64,
     slots: [Slot; DEPTH],
-    /// Leaves on their way, and how many of them since the last that is told.
-    leaves: usize,
+    /// Announcements on their way, and how many of them since the last that is told.
+    announcements: usize,
     untold: usize,
     flushes: VecDeque<u64>,
     flushed: u64,
@@ -152,7 +151,7 @@ impl Receiver {
             watch,
             next: 0,
             slots: Default::default(),
-            leaves: 0,
+            announcements: 0,
             untold: 0,
             flushes: VecDeque::new(),
             flushed: 0,
@@ -164,7 +163,7 @@ impl Receiver {
         self.fault.get_or_insert(fault);
     }
 
-    /// Writes leave for a grouped receive into the sender's fifo.
+    /// Announces a grouped receive in the sender's fifo.
     fn offer_buffers(&mut self, post: u64, buffers: &[Buffer<'_>]) -> Result<()> {
         let first = cts::place(post, 0);
         for (index, buffer) in buffers.iter().enumerate() {
@@ -211,10 +210,10 @@ impl Receiver {
         let posted = unsafe { self.lanes[0].post(&[request]) }?;
         if posted != Posted::All {
             return Err(Fault::Internal(String::from(
-                "the queue for leaves is full",
+                "the queue for announcements is full",
             )));
         }
-        self.leaves += 1;
+        self.announcements += 1;
         self.untold = if told { 0 } else { self.untold + 1 };
         Ok(())
     }
@@ -316,7 +315,7 @@ impl Receiver {
             });
             return Ok(());
         }
-        self.leaves = self.leaves.saturating_sub(completion.id as usize);
+        self.announcements = self.announcements.saturating_sub(completion.id as usize);
         Ok(())
     }
 
@@ -379,7 +378,7 @@ impl backend::Receiver for Receiver {
                 buffers.len()
             )));
         } else if self.fault.is_none() {
-            if !slot.rooms.is_empty() || self.leaves >= LEAVES as usize {
+            if !slot.rooms.is_empty() || self.announcements >= ANNOUNCEMENTS as usize {
                 return None;
             }
             *slot = Slot {

@@ -1,4 +1,4 @@
-//! The sending end: waits for leave in the fifo that the receiver writes, and writes messages into
+//! The sending end: waits for a buffer in the fifo that the receiver writes, and writes messages into
 //! the receiver's memory, each on the queue pair of its class.
 //!
 //! Every piece that is pushed is one work request with a completion of its own, since a completion
@@ -8,7 +8,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
@@ -16,11 +15,12 @@ use smallvec::SmallVec;
 use super::completions::{BATCH, Completion, Completions};
 use super::connect;
 use super::control_connection::{self, Sight, Watch};
-use super::cts::{self, Arrival, DEPTH, Entry, FIFO_BYTES, TABLE_BYTES};
+use super::cts::{self, Arrival, Entry, FIFO_BYTES, TABLE_BYTES};
 use super::hello::{ClassQueuePair, End};
-use super::nic::{INFINIBAND, Nic, Registered};
+use super::nic::{INFINIBAND, Nic, registered};
+use super::outgoing::{Newest, Outgoing};
 use super::pinned::Pinned;
-use super::queue_pair::{Posted, QueuePair, Request, Work, failure};
+use super::queue_pair::{QueuePair, Work, failure};
 use crate::backend::{
     self, Classes, Clear, GROUP_MAX, Memory, Message, POINTER_HOST, Region, Sent,
 };
@@ -41,40 +41,6 @@ pub(super) struct Greeting {
     fifo: Pinned,
     sizes: Pinned,
     nic: Arc<Nic>,
-}
-
-/// A piece of a message.
-#[derive(Clone, Copy, Debug)]
-struct Piece {
-    message: u64,
-    bytes: usize,
-    last: bool,
-    accounted: bool,
-}
-
-/// The queue pair of a class.
-struct Outgoing {
-    qp: QueuePair,
-    room: usize,
-    /// On their way, in order.
-    flying: VecDeque<Piece>,
-    /// Not posted yet, in order.
-    waiting: VecDeque<(Request, Piece)>,
-    /// Messages that are done.
-    done: u64,
-}
-
-/// The message that is being pushed.
-struct Newest {
-    message: u64,
-    class: usize,
-    entry: Entry,
-    address: usize,
-    lkey: u32,
-    bytes: usize,
-    pushed: usize,
-    readable: bool,
-    accounted: bool,
 }
 
 /// The sending end of a connection. (The queue pairs first: they go before what they use.)
@@ -136,7 +102,7 @@ impl Greeting {
     /// # Errors
     /// They don't fit together, or the device refused.
     pub(super) fn connect(self, theirs: &End) -> Result<Sender> {
-        check(&self.nic, theirs)?;
+        self.nic.check_link(theirs)?;
         if theirs.lanes.len() != self.lanes.len() {
             return Err(Fault::Remote(String::from(
                 "the receiver has another number of classes",
@@ -149,7 +115,7 @@ impl Greeting {
         let outgoing = |(qp, _)| Outgoing {
             qp,
             room,
-            flying: VecDeque::new(),
+            in_flight: VecDeque::new(),
             waiting: VecDeque::new(),
             done: 0,
         };
@@ -173,78 +139,6 @@ impl Greeting {
     }
 }
 
-/// Whether two ends can be connected at all.
-///
-/// # Errors
-/// They can't, and why.
-pub(super) fn check(nic: &Nic, theirs: &End) -> Result<()> {
-    if theirs.link != nic.link {
-        let name = |link| {
-            if link == INFINIBAND {
-                "InfiniBand"
-            } else {
-                "Ethernet"
-            }
-        };
-        return Err(Fault::Usage(format!(
-            "{} is {} and the peer's device is {}: choose devices of one network on all nodes with \
-             NCCL_IB_HCA",
-            nic.name,
-            name(nic.link),
-            name(theirs.link)
-        )));
-    }
-    Ok(())
-}
-
-impl Outgoing {
-    /// Posts what waits, as far as there is room.
-    fn post(&mut self) -> Result<()> {
-        while !self.waiting.is_empty() && self.flying.len() < self.room {
-            let count = BATCH
-                .min(self.room - self.flying.len())
-                .min(self.waiting.len());
-            let requests: SmallVec<[Request; BATCH]> = self
-                .waiting
-                .iter()
-                .take(count)
-                .map(|(request, _)| *request)
-                .collect();
-            // SAFETY: the memory of messages stays until they are said to be done, which a
-            // completion does (the contract of `backend::Message`), that of sizes until the message
-            // is done; the queue pair goes before either does.
-            let posted = unsafe { self.qp.post(&requests) }?;
-            let taken = match posted {
-                Posted::All => count,
-                Posted::Some(taken) => taken,
-            };
-            self.flying
-                .extend(self.waiting.drain(..taken).map(|(_, piece)| piece));
-            if taken < count {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    /// The oldest piece is done.
-    fn land(&mut self, sent: &mut Vec<Sent>) -> bool {
-        let Some(piece) = self.flying.pop_front() else {
-            return false;
-        };
-        self.done += u64::from(piece.last);
-        let left = if piece.accounted { piece.bytes } else { 0 };
-        if piece.last || left > 0 {
-            sent.push(Sent {
-                message: piece.message,
-                left,
-                done: piece.last,
-            });
-        }
-        true
-    }
-}
-
 impl Sender {
     /// The TCP connection, once the handshake is over.
     pub(super) fn watch(&mut self, watch: Watch) {
@@ -262,7 +156,7 @@ impl Sender {
     fn in_flight(&self) -> bool {
         self.lanes
             .iter()
-            .any(|lane| !lane.flying.is_empty() || !lane.waiting.is_empty())
+            .any(|lane| !lane.in_flight.is_empty() || !lane.waiting.is_empty())
     }
 
     /// Takes what completed.
@@ -281,11 +175,11 @@ impl Sender {
                     self.break_with(fault);
                     return;
                 }
-                let landed = match self.lanes.get_mut(completion.id as usize) {
-                    Some(lane) => lane.land(sent).then(|| lane.post()),
+                let completed = match self.lanes.get_mut(completion.id as usize) {
+                    Some(lane) => lane.complete_oldest(sent).then(|| lane.post()),
                     None => None,
                 };
-                match landed {
+                match completed {
                     Some(Ok(())) => {}
                     Some(Err(fault)) => return self.break_with(fault),
                     None => {
@@ -311,7 +205,7 @@ impl Sender {
             return;
         };
         for (lane, arrived) in self.lanes.iter_mut().zip(arrived) {
-            while lane.done < arrived && lane.land(sent) {}
+            while lane.done < arrived && lane.complete_oldest(sent) {}
         }
     }
 
@@ -328,13 +222,13 @@ impl Sender {
             Sight::Leaving => self.settle(sent, false),
             Sight::Gone => {
                 self.settle(sent, false);
-                let flying = if self.in_flight() {
+                let messages = if self.in_flight() {
                     " with messages in flight"
                 } else {
                     ""
                 };
                 let fault =
-                    Fault::Remote(format!("the receiver at {} is gone{flying}", self.peer()));
+                    Fault::Remote(format!("the receiver at {} is gone{messages}", self.peer()));
                 self.break_with(fault);
             }
         }
@@ -366,28 +260,14 @@ impl Sender {
             let last = over && newest.pushed + count == newest.bytes;
             let announces = last && !announced_apart;
             if count > 0 || announces {
-                let request = Request {
-                    id: newest.class as u64,
-                    work: if announces {
-                        Work::Announce(immediate)
-                    } else {
-                        Work::Write
-                    },
-                    local: (newest.address + newest.pushed) as u64,
-                    lkey: newest.lkey,
-                    remote: newest.entry.address.wrapping_add(newest.pushed as u64),
-                    rkey: newest.entry.rkey,
-                    bytes: count as u32,
-                    signaled: true,
-                    readable: newest.readable,
+                let work = if announces {
+                    Work::Announce(immediate)
+                } else {
+                    Work::Write
                 };
-                let piece = Piece {
-                    message: newest.message,
-                    bytes: count,
-                    last: announces,
-                    accounted: newest.accounted,
-                };
-                lane.waiting.push_back((request, piece));
+                let request = newest.request(work, count);
+                lane.waiting
+                    .push_back((request, newest.piece(count, announces)));
                 newest.pushed += count;
             }
             if newest.pushed == end {
@@ -395,38 +275,9 @@ impl Sender {
             }
         }
         if over && announced_apart {
-            let at = size_place(&newest.entry);
-            let (local, bytes) = if in_table {
-                // Relaxed: the post that follows is what shows it to the NIC, and that is ordered
-                // by the provider's own barriers.
-                self.sizes.words()[at].store((newest.bytes as u64).to_le(), Ordering::Relaxed);
-                (self.sizes.address() + at as u64 * 8, 8)
-            } else {
-                (0, 0)
-            };
-            let (remote, rkey) = if in_table {
-                (self.table.0.wrapping_add(at as u64 * 8), self.table.1)
-            } else {
-                (newest.entry.address, newest.entry.rkey)
-            };
-            let request = Request {
-                id: newest.class as u64,
-                work: Work::Announce(immediate),
-                local,
-                lkey: self.sizes.lkey,
-                remote,
-                rkey,
-                bytes,
-                signaled: true,
-                readable: true,
-            };
-            let piece = Piece {
-                message: newest.message,
-                bytes: 0,
-                last: true,
-                accounted: newest.accounted,
-            };
-            lane.waiting.push_back((request, piece));
+            let table = in_table.then_some(self.table);
+            let request = newest.announcement(immediate, &self.sizes, table);
+            lane.waiting.push_back((request, newest.piece(0, true)));
         }
         let class = newest.class;
         if over {
@@ -434,23 +285,6 @@ impl Sender {
         }
         Some(class)
     }
-}
-
-/// Where a buffer's size stands in the tables, in words.
-pub(super) fn size_place(entry: &Entry) -> usize {
-    entry.post as usize % DEPTH * GROUP_MAX + entry.index as usize
-}
-
-/// What is behind a registration of ours.
-///
-/// # Errors
-/// It is of another network.
-pub(super) fn registered(region: &Region) -> Result<&Registered> {
-    (**region).downcast_ref().ok_or_else(|| {
-        Fault::Argument(String::from(
-            "a memory registration of another network was passed",
-        ))
-    })
 }
 
 impl backend::Sender for Sender {

@@ -1,0 +1,159 @@
+//! The queue pair of one class: pieces of messages that wait for room, and those on their way.
+
+use core::sync::atomic::Ordering;
+use std::collections::VecDeque;
+
+use smallvec::SmallVec;
+
+use super::completions::BATCH;
+use super::cts::{self, Entry};
+use super::pinned::Pinned;
+use super::queue_pair::{Posted, QueuePair, Request, Work};
+use crate::backend::Sent;
+use crate::fault::Result;
+
+/// A piece of a message.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Piece {
+    pub(super) message: u64,
+    pub(super) bytes: usize,
+    pub(super) last: bool,
+    pub(super) accounted: bool,
+}
+
+/// The queue pair of a class.
+pub(super) struct Outgoing {
+    pub(super) qp: QueuePair,
+    pub(super) room: usize,
+    /// On their way, in order.
+    pub(super) in_flight: VecDeque<Piece>,
+    /// Not posted yet, in order.
+    pub(super) waiting: VecDeque<(Request, Piece)>,
+    /// Messages that are done.
+    pub(super) done: u64,
+}
+
+/// The message that is being pushed.
+pub(super) struct Newest {
+    pub(super) message: u64,
+    pub(super) class: usize,
+    pub(super) entry: Entry,
+    pub(super) address: usize,
+    pub(super) lkey: u32,
+    pub(super) bytes: usize,
+    pub(super) pushed: usize,
+    pub(super) readable: bool,
+    pub(super) accounted: bool,
+}
+
+impl Newest {
+    /// Writes the next `count` bytes.
+    pub(super) fn request(&self, work: Work, count: usize) -> Request {
+        Request {
+            id: self.class as u64,
+            work,
+            local: (self.address + self.pushed) as u64,
+            lkey: self.lkey,
+            remote: self.entry.address.wrapping_add(self.pushed as u64),
+            rkey: self.entry.rkey,
+            bytes: count as u32,
+            signaled: true,
+            readable: self.readable,
+        }
+    }
+
+    /// Announces the message, whose bytes went before. With `table`, where the receiver's table of
+    /// sizes is, the size goes along.
+    pub(super) fn announcement(
+        &self,
+        immediate: u32,
+        sizes: &Pinned,
+        table: Option<(u64, u32)>,
+    ) -> Request {
+        let (local, bytes, remote, rkey) = match table {
+            None => (0, 0, self.entry.address, self.entry.rkey),
+            Some((address, rkey)) => {
+                let at = cts::size_place(&self.entry);
+                // Relaxed: the post that follows is what shows it to the NIC, and that is ordered
+                // by the provider's own barriers.
+                sizes.words()[at].store((self.bytes as u64).to_le(), Ordering::Relaxed);
+                let offset = at as u64 * 8;
+                (
+                    sizes.address() + offset,
+                    8,
+                    address.wrapping_add(offset),
+                    rkey,
+                )
+            }
+        };
+        Request {
+            id: self.class as u64,
+            work: Work::Announce(immediate),
+            local,
+            lkey: sizes.lkey,
+            remote,
+            rkey,
+            bytes,
+            signaled: true,
+            readable: true,
+        }
+    }
+
+    /// What is kept of a work request until it is complete.
+    pub(super) fn piece(&self, bytes: usize, last: bool) -> Piece {
+        Piece {
+            message: self.message,
+            bytes,
+            last,
+            accounted: self.accounted,
+        }
+    }
+}
+
+impl Outgoing {
+    /// Posts what waits, as far as there is room.
+    pub(super) fn post(&mut self) -> Result<()> {
+        while !self.waiting.is_empty() && self.in_flight.len() < self.room {
+            let count = BATCH
+                .min(self.room - self.in_flight.len())
+                .min(self.waiting.len());
+            let requests: SmallVec<[Request; BATCH]> = self
+                .waiting
+                .iter()
+                .take(count)
+                .map(|(request, _)| *request)
+                .collect();
+            // SAFETY: the memory of messages stays until they are said to be done, which a
+            // completion does (the contract of `backend::Message`), that of sizes until the message
+            // is done; the queue pair goes before either does.
+            let posted = unsafe { self.qp.post(&requests) }?;
+            let taken = match posted {
+                Posted::All => count,
+                Posted::Some(taken) => taken,
+            };
+            self.in_flight
+                .extend(self.waiting.drain(..taken).map(|(_, piece)| piece));
+            if taken < count {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The oldest piece is done.
+    pub(super) fn complete_oldest(&mut self, sent: &mut Vec<Sent>) -> bool {
+        let Some(piece) = self.in_flight.pop_front() else {
+            return false;
+        };
+        self.done += u64::from(piece.last);
+        let left = if piece.accounted { piece.bytes } else { 0 };
+        if piece.last || left > 0 {
+            sent.push(Sent {
+                message: piece.message,
+                left,
+                done: piece.last,
+            });
+        }
+        true
+    }
+}
