@@ -40,7 +40,7 @@ fn check(slots: &[usize; SLOTS], path: &Path) -> Result<(), HostError> {
     let lacking = abi::NEEDED.iter().find(|(slot, _)| slots[*slot] == 0);
     lacking.map_or(Ok(()), |(_, function)| {
         Err(HostError::Incomplete {
-            path: path.to_text_of(),
+            path: path.to_owned(),
             function,
         })
     })
@@ -76,12 +76,12 @@ impl Plugin {
             // already is changed by it (RTLD_LOCAL).
             unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
                 HostError::Load {
-                    path: path.to_text_of(),
+                    path: path.to_owned(),
                     reason: reason(&error),
                 }
             })?;
         let no_table = || HostError::NoTable {
-            path: path.to_text_of(),
+            path: path.to_owned(),
         };
         // SAFETY: an object of this name is a table of this layout in every plugin; the pointer is
         // used while the library is there. Only its address is taken here.
