@@ -98,9 +98,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     (
         "laxity-rig",
         &[
-            "laxity-client",
             "laxity-files",
-            "laxity-nccl-host",
             "laxity-policy",
             "laxity-requests",
             "laxity-wire",
@@ -140,7 +138,12 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("laxity-decisions", &["laxity-requests"]),
     (
         "laxity-engine",
-        &["laxity-client", "laxity-files", "laxity-requests"],
+        &[
+            "laxity-client",
+            "laxity-files",
+            "laxity-nccl-host",
+            "laxity-requests",
+        ],
     ),
     ("laxity-requests", &["laxity-policy"]),
     (

@@ -157,6 +157,18 @@ pub struct Peers {
     /// one of them.
     #[serde(default)]
     pub experts: Vec<SocketAddr>,
+    /// Whether the processes of `experts` compute each layer together, as ranks with data-parallel
+    /// attention do. For a timed model only. One that was restarted does not come into step again.
+    #[serde(default)]
+    pub lockstep: bool,
+    /// Whether this process reads KV of `reuse`, as its own daemon permits it. Else those send it,
+    /// as theirs do.
+    #[serde(default)]
+    pub reads: bool,
+    /// The NCCL net plugin that carries the exchanges of ranks in step. Without it they go as all
+    /// other parcels do.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nccl_plugin: Option<PathBuf>,
     /// How long a computation waits for another process before it goes on without, milliseconds.
     #[serde(default = "patience_ms")]
     pub patience_ms: u64,
@@ -194,6 +206,10 @@ pub struct Laxity {
     /// A daemon that gives no sign of life for so long is gone, and transfers go out unscheduled,
     /// milliseconds. Without it 400.
     pub stall_ms: Option<u64>,
+    /// DSCP of words between processes, that is of all that is no payload. Orders of a few bytes
+    /// must not wait behind payload where they share its links.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub words_dscp: Option<u8>,
     /// Its rate, Mbit/s. With it, KV of a part of a prompt is due while the parts after it still
     /// have time for the wire; without, with its request.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -333,6 +349,9 @@ impl Config {
         self.schedule.check()?;
         self.check_timing()?;
         self.check_limits()?;
+        if let Some(dscp) = self.laxity.words_dscp.filter(|dscp| *dscp > 63) {
+            return Err(value("laxity.words_dscp", dscp, "0 to 63"));
+        }
         if let Some(rate) = self.laxity.rate_mbit
             && !(rate.is_finite() && rate > 0.0)
         {
@@ -444,6 +463,14 @@ impl Config {
                     format!("this process ({}) has to be one of them", peers.listen),
                 ));
             }
+        }
+        if peers.lockstep && (peers.experts.len() < 2 || self.timing.is_none()) {
+            let wanted = "it needs two of peers.experts, and [timing]";
+            return Err(value("peers.lockstep", true, wanted));
+        }
+        if let Some(plugin) = peers.nccl_plugin.as_ref().filter(|_| !peers.lockstep) {
+            let wanted = "it carries exchanges of ranks in step only: set peers.lockstep";
+            return Err(value("peers.nccl_plugin", plugin.display(), wanted));
         }
         if self.laxity.stall_ms == Some(0) {
             return Err(value("laxity.stall_ms", 0, "at least 1"));
@@ -608,6 +635,7 @@ mod tests {
                 "schedule.forest is /nowhere/forest.json",
             ),
             ("laxity = { rate_mbit = 0.0 }", "laxity.rate_mbit"),
+            ("laxity = { words_dscp = 64 }", "laxity.words_dscp is 64"),
             (
                 "timing = { layer_us = 1.0, token_us = 1.0, expert_us = 1.0, row_us = -1.0 }",
                 "timing.row_us is -1",
@@ -627,6 +655,14 @@ mod tests {
             (
                 "peers = { listen = \"127.0.0.1:1\", experts = [\"127.0.0.1:1\"] }",
                 "model.moe",
+            ),
+            (
+                "peers = { listen = \"127.0.0.1:1\", nccl_plugin = \"/x.so\" }",
+                "peers.nccl_plugin is /x.so",
+            ),
+            (
+                "peers = { listen = \"127.0.0.1:1\", lockstep = true }",
+                "peers.lockstep is true",
             ),
             (
                 "role = \"decode\"\npeers = { listen = \"127.0.0.1:1\" }",

@@ -1,5 +1,5 @@
 //! The inference engine of the lab: a decoder-only model computed for real, so that what Laxity
-//! schedules is the traffic of an engine and not of a replay.
+//! schedules is the traffic of an engine.
 //!
 //! * [`model`] and [`kv`]: the model over a paged KV cache with a prefix cache;
 //! * [`schedule`]: which pieces of which sequences are computed next, decided behind one trait;

@@ -1,18 +1,19 @@
 //! A whole process: configuration in, engine and endpoint out.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use anyhow::Context as _;
 
 use crate::apart::inbox::{Inbox, Key};
+use crate::apart::plugin::Plugin;
 use crate::apart::reuse::{self, Call};
 use crate::apart::{Net, Words, experts};
 use crate::carry::incoming::listen;
 use crate::carry::{Carrier, Incoming, Kind, Options, Taker};
-use crate::config::Config;
+use crate::config::{Config, Peers};
 use crate::engine::{EngineCommand, Handle, Parts, commands, start};
 use crate::kv::{Blocks, SharedBlocks, chain};
 use crate::model::timed::Timing;
@@ -95,8 +96,7 @@ fn timed(
 /// # Errors
 /// Weights cannot be read, memory is missing, or an address is taken.
 pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle> {
-    let peers = config.net_peers();
-    let ranks = peers.ranks.clone();
+    let ranks = config.net_peers().ranks;
     let holds = |expert| ranks.holds(expert);
     let mut blocks = Blocks::new(config.kv.blocks as usize);
     let model = match &config.timing {
@@ -109,42 +109,7 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle
     let net = match &config.peers {
         None => None,
         Some(others) => {
-            let inbox = Arc::new(Inbox::default());
-            let name =
-                config.laxity.name.clone().unwrap_or_else(|| {
-                    format!("{:?} {}", config.role, others.listen).to_lowercase()
-                });
-            let options = Options {
-                socket: config.laxity.socket.clone(),
-                name,
-                nic: config.laxity.nic,
-                stall: Duration::from_millis(config.laxity.stall_ms.unwrap_or(STALL_MS)),
-            };
-            // What comes in before the carrier is there waits for it.
-            let (served, serving) = std::sync::mpsc::channel();
-            let taker = taker(queue.0.clone(), Arc::clone(&inbox), served, reuse.clone());
-            let carrier = Carrier::start(options, others.listen, Taker::clone(&taker))
-                .context("no thread for transfers")?;
-            let experts = experts::serve(model.experts(), config.model.hidden, carrier.clone())
-                .context("no thread for experts")?;
-            std::thread::Builder::new()
-                .name("experts' post".to_owned())
-                .spawn(move || {
-                    serving
-                        .into_iter()
-                        .all(|arrival| experts.send(arrival).is_ok())
-                })
-                .context("no thread for experts")?;
-            listen(others.listen, taker)
-                .with_context(|| format!("cannot listen on {} (peers.listen)", others.listen))?;
-            let net = Arc::new(Net {
-                carrier,
-                inbox,
-                peers,
-                patience: config.patience(),
-                bytes_per_s: config.laxity.rate_mbit.map(|rate| rate * 125_000.0),
-                ask_patience: Duration::from_millis(others.ask_ms),
-            });
+            let net = connect(config, others, &*model, &queue.0, &reuse)?;
             let (to, model) = (queue.0.clone(), Arc::clone(&model));
             reuse::serve(calls, Arc::clone(&net), model, blocks.clone(), to)
                 .context("no thread for KV of others")?;
@@ -160,6 +125,7 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle
         settings,
         forest,
         places: config.places(),
+        lockstep: config.peers.as_ref().is_some_and(|peers| peers.lockstep),
         record,
         reuse: net.as_ref().map(|_| reuse),
         net,
@@ -168,13 +134,107 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle
     start(parts, queue)
 }
 
-/// Sorts what comes in from other processes.
-fn taker(
+/// Listens for other processes and makes the way to them.
+fn connect(
+    config: &Config,
+    others: &Peers,
+    model: &dyn Model,
+    engine: &Handle,
+    reuse: &Sender<Call>,
+) -> anyhow::Result<Arc<Net>> {
+    let inbox = Arc::new(Inbox::default());
+    let name = config.laxity.name.clone();
+    let name =
+        name.unwrap_or_else(|| format!("{:?} {}", config.role, others.listen).to_lowercase());
+    let options = Options {
+        socket: config.laxity.socket.clone(),
+        name,
+        nic: config.laxity.nic,
+        stall: Duration::from_millis(config.laxity.stall_ms.unwrap_or(STALL_MS)),
+        words_dscp: config.laxity.words_dscp.unwrap_or(0),
+    };
+    // What comes in before the carrier is there waits for it.
+    let (served, serving) = std::sync::mpsc::channel();
+    let own = Arc::new(Own::default());
+    let taker = taker(Receivers {
+        engine: engine.clone(),
+        inbox: Arc::clone(&inbox),
+        experts: (!others.lockstep).then_some(served),
+        reuse: reuse.clone(),
+        own: Arc::clone(&own),
+    });
+    let carrier = Carrier::start(options, others.listen, Taker::clone(&taker))
+        .context("no thread for transfers")?;
+    // Nobody listens before.
+    let _ = own.carrier.set(carrier.clone());
+    let experts = experts::serve(model.experts(), config.model.hidden, carrier.clone())
+        .context("no thread for experts")?;
+    std::thread::Builder::new()
+        .name("experts' post".to_owned())
+        .spawn(move || {
+            serving
+                .into_iter()
+                .all(|arrival| experts.send(arrival).is_ok())
+        })
+        .context("no thread for experts")?;
+    listen(others.listen, taker)
+        .with_context(|| format!("cannot listen on {} (peers.listen)", others.listen))?;
+    let peers = config.net_peers();
+    let plugin = match &others.nccl_plugin {
+        None => None,
+        Some(file) => {
+            let sends = carrier.clone();
+            let tell = move |to, handle| match serde_json::to_string(&Words::Handle { handle }) {
+                Ok(line) => sends.say(to, line),
+                Err(error) => tracing::error!("a handle that is no JSON: {error}"),
+            };
+            let ranks = peers.ranks.others().collect();
+            let plugin = Plugin::start(file, ranks, Arc::clone(&inbox), tell)
+                .context("cannot use the NCCL plugin (peers.nccl_plugin)")?;
+            let _ = own.plugin.set(plugin.clone());
+            Some(plugin)
+        }
+    };
+    Ok(Arc::new(Net {
+        carrier,
+        inbox,
+        peers,
+        patience: config.patience(),
+        bytes_per_s: config.laxity.rate_mbit.map(|rate| rate * 125_000.0),
+        ask_patience: Duration::from_millis(others.ask_ms),
+        reads: others.reads,
+        plugin,
+        running: Arc::default(),
+        waited: Arc::default(),
+    }))
+}
+
+/// Parts that readers of connections need, and that are made after those.
+#[derive(Default)]
+struct Own {
+    carrier: OnceLock<Carrier>,
+    plugin: OnceLock<Plugin>,
+}
+
+/// Who takes what comes in from other processes.
+struct Receivers {
     engine: Handle,
     inbox: Arc<Inbox>,
-    experts: Sender<crate::carry::Arrival>,
+    /// None if ranks compute in step.
+    experts: Option<Sender<crate::carry::Arrival>>,
     reuse: Sender<Call>,
-) -> Taker {
+    own: Arc<Own>,
+}
+
+/// Sorts what comes in from other processes.
+fn taker(receivers: Receivers) -> Taker {
+    let Receivers {
+        engine,
+        inbox,
+        experts,
+        reuse,
+        own,
+    } = receivers;
     Arc::new(move |incoming| match incoming {
         Incoming::Parcel(arrival) => match arrival.head.kind {
             Kind::KvReuse => {
@@ -186,12 +246,34 @@ fn taker(
                 inbox.put(key, arrival.payload);
             }
             // An engine, or its experts, that ended hear nothing; the process is about to.
-            Kind::Dispatch => drop(experts.send(arrival)),
+            Kind::Dispatch => match &experts {
+                Some(experts) => drop(experts.send(arrival)),
+                None => {
+                    let key = Key::Dispatch(arrival.head.place, arrival.from);
+                    inbox.keep(key, arrival.payload);
+                }
+            },
             Kind::P2d => drop(engine.command(EngineCommand::Kv(arrival))),
         },
+        Incoming::Part { flow, bytes } => {
+            if let Some(carrier) = own.carrier.get() {
+                carrier.arrived(flow, bytes);
+            }
+        }
         Incoming::Words(from, line) => match serde_json::from_str::<Words>(&line) {
-            Ok(words @ (Words::Ask(_) | Words::Will { .. })) => {
-                drop(reuse.send(Call::Words(from, words)));
+            Ok(
+                words @ (Words::Ask(_)
+                | Words::Will { .. }
+                | Words::Read(_)
+                | Words::Layer { .. }
+                | Words::Computed { .. }),
+            ) => drop(reuse.send(Call::Words(from, words))),
+            Ok(Words::Handle { handle }) => {
+                // Ranks start at the same time, and load the plugin first.
+                let plugin = own.plugin.wait();
+                if let Err(error) = plugin.connect(from, &handle) {
+                    tracing::error!(%from, "{error}");
+                }
             }
             Ok(words) => drop(engine.command(EngineCommand::Words(from, words))),
             Err(error) => tracing::warn!(%from, "words that make no sense: {error}"),

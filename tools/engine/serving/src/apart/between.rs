@@ -57,6 +57,8 @@ pub struct Between<'a> {
     pub exports: Vec<Export>,
     /// The daemon is told of layers: there is something to schedule.
     pub hints: bool,
+    /// Who gave KV, and of which batches it is told where they are.
+    pub holders: Vec<(SocketAddr, Vec<u64>)>,
     /// What the engine does between two layers.
     pub meanwhile: &'a mut dyn FnMut(),
 }
@@ -68,10 +70,14 @@ impl Watch for Between<'_> {
         };
         (self.meanwhile)();
         if self.hints {
-            net.carrier.hint(Hint::LayerBegin {
-                batch: self.batch,
-                layer: layer as u16,
-            });
+            let (batch, layer) = (self.batch, layer as u16);
+            net.carrier.hint(Hint::LayerBegin { batch, layer });
+            let mut running = net.running();
+            (running.batch, running.layer) = (batch, layer);
+            drop(running);
+            for (holder, batches) in &self.holders {
+                net.layer_began(*holder, layer, batches);
+            }
         }
         let began = Instant::now();
         for import in &self.imports {
@@ -87,8 +93,7 @@ impl Watch for Between<'_> {
             }
         }
         if !self.imports.is_empty() {
-            let waited = began.elapsed();
-            metrics::histogram!("laxity_engine_kv_wait_seconds").record(waited.as_secs_f64());
+            net.waited_for_kv(began);
         }
         Ok(())
     }
@@ -149,6 +154,7 @@ mod tests {
             name: "test".to_owned(),
             nic: 0,
             stall: Duration::from_millis(400),
+            words_dscp: 0,
         };
         let here = "127.0.0.1:1".parse().unwrap();
         Net {
@@ -157,7 +163,11 @@ mod tests {
             peers: crate::apart::Peers::default(),
             patience: Duration::from_secs(60),
             ask_patience: Duration::from_secs(60),
+            reads: false,
+            plugin: None,
             bytes_per_s: None,
+            running: Arc::default(),
+            waited: Arc::default(),
         }
     }
 
@@ -201,6 +211,7 @@ mod tests {
                 tokens: 3,
             }],
             hints: false,
+            holders: Vec::new(),
             meanwhile: &mut || {},
         };
         // Layer 0 is there, layer 1 is not.

@@ -1,7 +1,7 @@
 //! Experts in other processes: a layer's tokens go to whoever holds their experts, and what those
 //! make of them comes back.
 //!
-//! Expert `e` is held by rank `e mod n`. No rank waits for another's batch: each serves others'
+//! Expert `e` is held by rank `e mod n`. Unless they are in step, no rank waits for another's batch: each serves others'
 //! tokens from a thread of its own, beside its own computation, so that ranks with different loads,
 //! or without any, need not run in step.
 //!
@@ -15,6 +15,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 
 use super::Net;
+use super::between::kv_head;
 use super::inbox::Key;
 use crate::carry::{Arrival, Carrier, Head, Kind};
 use crate::clock;
@@ -48,6 +49,12 @@ impl Ranks {
     #[must_use]
     pub fn all(&self) -> &[SocketAddr] {
         if self.is_apart() { &self.all } else { &[] }
+    }
+
+    /// All but this process.
+    pub fn others(&self) -> impl Iterator<Item = SocketAddr> + use<'_> {
+        let others = self.all.iter().enumerate();
+        others.filter_map(|(rank, at)| (rank != self.own).then_some(*at))
     }
 
     /// There is more than one.
@@ -104,6 +111,32 @@ pub fn decode(bytes: &[u8], hidden: usize) -> Result<Vec<ExpertRows>> {
     Ok(groups)
 }
 
+/// The head of a parcel of rows.
+#[must_use]
+pub const fn rows_head(kind: Kind, layer: usize, batch: u64, place: u64) -> Head {
+    kv_head(kind, layer, batch, 0, place as usize)
+}
+
+/// Sorts rows by the rank that has their expert.
+///
+/// # Errors
+/// One is held here.
+pub fn by_rank(
+    ranks: &Ranks,
+    layer: usize,
+    rows: Vec<ExpertRows>,
+) -> Result<BTreeMap<SocketAddr, Vec<ExpertRows>>> {
+    let mut by_rank: BTreeMap<SocketAddr, Vec<ExpertRows>> = BTreeMap::new();
+    for rows in rows {
+        if ranks.holds(rows.expert) {
+            fail!("expert {} of layer {layer} ought to be here", rows.expert);
+        }
+        let holder = ranks.holder(rows.expert);
+        by_rank.entry(holder).or_default().push(rows);
+    }
+    Ok(by_rank)
+}
+
 /// The other ranks, as a batch sees them.
 #[derive(Debug)]
 pub struct RemoteExperts<'a> {
@@ -141,32 +174,12 @@ impl<'a> RemoteExperts<'a> {
 impl ExpertPeers for RemoteExperts<'_> {
     fn dispatch(&mut self, layer: usize, rows: Vec<ExpertRows>) -> Result<()> {
         *self.exchange += 1;
-        let mut by_rank: BTreeMap<SocketAddr, Vec<ExpertRows>> = BTreeMap::new();
-        for rows in rows {
-            if self.net.peers.ranks.holds(rows.expert) {
-                fail!("expert {} of layer {layer} ought to be here", rows.expert);
-            }
-            by_rank
-                .entry(self.net.peers.ranks.holder(rows.expert))
-                .or_default()
-                .push(rows);
-        }
+        let by_rank = by_rank(&self.net.peers.ranks, layer, rows)?;
         self.open.clear();
         self.began = Instant::now();
         for (to, groups) in by_rank {
             self.net.inbox.expect(Key::Combine(*self.exchange, to), to);
-            let head = Head {
-                kind: Kind::Dispatch,
-                layer: layer as u16,
-                flow: 0,
-                batch: self.batch,
-                request: 0,
-                place: *self.exchange,
-                remaining_ns: 0,
-                total: 0,
-                offset: 0,
-                len: 0,
-            };
+            let head = rows_head(Kind::Dispatch, layer, self.batch, *self.exchange);
             let payload = encode(&groups, self.hidden);
             self.net.carrier.send(to, head, self.deadline_ns, payload);
             self.open.push(to);
@@ -183,8 +196,7 @@ impl ExpertPeers for RemoteExperts<'_> {
             apart = true;
         }
         if apart {
-            let took = self.began.elapsed();
-            metrics::histogram!("laxity_engine_exchange_seconds").record(took.as_secs_f64());
+            self.net.waited_for_experts(self.began);
         }
         Ok(made)
     }

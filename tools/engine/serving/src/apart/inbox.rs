@@ -12,6 +12,8 @@ use crate::model::{Result, fail};
 pub enum Key {
     /// A layer of KV of a request.
     Reuse(u64, u16),
+    /// A process's rows for the experts here, of ranks in step.
+    Dispatch(u64, SocketAddr),
     /// What a process's experts made in an exchange.
     Combine(u64, SocketAddr),
 }
@@ -64,6 +66,12 @@ impl Inbox {
             self.bell.notify_all();
         }
         wanted
+    }
+
+    /// Something came that may be waited for only later.
+    pub fn keep(&self, key: Key, payload: Vec<u8>) {
+        self.state().wanted.insert(key);
+        self.put(key, payload);
     }
 
     /// A process is gone: nothing comes from it.

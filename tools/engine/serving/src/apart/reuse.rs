@@ -11,9 +11,11 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
+use laxity_client::Hint;
+
 use super::between::kv_head;
 use super::inbox::Key;
-use super::{Asked, Net, Words};
+use super::{Asked, Net, Running, Words};
 use crate::carry::Kind;
 use crate::clock;
 use crate::engine::{EngineCommand, Handle};
@@ -128,8 +130,65 @@ impl Reuse {
             Call::Words(from, Words::Will { request, blocks }) => {
                 self.answered(from, request, blocks);
             }
+            Call::Words(from, Words::Read(part)) => self.net.carrier.give(from, part),
+            Call::Words(_, Words::Layer { layer, batches }) => {
+                self.net.begin_layer(layer, &batches);
+            }
+            Call::Words(_, Words::Computed { batches, requests }) => {
+                self.net.end_batches(&batches, &requests);
+            }
             Call::Words(..) => {}
             Call::Lost(peer) => self.ask_next_where(|question| question.at == peer),
+        }
+    }
+
+    /// Reads what another process has, a flow for each layer.
+    fn read(&self, wanted: &Wanted, from: SocketAddr, blocks: usize) {
+        let (kv, layers) = (self.model.kv(), self.model.shape().layers);
+        let size = kv.block_tokens();
+        let bytes = (blocks * size * kv.token_bytes()) as u64;
+        let (request, first) = (wanted.request, wanted.first * size);
+        let all = bytes * layers as u64;
+        self.announce(request, *self.net.running(), wanted.deadline_ns, all);
+        let batch = Asked::batch(request);
+        for layer in 0..layers {
+            let head = kv_head(Kind::KvReuse, layer, batch, request, first);
+            self.net.carrier.read(from, head, wanted.deadline_ns, bytes);
+        }
+    }
+
+    /// Tells the daemon what KV that is about to come or go is for: how soon a layer of it is needed
+    /// depends on how far the asker is (MFS §4.4.1, RLI of a queued batch).
+    fn announce(&self, request: u64, after: Running, deadline_ns: u64, bytes: u64) {
+        let layers = self.model.shape().layers as u16;
+        let (batch, layer_time_ns) = (Asked::batch(request), after.layer_time_ns);
+        let begin = |batch| Hint::BatchBegin {
+            batch,
+            layers,
+            layer_time_ns,
+        };
+        let join = Hint::RequestJoin {
+            batch,
+            request,
+            deadline_ns,
+            bytes,
+        };
+        let mut hints = vec![begin(batch), join];
+        let Running {
+            batch: ahead,
+            layer,
+            ..
+        } = after;
+        if ahead != 0 {
+            // A batch of this process is known here.
+            if !self.net.reads {
+                let batch = ahead;
+                hints.extend([begin(batch), Hint::LayerBegin { batch, layer }]);
+            }
+            hints.push(Hint::BatchQueued { batch, ahead });
+        }
+        for hint in hints {
+            self.net.carrier.hint(hint);
         }
     }
 
@@ -151,11 +210,14 @@ impl Reuse {
         for key in self.keys(request) {
             self.net.inbox.expect(key, at);
         }
+        let running = *self.net.running();
         let words = Words::Ask(Asked {
             request,
             hashes: wanted.hashes.clone(),
             first: wanted.first,
             remaining_ns: wanted.deadline_ns.saturating_sub(clock::now().0).max(1),
+            after: running,
+            reads: self.net.reads,
         });
         self.net.say(at, &words);
         let question = Question {
@@ -193,15 +255,18 @@ impl Reuse {
         };
         // Whatever was said: it is compared with what was asked for.
         if (1..=most).contains(&blocks) {
-            self.questions.remove(&request);
+            if let Some(question) = self.questions.remove(&request)
+                && self.net.reads
+            {
+                self.read(&question.wanted, from, blocks);
+            }
             self.tell(request, Some((from, blocks)));
         } else {
             self.ask_next_where(|question| question.wanted.request == request);
         }
     }
 
-    /// Another process asks for KV. It gets what is here, a flow for each layer. No batch needs
-    /// them yet, so the request's deadline commands them.
+    /// Another process asks for KV. It gets what is here, a flow for each layer.
     fn give(&self, to: SocketAddr, asked: &Asked) {
         let (shape, size) = (self.model.shape(), self.model.kv().block_tokens());
         let (request, first) = (asked.request, asked.first);
@@ -220,11 +285,20 @@ impl Reuse {
         }
         let deadline_ns = clock::now().0.saturating_add(asked.remaining_ns);
         let tokens = blocks * size;
+        let bytes = tokens * self.model.kv().token_bytes() * shape.layers;
+        if !asked.reads {
+            self.announce(request, asked.after, deadline_ns, bytes as u64);
+        }
+        let batch = Asked::batch(request);
         for layer in 0..shape.layers {
             match self.model.kv().export(layer, &found, 0, tokens) {
                 Ok(payload) => {
-                    let head = kv_head(Kind::KvReuse, layer, 0, request, first * size);
-                    self.net.carrier.send(to, head, deadline_ns, payload);
+                    let head = kv_head(Kind::KvReuse, layer, batch, request, first * size);
+                    if asked.reads {
+                        self.net.carrier.offer(to, head, payload);
+                    } else {
+                        self.net.carrier.send(to, head, deadline_ns, payload);
+                    }
                 }
                 // The asker's patience ends, and it computes the prompt itself.
                 Err(error) => tracing::error!("KV of layer {layer} for {to}: {error}"),

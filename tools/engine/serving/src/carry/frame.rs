@@ -8,6 +8,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::SocketAddr;
 
 use laxity_client::Stage;
+use serde::{Deserialize, Serialize};
 
 /// Bytes of a head.
 pub const HEAD_BYTES: usize = 80;
@@ -20,7 +21,7 @@ pub const PARCEL_BYTES_MAX: u64 = 1 << 30;
 /// Most bytes of a line of words.
 pub const WORDS_BYTES_MAX: u64 = 16 << 20;
 
-const MAGIC: [u8; 4] = *b"LXE1";
+const MAGIC: [u8; 4] = *b"LXE2";
 
 /// What a parcel is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -145,17 +146,39 @@ fn invalid(what: String) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, what)
 }
 
+/// Marks the numbers of flows that their receiver reads: they are the receiver's, not the sender's.
+pub const READ: u64 = 1 << 63;
+
+/// A part of a flow that its receiver may read now: words to the process that has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "word", rename = "read")]
+pub struct ReadPart {
+    /// Number of the flow, of its receiver's, with [`READ`].
+    pub flow: u64,
+    /// The request whose KV it is.
+    pub request: u64,
+    /// The layer.
+    pub layer: u16,
+    /// Bytes of the flow before this part.
+    pub offset: u64,
+    /// Bytes of this part.
+    pub bytes: u64,
+}
+
 /// How a connection begins: what it is for, and where its maker listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Preamble {
     /// Words, not parcels.
     pub words: bool,
+    /// The DSCP of the connection, for both ways: the receiver's acknowledgements must not wait in
+    /// another class than the bytes that they free.
+    pub dscp: u8,
     /// Where its maker listens, which is also its name.
     pub listens: SocketAddr,
 }
 
 impl Preamble {
-    /// Writes it: `LXE1`, `W` or `P`, a length, the address as text.
+    /// Writes it: `LXE2`, `W` or `P`, the DSCP, a length, the address as text.
     ///
     /// # Errors
     /// The connection is gone.
@@ -163,6 +186,7 @@ impl Preamble {
         let address = self.listens.to_string();
         let mut bytes = MAGIC.to_vec();
         bytes.push(if self.words { b'W' } else { b'P' });
+        bytes.push(self.dscp);
         bytes.push(address.len() as u8);
         bytes.extend(address.as_bytes());
         to.write_all(&bytes)
@@ -173,20 +197,24 @@ impl Preamble {
     /// # Errors
     /// The connection is gone, or made by something else.
     pub fn read(from: &mut impl Read) -> io::Result<Self> {
-        let mut start = [0; 6];
+        let mut start = [0; 7];
         from.read_exact(&mut start)?;
         let words = match (start[..4] == MAGIC, start[4]) {
             (true, b'W') => true,
             (true, b'P') => false,
             _ => return Err(invalid("not an engine".to_owned())),
         };
-        let mut address = vec![0; start[5] as usize];
+        let mut address = vec![0; start[6] as usize];
         from.read_exact(&mut address)?;
         let listens = std::str::from_utf8(&address)
             .ok()
             .and_then(|text| text.parse().ok());
         let listens = listens.ok_or_else(|| invalid("an engine without an address".to_owned()))?;
-        Ok(Self { words, listens })
+        Ok(Self {
+            words,
+            dscp: start[5] & 0x3f,
+            listens,
+        })
     }
 }
 
@@ -216,6 +244,7 @@ mod tests {
         assert_eq!(Head::decode(&head().encode()).unwrap(), head());
         let preamble = Preamble {
             words: true,
+            dscp: 34,
             listens: "[::1]:99".parse().unwrap(),
         };
         let mut bytes = Vec::new();
@@ -248,7 +277,7 @@ mod tests {
         fn arbitrary_bytes_are_refused_or_make_sense(bytes in prop::collection::vec(any::<u8>(), HEAD_BYTES)) {
             let mut array = [0; HEAD_BYTES];
             array.copy_from_slice(&bytes);
-            array[..4].copy_from_slice(b"LXE1");
+            array[..4].copy_from_slice(&MAGIC);
             if let Ok(head) = Head::decode(&array) {
                 prop_assert!(head.offset + u64::from(head.len) <= head.total);
             }

@@ -7,15 +7,15 @@
 //! [`LOOK_EVERY`].
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use laxity_client::{Client, Direction, Flow, Hint, Lane, Mode, Stage, Ticket};
+use laxity_client::{Client, Direction, Flow, Hint, Lane, Mode, Stage, Ticket, peers};
 
-use super::frame::{Head, Preamble};
+use super::frame::{Head, Preamble, READ, ReadPart};
 use super::outgoing::{Load, Outgoing, Said};
 use super::{Incoming, Taker};
 use crate::clock;
@@ -35,6 +35,10 @@ struct Parcel {
     deadline_ns: u64,
     /// Below all levels, whatever it is.
     scavenged: bool,
+    /// Read from there, not sent there.
+    read: bool,
+    bytes: u64,
+    /// Nothing, if it is read.
     payload: Arc<Vec<u8>>,
 }
 
@@ -49,6 +53,8 @@ pub struct Options {
     pub nic: u8,
     /// A daemon that gives no sign of life for so long is gone.
     pub stall: Duration,
+    /// DSCP of words.
+    pub words_dscp: u8,
 }
 
 /// What was sent.
@@ -62,6 +68,8 @@ pub struct Counts {
     pub bypassed_bytes: u64,
     /// Bytes that the daemon permitted.
     pub scheduled_bytes: u64,
+    /// Time without the daemon, ns.
+    pub unscheduled_ns: u64,
     /// Parcels whose receiver went away.
     pub lost: u64,
 }
@@ -74,6 +82,10 @@ enum GateCommand {
     /// arrived.
     EndBatch(u64),
     EndRequest(u64),
+    /// A parcel that its receiver will read.
+    Offer(SocketAddr, Head, Arc<Vec<u8>>),
+    /// A part of an offered parcel that its receiver may have now.
+    Give(SocketAddr, ReadPart),
     Said(Said),
     Stop,
 }
@@ -133,8 +145,39 @@ impl Carrier {
             head,
             deadline_ns,
             scavenged: false,
+            read: false,
+            bytes: payload.len() as u64,
             payload: Arc::new(payload),
         }));
+    }
+
+    /// Reads a parcel that another process offers, as the own daemon permits it.
+    pub fn read(&self, from: SocketAddr, head: Head, deadline_ns: u64, bytes: u64) {
+        self.order(GateCommand::Send(Parcel {
+            to: from,
+            head,
+            deadline_ns,
+            scavenged: false,
+            read: true,
+            bytes,
+            payload: Arc::default(),
+        }));
+    }
+
+    /// Offers a parcel: it goes out as its receiver reads it, without a permit of the own daemon,
+    /// as a NIC answers an RDMA READ.
+    pub fn offer(&self, to: SocketAddr, head: Head, payload: Vec<u8>) {
+        self.order(GateCommand::Offer(to, head, Arc::new(payload)));
+    }
+
+    /// Gives a receiver a part of what was offered to it.
+    pub fn give(&self, to: SocketAddr, part: ReadPart) {
+        self.order(GateCommand::Give(to, part));
+    }
+
+    /// Bytes of a flow that is read here arrived.
+    pub fn arrived(&self, flow: u64, bytes: u64) {
+        self.order(GateCommand::Said(Said::Arrived { flow, bytes }));
     }
 
     /// Sends a parcel of a request that was given up: below all levels, without a deadline. The
@@ -145,6 +188,8 @@ impl Carrier {
             head,
             deadline_ns: 0,
             scavenged: true,
+            read: false,
+            bytes: payload.len() as u64,
             payload: Arc::new(payload),
         }));
     }
@@ -203,10 +248,14 @@ struct Open {
     ended: bool,
 }
 
+/// A parcel that its receiver may read, and what it is.
+type Offered = (Head, Arc<Vec<u8>>);
+
 struct Gate {
     client: Client,
     lane: Lane,
     nic: u8,
+    words_dscp: u8,
     listens: SocketAddr,
     own: Sender<GateCommand>,
     taker: Taker,
@@ -217,6 +266,8 @@ struct Gate {
     backlog: VecDeque<Parcel>,
     batches: HashMap<u64, Open>,
     requests: HashMap<u64, Open>,
+    /// What others may read, by receiver, request and layer.
+    offers: HashMap<(SocketAddr, u64, u16), Offered>,
     flows: u64,
     made: u64,
 }
@@ -251,6 +302,7 @@ impl Gate {
             client,
             lane,
             nic: options.nic,
+            words_dscp: options.words_dscp,
             listens,
             own,
             taker,
@@ -261,6 +313,7 @@ impl Gate {
             backlog: VecDeque::new(),
             batches: HashMap::new(),
             requests: HashMap::new(),
+            offers: HashMap::new(),
             flows: 0,
             made: 0,
         }
@@ -314,6 +367,11 @@ impl Gate {
                 self.requests.entry(request).or_default().ended = true;
                 self.close_request(request);
             }
+            GateCommand::Offer(to, head, payload) => {
+                let key = (to, head.request, head.layer);
+                self.offers.insert(key, (head, payload));
+            }
+            GateCommand::Give(to, part) => self.give_part(to, part),
             GateCommand::Said(Said::Arrived { flow, bytes }) => self.arrived(flow, bytes),
             GateCommand::Said(Said::Gone { peer, number, why }) => {
                 // One that was replaced says nothing of its successor.
@@ -373,6 +431,8 @@ impl Gate {
             head,
             deadline_ns,
             scavenged,
+            read,
+            bytes,
             payload,
         } = parcel;
         let stage = if scavenged {
@@ -383,8 +443,8 @@ impl Gate {
         self.flows += 1;
         let now = clock::now().0;
         let head = Head {
-            flow: self.flows,
-            total: payload.len() as u64,
+            flow: if read { self.flows | READ } else { self.flows },
+            total: bytes,
             offset: 0,
             len: 0,
             remaining_ns: if deadline_ns == 0 {
@@ -396,12 +456,16 @@ impl Gate {
         };
         let ticket = self.lane.submit(&Flow {
             stage,
-            direction: Direction::Egress,
+            direction: if read {
+                Direction::Ingress
+            } else {
+                Direction::Egress
+            },
             nic: self.nic,
             receiver_bound: false,
             layer: head.layer,
             whole: false,
-            peer: 0,
+            peer: if read { peer_number(to) } else { 0 },
             bytes: head.total,
             batch: head.batch,
             request: head.request,
@@ -427,12 +491,13 @@ impl Gate {
 
     /// Puts on the wire what has been permitted.
     fn collect(&mut self) {
-        let mut ready = Vec::new();
+        let (mut ready, mut asked) = (Vec::new(), Vec::new());
         let (lane, all) = (&mut self.lane, &mut self.sending);
         self.waiting.retain(|flow| {
             let Some(sending) = all.get_mut(flow) else {
                 return false;
             };
+            let read = flow & READ != 0;
             while let Some(permit) = lane.poll(&mut sending.ticket) {
                 let class = *sending.class.get_or_insert(permit.dscp);
                 let head = Head {
@@ -442,6 +507,20 @@ impl Gate {
                 sending.permitted += permit.bytes;
                 let payload = Arc::clone(&sending.payload);
                 let bytes = permit.bytes;
+                if read {
+                    let part = ReadPart {
+                        flow: *flow,
+                        request: head.request,
+                        layer: head.layer,
+                        offset: head.offset,
+                        bytes,
+                    };
+                    asked.push((sending.to, part));
+                    if permit.last {
+                        return false;
+                    }
+                    continue;
+                }
                 ready.push((
                     sending.to,
                     (class, sending.stage),
@@ -464,11 +543,49 @@ impl Gate {
             }
             self.give(to, Some(class), load);
         }
+        for (from, part) in asked {
+            if let Ok(line) = serde_json::to_string(&part) {
+                self.give(from, None, Load::Words(line));
+            }
+        }
         let stats = self.client.stats();
         self.count(|counts| {
             counts.bypassed_bytes = stats.bypassed_bytes;
             counts.scheduled_bytes = stats.scheduled_bytes;
+            counts.unscheduled_ns = stats.unscheduled_ns;
         });
+    }
+
+    /// Sends a part of what was offered, in the class that a queue pair for KV reuse has here.
+    fn give_part(&mut self, to: SocketAddr, part: ReadPart) {
+        let key = (to, part.request, part.layer);
+        let Some((head, payload)) = self.offers.get(&key) else {
+            return;
+        };
+        let total = payload.len() as u64;
+        let end = part.offset.saturating_add(part.bytes);
+        if end > total {
+            return;
+        }
+        let stage = head.kind.stage();
+        let class = self.client.dscp_of(stage);
+        let head = Head {
+            flow: part.flow,
+            total,
+            offset: part.offset,
+            ..*head
+        };
+        let (payload, bytes) = (Arc::clone(payload), part.bytes);
+        if end == total {
+            self.offers.remove(&key);
+        }
+        self.count(|counts| *counts.sent_bytes.entry((stage.name(), class)).or_default() += bytes);
+        let load = Load::Bytes {
+            head,
+            payload,
+            bytes,
+        };
+        self.give(to, Some(class), load);
     }
 
     /// Hands a load to the connection of its class, which is made if there is none.
@@ -477,6 +594,7 @@ impl Gate {
         if !self.connections.contains_key(&key) {
             let preamble = Preamble {
                 words: class.is_none(),
+                dscp: class.unwrap_or(self.words_dscp),
                 listens: self.listens,
             };
             let own = self.own.clone();
@@ -484,7 +602,7 @@ impl Gate {
                 let _ = own.send(GateCommand::Said(said));
             };
             self.made += 1;
-            match Outgoing::open((to, self.made), class.unwrap_or(0), preamble, said) {
+            match Outgoing::open((to, self.made), preamble, said) {
                 Ok(connection) => {
                     self.connections.insert(key, connection);
                 }
@@ -528,6 +646,7 @@ impl Gate {
     /// flight, and whoever computes hears of it.
     fn gone(&mut self, peer: SocketAddr, why: String) {
         self.connections.retain(|(to, _), _| *to != peer);
+        self.offers.retain(|(to, ..), _| *to != peer);
         let lost: Vec<u64> = self
             .sending
             .iter()
@@ -551,4 +670,13 @@ impl Gate {
         }
         (self.taker)(Incoming::Lost(peer, why));
     }
+}
+
+/// How the daemon knows a peer.
+fn peer_number(peer: SocketAddr) -> u8 {
+    let octets = match peer.ip() {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
+    };
+    peers::number(octets)
 }

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use std::io::{self, BufRead as _, BufReader, ErrorKind, Read, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
-use super::frame::{HEAD_BYTES, Head, Preamble, WORDS_BYTES_MAX};
+use super::frame::{HEAD_BYTES, Head, Preamble, READ, WORDS_BYTES_MAX};
+use super::outgoing::mark;
 use super::{Arrival, Incoming, Taker};
 
 /// Most parcels that one connection may have begun and not ended.
@@ -46,6 +47,12 @@ fn hear(mut stream: TcpStream, taker: &Taker) {
             return;
         }
     };
+    // Where the marks are refused, acknowledgements go unmarked.
+    if let Ok(peer) = stream.peer_addr()
+        && let Err(error) = mark(&stream, peer, preamble.dscp)
+    {
+        tracing::warn!(%peer, "acknowledgements are not marked: {error}");
+    }
     let heard = if preamble.words {
         words(&stream, preamble.listens, taker)
     } else {
@@ -112,6 +119,12 @@ fn parcels(stream: &mut TcpStream, from: SocketAddr, taker: &Taker) -> io::Resul
         ack[..8].copy_from_slice(&head.flow.to_le_bytes());
         ack[8..].copy_from_slice(&u64::from(head.len).to_le_bytes());
         stream.write_all(&ack)?;
+        if head.flow & READ != 0 {
+            taker(Incoming::Part {
+                flow: head.flow,
+                bytes: u64::from(head.len),
+            });
+        }
         if whole && let Some(payload) = open.remove(&head.flow) {
             taker(Incoming::Parcel(Arrival {
                 from,

@@ -9,10 +9,6 @@
 //! Threads: one ([`gate`]) owns the lane, and everything that is said to the daemon passes it in
 //! order; each connection has one that writes ([`outgoing`]) and one that reads ([`incoming`]).
 //! Nothing that computes ever waits for a permit.
-//!
-//! The lab's replay has the same way to send (`laxity-rig`: `gate.rs`, `transport.rs`), but of
-//! payloads that are a pattern and in one event loop; it shares no code with this, for whose
-//! payloads are real and whose loop is a GPU's or the CPU's own work.
 
 pub mod frame;
 pub mod gate;
@@ -23,7 +19,7 @@ mod tests;
 
 use std::net::SocketAddr;
 
-pub use frame::{Head, Kind};
+pub use frame::{Head, Kind, ReadPart};
 pub use gate::{Carrier, Counts, Options};
 
 /// A whole parcel that came in.
@@ -44,6 +40,13 @@ pub enum Incoming {
     Parcel(Arrival),
     /// A word: one line of JSON.
     Words(SocketAddr, String),
+    /// Bytes of a flow that this process reads.
+    Part {
+        /// The flow.
+        flow: u64,
+        /// How many.
+        bytes: u64,
+    },
     /// A process that we send to, or that sends to us, is gone.
     Lost(SocketAddr, String),
 }

@@ -3,7 +3,7 @@
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsFd, AsRawFd as _};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
@@ -49,12 +49,7 @@ pub(super) struct Outgoing {
 
 impl Outgoing {
     /// Connects, in the background. `say` is called by the threads.
-    pub(super) fn open<F>(
-        to: (SocketAddr, u64),
-        dscp: u8,
-        preamble: Preamble,
-        say: F,
-    ) -> io::Result<Self>
+    pub(super) fn open<F>(to: (SocketAddr, u64), preamble: Preamble, say: F) -> io::Result<Self>
     where
         F: Fn(Said) + Send + Sync + 'static,
     {
@@ -65,7 +60,7 @@ impl Outgoing {
         std::thread::Builder::new()
             .name(format!("{what} out"))
             .spawn(move || {
-                if let Err(error) = write(to, dscp, preamble, &incoming, &say) {
+                if let Err(error) = write(to, preamble, &incoming, &say) {
                     let why = error.to_string();
                     say(Said::Gone { peer, number, why });
                 }
@@ -79,19 +74,24 @@ impl Outgoing {
     }
 }
 
+/// Marks what a socket sends.
+pub(super) fn mark(socket: &impl AsFd, peer: SocketAddr, dscp: u8) -> io::Result<()> {
+    let class = i32::from(dscp) << 2;
+    match peer {
+        SocketAddr::V4(_) => socket::setsockopt(socket, sockopt::Ipv4Tos, &class)?,
+        SocketAddr::V6(_) => socket::setsockopt(socket, sockopt::Ipv6TClass, &class)?,
+    }
+    Ok(())
+}
+
 fn connect(peer: SocketAddr, dscp: u8) -> io::Result<TcpStream> {
-    let (family, class) = match peer {
-        SocketAddr::V4(_) => (AddressFamily::Inet, true),
-        SocketAddr::V6(_) => (AddressFamily::Inet6, false),
+    let family = match peer {
+        SocketAddr::V4(_) => AddressFamily::Inet,
+        SocketAddr::V6(_) => AddressFamily::Inet6,
     };
     let flags = SockFlag::SOCK_CLOEXEC;
     let socket = socket::socket(family, SockType::Stream, flags, None)?;
-    let value = i32::from(dscp) << 2;
-    if class {
-        socket::setsockopt(&socket, sockopt::Ipv4Tos, &value)?;
-    } else {
-        socket::setsockopt(&socket, sockopt::Ipv6TClass, &value)?;
-    }
+    mark(&socket, peer, dscp)?;
     socket::connect(socket.as_raw_fd(), &SockaddrStorage::from(peer))?;
     let stream = TcpStream::from(socket);
     stream.set_nodelay(true)?;
@@ -100,7 +100,6 @@ fn connect(peer: SocketAddr, dscp: u8) -> io::Result<TcpStream> {
 
 fn write<F>(
     (peer, number): (SocketAddr, u64),
-    dscp: u8,
     preamble: Preamble,
     loads: &Receiver<Load>,
     say: &Arc<F>,
@@ -110,7 +109,7 @@ where
 {
     let start = std::time::Instant::now();
     let mut stream = loop {
-        match connect(peer, dscp) {
+        match connect(peer, preamble.dscp) {
             Ok(stream) => break stream,
             Err(error) if start.elapsed() > CONNECT_FOR => return Err(error),
             Err(_) => std::thread::sleep(CONNECT_EVERY),

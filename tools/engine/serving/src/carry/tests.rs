@@ -25,6 +25,7 @@ fn carrier(taker: Taker) -> Carrier {
         name: "test".to_owned(),
         nic: 0,
         stall: std::time::Duration::from_millis(400),
+        words_dscp: 0,
     };
     Carrier::start(options, "127.0.0.1:3".parse().unwrap(), taker).unwrap()
 }
@@ -43,7 +44,7 @@ fn parcels_and_words_arrive_whole_and_are_acknowledged() {
         match arrivals.recv_timeout(PATIENCE).unwrap() {
             Incoming::Parcel(arrival) => parcels.push(arrival),
             Incoming::Words(from, line) => words.push((from, line)),
-            Incoming::Lost(peer, why) => panic!("{peer}: {why}"),
+            other => panic!("{other:?}"),
         }
     }
     let own: SocketAddr = "127.0.0.1:3".parse().unwrap();

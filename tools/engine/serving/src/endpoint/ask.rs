@@ -402,3 +402,23 @@ pub(super) fn importance(headers: &HeaderMap) -> Result<Importance, Objection> {
         )),
     }
 }
+
+/// The number of the prefill process that a router has chosen for this prompt.
+pub(super) fn prefill(headers: &HeaderMap, config: &Config) -> Result<Option<usize>, Objection> {
+    const NAME: &str = "x-laxity-prefill";
+    let Some(given) = headers.get(NAME) else {
+        return Ok(None);
+    };
+    let text = given.to_str().unwrap_or("(no text)").trim();
+    let count = config.peers.as_ref().map_or(0, |peers| peers.prefill.len());
+    match text.parse() {
+        Ok(number) if number < count => Ok(Some(number)),
+        _ => Err(Objection::bad(
+            "invalid_value",
+            NAME,
+            format!(
+                "{NAME} is `{text}`: the number of one of the {count} of peers.prefill, from 0"
+            ),
+        )),
+    }
+}

@@ -203,6 +203,8 @@ async fn show_metrics(State(state): State<EndpointState>) -> Response {
         metrics::counter!("laxity_engine_parcels_lost_total").absolute(counts.lost);
         metrics::counter!("laxity_engine_scheduled_bytes_total").absolute(counts.scheduled_bytes);
         metrics::counter!("laxity_engine_bypassed_bytes_total").absolute(counts.bypassed_bytes);
+        metrics::counter!("laxity_engine_unscheduled_ms_total")
+            .absolute(counts.unscheduled_ns / 1_000_000);
     }
     match &state.metrics {
         Some(metrics) => metrics.render().into_response(),
@@ -257,6 +259,7 @@ async fn begin(
     let body = read(body, most).await?;
     let slo = ask::slo(&head.headers, &state.config.limits)?;
     let importance = ask::importance(&head.headers)?;
+    let prefill = ask::prefill(&head.headers, &state.config)?;
     let asked = Asked::read(&body, shape, &state.config)?;
     let gauges = state.engine.gauges();
     if gauges.open.load(Ordering::Relaxed) >= state.config.limits.requests_max {
@@ -277,6 +280,7 @@ async fn begin(
         prompt: asked.prompt.clone(),
         output_max: asked.output_max,
         arrival,
+        prefill,
         slo,
         importance,
         sampling: asked.sampling,

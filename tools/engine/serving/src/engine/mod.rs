@@ -7,6 +7,8 @@
 pub mod sequence;
 
 mod account;
+mod hints;
+mod lockstep;
 mod places;
 mod remote;
 mod step;
@@ -21,20 +23,21 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use laxity_requests::Span;
-use laxity_requests::iteration::{Event, Load, Refused};
+use laxity_requests::iteration::{Event, Load, Plan, Refused};
 use laxity_requests::qoserve::Forest;
 use laxity_requests::request::RequestId;
 
 use crate::apart::between::Import;
 use crate::apart::inbox::Key;
 use crate::apart::reuse::Call;
-use crate::apart::{Net, Numbers, Words};
+use crate::apart::{Asked, Net, Numbers, Spent, Words};
 use crate::carry::{Arrival, Carrier, Counts, Kind};
 use crate::clock;
 use crate::kv::SharedBlocks;
 use crate::model::Model;
 use crate::schedule::places::Places;
 use crate::schedule::{Room, Schedulers, Settings};
+use lockstep::Lockstep;
 use places::Placing;
 use remote::Remote;
 use sequence::{Failure, Outlet, Output, Sequence, Submission};
@@ -68,6 +71,8 @@ pub struct Parts {
     pub forest: Option<Forest>,
     /// How prefill processes are chosen, where there are any.
     pub places: Option<Places>,
+    /// The ranks that share the experts compute in step.
+    pub lockstep: bool,
     /// Where decisions are recorded.
     pub record: Option<PathBuf>,
     /// Other processes.
@@ -209,6 +214,7 @@ pub(crate) struct Engine {
     step_ns: u64,
     numbers: Numbers,
     exchange: u64,
+    lockstep: Option<Lockstep>,
     layer_time_ns: u64,
     gauges: Arc<EngineGauges>,
 }
@@ -227,6 +233,7 @@ pub fn start(parts: Parts, commands: EngineCommands) -> anyhow::Result<Handle> {
         settings,
         forest,
         places,
+        lockstep,
         record,
         net,
         reuse,
@@ -240,6 +247,11 @@ pub fn start(parts: Parts, commands: EngineCommands) -> anyhow::Result<Handle> {
                 record.unwrap_or_default().display()
             )
         })?;
+    let ranks = net.as_ref().map_or(&[][..], |net| net.peers.ranks.all());
+    let lockstep = ranks
+        .first()
+        .filter(|_| lockstep)
+        .map(|first| Lockstep::new(*first));
     let listens = net.as_ref().map(|net| net.carrier.listens());
     if let Some(net) = &net {
         // It is set once: an engine is started with commands of its own.
@@ -270,6 +282,7 @@ pub fn start(parts: Parts, commands: EngineCommands) -> anyhow::Result<Handle> {
         step_ns: 0,
         numbers: Numbers::of(listens),
         exchange: 0,
+        lockstep,
         layer_time_ns: 0,
         gauges: Arc::clone(&handle.gauges),
     };
@@ -352,8 +365,11 @@ impl Engine {
 
     /// One iteration, if there is one to make.
     fn turn(&mut self) -> bool {
-        let Some(plan) = self.schedulers.plan(clock::now()) else {
-            return false;
+        let called = self.lockstep.as_ref().is_some_and(Lockstep::is_called);
+        let plan = match self.schedulers.plan(clock::now()) {
+            Some(plan) => plan,
+            None if called => Plan::default(),
+            None => return false,
         };
         let gauges = Arc::clone(&self.gauges);
         let since = &gauges.computing_since;
@@ -389,7 +405,10 @@ impl Engine {
                 .iter()
                 .any(|command| matches!(command, EngineCommand::Lost(..)));
             match command {
-                EngineCommand::Words(from, words @ Words::Prefill { .. }) if !lost => {
+                EngineCommand::Words(
+                    from,
+                    words @ (Words::Prefill { .. } | Words::Step { .. }),
+                ) if !lost => {
                     self.hear(from, words);
                 }
                 EngineCommand::Found { request, found } if !lost => {
@@ -412,7 +431,9 @@ impl Engine {
             published: 0,
             hashes: Vec::new(),
             failures: 0,
+            spent: Spent::default(),
             arrival: submission.arrival,
+            prefill: submission.prefill,
             slo: submission.slo,
             importance: submission.importance,
             sampling: submission.sampling,
@@ -505,7 +526,8 @@ impl Engine {
     }
 
     fn forget_import(&mut self, request: RequestId) {
-        if self.imports.remove(&request).is_some() {
+        if let Some(import) = self.imports.remove(&request) {
+            self.say_computed(import.from, vec![Asked::batch(request.0)], vec![request.0]);
             self.forget_reuse(request);
         }
     }

@@ -158,6 +158,11 @@ impl Engine {
             return None;
         };
         sequence.blocks.extend(blocks);
+        let routed = sequence.prefill.filter(|number| self.up[*number]);
+        if let Some(at) = routed.map(|number| self.prefill()[number]) {
+            self.send(sequence, at);
+            return None;
+        }
         let event = dispatch::Event::Arrived(sequence.spec(have));
         self.schedulers.dispatch(clock::now(), &event);
         let placing = Placing {

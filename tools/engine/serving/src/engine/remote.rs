@@ -13,7 +13,7 @@ use super::sequence::{Failure, Outlet, Output, Sequence};
 use super::step::publish;
 use crate::apart::between::Import;
 use crate::apart::reuse::{Call, Wanted};
-use crate::apart::{Destination, Words};
+use crate::apart::{Destination, Spent, Words};
 use crate::carry::Arrival;
 use crate::clock;
 use crate::model::ModelError;
@@ -24,7 +24,7 @@ pub(super) struct Remote {
     pub(super) sequence: Sequence,
     pub(super) at: SocketAddr,
     since: Instant,
-    first: Option<u32>,
+    first: Option<(u32, Spent, Instant)>,
     /// Of each layer, which tokens of the prompt came; and how many are missing, in all.
     came: Vec<Vec<bool>>,
     missing: usize,
@@ -59,15 +59,44 @@ pub(super) fn remaining(deadline_ns: u64) -> u64 {
     deadline_ns.saturating_sub(clock::now().0).max(1)
 }
 
+/// Shows what the time to a first token consists of: `spent` of batches, the wait for KV since the
+/// token was `said`, and, before both, the queue.
+fn show_parts(sequence: &Sequence, spent: Spent, said: Instant) {
+    let tail_ns = said.elapsed().as_nanos() as u64;
+    let all_ns = clock::now().since(sequence.arrival).0;
+    let Spent {
+        kv_wait_ns,
+        exchange_ns,
+        ..
+    } = spent;
+    for (part, ns) in [
+        ("queued", all_ns.saturating_sub(spent.all_ns + tail_ns)),
+        ("kv_wait", kv_wait_ns),
+        ("exchange", exchange_ns),
+        (
+            "compute",
+            spent.all_ns.saturating_sub(kv_wait_ns + exchange_ns),
+        ),
+        ("p2d_tail", tail_ns),
+    ] {
+        let name = format!("laxity_engine_ttft_{part}_seconds");
+        metrics::histogram!(name).record(ns as f64 / 1e9);
+    }
+}
+
 impl Engine {
     /// What another process says.
     pub(super) fn hear(&mut self, from: SocketAddr, words: Words) {
         self.lost.remove(&from);
         match words {
             Words::Prefill { .. } => self.prefill_for(from, words),
-            Words::First { request, token } => {
+            Words::First {
+                request,
+                token,
+                spent,
+            } => {
                 if let Some(remote) = self.remote.get_mut(&RequestId(request)) {
-                    remote.first = Some(token);
+                    remote.first = Some((token, spent, Instant::now()));
                 }
                 self.join(RequestId(request));
             }
@@ -82,8 +111,14 @@ impl Engine {
                     self.end(sequence, Output::Failed(why));
                 }
             }
+            Words::Step { step, members } => self.hear_step(step, members),
             // They go to the thread that asks and gives.
-            Words::Ask(_) | Words::Will { .. } => {}
+            Words::Ask(_)
+            | Words::Will { .. }
+            | Words::Read(_)
+            | Words::Handle { .. }
+            | Words::Layer { .. }
+            | Words::Computed { .. } => {}
             Words::Load {
                 load,
                 took_ns,
@@ -159,7 +194,9 @@ impl Engine {
             published: 0,
             hashes: Vec::new(),
             failures: 0,
+            spent: Spent::default(),
             arrival: clock::now(),
+            prefill: None,
             slo: if interactive {
                 Slo::Interactive {
                     ttft: remaining_ns,
@@ -281,7 +318,7 @@ impl Engine {
     /// A prompt that was computed elsewhere is complete, if it is: its answer goes on here.
     fn join(&mut self, request: RequestId) {
         let complete = |remote: &Remote| remote.first.filter(|_| remote.missing == 0);
-        let Some(token) = self.remote.get(&request).and_then(complete) else {
+        let Some((token, spent, said)) = self.remote.get(&request).and_then(complete) else {
             return;
         };
         let Some(Remote {
@@ -290,6 +327,7 @@ impl Engine {
         else {
             return;
         };
+        show_parts(&sequence, spent, said);
         self.end_place(&sequence, at);
         self.gauges
             .prefilled_elsewhere

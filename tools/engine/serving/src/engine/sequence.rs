@@ -9,6 +9,7 @@ use rand_chacha::rand_core::SeedableRng as _;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
+use crate::apart::Spent;
 use crate::kv::{BlockHash, chain};
 use crate::model::greedy;
 
@@ -89,6 +90,8 @@ pub struct Submission {
     pub output_max: u32,
     /// When it came to the front door.
     pub arrival: Time,
+    /// Which prefill process a router has chosen.
+    pub prefill: Option<usize>,
     /// What was promised.
     pub slo: Slo,
     /// Who is given up first.
@@ -140,10 +143,14 @@ pub struct Sequence {
     pub published: usize,
     /// The hashes of its full blocks, as far as they were needed.
     pub hashes: Vec<BlockHash>,
+    /// What the batches with its prompt took.
+    pub spent: Spent,
     /// Batches with it that failed.
     pub failures: u32,
     /// When it came to the front door.
     pub arrival: Time,
+    /// Which prefill process a router has chosen.
+    pub prefill: Option<usize>,
     /// What was promised.
     pub slo: Slo,
     /// Who is given up first.

@@ -6,16 +6,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use laxity_client::Hint;
 use laxity_requests::Span;
 use laxity_requests::iteration::{Event, Plan};
 use laxity_requests::request::RequestId;
 
 use super::Engine;
 use super::sequence::{Failure, Outlet, Output, Reason, Sequence};
-use crate::apart::Words;
-use crate::apart::between::{Between, Export};
+use crate::apart::between::{Between, Export, Import};
 use crate::apart::experts::RemoteExperts;
+use crate::apart::lockstep::{InStep, Iteration};
+use crate::apart::{Spent, Words};
 use crate::clock;
 use crate::model::{AllLocal, ExpertPeers, Piece, Result, fail};
 
@@ -33,6 +33,21 @@ struct Member {
     wants_output: bool,
 }
 
+/// What goes to and comes from other processes during a batch.
+struct Transfers {
+    batch: u64,
+    /// The daemon is told of it.
+    hints: bool,
+    /// The earliest deadline of its requests, ns; 0 for none.
+    deadline_ns: u64,
+    /// Other ranks compute it in step with this one.
+    iteration: Option<Iteration>,
+    imports: Vec<Import>,
+    exports: Vec<Export>,
+    /// Who is told how far it is, and of which batches.
+    holders: Vec<(SocketAddr, Vec<u64>)>,
+}
+
 impl Engine {
     /// Computes a plan and tells the scheduler.
     pub(super) fn compute(&mut self, plan: &Plan) {
@@ -44,8 +59,17 @@ impl Engine {
                 metrics::counter!("laxity_engine_dropped_total").increment(1);
             }
         }
-        let batch = self.numbers.next();
-        let finished = match self.batch(plan, batch) {
+        let iteration = self.begin_step(plan);
+        let batch = match &iteration {
+            Some(iteration) => iteration.batch,
+            None => self.numbers.next(),
+        };
+        let finished = self.batch(plan, batch, iteration);
+        self.end_step();
+        let idle = plan.chunks.is_empty() && plan.steps.is_empty();
+        let finished = match finished {
+            // It was computed with others only.
+            Ok(_) if idle => return,
             Ok(finished) => finished,
             Err(error) => {
                 tracing::error!(
@@ -55,6 +79,9 @@ impl Engine {
                 metrics::counter!("laxity_engine_batches_failed_total").increment(1);
                 self.gauges.failures.fetch_add(1, Ordering::Relaxed);
                 self.end_batch_hints(plan, batch);
+                if idle {
+                    return;
+                }
                 return self.recover(plan, start, &error.to_string());
             }
         };
@@ -78,6 +105,9 @@ impl Engine {
             } else {
                 (self.layer_time_ns + layer) / 2
             };
+            if let Some(net) = &self.net {
+                net.running().layer_time_ns = self.layer_time_ns;
+            }
         }
         if plan.chunks.is_empty() {
             // An eighth of what is new: answers are long.
@@ -244,113 +274,45 @@ impl Engine {
         exports
     }
 
-    /// Tells the daemon what is about to be computed.
-    fn begin_batch_hints(&self, plan: &Plan, batch: u64, exports: &[Export]) {
-        let Some(net) = &self.net else {
-            return;
-        };
-        let layers = self.model.shape().layers;
-        net.carrier.hint(Hint::BatchBegin {
-            batch,
-            layers: layers as u16,
-            layer_time_ns: self.layer_time_ns,
-        });
-        for chunk in &plan.chunks {
-            let Some(sequence) = self.sequences.get(&chunk.request) else {
-                continue;
-            };
-            // Whoever was given up sets no batch's urgency.
-            if self.schedulers.is_relegated(chunk.request) {
-                continue;
-            }
-            let goes = exports
-                .iter()
-                .find(|export| export.request == chunk.request.0);
-            let bytes = goes.map_or(0, |export| {
-                export.tokens * self.model.kv().token_bytes() * layers
-            });
-            net.carrier.hint(Hint::RequestJoin {
-                batch,
-                request: chunk.request.0,
-                deadline_ns: sequence.deadline_ns(),
-                bytes: bytes as u64,
-            });
-        }
-    }
-
-    fn end_batch_hints(&self, plan: &Plan, batch: u64) {
-        if let Some(net) = &self.net
-            && !plan.chunks.is_empty()
-        {
-            net.carrier.hint(Hint::ComputeEnd { batch });
-            net.carrier.end_batch(batch);
-        }
-    }
-
     /// Computes a batch; who ends with it, and why.
-    fn batch(&mut self, plan: &Plan, batch: u64) -> Result<Vec<(RequestId, Reason)>> {
+    fn batch(
+        &mut self,
+        plan: &Plan,
+        batch: u64,
+        iteration: Option<Iteration>,
+    ) -> Result<Vec<(RequestId, Reason)>> {
         let (members, pieces) = self.pieces(plan)?;
-        if pieces.is_empty() {
+        if pieces.is_empty() && iteration.is_none() {
             return Ok(Vec::new());
         }
-        let exports = self.exports(&members);
-        let imports: Vec<_> = members
-            .iter()
-            .filter_map(|member| self.imports.get(&member.request))
-            .map(|import| {
-                let blocks = self.sequences.get(&RequestId(import.request));
-                let blocks = blocks.map_or(Vec::new(), |sequence| sequence.blocks.clone());
-                crate::apart::between::Import {
-                    blocks,
-                    ..import.clone()
-                }
-            })
-            .collect();
+        let (exports, imports) = (self.exports(&members), self.imports_of(&members));
         let imported: Vec<(RequestId, usize)> = imports
             .iter()
             .map(|import| (RequestId(import.request), import.first + import.tokens))
             .collect();
-        // Batches of single tokens have nothing to send, unless experts are elsewhere.
-        let hints = self.net.is_some() && !plan.chunks.is_empty();
+        let hints = self.hints(plan);
+        let holders = self.holders(batch, &imported);
         if hints {
             self.begin_batch_hints(plan, batch, &exports);
         }
-        let deadline_ns = members
-            .iter()
-            .filter(|member| !self.schedulers.is_relegated(member.request))
-            .filter_map(|member| self.sequences.get(&member.request))
-            .map(Sequence::deadline_ns)
-            .min()
-            .unwrap_or(0);
-        let hidden = self.model.shape().hidden;
-        let size = self.model.kv().block_tokens();
-        let (model, net) = (Arc::clone(&self.model), self.net.clone());
-        let mut exchange = self.exchange;
-        let outputs = {
-            let mut remote;
-            let mut local = AllLocal;
-            let peers: &mut dyn ExpertPeers = match &net {
-                Some(net) if net.peers.ranks.is_apart() => {
-                    let batch = if hints { batch } else { 0 };
-                    remote = RemoteExperts::new(net, hidden, batch, deadline_ns, &mut exchange);
-                    &mut remote
-                }
-                _ => &mut local,
-            };
-            let mut watch = Between {
-                net: net.as_deref(),
-                batch,
-                imports,
-                exports,
-                hints,
-                meanwhile: &mut || self.take_between_layers(),
-            };
-            model.forward(&pieces, &mut watch, peers)
+        let transfers = Transfers {
+            batch,
+            hints,
+            deadline_ns: self.earliest(&members),
+            iteration,
+            imports,
+            exports,
+            holders: holders.clone(),
         };
-        self.exchange = exchange;
-        let outputs = outputs?;
+        let (outputs, spent) = self.forward(&pieces, transfers)?;
+        for member in &members {
+            if let Some(sequence) = self.sequences.get_mut(&member.request) {
+                sequence.spent.add(spent);
+            }
+        }
         self.end_batch_hints(plan, batch);
-        for (request, end) in imported {
+        let size = self.model.kv().block_tokens();
+        for &(request, end) in &imported {
             if let Some(sequence) = self.sequences.get_mut(&request) {
                 sequence.computed = sequence.computed.max(end);
                 if !self.keep_fetched {
@@ -359,7 +321,82 @@ impl Engine {
             }
             self.imports.remove(&request);
         }
+        self.tell_holders(holders, &imported);
         Ok(self.outputs(&members, &outputs))
+    }
+
+    /// KV of others that members of a batch need.
+    fn imports_of(&self, members: &[Member]) -> Vec<Import> {
+        let imports = members.iter();
+        let imports = imports.filter_map(|member| self.imports.get(&member.request));
+        let with_blocks = imports.map(|import| {
+            let blocks = self.sequences.get(&RequestId(import.request));
+            let blocks = blocks.map_or(Vec::new(), |sequence| sequence.blocks.clone());
+            Import {
+                blocks,
+                ..import.clone()
+            }
+        });
+        with_blocks.collect()
+    }
+
+    /// The earliest deadline of those that were not given up, 0 for none.
+    fn earliest(&self, members: &[Member]) -> u64 {
+        let members = members.iter();
+        members
+            .filter(|member| !self.schedulers.is_relegated(member.request))
+            .filter_map(|member| self.sequences.get(&member.request))
+            .map(Sequence::deadline_ns)
+            .min()
+            .unwrap_or(0)
+    }
+
+    /// Has the model compute pieces, with all that goes to and comes from other processes.
+    fn forward(
+        &mut self,
+        pieces: &[Piece],
+        transfers: Transfers,
+    ) -> Result<(Vec<Vec<f32>>, Spent)> {
+        let hidden = self.model.shape().hidden;
+        let (model, net) = (Arc::clone(&self.model), self.net.clone());
+        let waited = || net.as_ref().map_or(Spent::default(), |net| net.waited());
+        let (began, before) = (Instant::now(), waited());
+        let mut exchange = self.exchange;
+        let outputs = {
+            let (mut remote, mut in_step);
+            let mut local = AllLocal;
+            let peers: &mut dyn ExpertPeers = match (&net, transfers.iteration) {
+                (Some(net), Some(iteration)) => {
+                    in_step = InStep::new(net, model.experts(), hidden, iteration);
+                    &mut in_step
+                }
+                (Some(net), None) if net.peers.ranks.is_apart() => {
+                    let batch = if transfers.hints { transfers.batch } else { 0 };
+                    let deadline_ns = transfers.deadline_ns;
+                    remote = RemoteExperts::new(net, hidden, batch, deadline_ns, &mut exchange);
+                    &mut remote
+                }
+                _ => &mut local,
+            };
+            let mut watch = Between {
+                net: net.as_deref(),
+                batch: transfers.batch,
+                imports: transfers.imports,
+                exports: transfers.exports,
+                hints: transfers.hints,
+                holders: transfers.holders,
+                meanwhile: &mut || self.take_between_layers(),
+            };
+            model.forward(pieces, &mut watch, peers)
+        };
+        self.exchange = exchange;
+        let after = waited();
+        let spent = Spent {
+            kv_wait_ns: after.kv_wait_ns - before.kv_wait_ns,
+            exchange_ns: after.exchange_ns - before.exchange_ns,
+            all_ns: began.elapsed().as_nanos() as u64,
+        };
+        Ok((outputs?, spent))
     }
 
     /// What came out of a batch: KV that can be found from now on, and tokens.
@@ -385,7 +422,15 @@ impl Engine {
             sequence.tell(Output::Token(token));
             if let (Outlet::Away(to), Some(net)) = (&sequence.outlet, &self.net) {
                 let request = to.request;
-                net.say(to.to, &Words::First { request, token });
+                let spent = sequence.spent;
+                net.say(
+                    to.to,
+                    &Words::First {
+                        request,
+                        token,
+                        spent,
+                    },
+                );
             }
             if let Some(reason) = reason {
                 finished.push((member.request, reason));

@@ -117,6 +117,7 @@ impl Asker {
             name: "asker".to_owned(),
             nic: 0,
             stall: std::time::Duration::from_secs(5),
+            words_dscp: 0,
         };
         let carrier = Carrier::start(options, here, Arc::new(|_| {})).expect("a carrier");
         let text = model(false).replace("[model]\n", "");
@@ -183,7 +184,7 @@ impl Asker {
                 }
                 // The engine before this one.
                 Incoming::Lost(peer, _) if peer != at => {}
-                Incoming::Lost(peer, why) => panic!("{peer}: {why}"),
+                other => panic!("{other:?}"),
             }
         }
         (parcels, words)

@@ -14,7 +14,7 @@ fn prompts() -> Vec<Vec<u32>> {
 }
 
 #[test]
-fn timed_processes_apart_answer_as_one_does_and_fetch_the_kv_that_one_holds_each_time() {
+fn timed_processes_apart_or_in_step_answer_as_one_does_and_fetch_the_kv_that_one_holds() {
     let folder = tempfile::tempdir().unwrap();
     let (_daemon, socket) = Daemon::start(folder.path());
     let shape = model(true);
@@ -23,7 +23,12 @@ fn timed_processes_apart_answer_as_one_does_and_fetch_the_kv_that_one_holds_each
     let expected: Vec<String> = prompts().iter().map(|p| alone.complete(p, 6)).collect();
     let holds = folder.path().join("holds.json");
     std::fs::write(&holds, serde_json::to_string(&[prompt(9, 64)]).unwrap()).unwrap();
-    for socket in [None, Some(socket.as_path())] {
+    let ways = [
+        (None, false),
+        (Some(socket.as_path()), false),
+        (Some(socket.as_path()), true),
+    ];
+    for (socket, lockstep) in ways {
         let (ranks, front) = ([address(), address()], address());
         let common = format!(
             "kv = {{ blocks = 64, block_tokens = 8, keep_fetched = false }}\n{}",
@@ -32,7 +37,8 @@ fn timed_processes_apart_answer_as_one_does_and_fetch_the_kv_that_one_holds_each
         let prefill = [0, 1].map(|rank| {
             let held = [format!(", holds = {holds:?}"), String::new()];
             let config = format!(
-                "role = \"prefill\"\npeers = {{ listen = \"{}\", experts = {}, reuse = {} }}\n\
+                "role = \"prefill\"\npeers = {{ listen = \"{}\", experts = {}, reuse = {}, lockstep = \
+                 {lockstep}, reads = {lockstep} }}\n\
                  timing = {{ {TIMING}{} }}\n{common}{shape}",
                 ranks[rank],
                 list(&ranks),
@@ -79,6 +85,12 @@ fn timed_processes_apart_answer_as_one_does_and_fetch_the_kv_that_one_holds_each
             "{}",
             sent("collective")
         );
+        // In step, each rank exchanges twice in each layer of each iteration: of others' prompts, too.
+        if lockstep {
+            let exchanges = "laxity_engine_exchange_seconds_count";
+            let counts = prefill.each_ref().map(|engine| engine.metric(exchanges));
+            assert_eq!(counts, [6.0 * 3.0 * 2.0; 2]);
+        }
         let scheduled = prefill[0].metric("laxity_engine_scheduled_bytes_total");
         assert_eq!(scheduled > 0.0, socket.is_some(), "scheduled {scheduled}");
         eventually("all blocks are free", || {

@@ -1,0 +1,130 @@
+//! Ranks that compute each layer together, as data-parallel attention with expert parallelism does:
+//! all ranks take part in every iteration, without tokens of their own, too.
+//!
+//! A layer at one rank: send each other rank the rows for its experts, or a message without rows;
+//! wait for theirs; compute all rows that are here; send theirs back; wait for the own ones. So a
+//! layer is as slow as its slowest rank, and both exchanges hold up all of them.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use super::Net;
+use super::experts::{by_rank, decode, encode, rows_head};
+use super::inbox::Key;
+use crate::carry::Kind;
+use crate::model::{ExpertPeers, ExpertRows, Experts, Result};
+
+/// The iteration that the ranks compute.
+#[derive(Clone, Debug)]
+pub struct Iteration {
+    /// Its number, the same at all ranks.
+    pub step: u64,
+    /// Its batch, the same at all ranks.
+    pub batch: u64,
+    /// The earliest deadline of its requests, of all ranks, as far as it is known; 0 for none.
+    pub deadline_ns: Arc<AtomicU64>,
+}
+
+/// What an exchange is called by all ranks.
+const fn place(step: u64, layer: usize) -> u64 {
+    step << 16 | layer as u64
+}
+
+/// The other ranks, in step with this one.
+#[derive(Debug)]
+pub struct InStep<'a> {
+    net: &'a Net,
+    experts: Arc<dyn Experts>,
+    hidden: usize,
+    iteration: Iteration,
+    /// Rows of others, until their answers went out.
+    came: Vec<(SocketAddr, Vec<ExpertRows>)>,
+}
+
+impl<'a> InStep<'a> {
+    /// For one iteration, with the experts that this rank holds.
+    #[must_use]
+    pub const fn new(
+        net: &'a Net,
+        experts: Arc<dyn Experts>,
+        hidden: usize,
+        iteration: Iteration,
+    ) -> Self {
+        Self {
+            net,
+            experts,
+            hidden,
+            iteration,
+            came: Vec::new(),
+        }
+    }
+
+    fn send(&self, kind: Kind, layer: usize, to: SocketAddr, rows: &[ExpertRows]) {
+        let Iteration {
+            step,
+            batch,
+            deadline_ns,
+        } = &self.iteration;
+        let head = rows_head(kind, layer, *batch, place(*step, layer));
+        let deadline_ns = deadline_ns.load(Ordering::Relaxed);
+        let payload = encode(rows, self.hidden);
+        if let Some(plugin) = &self.net.plugin {
+            let at = place(*step, layer);
+            let key = match kind {
+                Kind::Dispatch => Key::Dispatch(at, to),
+                _ => Key::Combine(at, to),
+            };
+            return plugin.exchange(to, key, payload);
+        }
+        self.net.carrier.send(to, head, deadline_ns, payload);
+    }
+
+    /// The rows of one kind from all other ranks.
+    fn gather(
+        &self,
+        key: impl Fn(SocketAddr) -> Key,
+    ) -> Result<Vec<(SocketAddr, Vec<ExpertRows>)>> {
+        let began = Instant::now();
+        let others = self.net.peers.ranks.others();
+        let all = others.map(|from| {
+            let payload = self.net.inbox.wait(key(from), from, self.net.patience)?;
+            Ok((from, decode(&payload, self.hidden)?))
+        });
+        let all = all.collect::<Result<Vec<_>>>();
+        self.net.waited_for_experts(began);
+        all
+    }
+}
+
+impl ExpertPeers for InStep<'_> {
+    fn dispatch(&mut self, layer: usize, rows: Vec<ExpertRows>) -> Result<()> {
+        let at = place(self.iteration.step, layer);
+        let mut by_rank = by_rank(&self.net.peers.ranks, layer, rows)?;
+        for to in self.net.peers.ranks.others() {
+            for key in [Key::Dispatch(at, to), Key::Combine(at, to)] {
+                self.net.inbox.expect(key, to);
+            }
+            let rows = by_rank.remove(&to).unwrap_or_default();
+            self.send(Kind::Dispatch, layer, to, &rows);
+        }
+        self.came = self.gather(|from| Key::Dispatch(at, from))?;
+        Ok(())
+    }
+
+    fn collect(&mut self, layer: usize) -> Result<Vec<ExpertRows>> {
+        let at = place(self.iteration.step, layer);
+        let (from, rows): (Vec<_>, Vec<_>) = std::mem::take(&mut self.came).into_iter().unzip();
+        let counts: Vec<usize> = rows.iter().map(Vec::len).collect();
+        // All at once: an expert's fixed time is taken once.
+        let made = self.experts.run(layer, rows.concat())?;
+        let mut made = made.into_iter();
+        for (to, count) in from.into_iter().zip(counts) {
+            let rows: Vec<ExpertRows> = made.by_ref().take(count).collect();
+            self.send(Kind::Combine, layer, to, &rows);
+        }
+        let answers = self.gather(|from| Key::Combine(at, from))?;
+        Ok(answers.into_iter().flat_map(|(_, rows)| rows).collect())
+    }
+}

@@ -1,0 +1,184 @@
+//! Exchanges of ranks in step over an NCCL net plugin: one communicator to and one from each other
+//! rank, parcels as `isend`s and `irecv`s on them.
+//!
+//! A thread of its own owns the plugin, as NCCL's proxy thread does: the interface is polled and
+//! has no file descriptor. While no exchange is under way the thread sleeps; else it looks every
+//! [`POLL_EVERY`].
+//!
+//! As NCCL does, a rank posts its receives when it begins an exchange, not before: what a faster
+//! rank sends waits in the connection until then.
+//!
+//! The flows are the plugin's: it submits them to the host's daemon under a name of its own, and
+//! marks what it sends. They name no batch, so the daemon takes them to be of the batch whose layer
+//! began last in their process.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, bail};
+use laxity_nccl_host::{Context, HANDLE_BYTES, Handle};
+
+mod peer;
+
+use super::inbox::{Inbox, Key};
+use peer::Peer;
+
+/// How often transfers under way are looked at. A message of 64 KiB takes 2.6 ms on the lab's
+/// ports.
+const POLL_EVERY: Duration = Duration::from_micros(150);
+
+/// The device: the plugin is shown one interface only.
+const DEVICE: usize = 0;
+
+enum PluginCommand {
+    /// Connect to where a rank listens.
+    Connect(SocketAddr, Box<Handle>),
+    /// Send a parcel to a rank, and receive one from it, which goes into the inbox.
+    Exchange(SocketAddr, Key, Vec<u8>),
+}
+
+/// The way to the plugin's thread. Clones are one.
+#[derive(Clone, Debug)]
+pub struct Plugin(Sender<PluginCommand>);
+
+impl std::fmt::Debug for PluginCommand {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Connect(to, _) => f.debug_tuple("Connect").field(to).finish(),
+            Self::Exchange(to, key, _) => f.debug_tuple("Exchange").field(to).field(key).finish(),
+        }
+    }
+}
+
+impl Plugin {
+    /// Loads a plugin and listens once for each other rank. `tell` says to a rank where.
+    ///
+    /// # Errors
+    /// The plugin cannot be used, or no thread is left.
+    pub fn start(
+        file: &Path,
+        ranks: Vec<SocketAddr>,
+        inbox: Arc<Inbox>,
+        tell: impl Fn(SocketAddr, Vec<u8>) + Send + 'static,
+    ) -> anyhow::Result<Self> {
+        let (orders, incoming) = channel();
+        let (started, starts) = channel();
+        let file = file.to_owned();
+        std::thread::Builder::new()
+            .name("collectives".to_owned())
+            .spawn(move || {
+                let listening = |handles: Vec<(SocketAddr, Handle)>| {
+                    let _ = started.send(Ok(()));
+                    for (rank, handle) in handles {
+                        tell(rank, handle.to_vec());
+                    }
+                };
+                if let Err(error) = serve(&file, &ranks, &incoming, &inbox, listening) {
+                    tracing::error!("the NCCL plugin failed: {error:#}");
+                    // Whoever waits for an exchange learns that none will come.
+                    for rank in ranks {
+                        inbox.lose(rank);
+                    }
+                    let _ = started.send(Err(error));
+                }
+            })?;
+        starts.recv().context("the plugin's thread ended")??;
+        Ok(Self(orders))
+    }
+
+    /// Connects to where a rank listens.
+    ///
+    /// # Errors
+    /// It is no handle: the rank is of another version.
+    pub fn connect(&self, rank: SocketAddr, handle: &[u8]) -> anyhow::Result<()> {
+        let handle = Handle::try_from(handle)
+            .map_err(|_| anyhow!("a handle has {} bytes, not {HANDLE_BYTES}", handle.len()))?;
+        // A thread that failed has said so.
+        let _ = self.0.send(PluginCommand::Connect(rank, Box::new(handle)));
+        Ok(())
+    }
+
+    /// Sends a parcel to a rank, and receives one from it for `key`.
+    pub fn exchange(&self, rank: SocketAddr, key: Key, payload: Vec<u8>) {
+        let _ = self.0.send(PluginCommand::Exchange(rank, key, payload));
+    }
+}
+
+/// The body of the thread: until the engine ends.
+fn serve(
+    file: &Path,
+    ranks: &[SocketAddr],
+    orders: &Receiver<PluginCommand>,
+    inbox: &Inbox,
+    listening: impl FnOnce(Vec<(SocketAddr, Handle)>),
+) -> anyhow::Result<()> {
+    let plugin = laxity_nccl_host::Plugin::load(file)?;
+    // All ranks have the lowest port in common; 0 is no number of a communicator.
+    let group = ranks.iter().min().map_or(0, |rank| u64::from(rank.port()));
+    let context = plugin.init(1 + group)?;
+    if context.devices()? == 0 {
+        bail!("the plugin has no device");
+    }
+    let (mut all, mut handles) = (Vec::new(), Vec::new());
+    for &rank in ranks {
+        let (peer, handle) = Peer::listen(&context, rank)?;
+        all.push(peer);
+        handles.push((rank, handle));
+    }
+    listening(handles);
+    loop {
+        let mut next = if all.iter().any(Peer::is_busy) {
+            match orders.recv_timeout(POLL_EVERY) {
+                Ok(order) => Some(order),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => return Ok(()),
+            }
+        } else {
+            match orders.recv() {
+                Ok(order) => Some(order),
+                Err(_) => return Ok(()),
+            }
+        };
+        while let Some(order) = next {
+            take(order, &context, &mut all)?;
+            next = match orders.try_recv() {
+                Ok(order) => Some(order),
+                Err(TryRecvError::Empty) => None,
+                Err(TryRecvError::Disconnected) => return Ok(()),
+            };
+        }
+        for peer in &mut all {
+            peer.turn(inbox)
+                .with_context(|| format!("exchanges with {}", peer.rank))?;
+        }
+    }
+}
+
+fn take(order: PluginCommand, context: &Context, peers: &mut [Peer]) -> anyhow::Result<()> {
+    let (PluginCommand::Connect(rank, _) | PluginCommand::Exchange(rank, ..)) = &order;
+    let peer = peers
+        .iter_mut()
+        .find(|peer| peer.rank == *rank)
+        .ok_or_else(|| anyhow!("{rank} is no rank of this group"))?;
+    match order {
+        PluginCommand::Connect(_, handle) => peer.connect(context, *handle),
+        PluginCommand::Exchange(_, key, payload) => peer.exchange(key, payload),
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plugin_that_is_not_there_is_named() {
+        let ranks = vec!["127.0.0.1:1".parse().unwrap()];
+        let file = Path::new("/nowhere/plugin.so");
+        let error = Plugin::start(file, ranks, Arc::default(), |_, _| {}).unwrap_err();
+        assert!(error.to_string().contains("/nowhere/plugin.so"), "{error}");
+    }
+}

@@ -1,0 +1,225 @@
+//! One other rank: a communicator each way, and the messages on them.
+//!
+//! A parcel is its length (u64, little-endian) and its bytes, cut into messages.
+
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+
+use anyhow::bail;
+use laxity_nccl_host::{
+    Attempt, Connecting, Context, Handle, HostError, Listener, RecvComm, Region, Request, SendComm,
+    Tested,
+};
+
+use super::DEVICE;
+use crate::apart::inbox::{Inbox, Key};
+use crate::carry::frame::PARCEL_BYTES_MAX;
+
+/// Most bytes of a message: a step of NCCL's buffers (4 MiB in 8 steps).
+const MESSAGE_BYTES_MAX: usize = 512 << 10;
+
+/// Messages under way on one communicator: NCCL's steps.
+const UNDER_WAY_MAX: usize = 8;
+
+/// Bytes of a parcel's length.
+const LENGTH_BYTES: usize = 8;
+
+/// A parcel that is to come.
+struct Inbound {
+    key: Key,
+    /// Its bytes so far, the length included.
+    bytes: Vec<u8>,
+}
+
+/// Bytes of a parcel with its length, once that is known.
+fn wire_bytes(so_far: &[u8]) -> anyhow::Result<Option<usize>> {
+    let Some(length) = so_far.first_chunk::<LENGTH_BYTES>() else {
+        return Ok(None);
+    };
+    let length = u64::from_le_bytes(*length);
+    if length > PARCEL_BYTES_MAX {
+        bail!("a parcel of {length} bytes");
+    }
+    Ok(Some(LENGTH_BYTES + length as usize))
+}
+
+/// One other rank.
+pub(super) struct Peer {
+    pub(super) rank: SocketAddr,
+    listener: Option<Listener>,
+    connecting: Option<Connecting>,
+    send: Option<SendComm>,
+    receive: Option<RecvComm>,
+    /// Messages that wait.
+    outbound: VecDeque<Vec<u8>>,
+    /// The first of those that wait, in memory, once the plugin has said "not now" to it.
+    filled: Option<(Region, usize)>,
+    sending: VecDeque<Request>,
+    inbound: VecDeque<Inbound>,
+    /// The message that is to come next. There is one at a time: how many follow is in the first.
+    receiving: Option<Request>,
+    spare_out: Vec<Region>,
+    spare_in: Option<Region>,
+}
+
+impl Peer {
+    /// Listens for one.
+    pub(super) fn listen(context: &Context, rank: SocketAddr) -> Result<(Self, Handle), HostError> {
+        let (listener, handle) = context.listen(DEVICE)?;
+        let peer = Self {
+            rank,
+            listener: Some(listener),
+            connecting: None,
+            send: None,
+            receive: None,
+            outbound: VecDeque::new(),
+            filled: None,
+            sending: VecDeque::new(),
+            inbound: VecDeque::new(),
+            receiving: None,
+            spare_out: Vec::new(),
+            spare_in: None,
+        };
+        Ok((peer, handle))
+    }
+
+    /// Begins to connect to where the rank listens.
+    pub(super) fn connect(&mut self, context: &Context, handle: Handle) {
+        self.connecting = Some(context.connect(DEVICE, handle));
+    }
+
+    /// Whether the plugin has to be asked again without an order.
+    pub(super) fn is_busy(&self) -> bool {
+        self.connecting.is_some()
+            || self.listener.is_some()
+            || self.filled.is_some()
+            || !(self.outbound.is_empty() && self.sending.is_empty() && self.inbound.is_empty())
+    }
+
+    /// Sends a parcel, and receives one.
+    pub(super) fn exchange(&mut self, key: Key, payload: Vec<u8>) {
+        let mut bytes = (payload.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(payload);
+        let messages = bytes.chunks(MESSAGE_BYTES_MAX).map(<[u8]>::to_vec);
+        self.outbound.extend(messages);
+        let bytes = Vec::new();
+        self.inbound.push_back(Inbound { key, bytes });
+    }
+
+    /// Goes on with whatever is under way.
+    pub(super) fn turn(&mut self, inbox: &Inbox) -> anyhow::Result<()> {
+        if let Some(connecting) = &mut self.connecting
+            && let Some(send) = connecting.poll()?
+        {
+            self.send = Some(send);
+            self.connecting = None;
+        }
+        if let Some(listener) = &mut self.listener
+            && let Some(receive) = listener.accept()?
+        {
+            self.receive = Some(receive);
+            self.listener = None;
+        }
+        // Receives first: a rank may wait for them.
+        while self.receive(inbox)? {}
+        self.send()
+    }
+
+    fn send(&mut self) -> anyhow::Result<()> {
+        let Some(comm) = &self.send else {
+            return Ok(());
+        };
+        while self.sending.len() < UNDER_WAY_MAX {
+            let (region, length) = if let Some(filled) = self.filled.take() {
+                filled
+            } else if let Some(message) = self.outbound.pop_front() {
+                let mut region = match self.spare_out.pop() {
+                    Some(region) => region,
+                    None => comm.register(vec![0; MESSAGE_BYTES_MAX])?,
+                };
+                region[..message.len()].copy_from_slice(&message);
+                (region, message.len())
+            } else {
+                break;
+            };
+            match comm.send(region, length, 0)? {
+                Attempt::Started(request) => {
+                    self.sending.push_back(request);
+                    metrics::counter!("laxity_engine_plugin_messages_total").increment(1);
+                    metrics::counter!("laxity_engine_plugin_bytes_total").increment(length as u64);
+                }
+                Attempt::NotNow(region) => {
+                    metrics::counter!("laxity_engine_plugin_refusals_total").increment(1);
+                    self.filled = Some((region, length));
+                    break;
+                }
+            }
+        }
+        while let Some(request) = self.sending.pop_front() {
+            match request.test()? {
+                Tested::Done(region, _) => self.spare_out.push(region),
+                Tested::Pending(request) => {
+                    self.sending.push_front(request);
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives a message, if there is one. Returns whether there was.
+    fn receive(&mut self, inbox: &Inbox) -> anyhow::Result<bool> {
+        let (Some(comm), Some(parcel)) = (&self.receive, self.inbound.front_mut()) else {
+            return Ok(false);
+        };
+        if self.receiving.is_none() {
+            let region = match self.spare_in.take() {
+                Some(region) => region,
+                None => comm.register(vec![0; MESSAGE_BYTES_MAX])?,
+            };
+            match comm.receive(region, MESSAGE_BYTES_MAX, 0)? {
+                Attempt::Started(request) => self.receiving = Some(request),
+                Attempt::NotNow(region) => {
+                    self.spare_in = Some(region);
+                    return Ok(false);
+                }
+            }
+        }
+        let Some(request) = self.receiving.take() else {
+            return Ok(false);
+        };
+        match request.test()? {
+            Tested::Pending(request) => {
+                self.receiving = Some(request);
+                return Ok(false);
+            }
+            Tested::Done(region, length) => {
+                parcel.bytes.extend_from_slice(&region[..length]);
+                self.spare_in = Some(region);
+            }
+        }
+        if let Some(whole) = wire_bytes(&parcel.bytes)? {
+            if parcel.bytes.len() > whole {
+                bail!("{} bytes came where {whole} were said", parcel.bytes.len());
+            }
+            if parcel.bytes.len() == whole
+                && let Some(mut parcel) = self.inbound.pop_front()
+            {
+                inbox.keep(parcel.key, parcel.bytes.split_off(LENGTH_BYTES));
+            }
+        }
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_parcel_says_its_length_first_and_none_is_larger_than_any() {
+        assert_eq!(wire_bytes(&[1, 0, 0]).unwrap(), None);
+        assert_eq!(wire_bytes(&[2, 1, 0, 0, 0, 0, 0, 0, 9]).unwrap(), Some(266));
+        assert!(wire_bytes(&[0xff; 8]).is_err());
+    }
+}

@@ -1,0 +1,105 @@
+//! What daemons are told of batches: the one here, and those of processes that gave KV.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use laxity_client::Hint;
+use laxity_requests::iteration::Plan;
+use laxity_requests::request::RequestId;
+
+use super::Engine;
+use crate::apart::Asked;
+use crate::apart::between::Export;
+
+impl Engine {
+    /// Tells the daemon what is about to be computed.
+    pub(super) fn begin_batch_hints(&self, plan: &Plan, batch: u64, exports: &[Export]) {
+        let Some(net) = &self.net else {
+            return;
+        };
+        let layers = self.model.shape().layers;
+        net.carrier.hint(Hint::BatchBegin {
+            batch,
+            layers: layers as u16,
+            layer_time_ns: self.layer_time_ns,
+        });
+        for chunk in &plan.chunks {
+            let Some(sequence) = self.sequences.get(&chunk.request) else {
+                continue;
+            };
+            // Whoever was given up sets no batch's urgency.
+            if self.schedulers.is_relegated(chunk.request) {
+                continue;
+            }
+            let goes = exports
+                .iter()
+                .find(|export| export.request == chunk.request.0);
+            let bytes = goes.map_or(0, |export| {
+                export.tokens * self.model.kv().token_bytes() * layers
+            });
+            net.carrier.hint(Hint::RequestJoin {
+                batch,
+                request: chunk.request.0,
+                deadline_ns: sequence.deadline_ns(),
+                bytes: bytes as u64,
+            });
+        }
+        self.join_others();
+    }
+
+    /// Whether the daemon is told of a batch. One of single tokens has nothing to send, unless
+    /// experts are elsewhere.
+    pub(super) fn hints(&self, plan: &Plan) -> bool {
+        self.net.is_some() && (!plan.chunks.is_empty() || self.lockstep.is_some())
+    }
+
+    /// Those who gave KV for requests that are here, and of which batches they are told: of the one
+    /// that is computed, and of those that stand for what they gave to it.
+    pub(super) fn holders(
+        &self,
+        batch: u64,
+        imported: &[(RequestId, usize)],
+    ) -> Vec<(SocketAddr, Vec<u64>)> {
+        let mut holders = BTreeMap::<SocketAddr, Vec<u64>>::new();
+        for (request, import) in &self.imports {
+            let batches = holders.entry(import.from).or_insert_with(|| vec![batch]);
+            if imported.iter().any(|(now, _)| now == request) {
+                batches.push(Asked::batch(request.0));
+            }
+        }
+        holders.into_iter().collect()
+    }
+
+    /// Tells those who gave KV that a batch was computed.
+    pub(super) fn tell_holders(
+        &self,
+        holders: Vec<(SocketAddr, Vec<u64>)>,
+        imported: &[(RequestId, usize)],
+    ) {
+        if let Some(net) = &self.net {
+            net.running().batch = 0;
+        }
+        for (holder, batches) in holders {
+            let requests = imported.iter().map(|(request, _)| request.0);
+            let gave = requests.filter(|request| batches.contains(&Asked::batch(*request)));
+            let requests = gave.collect();
+            self.say_computed(holder, batches, requests);
+        }
+    }
+
+    /// Tells a process that gave KV what is over.
+    pub(super) fn say_computed(&self, to: SocketAddr, batches: Vec<u64>, requests: Vec<u64>) {
+        if let Some(net) = &self.net {
+            net.computed(to, batches, requests);
+        }
+    }
+
+    pub(super) fn end_batch_hints(&self, plan: &Plan, batch: u64) {
+        if let Some(net) = &self.net
+            && self.hints(plan)
+        {
+            net.carrier.hint(Hint::ComputeEnd { batch });
+            net.carrier.end_batch(batch);
+        }
+    }
+}
