@@ -52,8 +52,8 @@ release: lab ## everything that can be installed; the engine's tensor library ta
 demo: ## the lab with its defaults: four policies on the same arrivals, a table and a page
 	@echo "demo 1/3: installing what the build needs"
 	@tools/setup.sh base
-	@echo "demo 2/3: building laxityd and laxity-lab (most of the time, the first time)"
-	$(CARGO) build --profile demo --locked -p laxity-daemon -p laxity-lab
+	@echo "demo 2/3: building laxityd, laxity-engine and laxity-lab (most of the time, the first time)"
+	$(CARGO) build --profile demo --locked --no-default-features -p laxity-daemon -p laxity-engine -p laxity-lab
 	@echo "demo 3/3: playing the same requests under each policy"
 	$(TARGET)/demo/laxity-lab lab run --html lab-report.html --json lab-report.json
 

@@ -20,10 +20,20 @@ fn alone() -> MutexGuard<'static, ()> {
     LAB.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// `laxity lab run` with the engine that was built here.
+fn lab() -> Command {
+    let mut command = Command::new(binary("laxity"));
+    command
+        .args(["lab", "run"])
+        .env("LAXITY_ENGINE", binary("laxity-engine"));
+    command
+}
+
 /// The report of a run, or `None` where the machine can't run the lab and says why.
 fn run(arguments: &[&str]) -> Option<Value> {
     let probe = Command::new(binary("laxity"))
         .args(["lab", "probe"])
+        .env("LAXITY_ENGINE", binary("laxity-engine"))
         .output()
         .expect("probe");
     if !probe.status.success() {
@@ -35,8 +45,8 @@ fn run(arguments: &[&str]) -> Option<Value> {
 
 /// [`run`] under an environment, on a machine that can.
 fn run_with(arguments: &[&str], environment: &[(&str, &str)]) -> Option<Value> {
-    let output = Command::new(binary("laxity"))
-        .args(["lab", "run", "--quiet", "--json", "-"])
+    let output = lab()
+        .args(["--quiet", "--json", "-"])
         .args(arguments)
         .envs(environment.iter().copied())
         .stdin(Stdio::null())
@@ -53,14 +63,15 @@ fn number(value: &Value) -> f64 {
         .unwrap_or_else(|| panic!("{value} is no number"))
 }
 
-/// Every byte that was sent came once, unharmed.
+/// Every request has its whole answer, and no answer shows a byte that was lost, damaged or put in
+/// the wrong place: it follows from all of them.
 fn nothing_lost(run: &Value) {
-    assert!(number(&run["bytes_sent"]) > 0.0, "{run}");
-    assert_eq!(run["bytes_sent"], run["bytes_received"]);
-    for fault in ["bytes_missing", "bytes_duplicated", "bytes_corrupted"] {
+    assert_eq!(run["completed"], run["requests"], "{run}");
+    assert_eq!(run["answers_compared"], run["requests"], "{run}");
+    assert_eq!(run["answers_different"], serde_json::json!([]), "{run}");
+    for fault in ["batches_failed", "prefilled_after_all"] {
         assert_eq!(number(&run[fault]), 0.0, "{fault}: {run}");
     }
-    assert_eq!(run["completed"], run["requests"]);
 }
 
 fn dscp_bytes(run: &Value, stage: &str, dscp: &[&str]) -> f64 {
@@ -100,13 +111,26 @@ fn a_scheduled_run_marks_each_stage_and_loses_no_byte() {
         for field in ["mean", "p50", "p99"] {
             assert!(number(&run["ttft_ms"][field]) > 0.0);
         }
-        assert!(number(&run["collective_ms"]["mean"]) > 0.0);
-        assert!(number(&run["collective_ms"]["p99"]) >= number(&run["collective_ms"]["mean"]));
+        assert!(number(&run["exchange_ms"]) > 0.0);
+        for part in ["queued", "collective", "compute", "p2d_tail"] {
+            assert!(number(&run["stages_ms"][part]) > 0.0, "{part}: {run}");
+        }
+        // Requests go to the same hosts under every policy.
+        for stage in ["kv_reuse", "collective", "p2d"] {
+            assert_eq!(
+                sum(&run["stage_bytes"][stage]),
+                sum(&runs[0]["stage_bytes"][stage]),
+                "{stage}"
+            );
+        }
     }
+    assert!(number(&report["alone"]["ideal_check"]["requests"]) > 0.0);
 
     let unmarked = |run: &Value| {
         let by_dscp = run["fabric_bytes"].as_object().expect("bytes by DSCP");
-        let all: f64 = by_dscp.values().map(number).sum();
+        // Words have a DSCP of their own, whatever the policy.
+        let payload = by_dscp.iter().filter(|(dscp, _)| *dscp != "48");
+        let all: f64 = payload.map(|(_, bytes)| number(bytes)).sum();
         number(&run["fabric_bytes"]["0"]) / all
     };
     assert!(
@@ -127,12 +151,12 @@ fn a_scheduled_run_marks_each_stage_and_loses_no_byte() {
         assert_eq!(collectives, all, "{}", run["stage_bytes"]);
     }
     let laxity = &runs[3];
-    // P2D is never in the collectives' class, and above it only where the receiver is the
-    // bottleneck, which is rare.
+    // P2D is never in the collectives' class.
     let p2d = |dscp: &[&str]| dscp_bytes(laxity, "p2d", dscp);
     assert_eq!(p2d(&["34"]), 0.0, "{}", laxity["stage_bytes"]);
     assert!(p2d(&["26", "18", "10", "8"]) > 0.9 * p2d(&["46", "26", "18", "10", "8"]));
-    assert!(dscp_bytes(laxity, "kv_reuse", &["26", "18", "10"]) > 0.0);
+    // KV that is needed soon is.
+    assert!(dscp_bytes(laxity, "kv_reuse", &["34"]) > 0.0);
 }
 
 #[test]
@@ -218,13 +242,7 @@ fn what_is_read_from_a_victim_is_put_in_order_by_the_coordinator() {
     assert!(fetches > 50.0 && held > fetches / 10.0, "{said}");
     assert!(number(&said["fetches_ahead"]) < held / 2.0, "{said}");
     // Read blocks are sent by holders, whose daemons permitted none of them.
-    let reused: f64 = run["stage_bytes"]["kv_reuse"]
-        .as_object()
-        .expect("by DSCP")
-        .values()
-        .map(number)
-        .sum();
-    assert!(reused > 0.0, "{run}");
+    assert!(sum(&run["stage_bytes"]["kv_reuse"]) > 0.0, "{run}");
 }
 
 #[test]
@@ -289,16 +307,8 @@ fn a_lab_that_is_killed_leaves_neither_namespace_nor_process() {
     }
     for signal in ["INT", "KILL"] {
         let before = network_namespaces();
-        let mut lab = Command::new(binary("laxity"))
-            .args([
-                "lab",
-                "run",
-                "--quiet",
-                "--policies",
-                "laxity",
-                "--duration",
-                "30",
-            ])
+        let mut lab = lab()
+            .args(["--quiet", "--policies", "laxity", "--duration", "30"])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
@@ -381,23 +391,15 @@ fn the_nccl_plugin_carries_collectives_and_the_daemons_schedule_it() {
     for run in report["runs"].as_array().expect("runs") {
         nothing_lost(run);
         let (plugin, stages) = (&run["plugin"], &run["stage_bytes"]);
-        assert!(
-            plugin["name"]
-                .as_str()
-                .is_some_and(|name| name.contains("axity")),
-            "{plugin}"
-        );
-        // The replay's own connections carried the other stages, and nothing of this one.
+        // The engine's own connections carried the other stages, and nothing of this one.
         assert!(stages["collective"].is_null(), "{stages}");
-        let carried = number(&plugin["payload_bytes"]["collective"]);
+        let carried = number(&plugin["payload_bytes"]);
         assert!(carried > 1e6, "{plugin}");
-        let others = sum(&stages["kv_reuse"]) + sum(&stages["p2d"]);
-        assert_eq!(others + carried, number(&run["bytes_sent"]));
-        // The plugin itself says that it sent that much, with the frames' heads.
+        // The plugin itself says that it sent that much, and what engines said while they warmed up.
         let sent = sum(&plugin["sent_bytes"]["collective"]);
-        assert!((carried..carried * 1.01).contains(&sent), "{plugin}");
+        assert!((carried..carried * 1.1).contains(&sent), "{plugin}");
         // Where the kernel keeps its own buffers, queues may overflow; TCP sends again.
-        if number(&plugin["buffers_unbounded"]) == 0.0 {
+        if run["buffers_unbounded"] == false {
             assert_eq!(number(&run["fabric_drops"]), 0.0, "{run}");
         }
     }
@@ -445,15 +447,8 @@ fn the_nccl_plugin_carries_collectives_and_the_daemons_schedule_it() {
 
 #[test]
 fn a_plugin_that_is_not_there_is_named_with_the_next_step() {
-    let output = Command::new(binary("laxity"))
-        .args([
-            "lab",
-            "run",
-            "--collectives",
-            "nccl-plugin",
-            "--policies",
-            "none",
-        ])
+    let output = lab()
+        .args(["--collectives", "nccl-plugin", "--policies", "none"])
         .args(["--nccl-plugin", "/nowhere/libnccl-net-laxity.so"])
         .output()
         .expect("laxity runs");
@@ -567,50 +562,6 @@ fn the_real_engine_answers_the_same_under_every_policy_and_all_that_it_sends_is_
 }
 
 #[test]
-fn a_timed_engine_gets_the_replays_arrivals_and_moves_its_collectives_and_p2d() {
-    let _alone = alone();
-    let arguments = [
-        "--policies",
-        "none,laxity",
-        "--duration",
-        "2",
-        "--load",
-        "0.4",
-    ];
-    let engine = binary("laxity-engine");
-    let engine = engine.to_str().expect("a path");
-    let of_timed = ["--engine", "timed", "--laxity-engine", engine];
-    let Some(timed) = run(&[&arguments[..], &of_timed].concat()) else {
-        return;
-    };
-    let replay = run_with(&arguments, &[]).expect("a report");
-    let digest = |report: &Value| report["workload"]["arrivals_digest"].clone();
-    assert_eq!(digest(&timed), digest(&replay));
-    assert_eq!(timed["engine"], "timed");
-    for policy in 0..2 {
-        let (ours, theirs) = (&timed["runs"][policy], &replay["runs"][policy]);
-        assert_eq!(ours["completed"], ours["requests"], "{ours}");
-        assert_eq!(ours["answers_compared"], ours["requests"], "{ours}");
-        let different = ours["answers_different"].as_array().expect("a list");
-        assert!(
-            different.is_empty(),
-            "bytes arrived damaged or in the wrong place: {ours}"
-        );
-        for stage in ["collective", "p2d"] {
-            let sum = |run: &Value| -> f64 {
-                let by_dscp = run["stage_bytes"][stage].as_object().expect("by DSCP");
-                by_dscp.values().map(number).sum()
-            };
-            let ratio = sum(ours) / sum(theirs);
-            assert!((0.93..1.08).contains(&ratio), "{stage}: {ratio}");
-        }
-        assert!(number(&ours["tokens_fetched"]) > 0.0, "{ours}");
-    }
-    assert_eq!(number(&timed["runs"][0]["scheduled_bytes"]), 0.0);
-    assert_eq!(number(&timed["runs"][1]["bypassed_bytes"]), 0.0);
-}
-
-#[test]
 fn what_means_nothing_to_the_real_engine_is_refused_with_the_reason() {
     let refused = |arguments: &[&str]| {
         let output = Command::new(binary("laxity"))
@@ -624,7 +575,6 @@ fn what_means_nothing_to_the_real_engine_is_refused_with_the_reason() {
     for (arguments, said) in [
         (&["--load", "0.5"][..], "requests_per_second"),
         (&["--victim-share", "1"], "where the engine computed them"),
-        (&["--reads"], "does not let them read"),
         (&["--collectives", "nccl-plugin"], "Laxity's client"),
         (&["--nccl-plugin", "/x"], "Laxity's client"),
     ] {

@@ -7,7 +7,8 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use laxity_rig::config::{Collectives, Engine, LabConfig, WorkloadSource};
-use laxity_rig::{lab, report};
+use laxity_rig::lab::{self, LabReport};
+use laxity_rig::report;
 
 use crate::{contention, verbs, vm};
 use laxity_cli::output::{self, say};
@@ -53,21 +54,21 @@ Examples:
   laxity lab run --engine real
   laxity lab run --engine real --requests-per-second 2 --html report.html
 
-With --engine real, laxity-engine processes compute a small model with experts in the hosts' \
-namespaces, and clients ask
-their endpoints. Each request is played alone first: its objective is --slo-scale times what it \
-took. All answers have to
-be the same tokens under every policy, or the command fails. --load, --victim-share, --reads, \
---collectives and
---nccl-plugin mean nothing there and are refused; the model is under [real] of --config \
-(--show-config shows it).";
+laxity-engine processes serve in the hosts' namespaces, and clients ask their endpoints. They take \
+the time of computing
+(timed), or compute a small model with experts (real). All answers have to be the same tokens \
+under every policy, or the
+command fails. A request's objective is --slo-scale times what it takes alone: computed for the \
+timed engine, measured
+for the real one. --load, --victim-share, --collectives and --nccl-plugin mean nothing to the \
+real one and are refused;
+its model is under [real] of --config (--show-config shows it).";
 
 /// Arguments of `laxity lab run`. What is not given comes from --config, else from the defaults.
 #[derive(Args)]
 pub(crate) struct RunArgs {
-    /// What makes the traffic: workers that wait instead of computing, or laxity-engine, which
-    /// takes the time of computing (timed) or computes (real)
-    #[arg(long, value_name = "replay|timed|real", value_parser = engine)]
+    /// Whether laxity-engine takes the time of computing (timed) or computes (real)
+    #[arg(long, value_name = "timed|real", value_parser = engine)]
     engine: Option<Engine>,
     /// Policies to run, one after the other, on the same arrivals
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
@@ -112,8 +113,8 @@ pub(crate) struct RunArgs {
     /// and not sent by it
     #[arg(long)]
     reads: bool,
-    /// What carries the all-to-alls: the replay's own connections, or the NCCL net plugin, loaded
-    /// by each worker as NCCL does
+    /// What carries the exchanges with experts: the engine's own connections, or the NCCL net
+    /// plugin, loaded by each prefill host's engine as NCCL does
     #[arg(long, value_name = "sockets|nccl-plugin", value_parser = collectives)]
     collectives: Option<Collectives>,
     /// The plugin; by default the one beside this program, or where it is installed
@@ -140,7 +141,7 @@ pub(crate) struct RunArgs {
     /// The daemon to run; by default the one beside this program, or in PATH
     #[arg(long, value_name = "PATH")]
     laxityd: Option<PathBuf>,
-    /// The engine of --engine timed and real; by default the one beside this program, or in PATH
+    /// The engine to run; by default the one beside this program, or in PATH
     #[arg(long, value_name = "PATH")]
     laxity_engine: Option<PathBuf>,
     /// Write the report as JSON; `-` is standard output, and then nothing else goes there
@@ -194,7 +195,6 @@ impl RunArgs {
     /// The configuration file, or the defaults of the engine that is asked for.
     fn base(&self) -> Result<LabConfig> {
         let defaults = |engine| match engine {
-            Engine::Replay => LabConfig::default(),
             Engine::Real => LabConfig::real(),
             Engine::Timed => LabConfig::timed(),
         };
@@ -217,10 +217,7 @@ impl RunArgs {
             );
         }
         let engine = self.engine.or(named).unwrap_or_default();
-        if engine == Engine::Replay {
-            return Ok(read);
-        }
-        // What the file doesn't say is as that engine's defaults have it, not the replay's.
+        // What the file doesn't say is as that engine's defaults have it.
         let mut merged = toml::Table::try_from(defaults(engine))?;
         for (key, value) in table {
             match (merged.get_mut(&key), value) {
@@ -239,7 +236,6 @@ impl RunArgs {
                 "--victim-share",
                 "victim_share",
             ),
-            (self.reads, "--reads", "reads"),
             (self.collectives.is_some(), "--collectives", "collectives"),
             (self.nccl_plugin.is_some(), "--nccl-plugin", "nccl_plugin"),
         ] {
@@ -256,10 +252,9 @@ impl RunArgs {
 
 fn engine(name: &str) -> Result<Engine, String> {
     match name {
-        "replay" => Ok(Engine::Replay),
         "real" => Ok(Engine::Real),
         "timed" => Ok(Engine::Timed),
-        _ => Err("it is `replay`, `timed` or `real`".to_owned()),
+        _ => Err("it is `timed` or `real`".to_owned()),
     }
 }
 
@@ -330,25 +325,12 @@ fn compare(args: &RunArgs) -> Result<()> {
         output::check(path)?;
     }
     let progress = !args.quiet && io::stderr().is_terminal();
-    if config.engine == Engine::Replay {
-        let outcome = lab::run(&config, progress)?;
-        return publish(
-            args,
-            &outcome,
-            &report::html(&outcome),
-            &report::table(&outcome),
-        );
-    }
-    let outcome = lab::run_engine(&config, progress)?;
-    let (page, table) = (
-        report::engine::html(&outcome),
-        report::engine::table(&outcome),
-    );
-    publish(args, &outcome, &page, &table)?;
+    let outcome = lab::run(&config, progress)?;
+    publish(args, &outcome)?;
     let differ = outcome.disagreements();
     if let (Some((policy, requests)), true) = (differ.first(), outcome.must_agree()) {
         bail!(
-            "under `{policy}` {} requests were answered with other tokens than alone (the first is \
+            "under `{policy}` {} requests were answered with other tokens than before (the first is \
              request {}): \
              the engine's answers must not depend on how its transfers are scheduled",
             requests.len(),
@@ -359,7 +341,8 @@ fn compare(args: &RunArgs) -> Result<()> {
 }
 
 /// Puts a report where it is wanted: data, page, and the table on the terminal.
-fn publish(args: &RunArgs, outcome: &impl serde::Serialize, page: &str, table: &str) -> Result<()> {
+fn publish(args: &RunArgs, outcome: &LabReport) -> Result<()> {
+    let (page, table) = (report::html(outcome), report::table(outcome));
     let to_stdout = args.json.as_deref() == Some(Path::new("-"));
     if let Some(path) = &args.json {
         let json =
@@ -376,7 +359,7 @@ fn publish(args: &RunArgs, outcome: &impl serde::Serialize, page: &str, table: &
     if to_stdout {
         eprintln!("{table}");
     } else {
-        say(table)?;
+        say(&table)?;
         for (what, path) in [("data", &args.json), ("page", &args.html)] {
             if let Some(path) = path {
                 let shown = path.canonicalize().unwrap_or_else(|_| path.clone());

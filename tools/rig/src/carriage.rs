@@ -1,30 +1,80 @@
-//! What became of collectives that the NCCL plugin carried, by those who ought to know: the
-//! plugin's own report, and the hosts' daemons. The workers' counts ([`CarrierRecord`]) are of what
-//! they gave it.
+//! Collectives that the NCCL plugin carries: how an engine's plugin is set up, and what became of
+//! them, by those who ought to know. These are the plugin's own report and the hosts' daemons. What
+//! the engines gave to it is their own count.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::carrier::{CarrierRecord, client_name, report_path};
 use crate::config::LabConfig;
-use crate::daemons;
-use crate::ledger::stage_name;
-use crate::message::WorkerReport;
+use crate::counts::Counts;
+use crate::daemons::{self, daemon_socket};
+use crate::fabric;
+
+/// How long a plugin waits for its daemon to take it. It marks its connections by what the daemon
+/// says when they are made.
+const ATTACH_MS: u32 = 5_000;
+
+/// Returns the environment of an engine whose plugin is to use the host's port and daemon and
+/// nothing else.
+#[must_use]
+pub fn environment(
+    config: &LabConfig,
+    folder: &Path,
+    host: usize,
+    scheduled: bool,
+) -> Vec<(&'static str, OsString)> {
+    let mut environment: Vec<(&'static str, OsString)> = vec![
+        // The whole name, not the beginning of one.
+        (
+            "NCCL_SOCKET_IFNAME",
+            format!("={}", fabric::HOST_PORT).into(),
+        ),
+        ("NCCL_SOCKET_FAMILY", "AF_INET".into()),
+        ("LAXITY_NET", "tcp".into()),
+        // As for the sockets' buffers: a wait that the machine's other work makes long must not
+        // leave a plugin unscheduled.
+        ("LAXITY_ATTACH_MS", ATTACH_MS.to_string().into()),
+        // One connection per class, as the lab's own.
+        ("LAXITY_NSOCKS", "1".into()),
+        ("LAXITY_NAME", config.host_name(host).into()),
+        ("LAXITY_REPORT", report_path(folder, host).into()),
+        (
+            "LAXITY_STALL_MS",
+            config.serving().stall_ms.to_string().into(),
+        ),
+    ];
+    environment.push(if scheduled {
+        ("LAXITY_SOCKET", daemon_socket(folder, host).into())
+    } else {
+        ("LAXITY_MODE", "off".into())
+    });
+    environment
+}
+
+/// Returns what the plugin of a host calls itself at the daemon.
+fn client_name(config: &LabConfig, host: usize) -> String {
+    // The plugin adds its own part to the name that it is given.
+    format!("{}/nccl", config.host_name(host))
+}
+
+/// Returns the file into which the plugin writes what it sent, when its process ends.
+fn report_path(folder: &Path, host: usize) -> std::path::PathBuf {
+    folder.join(format!("plugin{host}.json"))
+}
 
 /// Over all hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Carriage {
-    /// What the plugin calls itself.
-    pub name: String,
-    /// Payload that workers gave it, by stage.
-    pub payload_bytes: BTreeMap<String, u64>,
-    /// Messages that workers gave it.
+    /// Bytes that engines gave it, the lengths of parcels included.
+    pub payload_bytes: u64,
+    /// Messages that engines gave it.
     pub messages: u64,
     /// Times that it said "not now" to a message.
     pub refusals: u64,
-    /// What it sent, by stage and DSCP, the replay's own heads included.
+    /// What it sent, by stage and DSCP.
     pub sent_bytes: BTreeMap<String, BTreeMap<u8, u64>>,
     /// Messages that it held back for a permit.
     pub deferred: u64,
@@ -39,8 +89,6 @@ pub struct Carriage {
     pub submitted_bytes: u64,
     /// Bytes that those daemons permitted for stage 2, by DSCP.
     pub permitted_bytes: BTreeMap<u8, u64>,
-    /// Hosts whose kernel did not let the plugin's sockets have the buffers of the lab's own.
-    pub buffers_unbounded: u32,
 }
 
 /// A line of the plugin's report, as far as it matters here.
@@ -84,26 +132,13 @@ impl Carriage {
         }
     }
 
-    /// What workers gave to the plugin.
-    pub fn add_workers(&mut self, workers: &[WorkerReport]) {
-        for worker in workers {
-            let Some(CarrierRecord {
-                name,
-                messages,
-                refusals,
-                buffers_unbounded,
-                ..
-            }) = &worker.carrier
-            else {
-                continue;
-            };
-            self.name.clone_from(name);
-            self.messages += messages;
-            self.refusals += refusals;
-            self.buffers_unbounded += u32::from(*buffers_unbounded);
-            for (stage, bytes) in &worker.traffic.carried {
-                *self.payload_bytes.entry(stage.clone()).or_default() += bytes;
-            }
+    /// What engines gave to the plugin.
+    pub fn add_engines(&mut self, engines: &[Counts]) {
+        for counts in engines {
+            let count = |name: &str| counts.get(&format!("plugin_{name}_total")) as u64;
+            self.payload_bytes += count("bytes");
+            self.messages += count("messages");
+            self.refusals += count("refusals");
         }
     }
 
@@ -129,7 +164,7 @@ impl Carriage {
 }
 
 /// The name of stage 2.
-const COLLECTIVE: &str = stage_name(crate::frame::Kind::Dispatch);
+const COLLECTIVE: &str = "collective";
 
 #[cfg(test)]
 mod tests {
@@ -150,5 +185,26 @@ no report
         );
         let counts = (carriage.deferred, carriage.bypassed, carriage.overdue);
         assert_eq!(counts, (1, 1, 1));
+    }
+
+    #[test]
+    fn the_environment_leads_to_the_hosts_own_daemon_or_to_none() {
+        let value = |environment: &[(&str, OsString)], wanted: &str| {
+            let found = environment.iter().find(|(name, _)| *name == wanted);
+            found.map(|(_, value)| value.to_string_lossy().into_owned())
+        };
+        let config = LabConfig::default();
+        let folder = Path::new("/run/lab/0");
+        let scheduled = environment(&config, folder, 1, true);
+        assert_eq!(
+            value(&scheduled, "LAXITY_SOCKET").as_deref(),
+            Some("/run/lab/0/laxityd1.sock")
+        );
+        assert_eq!(value(&scheduled, "LAXITY_NAME").as_deref(), Some("unit0.1"));
+        assert_eq!(client_name(&config, 1), "unit0.1/nccl");
+        assert_eq!(value(&scheduled, "LAXITY_MODE"), None);
+        let alone = environment(&config, folder, 1, false);
+        assert_eq!(value(&alone, "LAXITY_MODE").as_deref(), Some("off"));
+        assert_eq!(value(&alone, "LAXITY_SOCKET"), None);
     }
 }

@@ -21,8 +21,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::engine::{ServingConfig, TimedConfig};
 use crate::fabric::WireClass;
+use crate::serving::{ServingConfig, TimedConfig};
 
 /// Where the requests come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,14 +37,15 @@ pub enum WorkloadSource {
     File(PathBuf),
 }
 
-/// What carries the all-to-alls, stage 2. Stages 1 and 3 are always the replay's own connections.
+/// What carries the exchanges with experts, stage 2. Stages 1 and 3 are always the engine's own
+/// connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Collectives {
-    /// The replay's own connections, as the other stages.
+    /// The engine's own connections, as the other stages.
     #[default]
     Sockets,
-    /// Laxity's NCCL net plugin, loaded by each worker as NCCL does ([`crate::carrier`]).
+    /// Laxity's NCCL net plugin, loaded by each prefill host's engine as NCCL does.
     NcclPlugin,
 }
 
@@ -52,13 +53,11 @@ pub enum Collectives {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Engine {
-    /// Workers that wait instead of computing, and send what a model of that size would.
+    /// `laxity-engine`, which takes the time of computing instead of computing.
     #[default]
-    Replay,
-    /// `laxity-engine` with a model that it computes ([`crate::engine`]).
-    Real,
-    /// `laxity-engine`, which takes the time of computing instead.
     Timed,
+    /// `laxity-engine` with a model that it computes.
+    Real,
 }
 
 impl Engine {
@@ -66,7 +65,6 @@ impl Engine {
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
-            Self::Replay => "replay",
             Self::Real => "real",
             Self::Timed => "timed",
         }
@@ -159,15 +157,15 @@ pub struct LabConfig {
 impl Default for LabConfig {
     fn default() -> Self {
         Self {
-            engine: Engine::Replay,
+            engine: Engine::Timed,
             policies: ["none", "two_class", "mfs", "laxity"]
                 .map(str::to_owned)
                 .into(),
             seed: 1,
             workload: WorkloadSource::default(),
-            duration_s: 25.0,
+            duration_s: 20.0,
             drain_s: 15.0,
-            load: 0.8,
+            load: 0.5,
             requests_per_second: None,
             slo_scale: 3.0,
             units: 3,
@@ -199,7 +197,7 @@ impl Default for LabConfig {
     }
 }
 
-/// The model whose prefill is replayed.
+/// The model whose times and sizes the timed engine has.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
@@ -386,7 +384,7 @@ impl LabConfig {
         check(
             WireClass::table(&self.level_dscp, self.scavenger_dscp).is_some(),
             "level_dscp",
-            "at most 7 different DSCPs, each below 64 and none of them 0, falling into classes \
+            "at most 6 different DSCPs, each below 64, none of them 0 or 48, falling into classes \
              that never rise again from one level to the next",
         )
     }
@@ -461,7 +459,7 @@ impl LabConfig {
         (first..first + self.ranks).filter(move |&host| host != own)
     }
 
-    /// The host of a decode worker.
+    /// The host of a decode engine.
     #[must_use]
     pub fn decode_host(&self, decode: usize) -> usize {
         self.units * self.ranks + decode

@@ -1,11 +1,11 @@
-//! The first process of the sandbox: builds the fabric once, then plays one policy after another
-//! on it and measures. It reports to the caller on its standard output, a line of JSON at a time.
+//! The first process of the sandbox: builds the fabric once, then plays one run after another on it
+//! and measures. First come requests alone, then all of them under each policy. The controller
+//! reports to the caller on its standard output, a line of JSON at a time.
 
-use std::fs::{self, File};
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
@@ -14,49 +14,32 @@ use nix::sys::time::TimeVal;
 use serde::{Deserialize, Serialize};
 
 use crate::carriage::Carriage;
-use crate::carrier;
-use crate::config::LabConfig;
+use crate::client::{Answer, Job, Question, Said, now_ns};
+use crate::config::{Engine, LabConfig};
 use crate::coordinator::{Coordinator, CoordinatorRecord};
-use crate::daemons::{self, Daemons};
-use crate::engine;
-use crate::engine::controller::{EngineSpec, ServedRecord};
-use crate::message::{self, Notice, WorkerCommand, WorkerReport};
-use crate::plan::PlannedRequest;
+use crate::counts::Counts;
+use crate::daemons::Daemons;
+use crate::message;
+use crate::plan::{self, Asked};
 use crate::probe::Tools;
+use crate::processes::Engines;
 use crate::sandbox;
 use crate::wiring::{self, LinkRecord, Wiring};
-use crate::worker::{RunSpec, SPEC_FILE, now_ns};
 
 /// Name of the run without daemons.
 pub const NONE: &str = "none";
 
-/// What the caller sends first; its end of the pipe then stays open for as long as it lives.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Task {
-    /// Play made-up requests.
-    Replay(Box<LabSpec>),
-    /// Have the real engine serve them.
-    Engine(Box<EngineSpec>),
-}
-
-/// What a replay is.
+/// What the caller sends first. Its end of the pipe then stays open for as long as it lives.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LabSpec {
     /// Configuration.
     pub config: LabConfig,
-    /// The runs to make.
-    pub runs: Vec<Play>,
+    /// The requests.
+    pub asked: Vec<Asked>,
+    /// Those of them that are played one by one first.
+    pub alone: Vec<Asked>,
     /// Programs.
     pub tools: Tools,
-}
-
-/// One run.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Play {
-    /// Policy, or [`NONE`].
-    pub policy: String,
-    /// The requests.
-    pub plan: Vec<PlannedRequest>,
 }
 
 /// What the controller tells the caller.
@@ -66,15 +49,13 @@ pub enum Event {
     Progress {
         /// Which run, from 0.
         run: usize,
-        /// Requests that have their first token.
+        /// Requests that have an answer.
         finished: usize,
         /// Seconds since the first arrival could come.
         elapsed_s: f64,
     },
     /// A run is over.
     Measured(Box<RunRecord>),
-    /// A run with the real engine is over.
-    Served(Box<ServedRecord>),
     /// The lab cannot go on.
     Failed(String),
 }
@@ -86,39 +67,50 @@ pub struct RunRecord {
     pub policy: String,
     /// Time zero, CLOCK_MONOTONIC ns.
     pub begin_ns: u64,
-    /// When the last request had its first token, or was given up.
+    /// When the last answer was there, or the rest was given up.
     pub end_ns: u64,
-    /// When each request had its first token; those that never had are missing.
-    pub finished: Vec<(u64, u64)>,
-    /// What the workers measured, by host.
-    pub workers: Vec<WorkerReport>,
+    /// What came of the requests; those that were given up are missing.
+    pub answers: Vec<Answer>,
+    /// When the first token came of requests that were given up after it, by number,
+    /// CLOCK_MONOTONIC ns.
+    pub firsts: BTreeMap<u64, u64>,
+    /// What the engines counted, by host.
+    pub counts: Vec<Counts>,
     /// What the fabric counted, by host.
     pub links: Vec<LinkRecord>,
     /// Daemons that were started again.
     pub daemon_restarts: u32,
-    /// What became of collectives that the NCCL plugin carried; none if it carried none.
+    /// What became of exchanges that the NCCL plugin carried; none if it carried none.
     #[serde(default)]
     pub carriage: Option<Carriage>,
     /// What daemons said of the coordinator at the end; none if there was none.
-    #[serde(default)]
     pub coordinator: Option<CoordinatorRecord>,
-    /// Processors that were busy on average, over the whole machine.
+    /// The kernel kept its own buffers at some host.
+    pub buffers_unbounded: bool,
+    /// Processors that were busy on average, over the whole machine, from the start of clients.
     pub busy_cores: f64,
-    /// Processors that the lab's workers and daemons kept busy on average. The kernel's work on
-    /// their packets is not in it.
+    /// Processors that engines, clients and daemons kept busy on average.
     pub lab_cores: f64,
 }
 
+/// Between the start of clients and time zero.
+const LEAD_NS: u64 = 500_000_000;
+
+/// Objective of a request that is played alone: there is nothing that it could miss.
+const NO_HURRY_MS: f64 = 60_000.0;
+
+/// A request that is alone is done within this, whatever else the machine does.
+const ALONE_WITHIN: Duration = Duration::from_secs(30);
+
+/// Tokens of a prompt that only makes processes talk to each other.
+const WARM_TOKENS: u32 = 64;
+
+/// The host whose daemon is killed, if one is to be.
+const VICTIM: usize = 0;
+
 /// *init*: the body of the first process.
 pub fn init() -> i32 {
-    let outcome = sandbox::furnish().and_then(|()| match read_task()? {
-        Task::Replay(spec) => Controller {
-            spec: &spec,
-            wiring: Wiring::build(&spec.config, &spec.tools)?,
-        }
-        .run(),
-        Task::Engine(spec) => engine::controller::run(&spec),
-    });
+    let outcome = sandbox::furnish().and_then(|()| run(&read_spec()?));
     match outcome {
         Ok(()) => 0,
         Err(error) => {
@@ -128,12 +120,12 @@ pub fn init() -> i32 {
     }
 }
 
-pub(crate) fn tell(event: &Event) {
+fn tell(event: &Event) {
     // If the caller is gone, so is this process in a moment.
     let _ = std::io::stdout().lock().write_all(&message::line(event));
 }
 
-fn read_task() -> anyhow::Result<Task> {
+fn read_spec() -> anyhow::Result<LabSpec> {
     let mut stdin = BufReader::new(std::io::stdin());
     let mut line = String::new();
     stdin.read_line(&mut line)?;
@@ -145,40 +137,88 @@ fn read_task() -> anyhow::Result<Task> {
     serde_json::from_str(&line).context("reading what to run")
 }
 
-struct Worker {
-    child: Child,
-    orders: ChildStdin,
+/// Makes all runs.
+///
+/// # Errors
+/// A part of the lab failed.
+fn run(spec: &LabSpec) -> anyhow::Result<()> {
+    let lab = Lab {
+        spec,
+        wiring: Wiring::build(&spec.config, &spec.tools)?,
+    };
+    let mut alone = RunRecord::default();
+    let first = usize::from(!spec.alone.is_empty());
+    if first > 0 {
+        alone = lab
+            .play(0, NONE, &spec.alone, None)
+            .context("playing requests one by one")?;
+        tell(&Event::Measured(Box::new(alone.clone())));
+    }
+    let objectives = objectives(spec, &alone)?;
+    for (index, policy) in spec.config.policies.iter().enumerate() {
+        let record = lab
+            .play(first + index, policy, &spec.asked, Some(&objectives))
+            .with_context(|| format!("running policy `{policy}`"))?;
+        tell(&Event::Measured(Box::new(record)));
+    }
+    Ok(())
 }
 
-struct Controller<'a> {
+/// Time from arrival in which each request's first token is due: so many times what it takes alone,
+/// as computed or else as measured.
+fn objectives(spec: &LabSpec, alone: &RunRecord) -> anyhow::Result<HashMap<u64, u64>> {
+    let objective = |took_ns: u64| (took_ns as f64 * spec.config.slo_scale) as u64;
+    let computed = spec.asked.iter();
+    let computed = computed.filter_map(|one| Some((one.id, objective(one.placed?.ideal_ns))));
+    let mut objectives: HashMap<u64, u64> = computed.collect();
+    for answer in &alone.answers {
+        match (answer.first_ns, &answer.error) {
+            (Some(first_ns), None) => {
+                let took = first_ns.saturating_sub(answer.begin_ns);
+                objectives.entry(answer.id).or_insert(objective(took));
+            }
+            (_, why) => bail!(
+                "request {} was not served though it was alone: {}",
+                answer.id,
+                why.as_deref().unwrap_or("no token came")
+            ),
+        }
+    }
+    Ok(objectives)
+}
+
+struct Lab<'a> {
     spec: &'a LabSpec,
     wiring: Wiring<'a>,
 }
 
-impl Controller<'_> {
-    fn run(&self) -> anyhow::Result<()> {
-        for (index, play) in self.spec.runs.iter().enumerate() {
-            let record = self
-                .play(index, play)
-                .with_context(|| format!("running policy `{}`", play.policy))?;
-            tell(&Event::Measured(Box::new(record)));
-        }
-        Ok(())
-    }
+/// One run.
+struct Run<'a> {
+    /// Which one, from 0.
+    index: usize,
+    policy: &'a str,
+    asked: &'a [Asked],
+    /// None of requests that are played one by one.
+    objectives: Option<&'a HashMap<u64, u64>>,
+    /// Where its files are.
+    folder: PathBuf,
+    daemons: Option<Daemons>,
+    coordinator: Option<Coordinator>,
+}
 
-    fn play(&self, index: usize, play: &Play) -> anyhow::Result<RunRecord> {
-        let config = &self.spec.config;
+impl Lab<'_> {
+    fn play<'a>(
+        &self,
+        index: usize,
+        policy: &'a str,
+        asked: &'a [Asked],
+        objectives: Option<&'a HashMap<u64, u64>>,
+    ) -> anyhow::Result<RunRecord> {
+        let (config, tools) = (&self.spec.config, &self.spec.tools);
         let folder = Path::new(sandbox::FOLDER).join(index.to_string());
         fs::create_dir_all(&folder)?;
-        let scheduled = play.policy != NONE;
-        let spec = RunSpec {
-            config: config.clone(),
-            plan: play.plan.clone(),
-            scheduled,
-            nccl_plugin: self.spec.tools.nccl_plugin.clone(),
-        };
-        fs::write(folder.join(SPEC_FILE), serde_json::to_vec(&spec)?)?;
-        let mut coordinator = match &self.spec.tools.coordinator {
+        let scheduled = policy != NONE;
+        let coordinator = match &tools.coordinator {
             Some(program) if scheduled => Some(Coordinator::start(
                 program,
                 config.coordinator_config.as_deref(),
@@ -186,285 +226,263 @@ impl Controller<'_> {
             )?),
             _ => None,
         };
-        let daemons = match (&self.spec.tools.laxityd, scheduled) {
+        let daemons = match (&tools.laxityd, scheduled) {
             (_, false) => None,
-            (Some(laxityd), true) => Some(Daemons::start(config, &play.policy, &folder, laxityd)?),
+            (Some(laxityd), true) => Some(Daemons::start(config, policy, &folder, laxityd)?),
             (None, true) => bail!("there is no laxityd"),
         };
         if coordinator.is_some() {
             Coordinator::await_daemons(config.hosts(), &folder)?;
         }
         let cpu_before = children_cpu_s();
-        let mut run = Running::start(&spec, &folder)?;
-        let record = run.measure(self, index, play, daemons.as_ref(), coordinator.as_mut());
-        run.end();
-        let said = coordinator.map(|coordinator| coordinator.record(config.hosts(), &folder));
-        let restarts = daemons.as_ref().map_or(0, Daemons::restarts);
-        if let Some(daemons) = daemons {
+        let started = Instant::now();
+        let mut engines = Engines::start(config, &folder, tools, scheduled, &self.spec.asked)?;
+        let mut run = Run {
+            index,
+            policy,
+            asked,
+            objectives,
+            folder,
+            daemons,
+            coordinator,
+        };
+        let record = self.measure(&mut run, &mut engines);
+        let buffers_unbounded = engines.buffers_unbounded;
+        let mut carriage = tools.nccl_plugin.as_ref().map(|_| Carriage::default());
+        if let Some(carriage) = carriage.as_mut().filter(|_| scheduled) {
+            carriage.ask_daemons(config, &run.folder);
+        }
+        drop(engines);
+        if let (Some(carriage), Ok(record)) = (&mut carriage, &record) {
+            carriage.add_engines(&record.counts);
+            carriage.read_reports(config, &run.folder);
+        }
+        let hosts = config.hosts();
+        let said = run.coordinator.take();
+        let coordinator = said.map(|coordinator| coordinator.record(hosts, &run.folder));
+        let daemon_restarts = run.daemons.as_ref().map_or(0, Daemons::restarts);
+        if let Some(daemons) = run.daemons.take() {
             daemons.stop();
         }
-        let mut record = record?;
-        if let Some(carriage) = &mut record.carriage {
-            carriage.read_reports(config, &folder);
-        }
-        let span_s = (record.end_ns - record.begin_ns) as f64 / 1e9;
         Ok(RunRecord {
-            daemon_restarts: restarts,
-            coordinator: said,
-            lab_cores: (children_cpu_s() - cpu_before) / span_s.max(1e-3),
-            ..record
+            daemon_restarts,
+            carriage,
+            coordinator,
+            buffers_unbounded,
+            lab_cores: (children_cpu_s() - cpu_before) / started.elapsed().as_secs_f64(),
+            ..record?
         })
     }
-}
 
-/// The workers of one run.
-struct Running {
-    folder: PathBuf,
-    workers: Vec<Worker>,
-    notices: Receiver<(usize, Option<Notice>)>,
-}
+    fn question(&self, asked: &Asked, objectives: Option<&HashMap<u64, u64>>) -> Question {
+        let config = &self.spec.config;
+        let objective = objectives.and_then(|all| all.get(&asked.id));
+        Question {
+            id: asked.id,
+            at_ns: asked.arrival_ns,
+            prompt: asked.prompt(config.seed),
+            output_tokens: config.serving().output_tokens,
+            ttft_ms: objective.map_or(NO_HURRY_MS, |&ns| ns as f64 / 1e6),
+            prefill: asked.placed.map(|placed| placed.host),
+        }
+    }
 
-/// Workers have this long to start, to connect, to report.
-const STEP_WITHIN: Duration = Duration::from_secs(20);
-
-/// Between "connected" and time zero, so that every worker knows it before it comes.
-const LEAD_NS: u64 = 200_000_000;
-
-impl Running {
-    fn start(spec: &RunSpec, folder: &Path) -> anyhow::Result<Self> {
-        let (sender, notices) = channel();
-        let mut run = Self {
-            folder: folder.to_owned(),
-            workers: Vec::new(),
-            notices,
+    /// Fills the caches with the shared prefixes, and makes every process talk to every other once.
+    /// Timed engines have the prefixes already: each decode host asks for as many short prompts as
+    /// there are prefill hosts.
+    fn warm(&self, engines: &mut Engines) -> anyhow::Result<()> {
+        let config = &self.spec.config;
+        let mut of_hosts: Vec<Vec<Question>> = vec![Vec::new(); config.decodes];
+        // With one token, no KV goes to decode.
+        let prefills = config.units * config.ranks;
+        let timed = config.engine == Engine::Timed;
+        let (output_tokens, prefixes) = if timed {
+            let short = |number| (u64::MAX - number, WARM_TOKENS);
+            let prompts = (prefills * config.decodes) as u64;
+            (2, (0..prompts).map(short).collect())
+        } else {
+            (1, plan::shared(&self.spec.asked))
         };
-        for host in 0..spec.config.hosts() {
-            match start_worker(spec, folder, host, sender.clone()) {
-                Ok(worker) => run.workers.push(worker),
-                Err(error) => {
-                    run.end();
-                    return Err(error);
-                }
-            }
+        for (number, (prefix, tokens)) in prefixes.into_iter().enumerate() {
+            of_hosts[number % config.decodes].push(Question {
+                id: 0,
+                at_ns: 0,
+                prompt: plan::prefix_tokens(config.seed, prefix, tokens),
+                output_tokens,
+                ttft_ms: NO_HURRY_MS,
+                prefill: timed.then_some(number / config.decodes % prefills),
+            });
         }
-        Ok(run)
-    }
-
-    fn order(&mut self, order: &WorkerCommand) -> anyhow::Result<()> {
-        let line = message::line(order);
-        for worker in &mut self.workers {
-            worker
-                .orders
-                .write_all(&line)
-                .context("a worker takes no orders")?;
+        // One host after the other: what lies where must not depend on which of them was faster.
+        for (decode, questions) in of_hosts.into_iter().enumerate() {
+            self.one_by_one(decode, questions, engines, |answer| match answer.error {
+                None => Ok(()),
+                Some(why) => bail!("a shared prefix is not computed: {why}"),
+            })
+            .with_context(|| format!("warming up, decode host {decode}"))?;
         }
         Ok(())
     }
 
-    /// The next notice, `None` if there is none until then.
-    fn next(&self, until: Instant) -> anyhow::Result<Option<(usize, Notice)>> {
-        match self
-            .notices
-            .recv_timeout(until.saturating_duration_since(Instant::now()))
-        {
-            Ok((host, Some(notice))) => Ok(Some((host, notice))),
-            Ok((host, None)) => {
-                // Its last words may still be on their way to the file.
-                std::thread::sleep(Duration::from_millis(20));
-                bail!(
-                    "the worker of host {host} ended early{}",
-                    daemons::tail(&self.log(host))
-                )
-            }
-            Err(RecvTimeoutError::Timeout) => Ok(None),
-            Err(RecvTimeoutError::Disconnected) => bail!("all workers are gone"),
+    /// Asks a decode host, each question when the one before has its answer.
+    fn one_by_one(
+        &self,
+        decode: usize,
+        questions: Vec<Question>,
+        engines: &mut Engines,
+        mut answered: impl FnMut(Answer) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let mut left = questions.len();
+        if left == 0 {
+            return Ok(());
         }
-    }
-
-    fn log(&self, host: usize) -> PathBuf {
-        worker_log(&self.folder, host)
-    }
-
-    fn await_all(&self, expected: &Notice) -> anyhow::Result<()> {
-        let until = Instant::now() + STEP_WITHIN;
-        let mut missing = self.workers.len();
-        while missing > 0 {
-            match self.next(until)? {
-                Some((_, notice)) if notice == *expected => missing -= 1,
+        let job = Job::Ask {
+            questions,
+            begin_ns: None,
+        };
+        let host = self.spec.config.decode_host(decode);
+        let mut clients = engines.clients([(host, job)])?;
+        let mut until = Instant::now() + ALONE_WITHIN;
+        while left > 0 {
+            match engines.hear(&mut clients, until)? {
+                Some((_, Said::Answered(answer))) => {
+                    answered(answer)?;
+                    left -= 1;
+                    until = Instant::now() + ALONE_WITHIN;
+                }
                 Some(_) => {}
-                None => bail!("{missing} workers are not `{expected:?}` after {STEP_WITHIN:?}"),
+                None => bail!("a request has no answer after {ALONE_WITHIN:?}"),
             }
         }
         Ok(())
     }
 
-    fn measure(
-        &mut self,
-        controller: &Controller<'_>,
-        index: usize,
-        play: &Play,
-        daemons: Option<&Daemons>,
-        mut coordinator: Option<&mut Coordinator>,
-    ) -> anyhow::Result<RunRecord> {
-        let config = &controller.spec.config;
-        self.await_all(&Notice::Listening)?;
-        self.order(&WorkerCommand::Connect)?;
-        self.await_all(&Notice::Connected)?;
-        let before = controller.wiring.counters()?;
-        let begin_ns = now_ns()? + LEAD_NS;
-        let busy_before = busy_jiffies();
-        self.order(&WorkerCommand::Begin(begin_ns))?;
-        let begun = Instant::now() + Duration::from_nanos(LEAD_NS);
-
-        let last_arrival = play.plan.last().map_or(0, |request| request.arrival_ns);
-        let give_up =
-            begun + Duration::from_nanos(last_arrival) + Duration::from_secs_f64(config.drain_s);
-        let mut kill_at = config
-            .kill_daemon_at
-            .map(|seconds| begun + Duration::from_secs_f64(seconds));
-        let at = |seconds| begun + Duration::from_secs_f64(seconds);
-        let mut kill_coordinator_at = config.kill_coordinator_at.map(at);
-        let mut finished = Vec::new();
-        let mut tell_at = Instant::now();
-        while finished.len() < play.plan.len() && Instant::now() < give_up {
-            let now = Instant::now();
-            if kill_at.is_some_and(|at| at <= now) {
-                kill_at = None;
-                if let Some(daemons) = daemons {
-                    daemons.kill(0);
-                }
-            }
-            if kill_coordinator_at.is_some_and(|at| at <= now) {
-                kill_coordinator_at = None;
-                if let Some(coordinator) = &mut coordinator {
-                    coordinator.kill();
-                }
-            }
-            if tell_at <= now {
-                tell_at = now + Duration::from_millis(200);
-                let elapsed_s = now.saturating_duration_since(begun).as_secs_f64();
-                tell(&Event::Progress {
-                    run: index,
-                    finished: finished.len(),
-                    elapsed_s,
-                });
-            }
-            let until = kill_at.map_or(tell_at, |at| at.min(tell_at)).min(give_up);
-            if let Some((_, Notice::Finished { request, at_ns })) = self.next(until)? {
-                finished.push((request, at_ns));
-            }
-        }
-        let end_ns = now_ns()?;
-        let busy_after = busy_jiffies();
-        let after = controller.wiring.counters()?;
-        let mut carriage = controller
-            .spec
-            .tools
-            .nccl_plugin
-            .as_ref()
-            .map(|_| Carriage::default());
-        if let Some(carriage) = carriage.as_mut().filter(|_| daemons.is_some()) {
-            carriage.ask_daemons(config, &self.folder);
-        }
-        self.order(&WorkerCommand::Finish)?;
-        let mut workers = Vec::new();
-        let until = Instant::now() + STEP_WITHIN;
-        while workers.len() < self.workers.len() {
-            match self.next(until)? {
-                Some((_, Notice::Report(report))) => workers.push(*report),
-                Some(_) => {}
-                None => bail!("workers do not report"),
-            }
-        }
-        workers.sort_by_key(|report: &WorkerReport| report.host);
-        if let Some(carriage) = &mut carriage {
-            carriage.add_workers(&workers);
-        }
-        let links = wiring::between(&before, &after);
+    fn measure(&self, run: &mut Run<'_>, engines: &mut Engines) -> anyhow::Result<RunRecord> {
+        let before_warming = Event::Progress {
+            run: run.index,
+            finished: 0,
+            elapsed_s: 0.0,
+        };
+        tell(&before_warming);
+        self.warm(engines)?;
+        let counts_before = engines.counts()?;
+        let links_before = self.wiring.counters()?;
+        let (busy_before, busy_from) = (busy_jiffies(), Instant::now());
+        let mut record = match run.objectives {
+            None => self.alone(run, engines)?,
+            Some(_) => self.together(run, engines)?,
+        };
+        record.end_ns = now_ns()?;
+        let (busy_after, busy_span) = (busy_jiffies(), busy_from.elapsed());
+        let links = wiring::between(&links_before, &self.wiring.counters()?);
+        engines.check()?;
+        let counts = engines
+            .counts()?
+            .iter()
+            .zip(&counts_before)
+            .map(|(after, before)| after.since(before))
+            .collect();
+        record.answers.sort_by_key(|answer| answer.id);
         // Jiffies are 10 ms: USER_HZ is 100 on every Linux.
         let busy_s = busy_after.saturating_sub(busy_before) as f64 / 100.0;
         Ok(RunRecord {
-            policy: play.policy.clone(),
-            begin_ns,
-            end_ns,
-            finished,
-            workers,
+            policy: run.policy.to_owned(),
+            counts,
             links,
-            daemon_restarts: 0,
-            carriage,
-            coordinator: None,
-            lab_cores: 0.0,
-            busy_cores: busy_s / (end_ns.saturating_sub(begin_ns) as f64 / 1e9).max(1e-3),
+            // Within one of them nothing can be said.
+            busy_cores: busy_s / busy_span.as_secs_f64().max(0.01),
+            ..record
         })
     }
 
-    /// Ends the workers: they leave when their standard input does.
-    fn end(self) {
-        for Worker { mut child, orders } in self.workers {
-            drop(orders);
-            let until = Instant::now() + Duration::from_secs(2);
-            while matches!(child.try_wait(), Ok(None)) {
-                if Instant::now() > until {
-                    // It may have ended just now; nothing is lost either way.
-                    let _ = child.kill();
+    /// Each request when the one before has its answer.
+    fn alone(&self, run: &Run<'_>, engines: &mut Engines) -> anyhow::Result<RunRecord> {
+        let config = &self.spec.config;
+        let mut record = RunRecord {
+            begin_ns: now_ns()?,
+            ..RunRecord::default()
+        };
+        for decode in 0..config.decodes {
+            let of_host = run.asked.iter().filter(|a| a.decode == decode);
+            let questions: Vec<Question> = of_host.map(|a| self.question(a, None)).collect();
+            self.one_by_one(decode, questions, engines, |answer| {
+                record.answers.push(answer);
+                let share = record.answers.len() as f64 / run.asked.len() as f64;
+                tell(&Event::Progress {
+                    run: run.index,
+                    finished: record.answers.len(),
+                    elapsed_s: share * config.duration_s,
+                });
+                Ok(())
+            })?;
+        }
+        Ok(record)
+    }
+
+    /// Each request at its time.
+    fn together(&self, run: &mut Run<'_>, engines: &mut Engines) -> anyhow::Result<RunRecord> {
+        let config = &self.spec.config;
+        let mut record = RunRecord {
+            begin_ns: now_ns()? + LEAD_NS,
+            ..RunRecord::default()
+        };
+        let begun = Instant::now() + Duration::from_nanos(LEAD_NS);
+        let (asked, objectives, begin_ns) = (run.asked, run.objectives, record.begin_ns);
+        let jobs = (0..config.decodes).map(|decode| {
+            let of_host = asked.iter().filter(|a| a.decode == decode);
+            let job = Job::Ask {
+                questions: of_host.map(|a| self.question(a, objectives)).collect(),
+                begin_ns: Some(begin_ns),
+            };
+            (config.decode_host(decode), job)
+        });
+        let mut clients = engines.clients(jobs)?;
+        let at = |seconds: f64| begun + Duration::from_secs_f64(seconds);
+        let give_up = at(config.duration_s + config.drain_s);
+        let mut kill_at = config.kill_daemon_at.map(at);
+        let mut kill_coordinator_at = config.kill_coordinator_at.map(at);
+        let mut tell_at = Instant::now();
+        while record.answers.len() < asked.len() && Instant::now() < give_up {
+            let now = Instant::now();
+            if kill_at.take_if(|at| *at <= now).is_some()
+                && let Some(daemons) = &run.daemons
+            {
+                daemons.kill(VICTIM);
+            }
+            if kill_coordinator_at.take_if(|at| *at <= now).is_some()
+                && let Some(coordinator) = &mut run.coordinator
+            {
+                coordinator.kill();
+            }
+            if tell_at <= now {
+                tell_at = now + Duration::from_millis(200);
+                tell(&Event::Progress {
+                    run: run.index,
+                    finished: record.answers.len(),
+                    elapsed_s: now.saturating_duration_since(begun).as_secs_f64(),
+                });
+            }
+            let until = [kill_at, kill_coordinator_at]
+                .into_iter()
+                .flatten()
+                .fold(tell_at.min(give_up), Instant::min);
+            match engines.hear(&mut clients, until)? {
+                Some((_, Said::First { id, first_ns })) => {
+                    record.firsts.insert(id, first_ns);
                 }
-                std::thread::sleep(Duration::from_millis(2));
+                Some((_, Said::Answered(answer))) => {
+                    record.firsts.remove(&answer.id);
+                    record.answers.push(answer);
+                }
+                _ => {}
             }
         }
+        Ok(record)
     }
-}
-
-fn worker_log(folder: &Path, host: usize) -> PathBuf {
-    folder.join(format!("worker{host}.log"))
-}
-
-fn start_worker(
-    spec: &RunSpec,
-    folder: &Path,
-    host: usize,
-    sender: Sender<(usize, Option<Notice>)>,
-) -> anyhow::Result<Worker> {
-    let mut command = sandbox::internal("worker");
-    if spec.nccl_plugin.is_some() {
-        command.envs(carrier::environment(
-            &spec.config,
-            folder,
-            host,
-            spec.scheduled,
-        ));
-    }
-    let mut child = command
-        .arg(folder)
-        .arg(host.to_string())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(File::create(worker_log(folder, host))?)
-        .spawn()
-        .context("starting a worker")?;
-    let (Some(orders), Some(notices)) = (child.stdin.take(), child.stdout.take()) else {
-        bail!("a worker has no pipes");
-    };
-    std::thread::spawn(move || {
-        let mut reported = false;
-        for line in BufReader::new(notices).lines() {
-            let notice = line
-                .ok()
-                .and_then(|line| serde_json::from_str::<Notice>(&line).ok());
-            reported |= matches!(notice, Some(Notice::Report(_)));
-            if sender.send((host, notice)).is_err() {
-                return;
-            }
-        }
-        if !reported {
-            // Nobody listens any more if the run is over.
-            let _ = sender.send((host, None));
-        }
-    });
-    Ok(Worker { child, orders })
 }
 
 /// Processor time of all children that have ended, s.
-pub(crate) fn children_cpu_s() -> f64 {
+fn children_cpu_s() -> f64 {
     let Ok(usage) = getrusage(UsageWho::RUSAGE_CHILDREN) else {
         return 0.0;
     };
@@ -473,7 +491,7 @@ pub(crate) fn children_cpu_s() -> f64 {
 }
 
 /// Time that the machine's processors were busy, in jiffies.
-pub(crate) fn busy_jiffies() -> u64 {
+fn busy_jiffies() -> u64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let Some(line) = stat.lines().next() else {
         return 0;

@@ -18,7 +18,6 @@ use serde::Serialize;
 use crate::config::LabConfig;
 use crate::fabric;
 use crate::sandbox;
-use crate::worker::daemon_socket;
 
 const RESTART_AFTER: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
@@ -78,6 +77,12 @@ struct Levels<'a> {
 /// Slots of a lane. A holder of hot prefixes has every layer of many requests waiting at once.
 pub const LANE_SLOTS: u32 = 1024;
 
+/// Returns the socket on which a host's daemon takes clients.
+#[must_use]
+pub fn daemon_socket(folder: &Path, host: usize) -> PathBuf {
+    folder.join(format!("laxityd{host}.sock"))
+}
+
 /// Where a host's daemon answers operators.
 #[must_use]
 pub fn control_socket(folder: &Path, host: usize) -> PathBuf {
@@ -110,7 +115,7 @@ pub fn daemon_toml(
         socket: daemon_socket(folder, host),
         control: control_socket(folder, host),
         metrics: "",
-        // Eight daemons and eight workers share two cores: sleep at once.
+        // Eight daemons and eight engines share two cores: sleep at once.
         scheduler: Scheduler {
             spin_us: 0,
             slots: LANE_SLOTS,

@@ -12,6 +12,9 @@
 //!   them, so that `none`, one unmarked class, shares a short lossless FIFO: the fair opponent;
 //! * neighbours are static, so no ARP request waits behind data.
 //!
+//! Words between the lab's processes have a class above all, whatever the policy: they stand for
+//! what a cluster sends over another network.
+//!
 //! Unmarked traffic, that is `none` and whatever goes out unscheduled, has a class above the
 //! lowest level: best effort is neither urgent nor a scavenger.
 
@@ -31,6 +34,9 @@ const GSO_BYTES_MAX: u32 = 16 << 10;
 /// HTB's burst, bytes: one GSO unit must fit.
 pub const BURST_BYTES: u32 = 20 << 10;
 
+/// DSCP of words between processes: network control (CS6).
+pub const WORDS_DSCP: u8 = 48;
+
 /// First minor number of the classes, and handle of their queues.
 const MINOR_FIRST: u32 = 0x10;
 
@@ -42,11 +48,11 @@ pub struct WireClass {
 }
 
 impl WireClass {
-    /// The classes in strict order of priority: the levels' DSCPs, unmarked traffic before the
+    /// The classes in strict order of priority: words, the levels' DSCPs, unmarked traffic before the
     /// last of them, the scavenger at the end. `None` if the DSCPs cannot be served so.
     #[must_use]
     pub fn table(level_dscp: &[u8], scavenger_dscp: u8) -> Option<Vec<Self>> {
-        let mut dscps: Vec<u8> = Vec::new();
+        let mut dscps: Vec<u8> = vec![WORDS_DSCP];
         for &dscp in level_dscp.iter().chain([&scavenger_dscp]) {
             if dscp == 0 || dscp > 63 {
                 return None;
@@ -300,9 +306,9 @@ mod tests {
     fn levels_that_share_a_dscp_share_a_class_and_unmarked_traffic_is_above_the_lowest() {
         assert_eq!(
             dscps(&[46, 34, 26, 18, 18, 10, 10, 10], 8),
-            Some(vec![46, 34, 26, 18, 0, 10, 8])
+            Some(vec![48, 46, 34, 26, 18, 0, 10, 8])
         );
-        assert_eq!(dscps(&[46, 10], 8), Some(vec![46, 0, 10, 8]));
+        assert_eq!(dscps(&[46, 10], 8), Some(vec![48, 46, 0, 10, 8]));
     }
 
     #[test]
@@ -311,6 +317,7 @@ mod tests {
         assert_eq!(dscps(&[46, 0], 8), None, "a level is unmarked");
         assert_eq!(dscps(&[1, 2, 3, 4, 5, 6, 7], 8), None, "too many for HTB");
         assert_eq!(dscps(&[64, 2], 8), None, "no such DSCP");
+        assert_eq!(dscps(&[48, 46], 8), None, "the DSCP of words");
     }
 
     #[test]
@@ -322,11 +329,11 @@ mod tests {
         assert_eq!(script.matches("bfifo").count(), classes.len());
         assert_eq!(script.matches("protocol ip ").count(), classes.len() - 1);
         assert!(
-            script.contains("htb default 14 "),
-            "unmarked is the fifth class: {script}"
+            script.contains("htb default 15 "),
+            "unmarked is the sixth class: {script}"
         );
-        assert!(script.contains("match ip dsfield 0xb8 0xfc flowid 1:10\n"));
-        assert!(script.contains("prio 6 quantum"));
+        assert!(script.contains("match ip dsfield 0xb8 0xfc flowid 1:11\n"));
+        assert!(script.contains("prio 7 quantum"));
         assert!(script.lines().all(|line| line.contains("dev port3")));
     }
 
@@ -334,8 +341,8 @@ mod tests {
     fn counters_are_read_per_dscp() {
         let classes = WireClass::table(&[46, 34], 8).unwrap();
         let json = r#"[{"kind":"htb","handle":"1:","root":true,"bytes":99},
-            {"kind":"bfifo","handle":"10:","parent":"1:10","bytes":70,"packets":1,"drops":2},
-            {"kind":"bfifo","handle":"12:","parent":"1:12","bytes":5,"drops":0}]"#;
+            {"kind":"bfifo","handle":"11:","parent":"1:11","bytes":70,"packets":1,"drops":2},
+            {"kind":"bfifo","handle":"13:","parent":"1:13","bytes":5,"drops":0}]"#;
         let counters = parse_counters(json, &classes).unwrap();
         assert_eq!(
             counters[&46],

@@ -1,45 +1,40 @@
 //! The lab: real hosts on one machine, to show what scheduling is worth.
 //!
-//! Each host is a network namespace with its own TCP stack, its own `laxityd` and one worker
-//! that replays its part of a model's prefill (MFS §2.2, §3.1): layers with their compute time,
-//! KV-reuse fetches, all-to-alls that block the next layer, layer-wise hand-over to decode.
-//! [`lab::run`] plays the same arrivals under several policies and reports TTFT attainment, and
-//! what the fabric saw.
+//! Each host is a network namespace with its own TCP stack, its own `laxityd` and one
+//! `laxity-engine`, which computes a small model or takes the time of computing. Prefill hosts hold
+//! shares of the experts. Decode hosts take requests from clients in their namespaces, have prompts
+//! computed by prefill hosts and get each layer's KV. [`lab::run`] plays the same arrivals under
+//! several policies and reports TTFT attainment, and what the fabric saw.
 //!
 //! ```text
 //! laxity lab run ── lab::run ──▶ sandbox (user, mount, net, pid namespaces of its own)
-//!                                └─ controller, pid 1: fabric, daemons, workers; one policy at a time
-//!                                     ├─ host0: laxityd ◀─lane─ worker ══ TCP, marked per class ══▶ switch
+//!                                └─ controller, pid 1: fabric, daemons, engines; one run at a time
+//!                                     ├─ host0: laxityd ◀─lane─ laxity-engine ══ TCP, marked per class ══▶ switch
 //!                                     └─ host1: …
 //! ```
 //!
-//! With the real engine ([`engine`]) the worker of a host is a `laxity-engine`, and clients of its
-//! endpoint send the requests.
+//! Some or all requests are played one by one first. The policies follow: the same requests at the
+//! same times, whose answers have to be the same, token by token. Each run has processes of its own.
 #![forbid(unsafe_code)]
 
 pub mod carriage;
-pub mod carrier;
+pub mod client;
 pub mod config;
 pub mod controller;
 pub mod coordinator;
+pub mod counts;
 pub mod daemons;
-pub mod engine;
 pub mod fabric;
-pub mod frame;
-pub mod gate;
 pub mod ideal;
 pub mod lab;
-pub mod ledger;
-pub mod mailbox;
 pub mod message;
 pub mod plan;
-pub mod prefill;
 pub mod probe;
+pub mod processes;
 pub mod report;
 pub mod sandbox;
+pub mod serving;
 pub mod trace;
-pub mod transport;
 pub mod vm;
 pub mod wiring;
-pub mod worker;
 pub mod workload;

@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 use nix::sched::CloneFlags;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Collectives, Engine, LabConfig};
+use crate::config::{Collectives, LabConfig};
 use crate::controller::NONE;
 use crate::fabric::{self, WireClass};
 use crate::sandbox::{self, find_program};
@@ -253,12 +253,10 @@ pub fn findings(config: &LabConfig) -> Findings {
             Err(lack) => findings.lacks.push(lack),
         }
     }
-    if config.engine != Engine::Replay {
-        let configured = config.laxity_engine.as_ref();
-        match find_named(ENGINE, "laxity-engine", configured, ENGINE_VARIABLE) {
-            Ok(path) => findings.found.push((ENGINE, path)),
-            Err(lack) => findings.lacks.push(lack),
-        }
+    let configured = config.laxity_engine.as_ref();
+    match find_named(ENGINE, "laxity-engine", configured, ENGINE_VARIABLE) {
+        Ok(path) => findings.found.push((ENGINE, path)),
+        Err(lack) => findings.lacks.push(lack),
     }
     if config.coordinator {
         match find_own(COORDINATOR) {

@@ -4,6 +4,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::measure::{LabReport, PolicyRun};
 use super::plot;
+use super::table::STAGES;
 
 const STYLE: &str = "
 :root { color-scheme: light dark; --grid: #8884; --soft: #8882; }
@@ -25,7 +26,7 @@ div.wide { overflow-x: auto; }
 details { margin-top: 1.5rem; } pre { overflow-x: auto; font-size: .85rem; }
 ";
 
-pub(super) fn legend<'a>(names: impl IntoIterator<Item = &'a str>) -> Markup {
+fn legend<'a>(names: impl IntoIterator<Item = &'a str>) -> Markup {
     html! {
         div.legend {
             @for (number, name) in names.into_iter().enumerate() {
@@ -35,12 +36,8 @@ pub(super) fn legend<'a>(names: impl IntoIterator<Item = &'a str>) -> Markup {
     }
 }
 
-fn policies(report: &LabReport) -> Markup {
-    legend(report.runs.iter().map(|run| run.policy.as_str()))
-}
-
 /// A sample's percentiles as the points of its distribution.
-pub(super) fn cumulative(percentiles: &[f64]) -> Vec<(f64, f64)> {
+fn cumulative(percentiles: &[f64]) -> Vec<(f64, f64)> {
     percentiles
         .iter()
         .enumerate()
@@ -48,33 +45,14 @@ pub(super) fn cumulative(percentiles: &[f64]) -> Vec<(f64, f64)> {
         .collect()
 }
 
-/// Far enough right to see where every run's tail is, not its last sample.
-fn right_end(report: &LabReport, of: impl Fn(&PolicyRun) -> f64) -> f64 {
-    report.runs.iter().map(of).fold(0.0, f64::max)
-}
-
-pub(super) fn figure(title: &str, explanation: &str, legend: &Markup, svg: String) -> Markup {
+fn figure(title: &str, explanation: &str, legend: &Markup, svg: String) -> Markup {
     html! {
         section { h2 { (title) } p { (explanation) } (legend) (PreEscaped(svg)) }
     }
 }
 
-/// The page.
-#[must_use]
-pub fn html(report: &LabReport) -> String {
-    page(
-        "Laxity lab",
-        &lead(report),
-        &html! {
-            (numbers(report))
-            div.plots { (figures(report)) }
-            (background(report))
-        },
-    )
-}
-
 /// A page around what it says.
-pub(super) fn page(title: &str, lead: &str, body: &Markup) -> String {
+fn page(title: &str, lead: &str, body: &Markup) -> String {
     let page = html! {
         (DOCTYPE)
         html lang="en" {
@@ -94,14 +72,30 @@ pub(super) fn page(title: &str, lead: &str, body: &Markup) -> String {
     page.into_string()
 }
 
+/// The page.
+#[must_use]
+pub fn html(report: &LabReport) -> String {
+    page(
+        &format!("Laxity lab, {} engine", report.engine),
+        &lead(report),
+        &html! {
+            (numbers(report))
+            div.plots { (figures(report)) }
+            (background(report))
+        },
+    )
+}
+
 fn lead(report: &LabReport) -> String {
     let (config, workload) = (&report.config, &report.workload);
     format!(
-        "{} requests over {:.0} s on {} prefill units of {} hosts and {} decode hosts, the same \
-         for every policy (seed {}, arrivals {}). A request is in time if its first token comes \
-         within {} × its own contention-free TTFT, {:.0} ms on average.",
+        "{} requests over {:.0} s, asked of the {} engine on {} prefill unit(s) of {} hosts and {} \
+         decode hosts, the same for every policy \
+         (seed {}, arrivals {}). A request is in time if its first token comes within {} × what it \
+         took alone, {:.0} ms on average.",
         workload.statistics.requests,
         config.duration_s,
+        report.engine,
         config.units,
         config.ranks,
         config.decodes,
@@ -118,13 +112,14 @@ fn numbers(report: &LabReport) -> Markup {
         .iter()
         .map(|run| run.ttft_slo_attainment)
         .fold(0.0, f64::max);
+    let megabytes = |bytes: u64| format!("{:.1}", bytes as f64 / 1e6);
     html! {
-        table {
+        div.wide { table {
             thead { tr {
-                th { "policy" } th { "in time" } th { "TTFT mean" } th { "p50" } th { "p99, ms" }
-                th { "all-to-all mean" } th { "p99, ms" } th { "earliness" } th { "links" }
-                th { "queued" } th { "KV stall" } th { "P2D tail, ms" }
-                th { "unscheduled, ms" } th { "without permit, MB" }
+                th { "policy" } th { "in time" } th { "TTFT mean" } th { "p50" } th { "p95, ms" }
+                th { "exchange" } th { "KV wait, ms" } th { "tokens/s" } th { "links" }
+                @for (_, name) in STAGES { th { (name) ", MB" } }
+                th { "without permit, MB" } th { "failed" } th { "other answers" }
             } }
             tbody {
                 @for run in &report.runs {
@@ -133,21 +128,24 @@ fn numbers(report: &LabReport) -> Markup {
                         td { (format!("{:.1} %", run.ttft_slo_attainment * 100.0)) }
                         td { (format!("{:.0}", run.ttft_ms.mean)) }
                         td { (format!("{:.0}", run.ttft_ms.p50)) }
-                        td { (format!("{:.0}", run.ttft_ms.p99)) }
-                        td { (format!("{:.1}", run.collective_ms.mean)) }
-                        td { (format!("{:.1}", run.collective_ms.p99)) }
-                        td { (format!("{:.2}", run.earliness)) }
+                        td { (format!("{:.0}", run.ttft_ms.p95)) }
+                        td { (format!("{:.1}", run.exchange_ms)) }
+                        td { (format!("{:.1}", run.kv_wait_ms)) }
+                        td { (format!("{:.0}", run.tokens_per_s)) }
                         td { (format!("{:.0} %", run.link_utilisation * 100.0)) }
-                        td { (format!("{:.0}", run.stages_ms.queued)) }
-                        td { (format!("{:.1}", run.stages_ms.kv_reuse_stall)) }
-                        td { (format!("{:.1}", run.stages_ms.p2d_tail)) }
-                        td { (format!("{:.0}", run.unscheduled_ms)) }
-                        td { (format!("{:.1}", run.bypassed_bytes as f64 / 1e6)) }
+                        @for (name, _) in STAGES { td { (megabytes(run.stage_bytes.get(name).map_or(0, |by_dscp| by_dscp.values().sum()))) } }
+                        td { (megabytes(run.bypassed_bytes)) }
+                        td { (run.requests - run.completed) }
+                        td { (run.answers_different.len()) " of " (run.answers_compared) }
                     }
                 }
             }
-        }
+        } }
     }
+}
+
+fn policies(report: &LabReport) -> Markup {
+    legend(report.runs.iter().map(|run| run.policy.as_str()))
 }
 
 fn figures(report: &LabReport) -> Markup {
@@ -162,65 +160,71 @@ fn figures(report: &LabReport) -> Markup {
     let series = |of: fn(&PolicyRun) -> &Vec<f64>| -> Vec<Vec<(f64, f64)>> {
         report.runs.iter().map(|run| cumulative(of(run))).collect()
     };
-    let ttft_end = right_end(report, |run| run.ttft_ms.p99);
-    let collective_end = right_end(report, |run| run.collective_ms.p99);
-    let none = html! {};
+    let end = |of: fn(&PolicyRun) -> f64| report.runs.iter().map(of).fold(0.0, f64::max);
     html! {
         (figure(
             "Requests in time",
             "Share of all requests whose first token came before its deadline.",
-            &none,
+            &html! {},
             plot::bars("requests", &names, &attainment, false),
         ))
         (figure(
             "Time to first token",
-            "Arrival to the last byte of KV cache at decode; cumulative.",
+            "From when a request was due to its first token at the client; cumulative.",
             &policies(report),
-            plot::shares("TTFT, ms", "requests", (0.0, ttft_end), None,
+            plot::shares("TTFT, ms", "requests", (0.0, end(|run| run.ttft_ms.p99)), None,
                 &series(|run| &run.percentiles.ttft_ms)),
         ))
         (figure(
-            "Collectives",
-            "Duration of an all-to-all phase at a rank, which blocks its layer; cumulative.",
+            "Slowdown",
+            "Time to first token over that of the same request alone; right of the line the \
+             deadline was missed. Cumulative.",
             &policies(report),
-            plot::shares("all-to-all, ms", "phases", (0.0, collective_end), None,
-                &series(|run| &run.percentiles.collective_ms)),
+            plot::shares("× \
+                alone", "requests", (0.0, (2.0 * report.config.slo_scale).min(end(|run| run.slowdown.p99)).max(report.config.slo_scale + 1.0)),
+                Some(report.config.slo_scale), &series(|run| &run.percentiles.slowdown)),
         ))
         (figure(
             "Earliness",
-            "Time left at the first token over the SLO; left of 0 the deadline was missed. \
+            "Time left at the first token over the objective; left of 0 the deadline was missed. \
              Cumulative.",
             &policies(report),
-            plot::shares("(deadline − finish) / SLO", "requests", (-2.0, 1.0), Some(0.0),
+            plot::shares("(deadline − first token) / objective", "requests", (-2.0, 1.0), Some(0.0),
                 &series(|run| &run.percentiles.earliness)),
         ))
-        (by_class(report, &names))
+        (by_class(report, &names, "kv_reuse", "KV reuse"))
+        (by_class(report, &names, "collective", "Experts' tokens"))
+        (by_class(report, &names, "p2d", "Prefill to decode"))
         (by_host(report))
     }
 }
 
-/// Shares of the bytes that the switch's ports sent, by class.
-fn by_class(report: &LabReport, names: &[String]) -> Markup {
+/// What the engines sent of a stage under each policy, by class.
+fn by_class(report: &LabReport, names: &[String], stage: &str, title: &str) -> Markup {
     let mut dscps: Vec<u8> = report.config.level_dscp.clone();
     dscps.dedup();
     dscps.extend([report.config.scavenger_dscp, 0]);
-    let label = |dscp: &u8| match dscp {
-        0 => "unmarked".to_owned(),
-        dscp if *dscp == report.config.scavenger_dscp => format!("{dscp} (scavenger)"),
-        dscp => dscp.to_string(),
-    };
-    let labels: Vec<String> = dscps.iter().map(label).collect();
-    let share = |run: &PolicyRun, dscp: &u8| {
-        let total = run.fabric_bytes.values().sum::<u64>().max(1) as f64;
-        run.fabric_bytes.get(dscp).copied().unwrap_or(0) as f64 / total
+    let labels: Vec<String> = dscps
+        .iter()
+        .map(|dscp| match dscp {
+            0 => "unmarked".to_owned(),
+            dscp if *dscp == report.config.scavenger_dscp => format!("{dscp} (scavenger)"),
+            dscp => dscp.to_string(),
+        })
+        .collect();
+    let share = |run: &PolicyRun, dscp: u8| {
+        let by_dscp = run.stage_bytes.get(stage);
+        let total = by_dscp.map_or(0, |by_dscp| by_dscp.values().sum::<u64>());
+        let bytes = by_dscp.and_then(|by_dscp| by_dscp.get(&dscp)).unwrap_or(&0);
+        *bytes as f64 / total.max(1) as f64
     };
     let values: Vec<Vec<f64>> = dscps
         .iter()
-        .map(|dscp| report.runs.iter().map(|run| share(run, dscp)).collect())
+        .map(|&dscp| report.runs.iter().map(|run| share(run, dscp)).collect())
         .collect();
     figure(
-        "Bytes by DSCP",
-        "As the switch's queues counted them, headers and acknowledgements included.",
+        title,
+        "Payload by DSCP, as the engines counted it.",
         &legend(labels.iter().map(String::as_str)),
         plot::bars("bytes", names, &values, true),
     )
@@ -244,8 +248,7 @@ fn by_host(report: &LabReport) -> Markup {
         .collect();
     figure(
         "Utilisation by host",
-        "The busier direction of each host's link over the whole run. unit0 is the victim that \
-         holds the hot prefixes.",
+        "The busier direction of each host's link over the whole run.",
         &policies(report),
         plot::bars("of the rate", &hosts, &values, false),
     )
@@ -255,19 +258,26 @@ fn by_host(report: &LabReport) -> Markup {
 fn background(report: &LabReport) -> Markup {
     let machine = &report.machine;
     let configuration = serde_json::to_string_pretty(&report.config).unwrap_or_default();
-    let scaling = serde_json::to_string_pretty(&report.scaling).unwrap_or_default();
+    let real = report.config.serving();
     html! {
         details {
-            summary { "How it was scaled, and where it ran" }
+            summary { "What was served, and where it ran" }
             p {
-                "Ratios are those of MFS §2.2 and §6.2; sizes and times are scaled to ports of "
-                (report.config.port_mbit) " Mbit/s on " (machine.cores) " cores ("
-                (machine.model) ", Linux " (machine.kernel) "). Processors busy during the runs: "
+                (real.layers) " layers of width " (real.hidden) ", " (real.experts) " experts of \
+                    width " (real.ffn) ", "
+                (real.experts_per_token) " of them a token's; " (real.kv_bytes()) " bytes of KV \
+                    and "
+                (format!("{:.0}", real.expert_bytes(report.config.ranks)))
+                " bytes to and from experts elsewhere, a token and layer. Alone an exchange takes "
+                (format!("{:.1}", report.alone.exchange_ms)) " ms and an iteration "
+                (format!("{:.0}", report.alone.iteration_ms)) " ms. Ports \
+                    of " (report.config.port_mbit) " Mbit/s on "
+                (machine.cores) " cores (" (machine.model) ", Linux " (machine.kernel) "). \
+                    Processors busy during the runs: "
                 (report.runs.iter().map(|run| format!("{} {:.2} ({:.2} by the lab \
                     itself)", run.policy, run.busy_cores, run.lab_cores))
                     .collect::<Vec<_>>().join(", ")) "."
             }
-            pre { (scaling) }
             pre { (configuration) }
         }
     }
@@ -282,9 +292,9 @@ mod tests {
     fn the_page_needs_nothing_from_elsewhere_and_shows_every_plot() {
         let page = html(&example());
         assert!(page.starts_with("<!DOCTYPE html>"));
-        assert_eq!(page.matches("<svg").count(), 6);
+        assert_eq!(page.matches("<svg").count(), 8);
         assert!(!page.contains("<script") && !page.contains("src=") && !page.contains("@import"));
         assert!(!page.contains("no plot"), "every plot could be drawn");
-        assert!(page.contains("prefers-color-scheme") || page.contains("color-scheme: light dark"));
+        assert!(page.contains("1 of 2"), "answers that differ are counted");
     }
 }

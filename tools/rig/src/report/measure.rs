@@ -1,27 +1,27 @@
 //! From what was measured to what is reported. The JSON of a report is this file's structs.
 //!
-//! * *TTFT* is from a request's arrival to the last byte of its KV cache at decode, as MFS's
-//!   footnote 1 takes it. A request that never got there counts as missed, and with the time
-//!   until it was given up.
-//! * *Collective time* is that of one all-to-all phase at one rank: first byte submitted to last
-//!   byte received.
-//! * *Earliness* is (deadline − finish) / SLO of a request: its positive part is bandwidth taken
-//!   before it was needed (MFS §6.3), its negative part a miss. Reported is the mean of the
-//!   positive part.
-//! * *Link utilisation* is what the switch's port and the host's port sent, over their rate and
-//!   the run's length, averaged over all ports.
+//! * *TTFT* is from when a request was due to be asked to its first token at the client, whatever
+//!   becomes of the rest of the answer. One that never had a token counts as missed, and with the
+//!   time until it was given up.
+//! * *The objective* is so many times the TTFT of the same request alone: computed
+//!   ([`ideal`](crate::ideal)) for the timed engine, measured for the real one.
+//! * *An exchange* is from when a layer's tokens leave for experts elsewhere until all are back: it
+//!   blocks the layer, and has the experts' computation in it.
+//! * *Bytes* by stage and DSCP are the engines' own count of payload; by DSCP alone, the queues' of
+//!   the fabric, with headers.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::distribution::{Sample, Summary};
 use crate::carriage::Carriage;
-use crate::config::{LabConfig, Scaling};
+use crate::client::{Answer, complete, different};
+use crate::config::LabConfig;
 use crate::controller::RunRecord;
 use crate::coordinator::CoordinatorRecord;
-use crate::lab::Arrivals;
-use crate::plan::PlannedRequest;
+use crate::counts::Counts;
+use crate::plan::{Asked, Asking};
+use crate::report::distribution::{Sample, Summary};
 use crate::trace::Fitting;
 use crate::wiring::LinkRecord;
 use crate::workload::{self, Statistics};
@@ -29,16 +29,37 @@ use crate::workload::{self, Statistics};
 /// Everything a lab run found.
 #[derive(Clone, Debug, Serialize)]
 pub struct LabReport {
+    /// What made the traffic: `timed` or `real`.
+    pub engine: &'static str,
     /// One per policy, in the order asked for.
     pub runs: Vec<PolicyRun>,
     /// What arrived.
     pub workload: WorkloadReport,
-    /// How the model was scaled to this machine.
-    pub scaling: ScalingReport,
+    /// The requests one by one.
+    pub alone: Alone,
     /// Where it ran.
     pub machine: Machine,
     /// The configuration, complete.
     pub config: LabConfig,
+}
+
+impl LabReport {
+    /// Whether all answers have to be the same: only where the computation is the same to the bit.
+    #[must_use]
+    pub fn must_agree(&self) -> bool {
+        self.config.serving().device == crate::serving::Device::Cpu
+    }
+
+    /// Requests that were answered otherwise than alone, by policy.
+    #[must_use]
+    pub fn disagreements(&self) -> Vec<(&str, &[u64])> {
+        let differ = |run: &&PolicyRun| !run.answers_different.is_empty();
+        self.runs
+            .iter()
+            .filter(differ)
+            .map(|run| (run.policy.as_str(), &run.answers_different[..]))
+            .collect()
+    }
 }
 
 /// What one policy achieved.
@@ -48,65 +69,163 @@ pub struct PolicyRun {
     pub policy: String,
     /// Requests that arrived.
     pub requests: usize,
-    /// Requests that had their first token before they were given up.
+    /// Requests with a whole answer.
     pub completed: usize,
+    /// Why requests failed, and how many for that reason; those that were given up are not among
+    /// them.
+    pub errors: BTreeMap<String, usize>,
+    /// Answers that were compared with those that the requests got alone.
+    pub answers_compared: usize,
+    /// Requests whose answer was another one.
+    pub answers_different: Vec<u64>,
     /// Share of the requests whose first token was in time.
     pub ttft_slo_attainment: f64,
-    /// Time to first token, ms.
+    /// Time to first token at the client, ms.
     pub ttft_ms: Summary,
-    /// TTFT over the request's own contention-free TTFT.
+    /// TTFT over the request's own alone.
     pub slowdown: Summary,
-    /// Duration of an all-to-all phase, ms.
-    pub collective_ms: Summary,
-    /// Mean of the positive part of (deadline − finish) / SLO.
+    /// Mean of the positive part of (deadline − first token) / objective.
     pub earliness: f64,
+    /// Tokens of prompts and answers that were served, per second, from time zero to the last
+    /// answer.
+    pub tokens_per_s: f64,
+    /// The same of whole requests.
+    pub requests_per_s: f64,
+    /// Mean time of an exchange with experts elsewhere, ms.
+    pub exchange_ms: f64,
+    /// How many there were.
+    pub exchanges: u64,
     /// Parts of the TTFT, means in ms.
     pub stages_ms: Stages,
+    /// Mean time that a layer waited for KV that another host had, ms.
+    pub kv_wait_ms: f64,
+    /// Mean time of an iteration, ms.
+    pub iteration_ms: f64,
+    /// Prompt tokens that were in a prefill host's own cache.
+    pub tokens_found: u64,
+    /// Prompt tokens whose KV another prefill host had.
+    pub tokens_fetched: u64,
+    /// Prompts that a prefill host computed for a decode host.
+    pub prefilled_elsewhere: u64,
+    /// Prompts that a decode host computed itself, since no prefill host did.
+    pub prefilled_after_all: u64,
+    /// Batches that failed.
+    pub batches_failed: u64,
     /// Bytes over capacity, all ports.
     pub link_utilisation: f64,
-    /// The same by host.
-    pub hosts: Vec<HostUtilisation>,
+    /// By host.
+    pub hosts: Vec<HostReport>,
     /// Bytes that the switch's ports sent, by DSCP; `0` is unmarked.
     pub fabric_bytes: BTreeMap<u8, u64>,
     /// Bytes that the hosts' own ports sent, by DSCP.
     pub nic_bytes: BTreeMap<u8, u64>,
     /// Packets that any queue dropped.
     pub fabric_drops: u64,
-    /// Payload that the replay's own connections sent, by stage and DSCP: what `fabric_bytes` has
-    /// to agree with, if `plugin` is none.
+    /// Payload by stage and DSCP.
     pub stage_bytes: BTreeMap<String, BTreeMap<u8, u64>>,
-    /// What became of all-to-alls that the NCCL plugin carried; none if the replay's own
-    /// connections did.
-    pub plugin: Option<Carriage>,
-    /// Payload handed to TCP, and to the plugin.
-    pub bytes_sent: u64,
-    /// Payload received, each byte counted the first time.
-    pub bytes_received: u64,
-    /// Payload received again.
-    pub bytes_duplicated: u64,
-    /// Payload left out by a flow that went on.
-    pub bytes_missing: u64,
-    /// Payload that was not what had been sent.
-    pub bytes_corrupted: u64,
     /// Payload that went out with a permit.
     pub scheduled_bytes: u64,
-    /// Payload that went out without one though a daemon was asked for.
+    /// Payload that went out without one; all of it, where there was no daemon.
     pub bypassed_bytes: u64,
     /// Time without a scheduler at the host that was longest without, ms; each host's own is in
     /// [`Self::hosts`].
     pub unscheduled_ms: f64,
+    /// What became of exchanges that the NCCL plugin carried; none if the engine's own connections
+    /// did.
+    pub plugin: Option<Carriage>,
     /// Daemons that died and were started again.
     pub daemon_restarts: u32,
     /// What the coordinator did; none if there was none.
     pub coordinator: Option<CoordinatorRecord>,
+    /// Sockets had the kernel's own buffers at some host: not to be compared with runs where they
+    /// had not.
+    pub buffers_unbounded: bool,
     /// Processors that were busy, over the whole machine.
     pub busy_cores: f64,
-    /// Processors that the lab's own processes kept busy.
+    /// Processors that the lab's own processes kept busy, while caches were filled, too.
     pub lab_cores: f64,
     /// How long it took, s.
     pub wall_s: f64,
     /// Percentiles 0 … 100 for plots.
     pub percentiles: Percentiles,
+}
+
+/// A host's part.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct HostReport {
+    /// The host.
+    pub host: String,
+    /// Its port towards the switch, share of its rate.
+    pub egress: f64,
+    /// The switch's port towards it.
+    pub ingress: f64,
+    /// Payload that it sent, by stage.
+    pub sent_bytes: BTreeMap<String, u64>,
+    /// Of that, with a permit.
+    pub scheduled_bytes: u64,
+    /// And without.
+    pub bypassed_bytes: u64,
+    /// Time without a scheduler, ms.
+    pub unscheduled_ms: f64,
+    /// Prompt tokens that it computed.
+    pub prompt_tokens: u64,
+}
+
+/// Percentiles 0 … 100.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Percentiles {
+    /// TTFT, ms.
+    pub ttft_ms: Vec<f64>,
+    /// TTFT over the request's own alone.
+    pub slowdown: Vec<f64>,
+    /// (deadline − first token) / objective.
+    pub earliness: Vec<f64>,
+}
+
+/// What arrived.
+#[derive(Clone, Debug, Serialize)]
+pub struct WorkloadReport {
+    /// Hash over all arrivals: equal hashes, equal arrivals.
+    pub arrivals_digest: String,
+    /// Statistics of the requests.
+    #[serde(flatten)]
+    pub statistics: Statistics,
+    /// Mean TTFT of a request alone, ms: what objectives are multiples of.
+    pub ideal_ttft_ms: f64,
+    /// Prefixes that were computed before each run, and their tokens in all.
+    pub prefixes: usize,
+    /// See there.
+    pub prefix_tokens: u64,
+    /// How a recording was fitted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fitting: Option<Fitting>,
+}
+
+/// The requests one by one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Alone {
+    /// Time to first token, ms.
+    pub ttft_ms: Summary,
+    /// Mean time of an exchange, ms.
+    pub exchange_ms: f64,
+    /// Mean time of an iteration, ms.
+    pub iteration_ms: f64,
+    /// How long all took, s.
+    pub wall_s: f64,
+    /// The check of the computed contention-free TTFT.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ideal_check: Option<IdealCheck>,
+}
+
+/// Requests played one by one, against the computed contention-free TTFT.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct IdealCheck {
+    /// How many.
+    pub requests: usize,
+    /// Mean of measured over computed.
+    pub measured_over_computed: f64,
+    /// The largest of them.
+    pub worst: f64,
 }
 
 /// Mean parts of the TTFT, ms.
@@ -122,80 +241,6 @@ pub struct Stages {
     pub compute: f64,
     /// Last layer until decode had everything (the part of stage 3 that nothing hid).
     pub p2d_tail: f64,
-}
-
-/// How much of a host's link was used.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct HostUtilisation {
-    /// The host.
-    pub host: String,
-    /// Its port towards the switch, share of its rate.
-    pub egress: f64,
-    /// The switch's port towards it.
-    pub ingress: f64,
-    /// Time without a scheduler, ms.
-    pub unscheduled_ms: f64,
-    /// Payload that went out without a permit though a daemon was asked for.
-    pub bypassed_bytes: u64,
-}
-
-/// Percentiles 0 … 100.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub struct Percentiles {
-    /// TTFT, ms.
-    pub ttft_ms: Vec<f64>,
-    /// All-to-all phases, ms.
-    pub collective_ms: Vec<f64>,
-    /// (deadline − finish) / SLO.
-    pub earliness: Vec<f64>,
-}
-
-/// What arrived.
-#[derive(Clone, Debug, Serialize)]
-pub struct WorkloadReport {
-    /// Hash over all arrivals: equal hashes, equal arrivals.
-    pub arrivals_digest: String,
-    /// Statistics of the requests.
-    #[serde(flatten)]
-    pub statistics: Statistics,
-    /// What they offer to the prefill units: busy time of each alone on an idle fabric, over the
-    /// units' time.
-    pub offered_load: f64,
-    /// Share of the requests that fetch their prefix from another unit.
-    pub fetched_share: f64,
-    /// Mean contention-free TTFT, ms.
-    pub ideal_ttft_ms: f64,
-    /// How a recording was fitted.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub fitting: Option<Fitting>,
-}
-
-/// How the model was scaled.
-#[derive(Clone, Debug, Serialize)]
-pub struct ScalingReport {
-    /// Sizes and times.
-    #[serde(flatten)]
-    pub scaling: Scaling,
-    /// Share of an uncontended layer of the mean request that collectives take.
-    pub comm_share: f64,
-    /// All-to-all bytes over KV bytes of a token at a layer.
-    pub collective_to_kv: f64,
-    /// The check of the analytic contention-free TTFT.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub ideal_check: Option<IdealCheck>,
-}
-
-/// Requests played one by one, against the analytic contention-free TTFT.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct IdealCheck {
-    /// How many.
-    pub requests: usize,
-    /// Mean of measured over computed.
-    pub measured_over_computed: f64,
-    /// The largest of them.
-    pub worst: f64,
-    /// Mean all-to-all phase with the fabric to itself, ms.
-    pub collective_ms: f64,
 }
 
 /// Where it ran.
@@ -232,143 +277,178 @@ fn ms(ns: u64) -> f64 {
     ns as f64 / 1e6
 }
 
+fn ttft_ns(answer: &Answer) -> Option<u64> {
+    Some(answer.first_ns?.saturating_sub(answer.begin_ns).max(1))
+}
+
+/// What each request takes alone: as computed, or else as measured.
+fn alone_ns(asked: &[Asked], alone: &RunRecord) -> BTreeMap<u64, u64> {
+    let measured = alone.answers.iter();
+    let measured = measured.filter_map(|answer| Some((answer.id, ttft_ns(answer)?)));
+    let computed = asked.iter();
+    let computed = computed.filter_map(|one| Some((one.id, one.placed?.ideal_ns)));
+    measured.chain(computed).collect()
+}
+
 /// Compares requests that had the fabric to themselves with what was computed for them.
-#[must_use]
-pub fn ideal_check(plan: &[PlannedRequest], record: &RunRecord) -> IdealCheck {
-    let finished: HashMap<u64, u64> = record.finished.iter().copied().collect();
-    let ratios = Sample::new(plan.iter().filter_map(|request| {
-        let ttft = finished.get(&request.id)? - record.begin_ns - request.arrival_ns;
-        Some(ttft as f64 / request.ideal_ns as f64)
-    }));
-    let collectives = record
-        .workers
-        .iter()
-        .flat_map(|worker| &worker.collective_ns);
-    IdealCheck {
+fn ideal_check(asked: &[Asked], alone: &RunRecord) -> Option<IdealCheck> {
+    let computed = alone_ns(asked, &RunRecord::default());
+    let ratios =
+        Sample::new(alone.answers.iter().filter_map(|answer| {
+            Some(ttft_ns(answer)? as f64 / *computed.get(&answer.id)? as f64)
+        }));
+    (!ratios.is_empty()).then(|| IdealCheck {
         requests: ratios.len(),
         measured_over_computed: ratios.mean(),
         worst: ratios.quantile(1.0),
-        collective_ms: Sample::new(collectives.map(|&ns| ms(ns))).mean(),
+    })
+}
+
+fn all(record: &RunRecord) -> Counts {
+    let mut sum = Counts::default();
+    for counts in &record.counts {
+        sum.add(counts);
     }
+    sum
 }
 
 /// Makes the report.
 #[must_use]
 pub fn report(
     config: &LabConfig,
-    arrivals: &Arrivals,
+    asking: &Asking,
+    alone: &RunRecord,
     records: &[RunRecord],
-    ideal_check: Option<IdealCheck>,
     machine: Machine,
 ) -> LabReport {
-    let plan = &arrivals.plan;
-    let scaling = config.scaling();
-    let count = plan.len().max(1) as f64;
-    let mean_new = plan.iter().map(|r| f64::from(r.new_tokens)).sum::<f64>() / count;
-    let exchange_ns = 2.0
-        * (scaling.collective_bytes(mean_new as u32) * (scaling.ranks as u64 - 1)) as f64
-        / scaling.goodput_bytes_per_s
-        * 1e9;
-    let compute_ns = scaling.compute_ns(mean_new as u32) as f64;
+    let counts = all(alone);
+    let prefixes = crate::plan::shared(&asking.asked);
+    let own = alone_ns(&asking.asked, alone);
+    // Whoever answered first is who all others are compared with.
+    let mut reference = BTreeMap::new();
+    for (id, tokens) in std::iter::once(alone)
+        .chain(records)
+        .flat_map(|record| complete(&record.answers))
+    {
+        reference.entry(id).or_insert(tokens);
+    }
     LabReport {
+        engine: config.engine.name(),
         runs: records
             .iter()
-            .map(|record| policy_run(config, plan, record))
+            .map(|record| policy_run(config, &asking.asked, &own, record, &reference))
             .collect(),
         workload: WorkloadReport {
-            arrivals_digest: workload::digest(&arrivals.requests),
-            statistics: workload::statistics(&arrivals.requests, config.duration_s),
-            offered_load: crate::plan::offered_load(config, &arrivals.requests),
-            fetched_share: plan.iter().filter(|r| r.fetched() > 0).count() as f64 / count,
-            ideal_ttft_ms: plan.iter().map(|r| ms(r.ideal_ns)).sum::<f64>() / count,
-            fitting: arrivals.fitting.clone(),
+            arrivals_digest: workload::digest(&asking.requests),
+            statistics: workload::statistics(&asking.requests, config.duration_s),
+            ideal_ttft_ms: Sample::new(own.values().map(|ns| ms(*ns))).mean(),
+            prefixes: prefixes.len(),
+            prefix_tokens: prefixes.iter().map(|(_, tokens)| u64::from(*tokens)).sum(),
+            fitting: asking.fitting.clone(),
         },
-        scaling: ScalingReport {
-            scaling,
-            comm_share: exchange_ns / (exchange_ns + compute_ns),
-            collective_to_kv: config.model.collective_to_kv,
-            ideal_check,
+        alone: Alone {
+            ttft_ms: Sample::new(alone.answers.iter().filter_map(ttft_ns).map(ms)).summary(),
+            exchange_ms: counts.mean("exchange_seconds") * 1e3,
+            iteration_ms: counts.mean("iteration_seconds") * 1e3,
+            wall_s: alone.end_ns.saturating_sub(alone.begin_ns) as f64 / 1e9,
+            ideal_check: ideal_check(&asking.asked, alone),
         },
         machine,
         config: config.clone(),
     }
 }
 
-fn policy_run(config: &LabConfig, plan: &[PlannedRequest], record: &RunRecord) -> PolicyRun {
-    let finished: HashMap<u64, u64> = record.finished.iter().copied().collect();
-    let span_ns = record.end_ns.saturating_sub(record.begin_ns).max(1);
-    // Of a request that never finished it is known that it took at least until it was given up.
-    let ttft_ns = |request: &PlannedRequest| {
-        let end = finished.get(&request.id).copied().unwrap_or(record.end_ns);
-        end.saturating_sub(record.begin_ns + request.arrival_ns)
+fn policy_run(
+    config: &LabConfig,
+    asked: &[Asked],
+    own: &BTreeMap<u64, u64>,
+    record: &RunRecord,
+    reference: &BTreeMap<u64, &[u32]>,
+) -> PolicyRun {
+    let answers: BTreeMap<u64, &Answer> = record.answers.iter().map(|a| (a.id, a)).collect();
+    // (TTFT, that alone, there was one): of a request that never had a token it is known that it
+    // took at least until it was given up.
+    let times: Vec<(u64, u64, bool)> = asked
+        .iter()
+        .map(|request| {
+            let alone = own.get(&request.id).copied().unwrap_or(1);
+            let due = record.begin_ns + request.arrival_ns;
+            let took = match answers.get(&request.id) {
+                Some(answer) => ttft_ns(answer),
+                None => record
+                    .firsts
+                    .get(&request.id)
+                    .map(|first_ns| first_ns.saturating_sub(due).max(1)),
+            };
+            match took {
+                Some(took) => (took, alone, true),
+                None => (record.end_ns.saturating_sub(due), alone, false),
+            }
+        })
+        .collect();
+    let left = |&(took, alone, _): &(u64, u64, bool)| {
+        let objective = alone as f64 * config.slo_scale;
+        (objective - took as f64) / objective
     };
-    let in_time = |request: &&PlannedRequest| {
-        finished.contains_key(&request.id) && ttft_ns(request) <= request.slo_ns
-    };
-    let earliness =
-        Sample::new(plan.iter().map(|request| {
-            (request.slo_ns as f64 - ttft_ns(request) as f64) / request.slo_ns as f64
-        }));
-    let early = Sample::new(plan.iter().map(|request| {
-        ((request.slo_ns as f64 - ttft_ns(request) as f64) / request.slo_ns as f64).max(0.0)
-    }));
-    let ttft = Sample::new(plan.iter().map(|request| ms(ttft_ns(request))));
-    let collectives = Sample::new(
-        record
-            .workers
-            .iter()
-            .flat_map(|w| &w.collective_ns)
-            .map(|&ns| ms(ns)),
-    );
-    let traffic = || record.workers.iter().map(|worker| &worker.traffic);
+    let in_time = |time: &&(u64, u64, bool)| time.2 && left(time) >= 0.0;
+    let ttft = Sample::new(times.iter().map(|time| ms(time.0)));
+    let slowdown = Sample::new(times.iter().map(|time| time.0 as f64 / time.1 as f64));
+    let earliness = Sample::new(times.iter().map(left));
+    let counts = all(record);
+    let whole = || record.answers.iter().filter(|a| a.error.is_none());
+    let mut errors = BTreeMap::new();
+    for error in record.answers.iter().filter_map(|a| a.error.clone()) {
+        *errors.entry(error).or_default() += 1;
+    }
+    let tokens_of: BTreeMap<u64, u32> = asked.iter().map(|a| (a.id, a.tokens)).collect();
+    let served_tokens: f64 = whole()
+        .map(|a| f64::from(tokens_of.get(&a.id).copied().unwrap_or(0)) + a.tokens.len() as f64)
+        .sum();
+    let span_s = record.end_ns.saturating_sub(record.begin_ns).max(1) as f64 / 1e9;
     let mut run = PolicyRun {
         policy: record.policy.clone(),
-        requests: plan.len(),
-        completed: finished.len(),
-        ttft_slo_attainment: plan.iter().filter(in_time).count() as f64 / plan.len().max(1) as f64,
+        requests: asked.len(),
+        completed: whole().count(),
+        errors,
+        answers_compared: whole().filter(|a| reference.contains_key(&a.id)).count(),
+        answers_different: different(reference, &record.answers),
+        ttft_slo_attainment: times.iter().filter(in_time).count() as f64
+            / asked.len().max(1) as f64,
         ttft_ms: ttft.summary(),
-        slowdown: Sample::new(
-            plan.iter()
-                .map(|request| ttft_ns(request) as f64 / request.ideal_ns as f64),
-        )
-        .summary(),
-        collective_ms: collectives.summary(),
-        earliness: early.mean(),
-        stages_ms: stages(config, plan, record, &finished),
-        hosts: utilisation(config, record, span_ns),
-        bytes_sent: traffic()
-            .flat_map(|t| t.sent.values())
-            .flat_map(BTreeMap::values)
-            .chain(traffic().flat_map(|t| t.carried.values()))
-            .sum(),
-        bytes_received: traffic().flat_map(|t| t.received.values()).sum(),
-        bytes_duplicated: traffic().map(|t| t.duplicated).sum(),
-        bytes_missing: traffic().map(|t| t.missing).sum(),
-        bytes_corrupted: traffic().map(|t| t.corrupted).sum(),
-        scheduled_bytes: record
-            .workers
-            .iter()
-            .map(|w| w.client.scheduled_bytes)
-            .sum(),
-        bypassed_bytes: record.workers.iter().map(|w| w.client.bypassed_bytes).sum(),
-        unscheduled_ms: record
-            .workers
-            .iter()
-            .map(|w| ms(w.client.unscheduled_ns))
-            .fold(0.0, f64::max),
-        daemon_restarts: record.daemon_restarts,
+        slowdown: slowdown.summary(),
+        earliness: Sample::new(times.iter().map(|time| left(time).max(0.0))).mean(),
+        tokens_per_s: served_tokens / span_s,
+        requests_per_s: whole().count() as f64 / span_s,
+        exchange_ms: counts.mean("exchange_seconds") * 1e3,
+        exchanges: counts.get("exchange_seconds_count") as u64,
+        stages_ms: stages(&counts),
+        kv_wait_ms: counts.mean("kv_wait_seconds") * 1e3,
+        iteration_ms: counts.mean("iteration_seconds") * 1e3,
+        tokens_found: counts.get("prompt_tokens_found_total") as u64,
+        tokens_fetched: counts.get("prompt_tokens_fetched_total") as u64,
+        prefilled_elsewhere: counts.get("prefilled_elsewhere_total") as u64,
+        prefilled_after_all: counts.get("prefilled_after_all_total") as u64,
+        batches_failed: counts.get("batches_failed_total") as u64,
+        hosts: hosts(config, record, span_s),
+        stage_bytes: counts.stage_bytes.clone(),
+        scheduled_bytes: counts.get("scheduled_bytes_total") as u64,
+        bypassed_bytes: counts.get("bypassed_bytes_total") as u64,
         plugin: record.carriage.clone(),
+        daemon_restarts: record.daemon_restarts,
         coordinator: record.coordinator.clone(),
+        buffers_unbounded: record.buffers_unbounded,
         busy_cores: record.busy_cores,
         lab_cores: record.lab_cores,
-        wall_s: span_ns as f64 / 1e9,
+        wall_s: span_s,
         percentiles: Percentiles {
             ttft_ms: ttft.percentiles(),
-            collective_ms: collectives.percentiles(),
+            slowdown: slowdown.percentiles(),
             earliness: earliness.percentiles(),
         },
         ..PolicyRun::default()
     };
+    let unscheduled = run.hosts.iter().map(|host| host.unscheduled_ms);
+    run.unscheduled_ms = unscheduled.fold(0.0, f64::max);
     let ports = run.hosts.len().max(1) as f64 * 2.0;
     run.link_utilisation = run.hosts.iter().map(|h| h.egress + h.ingress).sum::<f64>() / ports;
     for LinkRecord { egress, ingress } in &record.links {
@@ -384,80 +464,183 @@ fn policy_run(config: &LabConfig, plan: &[PlannedRequest], record: &RunRecord) -
             .map(|c| c.drops)
             .sum::<u64>();
     }
-    for (stage, by_dscp) in traffic().flat_map(|t| &t.sent) {
-        for (&dscp, &bytes) in by_dscp {
-            let stage = run.stage_bytes.entry(stage.clone()).or_default();
-            *stage.entry(dscp).or_default() += bytes;
-        }
-    }
     run
 }
 
-fn utilisation(config: &LabConfig, record: &RunRecord, span_ns: u64) -> Vec<HostUtilisation> {
-    let capacity = f64::from(config.port_mbit) * 1e6 / 8.0 * span_ns as f64 / 1e9;
+/// Takes the mean TTFT of prompts that prefill hosts computed apart.
+fn stages(counts: &Counts) -> Stages {
+    let mean = |part| counts.mean(&format!("ttft_{part}_seconds")) * 1e3;
+    Stages {
+        queued: mean("queued"),
+        kv_reuse_stall: mean("kv_wait"),
+        collective: mean("exchange"),
+        compute: mean("compute"),
+        p2d_tail: mean("p2d_tail"),
+    }
+}
+
+fn hosts(config: &LabConfig, record: &RunRecord, span_s: f64) -> Vec<HostReport> {
+    let capacity = f64::from(config.port_mbit) * 1e6 / 8.0 * span_s;
     let share = |counters: &crate::fabric::PortCounters| {
         counters.values().map(|queue| queue.bytes).sum::<u64>() as f64 / capacity
     };
     record
         .links
         .iter()
+        .zip(&record.counts)
         .enumerate()
-        .map(|(host, link)| {
-            let client = record
-                .workers
-                .get(host)
-                .map(|w| w.client)
-                .unwrap_or_default();
-            HostUtilisation {
-                host: config.host_name(host),
-                egress: share(&link.egress),
-                ingress: share(&link.ingress),
-                unscheduled_ms: ms(client.unscheduled_ns),
-                bypassed_bytes: client.bypassed_bytes,
-            }
+        .map(|(host, (link, counts))| HostReport {
+            host: config.host_name(host),
+            egress: share(&link.egress),
+            ingress: share(&link.ingress),
+            sent_bytes: counts
+                .stage_bytes
+                .iter()
+                .map(|(stage, by_dscp)| (stage.clone(), by_dscp.values().sum()))
+                .collect(),
+            scheduled_bytes: counts.get("scheduled_bytes_total") as u64,
+            bypassed_bytes: counts.get("bypassed_bytes_total") as u64,
+            unscheduled_ms: counts.get("unscheduled_ms_total"),
+            prompt_tokens: counts.get("prompt_tokens_total") as u64,
         })
         .collect()
 }
 
-/// Takes the TTFT of the requests that finished apart, as their unit's leader saw it.
-fn stages(
-    config: &LabConfig,
-    plan: &[PlannedRequest],
-    record: &RunRecord,
-    finished: &HashMap<u64, u64>,
-) -> Stages {
-    let leaders = (0..config.units).map(|unit| config.prefill_host(unit, 0));
-    let batches = leaders
-        .filter_map(|host| record.workers.get(host))
-        .flat_map(|worker| &worker.batches);
-    let (mut sum, mut count) = (Stages::default(), 0.0_f64);
-    for batch in batches {
-        for id in &batch.requests {
-            let request = plan.get(*id as usize - 1);
-            let (Some(request), Some(&end_ns)) = (request, finished.get(id)) else {
-                continue;
-            };
-            count += 1.0;
-            sum.queued += ms(batch
-                .begun_ns
-                .saturating_sub(record.begin_ns + request.arrival_ns));
-            sum.kv_reuse_stall += ms(batch.kv_stall_ns);
-            sum.collective += ms(batch.collective_ns);
-            let layers = batch.computed_ns - batch.begun_ns;
-            sum.compute += ms(layers.saturating_sub(batch.kv_stall_ns + batch.collective_ns));
-            sum.p2d_tail += ms(end_ns.saturating_sub(batch.computed_ns));
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::fabric::QueueCounters;
+    use crate::workload::Request;
+
+    fn answer(id: u64, begin_ms: u64, ttft_ms: u64, tokens: &[u32]) -> Answer {
+        let first_ns = (begin_ms + ttft_ms) * 1_000_000;
+        Answer {
+            id,
+            begin_ns: begin_ms * 1_000_000,
+            first_ns: Some(first_ns),
+            end_ns: first_ns + 5_000_000,
+            tokens: tokens.to_vec(),
+            error: None,
         }
     }
-    let count = count.max(1.0);
-    Stages {
-        queued: sum.queued / count,
-        kv_reuse_stall: sum.kv_reuse_stall / count,
-        collective: sum.collective / count,
-        compute: sum.compute / count,
-        p2d_tail: sum.p2d_tail / count,
+
+    fn asked(id: u64, arrival_ms: u64) -> Asked {
+        Asked {
+            id,
+            arrival_ns: arrival_ms * 1_000_000,
+            tokens: 100,
+            reused: 16,
+            prefix: id % 2,
+            decode: 0,
+            placed: None,
+        }
+    }
+
+    /// Three requests that take 100 ms alone: one in time, one late and otherwise answered, one
+    /// that failed.
+    pub(crate) fn example() -> LabReport {
+        example_with(|_| {})
+    }
+
+    fn example_with(change: impl Fn(&mut RunRecord)) -> LabReport {
+        let config = LabConfig {
+            slo_scale: 2.0,
+            decodes: 1,
+            ..LabConfig::real()
+        };
+        let request = |arrival_s| Request {
+            arrival_s,
+            tokens: 100,
+            reused: 16,
+            prefix: 1,
+        };
+        let asking = Asking {
+            requests: vec![request(0.0), request(0.1), request(0.2)],
+            asked: vec![asked(1, 0), asked(2, 100), asked(3, 200)],
+            fitting: None,
+        };
+        let counts = |dscp: u8| {
+            Counts::read(&format!(
+                "laxity_engine_sent_bytes_total{{stage=\"p2d\",dscp=\"{dscp}\"}} 1000\n\
+                 laxity_engine_scheduled_bytes_total 1000\n"
+            ))
+        };
+        let alone = RunRecord {
+            policy: "none".to_owned(),
+            end_ns: 600_000_000,
+            answers: [1, 2, 3]
+                .map(|id| answer(id, 200 * id, 100, &[id as u32]))
+                .into(),
+            counts: vec![counts(0), counts(0), counts(0)],
+            ..RunRecord::default()
+        };
+        let mut failed = answer(3, 1200, 10, &[]);
+        failed.first_ns = None;
+        failed.error = Some("503: not now".to_owned());
+        let link = LinkRecord {
+            egress: [(
+                46,
+                QueueCounters {
+                    bytes: 10,
+                    drops: 0,
+                },
+            )]
+            .into(),
+            ingress: [(
+                46,
+                QueueCounters {
+                    bytes: 10,
+                    drops: 0,
+                },
+            )]
+            .into(),
+        };
+        let mut record = RunRecord {
+            policy: "laxity".to_owned(),
+            begin_ns: 1_000_000_000,
+            end_ns: 2_000_000_000,
+            answers: vec![
+                answer(1, 1000, 150, &[1]),
+                answer(2, 1100, 300, &[9]),
+                failed,
+            ],
+            counts: vec![counts(46), counts(46), counts(10)],
+            links: vec![link.clone(), link.clone(), link],
+            ..RunRecord::default()
+        };
+        change(&mut record);
+        report(&config, &asking, &alone, &[record], Machine::default())
+    }
+
+    #[test]
+    fn what_is_late_or_failed_is_not_in_time_and_another_answer_is_named() {
+        let report = example();
+        let run = &report.runs[0];
+        assert_eq!((run.requests, run.completed), (3, 2));
+        assert!((run.ttft_slo_attainment - 1.0 / 3.0).abs() < 1e-9);
+        assert_eq!(run.errors["503: not now"], 1);
+        assert_eq!(run.answers_compared, 2);
+        assert_eq!(report.disagreements(), [("laxity", &[2_u64][..])]);
+        assert_eq!(run.stage_bytes["p2d"], [(10, 1000), (46, 2000)].into());
+        assert_eq!(run.scheduled_bytes, 3000);
+        // 150, 300 and, of the one that failed, the 800 ms until the end.
+        assert_eq!((run.ttft_ms.p50, run.ttft_ms.p99), (300.0, 800.0));
+        assert!((run.earliness - 0.25 / 3.0).abs() < 1e-9);
+        assert!((run.requests_per_s - 2.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_first_token_in_time_counts_whatever_becomes_of_the_answer() {
+        let broken = example_with(|record| record.answers[2].first_ns = Some(1_250_000_000));
+        let given_up = example_with(|record| {
+            record.answers.pop();
+            record.firsts.insert(3, 1_250_000_000);
+        });
+        for run in [&broken.runs[0], &given_up.runs[0]] {
+            assert!((run.ttft_slo_attainment - 2.0 / 3.0).abs() < 1e-9);
+            // 50, 150 and 300.
+            assert_eq!((run.ttft_ms.p50, run.ttft_ms.p99), (150.0, 300.0));
+            assert_eq!(run.completed, 2);
+        }
     }
 }
-
-#[cfg(test)]
-#[path = "measure_tests.rs"]
-pub(crate) mod tests;

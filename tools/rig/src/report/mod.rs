@@ -1,7 +1,6 @@
 //! What a lab run found: numbers ([`measure`]), a table for the terminal, a page.
 
 pub mod distribution;
-pub mod engine;
 pub mod html;
 pub mod measure;
 pub mod plot;

@@ -6,31 +6,36 @@ use comfy_table::{Cell, CellAlignment, Table, presets};
 
 use super::measure::{LabReport, PolicyRun};
 use crate::carriage::Carriage;
-use crate::config::Collectives;
+use crate::controller::NONE;
+
+/// Stages in the order of a request's life, and what they are called here.
+pub const STAGES: [(&str, &str); 3] = [
+    ("kv_reuse", "reuse"),
+    ("collective", "experts"),
+    ("p2d", "P2D"),
+];
 
 fn megabytes(bytes: u64) -> String {
     format!("{:.1}", bytes as f64 / 1e6)
 }
 
-/// Bytes by DSCP, most urgent first, `-` for unmarked.
-fn classes(report: &LabReport, run: &PolicyRun) -> String {
-    let mut shown: Vec<u8> = report.config.level_dscp.clone();
-    shown.dedup();
-    shown.extend([report.config.scavenger_dscp, 0]);
-    let total = run.fabric_bytes.values().sum::<u64>().max(1);
-    let mut text = String::new();
-    for dscp in shown {
-        let bytes = run.fabric_bytes.get(&dscp).copied().unwrap_or(0);
-        let percent = bytes as f64 * 100.0 / total as f64;
-        if percent >= 0.05 {
-            let name = if dscp == 0 {
-                "unmarked".to_owned()
-            } else {
-                dscp.to_string()
-            };
-            let separator = if text.is_empty() { "" } else { " " };
-            write!(text, "{separator}{name}:{percent:.0}%").expect("a String takes all");
-        }
+/// Bytes of a stage by DSCP, most first, `unmarked` for none.
+#[must_use]
+fn stage(run: &PolicyRun, stage: &str) -> String {
+    let Some(by_dscp) = run.stage_bytes.get(stage) else {
+        return "0".to_owned();
+    };
+    let mut by_dscp: Vec<(u8, u64)> = by_dscp.iter().map(|(d, b)| (*d, *b)).collect();
+    by_dscp.sort_by_key(|&(dscp, bytes)| (std::cmp::Reverse(bytes), dscp));
+    let total: u64 = by_dscp.iter().map(|(_, bytes)| bytes).sum();
+    let mut text = megabytes(total);
+    let shares: Vec<String> = by_dscp
+        .into_iter()
+        .filter(|&(dscp, bytes)| dscp != 0 && bytes * 200 >= total)
+        .map(|(dscp, bytes)| format!("{dscp}:{:.0}%", bytes as f64 * 100.0 / total as f64))
+        .collect();
+    if !shares.is_empty() {
+        write!(text, " ({})", shares.join(" ")).expect("a String takes all");
     }
     text
 }
@@ -44,12 +49,13 @@ pub fn table(report: &LabReport) -> String {
         "in time",
         "TTFT mean",
         "p50",
-        "p99 ms",
-        "collective mean",
-        "p99 ms",
-        "earliness",
+        "p95 ms",
+        "exchange ms",
+        "tokens/s",
         "links",
-        "fabric bytes by DSCP",
+        "MB of reuse (by DSCP)",
+        "of experts",
+        "of P2D",
     ]);
     for run in &report.runs {
         let cells = [
@@ -57,15 +63,16 @@ pub fn table(report: &LabReport) -> String {
             format!("{:.1} %", run.ttft_slo_attainment * 100.0),
             format!("{:.0}", run.ttft_ms.mean),
             format!("{:.0}", run.ttft_ms.p50),
-            format!("{:.0}", run.ttft_ms.p99),
-            format!("{:.1}", run.collective_ms.mean),
-            format!("{:.1}", run.collective_ms.p99),
-            format!("{:.2}", run.earliness),
+            format!("{:.0}", run.ttft_ms.p95),
+            format!("{:.1}", run.exchange_ms),
+            format!("{:.0}", run.tokens_per_s),
             format!("{:.0} %", run.link_utilisation * 100.0),
-            classes(report, run),
+            stage(run, STAGES[0].0),
+            stage(run, STAGES[1].0),
+            stage(run, STAGES[2].0),
         ];
         table.add_row(cells.into_iter().enumerate().map(|(column, text)| {
-            let numeric = (1..9).contains(&column);
+            let numeric = (1..8).contains(&column);
             Cell::new(text).set_alignment(if numeric {
                 CellAlignment::Right
             } else {
@@ -76,39 +83,48 @@ pub fn table(report: &LabReport) -> String {
     format!("{}\n{table}\n{}", heading(report), remarks(report))
 }
 
-/// What arrived and how it was scaled.
 fn heading(report: &LabReport) -> String {
-    let (config, workload, scaling) = (&report.config, &report.workload, &report.scaling);
-    let statistics = &workload.statistics;
+    let (config, workload) = (&report.config, &report.workload);
+    let (statistics, real) = (&workload.statistics, config.serving());
     let mut text = format!(
-        "{} requests in {:.0} s (load {:.2}), {:.0} tokens on average, {:.0} % reused, {:.0} % \
-         fetch from another unit; seed {}, arrivals {}\n\
-         {} prefill units of {} hosts, {} decode hosts, ports of {} Mbit/s; SLO {} × the \
-         request's contention-free TTFT ({:.0} ms on average)\n\
-         scaled: {} layers, per token and layer {:.0} B of KV and {:.0} B of all-to-all at each \
-         rank, compute {:.1} ms + {:.1} µs per token; collectives {:.0} % of an uncontended \
-         layer\n",
+        "{} requests in {:.0} s, {:.0} tokens on average, {:.0} % shared with others; seed {}, \
+         arrivals {}\n\
+         the {} engine on {} prefill units of {} hosts and {} decode hosts, ports of {} Mbit/s; \
+         objective {} × the request's \
+         TTFT alone ({:.0} ms on average)\n\
+         model: {} layers of width {}, {} experts, {} of them a token's; {} B of KV and {:.0} B to \
+         and from experts elsewhere, a token \
+         and layer; alone an exchange takes {:.1} ms, an iteration {:.0} ms\n",
         statistics.requests,
         config.duration_s,
-        workload.offered_load,
         statistics.tokens_mean,
         statistics.reuse * 100.0,
-        workload.fetched_share * 100.0,
         config.seed,
         workload.arrivals_digest,
+        report.engine,
         config.units,
         config.ranks,
         config.decodes,
         config.port_mbit,
         config.slo_scale,
         workload.ideal_ttft_ms,
-        scaling.scaling.layers,
-        scaling.scaling.kv_bytes_per_token,
-        2.0 * scaling.scaling.collective_bytes_per_token,
-        scaling.scaling.layer_base_us / 1e3,
-        scaling.scaling.layer_token_us,
-        scaling.comm_share * 100.0,
+        real.layers,
+        real.hidden,
+        real.experts,
+        real.experts_per_token,
+        real.kv_bytes(),
+        real.expert_bytes(config.ranks),
+        report.alone.exchange_ms,
+        report.alone.iteration_ms,
     );
+    if let Some(check) = report.alone.ideal_check {
+        writeln!(
+            text,
+            "{} requests one by one: TTFT {:.2} × the computed one (at most {:.2})",
+            check.requests, check.measured_over_computed, check.worst
+        )
+        .expect("a String takes all");
+    }
     if let Some(fitting) = &workload.fitting {
         writeln!(
             text,
@@ -117,32 +133,14 @@ fn heading(report: &LabReport) -> String {
         )
         .expect("a String takes all");
     }
-    if config.collectives == Collectives::NcclPlugin {
-        let name = report.runs.iter().find_map(|run| run.plugin.as_ref());
-        writeln!(
-            text,
-            "all-to-alls go through the NCCL net plugin {}",
-            name.map_or("", |plugin| &plugin.name)
-        )
-        .expect("a String takes all");
-    }
-    if let Some(check) = scaling.ideal_check {
-        writeln!(
-            text,
-            "{} requests one by one: TTFT {:.2} × the computed one, all-to-all {:.1} ms",
-            check.requests, check.measured_over_computed, check.collective_ms
-        )
-        .expect("a String takes all");
-    }
     text.trim_end().to_owned()
 }
 
-/// What the plugin did.
+/// What the NCCL plugin did.
 fn carried(plugin: &Carriage) -> String {
-    let payload: u64 = plugin.payload_bytes.values().sum();
     let mut text = format!(
-        "; the plugin sent {} MB in {} messages",
-        megabytes(payload),
+        "the NCCL plugin sent {} MB in {} messages",
+        megabytes(plugin.payload_bytes),
         plugin.messages
     );
     let by_dscp = plugin.sent_bytes.get("collective");
@@ -153,112 +151,124 @@ fn carried(plugin: &Carriage) -> String {
         };
         write!(text, ", {} MB {name}", megabytes(*bytes)).expect("a String takes all");
     }
-    if plugin.deferred > 0 {
-        write!(text, ", {} had to wait", plugin.deferred).expect("a String takes all");
-    }
-    if plugin.overdue > 0 {
-        write!(text, ", {} for as long as they may", plugin.overdue).expect("a String takes all");
-    }
-    if plugin.buffers_unbounded > 0 {
-        write!(
-            text,
-            ", with the kernel's own buffers at {} hosts: not to be compared with runs over the \
-             lab's own connections",
-            plugin.buffers_unbounded
-        )
-        .expect("a String takes all");
+    for (count, what) in [
+        (plugin.deferred, "had to wait"),
+        (plugin.overdue, "for as long as they may"),
+    ] {
+        if count > 0 {
+            write!(text, ", {count} {what}").expect("a String takes all");
+        }
     }
     text
 }
 
-/// What went wrong, if something did, and whether every byte arrived.
-fn remarks(report: &LabReport) -> String {
-    let mut text = String::new();
-    for run in &report.runs {
-        let mut note = format!("{}: {} MB sent", run.policy, megabytes(run.bytes_sent));
-        let exact = run.bytes_sent == run.bytes_received
-            && run.bytes_duplicated + run.bytes_missing + run.bytes_corrupted == 0;
-        note += if exact {
-            ", each byte received once"
+/// What one has to know of a run.
+fn remark(run: &PolicyRun) -> String {
+    let mut note = format!("{}: ", run.policy);
+    let mut add = |text: String| {
+        if !note.ends_with(": ") {
+            note.push_str("; ");
+        }
+        note.push_str(&text);
+    };
+    add(if run.answers_different.is_empty() {
+        format!("{} answers, the same as alone", run.answers_compared)
+    } else {
+        let numbers: Vec<String> = run
+            .answers_different
+            .iter()
+            .take(8)
+            .map(u64::to_string)
+            .collect();
+        format!(
+            "{} of {} answers are NOT those that the requests got alone (requests {})",
+            run.answers_different.len(),
+            run.answers_compared,
+            numbers.join(", ")
+        )
+    });
+    add(format!(
+        "{} MB with a permit, {} MB without",
+        megabytes(run.scheduled_bytes),
+        megabytes(run.bypassed_bytes)
+    ));
+    let failed: usize = run.errors.values().sum();
+    if let Some((why, _)) = run.errors.first_key_value() {
+        add(format!("{failed} requests failed ({why})"));
+    }
+    let unfinished = run.requests - run.completed - failed;
+    if unfinished > 0 {
+        add(format!("{unfinished} requests unfinished"));
+    }
+    if run.prefilled_after_all > 0 {
+        add(format!(
+            "{} prompts computed by decode hosts",
+            run.prefilled_after_all
+        ));
+    }
+    if run.batches_failed > 0 {
+        add(format!("{} batches failed", run.batches_failed));
+    }
+    if let Some(plugin) = &run.plugin {
+        add(carried(plugin));
+    }
+    if run.policy != NONE && run.unscheduled_ms > 0.0 {
+        add(format!(
+            "unscheduled for {:.0} ms (the longest at any host)",
+            run.unscheduled_ms
+        ));
+    }
+    if run.daemon_restarts > 0 {
+        add(format!("{} daemons restarted", run.daemon_restarts));
+    }
+    if let Some(said) = &run.coordinator {
+        let fate = if said.killed {
+            " (killed on the way)"
         } else {
             ""
         };
-        if !exact {
-            write!(
-                note,
-                ", {} MB received, {} bytes twice, {} left out, {} corrupted",
-                megabytes(run.bytes_received),
-                run.bytes_duplicated,
-                run.bytes_missing,
-                run.bytes_corrupted
-            )
-            .expect("a String takes all");
-        }
-        if run.completed < run.requests {
-            let unfinished = run.requests - run.completed;
-            write!(note, "; {unfinished} requests unfinished").expect("a String takes all");
-        }
-        if run.unscheduled_ms > 0.0 || run.bypassed_bytes > 0 {
-            write!(
-                note,
-                "; unscheduled for {:.0} ms (the longest at any host), {} MB without a permit",
-                run.unscheduled_ms,
-                megabytes(run.bypassed_bytes)
-            )
-            .expect("a String takes all");
-        }
-        if let Some(plugin) = &run.plugin {
-            note += &carried(plugin);
-        }
-        if run.daemon_restarts > 0 {
-            write!(note, "; {} daemons restarted", run.daemon_restarts)
-                .expect("a String takes all");
-        }
-        if let Some(said) = &run.coordinator {
-            let fate = if said.killed {
-                " (killed on the way)"
-            } else {
-                ""
-            };
-            let fetches = match said.fetches {
-                0 => String::new(),
-                fetches => format!(
-                    ", {} waits of {fetches} fetches ({} for as long as they may)",
-                    said.fetches_held, said.fetches_ahead
-                ),
-            };
-            write!(
-                note,
-                "; with a coordinator{fate}: {} orders applied, {} refused, {} reports, {} events \
-                 refused{fetches}, {} of {} hosts \
-                 follow it at the end",
-                said.orders,
-                said.refused_orders,
-                said.reports,
-                said.refused_events,
-                said.following,
-                run.hosts.len()
-            )
-            .expect("a String takes all");
-        }
-        if run.fabric_drops > 0 {
-            write!(note, "; {} packets dropped", run.fabric_drops).expect("a String takes all");
-        }
-        writeln!(text, "{note}").expect("a String takes all");
+        let fetches = match said.fetches {
+            0 => String::new(),
+            fetches => format!(
+                ", {} waits of {fetches} fetches ({} for as long as they may)",
+                said.fetches_held, said.fetches_ahead
+            ),
+        };
+        add(format!(
+            "with a coordinator{fate}: {} orders applied, {} refused, {} reports, {} events \
+             refused{fetches}; {} of {} hosts follow it at the end",
+            said.orders,
+            said.refused_orders,
+            said.reports,
+            said.refused_events,
+            said.following,
+            run.hosts.len()
+        ));
+    }
+    if run.fabric_drops > 0 {
+        add(format!("{} packets dropped", run.fabric_drops));
+    }
+    note
+}
+
+fn remarks(report: &LabReport) -> String {
+    let mut lines: Vec<String> = report.runs.iter().map(remark).collect();
+    if report.runs.iter().any(|run| run.buffers_unbounded) {
+        lines.push(
+            "sockets have the kernel's own buffers: not to be compared with runs where the lab \
+             could set them"
+                .to_owned(),
+        );
     }
     let cores = report.machine.cores as f64;
-    if report
-        .runs
-        .iter()
-        .any(|run| run.busy_cores - run.lab_cores > 0.5 * cores)
-    {
-        writeln!(
-            text,
-            "the machine was busy with other work: repeat on a quiet one to compare"
-        )
-        .expect("a String takes all");
+    if report.runs.iter().any(|run| run.busy_cores > 0.85 * cores) {
+        lines.push(
+            "processors were busy for most of a run, with this or with other work: what is \
+             measured is theirs as much as the links'"
+                .to_owned(),
+        );
     }
-    text.trim_end().to_owned()
+    lines.join("\n")
 }
 
 #[cfg(test)]
@@ -267,12 +277,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_shows_attainment_and_what_went_wrong() {
+    fn the_table_shows_attainment_bytes_by_stage_and_answers_that_differ() {
         let text = table(&example());
-        assert!(text.contains("50.0 %"), "{text}");
-        assert!(text.contains("46:100%"), "{text}");
-        assert!(text.contains("1 requests unfinished"), "{text}");
-        assert!(text.contains("each byte received once"), "{text}");
-        assert!(text.contains("unscheduled for 2 ms"), "{text}");
+        assert!(text.contains("33.3 %"), "{text}");
+        assert!(text.contains("0.0 (46:67% 10:33%)"), "{text}");
+        assert!(text.contains("NOT those"), "{text}");
+        assert!(text.contains("1 requests failed (503: not now)"), "{text}");
+        assert!(text.contains("0.0 MB without"), "{text}");
     }
 }

@@ -15,16 +15,17 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::Serialize;
 
-use super::client::{ENDPOINT, Job, Said};
-use super::config::{Device, ServingConfig, Times};
-use super::counts::Counts;
-use super::plan::{Asked, held};
+use crate::carriage;
+use crate::client::{ENDPOINT, Job, Said};
 use crate::config::{Engine, LabConfig};
-use crate::daemons::tail;
+use crate::counts::Counts;
+use crate::daemons::{daemon_socket, tail};
 use crate::fabric;
 use crate::message;
+use crate::plan::{Asked, held};
+use crate::probe::Tools;
 use crate::sandbox;
-use crate::worker::daemon_socket;
+use crate::serving::{Device, ServingConfig, Times};
 
 /// Engines listen for each other here.
 const PEERS_PORT: u16 = 7500;
@@ -48,7 +49,7 @@ struct EngineToml<'a> {
     kv: Kv,
     schedule: Schedule,
     limits: Limits,
-    peers: Peers,
+    peers: Peers<'a>,
     laxity: Daemon,
 }
 
@@ -105,11 +106,15 @@ struct Limits {
 }
 
 #[derive(Serialize)]
-struct Peers {
+struct Peers<'a> {
     listen: SocketAddr,
     prefill: Vec<SocketAddr>,
     reuse: Vec<SocketAddr>,
     experts: Vec<SocketAddr>,
+    lockstep: bool,
+    reads: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nccl_plugin: Option<&'a Path>,
     dispatch: &'static str,
     patience_ms: u64,
     ask_ms: u64,
@@ -120,6 +125,7 @@ struct Daemon {
     #[serde(skip_serializing_if = "Option::is_none")]
     socket: Option<PathBuf>,
     name: String,
+    words_dscp: u8,
     stall_ms: u64,
 }
 
@@ -141,6 +147,7 @@ pub fn engine_toml(
     folder: &Path,
     host: usize,
     scheduled: bool,
+    plugin: Option<&Path>,
 ) -> Result<String, toml::ser::Error> {
     let ServingConfig {
         device,
@@ -199,7 +206,7 @@ pub fn engine_toml(
         kv: Kv {
             blocks: kv_blocks,
             block_tokens,
-            // As in the replay, popularity stays where it is.
+            // Popularity stays where it is.
             keep_fetched: times.is_none(),
         },
         schedule: Schedule {
@@ -229,6 +236,9 @@ pub fn engine_toml(
             } else {
                 Vec::new()
             },
+            lockstep: times.is_some() && prefills,
+            reads: config.reads,
+            nccl_plugin: plugin,
             // Both rules are fair. Only the second one knows what other decode hosts send.
             dispatch: match times {
                 None => "fewest",
@@ -242,6 +252,7 @@ pub fn engine_toml(
         laxity: Daemon {
             socket: scheduled.then(|| daemon_socket(folder, host)),
             name: config.host_name(host),
+            words_dscp: fabric::WORDS_DSCP,
             stall_ms,
         },
     })
@@ -363,10 +374,12 @@ impl Engines {
     pub fn start(
         config: &LabConfig,
         folder: &Path,
-        program: &Path,
+        tools: &Tools,
         scheduled: bool,
         asked: &[Asked],
     ) -> anyhow::Result<Self> {
+        let program = tools.laxity_engine.as_deref();
+        let program = program.context("there is no laxity-engine")?;
         let mut engines = Self {
             folder: folder.to_owned(),
             children: Vec::new(),
@@ -385,9 +398,15 @@ impl Engines {
         }
         for &host in &hosts {
             let file = folder.join(format!("engine{host}.toml"));
-            fs::write(&file, engine_toml(config, folder, host, scheduled)?)?;
+            let plugin = tools.nccl_plugin.as_deref();
+            let plugin = plugin.filter(|_| host < config.units * config.ranks);
+            fs::write(&file, engine_toml(config, folder, host, scheduled, plugin)?)?;
             let log = File::create(engines.log(host))?;
-            let child = sandbox::internal("in")
+            let mut command = sandbox::internal("in");
+            if plugin.is_some() {
+                command.envs(carriage::environment(config, folder, host, scheduled));
+            }
+            let child = command
                 .arg(fabric::namespace(host))
                 .arg(program)
                 .arg("--config")
@@ -568,8 +587,8 @@ impl Drop for Engines {
 
 #[cfg(test)]
 mod tests {
-    use super::super::client::{Answer, Question};
     use super::*;
+    use crate::client::{Answer, Question};
 
     fn engines(folder: &tempfile::TempDir) -> Engines {
         Engines {
@@ -587,7 +606,7 @@ mod tests {
             let mut config = LabConfig::real();
             config.real = read.real;
             config.validate().unwrap();
-            let written = engine_toml(&config, Path::new("lab"), 0, false).unwrap();
+            let written = engine_toml(&config, Path::new("lab"), 0, false, None).unwrap();
             let table: toml::Table = toml::from_str(&written).unwrap();
             assert_eq!(table["schedule"]["policy"].as_str(), Some(policy.name()));
         }
@@ -604,6 +623,7 @@ mod tests {
             prompt: vec![7; tokens],
             output_tokens: 1,
             ttft_ms: 1.0,
+            prefill: None,
         };
         Job::Ask {
             questions: vec![question; questions],
@@ -664,7 +684,7 @@ mod tests {
     fn each_host_has_its_role_and_knows_the_others() {
         let config = LabConfig::real();
         let table = |host, scheduled| -> toml::Table {
-            engine_toml(&config, Path::new("/run/lab/1"), host, scheduled)
+            engine_toml(&config, Path::new("/run/lab/1"), host, scheduled, None)
                 .unwrap()
                 .parse()
                 .unwrap()

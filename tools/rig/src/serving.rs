@@ -5,11 +5,10 @@
 //! with the defaults a token moves 512 bytes of KV a layer and, with half of the experts on the
 //! other host, 2 KiB to them and back (1 : 4).
 //!
-//! The timed model has the replay's sizes and times ([`crate::config::Scaling`]), but each host of
-//! a unit computes requests of its own. A token has one expert on each host, and its KV lies on one
-//! host, as large as that of all ranks together. A host takes as long for a token as the replay's
-//! unit, in iterations that are shorter by the number of hosts: else the length of iterations, and
-//! not the network, decides who is in time (`docs/notes/one-serving-stack.md`).
+//! The timed model has the sizes and times of [`Scaling`](crate::config::Scaling). The hosts of a
+//! unit compute in step, each its own requests. A token has one expert on each host, and its KV lies
+//! on one host, as large as that of all ranks together. A request that is alone takes the time of
+//! computing that one that is split over the unit would.
 
 use laxity_requests::engine_policy::Policy;
 use serde::{Deserialize, Serialize};
@@ -137,6 +136,16 @@ pub struct Times {
     row_us: f64,
 }
 
+impl Times {
+    /// Of a layer with so many tokens at one rank, ns. Its own experts wait for all rows, and
+    /// compute the others' after their own.
+    #[must_use]
+    pub fn layer_ns(&self, tokens: u32) -> f64 {
+        let tokens = f64::from(tokens);
+        (self.layer_us + 2.0 * self.expert_us + (self.token_us + self.row_us) * tokens) * 1e3
+    }
+}
+
 /// Times of a decode host, whose iterations must not keep its answers waiting.
 const DECODE: Times = Times {
     layer_us: 250.0,
@@ -191,14 +200,11 @@ impl LabConfig {
         }
     }
 
-    /// The defaults with the timed engine: the replay's hosts, ports, model and arrivals.
+    /// The defaults, with all that can be set about the timed engine.
     #[must_use]
     pub fn timed() -> Self {
         Self {
-            engine: Engine::Timed,
             timed: Some(TimedConfig::default()),
-            duration_s: 15.0,
-            load: 0.6,
             ..Self::default()
         }
     }
@@ -213,7 +219,7 @@ impl LabConfig {
         let ranks = self.ranks as f64;
         // Keys and values, of 4 bytes each. A head has an even width.
         let head_dim = 2 * (scaling.kv_bytes_per_token * ranks / 16.0).round().max(1.0) as usize;
-        // A row goes to each other host and comes back, for each phase of each rank in the replay.
+        // A row goes to each other host and comes back.
         let row_bytes = scaling.collective_bytes_per_token * ranks / (ranks - 1.0);
         ServingConfig {
             layers: usize::from(scaling.layers),
@@ -250,7 +256,8 @@ impl LabConfig {
         Some(Times {
             layer_us,
             token_us,
-            expert_us: layer_us,
+            // Own rows and those of others are computed one after the other.
+            expert_us: layer_us / 2.0,
             row_us: token_us,
         })
     }
@@ -259,15 +266,11 @@ impl LabConfig {
     #[must_use]
     pub fn no_use_with(engine: Engine, field: &str) -> Option<&'static str> {
         Some(match (engine, field) {
-            (Engine::Replay, _) => return None,
-            (_, "reads") => {
-                "the engine sends blocks that others ask for; it does not let them read"
-            }
+            (Engine::Timed, _) => return None,
             (_, "collectives" | "nccl_plugin") => {
-                "the engine sends experts' tokens itself, through Laxity's client"
+                "the real engine sends experts' tokens itself, through Laxity's client"
             }
             (_, "validate_ideal") => "each request is always played alone first",
-            (Engine::Timed, _) => return None,
             (_, "load") => {
                 "what the engine can do is not known before it runs: set requests_per_second"
             }
@@ -288,14 +291,10 @@ impl LabConfig {
             let problem = "is for the timed engine (engine = \"timed\")";
             return fail("timed", problem.to_owned());
         }
-        if self.engine == Engine::Replay {
-            return Ok(());
-        }
         let unused = Self::default();
         for (field, changed) in [
             ("load", self.load != unused.load),
             ("victim_share", self.victim_share != unused.victim_share),
-            ("reads", self.reads),
             ("collectives", self.collectives != Collectives::Sockets),
             ("nccl_plugin", self.nccl_plugin.is_some()),
             ("model", self.model != unused.model),
@@ -405,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn the_timed_engine_moves_the_bytes_of_all_ranks_of_the_replay() {
+    fn the_timed_engine_moves_the_bytes_of_all_ranks() {
         let config = LabConfig::timed();
         config.validate().unwrap();
         let again: LabConfig = toml::from_str(&config.to_toml().unwrap()).unwrap();
@@ -426,7 +425,6 @@ mod tests {
             config.validate().unwrap_err().to_string()
         };
         assert!(refused(|c| c.load = 0.5).contains("requests_per_second"));
-        assert!(refused(|c| c.reads = true).starts_with("reads"));
         assert!(refused(|c| c.collectives = Collectives::NcclPlugin).starts_with("collectives"));
         assert!(refused(|c| c.model.layers = 3).contains("[real]"));
         assert!(refused(|c| c.requests_per_second = None).starts_with("requests_per_second"));
@@ -434,7 +432,7 @@ mod tests {
         let answers = refused(|c| c.real.as_mut().unwrap().output_tokens = u32::MAX - 1000);
         assert!(answers.starts_with("real.output_tokens"), "{answers}");
         assert!(refused(|c| c.tokens_max = u32::MAX).starts_with("tokens_max"));
-        assert!(refused(|c| c.engine = Engine::Replay).starts_with("real"));
+        assert!(refused(|c| c.engine = Engine::Timed).starts_with("real"));
         assert!(refused(|c| c.timed = Some(TimedConfig::default())).starts_with("timed"));
     }
 }

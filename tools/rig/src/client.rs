@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -21,9 +22,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 
-use crate::carrier::bound_buffers;
 use crate::message;
-use crate::worker::now_ns;
 
 /// Where every engine's endpoint listens, inside its namespace.
 pub const ENDPOINT: SocketAddr =
@@ -31,6 +30,26 @@ pub const ENDPOINT: SocketAddr =
 
 /// How often an endpoint that is not there yet is looked for.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// Returns the reading of CLOCK_MONOTONIC, ns.
+///
+/// # Errors
+/// Never on Linux.
+pub fn now_ns() -> std::io::Result<u64> {
+    let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)?;
+    Ok(time.tv_sec().unsigned_abs() * 1_000_000_000 + time.tv_nsec().unsigned_abs())
+}
+
+/// Gives every socket of this host a buffer of `bytes` each way, unless it asks for another one:
+/// TCP's auto-tuning would put megabytes into the fabric's queues. Returns true if the kernel
+/// agreed.
+fn bound_buffers(bytes: u32) -> bool {
+    let value = format!("4096 {bytes} {bytes}");
+    let set = |name| std::fs::write(Path::new("/proc/sys/net/ipv4").join(name), &value);
+    ["tcp_wmem", "tcp_rmem"]
+        .iter()
+        .all(|name| set(name).is_ok())
+}
 
 /// What a client is to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -75,6 +94,8 @@ pub struct Question {
     pub output_tokens: u32,
     /// Objective for the first token, ms.
     pub ttft_ms: f64,
+    /// The prefill host that a router has chosen.
+    pub prefill: Option<usize>,
 }
 
 /// What came of a request.
@@ -246,8 +267,12 @@ async fn stream(question: Question, answer: &mut Answer) -> anyhow::Result<()> {
     });
     let request = request(Method::POST, "/v1/completions")
         .header(header::CONTENT_TYPE, "application/json")
-        .header("x-slo-ttft-ms", format!("{:.3}", question.ttft_ms))
-        .body(Full::from(body.to_string()))?;
+        .header("x-slo-ttft-ms", format!("{:.3}", question.ttft_ms));
+    let request = match question.prefill {
+        Some(host) => request.header("x-laxity-prefill", host),
+        None => request,
+    };
+    let request = request.body(Full::from(body.to_string()))?;
     let response = send(request).await?;
     let status = response.status();
     let mut body = response.into_body();
@@ -318,17 +343,17 @@ impl Events {
     }
 }
 
-/// Answers that are not those of the run that they are compared with: numbers of requests.
+/// Answers that are not the expected ones: numbers of requests.
 #[must_use]
-pub fn different(reference: &[Answer], answers: &[Answer]) -> Vec<u64> {
-    let expected: BTreeMap<u64, &[u32]> = complete(reference).collect();
+pub fn different(expected: &BTreeMap<u64, &[u32]>, answers: &[Answer]) -> Vec<u64> {
     complete(answers)
         .filter(|(id, tokens)| expected.get(id).is_some_and(|expected| expected != tokens))
         .map(|(id, _)| id)
         .collect()
 }
 
-fn complete(answers: &[Answer]) -> impl Iterator<Item = (u64, &[u32])> {
+/// Whole answers, with the requests' numbers.
+pub fn complete(answers: &[Answer]) -> impl Iterator<Item = (u64, &[u32])> {
     answers
         .iter()
         .filter(|answer| answer.error.is_none())
@@ -365,7 +390,7 @@ mod tests {
             error: error.map(str::to_owned),
             ..Answer::default()
         };
-        let reference = [answer(1, &[5, 6], None), answer(2, &[7, 8], None)];
+        let reference = BTreeMap::from([(1, &[5, 6][..]), (2, &[7, 8])]);
         let same = [answer(2, &[7, 8], None), answer(1, &[5, 6], None)];
         assert!(different(&reference, &same).is_empty());
         let other = [answer(1, &[5, 9], None), answer(2, &[7], Some("gone"))];
