@@ -20,6 +20,8 @@
 //! batch that another thread frees. Under it, in this order: the list of the worker, the lanes of
 //! the client.
 
+mod submit;
+
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::collections::VecDeque;
@@ -28,15 +30,12 @@ use std::time::{Duration, Instant};
 use laxity_client::hints::Transfer;
 use parking_lot::Mutex;
 
-use crate::abi::{Handle, NotifyMsg, TransferRequest, TransferStatus, status};
-use crate::calls::{Call, Notification, ask_after, hand_on};
+use crate::abi::{Handle, TransferRequest, TransferStatus, status};
+use crate::calls::{Notification, ask_after, hand_on};
 use crate::hub::Hub;
 use crate::report::COUNTERS;
-use crate::runs::{self, Run, TOGETHER_BYTES};
+use crate::runs::Run;
 
-/// How long a call waits for leave that is given at once: more than a daemon that is awake takes,
-/// less than anyone notices.
-const ANSWER: Duration = Duration::from_micros(500);
 /// Requests that may wait in a process, 40 bytes each. A call beyond that has its batch handed on
 /// as it is.
 const WAITING_MAX: usize = 1 << 18;
@@ -132,152 +131,6 @@ impl Batch {
 
     fn engine(&self) -> Handle {
         self.engine as *mut c_void
-    }
-
-    /// `submitTransfer` and `submitTransferWithNotify`; whether the worker has to look after it
-    /// from here on.
-    ///
-    /// # Safety
-    /// As the program has to call it.
-    pub(crate) unsafe fn submit(&self, state: &mut State, hub: &'static Hub, call: &Call) -> c_int {
-        if let Some(code) = state.refusal {
-            return code;
-        }
-        // SAFETY: upheld by the caller, for the time of this call.
-        let requests = unsafe { call.requests() };
-        let together = if call.notify.is_some() {
-            u64::MAX
-        } else {
-            TOGETHER_BYTES
-        };
-        let said_of = laxity_client::hints::said_of;
-        // What is no string Mooncake may see itself.
-        let is_odd = |notify: NotifyMsg| notify.name.is_null() || notify.msg.is_null();
-        let whole = state.passes
-            || state.gone
-            || call.notify.is_some_and(is_odd)
-            || call.notify.is_some() && state.submitted > 0
-            || state.submitted.saturating_add(call.count) > self.capacity
-            || call.count > WAITING_MAX.saturating_sub(WAITING.load(Ordering::Relaxed));
-        let split = if whole {
-            None
-        } else {
-            runs::split(requests, together, said_of)
-        };
-        state.passes |= call.notify.is_some();
-        let Some(mut runs) = split else {
-            // SAFETY: upheld by the caller.
-            return unsafe { self.pass(state, call) };
-        };
-        if call.notify.is_some() {
-            // Never in parts, whatever is said of them.
-            let bytes = runs
-                .iter()
-                .fold(0_u64, |sum, run| sum.saturating_add(run.bytes));
-            runs.truncate(1);
-            runs[0].bytes = bytes;
-            runs[0].count = call.count;
-        }
-        // SAFETY: upheld by the caller.
-        unsafe { self.gate(state, hub, call, &runs) }
-    }
-
-    /// # Safety
-    /// As for [`Self::submit`].
-    unsafe fn gate(
-        &self,
-        state: &mut State,
-        hub: &'static Hub,
-        call: &Call,
-        runs: &[Run],
-    ) -> c_int {
-        let end = Instant::now() + ANSWER;
-        let mut at = 0;
-        let mut asked = None;
-        let mut rest = runs.iter();
-        if state.waiting.is_empty() {
-            for run in rest.by_ref() {
-                let transfer = hub.ask(self.engine(), run);
-                let left = end.saturating_duration_since(Instant::now());
-                let Some(bypassed) = wait_for_permits(&transfer, left) else {
-                    asked = Some((run, transfer));
-                    break;
-                };
-                // Nobody schedules: all the rest, as it came.
-                let count = if bypassed { call.count - at } else { run.count };
-                // SAFETY: upheld by the caller: a part of its array.
-                let code = unsafe {
-                    let entries = call.entries.add(at);
-                    hand_on(self.engine(), self.id, entries, count, call.notify)
-                };
-                if code != 0 {
-                    transfer.cancel();
-                    return self.refused(state, code, at, call.count);
-                }
-                at += count;
-                if bypassed {
-                    transfer.cancel();
-                    state.handed_unseen(count);
-                    break;
-                }
-                state.handed_on(transfer, count);
-            }
-        }
-        state.submitted += call.count;
-        if at < call.count {
-            // SAFETY: upheld by the caller.
-            let requests = unsafe { &call.requests()[at..] };
-            state.wait(requests, asked, rest);
-            state.notification = call
-                .notify
-                // SAFETY: upheld by the caller; `submit` saw that they are not null.
-                .map(|notify| unsafe { Notification::copy(notify) });
-        }
-        0
-    }
-
-    /// Mooncake refused part of a call of which it has `at` transfers: the first part, so that the
-    /// program may hear of it, or a later one, whose transfers fail instead, as those before them
-    /// go on and the program has to wait for them.
-    fn refused(&self, state: &mut State, code: c_int, at: usize, count: usize) -> c_int {
-        state.passes = true;
-        if at == 0 {
-            return code;
-        }
-        COUNTERS.failed_late.add((count - at) as u64);
-        state.refusal = Some(code);
-        state.submitted += count;
-        0
-    }
-
-    /// Hands a call on as it came, behind whatever waits.
-    ///
-    /// # Safety
-    /// As for [`Self::submit`].
-    unsafe fn pass(&self, state: &mut State, call: &Call) -> c_int {
-        self.flush(state);
-        if let Some(code) = state.refusal {
-            return code;
-        }
-        // SAFETY: upheld by the caller.
-        let code = unsafe {
-            hand_on(
-                self.engine(),
-                self.id,
-                call.entries,
-                call.count,
-                call.notify,
-            )
-        };
-        if code == 0 {
-            COUNTERS.passed.add(call.count as u64);
-            state.submitted += call.count;
-            state.handed_unseen(call.count);
-        } else {
-            // Mooncake may have taken part of it: what it has can't be told any more.
-            state.passes = true;
-        }
-        code
     }
 
     /// Hands on what there is leave for; whether there was any.

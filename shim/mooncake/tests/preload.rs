@@ -435,26 +435,17 @@ fn what_the_engine_says_of_the_memory_goes_with_the_flow() {
 }
 
 #[test]
-fn what_no_port_carries_passes() {
-    let daemon = TestDaemon::start();
-    daemon.set(&daemon.knobs.hold, true);
-    let mut peer = Peer::start(BYTES);
-    let done = Job::new("mover", "write", &peer, "nvlink", COUNT)
-        .under(&daemon)
-        .run();
-    assert_eq!(done.checksum(), peer.checksum());
-    assert_eq!(submitted(&daemon), 0);
-}
-
-#[test]
-fn rdma_that_no_library_sees_waits_here() {
-    let daemon = TestDaemon::start();
-    let mut peer = Peer::start(BYTES);
-    let done = Job::new("mover", "write", &peer, "rdma", COUNT)
-        .under(&daemon)
-        .run();
-    assert_eq!(done.checksum(), peer.checksum());
-    assert_eq!(submitted(&daemon), BYTES);
+fn what_no_port_carries_passes_and_rdma_that_no_library_sees_waits_here() {
+    for (protocol, hold, waits) in [("nvlink", true, 0), ("rdma", false, BYTES)] {
+        let daemon = TestDaemon::start();
+        daemon.set(&daemon.knobs.hold, hold);
+        let mut peer = Peer::start(BYTES);
+        let done = Job::new("mover", "write", &peer, protocol, COUNT)
+            .under(&daemon)
+            .run();
+        assert_eq!(done.checksum(), peer.checksum(), "{protocol}");
+        assert_eq!(submitted(&daemon), waits, "{protocol}");
+    }
 }
 
 #[test]
