@@ -58,10 +58,10 @@ fn checksum(bytes: &[u8]) -> u64 {
     })
 }
 
-fn word<const N: usize>(bytes: &[u8; HANDLE_BYTES], at: usize) -> [u8; N] {
-    let mut word = [0; N];
-    word.copy_from_slice(&bytes[at..at + N]);
-    word
+/// Bytes of a field; zeros where there are none.
+pub(crate) fn word<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let found = bytes.get(at..).and_then(<[u8]>::first_chunk);
+    found.copied().unwrap_or([0; N])
 }
 
 impl Handle {

@@ -16,28 +16,19 @@ use crate::log::{self, Logger};
 use crate::origin::{self, Function, Origin, QUESTION_MAGIC, Question};
 use crate::plugin::{self, EVENTS};
 
-/// A collective, as of version 4.
+/// How a collective begins, as of version 4.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Collective {
     sequence: u64,
     function: *const c_char,
-    send: *const c_void,
-    receive: *mut c_void,
-    count: usize,
-    root: c_int,
-    element: *const c_char,
 }
 
-/// A point-to-point operation, as of version 4.
+/// How a point-to-point operation begins, as of version 4.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct PointToPoint {
     function: *const c_char,
-    buffer: *mut c_void,
-    element: *const c_char,
-    count: usize,
-    peer: c_int,
 }
 
 /// In version 3, both begin with this.
@@ -47,15 +38,6 @@ struct Named<T> {
     name: *const c_char,
     communicator: u64,
     rest: T,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct ProxyOperation {
-    pid: c_int,
-    channel: u8,
-    peer: c_int,
-    steps: c_int,
 }
 
 #[repr(C)]
@@ -72,8 +54,8 @@ union What {
     point_to_point: PointToPoint,
     named_collective: Named<Collective>,
     named_point_to_point: Named<PointToPoint>,
-    operation: ProxyOperation,
-    step: c_int,
+    /// Of a proxy operation: the process that it belongs to.
+    pid: c_int,
     net: NetEvent,
 }
 
@@ -90,9 +72,8 @@ pub struct Event {
 const _: () = {
     assert!(offset_of!(Event, parent) == 8);
     assert!(offset_of!(Event, what) == 24);
-    assert!(offset_of!(Collective, element) == 48);
+    assert!(offset_of!(Collective, function) == 8);
     assert!(offset_of!(Named<Collective>, rest) == 16);
-    assert!(offset_of!(ProxyOperation, steps) == 12);
     // Little endian, so that a byte and a word begin alike.
     assert!(cfg!(target_endian = "little"));
 };
@@ -306,8 +287,7 @@ unsafe fn number(kind: u64, event: &Event, communicator: Option<u64>) -> u64 {
                 task(communicator, it.function)
             }
             origin::EVENT_OPERATION => {
-                let operation = event.what.operation;
-                let here = operation.pid as u32 == std::process::id();
+                let here = event.what.pid as u32 == std::process::id();
                 EVENTS.operation(parent, here)
             }
             origin::EVENT_STEP => EVENTS.step(parent),

@@ -14,7 +14,7 @@
 //! | 24–31 | where in it the part begins |
 //! | 32–39 | bytes of the part, which follow |
 
-use crate::handle::VERSION;
+use crate::handle::{VERSION, word};
 
 /// Bytes of a head.
 pub const HEAD_BYTES: usize = 40;
@@ -64,12 +64,6 @@ pub struct Part {
     pub offset: u64,
     /// Bytes of the part.
     pub length: u64,
-}
-
-fn word<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
-    let mut word = [0; N];
-    word.copy_from_slice(&bytes[at..at + N]);
-    word
 }
 
 impl Hello {

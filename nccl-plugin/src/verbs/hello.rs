@@ -35,7 +35,7 @@ use thiserror::Error;
 
 use super::cts::DEPTH;
 use crate::backend::GROUP_MAX;
-use crate::handle::VERSION;
+use crate::handle::{VERSION, word};
 
 const MAGIC: [u8; 8] = *b"LAXVERBS";
 /// Bytes of a head.
@@ -123,29 +123,21 @@ pub(super) struct Head {
     pub(super) body: usize,
 }
 
-fn bytes<const N: usize>(from: &[u8], at: usize) -> [u8; N] {
-    let mut word = [0; N];
-    if let Some(found) = from.get(at..at + N) {
-        word.copy_from_slice(found);
-    }
-    word
-}
-
 impl Head {
     /// Reads the head of what comes to, or from, the listener with that random number.
     pub(super) fn decode(head: &[u8; HEAD_BYTES], nonce: u64) -> Result<Self, Garbled> {
-        if bytes(head, 0) != MAGIC {
+        if word(head, 0) != MAGIC {
             return Err(Garbled::Stranger);
         }
-        let version = u16::from_le_bytes(bytes(head, 8));
+        let version = u16::from_le_bytes(word(head, 8));
         if version != VERSION {
             return Err(Garbled::Version(version));
         }
-        if u64::from_le_bytes(bytes(head, 16)) != nonce {
+        if u64::from_le_bytes(word(head, 16)) != nonce {
             return Err(Garbled::Nonce);
         }
         let lanes = usize::from(head[11]);
-        let body = u32::from_le_bytes(bytes(head, 12)) as usize;
+        let body = u32::from_le_bytes(word(head, 12)) as usize;
         let right = match head[10] {
             1 | 2 => (1..=LANES_MAX).contains(&lanes) && body == END_BYTES + lanes * LANE_BYTES,
             3 => body <= REASON_BYTES_MAX,
@@ -182,8 +174,8 @@ impl End {
     }
 
     fn decode(body: &[u8], lanes: usize) -> Result<Self, Garbled> {
-        let depth = u16::from_le_bytes(bytes(body, 32));
-        let group = u16::from_le_bytes(bytes(body, 34));
+        let depth = u16::from_le_bytes(word(body, 32));
+        let group = u16::from_le_bytes(word(body, 34));
         if (usize::from(depth), usize::from(group)) != (DEPTH, GROUP_MAX) {
             return Err(Garbled::Nonsense("room for receives"));
         }
@@ -195,8 +187,8 @@ impl End {
             let at = END_BYTES + at * LANE_BYTES;
             let lane = ClassQueuePair {
                 dscp: body[at],
-                number: u32::from_le_bytes(bytes(body, at + 4)),
-                first_packet: u32::from_le_bytes(bytes(body, at + 8)),
+                number: u32::from_le_bytes(word(body, at + 4)),
+                first_packet: u32::from_le_bytes(word(body, at + 8)),
             };
             if lane.dscp > 63 || lane.number >> 24 != 0 || lane.first_packet >> 24 != 0 {
                 return Err(Garbled::Nonsense("queue pair"));
@@ -204,12 +196,12 @@ impl End {
             Ok(lane)
         };
         Ok(Self {
-            gid: bytes(body, 0),
-            lid: u16::from_le_bytes(bytes(body, 16)),
+            gid: word(body, 0),
+            lid: u16::from_le_bytes(word(body, 16)),
             mtu,
             link: body[19],
-            rkey: u32::from_le_bytes(bytes(body, 20)),
-            address: u64::from_le_bytes(bytes(body, 24)),
+            rkey: u32::from_le_bytes(word(body, 20)),
+            address: u64::from_le_bytes(word(body, 24)),
             lanes: (0..lanes).map(lane).collect::<Result<_, _>>()?,
         })
     }
