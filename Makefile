@@ -99,7 +99,7 @@ bench: release ## tables: hot path, policy cost and idle cost beside the machine
 	@tools/setup.sh bench
 	$(CARGO) bench --locked -p laxity-policy
 	$(CARGO) bench --locked -p laxity-requests
-	$(CARGO) run --release --locked -p laxity-bench --features iceoryx2 --
+	$(CARGO) run --release --locked -p laxity-bench --
 	tests/verbs/cost/run.sh $(TARGET)/release
 	tests/nccl/bench.py $(TARGET)/release
 

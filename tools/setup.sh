@@ -18,6 +18,7 @@ if [ "${1:-base}" = bench ]; then
     # iceoryx2 generates its bindings with it.
     compgen -G '/usr/lib/llvm-*/lib/libclang-[0-9]*.so*' >/dev/null || wanted[libclang-dev]=1
     need valgrind valgrind
+    need strace strace
     need iperf3 iperf3
     need python3 python3
 fi

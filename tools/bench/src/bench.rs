@@ -1,12 +1,11 @@
 //! One run: how long to measure, which rows are wanted, and what came of each.
 
-use std::fmt;
 use std::time::Duration;
 
 use anyhow::Context;
 
 use crate::clock::Clock;
-use crate::figure::{Figure, Gate, Outcome, Unit};
+use crate::figure::{Figure, Outcome, Row};
 use crate::machine::Cores;
 use crate::reference;
 use crate::sample::{Paired, Percentiles, Summary};
@@ -36,9 +35,7 @@ impl Effort {
         round_trips: 20_000,
         idle_seconds: 2,
     };
-}
 
-impl Effort {
     /// How long a rate is measured for in one repetition.
     pub(crate) fn stretch(self) -> Duration {
         Duration::from_millis(if self.repetitions < 5 { 60 } else { 250 })
@@ -54,62 +51,14 @@ pub(crate) struct Bench {
     pub(crate) p1: Vec<Percentiles>,
     pub(crate) p: Vec<Percentiles>,
     pub(crate) figures: Vec<Figure>,
-    only: Vec<String>,
-}
-
-/// What is to be measured.
-pub(crate) struct Row {
-    pub(crate) name: &'static str,
-    pub(crate) title: String,
-    pub(crate) unit: Unit,
-    pub(crate) gates: Vec<Gate>,
-    pub(crate) note: Option<String>,
-}
-
-impl Row {
-    /// A row of latencies without gate or note.
-    pub(crate) fn latency(name: &'static str, title: impl Into<String>) -> Self {
-        Self {
-            name,
-            title: title.into(),
-            unit: Unit::Nanoseconds,
-            gates: Vec::new(),
-            note: None,
-        }
-    }
-
-    /// A row of another unit.
-    pub(crate) fn counting(name: &'static str, title: impl Into<String>, unit: Unit) -> Self {
-        Self {
-            unit,
-            ..Self::latency(name, title)
-        }
-    }
-
-    /// What it has to pass.
-    pub(crate) fn gates(mut self, gates: impl IntoIterator<Item = Gate>) -> Self {
-        self.gates.extend(gates);
-        self
-    }
-
-    /// How it is measured.
-    pub(crate) fn note(mut self, note: impl Into<String>) -> Self {
-        self.note = Some(note.into());
-        self
-    }
+    /// Rows whose names contain one of these are measured; all, if there are none.
+    pub(crate) only: Vec<String>,
 }
 
 /// This machine cannot show the figure; the reason goes into the report and is no failure.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
 pub(crate) struct Skip(pub(crate) String);
-
-impl fmt::Display for Skip {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
-
-impl std::error::Error for Skip {}
 
 /// What a measurement returns: its numbers, and optionally something to say about them.
 pub(crate) struct Measured {
@@ -117,40 +66,14 @@ pub(crate) struct Measured {
     pub(crate) remark: Option<String>,
 }
 
-impl Measured {
-    /// With one more thing to say.
-    pub(crate) fn and(mut self, remark: String) -> Self {
-        self.remark = Some(match self.remark {
-            Some(before) => format!("{remark} {before}"),
-            None => remark,
-        });
-        self
-    }
-}
-
 impl From<Summary> for Measured {
     fn from(summary: Summary) -> Self {
-        Self {
-            summary,
-            remark: None,
-        }
+        let remark = None;
+        Self { summary, remark }
     }
 }
 
 impl Bench {
-    /// A run that will measure the rows whose name contains one of `only`; all, if that is empty.
-    pub(crate) fn new(clock: Clock, cores: Cores, effort: Effort, only: Vec<String>) -> Self {
-        Self {
-            clock,
-            cores,
-            effort,
-            p1: Vec::new(),
-            p: Vec::new(),
-            figures: Vec::new(),
-            only,
-        }
-    }
-
     /// Whether the row was asked for.
     pub(crate) fn wants(&self, name: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|part| name.contains(part.as_str()))
@@ -160,21 +83,18 @@ impl Bench {
     /// rows after it are worth having.
     pub(crate) fn measure<M: Into<Measured>>(
         &mut self,
-        row: Row,
+        mut row: Row,
         measurement: impl FnOnce(&mut Self) -> anyhow::Result<M>,
     ) {
         if !self.wants(row.name) {
             return;
         }
         eprintln!("{} …", row.title);
-        let mut note = row.note;
         let outcome = match measurement(self) {
             Ok(measured) => {
                 let Measured { summary, remark } = measured.into();
-                note = match (note, remark) {
-                    (Some(note), Some(remark)) => Some(format!("{note} {remark}")),
-                    (note, remark) => note.or(remark),
-                };
+                let notes: Vec<_> = row.note.into_iter().chain(remark).collect();
+                row.note = (!notes.is_empty()).then(|| notes.join(" "));
                 Outcome::Measured(summary)
             }
             Err(error) => match error.downcast_ref::<Skip>() {
@@ -182,14 +102,7 @@ impl Bench {
                 None => Outcome::Failed(format!("{error:#}")),
             },
         };
-        self.figures.push(Figure {
-            name: row.name.to_owned(),
-            title: row.title,
-            unit: row.unit,
-            gates: row.gates,
-            outcome,
-            note,
-        });
+        self.figures.push(Figure { row, outcome });
     }
 
     /// The core of the other side.
@@ -255,9 +168,10 @@ impl Bench {
         }
         let p = || beside.iter().filter_map(|beside| beside.p);
         let (least, most) = (p().fold(f64::MAX, f64::min), p().fold(0.0, f64::max));
+        let remark = format!("P was {least:.0} to {most:.0} ns meanwhile.");
         Ok(Measured {
             summary: Summary::of_numbers(all),
-            remark: Some(format!("P was {least:.0} to {most:.0} ns meanwhile.")),
+            remark: Some(remark),
         })
     }
 

@@ -3,7 +3,7 @@
 //!
 //! Every repetition starts a daemon of its own, so that the placement of its pages is part of
 //! the spread. A flow is completed after its permit, outside the timed bracket, because a
-//! daemon whose books only grow is not one that anybody runs.
+//! daemon whose tables only grow is not one that anybody runs.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use anyhow::ensure;
 use laxity_client::{Client, Flow, Lane, Stage, Ticket};
 
-use crate::bench::{Bench, Measured, Row};
+use crate::bench::{Bench, Measured};
 use crate::clock::Clock;
-use crate::figure::{Gate, Limit, Quantile, Unit};
+use crate::figure::{Gate, Limit, Quantile, Row, Unit};
 use crate::machine::pin_thread;
-use crate::sample::{Percentiles, Recorder};
-use crate::service::{Laxityd, Port, Setup};
+use crate::sample::{Percentiles, Recorder, Summary};
+use crate::service::{Laxityd, Port};
 
 /// Bytes of a measured flow: less than any chunk, so that one permit is all of it.
 pub(crate) const FLOW_BYTES: u64 = 4096;
@@ -49,38 +49,47 @@ pub(crate) fn rows(bench: &mut Bench) {
 
 fn round_trips(bench: &mut Bench) {
     let gates = || {
-        [
+        vec![
             Gate::at_most(Quantile::P50, Limit::TimesP(1.15)).excellent(Limit::TimesP1(1.05)),
             Gate::at_most(Quantile::P99, Limit::TimesP(1.4)),
             Gate::at_most(Quantile::P999, Limit::TimesP(2.5)),
         ]
     };
-    let row = Row::latency("submit-permit", "submit → permit").gates(gates()).note(format!(
-        "open port; {PAUSE_NS} ns between the completion of one flow and the submit of the next."
-    ));
-    bench.measure(row, |bench| {
-        round_trip(bench, Port::Open, 1, Some(PAUSE_NS))
-    });
-    let row = Row::latency(
-        "submit-permit-back-to-back",
-        "submit → permit, back to back",
-    )
-    .gates(gates())
-    .note(
-        "the next submit follows the completion at once, so it also waits for the daemon's books.",
-    );
-    bench.measure(row, |bench| round_trip(bench, Port::Open, 1, None));
-    let row = Row::latency("submit-permit-bounded", "submit → permit, default port")
-        .gates(gates())
-        .note("100 Gbit/s, 1 MiB chunks, 4 MiB window; paced as above.");
-    bench.measure(row, |bench| {
-        round_trip(bench, Port::Bounded, 1, Some(PAUSE_NS))
-    });
-    let row = Row::latency("submit-permit-64", "submit → permit, 64 clients registered")
-        .gates([Gate::at_most(Quantile::P50, Limit::TimesP(1.2))]);
-    bench.measure(row, |bench| {
-        round_trip(bench, Port::Open, 64, Some(PAUSE_NS))
-    });
+    let paced = Some(PAUSE_NS);
+    let of_64 = || vec![Gate::at_most(Quantile::P50, Limit::TimesP(1.2))];
+    for (name, title, gates, note, (port, clients, pause)) in [
+        (
+            "submit-permit",
+            "submit → permit",
+            gates(),
+            "open port; 1 µs between the completion of one flow and the submit of the next.",
+            (Port::Open, 1, paced),
+        ),
+        (
+            "submit-permit-back-to-back",
+            "submit → permit, back to back",
+            gates(),
+            "the next submit also waits until the daemon has accounted for the last flow.",
+            (Port::Open, 1, None),
+        ),
+        (
+            "submit-permit-bounded",
+            "submit → permit, default port",
+            gates(),
+            "100 Gbit/s, 1 MiB chunks, 4 MiB window; paced as above.",
+            (Port::Bounded, 1, paced),
+        ),
+        (
+            "submit-permit-64",
+            "submit → permit, 64 clients registered",
+            of_64(),
+            "paced as above.",
+            (Port::Open, 64, paced),
+        ),
+    ] {
+        let row = Row::latency(name, title).gates(gates).note(note);
+        bench.measure(row, |bench| round_trip(bench, port, clients, pause));
+    }
     let row = Row::latency("submit-permit-same-core", "submit → permit, same core")
         .note("client and daemon pinned to one core: both sleep at once instead of spinning.");
     bench.measure(row, same_core);
@@ -92,17 +101,10 @@ fn round_trip(
     port: Port,
     clients: usize,
     pause_ns: Option<f64>,
-) -> anyhow::Result<Measured> {
+) -> anyhow::Result<Summary> {
     let far = bench.far_core()?;
-    let summary = bench.latencies(|bench| {
-        let daemon = Laxityd::start(
-            &bench.cores,
-            Setup {
-                core: far,
-                port,
-                spin_us: None,
-            },
-        )?;
+    bench.latencies(|bench| {
+        let daemon = Laxityd::start(&bench.cores, far, port, "")?;
         let mut bystanders = Vec::new();
         for i in 1..clients {
             let client = daemon.attach(&format!("bystander-{i}"))?;
@@ -112,11 +114,8 @@ fn round_trip(
             bystanders.push((client, lane));
         }
         let client = daemon.attach("bench")?;
-        let percentiles =
-            gated_flows(&client, bench.clock, bench.effort.round_trips / 2, pause_ns)?;
-        Ok(percentiles)
-    })?;
-    Ok(summary.into())
+        gated_flows(&client, bench.clock, bench.effort.round_trips / 2, pause_ns)
+    })
 }
 
 /// `count` gated flows, one after the other.
@@ -164,15 +163,14 @@ fn one_flow(lane: &mut Lane, clock: Clock, recorder: &mut Recorder) {
 }
 
 /// Both on one core. The daemon does not know better than to spin unless it is told.
-fn same_core(bench: &mut Bench) -> anyhow::Result<Measured> {
+fn same_core(bench: &mut Bench) -> anyhow::Result<Summary> {
     let core = bench.cores.near;
     let count = bench.effort.round_trips / 20;
-    let summary = bench.latencies_alone(|bench| {
+    bench.latencies_alone(|bench| {
         let daemon = Laxityd::open(&bench.cores, core)?;
         let client = daemon.attach("bench")?;
         gated_flows(&client, bench.clock, count, None)
-    })?;
-    Ok(summary.into())
+    })
 }
 
 fn credit(bench: &mut Bench) {
@@ -327,11 +325,14 @@ fn records_per_second(bench: &mut Bench, producers: usize) -> anyhow::Result<Mea
         Ok(2.0 * produced.accepted as f64 / seconds)
     })?;
     let share = |part: u64| 100.0 * part as f64 / (all.accepted + all.refused).max(1) as f64;
-    Ok(measured.and(format!(
-        "{:.1} % of the submits found no credit, {:.1} % a full lane.",
-        share(all.gated),
-        share(all.refused)
-    )))
+    let (gated, refused) = (share(all.gated), share(all.refused));
+    let remark = measured.remark.unwrap_or_default();
+    Ok(Measured {
+        summary: measured.summary,
+        remark: Some(format!(
+            "{gated:.1} % of the submits found no credit, {refused:.1} % a full lane. {remark}"
+        )),
+    })
 }
 
 /// What came of a producer's submits.

@@ -8,13 +8,13 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, ensure};
 use laxity_client::{Flow, Lane, Stage, Ticket};
 
-use crate::bench::{Bench, Measured, Row, Skip};
+use crate::bench::{Bench, Measured, Skip};
 use crate::clock::Clock;
-use crate::figure::{Gate, Limit, Quantile, Unit};
+use crate::figure::{Gate, Limit, Quantile, Row, Unit};
 use crate::hotpath::flow;
 use crate::machine::Cores;
 use crate::sample::Summary;
-use crate::service::{self, Laxityd, Port, Setup};
+use crate::service::{self, Laxityd, Port};
 
 /// The peer that valgrind runs.
 pub(crate) const CREDIT_ROLE: &str = "credit";
@@ -54,26 +54,15 @@ pub(crate) fn rows(bench: &mut Bench) {
 
 /// A daemon that loses its core to somebody else renews no credit meanwhile: try again.
 fn collect_patiently(cores: &Cores, bursts: usize) -> anyhow::Result<u64> {
-    let mut result = collect(cores, bursts);
-    for _ in 0..ATTEMPTS {
-        if result.is_ok() {
-            break;
-        }
-        result = collect(cores, bursts);
-    }
-    result
+    let mut attempts = (0..ATTEMPTS).map(|_| collect(cores, bursts));
+    let first = attempts.find(Result::is_ok);
+    first.unwrap_or_else(|| collect(cores, bursts))
 }
 
 /// Runs the peer under callgrind; instructions inside the submits.
 fn collect(cores: &Cores, bursts: usize) -> anyhow::Result<u64> {
-    let daemon = Laxityd::start(
-        cores,
-        Setup {
-            core: cores.far.unwrap_or(cores.near),
-            port: Port::Open,
-            spin_us: Some(500_000),
-        },
-    )?;
+    let core = cores.far.unwrap_or(cores.near);
+    let daemon = Laxityd::start(cores, core, Port::Open, "spin_us = 500000")?;
     let program = std::env::current_exe().context("find this program")?;
     let folder = tempfile::TempDir::with_prefix("laxity-callgrind-")?;
     let counts = folder.path().join("counts");

@@ -4,38 +4,30 @@
 //! Every figure of the hot path is taken from the shipped `laxityd`, started as a process of its
 //! own with a generated configuration; nothing of the daemon is linked into this program.
 
-mod admission_cost;
 mod bench;
 mod calls;
 mod clock;
-mod draw;
 mod figure;
 mod hotpath;
-#[cfg(feature = "iceoryx2")]
-mod iceoryx;
 mod instructions;
 mod machine;
 mod peer;
-mod policy_cost;
 mod reference;
 mod sample;
 mod service;
 mod sleepers;
-mod sockets;
 mod table;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
-use clap::{Args, Parser, Subcommand};
-use nix::sys::socket::SockType;
-
-use crate::bench::{Bench, Effort, Row};
+use crate::bench::{Bench, Effort};
 use crate::clock::Clock;
-use crate::figure::{Figure, Outcome, Unit, Verdict};
+use crate::figure::{Figure, Outcome, Row, Verdict};
 use crate::machine::{Cores, Machine};
 use crate::sample::Summary;
+use anyhow::Context;
+use clap::{Args, Parser, Subcommand};
 
 /// Measures Laxity against this machine's cache-line round trips.
 #[derive(Debug, Parser)]
@@ -108,13 +100,8 @@ fn serve(peer: &PeerArguments) -> anyhow::Result<()> {
     peer::settle(peer.core)?;
     match peer.role.as_str() {
         reference::BOUNCE_ROLE | reference::ANSWER_ROLE => reference::serve(&peer.role),
-        sockets::ECHO_ROLE => sockets::serve(),
         calls::PERMITS_ROLE => calls::serve(&peer.name),
         instructions::CREDIT_ROLE => instructions::serve(&peer.name, peer.count),
-        #[cfg(feature = "iceoryx2")]
-        iceoryx::PUBSUB_ROLE => iceoryx::serve_publish_subscribe(&peer.name),
-        #[cfg(feature = "iceoryx2")]
-        iceoryx::SERVER_ROLE => iceoryx::serve_request_response(&peer.name),
         other => anyhow::bail!("unknown role `{other}`"),
     }
 }
@@ -134,7 +121,15 @@ fn run(arguments: &RunArguments) -> anyhow::Result<bool> {
     if cfg!(debug_assertions) {
         eprintln!("this is a debug build: its figures mean nothing; build with --release");
     }
-    let mut bench = Bench::new(clock, cores, effort, arguments.only.clone());
+    let mut bench = Bench {
+        clock,
+        cores,
+        effort,
+        p1: Vec::new(),
+        p: Vec::new(),
+        figures: Vec::new(),
+        only: arguments.only.clone(),
+    };
 
     for _ in 0..effort.repetitions {
         bench.references_now()?;
@@ -143,9 +138,6 @@ fn run(arguments: &RunArguments) -> anyhow::Result<bool> {
     instructions::rows(&mut bench);
     calls::rows(&mut bench);
     sleepers::rows(&mut bench);
-    others(&mut bench);
-    policy_cost::rows(&mut bench);
-    admission_cost::rows(&mut bench);
 
     let mut figures = reference_figures(&bench);
     figures.append(&mut bench.figures);
@@ -159,76 +151,17 @@ fn run(arguments: &RunArguments) -> anyhow::Result<bool> {
 
 /// P1 and P, over all repetitions that were made beside the other figures.
 fn reference_figures(bench: &Bench) -> Vec<Figure> {
-    [
-        ("p1", "P1: one cache line bouncing", &bench.p1),
-        ("p", "P: a request line and a reply line", &bench.p),
+    let figure = |name, title, repetitions: &[_]| Figure {
+        row: Row::latency(name, title),
+        outcome: match repetitions {
+            [] => Outcome::Skipped("needs two cores".to_owned()),
+            repetitions => Outcome::Measured(Summary::of_latencies(repetitions)),
+        },
+    };
+    vec![
+        figure("p1", "P1: one cache line bouncing", &bench.p1),
+        figure("p", "P: a request line and a reply line", &bench.p),
     ]
-    .into_iter()
-    .map(|(name, title, repetitions)| Figure {
-        name: name.to_owned(),
-        title: title.to_owned(),
-        unit: Unit::Nanoseconds,
-        gates: Vec::new(),
-        outcome: if repetitions.is_empty() {
-            Outcome::Skipped("needs two cores".to_owned())
-        } else {
-            Outcome::Measured(Summary::of_latencies(repetitions))
-        },
-        note: None,
-    })
-    .collect()
-}
-
-/// What others offer for a request and a reply between processes.
-fn others(bench: &mut Bench) {
-    let sockets = [
-        (
-            "unix-seqpacket",
-            "unix seqpacket, 64 B, polled",
-            SockType::SeqPacket,
-        ),
-        (
-            "unix-datagram",
-            "unix datagram, 64 B, polled",
-            SockType::Datagram,
-        ),
-    ];
-    for (name, title, kind) in sockets {
-        bench.measure(Row::latency(name, title), |bench| {
-            let far = bench.far_core()?;
-            bench.latencies(|bench| {
-                sockets::round_trip(bench.clock, far, bench.effort.round_trips / 4, kind)
-            })
-        });
-    }
-    #[cfg(feature = "iceoryx2")]
-    {
-        bench.measure(
-            Row::latency("iceoryx2-pubsub", "iceoryx2 publish-subscribe, 64 B"),
-            |bench| {
-                let far = bench.far_core()?;
-                bench.latencies(|bench| {
-                    iceoryx::publish_subscribe(bench.clock, far, bench.effort.round_trips / 4)
-                })
-            },
-        );
-        bench.measure(
-            Row::latency("iceoryx2-request", "iceoryx2 request-response, 64 B"),
-            |bench| {
-                let far = bench.far_core()?;
-                bench.latencies(|bench| {
-                    iceoryx::request_response(bench.clock, far, bench.effort.round_trips / 4)
-                })
-            },
-        );
-    }
-    #[cfg(not(feature = "iceoryx2"))]
-    bench.measure(
-        Row::latency("iceoryx2", "iceoryx2"),
-        |_| -> anyhow::Result<Summary> {
-            Err(bench::Skip("built without the feature `iceoryx2`".into()).into())
-        },
-    );
 }
 
 fn report(

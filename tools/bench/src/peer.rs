@@ -46,19 +46,6 @@ impl Peer {
     pub(crate) fn pid(&self) -> Pid {
         Pid::from_raw(self.child.id().cast_signed())
     }
-
-    /// Waits for a peer that was told to stop; kills it if it does not.
-    #[cfg(feature = "iceoryx2")]
-    pub(crate) fn join(mut self, patience: Duration) -> anyhow::Result<std::process::ExitStatus> {
-        let begin = Instant::now();
-        while begin.elapsed() < patience {
-            if let Some(status) = self.child.try_wait()? {
-                return Ok(status);
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        bail!("the peer did not stop within {patience:?}")
-    }
 }
 
 impl Drop for Peer {
@@ -161,12 +148,6 @@ impl Drop for SharedPage {
         let unmapped = unsafe { munmap(self.base, PAGE_BYTES.get()) };
         debug_assert!(unmapped.is_ok());
     }
-}
-
-/// Both ends of a connected pair of unix sockets.
-pub(crate) fn socket_pair(kind: nix::sys::socket::SockType) -> anyhow::Result<(OwnedFd, OwnedFd)> {
-    use nix::sys::socket::{AddressFamily, SockFlag, socketpair};
-    socketpair(AddressFamily::Unix, kind, None, SockFlag::SOCK_CLOEXEC).context("socketpair")
 }
 
 #[cfg(test)]

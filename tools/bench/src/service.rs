@@ -24,16 +24,6 @@ pub(crate) enum Port {
     Bounded,
 }
 
-/// How to start it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Setup {
-    /// Core of the scheduler thread.
-    pub(crate) core: usize,
-    pub(crate) port: Port,
-    /// Microseconds of spinning before it sleeps; `None` leaves the default.
-    pub(crate) spin_us: Option<u64>,
-}
-
 /// A running daemon; killed when dropped.
 pub(crate) struct Laxityd {
     child: Child,
@@ -64,32 +54,26 @@ pub(crate) fn binary() -> anyhow::Result<PathBuf> {
 impl Laxityd {
     /// Starts it on `core`, with a port that lets everything out.
     pub(crate) fn open(cores: &Cores, core: usize) -> anyhow::Result<Self> {
-        let (port, spin_us) = (Port::Open, None);
-        Self::start(
-            cores,
-            Setup {
-                core,
-                port,
-                spin_us,
-            },
-        )
+        Self::start(cores, core, Port::Open, "")
     }
 
-    /// Starts it and waits until it listens.
-    pub(crate) fn start(cores: &Cores, setup: Setup) -> anyhow::Result<Self> {
+    /// Starts it and waits until it listens. `core` is its scheduler thread's, and `scheduler` is
+    /// more configuration of that thread.
+    pub(crate) fn start(
+        cores: &Cores,
+        core: usize,
+        port: Port,
+        scheduler: &str,
+    ) -> anyhow::Result<Self> {
         let folder = TempDir::with_prefix("laxity-bench-").context("make a folder")?;
         let path = |name: &str| folder.path().join(name);
         let mut config = format!(
-            "socket = {:?}\ncontrol = {:?}\nmetrics = \"\"\nlog = \"warn\"\n[scheduler]\ncpu = \
-             {}\n",
+            "socket = {:?}\ncontrol = {:?}\nmetrics = \"\"\nlog = \"warn\"\n\
+             [scheduler]\ncpu = {core}\n{scheduler}\n",
             path("laxityd.sock"),
             path("control.sock"),
-            setup.core
         );
-        if let Some(spin_us) = setup.spin_us {
-            config += &format!("spin_us = {spin_us}\n");
-        }
-        if setup.port == Port::Open {
+        if port == Port::Open {
             config += "[[nic]]\nname = \"open\"\nrate = \"1000GB/s\"\nchunk = \"1MiB\"\nwindow \
                 = \"1048576GiB\"\n";
         }

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use laxity_client::Stage;
 
-use crate::bench::{Bench, Measured, Row};
-use crate::figure::{Gate, Limit, Quantile, Unit};
+use crate::bench::{Bench, Measured};
+use crate::figure::{Gate, Limit, Quantile, Row, Unit};
 use crate::hotpath::flow;
 use crate::sample::{Recorder, Summary};
-use crate::service::{Laxityd, Port, Setup};
+use crate::service::{Laxityd, Port};
 
 /// Long enough for the daemon to have gone to sleep, whatever kept it awake.
 const NAP: Duration = Duration::from_millis(12);
@@ -81,14 +81,7 @@ fn naps(bench: &Bench, core: usize, whole: bool) -> anyhow::Result<crate::sample
 fn idle(bench: &mut Bench, clients: usize) -> anyhow::Result<Measured> {
     let seconds = bench.effort.idle_seconds;
     let core = bench.cores.far.unwrap_or(bench.cores.near);
-    let daemon = Laxityd::start(
-        &bench.cores,
-        Setup {
-            core,
-            port: Port::Bounded,
-            spin_us: None,
-        },
-    )?;
+    let daemon = Laxityd::start(&bench.cores, core, Port::Bounded, "")?;
     let mut attached = Vec::new();
     for i in 0..clients {
         let client = daemon.attach(&format!("silent-{i}"))?;

@@ -28,9 +28,9 @@ pub(crate) fn render(figures: &[Figure]) -> String {
     ]);
     let mut notes: Vec<String> = Vec::new();
     for figure in figures {
-        let mut title = figure.title.clone();
+        let mut title = figure.row.title.clone();
         let note = match &figure.outcome {
-            Outcome::Measured(_) => figure.note.clone(),
+            Outcome::Measured(_) => figure.row.note.clone(),
             Outcome::Skipped(why) => Some(format!("skipped: {why}")),
             Outcome::Failed(why) => Some(format!("failed: {why}")),
         };
@@ -50,11 +50,8 @@ pub(crate) fn render(figures: &[Figure]) -> String {
                 .into_iter()
                 .map(|text| Cell::new(text).set_alignment(CellAlignment::Right)),
         );
-        let gates: Vec<String> = figure
-            .gates
-            .iter()
-            .map(|gate| show_gate(gate, figure.unit))
-            .collect();
+        let gates = figure.row.gates.iter();
+        let gates: Vec<_> = gates.map(|gate| show_gate(gate, figure.row.unit)).collect();
         cells.push(Cell::new(gates.join("\n")));
         cells.push(Cell::new(show_verdict(figure.verdict())));
         table.add_row(cells);
@@ -71,17 +68,18 @@ fn numbers(figure: &Figure) -> Vec<String> {
     let Outcome::Measured(summary) = &figure.outcome else {
         return vec![dash(); 7];
     };
-    let optional = |value: Option<f64>| value.map_or_else(dash, |value| show(value, figure.unit));
+    let optional =
+        |value: Option<f64>| value.map_or_else(dash, |value| show(value, figure.row.unit));
     let ratio = |ratios: Option<Ratios>| ratios.map_or_else(dash, |r| format!("{:.2}", r.p50));
     vec![
-        show(summary.p50, figure.unit),
+        show(summary.p50, figure.row.unit),
         optional(summary.p99),
         optional(summary.p999),
         optional(summary.mean),
         format!(
             "{} … {}",
-            show(summary.spread.0, figure.unit),
-            show(summary.spread.1, figure.unit)
+            show(summary.spread.0, figure.row.unit),
+            show(summary.spread.1, figure.row.unit)
         ),
         ratio(summary.of_p),
         ratio(summary.of_p1),
@@ -110,7 +108,6 @@ fn show_gate(gate: &Gate, unit: Unit) -> String {
         Quantile::P50 => "",
         Quantile::P99 => "p99 ",
         Quantile::P999 => "p99.9 ",
-        Quantile::Mean => "mean ",
     };
     let limit = |limit: Limit| match limit {
         Limit::TimesP(ratio) => format!("{ratio:.2} P"),
@@ -160,17 +157,16 @@ pub(crate) fn json(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::figure::Row;
     use crate::sample::Summary;
 
     #[test]
     fn a_row_shows_its_numbers_its_gate_and_why_another_was_skipped() {
+        let gate = Gate::at_most(Quantile::P50, Limit::Value(15.0));
+        let row = Row::latency("submit", "submit").gates([gate]);
         let figure = |outcome| Figure {
-            name: "submit".into(),
-            title: "submit".into(),
-            unit: Unit::Nanoseconds,
-            gates: vec![Gate::at_most(Quantile::P50, Limit::Value(15.0))],
+            row: row.clone(),
             outcome,
-            note: None,
         };
         let text = render(&[
             figure(Outcome::Measured(Summary::of_numbers(vec![
