@@ -7,14 +7,16 @@ use std::process::{Child, Command};
 use std::time::Duration;
 
 use laxity_wire::Status;
+use tempfile::TempDir;
 
-use crate::process::{Daemon, binary, eventually, wait_bounded};
+use crate::process::{Daemon, Said, binary, eventually, wait_bounded};
 
 const POSTS: u64 = 20_000;
 const BYTES: u64 = 64;
 
-/// Builds the provider and the program that posts to it.
-fn build(folder: &Path) {
+/// A folder with the provider and the program that posts to it.
+fn built() -> TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
     let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/verbs/cost");
     let script = format!(
         "cc -O2 -shared -fPIC -o libibverbs.so.1 {sources}/null_provider.c \
@@ -22,9 +24,8 @@ fn build(folder: &Path) {
          cc -O2 -o post_cost {sources}/post_cost.c -L. -l:libibverbs.so.1 -Wl,-rpath,$PWD"
     );
     let mut shell = Command::new("sh");
-    let status = shell.args(["-c", &script]).current_dir(folder).status();
-    let status = status.expect("sh starts");
-    assert!(status.success(), "the program for the test does not build");
+    Said::of(shell.args(["-c", &script]).current_dir(&folder)).good();
+    folder
 }
 
 /// Starts the program that posts, under the daemon of `folder`.
@@ -41,6 +42,11 @@ fn start(folder: &Path, arguments: &[u64], environment: &[(&str, &str)]) -> Chil
         .expect("the program starts")
 }
 
+fn end(mut child: Child) {
+    child.kill().expect("SIGKILL");
+    child.wait().expect("wait");
+}
+
 /// Posts; the library's report, and what the daemon knows once the program is gone.
 fn post(arguments: &[u64], environment: &[(&str, &str)]) -> (serde_json::Value, Status) {
     post_under("", arguments, environment)
@@ -52,9 +58,8 @@ fn post_under(
     arguments: &[u64],
     environment: &[(&str, &str)],
 ) -> (serde_json::Value, Status) {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = built();
     let folder = folder.path();
-    build(folder);
     let daemon = Daemon::start(folder, config);
     let (status, _) = wait_bounded(start(folder, arguments, environment));
     assert!(status.success(), "{status}");
@@ -141,9 +146,8 @@ fn a_daemon_that_observes_is_told_of_each() {
 
 #[test]
 fn a_process_that_is_told_of_rarely_finds_the_next_daemon_soon() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = built();
     let folder = folder.path();
-    build(folder);
     let mut daemon = Daemon::start(folder, "");
     // Half a minute of posts, 8 bytes each: by their number, few are told of.
     let mut child = start(folder, &[30_000, 8, 1, 0, 1000], &[]);
@@ -154,22 +158,19 @@ fn a_process_that_is_told_of_rarely_finds_the_next_daemon_soon() {
         daemon.status().totals.attached_clients == 1
     });
     assert!(child.try_wait().expect("wait").is_none(), "it still posts");
-    child.kill().expect("SIGKILL");
-    child.wait().expect("wait");
+    end(child);
 }
 
 #[test]
 fn a_daemon_that_comes_later_finds_no_garbage() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = built();
     let folder = folder.path();
-    build(folder);
-    let mut child = start(folder, &[30_000, 8, 1, 0, 1000], &[]);
+    let child = start(folder, &[30_000, 8, 1, 0, 1000], &[]);
     std::thread::sleep(Duration::from_millis(100));
     let daemon = Daemon::start(folder, "");
     eventually("flows are told of", || daemon.status().totals.flows > 2);
     assert_eq!(daemon.status().totals.garbage_records, 0);
-    child.kill().expect("SIGKILL");
-    child.wait().expect("wait");
+    end(child);
 }
 
 #[test]
@@ -193,9 +194,8 @@ fn a_nic_that_the_daemon_does_not_know_is_no_garbage() {
 
 #[test]
 fn a_bypass_that_is_switched_on_and_off_releases_nobody() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = built();
     let folder = folder.path();
-    build(folder);
     let daemon = Daemon::start(folder, "");
     let jobs: Vec<_> = (0..3)
         .map(|_| start(folder, &[40_000, 65536, 1, 0, 10], &[]))
@@ -237,9 +237,8 @@ fn a_pinned_class_is_kept_exactly() {
 
 #[test]
 fn work_that_nobody_polls_for_counts_as_complete_while_nothing_else_happens() {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = built();
     let folder = folder.path();
-    build(folder);
     let daemon = Daemon::start(folder, "[tuning]\ncompletion_timeout = \"5min\"");
     // Each is told of by itself, and the process then does nothing for half a minute.
     let environment = [("POST_POLLS_NOT", "1"), ("POST_WAITS_US", "30000000")];
@@ -254,8 +253,7 @@ fn work_that_nobody_polls_for_counts_as_complete_while_nothing_else_happens() {
         child.try_wait().expect("wait").is_none(),
         "it is still there"
     );
-    child.kill().expect("SIGKILL");
-    child.wait().expect("wait");
+    end(child);
     assert_eq!(daemon.status().totals.written_off_bytes, 0);
 }
 

@@ -5,29 +5,19 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use laxity_client::{Client, Hint, Options};
 
-use crate::process::{Daemon, PATIENCE, binary, eventually};
+use crate::process::{Daemon, PATIENCE, Said, binary, eventually, words};
 
-fn laxity(arguments: &[&str]) -> Output {
-    Command::new(binary("laxity"))
-        .args(arguments)
-        .env_remove("LAXITY_CA")
-        .env_remove("LAXITY_CERT")
-        .env_remove("LAXITY_KEY")
-        .env_remove("LAXITY_COORDINATOR")
-        .output()
-        .expect("laxity runs")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
-
-fn said(output: &Output) -> String {
-    text(&output.stdout) + &text(&output.stderr)
+/// `laxity`, without what the caller has set for another cluster.
+fn laxity(arguments: &[&str]) -> Said {
+    let mut laxity = Command::new(binary("laxity"));
+    for name in ["CA", "CERT", "KEY", "COORDINATOR"] {
+        laxity.env_remove(format!("LAXITY_{name}"));
+    }
+    Said::of(laxity.args(arguments))
 }
 
 /// A folder of certificates, made by the program.
@@ -36,8 +26,7 @@ struct Certs(PathBuf);
 impl Certs {
     fn make(folder: &Path, arguments: &[&str]) -> Self {
         let out = folder.display().to_string();
-        let made = laxity(&[&["certs", "--out", &out], arguments].concat());
-        assert!(made.status.success(), "{}", said(&made));
+        laxity(&[&["certs", "--out", &out], arguments].concat()).good();
         Self(folder.to_owned())
     }
 
@@ -46,23 +35,15 @@ impl Certs {
     }
 
     /// `laxity cluster …` with a certificate.
-    fn cluster(&self, endpoint: &str, stem: &str, arguments: &[&str]) -> Output {
+    fn cluster(&self, endpoint: &str, stem: &str, arguments: &[&str]) -> Said {
+        let file = |name: &str| self.file(name);
         let (ca, cert, key) = (
-            self.file("ca.crt"),
-            self.file(&format!("{stem}.crt")),
-            self.file(&format!("{stem}.key")),
+            file("ca.crt"),
+            file(&format!("{stem}.crt")),
+            file(&format!("{stem}.key")),
         );
-        let tls = [
-            "--endpoint",
-            endpoint,
-            "--ca",
-            &ca,
-            "--cert",
-            &cert,
-            "--key",
-            &key,
-        ];
-        laxity(&[&["cluster"], arguments, &tls].concat())
+        let tls = format!("--endpoint {endpoint} --ca {ca} --cert {cert} --key {key}");
+        laxity(&[&["cluster"], arguments, &words(&tls)].concat())
     }
 
     /// A daemon's `[coordinator]`.
@@ -128,19 +109,9 @@ fn a_cluster_runs_on_what_laxity_certs_made() {
         fs::create_dir_all(&path).expect("a folder");
         path
     };
-    let certs = Certs::make(
-        &at("certs"),
-        &[
-            "--coordinator",
-            "coord1.example,127.0.0.1",
-            "--daemon",
-            "host1",
-            "--viewer",
-            "alice",
-            "--operator",
-            "bob",
-        ],
-    );
+    let roles =
+        "--coordinator coord1.example,127.0.0.1 --daemon host1 --viewer alice --operator bob";
+    let certs = Certs::make(&at("certs"), &words(roles));
     let coordinator = Coordinator::start(folder.path(), &certs);
     let endpoint = coordinator.endpoint.as_str();
 
@@ -176,14 +147,14 @@ fn a_cluster_runs_on_what_laxity_certs_made() {
         cluster.problem.contains("yours is for daemon/host2") && cluster.order == "own"
     });
     let control = liar.control().display().to_string();
-    let page = text(&laxity(&["status", "--control", &control]).stdout);
+    let page = laxity(&["status", "--control", &control]).stdout;
     assert!(
         page.contains("needs a certificate for laxity://daemon/host3"),
         "{page}"
     );
 
     let hosts = certs.cluster(endpoint, "viewer-alice", &["hosts"]);
-    let page = said(&hosts);
+    let page = hosts.all();
     assert!(
         hosts.status.success() && page.contains("host1") && page.contains("host2"),
         "{page}"
@@ -191,24 +162,24 @@ fn a_cluster_runs_on_what_laxity_certs_made() {
     assert!(!page.contains("host3"), "{page}");
     eventually("its batch is there", || {
         let batches = certs.cluster(endpoint, "viewer-alice", &["batches"]);
-        batches.status.success() && said(&batches).contains("host1")
+        batches.status.success() && batches.all().contains("host1")
     });
     let set = ["policy", "set", "drop_budget=5"];
     let refused = certs.cluster(endpoint, "viewer-alice", &set);
     assert_eq!(refused.status.code(), Some(1));
-    let why = said(&refused);
+    let why = refused.all();
     assert!(
         why.contains("laxity://operator/NAME") && why.contains("viewer/alice"),
         "{why}"
     );
     let done = certs.cluster(endpoint, "operator-bob", &set);
     assert!(
-        done.status.success() && said(&done).contains("operator/bob"),
+        done.status.success() && done.all().contains("operator/bob"),
         "{}",
-        said(&done)
+        done.all()
     );
     let daemon = certs.cluster(endpoint, "daemon-host1", &["hosts"]);
-    assert_eq!(daemon.status.code(), Some(1), "{}", said(&daemon));
+    assert_eq!(daemon.status.code(), Some(1), "{}", daemon.all());
 }
 
 #[test]
@@ -217,8 +188,7 @@ fn certificates_are_listed_private_and_never_overwritten() {
     let out = folder.path().join("new").display().to_string();
     let certs = |arguments: &[&str]| laxity(&[&["certs", "--out", &out], arguments].concat());
     let made = certs(&["--daemon", "a,b", "--load", "3", "--days", "7", "--json"]);
-    assert!(made.status.success(), "{}", said(&made));
-    let json: serde_json::Value = serde_json::from_slice(&made.stdout).expect("JSON");
+    let json = made.good().json();
     let made = json["made"].as_array().expect("a list");
     let roles: Vec<_> = made
         .iter()
@@ -239,21 +209,14 @@ fn certificates_are_listed_private_and_never_overwritten() {
     let again = certs(&["--daemon", "c", "--daemon", "a"]);
     assert_eq!(again.status.code(), Some(1));
     assert!(
-        said(&again).contains("daemon-a.crt is there already"),
+        again.all().contains("daemon-a.crt is there already"),
         "{}",
-        said(&again)
+        again.all()
     );
     assert_eq!(fs::read(Path::new(&out).join("daemon-a.key")).unwrap(), key);
     assert!(!Path::new(&out).join("daemon-c.crt").exists());
 
-    let page = said(&certs(&[
-        "--coordinator",
-        "c1",
-        "--daemon",
-        "c",
-        "--viewer",
-        "v",
-    ]));
+    let page = certs(&words("--coordinator c1 --daemon c --viewer v")).all();
     for word in [
         "[tls]",
         "client_ca",
@@ -273,61 +236,39 @@ fn certificates_are_listed_private_and_never_overwritten() {
     }
     let odd = certs(&["--daemon", "a/b"]);
     assert!(
-        odd.status.code() == Some(1) && said(&odd).contains("`a/b`"),
+        odd.status.code() == Some(1) && odd.all().contains("`a/b`"),
         "{}",
-        said(&odd)
+        odd.all()
     );
 }
 
 #[test]
 fn a_load_speaks_tls_to_a_coordinator_of_its_own_and_to_one_that_runs() {
     let folder = tempfile::tempdir().unwrap();
-    let small = [
-        "--daemons",
-        "3",
-        "--batches",
-        "6",
-        "--rate",
-        "50",
-        "--duration",
-        "1s",
-    ];
+    let small = words("--daemons 3 --batches 6 --rate 50 --duration 1s");
     let load = |arguments: &[&str]| laxity(&[&["cluster", "load"], &small[..], arguments].concat());
-    let own = load(&["--tls", "--json", "-"]);
-    assert!(own.status.success(), "{}", said(&own));
-    let json: serde_json::Value = serde_json::from_slice(&own.stdout).expect("JSON");
+    let json = load(&["--tls", "--json", "-"]).good().json();
     assert!(json["answered"].as_u64() > Some(0), "{json}");
 
-    let certs = Certs::make(
-        &folder.path().join("certs"),
-        &[
-            "--coordinator",
-            "coord1.example,127.0.0.1",
-            "--load",
-            "3",
-            "--daemon",
-            "host1",
-        ],
-    );
+    let roles = "--coordinator coord1.example,127.0.0.1 --load 3 --daemon host1";
+    let certs = Certs::make(&folder.path().join("certs"), &words(roles));
     let coordinator = Coordinator::start(folder.path(), &certs);
     let with = |stem: &str| {
         let args = ["load", "--json", "-"];
         certs.cluster(&coordinator.endpoint, stem, &[&args, &small[..]].concat())
     };
-    let named = with("load-3");
-    assert!(named.status.success(), "{}", said(&named));
-    let json: serde_json::Value = serde_json::from_slice(&named.stdout).expect("JSON");
+    let json = with("load-3").good().json();
     assert!(json["answered"].as_u64() > Some(0), "{json}");
     let unnamed = with("daemon-host1");
     assert!(
-        unnamed.status.code() == Some(1) && said(&unnamed).contains("laxity://daemon/load-00000"),
+        unnamed.status.code() == Some(1) && unnamed.all().contains("laxity://daemon/load-00000"),
         "{}",
-        said(&unnamed)
+        unnamed.all()
     );
     let bare = load(&["--endpoint", &coordinator.endpoint]);
     assert!(
-        bare.status.code() == Some(1) && said(&bare).contains("--ca, --cert and --key"),
+        bare.status.code() == Some(1) && bare.all().contains("--ca, --cert and --key"),
         "{}",
-        said(&bare)
+        bare.all()
     );
 }

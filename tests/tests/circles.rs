@@ -5,8 +5,11 @@
 //! count.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use proc_macro2::{Delimiter, TokenStream, TokenTree};
+
+use crate::sources::{files, text};
 
 /// Crates without other circles than these. A circle is a list of files below `src`.
 const KNOWN: &[(&str, &[&[&str]])] = &[
@@ -38,25 +41,17 @@ const KNOWN: &[(&str, &[&[&str]])] = &[
 /// The path of a module from the root of its crate. The root is empty.
 type Module = Vec<String>;
 
-/// Every file below `folder` that is not a test, by its module.
-fn files(folder: &Path, module: &Module, found: &mut BTreeMap<Module, String>) {
-    for entry in fs::read_dir(folder).expect("a readable folder").flatten() {
-        let path = entry.path();
-        let stem = path.file_stem().expect("a name").to_string_lossy();
-        if stem == "tests" || stem.ends_with("_tests") {
-            continue;
-        }
-        let mut inner = module.clone();
-        if stem != "lib" {
-            inner.push(stem.into_owned());
-        }
-        if path.is_dir() {
-            files(&path, &inner, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            let text = fs::read_to_string(&path).expect("a readable file");
-            found.insert(inner, text);
-        }
-    }
+/// Every file of `krate` that is not a test, by its module.
+fn modules(krate: &str) -> BTreeMap<Module, String> {
+    let source = Path::new(krate).join("src");
+    let inside = |path: PathBuf| {
+        let parts = path.strip_prefix(&source).ok()?.with_extension("");
+        let names = parts.iter().map(|part| part.to_string_lossy().into_owned());
+        let module: Module = names.filter(|name| name != "lib").collect();
+        let is_test = |name: &String| name == "tests" || name.ends_with("_tests");
+        (!module.iter().any(is_test)).then(|| (module, text(&path)))
+    };
+    files(&["rs"]).into_iter().filter_map(inside).collect()
 }
 
 fn file_name(module: &Module) -> String {
@@ -71,64 +66,28 @@ fn is_word(token: &str) -> bool {
     token.starts_with(|c: char| c == '_' || c.is_ascii_alphabetic())
 }
 
-/// Length of the string literal at the start of `text`.
-fn string_length(text: &str) -> usize {
-    let mut escaped = false;
-    let end = text[1..].find(|c| {
-        let ends = c == '"' && !escaped;
-        escaped = c == '\\' && !escaped;
-        ends
-    });
-    end.map_or(text.len(), |end| end + 2)
-}
-
-/// Length of what begins with a quotation mark: a character, or the mark of a lifetime.
-fn quote_length(text: &str) -> usize {
-    let mut chars = text[1..].chars();
-    match (chars.next(), chars.next()) {
-        (Some('\\'), _) => text[3..].find('\'').map_or(text.len(), |end| end + 4),
-        (Some(c), Some('\'')) => 2 + c.len_utf8(),
-        _ => 1,
-    }
-}
-
 /// Words, `::` and punctuation of a Rust file, without comments and literals.
-fn tokens(text: &str) -> Vec<&str> {
-    let mut found = Vec::new();
-    let mut rest = text;
-    while let Some(first) = rest.chars().next() {
-        let until = |end: &str| rest.find(end).map_or(rest.len(), |at| at + end.len());
-        let length = if rest.starts_with("//") {
-            until("\n")
-        } else if rest.starts_with("/*") {
-            until("*/")
-        } else if first == '"' {
-            string_length(rest)
-        } else if first == '\'' {
-            quote_length(rest)
-        } else if rest.starts_with("::") {
-            found.push("::");
-            2
-        } else if is_word(rest) {
-            let end = rest.find(|c: char| c != '_' && !c.is_ascii_alphanumeric());
-            let word = &rest[..end.unwrap_or(rest.len())];
-            let raw = rest[word.len()..].trim_start_matches('#');
-            if matches!(word, "r" | "br") && raw.starts_with('"') {
-                let hashes = rest.len() - word.len() - raw.len();
-                let end = format!("\"{}", "#".repeat(hashes));
-                let start = word.len() + hashes + 1;
-                start + rest[start..].find(&end).expect("the end of a literal") + end.len()
-            } else {
-                found.push(word);
-                word.len()
+fn tokens(stream: TokenStream, found: &mut Vec<String>) {
+    for tree in stream {
+        match tree {
+            TokenTree::Group(group) => {
+                let (open, close) = match group.delimiter() {
+                    Delimiter::Brace => ("{", "}"),
+                    Delimiter::Bracket => ("[", "]"),
+                    Delimiter::Parenthesis | Delimiter::None => ("(", ")"),
+                };
+                found.push(open.to_owned());
+                tokens(group.stream(), found);
+                found.push(close.to_owned());
             }
-        } else {
-            found.extend((!first.is_whitespace()).then(|| &rest[..first.len_utf8()]));
-            first.len_utf8()
-        };
-        rest = &rest[length..];
+            TokenTree::Ident(word) => found.push(word.to_string()),
+            TokenTree::Punct(mark) => match found.last_mut() {
+                Some(last) if last == ":" && mark.as_char() == ':' => last.push(':'),
+                _ => found.push(mark.to_string()),
+            },
+            TokenTree::Literal(_) => {}
+        }
     }
-    found
 }
 
 /// The tokens after the item at the start: after its block, or after its semicolon.
@@ -214,7 +173,9 @@ fn resolve(path: &[&str], here: &Module, files: &BTreeMap<Module, String>) -> Op
 
 /// The modules that the file of `module` depends on.
 fn dependencies(module: &Module, files: &BTreeMap<Module, String>) -> BTreeSet<Module> {
-    let all = tokens(&files[module]);
+    let mut all = Vec::new();
+    tokens(files[module].parse().expect("Rust"), &mut all);
+    let all: Vec<&str> = all.iter().map(String::as_str).collect();
     let (mut tokens, mut here, mut found) = (&all[..], module.clone(), BTreeSet::new());
     // For each open brace, whether it is that of a module.
     let mut open = Vec::new();
@@ -281,14 +242,11 @@ fn circles(files: &BTreeMap<Module, String>) -> BTreeSet<Vec<String>> {
 
 #[test]
 fn files_of_a_crate_form_no_circles_but_the_known_ones() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     for (folder, known) in KNOWN {
-        let mut found = BTreeMap::new();
-        files(&root.join(folder).join("src"), &Vec::new(), &mut found);
         let known: BTreeSet<Vec<String>> = (known.iter())
             .map(|circle| circle.iter().map(|file| (*file).to_owned()).collect())
             .collect();
-        let circles = circles(&found);
+        let circles = circles(&modules(folder));
         let new: Vec<_> = circles.difference(&known).collect();
         assert!(
             new.is_empty(),

@@ -2,22 +2,11 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use nix::sys::stat::Mode;
 
-use crate::process::{Daemon, binary, wait_bounded};
-
-fn laxity(arguments: &[&str]) -> Output {
-    Command::new(binary("laxity"))
-        .args(arguments)
-        .output()
-        .expect("laxity runs")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
+use crate::process::{Daemon, Said, binary, laxity, wait_bounded};
 
 #[test]
 fn status_and_bypass_speak_to_the_daemon_of_the_named_socket() {
@@ -25,31 +14,23 @@ fn status_and_bypass_speak_to_the_daemon_of_the_named_socket() {
     let daemon = Daemon::start(folder.path(), "");
     let control = daemon.control().display().to_string();
 
-    let seen = laxity(&["status", "--control", &control]);
-    assert!(seen.status.success(), "{}", text(&seen.stderr));
-    let page = text(&seen.stdout);
+    let page = laxity(&["status", "--control", &control]).good().stdout;
     assert!(
         page.contains("policy laxity") && page.contains("enforce"),
         "{page}"
     );
     assert!(page.contains("No client is attached."), "{page}");
 
-    let json = laxity(&["status", "--json", "--control", &control]);
-    let status: serde_json::Value = serde_json::from_slice(&json.stdout).expect("JSON");
+    let status = laxity(&["status", "--json", "--control", &control]).json();
     assert_eq!(status["pid"].as_u64(), Some(u64::from(daemon.pid())));
     assert_eq!(status["bypass"].as_bool(), Some(false));
 
-    let on = laxity(&["bypass", "on", "--control", &control]);
-    assert!(on.status.success(), "{}", text(&on.stderr));
+    laxity(&["bypass", "on", "--control", &control]).good();
     assert!(daemon.status().bypass);
-    let page = text(&laxity(&["status", "--control", &control]).stdout);
+    let page = laxity(&["status", "--control", &control]).stdout;
     assert!(page.lines().next().unwrap().contains("BYPASSED"), "{page}");
 
-    assert!(
-        laxity(&["bypass", "off", "--control", &control])
-            .status
-            .success()
-    );
+    laxity(&["bypass", "off", "--control", &control]).good();
     assert!(!daemon.status().bypass);
 }
 
@@ -68,18 +49,18 @@ fn alone(folder: &Path, path: &str) -> Command {
 fn a_command_of_the_laboratory_is_started_or_it_is_said_what_to_install() {
     let folder = tempfile::tempdir().unwrap();
     for words in [&["lab", "run"][..], &["sim", "plans"], &["cluster", "load"]] {
-        let output = alone(folder.path(), "").args(words).output().unwrap();
-        let said = text(&output.stderr);
+        let output = Said::of(alone(folder.path(), "").args(words));
+        let said = &output.stderr;
         assert_eq!(output.status.code(), Some(1), "{said}");
         assert!(said.contains("make install-lab"), "{said}");
     }
-    let output = alone(folder.path(), "").arg("stauts").output().unwrap();
+    let output = Said::of(alone(folder.path(), "").arg("stauts"));
     assert_eq!(
         output.status.code(),
         Some(2),
         "as for other wrong arguments"
     );
-    assert!(text(&output.stderr).contains("no command `stauts`"));
+    assert!(output.stderr.contains("no command `stauts`"));
 
     // What is found takes this program's place: arguments, output and exit code are its own.
     let path = folder.path().join("path");
@@ -97,8 +78,8 @@ fn a_command_of_the_laboratory_is_started_or_it_is_said_what_to_install() {
         (&["cluster", "load", "--help"], "cluster-load --help"),
         (&["other", "-v"], "-v"),
     ] {
-        let output = alone(folder.path(), path).args(words).output().unwrap();
-        assert_eq!(text(&output.stdout).trim(), passed);
+        let output = Said::of(alone(folder.path(), path).args(words));
+        assert_eq!(output.stdout.trim(), passed);
         assert_eq!(output.status.code(), Some(7));
     }
 }
@@ -109,7 +90,7 @@ fn without_a_daemon_the_error_names_the_socket_and_the_next_step() {
     let control = folder.path().join("nobody.sock").display().to_string();
     let refused = laxity(&["status", "--control", &control]);
     assert_eq!(refused.status.code(), Some(1));
-    let message = text(&refused.stderr);
+    let message = refused.stderr;
     assert!(
         message.contains(&control) && message.contains("is it running"),
         "{message}"
@@ -121,7 +102,7 @@ fn without_a_daemon_the_error_names_the_socket_and_the_next_step() {
 fn an_unknown_policy_of_the_lab_is_answered_with_the_known_ones() {
     let wrong = laxity(&["lab", "run", "--policies", "none,foo"]);
     assert_eq!(wrong.status.code(), Some(1));
-    let message = text(&wrong.stderr);
+    let message = wrong.stderr;
     assert!(
         message.starts_with("laxity: policies: unknown policy `foo`; known are")
             && message.contains("two_class"),
@@ -135,10 +116,8 @@ fn completions_and_manual_pages_cover_every_command() {
     let out = folder.path().join("man");
     for (program, command) in [("laxity", "bypass"), ("laxity-lab", "contention")] {
         let run = |arguments: &[&str]| {
-            let output = Command::new(binary(program)).args(arguments).output();
-            let output = output.expect("it runs");
-            assert!(output.status.success(), "{}", text(&output.stderr));
-            text(&output.stdout)
+            let mut command = Command::new(binary(program));
+            Said::of(command.args(arguments)).good().stdout
         };
         for shell in ["bash", "zsh", "fish"] {
             let script = run(&["completions", shell]);
@@ -156,18 +135,14 @@ fn completions_and_manual_pages_cover_every_command() {
     ] {
         assert!(out.join(page).exists(), "{page} is missing");
     }
-    assert!(text(&laxity(&["man"]).stdout).contains(".TH laxity"));
+    assert!(laxity(&["man"]).stdout.contains(".TH laxity"));
 }
 
 #[test]
 fn a_wrong_argument_is_answered_with_usage_and_exit_code_two() {
     let wrong = laxity(&["bypass", "perhaps"]);
     assert_eq!(wrong.status.code(), Some(2));
-    assert!(
-        text(&wrong.stderr).contains("on, off"),
-        "{}",
-        text(&wrong.stderr)
-    );
+    assert!(wrong.stderr.contains("on, off"), "{}", wrong.stderr);
 }
 
 #[test]
@@ -179,12 +154,9 @@ fn a_reader_that_has_seen_enough_is_no_error() {
     ] {
         let (reader, writer) = std::io::pipe().expect("a pipe");
         drop(reader);
-        let output = Command::new(binary("laxity"))
-            .args(arguments)
-            .stdout(writer)
-            .output()
-            .expect("laxity runs");
-        let said = text(&output.stderr);
+        let mut command = Command::new(binary("laxity"));
+        let output = Said::of(command.args(arguments).stdout(writer));
+        let said = &output.stderr;
         assert!(output.status.success() && said.is_empty(), "{said}");
     }
 }
@@ -198,15 +170,11 @@ fn a_lab_that_fails_leaves_the_last_report_as_it_was() {
     );
     std::fs::write(&json, "precious").unwrap();
     let run = |json: &std::path::Path| {
-        let output = Command::new(binary("laxity"))
-            .args(["lab", "run", "--laxityd", "/nonexistent", "--json"])
-            .arg(json)
-            .arg("--html")
-            .arg(&html)
-            .output()
-            .expect("laxity runs");
+        let mut command = Command::new(binary("laxity"));
+        command.args(["lab", "run", "--laxityd", "/nonexistent", "--json"]);
+        let output = Said::of(command.arg(json).arg("--html").arg(&html));
         assert_eq!(output.status.code(), Some(1));
-        text(&output.stderr)
+        output.stderr
     };
     let said = run(&json);
     assert!(said.contains("/nonexistent"), "{said}");
@@ -228,8 +196,7 @@ fn a_lab_that_fails_leaves_the_last_report_as_it_was() {
 
 #[test]
 fn the_labs_configuration_shows_every_key_those_without_a_value_as_comments() {
-    let shown = laxity(&["lab", "run", "--show-config"]);
-    let shown = text(&shown.stdout);
+    let shown = laxity(&["lab", "run", "--show-config"]).stdout;
     for key in ["requests_per_second", "kill_daemon_at", "laxityd"] {
         assert!(shown.contains(&format!("\n# {key} = ")), "{key} in {shown}");
     }
@@ -240,15 +207,9 @@ fn the_labs_configuration_shows_every_key_those_without_a_value_as_comments() {
         .replace("\n# ", "\n")
         .replace("\ncoordinator = false", "\ncoordinator = true");
     std::fs::write(&file, &on).unwrap();
-    let again = laxity(&[
-        "lab",
-        "run",
-        "--show-config",
-        "--config",
-        file.to_str().unwrap(),
-    ]);
-    assert!(again.status.success(), "{}\n{on}", text(&again.stderr));
-    let again = text(&again.stdout);
+    let file = file.to_str().unwrap();
+    let again = laxity(&["lab", "run", "--show-config", "--config", file]);
+    let again = again.good().stdout;
     assert!(
         again.contains("\nkill_daemon_at = ") && !again.contains("# "),
         "{again}"

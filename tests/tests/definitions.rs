@@ -2,16 +2,11 @@
 //! repeat `proto/types`, and a page lists the settings of jobs. They must agree with it.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::Path;
+use std::path::PathBuf;
 
 use laxity_types::{Level, Stage};
 
-/// The text of a file, by its path from the root of the repository.
-fn text(path: &str) -> String {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    fs::read_to_string(root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
-}
+use crate::sources::{files, text};
 
 /// The `(name, number)` of each line `PREFIX name = number`, with lower-case names.
 fn constants(text: &str, prefix: &str) -> Vec<(String, u8)> {
@@ -50,18 +45,6 @@ fn settings(text: &str) -> BTreeSet<String> {
     words.map(str::to_owned).collect()
 }
 
-/// The text of all sources under a path.
-fn sources(path: &Path) -> String {
-    if let Ok(entries) = fs::read_dir(path) {
-        let paths = entries.map(|entry| entry.expect("an entry").path());
-        return paths.map(|path| sources(&path)).collect();
-    }
-    match path.extension().and_then(|ending| ending.to_str()) {
-        Some("rs" | "py") => fs::read_to_string(path).expect("a source is text"),
-        _ => String::new(),
-    }
-}
-
 #[test]
 fn the_page_about_jobs_lists_every_setting_that_jobs_read_and_no_other() {
     let read = [
@@ -72,8 +55,9 @@ fn the_page_about_jobs_lists_every_setting_that_jobs_read_and_no_other() {
         "shim",
         "tools/cli/src/library.rs",
     ];
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let code: String = read.iter().map(|path| sources(&root.join(path))).collect();
+    let sources = files(&["rs", "py"]).into_iter();
+    let is_read = |path: &PathBuf| read.iter().any(|start| path.starts_with(start));
+    let code: String = sources.filter(is_read).map(text).collect();
     let page = text("docs/running-jobs.md");
     let rows = page.lines().filter(|line| line.starts_with("| `LAXITY_"));
     let listed: BTreeSet<_> = rows.filter_map(|row| row.split('`').nth(1)).collect();

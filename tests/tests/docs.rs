@@ -7,12 +7,10 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
-use crate::process::binary;
-
-/// Folders that hold no page of ours.
-const SKIPPED: &[&str] = &["target", ".git", "node_modules"];
+use crate::process::{Said, binary, words};
+use crate::sources::{files, none, root, text};
 
 /// Pages that name files of the past on purpose.
 const HISTORY: &[&str] = &["CHANGELOG.md"];
@@ -50,13 +48,6 @@ const GPU: &[&str] = &[
 /// Readers that are not programs of this workspace.
 const UNCHECKED: &[&str] = &["objectives"];
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .expect("tests/ has a parent")
-        .to_owned()
-}
-
 /// A page: its path from the root of the repository, and its text.
 struct Page {
     path: PathBuf,
@@ -76,41 +67,12 @@ struct Block {
     text: String,
 }
 
-/// Files of the repository whose names end in one of `extensions`, in order.
-fn files(extensions: &[&str]) -> Vec<PathBuf> {
-    fn walk(folder: &Path, extensions: &[&str], found: &mut Vec<PathBuf>) {
-        for entry in fs::read_dir(folder).expect("a readable folder").flatten() {
-            let path = entry.path();
-            let name = entry.file_name();
-            if path.is_dir() {
-                if !SKIPPED.iter().any(|skipped| name == *skipped) {
-                    walk(&path, extensions, found);
-                }
-            } else if extensions
-                .iter()
-                .any(|e| path.extension().is_some_and(|own| own == *e))
-            {
-                found.push(path);
-            }
-        }
-    }
-    let mut found = Vec::new();
-    walk(&root(), extensions, &mut found);
-    found.sort();
-    found
-}
-
 fn pages() -> Vec<Page> {
-    files(&["md"])
-        .into_iter()
-        .map(|path| Page {
-            text: fs::read_to_string(&path).expect("a readable page"),
-            path: path
-                .strip_prefix(root())
-                .expect("below the root")
-                .to_owned(),
-        })
-        .collect()
+    let page = |path: PathBuf| Page {
+        text: text(&path),
+        path,
+    };
+    files(&["md"]).into_iter().map(page).collect()
 }
 
 /// The lines of a page outside fenced blocks, with their numbers.
@@ -212,7 +174,6 @@ fn anchors(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn every_relative_link_leads_to_a_file_and_a_heading() {
-    let root = root();
     let pages = pages();
     let headings: BTreeMap<PathBuf, BTreeSet<String>> = pages
         .iter()
@@ -234,17 +195,13 @@ fn every_relative_link_leads_to_a_file_and_a_heading() {
                 };
                 let heading = anchor.is_empty()
                     || headings.get(&path).is_some_and(|all| all.contains(anchor));
-                if !root.join(&path).exists() || !heading {
+                if !root().join(&path).exists() || !heading {
                     wrong.push(format!("{}:{number}: {target}", page.name()));
                 }
             }
         }
     }
-    assert!(
-        wrong.is_empty(),
-        "links that lead nowhere:\n{}",
-        wrong.join("\n")
-    );
+    none("links that lead nowhere", &wrong);
 }
 
 /// `path` without `.` and `..`.
@@ -278,13 +235,10 @@ fn alternatives(path: &str) -> Vec<String> {
 
 #[test]
 fn every_path_of_the_repository_that_a_page_names_exists() {
-    let root = root();
-    let tops: BTreeSet<String> = fs::read_dir(&root)
-        .expect("a readable root")
-        .flatten()
-        .filter(|entry| entry.path().is_dir())
+    let folders = fs::read_dir(root()).expect("a readable root").flatten();
+    let tops: BTreeSet<String> = folders
+        .filter(|entry| entry.path().is_dir() && entry.file_name() != "target")
         .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .filter(|name| !SKIPPED.contains(&name.as_str()))
         .collect();
     let mut wrong = Vec::new();
     for page in pages() {
@@ -304,23 +258,19 @@ fn every_path_of_the_repository_that_a_page_names_exists() {
                     continue;
                 }
                 for path in alternatives(span) {
-                    if !root.join(&path).exists() {
+                    if !root().join(&path).exists() {
                         wrong.push(format!("{}:{number}: {path}", page.name()));
                     }
                 }
             }
         }
     }
-    assert!(
-        wrong.is_empty(),
-        "paths that do not exist:\n{}",
-        wrong.join("\n")
-    );
+    none("paths that do not exist", &wrong);
 }
 
 #[test]
 fn every_section_of_the_architecture_that_a_file_cites_exists() {
-    let page = fs::read_to_string(root().join("docs/architecture.md")).expect("a readable page");
+    let page = text("docs/architecture.md");
     let sections: BTreeSet<&str> = prose(&page)
         .filter_map(|(_, line)| line.strip_prefix("##"))
         .filter_map(|heading| heading.trim_start_matches('#').split_whitespace().next())
@@ -328,8 +278,7 @@ fn every_section_of_the_architecture_that_a_file_cites_exists() {
         .collect();
     let mut wrong = Vec::new();
     for file in files(&["rs", "c", "h", "py", "sh", "toml", "md"]) {
-        let text = fs::read_to_string(&file).unwrap_or_default();
-        for cited in text.split("architecture §").skip(1) {
+        for cited in text(&file).split("architecture §").skip(1) {
             let number: String = cited
                 .chars()
                 .take_while(|c| c.is_ascii_digit() || *c == '.')
@@ -340,16 +289,12 @@ fn every_section_of_the_architecture_that_a_file_cites_exists() {
             }
         }
     }
-    assert!(
-        wrong.is_empty(),
-        "sections that do not exist:\n{}",
-        wrong.join("\n")
-    );
+    none("sections that do not exist", &wrong);
 }
 
 #[test]
 fn every_page_of_the_documentation_is_in_the_book() {
-    let summary = fs::read_to_string(root().join("docs/SUMMARY.md")).expect("docs/SUMMARY.md");
+    let summary = text("docs/SUMMARY.md");
     let listed: BTreeSet<String> = summary.lines().flat_map(link_targets).collect();
     let missing: Vec<String> = pages()
         .iter()
@@ -357,7 +302,7 @@ fn every_page_of_the_documentation_is_in_the_book() {
         .map(|path| path.display().to_string())
         .filter(|path| path != "SUMMARY.md" && !listed.contains(path))
         .collect();
-    assert!(missing.is_empty(), "not in docs/SUMMARY.md: {missing:?}");
+    none("not in docs/SUMMARY.md", &missing);
 }
 
 #[test]
@@ -379,35 +324,16 @@ fn pages_fit_a_terminal_and_the_readme_a_few_screens() {
             );
         }
     }
-    assert!(
-        wide.is_empty(),
-        "lines of more than 120 columns:\n{}",
-        wide.join("\n")
-    );
+    none("lines of more than 120 columns", &wide);
 }
 
 /// Certificates in `folder`, under the names that `laxity certs` gives them, for the hosts of the
 /// examples.
 fn certificates(folder: &Path) {
-    let made = Command::new(binary("laxity"))
-        .args(["certs", "--coordinator", "coord1.example"])
-        .args([
-            "--daemon",
-            "prefill-3",
-            "--viewer",
-            "alice",
-            "--operator",
-            "bob",
-        ])
-        .arg("--out")
-        .arg(folder)
-        .output()
-        .expect("laxity runs");
-    assert!(made.status.success(), "{}", said(&made));
-}
-
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+    let mut laxity = Command::new(binary("laxity"));
+    let roles = "--coordinator coord1.example --daemon prefill-3 --viewer alice --operator bob";
+    laxity.arg("certs").args(words(roles)).arg("--out");
+    Said::of(laxity.arg(folder)).good();
 }
 
 #[test]
@@ -433,10 +359,8 @@ fn examples_of_configuration_are_accepted_by_the_program_that_reads_them() {
             ));
             continue;
         };
-        let text = block
-            .text
-            .replace("/etc/laxity/", &format!("{}/", certs.display()));
-        fs::write(&file, text).expect("example written");
+        let here = format!("{}/", certs.display());
+        fs::write(&file, block.text.replace("/etc/laxity/", &here)).expect("example written");
         let mut command = Command::new(binary(program));
         match arguments.split_last() {
             Some((last, before)) if last.ends_with('=') => command
@@ -444,16 +368,12 @@ fn examples_of_configuration_are_accepted_by_the_program_that_reads_them() {
                 .arg(format!("{last}{}", file.display())),
             _ => command.args(*arguments).arg(&file),
         };
-        let output = command.output().expect("the program runs");
+        let output = Said::of(&mut command);
         if !output.status.success() {
-            wrong.push(format!("{}: {}", block.place, said(&output)));
+            wrong.push(format!("{}: {}", block.place, output.all()));
         }
     }
-    assert!(
-        wrong.is_empty(),
-        "examples that are refused:\n{}",
-        wrong.join("\n")
-    );
+    none("examples that are refused", &wrong);
 }
 
 /// A line of a shell: the program, the words before the first flag, and the flags.
@@ -502,12 +422,9 @@ impl Helps {
         self.0
             .entry(key)
             .or_insert_with(|| {
-                let output = Command::new(binary(program))
-                    .args(words)
-                    .arg("--help")
-                    .output()
-                    .expect("the program runs");
-                output.status.success().then(|| said(&output))
+                let mut command = Command::new(binary(program));
+                let output = Said::of(command.args(words).arg("--help"));
+                output.status.success().then(|| output.all())
             })
             .as_deref()
     }
@@ -523,15 +440,15 @@ impl Helps {
 
 #[test]
 fn commands_in_the_documentation_exist_with_their_flags() {
-    let makefile = fs::read_to_string(root().join("Makefile")).expect("Makefile");
+    let makefile = text("Makefile");
     let mut helps = Helps::default();
     let mut wrong = Vec::new();
     for block in pages().iter().flat_map(blocks) {
         if block.info.first().is_none_or(|language| language != "sh") {
             continue;
         }
-        let text = block.text.replace("\\\n", " ");
-        for call in text.lines().flat_map(calls) {
+        let joined = block.text.replace("\\\n", " ");
+        for call in joined.lines().flat_map(calls) {
             let program = call.program.as_str();
             if program == "make" {
                 for target in &call.words {
@@ -570,5 +487,5 @@ fn commands_in_the_documentation_exist_with_their_flags() {
             }
         }
     }
-    assert!(wrong.is_empty(), "not in --help:\n{}", wrong.join("\n"));
+    none("not in --help", &wrong);
 }

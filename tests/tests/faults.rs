@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -16,6 +16,7 @@ use laxity_shm::region::Region;
 use laxity_shm::registration::{self, Hello};
 use laxity_tests::{Need, skip};
 use nix::sys::signal::Signal;
+use tempfile::TempDir;
 
 use crate::process::{Daemon, PATIENCE, eventually, wait_bounded};
 use crate::sender::{self, Sink, TOTAL_BYTES};
@@ -29,42 +30,59 @@ const SMALL_WINDOW: &str =
 const BYPASS_WITHIN: Duration = Duration::from_secs(20);
 
 fn waits(daemon: &Daemon) -> bool {
-    daemon
-        .status()
-        .clients
-        .iter()
-        .any(|client| client.waiting_flows > 0)
+    let clients = daemon.status().clients;
+    clients.iter().any(|client| client.waiting_flows > 0)
+}
+
+/// A sender whose flows wait for a window that never opens.
+struct Waiting {
+    folder: TempDir,
+    daemon: Daemon,
+    sink: Sink,
+    sender: Child,
+}
+
+impl Waiting {
+    /// Starts daemon and sender, the latter by `command`.
+    fn begin(command: Command) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let daemon = Daemon::start(folder.path(), SMALL_WINDOW);
+        let path = folder.path().join("sink");
+        let sink = Sink::listen(&path);
+        let sender = sender::start_under(command, "hold", &daemon.socket(), &path);
+        eventually("flows wait for a window that never opens", || {
+            waits(&daemon)
+        });
+        Self {
+            folder,
+            daemon,
+            sink,
+            sender,
+        }
+    }
+
+    /// Waits until every byte has arrived, once and soon. Returns what the sender says, and the
+    /// daemon with its folder.
+    fn finish(self) -> (sender::Summary, Daemon, TempDir) {
+        let since = Instant::now();
+        let summary = sender::finish(self.sender);
+        let took = since.elapsed();
+        assert!(took < BYPASS_WITHIN, "took {took:?}");
+        assert_eq!(self.sink.bytes(), TOTAL_BYTES);
+        let sent = summary.scheduled_bytes + summary.bypassed_bytes;
+        assert_eq!(sent, TOTAL_BYTES, "{summary:?}");
+        (summary, self.daemon, self.folder)
+    }
 }
 
 #[test]
 fn a_daemon_killed_with_work_pending_costs_no_byte_and_no_order() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut daemon = Daemon::start(folder.path(), SMALL_WINDOW);
-    let path = folder.path().join("sink");
-    let sink = Sink::listen(&path);
-    let sender = sender::start("hold", &daemon.socket(), &path);
-    eventually("flows wait for a window that never opens", || {
-        waits(&daemon)
-    });
-
-    daemon.kill();
-    let killed = Instant::now();
-    let summary = sender::finish(sender);
-    assert!(
-        killed.elapsed() < BYPASS_WITHIN,
-        "took {:?}",
-        killed.elapsed()
-    );
-    assert_eq!(sink.bytes(), TOTAL_BYTES);
-    assert_eq!(
-        summary.scheduled_bytes + summary.bypassed_bytes,
-        TOTAL_BYTES
-    );
-    assert!(
-        summary.bypassed_bytes > 0 && summary.scheduled_bytes > 0,
-        "{summary:?}"
-    );
-    assert!(summary.unscheduled_ns > 0);
+    let mut waiting = Waiting::begin(this_binary());
+    waiting.daemon.kill();
+    let (summary, ..) = waiting.finish();
+    assert!(summary.bypassed_bytes > 0, "{summary:?}");
+    assert!(summary.scheduled_bytes > 0, "{summary:?}");
+    assert!(summary.unscheduled_ns > 0, "{summary:?}");
 }
 
 #[test]
@@ -109,46 +127,22 @@ fn a_client_whose_clock_is_ahead_waits_for_a_daemon_that_lives() {
         Ok(command) => command,
         Err(why) => return skip(Need::Machine, format!("no time namespace: {why}")),
     };
-    let folder = tempfile::tempdir().unwrap();
-    let daemon = Daemon::start(folder.path(), SMALL_WINDOW);
-    let path = folder.path().join("sink");
-    let sink = Sink::listen(&path);
-    let sender = sender::start_under(command, "hold", &daemon.socket(), &path);
-    eventually("flows wait for a window that never opens", || {
-        waits(&daemon)
-    });
+    let waiting = Waiting::begin(command);
     // Several times the stall timeout.
     std::thread::sleep(Duration::from_millis(500));
-    assert!(waits(&daemon), "it has given up a daemon that lives");
-    daemon.operator().bypass(true).unwrap();
-    sender::finish(sender);
-    assert_eq!(sink.bytes(), TOTAL_BYTES);
+    assert!(
+        waits(&waiting.daemon),
+        "it has given up a daemon that lives"
+    );
+    waiting.daemon.operator().bypass(true).unwrap();
+    waiting.finish();
 }
 
 /// A daemon that hangs while a client, started by `command`, waits.
 fn a_daemon_that_stops_is_given_up(command: Command) {
-    let folder = tempfile::tempdir().expect("a folder");
-    let daemon = Daemon::start(folder.path(), SMALL_WINDOW);
-    let path = folder.path().join("sink");
-    let sink = Sink::listen(&path);
-    let sender = sender::start_under(command, "hold", &daemon.socket(), &path);
-    eventually("flows wait for a window that never opens", || {
-        waits(&daemon)
-    });
-
-    daemon.signal(Signal::SIGSTOP);
-    let stopped = Instant::now();
-    let summary = sender::finish(sender);
-    assert!(
-        stopped.elapsed() < BYPASS_WITHIN,
-        "took {:?}",
-        stopped.elapsed()
-    );
-    assert_eq!(sink.bytes(), TOTAL_BYTES);
-    assert_eq!(
-        summary.scheduled_bytes + summary.bypassed_bytes,
-        TOTAL_BYTES
-    );
+    let waiting = Waiting::begin(command);
+    waiting.daemon.signal(Signal::SIGSTOP);
+    let (_, daemon, _folder) = waiting.finish();
     daemon.signal(Signal::SIGCONT);
     eventually("the daemon has forgotten the client that left it", || {
         daemon.status().clients.is_empty()
@@ -157,37 +151,20 @@ fn a_daemon_that_stops_is_given_up(command: Command) {
 
 #[test]
 fn a_daemon_stopped_in_order_holds_nothing_back() {
-    let folder = tempfile::tempdir().unwrap();
-    let mut daemon = Daemon::start(folder.path(), SMALL_WINDOW);
-    let path = folder.path().join("sink");
-    let sink = Sink::listen(&path);
-    let sender = sender::start("hold", &daemon.socket(), &path);
-    eventually("flows wait for a window that never opens", || {
-        waits(&daemon)
-    });
-
-    daemon.signal(Signal::SIGTERM);
-    let status = daemon.wait();
-    assert!(status.success(), "{status}: {}", daemon.log_text());
-    sender::finish(sender);
-    assert_eq!(sink.bytes(), TOTAL_BYTES);
-    assert!(!daemon.socket().exists(), "the socket is left behind");
+    let mut waiting = Waiting::begin(this_binary());
+    waiting.daemon.signal(Signal::SIGTERM);
+    let status = waiting.daemon.wait();
+    assert!(status.success(), "{status}: {}", waiting.daemon.log_text());
+    let socket = waiting.daemon.socket();
+    assert!(!socket.exists(), "the socket is left behind");
+    waiting.finish();
 }
 
 #[test]
 fn bypass_lets_waiting_flows_go_at_once() {
-    let folder = tempfile::tempdir().unwrap();
-    let daemon = Daemon::start(folder.path(), SMALL_WINDOW);
-    let path = folder.path().join("sink");
-    let sink = Sink::listen(&path);
-    let sender = sender::start("hold", &daemon.socket(), &path);
-    eventually("flows wait for a window that never opens", || {
-        waits(&daemon)
-    });
-
-    daemon.operator().bypass(true).unwrap();
-    let summary = sender::finish(sender);
-    assert_eq!(sink.bytes(), TOTAL_BYTES);
+    let waiting = Waiting::begin(this_binary());
+    waiting.daemon.operator().bypass(true).unwrap();
+    let (summary, ..) = waiting.finish();
     assert!(summary.bypassed_bytes > 0);
     assert_eq!(summary.reattaches, 0, "a bypass is no loss of the daemon");
 }
@@ -196,15 +173,19 @@ fn bypass_lets_waiting_flows_go_at_once() {
 fn with_completions_a_small_window_schedules_every_byte() {
     let folder = tempfile::tempdir().unwrap();
     let daemon = Daemon::start(folder.path(), SMALL_WINDOW);
-    let path = folder.path().join("sink");
-    let sink = Sink::listen(&path);
-    let summary = sender::finish(sender::start("complete", &daemon.socket(), &path));
-    assert_eq!(sink.bytes(), TOTAL_BYTES);
-    assert_eq!(summary.scheduled_bytes, TOTAL_BYTES, "{summary:?}");
-    eventually("the daemon's books are closed", || {
+    sender::complete(&daemon, &folder.path().join("sink"));
+    eventually("the daemon has accounted for all of it", || {
         let totals = daemon.status().totals;
         totals.permitted_bytes == TOTAL_BYTES && totals.attached_clients == 0
     });
+}
+
+/// Nothing waits at any port, and nothing is in flight.
+fn assert_idle(daemon: &Daemon) {
+    for port in &daemon.status().ports {
+        let left = (port.waiting_flows, port.in_flight_bytes);
+        assert_eq!(left, (0, 0), "{port:?}");
+    }
 }
 
 #[test]
@@ -234,13 +215,7 @@ fn a_client_killed_at_any_point_leaves_nothing_behind() {
             daemon.status().clients.is_empty()
         });
     }
-    for port in &daemon.status().ports {
-        assert_eq!(
-            (port.waiting_flows, port.in_flight_bytes),
-            (0, 0),
-            "{port:?}"
-        );
-    }
+    assert_idle(&daemon);
     eventually("its descriptors are closed", || descriptors() <= before);
 }
 
@@ -425,38 +400,18 @@ fn garbage_in_every_field_of_a_region_hurts_nobody_else() {
     });
 
     for round in 0..3 {
-        let path = folder.path().join(format!("sink{round}"));
-        let sink = Sink::listen(&path);
-        let summary = sender::finish(sender::start("complete", &daemon.socket(), &path));
-        assert_eq!(sink.bytes(), TOTAL_BYTES);
-        assert_eq!(
-            summary.scheduled_bytes, TOTAL_BYTES,
-            "the honest client was not served"
-        );
+        sender::complete(&daemon, &folder.path().join(format!("sink{round}")));
     }
     eventually("the daemon has read garbage many times", || {
         daemon.status().totals.garbage_records > 20
     });
     stop.store(true, Ordering::Relaxed);
     assert!(scribbler.join().unwrap() > 0);
-    assert!(
-        daemon.is_running(),
-        "the daemon died:\n{}",
-        daemon.log_text()
-    );
-    assert!(
-        !daemon.log_text().contains("panicked"),
-        "{}",
-        daemon.log_text()
-    );
+    let log = daemon.log_text();
+    assert!(daemon.is_running(), "the daemon died:\n{log}");
+    assert!(!log.contains("panicked"), "{log}");
     eventually("the vandal is forgotten", || {
         daemon.status().clients.is_empty()
     });
-    for port in &daemon.status().ports {
-        assert_eq!(
-            (port.waiting_flows, port.in_flight_bytes),
-            (0, 0),
-            "{port:?}"
-        );
-    }
+    assert_idle(&daemon);
 }

@@ -11,7 +11,7 @@ use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command};
+use std::process::{Child, ChildStdout};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ use laxity_wire::ClientStatus;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, Uid, geteuid, setresuid};
 
-use crate::process::{Daemon, PATIENCE, binary, child, eventually, role, wait_bounded};
+use crate::process::{Daemon, PATIENCE, child, eventually, laxity, role, wait_bounded};
 
 /// Length of the phase in which the honest client has the daemon to itself.
 const ALONE: Duration = Duration::from_millis(1500);
@@ -52,16 +52,19 @@ const SLOW_PORT: &str = "[access]\nanyone = true\n\
 const FAST_PORT: &str = "[access]\nanyone = true\n\
     [[nic]]\nname = \"test\"\nrate = \"400Gbit\"\nchunk = \"1MiB\"\nwindow = \"4MiB\"\n";
 
-/// Not a test by itself: the part of a child process.
+/// The part of a child process. It is no test by itself.
 #[test]
 fn hostile_role() {
     match role().as_deref() {
         Some("honest") => honest(),
-        Some("reattaching") => reattaching(),
-        Some("gathering") => gathering(),
-        Some("crowd") => crowd(),
+        Some("reattaching") => attack(|| vec![Attack::begin(), Attack::begin()], reattach),
+        Some("gathering") => attack(Vec::new, gather),
+        Some("crowd") => attack(
+            || (0..16).map(|_| Attack::begin()).collect(),
+            |all| all.iter_mut().for_each(Attack::go_on),
+        ),
+        Some("silent") => attack(|| vec![Attack::uncut()], |all| all[0].look()),
         Some("busy") => busy(),
-        Some("silent") => silent(),
         _ => {}
     }
 }
@@ -215,66 +218,70 @@ impl Attack {
         }
     }
 
+    /// 4 MiB that are not to be cut, as a verbs program posts them.
+    fn uncut() -> Self {
+        let mut attack = Self::begin();
+        let whole = Flow {
+            whole: true,
+            batch: 0,
+            request: 0,
+            ..flow(Stage::P2d, 64 * 1024)
+        };
+        attack.tickets = (0..64).map(|_| attack.lane.submit(&whole)).collect();
+        attack
+    }
+
     fn go_on(&mut self) {
         if self.tickets.len() < 64 {
             let ticket = self.lane.submit(&flow(Stage::Collective, 64 * 1024));
             self.tickets.push(ticket);
         }
+        self.look();
+        self.tickets.retain(|ticket| !ticket.is_done());
+        self.is_found_out |= !self.client.is_scheduled();
+    }
+
+    /// Takes the permits that have come.
+    fn look(&mut self) {
         for ticket in &mut self.tickets {
             if let Some(permit) = self.lane.poll(ticket) {
                 self.is_found_out |= permit.bypassed || permit.level == LEVEL_SCAVENGER;
             }
         }
-        self.tickets.retain(|ticket| !ticket.is_done());
-        self.is_found_out |= !self.client.is_scheduled();
     }
 }
 
-/// Two attachments of one process that complete nothing; each begins anew as soon as it notices
-/// that it is not scheduled any more.
-fn reattaching() {
+/// Attacks that complete nothing, each of which goes on once a millisecond.
+fn attack(begin: impl Fn() -> Vec<Attack>, go_on: impl Fn(&mut Vec<Attack>)) {
     become_another_user();
     let start = Instant::now();
-    let mut attacks = [Attack::begin(), Attack::begin()];
+    let mut attacks = begin();
     println!("\nREADY");
     while !is_over(start) {
-        for attack in &mut attacks {
-            attack.go_on();
-            if attack.is_found_out {
-                *attack = Attack::begin();
-            }
-        }
+        go_on(&mut attacks);
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Attaches again and again, holds what each attachment is permitted, and never leaves.
-fn gathering() {
-    become_another_user();
-    let start = Instant::now();
-    let mut attacks = Vec::new();
-    println!("\nREADY");
-    while !is_over(start) {
-        let mut attack = Attack::begin();
-        for _ in 0..6 {
-            attack.go_on();
-            std::thread::sleep(Duration::from_millis(1));
+/// Each attachment begins anew as soon as it notices that it is not scheduled any more.
+fn reattach(attacks: &mut Vec<Attack>) {
+    for attack in attacks {
+        attack.go_on();
+        if attack.is_found_out {
+            *attack = Attack::begin();
         }
-        // A lane that is dropped would say so.
-        attacks.push(attack);
     }
 }
 
-/// Many attachments, each of which holds what it is permitted.
-fn crowd() {
-    become_another_user();
-    let start = Instant::now();
-    let mut attacks: Vec<Attack> = (0..16).map(|_| Attack::begin()).collect();
-    println!("\nREADY");
-    while !is_over(start) {
-        attacks.iter_mut().for_each(Attack::go_on);
+/// Attaches again and again, holds what each attachment is permitted, and never leaves: a lane that
+/// is dropped would say so.
+fn gather(attacks: &mut Vec<Attack>) {
+    let mut attack = Attack::begin();
+    for _ in 0..6 {
+        attack.go_on();
         std::thread::sleep(Duration::from_millis(1));
     }
+    attacks.push(attack);
 }
 
 /// A client that behaves, with many flows under way, until somebody stops it.
@@ -312,31 +319,6 @@ fn busy() {
         }
     }
     println!("\nSENT {submitted} {sent}");
-}
-
-/// Posts 4 MiB that are not to be cut, as a verbs program does, and completes nothing.
-fn silent() {
-    become_another_user();
-    let start = Instant::now();
-    let client = Client::attach(options("hostile"));
-    let mut lane = client.lane();
-    let mut tickets = Vec::new();
-    let whole = Flow {
-        whole: true,
-        batch: 0,
-        request: 0,
-        ..flow(Stage::P2d, 64 * 1024)
-    };
-    for _ in 0..64 {
-        tickets.push(lane.submit(&whole));
-    }
-    println!("\nREADY");
-    while !is_over(start) {
-        for ticket in &mut tickets {
-            let _ = lane.poll(ticket);
-        }
-        std::thread::sleep(Duration::from_millis(1));
-    }
 }
 
 /// Whether the hostile client is a user of its own.
@@ -486,13 +468,8 @@ impl Drop for Hostile {
 
 /// What `laxity status` prints.
 fn status_text(daemon: &Daemon) -> String {
-    let output = Command::new(binary("laxity"))
-        .args(["status", "--control"])
-        .arg(daemon.control())
-        .output()
-        .expect("laxity runs");
-    assert!(output.status.success(), "{output:?}");
-    String::from_utf8_lossy(&output.stdout).into_owned()
+    let control = daemon.control().display().to_string();
+    laxity(&["status", "--control", &control]).good().stdout
 }
 
 /// Whether a line of `text` names this client and blames it.
@@ -566,25 +543,31 @@ fn check(alone: &[Window], beside: &[Window], from: u64, until: u64, user: User)
     }
 }
 
+/// The honest client is served beside a hostile one of this role.
+fn holds_nobody_up(role: &str, port: &str) {
+    let mut scene = Scene::begin(port);
+    let _hostile = Hostile::start(&scene, role, User::Another);
+    scene.judge("hostile", User::Another);
+}
+
 #[test]
 fn whoever_completes_nothing_and_attaches_anew_holds_nobody_up() {
-    let mut scene = Scene::begin(SLOW_PORT);
-    let _hostile = Hostile::start(&scene, "reattaching", User::Another);
-    scene.judge("hostile", User::Another);
+    holds_nobody_up("reattaching", SLOW_PORT);
 }
 
 #[test]
 fn whoever_attaches_again_and_again_and_completes_nothing_holds_nobody_up() {
-    let mut scene = Scene::begin(SLOW_PORT);
-    let _hostile = Hostile::start(&scene, "gathering", User::Another);
-    scene.judge("hostile", User::Another);
+    holds_nobody_up("gathering", SLOW_PORT);
 }
 
 #[test]
 fn many_that_complete_nothing_hold_nobody_up_for_longer_than_one() {
-    let mut scene = Scene::begin(SLOW_PORT);
-    let _hostile = Hostile::start(&scene, "crowd", User::Another);
-    scene.judge("hostile", User::Another);
+    holds_nobody_up("crowd", SLOW_PORT);
+}
+
+#[test]
+fn a_client_that_never_looks_for_its_completions_holds_nobody_up() {
+    holds_nobody_up("silent", FAST_PORT);
 }
 
 /// A client that is stopped with flows in flight; it goes on afterwards and loses nothing.
@@ -623,11 +606,4 @@ fn a_stopped_client_of_another_user_holds_nobody_up_and_loses_nothing() {
 #[test]
 fn a_stopped_client_of_the_same_user_holds_nobody_up_and_loses_nothing() {
     a_stopped_client(User::Same);
-}
-
-#[test]
-fn a_client_that_never_looks_for_its_completions_holds_nobody_up() {
-    let mut scene = Scene::begin(FAST_PORT);
-    let _hostile = Hostile::start(&scene, "silent", User::Another);
-    scene.judge("hostile", User::Another);
 }

@@ -20,6 +20,7 @@ mod python;
 mod sender;
 mod setup;
 mod sim;
+mod sources;
 mod tidy;
 mod trace;
 mod verbs;

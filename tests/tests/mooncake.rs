@@ -10,7 +10,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use laxity_tests::{Need, skip};
 use laxity_wire::Status;
 
-use crate::process::{Daemon, binary, eventually, wait_bounded};
+use crate::process::{Daemon, Said, binary, eventually, wait_bounded};
 
 /// The release whose layouts `real_engine.cc` has.
 const RELEASE: &str = "mooncake-transfer-engine-non-cuda==0.3.13";
@@ -19,16 +19,10 @@ const LENGTH: u64 = 200_000;
 const BYTES: u64 = COUNT * LENGTH;
 
 fn shell(script: &str, folder: &Path) -> Result<String, String> {
-    let output = Command::new("sh")
-        .args(["-ec", script])
-        .current_dir(folder)
-        .output()
-        .expect("sh starts");
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    if output.status.success() {
-        Ok(text(&output.stdout))
-    } else {
-        Err(text(&output.stdout) + &text(&output.stderr))
+    let output = Said::of(Command::new("sh").args(["-ec", script]).current_dir(folder));
+    match output.status.success() {
+        true => Ok(output.stdout),
+        false => Err(output.all()),
     }
 }
 
@@ -186,7 +180,7 @@ fn all_is_complete(daemon: &Daemon, bytes: u64) -> Status {
 }
 
 #[test]
-fn mooncakes_own_engine_moves_every_byte_once_by_the_daemons_leave_and_without_it() {
+fn mooncakes_own_engine_moves_every_byte_once_by_the_daemons_permit_and_without_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let folder = folder.path();
     if let Err(reason) = real(folder) {

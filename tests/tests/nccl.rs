@@ -7,12 +7,12 @@
 use std::fs::{self, File};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use laxity_tests::{Need, skip};
 use nix::sys::signal::Signal;
 
-use crate::process::{Daemon, eventually};
+use crate::process::{Daemon, Said, binary, eventually, words};
 
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/nccl");
 
@@ -44,40 +44,16 @@ fn harness() -> PathBuf {
         .max();
     let stamp = folder.join("built");
     if changed(&stamp) < newest {
-        let output = Command::new(Path::new(SOURCES).join("build.sh"))
-            .arg(&folder)
-            .output()
-            .expect("build.sh starts");
-        assert!(output.status.success(), "{}", said(&output));
+        Said::of(Command::new(Path::new(SOURCES).join("build.sh")).arg(&folder)).good();
         fs::write(&stamp, "").expect("a stamp");
     }
     folder
 }
 
-fn said(output: &Output) -> String {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    text(&output.stdout) + &text(&output.stderr)
-}
-
 /// The plugin under test.
 pub(crate) fn plugin() -> PathBuf {
-    std::env::var_os("LAXITY_NCCL_PLUGIN").map_or_else(
-        || {
-            let own = std::env::current_exe().expect("own path");
-            let folder = own
-                .parent()
-                .and_then(Path::parent)
-                .expect("target/<profile>");
-            let path = folder.join("libnccl_net_laxity.so");
-            assert!(
-                path.exists(),
-                "{} is missing: run `cargo build -p laxity-nccl` first (make test does)",
-                path.display()
-            );
-            path
-        },
-        PathBuf::from,
-    )
+    let named = std::env::var_os("LAXITY_NCCL_PLUGIN");
+    named.map_or_else(|| binary("libnccl_net_laxity.so"), PathBuf::from)
 }
 
 /// A command that inherits nothing which changes what a plugin does.
@@ -111,12 +87,27 @@ fn check(plugin: &Path, versions: &[&str], cases: &[&str]) -> Command {
 
 /// Runs it; every case in every version has to have passed, and that many have to have been tried.
 fn passes(mut command: Command, lines: usize) {
-    let output = command.output().expect("nccl_check starts");
-    let text = said(&output);
+    let text = Said::of(&mut command).good().all();
     println!("{text}");
-    assert!(output.status.success(), "{text}");
-    let tried = text.lines().filter(|line| line.starts_with("ok ")).count();
-    assert_eq!(tried, lines, "{text}");
+    assert_eq!(passed(&text), lines, "{text}");
+}
+
+fn passed(text: &str) -> usize {
+    text.lines().filter(|line| line.starts_with("ok ")).count()
+}
+
+/// What a command says that must succeed, or `None` where the machine can't run it: then the test
+/// is skipped.
+fn unless_skipped(command: &mut Command) -> Option<String> {
+    let output = Said::of(command);
+    let text = output.all();
+    println!("{text}");
+    if output.status.code() == Some(75) || text.starts_with("skipped") {
+        skip(Need::Machine, text);
+        return None;
+    }
+    output.good();
+    Some(text)
 }
 
 const ALL: [&str; 1] = ["all"];
@@ -135,17 +126,12 @@ fn both_ends(cases: &[&str]) {
 
 #[test]
 fn the_nccl_plugin_exports_what_nccl_looks_for_and_nothing_else() {
-    let output = Command::new("nm")
-        .args(["-D", "--defined-only", "--format=posix"])
-        .arg(plugin())
-        .output()
-        .expect("nm starts (it comes with the C compiler)");
-    assert!(output.status.success(), "{}", said(&output));
-    let text = String::from_utf8_lossy(&output.stdout);
-    let mut names: Vec<&str> = text
-        .lines()
-        .filter_map(|line| line.split_whitespace().next())
-        .collect();
+    let mut nm = Command::new("nm");
+    nm.args(["-D", "--defined-only", "--format=posix"])
+        .arg(plugin());
+    let text = Said::of(&mut nm).good().stdout;
+    let lines = text.lines();
+    let mut names: Vec<&str> = lines.filter_map(|line| line.split(' ').next()).collect();
     names.sort_unstable();
     assert_eq!(names, SYMBOLS);
     passes(check(&plugin(), &[NEWEST], &["symbols"]), 1);
@@ -186,14 +172,7 @@ fn nccl_messages_arrive_when_there_are_many_big_or_refused_ones() {
 
 #[test]
 fn a_gigabyte_is_one_nccl_message() {
-    let mut command = check(&plugin(), &[NEWEST], &["gigabyte"]);
-    let output = command.output().expect("nccl_check starts");
-    let text = said(&output);
-    println!("{text}");
-    if text.starts_with("skipped") {
-        return skip(Need::Machine, text);
-    }
-    assert!(output.status.success(), "{text}");
+    unless_skipped(&mut check(&plugin(), &[NEWEST], &["gigabyte"]));
 }
 
 #[test]
@@ -284,7 +263,7 @@ fn nccl_collectives_run_under_a_daemon_that_permits_their_bytes() {
 }
 
 #[test]
-fn the_nccl_plugin_heeds_the_mode_of_the_profile() {
+fn the_nccl_plugin_applies_the_mode_of_the_profile() {
     let folder = tempfile::tempdir().expect("a folder");
     let daemon = Daemon::start(folder.path(), "");
     let (profile, report) = (
@@ -334,30 +313,9 @@ fn nccl_collectives_go_on_when_their_daemon_stops_answering_or_dies() {
         output.read_to_string(&mut text).expect("text");
         println!("{text}");
         assert!(child.wait().expect("it ends").success(), "{signal}: {text}");
-        let tried = text.lines().filter(|line| line.starts_with("ok ")).count();
-        assert_eq!(tried, 2 * cases.len(), "{text}");
+        assert_eq!(passed(&text), 2 * cases.len(), "{text}");
         daemon.kill();
     }
-}
-
-/// Runs a command in network namespaces of its own, or `None` where there can be none.
-fn in_namespaces(ranks: &str, program: &Path, arguments: &[&str]) -> Option<String> {
-    let output = clean(&Path::new(SOURCES).join("namespaces.sh"))
-        .arg(ranks)
-        .arg(program)
-        .arg("--plugin")
-        .arg(plugin())
-        .args(arguments)
-        .output()
-        .expect("namespaces.sh starts");
-    let text = said(&output);
-    println!("{text}");
-    if output.status.code() == Some(75) {
-        skip(Need::Machine, text);
-        return None;
-    }
-    assert!(output.status.success(), "{text}");
-    Some(text)
 }
 
 #[test]
@@ -368,48 +326,35 @@ fn nccl_collectives_run_between_network_namespaces() {
     ] {
         let folder = tempfile::tempdir().expect("a folder");
         let shared = folder.path().to_str().expect("a path");
-        let mut arguments = vec!["-v", NEWEST, "-f", shared, "-r", "{rank}", "-n", "{ranks}"];
-        arguments.extend_from_slice(cases);
-        let program = harness().join("nccl_check");
-        let Some(text) = in_namespaces(ranks, &program, &arguments) else {
+        let mut command = clean(&Path::new(SOURCES).join("namespaces.sh"));
+        command.arg(ranks).arg(harness().join("nccl_check"));
+        command.arg("--plugin").arg(plugin()).args(["-f", shared]);
+        command.args(["-v", NEWEST, "-r", "{rank}", "-n", "{ranks}"]);
+        command.args(cases);
+        let Some(text) = unless_skipped(&mut command) else {
             return;
         };
-        let passed = text.lines().filter(|line| line.starts_with("ok ")).count();
-        assert_eq!(
-            passed,
-            cases.len() * ranks.parse::<usize>().expect("a number")
-        );
+        let ranks: usize = ranks.parse().expect("a number");
+        assert_eq!(passed(&text), cases.len() * ranks);
     }
 }
 
 #[test]
 fn the_nccl_plugin_takes_the_interfaces_that_nccl_would_take() {
-    let output = clean(&Path::new(SOURCES).join("interfaces.sh"))
-        .arg(harness().join("nccl_check"))
-        .arg(plugin())
-        .output()
-        .expect("interfaces.sh starts");
-    let text = said(&output);
-    println!("{text}");
-    if output.status.code() == Some(75) {
-        return skip(Need::Machine, text);
-    }
-    assert!(output.status.success(), "{text}");
+    let mut command = clean(&Path::new(SOURCES).join("interfaces.sh"));
+    unless_skipped(command.arg(harness().join("nccl_check")).arg(plugin()));
 }
 
 #[test]
 fn the_bandwidth_program_counts_what_it_moves_at_every_version() {
     for version in ENDS {
-        let output = clean(&harness().join("nccl_perf"))
+        let mut command = clean(&harness().join("nccl_perf"));
+        let of_few = words("--bytes 65536 --window 4 --streams 3 --seconds 1 --pings 100");
+        command
             .arg("--plugin")
             .arg(plugin())
-            .args(["--version", version, "--bytes", "65536", "--window", "4"])
-            .args(["--streams", "3", "--seconds", "1", "--pings", "100"])
-            .output()
-            .expect("nccl_perf starts");
-        assert!(output.status.success(), "{}", said(&output));
-        let line: serde_json::Value =
-            serde_json::from_slice(&output.stdout).expect("a line of JSON");
+            .args(["--version", version]);
+        let line = Said::of(command.args(of_few)).good().json();
         let moved = line["moved"].as_u64().expect("bytes");
         assert!(moved > 0 && moved.is_multiple_of(65536), "{line}");
         assert!(line["latency_us"]["p50"].as_f64() > Some(0.0), "{line}");
@@ -471,8 +416,8 @@ fn the_nccl_harness_notices_each_fault_of_a_plugin() {
         command
             .args(["--slow", "0.2"])
             .env("REFERENCE_PLUGIN_FAULT", fault);
-        let output = command.output().expect("nccl_check starts");
-        let text = said(&output);
+        let output = Said::of(&mut command);
+        let text = output.all();
         print!("{fault}: {text}");
         assert_eq!(
             output.status.code(),
@@ -483,14 +428,8 @@ fn the_nccl_harness_notices_each_fault_of_a_plugin() {
         assert!(text.contains(case), "{fault}: {text}");
     }
     let extra = harness().join("libnccl-net-reference_plugin-extra.so");
-    let output = check(&extra, &[NEWEST], &["symbols"])
-        .output()
-        .expect("nccl_check starts");
-    assert!(
-        said(&output).contains("exports reference_plugin_extra"),
-        "{}",
-        said(&output)
-    );
+    let text = Said::of(&mut check(&extra, &[NEWEST], &["symbols"])).all();
+    assert!(text.contains("exports reference_plugin_extra"), "{text}");
 }
 
 #[test]
@@ -509,8 +448,8 @@ fn the_nccl_harness_says_what_is_wrong_with_its_arguments() {
         (&["-p", plugin, "-n", "2", "duplex"], "needs --rank"),
         (&["duplex"], "usage"),
     ] {
-        let output = clean(&program).args(arguments).output().expect("it starts");
-        let text = said(&output);
+        let output = Said::of(clean(&program).args(arguments));
+        let text = output.all();
         assert_eq!(output.status.code(), Some(3), "{arguments:?}: {text}");
         assert!(text.contains(expected), "{arguments:?}: {text}");
     }

@@ -32,6 +32,59 @@ pub(crate) fn binary(name: &str) -> PathBuf {
     path
 }
 
+/// How a program ended, and what it said.
+#[derive(Debug)]
+pub(crate) struct Said {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Said {
+    /// Runs a command to its end.
+    #[track_caller]
+    pub(crate) fn of(command: &mut Command) -> Self {
+        let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
+        match command.output() {
+            Ok(output) => Self {
+                status: output.status,
+                stdout: text(output.stdout),
+                stderr: text(output.stderr),
+            },
+            Err(why) => panic!("{command:?} can't be started: {why}"),
+        }
+    }
+
+    /// Both streams.
+    pub(crate) fn all(&self) -> String {
+        format!("{}{}", self.stdout, self.stderr)
+    }
+
+    /// This, if it ended well.
+    #[track_caller]
+    pub(crate) fn good(self) -> Self {
+        assert!(self.status.success(), "{}: {}", self.status, self.all());
+        self
+    }
+
+    /// What was printed, as JSON.
+    #[track_caller]
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|why| panic!("{why}: {}", self.all()))
+    }
+}
+
+/// The words of a command line without quotes.
+pub(crate) fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
+}
+
+/// Runs `laxity`, as an operator types it.
+#[track_caller]
+pub(crate) fn laxity(arguments: &[&str]) -> Said {
+    Said::of(Command::new(binary("laxity")).args(arguments))
+}
+
 /// Polls `condition` until it holds; panics with `what` after [`PATIENCE`].
 pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();

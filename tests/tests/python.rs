@@ -4,31 +4,15 @@
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
 use laxity_tests::{Need, skip};
 
-use crate::process::binary;
+use crate::process::{Said, binary};
+use crate::sources::root;
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .expect("tests/ has a parent")
-        .to_owned()
-}
-
-fn said(output: &Output) -> String {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    text(&output.stdout) + &text(&output.stderr)
-}
-
-fn run(program: impl AsRef<OsStr>, arguments: &[&str], folder: &Path) -> Output {
-    let program = program.as_ref();
-    Command::new(program)
-        .args(arguments)
-        .current_dir(folder)
-        .output()
-        .unwrap_or_else(|error| panic!("{} can't be started: {error}", program.display()))
+fn run(program: impl AsRef<OsStr>, arguments: &[&str], folder: &Path) -> Said {
+    Said::of(Command::new(program).args(arguments).current_dir(folder))
 }
 
 /// The environment that has maturin, or why there is none.
@@ -38,11 +22,11 @@ fn builder() -> Result<PathBuf, String> {
     let target = target.ancestors().nth(2).expect("a target folder");
     let folder = target.join("python");
     let script = root().join("mooncake-adapter/setup.sh");
-    let output = run(script, &[folder.to_str().expect("UTF-8")], &root());
+    let output = run(script, &[folder.to_str().expect("UTF-8")], root());
     if output.status.success() {
         Ok(folder)
     } else {
-        Err(said(&output))
+        Err(output.all())
     }
 }
 
@@ -55,50 +39,36 @@ fn the_wheel_works_in_an_environment_of_its_own() {
     let folder = tempfile::tempdir().expect("a folder");
     let wheels = folder.path().join("wheels");
     let package = root().join("mooncake-adapter");
-    let output = run(
-        builder.join("bin/maturin"),
-        &[
-            "build",
-            "--profile",
-            "dev",
-            "--locked",
-            "--out",
-            wheels.to_str().expect("UTF-8"),
-        ],
-        &package,
-    );
-    assert!(output.status.success(), "{}", said(&output));
+    let to = wheels.to_str().expect("UTF-8");
+    let build = ["build", "--profile", "dev", "--locked", "--out", to];
+    run(builder.join("bin/maturin"), &build, &package).good();
     let mut built = std::fs::read_dir(&wheels).expect("wheels").flatten();
     let wheel = built.next().expect("a wheel").path();
     assert!(built.next().is_none(), "one wheel");
 
     let clean = folder.path().join("clean");
-    let output = run(
-        "python3",
-        &["-m", "venv", clean.to_str().expect("UTF-8")],
-        folder.path(),
-    );
-    assert!(output.status.success(), "{}", said(&output));
+    let venv = ["-m", "venv", clean.to_str().expect("UTF-8")];
+    run("python3", &venv, folder.path()).good();
     let wanted = format!("{}[test]", wheel.display());
     let pip = clean.join("bin/pip");
     let output = run(&pip, &["install", "--quiet", &wanted], folder.path());
     if !output.status.success() {
-        let why = format!("pip can't install {wanted}: {}", said(&output));
+        let why = format!("pip can't install {wanted}: {}", output.all());
         return skip(Need::Machine, why);
     }
 
     // From elsewhere, so that the package is the installed one.
-    let output = Command::new(clean.join("bin/python"))
+    let mut pytest = Command::new(clean.join("bin/python"));
+    pytest
         .args(["-m", "pytest", "-q", "-rs", "--strict-markers", "-p"])
         .args(["no:cacheprovider", "-c"])
         .arg(package.join("pyproject.toml"))
         .arg(package.join("tests"))
         .current_dir(folder.path())
         .env("LAXITY_BIN", binary("laxityd").parent().expect("a folder"))
-        .env("PYTHONDONTWRITEBYTECODE", "1")
-        .output()
-        .expect("pytest starts");
-    let text = said(&output);
+        .env("PYTHONDONTWRITEBYTECODE", "1");
+    let output = Said::of(&mut pytest);
+    let text = output.all();
     println!("{text}");
     assert!(output.status.success(), "pytest says no: see above");
     // `-rs`: "SKIPPED [1] tests/…: the reason".

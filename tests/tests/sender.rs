@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use laxity_client::{Client, Direction, Flow, Hint, Mode, Options, Stage};
 
-use crate::process::{PATIENCE, child, child_under, role, wait_bounded};
+use crate::process::{Daemon, PATIENCE, child, child_under, role, wait_bounded};
 
 /// Flows that one sender submits.
 pub(crate) const FLOWS: u64 = 40;
@@ -103,6 +103,15 @@ pub(crate) fn finish(child: Child) -> Summary {
     }
 }
 
+/// Runs a sender that completes each flow under `daemon`, and checks that every byte was scheduled
+/// and arrived at the socket `path`.
+pub(crate) fn complete(daemon: &Daemon, path: &Path) {
+    let sink = Sink::listen(path);
+    let summary = finish(start("complete", &daemon.socket(), path));
+    assert_eq!(summary.scheduled_bytes, TOTAL_BYTES, "{summary:?}");
+    assert_eq!(sink.bytes(), TOTAL_BYTES);
+}
+
 /// Receives everything a sender writes and checks that each word comes once and in order.
 pub(crate) struct Sink {
     reader: std::thread::JoinHandle<u64>,
@@ -153,24 +162,31 @@ fn flow(number: u64) -> Flow {
     Flow {
         stage,
         direction: Direction::Egress,
-        nic: 0,
         layer: (number % 8) as u16,
         bytes: FLOW_BYTES,
         batch: 1 + number / 8,
         request: 1 + number / 4,
-        deadline_ns: 0,
-        receiver_bound: false,
-        whole: false,
-        peer: 0,
+        ..Flow::default()
     }
 }
 
-fn send(completion: Completion) {
-    let mut sink = UnixStream::connect(std::env::var("SINK").expect("SINK")).expect("sink");
+/// The path of the socket that takes what is sent, and a connection to it.
+fn sink() -> (String, UnixStream) {
+    let path = std::env::var("SINK").expect("SINK");
+    let stream = UnixStream::connect(&path).expect("sink");
+    (path, stream)
+}
+
+fn attach() -> Client {
     let mut options = Options::from_env();
     options.attach_timeout = Duration::from_secs(20);
     options.reattach_every = Duration::from_millis(50);
-    let client = Client::attach(options);
+    Client::attach(options)
+}
+
+fn send(completion: Completion) {
+    let (_, mut sink) = sink();
+    let client = attach();
     assert!(client.is_scheduled(), "no daemon at the start");
     let mut lane = client.lane();
     for batch in 1..=FLOWS / 8 + 1 {
@@ -240,13 +256,9 @@ fn report(client: &Client) {
 /// Sends collectives of one word, completing each, and never waits for a permit: what is not
 /// permitted at once is polled for later. Ends when the file `SINK`.stop appears.
 fn glide() {
-    let path = std::env::var("SINK").expect("SINK");
-    let mut sink = UnixStream::connect(&path).expect("sink");
+    let (path, mut sink) = sink();
     let stop = Path::new(&path).with_extension("stop");
-    let mut options = Options::from_env();
-    options.attach_timeout = Duration::from_secs(20);
-    options.reattach_every = Duration::from_millis(50);
-    let client = Client::attach(options);
+    let client = attach();
     let mut lane = client.lane();
     let start = Instant::now();
     let mut word = 0_u64;
@@ -277,11 +289,8 @@ fn glide() {
 
 /// Sends small flows, completing each, until the parent closes the sink.
 fn linger() {
-    let mut sink = UnixStream::connect(std::env::var("SINK").expect("SINK")).expect("sink");
-    let mut options = Options::from_env();
-    options.attach_timeout = Duration::from_secs(20);
-    options.reattach_every = Duration::from_millis(50);
-    let client = Client::attach(options);
+    let (_, mut sink) = sink();
+    let client = attach();
     let mut lane = client.lane();
     let start = Instant::now();
     for number in 0.. {

@@ -4,9 +4,12 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
 use laxity_tests::{Need, skip};
+
+use crate::process::Said;
+use crate::sources::{root, text};
 
 /// Puts an executable script into a folder.
 fn script(folder: &Path, name: &str, body: &str) {
@@ -26,16 +29,12 @@ fn setup_on_a_bare_machine_installs_all_that_is_missing() {
     script(bin, "cargo", "");
     let log = bin.join("log");
     script(bin, "apt-get", &format!("echo \"$@\" >>{}", log.display()));
-    let setup = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tools/setup.sh");
-    let output = Command::new("/bin/bash")
-        .arg(setup)
+    let mut setup = Command::new("/bin/bash");
+    setup
+        .arg(root().join("tools/setup.sh"))
         .arg("base")
-        .env("PATH", bin)
-        .output()
-        .expect("bash runs");
-    let said = String::from_utf8_lossy(&output.stdout);
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}{complaint}");
+        .env("PATH", bin);
+    let said = Said::of(&mut setup).good().stdout;
     let asked = fs::read_to_string(&log).expect("apt-get was called");
     for package in ["gcc", "make", "iproute2", "pkg-config"] {
         assert!(asked.contains(package), "{package} is not in: {asked}");
@@ -43,26 +42,15 @@ fn setup_on_a_bare_machine_installs_all_that_is_missing() {
     }
 }
 
-/// A file of this repository.
-fn ours(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path)
-}
-
 /// Runs `tools/install.sh` under a umask that hides files from others.
-fn install(verb: &str, built: &Path, root: &Path) -> Output {
-    let script = format!(
-        "umask 077; exec bash {} {verb}",
-        ours("tools/install.sh").display()
-    );
-    let output = Command::new("bash")
-        .args(["-c", &script])
+fn install(verb: &str, built: &Path, into: &Path) {
+    let script = root().join("tools/install.sh");
+    let script = format!("umask 077; exec bash {} {verb}", script.display());
+    let mut bash = Command::new("bash");
+    bash.args(["-c", &script])
         .env("TARGET", built)
-        .env("DESTDIR", root)
-        .output()
-        .expect("bash runs");
-    let complaint = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{verb}: {complaint}");
-    output
+        .env("DESTDIR", into);
+    Said::of(&mut bash).good();
 }
 
 /// All files and folders below `folder`, with their modes.
@@ -84,12 +72,12 @@ fn modes(folder: &Path) -> Vec<(PathBuf, u32)> {
 #[test]
 fn what_is_installed_can_be_read_by_all_whatever_the_umask_of_who_installs_it() {
     let folder = tempfile::tempdir().expect("a folder");
-    let (built, root) = (folder.path().join("built"), folder.path().join("root"));
+    let (built, into) = (folder.path().join("built"), folder.path().join("into"));
     let release = built.join("release");
-    for path in [&release, &root] {
+    for path in [&release, &into] {
         fs::create_dir_all(path).expect("a folder");
     }
-    fs::set_permissions(&root, fs::Permissions::from_mode(0o755)).expect("own folder");
+    fs::set_permissions(&into, fs::Permissions::from_mode(0o755)).expect("own folder");
     // They stand for what a build makes; `laxity man --out` writes pages into a folder.
     for program in ["laxityd", "laxity-coordinator", "laxity-engine"] {
         script(&release, program, "echo text");
@@ -110,18 +98,18 @@ fn what_is_installed_can_be_read_by_all_whatever_the_umask_of_who_installs_it() 
         fs::write(release.join(library), "").expect("written");
     }
 
-    install("install", &built, &root);
-    let lab = root.join("usr/local/bin/laxity-lab");
+    install("install", &built, &into);
+    let lab = into.join("usr/local/bin/laxity-lab");
     assert!(!lab.exists(), "an operator's host does without it");
-    install("install-lab", &built, &root);
+    install("install-lab", &built, &into);
     assert!(lab.exists());
-    let found = modes(&root);
+    let found = modes(&into);
     let files = found.iter().filter(|(path, _)| path.is_file());
     assert!(files.count() > 30, "{found:?}");
     for (path, mode) in &found {
         let is_program = ["usr/local/bin/", "usr/local/sbin/"]
             .iter()
-            .any(|folder| path.starts_with(root.join(folder)));
+            .any(|folder| path.starts_with(into.join(folder)));
         let wanted = if path.is_dir() || is_program {
             0o755
         } else {
@@ -130,8 +118,8 @@ fn what_is_installed_can_be_read_by_all_whatever_the_umask_of_who_installs_it() 
         assert_eq!(*mode, wanted, "{}: {mode:o}", path.display());
     }
 
-    install("remove", &built, &root);
-    let left: Vec<_> = modes(&root)
+    install("remove", &built, &into);
+    let left: Vec<_> = modes(&into)
         .into_iter()
         .filter(|(path, _)| !path.is_dir())
         .collect();
@@ -149,8 +137,8 @@ fn values<'a>(unit: &'a str, key: &str) -> Vec<&'a str> {
 
 #[test]
 fn the_units_bound_memory_and_addresses_and_show_no_proc_but_that_of_processes() {
-    let daemon = fs::read_to_string(ours("dist/laxityd.service")).expect("a unit");
-    let coordinator = fs::read_to_string(ours("dist/laxity-coordinator.service")).expect("a unit");
+    let daemon = text("dist/laxityd.service");
+    let coordinator = text("dist/laxity-coordinator.service");
     for unit in [&daemon, &coordinator] {
         assert_eq!(values(unit, "ProcSubset"), ["pid"]);
         assert_eq!(values(unit, "MemoryMax").len(), 1);
@@ -176,7 +164,7 @@ fn the_units_bound_memory_and_addresses_and_show_no_proc_but_that_of_processes()
     for unit in ["laxityd", "laxity-coordinator"] {
         let analysed = Command::new("systemd-analyze")
             .args(["security", "--offline=true", "--no-pager", "--threshold=17"])
-            .arg(ours(&format!("dist/{unit}.service")))
+            .arg(root().join(format!("dist/{unit}.service")))
             .output();
         match analysed {
             Ok(output) => {

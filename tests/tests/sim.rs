@@ -3,12 +3,12 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::Command;
 
 use laxity_tests::recorded_data;
 use serde_json::Value;
 
-use crate::process::binary;
+use crate::process::{Said, binary, words};
 
 /// Units of two servers, so that collectives cross slow links: what policies can differ in is
 /// there.
@@ -30,37 +30,27 @@ workload.seconds = 6
 "#;
 
 /// In a folder of its own, so that relative paths mean something.
-fn sim(folder: &Path, arguments: &[&str]) -> Output {
-    Command::new(binary("laxity"))
-        .arg("sim")
-        .args(arguments)
-        .current_dir(folder)
-        .output()
-        .expect("laxity runs")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
+fn sim(folder: &Path, arguments: &[&str]) -> Said {
+    let mut laxity = Command::new(binary("laxity"));
+    Said::of(laxity.arg("sim").args(arguments).current_dir(folder))
 }
 
 /// Standard output of a command that must succeed.
 fn good(folder: &Path, arguments: &[&str]) -> String {
-    let output = sim(folder, arguments);
-    let said = text(&output.stderr);
-    assert!(output.status.success(), "{arguments:?}: {said}");
-    text(&output.stdout)
+    sim(folder, arguments).good().stdout
 }
 
 /// Everything that a command says that must fail.
 fn bad(folder: &Path, arguments: &[&str]) -> String {
     let output = sim(folder, arguments);
     assert_eq!(output.status.code(), Some(1), "{arguments:?}");
-    text(&output.stdout) + &text(&output.stderr)
+    output.all()
 }
 
 fn json(folder: &Path, arguments: &[&str]) -> Value {
-    let said = good(folder, &[arguments, &["--json", "-"]].concat());
-    serde_json::from_str(&said).expect("JSON")
+    sim(folder, &[arguments, &["--json", "-"]].concat())
+        .good()
+        .json()
 }
 
 fn folder() -> tempfile::TempDir {
@@ -121,10 +111,10 @@ fn an_interrupted_plan_goes_on_and_ends_with_the_same_report() {
     fs::write(folder.path().join("kept/results.jsonl"), torn).unwrap();
     let shown = sim(folder.path(), &["page", "kept", "--csv", "-"]);
     assert_eq!(shown.status.code(), Some(1), "it is not whole");
-    assert_eq!(text(&shown.stdout).lines().count(), 3);
+    assert_eq!(shown.stdout.lines().count(), 3);
 
     let again = run();
-    assert!(again.status.success(), "{}", text(&again.stderr));
+    assert!(again.status.success(), "{}", again.stderr);
     let timing: Value = serde_json::from_str(&kept("timing.json")).unwrap();
     assert_eq!(
         (timing["simulated"].as_u64(), timing["resumed"].as_u64()),
@@ -165,21 +155,10 @@ fn a_wrong_plan_is_answered_with_file_line_field_and_what_is_expected() {
     assert!(said.contains("nowhere.toml"), "{said}");
 }
 
-/// The options that take requests from a file.
-fn trace<'a>(source: &'a str, file: &'a str) -> [String; 4] {
-    [
-        "--set",
-        &format!("workload.source={source}"),
-        "--set",
-        &format!("workload.file={file}"),
-    ]
-    .map(str::to_owned)
-}
-
-fn with_trace(folder: &Path, command: &[&str], source: &str, file: &str) -> Output {
-    let options = trace(source, file);
-    let options: Vec<&str> = options.iter().map(String::as_str).collect();
-    sim(folder, &[command, &options].concat())
+/// A command whose requests come from a file.
+fn with_trace(folder: &Path, command: &[&str], source: &str, file: &str) -> Said {
+    let options = format!("--set workload.source={source} --set workload.file={file}");
+    sim(folder, &[command, &words(&options)].concat())
 }
 
 #[test]
@@ -196,7 +175,7 @@ fn a_line_of_a_trace_that_is_wrong_is_named_with_its_field() {
     for command in [&["workload"][..], &["run", "smoke"]] {
         let output = with_trace(folder.path(), command, "mooncake", "bad.jsonl");
         assert_eq!(output.status.code(), Some(1), "{command:?}");
-        let said = text(&output.stdout) + &text(&output.stderr);
+        let said = output.all();
         for word in [
             "bad.jsonl, line 3",
             "`input_length`",
@@ -209,7 +188,7 @@ fn a_line_of_a_trace_that_is_wrong_is_named_with_its_field() {
         assert_eq!(times, 1, "{command:?}: said {times} times: {said}");
     }
     let output = with_trace(folder.path(), &["workload"], "mooncake", "none.jsonl");
-    assert!(text(&output.stderr).contains("none.jsonl"));
+    assert!(output.stderr.contains("none.jsonl"));
 }
 
 #[test]
@@ -252,16 +231,10 @@ fn every_format_of_traces_is_read_and_served() {
         ("burstgpt", burstgpt),
     ] {
         fs::write(folder.path().join(source), content).unwrap();
-        let command = [
-            "run", "smoke", "--only", "laxity", "--seeds", "1", "--csv", "-",
-        ];
-        let output = with_trace(folder.path(), &command, source, source);
-        assert!(
-            output.status.success(),
-            "{source}: {}",
-            text(&output.stderr)
-        );
-        let rows = text(&output.stdout);
+        let command = words("run smoke --only laxity --seeds 1 --csv -");
+        let rows = with_trace(folder.path(), &command, source, source)
+            .good()
+            .stdout;
         assert_eq!(rows.lines().count(), 3, "{source}: {rows}");
     }
 }
@@ -279,14 +252,7 @@ fn model(line: &str, by: &str) -> String {
 fn a_model_of_ones_own_is_simulated_and_a_wrong_one_says_which_field() {
     let folder = folder();
     let file = folder.path().join("mine.toml");
-    let run = [
-        "run",
-        "smoke",
-        "--only",
-        "laxity",
-        "--set",
-        "model.name=mine.toml",
-    ];
+    let run = words("run smoke --only laxity --set model.name=mine.toml");
     fs::write(&file, model("layers = 32", "layers = 16")).unwrap();
     let described = good(folder.path(), &["models", "mine.toml", "--json"]);
     assert!(described.contains("\"mine\""), "{described}");
@@ -351,36 +317,22 @@ fn the_published_mooncake_trace_is_replayed_with_its_reuse() {
     let file = data.join("traces/mooncake_conversation.jsonl.gz");
     let file = format!("workload.file={}", file.display());
     let folder = folder();
-    let common = [
-        "--set",
-        "cluster.servers=32",
-        "--set",
-        "workload.source=mooncake",
-        "--set",
-        &file,
-        "--set",
-        "workload.arrivals=recorded",
-    ];
+    let common = format!(
+        "--set cluster.servers=32 --set workload.source=mooncake --set {file} --set \
+         workload.arrivals=recorded"
+    );
+    let common = words(&common);
     // The 12 031 requests of an hour in a minute.
     let all = ["workload", "--set", "workload.rate_per_gpu=1.6"];
-    let said = good(folder.path(), &[&all[..], &common, &["--json"]].concat());
-    let said: Value = serde_json::from_str(&said).expect("JSON");
+    let said = sim(folder.path(), &[&all[..], &common, &["--json"]].concat());
+    let said = said.good().json();
     let summary = &said[0]["summary"];
     assert!(summary["requests"].as_u64() > Some(12_000), "{summary}");
     let reuse = summary["reuse"].as_f64().expect("a number");
     assert!((0.3..0.45).contains(&reuse), "reuse {reuse}");
-    let few = [
-        "run",
-        "smoke",
-        "--policies",
-        "laxity",
-        "--seeds",
-        "1",
-        "--set",
-        "workload.rate_per_gpu=0.1",
-        "--set",
-        "workload.seconds=5",
-    ];
+    let few = "run smoke --policies laxity --seeds 1 --set workload.rate_per_gpu=0.1 --set \
+               workload.seconds=5";
+    let few = words(few);
     let report = json(folder.path(), &[&few[..], &common].concat());
     let outcome = &report["runs"][0]["outcome"];
     assert!(outcome["requests_in_all"].as_u64() > Some(30), "{outcome}");

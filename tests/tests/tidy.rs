@@ -7,168 +7,64 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Crates that may contain `unsafe`, and why.
-const MAY_BE_UNSAFE: &[(&str, &str)] = &[
-    (
-        "laxity-shm",
-        "shared memory, futexes, file descriptors over sockets",
-    ),
-    ("laxity-client", "the C ABI"),
-    ("laxity-job", "fork handlers, dlsym, signal masks"),
-    (
-        "laxity-verbs",
-        "stands in for C functions, on the program's own structs",
-    ),
-    (
-        "laxity-mooncake",
-        "stands in for Mooncake's C functions, on the program's own structs",
-    ),
-    (
-        "laxity-nccl",
-        "NCCL's C tables, sockets into memory that NCCL owns, ibverbs",
-    ),
-    (
-        "laxity-nccl-host",
-        "calls a plugin of NCCL's through its table of C functions",
-    ),
-    ("laxity-bench", "time-stamp counters and pinned threads"),
-];
+use crate::process::Said;
+use crate::sources::{files, none, root, text};
 
-/// Which workspace crates each crate may depend on (docs/architecture.md).
-const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
-    ("laxity-credentials", &["laxity-files"]),
-    ("laxity-files", &[]),
-    ("laxity-ibverbs", &[]),
-    ("laxity-listen", &[]),
-    ("laxity-policy", &["laxity-types"]),
-    ("laxity-quantity", &[]),
-    ("laxity-shm", &["laxity-types"]),
-    ("laxity-types", &[]),
-    ("laxity-wire", &["laxity-types"]),
-    ("laxity-client", &["laxity-job", "laxity-shm"]),
-    ("laxity-client-c", &["laxity-client"]),
-    (
-        "laxity-job",
-        &["laxity-files", "laxity-quantity", "laxity-shm"],
-    ),
-    ("laxity-python", &["laxity-client", "laxity-job"]),
-    (
-        "laxity-verbs",
-        &[
-            "laxity-client",
-            "laxity-ibverbs",
-            "laxity-job",
-            "laxity-shm",
-        ],
-    ),
-    ("laxity-mooncake", &["laxity-client", "laxity-job"]),
-    (
-        "laxity-nccl",
-        &[
-            "laxity-client",
-            "laxity-ibverbs",
-            "laxity-job",
-            "laxity-shm",
-        ],
-    ),
-    (
-        "laxity-daemon",
-        &[
-            "laxity-credentials",
-            "laxity-files",
-            "laxity-listen",
-            "laxity-policy",
-            "laxity-quantity",
-            "laxity-shm",
-            "laxity-wire",
-        ],
-    ),
-    (
-        "laxity-coordinator",
-        &[
-            "laxity-credentials",
-            "laxity-files",
-            "laxity-listen",
-            "laxity-policy",
-            "laxity-quantity",
-            "laxity-wire",
-        ],
-    ),
-    ("laxity-nccl-host", &[]),
-    (
-        "laxity-rig",
-        &[
-            "laxity-files",
-            "laxity-policy",
-            "laxity-requests",
-            "laxity-wire",
-        ],
-    ),
-    (
-        "laxity-cli",
-        &[
-            "laxity-credentials",
-            "laxity-files",
-            "laxity-job",
-            "laxity-quantity",
-            "laxity-shm",
-            "laxity-wire",
-        ],
-    ),
-    (
-        "laxity-lab",
-        &[
-            "laxity-cli",
-            "laxity-decisions",
-            "laxity-files",
-            "laxity-quantity",
-            "laxity-rig",
-            "laxity-sim",
-            "laxity-trial",
-        ],
-    ),
-    (
-        "laxity-trial",
-        &["laxity-credentials", "laxity-files", "laxity-wire"],
-    ),
-    (
-        "laxity-sim",
-        &["laxity-files", "laxity-policy", "laxity-requests"],
-    ),
-    ("laxity-decisions", &["laxity-requests"]),
-    (
-        "laxity-engine",
-        &[
-            "laxity-client",
-            "laxity-files",
-            "laxity-nccl-host",
-            "laxity-requests",
-        ],
-    ),
-    ("laxity-requests", &["laxity-policy"]),
-    (
-        "laxity-fuzz",
-        &[
-            "laxity-coordinator",
-            "laxity-daemon",
-            "laxity-nccl",
-            "laxity-policy",
-            "laxity-shm",
-            "laxity-wire",
-        ],
-    ),
-    (
-        "laxity-bench",
-        &["laxity-policy", "laxity-shm", "laxity-client"],
-    ),
-    ("laxity-tests", &[]),
-];
+/// Crates that may contain `unsafe`, and why. Each name follows `laxity-`.
+const MAY_BE_UNSAFE: &str = "
+    shm: shared memory, futexes, file descriptors over sockets
+    client: the C ABI
+    job: fork handlers, dlsym, signal masks
+    verbs: stands in for C functions, on the program's own structs
+    mooncake: stands in for Mooncake's C functions, on the program's own structs
+    nccl: NCCL's C tables, sockets into memory that NCCL owns, ibverbs
+    nccl-host: calls a plugin of NCCL's through its table of C functions
+    bench: time-stamp counters and pinned threads
+";
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .expect("tests/ has a parent")
-        .to_owned()
+/// Which workspace crates each crate may depend on (docs/architecture.md). Each name follows
+/// `laxity-`.
+const MAY_DEPEND_ON: &str = "
+    credentials: files
+    files:
+    ibverbs:
+    listen:
+    policy: types
+    quantity:
+    shm: types
+    types:
+    wire: types
+    client: job shm
+    client-c: client
+    job: files quantity shm
+    python: client job
+    verbs: client ibverbs job shm
+    mooncake: client job
+    nccl: client ibverbs job shm
+    daemon: credentials files listen policy quantity shm wire
+    coordinator: credentials files listen policy quantity wire
+    nccl-host:
+    rig: files policy requests wire
+    cli: credentials files job quantity shm wire
+    lab: cli decisions files quantity rig sim trial
+    trial: credentials files wire
+    sim: files policy requests
+    decisions: requests
+    engine: client files nccl-host requests
+    requests: policy
+    fuzz: coordinator daemon nccl policy shm wire
+    bench: client
+    tests:
+";
+
+/// [`MAY_DEPEND_ON`] by the crates' names.
+fn may_depend_on() -> BTreeMap<String, BTreeSet<String>> {
+    let name = |short: &str| format!("laxity-{short}");
+    let rows = MAY_DEPEND_ON
+        .lines()
+        .filter_map(|line| line.split_once(':'));
+    rows.map(|(of, on)| (name(of.trim()), on.split_whitespace().map(name).collect()))
+        .collect()
 }
 
 struct Package {
@@ -177,86 +73,46 @@ struct Package {
 }
 
 fn packages() -> BTreeMap<String, Package> {
-    let output = Command::new(env!("CARGO"))
-        .args([
-            "metadata",
-            "--no-deps",
-            "--offline",
-            "--format-version",
-            "1",
-        ])
-        .current_dir(root())
-        .output()
-        .expect("cargo metadata runs");
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let arguments = "metadata --no-deps --offline --format-version 1";
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(arguments.split(' ')).current_dir(root());
+    let metadata = Said::of(&mut cargo).good().json();
     let text = |value: &serde_json::Value| value.as_str().expect("a string").to_owned();
-    metadata["packages"]
-        .as_array()
-        .expect("packages")
-        .iter()
-        .map(|package| {
-            let dependencies = package["dependencies"].as_array().expect("dependencies");
-            let manifest = PathBuf::from(text(&package["manifest_path"]));
-            (
-                text(&package["name"]),
-                Package {
-                    folder: manifest.parent().expect("a folder").to_owned(),
-                    dependencies: dependencies
-                        .iter()
-                        .filter(|d| d["kind"].as_str() != Some("dev"))
-                        .map(|d| text(&d["name"]))
-                        .collect(),
-                },
-            )
-        })
-        .collect()
+    let package = |it: &serde_json::Value| {
+        let manifest = PathBuf::from(text(&it["manifest_path"]));
+        let dependencies = it["dependencies"].as_array().expect("dependencies");
+        let shipped = dependencies
+            .iter()
+            .filter(|d| d["kind"].as_str() != Some("dev"));
+        let package = Package {
+            folder: manifest.parent().expect("a folder").to_owned(),
+            dependencies: shipped.map(|d| text(&d["name"])).collect(),
+        };
+        (text(&it["name"]), package)
+    };
+    let packages = metadata["packages"].as_array().expect("packages");
+    packages.iter().map(package).collect()
 }
 
-fn rust_files(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).expect("a readable folder").flatten() {
-        let path = entry.path();
-        if path.is_dir() {
-            rust_files(&path, found);
-        } else if path.extension().is_some_and(|e| e == "rs") {
-            found.push(path);
-        }
-    }
-}
-
-fn sources(package: &Package) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for part in ["src", "tests", "benches", "examples"] {
-        if package.folder.join(part).is_dir() {
-            rust_files(&package.folder.join(part), &mut found);
-        }
-    }
-    found.sort();
-    found
+/// Each Rust file of the workspace, and its text.
+fn sources() -> impl Iterator<Item = (PathBuf, String)> {
+    files(&["rs"])
+        .into_iter()
+        .map(|path| (path.clone(), text(path)))
 }
 
 #[test]
 fn dependencies_between_crates_point_one_way() {
     let packages = packages();
-    let allowed: BTreeMap<_, _> = MAY_DEPEND_ON.iter().copied().collect();
-    let known: BTreeSet<&str> = packages.keys().map(String::as_str).collect();
-    assert_eq!(
-        known,
-        allowed.keys().copied().collect(),
-        "list every crate in MAY_DEPEND_ON"
-    );
+    let allowed = may_depend_on();
+    let listed: Vec<_> = allowed.keys().collect();
+    let known: Vec<_> = packages.keys().collect();
+    assert_eq!(known, listed, "list every crate in MAY_DEPEND_ON");
     for (name, package) in &packages {
-        for dependency in package
-            .dependencies
-            .iter()
-            .filter(|d| known.contains(d.as_str()))
-        {
+        let ours = package.dependencies.iter();
+        for dependency in ours.filter(|dependency| packages.contains_key(*dependency)) {
             assert!(
-                allowed[name.as_str()].contains(&dependency.as_str()),
+                allowed[name].contains(dependency),
                 "{name} may not depend on {dependency}; see docs/architecture.md"
             );
         }
@@ -302,28 +158,17 @@ fn is_laboratory(name: &str) -> bool {
 #[test]
 fn the_product_links_nothing_of_the_laboratory() {
     for product in PRODUCT {
-        let output = Command::new(env!("CARGO"))
-            .args([
-                "tree",
-                "--package",
-                product,
-                "--edges",
-                "normal",
-                "--offline",
-            ])
-            .args(["--locked", "--prefix", "none", "--format", "{p}"])
-            .current_dir(root())
-            .output()
-            .expect("cargo tree runs");
-        let text = String::from_utf8_lossy(&output.stdout);
-        let names: BTreeSet<&str> = (text.lines())
+        let arguments =
+            "tree --edges normal --offline --locked --prefix none --format {p} --package";
+        let mut cargo = Command::new(env!("CARGO"));
+        cargo
+            .args(arguments.split(' '))
+            .arg(product)
+            .current_dir(root());
+        let tree = Said::of(&mut cargo).good().stdout;
+        let names: BTreeSet<&str> = (tree.lines())
             .filter_map(|line| line.split_whitespace().next())
             .collect();
-        assert!(
-            names.contains(product),
-            "{}",
-            String::from_utf8_lossy(&output.stderr)
-        );
         for name in &names {
             assert!(!is_laboratory(name), "{product} links {name}");
         }
@@ -335,9 +180,14 @@ fn the_product_links_nothing_of_the_laboratory() {
 
 #[test]
 fn only_the_listed_crates_may_hold_unsafe_code() {
-    let allowed: BTreeMap<_, _> = MAY_BE_UNSAFE.iter().copied().collect();
+    let rows = MAY_BE_UNSAFE
+        .lines()
+        .filter_map(|line| line.split_once(':'));
+    let allowed: Vec<_> = rows
+        .map(|(of, _)| format!("laxity-{}", of.trim()))
+        .collect();
     for (name, package) in packages() {
-        if allowed.contains_key(name.as_str()) || name == "laxity-tests" {
+        if allowed.contains(&name) || name == "laxity-tests" {
             continue;
         }
         for root in ["lib.rs", "main.rs"] {
@@ -366,15 +216,8 @@ const WIDE_LINES: usize = 95;
 
 fn is_test(path: &Path) -> bool {
     let text = path.to_string_lossy();
-    [
-        "/tests/",
-        "/benches/",
-        "/examples/",
-        "tests.rs",
-        "_tests.rs",
-    ]
-    .iter()
-    .any(|part| text.contains(part))
+    let parts = ["tests/", "benches/", "examples/", "tests.rs"];
+    parts.iter().any(|part| text.contains(part))
 }
 
 /// The lines before `mod tests` at the end of a file.
@@ -442,26 +285,23 @@ fn judge(what: &str, found: &[String], known: usize) {
 #[test]
 fn files_functions_and_lines_fit_a_screen() {
     let (mut files, mut long, mut wide) = (Vec::new(), Vec::new(), Vec::new());
-    for package in packages().values() {
-        for file in sources(package) {
-            let text = fs::read_to_string(&file).expect("a readable file");
-            let shown = file.strip_prefix(root()).unwrap_or(&file).display();
-            for (at, line) in text.lines().enumerate() {
-                if line.chars().count() > COLUMNS_MAX && !is_drawn(line) {
-                    wide.push(format!("{shown}:{}", at + 1));
-                }
+    for (file, text) in sources() {
+        let shown = file.display();
+        for (at, line) in text.lines().enumerate() {
+            if line.chars().count() > COLUMNS_MAX && !is_drawn(line) {
+                wide.push(format!("{shown}:{}", at + 1));
             }
-            if is_test(&file) {
-                continue;
-            }
-            let lines = without_tests(&text);
-            if lines > FILE_LINES_MAX {
-                files.push(format!("{shown}: {lines} lines"));
-            }
-            for (name, lines) in functions(&text) {
-                if lines > FUNCTION_LINES_MAX {
-                    long.push(format!("{shown}: {name} has {lines} lines"));
-                }
+        }
+        if is_test(&file) {
+            continue;
+        }
+        let lines = without_tests(&text);
+        if lines > FILE_LINES_MAX {
+            files.push(format!("{shown}: {lines} lines"));
+        }
+        for (name, lines) in functions(&text) {
+            if lines > FUNCTION_LINES_MAX {
+                long.push(format!("{shown}: {name} has {lines} lines"));
             }
         }
     }
@@ -490,37 +330,19 @@ const BANNED: [&str; 13] = [
 #[test]
 fn no_name_is_one_that_the_glossary_bans() {
     let mut found = Vec::new();
-    for package in packages().values() {
-        for file in sources(package) {
-            let text = fs::read_to_string(&file).expect("a readable file");
-            let shown = file.strip_prefix(root()).unwrap_or(&file).display();
-            if shown.to_string().ends_with("tidy.rs") {
-                continue;
-            }
-            let words = text.split(|c: char| !(c.is_alphanumeric() || c == '_'));
-            for word in words.filter(|word| BANNED.contains(word)) {
-                found.push(format!("{shown}: {word}"));
-            }
+    for (file, text) in sources().filter(|(file, _)| !file.ends_with("tidy.rs")) {
+        let words = text.split(|c: char| !(c.is_alphanumeric() || c == '_'));
+        for word in words.filter(|word| BANNED.contains(word)) {
+            found.push(format!("{}: {word}", file.display()));
         }
     }
     found.dedup();
-    assert!(found.is_empty(), "{}", found.join("\n"));
+    none("words that docs/glossary.md bans", &found);
 }
 
 #[test]
 fn every_file_says_what_it_is() {
-    for package in packages().values() {
-        for file in sources(package) {
-            let text = fs::read_to_string(&file).expect("a readable file");
-            let shown = file
-                .strip_prefix(root())
-                .unwrap_or(&file)
-                .display()
-                .to_string();
-            assert!(
-                text.starts_with("//!"),
-                "{shown}: the first line must be a `//!` header"
-            );
-        }
-    }
+    let unsaid = sources().filter(|(_, text)| !text.starts_with("//!"));
+    let unsaid: Vec<_> = unsaid.map(|(file, _)| file.display().to_string()).collect();
+    none("files whose first line is no `//!` header", &unsaid);
 }

@@ -1,25 +1,14 @@
 //! `laxity trace` as an operator types it, while a real process sends under a real daemon.
 
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::process::{Daemon, binary, eventually, wait_bounded};
-use crate::sender::{self, Sink};
-
-fn laxity(arguments: &[&str]) -> Output {
-    Command::new(binary("laxity"))
-        .args(arguments)
-        .output()
-        .expect("laxity runs")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
-}
+use crate::process::{Daemon, binary, eventually, laxity, wait_bounded, words};
+use crate::sender;
 
 #[test]
 fn a_trace_shows_each_flow_of_a_sender_and_why_it_waited() {
@@ -34,17 +23,10 @@ fn a_trace_shows_each_flow_of_a_sender_and_why_it_waited() {
     let out = out.to_str().expect("UTF-8");
     let arguments = ["trace", "--control", &control, "--for", "60s", "--out", out];
 
-    let nobody = laxity(&[
-        "trace",
-        "--control",
-        &control,
-        "--for",
-        "200ms",
-        "--out",
-        out,
-    ]);
+    let nobody = format!("trace --control {control} --for 200ms --out {out}");
+    let nobody = laxity(&words(&nobody));
     assert!(!nobody.status.success());
-    assert!(text(&nobody.stderr).contains("saw nothing"), "{nobody:?}");
+    assert!(nobody.stderr.contains("saw nothing"), "{nobody:?}");
 
     // The command that is traced waits for a file, which is there when the sender has ended.
     let done = folder.path().join("done");
@@ -52,21 +34,17 @@ fn a_trace_shows_each_flow_of_a_sender_and_why_it_waited() {
     let tracer = Command::new(binary("laxity"))
         .args(arguments)
         .args(["--", "sh", "-c", &wait])
-        .stdout(std::process::Stdio::piped())
+        .stdout(Stdio::piped())
         .spawn()
         .expect("laxity runs");
-    crate::process::eventually("the trace has begun", || {
+    eventually("the trace has begun", || {
         // After that of nobody's.
         daemon.log_text().matches("a trace begins").count() > 1
     });
     let again = laxity(&arguments);
-    assert!(text(&again.stderr).contains("under way"), "{again:?}");
+    assert!(again.stderr.contains("under way"), "{again:?}");
 
-    let path = folder.path().join("sink");
-    let sink = Sink::listen(&path);
-    let summary = sender::finish(sender::start("complete", &daemon.socket(), &path));
-    assert_eq!(summary.scheduled_bytes, sender::TOTAL_BYTES);
-    assert_eq!(sink.bytes(), sender::TOTAL_BYTES);
+    sender::complete(&daemon, &folder.path().join("sink"));
     std::fs::write(&done, "").expect("written");
     let tracer = tracer.wait_with_output().expect("it ends");
     assert!(tracer.status.success(), "{tracer:?}");
@@ -77,47 +55,31 @@ fn a_trace_shows_each_flow_of_a_sender_and_why_it_waited() {
     let with = |key: &str, value: &str| -> Vec<&serde_json::Value> {
         events.iter().filter(|event| event[key] == value).collect()
     };
+    let bytes = |events: &[&serde_json::Value]| -> u64 {
+        let bytes = events.iter().map(|event| event["args"]["bytes"].as_u64());
+        bytes.map(|bytes| bytes.expect("bytes")).sum()
+    };
     let flows = with("cat", "flow");
     assert_eq!(flows.len() as u64, sender::FLOWS);
-    let bytes: u64 = flows
-        .iter()
-        .map(|flow| flow["args"]["bytes"].as_u64().expect("bytes"))
-        .sum();
-    assert_eq!(bytes, sender::TOTAL_BYTES);
-    let permitted: u64 = with("cat", "permit")
-        .iter()
-        .map(|permit| permit["args"]["bytes"].as_u64().expect("bytes"))
-        .sum();
-    assert_eq!(permitted, sender::TOTAL_BYTES);
-    assert!(
-        flows
-            .iter()
-            .all(|flow| flow["args"]["outcome"] == "complete")
-    );
+    assert_eq!(bytes(&flows), sender::TOTAL_BYTES);
+    assert_eq!(bytes(&with("cat", "permit")), sender::TOTAL_BYTES);
+    let mut outcomes = flows.iter().map(|flow| &flow["args"]["outcome"]);
+    assert!(outcomes.all(|outcome| outcome == "complete"));
     let why = |flow: &&serde_json::Value| flow["args"]["why"].as_str().map(str::to_owned);
     let waited = flows.iter().filter_map(why);
     assert!(
         waited.filter(|why| why.contains("meanwhile went")).count() > 10,
         "{json}"
     );
-    let rows: Vec<_> = with("name", "thread_name")
-        .iter()
-        .filter_map(|row| row["args"]["name"].as_str().map(str::to_owned))
-        .collect();
-    assert!(
-        rows.iter().any(|row| row.starts_with("p2d · layer ")),
-        "{rows:?}"
-    );
-    assert!(
-        rows.iter()
-            .any(|row| row.starts_with("collective · layer "))
-    );
-    let processes = with("name", "process_name");
-    assert!(
-        processes
-            .iter()
-            .any(|one| one["args"]["name"] == "eth7 egress")
-    );
+    for (kind, start) in [
+        ("thread_name", "p2d · layer "),
+        ("thread_name", "collective · layer "),
+        ("process_name", "eth7 egress"),
+    ] {
+        let named = with("name", kind);
+        let mut names = named.iter().filter_map(|row| row["args"]["name"].as_str());
+        assert!(names.any(|name| name.starts_with(start)), "{named:?}");
+    }
     assert_eq!(picture["otherData"]["lost_events"], 0);
 }
 
@@ -130,10 +92,7 @@ fn a_trace_with_too_little_room_says_how_much_is_not_in_it() {
     assert!(operator.trace_start(0, 10).is_err(), "no time");
     assert!(operator.trace_start(10, 0).is_err(), "no room");
     operator.trace_start(60, 10).expect("begins");
-    let path = folder.path().join("sink");
-    let sink = Sink::listen(&path);
-    sender::finish(sender::start("complete", &daemon.socket(), &path));
-    sink.bytes();
+    sender::complete(&daemon, &folder.path().join("sink"));
     operator.trace_stop().expect("ends");
     let page = operator.trace_read().expect("it can still be read");
     assert_eq!(page.events.len(), 10);
@@ -159,12 +118,6 @@ fn start(daemon: &Daemon, out: &Path, more: &[&str]) -> Child {
         daemon.log_text().matches("a trace begins").count() > before
     });
     tracer
-}
-
-fn send_flows(daemon: &Daemon, sink: &Path) {
-    let listening = Sink::listen(sink);
-    sender::finish(sender::start("complete", &daemon.socket(), sink));
-    assert_eq!(listening.bytes(), sender::TOTAL_BYTES);
 }
 
 fn signal(child: &Child, signal: Signal) {
@@ -193,7 +146,7 @@ fn a_trace_that_is_interrupted_is_written_and_ended() {
     for ending in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
         let out = folder.path().join(format!("{ending}.json"));
         let tracer = start(&daemon, &out, &[]);
-        send_flows(&daemon, &folder.path().join(format!("{ending}.sink")));
+        sender::complete(&daemon, &folder.path().join(format!("{ending}.sink")));
         signal(&tracer, ending);
         let (status, said) = wait_bounded(tracer);
         assert!(status.success(), "{ending}: {status}: {said}");
@@ -230,7 +183,7 @@ fn a_traced_command_that_outlasts_the_trace_does_not_keep_it_from_being_written(
         ended.display()
     );
     let mut tracer = start(&daemon, &out, &["--", "sh", "-c", &script]);
-    send_flows(&daemon, &folder.path().join("sink"));
+    sender::complete(&daemon, &folder.path().join("sink"));
     daemon.operator().trace_stop().expect("ends");
     eventually("the trace is written", || out.exists());
     assert!(tracer.try_wait().expect("wait").is_none(), "it waits");

@@ -1,25 +1,16 @@
 //! The matrix of unmodified RDMA programs on real verbs, in one boot of the SoftRoCE lab, judged by
 //! its own report. Skipped, with the reason, where a guest or its programs cannot be had.
 
-use std::process::{Command, Output};
+use std::process::Command;
 
 use laxity_tests::{Need, skip};
 
-use crate::process::binary;
+use crate::process::{Said, binary};
+use crate::sources::root;
 
-fn lab(arguments: &[&str]) -> Output {
-    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-    Command::new(binary("laxity"))
-        .args(["lab"])
-        .args(arguments)
-        .current_dir(root)
-        .output()
-        .expect("laxity runs")
-}
-
-fn said(output: &Output) -> String {
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    text(&output.stdout) + &text(&output.stderr)
+fn lab(arguments: &[&str]) -> Said {
+    let mut laxity = Command::new(binary("laxity"));
+    Said::of(laxity.arg("lab").args(arguments).current_dir(root()))
 }
 
 fn number(value: &serde_json::Value, key: &str) -> u64 {
@@ -48,20 +39,20 @@ fn unmodified_rdma_programs_run_under_the_scheduler_and_every_byte_is_accounted_
     for step in [&["probe", "--verbs"][..], &["verbs", "--prepare"][..]] {
         let output = lab(step);
         if !output.status.success() {
-            return skip(Need::Machine, said(&output));
+            return skip(Need::Machine, output.all());
         }
     }
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("report.json");
     let path = file.to_str().expect("a path");
-    let listed = said(&lab(&["verbs", "--list"]));
+    let listed = lab(&["verbs", "--list"]).stdout;
     let names = listed
         .lines()
         .filter_map(|line| line.split_whitespace().next());
     let wanted: Vec<&str> = names.filter(|name| !BY_HAND.contains(name)).collect();
     let only = wanted.join(",");
     let output = lab(&["verbs", "--keep-going", "--json", path, "--only", &only]);
-    let text = said(&output);
+    let text = output.all();
     println!("{text}");
     assert_eq!(output.status.code(), Some(0), "{text}");
     let json = std::fs::read_to_string(&file).expect("a report");
