@@ -18,20 +18,14 @@ use laxity_rig::vm::{self, Input, Job, Stream, VmConfig};
 use laxity_cli::library;
 
 pub(crate) const HELP: &str = "\
-Boots the SoftRoCE lab once and runs each program unmodified, with the library preloaded on both \
-sides, under
-a daemon that enforces a rate at which work requests wait. Of each program it checks: exit codes, \
-the bytes (by the
-program itself, or on the wire), that the library counted what the program posted, that each work \
-request is one
-message on the wire, that the DSCPs there are the profile's, and that nothing was bypassed. Then \
-daemons and
-applications are killed, and a collective contends with bulk transfers (`laxity lab contention` \
-has more options).
-pyverbs' own test suite has to pass the same tests with the library as without. \
-The NCCL plugin is driven over verbs as NCCL drives it, with the daemon and without, measured \
-against perftest, and
-contends, too.
+Boots the SoftRoCE lab once and runs each program unmodified, with the library preloaded on both
+sides, under a daemon that enforces a rate at which work requests wait. It checks of each program:
+exit codes, the bytes (by the program itself, or on the wire), that the library counted what the
+program posted, that each work request is one message on the wire, that the DSCPs there are the
+profile's, and that nothing was bypassed. Then daemons and applications are killed, and a collective
+contends with bulk transfers (`laxity lab contention` has more options). pyverbs' own test suite has
+to pass the same tests with the library as without. The NCCL plugin is driven over verbs as NCCL
+drives it, with the daemon and without, is measured against perftest, and contends, too.
 
 Exit code: 0 if all passed, 1 if not, 125 if the lab itself failed.
 
@@ -41,8 +35,7 @@ Examples:
   laxity lab verbs --only write_bw,mooncake
   laxity lab verbs --only applications_killed --cycles 1000
   laxity lab verbs --only contention
-  laxity lab verbs --only nccl_versions,nccl_collectives,nccl_bandwidth
-  laxity lab verbs --overhead";
+  laxity lab verbs --only nccl_versions,nccl_collectives,nccl_bandwidth";
 
 /// What every job on the SoftRoCE lab's verbs needs.
 #[derive(Args)]
@@ -94,12 +87,6 @@ pub(crate) struct VerbsArgs {
     /// How many applications are killed with work requests that wait
     #[arg(long, value_name = "N", default_value_t = 100)]
     cycles: u32,
-    /// Measure perftest with the library against without, instead
-    #[arg(long)]
-    overhead: bool,
-    /// Pairs of runs of each measurement
-    #[arg(long, value_name = "N", default_value_t = 5)]
-    pairs: usize,
     /// Prepare what the guest needs (kernel, check programs, Transfer Engine), and stop
     #[arg(long)]
     prepare: bool,
@@ -218,10 +205,6 @@ impl VerbsArgs {
             programs,
             ..VerbsConfig::default()
         };
-        if self.overhead {
-            config.overhead_pairs = Some(self.pairs.max(1));
-            return Ok(config);
-        }
         let mut only = self.only.clone();
         only.retain(|name| name != CONTENTION && name != PLUGIN_CONTENTION);
         let wants = |name: &str| self.only.is_empty() || self.only.iter().any(|only| only == name);

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use laxity_rig::vm::{self, Exec, Input, Job, NetworkConfig, Shell, Stream, VmConfig, VmError};
+use laxity_rig::vm::{self, Exec, Input, Job, NetworkConfig, Stream, VmConfig, VmError};
 
 /// Exit codes that are not the command's: its time was up, as timeout(1); the lab itself failed.
 const TIMED_OUT: u8 = 124;
@@ -190,11 +190,17 @@ pub(crate) fn shell(args: &GuestArgs) -> Result<ExitCode> {
     }
     let shell = std::env::var("SHELL").unwrap_or_else(|_| "/bin/sh".into());
     let (rows, columns) = vm::terminal::size();
-    let job = Job::Shell(Shell {
-        exec: like_this(vec![shell])?,
-        rows,
-        columns,
-    });
+    // script(1) gives the shell a terminal, which begins without a size.
+    let start = format!("stty sane rows {rows} columns {columns}; exec '{shell}'");
+    let script = [
+        "script",
+        "--quiet",
+        "--return",
+        "--command",
+        &start,
+        "/dev/null",
+    ];
+    let job = Job::Exec(like_this(script.map(String::from).into())?);
     let guest = match vm::Vm::boot(&config, &job) {
         Ok(guest) => guest,
         Err(error) => return Ok(failed(&error)),

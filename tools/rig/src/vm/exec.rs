@@ -19,25 +19,17 @@ const DRAIN: Duration = Duration::from_secs(1);
 const NOT_FOUND: i32 = 127;
 const NOT_RUN: i32 = 126;
 
-/// The command for a program of the host's choice.
-pub(super) fn command(config: &Exec, guest: &Guest) -> anyhow::Result<Command> {
-    let (program, args) = config.argv.split_first().context("no program was named")?;
-    let env = with_lab_variables(&config.env, guest.environment());
-    let mut command = Command::new(program);
-    command
-        .args(args)
-        .env_clear()
-        .envs(env)
-        .current_dir(&config.cwd);
-    Ok(command)
-}
-
 /// Runs the program; its exit code as a shell would give it.
 ///
 /// # Errors
 /// The host is gone.
 pub fn run(config: &Exec, guest: &mut Guest) -> anyhow::Result<i32> {
-    let spawned = command(config, guest)?
+    let (program, args) = config.argv.split_first().context("no program was named")?;
+    let spawned = Command::new(program)
+        .args(args)
+        .env_clear()
+        .envs(with_lab_variables(&config.env, guest.environment()))
+        .current_dir(&config.cwd)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -45,7 +37,7 @@ pub fn run(config: &Exec, guest: &mut Guest) -> anyhow::Result<i32> {
     let mut child = match spawned {
         Ok(child) => child,
         Err(error) => {
-            let (program, cwd) = (&config.argv[0], config.cwd.display());
+            let cwd = config.cwd.display();
             guest.say(&format!(
                 "laxity: cannot start `{program}` in {cwd}: {error}"
             ))?;

@@ -16,14 +16,13 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, bail};
 
-use super::cpio::Archive;
-use super::modules::ModuleTable;
 use super::vmlinux;
 use crate::probe::Lack;
 use crate::sandbox::find_program;
@@ -135,32 +134,32 @@ pub fn lacks(cache: &Path) -> Vec<Lack> {
             next_step: format!("{setup} (Debian, Ubuntu: apt install busybox-static)"),
         }),
     }
-    if cached_kernel(cache).is_none() {
-        for (program, package) in [
+    let without_kernel = cached_kernel(cache).is_none();
+    let mut wanted = vec![("modprobe", "kmod")];
+    if without_kernel {
+        wanted.extend([
             ("apt-get", "apt"),
             ("dpkg-deb", "dpkg"),
             ("tar", "tar"),
             ("depmod", "kmod"),
-        ] {
-            if find_program(program).is_none() {
-                lacks.push(Lack {
-                    what: program.into(),
-                    next_step: format!(
-                        "{setup} (package {package}), or copy the folder of a kernel from another \
-                         machine's cache into {}",
-                        cache.display()
-                    ),
-                });
-            }
-        }
-        if lacks.is_empty() && kernel_package().is_none() {
+        ]);
+    }
+    for (program, package) in wanted {
+        if find_program(program).is_none() {
             lacks.push(Lack {
-                what: format!("the package {META_PACKAGE}"),
-                next_step: "this machine's package lists do not have it: run `apt-get update` as \
-                            root; it is in Debian's main archive"
-                    .into(),
+                what: program.into(),
+                next_step: format!("{setup} (package {package})"),
             });
         }
+    }
+    if without_kernel && lacks.is_empty() && kernel_package().is_none() {
+        lacks.push(Lack {
+            what: format!("the package {META_PACKAGE}"),
+            next_step:
+                "this machine's package lists do not have it: run `apt-get update` as root; \
+                        it is in Debian's main archive"
+                    .into(),
+        });
     }
     lacks
 }
@@ -225,7 +224,7 @@ pub fn prepare(cache: &Path, say: &dyn Fn(&str)) -> anyhow::Result<Image> {
     };
     let release = file_name(&folder);
     let modules = folder.join("lib/modules").join(&release);
-    let initrd = initrd(&folder, &modules)?;
+    let initrd = initrd(&folder, &release)?;
     drop(lock);
     Ok(Image {
         kernel: folder.join("vmlinux"),
@@ -310,61 +309,92 @@ fn unpack(package: &Path, into: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs a program to its end.
-fn run(command: &mut Command) -> anyhow::Result<()> {
+/// Runs a program to its end; what it printed.
+fn run(command: &mut Command) -> anyhow::Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command
         .output()
         .with_context(|| format!("starting {name}"))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("{name} failed ({}): {}", output.status, said.trim());
+        bail!(
+            "{name} failed ({}): {}",
+            output.status,
+            text(&output.stderr)
+        );
     }
-    Ok(())
+    Ok(text(&output.stdout))
 }
 
-/// The initramfs of this busybox, these modules and this `init.sh`.
-fn initrd(folder: &Path, modules: &Path) -> anyhow::Result<PathBuf> {
+/// The modules to load, each after what it depends on, as modprobe(8) says. The host's own
+/// configuration of modules does not count.
+fn load_order(folder: &Path, release: &str) -> anyhow::Result<Vec<PathBuf>> {
+    let said = run(Command::new(program("modprobe"))
+        .arg0("modprobe")
+        .args(["--show-depends", "--config=/dev/null", "--set-version"])
+        .args([release, "--dirname"])
+        .arg(folder)
+        .arg("--all")
+        .args(MODULES))
+    .with_context(|| format!("remove {} to have it made again", folder.display()))?;
+    let mut order = Vec::new();
+    for path in said.lines().filter_map(|line| line.strip_prefix("insmod ")) {
+        let path = PathBuf::from(path.trim());
+        if !order.contains(&path) {
+            order.push(path);
+        }
+    }
+    Ok(order)
+}
+
+/// The initramfs of this busybox, these modules and this `init.sh`: a cpio archive. It is not
+/// compressed, since decompressing is what an emulated processor is bad at.
+fn initrd(folder: &Path, release: &str) -> anyhow::Result<PathBuf> {
     let busybox = program("busybox");
-    let busybox = fs::read(&busybox).with_context(|| format!("reading {}", busybox.display()))?;
-    let table = |name: &str| {
-        fs::read_to_string(modules.join(name)).with_context(|| {
-            format!(
-                "reading {name} in {}; remove {} to have it made again",
-                modules.display(),
-                folder.display()
-            )
-        })
-    };
-    let order = ModuleTable::parse(&table("modules.dep")?, &table("modules.builtin")?)
-        .load_order(MODULES)?;
+    let reading = || format!("reading {}", busybox.display());
+    let order = load_order(folder, release)?;
     let mut hasher = DefaultHasher::new();
-    (INIT, &busybox, &order).hash(&mut hasher);
+    (INIT, fs::read(&busybox).with_context(reading)?, &order).hash(&mut hasher);
     let initrd = folder.join(format!("initrd-{:016x}", hasher.finish()));
     if initrd.is_file() {
         return Ok(initrd);
     }
-    let mut archive = Archive::default();
-    for name in ["bin", "dev", "lower", "modules", "proc", "sys", "upper"] {
-        archive.folder(name);
+    let staged = tempfile::Builder::new()
+        .prefix(".initrd-")
+        .tempdir_in(folder)?;
+    let root = staged.path().join("root");
+    let mut names = Vec::from(["bin", "dev", "lower", "modules", "proc", "sys", "upper"]);
+    for name in &names {
+        fs::create_dir_all(root.join(name))?;
     }
-    archive.file("init", INIT.as_bytes());
-    archive.file("bin/busybox", &busybox);
-    let mut names = String::new();
+    fs::copy(&busybox, root.join("bin/busybox")).with_context(reading)?;
+    fs::write(root.join("init"), INIT)?;
+    fs::set_permissions(root.join("init"), fs::Permissions::from_mode(0o755))?;
+    let mut modules = String::new();
     for path in &order {
-        let content = fs::read(modules.join(path))
-            .with_context(|| format!("reading {}", modules.join(path).display()))?;
+        let content = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
         // busybox loads only what is not compressed.
-        let name = file_name(Path::new(path));
+        let name = file_name(path);
         let name = name.split_once(".ko").map_or(&*name, |(name, _)| name);
-        archive.file(&format!("modules/{name}.ko"), &vmlinux::plain(content));
-        names.push_str(&format!("{name}.ko\n"));
+        let plain = vmlinux::plain(content);
+        fs::write(root.join(format!("modules/{name}.ko")), plain)?;
+        modules.push_str(&format!("{name}.ko\n"));
     }
-    archive.file("modules/order", names.as_bytes());
-    let new = folder.join(format!(".initrd-{}", std::process::id()));
-    fs::write(&new, archive.finish())
-        .and_then(|()| fs::rename(&new, &initrd))
-        .with_context(|| format!("writing {}", initrd.display()))?;
+    fs::write(root.join("modules/order"), &modules)?;
+    let modules: Vec<_> = modules
+        .lines()
+        .map(|name| format!("modules/{name}"))
+        .collect();
+    names.extend(["init", "bin/busybox", "modules/order"]);
+    names.extend(modules.iter().map(String::as_str));
+    let (list, archive) = (staged.path().join("list"), staged.path().join("archive"));
+    fs::write(&list, names.join("\n"))?;
+    run(Command::new(&busybox)
+        .args(["cpio", "-o", "-H", "newc", "-F"])
+        .arg(&archive)
+        .current_dir(&root)
+        .stdin(fs::File::open(&list)?))?;
+    fs::rename(&archive, &initrd).with_context(|| format!("writing {}", initrd.display()))?;
     Ok(initrd)
 }
 

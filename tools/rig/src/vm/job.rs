@@ -1,6 +1,6 @@
 //! What a guest is told to do, and what it answers.
 //!
-//! The host writes an [`GuestJob`] into the control folder before it starts the guest; the guest's
+//! The host writes a [`GuestJob`] into the control folder before it starts the guest; the guest's
 //! job process reads it, sets up the network, runs the [`Job`] and writes an [`Answer`]. One boot,
 //! one job. A job that runs many programs is Rust inside the guest: see [`super::guest::Guest`].
 //!
@@ -12,16 +12,16 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::counters::RouterCounters;
+use super::exec;
 use super::guest::Guest;
 use super::network::NetworkConfig;
 use super::qemu::Share;
 use super::verbs::{self, VerbsConfig};
-use super::{exec, shell};
 
 /// Folder in the guest that shares orders and answers with the host.
 pub const CONTROL_FOLDER: &str = "/run/lab";
 
-/// The guest_job, in the control folder.
+/// The [`GuestJob`], in the control folder.
 pub const GUEST_JOB_FILE: &str = "guest_job.json";
 
 /// The answer, in the control folder.
@@ -32,8 +32,6 @@ pub const ANSWER_FILE: &str = "answer.json";
 pub enum Job {
     /// Run one program, its standard streams connected to the host's.
     Exec(Exec),
-    /// Run a program on a terminal of its own.
-    Shell(Shell),
     /// Run unmodified RDMA programs under the scheduler, and account for all that they do.
     Verbs(Box<VerbsConfig>),
 }
@@ -47,17 +45,6 @@ pub struct Exec {
     pub env: Vec<(String, String)>,
     /// Where it runs.
     pub cwd: PathBuf,
-}
-
-/// A program on a terminal.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shell {
-    /// The program.
-    pub exec: Exec,
-    /// Lines of the terminal.
-    pub rows: u16,
-    /// Columns of the terminal.
-    pub columns: u16,
 }
 
 /// Everything that the guest is told.
@@ -99,7 +86,7 @@ pub struct Finished {
     pub router: RouterCounters,
 }
 
-/// The answer to an guest_job.
+/// The answer to a [`GuestJob`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
     /// It was done; this came of it.
@@ -115,7 +102,6 @@ pub enum Answer {
 pub fn run(job: &Job, guest: &mut Guest) -> anyhow::Result<(i32, serde_json::Value)> {
     match job {
         Job::Exec(config) => Ok((exec::run(config, guest)?, serde_json::Value::Null)),
-        Job::Shell(config) => Ok((shell::run(config, guest)?, serde_json::Value::Null)),
         Job::Verbs(config) => {
             let report = verbs::run(guest, config)?;
             Ok((i32::from(!report.passed()), serde_json::to_value(&report)?))

@@ -13,7 +13,6 @@
 
 pub mod channel;
 pub mod counters;
-pub mod cpio;
 pub mod exec;
 pub mod failure;
 pub mod guest;
@@ -21,10 +20,8 @@ pub mod image;
 pub mod job;
 pub mod keeper;
 pub mod machine;
-pub mod modules;
 pub mod network;
 pub mod qemu;
-pub mod shell;
 pub mod task;
 pub mod terminal;
 pub mod verbs;
@@ -32,6 +29,6 @@ pub mod vmlinux;
 
 pub use counters::RouterCounters;
 pub use failure::VmError;
-pub use job::{Exec, Facts, Finished, Job, Shell};
+pub use job::{Exec, Facts, Finished, Job};
 pub use machine::{Input, Stream, Vm, VmConfig, VmReport, lacks, run};
 pub use network::NetworkConfig;

@@ -210,6 +210,12 @@ impl Running {
         text(&self.stderr)
     }
 
+    /// What it wrote to either stream so far.
+    #[must_use]
+    pub fn said(&self) -> String {
+        self.stdout() + &self.stderr()
+    }
+
     /// Sends a signal to the task's process group.
     pub fn signal(&self, signal: Signal) {
         // It may have ended already.
@@ -232,7 +238,7 @@ impl Running {
                     what: self.task.argv.join(" "),
                     awaited: awaited.to_owned(),
                     waited_ms: began.elapsed().as_millis() as u64,
-                    said: self.stdout() + &self.stderr(),
+                    said: self.said(),
                 });
             }
             std::thread::sleep(LOOK_EVERY);

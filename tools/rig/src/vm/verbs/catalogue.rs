@@ -4,10 +4,8 @@ use std::time::Duration;
 
 use super::Programs;
 use super::daemon::{COLLECTIVE, P2D, TIGHT_SOCKET};
-use super::program::{Posted, Program, Ready, Side, Through};
+use super::program::{Launch, Posted, Program, Ready, Side, Through};
 use crate::vm::network::{ADDRESSES, DEVICES};
-
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// Where `transfer_engine.py` is in the guest.
 pub(super) const MOONCAKE: &str = scratch!("transfer_engine.py");
@@ -86,20 +84,27 @@ fn perftest(gid: u32, &(name, line, who, posts, size, traits): &Perftest) -> Pro
         false => Ready::Port(18515),
     };
     let line = |device: usize, to: &str| format!("{line} -d {} -x {gid} -F {to}", DEVICES[device]);
+    let through = match has(Trait::Run) {
+        true => Through::Run,
+        false => Through::Preload,
+    };
     Program {
         name: name.into(),
-        profile: "perftest",
-        through: match has(Trait::Run) {
-            true => Through::Run,
-            false => Through::Preload,
-        },
+        launch: launch(through, "perftest", 60),
         server: Some((Side::new(&line(0, ""), server), ready)),
         client: Side::new(&line(1, ADDRESSES[0]), one),
         must_defer: has(Trait::Greedy),
         dscp: (!has(Trait::Datagram)).then_some(P2D),
         datagram_dscp: has(Trait::Datagram).then_some(0),
         all_cross: true,
-        limit: LIMIT,
+    }
+}
+
+const fn launch(through: Through, profile: &'static str, limit_s: u64) -> Launch {
+    Launch {
+        through,
+        profile,
+        limit: Duration::from_secs(limit_s),
     }
 }
 
@@ -119,71 +124,51 @@ fn frameworks(gid: u32) -> Vec<Program> {
     let side = |line: &str| Side::new(line, Posted::Wire);
     let pair = |name: &str, profile, server: Side, ready, client: Side| Program {
         name: name.into(),
-        profile,
-        through: Through::Run,
+        launch: launch(Through::Run, profile, 60),
         server: Some((server, ready)),
         client,
         must_defer: false,
         dscp: Some(P2D),
         datagram_dscp: None,
         all_cross: true,
-        limit: LIMIT,
     };
-    let ucx = |name: &str, test: &str, tls: &str| {
+    let ucx = |name: &str, test: &str, must_defer: bool| {
         let gid = gid.to_string();
         let side = |device: usize, to: &str| {
-            side(&format!("ucx_perftest {test} {to}"))
-                .with("UCX_TLS", tls)
+            side(&format!("ucx_perftest {test} -s 65536 -n 160 -w 5 {to}"))
+                .with("UCX_TLS", "rc_verbs,ud_verbs")
                 .with("UCX_NET_DEVICES", &format!("{}:1", DEVICES[device]))
                 .with("UCX_IB_GID_INDEX", &gid)
                 // SoftRoCE does not fill in the head of a datagram as UCX wants it, library or not.
                 .with("UCX_UD_VERBS_ETH_DGID_CHECK", "n")
         };
+        let (server, client) = (side(0, ""), side(1, ADDRESSES[0]));
         Program {
-            must_defer: true,
+            must_defer,
             // Datagrams carry UCX's default traffic class, 106.
             datagram_dscp: Some(26),
-            ..pair(
-                name,
-                "ucx",
-                side(0, ""),
-                Ready::Port(13337),
-                side(1, ADDRESSES[0]),
-            )
+            ..pair(name, "ucx", server, Ready::Port(13337), client)
         }
     };
     let here = ADDRESSES[0];
+    let rping = |role: &str| side(&format!("rping {role} -a {here} -C 20 -S 4096 -V"));
+    let libfabric = |device: &str, to: &str| {
+        let line = format!("fi_pingpong -p verbs -e msg -d {device} -I 50 -S 65536 -v {to}");
+        side(&line)
+    };
+    let (server, client) = (libfabric("rxe0", ""), libfabric("rxe1", here));
     vec![
         pair(
             "rping",
             "default",
-            side(&format!("rping -s -a {here} -C 20 -S 4096 -V")),
+            rping("-s"),
             Ready::Management,
-            side(&format!("rping -c -a {here} -C 20 -S 4096 -V")),
+            rping("-c"),
         ),
-        ucx(
-            "ucx_put",
-            "-t ucp_put_bw -s 65536 -n 160 -w 5 -C",
-            "rc_verbs,ud_verbs",
-        ),
-        Program {
-            // In pieces of 8 KiB, slower than the rate that is enforced.
-            must_defer: false,
-            ..ucx(
-                "ucx_tag",
-                "-t tag_bw -s 65536 -n 160 -w 5",
-                "rc_verbs,ud_verbs",
-            )
-        },
-        pair(
-            "fi_pingpong",
-            "default",
-            side("fi_pingpong -p verbs -e msg -d rxe0 -I 50 -S 65536 -v"),
-            Ready::Port(47592),
-            side(&format!(
-                "fi_pingpong -p verbs -e msg -d rxe1 -I 50 -S 65536 -v {here}"
-            )),
-        ),
+        ucx("ucx_put", "-t ucp_put_bw -C", true),
+        // It sends pieces of 8 KiB, slower than the rate that is enforced.
+        ucx("ucx_tag", "-t tag_bw", false),
+        pair("fi_pingpong", "default", server, Ready::Port(47592), client),
     ]
 }
 
@@ -199,16 +184,31 @@ pub(super) fn mooncake(programs: &Programs, name: &str, what: &str) -> Option<Pr
     let client = format!("{MOONCAKE} initiator {} {MOONCAKE_PORT} {what}", DEVICES[1]);
     Some(Program {
         name: name.into(),
-        profile: "mooncake",
-        through: Through::Run,
+        launch: launch(Through::Run, "mooncake", 120),
         server: Some((side(&server), Ready::Port(MOONCAKE_PORT))),
         client: side(&client),
         must_defer: true,
         dscp: Some(P2D),
         datagram_dscp: None,
         all_cross: true,
-        limit: Duration::from_secs(120),
     })
+}
+
+/// A long write of perftest, for a daemon that is killed meanwhile.
+pub(super) fn long_write(gid: u32) -> Program {
+    let test = (
+        "ib_write_bw",
+        "ib_write_bw -n 3200",
+        Who::Client,
+        3200,
+        65536,
+        &[Trait::Greedy, Trait::Run][..],
+    );
+    Program {
+        launch: launch(Through::Run, "perftest", 90),
+        dscp: None,
+        ..perftest(gid, &test)
+    }
 }
 
 /// The C programs of `tests/verbs`.
@@ -216,8 +216,7 @@ fn checks(programs: &Programs, gid: u32) -> Vec<Program> {
     let folder = programs.checks.display().to_string();
     let program = |name: &str, line: &str, through| Program {
         name: name.into(),
-        profile: "default",
-        through,
+        launch: launch(through, "default", 240),
         server: None,
         client: Side::new(&format!("{folder}/{line} -g {gid}"), Posted::Stated)
             // An emulated machine under other load.
@@ -226,13 +225,12 @@ fn checks(programs: &Programs, gid: u32) -> Vec<Program> {
         dscp: Some(P2D),
         datagram_dscp: Some(0),
         all_cross: false,
-        limit: Duration::from_secs(240),
     };
-    let nccl = |program: Program| Program {
-        profile: "nccl",
+    let nccl = |name: &str, line: &str| Program {
+        launch: launch(Through::Preload, "nccl", 240),
         dscp: Some(COLLECTIVE),
         all_cross: true,
-        ..program
+        ..program(name, line, Through::Preload)
     };
     // While something waits, the library counts what the send queue has room for; the provider of
     // SoftRoCE takes more than it says. So here everything waits.
@@ -243,12 +241,8 @@ fn checks(programs: &Programs, gid: u32) -> Vec<Program> {
     tight.client.argv.splice(1..1, gid_option);
     tight.client = tight.client.with("LAXITY_SOCKET", TIGHT_SOCKET);
     vec![
-        nccl(program("dlopen", "dlopen_check", Through::Preload)),
-        nccl(program(
-            "late_dlopen",
-            "dlopen_check --late",
-            Through::Preload,
-        )),
+        nccl("dlopen", "dlopen_check"),
+        nccl("late_dlopen", "dlopen_check --late"),
         program("verbs_check", "verbs_check", Through::Run),
         tight,
     ]

@@ -3,10 +3,12 @@
 //!
 //! ```text
 //! rxe0                                       router, shaped          rxe1
-//! collective ──── small, blocking, periodic ───▶ ┌────┐ ───▶ collective   (and its answer back; or `nccl_rounds` by the NCCL plugin)
+//! collective ──── small, blocking, periodic ───▶ ┌────┐ ───▶ collective
 //! Mooncake   ──── WRITEs with deadlines ───────▶ │ r1 │ ───▶ Mooncake
 //! memory     ──── data of READs with deadlines ▶ └────┘ ───▶ bulk --op read
 //! ```
+//!
+//! The collective answers each round. It can be `nccl_rounds` over the NCCL plugin instead.
 //!
 //! The same arrivals in each phase: the bulk alone (can its deadlines be met at all?), the
 //! collective alone, both as on a stock cluster (no shim, no marks), both with static marks, both
@@ -20,16 +22,14 @@ mod verdict;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 
-pub use self::outcome::{
-    Contention, Deadlines, PhaseOutcome, Repetition, Rounds, ShimReport, Slowdown,
-};
+pub use self::outcome::Contention;
+use self::outcome::{Deadlines, PhaseOutcome, Repetition, Rounds};
 use self::programs::PhasePrograms;
-pub use self::verdict::{UNDER_LAXITY_MAX, UNSCHEDULED_MIN, Verdict};
+use self::verdict::Verdict;
 use crate::vm::counters::{PortCounters, RouterCounters};
 use crate::vm::guest::Guest;
 use crate::vm::network::{DEVICES, NetworkConfig};
@@ -43,26 +43,42 @@ const ATTEMPTS: u32 = 3;
 const FOLDER: &str = scratch!("contention");
 
 /// Bulk transfers that come one a period.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Load {
+struct Load {
     /// Bytes of a transfer.
-    pub bytes: u64,
+    bytes: u64,
     /// One arrives each period.
-    pub period_us: u64,
+    period_us: u64,
     /// After its arrival.
-    pub deadline_us: u64,
+    deadline_us: u64,
 }
 
-/// The collective.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Collective {
+struct Collective {
     /// Bytes in each direction of a round.
-    pub bytes: u64,
+    bytes: u64,
     /// Messages that they are sent in.
-    pub messages: u64,
+    messages: u64,
     /// A round begins each period, unless the last one is not over.
-    pub period_us: u64,
+    period_us: u64,
 }
+
+// What an emulated machine sustains: seven eighths of the port, three quarters of it bulk.
+const COLLECTIVE: Collective = Collective {
+    bytes: 48 << 10,
+    messages: 3,
+    period_us: 400_000,
+};
+const P2D: Load = Load {
+    bytes: 640 << 10,
+    period_us: 1_000_000,
+    deadline_us: 3_000_000,
+};
+const READS: Load = Load {
+    bytes: 128 << 10,
+    period_us: 1_300_000,
+    deadline_us: 2_500_000,
+};
+/// How far a prefill-to-decode transfer arrives from its place, as part of a period.
+const JITTER: f64 = 0.3;
 
 /// What to play.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -77,25 +93,11 @@ pub struct ContentionConfig {
     pub seconds: f64,
     /// Whether to play the phase with static marks, too.
     pub static_marks: bool,
-    /// The collective.
-    pub collective: Collective,
-    /// Prefill-to-decode transfers.
-    pub p2d: Load,
-    /// How far a transfer arrives from its place, as part of a period.
-    pub jitter: f64,
-    /// Reads of KV cache.
-    pub reads: Load,
-    /// Bytes permitted at once; none for the daemon's default.
-    pub chunk: Option<u64>,
-    /// Bytes in flight at most; none for the daemon's default.
-    pub window: Option<u64>,
     /// Whether the collective goes by the NCCL plugin.
-    #[serde(default)]
     pub plugin: bool,
 }
 
 impl Default for ContentionConfig {
-    /// What an emulated machine sustains: seven eighths of the port, three quarters of it bulk.
     fn default() -> Self {
         Self {
             rate_mbit: 8,
@@ -103,24 +105,6 @@ impl Default for ContentionConfig {
             repetitions: 1,
             seconds: 16.0,
             static_marks: true,
-            collective: Collective {
-                bytes: 48 << 10,
-                messages: 3,
-                period_us: 400_000,
-            },
-            p2d: Load {
-                bytes: 640 << 10,
-                period_us: 1_000_000,
-                deadline_us: 3_000_000,
-            },
-            jitter: 0.3,
-            reads: Load {
-                bytes: 128 << 10,
-                period_us: 1_300_000,
-                deadline_us: 2_500_000,
-            },
-            chunk: None,
-            window: None,
             plugin: false,
         }
     }
@@ -137,7 +121,7 @@ impl ContentionConfig {
     }
 
     fn rounds(&self) -> u64 {
-        (self.seconds * 1e6 / self.collective.period_us as f64).max(1.0) as u64
+        (self.seconds * 1e6 / COLLECTIVE.period_us as f64).max(1.0) as u64
     }
 
     /// Transfers of a load: a little longer than the collective, so that no round is without.
@@ -199,19 +183,24 @@ pub fn run(
     if guest.facts.rate_mbit != Some(config.rate_mbit) {
         bail!("the router has another rate: {:?}", guest.facts.rate_mbit);
     }
-    fs::create_dir_all(FOLDER).with_context(|| format!("creating {FOLDER}"))?;
     let mut phases = vec![Phase::BulkAlone, Phase::CollectiveAlone, Phase::Unscheduled];
-    if config.static_marks {
-        phases.push(Phase::StaticMarks);
-    }
+    phases.extend(config.static_marks.then_some(Phase::StaticMarks));
     phases.extend([Phase::Laxity, Phase::CollectiveAgain]);
     let mut repetitions = Vec::new();
-    for nth in 0..config.repetitions.max(1) {
-        let seed = config.seed + u64::from(nth);
+    for seed in (config.seed..).take(config.repetitions.max(1) as usize) {
         for attempt in 1..=ATTEMPTS {
             let mut outcomes = BTreeMap::new();
             for &phase in &phases {
-                let outcome = play(guest, programs, config, phase, seed, attempt)
+                let name = format!("{phase:?}-{seed}-{attempt}");
+                let programs = PhasePrograms {
+                    guest,
+                    programs,
+                    config,
+                    phase,
+                    seed,
+                    folder: Path::new(FOLDER).join(name),
+                };
+                let outcome = play(&programs)
                     .with_context(|| format!("phase `{}`, seed {seed}", phase.name()))?;
                 guest.say(&format!("seed {seed}, {}", outcome.line(phase)))?;
                 outcomes.insert(phase, outcome);
@@ -235,88 +224,43 @@ pub fn run(
     })
 }
 
-fn play(
-    guest: &Guest,
-    programs: &Programs,
-    config: &ContentionConfig,
-    phase: Phase,
-    seed: u64,
-    attempt: u32,
-) -> anyhow::Result<PhaseOutcome> {
-    let folder = Path::new(FOLDER).join(format!("{phase:?}-{seed}-{attempt}"));
-    fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
-    let started = PhasePrograms {
-        guest,
-        programs,
-        config,
-        phase,
-        seed,
-        folder: &folder,
-        // Starting Mooncake takes seconds, and under load everything takes longer.
-        limit: Duration::from_secs_f64(60.0 + 6.0 * config.seconds),
-    };
-    let daemons = match phase {
-        Phase::Laxity => started.daemons()?,
-        _ => Vec::new(),
-    };
-    let bulk = phase.has_bulk().then(|| started.bulk()).transpose()?;
+fn play(programs: &PhasePrograms<'_>) -> anyhow::Result<PhaseOutcome> {
+    let (guest, phase, folder) = (programs.guest, programs.phase, &programs.folder);
+    fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
+    let daemons = programs.daemons()?;
+    let bulk = phase.has_bulk().then(|| programs.bulk()).transpose()?;
     let before = guest.counters()?;
     let again_before = retransmissions()?;
-    let busy_before = busy()?;
     let bulk = bulk.map(programs::Bulk::go).transpose()?;
-    let collective = match phase.has_collective() {
-        true => Some(started.collective()?),
-        false => None,
-    };
-    let rounds = collective.map(programs::Pair::finish_rounds).transpose()?;
-    let (p2d, reads) = match bulk {
-        Some(bulk) => {
-            let (p2d, reads) = bulk.finish()?;
-            (Some(p2d), Some(reads))
-        }
-        None => (None, None),
-    };
-    let busy_after = busy()?;
+    let collective = phase.has_collective().then(|| programs.collective());
+    let rounds = collective.transpose()?.map(programs::Pair::finish_rounds);
+    let rounds = rounds.transpose()?;
+    let (p2d, reads) = bulk.map(programs::Playing::finish).transpose()?.unzip();
     let after = guest.counters()?;
-    let daemon_warnings = daemons
-        .into_iter()
-        .flat_map(|daemon| {
-            let said = daemon.kill();
-            let lines = said.stdout.lines().chain(said.stderr.lines());
-            let wrong = lines.filter(|line| line.contains(" WARN ") || line.contains(" ERROR "));
-            wrong.map(str::to_owned).collect::<Vec<_>>()
-        })
-        .collect();
+    drop(daemons);
     Ok(PhaseOutcome {
-        collective: rounds.map(|line| Rounds::of(&line.round_us, config)),
+        collective: rounds.map(|line| Rounds::of(&line.round_us, programs.config)),
         p2d,
         reads,
-        bytes_by_dscp: sent(&before, &after, |router| &router.to_host1),
-        back_by_dscp: sent(&before, &after, |router| &router.to_host0),
+        bytes_by_dscp: sent(&before, &after),
         drops: drops(&after) - drops(&before),
         retransmissions: retransmissions()? - again_before,
-        busy_processors: (busy_after.0 - busy_before.0) / (busy_after.1 - busy_before.1).max(1e-3),
-        shim: started.reports()?,
-        daemon_warnings,
+        library: programs.reports()?,
     })
 }
 
-/// Bytes that came to a port between two looks, by DSCP.
-fn sent(
-    before: &RouterCounters,
-    after: &RouterCounters,
-    port: fn(&RouterCounters) -> &PortCounters,
-) -> BTreeMap<u8, u64> {
-    let earlier = &port(before).offered;
-    port(after)
-        .offered
-        .iter()
-        .map(|(dscp, passed)| {
-            let since = earlier.get(dscp).map_or(0, |earlier| earlier.bytes);
-            (*dscp, passed.bytes - since)
-        })
-        .filter(|(_, bytes)| *bytes > 0)
-        .collect()
+/// Bytes that came to the port towards host 1 between two looks, by DSCP.
+fn sent(before: &RouterCounters, after: &RouterCounters) -> BTreeMap<u8, u64> {
+    let earlier = |dscp| {
+        before
+            .to_host1
+            .offered
+            .get(dscp)
+            .map_or(0, |passed| passed.bytes)
+    };
+    let offered = after.to_host1.offered.iter();
+    let since = offered.map(|(dscp, passed)| (*dscp, passed.bytes - earlier(dscp)));
+    since.filter(|(_, bytes)| *bytes > 0).collect()
 }
 
 fn drops(router: &RouterCounters) -> u64 {
@@ -331,32 +275,11 @@ fn retransmissions() -> anyhow::Result<u64> {
         let path =
             format!("/sys/class/infiniband/{device}/ports/1/hw_counters/completer_retry_err");
         let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
-        all += text
+        let count: u64 = text
             .trim()
-            .parse::<u64>()
+            .parse()
             .with_context(|| format!("reading {path}"))?;
+        all += count;
     }
     Ok(all)
-}
-
-/// Seconds of processors that were busy, and of uptime.
-fn busy() -> anyhow::Result<(f64, f64)> {
-    let stat = fs::read_to_string("/proc/stat").context("reading /proc/stat")?;
-    let uptime = fs::read_to_string("/proc/uptime").context("reading /proc/uptime")?;
-    let fields: Vec<f64> = stat
-        .lines()
-        .next()
-        .unwrap_or_default()
-        .split_whitespace()
-        .skip(1)
-        .filter_map(|field| field.parse().ok())
-        .collect();
-    // user nice system idle iowait irq softirq steal, in hundredths.
-    let idle = fields.iter().skip(3).take(2).sum::<f64>();
-    let all = fields.iter().take(8).sum::<f64>();
-    let up = uptime.split_whitespace().next().unwrap_or_default();
-    Ok((
-        (all - idle) / 100.0,
-        up.parse().context("reading the uptime")?,
-    ))
 }

@@ -8,12 +8,10 @@ use anyhow::{Context as _, bail};
 use laxity_wire::{ControlClient, Status};
 use nix::sys::signal::Signal;
 
-use super::Programs;
+use super::{Lab, Programs};
 use crate::vm::guest::Guest;
 use crate::vm::task::Running;
 
-const CONFIG: &str = scratch!("laxityd.toml");
-const TIGHT_CONFIG: &str = scratch!("laxityd.tight.toml");
 const CONTROL: &str = "/run/laxity/control.sock";
 const TIGHT_CONTROL: &str = "/run/laxity/tight-control.sock";
 /// Where clients find the daemon that lets next to nothing go.
@@ -50,38 +48,33 @@ pub(super) struct Daemon {
 
 impl Daemon {
     /// Starts one that enforces, at a rate at which work requests wait.
-    pub(super) fn start(guest: &Guest, programs: &Programs) -> anyhow::Result<Self> {
-        fs::write(CONFIG, self::config()).context("writing laxityd's configuration")?;
-        Self::start_with(guest, programs, CONTROL, &["--config", CONFIG])
+    pub(super) fn start(lab: &Lab<'_>) -> anyhow::Result<Self> {
+        let path = Path::new(scratch!("laxityd.toml"));
+        Self::start_with(lab.guest, lab.programs, CONTROL, path, &config())
     }
 
     /// Starts one that lets 128 bytes be in flight at a time, at sockets of its own.
-    pub(super) fn start_tight(guest: &Guest, programs: &Programs) -> anyhow::Result<Self> {
-        let small = "chunk = \"128\"\nwindow = \"128\"\n";
+    pub(super) fn start_tight(lab: &Lab<'_>) -> anyhow::Result<Self> {
+        let tight = "rate = \"200kbit\"\nchunk = \"128\"\nwindow = \"128\"\n";
         let text = format!(
             "socket = \"{TIGHT_SOCKET}\"\ncontrol = \"{TIGHT_CONTROL}\"\n{}",
-            self::config().replace(
-                "rate = \"200Mbit\"\n",
-                &format!("rate = \"200kbit\"\n{small}")
-            ),
+            config().replace("rate = \"200Mbit\"\n", tight),
         );
-        fs::write(TIGHT_CONFIG, text).context("writing laxityd's configuration")?;
-        Self::start_with(guest, programs, TIGHT_CONTROL, &["--config", TIGHT_CONFIG])
+        let path = Path::new(scratch!("laxityd.tight.toml"));
+        Self::start_with(lab.guest, lab.programs, TIGHT_CONTROL, path, &text)
     }
 
-    /// Starts one without a configuration.
-    pub(super) fn start_default(guest: &Guest, programs: &Programs) -> anyhow::Result<Self> {
-        Self::start_with(guest, programs, CONTROL, &[])
-    }
-
-    fn start_with(
+    /// Starts one with this configuration, which is written to `path`.
+    pub(super) fn start_with(
         guest: &Guest,
         programs: &Programs,
         control: &str,
-        args: &[&str],
+        path: &Path,
+        config: &str,
     ) -> anyhow::Result<Self> {
-        let laxityd = programs.laxityd.display().to_string();
-        let argv = [laxityd.as_str()].into_iter().chain(args.iter().copied());
+        fs::write(path, config).with_context(|| format!("writing {}", path.display()))?;
+        let argv = [&programs.laxityd, Path::new("--config"), path];
+        let argv = argv.map(|word| word.display().to_string());
         let mut running = guest.task(argv, FOR_EVER).start()?;
         let give_up = Instant::now() + START_WITHIN;
         loop {
@@ -89,9 +82,8 @@ impl Daemon {
             match status_at(control) {
                 Ok(status) if status.pid == running.id() => return Ok(Self { running }),
                 _ if !running.is_running() || Instant::now() > give_up => bail!(
-                    "laxityd does not come up in the guest; it said: {}{}",
-                    running.stdout(),
-                    running.stderr()
+                    "laxityd does not come up in the guest; it said: {}",
+                    running.said()
                 ),
                 _ => std::thread::sleep(Duration::from_millis(50)),
             }
@@ -122,7 +114,7 @@ impl Daemon {
 
     /// What it logged.
     pub(super) fn log(&self) -> String {
-        self.running.stdout() + &self.running.stderr()
+        self.running.said()
     }
 }
 

@@ -1,15 +1,16 @@
-//! The matrix: programs that know nothing of Laxity, on real verbs, under `enforce`, each with
-//! every byte and every work request accounted for; then what happens when something is killed.
+//! The matrix: programs that know nothing of Laxity run on real verbs under `enforce`, and every byte
+//! and every work request is accounted for. Then daemons and programs are killed.
 //!
 //! ```text
 //! prepare.rs    on the host: builds the check programs, gets the Transfer Engine
 //! catalogue.rs  which programs, and what they post
-//! pair.rs       runs one and judges it, by the library's report and by what crossed the wire (wire.rs)
+//! pair.rs       runs one and judges it, by the library's report and by the wire (wire.rs)
 //! faults.rs     SIGKILL of the daemon and of applications; valgrind and the address sanitizer
 //! contention.rs a collective against bulk transfers on a shaped port
-//! overhead.rs   with the library against without
 //! plugin.rs     the NCCL plugin, driven as NCCL does, on the same devices
+//! perftest.rs   what perftest measures, for comparison
 //! pyverbs.rs    pyverbs' own test suite, with the library and without
+//! case.rs       what one case came to
 //! report.rs     all of it as JSON and as a table
 //! ```
 
@@ -20,17 +21,18 @@ macro_rules! scratch {
     };
 }
 
+mod case;
 mod catalogue;
 pub mod contention;
 mod daemon;
-pub mod faults;
-pub mod overhead;
+mod faults;
 mod pair;
+mod perftest;
 pub mod plugin;
 pub mod prepare;
 mod program;
-pub mod pyverbs;
-pub mod report;
+mod pyverbs;
+mod report;
 mod wire;
 
 use std::fs;
@@ -40,7 +42,7 @@ use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 
 use super::guest::Guest;
-use super::network::NetworkConfig;
+pub use case::{CaseReport, LibraryReport};
 use contention::ContentionConfig;
 use daemon::Daemon;
 pub use report::{ProgramReport, VerbsReport, table};
@@ -76,8 +78,6 @@ pub struct VerbsConfig {
     pub contention: Option<ContentionConfig>,
     /// The same with the collective through the NCCL plugin.
     pub plugin_contention: Option<ContentionConfig>,
-    /// Pairs of runs of perftest with and without the library.
-    pub overhead_pairs: Option<usize>,
 }
 
 /// Which programs and faults.
@@ -102,6 +102,13 @@ impl Matrix {
     }
 }
 
+/// What the cases of a matrix have in common.
+pub(super) struct Lab<'a> {
+    guest: &'a Guest,
+    programs: &'a Programs,
+    matrix: &'a Matrix,
+}
+
 /// Names of all programs, cases of the NCCL plugin, and faults of the matrix.
 #[must_use]
 pub fn names(gid_index: u32) -> Vec<String> {
@@ -109,12 +116,10 @@ pub fn names(gid_index: u32) -> Vec<String> {
         python: Some(PathBuf::new()),
         ..Programs::default()
     };
-    let programs = catalogue::all(gid_index, &all);
-    let programs = programs.into_iter().map(|program| program.name);
-    programs
-        .chain(plugin::NAMES.map(String::from))
-        .chain([String::from(pyverbs::NAME)])
-        .chain(faults::NAMES.map(String::from))
+    let programs = catalogue::all(gid_index, &all).into_iter();
+    let others = plugin::NAMES.into_iter().chain([pyverbs::NAME]);
+    (programs.map(|program| program.name))
+        .chain(others.chain(faults::NAMES).map(String::from))
         .collect()
 }
 
@@ -127,101 +132,94 @@ pub fn run(guest: &mut Guest, config: &VerbsConfig) -> anyhow::Result<VerbsRepor
     let programs = &config.programs;
     let mut report = VerbsReport::default();
     if let Some(matrix) = &config.matrix {
-        run_matrix(guest, programs, matrix, &mut report)?;
+        let lab = Lab {
+            guest,
+            programs,
+            matrix,
+        };
+        run_matrix(&lab, &mut report)?;
         if !report.passed() && !matrix.keep_going {
             return Ok(report);
         }
     }
-    if let Some(config) = &config.contention {
-        guest.reshape(config.network())?;
-        report.contention = Some(contention::run(guest, programs, config)?);
-    }
-    if let Some(config) = &config.plugin_contention {
-        guest.reshape(config.network())?;
-        report.plugin_contention = Some(contention::run(guest, programs, config)?);
-    }
-    if let Some(pairs) = config.overhead_pairs {
-        guest.reshape(NetworkConfig::default())?;
-        let _daemon = Daemon::start_default(guest, programs)?;
-        report.overhead = Some(overhead::run(guest, programs, pairs)?);
+    for (config, outcome) in [
+        (&config.contention, &mut report.contention),
+        (&config.plugin_contention, &mut report.plugin_contention),
+    ] {
+        if let Some(config) = config {
+            guest.reshape(config.network())?;
+            *outcome = Some(contention::run(guest, programs, config)?);
+        }
     }
     Ok(report)
 }
 
-fn run_matrix(
-    guest: &Guest,
-    programs: &Programs,
-    matrix: &Matrix,
-    report: &mut VerbsReport,
-) -> anyhow::Result<()> {
-    let known = names(guest.facts.gid_index);
-    if let Some(unknown) = matrix.only.iter().find(|name| !known.contains(name)) {
+fn run_matrix(lab: &Lab<'_>, report: &mut VerbsReport) -> anyhow::Result<()> {
+    let known = names(lab.guest.facts.gid_index);
+    if let Some(unknown) = lab.matrix.only.iter().find(|name| !known.contains(name)) {
         bail!("no program or fault `{unknown}`; `laxity lab verbs --list` lists them");
     }
-    let daemon = Daemon::start(guest, programs)?;
-    let go_on = run_programs(guest, programs, matrix, report)?
-        && plugin::run_all(guest, programs, matrix, &mut report.plugin)?;
-    if go_on {
-        report.pyverbs = pyverbs::run(guest, programs, matrix)?;
-    }
+    let mut daemon = Some(Daemon::start(lab)?);
+    let nccl = lab.programs.nccl.as_ref();
+    let plugin = nccl.map_or(&[][..], |_| &plugin::NAMES);
+    let suite = lab.programs.pyverbs.as_ref();
+    let suite = suite.map_or(&[][..], |_| &[pyverbs::NAME]);
+    let mut suites = Vec::new();
+    let _ = run_programs(lab, report)?
+        && run_cases(lab, plugin, &mut report.plugin, plugin::run)?
+        && run_cases(lab, suite, &mut suites, |_, lab, case| {
+            pyverbs::run(lab, case)
+        })?;
+    report.pyverbs = suites.pop();
     if report.failed() {
-        guest.say(&format!("laxityd's log: {}", daemon.log()))?;
-        if !matrix.keep_going {
+        let log = daemon.as_ref().map(Daemon::log).unwrap_or_default();
+        lab.guest.say(&format!("laxityd's log: {log}"))?;
+        if !lab.matrix.keep_going {
             return Ok(());
         }
     }
-    let mut daemon = Some(daemon);
-    for name in faults::NAMES {
-        let can_run = name != faults::WITH_MOONCAKE || programs.python.is_some();
-        if !matrix.wants(name) || !can_run {
-            continue;
-        }
-        if daemon.is_none() {
-            daemon = Some(Daemon::start(guest, programs)?);
-        }
-        let fault = faults::run(name, guest, programs, matrix, &mut daemon)?;
-        let passed = fault.passed;
-        guest.say(&progress(name, passed, fault.seconds))?;
-        report.faults.push(fault);
-        if !passed && !matrix.keep_going {
-            break;
-        }
-    }
+    let can_run = |name: &&str| *name != faults::WITH_MOONCAKE || lab.programs.python.is_some();
+    let faults: Vec<&str> = faults::NAMES.into_iter().filter(can_run).collect();
+    run_cases(lab, &faults, &mut report.faults, |name, lab, case| {
+        faults::run(name, lab, &mut daemon, case)
+    })?;
     Ok(())
 }
 
-fn progress(name: &str, passed: bool, seconds: f64) -> String {
-    let how = if passed { "ok" } else { "FAILED" };
-    format!("{name}: {how}, {seconds:.1} s")
+/// Runs those cases that are wanted; whether to go on.
+fn run_cases(
+    lab: &Lab<'_>,
+    names: &[&str],
+    reports: &mut Vec<CaseReport>,
+    mut run: impl FnMut(&str, &Lab<'_>, &mut CaseReport) -> anyhow::Result<()>,
+) -> anyhow::Result<bool> {
+    for name in names.iter().filter(|name| lab.matrix.wants(name)) {
+        let report = CaseReport::of(name, lab.guest, |case| run(name, lab, case))?;
+        let passed = report.passed;
+        reports.push(report);
+        if !passed && !lab.matrix.keep_going {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Runs the programs; whether to go on.
-fn run_programs(
-    guest: &Guest,
-    programs: &Programs,
-    matrix: &Matrix,
-    report: &mut VerbsReport,
-) -> anyhow::Result<bool> {
-    let wanted: Vec<_> = (catalogue::all(guest.facts.gid_index, programs).into_iter())
-        .filter(|program| matrix.wants(&program.name))
-        .collect();
+fn run_programs(lab: &Lab<'_>, report: &mut VerbsReport) -> anyhow::Result<bool> {
+    let all = catalogue::all(lab.guest.facts.gid_index, lab.programs);
+    let wanted = |program: &program::Program| lab.matrix.wants(&program.name);
+    let wanted: Vec<_> = all.into_iter().filter(wanted).collect();
     if wanted.is_empty() {
         return Ok(true);
     }
-    let is_tight = |program: &&program::Program| {
-        let env = &program.client.env;
-        env.iter().any(|(_, value)| value == daemon::TIGHT_SOCKET)
-    };
-    let _tight = match wanted.iter().find(is_tight) {
-        Some(_) => Some(Daemon::start_tight(guest, programs)?),
-        None => None,
-    };
-    let mut capture = wire::Capture::start(guest)?;
+    let mut env = wanted.iter().flat_map(|program| &program.client.env);
+    let is_tight = env.any(|(_, value)| value == daemon::TIGHT_SOCKET);
+    let _tight = is_tight.then(|| Daemon::start_tight(lab)).transpose()?;
+    let mut capture = wire::Capture::start(lab.guest)?;
     let mut go_on = true;
     for program in wanted {
-        let result = pair::run(guest, programs, &program, &mut capture)?;
-        guest.say(&progress(&result.name, result.passed, result.seconds))?;
-        go_on = result.passed || matrix.keep_going;
+        let result = pair::run(lab, &program, &mut capture)?;
+        go_on = result.case.passed || lab.matrix.keep_going;
         report.programs.push(result);
         if !go_on {
             break;
@@ -229,7 +227,7 @@ fn run_programs(
     }
     let missed = capture.finish();
     if missed > 0 {
-        guest.say(&format!(
+        lab.guest.say(&format!(
             "the capture missed {missed} packets; counts of messages are too low"
         ))?;
     }

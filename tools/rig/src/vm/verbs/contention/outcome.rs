@@ -7,7 +7,8 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::{Deserialize, Serialize};
 
 use super::verdict::{UNDER_LAXITY_MAX, UNSCHEDULED_MIN, Verdict};
-use super::{ContentionConfig, Phase};
+use super::{COLLECTIVE, ContentionConfig, Phase};
+use crate::vm::verbs::case::LibraryReport;
 
 /// Everything.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -55,18 +56,12 @@ pub struct PhaseOutcome {
     /// Bytes that the router was offered towards host 1, where all data go, by DSCP; headers
     /// included.
     pub bytes_by_dscp: BTreeMap<u8, u64>,
-    /// The same towards host 0: the collective's answers, requests to read, acknowledgements.
-    pub back_by_dscp: BTreeMap<u8, u64>,
     /// Packets that the router dropped.
     pub drops: u64,
     /// How often a queue pair sent again what was not acknowledged in time.
     pub retransmissions: u64,
-    /// Processors of the guest that were busy, of two.
-    pub busy_processors: f64,
-    /// What the shim says of each process.
-    pub shim: Vec<ShimReport>,
-    /// Warnings and errors in the daemons' logs.
-    pub daemon_warnings: Vec<String>,
+    /// What the libraries counted in all processes.
+    pub library: LibraryReport,
 }
 
 /// Completion times of the collective's rounds that began while the bulk was under way.
@@ -80,17 +75,13 @@ pub struct Rounds {
     pub p50_us: f64,
     /// 90th percentile, µs.
     pub p90_us: f64,
-    /// 99th percentile, µs.
-    pub p99_us: f64,
-    /// Slowest, µs.
-    pub max_us: f64,
 }
 
 impl Rounds {
     /// Of all rounds' times, in order.
     #[must_use]
     pub fn of(round_us: &[f64], config: &ContentionConfig) -> Self {
-        let period_us = config.collective.period_us as f64;
+        let period_us = COLLECTIVE.period_us as f64;
         let mut began_us = 0.0_f64;
         let mut counted = Vec::new();
         for (nth, took_us) in round_us.iter().enumerate() {
@@ -111,24 +102,11 @@ impl Rounds {
             mean_us: counted.iter().sum::<f64>() / counted.len().max(1) as f64,
             p50_us: quantile(0.5),
             p90_us: quantile(0.9),
-            p99_us: quantile(0.99),
-            max_us: quantile(1.0),
         }
     }
 }
 
-/// Ratios of completion times.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Slowdown {
-    /// Of the means.
-    pub mean: f64,
-    /// Of the medians.
-    pub p50: f64,
-    /// Of the 90th percentiles.
-    pub p90: f64,
-}
-
-/// Transfers with deadlines.
+/// Transfers with deadlines, as `bulk` and `mooncake_p2d.py` print them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Deadlines {
     /// How many.
@@ -147,59 +125,10 @@ pub struct Deadlines {
     pub max_us: f64,
 }
 
-/// What the shim wrote of one process (`LAXITY_REPORT`), as far as it is wanted here.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ShimReport {
-    /// Name of the executable.
-    pub program: String,
-    /// Work requests that went through.
-    pub work_requests: u64,
-    /// Their payload.
-    pub bytes: u64,
-    /// Those that had to wait for a permit.
-    pub deferred: u64,
-    /// Those that went ahead of their permit.
-    pub pulled: u64,
-    /// Bytes under permits.
-    pub scheduled_bytes: u64,
-    /// Bytes that went without.
-    pub bypassed_bytes: u64,
-    /// Time without a daemon.
-    pub unscheduled_ns: u64,
-    /// DSCPs of its queue pairs.
-    pub dscp: Vec<u8>,
-}
-
 /// What `collective` prints, as far as it is wanted here.
 #[derive(Deserialize)]
 pub(super) struct CollectiveLine {
     pub(super) round_us: Vec<f64>,
-}
-
-/// What `bulk` and the script print.
-#[derive(Deserialize)]
-pub(super) struct BulkLine {
-    transfers: u64,
-    met: u64,
-    bytes: u64,
-    seconds: f64,
-    p50_us: f64,
-    p90_us: f64,
-    max_us: f64,
-}
-
-impl From<BulkLine> for Deadlines {
-    fn from(line: BulkLine) -> Self {
-        Self {
-            transfers: line.transfers,
-            met: line.met,
-            bytes: line.bytes,
-            seconds: line.seconds,
-            p50_us: line.p50_us,
-            p90_us: line.p90_us,
-            max_us: line.max_us,
-        }
-    }
 }
 
 impl Deadlines {
@@ -211,61 +140,68 @@ impl Deadlines {
 }
 
 impl PhaseOutcome {
-    /// Work requests that had to wait for a permit, in all processes.
-    #[must_use]
-    pub fn deferred(&self) -> u64 {
-        self.shim.iter().map(|report| report.deferred).sum()
-    }
-
     /// In a line.
     #[must_use]
     pub fn line(&self, phase: Phase) -> String {
-        let rounds = self.collective.map_or_else(String::new, |rounds| {
-            let ms = |us: f64| us / 1e3;
-            format!(
-                "; {} rounds of {:.1} ms (p50 {:.1}, p90 {:.1}, p99 {:.1})",
-                rounds.rounds,
-                ms(rounds.mean_us),
-                ms(rounds.p50_us),
-                ms(rounds.p90_us),
-                ms(rounds.p99_us)
-            )
-        });
-        let bulk = |name: &str, load: Option<Deadlines>| {
-            load.map_or_else(String::new, |load| {
-                format!(
-                    "; {name} {} of {} in time (p50 {:.0} ms, slowest {:.0} ms)",
-                    load.met,
-                    load.transfers,
-                    load.p50_us / 1e3,
-                    load.max_us / 1e3
-                )
-            })
-        };
-        format!(
-            "{}{rounds}{}{}; {} deferred, {} dropped, {} retransmissions, {:.2} processors busy",
-            phase.name(),
-            bulk("P2D", self.p2d),
-            bulk("reads", self.reads),
-            self.deferred(),
-            self.drops,
-            self.retransmissions,
-            self.busy_processors
-        )
+        let mut text = phase.name().to_owned();
+        if let Some(rounds) = self.collective {
+            let [mean, p50, p90] =
+                [rounds.mean_us, rounds.p50_us, rounds.p90_us].map(|us| us / 1e3);
+            let count = rounds.rounds;
+            text += &format!("; {count} rounds of {mean:.1} ms (p50 {p50:.1}, p90 {p90:.1})");
+        }
+        for (name, load) in [("P2D", self.p2d), ("reads", self.reads)] {
+            if let Some(load) = load {
+                let (met, all) = (load.met, load.transfers);
+                let [p50, max] = [load.p50_us, load.max_us].map(|us| us / 1e3);
+                text += &format!("; {name} {met} of {all} in time (p50 {p50:.0} ms, ");
+                text += &format!("slowest {max:.0} ms)");
+            }
+        }
+        let (deferred, drops, again) = (self.library.deferred, self.drops, self.retransmissions);
+        text + &format!("; {deferred} deferred, {drops} dropped, {again} retransmissions")
     }
 }
 
 impl Repetition {
-    /// Completion of the collective in a phase, as multiples of that alone.
+    /// Mean completion of the collective in a phase, as a multiple of that alone.
     #[must_use]
-    pub fn slowdown(&self, phase: Phase) -> Option<Slowdown> {
-        let rounds = |phase| self.phases.get(&phase)?.collective;
-        let (alone, then) = (rounds(Phase::CollectiveAlone)?, rounds(phase)?);
-        Some(Slowdown {
-            mean: then.mean_us / alone.mean_us,
-            p50: then.p50_us / alone.p50_us,
-            p90: then.p90_us / alone.p90_us,
-        })
+    pub fn slowdown(&self, phase: Phase) -> Option<f64> {
+        let mean = |phase| Some(self.phases.get(&phase)?.collective?.mean_us);
+        Some(mean(phase)? / mean(Phase::CollectiveAlone)?)
+    }
+
+    /// The table's row of a phase.
+    fn row(&self, phase: Phase, outcome: &PhaseOutcome) -> Vec<String> {
+        let none = || String::from("–");
+        let ms = |of: fn(Rounds) -> f64| {
+            let rounds = outcome.collective;
+            rounds.map_or_else(none, |rounds| format!("{:.1}", of(rounds) / 1e3))
+        };
+        let loads = [outcome.p2d, outcome.reads];
+        let met = |load: Option<Deadlines>| {
+            load.map_or_else(none, |load| format!("{}/{}", load.met, load.transfers))
+        };
+        let speed = |load: Deadlines| load.bytes as f64 / load.seconds / 1e6;
+        let speed: f64 = loads.into_iter().flatten().map(speed).sum();
+        let by_dscp = outcome.bytes_by_dscp.iter();
+        let bytes: Vec<_> = by_dscp
+            .map(|(dscp, bytes)| format!("{dscp}: {}", bytes / 1000))
+            .collect();
+        let slowdown = self.slowdown(phase);
+        vec![
+            self.seed.to_string(),
+            phase.name().to_owned(),
+            ms(|rounds| rounds.mean_us),
+            ms(|rounds| rounds.p50_us),
+            ms(|rounds| rounds.p90_us),
+            slowdown.map_or_else(none, |times| format!("{times:.2}")),
+            met(outcome.p2d),
+            met(outcome.reads),
+            format!("{speed:.2}"),
+            outcome.library.deferred.to_string(),
+            bytes.join(", "),
+        ]
     }
 }
 
@@ -278,57 +214,19 @@ impl fmt::Display for Contention {
             "collective ms: mean",
             "p50",
             "p90",
-            "p99",
-            "× alone: mean",
-            "p50",
-            "p90",
+            "mean, × alone",
             "P2D in time",
             "reads in time",
             "bulk MB/s",
             "deferred",
             "DSCP: kB towards host 1",
         ]);
-        for column in table.column_iter_mut().skip(2).take(11) {
+        for column in table.column_iter_mut().skip(2).take(8) {
             column.set_cell_alignment(CellAlignment::Right);
         }
         for repetition in &self.repetitions {
             for (&phase, outcome) in &repetition.phases {
-                let mut row = vec![repetition.seed.to_string(), phase.name().to_owned()];
-                let none = || String::from("–");
-                match outcome.collective {
-                    Some(rounds) => row.extend(
-                        [rounds.mean_us, rounds.p50_us, rounds.p90_us, rounds.p99_us]
-                            .map(|us| format!("{:.1}", us / 1e3)),
-                    ),
-                    None => row.extend(std::iter::repeat_with(none).take(4)),
-                }
-                match repetition.slowdown(phase) {
-                    Some(Slowdown { mean, p50, p90 }) => {
-                        row.extend([mean, p50, p90].map(|x| format!("{x:.2}")));
-                    }
-                    None => row.extend([none(), none(), none()]),
-                }
-                let met = |load: Option<Deadlines>| {
-                    load.map_or_else(none, |load| format!("{}/{}", load.met, load.transfers))
-                };
-                let speed: f64 = [outcome.p2d, outcome.reads]
-                    .into_iter()
-                    .flatten()
-                    .map(|load| load.bytes as f64 / load.seconds / 1e6)
-                    .sum();
-                row.extend([
-                    met(outcome.p2d),
-                    met(outcome.reads),
-                    format!("{speed:.2}"),
-                    outcome.deferred().to_string(),
-                ]);
-                let bytes: Vec<String> = outcome
-                    .bytes_by_dscp
-                    .iter()
-                    .map(|(dscp, bytes)| format!("{dscp}: {}", bytes / 1000))
-                    .collect();
-                row.push(bytes.join(", "));
-                table.add_row(row);
+                table.add_row(repetition.row(phase, outcome));
             }
         }
         write!(f, "{table}")?;
@@ -338,9 +236,8 @@ impl fmt::Display for Contention {
                 Verdict::Holds => write!(
                     f,
                     "\nseed {seed}: holds (collective at most {UNDER_LAXITY_MAX} × alone under \
-                     Laxity \
-                     and at least {UNSCHEDULED_MIN} × unscheduled; nothing late that could be in \
-                     time)"
+                     Laxity and at least {UNSCHEDULED_MIN} × unscheduled; nothing late that could \
+                     be in time)"
                 )?,
                 Verdict::Fails(wrong) => write!(f, "\nseed {seed}: FAILED: {}", wrong.join("; "))?,
                 Verdict::Inconclusive(why) => write!(f, "\nseed {seed}: inconclusive: {why}")?,
@@ -359,17 +256,15 @@ mod tests {
 
     #[test]
     fn only_rounds_that_began_in_time_count() {
-        let mut config = ContentionConfig {
-            seconds: 1.0,
+        let config = ContentionConfig {
+            seconds: 1.6,
             ..ContentionConfig::default()
         };
-        config.collective.period_us = 250_000;
-        // The second holds up the third; the fifth would begin at 1.05 s.
-        let took = [100e3, 600e3, 100e3, 100e3, 100e3, 900e3];
+        // The second holds up the third; the fifth would begin at 1.68 s.
+        let took = [160e3, 960e3, 160e3, 160e3, 160e3, 900e3];
         let rounds = Rounds::of(&took, &config);
         assert_eq!(rounds.rounds, 4, "{rounds:?}");
-        assert_eq!(rounds.max_us, 600e3);
-        assert_eq!(rounds.p50_us, 100e3);
-        assert!((rounds.mean_us - 225_000.0).abs() < 1.0);
+        assert_eq!((rounds.p50_us, rounds.p90_us), (160e3, 960e3));
+        assert!((rounds.mean_us - 360_000.0).abs() < 1.0);
     }
 }

@@ -2,19 +2,20 @@
 //! end.
 
 use std::fs;
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use serde::de::DeserializeOwned;
 
-use super::outcome::{BulkLine, CollectiveLine, Deadlines, ShimReport};
-use super::{ContentionConfig, Load, Phase};
+use super::outcome::{CollectiveLine, Deadlines};
+use super::{COLLECTIVE, ContentionConfig, JITTER, Load, P2D, Phase, READS};
 use crate::vm::guest::Guest;
 use crate::vm::network::DEVICES;
 use crate::vm::task::Running;
-use crate::vm::verbs::Programs;
-use crate::vm::verbs::plugin;
+use crate::vm::verbs::case::{LibraryReport, read_report};
+use crate::vm::verbs::daemon::Daemon;
+use crate::vm::verbs::{Programs, plugin};
 
 /// The P2D program.
 const MOONCAKE_P2D: &str = include_str!("../mooncake_p2d.py");
@@ -32,10 +33,8 @@ const P2D_PORT: u16 = 7473;
 /// of the programs share, 100 ms pass without a daemon that is stopped.
 const STALL_MS: &str = "3000";
 
-/// How long a daemon, and Mooncake, may take to start.
-const DAEMON_STARTS_WITHIN: Duration = Duration::from_secs(20);
+/// How long Mooncake may take to start.
 const MOONCAKE_STARTS_WITHIN: Duration = Duration::from_secs(90);
-const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// A phase that is being played.
 pub(super) struct PhasePrograms<'a> {
@@ -44,8 +43,7 @@ pub(super) struct PhasePrograms<'a> {
     pub(super) config: &'a ContentionConfig,
     pub(super) phase: Phase,
     pub(super) seed: u64,
-    pub(super) folder: &'a Path,
-    pub(super) limit: Duration,
+    pub(super) folder: PathBuf,
 }
 
 /// The side that does the work and says how it went, and its peer.
@@ -70,43 +68,39 @@ fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
+/// The words of a command line without quotes.
+fn words(line: &str) -> Vec<String> {
+    line.split_whitespace().map(str::to_owned).collect()
+}
+
 impl PhasePrograms<'_> {
-    fn socket(&self, host: usize) -> String {
-        text(&self.folder.join(format!("laxityd{host}.sock")))
+    fn file(&self, name: &str) -> String {
+        text(&self.folder.join(name))
     }
 
-    /// A `laxityd` for each host.
-    pub(super) fn daemons(&self) -> anyhow::Result<Vec<Running>> {
-        let mut daemons = Vec::new();
-        for (host, device) in DEVICES.iter().enumerate() {
-            let socket = self.socket(host);
-            let file = self.folder.join(format!("laxityd{host}.toml"));
-            let control = self.folder.join(format!("control{host}.sock"));
+    fn socket(&self, host: usize) -> String {
+        self.file(&format!("laxityd{host}.sock"))
+    }
+
+    /// A `laxityd` for each host, if the phase is under Laxity.
+    pub(super) fn daemons(&self) -> anyhow::Result<Vec<Daemon>> {
+        if self.phase != Phase::Laxity {
+            return Ok(Vec::new());
+        }
+        let start = |host: usize| {
+            let control = self.file(&format!("control{host}.sock"));
             // Two processors for all of it: sleep at once.
-            let mut toml = format!(
-                "socket = {socket:?}\ncontrol = {control:?}\nmetrics = \"\"\n\
-                 [scheduler]\nspin_us = 0\n\
-                 [[nic]]\nname = {device:?}\nrate = \"{}Mbit\"\n",
+            let config = format!(
+                "socket = {:?}\ncontrol = {control:?}\nmetrics = \"\"\n[scheduler]\nspin_us = 0\n\
+                 [[nic]]\nname = {:?}\nrate = \"{}Mbit\"\n",
+                self.socket(host),
+                DEVICES[host],
                 self.config.rate_mbit
             );
-            for (key, bytes) in [("chunk", self.config.chunk), ("window", self.config.window)] {
-                if let Some(bytes) = bytes {
-                    toml.push_str(&format!("{key} = {bytes}\n"));
-                }
-            }
-            fs::write(&file, toml).with_context(|| format!("writing {}", file.display()))?;
-            let argv = [text(&self.programs.laxityd), "--config".into(), text(&file)];
-            let mut daemon = self.guest.task(argv, self.limit * 2).start()?;
-            let give_up = Instant::now() + DAEMON_STARTS_WITHIN;
-            while !Path::new(&socket).exists() {
-                if !daemon.is_running() || Instant::now() > give_up {
-                    bail!("laxityd takes no clients: {}", daemon.kill());
-                }
-                std::thread::sleep(LOOK_EVERY);
-            }
-            daemons.push(daemon);
-        }
-        Ok(daemons)
+            let path = self.folder.join(format!("laxityd{host}.toml"));
+            Daemon::start_with(self.guest, self.programs, &control, &path, &config)
+        };
+        (0..DEVICES.len()).map(start).collect()
     }
 
     /// Starts a program on a host.
@@ -115,94 +109,90 @@ impl PhasePrograms<'_> {
         host: usize,
         profile: &str,
         objective_us: Option<u64>,
-        argv: Vec<String>,
+        line: &str,
     ) -> anyhow::Result<Running> {
-        let mut all: Vec<String> = Vec::new();
+        let mut argv = Vec::new();
         if self.phase == Phase::Laxity {
-            let programs = self.programs;
-            all.extend(
-                [
-                    &*text(&programs.laxity),
-                    "run",
-                    "--require",
-                    "--profile",
-                    profile,
-                    "--library",
-                    &text(&programs.library),
-                    "--socket",
-                    &self.socket(host),
-                    "--report",
-                    &text(&self.report_file()),
-                ]
-                .map(str::to_owned),
-            );
+            let (laxity, library) = (&self.programs.laxity, &self.programs.library);
+            argv = words(&format!(
+                "{} run --require --profile {profile} --library {} --socket {} --report {}",
+                text(laxity),
+                text(library),
+                self.socket(host),
+                self.report_file()
+            ));
             if let Some(us) = objective_us {
-                all.extend(["--slo-ttft".into(), format!("{us}us")]);
+                argv.extend(["--slo-ttft".into(), format!("{us}us")]);
             }
-            all.push("--".into());
+            argv.push("--".into());
         }
-        all.extend(argv);
-        let mut task = self.guest.task(all, self.limit);
+        argv.extend(words(line));
+        // Starting Mooncake takes seconds, and under load everything takes longer.
+        let limit = Duration::from_secs_f64(60.0 + 6.0 * self.config.seconds);
+        let mut task = self.guest.task(argv, limit);
         let gid = self.guest.facts.gid_index.to_string();
-        task.env.extend([
-            ("VERBS_GID_INDEX".into(), gid.clone()),
-            ("MC_GID_INDEX".into(), gid),
-        ]);
-        task.env
-            .push(("LD_PRELOAD".into(), self.program("patient.so")));
-        task.env.push(("LAXITY_STALL_MS".into(), STALL_MS.into()));
-        task.env.push(("MC_LOG_LEVEL".into(), "WARNING".into()));
-        task.env.extend(plugin::settings("lo"));
+        let patient = self.program("patient.so");
+        let bulk = STATIC_BULK.to_string();
+        let mut env = vec![
+            ("VERBS_GID_INDEX", &*gid),
+            ("MC_GID_INDEX", &gid),
+            ("LD_PRELOAD", &patient),
+            ("LAXITY_STALL_MS", STALL_MS),
+            ("MC_LOG_LEVEL", "WARNING"),
+        ];
         if self.phase != Phase::Laxity {
-            task.env.push(("LAXITY_MODE".into(), "off".into()));
+            env.push(("LAXITY_MODE", "off"));
         }
         if self.phase == Phase::StaticMarks {
-            task.env.push(("MC_IB_TC".into(), STATIC_BULK.to_string()));
+            env.push(("MC_IB_TC", &bulk));
         }
+        let owned = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
+        task.env.extend(env.into_iter().map(owned));
+        task.env.extend(plugin::settings("lo"));
         Ok(task.start()?)
     }
 
-    fn report_file(&self) -> std::path::PathBuf {
-        self.folder.join("reports.jsonl")
+    fn report_file(&self) -> String {
+        self.file("reports.jsonl")
     }
 
     fn program(&self, name: &str) -> String {
         text(&self.programs.checks.join(name))
     }
 
-    fn class(&self, by_hand: u8) -> String {
+    fn class(&self, by_hand: u8) -> u8 {
         let marked = self.phase == Phase::StaticMarks;
-        if marked { by_hand } else { 0 }.to_string()
+        if marked { by_hand } else { 0 }
+    }
+
+    /// What both kinds of collectives are told of their rounds.
+    fn rounds(&self) -> String {
+        let rounds = self.config.rounds();
+        let (bytes, messages, period) =
+            (COLLECTIVE.bytes, COLLECTIVE.messages, COLLECTIVE.period_us);
+        format!("--rounds {rounds} --bytes {bytes} --messages {messages} --period-us {period}")
     }
 
     /// Starts the collective of the NCCL plugin: rank 0 says how it went.
     fn plugin_collective(&self) -> anyhow::Result<Pair> {
-        let Some(nccl) = &self.programs.nccl else {
-            bail!("the NCCL plugin is missing");
-        };
+        let nccl = self.programs.nccl.as_ref();
+        let nccl = nccl.context("the NCCL plugin is missing")?;
         let folder = self.folder.join("nccl");
         fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
-        let collective = &self.config.collective;
+        let tclass = match self.phase {
+            Phase::StaticMarks => format!("--tclass {STATIC_COLLECTIVE}"),
+            _ => String::new(),
+        };
         let rank = |rank: usize| {
-            let mut argv = vec![text(&nccl.checks.join("nccl_rounds"))];
-            for (option, value) in [
-                ("--plugin", text(&nccl.plugin)),
-                ("--folder", text(&folder)),
-                ("--rank", rank.to_string()),
-                ("--device", rank.to_string()),
-                // Everything takes longer here.
-                ("--slow", "10".to_owned()),
-                ("--rounds", self.config.rounds().to_string()),
-                ("--bytes", collective.bytes.to_string()),
-                ("--messages", collective.messages.to_string()),
-                ("--period-us", collective.period_us.to_string()),
-            ] {
-                argv.extend([option.to_owned(), value]);
-            }
-            if self.phase == Phase::StaticMarks {
-                argv.extend(["--tclass".into(), STATIC_COLLECTIVE.to_string()]);
-            }
-            self.start(rank, "nccl", None, argv)
+            // Everything takes longer here.
+            let line = format!(
+                "{} --plugin {} --folder {} --rank {rank} --device {rank} --slow 10 {} {tclass}",
+                text(&nccl.checks.join("nccl_rounds")),
+                text(&nccl.plugin),
+                text(&folder),
+                self.rounds()
+            );
+            self.start(rank, "nccl", None, &line)
         };
         Ok(Pair {
             passive: rank(1)?,
@@ -215,85 +205,53 @@ impl PhasePrograms<'_> {
         if self.config.plugin {
             return self.plugin_collective();
         }
-        let port = COLLECTIVE_PORT.to_string();
-        let collective = &self.config.collective;
-        let server = vec![
-            self.program("collective"),
-            "--server".into(),
-            "-b".into(),
-            DEVICES[1].into(),
-            "--port".into(),
-            port.clone(),
-            "--tclass".into(),
-            self.class(STATIC_COLLECTIVE),
-        ];
-        let client = vec![
-            self.program("collective"),
-            "--connect".into(),
-            "127.0.0.1".into(),
-            "-a".into(),
-            DEVICES[0].into(),
-            "--port".into(),
-            port,
-            "--rounds".into(),
-            self.config.rounds().to_string(),
-            "--bytes".into(),
-            collective.bytes.to_string(),
-            "--messages".into(),
-            collective.messages.to_string(),
-            "--period-us".into(),
-            collective.period_us.to_string(),
-            "--tclass".into(),
-            self.class(STATIC_COLLECTIVE),
-            "--samples".into(),
-        ];
+        let program = self.program("collective");
+        let common = format!(
+            "--port {COLLECTIVE_PORT} --tclass {}",
+            self.class(STATIC_COLLECTIVE)
+        );
+        let server = format!("{program} --server -b {} {common}", DEVICES[1]);
+        let rounds = self.rounds();
+        let client = format!(
+            "{program} --connect 127.0.0.1 -a {} {common} {rounds} --samples",
+            DEVICES[0]
+        );
         Ok(Pair {
-            passive: self.start(1, "nccl", None, server)?,
-            active: self.start(0, "nccl", None, client)?,
+            passive: self.start(1, "nccl", None, &server)?,
+            active: self.start(0, "nccl", None, &client)?,
         })
     }
 
     /// Has transfers ready to begin.
     pub(super) fn bulk(&self) -> anyhow::Result<Bulk<'_>> {
-        let p2d = match &self.programs.python {
-            Some(python) => Some(self.mooncake(python)?),
-            None => None,
-        };
+        let python = self.programs.python.as_ref();
+        let p2d = python.map(|python| self.mooncake(python)).transpose()?;
         Ok(Bulk {
             programs: self,
             p2d,
         })
     }
 
-    fn go_file(&self) -> std::path::PathBuf {
-        self.folder.join("go")
-    }
-
     fn mooncake(&self, python: &Path) -> anyhow::Result<Pair> {
-        let script = self.folder.join("mooncake_p2d.py");
-        fs::write(&script, MOONCAKE_P2D)
-            .with_context(|| format!("writing {}", script.display()))?;
-        let load = &self.config.p2d;
-        let argv = |role: &str, host: usize| {
-            let mut argv = vec![text(python), text(&script), role.into()];
-            for (option, value) in [
-                ("--device", DEVICES[host].to_owned()),
-                ("--port", P2D_PORT.to_string()),
-                ("--bytes", load.bytes.to_string()),
-                ("--transfers", self.config.transfers(load).to_string()),
-                ("--period-us", load.period_us.to_string()),
-                ("--deadline-us", load.deadline_us.to_string()),
-                ("--jitter", self.config.jitter.to_string()),
-                ("--seed", self.seed.to_string()),
-                ("--go", text(&self.go_file())),
-            ] {
-                argv.extend([option.to_owned(), value]);
-            }
-            argv
+        let script = self.file("mooncake_p2d.py");
+        fs::write(&script, MOONCAKE_P2D).with_context(|| format!("writing {script}"))?;
+        let start = |role: &str, host: usize| {
+            let line = format!(
+                "{} {script} {role} --device {} --port {P2D_PORT} --bytes {} --transfers {} \
+                 --period-us {} --deadline-us {} --jitter {JITTER} --seed {} --go {}",
+                text(python),
+                DEVICES[host],
+                P2D.bytes,
+                self.config.transfers(&P2D),
+                P2D.period_us,
+                P2D.deadline_us,
+                self.seed,
+                self.file("go")
+            );
+            self.start(host, "mooncake", Some(P2D.deadline_us), &line)
         };
-        let objective = Some(load.deadline_us);
-        let passive = self.start(1, "mooncake", objective, argv("target", 1))?;
-        let mut active = self.start(0, "mooncake", objective, argv("initiator", 0))?;
+        let passive = start("target", 1)?;
+        let mut active = start("initiator", 0)?;
         if let Err(error) = active.wait_for("ready", MOONCAKE_STARTS_WITHIN) {
             bail!("{error}; its peer: {}", passive.kill());
         }
@@ -302,54 +260,34 @@ impl PhasePrograms<'_> {
 
     /// A pair of `bulk`; the client is on `client`.
     fn pair(&self, client: usize, port: u16, op: &str, load: &Load) -> anyhow::Result<Pair> {
-        let tclass = self.class(STATIC_BULK);
-        let port = port.to_string();
-        let server = vec![
-            self.program("bulk"),
-            "--server".into(),
-            "-b".into(),
-            DEVICES[1 - client].into(),
-            "--port".into(),
-            port.clone(),
-        ];
-        let mut argv = vec![self.program("bulk")];
-        for (option, value) in [
-            ("--connect", "127.0.0.1".to_owned()),
-            ("-a", DEVICES[client].to_owned()),
-            ("--port", port),
-            ("--op", op.to_owned()),
-            (
-                "--bytes",
-                (load.bytes * self.config.transfers(load)).to_string(),
-            ),
-            ("--transfer", load.bytes.to_string()),
-            ("--period-us", load.period_us.to_string()),
-            ("--deadline-us", load.deadline_us.to_string()),
-            ("--tclass", tclass),
-        ] {
-            argv.extend([option.to_owned(), value]);
-        }
+        let program = self.program("bulk");
+        let server = format!(
+            "{program} --server -b {} --port {port}",
+            DEVICES[1 - client]
+        );
+        let line = format!(
+            "{program} --connect 127.0.0.1 -a {} --port {port} --op {op} --bytes {} --transfer {} \
+             --period-us {} --deadline-us {} --tclass {}",
+            DEVICES[client],
+            load.bytes * self.config.transfers(load),
+            load.bytes,
+            load.period_us,
+            load.deadline_us,
+            self.class(STATIC_BULK)
+        );
         let objective = Some(load.deadline_us);
         Ok(Pair {
-            passive: self.start(1 - client, "mooncake", objective, server)?,
-            active: self.start(client, "mooncake", objective, argv)?,
+            passive: self.start(1 - client, "mooncake", objective, &server)?,
+            active: self.start(client, "mooncake", objective, &line)?,
         })
     }
 
-    /// What the shim says of each process.
-    pub(super) fn reports(&self) -> anyhow::Result<Vec<ShimReport>> {
+    /// What the libraries say of all processes.
+    pub(super) fn reports(&self) -> anyhow::Result<LibraryReport> {
         if self.phase != Phase::Laxity {
-            return Ok(Vec::new());
+            return Ok(LibraryReport::default());
         }
-        let path = self.report_file();
-        let lines =
-            fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
-        lines
-            .lines()
-            // The NCCL plugin writes there, too.
-            .filter(|line| !line.contains(plugin::REPORTS))
-            .map(|line| serde_json::from_str(line).context("the shim's report"))
-            .collect()
+        read_report(&self.report_file())?.context("the libraries wrote no reports")
     }
 }
 
@@ -357,17 +295,17 @@ impl Bulk<'_> {
     /// Has them begin.
     pub(super) fn go(self) -> anyhow::Result<Playing> {
         let programs = self.programs;
-        let go = programs.go_file();
         let p2d = match self.p2d {
             Some(pair) => pair,
-            None => programs.pair(0, P2D_PORT, "write", &programs.config.p2d)?,
+            None => programs.pair(0, P2D_PORT, "write", &P2D)?,
         };
-        fs::write(&go, "").with_context(|| format!("writing {}", go.display()))?;
+        let go = programs.file("go");
+        fs::write(&go, "").with_context(|| format!("writing {go}"))?;
         // Other arrivals of each against the others with each seed.
         let part = programs.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
-        let period = Duration::from_micros(programs.config.reads.period_us);
+        let period = Duration::from_micros(READS.period_us);
         std::thread::sleep(period * part as u32 / 65536);
-        let reads = programs.pair(1, READS_PORT, "read", &programs.config.reads)?;
+        let reads = programs.pair(1, READS_PORT, "read", &READS)?;
         Ok(Playing { p2d, reads })
     }
 }
@@ -375,9 +313,8 @@ impl Bulk<'_> {
 impl Playing {
     /// Waits for both; what became of the transfers and of the reads.
     pub(super) fn finish(self) -> anyhow::Result<(Deadlines, Deadlines)> {
-        let reads: BulkLine = self.reads.finish()?;
-        let p2d: BulkLine = self.p2d.finish()?;
-        Ok((p2d.into(), reads.into()))
+        let reads = self.reads.finish()?;
+        Ok((self.p2d.finish()?, reads))
     }
 }
 
@@ -394,12 +331,9 @@ impl Pair {
         if !active.succeeded() || !passive.succeeded() {
             bail!("{active}\nits peer: {passive}");
         }
-        let line = active
-            .stdout
-            .lines()
-            .rev()
-            .find(|line| line.starts_with('{'))
-            .with_context(|| format!("no report: {active}"))?;
+        let mut lines = active.stdout.lines().rev();
+        let line = lines.find(|line| line.starts_with('{'));
+        let line = line.with_context(|| format!("no report: {active}"))?;
         serde_json::from_str(line).with_context(|| format!("not a report: {line}"))
     }
 }

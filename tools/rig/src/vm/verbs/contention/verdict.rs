@@ -1,18 +1,16 @@
 //! Whether a repetition shows what it is for: a collective that under Laxity does not feel the bulk
 //! it would otherwise wait for, while no transfer is late that could be in time.
 
-use std::collections::BTreeSet;
-
 use serde::{Deserialize, Serialize};
 
 use super::Phase;
 use super::outcome::{PhaseOutcome, Repetition};
 
 /// Mean completion under Laxity, as a multiple of that alone: at most.
-pub const UNDER_LAXITY_MAX: f64 = 1.3;
+pub(super) const UNDER_LAXITY_MAX: f64 = 1.3;
 
 /// Mean completion unscheduled, as a multiple of that alone: at least, or there is no contention.
-pub const UNSCHEDULED_MIN: f64 = 2.0;
+pub(super) const UNSCHEDULED_MIN: f64 = 2.0;
 
 /// How much the two phases in which the collective is alone may differ: more, and the machine had
 /// other work meanwhile.
@@ -35,46 +33,38 @@ impl Repetition {
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         let phase = |phase| self.phases.get(&phase);
-        let mean = |at| Some(phase(at)?.collective?.mean_us);
         let (Some(laxity), Some(control)) = (phase(Phase::Laxity), phase(Phase::BulkAlone)) else {
             return Verdict::Fails(vec!["a phase is missing".into()]);
         };
-        let means = (
-            mean(Phase::CollectiveAlone),
-            mean(Phase::CollectiveAgain),
+        let ratios = (
+            self.slowdown(Phase::CollectiveAgain),
             self.slowdown(Phase::Unscheduled),
             self.slowdown(Phase::Laxity),
         );
-        let (Some(first), Some(again), Some(unscheduled), Some(scheduled)) = means else {
+        let (Some(again), Some(unscheduled), Some(scheduled)) = ratios else {
             return Verdict::Fails(vec!["the collective is missing from a phase".into()]);
         };
-        let drift = (first / again).max(again / first);
-        if drift > DRIFT_MAX {
+        if again.max(1.0 / again) > DRIFT_MAX {
             return Verdict::Inconclusive(format!(
-                "alone the collective took {:.1} ms at first and {:.1} ms at last",
-                first / 1e3,
-                again / 1e3
+                "alone the collective took {again:.2} × as long at last as at first"
             ));
         }
-        if let Some(marked) = self.slowdown(Phase::StaticMarks)
-            && marked.mean > UNDER_LAXITY_MAX
-        {
+        let marked = self.slowdown(Phase::StaticMarks);
+        if let Some(marked) = marked.filter(|marked| *marked > UNDER_LAXITY_MAX) {
             return Verdict::Inconclusive(format!(
-                "with the network's highest class to itself the collective takes {:.2} × alone",
-                marked.mean
+                "with the network's highest class to itself the collective takes {marked:.2} × \
+                 alone"
             ));
         }
         let mut wrong = Vec::new();
-        if unscheduled.mean < UNSCHEDULED_MIN {
-            let ratio = unscheduled.mean;
+        if unscheduled < UNSCHEDULED_MIN {
             wrong.push(format!(
-                "no contention: unscheduled takes {ratio:.2} × alone"
+                "no contention: unscheduled takes {unscheduled:.2} × alone"
             ));
         }
-        if scheduled.mean > UNDER_LAXITY_MAX {
-            let ratio = scheduled.mean;
+        if scheduled > UNDER_LAXITY_MAX {
             wrong.push(format!(
-                "the collective takes {ratio:.2} × alone under Laxity"
+                "the collective takes {scheduled:.2} × alone under Laxity"
             ));
         }
         for (name, of) in LOADS {
@@ -86,11 +76,11 @@ impl Repetition {
                 ));
             }
         }
-        let classes: BTreeSet<u8> = laxity.bytes_by_dscp.keys().copied().collect();
+        let classes: Vec<u8> = laxity.bytes_by_dscp.keys().copied().collect();
         if classes.contains(&0) || classes.len() < 2 {
             wrong.push(format!("DSCPs on the wire under Laxity: {classes:?}"));
         }
-        if laxity.deferred() == 0 {
+        if laxity.library.deferred == 0 {
             wrong.push("nothing waited for a permit".into());
         }
         match wrong.is_empty() {
@@ -113,8 +103,9 @@ fn missed(outcome: &PhaseOutcome, of: Load) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Deadlines, Rounds, ShimReport};
+    use super::super::{Deadlines, Rounds};
     use super::*;
+    use crate::vm::verbs::case::LibraryReport;
 
     fn phase(mean_us: Option<f64>, late: Option<u64>) -> PhaseOutcome {
         let load = late.map(|late| Deadlines {
@@ -130,10 +121,10 @@ mod tests {
             p2d: load,
             reads: load,
             bytes_by_dscp: [(10, 1000), (34, 1000)].into(),
-            shim: vec![ShimReport {
+            library: LibraryReport {
                 deferred: 1,
-                ..ShimReport::default()
-            }],
+                ..LibraryReport::default()
+            },
             ..PhaseOutcome::default()
         }
     }
@@ -171,28 +162,18 @@ mod tests {
     #[test]
     fn each_part_of_the_claim_can_fail() {
         assert_eq!(good().verdict(), Verdict::Holds);
-        fails(
-            |r| *of(r, Phase::Unscheduled) = phase(Some(190.0), Some(0)),
-            "no contention",
-        );
-        fails(
-            |r| *of(r, Phase::Laxity) = phase(Some(140.0), Some(0)),
-            "under Laxity",
-        );
-        fails(
-            |r| *of(r, Phase::Laxity) = phase(Some(110.0), Some(1)),
-            "were late",
-        );
-        fails(|r| of(r, Phase::Laxity).shim.clear(), "waited");
-        fails(
-            |r| of(r, Phase::Laxity).bytes_by_dscp.extend([(0, 1)]),
-            "DSCPs",
-        );
+        let set = |at, mean_us, late| {
+            move |r: &mut Repetition| *of(r, at) = phase(Some(mean_us), Some(late))
+        };
+        fails(set(Phase::Unscheduled, 190.0, 0), "no contention");
+        fails(set(Phase::Laxity, 140.0, 0), "under Laxity");
+        fails(set(Phase::Laxity, 110.0, 1), "were late");
+        fails(|r| of(r, Phase::Laxity).library.deferred = 0, "waited");
+        let unmarked = |r: &mut Repetition| of(r, Phase::Laxity).bytes_by_dscp.extend([(0, 1)]);
+        fails(unmarked, "DSCPs");
         fails(|r| drop(r.phases.remove(&Phase::Laxity)), "missing");
-        fails(
-            |r| of(r, Phase::CollectiveAgain).collective = None,
-            "missing",
-        );
+        let absent = |r: &mut Repetition| of(r, Phase::CollectiveAgain).collective = None;
+        fails(absent, "missing");
     }
 
     #[test]
