@@ -40,8 +40,8 @@ core: setup ## the product's programs and libraries, in target/release
 	@ln -sf libnccl_net_laxity.so $(TARGET)/release/libnccl-net-laxity.so
 
 .PHONY: lab
-lab: core ## laxity-lab as well: hosts on one machine, simulated clusters
-	$(CARGO) build --release --locked -p laxity-lab
+lab: core ## laxity-lab as well: hosts on one machine, simulated clusters; an engine without a tensor library
+	$(CARGO) build --release --locked --no-default-features -p laxity-lab -p laxity-engine
 
 .PHONY: release
 release: lab ## everything that can be installed; the engine's tensor library takes as long as the rest

@@ -115,13 +115,12 @@ fn a_scheduled_run_marks_each_stage_and_loses_no_byte() {
         for part in ["queued", "collective", "compute", "p2d_tail"] {
             assert!(number(&run["stages_ms"][part]) > 0.0, "{part}: {run}");
         }
-        // Requests go to the same hosts under every policy.
-        for stage in ["kv_reuse", "collective", "p2d"] {
-            assert_eq!(
-                sum(&run["stage_bytes"][stage]),
-                sum(&runs[0]["stage_bytes"][stage]),
-                "{stage}"
-            );
+        // Requests go to the same hosts under every policy. A rank without tokens sends a few bytes
+        // of collectives in each layer, and how often it does depends on the policy.
+        for (stage, tolerance) in [("kv_reuse", 0.0), ("collective", 1e-3), ("p2d", 0.0)] {
+            let all = |run: &Value| sum(&run["stage_bytes"][stage]);
+            let difference = (all(run) / all(&runs[0]) - 1.0).abs();
+            assert!(difference <= tolerance, "{stage}: {difference}");
         }
     }
     assert!(number(&report["alone"]["ideal_check"]["requests"]) > 0.0);
