@@ -16,7 +16,7 @@ use clap::{Args, Subcommand};
 use laxity_sim::outcome::Outcome;
 use laxity_sim::plan::{Plan, built_in};
 use laxity_sim::report::table;
-use laxity_sim::reproduce::{FIGURES, Figure};
+use laxity_sim::reproduce::FIGURES;
 use laxity_sim::requests;
 use laxity_sim::run::{self, Simulate};
 use laxity_sim::scenario::Scenario;
@@ -51,8 +51,6 @@ pub(crate) enum SimCommand {
     /// Say what a workload is like: lengths, reuse, arrivals
     #[command(after_long_help = WORKLOAD_HELP)]
     Workload(Box<inputs::WorkloadArgs>),
-    /// Fit the compute model to operator profiles, and say how far off it is
-    Fit(inputs::FitArgs),
     /// Train a predictor of iteration times, and say how far off it is
     #[command(after_long_help = latency::HELP)]
     TrainLatency(Box<latency::TrainArgs>),
@@ -262,7 +260,6 @@ pub(crate) fn run(command: SimCommand, simulate: &Simulate<'_>) -> Result<ExitCo
         SimCommand::Findings(args) => findings::run(&args),
         SimCommand::Models(args) => inputs::models(&args).map(|()| ExitCode::SUCCESS),
         SimCommand::Workload(args) => inputs::workload(&args).map(|()| ExitCode::SUCCESS),
-        SimCommand::Fit(args) => inputs::fit_profiles(&args).map(|()| ExitCode::SUCCESS),
         SimCommand::TrainLatency(args) => latency::run(&args).map(|()| ExitCode::SUCCESS),
     }
 }
@@ -306,28 +303,24 @@ fn exit_code(whole: bool) -> ExitCode {
 }
 
 fn reproduce(args: &MfsArgs, simulate: &Simulate<'_>) -> Result<ExitCode> {
-    let mut chosen: Vec<Figure> = Vec::new();
+    let mut plans = Vec::new();
     for wanted in &args.figure {
-        let found: Vec<Figure> = FIGURES
+        let chosen = FIGURES
             .iter()
-            .filter(|figure| wanted == "all" || figure.number == wanted)
-            .copied()
-            .collect();
-        if found.is_empty() {
-            let known: Vec<&str> = FIGURES.iter().map(|figure| figure.number).collect();
+            .filter(|number| wanted == "all" || *number == wanted);
+        let before = plans.len();
+        for number in chosen {
+            let mut plan = Plan::load(&format!("mfs-figure-{number}"))?;
+            args.changes.apply(&mut plan)?;
+            plan.jobs()?;
+            plans.push(plan);
+        }
+        if plans.len() == before {
             bail!(
                 "figure {wanted} of MFS is not simulated; those that are: {}, or all",
-                known.join(", ")
+                FIGURES.join(", ")
             );
         }
-        chosen.extend(found);
-    }
-    let mut plans = Vec::new();
-    for figure in chosen {
-        let mut plan = Plan::load(figure.plan)?;
-        args.changes.apply(&mut plan)?;
-        plan.jobs()?;
-        plans.push(plan);
     }
     let mut whole = true;
     for plan in &plans {

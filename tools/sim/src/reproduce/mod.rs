@@ -2,56 +2,27 @@
 //! about each, and the same numbers from a report.
 //!
 //! The paper plots without giving its data; what it says in its text is what is compared.
+//! `claims/mfs.toml` has its claims.
 
-mod claims;
+pub mod runner;
 
-use serde::Serialize;
+use evalexpr::Value;
+use serde::{Deserialize, Serialize};
 
-use crate::report::{Panel, Report, Sustained, metric};
-use claims::{CLAIMS, Claim, Quantity};
+use crate::report::{Metric, Panel, Report, Sustained, metric};
+pub use runner::ClaimError;
+use runner::{Figures, Scope};
 
-/// A figure of a paper.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Figure {
-    /// Its number.
-    pub number: &'static str,
-    /// The built-in plan that stands for it.
-    pub plan: &'static str,
-}
+const CLAIMS: &str = include_str!("../../claims/mfs.toml");
 
-/// The figures of MFS that can be simulated.
-pub const FIGURES: [Figure; 6] = [
-    Figure {
-        number: "5",
-        plan: "mfs-figure-5",
-    },
-    Figure {
-        number: "10",
-        plan: "mfs-figure-10",
-    },
-    Figure {
-        number: "11",
-        plan: "mfs-figure-11",
-    },
-    Figure {
-        number: "12",
-        plan: "mfs-figure-12",
-    },
-    Figure {
-        number: "13",
-        plan: "mfs-figure-13",
-    },
-    Figure {
-        number: "14",
-        plan: "mfs-figure-14",
-    },
-];
+/// The figures of MFS that can be simulated. The built-in plan `mfs-figure-N` stands for figure N.
+pub const FIGURES: [&str; 6] = ["5", "10", "11", "12", "13", "14"];
 
 /// A claim of the paper beside what came out here.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finding {
     /// What it is about, in words.
-    pub says: &'static str,
+    pub says: String,
     /// For which panel; empty if there is only one.
     pub panel: String,
     /// What the paper says, from and to; `None` if it gives no number.
@@ -61,21 +32,46 @@ pub struct Finding {
     /// What `laxity` gave.
     pub laxity: Option<f64>,
     #[serde(skip)]
-    share: bool,
+    unit: Unit,
+}
+
+/// What a claim's numbers are in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+enum Unit {
+    #[default]
+    #[serde(rename = "×")]
+    Times,
+    #[serde(rename = "%")]
+    Percent,
+}
+
+/// A claim as its file has it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Claim {
+    plan: String,
+    #[serde(default)]
+    panel: String,
+    says: String,
+    of: Option<String>,
+    paper: Option<(f64, f64)>,
+    #[serde(default)]
+    unit: Unit,
+    here: String,
 }
 
 impl Finding {
     /// A number of this finding as tables show it.
     #[must_use]
     pub fn shown(&self, value: Option<f64>) -> String {
-        match value {
-            None => "–".to_owned(),
-            Some(value) if self.share => {
+        match (value, self.unit) {
+            (None, _) => "–".to_owned(),
+            (Some(value), Unit::Percent) => {
                 // Minus zero is zero.
                 let percent = (value * 100.0).round() + 0.0;
                 format!("{percent:.0} %")
             }
-            Some(value) => format!("{value:.2} ×"),
+            (Some(value), Unit::Times) => format!("{value:.2} ×"),
         }
     }
 
@@ -91,10 +87,18 @@ impl Finding {
 }
 
 /// The paper's claims about the figure that the report's plan stands for; empty if it is none.
+///
+/// # Panics
+/// Never, as tests evaluate each claim of the file.
 #[must_use]
 pub fn check(report: &Report) -> Vec<Finding> {
+    #[derive(Deserialize)]
+    struct File {
+        claim: Vec<Claim>,
+    }
+    let file: File = toml::from_str(CLAIMS).expect("claims/mfs.toml has claims");
     let mut found = Vec::new();
-    for claim in CLAIMS.iter().filter(|c| c.plan == report.plan.name) {
+    for claim in file.claim.iter().filter(|c| c.plan == report.plan.name) {
         for panel in report.panels() {
             if claim.panel.is_empty() || panel.name == claim.panel {
                 found.push(beside(report, &panel, claim));
@@ -105,93 +109,82 @@ pub fn check(report: &Report) -> Vec<Finding> {
 }
 
 fn beside(report: &Report, panel: &Panel, claim: &Claim) -> Finding {
-    let number = |name: &str| {
-        let variant = variant(report, name)?;
-        claim.quantity.of(report, panel, variant)
+    let measured = Measured { report, panel };
+    let number = |policy: &str| {
+        let mut scope = Scope::new(&measured);
+        scope.set("policy", Value::from(policy));
+        let value = scope.value(&claim.here).and_then(|value| value.as_number());
+        let value = value.unwrap_or_else(|error| panic!("{}: {error}", claim.says));
+        value.is_finite().then_some(value)
     };
     Finding {
-        says: claim.says,
+        says: claim.says.clone(),
         panel: panel.name.clone(),
         paper: claim.paper,
-        here: number(claim.quantity.subject()),
+        here: number(claim.of.as_deref().unwrap_or("mfs")),
         laxity: number("laxity"),
-        share: claim.quantity.is_share(),
+        unit: claim.unit,
     }
 }
 
-fn variant(report: &Report, name: &str) -> Option<usize> {
-    report.plan.variants.iter().position(|v| v.name == name)
+/// A panel of a report. Its figures are not a number where a variant was not run, or where a rate
+/// lies beyond the plan's rates.
+struct Measured<'a> {
+    report: &'a Report,
+    panel: &'a Panel,
 }
 
-impl Quantity {
-    /// The variant that the paper's number is about.
-    fn subject(self) -> &'static str {
-        match self {
-            Self::Slowdown | Self::Stretch => "fair",
-            _ => "mfs",
-        }
-    }
-
-    fn is_share(self) -> bool {
-        matches!(self, Self::CollectiveCut(_) | Self::EarlinessCut(_))
-    }
-
-    /// Of a variant in a panel; `None` if what it takes was not run, or lies beyond the plan's
-    /// rates.
-    fn of(self, report: &Report, panel: &Panel, variant: usize) -> Option<f64> {
-        let point = report.telling(panel);
-        let mean = |variant, metric| Some(report.estimate(point, variant, metric)?.mean);
-        match self {
-            Self::Attainment(others) => most_over_best(report, panel, variant, others),
-            Self::Rate(other) => {
-                let rates = report.sustained(panel);
-                let other = self::variant(report, other)?;
-                let rate =
-                    |variant: usize| rates.get(variant)?.rate.as_ref().and_then(Sustained::rate);
-                Some(rate(variant)? / rate(other)?)
-            }
-            Self::CollectiveCut(other) => {
-                let other = self::variant(report, other)?;
-                let metric = &metric::COLLECTIVE_MEAN;
-                Some(1.0 - mean(variant, metric)? / mean(other, metric)?)
-            }
-            Self::EarlinessCut(others) => {
-                let metric = &metric::EARLINESS_MEAN;
-                let others: Option<Vec<f64>> = others
-                    .iter()
-                    .map(|name| mean(self::variant(report, name)?, metric))
-                    .collect();
-                let others = others?;
-                let theirs = others.iter().sum::<f64>() / others.len() as f64;
-                Some(1.0 - mean(variant, metric)? / theirs)
-            }
-            Self::Slowdown => {
-                let bound = (0..report.plan.variants.len()).find(|&v| report.is_bound(v))?;
-                Some(mean(variant, &metric::TTFT_MEAN)? / mean(bound, &metric::TTFT_MEAN)?)
-            }
-            Self::Stretch => mean(variant, &metric::COLLECTIVE_STRETCH),
-        }
-        .filter(|number| number.is_finite())
+impl Figures for Measured<'_> {
+    fn call(&self, function: &str, arguments: &[Value]) -> Option<Value> {
+        let names: Option<Vec<&str>> = arguments
+            .iter()
+            .map(|name| match name {
+                Value::String(name) => Some(name.as_str()),
+                _ => None,
+            })
+            .collect();
+        let found = match (function, names?.as_slice()) {
+            ("figure", [policy, metric]) => self.mean(
+                self.report.telling(self.panel),
+                policy,
+                Metric::named(metric)?,
+            ),
+            ("rate", [policy]) => self.rate(policy),
+            ("attainment_over", [policy, others @ ..]) => self.attainment_over(policy, others),
+            _ => return None,
+        };
+        Some(Value::Float(found.unwrap_or(f64::NAN)))
     }
 }
 
-/// The largest ratio of attainment over the best of others, over the points of a panel where the
-/// variant still serves half of the requests in time: beyond, ratios are large and mean nothing.
-fn most_over_best(report: &Report, panel: &Panel, variant: usize, others: &[&str]) -> Option<f64> {
-    let attainment = |point: usize, variant: usize| {
-        let estimate = report.estimate(point, variant, &metric::ATTAINMENT)?;
+impl Measured<'_> {
+    fn variant(&self, name: &str) -> Option<usize> {
+        let variants = &self.report.plan.variants;
+        variants.iter().position(|variant| variant.name == name)
+    }
+
+    fn mean(&self, point: usize, policy: &str, metric: &Metric) -> Option<f64> {
+        let estimate = self.report.estimate(point, self.variant(policy)?, metric)?;
         Some(estimate.mean)
-    };
-    panel
-        .points
-        .iter()
-        .filter_map(|&point| {
-            let own = attainment(point, variant).filter(|own| *own >= 0.5)?;
-            let best = others
-                .iter()
-                .filter_map(|name| attainment(point, self::variant(report, name)?))
-                .fold(f64::NAN, f64::max);
-            Some(own / best).filter(|ratio| ratio.is_finite())
-        })
-        .max_by(f64::total_cmp)
+    }
+
+    fn rate(&self, policy: &str) -> Option<f64> {
+        let rates = self.report.sustained(self.panel);
+        let rate = rates.get(self.variant(policy)?)?.rate.as_ref();
+        rate.and_then(Sustained::rate)
+    }
+
+    /// The largest ratio of attainment over the best of others, over the points of a panel where
+    /// the policy still serves half of the requests in time: beyond, ratios are large and mean
+    /// nothing.
+    fn attainment_over(&self, policy: &str, others: &[&str]) -> Option<f64> {
+        let ratio = |point: usize| {
+            let attainment = |name: &str| self.mean(point, name, &metric::ATTAINMENT);
+            let own = attainment(policy).filter(|own| *own >= 0.5)?;
+            let others = others.iter().filter_map(|name| attainment(name));
+            Some(own / others.fold(f64::NAN, f64::max)).filter(|ratio| ratio.is_finite())
+        };
+        let ratios = self.panel.points.iter().filter_map(|&point| ratio(point));
+        ratios.max_by(f64::total_cmp)
+    }
 }
