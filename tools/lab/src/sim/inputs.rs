@@ -1,17 +1,13 @@
-//! What a simulation is fed with, by itself: the models it knows, what a workload is like, and how
-//! the compute model was fitted.
+//! What a simulation is fed with, by itself: the models it knows, and what a workload is like.
 
-use std::path::PathBuf;
-
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
-use laxity_sim::compute::fit::fit;
 use laxity_sim::model::Model;
 use laxity_sim::scenario::Scenario;
 use laxity_sim::workload::{self, Summary};
 
 use super::args::Changes;
-use laxity_cli::output::{put, replace, say};
+use laxity_cli::output::say;
 use laxity_cli::table;
 use laxity_sim::plan::Plan;
 
@@ -34,20 +30,6 @@ pub(crate) struct WorkloadArgs {
     plan: Option<String>,
     #[command(flatten)]
     changes: Changes,
-    /// As JSON
-    #[arg(long)]
-    json: bool,
-}
-
-/// Arguments of `laxity sim fit`.
-#[derive(Args)]
-pub(crate) struct FitArgs {
-    /// The folder of operator profiles (csv, as Vidur publishes them)
-    #[arg(value_name = "DIR")]
-    profiles: PathBuf,
-    /// Write the coefficients to this folder (the sources keep them in tools/sim/fits)
-    #[arg(long, value_name = "DIR", num_args = 0..=1, default_missing_value = "tools/sim/fits")]
-    write: Option<PathBuf>,
     /// As JSON
     #[arg(long)]
     json: bool,
@@ -164,21 +146,4 @@ pub(super) fn workload(args: &WorkloadArgs) -> Result<()> {
         ]);
     }
     say(rows)
-}
-
-/// Fits the compute model to profiles and says how far off it is.
-pub(super) fn fit_profiles(args: &FitArgs) -> Result<()> {
-    let report = fit(&args.profiles)?;
-    if let Some(folder) = &args.write {
-        for (name, text) in report.files() {
-            let path = folder.join(name);
-            replace(&path, text.as_bytes())
-                .with_context(|| "--write wants a folder that exists".to_owned())?;
-        }
-    }
-    if args.json {
-        return json(&report);
-    }
-    put(report.table().as_bytes())?;
-    say("")
 }

@@ -1,30 +1,13 @@
 //! The coefficients of the compute-time model, one file per GPU (`fits/*.toml`). What they mean is
-//! said in `operator`; `laxity sim fit DIR --write` makes them from recorded profiles.
+//! said in `operator`; `fits/fit.py` makes them from recorded profiles.
 //!
 //! Rates are shares of what the GPU can do at best, so none can be above 1: no operator is ever
 //! faster than the roofline.
 
-use std::path::Path;
-
 use serde::{Deserialize, Serialize};
+use toml::Value;
 
 use crate::model::{Document, FileError};
-
-/// Coefficients that cannot be had.
-#[derive(Debug, thiserror::Error)]
-pub enum CoefficientsError {
-    /// No such file among the built-in ones: take one of those named, or the path of a TOML file.
-    #[error("no coefficients `{name}`: built in are {known}; or give the path of a TOML file")]
-    Unknown {
-        /// What was asked for.
-        name: String,
-        /// What there is.
-        known: String,
-    },
-    /// The file cannot be used.
-    #[error(transparent)]
-    File(#[from] FileError),
-}
 
 /// All coefficients of one GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -140,85 +123,39 @@ impl Coefficients {
     /// `.toml`).
     ///
     /// # Errors
-    /// See [`CoefficientsError`].
-    pub fn named(name: &str) -> Result<Self, CoefficientsError> {
-        if let Some((_, text)) = BUILT_IN.iter().find(|(known, _)| *known == name) {
-            return Ok(Self::from_document(&Document::built_in(name, text))?);
-        }
-        if Document::is_path(name) {
-            return Ok(Self::from_document(&Document::read(Path::new(name))?)?);
-        }
-        Err(CoefficientsError::Unknown {
-            name: name.to_owned(),
-            known: BUILT_IN.map(|(known, _)| known).join(", "),
-        })
-    }
-
-    fn from_document(document: &Document) -> Result<Self, FileError> {
+    /// See [`FileError`].
+    pub fn named(name: &str) -> Result<Self, FileError> {
+        let document = Document::named("coefficients", name, &BUILT_IN)?;
         let read: Self = document.parse()?;
-        for (field, share) in read.shares() {
-            if !(1e-3..=1.0).contains(&share) {
-                return Err(document.wrong(field, "a share of the GPU's rate, 0.001 to 1"));
-            }
-        }
-        for (field, amount) in read.amounts() {
-            if !(0.0..=1e6).contains(&amount) {
-                return Err(document.wrong(field, "0 to 1000000"));
-            }
-        }
+        let tree = Value::try_from(&read).expect("coefficients are numbers");
+        check(&document, "", &tree)?;
         Ok(read)
     }
+}
 
-    fn shares(&self) -> [(&'static str, f64); 10] {
-        [
-            ("gemm.compute", self.gemm.compute),
-            ("gemm.memory", self.gemm.memory),
-            ("stream.embedding.memory", self.stream.embedding.memory),
-            ("stream.norm.memory", self.stream.norm.memory),
-            ("stream.rope.memory", self.stream.rope.memory),
-            ("stream.activation.memory", self.stream.activation.memory),
-            ("stream.add.memory", self.stream.add.memory),
-            ("all_reduce.small.nvlink", self.all_reduce.small.nvlink),
-            ("all_reduce.large.nvlink", self.all_reduce.large.nvlink),
-            ("attention.compute", self.attention.compute),
-        ]
+/// Whether every number of a tree is within its bounds: shares, and what comes on top.
+fn check(document: &Document, field: &str, tree: &Value) -> Result<(), FileError> {
+    let Value::Table(table) = tree else {
+        let value = tree.as_float().unwrap_or(f64::NAN);
+        let name = field.rsplit('.').next().unwrap_or(field);
+        let (allowed, said) = match name {
+            "compute" | "memory" | "nvlink" => {
+                (1e-3..=1.0, "a share of the GPU's rate, 0.001 to 1")
+            }
+            _ => (0.0..=1e6, "0 to 1000000"),
+        };
+        return match allowed.contains(&value) {
+            true => Ok(()),
+            false => Err(document.wrong(field, said)),
+        };
+    };
+    for (name, inner) in table {
+        let field = if field.is_empty() {
+            name.clone()
+        } else {
+            format!("{field}.{name}")
+        };
+        check(document, &field, inner)?;
     }
-
-    fn amounts(&self) -> [(&'static str, f64); 17] {
-        let (stream, reduce) = (&self.stream, &self.all_reduce);
-        [
-            ("gemm.overhead_us", self.gemm.overhead_us),
-            ("gemm.rows", self.gemm.rows),
-            ("gemm.columns", self.gemm.columns),
-            ("gemm.depth", self.gemm.depth),
-            ("stream.embedding.overhead_us", stream.embedding.overhead_us),
-            ("stream.norm.overhead_us", stream.norm.overhead_us),
-            ("stream.rope.overhead_us", stream.rope.overhead_us),
-            (
-                "stream.activation.overhead_us",
-                stream.activation.overhead_us,
-            ),
-            ("stream.add.overhead_us", stream.add.overhead_us),
-            ("all_reduce.small.latency_us", reduce.small.latency_us),
-            ("all_reduce.small.hop_us", reduce.small.hop_us),
-            ("all_reduce.large.latency_us", reduce.large.latency_us),
-            ("all_reduce.large.hop_us", reduce.large.hop_us),
-            ("attention.context", self.attention.context),
-            (
-                "linear_attention.overhead_us",
-                self.linear_attention.overhead_us,
-            ),
-            ("linear_attention.token_ns", self.linear_attention.token_ns),
-            (
-                "linear_attention.bytes_per_head",
-                self.linear_attention.bytes_per_head,
-            ),
-        ]
-    }
-
-    /// Every coefficient and its name, in a fixed order.
-    #[must_use]
-    pub fn all(&self) -> Vec<(&'static str, f64)> {
-        self.shares().into_iter().chain(self.amounts()).collect()
-    }
+    Ok(())
 }

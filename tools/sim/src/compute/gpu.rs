@@ -1,31 +1,12 @@
 //! GPUs: the four rates that bound everything, and the coefficients that say how near to them
 //! operators come.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::coefficients::{Coefficients, CoefficientsError};
+use super::coefficients::Coefficients;
 use crate::model::{Document, FileError};
-
-/// A GPU that cannot be had.
-#[derive(Debug, thiserror::Error)]
-pub enum GpuError {
-    /// No such GPU: take one of those named, or the path of a TOML file.
-    #[error("no GPU `{name}`: built in are {known}; or give the path of a TOML file")]
-    Unknown {
-        /// What was asked for.
-        name: String,
-        /// What there is.
-        known: String,
-    },
-    /// The GPU's file cannot be used.
-    #[error(transparent)]
-    File(#[from] FileError),
-    /// The coefficients that the GPU's file names cannot be had.
-    #[error(transparent)]
-    Coefficients(#[from] CoefficientsError),
-}
 
 /// A GPU.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -66,17 +47,27 @@ impl Gpu {
     /// A built-in GPU, or one from a TOML file if `name` is a path (has a `/` or ends in `.toml`).
     ///
     /// # Errors
-    /// See [`GpuError`].
-    pub fn named(name: &str) -> Result<Self, GpuError> {
-        if let Some((_, text)) = BUILT_IN.iter().find(|(known, _)| *known == name) {
-            return Self::from_document(&Document::built_in(name, text));
+    /// See [`FileError`].
+    pub fn named(name: &str) -> Result<Self, FileError> {
+        let document = Document::named("GPU", name, &BUILT_IN)?;
+        let file: File = document.parse()?;
+        for (field, value) in [
+            ("peak_tflops", file.peak_tflops),
+            ("memory_gbytes", file.memory_gbytes),
+            ("memory_gbytes_per_second", file.memory_gbytes_per_second),
+            ("nvlink_gbytes_per_second", file.nvlink_gbytes_per_second),
+        ] {
+            if !(1.0..=1e6).contains(&value) {
+                return Err(document.wrong(field, "1 to 1000000"));
+            }
         }
-        if Document::is_path(name) {
-            return Self::from_document(&Document::read(Path::new(name))?);
-        }
-        Err(GpuError::Unknown {
-            name: name.to_owned(),
-            known: BUILT_IN.map(|(known, _)| known).join(", "),
+        Ok(Self {
+            coefficients: Coefficients::named(&file.fit)?,
+            name: file.name,
+            peak_flops: file.peak_tflops * 1e12,
+            memory_bytes: (file.memory_gbytes * 1e9) as u64,
+            memory_bytes_per_second: file.memory_gbytes_per_second * 1e9,
+            nvlink_bytes_per_second: file.nvlink_gbytes_per_second * 1e9,
         })
     }
 
@@ -94,29 +85,7 @@ impl Gpu {
         if !Document::is_path(name) {
             return None;
         }
-        let file: File = Document::read(Path::new(name)).ok()?.parse().ok()?;
+        let file: File = Document::named("GPU", name, &[]).ok()?.parse().ok()?;
         Document::is_path(&file.fit).then(|| file.fit.into())
-    }
-
-    fn from_document(document: &Document) -> Result<Self, GpuError> {
-        let file: File = document.parse()?;
-        for (field, value) in [
-            ("peak_tflops", file.peak_tflops),
-            ("memory_gbytes", file.memory_gbytes),
-            ("memory_gbytes_per_second", file.memory_gbytes_per_second),
-            ("nvlink_gbytes_per_second", file.nvlink_gbytes_per_second),
-        ] {
-            if !(1.0..=1e6).contains(&value) {
-                return Err(document.wrong(field, "1 to 1000000").into());
-            }
-        }
-        Ok(Self {
-            coefficients: Coefficients::named(&file.fit)?,
-            name: file.name,
-            peak_flops: file.peak_tflops * 1e12,
-            memory_bytes: (file.memory_gbytes * 1e9) as u64,
-            memory_bytes_per_second: file.memory_gbytes_per_second * 1e9,
-            nvlink_bytes_per_second: file.nvlink_gbytes_per_second * 1e9,
-        })
     }
 }

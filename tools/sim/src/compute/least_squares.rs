@@ -22,11 +22,6 @@ impl Parameter {
     pub(crate) fn new(start: f64, least: f64, most: f64) -> Self {
         Self { start, least, most }
     }
-
-    /// A share of something: 0.01 to 1.
-    pub(crate) fn share(start: f64) -> Self {
-        Self::new(start, 0.01, 1.0)
-    }
 }
 
 /// The parameters that make the residuals smallest. `residuals` writes them for given parameters.
@@ -169,7 +164,7 @@ mod tests {
 
     #[test]
     fn it_stays_within_bounds() {
-        let [found] = least_squares([Parameter::share(0.5)], |p, out| {
+        let [found] = least_squares([Parameter::new(0.5, 0.01, 1.0)], |p, out| {
             *out = vec![(p[0] / 3.0).ln()];
         });
         assert!((found - 1.0).abs() < 1e-12);

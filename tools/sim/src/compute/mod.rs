@@ -1,9 +1,9 @@
 //! How long a layer computes: a roofline for every operator of a prefill step, with efficiencies
 //! that are fitted to recorded operator profiles.
 //!
-//! The parts: `operator` has the forms and what they assume, [`coefficients`] the numbers in them,
-//! [`mod@fit`] makes those numbers from profiles (of Vidur, Agrawal et al., MLSys 2024) and says
-//! how far off they are, `published` has the figures for what no profile covers.
+//! The parts: `operator` has the forms and what they assume, [`coefficients`] the numbers in them.
+//! `fits/fit.py` makes those numbers from profiles of Vidur (Agrawal et al., MLSys 2024), and from
+//! published figures for what no profile covers.
 //!
 //! What is measured and what is extrapolated:
 //!
@@ -20,16 +20,12 @@
 //! on every machine.
 
 pub mod coefficients;
-pub mod fit;
 mod gpu;
 pub(crate) mod least_squares;
 mod operator;
-mod profile;
-mod published;
-mod report;
 
-pub use coefficients::{Coefficients, CoefficientsError};
-pub use gpu::{Gpu, GpuError};
+pub use coefficients::Coefficients;
+pub use gpu::Gpu;
 
 use crate::model::{LinearAttention, Model};
 use operator::{AllReduce, Attention, Gemm, LinearCost};

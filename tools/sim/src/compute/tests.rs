@@ -210,7 +210,7 @@ fn coefficients_beyond_the_roofline_are_refused() {
     let error = Coefficients::named(path.to_str().unwrap()).unwrap_err();
     assert!(
         error.to_string().ends_with(
-            "fast.toml, line 11: `gemm.compute`: expected a share of the GPU's rate, 0.001 to 1"
+            "fast.toml, line 9: `gemm.compute`: expected a share of the GPU's rate, 0.001 to 1"
         ),
         "{error}"
     );

@@ -9,6 +9,16 @@ use serde::de::DeserializeOwned;
 /// A file of the catalogue that cannot be used: correct it where the text says.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
+    /// No such name: take one of those named, or the path of a TOML file.
+    #[error("no {what} `{name}`: built in are {known}; or give the path of a TOML file")]
+    Unknown {
+        /// What it would be: a model, a GPU.
+        what: &'static str,
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        known: String,
+    },
     /// The file cannot be read: check the path.
     #[error("cannot read {path}: {cause}")]
     Read {
@@ -36,24 +46,34 @@ pub(crate) struct Document {
 }
 
 impl Document {
-    /// A text that is part of the program.
-    pub(crate) fn built_in(name: &str, text: &str) -> Self {
-        Self {
-            name: name.to_owned(),
-            text: text.to_owned(),
-        }
-    }
-
-    /// Reads a file.
-    pub(crate) fn read(path: &Path) -> Result<Self, FileError> {
-        let text = laxity_files::read_to_string(path, CONFIG_BYTES_MAX).map_err(|cause| {
-            FileError::Read {
-                path: path.to_owned(),
-                cause,
+    /// One of the texts that are part of the program, or a file if `name` is a path (has a `/` or
+    /// ends in `.toml`).
+    pub(crate) fn named(
+        what: &'static str,
+        name: &str,
+        built_in: &[(&str, &str)],
+    ) -> Result<Self, FileError> {
+        let text = match built_in.iter().find(|(known, _)| *known == name) {
+            Some((_, text)) => (*text).to_owned(),
+            None if Self::is_path(name) => {
+                laxity_files::read_to_string(Path::new(name), CONFIG_BYTES_MAX).map_err(
+                    |cause| FileError::Read {
+                        path: name.into(),
+                        cause,
+                    },
+                )?
             }
-        })?;
+            None => {
+                let known: Vec<&str> = built_in.iter().map(|(known, _)| *known).collect();
+                return Err(FileError::Unknown {
+                    what,
+                    name: name.to_owned(),
+                    known: known.join(", "),
+                });
+            }
+        };
         Ok(Self {
-            name: path.display().to_string(),
+            name: name.to_owned(),
             text,
         })
     }

@@ -18,30 +18,12 @@ mod document;
 mod linear;
 mod routing;
 
-use std::path::Path;
-
 use serde::{Deserialize, Serialize};
 
 pub(crate) use document::Document;
 pub use document::FileError;
 pub use linear::LinearAttention;
-pub use routing::{Copies, RankBytes, Routing};
-
-/// A model that cannot be had.
-#[derive(Debug, thiserror::Error)]
-pub enum ModelError {
-    /// No such model: take one of those named, or the path of a TOML file.
-    #[error("no model `{name}`: built in are {known}; or give the path of a TOML file")]
-    Unknown {
-        /// What was asked for.
-        name: String,
-        /// What there is.
-        known: String,
-    },
-    /// The model's file cannot be used.
-    #[error(transparent)]
-    File(#[from] FileError),
-}
+pub use routing::Routing;
 
 /// Sizes of a decoder-only transformer. All MLPs and experts are gated (three matrices).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -130,18 +112,12 @@ impl Model {
     /// `.toml`).
     ///
     /// # Errors
-    /// See [`ModelError`].
-    pub fn named(name: &str) -> Result<Self, ModelError> {
-        if let Some((_, text)) = BUILT_IN.iter().find(|(known, _)| *known == name) {
-            return Ok(Self::from_document(&Document::built_in(name, text))?);
-        }
-        if Document::is_path(name) {
-            return Ok(Self::from_document(&Document::read(Path::new(name))?)?);
-        }
-        Err(ModelError::Unknown {
-            name: name.to_owned(),
-            known: BUILT_IN.map(|(known, _)| known).join(", "),
-        })
+    /// See [`FileError`].
+    pub fn named(name: &str) -> Result<Self, FileError> {
+        let document = Document::named("model", name, &BUILT_IN)?;
+        let model: Self = document.parse()?;
+        model.check(&document)?;
+        Ok(model)
     }
 
     /// All built-in models, by name.
@@ -151,12 +127,6 @@ impl Model {
             .iter()
             .map(|(name, _)| Self::named(name).expect("tests read every built-in model"))
             .collect()
-    }
-
-    fn from_document(document: &Document) -> Result<Self, FileError> {
-        let model: Self = document.parse()?;
-        model.check(document)?;
-        Ok(model)
     }
 
     fn check(&self, document: &Document) -> Result<(), FileError> {
