@@ -10,7 +10,7 @@ use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha12Rng;
 use rand_distr::{Distribution as _, Exp1, LogNormal};
 
-use crate::workload::{WorkloadError, azure};
+use crate::workload::{WorkloadError, read_azure};
 
 /// A class of service.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +41,7 @@ impl Lengths {
     /// # Errors
     /// If the file cannot be read as such.
     pub fn azure(path: &Path) -> Result<Self, WorkloadError> {
-        let recorded = azure::read(path)?;
+        let recorded = read_azure(path)?;
         let pairs = recorded
             .list
             .iter()

@@ -29,22 +29,6 @@ pub enum WorkloadError {
         /// Which file.
         path: PathBuf,
     },
-    /// The source is a trace and no file was named.
-    #[error("workload.file is missing; workload.source = \"{source_name}\" reads one")]
-    NoFile {
-        /// The source as a plan spells it.
-        source_name: &'static str,
-    },
-    /// A field of the scenario cannot be used.
-    #[error("workload.{field} is {found}; expected {expected}")]
-    Setting {
-        /// Which field.
-        field: &'static str,
-        /// Its value.
-        found: String,
-        /// What it may be.
-        expected: &'static str,
-    },
     /// `arrivals = "recorded"` with a recording in which all requests have the same time.
     #[error(
         "workload.arrivals is \"recorded\", but the recording's {requests} request(s) have the \

@@ -15,7 +15,7 @@ const BYTES_MAX: u64 = 8 << 30;
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 /// Opens a file; gzip of one or more members is unpacked on the fly.
-pub(super) fn open(path: &Path) -> Result<Box<dyn BufRead>, WorkloadError> {
+fn open(path: &Path) -> Result<Box<dyn BufRead>, WorkloadError> {
     let failed = |cause| WorkloadError::Read {
         path: path.to_owned(),
         cause,
@@ -27,36 +27,8 @@ pub(super) fn open(path: &Path) -> Result<Box<dyn BufRead>, WorkloadError> {
     } else {
         Box::new(raw)
     };
-    let lines = ShortLines {
-        from: plain,
-        line: 0,
-    };
-    let limited = laxity_files::limited(lines, BYTES_MAX);
+    let limited = laxity_files::limited(plain, BYTES_MAX);
     Ok(Box::new(BufReader::with_capacity(64 << 10, limited)))
-}
-
-/// Ends a file whose lines don't: the csv reader keeps a whole row in memory.
-struct ShortLines<R> {
-    from: R,
-    /// Bytes since the last end of a line.
-    line: u64,
-}
-
-impl<R: Read> Read for ShortLines<R> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let count = self.from.read(into)?;
-        let end = into[..count].iter().rposition(|byte| *byte == b'\n');
-        self.line = match end {
-            Some(end) => (count - end - 1) as u64,
-            None => self.line + count as u64,
-        };
-        // [`Lines`] says which line it is; it reads ahead.
-        if self.line > 2 * LONGEST_LINE {
-            let text = format!("a line is longer than {LONGEST_LINE} bytes");
-            return Err(io::Error::other(text));
-        }
-        Ok(count)
-    }
 }
 
 /// Says of an error that it is gzip's: "unexpected end of file" alone sends people to look for a
@@ -97,7 +69,7 @@ impl Lines {
     }
 
     /// The next line that is not blank, without its end; `None` at the end of the file.
-    pub(super) fn next(&mut self) -> Result<Option<(u64, &str)>, WorkloadError> {
+    pub(super) fn next(&mut self) -> Result<Option<&str>, WorkloadError> {
         loop {
             self.bytes.clear();
             let read = (&mut self.from)
@@ -121,15 +93,11 @@ impl Lines {
                 break;
             }
         }
-        match std::str::from_utf8(&self.bytes) {
-            Ok(_) => {}
-            Err(error) => {
-                let problem = format!("is not UTF-8 text from byte {} on", error.valid_up_to() + 1);
-                return Err(self.wrong(problem));
-            }
-        }
-        let text = std::str::from_utf8(&self.bytes).expect("was checked above");
-        Ok(Some((self.number, text.trim())))
+        let text = std::str::from_utf8(&self.bytes).map_err(|error| {
+            let problem = format!("is not UTF-8 text from byte {} on", error.valid_up_to() + 1);
+            self.wrong(problem)
+        })?;
+        Ok(Some(text.trim()))
     }
 
     /// An error in the line that was read last.
@@ -143,4 +111,4 @@ impl Lines {
 }
 
 /// What some editors put at the start of a text file.
-pub(super) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";

@@ -1,110 +1,189 @@
-//! What Mooncake's and Qwen-Bailian's jsonl have in common: one object per line with `timestamp`,
-//! `input_length`, `output_length` and `hash_ids`. Fields that are not needed are passed over.
+//! Traces of one JSON object per line, with `timestamp`, `input_length`, `output_length` and
+//! `hash_ids`. Fields that are not needed are passed over.
 //!
-//! A line is parsed at once into what is wanted; only if that fails is it taken apart field by
-//! field, which is slower and tells which one is wrong.
+//! * *Mooncake's traces* (kvcache-ai/Mooncake, `FAST25-release/traces`): times in ms, and an id for
+//!   each 512 tokens of the prompt, which stands for the whole prefix up to it. In the published
+//!   conversation trace requests come in lumps of about ten every 3 s, which is how they were
+//!   sampled: prefer `arrivals = "poisson"` unless that is what should be looked at.
+//! * *The Qwen-Bailian traces* (alibaba-edu/qwen-bailian-usagetraces-anon; Wang et al., *KVCache
+//!   Cache in the Wild*, ATC '25): times in seconds, and an id for each 16 tokens. A line covers
+//!   its whole context, earlier turns included. An id is the hash of its 16 tokens alone: the same
+//!   tokens after another prefix have the same id. Such ids are told apart, see `draft`.
 
 use std::path::Path;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::Number;
 
 use super::draft::Draft;
+use super::field::{count, nanoseconds};
 use super::input::Lines;
-use super::number::{count, nanoseconds, times, unfit};
 use super::{Requests, WorkloadError};
 
 /// What sets one jsonl format apart from another.
 pub(super) struct Format {
     /// Tokens of a block.
-    pub(super) block_tokens: u32,
+    block_tokens: u32,
     /// Seconds of a unit of `timestamp`.
-    pub(super) unit_s: f64,
-    /// What such a unit is called.
-    pub(super) unit: &'static str,
+    unit_s: f64,
 }
+
+pub(super) const MOONCAKE: Format = Format {
+    block_tokens: 512,
+    unit_s: 1e-3,
+};
+
+pub(super) const QWEN: Format = Format {
+    block_tokens: 16,
+    unit_s: 1.0,
+};
 
 #[derive(Deserialize)]
 struct TraceLine {
-    timestamp: f64,
-    input_length: u32,
-    output_length: u32,
+    timestamp: Number,
+    input_length: Number,
+    output_length: Number,
     hash_ids: Vec<u64>,
 }
 
-/// Reads a file of the format.
+/// Reads a file of the format. Arrivals are as recorded, from 0.
 pub(super) fn read(path: &Path, format: &Format) -> Result<Requests, WorkloadError> {
     let mut draft = Draft::new(format.block_tokens);
     let mut lines = Lines::open(path)?;
-    while let Some((_, text)) = lines.next()? {
-        let pushed = take(text, format).and_then(|(at_ns, line)| {
-            let hashes = Some(line.hash_ids.as_slice());
-            draft.push(at_ns, line.input_length, line.output_length, hashes)
-        });
+    while let Some(text) = lines.next()? {
+        let pushed = push(text, format, &mut draft);
         pushed.map_err(|problem| lines.wrong(problem))?;
     }
     draft.finish(path)
 }
 
-/// A line and its time in nanoseconds.
-fn take(text: &str, format: &Format) -> Result<(i64, TraceLine), String> {
-    serde_json::from_str::<TraceLine>(text)
-        .ok()
-        .filter(|line| line.input_length > 0)
-        .and_then(|line| Some((nanoseconds(line.timestamp, format.unit_s)?, line)))
-        .map_or_else(|| take_apart(text, format), Ok)
+fn push(text: &str, format: &Format, draft: &mut Draft) -> Result<(), String> {
+    let line: TraceLine = serde_json::from_str(text).map_err(|error| {
+        let reason = error.to_string().replace(" at line 1 column", " at column");
+        format!(
+            "{reason}; expected an object with `timestamp`, `input_length`, `output_length` and \
+             `hash_ids`"
+        )
+    })?;
+    let at_ns = nanoseconds("timestamp", &line.timestamp.to_string(), format.unit_s)?;
+    let prompt = count("input_length", &line.input_length.to_string(), 1)?;
+    let output = count("output_length", &line.output_length.to_string(), 0)?;
+    draft.push(at_ns, prompt, output, Some(&line.hash_ids))
 }
 
-const FIELDS: &str = "an object with `timestamp`, `input_length`, `output_length` and `hash_ids`";
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{message, mooncake, qwen, reading};
 
-fn take_apart(text: &str, format: &Format) -> Result<(i64, TraceLine), String> {
-    let line = match serde_json::from_str(text) {
-        Ok(Value::Object(line)) => line,
-        Ok(other) => return Err(format!("is {}; expected {FIELDS}", written(&other))),
-        Err(error) => {
-            let reason = error.to_string().replace(" at line 1 column", " at column");
-            return Err(format!("is not JSON ({reason}); expected {FIELDS}"));
+    const LINES: &str = r#"
+{"timestamp": 1000, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]}
+{"timestamp": 3000.5, "input_length": 1600.0, "output_length": 0, "hash_ids": [0, 1, 3, 4]}
+
+{"timestamp": 2000, "input_length": 512, "output_length": 7, "hash_ids": [9], "more": {}}
+"#;
+
+    #[test]
+    fn lines_are_read_and_sorted_and_their_ids_made_dense() {
+        let requests = reading(mooncake, LINES.as_bytes()).unwrap();
+        assert_eq!(requests.block_tokens, 512);
+        let arrivals: Vec<u64> = requests.list.iter().map(|r| r.arrival.0).collect();
+        assert_eq!(arrivals, [0, 1_000_000_000, 2_000_500_000]);
+        let blocks = |i: usize| requests.blocks_of(&requests.list[i]);
+        assert_eq!(blocks(0), [0, 1, 2]);
+        assert_eq!(blocks(1), [3]);
+        assert_eq!(blocks(2), [0, 1, 4, 5]);
+        assert_eq!(requests.distinct_blocks, 6);
+        assert_eq!(requests.list[2].prompt_tokens, 1600);
+        assert_eq!(requests.list[2].output_tokens, 1);
+    }
+
+    #[test]
+    fn a_partial_block_may_lack_its_id_and_then_shares_nothing() {
+        let line = r#"{"timestamp": 0, "input_length": 700, "output_length": 1, "hash_ids": [4]}"#;
+        let requests = reading(mooncake, format!("{line}\n{line}").as_bytes()).unwrap();
+        assert_eq!(requests.blocks, [0, 1, 0, 2]);
+    }
+
+    #[test]
+    fn ids_of_qwen_count_only_with_the_prefix_before_them() {
+        let line = |time: &str, tokens: u32, ids: &str| {
+            format!(
+                r#"{{"chat_id": 1, "type": "text", "timestamp": {time}, "input_length": {tokens},
+                "output_length": 132, "hash_ids": {ids}}}"#
+            )
+            .replace('\n', " ")
+        };
+        let lines = [
+            line("61.114", 40, "[7, 8, 9]"),
+            line("61.214", 64, "[7, 8, 11, 9]"),
+            line("62", 33, "[8, 9]"),
+        ];
+        let requests = reading(qwen, lines.join("\n").as_bytes()).unwrap();
+        assert_eq!(requests.block_tokens, 16);
+        assert_eq!(requests.list[1].arrival, laxity_policy::Time(100_000_000));
+        // 9 after 7, 8, 11 is not the 9 after 7, 8; 8 at the start is not the 8 after 7.
+        assert_eq!(requests.blocks, [0, 1, 2, 0, 1, 3, 4, 5, 6, 7]);
+        assert_eq!(requests.distinct_blocks, 8);
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_line_is_said() {
+        let good = r#"{"timestamp": 0, "input_length": 10, "output_length": 1, "hash_ids": [4]}"#;
+        for (from, to, expected) in [
+            (
+                ": 10",
+                ": -3",
+                "`input_length` is -3; expected a whole number from 1 to 2^32-1",
+            ),
+            (
+                ": 10",
+                ": 0",
+                "`input_length` is 0; expected a whole number from 1",
+            ),
+            (
+                ": 10",
+                ": 5000000000",
+                "`input_length` is 5000000000; expected",
+            ),
+            (": 10", ": 10.5", "`input_length` is 10.5; expected a whole"),
+            (
+                ": 10",
+                ": \"10\"",
+                "invalid type: string \"10\", expected a JSON number at column",
+            ),
+            (
+                ": 0",
+                ": -1",
+                "`timestamp` is -1; expected a number of milliseconds from 0",
+            ),
+            (
+                ": 0",
+                ": 1.7e18",
+                "`timestamp` is 1.7e+18; expected a number of milliseconds",
+            ),
+            (
+                "\"timestamp\"",
+                "\"time\"",
+                "missing field `timestamp` at column",
+            ),
+            (
+                "[4]",
+                "[4, -1]",
+                "invalid value: integer `-1`, expected u64",
+            ),
+            ("[4]", "{}", "invalid type: map, expected a sequence"),
+            (
+                "[4]",
+                "[4, 5, 6]",
+                "`hash_ids` has 3 ids; expected 1 for 10 tokens in blocks of 512",
+            ),
+            ("}", "", "EOF while parsing an object at column"),
+            (good, "[1, 2]", "expected an object with `timestamp`"),
+        ] {
+            let bad = good.replace(from, to);
+            let message = message(mooncake, format!("{good}\n{bad}\n").as_bytes());
+            assert!(message.contains("line 2: "), "{message}");
+            assert!(message.contains(expected), "{message}");
         }
-    };
-    let field = |name: &str| {
-        let found = line.get(name);
-        found.ok_or_else(|| format!("`{name}` is missing; expected {FIELDS}"))
-    };
-    let found = field("timestamp")?;
-    let time = found.as_f64().and_then(|n| nanoseconds(n, format.unit_s));
-    let at_ns = time.ok_or_else(|| {
-        let expected = times(format.unit_s, format.unit);
-        unfit("timestamp", &written(found), &expected)
-    })?;
-    let tokens = |name, least| count(name, &written(field(name)?), least);
-    let line = TraceLine {
-        timestamp: 0.0,
-        input_length: tokens("input_length", 1)?,
-        output_length: tokens("output_length", 0)?,
-        hash_ids: hashes(field("hash_ids")?)?,
-    };
-    Ok((at_ns, line))
-}
-
-fn hashes(found: &Value) -> Result<Vec<u64>, String> {
-    let list = found.as_array().ok_or_else(|| {
-        let expected = "a list of whole numbers";
-        unfit("hash_ids", &written(found), expected)
-    })?;
-    let ids = list.iter().enumerate().map(|(index, id)| {
-        id.as_u64().ok_or_else(|| {
-            let field = format!("hash_ids[{index}]");
-            unfit(&field, &written(id), "a whole number from 0 to 2^64-1")
-        })
-    });
-    ids.collect()
-}
-
-/// A value as it is written, but lists and objects only named: their text can be long.
-fn written(value: &Value) -> String {
-    match value {
-        Value::Array(_) => "a list".into(),
-        Value::Object(_) => "an object".into(),
-        other => other.to_string(),
     }
 }

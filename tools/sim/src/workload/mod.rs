@@ -3,8 +3,8 @@
 //! Whatever the source, three steps give the workload of a point:
 //!
 //! 1. a *recording*: requests in order of time, each with its lengths and the prefix blocks that
-//!    say what it shares with others. The readers make it from a file ([`mooncake`], [`azure`],
-//!    [`qwen`], [`burstgpt`]), the generators ([`shapes`], [`sessions`]) from a seed;
+//!    say what it shares with others. The readers make it from a file (`csv`, `jsonl`), the
+//!    generators ([`shapes`], [`sessions`]) from a seed;
 //! 2. lengths are multiplied by `length_scale` and clipped at `longest` (`lengths`);
 //! 3. arrival times are put on it, in its order (`arrivals`): the paper takes requests from a trace
 //!    and lets them arrive as a Poisson process of the wanted rate (MFS §6.2).
@@ -15,21 +15,18 @@
 //! starts cold, as the recording did.
 
 mod arrivals;
-pub mod azure;
-pub mod burstgpt;
-mod calendar;
+mod csv;
 mod draft;
 mod error;
+mod field;
 mod input;
 mod jsonl;
 mod lengths;
-pub mod mooncake;
-mod number;
-pub mod qwen;
 pub mod sessions;
 pub mod shapes;
 mod summary;
-mod table;
+
+use std::path::Path;
 
 use laxity_policy::Time;
 use rand::SeedableRng as _;
@@ -104,13 +101,14 @@ enum Purpose {
     Content = 2,
 }
 
-/// The requests that arrive in `workload.seconds` at `rate` per second in the whole cluster
-/// (`workload.rate_per_gpu` is not looked at). Sources that are made up ignore `workload.file`.
+/// The requests that arrive in `workload.seconds` at `rate` per second in the whole cluster, of a
+/// valid scenario. `workload.rate_per_gpu` is not looked at, and sources that are made up ignore
+/// `workload.file`.
 ///
 /// # Errors
 /// See [`WorkloadError`].
 pub fn load(workload: &Workload, rate: f64, seed: u64) -> Result<Requests, WorkloadError> {
-    check(workload, rate)?;
+    draft::within((rate * workload.seconds) as u64, MOST_REQUESTS, "requests")?;
     let recorded = workload.arrivals == Arrivals::Recorded;
     let mut times = if recorded {
         Vec::new()
@@ -142,66 +140,21 @@ pub fn load(workload: &Workload, rate: f64, seed: u64) -> Result<Requests, Workl
     arrivals::retimed(requests, &times)
 }
 
-/// The recording that the workload names, as it is in its file.
-pub(crate) fn read(workload: &Workload) -> Result<Requests, WorkloadError> {
-    let reader: fn(&std::path::Path) -> _ = match workload.source {
-        Source::Mooncake => mooncake::read,
-        Source::Qwen => qwen::read,
-        Source::Azure => azure::read,
-        _ => burstgpt::read,
-    };
-    match &workload.file {
-        Some(path) => reader(path),
-        None => Err(WorkloadError::NoFile {
-            source_name: workload.source.name(),
-        }),
-    }
+/// A recording in the format of Azure's traces.
+pub(crate) fn read_azure(path: &Path) -> Result<Requests, WorkloadError> {
+    csv::read(path, &csv::AZURE)
 }
 
-fn check(workload: &Workload, rate: f64) -> Result<(), WorkloadError> {
-    let rules = [
-        ("rate", rate, 1e-9..=1e9, "a positive number of requests/s"),
-        (
-            "seconds",
-            workload.seconds,
-            1e-6..=1e7,
-            "a number from 0.000001 to 10000000",
-        ),
-        (
-            "length_scale",
-            workload.length_scale,
-            1e-6..=1e6,
-            "a number from 0.000001 to 1000000",
-        ),
-        (
-            "burstiness",
-            workload.burstiness,
-            0.0..=100.0,
-            "a number from 0 (evenly spaced) to 100",
-        ),
-        (
-            "longest",
-            f64::from(workload.longest),
-            1.0..=f64::MAX,
-            "at least 1 token",
-        ),
-    ];
-    for (field, found, allowed, expected) in rules {
-        if !allowed.contains(&found) {
-            return Err(WorkloadError::Setting {
-                field,
-                found: found.to_string(),
-                expected,
-            });
-        }
+/// The recording that the workload names, as it is in its file.
+pub(crate) fn read(workload: &Workload) -> Result<Requests, WorkloadError> {
+    // Of a scenario that is valid it names a file.
+    let path = workload.file.as_deref().unwrap_or(Path::new(""));
+    match workload.source {
+        Source::Mooncake => jsonl::read(path, &jsonl::MOONCAKE),
+        Source::Qwen => jsonl::read(path, &jsonl::QWEN),
+        Source::Azure => read_azure(path),
+        _ => csv::read(path, &csv::BURSTGPT),
     }
-    if rate * workload.seconds > MOST_REQUESTS as f64 {
-        return Err(WorkloadError::TooMany {
-            most: MOST_REQUESTS,
-            what: "requests",
-        });
-    }
-    Ok(())
 }
 
 #[cfg(test)]

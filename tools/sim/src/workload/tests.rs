@@ -31,7 +31,23 @@ fn gzip(content: &[u8]) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
-const READERS: [Reader; 4] = [mooncake::read, qwen::read, azure::read, burstgpt::read];
+pub(super) fn mooncake(path: &Path) -> Result<Requests, WorkloadError> {
+    jsonl::read(path, &jsonl::MOONCAKE)
+}
+
+pub(super) fn qwen(path: &Path) -> Result<Requests, WorkloadError> {
+    jsonl::read(path, &jsonl::QWEN)
+}
+
+pub(super) fn azure(path: &Path) -> Result<Requests, WorkloadError> {
+    csv::read(path, &csv::AZURE)
+}
+
+pub(super) fn burstgpt(path: &Path) -> Result<Requests, WorkloadError> {
+    csv::read(path, &csv::BURSTGPT)
+}
+
+const READERS: [Reader; 4] = [mooncake, qwen, azure, burstgpt];
 
 const MOONCAKE: &str = r#"{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]}
 {"timestamp": 500, "input_length": 1600, "output_length": 5, "hash_ids": [0, 1, 3, 4]}
@@ -147,7 +163,7 @@ fn files_that_are_none_are_refused_with_a_reason() {
         assert!(latin.contains(&format!("line {}: ", lines + 1)), "{latin}");
     }
     let no_rows = AZURE.lines().next().unwrap();
-    assert!(message(azure::read, no_rows.as_bytes()).ends_with("holds no request"));
+    assert!(message(azure, no_rows.as_bytes()).ends_with("holds no request"));
 }
 
 proptest! {
@@ -357,7 +373,7 @@ fn a_trace_is_played_again_with_other_blocks() {
         seconds: 10.0,
         ..Workload::default()
     };
-    let once = Summary::of(&mooncake::read(workload.file.as_deref().unwrap()).unwrap());
+    let once = Summary::of(&mooncake(workload.file.as_deref().unwrap()).unwrap());
     for arrivals in [Arrivals::Poisson, Arrivals::Bursty, Arrivals::Recorded] {
         workload.arrivals = arrivals;
         let requests = load(&workload, 300.0, 1).unwrap();
@@ -369,28 +385,11 @@ fn a_trace_is_played_again_with_other_blocks() {
 }
 
 #[test]
-fn settings_that_cannot_be_are_named() {
-    let (good, rate) = made(Source::Agent, 100.0, 1.0);
-    let message = |workload: Workload, rate| load(&workload, rate, 0).unwrap_err().to_string();
-    let changed = |change: fn(&mut Workload)| {
-        let mut workload = good.clone();
-        change(&mut workload);
-        message(workload, rate)
-    };
-    assert_eq!(
-        changed(|w| w.seconds = -1.0),
-        "workload.seconds is -1; expected a number from 0.000001 to 10000000"
-    );
-    assert!(changed(|w| w.length_scale = f64::NAN).starts_with("workload.length_scale is NaN"));
-    assert!(changed(|w| w.burstiness = f64::INFINITY).starts_with("workload.burstiness is inf"));
-    assert!(changed(|w| w.longest = 0).starts_with("workload.longest is 0; expected at least 1"));
-    assert_eq!(
-        changed(|w| w.source = Source::Qwen),
-        "workload.file is missing; workload.source = \"qwen\" reads one"
-    );
-    assert!(message(good.clone(), 0.0).starts_with("workload.rate is 0"));
-    assert!(message(good.clone(), 1e-6).starts_with("no request arrives in 1 s at 0.000001"));
-    assert!(message(good, 1e8).starts_with("the workload has more than 20000000 requests"));
+fn too_few_and_too_many_requests_are_refused() {
+    let (good, _) = made(Source::Agent, 100.0, 1.0);
+    let message = |rate| load(&good, rate, 0).unwrap_err().to_string();
+    assert!(message(1e-6).starts_with("no request arrives in 1 s at 0.000001"));
+    assert!(message(1e8).starts_with("the workload has more than 20000000 requests"));
 }
 
 /// A trace of the folder that `LAXITY_DATA` names, if it does.
@@ -403,7 +402,7 @@ fn the_published_mooncake_trace_is_read_whole() {
     let Some(path) = real("mooncake_conversation.jsonl.gz") else {
         return;
     };
-    let requests = mooncake::read(&path).unwrap();
+    let requests = mooncake(&path).unwrap();
     assert_sound(&requests);
     let summary = Summary::of(&requests);
     println!("{summary:?}");
@@ -427,7 +426,7 @@ fn the_published_azure_trace_is_read_whole() {
     let Some(path) = real("azure_llm_2023_code.csv.gz") else {
         return;
     };
-    let requests = azure::read(&path).unwrap();
+    let requests = azure(&path).unwrap();
     assert_sound(&requests);
     let summary = Summary::of(&requests);
     println!("{summary:?}");
