@@ -7,10 +7,10 @@
 use laxity_policy::Span;
 
 use super::batch::pairs;
-use super::world::World;
+use super::setup::Setup;
 use crate::scenario::SpExchange;
 
-impl World<'_> {
+impl Setup<'_> {
     /// Of a request with `reused` of its `prompt` tokens held elsewhere.
     pub(super) fn alone(&self, prompt: u32, reused: u32) -> Span {
         let serving = &self.scenario.serving;

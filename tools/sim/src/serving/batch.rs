@@ -1,5 +1,7 @@
 //! A batch: what a unit computes together, and how far it is.
 
+use std::ops::{Index, IndexMut};
+
 use laxity_policy::{BatchId, BatchSpec, PortId, RequestId, Span, Time};
 
 use super::hosts::Progress;
@@ -102,7 +104,7 @@ impl Batch {
     }
 
     /// Makes the slot ready for another batch, keeping its memory.
-    pub(super) fn reset(&mut self, id: u64, unit: u32, ranks: usize, layers: u16) {
+    fn reset(&mut self, id: u64, unit: u32, ranks: usize, layers: u16) {
         let mut fresh = Self {
             id,
             unit,
@@ -133,6 +135,54 @@ impl Batch {
         fresh.reuse_complete.clear();
         fresh.reuse_complete.resize(usize::from(layers), Time::ZERO);
         *self = fresh;
+    }
+}
+
+/// Batches by slot. A slot is used again, an id is not.
+#[derive(Debug, Default)]
+pub(super) struct Batches {
+    slots: Vec<Batch>,
+    free: Vec<u32>,
+    /// How many there have been.
+    seen: u64,
+}
+
+impl Batches {
+    /// The slot of a new, empty batch of a unit with so many lines.
+    pub(super) fn open(&mut self, unit: u32, lines: usize, layers: u16) -> u32 {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Batch::default());
+            (self.slots.len() - 1) as u32
+        });
+        self.seen += 1;
+        let id = self.seen;
+        self[slot].reset(id, unit, lines, layers);
+        slot
+    }
+
+    /// Nothing of the batch is left.
+    pub(super) fn close(&mut self, slot: u32) {
+        self[slot].finished = false;
+        self.free.push(slot);
+    }
+
+    #[cfg(test)]
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Batch> {
+        self.slots.iter()
+    }
+}
+
+impl Index<u32> for Batches {
+    type Output = Batch;
+
+    fn index(&self, slot: u32) -> &Batch {
+        &self.slots[slot as usize]
+    }
+}
+
+impl IndexMut<u32> for Batches {
+    fn index_mut(&mut self, slot: u32) -> &mut Batch {
+        &mut self.slots[slot as usize]
     }
 }
 

@@ -67,11 +67,11 @@ impl World<'_> {
     /// Starts what `exchange` of the unit says; the unit computes `beside` it, and `after` both.
     pub(super) fn start_collective(&mut self, unit: u32, beside: Span, after: Span) {
         let now = self.now;
-        let ranks = self.layout.ranks_per_unit as usize;
+        let ranks = self.setup.layout.ranks_per_unit as usize;
         let collective = &mut self.units[unit as usize].collective;
         let most = collective.exchange.most();
-        let network = Span((most as f64 / self.layout.rank_rate * 1e9).ceil() as u64);
-        let nvlink = collective.exchange.nvlink() / self.layout.nvlink_rate * 1e9;
+        let network = Span((most as f64 / self.setup.layout.rank_rate * 1e9).ceil() as u64);
+        let nvlink = collective.exchange.nvlink() / self.setup.layout.nvlink_rate * 1e9;
         let alone = network.max(Span(nvlink.ceil() as u64));
         collective.active = true;
         collective.started = now;
@@ -81,16 +81,17 @@ impl World<'_> {
         collective.level = None;
         collective.pending = 0;
         (collective.beside, collective.after) = (beside, after);
-        let exact = self.regime != Regime::Alone && (self.exact || self.layout.crosses_racks(unit));
+        let exact = self.setup.regime != Regime::Alone
+            && (self.setup.exact || self.setup.layout.crosses_racks(unit));
         let piece = if exact { Piece::Done } else { Piece::Counted };
         collective.pieces.clear();
         collective.pieces.resize(2 * ranks, piece);
         collective.sending.clear();
         collective.sending.resize(ranks, 0);
-        if self.regime != Regime::Alone {
-            self.bytes.collective += collective.exchange.total();
+        if self.setup.regime != Regime::Alone {
+            self.measure.bytes.collective += collective.exchange.total();
         }
-        if most > 0 && self.regime != Regime::Alone {
+        if most > 0 && self.setup.regime != Regime::Alone {
             for rank in 0..ranks {
                 self.start_egress(unit, rank, exact);
                 if !exact {
@@ -105,14 +106,14 @@ impl World<'_> {
 
     fn schedule_end(&mut self, unit: u32, drained: Time) {
         let collective = &self.units[unit as usize].collective;
-        let ready = (drained + self.latency).max(collective.started + collective.beside);
+        let ready = (drained + self.setup.latency).max(collective.started + collective.beside);
         let end = ready + collective.after;
         self.schedule_step(unit, end);
     }
 
     fn start_egress(&mut self, unit: u32, rank: usize, exact: bool) {
         let now = self.now;
-        let global = self.layout.ranks_of(unit).start + rank as u32;
+        let global = self.setup.layout.ranks_of(unit).start + rank as u32;
         let bytes = self.units[unit as usize]
             .collective
             .exchange
@@ -120,9 +121,9 @@ impl World<'_> {
         if bytes == 0 {
             return;
         }
-        let port = self.layout.egress(global);
+        let port = self.setup.layout.egress(global);
         let host = Hosts::egress(global);
-        match self.regime {
+        match self.setup.regime {
             Regime::Daemons if self.hosts.waits(host) => self.submit_collective(unit, rank, bytes),
             Regime::Daemons if exact || self.network.active(port) > 0 => {
                 let level = self.hosts.collective_level(host, now, bytes);
@@ -144,8 +145,8 @@ impl World<'_> {
     }
 
     fn start_ingress(&mut self, unit: u32, rank: usize) {
-        let global = self.layout.ranks_of(unit).start + rank as u32;
-        let port = self.layout.ingress(global);
+        let global = self.setup.layout.ranks_of(unit).start + rank as u32;
+        let port = self.setup.layout.ingress(global);
         if self.network.active(port) > 0 {
             let bytes = self.units[unit as usize]
                 .collective
@@ -157,13 +158,13 @@ impl World<'_> {
 
     /// The host decides: something waits at it already.
     fn submit_collective(&mut self, unit: u32, rank: usize, bytes: u64) {
-        let global = self.layout.ranks_of(unit).start + rank as u32;
+        let global = self.setup.layout.ranks_of(unit).start + rank as u32;
         let Some(slot) = self.units[unit as usize].current else {
             return;
         };
         let host = Hosts::egress(global);
         self.tell(host, slot);
-        let batch = &self.batches[slot as usize];
+        let batch = &self.batches[slot];
         let spec = FlowSpec {
             flow: collective_flow(global),
             stage: Stage::Collective,
@@ -184,9 +185,9 @@ impl World<'_> {
 
     /// The host has permitted a rank's egress.
     pub(super) fn permitted_collective(&mut self, rank: u32, level: Level, bytes: u64) {
-        let unit = self.layout.unit_of(rank);
-        let index = (rank - self.layout.ranks_of(unit).start) as usize;
-        let exact = self.exact || self.layout.crosses_racks(unit);
+        let unit = self.setup.layout.unit_of(rank);
+        let index = (rank - self.setup.layout.ranks_of(unit).start) as usize;
+        let exact = self.setup.exact || self.setup.layout.crosses_racks(unit);
         let collective = &mut self.units[unit as usize].collective;
         debug_assert_eq!(collective.pieces[2 * index], Piece::Waits);
         collective.pending -= 1;
@@ -201,7 +202,7 @@ impl World<'_> {
         book: LinkAccounting,
         exact: bool,
     ) {
-        let first = self.layout.ranks_of(unit).start;
+        let first = self.setup.layout.ranks_of(unit).start;
         let global = first + rank as u32;
         self.units[unit as usize].collective.level = Some(level);
         if !exact {
@@ -209,19 +210,19 @@ impl World<'_> {
                 .collective
                 .exchange
                 .piece(2 * rank);
-            let port = self.layout.egress(global);
+            let port = self.setup.layout.egress(global);
             self.send_aggregate(unit, 2 * rank, port, bytes, book);
             return;
         }
         let class = self.hosts.class(level);
         self.units[unit as usize].collective.pieces[2 * rank] = Piece::Sent(book);
-        let ranks = self.layout.ranks_per_unit as usize;
+        let ranks = self.setup.layout.ranks_per_unit as usize;
         for to in 0..ranks {
             let bytes = self.units[unit as usize].collective.exchange.pair(rank, to);
             if bytes == 0 {
                 continue;
             }
-            let (ports, count) = self.layout.between(global, first + to as u32);
+            let (ports, count) = self.setup.layout.between(global, first + to as u32);
             let weight = self.collective_weight(unit)
                 / self.units[unit as usize].collective.exchange.peers();
             let tag = Tag::Collective(2 * global).pack();
@@ -256,12 +257,12 @@ impl World<'_> {
 
     /// Weight of an aggregate: the flows that it stands for, or one if the whole is one job.
     fn collective_weight(&self, unit: u32) -> f64 {
-        let flows = if self.coflows {
+        let flows = if self.setup.coflows {
             1.0
         } else {
             self.units[unit as usize].collective.exchange.peers()
         };
-        flows * self.scenario.network.collective_weight
+        flows * self.setup.scenario.network.collective_weight
     }
 
     fn send_aggregate(
@@ -276,8 +277,11 @@ impl World<'_> {
             return;
         }
         let now = self.now;
-        let first = self.layout.ranks_of(unit).start;
-        let level = match (self.regime, self.units[unit as usize].collective.level) {
+        let first = self.setup.layout.ranks_of(unit).start;
+        let level = match (
+            self.setup.regime,
+            self.units[unit as usize].collective.level,
+        ) {
             (Regime::Daemons, None) => {
                 self.hosts
                     .collective_level(Hosts::egress(first), now, bytes)
@@ -298,10 +302,10 @@ impl World<'_> {
     /// the network.
     pub(super) fn make_room_for(&mut self, ports: &[PortId], except: Option<u32>) {
         for &port in ports {
-            let Some(rank) = self.layout.rank_of_port(port) else {
+            let Some(rank) = self.setup.layout.rank_of_port(port) else {
                 continue;
             };
-            let unit = self.layout.unit_of(rank);
+            let unit = self.setup.layout.unit_of(rank);
             if self.units[unit as usize].collective.active && except != Some(unit) {
                 self.materialise(unit, port);
             }
@@ -311,21 +315,27 @@ impl World<'_> {
     /// Puts the aggregate of this port on the network, if it was counted on and is not over.
     pub(super) fn materialise(&mut self, unit: u32, port: PortId) {
         let now = self.now;
-        let piece = (port.0 - self.layout.egress(self.layout.ranks_of(unit).start).0) as usize;
+        let piece = (port.0
+            - self
+                .setup
+                .layout
+                .egress(self.setup.layout.ranks_of(unit).start)
+                .0) as usize;
         let collective = &self.units[unit as usize].collective;
         if !collective.active || collective.pieces[piece] != Piece::Counted {
             return;
         }
         let bytes = collective.exchange.piece(piece);
-        let passed = (now.since(collective.started).0 as f64 / 1e9 * self.layout.rank_rate) as u64;
+        let passed =
+            (now.since(collective.started).0 as f64 / 1e9 * self.setup.layout.rank_rate) as u64;
         let left = bytes.saturating_sub(passed);
-        if left == 0 || self.regime == Regime::Alone {
+        if left == 0 || self.setup.regime == Regime::Alone {
             return;
         }
         self.counted[port.0 as usize] += bytes - left;
-        let rank = self.layout.ranks_of(unit).start + piece as u32 / 2;
+        let rank = self.setup.layout.ranks_of(unit).start + piece as u32 / 2;
         let mut book = LinkAccounting::Unknown;
-        if self.regime == Regime::Daemons && piece.is_multiple_of(2) {
+        if self.setup.regime == Regime::Daemons && piece.is_multiple_of(2) {
             let host = Hosts::egress(rank);
             let level = self.hosts.collective_level(host, now, left);
             self.hosts.launch(host, now, level, left);
@@ -338,8 +348,8 @@ impl World<'_> {
     pub(super) fn collective_drained(&mut self, piece: u32) {
         let now = self.now;
         let rank = piece / 2;
-        let unit = self.layout.unit_of(rank);
-        let index = (piece - 2 * self.layout.ranks_of(unit).start) as usize;
+        let unit = self.setup.layout.unit_of(rank);
+        let index = (piece - 2 * self.setup.layout.ranks_of(unit).start) as usize;
         let collective = &mut self.units[unit as usize].collective;
         collective.pending -= 1;
         let sending = &mut collective.sending[index / 2];
@@ -367,7 +377,11 @@ impl World<'_> {
 
     /// The unit's step is due. True if its collective, if there is one, is over.
     pub(super) fn end_collective(&mut self, unit: u32) -> bool {
-        let first = self.layout.egress(self.layout.ranks_of(unit).start).0 as usize;
+        let first = self
+            .setup
+            .layout
+            .egress(self.setup.layout.ranks_of(unit).start)
+            .0 as usize;
         let unit = &mut self.units[unit as usize];
         let collective = &mut unit.collective;
         if !collective.active {
@@ -377,7 +391,7 @@ impl World<'_> {
             return false;
         }
         collective.active = false;
-        if self.regime != Regime::Alone {
+        if self.setup.regime != Regime::Alone {
             for (piece, state) in collective.pieces.iter().enumerate() {
                 if *state != Piece::Counted {
                     continue;
@@ -385,7 +399,7 @@ impl World<'_> {
                 let bytes = collective.exchange.piece(piece);
                 self.counted[first + piece] += bytes;
                 // Of the early stages' load only MLU wants to know (MFS §4.3).
-                if self.measures_load && piece.is_multiple_of(2) {
+                if self.setup.measures_load && piece.is_multiple_of(2) {
                     let host = (first + piece) as u32;
                     let level = self.hosts.collective_level(host, self.now, bytes);
                     self.hosts.launch(host, self.now, level, bytes);
@@ -396,7 +410,7 @@ impl World<'_> {
         let took = collective.ended.since(collective.started);
         self.measure.collective(took, collective.alone);
         if let Some(slot) = unit.current {
-            let batch = &mut self.batches[slot as usize];
+            let batch = &mut self.batches[slot];
             // While it computes beside it, it does not wait.
             batch.collective_ns += took.0.saturating_sub(collective.beside.0);
             batch.computed_ns += collective.beside.0 + collective.after.0;

@@ -8,7 +8,7 @@ use laxity_requests::latency::{Composition, Latency};
 use laxity_requests::qoserve::{Chunking, Options, QoServe};
 
 use super::batch::pairs;
-use super::world::World;
+use super::setup::Setup;
 use crate::scenario::{RequestOrder, Serving};
 
 /// Time of a batch by its tokens, between points of the roofline that are a factor of two apart,
@@ -23,18 +23,18 @@ pub(super) struct UnitLatency {
 }
 
 impl UnitLatency {
-    pub(super) fn of(world: &World<'_>) -> Self {
+    pub(super) fn of(setup: &Setup<'_>) -> Self {
         const LONGEST: u32 = 17;
         let points = (0..=LONGEST)
             .map(|power| {
                 let tokens = 1_u32 << power;
-                let ns = world.computing_alone(u64::from(tokens), pairs(tokens, 0));
+                let ns = setup.computing_alone(u64::from(tokens), pairs(tokens, 0));
                 (f64::from(tokens), ns)
             })
             .collect();
         let (tokens, prefix) = (1 << 11, 1 << 16);
         let (without, with) = (pairs(tokens, 0), pairs(tokens, prefix));
-        let [short, long] = [without, with].map(|p| world.computing_alone(u64::from(tokens), p));
+        let [short, long] = [without, with].map(|p| setup.computing_alone(u64::from(tokens), p));
         Self {
             points,
             pair_ns: ((long - short) / (with - without) as f64).max(0.0),

@@ -6,7 +6,7 @@
 
 use laxity_policy::{RequestId, Span, Time};
 
-use super::batch::{Batch, Member, pairs};
+use super::batch::{Member, pairs};
 use super::line::{self, Cursor};
 use super::world::World;
 
@@ -26,10 +26,10 @@ impl World<'_> {
 
     /// The queue of its unit in which a request stands.
     pub(super) fn seat(&self, request: u32) -> usize {
-        if self.striped {
+        if self.setup.striped {
             0
         } else {
-            (self.requests[request as usize].rank % self.layout.ranks_per_unit) as usize
+            (self.requests[request as usize].rank % self.setup.layout.ranks_per_unit) as usize
         }
     }
 
@@ -38,8 +38,8 @@ impl World<'_> {
         let Some(current) = self.units[unit as usize].current else {
             return self.now;
         };
-        let batch = &self.batches[current as usize];
-        let computes = Span(batch.layer_ns * u64::from(self.layers));
+        let batch = &self.batches[current];
+        let computes = Span(batch.layer_ns * u64::from(self.setup.layers));
         batch
             .started
             .map_or(self.now, |at| at + computes)
@@ -79,7 +79,7 @@ impl World<'_> {
     /// An idle unit whose disciplines let nobody start takes the first of each line all the same:
     /// nothing would ever ask them again.
     fn force(&mut self, unit: u32, slot: u32) -> bool {
-        if !self.batches[slot as usize].members.is_empty() {
+        if !self.batches[slot].members.is_empty() {
             return false;
         }
         let mut changed = false;
@@ -87,7 +87,7 @@ impl World<'_> {
             let Some(request) = self.units[unit as usize].lines[seat].first() else {
                 continue;
             };
-            self.batches[slot as usize].budgets[seat] = Some(self.scenario.serving.token_budget);
+            self.batches[slot].budgets[seat] = Some(self.setup.scenario.serving.token_budget);
             if let Some(member) = self.part((unit, slot), seat, request, self.now) {
                 self.take((unit, slot), seat, member);
                 changed = true;
@@ -139,7 +139,7 @@ impl World<'_> {
     /// told as of one that the coordinator has pruned.
     fn give_up(&mut self, request: u32) {
         self.requests[request as usize].relegated = true;
-        self.relegated += 1;
+        self.measure.relegated += 1;
         if let Some(coordinator) = &mut self.coordinator {
             coordinator.give_up(RequestId(u64::from(request) + 1));
         }
@@ -160,12 +160,12 @@ impl World<'_> {
         request: u32,
         start: Time,
     ) -> Option<Member> {
-        let serving = &self.scenario.serving;
+        let serving = &self.setup.scenario.serving;
         let line = &mut self.units[unit as usize].lines[rank];
-        let budget = self.batches[slot as usize].budgets[rank]
+        let budget = self.batches[slot].budgets[rank]
             .get_or_insert_with(|| line.budget(start).min(serving.token_budget));
         let budget = u64::from(*budget);
-        let batch = &self.batches[slot as usize];
+        let batch = &self.batches[slot];
         let state = &self.requests[request as usize];
         let computed = batch.tokens[rank];
         let room = budget.saturating_sub(computed) as u32;
@@ -194,34 +194,28 @@ impl World<'_> {
     }
 
     fn open_batch(&mut self, unit: u32) -> u32 {
-        let slot = self.free_batches.pop().unwrap_or_else(|| {
-            self.batches.push(Batch::default());
-            (self.batches.len() - 1) as u32
-        });
-        self.batches_seen += 1;
-        let queues = self.units[unit as usize].lines.len();
-        let layers = self.layers;
-        let ahead = self.units[unit as usize]
+        let state = &mut self.units[unit as usize];
+        let slot = self
+            .batches
+            .open(unit, state.lines.len(), self.setup.layers);
+        self.batches[slot].ahead = state
             .current
-            .map(|current| self.batches[current as usize].policy_id());
-        let batch = &mut self.batches[slot as usize];
-        batch.reset(self.batches_seen, unit, queues, layers);
-        batch.ahead = ahead;
-        self.units[unit as usize].next = Some(slot);
+            .map(|current| self.batches[current].policy_id());
+        state.next = Some(slot);
         slot
     }
 
     fn join(&mut self, slot: u32, rank: usize, member: Member) {
-        let batch = &mut self.batches[slot as usize];
+        let batch = &mut self.batches[slot];
         batch.members.push(member);
         batch.tokens[rank] += u64::from(member.tokens);
         batch.pairs[rank] += pairs(member.tokens, member.before);
         batch.seats[rank] += 1;
         batch.context += u64::from(member.before + member.tokens);
         self.requests[member.request as usize].to_compute -= member.tokens;
-        if self.batches[slot as usize].fetched > 0 && member.first {
+        if self.batches[slot].fetched > 0 && member.first {
             // It comes to a batch whose first layers were fetched for the others.
-            for layer in 0..self.batches[slot as usize].fetched {
+            for layer in 0..self.batches[slot].fetched {
                 self.fetch(slot, member.request, layer);
             }
         }

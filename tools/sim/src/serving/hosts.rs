@@ -96,10 +96,10 @@ pub(super) fn link_config(scenario: &Scenario, rate: f64) -> LinkConfig {
             policy.threshold_scale
         },
         threshold_base: policy.threshold_base,
-        last_stage: policy.last_stage.into(),
-        mlu_scope: policy.mlu.into(),
-        granularity: policy.granularity.into(),
-        ties: policy.ties.into(),
+        last_stage: policy.last_stage,
+        mlu_scope: policy.mlu,
+        granularity: policy.granularity,
+        ties: policy.ties,
         ..LinkConfig::default()
     }
 }

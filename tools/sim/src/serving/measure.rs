@@ -3,7 +3,7 @@
 use laxity_policy::{Span, Time};
 
 use super::sketch::Sketch;
-use crate::outcome::{Distribution, Outcome, Waiting};
+use crate::outcome::{Distribution, Outcome, StageBytes, Waiting};
 
 /// Times of one request that has its first token.
 #[derive(Clone, Copy, Debug)]
@@ -39,7 +39,12 @@ pub(super) struct Measure {
     reused_tokens: u64,
     fetched_tokens: u64,
     pruned: u64,
-    served: u64,
+    /// Requests that were given up.
+    pub(super) relegated: u64,
+    /// Requests that have their first token.
+    pub(super) served: u64,
+    pub(super) bytes: StageBytes,
+    pub(super) events: u64,
     computed_ns: u64,
     batches: u64,
     seats: u64,
@@ -133,6 +138,9 @@ impl Measure {
                 p2d: mean(self.waiting.p2d),
             },
             pruned: self.pruned,
+            relegated: self.relegated,
+            bytes: self.bytes,
+            events: self.events,
             reused: per(self.reused_tokens, self.prompts),
             fetched: per(self.fetched_tokens, self.reused_tokens),
             compute_busy: per(self.computed_ns, virtual_ns * u64::from(units)),

@@ -10,6 +10,7 @@
 //! A unit's ranks run in step: a layer takes as long as on its slowest rank.
 
 mod alone;
+mod announce;
 mod batch;
 mod cache;
 mod collective;
@@ -17,16 +18,20 @@ mod disciplines;
 mod event;
 mod exchange;
 mod filling;
+mod flow;
 mod hosts;
 mod layout;
 mod line;
 mod measure;
 mod order;
+mod prefixes;
 #[cfg(test)]
 mod regressions;
+mod request;
 mod router;
 #[cfg(test)]
 mod scheduled;
+mod setup;
 mod sketch;
 #[cfg(test)]
 mod tests;

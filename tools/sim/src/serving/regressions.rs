@@ -1,13 +1,13 @@
 //! What the serving model once got wrong, each with what it should have been: queues of striped
 //! units, what the policy is told, what ports carry, where time goes.
 
-use laxity_policy::PolicyKind;
+use laxity_policy::{Granularity, PolicyKind};
 
 use super::tests::{inputs, run, small};
 use super::world::World;
 use super::{Inputs, simulate_with};
 use crate::compute::Compute;
-use crate::scenario::{JobSize, Mode, Routing, Scenario};
+use crate::scenario::{Mode, Routing, Scenario};
 
 fn world<'a>(scenario: &'a Scenario, inputs: &'a Inputs) -> World<'a> {
     let compute = Compute::new(&inputs.gpu, &inputs.model, scenario.model.tp);
@@ -35,7 +35,7 @@ fn a_small_prefix_does_not_outweigh_a_long_queue() {
     let inputs = inputs(&scenario, &list);
     let mut world = world(&scenario, &inputs);
     world.run();
-    let unit = |number: usize| world.layout.unit_of(world.requests[number].rank);
+    let unit = |number: usize| world.setup.layout.unit_of(world.requests[number].rank);
     let home = unit(0);
     assert_eq!(unit(2), home, "the prefix is there");
     let behind = (3..6).filter(|&number| unit(number) == home).count();
@@ -55,20 +55,29 @@ fn a_busy_striped_unit_is_not_as_good_as_an_idle_one() {
     let inputs = inputs(&scenario, &list);
     for turn in 0..2 {
         let mut world = world(&scenario, &inputs);
-        assert_eq!((world.layout.units, world.layout.ranks_per_unit), (2, 4));
+        assert_eq!(
+            (world.setup.layout.units, world.setup.layout.ranks_per_unit),
+            (2, 4)
+        );
         // As `arrive` books three prompts of 60 000 tokens that were routed to unit 0.
         for rank in 0..3 {
             world.router.queued[rank] += 60_000;
         }
         for _ in 0..turn {
-            world
-                .router
-                .route(&world.layout, &world.caches, &world.inputs.requests, 0);
+            world.router.route(
+                &world.setup.layout,
+                &world.prefixes.caches,
+                &world.setup.inputs.requests,
+                0,
+            );
         }
-        let route = world
-            .router
-            .route(&world.layout, &world.caches, &world.inputs.requests, 0);
-        let unit = world.layout.unit_of(route.rank);
+        let route = world.router.route(
+            &world.setup.layout,
+            &world.prefixes.caches,
+            &world.setup.inputs.requests,
+            0,
+        );
+        let unit = world.setup.layout.unit_of(route.rank);
         assert_eq!(
             unit, 1,
             "180 000 tokens wait at unit 0 and none at unit 1 (turn {turn})"
@@ -91,12 +100,12 @@ fn layer_time_that_the_policy_is_told_is_what_a_layer_takes() {
     let mut world = world(&scenario, &inputs);
     world.run();
     // All but the first were in one batch for each unit. What it was estimated at, what it took.
-    for batch in &world.batches {
+    for batch in world.batches.iter() {
         let ranks = batch.tokens.iter().filter(|&&tokens| tokens > 0).count();
         if ranks < 8 || batch.layer_ns == 0 {
             continue;
         }
-        let told = batch.layer_ns as f64 * f64::from(world.layers);
+        let told = batch.layer_ns as f64 * f64::from(world.setup.layers);
         let took = (batch.computed_ns + batch.collective_ns) as f64;
         let ratio = told / took;
         assert!(
@@ -116,9 +125,9 @@ fn coordinator_is_told_only_of_bytes_on_the_network() {
     (scenario.model.tp, scenario.model.ep) = (1, 8);
     let inputs = inputs(&scenario, &[(0, 4_000, 0)]);
     let mut world = world(&scenario, &inputs);
-    let told = world.collective_bytes_per_token * 4_000;
+    let told = world.setup.collective_bytes_per_token * 4_000;
     world.run();
-    assert_eq!(world.bytes.collective, 0, "the unit is one server");
+    assert_eq!(world.measure.bytes.collective, 0, "the unit is one server");
     assert_eq!(
         told, 0,
         "bytes of collectives in the load of the egress port; none of them is sent"
@@ -132,9 +141,9 @@ fn coordinator_is_told_of_what_leaves_a_server() {
     scenario.model.expert_skew = 0.0;
     let inputs = inputs(&scenario, &[(0, 4_000, 0)]);
     let mut world = world(&scenario, &inputs);
-    let told = (world.collective_bytes_per_token * 4_000) as f64;
+    let told = (world.setup.collective_bytes_per_token * 4_000) as f64;
     world.run();
-    let ratio = told / world.bytes.collective as f64;
+    let ratio = told / world.measure.bytes.collective as f64;
     assert!(
         ratio < 1.05,
         "told {ratio:.2} times what all ranks of the unit sent"
@@ -148,11 +157,11 @@ fn receiver_of_a_striped_unit_is_the_bottleneck() {
     let scenario = long();
     let inputs = inputs(&scenario, &[(0, 4_000, 0)]);
     let world = world(&scenario, &inputs);
-    let egress = world.layout.rank_rate * f64::from(world.layout.ranks_per_unit);
+    let egress = world.setup.layout.rank_rate * f64::from(world.setup.layout.ranks_per_unit);
     assert!(
-        world.receiver_bound || egress <= world.layout.decode_rate,
+        world.setup.receiver_bound || egress <= world.setup.layout.decode_rate,
         "a request leaves at up to {egress} B/s and is received at {} B/s",
-        world.layout.decode_rate
+        world.setup.layout.decode_rate
     );
 }
 
@@ -196,7 +205,7 @@ fn shared_experts_of_striped_units_are_shared_out() {
 fn a_coflow_weighs_one_at_each_port() {
     let mut scenario = small();
     scenario.policy.kind = PolicyKind::Fair;
-    scenario.policy.granularity = JobSize::Coflow;
+    scenario.policy.granularity = Granularity::Coflow;
     scenario.serving.routing = Routing::RoundRobin;
     let list: Vec<_> = (0..9)
         .map(|n| (u64::from(n > 0), if n == 0 { 16 } else { 4_000 }, n))
@@ -206,7 +215,7 @@ fn a_coflow_weighs_one_at_each_port() {
     let mut coflows = 0;
     world.run_observed(|world| {
         let mut weights = std::collections::BTreeMap::<(u32, u32, u16), f64>::new();
-        for flow in world.flows.iter().flatten() {
+        for flow in world.flows.iter() {
             if flow.stage == laxity_policy::Stage::P2d {
                 *weights
                     .entry((flow.batch, flow.from, flow.layer))
@@ -247,14 +256,18 @@ fn fetched_blocks_are_there() {
     let mut world = world(&scenario, &inputs);
     let (mut fetched, mut missing) = (0, 0);
     world.run_observed(|world| {
-        for flow in world.flows.iter().flatten() {
+        for flow in world.flows.iter() {
             if flow.stage != laxity_policy::Stage::KvReuse {
                 continue;
             }
             fetched += 1;
-            let requests = &world.inputs.requests;
+            let requests = &world.setup.inputs.requests;
             let first = requests.blocks_of(&requests.list[flow.request as usize])[0];
-            let there = world.caches.holders(first).any(|rank| rank == flow.from);
+            let there = world
+                .prefixes
+                .caches
+                .holders(first)
+                .any(|rank| rank == flow.from);
             missing += u32::from(!there);
         }
     });
@@ -348,16 +361,16 @@ fn coordinator_is_told_of_all_ports_of_a_striped_unit() {
         std::collections::BTreeSet::new(),
     );
     world.run_observed(|world| {
-        for flow in world.flows.iter().flatten() {
-            used.insert(world.layout.egress(flow.from).0);
+        for flow in world.flows.iter() {
+            used.insert(world.setup.layout.egress(flow.from).0);
         }
-        for batch in &world.batches {
+        for batch in world.batches.iter() {
             told.extend(
                 batch
                     .loads
                     .iter()
                     .map(|load| load.1.0)
-                    .filter(|&port| port < 2 * world.layout.ranks),
+                    .filter(|&port| port < 2 * world.setup.layout.ranks),
             );
         }
     });
@@ -371,7 +384,7 @@ fn coordinator_is_told_of_all_ports_of_a_striped_unit() {
 fn a_coflow_of_reuse_weighs_one_at_its_reader() {
     let mut scenario = small();
     scenario.policy.kind = PolicyKind::Fair;
-    scenario.policy.granularity = JobSize::Coflow;
+    scenario.policy.granularity = Granularity::Coflow;
     scenario.model.name = "llama-3-8b".into();
     (scenario.model.tp, scenario.model.ep) = (8, 1);
     scenario.cluster.nic_gbps = 10.0;
@@ -388,8 +401,8 @@ fn a_coflow_of_reuse_weighs_one_at_its_reader() {
     let mut most = 0.0_f64;
     world.run_observed(|world| {
         let mut weights = std::collections::BTreeMap::<(u32, u32, u16), f64>::new();
-        for flow in world.flows.iter().flatten() {
-            if let (laxity_policy::Stage::KvReuse, super::transfer::To::Rank(to)) =
+        for flow in world.flows.iter() {
+            if let (laxity_policy::Stage::KvReuse, super::flow::To::Rank(to)) =
                 (flow.stage, flow.to)
             {
                 *weights.entry((flow.batch, to, flow.layer)).or_default() +=

@@ -98,10 +98,10 @@ fn flows_of_what_is_given_up_are_the_scavengers() {
         let (mut scavenged, mut others) = (0, 0);
         world.run_observed(|world| {
             let mut now = BTreeSet::new();
-            for (slot, flow) in world.flows.iter().enumerate() {
-                let Some(flow) = flow.filter(|flow| flow.stage == Stage::P2d) else {
+            for (slot, flow) in world.flows.enumerate() {
+                if flow.stage != Stage::P2d {
                     continue;
-                };
+                }
                 let request = world.requests[flow.request as usize];
                 // Of those that began after their request was given up; what is sent before keeps
                 // its level.

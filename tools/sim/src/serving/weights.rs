@@ -8,10 +8,9 @@
 
 use laxity_policy::{BatchId, Event, FlowSpec, Layer, Level, RequestId, Span, Stage, Time};
 
-use super::SimError;
 use super::event::Happening;
+use super::flow::{Flow, To, host_of};
 use super::hosts::Regime;
-use super::transfer::{Flow, To, host_of};
 use super::world::World;
 use crate::outcome::Weights;
 
@@ -40,20 +39,8 @@ impl ScaleOuts {
 }
 
 impl World<'_> {
-    /// Whether there is another unit to scale out to.
-    pub(super) fn check_scale_out(&self) -> Result<(), SimError> {
-        if self.scenario.serving.scale_out_every_s > 0.0 && self.layout.units < 2 {
-            return Err(SimError::Mismatch(
-                "serving.scale_out_every_s: there is one prefill unit, and weights go from one to \
-                 another"
-                    .into(),
-            ));
-        }
-        Ok(())
-    }
-
     pub(super) fn schedule_scale_out(&mut self) {
-        let every = self.scenario.serving.scale_out_every_s;
+        let every = self.setup.scenario.serving.scale_out_every_s;
         if every > 0.0 && self.arrived < self.requests.len() {
             let at = self.now + Span((every * 1e9) as u64);
             self.agenda.push(at, Happening::ScaleOut);
@@ -63,14 +50,14 @@ impl World<'_> {
     /// The weights of a unit go to the next, each rank's to its like.
     pub(super) fn scale_out(&mut self) {
         let copy = self.scale_outs.copies.len() as u32;
-        let units = self.layout.units;
+        let units = self.setup.layout.units;
         let (from, to) = (copy % units, (copy + 1) % units);
-        let bytes = self.model.weight_bytes(self.scenario.model.ep);
-        let ranks = self.layout.ranks_per_unit;
+        let bytes = self.setup.model.weight_bytes(self.setup.scenario.model.ep);
+        let ranks = self.setup.layout.ranks_per_unit;
         self.scale_outs.copies.push((self.now, ranks));
         for n in 0..ranks {
-            let from = self.layout.ranks_of(from).start + n;
-            let to = self.layout.ranks_of(to).start + n;
+            let from = self.setup.layout.ranks_of(from).start + n;
+            let to = self.setup.layout.ranks_of(to).start + n;
             self.send_weights(copy, from, to, bytes);
         }
         self.schedule_scale_out();
@@ -78,7 +65,6 @@ impl World<'_> {
 
     fn send_weights(&mut self, copy: u32, from: u32, reader: u32, bytes: u64) {
         let now = self.now;
-        let (slot, generation) = self.free_flow();
         let mut flow = Flow {
             request: NOBODY,
             batch: copy,
@@ -92,29 +78,30 @@ impl World<'_> {
             level: Level::SCAVENGER,
             weight: 1.0,
             at_once: false,
-            generation,
+            generation: 0,
         };
-        let inside = self.layout.server_of(from) == self.layout.server_of(reader);
-        if inside || self.regime == Regime::Alone {
+        let inside = self.setup.layout.server_of(from) == self.setup.layout.server_of(reader);
+        if inside || self.setup.regime == Regime::Alone {
             let rate = if inside {
-                self.layout.nvlink_rate
+                self.setup.layout.nvlink_rate
             } else {
-                self.layout.rank_rate
+                self.setup.layout.rank_rate
             };
-            self.flows[slot as usize] = Some(flow);
+            let slot = self.flows.add(flow);
             let at = now + Span((bytes as f64 / rate * 1e9).ceil() as u64);
             self.agenda.push(at, Happening::Delivered { flow: slot });
             return;
         }
         self.scale_outs.bytes += bytes;
-        if self.regime == Regime::Static {
+        if self.setup.regime == Regime::Static {
             flow.level = self.static_level(Stage::Weights);
             flow.unsent = bytes;
-            self.flows[slot as usize] = Some(flow);
+            let slot = self.flows.add(flow);
             self.send(slot);
             return;
         }
-        self.flows[slot as usize] = Some(flow);
+        let slot = self.flows.add(flow);
+        let flow = *self.flows.get_mut(slot);
         let spec = FlowSpec {
             flow: flow.id(slot),
             stage: Stage::Weights,
@@ -144,7 +131,7 @@ impl World<'_> {
     /// Bytes of weights that are on their way.
     #[cfg(debug_assertions)]
     pub(super) fn weights_left(&self) -> u64 {
-        let flows = self.flows.iter().flatten();
+        let flows = self.flows.iter();
         let weights = flows.filter(|flow| flow.stage == Stage::Weights);
         weights.map(|flow| flow.left).sum()
     }

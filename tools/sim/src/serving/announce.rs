@@ -1,0 +1,132 @@
+//! What the coordinator is told of a batch: what it brings, and how far it is.
+
+use laxity_policy::admission::AdmissionEvent;
+use laxity_policy::{PortId, RequestId, Span};
+
+use super::order;
+use super::world::World;
+
+impl World<'_> {
+    /// How long a layer takes, for hints and for the coordinator.
+    pub(super) fn estimate(&mut self, slot: u32) {
+        let ranks = u64::from(self.setup.layout.ranks_per_unit);
+        let batch = &self.batches[slot];
+        let share = |n: u64| {
+            if self.setup.striped {
+                n.div_ceil(ranks)
+            } else {
+                n
+            }
+        };
+        let mut attention = [0; 2];
+        for (&tokens, &pairs) in batch.tokens.iter().zip(&batch.pairs) {
+            if tokens == 0 {
+                continue;
+            }
+            for (kind, worst) in attention.iter_mut().enumerate() {
+                let layer = self.setup.layer_of_kind[kind];
+                let takes = self
+                    .setup
+                    .compute
+                    .attention_ns(share(tokens), share(pairs), layer);
+                *worst = takes.max(*worst);
+            }
+        }
+        // Without contention, but with what the layer exchanges.
+        let most = batch.tokens.iter().copied().max().unwrap_or(0);
+        let all = batch.tokens.iter().sum();
+        let (exchange, rest) = self.setup.layer_alone(most, all);
+        let layer = self.setup.layer_of_kind[0];
+        let attended = self
+            .setup
+            .attention_alone(attention[0] as f64, batch.context, layer);
+        let layer_ns = attended + exchange + rest;
+        let batch = &mut self.batches[slot];
+        batch.attention_ns = attention;
+        batch.layer_ns = layer_ns as u64;
+    }
+
+    /// Tells the coordinator.
+    pub(super) fn announce(&mut self, slot: u32) {
+        let Some(coordinator) = &mut self.coordinator else {
+            return;
+        };
+        let now = self.now;
+        let batch = &mut self.batches[slot];
+        let per_token = self.setup.collective_bytes_per_token;
+        let mut loads = Vec::with_capacity(batch.members.len());
+        for member in &batch.members[batch.announced..] {
+            let request = &self.requests[member.request as usize];
+            let (rank, decode) = (request.rank, request.decode);
+            let all = if member.first { request.reused } else { 0 } + member.tokens;
+            let last_stage = u64::from(all) * self.setup.kv_bytes_all_layers;
+            let reuse = if member.first { request.fetched } else { 0 };
+            let reuse = u64::from(reuse) * self.setup.kv_bytes_all_layers;
+            let ranks = u64::from(self.setup.layout.ranks_per_unit);
+            let stripes = if self.setup.striped { ranks } else { 1 };
+            let collective = if self.setup.striped {
+                // A rank at the edge of its server passes on the shards of all others.
+                let inside = u64::from(self.setup.layout.ranks_per_server);
+                let context = u64::from(member.before + member.tokens);
+                let passed = if ranks > inside { ranks - 1 } else { 0 };
+                context * self.setup.kv_bytes_all_layers * passed / ranks
+            } else {
+                u64::from(member.tokens) * per_token
+            };
+            let senders = if self.setup.striped {
+                self.setup.layout.ranks_of(self.setup.layout.unit_of(rank))
+            } else {
+                rank..rank + 1
+            };
+            let mut ports = vec![(
+                PortId(self.setup.layout.decode_ingress(decode).0),
+                last_stage,
+            )];
+            for rank in senders {
+                let egress = PortId(self.setup.layout.egress(rank).0);
+                ports.push((egress, last_stage / stripes + collective));
+                if reuse > 0 {
+                    ports.push((PortId(self.setup.layout.ingress(rank).0), reuse / stripes));
+                }
+            }
+            let id = RequestId(u64::from(member.request) + 1);
+            let load = ports.iter().map(|&(port, bytes)| (id, port, bytes));
+            batch.loads.extend(load);
+            // Work that was given up never sets a batch's urgency.
+            let deadline = request.due();
+            loads.push(order::load(id, deadline, ports, batch.started.is_some()));
+        }
+        batch.announced = batch.members.len();
+        coordinator.handle(
+            now,
+            AdmissionEvent::BatchArrived {
+                batch: batch.policy_id(),
+                requests: loads,
+                compute: Span(batch.layer_ns * u64::from(self.setup.layers)),
+            },
+        );
+        if let (Some(ahead), None) = (batch.ahead, batch.started) {
+            let batch = batch.policy_id();
+            coordinator.handle(now, AdmissionEvent::BatchQueued { batch, ahead });
+        }
+        self.schedule_order();
+    }
+
+    /// The coordinator hears of progress four times in a batch's life, not more: a quarter of what
+    /// each request brought is off.
+    pub(super) fn report_quarter(&mut self, slot: u32) {
+        let Some(coordinator) = &mut self.coordinator else {
+            return;
+        };
+        for (request, port, bytes) in &self.batches[slot].loads {
+            coordinator.handle(
+                self.now,
+                AdmissionEvent::BytesCompleted {
+                    request: *request,
+                    port: *port,
+                    bytes: bytes / 4,
+                },
+            );
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! A request on its way through a unit, and the objectives of all of them.
+
+use laxity_policy::{Span, Time};
+
+use super::setup::Setup;
+use crate::scenario::SloKind;
+
+/// A request.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Request {
+    pub(super) arrival: Time,
+    pub(super) deadline: Time,
+    pub(super) prompt: u32,
+    pub(super) reused: u32,
+    /// Of the reused tokens, those that come over the network.
+    pub(super) fetched: u32,
+    pub(super) rank: u32,
+    pub(super) decode: u32,
+    pub(super) first_source: u32,
+    pub(super) sources: u32,
+    /// Tokens that no batch has taken.
+    pub(super) to_compute: u32,
+    pub(super) started: Time,
+    pub(super) prefilled: Option<Time>,
+    pub(super) last_stage_left: u32,
+    pub(super) last_arrival: Time,
+    pub(super) stalled_ns: u64,
+    pub(super) collective_ns: u64,
+    pub(super) computed_ns: u64,
+    pub(super) pruned: bool,
+    /// Its unit gave it up.
+    pub(super) relegated: bool,
+    /// Without contention, when what the request fetches, and what it sends, has passed.
+    pub(super) fetching_until: Time,
+    pub(super) sending_until: Time,
+}
+
+impl Request {
+    /// When its first token is due, for those who schedule its flows: what was given up is due no
+    /// more.
+    pub(super) const fn due(&self) -> Time {
+        if self.relegated {
+            Time::NEVER
+        } else {
+            self.deadline
+        }
+    }
+}
+
+/// All requests of the workload, none of which has arrived.
+pub(super) fn all(setup: &Setup<'_>) -> Vec<Request> {
+    let requests = &setup.inputs.requests;
+    let mut seen = vec![false; requests.distinct_blocks as usize];
+    let slo = &setup.scenario.slo;
+    let mut alone = Vec::with_capacity(requests.list.len());
+    for request in &requests.list {
+        let blocks = requests.blocks_of(request);
+        let known = blocks
+            .iter()
+            .take_while(|&&block| seen[block as usize])
+            .count() as u32;
+        for &block in blocks {
+            seen[block as usize] = true;
+        }
+        let prompt = request.prompt_tokens.max(1);
+        let reused = (known * requests.block_tokens).min(prompt - 1);
+        alone.push(setup.alone(prompt, reused));
+    }
+    let mean = alone.iter().map(|span| span.0 as f64).sum::<f64>() / alone.len() as f64;
+    let arrivals = requests.list.iter().zip(alone);
+    arrivals
+        .map(|(request, alone)| {
+            let objective = match slo.kind {
+                SloKind::Alone => alone.0 as f64 * slo.factor,
+                SloKind::Mean => mean * slo.factor,
+                SloKind::Fixed => slo.fixed_ms * 1e6,
+            };
+            let objective = objective.max(slo.least_ms * 1e6);
+            Request {
+                arrival: request.arrival,
+                deadline: request.arrival + Span(objective as u64),
+                prompt: request.prompt_tokens.max(1),
+                started: request.arrival,
+                ..Request::default()
+            }
+        })
+        .collect()
+}

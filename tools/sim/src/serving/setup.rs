@@ -1,0 +1,216 @@
+//! What stays as it is during a run: the scenario, what it names, and what follows from both.
+
+use laxity_policy::{Granularity, PolicyKind, Span};
+
+use super::batch::Batch;
+use super::hosts::Regime;
+use super::layout::Layout;
+use super::router::{Route, Source};
+use super::{Inputs, SimError};
+use crate::compute::Compute;
+use crate::model::{Model, Routing as Experts};
+use crate::network::Network;
+use crate::scenario::{Mode, Part, Scenario};
+
+/// How a layer of a unit uses its experts.
+#[derive(Debug)]
+pub(super) struct ExpertUse {
+    /// Copies of a token that go to each rank.
+    pub(super) copies: Vec<f64>,
+    /// The rank with most pairs, and how many a token has there.
+    worst: usize,
+    pairs: f64,
+    local: u32,
+    routing: Option<Experts>,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Setup<'a> {
+    pub(super) scenario: &'a Scenario,
+    pub(super) inputs: &'a Inputs,
+    pub(super) model: &'a Model,
+    pub(super) compute: Compute,
+    pub(super) layout: Layout,
+    /// By unit, then by layer; empty without experts.
+    pub(super) experts: Vec<ExpertUse>,
+    pub(super) regime: Regime,
+    pub(super) exact: bool,
+    pub(super) coflows: bool,
+    pub(super) without_layers: bool,
+    pub(super) receiver_bound: bool,
+    /// The policy goes by the load of the early stages.
+    pub(super) measures_load: bool,
+    /// Requests are spread over all ranks of their unit (sequence parallelism).
+    pub(super) striped: bool,
+    pub(super) layers: u16,
+    pub(super) latency: Span,
+    /// A token's KV cache, by layer, and over all layers.
+    pub(super) kv_bytes: Vec<u64>,
+    pub(super) kv_bytes_all_layers: u64,
+    /// A request's state in a layer with linear attention, which has no KV cache.
+    pub(super) state_bytes: Vec<u64>,
+    /// A layer with KV cache, and one without if there is any.
+    pub(super) layer_of_kind: [u16; 2],
+    pub(super) activation_bytes: f64,
+    /// Of collectives, leaving a rank, over all layers.
+    pub(super) collective_bytes_per_token: u64,
+}
+
+impl<'a> Setup<'a> {
+    /// Adds the ports of the cluster to `network`.
+    pub(super) fn new(
+        scenario: &'a Scenario,
+        inputs: &'a Inputs,
+        compute: Compute,
+        network: &mut Network,
+    ) -> Result<Self, SimError> {
+        let layout = Layout::new(scenario, inputs.gpu.nvlink_bytes_per_second, network);
+        if layout.units == 0 || layout.decodes == 0 {
+            return Err(SimError::Mismatch(format!(
+                "cluster: {} servers make {} prefill units of {} ranks and {} decode ranks; both \
+                 need one at least",
+                scenario.cluster.servers, layout.units, layout.ranks_per_unit, layout.decodes
+            )));
+        }
+        if scenario.serving.scale_out_every_s > 0.0 && layout.units < 2 {
+            return Err(SimError::Mismatch(
+                "serving.scale_out_every_s: there is one prefill unit, and weights go from one to \
+                 another"
+                    .into(),
+            ));
+        }
+        let model = &inputs.model;
+        let kv_bytes: Vec<u64> = (0..model.layers)
+            .map(|layer| model.kv_bytes_per_token(layer))
+            .collect();
+        let of_kind = |keeps: bool| kv_bytes.iter().position(|&bytes| (bytes > 0) == keeps);
+        let with_cache = of_kind(true).unwrap_or(0) as u16;
+        let without_cache = of_kind(false).map_or(with_cache, |at| at as u16);
+        let striped = scenario.model.sp > 1;
+        let stripes = f64::from(if striped { layout.ranks_per_unit } else { 1 });
+        let regime = Regime::of(scenario);
+        let mut setup = Self {
+            experts: Vec::new(),
+            regime,
+            exact: scenario.network.mode == Mode::Exact,
+            coflows: scenario.policy.granularity == Granularity::Coflow,
+            without_layers: scenario.policy.without.contains(&Part::Rli),
+            measures_load: scenario.policy.kind == PolicyKind::Mfs && regime == Regime::Daemons,
+            receiver_bound: layout.decode_rate < layout.rank_rate * stripes,
+            striped,
+            layers: model.layers,
+            latency: Span((scenario.network.latency_us * 1e3) as u64),
+            kv_bytes_all_layers: kv_bytes.iter().sum(),
+            state_bytes: (0..model.layers)
+                .map(|layer| model.state_bytes(layer))
+                .collect(),
+            kv_bytes,
+            layer_of_kind: [with_cache, without_cache],
+            activation_bytes: model.activation_bytes() as f64,
+            collective_bytes_per_token: 0,
+            scenario,
+            inputs,
+            model,
+            compute,
+            layout,
+        };
+        setup.draw_experts();
+        Ok(setup)
+    }
+
+    fn draw_experts(&mut self) {
+        let model = self.model;
+        if model.experts <= 1 {
+            return;
+        }
+        let ranks = if self.scenario.model.ep > 1 {
+            self.layout.ranks_per_unit
+        } else {
+            1
+        };
+        let skew = self.scenario.model.expert_skew;
+        for unit in 0..self.layout.units {
+            for layer in 0..self.layers {
+                let routing = Experts::new(model, ranks, skew, self.scenario.seed, unit, layer);
+                let (mut worst, mut pairs) = (0, 0.0);
+                for rank in 0..ranks as usize {
+                    let here = routing.expected_pairs(rank);
+                    if here > pairs {
+                        (worst, pairs) = (rank, here);
+                    }
+                }
+                let copies = (0..ranks as usize)
+                    .map(|rank| routing.expected_copies(rank))
+                    .collect();
+                let local = routing.experts_of(worst).len() as u32;
+                self.experts.push(ExpertUse {
+                    copies,
+                    worst,
+                    pairs,
+                    local,
+                    routing: (local > 1).then_some(routing),
+                });
+            }
+        }
+        let copies: f64 = self.experts[0].copies.iter().sum();
+        // What stays in a server passes no NIC.
+        let inside = self.layout.ranks_per_server.min(ranks);
+        let outside = 1.0 - f64::from(inside) / f64::from(ranks);
+        let per_layer = 2.0 * copies * outside * self.activation_bytes;
+        self.collective_bytes_per_token = (per_layer * f64::from(self.layers)) as u64;
+    }
+
+    /// Reused tokens that come through NICs.
+    pub(super) fn over_the_network(&self, route: &Route) -> u32 {
+        let layout = &self.layout;
+        let apart = |from, to| layout.server_of(from) != layout.server_of(to);
+        let of = |&(from, tokens): &Source| -> u32 {
+            if !self.striped {
+                return if apart(from, route.rank) { tokens } else { 0 };
+            }
+            // Each rank fetches its share from its like; within the unit everybody has what it
+            // needs.
+            let (home, unit) = (layout.unit_of(from), layout.unit_of(route.rank));
+            let pairs = layout.ranks_of(home).zip(layout.ranks_of(unit));
+            let far = pairs.filter(|&(from, to)| home != unit && apart(from, to));
+            (u64::from(tokens) * far.count() as u64 / u64::from(layout.ranks_per_unit)) as u32
+        };
+        route.sources.iter().map(of).sum()
+    }
+
+    /// What of a layer goes to the decode rank for `tokens` of a request, the last part or not.
+    pub(super) fn layer_bytes(&self, layer: u16, tokens: u32, last: bool) -> u64 {
+        let at = usize::from(layer);
+        let state = if last { self.state_bytes[at] } else { 0 };
+        u64::from(tokens) * self.kv_bytes[at] + state
+    }
+
+    pub(super) fn expert_use(&self, unit: u32, layer: u16) -> &ExpertUse {
+        &self.experts[unit as usize * usize::from(self.layers) + usize::from(layer)]
+    }
+
+    /// The experts of the layer that a batch is at, on the slowest rank.
+    pub(super) fn experts_ns(&self, batch: &Batch) -> u64 {
+        let ranks = u64::from(self.layout.ranks_per_unit);
+        // Expert parallelism brings the tokens of all ranks together; otherwise each rank computes
+        // its own.
+        let tokens = if self.scenario.model.ep > 1 {
+            batch.tokens.iter().sum()
+        } else if self.striped {
+            batch.tokens.iter().sum::<u64>().div_ceil(ranks)
+        } else {
+            batch.tokens.iter().copied().max().unwrap_or(0)
+        };
+        self.experts_of(self.expert_use(batch.unit, batch.layer), tokens)
+    }
+
+    pub(super) fn experts_of(&self, experts: &ExpertUse, tokens: u64) -> u64 {
+        let pairs = (tokens as f64 * experts.pairs).ceil() as u64;
+        let active = match &experts.routing {
+            Some(routing) => routing.active_experts(experts.worst, tokens).ceil() as u32,
+            None => experts.local,
+        };
+        self.compute.experts_ns(pairs, active.max(1))
+    }
+}
