@@ -13,9 +13,12 @@ pub mod paired;
 mod palette;
 mod plot;
 mod pooled;
+mod sheet;
+mod sheets;
 pub mod summary;
 pub mod sustained;
 pub mod table;
+mod view;
 
 pub use estimate::Estimate;
 pub use metric::Metric;

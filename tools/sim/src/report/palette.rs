@@ -14,8 +14,6 @@ use super::Report;
 pub(super) const INK: RGBColor = RGBColor(1, 2, 3);
 /// Stand-in for the page's grid colour.
 pub(super) const GRID: RGBColor = RGBColor(4, 5, 6);
-/// Stand-in for marks on the ground that are neither.
-pub(super) const SOFT: RGBColor = RGBColor(7, 8, 9);
 
 /// How a series looks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,63 +101,24 @@ pub(super) fn looks(report: &Report) -> Vec<Look> {
         .collect()
 }
 
-/// The looks of the parts of a request's time.
-pub(super) const STAGES: [Look; 5] = [
-    look("#b9c0ca", "#6b7380", ""),
-    look("#0f9488", "#2dd4bf", ""),
-    look("#d92d20", "#ff7a6b", ""),
-    look("#3f4856", "#c5ccd8", ""),
-    look("#c98a04", "#f0c048", ""),
-];
-
-/// Which set of looks a number is in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Set {
-    Variants,
-    Stages,
+/// Stand-in for the colour of a variant.
+pub(super) fn colour(variant: usize) -> RGBColor {
+    RGBColor(10, u8::try_from(variant % 250).expect("below 250"), 7)
 }
 
-impl Set {
-    const fn letter(self) -> char {
-        match self {
-            Self::Variants => 'v',
-            Self::Stages => 'w',
-        }
-    }
-
-    /// Stand-in for the colour of this number.
-    pub(super) fn colour(self, number: usize) -> RGBColor {
-        let number = u8::try_from(number % 250).expect("below 250");
-        RGBColor(
-            10 + match self {
-                Self::Variants => 0,
-                Self::Stages => 1,
-            },
-            number,
-            7,
-        )
-    }
-
-    /// The class of what belongs to this number outside of plots.
-    pub(super) fn class(self, number: usize) -> String {
-        format!("{}{number}", self.letter())
-    }
-
-    /// The colour as the page calls it.
-    fn variable(self, number: usize) -> String {
-        format!("var(--{}{number})", self.letter())
-    }
+/// The class of what belongs to a variant outside of plots.
+pub(super) fn class(variant: usize) -> String {
+    format!("v{variant}")
 }
 
 /// Replaces the stand-ins of an SVG by what they stand for.
-pub(super) fn resolve(svg: &str, set: Set, looks: &[Look]) -> String {
+pub(super) fn resolve(svg: &str, looks: &[Look]) -> String {
     let mut text = svg
         .replace(&hex(INK), "currentColor")
-        .replace(&hex(GRID), "var(--grid)")
-        .replace(&hex(SOFT), "var(--soft)");
+        .replace(&hex(GRID), "var(--grid)");
     for (number, look) in looks.iter().enumerate() {
-        let stand_in = hex(set.colour(number));
-        let variable = set.variable(number);
+        let stand_in = hex(colour(number));
+        let variable = format!("var(--v{number})");
         if !look.dash.is_empty() {
             text = text.replace(
                 &format!("stroke=\"{stand_in}\""),
@@ -177,19 +136,19 @@ fn hex(RGBColor(r, g, b): RGBColor) -> String {
 
 /// The part of the page's style sheet that gives looks their colours, and that lets all others
 /// fade while the pointer is on one in a legend.
-pub(super) fn style(set: Set, looks: &[Look]) -> String {
+pub(super) fn style(looks: &[Look]) -> String {
     let (mut light, mut dark, mut rest) = (String::new(), String::new(), String::new());
     for (number, look) in looks.iter().enumerate() {
-        let (letter, class) = (set.letter(), set.class(number));
-        write!(light, "--{letter}{number}:{};", look.light).expect("a String takes all");
-        write!(dark, "--{letter}{number}:{};", look.dark).expect("a String takes all");
-        let variable = set.variable(number);
+        let class = class(number);
+        write!(light, "--{class}:{};", look.light).expect("a String takes all");
+        write!(dark, "--{class}:{};", look.dark).expect("a String takes all");
+        let variable = format!("var(--{class})");
         writeln!(
             rest,
             ".legend .{class} svg {{ color: {variable}; }}\n\
              section:has(.legend .{class}:hover) svg \
-             :is([stroke^=\"var(--{letter}\"]:not([stroke=\"{variable}\"]), \
-             [fill^=\"var(--{letter}\"]:not([fill=\"{variable}\"])) {{ opacity: .05; }}\n\
+             :is([stroke^=\"var(--v\"]:not([stroke=\"{variable}\"]), \
+             [fill^=\"var(--v\"]:not([fill=\"{variable}\"])) {{ opacity: .05; }}\n\
              section:has(.legend .{class}:hover) svg polygon[fill=\"{variable}\"] {{ opacity: .3; \
              }}"
         )

@@ -1,11 +1,10 @@
-//! The plots of the page, as SVG text: lines with bands, and bars in rows.
+//! The plots of the page, as SVG text: lines with bands.
 
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
 use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::palette::{GRID, INK, Look, SOFT, Set, resolve};
+use super::palette::{self, GRID, INK, Look, resolve};
 
 /// Plots are drawn larger than they are shown, because coordinates are whole numbers.
 const SCALE: u32 = 2;
@@ -135,6 +134,16 @@ pub(super) struct PlotLine {
     pub(super) marked: bool,
 }
 
+impl PlotLine {
+    /// Around its band.
+    fn outline(&self, x: &Scale, y: &Scale) -> Vec<(f64, f64)> {
+        let upper = self.band.iter().map(|&(at, _, high)| (at, high));
+        let lower = self.band.iter().rev().map(|&(at, low, _)| (at, low));
+        let around = upper.chain(lower);
+        around.map(|(a, b)| (x.place(a), y.place(b))).collect()
+    }
+}
+
 /// Which lines help to read a plot.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Marks {
@@ -146,7 +155,6 @@ pub(super) struct Marks {
 
 fn svg(
     size: (u32, u32),
-    set: Set,
     looks: &[Look],
     draw: impl FnOnce(&DrawingArea<SVGBackend<'_>, Shift>) -> Drawn,
 ) -> String {
@@ -161,7 +169,7 @@ fn svg(
     }
     // A view box instead of a size lets the page scale it.
     let fixed = format!("width=\"{}\" height=\"{}\" ", size.0, size.1);
-    resolve(&text.replacen(&fixed, "", 1), set, looks)
+    resolve(&text.replacen(&fixed, "", 1), looks)
 }
 
 fn ink(size: u32) -> TextStyle<'static> {
@@ -178,7 +186,7 @@ pub(super) fn lines(
 ) -> String {
     let mut order: Vec<&PlotLine> = lines.iter().collect();
     order.sort_by_key(|line| looks[line.number].layer);
-    svg(size, Set::Variants, looks, |area| {
+    svg(size, looks, |area| {
         let mut chart = ChartBuilder::on(area)
             .margin_top(8 * SCALE)
             .margin_right(16 * SCALE)
@@ -216,36 +224,23 @@ pub(super) fn lines(
             chart.draw_series(LineSeries::new(up, INK.mix(0.45).stroke_width(SCALE)))?;
         }
         for line in &order {
-            let colour = Set::Variants.colour(line.number);
-            let upper = line.band.iter().map(|&(at, _, high)| (at, high));
-            let lower = line.band.iter().rev().map(|&(at, low, _)| (at, low));
-            let outline: Vec<(f64, f64)> = upper
-                .chain(lower)
-                .map(|(a, b)| (x.place(a), y.place(b)))
-                .collect();
+            let look = &looks[line.number];
+            // Of a dozen bands on each other none can be seen: those in the background are faint.
+            let opacity = if look.layer > 1 { 0.2 } else { 0.06 };
+            let outline = line.outline(x, y);
             if outline.len() > 2 {
-                // Of a dozen bands on each other none can be seen: those in the background are
-                // faint.
-                let opacity = if looks[line.number].layer > 1 {
-                    0.2
-                } else {
-                    0.06
-                };
-                chart.draw_series([Polygon::new(outline, colour.mix(opacity).filled())])?;
+                let colour = palette::colour(line.number).mix(opacity);
+                chart.draw_series([Polygon::new(outline, colour.filled())])?;
             }
         }
         for line in &order {
-            let colour = Set::Variants.colour(line.number);
+            let colour = palette::colour(line.number);
             let width = looks[line.number].width * SCALE / 10;
-            let points: Vec<(f64, f64)> = line
-                .points
-                .iter()
-                .map(|&(a, b)| (x.place(a), y.place(b)))
-                .collect();
+            let places = line.points.iter().map(|&(a, b)| (x.place(a), y.place(b)));
+            let points: Vec<(f64, f64)> = places.collect();
             if line.marked {
-                let dots = points
-                    .iter()
-                    .map(|&point| Circle::new(point, width + SCALE, colour.filled()));
+                let dots = points.iter();
+                let dots = dots.map(|&at| Circle::new(at, width + SCALE, colour.filled()));
                 chart.draw_series(dots)?;
             }
             chart.draw_series(LineSeries::new(points, colour.stroke_width(width)))?;
@@ -282,94 +277,6 @@ impl Ranged for Ticked {
     }
 }
 
-/// One row of bars.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Row {
-    /// Its name, on the left.
-    pub(super) name: String,
-    /// Parts from left to right: which look, and how long.
-    pub(super) parts: Vec<(usize, f64)>,
-    /// Ends of the interval around the end of the bar.
-    pub(super) whisker: Option<(f64, f64)>,
-    /// What stands behind the bar.
-    pub(super) text: String,
-}
-
-/// Height of a row, pixels.
-const ROW: u32 = 24;
-
-/// Bars in rows, the first at the top. `room`: letters for which there is room behind the bars.
-pub(super) fn rows(
-    width: u32,
-    x: &Scale,
-    (set, looks): (Set, &[Look]),
-    room: usize,
-    rows: &[Row],
-) -> String {
-    let count = rows.len().max(1);
-    let size = (width, ROW * count as u32 + 60);
-    let longest = rows
-        .iter()
-        .map(|r| r.name.chars().count())
-        .max()
-        .unwrap_or(0);
-    // Sans-serif letters are about half as wide as high.
-    let names = (longest as u32 * TEXT * 46 / 100 + 16 * SCALE).min(width * SCALE / 2);
-    svg(size, set, looks, |area| {
-        let mut chart = ChartBuilder::on(area)
-            .margin_top(4 * SCALE)
-            .margin_right(room as u32 * TEXT * 44 / 100 + 14 * SCALE)
-            .x_label_area_size(46 * SCALE)
-            .y_label_area_size(names)
-            .build_cartesian_2d(x.ticked(width as usize / 90), 0.0..count as f64)?;
-        chart
-            .configure_mesh()
-            .disable_y_mesh()
-            .disable_y_axis()
-            .x_desc(x.label.as_str())
-            .axis_style(INK.stroke_width(SCALE))
-            .bold_line_style(GRID.stroke_width(SCALE))
-            .light_line_style(TRANSPARENT)
-            .label_style(ink(TEXT))
-            .axis_desc_style(ink(TEXT + 2 * SCALE))
-            .x_label_formatter(&|place| x.shown(*place))
-            .draw()?;
-        for (index, row) in rows.iter().enumerate() {
-            let middle = (count - index) as f64 - 0.5;
-            let mut from = 0.0;
-            for &(number, length) in &row.parts {
-                let to = from + length;
-                let corners = [(x.place(from), middle - 0.33), (x.place(to), middle + 0.33)];
-                let colour = set.colour(number);
-                chart.draw_series([Rectangle::new(corners, colour.filled())])?;
-                from = to;
-            }
-            let mut end = x.place(from);
-            if let Some((low, high)) = row.whisker.filter(|(low, high)| high > low) {
-                let (low, high) = (x.place(low), x.place(high));
-                let style = INK.stroke_width(SCALE + 1);
-                chart.draw_series([
-                    PathElement::new([(low, middle), (high, middle)], style),
-                    PathElement::new([(low, middle - 0.16), (low, middle + 0.16)], style),
-                    PathElement::new([(high, middle - 0.16), (high, middle + 0.16)], style),
-                ])?;
-                end = end.max(high);
-            }
-            let beside = |place, text: &str, to, shift: i32| {
-                let (x, y) = chart.backend_coord(&(place, middle));
-                let style = ink(TEXT).pos(Pos::new(to, VPos::Center));
-                area.draw(&Text::new(text.to_owned(), (x + shift, y), style))
-            };
-            let gap = (SCALE * 6).cast_signed();
-            beside(x.ends().start, &row.name, HPos::Right, -gap)?;
-            beside(end, &row.text, HPos::Left, gap)?;
-        }
-        let zero = [(x.ends().start, 0.0), (x.ends().start, count as f64)];
-        chart.draw_series(LineSeries::new(zero, SOFT.stroke_width(SCALE)))?;
-        Ok(())
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -400,6 +307,5 @@ mod tests {
         let (x, y) = (Scale::linear("", (0.0, 0.0)), Scale::share(""));
         let empty = lines((300, 200), (&x, &y), Marks::default(), &[], &[]);
         assert!(empty.contains("</svg>") && !empty.contains("no plot"));
-        assert!(rows(300, &x, (Set::Stages, &[]), 0, &[]).contains("</svg>"));
     }
 }

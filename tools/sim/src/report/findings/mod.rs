@@ -5,19 +5,17 @@
 //! only what a run took ([`Section::Speed`]) is the machine's.
 
 mod block;
-mod markdown;
 mod speed;
-mod tables;
-mod view;
 
 use std::collections::BTreeMap;
 
 pub use block::{Block, Section, blocks};
 
-use super::Report;
+use super::sheet::Sheet;
+use super::view::View;
+use super::{Report, sheets};
 use crate::plan::Plan;
 use crate::run::Timing;
-use view::View;
 
 /// A page that cannot be filled. The page has to be changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -100,18 +98,20 @@ pub fn fill(
 
 /// What stands between the markers of a block.
 fn content(block: &Block, results: &Results) -> Result<String, String> {
-    let view = View::new(block, &results.report)?;
-    let text = match block.section {
-        Section::Attainment => tables::attainment(&view),
-        Section::Sustained => tables::sustained(&view),
-        Section::Ttft => tables::details(&view, &tables::TTFT),
-        Section::Collectives => tables::details(&view, &tables::COLLECTIVES),
-        Section::Earliness => tables::details(&view, &tables::EARLINESS),
-        Section::Waiting => tables::details(&view, &tables::WAITING),
-        Section::Against => tables::against(&view),
-        Section::Paper => tables::paper(&results.report),
-        Section::Speed => speed::speed(&results.report, results.took.as_ref()),
-    }?;
+    let view = View::of(block, &results.report)?;
+    let sheets = match block.section {
+        Section::Attainment => sheets::attainment(&view),
+        Section::Sustained => sheets::sustained(&view)?,
+        Section::Ttft => sheets::details(&view, &sheets::TTFT)?,
+        Section::Collectives => sheets::details(&view, &sheets::COLLECTIVES)?,
+        Section::Earliness => sheets::details(&view, &sheets::EARLINESS)?,
+        Section::Waiting => sheets::details(&view, &sheets::WAITING)?,
+        Section::Against => vec![sheets::against(&view)?],
+        Section::Paper => vec![sheets::paper(&results.report)?],
+        Section::Speed => vec![speed::speed(&results.report, results.took.as_ref())],
+    };
+    let text: Vec<String> = sheets.iter().map(Sheet::markdown).collect();
+    let text = text.join("\n");
     // Blank lines around a table: without them, it is none.
     Ok(format!(
         "\n{text}\n{}\n\n",

@@ -1,11 +1,11 @@
 //! What it took to simulate: the machine's numbers, not the plan's.
 
-use super::markdown::{Table, plain};
 use crate::report::Report;
+use crate::report::sheet::{Cell, Sheet};
 use crate::run::{Timing, thousands};
 
 /// One row: the machine, and what the runs took on it.
-pub(super) fn speed(report: &Report, took: Option<&Timing>) -> Result<String, String> {
+pub(super) fn speed(report: &Report, took: Option<&Timing>) -> Sheet {
     let runs = report.runs.len();
     let events: u64 = report.runs.iter().map(|run| run.outcome.events).sum();
     let virtual_s: f64 = report.runs.iter().map(|run| run.outcome.virtual_s).sum();
@@ -22,15 +22,15 @@ pub(super) fn speed(report: &Report, took: Option<&Timing>) -> Result<String, St
         "s in all",
         "peak memory, MB",
     ];
-    let mut table = Table::new(1, heading.map(str::to_owned).to_vec());
+    let mut table = Sheet::new(1, heading.map(Cell::from).to_vec());
     let unknown = || "–".to_owned();
     let machine = took
         .map(|took| took.processor.as_str())
         .filter(|name| !name.is_empty());
     // Of a run that was cut off, start to end is not what all runs took.
     let whole = took.filter(|took| took.simulated == runs);
-    table.add(vec![
-        machine.map_or_else(unknown, plain),
+    let peak = took.filter(|took| took.peak_rss_bytes > 0);
+    let numbers = [
         runs.to_string(),
         thousands(events as f64),
         thousands(events as f64 / busy_s.max(1e-9)),
@@ -38,12 +38,14 @@ pub(super) fn speed(report: &Report, took: Option<&Timing>) -> Result<String, St
         digits(busy_s / runs.max(1) as f64),
         whole.map_or_else(unknown, |took| took.jobs.to_string()),
         whole.map_or_else(unknown, |took| digits(took.wall_s)),
-        took.filter(|took| took.peak_rss_bytes > 0)
-            .map_or_else(unknown, |took| {
-                (took.peak_rss_bytes / 1_000_000).to_string()
-            }),
-    ]);
-    Ok(table.text())
+        peak.map_or_else(unknown, |took| {
+            (took.peak_rss_bytes / 1_000_000).to_string()
+        }),
+    ];
+    let mut cells = vec![machine.map_or("–".into(), Cell::name)];
+    cells.extend(numbers.map(Cell::Text));
+    table.add(cells);
+    table
 }
 
 /// About three.

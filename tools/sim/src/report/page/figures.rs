@@ -1,4 +1,4 @@
-//! The page's lines: one section each, a panel for every combination of the axes that are not on
+//! The page's plots: one section each, a panel for every combination of the axes that are not on
 //! the horizontal.
 
 use maud::{Markup, PreEscaped, html};
@@ -8,24 +8,18 @@ use super::super::plot::{self, Marks, PlotLine, Scale};
 use super::super::pooled::{self, Curve, quantile};
 use super::super::sustained::ASKED;
 use super::super::{Estimate, Panel};
-use super::{View, bars};
+use super::View;
 use crate::outcome::{Distribution, Outcome};
 
 /// Size of a plot among several, and of one that stands alone.
 const SIZES: [(u32, u32); 2] = [(620, 370), (1000, 470)];
 
-pub(super) fn size(view: &View<'_>) -> (u32, u32) {
+fn size(view: &View<'_>) -> (u32, u32) {
     SIZES[usize::from(view.panels.len() == 1)]
 }
 
 /// A section with a plot for each panel; nothing if there is nothing to plot.
-pub(super) fn section(
-    view: &View<'_>,
-    title: &str,
-    explanation: &str,
-    legend: &Markup,
-    plots: &[(String, String)],
-) -> Markup {
+fn section(title: &str, explanation: &str, legend: &Markup, plots: &[(String, String)]) -> Markup {
     html! {
         @if !plots.is_empty() {
             section {
@@ -35,7 +29,7 @@ pub(super) fn section(
                 div.panels {
                     @for (caption, svg) in plots {
                         figure {
-                            @if view.panels.len() > 1 || !caption.is_empty() { figcaption { (caption) } }
+                            @if !caption.is_empty() { figcaption { (caption) } }
                             (PreEscaped(svg))
                         }
                     }
@@ -46,27 +40,20 @@ pub(super) fn section(
 }
 
 /// The caption of a panel of which one point is shown: which one.
-pub(super) fn caption(view: &View<'_>, panel: &Panel, point: usize) -> String {
-    let Some(x) = view.report.plan.x() else {
-        return panel.name.clone();
-    };
-    let label = &view.report.plan.axes[x].label;
-    let (label, unit) = label.split_once(", ").unwrap_or((label, ""));
-    let here = format!("{label} {} {unit}", view.report.x_name(point));
-    match panel.name.as_str() {
-        "" => here.trim_end().to_owned(),
-        name => format!("{name} at {}", here.trim_end()),
-    }
+fn caption(view: &View<'_>, panel: &Panel, point: usize) -> String {
+    let here = view.at(point);
+    let parts = [panel.name.as_str(), here.as_str()];
+    parts.join(" ").trim().to_owned()
 }
 
-/// A metric over the horizontal axis; without one, bars.
+/// A metric over the horizontal axis; nothing without one.
 pub(super) fn over_x(view: &View<'_>, metric: &Metric) -> Markup {
     let mut title = metric.label.to_owned();
     if let Some(first) = title.get_mut(..1) {
         first.make_ascii_uppercase();
     }
     let Some(x) = view.report.plan.x() else {
-        return bars::of_metric(view, metric, &title);
+        return html! {};
     };
     let ends = |panel: &Panel| {
         let first = panel.points.first().map_or(0.0, |&p| view.report.x_of(p));
@@ -106,7 +93,7 @@ pub(super) fn over_x(view: &View<'_>, metric: &Metric) -> Markup {
     } else {
         "Means over seeds, bands 95 % confidence."
     };
-    section(view, &title, explanation, &view.legend(), &plots)
+    section(&title, explanation, &view.legend(), &plots)
 }
 
 fn line(view: &View<'_>, panel: &Panel, variant: usize, metric: &Metric) -> PlotLine {
@@ -130,7 +117,7 @@ fn line(view: &View<'_>, panel: &Panel, variant: usize, metric: &Metric) -> Plot
     }
 }
 
-pub(super) fn scale_of(metric: &Metric, all: &[Estimate]) -> Scale {
+fn scale_of(metric: &Metric, all: &[Estimate]) -> Scale {
     if metric.unit == Unit::Share {
         return Scale::share(metric.title());
     }
@@ -189,7 +176,7 @@ fn cumulative(
             cumulative_plot(view, &x, Marks::default(), &curves),
         ));
     }
-    section(view, title, explanation, &view.legend(), &plots)
+    section(title, explanation, &view.legend(), &plots)
 }
 
 fn cumulative_plot(view: &View<'_>, x: &Scale, marks: Marks, curves: &[Curve]) -> String {
@@ -246,7 +233,6 @@ fn earliness(view: &View<'_>) -> Markup {
         ));
     }
     section(
-        view,
         "Earliness",
         "Time left at the first token; left of 0 the deadline was missed. A policy that is just in \
          time rises \

@@ -1,13 +1,14 @@
 //! The report as one self-contained page: no script, nothing fetched, light and dark.
 
-mod bars;
 mod figures;
-mod tables;
+
+use std::ops::Deref;
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use super::palette::{self, Look, STAGES, Set};
-use super::{Panel, Report, metric};
+use super::palette::{self, Look};
+use super::view::View as Shown;
+use super::{Report, metric, table};
 use crate::run::Timing;
 
 const STYLE: &str = "
@@ -37,9 +38,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .
 .92rem; }
 th, td { padding: .22rem .7rem; text-align: right; border-bottom: 1px solid var(--grid); \
 white-space: nowrap; }
-th { font-weight: 600; vertical-align: bottom; } td.name, th.name { text-align: left; } \
-tr.reference td { font-weight: 650; }
-td.above { background: #2a91552e; } td.below { background: #d92d2036; } td small { opacity: .65; }
+th { font-weight: 600; vertical-align: bottom; } td.name, th.name { text-align: left; }
 details { margin: 1rem 0; } summary { cursor: pointer; font-weight: 600; } pre { overflow-x: auto; \
 font-size: .85rem; }
 p.failed { border-left: .25rem solid #d92d20; padding-left: .8rem; }
@@ -48,16 +47,29 @@ p.failed { border-left: .25rem solid #d92d20; padding-left: .8rem; }
 
 /// What the parts of a page have in common.
 struct View<'a> {
-    report: &'a Report,
-    panels: Vec<Panel>,
+    shown: Shown<'a>,
     looks: Vec<Look>,
+}
+
+impl<'a> Deref for View<'a> {
+    type Target = Shown<'a>;
+
+    fn deref(&self) -> &Shown<'a> {
+        &self.shown
+    }
 }
 
 impl View<'_> {
     /// The names of the variants with their marks.
     fn legend(&self) -> Markup {
         let names = self.report.plan.variants.iter().map(|v| v.name.as_str());
-        legend(Set::Variants, names, &self.looks)
+        html! {
+            div.legend {
+                @for (number, (name, look)) in names.zip(&self.looks).enumerate() {
+                    span class=(palette::class(number)) { (PreEscaped(palette::key(look))) (name) }
+                }
+            }
+        }
     }
 
     fn variants(&self) -> std::ops::Range<usize> {
@@ -65,24 +77,13 @@ impl View<'_> {
     }
 }
 
-fn legend<'a>(set: Set, names: impl Iterator<Item = &'a str>, looks: &[Look]) -> Markup {
-    html! {
-        div.legend {
-            @for (number, (name, look)) in names.zip(looks).enumerate() {
-                span class=(set.class(number)) { (PreEscaped(palette::key(look))) (name) }
-            }
-        }
-    }
-}
-
 /// The page; with what it cost the machine if that is asked for.
 #[must_use]
 pub fn page(report: &Report, with_timing: bool) -> String {
     let looks = palette::looks(report);
-    let colours = palette::style(Set::Variants, &looks) + &palette::style(Set::Stages, &STAGES);
+    let colours = palette::style(&looks);
     let view = View {
-        report,
-        panels: report.panels(),
+        shown: Shown::whole(report),
         looks,
     };
     let plan = &report.plan;
@@ -101,12 +102,9 @@ pub fn page(report: &Report, with_timing: bool) -> String {
                 (findings(report))
                 p.lead { (lead(report)) }
                 (incomplete(report))
-                (tables::paper(report))
                 @for metric in &plan.plot.metrics { (figures::over_x(&view, metric)) }
-                (bars::sustained(&view))
-                (inner(&view))
-                (tables::comparison(&view))
-                (tables::numbers(&view))
+                (distributions(&view))
+                (numbers(report))
                 @if with_timing { (timing(&report.timing)) }
                 (background(report))
             }
@@ -115,18 +113,29 @@ pub fn page(report: &Report, with_timing: bool) -> String {
     page.into_string()
 }
 
-/// Distributions and times by stage; folded up if there are so many panels that nobody would scroll
-/// past them.
-fn inner(view: &View<'_>) -> Markup {
-    let body = html! { (figures::distributions(view)) (bars::waiting(view)) };
+/// Distributions; folded up if there are so many panels that nobody would scroll past them.
+fn distributions(view: &View<'_>) -> Markup {
+    let body = figures::distributions(view);
     html! {
         @if view.panels.len() > 6 {
             details {
-                summary { "Distributions, and where the time goes, of " (view.panels.len()) " \
-                    points" }
+                summary { "Distributions of " (view.panels.len()) " points" }
                 (body)
             }
         } @else { (body) }
+    }
+}
+
+/// The tables that a terminal shows.
+fn numbers(report: &Report) -> Markup {
+    html! {
+        @if !report.runs.is_empty() {
+            section {
+                h2 { "Numbers" }
+                p { "Means over seeds ± half a 95 % confidence interval." }
+                @for sheet in table::all(report) { (sheet.html()) }
+            }
+        }
     }
 }
 

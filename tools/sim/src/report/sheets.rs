@@ -1,12 +1,13 @@
-//! The tables that blocks show, each with a line above that says what its numbers are.
+//! The tables of a report, each with a line above that says what its numbers are.
 
-use super::markdown::{Table, bold, plain};
-use super::view::View;
-use crate::report::metric::{
+use super::metric::{
     ATTAINMENT, COLLECTIVE, COLLECTIVE_MEAN, COLLECTIVE_P99, COLLECTIVE_STRETCH, COMPUTE,
-    EARLINESS_MEAN, KV_REUSE, LATENESS_MEAN, Metric, P2D, QUEUE, TTFT_MEAN, TTFT_P50, TTFT_P99,
+    EARLINESS_MEAN, KV_REUSE, LATENESS_MEAN, Metric, P2D, PORT_BUSY_MEAN, PRUNED, QUEUE, TTFT_MEAN,
+    TTFT_P50, TTFT_P99,
 };
-use crate::report::{Estimate, Panel, Report, Sustained};
+use super::sheet::{Cell, Sheet};
+use super::view::View;
+use super::{Estimate, Report, Sustained};
 use crate::reproduce;
 
 /// A column of a table with many metrics.
@@ -51,53 +52,71 @@ pub(super) static WAITING: [Column; 6] = [
     column("mean TTFT, ms", &TTFT_MEAN),
 ];
 
+/// What a report shows where there is space for few.
+pub(super) static OVERVIEW: [Column; 14] = [
+    column("in time %", &ATTAINMENT),
+    column("TTFT ms", &TTFT_MEAN),
+    column("p50", &TTFT_P50),
+    column("p99", &TTFT_P99),
+    column("collect. ms", &COLLECTIVE_MEAN),
+    column("p99", &COLLECTIVE_P99),
+    column("stretch", &COLLECTIVE_STRETCH),
+    column("early ms", &EARLINESS_MEAN),
+    column("late ms", &LATENESS_MEAN),
+    column("queue ms", &QUEUE),
+    column("KV ms", &KV_REUSE),
+    column("P2D ms", &P2D),
+    column("NICs %", &PORT_BUSY_MEAN),
+    column("pruned", &PRUNED),
+];
+
 /// First tokens in time: a table for each panel, or one over all points if nothing is horizontal.
-pub(super) fn attainment(view: &View<'_>) -> Result<String, String> {
+pub(super) fn attainment(view: &View<'_>) -> Vec<Sheet> {
     let report = view.report;
     let Some(x) = report.plan.x() else {
-        return Ok(attainment_by_point(view));
+        return vec![attainment_by_point(view)];
     };
     let tables = view.panels.iter().map(|panel| {
-        let mut heading = vec![report.plan.axes[x].label.clone()];
-        heading.extend(panel.points.iter().map(|&p| plain(report.x_name(p))));
-        let columns: Vec<Vec<String>> = panel.points.iter().map(|&p| shares(view, p)).collect();
-        let mut table = Table::new(1, heading);
+        let mut heading = vec![report.plan.axes[x].label.as_str().into()];
+        heading.extend(panel.points.iter().map(|&p| Cell::name(report.x_name(p))));
+        let columns: Vec<Vec<Cell>> = panel.points.iter().map(|&p| shares(view, p)).collect();
+        let mut table = Sheet::new(1, heading);
         for (row, &variant) in view.variants.iter().enumerate() {
             let mut cells = vec![view.name(variant)];
             cells.extend(columns.iter().map(|column| column[row].clone()));
             table.add(cells);
         }
-        captioned(panel, "first tokens in time, %", &table)
+        table.about(&panel.name, "first tokens in time, %")
     });
-    Ok(tables.collect::<Vec<_>>().join("\n"))
+    tables.collect()
 }
 
 /// Of plans whose points have no order. Of several points, each is a row; a single one has its
 /// variants below each other.
-fn attainment_by_point(view: &View<'_>) -> String {
+fn attainment_by_point(view: &View<'_>) -> Sheet {
     let mut table;
     if let [panel] = view.panels.as_slice() {
-        table = Table::new(1, vec!["variant".to_owned(), "in time, %".to_owned()]);
+        table = Sheet::new(1, vec!["variant".into(), "in time, %".into()]);
         let column = shares(view, panel.points[0]);
         for (&variant, share) in view.variants.iter().zip(column) {
             table.add(vec![view.name(variant), share]);
         }
     } else {
-        let mut heading = vec!["in time, %".to_owned()];
+        let mut heading = vec!["in time, %".into()];
         heading.extend(view.variants.iter().map(|&variant| view.name(variant)));
-        table = Table::new(1, heading);
+        table = Sheet::new(1, heading);
         for panel in &view.panels {
-            let mut cells = vec![plain(&panel.name)];
+            let mut cells = vec![Cell::name(&panel.name)];
             cells.extend(shares(view, panel.points[0]));
             table.add(cells);
         }
     }
-    table.text()
+    table
 }
 
 /// Attainment of each variant at a point. The best is bold, and whatever shows the same; the bound
 /// is not among them, and if all show the same, none is.
-fn shares(view: &View<'_>, point: usize) -> Vec<String> {
+fn shares(view: &View<'_>, point: usize) -> Vec<Cell> {
     let estimates: Vec<Option<Estimate>> = view
         .variants
         .iter()
@@ -123,9 +142,9 @@ fn shares(view: &View<'_>, point: usize) -> Vec<String> {
         .map(|(&variant, estimate)| {
             let text = with_interval(*estimate, &ATTAINMENT);
             if differ && mean(estimate) == best && !view.report.is_bound(variant) {
-                bold(&text)
+                Cell::Best(text)
             } else {
-                text
+                Cell::Text(text)
             }
         })
         .collect()
@@ -146,48 +165,32 @@ fn with_interval(estimate: Option<Estimate>, metric: &Metric) -> String {
     }
 }
 
-/// `**DBRX**, WHAT:` above a table.
-fn captioned(panel: &Panel, what: &str, table: &Table) -> String {
-    let caption = match panel.name.as_str() {
-        "" => what.to_owned(),
-        name => format!("{}, {what}", bold(&plain(name))),
-    };
-    format!("{caption}:\n\n{}", table.text())
-}
-
 /// Several metrics at one point of each panel.
-pub(super) fn details(view: &View<'_>, columns: &[Column]) -> Result<String, String> {
+pub(super) fn details(view: &View<'_>, columns: &[Column]) -> Result<Vec<Sheet>, String> {
     let mut tables = Vec::new();
     for panel in &view.panels {
         let point = view.point(panel)?;
-        let mut heading = vec!["variant".to_owned()];
-        heading.extend(columns.iter().map(|column| column.heading.to_owned()));
-        let mut table = Table::new(1, heading);
+        let mut heading = vec!["variant".into()];
+        heading.extend(columns.iter().map(|column| column.heading.into()));
+        let mut table = Sheet::new(1, heading);
         for &variant in &view.variants {
             let mut cells = vec![view.name(variant)];
             cells.extend(columns.iter().map(|column| {
                 let estimate = view.report.estimate(point, variant, column.metric);
-                with_interval(estimate, column.metric)
+                Cell::Text(with_interval(estimate, column.metric))
             }));
             table.add(cells);
         }
-        let place = view.place(point);
-        tables.push(if place.is_empty() && panel.name.is_empty() {
-            table.text()
-        } else if place.is_empty() {
-            format!("{}:\n\n{}", bold(&plain(&panel.name)), table.text())
-        } else {
-            captioned(panel, &format!("at {place}"), &table)
-        });
+        tables.push(table.about(&panel.name, &view.at(point)));
     }
-    Ok(tables.join("\n"))
+    Ok(tables)
 }
 
 /// Policies whose sustained rates the others are set in relation to.
 const MEASURES: [&str; 2] = ["karuna", "two_class"];
 
 /// Request rates at 90 % and at 50 % in time.
-pub(super) fn sustained(view: &View<'_>) -> Result<String, String> {
+pub(super) fn sustained(view: &View<'_>) -> Result<Vec<Sheet>, String> {
     let report = view.report;
     let x = report
         .plan
@@ -197,28 +200,30 @@ pub(super) fn sustained(view: &View<'_>) -> Result<String, String> {
         .iter()
         .filter_map(|name| Some((*name, view.variant(name)?)))
         .collect();
-    let mut heading = vec!["variant".to_owned()];
-    for share in ["90 %", "50 %"] {
-        heading.push(format!("at {share}"));
-        heading.extend(measures.iter().map(|(name, _)| format!("over {name}'s")));
+    let mut heading = vec!["variant".into()];
+    for share in ["at 90 %", "at 50 %"] {
+        heading.push(share.into());
+        let over = measures.iter().map(|(name, _)| format!("over {name}'s"));
+        heading.extend(over.map(Cell::Text));
     }
     let tables = view.panels.iter().map(|panel| {
         let rates = [0.9, 0.5].map(|asked| report.sustained_with(asked, panel));
-        let mut table = Table::new(1, heading.clone());
+        let mut table = Sheet::new(1, heading.clone());
         for &variant in &view.variants {
             let mut cells = vec![view.name(variant)];
             for rates in &rates {
                 let rate = |variant: usize| rates[variant].rate.as_ref();
-                cells.push(rate(variant).map_or_else(|| "–".to_owned(), Sustained::to_string));
+                let shown = rate(variant).map_or_else(|| "–".to_owned(), Sustained::to_string);
+                cells.push(Cell::Text(shown));
                 for &(_, measure) in &measures {
-                    cells.push(ratio(rate(variant), rate(measure)));
+                    cells.push(Cell::Text(ratio(rate(variant), rate(measure))));
                 }
             }
             table.add(cells);
         }
-        captioned(panel, &report.plan.axes[x].label, &table)
+        table.about(&panel.name, &report.plan.axes[x].label)
     });
-    Ok(tables.collect::<Vec<_>>().join("\n"))
+    Ok(tables.collect())
 }
 
 /// One rate over another, or what is known of it where one lies beyond the plan's rates.
@@ -237,7 +242,7 @@ fn ratio(own: Option<&Sustained>, other: Option<&Sustained>) -> String {
 }
 
 /// The reference less each of the others, over all points.
-pub(super) fn against(view: &View<'_>) -> Result<String, String> {
+pub(super) fn against(view: &View<'_>) -> Result<Sheet, String> {
     let report = view.report;
     let reference = report
         .plan
@@ -256,39 +261,37 @@ pub(super) fn against(view: &View<'_>) -> Result<String, String> {
         heading.push("one seed");
     }
     heading.extend(["least", "most"]);
-    let heading = heading.into_iter().map(str::to_owned).collect();
-    let mut table = Table::new(1, heading);
+    let mut table = Sheet::new(1, heading.into_iter().map(Cell::from).collect());
     for &other in &view.variants {
         if !comparisons.iter().any(|c| c.other == other) {
             continue;
         }
         let tally = report.tally(&comparisons, other);
         let extreme = |found: Option<(Estimate, usize)>| {
-            found.map_or_else(String::new, |(difference, point)| {
+            Cell::Text(found.map_or_else(String::new, |(difference, point)| {
                 let mut text = signed(difference.mean * 100.0);
                 if let Some(half) = difference.half_width {
                     text += &format!(" ± {:.1}", half * 100.0);
                 }
                 if report.points.len() > 1 {
-                    text += &format!(" ({})", plain(&report.point_name(point)));
+                    text += &format!(" ({})", report.point_name(point));
                 }
                 text
-            })
+            }))
         };
         let mut cells = vec![view.name(other)];
-        cells.extend([tally.above, tally.level, tally.below].map(|count| count.to_string()));
-        if unknown {
-            cells.push(tally.unknown.to_string());
-        }
+        let mut counts = vec![tally.above, tally.level, tally.below];
+        counts.extend(unknown.then_some(tally.unknown));
+        cells.extend(counts.iter().map(|count| Cell::Text(count.to_string())));
         cells.extend([extreme(tally.worst), extreme(tally.best)]);
         table.add(cells);
     }
-    let name = view.name(reference);
-    Ok(format!(
+    let name = &report.plan.variants[reference].name;
+    let caption = format!(
         "{name} less the others, attainment in percentage points (differences by seed, 95 % \
-         confidence):\n\n{}",
-        table.text()
-    ))
+         confidence)"
+    );
+    Ok(table.about("", &caption))
 }
 
 /// With one decimal and a sign, unless it is zero then.
@@ -300,7 +303,7 @@ fn signed(value: f64) -> String {
 }
 
 /// What the paper says in numbers, and the same from here.
-pub(super) fn paper(report: &Report) -> Result<String, String> {
+pub(super) fn paper(report: &Report) -> Result<Sheet, String> {
     let findings = reproduce::check(report);
     if findings.is_empty() {
         return Err("the plan stands for no figure of a paper".to_owned());
@@ -312,21 +315,17 @@ pub(super) fn paper(report: &Report) -> Result<String, String> {
     }
     let names = heading.len();
     heading.extend(["paper", "here", "laxity here"]);
-    let heading = heading.into_iter().map(str::to_owned).collect();
-    let mut table = Table::new(names, heading);
+    let mut table = Sheet::new(names, heading.into_iter().map(Cell::from).collect());
     for finding in findings {
-        let mut cells = vec![finding.says.to_owned()];
+        let mut cells = vec![Cell::Text(finding.says.clone())];
         if several {
-            cells.push(plain(&finding.panel));
+            cells.push(Cell::name(&finding.panel));
         }
-        cells.extend([
-            finding.paper_shown(),
-            finding.shown(finding.here),
-            finding.shown(finding.laxity),
-        ]);
+        let (here, laxity) = (finding.shown(finding.here), finding.shown(finding.laxity));
+        cells.extend([finding.paper_shown(), here, laxity].map(Cell::Text));
         table.add(cells);
     }
-    Ok(table.text())
+    Ok(table)
 }
 
 #[cfg(test)]

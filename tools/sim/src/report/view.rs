@@ -1,10 +1,10 @@
-//! The part of a report that a block asks for.
+//! The part of a report that is shown.
 
-use super::block::Block;
-use super::markdown::plain;
-use crate::report::{Panel, Report};
+use super::findings::Block;
+use super::sheet::Cell;
+use super::{Panel, Report};
 
-/// The part of a report that a block asks for.
+/// The part of a report that is shown.
 pub(super) struct View<'a> {
     pub(super) report: &'a Report,
     /// Indices of the variants.
@@ -14,15 +14,19 @@ pub(super) struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    pub(super) fn new(block: &'a Block, report: &'a Report) -> Result<Self, String> {
-        let named: Vec<&str> = report
-            .plan
-            .variants
-            .iter()
-            .map(|v| v.name.as_str())
-            .collect();
-        // In the order of the plan, so that tables of one plan look alike.
-        let variants = chosen(&block.only, &named, "variant")?;
+    pub(super) fn whole(report: &'a Report) -> Self {
+        Self {
+            report,
+            variants: (0..report.plan.variants.len()).collect(),
+            panels: report.panels(),
+            at: None,
+        }
+    }
+
+    /// What a block asks for.
+    pub(super) fn of(block: &'a Block, report: &'a Report) -> Result<Self, String> {
+        let variants = report.plan.variants.iter();
+        let named: Vec<&str> = variants.map(|v| v.name.as_str()).collect();
         let mut panels = report.panels();
         let names: Vec<&str> = panels.iter().map(|panel| panel.name.as_str()).collect();
         let kept = chosen(&block.panels, &names, "panel")?;
@@ -33,7 +37,8 @@ impl<'a> View<'a> {
         });
         Ok(Self {
             report,
-            variants,
+            // In the order of the plan, so that tables of one plan look alike.
+            variants: chosen(&block.only, &named, "variant")?,
             panels,
             at: block.at.as_deref(),
         })
@@ -44,13 +49,13 @@ impl<'a> View<'a> {
         variants.iter().position(|v| v.name == name)
     }
 
-    /// A variant's name as a table shows it: the bound, which is no policy, in italics.
-    pub(super) fn name(&self, variant: usize) -> String {
-        let name = plain(&self.report.plan.variants[variant].name);
+    /// A variant's name as a table shows it.
+    pub(super) fn name(&self, variant: usize) -> Cell {
+        let name = self.report.plan.variants[variant].name.clone();
         if self.report.is_bound(variant) {
-            format!("*{name}*")
+            Cell::Bound(name)
         } else {
-            name
+            Cell::Name(name)
         }
     }
 
@@ -67,8 +72,8 @@ impl<'a> View<'a> {
         })
     }
 
-    /// `request rate 0.2/s per prefill GPU`; empty without a horizontal axis.
-    pub(super) fn place(&self, point: usize) -> String {
+    /// `at request rate 0.2/s per prefill GPU`; empty without a horizontal axis.
+    pub(super) fn at(&self, point: usize) -> String {
         let Some(axis) = self.report.plan.x() else {
             return String::new();
         };
@@ -78,10 +83,10 @@ impl<'a> View<'a> {
         );
         match label.split_once(", ") {
             Some((label, unit)) => match unit.strip_prefix("1/") {
-                Some(per) => format!("{label} {value}/{per}"),
-                None => format!("{label} {value} {unit}"),
+                Some(per) => format!("at {label} {value}/{per}"),
+                None => format!("at {label} {value} {unit}"),
             },
-            None => format!("{label} {value}"),
+            None => format!("at {label} {value}"),
         }
     }
 }

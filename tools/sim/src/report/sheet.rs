@@ -1,0 +1,190 @@
+//! A table in the three forms that reports have: Markdown, a terminal's, and HTML.
+
+use comfy_table::{CellAlignment, Table, presets};
+use maud::{Markup, html};
+
+/// A table with what stands above it.
+#[derive(Debug, Default)]
+pub(super) struct Sheet {
+    /// What it is about: a panel's name; may be empty.
+    pub(super) of: String,
+    /// What its numbers are; may be empty.
+    pub(super) caption: String,
+    /// How many columns on the left hold names; the others hold numbers and are set right.
+    names: usize,
+    heading: Vec<Cell>,
+    rows: Vec<Vec<Cell>>,
+}
+
+/// One cell.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Cell {
+    /// A name, which may hold what means something to Markdown.
+    Name(String),
+    /// The name of a bound, which is no policy.
+    Bound(String),
+    /// A number or a sentence.
+    Text(String),
+    /// The best number of its kind.
+    Best(String),
+}
+
+impl From<&str> for Cell {
+    fn from(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+}
+
+impl Cell {
+    pub(super) fn name(name: &str) -> Self {
+        Self::Name(name.to_owned())
+    }
+
+    fn text(&self) -> &str {
+        let (Self::Name(text) | Self::Bound(text) | Self::Text(text) | Self::Best(text)) = self;
+        text
+    }
+
+    fn markdown(&self) -> String {
+        match self {
+            Self::Name(name) => plain(name),
+            Self::Bound(name) => format!("*{}*", plain(name)),
+            Self::Text(text) => text.replace('|', "\\|"),
+            Self::Best(text) => format!("**{text}**"),
+        }
+    }
+}
+
+impl Sheet {
+    pub(super) fn new(names: usize, heading: Vec<Cell>) -> Self {
+        Self {
+            names,
+            heading,
+            ..Self::default()
+        }
+    }
+
+    /// The same below a caption.
+    pub(super) fn about(self, panel: &str, caption: &str) -> Self {
+        Self {
+            of: panel.to_owned(),
+            caption: caption.to_owned(),
+            ..self
+        }
+    }
+
+    /// Adds a row as long as the heading.
+    pub(super) fn add(&mut self, row: Vec<Cell>) {
+        debug_assert_eq!(row.len(), self.heading.len(), "{row:?}");
+        self.rows.push(row);
+    }
+
+    /// `**DBRX**, WHAT:` and the table, one line for each row.
+    pub(super) fn markdown(&self) -> String {
+        let caption = match (self.of.as_str(), self.caption.as_str()) {
+            ("", "") => String::new(),
+            ("", caption) => format!("{caption}:\n\n"),
+            (of, "") => format!("**{}**:\n\n", plain(of)),
+            (of, caption) => format!("**{}**, {caption}:\n\n", plain(of)),
+        };
+        let rules = (0..self.heading.len())
+            .map(|column| if column < self.names { "---" } else { "---:" })
+            .collect::<Vec<_>>();
+        let line = |cells: &Vec<Cell>| {
+            let cells: Vec<String> = cells.iter().map(Cell::markdown).collect();
+            format!("| {} |\n", cells.join(" | "))
+        };
+        let rows: String = self.rows.iter().map(line).collect();
+        let rule = rules.join("|");
+        format!("{caption}{}|{rule}|\n{rows}", line(&self.heading))
+    }
+
+    pub(super) fn terminal(&self) -> String {
+        let texts = |cells: &[Cell]| {
+            cells
+                .iter()
+                .map(|c| c.text().to_owned())
+                .collect::<Vec<_>>()
+        };
+        let mut table = Table::new();
+        table
+            .load_style(presets::UTF8_FULL_CONDENSED)
+            .set_header(texts(&self.heading));
+        for row in &self.rows {
+            table.add_row(texts(row));
+        }
+        for column in table.column_iter_mut().skip(self.names) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        match self.title() {
+            title if title.is_empty() => format!("{table}\n"),
+            title => format!("{title}\n{table}\n"),
+        }
+    }
+
+    pub(super) fn html(&self) -> Markup {
+        let class = |column: usize| (column < self.names).then_some("name");
+        html! {
+            @let title = self.title();
+            @if !title.is_empty() { h3 { (title) } }
+            table {
+                thead { tr {
+                    @for (at, cell) in self.heading.iter().enumerate() {
+                        th class=[class(at)] { (cell.text()) }
+                    }
+                } }
+                tbody { @for row in &self.rows { tr {
+                    @for (at, cell) in row.iter().enumerate() {
+                        td class=[class(at)] {
+                            @match cell {
+                                Cell::Best(text) => b { (text) },
+                                Cell::Bound(text) => i { (text) },
+                                other => (other.text()),
+                            }
+                        }
+                    }
+                } } }
+            }
+        }
+    }
+
+    fn title(&self) -> String {
+        match (self.of.as_str(), self.caption.as_str()) {
+            ("", caption) => caption.to_owned(),
+            (of, "") => of.to_owned(),
+            (of, caption) => format!("{of}, {caption}"),
+        }
+    }
+}
+
+/// A name as text that means nothing to Markdown.
+fn plain(name: &str) -> String {
+    let mut text = String::new();
+    for char in name.chars() {
+        if matches!(char, '\\' | '|' | '*' | '`' | '<' | '[') {
+            text.push('\\');
+        }
+        text.push(char);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_has_a_rule_below_its_heading_and_names_cannot_break_it() {
+        let mut table = Sheet::new(1, vec!["who".into(), "%".into()]);
+        table.add(vec![Cell::name("a|b*"), Cell::Best("1.0".to_owned())]);
+        assert_eq!(
+            table.markdown(),
+            "| who | % |\n|---|---:|\n| a\\|b\\* | **1.0** |\n"
+        );
+        let table = table.about("DBRX", "in time");
+        assert!(table.markdown().starts_with("**DBRX**, in time:\n\n| who"));
+        assert!(table.terminal().starts_with("DBRX, in time\n"));
+        assert!(table.terminal().contains("a|b*"));
+        assert!(table.html().into_string().contains("<b>1.0</b>"));
+    }
+}
