@@ -3,15 +3,16 @@
 //! Every field has a unit in its name or its documentation and a default that is the paper's
 //! (MFS §6.1) where the paper has one. A plan file is a scenario with axes, see `plan`.
 
+mod policy;
 mod requests;
 mod validate;
 
 use std::path::PathBuf;
 
+pub use policy::{Part, Policy};
 pub use requests::RequestOrder;
 pub use validate::Invalid;
 
-use laxity_policy::{Granularity, LastStage, MluScope, PolicyKind, Ties};
 use requests::is_default;
 use serde::{Deserialize, Serialize};
 
@@ -397,160 +398,5 @@ impl Default for Network {
             p2d_weight: 1.0,
             latency_us: 10.0,
         }
-    }
-}
-
-/// Who decides, and with which reading of what papers leave open.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct Policy {
-    /// Which policy.
-    #[serde(with = "kind_by_name")]
-    pub kind: PolicyKind,
-    /// `K`.
-    pub levels: u8,
-    /// `U` of the thresholds.
-    pub threshold_scale: f64,
-    /// `E` of the thresholds.
-    pub threshold_base: f64,
-    /// What `fair`, `sjf` and `edf` take for one job.
-    pub granularity: JobSize,
-    /// How `sjf`, `edf`, `edf_low` and `tent_edf` order equals.
-    pub ties: TieRule,
-    /// Where `mfs` puts waiting last-stage flows.
-    pub last_stage: LastStageRule,
-    /// Whose bytes `mfs` sets against a deadline.
-    pub mlu: MluRule,
-    /// `mfs` and `laxity`: parts that are taken out, to see what they are worth.
-    pub without: Vec<Part>,
-    /// No network at all: the bound that no policy can pass.
-    pub no_contention: bool,
-    /// Requests pruned at once at most.
-    pub drop_budget: usize,
-    /// Time between runs of the order between batches at least, ms.
-    pub debounce_ms: f64,
-}
-
-/// A part of a policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Part {
-    /// Last-stage flows stay at the lowest level.
-    Mlu,
-    /// KV reuse knows no layers: all of it is as urgent as the layer that computes.
-    Rli,
-    /// Batches are ordered by arrival.
-    Red,
-    /// Nothing is pruned.
-    Pruning,
-}
-
-/// See [`Granularity`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "the policy's own names, said there")]
-pub enum JobSize {
-    #[default]
-    Flow,
-    Coflow,
-}
-
-/// See [`Ties`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "the policy's own names, said there")]
-pub enum TieRule {
-    #[default]
-    Arrival,
-    Fair,
-    Shortest,
-}
-
-/// See [`LastStage`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "the policy's own names, said there")]
-pub enum LastStageRule {
-    #[default]
-    BelowEarly,
-    WithinLevel,
-}
-
-/// See [`MluScope`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "the policy's own names, said there")]
-pub enum MluRule {
-    #[default]
-    PerFlow,
-    PerRequest,
-}
-
-impl From<MluRule> for MluScope {
-    fn from(rule: MluRule) -> Self {
-        match rule {
-            MluRule::PerFlow => Self::Flow,
-            MluRule::PerRequest => Self::Request,
-        }
-    }
-}
-
-impl From<JobSize> for Granularity {
-    fn from(size: JobSize) -> Self {
-        match size {
-            JobSize::Flow => Self::Flow,
-            JobSize::Coflow => Self::Coflow,
-        }
-    }
-}
-
-impl From<TieRule> for Ties {
-    fn from(rule: TieRule) -> Self {
-        match rule {
-            TieRule::Arrival => Self::Arrival,
-            TieRule::Fair => Self::Fair,
-            TieRule::Shortest => Self::Shortest,
-        }
-    }
-}
-
-impl From<LastStageRule> for LastStage {
-    fn from(rule: LastStageRule) -> Self {
-        match rule {
-            LastStageRule::BelowEarly => Self::BelowEarly,
-            LastStageRule::WithinLevel => Self::WithinLevel,
-        }
-    }
-}
-
-impl Default for Policy {
-    fn default() -> Self {
-        Self {
-            kind: PolicyKind::Laxity,
-            levels: 8,
-            threshold_scale: 0.5,
-            threshold_base: 4.0,
-            granularity: JobSize::default(),
-            ties: TieRule::default(),
-            last_stage: LastStageRule::default(),
-            mlu: MluRule::default(),
-            without: Vec::new(),
-            no_contention: false,
-            drop_budget: 64,
-            debounce_ms: 2.0,
-        }
-    }
-}
-
-mod kind_by_name {
-    use laxity_policy::PolicyKind;
-    use serde::{Deserialize, Deserializer, Serializer, de::Error};
-
-    pub(super) fn serialize<S: Serializer>(kind: &PolicyKind, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(kind.name())
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<PolicyKind, D::Error> {
-        String::deserialize(from)?.parse().map_err(D::Error::custom)
     }
 }

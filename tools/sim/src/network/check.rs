@@ -1,10 +1,15 @@
 //! The network checked from scratch: that lists agree with each other and rates are what they
 //! should be. Slow; for tests, and in debug builds at the ports that were computed.
 
+#[cfg(test)]
+use laxity_policy::Time;
+
 use super::Network;
 use super::lane::State;
 use super::share::DUST;
 use super::transfer::Stage;
+#[cfg(test)]
+use super::transfer::TransferId;
 
 /// What is wrong with a network. A bug in this module, whatever the caller has done.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -191,10 +196,10 @@ impl Network {
         self.lanes.ports[port as usize].capacity - used
     }
 
-    /// Whether classes up to `class` leave nothing, but for the tolerance.
+    /// Whether classes up to `class` leave nothing.
     fn is_used_up(&self, port: u32, class: u8) -> bool {
         let capacity = self.lanes.ports[port as usize].capacity;
-        self.left_by(port, class) <= capacity * (2.0 * DUST + self.tolerance)
+        self.left_by(port, class) <= capacity * 2.0 * DUST
     }
 
     /// The most that a transfer gets per weight in a lane.
@@ -210,6 +215,23 @@ impl Network {
         let transfer = &self.slab[index];
         let lane = &self.lanes.lanes[transfer.lanes[hop] as usize];
         self.rate_of(index) / lane.get(transfer.places[hop] as usize).weight
+    }
+}
+
+/// What tests ask.
+#[cfg(test)]
+impl Network {
+    /// What a transfer gets, bytes per second; 0 if it has ended.
+    pub(super) fn rate(&self, id: TransferId) -> f64 {
+        self.slab.find(id).map_or(0.0, |index| self.rate_of(index))
+    }
+
+    /// Bytes that a transfer has left at `now`.
+    pub(super) fn remaining(&self, id: TransferId, now: Time) -> f64 {
+        let now_ns = self.not_before(now);
+        self.slab
+            .find(id)
+            .map_or(0.0, |index| self.bytes_left(index, now_ns))
     }
 }
 

@@ -9,7 +9,7 @@
 //! ```text
 //! now = the earlier of next_end(..) and what the caller has planned
 //! pop_ended(now) until there is none
-//! start(now, ..) and cancel(now, ..) as need be; of zero bytes: pop_ended(now) again
+//! start(now, ..) as need be; of zero bytes: pop_ended(now) again
 //! next_end(now)        computes the rates of all that is affected, once
 //! ```
 //!
@@ -34,8 +34,7 @@
 //!
 //! Precision: an end is rounded up to whole nanoseconds and delivers exactly its bytes; for the
 //! last fraction of a nanosecond its share is idle. What classes above leave is zero if it is less
-//! than 10⁻⁹ of the capacity. Rates are otherwise exact to about 10⁻¹², or to a tolerance that was
-//! asked for.
+//! than 10⁻⁹ of the capacity. Rates are otherwise exact to about 10⁻¹².
 
 mod check;
 mod events;
@@ -84,15 +83,11 @@ pub struct Network {
     events: Events,
     /// Transfers started so far.
     started: u64,
-    /// Transfers that have bytes left.
-    in_flight: usize,
     /// What has ended, from `told` on in the order of starts if `sorted`.
     ended: Vec<Ended>,
     told: usize,
     sorted: bool,
     scratch: Scratch,
-    /// By which part a rate may be too low.
-    tolerance: f64,
     patience: usize,
     #[cfg(debug_assertions)]
     audit: Vec<u32>,
@@ -114,33 +109,13 @@ impl Network {
             slab: Slab::new(),
             events: Events::default(),
             started: 0,
-            in_flight: 0,
             ended: Vec::new(),
             told: 0,
             sorted: true,
             scratch: Scratch::default(),
-            tolerance: 0.0,
             patience: PATIENCE,
             #[cfg(debug_assertions)]
             audit: Vec::new(),
-        }
-    }
-
-    /// A network without ports whose rates may be too low by a part of `tolerance`, never too high.
-    /// With tens of thousands of transfers of the same class that cross each other's ports, an
-    /// event changes nearly all rates by next to nothing; 0.01 then saves 99 % of the work.
-    ///
-    /// # Panics
-    /// If the tolerance is not at least 0 and below 1.
-    #[must_use]
-    pub fn with_tolerance(tolerance: f64) -> Self {
-        assert!(
-            (0.0..1.0).contains(&tolerance),
-            "a tolerance of {tolerance} is not in 0..1"
-        );
-        Self {
-            tolerance,
-            ..Self::new()
         }
     }
 
@@ -204,38 +179,18 @@ impl Network {
             return id;
         }
         self.lanes.cover(class);
-        self.in_flight += 1;
         self.attach(index, path, weight);
         id
     }
 
-    /// Takes a transfer off. Returns the bytes it had left, rounded up; 0 if it has ended.
-    pub fn cancel(&mut self, now: Time, id: TransferId) -> u64 {
-        self.advance(now);
-        let Some(index) = self.slab.find(id) else {
-            return 0;
-        };
-        let left = self.bytes_left(index, self.now_ns);
-        // What is short of a byte by a thousandth or less is a byte.
-        let left = ((left - 1e-3).ceil().max(0.0) as u64).min(self.slab[index].bytes);
-        if self.slab[index].stage != Stage::Ended {
-            self.detach(index, self.slab[index].bytes - left);
-        }
-        self.slab.remove(index);
-        left
-    }
-
     /// When the next transfer ends if nothing else happens; `now` if one has ended that was not
-    /// popped. Computes the rates of what is affected: call it once per timestamp, after all starts
-    /// and cancellations.
+    /// popped. Computes the rates of what is affected: call it once per timestamp, after all
+    /// starts.
     pub fn next_end(&mut self, now: Time) -> Option<Time> {
         self.advance(now);
         self.refresh();
-        while let Some(ended) = self.ended.get(self.told) {
-            if self.slab.find(ended.id).is_some() {
-                return Some(Time(self.now_ns));
-            }
-            self.told += 1;
+        if self.told < self.ended.len() {
+            return Some(Time(self.now_ns));
         }
         self.events.first().map(|(at_ns, _)| Time(at_ns))
     }
@@ -249,14 +204,12 @@ impl Network {
             self.ended[self.told..].sort_unstable_by_key(|ended| ended.order);
             self.sorted = true;
         }
-        while let Some(&Ended { id, .. }) = self.ended.get(self.told) {
+        if let Some(&Ended { id, .. }) = self.ended.get(self.told) {
             self.told += 1;
-            // It may have been cancelled since.
-            if let Some(index) = self.slab.find(id) {
-                let tag = self.slab[index].tag;
-                self.slab.remove(index);
-                return Some((id, tag));
-            }
+            let index = self.slab.find(id).expect("it ends once");
+            let tag = self.slab[index].tag;
+            self.slab.remove(index);
+            return Some((id, tag));
         }
         self.ended.clear();
         self.told = 0;
@@ -266,18 +219,6 @@ impl Network {
 
 /// What can be asked. Rates are those of the last [`Network::next_end`].
 impl Network {
-    /// How many ports there are.
-    #[must_use]
-    pub fn ports(&self) -> usize {
-        self.lanes.ports.len()
-    }
-
-    /// How many transfers have bytes left.
-    #[must_use]
-    pub fn in_flight(&self) -> usize {
-        self.in_flight
-    }
-
     /// Bytes per second.
     #[must_use]
     pub fn capacity(&self, port: PortId) -> f64 {
@@ -290,39 +231,8 @@ impl Network {
         self.lanes.ports[port.0 as usize].count as usize
     }
 
-    /// How many transfers of a class cross a port.
-    #[must_use]
-    pub fn active_in_class(&self, port: PortId, class: u8) -> usize {
-        let lane = self.lanes.find(port.0, class);
-        lane.map_or(0, |lane| self.lanes.lanes[lane as usize].len())
-    }
-
-    /// What the transfers of a class get at a port, bytes per second. Goes through all of them.
-    #[must_use]
-    pub fn rate_in_class(&self, port: PortId, class: u8) -> f64 {
-        self.entries(port.0, class)
-            .map(|entry| self.rate_of(entry.transfer()))
-            .sum()
-    }
-
-    /// What a transfer gets, bytes per second; 0 if it has ended.
-    #[must_use]
-    pub fn rate(&self, id: TransferId) -> f64 {
-        self.slab.find(id).map_or(0.0, |index| self.rate_of(index))
-    }
-
-    /// Bytes that a transfer has left at `now`, which must not be before the last call that took a
-    /// time nor after [`Network::next_end`].
-    #[must_use]
-    pub fn remaining(&self, id: TransferId, now: Time) -> f64 {
-        let now_ns = self.not_before(now);
-        self.slab
-            .find(id)
-            .map_or(0.0, |index| self.bytes_left(index, now_ns))
-    }
-
-    /// Bytes that have passed a port by `now`, of which the same holds. Goes through the transfers
-    /// that cross it.
+    /// Bytes that have passed a port by `now`, which must not be before the last call that took a
+    /// time nor after [`Network::next_end`]. Goes through the transfers that cross it.
     #[must_use]
     pub fn carried(&self, port: PortId, now: Time) -> f64 {
         (0..self.lanes.classes())
@@ -330,9 +240,7 @@ impl Network {
             .sum()
     }
 
-    /// Bytes of one class that have passed a port by `now`.
-    #[must_use]
-    pub fn carried_in_class(&self, port: PortId, class: u8, now: Time) -> f64 {
+    fn carried_in_class(&self, port: PortId, class: u8, now: Time) -> f64 {
         let now_ns = self.not_before(now);
         let carried = |entry: &Entry| {
             let index = entry.transfer();
@@ -382,7 +290,6 @@ impl Network {
                 lanes: &mut self.lanes,
                 slab: &mut self.slab,
                 scratch: &mut self.scratch,
-                tolerance: self.tolerance,
                 patience: self.patience,
                 #[cfg(debug_assertions)]
                 audit: &mut self.audit,
@@ -507,7 +414,6 @@ impl Network {
 
     /// Takes a transfer out of its lanes, of which `carried` bytes have passed.
     fn detach(&mut self, index: u32, carried: u64) {
-        self.in_flight -= 1;
         let transfer = &self.slab[index];
         let (path, places) = (transfer.path(), transfer.places);
         let (bottleneck, level) = match transfer.stage {

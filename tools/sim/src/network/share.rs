@@ -20,9 +20,6 @@
 //! * A port where a class uses less than there is, and no class below has transfers, need not know
 //!   of every change: either all of its transfers stay below an even share ([`Care::Above`]), or
 //!   the change is taken from what is spare ([`Care::Beyond`]).
-//! * With a tolerance, a level that would rise by less stays as it is. Those that fall are never
-//!   spared, so that no port carries more than it can; but as each is shared by many, what they
-//!   leave elsewhere is less and less, and the wave ends after a few ports.
 //!
 //! Should this take too long, which needs levels that are all but equal, then the connected
 //! component is filled progressively: all levels are lifted to infinity, and the same steps in the
@@ -83,7 +80,6 @@ pub(super) struct Sharing<'a> {
     pub(super) slab: &'a mut Slab,
     pub(super) scratch: &'a mut Scratch,
     /// By which part a level may be too low.
-    pub(super) tolerance: f64,
     /// Entries of a class looked at, per entry there is, before the component is filled from
     /// scratch.
     pub(super) patience: usize,
@@ -236,10 +232,7 @@ impl Sharing<'_> {
     fn commit(&mut self, number: u32, solution: &Solution) {
         let level = &mut self.lanes.levels[number as usize];
         let (before, mut now) = (level.level, solution.level.level);
-        // A level may lag behind by the tolerance if that makes it too low: no port is overfull
-        // then.
-        let lags = now > before && now <= before * (1.0 + self.tolerance) && now.is_finite();
-        let changed = !lags && !same_level(before, now);
+        let changed = !same_level(before, now);
         if !changed {
             now = before;
         }

@@ -107,7 +107,7 @@ impl Slab {
         }
     }
 
-    /// The slot of `id`, unless it has ended and been told or was cancelled.
+    /// The slot of `id`, unless it has ended and been told.
     pub(super) fn find(&self, id: TransferId) -> Option<u32> {
         let slot = self.slots.get(id.index as usize)?;
         (slot.generation == id.generation && slot.stage != Stage::Free).then_some(id.index)

@@ -20,178 +20,60 @@ fn mistake(text: &str) -> (usize, usize, String, String) {
     )
 }
 
-fn expect(text: &str, line: usize, column: usize, field: &str, said: &str) {
-    let found = mistake(text);
-    assert_eq!(
-        (found.0, found.1, found.2.as_str()),
-        (line, column, field),
-        "{}",
-        found.3
-    );
-    assert!(found.3.contains(said), "{}", found.3);
-}
+/// Line and column, field, what is said, and the plan, whose lines end with semicolons.
+const MISTAKES: &str = r"
+1:9 | title | expected a string | title = 3
+1:1 | titel | a plan has name, title | titel = 'x'
+1:11 |  |  | title = 'x
+2:1 | servers | `cluster.servers` | [base];servers = 3
+2:9 | cluster.server | `cluster` has | [base];cluster.server = 3
+2:11 | cluster.servers | expected u32 | [base.cluster];servers = 'x'
+2:16 | network.mode | `exact` | [base];network.mode = 'slow'
+1:21 | policy.kind | known are | policies = ['fair', 'best']
+1:12 | policies | no policies | policies = []
+1:9 | seeds | how many | seeds = 0
+1:16 | seeds | twice | seeds = [1, 2, 1]
+1:10 | seeds | whole number | seeds = [-1]
+1:1 | variant.name | missing | [[variant]];policy.kind = 'mfs'
+2:1 | variant | twice | policies = ['mfs'];[[variant]];name = 'mfs'
+1:13 | reference | no variant `mfs` | reference = 'mfs'
+2:1 | plot.y | has x, metrics | [plot];y = 1
+2:12 | plot.metrics | there are attainment | [plot];metrics = ['speed']
+2:5 | plot.x | no axis `rate` | [plot];x = 'rate'
+1:13 | base_plan | neither a file | base_plan = 'nowhere'
+2:9 | cluster.nic | `cluster` has | [[axis]];field = 'cluster.nic';values = [1]
+3:14 | slo.factor | expected f64 | [[axis]];field = 'slo.factor';values = [1, 'x']
+3:10 | axis.values | no values | [[axis]];field = 'slo.factor';values = []
+4:7 | axis.names | 1 names for 2 values | [[axis]];field = 'slo.factor';values=[1, 2];names=['one']
+1:1 | axis | `1` is there twice | [[axis]];field = 'slo.factor';values = [1, 1]
+1:1 | axis | values | [[axis]];field = 'slo.factor'
+2:1 | axis.value | field and values, or settings | [[axis]];value = 1
+1:1 | axis.label | need a label | [[axis]];settings = [{ name = 'a' }]
+3:13 | axis.settings.name | missing | [[axis]];label = 'x';settings = [{ model.tp = 1 }]
+3:38 | model.tp | -1 | [[axis]];label = 'x';settings = [{ name = 'a', model.tp = -1 }]
+3:11 | policy.kind | `policies` | [[axis]];field = 'policy.kind';values = ['mfs', 'fair']
+5:5 | plot.x | no numbers | [[axis]];field = 'model.name';values=['a','b'];[plot];x = 'model.name'
+5:6 | plot.at | no value of the axis | [[axis]];field = 'slo.factor';values=[50, 100];[plot];at = 70
+4:1 | axis | twice | [[axis]];field='model.tp';values=[1];[[axis]];field='model.tp';values=[1]
+";
 
 #[test]
 fn a_mistake_is_told_with_its_line_column_and_field() {
-    expect("title = 3", 1, 9, "title", "expected a string");
-    expect("titel = 'x'", 1, 1, "titel", "a plan has name, title");
-    expect("title = 'x", 1, 11, "", "");
-    expect("[base]\nservers = 3", 2, 1, "servers", "`cluster.servers`");
-    expect(
-        "[base]\ncluster.server = 3",
-        2,
-        9,
-        "cluster.server",
-        "`cluster` has",
-    );
-    expect(
-        "[base.cluster]\nservers = 'x'",
-        2,
-        11,
-        "cluster.servers",
-        "expected u32",
-    );
-    expect(
-        "[base]\nnetwork.mode = 'slow'",
-        2,
-        16,
-        "network.mode",
-        "`exact`",
-    );
-    expect(
-        "policies = ['fair', 'best']",
-        1,
-        21,
-        "policy.kind",
-        "known are",
-    );
-    expect("policies = []", 1, 12, "policies", "no policies");
-    expect("seeds = 0", 1, 9, "seeds", "how many");
-    expect("seeds = [1, 2, 1]", 1, 16, "seeds", "twice");
-    expect("seeds = [-1]", 1, 10, "seeds", "whole number");
-    expect(
-        "[[variant]]\npolicy.kind = 'mfs'",
-        1,
-        1,
-        "variant.name",
-        "missing",
-    );
-    expect(
-        "policies = ['mfs']\n[[variant]]\nname = 'mfs'",
-        2,
-        1,
-        "variant",
-        "twice",
-    );
-    expect("reference = 'mfs'", 1, 13, "reference", "no variant `mfs`");
-    expect("[plot]\ny = 1", 2, 1, "plot.y", "has x, metrics");
-    expect(
-        "[plot]\nmetrics = ['speed']",
-        2,
-        12,
-        "plot.metrics",
-        "there are attainment",
-    );
-    expect("[plot]\nx = 'rate'", 2, 5, "plot.x", "no axis `rate`");
-    expect(
-        "base_plan = 'nowhere'",
-        1,
-        13,
-        "base_plan",
-        "neither a file",
-    );
-}
-
-#[test]
-fn a_mistake_in_an_axis_is_told_where_it_is() {
-    let axis = |body: &str| format!("[[axis]]\n{body}");
-    expect(
-        &axis("field = 'cluster.nic'\nvalues = [1]"),
-        2,
-        9,
-        "cluster.nic",
-        "`cluster` has",
-    );
-    expect(
-        &axis("field = 'cluster.nic_gbps'\nvalues = [1, 'x']"),
-        3,
-        14,
-        "cluster.nic_gbps",
-        "expected f64",
-    );
-    expect(
-        &axis("field = 'cluster.nic_gbps'\nvalues = []"),
-        3,
-        10,
-        "axis.values",
-        "no values",
-    );
-    expect(
-        &axis("field = 'cluster.nic_gbps'\nvalues = [1, 2]\nnames = ['one']"),
-        4,
-        9,
-        "axis.names",
-        "1 names for 2 values",
-    );
-    expect(
-        &axis("field = 'cluster.nic_gbps'\nvalues = [1, 1]"),
-        1,
-        1,
-        "axis",
-        "`1` is there twice",
-    );
-    expect(&axis("field = 'cluster.nic_gbps'"), 1, 1, "axis", "values");
-    expect(
-        &axis("value = 1"),
-        2,
-        1,
-        "axis.value",
-        "field and values, or settings",
-    );
-    expect(
-        &axis("settings = [{ name = 'a' }]"),
-        1,
-        1,
-        "axis.label",
-        "need a label",
-    );
-    expect(
-        &axis("label = 'x'\nsettings = [{ model.tp = 1 }]"),
-        3,
-        13,
-        "axis.settings.name",
-        "missing",
-    );
-    expect(
-        &axis("label = 'x'\nsettings = [{ name = 'a', model.tp = -1 }]"),
-        3,
-        38,
-        "model.tp",
-        "-1",
-    );
-    expect(
-        &axis("field = 'policy.kind'\nvalues = ['mfs', 'fair']"),
-        3,
-        11,
-        "policy.kind",
-        "`policies`",
-    );
-    expect(
-        &axis("field = 'model.name'\nvalues = ['a', 'b']\n[plot]\nx = 'model.name'"),
-        5,
-        5,
-        "plot.x",
-        "no numbers",
-    );
-    expect(
-        &axis("field = 'cluster.nic_gbps'\nvalues = [50, 100]\n[plot]\nat = 70"),
-        5,
-        6,
-        "plot.at",
-        "no value of the axis",
-    );
-    let twice = "[[axis]]\nfield = 'model.tp'\nvalues = [1]\n";
-    expect(&twice.repeat(2), 4, 1, "axis", "twice");
+    for row in MISTAKES.trim().lines() {
+        let cells: Vec<&str> = row.splitn(4, " | ").collect();
+        let [place, field, said, text] = cells[..] else {
+            panic!("{row}");
+        };
+        let found = mistake(&text.replace(';', "\n"));
+        let place_found = format!("{}:{}", found.0, found.1);
+        assert_eq!(
+            (place_found.as_str(), found.2.as_str()),
+            (place, field),
+            "{}",
+            found.3
+        );
+        assert!(found.3.contains(said), "{}", found.3);
+    }
 }
 
 #[test]

@@ -1,8 +1,10 @@
 //! What a result depends on, in 128 bits: a finished run is taken over only if none of it changed.
 
 use std::collections::BTreeMap;
-use std::io::{BufReader, Read};
+use std::io;
 use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
 
 use crate::compute::Gpu;
 use crate::scenario::Scenario;
@@ -10,97 +12,67 @@ use crate::scenario::Scenario;
 /// Changes when the form of results does.
 const FORMAT: u32 = 1;
 
-/// FNV-1a over 128 bits. Not against malice: nobody gains by two scenarios that collide.
-#[derive(Clone, Copy, Debug)]
-struct Digest(u128);
-
-impl Digest {
-    fn new() -> Self {
-        Self(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d)
-    }
-
-    fn add(&mut self, bytes: &[u8]) {
-        for &byte in bytes {
-            self.0 =
-                (self.0 ^ u128::from(byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
-        }
-    }
-
-    fn text(self) -> String {
-        format!("{:032x}", self.0)
-    }
+/// The first 128 bits of a digest, in hexadecimal digits.
+fn text(digest: Sha256) -> String {
+    let bytes = digest.finalize();
+    bytes[..16]
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 /// Fingerprints of one plan's runs. Remembers the files that it has read.
 #[derive(Debug, Default)]
 pub(super) struct Fingerprints {
-    files: BTreeMap<PathBuf, Option<u128>>,
+    files: BTreeMap<PathBuf, Option<String>>,
 }
 
 impl Fingerprints {
     /// Of everything that the outcome of `scenario` depends on: its fields, the files that it
     /// names, and the code.
     pub(super) fn of(&mut self, scenario: &Scenario) -> String {
-        let mut digest = Digest::new();
-        digest.add(&FORMAT.to_le_bytes());
-        digest.add(env!("CARGO_PKG_VERSION").as_bytes());
-        digest.add(env!("LAXITY_SIM_SOURCE").as_bytes());
-        digest.add(scenario_id(scenario).as_bytes());
+        let mut digest = Sha256::new();
+        digest.update(FORMAT.to_le_bytes());
+        digest.update(env!("CARGO_PKG_VERSION").as_bytes());
+        digest.update(env!("LAXITY_SIM_SOURCE").as_bytes());
+        digest.update(scenario_id(scenario).as_bytes());
         // Names of built-in GPUs and models are no files, and then stand for themselves.
         let names = [&scenario.cluster.gpu, &scenario.model.name].map(Path::new);
         let coefficients = Gpu::coefficients_file(&scenario.cluster.gpu);
         let files = [scenario.workload.file.as_deref(), coefficients.as_deref()];
         for path in names.into_iter().chain(files.into_iter().flatten()) {
             if let Some(content) = self.content(path) {
-                digest.add(&content.to_le_bytes());
+                digest.update(content);
             }
         }
-        digest.text()
+        text(digest)
     }
 
-    fn content(&mut self, path: &Path) -> Option<u128> {
-        *self
-            .files
-            .entry(path.to_owned())
-            .or_insert_with(|| content(path))
+    fn content(&mut self, path: &Path) -> Option<String> {
+        let known = self.files.entry(path.to_owned());
+        known.or_insert_with(|| content(path)).clone()
     }
 }
 
 /// Of a file; `None` if there is none that can be read, which the simulation will complain about.
-fn content(path: &Path) -> Option<u128> {
-    let mut file = BufReader::new(laxity_files::open(path).ok()?);
-    let (mut digest, mut buffer) = (Digest::new(), vec![0; 1 << 16]);
-    loop {
-        match file.read(&mut buffer).ok()? {
-            0 => return Some(digest.0),
-            count => digest.add(&buffer[..count]),
-        }
-    }
+fn content(path: &Path) -> Option<String> {
+    let mut file = laxity_files::open(path).ok()?;
+    let mut digest = Sha256::new();
+    io::copy(&mut file, &mut digest).ok()?;
+    Some(text(digest))
 }
 
 /// Names a scenario, whatever code runs it.
 pub(super) fn scenario_id(scenario: &Scenario) -> String {
-    let mut digest = Digest::new();
+    let mut digest = Sha256::new();
     // Fields in the order of the type: the same scenario is the same text.
-    digest.add(&serde_json::to_vec(scenario).expect("a scenario is JSON"));
-    digest.text()
+    digest.update(serde_json::to_vec(scenario).expect("a scenario is JSON"));
+    text(digest)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_digest_is_that_of_the_specification() {
-        let of = |text: &str| {
-            let mut digest = Digest::new();
-            digest.add(text.as_bytes());
-            digest.text()
-        };
-        assert_eq!(of(""), "6c62272e07bb014262b821756295c58d");
-        assert_eq!(of("a"), "d228cb696f1a8caf78912b704e4a8964");
-        assert_eq!(of("foobar"), "343e1662793c64bf6f0d3597ba446f18");
-    }
 
     #[test]
     fn every_field_and_the_content_of_files_counts() {

@@ -5,6 +5,7 @@
 //! without a file.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 
 use laxity_policy::{Level, PolicyKind};
 
@@ -39,76 +40,37 @@ fn fail(field: &'static str, problem: impl Into<String>) -> Checked {
     })
 }
 
-/// What a number may be. Beyond these bounds a value is a slip of the pen, and arithmetic on it
-/// overflows or never ends.
-#[derive(Clone, Copy)]
-struct Range {
-    field: &'static str,
-    least: f64,
-    most: f64,
-    unit: &'static str,
-}
-
-const fn range(field: &'static str, least: f64, most: f64, unit: &'static str) -> Range {
-    Range {
-        field,
-        least,
-        most,
-        unit,
-    }
-}
-
-const NIC_GBPS: Range = range("cluster.nic_gbps", 1e-3, 1e6, " Gb/s");
-const NVLINK_GBYTES: Range = range("cluster.nvlink_gbytes", 1e-3, 1e6, " GB/s");
-const OVERSUBSCRIPTION: Range = range("cluster.oversubscription", 1e-3, 1e4, "");
-const EXPERT_SKEW: Range = range("model.expert_skew", 0.0, 10.0, "");
-const OVERLAP_WEIGHT: Range = range("serving.overlap_weight", 0.0, 1e6, "");
-const SCALE_OUT_EVERY_S: Range = range("serving.scale_out_every_s", 0.01, 1e6, " s");
-const SLO_FACTOR: Range = range("slo.factor", 1e-3, 1e6, "");
-const FIXED_MS: Range = range("slo.fixed_ms", 1e-3, 1e9, " ms");
-const LEAST_MS: Range = range("slo.least_ms", 0.0, 1e9, " ms");
-const RATE_PER_GPU: Range = range("workload.rate_per_gpu", 1e-6, 1e4, " a second");
-const BURSTINESS: Range = range("workload.burstiness", 1e-2, 1e2, "");
-const SECONDS: Range = range("workload.seconds", 1e-3, 1e6, " s");
-const LENGTH_SCALE: Range = range("workload.length_scale", 1e-3, 1e3, "");
-const COLLECTIVE_WEIGHT: Range = range("network.collective_weight", 1e-3, 1e3, "");
-const P2D_WEIGHT: Range = range("network.p2d_weight", 1e-3, 1e3, "");
-const LATENCY_US: Range = range("network.latency_us", 0.0, 1e7, " µs");
-const THRESHOLD_SCALE: Range = range("policy.threshold_scale", 1e-6, 1e6, "");
-const THRESHOLD_BASE: Range = range("policy.threshold_base", 1.001, 1e3, "");
-const DEBOUNCE_MS: Range = range("policy.debounce_ms", 0.0, 1e6, " ms");
-
 /// Tokens of the longest prompt.
 const TOKENS_MOST: u32 = 1 << 24;
 /// A transfer of gigabytes in smaller chunks takes for ever to simulate.
-const CHUNK_BYTES: std::ops::RangeInclusive<u64> = 1 << 16..=1 << 36;
+const CHUNK_BYTES: RangeInclusive<u64> = 1 << 16..=1 << 36;
 const WINDOW_BYTES_MOST: u64 = 1 << 40;
 
-impl Range {
-    fn check(self, value: f64) -> Checked {
-        let Self {
-            field,
-            least,
-            most,
-            unit,
-        } = self;
-        if (least..=most).contains(&value) {
-            return Ok(());
-        }
-        let problem = format!("{value:?} is not in {least}..={most}{unit}");
-        fail(field, problem)
+/// Beyond these bounds a value is a slip of the pen, and arithmetic on it overflows or never ends.
+fn within<T: PartialOrd + fmt::Debug + fmt::Display>(
+    field: &'static str,
+    value: T,
+    allowed: RangeInclusive<T>,
+    unit: &str,
+) -> Checked {
+    if allowed.contains(&value) {
+        return Ok(());
     }
+    let (least, most) = (allowed.start(), allowed.end());
+    fail(field, format!("{value:?} is not in {least}..={most}{unit}"))
+}
 
-    /// 0 means: none.
-    fn check_or_zero(self, value: f64) -> Checked {
-        if value == 0.0 {
-            return Ok(());
-        }
-        self.check(value).map_err(|wrong| Invalid {
-            problem: format!("{}; 0 turns it off", wrong.problem),
-            ..wrong
-        })
+/// 0 means: none.
+fn within_or_zero(
+    field: &'static str,
+    value: f64,
+    allowed: RangeInclusive<f64>,
+    unit: &str,
+) -> Checked {
+    if value == 0.0 {
+        return Ok(());
     }
+    within(field, value, allowed, &format!("{unit}; 0 turns it off"))
 }
 
 fn at_least_one(field: &'static str, value: impl Into<u64>) -> Checked {
@@ -175,21 +137,9 @@ impl Source {
 
 fn cluster(c: &Cluster) -> Checked {
     const SERVERS_MOST: u32 = 1 << 16;
-    if !(2..=SERVERS_MOST).contains(&c.servers) {
-        return fail(
-            "cluster.servers",
-            format!(
-                "{} is not in 2..={SERVERS_MOST}: one prefills, one decodes",
-                c.servers
-            ),
-        );
-    }
-    if !(1..=256).contains(&c.gpus_per_server) {
-        return fail(
-            "cluster.gpus_per_server",
-            format!("{} is not in 1..=256", c.gpus_per_server),
-        );
-    }
+    let why = ": one prefills, one decodes";
+    within("cluster.servers", c.servers, 2..=SERVERS_MOST, why)?;
+    within("cluster.gpus_per_server", c.gpus_per_server, 1..=256, "")?;
     if !(c.prefill_share > 0.0 && c.prefill_share < 1.0) {
         return fail(
             "cluster.prefill_share",
@@ -211,10 +161,20 @@ fn cluster(c: &Cluster) -> Checked {
     if c.gpu.is_empty() {
         return fail("cluster.gpu", "empty; a name or a file is needed");
     }
-    NIC_GBPS.check(c.nic_gbps)?;
-    NVLINK_GBYTES.check_or_zero(c.nvlink_gbytes)?;
+    within("cluster.nic_gbps", c.nic_gbps, 1e-3..=1e6, " Gb/s")?;
+    within_or_zero(
+        "cluster.nvlink_gbytes",
+        c.nvlink_gbytes,
+        1e-3..=1e6,
+        " GB/s",
+    )?;
     at_least_one("cluster.servers_per_rack", c.servers_per_rack)?;
-    OVERSUBSCRIPTION.check(c.oversubscription)
+    within(
+        "cluster.oversubscription",
+        c.oversubscription,
+        1e-3..=1e4,
+        "",
+    )
 }
 
 fn model(m: &ModelChoice, c: &Cluster) -> Checked {
@@ -227,9 +187,7 @@ fn model(m: &ModelChoice, c: &Cluster) -> Checked {
         ("model.sp", m.sp),
         ("model.dp", m.dp),
     ] {
-        if !(1..=65_536).contains(&value) {
-            return fail(field, format!("{value} is not in 1..=65536"));
-        }
+        within(field, value, 1..=65_536, "")?;
     }
     whole_groups("model.tp", m.tp, c)?;
     // The ranks of a unit either share out experts, or a request's tokens, or nothing.
@@ -277,7 +235,7 @@ fn model(m: &ModelChoice, c: &Cluster) -> Checked {
             ),
         );
     }
-    EXPERT_SKEW.check(m.expert_skew)
+    within("model.expert_skew", m.expert_skew, 0.0..=10.0, "")
 }
 
 /// A tensor-parallel group stays within a server, and groups fill it.
@@ -297,17 +255,22 @@ fn whole_groups(field: &'static str, tp: u32, c: &Cluster) -> Checked {
 fn serving(s: &Serving, c: &Cluster) -> Checked {
     at_least_one("serving.token_budget", s.token_budget)?;
     at_least_one("serving.requests_per_batch", s.requests_per_batch)?;
-    OVERLAP_WEIGHT.check(s.overlap_weight)?;
-    SCALE_OUT_EVERY_S.check_or_zero(s.scale_out_every_s)?;
+    within("serving.overlap_weight", s.overlap_weight, 0.0..=1e6, "")?;
+    within_or_zero(
+        "serving.scale_out_every_s",
+        s.scale_out_every_s,
+        0.01..=1e6,
+        " s",
+    )?;
     whole_groups("serving.decode_tp", s.decode_tp, c)
 }
 
 fn slo(s: &Slo) -> Checked {
-    SLO_FACTOR.check(s.factor)?;
+    within("slo.factor", s.factor, 1e-3..=1e6, "")?;
     if s.kind == SloKind::Fixed {
-        FIXED_MS.check(s.fixed_ms)?;
+        within("slo.fixed_ms", s.fixed_ms, 1e-3..=1e9, " ms")?;
     }
-    LEAST_MS.check(s.least_ms)
+    within("slo.least_ms", s.least_ms, 0.0..=1e9, " ms")
 }
 
 fn workload(w: &Workload) -> Checked {
@@ -331,7 +294,12 @@ fn workload(w: &Workload) -> Checked {
         }
         _ => {}
     }
-    RATE_PER_GPU.check(w.rate_per_gpu)?;
+    within(
+        "workload.rate_per_gpu",
+        w.rate_per_gpu,
+        1e-6..=1e4,
+        " a second",
+    )?;
     if w.arrivals == Arrivals::Recorded && !w.source.is_recorded() {
         return fail(
             "workload.arrivals",
@@ -341,8 +309,8 @@ fn workload(w: &Workload) -> Checked {
             ),
         );
     }
-    BURSTINESS.check(w.burstiness)?;
-    SECONDS.check(w.seconds)?;
+    within("workload.burstiness", w.burstiness, 1e-2..=1e2, "")?;
+    within("workload.seconds", w.seconds, 1e-3..=1e6, " s")?;
     if !(0.0..1.0).contains(&w.warm_up) {
         return fail(
             "workload.warm_up",
@@ -352,38 +320,15 @@ fn workload(w: &Workload) -> Checked {
             ),
         );
     }
-    LENGTH_SCALE.check(w.length_scale)?;
-    if !(1..=TOKENS_MOST).contains(&w.longest) {
-        return fail(
-            "workload.longest",
-            format!("{} is not in 1..={TOKENS_MOST} tokens", w.longest),
-        );
-    }
-    Ok(())
+    within("workload.length_scale", w.length_scale, 1e-3..=1e3, "")?;
+    within("workload.longest", w.longest, 1..=TOKENS_MOST, " tokens")
 }
 
 fn network(n: &Network) -> Checked {
     let most = Level::COUNT_MAX + 1;
-    if !(2..=most).contains(&n.levels_on_wire) {
-        return fail(
-            "network.levels_on_wire",
-            format!(
-                "{} is not in 2..={most}: at least one class and the scavenger",
-                n.levels_on_wire
-            ),
-        );
-    }
-    if !CHUNK_BYTES.contains(&n.chunk_bytes) {
-        return fail(
-            "network.chunk_bytes",
-            format!(
-                "{} is not in {}..={} bytes",
-                n.chunk_bytes,
-                CHUNK_BYTES.start(),
-                CHUNK_BYTES.end()
-            ),
-        );
-    }
+    let why = ": at least one class and the scavenger";
+    within("network.levels_on_wire", n.levels_on_wire, 2..=most, why)?;
+    within("network.chunk_bytes", n.chunk_bytes, CHUNK_BYTES, " bytes")?;
     if n.window_bytes < n.chunk_bytes {
         return fail(
             "network.window_bytes",
@@ -400,20 +345,20 @@ fn network(n: &Network) -> Checked {
         );
     }
     at_least_one("network.overcommit", n.overcommit)?;
-    COLLECTIVE_WEIGHT.check(n.collective_weight)?;
-    P2D_WEIGHT.check(n.p2d_weight)?;
-    LATENCY_US.check(n.latency_us)
+    within(
+        "network.collective_weight",
+        n.collective_weight,
+        1e-3..=1e3,
+        "",
+    )?;
+    within("network.p2d_weight", n.p2d_weight, 1e-3..=1e3, "")?;
+    within("network.latency_us", n.latency_us, 0.0..=1e7, " µs")
 }
 
 fn policy(p: &Policy) -> Checked {
-    if !(2..=Level::COUNT_MAX).contains(&p.levels) {
-        return fail(
-            "policy.levels",
-            format!("{} is not in 2..={}", p.levels, Level::COUNT_MAX),
-        );
-    }
-    THRESHOLD_SCALE.check(p.threshold_scale)?;
-    THRESHOLD_BASE.check(p.threshold_base)?;
+    within("policy.levels", p.levels, 2..=Level::COUNT_MAX, "")?;
+    within("policy.threshold_scale", p.threshold_scale, 1e-6..=1e6, "")?;
+    within("policy.threshold_base", p.threshold_base, 1.001..=1e3, "")?;
     if !p.without.is_empty() && !matches!(p.kind, PolicyKind::Mfs | PolicyKind::Laxity) {
         return fail(
             "policy.without",
@@ -425,7 +370,7 @@ fn policy(p: &Policy) -> Checked {
             return fail("policy.without", "a part is named twice");
         }
     }
-    DEBOUNCE_MS.check(p.debounce_ms)
+    within("policy.debounce_ms", p.debounce_ms, 0.0..=1e6, " ms")
 }
 
 #[cfg(test)]

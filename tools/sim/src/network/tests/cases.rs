@@ -45,7 +45,7 @@ fn alone_on_its_ports_a_transfer_gets_what_the_slowest_carries() {
     assert_eq!(net.pop_ended(Time(200_007)), Some((id, 0)));
     assert_eq!(net.next_end(Time(200_007)), None);
     for port in path {
-        assert_eq!(net.carried_in_class(port, 3, Time(200_007)), 1e6);
+        assert_eq!(net.carried(port, Time(200_007)), 1e6);
         assert_eq!(net.active(port), 0);
     }
 }
@@ -84,7 +84,6 @@ fn shares_are_in_proportion_to_weights() {
     let heavy = net.start(Time(0), &[port], 3000, 0, 1.5, 0);
     net.next_end(Time(0));
     assert_eq!((net.rate(light), net.rate(heavy)), (2.5e8, 7.5e8));
-    assert_eq!(net.rate_in_class(port, 0), 1e9);
     assert_eq!(ends(&mut net, 0), [(4000, light), (4000, heavy)]);
 }
 
@@ -127,12 +126,11 @@ fn a_lower_class_gets_what_a_higher_one_leaves() {
 fn one_that_waits_for_ever_has_no_end() {
     let mut net = Network::new();
     let (dead, port) = (net.add_port(0.0), net.add_port(GBYTE));
-    let id = start(&mut net, 0, &[port, dead], 10, 0);
+    start(&mut net, 0, &[port, dead], 10, 0);
     assert_eq!(net.next_end(Time(0)), None);
     // It takes nothing from others.
     start(&mut net, 0, &[port], 10, 0);
     assert_eq!(net.next_end(Time(0)), Some(Time(10)));
-    assert_eq!(net.cancel(Time(5), id), 10);
 }
 
 #[test]
@@ -154,7 +152,6 @@ fn nothing_to_carry_ends_at_once() {
     let some = start(&mut net, 5, &[port], 10, 0);
     let none = start(&mut net, 5, &[port], 0, 0);
     assert_eq!(net.next_end(Time(5)), Some(Time(5)));
-    assert_eq!(net.in_flight(), 1);
     assert_eq!(ends(&mut net, 5), [(5, none), (15, some)]);
 }
 
@@ -179,42 +176,6 @@ fn ends_at_the_same_time_come_in_the_order_of_starts() {
 }
 
 #[test]
-fn one_that_is_taken_off_leaves_its_share() {
-    let (mut net, [port]) = network();
-    let gone = start(&mut net, 0, &[port], 3000, 0);
-    let other = start(&mut net, 0, &[port], 2000, 0);
-    net.next_end(Time(0));
-    assert_eq!(net.cancel(Time(1000), gone), 2500);
-    assert_eq!(net.cancel(Time(1000), gone), 0);
-    assert_eq!(net.remaining(gone, Time(1000)), 0.0);
-    assert_eq!(ends(&mut net, 1000), [(2500, other)]);
-    assert_eq!(net.carried(port, Time(2500)), 2500.0);
-}
-
-#[test]
-fn one_that_has_ended_can_be_taken_off_instead_of_popped() {
-    let (mut net, [port]) = network();
-    let first = start(&mut net, 0, &[port], 100, 0);
-    let second = start(&mut net, 0, &[port], 100, 0);
-    assert_eq!(net.next_end(Time(0)), Some(Time(200)));
-    assert_eq!(net.pop_ended(Time(200)), Some((first, 0)));
-    assert_eq!(net.cancel(Time(200), second), 0);
-    assert_eq!(net.next_end(Time(200)), None);
-    assert_eq!(net.pop_ended(Time(200)), None);
-}
-
-#[test]
-fn an_id_does_not_name_the_next_in_its_slot() {
-    let (mut net, [port]) = network();
-    let old = start(&mut net, 0, &[port], 100, 0);
-    net.cancel(Time(0), old);
-    let new = start(&mut net, 0, &[port], 100, 0);
-    assert_ne!(old, new);
-    assert_eq!(net.cancel(Time(0), old), 0);
-    assert_eq!(net.in_flight(), 1);
-}
-
-#[test]
 fn rates_are_known_even_if_nobody_asked_for_the_next_end() {
     let (mut net, [port]) = network();
     let first = start(&mut net, 0, &[port], 1000, 0);
@@ -230,17 +191,12 @@ fn all_classes_there_are_come_one_after_the_other() {
     let ids: Vec<TransferId> = classes
         .map(|class| start(&mut net, 0, &[port], 100, class))
         .collect();
-    assert_eq!(net.active_in_class(port, CLASSES_MAX - 1), 1);
     let expected: Vec<(u64, TransferId)> = (1..)
         .map(|nth| nth * 100)
         .zip(ids.into_iter().rev())
         .collect();
     assert_eq!(ends(&mut net, 0), expected);
-    assert_eq!(net.active_in_class(port, CLASSES_MAX - 1), 0);
-    assert_eq!(
-        net.carried_in_class(port, CLASSES_MAX - 1, Time(6400)),
-        100.0
-    );
+    assert_eq!(net.active(port), 0);
 }
 
 #[test]
