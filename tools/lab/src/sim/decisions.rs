@@ -14,14 +14,11 @@ use laxity_sim::requests::hmas::{self, Service};
 use super::claims::{self, ClaimsArgs};
 
 pub(super) const HELP: &str = "\
-With --decision-service, one more controller is compared: a service that is really asked, while \
-virtual
-time stands still, and whose decision comes --decision-takes-ms later in virtual time. A decision \
-that takes longer
-than 20 s, the time between decisions, is never acted upon: the rules decide then, as they do \
-where an answer is
-no decision. What is asked, and what an answer has to be: docs/requests/hmas.md. A key goes
-into the environment, as LAXITY_DECISION_KEY.
+With --decision-service, one more controller is compared: a service that is really asked, while
+virtual time stands still. Its decision comes --decision-takes-ms later in virtual time. A decision
+that takes longer than 20 s, the time between decisions, is never acted upon: the rules decide then,
+as they do where an answer is no decision. docs/requests/hmas.md says what is asked, and what an
+answer has to be. A key goes into the environment, as LAXITY_DECISION_KEY.
 
 Examples:
   laxity sim reproduce hmas --quick

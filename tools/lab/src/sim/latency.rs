@@ -17,22 +17,19 @@ use laxity_cli::output::{check, replace, say};
 use laxity_cli::table;
 
 pub(super) const HELP: &str = "\
-Without --csv and --record it is trained on the simulator's roofline of a GPU and a model. On a \
-machine
-it should be trained on what was measured there:
+Without --csv and --record it is trained on the simulator's roofline of a GPU and a model. On a
+machine, train it on what was measured there:
 
   --record  what laxity-engine --record FILE keeps (plans, and how long each took)
   --csv     a table with a header. Columns: prefill_tokens (prompt tokens computed), prefix (tokens
             before them whose KV was there), decodes (requests that computed one token), context
-            (tokens that those attended to, in all), ms (how long it took); optional: chunks \
-            (prompts
-            that the tokens were of), pairs (prompt tokens times tokens attended to, where there \
-            were
-            several chunks).
+            (tokens that those attended to, in all), ms (how long it took); optional: chunks
+            (prompts that the tokens were of), pairs (prompt tokens times tokens attended to, where
+            there were several chunks).
 
-A tenth of the iterations is held out: the error is that on them. Another tenth says what margin \
-99.8 %
-stay within (5 % at least), which is what a policy plans with. The file is JSON, with a version.
+A tenth of the iterations is held out: the error is that on them. Another tenth says what margin
+99.8 % stay within (5 % at least), which is what a policy plans with. The file is JSON, with a
+version.
 
 Examples:
   laxity sim train-latency a100.json
