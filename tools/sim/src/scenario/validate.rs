@@ -47,7 +47,7 @@ const CHUNK_BYTES: RangeInclusive<u64> = 1 << 16..=1 << 36;
 const WINDOW_BYTES_MOST: u64 = 1 << 40;
 
 /// Beyond these bounds a value is a slip of the pen, and arithmetic on it overflows or never ends.
-fn within<T: PartialOrd + fmt::Debug + fmt::Display>(
+fn within<T: Copy + PartialOrd + fmt::Debug + fmt::Display>(
     field: &'static str,
     value: T,
     allowed: RangeInclusive<T>,
