@@ -11,6 +11,8 @@ use laxity_ibverbs::{
     ibv_context, ibv_cq, ibv_device, ibv_device_attr, ibv_gid, ibv_mr, ibv_pd, ibv_port_attr,
     ibv_qp, ibv_qp_attr, ibv_qp_init_attr, ibv_srq, ibv_srq_init_attr,
 };
+use laxity_job::real;
+use laxity_job::symbol::{find, function_at};
 
 /// `struct ibv_async_event`, with the kind as a plain number: which kinds there are depends on the
 /// release.
@@ -66,19 +68,13 @@ pub(super) struct Library {
     event_text: unsafe extern "C" fn(c_int) -> *const c_char,
 }
 
-/// The function at an address. `F` must be the type that the ABI of libibverbs gives it.
-fn function_at<F: Copy>(address: *mut c_void) -> F {
-    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
-    // SAFETY: as large as a function pointer, and the address of a function of that type: only
-    // `find` calls this, for the fields of `Library`, whose types are those of the functions they
-    // are named after.
-    unsafe { core::mem::transmute_copy(&address) }
-}
-
+/// The function of this name and version. `F` must be the type that the ABI of libibverbs gives it.
 fn look_up<F: Copy>(library: *mut c_void, name: &CStr, version: &CStr) -> Option<F> {
     // SAFETY: a handle that dlopen gave, and C strings.
     let address = unsafe { libc::dlvsym(library, name.as_ptr(), version.as_ptr()) };
-    (!address.is_null()).then(|| function_at(address))
+    // SAFETY: only `open` and `find` call this, for fields of `Library` and types that are those of
+    // the functions that they are named after.
+    (!address.is_null()).then(|| unsafe { function_at(address) })
 }
 
 const FIRST: &CStr = c"IBVERBS_1.1";
@@ -184,11 +180,7 @@ fn text(text: *const c_char) -> String {
 /// # Safety
 /// `context` is open.
 pub(super) unsafe fn exempt(context: *mut ibv_context) {
-    type Exempt = unsafe extern "C" fn(*mut ibv_context);
-    // SAFETY: a C string; every library of the process is searched.
-    let address = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"laxity_verbs_exempt".as_ptr()) };
-    if !address.is_null() {
-        let exempt: Exempt = function_at(address);
+    if let Some(exempt) = real!(find(c"laxity_verbs_exempt"), fn(*mut ibv_context)) {
         // SAFETY: upheld by the caller; liblaxity.so documents that it takes any open context.
         unsafe { exempt(context) };
     }
