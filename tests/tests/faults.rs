@@ -1,4 +1,4 @@
-//! Whatever breaks, the job's traffic goes out once, in order, soon (architecture §3, fail open).
+//! Whatever breaks, the job's traffic goes out once, in order, soon (architecture §7, fail open).
 
 use std::io::Read;
 use std::os::fd::AsFd;

@@ -1,6 +1,6 @@
 //! Control-plane messages between laxityd and its operators.
 //!
-//! [`control`] is the local control socket of architecture §3: what `laxity status` and
+//! [`control`] is the local control socket: what `laxity status` and
 //! `laxity bypass` speak. [`v1`] is what daemons, the coordinator and its operators say to each
 //! other, by gRPC, and [`view`] its JSON form for operators. Nothing on the data path passes
 //! through this crate; that is `laxity-shm`, and nothing that enters an application's process
