@@ -9,10 +9,9 @@
 //!   announced again, since hints deliver an arrival in pieces. Starts, ends, progress and rates
 //!   only enter the next run: "we deliberately avoid fine-grained per-layer updates".
 //! * *Debounce.* A run happens [`AdmissionConfig::debounce`] after the first trigger since the
-//!   last one: triggers in between are covered by the same run, and a steady stream of them
-//!   can neither postpone it nor have it happen more often.
-//! * *Ties.* Equal RED: the smaller [`BatchId`]. Not arrival, so that the outcome of a run does not
-//!   depend on the order in which its triggers came in.
+//!   last run, however many triggers follow.
+//! * *Ties.* Equal RED: the smaller [`BatchId`]. Not arrival, so that the outcome does not depend
+//!   on the order in which triggers came in.
 //! * *Computing.* `compute_i` is what a batch announced, less the time since it started; before
 //!   that come the batches that it is queued behind ([`AdmissionEvent::BatchQueued`]), up to
 //!   [`QUEUE_MAX`] of them. What is told of a queue is part of an arrival and triggers.
@@ -22,6 +21,9 @@
 
 mod config;
 mod event;
+mod outcome;
+mod pace;
+mod unit_queue;
 
 use std::collections::BTreeMap;
 
@@ -30,25 +32,20 @@ pub use event::{
     AdmissionAction, AdmissionCounters, AdmissionEvent, Decision, PruneCause, RequestLoad,
 };
 
+pub use unit_queue::QUEUE_MAX;
+
 use laxity_types::{BatchId, RequestId};
 
 use crate::config::InvalidConfig;
 use crate::event::Order;
 use crate::prune::{
-    BatchSlot, Doomed, Estimate, Member, MemberSlot, PACE_UNIT, PruneLimits, Pruner, TrafficTable,
-    Turn,
+    BatchSlot, Doomed, Member, MemberSlot, PACE_UNIT, PruneLimits, Pruner, TrafficTable, Turn,
 };
 use crate::red::Red;
 use crate::time::{Span, Time};
 
-/// How far back a queue of batches is followed.
-pub const QUEUE_MAX: usize = 32;
-
 /// Of a batch that no run has seen.
 const UNRANKED: u32 = u32::MAX;
-
-/// Bounds of the observed over estimated communication time that are believed.
-const PACE_RANGE: core::ops::RangeInclusive<u64> = PACE_UNIT as u64 / 8..=PACE_UNIT as u64 * 8;
 
 #[derive(Debug)]
 struct Batch {
@@ -64,6 +61,21 @@ struct Batch {
     red_stale: bool,
     /// By its first estimate: when it would have computed, and for how long it would communicate.
     forecast: Option<(Time, Span)>,
+}
+
+impl Batch {
+    const fn new(id: BatchId, arrival: u64) -> Self {
+        Self {
+            id,
+            arrival,
+            compute: Span::ZERO,
+            started: None,
+            ahead: None,
+            red: Red::NONE,
+            red_stale: true,
+            forecast: None,
+        }
+    }
 }
 
 /// The state machine. Feed it with [`handle`](Admission::handle), call
@@ -129,12 +141,6 @@ impl Admission {
             order: Order::default(),
             counters: AdmissionCounters::default(),
         })
-    }
-
-    /// What is set.
-    #[must_use]
-    pub const fn config(&self) -> &AdmissionConfig {
-        &self.config
     }
 
     /// Changes the configuration and triggers a run. Requests pruned under a larger budget stay
@@ -232,85 +238,6 @@ impl Admission {
         self.batch_slots.len()
     }
 
-    /// `σ` of the last run with the RED of each batch, less those that have departed since.
-    pub fn ranking(&self) -> impl Iterator<Item = (BatchId, Time)> {
-        self.turns.iter().filter_map(|turn| {
-            // A slot that is used again belongs to a batch that the run did not see.
-            self.ranked(turn.batch)
-        })
-    }
-
-    /// Those of [`Admission::ranking`] whose RED may differ from what it was before the last run.
-    pub fn rescored(&self) -> impl Iterator<Item = (BatchId, Time)> {
-        self.rescored.iter().filter_map(|&slot| self.ranked(slot))
-    }
-
-    fn ranked(&self, slot: BatchSlot) -> Option<(BatchId, Time)> {
-        let batch = self.batches[slot as usize].as_ref()?;
-        (self.ranks[slot as usize] != UNRANKED).then_some((batch.id, batch.red.score))
-    }
-
-    /// What the last run decided about `batch`; `None` if it was not there.
-    #[must_use]
-    pub fn last_decision(&self, batch: BatchId) -> Option<Decision> {
-        let &slot = self.batch_slots.get(&batch)?;
-        let state = self.batches[slot as usize].as_ref()?;
-        let rank = self.ranks[slot as usize];
-        if rank == UNRANKED {
-            return None;
-        }
-        let rank = rank as usize;
-        let estimate = self.pruner.estimates()[rank];
-        let members = self.traffic.members_of(slot).iter();
-        let mut pruned: Vec<RequestId> = members
-            .map(|&member| self.traffic.member(member))
-            .filter(|member| member.pruned)
-            .map(|member| member.request)
-            .collect();
-        pruned.sort_unstable();
-        Some(Decision {
-            decided_at: self.decided_at,
-            rank,
-            red: state.red,
-            estimate,
-            feasible: !estimate.is_later_than(state.red.loose),
-            pruned,
-        })
-    }
-
-    /// Of the batches that the last run saw and that are still there, those that it took to end
-    /// after their `D^Lo`.
-    #[must_use]
-    pub fn infeasible(&self) -> usize {
-        let estimates = self.pruner.estimates().iter();
-        let late = |(turn, estimate): &(&Turn, &Estimate)| {
-            self.ranked(turn.batch).is_some() && estimate.is_later_than(turn.limit)
-        };
-        self.turns.iter().zip(estimates).filter(late).count()
-    }
-
-    /// When a batch will have computed, as it looks at `now`: one that waits, after those before it
-    /// on its unit.
-    #[must_use]
-    pub fn ready(&self, now: Time, batch: BatchId) -> Option<Time> {
-        let &slot = self.batch_slots.get(&batch)?;
-        let state = self.batches[slot as usize].as_ref()?;
-        if let Some(started) = state.started {
-            return Some(started + state.compute);
-        }
-        let mut ready = now + state.compute;
-        for before in self.ahead_of(slot) {
-            ready = ready + self.compute_left(now, before);
-        }
-        Some(ready)
-    }
-
-    /// Why a request is pruned; `None` if it is not.
-    #[must_use]
-    pub fn prune_cause(&self, request: RequestId) -> Option<PruneCause> {
-        self.pruned.get(&request).copied()
-    }
-
     fn trigger(&mut self, now: Time) {
         self.due = self.due.or(Some(now + self.config.debounce));
     }
@@ -360,45 +287,6 @@ impl Admission {
         true
     }
 
-    fn batch_queued(&mut self, now: Time, batch: BatchId, ahead: BatchId) -> bool {
-        let known = |id| self.batch_slots.get(id).copied();
-        let (Some(slot), Some(before)) = (known(&batch), known(&ahead)) else {
-            return false;
-        };
-        let starts_a_ring = slot == before || self.ahead_of(before).any(|other| other == slot);
-        if starts_a_ring || self.batch_mut(slot).started.is_some() {
-            return false;
-        }
-        let ahead = Some((before, self.batch_mut(before).arrival));
-        if self.batch_mut(slot).ahead != ahead {
-            self.batch_mut(slot).ahead = ahead;
-            self.trigger(now);
-        }
-        true
-    }
-
-    /// Those that compute before the batch on its unit, the next first. Never more than
-    /// [`QUEUE_MAX`], so that a ring longer than that ends as well.
-    fn ahead_of(&self, slot: BatchSlot) -> impl Iterator<Item = BatchSlot> {
-        let next = |slot: &BatchSlot| {
-            let (before, arrival) = self.batches[*slot as usize].as_ref()?.ahead?;
-            let same = self.batches[before as usize].as_ref()?.arrival == arrival;
-            same.then_some(before)
-        };
-        core::iter::successors(next(&slot), next).take(QUEUE_MAX)
-    }
-
-    /// What is left of the batch's own computing.
-    fn compute_left(&self, now: Time, slot: BatchSlot) -> Span {
-        let left = |batch: &Batch| {
-            let elapsed = batch.started.map_or(Span::ZERO, |at| now.since(at));
-            Span(batch.compute.0.saturating_sub(elapsed.0))
-        };
-        self.batches[slot as usize]
-            .as_ref()
-            .map_or(Span::ZERO, left)
-    }
-
     fn batch_departed(&mut self, now: Time, batch: BatchId) -> bool {
         let Some(&slot) = self.batch_slots.get(&batch) else {
             return false;
@@ -434,16 +322,7 @@ impl Admission {
         while self.batch_slots.len() >= self.config.batches_max && self.forget_oldest(None) {}
         let slot = self.traffic.open_batch();
         self.arrivals_seen += 1;
-        let batch = Batch {
-            id,
-            arrival: self.arrivals_seen,
-            compute: Span::ZERO,
-            started: None,
-            ahead: None,
-            red: Red::NONE,
-            red_stale: true,
-            forecast: None,
-        };
+        let batch = Batch::new(id, self.arrivals_seen);
         if self.batches.len() <= slot as usize {
             self.batches.resize_with(slot as usize + 1, || None);
             self.ranks.resize(slot as usize + 1, UNRANKED);
@@ -541,14 +420,9 @@ impl Admission {
         };
         self.pruner.run(&mut self.traffic, &self.turns, &limits);
         for pruning in self.pruner.pruned() {
-            let batch = sigma[pruning.turn].1;
-            self.pruned.insert(
-                pruning.request,
-                PruneCause {
-                    batch,
-                    port: pruning.port,
-                },
-            );
+            let (batch, port) = (sigma[pruning.turn].1, pruning.port);
+            let cause = PruneCause { batch, port };
+            self.pruned.insert(pruning.request, cause);
             let loser = self.traffic.batch_of(pruning.member) as usize;
             if let Some(batch) = self.batches[loser].as_mut() {
                 batch.red_stale = true;
@@ -557,17 +431,13 @@ impl Admission {
         self.counters.pruned += self.pruner.pruned().len() as u64;
         self.note_forecasts();
 
-        let same_sigma = self
-            .order
-            .sigma
-            .iter()
-            .eq(sigma.iter().map(|(_, id, _)| id));
-        if same_sigma && self.order.pruned.iter().eq(self.pruned.keys()) {
+        let ids = || sigma.iter().map(|(_, id, _)| id);
+        if self.order.sigma.iter().eq(ids()) && self.order.pruned.iter().eq(self.pruned.keys()) {
             return false;
         }
         self.order.epoch += 1;
         self.order.sigma.clear();
-        self.order.sigma.extend(sigma.iter().map(|&(_, id, _)| id));
+        self.order.sigma.extend(ids());
         self.order.pruned.clear();
         self.order.pruned.extend(self.pruned.keys());
         self.counters.orders += 1;
@@ -622,47 +492,5 @@ impl Admission {
         self.turns.extend(sigma.iter().map(turn));
         self.turns_by_slot = by_slot;
         sigma
-    }
-
-    /// Remembers the first estimate of each batch, to compare it with what happens.
-    fn note_forecasts(&mut self) {
-        if self.config.correction_permille == 0 {
-            self.unforecast.clear();
-            return;
-        }
-        let mut unforecast = core::mem::take(&mut self.unforecast);
-        // A slot may have been opened more than once since the last run.
-        unforecast.sort_unstable();
-        unforecast.dedup();
-        unforecast.retain(|&slot| {
-            let Some(batch) = &mut self.batches[slot as usize] else {
-                return false;
-            };
-            let estimate = self.pruner.estimates()[self.ranks[slot as usize] as usize];
-            if estimate.bytes > 0 {
-                batch
-                    .forecast
-                    .get_or_insert((estimate.ready, estimate.communication()));
-            }
-            batch.forecast.is_none()
-        });
-        self.unforecast = unforecast;
-    }
-
-    /// A batch whose requests all ended shows how good its estimate was. One with members left
-    /// was aborted and shows nothing.
-    fn observe_pace(&mut self, now: Time, slot: BatchSlot) {
-        if !self.traffic.members_of(slot).is_empty() {
-            return;
-        }
-        let Some((ready, Span(forecast_ns @ 1..))) = self.batch_mut(slot).forecast else {
-            return;
-        };
-        let observed_ns = now.since(ready).0;
-        let ratio = u128::from(observed_ns) * u128::from(PACE_UNIT) / u128::from(forecast_ns);
-        let sample = u64::try_from(ratio).unwrap_or(u64::MAX);
-        let sample = sample.clamp(*PACE_RANGE.start(), *PACE_RANGE.end());
-        let weight = u64::from(self.config.correction_permille);
-        self.pace = ((u64::from(self.pace) * (1000 - weight) + sample * weight) / 1000) as u32;
     }
 }

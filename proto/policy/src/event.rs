@@ -29,6 +29,24 @@ pub struct FlowSpec {
     pub whole: bool,
 }
 
+impl FlowSpec {
+    /// A flow of which no more is known.
+    #[must_use]
+    pub const fn anonymous(flow: FlowId, stage: Stage, bytes: u64) -> Self {
+        Self {
+            flow,
+            stage,
+            batch: BatchId(0),
+            request: RequestId(0),
+            layer: Layer(0),
+            bytes,
+            deadline: Time::NEVER,
+            receiver_bound: false,
+            whole: false,
+        }
+    }
+}
+
 /// What is known of a batch when it is announced (by hints, or by the simulator's engine).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchSpec {

@@ -30,8 +30,11 @@
 pub(crate) mod batch_table;
 pub(crate) mod flows;
 mod hints;
+mod in_flight;
+mod named;
 pub(crate) mod port;
 pub(crate) mod queue;
+mod serving;
 pub(crate) mod starved;
 mod waiting;
 
@@ -39,10 +42,11 @@ use std::collections::{BTreeSet, VecDeque};
 
 use batch_table::NULL_BATCH;
 use flows::{Life, NONE, Slot};
+use in_flight::InFlight;
 use port::Port;
 use starved::Starved;
 
-use laxity_types::{BatchId, FlowId, Layer, Level, RequestId, Stage};
+use laxity_types::{FlowId, Layer, Level, Stage};
 
 use crate::config::{InvalidConfig, LinkConfig};
 use crate::discipline::{Discipline, Lone};
@@ -87,34 +91,6 @@ pub struct LinkSnapshot {
     pub batches: usize,
     /// Requests that are known.
     pub requests: usize,
-}
-
-/// Bytes on the wire, by the level that they carry there.
-#[derive(Clone, Copy, Debug, Default)]
-struct InFlight {
-    all: u64,
-    by_level: [u64; Level::ROWS],
-}
-
-impl InFlight {
-    fn add(&mut self, level: Level, bytes: u64) {
-        self.all = self.all.saturating_add(bytes);
-        let row = &mut self.by_level[level.row()];
-        *row = row.saturating_add(bytes);
-    }
-
-    fn remove(&mut self, level: Level, bytes: u64) {
-        self.all = self.all.saturating_sub(bytes);
-        let row = &mut self.by_level[level.row()];
-        *row = row.saturating_sub(bytes);
-    }
-
-    /// What competes with a chunk of `level` in a fabric of strict priorities.
-    fn at_or_above(&self, level: Level) -> u64 {
-        self.by_level[..=level.row()]
-            .iter()
-            .fold(0, |sum, &bytes| sum.saturating_add(bytes))
-    }
 }
 
 /// The state of one port. See the module.
@@ -360,18 +336,8 @@ impl Link {
     /// credit.
     #[must_use]
     pub fn credit_level(&self, now: Time) -> Level {
-        let spec = FlowSpec {
-            flow: FlowId(u64::MAX),
-            stage: Stage::Collective,
-            batch: BatchId(0),
-            request: RequestId(0),
-            layer: Layer(0),
-            bytes: 1,
-            deadline: Time::NEVER,
-            receiver_bound: false,
-            whole: false,
-        };
-        self.level_alone(now, &spec)
+        let name = FlowId(u64::MAX);
+        self.level_alone(now, &FlowSpec::anonymous(name, Stage::Collective, 1))
     }
 
     /// Bytes of collectives that the port can take ahead of any permit, right now: what is left

@@ -36,7 +36,7 @@
 //!    and `H` only grows: a feasible batch stays so. It changes what is reported: each
 //!    [`Estimate`] is what Algorithm 1 would say of the batch, given all of `H`.
 //! 6. *Persistence.* Line 3 starts from an empty `H`. Here a pruned request stays pruned, counts
-//!    against the budget and loads nothing, until it ends (architecture §4.2): otherwise each
+//!    against the budget and loads nothing, until it ends (architecture §4.4): otherwise each
 //!    trigger would take it back and prune another, and the victims would flap.
 //! 7. *Nothing to prune.* A batch that loads no port (any more) has no bottleneck; the loop stops.
 //! 8. *What accumulates.* Delays are "strictly accumulated, no overlap between batches" (step 2).
@@ -49,17 +49,16 @@
 //!
 //! [`Doomed::SetAside`] departs from the paper on one point, and says why.
 
+mod pool;
 mod traffic_table;
 
-use core::cmp::{Ordering, Reverse};
-use std::collections::BinaryHeap;
-use std::collections::binary_heap::PeekMut;
+use core::cmp::Ordering;
 
 pub use traffic_table::{
     BatchSlot, LOAD_BYTES_MAX, MEMBERS_MAX, Member, MemberSlot, PortSlot, RATE_MAX, TrafficTable,
 };
 
-use traffic_table::{Sum, Weight};
+use pool::{NONE, Pool, Window};
 
 use laxity_types::{PortId, RequestId};
 
@@ -75,7 +74,7 @@ pub enum Doomed {
     Counted,
     /// They are pruned themselves, the earliest deadline first, and nobody is pruned for the
     /// sake of a batch that cannot meet `D^Lo` anyhow. RED and `D^Lo` are those of the members
-    /// that are not pruned: doomed work never sets a batch's urgency (architecture §4.2).
+    /// that are not pruned: doomed work never sets a batch's urgency (architecture §4.4).
     #[default]
     SetAside,
 }
@@ -196,73 +195,12 @@ pub struct Pruner {
     window: Window,
 }
 
-/// Turns whose sums are read together: see [`Window`].
-const WINDOW_TURNS: usize = 64;
-
-/// `L_i` of the next few batches, copied next to each other.
-///
-/// `σ` visits the batches in an order that memory knows nothing of, so each visit waits for memory,
-/// and that is what a run over thousands of batches would cost. A loop that does nothing but copy
-/// has the processor wait for many of them at once. The copies stay true for their turn: nobody is
-/// pruned whose batch did not have its turn yet.
-#[derive(Debug, Default)]
-struct Window {
-    sums: Vec<Sum>,
-    /// Where each turn's sums end.
-    ends: Vec<u32>,
-    /// Position of the first turn in it.
-    first: usize,
-}
-
-impl Window {
-    fn clear(&mut self) {
-        self.sums.clear();
-        self.ends.clear();
-        self.first = 0;
-    }
-
-    /// The sums of the batch at `position`; positions are asked for in ascending order.
-    fn of(&mut self, traffic: &TrafficTable, turns: &[Turn], position: usize) -> &[Sum] {
-        if position >= self.first + self.ends.len() {
-            self.clear();
-            self.first = position;
-            for turn in turns[position..].iter().take(WINDOW_TURNS) {
-                self.sums.extend_from_slice(traffic.sums(turn.batch));
-                self.ends.push(self.sums.len() as u32);
-            }
-        }
-        let index = position - self.first;
-        let begin = index.checked_sub(1).map_or(0, |before| self.ends[before]);
-        &self.sums[begin as usize..self.ends[index] as usize]
-    }
-}
-
-/// Not in `σ`, or no pool yet.
-const NONE: u32 = u32::MAX;
-
 /// The port at which a batch waits longest, so far.
 #[derive(Clone, Copy)]
 struct Worst {
     port: PortSlot,
     bytes: u64,
     rate: u64,
-}
-
-/// Requests that load one port: those whose batch had its turn by load, the others by turn.
-#[derive(Debug, Default)]
-struct Pool {
-    candidates: BinaryHeap<Candidate>,
-    /// The next to become candidates are the greatest: a heap, because few ever do.
-    later: BinaryHeap<(Reverse<u32>, Candidate)>,
-}
-
-/// A request in a pool. The greatest is pruned first; equal loads as the module says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Candidate {
-    weight: Weight,
-    position: u32,
-    request: RequestId,
-    member: MemberSlot,
 }
 
 impl Pruner {
@@ -432,53 +370,6 @@ impl Pruner {
             let worst = self.charge(traffic, turns, position);
             self.estimates[position] = estimate(traffic, turn, worst, limits);
         }
-    }
-}
-
-impl Pool {
-    /// Everybody that loads `port`, the pruned included: most are never asked for.
-    fn of_port(traffic: &TrafficTable, port: PortSlot, turn: usize, positions: &[u32]) -> Self {
-        let users = traffic.users(port);
-        let mut candidates = Vec::with_capacity(users.len());
-        let mut later = Vec::with_capacity(users.len());
-        for user in users {
-            let position = positions[user.batch as usize];
-            if user.weight.bytes() == 0 || position == NONE {
-                continue;
-            }
-            let candidate = Candidate {
-                weight: user.weight,
-                position,
-                request: user.request,
-                member: user.member,
-            };
-            if position as usize <= turn {
-                candidates.push(candidate);
-            } else {
-                later.push((Reverse(position), candidate));
-            }
-        }
-        Self {
-            candidates: candidates.into(),
-            later: later.into(),
-        }
-    }
-
-    /// Removes and returns the heaviest whose batch had its turn and which is not pruned yet.
-    fn take_heaviest(&mut self, traffic: &TrafficTable, turn: usize) -> Option<MemberSlot> {
-        while let Some(next) = self.later.peek_mut() {
-            if next.0.0 as usize > turn {
-                break;
-            }
-            self.candidates.push(PeekMut::pop(next).1);
-        }
-        while let Some(heaviest) = self.candidates.pop() {
-            // It may have been pruned in an earlier run, or for the sake of another port.
-            if !traffic.member(heaviest.member).pruned {
-                return Some(heaviest.member);
-            }
-        }
-        None
     }
 }
 

@@ -15,7 +15,7 @@
 //!
 //! What the paper leaves open, and how it is read here:
 //!
-//! * *One request.* There is no gap; RED is its deadline and `D^Lo` too (architecture §4.2).
+//! * *One request.* There is no gap; RED is its deadline and `D^Lo` too.
 //! * *Equal gaps.* The first wins, i.e. the smallest `k`. The paper finds `k*` by "a linear
 //!   scan", which keeps the first maximum; and of two equal gaps the earlier one calls fewer
 //!   requests outliers and yields the earlier `D^Lo`, so the doubt falls to a check that is

@@ -3,15 +3,16 @@
 //! Hints come from other processes, so what they can make the port remember is bounded:
 //! [`BATCHES_MAX`] batches and [`REQUESTS_MAX`] requests, and [`FOLLOWERS_MAX`] batches queued
 //! directly behind one. Beyond, an old one that nothing waits for is forgotten; if there is none
-//! among the [`FORGET_TRIES`] oldest, it is the newcomer that stays unknown, and its flows wait as
+//! among the oldest ([`Named::oldest_idle`]), it is the newcomer that stays unknown, and its flows wait as
 //! those do that name no batch or request. What is named by a flow alone is known only while that
 //! flow waits.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use laxity_types::{BatchId, Layer, RequestId};
 
 use super::flows::{NONE, Slot};
+use super::named::Named;
 use crate::event::BatchSpec;
 use crate::rli;
 use crate::time::{Span, Time};
@@ -24,8 +25,6 @@ pub const REQUESTS_MAX: usize = 262_144;
 pub const FOLLOWERS_MAX: usize = 64;
 /// How far back a queue of batches is followed.
 const CHAIN_MAX: usize = 16;
-/// How many old batches or requests are looked at for one to forget: bounds what an arrival costs.
-const FORGET_TRIES: usize = 16;
 /// Most batches that one layer boundary updates.
 const AFFECTED_MAX: usize = 1024;
 
@@ -73,11 +72,10 @@ pub(crate) struct Batch {
     pub(crate) due: Time,
     /// When its current layer began.
     pub(crate) boundary: Time,
-    born: u64,
 }
 
 impl Batch {
-    fn new(id: BatchId, sigma: u32, born: u64) -> Self {
+    fn new(id: BatchId, sigma: u32) -> Self {
         Self {
             id,
             announced: false,
@@ -99,7 +97,6 @@ impl Batch {
             checks: BTreeSet::new(),
             due: Time::NEVER,
             boundary: Time::ZERO,
-            born,
         }
     }
 
@@ -168,62 +165,47 @@ pub(crate) struct Request {
     pub(crate) lost: bool,
     /// First of its waiting flows, [`NONE`] if none waits.
     pub(crate) first: Slot,
-    born: u64,
 }
 
 /// See the module.
 #[derive(Clone, Debug)]
 pub(crate) struct BatchTable {
-    batches: Vec<Batch>,
-    free_batches: Vec<Slot>,
-    batch_by_id: BTreeMap<BatchId, Slot>,
-    batch_ages: VecDeque<(Slot, u64)>,
-    requests: Vec<Request>,
-    free_requests: Vec<Slot>,
-    request_by_id: BTreeMap<RequestId, Slot>,
-    request_ages: VecDeque<(Slot, u64)>,
-    births: u64,
+    batches: Named<BatchId, Batch>,
+    requests: Named<RequestId, Request>,
     sigma: BTreeMap<BatchId, u32>,
 }
 
 impl BatchTable {
     pub(crate) fn new() -> Self {
         Self {
-            batches: vec![Batch::new(BatchId(0), u32::MAX, 0)],
-            free_batches: Vec::new(),
-            batch_by_id: BTreeMap::new(),
-            batch_ages: VecDeque::new(),
-            requests: Vec::new(),
-            free_requests: Vec::new(),
-            request_by_id: BTreeMap::new(),
-            request_ages: VecDeque::new(),
-            births: 0,
+            batches: Named::new(BATCHES_MAX, Some(Batch::new(BatchId(0), u32::MAX))),
+            requests: Named::new(REQUESTS_MAX, None),
             sigma: BTreeMap::new(),
         }
     }
 
     pub(crate) fn batch(&self, slot: Slot) -> &Batch {
-        &self.batches[slot as usize]
+        self.batches.get(slot)
     }
 
     pub(crate) fn batch_mut(&mut self, slot: Slot) -> &mut Batch {
-        &mut self.batches[slot as usize]
+        self.batches.get_mut(slot)
     }
 
     pub(crate) fn request(&self, slot: Slot) -> &Request {
-        &self.requests[slot as usize]
+        self.requests.get(slot)
     }
 
     pub(crate) fn request_mut(&mut self, slot: Slot) -> &mut Request {
-        &mut self.requests[slot as usize]
+        self.requests.get_mut(slot)
     }
 
     pub(crate) fn batches_known(&self) -> usize {
-        self.batch_by_id.len()
+        self.batches.len()
     }
 
     pub(crate) fn requests_known(&self) -> usize {
-        self.request_by_id.len()
+        self.requests.len()
     }
 
     /// The batch of that name, [`NULL_BATCH`] for none.
@@ -231,13 +213,13 @@ impl BatchTable {
         if id == BatchId(0) {
             Some(NULL_BATCH)
         } else {
-            self.batch_by_id.get(&id).copied()
+            self.batches.find(id)
         }
     }
 
     /// The request of that name.
     pub(crate) fn find_request(&self, id: RequestId) -> Option<Slot> {
-        self.request_by_id.get(&id).copied()
+        self.requests.find(id)
     }
 
     /// The batch of that name, made if it is new; [`NULL_BATCH`] if there is no room for it.
@@ -245,26 +227,14 @@ impl BatchTable {
         if let Some(slot) = self.find_batch(id) {
             return slot;
         }
-        if self.batch_by_id.len() >= BATCHES_MAX && !self.forget_old_batch() {
-            return NULL_BATCH;
+        if self.batches.is_full() {
+            match self.batches.oldest_idle(|batch| batch.waiting == 0) {
+                Some(old) => self.drop_batch(old),
+                None => return NULL_BATCH,
+            }
         }
-        self.births += 1;
         let sigma = self.sigma.get(&id).copied().unwrap_or(u32::MAX);
-        let batch = Batch::new(id, sigma, self.births);
-        let slot = if let Some(slot) = self.free_batches.pop() {
-            self.batches[slot as usize] = batch;
-            slot
-        } else {
-            self.batches.push(batch);
-            (self.batches.len() - 1) as Slot
-        };
-        self.batch_by_id.insert(id, slot);
-        let (batches, ages) = (&self.batches, &mut self.batch_ages);
-        if ages.len() > 2 * self.batch_by_id.len() + 64 {
-            ages.retain(|&(slot, born)| batches[slot as usize].born == born);
-        }
-        ages.push_back((slot, self.births));
-        slot
+        self.batches.insert(id, Batch::new(id, sigma))
     }
 
     /// The request of that name, made if it is new; [`NONE`] if there is no room for it.
@@ -272,10 +242,15 @@ impl BatchTable {
         if let Some(slot) = self.find_request(id) {
             return slot;
         }
-        if self.request_by_id.len() >= REQUESTS_MAX && !self.forget_old_request() {
-            return NONE;
+        if self.requests.is_full() {
+            match self.requests.oldest_idle(|known| known.first == NONE) {
+                Some(old) => {
+                    self.leave(old);
+                    self.drop_request(old);
+                }
+                None => return NONE,
+            }
         }
-        self.births += 1;
         let request = Request {
             id,
             batch: NONE,
@@ -283,22 +258,8 @@ impl BatchTable {
             joined: false,
             lost: false,
             first: NONE,
-            born: self.births,
         };
-        let slot = if let Some(slot) = self.free_requests.pop() {
-            self.requests[slot as usize] = request;
-            slot
-        } else {
-            self.requests.push(request);
-            (self.requests.len() - 1) as Slot
-        };
-        self.request_by_id.insert(id, slot);
-        let (requests, ages) = (&self.requests, &mut self.request_ages);
-        if ages.len() > 2 * self.request_by_id.len() + 64 {
-            ages.retain(|&(slot, born)| requests[slot as usize].born == born);
-        }
-        ages.push_back((slot, self.births));
-        slot
+        self.requests.insert(id, request)
     }
 
     /// A hint announced the batch. [`NULL_BATCH`] if there is no room for it.
@@ -370,11 +331,8 @@ impl BatchTable {
     }
 
     fn drop_request(&mut self, request: Slot) {
-        let known = self.request_mut(request);
-        known.born = 0;
-        let id = known.id;
-        self.request_by_id.remove(&id);
-        self.free_requests.push(request);
+        let id = self.request(request).id;
+        self.requests.remove(id, request);
     }
 
     /// Nothing of the batch is left to compute; it is forgotten once nothing of it waits.
@@ -402,7 +360,6 @@ impl BatchTable {
     fn drop_batch(&mut self, slot: Slot) {
         self.detach(slot);
         let batch = self.batch_mut(slot);
-        batch.born = 0;
         let id = batch.id;
         let members = core::mem::take(&mut batch.members);
         for follower in core::mem::take(&mut batch.followers) {
@@ -416,50 +373,7 @@ impl BatchTable {
                 self.tidy_request(request);
             }
         }
-        self.batch_by_id.remove(&id);
-        self.free_batches.push(slot);
-    }
-
-    /// Makes room for one batch; false if the oldest all have flows that wait. Those go to the back
-    /// of the line, so the next call looks at others.
-    fn forget_old_batch(&mut self) -> bool {
-        let mut tries = 0;
-        while tries < FORGET_TRIES
-            && let Some((slot, born)) = self.batch_ages.pop_front()
-        {
-            let batch = self.batch(slot);
-            if batch.born != born {
-                continue; // It was forgotten before: each such entry is met only once.
-            }
-            if batch.waiting == 0 {
-                self.drop_batch(slot);
-                return true;
-            }
-            self.batch_ages.push_back((slot, born));
-            tries += 1;
-        }
-        false
-    }
-
-    /// The same for a request.
-    fn forget_old_request(&mut self) -> bool {
-        let mut tries = 0;
-        while tries < FORGET_TRIES
-            && let Some((slot, born)) = self.request_ages.pop_front()
-        {
-            let known = self.request(slot);
-            if known.born != born {
-                continue;
-            }
-            if known.first == NONE {
-                self.leave(slot);
-                self.drop_request(slot);
-                return true;
-            }
-            self.request_ages.push_back((slot, born));
-            tries += 1;
-        }
-        false
+        self.batches.remove(id, slot);
     }
 
     /// Puts `batch` behind `ahead`; false if that cannot be (itself, a full queue, already runs).
@@ -555,11 +469,11 @@ impl BatchTable {
         }
         let mut moved = Vec::new();
         for &id in old.keys().chain(self.sigma.keys()) {
-            let Some(&slot) = self.batch_by_id.get(&id) else {
+            let Some(slot) = self.batches.find(id) else {
                 continue;
             };
             let position = self.sigma.get(&id).copied().unwrap_or(u32::MAX);
-            let batch = &mut self.batches[slot as usize];
+            let batch = self.batches.get_mut(slot);
             if batch.sigma != position {
                 batch.sigma = position;
                 moved.push(slot);

@@ -1,4 +1,4 @@
-//! Flows come, wait, are looked at, are served and leave.
+//! Flows come, wait and leave.
 //!
 //! Promotion implements MFS §4.3 and §4.5: at layer boundaries while the batch computes, then
 //! periodically. A batch whose boundaries stop coming (its process hangs, or sends no hints) is
@@ -11,13 +11,10 @@ use super::Link;
 use super::batch_table::NULL_BATCH;
 use super::flows::{Flow, Life, NONE, Slot, Tie};
 use super::queue::{Group, Rank, SCAVENGER, Scope};
-use crate::discipline::{Check, Feasibility, QueuePosition};
+use crate::discipline::QueuePosition;
 use crate::event::{Action, FlowSpec};
 use crate::rmlq::promoted;
-use crate::time::{Span, Time};
-
-/// Looks at due flows before each pick: bounds the time until the next permit.
-const CHECKS_PER_PICK: usize = 8;
+use crate::time::Time;
 
 impl Link {
     /// Registers a flow and queues it. `None` if its name is taken.
@@ -280,7 +277,7 @@ impl Link {
         self.port.queues.set_rank(group, rank);
     }
 
-    fn rank(&self, now: Time, group: &Group) -> Option<Rank> {
+    pub(super) fn rank(&self, now: Time, group: &Group) -> Option<Rank> {
         if group.queue == SCAVENGER {
             return Some(Rank::SCAVENGER);
         }
@@ -346,247 +343,6 @@ impl Link {
         }
     }
 
-    /// Looks at the first flow whose time has come. `None` if there is none, else what moved.
-    fn look(&mut self, now: Time) -> Option<Option<Action>> {
-        let &(due, batch) = self.due.first()?;
-        if due > now {
-            return None;
-        }
-        let &(_, _, slot) = self.port.batches.batch(batch).checks.first()?;
-        Some(
-            match self
-                .discipline
-                .check(&self.port, now, self.port.flows.get(slot))
-            {
-                Check::Move(position) => self.relocate(now, slot, position),
-                Check::Later(at) => {
-                    self.recheck(slot, at.max(now + Span(1)));
-                    None
-                }
-            },
-        )
-    }
-
-    fn recheck(&mut self, slot: Slot, at: Time) {
-        let flow = self.port.flows.get_mut(slot);
-        let (batch, old, seq) = (flow.batch, flow.check_at, flow.seq);
-        flow.check_at = at;
-        let checks = &mut self.port.batches.batch_mut(batch).checks;
-        checks.remove(&(old, seq, slot));
-        if at != Time::NEVER {
-            checks.insert((at, seq, slot));
-        }
-        self.schedule(batch);
-    }
-
-    /// Looks at flows whose time has come, then serves the best.
-    pub(super) fn look_and_pick(&mut self, now: Time) -> Option<Action> {
-        loop {
-            let mut looked = 0;
-            while looked < CHECKS_PER_PICK {
-                let Some(outcome) = self.look(now) else { break };
-                if outcome.is_some() {
-                    return outcome;
-                }
-                looked += 1;
-            }
-            let action = self.pick(now);
-            if action.is_some() || looked < CHECKS_PER_PICK {
-                return action;
-            }
-        }
-    }
-
-    /// Serves the starved flow whose turn it is, if the share of those covers its next chunk.
-    fn relieve(&mut self, now: Time) -> Option<Action> {
-        let slot = self.starved.next(&mut self.port.flows, now)?;
-        let flow = self.port.flows.get(slot);
-        if flow.spec.stage == Stage::P2d && flow.remaining > 0 && flow.deadline <= now {
-            return self.relocate(now, slot, QueuePosition::scavenger());
-        }
-        let bytes = self.piece(&flow.spec, flow.remaining);
-        if !self.starved.covers(bytes) || self.in_flight.all > self.port.config.window_bytes {
-            return None;
-        }
-        let level = self.level_now(now, flow, self.port.queues.get(flow.group));
-        self.starved.spend(&mut self.port.flows, slot, bytes);
-        Some(self.permit(now, slot, level, bytes))
-    }
-
-    fn pick(&mut self, now: Time) -> Option<Action> {
-        self.paced = false;
-        let relieved = self.relieve(now);
-        if relieved.is_some() {
-            return relieved;
-        }
-        loop {
-            let (group, insists) = self.next_group(now)?;
-            // A rank may be stale, but only too high: time passes and members become hopeless.
-            // So a stale group comes to the front, and is put right here.
-            let best = self.port.queues.first()?.1;
-            if group == best {
-                let rank = self.rank(now, self.port.queues.get(group));
-                self.port.queues.set_rank(group, rank);
-                if self.port.queues.first()?.1 != group {
-                    continue;
-                }
-            }
-            let standing = self.port.queues.get(group);
-            let (_, _, _, slot) = standing.head()?;
-            let flow = self.port.flows.get(slot);
-            if standing.queue != SCAVENGER {
-                let feasibility = self.discipline.feasibility(&self.port, now, flow, standing);
-                if let Feasibility::Behind(position) = feasibility {
-                    // Once in a flow's life, and its level stays.
-                    let _ = self.relocate(now, slot, position);
-                    continue;
-                }
-                if feasibility != Feasibility::Alive {
-                    if feasibility == Feasibility::RequestLost && flow.request != NONE {
-                        let request = flow.request;
-                        self.port.batches.request_mut(request).lost = true;
-                    }
-                    return self.relocate(now, slot, QueuePosition::scavenger());
-                }
-            }
-            let bytes = self.piece(&flow.spec, flow.remaining);
-            let level = self.level_now(now, flow, standing);
-            if !insists && !self.fits(now, flow.wire.unwrap_or(level), bytes) {
-                let chunk = bytes.min(self.port.config.chunk_bytes);
-                self.paced = self.overcommits(chunk);
-                return None;
-            }
-            return Some(self.permit(now, slot, level, bytes));
-        }
-    }
-
-    /// The scavenger, if its guaranteed share covers its next chunk, else the best group; and
-    /// whether the window is no obstacle.
-    fn next_group(&self, now: Time) -> Option<(Slot, bool)> {
-        if let Some(scavenger) = self.port.queues.scavenger()
-            && let Some((_, _, _, slot)) = self.port.queues.get(scavenger).head()
-        {
-            let flow = self.port.flows.get(slot);
-            let bytes = self.piece(&flow.spec, flow.remaining);
-            let insists =
-                self.guarantee.insists() && self.in_flight.all <= self.port.config.window_bytes;
-            if self.guarantee.covers(bytes) && (insists || self.fits(now, Level::SCAVENGER, bytes))
-            {
-                return Some((scavenger, insists));
-            }
-        }
-        self.port.queues.first().map(|(_, group)| (group, false))
-    }
-
-    /// The level that a permit for the head of a group raises it to.
-    fn level_now(&self, now: Time, flow: &Flow, standing: &Group) -> Level {
-        if standing.queue == SCAVENGER {
-            return flow.level;
-        }
-        promoted(
-            flow.level,
-            self.discipline.level(&self.port, now, flow, standing),
-        )
-    }
-
-    fn permit(&mut self, now: Time, slot: Slot, level: Level, bytes: u64) -> Action {
-        let flow = self.port.flows.get(slot);
-        let standing = self.port.queues.get(flow.group);
-        if standing.queue != SCAVENGER {
-            let climbs = !standing.layers.is_empty();
-            if level != flow.level && !climbs {
-                let (from, remaining) = (flow.level, flow.remaining);
-                self.by_level[from.row()].remove(remaining);
-                self.by_level[level.row()].add(remaining);
-                self.promotions += 1;
-            }
-        }
-        let flow = self.port.flows.get_mut(slot);
-        flow.level = level;
-        let level = *flow.wire.get_or_insert(level);
-        let (id, last) = (flow.spec.flow, flow.remaining == bytes);
-        self.serve(now, slot, bytes);
-        Action::Permit {
-            flow: id,
-            bytes,
-            level,
-            last,
-        }
-    }
-
-    /// `bytes` of a waiting flow go on the wire.
-    pub(super) fn serve(&mut self, now: Time, slot: Slot, bytes: u64) {
-        let flow = self.port.flows.get(slot);
-        let (group, stage, share) = (flow.group, flow.spec.stage, flow.share);
-        let (scavenged, whole) = (flow.level == Level::SCAVENGER, flow.remaining == bytes);
-        let (level, starved) = (flow.wire.unwrap_or(flow.level), flow.age.is_starved());
-        self.account(now, stage, level, bytes);
-        if scavenged {
-            self.guarantee.spend(bytes);
-        } else {
-            if self.port.queues.scavenger().is_some() {
-                self.guarantee.earn(bytes);
-            }
-            if !starved {
-                self.starved.earn(bytes);
-            }
-        }
-        self.port.queues.charge(group, share, bytes);
-        if whole {
-            self.dequeue(now, slot);
-            self.depart(slot);
-            let flow = self.port.flows.get_mut(slot);
-            flow.outstanding = flow.outstanding.saturating_add(bytes);
-            self.port.flows.mark_in_flight(slot);
-            return;
-        }
-        self.shrink(slot, bytes);
-        let flow = self.port.flows.get(slot);
-        let elsewhere = if scavenged {
-            None
-        } else {
-            self.discipline.served(&self.port, now, flow, bytes)
-        };
-        if let Some(position) = elsewhere {
-            // Level changes by service are climbs that the next permit's level tells of.
-            let _ = self.relocate(now, slot, position);
-        } else {
-            self.reorder(slot);
-            self.rerank(now, group);
-        }
-    }
-
-    /// Takes permitted bytes off every account of a flow that has more.
-    fn shrink(&mut self, slot: Slot, bytes: u64) {
-        let flow = self.port.flows.get_mut(slot);
-        flow.remaining -= bytes;
-        flow.outstanding = flow.outstanding.saturating_add(bytes);
-        flow.share = flow.share.saturating_add(bytes);
-        let (group, layer, level) = (flow.group, flow.spec.layer, flow.level);
-        self.by_stage[flow.spec.stage.index()].bytes -= bytes;
-        let standing = self.port.queues.get_mut(group);
-        standing.bytes = standing.bytes.saturating_sub(bytes);
-        if let Some(tally) = standing.layers.get_mut(&layer.0) {
-            tally.bytes = tally.bytes.saturating_sub(bytes);
-        } else {
-            let row = &mut self.by_level[level.row()];
-            row.bytes = row.bytes.saturating_sub(bytes);
-        }
-    }
-
-    /// Gives a flow that was served its new position among its equals.
-    fn reorder(&mut self, slot: Slot) {
-        let flow = self.port.flows.get_mut(slot);
-        let old = (flow.order.0, flow.order.1, flow.seq, slot);
-        flow.order.1 = tie_order(flow);
-        let new = (flow.order.0, flow.order.1, flow.seq, slot);
-        if new != old {
-            let members = &mut self.port.queues.get_mut(flow.group).members;
-            members.remove(&old);
-            members.insert(new);
-        }
-    }
-
     /// Brings every group of the batch up to date.
     pub(super) fn rerank_batch(&mut self, now: Time, batch: Slot) {
         for i in 0..self.port.batches.batch(batch).groups.len() {
@@ -596,7 +352,7 @@ impl Link {
     }
 }
 
-fn tie_order(flow: &Flow) -> u64 {
+pub(super) fn tie_order(flow: &Flow) -> u64 {
     match flow.tie {
         Tie::Arrival => 0,
         Tie::Share => flow.share,

@@ -1,6 +1,7 @@
 //! What happens at the caps when everything that is known has flows that wait.
 
 use super::*;
+use crate::link::named::FORGET_TRIES;
 
 const SPEC: BatchSpec = BatchSpec {
     batch: BatchId(0),
@@ -26,19 +27,20 @@ fn full() -> BatchTable {
 fn at_the_cap_a_newcomer_is_not_entered_and_few_old_ones_are_looked_at() {
     let mut batches = full();
     for nth in 0..1000_u64 {
-        let (batch, request) = (batches.batch_ages[0].1, batches.request_ages[0].1);
+        let before = [batches.batches.oldest().0, batches.requests.oldest().0];
         let id = 1_000_000 + nth;
         assert_eq!(batches.enter_batch(BatchId(id)), NULL_BATCH);
         assert_eq!(batches.enter_request(RequestId(id)), NONE);
         // One entry each, in the order of birth: the front tells how many were turned over.
         let turned = |new: u64, old: u64, all: usize| (new + all as u64 - old) % all as u64;
         let tries = FORGET_TRIES as u64;
-        assert!(turned(batches.batch_ages[0].1, batch, BATCHES_MAX) <= tries);
-        assert!(turned(batches.request_ages[0].1, request, REQUESTS_MAX) <= tries);
+        let after = [batches.batches.oldest().0, batches.requests.oldest().0];
+        assert!(turned(after[0], before[0], BATCHES_MAX) <= tries);
+        assert!(turned(after[1], before[1], REQUESTS_MAX) <= tries);
     }
     assert_eq!(batches.batches_known(), BATCHES_MAX);
     assert_eq!(batches.requests_known(), REQUESTS_MAX);
-    assert_eq!(batches.batch_ages.len(), BATCHES_MAX);
+    assert_eq!(batches.batches.oldest().1, BATCHES_MAX);
 }
 
 #[test]
