@@ -1,8 +1,9 @@
 //! What the admission state machine does, one situation at a time (MFS §4.4.2, Appendix B;
-//! architecture §4.2, §4.4). One port moves a byte a nanosecond, so bytes read as nanoseconds.
+//! architecture §4.4). One port moves a byte a nanosecond, so bytes read as nanoseconds.
 
 use laxity_policy::admission::{
-    Admission, AdmissionAction, AdmissionConfig, AdmissionEvent, PruneCause, QUEUE_MAX, RequestLoad,
+    Admission, AdmissionAction, AdmissionConfig, AdmissionEvent, Decision, PruneCause, QUEUE_MAX,
+    RequestLoad,
 };
 use laxity_policy::event::Order;
 use laxity_policy::prune::Doomed;
@@ -34,16 +35,35 @@ fn load(request: u64, deadline: u64, ports: &[(u32, u64)]) -> RequestLoad {
     }
 }
 
-/// A batch that does not compute to speak of; each request is `(id, deadline, bytes)`.
-fn arrival(batch: u64, requests: &[(u64, u64, u64)]) -> AdmissionEvent {
+fn arrived(batch: u64, compute: u64, requests: Vec<RequestLoad>) -> AdmissionEvent {
     AdmissionEvent::BatchArrived {
         batch: BatchId(batch),
-        requests: requests
-            .iter()
-            .map(|&(request, deadline, bytes)| load(request, deadline, &[(PORT, bytes)]))
-            .collect(),
-        compute: Span::ZERO,
+        requests,
+        compute: Span(compute),
     }
+}
+
+/// A batch that computes for so long; each request is `(id, deadline, bytes)`.
+fn computing(batch: u64, compute: u64, requests: &[(u64, u64, u64)]) -> AdmissionEvent {
+    let requests = requests.iter();
+    let loads = requests.map(|&(id, deadline, bytes)| load(id, deadline, &[(PORT, bytes)]));
+    arrived(batch, compute, loads.collect())
+}
+
+/// A batch that does not compute to speak of.
+fn arrival(batch: u64, requests: &[(u64, u64, u64)]) -> AdmissionEvent {
+    computing(batch, 0, requests)
+}
+
+fn ended(request: u64) -> AdmissionEvent {
+    let request = RequestId(request);
+    AdmissionEvent::RequestEnded { request }
+}
+
+/// What the last run decided about a batch.
+fn decision(admission: &Admission, batch: u64) -> Decision {
+    let decision = admission.last_decision(BatchId(batch));
+    decision.expect("it was decided on")
 }
 
 fn departure(batch: u64) -> AdmissionEvent {
@@ -67,6 +87,11 @@ fn ids(order: &Order) -> (Vec<u64>, Vec<u64>) {
     )
 }
 
+/// The order that a poll at `now` must issue.
+fn issued(admission: &mut Admission, now: u64) -> (Vec<u64>, Vec<u64>) {
+    ids(&order(admission, now).expect("an order"))
+}
+
 #[test]
 fn batches_are_ordered_by_red_and_not_by_their_most_urgent_member() {
     let mut admission = admission(config());
@@ -76,8 +101,7 @@ fn batches_are_ordered_by_red_and_not_by_their_most_urgent_member() {
     piggyback.extend((2..=10).map(|id| (id, 1000, 0)));
     admission.handle(Time(0), arrival(1, &piggyback));
     admission.handle(Time(0), arrival(2, &[(20, 500, 0)]));
-    let order = order(&mut admission, 0).expect("two batches arrived");
-    assert_eq!(ids(&order).0, [2, 1]);
+    assert_eq!(issued(&mut admission, 0).0, [2, 1]);
 }
 
 #[test]
@@ -87,9 +111,11 @@ fn the_ranking_has_the_red_of_each_batch_and_nobody_that_left_or_came_since_the_
     admission.handle(Time(0), arrival(2, &[(21, 500, 0)]));
     admission.handle(Time(0), arrival(3, &[(31, 700, 0)]));
     order(&mut admission, 0);
-    let ranking = |admission: &Admission| -> Vec<(u64, u64)> {
+    let ranking = |admission: &Admission| {
         let ranking = admission.ranking();
-        ranking.map(|(batch, red)| (batch.0, red.0)).collect()
+        ranking
+            .map(|(batch, red)| (batch.0, red.0))
+            .collect::<Vec<_>>()
     };
     assert_eq!(ranking(&admission), [(2, 500), (3, 700), (1, 900)]);
     admission.handle(Time(0), departure(3));
@@ -105,11 +131,8 @@ fn a_batch_whose_traffic_does_not_fit_loses_its_heaviest_requests() {
         Time(0),
         arrival(1, &[(1, 400, 200), (2, 400, 250), (3, 400, 150)]),
     );
-    let order = order(&mut admission, 0).expect("a batch arrived");
-    assert_eq!(ids(&order), (vec![1], vec![2]));
-    let decision = admission
-        .last_decision(BatchId(1))
-        .expect("it was decided on");
+    assert_eq!(issued(&mut admission, 0), (vec![1], vec![2]));
+    let decision = decision(&admission, 1);
     assert_eq!(decision.estimate.finish(), Time(350));
     assert_eq!(decision.estimate.bottleneck, Some(PortId(PORT)));
     assert!(decision.feasible);
@@ -128,15 +151,8 @@ fn an_earlier_batch_that_loses_a_request_is_estimated_again() {
     // Batch 1 alone is fine (900 by 1000); with it batch 2 would end at 1100, due at 1050.
     admission.handle(Time(0), arrival(1, &[(1, 1000, 600), (2, 1000, 300)]));
     admission.handle(Time(0), arrival(2, &[(3, 1050, 200)]));
-    let order = order(&mut admission, 0).expect("batches arrived");
-    assert_eq!(ids(&order), (vec![1, 2], vec![1]));
-    let finish = |batch| {
-        admission
-            .last_decision(BatchId(batch))
-            .expect("it was decided on")
-            .estimate
-            .finish()
-    };
+    assert_eq!(issued(&mut admission, 0), (vec![1, 2], vec![1]));
+    let finish = |batch| decision(&admission, batch).estimate.finish();
     assert_eq!((finish(1), finish(2)), (Time(300), Time(500)));
     assert_eq!(
         admission.prune_cause(RequestId(1)).map(|cause| cause.batch),
@@ -154,16 +170,10 @@ fn the_bottleneck_is_the_port_that_takes_longest_not_the_one_with_most_bytes() {
     admission.handle(Time(0), slow);
     admission.handle(
         Time(0),
-        AdmissionEvent::BatchArrived {
-            batch: BatchId(1),
-            requests: vec![load(1, 5000, &[(1, 400), (2, 100)])],
-            compute: Span(50),
-        },
+        arrived(1, 50, vec![load(1, 5000, &[(1, 400), (2, 100)])]),
     );
     order(&mut admission, 7).expect("a batch arrived");
-    let decision = admission
-        .last_decision(BatchId(1))
-        .expect("it was decided on");
+    let decision = decision(&admission, 1);
     assert_eq!(decision.estimate.bottleneck, Some(PortId(2)));
     assert_eq!(decision.estimate.finish(), Time(7 + 50 + 1000));
 }
@@ -174,17 +184,8 @@ fn of_equal_loads_one_that_does_not_compute_yet_goes_first() {
     let mut computing = load(9, 100, &[(PORT, 80)]);
     computing.started = true;
     let requests = vec![load(1, 100, &[(PORT, 80)]), computing];
-    let compute = Span::ZERO;
-    admission.handle(
-        Time(0),
-        AdmissionEvent::BatchArrived {
-            batch: BatchId(1),
-            requests,
-            compute,
-        },
-    );
-    let order = order(&mut admission, 0).expect("a batch arrived");
-    assert_eq!(ids(&order).1, [1]);
+    admission.handle(Time(0), arrived(1, 0, requests));
+    assert_eq!(issued(&mut admission, 0).1, [1]);
 }
 
 #[test]
@@ -194,11 +195,7 @@ fn the_paper_prunes_innocents_for_a_lost_batch_and_setting_aside_does_not() {
         admission.handle(Time(0), arrival(1, &[(1, 1000, 300)]));
         admission.handle(
             Time(0),
-            AdmissionEvent::BatchArrived {
-                batch: BatchId(2),
-                requests: vec![load(2, 1100, &[(PORT, 100)])],
-                compute: Span(2000),
-            },
+            arrived(2, 2000, vec![load(2, 1100, &[(PORT, 100)])]),
         );
         let order = order(&mut admission, 0).expect("batches arrived");
         let cause = admission.prune_cause(RequestId(2));
@@ -224,37 +221,15 @@ fn doomed_work_does_not_set_its_batchs_urgency() {
 #[test]
 fn the_computing_that_remains_shrinks_while_a_batch_runs() {
     let mut admission = admission(config());
-    let (batch, compute) = (BatchId(1), Span(1000));
-    let requests = vec![load(1, 9000, &[])];
-    admission.handle(
-        Time(0),
-        AdmissionEvent::BatchArrived {
-            batch,
-            requests,
-            compute,
-        },
-    );
+    let batch = BatchId(1);
+    admission.handle(Time(0), arrived(1, 1000, vec![load(1, 9000, &[])]));
     admission.handle(Time(100), AdmissionEvent::BatchStarted { batch });
     for (now, finish) in [(400, 1100), (5000, 5000)] {
         admission.handle(Time(now), departure(99));
         admission.handle(Time(now), arrival(2, &[]));
         admission.poll_action(Time(now));
-        let decision = admission.last_decision(batch).expect("it was decided on");
+        let decision = decision(&admission, batch.0);
         assert_eq!(decision.estimate.finish(), Time(finish));
-    }
-}
-
-fn computing(batch: u64, compute: u64, requests: &[(u64, u64, u64)]) -> AdmissionEvent {
-    let AdmissionEvent::BatchArrived {
-        batch, requests, ..
-    } = arrival(batch, requests)
-    else {
-        unreachable!("an arrival is an arrival")
-    };
-    AdmissionEvent::BatchArrived {
-        batch,
-        requests,
-        compute: Span(compute),
     }
 }
 
@@ -269,7 +244,7 @@ fn ready(admission: &mut Admission, now: u64, batch: u64) -> u64 {
     // Everything that is not a trigger enters the next run: here is one.
     admission.handle(Time(now), arrival(99, &[]));
     order(admission, now);
-    let said = admission.last_decision(BatchId(batch)).expect("active");
+    let said = decision(&admission, batch);
     said.estimate.ready.0
 }
 
@@ -307,8 +282,7 @@ fn a_request_that_the_queue_alone_makes_late_is_doomed_and_prunes_nobody_else() 
     admission.handle(Time(0), computing(1, 800, &[(1, 5000, 100)]));
     admission.handle(Time(0), computing(2, 300, &[(2, 1000, 100)]));
     admission.handle(Time(0), queued(2, 1));
-    let order = order(&mut admission, 0).expect("two batches arrived");
-    assert_eq!(ids(&order).1, [2]);
+    assert_eq!(issued(&mut admission, 0).1, [2]);
     let cause = admission.prune_cause(RequestId(2)).expect("it is pruned");
     assert_eq!(cause.port, None);
 }
@@ -321,8 +295,7 @@ fn being_queued_triggers_a_run_if_it_says_something_new() {
     order(&mut admission, 0);
     admission.handle(Time(5), queued(2, 1));
     assert_eq!(admission.next_deadline(), Some(Time(5)));
-    let order = order(&mut admission, 5).expect("request 2 cannot be in time any more");
-    assert_eq!(ids(&order).1, [2]);
+    assert_eq!(issued(&mut admission, 5).1, [2]);
     let ignored = admission.counters().events_ignored;
     admission.handle(Time(6), queued(2, 1));
     admission.handle(Time(6), queued(2, 2));
@@ -358,40 +331,18 @@ fn a_pruned_request_stays_pruned_until_it_ends_and_then_frees_the_budget() {
         ..config()
     });
     admission.handle(Time(0), arrival(1, &[(1, 100, 90), (2, 100, 80)]));
-    assert_eq!(
-        ids(&order(&mut admission, 0).expect("a batch arrived")).1,
-        [1]
-    );
+    assert_eq!(issued(&mut admission, 0).1, [1]);
     // The budget is spent: batch 2 is late and nobody can be pruned for it.
     admission.handle(Time(0), arrival(2, &[(3, 150, 85)]));
-    assert_eq!(
-        ids(&order(&mut admission, 0).expect("a batch arrived")),
-        (vec![1, 2], vec![1])
-    );
-    assert!(
-        !admission
-            .last_decision(BatchId(2))
-            .expect("it was decided on")
-            .feasible
-    );
+    assert_eq!(issued(&mut admission, 0), (vec![1, 2], vec![1]));
+    assert!(!decision(&admission, 2).feasible);
     // Moving on to another batch does not rehabilitate it.
     admission.handle(Time(0), arrival(3, &[(1, 800, 90)]));
-    assert_eq!(
-        ids(&order(&mut admission, 0).expect("a batch arrived")).1,
-        [1]
-    );
-    admission.handle(
-        Time(0),
-        AdmissionEvent::RequestEnded {
-            request: RequestId(1),
-        },
-    );
+    assert_eq!(issued(&mut admission, 0).1, [1]);
+    admission.handle(Time(0), ended(1));
     assert_eq!(order(&mut admission, 0), None, "an end triggers nothing");
     admission.handle(Time(0), arrival(4, &[]));
-    assert_eq!(
-        ids(&order(&mut admission, 0).expect("a batch arrived")).1,
-        [3]
-    );
+    assert_eq!(issued(&mut admission, 0).1, [3]);
 }
 
 #[test]
@@ -411,9 +362,7 @@ fn bytes_that_left_the_wire_load_it_no_longer() {
     assert_eq!(order(&mut admission, 0), None, "progress triggers nothing");
     admission.handle(Time(0), arrival(2, &[]));
     order(&mut admission, 0);
-    let decision = admission
-        .last_decision(BatchId(1))
-        .expect("it was decided on");
+    let decision = decision(&admission, 1);
     assert_eq!(decision.estimate.finish(), Time(100));
 }
 
@@ -432,10 +381,7 @@ fn triggers_within_the_debounce_are_covered_by_one_run() {
         "the second does not postpone the run"
     );
     assert_eq!(order(&mut admission, 109), None);
-    assert_eq!(
-        ids(&order(&mut admission, 110).expect("it is due")).0,
-        [2, 1]
-    );
+    assert_eq!(issued(&mut admission, 110).0, [2, 1]);
     assert_eq!(admission.next_deadline(), None);
     assert_eq!(admission.counters().runs, 1);
 }
@@ -469,8 +415,7 @@ fn the_oldest_batch_makes_room_for_the_newest() {
     for batch in [7, 3, 5] {
         admission.handle(Time(0), arrival(batch, &[(batch, 100 * batch, 1)]));
     }
-    let order = order(&mut admission, 0).expect("batches arrived");
-    assert_eq!(ids(&order).0, [3, 5]);
+    assert_eq!(issued(&mut admission, 0).0, [3, 5]);
     assert_eq!(admission.counters().batches_forgotten, 1);
     assert_eq!(admission.last_decision(BatchId(7)), None);
 }
@@ -483,15 +428,7 @@ fn a_request_that_alone_exceeds_a_cap_is_refused_and_pushes_nobody_out() {
     });
     admission.handle(Time(0), arrival(1, &[(1, 100, 1)]));
     let requests = vec![load(2, 100, &[(1, 1), (2, 1), (3, 1), (4, 1)])];
-    let batch = BatchId(2);
-    admission.handle(
-        Time(0),
-        AdmissionEvent::BatchArrived {
-            batch,
-            requests,
-            compute: Span::ZERO,
-        },
-    );
+    admission.handle(Time(0), arrived(2, 0, requests));
     assert_eq!(admission.active_batches(), 2);
     assert_eq!(admission.counters().loads_refused, 1);
 }
@@ -505,26 +442,17 @@ fn estimates_follow_what_was_observed_if_they_are_asked_to() {
     admission.handle(Time(0), arrival(1, &[(1, 10_000, 1000)]));
     order(&mut admission, 0);
     // It took twice as long as it was estimated to: the next is estimated at 1.5 times.
-    admission.handle(
-        Time(2000),
-        AdmissionEvent::RequestEnded {
-            request: RequestId(1),
-        },
-    );
+    admission.handle(Time(2000), ended(1));
     admission.handle(Time(2000), departure(1));
     admission.handle(Time(2000), arrival(2, &[(2, 10_000, 1000)]));
     order(&mut admission, 2000);
-    let decision = admission
-        .last_decision(BatchId(2))
-        .expect("it was decided on");
+    let decision = decision(&admission, 2);
     assert_eq!(decision.estimate.finish(), Time(3500));
     // A batch that was aborted says nothing about estimates.
     admission.handle(Time(9000), departure(2));
     admission.handle(Time(9000), arrival(3, &[(3, 20_000, 1000)]));
     order(&mut admission, 9000);
-    let decision = admission
-        .last_decision(BatchId(3))
-        .expect("it was decided on");
+    let decision = decision(&admission, 3);
     assert_eq!(decision.estimate.finish(), Time(10_500));
 }
 
@@ -535,10 +463,7 @@ fn a_new_configuration_takes_effect_and_a_senseless_one_does_not() {
         ..config()
     });
     admission.handle(Time(0), arrival(1, &[(1, 100, 200)]));
-    assert_eq!(
-        ids(&order(&mut admission, 0).expect("a batch arrived")).1,
-        []
-    );
+    assert_eq!(issued(&mut admission, 0).1, []);
     let senseless = AdmissionConfig {
         default_rate: 0,
         ..config()
@@ -550,10 +475,7 @@ fn a_new_configuration_takes_effect_and_a_senseless_one_does_not() {
     admission
         .set_config(Time(1), config())
         .expect("it is valid");
-    assert_eq!(
-        ids(&order(&mut admission, 1).expect("the budget grew")).1,
-        [1]
-    );
+    assert_eq!(issued(&mut admission, 1).1, [1]);
 }
 
 #[test]

@@ -3,13 +3,9 @@
 mod virtual_time;
 
 use laxity_policy::{
-    BatchId, Event, FlowSpec, Granularity, Layer, Level, LinkConfig, PolicyKind, Span, Stage, Ties,
+    BatchId, FlowSpec, Granularity, Layer, Level, LinkConfig, PolicyKind, Span, Stage, Ties,
 };
-use virtual_time::{Port, TICK, at, flow, fluid};
-
-fn port(policy: PolicyKind) -> Port {
-    Port::new(LinkConfig { policy, ..fluid() })
-}
+use virtual_time::{Port, TICK, at, batch_ended, flow, fluid};
 
 fn due(id: u64, units: f64, deadline: f64) -> FlowSpec {
     FlowSpec {
@@ -66,7 +62,7 @@ fn fair_is_max_min_as_flows_come_and_go() {
         (6.0, 4.0),
         (20.0, 1.0),
     ];
-    let mut port = port(PolicyKind::Fair);
+    let mut port = virtual_time::port(PolicyKind::Fair);
     for (id, &(arrival, size)) in (0..).zip(&flows) {
         port.run_until(at(arrival));
         port.submit(flow(
@@ -113,7 +109,7 @@ fn fair_between_coflows_does_not_reward_many_flows() {
 
 #[test]
 fn sjf_preempts_for_what_is_shorter_than_the_rest_of_what_runs() {
-    let mut port = port(PolicyKind::Sjf);
+    let mut port = virtual_time::port(PolicyKind::Sjf);
     port.submit(flow(1, Stage::KvReuse, 3.0));
     port.run_until(at(0.5)); // 2.5 left
     port.submit(flow(2, Stage::Collective, 1.0));
@@ -124,7 +120,7 @@ fn sjf_preempts_for_what_is_shorter_than_the_rest_of_what_runs() {
 
 #[test]
 fn edf_serves_explicit_deadlines_in_their_order_and_lets_the_rest_share() {
-    let mut port = port(PolicyKind::Edf);
+    let mut port = virtual_time::port(PolicyKind::Edf);
     port.submit(flow(1, Stage::Collective, 1.0));
     port.submit(due(2, 1.0, 90.0));
     port.submit(due(3, 1.0, 80.0));
@@ -162,7 +158,7 @@ fn edf_orders_equal_deadlines_as_configured() {
 
 #[test]
 fn edf_low_is_edf_upside_down() {
-    let mut port = port(PolicyKind::EdfLow);
+    let mut port = virtual_time::port(PolicyKind::EdfLow);
     port.submit(due(1, 1.0, 90.0));
     port.submit(due(2, 1.0, 2.0));
     port.submit(flow(3, Stage::Collective, 1.0));
@@ -172,7 +168,7 @@ fn edf_low_is_edf_upside_down() {
 
 #[test]
 fn karuna_finishes_a_deadline_flow_just_in_time_though_the_port_is_idle() {
-    let mut port = port(PolicyKind::Karuna);
+    let mut port = virtual_time::port(PolicyKind::Karuna);
     port.submit(due(1, 2.0, 10.0));
     port.run_out();
     let finish = port.finish(1);
@@ -181,7 +177,7 @@ fn karuna_finishes_a_deadline_flow_just_in_time_though_the_port_is_idle() {
 
 #[test]
 fn karuna_meets_deadlines_under_load_and_gives_the_rest_to_the_shortest() {
-    let mut port = port(PolicyKind::Karuna);
+    let mut port = virtual_time::port(PolicyKind::Karuna);
     port.submit(due(1, 2.0, 4.0)); // half of the port
     port.submit(flow(2, Stage::KvReuse, 3.0));
     port.submit(flow(3, Stage::Collective, 1.0));
@@ -196,7 +192,7 @@ fn karuna_meets_deadlines_under_load_and_gives_the_rest_to_the_shortest() {
 
 #[test]
 fn karuna_wc_gives_deadline_flows_what_nobody_else_wants() {
-    let mut port = port(PolicyKind::KarunaWc);
+    let mut port = virtual_time::port(PolicyKind::KarunaWc);
     port.submit(due(1, 2.0, 10.0));
     port.run_out();
     assert!(near(port.finish(1), 2.0));
@@ -205,7 +201,7 @@ fn karuna_wc_gives_deadline_flows_what_nobody_else_wants() {
 #[test]
 fn karuna_with_a_hopeless_deadline_does_not_hold_the_port() {
     for policy in [PolicyKind::Karuna, PolicyKind::KarunaWc] {
-        let mut port = port(policy);
+        let mut port = virtual_time::port(policy);
         port.submit(due(1, 5.0, 1.0));
         port.submit(flow(2, Stage::Collective, 1.0));
         port.run_out();
@@ -215,7 +211,7 @@ fn karuna_with_a_hopeless_deadline_does_not_hold_the_port() {
 
 #[test]
 fn two_class_shares_inside_a_class_and_nothing_between() {
-    let mut port = port(PolicyKind::TwoClass);
+    let mut port = virtual_time::port(PolicyKind::TwoClass);
     port.submit(flow(1, Stage::KvReuse, 1.0));
     port.submit(due(2, 1.0, 1.0));
     port.submit(flow(3, Stage::Collective, 1.0));
@@ -246,7 +242,7 @@ fn tent_promotes_when_slack_falls_below_the_threshold() {
 
 #[test]
 fn tent_orders_a_stage_by_deadline() {
-    let mut port = port(PolicyKind::TentEdf);
+    let mut port = virtual_time::port(PolicyKind::TentEdf);
     port.submit(due(1, 1.0, 90.0));
     port.submit(due(2, 1.0, 80.0));
     port.submit(flow(3, Stage::KvReuse, 1.0));
@@ -256,7 +252,7 @@ fn tent_orders_a_stage_by_deadline() {
 
 #[test]
 fn a_change_of_policy_takes_effect_on_what_waits() {
-    let mut port = port(PolicyKind::Fair);
+    let mut port = virtual_time::port(PolicyKind::Fair);
     port.submit(flow(1, Stage::KvReuse, 2.0));
     port.submit(flow(2, Stage::Collective, 2.0));
     port.run_until(at(1.0)); // half a unit of each
@@ -277,8 +273,8 @@ fn a_change_of_policy_takes_effect_on_what_waits() {
 
 #[test]
 fn a_forgotten_batch_does_not_matter_to_a_baseline() {
-    let mut port = port(PolicyKind::Sjf);
-    port.tell(Event::BatchEnded { batch: BatchId(7) });
+    let mut port = virtual_time::port(PolicyKind::Sjf);
+    port.tell(batch_ended(7));
     port.submit(FlowSpec {
         batch: BatchId(7),
         ..flow(1, Stage::KvReuse, 1.0)

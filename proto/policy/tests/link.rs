@@ -8,13 +8,13 @@ use laxity_policy::{
     Action, BatchId, BatchSpec, Event, FlowId, FlowSpec, Layer, Level, Link, LinkConfig, MluScope,
     PolicyKind, RequestId, Span, Stage, Time,
 };
-use virtual_time::{CHUNK, Port, TICK, at, batch, flow, fluid};
+use virtual_time::{
+    CHUNK, Port, TICK, at, batch, batch_ended, cancelled, completed, compute_finished, flow, fluid,
+    held, layer_began, queued, released, request_ended,
+};
 
 fn mfs() -> Port {
-    let mut port = Port::new(LinkConfig {
-        policy: PolicyKind::Mfs,
-        ..fluid()
-    });
+    let mut port = virtual_time::port(PolicyKind::Mfs);
     // Something on the wire, so that what comes next waits.
     port.submit(flow(1000, Stage::Collective, 100.0));
     port.poll();
@@ -26,13 +26,6 @@ fn reuse(id: u64, batch: u64, layer: u16) -> FlowSpec {
         batch: BatchId(batch),
         layer: Layer(layer),
         ..flow(id, Stage::KvReuse, 1.0)
-    }
-}
-
-fn layer_began(batch: u64, layer: u16) -> Event {
-    Event::LayerBegan {
-        batch: BatchId(batch),
-        layer: Layer(layer),
     }
 }
 
@@ -74,22 +67,16 @@ fn a_queued_batch_counts_the_layers_of_those_that_run_before_it() {
         port.tell(batch(id, 4, 1.0));
     }
     port.tell(layer_began(1, 0));
-    port.tell(Event::BatchQueued {
-        batch: BatchId(2),
-        ahead: BatchId(1),
-    });
-    port.tell(Event::BatchQueued {
-        batch: BatchId(3),
-        ahead: BatchId(2),
-    });
+    port.tell(queued(2, 1));
+    port.tell(queued(3, 2));
     port.submit(reuse(1, 2, 0)); // RLI 4
     port.submit(reuse(2, 3, 0)); // RLI 8
     assert_eq!(levels(&port), [6, 8]);
     port.tell(layer_began(1, 2)); // RLI 2 and 6
     assert_eq!(levels(&port), [4, 8]);
-    port.tell(Event::ComputeFinished { batch: BatchId(1) }); // RLI 0 and 4
+    port.tell(compute_finished(1)); // RLI 0 and 4
     assert_eq!(levels(&port), [2, 6]);
-    port.tell(Event::BatchEnded { batch: BatchId(1) });
+    port.tell(batch_ended(1));
     port.tell(layer_began(2, 3)); // RLI 0 and 1
     assert_eq!(levels(&port), [2, 3]);
 }
@@ -101,10 +88,7 @@ fn a_batch_that_is_put_behind_another_late_lowers_nothing() {
     port.tell(batch(2, 8, 1.0));
     port.submit(reuse(1, 2, 1));
     assert_eq!(levels(&port), [3]);
-    port.tell(Event::BatchQueued {
-        batch: BatchId(2),
-        ahead: BatchId(1),
-    });
+    port.tell(queued(2, 1));
     assert_eq!(levels(&port), [3]);
 }
 
@@ -116,10 +100,7 @@ fn batches_queued_in_a_ring_or_behind_themselves_are_survived() {
         port.submit(reuse(id, id, 2));
     }
     for (b, ahead) in [(1, 2), (2, 3), (3, 1), (4, 4), (3, 4), (4, 1)] {
-        port.tell(Event::BatchQueued {
-            batch: BatchId(b),
-            ahead: BatchId(ahead),
-        });
+        port.tell(queued(b, ahead));
         port.tell(layer_began(b, 1));
         port.poll();
     }
@@ -201,7 +182,7 @@ fn the_last_stage_is_promoted_periodically_once_its_batch_has_computed() {
     port.tell(layer_began(1, 7));
     port.submit(urgent_from(1, 1, 4.5));
     port.run_until(at(2.0));
-    port.tell(Event::ComputeFinished { batch: BatchId(1) });
+    port.tell(compute_finished(1));
     port.run_until(at(6.0));
     let moves = moved(&port, 1);
     assert_eq!(moves.len(), 1);
@@ -295,7 +276,7 @@ fn credit_is_what_is_left_of_the_window_unless_something_waits_at_or_above() {
             0,
             "{policy}: a collective waits"
         );
-        link.handle(now, Event::FlowCancelled { flow: FlowId(2) });
+        link.handle(now, cancelled(2));
         link.land(now, level, 3 * CHUNK);
         assert_eq!(link.credit_allowance(now), 10 * CHUNK, "{policy}");
         // Credit in excess of the window is survived: the bytes are on the wire already.
@@ -312,7 +293,7 @@ fn credit_is_what_is_left_of_the_window_unless_something_waits_at_or_above() {
 #[test]
 fn a_name_that_is_taken_and_names_that_mean_nothing_are_ignored() {
     for policy in PolicyKind::ALL {
-        let mut port = Port::new(LinkConfig { policy, ..fluid() });
+        let mut port = virtual_time::port(policy);
         port.submit(flow(1, Stage::KvReuse, 1.0));
         port.poll();
         port.link
@@ -320,14 +301,9 @@ fn a_name_that_is_taken_and_names_that_mean_nothing_are_ignored() {
         assert_eq!(port.link.waiting_flows(), 1);
         let nobody = BatchId(77);
         for event in [
-            Event::BytesCompleted {
-                flow: FlowId(99),
-                bytes: 5,
-            },
-            Event::FlowCancelled { flow: FlowId(99) },
-            Event::RequestEnded {
-                request: RequestId(99),
-            },
+            completed(99, 5),
+            cancelled(99),
+            request_ended(99),
             Event::BatchQueued {
                 batch: nobody,
                 ahead: BatchId(78),
@@ -336,14 +312,11 @@ fn a_name_that_is_taken_and_names_that_mean_nothing_are_ignored() {
                 batch: nobody,
                 layer: Layer(u16::MAX),
             },
-            Event::LayerBegan {
-                batch: BatchId(0),
-                layer: Layer(3),
-            },
+            layer_began(0, 3),
             Event::ComputeFinished { batch: nobody },
-            Event::ComputeFinished { batch: BatchId(0) },
+            compute_finished(0),
             Event::BatchEnded { batch: nobody },
-            Event::BatchEnded { batch: BatchId(0) },
+            batch_ended(0),
             Event::BatchBegan(BatchSpec {
                 batch: BatchId(0),
                 layers: u16::MAX,
@@ -451,7 +424,7 @@ fn hints_without_end_are_forgotten_oldest_first() {
     assert_eq!(link.waiting_flows(), 1, "what waits is never forgotten");
     const { assert!(FOLLOWERS_MAX < 1000) };
     for id in 1..=total {
-        link.handle(Time(total), Event::BatchEnded { batch: BatchId(id) });
+        link.handle(Time(total), batch_ended(id));
     }
     let snapshot = link.snapshot();
     assert_eq!(
@@ -459,7 +432,7 @@ fn hints_without_end_are_forgotten_oldest_first() {
         (1, 1),
         "the one that waits"
     );
-    link.handle(Time(total), Event::FlowCancelled { flow: FlowId(1) });
+    link.handle(Time(total), cancelled(1));
     let snapshot = link.snapshot();
     assert_eq!((snapshot.batches, snapshot.requests), (0, 0));
 }
@@ -481,13 +454,7 @@ fn without_hints_what_flows_name_is_known_only_while_they_wait() {
         };
         link.handle(Time(id), Event::FlowArrived(spec));
         while link.poll_action(Time(id)).is_some() {}
-        link.handle(
-            Time(id),
-            Event::BytesCompleted {
-                flow: FlowId(id),
-                bytes: CHUNK,
-            },
-        );
+        link.handle(Time(id), completed(id, CHUNK));
     }
     let snapshot = link.snapshot();
     assert_eq!((snapshot.batches, snapshot.requests), (0, 0));
@@ -504,17 +471,7 @@ fn bytes_stuck_in_a_lower_class_do_not_hold_up_a_collective() {
             ..LinkConfig::default()
         })
         .unwrap();
-        let spec = |flow, stage, bytes| FlowSpec {
-            flow: FlowId(flow),
-            stage,
-            batch: BatchId(0),
-            request: RequestId(0),
-            layer: Layer(0),
-            bytes,
-            deadline: Time::NEVER,
-            receiver_bound: false,
-            whole: false,
-        };
+        let spec = |id, stage, bytes| FlowSpec::anonymous(FlowId(id), stage, bytes);
         // A transfer to a busy receiver fills the window, and none of it completes.
         link.handle(
             Time(1),
@@ -536,13 +493,7 @@ fn bytes_stuck_in_a_lower_class_do_not_hold_up_a_collective() {
         }
         assert_eq!(permitted, 4 * CHUNK, "{policy}");
         // The lower class gets nothing more until what is above it has left room.
-        link.handle(
-            Time(3),
-            Event::BytesCompleted {
-                flow: FlowId(1),
-                bytes: CHUNK,
-            },
-        );
+        link.handle(Time(3), completed(1, CHUNK));
         assert_eq!(link.poll_action(Time(3)), None, "{policy}");
     }
 }
@@ -603,10 +554,7 @@ fn kv_reuse_that_is_needed_soon_carries_the_level_of_collectives() {
     let mut link = Link::new(config).unwrap();
     let now = Time(1);
     link.handle(now, batch(1, 64, 1.0));
-    let layer = |layer| Event::LayerBegan {
-        batch: BatchId(1),
-        layer: Layer(layer),
-    };
+    let layer = |layer| layer_began(1, layer);
     link.handle(now, layer(10));
     let level_of = |link: &Link, batch, layer| {
         let spec = FlowSpec {
@@ -635,16 +583,9 @@ fn what_cannot_be_cut_goes_in_one_piece_when_a_chunk_would_fit() {
         ..LinkConfig::default()
     };
     let mut link = Link::new(config).unwrap();
-    let spec = |flow, bytes, whole| FlowSpec {
-        flow: FlowId(flow),
-        stage: Stage::P2d,
-        batch: BatchId(0),
-        request: RequestId(0),
-        layer: Layer(0),
-        bytes,
-        deadline: Time::NEVER,
-        receiver_bound: false,
+    let spec = |id, bytes, whole| FlowSpec {
         whole,
+        ..FlowSpec::anonymous(FlowId(id), Stage::P2d, bytes)
     };
     // Larger than the window, and yet permitted: nothing is in flight.
     link.handle(Time(1), Event::FlowArrived(spec(1, 10 * CHUNK, true)));
@@ -683,10 +624,7 @@ fn what_cannot_be_cut_goes_in_one_piece_when_a_chunk_would_fit() {
 
 /// A port on which whatever comes waits.
 fn busy() -> Port {
-    let mut port = Port::new(LinkConfig {
-        policy: PolicyKind::Laxity,
-        ..fluid()
-    });
+    let mut port = virtual_time::port(PolicyKind::Laxity);
     port.submit(flow(1000, Stage::Collective, 100.0));
     port.poll();
     port
@@ -704,8 +642,8 @@ fn a_held_flow_has_no_part_in_arbitration_until_it_is_released() {
     let mut port = busy();
     port.submit(of_request(1, 1));
     port.submit(of_request(2, 2));
-    port.tell(Event::FlowHeld { flow: FlowId(1) });
-    port.tell(Event::FlowHeld { flow: FlowId(1) });
+    port.tell(held(1));
+    port.tell(held(1));
     let snapshot = port.link.snapshot();
     assert_eq!((snapshot.held.flows, snapshot.held.bytes > 0), (1, true));
     assert_eq!(port.link.waiting_flows(), 2);
@@ -717,8 +655,8 @@ fn a_held_flow_has_no_part_in_arbitration_until_it_is_released() {
     );
     assert_eq!(port.link.snapshot().held.flows, 1);
     assert_eq!(port.link.next_deadline(), None);
-    port.tell(Event::FlowReleased { flow: FlowId(1) });
-    port.tell(Event::FlowReleased { flow: FlowId(2) });
+    port.tell(released(1));
+    port.tell(released(2));
     assert_eq!(port.link.snapshot().held.flows, 0);
     port.run_out();
     assert!(port.finish(1) > port.finish(2));
@@ -728,9 +666,9 @@ fn a_held_flow_has_no_part_in_arbitration_until_it_is_released() {
 fn a_held_flow_can_be_cancelled_and_keeps_nothing() {
     let mut port = busy();
     port.submit(of_request(1, 1));
-    port.tell(Event::FlowHeld { flow: FlowId(1) });
-    port.tell(Event::FlowCancelled { flow: FlowId(1) });
-    port.tell(Event::FlowReleased { flow: FlowId(1) });
+    port.tell(held(1));
+    port.tell(cancelled(1));
+    port.tell(released(1));
     let snapshot = port.link.snapshot();
     assert_eq!((snapshot.held.flows, snapshot.held.bytes), (0, 0));
     // The collective is left.
@@ -743,9 +681,9 @@ fn a_flow_whose_request_cannot_be_known_again_has_no_neighbours() {
     for id in 1..=3 {
         port.submit(of_request(id, 1));
     }
-    port.tell(Event::FlowHeld { flow: FlowId(2) });
+    port.tell(held(2));
     for id in [1, 3] {
-        port.tell(Event::FlowCancelled { flow: FlowId(id) });
+        port.tell(cancelled(id));
     }
     // Their records go to others.
     for id in [4, 5, 6] {
@@ -755,12 +693,12 @@ fn a_flow_whose_request_cannot_be_known_again_has_no_neighbours() {
     for id in 100..100 + REQUESTS_MAX as u64 {
         port.submit(of_request(id, id));
     }
-    port.tell(Event::FlowReleased { flow: FlowId(2) });
-    port.tell(Event::FlowCancelled { flow: FlowId(2) });
+    port.tell(released(2));
+    port.tell(cancelled(2));
     // Request 2 is forgotten with its last flow, as ever.
     let before = port.link.snapshot().requests;
     for id in [4, 5, 6] {
-        port.tell(Event::FlowCancelled { flow: FlowId(id) });
+        port.tell(cancelled(id));
     }
     assert_eq!(port.link.snapshot().requests, before - 1);
 }

@@ -8,8 +8,8 @@
 
 mod virtual_time;
 
-use laxity_policy::{BatchId, Event, FlowSpec, Layer, LinkConfig, PolicyKind, RequestId, Stage};
-use virtual_time::{Port, at, batch, flow, fluid};
+use laxity_policy::{BatchId, FlowSpec, Layer, LinkConfig, PolicyKind, RequestId, Stage};
+use virtual_time::{Port, at, batch, compute_finished, flow, fluid, joined, layer_began};
 
 /// What the chunks of the near-fluid wire can add to a finishing time, in ticks.
 const GRAIN: f64 = 0.05;
@@ -39,24 +39,16 @@ fn table_1(config: LinkConfig) -> [f64; 3] {
     let mut port = Port::new(config);
     for (id, layers) in [(1, 10), (2, 7), (4, 1)] {
         port.tell(batch(id, layers, 1.0));
-        port.tell(Event::LayerBegan {
-            batch: BatchId(id),
-            layer: Layer(0),
-        });
+        port.tell(layer_began(id, 0));
     }
-    port.tell(Event::ComputeFinished { batch: BatchId(4) });
+    port.tell(compute_finished(4));
     for (batch, request, deadline) in [
         (1, 1, 18.0),
         (2, 2, 12.0),
         (2, 3, 12.0),
         (4, 4, 7.0 + GRAIN),
     ] {
-        port.tell(Event::RequestJoined {
-            batch: BatchId(batch),
-            request: RequestId(request),
-            deadline: at(deadline),
-            bytes: 0,
-        });
+        port.tell(joined(batch, request, at(deadline)));
     }
     let a = FlowSpec {
         batch: BatchId(1),
@@ -162,10 +154,7 @@ fn table_1_laxity_meets_every_deadline_with_its_defaults() {
 fn collective_beside(config: LinkConfig, collective: f64, kv: FlowSpec) -> f64 {
     let mut port = Port::new(config);
     port.tell(batch(1, 64, 1.0));
-    port.tell(Event::LayerBegan {
-        batch: BatchId(1),
-        layer: Layer(0),
-    });
+    port.tell(layer_began(1, 0));
     let blocking = FlowSpec {
         batch: BatchId(1),
         ..flow(A, Stage::Collective, collective)

@@ -12,7 +12,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use laxity_policy::{
     BatchId, Event, FlowId, FlowSpec, Layer, LinkConfig, PolicyKind, RequestId, Span, Stage, Time,
 };
-use virtual_time::{Port, TICK, at, batch, flow, fluid, ticks};
+use virtual_time::{
+    Port, TICK, at, batch, batch_ended, compute_finished, flow, fluid, layer_began, ticks,
+};
 
 /// One batch, with one request.
 #[derive(Clone, Copy, Debug)]
@@ -141,10 +143,7 @@ impl<'a> Run<'a> {
 
     fn begin_layer(&mut self, i: usize) {
         let layer = self.progress[i].layer;
-        self.port.tell(Event::LayerBegan {
-            batch: BatchId(i as u64 + 1),
-            layer: Layer(layer),
-        });
+        self.port.tell(layer_began(i as u64 + 1, layer));
         let ahead = layer + LOOKAHEAD;
         if ahead < self.plan[i].layers {
             self.submit(i, Stage::KvReuse, ahead, self.plan[i].reuse);
@@ -185,9 +184,7 @@ impl<'a> Run<'a> {
                 if progress.layer < self.plan[i].layers {
                     self.begin_layer(i);
                 } else {
-                    self.port.tell(Event::ComputeFinished {
-                        batch: BatchId(i as u64 + 1),
-                    });
+                    self.port.tell(compute_finished(i as u64 + 1));
                     self.running.remove(&self.plan[i].unit);
                     self.start_next(self.plan[i].unit);
                 }
@@ -198,9 +195,7 @@ impl<'a> Run<'a> {
                     progress.finished = Some(now);
                     let request = RequestId(i as u64 + 1);
                     self.port.tell(Event::RequestEnded { request });
-                    self.port.tell(Event::BatchEnded {
-                        batch: BatchId(i as u64 + 1),
-                    });
+                    self.port.tell(batch_ended(i as u64 + 1));
                 }
             }
         }

@@ -15,7 +15,7 @@ use laxity_policy::{
     Action, BatchId, Event, FlowId, FlowSpec, Layer, LinkConfig, PolicyKind, RequestId, Span,
     Stage, Time,
 };
-use virtual_time::{Port, UNIT, batch, flow};
+use virtual_time::{Port, UNIT, batch, flow, request_ended};
 
 const POLICIES: [PolicyKind; 2] = [PolicyKind::Laxity, PolicyKind::Mfs];
 const CHUNK: u64 = 1000;
@@ -172,9 +172,7 @@ fn finishes_after(
             return Some(port.now.since(start).0 as f64 / SECOND as f64);
         }
         if let Some(done) = port.latest {
-            port.tell(Event::RequestEnded {
-                request: RequestId(done.0),
-            });
+            port.tell(request_ended(done.0));
         }
         more(&mut port);
     }

@@ -12,8 +12,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use laxity_policy::{
-    Action, BatchId, BatchSpec, Event, FlowId, FlowSpec, Layer, Level, Link, LinkConfig, RequestId,
-    Span, Stage, Time,
+    Action, BatchId, BatchSpec, Event, FlowId, FlowSpec, Layer, Level, Link, LinkConfig,
+    PolicyKind, RequestId, Span, Stage, Time,
 };
 
 /// Bytes of one unit.
@@ -48,17 +48,8 @@ pub fn fluid() -> LinkConfig {
 
 /// A flow of `units`, with no batch, request or deadline.
 pub fn flow(id: u64, stage: Stage, units: f64) -> FlowSpec {
-    FlowSpec {
-        flow: FlowId(id),
-        stage,
-        batch: BatchId(0),
-        request: RequestId(0),
-        layer: Layer(0),
-        bytes: (units * UNIT as f64).round() as u64,
-        deadline: Time::NEVER,
-        receiver_bound: false,
-        whole: false,
-    }
+    let bytes = (units * UNIT as f64).round() as u64;
+    FlowSpec::anonymous(FlowId(id), stage, bytes)
 }
 
 /// A batch of `layers` layers of `layer_ticks`.
@@ -68,6 +59,63 @@ pub fn batch(id: u64, layers: u16, layer_ticks: f64) -> Event {
         layers,
         layer_time: Span((layer_ticks * TICK as f64) as u64),
     })
+}
+
+pub fn queued(batch: u64, ahead: u64) -> Event {
+    let (batch, ahead) = (BatchId(batch), BatchId(ahead));
+    Event::BatchQueued { batch, ahead }
+}
+
+pub fn layer_began(batch: u64, layer: u16) -> Event {
+    let (batch, layer) = (BatchId(batch), Layer(layer));
+    Event::LayerBegan { batch, layer }
+}
+
+pub fn compute_finished(batch: u64) -> Event {
+    let batch = BatchId(batch);
+    Event::ComputeFinished { batch }
+}
+
+pub fn batch_ended(batch: u64) -> Event {
+    let batch = BatchId(batch);
+    Event::BatchEnded { batch }
+}
+
+pub fn request_ended(request: u64) -> Event {
+    let request = RequestId(request);
+    Event::RequestEnded { request }
+}
+
+/// A request without announced bytes.
+pub fn joined(batch: u64, request: u64, deadline: Time) -> Event {
+    Event::RequestJoined {
+        batch: BatchId(batch),
+        request: RequestId(request),
+        deadline,
+        bytes: 0,
+    }
+}
+
+pub fn completed(flow: u64, bytes: u64) -> Event {
+    let flow = FlowId(flow);
+    Event::BytesCompleted { flow, bytes }
+}
+
+pub fn cancelled(flow: u64) -> Event {
+    Event::FlowCancelled { flow: FlowId(flow) }
+}
+
+pub fn held(flow: u64) -> Event {
+    Event::FlowHeld { flow: FlowId(flow) }
+}
+
+pub fn released(flow: u64) -> Event {
+    Event::FlowReleased { flow: FlowId(flow) }
+}
+
+/// A near-fluid port.
+pub fn port(policy: PolicyKind) -> Port {
+    Port::new(LinkConfig { policy, ..fluid() })
 }
 
 /// A link, a wire and a time.
