@@ -46,6 +46,12 @@ fn first(served: &mut Served) -> Option<Result<Record, Garbage>> {
     result
 }
 
+/// Both halves of a lane of 16 slots.
+fn lane() -> (Producer, Consumer) {
+    let memory = LaneMemory::heap(16);
+    (Producer::new(memory.clone()), Consumer::new(memory, false))
+}
+
 fn submit(bytes: u64) -> Descriptor {
     Record::Submit(Flow {
         bytes,
@@ -316,9 +322,7 @@ fn credit_cannot_be_overdrawn() {
     producer.publish(&on_credit(flow(1, 0))).expect("room");
     assert_eq!(first(&mut served), Some(Err(Garbage::Overdraft(1))));
 
-    let memory = LaneMemory::heap(16);
-    let mut producer = Producer::new(memory.clone());
-    let mut consumer = Consumer::new(memory, false);
+    let (mut producer, mut consumer) = lane();
     producer
         .publish(&on_credit(flow(7, CREDIT_PORTS as u8)))
         .expect("room");
@@ -331,9 +335,7 @@ fn credit_cannot_be_overdrawn() {
 
 #[test]
 fn a_permit_for_a_flow_that_is_not_there_writes_nothing() {
-    let memory = LaneMemory::heap(16);
-    let mut producer = Producer::new(memory.clone());
-    let mut consumer = Consumer::new(memory, false);
+    let (mut producer, mut consumer) = lane();
     let at = producer.publish_gated(&Record::Submit(Flow {
         bytes: 9,
         ..Flow::default()
@@ -364,9 +366,7 @@ fn a_permit_for_a_flow_that_is_not_there_writes_nothing() {
 
 #[test]
 fn slots_come_back_in_any_order_and_a_full_lane_says_so() {
-    let memory = LaneMemory::heap(16);
-    let mut producer = Producer::new(memory.clone());
-    let mut consumer = Consumer::new(memory, false);
+    let (mut producer, mut consumer) = lane();
     let submit = Record::Submit(Flow {
         bytes: 1,
         ..Flow::default()

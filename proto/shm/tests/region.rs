@@ -16,11 +16,15 @@ use laxity_shm::registration::{
 };
 use laxity_shm::served::Served;
 
-const SMALL: Geometry = Geometry {
-    lanes: 2,
-    slots: 16,
-    colour: 1,
-};
+const SMALL: Geometry = shape(2, 16, 1);
+
+const fn shape(lanes: u16, slots: u16, colour: u8) -> Geometry {
+    Geometry {
+        lanes,
+        slots,
+        colour,
+    }
+}
 
 fn copy(fd: impl AsFd) -> OwnedFd {
     fd.as_fd().try_clone_to_owned().expect("dup")
@@ -62,53 +66,31 @@ fn a_file_that_could_be_truncated_is_refused() {
 #[test]
 fn a_region_of_another_size_or_shape_is_refused() {
     let region = Region::create(SMALL).expect("created");
-    for other in [
-        Geometry { lanes: 3, ..SMALL },
-        Geometry { slots: 17, ..SMALL },
-        Geometry { colour: 2, ..SMALL },
-    ] {
+    for other in [shape(3, 16, 1), shape(2, 17, 1), shape(2, 16, 2)] {
         match Region::map(copy(region.memfd()), other) {
             Err(RegionError::Shape(SMALL)) => {}
             answer => panic!("{other:?}: {answer:?}"),
         }
     }
-    for other in [
-        Geometry { lanes: 30, ..SMALL },
-        Geometry {
-            slots: 256,
-            ..SMALL
-        },
-    ] {
+    for other in [shape(30, 16, 1), shape(2, 256, 1)] {
         match Region::map(copy(region.memfd()), other) {
             Err(RegionError::Size { .. }) => {}
             answer => panic!("{other:?}: {answer:?}"),
         }
     }
     for invalid in [
-        Geometry { lanes: 0, ..SMALL },
-        Geometry {
-            lanes: 1025,
-            ..SMALL
-        },
-        Geometry { slots: 7, ..SMALL },
-        Geometry {
-            slots: 4097,
-            ..SMALL
-        },
-        Geometry {
-            colour: 64,
-            ..SMALL
-        },
+        shape(0, 16, 1),
+        shape(1025, 16, 1),
+        shape(2, 7, 1),
+        shape(2, 4097, 1),
+        shape(2, 16, 64),
     ] {
-        assert!(matches!(
+        for refused in [
             Region::create(invalid),
-            Err(RegionError::Geometry(_))
-        ));
-        let fd = copy(region.memfd());
-        assert!(matches!(
-            Region::map(fd, invalid),
-            Err(RegionError::Geometry(_))
-        ));
+            Region::map(copy(region.memfd()), invalid),
+        ] {
+            assert!(matches!(refused, Err(RegionError::Geometry(_))));
+        }
     }
 }
 
@@ -218,24 +200,22 @@ fn another_version_is_told_apart_from_nonsense() {
         matches!(Hello::parse(&newer), Err(RegistrationError::Version(_))),
         "of any length"
     );
+    let changed = |offset: usize, value| {
+        let mut changed = bytes.clone();
+        changed[offset] = value;
+        changed
+    };
     for wrong in [
         &bytes[..0],
         &bytes[..7],
         &bytes[..47],
         b"GET / HTTP/1.1\r\n\r\n".as_slice(),
+        &changed(12, 3)[..],
+        &changed(13, 2)[..],
+        &changed(14, 1)[..],
     ] {
-        assert!(matches!(
-            Hello::parse(wrong),
-            Err(RegistrationError::Malformed(_))
-        ));
-    }
-    for (offset, value) in [(12, 3), (13, 2), (14, 1)] {
-        let mut wrong = bytes.clone();
-        wrong[offset] = value;
-        assert!(matches!(
-            Hello::parse(&wrong),
-            Err(RegistrationError::Malformed(_))
-        ));
+        let heard = Hello::parse(wrong);
+        assert!(matches!(heard, Err(RegistrationError::Malformed(_))));
     }
 }
 
@@ -253,10 +233,8 @@ fn a_rejection_says_why_and_by_which_version() {
     let mut reply = bytemuck::bytes_of(&Reply::welcome(SMALL)).to_vec();
     assert_eq!(Reply::parse(&reply).expect("valid"), SMALL);
     reply[4] += 1;
-    assert!(matches!(
-        Reply::parse(&reply),
-        Err(RegistrationError::Version(_))
-    ));
+    let answer = Reply::parse(&reply);
+    assert!(matches!(answer, Err(RegistrationError::Version(_))));
     reply[4] -= 1;
     reply[17] += 1;
     assert!(
@@ -272,10 +250,8 @@ fn a_welcome_without_its_descriptors_is_refused() {
     (&stream)
         .write_all(bytemuck::bytes_of(&Reply::welcome(SMALL)))
         .expect("sends");
-    assert!(matches!(
-        receive_reply(client.as_fd()),
-        Err(RegistrationError::Malformed(_))
-    ));
+    let answer = receive_reply(client.as_fd());
+    assert!(matches!(answer, Err(RegistrationError::Malformed(_))));
     drop(stream);
     drop(daemon);
     match receive_reply(client.as_fd()) {
