@@ -24,7 +24,7 @@ pub use self::error::{ConfigError, FILE_DEFAULT};
 /// Most NICs: a record names its NIC in a byte, and clients index tables with it.
 pub const NICS_MAX: usize = 64;
 
-/// Whether traffic is delayed at all (architecture §3).
+/// Whether traffic is delayed at all.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {

@@ -1,5 +1,7 @@
 //! What parses and still cannot be meant.
 
+use std::fmt::Display;
+use std::ops::RangeInclusive;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -7,10 +9,10 @@ use laxity_quantity::Nanos;
 use laxity_shm::layout::{LANES_MAX, SLOTS_MAX, SLOTS_MIN};
 use laxity_shm::registration::SOCKET_PATH_MAX;
 
-use super::{Config, NICS_MAX, NicConfig};
+use super::{Config, NICS_MAX};
+use crate::coordinator::addresses::own_host;
 use crate::coordinator::channel::{self, Scheme};
 use crate::coordinator::credentials;
-use crate::coordinator::stream::own_host;
 
 /// The slowest rate that a NIC is likely to have, in bytes per second: 10 Mbit/s.
 const RATE_LIKELY_MIN: u64 = 1_250_000;
@@ -19,6 +21,29 @@ const RATE_LIKELY_MIN: u64 = 1_250_000;
 pub(super) struct Nonsense {
     pub(super) key: String,
     pub(super) problem: String,
+}
+
+type Checked = Result<(), Nonsense>;
+
+/// What `problem` says of `key`, unless `right`.
+fn ensure<P: Into<String>>(right: bool, key: &str, problem: impl FnOnce() -> P) -> Checked {
+    if right {
+        return Ok(());
+    }
+    Err(Nonsense {
+        key: key.to_owned(),
+        problem: problem().into(),
+    })
+}
+
+fn within<T: Copy + PartialOrd + Display>(
+    key: &str,
+    value: T,
+    range: RangeInclusive<T>,
+) -> Checked {
+    let (least, most) = (range.start(), range.end());
+    let problem = || format!("{value} is not in {least}..={most}");
+    ensure(range.contains(&value), key, problem)
 }
 
 impl Config {
@@ -70,189 +95,141 @@ impl Config {
     }
 
     /// The first value that makes no sense.
-    pub(super) fn check(&self) -> Result<(), Nonsense> {
-        let fail = |key: &str, problem: String| {
-            Err(Nonsense {
-                key: key.to_owned(),
-                problem,
-            })
-        };
-        if !self.metrics.is_empty() && self.metrics_address().is_none() {
-            return fail(
-                "metrics",
-                format!("`{}` is not ADDRESS:PORT; use \"\" for none", self.metrics),
-            );
-        }
+    pub(super) fn check(&self) -> Checked {
+        let metrics = &self.metrics;
+        ensure(
+            metrics.is_empty() || self.metrics_address().is_some(),
+            "metrics",
+            || format!("`{metrics}` is not ADDRESS:PORT; use \"\" for none"),
+        )?;
         for (key, path) in [("socket", &self.socket), ("control", &self.control)] {
             let length = path.as_os_str().len();
-            if !(1..=SOCKET_PATH_MAX).contains(&length) {
-                return fail(
-                    key,
-                    format!(
-                        "{length} bytes long; the path of a socket has 1 and at most \
-                         {SOCKET_PATH_MAX} bytes"
-                    ),
-                );
-            }
+            ensure((1..=SOCKET_PATH_MAX).contains(&length), key, || {
+                format!(
+                    "{length} bytes long; the path of a socket has 1 and at most \
+                     {SOCKET_PATH_MAX} bytes"
+                )
+            })?;
         }
-        if self.socket == self.control {
-            return fail("control", "must be another path than `socket`".into());
-        }
-        if let Err(problem) = check_log(&self.log) {
-            return fail("log", problem);
-        }
+        ensure(
+            self.socket != self.control,
+            "control",
+            || "must be another path than `socket`",
+        )?;
+        check_log(&self.log).or_else(|problem| ensure(false, "log", || problem))?;
         self.check_scheduler()?;
         for (key, mode) in [
             ("access.socket_mode", self.access.socket_mode),
             ("access.control_mode", self.access.control_mode),
         ] {
-            if mode > 0o777 {
-                return fail(key, format!("{mode:o} is not a file mode; write \"0660\""));
-            }
+            ensure(mode <= 0o777, key, || {
+                format!("{mode:o} is not a file mode; write \"0660\"")
+            })?;
         }
         self.check_levels()?;
-        if self.slo_ttft == Some(Nanos(0)) {
-            return fail(
-                "slo_ttft",
-                "must be more than zero; leave it out for none".into(),
-            );
-        }
-        if self.tuning.completion_timeout == Nanos(0) {
-            return fail(
-                "tuning.completion_timeout",
-                "must be more than zero: every permit would be written off at once".into(),
-            );
-        }
+        ensure(
+            self.slo_ttft != Some(Nanos(0)),
+            "slo_ttft",
+            || "must be more than zero; leave it out for none",
+        )?;
+        let timeout = self.tuning.completion_timeout;
+        ensure(
+            timeout != Nanos(0),
+            "tuning.completion_timeout",
+            || "must be more than zero: every permit would be written off at once",
+        )?;
         self.check_coordinator()?;
-        if self.nic.is_empty() || self.nic.len() > NICS_MAX {
-            return fail(
-                "nic",
-                format!("{} NICs; give 1 to {NICS_MAX}", self.nic.len()),
-            );
-        }
-        for (index, nic) in self.nic.iter().enumerate() {
-            self.check_nic(index, nic)?;
-        }
-        Ok(())
+        let nics = self.nic.len();
+        ensure((1..=NICS_MAX).contains(&nics), "nic", || {
+            format!("{nics} NICs; give 1 to {NICS_MAX}")
+        })?;
+        (0..nics).try_for_each(|index| self.check_nic(index))
     }
 
-    fn check_scheduler(&self) -> Result<(), Nonsense> {
-        let fail = |key: &str, problem: String| {
-            Err(Nonsense {
-                key: key.to_owned(),
-                problem,
-            })
-        };
+    fn check_scheduler(&self) -> Checked {
         let scheduler = &self.scheduler;
-        if !(1..=LANES_MAX).contains(&scheduler.lanes) {
-            return fail(
-                "scheduler.lanes",
-                format!("{} is not in 1..={LANES_MAX}", scheduler.lanes),
-            );
+        within("scheduler.lanes", scheduler.lanes, 1..=LANES_MAX)?;
+        within("scheduler.slots", scheduler.slots, SLOTS_MIN..=SLOTS_MAX)?;
+        let clients_max = scheduler.clients_max;
+        within("scheduler.clients_max", clients_max, 1..=16_384)?;
+        if let Some(share) = scheduler.clients_per_uid_max {
+            let right = (1..=clients_max).contains(&share);
+            ensure(right, "scheduler.clients_per_uid_max", || {
+                format!("{share} is not in 1..={clients_max}, which is scheduler.clients_max")
+            })?;
         }
-        if !(SLOTS_MIN..=SLOTS_MAX).contains(&scheduler.slots) {
-            return fail(
-                "scheduler.slots",
-                format!("{} is not in {SLOTS_MIN}..={SLOTS_MAX}", scheduler.slots),
-            );
-        }
-        if !(1..=16_384).contains(&scheduler.clients_max) {
-            return fail(
-                "scheduler.clients_max",
-                format!("{} is not in 1..=16384", scheduler.clients_max),
-            );
-        }
-        if let Some(share) = scheduler.clients_per_uid_max
-            && !(1..=scheduler.clients_max).contains(&share)
-        {
-            return fail(
-                "scheduler.clients_per_uid_max",
-                format!(
-                    "{share} is not in 1..={}, which is scheduler.clients_max",
-                    scheduler.clients_max
-                ),
-            );
-        }
-        if scheduler.flows_per_client_max == 0 {
-            return fail(
-                "scheduler.flows_per_client_max",
-                "must be at least 1".into(),
-            );
-        }
-        if scheduler.spin_us > 1_000_000 {
-            return fail(
-                "scheduler.spin_us",
-                "more than a second; did you mean less?".into(),
-            );
-        }
-        Ok(())
+        let flows_max = scheduler.flows_per_client_max;
+        ensure(
+            flows_max > 0,
+            "scheduler.flows_per_client_max",
+            || "must be at least 1",
+        )?;
+        ensure(
+            scheduler.spin_us <= 1_000_000,
+            "scheduler.spin_us",
+            || "more than a second; did you mean less?",
+        )
     }
 
-    fn check_coordinator(&self) -> Result<(), Nonsense> {
+    fn check_coordinator(&self) -> Checked {
         let coordinator = &self.coordinator;
-        let fail = |key: &str, problem: String| {
-            Err(Nonsense {
-                key: format!("coordinator.{key}"),
-                problem,
-            })
-        };
         for (key, value, least_ms) in [
             ("order_age_limit", coordinator.order_age_limit, 10),
             ("fetch_wait_max", coordinator.fetch_wait_max, 1),
             ("backoff_min", coordinator.backoff_min, 1),
             ("backoff_max", coordinator.backoff_max, 1),
         ] {
-            if value.0 < least_ms * 1_000_000 || value.0 > 3_600_000_000_000 {
-                return fail(key, format!("{value} is not in {least_ms}ms..=60min"));
-            }
+            let right = (least_ms * 1_000_000..=3_600_000_000_000).contains(&value.0);
+            ensure(right, &format!("coordinator.{key}"), || {
+                format!("{value} is not in {least_ms}ms..=60min")
+            })?;
         }
-        if coordinator.backoff_max < coordinator.backoff_min {
-            return fail("backoff_max", "is less than coordinator.backoff_min".into());
-        }
-        if coordinator.host.len() > 253 || coordinator.host.contains(char::is_control) {
-            return fail(
-                "host",
-                "a host name has at most 253 bytes and no control characters".into(),
-            );
-        }
-        let endpoint = &coordinator.endpoint;
-        if endpoint.is_empty() {
+        let ascend = coordinator.backoff_min <= coordinator.backoff_max;
+        ensure(
+            ascend,
+            "coordinator.backoff_max",
+            || "is less than coordinator.backoff_min",
+        )?;
+        let host = &coordinator.host;
+        let right = host.len() <= 253 && !host.contains(char::is_control);
+        ensure(
+            right,
+            "coordinator.host",
+            || "a host name has at most 253 bytes and no control characters",
+        )?;
+        if coordinator.endpoint.is_empty() {
             return Ok(());
         }
-        let place = match channel::allow(endpoint, coordinator) {
+        let place = match channel::allow(&coordinator.endpoint, coordinator) {
             Ok(place) => place,
-            Err(problem) => return fail("endpoint", problem),
+            Err(problem) => return ensure(false, "coordinator.endpoint", || problem),
         };
-        let given = |path: &Path| !path.as_os_str().is_empty();
-        if place.scheme == Scheme::Http
-            && (given(&coordinator.ca) || given(&coordinator.cert) || given(&coordinator.key))
-        {
-            return fail(
-                "endpoint",
-                "http:// is without TLS, and there are certificates: write https://, or take ca, \
-                 cert and key away"
-                    .into(),
-            );
-        }
-        if given(&coordinator.cert) != given(&coordinator.key) {
-            let (there, missing) = match given(&coordinator.cert) {
-                true => ("cert", "key"),
-                false => ("key", "cert"),
-            };
-            return fail(there, format!("needs coordinator.{missing}, too"));
-        }
+        let files = [&coordinator.ca, &coordinator.cert, &coordinator.key];
+        let [ca, cert, key] = files.map(|path| !path.as_os_str().is_empty());
+        let right = place.scheme == Scheme::Https || !(ca || cert || key);
+        ensure(right, "coordinator.endpoint", || {
+            "http:// is without TLS, and there are certificates: write https://, or take ca, \
+             cert and key away"
+        })?;
+        ensure(
+            key || !cert,
+            "coordinator.cert",
+            || "needs coordinator.key, too",
+        )?;
+        ensure(
+            cert || !key,
+            "coordinator.key",
+            || "needs coordinator.cert, too",
+        )?;
         let name = &coordinator.server_name;
-        if !name.is_empty() && !credentials::is_server_name(name) {
-            return fail(
-                "server_name",
-                format!("`{name}` is neither a DNS name nor an address"),
-            );
-        }
-        Ok(())
+        let right = name.is_empty() || credentials::is_server_name(name);
+        ensure(right, "coordinator.server_name", || {
+            format!("`{name}` is neither a DNS name nor an address")
+        })
     }
 
     /// Checks the files that `[coordinator]` names, as the coordinator will.
-    pub(super) fn check_certificates(&self) -> Result<(), Nonsense> {
+    pub(super) fn check_certificates(&self) -> Checked {
         let coordinator = &self.coordinator;
         let Ok(place) = channel::place(&coordinator.endpoint) else {
             return Ok(());
@@ -260,13 +237,8 @@ impl Config {
         if place.scheme == Scheme::Http {
             return Ok(());
         }
-        match credentials::check(coordinator, &place.host, &own_host(coordinator)) {
-            Ok(()) => Ok(()),
-            Err(unusable) => Err(Nonsense {
-                key: unusable.key.to_owned(),
-                problem: unusable.problem,
-            }),
-        }
+        credentials::check(coordinator, &place.host, &own_host(coordinator))
+            .or_else(|unusable| ensure(false, unusable.key, || unusable.problem))
     }
 
     /// What is allowed of `[coordinator]` and not safe, or of no use.
@@ -310,85 +282,62 @@ impl Config {
         }
     }
 
-    fn check_levels(&self) -> Result<(), Nonsense> {
+    fn check_levels(&self) -> Checked {
         let levels = &self.levels;
-        let fail = |key: &str, problem: String| {
-            Err(Nonsense {
-                key: key.to_owned(),
-                problem,
-            })
-        };
-        if levels.dscp.len() != usize::from(levels.count) {
-            return fail(
-                "levels.dscp",
-                format!(
-                    "has {} entries for {} levels; give one per level, the highest first (levels \
-                     may share a DSCP)",
-                    levels.dscp.len(),
-                    levels.count
-                ),
-            );
-        }
-        if let Some(dscp) = levels.dscp.iter().find(|dscp| **dscp > 63) {
-            return fail("levels.dscp", format!("{dscp} is not in 0..=63"));
+        let given = levels.dscp.len();
+        ensure(given == usize::from(levels.count), "levels.dscp", || {
+            format!(
+                "has {given} entries for {} levels; give one per level, the highest first (levels \
+                 may share a DSCP)",
+                levels.count
+            )
+        })?;
+        for &dscp in &levels.dscp {
+            within("levels.dscp", dscp, 0..=63)?;
         }
         // A switch has one queue for a DSCP: what lies between two levels that share one would
         // have to be above and below it at once.
         for (row, dscp) in levels.dscp.iter().enumerate() {
             let before = &levels.dscp[..row];
-            if let Some(first) = before.iter().position(|other| other == dscp)
-                && before.last() != Some(dscp)
-            {
+            if let Some(first) = before.iter().position(|other| other == dscp) {
                 let (first, second) = (first + 1, row + 1);
-                return fail(
-                    "levels.dscp",
+                ensure(before.last() == Some(dscp), "levels.dscp", || {
                     format!(
                         "P{first} and P{second} share {dscp} and levels between them do not; only \
                          adjacent levels may share a DSCP"
-                    ),
-                );
+                    )
+                })?;
             }
         }
         let scavenger = levels.scavenger_dscp;
-        if scavenger > 63 {
-            return fail(
-                "levels.scavenger_dscp",
-                format!("{scavenger} is not in 0..=63"),
-            );
-        }
-        if let Some(row) = levels.dscp.iter().position(|dscp| *dscp == scavenger)
-            && levels.dscp.last() != Some(&scavenger)
-        {
-            return fail(
-                "levels.scavenger_dscp",
+        within("levels.scavenger_dscp", scavenger, 0..=63)?;
+        if let Some(row) = levels.dscp.iter().position(|dscp| *dscp == scavenger) {
+            let is_lowest = levels.dscp.last() == Some(&scavenger);
+            ensure(is_lowest, "levels.scavenger_dscp", || {
                 format!(
                     "{scavenger} is the DSCP of P{}; the scavenger may share that of the lowest \
                      level only",
                     row + 1
-                ),
-            );
+                )
+            })?;
         }
         Ok(())
     }
 
-    fn check_nic(&self, index: usize, nic: &NicConfig) -> Result<(), Nonsense> {
-        if let Some(other) = self.nic[..index]
-            .iter()
-            .position(|other| other.name == nic.name)
-        {
-            return Err(Nonsense {
-                key: format!("nic.{index}.name"),
-                problem: format!("`{}` is the name of NIC {other} already", nic.name),
+    fn check_nic(&self, index: usize) -> Checked {
+        let (nic, name) = (&self.nic[index], format!("nic.{index}.name"));
+        let mut before = self.nic[..index].iter();
+        if let Some(other) = before.position(|other| other.name == nic.name) {
+            return ensure(false, &name, || {
+                format!("`{}` is the name of NIC {other} already", nic.name)
             });
         }
-        if nic.name.is_empty() || nic.name.contains(char::is_control) {
-            return Err(Nonsense {
-                key: format!("nic.{index}.name"),
-                problem: "is a label of metrics: give it at least one character, and no control \
-                    characters"
-                    .into(),
-            });
-        }
+        let right = !nic.name.is_empty() && !nic.name.contains(char::is_control);
+        ensure(
+            right,
+            &name,
+            || "is a label of metrics: give it at least one character, and no control characters",
+        )?;
         self.link(nic).validate().map_err(|invalid| Nonsense {
             key: match invalid.field {
                 "rate" => format!("nic.{index}.rate"),
