@@ -1,5 +1,5 @@
-//! The Prometheus endpoint. Names, units and labels are documented in `docs/metrics.md`, and a
-//! test holds the two together.
+//! The Prometheus endpoint. `docs/metrics.md` documents names, units and labels, and
+//! `tests/process.rs` compares the two.
 //!
 //! Each [`Snapshot`] of the scheduler is turned into absolute values. Waits are handed to the
 //! exporter sample by sample, which is what its interface takes, so they are thinned above
@@ -10,15 +10,15 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use laxity_listen::http::{Limits, Listener, rendered};
-use laxity_policy::{Level, Stage, Time};
+use laxity_policy::{Level, Span, Stage, Tally, Time};
 use laxity_shm::sleep::now_ns;
-use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Metadata, Recorder, Unit};
+use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Metadata, Recorder};
 use metrics_exporter_prometheus::{
     BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
 
-use crate::coordinator::exchange::CoordinatorExchange;
-use crate::stats::{Snapshot, WAIT_BUCKETS, WaitHistogram};
+use crate::coordinator::exchange::{CoordinatorExchange, StreamView};
+use crate::stats::{PortSnapshot, Snapshot, StageCounters, WAIT_BUCKETS, WaitHistogram};
 
 /// Wait samples handed to the exporter per snapshot, over all ports and stages.
 const WAITS_PER_SNAPSHOT_MAX: u64 = 20_000;
@@ -28,288 +28,201 @@ const WAIT_EDGES_S: [f64; 13] = [
     250e-9, 1e-6, 4e-6, 16e-6, 64e-6, 256e-6, 1e-3, 4e-3, 16e-3, 64e-3, 256e-3, 1.0, 4.0,
 ];
 
-/// Every metric with its kind, unit and meaning. The labels are in `docs/metrics.md`.
-pub const METRICS: &[(&str, Kind, &str)] = &[
-    (
-        "laxity_queued_bytes",
-        Kind::Gauge,
-        "Bytes submitted and not yet permitted, by stage",
-    ),
-    (
-        "laxity_queued_flows",
-        Kind::Gauge,
-        "Flows with bytes not yet permitted, by stage",
-    ),
-    (
-        "laxity_held_bytes",
-        Kind::Gauge,
-        "Bytes of flows that are held back because others that read from the same host come first",
-    ),
-    ("laxity_held_flows", Kind::Gauge, "Flows that are held back"),
-    (
-        "laxity_queued_level_bytes",
-        Kind::Gauge,
-        "Bytes submitted and not yet permitted, by level",
-    ),
-    (
-        "laxity_queued_level_flows",
-        Kind::Gauge,
-        "Flows with bytes not yet permitted, by level",
-    ),
-    (
-        "laxity_in_flight_bytes",
-        Kind::Gauge,
-        "Bytes permitted and not yet completed",
-    ),
-    (
-        "laxity_port_rate_bytes_per_second",
-        Kind::Gauge,
-        "Configured rate of the port",
-    ),
-    (
-        "laxity_port_load_ratio",
-        Kind::Gauge,
-        "Load that precedes the lowest level (rho), 0 to 1",
-    ),
-    ("laxity_flows_total", Kind::Counter, "Flows submitted"),
-    (
-        "laxity_submitted_bytes_total",
-        Kind::Counter,
-        "Bytes submitted",
-    ),
-    (
-        "laxity_credited_bytes_total",
-        Kind::Counter,
-        "Bytes sent on credit or only observed",
-    ),
-    (
-        "laxity_permits_total",
-        Kind::Counter,
-        "Permits given, credit included",
-    ),
-    (
-        "laxity_permitted_bytes_total",
-        Kind::Counter,
-        "Bytes permitted, credit included",
-    ),
-    (
-        "laxity_completed_flows_total",
-        Kind::Counter,
-        "Flows that completed all their bytes",
-    ),
-    (
-        "laxity_completed_bytes_total",
-        Kind::Counter,
-        "Bytes reported as completed",
-    ),
-    (
-        "laxity_deadline_misses_total",
-        Kind::Counter,
-        "Flows completed after their deadline",
-    ),
-    (
-        "laxity_promotions_total",
-        Kind::Counter,
-        "Times a waiting flow climbed a level",
-    ),
-    (
-        "laxity_demotions_total",
-        Kind::Counter,
-        "Times a waiting flow fell into the scavenger",
-    ),
-    (
-        "laxity_wait_seconds",
-        Kind::Histogram,
-        "Time from submit to first permit",
-    ),
-    (
-        "laxity_pruned_requests",
-        Kind::Gauge,
-        "Requests that admission holds for infeasible",
-    ),
-    (
-        "laxity_orders_total",
-        Kind::Counter,
-        "Orders between batches that admission issued",
-    ),
-    (
-        "laxity_cluster_connected",
-        Kind::Gauge,
-        "Whether there is a stream to the coordinator",
-    ),
-    (
-        "laxity_cluster_order_in_force",
-        Kind::Gauge,
-        "Whether the links have the coordinator's order, not the daemon's own",
-    ),
-    (
-        "laxity_cluster_order_age_seconds",
-        Kind::Gauge,
-        "Time since the coordinator's order was last confirmed",
-    ),
-    (
-        "laxity_cluster_order_term",
-        Kind::Gauge,
-        "Term of the coordinator's newest order",
-    ),
-    (
-        "laxity_cluster_order_sequence",
-        Kind::Gauge,
-        "Sequence of the coordinator's newest order",
-    ),
-    (
-        "laxity_cluster_orders_total",
-        Kind::Counter,
-        "Orders of the coordinator that were applied",
-    ),
-    (
-        "laxity_cluster_stale_orders_total",
-        Kind::Counter,
-        "Orders refused because they were overtaken",
-    ),
-    (
-        "laxity_cluster_broken_orders_total",
-        Kind::Counter,
-        "Orders dropped because a part was missing or made no sense",
-    ),
-    (
-        "laxity_cluster_connects_total",
-        Kind::Counter,
-        "Streams that a coordinator welcomed",
-    ),
-    (
-        "laxity_cluster_failures_total",
-        Kind::Counter,
-        "Attempts to reach a coordinator that failed, and streams that ended",
-    ),
-    (
-        "laxity_cluster_reports_total",
-        Kind::Counter,
-        "Reports sent to the coordinator",
-    ),
-    (
-        "laxity_cluster_refused_events_total",
-        Kind::Counter,
-        "Reported events that the coordinator refused",
-    ),
-    (
-        "laxity_cluster_fetches_total",
-        Kind::Counter,
-        "Fetches from other hosts that the coordinator could order",
-    ),
-    (
-        "laxity_cluster_fetches_held_total",
-        Kind::Counter,
-        "Times that the coordinator had a fetch wait",
-    ),
-    (
-        "laxity_cluster_fetches_ahead_total",
-        Kind::Counter,
-        "Fetches that waited for as long as they may, and went ahead",
-    ),
-    ("laxity_attached_clients", Kind::Gauge, "Processes attached"),
-    (
-        "laxity_attachments_total",
-        Kind::Counter,
-        "Processes that have attached so far",
-    ),
-    (
-        "laxity_refused_clients_total",
-        Kind::Counter,
-        "Registrations refused",
-    ),
-    (
-        "laxity_cancelled_flows_total",
-        Kind::Counter,
-        "Flows cancelled, by death of a client too",
-    ),
-    (
-        "laxity_overflowed_flows_total",
-        Kind::Counter,
-        "Flows beyond a client's limit, permitted unscheduled",
-    ),
-    (
-        "laxity_written_off_bytes_total",
-        Kind::Counter,
-        "Permitted bytes whose completion never came",
-    ),
-    (
-        "laxity_set_aside_bytes_total",
-        Kind::Counter,
-        "Permitted bytes that a client did not complete while others waited",
-    ),
-    (
-        "laxity_owed_bytes",
-        Kind::Gauge,
-        "Such bytes that are not completed yet, over all clients",
-    ),
-    (
-        "laxity_distrusted_owners",
-        Kind::Gauge,
-        "Owners whose new clients go unscheduled, because others lost permitted bytes",
-    ),
-    (
-        "laxity_bypassed_bytes_total",
-        Kind::Counter,
-        "Bytes known to have gone out unscheduled",
-    ),
-    (
-        "laxity_unknown_nic_flows_total",
-        Kind::Counter,
-        "Flows of NICs that the configuration does not have, permitted unscheduled",
-    ),
-    (
-        "laxity_garbage_records_total",
-        Kind::Counter,
-        "Records of clients that made no sense",
-    ),
-    (
-        "laxity_quarantined_lanes",
-        Kind::Gauge,
-        "Lanes no longer read because of such records",
-    ),
-    (
-        "laxity_bypass",
-        Kind::Gauge,
-        "1 while an operator has everything bypassed",
-    ),
-    (
-        "laxity_ring_depth",
-        Kind::Gauge,
-        "Most records found in one lane at once, since the last snapshot",
-    ),
-    (
-        "laxity_scheduler_rounds_total",
-        Kind::Counter,
-        "Rounds of the scheduler over the lanes",
-    ),
-    (
-        "laxity_scheduler_records_total",
-        Kind::Counter,
-        "Records consumed",
-    ),
-    (
-        "laxity_scheduler_sleeps_total",
-        Kind::Counter,
-        "Times the scheduler slept",
-    ),
-    (
-        "laxity_scheduler_client_wakes_total",
-        Kind::Counter,
-        "Sleeping clients woken",
-    ),
-];
-
-/// Kind of a metric.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+/// How to read the value of a metric from a `T`. This is also the metric's kind.
+enum Value<T: 'static> {
     /// Only grows.
-    Counter,
+    Counter(fn(&T) -> u64),
     /// Goes up and down.
-    Gauge,
-    /// A distribution.
-    Histogram,
+    Gauge(fn(&T) -> f64),
 }
+
+/// A metric: its name, its meaning and its value. The labels are in `docs/metrics.md`.
+struct Metric<T: 'static> {
+    name: &'static str,
+    help: &'static str,
+    value: Value<T>,
+}
+
+/// A table of metrics that are read from the same type and have the same labels.
+macro_rules! metrics {
+    ($(#[$doc:meta])* $table:ident: $type:ty { $(
+        $kind:ident $name:ident $help:literal |$from:ident| $value:expr;
+    )* }) => {
+        $(#[$doc])*
+        const $table: &[Metric<$type>] = &[$(Metric {
+            name: stringify!($name),
+            help: $help,
+            value: Value::$kind(|$from| $value as _),
+        }),*];
+    };
+}
+
+metrics! {
+    /// By port.
+    PORT: PortSnapshot {
+        Gauge laxity_in_flight_bytes "Bytes permitted and not yet completed"
+            |p| p.link.in_flight_bytes;
+        Gauge laxity_port_load_ratio "Load that precedes the lowest level (rho), 0 to 1"
+            |p| p.link.rho;
+        Gauge laxity_port_rate_bytes_per_second "Configured rate of the port" |p| p.rate;
+        Gauge laxity_held_bytes
+            "Bytes of flows held back because other readers of the same host come first"
+            |p| p.link.held.bytes;
+        Gauge laxity_held_flows "Flows that are held back" |p| p.link.held.flows;
+        Counter laxity_promotions_total "Times a waiting flow climbed a level"
+            |p| p.link.promotions;
+        Counter laxity_demotions_total "Times a waiting flow fell into the scavenger"
+            |p| p.link.demotions;
+    }
+}
+
+metrics! {
+    /// By port and level.
+    WAITING_BY_LEVEL: Tally {
+        Gauge laxity_queued_level_bytes "Bytes submitted and not yet permitted, by level"
+            |t| t.bytes;
+        Gauge laxity_queued_level_flows "Flows with bytes not yet permitted, by level" |t| t.flows;
+    }
+}
+
+metrics! {
+    /// By port and stage.
+    WAITING_BY_STAGE: Tally {
+        Gauge laxity_queued_bytes "Bytes submitted and not yet permitted, by stage" |t| t.bytes;
+        Gauge laxity_queued_flows "Flows with bytes not yet permitted, by stage" |t| t.flows;
+    }
+}
+
+metrics! {
+    /// By port and stage.
+    STAGE: StageCounters {
+        Counter laxity_flows_total "Flows submitted" |s| s.submitted_flows;
+        Counter laxity_submitted_bytes_total "Bytes submitted" |s| s.submitted_bytes;
+        Counter laxity_credited_bytes_total "Bytes sent on credit or only observed"
+            |s| s.credited_bytes;
+        Counter laxity_completed_flows_total "Flows that completed all their bytes"
+            |s| s.completed_flows;
+        Counter laxity_completed_bytes_total "Bytes reported as completed" |s| s.completed_bytes;
+        Counter laxity_deadline_misses_total "Flows completed after their deadline"
+            |s| s.deadline_misses;
+    }
+}
+
+/// Permits of one stage at one level.
+struct Permits {
+    count: u64,
+    bytes: u64,
+}
+
+metrics! {
+    /// By port, stage and level.
+    PERMITS: Permits {
+        Counter laxity_permits_total "Permits given, credit included" |p| p.count;
+        Counter laxity_permitted_bytes_total "Bytes permitted, credit included" |p| p.bytes;
+    }
+}
+
+metrics! {
+    /// Of the stream to the coordinator.
+    CLUSTER: ClusterView {
+        Gauge laxity_cluster_connected "Whether there is a stream to the coordinator"
+            |c| u64::from(c.view.connected);
+        Gauge laxity_cluster_order_in_force
+            "Whether the links have the coordinator's order, not the daemon's own"
+            |c| u64::from(c.in_force);
+        Gauge laxity_cluster_order_age_seconds
+            "Time since the coordinator's order was last confirmed"
+            |c| c.age.map_or(0.0, |age| age.0 as f64 / 1e9);
+        Gauge laxity_cluster_order_term "Term of the coordinator's newest order"
+            |c| c.view.epoch.unwrap_or_default().term;
+        Gauge laxity_cluster_order_sequence "Sequence of the coordinator's newest order"
+            |c| c.view.epoch.unwrap_or_default().sequence;
+        Counter laxity_cluster_orders_total "Orders of the coordinator that were applied"
+            |c| c.view.orders;
+        Counter laxity_cluster_stale_orders_total "Orders refused because they were overtaken"
+            |c| c.view.stale_orders;
+        Counter laxity_cluster_broken_orders_total
+            "Orders dropped because a part was missing or made no sense" |c| c.view.broken_orders;
+        Counter laxity_cluster_connects_total "Streams that a coordinator welcomed"
+            |c| c.view.connects;
+        Counter laxity_cluster_failures_total
+            "Attempts to reach a coordinator that failed, and streams that ended"
+            |c| c.view.failures;
+        Counter laxity_cluster_reports_total "Reports sent to the coordinator" |c| c.view.reports;
+        Counter laxity_cluster_refused_events_total "Reported events that the coordinator refused"
+            |c| c.view.refused_events;
+    }
+}
+
+metrics! {
+    /// Registrations that were refused. The scheduler never hears of them.
+    REFUSED: u64 {
+        Counter laxity_refused_clients_total "Registrations refused" |count| *count;
+    }
+}
+
+metrics! {
+    /// Of the daemon.
+    DAEMON: Snapshot {
+        Gauge laxity_pruned_requests "Requests that admission holds for infeasible"
+            |s| s.scheduler.pruned_requests;
+        Counter laxity_orders_total "Orders between batches that admission issued"
+            |s| s.scheduler.orders;
+        Counter laxity_cluster_fetches_total
+            "Fetches from other hosts that the coordinator could order"
+            |s| s.fetches.fetches;
+        Counter laxity_cluster_fetches_held_total "Times that the coordinator had a fetch wait"
+            |s| s.fetches.held;
+        Counter laxity_cluster_fetches_ahead_total
+            "Fetches that waited for as long as they may, and went ahead" |s| s.fetches.ahead;
+        Gauge laxity_attached_clients "Processes attached" |s| s.clients.len();
+        Counter laxity_attachments_total "Processes that have attached so far"
+            |s| s.scheduler.attachments;
+        Counter laxity_cancelled_flows_total "Flows cancelled, by death of a client too"
+            |s| s.all_clients.cancelled_flows;
+        Counter laxity_overflowed_flows_total "Flows beyond a client's limit, permitted unscheduled"
+            |s| s.all_clients.overflowed_flows;
+        Counter laxity_written_off_bytes_total "Permitted bytes whose completion never came"
+            |s| s.all_clients.written_off_bytes;
+        Counter laxity_set_aside_bytes_total
+            "Permitted bytes that a client did not complete while others waited"
+            |s| s.all_clients.set_aside_bytes;
+        Gauge laxity_owed_bytes "Such bytes that are not completed yet, over all clients"
+            |s| s.clients.iter().map(|c| c.owed_bytes).sum::<u64>();
+        Gauge laxity_distrusted_owners
+            "Owners whose new clients go unscheduled, because others lost permitted bytes"
+            |s| s.distrusted.len();
+        Counter laxity_bypassed_bytes_total "Bytes known to have gone out unscheduled"
+            |s| s.all_clients.bypassed_bytes;
+        Counter laxity_unknown_nic_flows_total
+            "Flows of NICs that the configuration does not have, permitted unscheduled"
+            |s| s.all_clients.unknown_nic_flows;
+        Counter laxity_garbage_records_total "Records of clients that made no sense"
+            |s| s.all_clients.garbage_records;
+        Gauge laxity_quarantined_lanes "Lanes no longer read because of such records"
+            |s| s.clients.iter().map(|c| u64::from(c.quarantined_lanes)).sum::<u64>();
+        Gauge laxity_bypass "1 while an operator has everything bypassed" |s| u64::from(s.bypass);
+        Gauge laxity_ring_depth "Most records found in one lane at once, since the last snapshot"
+            |s| s.scheduler.ring_depth;
+        Counter laxity_scheduler_rounds_total "Rounds of the scheduler over the lanes"
+            |s| s.scheduler.rounds;
+        Counter laxity_scheduler_records_total "Records consumed" |s| s.scheduler.records;
+        Counter laxity_scheduler_sleeps_total "Times the scheduler slept" |s| s.scheduler.sleeps;
+        Counter laxity_scheduler_client_wakes_total "Sleeping clients woken"
+            |s| s.scheduler.client_wakes;
+    }
+}
+
+/// What the stream to the coordinator does; zeros without one.
+#[derive(Default)]
+struct ClusterView {
+    view: StreamView,
+    in_force: bool,
+    age: Option<Span>,
+}
+
+/// The one histogram: time from submit to first permit.
+const WAIT: &str = "laxity_wait_seconds";
 
 static METADATA: Metadata<'static> =
     Metadata::new("laxity", metrics::Level::INFO, Some(module_path!()));
@@ -331,7 +244,7 @@ impl std::fmt::Debug for Exporter {
     }
 }
 
-/// Samples of waits are assembled up this often, whether or not somebody asks for them.
+/// The exporter's wait samples are sorted into buckets this often, also if nobody scrapes.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
 
 async fn keep_up(handle: PrometheusHandle) {
@@ -342,6 +255,16 @@ async fn keep_up(handle: PrometheusHandle) {
     }
 }
 
+fn describe<T>(recorder: &PrometheusRecorder, table: &[Metric<T>]) {
+    for metric in table {
+        let (name, help) = (KeyName::from_const_str(metric.name), metric.help.into());
+        match metric.value {
+            Value::Counter(_) => recorder.describe_counter(name, None, help),
+            Value::Gauge(_) => recorder.describe_gauge(name, None, help),
+        }
+    }
+}
+
 impl Exporter {
     /// An exporter that knows every metric, and has no values.
     ///
@@ -349,17 +272,18 @@ impl Exporter {
     /// The buckets of a histogram make no sense.
     pub fn new() -> Result<Self, BuildError> {
         let recorder = PrometheusBuilder::new()
-            .set_buckets_for_metric(Matcher::Full("laxity_wait_seconds".into()), &WAIT_EDGES_S)?
+            .set_buckets_for_metric(Matcher::Full(WAIT.into()), &WAIT_EDGES_S)?
             .build_recorder();
-        for &(name, kind, text) in METRICS {
-            let name = KeyName::from_const_str(name);
-            let none: Option<Unit> = None;
-            match kind {
-                Kind::Counter => recorder.describe_counter(name, none, text.into()),
-                Kind::Gauge => recorder.describe_gauge(name, none, text.into()),
-                Kind::Histogram => recorder.describe_histogram(name, none, text.into()),
-            }
-        }
+        describe(&recorder, PORT);
+        describe(&recorder, WAITING_BY_LEVEL);
+        describe(&recorder, WAITING_BY_STAGE);
+        describe(&recorder, STAGE);
+        describe(&recorder, PERMITS);
+        describe(&recorder, CLUSTER);
+        describe(&recorder, REFUSED);
+        describe(&recorder, DAEMON);
+        let help = "Time from submit to first permit".into();
+        recorder.describe_histogram(KeyName::from_const_str(WAIT), None, help);
         Ok(Self {
             recorder,
             counters: BTreeMap::new(),
@@ -381,155 +305,56 @@ impl Exporter {
         }
     }
 
-    /// Makes the endpoint show how many registrations were refused. The scheduler never hears of
-    /// them, so they may come without any snapshot.
+    /// Makes the endpoint show how many registrations were refused, which may change without any
+    /// snapshot.
     pub fn publish_refusals(&mut self, refused: u64) {
-        self.counter("laxity_refused_clients_total", Vec::new(), refused);
+        self.set(REFUSED, &[], &refused);
     }
 
-    /// Makes the endpoint show what the stream to the coordinator does; zeros without one.
+    /// Makes the endpoint show what the stream to the coordinator does.
     pub fn publish_cluster(&mut self, exchange: Option<&CoordinatorExchange>) {
-        let view = exchange.map(CoordinatorExchange::view).unwrap_or_default();
-        let now = Time(now_ns());
-        let (in_force, age) = exchange.map_or((false, None), |exchange| exchange.in_force(now));
-        let epoch = view.epoch.unwrap_or_default();
-        for (name, value) in [
-            (
-                "laxity_cluster_connected",
-                f64::from(u8::from(view.connected)),
-            ),
-            (
-                "laxity_cluster_order_in_force",
-                f64::from(u8::from(in_force)),
-            ),
-            (
-                "laxity_cluster_order_age_seconds",
-                age.map_or(0.0, |age| age.0 as f64 / 1e9),
-            ),
-            ("laxity_cluster_order_term", epoch.term as f64),
-            ("laxity_cluster_order_sequence", epoch.sequence as f64),
-        ] {
-            self.gauge(name, Vec::new(), value);
-        }
-        for (name, value) in [
-            ("laxity_cluster_orders_total", view.orders),
-            ("laxity_cluster_stale_orders_total", view.stale_orders),
-            ("laxity_cluster_broken_orders_total", view.broken_orders),
-            ("laxity_cluster_connects_total", view.connects),
-            ("laxity_cluster_failures_total", view.failures),
-            ("laxity_cluster_reports_total", view.reports),
-            ("laxity_cluster_refused_events_total", view.refused_events),
-        ] {
-            self.counter(name, Vec::new(), value);
-        }
+        let seen = exchange.map(|exchange| {
+            let (in_force, age) = exchange.in_force(Time(now_ns()));
+            let view = exchange.view();
+            ClusterView {
+                view,
+                in_force,
+                age,
+            }
+        });
+        self.set(CLUSTER, &[], &seen.unwrap_or_default());
     }
 
     /// Makes the endpoint show `snapshot`; `refused` counts the registrations that were refused.
     pub fn publish(&mut self, snapshot: &Snapshot, refused: u64) {
         self.publish_refusals(refused);
         for port in &snapshot.ports {
-            let at = [
-                Label::new("nic", port.name.to_string()),
-                Label::from_static_parts("direction", port.direction),
-            ];
-            self.publish_port(port, &at);
+            self.publish_port(port);
         }
         self.publish_waits(snapshot);
-        let all = &snapshot.all_clients;
-        let scheduler = &snapshot.scheduler;
-        for (name, value) in [
-            ("laxity_orders_total", scheduler.orders),
-            ("laxity_cluster_fetches_total", snapshot.fetches.fetches),
-            ("laxity_cluster_fetches_held_total", snapshot.fetches.held),
-            ("laxity_cluster_fetches_ahead_total", snapshot.fetches.ahead),
-            ("laxity_attachments_total", scheduler.attachments),
-            ("laxity_cancelled_flows_total", all.cancelled_flows),
-            ("laxity_overflowed_flows_total", all.overflowed_flows),
-            ("laxity_written_off_bytes_total", all.written_off_bytes),
-            ("laxity_set_aside_bytes_total", all.set_aside_bytes),
-            ("laxity_bypassed_bytes_total", all.bypassed_bytes),
-            ("laxity_unknown_nic_flows_total", all.unknown_nic_flows),
-            ("laxity_garbage_records_total", all.garbage_records),
-            ("laxity_scheduler_rounds_total", scheduler.rounds),
-            ("laxity_scheduler_records_total", scheduler.records),
-            ("laxity_scheduler_sleeps_total", scheduler.sleeps),
-            (
-                "laxity_scheduler_client_wakes_total",
-                scheduler.client_wakes,
-            ),
-        ] {
-            self.counter(name, Vec::new(), value);
-        }
-        let quarantined: u32 = snapshot.clients.iter().map(|c| c.quarantined_lanes).sum();
-        for (name, value) in [
-            ("laxity_pruned_requests", scheduler.pruned_requests),
-            ("laxity_attached_clients", snapshot.clients.len() as u64),
-            ("laxity_quarantined_lanes", u64::from(quarantined)),
-            ("laxity_bypass", u64::from(snapshot.bypass)),
-            (
-                "laxity_owed_bytes",
-                snapshot.clients.iter().map(|c| c.owed_bytes).sum(),
-            ),
-            ("laxity_distrusted_owners", snapshot.distrusted.len() as u64),
-            ("laxity_ring_depth", scheduler.ring_depth),
-        ] {
-            self.gauge(name, Vec::new(), value as f64);
-        }
+        self.set(DAEMON, &[], snapshot);
     }
 
-    fn publish_port(&mut self, port: &crate::stats::PortSnapshot, at: &[Label; 2]) {
-        let link = &port.link;
-        self.gauge(
-            "laxity_in_flight_bytes",
-            at.to_vec(),
-            link.in_flight_bytes as f64,
-        );
-        self.gauge("laxity_port_load_ratio", at.to_vec(), link.rho);
-        self.gauge("laxity_held_bytes", at.to_vec(), link.held.bytes as f64);
-        self.gauge("laxity_held_flows", at.to_vec(), link.held.flows as f64);
-        self.gauge(
-            "laxity_port_rate_bytes_per_second",
-            at.to_vec(),
-            port.rate as f64,
-        );
-        self.counter("laxity_promotions_total", at.to_vec(), link.promotions);
-        self.counter("laxity_demotions_total", at.to_vec(), link.demotions);
-
+    fn publish_port(&mut self, port: &PortSnapshot) {
+        let at = labels(port);
+        self.set(PORT, &at, port);
         for row in rows(port.levels) {
-            let labels = with(at, "level", level_name(row));
-            let waiting = link.waiting_by_level[row];
-            self.gauge(
-                "laxity_queued_level_bytes",
-                labels.clone(),
-                waiting.bytes as f64,
-            );
-            self.gauge("laxity_queued_level_flows", labels, waiting.flows as f64);
+            let labels = with(&at, Label::new("level", level_name(row)));
+            self.set(WAITING_BY_LEVEL, &labels, &port.link.waiting_by_level[row]);
         }
         for stage in Stage::ALL {
-            let labels = with(at, "stage", stage.name().to_owned());
-            let waiting = link.waiting_by_stage[stage.index()];
-            self.gauge("laxity_queued_bytes", labels.clone(), waiting.bytes as f64);
-            self.gauge("laxity_queued_flows", labels.clone(), waiting.flows as f64);
+            let labels = with(&at, Label::from_static_parts("stage", stage.name()));
+            self.set(
+                WAITING_BY_STAGE,
+                &labels,
+                &port.link.waiting_by_stage[stage.index()],
+            );
             let counted = &port.counters.stages[stage.index()];
-            for (name, value) in [
-                ("laxity_flows_total", counted.submitted_flows),
-                ("laxity_submitted_bytes_total", counted.submitted_bytes),
-                ("laxity_credited_bytes_total", counted.credited_bytes),
-                ("laxity_completed_flows_total", counted.completed_flows),
-                ("laxity_completed_bytes_total", counted.completed_bytes),
-                ("laxity_deadline_misses_total", counted.deadline_misses),
-            ] {
-                self.counter(name, labels.clone(), value);
-            }
+            self.set(STAGE, &labels, counted);
             for row in rows(port.levels) {
-                let mut labels = labels.clone();
-                labels.push(Label::new("level", level_name(row)));
-                self.counter("laxity_permits_total", labels.clone(), counted.permits[row]);
-                self.counter(
-                    "laxity_permitted_bytes_total",
-                    labels,
-                    counted.permitted_bytes[row],
-                );
+                let labels = with(&labels, Label::new("level", level_name(row)));
+                let (count, bytes) = (counted.permits[row], counted.permitted_bytes[row]);
+                self.set(PERMITS, &labels, &Permits { count, bytes });
             }
         }
     }
@@ -541,12 +366,9 @@ impl Exporter {
             let mut fresh = 0;
             for port in &snapshot.ports {
                 for stage in Stage::ALL {
-                    let labels = vec![
-                        Label::new("nic", port.name.to_string()),
-                        Label::from_static_parts("direction", port.direction),
-                        Label::from_static_parts("stage", stage.name()),
-                    ];
-                    let key = Key::from_parts("laxity_wait_seconds", labels);
+                    let stage_label = Label::from_static_parts("stage", stage.name());
+                    let labels = with(&labels(port), stage_label);
+                    let key = Key::from_parts(WAIT, labels);
                     let recorder = &self.recorder;
                     let (histogram, seen) = self.waits.entry(key.clone()).or_insert_with(|| {
                         (
@@ -577,22 +399,20 @@ impl Exporter {
         }
     }
 
-    fn counter(&mut self, name: &'static str, labels: Vec<Label>, value: u64) {
-        let key = Key::from_parts(name, labels);
+    /// Sets all metrics of a table, with these labels.
+    fn set<T>(&mut self, table: &[Metric<T>], labels: &[Label], from: &T) {
         let recorder = &self.recorder;
-        self.counters
-            .entry(key.clone())
-            .or_insert_with(|| recorder.register_counter(&key, &METADATA))
-            .absolute(value);
-    }
-
-    fn gauge(&mut self, name: &'static str, labels: Vec<Label>, value: f64) {
-        let key = Key::from_parts(name, labels);
-        let recorder = &self.recorder;
-        self.gauges
-            .entry(key.clone())
-            .or_insert_with(|| recorder.register_gauge(&key, &METADATA))
-            .set(value);
+        for metric in table {
+            let key = Key::from_parts(metric.name, labels.to_vec());
+            match metric.value {
+                Value::Counter(value) => (self.counters.entry(key.clone()))
+                    .or_insert_with(|| recorder.register_counter(&key, &METADATA))
+                    .absolute(value(from)),
+                Value::Gauge(value) => (self.gauges.entry(key.clone()))
+                    .or_insert_with(|| recorder.register_gauge(&key, &METADATA))
+                    .set(value(from)),
+            }
+        }
     }
 }
 
@@ -618,38 +438,20 @@ pub(crate) fn level_name(row: usize) -> String {
     }
 }
 
-fn with(at: &[Label; 2], name: &'static str, value: String) -> Vec<Label> {
-    let mut labels = at.to_vec();
-    labels.push(Label::new(name, value));
+fn labels(port: &PortSnapshot) -> Vec<Label> {
+    let nic = Label::new("nic", port.name.to_string());
+    vec![nic, Label::from_static_parts("direction", port.direction)]
+}
+
+fn with(labels: &[Label], more: Label) -> Vec<Label> {
+    let mut labels = labels.to_vec();
+    labels.push(more);
     labels
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_metric_is_documented_and_every_documented_metric_exists() {
-        let page = include_str!("../../docs/metrics.md");
-        let documented: Vec<&str> = page
-            .lines()
-            .filter_map(|line| line.strip_prefix("| `laxity_"))
-            .filter_map(|rest| rest.split_once('`'))
-            .map(|(name, _)| name)
-            .collect();
-        for (name, ..) in METRICS {
-            let bare = name.trim_start_matches("laxity_");
-            assert!(
-                documented.contains(&bare),
-                "{name} is not in docs/metrics.md"
-            );
-        }
-        assert_eq!(
-            documented.len(),
-            METRICS.len(),
-            "docs/metrics.md lists what does not exist"
-        );
-    }
 
     #[test]
     fn waits_are_thinned_only_above_the_limit_and_never_to_nothing() {
