@@ -1,5 +1,5 @@
-//! At which addresses a NIC is reached: what peers of others name, and so what tells the
-//! coordinator whose port it is.
+//! What this host and its NICs are called at the coordinator: the host by its name, a NIC by the
+//! addresses at which it is reached. Peers name these, so they tell whose port it is.
 //!
 //! In the form that RoCE v2 gives GIDs: 16 bytes, IPv6, or IPv4 mapped into it.
 
@@ -7,9 +7,10 @@ use std::fs;
 use std::net::{IpAddr, Ipv6Addr};
 use std::path::Path;
 
+use laxity_wire::v1::{Direction, PortInfo};
 use nix::sys::socket::SockaddrIn6;
 
-use crate::config::NicConfig;
+use crate::config::{CoordinatorConfig, NicConfig};
 
 /// Most addresses that are told of one NIC.
 const ADDRESSES_MAX: usize = 64;
@@ -18,9 +19,37 @@ const RDMA_DEVICES: &str = "/sys/class/infiniband";
 /// A NIC of this name stands for all that there are.
 const ALL: &str = "default";
 
-/// The addresses of a NIC: as configured, else what the kernel has for devices of its name.
+/// The name of this host at the coordinator: as configured, or as the kernel has it.
 #[must_use]
-pub fn of(nic: &NicConfig) -> Vec<Vec<u8>> {
+pub fn own_host(config: &CoordinatorConfig) -> String {
+    if !config.host.is_empty() {
+        return config.host.clone();
+    }
+    // By system call: the unit shows the daemon no /proc/sys.
+    let names = nix::sys::utsname::uname();
+    names.map_or_else(
+        |_| String::new(),
+        |names| names.nodename().to_string_lossy().into_owned(),
+    )
+}
+
+/// What the coordinator is told of the NICs. Addresses are as they are now: interfaces come up
+/// late.
+pub(super) fn ports(nics: &[NicConfig]) -> Vec<PortInfo> {
+    let both = |nic: &NicConfig| {
+        let addresses = of(nic);
+        [Direction::Egress, Direction::Ingress].map(|direction| PortInfo {
+            name: nic.name.clone(),
+            direction: direction as i32,
+            rate_bytes_per_s: nic.rate.0,
+            addresses: addresses.clone(),
+        })
+    };
+    nics.iter().flat_map(both).collect()
+}
+
+/// The addresses of a NIC: as configured, else what the kernel has for devices of its name.
+fn of(nic: &NicConfig) -> Vec<Vec<u8>> {
     let mut addresses: Vec<Ipv6Addr> = if nic.addresses.is_empty() {
         let mut found = of_network_devices(&nic.name);
         found.extend(of_rdma_devices(Path::new(RDMA_DEVICES), &nic.name));

@@ -9,14 +9,14 @@
 //! notification is lost. A bounded channel would need a second synchronization for that.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use laxity_policy::{Span, Time};
 use laxity_wire::v1::Epoch;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::order::ClusterOrder;
-use super::reports::{EVENTS_MAX, OutgoingReport};
+use super::outgoing::{EVENTS_MAX, OutgoingReport};
 use crate::mailbox::{Command, Mailbox};
 
 /// See the module.
@@ -126,24 +126,12 @@ impl CoordinatorExchange {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, ExchangeState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn try_state(&self) -> Option<MutexGuard<'_, ExchangeState>> {
-        match self.state.try_lock() {
-            Ok(state) => Some(state),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
-    }
-
     // Called by the scheduler thread.
 
     /// Takes what changed since the last look, or `None` if the lock is taken. `stream` is the
     /// number of the last stream that the scheduler saw, zero if there was none.
     pub fn look(&self, stream: u64) -> Option<Update> {
-        let mut state = self.try_state()?;
+        let mut state = self.state.try_lock()?;
         let number = if state.connected { state.stream } else { 0 };
         let has_room = state.connected && state.report.is_none();
         state.has_more = state.connected && !has_room;
@@ -157,7 +145,7 @@ impl CoordinatorExchange {
 
     /// Hands over a report for this stream.
     pub fn put(&self, stream: u64, report: OutgoingReport) -> PutOutcome {
-        let Some(mut state) = self.try_state() else {
+        let Some(mut state) = self.state.try_lock() else {
             return PutOutcome::Busy(report);
         };
         if !state.connected || state.stream != stream {
@@ -208,7 +196,7 @@ impl CoordinatorExchange {
             .store(events_max.clamp(1, EVENTS_MAX), Ordering::Relaxed);
         self.age_max_ns.store(age_max_ns, Ordering::Relaxed);
         {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             state.stream += 1;
             state.connected = true;
             state.report = None;
@@ -220,7 +208,7 @@ impl CoordinatorExchange {
     /// Ends the stream. Its cluster order holds until the age limit.
     pub fn end(&self, mailbox: &Mailbox) {
         {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             state.connected = false;
             state.report = None;
         }
@@ -229,20 +217,20 @@ impl CoordinatorExchange {
 
     /// Asks the scheduler for another snapshot.
     pub fn want_snapshot(&self, mailbox: &Mailbox) {
-        self.state().snapshot_wanted = true;
+        self.state.lock().snapshot_wanted = true;
         self.notify_scheduler(mailbox);
     }
 
     /// Whether there is a report to send.
     #[must_use]
     pub fn has_report(&self) -> bool {
-        self.state().report.is_some()
+        self.state.lock().report.is_some()
     }
 
     /// The report to send, with spans that count from `now`.
     pub fn take(&self, now: Time, mailbox: &Mailbox) -> Option<OutgoingReport> {
         let (report, has_more) = {
-            let mut state = self.state();
+            let mut state = self.state.lock();
             let report = state.report.take();
             (report, core::mem::take(&mut state.has_more))
         };
@@ -260,7 +248,7 @@ impl CoordinatorExchange {
         self.confirm(now);
         let lapsed = !self.in_force.load(Ordering::Acquire);
         if is_new || lapsed {
-            self.state().order = Some(Some(order));
+            self.state.lock().order = Some(Some(order));
             self.notify_scheduler(mailbox);
         }
     }
@@ -272,7 +260,7 @@ impl CoordinatorExchange {
 
     /// Withdraws the cluster order at once.
     pub fn withdraw(&self, mailbox: &Mailbox) {
-        self.state().order = Some(None);
+        self.state.lock().order = Some(None);
         self.confirmed_ns.store(0, Ordering::Release);
         self.notify_scheduler(mailbox);
     }
@@ -287,16 +275,13 @@ impl CoordinatorExchange {
 
     /// Changes what operators see.
     pub fn update_view(&self, change: impl FnOnce(&mut StreamView)) {
-        change(&mut self.view.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.view.lock());
     }
 
     /// What operators see.
     #[must_use]
     pub fn view(&self) -> StreamView {
-        self.view
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.view.lock().clone()
     }
 
     /// Whether the cluster order is in force, and the time since it was last confirmed, if ever.

@@ -1,22 +1,21 @@
 //! What this host knows of batches and requests, and what of it the coordinator has not been told.
 //!
-//! Belongs to the scheduler's thread. There is no queue of events in it but notes on what changed,
-//! from which a [`OutgoingReport`] is made whenever the last one has been taken. A coordinator that
-//! does not read is therefore told the newest later, not everything; and a snapshot is nothing but
-//! "everything has changed", cut into reports of bounded work, while deltas go on between them.
+//! Belongs to the scheduler's thread. It keeps no queue of events but notes on what changed, and
+//! makes an [`OutgoingReport`] of them whenever the last one has been taken. So a coordinator that
+//! does not read is told the newest later, not everything. In a snapshot everything has changed.
 //!
-//! Loads are those that admission uses here: a request's announced bytes, at the port that they are
-//! taken to cross. Completed bytes and layers are told coarsely, since "fine-grained per-layer
-//! updates" (MFS §4.4.2) change no order.
+//! Loads are those of admission. Completed bytes and layers are told coarsely (MFS §4.4.2).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use laxity_policy::{Span, Time};
 use laxity_wire::v1::{
-    BatchArrived, BatchFinished, BatchProgress, BatchStarted, BytesCompleted, Event, FetchFinished,
-    FetchWanted, PortBytes, RequestEnded, RequestLoad, SnapshotPiece, event::Event as Kind,
+    BatchArrived, BatchFinished, BatchProgress, BatchStarted, BytesCompleted, FetchFinished,
+    PortBytes, RequestEnded, RequestLoad, SnapshotPiece, event::Event as Kind,
 };
 
+use super::fetch_reports::FetchReports;
+use super::outgoing::{Draft, OutgoingReport};
 use crate::driver::fetches;
 
 /// Most batches; the oldest are forgotten, here and at the coordinator.
@@ -25,48 +24,14 @@ pub const BATCHES_MAX: usize = 1 << 12;
 pub const REQUESTS_MAX: usize = 1 << 16;
 /// Most ends that wait to be told; beyond, a snapshot says what is gone by not naming it.
 const PARTING_MAX: usize = 1 << 12;
-/// Most events of a report, whatever the coordinator takes.
-pub const EVENTS_MAX: usize = 256;
-/// Most requests in a report.
-const REQUESTS_PER_REPORT: usize = 1024;
 /// Progress is told this many times per batch.
 const STEPS: u32 = 4;
 
-/// Something to be sent, at most one message.
-#[derive(Clone, Debug, PartialEq)]
-pub struct OutgoingReport {
-    /// When it was made: spans in it count from here.
-    pub at: Time,
-    /// Whether it is a part of a snapshot.
-    pub piece: SnapshotPiece,
-    /// What happened, in this order.
-    pub events: Vec<Event>,
-}
-
-impl OutgoingReport {
-    /// Makes spans count from `now`.
-    pub fn age_to(&mut self, now: Time) {
-        let aged = now.since(self.at).0;
-        self.at = now;
-        for event in &mut self.events {
-            if let Some(Kind::BatchArrived(batch)) = &mut event.event {
-                if batch.started {
-                    batch.compute_ns = batch.compute_ns.saturating_sub(aged);
-                }
-                for request in &mut batch.requests {
-                    if let Some(left) = &mut request.remaining_ns {
-                        *left = left.saturating_sub_unsigned(aged);
-                    }
-                }
-            }
-        }
-    }
-}
-
 /// How soon something has to be told.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Urgency {
     /// There is nothing.
+    #[default]
     Nothing,
     /// With the next report, or after a while.
     Later,
@@ -74,7 +39,7 @@ pub enum Urgency {
     Now,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Batch {
     id: u64,
     compute: Span,
@@ -105,15 +70,8 @@ struct Request {
     told: bool,
 }
 
-#[derive(Debug)]
-struct Fetch {
-    name: fetches::Name,
-    bytes: u64,
-    told: bool,
-}
-
 /// See the module.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct ReportState {
     /// The port that announced bytes are taken to cross.
     port: u32,
@@ -125,16 +83,13 @@ pub struct ReportState {
     /// Arrivals of batches of which there is something to tell.
     stirred: BTreeSet<u64>,
     parting: VecDeque<Kind>,
-    fetches: BTreeMap<u64, Fetch>,
-    /// Fetches that were not told.
-    new_fetches: BTreeSet<u64>,
+    fetches: FetchReports,
     /// Somebody is there to be told.
     attended: bool,
     restating: bool,
     /// A part of a snapshot was sent, and not its end.
     in_parts: bool,
-    /// That snapshot has to be ended before another begins: the coordinator can't tell them apart
-    /// otherwise.
+    /// That snapshot has to be ended before another begins.
     ends_first: bool,
     urgency: Urgency,
 }
@@ -145,19 +100,7 @@ impl ReportState {
     pub fn new(port: u32) -> Self {
         Self {
             port,
-            batches: BTreeMap::new(),
-            names: HashMap::new(),
-            requests: HashMap::new(),
-            arrivals: 0,
-            stirred: BTreeSet::new(),
-            parting: VecDeque::new(),
-            fetches: BTreeMap::new(),
-            new_fetches: BTreeSet::new(),
-            attended: false,
-            restating: false,
-            in_parts: false,
-            ends_first: false,
-            urgency: Urgency::Nothing,
+            ..Self::default()
         }
     }
 
@@ -188,10 +131,7 @@ impl ReportState {
         for request in self.requests.values_mut() {
             (request.told, request.untold) = (false, 0);
         }
-        self.new_fetches = self.fetches.keys().copied().collect();
-        for fetch in self.fetches.values_mut() {
-            fetch.told = false;
-        }
+        self.fetches.restate();
         self.urgency = Urgency::Now;
     }
 
@@ -327,15 +267,8 @@ impl ReportState {
 
     /// A flow of so many bytes belongs to a fetch, which may be new.
     pub fn fetches(&mut self, number: u64, name: fetches::Name, bytes: u64) {
-        let new = !self.fetches.contains_key(&number);
-        let fetch = self.fetches.entry(number).or_insert(Fetch {
-            name,
-            bytes: 0,
-            told: false,
-        });
-        fetch.bytes = fetch.bytes.saturating_add(bytes);
-        if new && self.attended {
-            self.new_fetches.insert(number);
+        if self.fetches.add(number, name, bytes) && self.attended {
+            self.fetches.announce(number);
             if self.names.contains_key(&name.batch) {
                 self.urgency = Urgency::Now;
             }
@@ -344,8 +277,7 @@ impl ReportState {
 
     /// A fetch is over.
     pub fn fetched(&mut self, number: u64) {
-        self.new_fetches.remove(&number);
-        if self.fetches.remove(&number).is_some_and(|old| old.told) {
+        if self.fetches.end(number) {
             self.part(Kind::FetchFinished(FetchFinished { fetch: number }));
         }
     }
@@ -363,30 +295,24 @@ impl ReportState {
                 events: Vec::new(),
             });
         }
-        let most = events_max.clamp(1, EVENTS_MAX);
-        let mut events = Vec::new();
-        while events.len() < most
+        let mut draft = Draft::new(events_max);
+        while !draft.is_full()
             && let Some(kind) = self.parting.pop_front()
         {
-            events.push(wrap(kind));
+            draft.push(kind);
         }
-        // The coordinator's cap holds for events and for requests in them.
-        let mut requests = REQUESTS_PER_REPORT.min(events_max.max(1));
-        while events.len() < most
-            && requests > 0
+        while !draft.is_full()
+            && draft.requests > 0
             && let Some(&arrival) = self.stirred.first()
+            && self.tell(now, arrival, &mut draft)
         {
-            let room = (most - events.len(), requests);
-            let (is_all, used) = self.tell(now, arrival, room, &mut events);
-            requests -= used;
-            if is_all {
-                self.stirred.remove(&arrival);
-            }
+            self.stirred.remove(&arrival);
         }
         // The batches that they are for come first.
+        let knows = |batch| self.names.contains_key(&batch);
         let is_all = self.parting.is_empty()
             && self.stirred.is_empty()
-            && self.tell_fetches(most, &mut events);
+            && self.fetches.tell(knows, &mut draft);
         let piece = match (self.restating, is_all) {
             (false, _) => SnapshotPiece::Unspecified,
             (true, false) => SnapshotPiece::Part,
@@ -397,6 +323,7 @@ impl ReportState {
             self.restating = false;
             self.urgency = Urgency::Nothing;
         }
+        let events = draft.events;
         let empty = events.is_empty() && piece == SnapshotPiece::Unspecified;
         (!empty).then_some(OutgoingReport {
             at: now,
@@ -405,123 +332,69 @@ impl ReportState {
         })
     }
 
-    /// Tells of the fetches that are new, as far as there is room, and as their batches are known;
-    /// whether that was all.
-    fn tell_fetches(&mut self, most: usize, events: &mut Vec<Event>) -> bool {
-        let known = |fetch: &Fetch| self.names.contains_key(&fetch.name.batch);
-        let mut told = Vec::new();
-        for &number in &self.new_fetches {
-            let Some(fetch) = self.fetches.get(&number).filter(|fetch| known(fetch)) else {
-                continue;
-            };
-            if events.len() >= most {
-                break;
-            }
-            told.push(number);
-            events.push(wrap(Kind::FetchWanted(FetchWanted {
-                fetch: number,
-                batch: fetch.name.batch,
-                request: fetch.name.request,
-                victim_address: fetch.name.peer.to_vec(),
-                bytes: fetch.bytes,
-                ..FetchWanted::default()
-            })));
-        }
-        for number in told {
-            self.new_fetches.remove(&number);
-            if let Some(fetch) = self.fetches.get_mut(&number) {
-                fetch.told = true;
-            }
-        }
-        events.len() < most
-    }
-
-    /// Tells of one batch as far as there is room for (events, requests). Whether that was all, and
-    /// how many requests it took.
-    fn tell(
-        &mut self,
-        now: Time,
-        arrival: u64,
-        (mut room, most): (usize, usize),
-        events: &mut Vec<Event>,
-    ) -> (bool, usize) {
-        let mut behind = None;
-        if let Some(batch) = self.batches.get(&arrival)
-            && batch.behind != 0
-            && batch.started.is_none()
-        {
-            behind = self
-                .names
-                .contains_key(&batch.behind)
-                .then_some(batch.behind);
-        }
+    /// Tells of one batch as far as there is room, which there is for one event and one request.
+    /// Returns whether that was all.
+    fn tell(&mut self, now: Time, arrival: u64, draft: &mut Draft) -> bool {
         let Some(batch) = self.batches.get_mut(&arrival) else {
-            return (true, 0);
+            return true;
         };
-        let mut used = 0;
         if batch.changed || !batch.fresh.is_empty() {
+            let waits = batch.behind != 0 && batch.started.is_none();
+            let waits = waits && self.names.contains_key(&batch.behind);
             let mut loads = Vec::new();
-            while used < most
+            while draft.requests > 0
                 && let Some(id) = batch.fresh.pop_first()
             {
                 batch.moved.remove(&id);
                 if let Some(request) = self.requests.get_mut(&id) {
                     (request.told, request.untold) = (true, 0);
                     loads.push(request.load(now, id, self.port));
-                    used += 1;
+                    draft.requests -= 1;
                 }
             }
             let elapsed = batch.started.map_or(Span::ZERO, |at| now.since(at));
-            events.push(wrap(Kind::BatchArrived(BatchArrived {
+            draft.push(Kind::BatchArrived(BatchArrived {
                 batch: batch.id,
                 compute_ns: batch.compute.0.saturating_sub(elapsed.0),
                 requests: loads,
-                queued_behind: behind,
+                queued_behind: waits.then_some(batch.behind),
                 started: batch.started.is_some(),
                 layers: u32::from(batch.layers),
                 hosts: Vec::new(),
-            })));
-            room -= 1;
+            }));
             (batch.told, batch.changed) = (true, false);
             batch.start_told = batch.started.is_some();
             if !batch.fresh.is_empty() {
-                return (false, used);
+                return false;
             }
         }
         if batch.started.is_some() && !batch.start_told {
-            if room == 0 {
-                return (false, used);
-            }
-            room -= 1;
-            batch.start_told = true;
-            events.push(wrap(Kind::BatchStarted(BatchStarted { batch: batch.id })));
+            batch.start_told = draft.push(Kind::BatchStarted(BatchStarted { batch: batch.id }));
         }
         if batch.step() > batch.step_told {
-            if room == 0 {
-                return (false, used);
-            }
-            room -= 1;
-            batch.step_told = batch.step();
-            events.push(wrap(Kind::BatchProgress(BatchProgress {
+            let layer = u32::from(batch.layer);
+            if !draft.push(Kind::BatchProgress(BatchProgress {
                 batch: batch.id,
-                layer: u32::from(batch.layer),
-            })));
+                layer,
+            })) {
+                return false;
+            }
+            batch.step_told = batch.step();
         }
         while let Some(&id) = batch.moved.first() {
-            if room == 0 {
-                return (false, used);
+            if draft.is_full() {
+                return false;
             }
             batch.moved.pop_first();
             if let Some(request) = self.requests.get_mut(&id) {
-                room -= 1;
-                events.push(wrap(Kind::BytesCompleted(BytesCompleted {
+                draft.push(Kind::BytesCompleted(BytesCompleted {
                     request: id,
                     port: self.port,
                     bytes: core::mem::take(&mut request.untold),
-                })));
+                }));
             }
         }
-        (true, used)
+        batch.started.is_none() || batch.start_told
     }
 
     fn open(&mut self, id: u64) -> u64 {
@@ -533,18 +406,8 @@ impl ReportState {
         self.arrivals += 1;
         let batch = Batch {
             id,
-            compute: Span::ZERO,
-            layers: 0,
-            started: None,
-            layer: 0,
-            behind: 0,
-            requests: BTreeSet::new(),
-            told: false,
             changed: true,
-            start_told: false,
-            step_told: 0,
-            fresh: BTreeSet::new(),
-            moved: BTreeSet::new(),
+            ..Batch::default()
         };
         self.batches.insert(self.arrivals, batch);
         self.names.insert(id, self.arrivals);
@@ -630,10 +493,6 @@ impl Request {
             started: false,
         }
     }
-}
-
-const fn wrap(kind: Kind) -> Event {
-    Event { event: Some(kind) }
 }
 
 #[cfg(test)]

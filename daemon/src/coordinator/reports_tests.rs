@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::coordinator::outgoing::EVENTS_MAX;
 use proptest::prelude::*;
 
 const MS: Span = Span::from_millis(1);

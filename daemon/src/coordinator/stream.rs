@@ -13,9 +13,9 @@ use laxity_policy::Time;
 use laxity_shm::sleep::now_ns;
 use laxity_wire::v1::coordination_client::CoordinationClient;
 use laxity_wire::v1::{
-    self, Ack, Capability, Direction, Event, FromCoordinator, FromDaemon, Goodbye, GoodbyeReason,
-    Heartbeat, Hello, Nack, NackReason, PortInfo, PortLoad, Report, SnapshotPiece, Welcome,
-    event::Event as Kind, from_coordinator, from_daemon::Message,
+    self, Ack, Event, FromCoordinator, FromDaemon, Goodbye, GoodbyeReason, Heartbeat, Hello, Nack,
+    NackReason, Report, SnapshotPiece, Welcome, event::Event as Kind, from_coordinator,
+    from_daemon::Message,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
@@ -26,24 +26,17 @@ use tracing::{debug, info, warn};
 use super::assemble::{Assembled, OrderAssembler};
 use super::backoff::Backoff;
 use super::exchange::CoordinatorExchange;
+use super::stream_state::{CAPABILITIES, StreamState};
 use super::{addresses, channel};
 use crate::config::{Config, CoordinatorConfig, NicConfig};
 use crate::mailbox::Mailbox;
-use crate::stats::{PortSnapshot, Snapshot};
+use crate::service::SchedulerHandle;
+use crate::stats::Snapshot;
 
-/// What this daemon can do beyond the first version.
-const CAPABILITIES: [Capability; 3] = [
-    Capability::OrderDeltas,
-    Capability::FetchTokens,
-    Capability::PruneCauses,
-];
 /// How long a coordinator may take to welcome.
 const WELCOME_MAX: Duration = Duration::from_secs(5);
 /// Heartbeats of silence after which a coordinator is taken for dead.
 const SILENCE_HEARTBEATS: u32 = 3;
-/// Heartbeats that are believed.
-const HEARTBEAT_MIN: Duration = Duration::from_millis(10);
-const HEARTBEAT_MAX: Duration = Duration::from_secs(60);
 /// Snapshots are made no more often than this on one stream.
 const SNAPSHOT_EVERY: Duration = Duration::from_secs(1);
 /// Messages that wait for the connection.
@@ -87,62 +80,8 @@ impl Ended {
     }
 }
 
-/// What one stream needs to know.
-struct Stream {
-    outbound: mpsc::Sender<FromDaemon>,
-    /// The coordinator orders fetches.
-    has_tokens: bool,
-    heartbeat: Duration,
-    heard: Instant,
-    spoke: Instant,
-    /// What has to be said, beside reports.
-    ack: Option<v1::Epoch>,
-    letter: Option<Message>,
-    /// Sequence of the last report.
-    reported: u64,
-    /// The last report that asks for an order.
-    owed: u64,
-    considered: u64,
-    ordered: bool,
-    snapshot_at: Instant,
-    snapshot_wanted: bool,
-    /// Of the snapshot that port loads were told from.
-    loads_told: Time,
-    /// Flows that completed, and that missed their deadline, by port, when that was told.
-    flows_told: Vec<(u64, u64)>,
-}
-
-/// The name of this host at the coordinator: as configured, or as the kernel has it.
-#[must_use]
-pub fn own_host(config: &CoordinatorConfig) -> String {
-    if !config.host.is_empty() {
-        return config.host.clone();
-    }
-    // By system call: the unit shows the daemon no /proc/sys.
-    let names = nix::sys::utsname::uname();
-    names.map_or_else(
-        |_| String::new(),
-        |names| names.nodename().to_string_lossy().into_owned(),
-    )
-}
-
 fn now() -> Time {
     Time(now_ns())
-}
-
-/// What the coordinator is told of the NICs. Addresses are as they are now: interfaces come up
-/// late.
-fn ports(nics: &[NicConfig]) -> Vec<PortInfo> {
-    let both = |nic: &NicConfig| {
-        let addresses = addresses::of(nic);
-        [Direction::Egress, Direction::Ingress].map(|direction| PortInfo {
-            name: nic.name.clone(),
-            direction: direction as i32,
-            rate_bytes_per_s: nic.rate.0,
-            addresses: addresses.clone(),
-        })
-    };
-    nics.iter().flat_map(both).collect()
 }
 
 /// Any number: every hasher of the standard library starts from another.
@@ -158,25 +97,20 @@ fn shortened(text: &str) -> String {
 }
 
 impl StreamTask {
-    /// For the coordinator that `config` names.
+    /// For the coordinator that `config` names, if it names one.
     #[must_use]
-    pub fn new(
-        config: &Config,
-        host: String,
-        exchange: Arc<CoordinatorExchange>,
-        mailbox: Mailbox,
-        snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
-    ) -> Self {
-        Self {
+    pub fn new(config: &Config, scheduler: &SchedulerHandle) -> Option<Self> {
+        let exchange = scheduler.exchange.clone()?;
+        Some(Self {
             config: config.coordinator.clone(),
-            host,
+            host: exchange.view().host,
             nics: config.nic.clone(),
             instance: random(),
             exchange,
-            mailbox,
-            snapshots,
+            mailbox: scheduler.mailbox.clone(),
+            snapshots: scheduler.snapshots.clone(),
             assembler: OrderAssembler::default(),
-        }
+        })
     }
 
     /// Attends for as long as the daemon runs.
@@ -284,7 +218,7 @@ impl StreamTask {
             ));
         }
         self.welcomed(&welcome, url);
-        let mut stream = Stream::new(outbound, &welcome);
+        let mut stream = StreamState::new(outbound, &welcome);
         let mut ended = match self.converse(&mut stream, &mut inbound).await {
             Ok(last) => self.parted(&last, url),
             Err(problem) => Ended::because(problem),
@@ -301,7 +235,7 @@ impl StreamTask {
             capabilities: CAPABILITIES.iter().map(|&one| one as i32).collect(),
             host: self.host.clone(),
             instance: self.instance,
-            ports: ports(&self.nics),
+            ports: addresses::ports(&self.nics),
             applied: self.assembler.applied(),
         }
     }
@@ -352,7 +286,7 @@ impl StreamTask {
     /// Until the stream ends: with a goodbye, or for another reason.
     async fn converse(
         &mut self,
-        stream: &mut Stream,
+        stream: &mut StreamState,
         inbound: &mut Streaming<FromCoordinator>,
     ) -> Result<Goodbye, String> {
         let exchange = Arc::clone(&self.exchange);
@@ -393,7 +327,7 @@ impl StreamTask {
     }
 
     /// What is to be said next; there is room for it.
-    fn next(&mut self, stream: &mut Stream) -> Option<Message> {
+    fn next(&mut self, stream: &mut StreamState) -> Option<Message> {
         if stream.snapshot_wanted && stream.snapshot_at.elapsed() >= SNAPSHOT_EVERY {
             stream.snapshot_wanted = false;
             stream.snapshot_at = Instant::now();
@@ -411,7 +345,8 @@ impl StreamTask {
         if stream.spoke.elapsed() < stream.heartbeat {
             return None;
         }
-        let loads = self.port_loads(stream);
+        let seen = self.snapshots.borrow().clone();
+        let loads = seen.map_or_else(Vec::new, |seen| stream.port_loads.news(&seen, &self.nics));
         Some(if loads.is_empty() {
             Message::Heartbeat(Heartbeat {})
         } else {
@@ -419,7 +354,12 @@ impl StreamTask {
         })
     }
 
-    fn report(&self, stream: &mut Stream, piece: SnapshotPiece, mut events: Vec<Event>) -> Message {
+    fn report(
+        &self,
+        stream: &mut StreamState,
+        piece: SnapshotPiece,
+        mut events: Vec<Event>,
+    ) -> Message {
         stream.reported += 1;
         if !stream.has_tokens {
             let of_fetch =
@@ -443,49 +383,10 @@ impl StreamTask {
         })
     }
 
-    /// The state of the ports, if anything has happened since it was told last.
-    fn port_loads(&self, stream: &mut Stream) -> Vec<Event> {
-        let seen = self.snapshots.borrow();
-        let Some(snapshot) = seen.as_ref().filter(|seen| seen.at > stream.loads_told) else {
-            return Vec::new();
-        };
-        stream.loads_told = snapshot.at;
-        stream.flows_told.resize(snapshot.ports.len(), (0, 0));
-        let ports = snapshot.ports.iter().zip(&mut stream.flows_told);
-        let load = |(index, (port, told)): (usize, (&PortSnapshot, &mut (u64, u64)))| {
-            let link = &port.link;
-            let bytes = |tallies: &[laxity_policy::Tally]| -> Vec<u64> {
-                tallies.iter().map(|tally| tally.bytes).collect()
-            };
-            let configured = self.nics.get(index / 2).map(|nic| nic.rate.0);
-            let counted = || port.counters.stages.iter();
-            let completed: u64 = counted().map(|stage| stage.completed_flows).sum();
-            let missed: u64 = counted().map(|stage| stage.deadline_misses).sum();
-            let before = core::mem::replace(told, (completed, missed));
-            let queued_stage_bytes = bytes(&link.waiting_by_stage);
-            Kind::PortLoad(PortLoad {
-                port: index as u32,
-                rate_bytes_per_s: (configured != Some(port.rate)).then_some(port.rate),
-                queued_bytes: queued_stage_bytes.iter().sum(),
-                load_permille: (link.rho.clamp(0.0, 1.0) * 1000.0) as u32,
-                queued_level_bytes: bytes(&link.waiting_by_level),
-                queued_stage_bytes,
-                completed_flows: completed.saturating_sub(before.0),
-                missed_flows: missed.saturating_sub(before.1),
-            })
-        };
-        ports
-            .enumerate()
-            .map(|port| Event {
-                event: Some(load(port)),
-            })
-            .collect()
-    }
-
     /// Takes a message. Gives the goodbye that it was.
     fn hear(
         &mut self,
-        stream: &mut Stream,
+        stream: &mut StreamState,
         frame: FromCoordinator,
     ) -> Result<Option<Goodbye>, String> {
         match frame.message {
@@ -516,7 +417,7 @@ impl StreamTask {
         Ok(None)
     }
 
-    fn stand(&mut self, stream: &mut Stream, standing: v1::Standing) {
+    fn stand(&mut self, stream: &mut StreamState, standing: v1::Standing) {
         let drained = standing.drained;
         if self.exchange.view().drained != drained {
             info!(
@@ -533,7 +434,7 @@ impl StreamTask {
         }
     }
 
-    fn order(&mut self, stream: &mut Stream, order: &v1::Order) -> Result<(), String> {
+    fn order(&mut self, stream: &mut StreamState, order: &v1::Order) -> Result<(), String> {
         let before = self.assembler.content();
         let assembled = self.assembler.take(order);
         let refused = self.assembler.refused();
@@ -557,43 +458,6 @@ impl StreamTask {
             }
         }
         Ok(())
-    }
-}
-
-impl Stream {
-    fn new(outbound: mpsc::Sender<FromDaemon>, welcome: &Welcome) -> Self {
-        let heartbeat = match welcome.heartbeat_ns {
-            0 => Duration::from_secs(1),
-            ns => Duration::from_nanos(ns).clamp(HEARTBEAT_MIN, HEARTBEAT_MAX),
-        };
-        let now = Instant::now();
-        Self {
-            outbound,
-            has_tokens: v1::common_capabilities(&CAPABILITIES, &welcome.capabilities)
-                .contains(&Capability::FetchTokens),
-            heartbeat,
-            heard: now,
-            spoke: now,
-            ack: None,
-            letter: None,
-            reported: 0,
-            owed: 0,
-            considered: 0,
-            ordered: false,
-            snapshot_at: now,
-            snapshot_wanted: false,
-            loads_told: Time::ZERO,
-            flows_told: Vec::new(),
-        }
-    }
-
-    /// The coordinator has considered every report that asks for an order.
-    const fn is_up_to_date(&self) -> bool {
-        self.ordered && self.considered >= self.owed
-    }
-
-    const fn has_letters(&self) -> bool {
-        self.letter.is_some() || self.ack.is_some()
     }
 }
 

@@ -1,0 +1,73 @@
+//! Reports on their way to the coordinator, and how much fits into one.
+
+use laxity_policy::Time;
+use laxity_wire::v1::{Event, SnapshotPiece, event::Event as Kind};
+
+/// Most events of a report, whatever the coordinator takes.
+pub const EVENTS_MAX: usize = 256;
+/// Most requests in a report.
+const REQUESTS_MAX: usize = 1024;
+
+/// Something to be sent, at most one message.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OutgoingReport {
+    /// When it was made: spans in it count from here.
+    pub at: Time,
+    /// Whether it is a part of a snapshot.
+    pub piece: SnapshotPiece,
+    /// What happened, in this order.
+    pub events: Vec<Event>,
+}
+
+impl OutgoingReport {
+    /// Makes spans count from `now`.
+    pub fn age_to(&mut self, now: Time) {
+        let aged = now.since(self.at).0;
+        self.at = now;
+        for event in &mut self.events {
+            if let Some(Kind::BatchArrived(batch)) = &mut event.event {
+                if batch.started {
+                    batch.compute_ns = batch.compute_ns.saturating_sub(aged);
+                }
+                for request in &mut batch.requests {
+                    if let Some(left) = &mut request.remaining_ns {
+                        *left = left.saturating_sub_unsigned(aged);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A report in the making.
+#[derive(Debug)]
+pub(super) struct Draft {
+    pub(super) events: Vec<Event>,
+    events_max: usize,
+    /// Requests that still fit.
+    pub(super) requests: usize,
+}
+
+impl Draft {
+    /// Nothing yet. The coordinator's cap holds for events and for requests in them.
+    pub(super) fn new(events_max: usize) -> Self {
+        Self {
+            events: Vec::new(),
+            events_max: events_max.clamp(1, EVENTS_MAX),
+            requests: REQUESTS_MAX.min(events_max.max(1)),
+        }
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.events.len() >= self.events_max
+    }
+
+    /// Adds an event. False if it does not fit.
+    pub(super) fn push(&mut self, kind: Kind) -> bool {
+        let fits = !self.is_full();
+        if fits {
+            self.events.push(Event { event: Some(kind) });
+        }
+        fits
+    }
+}

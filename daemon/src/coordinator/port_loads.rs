@@ -1,0 +1,49 @@
+//! What the coordinator is told of the ports' queues and load.
+
+use laxity_policy::{Tally, Time};
+use laxity_wire::v1::{Event, PortLoad, event::Event as Kind};
+
+use crate::config::NicConfig;
+use crate::stats::{PortSnapshot, Snapshot};
+
+/// What one stream was told last.
+#[derive(Debug, Default)]
+pub(super) struct PortLoads {
+    /// The time of the snapshot that it was told from.
+    at: Time,
+    /// Flows that had completed, and that had missed their deadline, by port.
+    flows: Vec<(u64, u64)>,
+}
+
+impl PortLoads {
+    /// The state of the ports, if anything has happened since it was told last.
+    pub(super) fn news(&mut self, snapshot: &Snapshot, nics: &[NicConfig]) -> Vec<Event> {
+        if snapshot.at <= self.at {
+            return Vec::new();
+        }
+        self.at = snapshot.at;
+        self.flows.resize(snapshot.ports.len(), (0, 0));
+        let ports = snapshot.ports.iter().zip(&mut self.flows);
+        let load = |(index, (port, told)): (usize, (&PortSnapshot, &mut (u64, u64)))| {
+            let link = &port.link;
+            let bytes = |tallies: &[Tally]| tallies.iter().map(|tally| tally.bytes).collect();
+            let configured = nics.get(index / 2).map(|nic| nic.rate.0);
+            let counted = || port.counters.stages.iter();
+            let completed: u64 = counted().map(|stage| stage.completed_flows).sum();
+            let missed: u64 = counted().map(|stage| stage.deadline_misses).sum();
+            let before = core::mem::replace(told, (completed, missed));
+            let load = Kind::PortLoad(PortLoad {
+                port: index as u32,
+                rate_bytes_per_s: (configured != Some(port.rate)).then_some(port.rate),
+                queued_bytes: link.waiting_by_stage.iter().map(|tally| tally.bytes).sum(),
+                load_permille: (link.rho.clamp(0.0, 1.0) * 1000.0) as u32,
+                queued_level_bytes: bytes(&link.waiting_by_level),
+                queued_stage_bytes: bytes(&link.waiting_by_stage),
+                completed_flows: completed.saturating_sub(before.0),
+                missed_flows: missed.saturating_sub(before.1),
+            });
+            Event { event: Some(load) }
+        };
+        ports.enumerate().map(load).collect()
+    }
+}

@@ -1,0 +1,78 @@
+//! What one stream to the coordinator needs to know.
+
+use std::time::Duration;
+
+use laxity_wire::v1::{self, Capability, FromDaemon, Welcome, from_daemon::Message};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::port_loads::PortLoads;
+
+/// What this daemon can do beyond the first version.
+pub(super) const CAPABILITIES: [Capability; 3] = [
+    Capability::OrderDeltas,
+    Capability::FetchTokens,
+    Capability::PruneCauses,
+];
+/// Heartbeats that are believed.
+const HEARTBEAT_MIN: Duration = Duration::from_millis(10);
+const HEARTBEAT_MAX: Duration = Duration::from_secs(60);
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct StreamState {
+    pub(super) outbound: mpsc::Sender<FromDaemon>,
+    /// The coordinator orders fetches.
+    pub(super) has_tokens: bool,
+    pub(super) heartbeat: Duration,
+    pub(super) heard: Instant,
+    pub(super) spoke: Instant,
+    /// What has to be said, beside reports.
+    pub(super) ack: Option<v1::Epoch>,
+    pub(super) letter: Option<Message>,
+    /// Sequence of the last report.
+    pub(super) reported: u64,
+    /// The last report that asks for an order.
+    pub(super) owed: u64,
+    pub(super) considered: u64,
+    pub(super) ordered: bool,
+    pub(super) snapshot_at: Instant,
+    pub(super) snapshot_wanted: bool,
+    pub(super) port_loads: PortLoads,
+}
+
+impl StreamState {
+    pub(super) fn new(outbound: mpsc::Sender<FromDaemon>, welcome: &Welcome) -> Self {
+        let heartbeat = match welcome.heartbeat_ns {
+            0 => Duration::from_secs(1),
+            ns => Duration::from_nanos(ns).clamp(HEARTBEAT_MIN, HEARTBEAT_MAX),
+        };
+        let now = Instant::now();
+        Self {
+            outbound,
+            has_tokens: v1::common_capabilities(&CAPABILITIES, &welcome.capabilities)
+                .contains(&Capability::FetchTokens),
+            heartbeat,
+            heard: now,
+            spoke: now,
+            ack: None,
+            letter: None,
+            reported: 0,
+            owed: 0,
+            considered: 0,
+            ordered: false,
+            snapshot_at: now,
+            snapshot_wanted: false,
+            port_loads: PortLoads::default(),
+        }
+    }
+
+    /// The coordinator has considered every report that asks for an order.
+    pub(super) const fn is_up_to_date(&self) -> bool {
+        self.ordered && self.considered >= self.owed
+    }
+
+    pub(super) const fn has_letters(&self) -> bool {
+        self.letter.is_some() || self.ack.is_some()
+    }
+}
