@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use laxity_policy::Time;
+use laxity_shm::consumer::Consumer;
 use laxity_shm::layout::{CREDIT_PORTS, Geometry, attention};
 use laxity_shm::region::Region;
 use laxity_shm::served::{ServeError, Served};
@@ -132,6 +133,13 @@ pub struct ClientState {
 }
 
 impl ClientState {
+    /// Takes a peer's address for the number that flows of this client use.
+    #[cold]
+    pub fn introduce(&mut self, peer: u8, address: [u8; 16]) {
+        let peers = self.peers.get_or_insert_with(|| Box::new([[0; 16]; 256]));
+        peers[usize::from(peer)] = address;
+    }
+
     /// Whether the client was told to bypass everything. Whoever gives that order tells it at once,
     /// so it may act on it before the scheduler has heard.
     pub fn told_to_bypass(&self) -> bool {
@@ -179,6 +187,18 @@ impl Lanes {
     pub fn get(&self, lane: u16) -> Option<&LaneState> {
         self.lanes.get(usize::from(lane))?.as_deref()
     }
+}
+
+/// The lane that a record came from.
+pub struct RecordOrigin<'a> {
+    /// Index of the client.
+    pub client: u32,
+    /// Its state.
+    pub state: &'a mut ClientState,
+    /// Number of the lane.
+    pub lane: u16,
+    /// Its memory.
+    pub consumer: &'a mut Consumer,
 }
 
 /// An attached process.

@@ -20,7 +20,8 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tracing::debug;
 
-use crate::service::{AttendedTrace, Service};
+use crate::service::Service;
+use crate::service::trace::AttendedTrace;
 
 /// Connections served at once.
 pub const CONNECTIONS_MAX: usize = 32;
@@ -145,17 +146,17 @@ async fn answer<'a>(
             seconds,
             events,
             attended,
-        } => or_error(service.trace_start(seconds, events).map(|begun| {
+        } => or_error(service.traces().start(seconds, events).map(|begun| {
             if attended {
-                *trace = Some(service.attend_trace(&begun));
+                *trace = Some(service.traces().attend(&begun));
             }
             begun.message
         })),
-        Request::TraceRead => match service.trace_read().await {
+        Request::TraceRead => match service.traces().read().await {
             Ok(page) => Response::Trace(Box::new(page)),
             Err(problem) => Response::error(problem),
         },
-        Request::TraceStop => or_error(service.trace_stop().await),
+        Request::TraceStop => or_error(service.traces().stop().await),
         Request::Version => Response::Version {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),

@@ -21,13 +21,14 @@ use tokio::sync::{oneshot, watch};
 use tracing::{debug, error, info, warn};
 
 use crate::config::Config;
+use crate::coordinator::addresses::own_host;
 use crate::coordinator::exchange::CoordinatorExchange;
-use crate::coordinator::stream::{StreamTask, own_host};
+use crate::coordinator::stream::StreamTask;
 use crate::descriptors::TooFew;
 use crate::driver::{Driver, DriverError};
 use crate::mailbox::{Command, LOOK_EVERY, LOOKS_MAX, Mailbox, SnapshotSlot, mailbox};
 use crate::metrics::Exporter;
-use crate::service::{Service, SetLog, Source};
+use crate::service::{SchedulerHandle, Service, SetLog, Source};
 use crate::sockets::{self, BindError, Bound};
 use crate::stats::Snapshot;
 use crate::watched::{Watched, watch};
@@ -92,7 +93,7 @@ pub struct Daemon {
     client_room: usize,
     service: Arc<Service>,
     mailbox: Mailbox,
-    board: Arc<SnapshotSlot>,
+    snapshot_slot: Arc<SnapshotSlot>,
     snapshots: watch::Sender<Option<Arc<Snapshot>>>,
     registration: Watched,
     registration_path: Bound,
@@ -130,9 +131,9 @@ impl Daemon {
         let room = descriptors::room_for_clients().map_err(DaemonError::Descriptors)?;
         let config = Arc::new(config);
         let (mailbox, inbox) = mailbox().map_err(io::Error::from)?;
-        let board = Arc::new(SnapshotSlot::new().map_err(io::Error::from)?);
+        let snapshot_slot = Arc::new(SnapshotSlot::new().map_err(io::Error::from)?);
         let exchange = exchange(&config).map(Arc::new);
-        let mut driver = Driver::new(inbox, Arc::clone(&board), &config)?;
+        let mut driver = Driver::new(inbox, Arc::clone(&snapshot_slot), &config)?;
         if let Some(exchange) = &exchange {
             driver = driver.attending(Arc::clone(exchange));
         }
@@ -150,19 +151,20 @@ impl Daemon {
         // After the sockets: a second daemon on them is to be told of the first.
         let exporter = config.metrics_address().map(exporting).transpose()?;
         let (snapshots, seen) = watch::channel(None);
+        let scheduler = SchedulerHandle {
+            mailbox: mailbox.clone(),
+            snapshots: seen,
+            exchange,
+        };
+        let attendant = StreamTask::new(&config, &scheduler);
+        let config_in_force = Arc::clone(&config);
         let service = Arc::new(Service::new(
-            Arc::clone(&config),
+            config_in_force,
             source,
             set_log,
-            mailbox.clone(),
-            seen.clone(),
-            exchange.clone(),
+            scheduler,
             room,
         ));
-        let attendant = exchange.map(|exchange| {
-            let host = exchange.view().host;
-            StreamTask::new(&config, host, exchange, mailbox.clone(), seen)
-        });
         if service.is_bypassed() {
             mailbox.send(Command::Bypass(true));
         }
@@ -171,7 +173,7 @@ impl Daemon {
             client_room: room,
             service,
             mailbox,
-            board,
+            snapshot_slot,
             snapshots,
             registration,
             registration_path,
@@ -201,7 +203,7 @@ impl Daemon {
         let config = self.config;
         let mut tasks = vec![
             tokio::spawn(publish(
-                Arc::clone(&self.board),
+                Arc::clone(&self.snapshot_slot),
                 self.snapshots,
                 Arc::clone(&self.service),
                 self.exporter.map(|exporting| {
@@ -220,8 +222,8 @@ impl Daemon {
             tasks.push(tokio::spawn(attendant.attend()));
         }
         if let Some(period) = sd_notify::watchdog_enabled() {
-            let (mailbox, board) = (self.mailbox.clone(), Arc::clone(&self.board));
-            tasks.push(tokio::spawn(watch_over(mailbox, board, period)));
+            let (mailbox, snapshot_slot) = (self.mailbox.clone(), Arc::clone(&self.snapshot_slot));
+            tasks.push(tokio::spawn(watch_over(mailbox, snapshot_slot, period)));
         }
         info!(
             version = env!("CARGO_PKG_VERSION"), policy = %config.policy,
@@ -296,17 +298,16 @@ fn start(driver: Driver) -> io::Result<(JoinHandle<()>, oneshot::Receiver<()>)> 
 /// What is scraped every few seconds need not be made with every snapshot.
 const EXPORT_EVERY: Duration = Duration::from_secs(1);
 
-/// Takes snapshots off the board: to whoever waits for one, and to the endpoint.
+/// Takes snapshots from the scheduler: to whoever waits for one, and to the endpoint.
 async fn publish(
-    board: Arc<SnapshotSlot>,
+    snapshot_slot: Arc<SnapshotSlot>,
     snapshots: watch::Sender<Option<Arc<Snapshot>>>,
     service: Arc<Service>,
     mut exporter: Option<Exporter>,
 ) {
-    let pinned = board.fd().and_then(watch);
-    let pinned = match pinned {
-        Ok(pinned) => pinned,
-        Err(error) => return error!(%error, "cannot watch the board; no status, no metrics"),
+    let wake = match snapshot_slot.fd().and_then(watch) {
+        Ok(wake) => wake,
+        Err(error) => return error!(%error, "cannot watch for snapshots; no status, no metrics"),
     };
     let mut exported: Option<Instant> = None;
     let mut unexported = None;
@@ -315,7 +316,7 @@ async fn publish(
             exporter.publish_cluster(service.exchange());
         }
         let readable = tokio::select! {
-            readable = pinned.readable() => readable,
+            readable = wake.readable() => readable,
             // What the stream to the coordinator does, and the age of its order, is no news to the
             // scheduler.
             () = tokio::time::sleep(EXPORT_EVERY), if service.exchange().is_some() => continue,
@@ -329,13 +330,13 @@ async fn publish(
         let Ok(mut ready) = readable else {
             return;
         };
-        // Cleared before the look: a ring meanwhile makes it readable again.
+        // Cleared before the look: a wake-up meanwhile makes it readable again.
         ready.clear_ready();
         drop(ready);
-        board.hear();
+        snapshot_slot.acknowledge();
         let mut looks = 0;
         while looks < LOOKS_MAX {
-            match board.take() {
+            match snapshot_slot.take() {
                 Some(snapshot) => {
                     looks = 0;
                     unexported = Some(Arc::clone(&snapshot));
@@ -355,11 +356,11 @@ async fn publish(
             tokio::select! {
                 () = tokio::time::sleep(LOOK_EVERY) => {}
                 // Somebody waits for a snapshot.
-                rung = pinned.readable() => match rung {
+                woken = wake.readable() => match woken {
                     Ok(mut ready) => {
                         ready.clear_ready();
-                        board.hear();
-                        // Also if this was to be the last look: what was rung for is there.
+                        snapshot_slot.acknowledge();
+                        // Also if this was to be the last look: the snapshot is there.
                         looks = 0;
                     }
                     Err(_) => return,
@@ -381,17 +382,17 @@ async fn reload_on(mut hangup: Signal, service: Arc<Service>) {
 }
 
 /// Pets systemd's watchdog for as long as the scheduler answers.
-async fn watch_over(mailbox: Mailbox, board: Arc<SnapshotSlot>, period: Duration) {
+async fn watch_over(mailbox: Mailbox, snapshot_slot: Arc<SnapshotSlot>, period: Duration) {
     let mut ticks = tokio::time::interval(period / 2);
     loop {
-        let before = board.signs_of_life();
+        let before = snapshot_slot.signs_of_life();
         mailbox.send(Command::Publish);
         ticks.tick().await;
-        if board.signs_of_life() == before {
+        if snapshot_slot.signs_of_life() == before {
             // The first look may come too early; the next is half a period later.
             tokio::time::sleep(period / 4).await;
         }
-        if board.signs_of_life() == before {
+        if snapshot_slot.signs_of_life() == before {
             warn!("the scheduler gives no sign of life; the watchdog is not told otherwise");
         } else {
             notify(&[NotifyState::Watchdog]);

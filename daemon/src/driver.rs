@@ -5,7 +5,7 @@
 //! others), publishes permits, asks the links that something happened to, and wakes the sleepers
 //! last. Between rounds it takes commands, runs what is due, and looks whether it may sleep.
 //!
-//! * *Hot path.* [`intake`]: decide, write the permit, keep the books afterwards. Counters are
+//! * *Hot path.* [`intake`]: decide, write the permit, and account for it afterwards. Counters are
 //!   plain integers of this thread.
 //! * *Spin, then sleep.* It spins for `scheduler.spin_us` after the last record. Where a client was
 //!   just woken, turns are short and it yields between them, in case that client shares its core:
@@ -18,6 +18,9 @@
 
 pub mod cluster;
 mod commands;
+pub mod credit;
+pub mod deadlines;
+mod ends;
 pub mod fetches;
 pub mod flows;
 pub mod hints;
@@ -30,6 +33,7 @@ mod publish;
 mod record_sink;
 pub mod running;
 mod scan;
+mod serve;
 pub mod silence;
 pub mod trace;
 pub mod trust;
@@ -38,7 +42,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use laxity_policy::config::InvalidConfig;
-use laxity_policy::{Level, Span, Time};
+use laxity_policy::{Span, Time};
 use laxity_shm::layout::attention;
 use laxity_shm::sleep::{current_cpu, now_ns};
 use laxity_shm::sync::heavy_fence;
@@ -47,15 +51,21 @@ use tracing::{debug, info, warn};
 use crate::clients::{BUDGET, Client};
 use crate::config::Config;
 use crate::coordinator::exchange::CoordinatorExchange;
+use crate::driver::credit::CreditTerms;
 use crate::driver::hints::Hints;
 use crate::driver::intake::Intake;
+use crate::driver::overdue::OverdueWatch;
 use crate::driver::poller::Poller;
-use crate::mailbox::{Inbox, LOOK_EVERY, SnapshotSlot};
-use crate::stats::{ClientCounters, LoopCounters};
+use crate::driver::publish::Publisher;
+use crate::driver::scan::ScanOrder;
+use crate::driver::silence::SilenceWatch;
+use crate::driver::trace::Tracer;
+use crate::mailbox::{Inbox, SnapshotSlot};
+use crate::stats::LoopCounters;
 
 /// Looks at lanes in a turn, i.e. between readings of the clock, and rounds that those are at
 /// least. What is done between turns takes as long as a dozen looks, and a submit that comes
-/// meanwhile waits. So turns are long: some microseconds, half of [`intake::DUE_MIN`].
+/// meanwhile waits. So turns are long: some microseconds, half of `DUE_MIN`.
 const LOOKS_PER_TURN: usize = 1024;
 const ROUNDS_MIN: usize = 4;
 /// The same after a client was woken: if it shares this core, looking keeps it from answering.
@@ -66,10 +76,6 @@ const RECORDS_PER_TURN: usize = 64;
 const BEAT: Span = Span::from_millis(5);
 /// Longest sleep while flows are held: clients take a scheduler for stalled after 100 ms.
 const WAITING_SLEEP_MAX: Span = Span::from_millis(20);
-/// Time between snapshots while something happens.
-const PUBLISH_EVERY: Span = Span(LOOK_EVERY.as_nanos() as u64);
-/// Time between looks for completions that never came.
-const WRITE_OFF_EVERY: Span = Span::from_millis(10);
 
 /// Why there is no scheduler.
 #[derive(Debug, thiserror::Error)]
@@ -93,39 +99,40 @@ impl From<nix::Error> for DriverError {
 #[derive(Debug)]
 pub struct Driver {
     inbox: Inbox,
-    slot: Arc<SnapshotSlot>,
     config: Arc<Config>,
     intake: Intake,
     clients: Vec<Option<Client>>,
-    /// Indices of clients that are scanned every round, and of the others.
-    hot: Vec<u32>,
-    cold: Vec<u32>,
-    cold_next: usize,
-    doorbells: bool,
-    /// Index of the client whose claims were looked at last.
-    refreshed: usize,
-    /// Lanes over all clients that a round looks at, when last counted.
-    lanes: usize,
-    /// Counters of clients that are gone.
-    gone: ClientCounters,
+    order: ScanOrder,
+    publisher: Publisher,
     poller: Poller,
-    spin: Span,
-    /// Something happened since the last snapshot, or somebody asked for one.
-    unpublished: bool,
-    publish_now: bool,
-    published: Time,
-    /// Since when nothing waits on any port.
-    idle_since: Time,
+    spin: Spin,
+    silence: SilenceWatch,
+    overdue: OverdueWatch,
+    beaten: Time,
+    /// When garbage was warned of last.
+    warned: Time,
+}
+
+/// When the thread sleeps, and when it lets others have its core.
+#[derive(Debug)]
+struct Spin {
+    /// Time after the last record in which the thread spins.
+    span: Span,
+    /// When the last record came that somebody waits for.
     active: Time,
     woke_client: Time,
-    beaten: Time,
-    swept: Time,
-    /// Client and lane where the next such look begins.
-    sweep_at: (u32, u16),
-    warned: Time,
-    /// When silent clients were looked for last, and when one was warned of.
-    looked: Time,
-    warned_silence: Time,
+}
+
+impl Spin {
+    /// Nothing came for so long that the thread may sleep.
+    fn is_over(&self, now: Time) -> bool {
+        now.since(self.active) >= self.span
+    }
+
+    /// A client slept a moment ago: perhaps because it shares this core.
+    fn woke_lately(&self, now: Time) -> bool {
+        now.since(self.woke_client) < self.span
+    }
 }
 
 impl Driver {
@@ -142,7 +149,6 @@ impl Driver {
         let poller = Poller::new(inbox.fd())?;
         let mut driver = Self {
             inbox,
-            slot,
             intake: Intake {
                 now,
                 ports: ports::ports(config)?,
@@ -151,37 +157,25 @@ impl Driver {
                 wakes: Vec::new(),
                 quiet: 0,
                 trust: trust::Trust::default(),
-                completion_timeout: Span::ZERO,
                 holding: false,
-                idle: false,
-                credit: false,
+                credit: CreditTerms::new(now),
                 bypass: false,
-                credit_level: Level::FIRST_UNRESERVED,
-                trace: None,
+                trace: Tracer::default(),
             },
             config: Arc::clone(config),
             clients: Vec::new(),
-            hot: Vec::new(),
-            cold: Vec::new(),
-            cold_next: 0,
-            doorbells: false,
-            refreshed: 0,
-            lanes: 0,
-            gone: ClientCounters::default(),
+            order: ScanOrder::default(),
+            publisher: Publisher::new(slot),
             poller,
-            spin: Span::ZERO,
-            unpublished: true,
-            publish_now: true,
-            published: Time::ZERO,
-            idle_since: now,
-            active: now,
-            woke_client: Time::ZERO,
+            spin: Spin {
+                span: Span::ZERO,
+                active: now,
+                woke_client: Time::ZERO,
+            },
+            silence: SilenceWatch::new(now),
+            overdue: OverdueWatch::new(now),
             beaten: Time::ZERO,
-            swept: now,
-            sweep_at: (0, 0),
             warned: Time::ZERO,
-            looked: now,
-            warned_silence: Time::ZERO,
         };
         driver.configure(config)?;
         Ok(driver)
@@ -235,9 +229,9 @@ impl Driver {
         self.tell_idleness();
         if !asked {
             let now = self.intake.now;
-            if now.since(self.active) >= self.spin || self.clients.is_empty() {
+            if self.spin.is_over(now) || self.clients.is_empty() {
                 self.sleep();
-            } else if self.woke_lately() {
+            } else if self.spin.woke_lately(now) {
                 std::thread::yield_now();
             } else {
                 std::hint::spin_loop();
@@ -250,13 +244,13 @@ impl Driver {
     fn rounds(&self) -> usize {
         // Without spinning, or if what it woke for is nothing that anybody waits for, there is but
         // one look before the sleep.
-        let calm = self.intake.now.since(self.active) >= self.spin;
-        let looks = if calm || self.woke_lately() {
+        let now = self.intake.now;
+        let looks = if self.spin.is_over(now) || self.spin.woke_lately(now) {
             LOOKS_AFTER_WAKE
         } else {
             LOOKS_PER_TURN
         };
-        (looks / self.lanes.max(self.hot.len()).max(1)).max(ROUNDS_MIN)
+        (looks / self.order.looks()).max(ROUNDS_MIN)
     }
 
     /// Permits what the links allow now, and wakes whom it concerns; whether it woke anybody.
@@ -264,11 +258,6 @@ impl Driver {
     fn answer(&mut self) -> bool {
         self.intake.serve(&mut self.clients);
         self.wake_clients()
-    }
-
-    /// A client slept a moment ago: perhaps because it shares this core.
-    fn woke_lately(&self) -> bool {
-        self.intake.now.since(self.woke_client) < self.spin
     }
 
     /// Wakes those whom a permit awaits; whether there was one.
@@ -287,7 +276,7 @@ impl Driver {
             {
                 self.intake.counters.client_wakes += 1;
                 // Read anew: where the two share a core, the client has run meanwhile.
-                self.woke_client = Time(now_ns());
+                self.spin.woke_client = Time(now_ns());
                 woken = true;
             }
         }
@@ -312,32 +301,23 @@ impl Driver {
             if let Some(pruned) = decided {
                 intake.counters.orders += 1;
                 intake.counters.pruned_requests = pruned as u64;
-                self.unpublished = true;
+                self.publisher.note_change();
                 serve = true;
             }
         }
-        if self.intake.hints.cluster_due() <= now {
+        if self.intake.hints.cluster.due() <= now {
             let intake = &mut self.intake;
             serve |= intake.hints.meet(now, &mut intake.ports);
         }
         if now.since(self.beaten) >= BEAT {
             self.beat();
-            if self
-                .intake
-                .trace
-                .as_ref()
-                .is_some_and(|trace| trace.is_abandoned(now))
-            {
-                self.intake.trace = None;
-            }
+            self.intake.trace.forget_abandoned(now);
         }
-        if now.since(self.looked) >= on_wire::LOOK_EVERY {
-            self.looked = now;
+        if now >= self.silence.due() {
             self.look_for_silence();
             serve = true;
         }
-        if now.since(self.swept) >= WRITE_OFF_EVERY {
-            self.swept = now;
+        if self.overdue.take_due(now) {
             // Nothing is overdue before what was told of it is read.
             let looks = usize::from(self.config.scheduler.slots) / BUDGET + 1;
             for _ in 0..looks {
@@ -355,14 +335,14 @@ impl Driver {
             self.intake.serve(&mut self.clients);
             self.wake_clients();
         }
-        if self.publish_now || self.unpublished && now.since(self.published) >= PUBLISH_EVERY {
+        if now >= self.publisher.due() {
             self.publish();
         }
     }
 
     fn beat(&mut self) {
         self.beaten = self.intake.now;
-        self.slot.progress();
+        self.publisher.progress();
         let cpu = current_cpu();
         for client in self.clients.iter().flatten() {
             client.served.header().set_daemon_cpu(cpu);
@@ -420,7 +400,7 @@ impl Driver {
         if self.inbox.is_pending() {
             return false;
         }
-        // Whoever rang first, and everybody if that was nothing.
+        // Whoever woke it first, and everybody if that was nothing.
         let before = self.intake.quiet;
         let mut records = 0;
         for index in woken {
@@ -433,10 +413,12 @@ impl Driver {
     /// Whether there is anything among these records that somebody waits for. `quiet` is the count
     /// before them.
     fn is_asked(&mut self, records: usize, quiet: u64) -> bool {
-        self.unpublished |= records > 0;
+        if records > 0 {
+            self.publisher.note_change();
+        }
         let asked = records as u64 > self.intake.quiet - quiet;
         if asked {
-            self.active = self.intake.now;
+            self.spin.active = self.intake.now;
         }
         asked
     }
@@ -444,24 +426,19 @@ impl Driver {
     fn sleep_limit(&self, ordered: bool) -> Span {
         let now = self.intake.now;
         let ports = &self.intake.ports;
-        let mut until = ports
-            .iter()
-            .map(|port| port.due)
-            .min()
-            .unwrap_or(Time::NEVER);
-        until = until.min(self.intake.hints.due());
-        until = until.min(self.intake.hints.cluster_due());
-        if self.publish_now {
-            until = now;
-        } else if self.unpublished {
-            until = until.min(self.published + PUBLISH_EVERY);
-        }
+        let due = [
+            self.intake.hints.due(),
+            self.intake.hints.cluster.due(),
+            self.publisher.due(),
+        ];
+        let ports_due = ports.iter().map(|port| port.due);
+        let mut until = ports_due.chain(due).min().unwrap_or(Time::NEVER);
         // Who waits, be it for a fetch that is held, looks for signs of life.
         let waits = ports.iter().any(|port| port.link.waiting_flows() > 0);
         if waits {
-            until = until.min(self.looked + on_wire::LOOK_EVERY);
+            until = until.min(self.silence.due());
         }
-        if self.intake.holding || self.intake.hints.holds_fetches() || !ordered {
+        if self.intake.holding || self.intake.hints.cluster.fetches.holds() || !ordered {
             until = until.min(now + WAITING_SLEEP_MAX);
         }
         until.since(now)

@@ -1,24 +1,27 @@
 //! The two ways between the scheduler thread and the rest of the daemon.
 //!
-//! Inwards: [`Command`]s over a channel, and a bell (a flag for a scheduler that is awake, an
-//! eventfd for one that sleeps). Outwards: a [`SnapshotSlot`] that holds the latest snapshot. The
-//! scheduler never waits for the other side: it reads the flag once a turn, and where the board
-//! is being looked at it pins its snapshot up later. Nor does it make a system call while it is
-//! busy: the other side looks at the board by itself for as long as there is news, and only the
-//! first news after a pause rings.
+//! Inwards: [`Command`]s over a channel, and a doorbell (a flag for a scheduler that is awake, an
+//! eventfd for one that sleeps). The scheduler reads the flag once a turn. Outwards: a
+//! [`SnapshotSlot`] that holds the latest snapshot. The scheduler makes no system call for it while
+//! it is busy: the reader looks by itself as long as there are new snapshots, and the scheduler
+//! wakes it only for the first one after a pause.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, TryLockError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use arc_swap::ArcSwapOption;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use tokio::sync::oneshot;
 
 use crate::clients::{ClientId, Leaving, Newcomer};
 use crate::config::Config;
-use crate::driver::trace::TraceOrder;
+use crate::driver::trace::TraceCommand;
 use crate::stats::Snapshot;
+
+/// How long the scheduler may take to answer a request.
+pub const ANSWER_MAX: Duration = Duration::from_secs(2);
 
 /// What the rest of the daemon tells the scheduler.
 #[derive(Debug)]
@@ -43,12 +46,12 @@ pub enum Command {
     Bypass(bool),
     /// A new configuration. What needs a restart is as it was.
     Configure(Arc<Config>),
-    /// The stream to the coordinator has something on its desk.
+    /// The coordinator exchange has an update.
     Coordinator,
     /// Somebody waits for a snapshot that is newer than this command.
     Publish,
     /// For `laxity trace`.
-    Trace(TraceOrder),
+    Trace(TraceCommand),
     /// Release all clients and end.
     Stop,
 }
@@ -132,73 +135,61 @@ impl Inbox {
     }
 }
 
-/// Time between two looks at the board while there is news, and between two snapshots.
+/// Time between two looks for a snapshot while there are new ones, and between two snapshots.
 pub const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Looks without news after which the reader waits for the ring.
+/// Looks without a new snapshot after which the reader waits to be woken.
 pub const LOOKS_MAX: u32 = 10;
-/// A scheduler that has pinned nothing for this long rings: well before the reader stops looking.
-pub const RING_AFTER: Duration = Duration::from_millis(300);
+/// The scheduler wakes the reader if it has published nothing for this long. The reader looks for
+/// longer than that.
+pub const WAKE_AFTER: Duration = Duration::from_millis(300);
 
-/// Where the scheduler pins its latest snapshot.
+/// Where the scheduler publishes its latest snapshot. Neither side waits for the other.
 #[derive(Debug)]
 pub struct SnapshotSlot {
-    latest: Mutex<Option<Arc<Snapshot>>>,
-    pinned: EventFd,
+    latest: ArcSwapOption<Snapshot>,
+    wake: EventFd,
     progress: AtomicU64,
 }
 
 impl SnapshotSlot {
-    /// An empty board.
+    /// An empty slot.
     ///
     /// # Errors
     /// The process is out of file descriptors.
     pub fn new() -> nix::Result<Self> {
-        let pinned = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
         Ok(Self {
-            latest: Mutex::new(None),
-            pinned,
+            latest: ArcSwapOption::empty(),
+            wake: EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?,
             progress: AtomicU64::new(0),
         })
     }
 
-    /// Pins `snapshot` up, unless somebody holds the board right now. Never waits. `ring` if the
-    /// reader may not be looking: nothing was pinned for longer than [`LOOKS_MAX`] looks take, or
-    /// somebody waits.
-    #[must_use]
-    pub fn try_pin(&self, snapshot: Arc<Snapshot>, ring: bool) -> bool {
-        let mut latest = match self.latest.try_lock() {
-            Ok(latest) => latest,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return false,
-        };
-        *latest = Some(snapshot);
-        drop(latest);
-        if ring {
-            let _ = self.pinned.write(1);
+    /// Publishes `snapshot`. `wake` if the reader may not be looking: nothing was published for
+    /// longer than [`LOOKS_MAX`] looks take, or somebody waits.
+    pub fn publish(&self, snapshot: Snapshot, wake: bool) {
+        self.latest.store(Some(Arc::new(snapshot)));
+        if wake {
+            let _ = self.wake.write(1);
         }
-        true
     }
 
-    /// The ring was heard.
-    pub fn hear(&self) {
-        let _ = self.pinned.read();
+    /// Takes note of having been woken.
+    pub fn acknowledge(&self) {
+        let _ = self.wake.read();
     }
 
     /// The latest snapshot since the last call.
     #[must_use]
     pub fn take(&self) -> Option<Arc<Snapshot>> {
-        self.latest
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .take()
+        self.latest.swap(None)
     }
 
-    /// A descriptor that becomes readable when the scheduler rings.
+    /// A descriptor that becomes readable when the scheduler wakes the reader.
     ///
     /// # Errors
     /// The process is out of file descriptors.
     pub fn fd(&self) -> std::io::Result<OwnedFd> {
-        self.pinned.as_fd().try_clone_to_owned()
+        self.wake.as_fd().try_clone_to_owned()
     }
 
     /// Scheduler: counts a sign of life. For the watchdog: a command that is not taken within a
@@ -221,7 +212,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_rings_until_it_is_taken() {
+    fn a_command_is_pending_until_it_is_taken() {
         let (mailbox, inbox) = mailbox().unwrap();
         assert!(!inbox.is_pending());
         assert!(mailbox.send(Command::Publish));

@@ -4,11 +4,11 @@
 //! line a user and [`WARN_EVERY`] says it; `status` has the latest users, the counter has them all.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use laxity_shm::registration::Peer;
 use laxity_wire::RefusalStatus;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 /// Between two warnings of refusals of one user.
@@ -21,9 +21,9 @@ const USERS_MAX: usize = 32;
 /// See the module.
 #[derive(Debug, Default)]
 pub struct Refusals {
-    book: Mutex<RefusalLog>,
-    /// Rung with each.
-    rung: Notify,
+    log: Mutex<RefusalLog>,
+    /// Notified of each.
+    added: Notify,
 }
 
 #[derive(Debug, Default)]
@@ -42,39 +42,35 @@ struct User {
 }
 
 impl Refusals {
-    fn book(&self) -> MutexGuard<'_, RefusalLog> {
-        self.book.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Counts one. Whether it is to be said aloud.
     pub fn add(&self, peer: Peer, why: &str) -> bool {
         let now = Instant::now();
-        let mut book = self.book();
-        book.count += 1;
-        book.note(peer, why, now);
-        let is_due = book.is_due(peer.uid, now);
-        drop(book);
-        self.rung.notify_one();
+        let mut log = self.log.lock();
+        log.count += 1;
+        log.note(peer, why, now);
+        let is_due = log.is_due(peer.uid, now);
+        drop(log);
+        self.added.notify_one();
         is_due
     }
 
     /// Returns once one was added since the last call; for one caller.
     pub async fn next(&self) {
-        self.rung.notified().await;
+        self.added.notified().await;
     }
 
     /// How many so far.
     #[must_use]
     pub fn count(&self) -> u64 {
-        self.book().count
+        self.log.lock().count
     }
 
     /// The users that were refused last, the latest first.
     #[must_use]
     pub fn latest(&self) -> Vec<RefusalStatus> {
         let now = Instant::now();
-        let mut users: Vec<_> = self
-            .book()
+        let log = self.log.lock();
+        let mut users: Vec<_> = log
             .users
             .iter()
             .map(|(uid, user)| RefusalStatus {
@@ -130,11 +126,11 @@ mod tests {
 
     #[test]
     fn refusals_of_a_user_are_said_aloud_once_in_a_while() {
-        let (mut book, now) = (RefusalLog::default(), Instant::now());
-        assert!(book.is_due(1, now) && book.is_due(2, now));
-        assert!(!book.is_due(1, now + WARN_EVERY / 2));
-        assert!(book.is_due(1, now + WARN_EVERY));
-        let loud = (100..10_000).filter(|uid| book.is_due(*uid, now + WARN_EVERY));
+        let (mut log, now) = (RefusalLog::default(), Instant::now());
+        assert!(log.is_due(1, now) && log.is_due(2, now));
+        assert!(!log.is_due(1, now + WARN_EVERY / 2));
+        assert!(log.is_due(1, now + WARN_EVERY));
+        let loud = (100..10_000).filter(|uid| log.is_due(*uid, now + WARN_EVERY));
         assert_eq!(loud.count(), WARNED_MAX - 1);
     }
 

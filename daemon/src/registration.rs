@@ -7,7 +7,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use laxity_listen::{AcceptErrors, LineLimit, Place, Places};
@@ -16,6 +16,7 @@ use laxity_shm::registration::{
     self, HELLO_FENCED, Hello, Peer, Reason, RegistrationError, accept, peer, peer_groups,
     receive_hello, send_reject,
 };
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tracing::{debug, info, warn};
 
@@ -62,8 +63,7 @@ struct Lines {
 
 /// How many lines were left out before this one, or `None` if this one is left out.
 fn due(lines: &Mutex<LineLimit>) -> Option<u64> {
-    let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
-    lines.take(Instant::now())
+    lines.lock().take(Instant::now())
 }
 
 /// Serves `listener` until the runtime ends.

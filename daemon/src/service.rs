@@ -1,37 +1,35 @@
 //! What operators and registrations act on: the configuration in force, who is attached, and the
 //! way to the scheduler. Lives on the tokio side.
 
-mod trace;
+pub mod trace;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use laxity_shm::layout::attention;
 use laxity_shm::region::Region;
 use laxity_shm::sleep::now_ns;
 use laxity_wire::Status;
+use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 use tracing::{info, warn};
 
 use crate::clients::ClientId;
 use crate::config::{Config, ConfigError, FILE_DEFAULT, Mode};
 use crate::coordinator::exchange::CoordinatorExchange;
-use crate::mailbox::{Command, Mailbox};
+use crate::mailbox::{ANSWER_MAX, Command, Mailbox};
 use crate::places::{ClientPlaces, NoPlace};
 use crate::refusals::Refusals;
+use crate::service::trace::Traces;
 use crate::stats::Snapshot;
 use crate::status::status;
-pub use trace::AttendedTrace;
-use trace::Tracing;
 
 /// How long the configuration may take to be read.
 const READ_MAX: Duration = Duration::from_secs(2);
-/// How long the scheduler may take to answer a request for a snapshot.
-const SNAPSHOT_MAX: Duration = Duration::from_secs(2);
 
 /// Where the configuration came from, to read it again.
 #[derive(Clone, Debug, Default)]
@@ -55,14 +53,23 @@ impl Source {
 /// Changes what is logged; the argument is `log` of the configuration.
 pub type SetLog = Box<dyn Fn(&str) + Send + Sync>;
 
+/// The way to the scheduler, and what it says.
+#[derive(Clone, Debug)]
+pub struct SchedulerHandle {
+    /// Takes commands.
+    pub mailbox: Mailbox,
+    /// Gives snapshots.
+    pub snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
+    /// What lies between the scheduler and the coordinator, if there is one.
+    pub exchange: Option<Arc<CoordinatorExchange>>,
+}
+
 /// See the module.
 pub struct Service {
     started: Instant,
     source: Source,
     set_log: SetLog,
-    mailbox: Mailbox,
-    snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
-    exchange: Option<Arc<CoordinatorExchange>>,
+    scheduler: SchedulerHandle,
     refusals: Refusals,
     /// Held by whoever reads the configuration.
     reading: Arc<tokio::sync::Mutex<()>>,
@@ -71,7 +78,7 @@ pub struct Service {
     /// not outlast a reboot.
     marker: PathBuf,
     state: Mutex<State>,
-    tracing: Mutex<Tracing>,
+    traces: Traces,
 }
 
 #[derive(Debug)]
@@ -92,16 +99,14 @@ impl std::fmt::Debug for Service {
 }
 
 impl Service {
-    /// A service in front of the scheduler behind `mailbox`, for at most `client_room` clients,
-    /// whatever the configuration says.
+    /// A service in front of the scheduler, for at most `client_room` clients, whatever the
+    /// configuration says.
     #[must_use]
     pub fn new(
         config: Arc<Config>,
         source: Source,
         set_log: SetLog,
-        mailbox: Mailbox,
-        snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
-        exchange: Option<Arc<CoordinatorExchange>>,
+        scheduler: SchedulerHandle,
         client_room: usize,
     ) -> Self {
         let mut marker = config.control.as_os_str().to_owned();
@@ -112,9 +117,6 @@ impl Service {
             started: Instant::now(),
             source,
             set_log,
-            mailbox,
-            snapshots,
-            exchange,
             refusals: Refusals::default(),
             reading: Arc::default(),
             marker,
@@ -124,33 +126,32 @@ impl Service {
                 places: ClientPlaces::new(client_room),
                 regions: BTreeMap::new(),
             }),
-            tracing: Mutex::default(),
+            traces: Traces::new(scheduler.mailbox.clone()),
+            scheduler,
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn tracing(&self) -> MutexGuard<'_, Tracing> {
-        self.tracing.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What was traced of the scheduler.
+    #[must_use]
+    pub const fn traces(&self) -> &Traces {
+        &self.traces
     }
 
     /// The configuration in force.
     #[must_use]
     pub fn config(&self) -> Arc<Config> {
-        Arc::clone(&self.state().config)
+        Arc::clone(&self.state.lock().config)
     }
 
     /// What lies between the scheduler and the coordinator, if there is one.
     #[must_use]
     pub fn exchange(&self) -> Option<&CoordinatorExchange> {
-        self.exchange.as_deref()
+        self.scheduler.exchange.as_deref()
     }
 
     /// Passes `command` on. False if the scheduler has ended.
     pub fn send(&self, command: Command) -> bool {
-        self.mailbox.send(command)
+        self.scheduler.mailbox.send(command)
     }
 
     /// Room for one more client, of user `uid`: its number.
@@ -158,19 +159,19 @@ impl Service {
     /// # Errors
     /// There is none for it; refuse it.
     pub fn admit(&self, uid: u32) -> Result<ClientId, NoPlace> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let config = Arc::clone(&state.config);
         state.places.take(uid, &config.scheduler)
     }
 
     /// Remembers the memory of an admitted client.
     pub fn keep_region(&self, id: ClientId, region: Arc<Region>) {
-        self.state().regions.insert(id, region);
+        self.state.lock().regions.insert(id, region);
     }
 
     /// An admitted client is gone.
     pub fn departed(&self, id: ClientId) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.places.free(id);
         state.regions.remove(&id);
     }
@@ -190,12 +191,12 @@ impl Service {
         if !self.send(Command::Publish) {
             return Err("the scheduler has ended; laxityd is stopping".to_owned());
         }
-        let mut snapshots = self.snapshots.clone();
+        let mut snapshots = self.scheduler.snapshots.clone();
         let fresh = snapshots.wait_for(|seen| {
             seen.as_ref()
                 .is_some_and(|snapshot| snapshot.at.0 >= asked_ns)
         });
-        match tokio::time::timeout(SNAPSHOT_MAX, fresh).await {
+        match tokio::time::timeout(ANSWER_MAX, fresh).await {
             Ok(Ok(seen)) => {
                 let uptime_ms = self.started.elapsed().as_millis() as u64;
                 seen.as_ref()
@@ -204,7 +205,7 @@ impl Service {
             }
             Ok(Err(_)) => Err("laxityd is stopping".to_owned()),
             Err(_) => Err(format!(
-                "the scheduler did not answer within {SNAPSHOT_MAX:?}; clients go on unscheduled \
+                "the scheduler did not answer within {ANSWER_MAX:?}; clients go on unscheduled \
                  after their stall timeout. Restart laxityd, and report this with its log"
             )),
         }
@@ -214,7 +215,7 @@ impl Service {
     /// before this one was given.
     #[must_use]
     pub fn is_bypassed(&self) -> bool {
-        self.state().bypass
+        self.state.lock().bypass
     }
 
     /// Puts the marker there or takes it away.
@@ -235,7 +236,7 @@ impl Service {
 
     /// Turns the bypass on or off; what was done, for the operator.
     pub fn bypass(&self, on: bool) -> String {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         state.bypass = on;
         // The word of each region is set here and now, so that it works with a scheduler that
         // hangs, too; the scheduler then wakes the sleepers. Off is the scheduler's alone: it
@@ -299,7 +300,7 @@ impl Service {
     }
 
     fn change(&self, change: impl FnOnce(&mut Config)) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let mut config = Config::clone(&state.config);
         change(&mut config);
         state.config = Arc::new(config);
@@ -355,7 +356,7 @@ impl Service {
 
     /// Has `file` hold from now on, as far as it can.
     fn take(&self, file: &Config, warnings: &[String]) -> Vec<&'static str> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         let running = Arc::clone(&state.config);
         let needs_restart = file.needs_restart(&running);
         let effective = Arc::new(file.reloaded_over(&running));

@@ -100,6 +100,24 @@ pub struct StageCounters {
     pub wait: WaitHistogram,
 }
 
+impl StageCounters {
+    /// Counts a permit.
+    #[inline]
+    pub const fn permit(&mut self, level: Level, bytes: u64) {
+        self.permits[level.row()] += 1;
+        self.permitted_bytes[level.row()] += bytes;
+    }
+
+    /// Counts a flow that was sent without a permit of its own.
+    #[inline]
+    pub const fn on_credit(&mut self, bytes: u64) {
+        self.submitted_flows += 1;
+        self.submitted_bytes += bytes;
+        self.credited_flows += 1;
+        self.credited_bytes += bytes;
+    }
+}
+
 /// Counters of one port, by [`Stage::index`].
 #[derive(Clone, Debug, Default)]
 pub struct PortCounters {

@@ -1,24 +1,25 @@
 //! The scheduler's part in the cluster: what it reports, and whose order holds
 //! (docs/coordinator.md).
 //!
-//! Nothing here waits (`coordinator/desk.rs`), and nothing is on the path of a flow but
+//! Nothing here waits (`coordinator/exchange.rs`), and nothing is on the path of a flow but
 //! [`ReportState::completed`], one look into a table. Reports are made by the clock: what may
 //! change the order after the debounce of admission, coarse progress with it or after
 //! [`PROGRESS_EVERY`].
 
 use std::sync::Arc;
 
-use laxity_policy::{FlowId, Span, Time};
+use laxity_policy::{FlowSpec, Span, Time};
 
 use crate::config::Config;
 use crate::coordinator::exchange::{CoordinatorExchange, PutOutcome, Update};
 use crate::coordinator::order::{ClusterOrder, OrderContent};
-use crate::coordinator::reports::{OutgoingReport, ReportState, Urgency};
-use crate::driver::fetches::{FetchCounters, Fetches, Move, Name};
+use crate::coordinator::outgoing::OutgoingReport;
+use crate::coordinator::reports::{ReportState, Urgency};
+use crate::driver::fetches::{FetchState, Fetches, Name};
 
 /// Bytes and layers are told no more often than this, unless something else is.
 const PROGRESS_EVERY: Span = Span::from_millis(50);
-/// When to come back to a desk that somebody else is looking at.
+/// When to come back to an exchange that is locked.
 const BUSY: Span = Span::from_micros(50);
 
 /// See the module.
@@ -28,32 +29,51 @@ pub struct Cluster {
     /// What there is to report; every hint goes here, too.
     pub reports: ReportState,
     /// What comes in from other hosts.
-    fetches: Fetches,
+    pub fetches: Fetches,
+    attends: bool,
     /// Number of the stream, zero without one.
     stream: u64,
     order: Option<ClusterOrder>,
     in_force: bool,
     age_limit: Span,
     debounce: Span,
-    /// When to look at the desk.
+    /// When to look at the exchange.
     look_at: Time,
     /// Since when there is something to tell.
     untold: Option<Time>,
     told: Time,
     /// The report before has not been taken; whoever takes it calls.
     blocked: bool,
-    /// Made, and the desk was busy.
+    /// Made while the exchange was locked.
     held: Option<OutgoingReport>,
 }
 
 impl Cluster {
-    /// Nobody attends yet. Announced bytes are taken to cross `port`.
+    /// A host without a coordinator.
+    #[must_use]
+    pub fn alone() -> Self {
+        let nobody = Arc::new(CoordinatorExchange::new("", ""));
+        Self {
+            attends: false,
+            ..Self::new(nobody, 0, &Config::default())
+        }
+    }
+
+    /// Whether there is a coordinator, so that reports are kept for it.
+    #[inline]
+    #[must_use]
+    pub const fn attends(&self) -> bool {
+        self.attends
+    }
+
+    /// No stream yet. Announced bytes are taken to cross `port`.
     #[must_use]
     pub fn new(exchange: Arc<CoordinatorExchange>, port: u32, config: &Config) -> Self {
         let mut cluster = Self {
             exchange,
             reports: ReportState::new(port),
             fetches: Fetches::new(Span::ZERO),
+            attends: true,
             stream: 0,
             order: None,
             in_force: false,
@@ -84,7 +104,7 @@ impl Cluster {
         Some(&order.content)
     }
 
-    /// The desk has something.
+    /// The exchange has an update.
     pub fn apply_coordinator_update(&mut self, now: Time) {
         self.exchange.acknowledge();
         self.look_at = now;
@@ -99,49 +119,26 @@ impl Cluster {
         }
     }
 
-    /// A flow comes in from a peer. Gives whether it belongs to a fetch, and whether it is to be
-    /// held.
-    pub fn fetches(
-        &mut self,
-        now: Time,
-        name: Name,
-        flow: FlowId,
-        port: u16,
-        bytes: u64,
-    ) -> (bool, bool) {
-        let (number, holds) = self.fetches.joined(name, flow, port);
-        if let Some(number) = number {
-            self.reports.fetches(number, name, bytes);
-            self.noted(now);
+    /// A flow comes in from a peer.
+    #[cold]
+    pub fn fetches(&mut self, now: Time, spec: &FlowSpec, peer: [u8; 16], port: u16) -> FetchState {
+        if !self.attends {
+            return FetchState::None;
         }
-        (number.is_some(), holds)
-    }
-
-    /// Such a flow is complete, or gone.
-    pub fn fetched(&mut self, now: Time, flow: FlowId) {
-        self.fetches.left(now, flow);
-    }
-
-    /// Whether a fetch waits.
-    #[must_use]
-    pub const fn holds_fetches(&self) -> bool {
-        self.fetches.holds()
-    }
-
-    /// Whether this flow is part of a fetch that waits.
-    pub fn holds_flow(&self, flow: FlowId) -> bool {
-        self.fetches.holds_flow(flow)
-    }
-
-    /// What was counted of fetches.
-    #[must_use]
-    pub const fn fetch_counters(&self) -> FetchCounters {
-        self.fetches.counters()
-    }
-
-    /// Flows to be held or released since the last call.
-    pub fn take_moves(&mut self) -> Vec<Move> {
-        self.fetches.take_moves()
+        let name = Name {
+            batch: spec.batch.0,
+            request: spec.request.0,
+            peer,
+        };
+        let Some((number, waits)) = self.fetches.joined(name, spec.flow, port) else {
+            return FetchState::None;
+        };
+        self.reports.fetches(number, name, spec.bytes);
+        self.noted(now);
+        match waits {
+            true => FetchState::Waits,
+            false => FetchState::Proceeds,
+        }
     }
 
     /// When [`Cluster::poll`] is due.
@@ -162,7 +159,7 @@ impl Cluster {
         due
     }
 
-    /// Looks at the desk, and reports. Whether other terms hold than before.
+    /// Looks at the exchange, and reports. Whether another order holds than before.
     pub fn poll(&mut self, now: Time) -> bool {
         if self.due() > now {
             return false;
@@ -227,7 +224,7 @@ impl Cluster {
         self.expire(now) || changed
     }
 
-    /// Puts what there is to tell on the desk, as far as one report goes.
+    /// Puts what there is to tell into the exchange, as far as one report goes.
     fn report(&mut self, now: Time) {
         self.told = now;
         let made = self.held.take();
@@ -240,7 +237,7 @@ impl Cluster {
                     self.held = Some(report);
                     self.look_at = now + BUSY;
                 }
-                // The desk says so at the next look.
+                // The exchange says so at the next look.
                 PutOutcome::StreamEnded => self.look_at = now + BUSY,
             }
         }

@@ -6,32 +6,23 @@ use std::sync::Arc;
 
 use laxity_policy::config::InvalidConfig;
 use laxity_policy::{Span, Time};
-use laxity_shm::layout::CREDIT_WHOLE;
 use laxity_shm::sleep::{current_cpu, now_ns};
 use nix::unistd::{SysconfVar, sysconf};
 use tracing::{debug, warn};
 
 use super::Driver;
 use super::ports::Port;
-use super::trace;
 use crate::clients::{Client, ClientId, Leaving, Newcomer};
 use crate::config::{Config, Mode};
 use crate::mailbox::Command;
 
 /// Warnings about garbage: one per this time, the others are counted.
 const WARN_EVERY: Span = Span::from_millis(1000);
-/// Stage 2, the only one that may be sent on credit: it enters the highest level that is not
-/// reserved, so nothing that may precede it is ever behind it.
-const CREDIT_STAGES: u8 = laxity_shm::record::Stage::Collective.bit();
-/// Nothing must have waited on any port for this long before whole flows of other stages may go on
-/// credit too: a queue that empties and fills again is contention.
-const IDLE_AFTER: Span = Span::from_millis(1);
-
 impl Driver {
     /// Carries out what the rest of the daemon asked for. False to stop.
     pub(super) fn obey(&mut self) -> bool {
         self.intake.now = Time(now_ns());
-        self.unpublished = true;
+        self.publisher.note_change();
         for command in self.inbox.take() {
             match command {
                 Command::Attach { newcomer, attached } => {
@@ -50,45 +41,34 @@ impl Driver {
                         warn!(%error, "the new configuration does not work; the old one holds");
                     }
                 }
-                Command::Coordinator => self.intake.hints.apply_coordinator_update(self.intake.now),
-                Command::Publish => self.publish_now = true,
-                Command::Trace(order) => {
-                    trace::obey(&mut self.intake.trace, self.intake.now, order);
+                Command::Coordinator => {
+                    let cluster = &mut self.intake.hints.cluster;
+                    cluster.apply_coordinator_update(self.intake.now);
+                }
+                Command::Publish => self.publisher.ask(),
+                Command::Trace(command) => {
+                    self.intake.trace.carry_out(self.intake.now, command);
                 }
                 Command::Stop => return false,
             }
         }
-        self.slot.progress();
+        self.publisher.progress();
         true
     }
 
     /// Tells the clients whether flows that cannot choose their class may use credit whatever their
-    /// stage, because nothing waits on any port: at once when they must not any more, with a delay
-    /// when they may again.
+    /// stage, because nothing waits on any port.
     pub(super) fn tell_idleness(&mut self) {
-        let now = self.intake.now;
         let contended = |port: &Port| port.link.waiting_flows() > 0;
         // What belongs to a fetch that waits must ask.
-        let held = self.intake.holding || self.intake.hints.holds_fetches();
-        if held || self.intake.ports.iter().any(contended) {
-            self.idle_since = now;
-        }
-        let idle = now.since(self.idle_since) >= IDLE_AFTER;
-        if idle == self.intake.idle {
-            return;
-        }
-        self.intake.idle = idle;
-        let stages = self.credit_stages();
-        for client in self.clients.iter().flatten() {
-            client.served.header().set_credit_stages(stages);
-        }
-    }
-
-    const fn credit_stages(&self) -> u8 {
-        if self.intake.idle {
-            CREDIT_STAGES | CREDIT_WHOLE
-        } else {
-            CREDIT_STAGES
+        let waits = self.intake.holding
+            || self.intake.hints.cluster.fetches.holds()
+            || self.intake.ports.iter().any(contended);
+        if self.intake.credit.note_waiting(self.intake.now, waits) {
+            let stages = self.intake.credit.stages();
+            for client in self.clients.iter().flatten() {
+                client.served.header().set_credit_stages(stages);
+            }
         }
     }
 
@@ -116,17 +96,17 @@ impl Driver {
         }
         let header = client.served.header();
         header.set_dscp(&self.config.dscp_of_region());
-        header.set_dscp_of_stages(self.config.dscp_of_stages(self.intake.credit_level));
+        header.set_dscp_of_stages(self.config.dscp_of_stages(self.intake.credit.level));
         header.set_nics(self.config.nic.iter().map(|nic| nic.name.as_str()));
-        header.set_credit_class(self.credit_stages(), self.intake.credit_level.0);
+        header.set_credit_class(self.intake.credit.stages(), self.intake.credit.level.0);
         header.set_daemon_cpu(current_cpu());
         header.beat(now.0);
-        client.served.set_doorbell(self.doorbells);
+        client.served.set_doorbell(self.order.doorbells());
         client.set_mode(self.config.mode, self.intake.bypass, false);
         self.intake.counters.attachments += 1;
         self.clients[index] = Some(client);
-        self.hot.push(index as u32);
-        self.active = now;
+        self.order.add(index as u32);
+        self.spin.active = now;
     }
 
     fn detach(&mut self, id: ClientId) -> Option<Leaving> {
@@ -136,11 +116,10 @@ impl Driver {
             .position(|c| c.as_ref().is_some_and(|c| c.state.identity.id == id))?;
         self.sweep_up(index as u32);
         let mut client = self.clients[index].take()?;
-        self.hot.retain(|hot| *hot as usize != index);
-        self.cold.retain(|cold| *cold as usize != index);
+        self.order.remove(index as u32);
         self.poller.forget(client.served.eventfd());
         self.intake.client_gone(index as u32, &mut client);
-        self.gone.add(&client.state.counters);
+        self.publisher.gone.add(&client.state.counters);
         while matches!(self.clients.last(), Some(None)) {
             self.clients.pop();
         }
@@ -180,42 +159,42 @@ impl Driver {
         }
         self.intake.hints.configure(now, config)?;
         self.config = Arc::clone(config);
-        self.intake.completion_timeout = Span(config.tuning.completion_timeout.0);
+        self.intake.trust.timeout = Span(config.tuning.completion_timeout.0);
         // On one core, whoever spins keeps away whom it waits for. Of the machine, not of this
         // process: a daemon that is confined to one core of many has its clients on the others.
         let alone = sysconf(SysconfVar::_NPROCESSORS_ONLN) == Ok(Some(1));
-        self.spin = if alone {
+        self.spin.span = if alone {
             Span::ZERO
         } else {
             Span::from_micros(config.scheduler.spin_us)
         };
         if let Some(port) = self.intake.ports.first() {
-            self.intake.credit_level = port.link.credit_level(now);
+            self.intake.credit.level = port.link.credit_level(now);
         }
-        let stages = self.credit_stages();
+        let stages = self.intake.credit.stages();
         for client in self.clients.iter_mut().flatten() {
             client.state.flows_max = config.scheduler.flows_per_client_max;
             client.set_room();
             let header = client.served.header();
             header.set_dscp(&config.dscp_of_region());
-            header.set_dscp_of_stages(config.dscp_of_stages(self.intake.credit_level));
-            header.set_credit_class(stages, self.intake.credit_level.0);
+            header.set_dscp_of_stages(config.dscp_of_stages(self.intake.credit.level));
+            header.set_credit_class(stages, self.intake.credit.level.0);
         }
         self.apply_modes(false);
         Ok(())
     }
 
     fn apply_modes(&mut self, always: bool) {
-        self.intake.credit = self.config.mode == Mode::Enforce && !self.intake.bypass;
+        self.intake.credit.is_given = self.config.mode == Mode::Enforce && !self.intake.bypass;
         let (mode, bypass) = (self.config.mode, self.intake.bypass);
         for (index, client) in self.clients.iter_mut().enumerate() {
             if let Some(client) = client.as_mut().filter(|c| !c.state.released) {
                 client.set_mode(mode, bypass, always);
                 if client.mode == Mode::Off {
-                    self.intake.let_go(index as u32, client);
+                    self.intake.release_flows(index as u32, client);
                 }
             }
         }
-        self.publish_now = true;
+        self.publisher.ask();
     }
 }

@@ -53,8 +53,19 @@ pub struct FetchCounters {
     pub ahead: u64,
 }
 
+/// Which part a flow has in a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum FetchState {
+pub enum FetchState {
+    /// It belongs to none.
+    None,
+    /// Its fetch goes ahead.
+    Proceeds,
+    /// Its fetch waits.
+    Waits,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum HoldState {
     Goes,
     /// Since then.
     Waits(Time),
@@ -67,7 +78,7 @@ struct Fetch {
     name: Name,
     /// Its living flows, and their ports.
     flows: HashMap<FlowId, u16>,
-    state: FetchState,
+    state: HoldState,
     /// When the last of them ended.
     ended: Time,
 }
@@ -108,27 +119,25 @@ impl Fetches {
     pub fn set_wait_max(&mut self, wait_max: Span) {
         self.wait_max = wait_max;
         for (&number, fetch) in &self.open {
-            if let FetchState::Waits(since) = fetch.state {
+            if let HoldState::Waits(since) = fetch.state {
                 self.timers.insert((since + wait_max, number));
             }
         }
     }
 
-    /// A flow belongs to the fetch of this name. Gives its number, `None` if there are too many,
-    /// and whether the flow is to be held.
-    pub fn joined(&mut self, name: Name, flow: FlowId, port: u16) -> (Option<u64>, bool) {
+    /// A flow belongs to the fetch of this name. Returns the number of the fetch and whether it
+    /// waits, or `None` if there are too many.
+    pub fn joined(&mut self, name: Name, flow: FlowId, port: u16) -> Option<(u64, bool)> {
         let number = match self.names.get(&name) {
             Some(&number) => number,
-            None if self.open.len() >= FETCHES_MAX => return (None, false),
+            None if self.open.len() >= FETCHES_MAX => return None,
             None => self.begin(name),
         };
-        let Some(fetch) = self.open.get_mut(&number) else {
-            return (None, false);
-        };
+        let fetch = self.open.get_mut(&number)?;
         fetch.flows.insert(flow, port);
         self.of_flow.insert(flow, number);
-        let holds = matches!(fetch.state, FetchState::Waits(_));
-        (Some(number), holds)
+        let holds = matches!(fetch.state, HoldState::Waits(_));
+        Some((number, holds))
     }
 
     fn begin(&mut self, name: Name) -> u64 {
@@ -137,7 +146,7 @@ impl Fetches {
         let fetch = Fetch {
             name,
             flows: HashMap::new(),
-            state: FetchState::Goes,
+            state: HoldState::Goes,
             ended: Time::NEVER,
         };
         self.open.insert(self.last, fetch);
@@ -174,12 +183,12 @@ impl Fetches {
             let holds = order.is_some_and(|order| order.holds(number));
             let before = fetch.state;
             fetch.state = match (before, holds) {
-                (FetchState::Goes, true) => FetchState::Waits(now),
-                (_, false) => FetchState::Goes,
+                (HoldState::Goes, true) => HoldState::Waits(now),
+                (_, false) => HoldState::Goes,
                 (same, true) => same,
             };
             let (waited, waits) = [before, fetch.state]
-                .map(|state| matches!(state, FetchState::Waits(_)))
+                .map(|state| matches!(state, HoldState::Waits(_)))
                 .into();
             if waits && !waited {
                 counters.held += 1;
@@ -205,16 +214,16 @@ impl Fetches {
             let Some(fetch) = self.open.get_mut(&number) else {
                 continue;
             };
-            if let FetchState::Waits(since) = fetch.state
+            if let HoldState::Waits(since) = fetch.state
                 && since + self.wait_max <= now
             {
-                fetch.state = FetchState::Ahead;
+                fetch.state = HoldState::Ahead;
                 self.waiting -= 1;
                 self.counters.ahead += 1;
                 tell(&mut self.moves, fetch, false);
             }
             if fetch.flows.is_empty() && fetch.ended + LINGER <= now {
-                let waits = matches!(fetch.state, FetchState::Waits(_));
+                let waits = matches!(fetch.state, HoldState::Waits(_));
                 self.waiting -= usize::from(waits);
                 self.names.remove(&fetch.name);
                 self.open.remove(&number);
@@ -240,7 +249,7 @@ impl Fetches {
     pub fn holds_flow(&self, flow: FlowId) -> bool {
         let number = self.of_flow.get(&flow);
         let fetch = number.and_then(|number| self.open.get(number));
-        fetch.is_some_and(|fetch| matches!(fetch.state, FetchState::Waits(_)))
+        fetch.is_some_and(|fetch| matches!(fetch.state, HoldState::Waits(_)))
     }
 
     /// Whether any fetch waits.
@@ -294,13 +303,13 @@ mod tests {
     #[test]
     fn a_fetch_goes_until_it_is_told_to_wait_and_again_when_released() {
         let mut fetches = Fetches::new(WAIT);
-        assert_eq!(fetches.joined(name(1), FlowId(10), 1), (Some(1), false));
-        assert_eq!(fetches.joined(name(1), FlowId(11), 1), (Some(1), false));
-        assert_eq!(fetches.joined(name(2), FlowId(20), 1), (Some(2), false));
+        assert_eq!(fetches.joined(name(1), FlowId(10), 1), Some((1, false)));
+        assert_eq!(fetches.joined(name(1), FlowId(11), 1), Some((1, false)));
+        assert_eq!(fetches.joined(name(2), FlowId(20), 1), Some((2, false)));
         fetches.apply_order(at(1), Some(&held(&[1])));
         assert_eq!(moved(&mut fetches), [(10, true), (11, true)]);
         // What comes while it waits, waits, too.
-        assert_eq!(fetches.joined(name(1), FlowId(12), 1), (Some(1), true));
+        assert_eq!(fetches.joined(name(1), FlowId(12), 1), Some((1, true)));
         assert!(fetches.holds());
         fetches.apply_order(at(2), Some(&held(&[1])));
         assert_eq!(moved(&mut fetches), []);
@@ -322,7 +331,7 @@ mod tests {
         assert_eq!(moved(&mut fetches), [(10, true)]);
         fetches.poll(at(501));
         assert_eq!(moved(&mut fetches), [(10, false)]);
-        assert_eq!(fetches.joined(name(1), FlowId(11), 1), (Some(1), false));
+        assert_eq!(fetches.joined(name(1), FlowId(11), 1), Some((1, false)));
         // The same order again does not hold it again; a later one may.
         fetches.apply_order(at(502), Some(&held(&[1])));
         assert_eq!(moved(&mut fetches), []);
@@ -349,7 +358,7 @@ mod tests {
         fetches.joined(name(1), FlowId(10), 1);
         fetches.apply_order(at(0), Some(&held(&[1])));
         fetches.left(at(1), FlowId(10));
-        assert_eq!(fetches.joined(name(1), FlowId(11), 1), (Some(1), true));
+        assert_eq!(fetches.joined(name(1), FlowId(11), 1), Some((1, true)));
         assert!(fetches.poll(at(20)).is_empty(), "it went on meanwhile");
         fetches.left(at(21), FlowId(11));
         assert!(fetches.poll(at(23)).is_empty());
@@ -357,7 +366,7 @@ mod tests {
         assert!(!fetches.holds() && fetches.names.is_empty() && fetches.of_flow.is_empty());
         fetches.poll(at(600));
         assert_eq!((fetches.due(), fetches.counters().ahead), (Time::NEVER, 0));
-        assert_eq!(fetches.joined(name(1), FlowId(12), 1), (Some(2), false));
+        assert_eq!(fetches.joined(name(1), FlowId(12), 1), Some((2, false)));
     }
 
     #[test]
@@ -366,10 +375,8 @@ mod tests {
         for request in 0..FETCHES_MAX as u64 {
             fetches.joined(name(request), FlowId(request), 1);
         }
-        assert_eq!(
-            fetches.joined(name(u64::MAX), FlowId(u64::MAX), 1),
-            (None, false)
-        );
+        let beyond = fetches.joined(name(u64::MAX), FlowId(u64::MAX), 1);
+        assert_eq!(beyond, None);
         fetches.left(at(0), FlowId(u64::MAX));
         assert_eq!(fetches.open.len(), FETCHES_MAX);
     }

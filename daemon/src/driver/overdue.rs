@@ -1,8 +1,8 @@
 //! Bytes that were permitted and never completed.
 //!
 //! What is overdue is written off: its flow leaves the link (else its next chunks would take the
-//! same place for another `completion_timeout`), and its client is let out with what remains of
-//! it, unscheduled and in the scavenger class. Before that, a client that keeps others waiting is
+//! same place for another `completion_timeout`), and its client sends what remains of it
+//! unscheduled and in the scavenger class. Before that, a client that keeps others waiting is
 //! [silent](super::silence). What becomes of clients and owners that let it come to that is said in
 //! [`super::trust`]; it is carried out here.
 //!
@@ -12,7 +12,7 @@
 //! other ports does not count: a job with a process for each NIC may be slow on all of them at
 //! once.
 
-use laxity_policy::{Level, Span};
+use laxity_policy::{Level, Span, Time};
 use laxity_shm::consumer::Wake;
 use laxity_shm::producer::SlotRef;
 
@@ -33,7 +33,7 @@ const LATELY: Span = Span::from_millis(100);
 impl Intake {
     /// Gives up on the bytes of a lane that were permitted a `timeout` ago and not completed.
     pub fn write_off(&mut self, index: u32, client: &mut Client, lane: u16) {
-        let timeout = self.completion_timeout;
+        let timeout = self.trust.timeout;
         let since = self.now - timeout;
         let flows = &client.state.lanes.at(lane).flows;
         let overdue = |flow: &&Flow| flow.outstanding() > 0 && flow.touched < since;
@@ -49,7 +49,7 @@ impl Intake {
                 let window = self.ports[usize::from(flow.port)].window_bytes();
                 client.state.lost.add(self.now, bytes, window, timeout);
             }
-            self.let_out(index, client, lane, seq);
+            self.bypass_rest(index, client, lane, seq);
         }
         self.judge(index, client);
     }
@@ -62,32 +62,27 @@ impl Intake {
         }
         client.state.lost = Loss::default();
         client.state.distrusted = true;
-        self.trust.strike(
-            self.now,
-            &client.state.identity.owner,
-            self.completion_timeout,
-        );
+        self.trust.strike(self.now, &client.state.identity.owner);
         client.set_room();
-        self.let_go(index, client);
+        self.release_flows(index, client);
     }
 
     /// A client leaves. What it owes is lost, and what it has on the wire is abandoned.
     pub fn leaves(&mut self, state: &ClientState) {
-        let timeout = self.completion_timeout;
+        let timeout = self.trust.timeout;
         let owner = &state.identity.owner;
         let mut lost = state.lost;
         for (on_wire, port) in state.ports.iter().zip(&self.ports) {
             lost.add(self.now, on_wire.owed(), port.window_bytes(), timeout);
         }
         if lost.is_too_much() && !state.distrusted {
-            self.trust.strike(self.now, owner, timeout);
+            self.trust.strike(self.now, owner);
         }
         for (index, (on_wire, port)) in state.ports.iter().zip(&self.ports).enumerate() {
             let window = port.window_bytes();
             let abandoned = part(on_wire.outstanding.min(window), window);
             if abandoned > 0 && on_wire.kept_others(self.now) {
-                self.trust
-                    .abandon(self.now, owner, index, abandoned, timeout);
+                self.trust.abandon(self.now, owner, index, abandoned);
             }
         }
     }
@@ -95,7 +90,7 @@ impl Intake {
     /// Takes a client that is not scheduled any more out of the links: what waits goes out. Flows
     /// that are permitted in full are still awaited, unless the mode is `off`, in which nobody is
     /// scheduled.
-    pub fn let_go(&mut self, index: u32, client: &mut Client) {
+    pub fn release_flows(&mut self, index: u32, client: &mut Client) {
         for lane in 0..client.state.lanes.count() {
             let off = client.mode == Mode::Off;
             let wanted = |flow: &&Flow| off || flow.waits();
@@ -103,13 +98,13 @@ impl Intake {
             let mut seqs: Vec<u64> = flows.iter().filter(wanted).map(|flow| flow.seq).collect();
             seqs.sort_unstable();
             for seq in seqs {
-                self.let_out(index, client, lane, seq);
+                self.bypass_rest(index, client, lane, seq);
             }
         }
     }
 
-    /// Ends a flow in the books and in its link. Its client gets a permit for what is left.
-    fn let_out(&mut self, index: u32, client: &mut Client, lane: u16, seq: u64) {
+    /// Ends a flow here and in its link. Its client gets a permit for what is left.
+    fn bypass_rest(&mut self, index: u32, client: &mut Client, lane: u16, seq: u64) {
         let Some(flow) = client.state.lanes.at(lane).flows.get_mut(seq).copied() else {
             return;
         };
@@ -132,14 +127,41 @@ impl Intake {
     }
 }
 
+/// Time between looks for completions that never came.
+const WRITE_OFF_EVERY: Span = Span::from_millis(10);
 /// Places looked at each time.
 const WRITE_OFF_PLACES: usize = 4096;
+
+/// When and where the next look for overdue flows begins.
+#[derive(Debug)]
+pub(super) struct OverdueWatch {
+    looked: Time,
+    /// Client and lane.
+    at: (u32, u16),
+}
+
+impl OverdueWatch {
+    pub(super) const fn new(now: Time) -> Self {
+        Self {
+            looked: now,
+            at: (0, 0),
+        }
+    }
+
+    /// Whether a look is due; then the next one is due later.
+    pub(super) fn take_due(&mut self, now: Time) -> bool {
+        let is_due = now.since(self.looked) >= WRITE_OFF_EVERY;
+        if is_due {
+            self.looked = now;
+        }
+        is_due
+    }
+}
 
 impl Driver {
     /// Trusts owners again whose time has come, and looks at what their clients lost.
     fn forgive(&mut self) {
-        let (now, timeout) = (self.intake.now, self.intake.completion_timeout);
-        for owner in self.intake.trust.forgive(now, timeout) {
+        for owner in self.intake.trust.forgive(self.intake.now) {
             let clients = self.clients.iter_mut().flatten();
             for client in clients.filter(|client| client.state.identity.owner == owner) {
                 client.state.distrusted = false;
@@ -185,7 +207,7 @@ impl Driver {
                 client.state.suspected = suspected;
                 client.set_room();
                 if suspected {
-                    self.intake.let_go(index as u32, client);
+                    self.intake.release_flows(index as u32, client);
                 }
             }
         }
@@ -196,22 +218,18 @@ impl Driver {
         self.forgive();
         self.note_holds();
         self.suspect();
-        let (mut index, mut lane) = self.sweep_at;
+        let (mut index, mut lane) = self.overdue.at;
         let mut places = 0;
         // At most once around.
         for _ in 0..=self.clients.len() {
-            let client = self
-                .clients
-                .get_mut(index as usize)
-                .and_then(Option::as_mut);
+            let client = (self.clients.get_mut(index as usize)).and_then(Option::as_mut);
             if let Some(client) = client
                 && client.state.flows > 0
             {
                 while lane < client.state.lanes.count() && places < WRITE_OFF_PLACES {
-                    if let Some(state) = client.state.lanes.get(lane)
-                        && !state.flows.is_empty()
-                    {
-                        places += state.flows.places();
+                    let flows = client.state.lanes.get(lane).map(|lane| &lane.flows);
+                    if let Some(flows) = flows.filter(|flows| !flows.is_empty()) {
+                        places += flows.places();
                         self.intake.write_off(index, client, lane);
                     }
                     lane += 1;
@@ -220,13 +238,11 @@ impl Driver {
                     break;
                 }
             }
-            lane = 0;
-            index = if index as usize + 1 < self.clients.len() {
-                index + 1
-            } else {
-                0
-            };
+            (index, lane) = (index + 1, 0);
+            if index as usize >= self.clients.len() {
+                index = 0;
+            }
         }
-        self.sweep_at = (index, lane);
+        self.overdue.at = (index, lane);
     }
 }

@@ -1,14 +1,13 @@
 //! One direction of one NIC: its arbitration, what is counted there, and its credit.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use laxity_policy::config::InvalidConfig;
 use laxity_policy::link::Link;
-use laxity_policy::{LinkConfig, Span, Stage, Time};
-use laxity_shm::consumer::Consumer;
-use laxity_shm::layout::CREDIT_PORTS;
+use laxity_policy::{FlowSpec, LinkConfig, Permit, Span, Stage, Time};
 
+use super::credit::{PortCredit, alone_bytes};
+use crate::clients::{Client, RecordOrigin};
 use crate::config::Config;
 use crate::stats::{PortCounters, PortSnapshot};
 
@@ -23,10 +22,8 @@ pub struct Port {
     pub dirty: bool,
     /// When to call `poll_action` though nothing happens.
     pub due: Time,
-    /// Lanes that ran out of credit while there was none, as (client, lane).
-    pub hungry: VecDeque<(u32, u16)>,
-    /// Credit that is handed out and not spent, over all lanes, in bytes.
-    credit_out: u64,
+    /// Its credit.
+    pub credit: PortCredit,
     /// Who used the port last, when, and when it was last used by two at about the same time.
     user: Option<(u32, Stage)>,
     used: Time,
@@ -39,6 +36,14 @@ pub struct Port {
 /// A port is its user's alone if nobody else has used it for this long: longer than the pauses
 /// between the collectives of a batch.
 const ALONE_AFTER: Span = Span::from_millis(100);
+
+/// Hungry lanes fed with credit each time that a port is served.
+const FEEDS: usize = 8;
+
+/// A work request of which nothing is known by which it could be ordered among its like.
+const fn is_anonymous(spec: &FlowSpec) -> bool {
+    spec.whole && spec.batch.0 == 0 && spec.request.0 == 0 && spec.deadline.0 == Time::NEVER.0
+}
 
 /// The ports of a configuration.
 ///
@@ -54,8 +59,7 @@ pub fn ports(config: &Config) -> Result<Vec<Port>, InvalidConfig> {
                 counters: PortCounters::default(),
                 dirty: false,
                 due: Time::NEVER,
-                hungry: VecDeque::new(),
-                credit_out: 0,
+                credit: PortCredit::default(),
                 user: None,
                 used: Time::ZERO,
                 shared: None,
@@ -96,46 +100,6 @@ impl Port {
         self.link.set_config(now, config)
     }
 
-    /// Hands credit to a lane that has used up half of its share. False if the port has none to
-    /// give now, so that the lane is to be fed later.
-    ///
-    /// A lane's share is an eighth of the window, and it gets at most a quarter of what is left
-    /// for credit at all, half the window: later lanes get less, never nothing. Credit cannot be
-    /// taken back, so what is out bounds by how much a port may exceed its window.
-    #[inline]
-    pub fn feed(&mut self, now: Time, index: usize, consumer: &mut Consumer) -> bool {
-        let share = self.link.config().window_bytes / 8;
-        self.feed_from(self.credit_left(now) / 4, share, index, consumer)
-    }
-
-    /// The same for a lane of flows that may use credit only while nothing waits here. It is not
-    /// fed later: then something did.
-    #[inline]
-    pub fn feed_idle(&mut self, alone: bool, index: usize, consumer: &mut Consumer) {
-        if self.link.waiting_flows() > 0 {
-            return;
-        }
-        let window = self.link.config().window_bytes;
-        let (most, left) = if alone {
-            let most = self.alone_bytes();
-            (most, most.saturating_sub(self.link.in_flight_bytes()))
-        } else {
-            // In all as much as to one; but what is in flight has to be within the window.
-            let left = match self.link.idle_allowance() {
-                0 => 0,
-                _ => self
-                    .alone_bytes()
-                    .saturating_sub(self.link.in_flight_bytes()),
-            };
-            (window / 2, left)
-        };
-        // Work requests are as large as their program makes them: less than one is no use. What
-        // others hold and do not use keeps nobody from the least: it is leave as long as nothing
-        // waits, and ends at once when something does.
-        let give = left.saturating_sub(self.credit_out) / 2;
-        self.feed_from(give.max(left.min(window / 16)), most, index, consumer);
-    }
-
     /// Takes note of who uses the port.
     #[inline]
     pub fn used_by(&mut self, now: Time, client: u32, stage: Stage) {
@@ -161,55 +125,83 @@ impl Port {
     /// ordered, may go at once. There is nobody whom they could keep waiting, and no better order:
     /// the window would only cost them round trips. Bounded all the same, for whoever comes next.
     #[inline]
-    #[must_use]
-    pub fn has_room_alone(&self, now: Time, bytes: u64) -> bool {
+    fn has_room_alone(&self, now: Time, bytes: u64) -> bool {
         self.has_one_user(now)
             && self.link.waiting_flows() == 0
-            && self.link.in_flight_bytes().saturating_add(bytes) <= self.alone_bytes()
+            && self.link.in_flight_bytes().saturating_add(bytes) <= alone_bytes(&self.link)
     }
 
-    /// Bytes that a user who is alone may have in flight: 10 ms of the port, 16 MiB at most.
-    pub(super) fn alone_bytes(&self) -> u64 {
-        let config = self.link.config();
-        (config.rate / 100).min(16 << 20).max(config.window_bytes)
-    }
-
+    /// The first permit of a flow that finds nothing waiting and room in the window, `None` if it
+    /// has to wait.
     #[inline]
-    fn feed_from(&mut self, most: u64, share: u64, index: usize, consumer: &mut Consumer) -> bool {
-        if index >= CREDIT_PORTS {
-            return true;
-        }
-        let (granted, spent) = consumer.credit(index);
-        let held = granted.saturating_sub(spent);
-        if held > share / 2 {
-            return true;
-        }
-        let give = (share - held).min(most);
-        if give == 0 {
-            return false;
-        }
-        consumer.grant_credit(index, granted.saturating_add(give));
-        self.credit_out += give;
-        true
-    }
-
-    /// Bytes of credit that may be handed out now, over all lanes.
-    fn credit_left(&self, now: Time) -> u64 {
-        let most = self.link.config().window_bytes / 2;
-        let allowance = self.link.credit_allowance(now).min(most);
-        allowance.saturating_sub(self.credit_out)
-    }
-
-    /// Whether [`Port::feed`] would give anything to a lane that has nothing.
     #[must_use]
-    pub fn has_credit(&self, now: Time) -> bool {
-        self.credit_left(now) >= 4
+    pub fn permit_at_once(&self, now: Time, spec: &FlowSpec) -> Option<Permit> {
+        self.link.peek_permit(now, spec).or_else(|| {
+            let goes = is_anonymous(spec) && self.has_room_alone(now, spec.bytes);
+            goes.then(|| Permit {
+                bytes: spec.bytes,
+                level: self.link.level_alone(now, spec),
+                last: true,
+            })
+        })
     }
 
-    /// Credit was spent, or is held by a lane that is gone.
+    /// After a flow of `spec`: feeds its lane with credit of this port, whose index is `index`, if
+    /// flows like it may use any.
     #[inline]
-    pub fn credit_back(&mut self, bytes: u64) {
-        self.credit_out = self.credit_out.saturating_sub(bytes);
+    pub fn feed(&mut self, now: Time, from: &mut RecordOrigin<'_>, index: u16, spec: &FlowSpec) {
+        let at = usize::from(index);
+        if from.state.room == 0 || from.state.ports[at].is_held() {
+            // It is not scheduled now, or owes: whoever has credit does not ask.
+        } else if spec.stage == Stage::Collective {
+            self.feed_collectives(now, from, at);
+        } else if spec.whole {
+            let is_alone = is_anonymous(spec) && self.has_one_user(now);
+            let consumer = &mut *from.consumer;
+            self.credit.feed_idle(&self.link, is_alone, at, consumer);
+        }
+    }
+
+    /// Feeds a lane that has collectives, or notes that it is hungry.
+    #[inline]
+    fn feed_collectives(&mut self, now: Time, from: &mut RecordOrigin<'_>, index: usize) {
+        if !self.credit.feed(&self.link, now, index, from.consumer) {
+            let hungry = &mut from.state.lanes.at(from.lane).hungry[index];
+            if !*hungry {
+                *hungry = true;
+                self.credit.hungry.push_back((from.client, from.lane));
+            }
+        }
+    }
+
+    /// Feeds some of the lanes that ran out of credit while there was none.
+    pub fn feed_hungry(&mut self, now: Time, clients: &mut [Option<Client>], index: usize) {
+        for _ in 0..FEEDS.min(self.credit.hungry.len()) {
+            if !self.credit.is_available(&self.link, now) {
+                return;
+            }
+            let Some((client, lane)) = self.credit.hungry.pop_front() else {
+                return;
+            };
+            let Some(Client { state, served, .. }) =
+                clients.get_mut(client as usize).and_then(Option::as_mut)
+            else {
+                continue;
+            };
+            state.lanes.at(lane).hungry[index] = false;
+            let feeds = !state.released && state.room > 0 && !state.ports[index].is_held();
+            if let Some(consumer) = served.consumer(lane).filter(|_| feeds) {
+                let mut from = RecordOrigin {
+                    client,
+                    state,
+                    lane,
+                    consumer,
+                };
+                self.feed_collectives(now, &mut from, index);
+            }
+        }
+        // The others have their turn in the next round.
+        self.dirty |= !self.credit.hungry.is_empty() && self.credit.is_available(&self.link, now);
     }
 
     /// For the snapshot.

@@ -2,28 +2,85 @@
 
 use std::sync::Arc;
 
-use laxity_policy::Span;
+use laxity_policy::{Span, Time};
 
 use super::{Driver, ports};
-use crate::mailbox::RING_AFTER;
-use crate::stats::Snapshot;
+use crate::mailbox::{LOOK_EVERY, SnapshotSlot, WAKE_AFTER};
+use crate::stats::{ClientCounters, Snapshot};
+
+/// Time between snapshots while something happens.
+const PUBLISH_EVERY: Span = Span(LOOK_EVERY.as_nanos() as u64);
+
+/// When to publish, and where.
+#[derive(Debug)]
+pub(super) struct Publisher {
+    slot: Arc<SnapshotSlot>,
+    /// Counters of clients that are gone.
+    pub(super) gone: ClientCounters,
+    /// Something happened since the last snapshot, or somebody asked for one.
+    is_changed: bool,
+    is_asked: bool,
+    published: Time,
+}
+
+impl Publisher {
+    pub(super) fn new(slot: Arc<SnapshotSlot>) -> Self {
+        Self {
+            slot,
+            gone: ClientCounters::default(),
+            is_changed: true,
+            is_asked: true,
+            published: Time::ZERO,
+        }
+    }
+
+    /// Something happened.
+    pub(super) const fn note_change(&mut self) {
+        self.is_changed = true;
+    }
+
+    /// Somebody waits for a snapshot.
+    pub(super) const fn ask(&mut self) {
+        self.is_asked = true;
+    }
+
+    /// When to publish.
+    pub(super) fn due(&self) -> Time {
+        match (self.is_asked, self.is_changed) {
+            (true, _) => Time::ZERO,
+            (false, true) => self.published + PUBLISH_EVERY,
+            (false, false) => Time::NEVER,
+        }
+    }
+
+    /// Counts a sign of life.
+    pub(super) fn progress(&self) {
+        self.slot.progress();
+    }
+
+    fn publish(&mut self, snapshot: Snapshot) {
+        let at = snapshot.at;
+        let quiet = at.since(self.published) > Span(WAKE_AFTER.as_nanos() as u64);
+        self.slot.publish(snapshot, self.is_asked || quiet);
+        self.published = at;
+        (self.is_changed, self.is_asked) = (false, false);
+    }
+}
 
 impl Driver {
-    /// Pins up a snapshot; if the board is being looked at, tries again in the next round.
+    /// Publishes a snapshot.
     pub(super) fn publish(&mut self) {
         let intake = &mut self.intake;
-        intake.counters.ring_depth_max = intake
-            .counters
-            .ring_depth_max
-            .max(intake.counters.ring_depth);
-        let mut all_clients = self.gone;
+        let deepest = &mut intake.counters.ring_depth_max;
+        *deepest = intake.counters.ring_depth.max(*deepest);
+        let mut all_clients = self.publisher.gone;
         let mut clients = Vec::new();
         for client in self.clients.iter().flatten() {
             all_clients.add(&client.state.counters);
             clients.push(client.snapshot());
         }
         clients.sort_unstable_by_key(|client| client.id);
-        let snapshot = Snapshot {
+        self.publisher.publish(Snapshot {
             at: intake.now,
             mode: self.config.mode,
             policy: self.config.policy,
@@ -33,18 +90,9 @@ impl Driver {
             clients,
             all_clients,
             scheduler: intake.counters,
-            fetches: intake.hints.fetch_counters(),
+            fetches: intake.hints.cluster.fetches.counters(),
             distrusted: intake.trust.distrusted(),
-        };
-        let quiet = intake.now.since(self.published) > Span(RING_AFTER.as_nanos() as u64);
-        if self
-            .slot
-            .try_pin(Arc::new(snapshot), self.publish_now || quiet)
-        {
-            self.published = intake.now;
-            self.unpublished = false;
-            self.publish_now = false;
-            intake.counters.ring_depth = 0;
-        }
+        });
+        intake.counters.ring_depth = 0;
     }
 }

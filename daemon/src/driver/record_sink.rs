@@ -4,9 +4,9 @@ use laxity_shm::consumer::{Consumer, Refused, Sink};
 use laxity_shm::producer::SlotRef;
 use laxity_shm::record::{self, Garbage, Record};
 
-use super::intake::{Intake, RecordOrigin};
+use super::intake::Intake;
 use super::trace::Seen;
-use crate::clients::ClientState;
+use crate::clients::{ClientState, RecordOrigin};
 
 /// What a client is released for.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
@@ -20,7 +20,7 @@ pub(super) enum ProtocolViolation {
         record: Refused,
     },
     /// A record that its client may not send.
-    #[error("a flow sent without leave by a client that was never in mode observe")]
+    #[error("a flow sent without a permit by a client that was never in mode observe")]
     Forbidden,
 }
 
@@ -104,11 +104,11 @@ impl Sink for RecordSink<'_> {
         match record {
             Record::Cancelled { tag, granted } => intake.cancelled(&mut from, tag, granted),
             Record::LaneReset => intake.lane_gone(from.client, from.state, lane),
-            Record::Peer { peer, address } => Intake::introduced(from.state, peer, address),
+            Record::Peer { peer, address } => from.state.introduce(peer, address),
             hint => {
                 let pid = from.state.identity.pid;
                 intake.hints.take(intake.now, pid, &hint, &mut intake.ports);
-                intake.note(Seen::Hint(hint));
+                intake.trace.note(intake.now, Seen::Hint(hint));
             }
         }
     }

@@ -32,13 +32,84 @@ pub(super) struct Swept {
     pub(super) is_all: bool,
 }
 
+/// Which clients are looked at, and when.
+#[derive(Debug, Default)]
+pub(super) struct ScanOrder {
+    /// Indices of clients that are scanned every round, and of the others.
+    hot: Vec<u32>,
+    cold: Vec<u32>,
+    next_cold: usize,
+    /// Index of the client whose claims are looked at next.
+    next_refresh: usize,
+    /// Lanes over all clients that a round looks at, when last counted.
+    lanes: usize,
+    doorbells: bool,
+}
+
+impl ScanOrder {
+    /// A client has attached.
+    pub(super) fn add(&mut self, index: u32) {
+        self.hot.push(index);
+    }
+
+    /// A client has left.
+    pub(super) fn remove(&mut self, index: u32) {
+        self.hot.retain(|hot| *hot != index);
+        self.cold.retain(|cold| *cold != index);
+    }
+
+    /// Whether clients ring doorbells.
+    pub(super) const fn doorbells(&self) -> bool {
+        self.doorbells
+    }
+
+    /// Looks that a round takes.
+    pub(super) fn looks(&self) -> usize {
+        self.lanes.max(self.hot.len()).max(1)
+    }
+
+    /// The client at this place is looked at in turns only.
+    fn cool(&mut self, at: usize) {
+        let index = self.hot.swap_remove(at);
+        self.cold.push(index);
+    }
+
+    /// The client is looked at in every round again.
+    fn warm(&mut self, index: u32) {
+        if let Some(at) = self.cold.iter().position(|cold| *cold == index) {
+            self.cold.swap_remove(at);
+            self.hot.push(index);
+            self.next_cold -= usize::from(at < self.next_cold);
+        }
+    }
+
+    /// The next cold client.
+    fn take_cold(&mut self) -> Option<u32> {
+        if self.next_cold >= self.cold.len() {
+            self.next_cold = 0;
+        }
+        let index = self.cold.get(self.next_cold).copied();
+        self.next_cold += 1;
+        index
+    }
+
+    /// Takes note of how many lanes there are. Returns whether doorbells are switched by that.
+    fn count_lanes(&mut self, lanes: usize) -> bool {
+        self.lanes = lanes;
+        // Half as many switch them off again, so that a count at the border does not flap.
+        let above = DOORBELL_ABOVE / if self.doorbells { 2 } else { 1 };
+        core::mem::replace(&mut self.doorbells, lanes > above) != (lanes > above)
+    }
+}
+
 impl Driver {
     /// One look at every hot client, and now and then at a cold one. Returns the number of records.
     #[inline]
     pub(super) fn round(&mut self) -> usize {
         self.intake.counters.rounds += 1;
         let mut records = self.scan_hot();
-        if self.intake.counters.rounds.is_multiple_of(ROUNDS_PER_COLD) || self.hot.is_empty() {
+        if self.intake.counters.rounds.is_multiple_of(ROUNDS_PER_COLD) || self.order.hot.is_empty()
+        {
             records += self.scan_cold();
         }
         records
@@ -48,12 +119,11 @@ impl Driver {
     fn scan_hot(&mut self) -> usize {
         let mut records = 0;
         let mut at = 0;
-        while let Some(&index) = self.hot.get(at) {
+        while let Some(&index) = self.order.hot.get(at) {
             let taken = self.scan(index);
             records += taken;
             if taken == 0 && self.cools(index) {
-                self.hot.swap_remove(at);
-                self.cold.push(index);
+                self.order.cool(at);
             } else {
                 at += 1;
             }
@@ -63,18 +133,12 @@ impl Driver {
 
     /// Looks at the next cold client.
     fn scan_cold(&mut self) -> usize {
-        if self.cold_next >= self.cold.len() {
-            self.cold_next = 0;
-        }
-        let Some(&index) = self.cold.get(self.cold_next) else {
+        let Some(index) = self.order.take_cold() else {
             return 0;
         };
         let taken = self.scan(index);
         if taken > 0 {
-            self.cold.swap_remove(self.cold_next);
-            self.hot.push(index);
-        } else {
-            self.cold_next += 1;
+            self.order.warm(index);
         }
         taken
     }
@@ -120,7 +184,7 @@ impl Driver {
     /// clients, and at some claims. Returns the number of records.
     pub(super) fn between_turns(&mut self) -> usize {
         let mut records = 0;
-        for _ in 0..self.cold.len().div_ceil(TURNS_PER_COLD) {
+        for _ in 0..self.order.cold.len().div_ceil(TURNS_PER_COLD) {
             records += self.scan_cold();
         }
         records + self.refresh_some()
@@ -131,32 +195,26 @@ impl Driver {
     /// brought up.
     fn refresh_some(&mut self) -> usize {
         for _ in 0..self.clients.len().div_ceil(TURNS_PER_REFRESH) {
-            if let Some(Some(client)) = self.clients.get_mut(self.refreshed) {
+            if let Some(Some(client)) = self.clients.get_mut(self.order.next_refresh) {
                 client.refresh();
             }
-            self.refreshed += 1;
-            if self.refreshed >= self.clients.len() {
-                self.refreshed = 0;
-                return self.ring_or_not();
+            self.order.next_refresh += 1;
+            if self.order.next_refresh >= self.clients.len() {
+                self.order.next_refresh = 0;
+                return self.switch_doorbells();
             }
         }
         0
     }
 
-    fn ring_or_not(&mut self) -> usize {
+    fn switch_doorbells(&mut self) -> usize {
         let clients = self.clients.iter().flatten();
-        self.lanes = clients.map(|client| client.lanes).sum();
-        // Half as many switch them off again, so that a count at the border does not flap.
-        let wanted = self.lanes
-            > if self.doorbells {
-                DOORBELL_ABOVE / 2
-            } else {
-                DOORBELL_ABOVE
-            };
-        if wanted != self.doorbells {
-            self.doorbells = wanted;
+        if self
+            .order
+            .count_lanes(clients.map(|client| client.lanes).sum())
+        {
             for client in self.clients.iter_mut().flatten() {
-                client.served.set_doorbell(wanted);
+                client.served.set_doorbell(self.order.doorbells());
             }
             heavy_fence();
             return self.sweep_lanes().records;
@@ -229,9 +287,45 @@ impl Driver {
         if let Some(client) = self.clients[index as usize].as_mut() {
             client.idle_scans = 0;
         }
-        if let Some(at) = self.cold.iter().position(|cold| *cold == index) {
-            self.cold.swap_remove(at);
-            self.hot.push(index);
-        }
+        self.order.warm(index);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cold_client_has_its_turn_until_it_is_warm_again() {
+        let mut order = ScanOrder::default();
+        assert_eq!(order.take_cold(), None);
+        (0..4).for_each(|index| order.add(index));
+        (0..3).for_each(|_| order.cool(0));
+        let mut turns: Vec<_> = (0..3).filter_map(|_| order.take_cold()).collect();
+        turns.sort_unstable();
+        assert_eq!((turns.len(), order.hot.len()), (3, 1));
+        order.warm(turns[0]);
+        order.remove(turns[1]);
+        assert_eq!(
+            (0..2).map(|_| order.take_cold()).collect::<Vec<_>>(),
+            [Some(turns[2]); 2]
+        );
+        assert_eq!(order.looks(), 2);
+    }
+
+    #[test]
+    fn doorbells_are_switched_on_above_a_count_of_lanes_and_off_at_half_of_it() {
+        let mut order = ScanOrder::default();
+        let counts = [
+            DOORBELL_ABOVE,
+            DOORBELL_ABOVE + 1,
+            DOORBELL_ABOVE / 2 + 1,
+            0,
+        ];
+        let seen = counts.map(|lanes| (order.count_lanes(lanes), order.doorbells()));
+        assert_eq!(
+            seen,
+            [(false, false), (true, true), (false, true), (true, false)]
+        );
     }
 }

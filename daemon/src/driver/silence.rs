@@ -18,18 +18,40 @@
 //! of a client's bytes that are permitted and not completed stays below a window and a quarter,
 //! and what it had on credit.
 
-use laxity_policy::{Event, Span, Stage, Time};
+use laxity_policy::{Event, FlowId, Level, Span, Stage, Time};
 use tracing::{debug, warn};
 
 use super::Driver;
+use super::credit::alone_bytes;
 use super::intake::Intake;
-use super::on_wire::{Class, OnWire, PATIENCE};
+use super::on_wire::{Class, LOOK_EVERY, OnWire, PATIENCE};
 use super::ports::Port;
 use crate::clients::{Client, ClientState};
-use crate::driver::flows::{Accounting, Flow, name};
+use crate::driver::flows::{Accounting, Flow, name, place};
 
 /// Warnings about silent clients: one per this time, the others are counted.
 const WARN_EVERY: Span = Span::from_millis(1000);
+
+/// When silent clients were looked for last, and when one was warned of.
+#[derive(Debug)]
+pub(super) struct SilenceWatch {
+    looked: Time,
+    warned: Time,
+}
+
+impl SilenceWatch {
+    pub(super) const fn new(now: Time) -> Self {
+        Self {
+            looked: now,
+            warned: Time::ZERO,
+        }
+    }
+
+    /// When to look next, if anything waits.
+    pub(super) fn due(&self) -> Time {
+        self.looked + LOOK_EVERY
+    }
+}
 
 impl Intake {
     /// Takes the bytes of a silent client out of a port's window. Gives how many.
@@ -95,10 +117,10 @@ impl Intake {
 
     /// Holds or releases a flow of a client that owes. One that waits for the coordinator is not
     /// released here.
-    fn hold(&mut self, port: u16, flow: laxity_policy::FlowId, hold: bool) {
+    fn hold(&mut self, port: u16, flow: FlowId, hold: bool) {
         let event = match hold {
             true => Event::FlowHeld { flow },
-            false if self.hints.holds_flow(flow) => return,
+            false if self.hints.cluster.fetches.holds_flow(flow) => return,
             false => Event::FlowReleased { flow },
         };
         let port = &mut self.ports[usize::from(port)];
@@ -111,12 +133,13 @@ impl Intake {
     #[cold]
     pub(super) fn paid(
         &mut self,
-        index: u32,
+        id: FlowId,
         state: &mut ClientState,
-        (lane, seq): (u16, u64),
-        (port, stage): (u16, Stage),
+        port: u16,
+        stage: Stage,
         bytes: u64,
     ) {
+        let (index, lane, seq) = place(id);
         let on_wire = &mut state.ports[usize::from(port)];
         on_wire.paid(stage, bytes);
         let held = on_wire.holds(stage);
@@ -127,7 +150,7 @@ impl Intake {
         {
             flow.accounting = Accounting::Link;
             if !held {
-                self.hold(port, name(index, lane, seq), false);
+                self.hold(port, id, false);
             }
         }
         self.settle(index, state, port);
@@ -135,9 +158,9 @@ impl Intake {
 }
 
 impl Port {
-    /// Takes the bytes of `flow` out of the window, though they were not completed. Gives who keeps
-    /// the books of it from now on.
-    fn set_aside(&mut self, now: Time, flow: &Flow, id: laxity_policy::FlowId) -> Accounting {
+    /// Takes the bytes of `flow` out of the window, though they were not completed. Gives who
+    /// accounts for it from now on.
+    fn set_aside(&mut self, now: Time, flow: &Flow, id: FlowId) -> Accounting {
         let bytes = flow.outstanding();
         match flow.accounting {
             Accounting::Link => {
@@ -150,7 +173,7 @@ impl Port {
                 Accounting::OwedInPart
             }
             Accounting::Driver => {
-                self.link.land(now, laxity_policy::Level(flow.level), bytes);
+                self.link.land(now, Level(flow.level), bytes);
                 Accounting::Owed
             }
             same => same,
@@ -159,7 +182,7 @@ impl Port {
 
     /// How long a client may take to complete a part of `bytes` while others wait.
     fn patience(&self, bytes: u64) -> Span {
-        let on_wire = Span::transfer(bytes.min(self.alone_bytes()), self.link.config().rate);
+        let on_wire = Span::transfer(bytes.min(alone_bytes(&self.link)), self.link.config().rate);
         Span(PATIENCE.0.saturating_add(on_wire.0.saturating_mul(2)))
     }
 }
@@ -174,6 +197,7 @@ impl Driver {
     /// Looks for silent clients, and sets aside what they hold.
     pub(super) fn look_for_silence(&mut self) {
         let now = self.intake.now;
+        self.silence.looked = now;
         let mut silenced = false;
         for port in 0..self.intake.ports.len() {
             if self.intake.ports[port].link.waiting_flows() == 0 {
@@ -223,8 +247,8 @@ impl Driver {
         let state = &self.intake.ports[usize::from(port)];
         let identity = &client.state.identity;
         let (name, side) = (state.name(), state.direction());
-        if bytes > 0 && now.since(self.warned_silence) >= WARN_EVERY {
-            self.warned_silence = now;
+        if bytes > 0 && now.since(self.silence.warned) >= WARN_EVERY {
+            self.silence.warned = now;
             warn!(
                 client = %identity.name, id = identity.id.0, pid = identity.pid,
                 uid = identity.owner.uid, nic = name, direction = side, bytes,

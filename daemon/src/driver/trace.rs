@@ -15,7 +15,7 @@ const KEPT: Span = Span(60_000_000_000);
 
 /// What the rest of the daemon wants of it.
 #[derive(Debug)]
-pub enum TraceOrder {
+pub enum TraceCommand {
     /// Begin one.
     Begin(Box<Recorder>),
     /// Give what there is, and go on in this memory.
@@ -104,7 +104,7 @@ impl Recorder {
 
     /// Takes an event.
     #[cold]
-    pub fn note(&mut self, at: Time, seen: Seen) {
+    fn note(&mut self, at: Time, seen: Seen) {
         if at > self.until {
             return;
         }
@@ -125,26 +125,51 @@ impl Recorder {
     }
 
     /// Nobody came for it.
-    #[must_use]
-    pub fn is_abandoned(&self, now: Time) -> bool {
+    fn is_abandoned(&self, now: Time) -> bool {
         now.since(self.until) > KEPT
     }
 }
 
-/// Carries out an order; the old memory of a trace goes where it can be freed.
-pub fn obey(trace: &mut Option<Box<Recorder>>, now: Time, order: TraceOrder) {
-    match order {
-        TraceOrder::Begin(recorder) => *trace = Some(recorder),
-        TraceOrder::Swap { fresh, reply } => {
-            let taken = trace.as_mut().map(|trace| trace.take(now, fresh));
-            let _ = reply.send(taken.unwrap_or_else(over));
+/// The trace that is under way, if any.
+#[derive(Debug, Default)]
+pub struct Tracer(Option<Box<Recorder>>);
+
+impl Tracer {
+    /// Whether anything is recorded.
+    #[inline]
+    #[must_use]
+    pub const fn is_on(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Records something, if anything is recorded.
+    #[inline]
+    pub fn note(&mut self, at: Time, seen: Seen) {
+        if let Some(recorder) = &mut self.0 {
+            recorder.note(at, seen);
         }
-        TraceOrder::End { reply } => {
-            let taken = trace.take().map(|mut trace| Taken {
-                is_over: true,
-                ..trace.take(now, Vec::new())
-            });
-            let _ = reply.send(taken.unwrap_or_else(over));
+    }
+
+    /// Ends a trace that nobody came for.
+    pub fn forget_abandoned(&mut self, now: Time) {
+        self.0.take_if(|recorder| recorder.is_abandoned(now));
+    }
+
+    /// Carries out a command; the old memory of a trace goes where it can be freed.
+    pub fn carry_out(&mut self, now: Time, command: TraceCommand) {
+        match command {
+            TraceCommand::Begin(recorder) => self.0 = Some(recorder),
+            TraceCommand::Swap { fresh, reply } => {
+                let taken = self.0.as_mut().map(|trace| trace.take(now, fresh));
+                let _ = reply.send(taken.unwrap_or_else(over));
+            }
+            TraceCommand::End { reply } => {
+                let taken = self.0.take().map(|mut trace| Taken {
+                    is_over: true,
+                    ..trace.take(now, Vec::new())
+                });
+                let _ = reply.send(taken.unwrap_or_else(over));
+            }
         }
     }
 }
@@ -247,21 +272,18 @@ mod tests {
         Seen::Hint(Record::RequestEnd { request })
     }
 
-    fn swap(trace: &mut Option<Box<Recorder>>, now: Time, room: usize) -> Taken {
+    fn swap(tracer: &mut Tracer, now: Time, room: usize) -> Taken {
         let (reply, mut taken) = oneshot::channel();
         let fresh = Vec::with_capacity(room);
-        obey(trace, now, TraceOrder::Swap { fresh, reply });
+        tracer.carry_out(now, TraceCommand::Swap { fresh, reply });
         taken.try_recv().expect("an answer at once")
     }
 
     #[test]
     fn what_finds_no_room_is_counted_and_room_comes_back_with_the_next_reader() {
-        let mut trace = Some(Box::new(Recorder::new(2, Time(100))));
+        let mut trace = Tracer(Some(Box::new(Recorder::new(2, Time(100)))));
         for request in 1..=5 {
-            trace
-                .as_mut()
-                .expect("on")
-                .note(Time(request), end(request));
+            trace.note(Time(request), end(request));
         }
         let taken = swap(&mut trace, Time(10), 2);
         assert_eq!(
@@ -275,8 +297,8 @@ mod tests {
                 what: TraceKind::RequestEnd { request: 2 }
             })
         );
-        trace.as_mut().expect("on").note(Time(99), end(6));
-        trace.as_mut().expect("on").note(Time(101), end(7));
+        trace.note(Time(99), end(6));
+        trace.note(Time(101), end(7));
         let taken = swap(&mut trace, Time(101), 2);
         assert_eq!(
             (taken.entries.len(), taken.lost, taken.is_over),
@@ -286,10 +308,10 @@ mod tests {
 
     #[test]
     fn without_a_trace_every_reader_is_told_that_it_is_over() {
-        let mut trace = None;
+        let mut trace = Tracer::default();
         assert!(swap(&mut trace, Time(1), 2).is_over);
         let (reply, mut taken) = oneshot::channel();
-        obey(&mut trace, Time(1), TraceOrder::End { reply });
+        trace.carry_out(Time(1), TraceCommand::End { reply });
         assert!(taken.try_recv().expect("an answer").is_over);
     }
 

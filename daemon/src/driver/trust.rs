@@ -114,6 +114,8 @@ impl Record {
 /// The owners of whom something is remembered.
 #[derive(Debug, Default)]
 pub struct Trust {
+    /// Time after which what was not completed is written off. The unit of a distrust.
+    pub timeout: Span,
     owners: HashMap<Owner, Record>,
 }
 
@@ -150,7 +152,8 @@ impl Trust {
         self.owners.entry(owner.clone()).or_default()
     }
 
-    pub(super) fn strike(&mut self, now: Time, owner: &Owner, timeout: Span) {
+    pub(super) fn strike(&mut self, now: Time, owner: &Owner) {
+        let timeout = self.timeout;
         let record = self.record(owner);
         if !record.distrusted {
             record.strike(now, timeout);
@@ -164,14 +167,8 @@ impl Trust {
     }
 
     /// A client left with bytes on the wire of a port, this part of a [`WINDOW`].
-    pub(super) fn abandon(
-        &mut self,
-        now: Time,
-        owner: &Owner,
-        port: usize,
-        part: u64,
-        timeout: Span,
-    ) {
+    pub(super) fn abandon(&mut self, now: Time, owner: &Owner, port: usize, part: u64) {
+        let timeout = self.timeout;
         let record = self.record(owner);
         if record.distrusted {
             return;
@@ -184,12 +181,13 @@ impl Trust {
         let too_much = *abandoned > ABANDONED_WINDOWS * WINDOW;
         record.until = record.until.max(now + record.term(timeout));
         if too_much {
-            self.strike(now, owner, timeout);
+            self.strike(now, owner);
         }
     }
 
     /// Time passes. Gives the owners that are trusted again.
-    pub(super) fn forgive(&mut self, now: Time, timeout: Span) -> Vec<Owner> {
+    pub(super) fn forgive(&mut self, now: Time) -> Vec<Owner> {
+        let timeout = self.timeout;
         let mut forgiven = Vec::new();
         self.owners.retain(|owner, record| {
             if record.forgive(now, timeout) {
@@ -214,10 +212,17 @@ mod tests {
         }
     }
 
+    fn trust() -> Trust {
+        Trust {
+            timeout: TIMEOUT,
+            ..Trust::default()
+        }
+    }
+
     /// Timeouts until the owner is trusted again.
     fn served(trust: &mut Trust, now: &mut Time, owner: &Owner) -> u64 {
         let struck = *now;
-        while trust.forgive(*now, TIMEOUT).is_empty() {
+        while trust.forgive(*now).is_empty() {
             assert!(trust.distrusts(owner));
             *now = *now + TIMEOUT;
         }
@@ -227,16 +232,16 @@ mod tests {
 
     #[test]
     fn whose_clients_lose_windows_is_shut_out_ever_longer_and_forgiven_after_good_conduct() {
-        let (mut trust, mut now, owner) = (Trust::default(), Time::ZERO + TIMEOUT, owner(7));
+        let (mut trust, mut now, owner) = (trust(), Time::ZERO + TIMEOUT, owner(7));
         let mut terms = Vec::new();
         for _ in 0..4 {
-            trust.strike(now, &owner, TIMEOUT);
-            trust.strike(now, &owner, TIMEOUT);
+            trust.strike(now, &owner);
+            trust.strike(now, &owner);
             terms.push(served(&mut trust, &mut now, &owner));
         }
         assert_eq!(terms, [FIRST, 2 * FIRST, 4 * FIRST, 8 * FIRST]);
         now = now + TIMEOUT.times(8 * FIRST);
-        trust.forgive(now, TIMEOUT);
+        trust.forgive(now);
         assert!(trust.owners.is_empty(), "good conduct was not seen");
     }
 
@@ -256,21 +261,21 @@ mod tests {
 
     #[test]
     fn one_crash_is_forgotten_and_a_crash_loop_is_a_loss() {
-        let (mut trust, mut now, owner) = (Trust::default(), Time::ZERO + TIMEOUT, owner(7));
+        let (mut trust, mut now, owner) = (trust(), Time::ZERO + TIMEOUT, owner(7));
         for _ in 0..3 {
-            trust.abandon(now, &owner, 0, WINDOW, TIMEOUT);
+            trust.abandon(now, &owner, 0, WINDOW);
             assert!(!trust.distrusts(&owner));
             now = now + TIMEOUT.times(FIRST);
-            trust.forgive(now, TIMEOUT);
+            trust.forgive(now);
             assert!(trust.owners.is_empty(), "a crash was not forgotten");
         }
         // A job of a process for each of many ports.
         for port in 0..16 {
-            trust.abandon(now, &owner, port, WINDOW, TIMEOUT);
+            trust.abandon(now, &owner, port, WINDOW);
         }
         assert!(!trust.distrusts(&owner), "one crash of a large job");
         for _ in 0..2 {
-            trust.abandon(now, &owner, 3, WINDOW, TIMEOUT);
+            trust.abandon(now, &owner, 3, WINDOW);
             now = now + TIMEOUT;
         }
         assert!(trust.distrusts(&owner));
@@ -278,9 +283,9 @@ mod tests {
 
     #[test]
     fn what_is_remembered_of_owners_is_bounded() {
-        let (mut trust, mut now) = (Trust::default(), Time::ZERO);
+        let (mut trust, mut now) = (trust(), Time::ZERO);
         for uid in 0..2 * OWNERS_MAX as u32 {
-            trust.strike(now, &owner(uid), TIMEOUT);
+            trust.strike(now, &owner(uid));
             now = now + Span(1);
         }
         assert_eq!(trust.owners.len(), OWNERS_MAX);

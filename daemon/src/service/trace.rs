@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use laxity_policy::Time;
 use laxity_shm::sleep::now_ns;
 use laxity_wire::trace::TracePage;
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tracing::info;
 
-use super::{SNAPSHOT_MAX, Service};
-use crate::driver::trace::{Entry, Recorder, Taken, TraceOrder};
-use crate::mailbox::Command;
+use crate::driver::trace::{Entry, Recorder, Taken, TraceCommand};
+use crate::mailbox::{ANSWER_MAX, Command, Mailbox};
 
 /// Longest trace.
 const SECONDS_MAX: u64 = 3600;
@@ -22,9 +22,16 @@ const EVENTS_MAX: u64 = 1 << 22;
 /// Events of one answer: well below what a client of the control socket reads.
 const PAGE_EVENTS: usize = 8192;
 
-/// The trace of this daemon.
+/// See the module.
+#[derive(Debug)]
+pub struct Traces {
+    mailbox: Mailbox,
+    latest: Mutex<Trace>,
+}
+
+/// The latest trace.
 #[derive(Debug, Default)]
-pub(super) struct Tracing {
+struct Trace {
     /// Traces begun so far: the number of this one.
     number: u64,
     /// When it ends by itself; none without a trace.
@@ -49,17 +56,17 @@ pub struct Begun {
 /// would read it.
 #[derive(Debug)]
 pub struct AttendedTrace<'a> {
-    service: &'a Service,
+    traces: &'a Traces,
     number: u64,
 }
 
 impl Drop for AttendedTrace<'_> {
     fn drop(&mut self) {
-        self.service.trace_leave(self.number);
+        self.traces.leave(self.number);
     }
 }
 
-impl Tracing {
+impl Trace {
     fn keep(&mut self, taken: Taken) {
         self.unread.extend(taken.entries);
         self.lost = self.lost.max(taken.lost);
@@ -67,12 +74,21 @@ impl Tracing {
     }
 }
 
-impl Service {
+impl Traces {
+    /// No trace so far; the scheduler is behind `mailbox`.
+    #[must_use]
+    pub fn new(mailbox: Mailbox) -> Self {
+        Self {
+            mailbox,
+            latest: Mutex::default(),
+        }
+    }
+
     /// Begins a trace.
     ///
     /// # Errors
     /// There is one, or the numbers make no sense; text for the operator.
-    pub fn trace_start(&self, seconds: u64, events: u64) -> Result<Begun, String> {
+    pub fn start(&self, seconds: u64, events: u64) -> Result<Begun, String> {
         if !(1..=SECONDS_MAX).contains(&seconds) {
             return Err(format!(
                 "a trace takes 1 to {SECONDS_MAX} seconds, not {seconds}"
@@ -84,28 +100,31 @@ impl Service {
             ));
         }
         let length = Duration::from_secs(seconds);
-        let mut tracing = self.tracing();
-        let left = tracing
+        let mut trace = self.latest.lock();
+        let left = trace
             .until
             .map(|until| until.saturating_duration_since(Instant::now()))
-            .filter(|left| !left.is_zero() && !tracing.is_over);
+            .filter(|left| !left.is_zero() && !trace.is_over);
         if let Some(left) = left {
             return Err(format!(
                 "a trace is under way for another {} s; `laxity trace --stop` ends it",
                 left.as_secs() + 1
             ));
         }
-        let number = tracing.number + 1;
-        *tracing = Tracing {
+        let number = trace.number + 1;
+        *trace = Trace {
             number,
             until: Some(Instant::now() + length),
             most: events as usize,
-            ..Tracing::default()
+            ..Trace::default()
         };
-        drop(tracing);
+        drop(trace);
         let until = Time(now_ns().saturating_add(length.as_nanos() as u64));
         let recorder = Box::new(Recorder::new(events as usize, until));
-        if !self.send(Command::Trace(TraceOrder::Begin(recorder))) {
+        if !self
+            .mailbox
+            .send(Command::Trace(TraceCommand::Begin(recorder)))
+        {
             return Err("the scheduler has ended; laxityd is stopping".to_owned());
         }
         info!(seconds, events, "a trace begins");
@@ -116,29 +135,32 @@ impl Service {
     }
 
     /// Ties a trace to whoever keeps what this returns.
-    pub fn attend_trace(&self, begun: &Begun) -> AttendedTrace<'_> {
+    pub fn attend(&self, begun: &Begun) -> AttendedTrace<'_> {
         AttendedTrace {
-            service: self,
+            traces: self,
             number: begun.number,
         }
     }
 
     /// Whoever began trace `number` is gone: ends it, if it is still the one under way, and forgets
     /// what was not read.
-    fn trace_leave(&self, number: u64) {
-        let mut tracing = self.tracing();
-        if tracing.number != number || tracing.until.is_none() {
+    fn leave(&self, number: u64) {
+        let mut trace = self.latest.lock();
+        if trace.number != number || trace.until.is_none() {
             return;
         }
-        let was_over = tracing.is_over;
-        *tracing = Tracing {
+        let was_over = trace.is_over;
+        *trace = Trace {
             number,
-            ..Tracing::default()
+            ..Trace::default()
         };
         let (reply, taken) = oneshot::channel();
         // With the lock held: the end of this trace must not follow the beginning of the next.
-        let ends = !was_over && self.send(Command::Trace(TraceOrder::End { reply }));
-        drop(tracing);
+        let ends = !was_over
+            && self
+                .mailbox
+                .send(Command::Trace(TraceCommand::End { reply }));
+        drop(trace);
         if ends {
             info!("the trace ends: whoever began it has left");
         }
@@ -152,32 +174,30 @@ impl Service {
     ///
     /// # Errors
     /// There is none, or the scheduler does not answer; text for the operator.
-    pub async fn trace_read(&self) -> Result<TracePage, String> {
+    pub async fn read(&self) -> Result<TracePage, String> {
         let wanted = {
-            let tracing = self.tracing();
-            if tracing.until.is_none() {
+            let trace = self.latest.lock();
+            if trace.until.is_none() {
                 return Err("there is no trace; begin one".to_owned());
             }
-            (tracing.unread.is_empty() && !tracing.is_over).then_some(tracing.most)
+            (trace.unread.is_empty() && !trace.is_over).then_some(trace.most)
         };
         if let Some(most) = wanted {
             let (reply, taken) = oneshot::channel();
             let fresh = Vec::with_capacity(most);
-            let taken = self
-                .traced(TraceOrder::Swap { fresh, reply }, taken)
-                .await?;
-            self.tracing().keep(taken);
+            let taken = self.ask(TraceCommand::Swap { fresh, reply }, taken).await?;
+            self.latest.lock().keep(taken);
         }
-        let mut tracing = self.tracing();
-        let count = tracing.unread.len().min(PAGE_EVENTS);
-        let page: Vec<Entry> = tracing.unread.drain(..count).collect();
+        let mut trace = self.latest.lock();
+        let count = trace.unread.len().min(PAGE_EVENTS);
+        let page: Vec<Entry> = trace.unread.drain(..count).collect();
         let answer = TracePage {
             events: page.iter().filter_map(Entry::event).collect(),
-            lost: tracing.lost,
-            is_empty: tracing.unread.is_empty(),
-            is_over: tracing.is_over && tracing.unread.is_empty(),
+            lost: trace.lost,
+            is_empty: trace.unread.is_empty(),
+            is_over: trace.is_over && trace.unread.is_empty(),
         };
-        drop(tracing);
+        drop(trace);
         Ok(answer)
     }
 
@@ -185,35 +205,35 @@ impl Service {
     ///
     /// # Errors
     /// The scheduler does not answer; text for the operator.
-    pub async fn trace_stop(&self) -> Result<String, String> {
-        if self.tracing().until.is_none() {
+    pub async fn stop(&self) -> Result<String, String> {
+        if self.latest.lock().until.is_none() {
             return Ok("there was no trace".to_owned());
         }
         let (reply, taken) = oneshot::channel();
-        let taken = self.traced(TraceOrder::End { reply }, taken).await?;
-        let mut tracing = self.tracing();
-        tracing.keep(taken);
-        let unread = tracing.unread.len();
-        drop(tracing);
+        let taken = self.ask(TraceCommand::End { reply }, taken).await?;
+        let mut trace = self.latest.lock();
+        trace.keep(taken);
+        let unread = trace.unread.len();
+        drop(trace);
         info!(unread, "the trace ends");
         Ok(format!(
             "the trace has ended; {unread} events wait to be read"
         ))
     }
 
-    async fn traced(
+    async fn ask(
         &self,
-        order: TraceOrder,
+        order: TraceCommand,
         taken: oneshot::Receiver<Taken>,
     ) -> Result<Taken, String> {
-        if !self.send(Command::Trace(order)) {
+        if !self.mailbox.send(Command::Trace(order)) {
             return Err("the scheduler has ended; laxityd is stopping".to_owned());
         }
-        match tokio::time::timeout(SNAPSHOT_MAX, taken).await {
+        match tokio::time::timeout(ANSWER_MAX, taken).await {
             Ok(Ok(taken)) => Ok(taken),
             Ok(Err(_)) => Err("laxityd is stopping".to_owned()),
             Err(_) => Err(format!(
-                "the scheduler did not answer within {SNAPSHOT_MAX:?}; ask again"
+                "the scheduler did not answer within {ANSWER_MAX:?}; ask again"
             )),
         }
     }

@@ -1,0 +1,151 @@
+//! The end of flows: their bytes complete, their client cancels them, or it is gone.
+
+use laxity_policy::{Event, Level};
+
+use super::flows::{Accounting, name};
+use super::intake::Intake;
+use super::on_wire::TRICKLE_SHIFT;
+use super::trace::Seen;
+use crate::clients::{Client, ClientState, RecordOrigin};
+
+impl Intake {
+    /// Bytes of a flow are complete, as its client says.
+    #[inline]
+    pub(super) fn completed(&mut self, from: &mut RecordOrigin<'_>, tag: u64, bytes: u64) {
+        let (now, id) = (self.now, name(from.client, from.lane, tag));
+        let state = &mut *from.state;
+        let flows = &mut state.lanes.at(from.lane).flows;
+        let Some(flow) = flows.get_mut(tag) else {
+            return;
+        };
+        // More than was permitted cannot have been sent; the excess is the client's mistake.
+        let outstanding = flow.outstanding();
+        let bytes = bytes.min(outstanding);
+        flow.completed += bytes;
+        // A trickle is no progress: it would hold the window for as long as it lasts. What is only
+        // observed holds nothing.
+        let trickle = match flow.accounting {
+            Accounting::Nobody => 0,
+            _ => outstanding >> TRICKLE_SHIFT,
+        };
+        if bytes > trickle {
+            flow.touched = now;
+        }
+        let done = flow.completed >= flow.bytes;
+        let (index, stage) = (flow.port, flow.stage);
+        let owed = matches!(flow.accounting, Accounting::Owed | Accounting::OwedInPart);
+        state.counters.completed_bytes += bytes;
+        state.completed = now;
+        self.hints.completed(now, flow.request, flow.port, bytes);
+        let port = &mut self.ports[usize::from(flow.port)];
+        self.quiet += u64::from(self.credit.is_idle() && port.link.waiting_flows() == 0);
+        let on_wire = &mut state.ports[usize::from(flow.port)];
+        match flow.accounting {
+            Accounting::Link => {
+                port.link
+                    .handle(now, Event::BytesCompleted { flow: id, bytes });
+                on_wire.done(bytes);
+            }
+            Accounting::Driver => {
+                port.link.land(now, Level(flow.level), bytes);
+                on_wire.done(bytes);
+            }
+            Accounting::Nobody | Accounting::Owed | Accounting::OwedInPart => {}
+        }
+        port.dirty = true;
+        let counted = &mut port.counters.stages[flow.stage.index()];
+        counted.completed_bytes += bytes;
+        if done {
+            counted.completed_flows += 1;
+            counted.deadline_misses += u64::from(now > flow.deadline);
+            if flow.fetch {
+                self.hints.cluster.fetches.left(now, id);
+            }
+            state.flows -= usize::from(flows.remove(tag));
+        }
+        if owed {
+            self.paid(id, from.state, index, stage, bytes);
+        }
+        self.trace.note(now, Seen::Completed(id.0, bytes));
+    }
+
+    /// A client sends no more of a flow than was permitted.
+    pub(super) fn cancelled(&mut self, from: &mut RecordOrigin<'_>, tag: u64, granted: u64) {
+        // A client that withdraws while everything is bypassed sends the rest unscheduled;
+        // otherwise it will not send it at all.
+        if (self.bypass || from.state.told_to_bypass())
+            && let Some(flow) = from.state.lanes.at(from.lane).flows.get_mut(tag)
+        {
+            from.state.counters.bypassed_bytes += flow.bytes.saturating_sub(granted);
+        }
+        self.cancel(from.client, from.state, from.lane, tag);
+    }
+
+    /// Ends a flow that will not complete.
+    pub(super) fn cancel(&mut self, client: u32, state: &mut ClientState, lane: u16, seq: u64) {
+        let (now, id) = (self.now, name(client, lane, seq));
+        let flows = &mut state.lanes.at(lane).flows;
+        let Some(flow) = flows.get_mut(seq) else {
+            return;
+        };
+        state.waiting -= usize::from(flow.waits());
+        let port = &mut self.ports[usize::from(flow.port)];
+        match flow.accounting {
+            Accounting::Link | Accounting::OwedInPart => {
+                port.link.handle(now, Event::FlowCancelled { flow: id });
+            }
+            Accounting::Driver => {
+                let level = Level(flow.level);
+                port.link.land(now, level, flow.outstanding());
+            }
+            Accounting::Nobody | Accounting::Owed => {}
+        }
+        let owed = matches!(flow.accounting, Accounting::Owed | Accounting::OwedInPart);
+        let (index, stage, outstanding) = (flow.port, flow.stage, flow.outstanding());
+        if matches!(flow.accounting, Accounting::Link | Accounting::Driver) {
+            state.ports[usize::from(index)].dropped(outstanding);
+        }
+        port.dirty = true;
+        if flow.fetch {
+            self.hints.cluster.fetches.left(now, id);
+        }
+        state.counters.cancelled_flows += 1;
+        state.flows -= usize::from(flows.remove(seq));
+        if owed {
+            // What kept others waiting and is never completed is lost.
+            let window = self.ports[usize::from(index)].window_bytes();
+            let timeout = self.trust.timeout;
+            state.lost.add(now, outstanding, window, timeout);
+            self.paid(id, state, index, stage, outstanding);
+        }
+        self.trace.note(now, Seen::Cancelled(id.0));
+    }
+
+    /// The owner of a lane is gone: all its flows end. The credit that the lane holds stays with
+    /// it, for its next owner.
+    pub(super) fn lane_gone(&mut self, client: u32, state: &mut ClientState, lane: u16) {
+        for seq in state.lanes.at(lane).flows.seqs() {
+            self.cancel(client, state, lane, seq);
+        }
+    }
+
+    /// A client is gone: all its flows end, and the credit it holds comes back to the ports.
+    ///
+    /// A client released for garbage is gone twice, then and when it hangs up; its credit returns
+    /// once.
+    pub fn client_gone(&mut self, index: u32, client: &mut Client) {
+        if core::mem::replace(&mut client.state.settled, true) {
+            return;
+        }
+        self.leaves(&client.state);
+        for lane in 0..client.state.lanes.count() {
+            self.lane_gone(index, &mut client.state, lane);
+        }
+        for (_, consumer) in client.served.consumers() {
+            for (index, port) in self.ports.iter_mut().enumerate() {
+                let (granted, spent) = consumer.credit(index);
+                port.credit.take_back(granted.saturating_sub(spent));
+            }
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! Permits for flows that wait.
+
+use laxity_policy::{Action, FlowId, Level, Permit, Span, Time};
+use laxity_shm::consumer::Wake;
+use laxity_shm::producer::SlotRef;
+
+use super::flows::place;
+use super::intake::Intake;
+use super::trace::Seen;
+use crate::clients::Client;
+
+/// A link that has just been asked is not asked again sooner, unless something happens to it.
+const DUE_MIN: Span = Span::from_micros(10);
+
+impl Intake {
+    /// Permits what the links allow. Called after each round: a link that something happened to
+    /// is asked until it says `None`.
+    #[inline]
+    pub fn serve(&mut self, clients: &mut [Option<Client>]) {
+        for index in 0..self.ports.len() {
+            if self.ports[index].dirty {
+                self.serve_port(clients, index);
+            }
+        }
+    }
+
+    fn serve_port(&mut self, clients: &mut [Option<Client>], index: usize) {
+        self.ports[index].dirty = false;
+        while self.ports[index].link.waiting_flows() > 0 {
+            match self.ports[index].link.poll_action(self.now) {
+                Some(Action::Permit {
+                    flow,
+                    bytes,
+                    level,
+                    last,
+                }) => {
+                    let permit = Permit { bytes, level, last };
+                    self.permit(clients, flow, permit);
+                }
+                // The link's own counters have it.
+                Some(Action::Moved { .. }) => {}
+                None => break,
+            }
+        }
+        let port = &mut self.ports[index];
+        // With nothing waiting there is nothing to permit and nobody to move.
+        port.due = match port.link.waiting_flows() {
+            0 => Time::NEVER,
+            _ => port
+                .link
+                .next_deadline()
+                .unwrap_or(Time::NEVER)
+                .max(self.now + DUE_MIN),
+        };
+        if !port.credit.hungry.is_empty() && self.credit.is_given {
+            port.feed_hungry(self.now, clients, index);
+        }
+    }
+
+    fn permit(&mut self, clients: &mut [Option<Client>], id: FlowId, permit: Permit) {
+        let Permit { bytes, level, last } = permit;
+        let (index, lane, seq) = place(id);
+        let Some(client) = clients.get_mut(index as usize).and_then(Option::as_mut) else {
+            return;
+        };
+        let state = &mut client.state;
+        let flows = &mut state.lanes.at(lane).flows;
+        let Some(flow) = flows.get_mut(seq) else {
+            return;
+        };
+        let first = flow.level == 0;
+        let waited = self.now.since(flow.touched);
+        if first {
+            flow.level = level.0;
+        }
+        flow.permitted = flow.permitted.saturating_add(bytes).min(flow.bytes);
+        flow.touched = self.now;
+        state.waiting -= usize::from(!flow.waits());
+        let at = SlotRef {
+            slot: flow.slot,
+            tag: flow.seq,
+        };
+        let Some(consumer) = client.served.consumer(lane) else {
+            return;
+        };
+        match consumer.permit(at, flow.permitted, flow.level, last) {
+            Ok(Wake::Needed) => self.wakes.push((index, lane)),
+            Ok(Wake::NotNeeded) => {}
+            // Withdrawn: the record that says so is on its way through the lane and will end the
+            // flow when it is read.
+            Err(_) => return,
+        }
+        let counted = &mut self.ports[usize::from(flow.port)].counters.stages[flow.stage.index()];
+        counted.permit(Level(flow.level), bytes);
+        if first {
+            counted.wait.record(waited);
+        }
+        state.counters.permitted_bytes += bytes;
+        state.ports[usize::from(flow.port)].sent(bytes);
+        self.counters.permits += 1;
+        let level = flow.level;
+        if flow.bytes == 0 {
+            counted.completed_flows += 1;
+            state.flows -= usize::from(flows.remove(seq));
+        }
+        self.trace
+            .note(self.now, Seen::Permitted(id.0, bytes, level, last));
+    }
+}
