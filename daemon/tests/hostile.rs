@@ -22,7 +22,7 @@ use laxity_shm::registration::{
 };
 use laxity_wire::ControlClient;
 use nix::sys::signal::Signal;
-use support::{Laxityd, PLAYS, Role, SMALL, SOON, STRANGER, eventually, is_root, role};
+use support::{Laxityd, PLAYS, Role, SMALL, SOON, STRANGER, is_root, role, until};
 
 /// Within this, whoever is entitled to an answer has it. A second is what is promised, to a machine
 /// that does nothing else.
@@ -334,8 +334,8 @@ fn clients_that_come_and_go_without_end_do_not_fill_the_log() {
     for _ in 0..200 {
         drop(attach(&daemon.socket(), "restless").unwrap());
     }
-    eventually("all are gone", || {
-        (daemon.status().totals.attached_clients == 0).then_some(())
+    until("all are gone", || {
+        daemon.status().totals.attached_clients == 0
     });
     let attached = lines_of(&mut daemon, "a client attached");
     let left = daemon

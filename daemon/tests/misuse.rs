@@ -11,34 +11,15 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
 use laxity_client::{Client, Flow, Lane, Mode, Options, Stage};
-use laxity_shm::lane::LaneMemory;
-use laxity_shm::layout::attention;
-use laxity_shm::producer::Producer;
 use laxity_shm::record::Record;
-use laxity_shm::region::Region;
-use laxity_shm::registration::{
-    Hello, Reason, RegistrationError, Welcome, connect, receive_reply, ring, send_hello,
-    wait_readable,
-};
+use laxity_shm::registration::{Hello, Reason, RegistrationError, connect};
 use laxity_wire::{Request, Response};
 use nix::sys::signal::Signal;
-use support::{Laxityd, SMALL, SOON, eventually, flow};
+use support::{
+    ByHand, Laxityd, SMALL, SOON, answer, eventually, finish, flow, goes_scheduled, until,
+};
 
 const WINDOW: u64 = 256 << 10;
-
-/// Sends a flow to its end; whether any of it was bypassed.
-fn send(lane: &mut Lane, flow: &Flow) -> bool {
-    let mut ticket = lane.submit(flow);
-    let mut bypassed = false;
-    loop {
-        let permit = lane.wait(&mut ticket);
-        bypassed |= permit.bypassed;
-        lane.complete(&ticket, permit.bytes);
-        if permit.last {
-            return bypassed;
-        }
-    }
-}
 
 fn set_mode(daemon: &Laxityd, mode: &str) {
     let mode = mode.to_owned();
@@ -48,16 +29,6 @@ fn set_mode(daemon: &Laxityd, mode: &str) {
 
 fn in_flight(daemon: &Laxityd) -> u64 {
     daemon.status().ports[0].in_flight_bytes
-}
-
-/// What a process that speaks the protocol by hand is given.
-fn raw(daemon: &Laxityd) -> (std::os::fd::OwnedFd, Welcome) {
-    let socket = connect(&daemon.socket()).unwrap();
-    let hello = Hello::new("raw", Mode::Enforce, false);
-    send_hello(socket.as_fd(), &hello).unwrap();
-    assert!(wait_readable(socket.as_fd(), SOON));
-    let welcome = receive_reply(socket.as_fd()).unwrap().unwrap();
-    (socket, welcome)
 }
 
 #[test]
@@ -70,10 +41,11 @@ fn a_flow_whose_client_went_silent_gets_the_window_once_and_not_chunk_after_chun
     // Its ticket is dropped, its process and heartbeat are well. At a window per timeout it would
     // take a quarter of an hour.
     drop(dead_lane.submit(&flow(Stage::P2d, 1 << 30)));
-    eventually("it holds the window", || {
-        (in_flight(&daemon) == WINDOW).then_some(())
-    });
-    assert!(!send(&mut honest.lane(), &flow(Stage::P2d, 1 << 20)));
+    until("it holds the window", || in_flight(&daemon) == WINDOW);
+    assert!(goes_scheduled(
+        &mut honest.lane(),
+        &flow(Stage::P2d, 1 << 20)
+    ));
     let totals = eventually("it is written off", || {
         let totals = daemon.status().totals;
         (totals.written_off_bytes > 0).then_some(totals)
@@ -83,9 +55,7 @@ fn a_flow_whose_client_went_silent_gets_the_window_once_and_not_chunk_after_chun
     assert_eq!(totals.cancelled_flows, 1);
     let status = daemon.status();
     assert!(status.clients.iter().all(|client| client.flows == 0));
-    eventually("nothing is left of it", || {
-        (in_flight(&daemon) == 0).then_some(())
-    });
+    until("nothing is left of it", || in_flight(&daemon) == 0);
 }
 
 #[test]
@@ -117,12 +87,12 @@ fn a_client_that_never_completes_is_not_scheduled_for_a_while() {
         (1 << 30, 255, true)
     );
     assert_eq!(in_flight(&daemon), 0);
-    eventually("it is trusted again", || {
+    until("it is trusted again", || {
         let mut ticket = lane.submit(&flow(Stage::P2d, 1));
         let scheduled = lane.wait(&mut ticket).level != 255;
         lane.complete(&ticket, 1);
         std::thread::sleep(Duration::from_millis(20));
-        scheduled.then_some(())
+        scheduled
     });
 }
 
@@ -135,10 +105,10 @@ fn completions_of_nothing_do_not_put_the_write_off_off() {
     let mut lane = sly.lane();
     let mut ticket = lane.submit(&flow(Stage::P2d, WINDOW));
     while !lane.wait(&mut ticket).last {}
-    eventually("it is written off", || {
+    until("it is written off", || {
         lane.complete(&ticket, 0);
         lane.complete(&ticket, 1);
-        (daemon.status().totals.written_off_bytes > 0).then_some(())
+        daemon.status().totals.written_off_bytes > 0
     });
 }
 
@@ -155,8 +125,8 @@ fn a_client_that_only_wants_to_be_observed_does_not_fill_the_window_of_the_other
     let mut lane = observed.lane();
     let mut ticket = lane.submit(&flow(Stage::P2d, 100 << 20));
     assert!(lane.wait(&mut ticket).last);
-    eventually("it is booked", || {
-        (daemon.status().totals.submitted_bytes == 100 << 20).then_some(())
+    until("it is booked", || {
+        daemon.status().totals.submitted_bytes == 100 << 20
     });
     assert_eq!(in_flight(&daemon), 0);
     let enforced = daemon.client("enforced");
@@ -166,8 +136,8 @@ fn a_client_that_only_wants_to_be_observed_does_not_fill_the_window_of_the_other
     assert_eq!((permit.bytes, permit.last), (64 << 10, true));
     assert_eq!(in_flight(&daemon), 64 << 10);
     lane.complete(&ticket, 100 << 20);
-    eventually("its completion is booked too", || {
-        (daemon.status().totals.completed_bytes == 100 << 20).then_some(())
+    until("its completion is booked too", || {
+        daemon.status().totals.completed_bytes == 100 << 20
     });
     assert_eq!(in_flight(&daemon), 64 << 10);
     assert_eq!(daemon.status().totals.garbage_records, 0);
@@ -176,19 +146,12 @@ fn a_client_that_only_wants_to_be_observed_does_not_fill_the_window_of_the_other
 #[test]
 fn a_client_that_is_to_be_scheduled_cannot_say_that_it_was_only_observed() {
     let daemon = Laxityd::start(SMALL);
-    let (_socket, welcome) = raw(&daemon);
-    let region = Region::map(welcome.memfd, welcome.geometry).unwrap();
-    region.header().set_claimed(0, true);
-    let mut producer = Producer::new(LaneMemory::mapped(&region, 0).unwrap());
-    let record = Record::SubmitOnCredit {
+    let mut liar = ByHand::attach(&daemon, "liar");
+    liar.publish(&[Record::SubmitOnCredit {
         flow: flow(Stage::P2d, 1 << 40),
         observed: true,
-    };
-    producer.publish(&record).unwrap();
-    ring(welcome.eventfd.as_fd());
-    eventually("it is released", || {
-        (region.header().attention() & attention::RELEASED != 0).then_some(())
-    });
+    }]);
+    until("it is released", || liar.is_released());
     let status = daemon.status();
     assert_eq!(status.totals.garbage_records, 1);
     assert_eq!(status.ports[0].in_flight_bytes, 0);
@@ -204,8 +167,8 @@ fn flows_that_wait_when_the_mode_becomes_off_go_out_once_and_are_scheduled_again
         let mut tickets: Vec<_> = (0..100)
             .map(|_| lane.submit(&flow(Stage::P2d, 16 << 10)))
             .collect();
-        eventually("the window is full and the rest waits", || {
-            (daemon.status().ports[0].waiting_flows == 100 - 16).then_some(())
+        until("the window is full and the rest waits", || {
+            daemon.status().ports[0].waiting_flows == 100 - 16
         });
         set_mode(&daemon, "off");
         let mut bytes = 0;
@@ -222,15 +185,11 @@ fn flows_that_wait_when_the_mode_becomes_off_go_out_once_and_are_scheduled_again
             (status.clients[0].flows == 0).then(|| status.ports[0].clone())
         });
         assert_eq!((port.in_flight_bytes, port.waiting_flows), (0, 0));
-        assert!(send(&mut lane, &flow(Stage::P2d, 10)));
+        assert!(!goes_scheduled(&mut lane, &flow(Stage::P2d, 10)));
         set_mode(&daemon, "enforce");
-        eventually("flows are scheduled again", || {
-            client.is_scheduled().then_some(())
-        });
-        assert!(!send(&mut lane, &flow(Stage::P2d, 1 << 20)));
-        eventually("nothing is in flight", || {
-            (in_flight(&daemon) == 0).then_some(())
-        });
+        until("flows are scheduled again", || client.is_scheduled());
+        assert!(goes_scheduled(&mut lane, &flow(Stage::P2d, 1 << 20)));
+        until("nothing is in flight", || in_flight(&daemon) == 0);
     }
     let stats = client.stats();
     assert_eq!((stats.lane_full, stats.reattaches), (0, 0));
@@ -244,10 +203,10 @@ fn credit_that_is_spent_on_flows_beyond_the_limit_returns_to_the_port() {
     let mut lane = client.lane();
     let credited = || daemon.status().totals.credited_bytes;
     let mut prime = || {
-        eventually("credit is handed out", || {
+        until("credit is handed out", || {
             let before = credited();
-            send(&mut lane, &flow(Stage::Collective, 100));
-            (credited() > before).then_some(())
+            goes_scheduled(&mut lane, &flow(Stage::Collective, 100));
+            credited() > before
         });
     };
     prime();
@@ -263,20 +222,20 @@ fn credit_that_is_spent_on_flows_beyond_the_limit_returns_to_the_port() {
     assert!(daemon.status().totals.overflowed_flows >= 500);
     lane.complete(&held, 1000);
     let before = credited();
-    eventually("there is credit still", || {
-        send(&mut lane, &flow(Stage::Collective, 10_000));
-        (credited() > before + 10 * 10_000).then_some(())
+    until("there is credit still", || {
+        goes_scheduled(&mut lane, &flow(Stage::Collective, 10_000));
+        credited() > before + 10 * 10_000
     });
 }
 
 #[test]
 fn a_client_that_keeps_its_memory_after_it_left_pins_none() {
     let daemon = Laxityd::start(SMALL);
-    let (socket, welcome) = raw(&daemon);
-    let blocks = || nix::sys::stat::fstat(&welcome.memfd).unwrap().st_blocks;
+    let ByHand { socket, memfd, .. } = ByHand::attach(&daemon, "leaver");
+    let blocks = || nix::sys::stat::fstat(&memfd).unwrap().st_blocks;
     assert!(blocks() > 0);
     drop(socket);
-    eventually("the file is empty", || (blocks() == 0).then_some(()));
+    until("the file is empty", || blocks() == 0);
 }
 
 #[test]
@@ -299,9 +258,8 @@ fn descriptors_sent_to_the_daemon_do_not_arrive() {
         assert_eq!(error, nix::Error::EPERM);
         return;
     }
-    assert!(wait_readable(socket.as_fd(), SOON));
     assert!(matches!(
-        receive_reply(socket.as_fd()),
+        answer(socket.as_fd()),
         Err(RegistrationError::Rejected {
             reason: Reason::Malformed,
             ..
@@ -332,7 +290,7 @@ fn a_second_daemon_keeps_off_though_the_first_does_not_answer_and_has_a_full_bac
         let client = daemon.attach("worker");
         client.is_scheduled().then_some(client)
     });
-    assert!(!send(&mut client.lane(), &flow(Stage::P2d, 10)));
+    assert!(goes_scheduled(&mut client.lane(), &flow(Stage::P2d, 10)));
 }
 
 #[test]
@@ -355,7 +313,7 @@ fn whatever_ends_a_flow_takes_its_bytes_off_the_wire() {
     let mut lane = client.lane();
     let flying = |bytes| {
         let what = format!("{bytes} bytes in flight");
-        eventually(&what, || (in_flight(&daemon) == bytes).then_some(()));
+        until(&what, || in_flight(&daemon) == bytes);
     };
     for stage in [
         Stage::KvReuse,
@@ -415,12 +373,10 @@ fn a_silent_client_costs_the_others_its_patience_and_pays_when_it_speaks_again()
     let (silent, honest) = (daemon.client("silent"), daemon.client("honest"));
     let (mut silent_lane, mut lane) = (silent.lane(), honest.lane());
     let mut held = grab(&mut silent_lane, Stage::P2d);
-    eventually("it holds the window", || {
-        (in_flight(&daemon) == WINDOW).then_some(())
-    });
+    until("it holds the window", || in_flight(&daemon) == WINDOW);
     // The timeout after which its bytes are written off is ten seconds.
     for _ in 0..20 {
-        assert!(!send(&mut lane, &flow(Stage::P2d, WINDOW)));
+        assert!(goes_scheduled(&mut lane, &flow(Stage::P2d, WINDOW)));
     }
     let status = daemon.status();
     let row = |name: &str| {
@@ -438,28 +394,20 @@ fn a_silent_client_costs_the_others_its_patience_and_pays_when_it_speaks_again()
     assert_eq!((row("honest").owed_bytes, row("honest").held), (0, false));
     assert_eq!(status.totals.set_aside_bytes, WINDOW);
     assert_eq!(status.totals.written_off_bytes, 0);
-    eventually("it is a metric", || {
-        (daemon.metric("laxity_owed_bytes", "") == WINDOW as f64).then_some(())
+    until("it is a metric", || {
+        daemon.metric("laxity_owed_bytes", "") == WINDOW as f64
     });
     let warning = daemon.await_log("a client completes nothing while others wait");
     assert!(warning.contains("silent"), "{warning}");
     // It speaks again: what it holds is paid, and the rest of it goes on, scheduled.
-    let mut bytes = 0;
-    for ticket in &mut held {
-        while !ticket.is_done() {
-            let permit = silent_lane.wait(ticket);
-            assert!(!permit.bypassed);
-            assert_ne!(permit.level, 255);
-            bytes += permit.bytes;
-            silent_lane.complete(ticket, permit.bytes);
-        }
-    }
+    let left = held.iter_mut();
+    let bytes: u64 = left.map(|ticket| finish(&mut silent_lane, ticket)).sum();
     assert_eq!(bytes, 2 * WINDOW);
-    eventually("nothing is owed or in flight", || {
+    until("nothing is owed or in flight", || {
         let status = daemon.status();
         let owed: u64 = status.clients.iter().map(|client| client.owed_bytes).sum();
         let held = status.clients.iter().any(|client| client.held);
-        (owed == 0 && !held && status.ports[0].in_flight_bytes == 0).then_some(())
+        owed == 0 && !held && status.ports[0].in_flight_bytes == 0
     });
 }
 
@@ -480,26 +428,22 @@ fn one_slow_moment_on_all_ports_does_not_make_an_owner_suspect() {
     let mut tickets: Vec<_> = (lanes.iter_mut().enumerate())
         .map(|(nic, lane)| lane.submit(&on(nic as u8, 2 * WINDOW)))
         .collect();
-    eventually("each holds the window of its port", || {
+    until("each holds the window of its port", || {
         let ports = daemon.status().ports;
         let full = ports.iter().filter(|port| port.in_flight_bytes == WINDOW);
-        (full.count() == nics.len()).then_some(())
+        full.count() == nics.len()
     });
     // Others wait on each port for several times as long as it takes to be suspected.
     let begun = std::time::Instant::now();
     while begun.elapsed() < Duration::from_millis(600) {
         for nic in 0..nics.len() {
-            assert!(!send(&mut lane, &on(nic as u8, WINDOW)));
+            assert!(goes_scheduled(&mut lane, &on(nic as u8, WINDOW)));
         }
     }
     let owed: u64 = daemon.status().clients.iter().map(|c| c.owed_bytes).sum();
     assert_eq!(owed, nics.len() as u64 * WINDOW);
     for (lane, ticket) in lanes.iter_mut().zip(&mut tickets) {
-        while !ticket.is_done() {
-            let permit = lane.wait(ticket);
-            assert_ne!(permit.level, 255, "it went unscheduled");
-            lane.complete(ticket, permit.bytes);
-        }
+        finish(lane, ticket);
     }
 }
 
@@ -509,23 +453,14 @@ fn a_flow_that_owes_a_part_goes_on_in_order_when_that_is_complete() {
     let (silent, honest) = (daemon.client("silent"), daemon.client("honest"));
     let (mut silent_lane, mut lane) = (silent.lane(), honest.lane());
     let mut ticket = silent_lane.submit(&flow(Stage::P2d, 8 * WINDOW));
-    eventually("it holds the window", || {
-        (in_flight(&daemon) == WINDOW).then_some(())
-    });
-    assert!(!send(&mut lane, &flow(Stage::P2d, WINDOW)));
+    until("it holds the window", || in_flight(&daemon) == WINDOW);
+    assert!(goes_scheduled(&mut lane, &flow(Stage::P2d, WINDOW)));
     assert!(daemon.status().clients[0].held);
-    let mut bytes = 0;
-    while !ticket.is_done() {
-        let permit = silent_lane.wait(&mut ticket);
-        assert!(!permit.bypassed);
-        bytes += permit.bytes;
-        silent_lane.complete(&ticket, permit.bytes);
-    }
-    assert_eq!(bytes, 8 * WINDOW);
-    eventually("the books are closed", || {
+    assert_eq!(finish(&mut silent_lane, &mut ticket), 8 * WINDOW);
+    until("the books are closed", || {
         let status = daemon.status();
         let flows: u64 = status.clients.iter().map(|client| client.flows).sum();
-        (flows == 0 && status.ports[0].in_flight_bytes == 0).then_some(())
+        flows == 0 && status.ports[0].in_flight_bytes == 0
     });
     assert_eq!(daemon.status().totals.completed_bytes, 9 * WINDOW);
 }
@@ -540,13 +475,11 @@ fn what_attaches_anew_after_it_held_the_window_goes_unscheduled() {
     let held = grab(&mut hostile_lane, Stage::Collective);
     // Until the daemon has seen that somebody else waits, the honest client sends on credit: then
     // nobody waits for the hostile one, and it does no harm.
-    eventually("it holds the window", || {
-        (in_flight(&daemon) == WINDOW).then_some(())
-    });
-    assert!(!send(&mut lane, &flow(Stage::P2d, WINDOW)));
+    until("it holds the window", || in_flight(&daemon) == WINDOW);
+    assert!(goes_scheduled(&mut lane, &flow(Stage::P2d, WINDOW)));
     drop((held, hostile_lane, hostile));
-    eventually("its owner is distrusted", || {
-        (!daemon.status().distrusted.is_empty()).then_some(())
+    until("its owner is distrusted", || {
+        !daemon.status().distrusted.is_empty()
     });
     let status = daemon.status();
     let own = nix::unistd::geteuid().as_raw();
@@ -569,19 +502,11 @@ fn what_attaches_anew_after_it_held_the_window_goes_unscheduled() {
 fn processes_that_are_killed_while_nobody_else_waits_leave_their_owner_in_good_standing() {
     let daemon = Laxityd::start(SMALL);
     for _ in 0..6 {
-        let (socket, welcome) = raw(&daemon);
-        let region = Region::map(welcome.memfd, welcome.geometry).unwrap();
-        region.header().set_claimed(0, true);
-        let mut producer = Producer::new(LaneMemory::mapped(&region, 0).unwrap());
-        producer
-            .publish(&Record::Submit(flow(Stage::P2d, 4 * WINDOW)))
-            .unwrap();
-        ring(welcome.eventfd.as_fd());
-        eventually("it holds the window", || {
-            (in_flight(&daemon) == WINDOW).then_some(())
-        });
-        drop(socket);
-        eventually("it is gone", || (in_flight(&daemon) == 0).then_some(()));
+        let mut killed = ByHand::attach(&daemon, "killed");
+        killed.publish(&[Record::Submit(flow(Stage::P2d, 4 * WINDOW))]);
+        until("it holds the window", || in_flight(&daemon) == WINDOW);
+        drop(killed);
+        until("it is gone", || in_flight(&daemon) == 0);
     }
     assert_eq!(daemon.status().distrusted, []);
 }

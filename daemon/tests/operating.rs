@@ -1,4 +1,4 @@
-//! What an operator sees and what holds when a daemon has died.
+//! What an operator sees and does, and what holds when a daemon has died.
 
 #![allow(
     clippy::unwrap_used,
@@ -8,39 +8,48 @@
 mod support;
 
 use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
-use laxity_shm::registration::{Hello, connect, receive_reply, send_hello, wait_readable};
+use laxity_client::{Client, Mode, Options, Stage};
+use laxity_shm::registration::{Hello, Reason, RegistrationError, connect};
 use nix::sys::signal::Signal;
-use support::{Laxityd, SMALL, SOON, eventually};
-
-/// A client of another version, which is refused.
-fn intrude(daemon: &Laxityd) {
-    let socket = connect(&daemon.socket()).unwrap();
-    let mut hello = Hello::new("old", laxity_client::Mode::Enforce, false);
-    hello.version += 1;
-    send_hello(socket.as_fd(), &hello).unwrap();
-    assert!(wait_readable(socket.as_fd(), SOON));
-    receive_reply(socket.as_fd()).unwrap_err();
-}
+use support::{
+    Laxityd, SMALL, SOON, answer, eventually, flow, goes_scheduled, greet, send, take, until,
+};
 
 #[test]
-fn a_refusal_is_counted_at_once_and_is_a_warning() {
+fn a_refusal_is_explained_counted_at_once_and_a_warning() {
     let mut daemon = Laxityd::start(SMALL);
-    intrude(&daemon);
+    let mut hello = Hello::new("old", Mode::Enforce, false);
+    hello.version += 1;
+    let refused = |daemon: &Laxityd| {
+        let reason = match greet(daemon, &hello).1 {
+            Err(RegistrationError::Rejected { reason, .. }) => Some(reason),
+            _ => None,
+        };
+        assert_eq!(reason, Some(Reason::Version));
+    };
+    let counted = |daemon: &Laxityd| daemon.metric("laxity_refused_clients_total", "");
+    refused(&daemon);
     // Nothing else happens: no client, no request for a status.
-    eventually("the metrics show it", || {
-        (daemon.metric("laxity_refused_clients_total", "") == 1.0).then_some(())
-    });
+    until("the metrics show it", || counted(&daemon) == 1.0);
     let line = daemon.await_log("refused a client");
     assert!(line.contains("WARN") && line.contains("version"), "{line}");
     for _ in 0..5 {
-        intrude(&daemon);
+        refused(&daemon);
     }
-    eventually("all are counted", || {
-        (daemon.metric("laxity_refused_clients_total", "") == 6.0).then_some(())
-    });
+    // One that says nothing is dropped.
+    let silent = connect(&daemon.socket()).unwrap();
+    let reason = match answer(silent.as_fd()) {
+        Err(RegistrationError::Rejected { reason, .. }) => Some(reason),
+        _ => None,
+    };
+    assert_eq!(reason, Some(Reason::Malformed));
+    until("all are counted", || counted(&daemon) == 7.0);
     let line = daemon.await_log("DEBUG refused a client");
     assert!(line.contains("version"), "{line}");
+    let totals = daemon.status().totals;
+    assert_eq!((totals.refusals, totals.attached_clients), (7, 0));
 }
 
 #[test]
@@ -63,4 +72,209 @@ fn a_bypass_outlasts_the_death_of_the_daemon_and_is_not_hidden() {
     let daemon = daemon.again();
     assert!(!daemon.status().bypass);
     assert!(daemon.client("worker").is_scheduled());
+}
+
+#[test]
+fn every_documented_metric_is_served_and_nothing_else() {
+    let daemon = Laxityd::start(SMALL);
+    let client = daemon.client("worker");
+    send(&mut client.lane(), &flow(Stage::KvReuse, 1000));
+    let text = eventually("the first flow shows", || {
+        let text = daemon.scrape();
+        text.contains("laxity_wait_seconds_count").then_some(text)
+    });
+    let documented: Vec<&str> = include_str!("../../docs/metrics.md")
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `"))
+        .filter_map(|rest| rest.split_once('`').map(|(name, _)| name))
+        .collect();
+    assert!(documented.len() > 30);
+    for name in &documented {
+        assert!(
+            text.contains(&format!("# TYPE {name} ")),
+            "{name} is documented and not served"
+        );
+        assert!(
+            text.contains(&format!("# HELP {name} ")),
+            "{name} has no help text"
+        );
+    }
+    for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
+        let name = line.split(' ').next().unwrap();
+        assert!(
+            documented.contains(&name),
+            "{name} is served and not documented"
+        );
+    }
+}
+
+#[test]
+fn bypass_lets_everything_out_at_once_and_new_clients_too_until_it_is_switched_off() {
+    let daemon = Laxityd::start(SMALL);
+    let client = daemon.client("worker");
+    let mut lane = client.lane();
+    let mut ticket = lane.submit(&flow(Stage::P2d, 1 << 20));
+    let got = take(&mut lane, &mut ticket, 256 << 10);
+    assert!(lane.poll(&mut ticket).is_none());
+    let waiter = std::thread::spawn(move || {
+        let mut got = 0;
+        loop {
+            let permit = lane.wait(&mut ticket);
+            got += permit.bytes;
+            if permit.last {
+                return (lane, permit, got);
+            }
+        }
+    });
+    let said = daemon.control().bypass(true).unwrap();
+    assert!(said.contains("on") && said.contains("1 client"), "{said}");
+    let (mut lane, last, rest) = waiter.join().unwrap();
+    assert!(last.bypassed);
+    assert_eq!(got + rest, 1 << 20);
+    assert!(!goes_scheduled(&mut lane, &flow(Stage::P2d, 100)));
+    assert!(daemon.status().bypass);
+    let other = Client::attach(Options {
+        socket: daemon.socket(),
+        ..Options::default()
+    });
+    assert!(!goes_scheduled(&mut other.lane(), &flow(Stage::P2d, 100)));
+    until("the withdrawn bytes are counted", || {
+        daemon.status().totals.bypassed_bytes == rest
+    });
+
+    daemon.control().bypass(false).unwrap();
+    until("flows are scheduled again", || {
+        goes_scheduled(&mut lane, &flow(Stage::P2d, 100))
+    });
+}
+
+#[test]
+fn sighup_changes_what_can_change_and_names_what_cannot() {
+    let mut daemon = Laxityd::start(SMALL);
+    let old = std::fs::read_to_string(daemon.config_file()).unwrap();
+    let new = old
+        .replace("rate = \"1Gbit\"", "rate = \"10Gbit\"")
+        .replace("control.sock", "elsewhere.sock");
+    std::fs::write(
+        daemon.config_file(),
+        format!("policy = \"mfs\"\nmode = \"observe\"\n{new}"),
+    )
+    .unwrap();
+    daemon.signal(Signal::SIGHUP);
+    daemon.await_log("takes effect after a restart");
+    let status = eventually("the new policy holds", || {
+        let status = daemon.status();
+        (status.policy == "mfs").then_some(status)
+    });
+    assert_eq!(status.mode, "observe");
+    assert_eq!(status.ports[0].rate_bytes_per_s, 1_250_000_000);
+
+    // Wrong: the old one holds, and the line is named.
+    std::fs::write(daemon.config_file(), "polciy = \"mfs\"\n").unwrap();
+    let error = daemon.control().reload().unwrap_err().to_string();
+    assert!(
+        error.contains("laxityd.toml:1") && error.contains("polciy"),
+        "{error}"
+    );
+    assert_eq!(daemon.status().policy, "mfs");
+}
+
+#[test]
+fn sigterm_releases_the_clients_and_leaves_nothing_behind() {
+    let mut daemon = Laxityd::start(SMALL);
+    let client = daemon.client("worker");
+    let mut lane = client.lane();
+    let mut ticket = lane.submit(&flow(Stage::P2d, 1 << 20));
+    let mut got = take(&mut lane, &mut ticket, 256 << 10);
+    daemon.signal(Signal::SIGTERM);
+    // The stall timeout is as long as the test: only the release can end this wait.
+    let started = Instant::now();
+    loop {
+        let permit = lane.wait(&mut ticket);
+        got += permit.bytes;
+        if permit.last {
+            assert!(permit.bypassed);
+            break;
+        }
+    }
+    assert!(started.elapsed() < SOON);
+    assert_eq!(got, 1 << 20);
+    assert!(daemon.end().success());
+    assert!(!daemon.socket().exists());
+    assert!(!daemon.folder.path().join("control.sock").exists());
+}
+
+#[test]
+fn the_service_manager_is_told_when_it_is_ready_alive_and_stopping() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("notify.sock");
+    let manager = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(SOON)).unwrap();
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_laxityd"))
+        .arg("--socket")
+        .arg(folder.path().join("laxityd.sock"))
+        .arg("--control")
+        .arg(folder.path().join("control.sock"))
+        .args(["--set", "metrics=", "--set", "log=error"])
+        .env("NOTIFY_SOCKET", &path)
+        .env("WATCHDOG_USEC", "200000")
+        .spawn()
+        .unwrap();
+    let next = |wanted: &str| {
+        let mut buffer = [0; 1024];
+        loop {
+            let length = manager.recv(&mut buffer).unwrap();
+            if String::from_utf8_lossy(&buffer[..length]).contains(wanted) {
+                return;
+            }
+        }
+    };
+    next("READY=1");
+    next("WATCHDOG=1");
+    next("WATCHDOG=1");
+    let pid = nix::unistd::Pid::from_raw(child.id() as i32);
+    nix::sys::signal::kill(pid, Signal::SIGTERM).unwrap();
+    next("STOPPING=1");
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn an_idle_daemon_with_clients_attached_uses_next_to_no_processor_time() {
+    let daemon = Laxityd::start(SMALL);
+    let clients: Vec<_> = (0..4)
+        .map(|i| daemon.client(&format!("idle-{i}")))
+        .collect();
+    let mut lanes: Vec<_> = clients.iter().map(Client::lane).collect();
+    for lane in &mut lanes {
+        send(lane, &flow(Stage::P2d, 10));
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    let ticks = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.child.id())).unwrap();
+        let fields: Vec<&str> = stat
+            .rsplit(')')
+            .next()
+            .unwrap()
+            .split_whitespace()
+            .collect();
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    };
+    let before = ticks();
+    std::thread::sleep(Duration::from_secs(2));
+    // A tick is 10 ms: 1 % of a core over this time, ten times the budget, would be two.
+    assert!(
+        ticks() - before <= 2,
+        "an idle daemon used {} ticks in 2 s",
+        ticks() - before
+    );
+}
+
+#[test]
+fn status_is_answered_whenever_it_is_asked_for() {
+    let daemon = Laxityd::start(SMALL);
+    // Just as whoever reads the board stops looking at it: it must hear the ring all the same.
+    for pause in [1020, 1050, 1080, 1100] {
+        std::thread::sleep(Duration::from_millis(pause));
+        assert_eq!(daemon.status().mode, "enforce", "after {pause} ms");
+    }
 }

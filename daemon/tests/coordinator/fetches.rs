@@ -7,7 +7,7 @@ use laxity_client::{Client, Direction, Flow, Lane, Options, Stage, Ticket, peers
 use laxity_wire::v1::{Capability, FetchToken, Order, event::Event as Kind};
 
 use crate::fake::{Fake, Peer};
-use crate::support::{Laxityd, SMALL, eventually, flow};
+use crate::support::{Laxityd, SMALL, eventually, flow, until};
 use crate::{attending, barrier, begin, epoch, in_force, pruning};
 
 const BYTES: u64 = 2 << 20;
@@ -101,7 +101,7 @@ fn a_fetch_goes_ahead_waits_when_told_to_and_goes_on_when_released() {
 
     peer.order(holding(1, &[fetch]));
     in_force(&daemon, 1);
-    eventually("it is held", || (held_flows(&daemon) == 1).then_some(()));
+    until("it is held", || held_flows(&daemon) == 1);
     let before = drain(&mut lane, &mut ticket, unasked);
     assert!(before < BYTES, "{before} bytes went though it was held");
     // More of the same waits, also on a lane that knows of nothing; another request of the batch
@@ -113,7 +113,7 @@ fn a_fetch_goes_ahead_waits_when_told_to_and_goes_on_when_released() {
     assert_eq!(drain(&mut more_lane, &mut more, 0), 0);
     let (second, request, _) = told(&peer);
     assert!(second != fetch && request == 71);
-    eventually("both are held", || (held_flows(&daemon) == 2).then_some(()));
+    until("both are held", || held_flows(&daemon) == 2);
 
     peer.order(Order {
         epoch: epoch(5, 2),
@@ -141,8 +141,8 @@ fn a_fetch_goes_ahead_waits_when_told_to_and_goes_on_when_released() {
         (status.fetches, status.fetches_held, status.fetches_ahead),
         (2, 1, 0)
     );
-    eventually("metrics say so", || {
-        (daemon.metric("laxity_cluster_fetches_held_total", "") == 1.0).then_some(())
+    until("metrics say so", || {
+        daemon.metric("laxity_cluster_fetches_held_total", "") == 1.0
     });
 }
 
@@ -161,9 +161,9 @@ fn a_fetch_that_nobody_releases_goes_ahead_after_a_while() {
     peer.order(holding(1, &[fetch]));
     in_force(&daemon, 1);
     let mut sum = 0;
-    eventually("it went ahead", || {
+    until("it went ahead", || {
         sum += drain(&mut lane, &mut ticket, 0);
-        (sum == BYTES).then_some(())
+        sum == BYTES
     });
     let status = daemon.status().cluster.expect("a coordinator");
     assert_eq!((status.fetches_held, status.fetches_ahead), (1, 1));
@@ -182,13 +182,13 @@ fn a_fetch_is_released_when_the_order_that_held_it_is_too_old() {
     let mut ticket = lane.submit(&read(70, 9));
     let (fetch, ..) = told(&peer);
     peer.order(holding(1, &[fetch]));
-    eventually("it is held", || (held_flows(&daemon) == 1).then_some(()));
+    until("it is held", || held_flows(&daemon) == 1);
     drop(peer);
     drop(fake);
     let mut sum = 0;
-    eventually("it went on", || {
+    until("it went on", || {
         sum += drain(&mut lane, &mut ticket, 0);
-        (sum == BYTES).then_some(())
+        sum == BYTES
     });
     assert_eq!(daemon.status().cluster.expect("configured").order, "own");
 }
@@ -236,7 +236,7 @@ fn who_waits_for_a_held_fetch_is_shown_that_the_daemon_lives() {
     let mut ticket = lane.submit(&read(70, 9));
     let (fetch, ..) = told(&peer);
     peer.order(holding(1, &[fetch]));
-    eventually("it is held", || (held_flows(&daemon) == 1).then_some(()));
+    until("it is held", || held_flows(&daemon) == 1);
     let before = drain(&mut lane, &mut ticket, 0);
     // Nothing else happens, and nobody asks anything of the daemon meanwhile.
     let held = Instant::now();

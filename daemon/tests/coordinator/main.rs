@@ -23,7 +23,7 @@ use laxity_wire::v1::{
     Epoch, NackReason, Order, Pruned, Rank, Refusal, SnapshotWanted, Standing,
     event::Event as Kind, from_coordinator::Message, from_daemon,
 };
-use support::{Laxityd, SMALL, eventually, flow};
+use support::{Laxityd, SMALL, eventually, flow, until};
 
 /// A daemon that attends `endpoint`, and follows its orders for this many milliseconds.
 pub(crate) fn attending(endpoint: &str, host: &str, age_limit_ms: u64) -> Laxityd {
@@ -98,8 +98,8 @@ pub(crate) fn barrier(peer: &fake::Peer, daemon: &Laxityd) {
         count: 1,
         ..Refusal::default()
     }));
-    eventually("it has read", || {
-        (cluster(daemon).refused_events == before + 1).then_some(())
+    until("it has read", || {
+        cluster(daemon).refused_events == before + 1
     });
 }
 
@@ -158,13 +158,12 @@ fn a_daemon_reports_what_it_knows_and_applies_an_order_whole() {
     assert_eq!(acked, epoch(5, 9));
     let said = in_force(&daemon, 9);
     assert_eq!((said.term, said.orders), (Some(5), 1));
-    eventually("the links have it", || {
-        (daemon.status().totals.pruned_requests == 2).then_some(())
+    until("the links have it", || {
+        daemon.status().totals.pruned_requests == 2
     });
-    eventually("metrics say so", || {
-        (daemon.metric("laxity_cluster_order_in_force", "") == 1.0
-            && daemon.metric("laxity_cluster_order_sequence", "") == 9.0)
-            .then_some(())
+    until("metrics say so", || {
+        daemon.metric("laxity_cluster_order_in_force", "") == 1.0
+            && daemon.metric("laxity_cluster_order_sequence", "") == 9.0
     });
 
     // What is pruned is demoted: its last stage goes as scavenger.
@@ -275,10 +274,10 @@ fn without_a_coordinator_its_order_holds_until_it_is_too_old_and_then_the_daemon
     let address = fake.address;
     drop((peer, fake));
     daemon.await_log("no coordinator");
-    eventually("its own order holds", || {
+    until("its own order holds", || {
         let status = daemon.status();
         let said = status.cluster.unwrap();
-        (said.order == "own" && status.totals.pruned_requests == 0).then_some(())
+        said.order == "own" && status.totals.pruned_requests == 0
     });
     daemon.await_log("too old");
     assert!(cluster(&daemon).failures > 0);
@@ -371,9 +370,9 @@ fn an_operator_can_take_the_host_out_and_a_snapshot_can_be_asked_for() {
     peer.order(pruning(5, 1, &[70]));
     in_force(&daemon, 1);
     peer.say(Message::Standing(Standing { drained: true }));
-    eventually("its own order holds at once", || {
+    until("its own order holds at once", || {
         let said = cluster(&daemon);
-        (said.drained && said.order == "own").then_some(())
+        said.drained && said.order == "own"
     });
     peer.say(Message::Standing(Standing { drained: false }));
     peer.say(Message::SnapshotWanted(SnapshotWanted {}));
@@ -397,9 +396,7 @@ fn garbage_ends_the_stream_and_nothing_else() {
     });
     let daemon = attending(&format!("http://{address}"), "host-a", 60_000);
     let client = daemon.client("worker");
-    eventually("it has tried", || {
-        (cluster(&daemon).failures >= 3).then_some(())
-    });
+    until("it has tried", || cluster(&daemon).failures >= 3);
     let mut lane = client.lane();
     let mut ticket = lane.submit(&flow(Stage::P2d, 1000));
     assert!(lane.wait(&mut ticket).last);
@@ -409,8 +406,8 @@ fn garbage_ends_the_stream_and_nothing_else() {
     let daemon = of(&fake, 60_000);
     let first = fake.peer();
     first.order(pruning(5, 1, &[70]));
-    eventually("a stream without a welcome is left", || {
-        cluster(&daemon).problem.contains("Welcome").then_some(())
+    until("a stream without a welcome is left", || {
+        cluster(&daemon).problem.contains("Welcome")
     });
     let peer = fake.welcomed(5);
     peer.order(Order::default());
@@ -422,8 +419,8 @@ fn garbage_ends_the_stream_and_nothing_else() {
         (endless.last, endless.piece) = (false, piece);
         peer.order(endless);
     }
-    eventually("a stream without end is left", || {
-        cluster(&daemon).problem.contains("pieces").then_some(())
+    until("a stream without end is left", || {
+        cluster(&daemon).problem.contains("pieces")
     });
     let peer = fake.welcomed(5);
     assert_eq!(cluster(&daemon).order, "own");

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use laxity_coordinator::config::Config;
 use laxity_coordinator::server::{Coordinator, Handle};
 
-use crate::support::eventually;
+use crate::support::{eventually, until};
 use crate::{attending, begin, cluster};
 
 pub(crate) struct Real {
@@ -65,30 +65,30 @@ fn what_one_host_cannot_make_in_time_the_other_learns_from_the_coordinator() {
     let heavy = 2_000_000_000;
     begin(&engines[0], 7, &[(70, heavy), (71, 1000)]);
     let pruned = |daemon: &crate::support::Laxityd| daemon.status().totals.pruned_requests;
-    eventually("the first host has an order", || {
+    until("the first host has an order", || {
         let said = cluster(&one);
-        (said.order == "cluster" && said.orders > 1 && pruned(&one) == 1).then_some(())
+        said.order == "cluster" && said.orders > 1 && pruned(&one) == 1
     });
     begin(&engines[1], 7, &[(71, 1000), (70, 0)]);
-    eventually("the second host knows", || {
-        (cluster(&two).order == "cluster" && pruned(&two) == 1).then_some(())
+    until("the second host knows", || {
+        cluster(&two).order == "cluster" && pruned(&two) == 1
     });
 
     // Stopped in order, or killed: each goes on with what it knows.
     real.handle.stop();
     let address = real.address;
     drop(real);
-    eventually("both are on their own", || {
+    until("both are on their own", || {
         let own = |daemon| cluster(daemon).order == "own";
-        (own(&one) && own(&two) && pruned(&two) == 0).then_some(())
+        own(&one) && own(&two) && pruned(&two) == 0
     });
     let again = Real::start(address, 6);
-    eventually("both follow the new one", || {
+    until("both follow the new one", || {
         let said = [cluster(&one), cluster(&two)];
         let follows = said
             .iter()
             .all(|said| said.order == "cluster" && said.term == Some(6));
-        (follows && pruned(&two) == 1).then_some(())
+        follows && pruned(&two) == 1
     });
     drop(again);
 }

@@ -14,7 +14,7 @@ use laxity_wire::v1::{Goodbye, GoodbyeReason, from_coordinator::Message};
 
 use crate::fake::Fake;
 use crate::real::Real;
-use crate::support::{Laxityd, SMALL, eventually, flow};
+use crate::support::{Laxityd, SMALL, flow, until};
 use crate::{begin, cluster};
 
 /// Certificates of a CA of its own.
@@ -101,9 +101,9 @@ fn refused(daemon: &mut Laxityd, reason: &str) {
 fn follows(daemon: &Laxityd) {
     let client = daemon.client("engine");
     begin(&client, 7, &[(70, 1000)]);
-    eventually("the order is in force", || {
+    until("the order is in force", || {
         let said = cluster(daemon);
-        (said.connected && said.order == "cluster" && said.term == Some(5)).then_some(())
+        said.connected && said.order == "cluster" && said.term == Some(5)
     });
 }
 
@@ -148,9 +148,7 @@ fn no_certificate_or_one_of_another_ca_is_refused_on_either_side_and_says_why() 
     refused(&mut wary, "coordinator.ca is not who signed");
     // In the clear to a coordinator with TLS, and the other way round.
     let mut plain = crate::attending(&format!("http://{}", real.address), "host-a", 60_000);
-    eventually("it has tried", || {
-        (cluster(&plain).failures >= 2).then_some(())
-    });
+    until("it has tried", || cluster(&plain).failures >= 2);
     plain.await_log("no coordinator");
     goes_on(&plain);
     let fake = Fake::start();

@@ -4,13 +4,22 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use laxity_client::{Client, Flow, Options, Stage};
+use laxity_client::{Client, Flow, Lane, Mode, Options, Permit, Stage, Ticket};
+use laxity_shm::lane::LaneMemory;
+use laxity_shm::layout::attention;
+use laxity_shm::producer::Producer;
+use laxity_shm::record::Record;
+use laxity_shm::region::Region;
+use laxity_shm::registration::{
+    Hello, RegistrationError, Welcome, connect, receive_reply, ring, send_hello, wait_readable,
+};
 use laxity_tests::{Need, skip};
 use laxity_wire::{ControlClient, Status};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -36,6 +45,99 @@ pub(crate) fn flow(stage: Stage, bytes: u64) -> Flow {
     }
 }
 
+/// Sends a flow to its end, as an application would; returns the permits.
+pub(crate) fn send(lane: &mut Lane, flow: &Flow) -> Vec<Permit> {
+    let mut ticket = lane.submit(flow);
+    let mut permits = Vec::new();
+    while !ticket.is_done() {
+        let permit = lane.wait(&mut ticket);
+        lane.complete(&ticket, permit.bytes);
+        permits.push(permit);
+    }
+    permits
+}
+
+/// Sends a flow to its end; whether all of it was scheduled.
+pub(crate) fn goes_scheduled(lane: &mut Lane, flow: &Flow) -> bool {
+    send(lane, flow).iter().all(|permit| !permit.bypassed)
+}
+
+/// Takes permits of a flow for `bytes`, and completes none of them. The rest has to wait.
+pub(crate) fn take(lane: &mut Lane, ticket: &mut Ticket, bytes: u64) -> u64 {
+    let mut taken = 0;
+    while taken < bytes {
+        taken += lane.wait(ticket).bytes;
+    }
+    taken
+}
+
+/// Sends what is left of a flow; how many bytes that were. All of it must be scheduled.
+pub(crate) fn finish(lane: &mut Lane, ticket: &mut Ticket) -> u64 {
+    let mut bytes = 0;
+    while !ticket.is_done() {
+        let permit = lane.wait(ticket);
+        assert!(!permit.bypassed && permit.level != 255, "{permit:?}");
+        bytes += permit.bytes;
+        lane.complete(ticket, permit.bytes);
+    }
+    bytes
+}
+
+/// A process that speaks the protocol by hand.
+pub(crate) struct ByHand {
+    pub(crate) socket: OwnedFd,
+    pub(crate) region: Arc<Region>,
+    pub(crate) memfd: OwnedFd,
+    eventfd: OwnedFd,
+    producer: Producer,
+}
+
+impl ByHand {
+    /// Attaches, and claims a lane.
+    pub(crate) fn attach(daemon: &Laxityd, name: &str) -> Self {
+        let (socket, answer) = greet(daemon, &Hello::new(name, Mode::Enforce, false));
+        let welcome = answer.unwrap();
+        let memfd = welcome.memfd.try_clone().unwrap();
+        let region = Region::map(welcome.memfd, welcome.geometry).unwrap();
+        region.header().set_claimed(0, true);
+        Self {
+            socket,
+            producer: Producer::new(LaneMemory::mapped(&region, 0).unwrap()),
+            region,
+            memfd,
+            eventfd: welcome.eventfd,
+        }
+    }
+
+    /// Publishes records that nobody has checked, and notifies the daemon.
+    pub(crate) fn publish(&mut self, records: &[Record]) {
+        for record in records {
+            self.producer.publish_gated(record).unwrap();
+        }
+        ring(self.eventfd.as_fd());
+    }
+
+    pub(crate) fn is_released(&self) -> bool {
+        self.region.header().attention() & attention::RELEASED != 0
+    }
+}
+
+/// What the daemon answers to a greeting.
+pub(crate) fn greet(
+    daemon: &Laxityd,
+    hello: &Hello,
+) -> (OwnedFd, Result<Welcome, RegistrationError>) {
+    let socket = connect(&daemon.socket()).unwrap();
+    send_hello(socket.as_fd(), hello).unwrap();
+    (socket.try_clone().unwrap(), answer(socket.as_fd()))
+}
+
+/// What the daemon answers on a connection that waits for its greeting.
+pub(crate) fn answer(socket: BorrowedFd<'_>) -> Result<Welcome, RegistrationError> {
+    assert!(wait_readable(socket, SOON));
+    receive_reply(socket).map(Option::unwrap)
+}
+
 /// A running daemon; killed when dropped.
 pub(crate) struct Laxityd {
     pub(crate) folder: Arc<tempfile::TempDir>,
@@ -55,6 +157,11 @@ pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
         assert!(Instant::now() < end, "never happened: {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Returns once `holds` does, or panics after [`SOON`].
+pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    eventually(what, || holds().then_some(()));
 }
 
 impl Laxityd {
