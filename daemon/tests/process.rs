@@ -407,7 +407,7 @@ fn work_requests_of_whoever_is_alone_on_a_port_go_on_credit_until_somebody_waits
         lane.cancel(ticket);
         waits
     };
-    until("the first hears of it", || waits());
+    until("the first hears of it", &mut waits);
     let waited = (0..50).filter(|_| waits()).count();
     assert_eq!(waited, 50, "after {:?}", began.elapsed());
     other.cancel(bulk);

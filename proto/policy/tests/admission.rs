@@ -132,11 +132,11 @@ fn a_batch_whose_traffic_does_not_fit_loses_its_heaviest_requests() {
         arrival(1, &[(1, 400, 200), (2, 400, 250), (3, 400, 150)]),
     );
     assert_eq!(issued(&mut admission, 0), (vec![1], vec![2]));
-    let decision = decision(&admission, 1);
-    assert_eq!(decision.estimate.finish(), Time(350));
-    assert_eq!(decision.estimate.bottleneck, Some(PortId(PORT)));
-    assert!(decision.feasible);
-    assert_eq!(decision.pruned, [RequestId(2)]);
+    let said = decision(&admission, 1);
+    assert_eq!(said.estimate.finish(), Time(350));
+    assert_eq!(said.estimate.bottleneck, Some(PortId(PORT)));
+    assert!(said.feasible);
+    assert_eq!(said.pruned, [RequestId(2)]);
     let cause = PruneCause {
         batch: BatchId(1),
         port: Some(PortId(PORT)),
@@ -173,9 +173,9 @@ fn the_bottleneck_is_the_port_that_takes_longest_not_the_one_with_most_bytes() {
         arrived(1, 50, vec![load(1, 5000, &[(1, 400), (2, 100)])]),
     );
     order(&mut admission, 7).expect("a batch arrived");
-    let decision = decision(&admission, 1);
-    assert_eq!(decision.estimate.bottleneck, Some(PortId(2)));
-    assert_eq!(decision.estimate.finish(), Time(7 + 50 + 1000));
+    let said = decision(&admission, 1);
+    assert_eq!(said.estimate.bottleneck, Some(PortId(2)));
+    assert_eq!(said.estimate.finish(), Time(7 + 50 + 1000));
 }
 
 #[test]
@@ -228,8 +228,8 @@ fn the_computing_that_remains_shrinks_while_a_batch_runs() {
         admission.handle(Time(now), departure(99));
         admission.handle(Time(now), arrival(2, &[]));
         admission.poll_action(Time(now));
-        let decision = decision(&admission, batch.0);
-        assert_eq!(decision.estimate.finish(), Time(finish));
+        let said = decision(&admission, batch.0);
+        assert_eq!(said.estimate.finish(), Time(finish));
     }
 }
 
@@ -362,8 +362,8 @@ fn bytes_that_left_the_wire_load_it_no_longer() {
     assert_eq!(order(&mut admission, 0), None, "progress triggers nothing");
     admission.handle(Time(0), arrival(2, &[]));
     order(&mut admission, 0);
-    let decision = decision(&admission, 1);
-    assert_eq!(decision.estimate.finish(), Time(100));
+    let said = decision(&admission, 1);
+    assert_eq!(said.estimate.finish(), Time(100));
 }
 
 #[test]
@@ -446,14 +446,14 @@ fn estimates_follow_what_was_observed_if_they_are_asked_to() {
     admission.handle(Time(2000), departure(1));
     admission.handle(Time(2000), arrival(2, &[(2, 10_000, 1000)]));
     order(&mut admission, 2000);
-    let decision = decision(&admission, 2);
-    assert_eq!(decision.estimate.finish(), Time(3500));
+    let said = decision(&admission, 2);
+    assert_eq!(said.estimate.finish(), Time(3500));
     // A batch that was aborted says nothing about estimates.
     admission.handle(Time(9000), departure(2));
     admission.handle(Time(9000), arrival(3, &[(3, 20_000, 1000)]));
     order(&mut admission, 9000);
-    let decision = decision(&admission, 3);
-    assert_eq!(decision.estimate.finish(), Time(10_500));
+    let said = decision(&admission, 3);
+    assert_eq!(said.estimate.finish(), Time(10_500));
 }
 
 #[test]
