@@ -32,8 +32,6 @@ pub use event::{
     AdmissionAction, AdmissionCounters, AdmissionEvent, Decision, PruneCause, RequestLoad,
 };
 
-pub use unit_queue::QUEUE_MAX;
-
 use laxity_types::{BatchId, RequestId};
 
 use crate::config::InvalidConfig;
@@ -43,6 +41,9 @@ use crate::prune::{
 };
 use crate::red::Red;
 use crate::time::{Span, Time};
+
+/// How far back a queue of batches is followed.
+pub const QUEUE_MAX: usize = 32;
 
 /// Of a batch that no run has seen.
 const UNRANKED: u32 = u32::MAX;

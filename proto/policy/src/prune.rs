@@ -58,7 +58,8 @@ pub use traffic_table::{
     BatchSlot, LOAD_BYTES_MAX, MEMBERS_MAX, Member, MemberSlot, PortSlot, RATE_MAX, TrafficTable,
 };
 
-use pool::{NONE, Pool, Window};
+use pool::{NONE, Pool};
+use traffic_table::Sum;
 
 use laxity_types::{PortId, RequestId};
 
@@ -193,6 +194,47 @@ pub struct Pruner {
     /// The last turn in which an earlier batch lost a request.
     last_loss: usize,
     window: Window,
+}
+
+/// Turns whose sums are read together: see [`Window`].
+const WINDOW_TURNS: usize = 64;
+
+/// `L_i` of the next few batches, copied next to each other.
+///
+/// `σ` visits the batches in an order that memory knows nothing of, so each visit waits for memory,
+/// and that is what a run over thousands of batches would cost. A loop that does nothing but copy
+/// has the processor wait for many of them at once. The copies stay true for their turn: nobody is
+/// pruned whose batch did not have its turn yet.
+#[derive(Debug, Default)]
+struct Window {
+    sums: Vec<Sum>,
+    /// Where each turn's sums end.
+    ends: Vec<u32>,
+    /// Position of the first turn in it.
+    first: usize,
+}
+
+impl Window {
+    fn clear(&mut self) {
+        self.sums.clear();
+        self.ends.clear();
+        self.first = 0;
+    }
+
+    /// The sums of the batch at `position`; positions are asked for in ascending order.
+    fn of(&mut self, traffic: &TrafficTable, turns: &[Turn], position: usize) -> &[Sum] {
+        if position >= self.first + self.ends.len() {
+            self.clear();
+            self.first = position;
+            for turn in turns[position..].iter().take(WINDOW_TURNS) {
+                self.sums.extend_from_slice(traffic.sums(turn.batch));
+                self.ends.push(self.sums.len() as u32);
+            }
+        }
+        let index = position - self.first;
+        let begin = index.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.sums[begin as usize..self.ends[index] as usize]
+    }
 }
 
 /// The port at which a batch waits longest, so far.

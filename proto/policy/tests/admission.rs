@@ -244,7 +244,7 @@ fn ready(admission: &mut Admission, now: u64, batch: u64) -> u64 {
     // Everything that is not a trigger enters the next run: here is one.
     admission.handle(Time(now), arrival(99, &[]));
     order(admission, now);
-    let said = decision(&admission, batch);
+    let said = decision(admission, batch);
     said.estimate.ready.0
 }
 

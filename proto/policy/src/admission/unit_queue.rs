@@ -2,12 +2,9 @@
 
 use laxity_types::BatchId;
 
-use super::{Admission, Batch};
+use super::{Admission, Batch, QUEUE_MAX};
 use crate::prune::BatchSlot;
 use crate::time::{Span, Time};
-
-/// How far back a queue of batches is followed.
-pub const QUEUE_MAX: usize = 32;
 
 impl Admission {
     pub(super) fn batch_queued(&mut self, now: Time, batch: BatchId, ahead: BatchId) -> bool {

@@ -1,4 +1,4 @@
-//! Who may be pruned for the sake of a port, and the loads of the next few batches.
+//! Who may be pruned for the sake of a port.
 
 use core::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -6,8 +6,7 @@ use std::collections::binary_heap::PeekMut;
 
 use laxity_types::RequestId;
 
-use super::Turn;
-use super::traffic_table::{MemberSlot, PortSlot, Sum, TrafficTable, Weight};
+use super::traffic_table::{MemberSlot, PortSlot, TrafficTable, Weight};
 
 /// Not in `σ`, or no pool yet.
 pub(super) const NONE: u32 = u32::MAX;
@@ -82,46 +81,5 @@ impl Pool {
             }
         }
         None
-    }
-}
-
-/// Turns whose sums are read together: see [`Window`].
-const WINDOW_TURNS: usize = 64;
-
-/// `L_i` of the next few batches, copied next to each other.
-///
-/// `σ` visits the batches in an order that memory knows nothing of, so each visit waits for memory,
-/// and that is what a run over thousands of batches would cost. A loop that does nothing but copy
-/// has the processor wait for many of them at once. The copies stay true for their turn: nobody is
-/// pruned whose batch did not have its turn yet.
-#[derive(Debug, Default)]
-pub(super) struct Window {
-    sums: Vec<Sum>,
-    /// Where each turn's sums end.
-    ends: Vec<u32>,
-    /// Position of the first turn in it.
-    first: usize,
-}
-
-impl Window {
-    pub(super) fn clear(&mut self) {
-        self.sums.clear();
-        self.ends.clear();
-        self.first = 0;
-    }
-
-    /// The sums of the batch at `position`; positions are asked for in ascending order.
-    pub(super) fn of(&mut self, traffic: &TrafficTable, turns: &[Turn], position: usize) -> &[Sum] {
-        if position >= self.first + self.ends.len() {
-            self.clear();
-            self.first = position;
-            for turn in turns[position..].iter().take(WINDOW_TURNS) {
-                self.sums.extend_from_slice(traffic.sums(turn.batch));
-                self.ends.push(self.sums.len() as u32);
-            }
-        }
-        let index = position - self.first;
-        let begin = index.checked_sub(1).map_or(0, |before| self.ends[before]);
-        &self.sums[begin as usize..self.ends[index] as usize]
     }
 }
