@@ -12,7 +12,7 @@
 //! other ports does not count: a job with a process for each NIC may be slow on all of them at
 //! once.
 
-use laxity_policy::{Level, Span, Time};
+use laxity_policy::{Level, Span};
 use laxity_shm::consumer::Wake;
 use laxity_shm::producer::SlotRef;
 
@@ -127,36 +127,8 @@ impl Intake {
     }
 }
 
-/// Time between looks for completions that never came.
-const WRITE_OFF_EVERY: Span = Span::from_millis(10);
 /// Places looked at each time.
 const WRITE_OFF_PLACES: usize = 4096;
-
-/// When and where the next look for overdue flows begins.
-#[derive(Debug)]
-pub(super) struct OverdueWatch {
-    looked: Time,
-    /// Client and lane.
-    at: (u32, u16),
-}
-
-impl OverdueWatch {
-    pub(super) const fn new(now: Time) -> Self {
-        Self {
-            looked: now,
-            at: (0, 0),
-        }
-    }
-
-    /// Whether a look is due; then the next one is due later.
-    pub(super) fn take_due(&mut self, now: Time) -> bool {
-        let is_due = now.since(self.looked) >= WRITE_OFF_EVERY;
-        if is_due {
-            self.looked = now;
-        }
-        is_due
-    }
-}
 
 impl Driver {
     /// Trusts owners again whose time has come, and looks at what their clients lost.

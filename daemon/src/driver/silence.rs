@@ -24,34 +24,13 @@ use tracing::{debug, warn};
 use super::Driver;
 use super::credit::alone_bytes;
 use super::intake::Intake;
-use super::on_wire::{Class, LOOK_EVERY, OnWire, PATIENCE};
+use super::on_wire::{Class, OnWire, PATIENCE};
 use super::ports::Port;
 use crate::clients::{Client, ClientState};
 use crate::driver::flows::{Accounting, Flow, name, place};
 
 /// Warnings about silent clients: one per this time, the others are counted.
 const WARN_EVERY: Span = Span::from_millis(1000);
-
-/// When silent clients were looked for last, and when one was warned of.
-#[derive(Debug)]
-pub(super) struct SilenceWatch {
-    looked: Time,
-    warned: Time,
-}
-
-impl SilenceWatch {
-    pub(super) const fn new(now: Time) -> Self {
-        Self {
-            looked: now,
-            warned: Time::ZERO,
-        }
-    }
-
-    /// When to look next, if anything waits.
-    pub(super) fn due(&self) -> Time {
-        self.looked + LOOK_EVERY
-    }
-}
 
 impl Intake {
     /// Takes the bytes of a silent client out of a port's window. Gives how many.

@@ -1,0 +1,67 @@
+//! When a snapshot is published, and where.
+
+use std::sync::Arc;
+
+use laxity_policy::{Span, Time};
+
+use crate::mailbox::{LOOK_EVERY, SnapshotSlot, WAKE_AFTER};
+use crate::stats::{ClientCounters, Snapshot};
+
+/// Time between snapshots while something happens.
+const PUBLISH_EVERY: Span = Span(LOOK_EVERY.as_nanos() as u64);
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Publisher {
+    slot: Arc<SnapshotSlot>,
+    /// Counters of clients that are gone.
+    pub(super) gone: ClientCounters,
+    /// Something happened since the last snapshot, or somebody asked for one.
+    is_changed: bool,
+    is_asked: bool,
+    published: Time,
+}
+
+impl Publisher {
+    pub(super) fn new(slot: Arc<SnapshotSlot>) -> Self {
+        Self {
+            slot,
+            gone: ClientCounters::default(),
+            is_changed: true,
+            is_asked: true,
+            published: Time::ZERO,
+        }
+    }
+
+    /// Something happened.
+    pub(super) const fn note_change(&mut self) {
+        self.is_changed = true;
+    }
+
+    /// Somebody waits for a snapshot.
+    pub(super) const fn ask(&mut self) {
+        self.is_asked = true;
+    }
+
+    /// When to publish.
+    pub(super) fn due(&self) -> Time {
+        match (self.is_asked, self.is_changed) {
+            (true, _) => Time::ZERO,
+            (false, true) => self.published + PUBLISH_EVERY,
+            (false, false) => Time::NEVER,
+        }
+    }
+
+    /// Counts a sign of life.
+    pub(super) fn progress(&self) {
+        self.slot.progress();
+    }
+
+    pub(super) fn publish(&mut self, snapshot: Snapshot) {
+        let at = snapshot.at;
+        let quiet = at.since(self.published) > Span(WAKE_AFTER.as_nanos() as u64);
+        self.slot.publish(snapshot, self.is_asked || quiet);
+        self.published = at;
+        (self.is_changed, self.is_asked) = (false, false);
+    }
+}
