@@ -394,7 +394,7 @@ fn the_nccl_plugin_carries_collectives_and_the_daemons_schedule_it() {
         assert!(stages["collective"].is_null(), "{stages}");
         let carried = number(&plugin["payload_bytes"]);
         assert!(carried > 1e6, "{plugin}");
-        // The plugin itself says that it sent that much, and what engines said while they warmed up.
+        // The plugin itself says that it sent that much, and what engines sent to warm up.
         let sent = sum(&plugin["sent_bytes"]["collective"]);
         assert!((carried..carried * 1.1).contains(&sent), "{plugin}");
         // Where the kernel keeps its own buffers, queues may overflow; TCP sends again.

@@ -157,8 +157,8 @@ impl Reuse {
         }
     }
 
-    /// Tells the daemon what KV that is about to come or go is for: how soon a layer of it is needed
-    /// depends on how far the asker is (MFS §4.4.1, RLI of a queued batch).
+    /// Tells the daemon what the KV that is about to come or go is for. How soon a layer of it is
+    /// needed depends on how far the asker is (MFS §4.4.1, RLI of a queued batch).
     fn announce(&self, request: u64, after: Running, deadline_ns: u64, bytes: u64) {
         let layers = self.model.shape().layers as u16;
         let (batch, layer_time_ns) = (Asked::batch(request), after.layer_time_ns);

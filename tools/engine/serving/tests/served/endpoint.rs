@@ -209,6 +209,13 @@ fn what_cannot_be_answered_is_refused_with_a_reason() {
             "`paid` (the default) or `free`",
         ),
         (
+            "{\"prompt\":\"x\"}",
+            "x-laxity-prefill: 3\r\n",
+            400,
+            "invalid_value",
+            "one of the 0 of peers.prefill",
+        ),
+        (
             &format!("{{\"prompt\":\"{large}\"}}"),
             "",
             413,

@@ -37,8 +37,8 @@ fn timed_processes_apart_or_in_step_answer_as_one_does_and_fetch_the_kv_that_one
         let prefill = [0, 1].map(|rank| {
             let held = [format!(", holds = {holds:?}"), String::new()];
             let config = format!(
-                "role = \"prefill\"\npeers = {{ listen = \"{}\", experts = {}, reuse = {}, lockstep = \
-                 {lockstep}, reads = {lockstep} }}\n\
+                "role = \"prefill\"\npeers = {{ listen = \"{}\", experts = {}, reuse = {}, \
+                 lockstep = {lockstep}, reads = {lockstep} }}\n\
                  timing = {{ {TIMING}{} }}\n{common}{shape}",
                 ranks[rank],
                 list(&ranks),
@@ -85,7 +85,8 @@ fn timed_processes_apart_or_in_step_answer_as_one_does_and_fetch_the_kv_that_one
             "{}",
             sent("collective")
         );
-        // In step, each rank exchanges twice in each layer of each iteration: of others' prompts, too.
+        // In step, each rank exchanges twice in each layer of each iteration, with a prompt of its
+        // own or without.
         if lockstep {
             let exchanges = "laxity_engine_exchange_seconds_count";
             let counts = prefill.each_ref().map(|engine| engine.metric(exchanges));
