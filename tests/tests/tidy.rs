@@ -46,10 +46,9 @@ const MAY_DEPEND_ON: &str = "
     nccl-host:
     rig: files policy requests wire
     cli: credentials files job quantity shm wire
-    lab: cli decisions files quantity rig sim trial
+    lab: cli files quantity rig sim trial
     trial: credentials files wire
     sim: files policy requests
-    decisions: requests
     engine: client files nccl-host requests
     requests: policy
     fuzz: coordinator daemon nccl policy shm wire
@@ -139,9 +138,8 @@ const PRODUCT: [&str; 8] = [
 
 /// Crates that measure, simulate, plot, or serve models.
 fn is_laboratory(name: &str) -> bool {
-    const OURS: [&str; 10] = [
+    const OURS: [&str; 9] = [
         "laxity-bench",
-        "laxity-decisions",
         "laxity-engine",
         "laxity-fuzz",
         "laxity-lab",

@@ -2,7 +2,6 @@
 
 mod args;
 mod claims;
-mod decisions;
 mod findings;
 mod inputs;
 mod latency;
@@ -155,9 +154,8 @@ enum Paper {
     Qoserve(claims::QoserveArgs),
     /// HyperFlexis: dispatch by what an instance can still promise, and scaling
     Hyperflexis(claims::ClaimsArgs),
-    /// H-MAS: a controller that chooses among disciplines, and what bounds it
-    #[command(after_long_help = decisions::HELP)]
-    Hmas(Box<decisions::HmasArgs>),
+    /// H-MAS: orders by predicted costs, and admission behind a fence on memory
+    Hmas(claims::ClaimsArgs),
     /// Maestro: workflows of several models, with weights that come and go
     Maestro(claims::ClaimsArgs),
     /// Request schedulers beside flow schedulers: what each is worth alone, and both together
@@ -250,7 +248,7 @@ pub(crate) fn run(command: SimCommand, simulate: &Simulate<'_>) -> Result<ExitCo
             Paper::Mfs(args) => reproduce(&args, simulate),
             Paper::Qoserve(args) => claims::run_qoserve(&args),
             Paper::Hyperflexis(args) => claims::run(&args, requests::hyperflexis::reproduce),
-            Paper::Hmas(args) => decisions::run(&args),
+            Paper::Hmas(args) => claims::run(&args, requests::hmas::reproduce),
             Paper::Maestro(args) => claims::run(&args, requests::maestro::reproduce),
             Paper::Together(args) => claims::run(&args, requests::together::reproduce),
         },

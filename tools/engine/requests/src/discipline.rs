@@ -153,13 +153,6 @@ pub trait Discipline {
         false
     }
 
-    /// Whether a job that decodes has a token in this iteration, asked once for each in each
-    /// iteration. Who says no waits for the next one (unless nobody else could go on).
-    fn takes_token(&mut self, job: &Job) -> bool {
-        let _ = job;
-        true
-    }
-
     /// Jobs that may decode in one iteration; those beyond, in the order of ranks, wait for the
     /// next.
     fn decodes_max(&self) -> usize {

@@ -283,11 +283,6 @@ impl InstanceTable {
         self.rows.get(&instance)
     }
 
-    /// An instance, to change what is known of it.
-    pub fn row_mut(&mut self, instance: InstanceId) -> Option<&mut Row> {
-        self.rows.get_mut(&instance)
-    }
-
     /// What was to be computed at an instance is: by a prediction, where reports are rare.
     pub fn computed(&mut self, instance: InstanceId) {
         if let Some(row) = self.rows.get_mut(&instance) {

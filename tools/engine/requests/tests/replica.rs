@@ -4,9 +4,8 @@
 mod driver;
 
 use driver::Driver;
-use laxity_requests::baseline::{Annealing, Fixed, LineOrder, Relegating, Scorpio};
+use laxity_requests::baseline::{Fixed, LineOrder, Relegating};
 use laxity_requests::discipline::{Discipline, Rank, Start, View};
-use laxity_requests::hyperflexis;
 use laxity_requests::iteration::{Event, Iteration as _};
 use laxity_requests::job::Job;
 use laxity_requests::latency::{Composition, Latency};
@@ -138,24 +137,9 @@ fn qoserve() -> impl Strategy<Value = Chosen> {
     )
 }
 
-/// What HyperFlexis compares itself with.
-fn compared() -> impl Strategy<Value = Chosen> {
-    let model = hyperflexis::Linear {
-        prefill: [3.0, 0.5, 0.0],
-        decode: [3.0, 0.02, 0.5],
-    };
-    (any::<bool>(), 1..40_u32).prop_map(move |(scorpio, tokens)| {
-        if scorpio {
-            chosen(("scorpio", tokens), Scorpio::new(model, tokens))
-        } else {
-            chosen(("annealing", tokens), Annealing::new(model, tokens))
-        }
-    })
-}
-
 /// All disciplines that there are, with any settings.
 fn discipline() -> impl Strategy<Value = Chosen> {
-    prop_oneof![fixed(), relegating(), qoserve(), compared()]
+    prop_oneof![fixed(), relegating(), qoserve()]
 }
 
 fn driver(discipline: Box<dyn Discipline + Send>) -> Driver {

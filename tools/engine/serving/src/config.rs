@@ -616,20 +616,14 @@ mod tests {
                 "look_ahead",
             ),
             ("schedule = { qoserve = { chunk = 1 } }", "unknown field"),
-            (
-                "schedule = { hmas = { every_ms = 1.0 } }",
-                "schedule.hmas.every_ms",
-            ),
             ("schedule = { hmas = { epsilon = 0.0 } }", "epsilon"),
-            ("schedule = { hmas = { explore = -1.0 } }", "explore"),
-            ("schedule = { hmas = { pool = [] } }", "schedule.hmas.pool"),
             ("schedule = { hmas = { chunk_min = 0 } }", "chunk_min"),
             (
                 "schedule = { hmas = { lane_split_ms = 1 } }",
                 "lane_split_ms is 1: 10..=600000",
             ),
             ("schedule = { hmas = { fast_weight = 17 } }", "1..=16"),
-            ("schedule = { hmas = { first = \"lifo\" } }", "two_lane"),
+            ("schedule = { hmas = { order = \"lifo\" } }", "two_lane"),
             (
                 "schedule = { forest = \"/nowhere/forest.json\" }",
                 "schedule.forest is /nowhere/forest.json",

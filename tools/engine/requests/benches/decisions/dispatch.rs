@@ -9,7 +9,7 @@
 
 use std::hint::black_box;
 
-use laxity_requests::baseline::{CentralEdf, LeastLoaded, LeastWork, RoundRobin, Silo};
+use laxity_requests::baseline::{CentralEdf, LeastLoaded, LeastWork, RoundRobin};
 use laxity_requests::dispatch::{Decision, Dispatch, Event, Role};
 use laxity_requests::hyperflexis::priority::Bounds;
 use laxity_requests::hyperflexis::{HyperFlexis, Linear, Mapping, Options};
@@ -258,10 +258,9 @@ pub(crate) fn rows() -> Vec<Row> {
             .map(|ttft| Bounds::around(ttft * 1_000_000, ttft * 50_000, 0.25))
             .to_vec()
     };
-    let plain: [(&str, Plain); 4] = [
+    let plain: [(&str, Plain); 3] = [
         ("round robin", || Box::new(RoundRobin::default())),
         ("least loaded", || Box::new(LeastLoaded::default())),
-        ("silo", || Box::new(Silo::new(&[16, 16, 16, 16]))),
         ("least work", || Box::new(LeastWork::new(MODEL))),
     ];
     let lined: [(&str, Make); 4] = [

@@ -9,7 +9,6 @@ use std::hint::black_box;
 use laxity_requests::baseline::{Fixed, LineOrder, Relegating};
 use laxity_requests::discipline::Discipline;
 use laxity_requests::hmas::cognition::Cognition;
-use laxity_requests::hmas::meta::Rules;
 use laxity_requests::hmas::perception::{Paced, Tagger, Tags};
 use laxity_requests::hmas::pool::Kind;
 use laxity_requests::hmas::prediction::Measured;
@@ -200,13 +199,10 @@ fn row(name: String, make: impl Fn() -> Box<dyn Discipline + Send> + 'static) ->
     }
 }
 
-fn agent(kind: Option<Kind>) -> Agent {
+fn agent(kind: Kind) -> Agent {
     let perception = Paced::new(Even, Span::ZERO);
     let cognition = Cognition::new(Box::new(perception), Box::new(Measured::default()));
-    match kind {
-        Some(kind) => Agent::fixed(kind, Config::default(), cognition),
-        None => Agent::new(Config::default(), cognition, Box::new(Rules::default())),
-    }
+    Agent::new(kind, Config::default(), cognition)
 }
 
 pub(crate) fn rows() -> Vec<Row> {
@@ -244,12 +240,9 @@ pub(crate) fn rows() -> Vec<Row> {
     }
     for kind in Kind::ALL {
         rows.push(row(format!("iteration: hmas {}", kind.name()), move || {
-            Box::new(agent(Some(kind)))
+            Box::new(agent(kind))
         }));
     }
-    rows.push(row("iteration: hmas, rules".to_owned(), || {
-        Box::new(agent(None))
-    }));
     rows.push(Row {
         name: "qoserve's forest, asked once".to_owned(),
         kind: KIND,

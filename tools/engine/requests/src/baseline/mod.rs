@@ -1,7 +1,5 @@
 //! What the papers are compared with, and what a sceptic would take instead.
 
-mod aladdin;
-mod annealing;
 mod central_edf;
 mod fewest;
 mod least_loaded;
@@ -9,11 +7,7 @@ mod least_work;
 mod line;
 mod relegating;
 mod round_robin;
-mod scorpio;
-mod silo;
 
-pub use aladdin::Aladdin;
-pub use annealing::Annealing;
 pub use central_edf::CentralEdf;
 pub use fewest::Fewest;
 pub use least_loaded::LeastLoaded;
@@ -21,5 +15,3 @@ pub use least_work::LeastWork;
 pub use line::{Fixed, LineOrder};
 pub use relegating::Relegating;
 pub use round_robin::RoundRobin;
-pub use scorpio::Scorpio;
-pub use silo::Silo;

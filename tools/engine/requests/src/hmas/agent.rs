@@ -1,9 +1,8 @@
 //! The execution layer (H-MAS §3.5) and the loop that ties the layers together (Appendix E.1,
 //! Algorithm 1), as a discipline of a replica.
 //!
-//! Each iteration: perception's answers are taken in; the QoS agent counts; Statera's loops turn;
-//! once a second the guards look, once in `ΔT` the Meta controller decides; prompts start in the
-//! order of the structure in force while fence, budget and concurrency allow.
+//! Each iteration: perception's answers are taken in; prompts start in the order of the structure
+//! while fence and limits allow.
 //!
 //! Departures:
 //! * The fence sums blocks of `prompt + l_upper` of those that run. One that outlives its bound
@@ -22,36 +21,27 @@ use rustc_hash::FxHashMap;
 
 use super::Estimate;
 use super::cognition::Cognition;
-use super::journal::{Entry, Journal};
-use super::meta::{Fixed, Guards, Meta, Selector};
+use super::journal::Journal;
 use super::pool::{Hints, Kind, Policy, Room};
 use super::prediction::Ran;
-use super::qos::{Horizons, OverdueCounts, Qos};
-use super::statera::{self, Bound, Reading, Source, Statera};
+use super::statera::{self, Bound, Source, Statera};
+use crate::Time;
 use crate::discipline::{Discipline, Rank, Reranked, Start, View};
 use crate::iteration::Event;
 use crate::job::{Job, Phase};
 use crate::kv::Pool;
 use crate::request::{RequestId, Spec};
-use crate::{Span, Time};
 
 /// What an agent is set to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Config {
-    /// Tokens of an iteration, decodes included, as in [`crate::baseline::Fixed`]; with
-    /// [`Reading::Iteration`] Statera's budget takes its place.
+    /// Tokens of an iteration, decodes included, as in [`crate::baseline::Fixed`].
     pub chunk: u32,
     /// Prompt tokens of an iteration at least, however many decode.
     pub chunk_min: u32,
-    /// Fence, budget and concurrency; `None`: only memory limits.
+    /// Fence and limits; `None`: only memory limits.
     pub statera: Option<statera::Config>,
-    /// The Meta controller's.
-    pub guards: Guards,
-    /// The QoS agent's.
-    pub horizons: Horizons,
-    /// The structure that it begins with (Algorithm 1: SJF).
-    pub first: Kind,
-    /// Its numbers.
+    /// The numbers of the structure.
     pub hints: Hints,
 }
 
@@ -61,9 +51,6 @@ impl Default for Config {
             chunk: 512,
             chunk_min: 64,
             statera: Some(statera::Config::default()),
-            guards: Guards::default(),
-            horizons: Horizons::default(),
-            first: Kind::Sjf,
             hints: Hints::default(),
         }
     }
@@ -84,10 +71,6 @@ pub struct Agent {
     config: Config,
     cognition: Cognition,
     policy: Box<dyn Policy>,
-    qos: Qos,
-    meta: Meta,
-    /// Whether anybody ever decides: [`Fixed`] alone needs no views.
-    adapts: bool,
     statera: Option<Statera>,
     jobs: FxHashMap<RequestId, Known>,
     /// What the fence counts of those that run, tokens, as in `jobs`: looked up for each token of
@@ -99,7 +82,6 @@ pub struct Agent {
     reranked: VecDeque<RequestId>,
     ran: Ran,
     now: Time,
-    next_entry: Time,
     journal: Journal,
 }
 
@@ -114,16 +96,13 @@ impl std::fmt::Debug for Agent {
 }
 
 impl Agent {
-    /// Of such parts.
+    /// One structure for good.
     #[must_use]
-    pub fn new(config: Config, cognition: Cognition, selector: Box<dyn Selector>) -> Self {
+    pub fn new(kind: Kind, config: Config, cognition: Cognition) -> Self {
         Self {
             config,
             cognition,
-            policy: config.first.build(&config.hints),
-            qos: Qos::new(config.horizons),
-            meta: Meta::new(selector, config.guards, config.first, config.hints),
-            adapts: true,
+            policy: kind.build(&config.hints),
             statera: config.statera.map(Statera::new),
             jobs: FxHashMap::default(),
             promises: FxHashMap::default(),
@@ -133,21 +112,7 @@ impl Agent {
             reranked: VecDeque::new(),
             ran: Ran::default(),
             now: Time::ZERO,
-            next_entry: Time::ZERO,
             journal: Journal::default(),
-        }
-    }
-
-    /// One structure for good: what an adaptive one is compared with.
-    #[must_use]
-    pub fn fixed(kind: Kind, config: Config, cognition: Cognition) -> Self {
-        let config = Config {
-            first: kind,
-            ..config
-        };
-        Self {
-            adapts: false,
-            ..Self::new(config, cognition, Box::new(Fixed(kind)))
         }
     }
 
@@ -244,10 +209,8 @@ impl Agent {
             let understood =
                 tags.and_then(|tags| self.cognition.understood(&known.spec, &tags, self.running));
             let Some(estimate) = understood else {
-                self.journal.note(|log| log.unknown += 1);
                 continue;
             };
-            self.journal.note(|log| log.tagged += 1);
             let before = std::mem::replace(&mut known.estimate, estimate);
             if known.promised.is_some() {
                 // It runs: its lane and its promise stay what they were.
@@ -260,92 +223,9 @@ impl Agent {
         }
     }
 
-    /// Everybody is told of the new structure, in order of arrival.
-    fn rebuild(&mut self) {
-        self.policy = self.meta.current().build(self.meta.hints());
-        let mut all: Vec<Known> = self.jobs.values().copied().collect();
-        all.sort_unstable_by_key(|known| (known.spec.arrival, known.spec.id));
-        for known in all {
-            self.policy.arrived(&known.spec, &known.estimate);
-            if known.promised.is_some() {
-                self.policy.began(&known.spec, &known.estimate);
-            }
-        }
-    }
-
-    /// Guards and the Meta controller.
-    fn control(&mut self, now: Time, view: &dyn View) -> bool {
-        if !self.adapts || !self.meta.is_due(now) {
-            return false;
-        }
-        let mut line = OverdueCounts::default();
-        for job in view.in_line() {
-            line.waiting += 1;
-            let waits = job.first_token.is_none();
-            if waits && job.spec.slo.is_interactive() && job.spec.first_deadline() < now {
-                line.overdue += 1;
-                line.oldest = line.oldest.max(now.since(job.spec.arrival));
-            }
-        }
-        let short = self.qos.short(now, line, self.running);
-        let qos = &self.qos;
-        let since = self.config.guards.every;
-        let switch = self
-            .meta
-            .look(now, &short, || (qos.long(now, line), qos.good(now, since)));
-        let (asked, rejected) = (self.meta.take_asked(), self.meta.take_rejected());
-        if switch.is_none() && asked == 0 && rejected.is_empty() {
-            return false;
-        }
-        self.journal.note(|log| {
-            log.asked += asked;
-            log.switches.extend(switch);
-            log.rejected.extend(rejected);
-        });
-        if switch.is_some() {
-            self.rebuild();
-        }
-        switch.is_some()
-    }
-
-    /// An iteration was run.
-    fn turn_loops(&mut self, now: Time, took: Span, pool: &Pool) {
-        let occupancy = f64::from(pool.used()) / f64::from(pool.capacity().max(1));
-        self.qos.memory(now, occupancy);
-        self.ran.took = took.0;
-        let Some(statera) = &mut self.statera else {
-            return;
-        };
-        let tokens = self.ran.decodes + self.ran.prefill_tokens;
-        statera.cycle(occupancy, took.0 as f64 / 1e6, tokens);
-        if now >= self.next_entry {
-            self.next_entry = now + Span::from_millis(1000);
-            let entry = Entry {
-                at: now,
-                concurrency: statera.concurrency(),
-                tokens: statera.tokens(),
-                utilisation: statera.utilisation(),
-            };
-            self.journal.note(|log| log.limits.push(entry));
-        }
-    }
-
-    /// What of the limits is in force.
-    fn limits(&self) -> Option<(&Statera, bool)> {
-        let statera = self.statera.as_ref()?;
-        Some((statera, !self.meta.bypasses()))
-    }
-
-    fn concurrency(&self) -> u32 {
-        match self.limits() {
-            Some((statera, true)) => statera.concurrency(),
-            _ => u32::MAX,
-        }
-    }
-
     /// Eq. 2 and 11, with this one.
     fn fits(&self, job: &Job, known: &Known, pool: &Pool) -> bool {
-        let Some((statera, _)) = self.limits() else {
+        let Some(statera) = &self.statera else {
             return true;
         };
         let bound = statera.bound(
@@ -362,11 +242,7 @@ impl Agent {
 
 impl Discipline for Agent {
     fn name(&self) -> &'static str {
-        if self.adapts {
-            "hmas"
-        } else {
-            self.policy.kind().name()
-        }
+        self.policy.kind().name()
     }
 
     fn rank(&self, job: &Job) -> Rank {
@@ -388,21 +264,15 @@ impl Discipline for Agent {
                 // One of the same number is refused, and the first is meant by it from then on.
                 if !self.jobs.contains_key(&spec.id) {
                     self.meet(now, spec);
-                    let estimate = self.jobs[&spec.id].estimate;
-                    self.qos.arrived(now, spec, &estimate);
                 }
             }
             Event::Cancelled(request) => {
                 self.forget(*request);
             }
-            Event::Done { took, .. } => self.turn_loops(now, *took, view.pool()),
+            Event::Done { took, .. } => self.ran.took = took.0,
             Event::Capacity(_) => (),
         }
         self.perceive(now);
-        let changed = self.control(now, view);
-        if self.policy.turn(now) || changed {
-            return Reranked::All;
-        }
         Reranked::None
     }
 
@@ -426,7 +296,6 @@ impl Discipline for Agent {
     }
 
     fn dropped(&mut self, job: &Job) {
-        self.qos.dropped(self.now);
         let Some(known) = self.jobs.get_mut(&job.id()) else {
             return;
         };
@@ -440,7 +309,7 @@ impl Discipline for Agent {
         self.policy.dropped(&known.spec, &known.estimate);
     }
 
-    fn progressed(&mut self, now: Time, job: &Job, tokens: u32) {
+    fn progressed(&mut self, _: Time, job: &Job, tokens: u32) {
         let request = job.id();
         let promised = self.promises.get(&request).copied();
         if promised.is_none() {
@@ -452,17 +321,13 @@ impl Discipline for Agent {
         }
         if job.context <= job.target {
             self.ran.prefill_tokens += tokens;
-            if job.first_token == Some(now) && job.spec.slo.is_interactive() {
-                self.qos.first(now, &job.spec);
-            }
         }
         if let Some(promised) = promised.filter(|promised| job.context >= *promised) {
             self.outlived(job, promised);
         }
     }
 
-    fn finished(&mut self, now: Time, job: &Job) {
-        self.qos.ended(now, job);
+    fn finished(&mut self, _: Time, job: &Job) {
         let Some(known) = self.forget(job.id()) else {
             return;
         };
@@ -501,13 +366,8 @@ impl Discipline for Agent {
             decode_context: decodes.decode_context,
             took: 0,
         };
-        let tokens = match self.limits() {
-            Some((statera, true)) if statera.config.control.reading == Reading::Iteration => {
-                statera.tokens()
-            }
-            _ => self.config.chunk,
-        };
-        tokens
+        self.config
+            .chunk
             .saturating_sub(decodes.decodes)
             .max(self.config.chunk_min)
     }
@@ -520,7 +380,10 @@ impl Discipline for Agent {
             return Start::Now;
         }
         let room = Room {
-            concurrency: self.concurrency(),
+            concurrency: self
+                .statera
+                .as_ref()
+                .map_or(u32::MAX, |statera| statera.config.concurrency),
             running: self.running,
         };
         if room.running >= room.concurrency {
@@ -538,11 +401,8 @@ impl Discipline for Agent {
     }
 
     fn decodes_max(&self) -> usize {
-        match self.limits() {
-            Some((statera, true)) if statera.config.control.reading == Reading::Decodes => {
-                statera.tokens().max(1) as usize
-            }
-            _ => usize::MAX,
-        }
+        self.statera
+            .as_ref()
+            .map_or(usize::MAX, |statera| statera.config.decodes.max(1) as usize)
     }
 }

@@ -1,45 +1,39 @@
-//! H-MAS: hierarchical multi-agent scheduling of one replica (§3 and Appendices B, C and E).
+//! H-MAS: one of several orders for a replica's line, by predicted costs, and admission behind a
+//! fence on memory (§3 and Appendices B, C and E).
 //!
-//! Four layers, each a concept here; "agent" means a decision with a state and a horizon of its
-//! own, not a program.
+//! | layer | here |
+//! |---|---|
+//! | perception, prediction (§3.2) | [`cognition`]: [`perception`], [`prediction`], [`regressor`] |
+//! | control (§3.4) | one structure of [`pool`]; [`statera`] sets fence and limits |
+//! | execution (§3.5) | [`Agent`], a [`crate::discipline::Discipline`] |
 //!
-//! | layer | here | horizon |
-//! |---|---|---|
-//! | perception and prediction (§3.2) | [`cognition`]: [`perception`], [`prediction`], [`regressor`] | a request |
-//! | feedback (§3.3) | [`qos`]: a short and a long view | an iteration, a minute |
-//! | hierarchical control (§3.4) | [`meta`] chooses a structure of [`pool`]; [`statera`] sets fence, budget, concurrency | `ΔT_meta`; an iteration |
-//! | execution (§3.5) | [`Agent`], a [`crate::discipline::Discipline`] of [`crate::replica::Replica`] | an iteration |
+//! The paper's Meta controller exchanges the structure while requests run. It was built here with
+//! five ways to choose, gained nothing above the best fixed structure, and was removed with the
+//! views that it needs (§3.3). `docs/requests/hmas.md` has the figures.
 //!
 //! # Departures
 //!
-//! * A structure is exchanged inside of [`Agent`], which answers
-//!   [`crate::discipline::Reranked::All`]: the replica rebuilds its line in place as
-//!   [`crate::replica::Replica::exchange`] does, and estimates, calibration and views outlive the
-//!   switch.
 //! * The paper's scheduler sits before an engine and hands it requests. Here it is the engine's
 //!   own: what it decides holds in the next iteration. "Admit" is: the first chunk of a prompt may
 //!   be planned.
 //! * Objectives come with the request ([`crate::request::Slo`]) rather than being read out of its
 //!   text; perception gives the task and the length of the answer.
-//! * `V_sys` (eq. 5) is a delay in one place of the paper and a virtual time in another; either is
-//!   the same for all and changes no order. It is left out of ranks, and the delay is a number of
-//!   the short view ([`qos::Short::delay`]), for thresholds.
+//! * `V_sys` (eq. 5) is a delay in one place of the paper and a virtual time in another. Either is
+//!   the same for all requests, so ranks leave it out.
 //! * The fence of Algorithm 2 sums output tokens and compares them with bytes of memory, prompts
 //!   forgotten. Here it sums KV blocks of prompt and bound, as eq. 11 does.
 
 mod agent;
 pub mod cognition;
 pub mod journal;
-pub mod meta;
 pub mod perception;
 pub mod pool;
 pub mod prediction;
-pub mod qos;
 pub mod regressor;
 pub mod statera;
 
 pub use agent::{Agent, Config};
-pub use journal::{Entry, Journal, Log};
+pub use journal::{Journal, Log};
 
 use crate::job::Job;
 use crate::{Span, Time};

@@ -1,24 +1,19 @@
 //! The Perception Agent (H-MAS §3.2): the type of a request's task, and how long its answer will
 //! be.
 //!
-//! The paper fine-tunes a small language model (Qwen3-1.7B) that reads the prompt. Whoever reads
-//! prompts is replaceable here: a [`Tagger`] answers at once and is paced as an outside service
-//! would be ([`Paced`]), an outside service answers when it does ([`External`]). Nobody waits for
-//! either: until there is an answer, and where there is none or it makes no sense, a request is
-//! *unknown* and its estimate is the prior of [`super::cognition`].
+//! The paper fine-tunes a small language model (Qwen3-1.7B) that reads the prompt. Here a
+//! [`Tagger`] answers from what it knows, and [`Paced`] delays the answer as long as such a model
+//! would take. Nobody waits for it. Until there is an answer, and where there is none or it makes
+//! no sense, a request is *unknown* and its estimate is the prior of [`super::cognition`].
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
-
-use serde::{Deserialize, Serialize};
 
 use super::regressor::Forest;
 use crate::request::{ApplicationId, RequestId, Spec};
 use crate::{Span, Time};
 
 /// What perception says of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tags {
     /// The type of its task: an index into the operator's table.
     pub task: u16,
@@ -209,43 +204,5 @@ impl Tagger for Trained {
             task: spec.class.0,
             length: self.length(spec),
         })
-    }
-}
-
-/// What is between a scheduler and a service that perceives: questions in, answers out, whenever
-/// they come.
-#[derive(Debug, Default)]
-pub struct Exchange {
-    /// Not yet taken by the service.
-    pub questions: VecDeque<Spec>,
-    /// As the service gave them: text that should be JSON of [`Tags`].
-    pub answers: VecDeque<(RequestId, String)>,
-}
-
-/// A service outside, that a driver asks. What is no JSON, lacks a field or has one too many is an
-/// unknown request (§3.2).
-#[derive(Clone, Debug, Default)]
-pub struct External {
-    exchange: Arc<Mutex<Exchange>>,
-}
-
-impl External {
-    /// The driver's end.
-    #[must_use]
-    pub fn exchange(&self) -> Arc<Mutex<Exchange>> {
-        Arc::clone(&self.exchange)
-    }
-}
-
-impl Perception for External {
-    fn ask(&mut self, _: Time, spec: &Spec) {
-        let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
-        exchange.questions.push_back(*spec);
-    }
-
-    fn poll(&mut self, _: Time) -> Option<(RequestId, Option<Tags>)> {
-        let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
-        let (request, answer) = exchange.answers.pop_front()?;
-        Some((request, serde_json::from_str(&answer).ok()))
     }
 }

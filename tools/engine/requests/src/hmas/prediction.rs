@@ -5,10 +5,8 @@
 //! rather than by what it is.
 //!
 //! The paper trains CatBoost on LLM-Pilot. Here a model of the machine's latency is asked
-//! ([`Modelled`]), a regressor is trained on iterations ([`Trained`]), or rates are measured as
-//! they come ([`Measured`], rules).
+//! ([`Modelled`]), or rates are measured as they come ([`Measured`]).
 
-use super::regressor::{Forest, TrainingError};
 use crate::Span;
 use crate::latency::{Composition, Latency};
 
@@ -125,49 +123,6 @@ impl Prediction for Measured {
         } else if ran.prefill_tokens > 0 {
             let each = took / f64::from(ran.prefill_tokens);
             self.prefill_ns += Self::WEIGHT * (each - self.prefill_ns);
-        }
-    }
-}
-
-/// Two regressors, trained on iterations of a machine (or of a model of it): of prompts alone, and
-/// of decodes alone.
-#[derive(Debug)]
-pub struct Trained {
-    prefill: Forest,
-    decode: Forest,
-}
-
-impl Trained {
-    /// Trains on (prompt, time to compute it) and on (decodes, context of each, time of the
-    /// iteration), times in ns.
-    ///
-    /// # Errors
-    /// If there is nothing to train on.
-    pub fn fit(
-        prompts: &[(u32, f64)],
-        decodes: &[(u32, u32, f64)],
-        seed: u64,
-    ) -> Result<Self, TrainingError> {
-        let prompt = |tokens: &u32| vec![f64::from(*tokens)];
-        let rows: Vec<_> = prompts.iter().map(|(tokens, _)| prompt(tokens)).collect();
-        let times: Vec<f64> = prompts.iter().map(|(_, time)| *time).collect();
-        let prefill = Forest::fit(&rows, &times, seed)?;
-        let row =
-            |(count, context, _): &(u32, u32, f64)| vec![f64::from(*count), f64::from(*context)];
-        let rows: Vec<_> = decodes.iter().map(row).collect();
-        let times: Vec<f64> = decodes.iter().map(|(.., time)| *time).collect();
-        let decode = Forest::fit(&rows, &times, seed)?;
-        Ok(Self { prefill, decode })
-    }
-}
-
-impl Prediction for Trained {
-    fn cost(&self, prompt: u32, length: u32, running: u32) -> Cost {
-        let context = f64::from(prompt) + f64::from(length) / 2.0;
-        let decode = self.decode.predict(&[f64::from(running.max(1)), context]);
-        Cost {
-            ttft: Span(self.prefill.predict(&[f64::from(prompt)]).max(0.0) as u64),
-            tpot: Span(decode.max(0.0) as u64),
         }
     }
 }

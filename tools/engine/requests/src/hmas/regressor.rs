@@ -3,9 +3,6 @@
 //! The paper has CatBoost; boosted trees and forests differ by little on a handful of features, and
 //! a forest needs no tuning.
 
-use smartcore::ensemble::random_forest_classifier::{
-    RandomForestClassifier, RandomForestClassifierParameters,
-};
 use smartcore::ensemble::random_forest_regressor::{
     RandomForestRegressor, RandomForestRegressorParameters,
 };
@@ -85,35 +82,5 @@ impl Forest {
             .and_then(|values| values.first().copied())
             .filter(|value| value.is_finite())
             .unwrap_or(self.mean)
-    }
-}
-
-/// Tells kinds apart.
-#[derive(Debug)]
-pub struct Classes {
-    model: RandomForestClassifier<f64, i32, Matrix, Vec<i32>>,
-}
-
-impl Classes {
-    /// Trains. The same seed gives the same forest.
-    ///
-    /// # Errors
-    /// If there is nothing to train on, or only one kind in it.
-    pub fn fit(rows: &[Vec<f64>], kinds: &[i32], seed: u64) -> Result<Self, TrainingError> {
-        let x = matrix(rows, kinds.len())?;
-        let parameters = RandomForestClassifierParameters::default()
-            .with_n_trees(48)
-            .with_max_depth(8)
-            .with_seed(seed);
-        let model = RandomForestClassifier::fit(&x, &kinds.to_vec(), parameters)
-            .map_err(|why| TrainingError::new(rows.len(), &why))?;
-        Ok(Self { model })
-    }
-
-    /// The kind that it takes this for.
-    #[must_use]
-    pub fn predict(&self, features: &[f64]) -> Option<i32> {
-        let row = Matrix::from_2d_vec(&vec![features.to_vec()]).ok()?;
-        self.model.predict(&row).ok()?.first().copied()
     }
 }

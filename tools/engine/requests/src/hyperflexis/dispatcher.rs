@@ -17,11 +17,11 @@
 //!   best-effort tail, which is served by arrival, with what is left of a budget when nobody is in
 //!   line.
 //! * *Tightest targets*: for TPOT those at the instance and of candidates. For TTFT the tightest
-//!   that came lately ([`Tightest::Seen`]): eq. 7 is about a request that comes right after a
-//!   dispatch, and nobody knows which that is. [`Tightest::Present`] is the other reading.
+//!   that came lately: eq. 7 is about a request that comes right after a dispatch, and nobody knows
+//!   which that is.
 //! * *Corrections by the monitor*: a report during or at the end of the prompts moves the maturity
-//!   time to what is left of them, plus the time that it takes to make good what was stood still
-//!   ([`Options::correct`]). A step under way when a dispatch comes is waited for.
+//!   time to what is left of them, plus the time that it takes to make good what was stood still. A
+//!   step under way when a dispatch comes is waited for.
 //! * *Reports that are rare* ([`Options::monitor`]): whoever is mature has computed its prompts;
 //!   the shadow state says so.
 //! * *All of the TTFT* in eq. 5 makes whoever comes right after a full dispatch late:
@@ -33,7 +33,6 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use rustc_hash::FxHashMap;
 
 use super::budget::InstanceLoad;
-use super::forecast::{Forecasts, Outcome};
 use super::latency::Linear;
 use super::migrator::{Judge, Migrator};
 use super::priority::{Mapping, Record};
@@ -43,24 +42,6 @@ use crate::ledger::{InstanceTable, Row, Targets};
 use crate::request::{InstanceId, RequestId, Spec};
 use crate::{Span, Time};
 
-/// Whose TTFT the budget keeps.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tightest {
-    /// The tightest that came lately.
-    Seen,
-    /// That of those who are dispatched.
-    Present,
-}
-
-/// `calculate_p`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Probability {
-    /// [`budget::probability`] with the instance's utilization.
-    Utilization,
-    /// The same, of an instance that is not used: what is left of the TTFT.
-    Plain,
-}
-
 /// What the paper leaves open.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
@@ -68,14 +49,8 @@ pub struct Options {
     pub model: Linear,
     /// Least admission probability (`θ`).
     pub theta: f64,
-    /// See there.
-    pub probability: Probability,
-    /// See there.
-    pub tightest: Tightest,
     /// Time between two reports of an instance that are looked at (§9.3); zero: each.
     pub monitor: Span,
-    /// Reports move maturity times.
-    pub correct: bool,
     /// Share of the tightest TTFT within which an instance has to be mature again. Eq. 7 leaves out
     /// what the request that waits then takes itself, and who waits beside it: with all of the
     /// TTFT, whoever comes right after a full dispatch is late.
@@ -95,10 +70,7 @@ impl Options {
         Self {
             model,
             theta: 0.05,
-            probability: Probability::Utilization,
-            tightest: Tightest::Seen,
             monitor: Span::ZERO,
-            correct: true,
             ttft_share: 0.5,
             headroom: 0.05,
             block_tokens,
@@ -139,7 +111,6 @@ pub struct HyperFlexis {
     /// With a mapping: requests in line, by priority.
     pending: BTreeMap<usize, usize>,
     decisions: VecDeque<Decision>,
-    forecasts: Forecasts,
 }
 
 impl HyperFlexis {
@@ -162,7 +133,6 @@ impl HyperFlexis {
             assigned: FxHashMap::default(),
             pending: BTreeMap::new(),
             decisions: VecDeque::new(),
-            forecasts: Forecasts::default(),
         }
     }
 
@@ -174,12 +144,6 @@ impl HyperFlexis {
             mapping: Some(mapping),
             ..Self::new(options)
         }
-    }
-
-    /// What became of predicted maturity times.
-    #[must_use]
-    pub fn forecasts(&self) -> &[Outcome] {
-        self.forecasts.outcomes()
     }
 
     fn enqueue(&mut self, spec: &Spec) {
@@ -248,15 +212,13 @@ impl HyperFlexis {
 
     fn gone(&mut self, instance: InstanceId) {
         self.migrator.close(instance);
-        self.forecasts.forget(instance);
         if let Some(worker) = self.workers.remove(&instance) {
             self.askable.remove(&(worker.mature, instance));
             self.full.remove(&(worker.mature, instance));
         }
     }
 
-    fn report(&mut self, now: Time, instance: InstanceId, load: crate::iteration::Load, took: u64) {
-        self.forecasts.report(now, instance, &load, took);
+    fn report(&mut self, now: Time, instance: InstanceId, load: crate::iteration::Load) {
         let Some(worker) = self.workers.get_mut(&instance) else {
             if self.ledger.row(instance).is_some() {
                 self.ledger.report(now, instance, load);
@@ -282,9 +244,7 @@ impl HyperFlexis {
         } else if let Some(since) = begun {
             let stood = now.since(since).0 as f64;
             let left = standing.maturity_after_ns(&self.options.model, stood);
-            if self.options.correct {
-                mature = now + Span(left as u64);
-            }
+            mature = now + Span(left as u64);
             if standing.prompts.tokens <= 0.0 {
                 under_way = None;
             }
@@ -409,8 +369,6 @@ impl HyperFlexis {
         if let Some(worker) = self.workers.get_mut(&instance) {
             worker.begun = worker.begun.or(Some(now));
         }
-        self.forecasts
-            .predict(now, instance, mature, taken.standing.tpot);
         true
     }
 }
@@ -436,11 +394,7 @@ impl Dispatch for HyperFlexis {
                     self.enqueue(spec);
                 }
             }
-            Event::Load {
-                instance,
-                load,
-                took,
-            } => self.report(now, *instance, *load, *took),
+            Event::Load { instance, load, .. } => self.report(now, *instance, *load),
             Event::Prefilled { spec, instance } => {
                 self.ledger.leave(spec.id);
                 self.freed(now, *instance);

@@ -12,20 +12,18 @@
 //! | migrator of disaggregated pools | §5.1 | [`migrator`] |
 //! | priorities instead of objectives | §5.2 eq. 6, Algorithm 2 | [`priority`] |
 //! | scaler, role transitions, warm pool, weights from a peer | §6 Algorithm 3 | [`scaler`] |
-//! | how far off predicted maturity is | | [`forecast`] |
 //!
 //! Each file says where the paper leaves a hole and how it is filled here.
 
 pub mod budget;
 pub mod dispatcher;
-pub mod forecast;
 pub mod latency;
 pub mod migrator;
 pub mod priority;
 pub mod scaler;
 mod scan;
 
-pub use dispatcher::{HyperFlexis, Options, Probability, Tightest};
+pub use dispatcher::{HyperFlexis, Options};
 pub use latency::Linear;
 pub use priority::Mapping;
 pub use scaler::Scaler;

@@ -46,8 +46,6 @@ pub struct Options {
     pub most: u32,
     /// Instances whose runtime is up, without weights.
     pub warm: u32,
-    /// Weights come from a running instance, not from disk.
-    pub from_peers: bool,
     /// What a prefill and a step cost.
     pub model: Linear,
     /// The tightest time to the first token, ns.
@@ -69,7 +67,6 @@ impl Options {
             least: 1,
             most,
             warm: most,
-            from_peers: true,
             model,
             ttft,
             tpot,
@@ -153,7 +150,7 @@ impl Scaler {
             .min_by(|x, y| self.utilization(x).total_cmp(&self.utilization(y)));
         let warm = self.options.warm as usize > window.starting as usize;
         let weights = match least {
-            Some(source) if self.options.from_peers && warm => Weights::Peer(source.instance),
+            Some(source) if warm => Weights::Peer(source.instance),
             _ => Weights::Disk,
         };
         self.decisions.push_back(Decision::Start { role, weights });
@@ -168,11 +165,7 @@ fn least(some: &[(InstanceId, f64)]) -> Option<InstanceId> {
 
 impl Scaling for Scaler {
     fn name(&self) -> &'static str {
-        if self.options.from_peers {
-            "hyperflexis_scaler"
-        } else {
-            "hyperflexis_scaler_disk"
-        }
+        "hyperflexis_scaler"
     }
 
     fn handle(&mut self, now: Time, window: &Window) {

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use super::budget::{self, InstanceLoad};
-use super::dispatcher::{Options, Probability, Tightest};
+use super::dispatcher::Options;
 use crate::dispatch::Role;
 use crate::ledger::{Row, Targets};
 use crate::request::{RequestId, Spec};
@@ -119,10 +119,7 @@ impl<'a> Scan<'a> {
             } else {
                 0.0
             },
-            ttft: match options.tightest {
-                Tightest::Seen => tightest * options.ttft_share,
-                Tightest::Present => f64::INFINITY,
-            },
+            ttft: tightest * options.ttft_share,
             idle: row.is_idle(),
         }
     }
@@ -164,11 +161,7 @@ impl<'a> Scan<'a> {
         };
         let expected = self.residual + with.prefill_ns(&self.options.model);
         let remaining = waiting.deadline().remaining_ns(self.now) as f64 - expected;
-        let utilization = match self.options.probability {
-            Probability::Utilization => self.utilization,
-            Probability::Plain => 0.0,
-        };
-        let p = budget::probability(remaining, own, utilization);
+        let p = budget::probability(remaining, own, self.utilization);
         if p > 0.0 && p >= self.options.theta {
             taken.push(waiting);
         }

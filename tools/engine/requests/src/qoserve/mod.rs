@@ -32,11 +32,13 @@ mod chunk;
 mod forest;
 mod history;
 pub mod latency_file;
+mod linear;
 
 pub use chunk::{Chunking, fitting, least_slack, slack};
-pub use forest::{FEATURES, Forest, ForestError, LinearTerms, Node, features};
+pub use forest::{Forest, ForestError, Node};
 pub use history::Lengths;
 pub use latency_file::{Trained, TrainedError};
+pub use linear::{FEATURES, LinearTerms, features};
 
 use crate::discipline::{Discipline, Rank, Reranked, View};
 use crate::iteration::Event;

@@ -13,6 +13,7 @@
 
 mod plan;
 mod state;
+mod view;
 
 use std::collections::VecDeque;
 
@@ -100,11 +101,6 @@ impl Replica {
     #[must_use]
     pub fn discipline(&self) -> &dyn Discipline {
         &*self.discipline
-    }
-
-    /// What is decided by, to tell it what is no event.
-    pub fn discipline_mut(&mut self) -> &mut (dyn Discipline + Send) {
-        &mut *self.discipline
     }
 
     /// How a request stands here.

@@ -89,30 +89,16 @@ impl Replica {
         let order = self.state.take_decoding();
         let mut turns = core::mem::take(&mut self.state.turns);
         turns.clear();
-        let mut later = Vec::new();
-        for place in order.iter().take(self.discipline.decodes_max()) {
-            let slot = place.3;
-            if self.discipline.takes_token(&self.state.at(slot).job) {
-                turns.push(slot);
-            } else {
-                later.push(slot);
-            }
-        }
-        let mut later = later.into_iter();
+        turns.extend(
+            order
+                .iter()
+                .take(self.discipline.decodes_max())
+                .map(|place| place.3),
+        );
         let (mut at, mut end) = (0, turns.len());
         plan.steps.reserve(end);
         let mut some_lost = false;
-        loop {
-            if at == end {
-                // Whoever is to wait goes on if nobody else does: an iteration without tokens would
-                // be the last.
-                let Some(slot) = later.next().filter(|_| plan.steps.is_empty()) else {
-                    break;
-                };
-                turns.truncate(end);
-                turns.push(slot);
-                end += 1;
-            }
+        while at < end {
             let slot = turns[at];
             at += 1;
             let context = self.state.at(slot).job.context;

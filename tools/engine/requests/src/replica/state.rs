@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 use rustc_hash::FxHashMap;
 
 use crate::Time;
-use crate::discipline::{Discipline, Rank, View};
+use crate::discipline::{Discipline, Rank};
 use crate::iteration::Load;
 use crate::job::{Job, Phase};
 use crate::kv::{Pool, Short};
@@ -50,7 +50,7 @@ pub(super) struct Entry {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct State {
-    pool: Pool,
+    pub(super) pool: Pool,
     /// Blocks that a prompt which starts leaves for those that decode.
     pub(super) watermark: u32,
     entries: Vec<Option<Entry>>,
@@ -68,7 +68,7 @@ pub(super) struct State {
     /// Who joined them last.
     joined: u64,
     /// Prompt tokens of those in line.
-    backlog: u64,
+    pub(super) backlog: u64,
     aside_backlog: u64,
     /// Of those aside, how many wait.
     aside_waiting: usize,
@@ -79,40 +79,6 @@ pub(super) struct State {
     /// Whose turn it is to decode, by slot: room for one iteration.
     pub(super) turns: Vec<usize>,
     pub(super) decodes: Composition,
-}
-
-impl View for State {
-    fn decoding(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
-        Box::new(self.seen.iter().map(|slot| &self.at(*slot).job))
-    }
-
-    fn decodes(&self) -> Composition {
-        self.decodes
-    }
-
-    fn in_line(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
-        Box::new(self.line.iter().map(|place| &self.at(place.3).job))
-    }
-
-    fn begun(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
-        Box::new(self.begun.iter().map(|place| &self.at(place.3).job))
-    }
-
-    fn aside(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
-        Box::new(self.aside.iter().map(|place| &self.at(place.3).job))
-    }
-
-    fn backlog(&self) -> (usize, u64) {
-        (self.line.len(), self.backlog)
-    }
-
-    fn relegated(&self) -> usize {
-        self.aside.len()
-    }
-
-    fn pool(&self) -> &Pool {
-        &self.pool
-    }
 }
 
 impl State {

@@ -4,11 +4,10 @@
 use laxity_requests::Time;
 use laxity_requests::baseline::{Fixed, LineOrder};
 use laxity_requests::discipline::Discipline;
+use laxity_requests::hmas::Agent;
 use laxity_requests::hmas::cognition::Cognition;
-use laxity_requests::hmas::meta::{Bandit, ChangePoint, Rules, Selector, Table};
 use laxity_requests::hmas::perception::{self, Paced};
 use laxity_requests::hmas::prediction::Modelled;
-use laxity_requests::hmas::{Agent, meta};
 use laxity_requests::iteration::{Event, Iteration as _, Load, Plan, Refusal};
 use laxity_requests::job::Job;
 use laxity_requests::kv::Pool;
@@ -20,7 +19,7 @@ use laxity_requests::request::RequestId;
 use laxity_requests::{Span, kv};
 
 use super::Room;
-use super::settings::{Policy, Selects, Settings};
+use super::settings::{Policy, Settings};
 
 /// A replica, and the latency model that learns from it.
 #[derive(Debug)]
@@ -55,16 +54,7 @@ fn agent(settings: &Settings, latency: Model) -> Agent {
     let prediction = Modelled::new(latency, settings.tokens);
     let cognition = Cognition::new(Box::new(perception), Box::new(prediction));
     let config = settings.hmas.config(settings.tokens);
-    let selector: Box<dyn Selector> = match settings.hmas.selects {
-        Selects::Fixed => Box::new(meta::Fixed(settings.hmas.first)),
-        Selects::Rules => Box::new(Rules::default()),
-        Selects::ChangePoint => Box::new(ChangePoint::new(Table::default())),
-        Selects::Bandit => {
-            let hmas = &settings.hmas;
-            Box::new(Bandit::new(&hmas.pool, hmas.explore))
-        }
-    };
-    Agent::new(config, cognition, selector)
+    Agent::new(settings.hmas.order, config, cognition)
 }
 
 impl Scheduler {

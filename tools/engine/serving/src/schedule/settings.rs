@@ -3,15 +3,13 @@
 //! not; what a policy does not use is left alone.
 //!
 //! What is not here: HyperFlexis and Maestro have no iteration policy of their own (theirs are the
-//! dispatch and workflow tiers, over replicas that batch continuously); of H-MAS, the classifier
-//! (it needs labelled examples) and services outside (what they answer is in no event, so that a
-//! record could not be replayed).
+//! dispatch and workflow tiers, over replicas that batch continuously).
 
 use std::path::{Path, PathBuf};
 
 pub use laxity_requests::engine_policy::Policy;
 use laxity_requests::hmas::pool::{Hints, Kind};
-use laxity_requests::hmas::{meta, statera};
+use laxity_requests::hmas::statera;
 use laxity_requests::qoserve::latency_file::BYTES_MAX;
 use laxity_requests::qoserve::{self, Chunking, Forest, Trained};
 use laxity_requests::{Span, hmas};
@@ -207,38 +205,15 @@ impl QoServe {
     }
 }
 
-/// Who chooses among H-MAS' orders.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Selects {
-    /// Nobody: `first` for good.
-    Fixed,
-    /// Rules.
-    #[default]
-    Rules,
-    /// Change points and a table.
-    ChangePoint,
-    /// A contextual bandit.
-    Bandit,
-}
-
 /// H-MAS' numbers ([`hmas::Config`]). The chunk is `schedule.tokens`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Hmas {
-    /// Who chooses.
-    pub selects: Selects,
-    /// The order that it begins with.
-    pub first: Kind,
-    /// Time between two decisions, ms.
-    pub every_ms: f64,
-    /// What the bandit chooses from.
-    pub pool: Vec<Kind>,
-    /// How much the bandit tries what it knows little of.
-    pub explore: f64,
+    /// The order of the line.
+    pub order: Kind,
     /// Prompt tokens of an iteration at least, however many decode.
     pub chunk_min: u32,
-    /// Fence, token budget and concurrency; without, only memory limits.
+    /// Fence and limits; without, only memory limits.
     pub statera: bool,
     /// Part of answers that may be longer than the fence expects.
     pub epsilon: f64,
@@ -252,11 +227,7 @@ impl Default for Hmas {
     fn default() -> Self {
         let hints = Hints::default();
         Self {
-            selects: Selects::Rules,
-            first: Kind::Sjf,
-            every_ms: 20_000.0,
-            pool: vec![Kind::Fcfs, Kind::Edf, Kind::Sjf, Kind::TwoLane, Kind::Wfq],
-            explore: 0.3,
+            order: Kind::Sjf,
             chunk_min: 64,
             statera: true,
             epsilon: 0.1,
@@ -268,13 +239,7 @@ impl Default for Hmas {
 
 impl Hmas {
     fn check(&self) -> Result<(), ConfigError> {
-        within("schedule.hmas.every_ms", self.every_ms, 100.0..=MS_MAX)?;
-        within("schedule.hmas.explore", self.explore, 0.0..=100.0)?;
         within("schedule.hmas.epsilon", self.epsilon, 0.001..=0.999)?;
-        if self.pool.is_empty() {
-            let wanted = "at least one order for the bandit to choose from";
-            return Err(value("schedule.hmas.pool", "[]", wanted));
-        }
         if self.chunk_min == 0 {
             return Err(value("schedule.hmas.chunk_min", 0, "at least 1"));
         }
@@ -304,16 +269,10 @@ impl Hmas {
                 score: statera::Score::Relative,
                 ..statera::Config::default()
             }),
-            guards: meta::Guards {
-                every: Span(ns(self.every_ms)),
-                ..meta::Guards::default()
-            },
-            first: self.first,
             hints: Hints {
                 lane_split: Span::from_millis(self.lane_split_ms),
                 fast_weight: self.fast_weight,
             },
-            ..hmas::Config::default()
         }
     }
 }
@@ -394,8 +353,8 @@ impl Settings {
                 self.qoserve.chunk_least, self.qoserve.chunk_most
             ),
             Policy::Hmas => format!(
-                "hmas from {} on, {} tokens at most, {latency}",
-                self.hmas.first.name(),
+                "hmas, {}, {} tokens at most, {latency}",
+                self.hmas.order.name(),
                 self.tokens
             ),
         }

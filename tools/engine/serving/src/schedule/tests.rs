@@ -3,6 +3,7 @@
 
 use std::fs;
 
+use laxity_requests::hmas::pool::Kind;
 use laxity_requests::iteration::{Event, Plan};
 use laxity_requests::job::Phase;
 use laxity_requests::qoserve::{LinearTerms as Bottom, Node};
@@ -10,7 +11,7 @@ use laxity_requests::request::{ApplicationId, ClassId, Importance, InstanceId, S
 use laxity_requests::{dispatch, dispatch::Decision};
 
 use super::places::Rule;
-use super::settings::{Hmas, QoServe, Selects};
+use super::settings::{Hmas, QoServe};
 use super::*;
 
 const ROOM: Room = Room {
@@ -184,15 +185,13 @@ fn every_setting() -> Vec<(Settings, Option<Forest>)> {
         }),
         None,
     ));
-    for selects in [Selects::Fixed, Selects::ChangePoint, Selects::Bandit] {
+    for order in [Kind::Llf, Kind::TwoLane] {
         let hmas = Hmas {
-            selects,
-            first: laxity_requests::hmas::pool::Kind::Llf,
-            every_ms: 100.0,
+            order,
             ..Hmas::default()
         };
         all.push((
-            with(&|settings| (settings.policy, settings.hmas) = (Policy::Hmas, hmas.clone())),
+            with(&|settings| (settings.policy, settings.hmas) = (Policy::Hmas, hmas)),
             None,
         ));
     }

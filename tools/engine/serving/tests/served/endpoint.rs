@@ -419,10 +419,8 @@ fn under_every_policy_answers_are_the_same_and_a_replay_decides_as_the_engine_di
          hints = 0.9 }",
         "policy = \"qoserve\", qoserve = { chunk_least = 8, chunk_most = 48, alpha_low_ms = 1.0, \
          relegation = \"strict\", keep_blocks = true }",
-        "policy = \"hmas\", hmas = { every_ms = 200.0 }",
-        "policy = \"hmas\", hmas = { selects = \"bandit\", every_ms = 150.0 }",
-        "policy = \"hmas\", hmas = { selects = \"fixed\", first = \"two_lane\", lane_split_ms = \
-         100 }",
+        "policy = \"hmas\"",
+        "policy = \"hmas\", hmas = { order = \"two_lane\", lane_split_ms = 100 }",
     ];
     for policy in policies {
         let config = format!(

@@ -1,53 +1,34 @@
-//! The pool Ω of structures that the Meta controller chooses from (H-MAS Appendix C.2), a file
-//! each.
+//! The structures Ω that a replica's line can have (H-MAS Appendix C.2).
 //!
-//! A [`Policy`] orders a line; memory, concurrency and budgets are Statera's. A policy without the
-//! layers above it is
-//! [`super::Agent::fixed`]: what H-MAS is compared with, and what
-//! [`crate::replica::Replica::exchange`] takes.
+//! A [`Policy`] orders a line; memory and concurrency are Statera's.
 //!
 //! | policy | targets | rank |
 //! |---|---|---|
-//! | FCFS | availability, the baseline of the bypass | arrival |
+//! | FCFS | availability | arrival |
 //! | EDF | deadline misses | `D_r` |
 //! | LLF | deadline misses | `D_r − T_remaining` |
 //! | SJF | HOL blocking | `T_tot` at arrival |
-//! | SRTF | HOL blocking | `T_tot`, what was done taken off |
+//! | SRTF | HOL blocking | `T_tot`, less what was done |
 //! | two-lane | HOL blocking, isolation | lane, then slack (eq. 5) |
-//! | WFQ, stride | unfairness between applications | virtual finish or start |
-//! | MLFQ | unknown lengths | level by service taken |
-//! | priority | classes of unequal worth | importance, aged |
+//! | WFQ | unfairness between applications | virtual finish |
 //!
-//! Lottery, CFS and RR of the paper's list are left out: they share what WFQ and stride share, the
-//! first at random.
+//! The rest of the paper's list was dominated and is not here (`docs/requests/hmas.md`).
 
-mod edf;
-mod fcfs;
-mod llf;
-mod mlfq;
-mod priority;
-mod sjf;
-mod srtf;
+mod orders;
 mod two_lane;
 mod wfq;
 
-pub use edf::Edf;
-pub use fcfs::Fcfs;
-pub use llf::Llf;
-pub use mlfq::Mlfq;
-pub use priority::Priority;
-pub use sjf::Sjf;
-pub use srtf::Srtf;
+pub use orders::Order;
 pub use two_lane::TwoLane;
-pub use wfq::{Stamp, Wfq};
+pub use wfq::Wfq;
 
 use serde::{Deserialize, Serialize};
 
 use super::Estimate;
+use crate::Span;
 use crate::discipline::{Rank, Start};
 use crate::job::Job;
 use crate::request::Spec;
-use crate::{Span, Time};
 
 /// The policies of the pool, by name.
 #[derive(
@@ -61,7 +42,7 @@ pub enum Kind {
     Edf,
     /// Least laxity.
     Llf,
-    /// Shortest job; where H-MAS begins (Algorithm 1).
+    /// Shortest job, with which H-MAS begins (Algorithm 1).
     #[default]
     Sjf,
     /// Shortest remaining time.
@@ -70,17 +51,11 @@ pub enum Kind {
     TwoLane,
     /// Weighted fair queueing.
     Wfq,
-    /// Stride scheduling.
-    Stride,
-    /// Multi-level feedback queue.
-    Mlfq,
-    /// By importance.
-    Priority,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 7] = [
         Self::Fcfs,
         Self::Edf,
         Self::Llf,
@@ -88,12 +63,9 @@ impl Kind {
         Self::Srtf,
         Self::TwoLane,
         Self::Wfq,
-        Self::Stride,
-        Self::Mlfq,
-        Self::Priority,
     ];
 
-    /// How it is called on tables and in decisions of an outside service.
+    /// Its name on tables.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -104,50 +76,37 @@ impl Kind {
             Self::Srtf => "srtf",
             Self::TwoLane => "two_lane",
             Self::Wfq => "wfq",
-            Self::Stride => "stride",
-            Self::Mlfq => "mlfq",
-            Self::Priority => "priority",
         }
-    }
-
-    /// The one of that name.
-    #[must_use]
-    pub fn named(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
     /// A policy of that kind.
     #[must_use]
     pub fn build(self, hints: &Hints) -> Box<dyn Policy> {
         match self {
-            Self::Fcfs => Box::new(Fcfs),
-            Self::Edf => Box::new(Edf),
-            Self::Llf => Box::new(Llf),
-            Self::Sjf => Box::new(Sjf),
-            Self::Srtf => Box::new(Srtf),
+            Self::Fcfs => Box::new(Order::Fcfs),
+            Self::Edf => Box::new(Order::Edf),
+            Self::Llf => Box::new(Order::Llf),
+            Self::Sjf => Box::new(Order::Sjf),
+            Self::Srtf => Box::new(Order::Srtf),
             Self::TwoLane => Box::new(TwoLane::new(hints)),
-            Self::Wfq => Box::new(Wfq::new(Stamp::Finish)),
-            Self::Stride => Box::new(Wfq::new(Stamp::Start)),
-            Self::Mlfq => Box::new(Mlfq::default()),
-            Self::Priority => Box::new(Priority::default()),
+            Self::Wfq => Box::new(Wfq::default()),
         }
     }
 }
 
-/// Few numbers that a decision may set beside the structure (Appendix C.1, `h_t`).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// The numbers of a structure (Appendix C.1, `h_t`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hints {
     /// Two-lane: requests whose `T_tot` is above this are slow.
-    #[serde(rename = "lane_split_ns", with = "crate::nanoseconds::span")]
     pub lane_split: Span,
     /// Two-lane: work of the fast lane for one part of the slow lane's while both wait.
     pub fast_weight: u32,
 }
 
 impl Hints {
-    /// Weights that a decision may set.
+    /// Weights that may be set.
     pub const WEIGHTS: std::ops::RangeInclusive<u32> = 1..=16;
-    /// Splits that a decision may set, ms.
+    /// Splits that may be set, ms.
     pub const SPLITS_MS: std::ops::RangeInclusive<u64> = 10..=600_000;
 }
 
@@ -200,12 +159,6 @@ pub trait Policy: Send {
         let _ = (spec, estimate, running);
     }
 
-    /// Whether all ranks are others from now on.
-    fn turn(&mut self, now: Time) -> bool {
-        let _ = now;
-        false
-    }
-
     /// Whether a job that waits may start, as far as this policy is concerned.
     fn start(&mut self, spec: &Spec, estimate: &Estimate, room: Room) -> Start {
         let _ = (spec, estimate, room);
@@ -216,9 +169,4 @@ pub trait Policy: Send {
     fn begun_first(&self) -> bool {
         false
     }
-}
-
-/// A time as a rank.
-pub(super) fn rank_of(time: Time) -> Rank {
-    Rank(i64::try_from(time.0).unwrap_or(i64::MAX))
 }
