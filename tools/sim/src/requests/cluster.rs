@@ -4,6 +4,8 @@
 //! [`Scaling`]. A run ends when nothing is left to happen, or at [`Config::ends`]: what is not
 //! complete then is late.
 
+mod elastic;
+
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap, VecDeque};
 
@@ -12,7 +14,7 @@ use laxity_requests::iteration::{Event, Iteration as _, Plan};
 use laxity_requests::latency::Latency;
 use laxity_requests::replica::Replica;
 use laxity_requests::request::{InstanceId, RequestId, Spec};
-use laxity_requests::scaling::{self, Scaling, Window};
+use laxity_requests::scaling::{Scaling, Window};
 use laxity_requests::{Span, Time};
 
 use super::link::Link;
@@ -463,130 +465,6 @@ impl Run<'_> {
             self.tell(&event);
         }
         self.admit(id);
-    }
-
-    /// An instance that leaves and has nothing left goes, or turns.
-    fn leave(&mut self, id: InstanceId) {
-        let Some(instance) = self.instances.get(&id) else {
-            return;
-        };
-        let Some(then) = instance.leaves else {
-            return;
-        };
-        let load = instance.replica.load();
-        let expected = self
-            .moves
-            .values()
-            .any(|m| m.to == Some(id) || m.from == id);
-        if load.waiting + load.running > 0 || expected {
-            return;
-        }
-        let Some(instance) = self.instances.remove(&id) else {
-            return;
-        };
-        let up = self.now.since(instance.up);
-        self.outcome.instance_time = self.outcome.instance_time + up;
-        if let Some(role) = then {
-            // The weights are there: it serves at once.
-            let turned = self.add(role);
-            self.ready(turned);
-        }
-    }
-
-    fn look(&mut self) {
-        let Some(scaler) = &mut self.config.scaler else {
-            return;
-        };
-        let mut window = std::mem::take(&mut self.window);
-        for (id, instance) in &mut self.instances {
-            if !instance.ready {
-                window.starting += 1;
-            } else if instance.leaves.is_none() {
-                window.instances.push(scaling::Instance {
-                    instance: *id,
-                    role: instance.role,
-                    load: instance.replica.load(),
-                    busy: (instance.busy.0 as f64 / scaler.window.0 as f64).min(1.0),
-                });
-            }
-            instance.busy = Span::ZERO;
-        }
-        window.waiting = self.config.dispatch.waiting() as u32;
-        let waits = self.unplaced.values().filter(|spec| spec.generated == 0);
-        let shares = waits.map(|spec| {
-            let allowed = spec.first_allowance().0.max(1) as f64;
-            self.now.since(spec.arrival).0 as f64 / allowed
-        });
-        window.wait = shares.fold(0.0, f64::max);
-        scaler.decides.handle(self.now, &window);
-        let mut decisions = Vec::new();
-        while let Some(decision) = scaler.decides.poll_decision(self.now) {
-            decisions.push(decision);
-        }
-        let (again, startup, most) = (self.now + scaler.window, scaler.startup, scaler.most);
-        for decision in decisions {
-            self.scale(decision, &startup, most);
-        }
-        // With nothing left to arrive or to compute, nobody needs to look.
-        if !self.events.is_empty() {
-            self.at(again, Happens::Looks);
-        }
-    }
-
-    fn scale(&mut self, decision: scaling::Decision, startup: &Startup, most: u32) {
-        match decision {
-            scaling::Decision::Start { role, weights } => {
-                if self.instances.len() as u32 >= most {
-                    return;
-                }
-                let id = self.add(role);
-                let disk = self.now + Span::transfer(startup.weights, startup.disk);
-                let ready = match weights {
-                    scaling::Weights::Warm => self.now + startup.warm,
-                    scaling::Weights::Peer(peer) if self.instances.contains_key(&peer) => {
-                        let link = &mut self.config.link;
-                        match link.weights(self.now, peer, id, startup.weights) {
-                            Ok(landed) => landed + startup.boot,
-                            Err(failed) => {
-                                let disk = Span::transfer(startup.weights, startup.disk);
-                                failed.at + disk + startup.boot
-                            }
-                        }
-                    }
-                    scaling::Weights::Peer(_) | scaling::Weights::Disk => disk + startup.boot,
-                };
-                self.at(ready, Happens::Ready(id));
-            }
-            scaling::Decision::Stop(id) => self.let_go(id, None),
-            scaling::Decision::Turn { instance, role } => self.let_go(instance, Some(role)),
-        }
-    }
-
-    fn let_go(&mut self, id: InstanceId, then: Option<Role>) {
-        let Some(instance) = self.instances.get_mut(&id) else {
-            return;
-        };
-        if instance.leaves.is_some() {
-            return;
-        }
-        instance.leaves = Some(then);
-        // What has begun ends here; what waits for room goes elsewhere.
-        let waiting: Vec<RequestId> = instance.incoming.drain(..).collect();
-        for request in waiting {
-            if let Some(moved) = self.moves.get_mut(&request) {
-                moved.to = None;
-                let (spec, from) = (moved.spec, moved.from);
-                self.unplaced.insert(request, spec);
-                self.tell(&dispatch::Event::Prefilled {
-                    spec,
-                    instance: from,
-                });
-            }
-        }
-        self.tell(&dispatch::Event::Down {
-            instance: id,
-            lost: Vec::new(),
-        });
     }
 }
 

@@ -1,8 +1,9 @@
 //! The driver, with baselines: what has to hold whoever decides.
 
-use laxity_requests::baseline::{Fixed, LeastLoaded, LineOrder, RoundRobin, Silo};
+use laxity_requests::baseline::{Fixed, LeastLoaded, LineOrder, RoundRobin};
 use laxity_requests::kv::Pool;
 use laxity_requests::request::Slo;
+use laxity_requests::scaling;
 
 use super::*;
 use crate::compute::Gpu;
@@ -69,18 +70,13 @@ fn every_request_ends_with_all_its_tokens_whoever_decides() {
     assert!(asked.len() > 600);
     let whole = [Role::Whole; 3];
     let split = [Role::Prefill, Role::Prefill, Role::Decode];
-    let dispatchers: [fn() -> Box<dyn Dispatch>; 3] = [
+    let dispatchers: [fn() -> Box<dyn Dispatch>; 2] = [
         || Box::new(RoundRobin::default()),
         || Box::new(LeastLoaded::default()),
-        || Box::new(Silo::new(&[2, 1])),
     ];
-    for (at, dispatch) in dispatchers.iter().enumerate() {
+    for dispatch in dispatchers {
         for order in [LineOrder::Fcfs, LineOrder::Edf, LineOrder::Srpf] {
             for roles in [&whole[..], &split[..]] {
-                // A silo knows classes, not roles.
-                if at == 2 && roles == split {
-                    continue;
-                }
                 let outcome = with(roles, dispatch(), order, &asked);
                 assert!(outcome.records.iter().all(Record::complete));
                 let again = with(roles, dispatch(), order, &asked);

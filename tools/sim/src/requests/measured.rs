@@ -221,7 +221,7 @@ fn open(file: &Path) -> Result<impl Read + use<>, MeasuredError> {
 /// A line of a record, as far as it matters here.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Line {
+enum RecordLine {
     Begin(IgnoredAny),
     Event { event: Event },
     Reserve(IgnoredAny),
@@ -273,20 +273,20 @@ pub fn record(file: &Path) -> Result<Vec<Timed>, MeasuredError> {
             ))
         })?;
         match parsed {
-            Line::Begin(_) if line > 1 => {
+            RecordLine::Begin(_) if line > 1 => {
                 return Err(wrong("a record begins once".to_owned()));
             }
-            Line::Begin(_) => (),
+            RecordLine::Begin(_) => (),
             _ if line == 1 => {
                 return Err(wrong("a record begins with its settings".to_owned()));
             }
-            Line::Plan { plan } => {
+            RecordLine::Plan { plan } => {
                 if let Some(plan) = plan {
                     let of = composition(&plan).map_err(wrong)?;
                     planned = (!of.is_empty()).then_some((plan, of));
                 }
             }
-            Line::Event {
+            RecordLine::Event {
                 event: Event::Done { took, .. },
             } => {
                 // Without a plan it was one that gave blocks back only, or that failed.
@@ -300,16 +300,16 @@ pub fn record(file: &Path) -> Result<Vec<Timed>, MeasuredError> {
                     rows.push(Timed { of, ns: took.0 });
                 }
             }
-            Line::Event {
+            RecordLine::Event {
                 event: Event::Cancelled(request),
             } => {
                 planned.take_if(|(plan, _)| computes(plan, request));
             }
-            Line::Event { .. }
-            | Line::Reserve(_)
-            | Line::Refusal(_)
-            | Line::Dispatch(_)
-            | Line::Place(_) => (),
+            RecordLine::Event { .. }
+            | RecordLine::Reserve(_)
+            | RecordLine::Refusal(_)
+            | RecordLine::Dispatch(_)
+            | RecordLine::Place(_) => (),
         }
     }
     Ok(rows)

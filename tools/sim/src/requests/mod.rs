@@ -7,7 +7,7 @@
 //!
 //! The parts: [`latency`] how long an iteration takes; [`workload`] who asks for what; [`cluster`]
 //! the driver; [`outcome`] what came out, with objectives counted as `laxity-requests` says;
-//! [`reproduction`] a paper's claims beside what came out.
+//! [`reproduction`] a paper's claims beside what came out; [`measurements`] what runs gave.
 
 pub mod cluster;
 pub mod hmas;
@@ -17,6 +17,7 @@ pub mod latency_file;
 pub mod link;
 pub mod maestro;
 pub mod measured;
+mod measurements;
 pub mod outcome;
 pub mod predictor;
 pub mod qoserve;
@@ -30,6 +31,9 @@ pub enum PaperError {
     /// A recorded trace cannot be used.
     #[error(transparent)]
     Workload(#[from] crate::workload::WorkloadError),
+    /// A claim cannot be evaluated.
+    #[error(transparent)]
+    Claim(#[from] crate::reproduce::runner::ClaimError),
     /// A GPU or model that is built in cannot be had.
     #[error("{0}")]
     BuiltIn(String),

@@ -1,5 +1,4 @@
-//! Request scheduler × flow scheduler: what each is worth, alone and together (issue's item 7; no
-//! paper has it).
+//! Request scheduler × flow scheduler: what each is worth, alone and together (no paper has it).
 //!
 //! The flow-level simulator ([`crate::simulate`]) runs every pair on the same arrivals. A request
 //! scheduler here is the order of a prefill unit, every one at two sizes of batches; a flow

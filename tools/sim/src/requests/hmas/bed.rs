@@ -2,41 +2,34 @@
 //! measures it (§4, Appendix B.2).
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
+use laxity_requests::Span;
 use laxity_requests::baseline::RoundRobin;
 use laxity_requests::discipline::Discipline;
 use laxity_requests::dispatch::Role;
 use laxity_requests::hmas::cognition::Cognition;
-use laxity_requests::hmas::meta::{
-    Answer, Bandit, ChangePoint, Classifier, Rules, Selector, Table,
-};
 use laxity_requests::hmas::perception::{self, Paced, Perception, Tagger, Tags};
 use laxity_requests::hmas::pool::{Hints, Kind};
 use laxity_requests::hmas::prediction::Modelled;
-use laxity_requests::hmas::qos::Long;
-use laxity_requests::hmas::{Agent, Config, Journal, Log, statera};
+use laxity_requests::hmas::{Agent, Config, Log, statera};
 use laxity_requests::kv::Pool;
 use laxity_requests::replica::Replica;
 use laxity_requests::request::{InstanceId, RequestId, Slo, Spec};
-use laxity_requests::{Span, Time};
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha12Rng;
 use rand_distr::{Distribution as _, LogNormal};
 
-use super::service::{Asks, Service};
 use super::traffic::{TASKS, ends};
 use crate::requests::cluster;
 use crate::requests::latency::Roofline;
 use crate::requests::link::Link;
+use crate::requests::measurements::Columns;
 use crate::requests::outcome::{Outcome, Record};
 use crate::requests::workload::Asked;
 
 /// Tokens of a KV block.
 pub(super) const BLOCK_TOKENS: u32 = 16;
-
-/// What learners and services may choose.
-pub(super) const POOL: [Kind; 5] = [Kind::Fcfs, Kind::Edf, Kind::Sjf, Kind::TwoLane, Kind::Wfq];
 
 /// The machine.
 #[derive(Clone, Debug)]
@@ -59,44 +52,23 @@ pub(super) enum Sees {
     Nothing,
 }
 
-/// Who decides on structures.
-#[derive(Clone, Debug)]
-pub(super) enum Chooses {
-    Fixed(Kind),
-    Rules,
-    ChangePoint,
-    Bandit,
-    /// Trained on these.
-    Classifier(Arc<Vec<(Long, Kind)>>),
-    /// Outside of the simulation.
-    Service(Service),
-    /// Nobody: long views are kept for training.
-    Watches(Kind, Watched),
-}
-
-/// Long views that were seen.
-pub(super) type Watched = Arc<Mutex<Vec<Long>>>;
-
 /// A setting.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Setting {
-    pub(super) chooses: Chooses,
+    pub(super) kind: Kind,
     pub(super) sees: Sees,
     pub(super) statera: Option<statera::Config>,
-    /// Two-lane is not in the pool: EDF takes its place.
-    pub(super) no_two_lane: bool,
     pub(super) chunk: u32,
     pub(super) hints: Hints,
 }
 
 impl Setting {
     /// With the default of all else.
-    pub(super) fn new(chooses: Chooses) -> Self {
+    pub(super) fn new(kind: Kind) -> Self {
         Self {
-            chooses,
+            kind,
             sees: Sees::Paper,
-            statera: Some(super::frozen_statera()),
-            no_two_lane: false,
+            statera: Some(super::tuned_statera()),
             chunk: 512,
             hints: Hints {
                 // The best of 5 to 45 s on the tuning seeds: about the 95th percentile of the heavy
@@ -105,10 +77,6 @@ impl Setting {
                 fast_weight: 4,
             },
         }
-    }
-
-    pub(super) fn fixed(kind: Kind) -> Self {
-        Self::new(Chooses::Fixed(kind))
     }
 }
 
@@ -143,40 +111,6 @@ impl Oracle {
 impl Tagger for Oracle {
     fn tag(&mut self, spec: &Spec) -> Option<Tags> {
         self.tags.get(&spec.id).copied()
-    }
-}
-
-/// Keeps what it sees.
-struct Watch(Watched);
-
-impl Selector for Watch {
-    fn name(&self) -> &'static str {
-        "watch"
-    }
-
-    fn select(&mut self, _: Time, view: &Long, _: Kind) -> Answer {
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.push(view.clone());
-        Answer::Stay
-    }
-}
-
-/// Another selector without one structure.
-struct WithoutTwoLane(Box<dyn Selector>);
-
-impl Selector for WithoutTwoLane {
-    fn name(&self) -> &'static str {
-        "without two-lane"
-    }
-
-    fn select(&mut self, now: Time, view: &Long, current: Kind) -> Answer {
-        match self.0.select(now, view, current) {
-            Answer::Decided(mut decision) if decision.kind == Kind::TwoLane => {
-                decision.kind = Kind::Edf;
-                Answer::Decided(decision)
-            }
-            other => other,
-        }
     }
 }
 
@@ -220,34 +154,7 @@ fn agent(setting: &Setting, bed: &Bed, asked: &[Asked], trained: &[Asked], seed:
         hints: setting.hints,
         ..Config::default()
     };
-    let selector: Box<dyn Selector> = match &setting.chooses {
-        Chooses::Fixed(kind) => return Agent::fixed(*kind, config, cognition),
-        Chooses::Watches(kind, watched) => {
-            let first = Config {
-                first: *kind,
-                ..config
-            };
-            let watch = Box::new(Watch(Arc::clone(watched)));
-            return Agent::new(first, cognition, watch);
-        }
-        Chooses::Rules => Box::new(Rules::default()),
-        Chooses::ChangePoint => Box::new(ChangePoint::new(Table::default())),
-        Chooses::Bandit => Box::new(Bandit::new(&POOL, 0.3)),
-        Chooses::Service(service) => Box::new(Asks::new(service.clone(), &POOL)),
-        Chooses::Classifier(examples) => match Classifier::fit(examples, 5) {
-            Ok(classifier) => Box::new(classifier),
-            // One best policy everywhere is a classifier, too.
-            Err(_) => Box::new(laxity_requests::hmas::meta::Fixed(
-                examples.first().map_or(Kind::Sjf, |(_, kind)| *kind),
-            )),
-        },
-    };
-    let selector = if setting.no_two_lane {
-        Box::new(WithoutTwoLane(selector))
-    } else {
-        selector
-    };
-    Agent::new(config, cognition, selector)
+    Agent::new(setting.kind, config, cognition)
 }
 
 /// Runs requests under a setting. `trained` are requests that a forest may learn from.
@@ -257,11 +164,11 @@ pub(super) fn run(
     asked: &[Asked],
     trained: &[Asked],
     seed: u64,
-) -> Measured {
+) -> Columns {
     let agent = agent(setting, bed, asked, trained, seed);
     let journal = agent.journal();
     let outcome = serve(Box::new(agent), bed, asked);
-    Measured::of(&outcome, &journal)
+    measured(&outcome, &journal.read())
 }
 
 /// Runs requests under a discipline.
@@ -289,27 +196,6 @@ pub(super) fn serve(discipline: Box<dyn Discipline + Send>, bed: &Bed, asked: &[
     cluster::run(config, asked)
 }
 
-/// What is measured.
-#[derive(Clone, Debug)]
-pub(super) struct Measured {
-    /// Part of requests that met both objectives (eq. 9), %: time to first token, and *mean* time
-    /// between tokens (eq. 8).
-    pub(super) good: f64,
-    /// Part that met the first, %.
-    pub(super) first: f64,
-    /// Time to first token, 95th percentile, s. What never got one counts as long as it waited.
-    pub(super) ttft_p95: f64,
-    /// Mean time between tokens, 95th percentile, ms.
-    pub(super) tpot_p95: f64,
-    /// Expected service gain (eq. 6) over its most, %.
-    pub(super) gain: f64,
-    /// How often blocks were taken from a request.
-    pub(super) drops: f64,
-    /// Part met of each third of the requests, by arrival.
-    pub(super) thirds: [f64; 3],
-    pub(super) log: Log,
-}
-
 fn is_good(record: &Record) -> bool {
     let Slo::Interactive { tbt, .. } = record.spec.slo else {
         return false;
@@ -322,38 +208,60 @@ fn percent(part: usize, of: usize) -> f64 {
     part as f64 / of.max(1) as f64 * 100.0
 }
 
-impl Measured {
-    pub(super) fn of(outcome: &Outcome, journal: &Journal) -> Self {
-        let records = &outcome.records;
-        let count = |of: &dyn Fn(&Record) -> bool| records.iter().filter(|r| of(r)).count();
-        let (mut gain, mut most) = (0.0, 0.0);
-        for record in records {
-            let base = f64::from(record.spec.prompt) + 2.0 * f64::from(record.output);
-            most += base;
-            if let Some(took) = record.ttlt() {
-                let due = record
-                    .spec
-                    .deadline(record.output)
-                    .since(record.spec.arrival);
-                gain += base * (due.0 as f64 / took.0.max(1) as f64).min(1.0);
-            }
-        }
-        let waited = |r: &Record| Some(r.ttft().unwrap_or(outcome.ended.since(r.spec.arrival)));
-        let last = records.last().map_or(1, |r| r.spec.arrival.0 + 1);
-        let third = |n: u64| {
-            let of = |r: &&Record| r.spec.arrival.0 * 3 / last == n;
-            let good = records.iter().filter(of).filter(|r| is_good(r)).count();
-            percent(good, records.iter().filter(of).count())
-        };
-        Self {
-            good: percent(count(&is_good), records.len()),
-            first: percent(count(&Record::met_first), records.len()),
-            ttft_p95: outcome.quantile_ms(0.95, waited).unwrap_or(0.0) / 1e3,
-            tpot_p95: outcome.quantile_ms(0.95, Record::tpot).unwrap_or(0.0),
-            gain: gain / f64::max(most, 1.0) * 100.0,
-            drops: outcome.drops as f64,
-            thirds: [third(0), third(1), third(2)],
-            log: journal.read(),
+/// What is measured, by the names of the tables' columns.
+///
+/// *Goodput* is the part of requests that met both objectives (eq. 9): the time to the first token,
+/// and the *mean* time between tokens (eq. 8). What never got a first token counts as long as it
+/// waited. *Service gain* is eq. 6 over its most. Phases are thirds of the requests, by arrival.
+fn measured(outcome: &Outcome, log: &Log) -> Columns {
+    let records = &outcome.records;
+    let count = |of: &dyn Fn(&Record) -> bool| records.iter().filter(|r| of(r)).count();
+    let (mut gain, mut most) = (0.0, 0.0);
+    for record in records {
+        let base = f64::from(record.spec.prompt) + 2.0 * f64::from(record.output);
+        most += base;
+        if let Some(took) = record.ttlt() {
+            let due = record
+                .spec
+                .deadline(record.output)
+                .since(record.spec.arrival);
+            gain += base * (due.0 as f64 / took.0.max(1) as f64).min(1.0);
         }
     }
+    let waited = |r: &Record| Some(r.ttft().unwrap_or(outcome.ended.since(r.spec.arrival)));
+    let last = records.last().map_or(1, |r| r.spec.arrival.0 + 1);
+    let third = |n: u64| {
+        let of = |r: &&Record| r.spec.arrival.0 * 3 / last == n;
+        let good = records.iter().filter(of).filter(|r| is_good(r)).count();
+        percent(good, records.iter().filter(of).count())
+    };
+    let part = |part: u64, of: u64| part as f64 / of.max(1) as f64;
+    let (own, own_above) = log.fenced_own_bucket;
+    vec![
+        ("goodput, %", percent(count(&is_good), records.len())),
+        (
+            "TTFT met, %",
+            percent(count(&Record::met_first), records.len()),
+        ),
+        (
+            "TTFT p95, s",
+            outcome.quantile_ms(0.95, waited).unwrap_or(0.0) / 1e3,
+        ),
+        (
+            "TPOT p95, ms",
+            outcome.quantile_ms(0.95, Record::tpot).unwrap_or(0.0),
+        ),
+        ("service gain, %", gain / f64::max(most, 1.0) * 100.0),
+        ("drops", outcome.drops as f64),
+        ("goodput, phase 1", third(0)),
+        ("phase 2", third(1)),
+        ("phase 3", third(2)),
+        (
+            "above their bound, %",
+            100.0 * part(log.violations, log.fenced),
+        ),
+        ("with a full bucket, %", 100.0 * part(own_above, own)),
+        ("requests", log.fenced as f64),
+        ("bound over real", part(log.bound_tokens, log.real_tokens)),
+    ]
 }

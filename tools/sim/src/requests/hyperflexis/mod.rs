@@ -1,74 +1,44 @@
 //! What HyperFlexis claims (*Joint Design of Algorithms and Systems for Multi-SLO Serving and Fast
 //! Scaling*), run again: §8 and §9.
 //!
-//! The parts: [`tasks`] table 1; [`world`] the machine and the systems; [`attainment`] figures 3, 4
-//! and 7; [`staged`] figure 6; [`elastic`] scaling, its cost, table 2 and figure 8; [`accuracy`]
-//! how far off predictions are, and what each of the options that fill holes of the paper is worth.
+//! The parts: [`tasks`] table 1; [`world`] the machine and the systems; [`studies`] what is run;
+//! [`accuracy`] how far off the latency model is. The claims are `claims/hyperflexis.toml`.
 //!
 //! `ttft_share` was chosen on seeds from 1001; the figures are of the seeds that are asked for,
 //! from 1 by default.
 
 mod accuracy;
-mod attainment;
-mod elastic;
-mod staged;
+mod studies;
 mod tasks;
 mod world;
 
-use laxity_requests::Span;
-
 use super::PaperError;
-use super::reproduction::{Claim, Options, Reproduction, Section};
+use super::measurements::Measurements;
+use super::reproduction::{Options, Reproduction};
+use crate::reproduce::runner;
 use world::Machine;
 
 /// The calibrations: how much faster prompts are in chunks of 2500 tokens than of 256.
 const RATIOS: [f64; 2] = [1.4, 2.0];
 
-/// What a part found.
-#[derive(Debug, Default)]
-struct Found {
-    sections: Vec<Section>,
-    claims: Vec<Claim>,
-}
-
 /// Runs all of it.
 ///
 /// # Errors
-/// If what is built in cannot be had.
+/// If what is built in cannot be had, or a claim cannot be evaluated.
 pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     let machines = [Machine::new(RATIOS[0])?, Machine::new(RATIOS[1])?];
-    let mut sections = Vec::new();
-    let mut claims = Vec::new();
-    let parts = [
-        accuracy::run(&machines, options),
-        attainment::run(&machines, options),
-        staged::run(&machines[0], options),
-        elastic::run(&machines[0], options),
-        accuracy::ablations(&machines[0], options),
-    ];
-    for found in parts {
-        sections.extend(found.sections);
-        claims.extend(found.claims);
-    }
+    let mut found = Measurements::default();
+    let mut sections = vec![accuracy::fitted(&machines, options)];
+    sections.extend(studies::attainment(&machines, options, &mut found));
+    sections.extend(studies::staged(&machines[0], options, &mut found));
+    sections.extend(studies::elastic(&machines[0], options, &mut found));
+    sections.push(studies::ablations(&machines[0], options, &mut found));
     Ok(Reproduction {
         title: "HyperFlexis: dispatch by what an instance can still promise".to_owned(),
         sections,
-        claims,
+        claims: runner::run(include_str!("../../../claims/hyperflexis.toml"), &found)?,
         quick: options.quick,
     })
-}
-
-/// How long requests come.
-const fn lasts(options: &Options) -> Span {
-    Span::from_millis(if options.quick { 6_000 } else { 60_000 })
-}
-
-fn strings(cells: &[&str]) -> Vec<String> {
-    cells.iter().map(|cell| (*cell).to_owned()).collect()
-}
-
-fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
 #[cfg(test)]

@@ -5,16 +5,9 @@
 //! 8B, chunked prefill with 2048 tokens in an iteration (vLLM's default), first come first served
 //! inside an instance unless a system says otherwise.
 
-use std::cell::RefCell;
-use std::rc::Rc;
-
-use laxity_requests::baseline::{
-    Aladdin, Annealing, CentralEdf, Fixed, LeastWork, LineOrder, RoundRobin, Scorpio,
-};
-use laxity_requests::discipline::Discipline;
-use laxity_requests::dispatch::{Decision, Dispatch, Event, Role};
+use laxity_requests::baseline::{CentralEdf, Fixed, LeastWork, LineOrder, RoundRobin};
+use laxity_requests::dispatch::{Dispatch, Role};
 use laxity_requests::hyperflexis::dispatcher;
-use laxity_requests::hyperflexis::forecast;
 use laxity_requests::hyperflexis::scaler;
 use laxity_requests::hyperflexis::{HyperFlexis, Linear, Mapping, Scaler, latency};
 use laxity_requests::kv::Pool;
@@ -94,12 +87,6 @@ pub(super) enum System {
     SmallChunks,
     CentralEdf,
     EdfAdmission,
-    /// Round robin, and its guards inside (figure 3).
-    Scorpio,
-    /// Best fit (figure 7).
-    Aladdin,
-    /// Round robin, and prompts in an order that was searched for (figure 7).
-    Annealing,
     HyperFlexis(dispatcher::Options),
     Priorities(dispatcher::Options, Mapping),
 }
@@ -114,9 +101,6 @@ impl System {
             Self::SmallChunks => "least work, EDF inside, chunks of 512",
             Self::CentralEdf => "central EDF",
             Self::EdfAdmission => "EDF + admission",
-            Self::Scorpio => "SCORPIO",
-            Self::Aladdin => "ALADDIN",
-            Self::Annealing => "simulated annealing",
             Self::HyperFlexis(options) if options.ttft_share < 1.0 => "HyperFlexis",
             Self::HyperFlexis(_) => "HyperFlexis, eq. 5 as it stands",
             Self::Priorities(options, _) if options.ttft_share < 1.0 => "HyperFlexis-PM",
@@ -139,24 +123,6 @@ impl System {
         ]
     }
 
-    /// The paper's other baselines, on instances that do all.
-    pub(super) fn of_the_paper() -> [Self; 3] {
-        [Self::Scorpio, Self::Aladdin, Self::Annealing]
-    }
-
-    /// It is one of those that the paper does not have.
-    pub(super) const fn is_fair_baseline(&self) -> bool {
-        !matches!(
-            self,
-            Self::RoundRobin(LineOrder::Fcfs)
-                | Self::Scorpio
-                | Self::Aladdin
-                | Self::Annealing
-                | Self::HyperFlexis(_)
-                | Self::Priorities(..)
-        )
-    }
-
     const fn order(&self) -> LineOrder {
         match self {
             Self::RoundRobin(order) | Self::LeastWork(order) => *order,
@@ -174,101 +140,39 @@ impl System {
     }
 }
 
-/// How instances come and go.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Scales {
-    pub most: u32,
-    pub interval: Span,
-    pub from_peers: bool,
-    /// Every so many transfers of weights fail; none if zero.
-    pub fail_every: u64,
-    /// Of the scaler: (upper, lower).
-    pub thresholds: (f64, f64),
-}
+/// How often the scaler looks.
+const SCALING: Span = Span::from_millis(1_000);
 
-impl Scales {
-    pub(super) const fn up_to(most: u32) -> Self {
-        Self {
-            most,
-            interval: Span::from_millis(1_000),
-            from_peers: true,
-            fail_every: 0,
-            thresholds: (0.8, 0.3),
-        }
-    }
-}
-
-/// What came out of a run.
-#[derive(Clone, Debug)]
-pub(super) struct Run {
-    pub outcome: Outcome,
-    pub forecasts: Vec<forecast::Outcome>,
-}
-
-/// A dispatcher that is looked at after the run.
-struct Watched(Rc<RefCell<HyperFlexis>>);
-
-impl Dispatch for Watched {
-    fn name(&self) -> &'static str {
-        self.0.borrow().name()
-    }
-    fn handle(&mut self, now: Time, event: &Event) {
-        self.0.borrow_mut().handle(now, event);
-    }
-    fn poll_decision(&mut self, now: Time) -> Option<Decision> {
-        self.0.borrow_mut().poll_decision(now)
-    }
-    fn next_deadline(&self) -> Option<Time> {
-        self.0.borrow().next_deadline()
-    }
-    fn waiting(&self) -> usize {
-        self.0.borrow().waiting()
-    }
-}
-
-/// Runs requests through a cluster of such instances.
+/// Runs requests through a cluster of such instances: with a scaler, up to so many of them.
 pub(super) fn run(
     machine: &Machine,
     system: &System,
     roles: &[Role],
-    scales: Option<Scales>,
+    scales: Option<u32>,
     asked: &[Asked],
-) -> Run {
+) -> Outcome {
     let order = system.order();
     let model = machine.model;
     let make = |_: InstanceId, _: Role| {
         let tokens = system.chunk();
-        let discipline: Box<dyn Discipline + Send> = match system {
-            System::Scorpio => Box::new(Scorpio::new(model, tokens)),
-            System::Annealing => Box::new(Annealing::new(model, tokens)),
-            _ => Box::new(Fixed { order, tokens }),
-        };
         let pool = Pool::new(machine.blocks, BLOCK_TOKENS);
-        Replica::new(pool, machine.blocks / 100, discipline)
+        Replica::new(
+            pool,
+            machine.blocks / 100,
+            Box::new(Fixed { order, tokens }),
+        )
     };
-    let mut watched = None;
     let dispatch: Box<dyn Dispatch> = match system {
-        System::RoundRobin(_) | System::Scorpio | System::Annealing => {
-            Box::new(RoundRobin::default())
-        }
-        System::Aladdin => Box::new(Aladdin::new(model, BLOCK_TOKENS)),
+        System::RoundRobin(_) => Box::new(RoundRobin::default()),
         System::LeastWork(_) | System::SmallChunks => Box::new(LeastWork::new(model)),
         System::CentralEdf => Box::new(CentralEdf::new(model, false, CHUNK, BLOCK_TOKENS)),
         System::EdfAdmission => Box::new(CentralEdf::new(model, true, CHUNK, BLOCK_TOKENS)),
-        System::HyperFlexis(_) | System::Priorities(..) => {
-            let dispatch = match system {
-                System::Priorities(options, mapping) => {
-                    HyperFlexis::with_priorities(*options, mapping.clone())
-                }
-                System::HyperFlexis(options) => HyperFlexis::new(*options),
-                _ => HyperFlexis::new(machine.options()),
-            };
-            let shared = Rc::new(RefCell::new(dispatch));
-            watched = Some(Rc::clone(&shared));
-            Box::new(Watched(shared))
+        System::HyperFlexis(options) => Box::new(HyperFlexis::new(*options)),
+        System::Priorities(options, mapping) => {
+            Box::new(HyperFlexis::with_priorities(*options, mapping.clone()))
         }
     };
-    let scaler = scales.map(|scales| {
+    let scaler = scales.map(|most| {
         let objectives = asked.iter().filter_map(|asked| match asked.spec.slo {
             Slo::Interactive { ttft, tbt } => Some((ttft, tbt)),
             Slo::Batch { .. } => None,
@@ -277,38 +181,32 @@ pub(super) fn run(
             (least.0.min(one.0), least.1.min(one.1))
         });
         let options = scaler::Options {
-            upper: scales.thresholds.0,
-            lower: scales.thresholds.1,
-            interval: scales.interval.0,
-            from_peers: scales.from_peers,
-            ..scaler::Options::new(model, ttft, tpot, scales.most)
+            interval: SCALING.0,
+            ..scaler::Options::new(model, ttft, tpot, most)
         };
         cluster::Scaler {
             decides: Box::new(Scaler::new(options)),
-            window: scales.interval,
+            window: SCALING,
             startup: Startup {
                 weights: machine.clock.weights_bytes(),
                 disk: DISK,
                 boot: BOOT,
                 warm: BOOT,
             },
-            most: scales.most,
+            most,
         }
     });
-    let fail_every = scales.map_or(0, |scales| scales.fail_every);
     let config = Config {
         roles: roles.to_vec(),
         make: &make,
         clock: &machine.clock,
         dispatch,
         scaler,
-        link: Link::new(LINK, Span::from_micros(20)).with_weights_failing(fail_every),
+        link: Link::new(LINK, Span::from_micros(20)),
         kv_bytes_per_token: machine.clock.kv_bytes_per_token(),
         ends: Time::NEVER,
     };
-    let outcome = cluster::run(config, asked);
-    let forecasts = watched.map_or_else(Vec::new, |shared| shared.borrow().forecasts().to_vec());
-    Run { outcome, forecasts }
+    cluster::run(config, asked)
 }
 
 /// Eq. 4: the first token in time, and the mean time per token. (`Record::met` asks that each token
@@ -341,10 +239,4 @@ pub(super) fn latency_s(outcome: &Outcome) -> f64 {
 /// Eq. 3 in units of 50 ms of an instance (§7.5), in thousands.
 pub(super) fn cost(outcome: &Outcome) -> f64 {
     outcome.instance_time.0 as f64 / 50e6 / 1e3
-}
-
-/// What a start takes on idle ports, s: with weights from a running instance, and from disk.
-pub(super) fn start_seconds(machine: &Machine) -> [f64; 2] {
-    let bytes = machine.clock.weights_bytes();
-    [LINK, DISK].map(|rate| (Span::transfer(bytes, rate).0 + BOOT.0) as f64 / 1e9)
 }

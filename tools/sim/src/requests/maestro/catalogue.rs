@@ -35,7 +35,6 @@ const QWEN3: [(&str, u16, u32, u32, u32, u64); 5] = [
 /// A model as it is served.
 #[derive(Clone, Debug)]
 pub(super) struct Served {
-    pub(super) name: &'static str,
     pub(super) spec: ModelSpec,
     roofline: Roofline,
     /// A decode iteration of so many stages, ns.
@@ -102,7 +101,6 @@ pub(super) fn models() -> Result<Vec<Served>, PaperError> {
             };
             let (one, many) = (prompt(1), prompt(2048));
             Served {
-                name,
                 spec: ModelSpec {
                     weights: roofline.weights_bytes(),
                     context: context * 1_000_000,
@@ -149,14 +147,14 @@ mod tests {
         let table = [1.12, 3.21, 7.55, 15.27, 27.52];
         for (model, gib) in models().expect("built in").iter().zip(table).skip(2) {
             let here = model.spec.weights as f64 / f64::from(1 << 30);
-            assert!((here / gib - 1.0).abs() < 0.1, "{}: {here} GiB", model.name);
+            assert!((here / gib - 1.0).abs() < 0.1, "{gib} GiB: {here}");
         }
     }
 
     #[test]
     fn decoding_together_is_cheaper_than_one_after_the_other() {
         for model in models().expect("built in") {
-            assert!(model.decode(8) < 2.0 * model.decode(1), "{}", model.name);
+            assert!(model.decode(8) < 2.0 * model.decode(1));
             assert!(model.decode(8) > model.decode(1));
         }
     }

@@ -8,45 +8,30 @@
 
 mod apps;
 mod catalogue;
-mod colocation;
-mod figures;
 mod machine;
 mod prediction;
-mod regimes;
+mod studies;
 mod trial;
 mod world;
 
 use super::PaperError;
+use super::measurements::Measurements;
 use super::reproduction::{Options, Reproduction};
+use crate::reproduce::runner;
 
 /// Runs it.
 ///
 /// # Errors
-/// If a built-in GPU can't be had.
+/// If a built-in GPU can't be had, or a claim cannot be evaluated.
 pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     let kit = trial::Kit::new(options.quick)?;
-    let mut memory = figures::Memory::default();
-    let (mut sections, mut claims) = figures::overall(&kit, options, &mut memory);
-    for (section, claim) in [
-        figures::preemption(&kit, options, false, &mut memory),
-        figures::preemption(&kit, options, true, &mut memory),
-        figures::routing(&kit, options, &mut memory),
-        regimes::variants(&kit, options, &mut memory),
-        regimes::rounds(&kit, options, &mut memory),
-        regimes::longer(&kit, options, &mut memory),
-        (regimes::aging(&kit, options, &mut memory), Vec::new()),
-        memory.section(),
-        colocation::budget(&kit),
-        colocation::reserved(&kit),
-        prediction::section(options.quick)?,
-    ] {
-        sections.push(section);
-        claims.extend(claim);
-    }
+    let mut found = Measurements::default();
+    let mut sections = studies::run(&kit, options, &mut found)?;
+    sections.push(prediction::section(options.quick, &mut found)?);
     Ok(Reproduction {
         title: "Maestro: workflows of agents over few GPUs and many models".to_owned(),
         sections,
-        claims,
+        claims: runner::run(include_str!("../../../claims/maestro.toml"), &found)?,
         quick: options.quick,
     })
 }

@@ -18,6 +18,7 @@ use laxity_requests::workflow::{Class, Job, JobId, ModelSpec, NodeSpec, Outcome,
 use laxity_requests::{Span, Time};
 
 use super::super::PaperError;
+use super::super::measurements::Columns;
 use super::apps::{APPS, Source, Workload};
 use super::catalogue::{self, Served};
 use super::world::{Ran, World};
@@ -229,58 +230,81 @@ impl Policy {
         }
     }
 
-    fn ordered(name: &str, order: StageOrder) -> Self {
-        Self {
+    pub(super) fn turned(name: &str, boundary: Boundary) -> Self {
+        Self::changed(name, |options| options.boundary = boundary)
+    }
+
+    fn changed(name: &str, change: impl FnOnce(&mut Options)) -> Self {
+        let mut of = Self::maestro();
+        name.clone_into(&mut of.options.name);
+        change(&mut of.options);
+        of
+    }
+
+    /// All schedulers of the studies. Orders route, admit and predict alike.
+    pub(super) fn all() -> Vec<Self> {
+        let remaining = |aging, aging_interactive| StageOrder::Remaining {
+            aging,
+            aging_interactive,
+        };
+        let ordered = |name: &str, order| Self {
             options: Options::ordered(name, order),
             oracle: false,
+        };
+        let routed = |name: &str, mode| Self::changed(name, |options| options.mode = mode);
+        let aged = |name: &str, aging, aging_interactive| {
+            Self::changed(name, |options| {
+                options.order = remaining(aging, aging_interactive)
+            })
+        };
+        let mut only = Boundary::MAESTRO;
+        if let Boundary::Preempt {
+            interactive_only, ..
+        } = &mut only
+        {
+            *interactive_only = true;
         }
-    }
-
-    pub(super) fn routed(name: &str, mode: Mode) -> Self {
-        let mut of = Self::maestro();
-        name.clone_into(&mut of.options.name);
-        of.options.mode = mode;
-        of
-    }
-
-    pub(super) fn turned(name: &str, boundary: Boundary) -> Self {
-        let mut of = Self::maestro();
-        name.clone_into(&mut of.options.name);
-        of.options.boundary = boundary;
-        of
-    }
-
-    /// Remaining time and nothing else: no aging, no hysteresis. What the oracle would be if it had
-    /// Maestro's predictions.
-    pub(super) fn remaining_alone() -> Self {
-        let remaining = StageOrder::Remaining {
-            aging: 0.0,
-            aging_interactive: 0.0,
-        };
-        Self::ordered("remaining time alone", remaining)
-    }
-
-    /// All orders, Maestro's first. They route, admit and predict alike.
-    pub(super) fn orders() -> Vec<Self> {
-        let remaining = StageOrder::Remaining {
-            aging: 0.0,
-            aging_interactive: 0.0,
-        };
         vec![
             Self::maestro(),
-            Self::ordered("fcfs", StageOrder::Fcfs),
-            Self::ordered("edf", StageOrder::Edf),
-            Self::ordered("edf by class", StageOrder::EdfByClass),
+            ordered("fcfs", StageOrder::Fcfs),
+            ordered("edf", StageOrder::Edf),
+            ordered("edf by class", StageOrder::EdfByClass),
             Self {
                 oracle: true,
-                ..Self::ordered("oracle srtf", remaining)
+                ..ordered("oracle srtf", remaining(0.0, 0.0))
             },
-            Self::ordered("least attained", StageOrder::LeastAttained),
-            Self::ordered("interactive first", StageOrder::InteractiveFirst),
-            Self::ordered("interactive, remaining", StageOrder::InteractiveRemaining),
+            ordered("least attained", StageOrder::LeastAttained),
+            ordered("interactive first", StageOrder::InteractiveFirst),
+            ordered("interactive, remaining", StageOrder::InteractiveRemaining),
+            // What the oracle would be if it had Maestro's predictions.
+            ordered("remaining time alone", remaining(0.0, 0.0)),
+            ordered("none, and no hysteresis", remaining(0.0, 0.0)),
             Self::turned("maestro, no hysteresis", Boundary::Requeue),
-            Self::remaining_alone(),
+            Self::turned("no hysteresis", Boundary::Requeue),
+            Self::turned("w/o preempt", Boundary::Hold),
+            Self::turned("only for interactive", only),
+            Self::changed("interactive first, then remaining time", |options| {
+                options.order = StageOrder::InteractiveRemaining;
+                options.boundary = Boundary::Requeue;
+            }),
+            routed("full score", Mode::MAESTRO),
+            routed("load balance", Mode::LoadBalance),
+            routed("bin pack only", Mode::BIN_PACK),
+            routed("end to end, ms", Mode::EndToEnd { degradation: 1.0 }),
+            routed("warm, then shortest", Mode::WarmShortest),
+            aged("maestro, only background ages, 1 s per 100 s", 0.01, 0.0),
+            aged("both, 1 s per 10 s (figure 7)", 0.1, 0.1),
+            aged("background, 1 s per 10 s", 0.1, 0.0),
+            aged("both, 1 s per 100 s", 0.01, 0.01),
+            aged("background, 1 s per 100 s", 0.01, 0.0),
+            aged("none", 0.0, 0.0),
         ]
+    }
+
+    /// The one of that name.
+    pub(super) fn named(name: &str) -> Option<Self> {
+        let mut all = Self::all().into_iter();
+        all.find(|policy| policy.options.name == name)
     }
 }
 
@@ -322,6 +346,20 @@ pub(super) struct Measured {
     pub(super) preempted: u64,
     pub(super) activated: u64,
     pub(super) lost: usize,
+}
+
+impl Measured {
+    /// As tables and claims call them.
+    pub(super) fn columns(&self) -> Columns {
+        vec![
+            ("met, %", self.met),
+            ("time of a job, s", self.latency),
+            ("wait of a job, s", self.delay),
+            ("wait of a stage, s", self.stage_delay),
+            ("activations", self.activated as f64),
+            ("busy, %", 100.0 * self.busy),
+        ]
+    }
 }
 
 impl Trial {

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use laxity_requests::baseline::{Fixed, LineOrder, RoundRobin};
 use laxity_requests::discipline::Discipline;
-use laxity_requests::dispatch::{Dispatch, Role};
+use laxity_requests::dispatch::Role;
 use laxity_requests::kv::Pool;
 use laxity_requests::qoserve::{Alpha, Chunking, Forest, Options, QoServe, Relegation};
 use laxity_requests::replica::Replica;
-use laxity_requests::request::Slo;
+use laxity_requests::request::{InstanceId, Slo};
 use laxity_requests::{Span, Time};
 
 use crate::compute::Gpu;
@@ -263,35 +263,24 @@ fn discipline(policy: Policy, setting: &Setting) -> Box<dyn Discipline + Send> {
     }
 }
 
-/// Runs requests through replicas, each under the policy of its number.
-pub(super) fn cluster(
-    setting: &Setting,
-    policies: &[Policy],
-    dispatch: Box<dyn Dispatch>,
-    asked: &[Asked],
-) -> Outcome {
-    let make = |instance: laxity_requests::request::InstanceId, _: Role| {
-        let policy = policies[instance.0 as usize];
+/// Runs requests through one replica.
+pub(super) fn one(setting: &Setting, policy: Policy, asked: &[Asked]) -> Outcome {
+    let make = |_: InstanceId, _: Role| {
         // A hundredth of the blocks stays free for those that decode, as vLLM's watermark.
         let pool = Pool::new(setting.blocks, BLOCK_TOKENS);
         Replica::new(pool, setting.blocks / 100, discipline(policy, setting))
     };
     let config = Config {
-        roles: vec![Role::Whole; policies.len()],
+        roles: vec![Role::Whole],
         make: &make,
         clock: &setting.clock,
-        dispatch,
+        dispatch: Box::new(RoundRobin::default()),
         scaler: None,
         link: Link::new(12_500_000_000, Span::from_micros(20)),
         kv_bytes_per_token: setting.clock.roofline.kv_bytes_per_token(),
         ends: Time::NEVER,
     };
     run(config, asked)
-}
-
-/// Runs requests through one replica.
-pub(super) fn one(setting: &Setting, policy: Policy, asked: &[Asked]) -> Outcome {
-    cluster(setting, &[policy], Box::new(RoundRobin::default()), asked)
 }
 
 /// Violations of some requests, %.

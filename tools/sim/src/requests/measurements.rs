@@ -1,0 +1,153 @@
+//! What runs gave, by place, row and column: the source of tables and of claims.
+
+use std::collections::BTreeMap;
+
+use evalexpr::Value;
+
+use super::reproduction::{Section, spread};
+use crate::reproduce::runner::{Figures, list};
+
+/// What one run gave, by the names of columns.
+pub(crate) type Columns = Vec<(&'static str, f64)>;
+
+/// What runs gave, by place, row and column, with a value for each seed. Tables show it, and claims
+/// ask for it by `of(PLACE, ROW, COLUMN)`.
+#[derive(Debug, Default)]
+pub(crate) struct Measurements {
+    values: BTreeMap<(String, String, &'static str), Vec<f64>>,
+    /// Rows of a place, in order.
+    rows: Vec<(String, String)>,
+}
+
+impl Measurements {
+    /// Adds a row: what each seed gave.
+    pub(crate) fn add(&mut self, place: &str, row: &str, runs: &[Columns]) {
+        self.rows.push((place.to_owned(), row.to_owned()));
+        for (column, value) in runs.iter().flatten() {
+            let key = (place.to_owned(), row.to_owned(), *column);
+            self.values.entry(key).or_default().push(*value);
+        }
+    }
+
+    fn find(&self, place: &str, row: &str, column: &str) -> Option<&[f64]> {
+        let mut found = self
+            .values
+            .iter()
+            .filter(|((p, r, c), _)| p == place && r == row && *c == column);
+        found.next().map(|(_, values)| values.as_slice())
+    }
+
+    /// The values of a row of the table of a place.
+    pub(crate) fn of(&self, place: &str, row: &str, column: &str) -> &[f64] {
+        self.find(place, row, column).unwrap_or(&[])
+    }
+
+    fn in_place(&self, place: &str) -> impl Iterator<Item = &str> {
+        let rows = self.rows.iter().filter(move |(other, _)| other == place);
+        rows.map(|(_, row)| row.as_str())
+    }
+
+    /// Columns of some places side by side: a name before each, and the columns of it.
+    pub(crate) fn table(
+        &self,
+        title: &str,
+        places: &[(&str, &str)],
+        columns: &[&str],
+        notes: &str,
+    ) -> Section {
+        let mut head = vec!["setting".to_owned()];
+        for (_, name) in places {
+            head.extend(
+                columns
+                    .iter()
+                    .map(|column| format!("{name} {column}").trim().to_owned()),
+            );
+        }
+        let row = |row: &str| {
+            let cells = places.iter().flat_map(|(place, _)| {
+                columns
+                    .iter()
+                    .map(|column| spread(self.of(place, row, column)))
+            });
+            std::iter::once(row.to_owned()).chain(cells).collect()
+        };
+        Section {
+            title: title.to_owned(),
+            head,
+            rows: self.in_place(places[0].0).map(row).collect(),
+            notes: notes.to_owned(),
+        }
+    }
+}
+
+fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len().max(1) as f64
+}
+
+fn numbers(value: &Value) -> Option<Vec<f64>> {
+    let Value::Tuple(values) = value else {
+        return Some(vec![value.as_number().ok()?]);
+    };
+    values.iter().map(|value| value.as_number().ok()).collect()
+}
+
+impl Figures for Measurements {
+    /// `of(PLACE, ROW, COLUMN)`: a value for each seed.
+    ///
+    /// `means(PLACES, ROW, COLUMN)`: the means in all places whose names begin so.
+    ///
+    /// `difference(LIST, LIST)`, and `past(LIST, OTHER)`: the values where the other is below 90.
+    ///
+    /// `interval(REQUESTS, PERCENT)`: half of the 95 % confidence interval of such a part, %, of so
+    /// many requests in all runs.
+    ///
+    /// `best(PLACE, COLUMN, START, "most")`: which of the rows whose names begin so has the most
+    /// (or the least) in that column; rows with a `+` are left out.
+    fn call(&self, function: &str, arguments: &[Value]) -> Option<Value> {
+        let text = |at: usize| arguments.get(at)?.as_string().ok();
+        match function {
+            "of" => {
+                let values = self.find(&text(0)?, &text(1)?, &text(2)?)?;
+                Some(list(values.iter().copied()))
+            }
+            "means" => {
+                let (places, row, column) = (text(0)?, text(1)?, text(2)?);
+                let rows = self.rows.iter();
+                let rows =
+                    rows.filter(|(place, other)| place.starts_with(&places) && *other == row);
+                Some(list(
+                    rows.map(|(place, row)| mean(self.of(place, row, &column))),
+                ))
+            }
+            "interval" => {
+                let requests: f64 = numbers(arguments.first()?)?.iter().sum();
+                let part = arguments.get(1)?.as_number().ok()? / 100.0;
+                let half = 196.0 * (part * (1.0 - part) / requests.max(1.0)).sqrt();
+                Some(Value::Float(half))
+            }
+            "difference" | "past" => {
+                let (one, other) = (numbers(arguments.first()?)?, numbers(arguments.get(1)?)?);
+                let pairs = one.into_iter().zip(other);
+                Some(if function == "past" {
+                    list(pairs.filter(|(_, by)| *by < 90.0).map(|(value, _)| value))
+                } else {
+                    list(pairs.map(|(one, other)| one - other))
+                })
+            }
+            "best" => {
+                let (place, column, start) = (text(0)?, text(1)?, text(2)?);
+                let mean = |row: &str| mean(self.of(&place, row, &column));
+                let rows = self.in_place(&place);
+                let rows = rows.filter(|row| row.starts_with(&start) && !row.contains('+'));
+                let by = |a: &&str, b: &&str| mean(a).total_cmp(&mean(b));
+                let best = if text(3)? == "most" {
+                    rows.max_by(by)
+                } else {
+                    rows.min_by(by)
+                };
+                best.map(Value::from)
+            }
+            _ => None,
+        }
+    }
+}
