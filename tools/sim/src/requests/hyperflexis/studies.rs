@@ -102,6 +102,9 @@ fn shown<'a>(places: &'a [String], names: &'a [String]) -> Vec<(&'a str, &'a str
     places.iter().map(String::as_str).zip(names).collect()
 }
 
+/// Title, machine, tasks, instances and rates.
+type Scene<'a> = (&'static str, &'a Machine, &'a [Task], &'a [Role], &'a [f64]);
+
 /// Attainment over the rate of requests.
 pub(super) fn attainment(
     machines: &[Machine; 2],
@@ -113,7 +116,7 @@ pub(super) fn attainment(
     let tight = tasks::tight();
     let pool_rates: &[f64] = &[60.0, 80.0, 100.0, 120.0, 140.0, 160.0];
     let one_rates: &[f64] = &[10.0, 20.0, 30.0, 35.0, 40.0, 45.0];
-    let scenes: [(&str, &Machine, &[Task], &[Role], &[f64]); 6] = [
+    let scenes: [Scene<'_>; 6] = [
         ("Four tasks, ratio 1.4", one, &FOUR, &WHOLE, &RATES),
         ("Four tasks, ratio 2.0", other, &FOUR, &WHOLE, &RATES),
         ("Two tasks", one, &tasks::TWO, &WHOLE, &RATES),

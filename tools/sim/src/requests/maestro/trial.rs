@@ -254,7 +254,7 @@ impl Policy {
         let routed = |name: &str, mode| Self::changed(name, |options| options.mode = mode);
         let aged = |name: &str, aging, aging_interactive| {
             Self::changed(name, |options| {
-                options.order = remaining(aging, aging_interactive)
+                options.order = remaining(aging, aging_interactive);
             })
         };
         let mut only = Boundary::MAESTRO;
