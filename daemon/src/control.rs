@@ -2,7 +2,7 @@
 //!
 //! Who may connect is the socket's file mode. Whoever connects is served: if all connections are
 //! taken, or a user's share of them, the one that has asked nothing for longest is closed
-//! ([`Places`]), and root's only for root. A peer that sends too long a line, or nothing for a
+//! ([`ConnectionSlots`]), and root's only for root. A peer that sends too long a line, or nothing for a
 //! while, is disconnected.
 //!
 //! A command that its operator saw fail must not take effect later. So whoever is gone when its
@@ -12,7 +12,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use laxity_listen::{AcceptErrors, Places};
+use laxity_listen::{AcceptErrors, ConnectionSlots};
 use laxity_wire::control::{REQUEST_BYTES_MAX, parse_request};
 use laxity_wire::{Envelope, Request, Response};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -34,7 +34,7 @@ const WRITE_MAX: Duration = Duration::from_secs(5);
 
 /// Serves `listener` until the runtime ends.
 pub async fn serve(listener: UnixListener, service: Arc<Service>) {
-    let places = Places::new(CONNECTIONS_MAX, PER_UID_MAX);
+    let places = ConnectionSlots::new(CONNECTIONS_MAX, PER_UID_MAX);
     let mut errors = AcceptErrors::new("the control socket");
     loop {
         let accepted = listener.accept().await;

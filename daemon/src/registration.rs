@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use laxity_listen::{AcceptErrors, LineLimit, Place, Places};
+use laxity_listen::{AcceptErrors, ConnectionSlot, ConnectionSlots, LineLimit};
 use laxity_shm::layout::Geometry;
 use laxity_shm::registration::{
     self, HELLO_FENCED, Hello, Peer, Reason, RegistrationError, accept, peer, peer_groups,
@@ -50,8 +50,8 @@ const LINES_EVERY: Duration = Duration::from_secs(10);
 #[derive(Clone)]
 struct RegistrationContext {
     service: Arc<Service>,
-    greetings: Places<u32>,
-    farewells: Places<u32>,
+    greetings: ConnectionSlots<u32>,
+    farewells: ConnectionSlots<u32>,
     lines: Arc<Lines>,
 }
 
@@ -71,8 +71,8 @@ pub async fn serve(listener: Watched, service: Arc<Service>) {
     let lines = || Mutex::new(LineLimit::new(LINES_MAX, LINES_EVERY));
     let door = RegistrationContext {
         service,
-        greetings: Places::new(GREETINGS_MAX, GREETINGS_PER_UID_MAX),
-        farewells: Places::new(FAREWELLS_MAX, FAREWELLS_PER_UID_MAX),
+        greetings: ConnectionSlots::new(GREETINGS_MAX, GREETINGS_PER_UID_MAX),
+        farewells: ConnectionSlots::new(FAREWELLS_MAX, FAREWELLS_PER_UID_MAX),
         lines: Arc::new(Lines {
             attached: lines(),
             left: lines(),
@@ -157,7 +157,7 @@ impl RegistrationContext {
         &self,
         socket: &Watched,
         from: Peer,
-        mut place: Place<u32>,
+        mut place: ConnectionSlot<u32>,
     ) -> Result<Newcomer, Refusal> {
         let hello = tokio::select! {
             biased;
@@ -188,7 +188,7 @@ impl RegistrationContext {
 
 /// Keeps a refused connection until its greeting has come. A socket that is closed on something
 /// unread breaks under the client's hands, and it never sees the reason.
-async fn farewell(socket: Watched, place: Place<u32>) {
+async fn farewell(socket: Watched, place: ConnectionSlot<u32>) {
     let _ = tokio::time::timeout(GREETING_MAX, greeting(&socket)).await;
     drop((socket, place));
 }

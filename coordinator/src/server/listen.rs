@@ -1,15 +1,14 @@
 //! Connections: accepted up to a cap, with TLS where it is configured, each with who its peer is.
 //!
 //! A connection beyond a cap is closed at once: leaving it in the backlog would make those wait
-//! that have a place. The handshake has a time limit, so that a peer that says nothing holds a
-//! place for seconds only.
+//! that have a slot. The handshake has a time limit, so that a peer that says nothing holds a slot
+//! for seconds only.
 //!
 //! A connection on which neither a daemon attends nor somebody watches is a *visitor*. Visitors
-//! have fewer places, and a newcomer always gets one: it takes that of the oldest visitor from the
+//! have fewer slots, and a newcomer always gets one: it takes that of the oldest visitor from the
 //! address that has the most. So idle connections, however many, keep nobody out, and a stream that
 //! is served never makes room for one.
 
-use std::collections::HashMap;
 use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -18,7 +17,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use laxity_listen::{AcceptErrors, LineLimit, Places as VisitorPlaces};
+use laxity_listen::{AcceptErrors, ConnectionSlot, ConnectionSlots, LineLimit};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
@@ -27,6 +26,7 @@ use tokio::time::{Sleep, sleep};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::either::Either;
 use tonic::transport::server::Connected;
 use tracing::{debug, warn};
 
@@ -44,12 +44,9 @@ const PREFACE_BYTES: usize = 24;
 const VISITORS_MAX: usize = 1024;
 const VISITORS_PER_ADDRESS_MAX: usize = 512;
 
-enum Io {
-    Plain(TcpStream),
-    Tls(Box<TlsStream<TcpStream>>),
-}
+type Io = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
-/// One connection. Its place is free again when it is dropped.
+/// One connection. Its slot is free again when it is dropped.
 pub(crate) struct Connection {
     io: Io,
     info: ConnectInfo,
@@ -57,34 +54,24 @@ pub(crate) struct Connection {
     /// until when.
     preface: Option<(usize, Pin<Box<Sleep>>)>,
     visit: Visit,
-    _place: Place,
+    _slot: ConnectionSlot<IpAddr>,
 }
 
-/// A visitor's place. Resolves when a newcomer takes it.
+/// Resolves when a newcomer takes a visitor's slot.
 type Lost = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A connection's place among the visitors, while it is one.
+/// A connection's slot among the visitors, while it is one.
 struct Visit {
-    places: VisitorPlaces<IpAddr>,
+    slots: ConnectionSlots<IpAddr>,
     address: IpAddr,
     lost: Option<Lost>,
 }
 
 impl Visit {
-    fn new(places: VisitorPlaces<IpAddr>, address: IpAddr) -> Self {
-        let mut visit = Self {
-            places,
-            address,
-            lost: None,
-        };
-        visit.enter();
-        visit
-    }
-
     fn enter(&mut self) {
-        // Nobody is privileged here, so there always is one.
-        if let Some(mut place) = self.places.take(self.address, false) {
-            self.lost = Some(Box::pin(async move { place.lost().await }));
+        // Nobody is privileged here, so there always is a slot.
+        if let Some(mut slot) = self.slots.take(self.address, false) {
+            self.lost = Some(Box::pin(async move { slot.lost().await }));
         }
     }
 
@@ -105,17 +92,17 @@ impl Visit {
 }
 
 impl Connection {
-    fn new(io: Io, peer: Peer, place: Place, visit: Visit) -> Self {
+    fn new(io: Io, peer: Peer, slot: ConnectionSlot<IpAddr>, visit: Visit) -> Self {
         Self {
             io,
             info: ConnectInfo::new(peer),
             preface: Some((PREFACE_BYTES, Box::pin(sleep(HANDSHAKE_MAX)))),
             visit,
-            _place: place,
+            _slot: slot,
         }
     }
 
-    /// A peer that connects and says nothing holds a place for seconds only. HTTP/2 itself looks
+    /// A peer that connects and says nothing holds a slot for seconds only. HTTP/2 itself looks
     /// after those that began.
     fn poll_preface(&mut self, cx: &mut Context<'_>, read: usize) -> Poll<io::Result<()>> {
         let Some((missing, late)) = &mut self.preface else {
@@ -150,10 +137,7 @@ impl AsyncRead for Connection {
             return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
         let before = buffer.filled().len();
-        let read = match &mut self.io {
-            Io::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
-            Io::Tls(stream) => Pin::new(stream).poll_read(cx, buffer),
-        };
+        let read = Pin::new(&mut self.io).poll_read(cx, buffer);
         let more = buffer.filled().len() - before;
         match self.poll_preface(cx, more) {
             Poll::Ready(Ok(())) => read,
@@ -168,10 +152,7 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        match &mut self.io {
-            Io::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),
-            Io::Tls(stream) => Pin::new(stream).poll_write(cx, bytes),
-        }
+        Pin::new(&mut self.io).poll_write(cx, bytes)
     }
 
     fn poll_write_vectored(
@@ -179,76 +160,19 @@ impl AsyncWrite for Connection {
         cx: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match &mut self.io {
-            Io::Plain(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
-            Io::Tls(stream) => Pin::new(stream).poll_write_vectored(cx, parts),
-        }
+        Pin::new(&mut self.io).poll_write_vectored(cx, parts)
     }
 
     fn is_write_vectored(&self) -> bool {
-        match &self.io {
-            Io::Plain(stream) => stream.is_write_vectored(),
-            Io::Tls(stream) => stream.is_write_vectored(),
-        }
+        self.io.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.io {
-            Io::Plain(stream) => Pin::new(stream).poll_flush(cx),
-            Io::Tls(stream) => Pin::new(stream).poll_flush(cx),
-        }
+        Pin::new(&mut self.io).poll_flush(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match &mut self.io {
-            Io::Plain(stream) => Pin::new(stream).poll_shutdown(cx),
-            Io::Tls(stream) => Pin::new(stream).poll_shutdown(cx),
-        }
-    }
-}
-
-#[derive(Debug, Default)]
-struct Taken {
-    total: usize,
-    by_address: HashMap<IpAddr, usize>,
-}
-
-/// Counts connections.
-#[derive(Clone, Debug, Default)]
-struct Places(Arc<Mutex<Taken>>);
-
-/// One of them.
-struct Place {
-    places: Places,
-    address: IpAddr,
-}
-
-impl Places {
-    fn take(&self, address: IpAddr, limits: &Limits) -> Option<Place> {
-        let mut taken = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let here = taken.by_address.get(&address).copied().unwrap_or(0);
-        if taken.total >= limits.connections_max || here >= limits.connections_per_address_max {
-            return None;
-        }
-        taken.total += 1;
-        taken.by_address.insert(address, here + 1);
-        Some(Place {
-            places: self.clone(),
-            address,
-        })
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut taken = self.places.0.lock().unwrap_or_else(PoisonError::into_inner);
-        taken.total -= 1;
-        if let Some(here) = taken.by_address.get_mut(&self.address) {
-            *here -= 1;
-            if *here == 0 {
-                taken.by_address.remove(&self.address);
-            }
-        }
+        Pin::new(&mut self.io).poll_shutdown(cx)
     }
 }
 
@@ -286,8 +210,9 @@ pub(crate) fn accept(
         );
     }
     tokio::spawn(async move {
-        let places = Places::default();
-        let visitors = VisitorPlaces::new(
+        let slots =
+            ConnectionSlots::new(limits.connections_max, limits.connections_per_address_max);
+        let visitors = ConnectionSlots::new(
             VISITORS_MAX.min(limits.connections_max.div_ceil(2)),
             VISITORS_PER_ADDRESS_MAX.min(limits.connections_per_address_max.div_ceil(2)),
         );
@@ -305,15 +230,20 @@ pub(crate) fn accept(
                     continue;
                 }
             };
-            let Some(place) = places.take(address.ip(), &limits) else {
+            let Some(slot) = slots.take_free(address.ip()) else {
                 debug!(%address, "a connection beyond limits.connections_* was closed");
                 continue;
             };
-            let visit = Visit::new(visitors.clone(), address.ip());
+            let mut visit = Visit {
+                slots: visitors.clone(),
+                address: address.ip(),
+                lost: None,
+            };
+            visit.enter();
             let _ = stream.set_nodelay(true);
             let Some(tls) = tls.clone() else {
                 let peer = Peer::Anyone(address);
-                let connection = Connection::new(Io::Plain(stream), peer, place, visit);
+                let connection = Connection::new(Io::Left(stream), peer, slot, visit);
                 if sender.send(Ok(connection)).await.is_err() {
                     return;
                 }
@@ -321,7 +251,7 @@ pub(crate) fn accept(
             };
             let (sender, refusals) = (sender.clone(), Arc::clone(&refusals));
             tokio::spawn(async move {
-                let greeted = greet(&tls, stream, address, place, visit, &refusals);
+                let greeted = greet(&tls, (stream, address), slot, visit, &refusals);
                 if let Some(connection) = greeted.await {
                     let _ = sender.send(Ok(connection)).await;
                 }
@@ -343,9 +273,8 @@ async fn linger(mut stream: TcpStream) {
 
 async fn greet(
     tls: &ServerTls,
-    stream: TcpStream,
-    address: SocketAddr,
-    place: Place,
+    (stream, address): (TcpStream, SocketAddr),
+    slot: ConnectionSlot<IpAddr>,
     mut visit: Visit,
     refusals: &Mutex<LineLimit>,
 ) -> Option<Connection> {
@@ -379,10 +308,6 @@ async fn greet(
     let leaf = session.peer_certificates().and_then(<[_]>::first);
     let roles = leaf.map_or_else(Vec::new, |leaf| access::roles(leaf));
     let peer = Peer::Known(roles.into());
-    Some(Connection::new(
-        Io::Tls(Box::new(stream)),
-        peer,
-        place,
-        visit,
-    ))
+    let io = Io::Right(Box::new(stream));
+    Some(Connection::new(io, peer, slot, visit))
 }

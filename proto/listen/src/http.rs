@@ -2,7 +2,7 @@
 //!
 //! A client that says nothing, sends its head byte by byte, or does not read its answer holds one
 //! of a bounded number of connections for a bounded time ([`Limits`]). If all are taken, a
-//! newcomer takes the place of the one that has asked nothing for longest ([`crate::Places`]).
+//! newcomer takes the slot of the one that has asked nothing for longest ([`crate::ConnectionSlots`]).
 //! Answers are made on the runtime's thread: they must be cheap, as those of [`rendered`] are.
 
 use std::convert::Infallible;
@@ -22,7 +22,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tracing::debug;
 
-use crate::{AcceptErrors, Place, Places};
+use crate::{AcceptErrors, ConnectionSlot, ConnectionSlots};
 
 /// What connections may take.
 #[derive(Clone, Copy, Debug)]
@@ -83,7 +83,7 @@ impl Listener {
     {
         let answer = Arc::new(answer);
         let mut errors = AcceptErrors::new(what);
-        let places = Places::new(limits.connections_max, limits.connections_max);
+        let slots = ConnectionSlots::new(limits.connections_max, limits.connections_max);
         // Ends them all when this future is dropped.
         let mut connections = JoinSet::new();
         loop {
@@ -95,12 +95,12 @@ impl Listener {
                 }
             };
             while connections.try_join_next().is_some() {}
-            let Some(place) = places.take(from.ip(), false) else {
+            let Some(slot) = slots.take(from.ip(), false) else {
                 continue;
             };
-            let (places, answer) = (places.clone(), Arc::clone(&answer));
-            connections.spawn(connection(stream, place, places, limits, answer));
-            // Whoever lost a place closes its connection before the next is accepted.
+            let (slots, answer) = (slots.clone(), Arc::clone(&answer));
+            connections.spawn(connection(stream, slot, slots, limits, answer));
+            // Whoever lost a slot closes its connection before the next is accepted.
             tokio::task::yield_now().await;
         }
     }
@@ -108,16 +108,16 @@ impl Listener {
 
 async fn connection<A>(
     stream: TcpStream,
-    mut place: Place<IpAddr>,
-    places: Places<IpAddr>,
+    mut slot: ConnectionSlot<IpAddr>,
+    slots: ConnectionSlots<IpAddr>,
     limits: Limits,
     answer: Arc<A>,
 ) where
     A: Fn(&Request<Incoming>) -> Answer + Send + Sync + 'static,
 {
-    let number = place.number();
+    let number = slot.number();
     let service = service_fn(move |request| {
-        places.renew(number);
+        slots.renew(number);
         let response = answer(&request);
         async move { Ok::<_, Infallible>(response) }
     });
@@ -133,7 +133,7 @@ async fn connection<A>(
             Ok(Err(error)) => debug!(%error, "an HTTP connection broke"),
             Err(_) => debug!("an HTTP connection took too long"),
         },
-        () = place.lost() => debug!("an HTTP connection made room for a newer one"),
+        () = slot.lost() => debug!("an HTTP connection made room for a newer one"),
     }
 }
 

@@ -1,11 +1,11 @@
-//! Places for those who connect: so many in total, and so many for one holder.
+//! Slots for connections: a maximum in total, and a maximum for each holder.
 //!
-//! A newcomer gets a place even if all are taken, since whoever connects idly and early must not
-//! shut others out. What makes room for it is the oldest place of
-//! 1. the newcomer's own holder, if that holder has its share already;
-//! 2. otherwise the holder that has the most, the privileged ones apart.
+//! A new connection gets a slot even if all are taken, since idle connections must not shut others
+//! out. To make room, the oldest slot is taken from
+//! 1. the new connection's own holder, if that holder has its share already;
+//! 2. otherwise the holder that has the most slots and is not privileged.
 //!
-//! Places of a privileged holder (root, say) make room only for the same holder's.
+//! A privileged holder (root, say) loses slots only to itself.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -13,15 +13,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-/// See the module. Cheap to clone; clones share the places.
+/// The slots of one listener. Clones share them.
 #[derive(Debug)]
-pub struct Places<H> {
+pub struct ConnectionSlots<H> {
     held: Arc<Mutex<Held<H>>>,
     max: usize,
     per_holder_max: usize,
 }
 
-impl<H> Clone for Places<H> {
+impl<H> Clone for ConnectionSlots<H> {
     fn clone(&self) -> Self {
         Self {
             held: Arc::clone(&self.held),
@@ -34,22 +34,22 @@ impl<H> Clone for Places<H> {
 struct Held<H> {
     next: u64,
     /// By number.
-    places: BTreeMap<u64, Holding<H>>,
+    slots: BTreeMap<u64, Holding<H>>,
 }
 
 #[derive(Debug)]
 struct Holding<H> {
     holder: H,
     is_privileged: bool,
-    /// Grows with each place that is taken or renewed.
+    /// Grows with each slot that is taken or renewed.
     age: u64,
-    /// Resolves the place's [`Place::lost`] when dropped.
+    /// Resolves the slot's [`ConnectionSlot::lost`] when dropped.
     _keep: oneshot::Sender<()>,
 }
 
-/// A place that is held until this is dropped, or lost to a newcomer.
+/// A slot that is held until this is dropped, or until a new connection takes it.
 #[derive(Debug)]
-pub struct Place<H> {
+pub struct ConnectionSlot<H> {
     held: Arc<Mutex<Held<H>>>,
     number: u64,
     lost: oneshot::Receiver<()>,
@@ -59,29 +59,29 @@ fn lock<H>(held: &Mutex<Held<H>>) -> MutexGuard<'_, Held<H>> {
     held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<H: Clone + Ord> Places<H> {
-    /// `max` places, of which a holder that is not privileged has at most `per_holder_max`.
+impl<H: Clone + Ord> ConnectionSlots<H> {
+    /// `max` slots, of which a holder that is not privileged has at most `per_holder_max`.
     #[must_use]
     pub fn new(max: usize, per_holder_max: usize) -> Self {
         Self {
             held: Arc::new(Mutex::new(Held {
                 next: 0,
-                places: BTreeMap::new(),
+                slots: BTreeMap::new(),
             })),
             max,
             per_holder_max,
         }
     }
 
-    /// A place for `holder`. Somebody may lose one for it; see the module. `None` if privileged
-    /// holders have all places and `holder` is not one.
+    /// A slot for `holder`. Somebody may lose one for it; see the module. `None` if privileged
+    /// holders have all slots and `holder` is not one.
     #[must_use]
-    pub fn take(&self, holder: H, is_privileged: bool) -> Option<Place<H>> {
+    pub fn take(&self, holder: H, is_privileged: bool) -> Option<ConnectionSlot<H>> {
         let mut held = lock(&self.held);
         let has = held.count(&holder);
         if !is_privileged && has >= self.per_holder_max {
             held.end_oldest(&holder);
-        } else if held.places.len() >= self.max {
+        } else if held.slots.len() >= self.max {
             match held.largest() {
                 Some(largest) => held.end_oldest(&largest),
                 None if is_privileged && has > 0 => held.end_oldest(&holder),
@@ -96,36 +96,36 @@ impl<H: Clone + Ord> Places<H> {
             age: number,
             _keep: keep,
         };
-        held.places.insert(number, holding);
-        Some(Place {
+        held.slots.insert(number, holding);
+        Some(ConnectionSlot {
             held: Arc::clone(&self.held),
             number,
             lost,
         })
     }
 
-    /// A place for `holder` that nobody loses one for; `None` if there is none.
+    /// A slot for `holder` that nobody loses one for; `None` if there is none.
     #[must_use]
-    pub fn take_free(&self, holder: H) -> Option<Place<H>> {
+    pub fn take_free(&self, holder: H) -> Option<ConnectionSlot<H>> {
         let held = lock(&self.held);
-        let has_room = held.places.len() < self.max && held.count(&holder) < self.per_holder_max;
+        let has_room = held.slots.len() < self.max && held.count(&holder) < self.per_holder_max;
         drop(held);
         has_room.then(|| self.take(holder, false)).flatten()
     }
 
-    /// Makes place `number` the newest, if it is still held.
+    /// Makes slot `number` the newest, if it is still held.
     pub fn renew(&self, number: u64) {
         let mut held = lock(&self.held);
         let age = held.stamp();
-        if let Some(holding) = held.places.get_mut(&number) {
+        if let Some(holding) = held.slots.get_mut(&number) {
             holding.age = age;
         }
     }
 
-    /// Places that are held now.
+    /// ConnectionSlots that are held now.
     #[must_use]
     pub fn len(&self) -> usize {
-        lock(&self.held).places.len()
+        lock(&self.held).slots.len()
     }
 
     /// Whether none is held.
@@ -143,26 +143,26 @@ impl<H: Clone + Ord> Held<H> {
 
     fn count(&self, holder: &H) -> usize {
         let of = |holding: &&Holding<H>| holding.holder == *holder;
-        self.places.values().filter(of).count()
+        self.slots.values().filter(of).count()
     }
 
     fn end_oldest(&mut self, holder: &H) {
         let oldest = self
-            .places
+            .slots
             .iter()
             .filter(|(_, holding)| holding.holder == *holder)
             .min_by_key(|(_, holding)| holding.age)
             .map(|(number, _)| *number);
         if let Some(number) = oldest {
-            self.places.remove(&number);
+            self.slots.remove(&number);
         }
     }
 
-    /// The holder that has the most places, of those that are not privileged; of equals the one
-    /// with the oldest place.
+    /// The holder that has the most slots, of those that are not privileged; of equals the one
+    /// with the oldest slot.
     fn largest(&self) -> Option<H> {
         let mut holders: BTreeMap<&H, (usize, u64)> = BTreeMap::new();
-        for holding in self.places.values().filter(|h| !h.is_privileged) {
+        for holding in self.slots.values().filter(|h| !h.is_privileged) {
             let (count, oldest) = holders.entry(&holding.holder).or_insert((0, u64::MAX));
             *count += 1;
             *oldest = (*oldest).min(holding.age);
@@ -174,23 +174,23 @@ impl<H: Clone + Ord> Held<H> {
     }
 }
 
-impl<H> Place<H> {
-    /// Returns once the place is lost. The connection is then to be closed.
+impl<H> ConnectionSlot<H> {
+    /// Returns once the slot is lost. The connection is then to be closed.
     pub async fn lost(&mut self) {
         // Nobody sends: the sender is dropped with the entry.
         let _ = (&mut self.lost).await;
     }
 
-    /// Its number, for [`Places::renew`].
+    /// Its number, for [`ConnectionSlots::renew`].
     #[must_use]
     pub const fn number(&self) -> u64 {
         self.number
     }
 }
 
-impl<H> Drop for Place<H> {
+impl<H> Drop for ConnectionSlot<H> {
     fn drop(&mut self) {
-        lock(&self.held).places.remove(&self.number);
+        lock(&self.held).slots.remove(&self.number);
     }
 }
 
@@ -198,54 +198,54 @@ impl<H> Drop for Place<H> {
 mod tests {
     use super::*;
 
-    /// Whether `place` was lost, now.
-    fn is_lost(place: &mut Place<u32>) -> bool {
-        place.lost.try_recv() == Err(oneshot::error::TryRecvError::Closed)
+    /// Whether `slot` was lost, now.
+    fn is_lost(slot: &mut ConnectionSlot<u32>) -> bool {
+        slot.lost.try_recv() == Err(oneshot::error::TryRecvError::Closed)
     }
 
     #[test]
     fn a_newcomer_takes_the_oldest_place_of_the_holder_with_the_most() {
-        let places = Places::new(4, 4);
-        let mut one = places.take(1, false).expect("a place");
-        let mut two: Vec<_> = (0..3).filter_map(|_| places.take(2, false)).collect();
-        let mut three = places.take(3, false).expect("a place");
+        let slots = ConnectionSlots::new(4, 4);
+        let mut one = slots.take(1, false).expect("a slot");
+        let mut two: Vec<_> = (0..3).filter_map(|_| slots.take(2, false)).collect();
+        let mut three = slots.take(3, false).expect("a slot");
         assert!(is_lost(&mut two[0]) && !is_lost(&mut two[1]) && !is_lost(&mut one));
-        places.renew(two[1].number());
-        let mut four = places.take(4, false).expect("a place");
+        slots.renew(two[1].number());
+        let mut four = slots.take(4, false).expect("a slot");
         assert!(is_lost(&mut two[2]) && !is_lost(&mut two[1]));
         assert!(!is_lost(&mut three) && !is_lost(&mut four));
-        assert_eq!(places.len(), 4);
+        assert_eq!(slots.len(), 4);
         drop((one, two, three, four));
-        assert!(places.is_empty());
+        assert!(slots.is_empty());
     }
 
     #[test]
     fn a_holder_has_its_share_and_takes_from_itself_only() {
-        let places = Places::new(100, 2);
-        let mut other = places.take(7, false).expect("a place");
-        let mut own: Vec<_> = (0..5).filter_map(|_| places.take(1, false)).collect();
-        assert_eq!(places.len(), 3);
+        let slots = ConnectionSlots::new(100, 2);
+        let mut other = slots.take(7, false).expect("a slot");
+        let mut own: Vec<_> = (0..5).filter_map(|_| slots.take(1, false)).collect();
+        assert_eq!(slots.len(), 3);
         assert!(own[..3].iter_mut().all(is_lost) && !own[3..].iter_mut().any(is_lost));
         assert!(!is_lost(&mut other));
     }
 
     #[test]
     fn a_free_place_costs_nobody_one() {
-        let places = Places::new(3, 2);
-        let mut own: Vec<_> = (0..3).filter_map(|_| places.take_free(1)).collect();
-        let _other = places.take_free(2).expect("a place");
-        assert!(places.take_free(3).is_none(), "all are taken");
+        let slots = ConnectionSlots::new(3, 2);
+        let mut own: Vec<_> = (0..3).filter_map(|_| slots.take_free(1)).collect();
+        let _other = slots.take_free(2).expect("a slot");
+        assert!(slots.take_free(3).is_none(), "all are taken");
         assert!(own.len() == 2 && !own.iter_mut().any(is_lost));
     }
 
     #[test]
     fn a_privileged_holder_always_has_a_place_and_loses_none_to_others() {
-        let places = Places::new(3, 2);
-        let others: Vec<_> = (10..13).filter_map(|uid| places.take(uid, false)).collect();
-        let mut root: Vec<_> = (0..3).filter_map(|_| places.take(0, true)).collect();
-        assert_eq!((others.len(), root.len(), places.len()), (3, 3, 3));
-        assert!(places.take(10, false).is_none(), "root has them all");
-        let last = places.take(0, true);
+        let slots = ConnectionSlots::new(3, 2);
+        let others: Vec<_> = (10..13).filter_map(|uid| slots.take(uid, false)).collect();
+        let mut root: Vec<_> = (0..3).filter_map(|_| slots.take(0, true)).collect();
+        assert_eq!((others.len(), root.len(), slots.len()), (3, 3, 3));
+        assert!(slots.take(10, false).is_none(), "root has them all");
+        let last = slots.take(0, true);
         assert!(last.is_some() && is_lost(&mut root[0]) && !is_lost(&mut root[1]));
     }
 }
