@@ -3,8 +3,9 @@
 use anyhow::{Result, anyhow};
 use clap::{Args, Subcommand};
 use laxity_quantity::Nanos;
-use laxity_wire::v1::{GetPolicyRequest, Policy, SetPolicyRequest};
-use laxity_wire::view::{PolicyHistory, Revision};
+use laxity_wire::v1::{
+    GetPolicyRequest, GetPolicyResponse, Policy, PolicyRevision, SetPolicyRequest,
+};
 
 use super::client::Coordinator;
 use super::show::json;
@@ -14,25 +15,24 @@ use laxity_cli::output::say;
 /// What can be done with the policy.
 #[derive(Debug, Subcommand)]
 pub(crate) enum PolicyCommand {
-    /// Show the policy that holds
+    /// Show the current policy
     Get(GetArgs),
-    /// Change keys of it, at once and without a restart; the rest stays
+    /// Change some keys of the policy. The change takes effect at once, without a restart
     #[command(after_long_help = SET_HELP)]
     Set(SetArgs),
-    /// Show who changed what, and when, newest first
+    /// List the changes of the policy, newest first
     History(HistoryArgs),
 }
 
 const SET_HELP: &str = "\
 Keys:
-  policy               mfs or laxity: how doomed requests and worst-case estimates are treated
-  drop_budget          requests that may be pruned at a time
-  debounce             how long triggers are gathered, such as 3ms
-  rank_margin          by how much a batch's deadline has to move before daemons are told, such as \
-  2ms
+  policy               mfs or laxity; they differ in doomed requests and worst-case estimates
+  drop_budget          maximum number of pruned requests
+  debounce             time for which events are gathered before a run of admission, such as 3ms
+  rank_margin          smallest change of a batch's deadline that daemons are told, such as 2ms
   correction_permille  weight of each finished batch in the correction of estimates, in thousandths
-  fetches_per_port     fetches under way at a port that many read
-  fetch_lease          how long a fetch token is good for, such as 50ms
+  fetches_per_port     maximum number of fetches with a token at one port
+  fetch_lease          how long a fetch token is valid, such as 50ms
 
 Examples:
   laxity cluster policy set drop_budget=32 --dry-run
@@ -51,10 +51,10 @@ pub(crate) struct GetArgs {
 /// Arguments of `laxity cluster policy set`.
 #[derive(Debug, Args)]
 pub(crate) struct SetArgs {
-    /// What to change; --help lists the keys
+    /// Keys with their new values; --help lists the keys
     #[arg(required = true, value_name = "KEY=VALUE")]
     changes: Vec<String>,
-    /// Why, for the history
+    /// Reason, which the history shows
     #[arg(
         long,
         value_name = "TEXT",
@@ -62,7 +62,7 @@ pub(crate) struct SetArgs {
         hide_default_value = true
     )]
     comment: String,
-    /// Refuse if the current revision is another: somebody changed it since you looked
+    /// Change the policy only if this is still its revision
     #[arg(
         long,
         value_name = "REVISION",
@@ -70,7 +70,7 @@ pub(crate) struct SetArgs {
         hide_default_value = true
     )]
     expect: u64,
-    /// Only check
+    /// Check the change without making it
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -83,7 +83,7 @@ pub(crate) struct SetArgs {
 /// Arguments of `laxity cluster policy history`.
 #[derive(Debug, Args)]
 pub(crate) struct HistoryArgs {
-    /// At most so many revisions
+    /// Maximum number of revisions
     #[arg(long, value_name = "N", default_value_t = 20)]
     limit: u32,
     #[command(flatten)]
@@ -101,14 +101,13 @@ pub(super) fn run(command: &PolicyCommand) -> Result<()> {
     }
 }
 
-fn ask(coordinator: &Coordinator, history: u32) -> Result<PolicyHistory> {
-    let told = coordinator.run(async |client| {
+fn ask(coordinator: &Coordinator, history: u32) -> Result<GetPolicyResponse> {
+    coordinator.run(async |client| {
         let mut operator = client.operator.clone();
         client
             .answer(operator.get_policy(GetPolicyRequest { history }))
             .await
-    })?;
-    Ok(PolicyHistory::from(&told))
+    })
 }
 
 fn get(args: &GetArgs) -> Result<()> {
@@ -127,7 +126,7 @@ fn history(args: &HistoryArgs) -> Result<()> {
     if args.json {
         return json(&told);
     }
-    let revisions: Vec<Revision> = told.current.into_iter().chain(told.history).collect();
+    let revisions: Vec<PolicyRevision> = told.current.into_iter().chain(told.history).collect();
     say(tables::history(&revisions))
 }
 
@@ -148,8 +147,6 @@ fn set(args: &SetArgs) -> Result<()> {
     })?;
     let current = told
         .current
-        .as_ref()
-        .map(Revision::from)
         .ok_or_else(|| anyhow!("the coordinator told no policy; is it of a later release?"))?;
     match (args.json, args.dry_run) {
         (true, _) => json(&current),
@@ -209,7 +206,7 @@ mod tests {
             fetch_lease_ns: Some(60_000_000_000),
         };
         let mut read = Policy::default();
-        for (key, value) in tables::policy(&(&all).into()) {
+        for (key, value) in tables::policy(&all) {
             apply(&mut read, &format!("{key}={value}")).expect("taken");
             assert!(SET_HELP.contains(key), "{key} is not in the help");
         }

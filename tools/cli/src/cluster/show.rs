@@ -2,7 +2,6 @@
 
 use anyhow::{Context, Result, bail};
 use laxity_wire::v1::{DrainRequest, ExplainRequest, ListBatchesRequest, ListHostsRequest};
-use laxity_wire::view::{self, Batches, Explanation, Hosts};
 use serde::Serialize;
 
 use super::{BatchesArgs, DrainArgs, ExplainArgs, HostsArgs, tables};
@@ -14,13 +13,12 @@ pub(super) fn json(value: &impl Serialize) -> Result<()> {
 }
 
 pub(super) fn hosts(args: &HostsArgs) -> Result<()> {
-    let told = args.coordinator.run(async |client| {
+    let mut told = args.coordinator.run(async |client| {
         let mut operator = client.operator.clone();
         client
             .answer(operator.list_hosts(ListHostsRequest {}))
             .await
     })?;
-    let mut told = Hosts::from(&told);
     for wanted in &args.hosts {
         if !told.hosts.iter().any(|host| host.host == *wanted) {
             bail!(
@@ -53,7 +51,6 @@ pub(super) fn batches(args: &BatchesArgs) -> Result<()> {
         let mut operator = client.operator.clone();
         client.answer(operator.list_batches(wanted)).await
     })?;
-    let told = Batches::from(&told);
     if args.json {
         return json(&told);
     }
@@ -73,7 +70,6 @@ pub(super) fn explain(args: &ExplainArgs) -> Result<()> {
             client.answer(operator.explain(wanted)).await
         })
         .context("`laxity cluster batches` lists what can be explained")?;
-    let told = Explanation::from(&told);
     if args.json {
         return json(&told);
     }
@@ -99,10 +95,8 @@ pub(super) fn drain(args: &DrainArgs) -> Result<()> {
         let hosts = client
             .answer(operator.list_hosts(ListHostsRequest {}))
             .await?;
-        let known = view::Hosts::from(&hosts).hosts;
-        let known = known
-            .into_iter()
-            .any(|host| host.host == args.host && host.connected);
+        let mut hosts = hosts.hosts.iter();
+        let known = hosts.any(|host| host.host == args.host && host.connected);
         Ok((told, known))
     })?;
     if args.json {

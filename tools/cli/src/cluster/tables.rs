@@ -1,7 +1,11 @@
 //! What `laxity cluster` shows to people. Names come from daemons, that is from other machines:
 //! what could steer a terminal is written as its code.
 
-use laxity_wire::view::{Batch, Explanation, Host, Hosts, Policy, Port, Queue, Revision};
+use laxity_wire::v1::{
+    BatchStatus, ExplainResponse, HostStatus, ListHostsResponse, Neighbour, Policy, PolicyRevision,
+    PortStatus,
+};
+use laxity_wire::view::{Queue, by_level, by_stage, direction};
 
 use laxity_cli::table::{align_numbers, bytes, table};
 
@@ -45,7 +49,7 @@ fn until(ns: Option<i64>) -> String {
     }
 }
 
-fn state(host: &Host) -> &'static str {
+fn state(host: &HostStatus) -> &'static str {
     match (host.drained, host.connected) {
         (true, true) => "drained",
         (true, false) => "drained, gone",
@@ -54,28 +58,28 @@ fn state(host: &Host) -> &'static str {
     }
 }
 
-fn waiting(host: &Host) -> u64 {
+fn waiting(host: &HostStatus) -> u64 {
     let ports = host.ports.iter();
     ports.fold(0, |sum, port| sum.saturating_add(port.queued_bytes))
 }
 
-fn late(host: &Host) -> String {
+fn late(host: &HostStatus) -> String {
     match host.completed_flows {
         0 => "-".into(),
         all => format!("{:.1} %", 100.0 * host.missed_flows as f64 / all as f64),
     }
 }
 
-fn load(port: &Port) -> String {
+fn load(port: &PortStatus) -> String {
     format!("{:.0} %", f64::from(port.load_permille) / 10.0)
 }
 
-fn port_name(port: &Port) -> String {
-    format!("{} {}", clean(&port.port), port.direction)
+fn port_name(port: &PortStatus) -> String {
+    format!("{} {}", clean(&port.port), direction(port.direction))
 }
 
 /// One line for each host.
-pub(crate) fn hosts(told: &Hosts) -> String {
+pub(crate) fn hosts(told: &ListHostsResponse) -> String {
     let connected = told.hosts.iter().filter(|host| host.connected).count();
     let headline = format!(
         "{connected} of {} hosts connected; term {}, {} runs{}",
@@ -122,7 +126,7 @@ pub(crate) fn hosts(told: &Hosts) -> String {
 }
 
 /// Who took a host out, when and why, on one line; `None` if nobody did.
-fn drained(host: &Host) -> Option<String> {
+fn drained(host: &HostStatus) -> Option<String> {
     let note = host.drain.as_ref()?;
     let mut line = format!("{}: drained {} ago", clean(&host.host), span(note.age_ns));
     if !note.author.is_empty() {
@@ -147,7 +151,7 @@ fn split(queues: &[Queue]) -> String {
 }
 
 /// All of one host.
-pub(crate) fn host(host: &Host) -> String {
+pub(crate) fn host(host: &HostStatus) -> String {
     let mut lines = vec![format!(
         "{}: {}, tenant {}, {}, {} batches, {} requests, fetches: {} granted, {} waiting",
         clean(&host.host),
@@ -189,8 +193,8 @@ pub(crate) fn host(host: &Host) -> String {
             format!("{}/s", bytes(port.rate_bytes_per_s)),
             load(port),
             bytes(port.queued_bytes),
-            split(&port.queued_by_level),
-            split(&port.queued_by_stage),
+            split(&by_level(&port.queued_level_bytes)),
+            split(&by_stage(&port.queued_stage_bytes)),
         ]);
     }
     lines.push(table.to_string());
@@ -198,7 +202,7 @@ pub(crate) fn host(host: &Host) -> String {
 }
 
 /// Batches in their order.
-pub(crate) fn batches(listed: &[Batch], total: u32, filtered: bool) -> String {
+pub(crate) fn batches(listed: &[BatchStatus], total: u32, filtered: bool) -> String {
     let headline = match (listed.len(), filtered) {
         (0, true) => format!("None of the {total} active batches is like that."),
         (0, false) if total == 0 => "No batch is active.".into(),
@@ -232,7 +236,7 @@ pub(crate) fn batches(listed: &[Batch], total: u32, filtered: bool) -> String {
             batch
                 .rank
                 .map_or_else(|| "-".into(), |rank| rank.to_string()),
-            batch.batch.clone(),
+            batch.batch.to_string(),
             clean(&batch.owner),
             batch.hosts.len().to_string(),
             batch.requests.to_string(),
@@ -251,7 +255,7 @@ pub(crate) fn batches(listed: &[Batch], total: u32, filtered: bool) -> String {
 }
 
 /// Sentences, then what is around it.
-pub(crate) fn explanation(told: &Explanation) -> String {
+pub(crate) fn explanation(told: &ExplainResponse) -> String {
     let mut lines = Vec::new();
     if let Some(batch) = &told.status {
         lines.push(format!(
@@ -270,25 +274,20 @@ pub(crate) fn explanation(told: &Explanation) -> String {
         return lines.join("\n");
     };
     let mut order = table(&["batch", "due (RED)", ""]);
-    for other in &told.before {
-        order.add_row(vec![
-            other.batch.clone(),
+    let row = |other: &Neighbour, mark: &str| {
+        vec![
+            other.batch.to_string(),
             until(other.red_remaining_ns),
-            String::new(),
-        ]);
-    }
-    order.add_row(vec![
-        batch.batch.clone(),
-        until(batch.red_remaining_ns),
-        "<- this one".into(),
-    ]);
-    for other in &told.after {
-        order.add_row(vec![
-            other.batch.clone(),
-            until(other.red_remaining_ns),
-            String::new(),
-        ]);
-    }
+            mark.to_owned(),
+        ]
+    };
+    let this = Neighbour {
+        batch: batch.batch,
+        red_remaining_ns: batch.red_remaining_ns,
+    };
+    order.add_rows(told.before.iter().map(|other| row(other, "")));
+    order.add_row(row(&this, "<- this one"));
+    order.add_rows(told.after.iter().map(|other| row(other, "")));
     lines.push(format!("\nAround it in the order:\n{order}"));
     if !told.pruned.is_empty() {
         let mut pruned = table(&["pruned request", "for batch", "at", "left there", "due"]);
@@ -299,14 +298,14 @@ pub(crate) fn explanation(told: &Explanation) -> String {
                     format!(
                         "{} {} of {}",
                         clean(&port.port),
-                        port.direction,
+                        direction(port.direction),
                         clean(&port.host)
                     )
                 },
             );
             pruned.add_row(vec![
-                request.request.clone(),
-                request.for_batch.clone(),
+                request.request.to_string(),
+                request.for_batch.to_string(),
                 at,
                 bytes(request.bytes),
                 until(request.remaining_ns),
@@ -318,6 +317,10 @@ pub(crate) fn explanation(told: &Explanation) -> String {
 }
 
 /// `key=value` pairs, as `policy set` takes them.
+pub(crate) fn pairs(revision: &PolicyRevision) -> Vec<(&'static str, String)> {
+    revision.policy.as_ref().map_or_else(Vec::new, policy)
+}
+
 pub(crate) fn policy(policy: &Policy) -> Vec<(&'static str, String)> {
     let number = |value: Option<u32>| value.map(|value| value.to_string());
     let nanos = |value: Option<u64>| value.map(|ns| laxity_quantity::Nanos(ns).to_string());
@@ -337,7 +340,7 @@ pub(crate) fn policy(policy: &Policy) -> Vec<(&'static str, String)> {
 }
 
 /// Who made a revision, when and why, on one line.
-pub(crate) fn revision_line(revision: &Revision) -> String {
+pub(crate) fn revision_line(revision: &PolicyRevision) -> String {
     let mut line = format!(
         "revision {} by {}, {} ago",
         revision.revision,
@@ -352,8 +355,8 @@ pub(crate) fn revision_line(revision: &Revision) -> String {
 }
 
 /// A revision with all it says.
-pub(crate) fn revision(revision: &Revision) -> String {
-    let pairs = policy(&revision.policy);
+pub(crate) fn revision(revision: &PolicyRevision) -> String {
+    let pairs = pairs(revision);
     let lines = pairs
         .iter()
         .map(|(key, value)| format!("  {key} = {value}"));
@@ -362,16 +365,16 @@ pub(crate) fn revision(revision: &Revision) -> String {
 }
 
 /// Revisions, newest first, each with what it changed against the one before it.
-pub(crate) fn history(revisions: &[Revision]) -> String {
+pub(crate) fn history(revisions: &[PolicyRevision]) -> String {
     let mut lines = Vec::new();
     for (index, one) in revisions.iter().enumerate() {
-        let before = revisions.get(index + 1).map(|older| policy(&older.policy));
+        let before = revisions.get(index + 1).map(pairs);
         let changed: Vec<String> = match before {
-            None => policy(&one.policy)
+            None => pairs(one)
                 .into_iter()
                 .map(|(key, value)| format!("{key}={value}"))
                 .collect(),
-            Some(before) => policy(&one.policy)
+            Some(before) => pairs(one)
                 .into_iter()
                 .filter(|pair| !before.contains(pair))
                 .map(|(key, value)| {
@@ -415,7 +418,6 @@ mod tests {
             hosts: vec![status, v1::HostStatus::default()],
             ..v1::ListHostsResponse::default()
         };
-        let told = Hosts::from(&told);
         let said = "prefill-3: drained 3 min ago by laxity://operator/ann: its NIC flaps";
         assert!(
             hosts(&told).lines().any(|line| line == said),
@@ -445,14 +447,14 @@ mod tests {
 
     #[test]
     fn history_says_what_each_revision_changed() {
-        let of = |number: u64, drop_budget: u32| Revision {
+        let of = |number: u64, drop_budget: u32| PolicyRevision {
             revision: number,
-            policy: Policy {
+            policy: Some(Policy {
                 policy: Some("laxity".into()),
                 drop_budget: Some(drop_budget),
                 debounce_ns: Some(3_000_000),
                 ..Policy::default()
-            },
+            }),
             author: "alice".into(),
             comment: String::new(),
             age_ns: 0,

@@ -5,8 +5,8 @@ use std::io::{self, ErrorKind, Write};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
+use laxity_wire::v1::watch_event::Event;
 use laxity_wire::v1::{WatchKind, WatchRequest};
-use laxity_wire::view::Event;
 
 use super::client::{Coordinator, refused};
 use super::tables;
@@ -14,7 +14,7 @@ use super::tables;
 /// Arguments of `laxity cluster watch`.
 #[derive(Debug, Args)]
 pub(crate) struct WatchArgs {
-    /// Only these kinds, separated by commas; all without it
+    /// Print only these kinds of events, separated by commas [default: all]
     #[arg(long, value_name = "KINDS", value_delimiter = ',')]
     kinds: Vec<Kind>,
     #[command(flatten)]
@@ -26,11 +26,11 @@ pub(crate) struct WatchArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Kind {
-    /// Hosts that come, go, are drained or taken back
+    /// A host connects, disconnects, is drained or put back
     Hosts,
-    /// Runs of admission, a summary a second
+    /// A summary of admission's runs, once a second
     Runs,
-    /// Changes of the policy
+    /// The policy changes
     Policy,
 }
 
@@ -49,7 +49,7 @@ pub(super) fn watch(args: &WatchArgs) -> Result<()> {
         loop {
             match events.message().await {
                 Ok(Some(event)) => {
-                    if !put(&Event::from(&event), args.json)? {
+                    if !put(event.event.as_ref(), args.json)? {
                         return Ok(());
                     }
                 }
@@ -63,11 +63,12 @@ pub(super) fn watch(args: &WatchArgs) -> Result<()> {
 }
 
 /// Writes an event; false if nobody reads any more.
-fn put(event: &Event, json: bool) -> Result<bool> {
-    let line = if json {
-        serde_json::to_string(event).context("cannot write this as JSON")?
-    } else {
-        line(event)
+fn put(event: Option<&Event>, json: bool) -> Result<bool> {
+    let line = match event {
+        None if json => r#"{"event":"unknown"}"#.to_owned(),
+        None => "unknown an event that this release does not know".to_owned(),
+        Some(event) if json => serde_json::to_string(event).context("cannot write this as JSON")?,
+        Some(event) => line(event),
     };
     let mut out = io::stdout();
     match writeln!(out, "{line}").and_then(|()| out.flush()) {
@@ -79,45 +80,33 @@ fn put(event: &Event, json: bool) -> Result<bool> {
 
 fn line(event: &Event) -> String {
     match event {
-        Event::Host {
-            host,
-            connected,
-            drained,
-        } => {
-            let state = match (drained, connected) {
+        Event::Host(host) => {
+            let state = match (host.drained, host.connected) {
                 (true, _) => "drained",
                 (false, true) => "connected",
                 (false, false) => "not connected",
             };
-            format!("host    {} {state}", tables::clean(host))
+            format!("host    {} {state}", tables::clean(&host.host))
         }
-        Event::Run {
-            batches,
-            requests,
-            pruned,
-            infeasible,
-            ranks_changed,
-            took_ns,
-            runs,
-            ..
-        } => {
+        Event::Run(run) => {
             let mut line = format!(
-                "run     {runs} runs, {batches} batches, {requests} requests, {pruned} pruned"
+                "run     {} runs, {} batches, {} requests, {} pruned",
+                run.runs, run.batches, run.requests, run.pruned
             );
             // Older coordinators leave these out.
-            if *infeasible > 0 {
-                line.push_str(&format!(", {infeasible} would be late"));
+            if run.infeasible > 0 {
+                line.push_str(&format!(", {} would be late", run.infeasible));
             }
-            if *ranks_changed > 0 {
-                line.push_str(&format!(", {ranks_changed} ranks changed"));
+            if run.ranks_changed > 0 {
+                line.push_str(&format!(", {} ranks changed", run.ranks_changed));
             }
-            if *took_ns > 0 {
-                line.push_str(&format!(", took {}", tables::span(*took_ns)));
+            if run.took_ns > 0 {
+                line.push_str(&format!(", took {}", tables::span(run.took_ns)));
             }
             line
         }
         Event::Policy(revision) => {
-            let pairs = tables::policy(&revision.policy);
+            let pairs = tables::pairs(revision);
             let pairs: Vec<String> = pairs
                 .iter()
                 .map(|(key, value)| format!("{key}={value}"))
@@ -128,24 +117,24 @@ fn line(event: &Event) -> String {
                 pairs.join(" ")
             )
         }
-        Event::Missed { events } => {
+        Event::Missed(events) => {
             format!("missed  {events} events: this terminal is too slow for them")
         }
-        Event::Unknown => "unknown an event that this release does not know".into(),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use laxity_wire::v1::HostChanged;
 
     #[test]
     fn an_event_is_one_line_whatever_is_in_it() {
-        let host = Event::Host {
+        let host = Event::Host(HostChanged {
             host: "a\nb\u{1b}[31m".into(),
             connected: true,
             drained: false,
-        };
+        });
         assert_eq!(line(&host), "host    a\\u{a}b\\u{1b}[31m connected");
         let json = serde_json::to_string(&host).expect("JSON");
         assert_eq!(json.lines().count(), 1, "{json}");
