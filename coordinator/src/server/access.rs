@@ -16,7 +16,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tonic::{Request, Status};
-use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 /// Longest name that is taken from a certificate.
 const NAME_BYTES_MAX: usize = 253;
@@ -58,21 +57,10 @@ impl Role {
     }
 }
 
-/// The roles that a client's certificate, already verified, names. Empty if it cannot be read.
+/// Returns the roles that a client's certificate names. The handshake has verified it.
 pub(crate) fn roles(certificate_der: &[u8]) -> Vec<Role> {
-    let Ok((_, certificate)) = X509Certificate::from_der(certificate_der) else {
-        return Vec::new();
-    };
-    let Ok(Some(names)) = certificate.subject_alternative_name() else {
-        return Vec::new();
-    };
-    let names = names.value.general_names.iter();
-    names
-        .filter_map(|name| match name {
-            GeneralName::URI(uri) => Role::parse(uri),
-            _ => None,
-        })
-        .collect()
+    let uris = laxity_credentials::uris(certificate_der);
+    uris.iter().filter_map(|uri| Role::parse(uri)).collect()
 }
 
 /// What a request knows of its connection.

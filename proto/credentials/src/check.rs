@@ -118,7 +118,31 @@ fn may_sign(certificate: &X509Certificate<'_>) -> bool {
     certificate.is_ca() || certificate.subject() == certificate.issuer()
 }
 
-/// What it is for.
+fn names<'c>(certificate: &'c X509Certificate<'_>) -> &'c [GeneralName<'c>] {
+    let names = certificate.subject_alternative_name().ok().flatten();
+    names.map_or(&[], |names| &names.value.general_names)
+}
+
+fn uris_of<'c>(certificate: &'c X509Certificate<'_>) -> Vec<&'c str> {
+    let names = names(certificate).iter();
+    let uris = names.filter_map(|name| match name {
+        GeneralName::URI(uri) => Some(*uri),
+        _ => None,
+    });
+    uris.collect()
+}
+
+/// Returns the URIs that a certificate names, or none if it cannot be read.
+#[must_use]
+pub fn uris(certificate_der: &[u8]) -> Vec<String> {
+    let Ok((_, certificate)) = X509Certificate::from_der(certificate_der) else {
+        return Vec::new();
+    };
+    let uris = uris_of(&certificate).into_iter();
+    uris.map(str::to_owned).collect()
+}
+
+/// Checks that the certificate is for this side of a connection.
 fn check_purpose(leaf: &X509Certificate<'_>, side: Side<'_>) -> Result<(), String> {
     let role = side.role();
     if leaf.is_ca() {
@@ -129,15 +153,8 @@ fn check_purpose(leaf: &X509Certificate<'_>, side: Side<'_>) -> Result<(), Strin
             leaf.subject()
         ));
     }
-    let names = leaf.subject_alternative_name().ok().flatten();
-    let names = names.map_or(&[][..], |names| &names.value.general_names);
-    let uris: Vec<&str> = names
-        .iter()
-        .filter_map(|name| match name {
-            GeneralName::URI(uri) => Some(*uri),
-            _ => None,
-        })
-        .collect();
+    let names = names(leaf);
+    let uris = uris_of(leaf);
     let usage = leaf.extended_key_usage().ok().flatten();
     let allows = |client: bool| {
         usage.as_ref().is_none_or(|usage| match client {

@@ -16,7 +16,7 @@ use tokio_rustls::rustls::RootCertStore;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
-pub use self::check::{Side, check};
+pub use self::check::{Side, check, uris};
 
 /// A file that cannot be used. Fix the file, or name another one.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

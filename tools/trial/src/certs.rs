@@ -57,15 +57,11 @@ impl Subject {
     /// What its files are called: `NAME.crt` and `NAME.key`.
     #[must_use]
     pub fn file_stem(&self) -> String {
-        match self {
-            Self::Daemon(name) => format!("daemon-{name}"),
-            Self::Viewer(name) => format!("viewer-{name}"),
-            Self::Operator(name) => format!("operator-{name}"),
-            Self::Coordinator(names) => match names.first() {
-                Some(name) => format!("coordinator-{name}"),
-                None => "coordinator".to_owned(),
-            },
-            Self::Load(count) => format!("load-{count}"),
+        let role = self.role();
+        match (self, self.names().first()) {
+            (Self::Load(count), _) => format!("{role}-{count}"),
+            (_, Some(name)) => format!("{role}-{name}"),
+            (_, None) => role.to_owned(),
         }
     }
 
@@ -167,6 +163,14 @@ pub enum CertsError {
     Make(#[from] rcgen::Error),
 }
 
+fn unwritable(path: &Path) -> impl Fn(io::Error) -> CertsError {
+    let path = path.to_owned();
+    move |cause| CertsError::File {
+        path: path.clone(),
+        cause,
+    }
+}
+
 /// A certificate that was made.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Made {
@@ -237,10 +241,7 @@ pub fn make(folder: &Path, subjects: &[Subject], days: u32) -> Result<Vec<Made>,
         made.push(announce(Some(subject), crt, secret, until_s as i64));
     }
     let is_new = !folder.exists();
-    fs::create_dir_all(folder).map_err(|cause| CertsError::File {
-        path: folder.to_owned(),
-        cause,
-    })?;
+    fs::create_dir_all(folder).map_err(unwritable(folder))?;
     let put = put_all(folder, &batch);
     if put.is_err() && is_new {
         // It is empty. If it is not, somebody else has put something there.
@@ -263,11 +264,7 @@ fn put_all(folder: &Path, files: &[(PathBuf, String, u32)]) -> Result<(), CertsE
             file.as_file().sync_all()?;
             Ok(file)
         };
-        let file = write().map_err(|cause| CertsError::File {
-            path: path.clone(),
-            cause,
-        })?;
-        written.push((path, file));
+        written.push((path, write().map_err(unwritable(path))?));
     }
     let mut named: Vec<&Path> = Vec::new();
     let name_all = || {
@@ -275,18 +272,12 @@ fn put_all(folder: &Path, files: &[(PathBuf, String, u32)]) -> Result<(), CertsE
             file.persist_noclobber(path)
                 .map_err(|persist| match persist.error.kind() {
                     io::ErrorKind::AlreadyExists => CertsError::There(path.clone()),
-                    _ => CertsError::File {
-                        path: path.clone(),
-                        cause: persist.error,
-                    },
+                    _ => unwritable(path)(persist.error),
                 })?;
             named.push(path);
         }
         let synced = File::open(folder).and_then(|folder| folder.sync_all());
-        synced.map_err(|cause| CertsError::File {
-            path: folder.to_owned(),
-            cause,
-        })
+        synced.map_err(unwritable(folder))
     };
     let done = name_all();
     if done.is_err() {

@@ -7,7 +7,6 @@ use std::path::PathBuf;
 
 use laxity_credentials::Certificates;
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
-use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use super::host;
 use super::own::Handed;
@@ -45,7 +44,7 @@ impl Identities {
         let cert = Certificates::read("--cert", &files.cert).map_err(text)?;
         let key = laxity_credentials::read("--key", &files.key).map_err(text)?;
         let leaf = &cert.all[0];
-        let named = uris(leaf);
+        let named: HashSet<String> = laxity_credentials::uris(leaf).into_iter().collect();
         let wanted = Subject::Load(daemons).uris();
         if let Some(missing) = wanted.iter().find(|uri| !named.contains(*uri)) {
             return Err(format!(
@@ -105,23 +104,6 @@ impl Identities {
             None => tls,
         }
     }
-}
-
-/// The URIs that a certificate names. Empty if the certificate cannot be read.
-fn uris(certificate_der: &[u8]) -> HashSet<String> {
-    let Ok((_, certificate)) = X509Certificate::from_der(certificate_der) else {
-        return HashSet::new();
-    };
-    let Ok(Some(names)) = certificate.subject_alternative_name() else {
-        return HashSet::new();
-    };
-    let names = names.value.general_names.iter();
-    names
-        .filter_map(|name| match name {
-            GeneralName::URI(uri) => Some((*uri).to_owned()),
-            _ => None,
-        })
-        .collect()
 }
 
 #[cfg(test)]
