@@ -20,32 +20,32 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, reload};
 
-/// Orders the work of a cluster's hosts.
+/// Orders batches across the hosts of a cluster.
 ///
-/// Runs without a configuration, on loopback. SIGHUP reads it again, SIGTERM stops in order:
-/// daemons are told, and go on with an order of their own.
+/// Without a configuration, it listens on loopback. SIGHUP reads the configuration again. SIGTERM
+/// stops it: it tells the daemons, which go on with an order of their own.
 #[derive(Debug, Parser)]
 #[command(name = "laxity-coordinator", version, max_term_width = 100)]
 struct Arguments {
     /// Configuration file [default: /etc/laxity/coordinator.toml, if it exists]
     #[arg(long, value_name = "FILE", env = "LAXITY_COORDINATOR_CONFIG")]
     config: Option<PathBuf>,
-    /// Checks the configuration and exits
+    /// Check the configuration and exit
     #[arg(long)]
     check: bool,
-    /// Prints the configuration that would hold, as TOML, and exits
+    /// Print the complete configuration as TOML, and exit
     #[arg(long)]
     show_config: bool,
-    /// Where daemons and operators connect (`listen` of the configuration); port 0 takes a free one
+    /// Address for daemons and operators (`listen` of the configuration). Port 0 takes a free port
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
     /// Serve other hosts without TLS (`insecure` of the configuration)
     #[arg(long)]
     insecure: bool,
-    /// Where the page for people is served (`web.listen` of the configuration)
+    /// Address of the web page (`web.listen` of the configuration)
     #[arg(long, value_name = "ADDRESS")]
     web: Option<SocketAddr>,
-    /// What is logged: a level or a filter (`log` of the configuration)
+    /// Level of the log, or a filter (`log` of the configuration)
     #[arg(long, value_name = "FILTER", env = "LAXITY_LOG")]
     log: Option<String>,
     /// Ends when its parent does, whose process number this is (for `laxity cluster load`)

@@ -60,7 +60,11 @@ fn a_command_of_the_laboratory_is_started_or_it_is_said_what_to_install() {
         Some(2),
         "as for other wrong arguments"
     );
-    assert!(output.stderr.contains("no command `stauts`"));
+    let said = &output.stderr;
+    assert!(
+        said.contains("'stauts'") && said.contains("'status'"),
+        "{said}"
+    );
 
     // What is found takes this program's place: arguments, output and exit code are its own.
     let path = folder.path().join("path");
@@ -114,14 +118,19 @@ fn an_unknown_policy_of_the_lab_is_answered_with_the_known_ones() {
 fn completions_and_manual_pages_cover_every_command() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("man");
-    for (program, command) in [("laxity", "bypass"), ("laxity-lab", "contention")] {
+    for (program, commands) in [
+        ("laxity", ["bypass", "sim"]),
+        ("laxity-lab", ["contention", "certs"]),
+    ] {
         let run = |arguments: &[&str]| {
             let mut command = Command::new(binary(program));
             Said::of(command.args(arguments)).good().stdout
         };
         for shell in ["bash", "zsh", "fish"] {
             let script = run(&["completions", shell]);
-            assert!(script.contains(command), "{program} {shell}");
+            for command in commands {
+                assert!(script.contains(command), "{program} {shell}: {command}");
+            }
         }
         run(&["man", "--out", out.to_str().unwrap()]);
     }
@@ -130,8 +139,9 @@ fn completions_and_manual_pages_cover_every_command() {
         "laxity-status.1",
         "laxity-bypass.1",
         "laxity-lab.1",
-        "laxity-lab-certs.1",
-        "laxity-lab-lab-run.1",
+        "laxity-certs.1",
+        "laxity-lab-run.1",
+        "laxity-cluster-load.1",
     ] {
         assert!(out.join(page).exists(), "{page} is missing");
     }

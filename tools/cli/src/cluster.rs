@@ -1,6 +1,6 @@
 //! `laxity cluster`: the coordinator, seen from outside. Arguments and dispatch; each command asks
 //! `laxity.v1.Operator` once ([`client`]) and shows the answer as a table ([`tables`]) or as the
-//! JSON of `laxity_wire::view`.
+//! JSON that `laxity_wire::view` describes.
 
 mod client;
 mod policy;
@@ -8,7 +8,6 @@ mod show;
 mod tables;
 mod watch;
 
-use std::ffi::OsString;
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
@@ -18,65 +17,59 @@ use crate::external;
 
 /// Said after the options of the family.
 pub(crate) const HELP: &str = "\
-Every command but `load` asks the coordinator that --endpoint or $LAXITY_COORDINATOR names \
-(http://127.0.0.1:7471 by default), prints a table, and with --json a document for machines, in \
-which the ids of batches \
-and requests are strings, since they use all 64 bits.
+Every command except `load` asks one coordinator: the one that --endpoint or $LAXITY_COORDINATOR \
+names, by default http://127.0.0.1:7471. The answer is a table, or JSON with --json. In JSON, ids \
+of batches and requests are strings, because they use all 64 bits.
 
 Examples:
-  # is everybody there, and where does it queue?
+  # which hosts are connected, and where do bytes wait?
   laxity cluster hosts
-  laxity cluster hosts prefill-3              # its ports, by level and stage
+  laxity cluster hosts prefill-3              # its ports, by level and by stage
 
-  # what is late, and why
+  # which batches will be late, and why
   laxity cluster batches --in-trouble
   laxity cluster explain 7340032
 
-  # before maintenance, and after it
+  # take a host out before maintenance, and back in afterwards
   laxity cluster drain prefill-3 --comment 'new NIC'
   laxity cluster drain prefill-3 --undo
 
-  # try a change, make it unless somebody else was faster, look back
+  # check a change, make it if nobody else changed the policy meanwhile, list all changes
   laxity cluster policy set drop_budget=32 --dry-run
   laxity cluster policy set drop_budget=32 debounce=2ms --expect 4 --comment 'fewer prunes'
   laxity cluster policy history
 
-  # from a terminal of your own, with a certificate
+  # ask a coordinator that uses TLS
   laxity cluster batches --endpoint https://coordinator:7471 --ca ca.pem --cert me.pem --key me.key
 
-Exit status: 0 done, 1 the coordinator refused or could not be reached (the message says what to \
-do), 2 wrong arguments.";
+Exit status: 0 on success; 1 if the coordinator refused or could not be reached (the message says \
+what to do); 2 for wrong arguments.";
 
 /// What can be done with a cluster.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ClusterCommand {
-    /// List the hosts: who is connected, what waits, how much is late
+    /// List the hosts: whether they are connected, how much waits, and how much was late
     Hosts(HostsArgs),
-    /// List the active batches in their order
+    /// List the active batches in the order in which they are served
     Batches(BatchesArgs),
-    /// Say why a batch has its place: its deadline, its bottleneck, who was pruned
+    /// Explain the place of a batch in the order: its deadline, its bottleneck, its pruned requests
     Explain(ExplainArgs),
-    /// Look at the policy that holds, change it, or see who changed it
+    /// Show or change the scheduling policy, or list earlier changes
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
-    /// Take a host out of the cluster's order, or back in; its daemon goes on by itself
+    /// Take a host out of the cluster's order, or put it back. Its daemon goes on without an order
     Drain(DrainArgs),
-    /// Show what happens as it happens, a line each, until interrupted
+    /// Print events as they happen, one per line, until interrupted
     Watch(watch::WatchArgs),
-    /// Put a coordinator under load as thousands of daemons would, and measure how long an order
-    /// takes (needs laxity-lab)
+    /// Measure how a coordinator copes with thousands of daemons (needs laxity-lab)
     #[command(disable_help_flag = true)]
-    Load {
-        /// See `laxity cluster load --help`
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        arguments: Vec<OsString>,
-    },
+    Load(external::Arguments),
 }
 
 /// Arguments of `laxity cluster hosts`.
 #[derive(Debug, Args)]
 pub(crate) struct HostsArgs {
-    /// Only these hosts, with each port and its queues
+    /// Show only these hosts, with the queues of each port
     hosts: Vec<String>,
     #[command(flatten)]
     coordinator: Coordinator,
@@ -88,7 +81,7 @@ pub(crate) struct HostsArgs {
 /// Arguments of `laxity cluster batches`.
 #[derive(Debug, Args)]
 pub(crate) struct BatchesArgs {
-    /// Only those that this host takes part in
+    /// List only batches that this host takes part in
     #[arg(
         long,
         value_name = "HOST",
@@ -96,7 +89,7 @@ pub(crate) struct BatchesArgs {
         hide_default_value = true
     )]
     host: String,
-    /// Only those of this tenant
+    /// List only batches of this tenant
     #[arg(
         long,
         value_name = "TENANT",
@@ -104,10 +97,10 @@ pub(crate) struct BatchesArgs {
         hide_default_value = true
     )]
     tenant: String,
-    /// Only those that would be late, or have somebody pruned
+    /// List only batches that will be late or have pruned requests
     #[arg(long)]
     in_trouble: bool,
-    /// At most so many, from the head of the order; the coordinator gives 1000 at once
+    /// Maximum number of batches, from the head of the order
     #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
     limit: u32,
     #[command(flatten)]
@@ -120,9 +113,9 @@ pub(crate) struct BatchesArgs {
 /// Arguments of `laxity cluster explain`.
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
-    /// Its id, as `laxity cluster batches` shows it
+    /// Id of the batch, as `laxity cluster batches` shows it
     batch: u64,
-    /// Whose; only needed where two tenants use the same id
+    /// Tenant of the batch, if several tenants use this id
     #[arg(
         long,
         value_name = "TENANT",
@@ -140,12 +133,12 @@ pub(crate) struct ExplainArgs {
 /// Arguments of `laxity cluster drain`.
 #[derive(Debug, Args)]
 pub(crate) struct DrainArgs {
-    /// The host, by the name that `laxity cluster hosts` shows; it need not be there yet
+    /// Name of the host, as `laxity cluster hosts` shows it. It need not be connected
     host: String,
-    /// Take it back in
+    /// Put the host back into the order
     #[arg(long)]
     undo: bool,
-    /// Why, for whoever asks later
+    /// Reason, which `laxity cluster hosts` shows
     #[arg(
         long,
         value_name = "TEXT",
@@ -169,11 +162,7 @@ pub(crate) fn run(command: &ClusterCommand) -> anyhow::Result<ExitCode> {
         ClusterCommand::Policy(command) => policy::run(command),
         ClusterCommand::Drain(args) => show::drain(args),
         ClusterCommand::Watch(args) => watch::watch(args),
-        ClusterCommand::Load { arguments } => {
-            let words = [OsString::from("cluster-load")];
-            let words: Vec<OsString> = words.into_iter().chain(arguments.iter().cloned()).collect();
-            return Ok(external::run(&words));
-        }
+        ClusterCommand::Load(arguments) => return Ok(external::lab("cluster-load", arguments)),
     }
     .map(|()| ExitCode::SUCCESS)
 }

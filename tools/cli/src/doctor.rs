@@ -1,4 +1,4 @@
-//! `laxity doctor`: what stands between this host's jobs and the scheduler.
+//! `laxity doctor`: finds out why jobs on this host are not scheduled.
 //!
 //! Each check is a function from what is on the host (a [`Root`], the daemon's answers) to
 //! [`Finding`]s; only this file asks the daemon, runs tools and prints.
@@ -30,13 +30,11 @@ use laxity_cli::library;
 use laxity_cli::output::say;
 
 pub(crate) const HELP: &str = "\
-Looks at RDMA devices, their GIDs and trust, the daemon, the preload library, job profiles, \
-traffic classes \
-that libraries choose by themselves, limits, the kernel, and processes whose transfers Laxity \
-can't see. \
-Changes nothing. As root it sees the processes of all users.
+Checks RDMA devices with their GIDs and their trust in DSCP, the daemon, the preload library, job \
+profiles, traffic classes that libraries set by themselves, limits, the kernel, and processes whose \
+transfers Laxity can't see. It changes nothing. Run it as root to check the processes of all users.
 
-Exit status: 0 if there is no error (warnings are none), 1 if there is one.";
+Exit status: 0 if there is no error (there may be warnings), 1 if there is an error.";
 
 /// Arguments of `laxity doctor`.
 #[derive(Args)]
@@ -46,7 +44,7 @@ pub(crate) struct DoctorArgs {
     /// Registration socket of the daemon [default: $LAXITY_SOCKET, or /run/laxity/laxityd.sock]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// The preload library [default: $LAXITY_LIBRARY, or wherever it is installed]
+    /// Preload library [default: $LAXITY_LIBRARY, or where it is installed]
     #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
     /// Print the findings as JSON

@@ -2,8 +2,8 @@
 //!
 //! `laxity-lab` has the laboratory: the lab, the simulator, certificates and load for a trial. An
 //! operator's host does without it. `laxity lab …` starts it in the place of this program, so its
-//! output, signals and exit code are its own. Any other unknown command `laxity X` starts
-//! `laxity-X` in the same way, if there is one.
+//! output, signals and exit code are its own. An unknown command `laxity X` starts `laxity-X` in
+//! the same way, if there is one.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -11,55 +11,61 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
+use clap::{Args, CommandFactory};
+use laxity_cli::program::resolve;
+
 /// The program of the laboratory.
-pub(crate) const LAB: &str = "laxity-lab";
-/// The first words of its commands.
-const LAB_COMMANDS: [&str; 4] = ["lab", "sim", "certs", "cluster-load"];
-/// As clap's exit code for wrong arguments.
-const WRONG_ARGUMENTS: u8 = 2;
+const LAB: &str = "laxity-lab";
 
-/// Said below the list of commands.
-pub(crate) const HELP: &str = "\
-Commands of the laboratory, if laxity-lab is installed (`make install-lab`):
-  lab           Real hosts on one machine: network namespaces, real TCP, a shaped fabric
-  sim           A cluster of thousands of GPUs in virtual time
-  certs         Make a CA and certificates for a trial of the coordinator with TLS
-  cluster load  Put a coordinator under load as thousands of daemons would";
+/// The arguments of a command that `laxity-lab` carries out.
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Arguments for laxity-lab; --help lists them
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
 
-/// Starts the program that `words`, a command and its arguments, are for. Returns if it can't.
-pub(crate) fn run(words: &[OsString]) -> ExitCode {
-    let Some((name, arguments)) = words.split_first() else {
-        return ExitCode::from(WRONG_ARGUMENTS);
+/// Starts the laboratory's program for `command`. Returns if it can't.
+pub(crate) fn lab(command: &str, arguments: &Arguments) -> ExitCode {
+    let Some(path) = find(OsStr::new(LAB)) else {
+        eprintln!(
+            "laxity: this command needs {LAB}, which is neither beside laxity nor in PATH; \
+             install it (`make install-lab` in Laxity's sources)"
+        );
+        return ExitCode::FAILURE;
     };
-    let is_lab = LAB_COMMANDS.iter().any(|command| name == command);
-    let program = match is_lab {
-        true => OsString::from(LAB),
-        false => [OsStr::new("laxity-"), name].into_iter().collect(),
-    };
-    let Some(path) = find(&program) else {
-        let name = name.display();
-        if is_lab {
-            eprintln!(
-                "laxity: `laxity {name}` needs {LAB}, which is neither beside laxity nor in PATH; \
-                 install it (`make install-lab` in Laxity's sources)"
-            );
-            return ExitCode::FAILURE;
-        }
-        eprintln!("laxity: there is no command `{name}`; `laxity --help` lists them");
-        return ExitCode::from(WRONG_ARGUMENTS);
-    };
-    let passed = if is_lab { words } else { arguments };
-    let error = Command::new(&path).args(passed).exec();
-    eprintln!("laxity: {} can't be started: {error}", path.display());
+    start(Command::new(path).arg(command).args(&arguments.arguments))
+}
+
+/// Starts the program that the unknown command `words` is for. Without one, this ends as clap does.
+pub(crate) fn other<Cli: CommandFactory>(words: &[OsString]) -> ExitCode {
+    let program = words.first().map(|name| {
+        let parts = [OsStr::new("laxity-"), name];
+        parts.into_iter().collect::<OsString>()
+    });
+    if let Some(path) = program.and_then(|program| find(&program)) {
+        return start(Command::new(path).args(&words[1..]));
+    }
+    // Says which command is meant.
+    Cli::command()
+        .allow_external_subcommands(false)
+        .get_matches();
     ExitCode::FAILURE
 }
 
-/// The program of this name: beside this one, else in PATH.
+/// Becomes the program. Returns if it can't.
+fn start(command: &mut Command) -> ExitCode {
+    let error = command.exec();
+    let program = Path::new(command.get_program());
+    eprintln!("laxity: {} can't be started: {error}", program.display());
+    ExitCode::FAILURE
+}
+
+/// The executable of this name: beside this program, else in PATH.
 fn find(program: &OsStr) -> Option<PathBuf> {
     let own = env::current_exe().ok();
     let beside = own.as_deref().and_then(Path::parent).map(Path::to_owned);
     let path = env::var_os("PATH").unwrap_or_default();
-    (beside.into_iter().chain(env::split_paths(&path)))
-        .map(|folder| folder.join(program))
-        .find(|file| file.is_file())
+    let folders = beside.into_iter().chain(env::split_paths(&path));
+    resolve(program, Some(&env::join_paths(folders).ok()?))
 }

@@ -32,7 +32,7 @@ impl Endpoint {
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     endpoint: Endpoint,
-    /// Print the daemon's whole answer as JSON
+    /// Print all that the daemon reports, as JSON
     #[arg(long)]
     json: bool,
 }
@@ -40,7 +40,7 @@ pub(crate) struct StatusArgs {
 /// Arguments of `laxity bypass`.
 #[derive(Args)]
 pub(crate) struct BypassArgs {
-    /// `on` lets everything out unscheduled at once, `off` schedules again
+    /// `on` sends all traffic unscheduled from now on; `off` schedules it again
     state: Switch,
     #[command(flatten)]
     endpoint: Endpoint,

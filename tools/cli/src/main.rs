@@ -30,8 +30,7 @@ use laxity_cli::manual;
     name = "laxity",
     version,
     arg_required_else_help = true,
-    max_term_width = 100,
-    after_help = external::HELP
+    max_term_width = 100
 )]
 struct Cli {
     #[command(subcommand)]
@@ -45,30 +44,38 @@ enum Command {
     Run(Box<run::RunArgs>),
     /// List the job profiles, or print one
     Profiles(profiles::ProfilesArgs),
-    /// Check what stands between this host's jobs and the scheduler, and say what to do about it
+    /// Find out why jobs on this host are not scheduled, and what to do about it
     #[command(after_long_help = doctor::HELP)]
     Doctor(doctor::DoctorArgs),
     /// Show what the daemon of this host is doing
     Status(host::StatusArgs),
-    /// Let all traffic of this host go out unscheduled, at once, or schedule it again
+    /// Stop scheduling on this host at once (`on`), or start it again (`off`)
     Bypass(host::BypassArgs),
     /// Ask the daemon to read its configuration again (as SIGHUP does)
     Reload(host::Endpoint),
-    /// Record what the daemon sees and does for a while, as a picture for Perfetto: why each
-    /// transfer waited
+    /// Record what the daemon does, as a file for Perfetto that shows why each transfer waited
     #[command(after_long_help = trace::HELP)]
     Trace(trace::TraceArgs),
-    /// A cluster's coordinator: hosts, the order of batches and why, policy, drains
+    /// Show what a cluster's coordinator does, change its policy, and drain hosts
     #[command(subcommand, after_long_help = cluster::HELP)]
     Cluster(cluster::ClusterCommand),
+    /// Run hosts in network namespaces on this machine, with real TCP (needs laxity-lab)
+    #[command(disable_help_flag = true)]
+    Lab(external::Arguments),
+    /// Simulate a cluster of thousands of GPUs in virtual time (needs laxity-lab)
+    #[command(disable_help_flag = true)]
+    Sim(external::Arguments),
+    /// Make a CA and certificates to try a coordinator with TLS (needs laxity-lab)
+    #[command(disable_help_flag = true)]
+    Certs(external::Arguments),
     /// Print a shell's completion script
     Completions {
-        /// Which shell
+        /// The shell
         shell: clap_complete::Shell,
     },
-    /// Print the manual page, or write one page per command into a folder
+    /// Print the main manual page, or write a page for each command into a folder
     Man {
-        /// Folder for the pages; without it the main page goes to standard output
+        /// Write a page for each command into this folder
         #[arg(long, value_name = "FOLDER")]
         out: Option<PathBuf>,
     },
@@ -89,7 +96,10 @@ fn main() -> ExitCode {
         Command::Trace(args) => trace::trace(&args),
         Command::Completions { shell } => manual::completions(Cli::command(), shell).map(done),
         Command::Man { out } => manual::pages(Cli::command(), out.as_deref()).map(done),
-        Command::External(words) => return external::run(&words),
+        Command::Lab(arguments) => return external::lab("lab", &arguments),
+        Command::Sim(arguments) => return external::lab("sim", &arguments),
+        Command::Certs(arguments) => return external::lab("certs", &arguments),
+        Command::External(words) => return external::other::<Cli>(&words),
     };
     match outcome {
         Ok(code) => code,

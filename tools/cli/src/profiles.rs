@@ -10,7 +10,7 @@ use laxity_cli::table::table;
 /// Arguments of `laxity profiles`.
 #[derive(Args)]
 pub(crate) struct ProfilesArgs {
-    /// Print this profile, as a start for one of your own; without it, list all
+    /// Print this profile, which you can copy and change [default: list all profiles]
     #[arg(value_name = "NAME")]
     show: Option<String>,
 }

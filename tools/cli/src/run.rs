@@ -29,42 +29,37 @@ const MOONCAKE: &str = "mooncake";
 const NAME_BYTES_MAX: usize = 32;
 
 pub(crate) const HELP: &str = "\
-Preloads liblaxity.so into CMD and everything that CMD starts, and becomes CMD: process id, exit \
-code, \
-signals and standard streams are CMD's own. Without a daemon the job runs all the same, unscheduled.
+Preloads liblaxity.so into CMD and into every program that CMD starts, and then becomes CMD. The \
+process id, exit code, signals and standard streams are those of CMD. Without a daemon, the job \
+runs unscheduled.
 
-The profile says what a transfer is for when the program gives no hint; `laxity profiles` lists \
-them. \
-A traffic class that an operator pinned (MC_IB_TC, NCCL_IB_TC, UCX_IB_TRAFFIC_CLASS, --tclass) is \
-kept as it is.
+The profile says which stage a transfer has if the program gives no hint; `laxity profiles` lists \
+the profiles. Laxity keeps a traffic class that was pinned by MC_IB_TC, NCCL_IB_TC, \
+UCX_IB_TRAFFIC_CLASS or --tclass.
 
 Examples:
-  # vLLM with Mooncake moving KV cache from prefill to decode; on both sides
+  # vLLM that moves KV cache with Mooncake; start prefill and decode in this way
   laxity run --profile mooncake --slo-ttft 500ms -- \\
       vllm serve MODEL --kv-transfer-config '{…}'
 
-  # a program whose RDMA is all NCCL's
+  # a program that uses RDMA only through NCCL
   laxity run --profile nccl -- torchrun --nproc-per-node 8 serve.py
 
-  # look before you leap: account and report, delay nothing
+  # only account for transfers and write a report; nothing is delayed or marked
   laxity run --profile mooncake --mode observe --report job.json -- ./serve.sh
 
-  # perftest, where a WRITE counts as prefill-to-decode and a SEND as a collective
+  # perftest: a WRITE has the stage p2d, and a SEND the stage collective
   laxity run --profile perftest -- ib_write_bw -d mlx5_0 HOST
 
-Exit status: CMD's; 125 if something is wrong before CMD starts (a profile, the library, no daemon \
-and \
---require), 126 if CMD can't be executed, 127 if there is no CMD, 2 for wrong arguments.
+Exit status: that of CMD; 125 if CMD was not started because of a wrong profile or library, or \
+because of --require; 126 if CMD can't be executed; 127 if CMD does not exist; 2 for wrong arguments.
 
-With the profile `mooncake`, liblaxity_mooncake.so is preloaded, too, where it is installed beside \
-the other: for programs that \
-use Mooncake's C interface.
+With the profile `mooncake`, liblaxity_mooncake.so is preloaded as well if it is installed beside \
+liblaxity.so. Programs that use Mooncake's C interface need it.
 
-Variables of CMD: LD_PRELOAD (ours first, then what was there), LAXITY_PROFILE, and with their \
-options \
-LAXITY_MODE, LAXITY_SLO_TTFT, LAXITY_SOCKET, LAXITY_NAME and LAXITY_REPORT. Those that are set \
-already \
-hold where no option is given. `laxity doctor` says what else stands in a job's way.";
+laxity sets LD_PRELOAD and LAXITY_PROFILE for CMD; it keeps the libraries that LD_PRELOAD has \
+already. Options set LAXITY_MODE, LAXITY_SLO_TTFT, LAXITY_SOCKET, LAXITY_NAME and LAXITY_REPORT; \
+without the option, a variable that is already set stays. `laxity doctor` finds other problems.";
 
 /// Arguments of `laxity run`.
 #[derive(Args)]
@@ -72,23 +67,24 @@ pub(crate) struct RunArgs {
     /// Job profile: a name, or a path with a `/` in it [default: $LAXITY_PROFILE, or `default`]
     #[arg(long, short, value_name = "PROFILE")]
     profile: Option<String>,
-    /// Objective on the time to first token of requests without a deadline of their own, such as
-    /// 500ms
+    /// Objective for the time to first token, such as 500ms. It holds for requests that have no
+    /// deadline of their own
     #[arg(long, value_name = "DURATION")]
     slo_ttft: Option<Nanos>,
-    /// How far the scheduler may go in this job; the daemon's own mode may be lower
+    /// Whether transfers of this job wait for permits. A more cautious mode of the daemon takes
+    /// precedence
     #[arg(long, value_enum)]
     mode: Option<Mode>,
-    /// The preload library [default: $LAXITY_LIBRARY, or wherever it is installed]
+    /// Preload library [default: $LAXITY_LIBRARY, or where it is installed]
     #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
     /// Registration socket of the daemon [default: $LAXITY_SOCKET, or /run/laxity/laxityd.sock]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
-    /// Name of the job in `laxity status`, at most 32 bytes [default: that of each executable]
+    /// Name of the job in `laxity status`, at most 32 bytes [default: the name of the executable]
     #[arg(long)]
     name: Option<String>,
-    /// Where the library writes what it did with the transfers when the job ends
+    /// File for the library's report on the transfers, written when the job ends
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     /// Refuse to start if the daemon does not admit the job
@@ -101,11 +97,11 @@ pub(crate) struct RunArgs {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Mode {
-    /// Account and report, delay nothing
+    /// Transfers are accounted for, and neither delayed nor marked
     Observe,
     /// Transfers wait for permits
     Enforce,
-    /// Preload the library and schedule nothing
+    /// The library is preloaded and does nothing
     Off,
 }
 

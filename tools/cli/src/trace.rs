@@ -1,5 +1,4 @@
-//! `laxity trace`: has the daemon record what it sees and does for a while, and writes a picture of
-//! it for Perfetto or Chrome.
+//! `laxity trace`: has the daemon record what it does, and writes a file for Perfetto or Chrome.
 
 mod lives;
 mod rows;
@@ -23,17 +22,13 @@ use crate::signals::Endings;
 use laxity_cli::output;
 
 pub(crate) const HELP: &str = "\
-The file opens in https://ui.perfetto.dev (which keeps it on this machine) and in \
-chrome://tracing. Each port has rows \
-by stage, layer and level; each flow is a slice from its submit to its last completion, with how \
-long it waited \
-for leave, and each permit says why it came when it did. What the engine says is in rows of its \
-own: the \
-layers of each batch, the life of each request.
+Open the file in https://ui.perfetto.dev, which keeps it on this machine, or in chrome://tracing. \
+Each port has rows by stage, layer and level. Each flow is a slice from its submission to its last \
+completion, and shows how long it waited for permits. Each permit says why it was given at that \
+time. Hints of the engine have their own rows: the layers of each batch, and each request.
 
-Ctrl-C, SIGTERM and SIGHUP end the trace early: what was recorded until then is written. A command \
-is \
-told of SIGTERM and SIGHUP, and waited for.
+Ctrl-C, SIGTERM and SIGHUP end the trace early; what was recorded until then is written. SIGTERM \
+and SIGHUP are passed on to COMMAND, and laxity waits for it to end.
 
 Examples:
   laxity trace --for 5s --out trace.json
@@ -47,20 +42,20 @@ const READ_EVERY: Duration = Duration::from_millis(100);
 pub(crate) struct TraceArgs {
     #[command(flatten)]
     endpoint: Endpoint,
-    /// How long, at most; with a command, until that ends
+    /// Maximum duration. With COMMAND, the trace ends when the command does
     #[arg(long = "for", value_name = "TIME", default_value = "10s")]
     length: Nanos,
-    /// The file that is written
+    /// File to write
     #[arg(long, value_name = "FILE", default_value = "laxity-trace.json")]
     out: PathBuf,
-    /// Events that may wait in the daemon until they are read here; beyond, they are lost and
-    /// counted
+    /// Maximum number of events that the daemon keeps until they are read. Further events are lost,
+    /// and counted
     #[arg(long, value_name = "N", default_value_t = 1 << 18)]
     events: u64,
-    /// End a trace that somebody else began, and write nothing
+    /// End a trace that another process began, and write nothing
     #[arg(long, conflicts_with_all = ["length", "out", "command"])]
     stop: bool,
-    /// A program to trace the daemon for as long as it runs
+    /// Command to run while the daemon is traced
     #[arg(last = true, value_name = "COMMAND")]
     command: Vec<String>,
 }

@@ -13,7 +13,7 @@ use laxity_coordinator::tls::TlsConfig;
 use laxity_trial::certs::{self, Subject};
 use rcgen::{CertificateParams, ExtendedKeyUsagePurpose, Issuer, KeyPair, date_time_ymd};
 
-use self::support::{Daemon, Fixture, PATIENCE, batch, config};
+use self::support::{Fixture, PATIENCE, Script, batch, config};
 
 fn laxity(endpoint: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_laxity"));
@@ -43,10 +43,10 @@ impl Cluster {
             batch(u64::MAX, &[(3, 120_000, 2048)]),
             batch(103, &[(6, 20_000, 9_000_000)]),
         ];
-        let mut evil = Daemon::new("decode-0\u{202e}", Vec::new());
+        let mut evil = Script::new("decode-0\u{202e}", Vec::new());
         evil.software = "\u{1b}]0;owned\u{7}".into();
         evil.nic = "eth\u{1b}[2J0".into();
-        let fixture = Fixture::start(config(), vec![Daemon::new("prefill-0", prefill), evil]);
+        let fixture = Fixture::start(config(), vec![Script::new("prefill-0", prefill), evil]);
         fixture.state(|state| {
             state["totals"]["connected"] == 2
                 && state["trouble"]

@@ -15,58 +15,54 @@ use laxity_cli::table::table;
 
 /// Said after the options.
 pub(crate) const HELP: &str = "\
-The first call makes a CA in the folder (ca.crt, ca.key); every call makes a certificate and a key \
-for each name, signed by \
-the CA that is there. Nothing is overwritten: if a file is there already, nothing is made. Keys \
-can be read by their owner only.
+The first call makes a CA in the folder (ca.crt, ca.key). Every call makes a certificate and a key \
+for each name, signed by that CA. If one of the files exists already, nothing is made. Only the \
+owner of a key can read it.
 
-What a certificate allows is a URI in it: laxity://daemon/HOST, laxity://viewer/NAME or \
-laxity://operator/NAME. A cluster that \
-lasts gets certificates with these URIs from its own PKI.
+A URI in a certificate says what it allows: laxity://daemon/HOST, laxity://viewer/NAME or \
+laxity://operator/NAME. In production, your own PKI issues certificates with these URIs.
 
 Examples:
-  # a coordinator with a name and an address, two hosts, somebody who looks and somebody who \
-  changes things
+  # a coordinator with a name and an address, two hosts, a viewer and an operator
   laxity certs --out certs --coordinator coord1.example,10.0.0.1 --daemon host1 --daemon host2 \\
       --viewer alice --operator bob
 
-  # another host later, of the same CA
+  # later: another host, with the same CA
   laxity certs --out certs --daemon host3
 
-  # renew: take the old files away first; laxityd uses the new ones at its next connection
+  # renew a certificate: remove the old files first; laxityd uses the new ones when it next connects
   rm certs/daemon-host1.*
   laxity certs --out certs --daemon host1 --days 90
 
   # one certificate for all daemons of `laxity cluster load --daemons 128`
   laxity certs --out certs --load 128
 
-Exit status: 0 done, 1 nothing could be made (the message says why), 2 wrong arguments.";
+Exit status: 0 on success, 1 if nothing was made (the message says why), 2 for wrong arguments.";
 
 /// Arguments of `laxity certs`.
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("whom").required(true).multiple(true)))]
 pub(crate) struct CertsArgs {
-    /// The folder; made if it is not there
+    /// Folder for the files, which is created if needed
     #[arg(long, value_name = "FOLDER")]
     out: PathBuf,
-    /// A coordinator, by all names and addresses that it is reached by; repeat for another
-    /// coordinator
+    /// A coordinator, with all names and addresses that clients use for it. Repeat the option for
+    /// another coordinator
     #[arg(long, value_name = "NAME[,NAME…]", group = "whom")]
     coordinator: Vec<String>,
-    /// A host's daemon, by the host's name: `coordinator.host` of its configuration, or what the
-    /// kernel calls it
+    /// Name of a daemon's host: `coordinator.host` of its configuration, or its host name
     #[arg(long, value_name = "HOST", value_delimiter = ',', group = "whom")]
     daemon: Vec<String>,
-    /// Somebody who may ask
+    /// A person or tool that may read
     #[arg(long, value_name = "NAME", value_delimiter = ',', group = "whom")]
     viewer: Vec<String>,
-    /// Somebody who may ask, and change the policy and drain hosts
+    /// A person or tool that may read, change the policy and drain hosts
     #[arg(long, value_name = "NAME", value_delimiter = ',', group = "whom")]
     operator: Vec<String>,
     /// One certificate for all N daemons of `laxity cluster load`
     #[arg(long, value_name = "N", group = "whom", value_parser = loads)]
     load: Option<usize>,
-    /// How long they are good for; a new CA is good for 10 years, or longer if this is
+    /// How many days the certificates are valid. A new CA is valid for at least 10 years
     #[arg(long, value_name = "DAYS", default_value_t = DAYS_DEFAULT, value_parser = clap::value_parser!(u32).range(1..=i64::from(DAYS_MAX)))]
     days: u32,
     /// Print what was made as JSON

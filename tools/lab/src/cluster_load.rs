@@ -11,40 +11,37 @@ use laxity_cli::output::{check, put, replace, say};
 /// What load to make.
 #[derive(Debug, Args)]
 pub(crate) struct LoadArgs {
-    /// Daemons to speak as
+    /// Number of daemons
     #[arg(long, value_name = "N", default_value_t = 128)]
     daemons: usize,
-    /// Batches that are active throughout
+    /// Number of active batches
     #[arg(long, value_name = "N", default_value_t = 1000)]
     batches: usize,
-    /// Batches that arrive or depart per second
+    /// Arrivals and departures of batches per second
     #[arg(long, value_name = "EVENTS_PER_S", default_value_t = 500.0)]
     rate: f64,
-    /// How long, such as 10s
+    /// Duration of the measurement, such as 10s
     #[arg(long, default_value = "10s", value_parser = duration)]
     duration: Nanos,
-    /// Where to write the figures as JSON; `-` for standard output
+    /// File for the results as JSON; `-` is standard output
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// A coordinator that runs, such as http://127.0.0.1:7471; without it one is started
+    /// URL of a coordinator, such as http://127.0.0.1:7471 [default: one is started]
     #[arg(long, value_name = "URL")]
     endpoint: Option<String>,
-    /// Start the coordinator with TLS, and give each daemon a certificate, of a CA that ends with
-    /// the load
+    /// Start the coordinator with TLS, and give each daemon a temporary certificate
     #[arg(long, conflicts_with = "endpoint", help_heading = "TLS")]
     tls: bool,
-    /// Certificate of the authority that the coordinator's must come from (PEM), for https:// in
-    /// --endpoint
+    /// Certificate of the authority that signed the coordinator's certificate (PEM)
     #[arg(long, value_name = "FILE", env = "LAXITY_CA", help_heading = "TLS")]
     ca: Option<PathBuf>,
-    /// A certificate that names every daemon of the load (PEM); `laxity certs --load N` makes one
+    /// Certificate that names every daemon of the load (PEM), made by `laxity certs --load N`
     #[arg(long, value_name = "FILE", requires_all = ["key", "ca"], help_heading = "TLS")]
     cert: Option<PathBuf>,
-    /// Its private key (PEM)
+    /// Private key of --cert (PEM)
     #[arg(long, value_name = "FILE", requires = "cert", help_heading = "TLS")]
     key: Option<PathBuf>,
-    /// The name in the coordinator's certificate, if it is not that of the endpoint (a tunnel, an
-    /// address)
+    /// Name in the coordinator's certificate, if the endpoint has another one (behind a tunnel, say)
     #[arg(long, value_name = "NAME", requires = "cert", help_heading = "TLS")]
     server_name: Option<String>,
 }

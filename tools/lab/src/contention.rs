@@ -10,14 +10,14 @@ use laxity_rig::vm::verbs::contention::ContentionConfig;
 use crate::verbs::LabArgs;
 
 pub(crate) const HELP: &str = "\
-Each repetition plays the same arrivals without the scheduler, with two static classes, and under
-Laxity, and the collective alone before and after. It holds if under Laxity the collective takes at
-most 1.3 times what it takes alone, where unscheduled it takes at least twice as long, and no
-transfer is late that could be in time. What does not hold is played again, three times at most:
-other work of the machine spoils one attempt.
+Each repetition plays the same arrivals three times: without the scheduler, with two static traffic
+classes, and under Laxity. The collective alone is measured before and after. A repetition succeeds
+if the collective takes at most 1.3 times as long under Laxity as alone, if it takes at least twice
+as long without Laxity, and if no transfer is late that could be in time. A repetition that fails is
+repeated up to three times, because other work on the machine can disturb it.
 
-Exit code: 0 if of each seed an attempt holds or cannot tell (the machine was busy), 1 if not, 125
-if the lab failed.
+Exit status: 0 if each seed has a repetition that succeeded or that was disturbed, 1 if not, 125 if
+the lab failed.
 
 Examples:
   laxity lab contention
@@ -28,22 +28,22 @@ Examples:
 pub(crate) struct ContentionArgs {
     #[command(flatten)]
     lab: LabArgs,
-    /// Rate of each of the router's ports [default: 8]
+    /// Rate of each port of the router, in Mbit/s [default: 8]
     #[arg(long, value_name = "N")]
     rate_mbit: Option<u32>,
-    /// Seed of the arrivals; each repetition adds 1
+    /// Seed of the arrivals, to which each repetition adds 1
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How often to play all phases
+    /// Number of repetitions
     #[arg(long, value_name = "N", default_value_t = 1)]
     repeat: u32,
-    /// Seconds of a phase
+    /// Duration of a phase in seconds
     #[arg(long, value_name = "S")]
     seconds: Option<f64>,
-    /// Leave out the phase with static marks
+    /// Leave out the phase with static traffic classes
     #[arg(long)]
     no_static: bool,
-    /// The collective goes through the NCCL plugin
+    /// Send the collective through the NCCL plugin
     #[arg(long)]
     plugin: bool,
 }

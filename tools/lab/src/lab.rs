@@ -16,26 +16,24 @@ use laxity_cli::output::{self, say};
 /// The commands of the lab.
 #[derive(Subcommand)]
 pub(crate) enum LabCommand {
-    /// Run the same requests under several policies and compare how many meet their TTFT objective
+    /// Run the same requests under several policies, and compare their TTFT attainment
     #[command(after_help = RUN_HELP)]
     Run(Box<RunArgs>),
-    /// Check whether this machine can run the lab, and say what is missing
+    /// Check whether this machine can run the lab, and print what is missing
     Probe {
-        /// Check for the SoftRoCE lab (`exec`, `shell`) instead
+        /// Check for the SoftRoCE lab instead, which `exec` and `shell` use
         #[arg(long)]
         verbs: bool,
     },
     /// Run one command in the SoftRoCE lab: a virtual machine with two RDMA devices
     #[command(after_help = vm::EXEC_HELP)]
     Exec(vm::ExecArgs),
-    /// Run unmodified RDMA programs under the scheduler in the SoftRoCE lab, and check all that
-    /// they do
+    /// Run unmodified RDMA programs under the scheduler in the SoftRoCE lab, and check their results
     #[command(after_help = verbs::HELP)]
     Verbs(Box<verbs::VerbsArgs>),
-    /// Open a shell in the SoftRoCE lab; `laxity lab exec --help` says what is there
+    /// Open a shell in the SoftRoCE lab, which `laxity lab exec --help` describes
     Shell(vm::GuestArgs),
-    /// Have a collective and bulk transfers contend for a port of the SoftRoCE lab, with and
-    /// without Laxity
+    /// Measure a collective that competes with bulk transfers for a port of the SoftRoCE lab
     #[command(after_help = contention::HELP)]
     Contention(contention::ContentionArgs),
 }
@@ -70,10 +68,10 @@ pub(crate) struct RunArgs {
     /// Whether laxity-engine takes the time of computing (timed) or computes (real)
     #[arg(long, value_name = "timed|real", value_parser = engine)]
     engine: Option<Engine>,
-    /// Policies to run, one after the other, on the same arrivals
+    /// Policies to compare; each runs on the same arrivals
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     policies: Option<Vec<String>>,
-    /// Seed of the arrivals and of everything else that is random
+    /// Seed of all random numbers
     #[arg(long)]
     seed: Option<u64>,
     /// conversation, agent, or a request file: Mooncake .jsonl or Azure .csv, gzipped or not
@@ -85,13 +83,13 @@ pub(crate) struct RunArgs {
     /// Seconds to wait for unfinished requests after the last arrival
     #[arg(long, value_name = "S")]
     drain: Option<f64>,
-    /// Offered load: arrivals over what the prefill units could do on an idle fabric
+    /// Offered load: the arrival rate as a share of what the prefill units can do on an idle fabric
     #[arg(long)]
     load: Option<f64>,
     /// Arrival rate over all units; overrides --load
     #[arg(long, value_name = "R")]
     requests_per_second: Option<f64>,
-    /// A request is due after this multiple of its own contention-free TTFT
+    /// Deadline of a request, as a multiple of its TTFT without contention
     #[arg(long, value_name = "X")]
     slo_scale: Option<f64>,
     /// Prefill units
@@ -109,15 +107,15 @@ pub(crate) struct RunArgs {
     /// Share of the reused tokens that live on the first unit
     #[arg(long, value_name = "SHARE")]
     victim_share: Option<f64>,
-    /// Blocks are read by the host that needs them (RDMA READ), unseen by their holder's daemon,
-    /// and not sent by it
+    /// The host that needs a block reads it (RDMA READ). The daemon of the block's host does not
+    /// see that. By default, that host sends the block
     #[arg(long)]
     reads: bool,
     /// What carries the exchanges with experts: the engine's own connections, or the NCCL net
     /// plugin, loaded by each prefill host's engine as NCCL does
     #[arg(long, value_name = "sockets|nccl-plugin", value_parser = collectives)]
     collectives: Option<Collectives>,
-    /// The plugin; by default the one beside this program, or where it is installed
+    /// Path of the NCCL plugin [default: beside this program, or where it is installed]
     #[arg(long, value_name = "PATH")]
     nccl_plugin: Option<PathBuf>,
     /// Kill the victim unit's daemon (SIGKILL) this many seconds into each scheduled run
@@ -132,19 +130,19 @@ pub(crate) struct RunArgs {
     /// Kill the coordinator (SIGKILL) this many seconds into each scheduled run
     #[arg(long, value_name = "S", requires = "coordinator")]
     kill_coordinator_at: Option<f64>,
-    /// Everything that can be set about the lab, as TOML; see --show-config
+    /// Configuration of the lab as TOML; --show-config prints all keys
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
     /// Print the configuration that would run, as TOML, and stop
     #[arg(long)]
     show_config: bool,
-    /// The daemon to run; by default the one beside this program, or in PATH
+    /// Daemon to run [default: the one beside this program, or in PATH]
     #[arg(long, value_name = "PATH")]
     laxityd: Option<PathBuf>,
-    /// The engine to run; by default the one beside this program, or in PATH
+    /// laxity-engine to run [default: the one beside this program, or in PATH]
     #[arg(long, value_name = "PATH")]
     laxity_engine: Option<PathBuf>,
-    /// Write the report as JSON; `-` is standard output, and then nothing else goes there
+    /// Write the report as JSON. With `-` it goes to standard output, and the table to standard error
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Write the report as one self-contained HTML page

@@ -14,14 +14,14 @@ mod sim;
 mod verbs;
 mod vm;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use laxity_cli::manual;
 
-/// Laxity's laboratory: measures the scheduler with real hosts on one machine and with simulated
-/// clusters, and makes what a trial of the coordinator needs.
+/// Laxity's laboratory: measures the scheduler on one machine or in simulation, and makes
+/// certificates and load to try a coordinator.
 #[derive(Parser)]
 #[command(
     name = "laxity-lab",
@@ -37,35 +37,46 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Real hosts on one machine: network namespaces, real TCP, a shaped fabric
+    /// Run hosts in network namespaces on this machine, with real TCP and a shaped fabric
     #[command(subcommand)]
     Lab(lab::LabCommand),
-    /// A cluster of thousands of GPUs in virtual time, under the scheduler's own decision code
+    /// Simulate a cluster of thousands of GPUs in virtual time, with the daemon's decision code
     #[command(subcommand)]
     Sim(sim::SimCommand),
-    /// Make a CA and certificates for a trial of the coordinator with TLS
+    /// Make a CA and certificates to try a coordinator with TLS
     #[command(after_long_help = certs::HELP)]
     Certs(certs::CertsArgs),
-    /// Put a coordinator under load as thousands of daemons would, and measure how long an order
-    /// takes
+    /// Measure how long a coordinator takes for an order under the load of thousands of daemons
     #[command(override_usage = "laxity cluster load [OPTIONS]")]
     ClusterLoad(cluster_load::LoadArgs),
     /// Print a shell's completion script
     Completions {
-        /// Which shell
+        /// The shell
         shell: clap_complete::Shell,
     },
-    /// Print the manual page, or write one page per command into a folder
+    /// Print the main manual page, or write a page for each command into a folder
     Man {
-        /// Folder for the pages; without it the main page goes to standard output
+        /// Write a page for each command into this folder
         #[arg(long, value_name = "FOLDER")]
         out: Option<PathBuf>,
     },
 }
 
-/// The program by its own name, for its manual and its completions.
+/// The program by its own name, for its main manual page and its completions.
 fn own_command() -> clap::Command {
     Cli::command().bin_name("laxity-lab")
+}
+
+/// Prints the main manual page, or writes those of the commands, which begin with `laxity`.
+fn manual_pages(folder: Option<&Path>) -> anyhow::Result<()> {
+    if folder.is_none() {
+        return manual::pages(own_command(), None);
+    }
+    let mut command = Cli::command().name("laxity");
+    command.build();
+    let commands = command.get_subcommands();
+    let mut own = commands.filter(|it| !matches!(it.get_name(), "completions" | "man" | "help"));
+    own.try_for_each(|it| manual::pages(it.clone(), folder))
 }
 
 fn main() -> ExitCode {
@@ -80,7 +91,7 @@ fn main() -> ExitCode {
         Command::Certs(args) => certs::certs(&args).map(done),
         Command::ClusterLoad(args) => cluster_load::load(&args).map(done),
         Command::Completions { shell } => manual::completions(own_command(), shell).map(done),
-        Command::Man { out } => manual::pages(own_command(), out.as_deref()).map(done),
+        Command::Man { out } => manual_pages(out.as_deref()).map(done),
     };
     match outcome {
         Ok(code) => code,

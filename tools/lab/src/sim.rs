@@ -28,50 +28,49 @@ use results::{Destinations, Folder};
 /// The commands of the simulator.
 #[derive(Subcommand)]
 pub(crate) enum SimCommand {
-    /// Run a plan: every point of its axes, under every policy, with every seed
+    /// Run a plan: each combination of its axes, with each policy and each seed
     #[command(after_long_help = RUN_HELP)]
     Run(Box<RunArgs>),
-    /// Vary fields from the command line, without writing a plan
+    /// Run a scenario with fields varied by options, without a plan file
     #[command(after_long_help = SWEEP_HELP)]
     Sweep(Box<SweepArgs>),
-    /// Repeat what a paper shows, and set the results beside what it says
+    /// Repeat a paper's experiments, and compare the results with the paper's claims
     Reproduce(ReproduceArgs),
     /// List the built-in plans, or print one
     Plans(PlansArgs),
-    /// List the fields of a plan, with their defaults and what they can be
+    /// List the fields of a plan with their defaults and possible values
     Fields(FieldsArgs),
-    /// Show again what a folder of results holds, also of a run that was cut off
+    /// Show the results in a folder, even if the run was interrupted
     Page(PageArgs),
-    /// Fill the tables of a page from results, or check that it holds what results say
+    /// Fill the tables of a page from results, or check that they are up to date
     #[command(after_long_help = findings::HELP)]
     Findings(findings::FindingsArgs),
-    /// List the built-in models, or say what one is
+    /// List the built-in models, or show one
     Models(inputs::ModelsArgs),
-    /// Say what a workload is like: lengths, reuse, arrivals
+    /// Show the statistics of a workload: lengths, reuse, arrivals
     #[command(after_long_help = WORKLOAD_HELP)]
     Workload(Box<inputs::WorkloadArgs>),
-    /// Train a predictor of iteration times, and say how far off it is
+    /// Train a predictor of iteration times, and print its error
     #[command(after_long_help = latency::HELP)]
     TrainLatency(Box<latency::TrainArgs>),
 }
 
 const RUN_HELP: &str = "\
-A plan is a TOML file: a scenario, what is varied, and which policies are compared.
-`laxity sim plans` lists those that are built in, `laxity sim plans NAME` prints one to start from.
+A plan is a TOML file with a scenario, the fields to vary, and the policies to compare.
+`laxity sim plans` lists the built-in plans, and `laxity sim plans NAME` prints one to start from.
 Fields have dotted names, e.g. workload.rate_per_gpu; `laxity sim fields` lists them with their
 defaults and, where a field is a word, the words: serving.requests is one of fcfs, edf, srpf,
-edf_relegate, qoserve. A mistake is answered with what exists.
+edf_relegate, qoserve. An unknown name is answered with the known ones.
 
-With --out, each finished run is kept in DIR/results.jsonl as it ends. Interrupt at will: the same
-command goes on where it was, and runs again only what changed (the scenario, a file that it
-names, or the simulator). DIR also gets plan.toml, report.json, runs.csv, page.html and
-timing.json.
+With --out, DIR/results.jsonl gets each result when its run ends. An interrupted command continues
+where it was when it is repeated. It runs again only what changed: the scenario, a file that it
+names, or the simulator. DIR also gets plan.toml, report.json, runs.csv, page.html and timing.json.
 
 The same plan and seeds give the same report byte for byte, on any machine and with any --jobs.
-What the machine took (seconds, events per second, memory) goes to standard error, and into the
-JSON as \"run\" with --timing.
+The time and memory that the run took go to standard error, and with --timing into the JSON as
+\"run\".
 
-Exit code: 0 if every run ended well, 1 if some failed; those are listed with a scenario.
+Exit status: 0 if every run succeeded, 1 if some failed; these are listed with their scenario.
 
 Examples:
   laxity sim run smoke
@@ -95,9 +94,9 @@ Examples:
   laxity sim sweep smoke --axis serving.routing=kv_aware,static_homes";
 
 const MFS_HELP: &str = "\
-Figures 10 to 14 run on an eighth of the paper's cluster; --set cluster.servers=256 is all of it.
-Figure 5 is a measurement there and simulated here. Results go into one folder for each figure,
-and are taken over if they are there already.
+Figures 10 to 14 run on an eighth of the paper's cluster; --set cluster.servers=256 runs the whole
+cluster. The paper measured figure 5; here it is simulated. Each figure has a folder for its
+results. Results that are already there are not computed again.
 
 Examples:
   laxity sim reproduce mfs --figure 10
@@ -107,7 +106,7 @@ Examples:
 /// Arguments of `laxity sim run`.
 #[derive(Args)]
 pub(crate) struct RunArgs {
-    /// A built-in plan's name, or the path of a TOML file
+    /// Name of a built-in plan, or path of a TOML file
     #[arg(value_name = "PLAN")]
     plan: String,
     #[command(flatten)]
@@ -123,7 +122,7 @@ pub(crate) struct RunArgs {
 /// Arguments of `laxity sim sweep`.
 #[derive(Args)]
 pub(crate) struct SweepArgs {
-    /// A plan to start from; without it, the defaults of every field
+    /// Plan to start from [default: the default of every field]
     #[arg(value_name = "PLAN")]
     plan: Option<String>,
     #[command(flatten)]
@@ -146,26 +145,25 @@ pub(crate) struct ReproduceArgs {
 /// The papers whose figures can be repeated.
 #[derive(Subcommand)]
 enum Paper {
-    /// MFS: multi-stage flow scheduling, figure by figure
+    /// MFS: multi-stage flow scheduling. The figures of the paper
     #[command(after_long_help = MFS_HELP)]
     Mfs(Box<MfsArgs>),
-    /// QoServe: classes of service on shared replicas, by dynamic chunks, hybrid priority and
-    /// relegation
+    /// QoServe: several classes of service on shared replicas
     Qoserve(claims::QoserveArgs),
-    /// HyperFlexis: dispatch by what an instance can still promise, and scaling
+    /// HyperFlexis: dispatch of requests to instances by their deadlines, and scaling
     Hyperflexis(claims::ClaimsArgs),
     /// H-MAS: orders by predicted costs, and admission behind a fence on memory
     Hmas(claims::ClaimsArgs),
     /// Maestro: workflows of several models, with weights that come and go
     Maestro(claims::ClaimsArgs),
-    /// Request schedulers beside flow schedulers: what each is worth alone, and both together
+    /// Request schedulers and flow schedulers, each alone and both together
     Together(claims::ClaimsArgs),
 }
 
 /// Arguments of `laxity sim reproduce mfs`.
 #[derive(Args)]
 pub(crate) struct MfsArgs {
-    /// Which figures: 5, 10, 11, 12, 13, 14, or all
+    /// Figures to repeat: 5, 10, 11, 12, 13, 14, or all
     #[arg(
         long,
         value_name = "N,…|all",
@@ -177,7 +175,7 @@ pub(crate) struct MfsArgs {
     changes: Changes,
     #[command(flatten)]
     execution: Execution,
-    /// Folder of the results; each figure has one inside
+    /// Folder for the results, with one folder for each figure
     #[arg(long, value_name = "DIR", default_value = "laxity-mfs")]
     out: PathBuf,
 }
@@ -185,7 +183,7 @@ pub(crate) struct MfsArgs {
 /// Arguments of `laxity sim plans`.
 #[derive(Args)]
 pub(crate) struct PlansArgs {
-    /// Print this plan, as a start for one of your own; without it, list all
+    /// Print this plan, which you can copy and change [default: list all plans]
     #[arg(value_name = "NAME")]
     show: Option<String>,
 }
@@ -193,7 +191,7 @@ pub(crate) struct PlansArgs {
 /// Arguments of `laxity sim fields`.
 #[derive(Args)]
 pub(crate) struct FieldsArgs {
-    /// Only those whose name contains this, e.g. serving or requests
+    /// List only fields whose name contains this, such as serving or requests
     #[arg(value_name = "PART")]
     part: Option<String>,
 }
@@ -201,7 +199,7 @@ pub(crate) struct FieldsArgs {
 /// Arguments of `laxity sim page`.
 #[derive(Args)]
 pub(crate) struct PageArgs {
-    /// A folder that a run was given as --out
+    /// Folder that was given to a run by --out
     #[arg(value_name = "DIR")]
     folder: PathBuf,
     #[command(flatten)]

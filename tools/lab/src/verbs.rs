@@ -19,15 +19,15 @@ use laxity_cli::library;
 
 pub(crate) const HELP: &str = "\
 Boots the SoftRoCE lab once and runs each program unmodified, with the library preloaded on both
-sides, under a daemon that enforces a rate at which work requests wait. It checks of each program:
-exit codes, the bytes (by the program itself, or on the wire), that the library counted what the
-program posted, that each work request is one message on the wire, that the DSCPs there are the
-profile's, and that nothing was bypassed. Then daemons and applications are killed, and a collective
-contends with bulk transfers (`laxity lab contention` has more options). pyverbs' own test suite has
-to pass the same tests with the library as without. The NCCL plugin is driven over verbs as NCCL
-drives it, with the daemon and without, is measured against perftest, and contends, too.
+sides. The daemon enforces a rate at which work requests have to wait. The command checks the
+program's exit codes and data, that the library counted every work request, that each work request
+is one message on the wire, that the DSCPs are those of the profile, and that nothing was bypassed.
+Then it kills daemons and applications, and lets a collective compete with bulk transfers (see
+`laxity lab contention`). The test suite of pyverbs has to pass the same tests with the library as
+without it. The NCCL plugin is driven over verbs, with and without the daemon, and is compared with
+perftest.
 
-Exit code: 0 if all passed, 1 if not, 125 if the lab itself failed.
+Exit status: 0 if all checks passed, 1 if not, 125 if the lab itself failed.
 
 Examples:
   laxity lab verbs
@@ -40,10 +40,10 @@ Examples:
 /// What every job on the SoftRoCE lab's verbs needs.
 #[derive(Args)]
 pub(crate) struct LabArgs {
-    /// Write the report as JSON; `-` is standard output, and then nothing else goes there
+    /// Write the report as JSON. With `-` it goes to standard output, and nothing else does
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Leave out what needs the Mooncake Transfer Engine, which is downloaded from PyPI
+    /// Leave out programs that need the Mooncake Transfer Engine, which is downloaded from PyPI
     #[arg(long)]
     without_mooncake: bool,
     /// Leave out pyverbs' own test suite, which is downloaded from Debian's archive
@@ -52,20 +52,20 @@ pub(crate) struct LabArgs {
     /// Folder with the sources of the check programs
     #[arg(long, value_name = "FOLDER", default_value = "tests/verbs")]
     sources: PathBuf,
-    /// The daemon to run [default: the one beside this program, or in PATH]
+    /// Daemon to run [default: the one beside this program, or in PATH]
     #[arg(long, value_name = "PATH")]
     laxityd: Option<PathBuf>,
-    /// The preload library [default: $LAXITY_LIBRARY, or wherever it is installed]
+    /// Preload library [default: $LAXITY_LIBRARY, or where it is installed]
     #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
     /// Folder with the sources of the programs that drive the NCCL plugin
     #[arg(long, value_name = "FOLDER", default_value = "tests/nccl")]
     nccl_sources: PathBuf,
-    /// The NCCL plugin [default: $LAXITY_NCCL_PLUGIN, or beside this program; without one, what
-    /// needs it is left out]
+    /// NCCL plugin [default: $LAXITY_NCCL_PLUGIN, or beside this program]. Without a plugin, its
+    /// checks are left out
     #[arg(long, value_name = "PATH")]
     nccl_plugin: Option<PathBuf>,
-    /// Seconds that all may take; then the guest is killed
+    /// Maximum duration in seconds, after which the guest is killed
     #[arg(long, value_name = "S", default_value_t = 3000)]
     timeout: u64,
 }
@@ -75,19 +75,19 @@ pub(crate) struct LabArgs {
 pub(crate) struct VerbsArgs {
     #[command(flatten)]
     lab: LabArgs,
-    /// Run only these: names of `--list`
+    /// Run only these programs and faults; --list prints their names
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     only: Vec<String>,
-    /// List the names of programs and faults, and stop
+    /// Print the names of programs and faults, and exit
     #[arg(long)]
     list: bool,
-    /// Go on after a failure
+    /// Continue after a failure
     #[arg(long)]
     keep_going: bool,
-    /// How many applications are killed with work requests that wait
+    /// Number of applications that are killed while their work requests wait
     #[arg(long, value_name = "N", default_value_t = 100)]
     cycles: u32,
-    /// Prepare what the guest needs (kernel, check programs, Transfer Engine), and stop
+    /// Only prepare what the guest needs: kernel, check programs, Transfer Engine
     #[arg(long)]
     prepare: bool,
 }

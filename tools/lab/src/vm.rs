@@ -16,8 +16,8 @@ const LAB_FAILED: u8 = 125;
 
 pub(crate) const EXEC_HELP: &str = "\
 The guest is a virtual machine with Debian's stock kernel, two SoftRoCE devices, and this machine's
-files at the same paths. What it writes stays in its memory, but for the folders given by --share.
-The command runs as root, in the current folder, with this environment and:
+files at the same paths. What it writes stays in its memory, except in the folders given by --share.
+The command runs as root in the current folder, with the current environment and these variables:
   LAXITY_LAB=1               LAXITY_LAB_GID=1           (index of the RoCEv2 GIDs)
   LAXITY_LAB_DEV0=rxe0       LAXITY_LAB_DEV1=rxe1       (RDMA devices)
   LAXITY_LAB_NETDEV0=v0      LAXITY_LAB_NETDEV1=v1      (their interfaces)
@@ -25,8 +25,8 @@ The command runs as root, in the current folder, with this environment and:
   LAXITY_LAB_ROUTER=router   (network namespace of the router between them)
 Standard input is passed on unless it is a terminal.
 
-Exit code: the command's (128 + n if signal n ended it, 127 if there is no such program); 124 when
---timeout is over; 125 when the lab itself failed.
+Exit status: that of the command, 128 + n if signal n ended it, 127 if there is no such program; 124
+after --timeout; 125 if the lab itself failed.
 
 Examples:
   laxity lab exec -- ibv_devinfo -d rxe0
@@ -36,22 +36,22 @@ Examples:
 /// What the guest of a command is like.
 #[derive(Args)]
 pub(crate) struct GuestArgs {
-    /// Rate of each of the router's ports; without it nothing is shaped
+    /// Rate of each port of the router, in Mbit/s [default: not limited]
     #[arg(long, value_name = "N")]
     rate_mbit: Option<u32>,
-    /// DSCPs in strict order of priority, highest first; 0 is for all others
+    /// DSCPs in strict order of priority, highest first; 0 stands for all others
     #[arg(long, value_name = "DSCP,…", value_delimiter = ',')]
     dscp_order: Option<Vec<u8>>,
-    /// Packets in each of the router's queues
+    /// Size of each queue of the router, in packets
     #[arg(long, value_name = "N")]
     queue_packets: Option<u32>,
-    /// Folder of this machine that the guest may write to, at the same path
+    /// Folder that the guest may write to, at the same path
     #[arg(long, value_name = "FOLDER")]
     share: Vec<PathBuf>,
-    /// Memory of the guest
+    /// Memory of the guest in MiB
     #[arg(long, value_name = "MIB", default_value_t = 2048)]
     memory_mib: u32,
-    /// Seconds that the command may take; then the guest is killed
+    /// Maximum duration in seconds, after which the guest is killed
     #[arg(long, value_name = "S")]
     timeout: Option<f64>,
 }
@@ -61,7 +61,7 @@ pub(crate) struct GuestArgs {
 pub(crate) struct ExecArgs {
     #[command(flatten)]
     guest: GuestArgs,
-    /// Write times, exit code and the router's counters as JSON; `-` is standard error
+    /// Write times, exit status and the router's counters as JSON; `-` is standard error
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// The command and its arguments

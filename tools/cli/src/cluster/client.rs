@@ -27,16 +27,16 @@ const SETTINGS: Settings = Settings::OPTIONS;
 /// Where the coordinator is and how it knows us.
 #[derive(Debug, Args)]
 pub(crate) struct Coordinator {
-    /// The coordinator; https:// where it serves with TLS
+    /// URL of the coordinator; it begins with https:// if the coordinator uses TLS
     #[arg(long, value_name = "URL", env = ENDPOINT_ENV, default_value = ENDPOINT_DEFAULT)]
     endpoint: String,
     /// How long to wait for an answer, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..))]
     timeout_ms: u64,
-    /// Certificate of the authority that the coordinator's must come from (PEM)
+    /// Certificate of the authority that signed the coordinator's certificate (PEM)
     #[arg(long, value_name = "FILE", env = "LAXITY_CA", help_heading = "TLS")]
     ca: Option<PathBuf>,
-    /// Our certificate, of role viewer or operator (PEM)
+    /// Certificate of this client, with the role viewer or operator (PEM)
     #[arg(
         long,
         value_name = "FILE",
@@ -45,7 +45,7 @@ pub(crate) struct Coordinator {
         help_heading = "TLS"
     )]
     cert: Option<PathBuf>,
-    /// Its private key (PEM)
+    /// Private key of --cert (PEM)
     #[arg(
         long,
         value_name = "FILE",
@@ -54,8 +54,7 @@ pub(crate) struct Coordinator {
         help_heading = "TLS"
     )]
     key: Option<PathBuf>,
-    /// The name in the coordinator's certificate, if it is not that of the endpoint (a tunnel, an
-    /// address)
+    /// Name in the coordinator's certificate, if the endpoint has another one (behind a tunnel, say)
     #[arg(long, value_name = "NAME", help_heading = "TLS")]
     server_name: Option<String>,
 }

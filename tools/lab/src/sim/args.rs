@@ -13,16 +13,16 @@ use laxity_sim::run::Options;
 /// What is changed in a plan.
 #[derive(Args, Debug, Default)]
 pub(super) struct Changes {
-    /// Set a field of every point; what a plan varies there is not varied then
+    /// Set a field to one value. If the plan varies the field, it no longer does
     #[arg(long, value_name = "FIELD=VALUE")]
     set: Vec<String>,
-    /// Vary a field; takes the place of the plan's axis over that field
+    /// Vary a field over these values, instead of those of the plan
     #[arg(long, value_name = "FIELD=VALUE,…")]
     axis: Vec<String>,
-    /// Compare these policies instead of the plan's variants
+    /// Compare these policies, instead of the plan's variants
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     policies: Vec<String>,
-    /// Leave out all variants of the plan but these
+    /// Run only these variants of the plan
     #[arg(
         long,
         value_delimiter = ',',
@@ -30,10 +30,10 @@ pub(super) struct Changes {
         conflicts_with = "policies"
     )]
     only: Vec<String>,
-    /// Run every point with this many seeds: 1, 2, …
+    /// Number of seeds, which are 1, 2, …
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000))]
     seeds: Option<u64>,
-    /// Run every point with this seed alone
+    /// The only seed
     #[arg(long, value_name = "S", conflicts_with = "seeds", value_parser = clap::value_parser!(u64).range(..1 << 62))]
     seed: Option<u64>,
 }
@@ -65,10 +65,10 @@ impl Changes {
 /// How a plan is run.
 #[derive(Args, Debug, Default)]
 pub(super) struct Execution {
-    /// Threads; by default as many as there are processors
+    /// Number of threads [default: number of processors]
     #[arg(long, short, value_name = "N")]
     jobs: Option<NonZeroUsize>,
-    /// Print the plan as it would run, with all that it inherits, and stop
+    /// Print the complete plan and exit
     #[arg(long)]
     pub(super) show_plan: bool,
     /// Show no progress
@@ -91,10 +91,10 @@ impl Execution {
 /// What is kept of a run, and with what.
 #[derive(Args, Debug, Default)]
 pub(super) struct Keeping {
-    /// Keep results in this folder, and take over those that are there already
+    /// Folder for the results. Results that are already there are not computed again
     #[arg(long, value_name = "DIR")]
     pub(super) out: Option<PathBuf>,
-    /// Put what the machine took into --json and --html, too
+    /// Include the time and memory that the run took in --json and --html
     #[arg(long)]
     pub(super) timing: bool,
 }

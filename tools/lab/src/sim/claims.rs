@@ -16,29 +16,28 @@ use laxity_cli::output::{check, put, replace, say};
 /// Arguments of `laxity sim reproduce` for a paper about requests.
 #[derive(Args)]
 pub(crate) struct ClaimsArgs {
-    /// Run every point with this many seeds: 1, 2, …
+    /// Number of seeds
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
     seeds: u64,
-    /// The first seed: other requests than those that were looked at when anything was tuned
+    /// The first seed. Take another one than 1 for requests that nothing was tuned on
     #[arg(long, value_name = "S", default_value_t = 1, value_parser = clap::value_parser!(u64).range(..1 << 62))]
     first_seed: u64,
-    /// Fewer points and shorter runs, in seconds; what it shows are no findings
+    /// Run fewer points for a shorter time. This takes seconds, and proves nothing
     #[arg(long)]
     quick: bool,
-    /// Folder of recorded traces, where a paper's figures are of one that is public (qoserve);
-    /// without it, workloads are made up with their statistics
+    /// Folder with recorded traces (qoserve only) [default: workloads with the traces' statistics]
     #[arg(long, value_name = "DIR", env = "LAXITY_DATA")]
     data: Option<PathBuf>,
-    /// Points at a time; by default as many as there are processors
+    /// Number of threads [default: number of processors]
     #[arg(long, short, value_name = "N")]
     jobs: Option<NonZeroUsize>,
     /// Show no progress
     #[arg(long, short)]
     quiet: bool,
-    /// Write all of it as JSON to this file; `-` is standard output, without the tables
+    /// Write all results as JSON. With `-` they go to standard output, instead of the tables
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Write the tables as Markdown to this file
+    /// File for the tables as Markdown
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
 }
@@ -48,8 +47,8 @@ pub(crate) struct ClaimsArgs {
 pub(crate) struct QoserveArgs {
     #[command(flatten)]
     claims: ClaimsArgs,
-    /// Let QoServe plan with this predictor, under each calibration, instead of one that is trained
-    /// for it (`laxity sim train-latency`)
+    /// Predictor of iteration times for QoServe, made by `laxity sim train-latency` [default: one is
+    /// trained for each calibration]
     #[arg(long, value_name = "FILE")]
     latency_model: Option<PathBuf>,
 }

@@ -14,7 +14,7 @@ use super::results::Folder;
 use laxity_cli::output::{self, say};
 
 pub(super) const HELP: &str = "\
-A page is Markdown with marked blocks, each filled with a table from the results of one plan:
+A page is Markdown with marked blocks. Each block holds a table made from the results of one plan:
 
   <!-- laxity sim: PLAN SECTION [only=VARIANT,…] [panel=PANEL,…] [at=VALUE] -->
   <!-- end -->
@@ -26,16 +26,16 @@ SECTION is one of
   collectives  collective completion times
   earliness    how early requests in time are, and how late the others
   waiting      where a request's time goes
-  against      laxity (or the plan's reference) less the others
-  paper        what the paper says about its figure, beside this
-  speed        what it took to simulate
-Values with spaces are put in quotes. Sections from ttft to waiting are of one point of each
-panel: the one at VALUE of the horizontal axis, else where variants differ most.
+  against      laxity (or the plan's reference) minus the others
+  paper        what the paper says about its figure, and the result
+  speed        time and memory of the simulation
+Put values with spaces in quotes. Sections from ttft to waiting show one point of each panel: the
+one at VALUE of the horizontal axis, or by default the one where variants differ most.
 
-Blocks whose plan has no results yet are left as they are; the command says which plans to run.
+A block whose plan has no results stays as it is, and the command says which plan to run.
 
-Exit code: 0 if all blocks could be filled, 1 if results are missing; with --check also 1 if a
-block is stale. What it took to simulate is never stale: it differs from machine to machine.
+Exit status: 0 if all blocks were filled, 1 if results are missing; with --check also 1 if a block
+is out of date. The section speed is never out of date, because it depends on the machine.
 
 Examples:
   laxity sim run mfs-figure-13 --out target/reproduction/mfs-figure-13
@@ -45,16 +45,16 @@ Examples:
 /// Arguments of `laxity sim findings`.
 #[derive(Args)]
 pub(crate) struct FindingsArgs {
-    /// Folder with one folder of results for each plan, by its name
+    /// Folder with one folder of results for each plan, named like the plan
     #[arg(long, value_name = "DIR", default_value = "target/reproduction")]
     results: PathBuf,
-    /// The page
+    /// Page to fill
     #[arg(long, value_name = "FILE", default_value = "docs/reproduction.md")]
     page: PathBuf,
-    /// Change nothing, and say which blocks would change
+    /// Change nothing, and print which blocks would change
     #[arg(long)]
     check: bool,
-    /// Print the plans that the page needs, one a line, and stop
+    /// Print the plans that the page needs, one per line, and exit
     #[arg(long, conflicts_with = "check")]
     plans: bool,
 }

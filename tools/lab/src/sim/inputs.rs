@@ -14,10 +14,10 @@ use laxity_sim::plan::Plan;
 /// Arguments of `laxity sim models`.
 #[derive(Args)]
 pub(crate) struct ModelsArgs {
-    /// A model, by name or by the path of a TOML file: what its layers are
+    /// Name of a model, or path of a TOML file [default: list the built-in models]
     #[arg(value_name = "MODEL")]
     model: Option<String>,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }
@@ -25,12 +25,12 @@ pub(crate) struct ModelsArgs {
 /// Arguments of `laxity sim workload`.
 #[derive(Args)]
 pub(crate) struct WorkloadArgs {
-    /// A plan whose workloads are meant; without it, the defaults of every field
+    /// Plan whose workloads are shown [default: the default of every field]
     #[arg(value_name = "PLAN")]
     plan: Option<String>,
     #[command(flatten)]
     changes: Changes,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     json: bool,
 }

@@ -17,19 +17,19 @@ use laxity_cli::output::{check, replace, say};
 use laxity_cli::table;
 
 pub(super) const HELP: &str = "\
-Without --csv and --record it is trained on the simulator's roofline of a GPU and a model. On a
-machine, train it on what was measured there:
+Without --csv and --record, the predictor is trained on the simulator's roofline of a GPU and a
+model. For a real machine, train it on measurements of that machine:
 
-  --record  what laxity-engine --record FILE keeps (plans, and how long each took)
+  --record  the file that laxity-engine --record FILE writes
   --csv     a table with a header. Columns: prefill_tokens (prompt tokens computed), prefix (tokens
-            before them whose KV was there), decodes (requests that computed one token), context
-            (tokens that those attended to, in all), ms (how long it took); optional: chunks
-            (prompts that the tokens were of), pairs (prompt tokens times tokens attended to, where
-            there were several chunks).
+            before them whose KV was cached), decodes (requests that computed one token), context
+            (number of tokens that these attended to), ms (duration). Optional columns: chunks
+            (number of prompts), pairs (prompt tokens times tokens attended to, if there were
+            several chunks).
 
-A tenth of the iterations is held out: the error is that on them. Another tenth says what margin
-99.8 % stay within (5 % at least), which is what a policy plans with. The file is JSON, with a
-version.
+The error is measured on a tenth of the iterations, which is not used for training. Another tenth
+determines the margin that 99.8 % of them stay within, at least 5 %; policies plan with this margin.
+The file is JSON with a version.
 
 Examples:
   laxity sim train-latency a100.json
@@ -41,13 +41,13 @@ Examples:
 /// Arguments of `laxity sim train-latency`.
 #[derive(Args)]
 pub(crate) struct TrainArgs {
-    /// Write the predictor to this file
+    /// File for the predictor
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Train on the iterations in this table; may be given several times
+    /// Table with iterations to train on. The option can be repeated
     #[arg(long, value_name = "CSV")]
     csv: Vec<PathBuf>,
-    /// Train on the iterations in this record of laxity-engine; may be given several times
+    /// Record of laxity-engine with iterations to train on. The option can be repeated
     #[arg(long, value_name = "RECORD")]
     record: Vec<PathBuf>,
     /// GPU of the roofline: a100, h100, or a file
@@ -56,32 +56,32 @@ pub(crate) struct TrainArgs {
     /// Model of the roofline, by name or by the path of a TOML file
     #[arg(long, default_value = "llama-3-8b", conflicts_with_all = ["csv", "record"])]
     model: String,
-    /// GPUs that share the model
+    /// Number of GPUs that share the model
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with_all = ["csv", "record"], value_parser = clap::value_parser!(u32).range(1..=64))]
     tp: u32,
     /// Host time between two iterations of the roofline, µs
     #[arg(long, value_name = "US", conflicts_with_all = ["csv", "record", "ratio"])]
     host_us: Option<u32>,
-    /// As much host time as makes prompts in chunks of 2500 so many times as fast as in chunks of
+    /// Choose the host time so that chunks of 2500 tokens are this many times as fast as chunks of
     /// 256
     #[arg(long, value_name = "R", conflicts_with_all = ["csv", "record"])]
     ratio: Option<f64>,
-    /// All of it so many times slower than the roofline
+    /// Factor by which iterations are slower than the roofline
     #[arg(long, value_name = "F", default_value_t = 1.0, conflicts_with_all = ["csv", "record"])]
     slower: f64,
-    /// Iterations to draw, those held out included
+    /// Number of iterations to draw from the roofline
     #[arg(long, value_name = "N", default_value_t = 20_000, conflicts_with_all = ["csv", "record"], value_parser = clap::value_parser!(u32).range(100..=10_000_000))]
     iterations: u32,
-    /// Trees of the forest
+    /// Number of trees in the forest
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1000))]
     trees: u16,
-    /// Splits from a tree's root to a leaf at most
+    /// Maximum depth of a tree
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=64))]
     depth: u16,
-    /// Of all that is drawn: iterations, what is held out, what each tree sees
+    /// Seed of all random numbers
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
-    /// Say as JSON how far off it is
+    /// Print the error as JSON
     #[arg(long)]
     json: bool,
 }
