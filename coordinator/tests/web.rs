@@ -13,7 +13,7 @@ use laxity_tests::{Need, skip};
 use laxity_wire::v1::event::Event as Kind;
 use laxity_wire::v1::{BatchFinished, BatchProgress, BatchStarted, PortLoad, RequestEnded};
 
-use self::support::{Daemon, Fixture, batch, config};
+use self::support::{Fixture, Script, batch, config};
 
 /// How long Chromium may take for one page.
 const BROWSER_MAX: Duration = Duration::from_secs(120);
@@ -63,8 +63,8 @@ fn busy() -> Fixture {
     let fixture = Fixture::start(
         config(),
         vec![
-            Daemon::new("prefill-0", prefill),
-            Daemon::new("decode-0", decode),
+            Script::new("prefill-0", prefill),
+            Script::new("decode-0", decode),
         ],
     );
     fixture.state(|state| state["totals"]["batches"] == 33 && state["runs"].as_u64() > Some(0));
@@ -226,7 +226,7 @@ fn a_link_to_a_batch_explains_it_and_one_to_a_batch_that_is_gone_says_so() {
 fn names_from_daemons_are_text_whatever_they_hold() {
     let evil = "<img src=x onerror=\"document.title='owned'\">";
     let script = "</script><script>document.title='owned'</script>";
-    let mut daemon = Daemon::new(evil, vec![batch(7, &[(1, -5, 1), (2, 1000, 900_000)])]);
+    let mut daemon = Script::new(evil, vec![batch(7, &[(1, -5, 1), (2, 1000, 900_000)])]);
     daemon.software = script.into();
     // Right-to-left override: it would show what follows backwards.
     daemon.nic = format!("eth\u{202e}0<b>{}", &script[..30]);

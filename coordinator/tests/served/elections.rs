@@ -17,7 +17,7 @@ use nix::sys::signal::Signal;
 use rand::rngs::SmallRng;
 use rand::{RngExt, SeedableRng};
 
-use crate::group::{ELECTED_MAX, Fence, Group, TTL_S, ordered};
+use crate::group::{ELECTED_MAX, Fence, Fenced, Group, TTL_S, ordered};
 use crate::netns::{Cut, Link};
 
 /// One revision more.
@@ -197,6 +197,31 @@ async fn members_of_etcd_die_and_terms_only_grow_and_the_policy_stays() {
     fence.check();
 }
 
+/// Another leads than `old`, which is cut off from etcd and still hears its daemons.
+async fn until_another_leads<'a>(
+    group: &Group,
+    fence: &'a Fence,
+    old: usize,
+    fault: u64,
+    streams: &mut Vec<Fenced<'a>>,
+) {
+    let begun = Instant::now();
+    loop {
+        // The last stream to each is the one that it still answers.
+        let (next, stream) = ordered(group, fence, fault).await;
+        streams.push(stream);
+        if next != old {
+            break;
+        }
+        assert!(begun.elapsed() < ELECTED_MAX, "nobody else leads");
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    for stream in streams {
+        stream.report(1000 + fault).await;
+        stream.rest(Duration::from_millis(50)).await;
+    }
+}
+
 #[tokio::test]
 async fn no_order_of_a_fenced_leader_is_in_force_whatever_fails() {
     let number = |name: &str, default: u64| {
@@ -250,22 +275,7 @@ async fn no_order_of_a_fenced_leader_is_in_force_whatever_fails() {
                 let cut = if random.random() { Cut::Near } else { Cut::Far };
                 group.net().cut(leader, link, cut);
                 if link == Link::Etcd && random.random() {
-                    // Another leads before the link works again, and this one still hears daemons.
-                    let begun = Instant::now();
-                    loop {
-                        // The last stream to each is the one that it still answers.
-                        let (next, stream) = ordered(&group, &fence, fault).await;
-                        streams.push(stream);
-                        if next != leader {
-                            break;
-                        }
-                        assert!(begun.elapsed() < ELECTED_MAX, "nobody else leads");
-                        tokio::time::sleep(Duration::from_millis(200)).await;
-                    }
-                    for stream in &mut streams {
-                        stream.report(1000 + fault).await;
-                        stream.rest(Duration::from_millis(50)).await;
-                    }
+                    until_another_leads(&group, &fence, leader, fault, &mut streams).await;
                 }
                 tokio::time::sleep(wait).await;
                 group.net().heal(leader, link, cut);

@@ -2,6 +2,7 @@
 //! kind.
 #![forbid(unsafe_code)]
 
+#[path = "../support/daemon.rs"]
 mod daemon;
 mod elections;
 mod group;

@@ -2,8 +2,8 @@
 
 use laxity_coordinator::config::Config;
 use laxity_wire::v1::{
-    DrainRequest, ExplainRequest, GetPolicyRequest, ListBatchesRequest, ListHostsRequest, Policy,
-    SetPolicyRequest, WatchKind, WatchRequest, from_coordinator::Message, watch_event,
+    DrainRequest, ExplainRequest, GetPolicyRequest, ListBatchesRequest, Policy, SetPolicyRequest,
+    WatchKind, WatchRequest, from_coordinator::Message, watch_event,
 };
 use tonic::Code;
 use tonic_health::pb::HealthCheckRequest;
@@ -85,9 +85,7 @@ async fn the_policy_is_checked_numbered_and_remembered() {
 #[tokio::test]
 async fn a_drained_host_is_told_and_forgotten_and_asked_again_when_it_is_back() {
     let served = Served::start(Config::default()).await;
-    let mut daemon = served.daemon("a").await;
-    daemon.snapshot(vec![arrived(1, 900)]).await;
-    daemon.settled().await;
+    let mut daemon = served.settled("a", vec![arrived(1, 900)]).await;
     let mut operator = served.operator().await;
     let drain = |drain| DrainRequest {
         host: "a".into(),
@@ -114,11 +112,7 @@ async fn a_drained_host_is_told_and_forgotten_and_asked_again_when_it_is_back() 
         matches!(&event.event, Some(watch_event::Event::Host(it)) if it.connected && it.drained),
         "{event:?}"
     );
-    let hosts = operator
-        .list_hosts(ListHostsRequest {})
-        .await
-        .expect("lists")
-        .into_inner();
+    let hosts = served.hosts().await;
     let note = hosts.hosts[0].drain.as_ref().expect("a reason");
     assert_eq!(note.comment, "its NIC flaps");
     assert!(note.author.starts_with("127.0.0.1:"), "{note:?}");
@@ -143,17 +137,11 @@ async fn a_drained_host_is_told_and_forgotten_and_asked_again_when_it_is_back() 
 #[tokio::test]
 async fn hosts_and_batches_are_listed_and_a_place_is_explained() {
     let served = Served::start(Config::default()).await;
-    let mut daemon = served.daemon("a").await;
-    daemon
-        .snapshot(vec![arrived(1, 9000), arrived(2, 5000)])
+    let mut daemon = served
+        .settled("a", vec![arrived(1, 9000), arrived(2, 5000)])
         .await;
-    daemon.settled().await;
     let mut operator = served.operator().await;
-    let hosts = operator
-        .list_hosts(ListHostsRequest {})
-        .await
-        .expect("lists")
-        .into_inner();
+    let hosts = served.hosts().await;
     assert!(
         hosts.leading && hosts.term == 7 && hosts.hosts[0].connected,
         "{hosts:?}"

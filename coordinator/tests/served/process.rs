@@ -10,7 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tonic::transport::Endpoint;
 
-use crate::daemon::{Daemon, PATIENCE, hello};
+use crate::daemon::{Daemon, PATIENCE, hello, in_time};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_laxity-coordinator");
 
@@ -140,9 +140,7 @@ async fn a_hangup_rereads_the_configuration_and_a_bad_one_is_not_taken() {
     write("700ms");
     process.signal(Signal::SIGHUP);
     let reread = async { while heartbeat_ns().await != 700_000_000 {} };
-    tokio::time::timeout(PATIENCE, reread)
-        .await
-        .expect("it is reread");
+    in_time(reread, "it is reread").await;
     write("1ms");
     process.signal(Signal::SIGHUP);
     tokio::time::sleep(std::time::Duration::from_millis(200)).await;
@@ -173,8 +171,6 @@ async fn on_terminate_it_says_goodbye_and_ends_well() {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
     };
-    let status = tokio::time::timeout(PATIENCE, ended)
-        .await
-        .expect("it ends");
+    let status = in_time(ended, "it ends").await;
     assert!(status.success(), "{status}");
 }

@@ -6,13 +6,12 @@ use laxity_coordinator::config::Config;
 use laxity_coordinator::limits::Limits;
 use laxity_coordinator::server::Coordinator;
 use laxity_wire::v1::{
-    BatchFinished, BatchStarted, Epoch, Event, GoodbyeReason, Heartbeat, ListHostsRequest, Nack,
-    NackReason, RefusalReason, RequestEnded, Resync, event::Event as Kind,
-    from_coordinator::Message, from_daemon,
+    BatchFinished, BatchStarted, Epoch, Event, GoodbyeReason, Heartbeat, Nack, NackReason,
+    RefusalReason, RequestEnded, event::Event as Kind, from_coordinator::Message, from_daemon,
 };
 use tonic::transport::Endpoint;
 
-use crate::daemon::{Daemon, PATIENCE, Served, arrived, hello};
+use crate::daemon::{Daemon, PATIENCE, Served, arrived, hello, in_time};
 
 fn finished(batch: u64) -> Kind {
     Kind::BatchFinished(BatchFinished { batch })
@@ -51,12 +50,8 @@ async fn a_full_order_answers_the_snapshot_and_deltas_follow() {
 #[tokio::test]
 async fn a_daemon_that_lost_track_gets_everything_again_and_acks_are_seen() {
     let served = Served::start(Config::default()).await;
-    let mut daemon = served.daemon("a").await;
-    daemon.snapshot(vec![arrived(1, 900)]).await;
-    daemon.settled().await;
-    daemon
-        .say(from_daemon::Message::Resync(Resync { applied: None }))
-        .await;
+    let mut daemon = served.settled("a", vec![arrived(1, 900)]).await;
+    daemon.resync().await;
     let full = daemon.order().await;
     assert_eq!((full.base, full.ranks.len()), (None, 1));
     daemon
@@ -71,23 +66,16 @@ async fn a_daemon_that_lost_track_gets_everything_again_and_acks_are_seen() {
         .await;
     assert_eq!(daemon.order().await.base, None);
     daemon.ack().await;
-    let mut operator = served.operator().await;
     let acked = async {
         loop {
-            let hosts = operator
-                .list_hosts(ListHostsRequest {})
-                .await
-                .expect("lists")
-                .into_inner();
+            let hosts = served.hosts().await;
             if hosts.hosts[0].applied == daemon.applied {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, acked)
-        .await
-        .expect("the ack is seen");
+    in_time(acked, "the ack is seen").await;
 }
 
 #[tokio::test]
@@ -96,9 +84,7 @@ async fn releases_that_overlap_understand_each_other_and_others_part_politely() 
     // Of the first version: it names no capability, and gets no delta.
     let mut old = hello("old");
     old.capabilities.clear();
-    let mut old = Daemon::attend(served.channel().await, old)
-        .await
-        .expect("let in");
+    let mut old = served.attend(old).await;
     old.snapshot(vec![arrived(1, 900)]).await;
     old.settled().await;
     old.report(vec![arrived(2, 800)]).await;
@@ -108,9 +94,7 @@ async fn releases_that_overlap_understand_each_other_and_others_part_politely() 
     let mut new = hello("new");
     (new.protocol, new.protocol_min) = (99, 1);
     new.capabilities.push(1000);
-    let mut new = Daemon::attend(served.channel().await, new)
-        .await
-        .expect("let in");
+    let mut new = served.attend(new).await;
     new.snapshot(vec![arrived(3, 900)]).await;
     new.settled().await;
     let odd = laxity_wire::v1::Report {
@@ -119,16 +103,13 @@ async fn releases_that_overlap_understand_each_other_and_others_part_politely() 
         events: vec![Event { event: None }],
     };
     new.say(from_daemon::Message::Report(odd)).await;
-    new.say(from_daemon::Message::Resync(Resync { applied: None }))
-        .await;
+    new.resync().await;
     assert_eq!(new.order().await.ranks.len(), 1, "the stream goes on");
     // Of one that gave up what this one speaks.
     for (newest, oldest) in [(99, 98), (0, 0)] {
         let mut alien = hello("alien");
         (alien.protocol, alien.protocol_min) = (newest, oldest);
-        let mut alien = Daemon::attend(served.channel().await, alien)
-            .await
-            .expect("answered");
+        let mut alien = served.attend(alien).await;
         assert_eq!(alien.goodbye().await.reason(), GoodbyeReason::Incompatible);
     }
 }
@@ -136,12 +117,8 @@ async fn releases_that_overlap_understand_each_other_and_others_part_politely() 
 #[tokio::test]
 async fn a_second_stream_of_a_host_replaces_the_first_and_stopping_says_so() {
     let served = Served::start(Config::default()).await;
-    let mut first = served.daemon("a").await;
-    first.snapshot(Vec::new()).await;
-    first.settled().await;
-    let mut second = served.daemon("a").await;
-    second.snapshot(vec![arrived(1, 100)]).await;
-    second.settled().await;
+    let mut first = served.settled("a", Vec::new()).await;
+    let mut second = served.settled("a", vec![arrived(1, 100)]).await;
     first.report(vec![arrived(9, 1)]).await;
     assert_eq!(first.goodbye().await.reason(), GoodbyeReason::Replaced);
     served.handle.stop();
@@ -151,11 +128,9 @@ async fn a_second_stream_of_a_host_replaces_the_first_and_stopping_says_so() {
 #[tokio::test]
 async fn a_hostile_daemon_cannot_end_start_or_rank_what_is_anothers() {
     let served = Served::start(Config::default()).await;
-    let mut honest = served.daemon("honest").await;
-    honest
-        .snapshot(vec![arrived(1, 60_000), arrived(2, 50_000)])
+    let mut honest = served
+        .settled("honest", vec![arrived(1, 60_000), arrived(2, 50_000)])
         .await;
-    honest.settled().await;
     let before = honest.ranks.clone();
     let mut hostile = served.daemon("hostile").await;
     hostile.snapshot(Vec::new()).await;
@@ -195,11 +170,7 @@ async fn what_a_daemon_can_make_the_coordinator_remember_is_bounded() {
         requests_per_host_max: 4,
         ..Limits::default()
     };
-    let served = Served::start(Config {
-        limits,
-        ..Config::default()
-    })
-    .await;
+    let served = Served::limited(limits).await;
     let mut hostile = served.daemon("hostile").await;
     hostile
         .snapshot((1..=1000).map(|batch| arrived(batch, 10_000)).collect())
@@ -207,12 +178,7 @@ async fn what_a_daemon_can_make_the_coordinator_remember_is_bounded() {
     let refused = hostile.refusal().await;
     assert_eq!(refused.reason(), RefusalReason::Limit);
     assert!(refused.count >= 996, "{refused:?}");
-    let mut operator = served.operator().await;
-    let hosts = operator
-        .list_hosts(ListHostsRequest {})
-        .await
-        .expect("lists")
-        .into_inner();
+    let hosts = served.hosts().await;
     assert!(
         hosts.hosts[0].batches <= 4 && hosts.hosts[0].requests <= 4,
         "{hosts:?}"
@@ -226,11 +192,7 @@ async fn messages_and_reports_beyond_their_size_end_that_stream_only() {
         events_per_report_max: 10,
         ..Limits::default()
     };
-    let served = Served::start(Config {
-        limits,
-        ..Config::default()
-    })
-    .await;
+    let served = Served::limited(limits).await;
     let mut good = served.daemon("good").await;
     good.snapshot(vec![arrived(1, 900)]).await;
     let mut long = served.daemon("long").await;
@@ -247,9 +209,7 @@ async fn messages_and_reports_beyond_their_size_end_that_stream_only() {
             .is_ok_and(|m| !matches!(m, Message::Goodbye(_)))
         {}
     };
-    tokio::time::timeout(PATIENCE, ended)
-        .await
-        .expect("the stream is ended");
+    in_time(ended, "the stream is ended").await;
     good.settled().await;
     assert_eq!(good.served(), [1]);
 }
@@ -260,16 +220,10 @@ async fn connections_beyond_the_cap_are_closed_and_places_come_back() {
         connections_max: 2,
         ..Limits::default()
     };
-    let served = Served::start(Config {
-        limits,
-        ..Config::default()
-    })
-    .await;
-    let mut first = served.daemon("a").await;
-    first.snapshot(Vec::new()).await;
-    first.settled().await;
+    let served = Served::limited(limits).await;
+    let mut first = served.settled("a", Vec::new()).await;
     let second = served.operator().await;
-    let endpoint = Endpoint::from_shared(format!("http://{}", served.address)).expect("a URL");
+    let endpoint = served.endpoint();
     let beyond = async |endpoint: Endpoint| {
         let channel = endpoint.connect().await.ok()?;
         let mut daemon = Daemon::attend(channel, hello("late")).await.ok()?;
@@ -282,15 +236,13 @@ async fn connections_beyond_the_cap_are_closed_and_places_come_back() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, again)
-        .await
-        .expect("a place");
+    in_time(again, "a place").await;
 }
 
 #[tokio::test]
 async fn for_a_reader_that_is_slow_orders_are_merged_and_the_last_one_is_true() {
     let served = Served::start(Config::default()).await;
-    let endpoint = Endpoint::from_shared(format!("http://{}", served.address)).expect("a URL");
+    let endpoint = served.endpoint();
     let narrow = endpoint.initial_stream_window_size(65_535);
     let channel = narrow.connect().await.expect("listens");
     let mut slow = Daemon::attend(channel, hello("slow"))
@@ -302,21 +254,15 @@ async fn for_a_reader_that_is_slow_orders_are_merged_and_the_last_one_is_true() 
     // Each is answered with an order of 20 kB; it reads none of them.
     const ASKED: u64 = 400;
     for _ in 0..ASKED {
-        slow.say(from_daemon::Message::Resync(Resync { applied: None }))
-            .await;
+        slow.resync().await;
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     slow.report(vec![arrived(5000, 10)]).await;
-    let mut operator = served.operator().await;
     let mut orders = 0;
     let quiet = async {
         loop {
             tokio::time::sleep(Duration::from_millis(300)).await;
-            let hosts = operator
-                .list_hosts(ListHostsRequest {})
-                .await
-                .expect("lists")
-                .into_inner();
+            let hosts = served.hosts().await;
             let now = &hosts.hosts[0];
             if now.reports == slow.reported() && now.orders == orders {
                 return;
@@ -324,9 +270,7 @@ async fn for_a_reader_that_is_slow_orders_are_merged_and_the_last_one_is_true() 
             orders = now.orders;
         }
     };
-    tokio::time::timeout(PATIENCE, quiet)
-        .await
-        .expect("it stops sending");
+    in_time(quiet, "it stops sending").await;
     assert!(
         orders < ASKED / 4,
         "{orders} orders were made for one that does not read"
@@ -339,12 +283,8 @@ async fn for_a_reader_that_is_slow_orders_are_merged_and_the_last_one_is_true() 
 #[tokio::test]
 async fn a_stream_that_was_replaced_ends_though_it_goes_on_with_heartbeats() {
     let served = Served::start(Config::default()).await;
-    let mut first = served.daemon("a").await;
-    first.snapshot(Vec::new()).await;
-    first.settled().await;
-    let mut second = served.daemon("a").await;
-    second.snapshot(Vec::new()).await;
-    second.settled().await;
+    let mut first = served.settled("a", Vec::new()).await;
+    let mut second = served.settled("a", Vec::new()).await;
     first
         .say(from_daemon::Message::Heartbeat(Heartbeat {}))
         .await;
@@ -359,11 +299,7 @@ async fn a_connection_that_says_nothing_gives_its_place_back() {
         connections_max: 1,
         ..Limits::default()
     };
-    let served = Served::start(Config {
-        limits,
-        ..Config::default()
-    })
-    .await;
+    let served = Served::limited(limits).await;
     let mut silent = tokio::net::TcpStream::connect(served.address)
         .await
         .expect("listens");
@@ -375,11 +311,9 @@ async fn a_connection_that_says_nothing_gives_its_place_back() {
             .is_ok_and(|read| read > 0)
         {}
     };
-    tokio::time::timeout(PATIENCE, ended)
-        .await
-        .expect("it is closed");
+    in_time(ended, "it is closed").await;
     let place = async {
-        let endpoint = Endpoint::from_shared(format!("http://{}", served.address)).expect("a URL");
+        let endpoint = served.endpoint();
         loop {
             if let Ok(channel) = endpoint.connect().await
                 && let Ok(mut daemon) = Daemon::attend(channel, hello("a")).await
@@ -390,9 +324,7 @@ async fn a_connection_that_says_nothing_gives_its_place_back() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, place)
-        .await
-        .expect("a place");
+    in_time(place, "a place").await;
 }
 
 #[tokio::test]
@@ -427,9 +359,7 @@ async fn one_that_reads_nothing_does_not_keep_a_coordinator_from_stopping() {
 async fn a_name_that_is_none_is_refused_whatever_its_length() {
     let served = Served::start(Config::default()).await;
     for name in ["x".repeat(100_000), "a\nb".into(), String::new()] {
-        let mut odd = Daemon::attend(served.channel().await, hello(&name))
-            .await
-            .expect("answered");
+        let mut odd = served.attend(hello(&name)).await;
         let last = odd.goodbye().await;
         assert_eq!(last.reason(), GoodbyeReason::Protocol);
         assert!(last.detail.contains("a host name has"), "{}", last.detail);

@@ -149,7 +149,7 @@ async fn no_certificate_anothers_ca_a_servers_certificate_and_no_tls_at_all_are_
         !works(&served, theirs, Some((ours, "operator-o"))).await,
         "the client checks, too"
     );
-    let plain = Endpoint::from_shared(format!("http://{}", served.address)).expect("a URL");
+    let plain = served.endpoint();
     let asked = match plain.connect().await {
         Ok(channel) => OperatorClient::new(channel)
             .list_hosts(ListHostsRequest {})

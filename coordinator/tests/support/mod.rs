@@ -1,6 +1,8 @@
 //! A real coordinator on a thread of its own, with daemons that say what they are told to: for
 //! tests of what operators see.
 
+mod daemon;
+
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -9,22 +11,17 @@ use std::time::{Duration, Instant};
 
 use laxity_coordinator::config::Config;
 use laxity_coordinator::server::{Coordinator, Handle};
-use laxity_wire::v1::coordination_client::CoordinationClient;
 use laxity_wire::v1::event::Event as Kind;
-use laxity_wire::v1::from_daemon::Message;
-use laxity_wire::v1::{
-    self, BatchArrived, Direction, Event, FromDaemon, Heartbeat, Hello, PortBytes, PortInfo,
-    Report, RequestLoad, SnapshotPiece,
-};
+use laxity_wire::v1::{BatchArrived, Heartbeat, PortBytes, RequestLoad, from_daemon};
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::transport::Endpoint;
 
-/// How long anything may take to show, on a machine that has other things to do.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) use self::daemon::PATIENCE;
+use self::daemon::{Daemon, hello};
 
-/// A daemon to be played.
+/// What a daemon is called and says.
 #[derive(Clone, Debug)]
-pub(crate) struct Daemon {
+pub(crate) struct Script {
     /// Its host's name, whatever it holds.
     pub(crate) host: String,
     /// Its release.
@@ -35,7 +32,7 @@ pub(crate) struct Daemon {
     pub(crate) events: Vec<Kind>,
 }
 
-impl Daemon {
+impl Script {
     /// With a NIC of 50 GB/s.
     pub(crate) fn new(host: &str, events: Vec<Kind>) -> Self {
         Self {
@@ -75,7 +72,7 @@ pub(crate) fn config() -> Config {
 
 impl Fixture {
     /// Starts it all. What the daemons say has not been considered yet.
-    pub(crate) fn start(config: Config, daemons: Vec<Daemon>) -> Self {
+    pub(crate) fn start(config: Config, daemons: Vec<Script>) -> Self {
         let (tell, told) = std::sync::mpsc::channel();
         let mut say = HashMap::new();
         let mut ears = Vec::new();
@@ -150,59 +147,28 @@ impl Fixture {
     }
 }
 
-fn say(message: Message) -> FromDaemon {
-    FromDaemon {
-        message: Some(message),
-    }
-}
-
 /// Attends, says its snapshot and then what it is told to, and gives signs of life until the
 /// coordinator ends.
-async fn play(address: SocketAddr, daemon: Daemon, mut told: mpsc::UnboundedReceiver<Vec<Kind>>) {
-    let endpoint = tonic::transport::Endpoint::new(format!("http://{address}")).expect("a URL");
-    let mut client = CoordinationClient::new(endpoint.connect_lazy());
-    let (sender, receiver) = mpsc::unbounded_channel();
-    let port = |direction: Direction| PortInfo {
-        addresses: Vec::new(),
-        name: daemon.nic.clone(),
-        direction: direction as i32,
-        rate_bytes_per_s: 50_000_000_000,
-    };
-    let hello = Hello {
-        protocol: v1::PROTOCOL,
-        protocol_min: v1::PROTOCOL_MIN,
-        software: daemon.software.clone(),
-        host: daemon.host.clone(),
-        instance: 1,
-        ports: vec![port(Direction::Egress), port(Direction::Ingress)],
-        ..Hello::default()
-    };
-    let mut sequence = 0;
-    let mut report = |snapshot: SnapshotPiece, events: Vec<Kind>| {
-        sequence += 1;
-        let events = events.into_iter().map(|event| Event { event: Some(event) });
-        say(Message::Report(Report {
-            sequence,
-            snapshot: snapshot as i32,
-            events: events.collect(),
-        }))
-    };
-    let _ = sender.send(say(Message::Hello(hello)));
-    let _ = sender.send(report(SnapshotPiece::End, daemon.events));
-    let mut inbound = client
-        .attend(UnboundedReceiverStream::new(receiver))
-        .await
-        .expect("it is let in")
-        .into_inner();
+async fn play(address: SocketAddr, script: Script, mut told: mpsc::UnboundedReceiver<Vec<Kind>>) {
+    let endpoint = Endpoint::new(format!("http://{address}")).expect("a URL");
+    let mut greeting = hello(&script.host);
+    greeting.capabilities.clear();
+    greeting.software = script.software;
+    for port in &mut greeting.ports {
+        port.name.clone_from(&script.nic);
+    }
+    let daemon = Daemon::attend(endpoint.connect_lazy(), greeting).await;
+    let mut daemon = daemon.expect("it is let in");
+    daemon.snapshot(script.events).await;
     loop {
         tokio::select! {
             events = told.recv() => match events {
-                Some(events) => drop(sender.send(report(SnapshotPiece::Unspecified, events))),
+                Some(events) => daemon.report(events).await,
                 None => return,
             },
-            frame = inbound.message() => if !matches!(frame, Ok(Some(_))) { return },
+            frame = daemon.next() => if frame.is_err() { return },
             () = tokio::time::sleep(Duration::from_millis(300)) => {
-                let _ = sender.send(say(Message::Heartbeat(Heartbeat {})));
+                daemon.say(from_daemon::Message::Heartbeat(Heartbeat {})).await;
             }
         }
     }

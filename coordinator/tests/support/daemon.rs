@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use laxity_coordinator::config::Config;
+use laxity_coordinator::limits::Limits;
 use laxity_coordinator::server::{Coordinator, Handle};
 use laxity_quantity::Nanos;
 use laxity_wire::v1::coordination_client::CoordinationClient;
@@ -41,9 +42,20 @@ impl Served {
         Self { address, handle }
     }
 
+    pub(crate) async fn limited(limits: Limits) -> Self {
+        let config = Config {
+            limits,
+            ..Config::default()
+        };
+        Self::start(config).await
+    }
+
+    pub(crate) fn endpoint(&self) -> Endpoint {
+        Endpoint::from_shared(format!("http://{}", self.address)).expect("a URL")
+    }
+
     pub(crate) async fn channel(&self) -> Channel {
-        let endpoint = Endpoint::from_shared(format!("http://{}", self.address));
-        endpoint.expect("a URL").connect().await.expect("listens")
+        self.endpoint().connect().await.expect("listens")
     }
 
     pub(crate) async fn operator(&self) -> OperatorClient<Channel> {
@@ -51,8 +63,26 @@ impl Served {
     }
 
     pub(crate) async fn daemon(&self, host: &str) -> Daemon {
-        let daemon = Daemon::attend(self.channel().await, hello(host)).await;
-        daemon.expect("let in")
+        self.attend(hello(host)).await
+    }
+
+    pub(crate) async fn attend(&self, hello: Hello) -> Daemon {
+        let daemon = Daemon::attend(self.channel().await, hello).await;
+        daemon.expect("answered")
+    }
+
+    /// A daemon that has said what it knows, and got its order.
+    pub(crate) async fn settled(&self, host: &str, events: Vec<Kind>) -> Daemon {
+        let mut daemon = self.daemon(host).await;
+        daemon.snapshot(events).await;
+        daemon.settled().await;
+        daemon
+    }
+
+    pub(crate) async fn hosts(&self) -> v1::ListHostsResponse {
+        let mut operator = self.operator().await;
+        let listed = operator.list_hosts(v1::ListHostsRequest {}).await;
+        listed.expect("lists").into_inner()
     }
 }
 
@@ -60,6 +90,11 @@ impl Drop for Served {
     fn drop(&mut self) {
         self.handle.stop();
     }
+}
+
+/// What `waits` comes to, within the patience of the tests.
+pub(crate) async fn in_time<T>(waits: impl Future<Output = T>, what: &str) -> T {
+    tokio::time::timeout(PATIENCE, waits).await.expect(what)
 }
 
 pub(crate) fn hello(host: &str) -> Hello {
@@ -131,13 +166,9 @@ impl Daemon {
     }
 
     pub(crate) async fn say(&self, message: from_daemon::Message) {
+        let message = Some(message);
         // A stream that has ended is found when reading.
-        let _ = self
-            .to
-            .send(FromDaemon {
-                message: Some(message),
-            })
-            .await;
+        let _ = self.to.send(FromDaemon { message }).await;
     }
 
     pub(crate) async fn report(&mut self, events: Vec<Kind>) {
@@ -158,6 +189,11 @@ impl Daemon {
             events: events.collect(),
         }))
         .await;
+    }
+
+    pub(crate) async fn resync(&self) {
+        let resync = v1::Resync { applied: None };
+        self.say(from_daemon::Message::Resync(resync)).await;
     }
 
     pub(crate) fn reported(&self) -> u64 {
