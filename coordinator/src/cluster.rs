@@ -10,9 +10,8 @@
 //! poll_ready(), take(host, stream)  whose stream has something to send, and what
 //! ```
 //!
-//! * *One batch, several hosts.* Ids are the tenant's; admission knows batches and requests by keys
-//!   of [`table`] instead, which ascend by arrival. So of equal REDs the batch that came first
-//!   stays first.
+//! * *Its parts* own what they change: [`hosts`], [`workload`] (batches, requests and admission) and
+//!   [`fetches`]. [`intake`] is what a host says, with the parts that it may change.
 //! * *Who may say what* is in docs/coordinator.md; [`intake`] holds it up.
 //! * *Debounce.* Triggers of a few milliseconds share a run ([`ClusterPolicy::debounce`]), and a
 //!   run is followed by a rest in proportion to what it took ([`Cluster::rest`]), so admission has
@@ -23,43 +22,40 @@
 mod attend;
 mod audit;
 mod batch;
-mod drains;
-mod durable;
+pub mod durable;
 mod ended;
+mod events;
 mod explain;
+mod fetches;
 mod host;
+mod hosts;
 mod intake;
 mod members;
+mod note;
 mod outbox;
 mod policy;
 mod publish;
 mod quota;
 mod rank;
+mod refusal;
 mod summary;
 mod table;
 mod tokens;
+mod workload;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::hash::RandomState;
-
-use laxity_policy::admission::{Admission, AdmissionConfig, AdmissionCounters};
+use laxity_policy::admission::{Admission, AdmissionConfig};
 use laxity_policy::config::InvalidConfig;
-use laxity_policy::{PortId, Span, Time};
-use laxity_wire::v1::{self, FromCoordinator, SORT_KEY_LAST};
+use laxity_policy::{Span, Time};
+use laxity_wire::v1::{self, FromCoordinator};
 
-pub use self::durable::Durable;
 pub use self::ended::Ended;
 pub use self::host::HostId;
 pub use self::policy::{ClusterPolicy, PolicyError};
 
-use self::batch::{Batch, Request};
-use self::drains::Drain;
-use self::host::{Host, HostCounters, Tenant};
+use self::fetches::Fetches;
+use self::hosts::Hosts;
 use self::policy::Revisions;
-use self::quota::Quota;
-use self::summary::Since;
-use self::table::{Key, Table};
-use self::tokens::{FetchRank, Need, Tokens};
+use self::workload::Workload;
 use crate::limits::Limits;
 use crate::tenants::Tenants;
 
@@ -69,13 +65,6 @@ const EVENT_WORK: usize = 8;
 const REQUEST_WORK: usize = 4;
 /// Time between two runs, in durations of the last one: admission has at most half of the core.
 const REST: u64 = 1;
-
-/// What this release can do beyond the first version of the protocol.
-pub const CAPABILITIES: [v1::Capability; 3] = [
-    v1::Capability::OrderDeltas,
-    v1::Capability::FetchTokens,
-    v1::Capability::PruneCauses,
-];
 
 /// What is fixed between two configurations.
 #[derive(Clone, Debug, Default)]
@@ -143,6 +132,15 @@ pub struct ClusterCounters {
     pub ended: Ended,
 }
 
+/// Sums since the last [`Cluster::summary`].
+#[derive(Debug, Default)]
+struct Since {
+    ranks_changed: u32,
+    /// Runs of Algorithm 1 up to then.
+    runs: u64,
+    took: Span,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Cluster {
@@ -150,62 +148,16 @@ pub struct Cluster {
     term: u64,
     /// Of the newest order.
     sequence: u64,
-    streams: u64,
     revisions: Revisions,
-    admission: Admission,
-    hosts: Vec<Option<Host>>,
-    host_names: HashMap<String, HostId>,
-    /// Hosts without a stream, by when they are forgotten.
-    lost: BTreeSet<(Time, HostId)>,
-    drained: BTreeMap<String, Drain>,
-    /// By port number: whose it is.
-    port_hosts: Vec<Option<HostId>>,
-    /// Egress ports by address. Of hosts that name the same, the first has it.
-    addresses: HashMap<(Tenant, [u8; 16]), PortId>,
-    /// Makes the numbers of [`Batch::invited`]; nobody can guess which names would meet.
-    invitations: RandomState,
-    batches: Table<Batch>,
-    batch_names: HashMap<(Tenant, u64), Key>,
-    requests: Table<Request>,
-    request_names: HashMap<(Tenant, u64), Key>,
-    tokens: Tokens,
-    /// Whose a fetch is, and under which number.
-    fetchers: HashMap<Key, (HostId, u64)>,
-    quotas: Quotas,
-    /// Requests that daemons know as pruned, ascending.
-    pruned: Vec<Key>,
-    /// Hosts with reports that no run has seen.
-    unconsidered: BTreeSet<HostId>,
-    /// When those are due though admission has no run to make.
+    hosts: Hosts,
+    workload: Workload,
+    fetches: Fetches,
+    /// When reports are due that no run has seen, though admission has no run to make.
     settle_at: Option<Time>,
     rested_at: Time,
-    ready: Vec<HostId>,
-    /// Of hosts that are gone.
-    past: HostCounters,
-    ended: Ended,
     since: Since,
     /// See [`Cluster::take_work`].
     work: usize,
-}
-
-#[derive(Debug)]
-struct Quotas {
-    batches: Quota,
-    requests: Quota,
-    loads: Quota,
-    fetches: Quota,
-}
-
-impl Quotas {
-    fn new(limits: &Limits) -> Self {
-        let quota = |total, host_max| Quota::new(total, limits.hosts_max, host_max);
-        Self {
-            batches: quota(limits.batches_max, limits.batches_per_host_max),
-            requests: quota(limits.requests_max, limits.requests_per_host_max),
-            loads: quota(limits.loads_max, limits.loads_per_host_max),
-            fetches: quota(limits.fetches_max, limits.fetches_per_host_max),
-        }
-    }
 }
 
 fn admission_config(policy: &ClusterPolicy, limits: &Limits) -> AdmissionConfig {
@@ -234,33 +186,15 @@ impl Cluster {
     ) -> Result<Self, InvalidConfig> {
         let admission = Admission::new(admission_config(&policy, &settings.limits))?;
         Ok(Self {
-            quotas: Quotas::new(&settings.limits),
+            hosts: Hosts::new(&settings.limits),
             settings,
             term,
             sequence: 0,
-            streams: 0,
             revisions: Revisions::new(policy, now),
-            admission,
-            hosts: Vec::new(),
-            host_names: HashMap::new(),
-            lost: BTreeSet::new(),
-            drained: BTreeMap::new(),
-            port_hosts: Vec::new(),
-            addresses: HashMap::new(),
-            invitations: RandomState::new(),
-            batches: Table::default(),
-            batch_names: HashMap::new(),
-            requests: Table::default(),
-            request_names: HashMap::new(),
-            tokens: Tokens::default(),
-            fetchers: HashMap::new(),
-            pruned: Vec::new(),
-            unconsidered: BTreeSet::new(),
+            workload: Workload::new(admission),
+            fetches: Fetches::default(),
             settle_at: None,
             rested_at: Time::ZERO,
-            ready: Vec::new(),
-            past: HostCounters::default(),
-            ended: Ended::default(),
             since: Since::default(),
             work: 0,
         })
@@ -293,14 +227,16 @@ impl Cluster {
         let wanted = change.change.as_ref().unwrap_or(&nothing);
         let policy = self.revisions.check(wanted, change.expected_revision)?;
         if !change.dry_run {
-            self.admission
-                .set_config(now, admission_config(&policy, &self.settings.limits))
+            let config = admission_config(&policy, &self.settings.limits);
+            self.workload
+                .admission
+                .set_config(now, config)
                 .map_err(|invalid| PolicyError::Invalid {
                     field: invalid.field,
                     problem: invalid.problem,
                 })?;
             self.revisions.set(policy, author, &change.comment, now);
-            self.tokens.reopen();
+            self.fetches.tokens.reopen();
         }
         Ok(self.revisions.current().to_wire(now))
     }
@@ -322,24 +258,16 @@ impl Cluster {
         core::mem::take(&mut self.work).div_ceil(EVENT_WORK)
     }
 
-    fn host(&self, id: HostId) -> Option<&Host> {
-        self.hosts.get(id.0 as usize)?.as_ref()
-    }
-
-    fn host_mut(&mut self, id: HostId) -> Option<&mut Host> {
-        self.hosts.get_mut(id.0 as usize)?.as_mut()
-    }
-
     /// When to call [`Cluster::poll`] though nothing happens.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
-        let lost = self.lost.first().map(|&(at, _)| at);
-        let tokens = self.tokens.next_deadline();
+        let lost = self.hosts.first_lost().map(|(at, _)| at);
+        let tokens = self.fetches.tokens.next_deadline();
         [self.run_at(), tokens, lost].into_iter().flatten().min()
     }
 
     fn run_at(&self) -> Option<Time> {
-        let due = [self.admission.next_deadline(), self.settle_at];
+        let due = [self.workload.admission.next_deadline(), self.settle_at];
         let due = due.into_iter().flatten().min()?;
         Some(due.max(self.rested_at))
     }
@@ -347,7 +275,7 @@ impl Cluster {
     /// Does what is due. Gives what a run did, if there was one: pass its duration to
     /// [`Cluster::rest`].
     pub fn poll(&mut self, now: Time) -> Option<RunReport> {
-        while let Some(&(at, id)) = self.lost.first()
+        while let Some((at, id)) = self.hosts.first_lost()
             && at <= now
         {
             self.forget_host(now, id);
@@ -356,7 +284,7 @@ impl Cluster {
             self.settle_at = None;
             self.run(now)
         });
-        self.grant(now);
+        self.assign_tokens(now);
         report
     }
 
@@ -367,19 +295,17 @@ impl Cluster {
     }
 
     fn run(&mut self, now: Time) -> RunReport {
-        let runs = self.admission.counters().runs;
-        let _ = self.admission.poll_action(now);
+        let runs = self.workload.admission.counters().runs;
+        let _ = self.workload.admission.poll_action(now);
         let mut ranks_changed = 0;
-        if self.admission.counters().runs != runs {
+        if self.workload.admission.counters().runs != runs {
             ranks_changed = self.publish_ranks();
-            self.since.ranks_changed = self
-                .since
-                .ranks_changed
-                .saturating_add(ranks_changed as u32);
+            let sum = &mut self.since.ranks_changed;
+            *sum = sum.saturating_add(ranks_changed as u32);
             self.publish_pruned();
         }
-        for id in core::mem::take(&mut self.unconsidered) {
-            let Some(host) = self.host_mut(id) else {
+        for id in core::mem::take(&mut self.hosts.unconsidered) {
+            let Some(host) = self.hosts.get_mut(id) else {
                 continue;
             };
             host.considered = host.reported;
@@ -388,100 +314,28 @@ impl Cluster {
                     host.counters.coalesced_orders += 1;
                 }
                 host.outbox.answer = true;
-                self.list(id);
+                self.hosts.list(id);
             }
         }
         RunReport {
-            batches: self.batches.len(),
-            requests: self.requests.len(),
-            pruned: self.pruned.len(),
+            batches: self.workload.batches.len(),
+            requests: self.workload.requests.len(),
+            pruned: self.workload.pruned.len(),
             ranks_changed,
-            hosts_told: self.ready.len(),
+            hosts_told: self.hosts.ready_count(),
         }
     }
 
-    fn grant(&mut self, now: Time) {
-        if self.tokens.next_deadline().is_none_or(|at| at > now) {
+    fn assign_tokens(&mut self, now: Time) {
+        let due = self.fetches.tokens.next_deadline();
+        if due.is_none_or(|at| at > now) {
             return;
         }
         let policy = self.policy().tokens();
-        for key in self.tokens.grant(now, policy) {
-            if let Some(&(id, fetch)) = self.fetchers.get(&key) {
-                self.note_turn(id, fetch);
-            }
-        }
-    }
-
-    /// A host is to be told where one of its fetches stands.
-    fn note_turn(&mut self, id: HostId, fetch: u64) {
-        if let Some(host) = self.host_mut(id)
-            && host.gets_orders()
-        {
-            host.outbox.tokens.insert(fetch);
-            host.outbox.trim();
-            self.list(id);
-        }
-    }
-
-    /// Sums for metrics.
-    #[must_use]
-    pub fn counters(&self) -> (ClusterCounters, AdmissionCounters) {
-        let living = self.hosts.iter().flatten();
-        let mut sum = ClusterCounters {
-            hosts: self.host_names.len(),
-            connected: living.clone().filter(|host| host.stream.is_some()).count(),
-            batches: self.batches.len(),
-            requests: self.requests.len(),
-            pruned: self.pruned.len(),
-            ended: self.ended,
-            ..ClusterCounters::default()
-        };
-        for counters in living.map(|host| host.counters).chain([self.past]) {
-            sum.reports += counters.reports;
-            sum.events += counters.events;
-            sum.refused_events += counters.refused_events;
-            sum.orders += counters.orders;
-            sum.coalesced_orders += counters.coalesced_orders;
-        }
-        (sum, *self.admission.counters())
-    }
-
-    /// The key that fetches of a batch wait with.
-    fn fetch_rank(&self, batch: Key, request: Option<Key>) -> FetchRank {
-        let pruned = request
-            .and_then(|key| self.requests.get(key))
-            .is_some_and(|request| request.pruned);
-        let known = self.batches.get(batch);
-        let need = if known.is_some_and(|batch| batch.started.is_some()) {
-            Need::Blocking
-        } else if pruned || known.is_none() {
-            Need::Doomed
-        } else {
-            Need::Ahead
-        };
-        let sort_key = known.and_then(|batch| batch.sort_key);
-        FetchRank {
-            need,
-            sort_key: sort_key.unwrap_or(SORT_KEY_LAST),
-        }
-    }
-
-    /// Something changed by which the fetches of a batch are ranked.
-    fn rerank_fetches(&mut self, batch: Key) {
-        let Some(known) = self.batches.get(batch) else {
-            return;
-        };
-        for key in known.fetches.iter().copied().collect::<Vec<_>>() {
-            let Some(&(id, number)) = self.fetchers.get(&key) else {
-                continue;
-            };
-            let fetch = self.host(id).and_then(|host| {
-                let fetch = host.fetches.get(&number)?;
-                let request = self.request_names.get(&(host.tenant, fetch.request));
-                Some(request.copied())
+        for (id, number) in self.fetches.assign_tokens(now, policy) {
+            self.hosts.tell(id, |outbox| {
+                outbox.tokens.insert(number);
             });
-            let rank = self.fetch_rank(batch, fetch.flatten());
-            self.tokens.rerank(key, rank);
         }
     }
 }

@@ -3,18 +3,19 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use laxity_policy::{PolicyKind, Span};
+use laxity_policy::Span;
 use laxity_quantity::Nanos;
+use laxity_wire::v1;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::cluster::{ClusterPolicy, PolicyError, Settings};
-use crate::election::EtcdConfig;
+use crate::election::config::EtcdConfig;
 use crate::limits::Limits;
 pub use crate::nonsense::Nonsense;
 use crate::tenants::{TenantConfig, Tenants};
 use crate::tls::{TlsConfig, TlsError};
-use crate::web::WebConfig;
+use crate::web::config::WebConfig;
 
 /// The file that is read if no other is named, and may be missing.
 pub const FILE_DEFAULT: &str = "/etc/laxity/coordinator.toml";
@@ -268,34 +269,28 @@ impl Config {
     /// # Errors
     /// The first field that makes no sense.
     pub fn cluster_policy(&self) -> Result<ClusterPolicy, Nonsense> {
-        let at = |error: PolicyError| match error {
-            PolicyError::Invalid { field, problem } => {
-                Nonsense::new(&format!("policy.{field}"), problem)
-            }
-            PolicyError::Stale { .. } => Nonsense::new("policy", error.to_string()),
+        let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+        let named = v1::Policy {
+            policy: Some(self.policy.name.clone()),
+            drop_budget: Some(number(self.policy.drop_budget)),
+            debounce_ns: Some(self.policy.debounce.0),
+            rank_margin_ns: Some(self.policy.rank_margin.0),
+            correction_permille: self.policy.correction_permille.map(u32::from),
+            fetches_per_port: Some(number(self.policy.fetches_per_port)),
+            fetch_lease_ns: Some(self.policy.fetch_lease.0),
         };
-        let kind: PolicyKind =
-            self.policy
-                .name
-                .parse()
-                .map_err(|error: laxity_policy::config::UnknownPolicy| {
-                    Nonsense::new("policy.name", error.to_string())
-                })?;
-        let standard = laxity_policy::admission::AdmissionConfig::for_policy(kind);
-        let policy = ClusterPolicy {
-            policy: kind,
-            drop_budget: self.policy.drop_budget,
-            debounce: Span(self.policy.debounce.0),
-            rank_margin: Span(self.policy.rank_margin.0),
-            correction_permille: self
-                .policy
-                .correction_permille
-                .unwrap_or(standard.correction_permille),
-            fetches_per_port: self.policy.fetches_per_port,
-            fetch_lease: Span(self.policy.fetch_lease.0),
-        };
-        policy.validate().map_err(at)?;
-        Ok(policy)
+        ClusterPolicy::default()
+            .with(&named)
+            .map_err(|error| match error {
+                PolicyError::Invalid {
+                    field: "policy",
+                    problem,
+                } => Nonsense::new("policy.name", problem),
+                PolicyError::Invalid { field, problem } => {
+                    Nonsense::new(&format!("policy.{field}"), problem)
+                }
+                PolicyError::Stale { .. } => Nonsense::new("policy", error.to_string()),
+            })
     }
 
     /// What the cluster is told of this.
@@ -393,7 +388,7 @@ mod tests {
             ("metrics = \"x\"", "metrics"),
             ("heartbeat = \"1ms\"", "heartbeat"),
             ("[web]\nlisten = \"0.0.0.0:1\"", "web.listen"),
-            ("[policy]\nname = \"edf\"", "policy.policy"),
+            ("[policy]\nname = \"edf\"", "policy.name"),
             ("[policy]\nfetches_per_port = 0", "policy.fetches_per_port"),
             ("[limits]\nhosts_max = 0", "limits.hosts_max"),
             ("[[tenant]]\nname = \"a\"\nhosts = []", "tenant.0.hosts"),

@@ -20,130 +20,19 @@
 //! * *etcd down.* The leader goes on until its lease is over, and nobody leads then: daemons follow
 //!   the last order until its age limit, and order by themselves. No daemon waits for etcd.
 
+pub(crate) mod config;
 mod etcd;
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use laxity_credentials::{Certificates, Unusable, private_key};
-use laxity_quantity::Nanos;
-use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
-use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 use tracing::{info, warn};
 
+use self::config::EtcdConfig;
 use self::etcd::pb;
 pub(crate) use self::etcd::{Etcd, EtcdError};
 use crate::lead::{Lead, boottime};
-
-/// `[etcd]` of the configuration.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct EtcdConfig {
-    /// Where etcd is: `http://HOST:2379`, or `https://`.
-    pub endpoints: Vec<String>,
-    /// What its keys begin with; one for each cluster of coordinators.
-    #[serde(default = "prefix_default")]
-    pub prefix: String,
-    /// How long after its last sign of life a leader is replaced.
-    #[serde(default = "ttl_default")]
-    pub ttl: Nanos,
-    /// Where daemons reach this coordinator: what others tell those that ask them.
-    pub advertise: String,
-    /// Who signed etcd's certificate (PEM).
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub ca: String,
-    /// This coordinator's certificate for etcd (PEM).
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub cert: String,
-    /// Its key.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub key: String,
-}
-
-fn prefix_default() -> String {
-    "/laxity/coordinator".into()
-}
-
-fn ttl_default() -> Nanos {
-    Nanos(5_000_000_000)
-}
-
-impl EtcdConfig {
-    /// # Errors
-    /// Key and problem of the first value that makes no sense.
-    pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
-        if self.endpoints.is_empty() {
-            return Err((
-                "etcd.endpoints",
-                "names none; write [\"http://127.0.0.1:2379\"]".into(),
-            ));
-        }
-        let odd = |url: &&String| !(url.starts_with("http://") || url.starts_with("https://"));
-        if let Some(url) = self.endpoints.iter().find(odd) {
-            return Err((
-                "etcd.endpoints",
-                format!("`{url}` is no http:// or https:// address"),
-            ));
-        }
-        if self.advertise.is_empty() {
-            return Err((
-                "etcd.advertise",
-                "is empty; write the address that daemons use".into(),
-            ));
-        }
-        if !(2_000_000_000..=60_000_000_000).contains(&self.ttl.0) {
-            return Err(("etcd.ttl", format!("{} is not in 2s..=60s", self.ttl)));
-        }
-        if self.cert.is_empty() != self.key.is_empty() {
-            return Err(("etcd.cert", "and etcd.key come together".into()));
-        }
-        Ok(())
-    }
-
-    /// Reads the files, as a connection to etcd will.
-    ///
-    /// # Errors
-    /// The first that cannot be used.
-    pub(crate) fn check_files(&self) -> Result<(), Unusable> {
-        self.tls().map(|_| ())
-    }
-
-    /// The host of `advertise`: a name or an address without brackets.
-    pub(crate) fn advertised_host(&self) -> Option<&str> {
-        let authority = self.advertise.rsplit("://").next()?;
-        let (host, _) = authority.rsplit_once(':')?;
-        let host = host.trim_start_matches('[').trim_end_matches(']');
-        (!host.is_empty()).then_some(host)
-    }
-
-    /// What connections to etcd are made with.
-    fn tls(&self) -> Result<ClientTlsConfig, Unusable> {
-        let mut tls = ClientTlsConfig::new();
-        if !self.ca.is_empty() {
-            let ca = Certificates::read("etcd.ca", Path::new(&self.ca))?;
-            tls = tls.ca_certificate(Certificate::from_pem(ca.pem));
-        }
-        if !self.cert.is_empty() {
-            let cert = Certificates::read("etcd.cert", Path::new(&self.cert))?;
-            let path = Path::new(&self.key);
-            let key = laxity_credentials::read("etcd.key", path)?;
-            private_key("etcd.key", path, &key)?;
-            tls = tls.identity(Identity::from_pem(cert.pem, key));
-        }
-        Ok(tls)
-    }
-
-    fn ttl_s(&self) -> i64 {
-        i64::try_from(self.ttl.0.div_ceil(1_000_000_000)).unwrap_or(60)
-    }
-
-    /// How long a call may take: two fit between a keep-alive and the end of the lease.
-    pub(crate) fn patience(&self) -> Duration {
-        Duration::from_nanos(self.ttl.0) / 5
-    }
-}
 
 /// Longest TTL that is believed; [`EtcdConfig::check`] allows a minute.
 const TTL_MAX_S: u64 = 3600;
@@ -390,15 +279,7 @@ mod tests {
 
     #[test]
     fn less_than_the_ttl_is_taken_and_keep_alives_fit_in_it() {
-        let config = EtcdConfig {
-            endpoints: vec!["http://127.0.0.1:2379".into()],
-            prefix: prefix_default(),
-            ttl: ttl_default(),
-            advertise: "a:1".into(),
-            ca: String::new(),
-            cert: String::new(),
-            key: String::new(),
-        };
+        let config = EtcdConfig::test("http://127.0.0.1:2379");
         assert_eq!(config.check(), Ok(()));
         let ttl = Duration::from_nanos(config.ttl.0);
         assert!(hold(config.ttl_s()) < ttl);

@@ -13,8 +13,7 @@ mod metrics;
 mod nonsense;
 mod pace;
 pub mod server;
+mod shared;
 pub mod tenants;
 pub mod tls;
 pub mod web;
-
-pub(crate) use laxity_wire::view;

@@ -15,11 +15,10 @@ mod attend;
 mod listen;
 mod operator;
 
-use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use laxity_policy::config::InvalidConfig;
 use laxity_policy::{Span, Time};
@@ -28,15 +27,18 @@ use laxity_wire::v1::operator_server::OperatorServer;
 use laxity_wire::v1::{self, DESCRIPTORS};
 use thiserror::Error;
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, broadcast, watch};
+use tokio::sync::watch;
 use tonic::transport::Server;
 use tracing::{error, info, warn};
 
-use crate::cluster::{Cluster, Durable};
-use crate::config::{Config, Nonsense};
+use crate::cluster::Cluster;
+use crate::cluster::durable::Durable;
+use crate::config::Config;
 use crate::election::{self, EtcdError, Heir, Store};
 use crate::lead::Lead;
 use crate::metrics::{self, Exporter};
+use crate::nonsense::Nonsense;
+use crate::shared::Shared;
 use crate::tls::{ServerTls, TlsError};
 use crate::web::Web;
 
@@ -46,8 +48,6 @@ const PUBLISH_EVERY: Duration = Duration::from_secs(1);
 const RESIGN_MAX: Duration = Duration::from_secs(2);
 /// How long connections may take to end when it stops.
 const FAREWELL_MAX: Duration = Duration::from_secs(3);
-/// Events that a watcher may lag behind.
-const WATCH_LAG_MAX: usize = 256;
 
 /// Why a coordinator does not run.
 #[derive(Debug, Error)]
@@ -99,52 +99,6 @@ pub enum ServerError {
 impl From<EtcdError> for ServerError {
     fn from(error: EtcdError) -> Self {
         Self::Election(error.to_string())
-    }
-}
-
-/// What all tasks share.
-pub(crate) struct Shared {
-    cluster: Mutex<Cluster>,
-    origin: Instant,
-    /// Something may be due earlier than before.
-    changed: Notify,
-    /// By number of the stream: rung when something waits for it.
-    bells: Mutex<HashMap<u64, Arc<Notify>>>,
-    watchers: broadcast::Sender<v1::WatchEvent>,
-    pub(crate) lead: Arc<Lead>,
-    /// Where state outlives this process, if it does.
-    pub(crate) store: Option<Arc<Store>>,
-    tls: Option<Arc<ServerTls>>,
-    pub(crate) stopping: watch::Receiver<bool>,
-    config: Mutex<Arc<Config>>,
-}
-
-impl Shared {
-    pub(crate) fn now(&self) -> Time {
-        Time(u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX - 1))
-    }
-
-    pub(crate) fn cluster(&self) -> MutexGuard<'_, Cluster> {
-        self.cluster.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn bells(&self) -> MutexGuard<'_, HashMap<u64, Arc<Notify>>> {
-        self.bells.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn config(&self) -> Arc<Config> {
-        let config = self.config.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(&config)
-    }
-
-    /// Something was reported or asked for that may have made something due.
-    pub(crate) fn stir(&self) {
-        self.changed.notify_one();
-    }
-
-    pub(crate) fn tell_watchers(&self, event: v1::watch_event::Event) {
-        // Nobody watches: nobody to tell.
-        let _ = self.watchers.send(v1::WatchEvent { event: Some(event) });
     }
 }
 
@@ -209,11 +163,7 @@ impl Handle {
             tls: config.tls,
             ..Config::clone(&running)
         };
-        *self
-            .shared
-            .config
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner) = Arc::new(effective);
+        self.shared.set_config(effective);
         Ok(needs_restart)
     }
 }
@@ -257,18 +207,7 @@ impl Coordinator {
             None => None,
         };
         let (stop, stopping) = watch::channel(false);
-        let shared = Arc::new(Shared {
-            cluster: Mutex::new(cluster),
-            origin: Instant::now(),
-            changed: Notify::new(),
-            bells: Mutex::new(HashMap::new()),
-            watchers: broadcast::channel(WATCH_LAG_MAX).0,
-            lead: Arc::new(lead),
-            store: store.map(Arc::new),
-            tls: tls.map(Arc::new),
-            stopping,
-            config: Mutex::new(Arc::new(config)),
-        });
+        let shared = Arc::new(Shared::new(cluster, lead, store, tls, stopping, config));
         Ok(Self {
             shared,
             stop,
@@ -314,19 +253,7 @@ impl Coordinator {
     pub async fn run(self) -> Result<(), ServerError> {
         let shared = self.shared;
         let config = shared.config();
-        if !config.listen.ip().is_loopback() && shared.tls.is_none() {
-            warn!(
-                listen = %config.listen,
-                "serving other hosts WITHOUT TLS (insecure = true): whoever reaches this address \
-                 can report and operate"
-            );
-        }
-        if let Some(address) = config.web.address()
-            && !address.ip().is_loopback()
-        {
-            warn!(%address, "the page is served to other hosts WITHOUT TLS or passwords \
-                (web.insecure = true)");
-        }
+        warn_of_open_addresses(&config);
         let bytes_max = config.limits.message_bytes_max;
         let coordination = CoordinationServer::new(attend::Service::new(Arc::clone(&shared)))
             .max_decoding_message_size(bytes_max);
@@ -401,6 +328,23 @@ impl Coordinator {
     }
 }
 
+/// Warns of addresses that other hosts reach without TLS.
+fn warn_of_open_addresses(config: &Config) {
+    if !config.listen.ip().is_loopback() && config.tls.is_none() {
+        warn!(
+            listen = %config.listen,
+            "serving other hosts WITHOUT TLS (insecure = true): whoever reaches this address \
+             can report and operate"
+        );
+    }
+    if let Some(address) = config.web.address()
+        && !address.ip().is_loopback()
+    {
+        warn!(%address, "the page is served to other hosts WITHOUT TLS or passwords \
+            (web.insecure = true)");
+    }
+}
+
 /// Begins to lead: with an empty cluster, the new term, and what the leader before left.
 struct Successor(Arc<Shared>);
 
@@ -446,8 +390,8 @@ impl Heir for Successor {
     }
 }
 
-/// The driver of the cluster: reads the clock, runs what is due, rings for those that have
-/// something waiting.
+/// The driver of the cluster: reads the clock, runs what is due, and wakes the writers of streams
+/// that have something waiting.
 async fn run_what_is_due(shared: Arc<Shared>) {
     loop {
         let (due, ready) = {
@@ -466,11 +410,9 @@ async fn run_what_is_due(shared: Arc<Shared>) {
             (cluster.next_deadline(), ready)
         };
         {
-            let bells = shared.bells();
-            for stream in ready {
-                if let Some(bell) = bells.get(&stream) {
-                    bell.notify_one();
-                }
+            let writers = shared.writers();
+            for writer in ready.iter().filter_map(|stream| writers.get(stream)) {
+                writer.notify_one();
             }
         }
         match due {

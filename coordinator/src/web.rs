@@ -10,6 +10,7 @@
 //!   at most once a second, and no more often than fits [`SHARE`]; explanations have a budget;
 //!   connections are capped and end, and a newcomer gets a place even if all are taken.
 
+pub mod config;
 mod history;
 mod state;
 
@@ -25,12 +26,10 @@ use hyper::http::uri::Authority;
 use hyper::{Method, Request, Response, StatusCode, header};
 use laxity_listen::http::{Answer, Limits, Listener};
 use laxity_wire::v1;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use self::history::History;
-use crate::nonsense::Nonsense;
-use crate::server::Shared;
-use crate::view::Explanation;
+use crate::shared::Shared;
 
 const PAGE: &str = include_str!("web/page.html");
 const STYLE: &str = include_str!("web/page.css");
@@ -55,45 +54,6 @@ const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; st
     connect-src 'self'; \
 img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
 require-trusted-types-for 'script'; trusted-types 'none'";
-
-/// `[web]` of the configuration.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct WebConfig {
-    /// Where the page is served; empty for nowhere.
-    pub listen: String,
-    /// Serve other hosts. The page has neither TLS nor passwords: everybody who can reach the
-    /// address may look.
-    pub insecure: bool,
-    /// Names, beside addresses and `localhost`, by which browsers may ask for it: that of a proxy
-    /// before it.
-    pub names: Vec<String>,
-}
-
-impl WebConfig {
-    /// Where it is served, if it is.
-    #[must_use]
-    pub fn address(&self) -> Option<SocketAddr> {
-        self.listen.parse().ok()
-    }
-
-    pub(crate) fn check(&self) -> Result<(), Nonsense> {
-        let fail = |problem: String| Err(Nonsense::new("web.listen", problem));
-        match self.address() {
-            None if self.listen.is_empty() => Ok(()),
-            None => fail(format!(
-                "`{}` is no address; write 127.0.0.1:7473",
-                self.listen
-            )),
-            Some(address) if !address.ip().is_loopback() && !self.insecure => fail(format!(
-                "{address} is reachable from other hosts, and the page has neither TLS nor \
-                 passwords; listen on 127.0.0.1 and reach it by ssh -L or a proxy, or set \
-                 web.insecure = true if everybody there may look"
-            )),
-            Some(_) => Ok(()),
-        }
-    }
-}
 
 /// Its address, bound.
 pub(crate) struct Web {
@@ -292,7 +252,7 @@ impl Site {
         let now = self.shared.now();
         let told = self.shared.cluster().explain(now, &wanted);
         match told {
-            Ok(told) => json(StatusCode::OK, &Explanation::from(&told)),
+            Ok(told) => json(StatusCode::OK, &told),
             Err(error) => problem(StatusCode::NOT_FOUND, error),
         }
     }
@@ -405,21 +365,6 @@ mod tests {
         let granted = (0..100).filter(|_| budget.take(start)).count();
         assert_eq!(granted, EXPLAIN_PER_S as usize);
         assert!(budget.take(start + Duration::from_secs(1)));
-    }
-
-    #[test]
-    fn other_hosts_are_shown_the_page_only_if_that_is_asked_for() {
-        let config = |listen: &str, insecure| WebConfig {
-            listen: listen.into(),
-            insecure,
-            names: Vec::new(),
-        };
-        assert!(config("", false).check().is_ok());
-        assert!(config("127.0.0.1:0", false).check().is_ok());
-        assert!(config("0.0.0.0:80", true).check().is_ok());
-        let error = config("0.0.0.0:80", false).check().expect_err("refused");
-        assert!(error.to_string().contains("web.insecure = true"), "{error}");
-        assert!(config("nonsense", false).check().is_err());
     }
 
     #[test]

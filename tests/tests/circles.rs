@@ -15,27 +15,7 @@ use crate::sources::{files, text};
 const KNOWN: &[(&str, &[&[&str]])] = &[
     ("proto/policy", &[]),
     ("daemon", &[]),
-    (
-        "coordinator",
-        &[
-            &[
-                "cluster.rs",
-                "cluster/drains.rs",
-                "cluster/durable.rs",
-                "cluster/ended.rs",
-                "cluster/summary.rs",
-            ],
-            &[
-                "config.rs",
-                "server.rs",
-                "server/attend.rs",
-                "server/operator.rs",
-                "web.rs",
-                "web/state.rs",
-            ],
-            &["election.rs", "election/etcd.rs"],
-        ],
-    ),
+    ("coordinator", &[]),
 ];
 
 /// The path of a module from the root of its crate. The root is empty.

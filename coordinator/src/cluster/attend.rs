@@ -1,18 +1,12 @@
 //! Hosts come, describe themselves, and go: streams, ports, drains.
 
-use std::collections::BTreeMap;
-
 use laxity_policy::admission::AdmissionEvent;
-use laxity_policy::{PortId, Time};
+use laxity_policy::{Span, Time};
 use laxity_wire::v1::{self, Hello, Welcome, from_coordinator::Message};
 
-use super::host::{Host, HostCounters, HostId, HostPort, Tenant, Usage};
-use super::outbox::Outbox;
-use super::{CAPABILITIES, Cluster};
-
-fn address_of(bytes: &[u8]) -> Option<[u8; 16]> {
-    bytes.try_into().ok()
-}
+use super::Cluster;
+use super::host::{CAPABILITIES, Host, HostId, Tenant};
+use super::note::Note;
 
 /// Addresses that a port may have.
 const ADDRESSES_MAX: usize = 64;
@@ -33,43 +27,29 @@ impl Cluster {
             let detail = format!("no [[tenant]] of the coordinator matches {}", hello.host);
             goodbye(v1::GoodbyeReason::Protocol, detail)
         })?;
-        let id = match self.host_names.get(&hello.host) {
+        let id = match self.hosts.names.get(&hello.host) {
             Some(&id) => id,
             None => self.admit(now, hello, tenant)?,
         };
-        let same_ports = self.host(id).is_some_and(|host| {
+        let has_same_ports = self.hosts.get(id).is_some_and(|host| {
             let known = host.ports.iter().map(|port| &port.info);
             known.map(identity).eq(hello.ports.iter().map(identity))
         });
-        if !same_ports {
+        if !has_same_ports {
             self.forget_reports(now, id);
-            self.set_ports(id, &hello.ports);
+            self.hosts.set_ports(id, &hello.ports);
         }
-        self.set_addresses(id, &hello.ports);
+        self.hosts.set_addresses(id, &hello.ports);
         self.set_rates(now, id, &hello.ports);
-        self.streams += 1;
-        let stream = self.streams;
+        let stream = self.hosts.begin_stream(now, id, hello);
         let welcome = self.welcome();
-        let drained = self.drained.contains_key(&hello.host);
-        let Some(host) = self.hosts[id.0 as usize].as_mut() else {
-            return Err(goodbye(v1::GoodbyeReason::Full, String::new()));
-        };
-        self.lost.remove(&(host.lost_at, id));
-        host.stream = Some(stream);
-        host.heard_at = now;
-        host.software = hello.software.chars().take(64).collect();
-        host.capabilities = v1::common_capabilities(&CAPABILITIES, &hello.capabilities);
-        host.drained = drained;
-        host.in_snapshot = false;
-        host.complete = false;
-        host.owed = false;
-        (host.reported, host.considered) = (0, 0);
-        host.applied = hello.applied;
-        host.outbox.restart();
-        host.outbox.write(Message::Welcome(welcome));
-        host.outbox
-            .write(Message::Standing(v1::Standing { drained }));
-        self.list(id);
+        if let Some(host) = self.hosts.get_mut(id) {
+            let drained = host.drained;
+            host.outbox.write(Message::Welcome(welcome));
+            host.outbox
+                .write(Message::Standing(v1::Standing { drained }));
+        }
+        self.hosts.list(id);
         Ok((id, stream))
     }
 
@@ -141,145 +121,21 @@ impl Cluster {
         }
     }
 
-    /// A place for a host that is new; one that is lost makes room if there is none.
+    /// The id of a host that is new. A host that is lost makes room if there is none.
     fn admit(&mut self, now: Time, hello: &Hello, tenant: Tenant) -> Result<HostId, v1::Goodbye> {
-        if self.host_names.len() >= self.settings.limits.hosts_max {
-            let Some(&(_, oldest)) = self.lost.first() else {
-                let detail = format!(
-                    "there are {} hosts already; raise limits.hosts_max",
-                    self.host_names.len()
-                );
+        let known = self.hosts.len();
+        if known >= self.settings.limits.hosts_max {
+            let Some((_, oldest)) = self.hosts.first_lost() else {
+                let detail = format!("there are {known} hosts already; raise limits.hosts_max");
                 return Err(goodbye(v1::GoodbyeReason::Full, detail));
             };
             self.forget_host(now, oldest);
         }
-        let host = Host {
-            name: hello.host.clone(),
-            tenant,
-            software: String::new(),
-            ports: Vec::new(),
-            stream: None,
-            lost_at: Time::ZERO,
-            heard_at: Time::ZERO,
-            capabilities: Vec::new(),
-            drained: false,
-            batches: BTreeMap::new(),
-            fetches: BTreeMap::new(),
-            usage: Usage::default(),
-            mark: 0,
-            in_snapshot: false,
-            complete: false,
-            reported: 0,
-            considered: 0,
-            owed: false,
-            applied: None,
-            outbox: Outbox::default(),
-            told: false,
-            counters: HostCounters::default(),
-        };
-        let free = self.hosts.iter().position(Option::is_none);
-        let slot = free.unwrap_or(self.hosts.len());
-        if slot == self.hosts.len() {
-            self.hosts.push(None);
-        }
-        self.hosts[slot] = Some(host);
-        let id = HostId(slot as u32);
-        self.host_names.insert(hello.host.clone(), id);
-        Ok(id)
-    }
-
-    fn set_ports(&mut self, id: HostId, infos: &[v1::PortInfo]) {
-        let Some(tenant) = self.host(id).map(|host| host.tenant) else {
-            return;
-        };
-        let before = self
-            .host_mut(id)
-            .map(|host| core::mem::take(&mut host.ports));
-        for port in before.unwrap_or_default() {
-            self.forget_port(tenant, &port);
-        }
-        let mut ports = Vec::with_capacity(infos.len());
-        for info in infos {
-            let free = self.port_hosts.iter().position(Option::is_none);
-            let slot = free.unwrap_or(self.port_hosts.len());
-            if slot == self.port_hosts.len() {
-                self.port_hosts.push(None);
-            }
-            self.port_hosts[slot] = Some(id);
-            ports.push(HostPort {
-                id: PortId(slot as u32),
-                info: v1::PortInfo {
-                    // Told of apart.
-                    addresses: Vec::new(),
-                    ..info.clone()
-                },
-                load: v1::PortLoad::default(),
-            });
-        }
-        if let Some(host) = self.host_mut(id) {
-            host.ports = ports;
-        }
-    }
-
-    /// Where the ports of a host are reached.
-    fn set_addresses(&mut self, id: HostId, infos: &[v1::PortInfo]) {
-        let Some(host) = self.host_mut(id) else {
-            return;
-        };
-        let tenant = host.tenant;
-        let mut changed = Vec::new();
-        for (port, info) in host.ports.iter_mut().zip(infos) {
-            if port.info.addresses != info.addresses {
-                let before = core::mem::replace(&mut port.info.addresses, info.addresses.clone());
-                changed.push((port.id, info.direction(), before, info.addresses.clone()));
-            }
-        }
-        for (port, direction, before, now) in changed {
-            self.forget_addresses(tenant, port, &before);
-            if direction == v1::Direction::Egress {
-                for address in now.iter().filter_map(|address| address_of(address)) {
-                    self.addresses.entry((tenant, address)).or_insert(port);
-                }
-            }
-        }
-    }
-
-    /// A port of a host is gone.
-    pub(super) fn forget_port(&mut self, tenant: Tenant, port: &HostPort) {
-        self.port_hosts[port.id.0 as usize] = None;
-        self.forget_addresses(tenant, port.id, &port.info.addresses);
-    }
-
-    /// A port is not reached there any more. Another that named the same is, then.
-    fn forget_addresses(&mut self, tenant: Tenant, port: PortId, addresses: &[Vec<u8>]) {
-        for address in addresses.iter().filter_map(|address| address_of(address)) {
-            if self.addresses.get(&(tenant, address)) != Some(&port) {
-                continue;
-            }
-            let ours = self
-                .hosts
-                .iter()
-                .flatten()
-                .filter(|host| host.tenant == tenant);
-            let mut ports = ours.flat_map(|host| &host.ports);
-            let names = |other: &&HostPort| {
-                other.id != port
-                    && other.info.direction() == v1::Direction::Egress
-                    && other
-                        .info
-                        .addresses
-                        .iter()
-                        .any(|one| one[..] == address[..])
-            };
-            match ports.find(names).map(|other| other.id) {
-                Some(other) => self.addresses.insert((tenant, address), other),
-                None => self.addresses.remove(&(tenant, address)),
-            };
-        }
+        Ok(self.hosts.insert(Host::new(&hello.host, tenant)))
     }
 
     fn set_rates(&mut self, now: Time, id: HostId, infos: &[v1::PortInfo]) {
-        let Some(host) = self.hosts[id.0 as usize].as_mut() else {
+        let Some(host) = self.hosts.get_mut(id) else {
             return;
         };
         for (port, info) in host.ports.iter_mut().zip(infos) {
@@ -288,21 +144,70 @@ impl Cluster {
                 port: port.id,
                 bytes_per_second: info.rate_bytes_per_s,
             };
-            self.admission.handle(now, event);
+            self.workload.admission.handle(now, event);
         }
     }
 
     /// The stream has ended. What the host said holds for a while longer.
     pub fn detach(&mut self, now: Time, id: HostId, stream: u64) {
-        let grace = self.settings.host_grace;
-        if let Some(host) = self.host_mut(id)
-            && host.stream == Some(stream)
-        {
-            host.stream = None;
-            host.complete = false;
-            host.lost_at = now + grace;
-            let entry = (host.lost_at, id);
-            self.lost.insert(entry);
+        let until = now + self.settings.host_grace;
+        self.hosts.lose(id, stream, until);
+    }
+
+    /// Takes a host out of the cluster's order, or back in, as `author` asks. Gives the number of
+    /// batches it took part in.
+    ///
+    /// # Errors
+    /// There are too many drained hosts, or the name is none; text for the operator.
+    pub fn drain(
+        &mut self,
+        now: Time,
+        asked: &v1::DrainRequest,
+        author: &str,
+    ) -> Result<u32, String> {
+        let (name, drain) = (asked.host.as_str(), asked.drain);
+        Self::check_name(name)?;
+        let drained = &mut self.hosts.drained;
+        if drain {
+            let most = self.settings.limits.hosts_max;
+            if drained.len() >= most && !drained.contains_key(name) {
+                return Err("there are too many drained hosts; take some back in".into());
+            }
+            let note = Note::new(author, &asked.comment, now, Span::ZERO);
+            drained.insert(name.to_owned(), note);
+        } else if drained.remove(name).is_none() {
+            return Err(format!("{name} is not drained"));
+        }
+        let Some(&id) = self.hosts.names.get(name) else {
+            return Ok(0);
+        };
+        let batches = self.hosts.get(id).map_or(0, |host| host.batches.len());
+        if drain {
+            self.forget_reports(now, id);
+        }
+        if let Some(host) = self.hosts.get_mut(id) {
+            host.drained = drain;
+            host.outbox
+                .write(Message::Standing(v1::Standing { drained: drain }));
+            if !drain {
+                host.complete = false;
+                host.in_snapshot = false;
+                host.outbox
+                    .write(Message::SnapshotWanted(v1::SnapshotWanted {}));
+            }
+            self.hosts.list(id);
+        }
+        Ok(batches as u32)
+    }
+
+    /// What watchers are told of a host, whatever has changed about it.
+    #[must_use]
+    pub fn host_changed(&self, name: &str) -> v1::HostChanged {
+        let host = self.hosts.named(name);
+        v1::HostChanged {
+            host: name.to_owned(),
+            connected: host.is_some_and(|host| host.stream.is_some()),
+            drained: self.hosts.drained.contains_key(name),
         }
     }
 }

@@ -19,7 +19,6 @@ pub(super) struct Batch {
     /// Hosts that the owner named, by a hash of the name: a name is as long as its sender likes.
     pub(super) invited: Vec<u64>,
     pub(super) requests: BTreeSet<Key>,
-    pub(super) fetches: BTreeSet<Key>,
     pub(super) arrived: Time,
     pub(super) started: Option<Time>,
     pub(super) layer: u32,
@@ -29,6 +28,22 @@ pub(super) struct Batch {
 }
 
 impl Batch {
+    /// A batch of which nothing is known but who announced it.
+    pub(super) fn new(name: u64, tenant: Tenant, owner: HostId, now: Time) -> Self {
+        Self {
+            name,
+            tenant,
+            members: vec![owner],
+            invited: Vec::new(),
+            requests: BTreeSet::new(),
+            arrived: now,
+            started: None,
+            layer: 0,
+            layers: 0,
+            sort_key: None,
+        }
+    }
+
     pub(super) fn owner(&self) -> Option<HostId> {
         self.members.first().copied()
     }

@@ -8,8 +8,8 @@ use laxity_policy::{Span, Time};
 use laxity_wire::v1;
 use serde::{Deserialize, Serialize};
 
-use super::drains::Drain;
-use super::policy::{ClusterPolicy, Revision, Revisions, cut};
+use super::note::Note;
+use super::policy::{ClusterPolicy, Revision, Revisions};
 use super::{Cluster, admission_config};
 
 /// Revisions that are kept.
@@ -23,32 +23,25 @@ pub struct Durable {
     revisions: Vec<SavedRevision>,
     drained: Vec<String>,
     /// Who drained them, and why, by host.
-    drains: BTreeMap<String, SavedDrain>,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-struct SavedDrain {
-    author: String,
-    comment: String,
-    unix_ms: u64,
+    drains: BTreeMap<String, SavedNote>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 struct SavedRevision {
     number: u64,
-    policy: String,
-    drop_budget: u32,
-    debounce_ns: u64,
-    rank_margin_ns: u64,
-    correction_permille: u32,
-    fetches_per_port: u32,
-    fetch_lease_ns: u64,
+    #[serde(flatten)]
+    policy: v1::Policy,
+    #[serde(flatten)]
+    note: SavedNote,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct SavedNote {
     author: String,
     comment: String,
-    /// Times of different machines are only comparable as well as their clocks are; this one is
-    /// only shown.
+    /// When the change was made. It is only shown, since the clocks of two machines may differ.
     unix_ms: u64,
 }
 
@@ -57,19 +50,22 @@ fn unix_ms() -> u64 {
     since.map_or(0, |since| since.as_millis() as u64)
 }
 
-fn ago_to_unix_ms(ago: Span) -> u64 {
-    unix_ms().saturating_sub(ago.0 / 1_000_000)
-}
+impl SavedNote {
+    fn of(now: Time, note: &Note) -> Self {
+        Self {
+            author: note.author.clone(),
+            comment: note.comment.clone(),
+            unix_ms: unix_ms().saturating_sub(note.age(now).0 / 1_000_000),
+        }
+    }
 
-fn ago_of_unix_ms(then: u64) -> Span {
-    Span(unix_ms().saturating_sub(then).saturating_mul(1_000_000))
-}
-
-fn saved_drain(now: Time, drain: &Drain) -> SavedDrain {
-    SavedDrain {
-        author: drain.author.clone(),
-        comment: drain.comment.clone(),
-        unix_ms: ago_to_unix_ms(drain.age(now)),
+    fn restore(&self, now: Time) -> Note {
+        let aged = Span(
+            unix_ms()
+                .saturating_sub(self.unix_ms)
+                .saturating_mul(1_000_000),
+        );
+        Note::new(&self.author, &self.comment, now, aged)
     }
 }
 
@@ -82,26 +78,18 @@ impl Cluster {
             .chain(revisions)
             .map(|revision| SavedRevision {
                 number: revision.number,
-                policy: revision.policy.policy.to_string(),
-                drop_budget: revision.policy.drop_budget as u32,
-                debounce_ns: revision.policy.debounce.0,
-                rank_margin_ns: revision.policy.rank_margin.0,
-                correction_permille: u32::from(revision.policy.correction_permille),
-                fetches_per_port: revision.policy.fetches_per_port as u32,
-                fetch_lease_ns: revision.policy.fetch_lease.0,
-                author: revision.author.clone(),
-                comment: revision.comment.clone(),
-                unix_ms: ago_to_unix_ms(revision.age(now)),
+                policy: revision.policy.to_wire(),
+                note: SavedNote::of(now, &revision.note),
             })
             .collect();
         revisions.reverse();
+        let drained = &self.hosts.drained;
         Durable {
             revisions,
-            drained: self.drained.keys().cloned().collect(),
-            drains: self
-                .drained
+            drained: drained.keys().cloned().collect(),
+            drains: drained
                 .iter()
-                .map(|(host, drain)| (host.clone(), saved_drain(now, drain)))
+                .map(|(host, note)| (host.clone(), SavedNote::of(now, note)))
                 .collect(),
         }
     }
@@ -113,30 +101,17 @@ impl Cluster {
     pub fn restore(&mut self, now: Time, saved: Durable) -> Result<(), String> {
         let mut revisions = Vec::new();
         for one in saved.revisions {
-            let named = v1::Policy {
-                policy: Some(one.policy),
-                drop_budget: Some(one.drop_budget),
-                debounce_ns: Some(one.debounce_ns),
-                rank_margin_ns: Some(one.rank_margin_ns),
-                correction_permille: Some(one.correction_permille),
-                fetches_per_port: Some(one.fetches_per_port),
-                fetch_lease_ns: Some(one.fetch_lease_ns),
-            };
-            let policy = ClusterPolicy::default()
-                .with(&named)
-                .map_err(|error| error.to_string())?;
+            let policy = ClusterPolicy::default().with(&one.policy);
             revisions.push(Revision {
                 number: one.number,
-                policy,
-                author: one.author,
-                comment: one.comment,
-                at: now,
-                aged: ago_of_unix_ms(one.unix_ms),
+                policy: policy.map_err(|error| error.to_string())?,
+                note: one.note.restore(now),
             });
         }
         if let Some(restored) = Revisions::of(revisions) {
             let config = admission_config(&restored.current().policy, &self.settings.limits);
-            self.admission
+            self.workload
+                .admission
                 .set_config(now, config)
                 .map_err(|invalid| format!("{}: {}", invalid.field, invalid.problem))?;
             self.revisions = restored;
@@ -144,27 +119,20 @@ impl Cluster {
         let most = self.settings.limits.hosts_max;
         let mut drains = saved.drains;
         for host in saved.drained.into_iter().take(most) {
-            // Of a release that kept no reasons: nothing is known of it.
-            let note = drains.remove(&host);
-            let aged = note
-                .as_ref()
-                .map_or(Span::ZERO, |note| ago_of_unix_ms(note.unix_ms));
-            let note = note.unwrap_or_default();
-            let drain = Drain {
-                author: cut(&note.author),
-                comment: cut(&note.comment),
-                at: now,
-                aged,
+            let note = match drains.remove(&host) {
+                Some(note) => note.restore(now),
+                // A release that kept no reasons saved it.
+                None => Note::new("", "", now, Span::ZERO),
             };
-            self.drained.insert(host, drain);
+            self.hosts.drained.insert(host, note);
         }
         Ok(())
     }
 
-    /// Numbers of streams go on where another cluster's ended, so that a stream of that one is none
-    /// of this one.
+    /// Numbers of streams go on where those of `before` ended, so that no stream of that cluster
+    /// passes for a stream of this one.
     pub fn succeed(&mut self, before: &Self) {
-        self.streams = before.streams;
+        self.hosts.streams = before.hosts.streams;
     }
 
     /// Fences the orders.

@@ -1,14 +1,13 @@
 //! How requests ended, as far as the coordinator sees it: a request ends when a host entitled to
-//! say so says it, or when the owner of its batch says that the batch has finished. One that is
-//! lost with its host has not ended.
+//! say so says it, or when the announcer of its batch says that the batch has finished. A request
+//! that is lost with its host has not ended.
 //!
-//! A report takes its time, so a request is counted as late if its end was *heard* after its
-//! deadline; that is at most one report (milliseconds) stricter than what its users saw.
+//! A report takes its time, so a request counts as late if its end was *heard* after its deadline.
+//! That is at most one report (milliseconds) stricter than what its users saw.
 
 use laxity_policy::Time;
 
-use super::Cluster;
-use super::table::Key;
+use super::batch::Request;
 
 /// Requests that ended, since the coordinator started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,28 +22,15 @@ pub struct Ended {
     pub undated: u64,
 }
 
-impl Cluster {
-    /// The request is about to end in order.
-    pub(super) fn count_end(&mut self, now: Time, key: Key) {
-        let Some(request) = self.requests.get(key) else {
-            return;
-        };
-        let ended = &mut self.ended;
+impl Ended {
+    pub(super) fn count(&mut self, now: Time, request: &Request) {
         if request.deadline == Time::NEVER {
-            ended.undated += 1;
+            self.undated += 1;
         } else if now <= request.deadline {
-            ended.in_time += 1;
+            self.in_time += 1;
         } else {
-            ended.late += 1;
-            ended.late_pruned += u64::from(request.pruned);
-        }
-    }
-
-    /// The batch is about to end in order, with what it still has.
-    pub(super) fn count_ends_of(&mut self, now: Time, key: Key) {
-        let requests = self.batches.get(key).map(|batch| batch.requests.clone());
-        for request in requests.into_iter().flatten() {
-            self.count_end(now, request);
+            self.late += 1;
+            self.late_pruned += u64::from(request.pruned);
         }
     }
 }

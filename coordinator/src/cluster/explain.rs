@@ -8,7 +8,7 @@ use laxity_wire::v1;
 
 use super::Cluster;
 use super::batch::Batch;
-use super::host::{Host, HostId};
+use super::host::{Charge, Host, HostId};
 use super::table::Key;
 use super::tokens::Turn;
 
@@ -26,16 +26,12 @@ impl Cluster {
     /// All hosts, by name; drained ones that are not known, too.
     #[must_use]
     pub fn list_hosts(&self, now: Time) -> v1::ListHostsResponse {
-        let mut hosts: Vec<v1::HostStatus> = self
-            .hosts
-            .iter()
-            .flatten()
-            .map(|host| self.host_status(now, host))
+        let known = self.hosts.iter();
+        let mut hosts: Vec<v1::HostStatus> = known
+            .map(|(id, host)| self.host_status(now, id, host))
             .collect();
-        let unknown = self
-            .drained
-            .iter()
-            .filter(|(name, _)| !self.host_names.contains_key(*name));
+        let drained = self.hosts.drained.iter();
+        let unknown = drained.filter(|(name, _)| self.hosts.named(name).is_none());
         hosts.extend(unknown.map(|(name, drain)| v1::HostStatus {
             host: name.clone(),
             drained: true,
@@ -46,18 +42,17 @@ impl Cluster {
         v1::ListHostsResponse {
             hosts,
             term: self.term,
-            run: self.admission.counters().runs,
+            run: self.workload.admission.counters().runs,
             leading: true, // Without an election; the server knows better.
         }
     }
 
-    fn host_status(&self, now: Time, host: &Host) -> v1::HostStatus {
-        let turn = |fetch: &super::host::HostFetch| self.tokens.turn(fetch.key);
-        let turns = || host.fetches.values().filter_map(turn);
-        let waiting = turns().filter(|turn| *turn == Turn::Waiting).count();
-        let granted = turns()
-            .filter(|turn| matches!(turn, Turn::Granted(_)))
-            .count();
+    fn host_status(&self, now: Time, id: HostId, host: &Host) -> v1::HostStatus {
+        let fetches = self.fetches.of_host(id);
+        let turns: Vec<Turn> = fetches
+            .filter_map(|(number, _)| self.fetches.turn(id, number))
+            .collect();
+        let count = |is: fn(&Turn) -> bool| turns.iter().filter(|turn| is(turn)).count() as u32;
         let port = |port: &super::host::HostPort| v1::PortStatus {
             port: port.info.name.clone(),
             direction: port.info.direction,
@@ -75,9 +70,9 @@ impl Cluster {
             software: host.software.clone(),
             ports: host.ports.iter().map(port).collect(),
             batches: host.batches.len() as u32,
-            requests: host.usage.requests as u32,
-            fetches_waiting: waiting as u32,
-            fetches_granted: granted as u32,
+            requests: host.usage[Charge::Request as usize] as u32,
+            fetches_waiting: count(|turn| *turn == Turn::Waiting),
+            fetches_granted: count(|turn| matches!(turn, Turn::Granted(_))),
             silent_ns: Some(now.since(host.heard_at).0),
             reports: host.counters.reports,
             events: host.counters.events,
@@ -87,19 +82,15 @@ impl Cluster {
             applied: host.applied,
             completed_flows: host.counters.completed_flows,
             missed_flows: host.counters.missed_flows,
-            drain: self.drained.get(&host.name).map(|drain| drain.to_wire(now)),
+            drain: (self.hosts.drained.get(&host.name)).map(|drain| drain.to_wire(now)),
         }
     }
 
-    fn host_name(&self, id: HostId) -> String {
-        self.host(id)
-            .map_or(String::new(), |host| host.name.clone())
-    }
-
     fn batch_status(&self, now: Time, key: Key, batch: &Batch) -> v1::BatchStatus {
-        let decision = self.admission.last_decision(BatchId(key));
-        let names = batch.members.iter().map(|&id| self.host_name(id));
-        let hosts: Vec<String> = names.collect();
+        let decision = self.workload.admission.last_decision(BatchId(key));
+        let members = batch.members.iter().map(|&id| self.hosts.get(id));
+        let name = |host: Option<&Host>| host.map_or_else(String::new, |it| it.name.clone());
+        let hosts: Vec<String> = members.map(name).collect();
         v1::BatchStatus {
             batch: batch.name,
             tenant: self.settings.tenants.name(batch.tenant).to_owned(),
@@ -124,7 +115,7 @@ impl Cluster {
 
     /// When the batch will have computed, as it looks now.
     fn ready(&self, now: Time, key: Key, decision: &Decision) -> Time {
-        let ready = self.admission.ready(now, BatchId(key));
+        let ready = self.workload.admission.ready(now, BatchId(key));
         ready.unwrap_or(decision.estimate.ready)
     }
 
@@ -151,22 +142,20 @@ impl Cluster {
         };
         let of_host = |batch: &Batch| {
             wanted.host.is_empty()
-                || self
-                    .host_names
-                    .get(&wanted.host)
-                    .is_some_and(|id| batch.members.contains(id))
+                || (self.hosts.names.get(&wanted.host)).is_some_and(|id| batch.members.contains(id))
         };
         let of_tenant = |batch: &Batch| {
             wanted.tenant.is_empty() || self.settings.tenants.name(batch.tenant) == wanted.tenant
         };
         let in_trouble = |key: Key| {
-            let decision = self.admission.last_decision(BatchId(key));
+            let decision = self.workload.admission.last_decision(BatchId(key));
             decision.is_some_and(|it| !it.feasible || !it.pruned.is_empty())
         };
         let batches = self
+            .workload
             .admission
             .ranking()
-            .filter_map(|(id, _)| Some((id.0, self.batches.get(id.0)?)))
+            .filter_map(|(id, _)| Some((id.0, self.workload.batches.get(id.0)?)))
             .filter(|(_, batch)| of_host(batch) && of_tenant(batch))
             .filter(|&(key, _)| !wanted.in_trouble || in_trouble(key))
             .take(most)
@@ -174,7 +163,7 @@ impl Cluster {
             .collect();
         v1::ListBatchesResponse {
             batches,
-            total: self.batches.len() as u32,
+            total: self.workload.batches.len() as u32,
         }
     }
 
@@ -191,6 +180,7 @@ impl Cluster {
             wanted.tenant.is_empty() || self.settings.tenants.name(*tenant) == wanted.tenant
         };
         let mut found = self
+            .workload
             .batch_names
             .iter()
             .filter(|((tenant, name), _)| *name == wanted.batch && named(tenant))
@@ -204,14 +194,14 @@ impl Cluster {
                 wanted.batch
             ));
         }
-        let batch = self.batches.get(key);
+        let batch = self.workload.batches.get(key);
         let batch = batch.ok_or_else(|| format!("no batch {} is active", wanted.batch))?;
         let mut told = v1::ExplainResponse {
             status: Some(self.batch_status(now, key, batch)),
             sort_key: batch.sort_key,
             ..v1::ExplainResponse::default()
         };
-        let Some(decision) = self.admission.last_decision(BatchId(key)) else {
+        let Some(decision) = self.workload.admission.last_decision(BatchId(key)) else {
             told.text
                 .push("It arrived after the last run and has no place yet.".into());
             return Ok(told);
@@ -233,7 +223,9 @@ impl Cluster {
         told.loose_remaining_ns = remaining(now, red.loose);
         told.tight_count = red.tight_count as u32;
         told.deadline_count = red.count as u32;
-        told.bottleneck = estimate.bottleneck.and_then(|port| self.port_name(port));
+        told.bottleneck = estimate
+            .bottleneck
+            .and_then(|port| self.hosts.port_name(port));
         told.bottleneck_bytes = estimate.bytes;
         told.bottleneck_rate_bytes_per_s = estimate.rate;
         told.ready_remaining_ns = self.ready(now, key, decision).remaining_ns(now);
@@ -251,16 +243,14 @@ impl Cluster {
             let wanted = i64::try_from(estimate.bytes).unwrap_or(i64::MAX);
             told.room_bytes = carried.saturating_sub(wanted);
         }
-        let ranking: Vec<(BatchId, Time)> = self.admission.ranking().collect();
+        let ranking: Vec<(BatchId, Time)> = self.workload.admission.ranking().collect();
         let at = ranking.iter().position(|(id, _)| {
-            self.batches
-                .get(id.0)
-                .is_some_and(|it| core::ptr::eq(it, batch))
+            (self.workload.batches.get(id.0)).is_some_and(|it| core::ptr::eq(it, batch))
         });
         if let Some(at) = at {
             let neighbour = |&(id, red): &(BatchId, Time)| {
                 Some(v1::Neighbour {
-                    batch: self.batches.get(id.0)?.name,
+                    batch: self.workload.batches.get(id.0)?.name,
                     red_remaining_ns: remaining(now, red),
                 })
             };
@@ -281,8 +271,8 @@ impl Cluster {
     }
 
     fn pruned_request(&self, now: Time, id: RequestId) -> Option<v1::PrunedRequest> {
-        let request = self.requests.get(id.0)?;
-        let cause = self.admission.prune_cause(id);
+        let request = self.workload.requests.get(id.0)?;
+        let cause = self.workload.admission.prune_cause(id);
         let on = |port| {
             let loads = request.loads.iter().filter(move |load| load.port == port);
             loads.map(|load| load.bytes).max().unwrap_or(0)
@@ -290,9 +280,9 @@ impl Cluster {
         Some(v1::PrunedRequest {
             request: request.name,
             for_batch: cause
-                .and_then(|cause| self.batches.get(cause.batch.0))
+                .and_then(|cause| self.workload.batches.get(cause.batch.0))
                 .map_or(0, |batch| batch.name),
-            port: cause.and_then(|cause| self.port_name(cause.port?)),
+            port: cause.and_then(|cause| self.hosts.port_name(cause.port?)),
             bytes: cause.and_then(|cause| cause.port).map_or(0, on),
             remaining_ns: remaining(now, request.deadline),
         })

@@ -8,6 +8,13 @@ use laxity_wire::v1::{self, Epoch};
 use super::outbox::Outbox;
 use super::table::Key;
 
+/// What this release can do beyond the first version of the protocol.
+pub(super) const CAPABILITIES: [v1::Capability; 3] = [
+    v1::Capability::OrderDeltas,
+    v1::Capability::FetchTokens,
+    v1::Capability::PruneCauses,
+];
+
 /// Which host: its slot in the table of hosts. Slots are used again after a host was forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostId(pub(super) u32);
@@ -23,14 +30,21 @@ pub(super) struct HostPort {
     pub(super) load: v1::PortLoad,
 }
 
-/// What a host's share of the totals is; see [`Quota`](super::quota::Quota).
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Usage {
-    pub(super) batches: usize,
-    pub(super) requests: usize,
-    pub(super) loads: usize,
-    pub(super) fetches: usize,
+/// What a host is charged for. Each has a [`Quota`](super::quota::Quota) of its own.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Charge {
+    /// A batch that the host owns.
+    Batch,
+    /// A request that the host told of.
+    Request,
+    /// What the host said of a request on a port.
+    Load,
+    /// A fetch of the host.
+    Fetch,
 }
+
+/// How much a host is charged for, by [`Charge`].
+pub(super) type Usage = [usize; 4];
 
 /// What has happened with a host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,21 +58,14 @@ pub(super) struct HostCounters {
     pub(super) missed_flows: u64,
 }
 
-/// What host is taking part in a batch.
-#[derive(Debug)]
-pub(super) struct Membership {
-    /// See [`Host::mark`].
-    pub(super) mark: u64,
-}
-
-/// A fetch that the host waits for or carries out.
-#[derive(Debug)]
-pub(super) struct HostFetch {
-    pub(super) key: Key,
-    pub(super) mark: u64,
-    pub(super) batch: Key,
-    pub(super) request: u64,
-    pub(super) victim: PortId,
+impl HostCounters {
+    pub(super) fn add(&mut self, other: &Self) {
+        self.reports += other.reports;
+        self.events += other.events;
+        self.refused_events += other.refused_events;
+        self.orders += other.orders;
+        self.coalesced_orders += other.coalesced_orders;
+    }
 }
 
 /// See the module.
@@ -75,10 +82,10 @@ pub(super) struct Host {
     pub(super) heard_at: Time,
     pub(super) capabilities: Vec<v1::Capability>,
     pub(super) drained: bool,
-    pub(super) batches: BTreeMap<Key, Membership>,
-    pub(super) fetches: BTreeMap<u64, HostFetch>,
+    /// Batches that it takes part in, with the [`Host::mark`] of when it last said so.
+    pub(super) batches: BTreeMap<Key, u64>,
     pub(super) usage: Usage,
-    /// Grows with each snapshot. What is not marked with it when the snapshot ends, is gone.
+    /// Grows with each snapshot. What does not have this mark when a snapshot ends is forgotten.
     pub(super) mark: u64,
     pub(super) in_snapshot: bool,
     /// The stream has sent a whole snapshot.
@@ -96,13 +103,49 @@ pub(super) struct Host {
 }
 
 impl Host {
-    pub(super) fn can(&self, capability: v1::Capability) -> bool {
-        self.capabilities.contains(&capability)
+    /// A host without a stream that has said nothing.
+    pub(super) fn new(name: &str, tenant: Tenant) -> Self {
+        Self {
+            name: name.to_owned(),
+            tenant,
+            software: String::new(),
+            ports: Vec::new(),
+            stream: None,
+            lost_at: Time::ZERO,
+            heard_at: Time::ZERO,
+            capabilities: Vec::new(),
+            drained: false,
+            batches: BTreeMap::new(),
+            usage: Usage::default(),
+            mark: 0,
+            in_snapshot: false,
+            complete: false,
+            reported: 0,
+            considered: 0,
+            owed: false,
+            applied: None,
+            outbox: Outbox::default(),
+            told: false,
+            counters: HostCounters::default(),
+        }
     }
 
-    /// The port with this index in the host's own list.
-    pub(super) fn port(&self, index: u32) -> Option<PortId> {
-        self.ports.get(index as usize).map(|port| port.id)
+    /// A new stream speaks for it.
+    pub(super) fn begin_stream(&mut self, now: Time, stream: u64, hello: &v1::Hello) {
+        self.stream = Some(stream);
+        self.heard_at = now;
+        self.software = hello.software.chars().take(64).collect();
+        self.capabilities = v1::common_capabilities(&CAPABILITIES, &hello.capabilities);
+        self.in_snapshot = false;
+        self.complete = false;
+        self.owed = false;
+        (self.reported, self.considered) = (0, 0);
+        self.applied = hello.applied;
+        self.outbox.restart();
+    }
+
+    pub(super) fn can(&self, capability: v1::Capability) -> bool {
+        self.capabilities.contains(&capability)
     }
 
     /// Orders are for those that have said all they know, and whom no operator took out.

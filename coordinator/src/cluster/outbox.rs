@@ -7,9 +7,12 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use laxity_policy::Time;
 use laxity_wire::v1::{
     self, Epoch, FromCoordinator, ORDER_PIECE_ENTRIES_MAX, Order, from_coordinator::Message,
 };
+
+use super::tokens::Turn;
 
 /// Notes beyond this become "send everything".
 const NOTES_MAX: usize = 1 << 14;
@@ -88,6 +91,17 @@ impl Outbox {
         self.tokens.clear();
     }
 
+    /// The notes, which are then empty.
+    pub(super) fn take_notes(&mut self) -> Self {
+        Self {
+            full: self.full,
+            ranks: core::mem::take(&mut self.ranks),
+            pruned: core::mem::take(&mut self.pruned),
+            tokens: core::mem::take(&mut self.tokens),
+            ..Self::default()
+        }
+    }
+
     /// A new stream: nothing that was for the one before holds.
     pub(super) fn restart(&mut self) {
         let listed = self.listed;
@@ -107,6 +121,19 @@ pub(super) struct Contents {
     pub(super) unpruned: Vec<u64>,
     pub(super) tokens: Vec<v1::FetchToken>,
     pub(super) held: Vec<u64>,
+}
+
+impl Contents {
+    /// Tells a host where one of its fetches stands.
+    pub(super) fn tell_turn(&mut self, now: Time, fetch: u64, turn: Option<Turn>) {
+        let lease_ns = match turn {
+            Some(Turn::Waiting) => return self.held.push(fetch),
+            Some(Turn::Granted(until)) => until.since(now).0,
+            // Nothing holds it up any more.
+            Some(Turn::Expired) | None => 0,
+        };
+        self.tokens.push(v1::FetchToken { fetch, lease_ns });
+    }
 }
 
 /// Cuts an order into pieces of at most [`ORDER_PIECE_ENTRIES_MAX`] entries, the last of which says

@@ -9,12 +9,11 @@ use laxity_policy::{PolicyKind, Span, Time};
 use laxity_wire::v1;
 use thiserror::Error;
 
+use super::note::Note;
 use super::tokens::TokenPolicy;
 
 /// Revisions that are remembered.
 const HISTORY_MAX: usize = 256;
-/// Longest text that is kept of a comment or an author.
-const TEXT_BYTES_MAX: usize = 512;
 /// Longest debounce, margin and lease that make sense.
 const SPAN_MAX: Span = Span(60_000_000_000);
 
@@ -178,25 +177,18 @@ impl ClusterPolicy {
 pub(super) struct Revision {
     pub(super) number: u64,
     pub(super) policy: ClusterPolicy,
-    pub(super) author: String,
-    pub(super) comment: String,
-    /// When this coordinator learned of it, and how old it was then.
-    pub(super) at: Time,
-    pub(super) aged: Span,
+    pub(super) note: Note,
 }
 
 impl Revision {
-    pub(super) fn age(&self, now: Time) -> Span {
-        Span(now.since(self.at).0.saturating_add(self.aged.0))
-    }
-
     pub(super) fn to_wire(&self, now: Time) -> v1::PolicyRevision {
+        let note = self.note.to_wire(now);
         v1::PolicyRevision {
             revision: self.number,
             policy: Some(self.policy.to_wire()),
-            author: self.author.clone(),
-            comment: self.comment.clone(),
-            age_ns: self.age(now).0,
+            author: note.author,
+            comment: note.comment,
+            age_ns: note.age_ns,
         }
     }
 }
@@ -214,10 +206,7 @@ impl Revisions {
             current: Revision {
                 number: 1,
                 policy,
-                author: "configuration".into(),
-                comment: String::new(),
-                at,
-                aged: Span::ZERO,
+                note: Note::new("configuration", "", at, Span::ZERO),
             },
             older: VecDeque::new(),
         }
@@ -258,10 +247,7 @@ impl Revisions {
         let next = Revision {
             number: self.current.number + 1,
             policy,
-            author: cut(author),
-            comment: cut(comment),
-            at,
-            aged: Span::ZERO,
+            note: Note::new(author, comment, at, Span::ZERO),
         };
         self.older
             .push_back(core::mem::replace(&mut self.current, next));
@@ -269,18 +255,6 @@ impl Revisions {
             self.older.pop_front();
         }
     }
-}
-
-/// The head of `text`, at most [`TEXT_BYTES_MAX`] bytes.
-pub(super) fn cut(text: &str) -> String {
-    let mut kept = String::new();
-    for character in text.chars() {
-        if kept.len() + character.len_utf8() > TEXT_BYTES_MAX {
-            break;
-        }
-        kept.push(character);
-    }
-    kept
 }
 
 #[cfg(test)]
@@ -306,46 +280,20 @@ mod tests {
 
     #[test]
     fn what_makes_no_sense_is_refused_with_its_field() {
-        let with = |change: v1::Policy| ClusterPolicy::default().with(&change).map(|_| ());
-        let refused = [
-            (
-                "policy",
-                v1::Policy {
-                    policy: Some("edf".into()),
-                    ..Default::default()
-                },
-            ),
-            (
-                "policy",
-                v1::Policy {
-                    policy: Some("best".into()),
-                    ..Default::default()
-                },
-            ),
-            (
-                "correction_permille",
-                v1::Policy {
-                    correction_permille: Some(70_000),
-                    ..Default::default()
-                },
-            ),
-            (
-                "fetches_per_port",
-                v1::Policy {
-                    fetches_per_port: Some(0),
-                    ..Default::default()
-                },
-            ),
-            (
-                "debounce",
-                v1::Policy {
-                    debounce_ns: Some(u64::MAX),
-                    ..Default::default()
-                },
-            ),
+        type Change = fn(&mut v1::Policy);
+        let refused: [(&str, Change); 5] = [
+            ("policy", |it| it.policy = Some("edf".into())),
+            ("policy", |it| it.policy = Some("best".into())),
+            ("correction_permille", |it| {
+                it.correction_permille = Some(70_000)
+            }),
+            ("fetches_per_port", |it| it.fetches_per_port = Some(0)),
+            ("debounce", |it| it.debounce_ns = Some(u64::MAX)),
         ];
-        for (expected, change) in refused {
-            match with(change) {
+        for (expected, set) in refused {
+            let mut change = v1::Policy::default();
+            set(&mut change);
+            match ClusterPolicy::default().with(&change) {
                 Err(PolicyError::Invalid { field, .. }) => assert_eq!(field, expected),
                 other => panic!("{expected}: {other:?}"),
             }

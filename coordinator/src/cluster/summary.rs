@@ -1,30 +1,35 @@
-//! What has happened since those who watch were told last.
+//! Sums for metrics, and what has happened since watchers were told last.
 
-use laxity_policy::Span;
+use laxity_policy::admission::AdmissionCounters;
 use laxity_wire::v1;
 
-use super::Cluster;
-
-/// Sums since the last summary.
-#[derive(Debug, Default)]
-pub(super) struct Since {
-    pub(super) ranks_changed: u32,
-    /// Runs of Algorithm 1 up to then.
-    pub(super) runs: u64,
-    pub(super) took: Span,
-}
+use super::{Cluster, ClusterCounters};
 
 impl Cluster {
+    /// Sums for metrics.
+    #[must_use]
+    pub fn counters(&self) -> (ClusterCounters, AdmissionCounters) {
+        let streams = self.hosts.iter().filter(|(_, host)| host.stream.is_some());
+        let sum = self.hosts.counters();
+        let counters = ClusterCounters {
+            hosts: self.hosts.len(),
+            connected: streams.count(),
+            batches: self.workload.batches.len(),
+            requests: self.workload.requests.len(),
+            pruned: self.workload.pruned.len(),
+            reports: sum.reports,
+            events: sum.events,
+            refused_events: sum.refused_events,
+            orders: sum.orders,
+            coalesced_orders: sum.coalesced_orders,
+            ended: self.workload.ended,
+        };
+        (counters, *self.workload.admission.counters())
+    }
+
     /// What has happened since this was asked last, and how things are now.
     pub fn summary(&mut self) -> v1::RunSummary {
-        let told = |host: &mut super::host::Host| core::mem::take(&mut host.told);
-        let hosts_told = self
-            .hosts
-            .iter_mut()
-            .flatten()
-            .filter_map(|host| told(host).then_some(()));
-        let hosts_told = hosts_told.count() as u32;
-        let runs = self.admission.counters().runs;
+        let runs = self.workload.admission.counters().runs;
         let since = core::mem::take(&mut self.since);
         self.since.runs = runs;
         v1::RunSummary {
@@ -32,12 +37,12 @@ impl Cluster {
                 term: self.term,
                 sequence: self.sequence,
             }),
-            batches: self.batches.len() as u32,
-            requests: self.requests.len() as u32,
-            pruned: self.pruned.len() as u32,
-            infeasible: self.admission.infeasible() as u32,
+            batches: self.workload.batches.len() as u32,
+            requests: self.workload.requests.len() as u32,
+            pruned: self.workload.pruned.len() as u32,
+            infeasible: self.workload.admission.infeasible() as u32,
             ranks_changed: since.ranks_changed,
-            hosts_told,
+            hosts_told: self.hosts.take_told() as u32,
             took_ns: since.took.0,
             runs: (runs - since.runs) as u32,
         }

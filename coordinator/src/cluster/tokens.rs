@@ -175,7 +175,7 @@ impl Tokens {
     /// Ends leases that are over, and lets in who may be. Gives the fetches of whose turn their
     /// host is to be told: those that got a token, those that have to wait, for the first time or
     /// again.
-    pub(crate) fn grant(&mut self, now: Time, policy: TokenPolicy) -> Vec<Key> {
+    pub(crate) fn assign(&mut self, now: Time, policy: TokenPolicy) -> Vec<Key> {
         while let Some(&(until, key)) = self.leases.first()
             && until <= now
         {
@@ -235,7 +235,7 @@ impl Tokens {
         turned
     }
 
-    /// When [`Tokens::grant`] has something to do: now, if somebody may be let in.
+    /// When [`Tokens::assign`] has something to do: now, if somebody may be let in.
     pub(crate) fn next_deadline(&self) -> Option<Time> {
         if self.open.is_empty() {
             self.leases.first().map(|&(until, _)| until)
@@ -275,34 +275,34 @@ mod tests {
         let [slow, urgent, middle] = [900, 100, 500].map(|rank| tokens.want(HOT, ahead(rank)));
         let elsewhere = tokens.want(PortId(8), ahead(999));
         // The one that has to wait is told, too.
-        let told = tokens.grant(Time(0), POLICY);
+        let told = tokens.assign(Time(0), POLICY);
         assert_eq!(told, [urgent, middle, elsewhere, slow]);
         assert_eq!(tokens.at(HOT), (1, 2));
         assert_eq!(tokens.turn(slow), Some(Turn::Waiting));
         tokens.finish(urgent);
-        assert_eq!(tokens.grant(Time(1), POLICY), [slow]);
+        assert_eq!(tokens.assign(Time(1), POLICY), [slow]);
     }
 
     #[test]
     fn the_more_urgent_takes_the_token_of_the_least_urgent_and_gives_it_back() {
         let mut tokens = Tokens::default();
         let [first, second] = [300, 200].map(|rank| tokens.want(HOT, ahead(rank)));
-        tokens.grant(Time(0), POLICY);
+        tokens.assign(Time(0), POLICY);
         let urgent = tokens.want(HOT, ahead(100));
         let less = tokens.want(HOT, ahead(400));
-        assert_eq!(tokens.grant(Time(5), POLICY), [first, urgent, less]);
+        assert_eq!(tokens.assign(Time(5), POLICY), [first, urgent, less]);
         let turns = |tokens: &Tokens| [first, second, urgent].map(|key| tokens.turn(key));
         let waits = Some(Turn::Waiting);
         assert_eq!(turns(&tokens)[0], waits);
         assert_eq!(tokens.at(HOT), (2, 2));
         // The lease that was taken away does not end anything later.
-        assert!(tokens.grant(Time(99), POLICY).is_empty());
+        assert!(tokens.assign(Time(99), POLICY).is_empty());
         tokens.finish(urgent);
-        assert_eq!(tokens.grant(Time(99), POLICY), [first]);
+        assert_eq!(tokens.assign(Time(99), POLICY), [first]);
         assert_eq!(tokens.turn(first), Some(Turn::Granted(Time(199))));
         tokens.rerank(first, ahead(50));
         tokens.rerank(less, ahead(150));
-        assert_eq!(tokens.grant(Time(99), POLICY), [second, less]);
+        assert_eq!(tokens.assign(Time(99), POLICY), [second, less]);
     }
 
     #[test]
@@ -310,31 +310,31 @@ mod tests {
         let mut tokens = Tokens::default();
         let [one, two] = [1, 2].map(|rank| tokens.want(HOT, ahead(rank)));
         let doomed = tokens.want(HOT, ranked(Need::Doomed, 0));
-        assert_eq!(tokens.grant(Time(0), POLICY), [one, two, doomed]);
+        assert_eq!(tokens.assign(Time(0), POLICY), [one, two, doomed]);
         let blocking = [7, 8, 9].map(|rank| tokens.want(HOT, ranked(Need::Blocking, rank)));
-        tokens.grant(Time(1), POLICY);
+        tokens.assign(Time(1), POLICY);
         let waits = Some(Turn::Waiting);
         assert_eq!([one, two, doomed].map(|key| tokens.turn(key)), [waits; 3]);
         assert_eq!(tokens.at(HOT), (3, 3));
         // Its batch begins.
         tokens.rerank(two, ranked(Need::Blocking, 2));
-        assert_eq!(tokens.grant(Time(2), POLICY), [two]);
+        assert_eq!(tokens.assign(Time(2), POLICY), [two]);
         for key in blocking {
             tokens.finish(key);
         }
-        assert_eq!(tokens.grant(Time(3), POLICY), [one]);
+        assert_eq!(tokens.assign(Time(3), POLICY), [one]);
         tokens.finish(one);
-        assert_eq!(tokens.grant(Time(4), POLICY), [doomed]);
+        assert_eq!(tokens.assign(Time(4), POLICY), [doomed]);
     }
 
     #[test]
     fn a_reader_that_never_finishes_holds_others_up_for_one_lease() {
         let mut tokens = Tokens::default();
         let [one, two, next] = [1, 2, 3].map(|rank| tokens.want(HOT, ahead(rank)));
-        assert_eq!(tokens.grant(Time(0), POLICY), [one, two, next]);
+        assert_eq!(tokens.assign(Time(0), POLICY), [one, two, next]);
         assert_eq!(tokens.next_deadline(), Some(Time(100)));
-        assert!(tokens.grant(Time(99), POLICY).is_empty());
-        assert_eq!(tokens.grant(Time(100), POLICY), [next]);
+        assert!(tokens.assign(Time(99), POLICY).is_empty());
+        assert_eq!(tokens.assign(Time(100), POLICY), [next]);
         assert_eq!(tokens.turn(one), Some(Turn::Expired));
         tokens.finish(one);
         assert_eq!(tokens.at(HOT), (0, 1));
@@ -344,10 +344,10 @@ mod tests {
     fn a_fetch_whose_batch_became_urgent_overtakes() {
         let mut tokens = Tokens::default();
         let [_, _, third, fourth] = [1, 2, 3, 4].map(|rank| tokens.want(HOT, ahead(rank)));
-        let first = tokens.grant(Time(0), POLICY);
+        let first = tokens.assign(Time(0), POLICY);
         tokens.rerank(fourth, ahead(2));
         tokens.finish(first[0]);
-        assert_eq!(tokens.grant(Time(1), POLICY), [fourth]);
+        assert_eq!(tokens.assign(Time(1), POLICY), [fourth]);
         assert_eq!(tokens.turn(third), Some(Turn::Waiting));
     }
 
@@ -371,7 +371,7 @@ mod tests {
                     }
                     _ => if let Some(&key) = living.first() { tokens.rerank(key, of(rank)) },
                 }
-                tokens.grant(Time(now), POLICY);
+                tokens.assign(Time(now), POLICY);
                 for port in 0..3 {
                     let (waiting, granted) = tokens.at(PortId(port));
                     prop_assert!(waiting == 0 || granted >= POLICY.per_port, "work conserving");
@@ -394,7 +394,7 @@ mod tests {
             }
             for _ in 0..living.len() {
                 now += POLICY.lease.0;
-                tokens.grant(Time(now), POLICY);
+                tokens.assign(Time(now), POLICY);
             }
             for &key in &living {
                 prop_assert_ne!(tokens.turn(key), Some(Turn::Waiting));

@@ -8,7 +8,7 @@ use tokio_stream::once;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-use super::EtcdConfig;
+use super::config::EtcdConfig;
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 
@@ -173,14 +173,10 @@ mod tests {
     #[tokio::test]
     async fn a_connection_on_which_nothing_comes_back_is_replaced() {
         let silent = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = silent.local_addr().expect("bound");
         let config = EtcdConfig {
-            endpoints: vec![format!("http://{}", silent.local_addr().expect("bound"))],
-            prefix: "/p".into(),
             ttl: Nanos(2_000_000_000),
-            advertise: "a:1".into(),
-            ca: String::new(),
-            cert: String::new(),
-            key: String::new(),
+            ..EtcdConfig::test(&format!("http://{address}"))
         };
         let etcd = Etcd::new(&config, config.patience()).expect("it makes sense");
         let asking = async {

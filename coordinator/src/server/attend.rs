@@ -16,11 +16,11 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 use tracing::{debug, info, warn};
 
-use super::Shared;
 use super::access::{Peer, Served};
 use crate::cluster::{Cluster, HostId, Taken};
 use crate::lead::Lead;
 use crate::pace::Pace;
+use crate::shared::Shared;
 
 /// How long a new stream may take to say hello.
 const HELLO_MAX: Duration = Duration::from_secs(5);
@@ -160,21 +160,21 @@ async fn serve(
     let _serving = served.begin();
     debug!(host = %hello.host, software = %shortened(&hello.software), "a daemon attends");
     tell_watchers(&shared, &hello);
-    let bell = Arc::new(Notify::new());
-    bell.notify_one();
-    shared.bells().insert(stream, Arc::clone(&bell));
+    let woken = Arc::new(Notify::new());
+    woken.notify_one();
+    shared.writers().insert(stream, Arc::clone(&woken));
     shared.stir();
     let writer = tokio::spawn(write(
         Arc::clone(&shared),
         (id, stream),
         sender.clone(),
-        bell,
+        woken,
     ));
     let last = read(&shared, (id, stream), &hello, &mut inbound, era).await;
     writer.abort();
     // The writer may be in the middle of an order: its receiver drops what has no end.
     let _ = writer.await;
-    shared.bells().remove(&stream);
+    shared.writers().remove(&stream);
     let now = shared.now();
     shared.cluster().detach(now, id, stream);
     shared.stir();
@@ -239,49 +239,11 @@ async fn read(
                 return Some(goodbye(GoodbyeReason::Protocol, detail));
             }
         };
-        let now = shared.now();
-        // The daemon has come back, and its old stream must not stay for as long as it sends
-        // heartbeats.
-        if !shared.cluster().speaks(id, stream) {
-            let detail = "another stream speaks for this host";
-            return Some(goodbye(GoodbyeReason::Replaced, detail));
-        }
-        match message.message {
-            Some(from_daemon::Message::Report(report)) => {
-                let taken = shared.cluster().report(now, id, stream, report);
-                shared.stir();
-                if let Err(broken) = taken {
-                    return Some(broken);
-                }
-            }
-            Some(from_daemon::Message::Ack(ack)) => {
-                shared.cluster().acknowledged(id, stream, ack.epoch);
-            }
-            Some(from_daemon::Message::Nack(nack)) => {
-                if nack.reason() == NackReason::Fenced && !core::mem::replace(&mut fenced, true) {
-                    warn!(
-                        host = %hello.host, detail = %shortened(&nack.detail),
-                        "a daemon has seen orders of a later term: another coordinator leads"
-                    );
-                }
-                shared.cluster().resync(id, stream);
-                shared.stir();
-            }
-            Some(from_daemon::Message::Resync(_)) => {
-                shared.cluster().resync(id, stream);
-                shared.stir();
-            }
-            Some(from_daemon::Message::Hello(_)) => {
-                let detail = "a stream has one Hello";
-                return Some(goodbye(GoodbyeReason::Protocol, detail));
-            }
-            // Of a kind that a later release knows: a sign of life.
-            Some(from_daemon::Message::Heartbeat(_)) | None => {
-                shared.cluster().heard(now, id, stream);
-            }
+        if let Some(last) = take(shared, (id, stream), hello, message, &mut fenced) {
+            return Some(last);
         }
         let events = shared.cluster().take_work().max(1);
-        let wait = pace.took(now, events, config.limits.events_per_s_max);
+        let wait = pace.took(shared.now(), events, config.limits.events_per_s_max);
         if wait.0 > 0 {
             tokio::select! {
                 () = tokio::time::sleep(Duration::from_nanos(wait.0)) => {}
@@ -293,16 +255,69 @@ async fn read(
     }
 }
 
+/// Takes one message of a stream. Gives what to say last, if the stream has to end. `fenced` says
+/// whether the log has a line on a later term already.
+fn take(
+    shared: &Shared,
+    (id, stream): (HostId, u64),
+    hello: &Hello,
+    message: FromDaemon,
+    fenced: &mut bool,
+) -> Option<Goodbye> {
+    let now = shared.now();
+    // The daemon has come back, and its old stream must not stay for as long as it sends
+    // heartbeats.
+    if !shared.cluster().speaks(id, stream) {
+        let detail = "another stream speaks for this host";
+        return Some(goodbye(GoodbyeReason::Replaced, detail));
+    }
+    match message.message {
+        Some(from_daemon::Message::Report(report)) => {
+            let taken = shared.cluster().report(now, id, stream, report);
+            shared.stir();
+            if let Err(broken) = taken {
+                return Some(broken);
+            }
+        }
+        Some(from_daemon::Message::Ack(ack)) => {
+            shared.cluster().acknowledged(id, stream, ack.epoch);
+        }
+        Some(from_daemon::Message::Nack(nack)) => {
+            if nack.reason() == NackReason::Fenced && !core::mem::replace(fenced, true) {
+                warn!(
+                    host = %hello.host, detail = %shortened(&nack.detail),
+                    "a daemon has seen orders of a later term: another coordinator leads"
+                );
+            }
+            shared.cluster().resync(id, stream);
+            shared.stir();
+        }
+        Some(from_daemon::Message::Resync(_)) => {
+            shared.cluster().resync(id, stream);
+            shared.stir();
+        }
+        Some(from_daemon::Message::Hello(_)) => {
+            let detail = "a stream has one Hello";
+            return Some(goodbye(GoodbyeReason::Protocol, detail));
+        }
+        // Of a kind that a later release knows: a sign of life.
+        Some(from_daemon::Message::Heartbeat(_)) | None => {
+            shared.cluster().heard(now, id, stream);
+        }
+    }
+    None
+}
+
 /// Sends what waits for the host whenever there is room for it, and signs of life.
 async fn write(
     shared: Arc<Shared>,
     (id, stream): (HostId, u64),
     sender: Sender,
-    bell: Arc<Notify>,
+    woken: Arc<Notify>,
 ) {
     loop {
         let heartbeat = Duration::from(shared.config().heartbeat);
-        let rung = tokio::time::timeout(heartbeat, bell.notified()).await;
+        let woken = tokio::time::timeout(heartbeat, woken.notified()).await;
         // Room first: what is taken is the newest at the time it is sent.
         let Ok(mut room) = sender.reserve().await else {
             return;
@@ -323,7 +338,7 @@ async fn write(
         let mut frames = frames.into_iter();
         match frames.next() {
             Some(frame) => room.send(Ok(frame)),
-            None if rung.is_err() => room.send(Ok(message(Message::Heartbeat(Heartbeat {})))),
+            None if woken.is_err() => room.send(Ok(message(Message::Heartbeat(Heartbeat {})))),
             None => continue,
         }
         for frame in frames {

@@ -18,9 +18,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 use tracing::info;
 
-use super::Shared;
 use super::access::{Peer, Served};
 use crate::cluster::PolicyError;
+use crate::shared::Shared;
 
 /// Streams of `Watch` at a time.
 const WATCHERS_MAX: usize = 256;

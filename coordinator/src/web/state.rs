@@ -4,12 +4,12 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use laxity_wire::v1;
+use laxity_wire::v1::{self, BatchStatus, HostStatus, PolicyRevision};
+use laxity_wire::view::{self, Queue};
 use serde::Serialize;
 
 use super::history::{EVERY, History};
-use crate::server::Shared;
-use crate::view::{self, Batch, Host, Queue, Revision};
+use crate::shared::Shared;
 
 /// Hosts that are listed.
 const HOSTS_MAX: usize = 100;
@@ -25,16 +25,16 @@ pub(super) struct State {
     runs: u64,
     leading: bool,
     up_ns: u64,
-    policy: Option<Revision>,
+    policy: Option<PolicyRevision>,
     totals: Totals,
     queues: Queues,
     attainment: Attainment,
     /// The first [`HOSTS_MAX`]: what is drained or gone, then by what waits.
-    hosts: Vec<Host>,
+    hosts: Vec<HostStatus>,
     /// The head of the order.
-    batches: Vec<Batch>,
+    batches: Vec<BatchStatus>,
     /// Would be late, or have somebody pruned.
-    trouble: Vec<Batch>,
+    trouble: Vec<BatchStatus>,
 }
 
 #[derive(Debug, Serialize)]
@@ -97,7 +97,7 @@ pub(super) fn state(shared: &Shared, history: &Mutex<History>) -> State {
         runs: hosts.run,
         leading: hosts.leading,
         up_ns: now.0,
-        policy: policy.current.as_ref().map(Revision::from),
+        policy: policy.current,
         totals: Totals {
             hosts: hosts.hosts.len(),
             connected: cluster.connected,
@@ -115,23 +115,23 @@ pub(super) fn state(shared: &Shared, history: &Mutex<History>) -> State {
             bucket_s: EVERY.as_secs(),
             buckets: history.buckets(ended),
         },
-        hosts: first(&hosts.hosts),
-        batches: batches.batches.iter().map(Batch::from).collect(),
-        trouble: trouble.batches.iter().map(Batch::from).collect(),
+        hosts: first(hosts.hosts),
+        batches: batches.batches,
+        trouble: trouble.batches,
     }
 }
 
-fn first(hosts: &[v1::HostStatus]) -> Vec<Host> {
-    let mut order: Vec<&v1::HostStatus> = hosts.iter().collect();
-    order.sort_by_key(|host| {
+fn first(mut hosts: Vec<HostStatus>) -> Vec<HostStatus> {
+    hosts.sort_by_key(|host| {
         let waits: u64 = host.ports.iter().map(|port| port.queued_bytes).sum();
         // Stable, so by name among equals.
         (!host.drained && host.connected, core::cmp::Reverse(waits))
     });
-    order.into_iter().take(HOSTS_MAX).map(Host::from).collect()
+    hosts.truncate(HOSTS_MAX);
+    hosts
 }
 
-fn queues(hosts: &[v1::HostStatus]) -> Queues {
+fn queues(hosts: &[HostStatus]) -> Queues {
     let mut sums = Queues::default();
     let ports = hosts.iter().flat_map(|host| &host.ports);
     for port in ports.filter(|port| port.direction() == v1::Direction::Egress) {
@@ -156,8 +156,8 @@ fn add(sums: &mut Vec<Queue>, more: Vec<Queue>) {
 mod tests {
     use super::*;
 
-    fn host(name: &str, connected: bool, level_bytes: &[u64]) -> v1::HostStatus {
-        v1::HostStatus {
+    fn host(name: &str, connected: bool, level_bytes: &[u64]) -> HostStatus {
+        HostStatus {
             host: name.into(),
             connected,
             ports: vec![v1::PortStatus {
@@ -166,7 +166,7 @@ mod tests {
                 queued_level_bytes: level_bytes.to_vec(),
                 ..v1::PortStatus::default()
             }],
-            ..v1::HostStatus::default()
+            ..HostStatus::default()
         }
     }
 
@@ -204,7 +204,10 @@ mod tests {
             host("c", false, &[0]),
             host("d", true, &[1]),
         ];
-        let names: Vec<String> = first(&hosts).into_iter().map(|host| host.host).collect();
+        let names: Vec<String> = first(hosts.into())
+            .into_iter()
+            .map(|host| host.host)
+            .collect();
         assert_eq!(names, ["c", "b", "a", "d"]);
     }
 }

@@ -13,22 +13,19 @@ fn reasons(daemon: &Daemon) -> Vec<RefusalReason> {
 fn nobody_ends_or_changes_what_is_anothers() {
     let mut world = World::new();
     let (mut a, mut evil) = (world.join("a"), world.join("evil"));
-    world.report(&mut a, vec![arrived(1, vec![request(11, 500, 10)])]);
+    world.report(&mut a, [arrived(1, [request(11, 500, 10)])]);
     world.settle_and_read(&mut [&mut a]);
     let before = a.replica.ranks.clone();
     // Without taking part.
-    world.report(&mut evil, vec![finished(1)]);
-    world.report(
-        &mut evil,
-        vec![Kind::RequestEnded(RequestEnded { request: 11 })],
-    );
+    world.report(&mut evil, [finished(1)]);
+    world.report(&mut evil, [ended(11)]);
     // Taking part, and inventing requests that are due at once.
     world.report(
         &mut evil,
-        vec![
-            arrived(1, vec![request(11, 1, 10), request(12, 1, 10)]),
-            Kind::RequestEnded(RequestEnded { request: 11 }),
-            Kind::BatchStarted(v1::BatchStarted { batch: 1 }),
+        [
+            arrived(1, [request(11, 1, 10), request(12, 1, 10)]),
+            ended(11),
+            started(1),
             finished(1),
         ],
     );
@@ -40,10 +37,9 @@ fn nobody_ends_or_changes_what_is_anothers() {
         "{:?}",
         evil.replica.refusals
     );
-    let wanted = v1::ListBatchesRequest::default();
-    let listed = world.cluster.list_batches(world.now, &wanted).batches;
+    let listed = world.batches();
     assert!(!listed[0].started, "left aside");
-    assert_eq!(world.cluster.counters().0.batches, 1);
+    assert_eq!(world.counters().batches, 1);
 }
 
 #[test]
@@ -56,10 +52,10 @@ fn a_host_that_the_owner_named_may_add_requests_with_deadlines() {
         hosts: vec!["b".into()],
         ..BatchArrived::default()
     };
-    world.report(&mut a, vec![Kind::BatchArrived(arrival)]);
+    world.report(&mut a, [Kind::BatchArrived(arrival)]);
     world.settle_and_read(&mut [&mut a]);
     let before = a.replica.ranks[&1];
-    world.report(&mut b, vec![arrived(1, vec![request(12, 100, 0)])]);
+    world.report(&mut b, [arrived(1, [request(12, 100, 0)])]);
     world.settle_and_read(&mut [&mut a]);
     assert!(a.replica.ranks[&1] < before);
 }
@@ -76,11 +72,8 @@ fn hosts_of_two_tenants_never_meet() {
         ..Settings::default()
     });
     let (mut a, mut b) = (world.join("a-1"), world.join("b-1"));
-    world.report(&mut a, vec![arrived(1, vec![request(11, 500, 10)])]);
-    world.report(
-        &mut b,
-        vec![arrived(1, vec![request(11, 100, 10)]), finished(1)],
-    );
+    world.report(&mut a, [arrived(1, [request(11, 500, 10)])]);
+    world.report(&mut b, [arrived(1, [request(11, 100, 10)]), finished(1)]);
     world.settle_and_read(&mut [&mut a, &mut b]);
     assert_eq!((a.replica.sigma(), b.replica.sigma()), (vec![1], vec![]));
     assert!(world.cluster.attend(world.now, &hello("c-1")).is_err());
@@ -101,9 +94,9 @@ fn a_flood_is_capped_and_leaves_room_for_others() {
     let (mut evil, mut a) = (world.join("evil"), world.join("a"));
     for batch in 1..1000 {
         let requests = vec![request(batch * 2, 1, 1), request(batch * 2 + 1, 1, 1)];
-        world.report(&mut evil, vec![arrived(batch, requests)]);
+        world.report(&mut evil, [arrived(batch, requests)]);
     }
-    world.report(&mut a, vec![arrived(5000, vec![request(50_000, 500, 1)])]);
+    world.report(&mut a, [arrived(5000, [request(50_000, 500, 1)])]);
     world.settle_and_read(&mut [&mut a, &mut evil]);
     assert_eq!(a.replica.sigma(), [5000]);
     assert!(evil.replica.sigma().len() <= 25);
@@ -123,7 +116,7 @@ fn ports_are_the_hosts_own_and_a_report_out_of_sequence_ends_the_stream() {
     let mut a = world.join("a");
     let mut load = request(11, 500, 1);
     load.loads[0].port = 7;
-    world.report(&mut a, vec![arrived(1, vec![load])]);
+    world.report(&mut a, [arrived(1, [load])]);
     world.settle_and_read(&mut [&mut a]);
     assert_eq!(reasons(&a), [RefusalReason::Invalid]);
     let report = Report {
@@ -142,12 +135,12 @@ fn ports_are_the_hosts_own_and_a_report_out_of_sequence_ends_the_stream() {
 fn a_member_that_says_what_only_the_owner_may_is_left_aside_and_not_refused() {
     let mut world = World::new();
     let (mut a, mut b) = (world.join("a"), world.join("b"));
-    world.report(&mut a, vec![arrived(1, vec![request(11, 500, 10)])]);
-    world.report(&mut b, vec![arrived(1, vec![request(11, 500, 10)])]);
+    world.report(&mut a, [arrived(1, [request(11, 500, 10)])]);
+    world.report(&mut b, [arrived(1, [request(11, 500, 10)])]);
     let progress = |layer| Kind::BatchProgress(v1::BatchProgress { batch: 1, layer });
     let says = |port| {
         vec![
-            Kind::BatchStarted(v1::BatchStarted { batch: 1 }),
+            started(1),
             progress(7),
             Kind::RequestStarted(v1::RequestStarted { request: 11 }),
             Kind::BytesCompleted(v1::BytesCompleted {
@@ -160,42 +153,33 @@ fn a_member_that_says_what_only_the_owner_may_is_left_aside_and_not_refused() {
     world.report(&mut b, says(0));
     // Through a port that it said no load of.
     world.report(&mut b, says(1));
-    let started = |world: &World| {
-        let listed = world
-            .cluster
-            .list_batches(world.now, &v1::ListBatchesRequest::default());
-        let batch = &listed.batches[0];
+    let progressed = |world: &World| {
+        let listed = world.batches();
+        let batch = &listed[0];
         (batch.started, batch.layer)
     };
     world.settle_and_read(&mut [&mut a, &mut b]);
-    assert_eq!(started(&world), (false, 0), "its word does not hold");
-    world.report(&mut a, vec![progress(3)]);
-    assert_eq!(started(&world), (true, 3));
+    assert_eq!(progressed(&world), (false, 0), "its word does not hold");
+    world.report(&mut a, [progress(3)]);
+    assert_eq!(progressed(&world), (true, 3));
     // The end of it is under way to b, or has overtaken what b says.
-    world.report(&mut a, vec![finished(1)]);
+    world.report(&mut a, [finished(1)]);
     world.report(&mut b, says(0));
-    world.report(
-        &mut b,
-        vec![Kind::FetchFinished(FetchFinished { fetch: 9 })],
-    );
+    world.report(&mut b, [fetched(9)]);
     world.settle_and_read(&mut [&mut a, &mut b]);
     assert_eq!(b.replica.refusals, []);
     // One that takes no part is refused as ever.
-    world.report(&mut a, vec![arrived(2, vec![request(21, 500, 10)])]);
-    let of = |kind: fn() -> Kind| kind();
-    world.report(
-        &mut b,
-        vec![
-            of(|| Kind::BatchStarted(v1::BatchStarted { batch: 2 })),
-            of(|| Kind::RequestStarted(v1::RequestStarted { request: 21 })),
-            of(|| {
-                Kind::BytesCompleted(v1::BytesCompleted {
-                    request: 21,
-                    ..Default::default()
-                })
-            }),
-        ],
-    );
+    world.report(&mut a, [arrived(2, [request(21, 500, 10)])]);
+    let completed = v1::BytesCompleted {
+        request: 21,
+        ..Default::default()
+    };
+    let events = [
+        started(2),
+        Kind::RequestStarted(v1::RequestStarted { request: 21 }),
+        Kind::BytesCompleted(completed),
+    ];
+    world.report(&mut b, events);
     world.settle_and_read(&mut [&mut b]);
     assert_eq!(reasons(&b), [RefusalReason::NotYours]);
     assert_eq!(b.replica.refusals[0].count, 3);
@@ -206,20 +190,20 @@ fn what_makes_much_work_counts_for_much() {
     let mut world = World::new();
     let (mut a, mut b) = (world.join("a"), world.join("b"));
     world.cluster.take_work();
-    let many = (1..=2000).map(|id| request(id, 900, 1)).collect();
-    world.report(&mut a, vec![arrived(1, many)]);
+    let many: Vec<_> = (1..=2000).map(|id| request(id, 900, 1)).collect();
+    world.report(&mut a, [arrived(1, many)]);
     let announced = world.cluster.take_work();
     assert!(announced >= 1000, "{announced}");
-    world.report(&mut a, vec![arrived(1, Vec::new())]);
+    world.report(&mut a, [arrived(1, [])]);
     assert_eq!(world.cluster.take_work(), 2, "nothing is walked through");
-    world.cluster.resync(a.id, a.stream);
+    world.resync(&a);
     let resync = world.cluster.take_work();
     assert!(resync >= 250, "{resync}");
-    world.report(&mut b, vec![arrived(1, Vec::new())]);
+    world.report(&mut b, [arrived(1, [])]);
     let joined = world.cluster.take_work();
-    world.report(&mut b, vec![finished(1)]);
+    world.report(&mut b, [finished(1)]);
     let left = world.cluster.take_work();
-    world.snapshot(&mut a, vec![arrived(1, Vec::new())]);
+    world.snapshot(&mut a, [arrived(1, [])]);
     let swept = world.cluster.take_work();
     assert!(
         [joined, left, swept].iter().all(|&work| work >= 250),
@@ -238,8 +222,8 @@ fn a_report_of_more_requests_than_events_may_be_ends_the_stream() {
         ..Settings::default()
     });
     let mut a = world.join("a");
-    let many = |from: u64, count: u64| (from..from + count).map(|id| request(id, 900, 1)).collect();
-    world.report(&mut a, vec![arrived(1, many(1, 10))]);
+    let many = |from: u64, count: u64| (from..from + count).map(|id| request(id, 900, 1));
+    world.report(&mut a, [arrived(1, many(1, 10))]);
     let events = [arrived(2, many(100, 6)), arrived(3, many(200, 5))];
     let report = Report {
         sequence: a.sent + 1,
@@ -249,7 +233,7 @@ fn a_report_of_more_requests_than_events_may_be_ends_the_stream() {
     let broken = world.cluster.report(world.now, a.id, a.stream, report);
     let last = broken.expect_err("ended");
     assert!(last.detail.contains("11 requests"), "{}", last.detail);
-    assert_eq!(world.cluster.counters().0.requests, 10);
+    assert_eq!(world.counters().requests, 10);
 }
 
 #[test]
@@ -258,7 +242,7 @@ fn numbers_as_large_as_they_come_break_no_sum() {
     let mut greeting = hello("a");
     greeting.ports[0].rate_bytes_per_s = u64::MAX;
     let mut a = world.attend(&greeting);
-    world.snapshot(&mut a, Vec::new());
+    world.snapshot(&mut a, []);
     let extreme = |id, remaining_ns, bytes| RequestLoad {
         request: id,
         remaining_ns: Some(remaining_ns),
@@ -280,10 +264,10 @@ fn numbers_as_large_as_they_come_break_no_sum() {
     };
     world.report(
         &mut a,
-        vec![arrival(u64::MAX, 0), arrival(u64::MAX / 2, u64::MAX)],
+        [arrival(u64::MAX, 0), arrival(u64::MAX / 2, u64::MAX)],
     );
     let far = vec![extreme(7, i64::MAX, 5)];
-    world.report(&mut a, vec![arrived(3, far)]);
+    world.report(&mut a, [arrived(3, far)]);
     let load = v1::PortLoad {
         rate_bytes_per_s: Some(u64::MAX),
         completed_flows: u64::MAX,
@@ -293,22 +277,14 @@ fn numbers_as_large_as_they_come_break_no_sum() {
         queued_level_bytes: vec![u64::MAX; 5000],
         ..v1::PortLoad::default()
     };
-    world.report(
-        &mut a,
-        vec![Kind::PortLoad(load.clone()), Kind::PortLoad(load)],
-    );
+    world.report(&mut a, [Kind::PortLoad(load.clone()), Kind::PortLoad(load)]);
     world.settle_and_read(&mut [&mut a]);
     for batch in [3, u64::MAX, u64::MAX / 2] {
-        let wanted = v1::ExplainRequest {
-            batch,
-            ..Default::default()
-        };
-        let told = world.cluster.explain(world.now, &wanted).expect("there");
+        let told = world.explain(batch);
         assert!(!told.text.is_empty());
     }
     let hosts = world.cluster.list_hosts(world.now).hosts;
     assert!(hosts[0].ports[0].queued_level_bytes.len() < 100);
-    assert_eq!(world.cluster.audit(), Ok(()));
 }
 
 #[test]
@@ -322,10 +298,11 @@ fn invitations_cost_the_same_however_long_the_names_are() {
         hosts,
         ..BatchArrived::default()
     };
-    world.report(&mut a, vec![Kind::BatchArrived(arrival)]);
-    let key = world.cluster.batch_names[&(0, 1)];
+    world.report(&mut a, [Kind::BatchArrived(arrival)]);
+    let key = world.cluster.workload.batch_names[&(0, 1)];
     let invited = world
         .cluster
+        .workload
         .batches
         .get(key)
         .expect("there")
@@ -333,7 +310,7 @@ fn invitations_cost_the_same_however_long_the_names_are() {
         .capacity();
     assert!(invited <= 2 * Limits::default().hosts_per_batch_max);
     // And the one that counts is there.
-    world.report(&mut b, vec![arrived(1, vec![request(12, 100, 0)])]);
+    world.report(&mut b, [arrived(1, [request(12, 100, 0)])]);
     world.settle_and_read(&mut [&mut a]);
     assert!(a.replica.ranks[&1] < v1::SORT_KEY_LAST);
 }
@@ -431,7 +408,7 @@ proptest! {
         let mut daemons = names.map(|name| world.join(name));
         for step in steps {
             match step {
-                Step::Say(who, event) => world.report(&mut daemons[who], vec![event]),
+                Step::Say(who, event) => world.report(&mut daemons[who], [event]),
                 Step::Snapshot(who, events) => world.snapshot(&mut daemons[who], events),
                 Step::Reconnect(who) => {
                     let (id, stream) = (daemons[who].id, daemons[who].stream);
@@ -443,7 +420,7 @@ proptest! {
                 Step::Drain(who, on) => {
                     let _ = world.drain(names[who], on);
                     if !on {
-                        world.snapshot(&mut daemons[who], Vec::new());
+                        world.snapshot(&mut daemons[who], []);
                     }
                 }
                 Step::Wait(ms) => {
@@ -460,7 +437,7 @@ proptest! {
             }
         }
         for daemon in &mut daemons {
-            world.report(daemon, vec![arrived(1, Vec::new())]);
+            world.report(daemon, [arrived(1, [])]);
         }
         world.settle();
         for daemon in &mut daemons {
@@ -468,13 +445,13 @@ proptest! {
             // Without causes: a batch or a port that is one may have gone since it was told.
             let pruned = |replica: &Replica| Vec::from_iter(replica.pruned.keys().copied());
             let by_deltas = (daemon.replica.ranks.clone(), pruned(&daemon.replica));
-            world.cluster.resync(daemon.id, daemon.stream);
+            world.resync(&daemon);
             world.read(daemon);
             let in_full = (daemon.replica.ranks.clone(), pruned(&daemon.replica));
             prop_assert_eq!(by_deltas, in_full);
         }
         for daemon in &daemons {
-            world.cluster.detach(world.now, daemon.id, daemon.stream);
+            world.detach(&daemon);
         }
         world.now = world.now + Span::from_millis(200);
         world.settle();

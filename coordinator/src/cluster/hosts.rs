@@ -1,0 +1,350 @@
+//! The hosts of the cluster: their names, streams, ports and addresses, what each is charged for,
+//! and which of them have something waiting.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use laxity_policy::{PortId, Time};
+use laxity_wire::v1;
+
+use super::host::{Charge, Host, HostCounters, HostId, HostPort, Tenant};
+use super::note::Note;
+use super::outbox::Outbox;
+use super::quota::Quota;
+use super::refusal::{Refused, over_limit, unknown};
+use crate::limits::Limits;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Hosts {
+    slots: Vec<Option<Host>>,
+    pub(super) names: HashMap<String, HostId>,
+    /// Hosts without a stream, by when they are forgotten.
+    lost: BTreeSet<(Time, HostId)>,
+    /// Hosts that operators took out of the cluster's order.
+    pub(super) drained: BTreeMap<String, Note>,
+    /// By port number: whose it is.
+    pub(super) port_hosts: Vec<Option<HostId>>,
+    /// Egress ports by address. If several hosts name an address, the first one has it.
+    pub(super) addresses: HashMap<(Tenant, [u8; 16]), PortId>,
+    /// By [`Charge`].
+    quotas: [Quota; 4],
+    /// Hosts with reports that no run has seen.
+    pub(super) unconsidered: BTreeSet<HostId>,
+    ready: Vec<HostId>,
+    /// Streams so far.
+    pub(super) streams: u64,
+    /// Counters of hosts that were forgotten.
+    past: HostCounters,
+}
+
+fn address_of(bytes: &[u8]) -> Option<[u8; 16]> {
+    bytes.try_into().ok()
+}
+
+/// The first free slot, which is made if there is none.
+fn free_slot<T>(slots: &mut Vec<Option<T>>) -> usize {
+    let free = slots.iter().position(Option::is_none);
+    free.unwrap_or_else(|| {
+        slots.push(None);
+        slots.len() - 1
+    })
+}
+
+impl Hosts {
+    pub(super) fn new(limits: &Limits) -> Self {
+        let quota = |total, host_max| Quota::new(total, limits.hosts_max, host_max);
+        Self {
+            slots: Vec::new(),
+            names: HashMap::new(),
+            lost: BTreeSet::new(),
+            drained: BTreeMap::new(),
+            port_hosts: Vec::new(),
+            addresses: HashMap::new(),
+            quotas: [
+                quota(limits.batches_max, limits.batches_per_host_max),
+                quota(limits.requests_max, limits.requests_per_host_max),
+                quota(limits.loads_max, limits.loads_per_host_max),
+                quota(limits.fetches_max, limits.fetches_per_host_max),
+            ],
+            unconsidered: BTreeSet::new(),
+            ready: Vec::new(),
+            streams: 0,
+            past: HostCounters::default(),
+        }
+    }
+
+    pub(super) fn get(&self, id: HostId) -> Option<&Host> {
+        self.slots.get(id.0 as usize)?.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, id: HostId) -> Option<&mut Host> {
+        self.slots.get_mut(id.0 as usize)?.as_mut()
+    }
+
+    /// The host, if this stream speaks for it.
+    pub(super) fn speaking(&mut self, id: HostId, stream: u64) -> Option<&mut Host> {
+        self.get_mut(id).filter(|host| host.stream == Some(stream))
+    }
+
+    pub(super) fn named(&self, name: &str) -> Option<&Host> {
+        self.get(*self.names.get(name)?)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (HostId, &Host)> + Clone {
+        let slots = self.slots.iter().enumerate();
+        slots.filter_map(|(slot, host)| Some((HostId(slot as u32), host.as_ref()?)))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    /// Sums over all hosts, those of the past included.
+    pub(super) fn counters(&self) -> HostCounters {
+        let mut sum = self.past;
+        for (_, host) in self.iter() {
+            sum.add(&host.counters);
+        }
+        sum
+    }
+
+    /// How many got an order since this was asked last.
+    pub(super) fn take_told(&mut self) -> usize {
+        let hosts = self.slots.iter_mut().flatten();
+        hosts
+            .filter_map(|host| core::mem::take(&mut host.told).then_some(()))
+            .count()
+    }
+
+    /// A new host. The caller keeps their number within its limit.
+    pub(super) fn insert(&mut self, host: Host) -> HostId {
+        let slot = free_slot(&mut self.slots);
+        let id = HostId(slot as u32);
+        self.names.insert(host.name.clone(), id);
+        self.slots[slot] = Some(host);
+        id
+    }
+
+    /// Forgets a host. The caller has undone what it reported.
+    pub(super) fn remove(&mut self, id: HostId) {
+        let Some(host) = self.slots.get_mut(id.0 as usize).and_then(Option::take) else {
+            return;
+        };
+        self.lost.remove(&(host.lost_at, id));
+        self.names.remove(&host.name);
+        self.unconsidered.remove(&id);
+        self.ready.retain(|&ready| ready != id);
+        for port in &host.ports {
+            self.forget_port(host.tenant, port);
+        }
+        self.past.add(&host.counters);
+    }
+
+    /// The host that lost its stream first, and when it is forgotten.
+    pub(super) fn first_lost(&self) -> Option<(Time, HostId)> {
+        self.lost.first().copied()
+    }
+
+    /// The host has no stream, and is forgotten at `until`.
+    pub(super) fn lose(&mut self, id: HostId, stream: u64, until: Time) {
+        if let Some(host) = self.speaking(id, stream) {
+            host.stream = None;
+            host.complete = false;
+            host.lost_at = until;
+            self.lost.insert((until, id));
+        }
+    }
+
+    /// A stream begins that speaks for the host from now on.
+    pub(super) fn begin_stream(&mut self, now: Time, id: HostId, hello: &v1::Hello) -> u64 {
+        self.streams += 1;
+        let stream = self.streams;
+        let drained = self.drained.contains_key(&hello.host);
+        if let Some(host) = self.get_mut(id) {
+            host.begin_stream(now, stream, hello);
+            host.drained = drained;
+            let entry = (host.lost_at, id);
+            self.lost.remove(&entry);
+        }
+        stream
+    }
+
+    /// Charges the host for one more.
+    pub(super) fn charge(&mut self, id: HostId, what: Charge) -> Result<(), Refused> {
+        let host = self.slots.get_mut(id.0 as usize).and_then(Option::as_mut);
+        let held = &mut host.ok_or_else(|| unknown("host", 0))?.usage[what as usize];
+        if self.quotas[what as usize].take(held) {
+            return Ok(());
+        }
+        let (has, limit, instead) = match what {
+            Charge::Batch => ("owns {} batches", "batches", ""),
+            Charge::Request => ("has told of {} requests", "requests", ""),
+            Charge::Load => ("has {} loads of requests on ports", "loads", ""),
+            Charge::Fetch => ("has {} fetches open", "fetches", "; fetch without a token"),
+        };
+        let has = has.replace("{}", &held.to_string());
+        Err(over_limit(format!(
+            "this host {has}, which is all it may now (limits.{limit}_*){instead}"
+        )))
+    }
+
+    /// Takes back one charge.
+    pub(super) fn refund(&mut self, id: HostId, what: Charge) {
+        if let Some(host) = self.slots.get_mut(id.0 as usize).and_then(Option::as_mut) {
+            self.quotas[what as usize].give(&mut host.usage[what as usize]);
+        }
+    }
+
+    /// Whether the quotas agree with what hosts are charged for.
+    pub(super) fn quotas_agree(&self) -> bool {
+        let held = |what: usize| self.iter().map(move |(_, host)| host.usage[what]);
+        let mut quotas = self.quotas.iter().enumerate();
+        quotas.all(|(what, quota)| quota.is_shared_by(held(what)))
+    }
+
+    /// Replaces the ports of a host.
+    pub(super) fn set_ports(&mut self, id: HostId, infos: &[v1::PortInfo]) {
+        let Some(host) = self.get_mut(id) else { return };
+        let (tenant, before) = (host.tenant, core::mem::take(&mut host.ports));
+        for port in before {
+            self.forget_port(tenant, &port);
+        }
+        let port = |info: &v1::PortInfo| {
+            let slot = free_slot(&mut self.port_hosts);
+            self.port_hosts[slot] = Some(id);
+            HostPort {
+                id: PortId(slot as u32),
+                info: v1::PortInfo {
+                    // `set_addresses` fills them in.
+                    addresses: Vec::new(),
+                    ..info.clone()
+                },
+                load: v1::PortLoad::default(),
+            }
+        };
+        let ports = infos.iter().map(port).collect();
+        if let Some(host) = self.get_mut(id) {
+            host.ports = ports;
+        }
+    }
+
+    /// Sets the addresses at which the ports of a host are reached.
+    pub(super) fn set_addresses(&mut self, id: HostId, infos: &[v1::PortInfo]) {
+        let Some(host) = self.get_mut(id) else { return };
+        let tenant = host.tenant;
+        let mut changed = Vec::new();
+        for (port, info) in host.ports.iter_mut().zip(infos) {
+            if port.info.addresses != info.addresses {
+                let before = core::mem::replace(&mut port.info.addresses, info.addresses.clone());
+                changed.push((port.id, info, before));
+            }
+        }
+        for (port, info, before) in changed {
+            self.forget_addresses(tenant, port, &before);
+            if info.direction() == v1::Direction::Egress {
+                for address in info.addresses.iter().filter_map(|it| address_of(it)) {
+                    self.addresses.entry((tenant, address)).or_insert(port);
+                }
+            }
+        }
+    }
+
+    fn forget_port(&mut self, tenant: Tenant, port: &HostPort) {
+        self.port_hosts[port.id.0 as usize] = None;
+        self.forget_addresses(tenant, port.id, &port.info.addresses);
+    }
+
+    /// The port does not have these addresses any more. Another port that names one gets it.
+    fn forget_addresses(&mut self, tenant: Tenant, port: PortId, addresses: &[Vec<u8>]) {
+        for address in addresses.iter().filter_map(|it| address_of(it)) {
+            if self.addresses.get(&(tenant, address)) != Some(&port) {
+                continue;
+            }
+            let ours = self.iter().filter(|(_, host)| host.tenant == tenant);
+            let mut ports = ours.flat_map(|(_, host)| &host.ports);
+            let names = |other: &&HostPort| {
+                let mut named = other.info.addresses.iter();
+                other.id != port
+                    && other.info.direction() == v1::Direction::Egress
+                    && named.any(|it| it[..] == address[..])
+            };
+            let heir = ports.find(names).map(|other| other.id);
+            drop(ports);
+            match heir {
+                Some(other) => self.addresses.insert((tenant, address), other),
+                None => self.addresses.remove(&(tenant, address)),
+            };
+        }
+    }
+
+    pub(super) fn owns_port(&self, id: HostId, port: PortId) -> bool {
+        self.port_hosts.get(port.0 as usize) == Some(&Some(id))
+    }
+
+    /// A port and its host.
+    pub(super) fn port(&self, port: PortId) -> Option<(&Host, &HostPort)> {
+        let host = self.get((*self.port_hosts.get(port.0 as usize)?)?)?;
+        Some((host, host.ports.iter().find(|known| known.id == port)?))
+    }
+
+    /// The egress that has this address, among the hosts of a tenant.
+    pub(super) fn port_at(&self, tenant: Tenant, address: &[u8]) -> Option<&HostPort> {
+        let port = *self.addresses.get(&(tenant, address.try_into().ok()?))?;
+        Some(self.port(port)?.1)
+    }
+
+    pub(super) fn port_name(&self, port: PortId) -> Option<v1::PortName> {
+        let (host, port) = self.port(port)?;
+        Some(v1::PortName {
+            host: host.name.clone(),
+            port: port.info.name.clone(),
+            direction: port.info.direction,
+        })
+    }
+
+    /// Notes what changed for the host's next order, if it gets orders.
+    pub(super) fn note(&mut self, id: HostId, change: impl FnOnce(&mut Outbox)) {
+        if let Some(host) = self.get_mut(id)
+            && host.gets_orders()
+            && !host.outbox.full
+        {
+            change(&mut host.outbox);
+            host.outbox.trim();
+        }
+    }
+
+    /// Notes what changed and has the host told at once.
+    pub(super) fn tell(&mut self, id: HostId, change: impl FnOnce(&mut Outbox)) {
+        self.note(id, change);
+        self.list(id);
+    }
+
+    /// Puts the host among those that have something waiting.
+    pub(super) fn list(&mut self, id: HostId) {
+        if let Some(host) = self.get_mut(id)
+            && host.stream.is_some()
+            && !host.outbox.is_empty()
+            && !core::mem::replace(&mut host.outbox.listed, true)
+        {
+            self.ready.push(id);
+        }
+    }
+
+    /// How many have something waiting.
+    pub(super) fn ready_count(&self) -> usize {
+        self.ready.len()
+    }
+
+    /// The next host that has something waiting, with its stream.
+    pub(super) fn pop_ready(&mut self) -> Option<(HostId, u64)> {
+        while let Some(id) = self.ready.pop() {
+            if let Some(host) = self.get_mut(id) {
+                host.outbox.listed = false;
+                if let Some(stream) = host.stream {
+                    return Some((id, stream));
+                }
+            }
+        }
+        None
+    }
+}

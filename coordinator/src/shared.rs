@@ -1,0 +1,91 @@
+//! What the tasks of a coordinator share.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use laxity_policy::Time;
+use laxity_wire::v1;
+use tokio::sync::{Notify, broadcast, watch};
+
+use crate::cluster::Cluster;
+use crate::config::Config;
+use crate::election::Store;
+use crate::lead::Lead;
+use crate::tls::ServerTls;
+
+/// Events that a watcher may lag behind.
+const WATCH_LAG_MAX: usize = 256;
+
+/// What all tasks share.
+pub(crate) struct Shared {
+    cluster: Mutex<Cluster>,
+    origin: Instant,
+    /// Wakes the driver: something may be due earlier than before.
+    pub(crate) changed: Notify,
+    /// By number of the stream: wakes its writer when something waits for it.
+    writers: Mutex<HashMap<u64, Arc<Notify>>>,
+    pub(crate) watchers: broadcast::Sender<v1::WatchEvent>,
+    pub(crate) lead: Arc<Lead>,
+    /// Where state outlives this process, if it does.
+    pub(crate) store: Option<Arc<Store>>,
+    pub(crate) tls: Option<Arc<ServerTls>>,
+    pub(crate) stopping: watch::Receiver<bool>,
+    config: Mutex<Arc<Config>>,
+}
+
+impl Shared {
+    pub(crate) fn new(
+        cluster: Cluster,
+        lead: Lead,
+        store: Option<Store>,
+        tls: Option<ServerTls>,
+        stopping: watch::Receiver<bool>,
+        config: Config,
+    ) -> Self {
+        Self {
+            cluster: Mutex::new(cluster),
+            origin: Instant::now(),
+            changed: Notify::new(),
+            writers: Mutex::new(HashMap::new()),
+            watchers: broadcast::channel(WATCH_LAG_MAX).0,
+            lead: Arc::new(lead),
+            store: store.map(Arc::new),
+            tls: tls.map(Arc::new),
+            stopping,
+            config: Mutex::new(Arc::new(config)),
+        }
+    }
+
+    pub(crate) fn now(&self) -> Time {
+        Time(u64::try_from(self.origin.elapsed().as_nanos()).unwrap_or(u64::MAX - 1))
+    }
+
+    pub(crate) fn cluster(&self) -> MutexGuard<'_, Cluster> {
+        self.cluster.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn writers(&self) -> MutexGuard<'_, HashMap<u64, Arc<Notify>>> {
+        self.writers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn config(&self) -> Arc<Config> {
+        let config = self.config.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(&config)
+    }
+
+    pub(crate) fn set_config(&self, config: Config) {
+        let mut held = self.config.lock().unwrap_or_else(PoisonError::into_inner);
+        *held = Arc::new(config);
+    }
+
+    /// Something was reported or asked for that may have made something due.
+    pub(crate) fn stir(&self) {
+        self.changed.notify_one();
+    }
+
+    pub(crate) fn tell_watchers(&self, event: v1::watch_event::Event) {
+        // Nobody watches: nobody to tell.
+        let _ = self.watchers.send(v1::WatchEvent { event: Some(event) });
+    }
+}
