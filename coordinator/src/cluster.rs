@@ -37,7 +37,7 @@ mod policy;
 mod publish;
 mod quota;
 mod rank;
-mod refusal;
+pub(crate) mod refusal;
 mod summary;
 mod table;
 mod tokens;

@@ -52,19 +52,13 @@ const FAREWELL_MAX: Duration = Duration::from_secs(3);
 /// Why a coordinator does not run.
 #[derive(Debug, Error)]
 pub enum ServerError {
-    /// The address is taken or not this host's. Change `listen`.
-    #[error("cannot listen on {address} (`listen`): {cause}")]
+    /// An address is taken or not this host's. Change the setting that names it.
+    #[error("cannot listen on {address} (`{setting}`): {cause}")]
     Listen {
+        /// `listen`, `metrics` or `web.listen`.
+        setting: &'static str,
         /// As configured.
         address: SocketAddr,
-        /// What the kernel said.
-        cause: io::Error,
-    },
-    /// The metrics endpoint cannot be made. Change `metrics`.
-    #[error("cannot serve metrics on {address} (`metrics`): {cause}")]
-    Metrics {
-        /// As configured.
-        address: String,
         /// What the kernel said.
         cause: io::Error,
     },
@@ -74,14 +68,6 @@ pub enum ServerError {
     /// Of `[etcd]`, something makes no sense.
     #[error("{0}")]
     Election(String),
-    /// The page cannot be served. Change `web.listen`.
-    #[error("cannot serve the page on {address} (`web.listen`): {cause}")]
-    Web {
-        /// As configured.
-        address: SocketAddr,
-        /// What the kernel said.
-        cause: io::Error,
-    },
     /// The configuration makes no sense; its check finds this first.
     #[error(transparent)]
     Nonsense(#[from] Nonsense),
@@ -102,6 +88,14 @@ impl From<EtcdError> for ServerError {
     }
 }
 
+fn taken(setting: &'static str, address: SocketAddr) -> impl Fn(io::Error) -> ServerError {
+    move |cause| ServerError::Listen {
+        setting,
+        address,
+        cause,
+    }
+}
+
 /// A coordinator that has bound its address.
 pub struct Coordinator {
     shared: Arc<Shared>,
@@ -111,25 +105,11 @@ pub struct Coordinator {
     web: Option<Web>,
 }
 
-impl std::fmt::Debug for Coordinator {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Coordinator")
-            .field("listener", &self.listener)
-            .finish_non_exhaustive()
-    }
-}
-
 /// Means to act on a coordinator that runs.
 #[derive(Clone)]
 pub struct Handle {
     shared: Arc<Shared>,
     stop: watch::Sender<bool>,
-}
-
-impl std::fmt::Debug for Handle {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Handle").finish_non_exhaustive()
-    }
 }
 
 impl Handle {
@@ -178,17 +158,10 @@ impl Coordinator {
         let policy = config.cluster_policy()?;
         let cluster = Cluster::new(Time::ZERO, config.settings(), policy, term)
             .map_err(ServerError::Invalid)?;
-        let exporter = match config.metrics_address() {
-            Some(address) => {
-                Some(
-                    Exporter::bind(address).map_err(|cause| ServerError::Metrics {
-                        address: config.metrics.clone(),
-                        cause,
-                    })?,
-                )
-            }
-            None => None,
-        };
+        let exporter = config
+            .metrics_address()
+            .map(|address| Exporter::bind(address).map_err(taken("metrics", address)));
+        let exporter = exporter.transpose()?;
         let tls = config.tls.as_ref().map(ServerTls::new).transpose()?;
         let store = config.etcd.as_ref().map(Store::new).transpose()?;
         let lead = match &store {
@@ -198,14 +171,12 @@ impl Coordinator {
         let address = config.listen;
         let listener = TcpListener::bind(address)
             .await
-            .map_err(|cause| ServerError::Listen { address, cause })?;
-        let web = match config.web.address() {
-            Some(address) => {
-                let bound = Web::bind(address);
-                Some(bound.map_err(|cause| ServerError::Web { address, cause })?)
-            }
-            None => None,
-        };
+            .map_err(taken("listen", address))?;
+        let web = config
+            .web
+            .address()
+            .map(|address| Web::bind(address).map_err(taken("web.listen", address)));
+        let web = web.transpose()?;
         let (stop, stopping) = watch::channel(false);
         let shared = Arc::new(Shared::new(cluster, lead, store, tls, stopping, config));
         Ok(Self {

@@ -7,6 +7,7 @@ use laxity_wire::v1::{self, Hello, Welcome, from_coordinator::Message};
 use super::Cluster;
 use super::host::{CAPABILITIES, Host, HostId, Tenant};
 use super::note::Note;
+use super::refusal::goodbye;
 
 /// Addresses that a port may have.
 const ADDRESSES_MAX: usize = 64;
@@ -209,14 +210,5 @@ impl Cluster {
             connected: host.is_some_and(|host| host.stream.is_some()),
             drained: self.hosts.drained.contains_key(name),
         }
-    }
-}
-
-pub(super) fn goodbye(reason: v1::GoodbyeReason, detail: String) -> v1::Goodbye {
-    v1::Goodbye {
-        reason: reason as i32,
-        detail,
-        retry_after_ns: 1_000_000_000,
-        leader: String::new(),
     }
 }

@@ -9,11 +9,10 @@ use laxity_wire::v1::{
     self, RefusalReason, Report, SnapshotPiece, event::Event, from_coordinator::Message,
 };
 
-use super::attend::goodbye;
 use super::fetches::Fetches;
 use super::host::{Host, HostId, Tenant};
 use super::hosts::Hosts;
-use super::refusal::{Refused, invalid, not_yours, unknown};
+use super::refusal::{Refused, goodbye, invalid, not_yours, unknown};
 use super::table::Key;
 use super::workload::Workload;
 use super::{Cluster, EVENT_WORK, Settings};

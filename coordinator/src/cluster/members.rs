@@ -115,9 +115,9 @@ impl Intake<'_> {
                 }
             }
         }
-        let stays = |load: &Load| !members.contains(&load.by);
+        let is_foreign = |load: &Load| !members.contains(&load.by);
         self.workload
-            .drop_loads(self.hosts, key, |_, load| stays(load));
+            .drop_loads(self.hosts, key, |_, load| is_foreign(load));
         let Some(request) = self.workload.requests.get_mut(key) else {
             return Ok(());
         };

@@ -285,7 +285,7 @@ mod tests {
             ("policy", |it| it.policy = Some("edf".into())),
             ("policy", |it| it.policy = Some("best".into())),
             ("correction_permille", |it| {
-                it.correction_permille = Some(70_000)
+                it.correction_permille = Some(70_000);
             }),
             ("fetches_per_port", |it| it.fetches_per_port = Some(0)),
             ("debounce", |it| it.debounce_ns = Some(u64::MAX)),

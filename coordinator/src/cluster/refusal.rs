@@ -1,6 +1,6 @@
-//! Why an event of a report is refused, as the daemon is told.
+//! Why an event is refused, or a stream ended, as the daemon is told.
 
-use laxity_wire::v1::RefusalReason;
+use laxity_wire::v1::{Goodbye, GoodbyeReason, RefusalReason};
 
 /// The reason and its text.
 pub(super) type Refused = (RefusalReason, String);
@@ -20,4 +20,14 @@ pub(super) fn over_limit(detail: impl Into<String>) -> Refused {
 
 pub(super) fn invalid(detail: impl Into<String>) -> Refused {
     (RefusalReason::Invalid, detail.into())
+}
+
+/// The last message of a stream.
+pub(crate) fn goodbye(reason: GoodbyeReason, detail: impl Into<String>) -> Goodbye {
+    Goodbye {
+        reason: reason as i32,
+        detail: detail.into(),
+        retry_after_ns: 1_000_000_000,
+        leader: String::new(),
+    }
 }

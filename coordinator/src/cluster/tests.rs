@@ -7,10 +7,10 @@ mod hostile;
 mod replica;
 mod world;
 
-use laxity_policy::{Span, Time};
+use laxity_policy::Span;
 use laxity_wire::v1::{
-    self, BatchArrived, Direction, Event, FetchWanted, PortBytes, RefusalReason, Report,
-    RequestJoined, RequestLoad, SnapshotPiece, event::Event as Kind,
+    self, BatchArrived, Event, FetchWanted, PortBytes, RefusalReason, Report, RequestJoined,
+    RequestLoad, SnapshotPiece, event::Event as Kind,
 };
 
 use self::replica::Replica;

@@ -17,6 +17,7 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::{debug, info, warn};
 
 use super::access::{Peer, Served};
+use crate::cluster::refusal::goodbye;
 use crate::cluster::{Cluster, HostId, Taken};
 use crate::lead::Lead;
 use crate::pace::Pace;
@@ -92,15 +93,6 @@ impl Coordination for Service {
 fn message(message: Message) -> FromCoordinator {
     FromCoordinator {
         message: Some(message),
-    }
-}
-
-fn goodbye(reason: GoodbyeReason, detail: impl Into<String>) -> Goodbye {
-    Goodbye {
-        reason: reason as i32,
-        detail: detail.into(),
-        retry_after_ns: 1_000_000_000,
-        leader: String::new(),
     }
 }
 

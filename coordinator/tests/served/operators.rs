@@ -137,7 +137,7 @@ async fn a_drained_host_is_told_and_forgotten_and_asked_again_when_it_is_back() 
 #[tokio::test]
 async fn hosts_and_batches_are_listed_and_a_place_is_explained() {
     let served = Served::start(Config::default()).await;
-    let mut daemon = served
+    let _daemon = served
         .settled("a", vec![arrived(1, 9000), arrived(2, 5000)])
         .await;
     let mut operator = served.operator().await;

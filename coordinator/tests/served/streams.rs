@@ -221,7 +221,7 @@ async fn connections_beyond_the_cap_are_closed_and_places_come_back() {
         ..Limits::default()
     };
     let served = Served::limited(limits).await;
-    let mut first = served.settled("a", Vec::new()).await;
+    let _first = served.settled("a", Vec::new()).await;
     let second = served.operator().await;
     let endpoint = served.endpoint();
     let beyond = async |endpoint: Endpoint| {

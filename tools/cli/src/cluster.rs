@@ -73,30 +73,17 @@ pub(crate) struct HostsArgs {
     hosts: Vec<String>,
     #[command(flatten)]
     coordinator: Coordinator,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
 }
 
 /// Arguments of `laxity cluster batches`.
 #[derive(Debug, Args)]
 pub(crate) struct BatchesArgs {
     /// List only batches that this host takes part in
-    #[arg(
-        long,
-        value_name = "HOST",
-        default_value = "",
-        hide_default_value = true
-    )]
-    host: String,
+    #[arg(long, value_name = "HOST")]
+    host: Option<String>,
     /// List only batches of this tenant
-    #[arg(
-        long,
-        value_name = "TENANT",
-        default_value = "",
-        hide_default_value = true
-    )]
-    tenant: String,
+    #[arg(long, value_name = "TENANT")]
+    tenant: Option<String>,
     /// List only batches that will be late or have pruned requests
     #[arg(long)]
     in_trouble: bool,
@@ -105,9 +92,6 @@ pub(crate) struct BatchesArgs {
     limit: u32,
     #[command(flatten)]
     coordinator: Coordinator,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
 }
 
 /// Arguments of `laxity cluster explain`.
@@ -116,18 +100,10 @@ pub(crate) struct ExplainArgs {
     /// Id of the batch, as `laxity cluster batches` shows it
     batch: u64,
     /// Tenant of the batch, if several tenants use this id
-    #[arg(
-        long,
-        value_name = "TENANT",
-        default_value = "",
-        hide_default_value = true
-    )]
-    tenant: String,
+    #[arg(long, value_name = "TENANT")]
+    tenant: Option<String>,
     #[command(flatten)]
     coordinator: Coordinator,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
 }
 
 /// Arguments of `laxity cluster drain`.
@@ -139,18 +115,10 @@ pub(crate) struct DrainArgs {
     #[arg(long)]
     undo: bool,
     /// Reason, which `laxity cluster hosts` shows
-    #[arg(
-        long,
-        value_name = "TEXT",
-        default_value = "",
-        hide_default_value = true
-    )]
-    comment: String,
+    #[arg(long, value_name = "TEXT")]
+    comment: Option<String>,
     #[command(flatten)]
     coordinator: Coordinator,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
 }
 
 /// Runs the command.

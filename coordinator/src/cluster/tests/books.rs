@@ -5,7 +5,7 @@ use super::*;
 
 fn leave(world: &mut World, daemons: &[&Daemon]) {
     for daemon in daemons {
-        world.detach(&daemon);
+        world.detach(daemon);
     }
     world.now = world.now + Span::from_millis(200);
     world.settle();

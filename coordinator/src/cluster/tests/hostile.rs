@@ -346,7 +346,7 @@ fn event() -> impl Strategy<Value = Kind> {
         2 => (id.clone(), load).prop_map(|(batch, load)| Kind::RequestJoined(RequestJoined {
             batch, request: Some(load),
         })),
-        1 => (0_u64..12).prop_map(|request| Kind::RequestEnded(RequestEnded { request })),
+        1 => (0_u64..12).prop_map(ended),
         1 => (0_u64..12, 0_u32..4, 0_u64..RATE).prop_map(|(request, port, bytes)| {
             Kind::BytesCompleted(v1::BytesCompleted { request, port, bytes })
         }),
@@ -355,7 +355,7 @@ fn event() -> impl Strategy<Value = Kind> {
                 victim_address: if victim_port == 3 { vec![0xfe; 16] } else { Vec::new() },
                 fetch, batch, request, victim_host: format!("h{victim}"), victim_port, bytes: RATE,
             })),
-        1 => (0_u64..4).prop_map(|fetch| Kind::FetchFinished(FetchFinished { fetch })),
+        1 => (0_u64..4).prop_map(fetched),
     ]
 }
 
@@ -445,13 +445,13 @@ proptest! {
             // Without causes: a batch or a port that is one may have gone since it was told.
             let pruned = |replica: &Replica| Vec::from_iter(replica.pruned.keys().copied());
             let by_deltas = (daemon.replica.ranks.clone(), pruned(&daemon.replica));
-            world.resync(&daemon);
+            world.resync(daemon);
             world.read(daemon);
             let in_full = (daemon.replica.ranks.clone(), pruned(&daemon.replica));
             prop_assert_eq!(by_deltas, in_full);
         }
         for daemon in &daemons {
-            world.detach(&daemon);
+            world.detach(daemon);
         }
         world.now = world.now + Span::from_millis(200);
         world.settle();

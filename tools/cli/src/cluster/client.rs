@@ -57,6 +57,9 @@ pub(crate) struct Coordinator {
     /// Name in the coordinator's certificate, if the endpoint has another one (behind a tunnel, say)
     #[arg(long, value_name = "NAME", help_heading = "TLS")]
     server_name: Option<String>,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 impl Coordinator {

@@ -43,9 +43,6 @@ Examples:
 pub(crate) struct GetArgs {
     #[command(flatten)]
     coordinator: Coordinator,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
 }
 
 /// Arguments of `laxity cluster policy set`.
@@ -55,13 +52,8 @@ pub(crate) struct SetArgs {
     #[arg(required = true, value_name = "KEY=VALUE")]
     changes: Vec<String>,
     /// Reason, which the history shows
-    #[arg(
-        long,
-        value_name = "TEXT",
-        default_value = "",
-        hide_default_value = true
-    )]
-    comment: String,
+    #[arg(long, value_name = "TEXT")]
+    comment: Option<String>,
     /// Change the policy only if this is still its revision
     #[arg(
         long,
@@ -75,9 +67,6 @@ pub(crate) struct SetArgs {
     dry_run: bool,
     #[command(flatten)]
     coordinator: Coordinator,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
 }
 
 /// Arguments of `laxity cluster policy history`.
@@ -88,9 +77,6 @@ pub(crate) struct HistoryArgs {
     limit: u32,
     #[command(flatten)]
     coordinator: Coordinator,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
 }
 
 pub(super) fn run(command: &PolicyCommand) -> Result<()> {
@@ -113,7 +99,7 @@ fn ask(coordinator: &Coordinator, history: u32) -> Result<GetPolicyResponse> {
 fn get(args: &GetArgs) -> Result<()> {
     let told = ask(&args.coordinator, 0)?;
     match told.current {
-        Some(current) if args.json => json(&current),
+        Some(current) if args.coordinator.json => json(&current),
         Some(current) => say(tables::revision(&current)),
         None => Err(anyhow!(
             "the coordinator told no policy; is it of a later release?"
@@ -123,7 +109,7 @@ fn get(args: &GetArgs) -> Result<()> {
 
 fn history(args: &HistoryArgs) -> Result<()> {
     let told = ask(&args.coordinator, args.limit.saturating_sub(1))?;
-    if args.json {
+    if args.coordinator.json {
         return json(&told);
     }
     let revisions: Vec<PolicyRevision> = told.current.into_iter().chain(told.history).collect();
@@ -137,7 +123,7 @@ fn set(args: &SetArgs) -> Result<()> {
     }
     let wanted = SetPolicyRequest {
         change: Some(change),
-        comment: args.comment.clone(),
+        comment: args.comment.clone().unwrap_or_default(),
         expected_revision: args.expect,
         dry_run: args.dry_run,
     };
@@ -148,7 +134,7 @@ fn set(args: &SetArgs) -> Result<()> {
     let current = told
         .current
         .ok_or_else(|| anyhow!("the coordinator told no policy; is it of a later release?"))?;
-    match (args.json, args.dry_run) {
+    match (args.coordinator.json, args.dry_run) {
         (true, _) => json(&current),
         (false, true) => say(format!(
             "This would be accepted; revision {} holds unchanged.",

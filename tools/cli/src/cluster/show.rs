@@ -30,7 +30,7 @@ pub(super) fn hosts(args: &HostsArgs) -> Result<()> {
     if !args.hosts.is_empty() {
         told.hosts.retain(|host| args.hosts.contains(&host.host));
     }
-    if args.json {
+    if args.coordinator.json {
         return json(&told);
     }
     if args.hosts.is_empty() {
@@ -42,8 +42,8 @@ pub(super) fn hosts(args: &HostsArgs) -> Result<()> {
 
 pub(super) fn batches(args: &BatchesArgs) -> Result<()> {
     let wanted = ListBatchesRequest {
-        host: args.host.clone(),
-        tenant: args.tenant.clone(),
+        host: args.host.clone().unwrap_or_default(),
+        tenant: args.tenant.clone().unwrap_or_default(),
         in_trouble: args.in_trouble,
         limit: args.limit,
     };
@@ -51,17 +51,17 @@ pub(super) fn batches(args: &BatchesArgs) -> Result<()> {
         let mut operator = client.operator.clone();
         client.answer(operator.list_batches(wanted)).await
     })?;
-    if args.json {
+    if args.coordinator.json {
         return json(&told);
     }
-    let filtered = args.in_trouble || !args.host.is_empty() || !args.tenant.is_empty();
+    let filtered = args.in_trouble || args.host.is_some() || args.tenant.is_some();
     say(tables::batches(&told.batches, told.total, filtered))
 }
 
 pub(super) fn explain(args: &ExplainArgs) -> Result<()> {
     let wanted = ExplainRequest {
         batch: args.batch,
-        tenant: args.tenant.clone(),
+        tenant: args.tenant.clone().unwrap_or_default(),
     };
     let told = args
         .coordinator
@@ -70,7 +70,7 @@ pub(super) fn explain(args: &ExplainArgs) -> Result<()> {
             client.answer(operator.explain(wanted)).await
         })
         .context("`laxity cluster batches` lists what can be explained")?;
-    if args.json {
+    if args.coordinator.json {
         return json(&told);
     }
     say(tables::explanation(&told))
@@ -87,7 +87,7 @@ pub(super) fn drain(args: &DrainArgs) -> Result<()> {
     let wanted = DrainRequest {
         host: args.host.clone(),
         drain: !args.undo,
-        comment: args.comment.clone(),
+        comment: args.comment.clone().unwrap_or_default(),
     };
     let (told, known) = args.coordinator.run(async |client| {
         let mut operator = client.operator.clone();
@@ -99,7 +99,7 @@ pub(super) fn drain(args: &DrainArgs) -> Result<()> {
         let known = hosts.any(|host| host.host == args.host && host.connected);
         Ok((told, known))
     })?;
-    if args.json {
+    if args.coordinator.json {
         return json(&Drained {
             host: &args.host,
             drained: !args.undo,

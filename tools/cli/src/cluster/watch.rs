@@ -19,9 +19,6 @@ pub(crate) struct WatchArgs {
     kinds: Vec<Kind>,
     #[command(flatten)]
     coordinator: Coordinator,
-    /// Print one JSON object per line
-    #[arg(long)]
-    json: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -49,7 +46,7 @@ pub(super) fn watch(args: &WatchArgs) -> Result<()> {
         loop {
             match events.message().await {
                 Ok(Some(event)) => {
-                    if !put(event.event.as_ref(), args.json)? {
+                    if !put(event.event.as_ref(), args.coordinator.json)? {
                         return Ok(());
                     }
                 }
