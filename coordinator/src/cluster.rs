@@ -10,7 +10,7 @@
 //! poll_ready(), take(host, stream)  whose stream has something to send, and what
 //! ```
 //!
-//! * *Its parts* own what they change: [`hosts`], [`workload`] (batches, requests and admission) and
+//! * *Its parts* own what they change: [`hosts`], [`workload`] (batches, requests, admission) and
 //!   [`fetches`]. [`intake`] is what a host says, with the parts that it may change.
 //! * *Who may say what* is in docs/coordinator.md; [`intake`] holds it up.
 //! * *Debounce.* Triggers of a few milliseconds share a run ([`ClusterPolicy::debounce`]), and a
