@@ -2,8 +2,8 @@
 //!
 //! Who may connect is the socket's file mode. Whoever connects is served: if all connections are
 //! taken, or a user's share of them, the one that has asked nothing for longest is closed
-//! ([`ConnectionSlots`]), and root's only for root. A peer that sends too long a line, or nothing for a
-//! while, is disconnected.
+//! ([`ConnectionSlots`]), and root's only for root. A peer that sends too long a line, or nothing
+//! for a while, is disconnected.
 //!
 //! A command that its operator saw fail must not take effect later. So whoever is gone when its
 //! request comes up is not served, and a connection that is closed takes its request with it.

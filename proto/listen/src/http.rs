@@ -2,7 +2,8 @@
 //!
 //! A client that says nothing, sends its head byte by byte, or does not read its answer holds one
 //! of a bounded number of connections for a bounded time ([`Limits`]). If all are taken, a
-//! newcomer takes the slot of the one that has asked nothing for longest ([`crate::ConnectionSlots`]).
+//! newcomer takes the slot of the one that has asked nothing for longest
+//! ([`crate::ConnectionSlots`]).
 //! Answers are made on the runtime's thread: they must be cheap, as those of [`rendered`] are.
 
 use std::convert::Infallible;

@@ -52,7 +52,8 @@ Examples:
   laxity run --profile perftest -- ib_write_bw -d mlx5_0 HOST
 
 Exit status: that of CMD; 125 if CMD was not started because of a wrong profile or library, or \
-because of --require; 126 if CMD can't be executed; 127 if CMD does not exist; 2 for wrong arguments.
+because of --require; 126 if CMD can't be executed; 127 if CMD does not exist; 2 for wrong \
+arguments.
 
 With the profile `mooncake`, liblaxity_mooncake.so is preloaded as well if it is installed beside \
 liblaxity.so. Programs that use Mooncake's C interface need it.

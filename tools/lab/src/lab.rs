@@ -28,7 +28,7 @@ pub(crate) enum LabCommand {
     /// Run one command in the SoftRoCE lab: a virtual machine with two RDMA devices
     #[command(after_help = vm::EXEC_HELP)]
     Exec(vm::ExecArgs),
-    /// Run unmodified RDMA programs under the scheduler in the SoftRoCE lab, and check their results
+    /// Run unmodified RDMA programs under the scheduler in the SoftRoCE lab, and check the results
     #[command(after_help = verbs::HELP)]
     Verbs(Box<verbs::VerbsArgs>),
     /// Open a shell in the SoftRoCE lab, which `laxity lab exec --help` describes
@@ -142,7 +142,7 @@ pub(crate) struct RunArgs {
     /// laxity-engine to run [default: the one beside this program, or in PATH]
     #[arg(long, value_name = "PATH")]
     laxity_engine: Option<PathBuf>,
-    /// Write the report as JSON. With `-` it goes to standard output, and the table to standard error
+    /// Write the report as JSON. With `-` it goes to standard output, the table to standard error
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Write the report as one self-contained HTML page

@@ -54,7 +54,7 @@ pub(crate) struct Coordinator {
         help_heading = "TLS"
     )]
     key: Option<PathBuf>,
-    /// Name in the coordinator's certificate, if the endpoint has another one (behind a tunnel, say)
+    /// Name in the coordinator's certificate, if it differs from the endpoint (behind a tunnel, say)
     #[arg(long, value_name = "NAME", help_heading = "TLS")]
     server_name: Option<String>,
     /// Print JSON

@@ -47,8 +47,8 @@ pub(crate) struct ClaimsArgs {
 pub(crate) struct QoserveArgs {
     #[command(flatten)]
     claims: ClaimsArgs,
-    /// Predictor of iteration times for QoServe, made by `laxity sim train-latency` [default: one is
-    /// trained for each calibration]
+    /// Predictor of iteration times for QoServe, made by `laxity sim train-latency` [default: train
+    /// one for each calibration]
     #[arg(long, value_name = "FILE")]
     latency_model: Option<PathBuf>,
 }

@@ -14,7 +14,7 @@ use laxity_cli::output::{self, put, say};
 /// Files that a report is written to.
 #[derive(Args, Debug, Default)]
 pub(super) struct Destinations {
-    /// Write the report as JSON. With `-` it goes to standard output, and the table to standard error
+    /// Write the report as JSON. With `-` it goes to standard output, the table to standard error
     #[arg(long, value_name = "FILE|-")]
     json: Option<PathBuf>,
     /// Write one row for each run as CSV; `-` is standard output
