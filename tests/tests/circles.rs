@@ -12,11 +12,8 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 use crate::sources::{files, text};
 
 /// Crates without other circles than these. A circle is a list of files below `src`.
-const KNOWN: &[(&str, &[&[&str]])] = &[
-    ("proto/policy", &[]),
-    ("daemon", &[]),
-    ("coordinator", &[]),
-];
+const KNOWN: &[(&str, &[&[&str]])] =
+    &[("proto/policy", &[]), ("daemon", &[]), ("coordinator", &[])];
 
 /// The path of a module from the root of its crate. The root is empty.
 type Module = Vec<String>;
