@@ -390,10 +390,10 @@ fn initrd(folder: &Path, release: &str) -> anyhow::Result<PathBuf> {
     let (list, archive) = (staged.path().join("list"), staged.path().join("archive"));
     fs::write(&list, names.join("\n"))?;
     run(Command::new(&busybox)
-        .args(["cpio", "-o", "-H", "newc", "-F"])
-        .arg(&archive)
+        .args(["cpio", "-o", "-H", "newc"])
         .current_dir(&root)
-        .stdin(fs::File::open(&list)?))?;
+        .stdin(fs::File::open(&list)?)
+        .stdout(fs::File::create(&archive)?))?;
     fs::rename(&archive, &initrd).with_context(|| format!("writing {}", initrd.display()))?;
     Ok(initrd)
 }
