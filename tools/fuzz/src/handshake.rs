@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use nccl_net_laxity::backend::{
-    Backend as _, Buffer, Classes, Clear, Listener, Message, Receiver, Sender,
+    Backend as _, Buffer, Classes, Clear, Listener, Message, Receiver, Sender, Sent,
 };
 use nccl_net_laxity::handle::{HANDLE_BYTES, Handle};
 use nccl_net_laxity::settings::Settings;
@@ -23,6 +23,8 @@ use crate::Input;
 /// Bytes of the real peer's message, and of the room for it.
 const MESSAGE: usize = 100;
 const ROOM: usize = 128;
+/// How often a receiver is asked again after a message.
+const AFTER: usize = 20;
 /// What the room holds before.
 const UNTOUCHED: u8 = 0xa5;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -81,8 +83,9 @@ fn accepted(
     found
 }
 
-/// What arrives of a stranger that was let in: never beyond its room.
-fn drink(receiver: &mut dyn Receiver) {
+/// What arrives for one buffer of [`ROOM`] bytes: the sizes of messages, and the bytes. Nothing is
+/// written beyond the buffer.
+fn receive(receiver: &mut dyn Receiver, steps: usize) -> (Vec<usize>, [u8; ROOM]) {
     let mut room = [UNTOUCHED; 2 * ROOM];
     let buffer = Buffer {
         address: room.as_mut_ptr() as usize,
@@ -92,20 +95,25 @@ fn drink(receiver: &mut dyn Receiver) {
     };
     receiver.post(&[buffer]);
     let mut received = Vec::new();
-    for _ in 0..50 {
-        if receiver.progress(&mut received).is_err() {
-            break;
+    let mut left = steps;
+    while left > 0 && receiver.progress(&mut received).is_ok() {
+        left -= 1;
+        // What comes after the message must not be written either.
+        if !received.is_empty() {
+            left = left.min(AFTER);
         }
     }
+    let sizes: Vec<usize> = received
+        .iter()
+        .flat_map(|done| done.sizes.to_vec())
+        .collect();
+    assert!(sizes.iter().all(|size| *size <= ROOM));
+    let (inside, beyond) = room.split_at(ROOM);
     assert!(
-        received
-            .iter()
-            .all(|done| done.sizes.iter().all(|size| *size <= ROOM))
-    );
-    assert!(
-        room[ROOM..].iter().all(|byte| *byte == UNTOUCHED),
+        beyond.iter().all(|byte| *byte == UNTOUCHED),
         "beyond the buffer"
     );
+    (sizes, inside.try_into().expect("half of the room"))
 }
 
 /// The real peer, after whatever came before it.
@@ -130,38 +138,19 @@ fn converse(listener: &mut dyn Listener, handle: &Handle) {
         accounted: false,
     });
     sender.push(MESSAGE);
-    let mut sent = Vec::new();
-    while !sent
-        .iter()
-        .any(|sent: &nccl_net_laxity::backend::Sent| sent.done)
-    {
+    let mut sent = Vec::<Sent>::new();
+    while !sent.iter().any(|sent| sent.done) {
         sender.progress(&mut sent).expect("no fault");
     }
     // What a stranger said may have been a connection, too; the real one is the one that has the
     // message.
-    let mut through = false;
-    while !through {
+    let is_real = |mut receiver: Box<dyn Receiver>| {
+        let (sizes, room) = receive(&mut *receiver, 1000);
+        let untouched = room[MESSAGE..].iter().all(|byte| *byte == UNTOUCHED);
+        sizes == [MESSAGE] && room[..MESSAGE] == bytes && untouched
+    };
+    while !accepted(listener, 1, PATIENCE).into_iter().any(is_real) {
         assert!(Instant::now() < end, "the real peer doesn't get through");
-        for mut receiver in accepted(listener, 1, PATIENCE) {
-            let mut room = [UNTOUCHED; ROOM];
-            let buffer = Buffer {
-                address: room.as_mut_ptr() as usize,
-                bytes: ROOM,
-                tag: 0,
-                region: None,
-            };
-            receiver.post(&[buffer]);
-            let mut received = Vec::new();
-            for _ in 0..1000 {
-                if receiver.progress(&mut received).is_err() || !received.is_empty() {
-                    break;
-                }
-            }
-            through |= received.len() == 1
-                && received[0].sizes[..] == [MESSAGE]
-                && room[..MESSAGE] == bytes
-                && room[MESSAGE..].iter().all(|byte| *byte == UNTOUCHED);
-        }
     }
     sender.close(false);
 }
@@ -182,18 +171,15 @@ fn listener(mut input: Input<'_>) {
     let rest = input.take(usize::MAX);
     let stranger = stranger(handle.address, [&first, rest]);
     let valid = change == 0;
-    let mut let_in = accepted(
-        &mut *listener,
-        1,
-        if valid {
-            PATIENCE
-        } else {
-            Duration::from_millis(1)
-        },
-    );
+    let patience = if valid {
+        PATIENCE
+    } else {
+        Duration::from_millis(1)
+    };
+    let mut let_in = accepted(&mut *listener, 1, patience);
     assert!(!valid || let_in.len() == 1, "a true hello is let in");
     for receiver in &mut let_in {
-        drink(&mut **receiver);
+        receive(&mut **receiver, 50);
     }
     converse(&mut *listener, &handle);
     drop(stranger);
