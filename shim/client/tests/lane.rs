@@ -208,8 +208,11 @@ fn cancelling_frees_the_slot_and_tells_the_daemon_what_went_out() {
     lane.cancel(ticket);
     if !got.bypassed {
         eventually("the daemon hears how much", || {
-            let is_it = |record: &Record| matches!(record, Record::Cancelled { granted, .. } if *granted == got.bytes);
-            daemon.knobs.heard.lock().expect("heard").iter().any(is_it)
+            let heard = daemon.knobs.heard.lock().expect("heard");
+            heard.iter().any(|record| match record {
+                Record::Cancelled { granted, .. } => *granted == got.bytes,
+                _ => false,
+            })
         });
     }
     let mut ticket = lane.submit(&flow(100));

@@ -205,7 +205,9 @@ unsafe fn last(qp: *mut ibv_qp_ex) -> Option<&'static mut Work> {
 
 /// Functions that record a work request: arguments, opcode, and what they set in it.
 macro_rules! operations {
-    ($(fn $name:ident($($argument:ident: $type:ty),*) = $opcode:ident, |$wr:ident| $fill:block)*) => {$(
+    ($(
+        fn $name:ident($($argument:ident: $type:ty),*) = $opcode:ident, |$wr:ident| $fill:block
+    )*) => {$(
         unsafe extern "C" fn $name(qp: *mut ibv_qp_ex, $($argument: $type),*) {
             // SAFETY: upheld by the program.
             unsafe { record(qp, op::$opcode, |$wr| $fill) }
