@@ -13,7 +13,7 @@
 use std::path::Path;
 
 use serde::Deserialize;
-use serde_json::Number;
+use serde_json::Value;
 
 use super::draft::Draft;
 use super::field::{count, nanoseconds};
@@ -40,9 +40,9 @@ pub(super) const QWEN: Format = Format {
 
 #[derive(Deserialize)]
 struct TraceLine {
-    timestamp: Number,
-    input_length: Number,
-    output_length: Number,
+    timestamp: Value,
+    input_length: Value,
+    output_length: Value,
     hash_ids: Vec<u64>,
 }
 
@@ -149,7 +149,7 @@ mod tests {
             (
                 ": 10",
                 ": \"10\"",
-                "invalid type: string \"10\", expected a JSON number at column",
+                "`input_length` is \"10\"; expected a whole",
             ),
             (
                 ": 0",
