@@ -1,5 +1,5 @@
 //! The Prometheus endpoint. `docs/metrics.md` documents names, units and labels, and
-//! `tests/process.rs` compares the two.
+//! `tests/operating.rs` compares the two.
 //!
 //! Each [`Snapshot`] of the scheduler is turned into absolute values. Waits are handed to the
 //! exporter sample by sample, which is what its interface takes, so they are thinned above
