@@ -299,5 +299,4 @@ fn a_stage_that_is_not_marked_by_message_has_the_dscp_of_its_levels() {
     // Levels that there are not, or that share the scavenger's DSCP, are the scavenger's.
     let shared = "[levels]\ncount = 4\nscavenger_dscp = 10\ndscp = [46, 20, 10, 10]\n";
     assert_eq!(of(shared, 2), [10, 20, 20, 10, 10]);
-    assert_eq!(of("[levels]\ncount = 1\ndscp = [8]\n", 1), [8; 5]);
 }

@@ -54,7 +54,7 @@ impl WireClass {
     pub fn table(level_dscp: &[u8], scavenger_dscp: u8) -> Option<Vec<Self>> {
         let mut dscps: Vec<u8> = vec![WORDS_DSCP];
         for &dscp in level_dscp.iter().chain([&scavenger_dscp]) {
-            if dscp == 0 || dscp > 63 {
+            if dscp == 0 || dscp == WORDS_DSCP || dscp > 63 {
                 return None;
             }
             if dscps.last() != Some(&dscp) {

@@ -424,7 +424,7 @@ mod tests {
             change(&mut config);
             config.validate().unwrap_err().to_string()
         };
-        assert!(refused(|c| c.load = 0.5).contains("requests_per_second"));
+        assert!(refused(|c| c.load = 0.7).contains("requests_per_second"));
         assert!(refused(|c| c.collectives = Collectives::NcclPlugin).starts_with("collectives"));
         assert!(refused(|c| c.model.layers = 3).contains("[real]"));
         assert!(refused(|c| c.requests_per_second = None).starts_with("requests_per_second"));

@@ -414,9 +414,9 @@ mod tests {
             "two packets at least"
         );
         assert!(
-            script.contains("prio bands 7 priomap 4 4 4"),
-            "unmarked is class 5"
+            script.contains("prio bands 8 priomap 5 5 5"),
+            "unmarked is class 6"
         );
-        assert!(script.contains("flower ip_tos 0xb8/0xfc classid 2:1\n"));
+        assert!(script.contains("flower ip_tos 0xb8/0xfc classid 2:2\n"));
     }
 }
