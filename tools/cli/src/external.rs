@@ -46,10 +46,12 @@ pub(crate) fn other<Cli: CommandFactory>(words: &[OsString]) -> ExitCode {
     if let Some(path) = program.and_then(|program| find(&program)) {
         return start(Command::new(path).args(&words[1..]));
     }
-    // Says which command is meant.
-    Cli::command()
-        .allow_external_subcommands(false)
-        .get_matches();
+    // The same commands without the one for unknown names: clap names the command that is meant.
+    let known = Cli::command();
+    clap::Command::new("laxity")
+        .subcommand_required(true)
+        .subcommands(known.get_subcommands().cloned())
+        .get_matches_from([OsString::from("laxity")].iter().chain(words.first()));
     ExitCode::FAILURE
 }
 

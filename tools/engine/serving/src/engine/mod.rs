@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use laxity_requests::Span;
-use laxity_requests::iteration::{Event, Load, Plan, Refused};
+use laxity_requests::iteration::{Event, Load, Refused};
 use laxity_requests::qoserve::Forest;
 use laxity_requests::request::RequestId;
 
@@ -366,15 +366,14 @@ impl Engine {
     /// One iteration, if there is one to make.
     fn turn(&mut self) -> bool {
         let called = self.lockstep.as_ref().is_some_and(Lockstep::is_called);
-        let plan = match self.schedulers.plan(clock::now()) {
-            Some(plan) => plan,
-            None if called => Plan::default(),
-            None => return false,
-        };
+        let plan = self.schedulers.plan(clock::now());
+        if plan.is_none() && !called {
+            return false;
+        }
         let gauges = Arc::clone(&self.gauges);
         let since = &gauges.computing_since;
         since.store(clock::now().0, Ordering::Relaxed);
-        self.compute(&plan);
+        self.compute(plan.as_ref());
         since.store(0, Ordering::Relaxed);
         true
     }

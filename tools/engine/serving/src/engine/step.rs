@@ -49,9 +49,12 @@ struct Transfers {
 }
 
 impl Engine {
-    /// Computes a plan and tells the scheduler.
-    pub(super) fn compute(&mut self, plan: &Plan) {
+    /// Computes what the scheduler planned and reports it to the scheduler. Without a plan, takes part
+    /// in the step of the other ranks only.
+    pub(super) fn compute(&mut self, planned: Option<&Plan>) {
         let start = Instant::now();
+        let nothing = Plan::default();
+        let plan = planned.unwrap_or(&nothing);
         for dropped in &plan.drops {
             if let Some(mut sequence) = self.sequences.remove(&dropped.request) {
                 self.let_go(&mut sequence);
@@ -66,10 +69,9 @@ impl Engine {
         };
         let finished = self.batch(plan, batch, iteration);
         self.end_step();
-        let idle = plan.chunks.is_empty() && plan.steps.is_empty();
         let finished = match finished {
-            // It was computed with others only.
-            Ok(_) if idle => return,
+            // The scheduler must hear of a plan that only drops blocks, or it waits for its end.
+            Ok(_) if planned.is_none() => return,
             Ok(finished) => finished,
             Err(error) => {
                 tracing::error!(
@@ -79,7 +81,7 @@ impl Engine {
                 metrics::counter!("laxity_engine_batches_failed_total").increment(1);
                 self.gauges.failures.fetch_add(1, Ordering::Relaxed);
                 self.end_batch_hints(plan, batch);
-                if idle {
+                if planned.is_none() {
                     return;
                 }
                 return self.recover(plan, start, &error.to_string());
