@@ -1,4 +1,4 @@
-//! See `laxity_fuzz::handshake`.
+//! Runs `laxity_fuzz::handshake` under libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(

@@ -1,4 +1,4 @@
-//! See `laxity_fuzz::records`.
+//! Runs `laxity_fuzz::records` under libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(

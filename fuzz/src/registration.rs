@@ -1,4 +1,4 @@
-//! See `laxity_fuzz::registration`.
+//! Runs `laxity_fuzz::registration` under libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(

@@ -1,4 +1,4 @@
-//! See `laxity_fuzz::wire`.
+//! Runs `laxity_fuzz::wire` under libFuzzer.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(

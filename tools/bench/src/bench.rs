@@ -1,4 +1,4 @@
-//! One run: how long to measure, which rows are wanted, and what came of each.
+//! The state of one run: how much to measure, which rows to measure, and their results.
 
 use std::time::Duration;
 
@@ -10,33 +10,33 @@ use crate::machine::Cores;
 use crate::reference;
 use crate::sample::{Paired, Percentiles, Summary};
 
-/// How much to measure.
+/// The amount of measuring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Effort {
-    /// Repetitions of each figure, each in processes of its own, so that the placement of pages
-    /// and processes is part of the spread.
+    /// Repetitions of each figure. Each uses new processes, so that the placement of pages and
+    /// processes is part of the spread.
     pub(crate) repetitions: usize,
     /// Timed round trips in a repetition.
     pub(crate) round_trips: usize,
-    /// Seconds over which an idle daemon is watched.
+    /// Seconds for which the CPU time of an idle daemon is measured.
     pub(crate) idle_seconds: u64,
 }
 
 impl Effort {
-    /// What the gates are judged with.
+    /// The effort with which gates are judged.
     pub(crate) const FULL: Self = Self {
         repetitions: 9,
         round_trips: 100_000,
         idle_seconds: 10,
     };
-    /// A look, not a verdict.
+    /// A small effort for a first impression.
     pub(crate) const QUICK: Self = Self {
         repetitions: 3,
         round_trips: 20_000,
         idle_seconds: 2,
     };
 
-    /// How long a rate is measured for in one repetition.
+    /// Returns for how long one repetition measures a rate.
     pub(crate) fn stretch(self) -> Duration {
         Duration::from_millis(if self.repetitions < 5 { 60 } else { 250 })
     }
@@ -47,20 +47,21 @@ pub(crate) struct Bench {
     pub(crate) clock: Clock,
     pub(crate) cores: Cores,
     pub(crate) effort: Effort,
-    /// All repetitions of P1 and P, made beside those of the figures.
+    /// All repetitions of P1 and P that were measured next to other figures.
     pub(crate) p1: Vec<Percentiles>,
     pub(crate) p: Vec<Percentiles>,
     pub(crate) figures: Vec<Figure>,
-    /// Rows whose names contain one of these are measured; all, if there are none.
+    /// Parts of names of the rows to measure. If empty, all rows are measured.
     pub(crate) only: Vec<String>,
 }
 
-/// This machine cannot show the figure; the reason goes into the report and is no failure.
+/// The reason why this machine can't measure a figure. The report contains it, and it isn't a
+/// failure.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Skip(pub(crate) String);
 
-/// What a measurement returns: its numbers, and optionally something to say about them.
+/// The result of a measurement: its numbers and an optional remark.
 pub(crate) struct Measured {
     pub(crate) summary: Summary,
     pub(crate) remark: Option<String>,
@@ -74,13 +75,13 @@ impl From<Summary> for Measured {
 }
 
 impl Bench {
-    /// Whether the row was asked for.
+    /// Reports whether a row is selected.
     pub(crate) fn wants(&self, name: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|part| name.contains(part.as_str()))
     }
 
-    /// Measures one row, unless it was not asked for. A failure becomes part of the report: the
-    /// rows after it are worth having.
+    /// Measures a row if it is selected. A failure becomes part of the report, so that later rows
+    /// are still measured.
     pub(crate) fn measure<M: Into<Measured>>(
         &mut self,
         mut row: Row,
@@ -105,10 +106,10 @@ impl Bench {
         self.figures.push(Figure { row, outcome });
     }
 
-    /// The core of the other side.
+    /// Returns the core of the other side.
     ///
     /// # Errors
-    /// [`Skip`] on a machine with one core.
+    /// Returns [`Skip`] on a machine with one core.
     pub(crate) fn far_core(&self) -> anyhow::Result<usize> {
         Ok(self
             .cores
@@ -116,8 +117,8 @@ impl Bench {
             .ok_or_else(|| Skip("needs two cores".into()))?)
     }
 
-    /// Repeats a round trip, with P1 and P before and after each repetition. One during which the
-    /// machine changed is repeated.
+    /// Repeats a round trip with P1 and P before and after each repetition. If these differ much,
+    /// the machine changed and the repetition is discarded.
     pub(crate) fn latencies(
         &mut self,
         mut repetition: impl FnMut(&Self) -> anyhow::Result<Percentiles>,
@@ -144,7 +145,7 @@ impl Bench {
         Ok(Summary::of_paired(&all))
     }
 
-    /// Repeats a latency measurement that crosses no cores.
+    /// Repeats a latency measurement that uses one core only.
     pub(crate) fn latencies_alone(
         &mut self,
         mut repetition: impl FnMut(&Self) -> anyhow::Result<Percentiles>,
@@ -155,7 +156,7 @@ impl Bench {
         Ok(Summary::of_latencies(&all))
     }
 
-    /// Repeats a measurement that gives one number, and says how far apart the cores were.
+    /// Repeats a measurement with a single number, and remarks the range of P meanwhile.
     pub(crate) fn numbers(
         &mut self,
         mut repetition: impl FnMut(&Self) -> anyhow::Result<f64>,
@@ -175,7 +176,7 @@ impl Bench {
         })
     }
 
-    /// One more repetition of P1 and P, where there are two cores; their medians.
+    /// Measures P1 and P once more if there are two cores. Returns their medians.
     pub(crate) fn references_now(&mut self) -> anyhow::Result<Beside> {
         let Some(far) = self.cores.far else {
             return Ok(Beside::default());
@@ -200,7 +201,7 @@ pub(crate) struct Beside {
 }
 
 impl Beside {
-    /// Whether the cores were as far apart at both moments.
+    /// Reports whether P and P1 were about equal at both moments.
     fn agrees_with(self, other: Self) -> bool {
         let close = |a: Option<f64>, b: Option<f64>| match (a, b) {
             (Some(a), Some(b)) => (a - b).abs() <= 0.15 * a.max(b),

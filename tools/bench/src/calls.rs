@@ -1,6 +1,6 @@
-//! System calls while both sides are awake: strace(1) follows the client's thread and the daemon's
-//! scheduler thread while they exchange permits, and counts. A thread that makes no call never
-//! stops, so the count does not disturb what it counts.
+//! Counts system calls while client and daemon are awake. strace(1) traces the client's thread and
+//! the daemon's scheduler thread while they exchange permits. A thread without calls never stops,
+//! so the trace doesn't disturb the result.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader};
@@ -22,16 +22,16 @@ use crate::peer::{Peer, SharedPage, medium};
 use crate::sample::Summary;
 use crate::service::{self, Laxityd};
 
-/// The peer that asks for permits until it is told to stop.
+/// The peer that submits flows until it is stopped.
 pub(crate) const PERMITS_ROLE: &str = "permits";
 
 const STOP: usize = 0;
 const PERMITS: usize = 2;
 
-/// How often a side made which call.
+/// Number of calls by name of the system call.
 type Calls = BTreeMap<String, u64>;
 
-/// The row of this file.
+/// Measures the row of this module.
 pub(crate) fn rows(bench: &mut Bench) {
     let title = "system calls per million permits, both awake";
     let row = Row::counting("system-calls", title, Unit::PerMillion)
@@ -69,7 +69,8 @@ pub(crate) fn rows(bench: &mut Bench) {
     });
 }
 
-/// One repetition: the calls of client and daemon, and the permits that passed meanwhile.
+/// Runs one repetition. Returns the calls of client and daemon, and the number of permits
+/// meanwhile.
 fn count(cores: &Cores, far: usize, stretch: Duration) -> anyhow::Result<([Calls; 2], u64)> {
     let daemon = Laxityd::open(cores, far)?;
     let (page, memory) = SharedPage::create()?;
@@ -91,7 +92,7 @@ fn count(cores: &Cores, far: usize, stretch: Duration) -> anyhow::Result<([Calls
     Ok((calls, passed))
 }
 
-/// strace, attached to one thread.
+/// An strace process that traces one thread.
 struct Strace {
     child: Child,
     counts: PathBuf,
@@ -117,7 +118,7 @@ impl Strace {
         Ok(Self { child, counts })
     }
 
-    /// Detaches. strace then writes its table: a number and a name in each line.
+    /// Stops the trace. strace then writes a table with a count and a name in each line.
     fn finish(mut self) -> anyhow::Result<Calls> {
         kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGINT)?;
         self.child.wait()?;
@@ -134,7 +135,7 @@ fn parse(table: &str) -> Calls {
     table.lines().filter_map(row).collect()
 }
 
-/// The peer's side: gated flows, one after the other.
+/// Runs the peer: it submits gated flows one after another.
 pub(crate) fn serve(socket: &str) -> anyhow::Result<()> {
     let page = SharedPage::map(&medium()?)?;
     let client = service::attach(PathBuf::from(socket), "permits")?;

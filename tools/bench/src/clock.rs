@@ -1,12 +1,12 @@
-//! The stopwatch of all figures: `lfence; rdtsc` … `rdtscp; lfence`, calibrated against
-//! CLOCK_MONOTONIC, its own cost subtracted. Where there is no usable counter (another
-//! architecture, a TSC that stops or changes its rate) it reads CLOCK_MONOTONIC instead, and the
-//! report says so.
+//! The clock of all figures: `lfence; rdtsc` … `rdtscp; lfence`, calibrated against
+//! CLOCK_MONOTONIC, less its own cost. If the processor has no usable counter (another
+//! architecture, or a TSC that stops or changes its rate), the clock is CLOCK_MONOTONIC and the
+//! report names it.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// A way to read time in ticks.
+/// A clock that counts ticks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
     counter: bool,
@@ -15,7 +15,7 @@ pub(crate) struct Clock {
     resolution_ticks: u64,
 }
 
-/// Iterations used to learn what an empty bracket costs.
+/// Iterations that measure the cost of an empty bracket.
 const OVERHEAD_SAMPLES: usize = 20_001;
 
 impl Clock {
@@ -47,8 +47,8 @@ impl Clock {
         clock
     }
 
-    /// Nanoseconds per tick: the median of several windows, so that one preemption between the
-    /// two clocks cannot skew it.
+    /// Returns the nanoseconds per tick. It is the median of several windows, so that one
+    /// preemption between the two clocks can't change it.
     fn measure_rate(self) -> f64 {
         let mut rates: Vec<f64> = (0..9)
             .map(|_| {
@@ -63,8 +63,8 @@ impl Clock {
         rates[rates.len() / 2]
     }
 
-    /// Time before the measured code: nothing older is still executing, and the read completes
-    /// first.
+    /// Reads the time before the measured code. Older instructions have completed, and later ones
+    /// have not begun.
     #[inline(always)]
     pub(crate) fn begin(self) -> u64 {
         #[cfg(target_arch = "x86_64")]
@@ -80,7 +80,8 @@ impl Clock {
         monotonic_ns()
     }
 
-    /// Time after the measured code: it has completed, and nothing younger has begun.
+    /// Reads the time after the measured code, which has completed. Later instructions have not
+    /// begun.
     #[inline(always)]
     pub(crate) fn end(self) -> u64 {
         #[cfg(target_arch = "x86_64")]
@@ -97,7 +98,7 @@ impl Clock {
         monotonic_ns()
     }
 
-    /// Nanoseconds between `begin()` and `end()`, less what the bracket itself costs.
+    /// Returns the nanoseconds between `begin()` and `end()`, less the cost of the bracket itself.
     #[inline(always)]
     pub(crate) fn between_ns(self, begin: u64, end: u64) -> f64 {
         end.saturating_sub(begin)
@@ -105,24 +106,24 @@ impl Clock {
             * self.ns_per_tick
     }
 
-    /// The step in which the clock advances: 10 ns on some processors, whatever their frequency.
+    /// Returns the step of the clock, which is 10 ns on some processors at any frequency.
     pub(crate) fn resolution_ns(self) -> f64 {
         self.resolution_ticks as f64 * self.ns_per_tick
     }
 
-    /// Ticks that make up `ns`, for pauses.
+    /// Returns the number of ticks in `ns`, for pauses.
     pub(crate) fn ticks(self, ns: f64) -> u64 {
         (ns / self.ns_per_tick) as u64
     }
 
-    /// Keeps the core busy, without touching memory, for `ticks`.
+    /// Keeps the core busy for `ticks` without memory accesses.
     #[inline(always)]
     pub(crate) fn pause(self, ticks: u64) {
         let begin = self.begin();
         while self.begin().wrapping_sub(begin) < ticks {}
     }
 
-    /// One line for the head of the report.
+    /// Returns one line for the head of the report.
     pub(crate) fn describe(self) -> String {
         let overhead = self.overhead_ticks as f64 * self.ns_per_tick;
         if self.counter {
@@ -138,14 +139,14 @@ impl Clock {
     }
 }
 
-/// CLOCK_MONOTONIC in nanoseconds.
+/// Returns CLOCK_MONOTONIC in nanoseconds.
 pub(crate) fn monotonic_ns() -> u64 {
     nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).map_or(0, |t| {
         t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64
     })
 }
 
-/// Whether the time-stamp counter runs at one rate, never stops, and can be read with `rdtscp`.
+/// Reports whether the TSC has a constant rate, never stops, and can be read with `rdtscp`.
 fn counter_is_usable() -> bool {
     if !cfg!(target_arch = "x86_64") {
         return false;

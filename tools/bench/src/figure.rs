@@ -1,17 +1,17 @@
-//! A figure: what was measured, the gates it has to pass, and the verdict.
+//! A figure: the measured numbers, the gates that it has to pass, and the verdict.
 //!
-//! Gates are those of the design: ratios to P (request line and reply line) or P1 (one bouncing
-//! cache line) measured in the same run, or absolute numbers where the design gives those.
+//! Gates come from the design. They are absolute numbers, or ratios to P (request line and reply
+//! line) or P1 (one bouncing cache line) of the same run.
 
 use serde::Serialize;
 
 use crate::sample::{Ratios, Summary};
 
-/// What the numbers of a figure count.
+/// The unit of a figure's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Unit {
-    /// Nanoseconds: shown as ns, µs or ms, whichever reads best.
+    /// Nanoseconds, shown as ns, µs or ms.
     Nanoseconds,
     /// Events per second, shown in millions.
     PerSecond,
@@ -23,7 +23,7 @@ pub(crate) enum Unit {
     PerMillion,
 }
 
-/// Which number of the figure a gate looks at.
+/// The number of a figure that a gate checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Quantile {
@@ -32,19 +32,19 @@ pub(crate) enum Quantile {
     P999,
 }
 
-/// What a gate compares with.
+/// The value that a gate compares with.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "of", content = "value")]
 pub(crate) enum Limit {
-    /// Multiples of P's median.
+    /// A multiple of P's median.
     TimesP(f64),
-    /// Multiples of P1's median.
+    /// A multiple of P1's median.
     TimesP1(f64),
-    /// The figure's own unit.
+    /// A value in the figure's own unit.
     Value(f64),
 }
 
-/// Which side of the limit is good.
+/// The side of the limit that passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Side {
@@ -52,18 +52,18 @@ pub(crate) enum Side {
     AtLeast,
 }
 
-/// One requirement.
+/// A requirement on a figure.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Gate {
     pub(crate) quantile: Quantile,
     pub(crate) side: Side,
     pub(crate) limit: Limit,
-    /// Beyond this the verdict is `excellent`.
+    /// Limit for the verdict `excellent`.
     pub(crate) excellent: Option<Limit>,
 }
 
 impl Gate {
-    /// The quantile may not exceed `limit`.
+    /// Creates a gate whose quantile may not exceed `limit`.
     pub(crate) const fn at_most(quantile: Quantile, limit: Limit) -> Self {
         Self {
             quantile,
@@ -73,7 +73,7 @@ impl Gate {
         }
     }
 
-    /// The median may not fall below `limit`.
+    /// Creates a gate whose median may not be below `limit`.
     pub(crate) const fn at_least(limit: Limit) -> Self {
         Self {
             quantile: Quantile::P50,
@@ -83,7 +83,7 @@ impl Gate {
         }
     }
 
-    /// The same with a mark above passing.
+    /// Adds a limit for the verdict `excellent`.
     pub(crate) const fn excellent(mut self, limit: Limit) -> Self {
         self.excellent = Some(limit);
         self
@@ -107,7 +107,7 @@ impl Gate {
 }
 
 impl Limit {
-    /// What has to be compared with what; `None` if the figure or its reference lacks it.
+    /// Returns the values to compare, or `None` if the figure or its reference lacks one.
     fn compare(self, quantile: Quantile, summary: &Summary) -> Option<(f64, f64)> {
         let of = |ratios: Option<Ratios>| {
             ratios.map(|ratios| match quantile {
@@ -131,41 +131,41 @@ impl Limit {
     }
 }
 
-/// How a figure stands against its gates.
+/// The result of a figure's gates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Verdict {
-    /// No gate, or none that could be judged.
+    /// The figure has no gate, or none that can be judged.
     None,
     Ok,
     Excellent,
     Missed,
-    /// Not measurable on this machine; the figure says why.
+    /// This machine can't measure the figure. The figure contains the reason.
     Skipped,
-    /// The measurement itself went wrong.
+    /// The measurement failed.
     Failed,
 }
 
-/// What is to be measured.
+/// The description of a measurement.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Row {
-    /// For `--only` and for machines.
+    /// Name for `--only` and for the JSON document.
     pub(crate) name: &'static str,
-    /// For people.
+    /// Title in the table.
     pub(crate) title: String,
     pub(crate) unit: Unit,
     pub(crate) gates: Vec<Gate>,
-    /// How it is measured, where that is not obvious.
+    /// Details of the method, if they aren't obvious.
     pub(crate) note: Option<String>,
 }
 
 impl Row {
-    /// A row of latencies without gate or note.
+    /// Creates a row of latencies without gates or note.
     pub(crate) fn latency(name: &'static str, title: impl Into<String>) -> Self {
         Self::counting(name, title, Unit::Nanoseconds)
     }
 
-    /// A row of another unit.
+    /// Creates a row in another unit.
     pub(crate) fn counting(name: &'static str, title: impl Into<String>, unit: Unit) -> Self {
         let (title, gates, note) = (title.into(), Vec::new(), None);
         Self {
@@ -177,13 +177,13 @@ impl Row {
         }
     }
 
-    /// What it has to pass.
+    /// Adds gates.
     pub(crate) fn gates(mut self, gates: impl IntoIterator<Item = Gate>) -> Self {
         self.gates.extend(gates);
         self
     }
 
-    /// How it is measured.
+    /// Sets the note about the method.
     pub(crate) fn note(mut self, note: impl Into<String>) -> Self {
         self.note = Some(note.into());
         self
@@ -198,7 +198,7 @@ pub(crate) struct Figure {
     pub(crate) outcome: Outcome,
 }
 
-/// What came of measuring.
+/// The result of a measurement.
 #[derive(Clone, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Outcome {
@@ -208,8 +208,8 @@ pub(crate) enum Outcome {
 }
 
 impl Figure {
-    /// Worst verdict of the gates; `excellent` if one of them has such a mark and it is reached
-    /// while all others pass.
+    /// Returns the worst verdict of the gates. It is `excellent` if all gates pass and at least one
+    /// reaches its limit for that.
     pub(crate) fn verdict(&self) -> Verdict {
         let summary = match &self.outcome {
             Outcome::Measured(summary) => summary,

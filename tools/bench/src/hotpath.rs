@@ -1,9 +1,9 @@
-//! The hot path against the shipped daemon: the round trip of a gated submit, the cost of one
-//! with credit, and how many of either pass in a second.
+//! Measures the hot path with the shipped daemon: the round trip of a gated submit, the cost of a
+//! submit with credit, and the rates of both.
 //!
-//! Every repetition starts a daemon of its own, so that the placement of its pages is part of
-//! the spread. A flow is completed after its permit, outside the timed bracket, because a
-//! daemon whose tables only grow is not one that anybody runs.
+//! Every repetition starts a new daemon, so that the placement of its pages is part of the spread.
+//! Each flow is completed after its permit, outside the timed bracket. Otherwise the daemon's
+//! tables would only grow, which is no realistic state.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,16 +19,16 @@ use crate::machine::pin_thread;
 use crate::sample::{Percentiles, Recorder, Summary};
 use crate::service::{Laxityd, Port};
 
-/// Bytes of a measured flow: less than any chunk, so that one permit is all of it.
+/// Bytes of a measured flow. They are less than any chunk, so that one permit covers the flow.
 pub(crate) const FLOW_BYTES: u64 = 4096;
-/// What a paced client does between two submits.
+/// Pause of a paced client between two submits, ns.
 const PAUSE_NS: f64 = 1_000.0;
-/// Credited submits in one timed bracket; one alone is shorter than the bracket.
+/// Credited submits in one timed bracket. A single one is shorter than the bracket itself.
 const CREDIT_BURST: usize = 32;
-/// Gated flows kept waiting in the closed loop.
+/// Gated flows that wait at once in the closed loop.
 const WINDOW: usize = 64;
 
-/// A flow of `stage` through the first port.
+/// Returns a flow of `stage` through the first port.
 pub(crate) fn flow(stage: Stage) -> Flow {
     Flow {
         stage,
@@ -40,7 +40,7 @@ pub(crate) fn flow(stage: Stage) -> Flow {
     }
 }
 
-/// All rows of this file.
+/// Measures all rows of this module.
 pub(crate) fn rows(bench: &mut Bench) {
     round_trips(bench);
     credit(bench);
@@ -95,7 +95,7 @@ fn round_trips(bench: &mut Bench) {
     bench.measure(row, same_core);
 }
 
-/// `clients` are registered, one of them submits.
+/// Measures round trips of one client while `clients` are attached.
 fn round_trip(
     bench: &mut Bench,
     port: Port,
@@ -108,7 +108,7 @@ fn round_trip(
         let mut bystanders = Vec::new();
         for i in 1..clients {
             let client = daemon.attach(&format!("bystander-{i}"))?;
-            // Each has a lane in use: one that was never used need not be scanned.
+            // Each bystander uses its lane once, because the daemon needn't scan an unused lane.
             let mut lane = client.lane();
             one_flow(&mut lane, bench.clock, &mut Recorder::with_room_for(1));
             bystanders.push((client, lane));
@@ -118,7 +118,7 @@ fn round_trip(
     })
 }
 
-/// `count` gated flows, one after the other.
+/// Measures `count` gated flows, one after another.
 fn gated_flows(
     client: &Client,
     clock: Clock,
@@ -138,8 +138,8 @@ fn gated_flows(
             clock.pause(ticks);
         }
     }
-    // A daemon that somebody else kept from its core for longer than the stall timeout is given
-    // up, and then flows go out without it. A few of those are noise, more are a finding.
+    // If other programs keep the daemon from its core for longer than the stall timeout, flows are
+    // bypassed. Up to 1 % is noise, and more is an error.
     let bypassed = client.stats().bypassed_flows as usize;
     ensure!(
         bypassed <= count / 100,
@@ -148,7 +148,7 @@ fn gated_flows(
     Ok(recorder.finish(clock))
 }
 
-/// Submits, awaits the permit, completes. Only submit to permit is timed.
+/// Submits a flow, waits for the permit and completes it. Only submit to permit is timed.
 #[inline(always)]
 fn one_flow(lane: &mut Lane, clock: Clock, recorder: &mut Recorder) {
     let flow = flow(Stage::KvReuse);
@@ -162,7 +162,7 @@ fn one_flow(lane: &mut Lane, clock: Clock, recorder: &mut Recorder) {
     }
 }
 
-/// Both on one core. The daemon does not know better than to spin unless it is told.
+/// Measures round trips with client and daemon on one core.
 fn same_core(bench: &mut Bench) -> anyhow::Result<Summary> {
     let core = bench.cores.near;
     let count = bench.effort.round_trips / 20;
@@ -202,7 +202,7 @@ fn credited_bursts(client: &Client, clock: Clock, bursts: usize) -> anyhow::Resu
             lane.submit_into(&flow, ticket);
         }
         let end = clock.end();
-        // A flow that has credit is permitted at once, a gated one after a round trip.
+        // A flow with credit is permitted at once, a gated one after a round trip.
         let mut all_credited = true;
         for ticket in &mut tickets {
             let permit = lane.poll(ticket).unwrap_or_else(|| {
@@ -212,8 +212,8 @@ fn credited_bursts(client: &Client, clock: Clock, bursts: usize) -> anyhow::Resu
             all_credited &= !permit.bypassed;
             lane.complete(ticket, permit.bytes);
         }
-        // The daemon takes the records and renews the credit. If it lost its core meanwhile, the
-        // lane is full, flows are bypassed, and it needs more than this pause.
+        // The daemon reads the records and renews the credit. If it lost its core meanwhile, the
+        // lane is full and it needs more than this pause.
         if all_credited {
             clock.pause(pause);
         } else {
@@ -283,7 +283,7 @@ fn records_per_second(bench: &mut Bench, producers: usize) -> anyhow::Result<Mea
     let measured = bench.numbers(|bench| {
         let daemon = Laxityd::open(&bench.cores, far)?;
         let client = daemon.attach("bench")?;
-        // Producers beside the daemon's core, as far as there are cores.
+        // Producers use the cores other than the daemon's. With few cores they share them.
         let near: Vec<usize> = bench
             .cores
             .all
@@ -335,18 +335,18 @@ fn records_per_second(bench: &mut Bench, producers: usize) -> anyhow::Result<Mea
     })
 }
 
-/// What came of a producer's submits.
+/// Counts of a producer's submits.
 #[derive(Clone, Copy, Debug, Default)]
 struct Produced {
-    /// The daemon was told, twice each: of the flow and of its completion.
+    /// Flows that were permitted. Each makes two records, a submit and a completion.
     accepted: u64,
-    /// Of these, had to wait for want of credit.
+    /// Flows that waited because there was no credit.
     gated: u64,
-    /// Found the lane full: the producer is faster than the daemon.
+    /// Flows that found the lane full, because the producer is faster than the daemon.
     refused: u64,
 }
 
-/// Submits and completes until told to stop.
+/// Submits and completes flows until `stop` is set.
 fn credited_stream(client: &Client, stop: &AtomicBool) -> Produced {
     let mut lane = client.lane();
     let flow = flow(Stage::Collective);
@@ -370,8 +370,9 @@ fn credited_stream(client: &Client, stop: &AtomicBool) -> Produced {
     produced
 }
 
-/// The oldest flow is awaited, completed and replaced: an idle port permits in order, and looking
-/// at the slots of younger flows would only take their lines away from the daemon.
+/// Measures permits per second. It waits for the oldest flow, completes it and submits another. An
+/// idle port permits in order, and polls of younger flows would take their cache lines from the
+/// daemon.
 fn permits_per_second(client: &Client, stretch: Duration) -> anyhow::Result<f64> {
     let mut lane = client.lane();
     let flow = flow(Stage::KvReuse);

@@ -1,6 +1,6 @@
-//! Instructions of a submit with credit, counted by callgrind: this program again, under
-//! `valgrind --tool=callgrind`, collecting only inside [`laxity_bench_credited_submit`]. Two runs
-//! of different length are compared, so that what is paid once does not count.
+//! Counts the instructions of a submit with credit. This program runs again under `valgrind
+//! --tool=callgrind`, which collects only inside [`laxity_bench_credited_submit`]. The result is
+//! the difference of two runs of different length, without one-time costs.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -24,7 +24,7 @@ const BURSTS_SHORT: usize = 20;
 const BURSTS_LONG: usize = 70;
 const ATTEMPTS: usize = 8;
 
-/// The row of this file.
+/// Measures the row of this module.
 pub(crate) fn rows(bench: &mut Bench) {
     let row = Row::counting(
         "credit-instructions",
@@ -52,14 +52,14 @@ pub(crate) fn rows(bench: &mut Bench) {
     });
 }
 
-/// A daemon that loses its core to somebody else renews no credit meanwhile: try again.
+/// Collects and tries again on failure, because a daemon that loses its core renews no credit.
 fn collect_patiently(cores: &Cores, bursts: usize) -> anyhow::Result<u64> {
     let mut attempts = (0..ATTEMPTS).map(|_| collect(cores, bursts));
     let first = attempts.find(Result::is_ok);
     first.unwrap_or_else(|| collect(cores, bursts))
 }
 
-/// Runs the peer under callgrind; instructions inside the submits.
+/// Runs the peer under callgrind. Returns the instructions inside the submits.
 fn collect(cores: &Cores, bursts: usize) -> anyhow::Result<u64> {
     let core = cores.far.unwrap_or(cores.near);
     let daemon = Laxityd::start(cores, core, Port::Open, "spin_us = 500000")?;
@@ -97,7 +97,7 @@ fn collect(cores: &Cores, bursts: usize) -> anyhow::Result<u64> {
     parse_total(&text).with_context(|| format!("no total in callgrind's counts: {last}"))
 }
 
-/// The count of a callgrind file: `summary:`, or `totals:` where the former is zero.
+/// Returns the count of a callgrind file: `summary:`, or `totals:` if the former is zero.
 fn parse_total(text: &str) -> Option<u64> {
     text.lines()
         .filter_map(|line| {
@@ -108,7 +108,7 @@ fn parse_total(text: &str) -> Option<u64> {
         .max()
 }
 
-/// The peer's side.
+/// Runs the peer.
 pub(crate) fn serve(socket: &str, bursts: usize) -> anyhow::Result<()> {
     let client = service::attach(PathBuf::from(socket), "credit")?;
     let mut lane = client.lane();
@@ -117,7 +117,7 @@ pub(crate) fn serve(socket: &str, bursts: usize) -> anyhow::Result<()> {
     let pause = clock.ticks(30_000.0);
     let mut tickets = std::array::from_fn::<_, BURST, _>(|_| Ticket::default());
     let mut otherwise = 0;
-    // The first collective of a lane has no credit yet: its submit is what asks for it.
+    // The first collective of a lane has no credit yet. Its submit requests the credit.
     let mut first = lane.submit(&flow);
     let permit = lane.wait(&mut first);
     lane.complete(&first, permit.bytes);
@@ -134,11 +134,11 @@ pub(crate) fn serve(socket: &str, bursts: usize) -> anyhow::Result<()> {
             let permit = permit.unwrap_or_else(|| lane.wait(ticket));
             lane.complete(ticket, permit.bytes);
         }
-        // Long enough to renew the credit, too short for the daemon to fall asleep: a submit that
-        // has to wake it is another figure.
+        // Long enough to renew the credit, but too short for the daemon to sleep. A submit that
+        // wakes the daemon is another figure.
         clock.pause(pause);
     }
-    // Another path was counted: if often, the run says nothing about this one.
+    // These submits took another path. With too many of them the count is meaningless.
     ensure!(
         otherwise <= bursts * BURST / 100,
         "{otherwise} of {} submits found no credit or a full lane",
@@ -147,8 +147,8 @@ pub(crate) fn serve(socket: &str, bursts: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is counted: the submit and what a function around it costs. Not mangled, so that callgrind
-/// finds it by its name.
+/// Makes the measured submit. The count includes the call of this function. The name isn't mangled,
+/// so that callgrind finds it.
 #[unsafe(no_mangle)]
 #[inline(never)]
 extern "Rust" fn laxity_bench_credited_submit(lane: &mut Lane, flow: &Flow, ticket: &mut Ticket) {

@@ -1,4 +1,4 @@
-//! The machine under the figures: what it is, and which two cores the measured pair runs on.
+//! The machine: its description, and the two cores that the measured pair runs on.
 
 use std::fmt;
 use std::fs;
@@ -8,36 +8,36 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use serde::Serialize;
 
-/// What the reader needs to know to compare figures with another machine's.
+/// The description of a machine, for comparisons with figures of other machines.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Machine {
     /// Processor model.
     pub(crate) cpu: String,
-    /// Processors this process may run on.
+    /// Number of processors that this process may run on.
     pub(crate) cores: usize,
-    /// `uname -sr`.
+    /// Output of `uname -sr`.
     pub(crate) kernel: String,
-    /// Whether a hypervisor is between us and the processor.
+    /// Whether a hypervisor runs below the kernel.
     pub(crate) virtualised: bool,
-    /// The stopwatch.
+    /// Description of the clock.
     pub(crate) clock: String,
-    /// Load average of the last minute before the run: others who wanted the cores.
+    /// Load average of the last minute before the run.
     pub(crate) load: String,
 }
 
-/// The processors the measured processes are pinned to.
+/// The processors to which the measured processes are pinned.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Cores {
-    /// Where the measuring side (client) runs.
+    /// Core of the measuring side (client).
     pub(crate) near: usize,
-    /// Where the other side (daemon, peer) runs; `None` on a machine with one core.
+    /// Core of the other side (daemon, peer), or `None` on a machine with one core.
     pub(crate) far: Option<usize>,
     /// All processors that producers may use, `far` last.
     pub(crate) all: Vec<usize>,
 }
 
 impl Machine {
-    /// Reads /proc and uname.
+    /// Reads the description from /proc and uname.
     pub(crate) fn probe(clock: String, cores: &Cores) -> Self {
         let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let field = |name: &str| {
@@ -91,11 +91,12 @@ impl fmt::Display for Machine {
 }
 
 impl Cores {
-    /// The first allowed core, and the first other one that is not its hyper-thread sibling.
-    /// `wanted` overrides the choice.
+    /// Chooses the first permitted core and the first other one that isn't its hyper-thread
+    /// sibling. `wanted` overrides the choice.
     ///
     /// # Errors
-    /// The affinity mask cannot be read, or `wanted` names a core that this process may not use.
+    /// Fails if the affinity mask can't be read or `wanted` has a core that this process may not
+    /// use.
     pub(crate) fn choose(wanted: Option<&[usize]>) -> anyhow::Result<Self> {
         let mask = sched_getaffinity(Pid::from_raw(0)).context("read the CPU affinity")?;
         let allowed: Vec<usize> = (0..CpuSet::count())
@@ -136,13 +137,14 @@ impl Cores {
     }
 }
 
-/// Hardware threads that share `cpu`'s core, itself among them; empty if the kernel does not say.
+/// Returns the hardware threads of `cpu`'s core, with `cpu`. Empty if the kernel has no
+/// information.
 fn siblings_of(cpu: usize) -> Vec<usize> {
     let path = format!("/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list");
     fs::read_to_string(path).map_or_else(|_| Vec::new(), |list| parse_cpu_list(&list))
 }
 
-/// Reads the kernel's `0-3,8` notation.
+/// Parses the kernel's `0-3,8` notation.
 fn parse_cpu_list(list: &str) -> Vec<usize> {
     let mut cpus = Vec::new();
     for part in list.trim().split(',') {
@@ -154,21 +156,21 @@ fn parse_cpu_list(list: &str) -> Vec<usize> {
     cpus
 }
 
-/// Binds the calling thread to `cpu`.
+/// Pins the calling thread to `cpu`.
 ///
 /// # Errors
-/// The core is gone or not allowed; without pinning the figures mean nothing, so the caller stops.
+/// Fails if the core is gone or not permitted. Figures without pinning are meaningless.
 pub(crate) fn pin_thread(cpu: usize) -> anyhow::Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu).with_context(|| format!("core {cpu}"))?;
     sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("pin to core {cpu}"))
 }
 
-/// Runs `start` with the affinity that this program was given, then pins the thread again: what
-/// it starts inherits the mask, and the daemon must see the machine as it will in service.
+/// Runs `start` with the affinity of this program's start, then pins the thread again. A new
+/// process inherits the mask, and the daemon must have all cores as in normal operation.
 ///
 /// # Errors
-/// What `start` says, or the affinity cannot be changed.
+/// Fails if `start` fails or the affinity can't be changed.
 pub(crate) fn with_all_cores<T>(
     cores: &Cores,
     start: impl FnOnce() -> anyhow::Result<T>,

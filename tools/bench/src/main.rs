@@ -1,8 +1,8 @@
-//! `laxity-bench`: what Laxity costs, measured on whole processes and shown beside the machine's
-//! own cache-line round trips. The method is in docs/performance.md.
+//! `laxity-bench` measures the costs of Laxity on whole processes and compares them with the
+//! machine's cache-line round trips. docs/performance.md describes the method.
 //!
-//! Every figure of the hot path is taken from the shipped `laxityd`, started as a process of its
-//! own with a generated configuration; nothing of the daemon is linked into this program.
+//! All figures of the hot path come from the shipped `laxityd`. It runs as a separate process with
+//! a generated configuration, and no daemon code is linked into this program.
 
 mod bench;
 mod calls;
@@ -44,10 +44,10 @@ struct RunArguments {
     /// Write all figures as JSON to FILE (`-` for standard output, instead of the table)
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Few and short repetitions: a look, not a verdict
+    /// Measure with few and short repetitions, for a first impression
     #[arg(long)]
     quick: bool,
-    /// Only rows whose name contains NAME; may be given more than once
+    /// Measure only rows whose name contains NAME; may be given more than once
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
     /// The cores of the measuring side and of the daemon [default: two that share no core]
@@ -60,22 +60,22 @@ struct RunArguments {
 
 #[derive(Debug, Subcommand)]
 enum Role {
-    /// The other process of a measured pair
+    /// Run the other process of a measured pair
     #[command(hide = true)]
     Peer(PeerArguments),
 }
 
 #[derive(Debug, Args)]
 struct PeerArguments {
-    /// Where to run
+    /// The core to run on
     #[arg(long)]
     core: usize,
-    /// What to do
+    /// The role of the peer
     role: String,
-    /// The name of what the pair shares, where it has one
+    /// The name of the object that the pair shares, if any
     #[arg(long, default_value = "")]
     name: String,
-    /// How often, for roles that end by themselves
+    /// The number of repetitions, for roles that end by themselves
     #[arg(long, default_value_t = 0)]
     count: usize,
 }
@@ -106,7 +106,7 @@ fn serve(peer: &PeerArguments) -> anyhow::Result<()> {
     }
 }
 
-/// Measures and reports; whether `--strict` is satisfied.
+/// Measures and reports. Returns `false` if `--strict` is set and a figure failed.
 fn run(arguments: &RunArguments) -> anyhow::Result<bool> {
     let cores = Cores::choose(arguments.cores.as_deref())?;
     machine::pin_thread(cores.near)?;
@@ -149,7 +149,7 @@ fn run(arguments: &RunArguments) -> anyhow::Result<bool> {
     Ok(!(arguments.strict && failed))
 }
 
-/// P1 and P, over all repetitions that were made beside the other figures.
+/// Returns the figures of P1 and P over all repetitions of the run.
 fn reference_figures(bench: &Bench) -> Vec<Figure> {
     let figure = |name, title, repetitions: &[_]| Figure {
         row: Row::latency(name, title),

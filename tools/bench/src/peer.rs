@@ -1,5 +1,5 @@
-//! The other process of a measured pair: this program again, in a hidden role, pinned to its core,
-//! with the medium of the conversation as its standard input.
+//! The other process of a measured pair: this program again, in a hidden role, pinned to its core.
+//! The shared medium is its standard input.
 
 use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, OwnedFd};
@@ -16,7 +16,7 @@ use nix::unistd::Pid;
 
 use crate::machine::pin_thread;
 
-/// A running peer; killed when dropped.
+/// A running peer, which is killed on drop.
 pub(crate) struct Peer {
     child: Child,
 }
@@ -25,7 +25,7 @@ impl Peer {
     /// Starts `role` on `core`. `arguments` follow the role on its command line.
     ///
     /// # Errors
-    /// The program cannot be started again: it was moved or deleted while it ran.
+    /// Fails if the program can't be started again because it was moved or deleted.
     pub(crate) fn spawn(
         role: &str,
         core: usize,
@@ -42,7 +42,7 @@ impl Peer {
         Ok(Self { child })
     }
 
-    /// Its process.
+    /// Returns the process id.
     pub(crate) fn pid(&self) -> Pid {
         Pid::from_raw(self.child.id().cast_signed())
     }
@@ -50,24 +50,24 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // It may be gone already, and then there is nothing left to do.
+        // The process may be gone already, so errors are ignored.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// What a peer does first: dies with its parent, and stays on its core.
+/// Pins the peer to its core and makes it die with its parent. Every peer calls this first.
 pub(crate) fn settle(core: usize) -> anyhow::Result<()> {
     let parent = nix::unistd::getppid();
     nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).context("ask to die with the parent")?;
-    // The parent may have died before the request took effect; then init has adopted us.
+    // The parent may have died before the request took effect. Then another process is the parent.
     if nix::unistd::getppid() != parent {
         bail!("the parent is gone");
     }
     pin_thread(core)
 }
 
-/// The medium, on the peer's side.
+/// Returns the shared medium on the peer's side.
 pub(crate) fn medium() -> anyhow::Result<OwnedFd> {
     std::io::stdin()
         .as_fd()
@@ -75,18 +75,18 @@ pub(crate) fn medium() -> anyhow::Result<OwnedFd> {
         .context("take over standard input")
 }
 
-/// A page shared by the pair. Words lie 128 bytes apart, so that no prefetcher couples them.
+/// A page that the pair shares. Words are 128 bytes apart, so that no prefetcher couples them.
 pub(crate) struct SharedPage {
     base: NonNull<core::ffi::c_void>,
 }
 
 const PAGE_BYTES: NonZeroUsize = NonZeroUsize::new(4096).expect("not zero");
 const LINE_BYTES: usize = 128;
-/// The word that the peer sets once it is ready.
+/// Index of the word that the peer sets once it is ready.
 const READY_LINE: usize = 31;
 
 impl SharedPage {
-    /// A new page, and the descriptor to hand to the peer.
+    /// Creates a page. Returns it with the descriptor for the peer.
     pub(crate) fn create() -> anyhow::Result<(Self, OwnedFd)> {
         let memory =
             memfd_create(c"laxity-bench", MFdFlags::MFD_CLOEXEC).context("memfd_create")?;
@@ -94,7 +94,7 @@ impl SharedPage {
         Ok((Self::map(&memory)?, memory))
     }
 
-    /// The page behind `memory`.
+    /// Maps the page behind `memory`.
     pub(crate) fn map(memory: &impl AsFd) -> anyhow::Result<Self> {
         // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
         let base = unsafe {
@@ -111,7 +111,7 @@ impl SharedPage {
         Ok(Self { base })
     }
 
-    /// The word of `line`, 0 to 31.
+    /// Returns the word of `line`, 0 to 31.
     pub(crate) fn word(&self, line: usize) -> &AtomicU64 {
         assert!(line < PAGE_BYTES.get() / LINE_BYTES);
         // SAFETY: `base` maps PAGE_BYTES until `self` is dropped, the offset is in range and a
@@ -124,12 +124,12 @@ impl SharedPage {
         }
     }
 
-    /// The peer's side: it is ready.
+    /// Signals that the peer is ready.
     pub(crate) fn announce(&self) {
         self.word(READY_LINE).store(1, Ordering::Release);
     }
 
-    /// Our side: wait until it is.
+    /// Waits until the peer is ready.
     pub(crate) fn await_peer(&self) -> anyhow::Result<()> {
         let begin = Instant::now();
         while self.word(READY_LINE).load(Ordering::Acquire) == 0 {

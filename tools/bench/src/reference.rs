@@ -1,10 +1,10 @@
-//! The machine's own round trips between two cores, below which no permit can be:
+//! The machine's round trips between two cores, which are a lower bound for permits:
 //!
-//! * **P1**: one cache line bounces; each side writes what the other waits for.
+//! * **P1**: one cache line bounces, and each side writes what the other waits for.
 //! * **P**: a request line and a reply line, each written by one side only.
 //!
-//! Two processes over a memfd, neither of them using `pause`: on a core of one's own it only
-//! delays the discovery of the new value.
+//! Two processes share a memfd. Neither uses `pause`, which only delays the detection of a new
+//! value when each has its own core.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,19 +14,19 @@ use crate::clock::Clock;
 use crate::peer::{Peer, SharedPage, medium};
 use crate::sample::{Percentiles, Recorder};
 
-/// The peer of P1.
+/// The role of P1's peer.
 pub(crate) const BOUNCE_ROLE: &str = "bounce";
-/// The peer of P.
+/// The role of P's peer.
 pub(crate) const ANSWER_ROLE: &str = "answer";
 
 const REQUEST: usize = 0;
 const REPLY: usize = 2;
-/// A request that asks the peer to end.
+/// The request that stops the peer.
 const STOP: u64 = u64::MAX;
-/// About a second of spinning: the peer died or lost its core.
+/// Most spins of a wait, about a second. After that the peer died or lost its core.
 const SPINS_MAX: u64 = 1 << 30;
 
-/// Waits for `value`; false if it does not come.
+/// Waits for `value`. Returns false if it doesn't come.
 #[inline(always)]
 fn spin_until(word: &AtomicU64, value: u64) -> bool {
     for _ in 0..SPINS_MAX {
@@ -37,7 +37,7 @@ fn spin_until(word: &AtomicU64, value: u64) -> bool {
     false
 }
 
-/// One repetition of P1: one line, written by both.
+/// Runs one repetition of P1: both sides write one line.
 pub(crate) fn one_line(
     clock: Clock,
     far: usize,
@@ -46,7 +46,7 @@ pub(crate) fn one_line(
     round_trip(clock, far, round_trips, BOUNCE_ROLE, REQUEST)
 }
 
-/// One repetition of P: a line in each direction.
+/// Runs one repetition of P: a line in each direction.
 pub(crate) fn two_lines(
     clock: Clock,
     far: usize,
@@ -69,7 +69,7 @@ fn round_trip(
     let mut recorder = Recorder::with_room_for(round_trips);
     let warm_up = round_trips / 10;
     for i in 0..warm_up + round_trips {
-        // Odd asks, even answers, so that P1's two writers of one word can be told apart.
+        // Requests are odd and replies even, because P1 has two writers of one word.
         let asked = 2 * i as u64 + 1;
         let begin = clock.begin();
         request.store(asked, Ordering::Release);
@@ -87,7 +87,7 @@ fn round_trip(
     Ok(recorder.finish(clock))
 }
 
-/// The peer's side of both.
+/// Runs the peer of P1 or P.
 pub(crate) fn serve(role: &str) -> anyhow::Result<()> {
     let page = SharedPage::map(&medium()?)?;
     let request = page.word(REQUEST);

@@ -1,35 +1,35 @@
-//! From single measurements to a figure: percentiles within a repetition, medians between
-//! repetitions, and the spread that says how far to trust them.
+//! Statistics of samples: percentiles within a repetition, medians between repetitions, and the
+//! spread as a measure of confidence.
 
 use serde::Serialize;
 
 use crate::clock::Clock;
 
-/// Collects the samples of one repetition without allocating while it measures.
+/// Collects the samples of one repetition without allocations during the measurement.
 pub(crate) struct Recorder {
     ticks: Vec<(u64, u64)>,
 }
 
 impl Recorder {
-    /// Room for `samples`, touched so that no page fault falls into a measurement.
+    /// Creates a recorder for `samples`. Its memory is touched, so that no page fault is measured.
     pub(crate) fn with_room_for(samples: usize) -> Self {
         let mut ticks = vec![(1, 1); samples];
         ticks.clear();
         Self { ticks }
     }
 
-    /// Notes one bracket.
+    /// Records one bracket.
     #[inline(always)]
     pub(crate) fn note(&mut self, begin: u64, end: u64) {
         self.ticks.push((begin, end));
     }
 
-    /// Forgets what was noted, such as a warm-up.
+    /// Discards all samples, for example those of a warm-up.
     pub(crate) fn clear(&mut self) {
         self.ticks.clear();
     }
 
-    /// Sorts and reduces, and is ready for the next repetition.
+    /// Returns the percentiles and clears the recorder for the next repetition.
     pub(crate) fn finish(&mut self, clock: Clock) -> Percentiles {
         let mut ns: Vec<f64> = self
             .ticks
@@ -40,7 +40,7 @@ impl Recorder {
     }
 }
 
-/// What one repetition says.
+/// The statistics of one repetition.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Percentiles {
     pub(crate) p50: f64,
@@ -51,11 +51,10 @@ pub(crate) struct Percentiles {
 }
 
 impl Percentiles {
-    /// Sorts `values` and takes their percentiles. All zero if there are none.
+    /// Sorts `values` and returns their percentiles. They are all zero if there are no values.
     ///
-    /// Where the clock advances in steps, many samples are equal; a percentile is then
-    /// interpolated within its step, as the median of grouped data is, since a step of 10 ns
-    /// would be a tenth of the fastest round trips.
+    /// If the clock has steps, many samples are equal. A percentile is then interpolated within its
+    /// step, as the median of grouped data. A step of 10 ns is a tenth of the fastest round trips.
     pub(crate) fn of(values: &mut [f64], step: f64) -> Self {
         if values.is_empty() {
             return Self::default();
@@ -84,7 +83,7 @@ impl Percentiles {
 }
 
 impl Percentiles {
-    /// Per element, where each sample is a burst of `count`.
+    /// Returns the statistics per element, for samples that are bursts of `count`.
     pub(crate) fn divided_by(self, count: f64) -> Self {
         Self {
             p50: self.p50 / count,
@@ -96,18 +95,18 @@ impl Percentiles {
     }
 }
 
-/// What one repetition of a round trip says, with P and P1 as they were beside it.
+/// The statistics of one repetition of a round trip, with P and P1 measured next to it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Paired {
     pub(crate) percentiles: Percentiles,
-    /// Medians of P and P1, `None` on a machine with one core.
+    /// Medians of P and P1, or `None` on a machine with one core.
     pub(crate) p: Option<f64>,
     pub(crate) p1: Option<f64>,
 }
 
-/// Medians of the ratios to P and P1 that were measured beside each repetition. A virtual
-/// machine's cores may be hyper-threads of one core now and far apart a second later (P was seen
-/// between 100 and 480 ns), so the ratio of two medians would compare different machines.
+/// Medians of the ratios to P and P1, which are measured next to each repetition. The cores of a
+/// virtual machine may be hyper-threads of one core now and far apart later. P varied between 100
+/// and 480 ns, so a ratio of two medians would compare different machines.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Ratios {
     pub(crate) p50: f64,
@@ -132,26 +131,26 @@ impl Ratios {
     }
 }
 
-/// Medians over the repetitions.
+/// Medians over all repetitions.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Summary {
     pub(crate) p50: f64,
-    /// `None` for figures that are one number per repetition (rates, counts).
+    /// 99th percentile, or `None` for figures with one number per repetition (rates, counts).
     pub(crate) p99: Option<f64>,
     pub(crate) p999: Option<f64>,
-    /// Of latencies.
+    /// Mean of latencies.
     pub(crate) mean: Option<f64>,
-    /// To P.
+    /// Ratios to P.
     pub(crate) of_p: Option<Ratios>,
-    /// To P1.
+    /// Ratios to P1.
     pub(crate) of_p1: Option<Ratios>,
-    /// Least and greatest of the repetitions' `p50`.
+    /// Least and greatest `p50` of the repetitions.
     pub(crate) spread: (f64, f64),
     pub(crate) repetitions: usize,
 }
 
 impl Summary {
-    /// Medians of each percentile.
+    /// Returns the medians of each percentile.
     pub(crate) fn of_latencies(repetitions: &[Percentiles]) -> Self {
         let take = |of: fn(&Percentiles) -> f64| repetitions.iter().map(of).collect::<Vec<_>>();
         let (p50, spread) = median(take(|p| p.p50));
@@ -166,7 +165,7 @@ impl Summary {
         }
     }
 
-    /// Medians of each percentile and of each ratio.
+    /// Returns the medians of each percentile and of each ratio.
     pub(crate) fn of_paired(repetitions: &[Paired]) -> Self {
         let percentiles: Vec<Percentiles> = repetitions.iter().map(|r| r.percentiles).collect();
         Self {
@@ -176,7 +175,7 @@ impl Summary {
         }
     }
 
-    /// Median of one number per repetition.
+    /// Returns the median of one number per repetition.
     pub(crate) fn of_numbers(values: Vec<f64>) -> Self {
         let repetitions = values.len();
         let (p50, spread) = median(values);
@@ -189,7 +188,7 @@ impl Summary {
     }
 }
 
-/// The median, and the least and greatest.
+/// Returns the median, and the least and greatest value.
 fn median(mut values: Vec<f64>) -> (f64, (f64, f64)) {
     values.sort_by(f64::total_cmp);
     let count = values.len();
@@ -216,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_percentile_is_interpolated_within_a_step_of_the_clock() {
-        // A quarter of the samples fell into one step, the rest into the next.
+        // A quarter of the samples is in one step, the rest in the next.
         let mut values = [vec![100.0; 25], vec![110.0; 75]].concat();
         let p50 = Percentiles::of(&mut values, 10.0).p50;
         assert!((p50 - (105.0 + 10.0 / 3.0)).abs() < 1e-9, "{p50}");

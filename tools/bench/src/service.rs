@@ -1,5 +1,5 @@
-//! The measured daemon: the shipped `laxityd`, as a process of its own, with a generated
-//! configuration, on a core of its own.
+//! The measured daemon: the shipped `laxityd` as a separate process with a generated configuration
+//! and its own core.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,26 +14,26 @@ use tempfile::TempDir;
 use crate::bench::Skip;
 use crate::machine::{Cores, with_all_cores};
 
-/// What the daemon's only port looks like.
+/// The configuration of the daemon's only port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Port {
-    /// So fast, and with so many bytes allowed in flight, that no flow ever waits for bandwidth:
-    /// what is measured is the path and not the policy's patience.
+    /// A rate and a window so large that no flow waits for bandwidth. The figure then measures the
+    /// path and not the policy.
     Open,
-    /// Rate, chunk and window as without a configuration file.
+    /// The rate, chunk and window of a daemon without a configuration file.
     Bounded,
 }
 
-/// A running daemon; killed when dropped.
+/// A running daemon, which is killed on drop.
 pub(crate) struct Laxityd {
     child: Child,
     folder: TempDir,
 }
 
-/// How long a start or an attach may take on a busy machine.
+/// Longest time for a start or an attach on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The shipped binary: `$LAXITY_LAXITYD`, or the one beside this program.
+/// Returns the path of the shipped binary: `$LAXITY_LAXITYD`, or `laxityd` beside this program.
 pub(crate) fn binary() -> anyhow::Result<PathBuf> {
     if let Some(path) = std::env::var_os("LAXITY_LAXITYD") {
         return Ok(path.into());
@@ -52,13 +52,13 @@ pub(crate) fn binary() -> anyhow::Result<PathBuf> {
 }
 
 impl Laxityd {
-    /// Starts it on `core`, with a port that lets everything out.
+    /// Starts a daemon on `core` with a port that never delays flows.
     pub(crate) fn open(cores: &Cores, core: usize) -> anyhow::Result<Self> {
         Self::start(cores, core, Port::Open, "")
     }
 
-    /// Starts it and waits until it listens. `core` is its scheduler thread's, and `scheduler` is
-    /// more configuration of that thread.
+    /// Starts a daemon and waits until it listens. `core` is that of the scheduler thread, and
+    /// `scheduler` is more configuration of that thread.
     pub(crate) fn start(
         cores: &Cores,
         core: usize,
@@ -101,12 +101,12 @@ impl Laxityd {
         Ok(daemon)
     }
 
-    /// Where clients register.
+    /// Returns the path of the registration socket.
     pub(crate) fn socket(&self) -> PathBuf {
         self.folder.path().join("laxityd.sock")
     }
 
-    /// Its process.
+    /// Returns the process id.
     pub(crate) fn pid(&self) -> Pid {
         Pid::from_raw(self.child.id().cast_signed())
     }
@@ -116,12 +116,12 @@ impl Laxityd {
         text.lines().rev().take(3).collect::<Vec<_>>().join(" / ")
     }
 
-    /// A client that is under its scheduling.
+    /// Attaches a client that is scheduled by the daemon.
     pub(crate) fn attach(&self, name: &str) -> anyhow::Result<Client> {
         attach(self.socket(), name).with_context(|| format!("laxityd says: {}", self.log()))
     }
 
-    /// CPU time that all its threads have used.
+    /// Returns the CPU time of all threads.
     pub(crate) fn cpu_time(&self) -> anyhow::Result<Duration> {
         let clock = nix::time::clock_getcpuclockid(self.pid()).context("clock of laxityd")?;
         Ok(nix::time::clock_gettime(clock)
@@ -129,7 +129,7 @@ impl Laxityd {
             .into())
     }
 
-    /// Its threads and the CPU time of each, in nanoseconds.
+    /// Returns the threads and the CPU time of each in nanoseconds.
     fn threads(&self) -> anyhow::Result<Vec<(Pid, u64)>> {
         let mut threads = Vec::new();
         for entry in fs::read_dir(format!("/proc/{}/task", self.pid()))? {
@@ -146,7 +146,7 @@ impl Laxityd {
         Ok(threads)
     }
 
-    /// The thread that schedules: the one that is busy now.
+    /// Returns the scheduler thread: the thread that uses the most CPU time now.
     pub(crate) fn scheduler_thread(&self) -> anyhow::Result<Pid> {
         let before = self.threads()?;
         std::thread::sleep(Duration::from_millis(30));
@@ -166,14 +166,14 @@ impl Laxityd {
 
 impl Drop for Laxityd {
     fn drop(&mut self) {
-        // It may be gone already, and then there is nothing left to do.
+        // The process may be gone already, so errors are ignored.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A client of the daemon at `socket` that is scheduled. A socket that exists is not one that
-/// listens yet, and a client looks again only when it submits: attach until it works.
+/// Attaches a scheduled client to the daemon at `socket`. It tries until it succeeds, because the
+/// socket may exist before the daemon listens, and a client tries again only when it submits.
 pub(crate) fn attach(socket: PathBuf, name: &str) -> anyhow::Result<Client> {
     let options = Options {
         socket,

@@ -1,5 +1,5 @@
-//! What it costs that the daemon sleeps: the first permit after a pause, the submit that has to
-//! wake it, and the CPU that an idle daemon uses.
+//! Measures the costs of a sleeping daemon: the first permit after a pause, the submit that wakes
+//! it, and the CPU time of an idle daemon.
 
 use std::time::Duration;
 
@@ -11,14 +11,14 @@ use crate::hotpath::flow;
 use crate::sample::{Recorder, Summary};
 use crate::service::{Laxityd, Port};
 
-/// Long enough for the daemon to have gone to sleep, whatever kept it awake.
+/// Pause after which the daemon sleeps in any case.
 const NAP: Duration = Duration::from_millis(12);
-/// Naps in a repetition.
+/// Pauses in a repetition.
 const NAPS: usize = 60;
-/// Clients that are attached and silent while the idle daemon is watched.
+/// Clients that are attached and silent while the idle daemon is measured.
 const SILENT: usize = 8;
 
-/// All rows of this file.
+/// Measures all rows of this module.
 pub(crate) fn rows(bench: &mut Bench) {
     let row = Row::latency("first-permit", "first permit from a sleeping daemon").note(format!(
         "the client spins, the daemon has slept for {} ms; futex or epoll wake-ups of this machine \
@@ -43,7 +43,8 @@ pub(crate) fn rows(bench: &mut Bench) {
     bench.measure(row, |bench| idle(bench, SILENT));
 }
 
-/// Submits once per nap; `whole` times until the permit, else only the submit.
+/// Submits once after each pause. If `whole`, the time is that until the permit, else that of the
+/// submit.
 fn naps(bench: &Bench, core: usize, whole: bool) -> anyhow::Result<crate::sample::Percentiles> {
     let clock = bench.clock;
     let daemon = Laxityd::open(&bench.cores, core)?;
@@ -77,7 +78,7 @@ fn naps(bench: &Bench, core: usize, whole: bool) -> anyhow::Result<crate::sample
     Ok(percentiles)
 }
 
-/// CPU time of the daemon's process while nobody wants anything, in percent of a core.
+/// Measures the CPU time of the daemon's process without any flows, in percent of a core.
 fn idle(bench: &mut Bench, clients: usize) -> anyhow::Result<Measured> {
     let seconds = bench.effort.idle_seconds;
     let core = bench.cores.far.unwrap_or(bench.cores.near);
@@ -91,7 +92,7 @@ fn idle(bench: &mut Bench, clients: usize) -> anyhow::Result<Measured> {
         lane.complete(&ticket, permit.bytes);
         attached.push((client, lane));
     }
-    // Whatever a start or an attach still has to do is not idleness.
+    // Work that follows a start or an attach must not count.
     std::thread::sleep(Duration::from_millis(500));
     let before = daemon.cpu_time()?;
     std::thread::sleep(Duration::from_secs(seconds));

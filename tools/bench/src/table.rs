@@ -1,4 +1,4 @@
-//! The report: one table for people, one JSON document for machines.
+//! The report: a table for people and a JSON document for programs.
 
 use std::fmt::Write as _;
 
@@ -9,7 +9,7 @@ use crate::figure::{Figure, Gate, Limit, Outcome, Quantile, Side, Unit, Verdict}
 use crate::machine::{Cores, Machine};
 use crate::sample::Ratios;
 
-/// The table, and below it the notes that its rows refer to.
+/// Returns the table and the notes of its rows.
 pub(crate) fn render(figures: &[Figure]) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);
@@ -132,8 +132,8 @@ fn show_verdict(verdict: Verdict) -> &'static str {
     }
 }
 
-/// The same, for machines. Values are in nanoseconds, events per second, instructions, percent
-/// of a core or calls per million permits, as `unit` says.
+/// Returns the report as JSON. Values are in nanoseconds, events per second, instructions, percent
+/// of a core or calls per million permits. `unit` names which.
 pub(crate) fn json(
     machine: &Machine,
     cores: &Cores,

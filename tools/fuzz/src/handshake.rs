@@ -1,9 +1,9 @@
-//! Arbitrary bytes where the NCCL plugin listens, and in the handle that its peers get by way of
-//! NCCL.
+//! Fuzzes the NCCL plugin's listener and the handle that its peers get through NCCL with arbitrary
+//! bytes.
 //!
-//! The first byte says what the rest is: a handle; or what a stranger says to a listener, in two
-//! pieces, of which the first may be a true hello with a change in it. Whatever that was, the real
-//! peer still gets through, and its message arrives whole.
+//! The first byte selects the kind of input. One kind is a handle. The other is what a stranger
+//! sends to a listener in two pieces. The first piece is a valid hello, possibly with a changed
+//! byte. In each case the real peer must still connect, and its message must arrive complete.
 
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpStream};
@@ -20,12 +20,12 @@ use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::Input;
 
-/// Bytes of the real peer's message, and of the room for it.
+/// Bytes of the real peer's message. The receiver's buffer has `ROOM` bytes.
 const MESSAGE: usize = 100;
 const ROOM: usize = 128;
-/// How often a receiver is asked again after a message.
+/// Calls of a receiver's `progress` after a message.
 const AFTER: usize = 20;
-/// What the room holds before.
+/// Content of the buffer before a message.
 const UNTOUCHED: u8 = 0xa5;
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -53,23 +53,23 @@ fn handle(bytes: &[u8]) {
     }
 }
 
-/// Says something to a listener; its end is kept open.
+/// Connects to a listener and sends `pieces`. Returns the open connection.
 fn stranger(to: SocketAddr, pieces: [&[u8]; 2]) -> TcpStream {
     let mut stream = TcpStream::connect(to).expect("it listens");
-    // Thousands of these must not leave as many ports in TIME_WAIT.
+    // A reset avoids thousands of ports in TIME_WAIT.
     let reset = nix::libc::linger {
         l_onoff: 1,
         l_linger: 0,
     };
     let _ = setsockopt(&stream, sockopt::Linger, &reset);
     for piece in pieces {
-        // It may hang up meanwhile.
+        // The listener may close the connection meanwhile.
         let _ = stream.write_all(piece);
     }
     stream
 }
 
-/// Takes what a listener gives until `wanted` connections are there, or for a moment.
+/// Accepts connections until there are `wanted` ones or `patience` has passed.
 fn accepted(
     listener: &mut dyn Listener,
     wanted: usize,
@@ -83,8 +83,8 @@ fn accepted(
     found
 }
 
-/// What arrives for one buffer of [`ROOM`] bytes: the sizes of messages, and the bytes. Nothing is
-/// written beyond the buffer.
+/// Receives into one buffer of [`ROOM`] bytes. Returns the sizes of messages and the bytes. Checks
+/// that nothing is written beyond the buffer.
 fn receive(receiver: &mut dyn Receiver, steps: usize) -> (Vec<usize>, [u8; ROOM]) {
     let mut room = [UNTOUCHED; 2 * ROOM];
     let buffer = Buffer {
@@ -98,7 +98,7 @@ fn receive(receiver: &mut dyn Receiver, steps: usize) -> (Vec<usize>, [u8; ROOM]
     let mut left = steps;
     while left > 0 && receiver.progress(&mut received).is_ok() {
         left -= 1;
-        // What comes after the message must not be written either.
+        // Bytes after the message must not be written either.
         if !received.is_empty() {
             left = left.min(AFTER);
         }
@@ -116,7 +116,7 @@ fn receive(receiver: &mut dyn Receiver, steps: usize) -> (Vec<usize>, [u8; ROOM]
     (sizes, inside.try_into().expect("half of the room"))
 }
 
-/// The real peer, after whatever came before it.
+/// Connects the real peer after the input and checks its message.
 fn converse(listener: &mut dyn Listener, handle: &Handle) {
     let classes = Classes::from_slice(&[0]);
     let mut dialing = tcp().connect(0, handle, &classes).expect("a socket");
@@ -142,7 +142,7 @@ fn converse(listener: &mut dyn Listener, handle: &Handle) {
     while !sent.iter().any(|sent| sent.done) {
         sender.progress(&mut sent).expect("no fault");
     }
-    // What a stranger said may have been a connection, too; the real one is the one that has the
+    // The stranger's bytes may also have made a connection. The real one is the one with the
     // message.
     let is_real = |mut receiver: Box<dyn Receiver>| {
         let (sizes, room) = receive(&mut *receiver, 1000);
@@ -165,7 +165,7 @@ fn listener(mut input: Input<'_>) {
         dscp: 0,
     };
     let mut first = hello.encode();
-    // Where to change the hello, and by what; 0 leaves it as it is.
+    // Position and value of the change of the hello. A value of 0 changes nothing.
     let (at, change) = (usize::from(input.byte()), input.byte());
     first[at % HELLO_BYTES] ^= change;
     let rest = input.take(usize::MAX);
@@ -185,7 +185,7 @@ fn listener(mut input: Input<'_>) {
     drop(stranger);
 }
 
-/// See the module's text.
+/// Runs the target on one input.
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     match input.byte() % 4 {
@@ -194,7 +194,7 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
-/// Inputs that get far.
+/// Returns inputs that reach much of the code.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let address = SocketAddr::from(([127, 0, 0, 1], 4000));

@@ -1,23 +1,23 @@
-//! Bytes, taken from the front. Beyond the end there are zeros.
+//! Input bytes that are taken from the front. After the end there are zeros.
 
-/// See the module.
+/// The bytes of an input that are left.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
-    /// All of them.
+    /// Creates an input of all `bytes`.
     #[must_use]
     pub const fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
 
-    /// There are none any more.
+    /// Reports whether no bytes are left.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// So many, or as many as there are.
+    /// Takes `count` bytes, or all if fewer are left.
     pub fn take(&mut self, count: usize) -> &'a [u8] {
         let (head, tail) = self.0.split_at(count.min(self.0.len()));
         self.0 = tail;
@@ -31,29 +31,29 @@ impl<'a> Input<'a> {
         bytes
     }
 
-    /// One byte.
+    /// Takes one byte.
     pub fn byte(&mut self) -> u8 {
         self.array::<1>()[0]
     }
 
-    /// Two of them, little-endian.
+    /// Takes two bytes as a little-endian number.
     pub fn short(&mut self) -> u16 {
         u16::from_le_bytes(self.array())
     }
 
-    /// Eight of them.
+    /// Takes eight bytes as a little-endian number.
     pub fn word(&mut self) -> u64 {
         u64::from_le_bytes(self.array())
     }
 
-    /// As many as the two bytes before them say.
+    /// Takes a length of two bytes, and then that many bytes.
     pub fn packet(&mut self) -> &'a [u8] {
         let length = self.short();
         self.take(usize::from(length))
     }
 }
 
-/// What [`Input::packet`] reads.
+/// Appends bytes in the form that [`Input::packet`] reads.
 pub(crate) fn put_packet(bytes: &mut Vec<u8>, packet: &[u8]) {
     bytes.extend((packet.len() as u16).to_le_bytes());
     bytes.extend(packet);

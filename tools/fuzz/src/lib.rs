@@ -1,10 +1,10 @@
-//! What is done with arbitrary bytes that come from elsewhere, with everything asserted that has to
-//! hold whatever they are.
+//! Fuzz targets: functions that process arbitrary bytes from outside and assert everything that has
+//! to hold for any input.
 //!
-//! `fuzz/` runs these functions under libFuzzer (`make fuzz`), this crate's own test runs them over
-//! their seeds and some thousand mutations, so that they stay true between two runs of a fuzzer.
-//! Each takes its input from the front by [`Input`], and every input means something, so that a
-//! mutation is rarely wasted.
+//! `fuzz/` runs these functions under libFuzzer (`make fuzz`). This crate's test runs them over
+//! their seeds and thousands of mutations, so that they stay correct between two runs of a fuzzer.
+//! Each target takes its input from the front by [`Input`]. Every input is valid, so few mutations
+//! are wasted.
 #![forbid(unsafe_code)]
 
 pub mod handshake;
@@ -18,14 +18,14 @@ use std::path::Path;
 
 pub use input::Input;
 
-/// The environment variable that says where a fuzzer's corpus is.
+/// The environment variable with the path of a fuzzer's corpus.
 pub const CORPUS: &str = "LAXITY_FUZZ_CORPUS";
 
-/// Adds the seeds of `target` to the corpus that [`CORPUS`] names, if it names one: for the target
-/// itself, as it starts.
+/// Adds the seeds of `target` to the corpus that [`CORPUS`] names, if it is set. Each target calls
+/// this when it starts.
 ///
 /// # Panics
-/// If they cannot be written.
+/// Panics if the seeds can't be written.
 pub fn write_seeds(target: &str) {
     let Some(folder) = std::env::var_os(CORPUS) else {
         return;
@@ -40,7 +40,7 @@ pub fn write_seeds(target: &str) {
     }
 }
 
-/// The seeds of every target: inputs that get far.
+/// Returns the seeds of every target, which are inputs that reach much of the code.
 #[must_use]
 pub fn seeds() -> Vec<(&'static str, Vec<Vec<u8>>)> {
     vec![

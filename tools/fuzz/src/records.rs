@@ -1,9 +1,9 @@
-//! Arbitrary words in the shared memory of a client: as records where the daemon reads next, and
-//! anywhere.
+//! Fuzzes the shared memory of a client with arbitrary words, as records at the daemon's next slot
+//! and at any other place.
 //!
-//! What comes out goes on as it does in the daemon: permits back into the lane, hints into the
-//! ledger of what the coordinator is told, and its reports into a coordinator, which must have
-//! nothing to refuse, whatever the client said.
+//! The results are processed as in the daemon. Permits go back into the lane, hints go into the
+//! state for reports, and reports go to a coordinator. The coordinator must not refuse any,
+//! whatever the client wrote.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -26,14 +26,14 @@ const GEOMETRY: Geometry = Geometry {
     slots: 16,
     colour: 0,
 };
-/// Steps of one input that are taken.
+/// Most steps of one input.
 const STEPS_MAX: usize = 256;
-/// What is granted on credit.
+/// Bytes of credit that the lane gets.
 const CREDIT: u64 = 1 << 20;
-/// Opcodes that are records, and one that is none.
+/// Opcodes of records, and one that isn't valid.
 const OPCODES: [u64; 14] = [1, 2, 3, 4, 5, 6, 16, 17, 18, 19, 20, 21, 22, 23];
 
-/// A client that scribbles.
+/// A client that writes arbitrary words.
 struct Client {
     served: Served,
     file: File,
@@ -59,7 +59,7 @@ impl Client {
         }
     }
 
-    /// A record where the daemon looks for the next one.
+    /// Writes a record into the slot that the daemon reads next.
     fn publish(&mut self, words: [u64; WORDS]) {
         let header = laxity_shm::layout::LANE_HEADER_LINES * LINE_BYTES;
         let at = GEOMETRY.lane_offset(0) + header + usize::from(self.slot) * LINE_BYTES;
@@ -71,14 +71,14 @@ impl Client {
         self.written += 1;
     }
 
-    /// A word anywhere.
+    /// Writes a word at any place.
     fn scribble(&mut self, at: u64, word: u64) {
         let at = at % (self.served.region().bytes() as u64 - 8);
         let written = self.file.write_all_at(&word.to_le_bytes(), at);
         written.expect("writes");
     }
 
-    /// What the daemon takes from it.
+    /// Lets the daemon read records. Returns them.
     fn drain(&mut self, grant: bool) -> Vec<Record> {
         let (mut records, mut flows) = (Vec::new(), Vec::new());
         let file = &self.file;
@@ -121,7 +121,7 @@ impl Client {
     }
 }
 
-/// The slot that a record names, as the file has it now.
+/// Returns the next slot that a record contains in the file at present.
 fn next_of(file: &File, slot: u16) -> u16 {
     let header = laxity_shm::layout::LANE_HEADER_LINES * LINE_BYTES;
     let at = GEOMETRY.lane_offset(0) + header + usize::from(slot) * LINE_BYTES + 40;
@@ -131,7 +131,7 @@ fn next_of(file: &File, slot: u16) -> u16 {
     u16::from_le_bytes(bytes) % GEOMETRY.slots
 }
 
-/// A daemon that tells a coordinator what its clients say.
+/// A daemon that reports its clients' records to a coordinator.
 struct Told {
     ledger: ReportState,
     cluster: Cluster,
@@ -160,7 +160,7 @@ impl Told {
         }
     }
 
-    /// As the driver of the daemon does it.
+    /// Processes a record as the daemon's driver does.
     fn note(&mut self, record: Record) {
         let due = |ns| if ns == 0 { Time::NEVER } else { Time(ns) };
         match record {
@@ -216,7 +216,7 @@ impl Told {
     }
 }
 
-/// Takes one input.
+/// Runs the target on one input.
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let mut client = Client::new();
@@ -231,7 +231,7 @@ pub fn run(bytes: &[u8]) {
             client.scribble(at, input.word());
         } else {
             let mut words = [0; WORDS];
-            // Small numbers are ids that meet each other.
+            // Small numbers are more often equal ids.
             let small = step & 8 != 0;
             for word in &mut words {
                 *word = if small {
@@ -241,7 +241,7 @@ pub fn run(bytes: &[u8]) {
                 };
             }
             if step & 7 != 1 {
-                // Where it leads, and what it is, so that more than noise gets through.
+                // A valid opcode and next slot let more inputs through.
                 let next = u64::from(input.byte()) % u64::from(GEOMETRY.slots);
                 let opcode = OPCODES[usize::from(step >> 4) % OPCODES.len()];
                 words[WORDS - 1] = opcode << 16 | next;
@@ -261,7 +261,7 @@ pub fn run(bytes: &[u8]) {
     told.tell();
 }
 
-/// Inputs that get far.
+/// Returns inputs that reach much of the code.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let flow = Flow {

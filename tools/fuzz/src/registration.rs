@@ -1,4 +1,4 @@
-//! Arbitrary packets on the socket by which a client registers, as either side reads them.
+//! Fuzzes both sides of the registration socket with arbitrary packets.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -14,7 +14,7 @@ use nix::sys::socket::{
 use crate::Input;
 use crate::input::put_packet;
 
-/// Packets of one connection that are looked at: the second ends it.
+/// Most packets of one connection.
 const PACKETS_MAX: usize = 8;
 
 fn pair() -> (OwnedFd, OwnedFd) {
@@ -22,7 +22,7 @@ fn pair() -> (OwnedFd, OwnedFd) {
     socketpair(AddressFamily::Unix, SockType::SeqPacket, None, flags).expect("descriptors")
 }
 
-/// Sends a packet with so many descriptors.
+/// Sends a packet with `rights` descriptors.
 fn send(socket: &OwnedFd, packet: &[u8], rights: usize) {
     let file = (rights > 0).then(|| File::open("/dev/null").expect("there is one"));
     let fds: Vec<i32> = file
@@ -34,7 +34,7 @@ fn send(socket: &OwnedFd, packet: &[u8], rights: usize) {
     let control = [ControlMessage::ScmRights(&fds)];
     let control = if rights > 0 { &control[..] } else { &[] };
     let part = [std::io::IoSlice::new(packet)];
-    // One that is too long, or has no bytes, is none.
+    // The call fails for a packet that is too long or empty, and then there is none.
     let _ = sendmsg::<()>(
         socket.as_raw_fd(),
         &part,
@@ -52,7 +52,7 @@ fn check_hello(hello: &Hello) {
     assert_eq!(again.as_ref().ok(), Some(hello));
 }
 
-/// The daemon's side: a greeting, and then silence.
+/// Checks the daemon's side of a connection that receives `packets`.
 fn greeted(packets: &[(&[u8], usize)]) {
     let (ours, theirs) = pair();
     for &(packet, rights) in packets {
@@ -64,12 +64,12 @@ fn greeted(packets: &[(&[u8], usize)]) {
         }
     }
     drop(theirs);
-    // Whatever was said, the hangup is seen once that was read.
+    // The daemon's side sees the hangup after it has read all packets.
     let end = (0..=packets.len()).find_map(|_| receive_hello(ours.as_fd()).err());
     assert!(end.is_some(), "a hangup is an end");
 }
 
-/// The client's side: a reply, with descriptors if it is a welcome.
+/// Checks the client's side, which receives replies with descriptors.
 fn answered(packets: &[(&[u8], usize)]) {
     let (ours, theirs) = pair();
     for &(packet, rights) in packets {
@@ -80,7 +80,7 @@ fn answered(packets: &[(&[u8], usize)]) {
     }
 }
 
-/// Takes one input.
+/// Runs the target on one input.
 pub fn run(bytes: &[u8]) {
     let _ = Hello::parse(bytes).inspect(check_hello);
     if let Ok(geometry) = Reply::parse(bytes) {
@@ -108,7 +108,7 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
-/// Inputs that get far.
+/// Returns inputs that reach much of the code.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let geometry = Geometry::default();
@@ -133,7 +133,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
         for rights in [0, 2] {
             let mut seed = vec![rights];
             put_packet(&mut seed, packet);
-            // And once more: whoever speaks after the greeting is gone.
+            // The packet is sent twice, because a second packet ends a connection.
             seed.push(0);
             put_packet(&mut seed, packet);
             seeds.push(seed);

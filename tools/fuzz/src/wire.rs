@@ -1,9 +1,9 @@
-//! Arbitrary bytes as what daemons send to the coordinator, in any order, from several hosts, and
-//! as what a coordinator sends to a daemon.
+//! Fuzzes the messages between daemons and coordinator with arbitrary bytes: from several daemons
+//! to a coordinator in any order, and from a coordinator to a daemon.
 //!
-//! After each message the coordinator's books must agree and its caps must hold; its orders must be
-//! whole and in sequence for the daemon's own [`OrderAssembler`]; and when all hosts have left,
-//! nothing may be left of them.
+//! After each message the coordinator's sums must agree and its limits must hold. The daemon's own
+//! [`OrderAssembler`] must accept its orders. After all hosts have left, no state of them may be
+//! left.
 
 use laxity_coordinator::cluster::{Cluster, ClusterPolicy, HostId, Settings, Taken};
 use laxity_coordinator::limits::Limits;
@@ -19,16 +19,17 @@ use prost::Message as _;
 use crate::Input;
 use crate::input::put_packet;
 
-/// Daemons that are played.
+/// Number of simulated daemons.
 const HOSTS: usize = 4;
-/// Steps of one input that are taken.
+/// Most steps of one input.
 const STEPS_MAX: usize = 256;
-/// Runs that may be due at one instant: each is at least the rest after the one before later.
+/// Most polls at one instant. More mean that the coordinator never finishes.
 const POLLS_MAX: usize = 1000;
 const TERM: u64 = 7;
 const GRACE: Span = Span::from_millis(100);
 
-// What a step does, in bits 2 to 4 of its first byte; bits 0 and 1 are the host.
+// The values of a step's kind, which is in bits 2 to 4 of its first byte. Bits 0 and 1 are the
+// host.
 const SAY: u8 = 0;
 const REPORT: u8 = 1;
 const HAPPEN: u8 = 2;
@@ -38,12 +39,12 @@ const READ: u8 = 5;
 const OPERATE: u8 = 6;
 const ORDER: u8 = 7;
 
-/// Where a host's ports are reached.
+/// Returns the address of a host's ports.
 fn address(host: &str) -> Vec<u8> {
     vec![host.bytes().last().unwrap_or(0); 16]
 }
 
-/// A greeting with two ports.
+/// Returns a hello with two ports.
 #[must_use]
 pub fn hello(host: &str) -> Hello {
     let port = |direction| PortInfo {
@@ -84,13 +85,13 @@ struct World {
     cluster: Cluster,
     now: Time,
     daemons: [Daemon; HOSTS],
-    /// What reads the orders of a coordinator that means no good.
+    /// The assembler that reads orders of a malicious coordinator.
     misled: OrderAssembler,
 }
 
 impl World {
     fn new() -> Self {
-        // Small, so that caps are met; with little reserved, so that what is charged shows.
+        // Limits are small, so that inputs reach them. Little is reserved, so that charges show.
         let limits = Limits {
             hosts_max: 6,
             batches_max: 24,
@@ -149,7 +150,7 @@ impl World {
         self.say(host, Message::Report(report));
     }
 
-    /// As the server does it.
+    /// Processes a message as the server does.
     fn say(&mut self, host: usize, message: Message) {
         let Some((id, stream)) = self.daemons[host].stream else {
             if let Message::Hello(hello) = message {
@@ -269,7 +270,7 @@ impl World {
         }
     }
 
-    /// What a coordinator that means no good says to a daemon.
+    /// Passes an order of a malicious coordinator to a daemon's assembler.
     fn mislead(&mut self, packet: &[u8]) {
         let order = match FromCoordinator::decode(packet) {
             Ok(FromCoordinator {
@@ -336,7 +337,7 @@ impl World {
         );
     }
 
-    /// Deltas have led where a full order leads.
+    /// Checks that deltas lead to the same order as a full order.
     fn compare(&mut self) {
         for host in 0..HOSTS {
             self.read(host);
@@ -366,7 +367,7 @@ impl World {
     }
 }
 
-/// Takes one input.
+/// Runs the target on one input.
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let mut world = World::new();
@@ -484,7 +485,7 @@ fn story() -> Vec<(u8, Kind)> {
     ]
 }
 
-/// Inputs that get far.
+/// Returns inputs that reach much of the code.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let wrapped = |kind: &Kind| Event {

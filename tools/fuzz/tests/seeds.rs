@@ -1,10 +1,10 @@
-//! Every target over its seeds, and over some thousand mutations of them: what `make fuzz` does for
-//! longer and by coverage.
+//! Runs every target over its seeds and thousands of mutations of them. `make fuzz` does the same
+//! for longer and guided by coverage.
 
-/// Mutations of each seed.
+/// Number of mutations of each seed.
 const MUTATIONS: usize = 1000;
 
-/// Numbers that look random and are the same in every run.
+/// A random number generator with the same sequence in every run.
 struct Noise(u64);
 
 impl Noise {
@@ -15,7 +15,7 @@ impl Noise {
         (self.0 % below.max(1) as u64) as usize
     }
 
-    /// A few changes of the kinds that a fuzzer makes.
+    /// Returns a copy of `seed` with a few changes of the kinds that a fuzzer makes.
     fn mutate(&mut self, seeds: &[Vec<u8>], seed: &[u8]) -> Vec<u8> {
         let mut bytes = seed.to_vec();
         for _ in 0..=self.next(4) {
@@ -60,7 +60,7 @@ fn wire() {
 #[test]
 fn registration() {
     let descriptors = || std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
-    // With one thread of this process at work the number would be exact; others open some, too.
+    // The limit isn't exact, because other threads of the test process also open descriptors.
     let before = descriptors();
     all("registration", laxity_fuzz::registration::run);
     assert!(descriptors() < before + 50, "descriptors are not left open");

@@ -1,5 +1,5 @@
-//! What policies of the first tier differ in: who is first, how many tokens, who may start, who is
-//! given up. The mechanics that they share: [`crate::replica`].
+//! The decisions in which policies of the first tier differ. [`crate::replica`] has what they
+//! share.
 
 use crate::Time;
 use crate::iteration::Event;
@@ -7,154 +7,153 @@ use crate::job::{Job, Phase};
 use crate::kv::Pool;
 use crate::latency::Composition;
 
-/// Where a job stands in line: smaller is earlier, ties by arrival and number. A rank must not
-/// change but for what [`Discipline::observe`] announces and by progress of the job itself, so that
-/// the line can be kept in order rather than be sorted for each iteration.
+/// The place of a job in the queue. Smaller ranks are first. Ties are broken by arrival and then by
+/// id. A rank changes only by progress of the job or as [`Discipline::observe`] reports, so that
+/// the queue stays sorted and isn't sorted for each iteration.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Rank(pub i64);
 
-/// Which ranks are others than before.
+/// The jobs whose ranks changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reranked {
-    /// None.
+    /// No ranks changed.
     #[default]
     None,
-    /// Possibly all.
+    /// Any rank may have changed.
     All,
 }
 
-/// What a discipline may look at.
+/// The state of a replica that a discipline can read.
 pub trait View {
-    /// Jobs that decode, each with a token in the iteration that is being made, in the order of
-    /// their ranks; none outside of one.
+    /// Returns the jobs that decode in the iteration that is being planned, by rank. Empty at other
+    /// times.
     fn decoding(&self) -> Box<dyn Iterator<Item = &Job> + '_>;
-    /// What the decodes of this iteration come to.
+    /// Returns the sums of all decode steps in this iteration.
     fn decodes(&self) -> Composition;
-    /// Jobs with prompt tokens to compute, not relegated, in line.
+    /// Returns the jobs in the queue, in order. They have prompt tokens to compute and aren't
+    /// relegated.
     fn in_line(&self) -> Box<dyn Iterator<Item = &Job> + '_>;
-    /// Those of them that have begun, in line.
+    /// Returns the jobs in the queue that have computed some tokens, in order.
     fn begun(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
         Box::new(self.in_line().filter(|job| job.phase == Phase::Prefilling))
     }
-    /// Relegated jobs, in the order in which they are served.
+    /// Returns the relegated jobs in the order in which they are served.
     fn aside(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
         Box::new(std::iter::empty())
     }
-    /// How many there are in line, and their prompt tokens in all.
+    /// Returns the number of jobs in the queue and the sum of their prompt tokens.
     fn backlog(&self) -> (usize, u64);
-    /// Relegated jobs.
+    /// Returns the number of relegated jobs.
     fn relegated(&self) -> usize;
-    /// The book of blocks.
+    /// Returns the pool of KV blocks.
     fn pool(&self) -> &Pool;
 }
 
-/// Whether a job may have its first tokens computed.
+/// Whether a job may compute its first tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// Yes.
+    /// The job may start.
     Now,
-    /// Not yet; those behind it in line may be asked for.
+    /// The job may not start yet. Jobs behind it in the queue may.
     Later,
-    /// Not yet, and nobody behind it either.
+    /// Neither this job nor any job behind it may start yet.
     Nobody,
-    /// Not yet, nor anybody before this rank: the next to be asked for is the first at or behind
-    /// it.
+    /// No job before this rank may start yet. The next candidate is the first job at or behind the
+    /// rank.
     Skip(Rank),
 }
 
 /// A policy of the first tier.
 pub trait Discipline {
-    /// How it is called on tables.
+    /// Returns the policy's name in result tables.
     fn name(&self) -> &'static str;
 
-    /// Where a job stands in line.
+    /// Returns the rank of a job.
     fn rank(&self, job: &Job) -> Rank;
 
-    /// Sees all that happens, before it is acted upon. `jobs` says how a job stands.
+    /// Updates the state with an event before the replica applies it. Returns which ranks changed.
     fn observe(&mut self, now: Time, event: &Event, view: &dyn View) -> Reranked {
         let _ = (now, event, view);
         Reranked::None
     }
 
-    /// A job gave out its last token, and is gone after this.
+    /// Updates the state after a job's last token. The replica removes the job afterwards.
     fn finished(&mut self, now: Time, job: &Job) {
         let _ = (now, job);
     }
 
-    /// Prompt tokens to compute in this iteration, beside the decodes. Asked once for each.
+    /// Returns how many prompt tokens this iteration may compute. Called once for each iteration.
     fn budget(&mut self, now: Time, view: &dyn View) -> u32;
 
-    /// Whether a job that waits may start. Asked for each in line until the budget is spent.
+    /// Decides whether a waiting job may start. Called for each job in order while budget remains.
     fn start(&mut self, now: Time, job: &Job, view: &dyn View) -> Start {
         let _ = (now, job, view);
         Start::Now
     }
 
-    /// It takes the place of another discipline. These jobs are here, in order of arrival; their
-    /// ranks are asked for after this.
+    /// Takes over from another discipline. `jobs` are all jobs of the replica by arrival. The
+    /// replica asks for their ranks afterwards.
     fn takes_over(&mut self, jobs: &[Job], view: &dyn View) {
         let _ = (jobs, view);
     }
 
-    /// A job holds blocks from now on: its first chunk is planned, or it came with its KV and goes
-    /// on.
+    /// Reports that a job holds blocks: its first chunk was planned, or it came with its KV and
+    /// decodes.
     fn began(&mut self, job: &Job) {
         let _ = job;
     }
 
-    /// A job gave its blocks back, and is in line again.
+    /// Reports that a job lost its blocks and is in the queue again.
     fn dropped(&mut self, job: &Job) {
         let _ = job;
     }
 
-    /// So many tokens of a job were computed; called before [`Self::finished`].
+    /// Reports that `tokens` tokens of a job were computed. Called before [`Self::finished`].
     fn progressed(&mut self, now: Time, job: &Job, tokens: u32) {
         let _ = (now, job, tokens);
     }
 
-    /// A request was turned away, on arrival or later.
+    /// Reports that the replica refused a request, on arrival or later.
     fn refused(&mut self, request: crate::request::RequestId) {
         let _ = request;
     }
 
-    /// The next job whose rank is another than before, without progress of its own: where
-    /// [`Reranked::All`] would be too much. Asked for after each [`Self::observe`] until there is
-    /// none.
+    /// Returns the next job whose rank changed without progress of its own. It avoids the cost of
+    /// [`Reranked::All`]. Called after each [`Self::observe`] until it returns `None`.
     fn poll_reranked(&mut self) -> Option<crate::request::RequestId> {
         None
     }
 
-    /// Jobs to give up now: they are served when nothing else is to do. Called before the line is
-    /// read.
+    /// Returns the jobs to relegate now. They are served when nothing else is to do. Called before
+    /// jobs of the queue are planned.
     fn relegate(&mut self, now: Time, view: &dyn View) -> Vec<crate::request::RequestId> {
         let _ = (now, view);
         Vec::new()
     }
 
-    /// A relegated job keeps what was computed of it. It does not by default: that would hold
-    /// blocks which those need for whom it was given up (at 6 requests per second 27 % against 17 %
-    /// missed their objective).
+    /// Whether a relegated job keeps its KV. By default it doesn't, because more urgent jobs need
+    /// the blocks. With kept blocks 27 % instead of 17 % missed their objective at 6 requests per
+    /// second.
     fn relegated_keep_blocks(&self) -> bool {
         false
     }
 
-    /// Whether those in line that have begun go on before those that come before them in line.
-    /// Fixed-chunk schedulers of vLLM and Sarathi do; who preempts prompts for more urgent ones
-    /// does not (QoServe §3.4).
+    /// Whether all jobs that have begun go before those ahead of them in the queue. The fixed-chunk
+    /// schedulers of vLLM and Sarathi do so. Schedulers that preempt prompts for more urgent ones
+    /// don't (QoServe §3.4).
     fn begun_first(&self) -> bool {
         true
     }
 
-    /// Whether a job that has begun goes on before those that come before it in line, asked for
-    /// each that has begun where [`Self::begun_first`] is not for all (QoServe §3.4: one that would
-    /// miss its deadline if it waited for an iteration is not preempted).
+    /// Whether a begun job goes before those ahead of it in the queue. Called for each begun job if
+    /// [`Self::begun_first`] is false. QoServe §3.4 doesn't preempt a job that would miss its
+    /// deadline by a wait of one iteration.
     fn goes_on(&mut self, now: Time, job: &Job) -> bool {
         let _ = (now, job);
         false
     }
 
-    /// Jobs that may decode in one iteration; those beyond, in the order of ranks, wait for the
-    /// next.
+    /// Returns how many jobs may decode in one iteration. The others, by rank, wait for the next.
     fn decodes_max(&self) -> usize {
         usize::MAX
     }

@@ -1,4 +1,4 @@
-//! The second tier: which instance takes a request, and when it moves to another.
+//! The second tier, which decides which instance takes a request and when it moves to another.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,103 +6,102 @@ use crate::Time;
 use crate::iteration::Load;
 use crate::request::{ClassId, InstanceId, RequestId, Spec};
 
-/// What an instance does of a request.
+/// The part of a request that an instance computes.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// All of it.
+    /// The prompt and all tokens of the answer.
     #[default]
     Whole,
     /// The prompt and the first token.
     Prefill,
-    /// The other tokens.
+    /// All tokens after the first.
     Decode,
 }
 
-/// Something happened.
+/// An event that a dispatcher handles.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
-    /// A request came to the front door.
+    /// A request arrived.
     Arrived(Spec),
     /// An instance is ready.
     Up {
-        /// Which.
+        /// The instance's id.
         instance: InstanceId,
-        /// For what.
+        /// The instance's role.
         role: Role,
     },
-    /// An instance takes no more: what it has ends there (`lost` is empty), or is lost and has to
-    /// be placed again.
+    /// An instance takes no more requests. If `lost` is empty, its requests end there.
     Down {
-        /// Which.
+        /// The instance's id.
         instance: InstanceId,
-        /// Requests that it had.
+        /// Requests that were lost with the instance and need a new one.
         lost: Vec<Spec>,
     },
-    /// An instance says what stands there: after each of its iterations.
+    /// An instance reports its load after an iteration.
     Load {
-        /// Which.
+        /// The instance's id.
         instance: InstanceId,
-        /// What stands there.
+        /// The load.
         load: Load,
-        /// Time its last iteration took, ns; 0 if it had none.
+        /// Duration of the last iteration in ns, or 0 if there was none.
         took: u64,
     },
-    /// A request's first token is out, on a prefill instance, and it can move to one that decodes.
-    /// `spec` counts what is ready and generated.
+    /// A prefill instance generated a request's first token. The request can move to a decode
+    /// instance.
     Prefilled {
-        /// As it stands.
+        /// The request with its current `ready` and `generated`.
         spec: Spec,
-        /// Where.
+        /// The prefill instance.
         instance: InstanceId,
     },
     /// A request is complete.
     Finished {
-        /// Which.
+        /// The request's id.
         request: RequestId,
-        /// Where.
+        /// The instance that completed it.
         instance: InstanceId,
-        /// Its class.
+        /// The request's class of service.
         class: ClassId,
-        /// Measured time to its first token, ns.
+        /// Measured time to the first token, ns.
         ttft: u64,
-        /// Measured mean time between its tokens, ns.
+        /// Measured mean time between tokens, ns.
         tpot: u64,
-        /// Tokens that it generated.
+        /// Number of generated tokens.
         generated: u32,
     },
-    /// Nobody wants it any more.
+    /// A request was cancelled.
     Cancelled(RequestId),
 }
 
-/// What to do.
+/// A decision of a dispatcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decision {
-    /// It goes there. A request that was prefilled elsewhere takes its KV along.
+    /// Place a request on an instance. If it was prefilled elsewhere, its KV moves along.
     Place {
-        /// Which.
+        /// The request's id.
         request: RequestId,
-        /// Where to.
+        /// The instance that takes it.
         instance: InstanceId,
     },
-    /// It is turned away.
+    /// Refuse a request.
     Refuse(RequestId),
 }
 
-/// Decides where requests go.
+/// Decides which instance takes a request.
 pub trait Dispatch {
-    /// How it is called on tables.
+    /// Returns the policy's name in result tables.
     fn name(&self) -> &'static str;
-    /// Takes in what happened.
+    /// Updates the state with an event.
     fn handle(&mut self, now: Time, event: &Event);
-    /// The next decision.
+    /// Returns the next decision.
     fn poll_decision(&mut self, now: Time) -> Option<Decision>;
-    /// When to poll again though nothing happened.
+    /// Returns when to poll again if no event comes before.
     fn next_deadline(&self) -> Option<Time>;
-    /// Requests that came and have no place yet.
+    /// Returns the number of requests that wait for an instance.
     fn waiting(&self) -> usize;
 }

@@ -1,32 +1,32 @@
-//! Which policy an engine runs, by the name that configurations have for it: those of the engine
-//! itself and those of the lab, which writes engines' configurations.
+//! The policies that an engine can run, by their names in configurations. The engine and the lab,
+//! which writes engines' configurations, share these names.
 
 use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Who decides what an iteration computes.
+/// The policy that decides what an iteration computes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Policy {
-    /// Whoever came first.
+    /// The earliest arrival is served first.
     #[default]
     Fcfs,
-    /// The earliest deadline.
+    /// The earliest deadline is served first.
     Edf,
-    /// The shortest remaining prompt.
+    /// The shortest remaining prompt is served first.
     Srpf,
-    /// QoServe: chunks as large as slack allows, hybrid priority, relegation.
+    /// QoServe: chunks as large as slack permits, hybrid priority, relegation.
     Qoserve,
-    /// H-MAS: a pool of orders, exchanged while requests run, under a fence.
+    /// H-MAS: one of several orders by predicted costs, with a memory limit.
     Hmas,
 }
 
 impl Policy {
-    /// All of them.
+    /// All policies.
     pub const ALL: [Self; 5] = [Self::Fcfs, Self::Edf, Self::Srpf, Self::Qoserve, Self::Hmas];
 
-    /// Its name in configurations.
+    /// Returns the policy's name in configurations.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

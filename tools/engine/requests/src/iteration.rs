@@ -1,7 +1,7 @@
-//! The first tier: what one replica computes in its next forward pass.
+//! The first tier, which decides what one replica computes in its next forward pass.
 //!
-//! A driver calls [`Iteration::handle`] for what happened, [`Iteration::plan`] when the replica is
-//! idle, runs the plan, and says [`Event::Done`]. One plan is under way at a time.
+//! A driver reports events to [`Iteration::handle`]. When the replica is idle, it calls
+//! [`Iteration::plan`], runs the plan and reports [`Event::Done`]. At most one plan runs at a time.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,82 +9,81 @@ use crate::latency::Composition;
 use crate::request::{RequestId, Spec};
 use crate::{Span, Time};
 
-/// Something happened.
+/// An event at a replica.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
-    /// A request came.
+    /// A request arrived.
     Arrived(Spec),
-    /// Nobody wants it any more, or it goes on elsewhere. May come while it is computed: what that
-    /// gives is thrown away.
+    /// A request is cancelled or continues on another instance. If it is being computed, the result
+    /// is discarded.
     Cancelled(RequestId),
-    /// The plan was computed.
+    /// The replica finished its plan.
     Done {
-        /// Time it took, host work included.
+        /// Duration of the iteration, which includes host work.
         #[serde(with = "crate::nanoseconds::span")]
         took: Span,
-        /// Of those that gave out a token, those for which it was the last.
+        /// Requests whose last token came in this iteration.
         finished: Vec<RequestId>,
     },
-    /// There are so many KV blocks from now on.
+    /// The number of KV blocks changed to this value.
     Capacity(u32),
 }
 
-/// Some tokens of a prompt.
+/// A range of tokens of one prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Chunk {
-    /// Whose.
+    /// The request whose prompt it is.
     pub request: RequestId,
-    /// Tokens before it, whose KV is here.
+    /// Number of tokens before the chunk, whose KV is on this replica.
     pub prefix: u32,
-    /// How many.
+    /// Number of tokens in the chunk.
     pub tokens: u32,
-    /// It is the last one: the request gives out a token in this iteration.
+    /// Whether this chunk ends the prompt, so that the request generates a token in this iteration.
     pub last: bool,
 }
 
-/// A request that computes one token more.
+/// The decode of one token of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// Whose.
+    /// The request that decodes.
     pub request: RequestId,
-    /// Tokens whose KV is here.
+    /// Number of the request's tokens whose KV is on this replica.
     pub context: u32,
 }
 
-/// A request whose blocks are taken away before the plan is computed. What was computed of it is
-/// lost.
+/// A request that loses its blocks before the plan runs. Its computed KV is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drop {
-    /// Whose.
+    /// The request that loses its blocks.
     pub request: RequestId,
-    /// Why.
+    /// The reason.
     pub why: Why,
 }
 
-/// Why blocks are taken away.
+/// The reason why a request loses its blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Why {
-    /// One that comes before it needs them.
+    /// A request that is served earlier needs the blocks.
     Memory,
-    /// It was given up.
+    /// The request was relegated.
     Relegated,
 }
 
-/// What is computed next.
+/// The work of the next forward pass.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// First these lose their blocks.
+    /// Requests that lose their blocks before the pass.
     pub drops: Vec<Drop>,
-    /// Prompts.
+    /// Prompt chunks to compute.
     pub chunks: Vec<Chunk>,
-    /// Tokens.
+    /// Decode steps to compute.
     pub steps: Vec<Step>,
 }
 
 impl Plan {
-    /// What is in it.
+    /// Returns the sums that determine the duration of this plan.
     #[must_use]
     pub fn composition(&self) -> Composition {
         let chunks = self
@@ -99,46 +98,46 @@ impl Plan {
     }
 }
 
-/// A request that was turned away.
+/// A refused request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// Which.
+    /// The refused request's id.
     pub request: RequestId,
-    /// Why.
+    /// The reason.
     pub why: Refused,
 }
 
-/// Why a request is turned away.
+/// The reason why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Refused {
-    /// With all that it may generate it is larger than all KV blocks together.
+    /// The prompt and the longest answer together need more KV blocks than the replica has.
     TooLong,
-    /// There is such a request already.
+    /// A request with the same id is already here.
     Known,
-    /// A number in it makes no sense: no prompt, no output, or more ready than there is.
+    /// A field is invalid: no prompt, no output, or more ready tokens than the request has.
     Senseless,
 }
 
-/// What stands at a replica, for those that place requests.
+/// The load of a replica, as dispatchers and scalers see it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Load {
-    /// Requests of which no token was computed.
+    /// Requests without any computed token.
     pub waiting: u32,
-    /// Of those, how many were given up: they stand aside, and wait until nothing else is to do.
+    /// Relegated requests among `waiting`. They wait until the replica has nothing else to do.
     #[serde(default, skip_serializing_if = "is_none")]
     pub relegated: u32,
     /// Requests that compute their prompt or decode.
     pub running: u32,
-    /// Of those, how many decode.
+    /// Requests among `running` that decode.
     pub decoding: u32,
-    /// Prompt tokens to be computed, of all.
+    /// Prompt tokens that all requests together still have to compute.
     pub prefill_tokens: u64,
-    /// Tokens of KV of those that decode.
+    /// Tokens of KV of all requests that decode.
     pub decode_context: u64,
-    /// KV blocks.
+    /// Total number of KV blocks.
     pub blocks: u32,
-    /// Those of them that nobody holds.
+    /// Number of free KV blocks.
     pub blocks_free: u32,
 }
 
@@ -151,7 +150,7 @@ const fn is_none(count: &u32) -> bool {
 }
 
 impl Load {
-    /// Requests that wait and were not given up.
+    /// Returns the number of waiting requests that are not relegated.
     #[must_use]
     pub const fn in_line(&self) -> u32 {
         self.waiting.saturating_sub(self.relegated)
@@ -160,18 +159,18 @@ impl Load {
 
 /// Decides what a replica computes.
 pub trait Iteration {
-    /// Takes in what happened.
+    /// Updates the state with an event.
     fn handle(&mut self, now: Time, event: &Event);
 
-    /// What to compute now; nothing while a plan is under way, or if there is nothing to compute.
+    /// Returns the next plan, or `None` if a plan is running or there is nothing to compute.
     fn plan(&mut self, now: Time) -> Option<Plan>;
 
-    /// The next one that was turned away.
+    /// Returns the next refused request.
     fn poll_refusal(&mut self) -> Option<Refusal>;
 
-    /// When to ask for a plan again though nothing happened.
+    /// Returns when to ask for a plan again if no event comes before.
     fn next_deadline(&self) -> Option<Time>;
 
-    /// What stands here.
+    /// Returns the current load of the replica.
     fn load(&self) -> Load;
 }

@@ -1,50 +1,47 @@
-//! A request at a replica: how far it is.
+//! The progress of a request at a replica.
 
 use crate::Time;
 use crate::request::{RequestId, Spec};
 
-/// Where a job stands.
+/// The phase of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Tokens of its prompt (or of what was dropped) are to be computed; nothing of it was ever
-    /// planned, or all was dropped.
+    /// No token of its prompt is computed: nothing was planned yet, or a drop lost everything.
     Waiting,
-    /// Some are, more are to be.
+    /// Some prompt tokens are computed and some are not.
     Prefilling,
-    /// One token after the other.
+    /// The job generates one token after another.
     Decoding,
 }
 
-/// A job.
+/// A request at a replica, with its progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// What was known of it.
+    /// The request as it arrived.
     pub spec: Spec,
-    /// Where it stands.
+    /// The job's phase.
     pub phase: Phase,
-    /// Tokens whose KV is here.
+    /// Number of tokens whose KV is on this replica.
     pub context: u32,
-    /// Tokens that have to be here before it decodes: the prompt, and after a drop also what it had
-    /// generated.
+    /// Number of tokens whose KV decode needs: the prompt, and after a drop also generated tokens.
     pub target: u32,
-    /// Tokens that it gave out.
+    /// Number of tokens that were generated.
     pub generated: u32,
-    /// When it gave out the first.
+    /// When the first token came.
     pub first_token: Option<Time>,
-    /// When it gave out the last so far.
+    /// When the latest token came.
     pub last_token: Option<Time>,
-    /// Given up: served when there is nothing else to do (QoServe §3.4).
+    /// Whether the job is relegated: served when there is nothing else to do (QoServe §3.4).
     pub relegated: bool,
-    /// How often all that was computed of it was lost.
+    /// How often the job lost all its KV.
     pub drops: u32,
 }
 
 impl Job {
-    /// A job as it arrives.
+    /// Creates the job of a request that arrives.
     #[must_use]
     pub const fn new(spec: Spec) -> Self {
-        // The KV of a token that was just generated is computed in the pass that gives the next
-        // one.
+        // The pass that generates a token computes the KV of the token before it.
         let computed = spec.prompt.saturating_add(spec.generated.saturating_sub(1));
         let decodes = spec.generated > 0 && spec.ready >= computed;
         let target = if decodes {
@@ -70,7 +67,7 @@ impl Job {
         }
     }
 
-    /// It gave out a token. Whether that was the last that it may.
+    /// Records a generated token. Returns whether the request may generate no more.
     pub(crate) const fn gave_token(&mut self, now: Time) -> bool {
         self.phase = Phase::Decoding;
         self.generated += 1;
@@ -81,7 +78,7 @@ impl Job {
         self.generated >= self.spec.output_max
     }
 
-    /// All that was computed of it is lost.
+    /// Resets the job after a loss of all its KV.
     pub(crate) const fn lost(&mut self) {
         self.phase = Phase::Waiting;
         self.context = 0;
@@ -89,19 +86,19 @@ impl Job {
         self.drops += 1;
     }
 
-    /// Its number.
+    /// Returns the request's id.
     #[must_use]
     pub const fn id(&self) -> RequestId {
         self.spec.id
     }
 
-    /// Tokens to compute before it decodes.
+    /// Returns the number of tokens to compute before the job decodes.
     #[must_use]
     pub const fn prefill_left(&self) -> u32 {
         self.target.saturating_sub(self.context)
     }
 
-    /// When its next token has to be there.
+    /// Returns the deadline of the next token.
     #[must_use]
     pub const fn next_deadline(&self) -> Time {
         self.spec.deadline(self.generated)

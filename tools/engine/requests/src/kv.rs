@@ -1,32 +1,31 @@
-//! The book of KV blocks of one instance. Rules of ownership: the crate's page.
+//! Accounts for the KV blocks of one instance. The crate's page has the rules of ownership.
 
 use rustc_hash::FxHashMap;
 
 use crate::request::RequestId;
 
-/// A request asked for more blocks than are free.
+/// The error of a request that needs more blocks than are free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{needed} blocks are needed and {free} are free")]
 pub struct Short {
-    /// Blocks that were asked for.
+    /// Number of blocks that the request needs.
     pub needed: u32,
-    /// Blocks that there are.
+    /// Number of free blocks.
     pub free: u32,
 }
 
-/// Blocks of an instance, and who holds how many.
+/// The KV blocks of an instance and the number that each request holds.
 #[derive(Clone, Debug)]
 pub struct Pool {
     block_tokens: u32,
     capacity: u32,
     used: u32,
-    /// Numbers are the driver's, so that nobody can make them collide; asked for each token of each
-    /// iteration.
+    /// Blocks of each request. A fast hash is safe here because the driver chooses the ids.
     held: FxHashMap<RequestId, u32>,
 }
 
 impl Pool {
-    /// `capacity` blocks of `block_tokens` tokens (1 at least).
+    /// Creates a pool of `capacity` blocks of `block_tokens` tokens (at least 1).
     #[must_use]
     pub fn new(capacity: u32, block_tokens: u32) -> Self {
         Self {
@@ -37,58 +36,59 @@ impl Pool {
         }
     }
 
-    /// Blocks of so many tokens.
+    /// Returns the number of blocks that `tokens` tokens need.
     #[must_use]
     pub const fn blocks(&self, tokens: u32) -> u32 {
         tokens.div_ceil(self.block_tokens)
     }
 
-    /// Tokens of a block.
+    /// Returns the number of tokens in a block.
     #[must_use]
     pub const fn block_tokens(&self) -> u32 {
         self.block_tokens
     }
 
-    /// Blocks in all.
+    /// Returns the total number of blocks.
     #[must_use]
     pub const fn capacity(&self) -> u32 {
         self.capacity
     }
 
-    /// Blocks held.
+    /// Returns the number of blocks that requests hold.
     #[must_use]
     pub const fn used(&self) -> u32 {
         self.used
     }
 
-    /// Blocks that nobody holds: none while more are held than there are (after [`Self::resize`]).
+    /// Returns the number of free blocks. It is 0 if [`Self::resize`] left fewer blocks than are
+    /// held.
     #[must_use]
     pub const fn free(&self) -> u32 {
         self.capacity.saturating_sub(self.used)
     }
 
-    /// Blocks that a request holds.
+    /// Returns the number of blocks that `request` holds.
     #[must_use]
     pub fn held(&self, request: RequestId) -> u32 {
         self.held.get(&request).copied().unwrap_or(0)
     }
 
-    /// Blocks that a request lacks to hold `tokens` tokens.
+    /// Returns how many more blocks `request` needs to hold `tokens` tokens.
     #[must_use]
     pub fn lacking(&self, request: RequestId, tokens: u32) -> u32 {
         self.blocks(tokens).saturating_sub(self.held(request))
     }
 
-    /// Tokens up to which a request can grow now.
+    /// Returns the largest number of tokens that `request` can hold with the free blocks.
     #[must_use]
     pub fn reach(&self, request: RequestId) -> u32 {
         (self.held(request) + self.free()).saturating_mul(self.block_tokens)
     }
 
-    /// Lets a request hold `tokens` tokens; what it holds beyond that it keeps.
+    /// Gives `request` the blocks for `tokens` tokens. The request keeps blocks beyond that.
     ///
     /// # Errors
-    /// If too few blocks are free; nothing has changed then.
+    /// Fails if too few blocks are free. The pool is unchanged then.
     pub fn grow(&mut self, request: RequestId, tokens: u32) -> Result<(), Short> {
         let needed = self.lacking(request, tokens);
         let free = self.free();
@@ -102,19 +102,19 @@ impl Pool {
         Ok(())
     }
 
-    /// A request gives back all that it holds: so many blocks.
+    /// Frees all blocks of `request` and returns their number.
     pub fn release(&mut self, request: RequestId) -> u32 {
         let blocks = self.held.remove(&request).unwrap_or(0);
         self.used -= blocks;
         blocks
     }
 
-    /// There are more blocks now, or fewer: something else takes memory, or has given it back.
+    /// Sets the total number of blocks, because other users of the memory took or returned some.
     pub const fn resize(&mut self, capacity: u32) {
         self.capacity = capacity;
     }
 
-    /// The sum of what is held is what is used. For tests.
+    /// Reports whether the blocks of all requests add up to the used blocks. For tests.
     #[must_use]
     pub fn is_balanced(&self) -> bool {
         self.held

@@ -1,30 +1,29 @@
-//! How long a forward pass takes, as a policy that plans ahead asks it.
+//! The duration of a forward pass, for policies that plan ahead.
 //!
-//! An iteration is described by four sums; what they leave out (which request has which length)
-//! moves the time of an iteration by less than any of the models here is off. Linear in HyperFlexis
-//! (eq. 1 and 2), a forest in QoServe (§3.3), the roofline of the simulator in virtual time: each
-//! is a [`Latency`].
+//! Sums describe an iteration. They omit which request has which length. The error from that is
+//! smaller than the error of any model here. A [`Latency`] is linear in HyperFlexis (eq. 1 and 2),
+//! a forest in QoServe (§3.3), and a roofline in the simulator.
 
 use crate::Span;
 
-/// What is in an iteration.
+/// The work in an iteration, as sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Composition {
-    /// Prompt tokens that are computed.
+    /// Number of prompt tokens that are computed.
     pub prefill_tokens: u32,
-    /// Pairs of those tokens and the tokens that each attends to, its own prefix included: a chunk
-    /// of `c` tokens after `p` has `c · p + c (c + 1) / 2`.
+    /// Number of pairs of a computed prompt token and a token that it attends to. A chunk of `c`
+    /// tokens after `p` has `c · p + c (c + 1) / 2`.
     pub prefill_pairs: u64,
-    /// Prompt chunks.
+    /// Number of prompt chunks.
     pub chunks: u32,
-    /// Requests that decode one token each.
+    /// Number of requests that decode one token each.
     pub decodes: u32,
-    /// Tokens that those attend to, in all.
+    /// Number of tokens that the decoding requests attend to.
     pub decode_context: u64,
 }
 
 impl Composition {
-    /// With a chunk of `tokens` after `prefix` tokens.
+    /// Returns the sums with one more chunk of `tokens` after `prefix` tokens.
     #[must_use]
     pub const fn with_chunk(mut self, prefix: u32, tokens: u32) -> Self {
         let (prefix, count) = (prefix as u64, tokens as u64);
@@ -34,7 +33,7 @@ impl Composition {
         self
     }
 
-    /// With a request that decodes a token after `context`.
+    /// Returns the sums with one more decoded token after `context` tokens.
     #[must_use]
     pub const fn with_decode(mut self, context: u32) -> Self {
         self.decodes += 1;
@@ -42,16 +41,16 @@ impl Composition {
         self
     }
 
-    /// Nothing is computed.
+    /// Reports whether the iteration computes nothing.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.prefill_tokens == 0 && self.decodes == 0
     }
 }
 
-/// A model of an instance's time.
+/// A model of how long an instance computes.
 pub trait Latency {
-    /// How long such an iteration takes, host work included.
+    /// Returns the duration of an iteration, which includes host work.
     fn iteration(&self, of: &Composition) -> Span;
 }
 

@@ -1,54 +1,53 @@
-//! A latency model that is learned while it is used: from the iterations of the replica that it is
-//! asked about, and from nothing else.
+//! A latency model that learns from the iterations of one replica while policies use it.
 //!
 //! ```text
 //! E = f + t · tokens + p · pairs + r · requests + c · context      (ns; HyperFlexis eq. 1 and 2 in one, as [`Composition`] counts)
 //! ```
 //!
-//! Relative least squares with no coefficient below zero, as `hyperflexis::latency` fits a profile,
-//! but recursively: what was measured long ago counts less and less. Neither a clock nor chance is
-//! asked, so that whoever tells it the same iterations hears the same times: a recorded run can be
-//! decided again.
+//! The fit is relative least squares without negative coefficients, like `hyperflexis::latency`,
+//! but recursive: old iterations count less and less. The model uses no clock and no random
+//! numbers. The same iterations give the same predictions, so a recorded run can be repeated.
 //!
-//! The side to err on is the long one (QoServe §3.6.1), and a fit is the middle. So its answer is
-//! multiplied by a caution: the 0.9 quantile of measured over predicted, followed as it moves.
-//! Before anything was measured some machine of today stands in, with few samples' weight: 20 ms
-//! and 0.1 ms a token ([`crate::hmas::prediction::Measured`] begins with the same).
+//! A prediction should rather be too long than too short (QoServe §3.6.1), and a fit is in the
+//! middle. So predictions are multiplied by a factor, the caution. It follows the 0.9 quantile of
+//! measured over predicted time. A new model starts with samples of an assumed machine, at low
+//! weight: 20 ms plus 0.1 ms per token. [`crate::hmas::prediction::Measured`] starts with the same
+//! machine.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::Span;
 use crate::latency::{Composition, Latency};
 
-/// Coefficients.
+/// Number of coefficients.
 const TERMS: usize = 5;
 
-/// What terms are about as large as, so that equations can be solved in floating point.
+/// Typical sizes of the terms. Scaling by them keeps the equations solvable in floating point.
 const SCALES: [f64; TERMS] = [1.0, 100.0, 100_000.0, 10.0, 10_000.0];
 
-/// What an iteration is worth after the next: about a thousand count.
+/// Factor on the weight of all earlier iterations at each new one: about the last 1000 count.
 const KEPT: f64 = 0.999;
 
-/// The machine that stands in at first: ns, and ns per token, pair, request and token of context.
+/// Coefficients of the assumed machine: ns, and ns per token, pair, request and token of context.
 const PRIOR: [f64; TERMS] = [20e6, 100e3, 1.0, 100e3, 100.0];
 
-/// The weight of one of its samples; a measured one has 1.
+/// Weight of one sample of the assumed machine. A measured sample has weight 1.
 const PRIOR_WEIGHT: f64 = 0.01;
 
-/// The quantile of measured over predicted that answers are multiplied by.
+/// The quantile of measured over predicted time that the caution follows.
 const CAUTION: f64 = 0.9;
 
-/// How far one iteration moves it.
+/// Relative step by which one iteration changes the caution.
 const CAUTION_STEP: f64 = 0.05;
 
-/// Iterations between two fits, once it has seen a good many.
+/// Iterations between two fits, after the first `FIT_EVERY` iterations.
 const FIT_EVERY: u64 = 8;
 
 #[derive(Clone, Debug)]
 struct Fit {
     normal: [[f64; TERMS]; TERMS],
     right: [f64; TERMS],
-    /// Of scaled terms.
+    /// Coefficients of the scaled terms.
     coefficients: [f64; TERMS],
     caution: f64,
     iterations: u64,
@@ -125,8 +124,8 @@ impl Fit {
         }
     }
 
-    /// Of all sets of coefficients that may be other than zero, the best whose solution has none
-    /// below zero.
+    /// Sets the coefficients to the best solution without negative values. It tries each subset of
+    /// coefficients and takes the others as zero.
     fn fit(&mut self) {
         let cost = |x: &[f64; TERMS]| -> f64 {
             let quadratic: f64 = (0..TERMS)
@@ -150,8 +149,8 @@ impl Fit {
     }
 }
 
-/// Gauss with pivots, of the rows and columns in `set`; the others are zero. `None` if columns say
-/// the same: a smaller set does, too.
+/// Solves the rows and columns in `set` by Gaussian elimination with pivots; other results are
+/// zero. Returns `None` if columns depend on each other. A smaller set has the same solution then.
 fn solve(normal: &[[f64; TERMS]; TERMS], right: &[f64; TERMS], set: u32) -> Option<[f64; TERMS]> {
     let mut at = [0; TERMS];
     let mut n = 0;
@@ -190,7 +189,7 @@ fn solve(normal: &[[f64; TERMS]; TERMS], right: &[f64; TERMS], set: u32) -> Opti
     Some(x)
 }
 
-/// A handle to a model: clones are one. A policy asks it, whoever runs the replica tells it.
+/// A shared handle of a model: clones refer to the same one. Policies read it, the driver feeds it.
 #[derive(Clone, Debug)]
 pub struct Learned(Arc<Mutex<Fit>>);
 
@@ -202,24 +201,24 @@ impl Default for Learned {
 
 impl Learned {
     fn fit(&self) -> MutexGuard<'_, Fit> {
-        // Numbers that are valid after every statement.
+        // A poisoned lock is harmless because the numbers are valid after each statement.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An iteration was run. One of nothing, or that took no time, says nothing.
+    /// Learns from one iteration. Ignores iterations that are empty or took no time.
     pub fn ran(&self, of: &Composition, took: Span) {
         if !of.is_empty() && took > Span::ZERO {
             self.fit().ran(of, took.0 as f64);
         }
     }
 
-    /// Iterations that it has heard of.
+    /// Returns the number of iterations that the model has learned from.
     #[must_use]
     pub fn iterations(&self) -> u64 {
         self.fit().iterations
     }
 
-    /// What its answers are multiplied by.
+    /// Returns the factor by which predictions are multiplied.
     #[must_use]
     pub fn caution(&self) -> f64 {
         self.fit().caution
@@ -232,7 +231,7 @@ impl Latency for Learned {
             return Span::ZERO;
         }
         let fit = self.fit();
-        // Saturates at both ends.
+        // The cast saturates at both ends.
         Span((product(&terms(of), &fit.coefficients) * fit.caution).ceil() as u64)
     }
 }
@@ -241,7 +240,7 @@ impl Latency for Learned {
 mod tests {
     use super::*;
 
-    /// ns, and ns per token, pair, request and token of context.
+    /// Returns the time of an iteration on a machine with known coefficients, in ns.
     fn machine(of: &Composition) -> f64 {
         let tokens = f64::from(of.prefill_tokens) + f64::from(of.decodes);
         3e6 + 40e3 * tokens
@@ -250,7 +249,7 @@ mod tests {
             + 50.0 * of.decode_context as f64
     }
 
-    /// Iterations as an engine makes them, without chance.
+    /// Returns iteration `number` of a fixed sequence like that of an engine.
     fn iteration(number: u32) -> Composition {
         let mut of = Composition::default();
         if !number.is_multiple_of(3) {
@@ -265,7 +264,7 @@ mod tests {
         of
     }
 
-    /// What a machine is off a straight line by: 0.9 to 1.1.
+    /// Returns the factor by which a machine deviates from the linear model, 0.9 to 1.1.
     fn uneven(number: u32) -> f64 {
         0.9 + f64::from(number * 7_919 % 201) / 1_000.0
     }
@@ -288,7 +287,7 @@ mod tests {
             short += u32::from(said < machine(&of) * uneven(number));
         }
         assert!(short <= 40, "{short} of 200 took longer than was said");
-        // A chunk larger than any that was seen: a line goes on.
+        // The model extrapolates to a chunk that is larger than any it learned from.
         let large = Composition::default().with_chunk(0, 1_000);
         let ratio = learned.iteration(&large).0 as f64 / machine(&large);
         assert!((0.8..1.5).contains(&ratio), "{ratio}");
@@ -328,7 +327,8 @@ mod tests {
         learned.ran(&Composition::default().with_decode(3), Span::ZERO);
         assert_eq!(learned.iterations(), 0);
         assert_eq!(learned.iteration(&Composition::default()), Span::ZERO);
-        // One token over and over: four coefficients stay what they are, or are zero.
+        // With one token only, four coefficients can't be determined. They keep their value or are
+        // zero.
         for _ in 0..5_000 {
             learned.ran(&Composition::default().with_decode(10), Span(1_000_000));
         }

@@ -1,8 +1,8 @@
-//! What a dispatcher knows of instances: what they reported last, and what it placed on them since.
+//! The state of instances as a dispatcher sees it: last reports, and placements after them.
 //!
-//! A report is as old as the iteration it ends; placements and ends since are added, so that two
-//! decisions between two reports don't both count on the same room (HyperFlexis §5.1 step 5: the
-//! dispatcher's own shadow of each worker).
+//! A report describes the end of an iteration. Placements and ends since then are added, so that
+//! two decisions between two reports don't use the same room twice. HyperFlexis §5.1 step 5 calls
+//! this the dispatcher's own shadow of each worker.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::dispatch::Role;
 use crate::iteration::Load;
 use crate::request::{InstanceId, RequestId, Slo, Spec};
 
-/// What a request asks for, as schedulers that know two objectives see it.
+/// The two objectives of a request that HyperFlexis and similar schedulers use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Targets {
     /// Time to the first token, ns.
@@ -23,9 +23,9 @@ pub struct Targets {
 }
 
 impl Targets {
-    /// Those of a request. One that has to be complete at some time and no more (no paper with two
-    /// objectives has it) has half of its allowance for the first token and half for all that it
-    /// may generate.
+    /// Returns the targets of a request. A batch request has only one objective. Half of its time
+    /// is for the first token and half for the most tokens that it may generate. No paper defines
+    /// this case.
     #[must_use]
     pub fn of(spec: &Spec) -> Self {
         match spec.slo {
@@ -38,19 +38,19 @@ impl Targets {
     }
 }
 
-/// Prompts: how many, their tokens, and the sum of the squares of their lengths.
+/// A set of prompts, as the sums that latency models use.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Prompts {
-    /// How many.
+    /// Number of prompts.
     pub requests: f64,
-    /// Their tokens.
+    /// Sum of the prompts' lengths in tokens.
     pub tokens: f64,
-    /// The sum of their squared lengths.
+    /// Sum of the squared lengths.
     pub squares: f64,
 }
 
 impl Prompts {
-    /// With one more.
+    /// Returns the sums with one more prompt of `tokens` tokens.
     #[must_use]
     pub fn with(self, tokens: u32) -> Self {
         let tokens = f64::from(tokens);
@@ -69,18 +69,18 @@ struct Home {
     tpot: u64,
 }
 
-/// An instance.
+/// The state of one instance.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// For what.
+    /// The part of a request that the instance computes.
     pub role: Role,
-    /// What it reported last.
+    /// The last reported load.
     pub load: Load,
-    /// When.
+    /// The time of the last report.
     pub at: Time,
-    /// Whether it ever reported.
+    /// Whether the instance ever sent a report.
     pub reported: bool,
-    /// Prompts placed since.
+    /// Prompts that were placed after the last report.
     pub placed: Prompts,
     tpots: BTreeMap<u64, u32>,
     requests: u32,
@@ -116,8 +116,8 @@ impl Row {
         }
     }
 
-    /// Prompts that are to be computed. Reports say how many tokens; of lengths they say nothing,
-    /// so equal ones are taken.
+    /// Returns the prompts that wait for computation. Reports contain the sum of tokens but no
+    /// lengths, so all prompts are assumed to be equally long.
     #[must_use]
     pub fn prompts(&self) -> Prompts {
         let load = &self.load;
@@ -135,11 +135,11 @@ impl Row {
         }
     }
 
-    /// Requests that decode, and tokens that they attend to.
+    /// Returns the number of requests that decode and the number of tokens that they attend to.
     #[must_use]
     pub fn decodes(&self) -> (f64, f64) {
         if self.role == Role::Decode {
-            // KV that is on its way stands in no report.
+            // Reports don't include KV that is still on its way, so placed requests count, too.
             let requests = self.requests.max(self.load.decoding);
             let context = self.tokens.max(self.load.decode_context);
             return (f64::from(requests), context as f64);
@@ -150,8 +150,8 @@ impl Row {
         )
     }
 
-    /// Tokens for which there is room, with blocks of `block_tokens`. Without a report yet: as many
-    /// as one wishes, whoever has no room says so.
+    /// Returns the number of tokens for which there is room, with blocks of `block_tokens`. Without
+    /// a report the room is infinite, because an instance without room refuses the request.
     #[must_use]
     pub fn room(&self, block_tokens: u32, headroom: f64) -> f64 {
         if !self.reported {
@@ -160,13 +160,13 @@ impl Row {
         let load = &self.load;
         let block = f64::from(block_tokens);
         let held = f64::from(load.blocks.saturating_sub(load.blocks_free)) * block;
-        // Prompts that wait hold nothing yet; they will.
+        // Waiting prompts hold no blocks yet, but they will need them.
         let coming = load.prefill_tokens as f64 + self.placed.tokens;
         let used = (held + coming).max(self.tokens as f64);
         f64::from(load.blocks) * block * (1.0 - headroom) - used
     }
 
-    /// Share of its blocks that is held, 0 to 1.
+    /// Returns the share of blocks that are held, 0 to 1.
     #[must_use]
     pub fn occupancy(&self) -> f64 {
         let load = &self.load;
@@ -176,19 +176,20 @@ impl Row {
         f64::from(load.blocks - load.blocks_free.min(load.blocks)) / f64::from(load.blocks)
     }
 
-    /// The tightest time per token among those that were placed here and have not ended.
+    /// Returns the shortest time per token, in ns, of the requests that are placed here and not
+    /// ended.
     #[must_use]
     pub fn tpot_min(&self) -> Option<u64> {
         self.tpots.keys().next().copied()
     }
 
-    /// Requests that were placed here and have not ended.
+    /// Returns the number of requests that are placed here and not ended.
     #[must_use]
     pub const fn requests(&self) -> u32 {
         self.requests
     }
 
-    /// It has nothing to do.
+    /// Reports whether the instance has nothing to do.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let load = &self.load;
@@ -197,7 +198,7 @@ impl Row {
     }
 }
 
-/// All instances, and where requests are.
+/// The state of all instances and the placement of all requests.
 #[derive(Clone, Debug, Default)]
 pub struct InstanceTable {
     rows: BTreeMap<InstanceId, Row>,
@@ -205,9 +206,9 @@ pub struct InstanceTable {
 }
 
 impl InstanceTable {
-    /// An instance is ready.
+    /// Adds an instance that is ready.
     pub fn up(&mut self, now: Time, instance: InstanceId, role: Role) {
-        // One that changes its role may still have what it had before.
+        // An instance that changes its role may still have requests of its former role.
         let mut row = Row::new(role, now);
         if let Some(before) = self.rows.remove(&instance) {
             row.tpots = before.tpots;
@@ -217,7 +218,7 @@ impl InstanceTable {
         self.rows.insert(instance, row);
     }
 
-    /// An instance takes no more.
+    /// Removes an instance, and the requests that were lost with it.
     pub fn down(&mut self, instance: InstanceId, lost: &[Spec]) {
         self.rows.remove(&instance);
         for spec in lost {
@@ -225,7 +226,7 @@ impl InstanceTable {
         }
     }
 
-    /// An instance says what stands there.
+    /// Records a reported load and clears the placements before it.
     pub fn report(&mut self, now: Time, instance: InstanceId, load: Load) {
         if let Some(row) = self.rows.get_mut(&instance) {
             row.load = load;
@@ -235,7 +236,7 @@ impl InstanceTable {
         }
     }
 
-    /// A request goes there.
+    /// Records the placement of a request.
     pub fn place(&mut self, spec: &Spec, tpot: u64, instance: InstanceId) {
         self.leave(spec.id);
         let Some(row) = self.rows.get_mut(&instance) else {
@@ -256,7 +257,7 @@ impl InstanceTable {
         self.homes.insert(spec.id, home);
     }
 
-    /// A request is there no more; where it was.
+    /// Removes a request and returns the instance that had it.
     pub fn leave(&mut self, request: RequestId) -> Option<InstanceId> {
         let home = self.homes.remove(&request)?;
         if let Some(row) = self.rows.get_mut(&home.instance)
@@ -268,7 +269,7 @@ impl InstanceTable {
             }
             row.requests -= 1;
             row.tokens -= u64::from(home.tokens);
-            // Nearly all that end decode; the next report says how it is.
+            // Nearly all requests that end were decoding. The next report corrects the numbers.
             row.load.decoding = row.load.decoding.saturating_sub(1);
             row.load.running = row.load.running.saturating_sub(1);
             let tokens = u64::from(home.tokens);
@@ -277,13 +278,13 @@ impl InstanceTable {
         Some(home.instance)
     }
 
-    /// An instance.
+    /// Returns the state of an instance.
     #[must_use]
     pub fn row(&self, instance: InstanceId) -> Option<&Row> {
         self.rows.get(&instance)
     }
 
-    /// What was to be computed at an instance is: by a prediction, where reports are rare.
+    /// Marks all prompts of an instance as computed. Used with predictions, where reports are rare.
     pub fn computed(&mut self, instance: InstanceId) {
         if let Some(row) = self.rows.get_mut(&instance) {
             let prompts = row.prompts();
@@ -296,7 +297,7 @@ impl InstanceTable {
         }
     }
 
-    /// All, by number.
+    /// Returns all instances by id.
     pub fn rows(&self) -> impl Iterator<Item = (InstanceId, &Row)> {
         self.rows.iter().map(|(instance, row)| (*instance, row))
     }

@@ -1,43 +1,43 @@
-//! Request schedulers: what an inference engine computes next, and on which of its instances.
+//! Request schedulers. They decide what an inference engine computes next and on which instance.
 //!
-//! Laxity schedules the traffic of an engine; this crate schedules the requests whose traffic that
-//! is. As `laxity-policy` it is sans-IO: no clock, no thread, no random number that was not handed
-//! in. Two drivers call it, virtual time (`tools/sim`) and a real engine (`tools/engine/serving`),
-//! and identical events give identical decisions.
+//! Laxity's daemon schedules the traffic of an engine. This crate schedules the requests that cause
+//! the traffic. Like `laxity-policy`, the crate does no IO: the driver passes in the time and all
+//! random numbers. Two drivers call it: the simulator (`tools/sim`) and a real engine
+//! (`tools/engine/serving`). The same events give the same decisions.
 //!
 //! # Tiers
 //!
-//! | tier | asks | trait |
+//! | tier | question | trait |
 //! |---|---|---|
 //! | iteration | which tokens does this replica compute in its next forward pass? | [`iteration::Iteration`] |
 //! | dispatch | which replica takes this request? | [`dispatch::Dispatch`] |
 //! | scaling | how many replicas, in which role? | [`scaling::Scaling`] |
 //! | workflow | which stage of which workflow runs where, with which weights resident? | [`workflow::Workflow`] |
 //!
-//! Nearly all policies of the first tier differ in four answers only (who is first, how many
-//! tokens, who may start, who is given up). Those are a [`discipline::Discipline`];
-//! [`replica::Replica`] is the mechanics that all share, and an [`iteration::Iteration`].
+//! Most policies of the iteration tier differ in four answers only: which request is first, how
+//! many tokens are computed, which request may start, and which request is relegated. A policy
+//! gives these answers as a [`discipline::Discipline`]. [`replica::Replica`] implements the rest
+//! and is an [`iteration::Iteration`].
 //!
-//! # What holds for every policy
+//! # Rules for every policy
 //!
-//! **Time.** Nanoseconds of the driver's clock ([`Time`], [`Span`]). An iteration takes what the
-//! driver says that it took, host work between two forward passes included: policies that plan
-//! ahead ask a [`latency::Latency`], which counts the same.
+//! **Time.** All times are nanoseconds of the driver's clock ([`Time`], [`Span`]). The driver
+//! reports the duration of each iteration, which includes host work between two forward passes.
+//! Policies that plan ahead use a [`latency::Latency`], which includes the same host work.
 //!
-//! **KV blocks.** [`kv::Pool`] keeps the book, in blocks of a fixed number of tokens; a request
-//! holds blocks for its whole prompt from the moment its first chunk is planned (as Sarathi and
-//! vLLM's first engine; half-computed prompts that hold each other up are rare then), and one more
-//! whenever its next token needs one. Whoever plans, pays: a [`iteration::Plan`] is charged when it
-//! is made, so that the next plan can't spend the same blocks. Blocks are given back when a request
-//! finishes, is cancelled, is dropped ([`iteration::Drop`]: what was computed is lost and is
-//! computed again, tokens that were already given out as part of the prompt), or leaves for another
-//! instance. A request that could never fit is refused on arrival.
+//! **KV blocks.** [`kv::Pool`] counts blocks of a fixed number of tokens. A request gets blocks for
+//! its whole prompt when its first chunk is planned, as in Sarathi and in vLLM's first engine.
+//! Afterwards it gets one more block whenever its next token needs one. A [`iteration::Plan`] is
+//! charged when it is made, so that the next plan can't use the same blocks. A request returns its
+//! blocks when it finishes, is cancelled, moves to another instance, or is dropped
+//! ([`iteration::Drop`]). A dropped request computes everything again, with its generated tokens as
+//! part of the prompt. A request that is larger than the pool is refused on arrival.
 //!
-//! **Objectives.** [`request::Slo`]. A token is late if it comes after its own deadline, `arrival +
-//! TTFT + n · TBT` (QoServe eq. 1 and 2: tokens that came early may be waited for longer), not if
-//! the gap before it was long. A request meets its objective if no token that counts was late. What
-//! never ends is late when its deadline passes; what is refused is late at once: nobody improves a
-//! figure by turning work away.
+//! **Objectives.** Each request has a [`request::Slo`]. A token is late if it comes after its own
+//! deadline, `arrival + TTFT + n · TBT` (QoServe eq. 1 and 2). A long gap between two tokens alone
+//! doesn't make a token late. A request meets its objective if none of its tokens is late. A
+//! request that never ends is late at its deadline. A refused request is late at once, so that
+//! refusals can't improve a policy's result.
 #![forbid(unsafe_code)]
 
 pub mod baseline;

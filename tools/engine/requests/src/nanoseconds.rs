@@ -1,8 +1,8 @@
-//! [`Time`] and [`Span`] in files: as nanoseconds. `laxity-policy` doesn't depend on serde, so it
-//! can't say so itself.
+//! Serde functions that write [`Time`] and [`Span`] as nanoseconds. They are here because
+//! `laxity-policy` doesn't depend on serde.
 
 pub(crate) mod time {
-    //! For `serde(with)`.
+    //! Functions for `#[serde(with)]` on fields of type [`Time`].
     use laxity_policy::Time;
     use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
 
@@ -16,7 +16,7 @@ pub(crate) mod time {
 }
 
 pub(crate) mod span {
-    //! For `serde(with)`.
+    //! Functions for `#[serde(with)]` on fields of type [`Span`].
     use laxity_policy::Span;
     use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer};
 

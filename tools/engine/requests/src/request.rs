@@ -1,54 +1,54 @@
-//! A request: what is known of it when it arrives, and what it was promised.
+//! A request as it arrives, and its objective.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Span, Time};
 
-/// A request. Numbers are the driver's, and not used twice.
+/// The id of a request. The driver chooses ids and never uses one twice.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct RequestId(pub u64);
 
-/// A replica of a model: one or more GPUs that run one forward pass after the other.
+/// The id of a replica of a model: one or more GPUs that run one forward pass after another.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct InstanceId(pub u32);
 
-/// A class of service: an index into the driver's table of objectives.
+/// A class of service, as an index into the driver's table of objectives.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct ClassId(pub u16);
 
-/// Who sends such requests; those of one application are alike (QoServe §3.4: lengths of answers).
+/// The id of an application. Its requests have similar lengths of answers (QoServe §3.4).
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 pub struct ApplicationId(pub u32);
 
-/// What was promised (QoServe §3.1).
+/// The objective of a request (QoServe §3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Slo {
-    /// Somebody reads along.
+    /// Someone reads the answer while it is generated.
     Interactive {
-        /// Time to the first token, ns.
+        /// Objective for the time to the first token, ns.
         ttft: u64,
-        /// Time between tokens, ns.
+        /// Objective for the time between tokens, ns.
         tbt: u64,
     },
-    /// Somebody waits for the end.
+    /// Only the complete answer has an objective.
     Batch {
-        /// Time to the last token, ns.
+        /// Objective for the time to the last token, ns.
         ttlt: u64,
     },
 }
 
 impl Slo {
-    /// When token `n` (from 0) has to be there. Tokens of a batch request have no deadline of their
-    /// own: that of the last one holds for all (QoServe eq. 1 to 3).
+    /// Returns the deadline of token `n`, counted from 0. All tokens of a batch request have the
+    /// deadline of the last one (QoServe eq. 1 to 3).
     #[must_use]
     pub const fn deadline(&self, arrival: Time, n: u32) -> Time {
         let after = match self {
@@ -58,22 +58,22 @@ impl Slo {
         Time(arrival.0.saturating_add(after))
     }
 
-    /// Somebody reads along.
+    /// Reports whether each token has its own deadline.
     #[must_use]
     pub const fn is_interactive(&self) -> bool {
         matches!(self, Self::Interactive { .. })
     }
 }
 
-/// What a request is worth to its operator: who is given up first when not all can be served.
+/// The value of a request to the operator. Less important requests are relegated first.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Importance {
-    /// Given up first (a free tier).
+    /// Relegated first, such as requests of a free tier.
     Low,
-    /// Paid for.
+    /// A paid request.
     #[default]
     Important,
 }
@@ -81,32 +81,32 @@ pub enum Importance {
 /// A request as it arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
-    /// Its number.
+    /// The request's id.
     pub id: RequestId,
-    /// When it came to the front door. Deadlines count from here, wherever it waits.
+    /// When the request arrived at the dispatcher. Deadlines count from this time.
     #[serde(with = "crate::nanoseconds::time")]
     pub arrival: Time,
-    /// Tokens of its prompt, 1 at least.
+    /// Number of tokens of the prompt, at least 1.
     pub prompt: u32,
-    /// Most tokens that it may generate, 1 at least. How many it will is not known.
+    /// Most tokens that the request may generate, at least 1. The actual number is unknown.
     pub output_max: u32,
-    /// Tokens at the start of it whose KV is here already: a prefix that was cached, or all of it,
-    /// where another instance computed it. Less than prompt plus `generated`.
+    /// Number of leading tokens whose KV is already here, from a cache or from another instance.
+    /// Less than `prompt` plus `generated`.
     pub ready: u32,
-    /// Tokens that it generated elsewhere.
+    /// Number of tokens that another instance generated.
     pub generated: u32,
-    /// Its class.
+    /// The request's class of service.
     pub class: ClassId,
-    /// Its application.
+    /// The application that sent the request.
     pub application: ApplicationId,
-    /// What it is worth.
+    /// The request's value to the operator.
     pub importance: Importance,
-    /// What was promised.
+    /// The request's objective.
     pub slo: Slo,
 }
 
 impl Spec {
-    /// Tokens of KV it holds at most: the last token that is generated needs none.
+    /// Returns the most tokens of KV that the request needs. The last generated token needs none.
     #[must_use]
     pub const fn tokens_max(&self) -> u32 {
         self.prompt
@@ -114,19 +114,19 @@ impl Spec {
             .saturating_sub(1)
     }
 
-    /// See [`Slo::deadline`].
+    /// Returns the deadline of token `n`, as [`Slo::deadline`].
     #[must_use]
     pub const fn deadline(&self, n: u32) -> Time {
         self.slo.deadline(self.arrival, n)
     }
 
-    /// When its first token has to be there, for those with such an objective, else its last.
+    /// Returns the deadline of the first token, or of the last for a batch request.
     #[must_use]
     pub const fn first_deadline(&self) -> Time {
         self.deadline(0)
     }
 
-    /// An allowance, as a [`Span`].
+    /// Returns the time from arrival to [`Self::first_deadline`].
     #[must_use]
     pub const fn first_allowance(&self) -> Span {
         self.first_deadline().since(self.arrival)

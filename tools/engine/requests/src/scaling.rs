@@ -1,4 +1,4 @@
-//! The third tier: how many instances, and for what.
+//! The third tier, which decides how many instances there are and in which roles.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,85 +7,84 @@ use crate::dispatch::Role;
 use crate::iteration::Load;
 use crate::request::InstanceId;
 
-/// An instance as a scaler sees it.
+/// An instance, as a scaler sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Instance {
-    /// Which.
+    /// The instance's id.
     pub instance: InstanceId,
-    /// For what.
+    /// The part of a request that the instance computes.
     pub role: Role,
-    /// What stands there.
+    /// The last reported load.
     pub load: Load,
-    /// Share of the window in which it computed, 0 to 1.
+    /// Share of the window in which the instance computed, 0 to 1.
     pub busy: f64,
 }
 
-/// What a window of time saw.
+/// Measurements of one time window.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Window {
     /// Instances that are ready.
     pub instances: Vec<Instance>,
-    /// Instances that are starting.
+    /// Number of instances that are starting.
     pub starting: u32,
-    /// Requests that came.
+    /// Number of requests that arrived.
     pub arrived: u32,
-    /// Requests that wait for a place.
+    /// Number of requests that wait for an instance.
     pub waiting: u32,
-    /// The longest that one of them has waited, as a share of the time within which its first token
-    /// has to be there.
+    /// Longest wait of a request without an instance, as a share of the request's TTFT objective.
     #[serde(default)]
     pub wait: f64,
-    /// Requests that ended.
+    /// Number of requests that ended.
     pub finished: u32,
-    /// Of those, how many met their objective.
+    /// Number of ended requests that met their objective.
     pub met: u32,
 }
 
-/// Where a new instance's weights come from.
+/// The source of a new instance's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Weights {
-    /// From another instance over the network, as `Weights` flows; from disk if that fails.
+    /// Another instance sends the weights as `Weights` flows. If that fails, disk is the source.
     Peer(InstanceId),
-    /// From disk.
+    /// The weights come from disk.
     Disk,
-    /// They are there: a warm instance.
+    /// The instance is warm: it has its weights.
     Warm,
 }
 
-/// What to do.
+/// A decision of a scaler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decision {
-    /// One more.
+    /// Start an instance.
     Start {
-        /// For what.
+        /// The role of the new instance.
         role: Role,
-        /// Its weights.
+        /// The source of the weights.
         weights: Weights,
     },
-    /// It takes no more, ends what it has, and goes.
+    /// Stop an instance after its current requests. It gets no new ones.
     Stop(InstanceId),
-    /// It ends what it has and goes on in another role.
+    /// Change the role of an instance after its current requests.
     Turn {
-        /// Which.
+        /// The instance's id.
         instance: InstanceId,
-        /// Into what.
+        /// The new role.
         role: Role,
     },
 }
 
 /// Decides how many instances there are.
 pub trait Scaling {
-    /// How it is called on tables.
+    /// Returns the policy's name in result tables.
     fn name(&self) -> &'static str;
-    /// Takes in what a window of time saw.
+    /// Updates the state with the measurements of a time window.
     fn handle(&mut self, now: Time, window: &Window);
-    /// The next decision.
+    /// Returns the next decision.
     fn poll_decision(&mut self, now: Time) -> Option<Decision>;
 }
 
-/// As many as there are: what operators provision.
+/// A scaler that never changes the number of instances.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Static;
 

@@ -1,18 +1,16 @@
 //! The fourth tier: which stage of which workflow runs where, with which weights resident.
 //!
-//! A job is a workflow that somebody submitted; its stages are invocations of a model, known one
-//! after the other, as what comes before them ends (Maestro §III-A: a stage is the unit that is
-//! scheduled; the graph ahead is not known, loops and branches are decided by what the stages say).
-//! A node has one pool of GPU memory that the weights and the KV of several models share, and below
-//! it host memory, disk, and a store elsewhere.
+//! A job is a submitted workflow. Its stages are invocations of models. A stage becomes known only
+//! when the stages before it end, because their outputs decide loops and branches (Maestro §III-A).
+//! A node has one pool of GPU memory for the weights and the KV of several models. Slower tiers for
+//! weights are host memory, disk and a remote store.
 //!
-//! The policy keeps the books of all nodes (what is resident, which bytes are promised to whom) and
-//! says what to do; the driver does it and reports what was. What the policy decided holds at once
-//! in its own books: a driver that can't do what was decided reports [`Event::NodeDown`].
+//! The policy accounts for the memory of all nodes and makes decisions. The driver carries them out
+//! and reports events. The policy assumes that each decision succeeds. A driver that can't carry
+//! one out reports [`Event::NodeDown`].
 //!
-//! All that happens at one instant (a stage ends, the next is ready) is handled before decisions
-//! are polled: a slot that a job leaves and wants again is then seen as one thing, the boundary
-//! between two stages.
+//! The driver reports all events of one instant before it polls for decisions. If a stage ends and
+//! its job's next stage is ready, the policy then sees a stage boundary of one job.
 
 use serde::{Deserialize, Serialize};
 
@@ -29,23 +27,23 @@ macro_rules! number {
 }
 
 number! {
-    /// A submitted workflow. Not used twice.
+    /// The id of a submitted workflow. Never used twice.
     JobId(u64)
 }
 number! {
-    /// One invocation of a model. Not used twice.
+    /// The id of one invocation of a model. Never used twice.
     StageId(u64)
 }
 number! {
-    /// A model: an index into the policy's table.
+    /// A model, as an index into the policy's table.
     ModelId(u16)
 }
 number! {
-    /// A node: an index into the policy's table.
+    /// A node, as an index into the policy's table.
     NodeId(u32)
 }
 number! {
-    /// Where nodes stand and jobs come from: an index into the table of round-trip times.
+    /// The location of nodes and sources of jobs, as an index into the table of round-trip times.
     ClusterId(u16)
 }
 number! {
@@ -53,108 +51,108 @@ number! {
     TemplateId(u16)
 }
 number! {
-    /// What an agent does: planner, coder, critic.
+    /// The role of an agent, such as planner, coder or critic.
     RoleId(u16)
 }
 
-/// What was promised to a job.
+/// The kind of objective that a job has.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Class {
-    /// Somebody waits: the sum of the waits of its stages counts.
+    /// A user waits. The sum of the waits of all stages counts.
     #[default]
     Interactive,
-    /// The end of it has a deadline.
+    /// The end of the job has a deadline.
     Batch,
 }
 
 /// A job as it is submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
-    /// Its number.
+    /// The job's id.
     pub id: JobId,
-    /// The workflow.
+    /// The workflow of the job.
     pub template: TemplateId,
-    /// What was promised.
+    /// The kind of objective.
     pub class: Class,
-    /// When it was submitted.
+    /// When the job was submitted.
     #[serde(with = "crate::nanoseconds::time")]
     pub arrival: Time,
-    /// When all of it has to be done.
+    /// The deadline of the whole job.
     #[serde(with = "crate::nanoseconds::time")]
     pub deadline: Time,
-    /// Where it comes from.
+    /// The cluster that the job comes from.
     pub source: ClusterId,
-    /// It may not leave the cluster it comes from.
+    /// Whether the job must stay in its source cluster.
     pub confined: bool,
 }
 
-/// Numbers that stand for the meaning of a prompt: those of a sentence encoder, reduced by the
-/// driver.
+/// Number of values that represent the meaning of a prompt. They come from a sentence encoder, and
+/// the driver reduces them to this number.
 pub const SEMANTICS: usize = 4;
 
 /// A stage as it becomes ready.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Stage {
-    /// Its number.
+    /// The stage's id.
     pub id: StageId,
-    /// The job it belongs to.
+    /// The job of the stage.
     pub job: JobId,
-    /// The model it invokes.
+    /// The model that the stage invokes.
     pub model: ModelId,
-    /// The agent's role.
+    /// The role of the agent.
     pub role: RoleId,
-    /// Its place in the template, from 0.
+    /// The stage's position in the template, counted from 0.
     pub position: u16,
-    /// How often this place was passed before: loops.
+    /// How often a loop passed this position before.
     pub invocation: u16,
-    /// Tools that it could call.
+    /// Number of tools that the stage could call.
     pub tools: u16,
-    /// It reasons before it answers.
+    /// Whether the model reasons before it answers.
     pub thinking: bool,
-    /// Tokens of its prompt, 1 at least.
+    /// Number of tokens of the prompt, at least 1.
     pub prompt: u32,
-    /// Most tokens that it may generate, 1 at least.
+    /// Most tokens that the stage may generate, at least 1.
     pub output_max: u32,
-    /// The meaning of its prompt.
+    /// The meaning of the prompt as numbers.
     pub semantics: [f32; SEMANTICS],
 }
 
-/// What a stage turned out to be.
+/// The measured result of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Tokens that it generated.
+    /// Number of generated tokens.
     pub output: u32,
-    /// It called a tool.
+    /// Whether the stage called a tool.
     pub tool: bool,
-    /// How long it ran, from its start: waiting is not in it, having been swapped out is.
+    /// Time from start to end. Includes swapped-out time, but no wait before the start.
     #[serde(with = "crate::nanoseconds::span")]
     pub took: Span,
 }
 
-/// A model, as microbenchmarks have it.
+/// A model with costs from microbenchmarks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelSpec {
-    /// Bytes of its weights.
+    /// Bytes of the weights.
     pub weights: u64,
-    /// Bytes on the GPU that stay while it sleeps: CUDA graphs, compiled kernels, buffers.
+    /// GPU bytes that stay while the model sleeps: CUDA graphs, compiled kernels, buffers.
     pub context: u64,
     /// Bytes of KV per token.
     pub kv_per_token: u64,
-    /// Prefill: this long whatever the prompt, ns.
+    /// Constant part of a prefill, ns.
     pub prefill_base: u64,
-    /// Prefill: and this long for each of its tokens, ns.
+    /// Prefill time per prompt token, ns.
     pub prefill_per_token: u64,
-    /// Decode: each token, ns.
+    /// Decode time per token, ns.
     pub decode_per_token: u64,
-    /// Making the context anew where it is not there, ns.
+    /// Time to create the GPU context if it is missing, ns.
     pub context_start: u64,
 }
 
 impl ModelSpec {
-    /// Maestro eq. 2: how long a stage runs that has the GPU as the benchmark had it.
+    /// Returns the run time of a stage under the conditions of the benchmark (Maestro eq. 2).
     #[must_use]
     pub fn execution(&self, prompt: u32, output: f64) -> Span {
         let prefill = self
@@ -165,7 +163,7 @@ impl ModelSpec {
         Span(prefill.saturating_add(decode as u64))
     }
 
-    /// Maestro eq. 3: bytes of KV at the end of a stage.
+    /// Returns the bytes of KV at the end of a stage (Maestro eq. 3).
     #[must_use]
     pub fn kv(&self, prompt: u32, output: f64) -> u64 {
         let tokens = f64::from(prompt) + output.max(0.0);
@@ -176,161 +174,161 @@ impl ModelSpec {
 /// A node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeSpec {
-    /// Where it stands.
+    /// The cluster of the node.
     pub cluster: ClusterId,
     /// Bytes of GPU memory.
     pub gpu: u64,
-    /// Of those, what neither weights, contexts nor KV may have.
+    /// Bytes of GPU memory that weights, contexts and KV can't use.
     pub other: u64,
-    /// Bytes of host memory for weights and for KV that was swapped out.
+    /// Bytes of host memory for weights and swapped-out KV.
     pub host: u64,
     /// Bytes of disk for weights.
     pub disk: u64,
-    /// Bytes per second between host and GPU.
+    /// Transfer rate between host and GPU, bytes per second.
     pub host_rate: u64,
-    /// Bytes per second from disk.
+    /// Read rate of the disk, bytes per second.
     pub disk_rate: u64,
-    /// Bytes per second from the store of all models.
+    /// Transfer rate from the store of all models, bytes per second.
     pub remote_rate: u64,
-    /// Stages that run at once at most.
+    /// Most stages that run at once.
     pub slots: u32,
 }
 
-/// Where a model stands on a node, the readiest first (Maestro §III-C).
+/// The location of a model's weights on a node, the fastest to start first (Maestro §III-C).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Readiness {
     /// Weights and context are on the GPU.
     Running,
-    /// Weights are in host memory, the context is on the GPU.
+    /// Weights are in host memory and the context is on the GPU.
     Sleeping,
     /// Weights are in host memory.
     Host,
     /// Weights are on disk.
     Disk,
-    /// Weights are elsewhere.
+    /// Weights are in the remote store only.
     Remote,
 }
 
-/// Something happened.
+/// An event that the policy handles.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
     /// A job was submitted. Its first stages follow.
     Submitted(Job),
-    /// A stage can run: all that it needs has ended. Its job was submitted before.
+    /// A stage can run, because all stages before it ended. Its job was submitted before.
     Ready(Stage),
-    /// The weights that [`Decision::Activate`] asked for are there.
+    /// The weights of a [`Decision::Activate`] are on the GPU.
     Activated {
-        /// Where.
+        /// The node.
         node: NodeId,
-        /// Which.
+        /// The model.
         model: ModelId,
     },
-    /// The weights that [`Decision::Demote`] let leave have left: it said how long that takes.
+    /// The weights of a [`Decision::Demote`] left the GPU after the time in that decision.
     Slept {
-        /// Where.
+        /// The node.
         node: NodeId,
-        /// Which.
+        /// The model.
         model: ModelId,
     },
-    /// A stage has ended.
+    /// A stage ended.
     Finished {
-        /// Which.
+        /// The stage's id.
         stage: StageId,
-        /// What it was.
+        /// The measured result.
         outcome: Outcome,
     },
-    /// A stage that runs needs more KV than was promised to it, and waits: so many bytes in all.
+    /// A running stage waits because it needs more KV than its [`Decision::Start`] permits.
     Outgrew {
-        /// Which.
+        /// The stage's id.
         stage: StageId,
-        /// In all.
+        /// Bytes of KV that the stage needs in total.
         bytes: u64,
     },
-    /// All stages of a job have ended.
+    /// All stages of a job ended.
     Ended(JobId),
-    /// Nobody wants it any more: what runs of it stops.
+    /// A job was cancelled. Its running stages stop.
     Cancelled(JobId),
-    /// A node is gone, with all that it had on its GPU and in its memory.
+    /// A node failed. The contents of its GPU and host memory are lost.
     NodeDown(NodeId),
-    /// It is back, with what it has on disk.
+    /// A failed node is available again, with the contents of its disk.
     NodeUp(NodeId),
 }
 
-/// What to do.
+/// A decision of the policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decision {
-    /// A model moves down: to host memory, to disk, or is forgotten.
+    /// Move a model to host memory or to disk, or delete it from the node.
     Demote {
-        /// Where.
+        /// The node.
         node: NodeId,
-        /// Which.
+        /// The model.
         model: ModelId,
-        /// To.
+        /// The new location.
         to: Readiness,
-        /// How long its memory is not free yet, from now: [`Event::Slept`] says when it is. Zero if
-        /// it is at once, or if the time of it is in that of the next [`Decision::Activate`] there.
+        /// Time until [`Event::Slept`] reports free memory. Zero if the memory is free at once, or
+        /// if the next [`Decision::Activate`] on the node includes the time.
         #[serde(with = "crate::nanoseconds::span")]
         takes: Span,
     },
-    /// A model that [`Decision::Demote`] let leave is dropped where it is, at once: its memory is
-    /// free. The `Demote` before this one says where it is now.
+    /// End the move of a [`Decision::Demote`] at once and free the GPU memory. A `Demote` before
+    /// this decision has the model's new location.
     StopTransition {
-        /// Where.
+        /// The node.
         node: NodeId,
-        /// Which.
+        /// The model.
         model: ModelId,
     },
-    /// A model's weights go to the GPU; [`Event::Activated`] says when they are there.
+    /// Load a model's weights onto the GPU. [`Event::Activated`] reports the end.
     Activate {
-        /// Where.
+        /// The node.
         node: NodeId,
-        /// Which.
+        /// The model.
         model: ModelId,
-        /// From.
+        /// The location of the weights before.
         from: Readiness,
-        /// How long it should take from now, what leaves before it included.
+        /// Expected time from now, which includes the time for models that leave first.
         #[serde(with = "crate::nanoseconds::span")]
         takes: Span,
     },
-    /// A stage starts now, or goes on if it was swapped out: its model is running.
+    /// Start a stage, or resume it after a swap. Its model is running.
     Start {
-        /// Which.
+        /// The stage's id.
         stage: StageId,
-        /// Where.
+        /// The node.
         node: NodeId,
-        /// Bytes of KV that it may have.
+        /// Most bytes of KV that the stage may use.
         kv: u64,
     },
-    /// A stage that outgrew what it was promised goes on.
+    /// Resume a stage that needed more KV than it was permitted.
     Grow {
-        /// Which.
+        /// The stage's id.
         stage: StageId,
-        /// Bytes of KV that it may have now.
+        /// Most bytes of KV that the stage may use now.
         kv: u64,
     },
-    /// A stage stops; its KV goes to host memory.
+    /// Pause a stage and move its KV to host memory.
     SwapOut(StageId),
-    /// A stage stops; what it did is lost. It is queued again.
+    /// Stop a stage and discard its work. The stage is queued again.
     Abort(StageId),
-    /// A job lost its turn between two stages: its next one is queued.
+    /// A job lost its slot between two stages. Its next stage is queued.
     Preempted(JobId),
-    /// No node could ever hold this stage: its job is over.
+    /// End a job, because no node can ever hold this stage.
     Refuse(StageId),
 }
 
-/// Decides what runs where.
+/// Decides which stages run where.
 pub trait Workflow {
-    /// How it is called on tables.
+    /// Returns the policy's name in result tables.
     fn name(&self) -> String;
-    /// Takes in what happened.
+    /// Updates the state with an event.
     fn handle(&mut self, now: Time, event: &Event);
-    /// The next decision.
+    /// Returns the next decision.
     fn poll_decision(&mut self, now: Time) -> Option<Decision>;
-    /// When to poll again though nothing happened.
+    /// Returns when to poll again if no event comes before.
     fn next_deadline(&self) -> Option<Time>;
-    /// Stages that are ready and have not started.
+    /// Returns the number of ready stages that have not started.
     fn waiting(&self) -> usize;
 }

@@ -1,5 +1,5 @@
-//! What holds for a dispatcher whatever happens: nobody is lost, nobody is placed twice, every
-//! place is an instance that is up and does that stage, and whoever can be placed ends up placed.
+//! Properties of every dispatcher under random events: no request is lost or placed twice, each
+//! instance is up and has the right role, and each request that can be placed is placed in the end.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -29,7 +29,7 @@ enum Step {
         class: u16,
     },
     Cancel(usize),
-    /// A request that was placed gives its first token, or ends.
+    /// A placed request generates its first token or ends.
     Progress(usize),
     Report(usize),
     Up(bool),
@@ -85,7 +85,7 @@ const DISPATCHERS: usize = 9;
 enum At {
     Line,
     Placed(InstanceId),
-    /// Its prompt is computed, it waits for an instance that decodes.
+    /// The prompt is computed, and the request waits for a decode instance.
     Computed,
     Decodes(InstanceId),
 }
@@ -149,7 +149,7 @@ impl Driver {
             .filter(|(_, at)| matches!(at, At::Line | At::Computed))
             .count();
         assert_eq!(self.dispatch.waiting(), waiting);
-        // Whoever wants to be woken wants it in the future: drivers would spin.
+        // A wake-up that isn't in the future would make the driver spin.
         if let Some(wake) = self.dispatch.next_deadline() {
             assert!(wake > self.now, "woken at once, for ever");
         }

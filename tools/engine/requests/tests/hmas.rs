@@ -1,5 +1,5 @@
-//! What holds for H-MAS whatever happens: no request is lost, blocks are balanced, nothing is
-//! admitted above memory, and nobody waits for perception.
+//! Properties of H-MAS under random events: no request is lost, sums of blocks agree, memory is
+//! never exceeded, and no request waits for perception.
 
 mod driver;
 
@@ -16,10 +16,10 @@ use proptest::prelude::*;
 
 const BLOCKS: u32 = 40;
 const BLOCK_TOKENS: u32 = 4;
-/// An iteration of this file's machine.
+/// Duration of an iteration.
 const TICK: Span = Span::from_millis(40);
 
-/// Says of every third request something senseless and of every fifth nothing.
+/// A tagger with invalid tags for every third request and none for every fifth.
 struct Unreliable;
 
 impl Tagger for Unreliable {
@@ -165,7 +165,7 @@ fn interactive() -> Slo {
     }
 }
 
-/// Whoever reads prompts takes an hour for each.
+/// Perception takes an hour for each request.
 #[test]
 fn nobody_waits_for_perception() {
     let agent = Agent::new(
@@ -181,7 +181,7 @@ fn nobody_waits_for_perception() {
     driver.finish();
 }
 
-/// Knows lengths.
+/// A tagger with exact lengths.
 struct Exact;
 
 impl Tagger for Exact {
@@ -196,7 +196,8 @@ fn exact() -> Cognition {
     Cognition::new(Box::new(perception), Box::new(Measured::default()))
 }
 
-/// Orders of first tokens of ten requests that came at once, the first nine long, the last short.
+/// Returns the order of first tokens of ten requests that arrive at once: nine long ones, then a
+/// short one.
 fn order(kind: Kind) -> Vec<RequestId> {
     let config = Config {
         statera: None,
@@ -248,7 +249,7 @@ fn the_slow_lane_gets_its_share_while_short_requests_keep_coming() {
     let slow = arrive(&mut driver, 40, 30, interactive());
     let mut after = None;
     for round in 0..200 {
-        // Twice as many prompt tokens as the machine computes.
+        // This is twice the number of prompt tokens that an iteration computes.
         for _ in 0..4 {
             arrive(&mut driver, 8, 1, interactive());
         }

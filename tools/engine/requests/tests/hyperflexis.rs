@@ -1,5 +1,5 @@
-//! What HyperFlexis' dispatcher promises, case by case. What holds for every dispatcher:
-//! `dispatch.rs`.
+//! Tests of HyperFlexis' dispatcher case by case. `dispatch.rs` tests properties of every
+//! dispatcher.
 
 use laxity_requests::dispatch::{Decision, Dispatch as _, Event, Role};
 use laxity_requests::hyperflexis::{HyperFlexis, Linear, Options};
@@ -9,7 +9,7 @@ use laxity_requests::request::{
 };
 use laxity_requests::{Span, Time};
 
-/// 10 ms and 0.1 ms per token; a step takes 10 ms and 10 µs per request.
+/// A prefill takes 10 ms and 0.1 ms per token, and a step 10 ms and 10 µs per request.
 const MODEL: Linear = Linear {
     prefill: [10e6, 100_000.0, 0.0],
     decode: [10e6, 0.0, 10_000.0],
@@ -77,7 +77,7 @@ fn report(at: u32, load: Load) -> Event {
 #[test]
 fn an_instance_takes_the_tightest_first_up_to_its_budget_and_the_rest_when_it_is_mature() {
     let mut dispatch = dispatch(&[Role::Whole], Options::new(MODEL, 16));
-    // Half of 1 s: 500 ms · (1 − 10 / 100) less 10 ms are about 4400 tokens.
+    // Half of 1 s permits about 4400 tokens: 500 ms · (1 − 10 / 100) less 10 ms.
     for id in 0..4 {
         let targets = if id == 2 { (1_000, 100) } else { (5_000, 200) };
         dispatch.handle(START, &Event::Arrived(spec(id, START, 2_000, targets)));
@@ -85,7 +85,7 @@ fn an_instance_takes_the_tightest_first_up_to_its_budget_and_the_rest_when_it_is
     assert_eq!(placed(&mut dispatch, START), [(2, 0), (0, 0)]);
     assert_eq!(dispatch.waiting(), 2);
     let mature = dispatch.next_deadline().expect("somebody waits");
-    // 410 ms of prompts, and 410 / 90 steps of 10 ms.
+    // The prompts take 410 ms, and then there are 410 / 90 steps of 10 ms.
     let expected = START + Span::from_millis(455);
     assert!(
         expected.since(mature) < Span::from_millis(2)
@@ -124,7 +124,7 @@ fn who_cannot_be_in_time_any_more_lets_all_others_pass() {
     let now = START + Span::from_millis(990);
     dispatch.handle(now, &Event::Arrived(spec(0, now, 3_000, (1_000, 50))));
     assert_eq!(placed(&mut dispatch, now).len(), 1);
-    // Late by then, and the tightest: would be first in line.
+    // The request is late by then and has the tightest target, so it would be first in the queue.
     dispatch.handle(now, &Event::Arrived(spec(1, START, 500, (1_000, 20))));
     dispatch.handle(now, &Event::Arrived(spec(2, now, 500, (5_000, 100))));
     assert_eq!(placed(&mut dispatch, now), []);
@@ -146,7 +146,7 @@ fn where_a_request_decodes_is_decided_when_its_prompt_is_computed() {
     let asked = spec(0, START, 1_000, (1_000, 12));
     dispatch.handle(START, &Event::Arrived(asked));
     assert_eq!(placed(&mut dispatch, START), [(0, 0)]);
-    // By then a step of the first one that decodes takes longer than this one's tokens may.
+    // By then a decode step of the first instance takes longer than this request's tokens may.
     dispatch.handle(START, &report(1, load(400, 0)));
     let now = START + Span::from_millis(110);
     let computed = Spec {

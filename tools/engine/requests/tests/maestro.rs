@@ -1,6 +1,5 @@
-//! Workflows under random events: nobody is lost, books are balanced after every step, no node
-//! promises more memory than it has, whatever the order, the boundary rule and the comparison of
-//! nodes.
+//! Tests of workflows under random events: no stage is lost, all sums agree after every step, and
+//! no node exceeds its memory. This holds for any order, boundary rule and comparison of nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -46,32 +45,33 @@ fn node(cluster: u16, host: u64, slots: u32) -> NodeSpec {
     }
 }
 
-/// A job of a test: its stages one after the other, the first `wide` at once.
+/// A job of a test. Its first `wide` stages are ready at once, and later ones follow one by one.
 #[derive(Clone, Debug)]
 struct Script {
     class: Class,
     source: u16,
     confined: bool,
     wide: usize,
-    /// Model, prompt, output.
+    /// Model, prompt tokens and output tokens of each stage.
     stages: Vec<(u16, u32, u32)>,
     cancelled_after: Option<u8>,
 }
 
-/// A driver that knows the true lengths, and checks what it is told.
+/// A driver that has the true lengths and checks the scheduler's decisions.
 struct World {
     scheduler: Scheduler<Learned<ByRole>>,
     now: u64,
     scripts: Vec<Script>,
-    /// Next stage and stages under way, of each job; `None`: over.
+    /// Next stage and number of ready or running stages of each job, or `None` for a job that is
+    /// over.
     jobs: BTreeMap<usize, (usize, usize)>,
-    /// Node, KV promised, KV needed.
+    /// Node, permitted KV and needed KV of each running stage.
     running: BTreeMap<StageId, (NodeId, u64, u64)>,
     ready: BTreeSet<StageId>,
-    /// Those that asked for more and have no answer yet.
+    /// Stages that asked for more KV and wait for the answer.
     asked: BTreeSet<StageId>,
     loads: Vec<(NodeId, ModelId)>,
-    /// Weights that leave, until when.
+    /// Weights that are leaving, with the time when they are gone.
     leaves: Vec<(u64, NodeId, ModelId)>,
     refused: usize,
     finished: usize,
@@ -215,10 +215,10 @@ impl World {
         assert!(self.scheduler.is_balanced());
     }
 
-    /// The next thing that happens, chosen by `dice`. Whether there was one.
+    /// Reports the next event, chosen by `dice`. Returns whether there was one.
     fn step(&mut self, dice: u64) -> bool {
         self.now += 1 + dice % S;
-        // What has left by now has left.
+        // Report weights that are gone by now.
         let now = self.now;
         let (left, still): (Vec<_>, Vec<_>) =
             self.leaves.drain(..).partition(|(at, ..)| *at <= now);
@@ -237,7 +237,7 @@ impl World {
             self.drain();
             return true;
         }
-        // Who asked for more and has no answer stands still.
+        // A stage that waits for more KV can't finish.
         let goes_on: Vec<StageId> = self
             .running
             .keys()
@@ -408,8 +408,8 @@ fn a_job_that_may_not_leave_its_cluster_waits_for_it() {
     assert_eq!(world.loads, [(NodeId(1), ModelId(0))]);
 }
 
-/// Two models that do not fit beside each other: the large one gets its turn though the small one
-/// is always wanted.
+/// Two models don't fit on the node together. The large one gets its turn although stages of the
+/// small one always wait.
 #[test]
 fn a_stage_whose_weights_find_no_room_is_not_overtaken_for_ever() {
     let mut scripts = vec![one(Class::Batch, &[(2, 100, 4000)]); 60];
@@ -425,7 +425,7 @@ fn a_stage_whose_weights_find_no_room_is_not_overtaken_for_ever() {
             "it waits while {} others ended",
             world.finished
         );
-        // Slow steps: a second each.
+        // Each step takes a second.
         world.step(S - 1);
         if world.jobs.len() < 20 {
             world.submit(submitted);
@@ -460,13 +460,13 @@ fn a_batch_job_loses_its_turn_between_stages_to_a_shorter_job_and_not_without_pr
     let nodes = [node(0, 100, 1)];
     let options = |boundary| Options {
         boundary,
-        // Nothing waits at the node itself, where turns are not for sale.
+        // No stage waits at the node itself, where the order can't change.
         backlog: 0,
         ..Options::maestro()
     };
     let mut world = World::new(options(Boundary::MAESTRO), &nodes, scripts.clone());
-    // The role's length is not known yet, so the first job is expected to be as short as the second
-    // is.
+    // The role's length is unknown at first, so the first job's expected length is that of the
+    // second.
     assert_eq!(starts(&mut world, 2), [0, 100, 1]);
     let mut world = World::new(options(Boundary::Hold), &nodes, scripts);
     assert_eq!(starts(&mut world, 2), [0, 1, 100]);

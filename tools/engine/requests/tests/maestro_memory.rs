@@ -1,5 +1,5 @@
-//! Algorithm 2 on a node (Maestro §III-C): weights that go to sleep take time to leave, who was
-//! promised their memory waits for that, and who can't wait stops them.
+//! Tests of Algorithm 2 on a node (Maestro §III-C). Weights that sleep take time to leave. A stage
+//! that may use their memory waits for that or stops them.
 
 use laxity_requests::maestro::memory::Action;
 use laxity_requests::maestro::node::{Ask, Node};
@@ -42,7 +42,8 @@ fn ask(stage: u64, model: ModelId, class: Class, gigabytes: u64) -> Ask {
     }
 }
 
-/// 40 GB, of which both models have 30.5; a stage of the small one runs, with 1 GB.
+/// Returns a node with 40 GB, of which two models use 30.5 GB. A stage of the small one runs, with
+/// 1 GB.
 fn node() -> Node {
     let spec = NodeSpec {
         cluster: ClusterId(0),
@@ -84,7 +85,7 @@ fn who_is_promised_memory_of_weights_that_leave_starts_when_they_have_left() {
     assert_eq!(done.leaving, [(LARGE, Span(S))]);
     assert_eq!(node.start(&table, NOW), None);
     assert!(node.is_safe(&table));
-    // An end that was announced for something else says nothing.
+    // An event of an earlier transition has no effect.
     node.slept(LARGE, Time(NOW.0 + S / 2));
     assert_eq!(node.start(&table, NOW), None);
     node.slept(LARGE, Time(NOW.0 + S));
@@ -99,20 +100,20 @@ fn an_interactive_stage_stops_a_transition_that_it_would_have_to_wait_for_and_a_
     let (table, mut node) = (table(), node());
     node.place(&ask(3, SMALL, Class::Batch, 10), &table, NOW)
         .expect("the large one can sleep");
-    // 33.5 GB without the large one, 10 of them promised: 23.5 that are not there yet.
+    // Without the large model 33.5 GB are free later. The stage may use 10 GB of them, so 23.5 GB
+    // are left.
     assert_eq!(node.headroom(&table), 0);
     let batch = ask(4, SMALL, Class::Batch, 12);
     assert!(node.estimate(&batch, &table, NOW).is_none());
     let urgent = ask(5, SMALL, Class::Interactive, 12);
     let estimate = node.estimate(&urgent, &table, NOW).expect("possible");
-    // Restored from disk, 5 s, with a new context, 1 s: that is what it costs, and no stage is
-    // interrupted.
+    // The cost is a restore from disk (5 s) with a new context (1 s). No stage is interrupted.
     assert_eq!(estimate.degradation, S + 6 * S);
     let done = node.place(&urgent, &table, NOW).expect("possible");
     assert_eq!(done.stopped, [LARGE]);
     assert_eq!(done.moves.last(), Some(&(LARGE, Readiness::Disk)));
     assert!(done.swapped.is_empty() && done.aborted.is_empty());
-    // The memory is there at once, for both.
+    // The memory is free at once for both stages.
     assert_eq!(node.start(&table, NOW), Some((StageId(3), 10 * GB)));
     assert_eq!(node.start(&table, NOW), Some((StageId(5), 12 * GB)));
     assert!(node.is_safe(&table));
@@ -141,13 +142,13 @@ fn a_model_that_is_wanted_again_while_it_leaves_is_counted_once() {
         .expect("there is room again");
     assert_eq!(done.activate.map(|a| a.1), Some(Readiness::Sleeping));
     assert!(node.is_safe(&table));
-    // What was announced for its way out comes and means nothing.
+    // The announced end of the transition has no effect.
     node.slept(LARGE, Time(NOW.0 + S));
     assert!(node.is_safe(&table));
     assert_eq!(node.headroom(&table), 7 * GB + GB / 2);
 }
 
-/// What leaves for a stage goes over the link behind what leaves already, and waits for that once.
+/// Weights that leave for a stage go behind those that already leave, and the wait counts once.
 #[test]
 fn an_estimate_says_when_what_has_to_leave_has_left() {
     const MIDDLE: ModelId = ModelId(2);
@@ -166,8 +167,8 @@ fn an_estimate_says_when_what_has_to_leave_has_left() {
     }
     node.remove(StageId(1));
     node.remove(StageId(2));
-    // 40 GB less 36 of weights, 0.75 of contexts and 1 of KV: the middle one leaves for the first
-    // stage, the large one for the second.
+    // 40 GB less 36 GB of weights, 0.75 GB of contexts and 1 GB of KV are left. The middle model
+    // leaves for the first stage, the large one for the second.
     for (stage, gigabytes, model, takes) in [(4, 4, MIDDLE, S * 6 / 25), (5, 10, LARGE, S)] {
         let asked = ask(stage, SMALL, Class::Batch, gigabytes);
         let estimate = node.estimate(&asked, &table, NOW).expect("possible");

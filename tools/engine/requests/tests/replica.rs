@@ -1,5 +1,5 @@
-//! What holds for a replica whatever happens to it: no request is lost, blocks are balanced,
-//! nothing is admitted above memory, and everybody who is not turned away ends.
+//! Properties of a replica under random events: no request is lost, sums of blocks agree, memory is
+//! never exceeded, and each request that isn't refused ends.
 
 mod driver;
 
@@ -45,7 +45,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A discipline that prints its settings where a test fails.
+/// A discipline that a failed test prints with its options.
 struct Chosen(String, Box<dyn Discipline + Send>);
 
 impl std::fmt::Debug for Chosen {
@@ -70,7 +70,7 @@ fn fixed() -> impl Strategy<Value = Chosen> {
     })
 }
 
-/// Time passes here in tens of nanoseconds, deadlines are tens to thousands.
+/// A latency model for deadlines of tens to thousands of nanoseconds.
 struct Linear;
 
 impl Latency for Linear {
@@ -137,7 +137,7 @@ fn qoserve() -> impl Strategy<Value = Chosen> {
     )
 }
 
-/// All disciplines that there are, with any settings.
+/// Returns any discipline with any options.
 fn discipline() -> impl Strategy<Value = Chosen> {
     prop_oneof![fixed(), relegating(), qoserve()]
 }
@@ -198,7 +198,8 @@ proptest! {
     }
 }
 
-/// The latest of those that wait is first, and starts only alone; `chunk` tokens an iteration.
+/// A discipline that serves the latest arrival first and starts it only alone, with `chunk` tokens
+/// per iteration.
 struct Alone {
     chunk: u32,
 }
@@ -229,7 +230,7 @@ impl Discipline for Alone {
     }
 }
 
-/// Least laxity first, where a token computed moves a job back by so much.
+/// Least laxity first, where each computed token moves a job back.
 struct Laxity;
 
 impl Discipline for Laxity {
@@ -250,8 +251,8 @@ impl Discipline for Laxity {
     }
 }
 
-/// Runs prompts that come one after the other, each when the one before has begun; how often blocks
-/// were taken.
+/// Runs prompts, each of which arrives when the one before has begun. Returns how often blocks were
+/// taken.
 fn prompts(discipline: Box<dyn Discipline + Send>, lengths: &[u32]) -> usize {
     let mut driver = driver(discipline);
     for prompt in lengths {
@@ -270,7 +271,7 @@ fn who_may_not_start_keeps_nobody_who_has_begun_from_going_on() {
 
 #[test]
 fn two_that_do_not_fit_together_do_not_take_each_others_blocks_for_ever() {
-    // Of 96 tokens each would hold more than half.
+    // Each would hold more than half of the 96 tokens.
     let drops = prompts(Box::new(Laxity), &[80, 79, 78]);
     assert!((1..12).contains(&drops), "{drops}");
 }

@@ -1,11 +1,11 @@
-//! Dispatches over 64 instances. Four situations:
+//! Benchmarks of dispatches over 64 instances in five situations:
 //!
-//! * *free*: a request comes and has a place at once (it ends before the next comes, unmeasured);
-//! * *arrives*: a request comes while all instances are full and 10 000 wait: each of them is asked
-//!   about it;
-//! * *full*: an instance reports that it has no room while 10 000 wait;
-//! * *takes*: an instance reports room and takes from the line; the figure is for one request;
-//! * *moves*: half of the instances decode, and a prompt that is computed goes to one of them.
+//! * *free*: a request arrives and is placed at once. It ends, unmeasured, before the next arrives.
+//! * *arrives*: a request arrives while all instances are full and 10 000 requests wait. Each
+//!   instance is asked about it.
+//! * *full*: an instance without room reports while 10 000 requests wait.
+//! * *takes*: an instance reports room and takes waiting requests. The time is per request.
+//! * *moves*: half of the instances decode, and a computed prompt goes to one of them.
 
 use std::hint::black_box;
 
@@ -86,7 +86,7 @@ struct Loaded {
     next: u64,
     event: Event,
     placed: Vec<(RequestId, InstanceId)>,
-    /// Prompts that were computed, and where.
+    /// Requests whose prompts were computed, and the instances that have them.
     computed: Vec<(Spec, InstanceId)>,
 }
 
@@ -118,7 +118,7 @@ impl Loaded {
         loaded
     }
 
-    /// Eight requests each.
+    /// Places eight requests on each instance.
     fn spread(&mut self) {
         for _ in 0..u64::from(INSTANCES) * 8 {
             self.now = self.now + Span::from_millis(5);
@@ -137,7 +137,8 @@ impl Loaded {
         self.placed.clear();
     }
 
-    /// One request each that goes on for long, no room, and a line.
+    /// Places one long request on each instance, reports that none has room, and adds waiting
+    /// requests.
     fn fill(&mut self) {
         for _ in 0..INSTANCES {
             self.event = Event::Arrived(self.fresh());
@@ -164,7 +165,7 @@ impl Loaded {
         spec(self.next, self.now)
     }
 
-    /// The first token of a request is out where it was placed.
+    /// Reports the first token of a request on its instance.
     fn compute(&mut self, spec: Spec) {
         let spec = Spec {
             ready: spec.prompt,
@@ -231,7 +232,7 @@ impl Subject for Loaded {
         self.dispatch.handle(self.now, &self.event);
         let placed = self.drain();
         black_box(self.dispatch.next_deadline());
-        // One that has to wait is a decision, too.
+        // A request that has to wait counts as a decision, too.
         placed.max(1)
     }
 }

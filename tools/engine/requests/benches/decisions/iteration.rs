@@ -1,8 +1,7 @@
-//! Iterations: the end of one and the plan of the next, 256 decoding and 10 000 in line, under
-//! every discipline.
+//! Benchmarks of iterations under every discipline: the end of one and the plan of the next, with
+//! 256 decoding jobs and 10 000 queued ones.
 //!
-//! The replica's driver knows nothing but plans: prompts that end leave at once, so that the load
-//! stays near what it says.
+//! The driver ends each request with its prompt, so that as many requests decode as before.
 
 use std::hint::black_box;
 
@@ -29,7 +28,7 @@ const QUEUED: u64 = 10_000;
 const KIND: &str = "iteration";
 const LIMIT_US: f64 = 20.0;
 
-/// What the machine needs: 8 ms, 50 µs a token, and the pairs.
+/// The machine's latency: 8 ms, 50 µs per token, and 2 ns per pair.
 #[derive(Clone, Copy, Debug)]
 struct Truth;
 
@@ -40,7 +39,7 @@ impl Latency for Truth {
     }
 }
 
-/// A tree of so many levels that halves the ranges of its features in turn.
+/// Adds a tree of `depth` levels that halves the ranges of its features in turn.
 fn grow(depth: u32, bounds: [(f64, f64); FEATURES], shift: usize, into: &mut Vec<Node>) {
     if depth == 0 {
         let mean = |at: usize| f64::midpoint(bounds[at].0, bounds[at].1);
@@ -67,7 +66,7 @@ fn grow(depth: u32, bounds: [(f64, f64); FEATURES], shift: usize, into: &mut Vec
     grow(depth - 1, half, shift, into);
 }
 
-/// As large as the one that `laxity_sim::requests::predictor` makes.
+/// Returns a forest of the size that `laxity_sim::requests::predictor` creates.
 fn forest() -> Forest {
     let bounds = [
         (0.0, 4_096.0),
@@ -132,7 +131,7 @@ fn spec(id: u64) -> Spec {
 struct Loaded {
     replica: Replica,
     now: Time,
-    /// Planned, and not done yet.
+    /// The plan that isn't done yet.
     under_way: Option<Plan>,
 }
 
@@ -167,7 +166,7 @@ impl Subject for Loaded {
             let finished = finished.map(|chunk| chunk.request).collect();
             self.replica
                 .handle(self.now, &Event::Done { took, finished });
-            // Whoever places requests asks after each iteration.
+            // A dispatcher reads the load after each iteration.
             black_box(self.replica.load());
         }
         self.under_way = self.replica.plan(self.now);
@@ -175,8 +174,8 @@ impl Subject for Loaded {
     }
 }
 
-/// Asked for one size of a chunk after the other, as a search does: a question that is repeated
-/// would be answered by heart.
+/// A forest that is asked for different chunk sizes, as in a search. Repeated sizes would measure
+/// only warm caches and branch predictors.
 struct Asked(Forest, u32);
 
 impl Subject for Asked {
@@ -217,7 +216,7 @@ pub(crate) fn rows() -> Vec<Row> {
         let inner = Fixed { order, tokens: 512 };
         let name = format!("iteration: {}, relegating", inner.name());
         rows.push(Row {
-            // It looks at the whole line: a yardstick, and not for an engine (see there).
+            // This policy reads the whole queue. It is for comparison only and has no limit.
             limit_us: None,
             ..row(name, move || {
                 Box::new(Relegating {

@@ -1,16 +1,16 @@
-//! What decisions cost, each beside a reference of the same run: an iteration of a replica (what
-//! happened, and the next plan) with 256 requests that decode and 10 000 in line, at most 20 µs; a
-//! dispatch over 64 instances, at most 10 µs.
+//! The costs of decisions, each compared with a reference of the same run. A replica's iteration
+//! (its events and the next plan) with 256 decoding requests and 10 000 queued ones may take 20 µs.
+//! A dispatch over 64 instances may take 10 µs.
 //!
-//! `cargo bench -p laxity-requests` prints the table; `-- NAME` only rows whose name contains it,
-//! or the one that is called so; `-- --strict` ends with 1 if a median is above its limit. `--
-//! --count N NAME` runs one row N times and measures nothing, for callgrind
-//! (`--toggle-collect='*decisions*measured*'`): instructions are the same on a busy machine.
+//! `cargo bench -p laxity-requests` prints the table. `-- NAME` selects rows by a part of the name
+//! or by the whole name. With `-- --strict` the exit status is 1 if a median is above its limit.
+//! `-- --count N NAME` runs one row N times without timing, for callgrind
+//! (`--toggle-collect='*decisions*measured*'`). Instruction counts are the same on a busy machine.
 //!
-//! Times are of single decisions. The fastest is what the code needs, the median what a machine
-//! gives it; where they are far apart, something else was running. `× FCFS` (or `× round robin`)
-//! and `× chase` compare medians of the run: the latter's unit is a walk over 256 cache lines in
-//! random order in 2 MiB, about what a replica has to touch to hand out 256 tokens.
+//! Times are of single decisions. The fastest shows the cost of the code, and the median includes
+//! the machine. If they differ much, other programs were running. `× FCFS` (or `× round robin`) and
+//! `× chase` are ratios of medians. The unit of the latter is a walk over 256 cache lines in random
+//! order in 2 MiB, about the memory accesses that 256 tokens need.
 
 mod dispatch;
 mod iteration;
@@ -21,29 +21,29 @@ use std::hint::black_box;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Something that decides.
+/// A policy under test.
 trait Subject {
-    /// Brings it to where the next decision is due. Not measured.
+    /// Prepares the next decision. Not measured.
     fn prepare(&mut self) {}
-    /// The decision, or several: how many.
+    /// Makes one or more decisions and returns their number.
     fn decide(&mut self) -> usize;
 }
 
 /// A row of the table.
 struct Row {
     name: String,
-    /// What it is compared with: the first row of its kind.
+    /// The kind of the row. Medians are compared with the first row of the same kind.
     kind: &'static str,
     limit_us: Option<f64>,
     make: Box<dyn Fn() -> Box<dyn Subject>>,
 }
 
-/// Decisions after which a subject is made anew, so that what ends does not change the load.
+/// Decisions after which a subject is created again, so that ended requests don't change the load.
 const ROUND: usize = 64;
-/// Rounds of a row.
+/// Number of rounds of a row.
 const ROUNDS: usize = 12;
 
-/// Not inlined, so that callgrind finds it.
+/// Runs a decision. Not inlined, so that callgrind finds the function.
 #[inline(never)]
 fn measured(subject: &mut dyn Subject) -> usize {
     black_box(subject.decide())
@@ -65,7 +65,7 @@ fn time(row: &Row) -> Option<Figure> {
             let begun = Instant::now();
             let decisions = measured(&mut *subject);
             let took = begun.elapsed();
-            // The first ones fill caches.
+            // The first decisions fill caches and don't count.
             if turn >= 4 && decisions > 0 {
                 samples.push(took.as_secs_f64() * 1e6 / decisions as f64);
             }
@@ -103,7 +103,7 @@ fn arguments() -> Result<Arguments, String> {
     let mut all = std::env::args().skip(1);
     while let Some(argument) = all.next() {
         match argument.as_str() {
-            // Cargo's.
+            // Cargo passes this argument.
             "--bench" => (),
             "--strict" => found.strict = true,
             "--count" => {
@@ -128,7 +128,7 @@ fn main() -> ExitCode {
         }
     };
     let all = rows();
-    // A whole name means that row alone.
+    // A complete name selects only that row.
     let means = |part: &String, row: &Row| {
         row.name == *part
             || (row.name.contains(part.as_str()) && all.iter().all(|other| other.name != *part))
@@ -155,7 +155,7 @@ fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Measures and prints; how many medians are above their limit.
+/// Measures and prints rows. Returns how many medians are above their limit.
 fn table(all: &[Row], wanted: impl Fn(&&Row) -> bool) -> usize {
     let begun = Instant::now();
     println!("what decisions cost, µs; a median above its limit is missed");

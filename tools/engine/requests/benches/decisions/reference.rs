@@ -1,5 +1,5 @@
-//! What the machine needs for memory alone: a copy of as many bytes as 256 jobs have, and a walk
-//! over as many cache lines.
+//! References of pure memory access: a copy of as many bytes as 256 jobs have, and a walk over as
+//! many cache lines.
 
 use std::hint::black_box;
 
@@ -24,7 +24,7 @@ impl Subject for Copy {
     }
 }
 
-/// Each line says which one is next.
+/// Cache lines, each of which contains the index of the next.
 struct Chase {
     lines: Vec<[u64; 8]>,
     at: usize,
@@ -32,7 +32,7 @@ struct Chase {
 
 impl Chase {
     fn new() -> Self {
-        // One cycle through all, in an order that no prefetcher guesses (Sattolo).
+        // The order is one cycle over all lines that no prefetcher can predict (Sattolo).
         let mut order: Vec<usize> = (0..LINES).collect();
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         for last in (1..LINES).rev() {

@@ -1,5 +1,5 @@
-//! Maestro over 64 nodes: a stage gets a place; a stage ends while all nodes are full and 10 000
-//! wait; predicting one.
+//! Benchmarks of Maestro over 64 nodes: the placement of a stage, the end of a stage while all
+//! nodes are full and 10 000 stages wait, and a prediction.
 
 use std::hint::black_box;
 
@@ -70,12 +70,12 @@ struct Loaded {
     running: Vec<StageId>,
     loads: Vec<(NodeId, ModelId)>,
     next: u64,
-    /// A stage ends; else one comes.
+    /// Whether the measured event is the end of a stage. Otherwise it is a new stage.
     ends: bool,
 }
 
 impl Loaded {
-    /// So many stages on 64 nodes, all weights there, and then `waiting` more.
+    /// Places `load` stages on 64 nodes with all weights loaded, and then adds `waiting` more.
     fn new(options: Options, load: u64, waiting: u64) -> Self {
         let learned = Learned::new(ByRole::default());
         let nodes = vec![node(); NODES];
@@ -149,7 +149,7 @@ impl Loaded {
         started
     }
 
-    /// Until all weights are there.
+    /// Handles events until all weights are loaded.
     fn settle(&mut self) {
         self.drain();
         while let Some((node, model)) = self.loads.pop() {
@@ -163,7 +163,7 @@ impl Loaded {
 impl Subject for Loaded {
     fn prepare(&mut self) {
         self.settle();
-        // From another place each time.
+        // Each time another stage ends.
         let count = self.running.len();
         if count > 0 {
             self.running

@@ -1,14 +1,14 @@
-//! One line by deadline in front of all instances, with and without admission: what a sceptic would
-//! take instead of HyperFlexis.
+//! Earliest deadline first with one queue in front of all instances, with or without admission. A
+//! simple alternative to HyperFlexis.
 //!
-//! *Central EDF*: the earliest deadline of a first token goes to the instance with the fewest
-//! prompt tokens to compute, once one has fewer than a batch of them. *EDF with admission*:
-//! requests that can't be in time any more are served when nobody else waits, and an instance takes
-//! nobody with whom its step would take longer than the tightest time per token there (unless it
-//! has nothing to do).
+//! *Central EDF*: the request with the earliest deadline of a first token goes to the instance with
+//! the fewest prompt tokens to compute. The instance must have fewer such tokens than `batch`. *EDF
+//! with admission*: requests that can't meet their deadline any more go behind all others. An
+//! instance also refuses a request that makes its step longer than the shortest time per token
+//! there, unless the instance is idle.
 //!
-//! Prompts that are computed go to the instance that decodes for the fewest, by the earliest
-//! deadline of the next token; with admission to none whose step would be too long.
+//! Computed prompts go to the decode instance with the least KV, in the order of the next token's
+//! deadline. With admission, an instance whose step would be too long is skipped.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -19,10 +19,10 @@ use crate::ledger::{InstanceTable, Row, Targets};
 use crate::request::{InstanceId, RequestId, Spec};
 use crate::{Span, Time};
 
-/// Who is behind all others (0: in time; 1: late), the deadline, who.
+/// The place in the queue: 0 if in time or 1 if late, then the deadline, then the id.
 type Key = (u8, Time, RequestId);
 
-/// Central earliest deadline first.
+/// The policy with one EDF queue in front of all instances.
 #[derive(Clone, Debug)]
 pub struct CentralEdf {
     model: Linear,
@@ -33,12 +33,12 @@ pub struct CentralEdf {
     line: BTreeMap<Key, Spec>,
     decode: BTreeMap<Key, Spec>,
     keys: HashMap<RequestId, Key>,
-    /// Something changed that an instance could take more for.
+    /// Whether an event came after which an instance may take more requests.
     stirred: bool,
 }
 
 impl CentralEdf {
-    /// `batch`: prompt tokens that an instance may have to compute before it gets no more.
+    /// Creates the policy. An instance with `batch` or more prompt tokens to compute gets no more.
     #[must_use]
     pub fn new(model: Linear, admission: bool, batch: u32, block_tokens: u32) -> Self {
         Self {
@@ -65,7 +65,7 @@ impl CentralEdf {
         self.line.remove(&key).or_else(|| self.decode.remove(&key))
     }
 
-    /// Whoever can't be in time any more goes behind all others.
+    /// Moves requests that can't meet their deadline any more behind all others.
     fn sort_out(&mut self, now: Time) {
         while let Some((key, spec)) = self.line.first_key_value() {
             let tokens = f64::from(spec.prompt);
@@ -81,7 +81,7 @@ impl CentralEdf {
         }
     }
 
-    /// It has room, and its step does not get too long.
+    /// Reports whether an instance has room for a request and its step stays short enough.
     fn takes(&self, row: &Row, spec: &Spec, decode: bool) -> bool {
         if row.is_idle() {
             return true;
@@ -173,7 +173,7 @@ impl Dispatch for CentralEdf {
             let Some(spec) = line.values().next().copied() else {
                 continue;
             };
-            // Whoever is first waits for room; nobody passes it.
+            // The first request waits for room. Later ones don't overtake it.
             if let Some(instance) = self.pick(&spec, decode) {
                 self.dequeue(spec.id);
                 self.ledger.place(&spec, Targets::of(&spec).tpot, instance);

@@ -1,5 +1,5 @@
-//! Whoever has the fewest requests, in turn among equals: join the shortest queue. It needs no
-//! report and no model, only what was placed and has ended.
+//! Places each request on the instance with the fewest requests (join the shortest queue). Equal
+//! instances take turns. The policy needs neither reports nor a model.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -11,11 +11,11 @@ use crate::request::{InstanceId, RequestId};
 struct Stand {
     role: Role,
     requests: u32,
-    /// When it was last given one: a number that counts up.
+    /// Value of [`Fewest::turns`] when the instance last got a request.
     turn: u64,
 }
 
-/// Fewest requests.
+/// The policy that chooses the instance with the fewest requests.
 #[derive(Clone, Debug, Default)]
 pub struct Fewest {
     instances: BTreeMap<InstanceId, Stand>,
@@ -33,7 +33,7 @@ impl Fewest {
             .map(|(instance, _)| *instance)
     }
 
-    /// A request is where it was no more.
+    /// Removes a request from its instance and from the requests that wait.
     fn leave(&mut self, request: RequestId) {
         if let Some(instance) = self.placed.remove(&request)
             && let Some(stand) = self.instances.get_mut(&instance)
@@ -135,7 +135,7 @@ mod tests {
             placed.push(instance.0);
         }
         assert_eq!(placed, [0, 1, 2, 0, 1]);
-        // Two leave instance 1, which has none then.
+        // Two requests leave instance 1, which is empty afterwards.
         fewest.handle(Time::ZERO, &Event::Cancelled(RequestId(1)));
         fewest.handle(Time::ZERO, &Event::Cancelled(RequestId(4)));
         fewest.handle(Time::ZERO, &Event::Arrived(spec(5)));
@@ -145,7 +145,7 @@ mod tests {
             Some(Decision::Place { request, instance })
         };
         assert_eq!(next, place(5, 1));
-        // What is lost with an instance is placed again.
+        // A request that is lost with an instance is placed again.
         let down = Event::Down {
             instance: InstanceId(1),
             lost: vec![spec(5)],

@@ -1,5 +1,5 @@
-//! Whoever has the least to do: prompt tokens for those that compute prompts, tokens of KV for
-//! those that decode, what was placed since the last report included. Ties go to the lower number.
+//! Places each request on the instance with the least load: prompt tokens to compute, or KV tokens
+//! on decode instances. Placements since the last report count. Ties go to the lower id.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -14,7 +14,7 @@ struct Stand {
     placed: u64,
 }
 
-/// Least loaded.
+/// The policy that chooses the least loaded instance.
 #[derive(Clone, Debug, Default)]
 pub struct LeastLoaded {
     instances: BTreeMap<InstanceId, Stand>,
@@ -64,7 +64,8 @@ impl Dispatch for LeastLoaded {
             }
             Event::Load { instance, load, .. } => {
                 if let Some(stand) = self.instances.get_mut(instance) {
-                    // A decode weighs as a prompt token does where both are computed.
+                    // On an instance with both phases, one decode counts as much as one prompt
+                    // token.
                     stand.reported = match stand.role {
                         Role::Decode => load.decode_context,
                         Role::Whole => load.prefill_tokens + u64::from(load.decoding),

@@ -1,9 +1,10 @@
-//! Whoever has the least predicted work: what a sceptic would take instead of HyperFlexis' queues.
+//! Places each request on the instance with the least predicted work. A simple alternative to
+//! HyperFlexis.
 //!
-//! The work of a request is what it adds to the time of its instance: its prompt as a prefill step
-//! (eq. 1, without the constant that a batch shares), and for each token that it is expected to
-//! generate what it adds to a step (eq. 2: `b' · its tokens + c'`). How many that are is the mean
-//! of its application so far. Placed when it comes: nothing waits in front of instances.
+//! The work of a request is the time that it adds on its instance. For the prompt this is a prefill
+//! step (eq. 1) without the constant, which a batch shares. For each expected token it is the
+//! request's part of a decode step (eq. 2: `b' · its tokens + c'`). The expected number of tokens
+//! is the mean of the application so far. Each request is placed on arrival.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -19,14 +20,14 @@ struct Placed {
     application: ApplicationId,
 }
 
-/// Mean number of tokens that requests of an application generate.
+/// Sums over the requests of an application that ended, for the mean number of tokens.
 #[derive(Clone, Copy, Debug, Default)]
 struct History {
     requests: f64,
     tokens: f64,
 }
 
-/// Least predicted work.
+/// The policy that chooses the instance with the least predicted work.
 #[derive(Clone, Debug)]
 pub struct LeastWork {
     model: Linear,
@@ -37,7 +38,7 @@ pub struct LeastWork {
 }
 
 impl LeastWork {
-    /// With such a model of an instance.
+    /// Creates the policy with a latency model of an instance.
     #[must_use]
     pub fn new(model: Linear) -> Self {
         Self {
@@ -49,8 +50,8 @@ impl LeastWork {
         }
     }
 
-    /// Tokens that a request will generate. Of an application that never ended anything: half of
-    /// what it may.
+    /// Returns the expected number of tokens of a request. While no request of the application has
+    /// ended, it is half of the request's limit.
     fn tokens(&self, spec: &Spec) -> f64 {
         let most = f64::from(spec.output_max);
         let history = self.history.get(&spec.application).copied();
@@ -83,7 +84,7 @@ impl LeastWork {
             .map(|(instance, (role, _))| (*instance, *role))
     }
 
-    /// A request is where it was no more.
+    /// Removes a request from its instance.
     fn leave(&mut self, request: RequestId) -> Option<Placed> {
         let placed = self.placed.remove(&request)?;
         if let Some((_, work)) = self.work.get_mut(&placed.instance) {

@@ -1,29 +1,29 @@
-//! Continuous batching with a fixed token budget: vLLM's and Sarathi's, under three orders.
+//! Continuous batching with a fixed token budget, as in vLLM and Sarathi, under three orders.
 //!
-//! The budget counts decodes too, as in Sarathi-Serve: chunks fill up what they leave. QoServe's
-//! baselines (§4) take 256 under a strict TBT and 2048 without.
+//! Decodes count in the budget, as in Sarathi-Serve, and prompt chunks fill the rest. QoServe's
+//! baselines (§4) use 256 tokens under a strict TBT and 2048 otherwise.
 
 use crate::Time;
 use crate::discipline::{Discipline, Rank, View};
 use crate::job::Job;
 
-/// Who is first in line.
+/// The order of the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LineOrder {
-    /// Whoever came first.
+    /// The earliest arrival first.
     Fcfs,
-    /// The earliest deadline: of the first token, or of the last for batch requests.
+    /// The earliest deadline first: of the first token, or of the last for batch requests.
     Edf,
-    /// The fewest prompt tokens left.
+    /// The fewest remaining prompt tokens first.
     Srpf,
 }
 
-/// A fixed budget under an order.
+/// A fixed token budget under an order.
 #[derive(Clone, Copy, Debug)]
 pub struct Fixed {
-    /// The order.
+    /// The order of the queue.
     pub order: LineOrder,
-    /// Tokens of an iteration, decodes included.
+    /// Tokens in an iteration, decodes included.
     pub tokens: u32,
 }
 
@@ -50,8 +50,8 @@ impl Discipline for Fixed {
     }
 
     fn begun_first(&self) -> bool {
-        // Under an order by urgency, the most urgent goes on; a prompt that was begun keeps its
-        // blocks and waits.
+        // Under EDF and SRPF the most urgent prompt continues. A prompt that has begun keeps its
+        // blocks while it waits.
         self.order == LineOrder::Fcfs
     }
 }

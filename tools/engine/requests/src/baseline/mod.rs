@@ -1,4 +1,5 @@
-//! What the papers are compared with, and what a sceptic would take instead.
+//! Baselines: the policies that papers compare with, and simple alternatives to the papers'
+//! policies.
 
 mod central_edf;
 mod fewest;

@@ -1,10 +1,10 @@
-//! A fixed budget under an order, that gives up whoever can't be in time any more (QoServe §3.4,
-//! eager relegation, without anything else of it): what a sceptic would add to EDF.
+//! A fixed budget under an order, with eager relegation as the only part of QoServe (§3.4). A
+//! simple extension of EDF.
 //!
-//! A job is given up when computing the rest of its prompt alone, from now on, ends after the
-//! deadline of its first token. Those before it in line are not counted: nobody is given up who
-//! could have made it. The whole line is looked at for each iteration, which takes longer than a
-//! decision may once thousands wait: it is a yardstick, not for an engine.
+//! A job is relegated if the rest of its prompt, computed alone from now on, ends after the
+//! deadline of its first token. Jobs ahead of it don't count, so no job is relegated that could
+//! still be in time. Each iteration checks the whole queue. That is too slow for an engine with
+//! thousands of waiting jobs, so this policy is for comparison only.
 
 use crate::baseline::Fixed;
 use crate::discipline::{Discipline, Rank, View};
@@ -13,17 +13,17 @@ use crate::latency::{Composition, Latency};
 use crate::request::RequestId;
 use crate::{Span, Time};
 
-/// See the module.
+/// A fixed budget with relegation of jobs that can't meet their first deadline.
 #[derive(Clone, Copy, Debug)]
 pub struct Relegating<L> {
-    /// The order and its budget.
+    /// The order and the token budget.
     pub inner: Fixed,
-    /// What is asked how long the rest of a prompt takes.
+    /// The latency model that predicts the duration of prompts.
     pub latency: L,
 }
 
 impl<L: Latency> Relegating<L> {
-    /// How long the rest of a prompt takes, in chunks of the budget.
+    /// Returns how long the rest of a prompt takes, in chunks of the budget.
     fn rest(&self, job: &Job) -> Span {
         let mut prefix = job.context;
         let mut takes = Span::ZERO;
@@ -60,7 +60,7 @@ impl<L: Latency> Discipline for Relegating<L> {
 
     fn relegate(&mut self, now: Time, view: &dyn View) -> Vec<RequestId> {
         view.in_line()
-            // What gave out a token is late or not by now.
+            // The first token of a job with generated tokens can't become late any more.
             .filter(|job| job.generated == 0 && now + self.rest(job) > job.spec.first_deadline())
             .map(Job::id)
             .collect()
@@ -76,7 +76,7 @@ mod tests {
     use crate::replica::Replica;
     use crate::request::{ApplicationId, ClassId, Importance, Slo, Spec};
 
-    /// One ns per token.
+    /// A latency model with 1 ns per token.
     #[derive(Clone, Copy, Debug)]
     struct PerToken;
 

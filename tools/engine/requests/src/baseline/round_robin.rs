@@ -1,4 +1,4 @@
-//! One instance after the other, in each role.
+//! Gives each request to the next instance of its role in turn.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use crate::Time;
 use crate::dispatch::{Decision, Dispatch, Event, Role};
 use crate::request::{InstanceId, RequestId};
 
-/// Instances of a role, and requests for which there is none.
+/// The instances of one role, and the requests that wait because there is no such instance.
 #[derive(Clone, Debug, Default)]
 struct Ring {
     instances: Vec<InstanceId>,
@@ -23,7 +23,7 @@ impl Ring {
     }
 }
 
-/// Round robin.
+/// The round-robin policy.
 #[derive(Clone, Debug, Default)]
 pub struct RoundRobin {
     first: Ring,

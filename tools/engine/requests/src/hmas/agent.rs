@@ -1,19 +1,18 @@
-//! The execution layer (H-MAS §3.5) and the loop that ties the layers together (Appendix E.1,
-//! Algorithm 1), as a discipline of a replica.
+//! The execution layer (H-MAS §3.5) and the loop over all layers (Appendix E.1, Algorithm 1), as a
+//! discipline of a replica.
 //!
-//! Each iteration: perception's answers are taken in; prompts start in the order of the structure
-//! while fence and limits allow.
+//! Each iteration applies the answers of perception. Then prompts start in the order of the policy
+//! while the memory limit and the other limits permit.
 //!
-//! Departures:
-//! * The fence sums blocks of `prompt + l_upper` of those that run. One that outlives its bound
-//!   gets half as much again (Appendix C.2: "a conservative rolling estimate"), so that the sum
-//!   stays an upper bound in most cases; its blocks come from the pool, which is what is never
-//!   exceeded.
-//! * Where the head of the line does not fit, nobody behind it starts: what overtakes it would keep
-//!   it from ever fitting.
-//! * `B_token < N_run`: who decodes goes round, whoever got a token longest ago first. The paper
-//!   does not say.
-//! * Whoever runs alone is always let in: a fence is no reason to stand still.
+//! Departures from the paper:
+//! * The memory limit (the paper's fence) sums blocks of `prompt + l_upper` of running requests. A
+//!   request that exceeds its bound gets half as much again (Appendix C.2: "a conservative rolling
+//!   estimate"). The sum thus usually stays an upper bound. The pool itself is never exceeded.
+//! * If the first request in the queue doesn't fit, no request behind it starts. Requests that
+//!   overtake it could keep it from ever fitting.
+//! * If `B_token < N_run`, the jobs whose last token is oldest decode first. The paper doesn't
+//!   define this case.
+//! * A request always starts if no other runs, so that the memory limit can't stop the replica.
 
 use std::collections::VecDeque;
 
@@ -32,16 +31,16 @@ use crate::job::{Job, Phase};
 use crate::kv::Pool;
 use crate::request::{RequestId, Spec};
 
-/// What an agent is set to.
+/// The options of an agent.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Config {
-    /// Tokens of an iteration, decodes included, as in [`crate::baseline::Fixed`].
+    /// Tokens in an iteration, decodes included, as in [`crate::baseline::Fixed`].
     pub chunk: u32,
-    /// Prompt tokens of an iteration at least, however many decode.
+    /// Least prompt tokens in an iteration, however many jobs decode.
     pub chunk_min: u32,
-    /// Fence and limits; `None`: only memory limits.
+    /// The options of Statera. With `None`, only the KV pool limits requests.
     pub statera: Option<statera::Config>,
-    /// The numbers of the structure.
+    /// The parameters of the policy.
     pub hints: Hints,
 }
 
@@ -56,25 +55,25 @@ impl Default for Config {
     }
 }
 
-/// A request that is here.
+/// A request at this replica.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     spec: Spec,
     estimate: Estimate,
     bound: Bound,
-    /// Tokens that the fence counts for it, while it runs.
+    /// Tokens that the memory limit counts for the request while it runs.
     promised: Option<u32>,
 }
 
-/// H-MAS.
+/// A discipline that starts requests by an H-MAS policy within the limits of Statera.
 pub struct Agent {
     config: Config,
     cognition: Cognition,
     policy: Box<dyn Policy>,
     statera: Option<Statera>,
     jobs: FxHashMap<RequestId, Known>,
-    /// What the fence counts of those that run, tokens, as in `jobs`: looked up for each token of
-    /// each iteration, so in a table that is small.
+    /// A copy of [`Known::promised`] of running requests. Each token of each iteration looks it up,
+    /// so the table is small.
     promises: FxHashMap<RequestId, u32>,
     running: u32,
     block_tokens: u32,
@@ -96,7 +95,7 @@ impl std::fmt::Debug for Agent {
 }
 
 impl Agent {
-    /// One structure for good.
+    /// Creates an agent with one fixed policy.
     #[must_use]
     pub fn new(kind: Kind, config: Config, cognition: Cognition) -> Self {
         Self {
@@ -116,7 +115,7 @@ impl Agent {
         }
     }
 
-    /// What it writes down.
+    /// Returns the agent's log of bounds and actual lengths.
     #[must_use]
     pub fn journal(&self) -> Journal {
         self.journal.clone()
@@ -140,7 +139,7 @@ impl Agent {
         }
     }
 
-    /// Takes in a request that arrives or was here before this agent was.
+    /// Adds a request that arrives or was here before this agent.
     fn meet(&mut self, now: Time, spec: &Spec) {
         let estimate = self.cognition.arrived(now, spec, self.running);
         self.policy.arrived(spec, &estimate);
@@ -165,7 +164,7 @@ impl Agent {
         Some(known)
     }
 
-    /// It runs from now on: the fence counts it.
+    /// Marks a request as running, so that the memory limit counts it.
     fn run(&mut self, request: RequestId, held: u32) {
         let Some(known) = self.jobs.get(&request).copied() else {
             return;
@@ -185,7 +184,7 @@ impl Agent {
         self.policy.began(&known.spec, &known.estimate);
     }
 
-    /// It has generated more than the fence counts for it.
+    /// Raises the bound of a request that needs more tokens than the memory limit counts for it.
     fn outlived(&mut self, job: &Job, promised: u32) {
         let request = job.id();
         let Some(known) = self.jobs.get_mut(&request) else {
@@ -200,7 +199,7 @@ impl Agent {
         self.promised_blocks -= self.blocks(promised);
     }
 
-    /// Takes in what perception has answered by now.
+    /// Applies the answers of perception that have arrived.
     fn perceive(&mut self, now: Time) {
         while let Some((request, tags)) = self.cognition.poll(now) {
             let Some(known) = self.jobs.get_mut(&request) else {
@@ -213,7 +212,7 @@ impl Agent {
             };
             let before = std::mem::replace(&mut known.estimate, estimate);
             if known.promised.is_some() {
-                // It runs: its lane and its promise stay what they were.
+                // The request runs. Its lane and its counted tokens stay the same.
                 known.estimate = before;
                 continue;
             }
@@ -223,7 +222,7 @@ impl Agent {
         }
     }
 
-    /// Eq. 2 and 11, with this one.
+    /// Reports whether the request fits into the memory limit (eq. 2 and 11).
     fn fits(&self, job: &Job, known: &Known, pool: &Pool) -> bool {
         let Some(statera) = &self.statera else {
             return true;
@@ -261,7 +260,8 @@ impl Discipline for Agent {
         self.block_tokens = view.pool().block_tokens();
         match event {
             Event::Arrived(spec) => {
-                // One of the same number is refused, and the first is meant by it from then on.
+                // The replica refuses a second request with the same id. The id still means the
+                // first one.
                 if !self.jobs.contains_key(&spec.id) {
                     self.meet(now, spec);
                 }
@@ -316,7 +316,7 @@ impl Discipline for Agent {
             if !self.jobs.contains_key(&request) {
                 return;
             }
-            // Its blocks were kept for it before it came.
+            // The request's blocks were reserved before it arrived.
             self.run(request, job.context);
         }
         if job.context <= job.target {

@@ -1,9 +1,9 @@
-//! Perception and prediction together (H-MAS §3.2 and Appendix E.4): an estimate at once, a better
-//! one when perception has answered.
+//! Perception and prediction together (H-MAS §3.2 and Appendix E.4). A request gets an estimate at
+//! once and a better one when perception has answered.
 //!
-//! The prior of a request that is *unknown* is "the most frequent task bucket and its coarse cost
-//! profile": here the running mean length of the task that was seen most often, of all requests
-//! while none was tagged.
+//! The paper's prior of an *unknown* request is "the most frequent task bucket and its coarse cost
+//! profile". Here it is the running mean length of the task that was seen most often. While no
+//! request has a task, it is the mean of all requests.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use super::prediction::{Prediction, Ran};
 use crate::Time;
 use crate::request::{RequestId, Slo, Spec};
 
-/// Mean length of a task.
+/// Running mean length of a task's answers.
 #[derive(Clone, Copy, Debug, Default)]
 struct Profile {
     requests: u64,
@@ -23,12 +23,12 @@ struct Profile {
 impl Profile {
     fn learn(&mut self, length: u32) {
         self.requests += 1;
-        // Recent ones weigh one in 500 at least.
+        // Each length has a weight of at least 1/500, so that recent lengths count.
         self.mean += (f64::from(length) - self.mean) / (self.requests.min(500) as f64);
     }
 }
 
-/// What is believed of requests.
+/// The source of all estimates: perception, prediction and lengths of tasks.
 pub struct Cognition {
     perception: Box<dyn Perception>,
     prediction: Box<dyn Prediction>,
@@ -45,7 +45,7 @@ impl std::fmt::Debug for Cognition {
 }
 
 impl Cognition {
-    /// Of such parts.
+    /// Creates the source of estimates from its two parts.
     #[must_use]
     pub fn new(perception: Box<dyn Perception>, prediction: Box<dyn Prediction>) -> Self {
         Self {
@@ -56,19 +56,19 @@ impl Cognition {
         }
     }
 
-    /// A request came: what to believe of it until perception has answered.
+    /// Passes a new request to perception and returns its estimate until the answer.
     pub fn arrived(&mut self, now: Time, spec: &Spec, running: u32) -> Estimate {
         self.perception.ask(now, spec);
         self.prior(spec, running)
     }
 
-    /// What to believe of a request of which nothing is known.
+    /// Returns the estimate of a request without tags.
     #[must_use]
     pub fn prior(&self, spec: &Spec, running: u32) -> Estimate {
         let most = self.tasks.values().max_by_key(|profile| profile.requests);
         let profile = most.copied().unwrap_or(self.all);
         let length = if profile.requests == 0 {
-            // Half of what is allowed, before anybody ended.
+            // While no request has ended, the length is half of the request's limit.
             spec.output_max.div_ceil(2)
         } else {
             profile.mean as u32
@@ -92,13 +92,13 @@ impl Cognition {
         }
     }
 
-    /// The next request that perception has answered for; no tags if it was not understood, and its
-    /// prior stays.
+    /// Returns the next request that perception has answered for. Without tags the request keeps
+    /// its first estimate.
     pub fn poll(&mut self, now: Time) -> Option<(RequestId, Option<Tags>)> {
         self.perception.poll(now)
     }
 
-    /// What to believe of a request with such tags; `None` if they make no sense for it.
+    /// Returns the estimate of a request with `tags`, or `None` if they are invalid for it.
     #[must_use]
     pub fn understood(&self, spec: &Spec, tags: &Tags, running: u32) -> Option<Estimate> {
         tags.are_valid(spec).then(|| {
@@ -107,7 +107,7 @@ impl Cognition {
         })
     }
 
-    /// A request generated so many tokens.
+    /// Learns the number of tokens that a request generated.
     pub fn finished(&mut self, spec: &Spec, task: Option<u16>, length: u32) {
         self.perception.learn(spec, length);
         self.all.learn(length);
@@ -116,7 +116,7 @@ impl Cognition {
         }
     }
 
-    /// An iteration was run.
+    /// Learns the duration of an iteration.
     pub fn ran(&mut self, ran: &Ran) {
         self.prediction.learn(ran);
     }

@@ -1,24 +1,24 @@
-//! What the fence of an [`super::Agent`] did, for figures. The log is shared, because whoever runs
-//! a replica holds its discipline.
+//! A log of the memory bounds of an [`super::Agent`] and the actual lengths, for figures. The log
+//! is shared, because the replica owns the agent.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Requests that ended, and how long they were beside their bounds.
+/// Counts over the requests that ended, for comparison with their bounds.
 #[derive(Clone, Debug, Default)]
 pub struct Log {
-    /// Requests that ended.
+    /// Number of requests that ended.
     pub fenced: u64,
-    /// Of those, the ones that generated more than their bound.
+    /// Number of ended requests that generated more than their bound.
     pub violations: u64,
-    /// As `fenced` and `violations`, of those whose bound was calibrated by their own bucket.
+    /// `fenced` and `violations` for the requests whose bound comes from their own bucket.
     pub fenced_own_bucket: (u64, u64),
-    /// Sum of bounds, tokens.
+    /// Sum of all bounds, in tokens.
     pub bound_tokens: u64,
-    /// Tokens that they generated.
+    /// Sum of all generated tokens.
     pub real_tokens: u64,
 }
 
-/// A handle to a log.
+/// A shared handle of a log.
 #[derive(Clone, Debug, Default)]
 pub struct Journal(Arc<Mutex<Log>>);
 
@@ -27,7 +27,7 @@ impl Journal {
         with(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// The log so far.
+    /// Returns a copy of the log.
     #[must_use]
     pub fn read(&self) -> Log {
         self.0

@@ -1,10 +1,10 @@
-//! The Perception Agent (H-MAS §3.2): the type of a request's task, and how long its answer will
-//! be.
+//! The Perception Agent (H-MAS §3.2), which determines the type of a request's task and the length
+//! of its answer.
 //!
 //! The paper fine-tunes a small language model (Qwen3-1.7B) that reads the prompt. Here a
-//! [`Tagger`] answers from what it knows, and [`Paced`] delays the answer as long as such a model
-//! would take. Nobody waits for it. Until there is an answer, and where there is none or it makes
-//! no sense, a request is *unknown* and its estimate is the prior of [`super::cognition`].
+//! [`Tagger`] answers from other data, and [`Paced`] delays the answer as long as such a model
+//! would take. Scheduling doesn't wait for the answer. Without a valid answer a request is
+//! *unknown*, and [`super::cognition`] estimates it from statistics.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -12,18 +12,18 @@ use super::regressor::Forest;
 use crate::request::{ApplicationId, RequestId, Spec};
 use crate::{Span, Time};
 
-/// What perception says of a request.
+/// The answer of perception about a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tags {
-    /// The type of its task: an index into the operator's table.
+    /// The type of the task, as an index into the operator's table.
     pub task: u16,
-    /// Tokens that it will generate.
+    /// Number of tokens that the request will generate.
     pub length: f64,
 }
 
 impl Tags {
-    /// Whether they make sense for that request: the length is a number, and no more than the
-    /// request may generate.
+    /// Reports whether the tags are valid for `spec`: the length is finite and within the request's
+    /// limit.
     #[must_use]
     pub fn are_valid(&self, spec: &Spec) -> bool {
         self.length.is_finite()
@@ -32,33 +32,33 @@ impl Tags {
     }
 }
 
-/// Perceives, whenever it does.
+/// Determines task and length of requests, possibly with delay.
 pub trait Perception: Send {
-    /// A request came. Must not take long: whoever has to think does it elsewhere.
+    /// Starts to analyse a request. Must return quickly, so slow work belongs elsewhere.
     fn ask(&mut self, now: Time, spec: &Spec);
 
-    /// The next answer that is there by now; `None` in it if the request could not be understood.
+    /// Returns the next answer that is ready at `now`. Its tags are `None` if analysis failed.
     fn poll(&mut self, now: Time) -> Option<(RequestId, Option<Tags>)>;
 
-    /// A request generated so many tokens.
+    /// Learns the number of tokens that a request generated.
     fn learn(&mut self, spec: &Spec, length: u32) {
         let _ = (spec, length);
     }
 }
 
-/// Understands a request at once.
+/// Determines task and length of a request at once.
 pub trait Tagger: Send {
-    /// What it is; `None` if that can't be said.
+    /// Returns the tags of a request, or `None` if they can't be determined.
     fn tag(&mut self, spec: &Spec) -> Option<Tags>;
 
-    /// A request generated so many tokens.
+    /// Learns the number of tokens that a request generated.
     fn learn(&mut self, spec: &Spec, length: u32) {
         let _ = (spec, length);
     }
 }
 
-/// A tagger that takes its time: one request after the other, `service` each (1.64 ms on average in
-/// Appendix E.4).
+/// A tagger with a delay. It handles one request after another, with `service` time for each.
+/// Appendix E.4 measured 1.64 ms on average.
 #[derive(Debug)]
 pub struct Paced<T> {
     tagger: T,
@@ -68,7 +68,7 @@ pub struct Paced<T> {
 }
 
 impl<T: Tagger> Paced<T> {
-    /// With such a time for each request; zero for an answer at once.
+    /// Wraps a tagger. With a `service` of zero it answers at once.
     #[must_use]
     pub const fn new(tagger: T, service: Span) -> Self {
         Self {
@@ -100,7 +100,7 @@ impl<T: Tagger> Perception for Paced<T> {
     }
 }
 
-/// Says nothing: all are unknown.
+/// A tagger without answers, under which all requests are unknown.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Unknown;
 
@@ -110,8 +110,8 @@ impl Tagger for Unknown {
     }
 }
 
-/// Rules and statistics (the ablation "rule-based perception" of table 2): the class is the task,
-/// and the mean of what the application generated so far is the length.
+/// A tagger with rules and statistics (the ablation "rule-based perception" of table 2). The task
+/// is the class of service. The length is the mean of the application so far.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
     means: HashMap<ApplicationId, (f64, u64)>,
@@ -128,24 +128,24 @@ impl Tagger for Rules {
 
     fn learn(&mut self, spec: &Spec, length: u32) {
         let (mean, count) = self.means.entry(spec.application).or_default();
-        // Recent ones weigh one in a hundred at least: mixes drift.
+        // Each length has a weight of at least 1/100, so that the mean follows changes of the mix.
         *count = (*count + 1).min(100);
         *mean += (f64::from(length) - *mean) / *count as f64;
     }
 }
 
-/// A trained regressor of the logarithm of the length, from what comes with a request (the text is
-/// not there): prompt, limit, class, application, importance, objective.
+/// A trained regressor of the logarithm of the length. It uses the request's metadata, not its
+/// text: prompt length, limit, class, application, importance and objective.
 #[derive(Debug)]
 pub struct Trained {
     forest: Forest,
 }
 
 impl Trained {
-    /// Trains on requests and what they generated.
+    /// Trains on pairs of a request and the number of tokens that it generated.
     ///
     /// # Errors
-    /// If there is nothing to train on.
+    /// Fails if there are no valid examples.
     pub fn fit(
         examples: &[(Spec, u32)],
         seed: u64,
@@ -159,15 +159,15 @@ impl Trained {
         Ok(Self { forest })
     }
 
-    /// The length that it expects.
+    /// Returns the predicted length.
     #[must_use]
     pub fn length(&self, spec: &Spec) -> f64 {
         let most = f64::from(spec.output_max);
         self.forest.predict(&features(spec)).exp().clamp(1.0, most)
     }
 
-    /// Mean absolute error over the mean length, on requests that it was not trained on: the
-    /// paper's MAPE without its weight on short answers.
+    /// Returns the mean absolute error over the mean length, for requests outside the training set.
+    /// Unlike the paper's MAPE it doesn't weight short answers more.
     #[must_use]
     pub fn error(&self, held_out: &[(Spec, u32)]) -> f64 {
         let off: f64 = held_out

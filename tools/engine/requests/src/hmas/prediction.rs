@@ -1,50 +1,49 @@
-//! The Prediction Agent (H-MAS §3.2): what a request costs, from what it is.
+//! The Prediction Agent (H-MAS §3.2), which predicts the cost of a request.
 //!
-//! `T_tot` is what orders lines, so `t_ttft` here is the time to *compute* the prompt. Waiting is
-//! left out: it is the same for all that come at one time, and would rank a request by when it came
-//! rather than by what it is.
+//! Orders use `T_tot`, so `t_ttft` is the time to *compute* the prompt without waits. A wait is
+//! about equal for all requests of one time. It would rank requests by arrival rather than by cost.
 //!
-//! The paper trains CatBoost on LLM-Pilot. Here a model of the machine's latency is asked
-//! ([`Modelled`]), or rates are measured as they come ([`Measured`]).
+//! The paper trains CatBoost on LLM-Pilot. Here a latency model of the machine predicts the cost
+//! ([`Modelled`]), or measured rates do ([`Measured`]).
 
 use crate::Span;
 use crate::latency::{Composition, Latency};
 
-/// Cost of a request.
+/// The cost of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
-    /// To compute the prompt.
+    /// Time to compute the prompt.
     pub ttft: Span,
-    /// For each token.
+    /// Time for each token.
     pub tpot: Span,
 }
 
-/// An iteration that was run, as far as a discipline sees it.
+/// The work and the duration of an iteration, as a discipline sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ran {
-    /// Prompt tokens.
+    /// Number of computed prompt tokens.
     pub prefill_tokens: u32,
-    /// Decodes.
+    /// Number of decodes.
     pub decodes: u32,
-    /// Tokens that those attended to.
+    /// Number of tokens that the decodes attended to.
     pub decode_context: u64,
-    /// Time it took, ns.
+    /// Duration in ns.
     pub took: u64,
 }
 
-/// Predicts costs.
+/// Predicts the costs of requests.
 pub trait Prediction: Send {
-    /// The cost of a request with such a prompt and answer while so many run.
+    /// Returns the cost of a request with such a prompt and answer while `running` requests run.
     fn cost(&self, prompt: u32, length: u32, running: u32) -> Cost;
 
-    /// An iteration was run.
+    /// Learns from an iteration.
     fn learn(&mut self, ran: &Ran) {
         let _ = ran;
     }
 }
 
-/// From a model of the machine: the prompt in chunks, tokens in a batch with those that run, each
-/// as long as this one.
+/// Predictions from a model of the machine. The prompt is computed in chunks. Tokens are decoded in
+/// a batch of the running requests, all as long as this one.
 #[derive(Clone, Debug)]
 pub struct Modelled<L> {
     latency: L,
@@ -52,7 +51,7 @@ pub struct Modelled<L> {
 }
 
 impl<L: Latency> Modelled<L> {
-    /// With chunks of so many tokens.
+    /// Creates the prediction with chunks of `chunk` tokens.
     #[must_use]
     pub fn new(latency: L, chunk: u32) -> Self {
         Self {
@@ -86,7 +85,7 @@ impl<L: Latency + Send> Prediction for Modelled<L> {
     }
 }
 
-/// Rates as they are measured: the mean time of a prompt token, and of an iteration that decodes.
+/// Predictions from measured rates: the mean time of a prompt token and of a decode iteration.
 #[derive(Clone, Copy, Debug)]
 pub struct Measured {
     prefill_ns: f64,
@@ -100,7 +99,8 @@ impl Measured {
 
 impl Default for Measured {
     fn default() -> Self {
-        // Before anything was measured: some machine of today. Only ratios decide orders.
+        // Rates of a typical machine until the first measurement. Orders depend on their ratio
+        // only.
         Self {
             prefill_ns: 100_000.0,
             decode_ns: 20_000_000.0,

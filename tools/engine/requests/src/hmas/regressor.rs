@@ -1,7 +1,7 @@
-//! Trained models: random forests of `smartcore`, behind what is needed of them here.
+//! A small interface to the random forests of `smartcore`.
 //!
-//! The paper has CatBoost; boosted trees and forests differ by little on a handful of features, and
-//! a forest needs no tuning.
+//! The paper uses CatBoost. On a few features, boosted trees and forests differ little, and a
+//! forest needs no tuning.
 
 use smartcore::ensemble::random_forest_regressor::{
     RandomForestRegressor, RandomForestRegressorParameters,
@@ -10,14 +10,14 @@ use smartcore::linalg::basic::matrix::DenseMatrix;
 
 type Matrix = DenseMatrix<f64>;
 
-/// Nothing could be trained: check that there are examples, and that all have the same features,
-/// each a number.
+/// The error of a training without valid examples. All examples need the same number of features,
+/// and each feature must be finite.
 #[derive(Debug, thiserror::Error)]
 #[error("no model can be trained on {examples} examples: {why}")]
 pub struct TrainingError {
-    /// How many there were.
+    /// Number of examples.
     pub examples: usize,
-    /// What was wrong.
+    /// The cause.
     pub why: String,
 }
 
@@ -44,7 +44,7 @@ fn matrix(rows: &[Vec<f64>], targets: usize) -> Result<Matrix, TrainingError> {
     DenseMatrix::from_2d_vec(&rows.to_vec()).map_err(|why| TrainingError::new(rows.len(), &why))
 }
 
-/// Predicts a number.
+/// A random forest that predicts a number.
 #[derive(Debug)]
 pub struct Forest {
     model: RandomForestRegressor<f64, f64, Matrix, Vec<f64>>,
@@ -52,14 +52,14 @@ pub struct Forest {
 }
 
 impl Forest {
-    /// Trees of it: more change the error by less than a percent, and each costs a prediction about
-    /// 100 ns.
+    /// Number of trees. More trees change the error by less than 1 %, and each adds about 100 ns to
+    /// a prediction.
     const TREES: usize = 24;
 
-    /// Trains. The same seed gives the same forest.
+    /// Trains a forest. The same seed gives the same forest.
     ///
     /// # Errors
-    /// If there is nothing to train on.
+    /// Fails if there are no valid examples.
     pub fn fit(rows: &[Vec<f64>], values: &[f64], seed: u64) -> Result<Self, TrainingError> {
         let x = matrix(rows, values.len())?;
         let parameters = RandomForestRegressorParameters::default()
@@ -74,7 +74,7 @@ impl Forest {
         Ok(Self { model, mean })
     }
 
-    /// What it expects; the mean of what it was trained on for features that make no sense.
+    /// Returns the predicted value, or the mean of the training values for invalid features.
     #[must_use]
     pub fn predict(&self, features: &[f64]) -> f64 {
         let row = Matrix::from_2d_vec(&vec![features.to_vec()]).ok();

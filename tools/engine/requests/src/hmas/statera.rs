@@ -1,32 +1,32 @@
-//! The Statera Agent (H-MAS §3.4.2, Appendix E.2, Algorithm 2): how much may run. A fence on memory
-//! ([`conformal`]) and two fixed limits: requests that run, and decodes of an iteration.
+//! The Statera Agent (H-MAS §3.4.2, Appendix E.2, Algorithm 2), which limits running requests: by
+//! memory ([`conformal`]), by number, and by decodes of an iteration.
 //!
-//! The paper moves both limits by loops that keep utilization in a band. Behind the fence the loops
-//! hardly ever acted, and with the time of an iteration as their signal they did harm. They were
-//! removed (`docs/requests/hmas.md`).
+//! In the paper, control loops adapt the last two limits to a range of utilization. With the memory
+//! limit the loops had almost no effect. With iteration time as their signal they did harm. They
+//! were removed (`docs/requests/hmas.md`).
 
 pub mod conformal;
 
 pub use conformal::{Bound, Calibration, Score, Source};
 
-/// What Statera is set to. The paper gives none of these numbers; those here were set on the tuning
-/// seeds of `docs/requests/hmas.md`.
+/// The options of Statera. The paper has no values. These were chosen on the tuning seeds of
+/// `docs/requests/hmas.md`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Config {
-    /// Part of answers that may be longer than their bound, ε.
+    /// Share of answers that may exceed their bound, ε.
     pub epsilon: f64,
-    /// Errors of a bucket that count, the latest.
+    /// Number of recent errors of a bucket that count.
     pub window: usize,
-    /// What an error is.
+    /// The definition of an error.
     pub score: Score,
-    /// Memory that is not promised to anybody, `δ_frag`: blocks are filled to the last only at the
-    /// end of a request.
+    /// Share of memory that stays free, `δ_frag`. A request fills its blocks completely only at its
+    /// end.
     pub fragmentation: f64,
-    /// The bound is the prediction itself, whatever errors are seen (table 2, "freeze Statera").
+    /// Whether the bound is the prediction itself, without errors (table 2, "freeze Statera").
     pub frozen: bool,
-    /// Requests that run at most, `N_run`.
+    /// Most requests that run, `N_run`.
     pub concurrency: u32,
-    /// Decodes of an iteration at most, `B_token`.
+    /// Most decodes in an iteration, `B_token`.
     pub decodes: u32,
 }
 
@@ -44,16 +44,16 @@ impl Default for Config {
     }
 }
 
-/// The agent.
+/// The Statera Agent.
 #[derive(Clone, Debug)]
 pub struct Statera {
-    /// As it was set.
+    /// The options.
     pub config: Config,
     calibration: Calibration,
 }
 
 impl Statera {
-    /// Set so.
+    /// Creates the agent with its options.
     #[must_use]
     pub fn new(config: Config) -> Self {
         Self {
@@ -62,12 +62,12 @@ impl Statera {
         }
     }
 
-    /// A request ended: the error of its prediction is taken down.
+    /// Learns the error of a prediction from a request that ended.
     pub fn complete(&mut self, prompt: u32, predicted: u32, real: u32) {
         self.calibration.learn(prompt, predicted, real);
     }
 
-    /// Tokens that a request will generate at most, but for ε of them.
+    /// Returns an upper bound of a request's tokens, which holds for all but a share ε.
     #[must_use]
     pub fn bound(&self, prompt: u32, predicted: u32, output_max: u32) -> Bound {
         if self.config.frozen {

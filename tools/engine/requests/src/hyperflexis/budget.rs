@@ -1,44 +1,44 @@
-//! What an instance can take: the token budget (§5.1 eq. 5, appendix B eq. 7), the maturity time
+//! The limits of an instance: the token budget (§5.1 eq. 5, appendix B eq. 7), the maturity time
 //! (Algorithm 1), and the probability of a first token in time.
 //!
-//! While prompts are computed, requests that decode stand still for `E_p`. They make that good by
-//! `TPOT − E_d` in each step that follows: after `E_p / (TPOT − E_d)` steps of `E_d` the instance
-//! is *mature*, and can stand still again. A request that comes right after a dispatch waits until
-//! then, so that has to fit into its TTFT:
+//! Decoding requests pause for `E_p` while prompts are computed. Each later step of `E_d` recovers
+//! `TPOT − E_d` of that time. After `E_p / (TPOT − E_d)` steps the instance is *mature* and can
+//! pause again. A request that arrives right after a dispatch waits until then, so this time has to
+//! fit into its TTFT:
 //!
 //! ```text
 //! E_p + E_p / (TPOT − E_d) · E_d  =  E_p · TPOT / (TPOT − E_d)  ≤  TTFT                     (7)
 //! n_token ≤ (TTFT · TPOT − TTFT · E_d − a · TPOT) / (b · TPOT)       E_p = a + b · n_token     (5)
 //! ```
 //!
-//! Holes and how they are filled. `TPOT ≤ E_d`: there is no budget. Eq. 5 leaves out `c`: it gives
-//! the bound at which a scan ends, and each candidate is checked by eq. 7 with the squares of the
-//! real prompts. Prompts that wait at the instance count as candidates do; `E_d` is that of the
-//! step in which all of them decode. `calculate_p` has no formula (Algorithm 1: "based on
-//! t_remaining and resource utilization"): [`probability`].
+//! The paper leaves four points open. If `TPOT ≤ E_d`, the budget is 0. Eq. 5 omits `c`, so it only
+//! ends a scan. Eq. 7 checks each candidate with the squares of the real prompts. Prompts that wait
+//! at the instance count like candidates, and `E_d` is the step in which all of them decode.
+//! `calculate_p` has no formula (Algorithm 1: "based on t_remaining and resource utilization"); see
+//! [`probability`].
 
 use super::latency::Linear;
 use crate::dispatch::Role;
 use crate::ledger::{InstanceTable, Prompts, Row};
 use crate::request::InstanceId;
 
-/// What would stand at an instance.
+/// The present or assumed load of an instance.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct InstanceLoad {
-    /// For what it is.
+    /// The instance's role.
     pub role: Role,
     /// Prompts to compute.
     pub prompts: Prompts,
-    /// Requests that decode now.
+    /// Number of requests that decode.
     pub decoding: f64,
-    /// Tokens that they attend to.
+    /// Number of tokens that the decoding requests attend to.
     pub context: f64,
-    /// The tightest time per token, ns.
+    /// Shortest time per token of all requests, ns.
     pub tpot: f64,
 }
 
 impl InstanceLoad {
-    /// What stands there now.
+    /// Returns the present load of an instance.
     #[must_use]
     pub fn of(row: &Row) -> Self {
         let (decoding, context) = row.decodes();
@@ -51,7 +51,7 @@ impl InstanceLoad {
         }
     }
 
-    /// What a step takes at an instance now, ns.
+    /// Returns how long a decode step takes at an instance now, in ns.
     #[must_use]
     pub fn of_now(ledger: &InstanceTable, instance: InstanceId, model: &Linear) -> f64 {
         ledger
@@ -59,7 +59,7 @@ impl InstanceLoad {
             .map_or(0.0, |row| Self::of(row).decode_ns(model))
     }
 
-    /// With a request more whose prompt is to be computed.
+    /// Returns the load with one more prompt to compute.
     #[must_use]
     pub fn with_prompt(mut self, tokens: u32, tpot: u64) -> Self {
         self.prompts = self.prompts.with(tokens);
@@ -67,7 +67,7 @@ impl InstanceLoad {
         self
     }
 
-    /// With a request more that decodes.
+    /// Returns the load with one more decoding request.
     #[must_use]
     pub fn with_decode(mut self, context: u32, tpot: u64) -> Self {
         self.decoding += 1.0;
@@ -76,14 +76,14 @@ impl InstanceLoad {
         self
     }
 
-    /// `E_p`: computing all prompts, ns.
+    /// Returns `E_p`, the time to compute all prompts, in ns.
     #[must_use]
     pub fn prefill_ns(&self, model: &Linear) -> f64 {
         model.prefill_ns(self.prompts.tokens, self.prompts.squares)
     }
 
-    /// `E_d`: a step in which all decode, ns. Nobody decodes on an instance that only computes
-    /// prompts.
+    /// Returns `E_d`, the time of a step in which all requests decode, in ns. It is 0 on a prefill
+    /// instance, which doesn't decode.
     #[must_use]
     pub fn decode_ns(&self, model: &Linear) -> f64 {
         if self.role == Role::Prefill {
@@ -93,20 +93,20 @@ impl InstanceLoad {
         model.decode_ns(requests, self.context + self.prompts.tokens)
     }
 
-    /// `TPOT − E_d`, ns: what a step makes good.
+    /// Returns `TPOT − E_d`, the time that each step recovers, in ns.
     #[must_use]
     pub fn relax_ns(&self, model: &Linear) -> f64 {
         self.tpot - self.decode_ns(model)
     }
 
-    /// Time until the instance is mature, ns, if it begins now. Without relaxation at all: until
-    /// the next step is done.
+    /// Returns the time until the instance is mature if it begins now, in ns. If steps recover no
+    /// time, this is the end of the next step.
     #[must_use]
     pub fn maturity_ns(&self, model: &Linear) -> f64 {
         self.maturity_after_ns(model, 0.0)
     }
 
-    /// The same, after `stood` ns in which those that decode stood still already.
+    /// Returns [`Self::maturity_ns`] after decoding requests have already paused for `stood` ns.
     #[must_use]
     pub fn maturity_after_ns(&self, model: &Linear, stood: f64) -> f64 {
         let prefill = self.prefill_ns(model);
@@ -124,8 +124,8 @@ impl InstanceLoad {
         prefill + (prefill + stood) / relax * decode
     }
 
-    /// Eq. 7, with the squares: whoever came right after this was dispatched would have its first
-    /// token within `ttft` ns.
+    /// Reports whether eq. 7 holds, with squared lengths: a request that arrives right after this
+    /// dispatch would have its first token within `ttft` ns.
     #[must_use]
     pub fn fits(&self, model: &Linear, ttft: f64) -> bool {
         let prefill = self.prefill_ns(model);
@@ -140,14 +140,15 @@ impl InstanceLoad {
     }
 }
 
-/// Eq. 5: tokens of prompts that an instance may have to compute, if a step takes `decode` ns.
+/// Returns how many prompt tokens an instance may have to compute if a step takes `decode` ns (eq.
+/// 5).
 #[must_use]
 pub fn tokens(model: &Linear, ttft: f64, tpot: f64, decode: f64) -> f64 {
     let [a, b, _] = model.prefill;
     if decode >= tpot {
         return 0.0;
     }
-    // TTFT (TPOT − E_d) / TPOT, for a TPOT that may be infinite.
+    // This is TTFT (TPOT − E_d) / TPOT, in a form that permits an infinite TPOT.
     let allowed = ttft * (1.0 - decode / tpot);
     if b <= 0.0 {
         return if allowed >= a { f64::INFINITY } else { 0.0 };
@@ -155,12 +156,12 @@ pub fn tokens(model: &Linear, ttft: f64, tpot: f64, decode: f64) -> f64 {
     ((allowed - a) / b).max(0.0)
 }
 
-/// How likely a first token comes in time, `remaining` ns before its deadline once its prompt is
-/// computed, on an instance that is used to a share of `utilization`: `remaining / (TTFT · (1 −
-/// utilization) + ε)`, from 0 to 1.
+/// Returns the probability of a first token in time: `remaining / (TTFT · (1 − utilization) + ε)`,
+/// limited to 0 to 1. `remaining` is the time in ns between the end of the prompt and the deadline.
+/// `utilization` is that of the instance.
 ///
-/// The less an instance is used, the more an old request has to have left: there is one that takes
-/// it sooner than this one.
+/// A less used instance demands more remaining time from an old request, because another instance
+/// can serve it sooner.
 #[must_use]
 pub fn probability(remaining: f64, ttft: f64, utilization: f64) -> f64 {
     const EPSILON_NS: f64 = 1.0;
@@ -221,8 +222,8 @@ mod tests {
         let at = standing(1_000);
         let (prefill, decode) = (at.prefill_ns(&MODEL), at.decode_ns(&MODEL));
         let steps = prefill / (at.tpot - decode);
-        // All that decodes stood still for `prefill` and then had `steps` tokens: their mean time
-        // is TPOT.
+        // Decoding requests pause for `prefill` and then get `steps` tokens, so their mean time is
+        // TPOT.
         let mean = (prefill + steps * decode) / steps;
         assert!((mean - at.tpot).abs() < 1.0);
         assert!((at.maturity_ns(&MODEL) - (prefill + steps * decode)).abs() < 1.0);

@@ -1,32 +1,29 @@
-//! The dispatcher (§5.1, Algorithm 1) over all instances that compute prompts, and the migrator
-//! beside it.
+//! The dispatcher (§5.1, Algorithm 1) over all instances that compute prompts, together with the
+//! migrator.
 //!
-//! One line of requests by (TPOT, arrival), one of instances by maturity time ([`super::budget`]).
-//! The instance that is mature longest takes, in the order of the line, whoever leaves it within
-//! its token budget and has a chance of a first token in time; then its next maturity is computed.
-//! With prefill and decode instances the same code runs over the former, without the terms of
-//! decoding.
+//! Requests wait ordered by (TPOT, arrival), instances by maturity time ([`super::budget`]). The
+//! instance that is mature longest takes requests in order. It takes a request if its token budget
+//! holds and a first token in time is probable enough. Then its next maturity time is computed.
+//! With prefill and decode instances, the same code runs over the former, without terms for
+//! decodes.
 //!
-//! Holes and how they are filled.
-//! * *An instance that takes nobody* (the paper's loop would ask it again at once): it is asked
-//!   again when it reports, when something ends there, and about requests that come. Nothing else
-//!   can change its answer: time only takes chances away.
-//! * *Deadlock*: an instance with nothing to do takes the first in line though it is above the
-//!   budget.
-//! * *Below θ*: a request that can't be in time anywhere any more leaves the line for the
-//!   best-effort tail, which is served by arrival, with what is left of a budget when nobody is in
-//!   line.
-//! * *Tightest targets*: for TPOT those at the instance and of candidates. For TTFT the tightest
-//!   that came lately: eq. 7 is about a request that comes right after a dispatch, and nobody knows
-//!   which that is.
-//! * *Corrections by the monitor*: a report during or at the end of the prompts moves the maturity
-//!   time to what is left of them, plus the time that it takes to make good what was stood still. A
-//!   step under way when a dispatch comes is waited for.
-//! * *Reports that are rare* ([`Options::monitor`]): whoever is mature has computed its prompts;
-//!   the shadow state says so.
-//! * *All of the TTFT* in eq. 5 makes whoever comes right after a full dispatch late:
-//!   [`Options::ttft_share`].
-//! * *Resource utilization* in `calculate_p`: the larger of KV occupancy and `E_d / TPOT`.
+//! The paper leaves these points open:
+//! * *An instance that takes no request*: the paper's loop would ask again at once. Here it is
+//!   asked again after its report, after an end of one of its requests, and for each new request.
+//!   Time alone only lowers probabilities.
+//! * *Deadlock*: an idle instance takes the first request even above its budget.
+//! * *Below θ*: a request that is too late on every instance moves to a best-effort queue by
+//!   arrival. That queue gets free budget when no other request waits.
+//! * *Tightest targets*: the TPOT is that of the instance's requests and of candidates. The TTFT is
+//!   the shortest of recent arrivals, because eq. 7 is about an unknown request that arrives right
+//!   after a dispatch.
+//! * *Corrections by the monitor*: a report moves the maturity time to the remaining time of the
+//!   prompts plus the time that recovers the pause. A dispatch waits for the end of a running step.
+//! * *Rare reports* ([`Options::monitor`]): a mature instance counts as having computed its
+//!   prompts.
+//! * *The whole TTFT* in eq. 5 makes a request late that arrives right after a full dispatch.
+//!   [`Options::ttft_share`] reduces it.
+//! * *Resource utilization* in `calculate_p` is the larger of KV occupancy and `E_d / TPOT`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -42,29 +39,29 @@ use crate::ledger::{InstanceTable, Row, Targets};
 use crate::request::{InstanceId, RequestId, Spec};
 use crate::{Span, Time};
 
-/// What the paper leaves open.
+/// The options of the dispatcher, with what the paper leaves open.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
     /// The latency model.
     pub model: Linear,
     /// Least admission probability (`θ`).
     pub theta: f64,
-    /// Time between two reports of an instance that are looked at (§9.3); zero: each.
+    /// Least time between two reports of an instance that are used (§9.3). Zero uses each report.
     pub monitor: Span,
-    /// Share of the tightest TTFT within which an instance has to be mature again. Eq. 7 leaves out
-    /// what the request that waits then takes itself, and who waits beside it: with all of the
-    /// TTFT, whoever comes right after a full dispatch is late.
+    /// Share of the tightest TTFT within which an instance has to be mature again. Eq. 7 omits the
+    /// waiting request's own prompt and other waiting requests. With the whole TTFT, a request
+    /// right after a full dispatch is late.
     pub ttft_share: f64,
-    /// Share of KV blocks that is left to those that decode.
+    /// Share of KV blocks that is reserved for decodes.
     pub headroom: f64,
-    /// Tokens of a block.
+    /// Tokens in a block.
     pub block_tokens: u32,
-    /// Requests in line that an instance is asked about.
+    /// Most waiting requests that are considered for an instance.
     pub scan_max: usize,
 }
 
 impl Options {
-    /// Defaults, for such instances.
+    /// Returns the default options for such instances.
     #[must_use]
     pub const fn new(model: Linear, block_tokens: u32) -> Self {
         Self {
@@ -84,7 +81,7 @@ type Key = (u64, Time, RequestId);
 #[derive(Clone, Copy, Debug)]
 struct Worker {
     mature: Time,
-    /// When the prompts that are under way were dispatched.
+    /// When the running prompts were dispatched.
     begun: Option<Time>,
     synced: Time,
 }
@@ -101,20 +98,22 @@ pub struct HyperFlexis {
     workers: BTreeMap<InstanceId, Worker>,
     /// Instances to ask, by maturity.
     askable: BTreeSet<(Time, InstanceId)>,
-    /// Mature ones that take nobody of those who are not fresh.
+    /// Mature instances that take none of the waiting requests. They weren't asked about those in
+    /// `fresh` yet.
     full: BTreeSet<(Time, InstanceId)>,
     lately: Lately,
     migrator: Migrator,
     mapping: Option<Mapping>,
-    /// With a mapping: what requests were assigned, and how long they waited for a place.
+    /// With a mapping: the assigned targets of requests, and how long they waited for an instance
+    /// in ns.
     assigned: FxHashMap<RequestId, (Targets, u64)>,
-    /// With a mapping: requests in line, by priority.
+    /// With a mapping: number of waiting requests, by priority.
     pending: BTreeMap<usize, usize>,
     decisions: VecDeque<Decision>,
 }
 
 impl HyperFlexis {
-    /// A dispatcher of requests with objectives.
+    /// Creates a dispatcher for requests with objectives.
     #[must_use]
     pub fn new(options: Options) -> Self {
         Self {
@@ -136,8 +135,8 @@ impl HyperFlexis {
         }
     }
 
-    /// A dispatcher of requests whose class is a priority, 0 the highest: objectives come from
-    /// `mapping` (§5.2).
+    /// Creates a dispatcher for requests whose class is a priority, with 0 the highest. `mapping`
+    /// assigns the objectives (§5.2).
     #[must_use]
     pub fn with_priorities(options: Options, mapping: Mapping) -> Self {
         Self {
@@ -166,7 +165,7 @@ impl HyperFlexis {
         self.fresh.push_back(key);
     }
 
-    /// Takes a request out of the line or the tail.
+    /// Removes a request from the queue or from the best-effort queue.
     fn dequeue(&mut self, request: RequestId) -> Option<Waiting> {
         let key = self.keys.remove(&request)?;
         let waiting = self
@@ -183,7 +182,7 @@ impl HyperFlexis {
         Some(waiting)
     }
 
-    /// When an instance is to be asked next. It may have been asked before.
+    /// Sets the time when an instance is asked next, even if it was asked before.
     fn mature_at(&mut self, instance: InstanceId, mature: Time) {
         if let Some(worker) = self.workers.get_mut(&instance) {
             let before = (worker.mature, instance);
@@ -255,7 +254,7 @@ impl HyperFlexis {
         self.mature_at(instance, mature);
     }
 
-    /// Something ended at an instance.
+    /// Updates an instance after one of its requests ended or left.
     fn freed(&mut self, now: Time, instance: InstanceId) {
         if let Some(worker) = self.workers.get(&instance) {
             let idle = self.ledger.row(instance).is_some_and(Row::is_idle);
@@ -270,7 +269,7 @@ impl HyperFlexis {
         }
     }
 
-    /// Asks all mature instances, the one that is mature longest first.
+    /// Asks all mature instances, in the order of their maturity.
     fn round(&mut self, now: Time) {
         while let Some((mature, instance)) = self.askable.first().copied() {
             if self.line.is_empty() && self.tail.is_empty() || mature > now {
@@ -294,10 +293,10 @@ impl HyperFlexis {
         }
     }
 
-    /// Lets an instance take whom it can, of all or of one. Whether it took anybody.
+    /// Lets an instance take requests, of all or only one. Returns whether it took any.
     fn ask(&mut self, now: Time, instance: InstanceId, only: Option<&Waiting>) -> bool {
         if self.options.monitor > Span::ZERO {
-            // It is mature: what it had to compute is computed, though no report said so yet.
+            // The instance is mature, so its prompts are computed even if no report shows it.
             self.ledger.computed(instance);
         }
         let Some(row) = self.ledger.row(instance) else {

@@ -1,16 +1,16 @@
-//! The latency model of §3 (eq. 1 and 2), fitted as appendix A says: relative least squares over
-//! measured steps.
+//! The latency model of §3 (eq. 1 and 2). As in appendix A, it is fitted by relative least squares
+//! over measured steps.
 //!
 //! ```text
 //! E_p = a  + b  Σ l      + c  Σ l²     a prefill step, prompts of l tokens            (1)
 //! E_d = a' + b' Σ l_cur  + c' B        a decode step, B requests with l_cur tokens    (2)
 //! ```
 //!
-//! Departures. Coefficients are not below zero: a profile without long prompts gives a `c` of
-//! either sign, and a negative one promises that long prompts are free. The paper's engine computes
-//! either prompts or tokens in one step; here a step has both (chunked prefill), and takes `E_p +
-//! b' Σ l_cur + c' B`: weights are read once. A chunk after a prefix has `l² + 2 l · prefix`
-//! instead of `l²`: the same pairs of tokens.
+//! Departures from the paper: coefficients can't be negative. A profile without long prompts gives
+//! a `c` of any sign, and a negative one makes long prompts free. The paper's engine computes
+//! prompts or tokens in a step. Here a step can have both (chunked prefill) and takes `E_p + b' Σ
+//! l_cur + c' B`, because weights are read once. A chunk after a prefix counts `l² + 2 l · prefix`
+//! instead of `l²`, for the same pairs of tokens.
 
 use serde::{Deserialize, Serialize};
 
@@ -25,57 +25,58 @@ pub const LENGTHS: [u32; 16] = [
     4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 284, 512, 768, 1024, 1536, 2020,
 ];
 
-/// A step that was measured.
+/// A measured step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
-    /// What was in it.
+    /// The work in the step.
     pub of: Composition,
-    /// What it took.
+    /// The duration of the step.
     pub took: Span,
 }
 
-/// The coefficients: ns, ns per token, and ns per squared token or per request.
+/// The coefficients of the model: ns, ns per token, and ns per squared token or per request.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Linear {
-    /// `a`, `b`, `c` of eq. 1.
+    /// `a`, `b` and `c` of eq. 1.
     pub prefill: [f64; 3],
-    /// `a'`, `b'`, `c'` of eq. 2.
+    /// `a'`, `b'` and `c'` of eq. 2.
     pub decode: [f64; 3],
 }
 
-/// Why nothing was fitted.
+/// The reason why a fit failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FitError {
-    /// Three numbers need three different steps at least.
+    /// Fewer than three steps of one kind were measured, and each equation has three coefficients.
     #[error(
         "{found} {kind} steps that took time were measured, 3 are needed: profile more batch sizes \
          and lengths"
     )]
     TooFew {
-        /// `prefill` or `decode`.
+        /// The kind of steps, `prefill` or `decode`.
         kind: &'static str,
-        /// How many there are.
+        /// Number of measured steps of this kind.
         found: usize,
     },
 }
 
-/// How far off a model is: |predicted − measured| / measured.
+/// The relative error of a model, |predicted − measured| / measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Error {
-    /// Steps.
+    /// Number of steps.
     pub steps: usize,
-    /// Mean.
+    /// Mean relative error.
     pub mean: f64,
-    /// 95th percentile.
+    /// 95th percentile of the relative error.
     pub p95: f64,
-    /// The largest.
+    /// Largest relative error.
     pub most: f64,
-    /// Mean of predicted / measured − 1: below zero is too optimistic.
+    /// Mean of predicted / measured − 1. A negative value means too optimistic predictions.
     pub bias: f64,
 }
 
 impl Linear {
-    /// Eq. 1, ns, of prompts with so many tokens and squared lengths in all. Nothing for nothing.
+    /// Returns eq. 1 in ns for prompts with these sums of tokens and squared lengths. Without
+    /// tokens it is 0.
     #[must_use]
     pub fn prefill_ns(&self, tokens: f64, squares: f64) -> f64 {
         if tokens <= 0.0 {
@@ -85,7 +86,7 @@ impl Linear {
         a + b * tokens + c * squares
     }
 
-    /// Eq. 2, ns. Nothing for nothing.
+    /// Returns eq. 2 in ns. Without requests it is 0.
     #[must_use]
     pub fn decode_ns(&self, requests: f64, context: f64) -> f64 {
         if requests <= 0.0 {
@@ -95,11 +96,11 @@ impl Linear {
         a + b * context + c * requests
     }
 
-    /// Fits both equations. Steps that have both prompts and tokens are left out: neither equation
-    /// is about them.
+    /// Fits both equations. Steps with both prompts and decodes are ignored, because neither
+    /// equation describes them.
     ///
     /// # Errors
-    /// If there are too few of either.
+    /// Fails if there are fewer than three steps of one kind.
     pub fn fit(samples: &[Sample]) -> Result<Self, FitError> {
         let rows = |decode: bool| -> Vec<([f64; 3], f64)> {
             samples
@@ -136,7 +137,7 @@ impl Linear {
         })
     }
 
-    /// How far off it is on these.
+    /// Returns the error of the model on `samples`.
     #[must_use]
     pub fn error(&self, samples: &[Sample]) -> Error {
         let mut off: Vec<f64> = samples
@@ -174,13 +175,13 @@ impl Latency for Linear {
     }
 }
 
-/// The Σ l² of a step.
+/// Returns the Σ l² of a step.
 fn squares(of: &Composition) -> f64 {
     (2 * of.prefill_pairs) as f64 - f64::from(of.prefill_tokens)
 }
 
-/// The steps of the paper's profile, as `machine` takes them; those of more than `tokens_max`
-/// tokens are left out (they would not fit into memory).
+/// Measures the steps of the paper's profile on `machine`. Steps of more than `tokens_max` tokens
+/// are skipped, because they wouldn't fit into memory.
 #[must_use]
 pub fn profile(machine: &dyn Latency, tokens_max: u32) -> Vec<Sample> {
     let mut samples = Vec::new();
@@ -204,11 +205,10 @@ pub fn profile(machine: &dyn Latency, tokens_max: u32) -> Vec<Sample> {
     samples
 }
 
-/// The coefficients, none below zero, with the least sum of squared relative residuals. Of the
-/// eight sets of coefficients that may be other than zero, the best whose solution has none below
-/// zero: for three numbers that is exact.
+/// Returns the coefficients, none negative, with the least sum of squared relative residuals. Tries
+/// each set of coefficients that may differ from zero. For three coefficients the result is exact.
 fn least_squares(rows: &[([f64; 3], f64)]) -> [f64; 3] {
-    // Columns are scaled to 1: squared lengths are 10⁷ times what the constant is.
+    // Columns are scaled to 1, because squared lengths are 10⁷ times the constant.
     let mut scale = [0.0_f64; 3];
     for (row, _) in rows {
         for (most, value) in scale.iter_mut().zip(row) {
@@ -251,7 +251,8 @@ fn least_squares(rows: &[([f64; 3], f64)]) -> [f64; 3] {
     })
 }
 
-/// Gauss with pivots, of the rows and columns in `set`; the others are zero.
+/// Solves the rows and columns in `set` by Gaussian elimination with pivots; other results are
+/// zero.
 fn solve(normal: &[[f64; 3]; 3], right: &[f64; 3], set: u32) -> Option<[f64; 3]> {
     let at: Vec<usize> = (0..3).filter(|i| set >> i & 1 == 1).collect();
     let n = at.len();
@@ -265,7 +266,7 @@ fn solve(normal: &[[f64; 3]; 3], right: &[f64; 3], set: u32) -> Option<[f64; 3]>
     for column in 0..n {
         let pivot =
             (column..n).max_by(|x, y| m[*x][column].abs().total_cmp(&m[*y][column].abs()))?;
-        // Columns that are multiples of each other: a smaller set says the same.
+        // The columns depend on each other, so a smaller set has the same solution.
         if m[pivot][column].abs() <= 1e-12 * normal[at[column]][at[column]] {
             return None;
         }
@@ -312,7 +313,7 @@ mod tests {
 
     #[test]
     fn no_coefficient_is_below_zero_though_the_best_fit_would_have_one() {
-        // Concave in the length: an unbounded fit has c < 0.
+        // The time is concave in the length, so an unlimited fit has c < 0.
         struct Concave;
         impl Latency for Concave {
             fn iteration(&self, of: &Composition) -> Span {

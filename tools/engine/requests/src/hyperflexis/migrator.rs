@@ -1,14 +1,14 @@
-//! The migrator (§5.1, disaggregated pools): where a request decodes is decided when its prompt is
-//! computed, not when it came.
+//! The migrator (§5.1, disaggregated pools), which chooses a decode instance when a prompt is
+//! computed and not on arrival.
 //!
-//! Algorithm 1 for the second stage. Prompts that are computed wait by (TPOT, arrival); instances
-//! are asked by when their next step ends, since "in the D stage, workers can be interrupted at
-//! each decode iteration". An instance takes whom it has room for and whose step stays below the
-//! tightest TPOT (the second half of eq. 7; there is no prompt to compute).
+//! It is Algorithm 1 for the second stage. Computed prompts wait ordered by (TPOT, arrival).
+//! Instances are asked in the order in which their next step ends, since "in the D stage, workers
+//! can be interrupted at each decode iteration". An instance takes a request if it has room and its
+//! step stays below the tightest TPOT (the second half of eq. 7).
 //!
-//! Departures. There is no admission probability: the first token is out, `calculate_p` has nothing
-//! to be about. An instance with nothing to do takes the first though its step alone is too long:
-//! nobody else could do better. KV that is on its way counts as if it were there.
+//! Departures from the paper: there is no admission probability, because the first token has
+//! already come. An idle instance takes the first request even if its step is too long, because no
+//! instance is better. KV that is on its way counts as present.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -20,22 +20,22 @@ use crate::request::{InstanceId, RequestId, Spec};
 
 type Key = (u64, Time, RequestId);
 
-/// Prompts that are computed and instances that decode.
+/// Computed prompts that wait, and decode instances.
 #[derive(Clone, Debug, Default)]
 pub struct Migrator {
     line: BTreeMap<Key, Spec>,
     keys: BTreeMap<RequestId, Key>,
-    /// Those that came since all instances were asked.
+    /// Requests that arrived after all instances were asked.
     fresh: VecDeque<Key>,
     /// Instances to ask, by the end of their next step.
     open: BTreeSet<(Time, InstanceId)>,
-    /// Instances that take none of those that are not fresh. They say so until something changes
-    /// there.
+    /// Instances that take none of the waiting requests until something changes there. They weren't
+    /// asked about those in `fresh` yet.
     full: BTreeSet<(Time, InstanceId)>,
     ends: BTreeMap<InstanceId, Time>,
 }
 
-/// What instances are judged by.
+/// The data by which an instance is judged.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Judge<'a> {
     pub ledger: &'a InstanceTable,
@@ -57,7 +57,7 @@ impl Judge<'_> {
 }
 
 impl Migrator {
-    /// A prompt is computed.
+    /// Adds a computed prompt.
     pub fn push(&mut self, spec: &Spec, targets: Targets) {
         let key = (targets.tpot, spec.arrival, spec.id);
         self.keys.insert(spec.id, key);
@@ -65,21 +65,21 @@ impl Migrator {
         self.fresh.push_back(key);
     }
 
-    /// Nobody wants it any more, or it was lost.
+    /// Removes a request that was cancelled or lost.
     pub fn remove(&mut self, request: RequestId) {
         if let Some(key) = self.keys.remove(&request) {
             self.line.remove(&key);
         }
     }
 
-    /// An instance may be asked (again); its next step ends then.
+    /// Lets an instance be asked again. `end` is when its next step ends.
     pub fn open(&mut self, instance: InstanceId, end: Time) {
         self.close(instance);
         self.ends.insert(instance, end);
         self.open.insert((end, instance));
     }
 
-    /// An instance is gone.
+    /// Removes an instance.
     pub fn close(&mut self, instance: InstanceId) {
         if let Some(end) = self.ends.remove(&instance) {
             self.open.remove(&(end, instance));
@@ -87,19 +87,20 @@ impl Migrator {
         }
     }
 
-    /// Prompts that wait.
+    /// Returns the number of waiting prompts.
     #[must_use]
     pub fn len(&self) -> usize {
         self.line.len()
     }
 
-    /// None waits.
+    /// Reports whether no prompt waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.line.is_empty()
     }
 
-    /// The next one that can move, and where to. An instance looks at the first `scan_max` in line.
+    /// Returns the next request that can move and its instance. Considers the first `scan_max`
+    /// requests.
     pub(super) fn next(&mut self, judge: Judge<'_>, scan_max: usize) -> Option<(Spec, InstanceId)> {
         if self.line.is_empty() {
             self.fresh.clear();

@@ -1,10 +1,10 @@
-//! HyperFlexis: requests wait in one line until an instance can take them without breaking a
-//! promise.
+//! HyperFlexis: requests wait in one queue until an instance can take them without a missed
+//! objective.
 //!
-//! After *HyperFlexis: Joint Design of Algorithms and Systems for Multi-SLO Serving and Fast
-//! Scaling*.
+//! The source is *HyperFlexis: Joint Design of Algorithms and Systems for Multi-SLO Serving and
+//! Fast Scaling*.
 //!
-//! | part | source | here |
+//! | part | source | module |
 //! |---|---|---|
 //! | latency of a prefill and of a decode step | §3 eq. 1 and 2, appendix A | [`latency`] |
 //! | token budget, maturity, admission probability | §5.1 eq. 5, appendix B eq. 7 | [`budget`] |
@@ -13,7 +13,7 @@
 //! | priorities instead of objectives | §5.2 eq. 6, Algorithm 2 | [`priority`] |
 //! | scaler, role transitions, warm pool, weights from a peer | §6 Algorithm 3 | [`scaler`] |
 //!
-//! Each file says where the paper leaves a hole and how it is filled here.
+//! Each module names what the paper leaves open and what is done here.
 
 pub mod budget;
 pub mod dispatcher;

@@ -1,22 +1,20 @@
-//! Priorities instead of objectives (§5.2, Algorithm 2): what lately was reached, dealt out by
-//! rank.
+//! Objectives from priorities (§5.2, Algorithm 2): recent latencies, assigned by rank.
 //!
-//! The latencies of the last `W` requests lie sorted. A request of priority `p` gets the one at
+//! The latencies of the last `W` requests are sorted. A request of priority `p` gets the latency at
 //!
 //! ```text
 //! base + offset = Σ_{i<p} C_i + ⌊(p + 1) / (N + 1) · C_p⌋                       (6)
 //! ```
 //!
-//! with `C_i` requests of priority `i` in the window: the highest priority gets the lowest
-//! latencies.
+//! where `C_i` is the number of requests of priority `i` in the window. The highest priority gets
+//! the lowest latencies.
 //!
-//! Holes and how they are filled. An index beyond the window (an empty lowest class) is the last;
-//! an empty window gives the class's largest objective. Records are measured values (Algorithm 2
-//! says "recent request SLOs", the text "recent TTFT and TPOT values"). Algorithm 2 sets
-//! `last_queue_time[p]` to the reference's own queue time, so that the second of two requests in a
-//! row is not corrected at all; here it is the latest that was measured in the class, as the text
-//! says ("the most recent request of the same priority"). The relaxed lower bound (step 5) is that
-//! of the highest priority.
+//! The paper leaves these points open. An index beyond the window (an empty lowest class) means the
+//! last entry. An empty window gives the class's largest objective. Records are measured values
+//! (Algorithm 2 says "recent request SLOs", the text "recent TTFT and TPOT values"). Algorithm 2
+//! sets `last_queue_time[p]` to the reference's own queue time, so that the second of two requests
+//! isn't corrected. Here it is the latest of the class, as in the text ("the most recent request of
+//! the same priority"). The relaxed lower bound (step 5) is that of the highest priority.
 
 use std::collections::VecDeque;
 
@@ -34,7 +32,7 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// A share around a median (§7.3 takes ±25 %).
+    /// Returns the range of `share` around the medians. §7.3 uses ±25 %.
     #[must_use]
     pub fn around(ttft: u64, tpot: u64, share: f64) -> Self {
         let range = |median: u64| {
@@ -51,40 +49,40 @@ impl Bounds {
     }
 }
 
-/// A request that ended.
+/// The measurements of a request that ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Its priority.
+    /// The request's priority.
     pub priority: usize,
-    /// Measured time to its first token, ns.
+    /// Measured time to the first token, ns.
     pub ttft: u64,
     /// Measured time per token, ns.
     pub tpot: u64,
-    /// Of its time to the first token, what it waited for a place, ns.
+    /// Part of the time to the first token that the request waited for an instance, ns.
     pub queued: u64,
 }
 
-/// Objectives from priorities.
+/// Assigns objectives by priority.
 #[derive(Clone, Debug)]
 pub struct Mapping {
     bounds: Vec<Bounds>,
     window: usize,
-    /// In the order in which they ended.
+    /// Records of the window, in the order in which the requests ended.
     recent: VecDeque<Record>,
-    /// Sorted: times to the first token, with what was waited.
+    /// Times to the first token with the waits in them, sorted.
     ttfts: Vec<(u64, u64)>,
-    /// Sorted.
+    /// Times per token, sorted.
     tpots: Vec<u64>,
     counts: Vec<usize>,
     last_queued: Vec<u64>,
 }
 
 impl Mapping {
-    /// A class for each of `bounds`, the highest priority first; `window` is how many requests are
-    /// looked at.
+    /// Creates a mapping with a class for each of `bounds`, the highest priority first. `window` is
+    /// the number of recent requests.
     ///
     /// # Panics
-    /// If there is no class or no window.
+    /// Panics if there is no class or the window is 0.
     #[must_use]
     pub fn new(bounds: Vec<Bounds>, window: usize) -> Self {
         assert!(
@@ -103,12 +101,12 @@ impl Mapping {
         }
     }
 
-    /// Priorities beyond the lowest are the lowest.
+    /// Returns the class of a priority. Priorities beyond the lowest class belong to it.
     fn class(&self, priority: usize) -> usize {
         priority.min(self.bounds.len() - 1)
     }
 
-    /// A request ended.
+    /// Adds a request that ended to the window.
     pub fn record(&mut self, record: Record) {
         let class = self.class(record.priority);
         let record = Record {
@@ -129,15 +127,15 @@ impl Mapping {
         self.recent.push_back(record);
     }
 
-    /// Where in the window a priority stands (eq. 6).
+    /// Returns the index of a priority in the window (eq. 6).
     fn index(&self, class: usize) -> usize {
         let base: usize = self.counts[..class].iter().sum();
         let offset = (class + 1) * self.counts[class] / (self.bounds.len() + 1);
         (base + offset).min(self.ttfts.len().saturating_sub(1))
     }
 
-    /// Objectives of a request of a priority that comes now. `contended`: requests of a higher
-    /// priority are waiting.
+    /// Returns the objectives of a request that arrives now. `contended` is whether requests of a
+    /// higher priority wait.
     #[must_use]
     pub fn assign(&self, priority: usize, contended: bool) -> Targets {
         let class = self.class(priority);
@@ -149,7 +147,7 @@ impl Mapping {
                 tpot: bounds.tpot.1,
             };
         };
-        // ttft − (queued − last): what the reference waited longer than the class does now.
+        // Replaces the reference's wait by the latest wait of the class: ttft − (queued − last).
         let ttft = ttft
             .saturating_add(self.last_queued[class])
             .saturating_sub(*queued);
@@ -206,7 +204,7 @@ mod tests {
     #[test]
     fn higher_priorities_get_lower_latencies_of_the_window() {
         let mut mapping = mapping();
-        // Figure 2: three of each class.
+        // As in figure 2: three requests of each class.
         for ttft in [80, 90, 100] {
             mapping.record(record(0, ttft, 0));
         }
@@ -216,7 +214,7 @@ mod tests {
         for ttft in [300, 350, 450] {
             mapping.record(record(2, ttft, 0));
         }
-        // Indices 0 + ⌊3/4⌋, 3 + ⌊6/4⌋, 6 + ⌊9/4⌋.
+        // The indices are 0 + ⌊3/4⌋, 3 + ⌊6/4⌋ and 6 + ⌊9/4⌋.
         assert_eq!(mapping.assign(0, false).ttft, 80);
         assert_eq!(mapping.assign(1, false).ttft, 190);
         assert_eq!(mapping.assign(2, false).ttft, 450);
@@ -238,10 +236,10 @@ mod tests {
         let mut mapping = mapping();
         mapping.record(record(1, 240, 90));
         mapping.record(record(1, 245, 30));
-        // Index ⌊2 · 2 / 4⌋ = 1: 245, which waited what the latest did.
+        // The index is ⌊2 · 2 / 4⌋ = 1. The reference 245 waited as long as the latest.
         assert_eq!(mapping.assign(1, false).ttft, 245);
         mapping.record(record(0, 250, 200));
-        // Index 1 + 1: 250, which waited 200 where the class waits 30.
+        // The index is 1 + 1. The reference 250 waited 200, and the class waits 30.
         assert_eq!(mapping.assign(1, false).ttft, 80);
     }
 

@@ -1,25 +1,24 @@
-//! The scaler (§6, Algorithm 3): every `τ`, more instances above one threshold, fewer below
-//! another.
+//! The scaler (§6, Algorithm 3). Every `τ` it adds an instance above one threshold of load or
+//! removes one below another.
 //!
-//! Holes and how they are filled. `f(Utils, T_wait, R_in, R_process)` is the largest of the three
-//! after each was made a share of what is allowed: ("if any of these metrics exceed an upper
-//! threshold"):
+//! The paper leaves `f(Utils, T_wait, R_in, R_process)` open. Here it is the largest of three
+//! shares of what is permitted ("if any of these metrics exceed an upper threshold"):
 //!
-//! * utilization of an instance: the largest of its KV occupancy, `E_d / TPOT`, and `E_p / TTFT` of
-//!   the prompts that wait there. The share of time in which it computes says little: one request
-//!   that decodes makes it 1;
-//! * the longest wait, as a share of its TTFT;
-//! * `R_in / R_process` times the mean utilization: what utilization becomes if that goes on. (The
-//!   ratio itself is 1 at any steady load.)
+//! * The mean utilization of instances. That of one is the largest of its KV occupancy, `E_d /
+//!   TPOT`, and `E_p / TTFT` of the prompts that wait there. The share of busy time isn't used,
+//!   because one decoding request makes it 1.
+//! * The longest wait, as a share of its TTFT.
+//! * `R_in / R_process` times the mean utilization: the utilization if the ratio lasts. The ratio
+//!   alone is 1 at any steady load.
 //!
-//! Instances are taken away after `k` windows in a row below the lower threshold ("for a sustained
-//! period"), and only if the others would stay below the upper one. Instances that start count as
-//! if they were there. In disaggregated pools each role is judged by itself; where one lacks and
-//! the other can spare, an instance changes its role.
+//! An instance is removed after `k` windows in a row below the lower threshold ("for a sustained
+//! period"), and only if the others would stay below the upper one. Starting instances count as
+//! present. In disaggregated pools each role is judged alone. If one role is overloaded and another
+//! has a spare instance, that instance changes its role.
 //!
-//! Weights come from a running instance, the least used one (fast scaling), while warm runtimes are
-//! left (by default as many as there may be instances); else from disk. If the transfer fails, the
-//! driver loads from disk.
+//! Weights come from the least used running instance (fast scaling) while warm runtimes are left,
+//! else from disk. By default there are as many warm runtimes as possible instances. If the
+//! transfer fails, the driver loads from disk.
 
 use std::collections::VecDeque;
 
@@ -32,31 +31,31 @@ use crate::scaling::{Decision, Instance, Scaling, Weights, Window};
 /// Thresholds and limits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
-    /// Above it instances are added (`ε_o`).
+    /// Load above which instances are added (`ε_o`).
     pub upper: f64,
-    /// Below it they are taken away (`ε_i`).
+    /// Load below which instances are removed (`ε_i`).
     pub lower: f64,
-    /// Windows in a row below `lower` before one is (`k`).
+    /// Number of windows in a row below `lower` before an instance is removed (`k`).
     pub patience: u32,
     /// Time between decisions, ns (`τ`).
     pub interval: u64,
     /// Fewest instances of a role.
     pub least: u32,
-    /// Most instances in all.
+    /// Most instances of all roles together.
     pub most: u32,
-    /// Instances whose runtime is up, without weights.
+    /// Number of instances with a running runtime but without weights.
     pub warm: u32,
-    /// What a prefill and a step cost.
+    /// The costs of a prefill and of a decode step.
     pub model: Linear,
-    /// The tightest time to the first token, ns.
+    /// Shortest objective for the time to the first token, ns.
     pub ttft: u64,
-    /// The tightest time per token, ns.
+    /// Shortest objective for the time per token, ns.
     pub tpot: u64,
 }
 
 impl Options {
-    /// The paper's: one second between decisions (§9.3), as many warm runtimes as devices (§6);
-    /// thresholds are not given.
+    /// Returns the paper's options: one second between decisions (§9.3), and as many warm runtimes
+    /// as devices (§6). The paper has no values for thresholds.
     #[must_use]
     pub const fn new(model: Linear, ttft: u64, tpot: u64, most: u32) -> Self {
         Self {
@@ -74,12 +73,12 @@ impl Options {
     }
 }
 
-/// Decides by load.
+/// The scaler of HyperFlexis.
 #[derive(Clone, Debug)]
 pub struct Scaler {
     options: Options,
     decided: Option<Time>,
-    /// Windows in a row below the lower threshold, by role.
+    /// Number of windows in a row below the lower threshold, by role.
     calm: [u32; 3],
     arrived: u64,
     finished: u64,
@@ -89,7 +88,7 @@ pub struct Scaler {
 const ROLES: [Role; 3] = [Role::Whole, Role::Prefill, Role::Decode];
 
 impl Scaler {
-    /// A scaler.
+    /// Creates a scaler.
     #[must_use]
     pub const fn new(options: Options) -> Self {
         Self {
@@ -102,7 +101,7 @@ impl Scaler {
         }
     }
 
-    /// How much of an instance is used.
+    /// Returns the utilization of an instance, as a share of what is permitted.
     fn utilization(&self, instance: &Instance) -> f64 {
         let (load, model) = (&instance.load, &self.options.model);
         let blocks = f64::from(load.blocks.max(1));
@@ -117,7 +116,7 @@ impl Scaler {
             .max(prefill / self.options.ttft as f64)
     }
 
-    /// The load of a role (`LoadMetric`), and of how many instances.
+    /// Returns the load of a role (`LoadMetric`) and the utilization of each of its instances.
     fn load(&self, role: Role, window: &Window) -> Option<(f64, Vec<(InstanceId, f64)>)> {
         let some: Vec<(InstanceId, f64)> = window
             .instances
@@ -134,7 +133,7 @@ impl Scaler {
         } else {
             self.arrived as f64 / self.finished as f64
         };
-        // Whoever has no place yet waits for an instance that computes prompts.
+        // A request without an instance waits for one that computes prompts.
         let wait = if role == Role::Decode {
             0.0
         } else {
@@ -157,7 +156,7 @@ impl Scaler {
     }
 }
 
-/// The least used.
+/// Returns the least used instance.
 fn least(some: &[(InstanceId, f64)]) -> Option<InstanceId> {
     let least = some.iter().min_by(|x, y| x.1.total_cmp(&y.1));
     least.map(|one| one.0)
@@ -188,13 +187,13 @@ impl Scaling for Scaler {
                 continue;
             };
             let count = some.len() as f64;
-            // What load will be when those that start are there. Which role they start in is not
-            // told: any.
+            // The expected load after all starts. The window has no roles of starting instances, so
+            // all count for each role.
             let soon = load * count / (count + f64::from(window.starting));
             if soon > options.upper {
                 self.calm[at] = 0;
-                // Whoever can spare one: below the lower threshold, and below the upper one without
-                // it.
+                // A role can spare an instance if its load is below the lower threshold and would
+                // stay below the upper one.
                 let spare = ROLES.into_iter().enumerate().find_map(|(other, _)| {
                     let (load, some) = loads[other].as_ref().filter(|_| other != at)?;
                     let without = load * some.len() as f64 / (some.len() as f64 - 1.0);
@@ -205,7 +204,7 @@ impl Scaling for Scaler {
                 });
                 if let Some(instance) = spare.filter(|_| role != Role::Whole) {
                     self.decisions.push_back(Decision::Turn { instance, role });
-                    // One change in a window: the other role has one less now.
+                    // Only one change in a window, because it changes the other role's load, too.
                     return;
                 }
                 if all < options.most {
@@ -251,7 +250,7 @@ mod tests {
         Scaler::new(Options::new(MODEL, 700_000_000, 50_000_000, most))
     }
 
-    /// An instance with so many tokens of prompts and so many requests that decode.
+    /// Returns an instance with these prompt tokens and decoding requests.
     fn instance(at: u32, role: Role, prefill_tokens: u64, decoding: u32) -> Instance {
         let load = Load {
             prefill_tokens,
@@ -301,7 +300,7 @@ mod tests {
             weights: Weights::Peer(InstanceId(1)),
         };
         assert_eq!(run(&mut scaler(3), 0, &full, 0), [start]);
-        // At the limit none is, nor while one starts that will be enough.
+        // No instance starts at the limit, or while one starts that will suffice.
         assert_eq!(run(&mut scaler(2), 0, &full, 0), []);
         let half = [instance(0, Role::Whole, 10_000, 4)];
         assert_eq!(run(&mut scaler(3), 0, &half, 1), []);
@@ -319,7 +318,7 @@ mod tests {
         }
         let stop = Decision::Stop(InstanceId(1));
         assert_eq!(run(&mut scaler, 4, &calm, 0), [stop]);
-        // Never the last one.
+        // The last instance never stops.
         for second in 5..20 {
             assert_eq!(run(&mut scaler, second, &calm[..1], 0), []);
         }
@@ -350,7 +349,7 @@ mod tests {
             role: Role::Prefill,
         };
         assert_eq!(run(&mut scaler(8), 0, &pools, 0), [turn]);
-        // With one instance that decodes, a new one starts.
+        // The only decode instance can't change its role, so a new instance starts.
         let start = Decision::Start {
             role: Role::Prefill,
             weights: Weights::Peer(InstanceId(1)),

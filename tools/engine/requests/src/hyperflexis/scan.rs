@@ -1,5 +1,5 @@
-//! One question of Algorithm 1: whom of the line an instance takes. Rules and holes:
-//! [`super::dispatcher`].
+//! One step of Algorithm 1: which waiting requests an instance takes. [`super::dispatcher`] has the
+//! rules.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -10,7 +10,7 @@ use crate::ledger::{Row, Targets};
 use crate::request::{RequestId, Spec};
 use crate::{Span, Time};
 
-/// A request in line.
+/// A waiting request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiting {
     pub(super) spec: Spec,
@@ -22,14 +22,14 @@ impl Waiting {
         self.spec.arrival + Span(self.targets.ttft)
     }
 
-    /// Prompt tokens to compute.
+    /// Returns the number of prompt tokens to compute.
     pub(super) fn tokens(&self) -> u32 {
         let tokens = self.spec.prompt.saturating_add(self.spec.generated);
         tokens.saturating_sub(self.spec.ready).max(1)
     }
 }
 
-/// Tightest TTFT of the requests that came lately.
+/// The shortest TTFT of recent requests.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lately {
     recent: VecDeque<u64>,
@@ -59,20 +59,20 @@ impl Lately {
     }
 }
 
-/// What an instance is asked with.
+/// The state of an instance in one step.
 pub(super) struct Scan<'a> {
     options: &'a Options,
     now: Time,
     pub(super) standing: InstanceLoad,
     room: f64,
     utilization: f64,
-    /// What is left of the step under way, ns.
+    /// Remaining time of the running step, ns.
     pub(super) residual: f64,
     ttft: f64,
     pub(super) idle: bool,
 }
 
-/// Whom an instance takes.
+/// The requests that an instance takes.
 pub(super) struct Taken {
     pub(super) requests: Vec<RequestId>,
     pub(super) standing: InstanceLoad,
@@ -124,14 +124,14 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// It would be late on an instance that had nothing else to do.
+    /// Reports whether the request would be late even on an idle instance.
     pub(super) fn is_hopeless(&self, waiting: &Waiting) -> bool {
         let tokens = f64::from(waiting.tokens());
         let alone = self.options.model.prefill_ns(tokens, tokens * tokens);
         waiting.deadline() < self.now + Span(alone as u64)
     }
 
-    /// Eq. 5 leaves nothing.
+    /// Reports whether eq. 5 permits no more tokens.
     pub(super) fn is_spent(&self, taken: &Taken) -> bool {
         let standing = &taken.standing;
         let decode = standing.decode_ns(&self.options.model);
@@ -151,7 +151,7 @@ impl<'a> Scan<'a> {
         with.fits(&self.options.model, ttft).then_some(with)
     }
 
-    /// Takes a request if it has a chance and breaks nobody's.
+    /// Takes a request if it can be in time and no other objective is missed.
     pub(super) fn offer(&self, taken: &mut Taken, waiting: &Waiting) {
         let own = waiting.targets.ttft as f64;
         let share = self.options.ttft_share;
@@ -167,7 +167,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Takes one of the tail if that breaks nobody's promise.
+    /// Takes a best-effort request if no other objective is missed.
     pub(super) fn take_late(&self, taken: &mut Taken, waiting: &Waiting) -> bool {
         let fits = self.fits(taken, waiting, self.ttft).is_some();
         if fits {

@@ -1,31 +1,31 @@
-//! What is expected of a stage and of the rest of its job, in one place: a predictor of stages and
-//! profiles of workflows (Maestro eq. 7), or an oracle of the driver's.
+//! The expected cost of a stage and of the rest of its job (Maestro eq. 7), from a predictor of
+//! stages and profiles of workflows, or from the driver.
 
 use super::predict::{Forecast, Predict};
 use super::profile::Profiles;
 use crate::Span;
 use crate::workflow::{Job, JobId, Outcome, Stage};
 
-/// Says what stages and jobs will cost, and learns from what they did.
+/// Estimates the costs of stages and jobs, and learns from measured ones.
 pub trait Estimator {
-    /// A stage is ready: what is expected of it.
+    /// Returns the estimate of a stage that became ready.
     fn ready(&mut self, job: &Job, stage: &Stage) -> Forecast;
-    /// What follows it in its job: `T_future` of eq. 8.
+    /// Returns the time of what follows a stage in its job: `T_future` of eq. 8.
     fn future(&self, job: &Job, stage: &Stage, forecast: &Forecast) -> Span;
-    /// A stage has ended.
+    /// Learns from a stage that ended.
     fn finished(&mut self, job: &Job, stage: &Stage, forecast: &Forecast, outcome: &Outcome);
-    /// A job is over; if `whole`, all its stages have run.
+    /// Removes a job that is over. `whole` is whether all its stages ran.
     fn ended(&mut self, job: JobId, whole: bool);
 }
 
-/// What Maestro knows: a predictor and rolling profiles.
+/// Maestro's estimator: a predictor and rolling profiles.
 pub struct Learned<P> {
     predictor: P,
     profiles: Profiles,
 }
 
 impl<P: Predict> Learned<P> {
-    /// With empty profiles.
+    /// Creates an estimator with empty profiles.
     #[must_use]
     pub fn new(predictor: P) -> Self {
         Self {

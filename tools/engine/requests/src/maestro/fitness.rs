@@ -1,19 +1,17 @@
-//! Where a stage runs (Maestro §III-D, Algorithm 3, eq. 5 and 6), and how much more KV than
-//! predicted it is promised.
+//! The choice of a stage's node (Maestro §III-D, Algorithm 3, eq. 5 and 6), and the margin of KV
+//! above the prediction.
 //!
 //! `S = A − λ·T_ready − μ·C_deg`, `T_ready = T_q + T_act`, `A = γ·proximity + (1 − γ)·fit`.
 //!
-//! Where the paper is silent or at odds with itself:
-//! * It adds a unitless `A` to milliseconds, and says in one breath that metrics are normalised and
-//!   that `T_ready` and `C_deg` are in milliseconds. Here all are normalised by 5/95-percentile
-//!   bounds over recent candidates ([`Mode::Fitness`]); the end-to-end latency in ms that eq. 5 is
-//!   said to be equivalent to is [`Mode::EndToEnd`]. They are not equivalent.
-//! * `proximity = 1 − norm(RTT)`. `fit = 1 − (R_head − R_need) / max R_head` over the candidates.
-//! * The weight of `proximity` is raised for interactive stages: `γ` and `γ_interactive` are two
-//!   numbers.
-//! * `ρ`: the 95th percentile of the relative underestimation over a window, clipped to [0.1, 0.3],
-//!   and 0.3 until there are 20. (The text has an EWMA of it, too, which the quantile then does not
-//!   use.)
+//! The paper contradicts itself or leaves open these points:
+//! * Eq. 5 adds a unitless `A` to times. The text calls metrics normalised, but `T_ready` and
+//!   `C_deg` in milliseconds. Here [`Mode::Fitness`] normalises all by 5/95-percentile bounds over
+//!   recent candidates. [`Mode::EndToEnd`] is the latency in ms to which the paper calls eq. 5
+//!   equivalent. They aren't equivalent.
+//! * `proximity = 1 − norm(RTT)`. `fit = 1 − (R_head − R_need) / max R_head` over all candidates.
+//! * Interactive stages have a larger weight of `proximity`, so there are `γ` and `γ_interactive`.
+//! * `ρ` is the 95th percentile of the relative underestimation over a window, limited to [0.1,
+//!   0.3]. It is 0.3 until there are 20 values. The EWMA in the text has no use with a quantile.
 
 use std::collections::VecDeque;
 
@@ -23,34 +21,34 @@ use super::node::Estimate;
 use crate::Span;
 use crate::workflow::Class;
 
-/// How candidates are compared.
+/// The rule by which candidates are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// Eq. 5, all normalised. `γ = 0` is the paper's “BinPack Only”.
+    /// Eq. 5 with normalised values. `γ = 0` is the paper's “BinPack Only”.
     Fitness {
         /// Weight of proximity for batch stages, 0 to 1.
         gamma: f64,
         /// Weight of proximity for interactive stages, 0 to 1.
         gamma_interactive: f64,
-        /// λ.
+        /// Weight λ of `T_ready`.
         ready: f64,
-        /// μ.
+        /// Weight μ of `C_deg`.
         degradation: f64,
     },
-    /// `RTT + T_ready + η·C_deg` in ms, the least.
+    /// The least sum `RTT + T_ready + η·C_deg` in ms.
     EndToEnd {
-        /// η.
+        /// Weight η of `C_deg`.
         degradation: f64,
     },
-    /// The fewest stages, whatever is resident there: the paper's “Baseline”.
+    /// The fewest stages, without regard to resident models: the paper's “Baseline”.
     LoadBalance,
-    /// Nodes where the model runs first, and of those the fewest stages: what a sceptic would take.
+    /// Nodes on which the model runs go first, and of those the one with the fewest stages.
     WarmShortest,
 }
 
 impl Mode {
-    /// The paper's weights (§IV-D5, §III-D); interactive stages weigh proximity twice.
+    /// The paper's weights (§IV-D5, §III-D). Interactive stages have twice the weight of proximity.
     pub const MAESTRO: Self = Self::Fitness {
         gamma: 0.25,
         gamma_interactive: 0.5,
@@ -66,23 +64,23 @@ impl Mode {
     };
 }
 
-/// A node that can have a stage.
+/// A node that can take a stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Candidate {
-    /// Its index.
+    /// Index of the node.
     pub node: usize,
-    /// What it says.
+    /// The node's estimate for the stage.
     pub estimate: Estimate,
-    /// Round trip from where the job comes from.
+    /// Round-trip time from the source of the job.
     pub rtt: Span,
-    /// Stages that it has.
+    /// Number of stages on the node.
     pub load: usize,
-    /// The model runs there.
+    /// Whether the model runs on the node.
     pub warm: bool,
 }
 
 const WINDOW: usize = 512;
-/// Choices after which bounds are computed again.
+/// Number of choices between two computations of the bounds.
 const REFRESH: u32 = 16;
 
 /// Percentile bounds of a metric over recent values.
@@ -113,7 +111,8 @@ impl Bounds {
         self.high = *scratch.select_nth_unstable_by(high, f64::total_cmp).1;
     }
 
-    /// 0 at the lower bound, 1 at the upper; where there is no spread, 0 up to it and 1 beyond.
+    /// Maps the lower bound to 0 and the upper to 1. If both are equal, larger values give 1 and
+    /// others 0.
     fn norm(&self, value: f64) -> f64 {
         if self.high > self.low {
             ((value - self.low) / (self.high - self.low)).clamp(0.0, 1.0)
@@ -123,7 +122,7 @@ impl Bounds {
     }
 }
 
-/// Chooses among candidates.
+/// Chooses the node of a stage among candidates.
 #[derive(Clone, Debug)]
 pub struct Fitness {
     mode: Mode,
@@ -139,7 +138,7 @@ fn ms(span: Span) -> f64 {
 }
 
 impl Fitness {
-    /// In such a way.
+    /// Creates a chooser with a rule.
     #[must_use]
     pub fn new(mode: Mode) -> Self {
         Self {
@@ -152,7 +151,7 @@ impl Fitness {
         }
     }
 
-    /// The node of the best candidate; of equals, the first.
+    /// Returns the node of the best candidate, or of the first of equal ones.
     pub fn choose(&mut self, candidates: &[Candidate], need: u64, class: Class) -> Option<usize> {
         if candidates.len() > 1 {
             self.learn(candidates);
@@ -178,7 +177,7 @@ impl Fitness {
             self.ready.push(ms(estimate.queue + estimate.activation));
             self.degradation.push(estimate.degradation as f64 / 1e6);
         }
-        // Bounds of the first choices are those of their own candidates.
+        // The first choices use the bounds of their own candidates.
         if self.chosen < REFRESH || self.chosen.is_multiple_of(REFRESH) {
             self.rtt.refresh(&mut self.scratch);
             self.ready.refresh(&mut self.scratch);
@@ -216,7 +215,7 @@ impl Fitness {
     }
 }
 
-/// `ρ`: how much more KV than predicted a stage is promised.
+/// The margin `ρ`: the share by which a stage's permitted KV exceeds its prediction.
 #[derive(Clone, Debug, Default)]
 pub struct Margin(Bounds);
 
@@ -224,7 +223,7 @@ impl Margin {
     const WINDOW: usize = 256;
     const ENOUGH: usize = 20;
 
-    /// A stage needed so much more than was predicted, as a share of it; 0 if it needed less.
+    /// Learns from a stage how much more KV it needed than predicted. Less counts as equal.
     pub fn observe(&mut self, needed: u64, predicted: u64) {
         let e = (needed as f64 / predicted.max(1) as f64 - 1.0).max(0.0);
         if self.0.recent.len() == Self::WINDOW {
@@ -237,7 +236,7 @@ impl Margin {
         }
     }
 
-    /// The margin.
+    /// Returns the margin as a share.
     #[must_use]
     pub fn share(&self) -> f64 {
         if self.0.recent.len() < Self::ENOUGH {
@@ -246,7 +245,7 @@ impl Margin {
         self.0.high.clamp(0.1, 0.3)
     }
 
-    /// `R_need = (1 + ρ)·R`.
+    /// Returns `R_need = (1 + ρ)·R` for predicted bytes `R`.
     #[must_use]
     pub fn need(&self, predicted: u64) -> u64 {
         (predicted as f64 * (1.0 + self.share())).ceil() as u64

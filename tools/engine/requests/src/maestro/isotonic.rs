@@ -1,16 +1,16 @@
-//! Isotonic regression: the nondecreasing step function nearest to given points, by least squares
-//! (pool adjacent violators, Barlow et al. 1972). Maestro §III-B calibrates its classifier of tool
-//! calls with it.
+//! Isotonic regression: the nondecreasing step function with the least squared distance to given
+//! points (pool adjacent violators, Barlow et al. 1972). Maestro §III-B calibrates its classifier
+//! of tool calls with it.
 //!
-//! Own code: the one kept crate for it (`pav_regression`) is LGPL, `linfa-linear` has it with an
-//! optimiser and a matrix library beside.
+//! The code is here because `pav_regression` is LGPL, and `linfa-linear` needs an optimiser and a
+//! matrix library.
 
 use serde::{Deserialize, Serialize};
 
-/// A fitted function.
+/// A fitted nondecreasing function.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Isotonic {
-    /// Mean abscissa and value of each block, both rising.
+    /// Mean x and y of each block, both in rising order.
     knots: Vec<(f64, f64)>,
 }
 
@@ -22,7 +22,7 @@ struct Block {
 }
 
 impl Isotonic {
-    /// Of points in any order. Points that are not numbers are left out.
+    /// Fits points in any order. Points that aren't finite are ignored.
     #[must_use]
     pub fn fit(points: &[(f64, f64)]) -> Self {
         let mut points: Vec<(f64, f64)> = points
@@ -34,7 +34,7 @@ impl Isotonic {
         let mut blocks: Vec<Block> = Vec::new();
         for (x, y) in points {
             let mut block = Block { x, y, weight: 1.0 };
-            // What is at the same place is one block, as is what would fall.
+            // Points with equal x are one block. Blocks with falling y are merged.
             while let Some(last) = blocks.last().copied() {
                 if last.y < block.y && last.x < block.x {
                     break;
@@ -54,8 +54,8 @@ impl Isotonic {
         }
     }
 
-    /// Its value: between two blocks on the line between them, beyond the ends as at the end. With
-    /// no points at all, `x` itself, clamped to a probability.
+    /// Returns the value at `x`: interpolated between blocks, and constant beyond the ends. Without
+    /// points it returns `x`, limited to 0 to 1.
     #[must_use]
     pub fn at(&self, x: f64) -> f64 {
         let (Some(first), Some(last)) = (self.knots.first(), self.knots.last()) else {

@@ -1,75 +1,75 @@
-//! Freeing GPU memory at the least harm (Maestro §III-C, Algorithm 2 and eq. 4).
+//! The least harmful way to free GPU memory (Maestro §III-C, Algorithm 2 and eq. 4).
 //!
-//! Five levels, in this order: an idle model goes to sleep; a sleeping one loses its context; a
-//! transition to sleep is stopped; the KV of a stage that runs is swapped out; a stage is aborted.
-//! `DetermineBestAction` is not given: within a level, whatever restores cheapest per byte that it
-//! frees. An engine is met once per level at which it can free something, so a model that was put
-//! to sleep can lose its context, too; its cost is then that of both.
+//! There are five levels, in this order: an idle model sleeps, a sleeping model loses its context,
+//! a transition to sleep is stopped, a running stage's KV is swapped out, and a stage is aborted.
+//! The paper doesn't define `DetermineBestAction`. Here the action with the least restore cost per
+//! byte goes first within a level. A model can sleep and then lose its context, at the cost of
+//! both.
 //!
-//! Departure: at levels 4 and 5 the unit is a stage, not a model with all its stages: less is
-//! disturbed for the same bytes.
+//! Departure from the paper: levels 4 and 5 affect single stages, not a model with all its stages.
+//! That disturbs less for the same bytes.
 
 use crate::workflow::{ModelId, StageId};
 
-/// Who has memory.
+/// The holder of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Engine {
     /// A model.
     Model(ModelId),
-    /// A stage that runs, or waits with memory promised.
+    /// A stage that runs, or that waits with permitted memory.
     Stage(StageId),
 }
 
-/// The five levels.
+/// The five levels of actions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Action {
-    /// Level 1: from running and idle to sleeping.
+    /// Level 1: an idle running model sleeps.
     Sleep,
-    /// Level 2: its context goes.
+    /// Level 2: a sleeping model loses its context.
     Evict,
-    /// Level 3: it was going to sleep; it is stopped at once.
+    /// Level 3: a model's transition to sleep ends at once, and its weights are dropped.
     StopTransition,
-    /// Level 4: its KV goes to host memory.
+    /// Level 4: a stage's KV moves to host memory.
     SwapOut,
-    /// Level 5: what it did is lost.
+    /// Level 5: a stage is aborted and loses its work.
     Abort,
 }
 
 impl Action {
-    /// It interrupts a stage: `I_active`.
+    /// Reports whether the action interrupts a stage: `I_active`.
     #[must_use]
     pub const fn is_interrupting(self) -> bool {
         matches!(self, Self::SwapOut | Self::Abort)
     }
 }
 
-/// Something that can be done.
+/// A possible action.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Offer {
-    /// By whom.
+    /// The holder of the memory.
     pub engine: Engine,
-    /// What.
+    /// The action.
     pub action: Action,
-    /// Bytes that it frees.
+    /// Bytes that the action frees.
     pub frees: u64,
-    /// What it costs to restore: `c(e, a)`, ns.
+    /// Cost to restore the state afterwards: `c(e, a)`, ns.
     pub restore: u64,
 }
 
-/// What to do.
+/// The chosen actions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// In order.
+    /// The actions in order.
     pub steps: Vec<Offer>,
-    /// Stages are interrupted.
+    /// Whether any action interrupts a stage.
     pub interrupts: bool,
-    /// Eq. 4: `C_deg = Σ c(e, a) + 1[I_active] · c_int`, ns.
+    /// Total cost by eq. 4: `C_deg = Σ c(e, a) + 1[I_active] · c_int`, ns.
     pub cost: u64,
-    /// Bytes that it frees.
+    /// Bytes that all actions free.
     pub frees: u64,
 }
 
-/// All that may be done is not enough.
+/// The error if all permitted actions free too little memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{frees} bytes can be freed, {needed} are needed")]
 pub struct Failure {
@@ -79,11 +79,11 @@ pub struct Failure {
     pub needed: u64,
 }
 
-/// Algorithm 2: of what is offered, what frees `needed` bytes. No level above `highest` is used.
-/// `interrupt` is `c_int`, ns.
+/// Chooses offers that free `needed` bytes, by Algorithm 2. Uses no level above `highest`.
+/// `interrupt` is `c_int` in ns.
 ///
 /// # Errors
-/// If that can't be.
+/// Fails if all permitted offers free too little.
 pub fn plan(
     needed: u64,
     mut offers: Vec<Offer>,
@@ -91,8 +91,8 @@ pub fn plan(
     interrupt: u64,
 ) -> Result<Plan, Failure> {
     offers.retain(|offer| offer.frees > 0 && offer.action <= highest);
-    // ms per byte, compared without dividing. Of equals the youngest stage goes: the oldest gets
-    // done.
+    // The cost per byte is compared without a division. Of equal offers the youngest stage is
+    // first, so that the oldest finishes.
     offers.sort_by(|a, b| {
         let per_byte = |x: &Offer, y: &Offer| u128::from(x.restore) * u128::from(y.frees);
         a.action
@@ -105,7 +105,7 @@ pub fn plan(
         if plan.frees >= needed {
             break;
         }
-        // A stage is swapped out or aborted, not both.
+        // A stage is swapped out or aborted, but not both.
         let gone = |step: &Offer| step.engine == offer.engine && step.action.is_interrupting();
         if plan.steps.iter().any(gone) {
             continue;

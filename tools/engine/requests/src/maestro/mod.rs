@@ -1,22 +1,22 @@
-//! Maestro: workflows of agents over clusters of nodes that share few GPUs among many models (Wang
-//! et al., arXiv 2606.12950).
+//! Maestro, which schedules workflows of agents over clusters whose nodes share few GPUs among many
+//! models (Wang et al., arXiv 2606.12950).
 //!
-//! | file | section | what |
+//! | module | section | content |
 //! |---|---|---|
-//! | [`predict`], [`regressor`], [`isotonic`] | III-B | what a stage will cost: tool intent, then length |
-//! | [`profile`] | III-D eq. 8 | what follows it in its workflow |
-//! | [`residency`] | III-C Algorithm 1 | weights on GPU, in host memory, on disk, elsewhere |
-//! | [`memory`] | III-C Algorithm 2, eq. 4 | freeing memory at the least harm |
-//! | [`node`] | III-C | a node's books: residency, promised KV, who runs |
-//! | `transition` | III-C Algorithm 2, level 3 | weights on their way out |
-//! | [`fitness`] | III-D Algorithm 3, eq. 5, 6 | where a stage runs |
-//! | [`queue`] | III-D eq. 7 | who is first; turns between stages |
-//! | [`scheduler`] | III-A | the loop around them, a [`crate::workflow::Workflow`] |
-//! | `placement` | III-D Algorithm 3 | who gets which place |
-//! | [`options`] | | what can be set |
+//! | [`predict`], [`regressor`], [`isotonic`] | III-B | the cost of a stage: tool intent, then length |
+//! | [`profile`] | III-D eq. 8 | the time of what follows a stage in its workflow |
+//! | [`residency`] | III-C Algorithm 1 | weights on GPU, in host memory, on disk or remote |
+//! | [`memory`] | III-C Algorithm 2, eq. 4 | the least harmful way to free memory |
+//! | [`node`] | III-C | the state of a node: residency, permitted KV, stages |
+//! | `transition` | III-C Algorithm 2, level 3 | weights that leave the GPU |
+//! | [`fitness`] | III-D Algorithm 3, eq. 5, 6 | the choice of a stage's node |
+//! | [`queue`] | III-D eq. 7 | the order of stages, and turns between stages |
+//! | [`scheduler`] | III-A | the main loop, a [`crate::workflow::Workflow`] |
+//! | `placement` | III-D Algorithm 3 | the placement of waiting stages |
+//! | [`options`] | | the options |
 //!
-//! Each order, boundary rule and comparison of nodes is an option, so that baselines and ablations
-//! run on the same mechanics: the same admission, the same memory, the same predictions.
+//! Each order, boundary rule and comparison of nodes is an option. So baselines and ablations use
+//! the same admission, memory and predictions.
 
 pub mod estimate;
 pub mod fitness;

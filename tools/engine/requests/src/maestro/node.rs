@@ -1,15 +1,15 @@
-//! The runtime of one node: what is resident, which KV bytes are promised to whom, who runs and who
-//! waits (Maestro §III-C).
+//! The state of one node: resident models, permitted KV bytes, and running and waiting stages
+//! (Maestro §III-C).
 //!
-//! Memory is safe if `M_kv + M_res ≤ M_total`: [`Node::is_safe`], after every step. `M_kv` is what
-//! is *promised* to stages that run and to those that were placed and wait for a slot or for
-//! weights; stages that turn out longer ask for more before they write it ([`Node::grow`]). Between
-//! two stages of a job no KV is kept: an invocation is over, and the paper turns prefix caching off
-//! where models share memory (§III-C), so that a job that loses its turn has nothing to restore.
+//! Memory is safe if `M_kv + M_res ≤ M_total`. [`Node::is_safe`] checks it after every step. `M_kv`
+//! counts the KV that running and placed stages *may* use. A stage that needs more asks before it
+//! writes ([`Node::grow`]). No KV is kept between two stages of a job. The paper turns prefix
+//! caching off where models share memory (§III-C), so a job that loses its turn has nothing to
+//! restore.
 //!
-//! A model that is put to sleep for KV takes time to leave ([`super::transition`]): who was
-//! promised its memory waits for that, and who can't wait stops it (level 3 of Algorithm 2).
-//! Weights that leave for other weights are charged to the activation that they leave for.
+//! A model that sleeps to free memory for KV takes time to leave ([`super::transition`]). Stages
+//! that may use its memory wait for that, or stop the transition (level 3 of Algorithm 2). If
+//! weights leave for other weights, the activation includes the time.
 
 mod room;
 
@@ -21,39 +21,39 @@ use super::transition::Leaving;
 use crate::workflow::{Class, ModelId, ModelSpec, NodeSpec, Readiness, StageId};
 use crate::{Span, Time};
 
-/// A stage that asks for a place.
+/// A stage that needs a place on a node.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ask {
-    /// Which.
+    /// The stage's id.
     pub stage: StageId,
-    /// Its model.
+    /// The model of the stage.
     pub model: ModelId,
-    /// Its class.
+    /// The class of the stage's job.
     pub class: Class,
-    /// Bytes of KV that it is promised: `R_need`.
+    /// Bytes of KV that the stage may use: `R_need`.
     pub kv: u64,
-    /// How long it should run.
+    /// Expected run time.
     pub execution: Span,
-    /// What may be done to others for it.
+    /// Highest level of actions that may be used to free memory for the stage.
     pub highest: Action,
-    /// `c_int` of eq. 4, ns.
+    /// Cost of an interruption, `c_int` of eq. 4, in ns.
     pub interrupt: u64,
 }
 
-/// What a node says of a stage that asks.
+/// A node's estimate for a stage that needs a place.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Estimate {
-    /// `T_q`.
+    /// Time until a slot is free, `T_q`.
     pub queue: Span,
-    /// `T_act`.
+    /// Time until the model is on the GPU, `T_act`.
     pub activation: Span,
-    /// `C_deg`, ns.
+    /// Cost of the actions that free memory, `C_deg`, in ns.
     pub degradation: u64,
-    /// `R_head`: bytes of KV that nobody has.
+    /// Bytes of KV that no stage may use yet, `R_head`.
     pub headroom: u64,
 }
 
-/// A stage on a node.
+/// A running stage.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Held {
     ask: Ask,
@@ -61,7 +61,7 @@ struct Held {
     ends: Time,
 }
 
-/// How a place is made: what [`Node::place`] does.
+/// The actions that [`Node::place`] takes to place a stage.
 #[derive(Clone, Debug, Default)]
 struct Prepared {
     plan: Plan,
@@ -70,33 +70,33 @@ struct Prepared {
     moves: Vec<Move>,
 }
 
-/// What was done for somebody.
+/// The effects of an operation on a node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Done {
-    /// Stages whose KV went to host memory.
+    /// Stages whose KV moved to host memory.
     pub swapped: Vec<StageId>,
-    /// Stages that lost what they did.
+    /// Stages that were aborted and lost their work.
     pub aborted: Vec<StageId>,
-    /// Models that moved down.
+    /// Models that moved to a slower tier.
     pub moves: Vec<Move>,
-    /// Of those, which take how long from now until their memory is free.
+    /// Models whose weights leave the GPU, with the time from now until their memory is free.
     pub leaving: Vec<(ModelId, Span)>,
-    /// Models that were leaving and are dropped instead.
+    /// Models whose transition was stopped and whose weights were dropped.
     pub stopped: Vec<ModelId>,
-    /// Weights that are on their way: from where, and for how long.
+    /// A model that is being loaded, its former location, and the time from now.
     pub activate: Option<(ModelId, Readiness, Span)>,
-    /// It did not work: the stage itself was swapped out or aborted, and is among those.
+    /// Whether the stage itself was swapped out or aborted, because the request failed.
     pub refused: bool,
-    /// It worked, and the stage has what it asked for when weights have left ([`Node::slept`]).
+    /// Whether the stage gets its memory only after weights have left ([`Node::slept`]).
     pub later: bool,
 }
 
-/// A node.
+/// A node with its models and stages.
 #[derive(Clone, Debug)]
 pub struct Node {
     spec: NodeSpec,
     residency: Residency,
-    /// Models whose weights are on their way, until when.
+    /// Models that are being loaded, and until when.
     loading: BTreeMap<ModelId, Time>,
     link_free: Time,
     leaving: Leaving,
@@ -110,7 +110,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// An empty one.
+    /// Creates an empty node.
     #[must_use]
     pub fn new(spec: NodeSpec, table: &[ModelSpec]) -> Self {
         Self {
@@ -128,42 +128,42 @@ impl Node {
         }
     }
 
-    /// What it is.
+    /// Returns the node's configuration.
     #[must_use]
     pub const fn spec(&self) -> &NodeSpec {
         &self.spec
     }
 
-    /// Where a model is.
+    /// Returns the location of a model.
     #[must_use]
     pub fn at(&self, model: ModelId) -> Readiness {
         self.residency.at(model)
     }
 
-    /// The model is on the GPU and not on its way.
+    /// Reports whether a model is on the GPU and completely loaded.
     #[must_use]
     pub fn is_warm(&self, model: ModelId) -> bool {
         self.at(model) == Readiness::Running && !self.loading.contains_key(&model)
     }
 
-    /// Stages that run or are placed.
+    /// Returns the number of running and placed stages.
     #[must_use]
     pub fn load(&self) -> usize {
         self.running.len() + self.queue.len()
     }
 
-    /// Stages that are placed and wait.
+    /// Returns the number of placed stages that wait.
     #[must_use]
     pub fn queued(&self) -> usize {
         self.queue.len()
     }
 
-    /// Stages whose KV is in host memory.
+    /// Returns the stages whose KV is in host memory.
     pub fn swapped(&self) -> impl Iterator<Item = Ask> + '_ {
         self.swapped.values().copied()
     }
 
-    /// When the last of those that run should be done, and those that wait after them.
+    /// Returns when all running stages should be done, plus the time of the waiting ones.
     #[must_use]
     pub fn empty_at(&self, now: Time) -> Time {
         let last = self.ends.last().map_or(now, |(end, _)| *end).max(now);
@@ -171,21 +171,22 @@ impl Node {
         last + Span(queued / u64::from(self.spec.slots.max(1)))
     }
 
-    /// `R_head`: bytes of KV that nobody has, now: what weights still hold that leave is none.
+    /// Returns the bytes of KV that no stage may use yet, `R_head`. Weights that are leaving don't
+    /// count as free.
     #[must_use]
     pub fn headroom(&self, table: &[ModelSpec]) -> u64 {
         self.promisable(table)
             .saturating_sub(self.leaving.bytes(table))
     }
 
-    /// The same once all weights have left that do.
+    /// Returns the free bytes once all leaving weights are gone.
     fn promisable(&self, table: &[ModelSpec]) -> u64 {
         let used = self.residency.on_gpu(table) + self.kv + self.spec.other;
         self.spec.gpu.saturating_sub(used)
     }
 
-    /// Running stages could have so many bytes more at this moment, weights that have not left
-    /// counted.
+    /// Reports whether running stages could use `more` bytes at this moment, while weights are
+    /// still leaving.
     fn is_there(&self, more: u64, table: &[ModelSpec]) -> bool {
         if self.leaving.is_empty() {
             return true;
@@ -196,14 +197,14 @@ impl Node {
         fixed + promised.saturating_sub(self.leaving.owed()) + more <= self.spec.gpu
     }
 
-    /// The most KV that a stage of a model can ever have here.
+    /// Returns the most KV that a stage of a model can ever use on this node.
     #[must_use]
     pub fn most(&self, model: &ModelSpec) -> u64 {
         let fixed = self.spec.other + model.weights + model.context;
         self.spec.gpu.saturating_sub(fixed)
     }
 
-    /// No more memory is promised than there is, and the books agree with each other.
+    /// Reports whether permitted memory fits on the node and all sums agree.
     #[must_use]
     pub fn is_safe(&self, table: &[ModelSpec]) -> bool {
         let promised: u64 = self.running.values().map(|held| held.ask.kv).sum::<u64>()
@@ -222,7 +223,7 @@ impl Node {
                 .all(|held| self.is_warm(held.ask.model))
     }
 
-    /// `T_q` as it is now (not smoothed): until so many have ended that a slot is left.
+    /// Returns the present `T_q`, not smoothed: the time until enough stages have ended.
     fn queue_now(&self, now: Time) -> Span {
         let ahead = self.load();
         let Some(over) = ahead.checked_sub(self.spec.slots as usize) else {
@@ -236,14 +237,14 @@ impl Node {
         Span(f64::midpoint(self.delay, self.queue_now(now).0 as f64) as u64)
     }
 
-    /// What it says of a stage that asks; nothing if it can't have it now.
+    /// Returns the estimate for a stage, or `None` if the node can't take it now.
     #[must_use]
     pub fn estimate(&self, ask: &Ask, table: &[ModelSpec], now: Time) -> Option<Estimate> {
         let prepared = self.prepare(ask, table, now)?;
         let takes = prepared.activation.takes;
         let leaves = self.leaves(&prepared.plan, table);
-        // Whatever has to go over the link waits for it once: what leaves goes behind all that is
-        // on its way, weights that are on their way to here included.
+        // All transfers share one link and go one after another. Leaving weights go behind all
+        // earlier transfers, which may include this model's own.
         let activation = match self.loading.get(&ask.model) {
             Some(until) if leaves == Span::ZERO => until.since(now),
             _ if takes + leaves > Span::ZERO => self.link_free.since(now) + takes + leaves,
@@ -257,8 +258,7 @@ impl Node {
         })
     }
 
-    /// Gives a stage a place: it waits in the queue of the node from now on. Nothing if it can't
-    /// have one.
+    /// Places a stage in the node's queue. Returns `None` if the node can't take it.
     pub fn place(&mut self, ask: &Ask, table: &[ModelSpec], now: Time) -> Option<Done> {
         let prepared = self.prepare(ask, table, now)?;
         let mut done = Done::default();
@@ -270,9 +270,9 @@ impl Node {
         done.moves = prepared.moves;
         done.moves.extend(prepared.activation.moves);
         if let Some(from) = prepared.activation.from {
-            // If it was about to leave, what is there of it is counted once.
+            // If the model was leaving, its remaining bytes count only once.
             self.leaving.end(ask.model);
-            // One transfer after the other on the link.
+            // Transfers go one after another on the link.
             let from_then = now.max(self.link_free);
             let of = &table[usize::from(ask.model.0)];
             let context = if from == Readiness::Sleeping {
@@ -284,8 +284,8 @@ impl Node {
                 .load_behind(ask.model, from_then, of.weights + context);
             let until = from_then + prepared.activation.takes;
             self.link_free = until;
-            // It stays until it is there, whoever may still want it: what is on its way can't make
-            // room, and a second transfer would be taken for there when the first is.
+            // The model counts as used until it is loaded. A model that is being loaded can't make
+            // room, and a second transfer would end with the first one's event.
             if self.loading.insert(ask.model, until).is_none() {
                 self.residency.acquire(ask.model);
             }
@@ -304,7 +304,7 @@ impl Node {
         Some(done)
     }
 
-    /// Weights are there.
+    /// Marks a model as loaded.
     pub fn activated(&mut self, model: ModelId) {
         self.leaving.loaded(model);
         if self.loading.remove(&model).is_some() {
@@ -312,8 +312,8 @@ impl Node {
         }
     }
 
-    /// The next stage that can start, with the KV that it may have: the first in the queue whose
-    /// model is there, while slots last.
+    /// Starts the first queued stage whose model is loaded, if a slot is free. Returns the stage
+    /// and the KV that it may use.
     pub fn start(&mut self, table: &[ModelSpec], now: Time) -> Option<(StageId, u64)> {
         if self.running.len() >= self.spec.slots as usize {
             return None;
@@ -333,8 +333,8 @@ impl Node {
         Some((ask.stage, ask.kv))
     }
 
-    /// A stage that runs needs `bytes` of KV in all, of which it takes up to `wished` if that is to
-    /// be had.
+    /// Raises the KV of a running stage to at least `bytes` and at most `wished`. Returns the new
+    /// limit.
     pub fn grow(
         &mut self,
         stage: StageId,
@@ -383,8 +383,8 @@ impl Node {
         (granted, done)
     }
 
-    /// Nobody else can: the stage itself waits in host memory until there is room for what it
-    /// needs.
+    /// Swaps the stage itself out until there is room for `bytes`, or aborts it if host memory is
+    /// full. Used if no other action frees enough.
     fn give_way(&mut self, stage: StageId, bytes: u64, table: &[ModelSpec], done: &mut Done) {
         done.refused = true;
         let room = self.spec.host.saturating_sub(self.residency.in_host(table));
@@ -400,7 +400,7 @@ impl Node {
         }
     }
 
-    /// A stage is done here, or nobody wants it: what it had is free.
+    /// Removes a stage that ended or was cancelled, and frees its memory.
     pub fn remove(&mut self, stage: StageId) -> Option<Ask> {
         let ask = if let Some(held) = self.running.remove(&stage) {
             self.leaving.forget(stage);
@@ -418,7 +418,7 @@ impl Node {
         Some(ask)
     }
 
-    /// All is lost but what is on disk. Who was here.
+    /// Resets the node except for its disk. Returns the stages that were here.
     pub fn down(&mut self, table: &[ModelSpec]) -> Vec<StageId> {
         let mut here: Vec<StageId> = self.running.keys().copied().collect();
         here.extend(self.queue.iter().map(|ask| ask.stage));

@@ -1,35 +1,35 @@
-//! What can be set of Maestro's scheduler.
+//! The options of Maestro's scheduler.
 
 use super::fitness::Mode;
 use super::queue::{Boundary, StageOrder};
 use crate::Span;
 
-/// How it decides.
+/// The options of a scheduler.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// How it is called on tables.
+    /// Name in result tables.
     pub name: String,
-    /// Who is first.
+    /// Order of the queue.
     pub order: StageOrder,
-    /// What becomes of turns between stages.
+    /// Rule for turns between the stages of a job.
     pub boundary: Boundary,
-    /// Which node.
+    /// Rule by which nodes are compared.
     pub mode: Mode,
-    /// Stages that wait at a node at most, beyond its slots.
+    /// Most stages that wait at a node beyond its slots.
     pub backlog: usize,
-    /// Stages of the queue that are tried at a time.
+    /// Number of queued stages that are tried in one pass.
     pub lookahead: usize,
-    /// How long a stage is overtaken before a node is kept for it.
+    /// Time for which a stage may be overtaken before a node is reserved for it.
     pub patience: Span,
-    /// `c_int` of eq. 4.
+    /// Cost of an interruption, `c_int` of eq. 4.
     pub interrupt: Span,
-    /// Round trips: from a job's source (row) to a node's cluster (column). What is missing is
+    /// Round-trip times from a job's source (row) to a node's cluster (column). A missing entry is
     /// zero.
     pub rtt: Vec<Vec<Span>>,
 }
 
 impl Options {
-    /// Maestro, as its paper has it where it says so.
+    /// Returns Maestro's options, with the paper's values where it has some.
     #[must_use]
     pub fn maestro() -> Self {
         Self {
@@ -48,7 +48,7 @@ impl Options {
         }
     }
 
-    /// The same with another order, which every boundary obeys.
+    /// Returns Maestro's options with another order, which also applies at every boundary.
     #[must_use]
     pub fn ordered(name: &str, order: StageOrder) -> Self {
         Self {

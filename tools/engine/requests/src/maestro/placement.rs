@@ -1,18 +1,17 @@
-//! Who gets which place: Algorithm 3 over the stages that wait, the first of the queue first.
+//! The placement of waiting stages by Algorithm 3, in the order of the queue.
 //!
-//! What the paper leaves open:
-//! * *Nodes and their own queues.* A node is given at most `backlog` stages more than it has slots;
-//!   all others wait in the global queue, where their order can still change. The paper does not
-//!   say how long node-local queues are; with none, only stages that wait for weights are in them
-//!   (the fit of eq. 5 otherwise queues stages at full nodes while others are free).
-//! * *The first stage fits nowhere.* The next ones are tried (`lookahead`), as their models may be
-//!   resident where its own can't be. So that it does not starve while others keep a node's memory:
-//!   once it has been overtaken for `patience`, the node that should be empty first takes nobody
-//!   else until it has it.
-//! * *What may be done to others at admission* (Algorithm 2's levels): for a batch stage, models
-//!   that nobody uses; for an interactive one also batch stages, which are swapped out. Nobody is
-//!   aborted for somebody who only wants to start. Stages that were swapped out come back before
-//!   others start.
+//! The paper leaves these points open:
+//! * *Queues of nodes.* A node gets at most `backlog` stages more than it has slots. Others wait in
+//!   the global queue, where their order can change. With a `backlog` of 0, node queues hold only
+//!   stages that wait for weights. Otherwise the fit of eq. 5 queues stages at full nodes while
+//!   others are free.
+//! * *The first stage fits nowhere.* The next `lookahead` stages are tried, because their models
+//!   may be resident. A stage that was overtaken for `patience` gets a reserved node, so that it
+//!   doesn't starve. That is the node that should be empty first, and it takes no other stage until
+//!   then.
+//! * *Actions at admission* (Algorithm 2's levels). A batch stage may only displace unused models.
+//!   An interactive stage may also swap out batch stages. No stage is aborted for a stage that
+//!   starts. Swapped-out stages come back before others start.
 
 use super::estimate::Estimator;
 use super::fitness::Candidate;
@@ -31,7 +30,7 @@ impl<E: Estimator> Scheduler<E> {
             stage: entry.stage.id,
             model: entry.stage.model,
             class,
-            // No stage is promised more than it can ever use.
+            // A stage's limit never exceeds the most that it can use.
             kv: self.margin.need(entry.predicted).max(entry.least).min(most),
             execution: entry.execution,
             highest: match class {
@@ -42,7 +41,7 @@ impl<E: Estimator> Scheduler<E> {
         }
     }
 
-    /// Algorithm 3. Whether the stage has a place now.
+    /// Places a stage by Algorithm 3. Returns whether it has a place now.
     pub(super) fn try_place(&mut self, stage: StageId, only: Option<usize>, now: Time) -> bool {
         let Some(entry) = self.entries.get(&stage) else {
             return false;
@@ -110,7 +109,7 @@ impl<E: Estimator> Scheduler<E> {
         while self.pass(now) {}
     }
 
-    /// Stages that were swapped out come back, the oldest first, and nothing else is harmed for it.
+    /// Resumes swapped-out stages, the oldest first, without harm to other stages.
     fn resume(&mut self, node: usize, now: Time) {
         if self.kept.contains_key(&node) {
             return;
@@ -130,7 +129,7 @@ impl<E: Estimator> Scheduler<E> {
         }
     }
 
-    /// Tries the first that wait. Whether somebody got a place and more are to be tried.
+    /// Tries the first waiting stages. Returns whether any got a place.
     fn pass(&mut self, now: Time) -> bool {
         if !(0..self.nodes.len()).any(|node| self.is_open(node)) {
             return false;
@@ -151,7 +150,7 @@ impl<E: Estimator> Scheduler<E> {
         placed
     }
 
-    /// Somebody behind these got a place.
+    /// Records that a later stage got a place before these.
     fn overtaken(&mut self, failed: &[StageId], now: Time) {
         for stage in failed {
             let Some(entry) = self.entries.get_mut(stage) else {
@@ -164,7 +163,7 @@ impl<E: Estimator> Scheduler<E> {
         }
     }
 
-    /// Keeps the node for it that should be empty first.
+    /// Reserves for a stage the node that should be empty first.
     fn keep(&mut self, stage: StageId, now: Time) {
         if self.kept.values().any(|other| *other == stage) {
             return;
@@ -190,7 +189,7 @@ impl<E: Estimator> Scheduler<E> {
     }
 }
 
-/// A job that may not leave its cluster runs nowhere else.
+/// Reports whether a job may run on a node. A confined job stays in its source cluster.
 pub(super) fn may_run(job: &Job, node: &Node) -> bool {
     !job.confined || node.spec().cluster == job.source
 }

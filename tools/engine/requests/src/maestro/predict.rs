@@ -1,17 +1,16 @@
-//! What a stage will cost, before it runs (Maestro §III-B).
+//! The predicted cost of a stage before it runs (Maestro §III-B).
 //!
-//! Two phases. First the probability that the stage calls a tool: a classifier on the features of
-//! the stage, its score calibrated by isotonic regression on records that it was not trained on;
-//! zero where there are no tools. Then the length of its output: a regressor of `log(1 + L)` per
-//! role, with the probability among its features; one for all roles where a role has too few
-//! records. What comes back is `exp(·) − 1`.
+//! There are two phases. A classifier predicts the probability of a tool call from the stage's
+//! features. Isotonic regression on held-out records calibrates its score. Without tools the
+//! probability is 0. Then a regressor of `log(1 + L)` predicts the length of the output, with that
+//! probability as a feature. Each role has its own regressor, or the common one if it has too few
+//! records.
 //!
-//! Departures. The classifier is a regression on 0 and 1 (the trees have squared loss only): its
-//! score is no probability until it is calibrated, which it is in any case. The paper trains length
-//! regressors on predicted probabilities without saying whose: here those of records that the
-//! classifier was trained on come from it all the same, calibrated; the held-out share is a fifth.
-//! "Incrementally calibrate" (§III-A) has no rule: the mean residual of `log(1 + L)` per role over
-//! the last stages (EWMA, 1/50 each, at most ±0.5) is added.
+//! Departures from the paper: the classifier is a regression on 0 and 1, because the trees have
+//! squared loss only. Calibration makes its score a probability. The length regressors are trained
+//! with the classifier's calibrated probabilities, also for its own training records. The held-out
+//! share is a fifth. "Incrementally calibrate" (§III-A) has no rule. Here the mean residual of
+//! `log(1 + L)` per role is added (EWMA with weight 1/50, at most ±0.5).
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,48 +19,48 @@ use super::isotonic::Isotonic;
 use super::regressor::{Boosted, FitError, LinearFit, Regressor, Trees};
 use crate::workflow::{RoleId, SEMANTICS, Stage};
 
-/// A stage and what it was.
+/// A stage with its measured result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Record {
     /// The stage.
     pub stage: Stage,
-    /// Tokens that it generated.
+    /// Number of generated tokens.
     pub output: u32,
-    /// It called a tool.
+    /// Whether the stage called a tool.
     pub tool: bool,
 }
 
-/// What is expected of a stage.
+/// The predicted result of a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Forecast {
-    /// Probability that it calls a tool.
+    /// Probability of a tool call.
     pub tool: f64,
-    /// Tokens that it generates.
+    /// Number of generated tokens.
     pub output: f64,
 }
 
-/// Says what stages will be, and learns from what they were.
+/// Predicts the results of stages and learns from measured ones.
 pub trait Predict: Send {
-    /// What is expected.
+    /// Returns the predicted result of a stage.
     fn predict(&self, stage: &Stage) -> Forecast;
-    /// What it was.
+    /// Learns from the actual number of tokens.
     fn observe(&mut self, stage: &Stage, forecast: &Forecast, output: u32);
 }
 
-/// What is left out, to see what it is worth (Table VII).
+/// The parts to leave out in an ablation (Table VII).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Without {
-    /// The classifier: "w/o C".
+    /// Leaves out the classifier: "w/o C".
     pub classifier: bool,
-    /// The meaning of the prompt: "w/o BERT".
+    /// Leaves out the meaning of the prompt: "w/o BERT".
     pub semantics: bool,
 }
 
-/// A role needs so many records for a regressor of its own.
+/// Least records of a role for its own regressor.
 const OWN: usize = 150;
-/// Records without which there is nothing to split.
+/// Least records for training.
 const LEAST: usize = 20;
-/// The latest one in so many is for calibration.
+/// One record in this many, the latest ones, is held out for calibration.
 const HELD: usize = 5;
 
 fn features(stage: &Stage, tool: f64, without: Without) -> Vec<f64> {
@@ -74,7 +73,7 @@ fn features(stage: &Stage, tool: f64, without: Without) -> Vec<f64> {
         f64::from(stage.prompt).ln_1p(),
     ];
     if !without.semantics {
-        // What is not a number says nothing, and trees can't compare it.
+        // Trees can't compare NaN, so values that aren't finite are replaced.
         row.extend(stage.semantics.map(|value| {
             if value.is_finite() {
                 f64::from(value)
@@ -89,16 +88,16 @@ fn features(stage: &Stage, tool: f64, without: Without) -> Vec<f64> {
     row
 }
 
-/// Length of a feature row with all in it. For tests.
+/// Length of a complete feature row. For tests.
 #[cfg(test)]
 const WIDTH: usize = 6 + SEMANTICS + 1;
 const _: () = assert!(SEMANTICS > 0);
 
-/// The two-phase predictor. Its trees are shared by its copies, what it learns later is not.
+/// The two-phase predictor. Clones share the trees, but not what they learn later.
 #[derive(Clone)]
 pub struct TwoPhase {
     trained: Arc<Trained>,
-    /// Mean residual of late, in log tokens.
+    /// Mean recent residual by role, in log tokens.
     drift: HashMap<RoleId, f64>,
 }
 
@@ -111,10 +110,10 @@ struct Trained {
 }
 
 impl TwoPhase {
-    /// Trains it on records in the order of their time.
+    /// Trains a predictor on records in the order of time.
     ///
     /// # Errors
-    /// If there are fewer than 20 records.
+    /// Fails with fewer than 20 records or with values that aren't finite.
     pub fn train(records: &[Record], without: Without, trees: &Trees) -> Result<Self, FitError> {
         if records.len() < LEAST {
             return Err(FitError::TooFew {
@@ -168,7 +167,7 @@ impl TwoPhase {
         let row = |record: &&Record| features(&record.stage, 0.0, without);
         let called = |record: &&Record| f64::from(u8::from(record.tool));
         if with_tools.len() < LEAST {
-            // Nobody calls tools: whatever it says is not asked.
+            // Too few stages have tools, so a constant classifier is enough.
             let rows = vec![vec![0.0; features(&records[0].stage, 0.0, without).len()]];
             return Ok((Boosted::fit(&rows, &[0.0], trees)?, Isotonic::default()));
         }
@@ -183,14 +182,14 @@ impl TwoPhase {
         Ok((classifier, Isotonic::fit(&points)))
     }
 
-    /// Probability that it calls a tool, eq. 1.
+    /// Returns the probability of a tool call (eq. 1).
     #[must_use]
     pub fn tool(&self, stage: &Stage) -> f64 {
         let of = &*self.trained;
         probability(of.classifier.as_ref(), &of.calibration, stage, of.without)
     }
 
-    /// Roles that have a regressor of their own.
+    /// Returns the number of roles with their own regressor.
     #[must_use]
     pub fn roles(&self) -> usize {
         self.trained.roles.len()
@@ -228,17 +227,17 @@ impl Predict for TwoPhase {
     fn observe(&mut self, stage: &Stage, forecast: &Forecast, output: u32) {
         let drift = self.drift.entry(stage.role).or_default();
         let residual = f64::from(output).ln_1p() - forecast.output.ln_1p();
-        // `forecast` has the drift of its time in it, so this settles where residuals have mean
-        // zero.
+        // `forecast` contains the drift at its time, so the drift settles where residuals have a
+        // mean of 0.
         *drift = (*drift + residual / 50.0).clamp(-0.5, 0.5);
     }
 }
 
-/// Length from the prompt's length alone ("Linear" in Table VI). It knows nothing of tools.
+/// Predicts the length from the prompt's length alone ("Linear" in Table VI), without tools.
 pub struct ByPrompt(LinearFit);
 
 impl ByPrompt {
-    /// Fits it.
+    /// Fits the predictor to records.
     #[must_use]
     pub fn train(records: &[Record]) -> Self {
         let rows: Vec<Vec<f64>> = records
@@ -262,7 +261,7 @@ impl Predict for ByPrompt {
     fn observe(&mut self, _: &Stage, _: &Forecast, _: u32) {}
 }
 
-/// The mean of the role so far, 200 tokens at first: what one has without training anything.
+/// Predicts the mean of the role so far, and 200 tokens at first. It needs no training.
 #[derive(Clone, Debug, Default)]
 pub struct ByRole(HashMap<RoleId, (f64, f64)>);
 
@@ -290,8 +289,8 @@ mod tests {
     use super::*;
     use crate::workflow::{JobId, ModelId, StageId};
 
-    /// Tools are called where the meaning says so; calls are short, and each role has its own
-    /// length.
+    /// Returns a record whose tool call depends on the meaning. Calls are short, and each role has
+    /// its own length.
     fn record(i: u32) -> Record {
         let role = i % 2;
         let tools = u16::from(!i.is_multiple_of(3));

@@ -1,27 +1,26 @@
-//! Rolling profiles of workflows: how long a job goes on after a stage (Maestro §III-D, eq. 8).
+//! Rolling profiles of workflows: how long a job continues after a stage (Maestro §III-D, eq. 8).
 //!
-//! `T_future(J, k)` is the median, over recent jobs, of the execution time that followed stages in
-//! the same state: template, place, role, invocation, and the tool-calling probability in four
-//! steps. Where the paper is silent:
+//! `T_future(J, k)` is the median, over recent jobs, of the execution time after stages in the same
+//! state: template, position, role, invocation, and the probability of a tool call in four steps.
+//! The paper leaves these points open:
 //!
-//! * Execution times are those of eq. 2 with the lengths that came out, as they are added to such.
-//! * What followed is the sum of the execution times of stages that became ready after this one
-//!   ended: work, not waiting (waiting is what the scheduler causes), and all branches (the job
-//!   holds that much of the cluster).
-//! * A state with fewer than five records asks a coarser one: without tools and invocation, then
-//!   the template as a whole; a template never seen has no future: its jobs are tried first and so
-//!   become known.
+//! * Execution times are those of eq. 2 with actual lengths, because they are added to such times.
+//! * The future is the sum of the execution times of stages that became ready after this one ended.
+//!   It includes all branches, but no waits, because the scheduler causes waits.
+//! * A state with fewer than five records uses a coarser one: first without tools and invocation,
+//!   then the whole template. A new template has a future of 0, so its jobs go first and its
+//!   profile fills.
 
 use std::collections::{HashMap, VecDeque};
 
 use crate::Span;
 use crate::workflow::{Job, JobId, Stage, StageId, TemplateId};
 
-/// Records of a state that are kept.
+/// Number of records of a state that are kept.
 const WINDOW: usize = 64;
-/// Records without which a coarser state is asked.
+/// Least records of a state. With fewer, a coarser state is used.
 const ENOUGH: usize = 5;
-/// Invocations from here on are one.
+/// Invocations from this number on are one state.
 const LOOPS: u16 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -38,7 +37,7 @@ enum State {
 }
 
 impl State {
-    /// From fine to coarse.
+    /// Returns the states of a stage from fine to coarse.
     fn of(job: &Job, stage: &Stage, tool: f64) -> [Self; 3] {
         [
             Self::Fine {
@@ -54,7 +53,7 @@ impl State {
     }
 }
 
-/// Records in the order they came, and sorted.
+/// Records in order of time and in order of size.
 #[derive(Clone, Debug, Default)]
 struct Records {
     recent: VecDeque<u64>,
@@ -74,7 +73,7 @@ impl Records {
         self.sorted.insert(at, value);
     }
 
-    /// The lower median.
+    /// Returns the lower median.
     fn median(&self) -> Option<u64> {
         let last = self.sorted.len().checked_sub(1)?;
         Some(self.sorted[last / 2])
@@ -97,7 +96,7 @@ pub struct Profiles {
 }
 
 impl Profiles {
-    /// What follows a stage in such a state, by eq. 8.
+    /// Returns the expected time after a stage in such a state, by eq. 8.
     #[must_use]
     pub fn future(&self, job: &Job, stage: &Stage, tool: f64) -> Span {
         State::of(job, stage, tool)
@@ -108,7 +107,7 @@ impl Profiles {
             .map_or(Span::ZERO, Span)
     }
 
-    /// A stage of a job is ready.
+    /// Records that a stage of a job is ready.
     pub fn ready(&mut self, job: &Job, stage: &Stage, tool: f64) {
         let (clock, passed) = self.jobs.entry(job.id).or_default();
         *clock += 1;
@@ -120,7 +119,7 @@ impl Profiles {
         });
     }
 
-    /// It ran so long.
+    /// Records the execution time of a stage.
     pub fn finished(&mut self, stage: &Stage, took: Span) {
         if let Some((clock, passed)) = self.jobs.get_mut(&stage.job) {
             *clock += 1;
@@ -130,7 +129,7 @@ impl Profiles {
         }
     }
 
-    /// A job is over: what followed each of its stages is known.
+    /// Adds the futures of a completed job's stages to the records.
     pub fn ended(&mut self, job: JobId) {
         let Some((_, passed)) = self.jobs.remove(&job) else {
             return;
@@ -148,7 +147,7 @@ impl Profiles {
         }
     }
 
-    /// A job is gone, and says nothing of others.
+    /// Removes a cancelled job without records.
     pub fn forget(&mut self, job: JobId) {
         self.jobs.remove(&job);
     }

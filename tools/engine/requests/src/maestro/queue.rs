@@ -1,12 +1,11 @@
-//! The global queue: which job's stage is next (Maestro §III-D), and what it is compared with.
+//! The global queue, which orders waiting stages (Maestro §III-D), and the orders of baselines.
 //!
-//! Orders are keys that do not change while a stage waits, so that the queue is two sorted maps
-//! (one per class): aging lowers a batch stage's remaining time by a share of the time it has
-//! waited, `key = T_rem + share · (time it was queued)`, compared at `now` as `key − share · now`.
-//! The paper ages "long-waiting background jobs" and gives no pace: 1 s per 10 s. Interactive
-//! stages have a pace of their own: where only batch ages and queues are long, whoever is
-//! interactive waits behind all batch work that is old enough (measured in
-//! `docs/requests/maestro.md`).
+//! Keys don't change while a stage waits, so the queue is two sorted maps, one per class. Aging
+//! lowers a stage's remaining time by a share of its wait: `key = T_rem + share · (time it was
+//! queued)`, compared at `now` as `key − share · now`. The paper ages "long-waiting background
+//! jobs" without a pace. Here it is 1 s per 10 s. Interactive stages have their own pace. If only
+//! batch stages aged, interactive ones would wait behind all old batch work in a long queue
+//! (`docs/requests/maestro.md`).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -15,51 +14,50 @@ use serde::{Deserialize, Serialize};
 use crate::workflow::{Class, StageId};
 use crate::{Span, Time};
 
-/// Who is first.
+/// The order of waiting stages.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StageOrder {
-    /// Least remaining time of the workflow (eq. 7), with aging: nanoseconds of priority per
-    /// nanosecond waited.
+    /// Least remaining time of the workflow first (eq. 7), with aging in ns of priority per ns of
+    /// wait.
     Remaining {
-        /// Of batch stages.
+        /// Aging of batch stages.
         aging: f64,
-        /// Of interactive stages.
+        /// Aging of interactive stages.
         aging_interactive: f64,
     },
-    /// The job that came first.
+    /// The job that arrived first.
     Fcfs,
     /// The job with the earliest deadline.
     Edf,
-    /// Interactive before batch, and of each the earliest deadline: the other reading of §IV-A's
-    /// EDF.
+    /// Interactive before batch, then the earliest deadline: the other reading of §IV-A's EDF.
     EdfByClass,
-    /// The job that was served least.
+    /// The job with the least execution time so far.
     LeastAttained,
-    /// Interactive before batch, and of each the job that came first.
+    /// Interactive before batch, then the job that arrived first.
     InteractiveFirst,
-    /// Interactive before batch, and of each the least remaining time.
+    /// Interactive before batch, then the least remaining time.
     InteractiveRemaining,
 }
 
-/// What an order may look at.
+/// The properties of a stage that orders use.
 #[derive(Clone, Copy, Debug)]
 pub struct Rank {
     /// Class of the job.
     pub class: Class,
-    /// When it was submitted.
+    /// When the job was submitted.
     pub arrival: Time,
-    /// Its deadline.
+    /// Deadline of the job.
     pub deadline: Time,
-    /// `T_rem`.
+    /// Remaining time of the job, `T_rem`.
     pub remaining: Span,
-    /// Execution time that it had.
+    /// Execution time that the job has had.
     pub attained: Span,
 }
 
 type Key = (i64, Time, StageId);
 
-/// The queue.
+/// The queue of waiting stages.
 #[derive(Clone, Debug)]
 pub struct Queue {
     order: StageOrder,
@@ -79,7 +77,7 @@ fn signed(ns: u64) -> i64 {
 }
 
 impl Queue {
-    /// An empty one.
+    /// Creates an empty queue.
     #[must_use]
     pub fn new(order: StageOrder) -> Self {
         Self {
@@ -89,7 +87,7 @@ impl Queue {
         }
     }
 
-    /// By how much a stage of a class that waits since the origin has gained at `at`, ns.
+    /// Returns the priority that a stage gains by a wait from time 0 to `at`, in ns.
     #[must_use]
     pub fn aged(&self, class: Class, at: Time) -> u64 {
         let lane = lane(class);
@@ -103,7 +101,7 @@ impl Queue {
         (at.0 as f64 * pace) as u64
     }
 
-    /// Lets a stage wait.
+    /// Adds a stage, or moves it if it already waits.
     pub fn push(&mut self, stage: StageId, rank: &Rank, now: Time) {
         let lane = lane(rank.class);
         let by = match self.order {
@@ -121,7 +119,7 @@ impl Queue {
         self.lanes[lane].insert(key, ());
     }
 
-    /// A stage waits no more.
+    /// Removes a stage. Returns whether it was queued.
     pub fn remove(&mut self, stage: StageId) -> bool {
         let Some((lane, key)) = self.keys.remove(&stage) else {
             return false;
@@ -130,25 +128,25 @@ impl Queue {
         true
     }
 
-    /// Stages that wait.
+    /// Returns the number of waiting stages.
     #[must_use]
     pub fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// Nobody waits.
+    /// Reports whether no stage waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
 
-    /// The first interactive stage.
+    /// Returns the first interactive stage.
     #[must_use]
     pub fn first_interactive(&self) -> Option<StageId> {
         self.lanes[0].keys().next().map(|key| key.2)
     }
 
-    /// The first `most` stages, in order.
+    /// Stores the first `most` stages in `into`, in order.
     pub fn first(&self, most: usize, now: Time, into: &mut Vec<StageId>) {
         into.clear();
         let aged = [Class::Interactive, Class::Batch].map(|class| signed(self.aged(class, now)));
@@ -180,32 +178,31 @@ impl Queue {
     }
 }
 
-/// What happens to a job's turn when one of its stages has ended and the next is ready.
+/// The rule for a job's turn when one of its stages ended and the next is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Boundary {
-    /// It keeps it: a job that has begun goes before those that have not ("w/o Preempt").
+    /// The job keeps its turn before jobs that have not begun ("w/o Preempt").
     Hold,
-    /// A batch job loses it to one that gains by it: hysteresis against estimates that err, and a
-    /// cooldown against going back and forth (§III-D). The paper gives no numbers: 20 % and 1 s, 10
-    /// s.
+    /// A batch job loses its turn if another gains enough. Hysteresis allows for wrong estimates,
+    /// and a cooldown prevents repeated changes (§III-D). The paper has no numbers. Here they are
+    /// 20 %, 1 s and 10 s.
     Preempt {
-        /// Least gain as a share of the remaining time of who loses the turn.
+        /// Least gain as a share of the remaining time of the job that loses its turn.
         share: f64,
         /// Least gain, ns.
         least: u64,
-        /// A job that lost its turn keeps the next ones for so long, ns.
+        /// Time for which a job that lost its turn keeps the next ones, ns.
         cooldown: u64,
-        /// Only interactive stages take turns from batch jobs ("preemption for latency-critical
-        /// work"); else anybody does.
+        /// Whether only interactive stages take turns ("preemption for latency-critical work").
         interactive_only: bool,
     },
-    /// All are queued anew, by the order alone.
+    /// Every next stage is queued again.
     Requeue,
 }
 
 impl Boundary {
-    /// As Maestro has it.
+    /// Maestro's rule.
     pub const MAESTRO: Self = Self::Preempt {
         share: 0.2,
         least: 1_000_000_000,
@@ -213,7 +210,7 @@ impl Boundary {
         interactive_only: false,
     };
 
-    /// A waiting stage with `waits` to go takes the turn of a batch job with `holds` to go.
+    /// Reports whether a stage with `waits` to go takes the turn of a batch job with `holds` to go.
     #[must_use]
     pub fn is_preempted(&self, holds: Span, waits: Span) -> bool {
         match self {

@@ -1,28 +1,28 @@
-//! Regressors: gradient-boosted trees of a kept crate (the paper has LightGBM; `smartcore` has the
-//! same kind of trees in Rust, with squared loss only), and a line in one feature (the paper's
-//! weakest baseline), behind one trait.
+//! Regressors: gradient-boosted trees of `smartcore`, and a line in one feature, which is the
+//! paper's weakest baseline. The paper uses LightGBM. `smartcore` has the same kind of trees in
+//! Rust, with squared loss only.
 
 use smartcore::linalg::basic::matrix::DenseMatrix;
 use smartcore::xgboost::{XGRegressor, XGRegressorParameters};
 
-/// Says a number for a row of features.
+/// Predicts a number from a row of features.
 pub trait Regressor: Send + Sync {
-    /// The number.
+    /// Returns the predicted number.
     fn predict(&self, row: &[f64]) -> f64;
 }
 
-/// How trees are grown.
+/// The parameters of boosted trees.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Trees {
-    /// How many.
+    /// Number of trees.
     pub count: usize,
-    /// Splits from the root to a leaf at most.
+    /// Most splits from the root to a leaf.
     pub depth: u16,
     /// Share of its correction that each tree makes.
     pub rate: f64,
-    /// Samples of a leaf at least.
+    /// Least samples of a leaf.
     pub leaf: usize,
-    /// Of the samples that each tree is grown from.
+    /// Seed for the choice of each tree's samples.
     pub seed: u64,
 }
 
@@ -38,28 +38,28 @@ impl Default for Trees {
     }
 }
 
-/// Why nothing could be fitted.
+/// The reason why a fit failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FitError {
-    /// Give more.
+    /// There are too few records.
     #[error("a predictor is trained on {needed} records at least, and there are {there}")]
     TooFew {
-        /// Records that there are.
+        /// Number of records.
         there: usize,
-        /// Records that are needed.
+        /// Number of records that are needed.
         needed: usize,
     },
-    /// A feature or a target is not a number: correct the records.
+    /// A feature or a target isn't a finite number. Correct the records.
     #[error("record {0} holds something that is not a finite number")]
     NotFinite(usize),
-    /// The crate of trees refuses.
+    /// `smartcore` failed.
     #[error("no trees could be grown: {0}")]
     Trees(String),
 }
 
 type Model = XGRegressor<f64, f64, DenseMatrix<f64>, Vec<f64>>;
 
-/// Boosted trees.
+/// A model of boosted trees.
 #[derive(Debug)]
 pub struct Boosted {
     model: Model,
@@ -67,10 +67,10 @@ pub struct Boosted {
 }
 
 impl Boosted {
-    /// Grows them.
+    /// Trains the trees.
     ///
     /// # Errors
-    /// If there are no rows, or some are not numbers.
+    /// Fails if there are no rows, or if some values aren't finite.
     pub fn fit(rows: &[Vec<f64>], targets: &[f64], trees: &Trees) -> Result<Self, FitError> {
         if rows.is_empty() || rows.len() != targets.len() {
             return Err(FitError::TooFew {
@@ -78,7 +78,7 @@ impl Boosted {
                 needed: 1,
             });
         }
-        // The crate compares features by `partial_cmp` and panics on what is not a number.
+        // `smartcore` compares features by `partial_cmp` and panics on NaN.
         let finite = |(row, target): (&Vec<f64>, &f64)| {
             target.is_finite() && row.iter().all(|value| value.is_finite())
         };
@@ -104,8 +104,8 @@ impl Boosted {
 
 impl Regressor for Boosted {
     fn predict(&self, row: &[f64]) -> f64 {
-        // A row of another width than it was trained on can't be made by this crate; the mean is a
-        // fair answer to it.
+        // This crate never makes a row of another width than in training. The mean is a fair answer
+        // to one.
         DenseMatrix::from_2d_vec(&vec![row.to_vec()])
             .ok()
             .and_then(|matrix| self.model.predict(&matrix).ok())
@@ -123,7 +123,7 @@ pub struct LinearFit {
 }
 
 impl LinearFit {
-    /// Fits it.
+    /// Fits the line to column `feature`.
     #[must_use]
     pub fn fit(rows: &[Vec<f64>], targets: &[f64], feature: usize) -> Self {
         let n = rows.len().max(1) as f64;

@@ -1,68 +1,67 @@
-//! Which models' weights are where on a node: GPU, host memory, disk, elsewhere (Maestro §III-C,
-//! Algorithm 1).
+//! The location of each model's weights on a node: GPU, host memory, disk or remote (Maestro
+//! §III-C, Algorithm 1).
 //!
-//! A model is activated from where it is; for that the least recently used models that nobody uses
-//! leave the GPU for host memory, and those that are least recently used there leave for disk, or
-//! are forgotten if disk is full. A tier holds a model's bytes only while the model is there (the
-//! listing moves, it does not copy).
+//! To activate a model, the least recently used idle models move from the GPU to host memory. The
+//! least recently used ones there move to disk, or are deleted if the disk is full. Weights are in
+//! one tier at a time, because the listing moves and doesn't copy.
 //!
-//! What Algorithm 1 leaves out, and what is done here:
-//! * Offloading to host memory does not look whether there is room: host memory cascades to disk
-//!   then, too; a model that fits into no host memory at all goes to disk.
-//! * Models that run a stage, or are being loaded, can't leave: they are skipped; if nothing else
-//!   can leave, the activation is refused with what is lacking, and nothing has moved.
-//! * A model that leaves sleeps, its context stays on the GPU (and counts). If that is what lacks
-//!   in the end, contexts of sleepers go, the least recently used first.
-//! * The time of an activation: bytes over the rate of the slowest tier on the way (§III-C), the
-//!   context if it has to be made anew, and before that the weights that leave the GPU over the
-//!   same link (the listing offloads before it loads).
+//! Algorithm 1 leaves these points open:
+//! * Algorithm 1 doesn't check for room in host memory. Here models then move from host memory to
+//!   disk. A model larger than host memory moves to disk directly.
+//! * Models in use or in loading can't leave. If no other can leave, the activation fails with the
+//!   missing bytes and moves nothing.
+//! * A model that leaves the GPU sleeps: its context stays there and counts. If memory is still
+//!   short, sleeping models lose their contexts, the least recently used first.
+//! * The time of an activation is that of leaving weights on the same link, plus bytes over the
+//!   slowest tier's rate (§III-C), plus the context's if it is missing. The listing offloads before
+//!   it loads.
 
 use crate::Span;
 use crate::workflow::{ModelId, ModelSpec, NodeSpec, Readiness};
 
-/// An activation can't be: so many bytes of GPU memory are lacking after all that may leave has
-/// left.
+/// The error of an activation for which GPU memory is short even without all idle models.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{lacking} bytes of GPU memory are lacking")]
 pub struct Lacking {
-    /// Bytes.
+    /// Bytes of GPU memory that are missing.
     pub lacking: u64,
 }
 
-/// A model that moved.
+/// A model and the location to which it moved.
 pub type Move = (ModelId, Readiness);
 
-/// What an activation does.
+/// The effects of an activation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Activation {
-    /// What leaves first, in order.
+    /// Models that leave first, in order.
     pub moves: Vec<Move>,
-    /// Where the model came from.
+    /// The former location of the model.
     pub from: Option<Readiness>,
-    /// How long it takes.
+    /// Time that the activation takes.
     pub takes: Span,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct WeightsEntry {
     at: Readiness,
-    /// Larger: used later.
+    /// Sequence number of the last use.
     used: u64,
-    /// Stages that use it, loading included.
+    /// Number of stages that use the model, also during loading.
     users: u32,
 }
 
-/// The models of a node.
+/// The models of a node and their locations.
 #[derive(Clone, Debug)]
 pub struct Residency {
     models: Vec<WeightsEntry>,
     clock: u64,
-    /// Bytes of host memory that KV has.
+    /// Bytes of host memory that KV uses.
     host_kv: u64,
 }
 
 impl Residency {
-    /// All on disk as far as disk goes, in the order of the table; the others elsewhere.
+    /// Creates the state of an empty node. Models are on disk while there is room, in the order of
+    /// the table, and then remote.
     #[must_use]
     pub fn new(spec: &NodeSpec, table: &[ModelSpec]) -> Self {
         let mut left = spec.disk;
@@ -89,7 +88,7 @@ impl Residency {
         }
     }
 
-    /// Where a model is. Models that the table lacks are nowhere.
+    /// Returns the location of a model. Unknown models are remote.
     #[must_use]
     pub fn at(&self, model: ModelId) -> Readiness {
         self.models
@@ -97,7 +96,7 @@ impl Residency {
             .map_or(Readiness::Remote, |place| place.at)
     }
 
-    /// Stages use it, or it is being loaded for them.
+    /// Reports whether stages use a model or wait for its loading.
     #[must_use]
     pub fn is_used(&self, model: ModelId) -> bool {
         self.models
@@ -105,7 +104,7 @@ impl Residency {
             .is_some_and(|place| place.users > 0)
     }
 
-    /// A stage wants it from now on.
+    /// Marks a model as used by one more stage.
     pub fn acquire(&mut self, model: ModelId) {
         self.clock += 1;
         let clock = self.clock;
@@ -115,20 +114,20 @@ impl Residency {
         }
     }
 
-    /// A stage wants it no more.
+    /// Marks a model as used by one stage less.
     pub fn release(&mut self, model: ModelId) {
         if let Some(place) = self.models.get_mut(usize::from(model.0)) {
             place.users = place.users.saturating_sub(1);
         }
     }
 
-    /// KV went to host memory, or came back from it.
+    /// Sets the bytes of KV in host memory.
     pub fn set_host_kv(&mut self, bytes: u64) {
         self.host_kv = bytes;
     }
 
-    /// Bytes on the GPU: `M_res` of §III-C without `M_other`. The paper's `M_ctx` of a running
-    /// model has to hold its weights, or its rule of safety would not be one.
+    /// Returns the bytes on the GPU: `M_res` of §III-C without `M_other`. The paper's `M_ctx` of a
+    /// running model has to contain its weights, or its rule isn't safe.
     #[must_use]
     pub fn on_gpu(&self, table: &[ModelSpec]) -> u64 {
         self.sum(table, |at, model| match at {
@@ -138,7 +137,7 @@ impl Residency {
         })
     }
 
-    /// Bytes in host memory, KV included.
+    /// Returns the bytes in host memory, KV included.
     #[must_use]
     pub fn in_host(&self, table: &[ModelSpec]) -> u64 {
         self.host_kv
@@ -148,7 +147,7 @@ impl Residency {
             })
     }
 
-    /// Bytes on disk.
+    /// Returns the bytes on disk.
     #[must_use]
     pub fn on_disk(&self, table: &[ModelSpec]) -> u64 {
         self.sum(table, |at, model| {
@@ -168,7 +167,7 @@ impl Residency {
             .sum()
     }
 
-    /// The least recently used of those that nobody uses, other than `but`.
+    /// Returns the least recently used idle model for which `is` holds, other than `but`.
     fn oldest(&self, but: ModelId, is: impl Fn(Readiness) -> bool) -> Option<ModelId> {
         self.models
             .iter()
@@ -187,7 +186,7 @@ impl Residency {
         }
     }
 
-    /// Makes room for `bytes` in host memory. Whether there is now.
+    /// Makes room for `bytes` in host memory. Returns whether there is enough.
     fn host_room(
         &mut self,
         bytes: u64,
@@ -209,7 +208,7 @@ impl Residency {
         true
     }
 
-    /// To disk, or forgotten if that is full.
+    /// Moves a model to disk, or deletes it if the disk is full.
     fn drop_to_disk(
         &mut self,
         victim: ModelId,
@@ -227,8 +226,8 @@ impl Residency {
         self.put(victim, to, moves);
     }
 
-    /// Lets an idle model sleep: its weights leave for host memory, or for disk with its context if
-    /// there is no room. How long its weights take to leave.
+    /// Moves an idle model's weights to host memory, or to disk without its context if there is no
+    /// room. Returns the time that the weights take to leave.
     pub fn sleep(
         &mut self,
         victim: ModelId,
@@ -245,8 +244,8 @@ impl Residency {
         Span::transfer(size, spec.host_rate)
     }
 
-    /// A model that was going to sleep is stopped: its weights are dropped where they are, and are
-    /// on disk if there is room, else elsewhere.
+    /// Drops the weights of a model that was moving to host memory. They are then on disk if there
+    /// is room, else remote.
     pub fn stop(
         &mut self,
         victim: ModelId,
@@ -254,18 +253,18 @@ impl Residency {
         table: &[ModelSpec],
         moves: &mut Vec<Move>,
     ) {
-        // It may have been on its way to disk, for lack of room in host memory.
+        // Without room in host memory it was moving to disk, and there is nothing to drop.
         if matches!(self.at(victim), Readiness::Sleeping | Readiness::Host) {
             self.drop_to_disk(victim, spec, table, moves);
         }
     }
 
-    /// A sleeper's context goes; its weights stay in host memory.
+    /// Removes a sleeping model's context. Its weights stay in host memory.
     pub fn evict(&mut self, victim: ModelId, moves: &mut Vec<Move>) {
         self.put(victim, Readiness::Host, moves);
     }
 
-    /// How long a model takes to the GPU that has room for it (§III-C: `T_act ≈ Size / BW_tier`).
+    /// Returns the time to load a model onto a GPU with room (§III-C: `T_act ≈ Size / BW_tier`).
     #[must_use]
     pub fn loading(&self, model: ModelId, spec: &NodeSpec, table: &[ModelSpec]) -> Span {
         let Some(of) = table.get(usize::from(model.0)) else {
@@ -285,10 +284,10 @@ impl Residency {
         Span::transfer(of.weights, rate) + context
     }
 
-    /// Algorithm 1: brings a model to the GPU, of which `kv` bytes are not to be had.
+    /// Activates a model by Algorithm 1. KV uses `kv` bytes of the GPU.
     ///
     /// # Errors
-    /// If too little can leave. Nothing has moved then.
+    /// Fails if too little memory can be freed. Nothing has moved then.
     pub fn activate(
         &mut self,
         model: ModelId,
@@ -297,7 +296,8 @@ impl Residency {
         table: &[ModelSpec],
     ) -> Result<Activation, Lacking> {
         let before = self.models.clone();
-        // It does not leave host memory for what leaves the GPU for it.
+        // The model counts as used, so that models that leave the GPU don't push it out of host
+        // memory.
         if let Some(place) = self.models.get_mut(usize::from(model.0)) {
             place.users += 1;
         }
@@ -347,7 +347,7 @@ impl Residency {
             }
         }
         if matches!(from, Readiness::Disk | Readiness::Remote) {
-            // The way leads through host memory if there is room; straight through otherwise.
+            // The weights go through host memory if there is room, and directly otherwise.
             let _through = self.host_room(of.weights, model, spec, table, &mut moves);
         }
         let takes = leaving + self.loading(model, spec, table);
@@ -405,11 +405,11 @@ mod tests {
     fn the_least_recently_used_model_leaves_for_host_memory_and_comes_back_fast() {
         let (spec, table) = (node(30, 100, 100), [model(10), model(12), model(14)]);
         let mut of = Residency::new(&spec, &table);
-        // 10 bytes from disk at 0.1 byte per ns, and the context.
+        // 10 bytes from disk at 0.1 bytes per ns take 100 ns, and the context takes 100 ns.
         assert_eq!(of.activate(A, 0, &spec, &table).unwrap().takes, Span(200));
         of.activate(B, 0, &spec, &table).unwrap();
         let third = of.activate(C, 0, &spec, &table).unwrap();
-        // A leaves (10 ns), then B, too (12 ns): 2 + 1 + 1 + 15 + 13 > 30.
+        // A leaves in 10 ns, then B in 12 ns, because 2 + 1 + 1 + 15 + 13 > 30.
         assert_eq!(third.moves[0], (A, Readiness::Sleeping));
         assert_eq!(of.at(C), Readiness::Running);
         let back = of.activate(A, 0, &spec, &table).unwrap();
@@ -425,7 +425,7 @@ mod tests {
         for model in [A, B, C] {
             of.activate(model, 0, &spec, &table).unwrap();
         }
-        // B is in host memory, which had to let A go, to disk.
+        // B moved to host memory, and A moved from there to disk.
         assert_eq!(of.at(C), Readiness::Running);
         assert_eq!(of.at(A), Readiness::Disk);
         assert!(matches!(of.at(B), Readiness::Sleeping | Readiness::Remote));

@@ -1,9 +1,9 @@
-//! The loop of Maestro (§III-A): a stage becomes ready, its cost is predicted, it waits in the
-//! global queue, gets a place on the fittest node that can admit it, starts there when a slot and
-//! its weights are there, and what it was corrects what is predicted of others.
+//! The main loop of Maestro (§III-A). The cost of each ready stage is predicted, and the stage
+//! waits in the global queue. The fittest node that admits it takes it, and it starts when a slot
+//! and its weights are there. Its measured result improves later predictions.
 //!
-//! Here is what becomes of stages and jobs; who gets which place, and what the paper leaves open
-//! there: `placement`. What can be set: `options`.
+//! This module tracks stages and jobs. Module `placement` places stages, and `options` has the
+//! options.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -24,11 +24,11 @@ use crate::{Span, Time};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StagePosition {
-    /// In the queue, or in line with a turn it kept.
+    /// The stage is in the queue, or waits with a turn that its job kept.
     Waits,
-    /// On a node: running, or to start there.
+    /// The stage runs on a node or waits there.
     On(usize),
-    /// Its KV is in a node's host memory.
+    /// The stage's KV is in a node's host memory.
     Swapped(usize),
 }
 
@@ -39,11 +39,11 @@ pub(super) struct Entry {
     pub(super) execution: Span,
     pub(super) remaining: Span,
     pub(super) predicted: u64,
-    /// Bytes of KV that it is known to need: it asked for them.
+    /// Bytes of KV that the stage has asked for.
     pub(super) least: u64,
     pub(super) place: StagePosition,
     pub(super) started: bool,
-    /// When it was queued, if it was.
+    /// When the stage was queued, if ever.
     pub(super) queued: Option<Time>,
     pub(super) overtaken: Option<Time>,
 }
@@ -57,7 +57,7 @@ pub(super) struct JobEntry {
     pub(super) stages: Vec<StageId>,
 }
 
-/// The scheduler.
+/// The scheduler of Maestro.
 pub struct Scheduler<E> {
     pub(super) options: Options,
     estimator: E,
@@ -68,7 +68,7 @@ pub struct Scheduler<E> {
     pub(super) entries: FxHashMap<StageId, Entry>,
     pub(super) queue: Queue,
     pub(super) turns: VecDeque<StageId>,
-    /// Nodes that take nobody but a stage.
+    /// Nodes that are reserved for a stage.
     pub(super) kept: BTreeMap<usize, StageId>,
     pub(super) fitness: Fitness,
     pub(super) margin: Margin,
@@ -79,7 +79,7 @@ pub struct Scheduler<E> {
 }
 
 impl<E: Estimator> Scheduler<E> {
-    /// Over such nodes and models, all nodes up and empty.
+    /// Creates a scheduler for these nodes and models. All nodes are up and empty.
     #[must_use]
     pub fn new(options: Options, estimator: E, models: Vec<ModelSpec>, nodes: &[NodeSpec]) -> Self {
         Self {
@@ -102,25 +102,26 @@ impl<E: Estimator> Scheduler<E> {
         }
     }
 
-    /// Its nodes' books. For drivers that draw them and tests that check them.
+    /// Returns the states of the nodes, for drawings and tests.
     #[must_use]
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
-    /// The models it knows.
+    /// Returns the table of models.
     #[must_use]
     pub fn models(&self) -> &[ModelSpec] {
         &self.models
     }
 
-    /// `ρ` as it is now.
+    /// Returns the present margin `ρ`.
     #[must_use]
     pub fn margin(&self) -> f64 {
         self.margin.share()
     }
 
-    /// Every stage is where it is said to be, once, and no node promised more than it has.
+    /// Reports whether each stage is in exactly one place and no node exceeds its memory. For
+    /// tests.
     #[must_use]
     pub fn is_balanced(&self) -> bool {
         let waits = self
@@ -186,7 +187,7 @@ impl<E: Estimator> Scheduler<E> {
         }
     }
 
-    /// Some node could hold it, were it empty and the stage as long as it may be.
+    /// Reports whether any empty node could hold the stage at its largest size.
     fn could_hold(&self, job: &Job, stage: &Stage) -> bool {
         let Some(model) = self.model(stage) else {
             return false;
@@ -197,7 +198,7 @@ impl<E: Estimator> Scheduler<E> {
             .any(|node| may_run(job, node) && node.most(model) >= most)
     }
 
-    /// The job goes on at once with its next stage: see [`Boundary`].
+    /// Reports whether the job continues at once with its next stage, by the [`Boundary`] rule.
     fn keeps_turn(&mut self, job: &Job, remaining: Span, now: Time) -> bool {
         let Some(entry) = self.jobs.get(&job.id) else {
             return false;
@@ -226,8 +227,8 @@ impl<E: Estimator> Scheduler<E> {
         let gains = waiter
             .and_then(|waiter| self.entries.get(&waiter))
             .is_some_and(|waiter| {
-                // Aging counts: the first in the queue may be there by it alone, and would never
-                // gain a turn otherwise.
+                // Aging counts. A stage may be first in the queue by aging alone, and would
+                // otherwise never get a turn.
                 let waited = waiter.queued.map_or(Span::ZERO, |since| now.since(since));
                 let aged = self
                     .queue
@@ -277,8 +278,8 @@ impl<E: Estimator> Scheduler<E> {
             let needed = model.kv(entry.stage.prompt, f64::from(outcome.output));
             self.margin.observe(needed, entry.predicted);
         }
-        // In the time of eq. 2, as all that it is added to: on a shared GPU stages take several
-        // times as long, and what follows a stage would weigh so much more than the stage itself.
+        // The time is that of eq. 2, as for all times to which it is added. Measured times on a
+        // shared GPU are several times longer.
         let took = self.model(&entry.stage).map_or(outcome.took, |model| {
             model.execution(entry.stage.prompt, f64::from(outcome.output))
         });
@@ -287,7 +288,7 @@ impl<E: Estimator> Scheduler<E> {
             .finished(&job, &entry.stage, &entry.forecast, &outcome);
     }
 
-    /// A stage is nowhere any more.
+    /// Removes a stage from its place.
     fn forget(&mut self, stage: StageId) -> Option<Entry> {
         let entry = self.entries.remove(&stage)?;
         match entry.place {
@@ -313,9 +314,9 @@ impl<E: Estimator> Scheduler<E> {
         let StagePosition::On(node) = entry.place else {
             return;
         };
-        // Were it aborted, it would only come to the same point with less.
+        // An aborted stage would need the same amount again, so later attempts get it at once.
         entry.least = entry.least.max(bytes);
-        // A quarter of what was predicted at a time, so that a stage does not ask for every page.
+        // The extra quarter of the prediction keeps the stage from asking for every page.
         let wished = bytes.saturating_add(entry.predicted / 4);
         let interrupt = self.options.interrupt.0;
         let (kv, done) =
@@ -327,7 +328,7 @@ impl<E: Estimator> Scheduler<E> {
         }
     }
 
-    /// Says what a node did.
+    /// Turns the effects of a node's operation into decisions.
     pub(super) fn apply(&mut self, node: usize, done: Done, now: Time) {
         for stage in done.swapped {
             if let Some(entry) = self.entries.get_mut(&stage) {
@@ -342,7 +343,7 @@ impl<E: Estimator> Scheduler<E> {
         let id = NodeId(node as u32);
         let mut leaving = done.leaving;
         for (model, to) in done.moves {
-            // Of several moves of a model, the first is the one that takes time.
+            // Of several moves of a model, the first one takes the time.
             let at = leaving.iter().position(|(other, _)| *other == model);
             let takes = at.map_or(Span::ZERO, |at| leaving.swap_remove(at).1);
             self.decisions.push_back(Decision::Demote {
@@ -384,7 +385,7 @@ impl<E: Estimator> Scheduler<E> {
         }
     }
 
-    /// Stages that waited for weights to leave go on.
+    /// Resumes stages that waited for weights to leave.
     fn grown(&mut self, node: usize) {
         for (stage, kv) in self.nodes[node].grown(&self.models) {
             self.decisions.push_back(Decision::Grow { stage, kv });

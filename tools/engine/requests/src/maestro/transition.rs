@@ -1,14 +1,13 @@
-//! Weights on their way out: a model that is put to sleep for KV has its memory until it has left
-//! (Maestro §III-C, Algorithm 2's level 3).
+//! Weights that leave the GPU: a model that sleeps to make room for KV uses its memory until all of
+//! it is moved (Maestro §III-C, Algorithm 2's level 3).
 //!
-//! Going to sleep takes `Size / BW` over the link to the host, one model after the other. Until
-//! then its bytes are on the GPU: who was promised KV out of them starts, or goes on, when they are
-//! gone. What of them was promised to nobody is no headroom yet either. Whoever can't wait stops
-//! the transition: the weights are dropped where they are, at once, and come from disk or farther
-//! the next time (`StopTransition`).
+//! The move takes `Size / BW` on the link to the host, one model after another. A stage that may
+//! use the memory waits until then. Bytes that no stage may use don't count as headroom yet.
+//! `StopTransition` ends the move at once: the weights are dropped, and the next activation loads
+//! them from disk or the remote store.
 //!
-//! Weights that leave for other weights are not here: their time is in that of the activation,
-//! which uses the same link after them.
+//! Weights that leave for other weights aren't here. The activation includes their time, because it
+//! uses the same link afterwards.
 
 use std::collections::BTreeMap;
 
@@ -22,25 +21,26 @@ fn sum<'a>(models: impl Iterator<Item = &'a ModelId>, table: &[ModelSpec]) -> u6
         .sum()
 }
 
-/// Models that go to sleep, and stages that wait for that to grow.
+/// Models that move to host memory, and stages that wait for it to grow.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Leaving {
     until: BTreeMap<ModelId, Time>,
-    /// Models that are loaded behind those that leave, over the same link: from when on, and bytes.
+    /// Models that are loaded after the leaving ones on the same link: when that begins, and the
+    /// bytes.
     behind: BTreeMap<ModelId, (Time, u64)>,
-    /// Bytes that a running stage was promised and can't have yet.
+    /// Bytes that a running stage may use but that aren't free yet.
     growing: BTreeMap<StageId, u64>,
 }
 
 impl Leaving {
-    /// Weights begin to leave, after what the link has to do. When they have left.
+    /// Begins a move once the link is free. Returns when it ends.
     pub(super) fn begin(&mut self, model: ModelId, link_free: Time, takes: Span) -> Time {
         let until = link_free + takes;
         self.until.insert(model, until);
         until
     }
 
-    /// The transition is over, or is no more: the model left, was stopped, or is wanted again.
+    /// Ends a transition: the model left, was stopped, or is used again.
     pub(super) fn end(&mut self, model: ModelId) {
         self.until.remove(&model);
         if self.until.is_empty() {
@@ -48,8 +48,8 @@ impl Leaving {
         }
     }
 
-    /// It has left, if the transition that is under way is the one that ends at `now`: an end that
-    /// was announced for an earlier one says nothing.
+    /// Ends a transition if it is the one that ends at `now`. An event of an earlier transition of
+    /// the model has no effect.
     pub(super) fn left(&mut self, model: ModelId, now: Time) {
         if self.until.get(&model).is_some_and(|until| *until <= now) {
             self.end(model);
@@ -57,56 +57,56 @@ impl Leaving {
         self.behind.retain(|_, (from, _)| *from > now);
     }
 
-    /// So many bytes of a model are loaded from `link_free` on.
+    /// Records that `bytes` of a model are loaded from `link_free` on.
     pub(super) fn load_behind(&mut self, model: ModelId, link_free: Time, bytes: u64) {
         if !self.until.is_empty() {
             self.behind.insert(model, (link_free, bytes));
         }
     }
 
-    /// Bytes of models that have a place and are not there at all yet.
+    /// Returns the bytes of models that have memory but aren't loaded at all yet.
     pub(super) fn to_come(&self) -> u64 {
         self.behind.values().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Models that leave.
+    /// Returns the models that are leaving.
     pub(super) fn models(&self) -> impl Iterator<Item = ModelId> + '_ {
         self.until.keys().copied()
     }
 
-    /// None does.
+    /// Reports whether no model is leaving.
     pub(super) fn is_empty(&self) -> bool {
         self.until.is_empty()
     }
 
-    /// Bytes of weights that are still there.
+    /// Returns the bytes of leaving weights that are still on the GPU.
     pub(super) fn bytes(&self, table: &[ModelSpec]) -> u64 {
         sum(self.until.keys(), table)
     }
 
-    /// Weights are there. What they came behind has left, then.
+    /// Marks a model as loaded. Weights that left before it on the link are gone, too.
     pub(super) fn loaded(&mut self, model: ModelId) {
         if let Some((from, _)) = self.behind.remove(&model) {
             self.until.retain(|_, until| *until > from);
         }
     }
 
-    /// A running stage waits for so many bytes.
+    /// Records that a running stage waits for `bytes` more bytes.
     pub(super) fn grows(&mut self, stage: StageId, bytes: u64) {
         *self.growing.entry(stage).or_default() += bytes;
     }
 
-    /// It is gone, or has them.
+    /// Removes a stage that is gone or has its bytes.
     pub(super) fn forget(&mut self, stage: StageId) {
         self.growing.remove(&stage);
     }
 
-    /// Stages that wait to grow, the oldest first.
+    /// Returns the stages that wait to grow, the oldest first.
     pub(super) fn growing(&self) -> impl Iterator<Item = (StageId, u64)> + '_ {
         self.growing.iter().map(|(stage, bytes)| (*stage, *bytes))
     }
 
-    /// Bytes that running stages were promised and don't have.
+    /// Returns the bytes that running stages may use but that aren't free yet.
     pub(super) fn owed(&self) -> u64 {
         self.growing.values().sum()
     }

@@ -1,36 +1,35 @@
-//! Dynamic chunking (QoServe §3.3, Algorithm 1 lines 2 to 7): as many prompt tokens as the next
-//! tokens of those that decode can wait for.
+//! Dynamic chunking (QoServe §3.3, Algorithm 1 lines 2 to 7): an iteration computes as many prompt
+//! tokens as the next tokens of decoding requests permit.
 //!
-//! The slack of one that decodes is the time until its next token is due (eq. 2). Where the paper
-//! is silent:
+//! The slack of a decoding request is the time until its next token is due (eq. 2). The paper
+//! leaves these points open:
 //!
-//! * The tokens of a batch request have no deadlines. It is given `(D_total − now) / tokens left`
-//!   for each, and whoever is late already is not waited for.
-//! * An interactive request whose first token was late has lost all its later ones under eq. 2, and
-//!   would keep every chunk at the least for good. Its deadlines count from its actual first token
-//!   instead.
-//! * How long an iteration takes depends on the prefix of the chunks, too, not only on what decodes
-//!   (the arguments of `GET_PREFILL_BUDGET`): the prompts that the budget would go to are part of
-//!   the question.
+//! * The tokens of a batch request have no deadlines. Each gets `(D_total − now) / tokens left`. A
+//!   late batch request has no slack and is ignored.
+//! * An interactive request with a late first token has missed all later ones under eq. 2. It would
+//!   keep all chunks at the minimum. Its deadlines count from the actual first token instead.
+//! * The time of an iteration depends on the prefixes of its chunks, too, and not only on decodes
+//!   (the arguments of `GET_PREFILL_BUDGET`). So the prompts that would get the budget are an
+//!   argument here.
 
 use crate::Time;
 use crate::job::Job;
 use crate::latency::{Composition, Latency};
 use crate::request::Slo;
 
-/// How many prompt tokens an iteration has.
+/// The number of prompt tokens in an iteration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chunking {
-    /// As in Sarathi: so many tokens, decodes included.
+    /// A fixed number of tokens, decodes included, as in Sarathi.
     Fixed(u32),
-    /// As many as slack allows.
+    /// As many tokens as the slack permits.
     Dynamic {
-        /// Even without slack. With 256 a third of the throughput is lost whenever a deadline was
-        /// missed; with nothing, prompts would starve.
+        /// Prompt tokens without any slack. With 256, a missed deadline costs a third of the
+        /// throughput. With 0, prompts would starve.
         least: u32,
-        /// Decodes included: where throughput saturates (§4.1.4).
+        /// Most tokens, decodes included. Throughput saturates there (§4.1.4).
         most: u32,
-        /// Sizes that are told apart.
+        /// Difference between two sizes that are tried.
         step: u32,
     },
 }
@@ -45,8 +44,8 @@ impl Default for Chunking {
     }
 }
 
-/// How long one that decodes can wait for its next token, ns, negative if that is late; nothing if
-/// it is not waited for.
+/// Returns how long a job can wait for its next token in ns, or a negative value if the token is
+/// late. Returns `None` for a late batch request.
 #[must_use]
 pub fn slack(now: Time, job: &Job, tokens_left: u32) -> Option<i64> {
     match job.spec.slo {
@@ -69,8 +68,8 @@ pub fn slack(now: Time, job: &Job, tokens_left: u32) -> Option<i64> {
     }
 }
 
-/// The least [`slack`] of these; nothing if none is waited for. Asked of all that decode in each
-/// iteration: the share of a batch request is divided out only where it is the least so far.
+/// Returns the least [`slack`] of `jobs`, or `None` if no job has one. It runs in each iteration.
+/// So the division for a batch request is done only if its slack is the least so far.
 #[must_use]
 pub fn least_slack<'a>(
     now: Time,
@@ -98,10 +97,10 @@ pub fn least_slack<'a>(
     least
 }
 
-/// The largest number of prompt tokens, in steps from `least` to `most`, with which an iteration
-/// fits into `slack_ns`: of the prompts in `line` (prefix and tokens left of each), beside
-/// `decodes`. `least` if none fits. Times are taken to grow with the number of tokens; where a
-/// learnt model does not, the answer is still one that fits.
+/// Returns the largest number of prompt tokens, in steps from `least`, with which an iteration fits
+/// into `slack_ns`, or `least` if none fits. `line` has the prefix and the remaining tokens of each
+/// prompt. `decodes` run in the same iteration. The search assumes that times grow with tokens. For
+/// a model where they don't, the result still fits.
 #[must_use]
 pub fn fitting(
     latency: &dyn Latency,
@@ -131,7 +130,7 @@ pub fn fitting(
     if fits(most) {
         return most;
     }
-    // `below` steps fit or are the least; `above` don't fit.
+    // `below` steps fit or are 0. `above` steps don't fit.
     let step = step.max(1);
     let (mut below, mut above) = (0, (most - least).div_ceil(step));
     while above - below > 1 {
@@ -152,7 +151,7 @@ mod tests {
     use crate::request::{ApplicationId, ClassId, Importance, RequestId, Spec};
     use proptest::prelude::*;
 
-    /// 10 µs a token, 1 ns a pair.
+    /// A latency model with 10 µs per token and 1 ns per pair.
     struct Line;
 
     impl Latency for Line {
@@ -188,7 +187,7 @@ mod tests {
             tbt: 50_000_000,
         };
         let job = decoding(slo, 3, 1_000);
-        // Token 3 (from 0) is due at 6.15 s.
+        // Token 3, counted from 0, is due at 6.15 s.
         assert_eq!(
             slack(Time(1_100_000_000), &job, 9),
             Some(6_150 * MS - 1_100 * MS)
@@ -260,7 +259,7 @@ mod tests {
                     (job, left)
                 })
                 .collect();
-            // What is left stands in a field that slack does not look at.
+            // `context` holds the remaining tokens, because slack doesn't depend on it.
             let found = least_slack(Time(now), all.iter().map(|(job, _)| job), |job| job.context);
             let plain = all.iter().filter_map(|(job, left)| slack(Time(now), job, *left)).min();
             prop_assert_eq!(found, plain);

@@ -1,12 +1,12 @@
-//! The batch predictor (QoServe §3.6.1): a random forest that says how long an iteration takes.
-//! This is the asking; it is trained where profiles are (`laxity_sim::requests::predictor`), by a
-//! kept crate, and arrives here as a table.
+//! The batch predictor (QoServe §3.6.1), a random forest that predicts how long an iteration takes.
+//! This module evaluates the forest. `laxity_sim::requests::predictor` trains it and writes it as a
+//! table.
 //!
-//! Departures: the paper adds up forests of single operators; here one looks at the whole
-//! iteration, because that is what a driver measures. A forest is a staircase, and over five
-//! numbers at once its steps are coarse: alone it is off by 15 % here and there, and every such
-//! iteration makes tokens late. So a [`LinearTerms`] says the most, and the forest corrects it: it
-//! predicts `ln (time / line)`. The side to err on is the policy's (its margin), not the forest's.
+//! Departures from the paper: the paper adds forests of single operators. Here one forest predicts
+//! the whole iteration, because drivers measure that. A forest alone has errors of up to 15 %,
+//! because its steps are coarse over several features, and each such error makes tokens late. So
+//! the forest only corrects a [`LinearTerms`] model and predicts `ln (time / line)`. The policy's
+//! margin, not the forest, keeps predictions on the safe side.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,48 +14,49 @@ use super::linear::{FEATURES, LinearTerms, features};
 use crate::Span;
 use crate::latency::{Composition, Latency};
 
-/// A place in a tree.
+/// A node of a tree.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Node {
-    /// Asks whether a feature is at most so much: on to the next node if so, else to `above`.
+    /// A comparison of a feature. Values up to `most` lead to the next node, larger ones to
+    /// `above`.
     Split {
-        /// Which.
+        /// Index of the feature.
         feature: u8,
-        /// So much. Single precision goes through a JSON file unchanged; tokens are far coarser.
+        /// Largest value that leads to the next node. An `f32` survives a JSON file unchanged.
         most: f32,
-        /// Where to go else; behind this node.
+        /// Index of the node for larger values. It is behind this node.
         above: u32,
     },
-    /// Logarithm of the time over what the line says.
+    /// Logarithm of the ratio of the time to the linear model's time.
     Leaf(f32),
 }
 
-/// A forest that can't be used.
+/// The reason why a forest can't be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ForestError {
-    /// It says nothing: train it on at least one iteration.
+    /// The forest has no nodes. Train it on at least one iteration.
     #[error("a forest of latencies has no tree, or one without nodes; train it again")]
     Empty,
-    /// It was edited.
+    /// The linear model has an invalid coefficient, perhaps because the file was edited.
     #[error(
         "the line under a forest of latencies has a part that is negative or no number, or is \
          nothing; train it again"
     )]
     LinearTerms,
-    /// It was cut off or edited.
+    /// A node is invalid, perhaps because the file was cut off or edited.
     #[error("tree {tree}, node {node} of a forest of latencies is wrong: {wrong}; train it again")]
     Node {
-        /// Which tree, from 0.
+        /// Index of the tree, counted from 0.
         tree: usize,
-        /// Which node of it, from 0.
+        /// Index of the node in its tree, counted from 0.
         node: usize,
-        /// What is wrong with it.
+        /// The cause.
         wrong: &'static str,
     },
 }
 
-/// A forest in a file.
+/// A forest as it is in a file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Table {
@@ -63,8 +64,8 @@ struct Table {
     trees: Vec<Vec<Node>>,
 }
 
-/// A node as it is walked: at most so much of a feature leads to the next one, more leads `above`.
-/// A leaf leads to itself.
+/// A node in the form for evaluation. A feature up to `most` leads to the next node, a larger one
+/// to `above`. A leaf leads to itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Step {
     most: f32,
@@ -73,30 +74,29 @@ struct Step {
     feature: u32,
 }
 
-/// Trees that are walked side by side, so that the processor waits for the memory of all of them at
-/// once.
+/// Number of trees that are evaluated together, so that their memory accesses overlap.
 const ABREAST: usize = 8;
 
-/// Trees whose mean is the answer.
+/// A linear model, and trees whose mean corrects it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Table", into = "Table")]
 pub struct Forest {
     line: LinearTerms,
-    /// Where each tree begins.
+    /// Index of each tree's first node.
     roots: Vec<u32>,
     nodes: Vec<Node>,
-    /// The same nodes, to be walked without a branch that can't be foreseen.
+    /// The nodes in a form without unpredictable branches.
     steps: Vec<Step>,
-    /// Splits on the longest way from a root to a leaf.
+    /// Most splits between a root and a leaf.
     depth: u32,
 }
 
 impl Forest {
-    /// A forest of such trees, each in the order in which it is walked (the branch "at most" comes
-    /// next).
+    /// Creates a forest of `trees`. The nodes of each tree are in depth-first order, with the
+    /// branch for smaller values first.
     ///
     /// # Errors
-    /// If it can't be walked to a leaf from everywhere.
+    /// Fails if a coefficient or a node is invalid.
     pub fn new(line: LinearTerms, trees: &[Vec<Node>]) -> Result<Self, ForestError> {
         if !line.is_sound() {
             return Err(ForestError::LinearTerms);
@@ -132,7 +132,7 @@ impl Forest {
                         most,
                         above,
                     } => {
-                        // Both ways lead on, so that every walk ends.
+                        // Both branches lead to later nodes, so that every path ends.
                         if above as usize <= node + 1 || above as usize >= nodes.len() {
                             return wrong("a branch leads nowhere");
                         }
@@ -146,7 +146,7 @@ impl Forest {
                 });
             }
         }
-        // Both ways of a split lead on, so that what is behind a node is known before it.
+        // Both branches of a split lead to later nodes, so the depths of children come first.
         let mut depths = vec![0_u32; forest.nodes.len()];
         for (at, node) in forest.nodes.iter().enumerate().rev() {
             if let Node::Split { above, .. } = node {
@@ -178,15 +178,15 @@ impl Forest {
         Ok(forest)
     }
 
-    /// What the trees say of these features, ns.
+    /// Returns the predicted time for these features, in ns.
     #[must_use]
     pub fn predict(&self, features: &[f64; FEATURES]) -> f64 {
-        // A power of two, so that no index can be beyond it.
+        // The length is a power of two, so that the masked index is in range without a check.
         let mut padded = [0.0; FEATURES.next_power_of_two()];
         padded[..FEATURES].copy_from_slice(features);
         let mut sum = 0.0;
         for roots in self.roots.chunks(ABREAST) {
-            // Where there are fewer trees than that, the first is walked several times.
+            // With fewer trees than `ABREAST`, the first tree is evaluated several times.
             let mut at = [roots[0]; ABREAST];
             at[..roots.len()].copy_from_slice(roots);
             for _ in 0..self.depth {
@@ -200,7 +200,7 @@ impl Forest {
                     };
                 }
             }
-            // One after the other, in the order of the trees: sums of floats depend on it.
+            // The sum follows the order of the trees, because sums of floats depend on the order.
             for at in &at[..roots.len()] {
                 sum += f64::from(self.steps[*at as usize].value);
             }
@@ -208,13 +208,13 @@ impl Forest {
         self.line.ns(features) * (sum / self.roots.len() as f64).exp()
     }
 
-    /// Nodes of all trees.
+    /// Returns the number of nodes of all trees.
     #[must_use]
     pub fn size(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Trees.
+    /// Returns the number of trees.
     #[must_use]
     pub fn trees(&self) -> usize {
         self.roots.len()
@@ -265,7 +265,7 @@ impl Latency for Forest {
         if of.is_empty() {
             return Span::ZERO;
         }
-        // Saturates at both ends.
+        // The cast saturates at both ends.
         Span(self.predict(&features(of)).ceil() as u64)
     }
 }
@@ -306,7 +306,7 @@ mod tests {
         assert_eq!(forest.iteration(&Composition::default()), Span::ZERO);
     }
 
-    /// A tree that asks at random, `depth` levels deep or less.
+    /// Adds a tree with random splits of at most `depth` levels.
     fn random(dice: &mut u64, depth: u32, into: &mut Vec<Node>) {
         *dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         let roll = *dice >> 33;
@@ -326,7 +326,7 @@ mod tests {
         random(dice, depth - 1, into);
     }
 
-    /// One tree after the other, from the root.
+    /// Evaluates one tree after another, from the root.
     fn plain(forest: &Forest, features: &[f64; FEATURES]) -> f64 {
         let mut sum = 0.0;
         for root in &forest.roots {

@@ -1,10 +1,10 @@
-//! How many tokens an application's answers have (QoServe §3.4, "Hybrid prioritization"): mean and
-//! standard deviation of those that ended, over-approximated by two of the latter.
+//! The expected lengths of an application's answers (QoServe §3.4, "Hybrid prioritization"): the
+//! mean of finished answers plus two standard deviations.
 //!
-//! Departure: what ranks are made of changes only when [`Lengths::settle`] says so, since a line
-//! that is kept in order must not be reordered by each answer that ends. Where nothing is known of
-//! an application, all of them stand in for it, and before anything ended an answer counts as
-//! `UNKNOWN` tokens; the paper leaves both open.
+//! Departures from the paper: estimates for ranks change only in [`Lengths::settle`], because not
+//! every finished answer may reorder the queue. For an unknown application the estimate is that of
+//! all applications. While no answer has finished, it is `UNKNOWN` tokens. The paper leaves both
+//! open.
 
 use std::collections::BTreeMap;
 
@@ -13,13 +13,13 @@ use rustc_hash::FxHashMap;
 use crate::job::Job;
 use crate::request::ApplicationId;
 
-/// Tokens of an answer before any has ended.
+/// Assumed tokens of an answer while none has finished.
 const UNKNOWN: u32 = 128;
 
-/// Answers of an application before it is told apart from the others.
+/// Number of finished answers that an application needs for its own estimate.
 const KNOWN: u64 = 4;
 
-/// A change of an estimate by this share makes ranks anew.
+/// Relative change of an estimate that makes [`Lengths::settle`] replace it.
 const DRIFT: f64 = 0.25;
 
 /// Mean and deviation of lengths (Welford's recurrence).
@@ -38,7 +38,7 @@ impl Moments {
         self.squares += off * (length - self.mean);
     }
 
-    /// Mean and two deviations.
+    /// Returns the mean plus two deviations, or `None` with too few answers.
     fn estimate(&self) -> Option<f64> {
         let deviation = (self.squares / self.count.max(1) as f64).max(0.0).sqrt();
         (self.count >= KNOWN).then_some(self.mean + 2.0 * deviation)
@@ -52,14 +52,14 @@ pub struct Lengths {
     of: BTreeMap<ApplicationId, Moments>,
     settled: BTreeMap<ApplicationId, f64>,
     settled_all: Option<f64>,
-    /// What is settled, in whole tokens: asked for each that decodes in each iteration.
+    /// The settled estimates in whole tokens. Each decode of each iteration looks them up.
     tokens: FxHashMap<ApplicationId, u32>,
     tokens_all: Option<u32>,
     fresh: bool,
 }
 
 impl Lengths {
-    /// An answer ended after so many tokens.
+    /// Adds an answer that finished after `tokens` tokens.
     pub fn add(&mut self, application: ApplicationId, tokens: u32) {
         self.all.add(f64::from(tokens));
         self.of
@@ -69,7 +69,7 @@ impl Lengths {
         self.fresh = true;
     }
 
-    /// Takes over what was learnt, if it is worth the work: whether it was.
+    /// Replaces the estimates if any changed enough. Returns whether it did.
     pub fn settle(&mut self) -> bool {
         if !std::mem::take(&mut self.fresh) {
             return false;
@@ -89,7 +89,7 @@ impl Lengths {
             self.settled = known
                 .filter_map(|(application, moments)| Some((*application, moments.estimate()?)))
                 .collect();
-            // Saturates: an estimate is positive and finite.
+            // The cast saturates. An estimate is positive and finite.
             let whole = |estimate: f64| estimate.ceil() as u32;
             let settled = self.settled.iter();
             self.tokens = settled
@@ -100,8 +100,8 @@ impl Lengths {
         some
     }
 
-    /// Tokens that a job will still generate, as far as is known: `max(0, mean + 2σ − done)`, and
-    /// no more than it may.
+    /// Returns the expected number of remaining tokens of a job: `max(0, mean + 2σ − done)`, but at
+    /// most what the job may generate.
     #[must_use]
     pub fn left(&self, job: &Job) -> u32 {
         let estimate = self

@@ -1,31 +1,30 @@
-//! A predictor of iteration times as a file has it (JSON), as far as a scheduler needs it: the
-//! forest, and the margin that is safe with it. `laxity sim train-latency` writes such files, with
-//! what the forest was trained on and how far off it was.
+//! A predictor of iteration times in a JSON file: the forest and its safety margin. `laxity sim
+//! train-latency` writes such files, which also contain the training data's source and the errors.
 
 use serde::Deserialize;
 
 use super::Forest;
 
-/// What the file says that it is.
+/// Value of the file's `format` field.
 pub const FORMAT: &str = "laxity-latency";
 
-/// Its version. Another one is not read: a forest whose features mean something else would answer
-/// all the same.
+/// Version of the format. Other versions are refused, because their features could have another
+/// meaning.
 pub const VERSION: u32 = 1;
 
-/// Longest file that is read, in bytes: a hundred times what training writes.
+/// Largest file that is read, in bytes: a hundred times the size of a trained forest.
 pub const BYTES_MAX: u64 = 64 << 20;
 
-/// A forest, and how much longer than it says an iteration is to be taken to last.
+/// A forest and the margin of its predictions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trained {
     /// The predictor.
     pub forest: Forest,
-    /// The share that is added to what it says.
+    /// Share that is added to each prediction.
     pub margin: f64,
 }
 
-/// What is looked at first, so that another version is not taken for a mistake.
+/// The fields that are checked first, so that another version has its own error.
 #[derive(Deserialize)]
 struct Head {
     format: Option<String>,
@@ -43,29 +42,29 @@ struct Errors {
     margin: f64,
 }
 
-/// A text that holds no predictor.
+/// The reason why a text isn't a valid predictor.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainedError {
-    /// It is no JSON, or something is missing or makes no sense.
+    /// The text isn't JSON, or a field is missing or invalid.
     #[error("{0}")]
     Json(#[from] serde_json::Error),
-    /// It is something else.
+    /// The `format` field has another value.
     #[error("its format is not {FORMAT}")]
     Format,
-    /// It is of another version, or of none.
+    /// The version is another one or is missing.
     #[error("it has {}; this program reads version {VERSION}", .0.map_or("no \
         version".to_owned(), |version| format!("version {version}")))]
     Version(Option<u32>),
-    /// The margin makes no sense.
+    /// The margin is negative or not finite.
     #[error("its margin is {0}; expected a share, 0 or more")]
     Margin(f64),
 }
 
 impl Trained {
-    /// Reads what such a file holds.
+    /// Parses the contents of a predictor file.
     ///
     /// # Errors
-    /// It holds something else, or is of another version.
+    /// Fails if the text isn't a valid predictor of this version.
     pub fn parse(text: &str) -> Result<Self, TrainedError> {
         let head: Head = serde_json::from_str(text)?;
         if head.format.as_deref() != Some(FORMAT) {
@@ -100,7 +99,7 @@ mod tests {
         Forest::new(line, &[vec![Node::Leaf(0.25)]]).expect("a leaf")
     }
 
-    /// As `laxity sim train-latency` writes it.
+    /// Returns a text as `laxity sim train-latency` writes it.
     fn written() -> String {
         let errors = "{\"iterations\":10,\"mean\":1.0,\"p95\":2.0,\"most\":3.0,\"late\":0.5,\"margin\":0.07,\"late_with_margin\":0.5}";
         let forest = serde_json::to_string(&forest()).expect("numbers");

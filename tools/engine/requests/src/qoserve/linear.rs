@@ -1,13 +1,13 @@
-//! What a forest looks at, and the line that it corrects.
+//! The features of a forest and the linear model that the forest corrects.
 
 use serde::{Deserialize, Serialize};
 
 use crate::latency::Composition;
 
-/// Numbers that a forest looks at: see [`features`].
+/// Number of features that [`features`] returns.
 pub const FEATURES: usize = 6;
 
-/// What a forest looks at.
+/// Returns the features of an iteration.
 #[must_use]
 pub fn features(of: &Composition) -> [f64; FEATURES] {
     [
@@ -20,27 +20,28 @@ pub fn features(of: &Composition) -> [f64; FEATURES] {
     ]
 }
 
-/// `fixed + max(floor, token · tokens) + pair · pairs + context · decode_context + request ·
-/// (chunks + decodes)`, ns: what reading the weights takes, or computing with them, and attention.
+/// A linear model in ns: `fixed + max(floor, token · tokens) + pair · pairs + context ·
+/// decode_context + request · (chunks + decodes)`. The maximum is of the time to read the weights
+/// and to compute.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinearTerms {
-    /// Of an iteration.
+    /// Time of each iteration, ns.
     pub fixed: f64,
-    /// Of few tokens.
+    /// Least time for tokens, ns, which reading the weights takes.
     pub floor: f64,
-    /// Of a token.
+    /// Time per token, ns.
     pub token: f64,
-    /// Of a prompt token and a token that it attends to.
+    /// Time per pair of a prompt token and a token that it attends to, ns.
     pub pair: f64,
-    /// Of a token that a decode attends to.
+    /// Time per token that a decode attends to, ns.
     pub context: f64,
-    /// Of a request.
+    /// Time per request, ns.
     pub request: f64,
 }
 
 impl LinearTerms {
-    /// No line: the forest says all.
+    /// A constant of 1 ns, with which the forest alone predicts the time.
     pub const NONE: Self = Self {
         fixed: 1.0,
         floor: 0.0,
@@ -50,7 +51,7 @@ impl LinearTerms {
         request: 0.0,
     };
 
-    /// What it says, ns.
+    /// Returns the predicted time in ns.
     #[must_use]
     pub fn ns(&self, of: &[f64; FEATURES]) -> f64 {
         self.fixed

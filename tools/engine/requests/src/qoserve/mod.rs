@@ -1,7 +1,7 @@
-//! QoServe (Goel et al., ASPLOS 2026): requests of several classes of service on one replica. §3.2
-//! to §3.4 and Algorithm 1.
+//! QoServe (Goel et al., ASPLOS 2026), which schedules requests of several classes of service on
+//! one replica (§3.2 to §3.4 and Algorithm 1).
 //!
-//! Four parts, each an option, so that the ablations of §4.4 are settings and not other code:
+//! Each of the four parts is an option, so that the ablations of §4.4 need no other code:
 //!
 //! | part | paper | option |
 //! |---|---|---|
@@ -10,23 +10,21 @@
 //! | eager relegation, with hints | §3.4 | [`Options::relegation`], [`Options::hints`] |
 //! | selective preemption | §3.4 | [`Options::preemption`] |
 //!
-//! Where the paper contradicts itself or is silent:
+//! The paper contradicts itself or leaves open these points:
 //!
-//! * α is a time in eq. 4 and multiplies tokens in Algorithm 1: here ns per token, times tokens (8
-//!   ms by §3.6). Algorithm 1 takes the TTFT objective for all classes; eq. 5 takes TTLT for those
-//!   without, and so does this.
-//! * §3.6 adapts α to load without saying how: two levels, by how long the prompts in line would
-//!   take at the largest chunk, with hysteresis.
-//! * Algorithm 1 pushes a relegated job back and looks at the queue again: with an empty or a
-//!   wholly relegated queue that never ends. Here each job is looked at once, when it is about to
-//!   be served.
-//! * "Is about to violate in the current iteration" is [`Relegation::Strict`].
-//!   [`Relegation::LookAhead`], the default, adds what remains to be computed: whoever can't make
-//!   it alone is given up before more is spent on it.
-//! * What a relegated job had computed is dropped: its blocks are those that the others need.
-//! * No rule is given for hints: while an important job at the head of the line has less than a
-//!   share of its allowance left, unimportant ones among the next `WINDOW` are given up. They were
-//!   the ones to be served next, the others need not be looked at yet.
+//! * α is a time in eq. 4 and multiplies tokens in Algorithm 1. Here it is in ns per token (8 ms by
+//!   §3.6). Algorithm 1 uses the TTFT objective for all classes. Eq. 5 uses TTLT for classes
+//!   without a TTFT, and so does this code.
+//! * §3.6 adapts α to load without a rule. Here there are two levels with hysteresis, by how long
+//!   the queued prompts would take with the largest chunk.
+//! * Algorithm 1 pushes a relegated job back and reads the queue again. With an empty or fully
+//!   relegated queue that never ends. Here each job is checked once, before it is served.
+//! * "Is about to violate in the current iteration" is [`Relegation::Strict`]. The default,
+//!   [`Relegation::LookAhead`], adds the remaining work. It relegates a job that would be late even
+//!   alone, before more work is spent.
+//! * A relegated job loses its computed KV, because others need the blocks.
+//! * The paper has no rule for hints. Here unimportant jobs among the next `WINDOW` are relegated
+//!   while an important one at the head of the queue has less than a given share of its time left.
 
 mod chunk;
 mod forest;
@@ -47,68 +45,67 @@ use crate::latency::{Composition, Latency};
 use crate::request::{Importance, RequestId};
 use crate::{Span, Time};
 
-/// Jobs that hints are looked for in.
+/// Number of jobs in the queue that may be relegated for a hint.
 const WINDOW: usize = 64;
 
-/// Prompt tokens below which an iteration says nothing about the pace of prompts.
+/// Least prompt tokens of an iteration that is used to measure the pace of prompts.
 const FEW: u32 = 64;
 
-/// What a token that is left to compute counts, in ns of deadline (eq. 4 and 5).
+/// Weight of a remaining token in ns of deadline (eq. 4 and 5).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Alpha {
-    /// Always as much. Zero: earliest deadline first.
+    /// A constant weight. Zero means earliest deadline first.
     Fixed(u64),
-    /// More under load.
+    /// A weight that is larger under load.
     Adaptive {
-        /// Without load.
+        /// Weight without load.
         low: u64,
-        /// Under load.
+        /// Weight under load.
         high: u64,
-        /// Under load is: prompts in line for longer than this. Half of it ends it.
+        /// Time of the queued prompts above which there is load. Load ends below half of it.
         busy: Span,
     },
 }
 
-/// Who is given up.
+/// The rule of relegation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relegation {
-    /// Nobody.
+    /// No job is relegated.
     Off,
-    /// Whose deadline is past or within an iteration.
+    /// Jobs whose deadline is past or within one iteration are relegated.
     Strict,
-    /// Who would be late even if served at once.
+    /// Jobs that would be late even if served at once are relegated.
     LookAhead,
 }
 
-/// Whether a prompt that has begun may be left for a more urgent one.
+/// Whether a more urgent prompt may preempt one that has begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Preemption {
-    /// No.
+    /// No prompt is preempted.
     Never,
-    /// Yes, but for one that would be late for it.
+    /// A prompt is preempted unless it would be late because of that.
     Selective,
-    /// Yes.
+    /// Every prompt may be preempted.
     Always,
 }
 
-/// Settings. The default is the whole of QoServe.
+/// The options of QoServe. The default has all parts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
-    /// Prompt tokens of an iteration.
+    /// Number of prompt tokens in an iteration.
     pub chunking: Chunking,
-    /// Hybrid priority.
+    /// Weight of hybrid priority.
     pub alpha: Alpha,
-    /// Eager relegation.
+    /// Rule of eager relegation.
     pub relegation: Relegation,
-    /// Unimportant jobs are given up while an important one at the head of the line has less than
-    /// this share of its allowance left. Nothing: importance is not looked at.
+    /// Share of an important job's time. While one at the head of the queue has less left,
+    /// unimportant jobs are relegated. With `None`, importance has no effect.
     pub hints: Option<f64>,
-    /// Preemption of prompts.
+    /// Rule of preemption of prompts.
     pub preemption: Preemption,
-    /// An iteration is taken to last longer than predicted by this share (§3.6.1: err on the side
-    /// of small chunks).
+    /// Share that is added to each predicted time (§3.6.1: err on the side of small chunks).
     pub margin: f64,
-    /// A relegated job keeps its blocks.
+    /// Whether a relegated job keeps its blocks.
     pub keep_blocks: bool,
 }
 
@@ -127,7 +124,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Dynamic chunking alone: "DC" of Table 5, under earliest deadline first.
+    /// Returns options with dynamic chunking only, under EDF: "DC" of Table 5.
     #[must_use]
     pub fn chunking_only() -> Self {
         Self {
@@ -138,7 +135,7 @@ impl Options {
         }
     }
 
-    /// And eager relegation: "DC+ER" of Table 5.
+    /// Returns options with dynamic chunking and eager relegation: "DC+ER" of Table 5.
     #[must_use]
     pub fn without_hybrid_priority() -> Self {
         Self {
@@ -147,7 +144,7 @@ impl Options {
         }
     }
 
-    /// α by load (§3.6): 1 and 8 ms a token.
+    /// Returns options with α by load (§3.6): 1 or 8 ms per token.
     #[must_use]
     pub fn adaptive() -> Self {
         Self {
@@ -161,31 +158,31 @@ impl Options {
     }
 }
 
-/// The policy, with a model of how long iterations take.
+/// The QoServe policy with a latency model.
 #[derive(Debug)]
 pub struct QoServe<L> {
     options: Options,
     latency: L,
     lengths: Lengths,
-    /// α at this time.
+    /// Present value of α, ns per token.
     alpha: u64,
-    /// Time of a prompt token in the largest chunk, ns.
+    /// Time per prompt token in the largest chunk, ns.
     best_pace: f64,
-    /// Time of a prompt token in the last iteration that had a good many and as many as it might,
-    /// ns.
+    /// Time per prompt token, ns, in the last iteration that computed enough prompt tokens and used
+    /// its whole budget.
     pace: f64,
-    /// Time of the last iteration.
+    /// Duration of the last iteration.
     last: Span,
-    /// The last iteration's prompt tokens, as far as they were allowed.
+    /// Budget of prompt tokens of the last iteration.
     chunk: u32,
-    /// Those of them that were computed.
+    /// Prompt tokens that the last iteration computed.
     computed: u32,
-    /// Prompts that the budget may go to: kept to save an allocation.
+    /// Prompts that may get the budget. Kept to save an allocation.
     line: Vec<(u32, u32)>,
 }
 
 impl<L: Latency> QoServe<L> {
-    /// A policy with nothing learnt.
+    /// Creates a policy without measurements.
     #[must_use]
     pub fn new(options: Options, latency: L) -> Self {
         let most = match options.chunking {
@@ -212,19 +209,21 @@ impl<L: Latency> QoServe<L> {
         }
     }
 
-    /// What is known of the lengths of answers.
+    /// Returns the estimates of answer lengths.
     #[must_use]
     pub fn lengths(&self) -> &Lengths {
         &self.lengths
     }
 
-    /// When a job has to be through.
+    /// Returns the deadline by which a job is ranked.
     fn deadline(job: &Job) -> Time {
-        // Of the first token for interactive ones: later ones are the chunk's concern (§3.4).
+        // Only the first token's deadline counts for interactive jobs. Chunking handles later ones
+        // (§3.4).
         job.spec.first_deadline()
     }
 
-    /// Time it still takes if served at once, ns: its prompt, and for a batch request its answer.
+    /// Returns the remaining time of a job if served at once, in ns. For a batch request this
+    /// includes the answer.
     fn remaining_ns(&self, job: &Job) -> i64 {
         let prefill = f64::from(job.prefill_left()) * self.pace;
         let decode = if job.spec.slo.is_interactive() {
@@ -241,7 +240,7 @@ impl<L: Latency> QoServe<L> {
             .saturating_sub(self.remaining_ns(job))
     }
 
-    /// `WILL_VIOLATE` of Algorithm 1.
+    /// Implements `WILL_VIOLATE` of Algorithm 1.
     fn will_violate(&self, now: Time, job: &Job) -> bool {
         if !job.spec.slo.is_interactive() || job.generated == 0 {
             match self.options.relegation {
@@ -252,19 +251,19 @@ impl<L: Latency> QoServe<L> {
                 Relegation::LookAhead => self.laxity_ns(now, job) < 0,
             }
         } else {
-            // It has given its first token and was thrown back for want of memory: it has no
-            // deadline left to miss here.
+            // The job generated its first token and then lost its blocks. It has no deadline that
+            // it could still miss here.
             false
         }
     }
 
-    /// An important job is short of time.
+    /// Reports whether an important job has less than `share` of its time left.
     fn pressed(&self, now: Time, job: &Job, share: f64) -> bool {
         job.spec.importance == Importance::Important
             && (self.laxity_ns(now, job) as f64) < share * job.spec.first_allowance().0 as f64
     }
 
-    /// How many prompt tokens an iteration has at most.
+    /// Returns the most prompt tokens that an iteration may compute.
     fn most(&self, decodes: u32) -> u32 {
         match self.options.chunking {
             Chunking::Fixed(tokens) => tokens.saturating_sub(decodes),
@@ -279,7 +278,7 @@ impl<L: Latency> Discipline for QoServe<L> {
         "qoserve"
     }
 
-    /// Eq. 4 and 5.
+    /// Returns the hybrid priority (eq. 4 and 5).
     fn rank(&self, job: &Job) -> Rank {
         let answer = if job.spec.slo.is_interactive() {
             0
@@ -296,7 +295,7 @@ impl<L: Latency> Discipline for QoServe<L> {
     fn observe(&mut self, _: Time, event: &Event, view: &dyn View) -> Reranked {
         if let Event::Done { took, .. } = event {
             self.last = *took;
-            // What was computed follows: `progressed`.
+            // `progressed` counts the computed tokens after this event.
             self.computed = 0;
         }
         let mut reranked = Reranked::None;
@@ -317,15 +316,15 @@ impl<L: Latency> Discipline for QoServe<L> {
     }
 
     fn progressed(&mut self, _: Time, job: &Job, tokens: u32) {
-        // A decode has one token, and is not the first. (The last token of a prompt that was
-        // dropped looks alike: one too few then.)
+        // A decode computes one token that isn't the first. The last token of a dropped prompt
+        // looks the same, so the count can be one too low.
         if tokens == 1 && job.phase == Phase::Decoding && job.generated > 1 {
             return;
         }
         self.computed += tokens;
-        // An iteration that was mostly decodes says nothing about prompts, nor does one for which
-        // there were too few of them: it is neither as fast as its budget would be (its time over
-        // the budget) nor as slow as it looks (over what was computed).
+        // Iterations with few prompt tokens or many decodes don't measure the pace of prompts.
+        // Their time over the budget is too small, and their time over the computed tokens is too
+        // large.
         if self.computed >= self.chunk.max(FEW) {
             self.pace = self.last.0 as f64 / f64::from(self.computed);
         }
@@ -343,8 +342,8 @@ impl<L: Latency> Discipline for QoServe<L> {
         let mut tokens = u64::from(self.most(0));
         let mut pressed = false;
         for (at, job) in view.in_line().enumerate() {
-            // Whoever might be served now is looked at; while somebody is pressed, as many more as
-            // the window has.
+            // Only jobs that could be served now are checked. While an important job is short of
+            // time, the check continues to the end of the window.
             if tokens == 0 && !(pressed && at < WINDOW) {
                 break;
             }
@@ -354,7 +353,8 @@ impl<L: Latency> Discipline for QoServe<L> {
                     given_up.push(job.id());
                     continue;
                 }
-                // Also one that is given up itself: those like it that come next shall not be.
+                // This includes an important job that is itself relegated, so that later important
+                // jobs get room.
                 pressed |= tokens > 0 && self.pressed(now, job, share);
             }
             if violates {
@@ -414,7 +414,7 @@ impl<L: Latency> Discipline for QoServe<L> {
         }
         debug_assert_eq!(job.phase, Phase::Prefilling);
         let laxity = self.laxity_ns(now, job);
-        // Who is late anyway has nothing to lose.
+        // A late job can't lose anything by preemption.
         laxity >= 0 && laxity < self.last.0.min(i64::MAX as u64) as i64
     }
 }

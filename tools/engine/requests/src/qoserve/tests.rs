@@ -1,4 +1,4 @@
-//! QoServe on a replica: each part alone, and the holes of the paper.
+//! Tests of QoServe on a replica: each part alone, and the points that the paper leaves open.
 
 use super::*;
 use crate::iteration::{Iteration as _, Plan};
@@ -6,7 +6,7 @@ use crate::kv::Pool;
 use crate::replica::Replica;
 use crate::request::{ApplicationId, ClassId, Slo, Spec};
 
-/// 100 µs a token and 5 ms.
+/// A latency model with 100 µs per token and 5 ms per iteration.
 #[derive(Clone, Copy, Debug)]
 struct Slow;
 
@@ -63,7 +63,7 @@ impl Bench {
         self.arrive(prompt, slo, Importance::Important)
     }
 
-    /// Computes a plan as long as the model says.
+    /// Runs one plan for as long as the model predicts.
     fn step(&mut self) -> Plan {
         let plan = self.replica.plan(self.now).expect("there is work");
         let took = Slow.iteration(&plan.composition());
@@ -92,8 +92,8 @@ fn without_decodes_a_chunk_is_the_largest_and_with_them_what_they_can_wait_for()
     let tokens: u32 = plan.chunks.iter().map(|chunk| chunk.tokens).sum();
     assert_eq!(tokens, 2_500);
     assert_eq!(Bench::whose(&plan)[0], chat, "the earlier deadline first");
-    // The first token came at 0.26 s of 6 s: all of the slack is there to be spent, more than the
-    // largest chunk takes.
+    // The first token came at 0.26 s of 6 s. All slack may be spent at once, and it is more than
+    // the largest chunk takes.
     assert_eq!(bench.step().chunks[0].tokens, 2_499);
     let mut least = u32::MAX;
     for _ in 0..100 {
@@ -102,7 +102,7 @@ fn without_decodes_a_chunk_is_the_largest_and_with_them_what_they_can_wait_for()
         assert!(bench.now.0 < next.0, "a token came too late");
         least = least.min(chunk);
     }
-    // 50 ms a token are 400 prompt tokens in the long run.
+    // 50 ms per token permit 400 prompt tokens on average.
     assert!((300..=450).contains(&least), "{least}");
 }
 
@@ -135,13 +135,13 @@ fn who_cannot_make_it_is_given_up_before_more_is_spent_on_it_and_served_when_not
         served |= Bench::whose(&bench.step()).contains(&lost);
     }
     assert!(served);
-    // Strictly, 50 ms before its deadline it is not late yet.
+    // Under the strict rule a job isn't late 50 ms before its deadline.
     let mut bench = Bench::new(Options {
         relegation: Relegation::Strict,
         ..Options::default()
     });
     let lost = bench.important(1_000, CHAT);
-    // The iteration that would be late: an iteration of the largest chunk takes 255 ms.
+    // An iteration with the largest chunk takes 255 ms.
     bench.now = Time(5_700 * MS);
     bench.step();
     assert!(!bench.relegated(lost));
@@ -153,8 +153,8 @@ fn an_iteration_with_little_to_do_says_nothing_about_how_fast_prompts_are() {
         ttft: 1_000 * MS,
         tbt: 50 * MS,
     };
-    // 5 ms and 100 µs a token: 7500 tokens take 765 ms in chunks of 2500, wherever the policy
-    // learnt that.
+    // With 5 ms and 100 µs per token, 7500 tokens take 765 ms in chunks of 2500. The result must
+    // not depend on earlier small iterations.
     let given_up = |before: &[u32], waited_ms: u64| {
         let mut bench = Bench::new(Options::default());
         for tokens in before {
@@ -222,14 +222,14 @@ fn a_prompt_that_would_be_late_for_it_is_not_preempted() {
         });
         let long = bench.important(4_000, CHAT);
         bench.step();
-        // 1500 tokens take 155 ms: it has 45 ms to spare, less than an iteration. The other is
-        // shorter, and so comes before it.
+        // 1500 tokens take 155 ms, so the long job has 45 ms to spare, less than an iteration. The
+        // other job is shorter and comes first.
         bench.now = Time(5_800 * MS);
         let short = bench.important(20, CHAT);
         let first = Bench::whose(&bench.step())[0];
         assert_eq!(first, if goes_on { long } else { short }, "{preemption:?}");
     }
-    // With time to spare it is.
+    // With time to spare the long job is preempted.
     let mut bench = Bench::new(Options::default());
     bench.important(4_000, CHAT);
     bench.step();
@@ -261,7 +261,7 @@ fn alpha_follows_the_backlog_with_hysteresis() {
             &self.1
         }
     }
-    // 102 µs a token: 10 s are 98 000 tokens.
+    // At 102 µs per token, 10 s are 98 000 tokens.
     let mut seen = Vec::new();
     for tokens in [90_000, 110_000, 90_000, 40_000, 90_000] {
         let event = Event::Capacity(1);

@@ -1,15 +1,14 @@
-//! The mechanics of a replica, the same under every [`Discipline`]: continuous batching with
-//! chunked prefill.
+//! The mechanics of a replica under any [`Discipline`]: continuous batching with chunked prefill.
 //!
-//! An iteration is made in this order: give up whom the discipline gives up; a token for each that
-//! decodes, memory permitting; prompt tokens in line, up to the discipline's budget; what is left
-//! of the budget for those that were given up.
+//! A plan is made in four steps. First, the jobs that the discipline relegates are marked. Then
+//! each decoding job gets a token if memory permits. Then jobs in the queue get prompt tokens up to
+//! the discipline's budget. Relegated jobs get the rest of the budget.
 //!
-//! Where memory is short, blocks are taken from whoever comes last: those given up, then prompts at
-//! the end of the line, then decodes of the latest rank. Each lost its work and computes it again.
-//! Since nobody is let in who would not fit alone, whoever is first always gets on.
+//! If memory is short, the last jobs lose their blocks: first relegated ones, then prompts at the
+//! end of the queue, then the last decoding jobs by rank. Each computes its KV again later.
+//! The first job can always continue, because every admitted request fits alone.
 //!
-//! Here is what happens to a replica; how a plan is made: `plan`; where jobs stand: `state`.
+//! This module handles events. Module `plan` makes plans, and module `state` holds the jobs.
 
 mod plan;
 mod state;
@@ -25,13 +24,13 @@ use crate::job::{Job, Phase};
 use crate::kv::Pool;
 use crate::request::{RequestId, Spec};
 
-/// What is computed of a request at present.
+/// The part of a job that the current plan computes.
 #[derive(Clone, Copy, Debug)]
 struct Computed {
     slot: usize,
     request: RequestId,
     tokens: u32,
-    /// It gives out a token.
+    /// Whether the job generates a token.
     token: bool,
 }
 
@@ -39,19 +38,18 @@ struct Computed {
 pub struct Replica {
     discipline: Box<dyn Discipline + Send>,
     state: State,
-    /// A plan is being computed.
+    /// Whether a plan is running.
     busy: bool,
-    /// What is in it, and who has a prompt chunk in the one that is being made: kept to save
-    /// allocations, as what follows.
+    /// The work of the running plan. This vector and the next two are kept to save allocations.
     computed: Vec<Computed>,
     chunk_slots: Vec<usize>,
     scratch: Vec<usize>,
-    /// Plans so far.
+    /// Number of plans so far.
     plans: u64,
-    /// Cancelled while they were computed: their blocks come back when that ends.
+    /// Requests that were cancelled while a plan computes them. Their blocks are freed after it.
     abandoned: Vec<RequestId>,
     refusals: VecDeque<Refusal>,
-    /// What the discipline allowed last.
+    /// The discipline's latest token budget.
     budget: u32,
 }
 
@@ -65,8 +63,7 @@ impl std::fmt::Debug for Replica {
 }
 
 impl Replica {
-    /// A replica with such a pool. `watermark` blocks are left free when a prompt starts while
-    /// others run.
+    /// Creates a replica. A prompt may start while others run only if `watermark` blocks stay free.
     #[must_use]
     pub fn new(pool: Pool, watermark: u32, discipline: Box<dyn Discipline + Send>) -> Self {
         Self {
@@ -83,8 +80,8 @@ impl Replica {
         }
     }
 
-    /// Goes on under another discipline: all ranks are made anew, whoever was given up stays so,
-    /// nothing is lost (H-MAS §4.3, rebuild in place).
+    /// Replaces the discipline and returns the former one. All ranks are computed again. Relegated
+    /// jobs stay so, and no KV is lost (H-MAS §4.3, rebuild in place).
     pub fn exchange(
         &mut self,
         discipline: Box<dyn Discipline + Send>,
@@ -97,34 +94,34 @@ impl Replica {
         before
     }
 
-    /// What is decided by.
+    /// Returns the current discipline.
     #[must_use]
     pub fn discipline(&self) -> &dyn Discipline {
         &*self.discipline
     }
 
-    /// How a request stands here.
+    /// Returns the state of a request.
     #[must_use]
     pub fn job(&self, request: RequestId) -> Option<&Job> {
         let slot = self.state.slot(request)?;
         Some(&self.state.at(slot).job)
     }
 
-    /// The book of blocks.
+    /// Returns the pool of KV blocks.
     #[must_use]
     pub fn pool(&self) -> &Pool {
         crate::discipline::View::pool(&self.state)
     }
 
-    /// Keeps blocks for a request whose KV is on its way here. It arrives later, or is cancelled.
+    /// Reserves blocks for a request whose KV is on its way. It arrives later or is cancelled.
     ///
     /// # Errors
-    /// If too few are free.
+    /// Fails if too few blocks are free.
     pub fn reserve(&mut self, request: RequestId, tokens: u32) -> Result<(), crate::kv::Short> {
         self.state.reserve(request, tokens)
     }
 
-    /// All that is summed or listed apart agrees with a walk over all jobs. For tests.
+    /// Reports whether all sums and lists agree with the jobs. For tests.
     #[must_use]
     pub fn is_balanced(&self) -> bool {
         self.state.is_balanced()
@@ -154,7 +151,7 @@ impl Replica {
             None
         };
         if let Some(refusal) = refusal {
-            // The one that is here already is not meant.
+            // The discipline would take a refusal of a known id for the job that is already here.
             if !known {
                 self.discipline.refused(spec.id);
             }
@@ -221,7 +218,7 @@ impl Replica {
                 discipline.finished(now, &job);
             }
         }
-        // Of a request that gave out no token none was the last.
+        // A request that generated no token in this iteration can't have finished.
         for request in finished {
             if let Some(slot) = state.slot(*request) {
                 state.at_mut(slot).ends = false;

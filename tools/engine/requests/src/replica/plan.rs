@@ -1,5 +1,4 @@
-//! How a replica makes a plan: who is given up, who decodes, whose prompt goes on, and whose blocks
-//! are taken for it.
+//! How a replica makes a plan: which jobs are relegated, decode, compute prompts, or lose blocks.
 
 use std::ops::Bound;
 
@@ -13,7 +12,7 @@ use crate::latency::Composition;
 use crate::request::RequestId;
 
 impl Replica {
-    /// The plan that is computed next, if there is anything to compute.
+    /// Makes the next plan, or returns `None` if there is nothing to compute.
     pub(super) fn next_plan(&mut self, now: Time) -> Option<Plan> {
         self.plans += 1;
         self.chunk_slots.clear();
@@ -24,7 +23,7 @@ impl Replica {
         self.prefill(now, &mut plan);
         if plan.chunks.is_empty() && plan.steps.is_empty() {
             self.go_on(&mut plan);
-            // A discipline may let nobody start; blocks are no reason to stand still.
+            // If the discipline starts no job, a lack of blocks must not stop the replica.
             let blocked = self.state.decodes_any() || self.pool().used() > 0;
             while plan.chunks.is_empty() && plan.steps.is_empty() && blocked {
                 if !self.unblock(&mut plan) {
@@ -56,7 +55,7 @@ impl Replica {
         Some(plan)
     }
 
-    /// Takes the blocks of a job, which goes back into line.
+    /// Takes all blocks of a job and puts the job back into the queue.
     fn drop_blocks(&mut self, slot: usize, why: Why, plan: &mut Plan) {
         let request = self.state.at(slot).job.id();
         self.state.release(slot);
@@ -82,7 +81,8 @@ impl Replica {
         }
     }
 
-    /// Decides who decodes a token. Whoever finds no block takes those of the last.
+    /// Plans one token for each decoding job. A job without a free block takes those of the last
+    /// job.
     fn decode(&mut self, plan: &mut Plan) {
         self.state.seen.clear();
         self.state.decodes = Composition::default();
@@ -116,7 +116,7 @@ impl Replica {
                     break;
                 }
                 if entering {
-                    // It came with its KV from elsewhere and waits for room.
+                    // The job brought its KV from another instance and waits for room.
                     break;
                 }
                 if let Some(victim) = self.state.last_prompt(None) {
@@ -139,7 +139,8 @@ impl Replica {
         self.state.put_back(order, some_lost);
     }
 
-    /// Puts tokens of a prompt into the plan: how many, `None` if no block can be had.
+    /// Plans up to `budget` tokens of a prompt. Returns their number, or `None` without enough
+    /// blocks.
     fn chunk(&mut self, slot: usize, budget: u32, plan: &mut Plan) -> Option<u32> {
         let place = self.state.place(slot);
         let job = self.state.at(slot).job;
@@ -150,8 +151,7 @@ impl Replica {
             0
         };
         while self.pool().lacking(job.id(), job.target) + spare > self.pool().free() {
-            // Only those that begun may be robbed, only by one before them, and never of what this
-            // plan computes.
+            // A victim must have begun, must be behind this job, and must not be part of this plan.
             let victim = self
                 .state
                 .last_prompt(Some(&place))
@@ -176,12 +176,12 @@ impl Replica {
         Some(tokens)
     }
 
-    /// The plan that is being made computes some of its prompt.
+    /// Reports whether the plan in progress computes tokens of this prompt.
     fn is_planned(&self, slot: usize) -> bool {
         self.state.at(slot).planned == self.plans
     }
 
-    /// Spends the budget in line.
+    /// Spends the discipline's budget on jobs in the queue, then on relegated jobs.
     fn prefill(&mut self, now: Time, plan: &mut Plan) {
         let mut budget = self.discipline.budget(now, &self.state);
         self.budget = budget;
@@ -211,8 +211,8 @@ impl Replica {
         self.scratch = some;
     }
 
-    /// Those that have begun and go on before the others. Those who would not get a token anyway
-    /// need not be asked for.
+    /// Collects in `some` the begun jobs that go before the others. Stops when their tokens use up
+    /// the budget, because further jobs would get none.
     fn going_on(&mut self, now: Time, budget: u32, some: &mut Vec<usize>) {
         some.clear();
         let all = self.discipline.begun_first();
@@ -229,8 +229,9 @@ impl Replica {
         }
     }
 
-    /// Gives the budget to these, in order. What is left of it; nothing if no block can be had.
-    /// `least`: how far they have to be (a victim of one before it has not begun any more).
+    /// Gives the budget to the jobs in `some`, in order. Returns the rest of the budget, or `None`
+    /// without enough blocks. With `least` = `Prefilling`, jobs that lost their blocks meanwhile
+    /// are skipped.
     fn go_through(
         &mut self,
         some: &[usize],
@@ -250,14 +251,14 @@ impl Replica {
         Some(budget)
     }
 
-    /// Gives the budget to whoever comes first in line. What is left of it; nothing if no block can
-    /// be had.
+    /// Gives the budget to the jobs in the queue, in order. Returns the rest of the budget, or
+    /// `None` without enough blocks.
     fn spend_in_line(&mut self, now: Time, mut budget: u32, plan: &mut Plan) -> Option<u32> {
         let mut after: Option<WaitingKey> = None;
         let mut closed = false;
         while budget > 0 {
             let beyond = after.map_or(Bound::Unbounded, Bound::Excluded);
-            // Who may not start keeps nobody from going on.
+            // Jobs that may not start don't stop begun jobs.
             let line = if closed {
                 &self.state.begun
             } else {
@@ -292,8 +293,9 @@ impl Replica {
         Some(budget)
     }
 
-    /// Nothing was planned, since the discipline lets those wait that come first: whoever has begun
-    /// goes on. Otherwise their blocks would be taken in vain, and they would begin anew for ever.
+    /// Continues the first begun job that has enough blocks. Called if the discipline lets the
+    /// first jobs wait and nothing was planned. Otherwise begun jobs would lose their blocks in
+    /// vain.
     fn go_on(&mut self, plan: &mut Plan) {
         let begun: Vec<usize> = self.state.begun.iter().map(|place| place.3).collect();
         for slot in begun {
@@ -303,8 +305,8 @@ impl Replica {
         }
     }
 
-    /// Nothing could be planned though there are jobs: whoever holds blocks keeps the first from
-    /// going on, or capacity shrank below what the first needs.
+    /// Frees memory if there are jobs but nothing could be planned: takes the blocks of the last
+    /// holder, or refuses a job that became larger than the pool. Returns whether anything changed.
     fn unblock(&mut self, plan: &mut Plan) -> bool {
         let holder = self.state.last_prompt(None);
         if let Some(slot) = holder.or_else(|| self.state.last_decoding()) {

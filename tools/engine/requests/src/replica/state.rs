@@ -1,17 +1,13 @@
-//! What a replica has to do, without who decides: where each job stands, in what order, and the
-//! sums that are asked for in each iteration.
+//! The state of a replica without its policy: the jobs, their queues, and sums for each iteration.
 //!
-//! Made for 256 that decode and 10 000 in line at 20 µs an iteration
+//! The design target is 20 µs an iteration with 256 decoding jobs and 10 000 queued ones
 //! (docs/notes/request-decision-costs.md):
 //!
-//! * A job is a slot of a table. Numbers of requests are looked up when they come from outside, and
-//!   not for each token.
-//! * How many blocks a job holds is kept beside it; the pool's book is only opened where that
-//!   changes, once in a block of tokens.
-//! * Whoever holds blocks and does not decode is listed apart: where memory is short, the victim is
-//!   found without a walk through the line.
-//! * Those that decode are kept in the order of the last iteration, which nearly always is the
-//!   order of this one.
+//! * A job is a slot of a table. Request ids are looked up for events, but not for each token.
+//! * Each entry has the job's number of blocks. The pool is used only when that number changes.
+//! * Jobs that hold blocks and don't decode are listed apart, so that a victim is found without a
+//!   search through the queue.
+//! * Decoding jobs stay in the order of the last iteration, which is usually the next order, too.
 
 use std::collections::BTreeSet;
 
@@ -25,58 +21,57 @@ use crate::kv::{Pool, Short};
 use crate::latency::Composition;
 use crate::request::RequestId;
 
-/// How often prompts that come before it may take a prompt's blocks. Under an order that progress
-/// changes (least laxity first), two that don't fit together would take them from each other for
-/// ever.
+/// How often jobs ahead of a prompt may take its blocks. Under least laxity first, progress changes
+/// the order. Two jobs that don't fit together could otherwise take each other's blocks for ever.
 const ROBBED_MOST: u32 = 3;
 
-/// A place in line. Relegated jobs have a line of their own.
+/// The place of a job in a queue. Relegated jobs have their own queue.
 pub(super) type WaitingKey = (Rank, Time, RequestId, usize);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry {
     pub(super) job: Job,
     pub(super) rank: Rank,
-    /// Blocks that it holds, as the pool has it.
+    /// Number of blocks that the job holds, as in the pool.
     held: u32,
-    /// Among those that decode, who came later has the larger number.
+    /// Sequence number of the job's entry among the decoding jobs.
     joined: u64,
-    /// The last plan that computes something of it.
+    /// Number of the last plan that computes tokens of the job's prompt.
     pub(super) planned: u64,
-    /// The token that is being computed is its last.
+    /// Whether the token in computation is the job's last.
     pub(super) ends: bool,
 }
 
-/// See the module.
+/// The jobs of a replica and their queues.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) pool: Pool,
-    /// Blocks that a prompt which starts leaves for those that decode.
+    /// Number of blocks that a starting prompt must leave free for decoding jobs.
     pub(super) watermark: u32,
     entries: Vec<Option<Entry>>,
     vacant: Vec<usize>,
     slots: FxHashMap<RequestId, usize>,
     pub(super) line: BTreeSet<WaitingKey>,
-    /// Of those in line, the ones that have begun.
+    /// The jobs of `line` that have begun.
     pub(super) begun: BTreeSet<WaitingKey>,
     pub(super) aside: BTreeSet<WaitingKey>,
-    /// Of those in line, the ones that hold blocks; the same of those aside.
+    /// The jobs of `line` that hold blocks. `aside_holders` has those of `aside`.
     holders: BTreeSet<WaitingKey>,
     aside_holders: BTreeSet<WaitingKey>,
-    /// Those that decode. Their ranks are as they were when the last plan was made.
+    /// The decoding jobs, with their ranks at the time of the last plan.
     decoding: Vec<WaitingKey>,
-    /// Who joined them last.
+    /// The last value that was given to [`Entry::joined`].
     joined: u64,
-    /// Prompt tokens of those in line.
+    /// Prompt tokens that the jobs of `line` have to compute.
     pub(super) backlog: u64,
     aside_backlog: u64,
-    /// Of those aside, how many wait.
+    /// Number of jobs in `aside` without computed tokens.
     aside_waiting: usize,
-    /// Tokens of KV of those that decode.
+    /// Tokens of KV of all decoding jobs.
     context: u64,
-    /// Jobs that decode in the iteration that is being made, in the order of their ranks.
+    /// Slots of the jobs that decode in the iteration that is being planned, by rank.
     pub(super) seen: Vec<usize>,
-    /// Whose turn it is to decode, by slot: room for one iteration.
+    /// Slots of the jobs that may decode in this iteration. Kept to save allocations.
     pub(super) turns: Vec<usize>,
     pub(super) decodes: Composition,
 }
@@ -110,7 +105,7 @@ impl State {
         self.slots.is_empty()
     }
 
-    /// Where a request is.
+    /// Returns the slot of a request.
     pub(super) fn slot(&self, request: RequestId) -> Option<usize> {
         self.slots.get(&request).copied()
     }
@@ -127,13 +122,13 @@ impl State {
             .expect("a slot in a line has a job")
     }
 
-    /// What is in a slot, if that still is this request.
+    /// Returns the entry in a slot if it still belongs to `request`.
     pub(super) fn still_at(&mut self, slot: usize, request: RequestId) -> Option<&mut Entry> {
         let entry = self.entries.get_mut(slot)?.as_mut()?;
         (entry.job.id() == request).then_some(entry)
     }
 
-    /// All that are here.
+    /// Returns all jobs.
     pub(super) fn jobs(&self) -> impl Iterator<Item = &Job> {
         self.entries.iter().flatten().map(|entry| &entry.job)
     }
@@ -143,7 +138,7 @@ impl State {
         (*rank, job.spec.arrival, job.id(), slot)
     }
 
-    /// Puts a job where it belongs: in line, aside, or among those that decode.
+    /// Inserts a job into its queue: `line`, `aside` or `decoding`.
     fn enter(&mut self, slot: usize) {
         let place = self.place(slot);
         let Entry { job, held, .. } = *self.at(slot);
@@ -173,12 +168,12 @@ impl State {
         }
     }
 
-    /// Takes a job out of where it is, as [`Self::enter`] has put it.
+    /// Removes a job from the queue into which [`Self::enter`] put it.
     fn withdraw(&mut self, slot: usize) {
         let place = self.place(slot);
         let Entry { job, held, .. } = *self.at(slot);
         if job.phase == Phase::Decoding {
-            // While those that decode are gone through, they are taken out of here as a whole.
+            // Between `take_decoding` and `put_back` the list is empty.
             if let Some(at) = self.decoding.iter().position(|other| other.3 == slot) {
                 self.decoding.remove(at);
             }
@@ -235,7 +230,7 @@ impl State {
         self.entries[slot].take().map(|entry| entry.job)
     }
 
-    /// Changes a job that is in a line, which may change its place.
+    /// Changes a job that is in a queue and moves it if its place changes.
     pub(super) fn change(
         &mut self,
         slot: usize,
@@ -265,8 +260,8 @@ impl State {
         self.enter(slot);
     }
 
-    /// A job that decodes has a token more: `with` says what that changes. Its place does not
-    /// change: none of those that decode is in line.
+    /// Changes a decoding job that generated a token. Its place stays the same, because decoding
+    /// jobs aren't in `line`.
     pub(super) fn step(
         &mut self,
         slot: usize,
@@ -281,7 +276,7 @@ impl State {
         self.context += u64::from(more);
     }
 
-    /// All ranks are others.
+    /// Computes all ranks again.
     pub(super) fn rerank(&mut self, discipline: &dyn Discipline) {
         let mut moved = false;
         for entry in self.entries.iter_mut().flatten() {
@@ -304,8 +299,7 @@ impl State {
                 &self.holders,
                 &self.aside_holders,
             ][which];
-            // Built at once: a tree of ten thousand places that is changed one by one takes
-            // milliseconds.
+            // Each tree is built at once. Ten thousand single changes of a tree take milliseconds.
             let sorted: BTreeSet<WaitingKey> =
                 line.iter().map(|place| self.place(place.3)).collect();
             *[
@@ -322,7 +316,7 @@ impl State {
         self.at(slot).held > 0
     }
 
-    /// Lets a job hold so many tokens. Whether it does.
+    /// Gives a job blocks for `tokens` tokens. Returns whether there were enough.
     pub(super) fn grow(&mut self, slot: usize, tokens: u32) -> bool {
         let Entry { job, held, .. } = self.at(slot);
         let reach = u64::from(*held) * u64::from(self.pool.block_tokens());
@@ -337,7 +331,7 @@ impl State {
         grown
     }
 
-    /// Keeps blocks for a request that is here or on its way.
+    /// Reserves blocks for a request that is here or on its way.
     pub(super) fn reserve(&mut self, request: RequestId, tokens: u32) -> Result<(), Short> {
         self.pool.grow(request, tokens)?;
         if let Some(slot) = self.slot(request) {
@@ -346,12 +340,12 @@ impl State {
         Ok(())
     }
 
-    /// A request that is here no more gives back what it holds.
+    /// Frees the blocks of a request that is no longer here.
     pub(super) fn forget(&mut self, request: RequestId) {
         self.pool.release(request);
     }
 
-    /// A job that stays here gives back what it holds.
+    /// Frees the blocks of a job that stays here.
     pub(super) fn release(&mut self, slot: usize) {
         let request = self.at(slot).job.id();
         self.pool.release(request);
@@ -362,7 +356,7 @@ impl State {
         self.pool.resize(blocks);
     }
 
-    /// What a job holds is another number than before.
+    /// Updates an entry after the pool changed the number of its blocks.
     fn note(&mut self, slot: usize) {
         let place = self.place(slot);
         let held = self.pool.held(place.2);
@@ -384,8 +378,8 @@ impl State {
         }
     }
 
-    /// Who loses its blocks next, of those behind `before` in line: whoever was given up, then the
-    /// end of the line. For a job that decodes all prompts are behind.
+    /// Returns the job behind `before` that loses its blocks next: the last relegated job, then the
+    /// last of the queue. With `None`, for a decoding job, all prompts are candidates.
     pub(super) fn last_prompt(&self, before: Option<&WaitingKey>) -> Option<usize> {
         let line = self
             .holders
@@ -402,26 +396,26 @@ impl State {
         aside.chain(line).map(|place| place.3).next()
     }
 
-    /// Of those that decode and hold blocks, the one that came last.
+    /// Returns the decoding job with blocks that began to decode last.
     pub(super) fn last_decoding(&self) -> Option<usize> {
         let held = self.decoding.iter().filter(|place| self.holds(place.3));
         held.max_by_key(|place| self.at(place.3).joined)
             .map(|place| place.3)
     }
 
-    /// Some decode.
+    /// Reports whether any job decodes.
     pub(super) fn decodes_any(&self) -> bool {
         !self.decoding.is_empty()
     }
 
-    /// Those that decode, by rank; to be given back by [`Self::put_back`].
+    /// Takes the list of decoding jobs, sorted by rank. [`Self::put_back`] returns it.
     pub(super) fn take_decoding(&mut self) -> Vec<WaitingKey> {
         let mut order = std::mem::take(&mut self.decoding);
         for place in &mut order {
             place.0 = self.at(place.3).rank;
         }
-        // Where ranks follow the last token, those that had one last time are behind the others
-        // now.
+        // If ranks follow the last token, jobs with a token in the last iteration are now behind
+        // the others.
         if let Some(at) = order.windows(2).position(|pair| pair[0] > pair[1]) {
             order.rotate_left(at + 1);
             if !order.is_sorted() {
@@ -431,7 +425,7 @@ impl State {
         order
     }
 
-    /// See [`Self::take_decoding`]. Those that lost their blocks meanwhile are in line.
+    /// Returns the list of [`Self::take_decoding`], without jobs that lost their blocks meanwhile.
     pub(super) fn put_back(&mut self, mut order: Vec<WaitingKey>, some_lost: bool) {
         if some_lost {
             order.retain(|place| self.at(place.3).job.phase == Phase::Decoding);
@@ -453,7 +447,7 @@ impl State {
         }
     }
 
-    /// Everything that is summed or listed apart is what a walk over all jobs gives. For tests.
+    /// Reports whether all sums and lists agree with the jobs. For tests.
     pub(super) fn is_balanced(&self) -> bool {
         let mut again = Self::new(self.pool.clone(), self.watermark);
         for (slot, entry) in self.entries.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! What a discipline sees of a replica.
+//! The view of a replica that a discipline reads.
 
 use super::state::State;
 use crate::discipline::View;

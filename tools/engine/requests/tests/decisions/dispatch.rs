@@ -1,4 +1,4 @@
-//! Places that dispatchers choose, and when they want to be woken.
+//! The placements and wake-up times of every dispatcher.
 
 use std::collections::BTreeMap;
 
@@ -87,7 +87,7 @@ impl Run {
                 continue;
             };
             self.tally.count("placed", 1);
-            // Which instances are preferred.
+            // The sum shows a change in which instances are preferred.
             self.tally.count("instances", instance.0 as usize);
             let decodes = self.up[&instance] == Role::Decode;
             if let Some((_, at)) = self.live.get_mut(&request) {

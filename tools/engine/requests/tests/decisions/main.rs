@@ -1,10 +1,9 @@
-//! What every policy decides in seeded random runs, as a table of counts for each policy: a change
-//! that is meant to make decisions cheaper must not change any of them.
+//! The decisions of every policy in seeded random runs, as a table of counts for each policy. A
+//! change that makes decisions cheaper must not change any of them.
 //!
-//! The last column is a digest of everything that was decided, so it differs with any decision. The
-//! other columns and the first decisions below the table show what changed. If a policy was changed
-//! on purpose, accept its new table (`cargo insta accept`); the tables of other policies have to
-//! stay.
+//! The last column is a digest of all decisions, so any change shows there. The other columns and
+//! the first decisions below the table show what changed. After an intended change of a policy,
+//! accept its new table (`cargo insta accept`). The tables of other policies have to stay the same.
 
 mod dispatch;
 mod replica;
@@ -15,18 +14,18 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
-/// What was decided in some runs.
+/// The decisions of some runs.
 #[derive(Debug)]
 struct Tally {
     counts: BTreeMap<String, u64>,
-    /// FNV-1a over all that was decided.
+    /// FNV-1a hash of all decisions.
     digest: u64,
-    /// The first decisions, in words.
+    /// The first decisions as text.
     first: Vec<String>,
 }
 
 impl Tally {
-    /// Decisions that are shown.
+    /// Number of decisions that are shown.
     const SHOWN: usize = 10;
 
     const fn new() -> Self {
@@ -54,7 +53,7 @@ impl Tally {
     }
 }
 
-/// The table of one policy, and the first decisions of its first row.
+/// Returns the table of one policy and the first decisions of its first row.
 fn table(rows: &[(&str, Tally)]) -> String {
     let columns: BTreeSet<&String> = rows.iter().flat_map(|(_, row)| row.counts.keys()).collect();
     let mut text = format!("{:<12}", "");
@@ -74,7 +73,7 @@ fn table(rows: &[(&str, Tally)]) -> String {
     text
 }
 
-/// A generator that is the same everywhere (SplitMix64).
+/// A random number generator with the same sequence everywhere (SplitMix64).
 struct Dice(u64);
 
 impl Dice {

@@ -1,5 +1,5 @@
-//! Plans of a replica under every discipline, with little memory and with much, and what it says of
-//! its load after each event.
+//! The plans of a replica under every discipline, with little and with much memory, and its load
+//! after each event.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +23,7 @@ use super::{Dice, Tally, table};
 
 const MS: u64 = 1_000_000;
 
-/// 5 ms, 100 µs a token, 1 µs for 64 tokens of context.
+/// A latency model: 5 ms, 100 µs per token, 10 ns per pair and 16 ns per token of context.
 struct Linear;
 
 impl Latency for Linear {
@@ -43,8 +43,8 @@ impl Tagger for Even {
     }
 }
 
-/// The latest first, one at a time, and prompts whose laxity shrinks: what no policy does, and a
-/// replica has to stand.
+/// A discipline that no policy resembles but that a replica must handle: the latest job first, one
+/// at a time, and prompts whose laxity shrinks.
 struct Odd;
 
 impl Discipline for Odd {
@@ -102,7 +102,7 @@ fn agent(kind: Kind, config: Config) -> Boxed {
     Box::new(Agent::new(kind, config, cognition))
 }
 
-/// Statera's limits, small enough to be felt.
+/// Returns options with limits of Statera that are small enough to have an effect.
 fn tight() -> Config {
     Config {
         chunk: 64,
@@ -120,7 +120,7 @@ fn qoserve(options: Options) -> Boxed {
     Box::new(QoServe::new(options, Linear))
 }
 
-/// All disciplines, by name.
+/// Returns all disciplines by name.
 fn disciplines() -> Vec<(String, Make)> {
     let mut all: Vec<(String, Make)> = Vec::new();
     for order in [LineOrder::Fcfs, LineOrder::Edf, LineOrder::Srpf] {
@@ -268,7 +268,7 @@ impl Run {
     fn tell(&mut self, event: &Event) {
         self.replica.handle(self.now, event);
         self.refusals();
-        // The numbers are older than the count of those that were given up.
+        // The accepted tables are older than `relegated`, so the field isn't part of them.
         self.tally.add(&Load {
             relegated: 0,
             ..self.replica.load()
@@ -280,7 +280,7 @@ impl Run {
             self.live.remove(&refusal.request);
             self.tally.add(&refusal);
             self.tally.count("refused", 1);
-            // What was kept for it is not needed.
+            // The reserved blocks aren't needed any more.
             self.replica
                 .handle(self.now, &Event::Cancelled(refusal.request));
         }
@@ -289,7 +289,7 @@ impl Run {
     fn arrive(&mut self) {
         let mut spec = self.spec();
         if self.dice.one_in(8) {
-            // Its prompt was computed elsewhere, and its KV is on its way.
+            // Another instance computed the prompt, and its KV is on its way.
             spec = Spec {
                 ready: spec.prompt,
                 generated: 1,
@@ -391,7 +391,7 @@ impl Run {
         assert!(self.replica.pool().is_balanced() && self.replica.is_balanced());
     }
 
-    /// All that still is to be done.
+    /// Runs all remaining work.
     fn end(mut self, blocks: u32) -> Tally {
         self.tell(&Event::Capacity(blocks));
         while let Some(spec) = self.reserved.pop() {
@@ -409,7 +409,8 @@ impl Run {
     }
 }
 
-/// Little memory; much of it; the discipline exchanged on the way; a long line.
+/// Records runs with little and much memory, with an exchange of the discipline, and with a long
+/// queue.
 fn decided(make: &dyn Fn() -> Boxed) -> String {
     let mut rows = Vec::new();
     for (name, blocks) in [("24 blocks", 24), ("90 blocks", 90), ("4000 blocks", 4_000)] {

@@ -1,4 +1,4 @@
-//! What Maestro's scheduler starts, moves and interrupts, in each order and comparison of nodes.
+//! The decisions of Maestro's scheduler in each order and comparison of nodes.
 
 use std::collections::{BTreeMap, BTreeSet};
 

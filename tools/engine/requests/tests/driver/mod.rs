@@ -1,6 +1,6 @@
-//! Drives a replica in a test, and knows independently of the replica's own book what everybody was
-//! given: nobody is computed twice at once or beyond the blocks that it holds, memory is never
-//! exceeded, and whoever is turned away was there.
+//! Drives a replica in a test. The driver has its own account of all tokens. It checks that no
+//! request is computed twice at once or beyond its blocks, that memory is never exceeded, and that
+//! refused requests exist.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,9 +15,9 @@ pub(crate) struct Driver {
     pub(crate) replica: Replica,
     pub(crate) now: Time,
     pub(crate) live: HashSet<RequestId>,
-    /// How often blocks were taken from somebody.
+    /// How often a request lost its blocks.
     pub(crate) drops: usize,
-    /// An iteration of this machine.
+    /// Duration of an iteration.
     tick: Span,
     blocks: u32,
     block_tokens: u32,
@@ -47,7 +47,7 @@ impl Driver {
         }
     }
 
-    /// A request that generates `output` tokens: what `of` makes of the number it gets.
+    /// Adds a request that generates `output` tokens. `of` creates it with its id.
     pub(crate) fn arrive(
         &mut self,
         output: u32,
@@ -63,7 +63,7 @@ impl Driver {
         id
     }
 
-    /// One of those that are there goes away.
+    /// Cancels one of the live requests.
     pub(crate) fn cancel(&mut self, at: usize) {
         let mut live: Vec<_> = self.live.iter().copied().collect();
         live.sort();
@@ -80,7 +80,7 @@ impl Driver {
         }
     }
 
-    /// Runs an iteration: who got a token, `None` if nothing is to do.
+    /// Runs an iteration. Returns the requests that got a token, or `None` if there was no plan.
     pub(crate) fn compute(&mut self, capacity: u32) -> Option<Vec<RequestId>> {
         let plan = self.replica.plan(self.now)?;
         self.drops += plan.drops.len();
@@ -124,8 +124,7 @@ impl Driver {
         assert!(plan.chunks.iter().all(|chunk| chunk.tokens > 0));
     }
 
-    /// Nobody who is neither done nor turned away is unknown to the replica, and blocks are
-    /// balanced.
+    /// Checks that the replica has every live request and that its sums agree.
     pub(crate) fn check(&self) {
         assert!(self.replica.pool().is_balanced() && self.replica.is_balanced());
         for request in &self.live {
@@ -133,7 +132,8 @@ impl Driver {
         }
     }
 
-    /// Until nothing is to do: by then all have ended and nothing is held.
+    /// Runs iterations until there is no plan. All requests have ended and all blocks are free
+    /// then.
     pub(crate) fn finish(&mut self) {
         let mut rounds = 0;
         while self.compute(self.blocks).is_some() {

@@ -1,18 +1,19 @@
-//! The structures Ω that a replica's line can have (H-MAS Appendix C.2).
+//! The policies Ω that can order a replica's queue (H-MAS Appendix C.2).
 //!
-//! A [`Policy`] orders a line; memory and concurrency are Statera's.
+//! A [`Policy`] orders the queue. Statera limits memory and concurrency.
 //!
-//! | policy | targets | rank |
+//! | policy | aim | rank |
 //! |---|---|---|
 //! | FCFS | availability | arrival |
 //! | EDF | deadline misses | `D_r` |
 //! | LLF | deadline misses | `D_r − T_remaining` |
 //! | SJF | HOL blocking | `T_tot` at arrival |
-//! | SRTF | HOL blocking | `T_tot`, less what was done |
+//! | SRTF | HOL blocking | `T_tot`, less the finished part |
 //! | two-lane | HOL blocking, isolation | lane, then slack (eq. 5) |
 //! | WFQ | unfairness between applications | virtual finish |
 //!
-//! The rest of the paper's list was dominated and is not here (`docs/requests/hmas.md`).
+//! The paper's other policies were better in no respect, so they are not here
+//! (`docs/requests/hmas.md`).
 
 mod orders;
 mod two_lane;
@@ -36,25 +37,25 @@ use crate::request::Spec;
 )]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
-    /// Whoever came first.
+    /// The earliest arrival first.
     Fcfs,
-    /// Earliest deadline.
+    /// The earliest deadline first.
     Edf,
-    /// Least laxity.
+    /// The least laxity first.
     Llf,
-    /// Shortest job, with which H-MAS begins (Algorithm 1).
+    /// The shortest job first. H-MAS starts with this policy (Algorithm 1).
     #[default]
     Sjf,
-    /// Shortest remaining time.
+    /// The shortest remaining time first.
     Srtf,
-    /// Fast and slow lane.
+    /// A fast and a slow lane.
     TwoLane,
     /// Weighted fair queueing.
     Wfq,
 }
 
 impl Kind {
-    /// All of them.
+    /// All policies.
     pub const ALL: [Self; 7] = [
         Self::Fcfs,
         Self::Edf,
@@ -65,7 +66,7 @@ impl Kind {
         Self::Wfq,
     ];
 
-    /// Its name on tables.
+    /// Returns the policy's name in result tables.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -79,7 +80,7 @@ impl Kind {
         }
     }
 
-    /// A policy of that kind.
+    /// Creates a policy of this kind.
     #[must_use]
     pub fn build(self, hints: &Hints) -> Box<dyn Policy> {
         match self {
@@ -94,19 +95,19 @@ impl Kind {
     }
 }
 
-/// The numbers of a structure (Appendix C.1, `h_t`).
+/// The parameters of a policy (Appendix C.1, `h_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hints {
-    /// Two-lane: requests whose `T_tot` is above this are slow.
+    /// Largest `T_tot` of a request in the fast lane of the two-lane policy.
     pub lane_split: Span,
-    /// Two-lane: work of the fast lane for one part of the slow lane's while both wait.
+    /// Ratio of the fast lane's work to the slow lane's work while requests wait in both.
     pub fast_weight: u32,
 }
 
 impl Hints {
-    /// Weights that may be set.
+    /// Valid values of `fast_weight`.
     pub const WEIGHTS: std::ops::RangeInclusive<u32> = 1..=16;
-    /// Splits that may be set, ms.
+    /// Valid values of `lane_split`, in ms.
     pub const SPLITS_MS: std::ops::RangeInclusive<u64> = 10..=600_000;
 }
 
@@ -119,53 +120,53 @@ impl Default for Hints {
     }
 }
 
-/// What Statera leaves to start now: a policy that keeps lanes divides it.
+/// The concurrency limit and its use, which a policy with lanes divides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
-    /// Most that may run.
+    /// Most requests that may run.
     pub concurrency: u32,
-    /// Those that do.
+    /// Number of running requests.
     pub running: u32,
 }
 
-/// An order, and what it needs to know to keep it.
+/// An order of the queue, with the state that it needs.
 pub trait Policy: Send {
-    /// Which it is.
+    /// Returns the kind of the policy.
     fn kind(&self) -> Kind;
 
-    /// Where a job with prompt tokens to compute stands in line. The same contract as
+    /// Returns the rank of a job with prompt tokens to compute, under the rules of
     /// [`crate::discipline::Discipline::rank`].
     fn rank(&self, job: &Job, estimate: &Estimate) -> Rank;
 
-    /// A request is in line from now on; its rank is asked for after this. Also told, in order of
-    /// arrival, of all that stand in line when the policy takes over, and again when an estimate
-    /// changes (after [`Self::left`]).
+    /// Adds a request to the queue. The rank is asked for afterwards. At a takeover it is called
+    /// for all queued requests by arrival. After a change of an estimate it is called again after
+    /// [`Self::left`].
     fn arrived(&mut self, spec: &Spec, estimate: &Estimate) {
         let _ = (spec, estimate);
     }
 
-    /// It holds blocks from now on.
+    /// Reports that a request holds blocks.
     fn began(&mut self, spec: &Spec, estimate: &Estimate) {
         let _ = (spec, estimate);
     }
 
-    /// It gave them back and is in line again.
+    /// Reports that a request lost its blocks and is in the queue again.
     fn dropped(&mut self, spec: &Spec, estimate: &Estimate) {
         let _ = (spec, estimate);
     }
 
-    /// It is gone; it held blocks or not.
+    /// Removes a request. `running` is whether it held blocks.
     fn left(&mut self, spec: &Spec, estimate: &Estimate, running: bool) {
         let _ = (spec, estimate, running);
     }
 
-    /// Whether a job that waits may start, as far as this policy is concerned.
+    /// Decides whether a waiting job may start under this policy.
     fn start(&mut self, spec: &Spec, estimate: &Estimate, room: Room) -> Start {
         let _ = (spec, estimate, room);
         Start::Now
     }
 
-    /// Whether prompts that have begun go on before those that come before them in line.
+    /// Whether prompts that have begun go before those ahead of them in the queue.
     fn begun_first(&self) -> bool {
         false
     }

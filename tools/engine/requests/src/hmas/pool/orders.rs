@@ -20,8 +20,8 @@ pub enum Order {
     Llf,
     /// The shortest job first, by `T_tot` as it was estimated.
     Sjf,
-    /// The shortest remaining time first. A job that was dropped has its prompt to compute again,
-    /// and the tokens that it gave out stay given.
+    /// The shortest remaining time first. A dropped job has to compute its prompt again, but keeps
+    /// its generated tokens.
     Srtf,
 }
 

@@ -1,12 +1,11 @@
-//! Two lanes by `T_tot`: short requests do not wait behind long ones (H-MAS §3.5). Inside a lane by
-//! slack, `S_r = D_r − V_sys − T_tot` (eq. 5; `V_sys` never changes order and is left out).
+//! Two lanes by `T_tot`, so that short requests don't wait behind long ones (H-MAS §3.5). Ranks
+//! within a lane are by slack, `S_r = D_r − V_sys − T_tot` (eq. 5), without the constant `V_sys`.
 //!
-//! The paper does not say how lanes share. Here the slow lane is owed a part of the *work*, one in
-//! `fast_weight + 1`, while both wait, by start-time fair queueing between two flows: who starts is
-//! charged its `T_tot`; and as large a part of the concurrency. A lane that nobody waits in lends
-//! its part. So the slow lane never starves, and the fast lane loses at most that share. Charged by
-//! prompt tokens, the slow lane, whose work is in its answers, would get several times its share.
-//! Whoever has begun computes the rest of its prompt first: it holds memory.
+//! The paper doesn't define how the lanes share. Here the slow lane gets one part in `fast_weight +
+//! 1` of the *work* while requests wait in both lanes. Start-time fair queueing between the lanes
+//! enforces it: a starting request is charged its `T_tot`. The concurrency is divided likewise. An
+//! empty lane's part goes to the other lane. A charge by prompt tokens would favour the slow lane,
+//! because most of its work is in the answers. Begun prompts go first, because they hold memory.
 
 use super::{Hints, Kind, Policy, Room};
 use crate::Span;
@@ -15,28 +14,28 @@ use crate::hmas::Estimate;
 use crate::job::Job;
 use crate::request::Spec;
 
-/// Ranks of the slow lane begin here: later than any slack of the fast lane.
+/// First rank of the slow lane, larger than any slack of the fast lane.
 const SLOW: i64 = 1 << 62;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Lane {
     waiting: u32,
     running: u32,
-    /// `T_tot` of those that started, ns, over the lane's weight.
+    /// Sum of the `T_tot` of all started requests in ns, divided by the lane's weight.
     service: f64,
 }
 
-/// Two lanes.
+/// The two-lane policy.
 #[derive(Clone, Debug)]
 pub struct TwoLane {
     split: Span,
     fast_weight: u32,
-    /// Fast, slow.
+    /// The fast lane and the slow lane.
     lanes: [Lane; 2],
 }
 
 impl TwoLane {
-    /// With such a split and weight.
+    /// Creates the policy with the split and weight of `hints`.
     #[must_use]
     pub fn new(hints: &Hints) -> Self {
         Self {
@@ -50,7 +49,7 @@ impl TwoLane {
         usize::from(estimate.total() > self.split)
     }
 
-    /// Slots of a lane while both want some: one at least.
+    /// Returns the number of requests that may run in a lane while both lanes wait, at least 1.
     fn slots(&self, lane: usize, concurrency: u32) -> u32 {
         let slow = (concurrency / (self.fast_weight + 1)).max(1);
         if lane == 1 {
@@ -85,7 +84,7 @@ impl Policy for TwoLane {
     fn arrived(&mut self, _: &Spec, estimate: &Estimate) {
         let lane = self.lane(estimate);
         if self.lanes[lane].waiting == 0 {
-            // A lane saves nothing up while nobody is in it.
+            // An empty lane must not save up service.
             self.lanes[lane].service = self.lanes[lane].service.max(self.lanes[1 - lane].service);
         }
         self.lanes[lane].waiting += 1;
@@ -119,7 +118,7 @@ impl Policy for TwoLane {
     fn start(&mut self, _: &Spec, estimate: &Estimate, room: Room) -> Start {
         let lane = self.lane(estimate);
         if lane == 1 {
-            // All behind it are slow, too.
+            // All requests behind this one are slow, too.
             return if self.is_full(1, room) {
                 Start::Nobody
             } else {

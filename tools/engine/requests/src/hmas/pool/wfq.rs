@@ -1,9 +1,9 @@
-//! Fair shares between applications (H-MAS Appendix C.2): weighted fair queueing by virtual finish
-//! times, self-clocked (Golestani 1994).
+//! Fair shares between applications (H-MAS Appendix C.2), by self-clocked weighted fair queueing
+//! (Golestani 1994).
 //!
-//! An application is charged the tokens that it asks for, prompt and predicted answer, when a
-//! request of it arrives. Virtual time is the tag of whoever started last. All applications weigh
-//! the same.
+//! When a request arrives, its application is charged the tokens of the prompt and of the predicted
+//! answer. Virtual time is the largest tag of a started request. All applications have the same
+//! weight.
 
 use rustc_hash::FxHashMap;
 
@@ -13,7 +13,7 @@ use crate::hmas::Estimate;
 use crate::job::Job;
 use crate::request::{ApplicationId, RequestId, Spec};
 
-/// Fair shares.
+/// The fair-queueing policy.
 #[derive(Clone, Debug, Default)]
 pub struct Wfq {
     virtual_time: u64,
@@ -28,7 +28,7 @@ impl Policy for Wfq {
 
     fn rank(&self, job: &Job, _: &Estimate) -> Rank {
         let tag = self.tags.get(&job.id());
-        // Of those that began before this policy took over nobody knows a tag: they go on first.
+        // Requests that began before this policy took over have no tag. They go first.
         Rank(tag.map_or(0, |tag| i64::try_from(*tag).unwrap_or(i64::MAX)))
     }
 
@@ -49,7 +49,7 @@ impl Policy for Wfq {
     fn left(&mut self, spec: &Spec, _: &Estimate, _: bool) {
         self.tags.remove(&spec.id);
         if self.tags.is_empty() {
-            // Nobody is owed anything.
+            // All requests are gone, so no application has a claim from before.
             self.finishes.clear();
         }
     }

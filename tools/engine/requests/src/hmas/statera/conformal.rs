@@ -1,28 +1,28 @@
 //! Bucketed conformal calibration of lengths (H-MAS §3.4.2 eq. 4, Appendix B.3 eq. 10).
 //!
-//! `l_upper = l_pred + q`, with `q` the ⌈(n + 1)(1 − ε)⌉-th smallest error of the bucket: the rank
-//! that makes the bound hold for `1 − ε` of requests when errors are exchangeable. A bucket with
-//! too few errors for that rank borrows those of all; if these are too few, the bound is the
-//! request's own limit. The paper says "(1 − ε) quantile" and leaves both out.
+//! The bound is `l_upper = l_pred + q`, with `q` the ⌈(n + 1)(1 − ε)⌉-th smallest error of the
+//! bucket. If errors are exchangeable, the bound holds for `1 − ε` of requests. A bucket with too
+//! few errors uses those of all buckets. If these are too few, too, the bound is the request's own
+//! limit. The paper says only "(1 − ε) quantile".
 //!
-//! Two things make the guarantee less than exact, and both are measured rather than assumed: mixes
-//! drift, and answers that are short end, and are seen, first.
+//! The guarantee isn't exact, because mixes change and short answers end first. Experiments measure
+//! both effects.
 
 use std::collections::VecDeque;
 
-/// Upper ends of buckets, in prompt tokens (Appendix E.2 buckets by prompt length and does not say
-/// where).
+/// Upper ends of the buckets, in prompt tokens. Appendix E.2 has buckets by prompt length but no
+/// values.
 const BUCKETS: [u32; 5] = [128, 512, 2048, 8192, u32::MAX];
 
-/// What an error is.
+/// The definition of an error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Score {
-    /// `l_real − l_pred`, tokens (eq. 4).
+    /// `l_real − l_pred` in tokens (eq. 4).
     #[default]
     Additive,
-    /// `l_real / l_pred − 1`, in thousandths: errors grow with length, and those of long answers,
-    /// which are seen last, are missing from a window; relative ones are alike for all (locally
-    /// weighted conformal prediction, Lei et al. 2018).
+    /// `l_real / l_pred − 1` in thousandths. Absolute errors grow with length, and long answers are
+    /// still missing from a window. Relative errors are alike for all lengths (locally weighted
+    /// conformal prediction, Lei et al. 2018).
     Relative,
 }
 
@@ -38,13 +38,13 @@ impl Score {
     fn tokens(self, predicted: u32, score: i64) -> i64 {
         match self {
             Self::Additive => score,
-            // Rounded up: a bound is no less than what it says.
+            // Rounded up, so that the bound isn't below the exact value.
             Self::Relative => (score * i64::from(predicted) + 999).div_euclid(1000),
         }
     }
 }
 
-/// The latest errors, in order of time and of size.
+/// Recent errors, ordered by time and by size.
 #[derive(Clone, Debug, Default)]
 struct Errors {
     recent: VecDeque<i64>,
@@ -64,7 +64,7 @@ impl Errors {
         self.sorted.insert(at, error);
     }
 
-    /// The conformal quantile; `None` if there are too few errors for it.
+    /// Returns the conformal quantile, or `None` if there are too few errors.
     fn quantile(&self, epsilon: f64) -> Option<i64> {
         let rank = ((self.sorted.len() + 1) as f64 * (1.0 - epsilon)).ceil() as usize;
         rank.checked_sub(1)
@@ -73,29 +73,29 @@ impl Errors {
     }
 }
 
-/// What a bound rests on.
+/// The basis of a bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Errors of its bucket.
+    /// Errors of the request's own bucket.
     Bucket,
-    /// Errors of all.
+    /// Errors of all buckets.
     Pooled,
     /// The request's own limit.
     Limit,
-    /// The prediction itself: calibration is frozen.
+    /// The prediction itself, because calibration is frozen.
     Prediction,
 }
 
-/// A bound.
+/// An upper bound of a request's length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bound {
-    /// Tokens.
+    /// The bound in tokens.
     pub tokens: u32,
-    /// What it rests on.
+    /// The basis of the bound.
     pub source: Source,
 }
 
-/// Errors of predictions, by prompt length.
+/// Errors of predictions, in buckets by prompt length.
 #[derive(Clone, Debug)]
 pub struct Calibration {
     epsilon: f64,
@@ -106,10 +106,10 @@ pub struct Calibration {
 }
 
 impl Calibration {
-    /// For such an ε, from so many errors of each bucket.
+    /// Creates a calibration for share `epsilon` from the last `window` errors of each bucket.
     ///
     /// # Panics
-    /// If ε is not between 0 and 1, or the window is empty.
+    /// Panics if `epsilon` isn't between 0 and 1 or `window` is 0.
     #[must_use]
     pub fn new(epsilon: f64, window: usize, score: Score) -> Self {
         assert!(
@@ -133,14 +133,14 @@ impl Calibration {
             .unwrap_or(BUCKETS.len() - 1)
     }
 
-    /// A request ended.
+    /// Learns the error of a prediction from a request that ended.
     pub fn learn(&mut self, prompt: u32, predicted: u32, real: u32) {
         let error = self.score.of(predicted, real);
         self.buckets[Self::bucket(prompt)].push(error, self.window);
         self.pooled.push(error, self.window);
     }
 
-    /// Tokens that a request will generate at most, but for ε of them.
+    /// Returns an upper bound of a request's tokens, which holds for all but a share ε.
     #[must_use]
     pub fn bound(&self, prompt: u32, predicted: u32, output_max: u32) -> Bound {
         let own = self.buckets[Self::bucket(prompt)].quantile(self.epsilon);
@@ -173,19 +173,19 @@ mod tests {
         let mut calibration = Calibration::new(0.1, 100, Score::Additive);
         let bound = |c: &Calibration| c.bound(100, 50, 1000);
         assert_eq!(bound(&calibration).source, Source::Limit);
-        // With 8 errors the rank is ⌈9 · 0.9⌉ = 9: beyond them.
+        // With 8 errors the rank is ⌈9 · 0.9⌉ = 9, which is too high.
         for error in 1..=8 {
             calibration.learn(100, 50, 50 + error);
         }
         assert_eq!(bound(&calibration).tokens, 1000);
-        // With 9 it is ⌈10 · 0.9⌉ = 9: the largest.
+        // With 9 errors the rank is ⌈10 · 0.9⌉ = 9, the largest error.
         calibration.learn(100, 50, 59);
         let expected = Bound {
             tokens: 59,
             source: Source::Bucket,
         };
         assert_eq!(bound(&calibration), expected);
-        // Another bucket borrows.
+        // Another bucket has too few errors and uses those of all buckets.
         assert_eq!(calibration.bound(5000, 50, 1000).source, Source::Pooled);
     }
 
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn exchangeable_errors_violate_the_bound_no_more_often_than_epsilon() {
-        // A fixed sequence without order to it: multiples of an irrational, folded.
+        // A fixed sequence without order: fractional parts of multiples of an irrational number.
         let length = |n: u64| 1 + ((n as f64 * 0.618_033_988_75).fract() * 400.0) as u32;
         let mut calibration = Calibration::new(0.1, 500, Score::Additive);
         let (mut seen, mut above) = (0_u32, 0_u32);

@@ -1,5 +1,5 @@
-//! How room is made on a node for a stage: what may leave, what leaves, and when it has left
-//! (Maestro §III-C, Algorithm 2).
+//! How a node makes room for a stage: which models and stages may leave, which do, and when their
+//! memory is free (Maestro §III-C, Algorithm 2).
 
 use super::super::memory::{self, Action, Engine, Offer, Plan};
 use super::super::residency::{Move, Residency};
@@ -32,8 +32,8 @@ impl Node {
                 ..Prepared::default()
             }),
             Err(short) if ask.highest.is_interrupting() => {
-                // All idle models have been thought of: what remains are stages. Their models stay,
-                // others may need them.
+                // `activate` has tried all idle models, so only stages remain. Their models stay,
+                // because other stages may need them.
                 let mut offers = self.offers(ask, table, now);
                 offers.retain(|offer| offer.action.is_interrupting());
                 let plan = memory::plan(short.lacking, offers, ask.highest, ask.interrupt).ok()?;
@@ -50,7 +50,7 @@ impl Node {
         }
     }
 
-    /// How long the weights take that leave by a plan.
+    /// Returns the time that the weights of a plan's sleeping models take to leave.
     pub(super) fn leaves(&self, plan: &Plan, table: &[ModelSpec]) -> Span {
         plan.steps
             .iter()
@@ -64,7 +64,7 @@ impl Node {
             })
     }
 
-    /// What could be done for a stage, by Algorithm 2's states: idle, sleeping, active.
+    /// Returns the possible actions for a stage, by Algorithm 2's states: idle, sleeping, active.
     pub(super) fn offers(&self, ask: &Ask, table: &[ModelSpec], now: Time) -> Vec<Offer> {
         let mut offers = Vec::new();
         for (index, model) in table.iter().enumerate() {
@@ -87,8 +87,7 @@ impl Node {
                 });
             }
         }
-        // Of what leaves, stages were promised a part already: that much less is won by stopping
-        // it.
+        // Stages already count on a part of the leaving weights. A stop frees that much less.
         let claimed = self
             .leaving
             .bytes(table)
@@ -108,8 +107,8 @@ impl Node {
         offers
     }
 
-    /// Batch stages that run; for another batch stage, only those that are younger, so that the
-    /// oldest gets done.
+    /// Returns offers of running batch stages. For another batch stage only younger ones count, so
+    /// that the oldest finishes.
     fn stage_offers(&self, ask: &Ask, table: &[ModelSpec], now: Time) -> Vec<Offer> {
         let host_free = self.spec.host.saturating_sub(self.residency.in_host(table));
         let mut offers = Vec::new();
@@ -133,7 +132,7 @@ impl Node {
         offers
     }
 
-    /// Residency after the models of a plan have moved down.
+    /// Returns the residency after a plan, and the moves of its models.
     pub(super) fn demoted(&self, plan: &Plan, table: &[ModelSpec]) -> (Residency, Vec<Move>) {
         let (mut after, mut moves) = (self.residency.clone(), Vec::new());
         for step in &plan.steps {
@@ -153,7 +152,7 @@ impl Node {
         (after, moves)
     }
 
-    /// Begins the transitions of a plan, and ends those that it stops.
+    /// Begins the transitions of a plan and ends those that it stops.
     pub(super) fn transit(&mut self, plan: &Plan, table: &[ModelSpec], now: Time, done: &mut Done) {
         for step in &plan.steps {
             match (step.engine, step.action) {
@@ -172,12 +171,13 @@ impl Node {
         }
     }
 
-    /// The weights of a model have left for host memory.
+    /// Marks the weights of a model as gone from the GPU.
     pub fn slept(&mut self, model: ModelId, now: Time) {
         self.leaving.left(model, now);
     }
 
-    /// Stages that waited for weights to leave and can grow now, with the KV that they may have.
+    /// Returns the stages that waited for leaving weights and can grow now, with their new KV
+    /// limits.
     pub fn grown(&mut self, table: &[ModelSpec]) -> Vec<(StageId, u64)> {
         let mut grown = Vec::new();
         let waiting: Vec<(StageId, u64)> = self.leaving.growing().collect();
