@@ -1,7 +1,7 @@
-//! An attached process as the scheduler sees it: its shared memory, and the account kept of it.
+//! An attached process as the scheduler sees it: its shared memory and its client state.
 //!
-//! The two are separate fields, because while the lanes of a client are scanned (its memory is
-//! borrowed) every record changes its state.
+//! The two are separate fields, because a record changes the client state while a scan borrows the
+//! memory.
 
 use std::sync::Arc;
 
@@ -18,37 +18,37 @@ use crate::driver::trust::Loss;
 use crate::owner::Owner;
 use crate::stats::{ClientCounters, ClientSnapshot};
 
-/// Records taken from one lane before the next has its turn.
+/// Most records that a scan reads from one lane before it goes on to the next.
 pub const BUDGET: usize = 32;
-/// Records taken from one client before the next has its turn, though one of each lane at least: a
-/// client gains nothing by spreading its records over many lanes.
+/// Most records that a scan reads from one client before it goes on to the next client. A scan
+/// reads at least one record of each lane. So a client gains nothing by using many lanes.
 const CLIENT_BUDGET: usize = 256;
 
-/// Number of an attachment; never used twice.
+/// Number of an attachment. No number is used twice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(pub u64);
 
-/// Who a client is.
+/// The identity of a client.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// Number of the attachment.
+    /// The number of the attachment.
     pub id: ClientId,
-    /// Process, as the kernel says.
+    /// The process id, as the kernel reports it.
     pub pid: u32,
-    /// Whose process it is.
+    /// The owner of the process.
     pub owner: Owner,
-    /// What it calls itself.
+    /// The name that the client gave at registration.
     pub name: Arc<str>,
-    /// Mode it asked for.
+    /// The mode that the client asked for.
     pub mode: Mode,
 }
 
-/// A process that has registered and waits to be served.
+/// A process that is registered and not yet scheduled.
 #[derive(Debug)]
 pub struct Newcomer {
-    /// Who.
+    /// The identity of the client.
     pub identity: Identity,
-    /// Its memory.
+    /// The memory of the client.
     pub served: Served,
 }
 
@@ -56,7 +56,7 @@ impl Newcomer {
     /// Makes the memory of a client.
     ///
     /// # Errors
-    /// The system is out of memory or descriptors: refuse the client.
+    /// The system is out of memory or descriptors. The caller refuses the client.
     pub fn new(identity: Identity, geometry: Geometry, fenced: bool) -> Result<Self, ServeError> {
         Ok(Self {
             identity,
@@ -65,89 +65,89 @@ impl Newcomer {
     }
 }
 
-/// What a client leaves behind; dropping it unmaps its memory.
+/// What remains of a client after its release. Dropping it unmaps the client's memory.
 #[derive(Debug)]
 pub struct Leaving {
-    /// Who it was.
+    /// The identity of the client.
     pub identity: Identity,
-    /// What it did.
+    /// The counters of the client.
     pub counters: ClientCounters,
-    /// Its memory.
+    /// The memory of the client.
     pub served: Served,
 }
 
-/// What is kept of one lane.
+/// The scheduler's state of one lane.
 #[derive(Debug)]
 pub struct LaneState {
-    /// Its living flows.
+    /// The flows of the lane that are not completed.
     pub flows: Flows,
-    /// Ports whose credit this lane ran out of while there was none to give.
+    /// For each port, whether the lane used up its credit when no more credit was available.
     pub hungry: [bool; CREDIT_PORTS],
 }
 
-/// What is kept of one client, apart from its memory.
+/// The scheduler's state of one client, apart from its memory.
 #[derive(Debug)]
 pub struct ClientState {
-    /// Who.
+    /// The identity of the client.
     pub identity: Identity,
-    /// Since when.
+    /// When the client attached.
     pub attached: Time,
-    /// Its counters.
+    /// The counters of the client.
     pub counters: ClientCounters,
-    /// Living flows.
+    /// The client's flows that are not completed.
     pub flows: usize,
-    /// Living flows that it may have now: `flows_max`, or none while it is not scheduled (mode
-    /// `off`, or [`crate::driver::overdue`]). Flows beyond go out unscheduled.
+    /// Most flows that the client may have now: `flows_max`, or zero while it is not scheduled
+    /// (mode `off`, or [`crate::driver::overdue`]). Further flows go out unscheduled.
     pub room: usize,
-    /// Living flows that it may have.
+    /// Most flows that a scheduled client may have.
     pub flows_max: usize,
-    /// What it lost lately.
+    /// The client's recent loss.
     pub lost: Loss,
-    /// Nothing of it is scheduled, for what it or others of its owner lost; see
+    /// Whether the client is unscheduled because of a loss of its owner. See
     /// [`crate::driver::trust`].
     pub distrusted: bool,
-    /// Nothing of it is scheduled, since its owner owes much and it has completed nothing lately;
-    /// see [`crate::driver::overdue`].
+    /// Whether the client is unscheduled because its owner owes many bytes and the client completed
+    /// nothing lately. See [`crate::driver::overdue`].
     pub suspected: bool,
-    /// When it completed something last.
+    /// When the client last completed bytes.
     pub completed: Time,
-    /// What it has on the wire of each port.
+    /// The client's bytes in flight on each port.
     pub ports: Box<[OnWire]>,
-    /// It was in mode `observe` at some time, so records that say so may still come.
+    /// Whether the client was ever in mode `observe`, so that observed records may still arrive.
     pub may_observe: bool,
-    /// Its lanes.
+    /// The lanes of the client.
     pub lanes: Lanes,
-    /// Addresses of its peers, by the numbers that its flows use; zeroes for none.
+    /// The addresses of the client's peers, by the numbers that its flows use. Zeroes mean none.
     pub peers: Option<Box<[[u8; 16]; 256]>>,
-    /// Flows with bytes not yet permitted.
+    /// The client's flows with bytes that are not yet permitted.
     pub waiting: usize,
-    /// Lanes that turned out garbage. The client is released at the first, so this is more than
-    /// zero only until its socket hangs up.
+    /// Quarantined lanes. The first one releases the client, so the number is above zero only until
+    /// the client's socket hangs up.
     pub quarantined_lanes: u32,
-    /// It was released: nothing of it is read any more.
+    /// Whether the client was released. No more records of a released client are read.
     pub released: bool,
-    /// Its flows have ended and its credit has returned.
+    /// Whether the client's flows have ended and its credit has returned.
     pub settled: bool,
-    /// Its memory, which says what it was told.
+    /// The shared memory, whose header has the mode and the bypass.
     region: Arc<Region>,
 }
 
 impl ClientState {
-    /// Takes a peer's address for the number that flows of this client use.
+    /// Stores the address of the peer that this client's flows call `peer`.
     #[cold]
     pub fn introduce(&mut self, peer: u8, address: [u8; 16]) {
         let peers = self.peers.get_or_insert_with(|| Box::new([[0; 16]; 256]));
         peers[usize::from(peer)] = address;
     }
 
-    /// Whether the client was told to bypass everything. Whoever gives that order tells it at once,
-    /// so it may act on it before the scheduler has heard.
+    /// Reports whether the client's memory orders a bypass. The service sets the bypass there
+    /// directly, so the client may obey before the scheduler reads the command.
     pub fn told_to_bypass(&self) -> bool {
         self.region.header().attention() & attention::BYPASS != 0
     }
 }
 
-/// The books of the lanes of a client that have spoken.
+/// The states of a client's lanes that sent a record.
 #[derive(Debug)]
 pub struct Lanes {
     lanes: Vec<Option<Box<LaneState>>>,
@@ -155,7 +155,7 @@ pub struct Lanes {
 }
 
 impl Lanes {
-    /// The account of `lane`, opened at the first call.
+    /// Returns the state of `lane` and creates it at the first call.
     #[inline]
     pub fn at(&mut self, lane: u16) -> &mut LaneState {
         let index = usize::from(lane);
@@ -176,13 +176,13 @@ impl Lanes {
         self.lanes.resize_with(index + 1, || None);
     }
 
-    /// One more than the highest lane that has spoken.
+    /// Returns one more than the highest lane that sent a record.
     #[must_use]
     pub fn count(&self) -> u16 {
         self.lanes.len() as u16
     }
 
-    /// The account of `lane`, if it has spoken.
+    /// Returns the state of `lane`, if the lane sent a record.
     #[must_use]
     pub fn get(&self, lane: u16) -> Option<&LaneState> {
         self.lanes.get(usize::from(lane))?.as_deref()
@@ -191,35 +191,35 @@ impl Lanes {
 
 /// The lane that a record came from.
 pub struct RecordOrigin<'a> {
-    /// Index of the client.
+    /// The index of the client.
     pub client: u32,
-    /// Its state.
+    /// The state of the client.
     pub state: &'a mut ClientState,
-    /// Number of the lane.
+    /// The number of the lane.
     pub lane: u16,
-    /// Its memory.
+    /// The scheduler's end of the lane.
     pub consumer: &'a mut Consumer,
 }
 
-/// An attached process.
+/// An attached client, with its state and its memory.
 #[derive(Debug)]
 pub struct Client {
-    /// What is kept of it.
+    /// The client state.
     pub state: ClientState,
-    /// Its memory.
+    /// The memory of the client.
     pub served: Served,
-    /// Empty scans since its last record: how cold it is.
+    /// Consecutive scans without a record.
     pub idle_scans: u32,
-    /// The mode that holds for it.
+    /// The mode that the client is in.
     pub mode: Mode,
-    /// Records that may be taken from each of its lanes in a round.
+    /// Most records that a round reads from each lane of the client.
     pub budget: usize,
-    /// Lanes that are looked at: every one that was ever claimed.
+    /// Lanes that are scanned: all that a thread of the client ever claimed.
     pub lanes: usize,
 }
 
 impl Client {
-    /// Takes `newcomer` in, on a host with `ports`.
+    /// Makes a client of `newcomer` on a host with `ports` ports.
     #[must_use]
     pub fn new(newcomer: Newcomer, now: Time, flows_max: usize, ports: usize) -> Self {
         let Newcomer { identity, served } = newcomer;
@@ -258,9 +258,10 @@ impl Client {
         }
     }
 
-    /// Makes `daemon`'s mode, or the client's own if that is more lenient, and the bypass hold.
-    /// `always` wakes its sleepers though the word says it all already: somebody who cannot wake
-    /// them has set it.
+    /// Sets the bypass, and the more lenient of `daemon`'s mode and the client's own.
+    ///
+    /// `always` wakes sleeping threads even if the memory already has these values: another thread
+    /// may have set them there without waking anyone.
     pub fn set_mode(&mut self, daemon: Mode, bypass: bool, always: bool) {
         self.mode = daemon.min(self.state.identity.mode);
         self.state.may_observe |= self.mode == Mode::Observe;
@@ -281,14 +282,14 @@ impl Client {
         }
     }
 
-    /// Looks for newly claimed lanes.
+    /// Finds newly claimed lanes.
     pub fn refresh(&mut self) {
         self.served.refresh();
         self.lanes = self.served.consumers().size_hint().0;
         self.budget = (CLIENT_BUDGET / self.lanes.max(1)).clamp(1, BUDGET);
     }
 
-    /// How many flows it may have now.
+    /// Updates how many flows the client may have now.
     pub fn set_room(&mut self) {
         let unscheduled = self.state.distrusted || self.state.suspected;
         self.state.room = if self.mode == Mode::Off || unscheduled {
@@ -298,13 +299,13 @@ impl Client {
         };
     }
 
-    /// Lets go of it: all that waits in it resolves, and it will not submit any more.
+    /// Releases the client: its waiting flows go out unscheduled, and it submits no more.
     pub fn release(&mut self) {
         self.state.released = true;
         self.served.announce(attention::RELEASED, 0);
     }
 
-    /// For the snapshot.
+    /// Returns the client's part of a snapshot.
     #[must_use]
     pub fn snapshot(&self) -> ClientSnapshot {
         let identity = &self.state.identity;
@@ -326,7 +327,7 @@ impl Client {
         }
     }
 
-    /// What it leaves behind.
+    /// Ends the scheduling of the client and returns what remains.
     #[must_use]
     pub fn leave(self) -> Leaving {
         Leaving {
@@ -360,7 +361,7 @@ mod tests {
         client.served.refresh();
         let memory = LaneMemory::mapped(&region, 0).expect("a lane");
         let _ = memory.header().waiter.announce(Awaited::Any, 1);
-        // As the service does, so that the bypass holds even if the scheduler hangs.
+        // The service does the same, so that the bypass works even if the scheduler hangs.
         region.header().raise(attention::BYPASS);
         client.set_mode(Mode::Enforce, true, true);
         let woken_already = !client.served.consumer(0).expect("claimed").wake();

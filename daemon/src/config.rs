@@ -1,8 +1,8 @@
-//! What an operator can set, where it came from, and what is wrong with it.
+//! The configuration: its keys, their defaults and their checks.
 //!
-//! One struct is the file, the defaults, `--show-config` and the effective configuration, so that
-//! none of them can drift from the others. No file is needed. Names end in their unit unless the
-//! value carries it (`"20ms"`, `"100Gbit"`).
+//! One struct serves as the file, the defaults, `--show-config` and the effective configuration, so
+//! that they can't differ. No file is needed. Names end in their unit, unless the value carries it
+//! (`"20ms"`, `"100Gbit"`).
 
 mod check;
 mod error;
@@ -21,24 +21,24 @@ use serde::{Deserialize, Serialize};
 
 pub use self::error::{ConfigError, FILE_DEFAULT};
 
-/// Most NICs: a record names its NIC in a byte, and clients index tables with it.
+/// Most NICs of a host. A record has one byte for the NIC, and clients index tables with it.
 pub const NICS_MAX: usize = 64;
 
-/// Whether traffic is delayed at all.
+/// How far Laxity takes part in the transfers of this host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// Clients send as if there were no daemon.
+    /// Clients send without the daemon.
     Off,
-    /// Account and report, delay nothing.
+    /// The daemon accounts for transfers and does not delay them.
     Observe,
-    /// Bytes wait for permits.
+    /// Clients send only with permits.
     #[default]
     Enforce,
 }
 
 impl Mode {
-    /// The name used in files and reports.
+    /// Returns the mode's name in files and reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -48,7 +48,7 @@ impl Mode {
         }
     }
 
-    /// The mode of a name, if it is one.
+    /// Returns the mode that is called `name`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         [Self::Off, Self::Observe, Self::Enforce]
@@ -67,187 +67,189 @@ impl From<layout::Mode> for Mode {
     }
 }
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum LogFormat {
-    /// For a person or the journal.
+    /// Text for people and the journal.
     #[default]
     Text,
-    /// One JSON object per line.
+    /// JSON, with one object per line.
     Json,
 }
 
-/// Everything that can be set.
+/// The daemon's configuration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Whether traffic is delayed.
+    /// How far Laxity takes part.
     pub mode: Mode,
-    /// Policy of all ports.
+    /// The policy of all ports.
     #[serde(with = "names::policy_name")]
     pub policy: PolicyKind,
-    /// Where clients register.
+    /// The socket that clients register at.
     pub socket: PathBuf,
-    /// Where operators ask.
+    /// The socket that operators use.
     pub control: PathBuf,
-    /// Address of the Prometheus endpoint; empty for none.
+    /// The address of the Prometheus endpoint. Empty: no endpoint.
     pub metrics: String,
-    /// Objective on the time to first token, for requests that have no deadline of their own:
-    /// counted from the first sight of the request.
+    /// The objective on the time to first token of requests without a deadline of their own. It
+    /// counts from the first record of the request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slo_ttft: Option<Nanos>,
-    /// What is logged: a level, or a filter such as `info,laxity_daemon::driver=debug`.
+    /// The log filter: a level, or directives such as `info,laxity_daemon::driver=debug`.
     pub log: String,
-    /// How it is logged.
+    /// The format of log lines.
     pub log_format: LogFormat,
-    /// The scheduler thread.
+    /// The scheduler thread and client limits.
     pub scheduler: SchedulerConfig,
-    /// Who may attach and who may operate.
+    /// The users that may attach.
     pub access: AccessConfig,
-    /// Levels and their classes on the wire.
+    /// The levels and their DSCPs.
     pub levels: LevelsConfig,
-    /// Parameters of the policies.
+    /// The parameters of the policies.
     pub tuning: TuningConfig,
-    /// Who orders the work of several hosts.
+    /// The connection to the coordinator.
     pub coordinator: CoordinatorConfig,
-    /// The NICs. Their index in this list is the number that clients use.
+    /// The NICs. Clients use the index in this list as the number of a NIC.
     pub nic: Vec<NicConfig>,
 }
 
-/// The scheduler thread and the memory it shares with each client.
+/// Settings of the scheduler thread, of client memory and of client limits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SchedulerConfig {
-    /// Microseconds of spinning after the last record before the thread sleeps. About the time a
-    /// wake-up takes pays best; 0 suits machines with fewer cores than daemons and clients.
+    /// How long the thread spins after the last record before it sleeps, in microseconds. The
+    /// duration of a wake-up is best. 0 suits machines with fewer cores than daemons and clients.
     pub spin_us: u64,
-    /// Core that the thread is pinned to.
+    /// The core that the thread is pinned to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<usize>,
-    /// Lanes per client: threads of it that submit.
+    /// Lanes per client. Each thread that submits uses one.
     pub lanes: u16,
-    /// Slots per lane: flows of a thread that wait at once.
+    /// Slots per lane: most flows of one thread that wait at once.
     pub slots: u16,
-    /// Processes that may be attached at once.
+    /// Most processes that are attached at once.
     pub clients_max: usize,
-    /// Of those, processes of one user, root apart. Default: half. A sixteenth of all places is
-    /// kept for root.
+    /// Most attached processes of one user other than root. Default: half of `clients_max`. A
+    /// sixteenth of all places is reserved for root.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clients_per_uid_max: Option<usize>,
-    /// Living flows (submitted, not completed) of one process. One that has more is permitted
-    /// without scheduling until some complete.
+    /// Most flows of one process that are submitted and not completed. Flows beyond that are
+    /// permitted at once, without scheduling.
     pub flows_per_client_max: usize,
 }
 
-/// Who may use the sockets.
+/// The users and groups that may use the sockets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct AccessConfig {
-    /// Users that may attach, besides root and the daemon's own.
+    /// User ids that may attach, besides root and the daemon's own user.
     pub uids: Vec<u32>,
-    /// Groups whose members may attach.
+    /// Group ids whose members may attach.
     pub gids: Vec<u32>,
-    /// Any user may attach. Hints and flows of one can then move those of another back in the
-    /// queue, never lose or read them.
+    /// Whether any user may attach. Hints and flows of one user can then delay flows of another,
+    /// but can't lose or read them.
     pub anyone: bool,
-    /// Mode of the registration socket. It is open by default and the daemon decides by
-    /// SO_PEERCRED: a refusal is then counted, logged and explained to the client, where a
-    /// closed socket would leave it to guess.
+    /// File mode of the registration socket. The default is open, and the daemon checks
+    /// `SO_PEERCRED`. So a refusal is counted, logged and explained to the client, which a closed
+    /// socket would not do.
     #[serde(with = "names::octal")]
     pub socket_mode: u32,
-    /// Mode of the control socket. Whoever can write to it can switch the scheduling off, so
-    /// owner and group only.
+    /// File mode of the control socket. A user who can write to it can switch scheduling off, so
+    /// the default admits only owner and group.
     #[serde(with = "names::octal")]
     pub control_mode: u32,
 }
 
-/// Levels and their classes on the wire (architecture §4.2).
+/// The levels and their DSCPs (architecture §4.2).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LevelsConfig {
-    /// `K`.
+    /// `K`, the number of levels.
     pub count: u8,
-    /// DSCP per level, the highest first. Levels may share one, the order is kept.
+    /// DSCP of each level, the highest level first. Levels may share a DSCP.
     pub dscp: Vec<u8>,
-    /// DSCP of the scavenger.
+    /// The DSCP of the scavenger.
     pub scavenger_dscp: u8,
 }
 
-/// Parameters of the policies; see `laxity_policy::LinkConfig`.
+/// The parameters of the policies. See `laxity_policy::LinkConfig`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TuningConfig {
-    /// `U` of the thresholds `Q_i = U · E^(−i)`.
+    /// The scale `U` of the thresholds `Q_i = U · E^(−i)`.
     pub threshold_scale: f64,
-    /// `E` of the thresholds.
+    /// The base `E` of the thresholds.
     pub threshold_base: f64,
-    /// Time constant of the average that measures the load `ρ`.
+    /// The time constant of the average that measures the load `ρ`.
     pub load_time_constant: Nanos,
-    /// Period of promotion after a request has finished computing.
+    /// The period of promotion after a request has finished computing.
     pub promotion_period: Nanos,
-    /// `below_early` (the paper's §4.5) or `within_level` (its §4.2); `mfs` only.
+    /// Where the last stage ranks: `below_early` (the paper's §4.5) or `within_level` (its §4.2).
+    /// Only `mfs` uses it.
     #[serde(with = "names::last_stage_name")]
     pub last_stage: LastStage,
-    /// Whose bytes count for MLU: `per_flow` or `per_request`; `mfs` only.
+    /// The scope of the bytes in MLU: `per_flow` or `per_request`. Only `mfs` uses it.
     #[serde(with = "names::mlu_name")]
     pub mlu: MluScope,
-    /// Windows that may be in flight where a busy receiver holds bytes up; beyond the first, bytes
-    /// are permitted at the port's rate. 1: never more than one.
+    /// Most windows in flight while a busy receiver holds bytes up. Bytes beyond the first window
+    /// are permitted at the port's rate. 1 allows no second window.
     pub overcommit: u32,
-    /// Share of a port, in thousandths, that scavenged work is sure of.
+    /// The share of a port that is reserved for the scavenger, in thousandths.
     pub scavenger_permille: u16,
-    /// What `fair`, `sjf`, `edf` and `edf_low` take for one job: `flow` or `coflow`.
+    /// What `fair`, `sjf`, `edf` and `edf_low` treat as one unit: `flow` or `coflow`.
     #[serde(with = "names::granularity_name")]
     pub granularity: Granularity,
-    /// How `sjf`, `edf`, `edf_low` and `tent_edf` order equals: `arrival`, `fair` or `shortest`.
+    /// How `sjf`, `edf`, `edf_low` and `tent_edf` break ties: `arrival`, `fair` or `shortest`.
     #[serde(with = "names::ties_name")]
     pub ties: Ties,
-    /// Slack below which `tent_edf` promotes a flow.
+    /// The laxity below which `tent_edf` promotes a flow.
     pub slack_threshold: Nanos,
-    /// Requests that Algorithm 1 may have pruned at a time.
+    /// Most requests that Algorithm 1 may have pruned at a time.
     pub drop_budget: usize,
-    /// How long hints are gathered before batches are ordered anew: an arrival comes in pieces.
+    /// How long admission collects hints before it orders batches again. The hints of one arrival
+    /// come one after another.
     pub order_debounce: Nanos,
-    /// Permitted bytes whose completion is not reported for this long no longer count as in
-    /// flight, and what is left of their flow goes out unscheduled: a client that loses track of a
-    /// flow must not shrink the window for all others. One that loses more than a quarter of a
-    /// window is not scheduled for a while.
+    /// How long the daemon waits for the completion of permitted bytes before it writes them off.
+    /// The rest of their flow then goes out unscheduled. So a client that loses a flow does not
+    /// shrink the window of others. A client that loses over a quarter of a window is unscheduled
+    /// for a while.
     pub completion_timeout: Nanos,
 }
 
-/// The coordinator (docs/coordinator.md). Without one, and whenever it can't be reached, a daemon
-/// orders what it sees.
+/// The connection to the coordinator (docs/coordinator.md). Without a coordinator, or while it
+/// can't be reached, a daemon orders the batches of its own host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CoordinatorConfig {
-    /// Where it is, such as `https://coordinator.example:7471`; empty for none. `http://` is for
-    /// one on this host.
+    /// The URL of the coordinator, such as `https://coordinator.example:7471`. Empty: no
+    /// coordinator. `http://` is for a coordinator on this host.
     pub endpoint: String,
-    /// Reach a coordinator on another host without TLS. Whoever is in between may then read reports
-    /// and change orders.
+    /// Whether to connect to another host without TLS. Anyone on the way may then read reports and
+    /// change orders.
     pub insecure: bool,
-    /// PEM file of who signed the coordinator's certificate; for `https://`, and empty without.
-    /// This file, `cert` and `key` are read anew for each connection.
+    /// PEM file of the CA that signed the coordinator's certificate. Only for `https://`, otherwise
+    /// empty. This file, `cert` and `key` are read again for each connection.
     pub ca: PathBuf,
-    /// PEM file of this host's certificate, of URI `laxity://daemon/HOST`, and what leads from it
+    /// PEM file of this host's certificate, with the URI `laxity://daemon/HOST`, and of the chain
     /// to its CA.
     pub cert: PathBuf,
-    /// PEM file of its key.
+    /// PEM file of the certificate's key.
     pub key: PathBuf,
-    /// The name in the coordinator's certificate; empty for that of the endpoint.
+    /// The name in the coordinator's certificate. Empty: the name in the endpoint.
     pub server_name: String,
-    /// What this host is called there, the same in no other; empty for the name that the kernel
-    /// has.
+    /// The name of this host in the cluster, different on each host. Empty: the kernel's host name.
     pub host: String,
-    /// How long its order is followed without news of it. The coordinator may say less.
+    /// How long the last cluster order stays in force without news. The coordinator may choose a
+    /// shorter time.
     pub order_age_limit: Nanos,
-    /// How long what this host reads from another waits at most while the coordinator lets others
-    /// go first.
+    /// Longest time that a fetch of this host waits while the coordinator lets other readers go
+    /// first.
     pub fetch_wait_max: Nanos,
-    /// First wait after the stream has failed. It doubles with each failure.
+    /// The first wait after the stream failed. The wait doubles with each failure.
     pub backoff_min: Nanos,
-    /// Longest wait.
+    /// The longest wait after the stream failed.
     pub backoff_max: Nanos,
 }
 
@@ -269,29 +271,30 @@ impl Default for CoordinatorConfig {
     }
 }
 
-/// One NIC.
+/// The configuration of one NIC.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NicConfig {
-    /// For reports, such as `mlx5_0` or `eth0`.
+    /// The name in reports, such as `mlx5_0` or `eth0`.
     pub name: String,
-    /// Rate of each direction.
+    /// The rate of each direction.
     pub rate: Rate,
-    /// Bytes permitted at once. Default: what 100 µs carry, as a power of two from 64 KiB to 1 MiB.
+    /// The chunk. Default: the bytes that the port carries in 100 µs, as a power of two from 64 KiB
+    /// to 1 MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chunk: Option<Bytes>,
-    /// Bytes in flight at most. Default: four chunks.
+    /// The window. Default: four chunks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<Bytes>,
-    /// Addresses at which other hosts reach it, for the coordinator. Default: those that the kernel
-    /// knows of a network device or an RDMA device of that name; of all for one that is called
+    /// Addresses at which other hosts reach the NIC, for the coordinator. Default: the addresses
+    /// that the kernel has for a network or RDMA device of that name, or all for the name
     /// `default`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<std::net::IpAddr>,
 }
 
 impl NicConfig {
-    /// The chunk that holds.
+    /// Returns the configured or default chunk, in bytes.
     #[must_use]
     pub fn chunk_bytes(&self) -> u64 {
         self.chunk.map_or_else(
@@ -303,7 +306,7 @@ impl NicConfig {
         )
     }
 
-    /// The window that holds.
+    /// Returns the configured or default window, in bytes.
     #[must_use]
     pub fn window_bytes(&self) -> u64 {
         self.window
@@ -339,14 +342,14 @@ impl Default for Config {
 }
 
 impl SchedulerConfig {
-    /// The share of one user, root apart, that holds.
+    /// Returns the configured or default number of clients of one user other than root.
     #[must_use]
     pub fn clients_per_uid(&self) -> usize {
         self.clients_per_uid_max
             .unwrap_or_else(|| self.clients_max.div_ceil(2))
     }
 
-    /// Of `places`, those that only root may take.
+    /// Returns how many of `places` only root may take.
     #[must_use]
     pub fn root_reserve(places: usize) -> usize {
         match places {
@@ -415,7 +418,7 @@ impl Default for TuningConfig {
 }
 
 impl Config {
-    /// The arbitration of one direction of `nic`.
+    /// Returns the configuration of the link for one direction of `nic`.
     #[must_use]
     pub fn link(&self, nic: &NicConfig) -> LinkConfig {
         LinkConfig {
@@ -438,7 +441,8 @@ impl Config {
         }
     }
 
-    /// DSCP by [`Level::row`], the scavenger last; levels that are not configured have its.
+    /// Returns the DSCPs by [`Level::row`]. Levels that are not configured have the scavenger's
+    /// DSCP.
     #[must_use]
     pub fn dscp_by_row(&self) -> [u8; Level::ROWS] {
         let mut table = [self.levels.scavenger_dscp; Level::ROWS];
@@ -447,7 +451,7 @@ impl Config {
         table
     }
 
-    /// The same in the order of a region's table: the scavenger first.
+    /// Returns the DSCPs in the order of a region's table: the scavenger first.
     #[must_use]
     pub fn dscp_of_region(&self) -> [u8; LEVELS] {
         let mut table = self.dscp_by_row();
@@ -455,9 +459,9 @@ impl Config {
         table
     }
 
-    /// DSCP by [`Stage::index`], for transfers whose class can't be chosen one by one. Collectives
-    /// have the level that credit gives them, KV reuse the level below it, and P2D the lowest level
-    /// that differs from the scavenger. All others have the scavenger's.
+    /// Returns DSCPs by [`Stage::index`], for transfers whose class can't be chosen one by one.
+    /// Collectives have the level that credit gives them, KV reuse the next lower level, and P2D
+    /// the lowest level that differs from the scavenger. Other stages have the scavenger's DSCP.
     #[must_use]
     pub fn dscp_of_stages(&self, collective: Level) -> [u8; Stage::ALL.len()] {
         let (table, scavenger) = (self.dscp_by_row(), self.levels.scavenger_dscp);
@@ -472,7 +476,7 @@ impl Config {
         })
     }
 
-    /// The metrics address, `None` if there is no endpoint.
+    /// Returns the metrics address, or `None` if there is no endpoint.
     #[must_use]
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics.parse().ok()

@@ -1,12 +1,11 @@
-//! The control socket: reads request lines, has them carried out, writes answer lines.
+//! The control socket: reads request lines, carries them out and writes answer lines.
 //!
-//! Who may connect is the socket's file mode. Whoever connects is served: if all connections are
-//! taken, or a user's share of them, the one that has asked nothing for longest is closed
-//! ([`ConnectionSlots`]), and root's only for root. A peer that sends too long a line, or nothing
-//! for a while, is disconnected.
+//! The socket's file mode decides who may connect. If all connections are taken, or all of a user's
+//! share, the one with the oldest last request is closed ([`ConnectionSlots`]). Connections of root
+//! are closed only for root. A peer that sends too long a line, or nothing for long, is closed.
 //!
-//! A command that its operator saw fail must not take effect later. So whoever is gone when its
-//! request comes up is not served, and a connection that is closed takes its request with it.
+//! A command that its operator saw fail must not take effect later. So the request of a closed
+//! connection is not carried out.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -23,13 +22,13 @@ use tracing::debug;
 use crate::service::Service;
 use crate::service::trace::AttendedTrace;
 
-/// Connections served at once.
+/// Most connections that are served at once.
 pub const CONNECTIONS_MAX: usize = 32;
-/// Those of one user, root apart.
+/// Most connections of one user other than root.
 const PER_UID_MAX: usize = CONNECTIONS_MAX / 2;
-/// A connection that asks nothing for this long is closed.
+/// How long a connection may ask nothing before it is closed.
 const IDLE_MAX: Duration = Duration::from_secs(60);
-/// A peer that does not read its answer for this long is disconnected.
+/// How long a peer may leave its answer unread before it is disconnected.
 const WRITE_MAX: Duration = Duration::from_secs(5);
 
 /// Serves `listener` until the runtime ends.
@@ -53,7 +52,7 @@ pub async fn serve(listener: UnixListener, service: Arc<Service>) {
         tokio::spawn(async move {
             let number = place.number();
             tokio::select! {
-                // First: a command that was carried out is answered before its connection ends.
+                // `biased`: a command that was carried out is answered before its connection ends.
                 biased;
                 ended = converse(stream, &service, || places.renew(number)) => {
                     if let Err(error) = ended {
@@ -63,7 +62,7 @@ pub async fn serve(listener: UnixListener, service: Arc<Service>) {
                 () = place.lost() => debug!(uid, "a control connection made room for a newer one"),
             }
         });
-        // Whoever lost its place closes its connection before the next is accepted.
+        // A connection that lost its slot closes before the next one is accepted.
         tokio::task::yield_now().await;
     }
 }
@@ -106,8 +105,8 @@ async fn converse(stream: UnixStream, service: &Service, asked: impl Fn()) -> st
     }
 }
 
-/// Whether the other side has closed the connection altogether, so that nobody reads an answer.
-/// One that only has nothing more to say (`socat`) has not.
+/// Reports whether the other side has closed the connection completely, so that nobody reads an
+/// answer. A side that only closed its writing half, as `socat` does, still reads.
 fn is_gone(stream: &UnixStream) -> bool {
     let mut fds = [PollFd::new(stream.as_fd(), PollFlags::empty())];
     let hangup = |fd: &PollFd<'_>| fd.revents().is_some_and(|r| r.contains(PollFlags::POLLHUP));

@@ -1,5 +1,5 @@
-//! The daemon's end of the stream to the coordinator (docs/coordinator.md): what this host knows
-//! goes there, an order between hosts comes back.
+//! The daemon's end of the stream to the coordinator (docs/coordinator.md). Reports of this host go
+//! to the coordinator, and cluster orders come back.
 //!
 //! ```text
 //! scheduler thread       CoordinatorExchange     tokio task
@@ -7,17 +7,16 @@
 //!   merge  ◀─── the latest cluster order ── OrderAssembler ◀──
 //! ```
 //!
-//! * *Neither thread waits.* The [`exchange`] between them has room for one outgoing report and one
-//!   cluster order. A thread that finds it locked or full comes back later. What happens meanwhile
-//!   is merged, into the state of the reports or into a newer order. So a coordinator that does not
-//!   read, or sends too much, costs no more memory than none.
-//! * *Orders are whole.* [`assemble`] hands over complete orders only, and refuses those of a term
-//!   that a later one replaced.
-//! * *Orders end.* The last cluster order holds until its age limit ([`order`] says what holds for
-//!   batches that it does not name). After that the daemon's own admission decides, which never
-//!   stopped running.
-//! * *Reads start without permission.* What this host reads from another host proceeds until the
-//!   coordinator tells it to wait, for a bounded time ([`driver::fetches`](crate::driver::fetches)).
+//! * *Neither thread waits.* The [`exchange`] between them holds one outgoing report and one
+//!   cluster order. A thread that finds it locked or full tries again later. Until then, news is
+//!   merged into the state of the reports or into a newer order. So a slow or noisy coordinator
+//!   costs no extra memory.
+//! * *Orders are whole.* [`assemble`] returns complete orders only, and refuses those of an
+//!   outdated term.
+//! * *Orders end.* The last cluster order holds until its age limit ([`order`] covers batches that
+//!   it does not name). Then the daemon's own admission decides, which runs all the time.
+//! * *Reads start without permission.* A fetch of this host proceeds until the coordinator holds
+//!   it, for a bounded time ([`driver::fetches`](crate::driver::fetches)).
 
 pub mod addresses;
 pub mod assemble;

@@ -1,9 +1,8 @@
-//! A whole daemon: the scheduler's thread, and everything else on one tokio thread beside it.
+//! A whole daemon: the scheduler thread, and one tokio thread beside it for everything else.
 //!
-//! Start and stop in order. Start: the listeners are bound before anything runs, so that a second
-//! daemon, or a path that cannot be bound, is an error and not half a daemon. Stop: no new clients,
-//! the scheduler releases those that are there (whatever they wait for resolves unscheduled), the
-//! sockets are removed.
+//! At the start, all listeners are bound before anything runs. So a second daemon, or a path that
+//! can't be bound, is an error at once. At a stop, the daemon first refuses new clients, then the
+//! scheduler releases its clients, then the sockets are removed.
 
 use std::io;
 use std::net::SocketAddr;
@@ -34,45 +33,45 @@ use crate::stats::Snapshot;
 use crate::watched::{Watched, watch};
 use crate::{control, descriptors, registration};
 
-/// Why the daemon did not start, or ended. Causes are part of the text, so none is given as a
-/// source: whoever prints the chain would print them twice.
+/// Why the daemon did not start, or ended. The text contains the cause. So there is no `source`,
+/// which would print the cause twice.
 #[derive(Debug, Error)]
 pub enum DaemonError {
-    /// A socket cannot be made.
+    /// A socket can't be made.
     #[error("cannot listen at {path}: {cause} (`{key}` in the \
         configuration)", path = .path.display())]
     Listen {
-        /// The socket.
+        /// The path of the socket.
         path: PathBuf,
-        /// Its key.
+        /// The configuration key of the socket.
         key: &'static str,
-        /// What went wrong, and what to do.
+        /// The cause and its remedy.
         cause: BindError,
     },
-    /// The metrics endpoint cannot be made.
+    /// The metrics endpoint can't be made.
     #[error(
         "cannot serve metrics at {address}: {cause}; {} (`metrics` in the \
          configuration)", sockets::way_out(.cause, "set another address, or \"\" for none")
     )]
     Metrics {
-        /// The address.
+        /// The address of the endpoint.
         address: SocketAddr,
-        /// What went wrong.
+        /// The cause.
         cause: io::Error,
     },
-    /// The limit of open files leaves no room for clients.
+    /// The limit of open files is too low for any client.
     #[error(
         "the limit of open files is {}, and laxityd needs {} at least; raise `LimitNOFILE` of the \
          unit (`ulimit -n`)", .0.limit, .0.needed
     )]
     Descriptors(TooFew),
-    /// The scheduler cannot be made.
+    /// The scheduler can't be made.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// The system refuses something basic.
+    /// A basic system call failed.
     #[error("cannot start: {0}")]
     System(io::Error),
-    /// The scheduler's thread died. That is a bug; the clients were released.
+    /// The scheduler thread died, which is a bug. Its clients were released.
     #[error(
         "the scheduler's thread died; its clients go on unscheduled. Please report this with the \
          log above"
@@ -86,7 +85,7 @@ impl From<io::Error> for DaemonError {
     }
 }
 
-/// A daemon that has bound its sockets and does not yet serve.
+/// A daemon that has bound its sockets and does not serve yet.
 #[derive(Debug)]
 pub struct Daemon {
     config: Arc<Config>,
@@ -123,10 +122,10 @@ impl std::fmt::Debug for Exporting {
 }
 
 impl Daemon {
-    /// Binds everything. Call inside a tokio runtime.
+    /// Binds all sockets. The caller must be inside a tokio runtime.
     ///
     /// # Errors
-    /// See [`DaemonError`]; nothing is left behind.
+    /// See [`DaemonError`]. An error leaves nothing behind.
     pub fn bind(config: Config, source: Source, set_log: SetLog) -> Result<Self, DaemonError> {
         let room = descriptors::room_for_clients().map_err(DaemonError::Descriptors)?;
         let config = Arc::new(config);
@@ -148,7 +147,8 @@ impl Daemon {
         let (control, control_path) =
             sockets::bind_control(&config.control, config.access.control_mode)
                 .map_err(fail("control", &config.control))?;
-        // After the sockets: a second daemon on them is to be told of the first.
+        // Metrics come after the sockets, so that a second daemon fails with the name of the socket
+        // in use.
         let exporter = config.metrics_address().map(exporting).transpose()?;
         let (snapshots, seen) = watch::channel(None);
         let scheduler = SchedulerHandle {
@@ -185,10 +185,10 @@ impl Daemon {
         })
     }
 
-    /// Serves until SIGTERM, SIGINT or the death of the scheduler.
+    /// Serves until SIGTERM, SIGINT or the death of the scheduler thread.
     ///
     /// # Errors
-    /// [`DaemonError::SchedulerDied`], or what the system refuses at the start.
+    /// [`DaemonError::SchedulerDied`], or a system error at the start.
     pub async fn run(self) -> Result<(), DaemonError> {
         let mut stop = [
             signal(SignalKind::terminate())?,
@@ -255,7 +255,7 @@ impl Daemon {
         };
         notify(&[NotifyState::Stopping]);
         info!("laxityd stops");
-        // No new clients from here on; then the scheduler lets go of those it has.
+        // New clients are refused first, so that the scheduler releases all clients there are.
         for task in &tasks[1..] {
             task.abort();
         }
@@ -271,7 +271,7 @@ impl Daemon {
     }
 }
 
-/// What lies between the scheduler and the coordinator, if there is one.
+/// Returns the coordinator exchange, if a coordinator is configured.
 fn exchange(config: &Config) -> Option<CoordinatorExchange> {
     let coordinator = &config.coordinator;
     if coordinator.endpoint.is_empty() {
@@ -283,7 +283,7 @@ fn exchange(config: &Config) -> Option<CoordinatorExchange> {
     ))
 }
 
-/// Starts the scheduler's thread. The receiver resolves when it ends, however it does.
+/// Starts the scheduler thread. The receiver resolves when the thread ends, even by a panic.
 fn start(driver: Driver) -> io::Result<(JoinHandle<()>, oneshot::Receiver<()>)> {
     let (alive, died) = oneshot::channel::<()>();
     let thread = std::thread::Builder::new()
@@ -295,10 +295,11 @@ fn start(driver: Driver) -> io::Result<(JoinHandle<()>, oneshot::Receiver<()>)> 
     Ok((thread, died))
 }
 
-/// What is scraped every few seconds need not be made with every snapshot.
+/// The time between exports. Metrics are scraped every few seconds, so not every snapshot is
+/// exported.
 const EXPORT_EVERY: Duration = Duration::from_secs(1);
 
-/// Takes snapshots from the scheduler: to whoever waits for one, and to the endpoint.
+/// Passes snapshots from the scheduler to the tasks that wait for one, and to the metrics endpoint.
 async fn publish(
     snapshot_slot: Arc<SnapshotSlot>,
     snapshots: watch::Sender<Option<Arc<Snapshot>>>,
@@ -317,8 +318,8 @@ async fn publish(
         }
         let readable = tokio::select! {
             readable = wake.readable() => readable,
-            // What the stream to the coordinator does, and the age of its order, is no news to the
-            // scheduler.
+            // The stream's state and the age of its order change without a snapshot, so they are
+            // exported by time.
             () = tokio::time::sleep(EXPORT_EVERY), if service.exchange().is_some() => continue,
             () = service.refusals().next() => {
                 if let Some(exporter) = &mut exporter {
@@ -330,7 +331,7 @@ async fn publish(
         let Ok(mut ready) = readable else {
             return;
         };
-        // Cleared before the look: a wake-up meanwhile makes it readable again.
+        // The flag is cleared before the read, so that a wake-up after the read sets it again.
         ready.clear_ready();
         drop(ready);
         snapshot_slot.acknowledge();
@@ -344,7 +345,7 @@ async fn publish(
                 }
                 None => looks += 1,
             }
-            // The last one before nothing changes counts.
+            // The last snapshot before a pause is exported at once, since no other follows.
             if let Some(exporter) = &mut exporter
                 && (looks > 1 || exported.is_none_or(|at| at.elapsed() >= EXPORT_EVERY))
                 && let Some(snapshot) = unexported.take()
@@ -355,12 +356,12 @@ async fn publish(
             }
             tokio::select! {
                 () = tokio::time::sleep(LOOK_EVERY) => {}
-                // Somebody waits for a snapshot.
+                // A task waits for a snapshot.
                 woken = wake.readable() => match woken {
                     Ok(mut ready) => {
                         ready.clear_ready();
                         snapshot_slot.acknowledge();
-                        // Also if this was to be the last look: the snapshot is there.
+                        // The count restarts even after the last look, because a snapshot is there.
                         looks = 0;
                     }
                     Err(_) => return,
@@ -375,13 +376,13 @@ async fn reload_on(mut hangup: Signal, service: Arc<Service>) {
         if let Ok(now) = NotifyState::monotonic_usec_now() {
             notify(&[NotifyState::Reloading, now]);
         }
-        // What is wrong with it was logged; the old configuration holds.
+        // `reload` has logged the error, and the old configuration stays in force.
         let _ = service.reload().await;
         notify(&[NotifyState::Ready]);
     }
 }
 
-/// Pets systemd's watchdog for as long as the scheduler answers.
+/// Notifies systemd's watchdog for as long as the scheduler answers.
 async fn watch_over(mailbox: Mailbox, snapshot_slot: Arc<SnapshotSlot>, period: Duration) {
     let mut ticks = tokio::time::interval(period / 2);
     loop {
@@ -389,7 +390,8 @@ async fn watch_over(mailbox: Mailbox, snapshot_slot: Arc<SnapshotSlot>, period: 
         mailbox.send(Command::Publish);
         ticks.tick().await;
         if snapshot_slot.signs_of_life() == before {
-            // The first look may come too early; the next is half a period later.
+            // A busy scheduler may need longer than the first interval, and the next check is half
+            // a period away.
             tokio::time::sleep(period / 4).await;
         }
         if snapshot_slot.signs_of_life() == before {
@@ -400,7 +402,7 @@ async fn watch_over(mailbox: Mailbox, snapshot_slot: Arc<SnapshotSlot>, period: 
     }
 }
 
-/// Tells the service manager, if there is one.
+/// Notifies the service manager, if there is one.
 fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         debug!(%error, "cannot notify the service manager");

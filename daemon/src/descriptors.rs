@@ -1,8 +1,8 @@
-//! Descriptors: so many for clients that enough are left for everything else.
+//! The budget of file descriptors.
 //!
-//! Whatever clients, scrapers and strangers do, an operator's connection must find a descriptor,
-//! and so must what it asks for (a configuration to read, a marker to write). So all who can take
-//! descriptors are bounded, and the sum of the bounds is below the limit of open files.
+//! An operator's connection must always find a descriptor, and so must the files that its command
+//! opens (a configuration, a marker). So everything that takes descriptors is bounded, and the sum
+//! of the bounds is below the limit of open files.
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tracing::warn;
@@ -10,30 +10,29 @@ use tracing::warn;
 use crate::{control, registration};
 use laxity_listen::http::Limits;
 
-/// Of one client: its socket, its memory, its eventfd.
+/// Descriptors of one client: its socket, its memory and its eventfd.
 const PER_CLIENT: usize = 3;
-/// Of the daemon itself: listeners, locks, epoll, the coordinator, files that it reads.
+/// Descriptors of the daemon itself: listeners, locks, epoll, the coordinator and files.
 const OWN: usize = 48;
 
 /// The limit of open files is too low for the daemon alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooFew {
-    /// The limit.
+    /// The limit of open files.
     pub limit: usize,
-    /// What is needed for the daemon and one client.
+    /// The descriptors that the daemon and one client need.
     pub needed: usize,
 }
 
-/// Descriptors that are not for attached clients.
+/// Returns the number of descriptors that are not for attached clients.
 fn reserve() -> usize {
     OWN + control::CONNECTIONS_MAX + Limits::METRICS.connections_max + registration::PENDING_MAX
 }
 
-/// Raises the limit of open files as far as this process may, and gives the number of clients that
-/// it leaves room for.
+/// Raises the limit of open files as far as possible and returns the number of clients it allows.
 ///
 /// # Errors
-/// There is no room for one.
+/// The limit leaves no room for one client.
 pub fn room_for_clients() -> Result<usize, TooFew> {
     let limit = match getrlimit(Resource::RLIMIT_NOFILE) {
         Ok((soft, hard)) if soft < hard => {
@@ -41,7 +40,7 @@ pub fn room_for_clients() -> Result<usize, TooFew> {
             raised.map_or(soft, |()| hard)
         }
         Ok((soft, _)) => soft,
-        // The unit's filter of system calls may forbid the question, which /proc answers, too.
+        // The unit's filter of system calls may forbid `getrlimit`. `/proc` has the same answer.
         Err(error) => std::fs::read_to_string("/proc/self/limits")
             .ok()
             .and_then(|limits| soft_limit(&limits))
@@ -53,7 +52,7 @@ pub fn room_for_clients() -> Result<usize, TooFew> {
     room_within(usize::try_from(limit).unwrap_or(usize::MAX))
 }
 
-/// The soft limit of open files in the text of `/proc/PID/limits`.
+/// Returns the soft limit of open files from the text of `/proc/PID/limits`.
 fn soft_limit(limits: &str) -> Option<u64> {
     let line = limits
         .lines()
@@ -84,7 +83,8 @@ mod tests {
 
     #[test]
     fn the_default_number_of_clients_fits_the_limit_that_linux_has_for_services() {
-        // The kernel's own: 1024, and 4096 as the hard one. systemd's hard one is far above.
+        // The kernel's soft default is 1024, and its hard one 4096. systemd's hard one is far
+        // higher.
         assert!(room_within(4096).is_ok_and(|room| room > 1000));
         assert!(room_within(1024).is_ok_and(|room| room >= 256));
         let too_few = room_within(64).expect_err("not even for itself");

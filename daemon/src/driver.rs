@@ -1,20 +1,19 @@
-//! The scheduler thread: the only place that reads the clock and calls the policy.
+//! The scheduler thread, which reads the clock and calls the policy.
 //!
-//! One thread serves all clients and ports, so no decision needs a lock. A round scans the lanes
-//! (hot clients every round, cold ones in turns, a budget for each so that none starves the
-//! others), publishes permits, asks the links that something happened to, and wakes the sleepers
-//! last. Between rounds it takes commands, runs what is due, and looks whether it may sleep.
+//! One thread serves all clients and ports, so no decision needs a lock. A round scans lanes: those
+//! of hot clients in every round, those of cold clients in turns, each with a budget. Then it
+//! publishes permits, asks the changed links, and wakes sleeping clients. Between rounds, the
+//! thread runs commands and due work, and checks whether it may sleep.
 //!
-//! * *Hot path.* [`intake`]: decide, write the permit, and account for it afterwards. Counters are
+//! * *Hot path.* [`intake`] decides, writes the permit and accounts for it afterwards. Counters are
 //!   plain integers of this thread.
-//! * *Spin, then sleep.* It spins for `scheduler.spin_us` after the last record. Where a client was
-//!   just woken, turns are short and it yields between them, in case that client shares its core:
-//!   then spinning would cost 50 µs a permit and yielding costs 5. The sleep itself is the protocol
-//!   of [`laxity_shm::sleep`].
-//! * *Heartbeat.* Every five milliseconds while awake; while flows wait, a sleep ends after
-//!   [`WAITING_SLEEP_MAX`]. With nothing waiting there is none to give: whoever submits wakes us.
-//! * *Distrust.* A record that does not decode releases its client at once, at the first one: its
-//!   memory is corrupt, and everything it waits for resolves unscheduled. Nobody else notices.
+//! * *Spin, then sleep.* The thread spins for `scheduler.spin_us` after the last record. After it
+//!   woke a client, it spins briefly and yields. On a shared core, a permit takes 5 µs with a yield
+//!   and 50 µs without. [`laxity_shm::sleep`] has the protocol of the sleep.
+//! * *Heartbeat.* It changes every five milliseconds while the thread is awake. While flows wait, a
+//!   sleep ends after [`WAITING_SLEEP_MAX`]. Without waiting flows, clients expect no heartbeat.
+//! * *Distrust.* The first record that does not decode releases its client, whose memory is
+//!   corrupt. Its flows go out unscheduled, and other clients are not affected.
 
 pub mod cluster;
 mod commands;
@@ -65,39 +64,39 @@ use crate::driver::watches::{OverdueWatch, SilenceWatch};
 use crate::mailbox::{Inbox, SnapshotSlot};
 use crate::stats::LoopCounters;
 
-/// Looks at lanes in a turn, i.e. between readings of the clock, and rounds that those are at
-/// least. What is done between turns takes as long as a dozen looks, and a submit that comes
-/// meanwhile waits. So turns are long: some microseconds, half of `DUE_MIN`.
+/// Lanes that are scanned between two readings of the clock. The work between turns takes as long
+/// as a dozen lanes and delays submits, so turns are long: some microseconds, half of `DUE_MIN`.
 const LOOKS_PER_TURN: usize = 1024;
+/// Fewest rounds of a turn, even if they scan more lanes than `LOOKS_PER_TURN`.
 const ROUNDS_MIN: usize = 4;
-/// The same after a client was woken: if it shares this core, looking keeps it from answering.
+/// Lanes that are scanned in a turn after a wake-up. A client on the same core waits for its end.
 const LOOKS_AFTER_WAKE: usize = 8;
-/// Records after which a turn ends, since the clock goes on meanwhile.
+/// Records after which a turn ends and the clock is read again.
 const RECORDS_PER_TURN: usize = 64;
-/// Time between heartbeats while awake.
+/// The time between heartbeats while the thread is awake.
 const BEAT: Span = Span::from_millis(5);
-/// Longest sleep while flows are held: clients take a scheduler for stalled after 100 ms.
+/// Longest sleep while flows are held. Clients assume a stall after 100 ms.
 const WAITING_SLEEP_MAX: Span = Span::from_millis(20);
 
-/// Why there is no scheduler.
+/// Why the scheduler can't be made.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
-    /// A field is out of range for the policy. Fix the configuration.
+    /// A field of the configuration is out of range for the policy.
     #[error(transparent)]
     Config(#[from] InvalidConfig),
-    /// The system is out of descriptors. Raise `LimitNOFILE`.
+    /// The system is out of descriptors.
     #[error("cannot make the scheduler's epoll: {0}")]
     System(nix::Error),
 }
 
 impl From<nix::Error> for DriverError {
-    /// Not as a source: the text says it.
+    /// Keeps `cause` out of `source`, because the text contains it.
     fn from(cause: nix::Error) -> Self {
         Self::System(cause)
     }
 }
 
-/// The scheduler. Made on any thread, then [`Driver::run`] on its own.
+/// The scheduler. Any thread may make it, and [`Driver::run`] needs its own thread.
 #[derive(Debug)]
 pub struct Driver {
     inbox: Inbox,
@@ -111,34 +110,34 @@ pub struct Driver {
     silence: SilenceWatch,
     overdue: OverdueWatch,
     beaten: Time,
-    /// When garbage was warned of last.
+    /// When the last warning of garbage was logged.
     warned: Time,
 }
 
-/// When the thread sleeps, and when it lets others have its core.
+/// The rule by which the thread sleeps and yields its core.
 #[derive(Debug)]
 struct Spin {
-    /// Time after the last record in which the thread spins.
+    /// How long the thread spins after the last record.
     span: Span,
-    /// When the last record came that somebody waits for.
+    /// When the last record came that a client waits on.
     active: Time,
     woke_client: Time,
 }
 
 impl Spin {
-    /// Nothing came for so long that the thread may sleep.
+    /// Reports whether the thread has spun long enough to sleep.
     fn is_over(&self, now: Time) -> bool {
         now.since(self.active) >= self.span
     }
 
-    /// A client slept a moment ago: perhaps because it shares this core.
+    /// Reports whether a client was woken within the span. It may share this core.
     fn woke_lately(&self, now: Time) -> bool {
         now.since(self.woke_client) < self.span
     }
 }
 
 impl Driver {
-    /// A scheduler with no clients.
+    /// Makes a scheduler without clients.
     ///
     /// # Errors
     /// See [`DriverError`].
@@ -183,14 +182,14 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Reports to the coordinator behind `exchange`, and follows it.
+    /// Connects the scheduler to the coordinator through `exchange`.
     #[must_use]
     pub fn attending(mut self, exchange: Arc<CoordinatorExchange>) -> Self {
         self.intake.hints.attend(exchange, &self.config);
         self
     }
 
-    /// Schedules until it is told to stop. All clients are released at the end, however it comes.
+    /// Runs until the mailbox has a command to stop. All clients are released, even by a panic.
     pub fn run(mut self) {
         if let Some(cpu) = self.config.scheduler.cpu {
             pin(cpu);
@@ -203,20 +202,18 @@ impl Driver {
         info!("the scheduler has released its clients and ends");
     }
 
-    /// Rounds until something came or the clock is to be looked at, and what is due then. False to
-    /// stop.
+    /// Runs the rounds of a turn, then the due work. Returns false to stop the thread.
     fn turn(&mut self) -> bool {
         if self.inbox.is_pending() && !self.obey() {
             return false;
         }
-        // The inner loop looks at lanes and does nothing else: half of its length is part of the
-        // time that a submit waits for its permit.
+        // The loop only scans lanes, because a submit waits half of its length on average.
         let mut records = 0;
         let quiet = self.intake.quiet;
         for _ in 0..self.rounds() {
             let taken = self.round();
             records += taken;
-            // Whoever was woken may need this core.
+            // A woken client may need this core.
             if taken > 0 && self.answer() || records >= RECORDS_PER_TURN {
                 break;
             }
@@ -224,8 +221,8 @@ impl Driver {
         records += self.between_turns();
         self.answer();
         self.intake.now = Time(now_ns());
-        // What nobody waits for is no reason to stay awake: it may take a core from those who send
-        // it.
+        // Records that no client waits on don't keep the thread awake, which may take a core from
+        // their senders.
         let asked = self.is_asked(records, quiet);
         self.due();
         self.tell_idleness();
@@ -242,10 +239,10 @@ impl Driver {
         true
     }
 
-    /// Looks at the hot clients in the next turn.
+    /// Returns the number of rounds in the next turn.
     fn rounds(&self) -> usize {
-        // Without spinning, or if what it woke for is nothing that anybody waits for, there is but
-        // one look before the sleep.
+        // There is only a short look before the sleep if the thread does not spin, or if it woke
+        // for records that no client waits on.
         let now = self.intake.now;
         let looks = if self.spin.is_over(now) || self.spin.woke_lately(now) {
             LOOKS_AFTER_WAKE
@@ -255,14 +252,14 @@ impl Driver {
         (looks / self.order.looks()).max(ROUNDS_MIN)
     }
 
-    /// Permits what the links allow now, and wakes whom it concerns; whether it woke anybody.
+    /// Permits what the links allow now, and wakes the clients. Returns whether it woke any.
     #[inline]
     fn answer(&mut self) -> bool {
         self.intake.serve(&mut self.clients);
         self.wake_clients()
     }
 
-    /// Wakes those whom a permit awaits; whether there was one.
+    /// Wakes the clients that sleep until a permit. Returns whether there were any.
     fn wake_clients(&mut self) -> bool {
         if self.intake.wakes.is_empty() {
             return false;
@@ -277,7 +274,7 @@ impl Driver {
                 && consumer.wake()
             {
                 self.intake.counters.client_wakes += 1;
-                // Read anew: where the two share a core, the client has run meanwhile.
+                // The clock is read again, because a client on the same core has run meanwhile.
                 self.spin.woke_client = Time(now_ns());
                 woken = true;
             }
@@ -285,7 +282,7 @@ impl Driver {
         woken
     }
 
-    /// What is due by the clock: links, admission, heartbeats, lost completions, the snapshot.
+    /// Runs what is due: links, admission, heartbeats, overdue bytes and the snapshot.
     fn due(&mut self) {
         let now = self.intake.now;
         let mut serve = false;
@@ -320,7 +317,7 @@ impl Driver {
             serve = true;
         }
         if self.overdue.take_due(now) {
-            // Nothing is overdue before what was told of it is read.
+            // All completions that were sent have to be read before bytes count as overdue.
             let looks = usize::from(self.config.scheduler.slots) / BUDGET + 1;
             for _ in 0..looks {
                 let quiet = self.intake.quiet;
@@ -352,15 +349,14 @@ impl Driver {
         }
     }
 
-    /// Sleeps until something can have happened. See [`laxity_shm::sleep`] for why nothing is
-    /// missed.
+    /// Sleeps until there may be work. [`laxity_shm::sleep`] explains why no wake-up is lost.
     fn sleep(&mut self) {
         for client in self.clients.iter().flatten() {
             client.served.header().raise(attention::SLEEPING);
         }
         let ordered = self.clients.is_empty() || heavy_fence();
-        // Woken for what nobody waits for, it goes on sleeping, so to speak: the clients were never
-        // told otherwise, so that no new fence is needed, which would interrupt all of them.
+        // The clients see one long sleep, even if the thread wakes for records that none waits on.
+        // So it needs no new fence, which would interrupt all clients.
         while self.nap(ordered) {}
         for client in self.clients.iter().flatten() {
             client.served.header().lower(attention::SLEEPING);
@@ -371,9 +367,9 @@ impl Driver {
         self.beat();
     }
 
-    /// Sleeps once, unless there is something to do; whether to sleep on.
+    /// Sleeps once, unless there is work. Returns whether to sleep on.
     fn nap(&mut self, ordered: bool) -> bool {
-        // Orders come first: what clients do in answer to one must not be read before it.
+        // Commands come first, because records that answer a command must be read after it.
         if self.inbox.is_pending() {
             return false;
         }
@@ -382,7 +378,7 @@ impl Driver {
         if self.is_asked(swept.records, before) || self.inbox.is_pending() {
             return false;
         }
-        // What this look or the round before it left to do is due now, not after the sleep.
+        // Work that this scan or the last round left is due before the sleep.
         self.intake.serve(&mut self.clients);
         self.wake_clients();
         self.intake.now = Time(now_ns());
@@ -402,7 +398,7 @@ impl Driver {
         if self.inbox.is_pending() {
             return false;
         }
-        // Whoever woke it first, and everybody if that was nothing.
+        // The clients that woke the thread come first. If they sent nothing, it scans all.
         let before = self.intake.quiet;
         let mut records = 0;
         for index in woken {
@@ -412,8 +408,8 @@ impl Driver {
         !self.is_asked(records, before) && ordered && !self.clients.is_empty()
     }
 
-    /// Whether there is anything among these records that somebody waits for. `quiet` is the count
-    /// before them.
+    /// Reports whether a client waits on any of the last `records` records. `quiet` is the count of
+    /// other records before them.
     fn is_asked(&mut self, records: usize, quiet: u64) -> bool {
         if records > 0 {
             self.publisher.note_change();
@@ -435,7 +431,7 @@ impl Driver {
         ];
         let ports_due = ports.iter().map(|port| port.due);
         let mut until = ports_due.chain(due).min().unwrap_or(Time::NEVER);
-        // Who waits, be it for a fetch that is held, looks for signs of life.
+        // A waiting client looks for heartbeats, even if its fetch is held.
         let waits = ports.iter().any(|port| port.link.waiting_flows() > 0);
         if waits {
             until = until.min(self.silence.due());
@@ -448,7 +444,7 @@ impl Driver {
 }
 
 impl Drop for Driver {
-    /// Also when the thread panics: clients must not wait for a scheduler that is gone.
+    /// Releases all clients, even after a panic: they must not wait for a dead thread.
     fn drop(&mut self) {
         for client in self
             .clients
@@ -472,7 +468,7 @@ fn pin(cpu: usize) {
     }
 }
 
-/// What this thread has used. Being preempted is not work that should be done less often.
+/// Returns the processor time of this thread. Time while it was preempted does not count.
 fn processor_time() -> Time {
     let clock = nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID;
     let used = nix::time::clock_gettime(clock).map_or(Duration::ZERO, Duration::from);

@@ -1,8 +1,8 @@
-//! laxityd, the per-host scheduler: architecture §3 to §5.
+//! laxityd, the daemon of a host (architecture §3 to §5).
 //!
-//! One thread schedules ([`driver`]); everything else (registration, operators, metrics, signals)
-//! runs on one tokio thread beside it ([`daemon`]) and speaks with it through a [`mailbox`].
-//! Decisions are `laxity_policy`'s, bytes that cross a process boundary `laxity_shm`'s.
+//! One thread schedules ([`driver`]). A tokio thread serves registrations, operators, metrics and
+//! signals ([`daemon`]), and sends commands to the scheduler through a [`mailbox`]. `laxity_policy`
+//! makes the decisions, and `laxity_shm` defines the shared memory.
 #![forbid(unsafe_code)]
 
 pub mod clients;

@@ -1,10 +1,9 @@
-//! The two ways between the scheduler thread and the rest of the daemon.
+//! Messages between the scheduler thread and the rest of the daemon.
 //!
-//! Inwards: [`Command`]s over a channel, and a doorbell (a flag for a scheduler that is awake, an
-//! eventfd for one that sleeps). The scheduler reads the flag once a turn. Outwards: a
-//! [`SnapshotSlot`] that holds the latest snapshot. The scheduler makes no system call for it while
-//! it is busy: the reader looks by itself as long as there are new snapshots, and the scheduler
-//! wakes it only for the first one after a pause.
+//! Inwards, a channel carries [`Command`]s. A doorbell announces them: a flag that an awake
+//! scheduler reads once a turn, and an eventfd that wakes a sleeping one. Outwards, a
+//! [`SnapshotSlot`] holds the latest snapshot. A busy scheduler makes no system call for it. The
+//! reader polls while there are new snapshots, and the scheduler wakes it only after a pause.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -20,64 +19,64 @@ use crate::config::Config;
 use crate::driver::trace::TraceCommand;
 use crate::stats::Snapshot;
 
-/// How long the scheduler may take to answer a request.
+/// Longest time that the scheduler may take to answer a command.
 pub const ANSWER_MAX: Duration = Duration::from_secs(2);
 
-/// What the rest of the daemon tells the scheduler.
+/// A command to the scheduler thread.
 #[derive(Debug)]
 pub enum Command {
-    /// A process has registered; serve it.
+    /// Attach a process that has registered.
     Attach {
-        /// The process.
+        /// The process, with its memory.
         newcomer: Box<Newcomer>,
-        /// Told once its memory says what holds (mode, bypass, DSCP) and is scanned. Only then
-        /// is it handed over, so that its first flow is treated like all others.
+        /// Resolves once the client's memory has the mode, the bypass and the DSCPs, and its lanes
+        /// are scanned. Only then does the client get the memory, so all its flows are scheduled.
         attached: oneshot::Sender<()>,
     },
-    /// Its socket hung up: forget it, and hand back what it held, so that unmapping its memory
-    /// is not the scheduler's work.
+    /// Remove a client whose socket hung up. Its memory goes back to the sender, so that the
+    /// scheduler does not spend time on unmapping it.
     Detach {
-        /// Which.
+        /// The client.
         client: ClientId,
-        /// Takes what was its.
+        /// Receives what remains of the client.
         leaving: oneshot::Sender<Option<Leaving>>,
     },
-    /// Let everything out unscheduled, or stop that.
+    /// Turn the bypass of all traffic on or off.
     Bypass(bool),
-    /// A new configuration. What needs a restart is as it was.
+    /// Apply a configuration. Keys that need a restart are unchanged in it.
     Configure(Arc<Config>),
-    /// The coordinator exchange has an update.
+    /// Read an update from the coordinator exchange.
     Coordinator,
-    /// Somebody waits for a snapshot that is newer than this command.
+    /// Publish a snapshot that is newer than this command.
     Publish,
-    /// For `laxity trace`.
+    /// Change or read the trace, for `laxity trace`.
     Trace(TraceCommand),
-    /// Release all clients and end.
+    /// Release all clients and end the thread.
     Stop,
 }
 
-/// The sending end; cheap to clone.
+/// The sending end. It is cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Mailbox {
     commands: mpsc::Sender<Command>,
     bell: Arc<Doorbell>,
 }
 
-/// Says that there is a command.
+/// The signal that a command is in the channel.
 #[derive(Debug)]
 pub struct Doorbell {
     pending: AtomicBool,
     fd: EventFd,
 }
 
-/// The receiving end, the scheduler's.
+/// The scheduler's receiving end.
 #[derive(Debug)]
 pub struct Inbox {
     commands: mpsc::Receiver<Command>,
     bell: Arc<Doorbell>,
 }
 
-/// Makes both ends.
+/// Makes a mailbox and the inbox that receives from it.
 ///
 /// # Errors
 /// The process is out of file descriptors.
@@ -101,13 +100,13 @@ pub fn mailbox() -> nix::Result<(Mailbox, Inbox)> {
 }
 
 impl Mailbox {
-    /// Sends `command`. False if the scheduler has ended.
+    /// Sends `command`. Returns false if the scheduler has ended.
     pub fn send(&self, command: Command) -> bool {
         if self.commands.send(command).is_err() {
             return false;
         }
-        // Release: pairs with the Acquire swap in `take`, which then finds the command in the
-        // channel. The eventfd is written whether or not the scheduler sleeps: commands are rare.
+        // Release pairs with the Acquire swap in `take`, which then finds the command in the
+        // channel. The eventfd is written even if the scheduler is awake: commands are rare.
         self.bell.pending.store(true, Ordering::Release);
         let _ = self.bell.fd.write(1);
         true
@@ -115,35 +114,36 @@ impl Mailbox {
 }
 
 impl Inbox {
-    /// Whether a command is there: one load of a line that rarely changes.
+    /// Reports whether a command is there. This is one load of a cache line that rarely changes.
     #[inline]
     #[must_use]
     pub fn is_pending(&self) -> bool {
         self.bell.pending.load(Ordering::Relaxed)
     }
 
-    /// All commands that are there.
+    /// Returns all commands that are there.
     pub fn take(&self) -> Vec<Command> {
         self.bell.pending.swap(false, Ordering::AcqRel);
         self.commands.try_iter().collect()
     }
 
-    /// Becomes readable when there is a command. To be watched edge-triggered: nobody reads it.
+    /// Returns a descriptor that becomes readable with a command. Nothing reads it, so the caller
+    /// watches for edges.
     #[must_use]
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.bell.fd.as_fd()
     }
 }
 
-/// Time between two looks for a snapshot while there are new ones, and between two snapshots.
+/// The time between two polls by the reader, and between two snapshots.
 pub const LOOK_EVERY: Duration = Duration::from_millis(100);
-/// Looks without a new snapshot after which the reader waits to be woken.
+/// Polls without a new snapshot before the reader sleeps.
 pub const LOOKS_MAX: u32 = 10;
-/// The scheduler wakes the reader if it has published nothing for this long. The reader looks for
-/// longer than that.
+/// How long the scheduler may publish nothing before it has to wake the reader. The reader polls
+/// for longer than that.
 pub const WAKE_AFTER: Duration = Duration::from_millis(300);
 
-/// Where the scheduler publishes its latest snapshot. Neither side waits for the other.
+/// The place for the scheduler's latest snapshot. Neither side waits for the other.
 #[derive(Debug)]
 pub struct SnapshotSlot {
     latest: ArcSwapOption<Snapshot>,
@@ -152,7 +152,7 @@ pub struct SnapshotSlot {
 }
 
 impl SnapshotSlot {
-    /// An empty slot.
+    /// Makes an empty slot.
     ///
     /// # Errors
     /// The process is out of file descriptors.
@@ -164,8 +164,8 @@ impl SnapshotSlot {
         })
     }
 
-    /// Publishes `snapshot`. `wake` if the reader may not be looking: nothing was published for
-    /// longer than [`LOOKS_MAX`] looks take, or somebody waits.
+    /// Publishes `snapshot`. `wake` is set if the reader may sleep, i.e. if nothing was published
+    /// for longer than [`LOOKS_MAX`] polls take, or if a task waits.
     pub fn publish(&self, snapshot: Snapshot, wake: bool) {
         self.latest.store(Some(Arc::new(snapshot)));
         if wake {
@@ -173,18 +173,18 @@ impl SnapshotSlot {
         }
     }
 
-    /// Takes note of having been woken.
+    /// Resets the wake-up, so that the descriptor is no longer readable.
     pub fn acknowledge(&self) {
         let _ = self.wake.read();
     }
 
-    /// The latest snapshot since the last call.
+    /// Returns the latest snapshot, if there is one since the last call.
     #[must_use]
     pub fn take(&self) -> Option<Arc<Snapshot>> {
         self.latest.swap(None)
     }
 
-    /// A descriptor that becomes readable when the scheduler wakes the reader.
+    /// Returns a descriptor that becomes readable when the scheduler wakes the reader.
     ///
     /// # Errors
     /// The process is out of file descriptors.
@@ -192,15 +192,15 @@ impl SnapshotSlot {
         self.wake.as_fd().try_clone_to_owned()
     }
 
-    /// Scheduler: counts a sign of life. For the watchdog: a command that is not taken within a
-    /// watchdog period while this stands still means a thread that hangs.
+    /// Counts a sign of life of the scheduler. If the count stays the same for a watchdog period
+    /// while a command waits, the thread hangs.
     #[inline]
     pub fn progress(&self) {
         let seen = self.progress.load(Ordering::Relaxed);
         self.progress.store(seen.wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// Signs of life so far.
+    /// Returns the signs of life so far.
     #[must_use]
     pub fn signs_of_life(&self) -> u64 {
         self.progress.load(Ordering::Relaxed)

@@ -1,4 +1,4 @@
-//! `laxityd`: arguments, log, runtime. Everything else is in the library.
+//! The `laxityd` program: arguments, log and runtime. The library has everything else.
 #![forbid(unsafe_code)]
 
 mod manual;
@@ -19,8 +19,8 @@ use tracing_subscriber::{EnvFilter, Layer, reload};
 
 /// Schedules the network traffic of LLM inference on this host.
 ///
-/// Runs without a configuration. SIGHUP reads it again, SIGTERM stops in order: clients are
-/// released and go on unscheduled.
+/// Needs no configuration. SIGHUP makes it read the configuration again. SIGTERM stops it: clients
+/// are released and go on unscheduled.
 #[derive(Debug, Parser)]
 #[command(name = "laxityd", version, max_term_width = 100)]
 struct Arguments {
@@ -30,7 +30,7 @@ struct Arguments {
     /// Checks the configuration, and the certificates that it names, and exits
     #[arg(long)]
     check_config: bool,
-    /// Prints the configuration that would hold, as TOML, and exits
+    /// Prints the configuration in effect, as TOML, and exits
     #[arg(long)]
     show_config: bool,
     /// Socket that clients register at (`socket` of the configuration)
@@ -39,10 +39,10 @@ struct Arguments {
     /// Socket that operators use (`control` of the configuration)
     #[arg(long, value_name = "PATH", env = "LAXITY_CONTROL")]
     control: Option<PathBuf>,
-    /// How log lines look (`log_format` of the configuration)
+    /// Format of log lines (`log_format` of the configuration)
     #[arg(long, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
-    /// What is logged: a level or a filter (`log` of the configuration)
+    /// Log filter: a level or directives (`log` of the configuration)
     #[arg(long, value_name = "FILTER", env = "LAXITY_LOG")]
     log: Option<String>,
     /// Overrides one key of the configuration, such as scheduler.spin_us=0 or nic.0.rate=25Gbit
@@ -57,7 +57,7 @@ struct Arguments {
 }
 
 impl Arguments {
-    /// All overrides as `key=value`; what was given last wins.
+    /// Returns all overrides as `key=value`. The last one wins.
     fn sets(&self) -> Vec<String> {
         let quoted = |text: &str| toml::Value::String(text.to_owned()).to_string();
         let mut sets = Vec::new();
@@ -75,7 +75,7 @@ impl Arguments {
             };
             sets.push(format!("log_format={}", quoted(name)));
         }
-        // An empty variable is as good as none.
+        // An empty variable counts as unset.
         if let Some(filter) = self.log.as_ref().filter(|filter| !filter.is_empty()) {
             sets.push(format!("log={}", quoted(filter)));
         }
@@ -95,7 +95,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Writes to standard output. Whoever has read enough of it and went is no error.
+/// Writes to standard output. A reader that has closed its end is no error.
 fn print(text: &str) -> anyhow::Result<()> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
@@ -140,7 +140,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts logging to standard error, and gives the means to change what is logged.
+/// Starts the log on standard error, and returns a function that changes its filter.
 fn start_log(config: &Config) -> anyhow::Result<SetLog> {
     let (filter, handle) = reload::Layer::new(EnvFilter::try_new(&config.log)?);
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);

@@ -1,10 +1,10 @@
 //! The Prometheus endpoint. `docs/metrics.md` documents names, units and labels, and
 //! `tests/operating.rs` compares the two.
 //!
-//! Each [`Snapshot`] of the scheduler is turned into absolute values. Waits are handed to the
-//! exporter sample by sample, which is what its interface takes, so they are thinned above
-//! [`WAITS_PER_SNAPSHOT_MAX`] flows per snapshot: the shape of the distribution stays right, and
-//! the exact number of flows is `laxity_flows_total`.
+//! Each [`Snapshot`] of the scheduler gives absolute values. The exporter takes waits sample by
+//! sample. So above [`WAITS_PER_SNAPSHOT_MAX`] flows per snapshot, only a part of the waits is
+//! exported. The shape of the distribution stays right, and `laxity_flows_total` has the exact
+//! number.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,23 +20,24 @@ use metrics_exporter_prometheus::{
 use crate::coordinator::exchange::{CoordinatorExchange, StreamView};
 use crate::stats::{PortSnapshot, Snapshot, StageCounters, WAIT_BUCKETS, WaitHistogram};
 
-/// Wait samples handed to the exporter per snapshot, over all ports and stages.
+/// Wait samples per snapshot, over all ports and stages.
 const WAITS_PER_SNAPSHOT_MAX: u64 = 20_000;
 
-/// Upper edges of `laxity_wait_seconds`: 250 ns (a permit without waiting) to 4 s, by fours.
+/// Upper edges of `laxity_wait_seconds`, in seconds: from 250 ns (a permit without waiting) to 4 s,
+/// each four times the last.
 const WAIT_EDGES_S: [f64; 13] = [
     250e-9, 1e-6, 4e-6, 16e-6, 64e-6, 256e-6, 1e-3, 4e-3, 16e-3, 64e-3, 256e-3, 1.0, 4.0,
 ];
 
-/// How to read the value of a metric from a `T`. This is also the metric's kind.
+/// How a metric's value is read from a `T`. The variant is the kind of the metric.
 enum Value<T: 'static> {
-    /// Only grows.
+    /// A value that only grows.
     Counter(fn(&T) -> u64),
-    /// Goes up and down.
+    /// A value that grows and shrinks.
     Gauge(fn(&T) -> f64),
 }
 
-/// A metric: its name, its meaning and its value. The labels are in `docs/metrics.md`.
+/// A metric: its name, its help text and its value. The labels are in `docs/metrics.md`.
 struct Metric<T: 'static> {
     name: &'static str,
     help: &'static str,
@@ -58,7 +59,7 @@ macro_rules! metrics {
 }
 
 metrics! {
-    /// By port.
+    /// Metrics of each port.
     PORT: PortSnapshot {
         Gauge laxity_in_flight_bytes "Bytes permitted and not yet completed"
             |p| p.link.in_flight_bytes;
@@ -77,7 +78,7 @@ metrics! {
 }
 
 metrics! {
-    /// By port and level.
+    /// Metrics of each port and level.
     WAITING_BY_LEVEL: Tally {
         Gauge laxity_queued_level_bytes "Bytes submitted and not yet permitted, by level"
             |t| t.bytes;
@@ -86,7 +87,7 @@ metrics! {
 }
 
 metrics! {
-    /// By port and stage.
+    /// Waiting flows of each port and stage.
     WAITING_BY_STAGE: Tally {
         Gauge laxity_queued_bytes "Bytes submitted and not yet permitted, by stage" |t| t.bytes;
         Gauge laxity_queued_flows "Flows with bytes not yet permitted, by stage" |t| t.flows;
@@ -94,7 +95,7 @@ metrics! {
 }
 
 metrics! {
-    /// By port and stage.
+    /// Counters of each port and stage.
     STAGE: StageCounters {
         Counter laxity_flows_total "Flows submitted" |s| s.submitted_flows;
         Counter laxity_submitted_bytes_total "Bytes submitted" |s| s.submitted_bytes;
@@ -115,7 +116,7 @@ struct Permits {
 }
 
 metrics! {
-    /// By port, stage and level.
+    /// Permits of each port, stage and level.
     PERMITS: Permits {
         Counter laxity_permits_total "Permits given, credit included" |p| p.count;
         Counter laxity_permitted_bytes_total "Bytes permitted, credit included" |p| p.bytes;
@@ -123,7 +124,7 @@ metrics! {
 }
 
 metrics! {
-    /// Of the stream to the coordinator.
+    /// Metrics of the stream to the coordinator.
     CLUSTER: ClusterView {
         Gauge laxity_cluster_connected "Whether there is a stream to the coordinator"
             |c| u64::from(c.view.connected);
@@ -155,14 +156,14 @@ metrics! {
 }
 
 metrics! {
-    /// Registrations that were refused. The scheduler never hears of them.
+    /// Refused registrations, which the scheduler thread does not see.
     REFUSED: u64 {
         Counter laxity_refused_clients_total "Registrations refused" |count| *count;
     }
 }
 
 metrics! {
-    /// Of the daemon.
+    /// Metrics of the whole daemon.
     DAEMON: Snapshot {
         Gauge laxity_pruned_requests "Requests that admission holds for infeasible"
             |s| s.scheduler.pruned_requests;
@@ -213,7 +214,7 @@ metrics! {
     }
 }
 
-/// What the stream to the coordinator does; zeros without one.
+/// The state of the stream to the coordinator. Without a coordinator, all values are zero.
 #[derive(Default)]
 struct ClusterView {
     view: StreamView,
@@ -221,14 +222,14 @@ struct ClusterView {
     age: Option<Span>,
 }
 
-/// The one histogram: time from submit to first permit.
+/// The only histogram: time from submit to first permit.
 const WAIT: &str = "laxity_wait_seconds";
 
 static METADATA: Metadata<'static> =
     Metadata::new("laxity", metrics::Level::INFO, Some(module_path!()));
 
-/// The recorder behind the endpoint and the handles made so far. Not global: a process may run
-/// several daemons (tests do).
+/// The recorder of the endpoint, with the handles made so far. It is not global, because a test
+/// process runs several daemons.
 pub struct Exporter {
     recorder: PrometheusRecorder,
     counters: BTreeMap<Key, Counter>,
@@ -244,7 +245,7 @@ impl std::fmt::Debug for Exporter {
     }
 }
 
-/// The exporter's wait samples are sorted into buckets this often, also if nobody scrapes.
+/// The time between two runs of the exporter's upkeep, which sorts wait samples into buckets.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
 
 async fn keep_up(handle: PrometheusHandle) {
@@ -266,10 +267,10 @@ fn describe<T>(recorder: &PrometheusRecorder, table: &[Metric<T>]) {
 }
 
 impl Exporter {
-    /// An exporter that knows every metric, and has no values.
+    /// Makes an exporter with all metrics and no values.
     ///
     /// # Errors
-    /// The buckets of a histogram make no sense.
+    /// The buckets of a histogram are invalid.
     pub fn new() -> Result<Self, BuildError> {
         let recorder = PrometheusBuilder::new()
             .set_buckets_for_metric(Matcher::Full(WAIT.into()), &WAIT_EDGES_S)?
@@ -292,7 +293,7 @@ impl Exporter {
         })
     }
 
-    /// A future that serves what is published at `listener`, for as long as it is polled.
+    /// Returns a future that serves the published metrics at `listener` while it is polled.
     pub fn serve(&self, listener: Listener) -> impl Future<Output = ()> + Send + 'static {
         let handle = self.recorder.handle();
         let render = handle.clone();
@@ -305,13 +306,12 @@ impl Exporter {
         }
     }
 
-    /// Makes the endpoint show how many registrations were refused, which may change without any
-    /// snapshot.
+    /// Exports the number of refused registrations, which may change without a snapshot.
     pub fn publish_refusals(&mut self, refused: u64) {
         self.set(REFUSED, &[], &refused);
     }
 
-    /// Makes the endpoint show what the stream to the coordinator does.
+    /// Exports the state of the stream to the coordinator.
     pub fn publish_cluster(&mut self, exchange: Option<&CoordinatorExchange>) {
         let seen = exchange.map(|exchange| {
             let (in_force, age) = exchange.in_force(Time(now_ns()));
@@ -325,7 +325,7 @@ impl Exporter {
         self.set(CLUSTER, &[], &seen.unwrap_or_default());
     }
 
-    /// Makes the endpoint show `snapshot`; `refused` counts the registrations that were refused.
+    /// Exports `snapshot` and the number of refused registrations.
     pub fn publish(&mut self, snapshot: &Snapshot, refused: u64) {
         self.publish_refusals(refused);
         for port in &snapshot.ports {
@@ -359,7 +359,7 @@ impl Exporter {
         }
     }
 
-    /// Hands the waits since the last snapshot to the exporter, each with its bucket's mean.
+    /// Exports the waits since the last snapshot, each as the mean of its bucket.
     fn publish_waits(&mut self, snapshot: &Snapshot) {
         let mut new = 0;
         for pass in 0..2 {
@@ -399,7 +399,7 @@ impl Exporter {
         }
     }
 
-    /// Sets all metrics of a table, with these labels.
+    /// Sets all metrics of `table`, with these labels, to the values in `from`.
     fn set<T>(&mut self, table: &[Metric<T>], labels: &[Label], from: &T) {
         let recorder = &self.recorder;
         for metric in table {
@@ -416,7 +416,8 @@ impl Exporter {
     }
 }
 
-/// How many of `count` samples are kept when there are `total` in this snapshot; never none.
+/// Returns how many of `count` samples are exported if the snapshot has `total`. It is at least
+/// one.
 fn thinned(count: u64, total: u64) -> u64 {
     if total <= WAITS_PER_SNAPSHOT_MAX {
         return count;
@@ -424,12 +425,12 @@ fn thinned(count: u64, total: u64) -> u64 {
     (u128::from(count) * u128::from(WAITS_PER_SNAPSHOT_MAX)).div_ceil(u128::from(total)) as u64
 }
 
-/// Rows of tables by level that a port with `levels` levels uses.
+/// Returns the level rows that a port with `levels` levels uses.
 pub(crate) fn rows(levels: u8) -> impl Iterator<Item = usize> {
     (0..usize::from(levels)).chain([Level::ROWS - 1])
 }
 
-/// Name of the level of `row`.
+/// Returns the name of the level of `row`.
 pub(crate) fn level_name(row: usize) -> String {
     if row == Level::ROWS - 1 {
         Level::SCAVENGER.to_string()

@@ -1,29 +1,29 @@
-//! Whose process a client is: the identity that outlives an attachment.
+//! The owner of a client: an identity that outlives an attachment.
 //!
-//! What a client did wrong is remembered of its owner, since a process that attaches anew is a new
-//! client. An owner is a user, and inside a user the control group that the user could not choose:
-//! two containers that both run as root are two owners. A user may make groups below one that is
-//! delegated to it, so the path ends above the first folder that belongs to the user.
+//! Each attachment is a new client, so a client's losses and violations are remembered with its
+//! owner. An owner is a user, and within a user the control group that the user could not choose.
+//! So two containers that both run as root are two owners. A user may create groups below a group
+//! that is delegated to it, so the path ends above the first folder that belongs to the user.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Characters of a control group's path that are kept.
+/// Most characters of a control group's path that are kept.
 const CGROUP_CHARS_MAX: usize = 256;
 
-/// See the module.
+/// A user and a control group. The module explains both.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Owner {
-    /// User, as the kernel says.
+    /// The user id, as the kernel reports it.
     pub uid: u32,
-    /// Control group (version 2), empty if it is not known.
+    /// The control group (version 2). Empty if it is unknown.
     pub cgroup: Arc<str>,
 }
 
 impl Owner {
-    /// The owner of a process that the kernel says is `pid`, of user `uid`.
+    /// Returns the owner of the process `pid` of user `uid`.
     #[must_use]
     pub fn of(uid: u32, pid: u32) -> Self {
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
@@ -39,8 +39,8 @@ impl Owner {
     }
 }
 
-/// The part of `path` that user `uid` could not choose. Root may choose all of it, so nothing is
-/// gained by cutting it there.
+/// Returns the part of `path` that user `uid` could not choose. For root it is all of `path`, since
+/// root can choose any part.
 fn undelegated<'a>(root: &Path, path: &'a str, uid: u32) -> &'a str {
     if uid == 0 {
         return path;

@@ -1,8 +1,7 @@
-//! Places of attached clients: how many a user may have, what is kept for root, and what the limit
-//! of open files leaves.
+//! Places of attached clients, with the limits per user, for root, and by open files.
 //!
-//! One user, and so one process, never has them all: the others would run unscheduled, and so
-//! would whatever root starts to find out why.
+//! No user, and so no process, can take all places. Otherwise other users would run unscheduled,
+//! and so would the tools that root starts to find out why.
 
 use std::collections::BTreeMap;
 
@@ -11,63 +10,63 @@ use thiserror::Error;
 use crate::clients::ClientId;
 use crate::config::SchedulerConfig;
 
-/// Why there is no place; text for the operator.
+/// Why there is no place, as text for the operator.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum NoPlace {
-    /// As many clients are attached as may be.
+    /// `clients_max` clients are attached.
     #[error(
         "{attached} clients are attached, as many as may be; raise `clients_max` of [scheduler] in \
          the configuration, then `laxity reload`"
     )]
     Full {
-        /// Clients.
+        /// The number of attached clients.
         attached: usize,
     },
-    /// As many clients are attached as the limit of open files leaves room for.
+    /// The limit of open files allows no more clients.
     #[error(
         "{attached} clients are attached, and the limit of open files allows no more; raise \
          `LimitNOFILE` of the unit (`ulimit -n`), then restart laxityd"
     )]
     Descriptors {
-        /// Clients.
+        /// The number of attached clients.
         attached: usize,
     },
-    /// The user has its share.
+    /// The user has its share of places.
     #[error(
         "user {uid} has {attached} clients attached, its share; raise `clients_per_uid_max` of \
          [scheduler] in the configuration, then `laxity reload`"
     )]
     Share {
-        /// Who.
+        /// The user id.
         uid: u32,
-        /// Its clients.
+        /// The number of the user's clients.
         attached: usize,
     },
-    /// What is left is kept for root.
+    /// The remaining places are reserved for root.
     #[error(
         "{attached} clients are attached, and the last {reserve} places are root's; raise \
          `clients_max` of [scheduler] in the configuration, then `laxity reload`"
     )]
     Reserved {
-        /// Clients.
+        /// The number of attached clients.
         attached: usize,
-        /// Places of root.
+        /// The number of places reserved for root.
         reserve: usize,
     },
 }
 
-/// See the module.
+/// The places that are taken, and the limit.
 #[derive(Debug)]
 pub struct ClientPlaces {
     next: u64,
     /// The user of each client.
     taken: BTreeMap<ClientId, u32>,
-    /// What the limit of open files leaves room for.
+    /// Most clients that the limit of open files allows.
     room: usize,
 }
 
 impl ClientPlaces {
-    /// None taken, and no more than `room` at any time.
+    /// Makes a table with all places free, for at most `room` clients.
     #[must_use]
     pub const fn new(room: usize) -> Self {
         Self {
@@ -77,16 +76,16 @@ impl ClientPlaces {
         }
     }
 
-    /// Clients that have one.
+    /// Returns the number of places that are taken.
     #[must_use]
     pub fn taken(&self) -> usize {
         self.taken.len()
     }
 
-    /// A place for a client of user `uid`.
+    /// Takes a place for a client of user `uid`.
     ///
     /// # Errors
-    /// There is none; refuse the client, and say why.
+    /// There is no place. The caller refuses the client with this reason.
     pub fn take(&mut self, uid: u32, limits: &SchedulerConfig) -> Result<ClientId, NoPlace> {
         let attached = self.taken.len();
         if attached >= self.room {
@@ -112,7 +111,7 @@ impl ClientPlaces {
         Ok(id)
     }
 
-    /// `id` is gone.
+    /// Frees the place of client `id`.
     pub fn free(&mut self, id: ClientId) {
         self.taken.remove(&id);
     }

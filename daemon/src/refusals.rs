@@ -1,7 +1,8 @@
-//! Registrations that were refused: how many, of whom, and why. For the log, `status`, metrics.
+//! Refused registrations, for the log, `status` and metrics.
 //!
-//! A client that is refused asks again every few seconds, and so do all processes of its job. One
-//! line a user and [`WARN_EVERY`] says it; `status` has the latest users, the counter has them all.
+//! A refused client tries again every few seconds, and so do all processes of its job. So the log
+//! has one line per user and [`WARN_EVERY`]. `status` shows the latest users, and the counter
+//! counts every refusal.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -11,18 +12,18 @@ use laxity_wire::RefusalStatus;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// Between two warnings of refusals of one user.
+/// The time between two warnings about one user.
 const WARN_EVERY: Duration = Duration::from_secs(60);
-/// Users warned of within that time.
+/// Most users that warnings name within [`WARN_EVERY`].
 const WARNED_MAX: usize = 32;
-/// Users that `status` shows: those that were refused last.
+/// Most users that `status` shows. The latest refusals stay.
 const USERS_MAX: usize = 32;
 
-/// See the module.
+/// The count and the latest users of refused registrations.
 #[derive(Debug, Default)]
 pub struct Refusals {
     log: Mutex<RefusalLog>,
-    /// Notified of each.
+    /// Notified of each refusal.
     added: Notify,
 }
 
@@ -42,7 +43,7 @@ struct User {
 }
 
 impl Refusals {
-    /// Counts one. Whether it is to be said aloud.
+    /// Counts a refusal and returns whether to log a warning.
     pub fn add(&self, peer: Peer, why: &str) -> bool {
         let now = Instant::now();
         let mut log = self.log.lock();
@@ -54,18 +55,18 @@ impl Refusals {
         is_due
     }
 
-    /// Returns once one was added since the last call; for one caller.
+    /// Returns after the next refusal since the last call. It supports one caller.
     pub async fn next(&self) {
         self.added.notified().await;
     }
 
-    /// How many so far.
+    /// Returns the number of refusals so far.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.log.lock().count
     }
 
-    /// The users that were refused last, the latest first.
+    /// Returns the users that were refused last, the latest first.
     #[must_use]
     pub fn latest(&self) -> Vec<RefusalStatus> {
         let now = Instant::now();
@@ -107,11 +108,11 @@ impl RefusalLog {
         why.clone_into(&mut user.why);
     }
 
-    /// Whether a refusal of `uid` is to be said aloud.
+    /// Reports whether a refusal of `uid` is logged as a warning.
     fn is_due(&mut self, uid: u32, now: Instant) -> bool {
         self.warned
             .retain(|_, at| now.saturating_duration_since(*at) < WARN_EVERY);
-        // With so many users at once the log is full enough.
+        // Warnings about this many users are enough for the log.
         if self.warned.len() >= WARNED_MAX || self.warned.contains_key(&uid) {
             return false;
         }

@@ -1,9 +1,8 @@
-//! How a process becomes a client: accept, check, make its memory, hand it over, watch for its end.
+//! Registration: accepts connections, checks them, makes the memory and watches for hangups.
 //!
-//! The socket is open to all by default and the check is here, against `SO_PEERCRED` (what a
-//! process says of itself decides nothing): root, the daemon's own user, and who `[access]` names.
-//! A refusal is answered with its reason. Afterwards the socket is silent; its hangup is the death
-//! of the client, on which everything of it is let go.
+//! By default the socket is open to all, and this module checks `SO_PEERCRED`. It admits root, the
+//! daemon's own user, and the users and groups in `[access]`. A refusal is answered with its
+//! reason. After registration the socket is silent. Its hangup means that the client ended.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -27,26 +26,26 @@ use crate::owner::Owner;
 use crate::service::Service;
 use crate::watched::{Watched, watch};
 
-/// A process that has connected must have greeted within this time.
+/// Longest time from the connection to the greeting.
 const GREETING_MAX: Duration = Duration::from_secs(1);
-/// Connections that may attach and have not greeted yet.
+/// Most permitted connections that have not greeted yet.
 const GREETINGS_MAX: usize = 64;
-/// Those of one user, root apart.
+/// Most connections without a greeting of one user other than root.
 const GREETINGS_PER_UID_MAX: usize = 16;
-/// Connections that were refused and are kept until they have read why.
+/// Most refused connections that are kept until they have read the reason.
 const FAREWELLS_MAX: usize = 32;
-/// Those of one user. Beyond, a refused connection is closed without waiting for its greeting.
+/// Most refused connections of one user that are kept. Further ones are closed at once.
 const FAREWELLS_PER_UID_MAX: usize = 16;
-/// Connections accepted before others on this thread have their turn.
+/// Connections that are accepted before other tasks of this thread run.
 const ACCEPTS_MAX: usize = 16;
-/// Connections that are no clients (yet).
+/// Most connections that are not attached clients.
 pub const PENDING_MAX: usize = GREETINGS_MAX + FAREWELLS_MAX + ACCEPTS_MAX;
-/// Lines of the log about clients that come, and about clients that go, in each [`LINES_EVERY`].
+/// Most log lines about arriving clients, and about departing clients, in [`LINES_EVERY`].
 const LINES_MAX: u32 = 32;
-/// See [`LINES_MAX`].
+/// The period of the limit [`LINES_MAX`].
 const LINES_EVERY: Duration = Duration::from_secs(10);
 
-/// What all registrations share.
+/// The state that all registrations share.
 #[derive(Clone)]
 struct RegistrationContext {
     service: Arc<Service>,
@@ -55,13 +54,13 @@ struct RegistrationContext {
     lines: Arc<Lines>,
 }
 
-/// Lines of the log that clients cause.
+/// The limits of log lines about clients.
 struct Lines {
     attached: Mutex<LineLimit>,
     left: Mutex<LineLimit>,
 }
 
-/// How many lines were left out before this one, or `None` if this one is left out.
+/// Returns the lines omitted before this one, or `None` if this line is to be omitted.
 fn due(lines: &Mutex<LineLimit>) -> Option<u64> {
     lines.lock().take(Instant::now())
 }
@@ -84,13 +83,13 @@ pub async fn serve(listener: Watched, service: Arc<Service>) {
         if let Err(error) = door.accept_some(&listener).await {
             errors.rest_after(&error).await;
         }
-        // Whoever lost its place closes its connection before the next is accepted.
+        // A connection that lost its slot closes before the next one is accepted.
         tokio::task::yield_now().await;
     }
 }
 
 impl RegistrationContext {
-    /// Awaits connections, and takes up to [`ACCEPTS_MAX`] of them.
+    /// Waits for connections and accepts up to [`ACCEPTS_MAX`] of them.
     async fn accept_some(&self, listener: &Watched) -> io::Result<()> {
         let mut ready = listener.readable().await?;
         for _ in 0..ACCEPTS_MAX {
@@ -108,7 +107,7 @@ impl RegistrationContext {
         Ok(())
     }
 
-    /// Takes a connection in, or refuses it at once: whoever may not attach waits nowhere.
+    /// Admits a connection, or refuses it at once if the process may not attach.
     fn admit(&self, socket: OwnedFd, from: Peer) -> io::Result<()> {
         let config = self.service.config();
         let groups = || peer_groups(socket.as_fd()).unwrap_or_default();
@@ -139,7 +138,7 @@ impl RegistrationContext {
         Ok(())
     }
 
-    /// Says no, counts it, and has the log say it now and then.
+    /// Refuses a connection, counts the refusal and logs it at a limited rate.
     fn refuse(&self, socket: &OwnedFd, refusal: &Refusal) {
         let (Peer { pid, uid, .. }, why) = (refusal.peer, &refusal.why);
         if self.service.refusals().add(refusal.peer, why) {
@@ -152,7 +151,7 @@ impl RegistrationContext {
         }
     }
 
-    /// Awaits the greeting for as long as it may take and `place` is not lost.
+    /// Awaits the greeting until it is late or the connection loses `place`.
     async fn greet(
         &self,
         socket: &Watched,
@@ -186,8 +185,8 @@ impl RegistrationContext {
     }
 }
 
-/// Keeps a refused connection until its greeting has come. A socket that is closed on something
-/// unread breaks under the client's hands, and it never sees the reason.
+/// Keeps a refused connection until its greeting has come. If a socket with unread data is closed,
+/// the client gets an error instead of the reason.
 async fn farewell(socket: Watched, place: ConnectionSlot<u32>) {
     let _ = tokio::time::timeout(GREETING_MAX, greeting(&socket)).await;
     drop((socket, place));
@@ -200,12 +199,12 @@ fn plain(error: RegistrationError) -> io::Error {
     }
 }
 
-/// Why a process is not served, and what it is told.
+/// Why a process is refused, and the reason that it receives.
 #[derive(Debug)]
 struct Refusal {
     peer: Peer,
     why: String,
-    /// `None` if it is gone already.
+    /// `None` if the process is gone.
     reason: Option<Reason>,
 }
 
@@ -219,7 +218,7 @@ impl Refusal {
     }
 }
 
-/// Finds a place, makes the memory. The welcome is sent only once the scheduler has the client.
+/// Takes a place and makes the memory. The welcome is sent only once the scheduler has the client.
 fn register(hello: &Hello, from: Peer, service: &Service) -> Result<Newcomer, Refusal> {
     let full = |why: String| Refusal::new(from, why, Reason::Full);
     let config = service.config();
@@ -261,8 +260,8 @@ async fn greeting(socket: &Watched) -> Result<Hello, RegistrationError> {
     }
 }
 
-/// Root, the daemon's own user, and whom the configuration names, by user or by group. `groups`
-/// gives those of the process besides its effective one.
+/// Reports whether the process may attach: root, the daemon's user, or a user or group of
+/// `[access]`. `groups` returns the supplementary groups of the process.
 fn may_attach(access: &AccessConfig, peer: Peer, groups: impl FnOnce() -> Vec<u32>) -> bool {
     access.anyone
         || peer.uid == 0
@@ -316,8 +315,8 @@ impl RegistrationContext {
         }) && let Ok(Some(leaving)) = left.await
         {
             self.say_left(&leaving);
-            // After this nobody else has the region. It is emptied and unmapped here, not on the
-            // scheduler's thread; the client may keep the file.
+            // Now only this task has the region. It unmaps the region to save the scheduler thread
+            // the time. The client may keep the file, so its pages are discarded first.
             service.departed(id);
             leaving.served.region().discard();
             drop(leaving);
@@ -353,8 +352,8 @@ impl RegistrationContext {
     }
 }
 
-/// Returns when the other side is gone. Whoever speaks after the welcome breaks the protocol and
-/// is treated as gone.
+/// Returns when the other side is gone. A message after the welcome breaks the protocol, and the
+/// client counts as gone.
 async fn hangup(socket: &Watched) {
     loop {
         let Ok(mut ready) = socket.readable().await else {

@@ -1,5 +1,5 @@
-//! What operators and registrations act on: the configuration in force, who is attached, and the
-//! way to the scheduler. Lives on the tokio side.
+//! The service behind operators and registrations: the configuration in force, the attached clients
+//! and the way to the scheduler. It runs on the tokio thread.
 
 pub mod trace;
 
@@ -28,20 +28,20 @@ use crate::service::trace::Traces;
 use crate::stats::Snapshot;
 use crate::status::status;
 
-/// How long the configuration may take to be read.
+/// Longest time for reading the configuration.
 const READ_MAX: Duration = Duration::from_secs(2);
 
-/// Where the configuration came from, to read it again.
+/// The origin of the configuration, for reading it again.
 #[derive(Clone, Debug, Default)]
 pub struct Source {
-    /// `--config`.
+    /// The path given by `--config`.
     pub file: Option<PathBuf>,
-    /// Overrides of the command line, `key=value`.
+    /// Overrides from the command line, as `key=value`.
     pub sets: Vec<String>,
 }
 
 impl Source {
-    /// The file that is read.
+    /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
         self.file
@@ -50,32 +50,31 @@ impl Source {
     }
 }
 
-/// Changes what is logged; the argument is `log` of the configuration.
+/// A function that changes the log filter. Its argument is `log` of the configuration.
 pub type SetLog = Box<dyn Fn(&str) + Send + Sync>;
 
-/// The way to the scheduler, and what it says.
+/// The daemon's handle of the scheduler thread.
 #[derive(Clone, Debug)]
 pub struct SchedulerHandle {
-    /// Takes commands.
+    /// Sends commands to the scheduler.
     pub mailbox: Mailbox,
-    /// Gives snapshots.
+    /// Receives snapshots from the scheduler.
     pub snapshots: watch::Receiver<Option<Arc<Snapshot>>>,
-    /// What lies between the scheduler and the coordinator, if there is one.
+    /// The coordinator exchange, if a coordinator is configured.
     pub exchange: Option<Arc<CoordinatorExchange>>,
 }
 
-/// See the module.
+/// The state that operators and registrations act on.
 pub struct Service {
     started: Instant,
     source: Source,
     set_log: SetLog,
     scheduler: SchedulerHandle,
     refusals: Refusals,
-    /// Held by whoever reads the configuration.
+    /// Held while the configuration is read.
     reading: Arc<tokio::sync::Mutex<()>>,
-    /// Lies there while bypass is on, so that a daemon that is started again after a crash does not
-    /// schedule what an operator wanted left alone. Beside the control socket: what is there does
-    /// not outlast a reboot.
+    /// A file that exists while bypass is on, so that bypass stays on after a crash and restart of
+    /// the daemon. It is beside the control socket, where no file survives a reboot.
     marker: PathBuf,
     state: Mutex<State>,
     traces: Traces,
@@ -86,7 +85,7 @@ struct State {
     config: Arc<Config>,
     bypass: bool,
     places: ClientPlaces,
-    /// So that a bypass reaches the clients even if the scheduler hangs.
+    /// The memory of each client, so that a bypass works even if the scheduler hangs.
     regions: BTreeMap<ClientId, Arc<Region>>,
 }
 
@@ -99,8 +98,8 @@ impl std::fmt::Debug for Service {
 }
 
 impl Service {
-    /// A service in front of the scheduler, for at most `client_room` clients, whatever the
-    /// configuration says.
+    /// Makes a service in front of the scheduler, for at most `client_room` clients whatever the
+    /// configuration allows.
     #[must_use]
     pub fn new(
         config: Arc<Config>,
@@ -131,61 +130,61 @@ impl Service {
         }
     }
 
-    /// What was traced of the scheduler.
+    /// Returns the traces of the scheduler.
     #[must_use]
     pub const fn traces(&self) -> &Traces {
         &self.traces
     }
 
-    /// The configuration in force.
+    /// Returns the configuration in force.
     #[must_use]
     pub fn config(&self) -> Arc<Config> {
         Arc::clone(&self.state.lock().config)
     }
 
-    /// What lies between the scheduler and the coordinator, if there is one.
+    /// Returns the coordinator exchange, if a coordinator is configured.
     #[must_use]
     pub fn exchange(&self) -> Option<&CoordinatorExchange> {
         self.scheduler.exchange.as_deref()
     }
 
-    /// Passes `command` on. False if the scheduler has ended.
+    /// Sends `command` to the scheduler. Returns false if the scheduler has ended.
     pub fn send(&self, command: Command) -> bool {
         self.scheduler.mailbox.send(command)
     }
 
-    /// Room for one more client, of user `uid`: its number.
+    /// Takes a place for a client of user `uid` and returns its number.
     ///
     /// # Errors
-    /// There is none for it; refuse it.
+    /// There is no place. The caller refuses the client.
     pub fn admit(&self, uid: u32) -> Result<ClientId, NoPlace> {
         let mut state = self.state.lock();
         let config = Arc::clone(&state.config);
         state.places.take(uid, &config.scheduler)
     }
 
-    /// Remembers the memory of an admitted client.
+    /// Stores the memory of an admitted client.
     pub fn keep_region(&self, id: ClientId, region: Arc<Region>) {
         self.state.lock().regions.insert(id, region);
     }
 
-    /// An admitted client is gone.
+    /// Removes an admitted client that is gone.
     pub fn departed(&self, id: ClientId) {
         let mut state = self.state.lock();
         state.places.free(id);
         state.regions.remove(&id);
     }
 
-    /// Registrations that were refused.
+    /// Returns the refused registrations.
     #[must_use]
     pub const fn refusals(&self) -> &Refusals {
         &self.refusals
     }
 
-    /// The state of the daemon now.
+    /// Returns the state of the daemon now.
     ///
     /// # Errors
-    /// The scheduler does not answer; text for the operator.
+    /// The scheduler does not answer. The error is text for the operator.
     pub async fn status(&self) -> Result<Status, String> {
         let asked_ns = now_ns();
         if !self.send(Command::Publish) {
@@ -211,17 +210,16 @@ impl Service {
         }
     }
 
-    /// Whether everything goes out unscheduled by an operator's order, perhaps one that a daemon
-    /// before this one was given.
+    /// Reports whether an operator has ordered a bypass, perhaps of an earlier daemon.
     #[must_use]
     pub fn is_bypassed(&self) -> bool {
         self.state.lock().bypass
     }
 
-    /// Puts the marker there or takes it away.
+    /// Creates or removes the marker.
     fn mark_bypass(&self, on: bool) -> io::Result<()> {
         if on {
-            // A link may not lead the write elsewhere; what is there already is as good.
+            // `create_new` does not follow a symbolic link. An existing marker is as good.
             match File::create_new(&self.marker) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
                 _ => Ok(()),
@@ -234,20 +232,21 @@ impl Service {
         }
     }
 
-    /// Turns the bypass on or off; what was done, for the operator.
+    /// Turns the bypass on or off and returns the result as text for the operator.
     pub fn bypass(&self, on: bool) -> String {
         let mut state = self.state.lock();
         state.bypass = on;
-        // The word of each region is set here and now, so that it works with a scheduler that
-        // hangs, too; the scheduler then wakes the sleepers. Off is the scheduler's alone: it
-        // must have made up its mind before anybody waits for it again.
+        // The bypass is set in each region here, so that it works even if the scheduler hangs. The
+        // scheduler then wakes the sleepers. Only the scheduler clears it, because it must serve a
+        // client before the client waits for permits again.
         if on {
             for region in state.regions.values() {
                 region.header().raise(attention::BYPASS);
             }
         }
         let clients = state.places.taken();
-        // Still under the lock: two operators must not leave a marker that says otherwise.
+        // The marker is written under the lock, so that it matches `bypass` if two operators switch
+        // at once.
         let marked = self.mark_bypass(on);
         drop(state);
         self.send(Command::Bypass(on));
@@ -272,7 +271,7 @@ impl Service {
     /// Changes the policy until the next reload.
     ///
     /// # Errors
-    /// There is no such policy; text for the operator.
+    /// There is no such policy. The error is text for the operator.
     pub fn set_policy(&self, policy: &str) -> Result<String, String> {
         let policy: laxity_policy::PolicyKind = policy
             .parse()
@@ -287,7 +286,7 @@ impl Service {
     /// Changes the mode until the next reload.
     ///
     /// # Errors
-    /// There is no such mode; text for the operator.
+    /// There is no such mode. The error is text for the operator.
     pub fn set_mode(&self, mode: &str) -> Result<String, String> {
         let mode = Mode::from_name(mode)
             .ok_or_else(|| format!("unknown mode `{mode}`; known are off, observe, enforce"))?;
@@ -309,11 +308,11 @@ impl Service {
         self.send(Command::Configure(config));
     }
 
-    /// Reads the configuration again. Gives the keys that changed and need a restart. Whoever
-    /// drops the future before it is ready has changed nothing.
+    /// Reads the configuration again and returns the changed keys that need a restart. Dropping the
+    /// future before it is ready changes nothing.
     ///
     /// # Errors
-    /// The new configuration is wrong, or its file gives no answer; the old one holds.
+    /// The new configuration is invalid or can't be read. The old one stays in force.
     pub async fn reload(&self) -> Result<Vec<&'static str>, ConfigError> {
         match self.read().await {
             Ok((config, warnings)) => Ok(self.take(&config, &warnings)),
@@ -324,11 +323,11 @@ impl Service {
         }
     }
 
-    /// Reads on a thread of its own: one that hangs holds up neither operators nor the end of the
-    /// daemon, and what it reads too late is dropped.
+    /// Reads the file on its own thread. A read that hangs delays neither operators nor the end of
+    /// the daemon, and its late result is dropped.
     async fn read(&self) -> Result<(Config, Vec<String>), ConfigError> {
         let read = async {
-            // One thread that hangs is enough.
+            // At most one thread hangs in a read.
             let reading = Arc::clone(&self.reading).lock_owned().await;
             let source = self.source.clone();
             let (done, loaded) = oneshot::channel();
@@ -354,7 +353,7 @@ impl Service {
         }
     }
 
-    /// Has `file` hold from now on, as far as it can.
+    /// Applies the reloadable keys of `file` and returns the others that changed.
     fn take(&self, file: &Config, warnings: &[String]) -> Vec<&'static str> {
         let mut state = self.state.lock();
         let running = Arc::clone(&state.config);

@@ -1,12 +1,13 @@
-//! The paths that the daemon listens at: taken by one daemon at a time, left as they were found.
+//! The paths that the daemon listens at.
 //!
-//! Whether somebody listens at a path cannot be asked without a race, so the right to it is a lock
-//! beside it ([`laxity_shm::registration::claim`]), held for the daemon's life. What is removed at
-//! the end is the very file that was bound: an operator, or a daemon of another version that knows
-//! no lock, may have put another in its place.
+//! Only one daemon may listen at a path. A check whether one listens has a race, so the daemon
+//! holds a lock file beside the path ([`laxity_shm::registration::claim`]). At the end, the daemon
+//! removes only the file that it bound, since an operator or an older daemon without locks may have
+//! replaced it.
 //!
-//! A daemon that root starts by hand, in a folder of the service's user, gives its lock and sockets
-//! to that user. The service could neither lock nor remove root's, and would not start any more.
+//! Root may start a daemon by hand in a folder of the service's user. Then the lock and the sockets
+//! are given to that user. Otherwise the service could not lock or remove them, and would not
+//! start.
 
 use std::fs::{File, Permissions};
 use std::io;
@@ -19,25 +20,25 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, soc
 use thiserror::Error;
 use tokio::net::UnixListener;
 
-/// Why a path cannot be listened at, and what to do.
+/// Why the daemon can't listen at a path, and the remedy.
 #[derive(Debug, Error)]
 pub enum BindError {
-    /// The folder cannot be made.
+    /// The folder can't be made.
     #[error("its folder cannot be made: {0}; make it, and let the daemon's user write to it")]
     Folder(io::Error),
-    /// The lock beside the socket cannot be taken.
+    /// The lock beside the socket can't be taken.
     #[error("its lock file {path} cannot be opened: {cause}; \
         {}", way_out_of_lock(.cause), path = .path.display())]
     Lock {
-        /// The lock.
+        /// The path of the lock.
         path: PathBuf,
-        /// What went wrong.
+        /// The cause.
         cause: io::Error,
     },
-    /// The socket cannot be made, or another daemon has it.
+    /// The socket can't be made, or another daemon has it.
     #[error("{cause}; {}", way_out_of_socket(.cause))]
     Socket {
-        /// What went wrong.
+        /// The cause.
         cause: io::Error,
     },
 }
@@ -65,8 +66,8 @@ fn way_out_of_socket(cause: &io::Error) -> &'static str {
     }
 }
 
-/// What to do about a socket that cannot be made, or an address; `otherwise` if nothing better is
-/// known.
+/// Returns the remedy for a socket or an address that can't be bound. It is `otherwise` if the
+/// cause has no special remedy.
 #[must_use]
 pub fn way_out<'t>(cause: &io::Error, otherwise: &'t str) -> &'t str {
     match cause.raw_os_error().map(nix::Error::from_raw) {
@@ -88,17 +89,17 @@ pub fn way_out<'t>(cause: &io::Error, otherwise: &'t str) -> &'t str {
     }
 }
 
-/// A socket file of this daemon; removed when dropped.
+/// A socket file of this daemon, which is removed on drop.
 #[derive(Debug)]
 pub struct Bound {
     path: PathBuf,
-    /// Device and inode.
+    /// The device and inode of the file.
     file: (u64, u64),
     _claim: OwnedFd,
 }
 
 impl Bound {
-    /// `path` was bound by us just now.
+    /// Makes the guard of a socket that was just bound at `path`, and sets its mode and owner.
     fn new(path: &Path, mode: u32, claim: OwnedFd) -> io::Result<Self> {
         let bound = Self {
             path: path.to_owned(),
@@ -126,18 +127,18 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
     Ok((metadata.dev(), metadata.ino()))
 }
 
-/// The socket where clients register.
+/// Binds the socket where clients register.
 ///
 /// # Errors
-/// [`BindError`]; within it `AddrInUse` means that another daemon runs, `AlreadyExists` that
-/// something else is there.
+/// A [`BindError`]. Within it, `AddrInUse` means that another daemon runs, and `AlreadyExists` that
+/// another file is there.
 pub fn bind_registration(path: &Path, mode: u32) -> Result<(OwnedFd, Bound), BindError> {
     let claim = claim(path, SockType::SeqPacket)?;
     let listener = registration::listen(path).map_err(plain)?;
     Ok((listener, Bound::new(path, mode, claim)?))
 }
 
-/// The socket where operators ask.
+/// Binds the socket that operators use.
 ///
 /// # Errors
 /// As [`bind_registration`].
@@ -145,7 +146,7 @@ pub fn bind_control(path: &Path, mode: u32) -> Result<(UnixListener, Bound), Bin
     let claim = claim(path, SockType::Stream)?;
     if registration::is_socket(path)? {
         match attempt(path, SockType::Stream)? {
-            // Left over from a daemon that was killed, perhaps another user's: the claim is ours.
+            // The lock is held, so this file is left from a daemon that was killed.
             Err(nix::Error::ECONNREFUSED | nix::Error::EACCES) => std::fs::remove_file(path)?,
             _ => return Err(io::Error::from(io::ErrorKind::AddrInUse).into()),
         }
@@ -154,13 +155,13 @@ pub fn bind_control(path: &Path, mode: u32) -> Result<(UnixListener, Bound), Bin
     Ok((listener, Bound::new(path, mode, claim)?))
 }
 
-/// The right to listen at `path`.
+/// Takes the lock for `path`.
 fn claim(path: &Path, kind: SockType) -> Result<OwnedFd, BindError> {
     make_folder(path).map_err(BindError::Folder)?;
     let lock = registration::lock_path(path);
     let claimed = match registration::claim(path).map_err(plain) {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied && is_orphan(path, kind) => {
-            // If this fails, the second attempt says why.
+            // The second attempt reports why this failed.
             let _ = std::fs::remove_file(&lock);
             registration::claim(path).map_err(plain)
         }
@@ -172,7 +173,7 @@ fn claim(path: &Path, kind: SockType) -> Result<OwnedFd, BindError> {
     })?;
     if let Some((uid, gid)) = heir(path) {
         let file = File::from(claim);
-        // One that has another name, too, is not ours to give away.
+        // A file with a second hard link may belong to another user.
         if file.metadata()?.nlink() == 1 {
             fchown(&file, Some(uid), Some(gid))?;
         }
@@ -181,7 +182,7 @@ fn claim(path: &Path, kind: SockType) -> Result<OwnedFd, BindError> {
     Ok(claim)
 }
 
-/// Who is to have what root makes beside `path`: the folder's owner, if that is somebody else.
+/// Returns who gets the files that root makes beside `path`: the folder's owner, unless it is root.
 fn heir(path: &Path) -> Option<(u32, u32)> {
     if !nix::unistd::geteuid().is_root() {
         return None;
@@ -190,8 +191,8 @@ fn heir(path: &Path) -> Option<(u32, u32)> {
     (metadata.uid() != 0).then(|| (metadata.uid(), metadata.gid()))
 }
 
-/// Whether a lock beside `path`, which we may not open, may be removed: the folder is ours, and
-/// nobody listens at the path.
+/// Reports whether a lock beside `path` that can't be opened may be removed: the folder is this
+/// user's, and no process listens at the path.
 fn is_orphan(path: &Path, kind: SockType) -> bool {
     let own = nix::unistd::geteuid().as_raw();
     let is_ours = std::fs::metadata(folder(path)).is_ok_and(|metadata| metadata.uid() == own);
@@ -199,7 +200,7 @@ fn is_orphan(path: &Path, kind: SockType) -> bool {
     is_ours && attempt(path, kind).is_ok_and(|answer| nobody.contains(&answer))
 }
 
-/// What becomes of a connection to `path`. One with a full backlog is `EAGAIN`.
+/// Connects to `path` and returns the result. A full backlog gives `EAGAIN`.
 fn attempt(path: &Path, kind: SockType) -> io::Result<nix::Result<()>> {
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let probe = socket(AddressFamily::Unix, kind, flags, None)?;

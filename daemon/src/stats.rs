@@ -1,8 +1,8 @@
-//! What the scheduler counts, and the snapshot of it that leaves the thread.
+//! The scheduler's counters and their snapshot.
 //!
-//! The scheduler bumps plain integers of its own. About ten times a second, while something
-//! happens, it copies them into a [`Snapshot`] that the metrics endpoint and the control socket
-//! read; nothing that is read by another thread is written on the hot path.
+//! The counters are plain integers of the scheduler thread. About ten times a second while there is
+//! work, it copies them into a [`Snapshot`] for the metrics endpoint and the control socket. So the
+//! hot path writes nothing that another thread reads.
 
 use std::sync::Arc;
 
@@ -13,16 +13,16 @@ use crate::config::Mode;
 use crate::driver::fetches::FetchCounters;
 use crate::owner::Owner;
 
-/// Buckets of a [`WaitHistogram`]: powers of two from 1 ns to 9 minutes.
+/// The number of buckets of a [`WaitHistogram`]: powers of two from 1 ns to 9 minutes.
 pub const WAIT_BUCKETS: usize = 40;
 
-/// Waits by powers of two: bucket `b` holds waits of less than `2^b` ns and no less than half of
-/// that. The sum of each bucket is kept, so that means and exported sums are exact.
+/// Waits by powers of two: bucket `b` holds waits of at least `2^(b-1)` ns and less than `2^b` ns.
+/// Each bucket has its sum, so means and exported sums are exact.
 #[derive(Clone, Debug)]
 pub struct WaitHistogram {
-    /// Waits per bucket.
+    /// The number of waits in each bucket.
     pub counts: [u64; WAIT_BUCKETS],
-    /// Sum of the waits per bucket, in ns.
+    /// The sum of the waits in each bucket, in ns.
     pub sums_ns: [u64; WAIT_BUCKETS],
 }
 
@@ -44,13 +44,13 @@ impl WaitHistogram {
         self.sums_ns[bucket] = self.sums_ns[bucket].saturating_add(wait.0);
     }
 
-    /// Waits counted.
+    /// Returns the number of waits.
     #[must_use]
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// Their mean, zero if there are none.
+    /// Returns the mean wait in ns, or zero if there are none.
     #[must_use]
     pub fn mean_ns(&self) -> u64 {
         self.sums_ns
@@ -60,7 +60,7 @@ impl WaitHistogram {
             .unwrap_or(0)
     }
 
-    /// Upper edge of the bucket that holds the `permille`-th wait, zero if there are none.
+    /// Returns the upper edge in ns of the bucket that holds the `permille`-th wait, or zero.
     #[must_use]
     pub fn quantile_ns(&self, permille: u64) -> u64 {
         let rank = (self.count() * permille).div_ceil(1000);
@@ -78,13 +78,13 @@ impl WaitHistogram {
 /// Counters of one stage on one port.
 #[derive(Clone, Debug, Default)]
 pub struct StageCounters {
-    /// Flows submitted, on credit too.
+    /// Flows submitted, with those on credit.
     pub submitted_flows: u64,
-    /// Their bytes.
+    /// Bytes submitted, with those on credit.
     pub submitted_bytes: u64,
-    /// Flows sent on credit or observed, i.e. without a permit of their own.
+    /// Flows sent on credit or only observed, i.e. without a permit of their own.
     pub credited_flows: u64,
-    /// Their bytes.
+    /// Bytes sent on credit or only observed.
     pub credited_bytes: u64,
     /// Permits by [`Level::row`], credit included.
     pub permits: [u64; Level::ROWS],
@@ -96,7 +96,7 @@ pub struct StageCounters {
     pub completed_bytes: u64,
     /// Flows that completed after their deadline.
     pub deadline_misses: u64,
-    /// Submit to first permit, for flows that had to have one.
+    /// Waits from submit to first permit, of flows that needed a permit.
     pub wait: WaitHistogram,
 }
 
@@ -121,11 +121,11 @@ impl StageCounters {
 /// Counters of one port, by [`Stage::index`].
 #[derive(Clone, Debug, Default)]
 pub struct PortCounters {
-    /// The stages.
+    /// The counters of each stage.
     pub stages: [StageCounters; Stage::ALL.len()],
 }
 
-/// Counters of one client, or of all that are gone.
+/// Counters of one client, or of all clients that are gone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientCounters {
     /// Flows submitted.
@@ -136,26 +136,26 @@ pub struct ClientCounters {
     pub permitted_bytes: u64,
     /// Bytes completed.
     pub completed_bytes: u64,
-    /// Bytes of flows that it submitted and that went out unscheduled: withdrawn under a bypass,
-    /// or passed without scheduling. What it did not even submit, it counts itself.
+    /// Bytes of submitted flows that went out unscheduled: withdrawn under a bypass, or permitted
+    /// without scheduling. The client itself counts bytes that it did not submit.
     pub bypassed_bytes: u64,
-    /// Flows cancelled, by the client or by its death.
+    /// Flows cancelled by the client or by its end.
     pub cancelled_flows: u64,
-    /// Flows beyond the client's limit, permitted without scheduling.
+    /// Flows beyond the client's limit, which were permitted without scheduling.
     pub overflowed_flows: u64,
-    /// Permitted bytes that were never reported as completed and were given up on.
+    /// Permitted bytes that were never reported as completed and were written off.
     pub written_off_bytes: u64,
-    /// Permitted bytes that stopped counting in a port's window, because their client completed
+    /// Permitted bytes that stopped counting in a port's window, because the client completed
     /// nothing while others waited.
     pub set_aside_bytes: u64,
-    /// Flows of NICs that the configuration doesn't have, let out unscheduled.
+    /// Flows of NICs that the configuration does not have. They went out unscheduled.
     pub unknown_nic_flows: u64,
-    /// Records that made no sense.
+    /// Records that did not decode.
     pub garbage_records: u64,
 }
 
 impl ClientCounters {
-    /// Adds `other` to every counter.
+    /// Adds each counter of `other`.
     pub fn add(&mut self, other: &Self) {
         self.flows += other.flows;
         self.submitted_bytes += other.submitted_bytes;
@@ -171,111 +171,111 @@ impl ClientCounters {
     }
 }
 
-/// Counters of the scheduler's loop.
+/// Counters of the scheduler thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoopCounters {
-    /// Rounds over the lanes.
+    /// Rounds of scanning the lanes.
     pub rounds: u64,
     /// Records consumed.
     pub records: u64,
     /// Permits published.
     pub permits: u64,
-    /// Permits published on the fast path, before any bookkeeping.
+    /// Permits published on the fast path, before any accounting.
     pub permits_at_once: u64,
-    /// Times the thread slept.
+    /// Times that the thread slept.
     pub sleeps: u64,
     /// Sleeping clients woken.
     pub client_wakes: u64,
-    /// Most records consumed from one lane in a row: how deep rings get.
+    /// Most records consumed from one lane in a row, which shows how full lanes get.
     pub ring_depth_max: u64,
     /// Most records consumed from one lane in a row since the last snapshot.
     pub ring_depth: u64,
-    /// Attachments so far.
+    /// Clients that attached so far.
     pub attachments: u64,
     /// Orders issued by admission.
     pub orders: u64,
-    /// Requests in the pruned set that holds.
+    /// Requests in the pruned set that is in force.
     pub pruned_requests: u64,
 }
 
-/// One port at the moment of a snapshot.
+/// The state of a port in a snapshot.
 #[derive(Clone, Debug)]
 pub struct PortSnapshot {
-    /// Index of the NIC.
+    /// The index of the NIC.
     pub nic: u8,
-    /// Its name.
+    /// The name of the NIC.
     pub name: Arc<str>,
-    /// `egress` or `ingress`.
+    /// The direction: `egress` or `ingress`.
     pub direction: &'static str,
-    /// Bytes per second.
+    /// The rate in bytes per second.
     pub rate: u64,
-    /// Bytes in flight at most.
+    /// The window in bytes.
     pub window_bytes: u64,
-    /// Number of levels.
+    /// The number of levels.
     pub levels: u8,
-    /// What the arbitration says.
+    /// The snapshot of the link.
     pub link: LinkSnapshot,
-    /// What the driver counted.
+    /// The counters of the port.
     pub counters: PortCounters,
 }
 
-/// One client at the moment of a snapshot.
+/// The state of a client in a snapshot.
 #[derive(Clone, Debug)]
 pub struct ClientSnapshot {
-    /// Number of the attachment.
+    /// The number of the attachment.
     pub id: u64,
-    /// Process.
+    /// The process id.
     pub pid: u32,
-    /// Whose process.
+    /// The owner of the process.
     pub owner: Owner,
-    /// What it calls itself.
+    /// The name that the client gave.
     pub name: Arc<str>,
-    /// The mode that holds for it.
+    /// The mode that the client is in.
     pub mode: Mode,
-    /// When it attached.
+    /// When the client attached.
     pub attached: Time,
-    /// Lanes in use.
+    /// Lanes that threads of the client own.
     pub lanes: u32,
-    /// Living flows.
+    /// Flows submitted and not completed.
     pub flows: u64,
-    /// Flows with bytes not yet permitted.
+    /// Flows with bytes that are not yet permitted.
     pub waiting_flows: u64,
-    /// Lanes that are no longer read.
+    /// Lanes that are no longer read because of garbage.
     pub quarantined_lanes: u32,
-    /// Bytes that were set aside and not completed since.
+    /// Owed bytes of the client.
     pub owed_bytes: u64,
-    /// Flows of it are held for that.
+    /// Whether flows of the client are held because of its owed bytes.
     pub held: bool,
-    /// Nothing of it is scheduled, for what its owner lost.
+    /// Whether the client is unscheduled because of its owner's loss.
     pub distrusted: bool,
-    /// Its counters.
+    /// The counters of the client.
     pub counters: ClientCounters,
 }
 
-/// The daemon at one moment.
+/// The state of the daemon at one moment.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// The moment.
+    /// The time of the snapshot.
     pub at: Time,
-    /// Mode in force.
+    /// The mode in force.
     pub mode: Mode,
-    /// Policy in force.
+    /// The policy in force.
     pub policy: PolicyKind,
-    /// Whether everything is bypassed.
+    /// Whether an operator has ordered a bypass.
     pub bypass: bool,
-    /// DSCP by [`Level::row`].
+    /// The DSCP of each level, by [`Level::row`].
     pub dscp: [u8; Level::ROWS],
-    /// Ports.
+    /// The ports.
     pub ports: Vec<PortSnapshot>,
-    /// Attached clients.
+    /// The attached clients.
     pub clients: Vec<ClientSnapshot>,
-    /// Sum over all clients, gone ones included.
+    /// The sum over all clients, with those that are gone.
     pub all_clients: ClientCounters,
-    /// The loop.
+    /// The counters of the scheduler thread.
     pub scheduler: LoopCounters,
-    /// What came in from other hosts, in order.
+    /// The counters of fetches from other hosts.
     pub fetches: FetchCounters,
-    /// Owners that are distrusted, and until when.
+    /// The distrusted owners, each with the time when distrust ends.
     pub distrusted: Vec<(Owner, Time)>,
 }
 

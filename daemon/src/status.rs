@@ -1,4 +1,4 @@
-//! A snapshot as the operator's `status`.
+//! Converts a snapshot to the operator's `status`.
 
 use laxity_policy::{Level, Stage, Time};
 use laxity_shm::sleep::now_ns;
@@ -13,7 +13,7 @@ use crate::owner::Owner;
 use crate::refusals::Refusals;
 use crate::stats::{ClientSnapshot, PortSnapshot, Snapshot, WaitHistogram};
 
-/// `snapshot` for an operator; the rest is known outside the scheduler.
+/// Converts `snapshot` for an operator. The other arguments come from outside the scheduler.
 #[must_use]
 pub fn status(
     snapshot: &Snapshot,

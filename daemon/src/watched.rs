@@ -1,9 +1,8 @@
-//! Descriptors that tokio watches: sockets of a kind it has no type for, and eventfds.
+//! Descriptors that tokio watches: eventfds and kinds of sockets that tokio has no type for.
 //!
-//! tokio deprecates its safe constructor, because an arbitrary `AsRawFd` may give another
-//! descriptor each time. An [`OwnedFd`] gives the one that it owns for as long as it lives, which
-//! is for as long as the `AsyncFd` around it; so that is the only kind accepted here, and this
-//! crate needs no `unsafe` block.
+//! tokio deprecates its safe constructor, because an arbitrary `AsRawFd` may return another
+//! descriptor each time. An [`OwnedFd`] returns the same one for as long as the `AsyncFd` around it
+//! lives. So this module accepts only that type, and this crate needs no `unsafe` block.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -11,10 +10,10 @@ use std::os::fd::OwnedFd;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// A descriptor that is awaited until it is readable.
+/// A descriptor whose readability can be awaited.
 pub type Watched = AsyncFd<OwnedFd>;
 
-/// Watches `fd` for being readable. Call inside a tokio runtime.
+/// Watches `fd` until it is readable. The caller must be inside a tokio runtime.
 ///
 /// # Errors
 /// The system is out of descriptors or watches.

@@ -1,4 +1,4 @@
-//! What the binary says when it is asked, and when it is asked wrongly.
+//! Tests of the program's output for valid and invalid arguments.
 
 #![allow(
     clippy::unwrap_used,
@@ -119,8 +119,8 @@ fn manual_pages_and_completions_name_every_flag_and_key() {
     }
 }
 
-/// What `--check-config` says of a `[coordinator]` section with `PLACE` in it, and whether it
-/// accepts it.
+/// Returns whether `--check-config` accepts a `[coordinator]` section with `PLACE` in it, and its
+/// output.
 fn check_coordinator(section: &str, more: &[&str]) -> (bool, String) {
     let folder = tempfile::tempdir().unwrap();
     let subjects = [

@@ -1,5 +1,5 @@
-//! A real laxityd beside processes that take what they can. Operators, scrapers and root's clients
-//! are served all the same.
+//! Tests of a real laxityd beside processes that take all resources they can. It still serves
+//! operators, scrapers and clients of root.
 
 #![allow(
     clippy::unwrap_used,
@@ -24,11 +24,10 @@ use laxity_wire::ControlClient;
 use nix::sys::signal::Signal;
 use support::{Laxityd, PLAYS, Role, SMALL, SOON, STRANGER, is_root, role, until};
 
-/// Within this, whoever is entitled to an answer has it. A second is what is promised, to a machine
-/// that does nothing else.
+/// Longest time of an answer. The documented limit is a second, on a machine without other load.
 const PROMPT: Duration = Duration::from_secs(4);
 
-/// Not a test by itself: what strangers do. It never ends.
+/// Not a test by itself: plays the hostile processes, and never ends.
 #[test]
 fn stranger_role() {
     let Some(role) = role() else {
@@ -42,7 +41,7 @@ fn stranger_role() {
     }
 }
 
-/// Connects again and again, says nothing, and holds what it can.
+/// Connects repeatedly without a greeting, and keeps all connections that it can.
 fn hold_connections(socket: &std::path::Path) {
     let mut held = std::collections::VecDeque::new();
     let mut says = Some(PLAYS);
@@ -60,7 +59,7 @@ fn hold_connections(socket: &std::path::Path) {
     }
 }
 
-/// Attaches as often as it may, then goes on as [`hold_connections`].
+/// Attaches as often as possible, then goes on as [`hold_connections`].
 fn hold_places(socket: &std::path::Path) {
     let mut held = Vec::new();
     let why = loop {
@@ -80,7 +79,7 @@ fn hold_places(socket: &std::path::Path) {
     hold_connections(socket);
 }
 
-/// Attaches by hand. Tries again while the backlog is full, as clients do.
+/// Attaches without the library. It tries again while the backlog is full, as clients do.
 fn attach(socket: &std::path::Path, name: &str) -> Result<(OwnedFd, Welcome), RegistrationError> {
     let end = Instant::now() + SOON;
     let connection = loop {
@@ -99,7 +98,7 @@ fn attach(socket: &std::path::Path, name: &str) -> Result<(OwnedFd, Welcome), Re
     }
 }
 
-/// A daemon whose sockets strangers can reach.
+/// Starts a daemon whose sockets any user can reach.
 fn open_to_all(lines: &str, descriptors: Option<u32>) -> Laxityd {
     let daemon = Laxityd::start_within(&format!("{lines}\n{SMALL}"), descriptors);
     let all = std::fs::Permissions::from_mode(0o755);
@@ -112,7 +111,7 @@ fn stranger(daemon: &Laxityd, role: &str) -> Role {
     Role::start("stranger_role", role, &[("SOCKET", socket)])
 }
 
-/// What `act` gives, promptly.
+/// Returns the result of `act`, which must be fast.
 fn promptly<T>(what: &str, act: impl FnOnce() -> T) -> T {
     let begin = Instant::now();
     let result = act();
@@ -121,7 +120,7 @@ fn promptly<T>(what: &str, act: impl FnOnce() -> T) -> T {
     result
 }
 
-/// `status`, `bypass on` and `off`, and a new client of root: three times.
+/// Makes three rounds of `status`, `bypass on` and `off`, and a new client of root.
 fn operator_and_root_are_served(daemon: &Laxityd) {
     for round in 0..3 {
         let status = promptly("status", || daemon.status());
@@ -135,7 +134,7 @@ fn operator_and_root_are_served(daemon: &Laxityd) {
 }
 
 fn lines_of(daemon: &mut Laxityd, text: &str) -> usize {
-    // Whatever was logged before this line was read is in `seen`.
+    // `seen` then holds every line that was logged before this one.
     daemon.control().reload().unwrap();
     daemon.await_log("the configuration was reloaded");
     daemon
@@ -147,12 +146,12 @@ fn lines_of(daemon: &mut Laxityd, text: &str) -> usize {
 
 #[test]
 fn idle_connections_to_metrics_cost_neither_operators_nor_scrapers_anything() {
-    // Fewer descriptors than connections.
+    // The limit of descriptors is below the number of connections.
     let mut daemon = open_to_all("", Some(300));
     let idle: Vec<_> = (0..500)
         .map(|_| {
             let mut stream = TcpStream::connect(("127.0.0.1", daemon.metrics)).unwrap();
-            // Half of a head. One that was closed already is as good.
+            // Half of a request's head. The connection may be closed already.
             let _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nHost:");
             stream
         })
@@ -181,7 +180,7 @@ fn whoever_may_not_attach_keeps_nobody_else_from_attaching() {
             attach(&daemon.socket(), "root's").unwrap();
         }
     });
-    // As an application does, which doesn't wait for a place in the backlog.
+    // Applications attach with this library, which does not wait for room in the backlog.
     promptly("ten clients of the library", || {
         for _ in 0..10 {
             daemon.client("root's");
@@ -278,7 +277,7 @@ fn a_command_whose_operator_gave_up_does_not_take_effect_later() {
     assert!(error.to_string().contains("did not answer"), "{error}");
     drop(control);
     daemon.signal(Signal::SIGCONT);
-    // Connections are taken in order, so this one's answer comes after the other's end.
+    // Connections are accepted in order, so this answer comes after the other connection's end.
     for _ in 0..3 {
         assert!(!daemon.status().bypass);
     }

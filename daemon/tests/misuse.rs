@@ -1,4 +1,4 @@
-//! Clients that break the rules, by mistake or by malice, and what becomes of the others.
+//! Tests of clients that break the rules by mistake or on purpose, and of the other clients.
 
 #![allow(
     clippy::unwrap_used,
@@ -38,8 +38,8 @@ fn a_flow_whose_client_went_silent_gets_the_window_once_and_not_chunk_after_chun
     ));
     let (dead, honest) = (daemon.client("dead"), daemon.client("honest"));
     let mut dead_lane = dead.lane();
-    // Its ticket is dropped, its process and heartbeat are well. At a window per timeout it would
-    // take a quarter of an hour.
+    // The ticket is dropped, but the process and the heartbeat go on. At one window per timeout,
+    // the flow would need a quarter of an hour.
     drop(dead_lane.submit(&flow(Stage::P2d, 1 << 30)));
     until("it holds the window", || in_flight(&daemon) == WINDOW);
     assert!(goes_scheduled(
@@ -67,7 +67,7 @@ fn a_client_that_never_completes_is_not_scheduled_for_a_while() {
         .map(|_| lane.submit(&flow(Stage::P2d, WINDOW)))
         .collect();
     let mut told = 0;
-    // Every one of them is let out at the first loss, not one per timeout.
+    // All of the client's flows go out at the first loss, not one per timeout.
     while told < 8 * WINDOW {
         told += waiting
             .iter_mut()
@@ -163,7 +163,7 @@ fn flows_that_wait_when_the_mode_becomes_off_go_out_once_and_are_scheduled_again
     let client = daemon.client("worker");
     let mut lane = client.lane();
     for round in 0..20 {
-        // Few enough that a lane has slots for all that is to be said of them at once.
+        // The number is low enough that the lane has slots for all completions at once.
         let mut tickets: Vec<_> = (0..100)
             .map(|_| lane.submit(&flow(Stage::P2d, 16 << 10)))
             .collect();
@@ -210,8 +210,8 @@ fn credit_that_is_spent_on_flows_beyond_the_limit_returns_to_the_port() {
         });
     };
     prime();
-    // Holds the only place. All collectives are beyond the limit, and cost more credit than there
-    // is at a time.
+    // The first flow uses the only place. All collectives are beyond the limit, and use more credit
+    // than exists at a time.
     let mut held = lane.submit(&flow(Stage::P2d, 1000));
     assert!(lane.wait(&mut held).last);
     for _ in 0..1000 {
@@ -253,7 +253,7 @@ fn descriptors_sent_to_the_daemon_do_not_arrive() {
         MsgFlags::empty(),
         None,
     );
-    // Kernels that know SO_PASSRIGHTS refuse them on this side already.
+    // Kernels with SO_PASSRIGHTS refuse the descriptors already at the sender.
     if let Err(error) = sent {
         assert_eq!(error, nix::Error::EPERM);
         return;
@@ -321,14 +321,15 @@ fn whatever_ends_a_flow_takes_its_bytes_off_the_wire() {
         Stage::P2d,
         Stage::Weights,
     ] {
-        // Permitted whole, on credit from the second collective on; part of it completes.
+        // The flow is permitted whole, on credit from the second collective on. A part of it
+        // completes.
         for _ in 0..2 {
             let mut ticket = lane.submit(&flow(stage, CHUNK / 4));
             assert!(lane.wait(&mut ticket).last);
             flying(CHUNK / 4);
             lane.complete(&ticket, CHUNK / 8);
             flying(CHUNK / 8);
-            // More than there is.
+            // The client completes more bytes than are in flight.
             lane.complete(&ticket, CHUNK);
             flying(0);
             let mut ticket = lane.submit(&flow(stage, CHUNK / 4));
@@ -338,7 +339,7 @@ fn whatever_ends_a_flow_takes_its_bytes_off_the_wire() {
             lane.cancel(ticket);
             flying(0);
         }
-        // In chunks: the window is full, the rest waits.
+        // The flow is sent in chunks: the window is full, and the rest waits.
         let mut ticket = lane.submit(&flow(stage, 2 * WINDOW));
         let permitted = lane.wait(&mut ticket).bytes;
         flying(WINDOW);
@@ -346,7 +347,7 @@ fn whatever_ends_a_flow_takes_its_bytes_off_the_wire() {
         lane.cancel(ticket);
         flying(0);
     }
-    // The owner of the lane goes, then the client.
+    // First the owner of the lane goes away, then the client.
     let mut ticket = lane.submit(&flow(Stage::P2d, CHUNK));
     assert!(lane.wait(&mut ticket).last);
     flying(CHUNK);
@@ -360,7 +361,8 @@ fn whatever_ends_a_flow_takes_its_bytes_off_the_wire() {
     flying(0);
 }
 
-/// Takes permits for a window of `stage` and completes nothing. The tickets keep it that way.
+/// Takes permits for a window of `stage` and completes nothing. The tickets keep the bytes in
+/// flight.
 fn grab(lane: &mut Lane, stage: Stage) -> Vec<laxity_client::Ticket> {
     (0..8)
         .map(|_| lane.submit(&flow(stage, WINDOW / 4)))
@@ -374,7 +376,7 @@ fn a_silent_client_costs_the_others_its_patience_and_pays_when_it_speaks_again()
     let (mut silent_lane, mut lane) = (silent.lane(), honest.lane());
     let mut held = grab(&mut silent_lane, Stage::P2d);
     until("it holds the window", || in_flight(&daemon) == WINDOW);
-    // The timeout after which its bytes are written off is ten seconds.
+    // The bytes are written off only after ten seconds, the default `completion_timeout`.
     for _ in 0..20 {
         assert!(goes_scheduled(&mut lane, &flow(Stage::P2d, WINDOW)));
     }
@@ -399,7 +401,7 @@ fn a_silent_client_costs_the_others_its_patience_and_pays_when_it_speaks_again()
     });
     let warning = daemon.await_log("a client completes nothing while others wait");
     assert!(warning.contains("silent"), "{warning}");
-    // It speaks again: what it holds is paid, and the rest of it goes on, scheduled.
+    // The client completes its owed bytes, and the rest of its flows is scheduled.
     let left = held.iter_mut();
     let bytes: u64 = left.map(|ticket| finish(&mut silent_lane, ticket)).sum();
     assert_eq!(bytes, 2 * WINDOW);
@@ -413,7 +415,7 @@ fn a_silent_client_costs_the_others_its_patience_and_pays_when_it_speaks_again()
 
 #[test]
 fn one_slow_moment_on_all_ports_does_not_make_an_owner_suspect() {
-    // A job with a process for each NIC, none of which has a processor for a while.
+    // A job has one process for each NIC, and none of them runs for a while.
     let nics = ["eth0", "eth1", "eth2", "eth3"];
     let config: String = nics.iter().map(|nic| SMALL.replace("eth0", nic)).collect();
     let daemon = Laxityd::start(&config);
@@ -433,7 +435,7 @@ fn one_slow_moment_on_all_ports_does_not_make_an_owner_suspect() {
         let full = ports.iter().filter(|port| port.in_flight_bytes == WINDOW);
         full.count() == nics.len()
     });
-    // Others wait on each port for several times as long as it takes to be suspected.
+    // Others wait on each port for several times the time limit of a silent client.
     let begun = std::time::Instant::now();
     while begun.elapsed() < Duration::from_millis(600) {
         for nic in 0..nics.len() {
@@ -473,8 +475,8 @@ fn what_attaches_anew_after_it_held_the_window_goes_unscheduled() {
     let hostile = daemon.attach("hostile");
     let mut hostile_lane = hostile.lane();
     let held = grab(&mut hostile_lane, Stage::Collective);
-    // Until the daemon has seen that somebody else waits, the honest client sends on credit: then
-    // nobody waits for the hostile one, and it does no harm.
+    // The honest client sends on credit until the daemon sees that another flow waits. Until then,
+    // the hostile client keeps nobody waiting and does no harm.
     until("it holds the window", || in_flight(&daemon) == WINDOW);
     assert!(goes_scheduled(&mut lane, &flow(Stage::P2d, WINDOW)));
     drop((held, hostile_lane, hostile));
@@ -486,7 +488,8 @@ fn what_attaches_anew_after_it_held_the_window_goes_unscheduled() {
     assert_eq!(status.distrusted.len(), 1, "{:?}", status.distrusted);
     assert_eq!(status.distrusted[0].uid, own);
     daemon.await_log("distrusts an owner");
-    // Its next one is not scheduled; who was there before and completes what it sends is.
+    // A new client of the owner is unscheduled. An attached one that completes its bytes is
+    // scheduled.
     let hostile = daemon.attach("hostile");
     let mut hostile_lane = hostile.lane();
     let mut ticket = hostile_lane.submit(&flow(Stage::Collective, 8 * WINDOW));

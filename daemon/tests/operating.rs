@@ -1,4 +1,4 @@
-//! What an operator sees and does, and what holds when a daemon has died.
+//! Tests of what operators see and do, and of the state after a daemon has died.
 
 #![allow(
     clippy::unwrap_used,
@@ -31,14 +31,14 @@ fn a_refusal_is_explained_counted_at_once_and_a_warning() {
     };
     let counted = |daemon: &Laxityd| daemon.metric("laxity_refused_clients_total", "");
     refused(&daemon);
-    // Nothing else happens: no client, no request for a status.
+    // The metrics change without any client or request for a status.
     until("the metrics show it", || counted(&daemon) == 1.0);
     let line = daemon.await_log("refused a client");
     assert!(line.contains("WARN") && line.contains("version"), "{line}");
     for _ in 0..5 {
         refused(&daemon);
     }
-    // One that says nothing is dropped.
+    // A connection without a greeting is closed.
     let silent = connect(&daemon.socket()).unwrap();
     let reason = match answer(silent.as_fd()) {
         Err(RegistrationError::Rejected { reason, .. }) => Some(reason),
@@ -169,7 +169,7 @@ fn sighup_changes_what_can_change_and_names_what_cannot() {
     assert_eq!(status.mode, "observe");
     assert_eq!(status.ports[0].rate_bytes_per_s, 1_250_000_000);
 
-    // Wrong: the old one holds, and the line is named.
+    // With an invalid file, the old configuration stays, and the error names the line.
     std::fs::write(daemon.config_file(), "polciy = \"mfs\"\n").unwrap();
     let error = daemon.control().reload().unwrap_err().to_string();
     assert!(
@@ -187,7 +187,7 @@ fn sigterm_releases_the_clients_and_leaves_nothing_behind() {
     let mut ticket = lane.submit(&flow(Stage::P2d, 1 << 20));
     let mut got = take(&mut lane, &mut ticket, 256 << 10);
     daemon.signal(Signal::SIGTERM);
-    // The stall timeout is as long as the test: only the release can end this wait.
+    // The stall timeout is as long as the test, so only the release can end this wait.
     let started = Instant::now();
     loop {
         let permit = lane.wait(&mut ticket);
@@ -261,7 +261,7 @@ fn an_idle_daemon_with_clients_attached_uses_next_to_no_processor_time() {
     };
     let before = ticks();
     std::thread::sleep(Duration::from_secs(2));
-    // A tick is 10 ms: 1 % of a core over this time, ten times the budget, would be two.
+    // A tick is 10 ms. Two ticks are 1 % of a core over this time, ten times the budget.
     assert!(
         ticks() - before <= 2,
         "an idle daemon used {} ticks in 2 s",
@@ -272,7 +272,7 @@ fn an_idle_daemon_with_clients_attached_uses_next_to_no_processor_time() {
 #[test]
 fn status_is_answered_whenever_it_is_asked_for() {
     let daemon = Laxityd::start(SMALL);
-    // Just as whoever reads the board stops looking at it: it must hear the ring all the same.
+    // These pauses are as long as the reader polls for snapshots, so it may just have stopped.
     for pause in [1020, 1050, 1080, 1100] {
         std::thread::sleep(Duration::from_millis(pause));
         assert_eq!(daemon.status().mode, "enforce", "after {pause} ms");

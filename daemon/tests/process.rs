@@ -1,4 +1,4 @@
-//! The real binary with real clients: what becomes of their flows.
+//! Tests of the real binary with real clients, and of their flows.
 
 #![allow(
     clippy::unwrap_used,
@@ -95,10 +95,10 @@ fn a_higher_flow_of_another_client_overtakes_a_lower_one_that_waits() {
     let daemon = Laxityd::start(&format!("policy = \"two_class\"\n{SMALL}"));
     let (low, high) = (daemon.client("low"), daemon.client("high"));
     let (mut low_lane, mut high_lane) = (low.lane(), high.lane());
-    // Fills the window and waits with the rest; nothing of it is completed.
+    // The flow fills the window, waits with the rest and completes nothing.
     let mut bulk = low_lane.submit(&flow(Stage::P2d, 10 << 20));
     take(&mut low_lane, &mut bulk, 256 << 10);
-    // What is in flight below it does not count against the window of the collective.
+    // Lower levels in flight do not count against the window of the collective.
     let mut urgent = high_lane.submit(&flow(Stage::Collective, 64 << 10));
     let permit = high_lane.wait(&mut urgent);
     assert_eq!(
@@ -134,13 +134,13 @@ fn a_collective_without_a_batch_has_the_urgency_of_the_batch_that_its_process_co
     };
     announce(5, Duration::from_secs(60));
     announce(6, Duration::from_secs(600));
-    // Both processes' ids are this test's.
+    // The process id of both clients is this test's.
     hints.hint(Hint::LayerBegin { batch: 5, layer: 1 });
     let loose = Flow {
         batch: 6,
         ..flow(Stage::Collective, 10 << 20)
     };
-    // Fills the window and waits with the rest.
+    // The flow fills the window and waits with the rest.
     let mut bulk = lane.submit(&loose);
     take(&mut lane, &mut bulk, 256 << 10);
     until("the hints are heard before what follows", || {
@@ -158,7 +158,7 @@ fn observe_accounts_for_bytes_and_delays_none() {
     let daemon = Laxityd::start(&format!("mode = \"observe\"\n{SMALL}"));
     let client = daemon.attach("worker");
     let mut lane = client.lane();
-    // Far more than the window, and nothing is completed: it goes out all the same.
+    // The flow is much larger than the window, completes nothing, and still goes out.
     let mut ticket = lane.submit(&flow(Stage::P2d, 100 << 20));
     let permit = lane.poll(&mut ticket).unwrap();
     assert_eq!(
@@ -188,7 +188,8 @@ fn a_client_that_ends_leaves_no_descriptor_no_mapping_and_no_flow() {
     for round in 0..100 {
         let client = daemon.client("short-lived");
         let mut lane = client.lane();
-        // A whole window is permitted and never completed: it must come back with the client.
+        // A whole window is permitted and never completed. It must be free again after the client's
+        // end.
         let mut ticket = lane.submit(&flow(Stage::P2d, 1 << 20));
         assert!(lane.wait(&mut ticket).bytes > 0, "round {round}");
         if round % 2 == 1 {
@@ -214,18 +215,18 @@ fn a_client_whose_memory_holds_garbage_is_released_and_nobody_else_notices() {
     send(&mut lane, &flow(Stage::P2d, 10));
 
     let mut hostile = ByHand::attach(&daemon, "hostile");
-    // Sound work first: it occupies the whole window.
+    // A valid flow comes first and fills the window.
     let sound = flow(Stage::P2d, 256 << 10);
-    // More bytes than a permit can count: no record decodes to this.
+    // The flow has more bytes than a permit can count, so its record does not decode.
     let garbage = flow(Stage::P2d, u64::MAX);
     hostile.publish(&[Record::Submit(sound), Record::Submit(garbage)]);
     until("it is released", || hostile.is_released());
     daemon.await_log("released a client for garbage");
-    // Which record it was: its sequence, its slot and its words.
+    // The log shows the record: its sequence, its slot and its words.
     daemon.await_log("record 2 in slot 1: ");
     daemon.await_log(" ffffffffffffffff ");
 
-    // What it held is free for the others, and it stays visible until it hangs up.
+    // The window is free for others again. The client stays in `status` until it hangs up.
     assert!(goes_scheduled(&mut lane, &flow(Stage::P2d, 512 << 10)));
     let status = daemon.status();
     assert_eq!(status.totals.garbage_records, 1);
@@ -345,7 +346,7 @@ fn a_client_that_does_not_spin_is_served_by_a_daemon_that_does_not_either() {
     assert_eq!(totals.permitted_bytes, totals.completed_bytes);
 }
 
-/// A work request: whole, and with nothing by which it could be ordered.
+/// Makes a work request: a whole flow without anything that would order it among others.
 fn work_request(stage: Stage, bytes: u64) -> Flow {
     Flow {
         whole: true,
@@ -353,7 +354,7 @@ fn work_request(stage: Stage, bytes: u64) -> Flow {
     }
 }
 
-/// Sends a work request; whether it went on credit, without a word from the daemon.
+/// Sends a work request. Returns whether it went on credit, without an answer of the daemon.
 fn went_on_credit(lane: &mut Lane, flow: &Flow) -> bool {
     let mut ticket = Ticket::default();
     assert!(lane.submit_whole_into(&mut { *flow }, || 0, &mut ticket));
@@ -361,7 +362,7 @@ fn went_on_credit(lane: &mut Lane, flow: &Flow) -> bool {
     let permit = at_once.unwrap_or_else(|| lane.wait(&mut ticket));
     assert!(permit.last && !permit.bypassed && permit.bytes == flow.bytes);
     lane.complete(&ticket, permit.bytes);
-    // Nobody decided on a level.
+    // Without a permit of its own, the flow has no level.
     at_once.is_some() && permit.level == 0
 }
 
@@ -370,7 +371,7 @@ fn a_work_request_larger_than_the_window_is_permitted_in_one_piece() {
     let daemon = Laxityd::start(SMALL);
     let client = daemon.client("worker");
     let mut lane = client.lane();
-    // With a deadline, so that it is ordered like everything else.
+    // A deadline makes the flow an ordered one.
     let mut large = work_request(Stage::P2d, 64 << 20);
     large.deadline_ns = u64::MAX / 2;
     let permits = send(&mut lane, &large);
@@ -393,11 +394,11 @@ fn work_requests_of_whoever_is_alone_on_a_port_go_on_credit_until_somebody_waits
         .filter(|_| went_on_credit(&mut lane, &write))
         .count();
     assert!(share >= 50, "{share} of 100");
-    // Cut flows of the same stage have no such leave.
+    // Flows of the same stage that can be cut may not use credit.
     let cut = flow(Stage::P2d, 4096);
     assert!(send(&mut lane, &cut).iter().all(|permit| permit.level > 0));
 
-    // Somebody else fills the window and waits: from here on all of them are ordered.
+    // Another flow fills the window and waits, so all work requests are ordered from here on.
     let mut bulk = other.submit(&flow(Stage::KvReuse, 10 << 20));
     take(&mut other, &mut bulk, 128 << 10);
     let mut waits = || {
@@ -411,6 +412,6 @@ fn work_requests_of_whoever_is_alone_on_a_port_go_on_credit_until_somebody_waits
     let waited = (0..50).filter(|_| waits()).count();
     assert_eq!(waited, 50, "after {:?}", began.elapsed());
     other.cancel(bulk);
-    // And nobody any more.
+    // No flow waits any more.
     until("nothing waits", || went_on_credit(&mut lane, &write));
 }

@@ -1,4 +1,4 @@
-//! A daemon that cannot start: what it leaves alone, and what it says, once.
+//! Tests of a daemon that can't start: its error message, and the files that it leaves alone.
 
 #![allow(
     clippy::unwrap_used,
@@ -16,7 +16,7 @@ use laxity_daemon::sockets;
 use nix::sys::signal::Signal;
 use support::{Laxityd, PLAYS, Role, SMALL, SOON, STRANGER, is_root, role};
 
-/// Starts a daemon with these sockets and this metrics address, which it must refuse; what it says.
+/// Starts a daemon with these sockets and this metrics address. Returns the error of its refusal.
 fn refused(socket: &Path, control: &Path, metrics: &str) -> String {
     let mut child = Command::new(env!("CARGO_BIN_EXE_laxityd"))
         .arg("--socket")
@@ -61,7 +61,7 @@ fn only_a_socket_that_was_left_behind_is_removed() {
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "data");
         assert!(link.is_symlink() && !free.exists());
     }
-    // What a killed daemon leaves is replaced.
+    // The daemon replaces the socket of a killed daemon.
     drop(std::os::unix::net::UnixListener::bind(&free).unwrap());
     let said = refused(&free, &file, "");
     assert!(said.contains("precious"), "{said}");
@@ -154,7 +154,7 @@ fn too_low_a_limit_of_open_files_is_said_with_what_is_needed() {
     );
 }
 
-/// Not a test by itself: the service's user binds both sockets in a folder of its own.
+/// Not a test by itself: the service's user binds both sockets in its own folder.
 #[test]
 fn service_role() {
     if role().is_none() {
@@ -178,7 +178,7 @@ fn service_role() {
     }
 }
 
-/// What becomes of the service's start in `folder`.
+/// Returns the result of starting the service in `folder`.
 fn service(folder: &Path) -> String {
     let folder = folder.display().to_string();
     Role::start("service_role", "service", &[("FOLDER", folder)])
@@ -222,18 +222,18 @@ fn locks_and_sockets_that_are_roots_and_nobodys_do_not_keep_the_service_from_sta
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     chown(folder.path(), Some(STRANGER), Some(STRANGER)).unwrap();
-    // As a version before this one left them, killed: a lock that only root may open.
+    // An older version that was killed left a lock that only root may open.
     let lock = path("laxityd.sock.lock");
     std::fs::write(&lock, "").unwrap();
     std::fs::set_permissions(&lock, std::fs::Permissions::from_mode(0o600)).unwrap();
-    // And a socket that only root may connect to.
+    // It also left a socket that only root may connect to.
     drop(std::os::unix::net::UnixListener::bind(path("control.sock")).unwrap());
     let only = std::fs::Permissions::from_mode(0o600);
     std::fs::set_permissions(path("control.sock"), only).unwrap();
     let said = service(folder.path());
     assert!(said.contains("bound"), "{said}");
 
-    // A lock that may be somebody's is left alone, and named.
+    // A lock that may be in use is left alone and named in the error.
     std::fs::write(path("control.sock.lock"), "").unwrap();
     chown(path("control.sock.lock"), Some(0), Some(0)).unwrap();
     let only = std::fs::Permissions::from_mode(0o600);

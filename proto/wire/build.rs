@@ -10,7 +10,7 @@ const FILES: [&str; 3] = [
     "laxity/v1/operator.proto",
 ];
 
-/// Messages that operators see as JSON (`src/view.rs`).
+/// Messages that are shown to operators as JSON (`src/view.rs`).
 const SERIALIZED: [&str; 18] = [
     "BatchStatus",
     "DrainNote",
@@ -32,7 +32,7 @@ const SERIALIZED: [&str; 18] = [
     "WatchEvent.event",
 ];
 
-/// Fields whose form in JSON is not that of their type.
+/// Fields whose JSON form differs from their type, with the function that converts them.
 const FIELDS: [(&str, &str); 10] = [
     ("BatchStatus.batch", "id"),
     ("ExplainResponse.sort_key", "optional_id"),

@@ -1,4 +1,4 @@
-//! What parses and still cannot be meant.
+//! Checks of values that parse but can't work.
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
@@ -14,10 +14,10 @@ use crate::coordinator::addresses::own_host;
 use crate::coordinator::channel::{self, Scheme};
 use crate::coordinator::credentials;
 
-/// The slowest rate that a NIC is likely to have, in bytes per second: 10 Mbit/s.
+/// The slowest likely rate of a NIC, in bytes per second: 10 Mbit/s.
 const RATE_LIKELY_MIN: u64 = 1_250_000;
 
-/// A value that parses and makes no sense: where, what, and what to put instead.
+/// A value that parses and makes no sense: its key, the problem and the remedy.
 pub(super) struct Nonsense {
     pub(super) key: String,
     pub(super) problem: String,
@@ -25,7 +25,7 @@ pub(super) struct Nonsense {
 
 type Checked = Result<(), Nonsense>;
 
-/// What `problem` says of `key`, unless `right`.
+/// Returns an error with `problem` for `key`, unless `right`.
 fn ensure<P: Into<String>>(right: bool, key: &str, problem: impl FnOnce() -> P) -> Checked {
     if right {
         return Ok(());
@@ -47,7 +47,7 @@ fn within<T: Copy + PartialOrd + Display>(
 }
 
 impl Config {
-    /// What is allowed and will not do what it says on this host.
+    /// Returns warnings about values that are allowed but have no effect on this host.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
@@ -94,7 +94,7 @@ impl Config {
         }
     }
 
-    /// The first value that makes no sense.
+    /// Checks all values. Returns the first one that makes no sense.
     pub(super) fn check(&self) -> Checked {
         let metrics = &self.metrics;
         ensure(
@@ -228,7 +228,7 @@ impl Config {
         })
     }
 
-    /// Checks the files that `[coordinator]` names, as the coordinator will.
+    /// Checks the files that `[coordinator]` names, as the coordinator does.
     pub(super) fn check_certificates(&self) -> Checked {
         let coordinator = &self.coordinator;
         let Ok(place) = channel::place(&coordinator.endpoint) else {
@@ -241,7 +241,7 @@ impl Config {
             .or_else(|unusable| ensure(false, unusable.key, || unusable.problem))
     }
 
-    /// What is allowed of `[coordinator]` and not safe, or of no use.
+    /// Adds warnings about values of `[coordinator]` that are unsafe or have no effect.
     fn warn_of_coordinator(&self, warnings: &mut Vec<String>) {
         let coordinator = &self.coordinator;
         let Ok(place) = channel::place(&coordinator.endpoint) else {
@@ -295,8 +295,8 @@ impl Config {
         for &dscp in &levels.dscp {
             within("levels.dscp", dscp, 0..=63)?;
         }
-        // A switch has one queue for a DSCP: what lies between two levels that share one would
-        // have to be above and below it at once.
+        // A switch has one queue per DSCP. A level between two that share one would have to be
+        // above and below that queue.
         for (row, dscp) in levels.dscp.iter().enumerate() {
             let before = &levels.dscp[..row];
             if let Some(first) = before.iter().position(|other| other == dscp) {
@@ -351,8 +351,8 @@ impl Config {
     }
 }
 
-/// Words that are a level by themselves. `EnvFilter` takes any other word for the name of a target,
-/// which then is all that is logged: a misspelt level would silence the daemon.
+/// Words that are a level by themselves. `EnvFilter` takes any other word for the name of a target
+/// and logs only that target. So a misspelt level would silence the daemon.
 const LOG_LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
 
 fn check_log(filter: &str) -> Result<(), String> {

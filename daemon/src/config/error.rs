@@ -1,54 +1,54 @@
-//! Why a configuration cannot be used.
+//! Why a configuration can't be used.
 
 use std::path::PathBuf;
 
 use laxity_files::ReadError;
 use thiserror::Error;
 
-/// The file that is read if no other is named, and may be missing.
+/// The file that is read if no other is named. It may be missing.
 pub const FILE_DEFAULT: &str = "/etc/laxity/laxityd.toml";
 
-/// A configuration that cannot be used. The text names the file, the line and what to do.
+/// A configuration that can't be used. The text names the file, the line and the remedy.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// The file cannot be read. Create it, fix its permissions, or start without `--config`.
+    /// The file can't be read.
     #[error("cannot read {path}: {cause}", path = .path.display())]
     Read {
-        /// Path of the file that the error is about.
+        /// The path of the file.
         path: PathBuf,
-        /// What the kernel said. Not a source: the text says it.
+        /// The cause. It is no `source`, because the text contains it.
         cause: ReadError,
     },
-    /// Reading the file does not end, as on a file system whose server is gone. Nothing changed.
+    /// Reading the file does not end, as on a network file system without its server.
     #[error("cannot read {path}: no answer within {waited:?}; nothing has changed. Is it on a \
         network file system?", path = .path.display())]
     Slow {
-        /// Path of the file that the error is about.
+        /// The path of the file.
         path: PathBuf,
-        /// How long was waited.
+        /// How long the daemon waited.
         waited: std::time::Duration,
     },
-    /// Something in the file is wrong: the place, the line itself, and what would be right.
+    /// A line of the file is wrong.
     #[error(
         "{origin}:{line}: {problem}\n{excerpt}  fix it, then test with `laxityd --check-config`; \
          `laxityd --show-config` lists every key"
     )]
     File {
-        /// Path of the file that the error is about.
+        /// The path of the file.
         origin: String,
-        /// Line, from 1.
+        /// The number of the line, from 1.
         line: usize,
-        /// What is wrong.
+        /// The problem.
         problem: String,
         /// The line as written.
         excerpt: String,
     },
-    /// A `--set` is wrong.
+    /// A `--set` on the command line is wrong.
     #[error("--set {assignment}: {problem}")]
     Set {
-        /// As given.
+        /// The assignment as given.
         assignment: String,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
 }

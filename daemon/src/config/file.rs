@@ -1,4 +1,4 @@
-//! From a file, its absence and the command line to a configuration, and back to a file.
+//! Makes a configuration from a file and the command line, and a file from a configuration.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -9,11 +9,11 @@ use super::Config;
 use super::error::{ConfigError, FILE_DEFAULT};
 
 impl Config {
-    /// Reads `path`, or the defaults if it is `None` and there is no default file, and applies
-    /// the `key=value` assignments of `sets` on top.
+    /// Reads `path`, then applies the `key=value` assignments of `sets`. If `path` is `None`, it
+    /// reads the default file, or takes the defaults if that is missing.
     ///
     /// # Errors
-    /// The first thing that is wrong; show it and exit, or keep the old configuration on reload.
+    /// The first error. On a reload, the old configuration stays in force.
     pub fn load(path: Option<&Path>, sets: &[String]) -> Result<Self, ConfigError> {
         let config = match path {
             Some(path) => Self::from_file(path)?,
@@ -33,12 +33,13 @@ impl Config {
         Self::parse(&text, &path.display().to_string())
     }
 
-    /// Reads the files that the configuration, as [`load`](Self::load) made it of `path` and
-    /// `sets`, names. Not a part of that: a daemon whose certificate is broken starts, and goes on
-    /// without a coordinator until it is not.
+    /// Checks the files that the configuration names. `path` and `sets` are those of
+    /// [`load`](Self::load).
+    ///
+    /// `load` does not check them, because a daemon with a broken certificate still starts.
     ///
     /// # Errors
-    /// The first file that cannot be used, and where it is named.
+    /// The first file that can't be used, and where it is named.
     pub fn check_files(&self, path: Option<&Path>, sets: &[String]) -> Result<(), ConfigError> {
         let Err(nonsense) = self.check_certificates() else {
             return Ok(());
@@ -60,7 +61,7 @@ impl Config {
         Err(at(&text, &path.display().to_string(), problem, offset))
     }
 
-    /// Parses and checks `text`; `origin` names it in errors.
+    /// Parses and checks `text`. Errors name `origin`.
     ///
     /// # Errors
     /// [`ConfigError::File`].
@@ -81,7 +82,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Applies `key=value` assignments; keys are dotted, elements of lists are numbers
+    /// Applies `key=value` assignments. Keys are dotted, and elements of lists are numbers
     /// (`nic.0.rate=25Gbit`).
     pub(super) fn with_assignments(self, sets: &[String]) -> Result<Self, ConfigError> {
         if sets.is_empty() {
@@ -122,8 +123,8 @@ impl Config {
         Ok(config)
     }
 
-    /// The configuration as a file that, when read, gives it again. Keys that have no value are
-    /// there as comments, with what holds instead.
+    /// Returns a file that gives this configuration when read. Keys without a value are comments
+    /// with the value in force.
     #[must_use]
     pub fn to_toml(&self) -> String {
         let text = match toml::to_string(self) {
@@ -182,7 +183,7 @@ impl Config {
     }
 }
 
-/// The error of a problem at an offset of a file.
+/// Returns the error for a problem at an offset of a file.
 fn at(text: &str, origin: &str, problem: String, offset: usize) -> ConfigError {
     let line = text[..offset.min(text.len())].matches('\n').count() + 1;
     let mut excerpt = String::new();
@@ -197,7 +198,7 @@ fn at(text: &str, origin: &str, problem: String, offset: usize) -> ConfigError {
     }
 }
 
-/// The value at a dotted `key`; a leaf that is absent is made if its table is there, so that
+/// Returns the value at a dotted `key`. A leaf that is missing in its table is created, so that
 /// optional keys can be set.
 fn place<'v>(root: &'v mut toml::Value, key: &str) -> Option<&'v mut toml::Value> {
     let mut at = root;
@@ -213,7 +214,7 @@ fn place<'v>(root: &'v mut toml::Value, key: &str) -> Option<&'v mut toml::Value
     Some(at)
 }
 
-/// Offset of the dotted `key` in `text`, or of the deepest part of it that is written there.
+/// Returns the offset in `text` of the dotted `key`, or of its deepest part that is there.
 fn locate(text: &str, key: &str) -> usize {
     use toml::de::{DeTable, DeValue};
     let Ok(root) = DeTable::parse(text) else {

@@ -1,8 +1,8 @@
-//! How values of other crates are written in a file, in modules for `#[serde(with = …)]`: the
-//! policy depends on nothing, serde included, so the names of its enums are given here.
+//! Names in files for values of other crates, as modules for `#[serde(with = …)]`. The policy crate
+//! has no dependencies, so it has no serde names itself.
 
 pub(super) mod policy_name {
-    //! [`PolicyKind`](laxity_policy::PolicyKind) has its names already.
+    //! The names of [`PolicyKind`](laxity_policy::PolicyKind) come from its own methods.
     use laxity_policy::PolicyKind;
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
@@ -15,11 +15,11 @@ pub(super) mod policy_name {
     }
 }
 
-/// Enums of the policy by name, in a module for `#[serde(with = …)]`.
+/// Defines a module for `#[serde(with = …)]` with the names of a policy enum.
 macro_rules! names {
     ($module:ident, $type:ident, $($name:literal = $variant:ident),+) => {
         pub(super) mod $module {
-            //! The policy depends on nothing, serde included, so its names are given here.
+            //! Names in files for a policy enum.
             use laxity_policy::config::$type;
             use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
@@ -64,7 +64,7 @@ names!(
 );
 
 pub(super) mod octal {
-    //! File modes, as text in octal: `0o660` would be read back as 432 by a person.
+    //! File modes as octal text, because TOML would show `0o660` as 432.
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
     pub(crate) fn serialize<S: Serializer>(mode: &u32, s: S) -> Result<S::Ok, S::Error> {

@@ -1,10 +1,10 @@
-//! What a reload takes, and what it leaves for a restart: whatever is bound, mapped or counted by
-//! name from the start on.
+//! The keys that a reload changes, and those that need a restart: what is bound, mapped or counted
+//! by name at the start.
 
 use super::{AccessConfig, Config, CoordinatorConfig, NicConfig, SchedulerConfig};
 
 impl Config {
-    /// What differs from `running` and only takes effect after a restart, by key.
+    /// Returns the keys that differ from `running` and need a restart.
     #[must_use]
     pub fn needs_restart(&self, running: &Self) -> Vec<&'static str> {
         let mut keys = Vec::new();
@@ -47,8 +47,8 @@ impl Config {
         self.nic.iter().map(what).eq(other.nic.iter().map(what))
     }
 
-    /// This configuration with what needs a restart taken from `running`: what holds after a
-    /// reload.
+    /// Returns the configuration after a reload: this one, with `running`'s values of keys that
+    /// need a restart.
     #[must_use]
     pub fn reloaded_over(&self, running: &Self) -> Self {
         Self {

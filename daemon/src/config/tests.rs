@@ -1,4 +1,4 @@
-//! Reading, showing, overriding and reloading configurations, and the errors of each.
+//! Tests of reading, showing, overriding and reloading configurations, with their errors.
 
 use std::path::Path;
 
@@ -250,7 +250,7 @@ fn what_show_config_prints_has_every_key_those_without_a_value_as_comments() {
             "no `{line}` in\n{shown}"
         );
     }
-    // Each stands where it could be switched on by taking the mark away.
+    // Each comment has to be valid TOML once its `#` is removed.
     let on: String = shown
         .lines()
         .map(|line| line.strip_prefix("# ").unwrap_or(line).to_owned() + "\n")
@@ -262,7 +262,7 @@ fn what_show_config_prints_has_every_key_those_without_a_value_as_comments() {
         Config::default().nic[0].chunk_bytes()
     );
     assert_eq!(config.nic[0].window.map(|w| w.0), Some(4 << 20));
-    // What has a value is not shown twice.
+    // A key with a value has no comment.
     assert!(!config.to_toml().contains('#'), "{}", config.to_toml());
 }
 
@@ -296,7 +296,7 @@ fn a_stage_that_is_not_marked_by_message_has_the_dscp_of_its_levels() {
         config.dscp_of_stages(Level(collective))
     };
     assert_eq!(of("", 2), [26, 34, 10, 8, 8]);
-    // Levels that there are not, or that share the scavenger's DSCP, are the scavenger's.
+    // Levels that do not exist or share the scavenger's DSCP count as the scavenger.
     let shared = "[levels]\ncount = 4\nscavenger_dscp = 10\ndscp = [46, 20, 10, 10]\n";
     assert_eq!(of(shared, 2), [10, 20, 20, 10, 10]);
 }

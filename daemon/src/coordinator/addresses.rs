@@ -1,7 +1,7 @@
-//! What this host and its NICs are called at the coordinator: the host by its name, a NIC by the
-//! addresses at which it is reached. Peers name these, so they tell whose port it is.
+//! Names of this host and its NICs at the coordinator: a host name, and the NICs' addresses. Peers
+//! name these addresses, so the coordinator can find the port that a fetch reads.
 //!
-//! In the form that RoCE v2 gives GIDs: 16 bytes, IPv6, or IPv4 mapped into it.
+//! Addresses have the form of GIDs in RoCE v2: 16 bytes, IPv6 or IPv4 mapped into it.
 
 use std::fs;
 use std::net::{IpAddr, Ipv6Addr};
@@ -12,20 +12,20 @@ use nix::sys::socket::SockaddrIn6;
 
 use crate::config::{CoordinatorConfig, NicConfig};
 
-/// Most addresses that are told of one NIC.
+/// Most addresses of one NIC that are reported.
 const ADDRESSES_MAX: usize = 64;
-/// Where the kernel shows RDMA devices.
+/// The folder in which the kernel lists RDMA devices.
 const RDMA_DEVICES: &str = "/sys/class/infiniband";
-/// A NIC of this name stands for all that there are.
+/// The NIC name that stands for all devices.
 const ALL: &str = "default";
 
-/// The name of this host at the coordinator: as configured, or as the kernel has it.
+/// Returns the configured name of this host, or the kernel's host name.
 #[must_use]
 pub fn own_host(config: &CoordinatorConfig) -> String {
     if !config.host.is_empty() {
         return config.host.clone();
     }
-    // By system call: the unit shows the daemon no /proc/sys.
+    // A system call is used, because the unit hides /proc/sys from the daemon.
     let names = nix::sys::utsname::uname();
     names.map_or_else(
         |_| String::new(),
@@ -33,8 +33,8 @@ pub fn own_host(config: &CoordinatorConfig) -> String {
     )
 }
 
-/// What the coordinator is told of the NICs. Addresses are as they are now: interfaces come up
-/// late.
+/// Returns the ports for the coordinator. Addresses are read at each call, because interfaces may
+/// come up late.
 pub(super) fn ports(nics: &[NicConfig]) -> Vec<PortInfo> {
     let both = |nic: &NicConfig| {
         let addresses = of(nic);
@@ -48,7 +48,7 @@ pub(super) fn ports(nics: &[NicConfig]) -> Vec<PortInfo> {
     nics.iter().flat_map(both).collect()
 }
 
-/// The addresses of a NIC: as configured, else what the kernel has for devices of its name.
+/// Returns the configured addresses of a NIC, or those of the kernel's devices of its name.
 fn of(nic: &NicConfig) -> Vec<Vec<u8>> {
     let mut addresses: Vec<Ipv6Addr> = if nic.addresses.is_empty() {
         let mut found = of_network_devices(&nic.name);
@@ -57,7 +57,7 @@ fn of(nic: &NicConfig) -> Vec<Vec<u8>> {
     } else {
         nic.addresses.iter().map(mapped).collect()
     };
-    // Of others that look the same nobody can be meant.
+    // Every host has the loopback addresses, so they identify none.
     addresses.retain(|address| !address.is_loopback() && !address.is_unspecified());
     addresses.retain(|address| address.to_ipv4_mapped().is_none_or(|v4| !v4.is_loopback()));
     addresses.sort_unstable();
@@ -87,7 +87,7 @@ fn of_network_devices(name: &str) -> Vec<Ipv6Addr> {
     addresses.collect()
 }
 
-/// GIDs under `root` as `DEVICE/ports/PORT/gids/INDEX`, eight groups of four digits.
+/// Returns GIDs under `root`, from `DEVICE/ports/PORT/gids/INDEX`.
 fn of_rdma_devices(root: &Path, name: &str) -> Vec<Ipv6Addr> {
     let entries = |path: &Path| {
         let read = fs::read_dir(path).into_iter().flatten().flatten();
@@ -102,7 +102,7 @@ fn of_rdma_devices(root: &Path, name: &str) -> Vec<Ipv6Addr> {
         .filter(is_ours)
         .flat_map(|device| entries(&device.join("ports")));
     let gids = ports.flat_map(|port| entries(&port.join("gids")));
-    // One that is not set reads as zeroes, or not at all.
+    // A GID that is not set reads as zeroes or can't be read.
     gids.filter_map(|gid| fs::read_to_string(gid).ok()?.trim().parse().ok())
         .collect()
 }

@@ -1,18 +1,18 @@
-//! Pieces in, whole orders out (docs/coordinator.md, "Orders").
+//! Assembles cluster orders from their pieces (docs/coordinator.md, "Orders").
 //!
-//! A state machine without a stream: it outlives each of them, since what it remembers, the largest
-//! term seen and the newest order applied, is what keeps a coordinator that was overtaken from
-//! being obeyed on a later one.
+//! This state machine outlives each stream. It remembers the largest term and the newest applied
+//! order, so that a replaced coordinator is not obeyed on a later stream.
 //!
-//! | what comes | what is done |
+//! | message | effect |
 //! |---|---|
-//! | a term smaller than the largest seen | `Nack` (`FENCED`), counted; nothing changes |
-//! | an epoch that is not newer than the one applied | counted, `Resync` |
-//! | a delta on another base, a gap, another epoch within one, pieces without an epoch | what was assembled is dropped, `Resync` |
-//! | more than anybody can have asked for | the stream ends |
-//! | the last piece | everything at once |
+//! | a term smaller than the largest seen | `Nack` (`FENCED`), counted, no change |
+//! | an epoch that is not newer than the applied one | counted, `Resync` |
+//! | a delta on another base, a gap, a change or lack of the epoch | the partial order is dropped,
+//! `Resync` |
+//! | an order above the limits | the stream ends |
+//! | the last piece | the whole order is applied at once |
 //!
-//! After a `Resync` deltas are dropped in silence until the full order comes: they were under way.
+//! After a `Resync`, deltas that were under way are dropped without an answer until the full order.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -21,64 +21,63 @@ use laxity_wire::v1::{Epoch, Nack, NackReason, Order, Resync, from_daemon::Messa
 
 use super::order::{ClusterOrder, OrderContent};
 
-/// Most ranks, and most pruned requests, that an order may hold: four times what this daemon
-/// reports.
+/// Most ranks, and most pruned requests, in an order: four times what this daemon reports.
 const ENTRIES_MAX: usize = 4 * super::reports::REQUESTS_MAX;
 /// Most pieces of an order.
 const PIECES_MAX: usize = 4096;
 
-/// What became of a piece.
+/// The result of a piece.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Assembled {
-    /// More pieces have to come, or this one was dropped.
+    /// The order lacks pieces, or the piece was dropped.
     Incomplete,
     /// The order is whole.
     Whole {
-        /// What is in force now.
+        /// The order that is now in force.
         order: ClusterOrder,
-        /// Up to which report of the stream it considered.
+        /// The last report of the stream that the order considers.
         considered: u64,
     },
-    /// To be sent.
+    /// A message that has to be sent.
     Reply(Message),
-    /// The stream makes no sense: end it. Text for the log.
+    /// The stream is invalid and has to end. The text is for the log.
     EndStream(String),
 }
 
-/// What was refused so far.
+/// Counts of refused orders.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Refused {
-    /// Orders of a term or a sequence that was overtaken.
+    /// Orders with an outdated term or sequence.
     pub stale: u64,
-    /// Orders that were dropped because a part was missing or made no sense.
+    /// Orders with a missing or invalid part.
     pub broken: u64,
 }
 
-/// See the module.
+/// The state of assembling orders.
 #[derive(Debug, Default)]
 pub struct OrderAssembler {
     term_max: u64,
     applied: Option<Epoch>,
-    /// What deltas may build on: `applied`, if that came on this stream.
+    /// The order that deltas may build on: `applied`, if that came on this stream.
     base: Option<Epoch>,
     ranks: HashMap<u64, u64>,
     pruned: BTreeSet<u64>,
-    /// Fetches that are to wait.
+    /// Fetches that are held.
     held: BTreeSet<u64>,
     content: Arc<OrderContent>,
     partial: Option<Partial>,
-    /// A full order was asked for and has not begun.
+    /// Whether a full order was requested and has not begun.
     awaits_full: bool,
     refused: Refused,
 }
 
-/// What was assembled of an order.
+/// An order of which some pieces are missing.
 #[derive(Debug)]
 struct Partial {
     epoch: Epoch,
     base: Option<Epoch>,
     next: u32,
-    /// Ids only: the names in causes are as long as their sender likes.
+    /// Ids only, because the names in causes have no limit of length.
     ranks: Vec<(u64, u64)>,
     unranked: Vec<u64>,
     pruned: Vec<u64>,
@@ -113,25 +112,25 @@ impl Partial {
 }
 
 impl OrderAssembler {
-    /// The newest order that was applied.
+    /// Returns the newest order that was applied.
     #[must_use]
     pub const fn applied(&self) -> Option<Epoch> {
         self.applied
     }
 
-    /// What the newest order says.
+    /// Returns the content of the newest order.
     #[must_use]
     pub fn content(&self) -> Arc<OrderContent> {
         Arc::clone(&self.content)
     }
 
-    /// What was refused so far.
+    /// Returns the counts of refused orders.
     #[must_use]
     pub const fn refused(&self) -> Refused {
         self.refused
     }
 
-    /// A stream begins, whose orders will have this term. False if that was overtaken.
+    /// Begins a stream whose orders have this term. Returns false if the term is outdated.
     pub fn begin(&mut self, term: u64) -> bool {
         self.forget();
         self.awaits_full = false;
@@ -143,13 +142,13 @@ impl OrderAssembler {
         true
     }
 
-    /// What is in force does not hold any more; the next order has to be a full one.
+    /// Drops the base for deltas, so that the next order has to be a full one.
     pub fn forget(&mut self) {
         self.base = None;
         self.partial = None;
     }
 
-    /// Takes a piece.
+    /// Processes a piece.
     pub fn take(&mut self, piece: &Order) -> Assembled {
         let Some(epoch) = piece.epoch else {
             return self.broken("an order has no epoch");
@@ -188,7 +187,7 @@ impl OrderAssembler {
         self.apply(&partial, piece.considered_report)
     }
 
-    /// The first piece of an order.
+    /// Starts an order with its first piece.
     #[expect(
         clippy::result_large_err,
         reason = "what is to be said is large, and this is no hot path"
@@ -320,7 +319,7 @@ mod tests {
         assembler
     }
 
-    /// The order of the batches, if the piece made one whole.
+    /// Returns the order of the batches, if the piece completed an order.
     fn sigma(assembled: &Assembled) -> Option<Vec<u64>> {
         let Assembled::Whole { order, .. } = assembled else {
             return None;
@@ -398,7 +397,8 @@ mod tests {
             assert!(asks_for_all(&assembler.take(&second)));
             assert_eq!(assembler.applied(), Some(epoch(5, 1)));
             assert_eq!(assembler.refused().broken, 1);
-            // What was under way is dropped in silence, the full order is taken.
+            // A delta that was under way is dropped without an answer, and the full order is
+            // applied.
             let late = piece(epoch(5, 6), Some(epoch(5, 4)), 0, true, &[7]);
             assert_eq!(assembler.take(&late), Assembled::Incomplete);
             let full = assembler.take(&piece(epoch(5, 7), None, 0, true, &[6]));

@@ -1,11 +1,11 @@
-//! How long to stay away from a coordinator that could not be reached, or ended the stream.
+//! The wait before the next attempt to reach a coordinator.
 //!
-//! Doubling with jitter: each wait is drawn from the upper half of its range, so that the hosts of
-//! a cluster do not come back in step after a failover.
+//! The wait doubles with each failure. Each wait is drawn from the upper half of its range. So the
+//! hosts of a cluster do not all come back at once after a failover.
 
 use std::time::Duration;
 
-/// See the module.
+/// Waits that double with each failure.
 #[derive(Clone, Debug)]
 pub struct Backoff {
     least: Duration,
@@ -14,7 +14,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Waits from `least` to `most`.
+    /// Makes waits from `least` to `most`.
     #[must_use]
     pub fn new(least: Duration, most: Duration) -> Self {
         Self {
@@ -24,12 +24,12 @@ impl Backoff {
         }
     }
 
-    /// The stream was of use: the next wait is a short one.
+    /// Makes the next wait short, after a useful stream.
     pub fn reset(&mut self) {
         self.next = self.least;
     }
 
-    /// The next wait; `random` is any number.
+    /// Returns the next wait. `random` is any number.
     pub fn wait(&mut self, random: u64) -> Duration {
         let range = self.next;
         self.next = range.saturating_mul(2).min(self.most);

@@ -1,11 +1,9 @@
-//! How a coordinator is reached, and what must hold before anything is said to it. The one place
-//! that knows about transports.
+//! The connection to the coordinator, and its conditions. Only this module handles transports.
 //!
-//! The files of `[coordinator]` are read for each connection, so a certificate that was renewed is
-//! used by the next one, and one that is broken keeps the daemon from the coordinator only: it goes
-//! on by itself. Whether a URL may be connected to is decided here for every URL, the configured
-//! one and those that a coordinator gives: in the clear to other hosts only if that was asked for,
-//! and never on the way from https://.
+//! The files of `[coordinator]` are read for each connection. So the next connection uses a renewed
+//! certificate, and a broken one affects only the coordinator. This module decides for every URL
+//! whether to connect, both the configured one and those from a coordinator. A connection in the
+//! clear to another host needs the operator's consent and is never allowed after https.
 
 use std::error::Error;
 use std::time::Duration;
@@ -17,33 +15,33 @@ use tonic::transport::{Channel, Endpoint, Uri};
 use super::credentials;
 use crate::config::CoordinatorConfig;
 
-/// How long a connection may take to be made.
+/// Longest time for making a connection.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
-/// How what is said is protected.
+/// The protection of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
-    /// Not at all.
+    /// No protection.
     Http,
-    /// With TLS, on both sides.
+    /// TLS with certificates on both sides.
     Https,
 }
 
-/// Where a URL leads.
+/// The parts of a URL.
 #[derive(Clone, Debug)]
 pub struct EndpointAddress {
-    /// Whether with TLS.
+    /// Whether the connection uses TLS.
     pub scheme: Scheme,
     /// A name or an address, without brackets.
     pub host: String,
-    /// On this machine.
+    /// Whether the URL leads to this machine.
     pub is_here: bool,
 }
 
-/// Takes a URL apart.
+/// Parses a URL.
 ///
 /// # Errors
-/// It is none of a coordinator; text for people.
+/// The URL can't be a coordinator's. The error is text for people.
 pub fn place(url: &str) -> Result<EndpointAddress, String> {
     let shape = "write https://HOST:PORT, or http://127.0.0.1:PORT for one on this host";
     let uri: Uri = url
@@ -67,10 +65,10 @@ pub fn place(url: &str) -> Result<EndpointAddress, String> {
     })
 }
 
-/// Whether the configuration allows to connect there.
+/// Checks that the configuration allows a connection to `url`.
 ///
 /// # Errors
-/// It does not; the text says what would allow it.
+/// It does not. The text names the keys that would allow it.
 pub fn allow(url: &str, config: &CoordinatorConfig) -> Result<EndpointAddress, String> {
     let place = place(url)?;
     match place.scheme {
@@ -88,9 +86,11 @@ pub fn allow(url: &str, config: &CoordinatorConfig) -> Result<EndpointAddress, S
     }
 }
 
-/// The URL that a coordinator at `from` sends to: HOST:PORT, reached in the same way, or a URL of
-/// the same kind. `None` if it must not be followed: whoever could make a daemon believe a goodbye
-/// must not talk it out of TLS, nor to another host in the clear.
+/// Returns the URL that the coordinator at `from` redirects to: HOST:PORT with the same scheme, or
+/// a URL.
+///
+/// Returns `None` for an unsafe redirection. A forged goodbye must not lead a daemon away from TLS,
+/// or to another host in the clear.
 #[must_use]
 pub fn redirection(from: &str, leader: &str, config: &CoordinatorConfig) -> Option<String> {
     let scheme = place(from).ok()?.scheme;
@@ -103,20 +103,20 @@ pub fn redirection(from: &str, leader: &str, config: &CoordinatorConfig) -> Opti
     (leads.scheme == scheme).then_some(url)
 }
 
-/// Connects.
+/// Connects to `url`.
 ///
 /// # Errors
-/// Text for the log: what is wrong with a file of the configuration, or what the network said.
+/// Text for the log, about a file of the configuration or the network.
 pub async fn connect(url: &str, config: &CoordinatorConfig) -> Result<Channel, String> {
     let place = allow(url, config)?;
     let mut endpoint = Endpoint::from_shared(url.to_owned())
         .map_err(|error| format!("`{url}` is no endpoint: {error}"))?
-        // Reports are small and wanted at once.
+        // Reports are small and urgent.
         .tcp_nodelay(true)
         .connect_timeout(CONNECT_MAX);
     if place.scheme == Scheme::Https {
         let (config, host) = (config.clone(), place.host);
-        // A file on a file system that hangs must not hold up registration, on this thread.
+        // A file system that hangs must not block registration, which runs on this thread.
         let reading = tokio::task::spawn_blocking(move || credentials::read(&config, &host));
         let tls = match tokio::time::timeout(CONNECT_MAX, reading).await {
             Ok(Ok(read)) => read.map_err(|wrong| wrong.to_string())?,
@@ -133,8 +133,8 @@ pub async fn connect(url: &str, config: &CoordinatorConfig) -> Result<Channel, S
     }
 }
 
-/// Why a call has failed. A refused certificate is learnt here: in TLS 1.3 the client is done
-/// before the server has looked at it.
+/// Returns why a call failed. A refused certificate shows here, because in TLS 1.3 the client
+/// finishes before the server has checked it.
 #[must_use]
 pub fn refusal(status: &Status) -> String {
     match status.source() {
@@ -143,7 +143,7 @@ pub fn refusal(status: &Status) -> String {
     }
 }
 
-/// What an error of TLS is about, by the names of this configuration.
+/// The names of the settings in texts about TLS errors.
 const SETTINGS: Settings = Settings {
     ca: "coordinator.ca",
     cert: "coordinator.cert",

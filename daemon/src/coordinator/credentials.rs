@@ -1,6 +1,5 @@
-//! The PEM files of `[coordinator]`: read for each connection, and checked so far that an error can
-//! name the setting, the file and what is wrong with it. [`check`] goes further, for
-//! `--check-config`: it asks what the coordinator will ask.
+//! The PEM files of `[coordinator]`, read for each connection. Errors name the setting, the file
+//! and the problem. For `--check-config`, [`check`] also makes the checks of the coordinator.
 
 use std::sync::Arc;
 
@@ -12,16 +11,16 @@ use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
 use crate::config::CoordinatorConfig;
 
-/// Whether the coordinator's certificate could be for it.
+/// Reports whether `name` can be the name in a certificate.
 #[must_use]
 pub fn is_server_name(name: &str) -> bool {
     ServerName::try_from(name).is_ok()
 }
 
-/// The files as TLS wants them, for a coordinator that is reached as `host`.
+/// Reads the TLS configuration for a coordinator that is reached as `host`.
 ///
 /// # Errors
-/// The first file that cannot be read, or not be used.
+/// The first file that can't be read or used.
 pub fn read(config: &CoordinatorConfig, host: &str) -> Result<ClientTlsConfig, Unusable> {
     let name = match config.server_name.as_str() {
         "" => host,
@@ -38,7 +37,7 @@ pub fn read(config: &CoordinatorConfig, host: &str) -> Result<ClientTlsConfig, U
     let cert = Certificates::read("coordinator.cert", &config.cert)?;
     let key = laxity_credentials::read("coordinator.key", &config.key)?;
     let private = private_key("coordinator.key", &config.key, &key)?;
-    // Tonic would do the same later, and could not say which file it is.
+    // Tonic would check this later, without naming the file.
     ClientConfig::builder_with_provider(Arc::new(default_provider()))
         .with_safe_default_protocol_versions()
         .and_then(|builder| {
@@ -55,8 +54,7 @@ pub fn read(config: &CoordinatorConfig, host: &str) -> Result<ClientTlsConfig, U
     Ok(tls.identity(Identity::from_pem(cert.pem, key)))
 }
 
-/// Whether the coordinator that is reached as `host` will let in this host, of the name `own`, with
-/// these files.
+/// Checks that the coordinator at `host` will accept this host, called `own`, with these files.
 ///
 /// # Errors
 /// As [`read`], and what the coordinator would refuse.

@@ -1,12 +1,11 @@
-//! The exchange between the scheduler thread and the task that holds the stream: room for one
+//! The coordinator exchange, between the scheduler thread and the stream's task. It holds one
 //! report and one cluster order.
 //!
-//! The scheduler thread never waits here. It only tries the lock. If the lock is taken, or the last
-//! report has not been sent, the scheduler comes back later. The task holds the lock only to move
-//! values. Each side is notified at most once of what it has not seen: the task through
-//! [`CoordinatorExchange::report_ready`], and the scheduler by one [`Command::Coordinator`] in its
-//! mailbox. The room for reports and the request for more change under one lock, so that no
-//! notification is lost. A bounded channel would need a second synchronization for that.
+//! The scheduler thread never waits here. If the lock is taken, or the last report was not sent, it
+//! tries again later. The task holds the lock only to move values. Each side is notified at most
+//! once of a change: the task through [`CoordinatorExchange::report_ready`], the scheduler by one
+//! [`Command::Coordinator`]. The room for reports and the request for more change under one lock,
+//! so no notification is lost. A bounded channel would need a second lock for that.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -19,50 +18,50 @@ use super::order::ClusterOrder;
 use super::outgoing::{EVENTS_MAX, OutgoingReport};
 use crate::mailbox::{Command, Mailbox};
 
-/// See the module.
+/// The place for one report, one cluster order, and the state of the stream.
 #[derive(Debug)]
 pub struct CoordinatorExchange {
     state: Mutex<ExchangeState>,
     report_put: Notify,
-    /// The scheduler has a [`Command::Coordinator`] to read.
+    /// Whether the scheduler has a [`Command::Coordinator`] to read.
     scheduler_notified: AtomicBool,
-    /// When the cluster order was last confirmed, CLOCK_MONOTONIC in ns; 0 if there is none.
+    /// When the cluster order was last confirmed, in ns of CLOCK_MONOTONIC. Without one, 0.
     confirmed_ns: AtomicU64,
-    /// How long a cluster order may be followed, as the coordinator limits it.
+    /// Longest time that a cluster order is valid, by the coordinator, in ns.
     age_max_ns: AtomicU64,
     events_max: AtomicUsize,
-    /// The links have the cluster order.
+    /// Whether the links have the cluster order.
     in_force: AtomicBool,
     view: Mutex<StreamView>,
 }
 
 #[derive(Debug, Default)]
 struct ExchangeState {
-    /// Streams so far.
+    /// The number of streams so far.
     stream: u64,
     connected: bool,
     snapshot_wanted: bool,
     report: Option<OutgoingReport>,
-    /// The scheduler has more to report and waits until `report` is sent.
+    /// Whether the scheduler has more to report and waits until `report` is sent.
     has_more: bool,
     /// A change for the scheduler: a new cluster order, or the end of the last one.
     order: Option<Option<ClusterOrder>>,
 }
 
-/// What the task knows of its stream, for operators.
+/// The state of the stream, for operators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StreamView {
-    /// URL of the coordinator.
+    /// The URL of the coordinator.
     pub endpoint: String,
-    /// Name of this host at the coordinator.
+    /// The name of this host at the coordinator.
     pub host: String,
-    /// There is a stream.
+    /// Whether there is a stream.
     pub connected: bool,
-    /// An operator has taken this host out of the cluster order.
+    /// Whether an operator has drained this host.
     pub drained: bool,
-    /// Release of the coordinator.
+    /// The release of the coordinator.
     pub software: String,
-    /// Epoch of the newest order applied.
+    /// The epoch of the newest order that was applied.
     pub epoch: Option<Epoch>,
     /// Orders applied.
     pub orders: u64,
@@ -82,32 +81,32 @@ pub struct StreamView {
     pub problem: String,
 }
 
-/// What the scheduler finds in the exchange.
+/// The changes that the scheduler finds in the exchange.
 #[derive(Debug)]
 pub struct Update {
-    /// Number of the stream if it changed since the last look, zero if the stream has ended.
+    /// The number of the stream if it changed since the last look. Zero if the stream has ended.
     pub stream: Option<u64>,
-    /// The coordinator wants everything again.
+    /// Whether the coordinator wants a new snapshot.
     pub snapshot_wanted: bool,
-    /// There is room for a report.
+    /// Whether there is room for a report.
     pub has_room: bool,
     /// A new cluster order, or `Some(None)` if the last one is withdrawn.
     pub order: Option<Option<ClusterOrder>>,
 }
 
-/// What became of a report.
+/// The result of putting a report.
 #[derive(Debug, PartialEq)]
 pub enum PutOutcome {
     /// The report will be sent.
     Accepted,
-    /// The lock is taken, or there is no room. Put the report again later.
+    /// The lock is taken, or there is no room. The caller puts the report again later.
     Busy(OutgoingReport),
     /// The stream of the report has ended. The snapshot of the next stream replaces the report.
     StreamEnded,
 }
 
 impl CoordinatorExchange {
-    /// An empty exchange.
+    /// Makes an empty exchange.
     #[must_use]
     pub fn new(endpoint: &str, host: &str) -> Self {
         Self {
@@ -126,10 +125,10 @@ impl CoordinatorExchange {
         }
     }
 
-    // Called by the scheduler thread.
+    // Methods for the scheduler thread:
 
-    /// Takes what changed since the last look, or `None` if the lock is taken. `stream` is the
-    /// number of the last stream that the scheduler saw, zero if there was none.
+    /// Takes the changes since the last look, or returns `None` if the lock is taken. `stream` is
+    /// the number of the last stream that the scheduler saw, or zero.
     pub fn look(&self, stream: u64) -> Option<Update> {
         let mut state = self.state.try_lock()?;
         let number = if state.connected { state.stream } else { 0 };
@@ -143,7 +142,7 @@ impl CoordinatorExchange {
         })
     }
 
-    /// Hands over a report for this stream.
+    /// Puts a report for this stream.
     pub fn put(&self, stream: u64, report: OutgoingReport) -> PutOutcome {
         let Some(mut state) = self.state.try_lock() else {
             return PutOutcome::Busy(report);
@@ -165,13 +164,13 @@ impl CoordinatorExchange {
         self.scheduler_notified.store(false, Ordering::Release);
     }
 
-    /// Maximum number of events in a report.
+    /// Returns the maximum number of events in a report.
     #[must_use]
     pub fn events_max(&self) -> usize {
         self.events_max.load(Ordering::Relaxed)
     }
 
-    /// Until when the cluster order may be followed: at most `limit` after it was last confirmed.
+    /// Returns until when the cluster order is valid: at most `limit` after its last confirmation.
     #[must_use]
     pub fn holds_until(&self, limit: Span) -> Time {
         let limit = limit.0.min(self.age_max_ns.load(Ordering::Relaxed));
@@ -183,9 +182,9 @@ impl CoordinatorExchange {
         self.in_force.store(in_force, Ordering::Release);
     }
 
-    // Called by the task.
+    // Methods for the task:
 
-    /// Returns once the scheduler has put a report since the last call; for one caller.
+    /// Returns once the scheduler has put a report since the last call. It supports one caller.
     pub async fn report_ready(&self) {
         self.report_put.notified().await;
     }
@@ -221,13 +220,13 @@ impl CoordinatorExchange {
         self.notify_scheduler(mailbox);
     }
 
-    /// Whether there is a report to send.
+    /// Reports whether there is a report to send.
     #[must_use]
     pub fn has_report(&self) -> bool {
         self.state.lock().report.is_some()
     }
 
-    /// The report to send, with spans that count from `now`.
+    /// Takes the report to send. Its spans count from `now`.
     pub fn take(&self, now: Time, mailbox: &Mailbox) -> Option<OutgoingReport> {
         let (report, has_more) = {
             let mut state = self.state.lock();
@@ -242,8 +241,7 @@ impl CoordinatorExchange {
         Some(report)
     }
 
-    /// Hands over a cluster order. The scheduler is not notified of an order that repeats the last
-    /// one.
+    /// Stores a cluster order. The scheduler is not notified if the order repeats the last one.
     pub fn set_order(&self, now: Time, order: ClusterOrder, is_new: bool, mailbox: &Mailbox) {
         self.confirm(now);
         let lapsed = !self.in_force.load(Ordering::Acquire);
@@ -253,7 +251,7 @@ impl CoordinatorExchange {
         }
     }
 
-    /// Confirms the cluster order, as if it had come now.
+    /// Records that the coordinator confirmed the cluster order at `now`.
     pub fn confirm(&self, now: Time) {
         self.confirmed_ns.store(now.0, Ordering::Release);
     }
@@ -271,20 +269,20 @@ impl CoordinatorExchange {
         }
     }
 
-    // For operators.
+    // Methods for operators:
 
-    /// Changes what operators see.
+    /// Changes the view of operators.
     pub fn update_view(&self, change: impl FnOnce(&mut StreamView)) {
         change(&mut self.view.lock());
     }
 
-    /// What operators see.
+    /// Returns the view of operators.
     #[must_use]
     pub fn view(&self) -> StreamView {
         self.view.lock().clone()
     }
 
-    /// Whether the cluster order is in force, and the time since it was last confirmed, if ever.
+    /// Returns whether the cluster order is in force, and the time since its last confirmation.
     #[must_use]
     pub fn in_force(&self, now: Time) -> (bool, Option<Span>) {
         let confirmed = self.confirmed_ns.load(Ordering::Acquire);

@@ -1,4 +1,4 @@
-//! Which fetches the coordinator has been told of.
+//! The fetches that were reported to the coordinator.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,11 +7,11 @@ use laxity_wire::v1::{FetchWanted, event::Event as Kind};
 use super::outgoing::Draft;
 use crate::driver::fetches::Name;
 
-/// See the module.
+/// The open fetches, and which of them were reported.
 #[derive(Debug, Default)]
 pub(super) struct FetchReports {
     open: BTreeMap<u64, Fetch>,
-    /// Fetches that were not told.
+    /// Fetches that were not reported yet.
     new: BTreeSet<u64>,
 }
 
@@ -23,7 +23,7 @@ struct Fetch {
 }
 
 impl FetchReports {
-    /// A flow of so many bytes belongs to a fetch. Returns whether the fetch is new.
+    /// Adds a flow of `bytes` bytes to a fetch. Returns whether the fetch is new.
     pub(super) fn add(&mut self, number: u64, name: Name, bytes: u64) -> bool {
         let is_new = !self.open.contains_key(&number);
         let fetch = self.open.entry(number).or_insert(Fetch {
@@ -35,18 +35,18 @@ impl FetchReports {
         is_new
     }
 
-    /// A new fetch has to be told.
+    /// Marks a new fetch for the next report.
     pub(super) fn announce(&mut self, number: u64) {
         self.new.insert(number);
     }
 
-    /// A fetch is over. Returns whether the coordinator knows it.
+    /// Removes a fetch that is over. Returns whether the fetch was reported.
     pub(super) fn end(&mut self, number: u64) -> bool {
         self.new.remove(&number);
         self.open.remove(&number).is_some_and(|old| old.told)
     }
 
-    /// All fetches have to be told again.
+    /// Marks all fetches for a new report.
     pub(super) fn restate(&mut self) {
         self.new = self.open.keys().copied().collect();
         for fetch in self.open.values_mut() {
@@ -54,8 +54,8 @@ impl FetchReports {
         }
     }
 
-    /// Tells of the fetches that are new, as far as there is room and as `knows` their batches.
-    /// Returns whether that was all.
+    /// Adds new fetches to `draft` while there is room. A fetch waits until the coordinator `knows`
+    /// its batch. Returns whether all were added.
     pub(super) fn tell(&mut self, knows: impl Fn(u64) -> bool, draft: &mut Draft) -> bool {
         let open = &mut self.open;
         self.new.retain(|number| {

@@ -1,5 +1,4 @@
-//! A cluster order as the links get it: together with the batches that the coordinator does not
-//! rank.
+//! A cluster order as the links get it, with the batches that the coordinator does not rank.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,26 +10,26 @@ use laxity_wire::v1::Epoch;
 /// A whole order of the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterOrder {
-    /// Number of the order.
+    /// The number of the order.
     pub epoch: Epoch,
-    /// What the order says. Orders that say the same share one allocation.
+    /// The content. Orders with equal content share one allocation.
     pub content: Arc<OrderContent>,
 }
 
-/// Ranks of batches, pruned requests and held fetches.
+/// The ranks of batches, the pruned requests and the held fetches.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OrderContent {
     sigma: Vec<BatchId>,
-    /// Index of each batch in `sigma`.
+    /// The index of each batch in `sigma`.
     ranks: HashMap<BatchId, usize>,
-    /// Ascending.
+    /// The pruned requests, ascending.
     pruned: Vec<RequestId>,
-    /// Numbers of held fetches, ascending.
+    /// The numbers of held fetches, ascending.
     held: Vec<u64>,
 }
 
 impl OrderContent {
-    /// Makes an order of (sort key, batch) pairs and pruned requests, each in any order.
+    /// Makes a content from (sort key, batch) pairs and pruned requests, each in any order.
     #[must_use]
     pub fn new(ranks: impl Iterator<Item = (u64, u64)>, pruned: impl Iterator<Item = u64>) -> Self {
         let mut keyed: Vec<(u64, u64)> = ranks.collect();
@@ -55,30 +54,30 @@ impl OrderContent {
         self
     }
 
-    /// Whether the fetch of this number is held.
+    /// Reports whether the fetch with this number is held.
     #[must_use]
     pub fn holds(&self, fetch: u64) -> bool {
         self.held.binary_search(&fetch).is_ok()
     }
 
-    /// Whether the coordinator ranks the batch.
+    /// Reports whether the coordinator ranks the batch.
     #[must_use]
     pub fn ranks(&self, batch: BatchId) -> bool {
         self.ranks.contains_key(&batch)
     }
 
     /// Merges the batches of `local` that this order does not rank into this order. `batch_of`
-    /// gives the batch of a request, zero if the batch is unknown.
+    /// returns the batch of a request, or zero if the batch is unknown.
     ///
     /// *Ranks.* Ranked batches keep the coordinator's order. An unranked batch goes directly before
-    /// the first ranked batch that it precedes in the local order, or to the end if it precedes
-    /// none. Putting unranked batches behind all others would be simpler, but wrong when the
-    /// coordinator is the problem. A batch is unranked for milliseconds while its announcement is
-    /// under way, but for longer if the coordinator is over a limit or hangs. Every new batch,
-    /// however urgent, would then wait behind all old ones until the age limit of the order. Where
-    /// the two orders disagree, the unranked batch gets the better rank, for the same reason.
-    /// Unranked batches keep their order among each other: the ranked batches that follow one of
-    /// them include those that follow a later one.
+    /// the first ranked batch that it precedes in the local order, or to the end. If the two orders
+    /// disagree, the unranked batch so gets the better rank. Unranked batches keep their local
+    /// order.
+    ///
+    /// The simpler rule, to put unranked batches last, is wrong if the coordinator has a problem.
+    /// Usually a batch is unranked for milliseconds, until its announcement arrives. If the
+    /// coordinator hangs or is over a limit, every new urgent batch would wait behind all old ones
+    /// until the age limit.
     ///
     /// *Pruned.* The coordinator decides for requests of batches that it ranks, and the daemon for
     /// all others.

@@ -1,26 +1,26 @@
-//! Reports on their way to the coordinator, and how much fits into one.
+//! Reports to the coordinator, and their limits.
 
 use laxity_policy::Time;
 use laxity_wire::v1::{Event, SnapshotPiece, event::Event as Kind};
 
-/// Most events of a report, whatever the coordinator takes.
+/// Most events of a report, even if the coordinator allows more.
 pub const EVENTS_MAX: usize = 256;
 /// Most requests in a report.
 const REQUESTS_MAX: usize = 1024;
 
-/// Something to be sent, at most one message.
+/// A report in one message.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutgoingReport {
-    /// When it was made: spans in it count from here.
+    /// When the report was made. Spans in the report count from this time.
     pub at: Time,
-    /// Whether it is a part of a snapshot.
+    /// Whether the report is part of a snapshot.
     pub piece: SnapshotPiece,
-    /// What happened, in this order.
+    /// The events, in the order in which they happened.
     pub events: Vec<Event>,
 }
 
 impl OutgoingReport {
-    /// Makes spans count from `now`.
+    /// Changes spans to count from `now`.
     pub fn age_to(&mut self, now: Time) {
         let aged = now.since(self.at).0;
         self.at = now;
@@ -39,17 +39,17 @@ impl OutgoingReport {
     }
 }
 
-/// A report in the making.
+/// A report that is not complete yet.
 #[derive(Debug)]
 pub(super) struct Draft {
     pub(super) events: Vec<Event>,
     events_max: usize,
-    /// Requests that still fit.
+    /// The number of requests that still fit.
     pub(super) requests: usize,
 }
 
 impl Draft {
-    /// Nothing yet. The coordinator's cap holds for events and for requests in them.
+    /// Makes an empty draft. The coordinator's limit holds for events and for requests in them.
     pub(super) fn new(events_max: usize) -> Self {
         Self {
             events: Vec::new(),
@@ -62,7 +62,7 @@ impl Draft {
         self.events.len() >= self.events_max
     }
 
-    /// Adds an event. False if it does not fit.
+    /// Adds an event. Returns false if it does not fit.
     pub(super) fn push(&mut self, kind: Kind) -> bool {
         let fits = !self.is_full();
         if fits {

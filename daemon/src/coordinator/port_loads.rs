@@ -1,4 +1,4 @@
-//! What the coordinator is told of the ports' queues and load.
+//! Reports of the ports' queues and load to the coordinator.
 
 use laxity_policy::{Tally, Time};
 use laxity_wire::v1::{Event, PortLoad, event::Event as Kind};
@@ -6,17 +6,17 @@ use laxity_wire::v1::{Event, PortLoad, event::Event as Kind};
 use crate::config::NicConfig;
 use crate::stats::{PortSnapshot, Snapshot};
 
-/// What one stream was told last.
+/// The values that one stream reported last.
 #[derive(Debug, Default)]
 pub(super) struct PortLoads {
-    /// The time of the snapshot that it was told from.
+    /// The time of the last reported snapshot.
     at: Time,
-    /// Flows that had completed, and that had missed their deadline, by port.
+    /// By port, the flows that completed, and the flows that missed their deadline.
     flows: Vec<(u64, u64)>,
 }
 
 impl PortLoads {
-    /// The state of the ports, if anything has happened since it was told last.
+    /// Returns the state of the ports, unless this snapshot was reported before.
     pub(super) fn news(&mut self, snapshot: &Snapshot, nics: &[NicConfig]) -> Vec<Event> {
         if snapshot.at <= self.at {
             return Vec::new();

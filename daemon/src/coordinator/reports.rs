@@ -1,10 +1,10 @@
-//! What this host knows of batches and requests, and what of it the coordinator has not been told.
+//! The batches and requests of this host, and which changes the coordinator has not received.
 //!
-//! Belongs to the scheduler's thread. It keeps no queue of events but notes on what changed, and
-//! makes an [`OutgoingReport`] of them whenever the last one has been taken. So a coordinator that
-//! does not read is told the newest later, not everything. In a snapshot everything has changed.
+//! The scheduler thread uses this module. It has no queue of events. It marks what changed, and
+//! makes an [`OutgoingReport`] of the marks when the last report has been taken. So a slow
+//! coordinator gets the newest values, not every change. A snapshot marks everything.
 //!
-//! Loads are those of admission. Completed bytes and layers are told coarsely (MFS §4.4.2).
+//! Loads are those of admission. Completed bytes and layers come in coarse steps (MFS §4.4.2).
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
@@ -18,24 +18,24 @@ use super::fetch_reports::FetchReports;
 use super::outgoing::{Draft, OutgoingReport};
 use crate::driver::fetches;
 
-/// Most batches; the oldest are forgotten, here and at the coordinator.
+/// Most batches. Older ones are removed here and at the coordinator.
 pub const BATCHES_MAX: usize = 1 << 12;
-/// Most requests; the oldest batches are forgotten.
+/// Most requests. Beyond that, the oldest batches are removed.
 pub const REQUESTS_MAX: usize = 1 << 16;
-/// Most ends that wait to be told; beyond, a snapshot says what is gone by not naming it.
+/// Most ends that wait to be reported. Beyond that, a snapshot omits whatever has ended.
 const PARTING_MAX: usize = 1 << 12;
-/// Progress is told this many times per batch.
+/// The number of progress reports per batch.
 const STEPS: u32 = 4;
 
-/// How soon something has to be told.
+/// How soon a report is needed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Urgency {
-    /// There is nothing.
+    /// No report is needed.
     #[default]
     Nothing,
-    /// With the next report, or after a while.
+    /// The change goes with the next report, or alone after a while.
     Later,
-    /// It may change the order.
+    /// The change may change the order.
     Now,
 }
 
@@ -48,15 +48,15 @@ struct Batch {
     layer: u16,
     behind: u64,
     requests: BTreeSet<u64>,
-    /// The coordinator knows it.
+    /// Whether the batch was reported.
     told: bool,
-    /// It has to be announced, again if need be.
+    /// Whether the batch has to be announced, perhaps again.
     changed: bool,
     start_told: bool,
     step_told: u32,
     /// Requests that are new or changed.
     fresh: BTreeSet<u64>,
-    /// Requests with completed bytes that were not told.
+    /// Requests with completed bytes that were not reported.
     moved: BTreeSet<u64>,
 }
 
@@ -65,37 +65,37 @@ struct Request {
     batch: u64,
     deadline: Time,
     left: u64,
-    /// Completed and not told.
+    /// Completed bytes that were not reported.
     untold: u64,
     told: bool,
 }
 
-/// See the module.
+/// The batches and requests of this host, with marks of what to report.
 #[derive(Debug, Default)]
 pub struct ReportState {
-    /// The port that announced bytes are taken to cross.
+    /// The port whose completed bytes count for requests.
     port: u32,
-    /// By arrival, so that those in front are told of first.
+    /// Batches by arrival, so that the oldest are reported first.
     batches: BTreeMap<u64, Batch>,
     names: HashMap<u64, u64>,
     requests: HashMap<u64, Request>,
     arrivals: u64,
-    /// Arrivals of batches of which there is something to tell.
+    /// Arrivals of batches with something to report.
     stirred: BTreeSet<u64>,
     parting: VecDeque<Kind>,
     fetches: FetchReports,
-    /// Somebody is there to be told.
+    /// Whether there is a stream to report to.
     attended: bool,
     restating: bool,
-    /// A part of a snapshot was sent, and not its end.
+    /// Whether a part of a snapshot was sent, but not its end.
     in_parts: bool,
-    /// That snapshot has to be ended before another begins.
+    /// Whether that snapshot has to be ended before another begins.
     ends_first: bool,
     urgency: Urgency,
 }
 
 impl ReportState {
-    /// Empty, with nobody to be told.
+    /// Makes an empty state without a stream.
     #[must_use]
     pub fn new(port: u32) -> Self {
         Self {
@@ -104,19 +104,19 @@ impl ReportState {
         }
     }
 
-    /// How soon [`ReportState::next_report`] has to be called.
+    /// Returns how soon [`ReportState::next_report`] has to be called.
     #[must_use]
     pub const fn urgency(&self) -> Urgency {
         self.urgency
     }
 
-    /// A stream begins.
+    /// Begins reporting to a new stream.
     pub fn attend(&mut self) {
         self.mute();
         self.restate();
     }
 
-    /// Everything has to be told (again).
+    /// Marks everything to be reported again.
     pub fn restate(&mut self) {
         self.attended = true;
         self.ends_first = self.in_parts;
@@ -135,7 +135,7 @@ impl ReportState {
         self.urgency = Urgency::Now;
     }
 
-    /// Nobody is there to be told any more.
+    /// Ends reporting, because the stream has ended.
     pub fn mute(&mut self) {
         self.attended = false;
         self.restating = false;
@@ -145,7 +145,7 @@ impl ReportState {
         self.urgency = Urgency::Nothing;
     }
 
-    /// A batch is announced, or announced again.
+    /// Adds a batch that was announced, perhaps again.
     pub fn batch_began(&mut self, id: u64, layers: u16, layer_time: Span) {
         if id == 0 {
             return;
@@ -162,7 +162,7 @@ impl ReportState {
         }
     }
 
-    /// A request belongs to a batch, with so many bytes to move.
+    /// Adds a request to a batch, with `bytes` bytes to move.
     pub fn joined(&mut self, batch: u64, request: u64, deadline: Time, bytes: u64) {
         let Some(&arrival) = self.names.get(&batch) else {
             return;
@@ -170,7 +170,7 @@ impl ReportState {
         if request == 0 {
             return;
         }
-        // Chunked prefill moves requests on: what was told of it in its old batch is not an end.
+        // Chunked prefill moves a request to another batch, which does not end the request.
         let told = self.forget_request(request).is_some_and(|old| old.told);
         while self.requests.len() >= REQUESTS_MAX {
             match self.batches.first_key_value() {
@@ -193,14 +193,14 @@ impl ReportState {
         self.stir(arrival, Urgency::Now);
     }
 
-    /// A request has its first token, or was aborted.
+    /// Removes a request that has its first token or was aborted.
     pub fn ended(&mut self, request: u64) {
         if self.forget_request(request).is_some_and(|old| old.told) {
             self.part(Kind::RequestEnded(RequestEnded { request }));
         }
     }
 
-    /// A batch computes after another.
+    /// Records that `batch` computes after the batch `ahead`.
     pub fn queued(&mut self, batch: u64, ahead: u64) {
         let (Some(&arrival), true) = (self.names.get(&batch), self.names.contains_key(&ahead))
         else {
@@ -214,7 +214,7 @@ impl ReportState {
         }
     }
 
-    /// A batch computes this layer.
+    /// Records that a batch computes this layer.
     pub fn layer(&mut self, now: Time, batch: u64, layer: u16) {
         let Some(&arrival) = self.names.get(&batch) else {
             return;
@@ -231,14 +231,14 @@ impl ReportState {
         }
     }
 
-    /// Nothing is left of a batch.
+    /// Removes a batch that is over.
     pub fn batch_ended(&mut self, batch: u64) {
         if let Some(&arrival) = self.names.get(&batch) {
             self.close(arrival);
         }
     }
 
-    /// Bytes of a request have left a port.
+    /// Counts bytes of a request that completed on a port.
     #[inline]
     pub fn completed(&mut self, request: u64, port: u32, bytes: u64) {
         if port != self.port {
@@ -265,7 +265,7 @@ impl ReportState {
         }
     }
 
-    /// A flow of so many bytes belongs to a fetch, which may be new.
+    /// Adds a flow of `bytes` bytes to a fetch, which may be new.
     pub fn fetches(&mut self, number: u64, name: fetches::Name, bytes: u64) {
         if self.fetches.add(number, name, bytes) && self.attended {
             self.fetches.announce(number);
@@ -275,14 +275,14 @@ impl ReportState {
         }
     }
 
-    /// A fetch is over.
+    /// Removes a fetch that is over.
     pub fn fetched(&mut self, number: u64) {
         if self.fetches.end(number) {
             self.part(Kind::FetchFinished(FetchFinished { fetch: number }));
         }
     }
 
-    /// The next report, with at most `events_max` events; `None` if there is nothing to tell.
+    /// Returns the next report with at most `events_max` events, or `None` if nothing changed.
     pub fn next_report(&mut self, now: Time, events_max: usize) -> Option<OutgoingReport> {
         if !self.attended || self.urgency == Urgency::Nothing {
             return None;
@@ -308,7 +308,7 @@ impl ReportState {
         {
             self.stirred.remove(&arrival);
         }
-        // The batches that they are for come first.
+        // The batches of the fetches have to come first.
         let knows = |batch| self.names.contains_key(&batch);
         let is_all = self.parting.is_empty()
             && self.stirred.is_empty()
@@ -332,8 +332,8 @@ impl ReportState {
         })
     }
 
-    /// Tells of one batch as far as there is room, which there is for one event and one request.
-    /// Returns whether that was all.
+    /// Adds one batch to `draft`, which has room for at least one event and one request. Returns
+    /// whether all of the batch fits.
     fn tell(&mut self, now: Time, arrival: u64, draft: &mut Draft) -> bool {
         let Some(batch) = self.batches.get_mut(&arrival) else {
             return true;
@@ -423,7 +423,7 @@ impl ReportState {
         let mut ends = Vec::new();
         for &request in &batch.requests {
             let known = self.requests.remove(&request);
-            // As far as the coordinator knows it is in the batch that it came from.
+            // At the coordinator, the request is still in its old batch.
             if known.is_some_and(|known| known.told) && batch.fresh.contains(&request) {
                 ends.push(request);
             }
@@ -431,7 +431,7 @@ impl ReportState {
         for request in ends {
             self.part(Kind::RequestEnded(RequestEnded { request }));
         }
-        // What nobody was told of need not be taken back.
+        // A batch that was not reported needs no end.
         if batch.told {
             self.part(Kind::BatchFinished(BatchFinished { batch: batch.id }));
         }
@@ -468,7 +468,7 @@ impl ReportState {
 }
 
 impl Batch {
-    /// How many of [`STEPS`] parts of its layers it has behind it.
+    /// Returns how many of [`STEPS`] parts of its layers the batch has finished.
     fn step(&self) -> u32 {
         u32::from(self.layer) * STEPS / u32::from(self.layers.max(1))
     }

@@ -1,4 +1,4 @@
-//! Stories of the state, and the property that whatever is dispatched adds up to what it knows.
+//! Tests of the report state, and the property that all reports together equal the state.
 
 #![allow(
     clippy::unwrap_used,
@@ -145,7 +145,7 @@ fn a_coordinator_that_does_not_read_costs_bounded_memory() {
     assert!(state.batches.len() <= BATCHES_MAX && state.requests.len() <= REQUESTS_MAX);
     assert!(state.names.len() == state.batches.len() && state.parting.len() <= PARTING_MAX);
     assert!(state.stirred.len() <= BATCHES_MAX);
-    // Then it reads: reports stay small and come to an end.
+    // Then the coordinator reads: reports stay small and come to an end.
     let mut reports = 0;
     while let Some(report) = state.next_report(Time(0), usize::MAX) {
         reports += 1;
@@ -166,7 +166,7 @@ fn a_request_that_moved_to_a_batch_that_ends_untold_is_ended_where_it_was() {
     assert_eq!(told, [Kind::RequestEnded(RequestEnded { request: 3 })]);
 }
 
-/// What a coordinator would make of reports: batches with their requests and what those have left.
+/// The coordinator's view after some reports: batches with the bytes left of their requests.
 #[derive(Debug, Default)]
 struct Reader {
     batches: BTreeMap<u64, BTreeMap<u64, u64>>,

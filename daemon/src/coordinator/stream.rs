@@ -1,9 +1,9 @@
-//! The task that holds the stream: connects, says hello, sends what the exchange has, gathers
-//! orders, and comes back after a while if any of that ends.
+//! The task that holds the stream. It connects, sends reports from the exchange, assembles orders,
+//! and connects again after a wait.
 //!
-//! It runs on the daemon's tokio thread, beside registration and operators. One message is in the
-//! making at a time: what there is to say is looked for only when the stream has room, so a
-//! coordinator that does not read holds back reports, not the daemon.
+//! It runs on the daemon's tokio thread, beside registration and operators. It makes a message only
+//! when the stream has room. So a coordinator that does not read delays reports, but not the
+//! daemon.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::Arc;
@@ -33,20 +33,20 @@ use crate::mailbox::Mailbox;
 use crate::service::SchedulerHandle;
 use crate::stats::Snapshot;
 
-/// How long a coordinator may take to welcome.
+/// Longest time for the coordinator's welcome.
 const WELCOME_MAX: Duration = Duration::from_secs(5);
-/// Heartbeats of silence after which a coordinator is taken for dead.
+/// Heartbeats without a message after which the coordinator counts as dead.
 const SILENCE_HEARTBEATS: u32 = 3;
-/// Snapshots are made no more often than this on one stream.
+/// Shortest time between two snapshots on one stream.
 const SNAPSHOT_EVERY: Duration = Duration::from_secs(1);
-/// Messages that wait for the connection.
+/// Most messages that wait for the connection.
 const OUTBOUND: usize = 2;
-/// Largest message of a coordinator.
+/// Largest message of a coordinator, in bytes.
 const MESSAGE_BYTES_MAX: usize = 4 * v1::MESSAGE_BYTES_MAX;
-/// Longest text of a coordinator that is shown to people.
+/// Longest text of a coordinator that is shown, in characters.
 const TEXT_MAX: usize = 300;
 
-/// See the module.
+/// The task that holds the stream.
 #[derive(Debug)]
 pub struct StreamTask {
     config: CoordinatorConfig,
@@ -59,15 +59,15 @@ pub struct StreamTask {
     assembler: OrderAssembler,
 }
 
-/// Why there is no stream any more.
+/// Why a stream ended.
 #[derive(Debug, Default)]
 struct Ended {
     problem: String,
-    /// It was of use: an order came.
+    /// Whether an order came, so that the stream was useful.
     ordered: bool,
-    /// Not to come back sooner.
+    /// Shortest wait before the next attempt.
     retry_after: Duration,
-    /// Where to go instead.
+    /// The coordinator to try instead.
     leader: Option<String>,
 }
 
@@ -84,7 +84,7 @@ fn now() -> Time {
     Time(now_ns())
 }
 
-/// Any number: every hasher of the standard library starts from another.
+/// Returns a random number: each `RandomState` has its own random keys.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
@@ -97,7 +97,7 @@ fn shortened(text: &str) -> String {
 }
 
 impl StreamTask {
-    /// For the coordinator that `config` names, if it names one.
+    /// Makes the task for the coordinator that `config` names, if it names one.
     #[must_use]
     pub fn new(config: &Config, scheduler: &SchedulerHandle) -> Option<Self> {
         let exchange = scheduler.exchange.clone()?;
@@ -113,7 +113,7 @@ impl StreamTask {
         })
     }
 
-    /// Attends for as long as the daemon runs.
+    /// Runs for as long as the daemon.
     pub async fn attend(mut self) {
         let mut backoff = Backoff::new(
             self.config.backoff_min.into(),
@@ -141,7 +141,7 @@ impl StreamTask {
             elsewhere = ended.leader;
             let wait = backoff.wait(random()).max(ended.retry_after);
             let (problem, wait_ms) = (&ended.problem, wait.as_millis() as u64);
-            // Once per outage and reason: how it goes on is in the metrics.
+            // One warning per outage and reason is enough, since metrics show each attempt.
             if is_there || was_there || told != *problem {
                 told.clone_from(problem);
                 warn!(
@@ -157,7 +157,7 @@ impl StreamTask {
         }
     }
 
-    /// One stream, from connecting to its end.
+    /// Runs one stream from the connection to its end.
     async fn once(&mut self, url: &str) -> Ended {
         let channel = match channel::connect(url, &self.config).await {
             Ok(channel) => channel,
@@ -263,7 +263,7 @@ impl StreamTask {
         self.exchange.begin(&self.mailbox, events_max, age_max_ns);
     }
 
-    /// What a goodbye says of coming back.
+    /// Converts a goodbye to the rules for coming back.
     fn parted(&self, last: &Goodbye, url: &str) -> Ended {
         let most = Duration::from(self.config.backoff_max);
         let detail = shortened(&last.detail);
@@ -283,7 +283,7 @@ impl StreamTask {
         }
     }
 
-    /// Until the stream ends: with a goodbye, or for another reason.
+    /// Runs the stream until it ends, with a goodbye or for another reason.
     async fn converse(
         &mut self,
         stream: &mut StreamState,
@@ -326,7 +326,7 @@ impl StreamTask {
         }
     }
 
-    /// What is to be said next; there is room for it.
+    /// Returns the next message to send. The stream has room for it.
     fn next(&mut self, stream: &mut StreamState) -> Option<Message> {
         if stream.snapshot_wanted && stream.snapshot_at.elapsed() >= SNAPSHOT_EVERY {
             stream.snapshot_wanted = false;
@@ -383,7 +383,7 @@ impl StreamTask {
         })
     }
 
-    /// Takes a message. Gives the goodbye that it was.
+    /// Processes a message. Returns the goodbye if it is one.
     fn hear(
         &mut self,
         stream: &mut StreamState,
@@ -401,7 +401,7 @@ impl StreamTask {
                     .update_view(|view| view.refused_events += count);
             }
             Some(from_coordinator::Message::SnapshotWanted(_)) => stream.snapshot_wanted = true,
-            // It has considered all that could change its order, and is there: nothing has changed.
+            // The coordinator is alive and has considered all reports that may change its order.
             Some(from_coordinator::Message::Heartbeat(_)) if stream.is_up_to_date() => {
                 self.exchange.confirm(now());
             }
@@ -411,7 +411,7 @@ impl StreamTask {
             Some(from_coordinator::Message::Welcome(_)) => {
                 return Err("it welcomed this host twice".into());
             }
-            // Of a kind that a later release knows.
+            // Messages of a later release are ignored.
             None => {}
         }
         Ok(None)
@@ -427,7 +427,7 @@ impl StreamTask {
         }
         self.exchange.update_view(|view| view.drained = drained);
         if drained {
-            // At once, not when its order is too old.
+            // A drained host drops the order at once, before the order's age limit.
             self.assembler.forget();
             stream.ordered = false;
             self.exchange.withdraw(&self.mailbox);

@@ -1,4 +1,4 @@
-//! What one stream to the coordinator needs to know.
+//! The state of one stream to the coordinator.
 
 use std::time::Duration;
 
@@ -8,31 +8,31 @@ use tokio::time::Instant;
 
 use super::port_loads::PortLoads;
 
-/// What this daemon can do beyond the first version.
+/// What this daemon supports beyond the first version.
 pub(super) const CAPABILITIES: [Capability; 3] = [
     Capability::OrderDeltas,
     Capability::FetchTokens,
     Capability::PruneCauses,
 ];
-/// Heartbeats that are believed.
+/// Shortest heartbeat period that is accepted.
 const HEARTBEAT_MIN: Duration = Duration::from_millis(10);
 const HEARTBEAT_MAX: Duration = Duration::from_secs(60);
 
-/// See the module.
+/// The state of one stream to the coordinator.
 #[derive(Debug)]
 pub(super) struct StreamState {
     pub(super) outbound: mpsc::Sender<FromDaemon>,
-    /// The coordinator orders fetches.
+    /// Whether the coordinator orders fetches.
     pub(super) has_tokens: bool,
     pub(super) heartbeat: Duration,
     pub(super) heard: Instant,
     pub(super) spoke: Instant,
-    /// What has to be said, beside reports.
+    /// The epoch of an order that has to be acknowledged.
     pub(super) ack: Option<v1::Epoch>,
     pub(super) letter: Option<Message>,
-    /// Sequence of the last report.
+    /// The sequence of the last report.
     pub(super) reported: u64,
-    /// The last report that asks for an order.
+    /// The sequence of the last report that asks for an order.
     pub(super) owed: u64,
     pub(super) considered: u64,
     pub(super) ordered: bool,
@@ -67,7 +67,7 @@ impl StreamState {
         }
     }
 
-    /// The coordinator has considered every report that asks for an order.
+    /// Reports whether the coordinator has considered every report that asks for an order.
     pub(super) const fn is_up_to_date(&self) -> bool {
         self.ordered && self.considered >= self.owed
     }

@@ -1,9 +1,8 @@
-//! The scheduler's part in the cluster: what it reports, and whose order holds
-//! (docs/coordinator.md).
+//! The scheduler's part in the cluster: its reports, and the order in force (docs/coordinator.md).
 //!
-//! Nothing here waits (`coordinator/exchange.rs`), and nothing is on the path of a flow but
-//! [`ReportState::completed`], one look into a table. Reports are made by the clock: what may
-//! change the order after the debounce of admission, coarse progress with it or after
+//! Nothing here waits (`coordinator/exchange.rs`). The path of a flow only calls
+//! [`ReportState::completed`], one lookup in a table. Reports are made by the clock. A change that
+//! may affect the order waits for admission's debounce. Coarse progress goes along, or alone after
 //! [`PROGRESS_EVERY`].
 
 use std::sync::Arc;
@@ -17,21 +16,21 @@ use crate::coordinator::outgoing::OutgoingReport;
 use crate::coordinator::reports::{ReportState, Urgency};
 use crate::driver::fetches::{FetchState, Fetches, Name};
 
-/// Bytes and layers are told no more often than this, unless something else is.
+/// The time between reports that have only bytes and layers.
 const PROGRESS_EVERY: Span = Span::from_millis(50);
-/// When to come back to an exchange that is locked.
+/// The wait before another look at an exchange that is locked.
 const BUSY: Span = Span::from_micros(50);
 
-/// See the module.
+/// The scheduler's state of reports and cluster orders.
 #[derive(Debug)]
 pub struct Cluster {
     exchange: Arc<CoordinatorExchange>,
-    /// What there is to report; every hint goes here, too.
+    /// The reports. Every hint is recorded there, too.
     pub reports: ReportState,
-    /// What comes in from other hosts.
+    /// The fetches from other hosts.
     pub fetches: Fetches,
     attends: bool,
-    /// Number of the stream, zero without one.
+    /// The number of the stream, zero without one.
     stream: u64,
     order: Option<ClusterOrder>,
     in_force: bool,
@@ -39,17 +38,17 @@ pub struct Cluster {
     debounce: Span,
     /// When to look at the exchange.
     look_at: Time,
-    /// Since when there is something to tell.
+    /// Since when there is something to report.
     untold: Option<Time>,
     told: Time,
-    /// The report before has not been taken; whoever takes it calls.
+    /// Whether the last report was not taken yet. A notification follows when it is.
     blocked: bool,
-    /// Made while the exchange was locked.
+    /// A report that was made while the exchange was locked.
     held: Option<OutgoingReport>,
 }
 
 impl Cluster {
-    /// A host without a coordinator.
+    /// Makes the state of a host without a coordinator.
     #[must_use]
     pub fn alone() -> Self {
         let nobody = Arc::new(CoordinatorExchange::new("", ""));
@@ -59,14 +58,14 @@ impl Cluster {
         }
     }
 
-    /// Whether there is a coordinator, so that reports are kept for it.
+    /// Reports whether there is a coordinator, so that reports are kept for it.
     #[inline]
     #[must_use]
     pub const fn attends(&self) -> bool {
         self.attends
     }
 
-    /// No stream yet. Announced bytes are taken to cross `port`.
+    /// Makes a state without a stream. Only completed bytes on `port` are reported.
     #[must_use]
     pub fn new(exchange: Arc<CoordinatorExchange>, port: u32, config: &Config) -> Self {
         let mut cluster = Self {
@@ -89,7 +88,7 @@ impl Cluster {
         cluster
     }
 
-    /// Takes a new configuration.
+    /// Applies a new configuration.
     pub fn configure(&mut self, config: &Config) {
         self.age_limit = Span(config.coordinator.order_age_limit.0);
         self.debounce = Span(config.tuning.order_debounce.0);
@@ -97,21 +96,21 @@ impl Cluster {
             .set_wait_max(Span(config.coordinator.fetch_wait_max.0));
     }
 
-    /// The coordinator's order, if it holds.
+    /// Returns the content of the coordinator's order, if it is in force.
     #[must_use]
     pub fn order_in_force(&self) -> Option<&OrderContent> {
         let order = self.order.as_ref().filter(|_| self.in_force)?;
         Some(&order.content)
     }
 
-    /// The exchange has an update.
+    /// Schedules a look at the exchange, which has an update.
     pub fn apply_coordinator_update(&mut self, now: Time) {
         self.exchange.acknowledge();
         self.look_at = now;
         self.blocked = false;
     }
 
-    /// Something was entered in the reports.
+    /// Records the time of a change in the reports.
     #[inline]
     pub fn noted(&mut self, now: Time) {
         if self.reports.urgency() != Urgency::Nothing {
@@ -119,7 +118,7 @@ impl Cluster {
         }
     }
 
-    /// A flow comes in from a peer.
+    /// Adds an incoming flow from a peer to its fetch. Returns whether the fetch is held.
     #[cold]
     pub fn fetches(&mut self, now: Time, spec: &FlowSpec, peer: [u8; 16], port: u16) -> FetchState {
         if !self.attends {
@@ -141,7 +140,7 @@ impl Cluster {
         }
     }
 
-    /// When [`Cluster::poll`] is due.
+    /// Returns when [`Cluster::poll`] is due.
     #[must_use]
     pub fn due(&self) -> Time {
         let mut due = self.look_at.min(self.fetches.due());
@@ -159,7 +158,7 @@ impl Cluster {
         due
     }
 
-    /// Looks at the exchange, and reports. Whether another order holds than before.
+    /// Looks at the exchange and makes a report. Returns whether the order in force changed.
     pub fn poll(&mut self, now: Time) -> bool {
         if self.due() > now {
             return false;
@@ -224,7 +223,7 @@ impl Cluster {
         self.expire(now) || changed
     }
 
-    /// Puts what there is to tell into the exchange, as far as one report goes.
+    /// Puts one report with what has changed into the exchange.
     fn report(&mut self, now: Time) {
         self.told = now;
         let made = self.held.take();
@@ -237,12 +236,11 @@ impl Cluster {
                     self.held = Some(report);
                     self.look_at = now + BUSY;
                 }
-                // The exchange says so at the next look.
+                // The next look at the exchange shows the end of the stream.
                 PutOutcome::StreamEnded => self.look_at = now + BUSY,
             }
         }
-        // What is left, or comes, waits for this to be taken: the next look finds that out, or that
-        // it was.
+        // Further changes wait until this report is taken. The next look at the exchange finds out.
         if self.reports.urgency() == Urgency::Nothing {
             self.untold = None;
         } else {
@@ -250,7 +248,7 @@ impl Cluster {
         }
     }
 
-    /// Whether the order has just become too old.
+    /// Reports whether the order has just reached its age limit.
     fn expire(&mut self, now: Time) -> bool {
         let expired = self.in_force && self.exchange.holds_until(self.age_limit) <= now;
         if expired {

@@ -1,5 +1,5 @@
-//! Who is there and what holds for them: commands from the rest of the daemon, and the end of
-//! clients whose memory is garbage. Rare, so nothing here is on the hot path.
+//! Commands from the rest of the daemon, and the release of clients for garbage. They are rare, so
+//! nothing here is on the hot path.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::clients::{Client, ClientId, Leaving, Newcomer};
 use crate::config::{Config, Mode};
 use crate::mailbox::Command;
 
-/// Warnings about garbage: one per this time, the others are counted.
+/// The time between warnings about garbage. Further garbage is only counted.
 const WARN_EVERY: Span = Span::from_millis(1000);
 impl Driver {
-    /// Carries out what the rest of the daemon asked for. False to stop.
+    /// Runs the commands from the mailbox. Returns false to stop.
     pub(super) fn obey(&mut self) -> bool {
         self.intake.now = Time(now_ns());
         self.publisher.note_change();
@@ -56,11 +56,11 @@ impl Driver {
         true
     }
 
-    /// Tells the clients whether flows that cannot choose their class may use credit whatever their
-    /// stage, because nothing waits on any port.
+    /// Tells clients whether flows that can't choose their class may use credit for any stage. They
+    /// may while nothing waits on any port.
     pub(super) fn tell_idleness(&mut self) {
         let contended = |port: &Port| port.link.waiting_flows() > 0;
-        // What belongs to a fetch that waits must ask.
+        // Flows of a held fetch must ask for permits.
         let waits = self.intake.holding
             || self.intake.hints.cluster.fetches.holds()
             || self.intake.ports.iter().any(contended);
@@ -91,7 +91,7 @@ impl Driver {
         client.state.suspected = self.suspects(owner);
         client.state.distrusted = self.intake.trust.distrusts(owner);
         if let Err(error) = self.poller.watch(index as u32, client.served.eventfd()) {
-            // It is served all the same, at the pace of the bounded sleeps.
+            // The client is still served, since sleeps are bounded.
             warn!(%error, client = %client.state.identity.name, "cannot watch a client's eventfd");
         }
         let header = client.served.header();
@@ -128,7 +128,7 @@ impl Driver {
         Some(client.leave())
     }
 
-    /// Garbage came out of a lane: lets go of its client.
+    /// Releases the client of a lane with garbage.
     #[cold]
     pub(super) fn quarantine(&mut self, index: u32, lane: u16, problem: &dyn Display) {
         let Some(client) = self.clients[index as usize].as_mut() else {
@@ -160,8 +160,8 @@ impl Driver {
         self.intake.hints.configure(now, config)?;
         self.config = Arc::clone(config);
         self.intake.trust.timeout = Span(config.tuning.completion_timeout.0);
-        // On one core, whoever spins keeps away whom it waits for. Of the machine, not of this
-        // process: a daemon that is confined to one core of many has its clients on the others.
+        // On one core, a spinning thread keeps its clients from running. The count is of the
+        // machine: a daemon confined to one of many cores has its clients on the others.
         let alone = sysconf(SysconfVar::_NPROCESSORS_ONLN) == Ok(Some(1));
         self.spin.span = if alone {
             Span::ZERO

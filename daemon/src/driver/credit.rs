@@ -1,6 +1,6 @@
-//! Credit: what clients may send before they ask (architecture §3).
+//! Credit: the bytes that clients may send before they ask (architecture §3).
 //!
-//! [`CreditTerms`] is what all clients are told. [`PortCredit`] is what one port has handed out.
+//! [`CreditTerms`] has the conditions in all regions. [`PortCredit`] counts the credit of a port.
 
 use std::collections::VecDeque;
 
@@ -9,26 +9,26 @@ use laxity_policy::{Level, Span, Stage, Time};
 use laxity_shm::consumer::Consumer;
 use laxity_shm::layout::{CREDIT_PORTS, CREDIT_WHOLE};
 
-/// Collectives are the only stage that may always be sent on credit. They enter the highest level
-/// that is not reserved, so nothing that may precede them is ever behind them.
+/// The stage that may always use credit. Collectives enter the highest level that is not reserved,
+/// so no flow that precedes them waits behind them.
 const COLLECTIVES: u8 = Stage::Collective.bit();
-/// Nothing must have waited on any port for this long before whole flows of other stages may go on
-/// credit too: a queue that empties and fills again is contention.
+/// How long all ports must be without waiting flows before whole flows of other stages may use
+/// credit. A queue that empties and fills again is contention.
 const IDLE_AFTER: Span = Span::from_millis(1);
 
-/// What all clients are told of credit.
+/// The conditions of credit, which are the same for all clients.
 #[derive(Debug)]
 pub struct CreditTerms {
-    /// Credit may be given: the mode is `enforce` and nothing is bypassed.
+    /// Whether credit is given: the mode is `enforce` and there is no bypass.
     pub is_given: bool,
-    /// Level of collectives that are sent on credit.
+    /// The level of collectives that are sent on credit.
     pub level: Level,
     is_idle: bool,
     idle_since: Time,
 }
 
 impl CreditTerms {
-    /// No credit is given yet.
+    /// Makes conditions without credit.
     #[must_use]
     pub const fn new(now: Time) -> Self {
         Self {
@@ -39,14 +39,14 @@ impl CreditTerms {
         }
     }
 
-    /// Whether the clients were told that nothing waits on any port.
+    /// Reports whether no port has had waiting flows for [`IDLE_AFTER`].
     #[inline]
     #[must_use]
     pub const fn is_idle(&self) -> bool {
         self.is_idle
     }
 
-    /// The stages that may go on credit, as the header of a region has them.
+    /// Returns the stages that may use credit, in the format of a region's header.
     #[must_use]
     pub const fn stages(&self) -> u8 {
         if self.is_idle {
@@ -56,8 +56,8 @@ impl CreditTerms {
         }
     }
 
-    /// Takes note of whether anything waits. Returns whether other stages may go on credit than
-    /// before: fewer at once, more after [`IDLE_AFTER`].
+    /// Records whether any flow waits. Returns whether the stages that may use credit have changed:
+    /// fewer at once, more after [`IDLE_AFTER`].
     pub fn note_waiting(&mut self, now: Time, waits: bool) -> bool {
         if waits {
             self.idle_since = now;
@@ -67,36 +67,37 @@ impl CreditTerms {
     }
 }
 
-/// Bytes that a user who is alone on a port may have in flight: 10 ms of the port, 16 MiB at most.
+/// Returns the bytes that a port's only user may have in flight: 10 ms of the port, at most 16 MiB.
 pub(super) fn alone_bytes(link: &Link) -> u64 {
     let config = link.config();
     (config.rate / 100).min(16 << 20).max(config.window_bytes)
 }
 
-/// What one port has handed out.
+/// The credit of one port.
 #[derive(Debug, Default)]
 pub struct PortCredit {
-    /// Bytes handed out and not spent, over all lanes.
+    /// Credit that was given and not spent, in bytes, over all lanes.
     out: u64,
-    /// Lanes that ran out of credit while there was none, as (client, lane).
+    /// Lanes that used up their credit when no more was available, as (client, lane).
     pub hungry: VecDeque<(u32, u16)>,
 }
 
 impl PortCredit {
-    /// Hands credit to a lane that has used up half of its share. False if the port has none to
-    /// give now, so that the lane is to be fed later.
+    /// Gives credit to a lane that has used half of its share. Returns false if the port has no
+    /// credit now, so that the lane gets some later.
     ///
-    /// A lane's share is an eighth of the window, and it gets at most a quarter of what is left
-    /// for credit at all, half the window: later lanes get less, never nothing. Credit cannot be
-    /// taken back, so what is out bounds by how much a port may exceed its window.
+    /// A lane's share is an eighth of the window. It gets at most a quarter of the credit that is
+    /// left, of half a window in all. So later lanes get less, but always some. Credit can't be
+    /// revoked, so it bounds how far a port may exceed its window.
     #[inline]
     pub fn feed(&mut self, link: &Link, now: Time, index: usize, consumer: &mut Consumer) -> bool {
         let share = link.config().window_bytes / 8;
         self.feed_from(self.left(link, now) / 4, share, index, consumer)
     }
 
-    /// The same for a lane of flows that may use credit only while nothing waits here. It is not
-    /// fed later: then something did. `is_alone` if its client is the only user of the port.
+    /// Gives credit to a lane whose flows may use it only while nothing waits here. Such a lane
+    /// gets no credit later, because something waited. `is_alone` says that its client is the
+    /// port's only user.
     #[inline]
     pub fn feed_idle(
         &mut self,
@@ -110,15 +111,15 @@ impl PortCredit {
         }
         let window = link.config().window_bytes;
         let most = alone_bytes(link);
-        // In all as much as to one; but what is in flight has to be within the window.
+        // All lanes together get as much as a single user, but bytes in flight have to fit the
+        // window.
         let left = match is_alone || link.idle_allowance() > 0 {
             true => most.saturating_sub(link.in_flight_bytes()),
             false => 0,
         };
         let share = if is_alone { most } else { window / 2 };
-        // Work requests are as large as their program makes them: less than one is no use. What
-        // others hold and do not use keeps nobody from the least: it holds as long as nothing
-        // waits, and ends at once when something does.
+        // Programs choose the size of their work requests, and credit for less than one is useless.
+        // So every lane gets a minimum, whatever others hold unused. It ends once something waits.
         let give = left.saturating_sub(self.out) / 2;
         self.feed_from(give.max(left.min(window / 16)), share, index, consumer);
     }
@@ -142,20 +143,20 @@ impl PortCredit {
         true
     }
 
-    /// Bytes of credit that may be handed out now, over all lanes.
+    /// Returns the bytes of credit that may be given now, over all lanes.
     fn left(&self, link: &Link, now: Time) -> u64 {
         let most = link.config().window_bytes / 2;
         let allowance = link.credit_allowance(now).min(most);
         allowance.saturating_sub(self.out)
     }
 
-    /// Whether [`Self::feed`] would give anything to a lane that has nothing.
+    /// Reports whether [`Self::feed`] would give credit to a lane that has none.
     #[must_use]
     pub fn is_available(&self, link: &Link, now: Time) -> bool {
         self.left(link, now) >= 4
     }
 
-    /// Credit was spent, or is held by a lane that is gone.
+    /// Removes credit that was spent, or that a lane held when it went away.
     #[inline]
     pub fn take_back(&mut self, bytes: u64) {
         self.out = self.out.saturating_sub(bytes);

@@ -1,38 +1,38 @@
 //! The deadlines of requests, and the batches that they belong to.
 //!
-//! A request keeps the deadline that it was given first, or the configured objective from its first
-//! sight, until it or its batch ends. What is remembered is bounded.
+//! A request keeps its first deadline until it or its batch ends. Without one, it has the
+//! configured objective from its first record. The number of requests here is bounded.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use laxity_policy::{BatchId, RequestId, Span, Time};
 
-/// Requests whose deadlines are remembered; the oldest are forgotten.
+/// Most requests with a deadline here. Older ones are removed.
 const REQUESTS_MAX: usize = 1 << 16;
 
-/// See the module.
+/// The deadlines and batches of requests.
 #[derive(Debug, Default)]
 pub struct Deadlines {
-    /// Objective for requests that have no deadline of their own.
+    /// The objective for requests that have no deadline of their own.
     pub slo: Option<Span>,
     known: HashMap<RequestId, Known>,
     members: HashMap<BatchId, HashSet<RequestId>>,
-    /// In the order of first sight; `Known::sight` says whether an entry still holds.
+    /// Requests in the order of their first record. An entry is outdated if `Known::sight` differs.
     ages: VecDeque<(RequestId, u64)>,
     sights: u64,
 }
 
-/// What is remembered of a request.
+/// The state of a request.
 #[derive(Clone, Copy, Debug)]
 struct Known {
     deadline: Time,
-    /// Its batch, zero if none was named.
+    /// The batch of the request, zero if unknown.
     batch: BatchId,
     sight: u64,
 }
 
 impl Deadlines {
-    /// The deadline of a request, which may be new.
+    /// Returns the deadline of a request, which may be new.
     pub fn of(&mut self, now: Time, request: RequestId) -> Time {
         if let Some(known) = self.known.get(&request) {
             return known.deadline;
@@ -44,21 +44,21 @@ impl Deadlines {
         now + slo
     }
 
-    /// The deadline of a request, [`Time::NEVER`] if none is known.
+    /// Returns the deadline of a request, or [`Time::NEVER`] if it is unknown.
     #[must_use]
     pub fn known(&self, request: RequestId) -> Time {
         let known = self.known.get(&request);
         known.map_or(Time::NEVER, |known| known.deadline)
     }
 
-    /// The batch of a request, zero if none is known.
+    /// Returns the batch of a request, or zero if it is unknown.
     #[must_use]
     pub fn batch_of(&self, request: RequestId) -> BatchId {
         let known = self.known.get(&request);
         known.map_or(BatchId(0), |known| known.batch)
     }
 
-    /// Takes note of a request, instead of what was known of it before.
+    /// Stores a request in place of its earlier state.
     pub fn remember(&mut self, request: RequestId, batch: BatchId, deadline: Time) {
         self.forget(request);
         self.sights += 1;
@@ -81,7 +81,7 @@ impl Deadlines {
         }
     }
 
-    /// A request has ended: its id may come again, and is then another's.
+    /// Removes a request that has ended. Another request may get its id.
     pub fn forget(&mut self, request: RequestId) {
         if let Some(known) = self.known.remove(&request)
             && let Some(members) = self.members.get_mut(&known.batch)
@@ -93,7 +93,7 @@ impl Deadlines {
         }
     }
 
-    /// A batch has ended, and so have its requests.
+    /// Removes a batch that has ended, with its requests.
     pub fn forget_batch(&mut self, batch: BatchId) {
         for request in self.members.remove(&batch).unwrap_or_default() {
             self.known.remove(&request);

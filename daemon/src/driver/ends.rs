@@ -1,4 +1,4 @@
-//! The end of flows: their bytes complete, their client cancels them, or it is gone.
+//! The end of flows: their bytes complete, their client cancels them, or the client is gone.
 
 use laxity_policy::{Event, Level};
 
@@ -9,7 +9,7 @@ use super::trace::Seen;
 use crate::clients::{Client, ClientState, RecordOrigin};
 
 impl Intake {
-    /// Bytes of a flow are complete, as its client says.
+    /// Accounts for bytes of a flow that its client reported as completed.
     #[inline]
     pub(super) fn completed(&mut self, from: &mut RecordOrigin<'_>, tag: u64, bytes: u64) {
         let (now, id) = (self.now, name(from.client, from.lane, tag));
@@ -18,12 +18,12 @@ impl Intake {
         let Some(flow) = flows.get_mut(tag) else {
             return;
         };
-        // More than was permitted cannot have been sent; the excess is the client's mistake.
+        // No more than the permitted bytes can have been sent. Any excess is the client's error.
         let outstanding = flow.outstanding();
         let bytes = bytes.min(outstanding);
         flow.completed += bytes;
-        // A trickle is no progress: it would hold the window for as long as it lasts. What is only
-        // observed holds nothing.
+        // A trickle is no progress, because it would hold the window for as long as it lasts. Bytes
+        // in mode `observe` hold no window.
         let trickle = match flow.accounting {
             Accounting::Nobody => 0,
             _ => outstanding >> TRICKLE_SHIFT,
@@ -69,10 +69,10 @@ impl Intake {
         self.trace.note(now, Seen::Completed(id.0, bytes));
     }
 
-    /// A client sends no more of a flow than was permitted.
+    /// Ends a flow of which the client sends no more than was permitted.
     pub(super) fn cancelled(&mut self, from: &mut RecordOrigin<'_>, tag: u64, granted: u64) {
-        // A client that withdraws while everything is bypassed sends the rest unscheduled;
-        // otherwise it will not send it at all.
+        // During a bypass, the client sends the rest of the flow unscheduled. Otherwise it does not
+        // send the rest at all.
         if (self.bypass || from.state.told_to_bypass())
             && let Some(flow) = from.state.lanes.at(from.lane).flows.get_mut(tag)
         {
@@ -112,7 +112,7 @@ impl Intake {
         state.counters.cancelled_flows += 1;
         state.flows -= usize::from(flows.remove(seq));
         if owed {
-            // What kept others waiting and is never completed is lost.
+            // Owed bytes that will not complete are a loss.
             let window = self.ports[usize::from(index)].window_bytes();
             let timeout = self.trust.timeout;
             state.lost.add(now, outstanding, window, timeout);
@@ -121,18 +121,17 @@ impl Intake {
         self.trace.note(now, Seen::Cancelled(id.0));
     }
 
-    /// The owner of a lane is gone: all its flows end. The credit that the lane holds stays with
-    /// it, for its next owner.
+    /// Ends all flows of a lane whose owner is gone. The lane keeps its credit for its next owner.
     pub(super) fn lane_gone(&mut self, client: u32, state: &mut ClientState, lane: u16) {
         for seq in state.lanes.at(lane).flows.seqs() {
             self.cancel(client, state, lane, seq);
         }
     }
 
-    /// A client is gone: all its flows end, and the credit it holds comes back to the ports.
+    /// Ends all flows of a client that is gone, and returns its credit to the ports.
     ///
-    /// A client released for garbage is gone twice, then and when it hangs up; its credit returns
-    /// once.
+    /// It is called twice for a client that was released for garbage and then hangs up. The second
+    /// call does nothing.
     pub fn client_gone(&mut self, index: u32, client: &mut Client) {
         if core::mem::replace(&mut client.state.settled, true) {
             return;

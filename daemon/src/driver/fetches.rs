@@ -1,12 +1,11 @@
-//! What this host fetches from others, whose daemons see nothing of it (architecture §5): who is
-//! told, and who waits.
+//! This host's fetches from other hosts, whose daemons do not see them (architecture §5).
 //!
-//! A *fetch* is what one request reads from one peer: all flows that come in and name both. The
-//! coordinator is told of it ([`ReportState`](crate::coordinator::reports::ReportState)) and says
-//! which fetches are to wait, because others that read from the same port come first. Nothing is
-//! asked for in advance: a fetch goes ahead until it is told to wait, which costs the others what
-//! is in flight by then and saves everybody the round trip. It goes ahead, too, when the order that
-//! held it is not in force any more, and after [`Fetches::set_wait_max`] in any case.
+//! A *fetch* is what one request reads from one peer: all incoming flows that name both. Reports
+//! list fetches ([`ReportState`](crate::coordinator::reports::ReportState)), and the coordinator
+//! holds some of them while other readers of the same port go first. A fetch does not ask in
+//! advance. It proceeds until it is held. This saves everybody a round trip and costs other readers
+//! only the bytes in flight. A held fetch proceeds once its order is no longer in force, or after
+//! [`Fetches::set_wait_max`].
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -14,76 +13,75 @@ use laxity_policy::{FlowId, Span, Time};
 
 use crate::coordinator::order::OrderContent;
 
-/// Fetches that are told of; what goes beyond is as if its peer were unknown.
+/// Most fetches that are reported. A flow of another fetch counts as if its peer were unknown.
 pub const FETCHES_MAX: usize = 1024;
-/// A fetch is over when none of its flows has lived for this long: it comes in slices, one after
-/// the other.
+/// How long a fetch lives without flows. Its flows may come one after the other.
 const LINGER: Span = Span::from_millis(3);
 
-/// What makes flows one fetch.
+/// The identity of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Name {
-    /// The batch that it is for.
+    /// The id of the request's batch.
     pub batch: u64,
-    /// The request.
+    /// The id of the request.
     pub request: u64,
-    /// Address of the peer.
+    /// The address of the peer.
     pub peer: [u8; 16],
 }
 
-/// A flow is to be held or released.
+/// A flow that has to be held or released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// Index of its port.
+    /// The index of the flow's port.
     pub port: u16,
-    /// Which.
+    /// The flow.
     pub flow: FlowId,
-    /// Whether it is to be held.
+    /// Whether to hold the flow.
     pub hold: bool,
 }
 
-/// What was counted.
+/// Counters of fetches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FetchCounters {
     /// Fetches that began.
     pub fetches: u64,
-    /// Times that one was told to wait.
+    /// Times that a fetch was held.
     pub held: u64,
-    /// Times that one had waited for as long as it may, and went ahead.
+    /// Times that a held fetch proceeded because its wait was over.
     pub ahead: u64,
 }
 
-/// Which part a flow has in a fetch.
+/// The state of a flow's fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FetchState {
-    /// It belongs to none.
+    /// The flow belongs to no fetch.
     None,
-    /// Its fetch goes ahead.
+    /// The fetch proceeds.
     Proceeds,
-    /// Its fetch waits.
+    /// The fetch is held.
     Waits,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum HoldState {
     Goes,
-    /// Since then.
+    /// The fetch is held since this time.
     Waits(Time),
-    /// It has waited long enough. It goes until it is released and told to wait anew.
+    /// The longest wait is over. The fetch proceeds until an order has released it.
     Ahead,
 }
 
 #[derive(Debug)]
 struct Fetch {
     name: Name,
-    /// Its living flows, and their ports.
+    /// The flows of the fetch that are not completed, and their ports.
     flows: HashMap<FlowId, u16>,
     state: HoldState,
-    /// When the last of them ended.
+    /// When the last flow ended.
     ended: Time,
 }
 
-/// See the module.
+/// The fetches of this host and the time limits of held ones.
 #[derive(Debug)]
 pub struct Fetches {
     open: BTreeMap<u64, Fetch>,
@@ -92,14 +90,14 @@ pub struct Fetches {
     last: u64,
     waiting: usize,
     wait_max: Span,
-    /// When to look at which.
+    /// Times to look at a fetch, with its number.
     timers: BTreeSet<(Time, u64)>,
     moves: Vec<Move>,
     counters: FetchCounters,
 }
 
 impl Fetches {
-    /// Nothing is fetched.
+    /// Makes a state without fetches.
     #[must_use]
     pub fn new(wait_max: Span) -> Self {
         Self {
@@ -115,7 +113,7 @@ impl Fetches {
         }
     }
 
-    /// How long a fetch waits at most.
+    /// Sets how long a fetch is held at most.
     pub fn set_wait_max(&mut self, wait_max: Span) {
         self.wait_max = wait_max;
         for (&number, fetch) in &self.open {
@@ -125,8 +123,8 @@ impl Fetches {
         }
     }
 
-    /// A flow belongs to the fetch of this name. Returns the number of the fetch and whether it
-    /// waits, or `None` if there are too many.
+    /// Adds a flow to the fetch of this name. Returns the fetch's number and whether it is held, or
+    /// `None` if there are too many fetches.
     pub fn joined(&mut self, name: Name, flow: FlowId, port: u16) -> Option<(u64, bool)> {
         let number = match self.names.get(&name) {
             Some(&number) => number,
@@ -154,7 +152,7 @@ impl Fetches {
         self.last
     }
 
-    /// A flow is complete, or gone.
+    /// Removes a flow that is completed or gone.
     pub fn left(&mut self, now: Time, flow: FlowId) {
         let Some(number) = self.of_flow.remove(&flow) else {
             return;
@@ -168,7 +166,7 @@ impl Fetches {
         }
     }
 
-    /// What the coordinator wants held is now this; `None` if no order of it is in force.
+    /// Applies an order's held fetches. `None` means that no cluster order is in force.
     pub fn apply_order(&mut self, now: Time, order: Option<&OrderContent>) {
         let Self {
             open,
@@ -204,7 +202,7 @@ impl Fetches {
         }
     }
 
-    /// Ends the waits that took too long, and fetches that have ended: gives the numbers of these.
+    /// Ends holds that took too long, and old fetches without flows. Returns the latter's numbers.
     pub fn poll(&mut self, now: Time) -> Vec<u64> {
         let mut ended = Vec::new();
         while let Some(&(at, number)) = self.timers.first()
@@ -233,18 +231,18 @@ impl Fetches {
         ended
     }
 
-    /// When [`Fetches::poll`] has something to do.
+    /// Returns when [`Fetches::poll`] has something to do.
     #[must_use]
     pub fn due(&self) -> Time {
         self.timers.first().map_or(Time::NEVER, |&(at, _)| at)
     }
 
-    /// Flows to be held or released since the last call, in this order.
+    /// Returns the flows to hold or release since the last call, in this order.
     pub fn take_moves(&mut self) -> Vec<Move> {
         core::mem::take(&mut self.moves)
     }
 
-    /// Whether this flow is part of a fetch that waits.
+    /// Reports whether this flow is part of a held fetch.
     #[must_use]
     pub fn holds_flow(&self, flow: FlowId) -> bool {
         let number = self.of_flow.get(&flow);
@@ -252,13 +250,13 @@ impl Fetches {
         fetch.is_some_and(|fetch| matches!(fetch.state, HoldState::Waits(_)))
     }
 
-    /// Whether any fetch waits.
+    /// Reports whether any fetch is held.
     #[must_use]
     pub const fn holds(&self) -> bool {
         self.waiting > 0
     }
 
-    /// What was counted.
+    /// Returns the counters of fetches.
     #[must_use]
     pub const fn counters(&self) -> FetchCounters {
         self.counters
@@ -269,7 +267,7 @@ fn tell(moves: &mut Vec<Move>, fetch: &Fetch, hold: bool) {
     let of = |(&flow, &port)| Move { port, flow, hold };
     let first = moves.len();
     moves.extend(fetch.flows.iter().map(of));
-    // The same input gives the same schedule.
+    // Sorting makes equal inputs give equal schedules.
     moves[first..].sort_unstable_by_key(|moved| moved.flow);
 }
 
@@ -308,7 +306,7 @@ mod tests {
         assert_eq!(fetches.joined(name(2), FlowId(20), 1), Some((2, false)));
         fetches.apply_order(at(1), Some(&held(&[1])));
         assert_eq!(moved(&mut fetches), [(10, true), (11, true)]);
-        // What comes while it waits, waits, too.
+        // A flow that joins a held fetch is held, too.
         assert_eq!(fetches.joined(name(1), FlowId(12), 1), Some((1, true)));
         assert!(fetches.holds());
         fetches.apply_order(at(2), Some(&held(&[1])));
@@ -332,7 +330,7 @@ mod tests {
         fetches.poll(at(501));
         assert_eq!(moved(&mut fetches), [(10, false)]);
         assert_eq!(fetches.joined(name(1), FlowId(11), 1), Some((1, false)));
-        // The same order again does not hold it again; a later one may.
+        // The same order does not hold the fetch again. A later order may.
         fetches.apply_order(at(502), Some(&held(&[1])));
         assert_eq!(moved(&mut fetches), []);
         fetches.apply_order(at(503), Some(&held(&[])));
@@ -344,7 +342,7 @@ mod tests {
             ahead: 1,
         };
         assert_eq!(fetches.counters(), counters);
-        // It may be changed while somebody waits.
+        // The longest wait may change while a fetch is held.
         fetches.set_wait_max(Span::from_millis(5000));
         fetches.poll(at(1004));
         assert_eq!(moved(&mut fetches), []);

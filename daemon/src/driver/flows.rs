@@ -1,12 +1,10 @@
-//! The living flows of one lane: what the driver must remember between a flow's submit and its
-//! last completion.
+//! The flows of one lane that are not completed.
 //!
-//! A client names a flow by the sequence number of the record that submitted it, in its lane; the
-//! policy names it by a [`FlowId`]. Both lead here without a search: the id is client, lane and
-//! sequence packed into one word ([`name`]), and the table of a lane is direct-mapped by the low
-//! bits of the sequence, because almost always the living flows of a lane are its latest ones. What
-//! collides goes to a hash map. That map is the standard library's keyed one: which sequences
-//! collide is the client's choice.
+//! A client names a flow by the sequence number of the submitting record in its lane. The policy
+//! names it by a [`FlowId`]: client, lane and sequence packed into one word ([`name`]). The table
+//! of a lane is direct-mapped by the low bits of the sequence, because most of its flows are the
+//! latest ones. So a lookup needs no search. Flows that collide go to a hash map. That map has a
+//! keyed hash, because a client can choose colliding sequences.
 
 use std::collections::HashMap;
 
@@ -17,17 +15,17 @@ const LANE_BITS: u32 = 10;
 const SEQ_MASK: u64 = (1 << SEQ_BITS) - 1;
 const _: () = assert!(laxity_shm::layout::LANES_MAX as u64 <= 1 << LANE_BITS);
 
-/// The policy's name of the flow that record `seq` of `lane` of the client with index `client`
-/// submitted. Unique among living flows: two sequences of a lane that agree in 40 bits are more
-/// than 10^12 records apart, fifteen hours of the fastest lane there is, and nothing lives that
-/// long here (`completion_timeout`).
+/// Returns the policy's name of the flow that record `seq` of `lane` of a client submitted.
+///
+/// The name is unique among the flows here. Sequences that agree in 40 bits are over 10^12 records
+/// apart, 15 hours of the fastest lane. `completion_timeout` ends every flow before that.
 #[must_use]
 #[inline]
 pub const fn name(client: u32, lane: u16, seq: u64) -> FlowId {
     FlowId((client as u64) << (SEQ_BITS + LANE_BITS) | (lane as u64) << SEQ_BITS | (seq & SEQ_MASK))
 }
 
-/// Client, lane and sequence (its low bits) of a name.
+/// Returns the client, the lane and the low bits of the sequence of a name.
 #[must_use]
 #[inline]
 pub const fn place(id: FlowId) -> (u32, u16, u64) {
@@ -38,59 +36,60 @@ pub const fn place(id: FlowId) -> (u32, u16, u64) {
     )
 }
 
-/// What the driver remembers of a flow. One cache line.
+/// The driver's state of a flow, in one cache line.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 pub struct Flow {
-    /// Sequence of the submitting record; [`FREE`] in a free place of the table.
+    /// The sequence of the submitting record, or [`FREE`] in a free entry.
     pub seq: u64,
-    /// Bytes in all.
+    /// All bytes of the flow.
     pub bytes: u64,
-    /// Bytes permitted.
+    /// The bytes that are permitted.
     pub permitted: u64,
-    /// Bytes completed.
+    /// The bytes that are completed.
     pub completed: u64,
-    /// TTFT deadline, [`Time::NEVER`] if there is none.
+    /// The TTFT deadline, or [`Time::NEVER`] if there is none.
     pub deadline: Time,
-    /// When it was submitted or permitted, or when it last made progress: how long it waits, or its
-    /// completion is overdue.
+    /// When the flow was submitted, was permitted or last made progress. It shows how long the flow
+    /// waits, or whether its completion is overdue.
     pub touched: Time,
-    /// Request that it serves, zero if unknown.
+    /// The request that the flow serves, zero if unknown.
     pub request: RequestId,
-    /// Slot that takes its permits; meaningless if it was sent on credit.
+    /// The slot that receives the flow's permits. It has no meaning for a flow on credit.
     pub slot: u16,
-    /// Index of the port.
+    /// The index of the port.
     pub port: u16,
-    /// What it is for.
+    /// The stage of the flow.
     pub stage: Stage,
-    /// Level on the wire: that of the first permit, 0 before it. A message keeps one DSCP for its
-    /// whole life (architecture §4.3), so later permits repeat it.
+    /// The level on the wire: that of the first permit, 0 before. Later permits repeat it, because
+    /// a message keeps one DSCP (architecture §4.3).
     pub level: u8,
-    /// Who accounts for its bytes on the wire.
+    /// The part of the daemon that accounts for the flow's bytes on the wire.
     pub accounting: Accounting,
-    /// It is part of a fetch, which is told when it ends ([`crate::driver::fetches`]).
+    /// Whether the flow is part of a fetch ([`crate::driver::fetches`]).
     pub fetch: bool,
 }
 
-/// Who accounts for the bytes of a flow on the wire.
+/// The part of the daemon that accounts for the bytes of a flow on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accounting {
-    /// The link knows the flow: it had to wait.
+    /// The link, because the flow had to wait.
     Link,
-    /// The flow was launched whole, at [`Flow::level`]: the driver tells the link when it lands.
+    /// The driver, because the flow was permitted whole at [`Flow::level`]. The driver reports the
+    /// completion to the link.
     Driver,
-    /// Nobody: sent without a permit in mode `observe`.
+    /// Nothing, because the flow was sent without a permit in mode `observe`.
     Nobody,
-    /// Its client, which owes all that is outstanding ([`crate::driver::silence`]): the link has
-    /// forgotten the flow.
+    /// The client, which owes all outstanding bytes ([`crate::driver::silence`]). The link no
+    /// longer has the flow.
     Owed,
-    /// The same for what was permitted of it. The rest waits in the link, held.
+    /// The client, which owes the permitted bytes. The rest of the flow is held in the link.
     OwedInPart,
 }
 
 const _: () = assert!(size_of::<Flow>() == 64);
 
-/// No sequence that a lane reaches.
+/// A sequence that no lane reaches.
 const FREE: u64 = u64::MAX;
 
 impl Flow {
@@ -110,14 +109,14 @@ impl Flow {
         fetch: false,
     };
 
-    /// Bytes permitted and not completed.
+    /// Returns the bytes that are permitted and not completed.
     #[must_use]
     #[inline]
     pub const fn outstanding(&self) -> u64 {
         self.permitted.saturating_sub(self.completed)
     }
 
-    /// Whether it has bytes not yet permitted, or has had no permit at all.
+    /// Reports whether the flow has bytes that are not permitted, or had no permit at all.
     #[must_use]
     #[inline]
     pub const fn waits(&self) -> bool {
@@ -125,7 +124,7 @@ impl Flow {
     }
 }
 
-/// The living flows of a lane. Sequences are given in full or by their low 40 bits.
+/// The flows of a lane. Sequences are given in full or by their low 40 bits.
 #[derive(Debug)]
 pub struct Flows {
     direct: Box<[Flow]>,
@@ -134,7 +133,7 @@ pub struct Flows {
 }
 
 impl Flows {
-    /// An empty table that holds about `expected` living flows without spilling.
+    /// Makes an empty table for about `expected` flows without collisions.
     #[must_use]
     pub fn new(expected: usize) -> Self {
         let size = (expected * 2).next_power_of_two().max(16);
@@ -150,7 +149,7 @@ impl Flows {
         seq as usize & (self.direct.len() - 1)
     }
 
-    /// Keeps `flow`. Its sequence is new.
+    /// Stores `flow`, whose sequence is new.
     #[inline]
     pub fn insert(&mut self, flow: Flow) {
         self.len += 1;
@@ -162,7 +161,7 @@ impl Flows {
         }
     }
 
-    /// The flow that record `seq` submitted, if it lives.
+    /// Returns the flow that record `seq` submitted, if it has not ended.
     #[must_use]
     #[inline]
     pub fn get_mut(&mut self, seq: u64) -> Option<&mut Flow> {
@@ -177,7 +176,7 @@ impl Flows {
         }
     }
 
-    /// Forgets the flow of `seq`; whether there was one.
+    /// Removes the flow of `seq` and returns whether there was one.
     #[inline]
     pub fn remove(&mut self, seq: u64) -> bool {
         let index = self.index(seq);
@@ -192,25 +191,25 @@ impl Flows {
         removed
     }
 
-    /// Living flows.
+    /// Returns the number of flows.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are none.
+    /// Reports whether there are no flows.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Places that [`Self::iter`] looks at.
+    /// Returns the number of entries that [`Self::iter`] visits.
     #[must_use]
     pub fn places(&self) -> usize {
         self.direct.len() + self.spilled.len()
     }
 
-    /// The living flows, in no order that matters.
+    /// Returns the flows in an arbitrary order.
     pub fn iter(&self) -> impl Iterator<Item = &Flow> {
         self.direct
             .iter()
@@ -218,7 +217,7 @@ impl Flows {
             .chain(self.spilled.values())
     }
 
-    /// Sequences of the living flows, ascending.
+    /// Returns the sequences of the flows, ascending.
     #[must_use]
     pub fn seqs(&self) -> Vec<u64> {
         let mut seqs: Vec<u64> = self.iter().map(|flow| flow.seq).collect();

@@ -1,16 +1,14 @@
-//! What applications say of batches and requests: to every link, and to admission.
+//! Hints about batches and requests, for every link and for admission.
 //!
-//! Ids of batches and requests are global to the job, not to a client: the engine that announces a
-//! batch, the NCCL ranks that move its collectives and the transfer library that moves its KV
-//! cache are several processes. So hints are not name-spaced, and a hostile client that is allowed
-//! to attach can lie about batches it does not own. What it gains is bounded: hints move waiting
-//! flows between levels and into the order, the scavenger included; they permit nothing, hold
-//! nothing back for ever (scavenged work finishes), and cost bounded memory. Where tenants do not
-//! trust each other, they get daemons of their own, or do not get access to this one.
+//! Ids of batches and requests are global to the job, not to a client. The engine, its NCCL ranks
+//! and its transfer library are several processes. So hints have no name space, and a hostile
+//! client that may attach can lie about the batches of others. The harm is bounded. Hints reorder
+//! waiting flows and can send them to the scavenger. They permit nothing, delay nothing for ever
+//! and cost bounded memory. Tenants that distrust each other need separate daemons.
 //!
-//! A daemon runs admission (RED, Algorithm 1) on what it sees. Where a coordinator's order is in
-//! force ([`cluster`](super::cluster)), the links get that, with this one's in it as far as it
-//! names batches that the coordinator does not rank.
+//! A daemon runs admission (RED, Algorithm 1) on its own hints. While a coordinator's order is in
+//! force ([`cluster`](super::cluster)), the links get that order. Batches that it does not rank are
+//! merged in from the daemon's own order.
 
 use std::sync::Arc;
 
@@ -29,33 +27,33 @@ use crate::driver::fetches::Move;
 use crate::driver::ports::Port;
 use crate::driver::running::Running;
 
-/// Time between two runs of admission, in durations of the last one.
+/// The pause after a run of admission, in durations of that run.
 const DUTY: u64 = 20;
 
-/// The port that a request's announced bytes are taken to cross: a prefill unit sends its KV cache
+/// The index of the port that a request's announced bytes cross: a prefill unit sends its KV cache
 /// out of the first NIC.
 const REQUEST_PORT: usize = 0;
 
-/// What is known of batches and requests.
+/// The scheduler's state of batches and requests.
 #[derive(Debug)]
 pub struct Hints {
     admission: Admission,
     requests: Deadlines,
-    /// Admission does not run before this time.
+    /// When admission may run again.
     rested: Time,
-    /// The part in a cluster.
+    /// The reports and orders of the cluster.
     pub cluster: Cluster,
-    /// The cluster order in force is not the one that the links have.
+    /// Whether the links do not have the cluster order in force yet.
     changed: bool,
-    /// What each process computes now.
+    /// The batch that each process computes now.
     running: Running,
-    /// What the links have. Its epoch counts what they were given: both sources of it have epochs
-    /// of their own.
+    /// The order that the links have. Its epoch counts these orders, because each source of orders
+    /// has its own epochs.
     given: Order,
 }
 
 impl Hints {
-    /// Nothing is known yet.
+    /// Makes a state without batches and requests.
     ///
     /// # Errors
     /// A field of the admission's configuration is out of range.
@@ -73,10 +71,10 @@ impl Hints {
         Ok(hints)
     }
 
-    /// Takes a new configuration.
+    /// Applies a new configuration.
     ///
     /// # Errors
-    /// A field is out of range; the old one stays in force.
+    /// A field is out of range. The old configuration stays in force.
     pub fn configure(&mut self, now: Time, config: &Config) -> Result<(), InvalidConfig> {
         self.requests.slo = config.slo_ttft.map(|slo| Span(slo.0));
         self.cluster.configure(config);
@@ -95,13 +93,13 @@ impl Hints {
         Ok(())
     }
 
-    /// Takes part in the cluster whose coordinator is behind `exchange`.
+    /// Joins the cluster of the coordinator behind `exchange`.
     pub fn attend(&mut self, exchange: Arc<CoordinatorExchange>, config: &Config) {
         self.cluster = Cluster::new(exchange, REQUEST_PORT as u32, config);
     }
 
-    /// Reports to the coordinator, and looks whose order holds. [`Self::decide`] then acts on it;
-    /// fetches are held and released here. Whether any was.
+    /// Reports to the coordinator, and checks which order is in force for [`Self::decide`]. Holds
+    /// and releases fetches, and returns whether there were any.
     pub fn meet(&mut self, now: Time, ports: &mut [Port]) -> bool {
         self.changed |= self.cluster.poll(now);
         let moves = self.cluster.fetches.take_moves();
@@ -118,8 +116,8 @@ impl Hints {
         !moves.is_empty()
     }
 
-    /// The deadline of a flow: its own, its request's, or the configured objective counted from
-    /// the first sight of the request.
+    /// Returns the deadline of a flow: its own, its request's, or the configured objective from the
+    /// first record of the request.
     #[inline]
     pub fn deadline(&mut self, now: Time, own_ns: u64, request: u64) -> Time {
         if own_ns != 0 {
@@ -131,7 +129,7 @@ impl Hints {
         self.requests.of(now, RequestId(request))
     }
 
-    /// Bytes of `request` have left the port with this index.
+    /// Accounts for bytes of `request` that completed on the port with this index.
     #[inline]
     pub fn completed(&mut self, now: Time, request: RequestId, port: u16, bytes: u64) {
         if request != RequestId(0) && self.admission.active_batches() > 0 {
@@ -151,7 +149,7 @@ impl Hints {
         }
     }
 
-    /// Notes a hint for the coordinator.
+    /// Records a hint in the reports to the coordinator.
     fn note(&mut self, now: Time, record: &Record) {
         if !self.cluster.attends() {
             return;
@@ -181,14 +179,14 @@ impl Hints {
         self.cluster.noted(now);
     }
 
-    /// The batch and layer of a collective that names no batch, of a process.
+    /// Returns the batch and layer of a process's collective that names no batch.
     #[inline]
     #[must_use]
     pub fn computed_by(&self, pid: u32) -> Option<(BatchId, Layer)> {
         self.running.of(pid)
     }
 
-    /// Passes a hint of a process on. Records that are no hints are ignored.
+    /// Applies a hint of a process. Other records are ignored.
     pub fn take(&mut self, now: Time, pid: u32, record: &Record, ports: &mut [Port]) {
         match *record {
             Record::LayerBegin { batch, layer } => {
@@ -267,7 +265,7 @@ impl Hints {
         broadcast(now, &event, ports);
     }
 
-    /// A request is a member of a batch. Its announced bytes cross [`REQUEST_PORT`] alone.
+    /// Adds a request to a batch. Its announced bytes cross only [`REQUEST_PORT`].
     fn request_joined(
         &mut self,
         now: Time,
@@ -303,8 +301,8 @@ impl Hints {
         }
     }
 
-    /// Runs admission if it is due, and passes a new order to every link: the coordinator's, if one
-    /// is in force, else admission's. Gives the size of the pruned set if there was one.
+    /// Runs admission if it is due, and gives a new order to every link: the coordinator's if it is
+    /// in force, else admission's. Returns the size of a new pruned set.
     pub fn decide(&mut self, now: Time, ports: &mut [Port]) -> Option<usize> {
         let own = self.admission.poll_action(now);
         if own.is_none() && !core::mem::take(&mut self.changed) {
@@ -329,7 +327,7 @@ impl Hints {
         Some(pruned)
     }
 
-    /// When [`Self::decide`] is due.
+    /// Returns when [`Self::decide`] is due.
     #[must_use]
     pub fn due(&self) -> Time {
         if self.changed {
@@ -341,8 +339,8 @@ impl Hints {
         }
     }
 
-    /// [`Self::decide`] took this long, until `now`. It has at most one part in [`DUTY`] of the
-    /// scheduler's time, however many batches there are and however often hints change them.
+    /// Delays the next [`Self::decide`] after a run of length `took` that ended at `now`. So runs
+    /// take at most one part in [`DUTY`] of the scheduler's time.
     pub fn rest(&mut self, now: Time, took: Span) {
         self.rested = now + took.times(DUTY);
     }

@@ -1,9 +1,9 @@
-//! What a flow does that is submitted: from shared memory into the links, and permits back.
+//! Submitted flows: from shared memory into the links, and permits back.
 //!
-//! Every field of a record is untrusted. What decodes and names things that do not exist (a NIC, a
-//! flow) is counted and otherwise resolved so that an honest client with a wrong configuration
-//! goes on unscheduled; what does not decode ends the client ([`crate::driver`]). The end of flows
-//! is in [`super::ends`], and permits for those that wait in [`super::serve`].
+//! Every field of a record is untrusted. A flow with an unknown NIC is counted and goes out
+//! unscheduled, so that an honest client with a wrong configuration still works.
+//! A record that does not decode releases its client ([`crate::driver`]). [`super::ends`] ends
+//! flows, and [`super::serve`] permits those that wait.
 
 use laxity_policy::{BatchId, Event, FlowSpec, Layer, Level, Permit, RequestId, Span, Stage, Time};
 use laxity_shm::consumer::Wake;
@@ -21,40 +21,40 @@ use crate::driver::trace::{Seen, Tracer};
 use crate::driver::trust::Trust;
 use crate::stats::LoopCounters;
 
-/// Everything that records change, apart from the clients.
+/// All state that records change, apart from the clients.
 #[derive(Debug)]
 pub struct Intake {
-    /// The clock as last read.
+    /// The last reading of the clock.
     pub now: Time,
-    /// Ports by `nic · 2 + direction`.
+    /// The ports by `nic · 2 + direction`.
     pub ports: Vec<Port>,
-    /// Batches, requests, admission.
+    /// The batches, the requests and admission.
     pub hints: Hints,
-    /// Counters of the loop.
+    /// The counters of the scheduler thread.
     pub counters: LoopCounters,
-    /// Sleeping clients that a permit awaits, as (client, lane): woken after the round, because a
-    /// wake-up costs more than all else in it.
+    /// Sleeping clients that have a permit, as (client, lane). They are woken after the round,
+    /// because a wake-up costs more than the rest of the round.
     pub wakes: Vec<(u32, u16)>,
-    /// Records for which nobody waits and nothing has to be decided, all in all: work requests on
+    /// The number of records that no client waits on and that need no decision: work requests on
     /// credit while nothing waits on any port, and their completions.
     pub quiet: u64,
-    /// Owners whose clients are not to be scheduled.
+    /// The owners whose clients are not scheduled.
     pub trust: Trust,
-    /// Flows of some client are held for what it owes ([`crate::driver::silence`]).
+    /// Whether flows of any client are held for its owed bytes ([`crate::driver::silence`]).
     pub holding: bool,
-    /// What clients may send before they ask.
+    /// The credit that clients have.
     pub credit: CreditTerms,
-    /// Everything is bypassed by an operator's command.
+    /// Whether an operator has ordered a bypass.
     pub bypass: bool,
-    /// What is recorded, while somebody wants it.
+    /// The trace, while one is running.
     pub trace: Tracer,
 }
 
-/// What a flow may do from the start.
+/// What a flow may send when it is submitted.
 #[derive(Clone, Copy)]
 struct SubmitDecision {
     outcome: SubmitOutcome,
-    /// 0 if it has to wait.
+    /// The level, or 0 if the flow has to wait.
     level: u8,
     bytes: u64,
     accounting: Accounting,
@@ -62,7 +62,7 @@ struct SubmitDecision {
 }
 
 impl SubmitDecision {
-    /// The flow goes whole, and the driver accounts for it.
+    /// Permits a whole flow, for which the driver accounts.
     const fn whole(level: Level, spec: &FlowSpec, fetch: FetchState) -> Self {
         Self {
             outcome: SubmitOutcome::OnCredit,
@@ -75,14 +75,14 @@ impl SubmitDecision {
 }
 
 impl Intake {
-    /// Index of the flow's port; `None` if there is no such NIC.
+    /// Returns the index of the flow's port, or `None` if there is no such NIC.
     #[inline(always)]
     fn port(&self, flow: &record::Flow) -> Option<u16> {
         let port = u16::from(flow.nic) * 2 + flow.direction as u16;
         (usize::from(port) < self.ports.len()).then_some(port)
     }
 
-    /// The flow as the policy sees it.
+    /// Converts the record of a flow for the policy.
     #[inline(always)]
     fn spec(&mut self, from: &RecordOrigin<'_>, at: SlotRef, flow: &record::Flow) -> FlowSpec {
         let (mut batch, mut layer) = (BatchId(flow.batch), Layer(flow.layer));
@@ -106,7 +106,8 @@ impl Intake {
         }
     }
 
-    /// The hot path: decide, publish the permit, and only then keep the accounting.
+    /// Handles a submitted flow. This is the hot path: it publishes the permit before any
+    /// accounting.
     #[inline]
     pub(super) fn submit(&mut self, from: &mut RecordOrigin<'_>, at: SlotRef, flow: &record::Flow) {
         let room = from.state.flows < from.state.room;
@@ -126,7 +127,8 @@ impl Intake {
             port.permit_at_once(now, &spec)
         };
         let decision = if let Some(permit) = permit {
-            // A submit was consumed just now, so its slot waits: the permit cannot be stale.
+            // The slot waits, because its submit was consumed just now. So the permit can't be
+            // stale.
             let wake = (from.consumer).permit(at, permit.bytes, permit.level.0, permit.last);
             if let Ok(Wake::Needed) = wake {
                 self.wakes.push((from.client, from.lane));
@@ -191,8 +193,8 @@ impl Intake {
         }
     }
 
-    /// Which part a flow has in a fetch: only one that comes in from a peer that it names, and that
-    /// will end some time. One without bytes is over at once.
+    /// Adds a flow to its fetch, if it comes in from a peer that it names. A flow without bytes is
+    /// over at once and belongs to no fetch.
     #[inline]
     fn fetch_of(
         &mut self,
@@ -206,7 +208,7 @@ impl Intake {
         }
         let peers = from.state.peers.as_ref();
         match peers.map(|peers| peers[usize::from(flow.peer)]) {
-            // What has nothing by which it could be ranked is not ordered.
+            // A flow without a batch has no rank, so it is not ordered.
             Some(peer) if peer != [0; 16] && flow.batch != 0 => {
                 self.hints.cluster.fetches(self.now, spec, peer, port)
             }
@@ -214,7 +216,7 @@ impl Intake {
         }
     }
 
-    /// Records a flow that was submitted, after the link has heard of it.
+    /// Records a submitted flow in the trace, after the link has handled it.
     #[cold]
     fn traced(
         &mut self,
@@ -245,7 +247,7 @@ impl Intake {
         self.trace.note(self.now, seen);
     }
 
-    /// Remembers a flow that was submitted.
+    /// Stores a flow that was submitted.
     #[inline]
     fn keep(
         &mut self,
@@ -261,7 +263,7 @@ impl Intake {
         from.state.counters.flows += 1;
         from.state.counters.submitted_bytes += spec.bytes;
         if spec.bytes == 0 && decision.level != 0 {
-            // Nothing of it will ever complete. It is over.
+            // A flow without bytes gets no completion. It is over.
             self.ports[usize::from(port)].counters.stages[spec.stage.index()].completed_flows += 1;
             return;
         }
@@ -285,8 +287,8 @@ impl Intake {
         from.state.lanes.at(from.lane).flows.insert(flow);
     }
 
-    /// Has a flow bypass the scheduler that cannot be scheduled: its client has too many, or it
-    /// names a NIC that is not configured here.
+    /// Sends a flow unscheduled, because its client has too many flows or its NIC is not
+    /// configured.
     #[cold]
     fn let_bypass(
         &mut self,
@@ -302,8 +304,7 @@ impl Intake {
         }
     }
 
-    /// A flow that was sent on credit. Credit that was spent returns to the port whatever becomes
-    /// of the flow.
+    /// Handles a flow that was sent on credit. The spent credit returns to the port in any case.
     #[inline]
     pub(super) fn submit_on_credit(
         &mut self,
@@ -351,9 +352,8 @@ impl Intake {
         );
     }
 
-    /// Accounting a flow that its client sends without asking, because the mode that holds for it
-    /// is `observe`. The link does not hear of it: nobody permitted these bytes, so they must not
-    /// fill the window of the clients that do ask.
+    /// Accounts for a flow that its client sent without a permit in mode `observe`. The link does
+    /// not see it, because such bytes must not fill the window of clients that ask.
     pub(super) fn observe(
         &mut self,
         from: &mut RecordOrigin<'_>,
@@ -376,7 +376,7 @@ impl Intake {
     }
 }
 
-/// Counts a flow that goes out without being scheduled.
+/// Counts a flow that goes out unscheduled.
 #[cold]
 fn unscheduled(state: &mut ClientState, flow: &record::Flow, room: bool) {
     state.counters.flows += 1;

@@ -1,37 +1,37 @@
-//! What one client has in flight on one port, and when the client counts as silent there.
+//! The bytes that one client has in flight on one port, and when the client counts as silent there.
 
 use laxity_policy::{Span, Stage, Time};
 
 use super::trust::WINDOW_SHARE;
 
-/// A completion of at most this share of the bytes in flight, a sixteenth, is no progress.
+/// The binary logarithm of 16: completing at most a sixteenth of the bytes is no progress.
 pub(super) const TRICKLE_SHIFT: u32 = 4;
-/// Time in which a client that keeps others waiting has to complete something, besides what its
-/// bytes take on the port. Longer than an honest process is without a core on a busy machine.
+/// How long a client that keeps others waiting may complete nothing, besides the time of its bytes
+/// on the port. An honest process on a busy machine rarely pauses for as long.
 pub(super) const PATIENCE: Span = Span::from_millis(10);
-/// Time between looks for silent clients, while anything waits.
+/// The time between checks for silent clients, while anything waits.
 pub(super) const LOOK_EVERY: Span = Span::from_millis(5);
 
-/// What one client has on the wire of one port, as far as the daemon was told.
+/// The bytes of one client on one port, by the completions that the daemon has read.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OnWire {
-    /// Bytes permitted, not completed, and counted in the port's window.
+    /// Bytes that are permitted, not completed and counted in the port's window.
     pub outstanding: u64,
     /// Bytes completed since `since`.
     pub completed: u64,
-    /// Bytes outstanding at `since`: a sixteenth of them is to be completed in time.
+    /// Bytes outstanding at `since`. The client has to complete a sixteenth of them in time.
     asked: u64,
-    /// When the client began to keep others waiting, or was last found to make progress.
+    /// When the client began to keep others waiting, or last made progress.
     pub(super) since: Time,
-    /// When it was looked at last. A look after a pause says nothing about progress.
+    /// The time of the last check. A check after a pause shows nothing about progress.
     looked: Time,
-    /// Bytes owed, by [`Class`].
+    /// Owed bytes, by [`Class`].
     owed: [u64; 2],
-    /// Whether flows of a class are held.
+    /// Whether flows of each [`Class`] are held.
     pub(super) held: [bool; 2],
 }
 
-/// Flows by what holds them up: a fabric of strict priorities carries collectives past all else.
+/// The two classes of flows. With strict priorities in the fabric, collectives pass all others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Class {
     Collective,
@@ -50,45 +50,45 @@ impl Class {
 }
 
 impl OnWire {
-    /// Bytes owed on this port.
+    /// Returns the owed bytes on this port.
     #[must_use]
     pub const fn owed(&self) -> u64 {
         self.owed[0].saturating_add(self.owed[1])
     }
 
-    /// Whether flows of `stage` are held.
+    /// Reports whether flows of `stage` are held.
     #[inline]
     #[must_use]
     pub const fn holds(&self, stage: Stage) -> bool {
         self.held[Class::of(stage) as usize]
     }
 
-    /// Whether flows of any stage are held.
+    /// Reports whether flows of any stage are held.
     #[must_use]
     pub const fn is_held(&self) -> bool {
         self.held[0] || self.held[1]
     }
 
-    /// Bytes were permitted, or sent on credit.
+    /// Adds bytes that were permitted or sent on credit.
     #[inline]
     pub const fn sent(&mut self, bytes: u64) {
         self.outstanding = self.outstanding.saturating_add(bytes);
     }
 
-    /// Bytes that count in the window were completed.
+    /// Accounts for completed bytes that counted in the window.
     #[inline]
     pub const fn done(&mut self, bytes: u64) {
         self.outstanding = self.outstanding.saturating_sub(bytes);
         self.completed = self.completed.saturating_add(bytes);
     }
 
-    /// Bytes that count in the window never will be completed.
+    /// Removes bytes from the window that will never complete.
     #[inline]
     pub const fn dropped(&mut self, bytes: u64) {
         self.outstanding = self.outstanding.saturating_sub(bytes);
     }
 
-    /// Bytes that were owed were completed, or are given up.
+    /// Removes owed bytes that completed or were written off.
     pub const fn paid(&mut self, stage: Stage, bytes: u64) {
         let owed = &mut self.owed[Class::of(stage) as usize];
         *owed = owed.saturating_sub(bytes);
@@ -100,8 +100,8 @@ impl OnWire {
         self.dropped(bytes);
     }
 
-    /// Whether the client is silent at a look, when bytes of it keep others waiting. `patience` is
-    /// for the bytes that it was asked for.
+    /// Reports whether the client is silent while its bytes keep others waiting. `patience` returns
+    /// the time limit for a number of bytes.
     pub(super) fn is_silent(&mut self, now: Time, patience: impl Fn(u64) -> Span) -> bool {
         let paused = !self.kept_others(now);
         self.looked = now;
@@ -112,7 +112,7 @@ impl OnWire {
         now.since(self.since) >= patience(self.asked)
     }
 
-    /// Whether the client was found to keep others waiting a moment ago.
+    /// Reports whether the client kept others waiting at a recent check.
     pub(super) fn kept_others(&self, now: Time) -> bool {
         self.looked != Time::ZERO && now.since(self.looked) <= LOOK_EVERY.times(4)
     }
@@ -121,14 +121,14 @@ impl OnWire {
         (self.asked, self.completed, self.since) = (self.outstanding, 0, now);
     }
 
-    /// Classes that are to be held though they are not, or are held and need not be.
+    /// Returns the classes whose state has to change, each with whether to hold it.
     pub(super) fn changes(&self, window: u64) -> impl Iterator<Item = (Class, bool)> {
         let [collective, other] = self.owed;
         let owed = [collective, collective.saturating_add(other)];
         let held = self.held;
         Class::ALL.into_iter().filter_map(move |class| {
             let (owed, held) = (owed[class as usize], held[class as usize]);
-            // Released at half of what it was held for, so that one byte does not flip it.
+            // A class is released at half of the limit, so that one byte does not change it back.
             let limit = window / WINDOW_SHARE / if held { 2 } else { 1 };
             let hold = owed > limit;
             (hold != held).then_some((class, hold))
@@ -146,7 +146,7 @@ mod tests {
         Time::ZERO + Span::from_millis(ms)
     }
 
-    /// Looks every five milliseconds until the client is silent; when that was.
+    /// Checks every five milliseconds and returns when the client became silent.
     fn looks(on_wire: &mut OnWire, from: u64, each: impl Fn(&mut OnWire)) -> Option<u64> {
         (0..100).map(|look| from + 5 * look).find(|&ms| {
             each(on_wire);
@@ -159,7 +159,7 @@ mod tests {
         let mut on_wire = OnWire::default();
         on_wire.sent(WINDOW);
         assert_eq!(looks(&mut on_wire, 1000, |_| ()), Some(1010));
-        // It was not looked at for long: nobody was kept waiting meanwhile.
+        // After a pause without checks, the time limit begins anew.
         assert_eq!(looks(&mut on_wire, 2000, |_| ()), Some(2010));
     }
 

@@ -1,16 +1,14 @@
-//! Bytes that were permitted and never completed.
+//! Overdue bytes: permitted and not completed within `completion_timeout`.
 //!
-//! What is overdue is written off: its flow leaves the link (else its next chunks would take the
-//! same place for another `completion_timeout`), and its client sends what remains of it
-//! unscheduled and in the scavenger class. Before that, a client that keeps others waiting is
-//! [silent](super::silence). What becomes of clients and owners that let it come to that is said in
-//! [`super::trust`]; it is carried out here.
+//! Overdue bytes are written off. Their flow leaves the link. Otherwise its next chunks would fill
+//! the window for another `completion_timeout`. The client sends the rest of the flow unscheduled,
+//! as scavenger. Before that, a client that keeps others waiting is [silent](super::silence).
+//! [`super::trust`] decides what follows for clients and owners, and this module carries it out.
 //!
-//! *Suspicion.* Many clients of one owner could each hold the window of a port in turn. While the
-//! clients of an owner owe more than [`OWED_WINDOWS`] windows of one port, those of it that have
-//! completed nothing for [`LATELY`] go unscheduled, and so does what attaches. What they owe on
-//! other ports does not count: a job with a process for each NIC may be slow on all of them at
-//! once.
+//! *Suspicion.* Many clients of one owner could each hold a port's window in turn. If an owner's
+//! clients owe more than [`OWED_WINDOWS`] windows of one port, those that completed nothing for
+//! [`LATELY`] are unscheduled, and so are new ones. Other ports don't add up, because a job with a
+//! process per NIC may be slow on all ports.
 
 use laxity_policy::{Level, Span};
 use laxity_shm::consumer::Wake;
@@ -24,14 +22,14 @@ use crate::driver::intake::Intake;
 use crate::driver::trust::{Loss, WINDOW, part};
 use crate::owner::Owner;
 
-/// Windows of one port that clients of an owner may owe at a time. A client owes little more than
-/// one, so it takes four that were slow at the same time.
+/// Most windows of one port that clients of an owner may owe. One client owes little more than one,
+/// so suspicion needs at least four slow clients.
 const OWED_WINDOWS: u64 = 4;
-/// A client that completed something within this time is not suspected.
+/// A client that completed bytes within this time is not suspected.
 const LATELY: Span = Span::from_millis(100);
 
 impl Intake {
-    /// Gives up on the bytes of a lane that were permitted a `timeout` ago and not completed.
+    /// Writes off bytes of a lane that were permitted a `timeout` ago and not completed.
     pub fn write_off(&mut self, index: u32, client: &mut Client, lane: u16) {
         let timeout = self.trust.timeout;
         let since = self.now - timeout;
@@ -44,7 +42,7 @@ impl Intake {
             };
             let bytes = flow.outstanding();
             client.state.counters.written_off_bytes += bytes;
-            // Of what is owed, its end is the loss ([`Intake::cancel`]).
+            // Owed bytes count as a loss when the flow ends ([`Intake::cancel`]).
             if matches!(flow.accounting, Accounting::Link | Accounting::Driver) {
                 let window = self.ports[usize::from(flow.port)].window_bytes();
                 client.state.lost.add(self.now, bytes, window, timeout);
@@ -67,7 +65,7 @@ impl Intake {
         self.release_flows(index, client);
     }
 
-    /// A client leaves. What it owes is lost, and what it has on the wire is abandoned.
+    /// Accounts for a client that leaves: owed bytes are lost, and bytes in flight are abandoned.
     pub fn leaves(&mut self, state: &ClientState) {
         let timeout = self.trust.timeout;
         let owner = &state.identity.owner;
@@ -87,9 +85,8 @@ impl Intake {
         }
     }
 
-    /// Takes a client that is not scheduled any more out of the links: what waits goes out. Flows
-    /// that are permitted in full are still awaited, unless the mode is `off`, in which nobody is
-    /// scheduled.
+    /// Takes a client that is no longer scheduled out of the links, so that its waiting flows go
+    /// out. Flows that are fully permitted stay until completion, unless the mode is `off`.
     pub fn release_flows(&mut self, index: u32, client: &mut Client) {
         for lane in 0..client.state.lanes.count() {
             let off = client.mode == Mode::Off;
@@ -103,7 +100,7 @@ impl Intake {
         }
     }
 
-    /// Ends a flow here and in its link. Its client gets a permit for what is left.
+    /// Ends a flow in the driver and in its link. Its client gets a permit for the rest.
     fn bypass_rest(&mut self, index: u32, client: &mut Client, lane: u16, seq: u64) {
         let Some(flow) = client.state.lanes.at(lane).flows.get_mut(seq).copied() else {
             return;
@@ -114,8 +111,8 @@ impl Intake {
                 tag: flow.seq,
             };
             client.state.counters.bypassed_bytes += flow.bytes - flow.permitted;
-            // Not in the class of its earlier permits: what is not scheduled must not overtake
-            // what is. A client that withdrew it does not see this.
+            // An unscheduled flow must not overtake scheduled ones, so it goes as scavenger. A
+            // client that withdrew the flow does not see this permit.
             let level = Level::SCAVENGER.0;
             if let Some(consumer) = client.served.consumer(lane)
                 && let Ok(Wake::Needed) = consumer.permit(at, flow.bytes, level, true)
@@ -127,11 +124,11 @@ impl Intake {
     }
 }
 
-/// Places looked at each time.
+/// The number of flow entries that one run visits.
 const WRITE_OFF_PLACES: usize = 4096;
 
 impl Driver {
-    /// Trusts owners again whose time has come, and looks at what their clients lost.
+    /// Ends distrust that is over, and distrusts clients that have lost too much.
     fn forgive(&mut self) {
         for owner in self.intake.trust.forgive(self.intake.now) {
             let clients = self.clients.iter_mut().flatten();
@@ -147,7 +144,7 @@ impl Driver {
         }
     }
 
-    /// Whether the clients of an owner owe more than [`OWED_WINDOWS`] of one port.
+    /// Reports whether the clients of an owner owe more than [`OWED_WINDOWS`] of one port.
     fn owes_too_much(&self, owner: &Owner) -> bool {
         (self.intake.ports.iter().enumerate()).any(|(index, port)| {
             let clients = self.clients.iter().flatten();
@@ -159,12 +156,12 @@ impl Driver {
         })
     }
 
-    /// Whether clients of an owner that have completed nothing lately are to go unscheduled.
+    /// Reports whether clients of an owner that completed nothing lately are unscheduled.
     pub(super) fn suspects(&self, owner: &Owner) -> bool {
         self.intake.holding && self.owes_too_much(owner)
     }
 
-    /// Suspects those clients whom that holds for, and no others.
+    /// Updates which clients are suspected.
     pub(super) fn suspect(&mut self) {
         for index in 0..self.clients.len() {
             let Some(client) = self.clients[index].as_ref() else {
@@ -185,14 +182,14 @@ impl Driver {
         }
     }
 
-    /// Looks at the next few thousand places for completions that never came.
+    /// Visits the next few thousand flow entries and writes off overdue bytes.
     pub(super) fn write_off(&mut self) {
         self.forgive();
         self.note_holds();
         self.suspect();
         let (mut index, mut lane) = self.overdue.at;
         let mut places = 0;
-        // At most once around.
+        // One run visits each client at most once.
         for _ in 0..=self.clients.len() {
             let client = (self.clients.get_mut(index as usize)).and_then(Option::as_mut);
             if let Some(client) = client

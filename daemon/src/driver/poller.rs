@@ -1,8 +1,9 @@
-//! Where the scheduler sleeps: an epoll of the clients' eventfds, the mailbox's bell and a timer.
+//! The sleep of the scheduler: an epoll of the clients' eventfds, the mailbox's doorbell and a
+//! timer.
 //!
-//! All are watched edge-triggered, so none needs to be read: each write is an edge. (The bell must
-//! be: its flag can be taken before its write comes, and a level would then stay up.) The timer
-//! exists because epoll counts in milliseconds and the policy does not.
+//! All are watched for edges, so each write is an event and none needs to be read. A level of the
+//! doorbell could stay set, because the flag may be taken before the eventfd is written. The
+//! timer exists because epoll counts in milliseconds, which is too coarse for the policy.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -15,7 +16,7 @@ use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFl
 const BELL: u64 = u64::MAX;
 const TIMER: u64 = u64::MAX - 1;
 
-/// See the module.
+/// The epoll and the timer.
 #[derive(Debug)]
 pub(crate) struct Poller {
     epoll: Epoll,
@@ -23,7 +24,7 @@ pub(crate) struct Poller {
 }
 
 impl Poller {
-    /// Watches `bell`.
+    /// Makes an epoll that watches `bell`.
     pub(crate) fn new(bell: BorrowedFd<'_>) -> nix::Result<Self> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let timer = TimerFd::new(
@@ -43,12 +44,12 @@ impl Poller {
             .add(eventfd, EpollEvent::new(flags, u64::from(client)))
     }
 
-    /// Watches it no more. The client holds a duplicate, so closing ours would not end it.
+    /// Stops watching an eventfd. Closing it is not enough, because the client holds a duplicate.
     pub(crate) fn forget(&self, eventfd: BorrowedFd<'_>) {
         let _ = self.epoll.delete(eventfd);
     }
 
-    /// Sleeps for at most `limit`. Returns the clients that rang.
+    /// Sleeps for at most `limit`. Returns the clients whose doorbell woke it.
     pub(crate) fn sleep(&self, limit: Span) -> Vec<u32> {
         let mut events = [EpollEvent::empty(); 64];
         let forever = limit.0 > 1 << 60;
@@ -59,7 +60,8 @@ impl Poller {
                 .timer
                 .set(Expiration::OneShot(at), TimerSetTimeFlags::empty());
         }
-        // An interrupted or failed wait is an early wake-up: the caller looks at everything again.
+        // An interrupted or failed wait counts as an early wake-up, after which the caller scans
+        // all.
         let count = self
             .epoll
             .wait(&mut events, EpollTimeout::NONE)

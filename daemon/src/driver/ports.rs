@@ -1,4 +1,4 @@
-//! One direction of one NIC: its arbitration, what is counted there, and its credit.
+//! A port: one direction of one NIC, with its link, its counters and its credit.
 
 use std::sync::Arc;
 
@@ -11,44 +11,45 @@ use crate::clients::{Client, RecordOrigin};
 use crate::config::Config;
 use crate::stats::{PortCounters, PortSnapshot};
 
-/// A port: egress is even, ingress odd.
+/// A port. Egress has an even index, ingress an odd one.
 #[derive(Debug)]
 pub struct Port {
-    /// Its arbitration.
+    /// The link.
     pub link: Link,
-    /// What was counted.
+    /// The counters.
     pub counters: PortCounters,
-    /// Something happened since `poll_action` said `None`.
+    /// Whether an event happened since `poll_action` returned `None`.
     pub dirty: bool,
-    /// When to call `poll_action` though nothing happens.
+    /// When to call `poll_action` without an event.
     pub due: Time,
-    /// Its credit.
+    /// The credit.
     pub credit: PortCredit,
-    /// Who used the port last, when, and when it was last used by two at about the same time.
+    /// The client and the stage that used the port last.
     user: Option<(u32, Stage)>,
     used: Time,
+    /// When two users last used the port at about the same time.
     shared: Option<Time>,
     nic: u8,
     name: Arc<str>,
     direction: &'static str,
 }
 
-/// A port is its user's alone if nobody else has used it for this long: longer than the pauses
+/// How long a port has only one user before that user counts as alone. It is longer than the pauses
 /// between the collectives of a batch.
 const ALONE_AFTER: Span = Span::from_millis(100);
 
-/// Hungry lanes fed with credit each time that a port is served.
+/// Most lanes that get missing credit each time that a port is served.
 const FEEDS: usize = 8;
 
-/// A work request of which nothing is known by which it could be ordered among its like.
+/// Reports whether a work request has nothing that would order it among others.
 const fn is_anonymous(spec: &FlowSpec) -> bool {
     spec.whole && spec.batch.0 == 0 && spec.request.0 == 0 && spec.deadline.0 == Time::NEVER.0
 }
 
-/// The ports of a configuration.
+/// Makes the ports of a configuration.
 ///
 /// # Errors
-/// A field of the arbitration is out of range.
+/// A field of the link's configuration is out of range.
 pub fn ports(config: &Config) -> Result<Vec<Port>, InvalidConfig> {
     let mut ports = Vec::new();
     for (index, nic) in config.nic.iter().enumerate() {
@@ -73,34 +74,34 @@ pub fn ports(config: &Config) -> Result<Vec<Port>, InvalidConfig> {
 }
 
 impl Port {
-    /// Name of its NIC.
+    /// Returns the name of the NIC.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// `egress` or `ingress`.
+    /// Returns the direction: `egress` or `ingress`.
     #[must_use]
     pub const fn direction(&self) -> &'static str {
         self.direction
     }
 
-    /// Its window.
+    /// Returns the window in bytes.
     #[must_use]
     pub fn window_bytes(&self) -> u64 {
         self.link.config().window_bytes
     }
 
-    /// Takes a new configuration.
+    /// Applies a new configuration.
     ///
     /// # Errors
-    /// A field is out of range; the old configuration stays in force.
+    /// A field is out of range. The old configuration stays in force.
     pub fn configure(&mut self, now: Time, config: LinkConfig) -> Result<(), InvalidConfig> {
         self.dirty = true;
         self.link.set_config(now, config)
     }
 
-    /// Takes note of who uses the port.
+    /// Records a use of the port.
     #[inline]
     pub fn used_by(&mut self, now: Time, client: u32, stage: Stage) {
         let user = Some((client, stage));
@@ -113,7 +114,7 @@ impl Port {
         self.used = now;
     }
 
-    /// Whether one client, with one stage, has had the port to itself lately.
+    /// Reports whether one client, with one stage, was lately the only user of the port.
     #[inline]
     #[must_use]
     pub fn has_one_user(&self, now: Time) -> bool {
@@ -121,9 +122,9 @@ impl Port {
             .is_none_or(|then| now.since(then) >= ALONE_AFTER)
     }
 
-    /// Whether flows of a user who is alone here, and who says nothing by which they could be
-    /// ordered, may go at once. There is nobody whom they could keep waiting, and no better order:
-    /// the window would only cost them round trips. Bounded all the same, for whoever comes next.
+    /// Reports whether anonymous flows of the port's only user may go at once. They keep nobody
+    /// waiting and have no better order, and the window would only cost round trips. A limit
+    /// remains for the sake of the next user.
     #[inline]
     fn has_room_alone(&self, now: Time, bytes: u64) -> bool {
         self.has_one_user(now)
@@ -131,8 +132,8 @@ impl Port {
             && self.link.in_flight_bytes().saturating_add(bytes) <= alone_bytes(&self.link)
     }
 
-    /// The first permit of a flow that finds nothing waiting and room in the window, `None` if it
-    /// has to wait.
+    /// Returns the first permit of a flow that finds no waiting flow and room in the window.
+    /// Returns `None` if the flow has to wait.
     #[inline]
     #[must_use]
     pub fn permit_at_once(&self, now: Time, spec: &FlowSpec) -> Option<Permit> {
@@ -146,13 +147,13 @@ impl Port {
         })
     }
 
-    /// After a flow of `spec`: feeds its lane with credit of this port, whose index is `index`, if
-    /// flows like it may use any.
+    /// Gives credit of this port, with index `index`, to the lane of a flow of `spec`, if such
+    /// flows may use credit.
     #[inline]
     pub fn feed(&mut self, now: Time, from: &mut RecordOrigin<'_>, index: u16, spec: &FlowSpec) {
         let at = usize::from(index);
         if from.state.room == 0 || from.state.ports[at].is_held() {
-            // It is not scheduled now, or owes: whoever has credit does not ask.
+            // The client is unscheduled or its flows are held, and credit would let it send.
         } else if spec.stage == Stage::Collective {
             self.feed_collectives(now, from, at);
         } else if spec.whole {
@@ -162,7 +163,7 @@ impl Port {
         }
     }
 
-    /// Feeds a lane that has collectives, or notes that it is hungry.
+    /// Gives credit to a lane with collectives, or records that the lane needs some.
     #[inline]
     fn feed_collectives(&mut self, now: Time, from: &mut RecordOrigin<'_>, index: usize) {
         if !self.credit.feed(&self.link, now, index, from.consumer) {
@@ -174,7 +175,7 @@ impl Port {
         }
     }
 
-    /// Feeds some of the lanes that ran out of credit while there was none.
+    /// Gives credit to some of the lanes that need it.
     pub fn feed_hungry(&mut self, now: Time, clients: &mut [Option<Client>], index: usize) {
         for _ in 0..FEEDS.min(self.credit.hungry.len()) {
             if !self.credit.is_available(&self.link, now) {
@@ -200,11 +201,11 @@ impl Port {
                 self.feed_collectives(now, &mut from, index);
             }
         }
-        // The others have their turn in the next round.
+        // Other lanes get credit in the next round.
         self.dirty |= !self.credit.hungry.is_empty() && self.credit.is_available(&self.link, now);
     }
 
-    /// For the snapshot.
+    /// Returns the port's part of a snapshot.
     #[must_use]
     pub fn snapshot(&self) -> PortSnapshot {
         let config = self.link.config();

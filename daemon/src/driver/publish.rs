@@ -1,10 +1,10 @@
-//! The snapshot that leaves the thread.
+//! Making and publishing a snapshot.
 
 use super::{Driver, ports};
 use crate::stats::Snapshot;
 
 impl Driver {
-    /// Publishes a snapshot.
+    /// Publishes a snapshot of all ports and clients.
     pub(super) fn publish(&mut self) {
         let intake = &mut self.intake;
         let deepest = &mut intake.counters.ring_depth_max;

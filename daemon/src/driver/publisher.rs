@@ -1,4 +1,4 @@
-//! When a snapshot is published, and where.
+//! The time and the place to publish snapshots.
 
 use std::sync::Arc;
 
@@ -7,16 +7,16 @@ use laxity_policy::{Span, Time};
 use crate::mailbox::{LOOK_EVERY, SnapshotSlot, WAKE_AFTER};
 use crate::stats::{ClientCounters, Snapshot};
 
-/// Time between snapshots while something happens.
+/// The time between snapshots while the scheduler has work.
 const PUBLISH_EVERY: Span = Span(LOOK_EVERY.as_nanos() as u64);
 
-/// See the module.
+/// The snapshot slot, and when to publish there.
 #[derive(Debug)]
 pub(super) struct Publisher {
     slot: Arc<SnapshotSlot>,
-    /// Counters of clients that are gone.
+    /// The summed counters of clients that are gone.
     pub(super) gone: ClientCounters,
-    /// Something happened since the last snapshot, or somebody asked for one.
+    /// Whether anything has changed since the last snapshot.
     is_changed: bool,
     is_asked: bool,
     published: Time,
@@ -33,17 +33,17 @@ impl Publisher {
         }
     }
 
-    /// Something happened.
+    /// Records that a counter or a client has changed.
     pub(super) const fn note_change(&mut self) {
         self.is_changed = true;
     }
 
-    /// Somebody waits for a snapshot.
+    /// Records that a task waits for a snapshot.
     pub(super) const fn ask(&mut self) {
         self.is_asked = true;
     }
 
-    /// When to publish.
+    /// Returns when to publish.
     pub(super) fn due(&self) -> Time {
         match (self.is_asked, self.is_changed) {
             (true, _) => Time::ZERO,

@@ -1,4 +1,4 @@
-//! From the lanes of a client into the [`Intake`]: one call per kind of record.
+//! Passes the records of a client's lanes to the [`Intake`], one call per kind of record.
 
 use laxity_shm::consumer::{Consumer, Refused, Sink};
 use laxity_shm::producer::SlotRef;
@@ -8,36 +8,36 @@ use super::intake::Intake;
 use super::trace::Seen;
 use crate::clients::{ClientState, RecordOrigin};
 
-/// What a client is released for.
+/// A protocol violation, for which the client is released.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 pub(super) enum ProtocolViolation {
-    /// A record that is none.
+    /// A record that does not decode.
     #[error("{problem}; {record}")]
     Garbage {
-        /// What is wrong with it.
+        /// What is wrong with the record.
         problem: Garbage,
-        /// What it was.
+        /// The record.
         record: Refused,
     },
-    /// A record that its client may not send.
+    /// A record that the client may not send.
     #[error("a flow sent without a permit by a client that was never in mode observe")]
     Forbidden,
 }
 
-/// What takes the records of one client: an [`Intake`] and the state to write them into.
+/// The record sink of one client: an [`Intake`] and the client state.
 pub(super) struct RecordSink<'a> {
-    /// Everything else that they change.
+    /// All other state that records change.
     pub(super) intake: &'a mut Intake,
-    /// Index of the client.
+    /// The index of the client.
     pub(super) client: u32,
-    /// Its state.
+    /// The client state.
     pub(super) state: &'a mut ClientState,
-    /// A lane that broke the rules, and how: its client is to be released.
+    /// The lane with a protocol violation, and the violation. The client has to be released.
     pub(super) violation: Option<(u16, ProtocolViolation)>,
 }
 
 impl<'a> RecordSink<'a> {
-    /// Takes records of the client with index `client`.
+    /// Makes a sink for records of the client with index `client`.
     #[inline]
     pub(super) fn new(intake: &'a mut Intake, client: u32, state: &'a mut ClientState) -> Self {
         Self {
@@ -87,7 +87,7 @@ impl Sink for RecordSink<'_> {
         } else if may_observe {
             intake.observe(&mut from, at, &flow);
         } else {
-            // Credit without end, for a client that is to be scheduled.
+            // A client in mode `enforce` could otherwise take unlimited credit.
             self.violation = Some((lane, ProtocolViolation::Forbidden));
         }
     }

@@ -1,19 +1,18 @@
-//! Which batch each process computes now, as its engine says: for collectives that name none.
+//! The batch that each process computes now, for collectives that name no batch.
 //!
-//! NCCL knows no batches, so its plugin can't name one. But the engine that computes a batch and
-//! the collectives that it waits for are one process, attached once by the engine's hints and once
-//! by the plugin; the kernel says that they have the same pid. A collective without a batch
-//! therefore belongs to the batch whose layer began last in its process.
+//! NCCL has no batches, so its plugin can't name one. But the engine and the collectives of its
+//! batch are in one process, which attaches once for hints and once for the plugin, with one pid.
+//! So a collective without a batch belongs to the batch whose layer began last in its process.
 //!
-//! A process that says nothing of batches, or whose collectives name their own, is left alone. What
-//! a hostile client gains is what it gains by naming a batch itself ([`super::hints`]).
+//! Processes without hints, and collectives that name a batch, are not affected. A hostile client
+//! gains no more than by naming a batch itself ([`super::hints`]).
 
 use laxity_policy::{BatchId, Layer};
 
-/// Processes that compute at once; the one that was heard of least lately is forgotten.
+/// Most processes that compute at once. Beyond that, the one with the oldest hint is removed.
 const PROCESSES_MAX: usize = 64;
 
-/// One process.
+/// A process and the layer that it computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Process {
     pid: u32,
@@ -21,27 +20,27 @@ struct Process {
     layer: Layer,
 }
 
-/// All of them, the one heard of last in front: they are few, and a search from the front finds the
-/// busy ones.
+/// All processes that compute, the one with the latest hint first. They are few, so a search from
+/// the front is fast for busy ones.
 #[derive(Debug, Default)]
 pub struct Running {
     processes: Vec<Process>,
 }
 
 impl Running {
-    /// A process began a layer of a batch.
+    /// Records that a process began a layer of a batch.
     pub fn layer_began(&mut self, pid: u32, batch: BatchId, layer: Layer) {
         self.processes.retain(|process| process.pid != pid);
         self.processes.truncate(PROCESSES_MAX - 1);
         self.processes.insert(0, Process { pid, batch, layer });
     }
 
-    /// Nobody computes a batch any more.
+    /// Removes a batch that no process computes any more.
     pub fn ended(&mut self, batch: BatchId) {
         self.processes.retain(|process| process.batch != batch);
     }
 
-    /// The batch that a process computes, and the layer.
+    /// Returns the batch and the layer that a process computes.
     #[inline]
     #[must_use]
     pub fn of(&self, pid: u32) -> Option<(BatchId, Layer)> {

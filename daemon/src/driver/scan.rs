@@ -1,9 +1,9 @@
-//! Which lanes the scheduler looks at, and when.
+//! Scanning of lanes.
 //!
-//! Hot clients in every round. Whoever has been silent for some thousand rounds is cold and looked
-//! at once in a few rounds, since most processes are silent most of the time and each look costs
-//! the others. New lanes show in a bitmap of their client, which is read now and then. With very
-//! many lanes the clients ring doorbells instead.
+//! Every round scans the hot clients. A client without a record for some thousand rounds is cold,
+//! and a round scans one cold client at most. Most processes are silent most of the time, and each
+//! scan delays the others. A bitmap of each client shows newly claimed lanes and is read now and
+//! then. With very many lanes, the clients use doorbells instead.
 
 use laxity_policy::Time;
 use laxity_shm::sleep::now_ns;
@@ -13,25 +13,26 @@ use super::record_sink::RecordSink;
 use super::{BEAT, Driver};
 use crate::clients::{BUDGET, Client};
 
-/// Empty rounds after which a client is looked at in turns only.
+/// Empty rounds after which a client is cold.
 const COLD_AFTER: u32 = 4096;
-/// Rounds over the hot clients between looks at a cold one; turns in which each cold one is looked
-/// at however long the rounds are, and each client's claims.
+/// Rounds over the hot clients between two scans of a cold client.
 const ROUNDS_PER_COLD: u64 = 8;
+/// Turns in which every cold client is scanned at least once, however long the rounds are.
 const TURNS_PER_COLD: usize = 32;
+/// Turns in which the newly claimed lanes of every client are read once.
 const TURNS_PER_REFRESH: usize = 16;
 
-/// What a sweep came to.
+/// The result of a sweep over the lanes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Swept {
-    /// Records taken.
+    /// The number of records that were read.
     pub(super) records: usize,
-    /// No lane has more that was there when the sweep began.
+    /// Whether every record that was there at the start of the sweep was read.
     pub(super) is_all: bool,
 }
 
 impl Driver {
-    /// One look at every hot client, and now and then at a cold one. Returns the number of records.
+    /// Scans every hot client, and sometimes a cold one. Returns the number of records.
     #[inline]
     pub(super) fn round(&mut self) -> usize {
         self.intake.counters.rounds += 1;
@@ -59,7 +60,7 @@ impl Driver {
         records
     }
 
-    /// Looks at the next cold client.
+    /// Scans the next cold client.
     fn scan_cold(&mut self) -> usize {
         let Some(index) = self.order.take_cold() else {
             return 0;
@@ -71,7 +72,7 @@ impl Driver {
         taken
     }
 
-    /// Takes records of one client.
+    /// Reads records of one client.
     #[inline]
     pub(super) fn scan(&mut self, index: u32) -> usize {
         let Some(client) = self.clients[index as usize].as_mut() else {
@@ -108,8 +109,8 @@ impl Driver {
         }
     }
 
-    /// What no turn may be without, however long its rounds are: a look at some of the cold
-    /// clients, and at some claims. Returns the number of records.
+    /// Scans some cold clients and reads some claims, however long the rounds of a turn are.
+    /// Returns the number of records.
     pub(super) fn between_turns(&mut self) -> usize {
         let mut records = 0;
         for _ in 0..self.order.cold.len().div_ceil(TURNS_PER_COLD) {
@@ -118,9 +119,8 @@ impl Driver {
         records + self.refresh_some()
     }
 
-    /// Looks for newly claimed lanes of the next few clients, and after the last of them whether
-    /// there are so many over all that doorbells pay. Returns the number of records that this
-    /// brought up.
+    /// Reads the claims of the next few clients. After the last one, it switches doorbells on or
+    /// off by the number of lanes. A switch sweeps all lanes. Returns the records of that sweep.
     fn refresh_some(&mut self) -> usize {
         for _ in 0..self.clients.len().div_ceil(TURNS_PER_REFRESH) {
             if let Some(Some(client)) = self.clients.get_mut(self.order.next_refresh) {
@@ -150,7 +150,7 @@ impl Driver {
         0
     }
 
-    /// Looks at every lane of every client, whatever claims and doorbells say.
+    /// Scans every lane of every client, regardless of claims and doorbells.
     pub(super) fn sweep_lanes(&mut self) -> Swept {
         let mut swept = Swept {
             records: 0,
@@ -167,7 +167,7 @@ impl Driver {
         swept
     }
 
-    /// Looks at every lane of one client; how many records that brought up, `BUDGET` or more if
+    /// Scans every lane of one client. Returns the number of records, which is `BUDGET` or more if
     /// there may be others.
     fn sweep(&mut self, index: u32) -> usize {
         let Some(client) = self.clients[index as usize].as_mut() else {
@@ -186,14 +186,13 @@ impl Driver {
         taken
     }
 
-    /// Takes what a client left behind that says nothing more. What it sent is accounted for,
-    /// however late it told of it.
+    /// Reads all remaining records of a client that has left, so that late completions count.
     pub(super) fn sweep_up(&mut self, index: u32) {
         let Some(client) = self.clients[index as usize].as_mut() else {
             return;
         };
         client.refresh();
-        // As much as there can be: its memory may be lent to somebody who goes on writing.
+        // The number is bounded, because another process may share the memory and go on writing.
         let slots = usize::from(client.served.region().geometry().slots);
         let most = client.lanes.max(1) * slots;
         let mut taken = 0;
@@ -202,7 +201,7 @@ impl Driver {
                 0 => break,
                 some => taken += some,
             }
-            // The others must not take this for the end of the daemon.
+            // A long sweep must not look like a stall to other clients.
             self.intake.now = Time(now_ns());
             if self.intake.now.since(self.beaten) >= BEAT {
                 self.beat();
@@ -210,7 +209,7 @@ impl Driver {
         }
     }
 
-    /// The client is looked at in every round again.
+    /// Makes a client hot, so that every round scans it.
     pub(super) fn warm(&mut self, index: u32) {
         if let Some(client) = self.clients[index as usize].as_mut() {
             client.idle_scans = 0;

@@ -1,51 +1,51 @@
-//! Which clients are looked at in every round, and which in turns.
+//! The order of scans: hot clients in every round, cold clients in turns.
 
-/// Lanes, over all clients, above which doorbells pay: each look costs a few nanoseconds.
+/// Lanes of all clients above which doorbells pay. Each scan of a lane costs a few nanoseconds.
 const DOORBELL_ABOVE: usize = 256;
 
-/// See the module.
+/// The hot and the cold clients.
 #[derive(Debug, Default)]
 pub(super) struct ScanOrder {
-    /// Indices of clients that are scanned every round, and of the others.
+    /// The indices of the hot clients.
     pub(super) hot: Vec<u32>,
     pub(super) cold: Vec<u32>,
     next_cold: usize,
-    /// Index of the client whose claims are looked at next.
+    /// The index of the client whose claims are read next.
     pub(super) next_refresh: usize,
-    /// Lanes over all clients that a round looks at, when last counted.
+    /// Lanes that a round scans over all clients, when last counted.
     lanes: usize,
     doorbells: bool,
 }
 
 impl ScanOrder {
-    /// A client has attached.
+    /// Adds a client that has attached.
     pub(super) fn add(&mut self, index: u32) {
         self.hot.push(index);
     }
 
-    /// A client has left.
+    /// Removes a client that has left.
     pub(super) fn remove(&mut self, index: u32) {
         self.hot.retain(|hot| *hot != index);
         self.cold.retain(|cold| *cold != index);
     }
 
-    /// Whether clients ring doorbells.
+    /// Reports whether clients use doorbells.
     pub(super) const fn doorbells(&self) -> bool {
         self.doorbells
     }
 
-    /// Looks that a round takes.
+    /// Returns the number of lanes that a round scans.
     pub(super) fn looks(&self) -> usize {
         self.lanes.max(self.hot.len()).max(1)
     }
 
-    /// The client at this place is looked at in turns only.
+    /// Makes the hot client at this place cold.
     pub(super) fn cool(&mut self, at: usize) {
         let index = self.hot.swap_remove(at);
         self.cold.push(index);
     }
 
-    /// The client is looked at in every round again.
+    /// Makes a client hot.
     pub(super) fn warm(&mut self, index: u32) {
         if let Some(at) = self.cold.iter().position(|cold| *cold == index) {
             self.cold.swap_remove(at);
@@ -54,7 +54,7 @@ impl ScanOrder {
         }
     }
 
-    /// The next cold client.
+    /// Returns the next cold client.
     pub(super) fn take_cold(&mut self) -> Option<u32> {
         if self.next_cold >= self.cold.len() {
             self.next_cold = 0;
@@ -64,10 +64,10 @@ impl ScanOrder {
         index
     }
 
-    /// Takes note of how many lanes there are. Returns whether doorbells are switched by that.
+    /// Stores the number of lanes. Returns whether doorbells have to be switched.
     pub(super) fn count_lanes(&mut self, lanes: usize) -> bool {
         self.lanes = lanes;
-        // Half as many switch them off again, so that a count at the border does not flap.
+        // Doorbells end at half of the limit, so that they do not flap at the border.
         let above = DOORBELL_ABOVE / if self.doorbells { 2 } else { 1 };
         core::mem::replace(&mut self.doorbells, lanes > above) != (lanes > above)
     }

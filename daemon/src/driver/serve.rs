@@ -9,12 +9,12 @@ use super::intake::Intake;
 use super::trace::Seen;
 use crate::clients::Client;
 
-/// A link that has just been asked is not asked again sooner, unless something happens to it.
+/// The shortest time between two calls of a link without an event.
 const DUE_MIN: Span = Span::from_micros(10);
 
 impl Intake {
-    /// Permits what the links allow. Called after each round: a link that something happened to
-    /// is asked until it says `None`.
+    /// Permits what the links allow, after each round. A link with an event is called until it
+    /// returns `None`.
     #[inline]
     pub fn serve(&mut self, clients: &mut [Option<Client>]) {
         for index in 0..self.ports.len() {
@@ -37,13 +37,13 @@ impl Intake {
                     let permit = Permit { bytes, level, last };
                     self.permit(clients, flow, permit);
                 }
-                // The link's own counters have it.
+                // The link itself counts moves.
                 Some(Action::Moved { .. }) => {}
                 None => break,
             }
         }
         let port = &mut self.ports[index];
-        // With nothing waiting there is nothing to permit and nobody to move.
+        // A link without waiting flows has nothing to permit or to move.
         port.due = match port.link.waiting_flows() {
             0 => Time::NEVER,
             _ => port
@@ -86,8 +86,8 @@ impl Intake {
         match consumer.permit(at, flow.permitted, flow.level, last) {
             Ok(Wake::Needed) => self.wakes.push((index, lane)),
             Ok(Wake::NotNeeded) => {}
-            // Withdrawn: the record that says so is on its way through the lane and will end the
-            // flow when it is read.
+            // The client has withdrawn the flow. The record of that is in the lane and ends the
+            // flow later.
             Err(_) => return,
         }
         let counted = &mut self.ports[usize::from(flow.port)].counters.stages[flow.stage.index()];

@@ -1,22 +1,19 @@
-//! Clients that hold a port's window and complete nothing, while others wait for it.
+//! Clients that hold a port's window and complete nothing while others wait.
 //!
-//! A port's window is shared, so bytes that were permitted and whose completion is not told keep
-//! everybody else from the port: of a process that was stopped, that polls late, or that means
-//! harm. The daemon cannot tell these from bytes that the fabric holds up, so the answer must cost
-//! an honest client nothing but what it owes:
+//! A window is shared. So permitted bytes without a completion keep others from the port, because
+//! their process was stopped, polls late or is hostile. The daemon can't distinguish them from
+//! bytes that the fabric delays. So an honest client must lose nothing but its owed bytes:
 //!
-//! * While others wait, a client has [`PATIENCE`] and twice the time that its bytes take on the
-//!   port to complete a sixteenth of them. Then it is *silent*: those bytes do not count in the
-//!   window any more, and the client *owes* them.
-//! * A client that owes more than a quarter of a window gets no further permits on that port
-//!   until it completes what it owes: its flows are held, the others' are not. Bytes of
-//!   collectives hold up all of it, bytes of other stages all but its collectives, as strict
-//!   priorities in the fabric do.
-//! * What is still owed after `completion_timeout` is written off ([`super::overdue`]).
+//! * While others wait, a client has [`PATIENCE`] and twice the time of its bytes on the port to
+//!   complete a sixteenth of them. After that it is *silent*: those bytes are *owed*, and don't
+//!   count in the window.
+//! * A client that owes more than a quarter of a window gets no permits on that port until it
+//!   completes what it owes. Its flows are held. Owed bytes of collectives hold all its flows,
+//!   others hold all but its collectives, as strict priorities in the fabric do.
+//! * Owed bytes are written off after `completion_timeout` ([`super::overdue`]).
 //!
-//! So a silent client costs the others its share of the window for [`PATIENCE`] once, and the sum
-//! of a client's bytes that are permitted and not completed stays below a window and a quarter,
-//! and what it had on credit.
+//! So a silent client costs others its share of the window once, for [`PATIENCE`]. A client's
+//! permitted and uncompleted bytes stay below a window and a quarter, plus its credit.
 
 use laxity_policy::{Event, FlowId, Level, Span, Stage, Time};
 use tracing::{debug, warn};
@@ -29,11 +26,11 @@ use super::ports::Port;
 use crate::clients::{Client, ClientState};
 use crate::driver::flows::{Accounting, Flow, name, place};
 
-/// Warnings about silent clients: one per this time, the others are counted.
+/// The time between warnings about silent clients. Other cases are only counted.
 const WARN_EVERY: Span = Span::from_millis(1000);
 
 impl Intake {
-    /// Takes the bytes of a silent client out of a port's window. Gives how many.
+    /// Takes the bytes of a silent client out of a port's window. Returns the number of bytes.
     fn set_aside(&mut self, index: u32, state: &mut ClientState, port: u16) -> u64 {
         let since = state.ports[usize::from(port)].since;
         let mut all = 0;
@@ -65,7 +62,7 @@ impl Intake {
         all
     }
 
-    /// Holds or releases the flows of a client whose debts have changed.
+    /// Holds or releases the flows of a client whose owed bytes have changed.
     fn settle(&mut self, index: u32, state: &mut ClientState, port: u16) {
         let window = self.ports[usize::from(port)].window_bytes();
         let changes: Vec<_> = state.ports[usize::from(port)].changes(window).collect();
@@ -84,7 +81,7 @@ impl Intake {
                 };
                 let flows = lane_state.flows.iter().filter(waits);
                 let mut seqs: Vec<u64> = flows.map(|flow| flow.seq).collect();
-                // The same input gives the same schedule.
+                // Sorting makes equal inputs give equal schedules.
                 seqs.sort_unstable();
                 for seq in seqs {
                     let flow = name(index, lane, seq);
@@ -94,8 +91,8 @@ impl Intake {
         }
     }
 
-    /// Holds or releases a flow of a client that owes. One that waits for the coordinator is not
-    /// released here.
+    /// Holds or releases a flow of a client with owed bytes. A flow that the coordinator holds is
+    /// not released here.
     fn hold(&mut self, port: u16, flow: FlowId, hold: bool) {
         let event = match hold {
             true => Event::FlowHeld { flow },
@@ -107,8 +104,8 @@ impl Intake {
         port.dirty = true;
     }
 
-    /// Bytes that were owed are complete: the flow, if something of it waits, goes on when all of
-    /// it is.
+    /// Accounts for owed bytes that completed. A flow with bytes that wait goes on once all its
+    /// owed bytes have completed.
     #[cold]
     pub(super) fn paid(
         &mut self,
@@ -122,7 +119,7 @@ impl Intake {
         let on_wire = &mut state.ports[usize::from(port)];
         on_wire.paid(stage, bytes);
         let held = on_wire.holds(stage);
-        // The flow may have ended with this.
+        // The completion may have ended the flow.
         if let Some(flow) = state.lanes.at(lane).flows.get_mut(seq)
             && flow.accounting == Accounting::OwedInPart
             && flow.outstanding() == 0
@@ -137,8 +134,8 @@ impl Intake {
 }
 
 impl Port {
-    /// Takes the bytes of `flow` out of the window, though they were not completed. Gives who
-    /// accounts for it from now on.
+    /// Takes the bytes of `flow` out of the window, though they are not completed. Returns the
+    /// flow's new accounting.
     fn set_aside(&mut self, now: Time, flow: &Flow, id: FlowId) -> Accounting {
         let bytes = flow.outstanding();
         match flow.accounting {
@@ -159,7 +156,7 @@ impl Port {
         }
     }
 
-    /// How long a client may take to complete a part of `bytes` while others wait.
+    /// Returns how long a client may take to complete a part of `bytes` while others wait.
     fn patience(&self, bytes: u64) -> Span {
         let on_wire = Span::transfer(bytes.min(alone_bytes(&self.link)), self.link.config().rate);
         Span(PATIENCE.0.saturating_add(on_wire.0.saturating_mul(2)))
@@ -167,13 +164,13 @@ impl Port {
 }
 
 impl Driver {
-    /// Whether flows of any client are held for what it owes.
+    /// Updates whether flows of any client are held for owed bytes.
     pub(super) fn note_holds(&mut self) {
         let held = |client: &Client| client.state.ports.iter().any(OnWire::is_held);
         self.intake.holding &= self.clients.iter().flatten().any(held);
     }
 
-    /// Looks for silent clients, and sets aside what they hold.
+    /// Checks for silent clients and takes their bytes out of the window.
     pub(super) fn look_for_silence(&mut self) {
         let now = self.intake.now;
         self.silence.looked = now;
@@ -182,7 +179,7 @@ impl Driver {
             if self.intake.ports[port].link.waiting_flows() == 0 {
                 continue;
             }
-            // Who is held waits for itself.
+            // A held client waits for its own completions, so it does not count as waiting.
             let free = |client: &&Client| !client.state.ports[port].is_held();
             let free = self.clients.iter().flatten().filter(free);
             let waiting: usize = free.map(|client| client.state.waiting).sum();
@@ -199,7 +196,7 @@ impl Driver {
                 };
                 let keeps_others = waiting > own && on_wire.outstanding > 0;
                 if keeps_others && on_wire.is_silent(now, |bytes| state.patience(bytes)) {
-                    // Perhaps it has told, and was not read.
+                    // The client may have reported completions that were not read yet.
                     self.sweep_up(index as u32);
                     silenced |= self.silence(index, port);
                 }
@@ -210,8 +207,8 @@ impl Driver {
         }
     }
 
-    /// Sets aside what a silent client holds, unless that was told in its lanes by now. Whether it
-    /// did.
+    /// Takes a silent client's bytes out of the window, unless completions have come meanwhile.
+    /// Returns whether it did.
     fn silence(&mut self, index: usize, port: usize) -> bool {
         let Some(client) = self.clients[index].as_mut().filter(|c| !c.state.released) else {
             return false;

@@ -1,97 +1,97 @@
-//! What the scheduler saw and did, for `laxity trace`: kept only while somebody wants it, in memory
-//! that was made for it elsewhere, and never more than that.
+//! The events of the scheduler, for `laxity trace`.
 //!
-//! Off, it costs a look at a pointer for each record. On, an event is a copy of some words; when
-//! there is no room it is counted and lost. Nothing is allocated or freed on the scheduler's
-//! thread: whoever reads swaps the full memory for an empty one.
+//! Events are kept only during a trace, in memory of fixed size from another thread. Without a
+//! trace, the cost is one look at a pointer per record. With one, an event is a copy of some words.
+//! An event without room is counted and lost. The scheduler thread neither allocates nor frees: the
+//! reader swaps the full memory for an empty one.
 
 use laxity_policy::{FlowSpec, Span, Time};
 use laxity_shm::record::Record;
 use laxity_wire::trace::{SubmitOutcome, TraceEvent, TraceKind, TracedFlow};
 use tokio::sync::oneshot;
 
-/// After the end of a trace that nobody fetches, before it is forgotten.
+/// How long a trace that nobody reads is kept after its end.
 const KEPT: Span = Span(60_000_000_000);
 
-/// What the rest of the daemon wants of it.
+/// A command about the trace.
 #[derive(Debug)]
 pub enum TraceCommand {
-    /// Begin one.
+    /// Begin a trace.
     Begin(Box<Recorder>),
-    /// Give what there is, and go on in this memory.
+    /// Return the recorded events and continue in other memory.
     Swap {
-        /// Empty.
+        /// The memory, which is empty.
         fresh: Vec<Entry>,
-        /// Takes it.
+        /// Receives the events.
         reply: oneshot::Sender<Taken>,
     },
-    /// End it, and give what there is.
+    /// End the trace and return the recorded events.
     End {
-        /// Takes it.
+        /// Receives the events.
         reply: oneshot::Sender<Taken>,
     },
 }
 
-/// What was recorded since the last time.
+/// The events since the last time.
 #[derive(Debug, Default)]
 pub struct Taken {
-    /// Oldest first.
+    /// The events, oldest first.
     pub entries: Vec<Entry>,
-    /// Lost for lack of room, since the trace began.
+    /// Events that were lost for lack of room since the trace began.
     pub lost: u64,
-    /// Nothing more is recorded.
+    /// Whether the trace is over.
     pub is_over: bool,
 }
 
-/// An event, and when.
+/// An event and its time.
 #[derive(Clone, Copy, Debug)]
 pub struct Entry {
     at: Time,
     seen: Seen,
 }
 
-/// What the scheduler saw or did.
+/// An event of the scheduler.
 #[derive(Clone, Copy, Debug)]
 pub enum Seen {
-    /// A flow was submitted.
+    /// A client submitted a flow.
     Submitted {
-        /// It.
+        /// The flow.
         spec: FlowSpec,
-        /// By which process.
+        /// The process id of the client.
         pid: u32,
-        /// Index of the port.
+        /// The index of the port.
         port: u16,
-        /// How it stood.
+        /// The outcome of the submit.
         standing: SubmitOutcome,
-        /// Bytes granted, and their level.
+        /// The bytes of the permit, and their level.
         granted: (u64, u8),
-        /// Bytes of others in flight there, and how many may be.
+        /// The bytes of other flows in flight on the port, and the window.
         window: (u64, u64),
-        /// Flows that waited there before it.
+        /// Flows that waited on the port before this one.
         ahead: u64,
     },
-    /// More of a flow may go: name, bytes, level, whether that is all.
+    /// A permit of a waiting flow: name, bytes, level, and whether it is the last.
     Permitted(u64, u64, u8, bool),
-    /// Bytes of a flow are complete.
+    /// Bytes of a flow completed.
     Completed(u64, u64),
-    /// A flow ended otherwise.
+    /// A flow ended without completing.
     Cancelled(u64),
-    /// A hint.
+    /// A client sent a hint.
     Hint(Record),
 }
 
-/// A trace under way.
+/// A running trace.
 #[derive(Debug)]
 pub struct Recorder {
     entries: Vec<Entry>,
-    /// Events that it may hold.
+    /// Most events that it may hold.
     most: usize,
     lost: u64,
     until: Time,
 }
 
 impl Recorder {
-    /// One that takes `most` events at a time, until then.
+    /// Makes a trace of `most` events at a time, which ends at `until`.
     #[must_use]
     pub fn new(most: usize, until: Time) -> Self {
         Self {
@@ -102,7 +102,7 @@ impl Recorder {
         }
     }
 
-    /// Takes an event.
+    /// Records an event.
     #[cold]
     fn note(&mut self, at: Time, seen: Seen) {
         if at > self.until {
@@ -124,25 +124,25 @@ impl Recorder {
         }
     }
 
-    /// Nobody came for it.
+    /// Reports whether the trace ended long ago and nobody has read it.
     fn is_abandoned(&self, now: Time) -> bool {
         now.since(self.until) > KEPT
     }
 }
 
-/// The trace that is under way, if any.
+/// The running trace, if any.
 #[derive(Debug, Default)]
 pub struct Tracer(Option<Box<Recorder>>);
 
 impl Tracer {
-    /// Whether anything is recorded.
+    /// Reports whether a trace is running.
     #[inline]
     #[must_use]
     pub const fn is_on(&self) -> bool {
         self.0.is_some()
     }
 
-    /// Records something, if anything is recorded.
+    /// Records an event, if a trace is running.
     #[inline]
     pub fn note(&mut self, at: Time, seen: Seen) {
         if let Some(recorder) = &mut self.0 {
@@ -150,12 +150,12 @@ impl Tracer {
         }
     }
 
-    /// Ends a trace that nobody came for.
+    /// Ends a trace that nobody reads.
     pub fn forget_abandoned(&mut self, now: Time) {
         self.0.take_if(|recorder| recorder.is_abandoned(now));
     }
 
-    /// Carries out a command; the old memory of a trace goes where it can be freed.
+    /// Runs a command. The old memory of a trace goes to the thread that frees it.
     pub fn carry_out(&mut self, now: Time, command: TraceCommand) {
         match command {
             TraceCommand::Begin(recorder) => self.0 = Some(recorder),
@@ -182,7 +182,7 @@ fn over() -> Taken {
 }
 
 impl Entry {
-    /// As it is told; `None` for what is nothing to tell.
+    /// Converts to the event on the wire. `None` if the event is not shown.
     #[must_use]
     pub fn event(&self) -> Option<TraceEvent> {
         self.seen.kind().map(|what| TraceEvent {

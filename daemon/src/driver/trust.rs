@@ -1,16 +1,15 @@
-//! Owners whose clients take permits and complete nothing, and what is remembered of them.
+//! Owners whose clients take permits and complete nothing.
 //!
-//! A client that has lost more than a quarter of a window lately is not scheduled at all for a
-//! while: what it submits goes out at once in the scavenger class. So is whoever of the same
-//! [`Owner`] attaches meanwhile, because a process that attaches anew would otherwise have the
-//! window again. Processes of that owner that are attached already and complete what they send are
-//! not touched. A client that leaves with bytes that it owes has lost them. One that leaves with
-//! bytes on the wire while others wait for them has abandoned them: more than two windows of those
-//! on one port count as a loss. A job that is killed, whatever its size, abandons one.
+//! A client that recently lost more than a quarter of a window is unscheduled for a while: its
+//! flows go out at once as scavenger. New clients of the same [`Owner`] are also unscheduled,
+//! because a process could otherwise attach again and hold the window again. Clients of that owner
+//! that are attached and complete their bytes are not affected. A client that leaves has lost its
+//! owed bytes. It has abandoned its bytes in flight if others wait for them, and more than two
+//! abandoned windows of one port are a loss. A killed job of any size abandons one.
 //!
-//! Distrust lasts [`FIRST`] timeouts the first time, then twice as long each time, so the share of
-//! time in which one owner can hold a port shrinks towards nothing. It is forgotten after as long
-//! a time without a loss. One lost completion of a chunk costs an honest client nothing.
+//! Distrust lasts [`FIRST`] timeouts at first and then twice as long each time. So the share of
+//! time in which one owner can hold a port shrinks to nothing. An owner without a loss for as long
+//! again has a clean record. One lost completion of a chunk costs an honest client nothing.
 
 use std::collections::HashMap;
 
@@ -19,25 +18,25 @@ use tracing::warn;
 
 use crate::owner::Owner;
 
-/// Length of the first distrust, in timeouts.
+/// The length of the first distrust, in timeouts.
 const FIRST: u64 = 4;
-/// It doubles no more often than this.
+/// Most times that the length of a distrust doubles.
 const DOUBLINGS: u32 = 8;
-/// A client is distrusted that has lost more than a window divided by this.
+/// A client is distrusted if it lost more than a window divided by this number.
 pub(super) const WINDOW_SHARE: u64 = 4;
-/// A window, in the unit of losses: ports differ in their windows.
+/// The number that stands for one whole window in losses, since windows differ in size.
 pub(super) const WINDOW: u64 = 1000;
-/// Windows that clients of an owner may abandon within the time of a distrust.
+/// Windows that clients of an owner may abandon within the length of a distrust.
 const ABANDONED_WINDOWS: u64 = 2;
-/// Owners of whom something is remembered. Beyond it the one whose term ends first is forgotten.
+/// Most owners with a record. Beyond that, the record that ends first is removed.
 const OWNERS_MAX: usize = 1024;
 
-/// What one client lost lately: bytes that were written off, or that it owed and cancelled.
+/// The recent loss of one client: bytes that were written off, or that it owed and cancelled.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Loss {
-    /// Parts of a [`WINDOW`].
+    /// The loss, in parts of a [`WINDOW`].
     part: u64,
-    /// When it is forgotten.
+    /// When the loss is forgotten.
     until: Time,
 }
 
@@ -59,25 +58,26 @@ impl Loss {
     }
 }
 
-/// `bytes` as a part of a window, in the unit of [`WINDOW`]. Rounded up: nothing is lost for free.
+/// Returns `bytes` as a part of a window, in the unit of [`WINDOW`], rounded up so that no loss is
+/// zero.
 pub(super) fn part(bytes: u64, window: u64) -> u64 {
     let parts = u128::from(bytes) * u128::from(WINDOW);
     u64::try_from(parts.div_ceil(u128::from(window.max(1)))).unwrap_or(u64::MAX)
 }
 
-/// What the clients of one owner have lost lately.
+/// The recent losses of an owner's clients.
 #[derive(Clone, Debug, Default)]
 struct Record {
     strikes: u32,
     distrusted: bool,
-    /// Parts of a [`WINDOW`] that were abandoned, by port.
+    /// The bytes that were abandoned on each port, in parts of a [`WINDOW`].
     abandoned: Vec<u64>,
-    /// When the distrust ends, or the record is forgotten.
+    /// When the distrust or the record ends.
     until: Time,
 }
 
 impl Record {
-    /// A client lost too much. The owner is distrusted from now on.
+    /// Distrusts the owner from now on, because a client lost too much.
     fn strike(&mut self, now: Time, timeout: Span) {
         if self.distrusted {
             return;
@@ -92,7 +92,7 @@ impl Record {
         timeout.times(FIRST << self.strikes.saturating_sub(1))
     }
 
-    /// Time passes. True if the owner is trusted again.
+    /// Ends what is over at `now`. Returns whether the owner is trusted again.
     fn forgive(&mut self, now: Time, timeout: Span) -> bool {
         if now < self.until {
             return false;
@@ -111,16 +111,17 @@ impl Record {
     }
 }
 
-/// The owners of whom something is remembered.
+/// The owners with a record.
 #[derive(Debug, Default)]
 pub struct Trust {
-    /// Time after which what was not completed is written off. The unit of a distrust.
+    /// How long bytes may take to complete before they are written off. Distrust is a multiple of
+    /// it.
     pub timeout: Span,
     owners: HashMap<Owner, Record>,
 }
 
 impl Trust {
-    /// Whether nothing of the owner's next client is to be scheduled.
+    /// Reports whether new clients of the owner are unscheduled.
     #[must_use]
     pub fn distrusts(&self, owner: &Owner) -> bool {
         self.owners
@@ -128,7 +129,7 @@ impl Trust {
             .is_some_and(|record| record.distrusted)
     }
 
-    /// Distrusted owners, and until when, in the order of their names.
+    /// Returns the distrusted owners in order, each with the end of its distrust.
     #[must_use]
     pub fn distrusted(&self) -> Vec<(Owner, Time)> {
         let distrusted = self.owners.iter().filter(|(_, record)| record.distrusted);
@@ -166,7 +167,7 @@ impl Trust {
         }
     }
 
-    /// A client left with bytes on the wire of a port, this part of a [`WINDOW`].
+    /// Records that a client left with bytes in flight on a port, as a part of a [`WINDOW`].
     pub(super) fn abandon(&mut self, now: Time, owner: &Owner, port: usize, part: u64) {
         let timeout = self.timeout;
         let record = self.record(owner);
@@ -185,7 +186,7 @@ impl Trust {
         }
     }
 
-    /// Time passes. Gives the owners that are trusted again.
+    /// Ends what is over at `now`. Returns the owners that are trusted again.
     pub(super) fn forgive(&mut self, now: Time) -> Vec<Owner> {
         let timeout = self.timeout;
         let mut forgiven = Vec::new();
@@ -219,7 +220,7 @@ mod tests {
         }
     }
 
-    /// Timeouts until the owner is trusted again.
+    /// Returns the timeouts until the owner is trusted again.
     fn served(trust: &mut Trust, now: &mut Time, owner: &Owner) -> u64 {
         let struck = *now;
         while trust.forgive(*now).is_empty() {
@@ -269,7 +270,7 @@ mod tests {
             trust.forgive(now);
             assert!(trust.owners.is_empty(), "a crash was not forgotten");
         }
-        // A job of a process for each of many ports.
+        // A job with one process for each of many ports is killed.
         for port in 0..16 {
             trust.abandon(now, &owner, port, WINDOW);
         }

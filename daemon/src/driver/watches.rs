@@ -1,13 +1,13 @@
-//! When the scheduler looks for silent clients, and for overdue flows.
+//! The times of the checks for silent clients and overdue flows.
 
 use laxity_policy::{Span, Time};
 
 use super::on_wire::LOOK_EVERY;
 
-/// Time between looks for completions that never came.
+/// The time between checks for overdue flows.
 const WRITE_OFF_EVERY: Span = Span::from_millis(10);
 
-/// When silent clients were looked for last, and when one was warned of.
+/// The times of the last check for silent clients and of the last warning about one.
 #[derive(Debug)]
 pub(super) struct SilenceWatch {
     pub(super) looked: Time,
@@ -22,17 +22,17 @@ impl SilenceWatch {
         }
     }
 
-    /// When to look next, if anything waits.
+    /// Returns when the next check is due, if anything waits.
     pub(super) fn due(&self) -> Time {
         self.looked + LOOK_EVERY
     }
 }
 
-/// When and where the next look for overdue flows begins.
+/// The time and the place of the next check for overdue flows.
 #[derive(Debug)]
 pub(super) struct OverdueWatch {
     looked: Time,
-    /// Client and lane.
+    /// The client and the lane.
     pub(super) at: (u32, u16),
 }
 
@@ -44,7 +44,7 @@ impl OverdueWatch {
         }
     }
 
-    /// Whether a look is due; then the next one is due later.
+    /// Reports whether a check is due, and if so, schedules the next one.
     pub(super) fn take_due(&mut self, now: Time) -> bool {
         let is_due = now.since(self.looked) >= WRITE_OFF_EVERY;
         if is_due {

@@ -1,5 +1,4 @@
-//! `laxity trace`, between the control socket and the scheduler: one trace at a time, read in
-//! parts.
+//! `laxity trace` between the control socket and the scheduler: one trace at a time, read in parts.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -15,45 +14,45 @@ use tracing::info;
 use crate::driver::trace::{Entry, Recorder, Taken, TraceCommand};
 use crate::mailbox::{ANSWER_MAX, Command, Mailbox};
 
-/// Longest trace.
+/// Longest trace, in seconds.
 const SECONDS_MAX: u64 = 3600;
 /// Most events that may wait to be read: about half a gigabyte.
 const EVENTS_MAX: u64 = 1 << 22;
-/// Events of one answer: well below what a client of the control socket reads.
+/// Events per answer, well below the limit of a control client.
 const PAGE_EVENTS: usize = 8192;
 
-/// See the module.
+/// The latest trace and the way to the scheduler.
 #[derive(Debug)]
 pub struct Traces {
     mailbox: Mailbox,
     latest: Mutex<Trace>,
 }
 
-/// The latest trace.
+/// The state of the latest trace.
 #[derive(Debug, Default)]
 struct Trace {
-    /// Traces begun so far: the number of this one.
+    /// The number of this trace: how many traces have begun.
     number: u64,
-    /// When it ends by itself; none without a trace.
+    /// When the trace ends by itself. `None` without a trace.
     until: Option<Instant>,
-    /// Events that may wait at the scheduler.
+    /// Most events that may wait at the scheduler.
     most: usize,
-    /// What came from there and was not asked for so far.
+    /// Events from the scheduler that the operator has not read.
     unread: VecDeque<Entry>,
     lost: u64,
     is_over: bool,
 }
 
-/// A trace that has begun.
+/// A trace that has just begun.
 #[derive(Debug)]
 pub struct Begun {
-    /// What was done, for the operator.
+    /// Text for the operator.
     pub message: String,
     number: u64,
 }
 
-/// A trace that ends when this is dropped, which is when the connection that began it ends: nobody
-/// would read it.
+/// A guard that ends its trace when dropped. It is dropped with the connection that began the
+/// trace, since nobody else reads it.
 #[derive(Debug)]
 pub struct AttendedTrace<'a> {
     traces: &'a Traces,
@@ -75,7 +74,7 @@ impl Trace {
 }
 
 impl Traces {
-    /// No trace so far; the scheduler is behind `mailbox`.
+    /// Makes a state without a trace. `mailbox` leads to the scheduler.
     #[must_use]
     pub fn new(mailbox: Mailbox) -> Self {
         Self {
@@ -87,7 +86,7 @@ impl Traces {
     /// Begins a trace.
     ///
     /// # Errors
-    /// There is one, or the numbers make no sense; text for the operator.
+    /// A trace is running, or a number is out of range. The error is text for the operator.
     pub fn start(&self, seconds: u64, events: u64) -> Result<Begun, String> {
         if !(1..=SECONDS_MAX).contains(&seconds) {
             return Err(format!(
@@ -134,7 +133,7 @@ impl Traces {
         Ok(Begun { message, number })
     }
 
-    /// Ties a trace to whoever keeps what this returns.
+    /// Returns a guard that ends the trace when dropped.
     pub fn attend(&self, begun: &Begun) -> AttendedTrace<'_> {
         AttendedTrace {
             traces: self,
@@ -142,8 +141,7 @@ impl Traces {
         }
     }
 
-    /// Whoever began trace `number` is gone: ends it, if it is still the one under way, and forgets
-    /// what was not read.
+    /// Ends trace `number` if it is still the current one, and drops its unread events.
     fn leave(&self, number: u64) {
         let mut trace = self.latest.lock();
         if trace.number != number || trace.until.is_none() {
@@ -155,7 +153,7 @@ impl Traces {
             ..Trace::default()
         };
         let (reply, taken) = oneshot::channel();
-        // With the lock held: the end of this trace must not follow the beginning of the next.
+        // The lock is held, so that this end can't follow the beginning of the next trace.
         let ends = !was_over
             && self
                 .mailbox
@@ -165,15 +163,15 @@ impl Traces {
             info!("the trace ends: whoever began it has left");
         }
         if let Ok(runtime) = Handle::try_current() {
-            // Freed here, not on the scheduler's thread.
+            // The events are freed here, so that the scheduler thread does not spend time on it.
             runtime.spawn(async move { drop(taken.await) });
         }
     }
 
-    /// The next part of the trace.
+    /// Returns the next part of the trace.
     ///
     /// # Errors
-    /// There is none, or the scheduler does not answer; text for the operator.
+    /// There is no trace, or the scheduler does not answer. The error is text for the operator.
     pub async fn read(&self) -> Result<TracePage, String> {
         let wanted = {
             let trace = self.latest.lock();
@@ -201,10 +199,10 @@ impl Traces {
         Ok(answer)
     }
 
-    /// Ends the trace; what was done, for the operator.
+    /// Ends the trace and returns text for the operator.
     ///
     /// # Errors
-    /// The scheduler does not answer; text for the operator.
+    /// The scheduler does not answer. The error is text for the operator.
     pub async fn stop(&self) -> Result<String, String> {
         if self.latest.lock().until.is_none() {
             return Ok("there was no trace".to_owned());

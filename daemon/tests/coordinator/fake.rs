@@ -1,4 +1,4 @@
-//! A coordinator that says what a test wants it to, over the real gRPC.
+//! A fake coordinator that sends what a test wants, over real gRPC.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -20,10 +20,10 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::support::SOON;
 
-/// Short, so that a silent one is found soon; three of them are silence.
+/// The heartbeat period. It is short, so that daemons soon notice three missing heartbeats.
 pub(crate) const HEARTBEAT: Duration = Duration::from_millis(500);
 
-/// A stream of a daemon.
+/// The coordinator's end of a stream to a daemon.
 pub(crate) struct Peer {
     pub(crate) hello: Hello,
     say: mpsc::Sender<Result<FromCoordinator, Status>>,
@@ -31,11 +31,11 @@ pub(crate) struct Peer {
     handle: tokio::runtime::Handle,
 }
 
-/// A coordinator; ends when dropped, without a goodbye.
+/// A fake coordinator. Dropping it ends its streams without a goodbye.
 pub(crate) struct Fake {
     pub(crate) address: SocketAddr,
     peers: Receiver<Peer>,
-    /// Whether it reads what daemons say.
+    /// Whether the coordinator reads messages of daemons.
     pub(crate) reads: Arc<AtomicBool>,
     runtime: Option<tokio::runtime::Runtime>,
 }
@@ -115,12 +115,12 @@ impl Fake {
         Self::start_at(SocketAddr::from(([127, 0, 0, 1], 0)))
     }
 
-    /// At the address of one that has ended.
+    /// Starts a coordinator at the address of one that has ended.
     pub(crate) fn start_at(address: SocketAddr) -> Self {
         Self::serve(address, None)
     }
 
-    /// With the certificates of a folder of `laxity certs`, for clients of the same.
+    /// Starts a coordinator with the certificates of a folder of `laxity certs`.
     pub(crate) fn start_tls(folder: &Path) -> Self {
         let read = |name: &str| std::fs::read(folder.join(name)).unwrap();
         let tls = ServerTlsConfig::new()
@@ -167,17 +167,17 @@ impl Fake {
         }
     }
 
-    /// Whether no daemon has come since the last that was taken.
+    /// Reports whether no daemon has come since the last one that was taken.
     pub(crate) fn is_alone(&self) -> bool {
         self.peers.try_recv().is_err()
     }
 
-    /// The next stream of a daemon.
+    /// Returns the next stream of a daemon.
     pub(crate) fn peer(&self) -> Peer {
         self.peers.recv_timeout(SOON).expect("a daemon attends")
     }
 
-    /// The next stream, welcomed, its first snapshot read and answered with an empty order.
+    /// Returns the next stream after a welcome, a snapshot and an empty order.
     pub(crate) fn welcomed(&self, term: u64) -> Peer {
         let peer = self.peer();
         peer.welcome(term);
@@ -206,7 +206,7 @@ impl Peer {
         self.welcome_with(term, &[Capability::OrderDeltas, Capability::FetchTokens]);
     }
 
-    /// As a coordinator that can do no more than this.
+    /// Sends a welcome with only these capabilities.
     pub(crate) fn welcome_with(&self, term: u64, capabilities: &[Capability]) {
         self.say(Message::Welcome(Welcome {
             protocol: 1,
@@ -224,7 +224,7 @@ impl Peer {
         self.say(Message::Order(order));
     }
 
-    /// The first message that `wanted` accepts; others are skipped.
+    /// Returns the first message that `wanted` accepts, and skips others.
     pub(crate) fn hear<T>(
         &self,
         what: &str,
@@ -241,7 +241,7 @@ impl Peer {
         }
     }
 
-    /// The first event that `wanted` accepts.
+    /// Returns the first event that `wanted` accepts.
     pub(crate) fn event<T>(&self, what: &str, mut wanted: impl FnMut(&Kind) -> Option<T>) -> T {
         self.hear(what, |message| {
             let from_daemon::Message::Report(report) = message else {

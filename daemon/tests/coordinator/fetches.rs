@@ -1,5 +1,5 @@
-//! What a host reads from others: told to the coordinator, held and released by its word, and never
-//! for ever.
+//! Tests of fetches: they are reported, held and released by the coordinator, and never held for
+//! ever.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::{attending, barrier, begin, epoch, in_force, pruning};
 
 const BYTES: u64 = 2 << 20;
 
-/// A read of `request` from the peer whose address ends with `peer`.
+/// Makes a read of `request` from the peer whose address ends with `peer`.
 fn read(request: u64, peer: u8) -> Flow {
     let mut address = [0; 16];
     address[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, peer]);
@@ -25,7 +25,7 @@ fn read(request: u64, peer: u8) -> Flow {
     }
 }
 
-/// The number and the address of the next fetch that is told.
+/// Returns the number, the request and the address of the next fetch in a report.
 fn told(peer: &Peer) -> (u64, u64, u8) {
     peer.event("a fetch", |kind| match kind {
         Kind::FetchWanted(said) => {
@@ -52,8 +52,8 @@ fn held_flows(daemon: &Laxityd) -> u64 {
         .sum()
 }
 
-/// Completes `permitted` bytes and all that is permitted after them until nothing has been for a
-/// while; bytes in all.
+/// Completes `permitted` bytes, and further permits until none comes for a while. Returns the sum
+/// of the bytes.
 fn drain(lane: &mut Lane, ticket: &mut Ticket, mut permitted: u64) -> u64 {
     let mut sum = 0;
     let mut quiet = Instant::now();
@@ -71,7 +71,7 @@ fn drain(lane: &mut Lane, ticket: &mut Ticket, mut permitted: u64) -> u64 {
     sum
 }
 
-/// Completes `permitted` bytes and all that is permitted after them, to the last; bytes in all.
+/// Completes `permitted` bytes and all further permits. Returns the sum of the bytes.
 fn drain_all(lane: &mut Lane, ticket: &mut Ticket, permitted: u64) -> u64 {
     let mut sum = drain(lane, ticket, permitted);
     eventually("everything is permitted", || {
@@ -104,8 +104,7 @@ fn a_fetch_goes_ahead_waits_when_told_to_and_goes_on_when_released() {
     until("it is held", || held_flows(&daemon) == 1);
     let before = drain(&mut lane, &mut ticket, unasked);
     assert!(before < BYTES, "{before} bytes went though it was held");
-    // More of the same waits, also on a lane that knows of nothing; another request of the batch
-    // doesn't.
+    // Further flows of the fetch are held, also from another lane. Another request is not.
     let mut more_lane = _client.lane();
     let mut more = more_lane.submit(&read(70, 9));
     let mut other = lane.submit(&read(71, 9));
@@ -203,7 +202,7 @@ fn a_coordinator_that_does_not_know_fetches_is_told_of_none() {
     let (_client, mut lane) = reader(&daemon);
     let mut ticket = lane.submit(&read(70, 9));
     assert_eq!(drain_all(&mut lane, &mut ticket, 0), BYTES);
-    // Whatever it makes of them, nothing that it could say holds anything.
+    // Without the capability, an order of the coordinator can't hold a fetch.
     peer.order(holding(1, &[1]));
     in_force(&daemon, 1);
     barrier(&peer, &daemon);
@@ -238,7 +237,7 @@ fn who_waits_for_a_held_fetch_is_shown_that_the_daemon_lives() {
     peer.order(holding(1, &[fetch]));
     until("it is held", || held_flows(&daemon) == 1);
     let before = drain(&mut lane, &mut ticket, 0);
-    // Nothing else happens, and nobody asks anything of the daemon meanwhile.
+    // The daemon gets no other event and no request during this time.
     let held = Instant::now();
     while held.elapsed() < Duration::from_secs(5) {
         assert_eq!(drain(&mut lane, &mut ticket, 0), 0);

@@ -1,4 +1,4 @@
-//! The real daemon against coordinators: a fake one that says what it should not, and the real one.
+//! Tests of the real daemon with two coordinators: a fake one that misbehaves, and the real one.
 
 #![allow(
     clippy::unwrap_used,
@@ -25,7 +25,7 @@ use laxity_wire::v1::{
 };
 use support::{Laxityd, SMALL, eventually, flow, until};
 
-/// A daemon that attends `endpoint`, and follows its orders for this many milliseconds.
+/// Starts a daemon with a coordinator at `endpoint`. Its orders expire after `age_limit_ms`.
 pub(crate) fn attending(endpoint: &str, host: &str, age_limit_ms: u64) -> Laxityd {
     Laxityd::start(&format!(
         "[coordinator]\nendpoint = \"{endpoint}\"\nhost = \"{host}\"\n\
@@ -63,7 +63,7 @@ pub(crate) const fn epoch(term: u64, sequence: u64) -> Option<Epoch> {
     Some(Epoch { term, sequence })
 }
 
-/// A full order in one piece that prunes these requests.
+/// Makes a full order in one piece that prunes these requests.
 pub(crate) fn pruning(term: u64, sequence: u64, requests: &[u64]) -> Order {
     Order {
         epoch: epoch(term, sequence),
@@ -91,7 +91,7 @@ pub(crate) fn in_force(daemon: &Laxityd, sequence: u64) -> ClusterStatus {
     })
 }
 
-/// Returns once the daemon has read all that was said before.
+/// Returns once the daemon has read all messages sent before.
 pub(crate) fn barrier(peer: &fake::Peer, daemon: &Laxityd) {
     let before = cluster(daemon).refused_events;
     peer.say(Message::Refusal(Refusal {
@@ -139,7 +139,7 @@ fn a_daemon_reports_what_it_knows_and_applies_an_order_whole() {
         (seen.contains(&70) && seen.contains(&71)).then_some(())
     });
 
-    // Half an order changes nothing.
+    // A part of an order changes nothing.
     let mut first = pruning(5, 9, &[70]);
     first.last = false;
     peer.order(first);
@@ -166,7 +166,7 @@ fn a_daemon_reports_what_it_knows_and_applies_an_order_whole() {
             && daemon.metric("laxity_cluster_order_sequence", "") == 9.0
     });
 
-    // What is pruned is demoted: its last stage goes as scavenger.
+    // A pruned request is demoted: its last stage goes as scavenger.
     let mut lane = client.lane();
     let mut pruned = flow(Stage::P2d, 1000);
     (pruned.batch, pruned.request) = (7, 70);
@@ -179,7 +179,7 @@ fn a_daemon_reports_what_it_knows_and_applies_an_order_whole() {
         "{permit:?}"
     );
 
-    // The ends are told.
+    // The ends of requests and batches are reported.
     let mut lane = client.lane();
     lane.hint(Hint::RequestEnd { request: 70 });
     lane.hint(Hint::BatchEnd { batch: 7 });
@@ -282,7 +282,7 @@ fn without_a_coordinator_its_order_holds_until_it_is_too_old_and_then_the_daemon
     daemon.await_log("too old");
     assert!(cluster(&daemon).failures > 0);
 
-    // It comes back as another, and gets everything at once.
+    // The new coordinator has another term and gets a full snapshot.
     let fake = Fake::start_at(address);
     let peer = fake.peer();
     peer.welcome(6);
@@ -292,7 +292,7 @@ fn without_a_coordinator_its_order_holds_until_it_is_too_old_and_then_the_daemon
     });
     peer.order(pruning(6, 1, &[70]));
     in_force(&daemon, 1);
-    // Heartbeats keep a quiet order alive beyond its age limit.
+    // Heartbeats keep an order without changes valid beyond its age limit.
     let beats = cluster(&daemon).orders;
     std::thread::sleep(std::time::Duration::from_millis(2500));
     let said = cluster(&daemon);
@@ -334,8 +334,8 @@ fn a_coordinator_that_does_not_read_never_keeps_the_daemon_waiting() {
             lane.hint(Hint::BatchEnd { batch: batch - 100 });
         }
         if batch.is_multiple_of(50) {
-            // Flows go on. (Each is also how this thread waits for the daemon to have read its
-            // lane.)
+            // Flows still get permits. Each flow also makes this thread wait until the daemon has
+            // read its lane.
             let mut ticket = lane.submit(&flow(Stage::P2d, 1000));
             let permit = lane.wait(&mut ticket);
             lane.complete(&ticket, permit.bytes);
@@ -351,7 +351,7 @@ fn a_coordinator_that_does_not_read_never_keeps_the_daemon_waiting() {
         grown_kib < 16 << 10,
         "grew by {grown_kib} KiB while nobody read"
     );
-    // It reads again, and learns the newest, not everything.
+    // Once it reads again, it gets the newest values and not every change.
     fake.reads.store(true, Ordering::Release);
     peer.event("the newest batch", |kind| match kind {
         Kind::BatchArrived(batch) => (batch.batch == 60_000).then_some(()),
@@ -383,7 +383,7 @@ fn an_operator_can_take_the_host_out_and_a_snapshot_can_be_asked_for() {
 
 #[test]
 fn garbage_ends_the_stream_and_nothing_else() {
-    // No HTTP at all.
+    // The peer does not speak HTTP.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     std::thread::spawn(move || {
@@ -401,7 +401,7 @@ fn garbage_ends_the_stream_and_nothing_else() {
     let mut ticket = lane.submit(&flow(Stage::P2d, 1000));
     assert!(lane.wait(&mut ticket).last);
 
-    // gRPC, and nonsense.
+    // The peer speaks gRPC and sends nonsense.
     let fake = Fake::start();
     let daemon = of(&fake, 60_000);
     let first = fake.peer();

@@ -1,4 +1,4 @@
-//! Two daemons and the real coordinator.
+//! Tests of two daemons with the real coordinator.
 
 use std::net::SocketAddr;
 
@@ -61,7 +61,8 @@ fn what_one_host_cannot_make_in_time_the_other_learns_from_the_coordinator() {
         attending(&endpoint, "two", 1500),
     );
     let engines = [one.client("engine"), two.client("engine")];
-    // 3 s at 1 Gbit/s carry 375 MB: request 70 cannot make it, and only the first host knows.
+    // 3 s at 1 Gbit/s carry 375 MB, so request 70 can't meet its deadline. Only one host can
+    // compute that.
     let heavy = 2_000_000_000;
     begin(&engines[0], 7, &[(70, heavy), (71, 1000)]);
     let pruned = |daemon: &crate::support::Laxityd| daemon.status().totals.pruned_requests;
@@ -74,7 +75,7 @@ fn what_one_host_cannot_make_in_time_the_other_learns_from_the_coordinator() {
         cluster(&two).order == "cluster" && pruned(&two) == 1
     });
 
-    // Stopped in order, or killed: each goes on with what it knows.
+    // Whether the coordinator stops or is killed, each daemon goes on with its own order.
     real.handle.stop();
     let address = real.address;
     drop(real);

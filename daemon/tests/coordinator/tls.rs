@@ -1,5 +1,5 @@
-//! The daemon and coordinators with TLS: who is let in, who is not and is told why, and that
-//! nothing leads out of it.
+//! Tests of daemons and coordinators with TLS: accepted and refused certificates, the reasons in
+//! errors, and redirections that would leave TLS.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -17,7 +17,7 @@ use crate::real::Real;
 use crate::support::{Laxityd, SMALL, flow, until};
 use crate::{begin, cluster};
 
-/// Certificates of a CA of its own.
+/// A folder with the certificates of a separate CA.
 struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -36,7 +36,7 @@ impl Folder {
         self.0.path().join(name)
     }
 
-    /// A real coordinator with TLS.
+    /// Starts a real coordinator with TLS.
     fn serve(&self) -> Real {
         let config = Config {
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
@@ -51,13 +51,13 @@ impl Folder {
     }
 }
 
-/// Lines of `[coordinator]` for a certificate of a folder.
+/// Returns lines of `[coordinator]` for a certificate of a folder.
 fn shows(folder: &Folder, stem: &str) -> String {
     let file = |extension: &str| folder.at(&format!("{stem}.{extension}"));
     format!("cert = {:?}\nkey = {:?}", file("crt"), file("key"))
 }
 
-/// The daemon of host-a, with more lines in `[coordinator]`.
+/// Starts the daemon of host-a, with more lines in `[coordinator]`.
 fn daemon(endpoint: &str, ca: &Path, lines: &str) -> Laxityd {
     Laxityd::start(&format!(
         "[coordinator]\nendpoint = {endpoint:?}\nhost = \"host-a\"\nca = {ca:?}\n{lines}\n\
@@ -69,7 +69,7 @@ fn url(real: &Real) -> String {
     format!("https://{}", real.address)
 }
 
-/// It schedules, whatever the coordinator is.
+/// Checks that the daemon schedules without a coordinator.
 fn goes_on(daemon: &Laxityd) {
     assert_eq!(cluster(daemon).order, "own");
     let client = daemon.client("worker");
@@ -79,7 +79,7 @@ fn goes_on(daemon: &Laxityd) {
     assert!(permit.last && !permit.bypassed, "{permit:?}");
 }
 
-/// It was refused for this reason, twice, and goes on by itself; the log says so, too.
+/// Checks that the daemon was refused twice for this reason, logs it, and goes on by itself.
 fn refused(daemon: &mut Laxityd, reason: &str) {
     let mut last = ClusterStatus::default();
     let begun = std::time::Instant::now();
@@ -114,7 +114,7 @@ fn a_daemon_with_its_certificate_attends_and_gets_an_order() {
     let own = shows(&folder, "daemon-host-a");
     follows(&daemon(&url(&real), &folder.at("ca.crt"), &own));
 
-    // By a name that is not in the endpoint.
+    // The name in the certificate differs from the endpoint.
     let named = format!("server_name = \"localhost\"\n{own}");
     follows(&daemon(&url(&real), &folder.at("ca.crt"), &named));
     let named = format!("server_name = \"elsewhere\"\n{own}");
@@ -146,7 +146,7 @@ fn no_certificate_or_one_of_another_ca_is_refused_on_either_side_and_says_why() 
     let own = shows(&ours, "daemon-host-a");
     let mut wary = daemon(&url(&real), &theirs.at("ca.crt"), &own);
     refused(&mut wary, "coordinator.ca is not who signed");
-    // In the clear to a coordinator with TLS, and the other way round.
+    // One side uses TLS and the other does not.
     let mut plain = crate::attending(&format!("http://{}", real.address), "host-a", 60_000);
     until("it has tried", || cluster(&plain).failures >= 2);
     plain.await_log("no coordinator");
@@ -171,7 +171,7 @@ fn files_that_change_are_used_by_the_next_connection() {
         fs::copy(folder.at(&format!("{stem}.key")), &key).unwrap();
     };
     let mine = format!("cert = {crt:?}\nkey = {key:?}");
-    // Not there yet: the daemon starts all the same.
+    // The certificate does not exist yet, and the daemon still starts.
     let mut daemon = daemon(&url(&real), &folder.at("ca.crt"), &mine);
     refused(&mut daemon, "mine.crt: cannot be read");
     put("daemon-host-b");
@@ -179,8 +179,8 @@ fn files_that_change_are_used_by_the_next_connection() {
     put("daemon-host-a");
     follows(&daemon);
 
-    // Replaced while it attends: what is open stays open, and the next connection is made with what
-    // is there then.
+    // If the certificate is replaced, the open connection stays, and the next connection uses the
+    // new certificate.
     put("daemon-host-b");
     assert!(cluster(&daemon).connected);
     let connects = cluster(&daemon).connects;
@@ -201,7 +201,7 @@ fn a_goodbye_leads_to_the_leader_with_the_same_certificates_and_never_out_of_tls
         Fake::start(),
     );
     let own = shows(&folder, "daemon-host-a");
-    // Even if the operator has allowed to begin in the clear.
+    // `insecure` must not allow a way out of TLS, even if the operator has set it.
     let lines = format!("insecure = true\n{own}");
     let endpoint = format!("https://{}", first.address);
     let daemon = daemon(&endpoint, &folder.at("ca.crt"), &lines);
@@ -220,7 +220,7 @@ fn a_goodbye_leads_to_the_leader_with_the_same_certificates_and_never_out_of_tls
         format!("https://{}", plain.address),
         plain.address.to_string(),
     ] {
-        // Each time it is back here.
+        // After each redirection, the daemon comes back here.
         drop(send(to));
     }
     let told = send(leader.address.to_string());
@@ -239,7 +239,7 @@ fn without_tls_a_goodbye_leads_to_a_leader_given_by_its_address() {
     let peer = first.peer();
     peer.say(Message::Goodbye(Goodbye {
         reason: GoodbyeReason::NotLeader as i32,
-        // As etcd.advertise of the sample has it.
+        // The sample configuration has `etcd.advertise` in this form.
         leader: leader.address.to_string(),
         ..Goodbye::default()
     }));

@@ -1,4 +1,4 @@
-//! A real laxityd in a folder of its own, and clients of it.
+//! A real laxityd in a temporary folder, and clients of it.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -24,10 +24,10 @@ use laxity_tests::{Need, skip};
 use laxity_wire::{ControlClient, Status};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 
-/// Bound of everything that should happen soon: generous, machines are busy.
+/// Longest wait for expected events. It is long because test machines are busy.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
-/// One NIC with a small window, so that flows wait: 4 chunks of 64 KiB.
+/// A configuration with one NIC and a small window (4 chunks of 64 KiB), so that flows wait.
 pub(crate) const SMALL: &str = r#"
 [[nic]]
 name = "eth0"
@@ -36,7 +36,7 @@ chunk = "64KiB"
 window = "256KiB"
 "#;
 
-/// A flow of which no more is known.
+/// Makes a flow that has only a stage and a size.
 pub(crate) fn flow(stage: Stage, bytes: u64) -> Flow {
     Flow {
         stage,
@@ -45,7 +45,7 @@ pub(crate) fn flow(stage: Stage, bytes: u64) -> Flow {
     }
 }
 
-/// Sends a flow to its end, as an application would; returns the permits.
+/// Sends a flow to its end, as an application does. Returns the permits.
 pub(crate) fn send(lane: &mut Lane, flow: &Flow) -> Vec<Permit> {
     let mut ticket = lane.submit(flow);
     let mut permits = Vec::new();
@@ -57,12 +57,12 @@ pub(crate) fn send(lane: &mut Lane, flow: &Flow) -> Vec<Permit> {
     permits
 }
 
-/// Sends a flow to its end; whether all of it was scheduled.
+/// Sends a flow to its end. Returns whether all of it was scheduled.
 pub(crate) fn goes_scheduled(lane: &mut Lane, flow: &Flow) -> bool {
     send(lane, flow).iter().all(|permit| !permit.bypassed)
 }
 
-/// Takes permits of a flow for `bytes`, and completes none of them. The rest has to wait.
+/// Takes permits of a flow for `bytes` bytes, and completes none. The rest of the flow waits.
 pub(crate) fn take(lane: &mut Lane, ticket: &mut Ticket, bytes: u64) -> u64 {
     let mut taken = 0;
     while taken < bytes {
@@ -71,7 +71,7 @@ pub(crate) fn take(lane: &mut Lane, ticket: &mut Ticket, bytes: u64) -> u64 {
     taken
 }
 
-/// Sends what is left of a flow; how many bytes that were. All of it must be scheduled.
+/// Sends the rest of a flow and returns its bytes. All of it must be scheduled.
 pub(crate) fn finish(lane: &mut Lane, ticket: &mut Ticket) -> u64 {
     let mut bytes = 0;
     while !ticket.is_done() {
@@ -83,7 +83,7 @@ pub(crate) fn finish(lane: &mut Lane, ticket: &mut Ticket) -> u64 {
     bytes
 }
 
-/// A process that speaks the protocol by hand.
+/// A client that uses the protocol without the library.
 pub(crate) struct ByHand {
     pub(crate) socket: OwnedFd,
     pub(crate) region: Arc<Region>,
@@ -93,7 +93,7 @@ pub(crate) struct ByHand {
 }
 
 impl ByHand {
-    /// Attaches, and claims a lane.
+    /// Attaches and claims a lane.
     pub(crate) fn attach(daemon: &Laxityd, name: &str) -> Self {
         let (socket, answer) = greet(daemon, &Hello::new(name, Mode::Enforce, false));
         let welcome = answer.unwrap();
@@ -109,7 +109,7 @@ impl ByHand {
         }
     }
 
-    /// Publishes records that nobody has checked, and notifies the daemon.
+    /// Publishes unchecked records and notifies the daemon.
     pub(crate) fn publish(&mut self, records: &[Record]) {
         for record in records {
             self.producer.publish_gated(record).unwrap();
@@ -122,7 +122,7 @@ impl ByHand {
     }
 }
 
-/// What the daemon answers to a greeting.
+/// Sends a greeting and returns the daemon's answer.
 pub(crate) fn greet(
     daemon: &Laxityd,
     hello: &Hello,
@@ -132,13 +132,13 @@ pub(crate) fn greet(
     (socket.try_clone().unwrap(), answer(socket.as_fd()))
 }
 
-/// What the daemon answers on a connection that waits for its greeting.
+/// Returns the daemon's answer on a connection.
 pub(crate) fn answer(socket: BorrowedFd<'_>) -> Result<Welcome, RegistrationError> {
     assert!(wait_readable(socket, SOON));
     receive_reply(socket).map(Option::unwrap)
 }
 
-/// A running daemon; killed when dropped.
+/// A running daemon, which is killed on drop.
 pub(crate) struct Laxityd {
     pub(crate) folder: Arc<tempfile::TempDir>,
     pub(crate) child: Child,
@@ -147,7 +147,7 @@ pub(crate) struct Laxityd {
     pub(crate) seen: Vec<String>,
 }
 
-/// Ends with what was looked for, or panics after [`SOON`].
+/// Returns the first result of `look`, or panics after [`SOON`].
 pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let end = Instant::now() + SOON;
     loop {
@@ -159,7 +159,7 @@ pub(crate) fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> 
     }
 }
 
-/// Returns once `holds` does, or panics after [`SOON`].
+/// Returns once `holds` returns true, or panics after [`SOON`].
 pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
     eventually(what, || holds().then_some(()));
 }
@@ -170,7 +170,7 @@ impl Laxityd {
         Self::start_within(lines, None)
     }
 
-    /// The same, with a limit of open files.
+    /// Starts a daemon with these lines and a limit of open files.
     pub(crate) fn start_within(lines: &str, descriptors: Option<u32>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = format!(
@@ -182,7 +182,7 @@ impl Laxityd {
         Self::spawn(Arc::new(folder), descriptors)
     }
 
-    /// Another in its place, once it has ended.
+    /// Starts another daemon in the same folder, once the first has ended.
     pub(crate) fn again(&self) -> Self {
         Self::spawn(Arc::clone(&self.folder), None)
     }
@@ -230,7 +230,7 @@ impl Laxityd {
         daemon
     }
 
-    /// Waits for a line of the log that contains `text`.
+    /// Returns the first line of the log that contains `text`, and waits for it.
     pub(crate) fn await_log(&mut self, text: &str) -> String {
         if let Some(line) = self.seen.iter().find(|line| line.contains(text)) {
             return line.clone();
@@ -264,14 +264,14 @@ impl Laxityd {
         self.control().status().unwrap()
     }
 
-    /// A client of this daemon, scheduled.
+    /// Attaches a client to this daemon. The client must be scheduled.
     pub(crate) fn client(&self, name: &str) -> Client {
         let client = self.attach(name);
         assert!(client.is_scheduled(), "`{name}` could not attach");
         client
     }
 
-    /// A client of this daemon, whatever its mode.
+    /// Attaches a client to this daemon. The client may be unscheduled.
     pub(crate) fn attach(&self, name: &str) -> Client {
         Client::attach(Options {
             socket: self.socket(),
@@ -287,12 +287,12 @@ impl Laxityd {
         nix::sys::signal::kill(pid, signal).unwrap();
     }
 
-    /// Waits for the daemon's end.
+    /// Waits until the daemon has ended.
     pub(crate) fn end(&mut self) -> ExitStatus {
         eventually("the daemon's end", || self.child.try_wait().unwrap())
     }
 
-    /// One scrape of the metrics.
+    /// Scrapes the metrics once.
     pub(crate) fn scrape(&self) -> String {
         let mut stream = TcpStream::connect(("127.0.0.1", self.metrics)).unwrap();
         stream.set_read_timeout(Some(SOON)).unwrap();
@@ -305,7 +305,7 @@ impl Laxityd {
         text
     }
 
-    /// Sum of a metric over all its series whose labels contain `labels`.
+    /// Returns the sum of a metric over all its series whose labels contain `labels`.
     pub(crate) fn metric(&self, name: &str, labels: &str) -> f64 {
         self.scrape()
             .lines()
@@ -319,7 +319,7 @@ impl Laxityd {
             .sum()
     }
 
-    /// Descriptors and mappings of the daemon that have to do with clients.
+    /// Returns the daemon's number of descriptors, and its number of mapped regions.
     pub(crate) fn holdings(&self) -> (usize, usize) {
         let proc = PathBuf::from(format!("/proc/{}", self.child.id()));
         let descriptors = std::fs::read_dir(proc.join("fd")).unwrap().count();
@@ -344,21 +344,21 @@ impl Drop for Laxityd {
     }
 }
 
-/// Names the role that a child process of a test binary plays.
+/// The environment variable with the role of a test binary's child process.
 const ROLE: &str = "LAXITY_TEST_ROLE";
 
-/// Another user than root, and than whoever runs the tests.
+/// The id of a user other than root and the user of the tests.
 pub(crate) const STRANGER: u32 = 54_321;
 
 /// A child process of this test binary that plays a role until it is dropped.
 pub(crate) struct Role {
     child: Child,
-    /// The line in which it said so.
+    /// The line in which the process reported that it plays.
     pub(crate) says: String,
 }
 
 impl Role {
-    /// Has the test `play` play `role` as [`STRANGER`]. Returns once it has said
+    /// Starts the test `play` in `role`, as user [`STRANGER`]. Returns once the process reports
     /// that it plays.
     pub(crate) fn start(play: &str, role: &str, environment: &[(&str, String)]) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
@@ -374,7 +374,7 @@ impl Role {
             .by_ref()
             .map_while(Result::ok)
             .find(|line| line.contains(PLAYS));
-        // Whatever else it says is dropped.
+        // Further output of the process is dropped.
         std::thread::spawn(move || lines.count());
         match says {
             Some(says) => Self { child, says },
@@ -383,7 +383,7 @@ impl Role {
     }
 }
 
-/// What a role says once it plays.
+/// The output of a role once it plays.
 pub(crate) const PLAYS: &str = "the role is played";
 
 impl Drop for Role {
@@ -393,7 +393,7 @@ impl Drop for Role {
     }
 }
 
-/// The role that this process was started for, if any; it is another user's from here on.
+/// Returns the role of this process, if any, and becomes user [`STRANGER`].
 pub(crate) fn role() -> Option<String> {
     let role = std::env::var(ROLE).ok()?;
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
@@ -403,7 +403,7 @@ pub(crate) fn role() -> Option<String> {
     Some(role)
 }
 
-/// Whether this process can become another user. Says so if it can't.
+/// Reports whether this process can become another user. It prints a message if not.
 pub(crate) fn is_root() -> bool {
     let is_root = nix::unistd::geteuid().is_root();
     if !is_root {

@@ -1,10 +1,10 @@
-//! Whether a certificate will be accepted by the peer that it is shown to.
+//! Checks whether the peer will accept a certificate.
 //!
-//! The peer asks for a valid date, an issuer that it knows, the right extended key usage and, of a
-//! daemon, the URI of its host. The same questions are asked here before the peer does,
-//! by the same verifier (webpki), so that `--check-config` and `--check` find what cannot work.
-//! What the peer's authority is, this side can only guess: it is the one that this side trusts,
-//! or one whose own certificate is in the file behind the leaf.
+//! The peer needs a valid date, a known issuer, the right extended key usage and, from a daemon,
+//! the URI of its host. This module makes the same checks with the same verifier (webpki), so that
+//! `--check-config` and `--check` find errors early. The peer's authorities are unknown on this
+//! side. So they are assumed to be the trusted ones here, or a certificate behind the leaf in the
+//! file.
 
 use std::sync::Arc;
 
@@ -17,17 +17,17 @@ use x509_parser::prelude::{FromDer, GeneralName, X509Certificate};
 
 use crate::{Certificates, Unusable};
 
-/// On which side of a connection a certificate is shown.
+/// The side of a connection that shows a certificate.
 #[derive(Clone, Copy, Debug)]
 pub enum Side<'a> {
-    /// A daemon's, to a coordinator: the URI that it must have.
+    /// A daemon, which shows its certificate to a coordinator.
     Client {
-        /// `laxity://daemon/HOST`.
+        /// The URI that the certificate needs: `laxity://daemon/HOST`.
         uri: &'a str,
     },
-    /// A coordinator's, to everybody: names and addresses by which it is surely reached.
+    /// A coordinator, which shows its certificate to all peers.
     Server {
-        /// May be none.
+        /// Names and addresses by which peers reach the coordinator. It may be empty.
         names: &'a [&'a str],
     },
 }
@@ -40,7 +40,7 @@ impl Side<'_> {
         }
     }
 
-    /// Where the peer's authorities for this certificate are configured.
+    /// Returns the setting of the peer's authorities for this certificate.
     const fn peers_setting(self) -> &'static str {
         match self {
             Self::Client { .. } => "the coordinator's tls.client_ca",
@@ -49,10 +49,10 @@ impl Side<'_> {
     }
 }
 
-/// Checks `shown`, a leaf with the chain behind it, as a peer will at `now` that trusts `trusted`.
+/// Checks `shown`, a leaf with its chain, as a peer that trusts `trusted` does at `now`.
 ///
 /// # Errors
-/// The peer would refuse it, or `trusted` holds no authority.
+/// The peer would refuse the certificate, or `trusted` holds no authority.
 pub fn check(
     shown: &Certificates<'_>,
     trusted: &Certificates<'_>,
@@ -113,7 +113,7 @@ fn parse<'d>(
     Ok(parsed)
 }
 
-/// An authority, or a certificate that has signed itself: peers may be told to trust that one.
+/// Reports whether a certificate is an authority or signed by itself, which peers may trust, too.
 fn may_sign(certificate: &X509Certificate<'_>) -> bool {
     certificate.is_ca() || certificate.subject() == certificate.issuer()
 }
@@ -132,7 +132,7 @@ fn uris_of<'c>(certificate: &'c X509Certificate<'_>) -> Vec<&'c str> {
     uris.collect()
 }
 
-/// Returns the URIs that a certificate names, or none if it cannot be read.
+/// Returns the URIs that a certificate names. A certificate that can't be read has none.
 #[must_use]
 pub fn uris(certificate_der: &[u8]) -> Vec<String> {
     let Ok((_, certificate)) = X509Certificate::from_der(certificate_der) else {
@@ -234,7 +234,7 @@ impl From<TlsError> for Refused {
     }
 }
 
-/// What rustls says on the other side.
+/// Verifies the certificate with rustls, as the other side does.
 fn verify(
     shown: &Certificates<'_>,
     trusted: &Certificates<'_>,
@@ -290,7 +290,7 @@ mod tests {
     use super::*;
 
     const HOST: &str = "laxity://daemon/a";
-    /// 2026-07-01.
+    /// 2026-07-01, in seconds since 1970.
     const NOW: u64 = 1_782_864_000;
 
     struct Pki {

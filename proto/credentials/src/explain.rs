@@ -1,29 +1,29 @@
-//! Errors of TLS in words: what the peer or this side did not like, and what to set.
+//! Explanations of TLS errors: the cause, and the setting that has to change.
 //!
-//! An error passes through tonic, hyper and h2 on its way, and each wraps it: "transport error"
-//! alone says nothing. The innermost cause is the news. It is known by its text, since some of
-//! these layers keep no more of it.
+//! tonic, hyper and h2 each wrap an error, so "transport error" alone has no information. Only the
+//! innermost cause has. It is recognized by its text, because some of these layers keep only the
+//! text.
 
 use std::error::Error;
 use std::fmt;
 
-/// What the settings are called where the reader sets them.
+/// The names of the settings, as the user writes them.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// The authority that the coordinator's certificate must come from.
+    /// The setting of the authority that issues the coordinator's certificate.
     pub ca: &'static str,
-    /// This side's certificate.
+    /// The setting of this side's certificate.
     pub cert: &'static str,
-    /// Its key.
+    /// The setting of the key of this side's certificate.
     pub key: &'static str,
-    /// The name in the coordinator's certificate.
+    /// The setting of the name in the coordinator's certificate.
     pub server_name: &'static str,
-    /// Where the coordinator is.
+    /// The setting of the coordinator's URL.
     pub endpoint: &'static str,
 }
 
 impl Settings {
-    /// The options of a command line.
+    /// The names of command-line options.
     pub const OPTIONS: Self = Self {
         ca: "--ca",
         cert: "--cert",
@@ -33,12 +33,12 @@ impl Settings {
     };
 }
 
-/// Why something failed.
+/// The cause of an error.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cause {
-    /// The innermost error.
+    /// The text of the innermost error.
     pub text: String,
-    /// What to do about it, if TLS is the reason.
+    /// The remedy, for an error of TLS.
     pub hint: Option<String>,
 }
 
@@ -51,7 +51,7 @@ impl fmt::Display for Cause {
     }
 }
 
-/// The innermost cause of an error.
+/// Returns the innermost cause of an error.
 #[must_use]
 pub fn cause(error: &dyn Error, settings: &Settings) -> Cause {
     let mut text = error.to_string();
@@ -64,7 +64,7 @@ pub fn cause(error: &dyn Error, settings: &Settings) -> Cause {
     Cause { text, hint }
 }
 
-/// What to do about an error of TLS with this text, if it is one.
+/// Returns the remedy for an error with this text, if it is one of TLS.
 fn hint(text: &str, settings: &Settings) -> Option<String> {
     let Settings {
         ca,

@@ -1,7 +1,7 @@
-//! Certificates of daemons, coordinators and operators: PEM files that are read, a check that
-//! asks what the peer will ask ([`check`]), and errors of TLS in words ([`explain`]).
+//! Certificates of daemons, coordinators and operators: reading PEM files, checking them as the
+//! peer does ([`check`]), and explaining TLS errors ([`explain`]).
 //!
-//! Daemon, coordinator and command line share it, so that all three say the same of the same file.
+//! All three programs share this crate, so that they report the same about a file.
 #![forbid(unsafe_code)]
 
 mod check;
@@ -18,17 +18,17 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 pub use self::check::{Side, check, uris};
 
-/// A file that cannot be used. Fix the file, or name another one.
+/// A file that can't be used.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{key}: {problem}")]
 pub struct Unusable {
-    /// The setting that names the file.
+    /// The name of the setting that names the file.
     pub key: &'static str,
-    /// Which file, what is wrong with it, and what to do.
+    /// The file, the problem and its remedy.
     pub problem: String,
 }
 
-/// The error about the file at `path`, which the setting `key` names.
+/// Makes an error about the file at `path`, which the setting `key` names.
 #[must_use]
 pub fn unusable(key: &'static str, path: &Path, problem: &dyn fmt::Display) -> Unusable {
     Unusable {
@@ -37,33 +37,33 @@ pub fn unusable(key: &'static str, path: &Path, problem: &dyn fmt::Display) -> U
     }
 }
 
-/// Reads a file, without waiting for anybody and up to [`CONFIG_BYTES_MAX`].
+/// Reads a file of up to [`CONFIG_BYTES_MAX`] without blocking on a writer.
 ///
 /// # Errors
-/// It cannot be read, is no regular file, or is too long.
+/// The file can't be read, is no regular file, or is too long.
 pub fn read(key: &'static str, path: &Path) -> Result<Vec<u8>, Unusable> {
     laxity_files::read(path, CONFIG_BYTES_MAX)
         .map_err(|error| unusable(key, path, &format!("cannot be read: {error}")))
 }
 
-/// A PEM file with certificates: its text, and what it holds.
+/// A PEM file with certificates: its text and the certificates.
 #[derive(Clone, Debug)]
 pub struct Certificates<'a> {
     /// The setting that names the file.
     pub key: &'static str,
-    /// Path of the file that the error is about.
+    /// The path of the file.
     pub path: &'a Path,
-    /// As it was read.
+    /// The text of the file.
     pub pem: Vec<u8>,
-    /// At least one, in the file's order.
+    /// The certificates in the file's order, at least one.
     pub all: Vec<CertificateDer<'static>>,
 }
 
 impl<'a> Certificates<'a> {
-    /// Reads a file.
+    /// Reads the certificates of a PEM file.
     ///
     /// # Errors
-    /// As [`read`]; also if the file holds no certificate in PEM.
+    /// As [`read`], or the file holds no certificate in PEM.
     pub fn read(key: &'static str, path: &'a Path) -> Result<Self, Unusable> {
         let pem = read(key, path)?;
         let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
@@ -79,10 +79,10 @@ impl<'a> Certificates<'a> {
         })
     }
 
-    /// These as the authorities that a peer's certificate must come from.
+    /// Returns the certificates as authorities that a peer's certificate must come from.
     ///
     /// # Errors
-    /// One of them is broken.
+    /// A certificate is invalid.
     pub fn roots(&self) -> Result<RootCertStore, Unusable> {
         let mut roots = RootCertStore::empty();
         for authority in &self.all {
@@ -93,17 +93,17 @@ impl<'a> Certificates<'a> {
         Ok(roots)
     }
 
-    /// The error about this file.
+    /// Makes an error about this file.
     #[must_use]
     pub fn unusable(&self, problem: &dyn fmt::Display) -> Unusable {
         unusable(self.key, self.path, problem)
     }
 }
 
-/// Takes a private key out of a PEM file's text.
+/// Reads a private key from the text of a PEM file.
 ///
 /// # Errors
-/// It holds none that can be used.
+/// The text holds no private key that can be used.
 pub fn private_key(
     key: &'static str,
     path: &Path,

@@ -1,10 +1,9 @@
-//! HTTP/1 for metrics and for pages, to whoever can reach an address.
+//! HTTP/1 for metrics and pages, to any client that can reach the address.
 //!
-//! A client that says nothing, sends its head byte by byte, or does not read its answer holds one
-//! of a bounded number of connections for a bounded time ([`Limits`]). If all are taken, a
-//! newcomer takes the slot of the one that has asked nothing for longest
-//! ([`crate::ConnectionSlots`]).
-//! Answers are made on the runtime's thread: they must be cheap, as those of [`rendered`] are.
+//! A client may be silent, send slowly or not read its answer. Such a client holds one of a bounded
+//! number of connections, for a bounded time ([`Limits`]). If all are taken, a new connection takes
+//! the slot of the one with the oldest last request ([`crate::ConnectionSlots`]). Answers are made
+//! on the runtime's thread. They must be cheap, as those of [`rendered`] are.
 
 use std::convert::Infallible;
 use std::io;
@@ -25,21 +24,21 @@ use tracing::debug;
 
 use crate::{AcceptErrors, ConnectionSlot, ConnectionSlots};
 
-/// What connections may take.
+/// Limits of connections.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Connections at once. If there are more, the address with the most loses its oldest.
+    /// Most connections at once. Beyond that, the address with the most loses its oldest one.
     pub connections_max: usize,
-    /// How long the head of a request may take, and the wait for the next request.
+    /// Longest time for the head of a request, and for the wait for the next request.
     pub head_max: Duration,
-    /// How long a connection may last, however many requests it carries.
+    /// Longest time of a connection, for all its requests together.
     pub connection_max: Duration,
     /// Whether a connection may carry more than one request.
     pub keep_alive: bool,
 }
 
 impl Limits {
-    /// For an endpoint that is scraped: one request a connection, within ten seconds.
+    /// Limits of an endpoint that is scraped: one request per connection, within ten seconds.
     pub const METRICS: Self = Self {
         connections_max: 64,
         head_max: Duration::from_secs(3),
@@ -48,20 +47,20 @@ impl Limits {
     };
 }
 
-/// A whole answer.
+/// An answer with its whole body.
 pub type Answer = Response<Full<Bytes>>;
 
-/// An address, bound and not yet served.
+/// A socket that is bound and not yet served.
 #[derive(Debug)]
 pub struct Listener {
     tcp: TcpListener,
 }
 
 impl Listener {
-    /// Binds `address`. Call inside a tokio runtime.
+    /// Binds `address`. The caller must be inside a tokio runtime.
     ///
     /// # Errors
-    /// The kernel's. Name the address and the setting it comes from.
+    /// The kernel's error. The caller adds the address and its setting to the text.
     pub fn bind(address: SocketAddr) -> io::Result<Self> {
         let tcp = std::net::TcpListener::bind(address)?;
         tcp.set_nonblocking(true)?;
@@ -69,15 +68,16 @@ impl Listener {
         Ok(Self { tcp })
     }
 
-    /// The address, with the port that the kernel chose for port 0.
+    /// Returns the address, with the port that the kernel chose for port 0.
     ///
     /// # Errors
-    /// The kernel's.
+    /// The kernel's error.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.tcp.local_addr()
     }
 
-    /// Serves for ever, and ends its connections when dropped. `what` names it in the log.
+    /// Serves until the future is dropped, which ends all connections. `what` is the name for the
+    /// log.
     pub async fn serve<A>(self, what: &'static str, limits: Limits, answer: A)
     where
         A: Fn(&Request<Incoming>) -> Answer + Send + Sync + 'static,
@@ -85,7 +85,7 @@ impl Listener {
         let answer = Arc::new(answer);
         let mut errors = AcceptErrors::new(what);
         let slots = ConnectionSlots::new(limits.connections_max, limits.connections_max);
-        // Ends them all when this future is dropped.
+        // Dropping the set ends all connections.
         let mut connections = JoinSet::new();
         loop {
             let (stream, from) = match self.tcp.accept().await {
@@ -101,7 +101,7 @@ impl Listener {
             };
             let (slots, answer) = (slots.clone(), Arc::clone(&answer));
             connections.spawn(connection(stream, slot, slots, limits, answer));
-            // Whoever lost a slot closes its connection before the next is accepted.
+            // A connection that lost its slot closes before the next one is accepted.
             tokio::task::yield_now().await;
         }
     }
@@ -138,11 +138,11 @@ async fn connection<A>(
     }
 }
 
-/// A rendered text younger than this is given again.
+/// How long a rendered text is used again.
 const TEXT_AGE_MAX: Duration = Duration::from_millis(100);
 
-/// Answers `GET /health` by `OK` and every other `GET` by the metrics that `render` gives. They
-/// are rendered at most ten times a second, however often they are asked for.
+/// Answers `GET /health` with `OK` and any other `GET` with the metrics of `render`. Metrics are
+/// rendered at most ten times a second.
 pub fn rendered(
     render: impl Fn() -> String + Send + Sync + 'static,
 ) -> impl Fn(&Request<Incoming>) -> Answer + Send + Sync + 'static {

@@ -1,8 +1,8 @@
-//! Sockets that anybody may connect to, served with a bounded share of the process.
+//! Public sockets with a bounded share of the process.
 //!
-//! [`ConnectionSlots`] bounds connections, by holder and in total: a new connection is served, and
+//! [`ConnectionSlots`] bounds connections by holder and in total: a new connection is served, and
 //! the holder with the most connections loses its oldest one. [`http`] serves HTTP/1 with such
-//! slots and a limit on each connection's time. [`LineLimit`] bounds log lines that others cause.
+//! slots and time limits. [`LineLimit`] bounds log lines that others cause.
 #![forbid(unsafe_code)]
 
 pub mod http;

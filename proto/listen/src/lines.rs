@@ -1,11 +1,11 @@
-//! Log lines that others can cause, and errors of `accept`, which can repeat without end.
+//! Limits on log lines that others cause, and on repeated errors of `accept`.
 
 use std::io;
 use std::time::{Duration, Instant};
 
 use tracing::warn;
 
-/// Bounds how often a line is logged, and counts what was left out.
+/// A limit on how often a line is logged, with a count of omitted lines.
 #[derive(Debug)]
 pub struct LineLimit {
     burst: u32,
@@ -28,8 +28,8 @@ impl LineLimit {
         }
     }
 
-    /// Whether a line may be logged at `now`: the number of lines that were left out since the
-    /// last one, or `None` if this one is left out, too.
+    /// Returns the lines omitted since the last one if a line may be logged at `now`. Returns
+    /// `None` if this line has to be omitted, too.
     pub fn take(&mut self, now: Instant) -> Option<u64> {
         let is_over = |since| now.saturating_duration_since(since) >= self.every;
         if self.since.is_none_or(is_over) {
@@ -45,8 +45,8 @@ impl LineLimit {
     }
 }
 
-/// Answers errors of `accept`: one that lasts, such as a lack of descriptors, must neither spin
-/// nor fill the log.
+/// Handles errors of `accept`. A lasting error, such as a lack of descriptors, must neither cause a
+/// busy loop nor fill the log.
 #[derive(Debug)]
 pub struct AcceptErrors {
     what: &'static str,
@@ -54,10 +54,10 @@ pub struct AcceptErrors {
 }
 
 impl AcceptErrors {
-    /// How long a listener rests after an error.
+    /// How long a listener pauses after an error.
     pub const REST: Duration = Duration::from_millis(50);
 
-    /// For the listener that the log calls `what`.
+    /// Makes a handler for the listener that the log calls `what`.
     #[must_use]
     pub const fn new(what: &'static str) -> Self {
         Self {
@@ -66,7 +66,7 @@ impl AcceptErrors {
         }
     }
 
-    /// Logs `error` at most once a minute, and rests for [`Self::REST`].
+    /// Logs `error` at most once a minute, and waits for [`Self::REST`].
     pub async fn rest_after(&mut self, error: &io::Error) {
         if let Some(left_out) = self.lines.take(Instant::now()) {
             warn!(%error, left_out, "{} cannot accept a connection, and tries again", self.what);

@@ -1,11 +1,11 @@
-//! Slots for connections: a maximum in total, and a maximum for each holder.
+//! Slots for connections, with a maximum in total and for each holder.
 //!
-//! A new connection gets a slot even if all are taken, since idle connections must not shut others
-//! out. To make room, the oldest slot is taken from
+//! A new connection gets a slot even if all are taken, so that idle connections do not shut it out.
+//! The oldest slot is taken from
 //! 1. the new connection's own holder, if that holder has its share already;
 //! 2. otherwise the holder that has the most slots and is not privileged.
 //!
-//! A privileged holder (root, say) loses slots only to itself.
+//! A privileged holder, such as root, loses slots only to itself.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ impl<H> Clone for ConnectionSlots<H> {
 #[derive(Debug)]
 struct Held<H> {
     next: u64,
-    /// By number.
+    /// The held slots by number.
     slots: BTreeMap<u64, Holding<H>>,
 }
 
@@ -41,13 +41,13 @@ struct Held<H> {
 struct Holding<H> {
     holder: H,
     is_privileged: bool,
-    /// Grows with each slot that is taken or renewed.
+    /// A number that grows with each slot that is taken or renewed.
     age: u64,
-    /// Resolves the slot's [`ConnectionSlot::lost`] when dropped.
+    /// The sender whose drop resolves [`ConnectionSlot::lost`].
     _keep: oneshot::Sender<()>,
 }
 
-/// A slot that is held until this is dropped, or until a new connection takes it.
+/// A slot that is held until this is dropped, or until a new connection takes the slot.
 #[derive(Debug)]
 pub struct ConnectionSlot<H> {
     held: Arc<Mutex<Held<H>>>,
@@ -60,7 +60,7 @@ fn lock<H>(held: &Mutex<Held<H>>) -> MutexGuard<'_, Held<H>> {
 }
 
 impl<H: Clone + Ord> ConnectionSlots<H> {
-    /// `max` slots, of which a holder that is not privileged has at most `per_holder_max`.
+    /// Makes `max` slots. A holder that is not privileged has at most `per_holder_max`.
     #[must_use]
     pub fn new(max: usize, per_holder_max: usize) -> Self {
         Self {
@@ -73,8 +73,8 @@ impl<H: Clone + Ord> ConnectionSlots<H> {
         }
     }
 
-    /// A slot for `holder`. Somebody may lose one for it; see the module. `None` if privileged
-    /// holders have all slots and `holder` is not one.
+    /// Takes a slot for `holder`, perhaps from another holder as the module says. Returns `None` if
+    /// privileged holders have all slots and `holder` is not privileged.
     #[must_use]
     pub fn take(&self, holder: H, is_privileged: bool) -> Option<ConnectionSlot<H>> {
         let mut held = lock(&self.held);
@@ -104,7 +104,7 @@ impl<H: Clone + Ord> ConnectionSlots<H> {
         })
     }
 
-    /// A slot for `holder` that nobody loses one for; `None` if there is none.
+    /// Takes a slot for `holder` only if one is free. Otherwise returns `None`.
     #[must_use]
     pub fn take_free(&self, holder: H) -> Option<ConnectionSlot<H>> {
         let held = lock(&self.held);
@@ -122,13 +122,13 @@ impl<H: Clone + Ord> ConnectionSlots<H> {
         }
     }
 
-    /// ConnectionSlots that are held now.
+    /// Returns the number of slots that are held.
     #[must_use]
     pub fn len(&self) -> usize {
         lock(&self.held).slots.len()
     }
 
-    /// Whether none is held.
+    /// Reports whether no slot is held.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -158,8 +158,8 @@ impl<H: Clone + Ord> Held<H> {
         }
     }
 
-    /// The holder that has the most slots, of those that are not privileged; of equals the one
-    /// with the oldest slot.
+    /// Returns the holder with the most slots among those that are not privileged. Among equals, it
+    /// is the one with the oldest slot.
     fn largest(&self) -> Option<H> {
         let mut holders: BTreeMap<&H, (usize, u64)> = BTreeMap::new();
         for holding in self.slots.values().filter(|h| !h.is_privileged) {
@@ -175,13 +175,13 @@ impl<H: Clone + Ord> Held<H> {
 }
 
 impl<H> ConnectionSlot<H> {
-    /// Returns once the slot is lost. The connection is then to be closed.
+    /// Returns once the slot is lost. The caller then closes the connection.
     pub async fn lost(&mut self) {
-        // Nobody sends: the sender is dropped with the entry.
+        // The only event is that the sender is dropped with the entry.
         let _ = (&mut self.lost).await;
     }
 
-    /// Its number, for [`ConnectionSlots::renew`].
+    /// Returns the number of the slot, for [`ConnectionSlots::renew`].
     #[must_use]
     pub const fn number(&self) -> u64 {
         self.number
@@ -198,7 +198,7 @@ impl<H> Drop for ConnectionSlot<H> {
 mod tests {
     use super::*;
 
-    /// Whether `slot` was lost, now.
+    /// Reports whether `slot` is lost now.
     fn is_lost(slot: &mut ConnectionSlot<u32>) -> bool {
         slot.lost.try_recv() == Err(oneshot::error::TryRecvError::Closed)
     }

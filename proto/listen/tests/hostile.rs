@@ -1,4 +1,4 @@
-//! Clients that connect and say nothing, say it slowly, or do not listen, beside an honest one.
+//! Tests with clients that are silent, send slowly or do not read, beside an honest client.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use laxity_listen::http::{Limits, Listener, rendered};
 
-/// Generous: machines are busy.
+/// Longest wait for an expected event. It is long because test machines are busy.
 const SOON: Duration = Duration::from_secs(20);
 
 const LIMITS: Limits = Limits {
@@ -16,7 +16,7 @@ const LIMITS: Limits = Limits {
     keep_alive: false,
 };
 
-/// A server that runs until the process ends.
+/// Starts a server that runs until the process ends.
 fn serve(limits: Limits, body_bytes: usize) -> SocketAddr {
     let (sender, address) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -51,7 +51,7 @@ fn ask(stream: &mut TcpStream) -> String {
     text
 }
 
-/// Whether the server closes `stream` in time. Bytes that it sent before count for nothing.
+/// Reports whether the server closes `stream` in time. Bytes that it sent before are ignored.
 fn is_closed(mut stream: TcpStream) -> bool {
     let end = Instant::now() + SOON;
     let mut bytes = [0; 4096];
@@ -74,7 +74,7 @@ fn a_newcomer_is_answered_though_idle_connections_hold_every_place() {
         answer.starts_with("HTTP/1.1 200") && answer.ends_with("xxx"),
         "{answer}"
     );
-    // Those that made room are closed, the others are left alone.
+    // Connections that made room are closed, and the others stay open.
     let mut closed = 0;
     for stream in idle {
         stream

@@ -1,5 +1,5 @@
-//! A blocking client of the control socket, on the standard library alone, for tools that have no
-//! runtime. Every call is bounded by a timeout: `laxity bypass on` is typed when things go wrong.
+//! A blocking client of the control socket, for tools without a runtime. It uses only the standard
+//! library. Every call has a timeout, because the daemon may hang when it is needed.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -12,50 +12,50 @@ use crate::control::{Envelope, RESPONSE_BYTES_MAX, Request, Response, SOCKET_DEF
 use crate::status::Status;
 use crate::trace::TracePage;
 
-/// Why a control request got no answer. Causes are part of the text and not sources besides, so
-/// that whoever prints a chain of errors prints them once.
+/// Why a control request failed. The text contains the cause. So there is no `source`, which would
+/// print the cause twice.
 #[derive(Debug, Error)]
 pub enum ControlError {
-    /// Nobody listens, or this user may not speak to them. Start the daemon or name its socket.
+    /// No daemon listens, or this user may not connect.
     #[error("cannot reach laxityd at {path}: {cause}; {}", way_in(.cause), path = .path.display())]
     Connect {
-        /// The socket.
+        /// The path of the socket.
         path: PathBuf,
-        /// What the kernel said.
+        /// The cause.
         cause: std::io::Error,
     },
     /// The daemon listens and does not answer. It may be stopped in a debugger, or hang.
     #[error("laxityd at {path} did not answer within {timeout:?}", path = .path.display())]
     Timeout {
-        /// The socket.
+        /// The path of the socket.
         path: PathBuf,
-        /// How long was waited.
+        /// How long the client waited.
         timeout: Duration,
     },
-    /// The connection broke while the request was under way; whether it was carried out is
-    /// unknown, and asking again is safe.
+    /// The connection broke during the request. The request may have been carried out, and
+    /// repeating it is safe.
     #[error("the connection to laxityd at {path} broke: {cause}", path = .path.display())]
     Broken {
-        /// The socket.
+        /// The path of the socket.
         path: PathBuf,
-        /// What the kernel said.
+        /// The cause.
         cause: std::io::Error,
     },
-    /// The answer is not one of this protocol: the peer is another program or another release.
+    /// The answer does not follow this protocol. The peer is another program or another release.
     #[error("laxityd at {path} gave an answer that is not understood: {problem}; use the tools of \
         the daemon's release", path = .path.display())]
     Malformed {
-        /// The socket.
+        /// The path of the socket.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the answer.
         problem: String,
     },
-    /// The daemon refused; its own words.
+    /// The daemon refused the request, with this text.
     #[error("laxityd refused: {0}")]
     Refused(String),
 }
 
-/// What to do about a control socket that does not take a connection.
+/// Returns the remedy for a control socket that refuses a connection.
 fn way_in(cause: &std::io::Error) -> String {
     match cause.kind() {
         ErrorKind::PermissionDenied => {
@@ -76,7 +76,7 @@ pub struct ControlClient {
 }
 
 impl ControlClient {
-    /// The socket that `$LAXITY_CONTROL` names, or the default one.
+    /// Returns the path in `$LAXITY_CONTROL`, or the default path.
     #[must_use]
     pub fn default_path() -> PathBuf {
         std::env::var_os(SOCKET_ENV)
@@ -84,7 +84,7 @@ impl ControlClient {
             .map_or_else(|| PathBuf::from(SOCKET_DEFAULT), PathBuf::from)
     }
 
-    /// Connects to the daemon at `path`; each later call may take `timeout`.
+    /// Connects to the daemon at `path`. Each later call may take `timeout`.
     ///
     /// # Errors
     /// [`ControlError::Connect`].
@@ -109,7 +109,7 @@ impl ControlClient {
     /// Sends `request` and waits for its answer.
     ///
     /// # Errors
-    /// All but [`ControlError::Connect`]. [`ControlError::Refused`] means that nothing changed.
+    /// All but [`ControlError::Connect`]. After [`ControlError::Refused`], nothing has changed.
     pub fn call(&mut self, request: &Request) -> Result<Response, ControlError> {
         let mut line = serde_json::to_vec(&Envelope::new(request))
             .map_err(|e| self.malformed(e.to_string()))?;
@@ -137,7 +137,7 @@ impl ControlClient {
         }
     }
 
-    /// The daemon's state.
+    /// Returns the daemon's state.
     ///
     /// # Errors
     /// As [`Self::call`].
@@ -148,7 +148,7 @@ impl ControlClient {
         }
     }
 
-    /// Turns the bypass on or off; the daemon's words on what it did.
+    /// Turns the bypass on or off and returns the daemon's text about it.
     ///
     /// # Errors
     /// As [`Self::call`].
@@ -156,7 +156,7 @@ impl ControlClient {
         self.message(&Request::Bypass { on })
     }
 
-    /// Makes the daemon read its configuration again; the daemon's words on what it did.
+    /// Makes the daemon read its configuration again and returns the daemon's text about it.
     ///
     /// # Errors
     /// As [`Self::call`].
@@ -164,8 +164,8 @@ impl ControlClient {
         self.message(&Request::Reload)
     }
 
-    /// Begins to record what the scheduler sees and does, for so many seconds and with room for so
-    /// many events that wait to be read. The recording ends when this connection is closed.
+    /// Begins a trace for `seconds`, with room for `events` events that wait to be read. The trace
+    /// ends when this connection is closed.
     ///
     /// # Errors
     /// As [`Self::call`].
@@ -177,7 +177,7 @@ impl ControlClient {
         })
     }
 
-    /// The next part of what was recorded.
+    /// Returns the next part of the trace.
     ///
     /// # Errors
     /// As [`Self::call`].
@@ -188,7 +188,7 @@ impl ControlClient {
         }
     }
 
-    /// Ends the recording; what was recorded can still be read.
+    /// Ends the trace, whose events can still be read.
     ///
     /// # Errors
     /// As [`Self::call`].

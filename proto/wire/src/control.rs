@@ -1,99 +1,99 @@
-//! The control protocol: one JSON object per line, request and answer in turn, on a unix stream
-//! socket.
+//! The control protocol, on a unix stream socket: one JSON object per line. Each request line has
+//! one answer line.
 //!
 //! ```text
 //! → {"v":1,"op":"bypass","on":true}
 //! ← {"v":1,"answer":"done","message":"bypass is on for 3 clients"}
 //! ```
 //!
-//! JSON and not gRPC: the peers are on one host and of one release, a person can type a request
-//! into `socat`, and the socket must work while everything else is on fire. The cluster-wide API
-//! is gRPC.
+//! JSON suffices, because both ends are on one host and of one release. A person can type a
+//! request into `socat`, which helps in an emergency. The cluster-wide API is gRPC.
 //!
-//! Compatibility: `v` is [`VERSION`] and only changes when the meaning of a field changes. New
-//! fields may appear at any time, so readers ignore those they do not know.
+//! `v` is [`VERSION`] and changes only when the meaning of a field changes. New fields may appear
+//! at any time, so readers ignore unknown ones.
 
 use serde::{Deserialize, Serialize};
 
 use crate::status::Status;
 use crate::trace::TracePage;
 
-/// Version of the protocol, the `v` of every line.
+/// The version of the protocol: `v` of every line.
 pub const VERSION: u32 = 1;
 
-/// Longest request line the daemon reads. A request is a few dozen bytes; whoever sends more is
-/// answered with an error and disconnected.
+/// Longest request line that the daemon reads, in bytes. A request has a few dozen bytes. The
+/// daemon answers a longer line with an error and disconnects.
 pub const REQUEST_BYTES_MAX: usize = 4096;
 
-/// Longest answer a client reads. A status with 1024 clients is about 300 KiB.
+/// Longest answer that a client reads, in bytes. A status with 1024 clients is about 300 KiB.
 pub const RESPONSE_BYTES_MAX: usize = 8 << 20;
 
-/// Where the daemon listens unless told otherwise.
+/// The default path of the control socket.
 pub const SOCKET_DEFAULT: &str = "/run/laxity/control.sock";
 
-/// The environment variable that names another control socket.
+/// The environment variable with the path of another control socket.
 pub const SOCKET_ENV: &str = "LAXITY_CONTROL";
 
-/// A message with the protocol's version: what stands on one line.
+/// A message with the protocol's version, in one line.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Envelope<T> {
-    /// [`VERSION`] of the sender.
+    /// The [`VERSION`] of the sender.
     pub v: u32,
-    /// The message.
+    /// The request or the answer.
     #[serde(flatten)]
     pub body: T,
 }
 
 impl<T> Envelope<T> {
-    /// Wraps `body` with this build's version.
+    /// Makes a message with this build's version.
     pub const fn new(body: T) -> Self {
         Self { v: VERSION, body }
     }
 }
 
-/// What an operator asks.
+/// A request of an operator.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub enum Request {
-    /// Everything there is to see; answered with [`Response::Status`].
+    /// Return the state of the daemon as [`Response::Status`].
     Status,
-    /// Lets all traffic of all clients go out unscheduled, or ends that. Kept until it is turned
-    /// off or the host restarts.
+    /// Turn the bypass of all traffic on or off. It stays on until it is turned off or the host
+    /// restarts.
     Bypass {
-        /// On or off.
+        /// Whether to turn the bypass on.
         on: bool,
     },
-    /// Changes the policy of every port until the next reload or restart.
+    /// Change the policy of every port until the next reload or restart.
     SetPolicy {
-        /// A policy's name, such as `laxity` or `two_class`.
+        /// The name of the policy, such as `laxity` or `two_class`.
         policy: String,
     },
-    /// Changes the mode until the next reload or restart.
+    /// Change the mode until the next reload or restart.
     SetMode {
-        /// `off`, `observe` or `enforce`.
+        /// The mode: `off`, `observe` or `enforce`.
         mode: String,
     },
-    /// Reads the configuration file again, as SIGHUP does.
+    /// Read the configuration file again, as after SIGHUP.
     Reload,
-    /// Begins to record what the scheduler sees and does.
+    /// Begin a trace of the scheduler.
     TraceStart {
-        /// For how long; it ends by itself.
+        /// The length of the trace in seconds.
         seconds: u64,
-        /// Events that may wait to be read; those beyond are lost, and counted.
+        /// Most events that may wait to be read. Further events are lost and counted.
         events: u64,
-        /// It ends when this connection does, so that whoever is killed leaves no trace running.
+        /// Whether the trace ends with this connection, so that a killed reader leaves no trace
+        /// running.
         #[serde(default)]
         attended: bool,
     },
-    /// Some of what was recorded; answered with [`Response::Trace`]. Ask again until it is over.
+    /// Return some events of the trace as [`Response::Trace`]. Repeat this until the trace is over.
     TraceRead,
-    /// Ends the recording. What was recorded can still be read.
+    /// End the trace, whose events can still be read.
     TraceStop,
-    /// Answered with [`Response::Version`].
+    /// Return the release as [`Response::Version`].
     Version,
 }
 
-/// What the daemon answers.
+/// An answer of the daemon.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum Response {
@@ -101,9 +101,9 @@ pub enum Response {
     Status(Box<Status>),
     /// The request was carried out.
     Done {
-        /// What happened, for a person.
+        /// A text for people about what happened.
         message: String,
-        /// Settings that were read but only take effect after a restart (reload only).
+        /// Keys of the configuration that changed and need a restart. Only after a reload.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         needs_restart: Vec<String>,
     },
@@ -111,20 +111,20 @@ pub enum Response {
     Trace(Box<TracePage>),
     /// The answer to [`Request::Version`].
     Version {
-        /// Release of the daemon.
+        /// The release of the daemon.
         version: String,
-        /// Its process.
+        /// The process id of the daemon.
         pid: u32,
     },
-    /// The request was not carried out; nothing has changed.
+    /// The request was not carried out, and nothing has changed.
     Error {
-        /// What was wrong and what to do.
+        /// The problem and its remedy.
         message: String,
     },
 }
 
 impl Response {
-    /// An answer that says what happened.
+    /// Makes an answer that says what happened.
     pub fn done(message: impl Into<String>) -> Self {
         Self::Done {
             message: message.into(),
@@ -132,7 +132,7 @@ impl Response {
         }
     }
 
-    /// An answer that says what was wrong.
+    /// Makes an answer that says what was wrong.
     pub fn error(message: impl Into<String>) -> Self {
         Self::Error {
             message: message.into(),
@@ -140,12 +140,12 @@ impl Response {
     }
 }
 
-/// Parses one request line as the daemon does.
+/// Parses one request line, as the daemon does.
 ///
 /// # Errors
-/// Text for [`Response::Error`]: not JSON, no such operation, or another protocol version.
+/// Text for [`Response::Error`]: no JSON, an unknown operation, or another protocol version.
 pub fn parse_request(line: &[u8]) -> Result<Request, String> {
-    /// The version alone, so that a request of the future is named as such and not as a typo.
+    /// The version alone, so that a later version's request gives an error about the version.
     #[derive(Deserialize)]
     struct Version {
         v: u32,

@@ -1,10 +1,9 @@
-//! Control-plane messages between laxityd and its operators.
+//! Control-plane messages of laxityd, the coordinator and operators.
 //!
-//! [`control`] is the local control socket: what `laxity status` and
-//! `laxity bypass` speak. [`v1`] is what daemons, the coordinator and its operators say to each
-//! other, by gRPC, and [`view`] its JSON form for operators. Nothing on the data path passes
-//! through this crate; that is `laxity-shm`, and nothing that enters an application's process
-//! depends on it.
+//! [`control`] is the protocol of the local control socket, for tools like `laxity status`. [`v1`]
+//! has the gRPC messages of daemons, the coordinator and its operators, and [`view`] their JSON
+//! form. The data path uses `laxity-shm` instead, and no library that is loaded into applications
+//! depends on this crate.
 #![forbid(unsafe_code)]
 
 pub mod client;

@@ -1,230 +1,228 @@
-//! What `status` shows. Every number says its unit in its name; counters count from the daemon's
-//! start, everything else is a value of the moment of the snapshot.
+//! The answer to `status`. The names of numbers end in their unit. Counters count from the daemon's
+//! start. Other values are those at the time of the snapshot.
 
 use serde::{Deserialize, Serialize};
 
-/// A daemon at one moment.
+/// The state of a daemon at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// Release of the daemon.
+    /// The release of the daemon.
     pub version: String,
-    /// Its process.
+    /// The process id of the daemon.
     pub pid: u32,
-    /// Milliseconds since it started.
+    /// Milliseconds since the daemon started.
     pub uptime_ms: u64,
-    /// Policy of the ports.
+    /// The policy of the ports.
     pub policy: String,
-    /// `off`, `observe` or `enforce`.
+    /// The mode: `off`, `observe` or `enforce`.
     pub mode: String,
-    /// Whether all traffic goes out unscheduled by an operator's order.
+    /// Whether an operator has ordered a bypass.
     pub bypass: bool,
-    /// Attached processes, in order of attachment.
+    /// The attached clients, in order of attachment.
     pub clients: Vec<ClientStatus>,
-    /// Both directions of every NIC, in the order of the configuration.
+    /// The ports: both directions of every NIC, in the order of the configuration.
     pub ports: Vec<PortStatus>,
-    /// Owners of whom nothing that attaches is scheduled now, by user and control group.
+    /// The distrusted owners, in order.
     #[serde(default)]
     pub distrusted: Vec<DistrustedOwner>,
-    /// Users whose processes were refused, the latest first; those refused longest ago are left
-    /// out if there are many.
+    /// Users whose processes were refused, the latest first. The number of users is limited.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<RefusalStatus>,
-    /// Sums over clients (gone ones too) and ports.
+    /// Sums over ports and clients, with clients that are gone.
     pub totals: Totals,
-    /// The part in a cluster; none without a coordinator.
+    /// The daemon's state in the cluster. `None` without a coordinator.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ClusterStatus>,
-    /// The scheduler thread.
+    /// The state of the scheduler thread.
     pub scheduler: SchedulerStatus,
 }
 
-/// The daemon's part in a cluster.
+/// The daemon's state in the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterStatus {
-    /// Where the coordinator is.
+    /// The URL of the coordinator.
     pub endpoint: String,
-    /// What this host is called there.
+    /// The name of this host at the coordinator.
     pub host: String,
-    /// There is a stream.
+    /// Whether there is a stream to the coordinator.
     pub connected: bool,
-    /// Release of the coordinator, as it says.
+    /// The release of the coordinator, as it reports.
     pub coordinator: String,
-    /// An operator has taken this host out of the cluster's order.
+    /// Whether an operator has drained this host.
     pub drained: bool,
-    /// Whose order between batches is in force: `cluster`, or the daemon's `own`.
+    /// The order in force: `cluster`, or the daemon's `own`.
     pub order: String,
-    /// Term of the newest order of the coordinator that was applied.
+    /// The term of the newest cluster order that was applied.
     pub term: Option<u64>,
-    /// Its sequence.
+    /// The sequence of the newest cluster order that was applied.
     pub sequence: Option<u64>,
-    /// Milliseconds since it was last confirmed.
+    /// Milliseconds since the cluster order was last confirmed.
     pub age_ms: Option<u64>,
-    /// Orders applied.
+    /// Cluster orders that were applied.
     pub orders: u64,
-    /// Orders refused because a later one, or one of a later term, was seen before.
+    /// Cluster orders that were refused because of an outdated term or sequence.
     pub stale_orders: u64,
-    /// Orders dropped because a part was missing or made no sense.
+    /// Cluster orders that were dropped because of a missing or invalid part.
     pub broken_orders: u64,
     /// Streams that a coordinator welcomed.
     pub connects: u64,
-    /// Attempts that failed, and streams that ended.
+    /// Attempts that failed, plus streams that ended.
     pub failures: u64,
-    /// Reports sent.
+    /// Reports that were sent.
     pub reports: u64,
     /// Events that the coordinator refused.
     pub refused_events: u64,
-    /// Fetches from other hosts that it could order.
+    /// Fetches from other hosts that the coordinator could order.
     #[serde(default)]
     pub fetches: u64,
-    /// Times that it had one wait.
+    /// Times that a fetch was held.
     #[serde(default)]
     pub fetches_held: u64,
-    /// Fetches that waited for as long as they may, and went ahead.
+    /// Times that a held fetch proceeded because its wait was over.
     #[serde(default)]
     pub fetches_ahead: u64,
-    /// Why there was no stream last time; empty if there always was.
+    /// Why the last stream ended or failed. Empty if none did.
     pub problem: String,
 }
 
-/// One attached process.
+/// An attached client.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ClientStatus {
-    /// Increases with every attachment, never used twice.
+    /// The number of the attachment, which increases and is never used twice.
     pub id: u64,
-    /// Its process, as the kernel says.
+    /// The process id, as the kernel reports it.
     pub pid: u32,
-    /// Its user, as the kernel says.
+    /// The user id, as the kernel reports it.
     pub uid: u32,
-    /// What it calls itself.
+    /// The name that the client gave.
     pub name: String,
-    /// The mode that holds for it: the more lenient of its own and the daemon's.
+    /// The mode that the client is in: the more lenient of its own and the daemon's.
     pub mode: String,
-    /// Milliseconds since it attached.
+    /// Milliseconds since the client attached.
     pub attached_ms: u64,
-    /// Lanes that its threads own.
+    /// Lanes that threads of the client own.
     pub lanes: u32,
-    /// Flows that live: submitted and not completed.
+    /// Flows submitted and not completed.
     pub flows: u64,
-    /// Flows that have bytes not yet permitted.
+    /// Flows with bytes that are not yet permitted.
     pub waiting_flows: u64,
-    /// Bytes it has submitted.
+    /// Bytes that the client submitted.
     pub submitted_bytes: u64,
-    /// Bytes it was permitted, credit included.
+    /// Bytes that were permitted, credit included.
     pub permitted_bytes: u64,
-    /// Bytes it reported as completed.
+    /// Bytes that the client reported as completed.
     pub completed_bytes: u64,
-    /// Bytes it reported to have sent unscheduled.
+    /// Bytes that the client reported to have sent unscheduled.
     pub bypassed_bytes: u64,
-    /// Flows of it that named a NIC which the daemon doesn't have, let out unscheduled.
+    /// Flows of NICs that the daemon does not have. They went out unscheduled.
     #[serde(default)]
     pub unknown_nic_flows: u64,
-    /// Records of it that made no sense.
+    /// Records that did not decode.
     pub garbage_records: u64,
-    /// Lanes of it that are no longer read because of such records.
+    /// Lanes that are no longer read because of garbage.
     pub quarantined_lanes: u32,
-    /// Permitted bytes that it has not completed while others waited. They do not count in the
-    /// windows of the ports.
+    /// Permitted bytes that the client did not complete while others waited. They do not count in
+    /// the windows of the ports.
     #[serde(default)]
     pub owed_bytes: u64,
-    /// Whether its flows are held until it completes those bytes.
+    /// Whether flows of the client are held until it completes its owed bytes.
     #[serde(default)]
     pub held: bool,
-    /// Whether all of it goes unscheduled, because clients of its owner lost permitted bytes.
+    /// Whether the client is unscheduled, because clients of its owner lost permitted bytes.
     #[serde(default)]
     pub distrusted: bool,
 }
 
-/// A user, or a control group of it, whose clients lost permitted bytes: what attaches of it goes
-/// unscheduled for a while.
+/// An owner whose clients lost permitted bytes. New clients of it are unscheduled for a while.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DistrustedOwner {
-    /// User.
+    /// The user id.
     pub uid: u32,
-    /// Control group, empty if it is not known.
+    /// The control group, empty if it is unknown.
     pub cgroup: String,
-    /// Milliseconds until it is trusted again.
+    /// Milliseconds until the owner is trusted again.
     pub for_ms: u64,
 }
 
 /// A user whose processes were refused.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusalStatus {
-    /// The user, as the kernel says.
+    /// The user id, as the kernel reports it.
     pub uid: u32,
-    /// The process that was refused last.
+    /// The id of the process that was refused last.
     pub pid: u32,
-    /// Registrations of this user that were refused.
+    /// Refused registrations of this user.
     pub count: u64,
-    /// Milliseconds since the last.
+    /// Milliseconds since the last refusal.
     pub last_ms: u64,
-    /// Why the last was, and what to do about it.
+    /// The reason of the last refusal, and its remedy.
     pub why: String,
 }
 
-/// One direction of one NIC.
+/// A port: one direction of one NIC.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PortStatus {
-    /// Index of the NIC in the configuration.
+    /// The index of the NIC in the configuration.
     pub nic: u8,
-    /// Its name.
+    /// The name of the NIC.
     pub name: String,
-    /// `egress` or `ingress`.
+    /// The direction: `egress` or `ingress`.
     pub direction: String,
-    /// `B`, in bytes per second.
+    /// The rate `B` in bytes per second.
     pub rate_bytes_per_s: u64,
-    /// Policy of this port.
+    /// The policy of this port.
     pub policy: String,
-    /// Bytes permitted and not completed.
+    /// Bytes that are permitted and not completed.
     pub in_flight_bytes: u64,
-    /// Most bytes that may be in flight.
+    /// The window in bytes.
     pub window_bytes: u64,
-    /// `ρ`, load that precedes the lowest level, 0 to 1.
+    /// The load `ρ` that precedes the lowest level, 0 to 1.
     pub load: f64,
-    /// Flows with bytes not yet permitted.
+    /// Flows with bytes that are not yet permitted.
     pub waiting_flows: u64,
-    /// Their bytes.
+    /// Bytes that are not yet permitted.
     pub waiting_bytes: u64,
-    /// Flows that are held back: others that read from the same host come first.
+    /// Held flows, because other readers of the same host come first.
     #[serde(default)]
     pub held_flows: u64,
-    /// Their bytes that are not yet permitted.
+    /// Bytes of held flows that are not yet permitted.
     #[serde(default)]
     pub held_bytes: u64,
-    /// `P1` … `PK` and `scavenger`, from the highest.
+    /// The levels from the highest: `P1` … `PK` and `scavenger`.
     pub levels: Vec<LevelStatus>,
-    /// The stages, by number.
+    /// The stages by number.
     pub stages: Vec<StageStatus>,
-    /// Permitted bytes by stage and level, zeros left out.
+    /// Permitted bytes by stage and level, without zeros.
     pub permitted: Vec<PermittedBytes>,
-    /// Times a waiting flow moved to a higher level.
+    /// Moves of a waiting flow to a higher level.
     pub promotions: u64,
-    /// Times a waiting flow moved into the scavenger.
+    /// Moves of a waiting flow to the scavenger.
     pub demotions: u64,
 }
 
-/// One level of one port.
+/// The state of one level of one port.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LevelStatus {
-    /// `P1`, `P2`, … or `scavenger`.
+    /// The name of the level: `P1`, `P2`, … or `scavenger`.
     pub level: String,
-    /// DSCP that its traffic carries.
+    /// The DSCP of the level's traffic.
     pub dscp: u8,
-    /// Flows that wait at it.
+    /// Flows that wait in the level.
     pub waiting_flows: u64,
-    /// Their bytes that are not yet permitted.
+    /// Bytes of the waiting flows that are not yet permitted.
     pub waiting_bytes: u64,
-    /// Bytes permitted at it.
+    /// Bytes permitted at the level.
     pub permitted_bytes: u64,
 }
 
-/// One stage of one port.
+/// The state of one stage of one port.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StageStatus {
-    /// `kv_reuse`, `collective`, `p2d`, `weights` or `background`.
+    /// The name: `kv_reuse`, `collective`, `p2d`, `weights` or `background`.
     pub stage: String,
-    /// Flows of it that wait.
+    /// Flows of the stage that wait.
     pub waiting_flows: u64,
-    /// Their bytes that are not yet permitted.
+    /// Bytes of the waiting flows that are not yet permitted.
     pub waiting_bytes: u64,
     /// Bytes submitted.
     pub submitted_bytes: u64,
@@ -238,58 +236,58 @@ pub struct StageStatus {
     pub wait: WaitStatus,
 }
 
-/// A distribution of waits. Quantiles are upper edges of buckets that grow by powers of two.
+/// A distribution of waits. Quantiles are upper edges of buckets that are powers of two.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct WaitStatus {
-    /// Flows measured.
+    /// The number of flows that were measured.
     pub flows: u64,
-    /// Mean, in nanoseconds.
+    /// The mean in nanoseconds.
     pub mean_ns: u64,
-    /// Median, in nanoseconds.
+    /// The median in nanoseconds.
     pub p50_ns: u64,
-    /// 99th percentile, in nanoseconds.
+    /// The 99th percentile in nanoseconds.
     pub p99_ns: u64,
 }
 
 /// Bytes permitted for one stage at one level.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PermittedBytes {
-    /// The stage.
+    /// The name of the stage.
     pub stage: String,
-    /// The level.
+    /// The name of the level.
     pub level: String,
-    /// Bytes since the daemon started.
+    /// Bytes permitted since the daemon started.
     pub bytes: u64,
 }
 
-/// Sums since the daemon started, clients that are gone included.
+/// Sums since the daemon started, with clients that are gone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Totals {
-    /// Processes attached now.
+    /// Clients that are attached now.
     pub attached_clients: u64,
-    /// Attachments so far.
+    /// Clients that attached so far.
     pub attachments: u64,
-    /// Registrations refused (version, credentials, limits).
+    /// Registrations that were refused because of version, credentials or limits.
     pub refusals: u64,
     /// Flows submitted.
     pub flows: u64,
-    /// Flows cancelled, by their client or by its death.
+    /// Flows cancelled by their client or by its end.
     pub cancelled_flows: u64,
-    /// Flows refused because their client had too many, and so permitted at once.
+    /// Flows beyond their client's limit, which were permitted at once.
     pub overflowed_flows: u64,
     /// Bytes submitted.
     pub submitted_bytes: u64,
     /// Bytes permitted.
     pub permitted_bytes: u64,
-    /// Of those, bytes sent on credit.
+    /// Bytes sent on credit, which `permitted_bytes` includes.
     pub credited_bytes: u64,
     /// Bytes completed.
     pub completed_bytes: u64,
-    /// Permitted bytes whose completion never came and was given up on.
+    /// Permitted bytes that were not completed in time and were written off.
     #[serde(default)]
     pub written_off_bytes: u64,
-    /// Permitted bytes that stopped counting in the windows of the ports, because their client
-    /// completed nothing while others waited.
+    /// Permitted bytes that stopped counting in a port's window, because their client completed
+    /// nothing while others waited.
     #[serde(default)]
     pub set_aside_bytes: u64,
     /// Bytes that clients reported to have sent unscheduled.
@@ -300,33 +298,33 @@ pub struct Totals {
     pub promotions: u64,
     /// Demotions on all ports.
     pub demotions: u64,
-    /// Requests in the pruned set of the order that holds now.
+    /// Requests in the pruned set of the order in force.
     pub pruned_requests: u64,
     /// Orders issued by admission.
     pub orders: u64,
-    /// Flows of NICs that the daemon doesn't have, let out unscheduled.
+    /// Flows of NICs that the daemon does not have. They went out unscheduled.
     #[serde(default)]
     pub unknown_nic_flows: u64,
-    /// Records that made no sense.
+    /// Records that did not decode.
     pub garbage_records: u64,
 }
 
-/// The scheduler thread: how busy it is and how often it sleeps.
+/// The load and the sleeps of the scheduler thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SchedulerStatus {
-    /// Rounds over the lanes.
+    /// Rounds of scanning the lanes.
     pub rounds: u64,
     /// Records consumed.
     pub records: u64,
     /// Permits published.
     pub permits: u64,
-    /// Of those, permits published on the fast path, before any bookkeeping.
+    /// Permits published on the fast path, before any accounting. `permits` includes them.
     #[serde(default)]
     pub permits_at_once: u64,
-    /// Times it went to sleep.
+    /// Times that the thread went to sleep.
     pub sleeps: u64,
-    /// Wakes of sleeping clients.
+    /// Sleeping clients that were woken.
     pub client_wakes: u64,
-    /// Records consumed in the busiest round.
+    /// Most records consumed from one lane in a row.
     pub ring_depth_max: u64,
 }

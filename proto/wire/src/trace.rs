@@ -1,159 +1,158 @@
-//! What a trace of a daemon holds: hints, submits, permits and completions, in the order in which
-//! the scheduler saw them. Times are nanoseconds of CLOCK_MONOTONIC; numbers of batches and
-//! requests are those of the hints.
+//! A trace of a daemon: hints, submits, permits and completions, in the scheduler's order. Times
+//! are nanoseconds of CLOCK_MONOTONIC. Numbers of batches and requests are those of the hints.
 
 use serde::{Deserialize, Serialize};
 
-/// Part of a trace, the oldest events first.
+/// A part of a trace, the oldest events first.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracePage {
-    /// Events; those of later pages are not older.
+    /// The events. None is older than those of earlier pages.
     pub events: Vec<TraceEvent>,
-    /// Events so far that found no room.
+    /// Events lost for lack of room since the trace began.
     pub lost: u64,
-    /// There is nothing more for now.
+    /// Whether there are no more events now.
     pub is_empty: bool,
-    /// There will be nothing more after what there is.
+    /// Whether the trace has ended, so that no events will be added.
     pub is_over: bool,
 }
 
-/// Something that the scheduler saw or did.
+/// An event of the scheduler.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TraceEvent {
-    /// When.
+    /// The time of the event.
     pub at_ns: u64,
-    /// What.
+    /// The kind of the event.
     #[serde(flatten)]
     pub what: TraceKind,
 }
 
-/// What it was. A flow is named by a number that no other living flow has.
+/// A kind of event. A flow has a number that no other current flow has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum TraceKind {
-    /// A flow wants to send.
+    /// A client submitted a flow.
     Submitted(TracedFlow),
-    /// More of it may go.
+    /// The flow got a permit.
     Permitted {
-        /// Which.
+        /// The number of the flow.
         flow: u64,
-        /// Bytes more.
+        /// The bytes of this permit.
         bytes: u64,
-        /// 1 the highest, 255 the scavenger.
+        /// The level, from 1 as the highest, or 255 for the scavenger.
         level: u8,
-        /// Nothing more will follow.
+        /// Whether this is the last permit.
         last: bool,
     },
-    /// Bytes of it have left the wire.
+    /// Bytes of the flow completed.
     Completed {
-        /// Which.
+        /// The number of the flow.
         flow: u64,
-        /// Bytes more.
+        /// The bytes of this completion.
         bytes: u64,
     },
-    /// It will not complete.
+    /// The flow was cancelled and will not complete.
     Cancelled {
-        /// Which.
+        /// The number of the flow.
         flow: u64,
     },
-    /// A batch was formed.
+    /// A batch was announced.
     BatchBegin {
-        /// Which.
+        /// The id of the batch.
         batch: u64,
-        /// Layers of the model.
+        /// The number of layers of the model.
         layers: u16,
     },
-    /// A request is a member of a batch.
+    /// A request joined a batch.
     RequestJoin {
-        /// Which batch.
+        /// The id of the batch.
         batch: u64,
-        /// Which request.
+        /// The id of the request.
         request: u64,
-        /// When it is due, as it was said; 0 if nothing was.
+        /// The deadline of the hint, or 0 if it has none.
         deadline_ns: u64,
     },
     /// A request has ended.
     RequestEnd {
-        /// Which.
+        /// The id of the request.
         request: u64,
     },
-    /// A batch waits behind another.
+    /// A batch waits behind another batch.
     BatchQueued {
-        /// The one that waits.
+        /// The id of the batch that waits.
         batch: u64,
-        /// The one that runs.
+        /// The id of the batch that computes first.
         ahead: u64,
     },
-    /// A batch computes a layer.
+    /// A batch began to compute a layer.
     LayerBegin {
-        /// Which batch.
+        /// The id of the batch.
         batch: u64,
-        /// Which layer.
+        /// The number of the layer.
         layer: u16,
     },
     /// A batch has computed its last layer.
     ComputeEnd {
-        /// Which batch.
+        /// The id of the batch.
         batch: u64,
     },
-    /// Nothing of a batch is left.
+    /// A batch ended.
     BatchEnd {
-        /// Which.
+        /// The id of the batch.
         batch: u64,
     },
 }
 
-/// A flow, and what became of it at its submit.
+/// A flow, and the outcome of its submit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TracedFlow {
-    /// Its number.
+    /// The number of the flow.
     pub flow: u64,
-    /// Process that submitted it.
+    /// The id of the process that submitted the flow.
     pub pid: u32,
-    /// Index of the NIC.
+    /// The index of the NIC.
     pub nic: u8,
-    /// It loads the way into this host, not out of it.
+    /// Whether the flow's port is an ingress port.
     pub ingress: bool,
-    /// What it is for.
+    /// The name of the stage.
     pub stage: String,
-    /// The layer.
+    /// The number of the layer.
     pub layer: u16,
-    /// The batch, 0 if unknown.
+    /// The id of the batch, or 0 if unknown.
     pub batch: u64,
-    /// The request, 0 if unknown.
+    /// The id of the request, or 0 if unknown.
     pub request: u64,
-    /// Bytes.
+    /// The bytes of the flow.
     pub bytes: u64,
-    /// When it is due; 0 if it is not.
+    /// The deadline, or 0 if there is none.
     pub deadline_ns: u64,
-    /// What became of it when it was submitted.
+    /// The outcome of the submit.
     pub standing: SubmitOutcome,
-    /// Bytes of it that are permitted at once; 0 if it has to wait.
+    /// The bytes that were permitted at once, or 0 if the flow has to wait.
     pub granted: u64,
-    /// Level of the permitted bytes.
+    /// The level of the permitted bytes.
     pub level: u8,
-    /// Bytes of others in flight on its port.
+    /// The bytes of other flows in flight on the port.
     pub in_flight_bytes: u64,
-    /// Bytes that may be in flight there.
+    /// The window of the port in bytes.
     pub window_bytes: u64,
-    /// Flows that waited there before it.
+    /// Flows that waited on the port before this one.
     pub ahead: u64,
 }
 
-/// What becomes of a flow when it is submitted.
+/// The outcome of a flow's submit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SubmitOutcome {
-    /// It is permitted, or a part of it is.
+    /// The flow, or a part of it, was permitted.
     AtOnce,
-    /// It went on credit, before it was told of.
+    /// The flow was sent on credit, before its record was read.
     OnCredit,
-    /// It went without a permit, in mode `observe`.
+    /// The flow was sent without a permit, in mode `observe`.
     Observed,
-    /// It waits: others do, too.
+    /// The flow waits, as do others.
     BehindOthers,
-    /// It waits: no more bytes may be in flight on its port, and nobody else waits.
+    /// The flow waits alone, because the window of its port is full.
     WindowFull,
-    /// It waits: the coordinator has others read first from the host that it reads from.
+    /// The flow waits, because the coordinator holds its fetch.
     Held,
 }

@@ -1,5 +1,5 @@
-//! `laxity.v1`: the gRPC messages and services of `proto/laxity/v1/*.proto`, and what both ends
-//! have to agree on beside them. The rules of compatibility are in `docs/coordinator.md`.
+//! `laxity.v1`: the gRPC messages and services of `proto/laxity/v1/*.proto`, and the values that
+//! both ends share. `docs/coordinator.md` has the rules of compatibility.
 
 mod generated {
     #![allow(
@@ -15,41 +15,41 @@ mod generated {
 
 pub use generated::*;
 
-/// The file descriptors, for reflection.
+/// The file descriptors for gRPC reflection.
 pub const DESCRIPTORS: &[u8] = tonic::include_file_descriptor_set!("laxity.v1");
 
-/// The protocol that this release speaks.
+/// The newest protocol version that this release supports.
 pub const PROTOCOL: u32 = 1;
 
-/// The oldest protocol that this release still understands.
+/// The oldest protocol version that this release supports.
 pub const PROTOCOL_MIN: u32 = 1;
 
-/// Largest message that either side accepts unless told otherwise ([`Limits::message_bytes_max`]).
+/// Largest message that a side accepts by default, in bytes ([`Limits::message_bytes_max`]).
 pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
 
 /// Most ranks, pruned requests and tokens in one piece of an order.
 pub const ORDER_PIECE_ENTRIES_MAX: usize = 4096;
 
-/// Sort key of a batch without deadlines: behind all others.
+/// The sort key of a batch without deadlines, which puts the batch last.
 pub const SORT_KEY_LAST: u64 = u64::MAX;
 
 impl Epoch {
-    /// The order of epochs: by term, then by sequence.
+    /// Returns the key that orders epochs: the term, then the sequence.
     #[must_use]
     pub const fn key(&self) -> (u64, u64) {
         (self.term, self.sequence)
     }
 }
 
-/// The protocol that two sides speak, each given as (newest, oldest); `None` if they do not
-/// overlap.
+/// Returns the newest protocol that both sides support, or `None`. Each side is given as (newest,
+/// oldest).
 #[must_use]
 pub fn common_protocol(one: (u32, u32), other: (u32, u32)) -> Option<u32> {
     let newest = one.0.min(other.0);
     (newest >= one.1.max(other.1)).then_some(newest)
 }
 
-/// What both sides can do, in ascending order: numbers that one of them does not know are ignored.
+/// Returns the capabilities of both sides, in ascending order. Unknown numbers are ignored.
 #[must_use]
 pub fn common_capabilities(ours: &[Capability], theirs: &[i32]) -> Vec<Capability> {
     let mut both: Vec<Capability> = ours
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn an_event_of_a_later_protocol_reads_as_none_and_leaves_its_neighbours_alone() {
-        // Field 900, length-delimited, "x": an arm of the oneof that this release has not.
+        // Field 900, length-delimited, with the value "x": an arm of the oneof that no release has.
         let unknown = [0xa2, 0x38, 0x01, b'x'];
         assert_eq!(Event::decode(&unknown[..]), Ok(Event { event: None }));
         let mut report = Report {

@@ -1,17 +1,16 @@
-//! The JSON that operators see, from `laxity cluster … --json` and on the coordinator's page.
+//! The JSON for operators, in `laxity cluster … --json` and on the coordinator's page.
 //!
-//! It has the messages of `laxity.v1.Operator` with the same names: `build.rs` derives
-//! `Serialize` for them, and this file has the functions for fields that differ. Ids of batches and
-//! requests are strings, since they use all 64 bits and most readers of JSON keep 53. Directions,
-//! levels and stages are words. An absent value is `null`, so that each key is always there. An
-//! event says in `event` of which kind it is.
+//! It has the messages of `laxity.v1.Operator` with the same names. `build.rs` derives `Serialize`
+//! for them, and this file has the functions for fields that differ. Ids are strings, because they
+//! use all 64 bits and most readers of JSON keep 53. Directions, levels and stages are words. An
+//! absent value is `null`, so each key is always there. `event` has the kind of an event.
 
 use laxity_types::Stage;
 use serde::{Serialize, Serializer};
 
 use crate::v1;
 
-/// `egress` or `ingress`.
+/// Returns the name of a direction: `egress` or `ingress`.
 #[must_use]
 pub fn direction(number: i32) -> &'static str {
     match v1::Direction::try_from(number) {
@@ -21,16 +20,16 @@ pub fn direction(number: i32) -> &'static str {
     }
 }
 
-/// Bytes that wait, by what the list they are in is by.
+/// The waiting bytes of one level or stage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Queue {
-    /// `P1` to `P16` and `scavenger`, or a stage.
+    /// The name of the level (`P1` to `P16` or `scavenger`) or of the stage.
     pub name: String,
-    /// Not yet permitted.
+    /// Bytes that are not yet permitted.
     pub bytes: u64,
 }
 
-/// A list by level as daemons report it: the highest first, the scavenger last.
+/// Converts a daemon's list by level: the highest level first, the scavenger last.
 #[must_use]
 pub fn by_level(bytes: &[u64]) -> Vec<Queue> {
     let name = |index: usize| match index + 1 {
@@ -44,8 +43,8 @@ pub fn by_level(bytes: &[u64]) -> Vec<Queue> {
     bytes.iter().enumerate().map(queue).collect()
 }
 
-/// A list by stage as daemons report it, in the order of their numbers. Stages that this release
-/// does not know are left out.
+/// Converts a daemon's list by stage, in the order of the stages' numbers. Stages that this release
+/// does not have are left out.
 #[must_use]
 pub fn by_stage(bytes: &[u64]) -> Vec<Queue> {
     let queue = |(stage, &bytes): (Stage, &u64)| Queue {

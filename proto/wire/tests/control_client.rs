@@ -1,4 +1,4 @@
-//! The blocking client against scripted daemons.
+//! Tests of the blocking client against scripted daemons.
 #![allow(
     clippy::unwrap_used,
     reason = "a test that panics is a test that fails"
@@ -12,7 +12,7 @@ use std::time::Duration;
 use laxity_wire::control::parse_request;
 use laxity_wire::{ControlClient, ControlError, Envelope, Request, Response, Status};
 
-/// A daemon that answers every line with what `answer` gives; empty means silence.
+/// Starts a daemon that answers every line with the result of `answer`. It sends no empty answer.
 fn daemon(name: &str, answer: impl Fn(&[u8]) -> Vec<u8> + Send + 'static) -> PathBuf {
     let path = std::env::temp_dir().join(format!("laxity-wire-{}-{name}.sock", std::process::id()));
     let _ = std::fs::remove_file(&path);
