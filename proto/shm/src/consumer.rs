@@ -24,9 +24,9 @@ pub struct Incoming {
 
 /// Receives the records of lanes, with a separate method for each frequent kind.
 ///
-/// Closures that take an [`Incoming`] are sinks too. A scheduler should implement the trait: the
-/// processor would write a record enum to memory in pieces of one size and read it back in others,
-/// and each such read stalls for longer than all other work on the record.
+/// Closures that take an [`Incoming`] are sinks too, but slow ones: they get each record as an
+/// enum. The processor writes the enum to memory in pieces of one size and reads it back in others,
+/// and each such read stalls. A scheduler should implement the trait.
 pub trait Sink {
     /// Takes a [`Record::Submit`]. Its permits go to `at`, through `consumer`.
     fn submit(&mut self, lane: u16, consumer: &mut Consumer, at: SlotRef, flow: Flow);
@@ -146,7 +146,7 @@ pub struct Consumer {
     /// The last `awaited` word that got a wake-up. Each word needs one only.
     woken: u64,
     refused: Option<Refused>,
-    /// Whether to execute a real fence before looking for a sleeper. `membarrier` failed here.
+    /// Whether to execute a real fence before looking for a sleeper, as `membarrier` failed.
     fenced: bool,
 }
 

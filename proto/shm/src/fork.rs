@@ -10,7 +10,7 @@
 //!
 //! A socket whose registration has no answer yet is guarded in the same way. Otherwise the child's
 //! copy would keep the connection open after the parent ended, and a daemon that answers later
-//! would believe that the parent still exists.
+//! would not notice the end.
 //!
 //! The handler makes only async-signal-safe calls and takes no lock: the table is fixed and
 //! lock-free. Children made by `vfork` or `posix_spawn` run no handler and need none (they only

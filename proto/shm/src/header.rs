@@ -12,7 +12,7 @@ pub mod attention {
     pub const SLEEPING: u32 = 1;
     /// The daemon has many lanes. A client increments the lane's doorbell after publishing.
     pub const DOORBELL: u32 = 1 << 1;
-    /// `membarrier` does not work here. A client executes a fence before it reads this word.
+    /// `membarrier` does not work. A client executes a fence before it reads this word.
     pub const FENCE: u32 = 1 << 2;
     /// `laxity bypass on`: a client sends everything unscheduled, at once.
     pub const BYPASS: u32 = 1 << 3;
@@ -53,7 +53,7 @@ pub(crate) struct IdentityLine {
     pub(crate) daemon_pid: AtomicU32,
 }
 
-/// The heartbeat, which the daemon writes many times a second and thus has its own line.
+/// The heartbeat. The daemon writes it many times a second, so it has its own line.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct HeartbeatLine {

@@ -56,7 +56,7 @@ struct HeapLane {
     slots: Box<[Slot]>,
 }
 
-/// The owner of a lane's memory, which keeps the lane's address valid.
+/// A reference that keeps a lane's memory at its address.
 #[derive(Clone, Debug)]
 enum Keep {
     Heap(#[expect(dead_code, reason = "held for its Drop only")] Arc<HeapLane>),

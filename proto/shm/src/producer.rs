@@ -253,7 +253,7 @@ impl Producer {
         permit::decode(self.word(at.slot))
     }
 
-    /// Returns the slot of a flow to the circle after its last permit was read.
+    /// Puts the slot of a flow back into the circle after its last permit was read.
     #[inline]
     pub fn release(&mut self, at: SlotRef) {
         // Usable at once, because no record in it remains to be consumed.

@@ -122,7 +122,7 @@ pub enum Record {
     LaneReset,
     /// A batch was formed.
     BatchBegin {
-        /// The batch.
+        /// The batch that was formed.
         batch: u64,
         /// Number of layers of the model.
         layers: u16,
@@ -131,9 +131,9 @@ pub enum Record {
     },
     /// A request is a member of a batch.
     RequestJoin {
-        /// The batch.
+        /// The batch that the request joined.
         batch: u64,
-        /// The request.
+        /// The request that joined.
         request: u64,
         /// When the first token is due, absolute CLOCK_MONOTONIC nanoseconds; 0 if unknown.
         deadline_ns: u64,
@@ -142,7 +142,7 @@ pub enum Record {
     },
     /// The request has its first token, or was aborted.
     RequestEnd {
-        /// The request.
+        /// The request that ended.
         request: u64,
     },
     /// `batch` waits behind `ahead`.
@@ -154,19 +154,19 @@ pub enum Record {
     },
     /// `batch` now computes `layer`.
     LayerBegin {
-        /// The batch.
+        /// The batch that began the layer.
         batch: u64,
-        /// The layer that now computes.
+        /// The layer that the batch now computes.
         layer: u16,
     },
     /// `batch` has computed its last layer.
     ComputeEnd {
-        /// The batch.
+        /// The batch whose computation ended.
         batch: u64,
     },
     /// `batch` has ended.
     BatchEnd {
-        /// The batch.
+        /// The batch that ended.
         batch: u64,
     },
     /// The address of a peer number, for the later flows of this lane ([`Flow::peer`]).
