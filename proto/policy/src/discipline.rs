@@ -136,7 +136,7 @@ pub(crate) trait Discipline: Debug + Send + Sync {
         Feasibility::Alive
     }
 
-    /// Whether checks wait for a layer boundary while the batch computes (MFS §4.3).
+    /// Reports whether checks wait for a layer boundary while the batch computes (MFS §4.3).
     fn checks_at_boundaries(&self) -> bool {
         false
     }

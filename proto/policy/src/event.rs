@@ -50,7 +50,7 @@ impl FlowSpec {
 /// The properties of a batch that a hint (or the simulator's engine) announces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchSpec {
-    /// The batch.
+    /// The batch that is announced.
     pub batch: BatchId,
     /// Number of layers that the model has.
     pub layers: u16,
@@ -77,34 +77,34 @@ pub enum Event {
     FlowArrived(FlowSpec),
     /// `bytes` of `flow` have left the wire (a completion, an acknowledgement).
     BytesCompleted {
-        /// The flow.
+        /// The flow whose bytes left the wire.
         flow: FlowId,
         /// Bytes since the last such event.
         bytes: u64,
     },
     /// The flow has ended and sends nothing more (its process died, its queue pair was destroyed).
     FlowCancelled {
-        /// The flow.
+        /// The flow that ended.
         flow: FlowId,
     },
     /// The flow gets no permits until [`Event::FlowReleased`], because it would delay others
     /// elsewhere (fetch tokens, architecture §5). Earlier permits stay valid.
     FlowHeld {
-        /// The flow.
+        /// The flow to hold.
         flow: FlowId,
     },
     /// The flow waits for permits again, at the position that it had.
     FlowReleased {
-        /// The flow.
+        /// The flow to release.
         flow: FlowId,
     },
     /// A batch was formed. It may still wait in a queue.
     BatchBegan(BatchSpec),
     /// `request` joined `batch` and should have its first token by `deadline`.
     RequestJoined {
-        /// The batch.
+        /// The batch that the request joined.
         batch: BatchId,
-        /// The request.
+        /// The request that joined.
         request: RequestId,
         /// When the first token of the request is due.
         deadline: Time,
@@ -113,7 +113,7 @@ pub enum Event {
     },
     /// The request has its first token, or was aborted.
     RequestEnded {
-        /// The request.
+        /// The request that ended.
         request: RequestId,
     },
     /// `batch` waits behind `ahead`: the RLI of its flows counts the remaining layers of the
@@ -126,19 +126,19 @@ pub enum Event {
     },
     /// `L_curr` of `batch` is now `layer`.
     LayerBegan {
-        /// The batch.
+        /// The batch that began the layer.
         batch: BatchId,
-        /// The layer that now computes.
+        /// The layer that the batch now computes.
         layer: Layer,
     },
     /// `batch` has computed its last layer: promotion is periodic from here on (MFS §4.5).
     ComputeFinished {
-        /// The batch.
+        /// The batch whose computation ended.
         batch: BatchId,
     },
     /// `batch` has ended, so the link need not keep its state.
     BatchEnded {
-        /// The batch.
+        /// The batch that ended.
         batch: BatchId,
     },
     /// A new order between batches.
@@ -150,7 +150,7 @@ pub enum Event {
 pub enum Action {
     /// `bytes` more of `flow` may go out at `level`.
     Permit {
-        /// The flow.
+        /// The flow that may send.
         flow: FlowId,
         /// Bytes that this permit covers.
         bytes: u64,
@@ -165,7 +165,7 @@ pub enum Action {
     /// nothing. A layer boundary promotes all stage-1 flows of a batch at once. The snapshot counts
     /// them instead, so that the cost of a boundary does not grow with the number of flows.
     Moved {
-        /// The flow.
+        /// The flow that moved.
         flow: FlowId,
         /// The level that the flow had.
         from: Level,

@@ -81,7 +81,7 @@ pub(crate) struct Laxity {
     /// Level of collectives.
     collective: Level,
     rate: u64,
-    /// Share of the port from which on a receiver-bound flow is urgent.
+    /// Share of the port at which a receiver-bound flow becomes urgent.
     urgent_share: f64,
     period: Span,
     /// Slack from which a flow of rule 3 is one level lower, in ns, ascending; infinite where there
@@ -251,8 +251,8 @@ impl Laxity {
     }
 }
 
-/// Whether `flow` belongs in the scavenger. KV reuse never does: a batch runs with all its members,
-/// pruned or not, and all of them stall if one lacks its blocks (docs/notes/pruned-kv-reuse.md).
+/// Reports whether `flow` belongs in the scavenger. KV reuse never does: a batch runs with all its
+/// members, pruned or not, and stalls if one lacks its blocks (docs/notes/pruned-kv-reuse.md).
 fn gives_way(port: &Port, flow: &Flow) -> bool {
     flow.spec.stage != Stage::KvReuse
         && scavenger::claims(port, &flow.spec, flow.batch, flow.request)

@@ -191,9 +191,10 @@ impl Link {
         Ok(())
     }
 
-    /// Fast path: returns the first permit of a flow if no flow waits and the window has room, else
-    /// `None`: the driver then sends [`Event::FlowArrived`]. O(1), with the slow path's result.
-    /// Changes nothing: call [`Link::commit_permit`] next, possibly after the permit was published.
+    /// Fast path: returns the first permit of a flow if no flow waits and the window has room.
+    /// Otherwise it returns `None`, and the driver sends [`Event::FlowArrived`]. O(1), with the
+    /// slow path's result. Changes nothing: call [`Link::commit_permit`] next, possibly after the
+    /// permit was published.
     #[must_use]
     pub fn peek_permit(&self, now: Time, spec: &FlowSpec) -> Option<Permit> {
         let bytes = self.piece(spec, spec.bytes);
@@ -330,7 +331,7 @@ impl Link {
         }
     }
 
-    /// Returns the level of credit: that of a collective without known batch while no flow waits.
+    /// Returns the level of credit: that of a lone collective whose batch is unknown.
     #[must_use]
     pub fn credit_level(&self, now: Time) -> Level {
         let name = FlowId(u64::MAX);

@@ -3,10 +3,10 @@
 //! Implements MFS §4.4.1, `RLI = L_target − L_curr`, smaller first (Theorem 1, Appendix A).
 //!
 //! Departures. The paper leaves open what `L_curr` is for a batch that is queued behind another.
-//! Its layers begin after the running batch's layers, so those are counted first: `RLI = L_target +
-//! remaining layers ahead`. Here a batch has *progress* `= L_curr − remaining layers ahead`, which
-//! is negative while the batch is queued, and `RLI = max(0, L_target − progress)`. A flow whose
-//! layer has begun has an RLI of zero.
+//! Its layers begin after the running batch's layers, so those are counted first:
+//! `RLI = L_target + remaining layers ahead`. Here a batch has the *progress*
+//! `L_curr − remaining layers ahead`, which is negative while the batch is queued, and
+//! `RLI = max(0, L_target − progress)`. A flow whose layer has begun has an RLI of zero.
 
 use laxity_types::Layer;
 

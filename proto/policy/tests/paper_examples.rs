@@ -125,9 +125,9 @@ fn table_1_defer_and_promote_meets_every_deadline_just_in_time() {
     assert_eq!(met(finish), [true, true, true]);
 }
 
-/// The ideal of §3 promotes at the last safe moment. The thresholds that §4.3 recommends (`U = 0.5,
-/// E = 4`) promote to the reserved `P_1` from an eighth of the port on. C needs 3 of its 7 ticks,
-/// `mlu = 0.43`, so it is first at once, as under EDF, and B misses.
+/// The ideal of §3 promotes at the last safe moment. The thresholds of §4.3 (`U = 0.5, E = 4`)
+/// promote to the reserved `P_1` from an eighth of the port on. C needs 3 of its 7 ticks, so it has
+/// `mlu = 0.43` and is first at once, as under EDF, and B misses.
 #[test]
 fn table_1_mfs_with_default_thresholds_misses_b() {
     let finish = table_1(config(PolicyKind::Mfs));

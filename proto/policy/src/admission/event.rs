@@ -34,24 +34,24 @@ pub enum AdmissionEvent {
     },
     /// A request is a member of an active batch, with this load.
     RequestJoined {
-        /// The batch.
+        /// The batch that the request joined.
         batch: BatchId,
         /// The request and its load.
         load: RequestLoad,
     },
     /// The request computes.
     RequestStarted {
-        /// The request.
+        /// The request whose computation began.
         request: RequestId,
     },
     /// The request has its first token, or was aborted. It leaves the pruned set.
     RequestEnded {
-        /// The request.
+        /// The request that ended.
         request: RequestId,
     },
     /// `bytes` of the request have left `port`.
     BytesCompleted {
-        /// The request.
+        /// The request whose bytes left the port.
         request: RequestId,
         /// The port that the bytes passed.
         port: PortId,
@@ -60,7 +60,7 @@ pub enum AdmissionEvent {
     },
     /// The batch computes, and so do its members.
     BatchStarted {
-        /// The batch.
+        /// The batch whose computation began.
         batch: BatchId,
     },
     /// The batch computes after `ahead`, on the same unit, until it starts or `ahead` departs. The
@@ -73,7 +73,7 @@ pub enum AdmissionEvent {
     },
     /// The batch has ended. Members that did not end before were aborted.
     BatchDeparted {
-        /// The batch.
+        /// The batch that ended.
         batch: BatchId,
     },
     /// The rate of a port is known or has changed. The owner of the port reports it, not a client,
@@ -112,7 +112,7 @@ pub struct Decision {
     pub rank: usize,
     /// RED of the batch, and the `D^Lo` that the estimate was compared with.
     pub red: Red,
-    /// The estimate without all pruned requests: `finish()`, the bottleneck and its bytes.
+    /// The estimate, which leaves out all pruned requests: `finish()`, bottleneck and bytes.
     pub estimate: Estimate,
     /// Whether the batch is estimated to finish by `D^Lo`.
     pub feasible: bool,

@@ -1,7 +1,7 @@
 //! Karuna: flows with a deadline get just the rate that meets it, the others go by size.
 //!
-//! Chen et al., SIGCOMM 2016, as MFS §6.3 uses it. A deadline flow is paced at `r = size_rem /
-//! time_rem`: after a chunk of `c` bytes at `t` its next chunk is due at
+//! Chen et al., SIGCOMM 2016, as MFS §6.3 uses it. A deadline flow has the rate
+//! `r = size_rem / time_rem`: after a chunk of `c` bytes at `t` its next chunk is due at
 //!
 //! ```text
 //! t + c / r = t + c · (D − t) / size_rem        size_rem before the chunk, [bytes]; D − t [ns]

@@ -29,7 +29,7 @@ const AFFECTED_MAX: usize = 1024;
 
 /// Layer times without a boundary after which promotion becomes periodic.
 const PATIENCE_LAYERS: u64 = 16;
-/// The same limit in promotion periods. It applies if it is longer than the layer times.
+/// Promotion periods with the same effect, if they are longer than [`PATIENCE_LAYERS`].
 const PATIENCE_PERIODS: u64 = 64;
 
 /// The batch of flows that name none.
@@ -113,7 +113,7 @@ impl Batch {
         rli::rli(layer, self.progress)
     }
 
-    /// Whether hints report the batch's progress.
+    /// Reports whether a hint announced the batch.
     pub(crate) const fn is_announced(&self) -> bool {
         self.announced
     }
@@ -123,8 +123,8 @@ impl Batch {
         self.started || !self.announced
     }
 
-    /// Returns from when on promotion of the batch's flows is periodic. This is at once unless the
-    /// batch computes. While it computes, boundaries come first, for a bounded time.
+    /// Returns when promotion of the batch's flows becomes periodic. This is at once unless the
+    /// batch computes. In that case it is a bounded time after the last layer boundary.
     pub(crate) fn periodic_from(&self, period: Span) -> Time {
         if !self.started || self.finished {
             return Time::ZERO;
@@ -133,7 +133,7 @@ impl Batch {
         self.boundary + by_layers.max(period.times(PATIENCE_PERIODS))
     }
 
-    /// Whether a member or a waiting flow has a deadline.
+    /// Reports whether a member or a waiting flow has a deadline.
     pub(crate) fn has_deadlines(&self) -> bool {
         !self.members.is_empty() || !self.flow_deadlines.is_empty()
     }

@@ -113,7 +113,7 @@ impl Flow {
         }
     }
 
-    /// Whether the flow has bytes to be permitted and does not wait for permits.
+    /// Reports whether the flow has bytes to be permitted and does not wait for permits.
     pub(crate) const fn is_held(&self) -> bool {
         self.group == NONE
     }

@@ -186,7 +186,7 @@ impl Queues {
         group.rank = rank;
     }
 
-    /// Charges `bytes` that a member was served, who had had `share`, to its group and queue.
+    /// Charges `bytes` to a group and its queue. The served member's share was `share` before.
     pub(crate) fn charge(&mut self, slot: Slot, share: u64, bytes: u64) {
         let group = &mut self.slots[slot as usize];
         group.virtual_time = group.virtual_time.max(share);

@@ -85,7 +85,7 @@ impl Starved {
         }
     }
 
-    /// Adds a flow that waits in the levels. It has no effect on a flow that did before.
+    /// Adds a flow that waits in the levels, unless it was added before.
     pub(crate) fn enter(&mut self, flows: &mut Flows, slot: Slot, now: Time) {
         let age = &mut flows.get_mut(slot).age;
         if age.since == Time::NEVER {
@@ -94,7 +94,7 @@ impl Starved {
         }
     }
 
-    /// Removes a flow that waits in the levels no more.
+    /// Removes a flow that no longer waits in the levels.
     pub(crate) fn leave(&mut self, flows: &mut Flows, slot: Slot) {
         let age = flows.get(slot).age;
         if age.since != Time::NEVER {
