@@ -90,7 +90,7 @@ pub struct Admission {
     pruner: Pruner,
     /// Active batches by slot of the traffic table.
     batches: Vec<Option<Batch>>,
-    /// Position in the last run by slot; [`UNRANKED`] if the batch was not there.
+    /// Rank in the last run by slot, [`UNRANKED`] for a batch that the run did not see.
     ranks: Vec<u32>,
     /// Batches whose RED the last run computed anew.
     rescored: Vec<BatchSlot>,
@@ -103,7 +103,7 @@ pub struct Admission {
     requests: BTreeMap<RequestId, MemberSlot>,
     /// `H`: the pruned requests.
     pruned: BTreeMap<RequestId, PruneCause>,
-    /// See [`PruneLimits::pace`].
+    /// Correction of estimates, see [`PruneLimits::pace`].
     pace: u32,
     /// When the next run is due, if an event triggered one.
     due: Option<Time>,

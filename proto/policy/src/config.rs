@@ -211,7 +211,7 @@ impl Default for LinkConfig {
 pub struct InvalidConfig {
     /// The name of the field.
     pub field: &'static str,
-    /// What is wrong and what to put instead.
+    /// The error, and the values that are allowed.
     pub problem: String,
 }
 

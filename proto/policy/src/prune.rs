@@ -118,7 +118,7 @@ pub struct Estimate {
     pub bytes: u64,
     /// `rate(u*)`, in bytes per second.
     pub rate: u64,
-    /// See [`PruneLimits::pace`].
+    /// Correction of the communication time, see [`PruneLimits::pace`].
     pub pace: u32,
 }
 

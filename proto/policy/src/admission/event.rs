@@ -106,7 +106,7 @@ pub struct PruneCause {
 /// The decision of the last run about one batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// When the run was.
+    /// The time of the run.
     pub decided_at: Time,
     /// Position in `σ`, from zero.
     pub rank: usize,

@@ -32,7 +32,7 @@ const PATIENCE_LAYERS: u64 = 16;
 /// Promotion periods with the same effect, if they are longer than [`PATIENCE_LAYERS`].
 const PATIENCE_PERIODS: u64 = 64;
 
-/// The batch of flows that name none.
+/// Slot of the batch that stands for all flows without a known batch.
 pub(crate) const NULL_BATCH: Slot = 0;
 
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ pub(crate) struct Batch {
     pub(crate) started: bool,
     /// Whether the batch's last layer has been computed.
     pub(crate) finished: bool,
-    /// See [`rli::progress`].
+    /// The progress that RLI counts from, see [`rli::progress`].
     pub(crate) progress: i64,
     /// Expected time until the batch has computed, including the batches ahead of it.
     pub(crate) compute_left: Span,

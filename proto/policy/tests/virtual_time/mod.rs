@@ -118,7 +118,7 @@ pub fn port(policy: PolicyKind) -> Port {
     Port::new(LinkConfig { policy, ..fluid() })
 }
 
-/// A link, a wire and a time.
+/// A link with a simulated wire and clock.
 pub struct Port {
     pub link: Link,
     pub now: Time,
