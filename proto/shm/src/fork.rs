@@ -184,7 +184,7 @@ fn blank(address: usize, bytes: usize) {
         )
     };
     if pages == libc::MAP_FAILED {
-        // No memory for a child that would otherwise write its parent's lanes.
+        // The child must not continue, because it would write its parent's lanes.
         // SAFETY: abort is always allowed.
         unsafe { libc::abort() };
     }

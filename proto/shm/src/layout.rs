@@ -161,7 +161,7 @@ pub struct Slot {
     words: [AtomicU64; WORDS],
     /// Unused: neither written nor read.
     spare: AtomicU64,
-    /// See [`crate::permit`].
+    /// The state word, see [`crate::permit`].
     pub(crate) state: AtomicU64,
 }
 
@@ -223,7 +223,7 @@ pub struct ConsumedLine {
     pub(crate) consumed: AtomicU64,
 }
 
-/// Bytes of credit, cumulative, per port.
+/// Cumulative bytes of credit per port.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct CreditLine {
@@ -252,7 +252,7 @@ impl OwnerLine {
     }
 }
 
-/// The lines of a lane before its slots.
+/// The header of a lane: the cache lines before its slots.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct LaneHeader {

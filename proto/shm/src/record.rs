@@ -98,7 +98,7 @@ pub enum Record {
     /// The client sends a flow without waiting: on credit, or (`observed`) because the mode is
     /// `observe`. Its tag is the sequence of this record.
     SubmitOnCredit {
-        /// The flow.
+        /// The flow that the client sends.
         flow: Flow,
         /// Whether the client runs in `observe` mode, so that the flow uses no credit.
         observed: bool,
@@ -171,7 +171,7 @@ pub enum Record {
     },
     /// The address of a peer number, for the later flows of this lane ([`Flow::peer`]).
     Peer {
-        /// The number, not 0.
+        /// The peer's number, not 0.
         peer: u8,
         /// The peer's address: IPv6, or IPv4 mapped into it; the GID for RoCE v2.
         address: [u8; 16],

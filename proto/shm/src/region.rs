@@ -92,9 +92,9 @@ impl Region {
         if unsafe { libc::ftruncate(fd.as_raw_fd(), length) } != 0 {
             return Err(system("ftruncate"));
         }
-        // Reserved now, so that a host without memory refuses the client here rather than at some
-        // later touch. No guarantee: a client can punch holes into its own region, and on a host
-        // that is out of memory then, the daemon's next touch is killed as any other would be.
+        // Reserved now, so that a host without memory refuses the client here. A client can still
+        // punch holes into its own region. If the host is then out of memory, the daemon's next
+        // access is killed as any other would be.
         // SAFETY: as above.
         if unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, length) } != 0 {
             return Err(system("fallocate"));
