@@ -1,10 +1,10 @@
 //! Reads files that people write: configuration, certificates, plans, traces.
 //!
-//! A path in a configuration can name anything. A FIFO blocks whoever opens it, and `/dev/zero`
-//! never ends, so a daemon that reads such a path stops answering or runs out of memory.
-//! [`open`] therefore never waits and takes regular files only (a link to one is one),
-//! and [`read`] stops at a limit that the caller names. A few kilobytes of gzip unpack to
-//! gigabytes, so [`limited`] bounds what comes out of a decoder, and [`lines`] a single line.
+//! A path in a configuration can name anything. Opening a FIFO can block, and `/dev/zero` never
+//! ends, so a daemon that reads such a path stops answering or runs out of memory. [`open`]
+//! therefore never waits and accepts only regular files, also through a link. [`read`] fails above
+//! the caller's limit. A few kilobytes of gzip unpack to gigabytes, so [`limited`] bounds the
+//! output of a decoder, and [`lines`] a single line.
 #![forbid(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -15,35 +15,35 @@ use std::path::Path;
 /// Limit for a configuration file, a certificate or a key, in bytes.
 pub const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
-/// Why a file could not be read. Its text names neither the file nor the reader's purpose, so the
-/// caller puts the path before it.
+/// The error of a file that could not be read. Its text names neither the file nor the reader's
+/// purpose, so the caller puts the path before it.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
-    /// The operating system's reason.
+    /// The operating system returned an error.
     #[error("{0}")]
     Io(#[from] io::Error),
     /// The path names something that has no length, or no end.
     #[error("it is {kind}; a regular file is needed")]
     NotAFile {
-        /// What it is instead, with its article.
+        /// The kind of the thing that the path names, with its article.
         kind: &'static str,
     },
-    /// The file is longer than the caller takes.
+    /// The file is longer than the caller's limit.
     #[error("it is longer than {limit} bytes, the limit for such a file")]
     TooLong {
         /// The limit, in bytes.
         limit: u64,
     },
-    /// The file holds something else than text.
+    /// The file is not UTF-8 text.
     #[error("it is no UTF-8 text: byte {at} is the first that is not")]
     NotText {
-        /// Offset of the first byte that is not valid, from the file's start.
+        /// Offset of the first invalid byte from the file's start.
         at: usize,
     },
 }
 
 impl ReadError {
-    /// The kind of the operating system's error, for callers to whom a missing file is no error.
+    /// Returns the kind of the operating system's error. A caller may accept a missing file.
     #[must_use]
     pub fn io_kind(&self) -> Option<io::ErrorKind> {
         match self {
@@ -53,7 +53,7 @@ impl ReadError {
     }
 }
 
-/// Opens a regular file for reading, without waiting for anybody.
+/// Opens a regular file for reading, without waiting for another process.
 ///
 /// # Errors
 /// [`ReadError::NotAFile`] if the path names a FIFO, a device, a socket or a folder;
@@ -86,7 +86,8 @@ pub fn open(path: &Path) -> Result<File, ReadError> {
 /// Reads a regular file of at most `limit` bytes.
 ///
 /// # Errors
-/// As [`open`]; [`ReadError::TooLong`] beyond the limit, also if the file grows meanwhile.
+/// The errors of [`open`], and [`ReadError::TooLong`] beyond the limit, also if the file grows
+/// meanwhile.
 pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, ReadError> {
     let mut bytes = Vec::new();
     open(path)?
@@ -101,17 +102,17 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, ReadError> {
 /// Reads a regular file of at most `limit` bytes of UTF-8 text.
 ///
 /// # Errors
-/// As [`read`]; [`ReadError::NotText`] if it holds something else than text.
+/// The errors of [`read`], and [`ReadError::NotText`] if the file is not UTF-8 text.
 pub fn read_to_string(path: &Path, limit: u64) -> Result<String, ReadError> {
     String::from_utf8(read(path, limit)?).map_err(|error| ReadError::NotText {
         at: error.utf8_error().valid_up_to(),
     })
 }
 
-/// A reader that fails beyond `limit` bytes instead of ending there, for content whose length its
-/// file does not tell: what is unpacked, or a file that is read piece by piece.
+/// Creates a reader that fails beyond `limit` bytes instead of ending there. It is for content
+/// whose length the file does not show: unpacked data, or a file that is read in pieces.
 ///
-/// The [`io::Error`] beyond the limit carries [`ReadError::TooLong`].
+/// The [`io::Error`] beyond the limit contains [`ReadError::TooLong`].
 pub const fn limited<R: Read>(from: R, limit: u64) -> Limited<R> {
     Limited {
         from,
@@ -120,7 +121,7 @@ pub const fn limited<R: Read>(from: R, limit: u64) -> Limited<R> {
     }
 }
 
-/// See [`limited`].
+/// A reader that fails beyond a limit, see [`limited`].
 #[derive(Debug)]
 pub struct Limited<R> {
     from: R,
@@ -139,8 +140,8 @@ impl<R: Read> Read for Limited<R> {
     }
 }
 
-/// The lines of a text, without their ends. A line of more than `longest` bytes is an error, and
-/// the last item.
+/// Returns the lines of a text, without their ends. A line of more than `longest` bytes is an error
+/// and the last item.
 pub const fn lines<R: BufRead>(from: R, longest: u64) -> Lines<R> {
     Lines {
         from,
@@ -149,7 +150,7 @@ pub const fn lines<R: BufRead>(from: R, longest: u64) -> Lines<R> {
     }
 }
 
-/// See [`lines`].
+/// An iterator over the lines of a text, see [`lines`].
 #[derive(Debug)]
 pub struct Lines<R> {
     from: R,

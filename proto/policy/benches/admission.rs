@@ -1,12 +1,12 @@
-//! What one run of Algorithm 1 costs (architecture §6: at most 5 ms over 10 000 active batches).
+//! The cost of one run of Algorithm 1 (architecture §6: at most 5 ms over 10 000 active batches).
 //!
 //! Each batch has 4 requests, each of which loads 8 of 4096 ports. A measured run is the poll that
-//! follows the departure of one batch and the arrival of another. Three situations:
+//! follows the departure of one batch and the arrival of another. There are three situations:
 //!
-//! * `feasible`: nothing is late, the run sorts and sums;
-//! * `overload`: most batches are late; the drop budget is spent anew in each run;
-//! * `hot_port`: the same, and every request loads one port besides its others (a block that
-//!   everybody reuses), so that this port's candidates are all requests there are.
+//! * `feasible`: no batch is late, and the run only sorts and sums;
+//! * `overload`: most batches are late, and each run spends the whole drop budget;
+//! * `hot_port`: the same, and every request also loads one shared port (a block that all requests
+//!   reuse), so that all requests are candidates of this port.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -29,7 +29,7 @@ enum Situation {
     HotPort,
 }
 
-/// A well-mixed function of its argument (the finalizer of SplitMix64).
+/// Returns a well-mixed function of its argument (the finalizer of SplitMix64).
 fn mix(seed: u64) -> u64 {
     let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -50,7 +50,7 @@ fn request(id: u64, situation: Situation) -> RequestLoad {
     if matches!(situation, Situation::HotPort) {
         ports[0] = (PortId(0), (8 << 20) + mix(!id) % (64 << 20));
     }
-    // All batches together take about 250 ms at a port, on the hot one minutes; see `time_runs`.
+    // All batches together take 250 ms at a port, and minutes at the hot one; see `time_runs`.
     let slack_ns = match situation {
         Situation::Feasible => 600_000_000_000,
         Situation::Overload | Situation::HotPort => 60_000_000,
@@ -74,7 +74,7 @@ fn batch(id: u64, situation: Situation) -> AdmissionEvent {
     }
 }
 
-/// Cost of `runs` runs over `batches` batches.
+/// Returns the time of `runs` runs over `batches` batches.
 fn time_runs(runs: u64, batches: u64, drop_budget: usize, situation: Situation) -> Duration {
     let config = AdmissionConfig {
         drop_budget,
@@ -86,7 +86,7 @@ fn time_runs(runs: u64, batches: u64, drop_budget: usize, situation: Situation) 
         admission.handle(NOW, batch(id, situation));
     }
     let mut spent = Duration::ZERO;
-    // The first run is over a cold cache and not counted.
+    // The first run has a cold cache and does not count.
     for next in (batches + 1..).take(runs as usize + 1) {
         let start = Instant::now();
         let action = black_box(admission.poll_action(NOW));
@@ -97,7 +97,7 @@ fn time_runs(runs: u64, batches: u64, drop_budget: usize, situation: Situation) 
             panic!("an arrival changes the order");
         };
         assert!(matches!(situation, Situation::Feasible) || order.pruned.len() == drop_budget);
-        // The pruned end and others like them join, so that the next run has to prune again.
+        // The pruned requests end and similar ones join, so that the next run has to prune again.
         for &request_id in &order.pruned {
             admission.handle(
                 NOW,
@@ -137,7 +137,7 @@ fn run(c: &mut Criterion) {
     group.finish();
 }
 
-/// What taking note of an arrival and a departure costs, without the run.
+/// Measures the handling of an arrival and a departure, without the run.
 fn events(c: &mut Criterion) {
     let mut group = c.benchmark_group("admission_arrival_and_departure");
     for batches in [1_000_u64, 10_000] {

@@ -1,17 +1,17 @@
-//! What one event costs on a port with many flows queued (architecture §6: at most 1 µs at 100 000,
-//! O(log n)), for the paper's policy and the default one.
+//! The cost of one event on a port with many queued flows (architecture §6: at most 1 µs at 100
+//! 000, O(log n)), for the paper's policy and the default one.
 //!
-//! 64 batches of 8 requests have KV reuse, collectives and P2D arriving in equal parts; flows
-//! are 64 KiB to 2 MiB, so that some take several permits. A queue drifts towards what is served
-//! last, until as much P2D is permitted as arrives: the bulk of it is P2D that can wait.
-//! Deadlines are such that some of it is late. Each batch computes for 80 layers, sends for as
-//! long as 40 more, and is succeeded by another. Measured is the cost of
+//! 64 batches of 8 requests have KV reuse, collectives and P2D arriving in equal parts. Flows have
+//! 64 KiB to 2 MiB, so that some need several permits. The policy serves P2D last, so the queue
+//! comes to consist mostly of P2D that can wait, until as much P2D is permitted as arrives. The
+//! deadlines are such that some of it is late. Each batch computes for 80 layers, sends for as long
+//! as 40 more, and another batch replaces it. The benchmark measures the cost of
 //!
 //! * `event`: an arrival, a permit or a completion, in the proportion in which they occur. Time
-//!   passes as the port needs for the bytes, so boundaries and promotions are at work and in
-//!   the figure, but not among the events that it is divided by;
-//! * `event_without_boundaries`: the same where batches begin and are not heard of again;
-//! * `layer_boundary`: a batch moves on by a layer, with all that this promotes.
+//!   passes as the port needs for the bytes, so the figure includes boundaries and promotions, but
+//!   they do not count as events;
+//! * `event_without_boundaries`: the same, but no boundaries follow the beginning of a batch;
+//! * `layer_boundary`: a batch begins a layer, with all the promotions that this causes.
 
 use std::collections::VecDeque;
 use std::hint::black_box;
@@ -30,7 +30,7 @@ const LAYERS: u16 = 80;
 /// Layer times from the beginning of a batch to the end of its last transfer.
 const LIFE: u16 = LAYERS + LAYERS / 2;
 
-/// A well-mixed function of its argument (the finalizer of SplitMix64).
+/// Returns a well-mixed function of its argument (the finalizer of SplitMix64).
 fn mix(seed: u64) -> u64 {
     let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -38,29 +38,29 @@ fn mix(seed: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// One of the batches that are active, and how many layer times it has lived.
+/// An active batch, and the number of layer times since its beginning.
 #[derive(Clone, Copy)]
 struct Batch {
     id: u64,
     age: u16,
 }
 
-/// A port under load, and what a driver knows of it.
+/// A port under load, and the state of its driver.
 struct Rig {
     link: Link,
     now: Time,
     batches: Vec<Batch>,
-    /// How long flows can wait, on average.
+    /// Average time for which flows can wait, in nanoseconds.
     horizon_ns: u64,
     layer_time: Span,
-    /// When which batch moves on, `NEVER` if none does.
+    /// Time of the next layer boundary of any batch, `NEVER` if there is none.
     next_boundary: Time,
     next_batch: usize,
-    /// Flows that have arrived.
+    /// Number of flows that have arrived.
     arrived: u64,
-    /// Permits that have not completed: whose, how many bytes, and whether they were the last.
+    /// Permits that are not completed: the flow, the bytes, and whether the permit was the last.
     in_flight: VecDeque<(FlowId, u64, bool)>,
-    /// Flows that changed their level while they waited.
+    /// Number of flows that changed their level while they waited.
     moves: u64,
 }
 
@@ -70,7 +70,7 @@ impl Rig {
             policy,
             ..LinkConfig::default()
         };
-        // As long as the port, a third of which is for P2D, needs for all that waits.
+        // The time that the port, a third of which is for P2D, needs for all waiting bytes.
         let horizon_ns = Span::transfer(queued * 3 * (1 << 20), config.rate).0;
         let mut rig = Self {
             link: Link::new(config).expect("the defaults are valid"),
@@ -127,7 +127,7 @@ impl Rig {
         }
     }
 
-    /// The batch begins its next layer, has computed, or makes room for its successor.
+    /// Begins the batch's next layer, ends its computation, or replaces it by another batch.
     fn move_on(&mut self, index: usize) {
         let Batch { id, age } = self.batches[index];
         let batch = BatchId(id);
@@ -186,7 +186,7 @@ impl Rig {
         self.arrived += 1;
     }
 
-    /// All that can be permitted now; how many permits that was.
+    /// Takes all permits that are possible now and returns their number.
     fn permit(&mut self) -> u64 {
         let mut permits = 0;
         while let Some(action) = black_box(self.link.poll_action(self.now)) {
@@ -203,7 +203,7 @@ impl Rig {
         permits
     }
 
-    /// One chunk completes; how many events that led to.
+    /// Completes one chunk and returns the number of events that this caused.
     fn cycle(&mut self) -> u64 {
         let (flow, bytes, last) = self
             .in_flight
@@ -237,7 +237,7 @@ fn events(c: &mut Criterion, name: &str, boundaries: bool) {
             group.bench_function(BenchmarkId::new(policy.name(), queued), |b| {
                 let rig = rig.get_or_insert_with(|| {
                     let mut rig = Rig::new(policy, queued, boundaries);
-                    // The drift has ended once everything has been replaced a few times.
+                    // The drift has ended once all flows were replaced a few times.
                     let mut warm = 0;
                     while warm < 20 * queued {
                         warm += rig.cycle();

@@ -1,23 +1,24 @@
 //! Order and pruning between batches: MFS §4.4.2, Algorithm 1 (Appendix B), architecture §4.4.
 //!
-//! Driven by the coordinator on what the daemons report, by a daemon that has no coordinator on
-//! what it sees, and by the simulator. It keeps the active batches with their deadlines and
-//! loads, orders them by ascending RED ([`red`](crate::red)), runs Algorithm 1 over that order
-//! ([`prune`](crate::prune)) and issues an [`Order`] whenever the outcome changed.
+//! The coordinator drives it with the daemons' reports. A daemon without a coordinator drives it
+//! with its own events, and the simulator drives it too. It keeps the active batches with their
+//! deadlines and loads, orders them by ascending RED ([`red`](crate::red)), runs Algorithm 1 over
+//! that order ([`prune`](crate::prune)) and issues an [`Order`] whenever the outcome changes.
 //!
-//! * *Trigger.* A batch arrives or departs, as in the paper; also a request joins or its batch is
-//!   announced again, since hints deliver an arrival in pieces. Starts, ends, progress and rates
-//!   only enter the next run: "we deliberately avoid fine-grained per-layer updates".
-//! * *Debounce.* A run happens [`AdmissionConfig::debounce`] after the first trigger since the
-//!   last run, however many triggers follow.
-//! * *Ties.* Equal RED: the smaller [`BatchId`]. Not arrival, so that the outcome does not depend
-//!   on the order in which triggers came in.
-//! * *Computing.* `compute_i` is what a batch announced, less the time since it started; before
-//!   that come the batches that it is queued behind ([`AdmissionEvent::BatchQueued`]), up to
-//!   [`QUEUE_MAX`] of them. What is told of a queue is part of an arrival and triggers.
-//! * *Trust.* Events come from other processes. Unknown ids are ignored and counted, loads are
-//!   clamped, and what exceeds a cap pushes out the oldest batch. A request is a member of one
-//!   batch, the last that named it (chunked prefill moves requests on).
+//! * *Trigger.* A batch arrives or departs, as in the paper. A request that joins and a repeated
+//!   announcement of a batch also trigger, since hints deliver an arrival in pieces. Starts, ends,
+//!   progress and rates only enter the next run: "we deliberately avoid fine-grained per-layer
+//!   updates".
+//! * *Debounce.* A run happens [`AdmissionConfig::debounce`] after the first trigger since the last
+//!   run, regardless of the number of triggers.
+//! * *Ties.* Of equal RED the smaller [`BatchId`] is first, so that the order of triggers does not
+//!   affect the outcome.
+//! * *Computing.* `compute_i` is the announced time less the time since the batch started. Up to
+//!   [`QUEUE_MAX`] batches that it is queued behind ([`AdmissionEvent::BatchQueued`]) add theirs.
+//!   That event is part of an arrival, so it triggers.
+//! * *Trust.* Events come from other processes. Unknown ids are ignored and counted, and loads are
+//!   clamped. At a cap the oldest batch is removed. A request is a member of one batch, the last
+//!   that named it (chunked prefill moves requests to other batches).
 
 mod config;
 mod event;
@@ -42,10 +43,10 @@ use crate::prune::{
 use crate::red::Red;
 use crate::time::{Span, Time};
 
-/// How far back a queue of batches is followed.
+/// Maximum number of batches ahead that count for a queued batch.
 pub const QUEUE_MAX: usize = 32;
 
-/// Of a batch that no run has seen.
+/// Rank of a batch that the last run did not see.
 const UNRANKED: u32 = u32::MAX;
 
 #[derive(Debug)]
@@ -54,13 +55,13 @@ struct Batch {
     arrival: u64,
     compute: Span,
     started: Option<Time>,
-    /// The batch directly before it on its unit: its slot, and its arrival, since a slot is used
-    /// again.
+    /// The batch directly before it on its unit: the slot, and the arrival number because slots are
+    /// reused.
     ahead: Option<(BatchSlot, u64)>,
     red: Red,
-    /// Members changed since `red` was taken.
+    /// Whether members changed since `red` was computed.
     red_stale: bool,
-    /// By its first estimate: when it would have computed, and for how long it would communicate.
+    /// First estimate of when the batch has computed, and for how long it communicates.
     forecast: Option<(Time, Span)>,
 }
 
@@ -79,19 +80,19 @@ impl Batch {
     }
 }
 
-/// The state machine. Feed it with [`handle`](Admission::handle), call
-/// [`poll_action`](Admission::poll_action) until it returns `None`, and again at
+/// The state machine that orders and prunes batches. Call [`handle`](Admission::handle) for each
+/// event. Then call [`poll_action`](Admission::poll_action) until it returns `None`, and again at
 /// [`next_deadline`](Admission::next_deadline).
 #[derive(Debug)]
 pub struct Admission {
     config: AdmissionConfig,
     traffic: TrafficTable,
     pruner: Pruner,
-    /// By slot of the traffic table.
+    /// Active batches by slot of the traffic table.
     batches: Vec<Option<Batch>>,
-    /// Position in the last run by slot; [`UNRANKED`] if the batch was not there.
+    /// Rank in the last run by slot, [`UNRANKED`] for a batch that the run did not see.
     ranks: Vec<u32>,
-    /// Batches whose RED the last run took anew.
+    /// Batches whose RED the last run computed anew.
     rescored: Vec<BatchSlot>,
     /// Batches that may have no forecast yet.
     unforecast: Vec<BatchSlot>,
@@ -100,25 +101,25 @@ pub struct Admission {
     arrivals: BTreeMap<u64, BatchSlot>,
     arrivals_seen: u64,
     requests: BTreeMap<RequestId, MemberSlot>,
-    /// `H`.
+    /// `H`: the pruned requests.
     pruned: BTreeMap<RequestId, PruneCause>,
-    /// See [`PruneLimits::pace`].
+    /// Correction of estimates, see [`PruneLimits::pace`].
     pace: u32,
-    /// When to run, if anything triggered.
+    /// When the next run is due, if an event triggered one.
     due: Option<Time>,
     decided_at: Time,
     turns: Vec<Turn>,
-    /// The same by slot, while a run sorts them.
+    /// The turns of all slots, including empty ones, while a run sorts them.
     turns_by_slot: Vec<Turn>,
     order: Order,
     counters: AdmissionCounters,
 }
 
 impl Admission {
-    /// Starts without batches.
+    /// Creates the state without batches.
     ///
     /// # Errors
-    /// The first field of `config` that makes no sense.
+    /// Returns the first field of `config` that is out of range.
     pub fn new(config: AdmissionConfig) -> Result<Self, InvalidConfig> {
         config.validate()?;
         Ok(Self {
@@ -144,11 +145,11 @@ impl Admission {
         })
     }
 
-    /// Changes the configuration and triggers a run. Requests pruned under a larger budget stay
-    /// pruned.
+    /// Changes the configuration and triggers a run. Requests that were pruned under a larger
+    /// budget stay pruned.
     ///
     /// # Errors
-    /// The first field that makes no sense; the old configuration stays.
+    /// Returns the first field that is out of range. The old configuration then stays.
     pub fn set_config(&mut self, now: Time, config: AdmissionConfig) -> Result<(), InvalidConfig> {
         config.validate()?;
         if config.correction_permille == 0 {
@@ -169,7 +170,7 @@ impl Admission {
         Ok(())
     }
 
-    /// Takes note of an event. The work is done in [`Admission::poll_action`].
+    /// Records an event. [`Admission::poll_action`] does the work.
     pub fn handle(&mut self, now: Time, event: AdmissionEvent) {
         let known = match event {
             AdmissionEvent::BatchArrived {
@@ -205,7 +206,7 @@ impl Admission {
         self.counters.events_ignored += u64::from(!known);
     }
 
-    /// Runs if a run is due, and says what changed.
+    /// Runs Algorithm 1 if a run is due, and returns the new order if it changed.
     pub fn poll_action(&mut self, now: Time) -> Option<AdmissionAction> {
         if self.due.is_none_or(|due| due > now) {
             return None;
@@ -215,25 +216,25 @@ impl Admission {
             .then(|| AdmissionAction::OrderChanged(self.order.clone()))
     }
 
-    /// When to call [`Admission::poll_action`] though nothing happens.
+    /// Returns when to call [`Admission::poll_action`] if no event comes before.
     #[must_use]
     pub const fn next_deadline(&self) -> Option<Time> {
         self.due
     }
 
-    /// The order that was issued last; epoch zero if none was.
+    /// Returns the last order that was issued, or one of epoch zero.
     #[must_use]
     pub const fn order(&self) -> &Order {
         &self.order
     }
 
-    /// Counts since the start.
+    /// Returns the counts since the start.
     #[must_use]
     pub const fn counters(&self) -> &AdmissionCounters {
         &self.counters
     }
 
-    /// How many batches are active.
+    /// Returns the number of active batches.
     #[must_use]
     pub fn active_batches(&self) -> usize {
         self.batch_slots.len()
@@ -350,7 +351,7 @@ impl Admission {
         self.traffic.close_batch(slot);
     }
 
-    /// Makes `load` a member of the batch, instead of what was known of the request before.
+    /// Makes `load` a member of the batch and discards earlier data about the request.
     fn join(&mut self, batch: BatchSlot, load: &RequestLoad) {
         if load.request == RequestId::default() {
             self.counters.events_ignored += 1;
@@ -383,7 +384,7 @@ impl Admission {
         self.batch_mut(batch).red_stale = true;
     }
 
-    /// Forgets old batches, but not `keep`, until so many more fit; false if they never do.
+    /// Removes old batches, but not `keep`, until this many more fit. Returns false if none do.
     fn make_room(&mut self, requests: usize, loads: usize, keep: Option<BatchSlot>) -> bool {
         while self.batch_slots.len() > self.config.batches_max
             || self.requests.len() + requests > self.config.requests_max
@@ -405,7 +406,7 @@ impl Admission {
         true
     }
 
-    /// Algorithm 1. True if the order changed.
+    /// Runs Algorithm 1. Returns whether the order changed.
     fn run(&mut self, now: Time) -> bool {
         self.counters.runs += 1;
         self.decided_at = now;
@@ -445,10 +446,10 @@ impl Admission {
         true
     }
 
-    /// Step 1: the active batches by ascending RED, and their turns in that order.
+    /// Step 1: returns the active batches by ascending RED, and fills `turns` in that order.
     ///
-    /// Everything that a turn needs is read in one pass over the slots, as they lie; what follows
-    /// `σ` afterwards jumps about in a small array only.
+    /// One pass over the slots reads all values of the turns in memory order. The sorted loop
+    /// afterwards accesses only a small array at random.
     fn sort_by_red(&mut self, now: Time) -> Vec<(Time, BatchId, BatchSlot)> {
         let set_aside = self.config.doomed == Doomed::SetAside;
         let mut deadlines = Vec::new();

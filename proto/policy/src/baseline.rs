@@ -1,11 +1,11 @@
-//! What Laxity is compared with: the paper's baselines (MFS §6.3) and those a sceptic asks for.
+//! Policies that Laxity is compared with: the baselines of MFS §6.3 and three others.
 //!
 //! All run behind the interface of [`Link`](crate::link::Link), with its window, chunks and
-//! tagging; what they take for one job ([`Granularity`](crate::config::Granularity)) and how
-//! they order equals ([`Ties`](crate::config::Ties)) is configuration, because results turn on
-//! it. The stage-agnostic ones (`fair`, `sjf`, `edf`, `karuna`) know neither `σ`, nor the pruned
-//! set, nor a scavenger; `two_class` and `tent_edf` put weights and background into it, as an
-//! operator would.
+//! tagging. [`Granularity`](crate::config::Granularity) says what a baseline treats as one job, and
+//! [`Ties`](crate::config::Ties) how it orders equal jobs. Both are configuration, because they
+//! change results. `fair`, `sjf`, `edf` and `karuna` ignore stages, `σ` and pruned requests, and
+//! never use the scavenger. `two_class` and `tent_edf` put weights and background into the
+//! scavenger, as an operator would.
 
 pub(crate) mod edf;
 pub(crate) mod fair;
@@ -23,7 +23,7 @@ use crate::link::port::Port;
 use crate::link::queue::{Group, QueueId, Rank, Scope};
 use crate::time::Time;
 
-/// The last stage is the one with an explicit deadline (MFS §3.2); one without a deadline is not.
+/// Reports whether the flow is of the last stage (MFS §3.2) and has a deadline.
 fn is_explicit(flow: &Flow) -> bool {
     flow.spec.stage == Stage::P2d && flow.deadline != Time::NEVER
 }
@@ -36,7 +36,7 @@ fn tie(ties: Ties) -> Tie {
     }
 }
 
-/// A position in `queue` at the configured granularity, where equals share.
+/// Returns a position in `queue` at the configured granularity, where equal flows share.
 fn shared(queue: QueueId, granularity: Granularity, level: Level) -> QueuePosition {
     let scope = scope(granularity);
     QueuePosition {
@@ -52,7 +52,7 @@ fn scope(granularity: Granularity) -> Scope {
     }
 }
 
-/// Rank of a group whose queue is shared fairly: between coflows by what each has had.
+/// Returns the rank of a group in a fairly shared queue. Coflows rank by the bytes they have had.
 fn share_rank(tier: u8, group: &Group) -> Option<Rank> {
     let (_, _, seq, _) = group.head()?;
     let major = if group.scope == Scope::Coflow {
@@ -68,7 +68,7 @@ fn share_rank(tier: u8, group: &Group) -> Option<Rank> {
     })
 }
 
-/// Rank of a group by `key`; between coflows of the same key, by the tie rule.
+/// Returns the rank of a group by `key`. Coflows with the same key rank by the tie rule.
 fn key_rank(tier: u8, key: u64, ties: Ties, group: &Group) -> Option<Rank> {
     let (_, _, seq, _) = group.head()?;
     let minor = match (group.scope, ties) {
@@ -84,8 +84,8 @@ fn key_rank(tier: u8, key: u64, ties: Ties, group: &Group) -> Option<Rank> {
     })
 }
 
-/// Wire level by size, so that the fabric sees the order of a size-based policy too: one level
-/// for each factor of four above one chunk, from `first` to `P_K`.
+/// Returns the level for a flow of this size, so that the fabric follows a size-based policy too:
+/// one level for each factor of four above one chunk, from `first` to `P_K`.
 fn size_level(port: &Port, first: Level, bytes: u64) -> Level {
     let mut level = first;
     let mut edge = port.config.chunk_bytes;

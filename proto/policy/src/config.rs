@@ -1,4 +1,4 @@
-//! What can be set, with the defaults of architecture §4.2.
+//! The configuration of a link, with the defaults of architecture §4.2.
 
 use core::fmt;
 use core::str::FromStr;
@@ -7,27 +7,27 @@ use laxity_types::Level;
 
 use crate::time::Span;
 
-/// Which policy arbitrates a port. All of them run behind the same interface.
+/// The policy that arbitrates a port. All policies run behind the same interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PolicyKind {
-    /// What beats the paper: collectives, then KV reuse and P2D together, by least laxity.
+    /// Collectives first, then KV reuse and P2D together, by least laxity.
     #[default]
     Laxity,
-    /// The paper to the letter.
+    /// The policy of the paper without changes.
     Mfs,
     /// Max-min fairness between flows: what a network does by itself.
     Fair,
     /// Shortest job first.
     Sjf,
-    /// Earliest deadline first; flows with an implicit deadline share what is left (MFS §6.3).
+    /// Earliest deadline first. Flows with an implicit deadline share what is left (MFS §6.3).
     Edf,
-    /// Flows with an explicit deadline *below* the implicit ones, by deadline.
+    /// Earliest deadline first, but with flows of an explicit deadline *below* implicit ones.
     EdfLow,
-    /// Karuna: minimal rate to flows with a deadline, the others by size.
+    /// Karuna: minimal rate for flows with a deadline, the others by size.
     Karuna,
     /// Karuna that gives idle time to deadline flows.
     KarunaWc,
-    /// Collectives above KV, static: what operators configure today.
+    /// Static classes, with collectives above KV traffic: what operators configure today.
     TwoClass,
     /// Priority, then deadline, with promotion on slack: as Mooncake's TENT orders its own traffic.
     TentEdf,
@@ -48,7 +48,7 @@ impl PolicyKind {
         Self::Laxity,
     ];
 
-    /// The name used in configuration and reports.
+    /// Returns the name used in configuration and reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -72,7 +72,7 @@ impl fmt::Display for PolicyKind {
     }
 }
 
-/// A name that is no policy. The message lists those that are.
+/// The error for a name of no policy. Its message lists the policies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownPolicy(pub String);
 
@@ -98,69 +98,69 @@ impl FromStr for PolicyKind {
     }
 }
 
-/// Where waiting last-stage flows of `P_2 … P_K` stand against early stages in the `mfs` policy.
-/// The paper's §4.5 gives precedence to early stages; §4.2 reads as if levels came first.
+/// Rank of waiting last-stage flows of `P_2 … P_K` against early stages in the `mfs` policy. The
+/// paper's §4.5 gives precedence to early stages; §4.2 reads as if levels came first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LastStage {
-    /// Every early-stage flow precedes them (§4.5, the default).
+    /// Every early-stage flow precedes last-stage flows below `P_1` (§4.5, the default).
     #[default]
     BelowEarly,
-    /// Level first; an early stage precedes only inside a level (§4.2).
+    /// Levels come first. An early stage precedes the last stage only inside a level (§4.2).
     WithinLevel,
 }
 
-/// Whose bytes `mfs` sets against a deadline. The paper's §4.3 defines MLU for a flow, and its text
-/// speaks of requests as well.
+/// The bytes that `mfs` counts against a deadline. The paper's §4.3 defines MLU for a flow, and its
+/// text speaks of requests as well.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MluScope {
-    /// Those of the flow: one request's KV of one layer (the default).
+    /// Bytes of the flow: one request's KV of one layer (the default).
     #[default]
     Flow,
-    /// Those of all layers of its request that wait here or have still to be computed.
+    /// Bytes of all layers of the request that wait on this port or are not computed yet.
     Request,
 }
 
-/// What the baselines take for one job. Their results turn on it, so it is said and not implied.
+/// What a baseline treats as one job. This choice changes the results of baselines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Granularity {
-    /// Each flow by itself (the default).
+    /// Each flow is a job (the default).
     #[default]
     Flow,
-    /// The flows of one batch, stage and layer together.
+    /// The flows of one batch, stage and layer are a job.
     Coflow,
 }
 
-/// How a baseline orders what its own rule leaves equal.
+/// The order of jobs that are equal under a baseline's own rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Ties {
     /// First come, first served (the default).
     #[default]
     Arrival,
-    /// They share, chunk by chunk.
+    /// Equal jobs share, chunk by chunk.
     Fair,
-    /// The one with the fewest bytes left first.
+    /// The job with the fewest bytes left is first.
     Shortest,
 }
 
 /// Configuration of one port's arbitration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinkConfig {
-    /// Which policy decides.
+    /// The policy that orders the port's flows.
     pub policy: PolicyKind,
     /// Rate of the port, `B`, in bytes per second.
     pub rate: u64,
-    /// Bytes permitted at once; a higher flow waits for at most one such chunk.
+    /// Largest permit in bytes. A flow of higher level waits for at most one such chunk.
     pub chunk_bytes: u64,
     /// Bytes that may be in flight on the port: a bandwidth-delay product plus one chunk.
     pub window_bytes: u64,
-    /// Most windows that may be in flight. Beyond the first one bytes are permitted at the port's
-    /// rate and no faster: what was permitted and has had the time to leave, and has not, stands in
-    /// line elsewhere, before a receiver that others send to. 1: nothing is permitted beyond.
+    /// Most windows that may be in flight. Beyond the first window, bytes are permitted at the
+    /// port's rate at most: bytes that had time to leave and have not are queued elsewhere, such as
+    /// before a receiver that others send to. At 1 nothing is permitted beyond the window.
     pub overcommit: u32,
     /// `K`, number of levels, 2 to [`Level::COUNT_MAX`].
     pub levels: u8,
-    /// `U` of the thresholds `Q_i = U · E^(−i)` (MFS §4.3). In `laxity`, the share of the port
-    /// from which a receiver-bound P2D flow is urgent.
+    /// `U` of the thresholds `Q_i = U · E^(−i)` (MFS §4.3). In `laxity`, the share of the port from
+    /// which a receiver-bound P2D flow is urgent.
     pub threshold_scale: f64,
     /// `E` of the thresholds, greater than one. In `laxity`, the ratio of slack between levels.
     pub threshold_base: f64,
@@ -168,16 +168,16 @@ pub struct LinkConfig {
     pub load_time_constant: Span,
     /// Period of promotion after a request has finished computing (MFS §4.5).
     pub promotion_period: Span,
-    /// Standing of waiting last-stage flows, `mfs` only.
+    /// Rank of waiting last-stage flows against early stages. Only `mfs` uses it.
     pub last_stage: LastStage,
-    /// Whose bytes count for MLU, `mfs` only.
+    /// The bytes that count for MLU. Only `mfs` uses it.
     pub mlu_scope: MluScope,
-    /// Share of the port, in parts per thousand, that scavenged work is sure of, so that it
-    /// finishes though the levels never run empty (architecture §4.3).
+    /// Guaranteed share of the port for scavenged work, in parts per thousand. With it scavenged
+    /// work finishes even if the levels always have work (architecture §4.3).
     pub scavenger_permille: u16,
-    /// What `fair`, `sjf`, `edf` and `edf_low` take for one job.
+    /// What `fair`, `sjf`, `edf` and `edf_low` treat as one job.
     pub granularity: Granularity,
-    /// How `sjf`, `edf`, `edf_low` and `tent_edf` order equals.
+    /// How `sjf`, `edf`, `edf_low` and `tent_edf` order equal jobs.
     pub ties: Ties,
     /// Slack below which `tent_edf` promotes a flow to its highest class.
     pub slack_threshold: Span,
@@ -206,12 +206,12 @@ impl Default for LinkConfig {
     }
 }
 
-/// A configuration value that makes no sense: which one, what it was, what it may be.
+/// The error for a configuration value that is out of range.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidConfig {
-    /// The field.
+    /// The name of the field.
     pub field: &'static str,
-    /// What is wrong and what to put instead.
+    /// The error, and the values that are allowed.
     pub problem: String,
 }
 
@@ -227,7 +227,8 @@ impl LinkConfig {
     /// Checks every field.
     ///
     /// # Errors
-    /// The first field that is out of range; show it to whoever wrote the configuration.
+    /// Returns the first field that is out of range. Show the error to the author of the
+    /// configuration.
     pub fn validate(&self) -> Result<(), InvalidConfig> {
         let fail = |field, problem: String| Err(InvalidConfig { field, problem });
         if self.rate == 0 {

@@ -1,9 +1,8 @@
-//! What makes a policy: where a flow waits, how groups stand against each other, when to promote.
+//! The interface of a policy: where a flow waits, how groups are ranked, when a flow is promoted.
 //!
-//! [`Link`](crate::link::Link) keeps the queues, the window, the accounts and the timers. A
-//! [`Discipline`] is the rule that fills them in (MFS §4.5 for `mfs`, architecture §4.2 for the
-//! others). Every rule is a pure function of the port's state and `now`. `policies.rs` has the list
-//! of disciplines.
+//! [`Link`](crate::link::Link) keeps the queues, the window, the counters and the timers. A
+//! [`Discipline`] supplies the rules (MFS §4.5 for `mfs`, architecture §4.2 for the others). Every
+//! rule is a pure function of the port's state and `now`. `policies.rs` lists the disciplines.
 
 use core::fmt::Debug;
 
@@ -20,18 +19,18 @@ use crate::time::Time;
 pub(crate) struct QueuePosition {
     pub(crate) queue: QueueId,
     pub(crate) scope: Scope,
-    /// Order among the members of the group.
+    /// Order among the members of the group. Smaller is served first.
     pub(crate) order: u64,
     pub(crate) tie: Tie,
     pub(crate) level: Level,
-    /// The level is that of [`Discipline::climb`] at each moment, for the group as a whole.
+    /// Whether the level follows the batch's progress, as [`Discipline::climb`] computes it.
     pub(crate) climbs: bool,
-    /// When to ask [`Discipline::check`], [`Time::NEVER`] for not at all.
+    /// When to call [`Discipline::check`], or [`Time::NEVER`].
     pub(crate) check_at: Time,
 }
 
 impl QueuePosition {
-    /// In `queue`, served by arrival, at a level that stays.
+    /// Returns a position in `queue` with a fixed level, where equal flows are served by arrival.
     pub(crate) const fn new(queue: QueueId, scope: Scope, order: u64, level: Level) -> Self {
         Self {
             queue,
@@ -44,116 +43,116 @@ impl QueuePosition {
         }
     }
 
-    /// In the scavenger, in the order of arrival.
+    /// Returns a position in the scavenger, in the order of arrival.
     pub(crate) const fn scavenger() -> Self {
         Self::new(SCAVENGER, Scope::Port, 0, Level::SCAVENGER)
     }
 }
 
-/// Outcome of looking at a waiting flow.
+/// Outcome of a check of a waiting flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Check {
-    /// Nothing to do; look again then.
+    /// The flow stays where it is. The next check is at this instant.
     Later(Time),
-    /// It belongs elsewhere now.
+    /// The flow moves to this position.
     Move(QueuePosition),
 }
 
 /// Whether a flow can still make its deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Feasibility {
-    /// It can, or has none.
+    /// The flow can meet its deadline, or has none.
     Alive,
-    /// It cannot: scavenger.
+    /// The flow cannot meet its deadline and moves to the scavenger.
     FlowLost,
-    /// It cannot, and waits there from now on.
+    /// The flow cannot meet its deadline and moves to this position.
     Behind(QueuePosition),
-    /// Its whole request cannot: scavenger for this flow and the last-stage flows after it.
+    /// The request cannot meet its deadline. Its last-stage flows move to the scavenger.
     RequestLost,
 }
 
-/// A flow that nothing waits beside, and that need not wait itself.
+/// A flow on a port where no other flow waits, and which need not wait itself.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Lone<'a> {
     pub(crate) spec: &'a FlowSpec,
     /// The flow's own deadline, or its request's.
     pub(crate) deadline: Time,
-    /// Its batch; [`NULL_BATCH`](crate::link::batch_table::NULL_BATCH) if none is known.
+    /// The flow's batch, or [`NULL_BATCH`](crate::link::batch_table::NULL_BATCH) if unknown.
     pub(crate) batch: Slot,
-    /// Its request, [`NONE`](crate::link::flows::NONE) if none is known.
+    /// The flow's request, or [`NONE`](crate::link::flows::NONE) if unknown.
     pub(crate) request: Slot,
 }
 
 impl Lone<'_> {
-    /// The record that it would have if it waited.
+    /// Returns the record that the flow would have if it waited.
     pub(crate) fn waiting(&self) -> Flow {
         Flow::new(*self.spec, self.deadline, self.batch, self.request)
     }
 }
 
-/// One policy.
+/// The rules by which one policy serves the flows of a port.
 pub(crate) trait Discipline: Debug + Send + Sync {
-    /// Where `flow` waits when it arrives (or when the policy changes under it). `flow.level`
-    /// is the lowest level that it may get.
+    /// Returns where `flow` waits when it arrives or when the policy changes. `flow.level` is the
+    /// lowest level that the flow may get.
     fn place(&self, port: &Port, now: Time, flow: &Flow) -> QueuePosition;
 
-    /// Standing of a group that has members, `None` while none of them may be served.
+    /// Returns the rank of a group that has members, or `None` while no member may be served.
     fn rank(&self, port: &Port, now: Time, group: &Group) -> Option<Rank>;
 
-    /// Level of the flow at the head of `group` for a permit now. The link takes the higher of
-    /// this and the level that the flow has.
+    /// Returns the level for a permit at `now` of the flow at the head of `group`. The link uses
+    /// the higher of this level and the flow's current level.
     fn level(&self, _port: &Port, _now: Time, flow: &Flow, _group: &Group) -> Level {
         flow.level
     }
 
-    /// Level of a climbing flow at this RLI.
+    /// Returns the level at this RLI of a flow whose level follows its batch's progress.
     fn climb(&self, _port: &Port, _rli: u32) -> Level {
         Level::SCAVENGER
     }
 
-    /// Level of `flow` if it is alone on the port: what [`Discipline::place`] and
-    /// [`Discipline::level`] would come to.
+    /// Returns the level of `flow` if no other flow waits on the port. The result equals that of
+    /// [`Discipline::place`] followed by [`Discipline::level`].
     fn lone_level(&self, port: &Port, now: Time, flow: &Lone<'_>) -> Level {
         self.place(port, now, &flow.waiting()).level
     }
 
-    /// The level that every collective gets, if that is one: spares the fast path the rest.
+    /// Returns the level of all collectives if it is fixed. The fast path then skips other rules.
     fn collective_level(&self) -> Option<Level> {
         None
     }
 
-    /// Where `flow` waits after a permit that left something over, `None` if that is where it is.
+    /// Returns the new position of `flow` after a permit for part of it, or `None` if it stays.
     fn served(&self, _port: &Port, _now: Time, _flow: &Flow, _bytes: u64) -> Option<QueuePosition> {
         None
     }
 
-    /// Looks at a flow whose time to be looked at has come.
+    /// Decides whether a waiting flow moves. The link calls it when the flow's `check_at` has come.
     fn check(&self, _port: &Port, _now: Time, _flow: &Flow) -> Check {
         Check::Later(Time::NEVER)
     }
 
-    /// Whether the flow at the head of `group` is worth serving.
+    /// Reports whether the flow at the head of `group` can still make its deadline.
     fn feasibility(&self, _port: &Port, _now: Time, _flow: &Flow, _group: &Group) -> Feasibility {
         Feasibility::Alive
     }
 
-    /// Whether checks wait for a layer boundary while the batch computes (MFS §4.3).
+    /// Reports whether checks wait for a layer boundary while the batch computes (MFS §4.3).
     fn checks_at_boundaries(&self) -> bool {
         false
     }
 
-    /// Whether the order that holds puts `flow` into the scavenger.
+    /// Reports whether the current order puts `flow` into the scavenger.
     fn prunes(&self, _port: &Port, _flow: &Flow) -> bool {
         false
     }
 
-    /// Whether flows that have waited for long are served by turns (`link/starved.rs`). The
-    /// baselines starve whom their definitions starve.
+    /// Reports whether starved flows are served by turns (`link/starved.rs`). The baselines return
+    /// false, because their definitions allow starvation.
     fn relieves_starved(&self) -> bool {
         false
     }
 
-    /// A waiting group of this rank or above leaves no credit for collectives.
+    /// Returns the worst rank at which a waiting group prevents credit for collectives.
     fn credit_bar(&self) -> Rank {
         Rank::LAST
     }

@@ -1,36 +1,36 @@
-//! What goes into a [`Link`](crate::link::Link) and what comes out of it.
+//! Events that a [`Link`](crate::link::Link) takes, and the actions that it returns.
 
 use laxity_types::{BatchId, FlowId, Layer, Level, RequestId, Stage};
 
 use crate::time::{Span, Time};
 
-/// Everything the policy is told of one flow when it arrives.
+/// The properties of a flow when it arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlowSpec {
-    /// Chosen by the driver, unique among the living flows of the link.
+    /// The flow's id. The driver chooses it, unique among the living flows of the link.
     pub flow: FlowId,
     /// What the flow is for.
     pub stage: Stage,
-    /// The batch it belongs to, zero if unknown.
+    /// The flow's batch, zero if unknown.
     pub batch: BatchId,
-    /// The request it belongs to, zero if it serves the whole batch (collectives) or is unknown.
+    /// The flow's request, zero if unknown or if the flow serves the whole batch (collectives).
     pub request: RequestId,
-    /// `L_target`, the layer that consumes (stages 1, 2) or produced (stage 3) the bytes.
+    /// `L_target`: the layer that consumes (stages 1, 2) or produced (stage 3) the bytes.
     pub layer: Layer,
-    /// Bytes to move. Zero is allowed: such a flow is permitted once, with zero bytes.
+    /// Bytes to move. A flow of zero bytes gets one permit, for zero bytes.
     pub bytes: u64,
     /// TTFT deadline of the request, [`Time::NEVER`] if there is none.
     pub deadline: Time,
-    /// The receiving side of this transfer is the bottleneck, not this port. Only the `laxity`
-    /// policy uses it: promotion of P2D above collectives pays on such paths alone.
+    /// Whether the receiving side of this transfer, not this port, is the bottleneck. Only the
+    /// `laxity` policy uses it: promotion of P2D above collectives gains nothing elsewhere.
     pub receiver_bound: bool,
-    /// It cannot be cut: permitted in one piece, however large (a work request). The piece may
-    /// exceed the window, by what it is larger than a chunk.
+    /// Whether the flow must be permitted in one piece, however large (a work request). The part of
+    /// the piece beyond one chunk may exceed the window.
     pub whole: bool,
 }
 
 impl FlowSpec {
-    /// A flow of which no more is known.
+    /// Creates a flow whose batch, request, layer and deadline are unknown.
     #[must_use]
     pub const fn anonymous(flow: FlowId, stage: Stage, bytes: u64) -> Self {
         Self {
@@ -47,10 +47,10 @@ impl FlowSpec {
     }
 }
 
-/// What is known of a batch when it is announced (by hints, or by the simulator's engine).
+/// The properties of a batch that a hint (or the simulator's engine) announces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BatchSpec {
-    /// The batch.
+    /// The batch that is announced.
     pub batch: BatchId,
     /// Number of layers that the model has.
     pub layers: u16,
@@ -58,62 +58,62 @@ pub struct BatchSpec {
     pub layer_time: Span,
 }
 
-/// The order between batches and the pruned set, as computed by
-/// [`admission`](crate::admission) here or at the coordinator.
+/// The order between batches and the pruned set. The [`admission`](crate::admission) of this host
+/// or of the coordinator computes them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Order {
-    /// Increases with every order that is issued.
+    /// A number that increases with every order that is issued.
     pub epoch: u64,
-    /// `σ`: batches in ascending RED. A batch that is not in it comes after those that are.
+    /// `σ`: batches in ascending RED. Batches that are not listed come after those that are.
     pub sigma: Vec<BatchId>,
-    /// `H`: requests found infeasible, in ascending order of their id.
+    /// `H`: the pruned requests, in ascending order of their ids.
     pub pruned: Vec<RequestId>,
 }
 
-/// Something that happened, at the `now` that is passed beside it.
+/// An event of a link. The caller passes the time of the event as `now`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
     /// A flow wants to send.
     FlowArrived(FlowSpec),
     /// `bytes` of `flow` have left the wire (a completion, an acknowledgement).
     BytesCompleted {
-        /// Which flow.
+        /// The flow whose bytes left the wire.
         flow: FlowId,
-        /// How many bytes more.
+        /// Bytes since the last such event.
         bytes: u64,
     },
-    /// The flow is gone and will send nothing more (its process died, its QP was destroyed).
+    /// The flow has ended and sends nothing more (its process died, its queue pair was destroyed).
     FlowCancelled {
-        /// Which flow.
+        /// The flow that ended.
         flow: FlowId,
     },
-    /// Nothing of the flow is to be permitted until it is released: elsewhere it would be in the
-    /// way of others (fetch tokens, architecture §5). What was permitted stays permitted.
+    /// The flow gets no permits until [`Event::FlowReleased`], because it would delay others
+    /// elsewhere (fetch tokens, architecture §5). Earlier permits stay valid.
     FlowHeld {
-        /// Which flow.
+        /// The flow to hold.
         flow: FlowId,
     },
-    /// The flow waits for permits again, where it stood.
+    /// The flow waits for permits again, at the position that it had.
     FlowReleased {
-        /// Which flow.
+        /// The flow to release.
         flow: FlowId,
     },
-    /// A batch was formed; it may be queued still.
+    /// A batch was formed. It may still wait in a queue.
     BatchBegan(BatchSpec),
-    /// `request` is a member of `batch` and should have its first token by `deadline`.
+    /// `request` joined `batch` and should have its first token by `deadline`.
     RequestJoined {
-        /// Which batch.
+        /// The batch that the request joined.
         batch: BatchId,
-        /// Which request.
+        /// The request that joined.
         request: RequestId,
-        /// When its first token is due.
+        /// When the first token of the request is due.
         deadline: Time,
-        /// Bytes that it is expected to move through this port in all, zero if unknown.
+        /// Bytes that the request will probably move through this port, zero if unknown.
         bytes: u64,
     },
     /// The request has its first token, or was aborted.
     RequestEnded {
-        /// Which request.
+        /// The request that ended.
         request: RequestId,
     },
     /// `batch` waits behind `ahead`: the RLI of its flows counts the remaining layers of the
@@ -126,51 +126,50 @@ pub enum Event {
     },
     /// `L_curr` of `batch` is now `layer`.
     LayerBegan {
-        /// Which batch.
+        /// The batch that began the layer.
         batch: BatchId,
-        /// The layer that now computes.
+        /// The layer that the batch now computes.
         layer: Layer,
     },
     /// `batch` has computed its last layer: promotion is periodic from here on (MFS §4.5).
     ComputeFinished {
-        /// Which batch.
+        /// The batch whose computation ended.
         batch: BatchId,
     },
-    /// Nothing of `batch` is left; its state can be forgotten.
+    /// `batch` has ended, so the link need not keep its state.
     BatchEnded {
-        /// Which batch.
+        /// The batch that ended.
         batch: BatchId,
     },
     /// A new order between batches.
     OrderChanged(Order),
 }
 
-/// What the driver has to do.
+/// An action that a link asks of its driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// `bytes` more of `flow` may go out at `level`.
     Permit {
-        /// Which flow.
+        /// The flow that may send.
         flow: FlowId,
-        /// How many bytes more.
+        /// Bytes that this permit covers.
         bytes: u64,
-        /// With which level they are to be tagged. A message keeps one level on the wire for its
-        /// whole life (architecture §4.3), so every permit of a flow says the level of its first
-        /// one, though the host may have promoted the rest of it meanwhile ([`Action::Moved`]).
+        /// The level with which the bytes are tagged. A message keeps one level on the wire for its
+        /// whole life (architecture §4.3). So each permit has the level of the flow's first permit,
+        /// though the host may have promoted the rest of the flow since then ([`Action::Moved`]).
         level: Level,
-        /// No further permit will follow for this flow.
+        /// Whether this permit is the last one of the flow.
         last: bool,
     },
-    /// `flow`, still waiting, moved to another level. For accounting; nothing is sent yet.
-    /// The climb of a batch's stage-1 flows at a layer boundary is one decision over all of them
-    /// and is counted in the snapshot instead, so that a boundary costs the same however many
-    /// flows wait.
+    /// `flow`, still waiting, moved to another level. The action serves accounting; it sends
+    /// nothing. A layer boundary promotes all stage-1 flows of a batch at once. The snapshot counts
+    /// them instead, so that the cost of a boundary does not grow with the number of flows.
     Moved {
-        /// Which flow.
+        /// The flow that moved.
         flow: FlowId,
-        /// Where it was.
+        /// The level that the flow had.
         from: Level,
-        /// Where it is now. [`Level::SCAVENGER`] is the only move downwards.
+        /// The flow's new level. [`Level::SCAVENGER`] is the only demotion.
         to: Level,
     },
 }

@@ -1,51 +1,50 @@
 //! The default policy: the paper's structure, with least laxity wherever laxity is known.
 //!
 //! architecture §4.2; builds on MFS §3.2 (defer and promote), §4.4.1 (RLI) and §4.4.2 (doomed work
-//! must not hijack the order). Rules, in order:
+//! must not make a batch urgent). Rules, in order:
 //!
-//! 1. `P_1`: last-stage flows bound by their *receiver* whose slack has run out. Elsewhere the
-//!    last stage is never promoted above collectives: what it gains for one request, the
-//!    collectives that it holds up lose for all the members of their batches;
+//! 1. `P_1`: last-stage flows bound by their *receiver* whose slack has run out. Elsewhere the last
+//!    stage is never promoted above collectives: it would help one request, and the delayed
+//!    collectives would harm all members of their batches;
 //! 2. collectives, by the laxity of their batch;
-//! 3. KV reuse, by the laxity of its batch and inside the batch by RLI, and the last stage, by
-//!    the laxity of its request, together: the least laxity first, KV reuse first among equals;
+//! 3. KV reuse and the last stage together, the least laxity first, KV reuse first among equals. KV
+//!    reuse has the laxity of its batch, and inside a batch RLI decides. The last stage has the
+//!    laxity of its request;
 //! 4. the scavenger.
 //!
-//! Laxity at time `t` is time left minus work left. Comparing two at the same `t`, `t` cancels:
+//! Laxity at time `t` is time left minus work left. In a comparison at the same `t`, `t` cancels:
 //!
 //! ```text
 //! batch    key = min{ D_r : D_r ≥ t + C } − C       C = layers left · layer time  [ns]
 //! request  key = D_r − S_r / B                      S_r = its last-stage bytes waiting here
 //! ```
 //!
-//! so a key stays valid between events. Members that cannot make it (`D_r < t + C`) do not
-//! count: doomed work never sets a batch's urgency, and a batch that is doomed altogether comes
-//! after all others of its kind. A request with `key < t` is doomed too: its last stage goes to
-//! the scavenger, as a whole, since a first token needs all of it.
+//! so a key stays valid between events. Members that cannot meet their deadline (`D_r < t + C`) do
+//! not count, so that doomed work never makes a batch urgent. A batch whose members are all doomed
+//! comes after all others of its kind. A request with `key < t` is doomed too: its last stage goes
+//! to the scavenger as a whole, since a first token needs all of it.
 //!
-//! A flow's own deadline counts whatever else is known of it. A deadline that no request brought
-//! into a batch is one of the batch's while the flow waits, and a flow of no known batch has the
-//! key `D`. Once `D` has passed such a flow stands with the doomed batches: KV reuse is never
-//! scavenged. Flows without any deadline come after those with one: KV reuse of known batches by
-//! RLI, then the rest by arrival. What starves all the same is served by turns
-//! (`link/starved.rs`).
+//! A flow's own deadline always counts. If no member of the batch has that deadline, the batch has
+//! it while the flow waits. A flow of no known batch has the key `D`. Once `D` has passed, such a
+//! flow ranks with the doomed batches: KV reuse is never scavenged. Flows without any deadline come
+//! after those with one: KV reuse of known batches by RLI, then the rest by arrival. Starved flows
+//! are served by turns (`link/starved.rs`).
 //!
 //! Departure from the first design (architecture §9), which put all KV reuse above all of the last
 //! stage and compared RLI across batches before laxity. Theorem 1, the reason for RLI, is about one
 //! request: across batches "RLI 0 of a loose batch" is not more urgent than "RLI 2 of a tight one",
-//! and blocks fetched for a batch that waits in a queue are not more urgent than the last bytes of
-//! a request that is due. Chosen among some dozen variants on a few instances of
-//! `tests/stages.rs`, then compared on fresh ones (12 seeds, five mixes of stages, offered load
-//! 0.4, 0.6 and 0.8; one port, one request a batch): it met 4 % to 100 % more deadlines than the
-//! order of that design, in all fifteen. Urgency inherited from the batches queued behind one was
-//! tried too, and gained nothing.
+//! and blocks for a batch that waits in a queue are not more urgent than the last bytes of a
+//! request that is due. The present order is one of some dozen variants on instances of
+//! `tests/stages.rs`. On fresh ones (12 seeds, five mixes of stages, offered load 0.4, 0.6 and 0.8;
+//! one port, one request a batch) it met 4 % to 100 % more deadlines than the first design, in all
+//! fifteen cases.
 //!
-//! Levels tell the fabric the same order: `P_1` and `P_2` as above, the rest by slack in steps of
-//! the threshold base, the first at [`SLACK_PERIODS`] promotion periods. With two levels `P_1` is
-//! shared with the collectives. KV reuse needed within [`NEAR_LAYERS`] layers carries `P_2` too:
-//! where it leaves the unit that holds it, it meets the collectives of that unit, a message keeps
-//! its level for life, and one that starves below them stalls a whole batch, as a late collective
-//! would. What that was worth is in docs/notes/simulator.md.
+//! Levels express the same order on the wire: `P_1` and `P_2` as above, the rest by slack in steps
+//! of the threshold base, the first at [`SLACK_PERIODS`] promotion periods. With two levels,
+//! collectives use `P_1` too. KV reuse needed within [`NEAR_LAYERS`] layers has `P_2` too: on the
+//! port of the unit that stores it, it meets that unit's collectives, and a message keeps its level
+//! for life. Starved below them it would stall a whole batch. docs/notes/simulator.md has the
+//! measured gain.
 
 use laxity_types::{Layer, Level, Stage};
 
@@ -63,30 +62,30 @@ const REUSE: QueueId = 1;
 const LAST_STAGE: QueueId = 2;
 const URGENT: QueueId = 3;
 
-/// Key of a batch or flow of which no deadline is known: after all that have one.
+/// Key of a batch or flow without a known deadline. It comes after all keys with one.
 const UNKNOWN: u64 = u64::MAX - 1;
-/// Key of a batch none of whose members can make it, or of a late flow: after all others.
+/// Key of a late flow or of a batch whose members are all doomed. It comes after all others.
 const DOOMED: u64 = u64::MAX;
-/// RLI of what no layer orders: last among equal keys, where arrival decides.
+/// RLI of a flow that no layer orders. It is last among equal keys, where arrival decides.
 const NO_LAYER: u64 = u64::MAX;
 
 /// Promotion periods of slack below which a flow of rule 3 has the highest level of that rule.
 const SLACK_PERIODS: u64 = 4;
 
-/// Layers ahead for which KV reuse carries the level of collectives on the wire.
+/// Largest RLI at which KV reuse has the level of collectives on the wire.
 const NEAR_LAYERS: u32 = 8;
 
-/// See the module.
+/// The `laxity` policy.
 #[derive(Debug)]
 pub(crate) struct Laxity {
     /// Level of collectives.
     collective: Level,
     rate: u64,
-    /// A receiver-bound flow is urgent once it needs this share of the port.
+    /// Share of the port at which a receiver-bound flow becomes urgent.
     urgent_share: f64,
     period: Span,
-    /// Slack from which a flow of rule 3 is one level lower, in ns, ascending; infinite where
-    /// there is no lower level.
+    /// Slack from which a flow of rule 3 is one level lower, in ns, ascending; infinite where there
+    /// is no lower level.
     edges_ns: [f64; Level::COUNT_MAX as usize],
 }
 
@@ -111,7 +110,7 @@ impl Laxity {
         }
     }
 
-    /// Latest start: when `bytes` have to begin for the last to be there at `deadline`.
+    /// Returns when `bytes` must begin so that the last one arrives by `deadline`.
     fn latest_start(&self, deadline: Time, bytes: u64) -> Time {
         if deadline == Time::NEVER {
             return Time::NEVER;
@@ -119,7 +118,7 @@ impl Laxity {
         deadline - Span::transfer(bytes, self.rate)
     }
 
-    /// The key that `deadline` gives to work with `compute_left` before it.
+    /// Returns the key of `deadline` for work that follows `compute_left` of computation.
     fn own_key(now: Time, deadline: Time, compute_left: Span) -> u64 {
         match deadline {
             Time::NEVER => UNKNOWN,
@@ -128,8 +127,8 @@ impl Laxity {
         }
     }
 
-    /// The batch's key, given the deadline of a flow of it; `now` decides only who can still
-    /// make it. A flow of no known batch has the key of its own deadline.
+    /// Returns the key of the batch, or that of deadline `own` for a flow of no known batch or of a
+    /// batch without deadlines. `now` only decides which members are doomed.
     fn batch_key(port: &Port, now: Time, batch: Slot, own: Time) -> u64 {
         if batch == NULL_BATCH {
             return Self::own_key(now, own, Span::ZERO);
@@ -142,8 +141,8 @@ impl Laxity {
         Self::own_key(now, own, batch.compute_left)
     }
 
-    /// The key that the batch of `flow` would have once `flow` waits: its deadline is one of the
-    /// batch's from then on.
+    /// Returns the key that the batch of `flow` would have if `flow` waited. The deadline of a
+    /// waiting flow counts for its batch.
     fn lone_key(port: &Port, now: Time, flow: &Lone<'_>) -> u64 {
         let key = Self::batch_key(port, now, flow.batch, flow.deadline);
         if flow.batch == NULL_BATCH || flow.deadline == Time::NEVER {
@@ -160,13 +159,13 @@ impl Laxity {
         key.min(Self::own_key(now, flow.deadline, batch.compute_left))
     }
 
-    /// Where an early-stage flow waits of which no batch is known: by its own deadline.
+    /// Returns the position of an early-stage flow of no known batch, by its own deadline.
     fn place_lone(queue: QueueId, now: Time, flow: &Flow, level: Level) -> QueuePosition {
         let key = Self::own_key(now, flow.deadline, Span::ZERO);
         QueuePosition::new(queue, Scope::Port, key, level)
     }
 
-    /// Last-stage bytes that wait with `flow`, whose group may not exist yet.
+    /// Returns the last-stage bytes that wait in the group of `flow`, which may not exist yet.
     fn waiting_with(port: &Port, flow: &Flow) -> u64 {
         if flow.group == NONE {
             return flow.remaining;
@@ -179,14 +178,14 @@ impl Laxity {
         }
     }
 
-    /// Level of a flow of rule 3 with this key.
+    /// Returns the level of a flow of rule 3 with this key.
     fn slack_level(&self, now: Time, key: Time) -> Level {
         let slack_ns = key.since(now).0 as f64;
         let below = |edge_ns: &&f64| slack_ns >= **edge_ns;
         Level(self.collective.0 + 1 + self.edges_ns.iter().filter(below).count() as u8)
     }
 
-    /// Level of KV reuse on the wire: that of collectives if it is needed soon.
+    /// Returns the level of KV reuse on the wire. Near layers have the level of collectives.
     fn reuse_level(&self, port: &Port, now: Time, batch: Slot, layer: Layer, key: Time) -> Level {
         let known = batch != NULL_BATCH && port.batches.batch(batch).is_announced();
         if known && port.rli(batch, layer) <= NEAR_LAYERS {
@@ -195,7 +194,7 @@ impl Laxity {
         self.slack_level(now, key)
     }
 
-    /// When a receiver-bound flow becomes urgent: when it needs `urgent_share` of the port.
+    /// Returns when a receiver-bound flow needs `urgent_share` of the port.
     fn urgent_at(&self, flow: &Flow, bytes: u64) -> Time {
         if flow.deadline == Time::NEVER {
             return Time::NEVER;
@@ -239,7 +238,7 @@ impl Laxity {
         }
     }
 
-    /// The key of a group of last-stage flows.
+    /// Returns the key of a group of last-stage flows.
     fn last_stage_key(&self, port: &Port, group: &Group) -> Time {
         let Some((order, _, _, slot)) = group.head() else {
             return Time::NEVER;
@@ -252,8 +251,8 @@ impl Laxity {
     }
 }
 
-/// Whether `flow` belongs in the scavenger. KV reuse never does: a batch runs with all its members,
-/// pruned or not, and without the blocks of one all of them stall (docs/notes/pruned-kv-reuse.md).
+/// Reports whether `flow` belongs in the scavenger. KV reuse never does: a batch runs with all its
+/// members, pruned or not, and stalls if one lacks its blocks (docs/notes/pruned-kv-reuse.md).
 fn gives_way(port: &Port, flow: &Flow) -> bool {
     flow.spec.stage != Stage::KvReuse
         && scavenger::claims(port, &flow.spec, flow.batch, flow.request)
@@ -335,8 +334,8 @@ impl Discipline for Laxity {
     }
 
     fn served(&self, _port: &Port, now: Time, flow: &Flow, _bytes: u64) -> Option<QueuePosition> {
-        // Inside a request's group arrival decides and the group's key follows its bytes; a flow
-        // without a request, and an urgent one, carries its own key, which service moves.
+        // In a request's group arrival decides, and the group's key follows its bytes. Service
+        // changes the key only of urgent flows and of flows without a request.
         let urgent = flow.level == Level::HIGHEST;
         if flow.spec.stage != Stage::P2d || (flow.request != NONE && !urgent) {
             return None;
@@ -366,7 +365,7 @@ impl Discipline for Laxity {
 
     fn feasibility(&self, port: &Port, now: Time, flow: &Flow, group: &Group) -> Feasibility {
         if flow.spec.stage.is_early() {
-            // Late, and nothing else is known of it: after all that can still make theirs.
+            // A late flow without a batch ranks after all that can meet their deadlines.
             let late = group.scope == Scope::Port && flow.order.0 < UNKNOWN && flow.deadline < now;
             let behind = QueuePosition::new(group.queue, Scope::Port, DOOMED, flow.level);
             return if late {

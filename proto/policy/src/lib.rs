@@ -1,13 +1,14 @@
-//! The decisions of Laxity: which bytes may go on the wire now, and at which level.
+//! Laxity's scheduling decisions: which bytes may go on the wire now, and at which level.
 //!
-//! Everything in this crate is a pure state machine. Time comes in as an argument and the next
-//! wake-up goes out as a value, so the daemon, the coordinator and a simulator run the same code:
+//! Everything in this crate is a pure state machine. The caller passes the time in as an argument
+//! and receives the next wake-up time as a value, so the daemon, the coordinator and the simulator
+//! run the same code:
 //!
 //! * `link` arbitrates one port (one direction of one NIC): MFS §4.3, §4.4.1, §4.5;
 //! * `admission` orders batches and prunes doomed requests: MFS §4.4.2 and Appendix B.
 //!
-//! There is no clock, no I/O, no `unsafe`, no hash order, and no dependency but `laxity-types`. The
-//! same events at the same times give the same actions, bit for bit.
+//! The crate uses no clock, no I/O, no `unsafe` and no hash order. It depends on `laxity-types`
+//! only. The same events at the same times give the same actions, bit for bit.
 #![forbid(unsafe_code)]
 
 mod baseline;

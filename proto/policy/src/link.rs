@@ -2,30 +2,29 @@
 //!
 //! Implements the frame of MFS §4.5 (strict priority over one substrate for all stages, the
 //! scavenger below it), §4.3 (promotion at layer boundaries, then periodic) and the `submit`,
-//! `permit`, `completion` primitives of §5. What differs between policies is a
-//! `Discipline` (see `discipline.rs`); everything else is here, for all of them:
+//! `permit`, `completion` primitives of §5. A `Discipline` (see `discipline.rs`) has the rules of
+//! one policy. These rules hold for all policies:
 //!
-//! 1. bytes are permitted in chunks of at most `chunk_bytes` (a flow that cannot be cut in one
-//!    piece, when a chunk would fit), while those in flight *at their
-//!    level or above* stay within `window_bytes`; bytes on credit count as in flight and may
-//!    exceed it. Lower levels do not count: what stands in line for a busy receiver in a lower
-//!    class of the fabric would otherwise fill the window, and hold up the collectives of a port
-//!    that is idle. The highest level with bytes in flight fills its window. Inside a level it is
-//!    the same, so beyond the window bytes are permitted at the port's rate and no faster, up to
-//!    `overcommit` windows: what has had the time to leave and has not, stands in line elsewhere;
-//! 2. the best-ranked group is served, its head flow first; if no level has work the scavenger
-//!    gets the port, and it is sure of `scavenger_permille` of it in any case;
-//! 3. a flow's level only climbs, except into the scavenger; on the wire it keeps the level of
-//!    its first permit;
+//! 1. bytes are permitted in chunks of at most `chunk_bytes`, while those in flight *at their level
+//!    or above* stay within `window_bytes`. A flow that cannot be cut is permitted in one piece
+//!    when a chunk would fit. Bytes on credit count as in flight and may exceed the window. Lower
+//!    levels do not count, because bytes queued in a lower class for a busy receiver would fill the
+//!    window and delay collectives on an idle port. Beyond the window, bytes are permitted at the
+//!    port's rate at most, up to `overcommit` windows: bytes that had time to leave and have not
+//!    are queued elsewhere;
+//! 2. the best-ranked group is served, its head flow first. The scavenger gets the port when no
+//!    level has work, and at least `scavenger_permille` of the port in any case;
+//! 3. a flow's level only rises, except by demotion to the scavenger. On the wire the flow keeps
+//!    the level of its first permit;
 //! 4. equals are served in the order of arrival;
-//! 5. a flow that is held has no part in any of this until it is released;
-//! 6. under `laxity` and `mfs`, flows that have waited for long are served by turns with a small
-//!    share of the port, whatever their rank (`link/starved.rs`).
+//! 5. a held flow is not served until it is released;
+//! 6. under `laxity` and `mfs`, starved flows are served by turns with a small share of the port,
+//!    whatever their rank (`link/starved.rs`).
 //!
-//! The driver passes time in and asks for actions until there are none; nothing here reads a
-//! clock. Cost is O(log n) per event; one layer boundary touches the groups of its batch, not
-//! its flows. Ids in events come from untrusted processes: unknown ones are ignored, and what
-//! hints can make a port remember is bounded (`link/batch_table.rs`).
+//! The driver passes the time in and polls actions until there are none. The link does not read a
+//! clock. Cost is O(log n) per event, and one layer boundary updates the groups of its batch, not
+//! its flows. Ids in events come from untrusted processes: unknown ids are ignored, and the state
+//! that hints can create is bounded (`link/batch_table.rs`).
 
 pub(crate) mod batch_table;
 pub(crate) mod flows;
@@ -62,38 +61,38 @@ pub use starved::{STARVED_AFTER, STARVED_PERMILLE};
 /// Permission to put bytes of one flow on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Permit {
-    /// How many bytes.
+    /// Bytes that the permit covers.
     pub bytes: u64,
-    /// The level they are tagged with.
+    /// The level with which the bytes are tagged.
     pub level: Level,
-    /// No further permit will follow for this flow.
+    /// Whether this permit is the last one of the flow.
     pub last: bool,
 }
 
-/// What a port looks like at one instant, for reports.
+/// The state of a port at one instant, for reports.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LinkSnapshot {
-    /// Waiting, by level; the row of a level is [`Level::row`], the scavenger's is the last.
+    /// Waiting flows in the row [`Level::row`] of their level. The last row is the scavenger.
     pub waiting_by_level: [Tally; Level::ROWS],
-    /// Waiting, by [`Stage::index`].
+    /// Waiting flows by [`Stage::index`].
     pub waiting_by_stage: [Tally; Stage::ALL.len()],
-    /// Held back ([`Event::FlowHeld`]); not counted as waiting.
+    /// Held flows ([`Event::FlowHeld`]), which do not count as waiting.
     pub held: Tally,
     /// Bytes permitted and not yet completed.
     pub in_flight_bytes: u64,
-    /// `ρ`, share of the port's rate that early stages took lately, 0 to 1.
+    /// `ρ`: recent share of the port's rate that early stages used, from 0 to 1.
     pub rho: f64,
-    /// Flows that climbed a level while they waited, since the link was made.
+    /// Flows that were promoted while they waited, since the link was created.
     pub promotions: u64,
-    /// Flows that fell into the scavenger after they arrived, since the link was made.
+    /// Flows that were demoted to the scavenger after they arrived, since the link was created.
     pub demotions: u64,
-    /// Batches that are known.
+    /// Number of known batches.
     pub batches: usize,
-    /// Requests that are known.
+    /// Number of known requests.
     pub requests: usize,
 }
 
-/// The state of one port. See the module.
+/// The state machine that arbitrates one port.
 #[derive(Debug)]
 pub struct Link {
     port: Port,
@@ -101,7 +100,7 @@ pub struct Link {
     collective_level: Option<Level>,
     guarantee: Guarantee,
     starved: Starved,
-    /// Batches with flows that are to be looked at, by when.
+    /// Batches with flows whose level must be checked, by the time of their first check.
     due: BTreeSet<(Time, Slot)>,
     moved: VecDeque<Action>,
     waiting: usize,
@@ -113,19 +112,19 @@ pub struct Link {
     promotions: u64,
     demotions: u64,
     order_epoch: Option<u64>,
-    /// When all that was permitted has left, if the port sends at its rate.
+    /// When all permitted bytes have left, if the port sends at its rate.
     drained: Time,
-    /// Something waits for that alone.
+    /// Whether a flow waits only for the pace of [`Link::pace_at`].
     paced: bool,
-    /// The latest instant that the driver has passed in.
+    /// The latest `now` that the driver passed in.
     told: Time,
 }
 
 impl Link {
-    /// A port with nothing on it.
+    /// Creates a port without flows.
     ///
     /// # Errors
-    /// The first field of `config` that makes no sense.
+    /// Returns the first field of `config` that is out of range.
     pub fn new(config: LinkConfig) -> Result<Self, InvalidConfig> {
         config.validate()?;
         let discipline = policies::of(&config);
@@ -152,18 +151,18 @@ impl Link {
         })
     }
 
-    /// The configuration in force.
+    /// Returns the current configuration.
     #[must_use]
     pub fn config(&self) -> &LinkConfig {
         &self.port.config
     }
 
-    /// Changes the configuration, the policy included. Flows that wait are queued anew, in the
-    /// order of their arrival; what is in flight and what is known of batches stays. Scavenged
-    /// work stays scavenged as long as the policy is the same.
+    /// Changes the configuration, including the policy. Waiting flows are queued again, in the
+    /// order of their arrival. Bytes in flight and the batch table stay. Scavenged work stays
+    /// scavenged as long as the policy is the same.
     ///
     /// # Errors
-    /// The first field that makes no sense; the old configuration stays in force.
+    /// Returns the first field that is out of range. The old configuration then stays.
     pub fn set_config(&mut self, now: Time, config: LinkConfig) -> Result<(), InvalidConfig> {
         config.validate()?;
         let old = &self.port.config;
@@ -192,9 +191,9 @@ impl Link {
         Ok(())
     }
 
-    /// Fast path: the first permit of a flow that finds nothing waiting and room in the window,
-    /// `None` if it has to go through [`Event::FlowArrived`]. O(1), and decides what the slow
-    /// path would. Changes nothing: follow up with [`Link::commit_permit`], possibly after the
+    /// Fast path: returns the first permit of a flow if no flow waits and the window has room.
+    /// Otherwise it returns `None`, and the driver sends [`Event::FlowArrived`]. O(1), with the
+    /// slow path's result. Changes nothing: call [`Link::commit_permit`] next, possibly after the
     /// permit was published.
     #[must_use]
     pub fn peek_permit(&self, now: Time, spec: &FlowSpec) -> Option<Permit> {
@@ -212,9 +211,9 @@ impl Link {
 
     /// Accounts for the permit that [`Link::peek_permit`] gave for the same `spec`.
     ///
-    /// A flow that was permitted whole is not remembered: the driver accounts for it, and a second
-    /// lookup for each flow of an uncontended port would be most of the work. Report its bytes with
-    /// [`Link::land`], not with [`Event::BytesCompleted`] or [`Event::FlowCancelled`].
+    /// The link does not store a flow that was permitted whole, because a second lookup for each
+    /// flow would dominate the cost of an uncontended port. The driver reports the bytes of such a
+    /// flow with [`Link::land`], not with [`Event::BytesCompleted`] or [`Event::FlowCancelled`].
     pub fn commit_permit(&mut self, now: Time, spec: &FlowSpec, permit: Permit) {
         if permit.last {
             self.launch(now, spec.stage, permit.level, permit.bytes);
@@ -231,8 +230,8 @@ impl Link {
         self.serve(now, slot, permit.bytes);
     }
 
-    /// The driver puts bytes on the wire at `level` and accounts for them: a flow on credit, ahead
-    /// of any permit. [`Link::land`] takes them off again.
+    /// Counts bytes as in flight at `level` that the driver sends ahead of any permit, as for a
+    /// flow on credit. [`Link::land`] ends the count.
     pub fn launch(&mut self, now: Time, stage: Stage, level: Level, bytes: u64) {
         self.told = now;
         if level != Level::SCAVENGER && self.port.queues.scavenger().is_some() {
@@ -241,13 +240,13 @@ impl Link {
         self.account(now, stage, level, bytes);
     }
 
-    /// Bytes that were launched at `level` have left the wire, or never will.
+    /// Ends the count of bytes of [`Link::launch`] that have left the wire, or never will.
     pub fn land(&mut self, now: Time, level: Level, bytes: u64) {
         self.told = now;
         self.in_flight.remove(level, bytes);
     }
 
-    /// Takes note of what happened.
+    /// Updates the state for an event.
     pub fn handle(&mut self, now: Time, event: Event) {
         self.told = now;
         match event {
@@ -280,7 +279,7 @@ impl Link {
         }
     }
 
-    /// What to do next; call until `None`.
+    /// Returns the next action. Call it until it returns `None`.
     pub fn poll_action(&mut self, now: Time) -> Option<Action> {
         self.told = now;
         self.port.load.advance(now);
@@ -294,8 +293,8 @@ impl Link {
         self.look_and_pick(now)
     }
 
-    /// When to call [`Link::poll_action`] again though nothing happened. A time that has come
-    /// already means: now.
+    /// Returns when to call [`Link::poll_action`] if no event comes before. A time in the past
+    /// means at once.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
         let due = self.due.first().map(|&(due, _)| due);
@@ -306,8 +305,8 @@ impl Link {
         Some(due.map_or(pace, |due| due.min(pace)))
     }
 
-    /// What the port looks like, as of the last `now` that it was told of. Cost grows with the
-    /// number of waiting groups, not flows: fit for ten times a second.
+    /// Returns the state of the port at the last `now` that the driver passed in. The cost grows
+    /// with the number of waiting groups, not flows. Ten calls per second are fine.
     #[must_use]
     pub fn snapshot(&self) -> LinkSnapshot {
         let mut waiting_by_level = self.by_level;
@@ -332,16 +331,15 @@ impl Link {
         }
     }
 
-    /// The level of a collective that nothing waits beside, of which no more is known: that of
-    /// credit.
+    /// Returns the level of credit: that of a lone collective whose batch is unknown.
     #[must_use]
     pub fn credit_level(&self, now: Time) -> Level {
         let name = FlowId(u64::MAX);
         self.level_alone(now, &FlowSpec::anonymous(name, Stage::Collective, 1))
     }
 
-    /// Bytes of collectives that the port can take ahead of any permit, right now: what is left
-    /// of the window, nothing while something waits that stands at or above them, or is starved.
+    /// Returns how many bytes of collectives the port can take ahead of any permit. This is the
+    /// rest of the window, or zero while a flow of their rank or better, or a starved flow, waits.
     #[must_use]
     pub fn credit_allowance(&self, _now: Time) -> u64 {
         if !self.starved.is_empty() {
@@ -359,9 +357,9 @@ impl Link {
         }
     }
 
-    /// Bytes of any stage that the port can take ahead of any permit, right now: what is left of
-    /// the window while nothing waits. For flows whose class on the wire is fixed, see
-    /// [`FlowSpec::whole`]; the level they would get is [`Link::level_alone`].
+    /// Returns how many bytes of any stage the port can take ahead of any permit. This is the rest
+    /// of the window while no flow waits. It is for flows whose traffic class is fixed, see
+    /// [`FlowSpec::whole`]. Their level is [`Link::level_alone`].
     #[must_use]
     pub fn idle_allowance(&self) -> u64 {
         if self.waiting != 0 {
@@ -373,19 +371,19 @@ impl Link {
             .saturating_sub(self.in_flight.all)
     }
 
-    /// Flows that have bytes still to be permitted and are not held.
+    /// Returns the number of flows that have bytes still to be permitted and are not held.
     #[must_use]
     pub fn waiting_flows(&self) -> usize {
         self.waiting
     }
 
-    /// Bytes permitted, or sent on credit, and not yet completed.
+    /// Returns the bytes that are permitted, or sent on credit, and not yet completed.
     #[must_use]
     pub fn in_flight_bytes(&self) -> u64 {
         self.in_flight.all
     }
 
-    /// What is permitted next of a flow that has `remaining` bytes to go.
+    /// Returns the size of the next permit for a flow that has `remaining` bytes left.
     fn piece(&self, spec: &FlowSpec, remaining: u64) -> u64 {
         if spec.whole {
             remaining
@@ -394,8 +392,8 @@ impl Link {
         }
     }
 
-    /// Whether the window has room for a piece. One that is larger than a chunk counts as a chunk,
-    /// or it would never fit.
+    /// Reports whether the window has room for a piece. A piece larger than a chunk counts as a
+    /// chunk, or it might never fit.
     fn fits(&self, now: Time, level: Level, piece: u64) -> bool {
         let window = self.port.config.window_bytes;
         let bytes = piece.min(self.port.config.chunk_bytes);
@@ -406,7 +404,7 @@ impl Link {
             || (now >= self.pace_at() && self.overcommits(bytes))
     }
 
-    /// Whether all that may be in flight leaves room for these bytes.
+    /// Reports whether `overcommit` windows have room for these bytes.
     fn overcommits(&self, bytes: u64) -> bool {
         let config = &self.port.config;
         let most = config
@@ -415,12 +413,12 @@ impl Link {
         config.overcommit > 1 && self.in_flight.all.saturating_add(bytes) <= most
     }
 
-    /// From when on the port would idle if all that was permitted left at its rate, less a chunk.
+    /// Returns when permitted bytes are down to one chunk if the port sends at its rate.
     fn pace_at(&self) -> Time {
         self.drained - Span::transfer(self.port.config.chunk_bytes, self.port.config.rate)
     }
 
-    /// The level of the first permit of a flow that nothing waits beside.
+    /// Returns the level of the first permit of a flow if no other flow waits.
     #[must_use]
     pub fn level_alone(&self, now: Time, spec: &FlowSpec) -> Level {
         match self.collective_level {
@@ -429,7 +427,7 @@ impl Link {
         }
     }
 
-    /// The level of a flow that nothing waits beside.
+    /// Returns the discipline's level for a flow if no other flow waits.
     fn lone_level(&self, now: Time, spec: &FlowSpec) -> Level {
         let batch = self
             .port
@@ -446,7 +444,7 @@ impl Link {
         self.discipline.lone_level(&self.port, now, &lone)
     }
 
-    /// The flow's own deadline, or what is known of its request.
+    /// Returns the flow's own deadline, or else that of its request.
     fn deadline(&self, spec: &FlowSpec, request: Slot) -> Time {
         if spec.deadline == Time::NEVER && request != NONE {
             self.port.batches.request(request).deadline
@@ -455,7 +453,7 @@ impl Link {
         }
     }
 
-    /// Bytes go on the wire.
+    /// Counts bytes as in flight.
     fn account(&mut self, now: Time, stage: Stage, level: Level, bytes: u64) {
         self.in_flight.add(level, bytes);
         self.drained = self.drained.max(now) + Span::transfer(bytes, self.port.config.rate);

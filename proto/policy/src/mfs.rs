@@ -1,30 +1,31 @@
-//! The policy of the paper, to the letter.
+//! The `mfs` policy: the rules of the paper without Laxity's changes.
 //!
 //! Implements MFS §4.5 over §4.3 (MLU for the last stage) and §4.4.1 (RLI for early stages):
 //!
-//! 1. `P_1`: urgent last-stage flows, and nothing else;
+//! 1. `P_1`: urgent last-stage flows only;
 //! 2. early stages, by level, then RLI, then the batch's position in `σ`, then arrival;
 //! 3. last stage `P_2 … P_K`, by level, `σ`, arrival;
 //! 4. the scavenger.
 //!
-//! With the thresholds that §4.3 recommends (`U = 0.5, E = 4`, so `Q_1 = 0.125`) a flow is in `P_1`
-//! from an eighth of the port on. That is far from the last safe moment of §3: with the numbers
-//! of Table 1, C is promoted at once and B misses (`table_1_mfs_with_default_thresholds_misses_b`).
+//! With the thresholds that §4.3 recommends (`U = 0.5, E = 4`, so `Q_1 = 0.125`) a flow enters
+//! `P_1` once it needs an eighth of the port. That is far before the last safe moment of §3: with
+//! the numbers of Table 1, C is promoted at once and B misses
+//! (`table_1_mfs_with_default_thresholds_misses_b`).
 //!
-//! Departure: these rules alone starve a last stage without a deadline, and KV reuse of a distant
-//! layer, for as long as something above them has work. As in `laxity`, flows that have waited for
-//! long are served by turns with a small share of the port (`link/starved.rs`). A deadline of KV
-//! reuse or of a collective has no part in the rules: the paper's are implicit.
+//! Departure: under these rules alone, work above them can starve a last stage without a deadline
+//! and KV reuse of a distant layer. As in `laxity`, starved flows take turns on a small share of
+//! the port (`link/starved.rs`). The rules ignore deadlines of KV reuse and collectives, because
+//! the paper's are implicit.
 //!
-//! Ambiguities, each resolved here:
-//! * MLU is taken per flow, that is per request and layer. Over the whole request is the other
-//!   reading, [`MluScope::Request`]: what waits of it here, and as much again for each layer that
-//!   is still to be computed.
+//! The paper leaves four points open. This module reads them so:
+//! * MLU is taken per flow, that is per request and layer. [`MluScope::Request`] is the other
+//!   reading: MLU over the request's waiting bytes plus the same size for each layer still to be
+//!   computed.
 //! * §4.5 gives early stages precedence over *waiting* last-stage flows of every level (rule 2
-//!   before rule 3); §4.2 reads as if the level came first and the stage only inside a level.
-//!   The default is §4.5, the other reading is [`LastStage::WithinLevel`].
-//! * A last-stage flow with no deadline is infinitely loose: `P_K`. One whose deadline has
-//!   passed is lost (§4.3) and goes to the scavenger.
+//!   before rule 3); §4.2 reads as if the level came first and the stage only inside a level. The
+//!   default is §4.5, the other reading is [`LastStage::WithinLevel`].
+//! * A last-stage flow without a deadline waits in `P_K`. A last-stage flow whose deadline has
+//!   passed goes to the scavenger (§4.3 calls it lost).
 
 use laxity_types::{Level, Stage};
 
@@ -43,7 +44,7 @@ const COLLECTIVE: QueueId = 1;
 /// The queue of last-stage flows of `P_l` is `LAST_STAGE + l`.
 const LAST_STAGE: QueueId = 2;
 
-/// See the module.
+/// The `mfs` policy.
 #[derive(Debug)]
 pub(crate) struct Mfs {
     last_stage: LastStage,
@@ -58,7 +59,7 @@ impl Mfs {
         }
     }
 
-    /// Rules 1 to 3 as numbers.
+    /// Returns the tier and the major number of a [`Rank`] under rules 1 to 3.
     fn standing(&self, level: Level, last_stage: bool, rli: u32) -> (u8, u64) {
         let tier = match (level, last_stage, self.last_stage) {
             (Level::HIGHEST, true, _) => 0,
@@ -72,12 +73,12 @@ impl Mfs {
         )
     }
 
-    /// The bytes that are set against the deadline of `flow`.
+    /// Returns the bytes that MLU counts against the deadline of `flow`.
     fn size_left(&self, port: &Port, flow: &Flow) -> u64 {
         if self.mlu_scope == MluScope::Flow || flow.request == NONE {
             return flow.remaining;
         }
-        // One that arrives is not among those that wait yet.
+        // The list of waiting flows does not contain an arriving flow yet.
         let mut bytes = if flow.group == NONE {
             flow.remaining
         } else {
@@ -95,7 +96,7 @@ impl Mfs {
         bytes.saturating_add(flow.spec.bytes.saturating_mul(to_compute.saturating_sub(1)))
     }
 
-    /// Where a last-stage flow waits. `None` if its deadline is lost.
+    /// Returns where a last-stage flow waits, or `None` if its deadline has passed.
     fn place_last(&self, port: &Port, now: Time, flow: &Flow) -> Option<QueuePosition> {
         let rho = port.load.rho(now);
         let rate = port.config.rate;
@@ -128,11 +129,11 @@ impl Mfs {
         };
         let period = port.config.promotion_period;
         if self.mlu_scope == MluScope::Request {
-            // Its siblings move the crossing as they come and go, and nobody tells it.
+            // Other flows of the request move the crossing and do not report it here.
             return crossing.min(now + period);
         }
         let at_boundaries = now < port.batches.batch(flow.batch).periodic_from(period);
-        // A boundary looks at what has crossed by then, so it has to be known to the instant.
+        // A boundary promotes the flows that crossed before it, so it needs the exact instant.
         let period = if at_boundaries { Span(1) } else { period };
         mlu::look_again(now, crossing, period)
     }
@@ -167,7 +168,7 @@ impl Discipline for Mfs {
         }
         match flow.spec.stage {
             Stage::P2d if self.mlu_scope == MluScope::Flow => {
-                // What `place` would say, without working out when to look again.
+                // The level that `place` gives. The time of the next check is not needed here.
                 let rho = port.load.rho(now);
                 let urgency = mlu::mlu(flow.spec.bytes, flow.deadline, now, port.config.rate, rho);
                 urgency.map_or(Level::SCAVENGER, |urgency| port.ladder.level_of(urgency))

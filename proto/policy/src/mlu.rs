@@ -1,5 +1,5 @@
-//! Minimal link utilisation: how urgent a flow with an explicit deadline is, and when it will
-//! cross the next threshold.
+//! Minimal link utilisation: how urgent a flow with an explicit deadline is, and when it will cross
+//! the next threshold.
 //!
 //! Implements MFS §4.3. For one flow, that is one request **and layer**:
 //!
@@ -9,20 +9,19 @@
 //!       time_rem [s] · B [bytes/s] · (1 − ρ)
 //! ```
 //!
-//! `B` is the port's rate and `ρ` the share of it that precedes the flow's class: the early
-//! stages. `time_rem ≤ 0` with bytes left means that the deadline is lost.
+//! `B` is the port's rate. `ρ` is the share of that rate that early stages use, because they
+//! precede the flow's class. A flow with bytes left and `time_rem ≤ 0` has lost its deadline.
 //!
-//! Departures. The paper does not say how `ρ` is measured: here it is an EWMA in steps of an
-//! eighth of the time constant ([`LoadMeter`]). It is capped at [`RHO_MAX`], because promotion
-//! is irrevocable: a burst of collectives that fills the port for one time constant must not
-//! make every flow look infeasible for good.
+//! Departures. The paper does not say how `ρ` is measured. Here `ρ` is an EWMA in steps of an
+//! eighth of the time constant ([`LoadMeter`]). It is capped at [`RHO_MAX`], because promotion is
+//! irrevocable: one burst of collectives must not make every flow look infeasible for good.
 
 use crate::time::{Span, Time};
 
-/// Highest load that the urgency metric believes.
+/// Highest load that the urgency metric uses.
 pub const RHO_MAX: f64 = 0.95;
 
-/// `mlu` of a flow at `now`. `None` once the deadline is lost: no time, but bytes left.
+/// Returns the `mlu` of a flow at `now`, or `None` if the deadline has passed and bytes are left.
 #[must_use]
 pub fn mlu(size_rem: u64, deadline: Time, now: Time, rate: u64, rho: f64) -> Option<f64> {
     if size_rem == 0 || deadline == Time::NEVER {
@@ -35,8 +34,8 @@ pub fn mlu(size_rem: u64, deadline: Time, now: Time, rate: u64, rho: f64) -> Opt
     Some(size_rem as f64 / (time_rem_s * rate as f64 * (1.0 - rho.clamp(0.0, RHO_MAX))))
 }
 
-/// When a flow that is not served reaches `threshold`, if `ρ` stays: the `t` where
-/// `mlu(t) = threshold`. `None` if it never does.
+/// Returns when a flow that is not served reaches `threshold` at a constant `ρ`: the `t` where
+/// `mlu(t) = threshold`. Returns `None` if the flow never reaches it.
 #[must_use]
 pub fn crossing(
     size_rem: u64,
@@ -49,15 +48,14 @@ pub fn crossing(
         return None;
     }
     let share = threshold * rate as f64 * (1.0 - rho.clamp(0.0, RHO_MAX));
-    // The cast saturates: a flow that needs longer than time itself is due at the origin.
+    // The cast saturates: such a flow is due at the origin of the clock.
     let needs = Span((size_rem as f64 / share * 1e9) as u64);
     Some(deadline - needs)
 }
 
-/// When to look again at a flow that should cross at `crossing`. Service and `ρ` both move the
-/// crossing, so a flow is looked at three quarters of the way, but at most once in a `period`: a
-/// load that rises meanwhile is seen while it still matters, at O(log) looks per level, and a
-/// flow is promoted at most one period after it crossed.
+/// Returns when to check a flow again that should cross at `crossing`. Service and `ρ` both move
+/// the crossing. The next check is therefore at three quarters of the time left, but at least one
+/// `period` from now. A level costs O(log) checks, and promotion is at most one period late.
 #[must_use]
 pub fn look_again(now: Time, crossing: Time, period: Span) -> Time {
     let left = crossing.since(now);
@@ -69,9 +67,10 @@ const STEPS: u64 = 8;
 
 /// EWMA of the share of a port's rate that some class takes.
 ///
-/// Time is cut into steps of `τ/8`; each finished step moves the average by an eighth towards
-/// its own load, an exponential with time constant `τ` up to the discretisation. Only additions,
-/// multiplications and divisions: no `exp`, whose last bit differs between machines.
+/// Time is divided into steps of `τ/8`. Each finished step moves the average by an eighth towards
+/// the step's own load, which approximates an exponential with time constant `τ`. The meter uses
+/// only additions, multiplications and divisions, because the last bit of `exp` differs between
+/// machines.
 #[derive(Clone, Debug)]
 pub struct LoadMeter {
     step: Span,
@@ -82,7 +81,7 @@ pub struct LoadMeter {
 }
 
 impl LoadMeter {
-    /// A meter for a port of `rate` bytes per second.
+    /// Creates a meter for a port of `rate` bytes per second.
     #[must_use]
     pub fn new(rate: u64, time_constant: Span) -> Self {
         let step = Span((time_constant.0 / STEPS).max(1));
@@ -95,13 +94,13 @@ impl LoadMeter {
         }
     }
 
-    /// Counts `bytes` that were given leave at `now`.
+    /// Counts `bytes` that were permitted at `now`.
     pub fn add(&mut self, now: Time, bytes: u64) {
         self.advance(now);
         self.step_bytes = self.step_bytes.saturating_add(bytes);
     }
 
-    /// `ρ` at `now`, 0 to 1.
+    /// Returns `ρ` at `now`, from 0 to 1.
     #[must_use]
     pub fn rho(&self, now: Time) -> f64 {
         if now < self.step_end {
@@ -111,7 +110,7 @@ impl LoadMeter {
         }
     }
 
-    /// Closes the steps that ended by `now`.
+    /// Adds the steps that ended by `now` to the average.
     pub fn advance(&mut self, now: Time) {
         if now < self.step_end {
             return;
@@ -120,13 +119,13 @@ impl LoadMeter {
         (self.average, self.step_end, self.step_bytes) = (average, step_end, 0);
     }
 
-    /// The average once every step that ended by `now` is in it, and the end of the step of `now`.
+    /// Returns the average with all steps that ended by `now`, and the end of the step of `now`.
     fn advanced(&self, now: Time) -> (f64, Time) {
         let passed = now.since(self.step_end).0 / self.step.0;
         let load = self.step_bytes as f64 / self.step_capacity;
         let mut average = self.average + (load - self.average) / STEPS as f64;
-        // (7/8)^passed, squared up: a long idle time costs no more than a short one. After 512
-        // empty steps nothing is left: (7/8)^512 < 1e-29.
+        // (7/8)^passed by repeated squaring, so that a long idle time costs no more than a short
+        // one. After 512 empty steps the average is negligible: (7/8)^512 < 1e-29.
         let mut decay = 1.0 - 1.0 / STEPS as f64;
         let mut left = passed.min(512);
         while left > 0 {
@@ -149,7 +148,7 @@ mod tests {
 
     #[test]
     fn mlu_is_the_share_of_the_rest_of_the_link_that_the_deadline_needs() {
-        // 1 GB/s, 10 ms left, 1 MB: needs 1 ms of 10.
+        // At 1 GB/s, 1 MB takes 1 ms of the 10 ms that are left.
         let at = |rho| mlu(1_000_000, Time(10_000_000), Time::ZERO, GB, rho).unwrap();
         assert!((at(0.0) - 0.1).abs() < 1e-12);
         assert!((at(0.5) - 0.2).abs() < 1e-12);

@@ -1,4 +1,4 @@
-//! Which discipline each policy has. This file alone knows them all.
+//! The discipline of each policy. No other module names all of them.
 
 use crate::baseline::{
     edf::Edf, fair::Fair, karuna::Karuna, sjf::Sjf, tent::Tent, two_class::TwoClass,
@@ -8,7 +8,7 @@ use crate::discipline::Discipline;
 use crate::laxity::Laxity;
 use crate::mfs::Mfs;
 
-/// The discipline of the policy that `config` names.
+/// Creates the discipline of the policy that `config` names.
 pub(crate) fn of(config: &LinkConfig) -> Box<dyn Discipline> {
     match config.policy {
         PolicyKind::Laxity => Box::new(Laxity::new(config)),

@@ -1,7 +1,7 @@
-//! Which requests cannot be served in time: steps 2 and 3 of MFS Algorithm 1 (Appendix B).
+//! The requests that cannot be served in time: steps 2 and 3 of MFS Algorithm 1 (Appendix B).
 //!
-//! Given the order `σ` of the active batches (step 1, [`red`](crate::red)), with `L_i(u)` the bytes
-//! that batch `i` has still to move through port `u` and `S(u)` those of all batches before it:
+//! Step 1 ([`red`](crate::red)) gives the order `σ` of the active batches. `L_i(u)` are the bytes
+//! that batch `i` has still to move through port `u`, and `S(u)` those of all batches before it:
 //!
 //! ```text
 //! F̂_i = now + (compute left of those ahead of i on its unit, and of i)
@@ -13,41 +13,40 @@
 //! S  = S + L_i
 //! ```
 //!
-//! Whoever is in `H` is demoted to the scavenger, never dropped; which of its flows are demoted
-//! is the link's decision (a request that computes already keeps its early stages).
+//! A request in `H` is demoted to the scavenger, never dropped. The link decides which of its flows
+//! are demoted (a request that computes already keeps its early stages).
 //!
-//! Where the paper is ambiguous or at odds with itself, this is how it is read:
+//! The paper is ambiguous or contradictory in some points. This module reads them so:
 //!
-//! 1. *`B`* names both the bandwidth and the drop budget. Here: each port's rate, and
-//!    [`PruneLimits::drops`].
-//! 2. *The bottleneck* is sought among the ports that batch `i` loads, and by time, not bytes:
-//!    line 11 takes the argmax over all ports and ignores that rates differ, and would prune for
-//!    the sake of a port that the batch never touches. Equal times: the smaller [`PortId`].
-//! 3. *Candidates.* The text of step 3 prunes "within the batch", lines 8 and 12 from the pool
-//!    of all batches so far. The listing is followed. Equal loads fall on, in this order: a
-//!    request that does not compute yet (its demotion frees the most and stalls nobody), the one
-//!    that comes later in `σ` (the less urgent batch pays), the larger id.
-//! 4. *Line 18*, as printed, estimates again only when an earlier batch lost a request; a batch
-//!    that lost its own would prune on until the budget is spent. `F̂_i` is estimated after
-//!    each loss.
-//! 5. *The earlier batch is estimated again.* Line 17 lowers `S` and forgets `L_j`. Here `ℓ_{r*}`
-//!    leaves `L_j`, so that the prefix of every batch from `j` on shrinks, and their estimates
-//!    are taken again once `H` is final. This changes no decision, because estimates only fall
-//!    and `H` only grows: a feasible batch stays so. It changes what is reported: each
-//!    [`Estimate`] is what Algorithm 1 would say of the batch, given all of `H`.
-//! 6. *Persistence.* Line 3 starts from an empty `H`. Here a pruned request stays pruned, counts
-//!    against the budget and loads nothing, until it ends (architecture §4.4): otherwise each
-//!    trigger would take it back and prune another, and the victims would flap.
-//! 7. *Nothing to prune.* A batch that loads no port (any more) has no bottleneck; the loop stops.
+//! 1. *`B`* names both the bandwidth and the drop budget. Here the bandwidth is each port's rate,
+//!    and the drop budget is [`PruneLimits::drops`].
+//! 2. *The bottleneck* is the port of batch `i` that takes the most time, not the most bytes. Line
+//!    11 takes the argmax over all ports and ignores that rates differ, so it could prune for a
+//!    port that the batch never uses. Of equal times the smaller [`PortId`] wins.
+//! 3. *Candidates.* The text of step 3 prunes "within the batch", lines 8 and 12 from the pool of
+//!    all batches so far. This module follows the listing. Of equal loads the first of these rules
+//!    decides: a request that does not compute yet (its demotion frees the most and stalls no
+//!    batch), the request that comes later in `σ` (its batch is less urgent), the larger id.
+//! 4. *Line 18*, as printed, estimates again only when an earlier batch lost a request. A batch
+//!    that lost a request of its own would prune until the budget is spent. Here `F̂_i` is
+//!    estimated after each pruned request.
+//! 5. *The earlier batch is estimated again.* Line 17 lowers `S` but not `L_j`. Here `ℓ_{r*}`
+//!    leaves `L_j`, so the sums of every batch from `j` on shrink, and their estimates are computed
+//!    again once `H` is final. No decision changes, because estimates only fall and `H` only grows:
+//!    a feasible batch stays feasible. Each reported [`Estimate`] then follows Algorithm 1 for the
+//!    final `H`.
+//! 6. *Persistence.* Line 3 starts from an empty `H`. Here a pruned request stays pruned until it
+//!    ends, counts against the budget and loads nothing (architecture §4.4). Otherwise each trigger
+//!    could restore it and prune another, so the choice of requests would oscillate.
+//! 7. *Nothing to prune.* A batch that loads no port has no bottleneck, so the loop stops.
 //! 8. *What accumulates.* Delays are "strictly accumulated, no overlap between batches" (step 2).
-//!    Taken is: of communication, the bytes of every batch that precedes `i` in `σ` (`S`); of
-//!    computing, what is left of the batches that `i` is queued behind on its own unit, since a
-//!    unit computes one batch at a time; and both after each other, though they overlap. Not
-//!    taken is the computing of batches on other units, which goes on at the same time: summed
-//!    over `σ` it would make every batch of a cluster late. Nor is the time that a batch ahead
-//!    will stall for the network, except for its bytes, if it precedes `i` in `σ` too.
+//!    Communication counts the bytes of every batch that precedes `i` in `σ` (`S`). Computing
+//!    counts what is left of the batches before `i` on its own unit, since a unit computes one
+//!    batch at a time. Both are added, though they overlap. Computing on other units does not
+//!    count, because it runs at the same time: a sum over `σ` would make every batch of a cluster
+//!    late. Network stalls of a batch ahead count only as its bytes, if it precedes `i` in `σ` too.
 //!
-//! [`Doomed::SetAside`] departs from the paper on one point, and says why.
+//! [`Doomed::SetAside`] departs from the paper in one point, which its comment explains.
 
 mod pool;
 mod traffic_table;
@@ -65,53 +64,53 @@ use laxity_types::{PortId, RequestId};
 
 use crate::time::{Span, Time};
 
-/// What becomes of requests that would be late on an idle network, because computing alone
-/// takes them past their deadline.
+/// The treatment of requests that are late even on an idle network, because their computation alone
+/// ends after their deadline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Doomed {
-    /// The paper: they are like any other. A batch that can no longer meet `D^Lo` still has the
-    /// heaviest requests of all earlier batches pruned for it, in vain, until it loads nothing
-    /// or the budget is gone; and pruned requests still count in their batch's RED.
+    /// The paper's rule: doomed requests are like any other. A batch that cannot meet `D^Lo` still
+    /// causes the heaviest requests of all earlier batches to be pruned in vain, until it loads
+    /// nothing or the budget is spent. Pruned requests still count in their batch's RED.
     Counted,
-    /// They are pruned themselves, the earliest deadline first, and nobody is pruned for the
-    /// sake of a batch that cannot meet `D^Lo` anyhow. RED and `D^Lo` are those of the members
-    /// that are not pruned: doomed work never sets a batch's urgency (architecture §4.4).
+    /// Doomed requests are pruned themselves, the earliest deadline first. No other request is
+    /// pruned for a batch that cannot meet `D^Lo` anyhow. RED and `D^Lo` count only members that
+    /// are not pruned, so that doomed work never makes a batch urgent (architecture §4.4).
     #[default]
     SetAside,
 }
 
-/// `pace` of an estimate that is taken as it is: estimates are scaled in parts of this.
+/// The value of [`PruneLimits::pace`] that leaves estimates unchanged.
 pub const PACE_UNIT: u32 = 1024;
 
-/// What one run is bound by.
+/// The limits of one run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PruneLimits {
-    /// How many requests may still be pruned.
+    /// Number of requests that may still be pruned.
     pub drops: usize,
-    /// What becomes of doomed requests.
+    /// The treatment of doomed requests.
     pub doomed: Doomed,
-    /// By what the estimated communication time is multiplied, in parts of [`PACE_UNIT`].
+    /// Factor for the estimated communication time, in parts of [`PACE_UNIT`].
     pub pace: u32,
 }
 
-/// One batch of `σ`.
+/// The values that a run needs about one batch of `σ`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// Which.
+    /// The batch's slot in the traffic table.
     pub batch: BatchSlot,
-    /// When it would be done if nobody waited for the network: `now` plus what is left to
-    /// compute of the batches ahead of it on its unit, and of itself.
+    /// When the batch would be done without network delays: `now` plus the computation left of the
+    /// batches ahead of it on its unit, and of the batch itself.
     pub ready: Time,
-    /// `D_i^Lo`, by which it has to be done. [`Time::NEVER`]: it is never late.
+    /// `D_i^Lo`, by which the batch has to be done. [`Time::NEVER`] means that it is never late.
     pub limit: Time,
-    /// The earliest deadline among its requests.
+    /// The earliest deadline among the batch's requests.
     pub first_due: Time,
 }
 
-/// `F̂_i`, kept as its parts: the division is only made for those who ask.
+/// `F̂_i` as its parts, so that only [`Estimate::finish`] needs a division.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Estimate {
-    /// When it has computed, see [`Turn::ready`].
+    /// When the batch has computed, see [`Turn::ready`].
     pub ready: Time,
     /// The port `u*` at which the batch waits longest, `None` if it loads none.
     pub bottleneck: Option<PortId>,
@@ -119,12 +118,12 @@ pub struct Estimate {
     pub bytes: u64,
     /// `rate(u*)`, in bytes per second.
     pub rate: u64,
-    /// See [`PruneLimits::pace`].
+    /// Correction of the communication time, see [`PruneLimits::pace`].
     pub pace: u32,
 }
 
 impl Estimate {
-    /// How long the batch communicates, before [`PruneLimits::pace`].
+    /// Returns how long the batch communicates, before [`PruneLimits::pace`] applies.
     #[must_use]
     pub const fn communication(&self) -> Span {
         if self.bytes == 0 {
@@ -134,7 +133,7 @@ impl Estimate {
         }
     }
 
-    /// `F̂_i`.
+    /// Returns `F̂_i`.
     #[must_use]
     pub fn finish(&self) -> Time {
         if self.bytes == 0 {
@@ -150,7 +149,7 @@ impl Estimate {
         self.ready + Span(u64::try_from(ns).unwrap_or(u64::MAX))
     }
 
-    /// `F̂_i > limit`, without the division.
+    /// Reports whether `F̂_i > limit`, without a division.
     #[must_use]
     pub fn is_later_than(&self, limit: Time) -> bool {
         if limit == Time::NEVER {
@@ -165,23 +164,23 @@ impl Estimate {
     }
 }
 
-/// One request that was put into `H`.
+/// A request that a run put into `H`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pruning {
-    /// Who.
+    /// The request.
     pub request: RequestId,
-    /// Where the request lies in the table.
+    /// The request's slot in the traffic table.
     pub member: MemberSlot,
-    /// For which batch, as an index into `σ`.
+    /// The batch for which the request was pruned, as an index into `σ`.
     pub turn: usize,
-    /// The bottleneck that it loaded most; `None` if it was doomed by itself.
+    /// The bottleneck that the request loaded most; `None` if the request was doomed by itself.
     pub port: Option<PortId>,
 }
 
-/// Runs steps 2 and 3. It keeps nothing between runs but its allocations.
+/// Runs steps 2 and 3. Between runs it keeps only its allocations.
 #[derive(Debug, Default)]
 pub struct Pruner {
-    /// `S`, and `S + L_i` while batch `i` has its turn. By port slot.
+    /// `S` by port slot. While batch `i` has its turn, it is `S + L_i`.
     total: Vec<u64>,
     /// Index into `σ` by batch slot.
     positions: Vec<u32>,
@@ -196,21 +195,21 @@ pub struct Pruner {
     window: Window,
 }
 
-/// Turns whose sums are read together: see [`Window`].
+/// Number of turns whose sums [`Window`] copies at a time.
 const WINDOW_TURNS: usize = 64;
 
-/// `L_i` of the next few batches, copied next to each other.
+/// A copy of `L_i` of the next few batches, in consecutive memory.
 ///
-/// `σ` visits the batches in an order that memory knows nothing of, so each visit waits for memory,
-/// and that is what a run over thousands of batches would cost. A loop that does nothing but copy
-/// has the processor wait for many of them at once. The copies stay true for their turn: nobody is
-/// pruned whose batch did not have its turn yet.
+/// `σ` visits the batches in an order that the processor cannot predict. A run over thousands of
+/// batches would spend most of its time waiting for memory. In a loop that only copies, the
+/// processor waits for many reads at once. A copy is still valid at the batch's turn, because no
+/// request is pruned before the turn of its batch.
 #[derive(Debug, Default)]
 struct Window {
     sums: Vec<Sum>,
-    /// Where each turn's sums end.
+    /// The end of each turn's sums in `sums`.
     ends: Vec<u32>,
-    /// Position of the first turn in it.
+    /// Position in `σ` of the first turn in the window.
     first: usize,
 }
 
@@ -221,7 +220,7 @@ impl Window {
         self.first = 0;
     }
 
-    /// The sums of the batch at `position`; positions are asked for in ascending order.
+    /// Returns the sums of the batch at `position`. Callers must pass ascending positions.
     fn of(&mut self, traffic: &TrafficTable, turns: &[Turn], position: usize) -> &[Sum] {
         if position >= self.first + self.ends.len() {
             self.clear();
@@ -237,7 +236,7 @@ impl Window {
     }
 }
 
-/// The port at which a batch waits longest, so far.
+/// The port at which a batch waits longest, of those compared so far.
 #[derive(Clone, Copy)]
 struct Worst {
     port: PortSlot,
@@ -246,8 +245,8 @@ struct Worst {
 }
 
 impl Pruner {
-    /// Runs over `turns`, which are all batches in the order of `σ`, and marks in `traffic` who is
-    /// pruned. The outcome is in [`Pruner::pruned`] and [`Pruner::estimates`].
+    /// Runs over `turns`, which are all batches in the order of `σ`, and marks pruned requests in
+    /// `traffic`. [`Pruner::pruned`] and [`Pruner::estimates`] return the outcome.
     pub fn run(&mut self, traffic: &mut TrafficTable, turns: &[Turn], limits: &PruneLimits) {
         self.reset(traffic, turns);
         for (position, turn) in turns.iter().enumerate() {
@@ -277,13 +276,13 @@ impl Pruner {
         self.estimate_again(traffic, turns, limits);
     }
 
-    /// Who was put into `H` by the last run, in that order.
+    /// Returns the requests that the last run put into `H`, in that order.
     #[must_use]
     pub fn pruned(&self) -> &[Pruning] {
         &self.pruned
     }
 
-    /// The estimates of the last run, in the order of its turns.
+    /// Returns the estimates of the last run, in the order of its turns.
     #[must_use]
     pub fn estimates(&self) -> &[Estimate] {
         &self.estimates
@@ -306,7 +305,7 @@ impl Pruner {
         }
     }
 
-    /// Adds `L_i` to `S` and finds `u*`. The one loop that runs over all traffic.
+    /// Adds `L_i` to `S` and returns `u*`. Only this loop runs over all traffic.
     fn charge(&mut self, traffic: &TrafficTable, turns: &[Turn], position: usize) -> Option<Worst> {
         let rates = traffic.rates();
         let mut worst = None;
@@ -323,7 +322,7 @@ impl Pruner {
         worst
     }
 
-    /// `u*` of a batch that was charged already.
+    /// Returns `u*` of a batch whose bytes `total` contains already.
     fn worst(&self, traffic: &TrafficTable, batch: BatchSlot) -> Option<Worst> {
         let rates = traffic.rates();
         let mut worst = None;
@@ -339,7 +338,7 @@ impl Pruner {
         worst
     }
 
-    /// Prunes those of the batch that computing alone makes late.
+    /// Prunes the requests of the batch whose computation alone ends after their deadline.
     fn prune_doomed(
         &mut self,
         traffic: &mut TrafficTable,
@@ -384,7 +383,7 @@ impl Pruner {
         });
     }
 
-    /// `r*`: the request that loads `port` most, of the batches up to `position`.
+    /// Returns `r*`: the request that loads `port` most, of the batches up to `position`.
     fn heaviest(
         &mut self,
         traffic: &TrafficTable,
@@ -403,8 +402,8 @@ impl Pruner {
         self.pools[index].take_heaviest(traffic, position)
     }
 
-    /// Takes the estimates again that were taken before the last loss of an earlier batch: those
-    /// after it know all of `H` already.
+    /// Recomputes the estimates of the batches before the last turn in which an earlier batch lost
+    /// a request. Later estimates include all of `H` already.
     fn estimate_again(&mut self, traffic: &TrafficTable, turns: &[Turn], limits: &PruneLimits) {
         self.total.fill(0);
         self.window.clear();
@@ -415,8 +414,8 @@ impl Pruner {
     }
 }
 
-/// Keeps the port whose bytes take longer. Compared as fractions, exactly and without division;
-/// a port with rate zero takes for ever.
+/// Keeps the port whose bytes take longer. It compares fractions exactly, without a division. A
+/// port with rate zero takes longest.
 fn keep_worse(traffic: &TrafficTable, worst: &mut Option<Worst>, port: Worst) {
     let Some(kept) = *worst else {
         *worst = Some(port);

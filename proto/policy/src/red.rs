@@ -9,27 +9,26 @@
 //! RED     = f · D_min^T + (1 − f) · D_min^Lo
 //! ```
 //!
-//! A batch is thereby as urgent as its majority: one request that is due at once does not pull
-//! its whole batch ahead of others (the Piggyback effect), and `D_min^Lo` is what the
-//! feasibility check of Algorithm 1 measures against.
+//! So the majority of the requests sets the urgency of a batch. One request with an early deadline
+//! does not move its whole batch ahead of others (the Piggyback effect). The feasibility check of
+//! Algorithm 1 compares with `D_min^Lo`.
 //!
-//! What the paper leaves open, and how it is read here:
+//! The paper leaves four points open. This module reads them so:
 //!
-//! * *One request.* There is no gap; RED is its deadline and `D^Lo` too.
-//! * *Equal gaps.* The first wins, i.e. the smallest `k`. The paper finds `k*` by "a linear
-//!   scan", which keeps the first maximum; and of two equal gaps the earlier one calls fewer
-//!   requests outliers and yields the earlier `D^Lo`, so the doubt falls to a check that is
-//!   made rather than to one that is skipped.
+//! * *One request.* There is no gap. Both RED and `D^Lo` are the deadline of the request.
+//! * *Equal gaps.* The first gap wins, which is the smallest `k`. The paper finds `k*` by "a linear
+//!   scan", which keeps the first maximum. The earlier gap also calls fewer requests outliers and
+//!   gives the earlier `D^Lo`, so the feasibility check is not skipped in doubtful cases.
 //! * *No deadline.* A request due [`Time::NEVER`] cannot be late, so it is not one of the `n`.
-//!   Counted, it would always stand behind the widest gap, make `D^Lo` infinite and thereby take
-//!   the urgency from, and the feasibility check off, the requests it was batched with: Piggyback
-//!   the other way round. A batch in which no request has a deadline has neither RED nor `D^Lo`.
-//! * *Arithmetic.* Integers throughout, so that two machines agree: RED is rounded down to the
-//!   nanosecond, and products are taken in 128 bits, so that no deadline overflows.
+//!   Otherwise it would always follow the widest gap and make `D^Lo` infinite. The other requests
+//!   of the batch would then lose their urgency and their feasibility check. A batch in which no
+//!   request has a deadline has neither RED nor `D^Lo`.
+//! * *Arithmetic.* All arithmetic uses integers, so that two machines agree. RED is rounded down to
+//!   the nanosecond, and products have 128 bits, so that no deadline overflows.
 
 use crate::time::Time;
 
-/// The robust effective deadline of one batch, with the split it was taken from.
+/// The robust effective deadline of one batch, with its tight and loose parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Red {
     /// `RED`, by which batches are ordered; [`Time::NEVER`] if no request has a deadline.
@@ -38,14 +37,14 @@ pub struct Red {
     pub tight: Time,
     /// `D_min^Lo`: when the first request that is not an outlier is due.
     pub loose: Time,
-    /// `k*`: how many requests are tight; zero if no two requests have a deadline.
+    /// `k*`: the number of tight requests, zero if fewer than two requests have a deadline.
     pub tight_count: usize,
-    /// `n`: how many requests have a deadline.
+    /// `n`: the number of requests with a deadline.
     pub count: usize,
 }
 
 impl Red {
-    /// What a batch has whose requests have no deadline: it comes last and is never late.
+    /// The RED of a batch without deadlines. Such a batch comes last and is never late.
     pub const NONE: Self = Self {
         score: Time::NEVER,
         tight: Time::NEVER,
@@ -54,7 +53,7 @@ impl Red {
         count: 0,
     };
 
-    /// RED of the requests that are due at `deadlines`, which must be in ascending order.
+    /// Returns the RED of requests that are due at `deadlines`, which must be in ascending order.
     ///
     /// # Panics
     /// In debug builds, if the deadlines are not in ascending order.
@@ -90,7 +89,7 @@ impl Red {
     }
 }
 
-/// `k*` of at least two deadlines: the first of the widest gaps.
+/// Returns `k*` of at least two deadlines: the first of the widest gaps.
 fn widest_gap(due: &[Time]) -> usize {
     let (mut widest, mut k_star) = (due[1].since(due[0]), 1);
     for k in 2..due.len() {
@@ -102,8 +101,8 @@ fn widest_gap(due: &[Time]) -> usize {
     k_star
 }
 
-/// `(k · tight + (n − k) · loose) / n`, rounded down. The result lies between the two instants,
-/// so it fits 64 bits; the products may not.
+/// Returns `(k · tight + (n − k) · loose) / n`, rounded down. The result lies between the two
+/// instants, so it fits 64 bits. The products need 128 bits.
 fn weigh(tight: Time, loose: Time, k: usize, n: usize) -> Time {
     let sum = k as u128 * u128::from(tight.0) + (n - k) as u128 * u128::from(loose.0);
     Time((sum / n as u128) as u64)

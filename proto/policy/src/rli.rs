@@ -3,20 +3,20 @@
 //! Implements MFS §4.4.1, `RLI = L_target − L_curr`, smaller first (Theorem 1, Appendix A).
 //!
 //! Departures. The paper leaves open what `L_curr` is for a batch that is queued behind another.
-//! Its layers cannot begin before the running batch has done its own, so those are counted
-//! first: `RLI = L_target + remaining layers ahead`. In the form used here a batch has
-//! *progress* `= L_curr − remaining layers ahead` (negative while it is queued), and
-//! `RLI = max(0, L_target − progress)`; a flow whose layer has begun already is needed now.
+//! Its layers begin after the running batch's layers, so those are counted first:
+//! `RLI = L_target + remaining layers ahead`. Here a batch has the *progress*
+//! `L_curr − remaining layers ahead`, which is negative while the batch is queued, and
+//! `RLI = max(0, L_target − progress)`. A flow whose layer has begun has an RLI of zero.
 
 use laxity_types::Layer;
 
-/// Progress of a batch that computes `current` after `layers_ahead` layers of other batches.
+/// Returns the progress of a batch at layer `current` that waits for `layers_ahead` other layers.
 #[must_use]
 pub fn progress(current: Layer, layers_ahead: u64) -> i64 {
     i64::from(current.0) - i64::try_from(layers_ahead).unwrap_or(i64::MAX / 2)
 }
 
-/// `RLI` of a flow whose bytes `target` consumes, in a batch at `progress`.
+/// Returns the `RLI` of a flow whose bytes layer `target` consumes, in a batch at `progress`.
 #[must_use]
 pub fn rli(target: Layer, progress: i64) -> u32 {
     u32::try_from(i64::from(target.0).saturating_sub(progress).max(0)).unwrap_or(u32::MAX)
@@ -39,7 +39,7 @@ mod tests {
 
     #[test]
     fn a_queued_batch_counts_what_is_left_of_the_running_one_first() {
-        // The running batch computes layer 30 of 32: two layers left, this one's layer 1 is third.
+        // Layers 30 and 31 of the running batch precede layer 0 of this batch.
         assert_eq!(rli(Layer(1), progress(Layer(0), 2)), 3);
     }
 

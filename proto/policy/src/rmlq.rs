@@ -1,23 +1,23 @@
-//! The reverse multi-level queue: which level a flow belongs to, and that it only ever climbs.
+//! The reverse multi-level queue: the levels of flows and the rule that a flow is only promoted.
 //!
-//! Implements MFS §4.2 (a flow starts low and is promoted), §4.3 (geometric thresholds) and §5
-//! (RLI mapped to the levels). `K` levels, `P_1` highest; thresholds
+//! Implements MFS §4.2 (a flow starts low and is promoted), §4.3 (geometric thresholds) and §5 (RLI
+//! mapped to the levels). `K` levels, `P_1` highest; thresholds
 //!
 //! ```text
 //! Q_i = U · E^(−i)        1 ≤ i ≤ K−1
 //! level(mlu) = 1 + #{ i : mlu < Q_i }
 //! ```
 //!
-//! so that `P_1` is `mlu ≥ Q_1` and `P_K` takes whatever is looser than `Q_{K−1}`.
+//! so that `P_1` has the flows with `mlu ≥ Q_1` and `P_K` those with `mlu < Q_{K−1}`.
 //!
-//! Departure: the paper names the threshold for leaving `P_j` upwards `τ_j` and sets `τ_K = +∞`
-//! "so that even the loosest flows are captured in the lowest queue". Promotion on `mlu ≥ τ_K`
-//! could then never happen, and no flow would leave `P_K`. We take the intent: the bounds of
-//! `P_K` capture everything, and `Q_{j−1}` is what a flow has to reach to leave `P_j`.
+//! Departure: the paper calls the threshold for promotion from `P_j` `τ_j` and sets `τ_K = +∞` "so
+//! that even the loosest flows are captured in the lowest queue". Promotion on `mlu ≥ τ_K` could
+//! then never happen, and no flow would leave `P_K`. Laxity follows the intent: `P_K` has no lower
+//! bound, and a flow leaves `P_j` when it reaches `Q_{j−1}`.
 
 use laxity_types::Level;
 
-/// Most thresholds there can be.
+/// Maximum number of thresholds.
 const THRESHOLDS_MAX: usize = Level::COUNT_MAX as usize - 1;
 
 /// The levels of one port and the thresholds between them.
@@ -28,8 +28,9 @@ pub struct Ladder {
 }
 
 impl Ladder {
-    /// `levels` is `K`, `scale` is `U`, `base` is `E`, as checked by
-    /// [`LinkConfig::validate`](crate::LinkConfig::validate). `K` is clamped to what exists.
+    /// Creates `levels` (`K`) levels with the thresholds of `scale` (`U`) and `base` (`E`), which
+    /// [`LinkConfig::validate`](crate::LinkConfig::validate) checks. `K` is clamped to the valid
+    /// range.
     #[must_use]
     pub fn new(levels: u8, scale: f64, base: f64) -> Self {
         let levels = levels.clamp(2, Level::COUNT_MAX);
@@ -44,35 +45,35 @@ impl Ladder {
         Self { levels, thresholds }
     }
 
-    /// `K`.
+    /// Returns `K`, the number of levels.
     #[must_use]
     pub fn levels(&self) -> u8 {
         self.levels
     }
 
-    /// `P_K`.
+    /// Returns `P_K`, the lowest level above the scavenger.
     #[must_use]
     pub fn lowest(&self) -> Level {
         Level(self.levels)
     }
 
-    /// `Q_i`, for `1 ≤ i ≤ K−1`.
+    /// Returns `Q_i`, for `1 ≤ i ≤ K−1`.
     #[must_use]
     pub fn threshold(&self, i: u8) -> Option<f64> {
         (i >= 1 && i < self.levels).then(|| self.thresholds[usize::from(i) - 1])
     }
 
-    /// The level of a last-stage flow with this MLU. NaN counts as loosest.
+    /// Returns the level of a last-stage flow with this MLU. NaN gives the lowest level.
     #[must_use]
     pub fn level_of(&self, mlu: f64) -> Level {
         let thresholds = &self.thresholds[..usize::from(self.levels) - 1];
-        // Counting those that are reached leaves NaN, which reaches none, in `P_K`.
+        // NaN reaches no threshold, so this count leaves it in `P_K`.
         let reached = thresholds.iter().filter(|&&q| mlu >= q).count();
         Level(self.levels - reached as u8)
     }
 
-    /// The MLU at which a flow of `level` has to be promoted, `None` from `P_1`, which has
-    /// nothing above it, and from the scavenger, which nothing leaves by urgency.
+    /// Returns the MLU at which a flow of `level` is promoted. Returns `None` for `P_1`, which is
+    /// the highest level, and for the scavenger, which no flow leaves by urgency.
     #[must_use]
     pub fn leaves_at(&self, level: Level) -> Option<f64> {
         if level.0 > self.levels {
@@ -81,7 +82,7 @@ impl Ladder {
         self.threshold(level.0.saturating_sub(1))
     }
 
-    /// The level of an early-stage flow: `min(1 + rli, K − 1)` below the reserved `P_1`.
+    /// Returns the level of an early-stage flow: `min(1 + rli, K − 1)` below the reserved `P_1`.
     /// Collectives have `rli = 0` and so enter `P_2`.
     #[must_use]
     pub fn early(&self, rli: u32) -> Level {
@@ -89,7 +90,7 @@ impl Ladder {
     }
 }
 
-/// Monotonic promotion (MFS §4.3): the higher of where a flow is and where it belongs now.
+/// Returns the higher of two levels, because promotion is monotonic (MFS §4.3).
 #[must_use]
 pub fn promoted(current: Level, candidate: Level) -> Level {
     current.min(candidate)

@@ -1,14 +1,14 @@
-//! The class below all levels: who is in it, and the share that it is sure of.
+//! The class below all levels: its flows, and its guaranteed share of the port.
 //!
 //! Implements MFS App. B step 3 (soft enforcement: pruned work is demoted, never dropped, and
 //! served when the port is idle) and architecture §4.3.
 //!
-//! Departure: the paper serves the scavenger "only when the network is detected to be idle", so
-//! that a port which is never idle would starve it for ever. Here it is also sure of a small
-//! share `p` of the port: while it waits, every byte of the levels earns it `p` credits and every
-//! byte of its own costs `1 − p`, so its long-run share is exactly `p`. Where small pieces of
-//! others take each room that a completion makes before its next chunk fits, the chunk goes all the
-//! same once it was due for [`INSISTS_CHUNKS`] chunks of others, and exceeds the window by as much.
+//! Departure: the paper serves the scavenger "only when the network is detected to be idle", so a
+//! port that is never idle would starve it for ever. Here the scavenger has a small guaranteed
+//! share `p` of the port. While it waits, every byte of the levels earns it `p` credits and every
+//! byte of its own costs `1 − p`, so its long-run share is exactly `p`. Small pieces of other flows
+//! can fill the window after each completion, so that a due chunk never fits. After
+//! [`INSISTS_CHUNKS`] chunks of others the due chunk is sent anyway, beyond the window.
 
 use laxity_types::{Deadline, Stage};
 
@@ -16,7 +16,7 @@ use crate::event::FlowSpec;
 use crate::link::flows::{NONE, Slot};
 use crate::link::port::Port;
 
-/// Whether a flow belongs in the scavenger whatever its urgency. These flows do:
+/// Reports whether a flow belongs in the scavenger regardless of its urgency. These flows do:
 ///
 /// * flows that no request waits for, such as weights and background;
 /// * the last stage of a pruned or lost request;
@@ -36,7 +36,7 @@ pub(crate) fn claims(port: &Port, spec: &FlowSpec, batch: Slot, request: Slot) -
     }
 }
 
-/// Chunks of others for which a piece is due and does not fit, before it exceeds the window.
+/// Chunks of others during which a due piece does not fit, before it may exceed the window.
 const INSISTS_CHUNKS: u64 = 4;
 
 /// Credit of the scavenger, or of starved flows, in thousandths of bytes.
@@ -45,10 +45,10 @@ pub(crate) struct Guarantee {
     permille: u64,
     credit: u64,
     credit_max: u64,
-    /// What a piece larger than a chunk cost beyond the credit there was; earned before any credit
-    /// is.
+    /// The cost of a piece larger than a chunk beyond the available credit. It must be earned
+    /// before any credit is.
     debt: u64,
-    /// Credit that was earned beyond the most there can be, since the last piece.
+    /// Credit that was earned above `credit_max` since the last piece.
     missed: u64,
 }
 
@@ -64,7 +64,7 @@ impl Guarantee {
         }
     }
 
-    /// The levels had `bytes` while scavenged work waited.
+    /// Earns credit for `bytes` that the levels sent while guaranteed work waited.
     pub(crate) fn earn(&mut self, bytes: u64) {
         let earned = bytes.saturating_mul(self.permille);
         let paid = earned.min(self.debt);
@@ -74,7 +74,7 @@ impl Guarantee {
         self.missed = self.missed.saturating_add(credit - self.credit);
     }
 
-    /// Scavenged work had `bytes`, by right or because the port was idle.
+    /// Spends credit for `bytes` of guaranteed work, sent by its share or on an idle port.
     pub(crate) fn spend(&mut self, bytes: u64) {
         let price = self.price(bytes);
         if self.covers(bytes) {
@@ -84,14 +84,14 @@ impl Guarantee {
         self.missed = 0;
     }
 
-    /// Whether scavenged work was due for so long that it may exceed the window.
+    /// Reports whether guaranteed work was due for so long that it may exceed the window.
     pub(crate) fn insists(&self) -> bool {
         let earned = self.chunk_bytes().saturating_mul(self.permille);
         self.permille > 0 && self.missed >= earned.saturating_mul(INSISTS_CHUNKS)
     }
 
-    /// Whether scavenged work may have `bytes` before the levels. A piece that cannot be cut and is
-    /// larger than a chunk needs credit for a chunk, and the rest is owed.
+    /// Reports whether guaranteed work may send `bytes` before the levels. A piece larger than a
+    /// chunk needs credit for one chunk, and the remaining cost becomes debt.
     pub(crate) fn covers(&self, bytes: u64) -> bool {
         let price = self.price(bytes).min(self.price(self.chunk_bytes()));
         self.permille > 0 && self.debt == 0 && self.credit >= price
@@ -110,7 +110,7 @@ impl Guarantee {
 mod tests {
     use super::*;
 
-    /// Share that the scavenger gets of a port on which both sides always want more.
+    /// Returns the scavenger's share of a port on which both sides always have work.
     fn share(permille: u16, piece: u64) -> f64 {
         let mut guarantee = Guarantee::new(permille, 100);
         let (mut levels, mut scavenged) = (0u64, 0u64);
@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn the_share_under_permanent_load_is_what_was_configured() {
         for permille in [0, 1, 10, 250, 500, 900, 1000] {
-            // As large as a chunk, and what cannot be cut.
+            // A piece as large as a chunk, and a larger one that cannot be cut.
             for piece in [100, 1_700] {
                 let got = share(permille, piece);
                 assert!(

@@ -1,8 +1,8 @@
-//! Instants and durations in nanoseconds, as values: nothing here reads a clock.
+//! Instants and durations in nanoseconds. This module does not read a clock.
 //!
 //! Inside a host an instant is CLOCK_MONOTONIC (architecture §1); in a simulator it is virtual.
 //! Both are the same `u64`, so no conversion is needed. All arithmetic saturates: a deadline near
-//! `u64::MAX` means "never", and an instant before the origin clamps to it.
+//! `u64::MAX` means "never", and an instant before the origin becomes the origin.
 
 use core::fmt;
 use core::ops::{Add, Sub};
@@ -21,13 +21,13 @@ impl Time {
     /// An instant that never comes: "no deadline".
     pub const NEVER: Self = Self(u64::MAX);
 
-    /// Time that has passed since `earlier`, zero if `earlier` is later.
+    /// Returns the time from `earlier` to `self`, zero if `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Span {
         Span(self.0.saturating_sub(earlier.0))
     }
 
-    /// Signed nanoseconds from `now` to `self`: negative once `self` has passed.
+    /// Returns the nanoseconds from `now` to `self`, negative if `self` has passed.
     #[must_use]
     pub const fn remaining_ns(self, now: Self) -> i64 {
         let clamp = i64::MAX as u64;
@@ -46,22 +46,22 @@ impl Time {
 }
 
 impl Span {
-    /// No time at all.
+    /// A span of no time.
     pub const ZERO: Self = Self(0);
 
-    /// A span of `n` milliseconds.
+    /// Returns a span of `n` milliseconds.
     #[must_use]
     pub const fn from_millis(n: u64) -> Self {
         Self(n.saturating_mul(1_000_000))
     }
 
-    /// A span of `n` microseconds.
+    /// Returns a span of `n` microseconds.
     #[must_use]
     pub const fn from_micros(n: u64) -> Self {
         Self(n.saturating_mul(1_000))
     }
 
-    /// The time `bytes` take at `bytes_per_second`, rounded up. A rate of zero takes for ever.
+    /// Returns the time that `bytes` take, rounded up. At a rate of zero it is the longest span.
     #[must_use]
     pub const fn transfer(bytes: u64, bytes_per_second: u64) -> Self {
         if bytes_per_second == 0 {
@@ -75,7 +75,7 @@ impl Span {
         }
     }
 
-    /// `self · n`, saturating.
+    /// Returns `self · n`, saturating.
     #[must_use]
     pub const fn times(self, n: u64) -> Self {
         Self(self.0.saturating_mul(n))

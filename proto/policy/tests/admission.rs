@@ -1,5 +1,5 @@
-//! What the admission state machine does, one situation at a time (MFS §4.4.2, Appendix B;
-//! architecture §4.4). One port moves a byte a nanosecond, so bytes read as nanoseconds.
+//! The admission state machine, one situation at a time (MFS §4.4.2, Appendix B; architecture
+//! §4.4). One port moves a byte per nanosecond, so numbers of bytes are nanoseconds too.
 
 use laxity_policy::admission::{
     Admission, AdmissionAction, AdmissionConfig, AdmissionEvent, Decision, PruneCause, QUEUE_MAX,
@@ -43,14 +43,14 @@ fn arrived(batch: u64, compute: u64, requests: Vec<RequestLoad>) -> AdmissionEve
     }
 }
 
-/// A batch that computes for so long; each request is `(id, deadline, bytes)`.
+/// Returns the arrival of a batch. Each request is `(id, deadline, bytes)`.
 fn computing(batch: u64, compute: u64, requests: &[(u64, u64, u64)]) -> AdmissionEvent {
     let requests = requests.iter();
     let loads = requests.map(|&(id, deadline, bytes)| load(id, deadline, &[(PORT, bytes)]));
     arrived(batch, compute, loads.collect())
 }
 
-/// A batch that does not compute to speak of.
+/// Returns the arrival of a batch whose computation takes no time.
 fn arrival(batch: u64, requests: &[(u64, u64, u64)]) -> AdmissionEvent {
     computing(batch, 0, requests)
 }
@@ -60,7 +60,7 @@ fn ended(request: u64) -> AdmissionEvent {
     AdmissionEvent::RequestEnded { request }
 }
 
-/// What the last run decided about a batch.
+/// Returns what the last run decided about a batch.
 fn decision(admission: &Admission, batch: u64) -> Decision {
     let decision = admission.last_decision(BatchId(batch));
     decision.expect("it was decided on")
@@ -72,7 +72,7 @@ fn departure(batch: u64) -> AdmissionEvent {
     }
 }
 
-/// The order that a poll at `now` issues.
+/// Returns the order that a poll at `now` issues, if any.
 fn order(admission: &mut Admission, now: u64) -> Option<Order> {
     admission
         .poll_action(Time(now))
@@ -87,7 +87,7 @@ fn ids(order: &Order) -> (Vec<u64>, Vec<u64>) {
     )
 }
 
-/// The order that a poll at `now` must issue.
+/// Returns the order that a poll at `now` must issue.
 fn issued(admission: &mut Admission, now: u64) -> (Vec<u64>, Vec<u64>) {
     ids(&order(admission, now).expect("an order"))
 }
@@ -95,8 +95,7 @@ fn issued(admission: &mut Admission, now: u64) -> (Vec<u64>, Vec<u64>) {
 #[test]
 fn batches_are_ordered_by_red_and_not_by_their_most_urgent_member() {
     let mut admission = admission(config());
-    // Batch 1 carries one request due at 10 among nine due at 1000 (RED 901), batch 2 is due at
-    // 500.
+    // Batch 1 has one request due at 10 among nine due at 1000 (RED 901). Batch 2 is due at 500.
     let mut piggyback = vec![(1, 10, 0)];
     piggyback.extend((2..=10).map(|id| (id, 1000, 0)));
     admission.handle(Time(0), arrival(1, &piggyback));
@@ -126,7 +125,7 @@ fn the_ranking_has_the_red_of_each_batch_and_nobody_that_left_or_came_since_the_
 #[test]
 fn a_batch_whose_traffic_does_not_fit_loses_its_heaviest_requests() {
     let mut admission = admission(config());
-    // 600 ns of traffic until 400: without the 250, 350 remain.
+    // 600 ns of traffic, due at 400. Without the request of 250 bytes, 350 ns remain.
     admission.handle(
         Time(0),
         arrival(1, &[(1, 400, 200), (2, 400, 250), (3, 400, 150)]),
@@ -148,7 +147,7 @@ fn a_batch_whose_traffic_does_not_fit_loses_its_heaviest_requests() {
 #[test]
 fn an_earlier_batch_that_loses_a_request_is_estimated_again() {
     let mut admission = admission(config());
-    // Batch 1 alone is fine (900 by 1000); with it batch 2 would end at 1100, due at 1050.
+    // Batch 1 alone is on time (900 by 1000). With it batch 2, due at 1050, would end at 1100.
     admission.handle(Time(0), arrival(1, &[(1, 1000, 600), (2, 1000, 300)]));
     admission.handle(Time(0), arrival(2, &[(3, 1050, 200)]));
     assert_eq!(issued(&mut admission, 0), (vec![1, 2], vec![1]));
@@ -208,7 +207,7 @@ fn the_paper_prunes_innocents_for_a_lost_batch_and_setting_aside_does_not() {
 #[test]
 fn doomed_work_does_not_set_its_batchs_urgency() {
     let mut admission = admission(config());
-    // Request 1 is late already; the rest of batch 1 has more time than batch 2.
+    // Request 1 is late already. The rest of batch 1 has more time than batch 2.
     admission.handle(Time(100), arrival(1, &[(1, 50, 10), (2, 5000, 10)]));
     admission.handle(Time(100), arrival(2, &[(3, 4000, 10)]));
     let first = order(&mut admission, 100).expect("batches arrived");
@@ -241,7 +240,7 @@ fn queued(batch: u64, ahead: u64) -> AdmissionEvent {
 }
 
 fn ready(admission: &mut Admission, now: u64, batch: u64) -> u64 {
-    // Everything that is not a trigger enters the next run: here is one.
+    // This arrival triggers a run, which also takes all events that trigger none.
     admission.handle(Time(now), arrival(99, &[]));
     order(admission, now);
     let said = decision(admission, batch);
@@ -319,7 +318,7 @@ fn a_long_queue_is_counted_as_far_as_the_bound_and_a_ring_is_cut() {
     assert_eq!(ready(&mut admission, 0, 3), 30);
     let whole = (QUEUE_MAX as u64 + 1) * 10;
     assert_eq!(ready(&mut admission, 0, batches), whole);
-    // Longer than what is walked when it is closed, so it is not seen; no estimate runs around it.
+    // This cycle is too long to be noticed, so it is accepted. Estimates end anyway.
     admission.handle(Time(0), queued(1, batches));
     assert_eq!(ready(&mut admission, 0, 1), whole);
 }
@@ -332,11 +331,11 @@ fn a_pruned_request_stays_pruned_until_it_ends_and_then_frees_the_budget() {
     });
     admission.handle(Time(0), arrival(1, &[(1, 100, 90), (2, 100, 80)]));
     assert_eq!(issued(&mut admission, 0).1, [1]);
-    // The budget is spent: batch 2 is late and nobody can be pruned for it.
+    // The budget is spent: batch 2 is late, but no request can be pruned for it.
     admission.handle(Time(0), arrival(2, &[(3, 150, 85)]));
     assert_eq!(issued(&mut admission, 0), (vec![1, 2], vec![1]));
     assert!(!decision(&admission, 2).feasible);
-    // Moving on to another batch does not rehabilitate it.
+    // The request stays pruned when it moves to another batch.
     admission.handle(Time(0), arrival(3, &[(1, 800, 90)]));
     assert_eq!(issued(&mut admission, 0).1, [1]);
     admission.handle(Time(0), ended(1));
@@ -441,14 +440,14 @@ fn estimates_follow_what_was_observed_if_they_are_asked_to() {
     });
     admission.handle(Time(0), arrival(1, &[(1, 10_000, 1000)]));
     order(&mut admission, 0);
-    // It took twice as long as it was estimated to: the next is estimated at 1.5 times.
+    // The batch took twice its estimate, so the next estimate is multiplied by 1.5.
     admission.handle(Time(2000), ended(1));
     admission.handle(Time(2000), departure(1));
     admission.handle(Time(2000), arrival(2, &[(2, 10_000, 1000)]));
     order(&mut admission, 2000);
     let said = decision(&admission, 2);
     assert_eq!(said.estimate.finish(), Time(3500));
-    // A batch that was aborted says nothing about estimates.
+    // An aborted batch does not change the correction.
     admission.handle(Time(9000), departure(2));
     admission.handle(Time(9000), arrival(3, &[(3, 20_000, 1000)]));
     order(&mut admission, 9000);
@@ -487,7 +486,7 @@ fn the_paper_is_followed_to_the_letter_under_mfs_alone() {
     }
 }
 
-/// Anything that another process could say.
+/// Generates any event that another process could send.
 fn garbage() -> impl Strategy<Value = AdmissionEvent> {
     let number = || prop_oneof![0..4_u64, u64::MAX - 2..=u64::MAX, any::<u64>()];
     let batch = move || number().prop_map(BatchId);
@@ -550,7 +549,7 @@ proptest! {
         });
         let mut epoch = 0;
         for (now, event) in events {
-            // Not even the clock has to be monotonic.
+            // Even the time need not be monotonic.
             admission.handle(Time(now), event);
             if let Some(order) = order(&mut admission, u64::MAX) {
                 prop_assert!(order.epoch > epoch, "epochs increase");

@@ -11,10 +11,10 @@ use laxity_policy::{BatchId, PortId, RequestId, Span, Time};
 use naive::{Naive, PORTS};
 use proptest::prelude::*;
 
-/// A byte takes a nanosecond.
+/// Rate at which a byte takes a nanosecond.
 const RATE: u64 = 1_000_000_000;
 
-/// Small ranges, so that ids meet, loads tie and deadlines are missed.
+/// Generates loads from small ranges, so that ids repeat, loads tie and deadlines are missed.
 fn load() -> impl Strategy<Value = RequestLoad> {
     let port = (0..PORTS as u32).prop_map(PortId);
     let bytes = prop_oneof![0..4_u64, 0..400_u64];
@@ -64,7 +64,7 @@ fn event() -> impl Strategy<Value = AdmissionEvent> {
     ]
 }
 
-/// Events, the time that passes before each, and whether the machine is polled after it.
+/// Generates events, the time before each, and whether the state machine is polled after it.
 fn story() -> impl Strategy<Value = Vec<(u64, AdmissionEvent, bool)>> {
     proptest::collection::vec((0..60_u64, event(), any::<bool>()), 1..40)
 }

@@ -1,7 +1,7 @@
-//! The baselines against the smallest statement of each: a key over the flows that wait, taken
-//! anew for all of them at every permit. Whoever is served must have the smallest key; each key
-//! ends with the arrival, so there is only one such flow. `karuna` proper is left out: what it
-//! holds back is a matter of time, not of order (`baselines.rs` has that).
+//! The baselines against a minimal definition of each: a key over the waiting flows, computed anew
+//! for all flows at every permit. The served flow must have the smallest key. Each key ends with
+//! the arrival, so that flow is unique. `karuna` is not covered, because it delays flows by time
+//! and not by order; `baselines.rs` tests it.
 
 mod random_events;
 
@@ -16,7 +16,7 @@ use random_events::{config, flow};
 
 const RATE: u64 = 1_000_000_000;
 const SLACK_NS: u64 = 5000;
-/// Due flows that one pick deals with: with no more of them no timer is left for the next one.
+/// Due flows that one pick handles. With no more paced flows, no timer is left for the next pick.
 const PACED_MAX: usize = 8;
 
 #[derive(Clone, Debug)]
@@ -39,11 +39,11 @@ struct Waiting {
     spec: FlowSpec,
     seq: u64,
     left: u64,
-    /// Fair sharing: what it has had, counted from what its class had had when it came.
+    /// Fair sharing: bytes that the flow has had, from its class's `had` at its arrival on.
     share: u64,
-    /// Karuna: when its next chunk is due, `None` if it goes by size.
+    /// Karuna: when the next chunk is due, `None` if the flow goes by size.
     due: Option<u64>,
-    /// Tent: it was promoted.
+    /// Tent: whether the flow was promoted.
     promoted: bool,
 }
 
@@ -52,7 +52,7 @@ impl Waiting {
         self.spec.stage == Stage::P2d && self.spec.deadline != Time::NEVER
     }
 
-    /// The instant at which its slack is down to the threshold.
+    /// Returns the instant at which the flow's slack falls to the threshold.
     fn slack_is_gone_at(&self) -> u64 {
         let needs = (self.left * 1_000_000_000).div_ceil(RATE) + SLACK_NS;
         self.spec.deadline.0.saturating_sub(needs)
@@ -66,7 +66,7 @@ struct Model {
     seq: u64,
     flows: BTreeMap<FlowId, Waiting>,
     flying: BTreeMap<FlowId, u64>,
-    /// By class: the share of whoever was served last, 0 while the class is empty.
+    /// By class: the share of the flow that was served last, 0 while the class is empty.
     had: BTreeMap<u64, u64>,
 }
 
@@ -88,13 +88,13 @@ impl Model {
         }
     }
 
-    /// Static class, the first before the second.
+    /// Returns the static class of a flow. Smaller is served first.
     fn class(&self, flow: &Waiting) -> u64 {
         let by_stage = |classes: [u64; 5]| classes[flow.spec.stage.index()];
         match self.policy {
             PolicyKind::Edf => u64::from(!flow.explicit()),
             PolicyKind::EdfLow => u64::from(flow.explicit()),
-            // KV reuse, collectives, last stage, weights, background.
+            // The order is KV reuse, collectives, last stage, weights, background.
             PolicyKind::TwoClass => by_stage([1, 0, 1, 2, 2]),
             PolicyKind::TentEdf if flow.promoted => 0,
             PolicyKind::TentEdf => by_stage([2, 1, 3, 4, 4]),
@@ -127,7 +127,7 @@ impl Model {
             return;
         }
         self.seq += 1;
-        // Nothing else that is known of a request changes a flow's deadline.
+        // The deadline of a flow must not depend on other properties of its request.
         let spec = FlowSpec {
             flow: FlowId(self.seq),
             batch: BatchId(0),
@@ -200,7 +200,7 @@ impl Model {
         self.drain();
     }
 
-    /// Stops wherever the link wants to be asked, as a driver does.
+    /// Lets time pass and polls at each deadline that the link asks for, as a driver does.
     fn pass(&mut self, ns: u64) {
         let until = self.now + ns;
         while let Some(Time(due)) = self.link.next_deadline()
@@ -214,7 +214,7 @@ impl Model {
 
     fn drain(&mut self) {
         let now = self.now;
-        // Karuna: what is due after its deadline goes by size from then on.
+        // Karuna: a flow that is due after its deadline goes by size from then on.
         for flow in self.flows.values_mut() {
             let late = flow.spec.deadline.0 <= now;
             if late && flow.due.is_some_and(|due| due == now) {

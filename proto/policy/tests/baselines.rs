@@ -1,4 +1,4 @@
-//! Each baseline does what its name says, in virtual time, against what can be worked out by hand.
+//! Each baseline in virtual time, against results worked out by hand.
 
 mod virtual_time;
 
@@ -18,7 +18,7 @@ fn near(got: f64, want: f64) -> bool {
     (got - want).abs() < 0.05
 }
 
-/// When each flow finishes under max-min fairness: the shares are recomputed from scratch at
+/// Returns when each flow finishes under max-min fairness. It recomputes the shares from scratch at
 /// every arrival and departure.
 fn fluid_fair(flows: &[(f64, f64)]) -> Vec<f64> {
     let mut left: Vec<f64> = flows.iter().map(|&(_, size)| size).collect();
@@ -94,7 +94,7 @@ fn fair_between_coflows_does_not_reward_many_flows() {
     };
     let mut port = Port::new(config);
     for id in 0..9 {
-        // Eight flows of one coflow against one flow of another.
+        // Eight flows are in one coflow, and one flow is in another.
         let batch = BatchId(1 + u64::from(id == 8));
         let units = if id == 8 { 2.0 } else { 0.5 };
         port.submit(FlowSpec {

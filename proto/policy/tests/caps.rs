@@ -1,4 +1,4 @@
-//! A port on which more batches and requests wait than it can know by name.
+//! A port with more waiting batches and requests than its batch table can hold.
 
 mod virtual_time;
 

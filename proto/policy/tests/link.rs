@@ -1,5 +1,5 @@
-//! What a port does at its edges: queued batches, layer boundaries, credit, names that mean
-//! nothing, and hints without end.
+//! The edge cases of a port: queued batches, layer boundaries, credit, unknown ids, and unlimited
+//! hints.
 
 mod virtual_time;
 
@@ -15,7 +15,7 @@ use virtual_time::{
 
 fn mfs() -> Port {
     let mut port = virtual_time::port(PolicyKind::Mfs);
-    // Something on the wire, so that what comes next waits.
+    // A chunk in flight fills the window, so that later flows wait.
     port.submit(flow(1000, Stage::Collective, 100.0));
     port.poll();
     port
@@ -29,7 +29,7 @@ fn reuse(id: u64, batch: u64, layer: u16) -> FlowSpec {
     }
 }
 
-/// Levels of the waiting stage-1 flows, highest first.
+/// Returns the levels of the waiting stage-1 flows, highest first.
 fn levels(port: &Port) -> Vec<u8> {
     let snapshot = port.link.snapshot();
     let mut levels = Vec::new();
@@ -107,7 +107,7 @@ fn batches_queued_in_a_ring_or_behind_themselves_are_survived() {
     port.run_out();
 }
 
-/// A last-stage flow that needs `Q_1` of the port from `crossing` on.
+/// Returns a last-stage flow that needs `Q_1` of the port from `crossing` on.
 fn urgent_from(id: u64, batch: u64, crossing: f64) -> FlowSpec {
     // size / (left · B) = 1/8: one unit needs eight ticks.
     FlowSpec {
@@ -147,7 +147,7 @@ fn the_last_stage_is_promoted_at_layer_boundaries_while_its_batch_computes() {
     assert_eq!(moved(&port, 1), [(5.9, 1)]);
 }
 
-/// How many of two layers' transfers are urgent, of which neither is by itself.
+/// Returns how many of two layers' transfers are urgent, neither of which is urgent by itself.
 fn urgent_of_two(mlu_scope: MluScope) -> u64 {
     let mut port = Port::new(LinkConfig {
         policy: PolicyKind::Mfs,
@@ -156,7 +156,7 @@ fn urgent_of_two(mlu_scope: MluScope) -> u64 {
     });
     port.submit(flow(1000, Stage::Collective, 100.0));
     port.poll();
-    // Each needs less than an eighth of the port until its deadline, both together more.
+    // Each needs less than an eighth of the port until its deadline, but both together need more.
     for (id, layer) in [(1, 0), (2, 1)] {
         port.submit(FlowSpec {
             request: RequestId(7),
@@ -225,8 +225,8 @@ fn a_batch_that_hangs_is_looked_at_seldom_and_promoted_within_a_period() {
         "{moves:?}"
     );
     assert_eq!((moves[0].1, moves[1].1), (2, 1));
-    // Three quarters of what is left each time, down to the period of a thousandth: log_4 of
-    // 68 000 and of 24 000.
+    // Each check waits for three quarters of the time left, down to the period of a thousandth:
+    // log_4 of 68 000 and of 24 000.
     assert!(looks <= 20, "{looks} looks");
 }
 
@@ -279,7 +279,7 @@ fn credit_is_what_is_left_of_the_window_unless_something_waits_at_or_above() {
         link.handle(now, cancelled(2));
         link.land(now, level, 3 * CHUNK);
         assert_eq!(link.credit_allowance(now), 10 * CHUNK, "{policy}");
-        // Credit in excess of the window is survived: the bytes are on the wire already.
+        // Credit above the window must be accepted, because the bytes are on the wire already.
         let far_more = flow(3, Stage::Collective, 5.0).bytes;
         link.launch(now, Stage::Collective, level, far_more);
         assert_eq!(link.credit_allowance(now), 0);
@@ -479,7 +479,7 @@ fn bytes_stuck_in_a_lower_class_do_not_hold_up_a_collective() {
         );
         while link.poll_action(Time(1)).is_some() {}
         assert_eq!(link.in_flight_bytes(), 4 * CHUNK, "{policy}");
-        // A collective to an idle receiver goes all the same, within a window of its own.
+        // A collective to an idle receiver is sent anyway, within a window of its own.
         link.handle(
             Time(2),
             Event::FlowArrived(spec(2, Stage::Collective, 100 * CHUNK)),
@@ -492,7 +492,7 @@ fn bytes_stuck_in_a_lower_class_do_not_hold_up_a_collective() {
             }
         }
         assert_eq!(permitted, 4 * CHUNK, "{policy}");
-        // The lower class gets nothing more until what is above it has left room.
+        // The lower class gets no more permits until the bytes above it have completed.
         link.handle(Time(3), completed(1, CHUNK));
         assert_eq!(link.poll_action(Time(3)), None, "{policy}");
     }
@@ -526,8 +526,8 @@ fn bytes_stuck_before_a_receiver_do_not_idle_the_port() {
         link.handle(ms(10), Event::FlowArrived(spec));
         link
     };
-    // None of it completes. The window at once, then a chunk in the time of a chunk, to three
-    // windows.
+    // No byte completes. One window is permitted at once, then a chunk in the time of a chunk, up
+    // to three windows.
     let mut link = waits(3);
     assert_eq!(permitted_by(&mut link, ms(10)), 2);
     assert_eq!(link.next_deadline(), Some(ms(11)));
@@ -539,7 +539,7 @@ fn bytes_stuck_before_a_receiver_do_not_idle_the_port() {
         None,
         "there is nothing to wait for but completions"
     );
-    // With one window, that is all there is.
+    // With an overcommit of one window, no more is permitted.
     let mut link = waits(1);
     assert_eq!(permitted_by(&mut link, ms(20)), 2);
     assert_eq!(link.next_deadline(), None);
@@ -587,7 +587,7 @@ fn what_cannot_be_cut_goes_in_one_piece_when_a_chunk_would_fit() {
         whole,
         ..FlowSpec::anonymous(FlowId(id), Stage::P2d, bytes)
     };
-    // Larger than the window, and yet permitted: nothing is in flight.
+    // The flow is larger than the window but permitted, because nothing is in flight.
     link.handle(Time(1), Event::FlowArrived(spec(1, 10 * CHUNK, true)));
     link.handle(Time(1), Event::FlowArrived(spec(2, 10 * CHUNK, true)));
     let permitted = |link: &mut Link, now| {
@@ -615,14 +615,14 @@ fn what_cannot_be_cut_goes_in_one_piece_when_a_chunk_would_fit() {
     link.handle(Time(4), done(1, 3 * CHUNK));
     link.handle(Time(4), done(2, 7 * CHUNK));
     assert_eq!(link.idle_allowance(), CHUNK);
-    // The same at once, where nothing waits.
+    // The fast path, where no flow waits, gives the same permit.
     let piece = link.peek_permit(Time(5), &spec(3, 2 * CHUNK, true));
     assert_eq!(piece.map(|p| (p.bytes, p.last)), Some((2 * CHUNK, true)));
     let chunk = link.peek_permit(Time(5), &spec(3, 2 * CHUNK, false));
     assert_eq!(chunk.map(|p| (p.bytes, p.last)), Some((CHUNK, false)));
 }
 
-/// A port on which whatever comes waits.
+/// Returns a port on which every new flow waits.
 fn busy() -> Port {
     let mut port = virtual_time::port(PolicyKind::Laxity);
     port.submit(flow(1000, Stage::Collective, 100.0));
@@ -648,7 +648,7 @@ fn a_held_flow_has_no_part_in_arbitration_until_it_is_released() {
     assert_eq!((snapshot.held.flows, snapshot.held.bytes > 0), (1, true));
     assert_eq!(port.link.waiting_flows(), 2);
     port.run_until(at(1e5));
-    // Everything else is done; only what was held is left, though the port idles.
+    // All other flows are done. Only the held flow is left, though the port is idle.
     assert_eq!(
         (port.link.waiting_flows(), port.link.in_flight_bytes()),
         (0, 0)
@@ -671,7 +671,7 @@ fn a_held_flow_can_be_cancelled_and_keeps_nothing() {
     port.tell(released(1));
     let snapshot = port.link.snapshot();
     assert_eq!((snapshot.held.flows, snapshot.held.bytes), (0, 0));
-    // The collective is left.
+    // Only the collective is left.
     assert_eq!((snapshot.requests, port.link.waiting_flows()), (0, 1));
 }
 
@@ -685,17 +685,17 @@ fn a_flow_whose_request_cannot_be_known_again_has_no_neighbours() {
     for id in [1, 3] {
         port.tell(cancelled(id));
     }
-    // Their records go to others.
+    // Other requests reuse the slots of their records.
     for id in [4, 5, 6] {
         port.submit(of_request(id, 2));
     }
-    // As many as can be known, and somebody waits for each.
+    // The table is full, and a flow of each request waits.
     for id in 100..100 + REQUESTS_MAX as u64 {
         port.submit(of_request(id, id));
     }
     port.tell(released(2));
     port.tell(cancelled(2));
-    // Request 2 is forgotten with its last flow, as ever.
+    // Request 2 is removed with its last flow.
     let before = port.link.snapshot().requests;
     for id in [4, 5, 6] {
         port.tell(cancelled(id));

@@ -1,10 +1,9 @@
-//! `mfs` and `laxity` against a naive model that recomputes every key from scratch, O(n), at
-//! every permit: the flow served must be one that the written rules put first, and promotion
-//! must be neither early, nor late, nor downwards.
+//! `mfs` and `laxity` against a naive model that recomputes every key from scratch, O(n), at every
+//! permit. The served flow must be one that the rules put first, and promotion must be neither
+//! early, nor late, nor downwards.
 //!
-//! The model shares no code with the policies. Its only inputs are the events; of what the link
-//! does it believes one thing, the level of a last-stage flow between two `Moved`s, and checks
-//! each of those.
+//! The model shares no code with the policies. Its only inputs are the events and, from the link,
+//! the level of a last-stage flow between two `Moved`s. It checks each `Moved`.
 
 mod random_events;
 
@@ -23,7 +22,7 @@ const LAYER_NS: u64 = 3000;
 const PERIOD_NS: u64 = 2000;
 const RATE: u64 = 1_000_000_000;
 const K: u8 = 8;
-/// Key of what has no deadline: after all that have one, before what is late.
+/// Key of a flow without a deadline: after all that have one, before what is late.
 const NO_DEADLINE: u64 = u64::MAX - 1;
 
 #[derive(Clone, Debug)]
@@ -31,7 +30,7 @@ enum Step {
     Arrive(FlowSpec),
     CompleteAll,
     NextLayer(u64),
-    /// `σ`, and as many requests from the front of the second list are pruned.
+    /// `σ`, and the pruned requests: this many from the front of the second list.
     Order(Vec<u64>, Vec<u64>),
     Pass(u64),
 }
@@ -70,23 +69,23 @@ struct Batch {
     sigma: Option<usize>,
 }
 
-/// What differs between the ports that are tried.
+/// The settings that differ between the tested ports.
 #[derive(Clone, Copy, Debug)]
 struct Setting {
     policy: PolicyKind,
     last_stage: LastStage,
-    /// Time constant of the EWMA of `ρ`; without one `ρ` stays 0 and crossings are exact.
+    /// Time constant of the EWMA of `ρ`. With `None`, `ρ` stays 0 and crossings are exact.
     tau_ns: Option<u64>,
     scavenger_permille: u64,
 }
 
 struct Model {
     setting: Setting,
-    /// Bytes of early stages that were permitted, and when.
+    /// Permitted bytes of early stages, with the time of each permit.
     early: Vec<(u64, u64)>,
     /// `ρ` at `now`.
     rho: f64,
-    /// What the scavenger may have before the levels, in thousandths of bytes.
+    /// Bytes that the scavenger may send before the levels, in thousandths.
     credit: u64,
     debt: u64,
     pruned: Vec<u64>,
@@ -101,7 +100,7 @@ struct Model {
     lost: Vec<RequestId>,
 }
 
-/// The deadline of member `r` of batch `b`: spread over the run, one long past.
+/// Returns the deadline of a request. Deadlines are spread over the run, and one is long past.
 fn member_deadline(request: u64) -> u64 {
     [1, 20_000, 45_000, 60_000, 90_000, 120_000, 200_000, 400_000][request as usize % 8]
 }
@@ -153,7 +152,7 @@ impl Model {
                     bytes: 0,
                 });
             }
-            // 3 waits behind 2, and 4 behind 3.
+            // Batch 3 waits behind batch 2, and batch 4 behind batch 3.
             if b >= 3 {
                 batch.ahead = Some(b - 1);
                 model.tell(Event::BatchQueued {
@@ -179,7 +178,7 @@ impl Model {
         }
     }
 
-    /// Layers that have to be computed before layer 0 of `b` can, minus its own progress.
+    /// Returns the number of layers before layer 0 of `b`, less the batch's own progress.
     fn layers_before(&self, b: u64) -> i64 {
         let mut before = 0;
         let mut ahead = self.batches[&b].ahead;
@@ -204,8 +203,8 @@ impl Model {
         flow.left as f64 / (left_s * RATE as f64 * (1.0 - self.rho.min(0.95)))
     }
 
-    /// `ρ` from nothing but who was permitted what when: each step of an eighth of the time
-    /// constant that is over moves the average by an eighth towards its own load.
+    /// Computes `ρ` from the permits alone: each past step of an eighth of the time constant moves
+    /// the average by an eighth towards the load of the step.
     fn measure(&mut self) {
         let Some(tau) = self.setting.tau_ns else {
             return;
@@ -220,12 +219,12 @@ impl Model {
         self.rho = self.rho.min(1.0);
     }
 
-    /// Whether the two sides may disagree about the level for the last bit of a quotient.
+    /// Reports whether rounding may make the model and the link disagree about the level.
     fn on_the_edge(&self, flow: &Waiting) -> bool {
         self.mfs_level(flow, 1.0 - 1e-9) != self.mfs_level(flow, 1.0 + 1e-9)
     }
 
-    /// `1 + #{i : mlu < Q_i}`, with the last bits of `mlu` pushed up or down.
+    /// Returns `1 + #{i : mlu < Q_i}`, with the last bits of `mlu` pushed up or down.
     fn mfs_level(&self, flow: &Waiting, push: f64) -> u8 {
         if flow.spec.deadline == Time::NEVER || flow.left == 0 {
             return K;
@@ -240,7 +239,7 @@ impl Model {
         (bytes * 1_000_000_000).div_ceil(RATE)
     }
 
-    /// Bytes that the flow's request has waiting in the last stage, scavenged ones apart.
+    /// Returns the bytes of the flow's request that wait in the last stage and are not scavenged.
     fn with_request(&self, flow: &Waiting) -> u64 {
         if flow.spec.request == RequestId(0) {
             return flow.left;
@@ -258,8 +257,8 @@ impl Model {
             .sum()
     }
 
-    /// The key of a flow's batch. A flow of no batch has its own deadline; one that names no
-    /// request makes its deadline its batch's.
+    /// Returns the key of a flow's batch. A flow without a batch has its own deadline. The deadline
+    /// of a flow without a request counts for its batch.
     fn batch_key(&self, spec: &FlowSpec) -> u64 {
         let b = spec.batch.0;
         if b == 0 {
@@ -285,7 +284,7 @@ impl Model {
         tightest.map_or(u64::MAX, |d| d - compute)
     }
 
-    /// The written rules, as one comparable key without the last tie (arrival).
+    /// Returns the rank under the rules as one comparable key, without the last tie (arrival).
     fn key(&self, flow: &Waiting) -> [u64; 5] {
         let spec = &flow.spec;
         if flow.scavenged {
@@ -340,7 +339,7 @@ impl Model {
         }
     }
 
-    /// Whether the flow is demoted because its request is pruned: the last stage always, KV
+    /// Reports whether the flow is demoted because its request is pruned: the last stage always, KV
     /// reuse in `mfs` unless its batch computes.
     fn pruning_takes(&self, spec: &FlowSpec) -> bool {
         let started = self.batches.get(&spec.batch.0).is_none_or(|b| b.started);
@@ -361,13 +360,13 @@ impl Model {
         bytes * (1000 - self.setting.scavenger_permille)
     }
 
-    /// Whether the scavenger has earned a piece of `bytes`.
+    /// Reports whether the scavenger has earned a piece of `bytes`.
     fn is_due(&self, bytes: u64) -> bool {
         let permille = self.setting.scavenger_permille;
         permille > 0 && self.debt == 0 && self.credit >= self.price(bytes)
     }
 
-    /// The scavenger comes last, but for its share; in it arrival decides.
+    /// Checks that the scavenger comes last, except for its share, and serves by arrival.
     fn check_share(&mut self, flow: &Waiting, bytes: u64) {
         let permille = self.setting.scavenger_permille;
         let Some(head) = self.scavenger_head() else {
@@ -546,7 +545,7 @@ impl Model {
         }
     }
 
-    /// No flow that waits should have been promoted by now.
+    /// Checks that no waiting flow should have been promoted before.
     fn check_promotions(&self) {
         if self.setting.tau_ns.is_some() {
             return; // the crossing moves with ρ
@@ -648,7 +647,7 @@ fn follow(setting: Setting, steps: &[Step]) {
     }
 }
 
-/// With the scavenger's share or without.
+/// Generates settings with and without the scavenger's share.
 fn setting(policy: PolicyKind, last_stage: LastStage) -> impl Strategy<Value = Setting> {
     prop::sample::select(vec![0, 0, 10, 300]).prop_map(move |scavenger_permille| Setting {
         policy,

@@ -1,17 +1,17 @@
 //! The examples of MFS §3 as tests: Table 1 with the caption of Table 2, and Figures 6 and 7.
 //!
-//! The figures themselves are not in the text, so the instances are the smallest that agree with
-//! everything the captions and §3.2 say; each test states what it assumes. The ideal
-//! "Defer-and-Promote" of §3 promotes at the last safe moment, that is at `mlu = 1` on a fluid
-//! wire: `mfs` with `Q_1 = U/E = 0.99` and `ρ = 0`, since ours moves chunks of 0.01 units and
-//! Table 1 has no slack at all. For the same reason deadlines are met to within [`GRAIN`].
+//! The paper's text does not contain the figures, so the instances are the smallest that agree with
+//! the captions and §3.2. Each test states what it assumes. The ideal "Defer-and-Promote" of §3
+//! promotes at the last safe moment, that is at `mlu = 1` on a fluid wire. Here it is `mfs` with
+//! `Q_1 = U/E = 0.99` and `ρ = 0`, since chunks have 0.01 units and Table 1 has no slack at all.
+//! For the same reason deadlines are met to within [`GRAIN`].
 
 mod virtual_time;
 
 use laxity_policy::{BatchId, FlowSpec, Layer, LinkConfig, PolicyKind, RequestId, Stage};
 use virtual_time::{Port, at, batch, compute_finished, flow, fluid, joined, layer_began};
 
-/// What the chunks of the near-fluid wire can add to a finishing time, in ticks.
+/// Maximum error of a finishing time due to the chunks of the near-fluid wire, in ticks.
 const GRAIN: f64 = 0.05;
 
 fn config(policy: PolicyKind) -> LinkConfig {
@@ -30,11 +30,11 @@ const A: u64 = 1;
 const B: u64 = 2;
 const C: u64 = 3;
 
-/// Table 1. Remaining time is what follows the flow ("determined by downstream tasks"), so A has
-/// to finish by 18 − 9 = 9, B by 12 − 6 = 6 and C, which nothing follows, by its deadline 7.
-/// Nothing follows C, so it is the last stage of request 4, the one with an explicit deadline;
-/// B, the urgent one, is the collective of the batch of requests 2 and 3; A is KV reuse of
-/// request 1, needed some layers from now.
+/// Returns when A, B and C of Table 1 finish. Remaining time is what follows the flow ("determined
+/// by downstream tasks"), so A has to finish by 18 − 9 = 9 and B by 12 − 6 = 6. Nothing follows C,
+/// so it has to finish by its deadline 7: it is the last stage of request 4, with an explicit
+/// deadline. B, the urgent flow, is the collective of the batch of requests 2 and 3. A is KV reuse
+/// of request 1, needed some layers from now.
 fn table_1(config: LinkConfig) -> [f64; 3] {
     let mut port = Port::new(config);
     for (id, layers) in [(1, 10), (2, 7), (4, 1)] {
@@ -95,7 +95,7 @@ fn table_1_fair_sharing_fails_to_protect_the_urgent_flow() {
 #[test]
 fn table_1_shortest_job_first_fails_to_protect_the_urgent_flow() {
     let finish = table_1(config(PolicyKind::Sjf));
-    // A, then C, then B.
+    // The order is A, then C, then B.
     assert!(
         near(finish[0], 2.0) && near(finish[1], 9.0) && near(finish[2], 5.0),
         "{finish:?}"
@@ -106,7 +106,7 @@ fn table_1_shortest_job_first_fails_to_protect_the_urgent_flow() {
 #[test]
 fn table_1_edf_completes_the_explicit_deadline_unnecessarily_early() {
     let finish = table_1(config(PolicyKind::Edf));
-    // C first although it has until 7; then A and B share.
+    // C is first although it has until 7; then A and B share.
     assert!(
         near(finish[0], 7.0) && near(finish[1], 9.0) && near(finish[2], 3.0),
         "{finish:?}"
@@ -117,7 +117,7 @@ fn table_1_edf_completes_the_explicit_deadline_unnecessarily_early() {
 #[test]
 fn table_1_defer_and_promote_meets_every_deadline_just_in_time() {
     let finish = table_1(defer_and_promote());
-    // B at once; C from its last safe moment, 4; A in what is left.
+    // B starts at once, C at its last safe moment, 4. A has the remaining time.
     assert!(
         near(finish[0], 9.0) && near(finish[1], 4.0) && near(finish[2], 7.0),
         "{finish:?}"
@@ -125,9 +125,9 @@ fn table_1_defer_and_promote_meets_every_deadline_just_in_time() {
     assert_eq!(met(finish), [true, true, true]);
 }
 
-/// The ideal of §3 promotes at the last safe moment; the thresholds that §4.3 recommends
-/// (`U = 0.5, E = 4`) promote to the reserved `P_1` from an eighth of the port on. C needs 3 of
-/// the 7 ticks it has, `mlu = 0.43`: it is first at once, as under EDF, and B misses.
+/// The ideal of §3 promotes at the last safe moment. The thresholds of §4.3 (`U = 0.5, E = 4`)
+/// promote to the reserved `P_1` from an eighth of the port on. C needs 3 of its 7 ticks, so it has
+/// `mlu = 0.43` and is first at once, as under EDF, and B misses.
 #[test]
 fn table_1_mfs_with_default_thresholds_misses_b() {
     let finish = table_1(config(PolicyKind::Mfs));
@@ -140,7 +140,7 @@ fn table_1_mfs_with_default_thresholds_misses_b() {
 
 #[test]
 fn table_1_laxity_meets_every_deadline_with_its_defaults() {
-    // B blocks a computation; then C, whose laxity is 4, before A, whose batch has 8.
+    // B, which blocks a computation, is first. Then C, with a laxity of 4, precedes A, with 8.
     let finish = table_1(config(PolicyKind::Laxity));
     assert!(
         near(finish[0], 9.0) && near(finish[1], 4.0) && near(finish[2], 7.0),
@@ -149,8 +149,8 @@ fn table_1_laxity_meets_every_deadline_with_its_defaults() {
     assert_eq!(met(finish), [true, true, true]);
 }
 
-/// One collective that blocks the computation, and one KV transfer that does not, arrive
-/// together. Returns when the collective is done.
+/// Submits a collective that blocks the computation together with a KV transfer that does not.
+/// Returns when the collective is done.
 fn collective_beside(config: LinkConfig, collective: f64, kv: FlowSpec) -> f64 {
     let mut port = Port::new(config);
     port.tell(batch(1, 64, 1.0));
@@ -165,10 +165,10 @@ fn collective_beside(config: LinkConfig, collective: f64, kv: FlowSpec) -> f64 {
     port.finish(A)
 }
 
-/// Figure 6: layer 2 starts at 3 under FS, SJF and EDF, at 2 under Defer-and-Promote (−33 %).
-/// §3.2 says of it that EDF over-prioritises stage 3, and of both figures that the KV flow is the
-/// smaller one. Assumed: the collective of layer 1 has 2 units (the 2 of the best case, in which
-/// nothing else is served), the stage-3 flow 1 unit (the difference), with a loose deadline.
+/// Figure 6: layer 2 starts at 3 under FS, SJF and EDF, at 2 under Defer-and-Promote (−33 %). §3.2
+/// says that EDF over-prioritises stage 3 here, and of both figures that the KV flow is smaller.
+/// Assumed: the collective of layer 1 has 2 units (the 2 of the best case, in which no other flow
+/// is served), the stage-3 flow 1 unit (the difference), with a loose deadline.
 #[test]
 fn figure_6_the_next_layer_starts_at_2_instead_of_3() {
     let kv = FlowSpec {
@@ -192,9 +192,9 @@ fn figure_6_the_next_layer_starts_at_2_instead_of_3() {
 }
 
 /// Figure 7: layer 2 ends at 4 under FS, SJF and EDF, at 3 under Defer-and-Promote (−25 %). §3.2
-/// says of it that EDF degenerates into fair sharing because deadlines are implicit, so the KV
-/// flow is stage 1: blocks that another unit fetches from this one, for a layer further on.
-/// Assumed: collective 3 units, KV flow 1 unit.
+/// says that EDF degenerates into fair sharing here because deadlines are implicit. So the KV flow
+/// is stage 1: blocks that another unit fetches from this one, for a layer further on. Assumed:
+/// collective 3 units, KV flow 1 unit.
 #[test]
 fn figure_7_the_layer_ends_at_3_instead_of_4() {
     let kv = FlowSpec {

@@ -1,4 +1,4 @@
-//! What holds for every policy, whatever happens: against a shadow with the simplest accounts.
+//! Properties of every policy under random events, against a shadow with the simplest accounts.
 
 mod random_events;
 
@@ -121,7 +121,7 @@ proptest! {
     }
 }
 
-/// Lightly loaded, so that the fast path is taken often.
+/// Generates a light load, so that the fast path is taken often.
 fn mostly_completions() -> impl Strategy<Value = Op> {
     prop_oneof![
         2 => op(),

@@ -4,7 +4,7 @@ use laxity_policy::Time;
 use laxity_policy::red::Red;
 use proptest::prelude::*;
 
-/// `(RED, D^Lo, k*)` by the definition: every split is tried, the best kept.
+/// Returns `(RED, D^Lo, k*)` by the definition: tries every split and keeps the best.
 fn oracle(deadlines: &[Time]) -> (Time, Time, usize) {
     let mut due: Vec<u128> = deadlines
         .iter()

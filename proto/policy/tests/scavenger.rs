@@ -1,5 +1,5 @@
-//! Scavenged work: who falls into it, that it finishes, and what share it is sure of
-//! (MFS App. B step 3, architecture §4.3).
+//! Scavenged work: its flows, that it finishes, and its guaranteed share (MFS App. B step 3,
+//! architecture §4.3).
 
 mod virtual_time;
 
@@ -41,8 +41,8 @@ fn level_of(port: &Port, id: u64) -> Option<Level> {
         })
 }
 
-/// Keeps a port busy with collectives for ever; returns what share of the bytes a scavenged flow
-/// of `units` got until it finished, or until `ticks` had passed.
+/// Keeps a port busy with collectives for ever. Returns the share of the bytes that a scavenged
+/// flow of `units` got until it finished or `ticks` had passed, and whether it finished.
 fn share_under_load(config: LinkConfig, units: f64, ticks: f64) -> (f64, bool) {
     let mut port = Port::new(config);
     port.submit(flow(1, Stage::Weights, units));
@@ -129,7 +129,7 @@ fn pruning_takes_the_last_stage_and_what_has_not_started_and_nothing_else() {
                 _ => None,
             })
             .collect();
-        // `laxity` leaves KV reuse alone: the batch would stall on it.
+        // `laxity` does not demote KV reuse, because the batch would stall on it.
         let reuse_gives_way = policy == PolicyKind::Mfs;
         let gave_way = if reuse_gives_way {
             vec![FlowId(2), FlowId(4)]
@@ -137,7 +137,7 @@ fn pruning_takes_the_last_stage_and_what_has_not_started_and_nothing_else() {
             vec![FlowId(2)]
         };
         assert_eq!(moved, gave_way, "{policy}");
-        // What comes later for a pruned request is pruned too.
+        // A later flow of a pruned request is pruned too.
         port.submit(of_request(flow(5, Stage::P2d, 1.0), 1, 1, 1));
         assert_eq!(
             port.link.snapshot().waiting_by_level[Level::SCAVENGER.row()].flows,
@@ -201,14 +201,14 @@ fn a_lost_deadline_yields_at_once_to_one_that_can_be_met() {
         port.run_out();
         assert_eq!(level_of(&port, 1), Some(Level::SCAVENGER), "{policy}");
         assert!(port.finish(2) < port.finish(1), "{policy}");
-        // Only its guaranteed share was taken from the other.
+        // The other flow lost only the scavenger's guaranteed share.
         assert!(port.finish(2) < 11.05, "{policy}: {}", port.finish(2));
     }
 }
 
 #[test]
 fn a_request_that_cannot_make_it_is_given_up_as_a_whole() {
-    // Three flows of one request need 3 ticks and have 2; another request needs 1 and has 2.
+    // Three flows of one request need 3 ticks and have 2. Another request needs 1 and has 2.
     let mut port = virtual_time::port(PolicyKind::Laxity);
     for (id, request) in [(1, 1), (2, 1), (3, 1), (4, 2)] {
         let spec = of_request(flow(id, Stage::P2d, 1.0), 0, request, id as u16);

@@ -1,9 +1,9 @@
 //! Whole prefills in virtual time: layers that wait for their KV reuse and for the collective
 //! before them (MFS §3.1), on one port that several prefill units share.
 //!
-//! Not an evaluation (the simulator's business) but a check that the policies do to multi-stage
-//! work what they are for: on small, loaded instances, `mfs` and `laxity` let more requests
-//! make their deadlines than `fair`, and collectives finish sooner.
+//! These tests are no evaluation, which is the simulator's task. They check on small, loaded
+//! instances that under `mfs` and `laxity` more requests make their deadlines than under `fair`,
+//! and that collectives finish sooner.
 
 mod virtual_time;
 
@@ -30,13 +30,13 @@ struct Prefill {
 }
 
 impl Prefill {
-    /// Time to first token with the port to itself and all reuse overlapped.
+    /// Returns the time to first token with the port to itself and all reuse overlapped.
     fn alone(&self) -> f64 {
         self.reuse + f64::from(self.layers) * (self.compute + self.collective) + self.p2d
     }
 }
 
-/// How many layers ahead KV reuse is fetched.
+/// Number of layers by which KV reuse is fetched ahead.
 const LOOKAHEAD: u16 = 3;
 
 #[derive(Clone, Debug, Default)]
@@ -260,7 +260,7 @@ struct Mix {
     reuse: f64,
     collective: f64,
     p2d: f64,
-    /// Reuse varies by itself from batch to batch, not only with the size of the rest.
+    /// Whether reuse varies between batches independently of the other sizes.
     uneven: bool,
 }
 
@@ -302,8 +302,8 @@ const MIXES: [Mix; 5] = [
     },
 ];
 
-/// `n` prefills over three units, port load about `load`, deadlines at three times what each
-/// would take alone (the paper's SLO).
+/// Returns `n` prefills over three units, with a port load of about `load`. Deadlines are three
+/// times the time that each would take alone (the paper's SLO).
 fn plan(seed: u64, n: usize, load: f64, mix: Mix) -> Vec<Prefill> {
     let mut random = Lcg(seed);
     let mut now = 0.0;
@@ -335,7 +335,7 @@ fn plan(seed: u64, n: usize, load: f64, mix: Mix) -> Vec<Prefill> {
 const SEEDS: u64 = 3;
 const PREFILLS: usize = 40;
 
-/// Over the seeds: requests in time, mean TTFT and mean collective time in ticks.
+/// Returns, over all seeds, requests in time, mean TTFT and mean collective time in ticks.
 fn outcome(policy: PolicyKind, mix: Mix) -> (usize, f64, f64) {
     let (mut attained, mut ttft, mut collective) = (0, 0.0, 0.0);
     for seed in 1..=SEEDS {

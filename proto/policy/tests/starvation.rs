@@ -1,10 +1,10 @@
-//! Nothing waits for ever, and a deadline counts whatever else is known of its flow.
+//! No flow waits for ever, and a deadline counts whatever else is known of its flow.
 //!
 //! Every kind of flow (stage; batch and request unknown, named or announced; deadline absent, met
-//! with ease or past; layer) against every kind of load that never lets up, in virtual time, under
-//! the two policies that are not baselines. The baselines starve whom their definitions starve:
-//! `edf` those without a deadline, `edf_low` those with one, `sjf` the large, `karuna` the large
-//! without a deadline, `two_class` and `tent_edf` what their classes put last.
+//! with ease or past; layer) runs beside every kind of permanent load, in virtual time, under `mfs`
+//! and `laxity`. The baselines starve some flows by definition: `edf` those without a deadline,
+//! `edf_low` those with one, `sjf` the large, `karuna` the large without a deadline, `two_class`
+//! and `tent_edf` those of the last class.
 
 mod virtual_time;
 
@@ -19,14 +19,14 @@ use virtual_time::{Port, UNIT, batch, flow, request_ended};
 
 const POLICIES: [PolicyKind; 2] = [PolicyKind::Laxity, PolicyKind::Mfs];
 const CHUNK: u64 = 1000;
-/// Chunks per second.
+/// Rate of the port in chunks per second.
 const SPEED: u64 = 200;
 const RATE: u64 = CHUNK * SPEED;
 const SECOND: u64 = 1_000_000_000;
-/// Chunks of the load that are under way at any time.
+/// Number of chunks of the load that wait or are in flight at any time.
 const BACKLOG: u64 = 6;
 const SUBJECT: u64 = 1_000_000_000;
-/// Chunks of the subject.
+/// Size of the tested flow in chunks.
 const SIZE: u64 = 2;
 const PERIOD: Span = Span::from_millis(1);
 
@@ -41,7 +41,7 @@ fn config(policy: PolicyKind) -> LinkConfig {
     }
 }
 
-/// What is known of a flow's batch or request.
+/// How a flow names its batch or request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
     Nothing,
@@ -56,12 +56,12 @@ struct Kind {
     stage: Stage,
     batch: Known,
     request: Known,
-    /// Seconds from its arrival, negative for one that has passed.
+    /// Deadline in seconds after the flow's arrival, negative for one that has passed.
     deadline_s: Option<i64>,
     layer: u16,
 }
 
-/// Every kind of flow with these deadlines.
+/// Returns every kind of flow with these deadlines.
 fn kinds(deadlines: &[Option<i64>]) -> Vec<Kind> {
     let mut kinds = Vec::new();
     for stage in Stage::ALL {
@@ -84,8 +84,8 @@ fn kinds(deadlines: &[Option<i64>]) -> Vec<Kind> {
     kinds
 }
 
-/// Load that never lets up: those without a deadline, those that are in time, and those that name
-/// all that there is to name.
+/// Returns the kinds of permanent load: flows without a deadline, flows that are in time, and flows
+/// that name a batch and a request.
 fn loads() -> Vec<Kind> {
     let mut loads = Vec::new();
     for stage in [Stage::KvReuse, Stage::Collective, Stage::P2d] {
@@ -115,7 +115,7 @@ fn deadline(now: Time, deadline_s: Option<i64>) -> Time {
     }
 }
 
-/// Submits a flow of `kind`, whose batch and request are called `name`.
+/// Submits a flow of `kind`, whose batch and request have the id `name`.
 fn submit(port: &mut Port, kind: Kind, id: u64, name: u64, bytes: u64) {
     let due = deadline(port.now, kind.deadline_s);
     let (batch_id, request) = (BatchId(name), RequestId(id));
@@ -144,8 +144,8 @@ fn submit(port: &mut Port, kind: Kind, id: u64, name: u64, bytes: u64) {
     });
 }
 
-/// When a flow of `kind` leaves, in seconds after its arrival, beside `load` in flows of `bytes`;
-/// `None` if it waits longer than `limit_s`.
+/// Returns when a flow of `kind` finishes, in seconds after its arrival, beside `load` in flows of
+/// `bytes`. Returns `None` if it waits longer than `limit_s`.
 fn finishes_after(
     policy: PolicyKind,
     kind: Kind,
@@ -153,7 +153,7 @@ fn finishes_after(
     limit_s: f64,
 ) -> Option<f64> {
     let mut port = Port::new(config(policy));
-    // What has passed must not be before the origin.
+    // A deadline in the past must not be before the origin of the clock.
     port.now = Time(10 * SECOND);
     let mut id = 0;
     let mut more = |port: &mut Port| {
@@ -179,8 +179,8 @@ fn finishes_after(
     None
 }
 
-/// The bound that `link/starved.rs` documents for one starved flow; the scavenger's share is
-/// smaller.
+/// Returns the bound that `link/starved.rs` documents for one starved flow. The scavenger's share
+/// is smaller.
 fn bound_s(policy: PolicyKind) -> f64 {
     let starved = STARVED_AFTER.0 as f64 / SECOND as f64;
     let chunks = (SIZE + 2) as f64;
@@ -201,7 +201,7 @@ fn every_flow_finishes_within_a_bound_under_load_that_never_lets_up() {
     }
 }
 
-/// Small pieces take up each room that a completion makes before a chunk fits into it.
+/// Small pieces take up the space of each completion before a chunk fits into it.
 #[test]
 fn small_pieces_of_others_do_not_keep_a_chunk_out_for_ever() {
     for policy in POLICIES {
@@ -222,7 +222,7 @@ fn small_pieces_of_others_do_not_keep_a_chunk_out_for_ever() {
     }
 }
 
-/// Bytes on credit pass no permit, and would fill each room that a completion makes.
+/// Bytes on credit need no permit, and would take up the space of each completion.
 #[test]
 fn collectives_on_credit_do_not_keep_others_out_for_ever() {
     for policy in POLICIES {
@@ -260,11 +260,11 @@ fn collectives_on_credit_do_not_keep_others_out_for_ever() {
 }
 
 /// `laxity` orders KV reuse and the last stage by deadline, and collectives among each other. A
-/// deadline before those of all others is met, whatever is known of its flow beside it.
+/// deadline before those of all others is met, whatever else is known of its flow.
 #[test]
 fn a_feasible_deadline_is_met_whatever_else_is_known_of_the_flow() {
     for load in loads() {
-        // The load's deadlines are later, so serving the subject first is feasible.
+        // The load's deadlines are later, so serving the tested flow first is feasible.
         let load = Kind {
             deadline_s: load.deadline_s.map(|_| 20),
             ..load
@@ -282,8 +282,7 @@ fn a_feasible_deadline_is_met_whatever_else_is_known_of_the_flow() {
     }
 }
 
-/// The example of `laxity.h`: KV reuse with a deadline and nothing else, beside a last stage that
-/// is in time.
+/// The example of `laxity.h`: KV reuse with only a deadline, beside a last stage that is in time.
 #[test]
 fn kv_reuse_with_a_deadline_and_no_batch_is_in_time_beside_the_last_stage() {
     let of = |stage, deadline_s| Kind {
@@ -299,8 +298,8 @@ fn kv_reuse_with_a_deadline_and_no_batch_is_in_time_beside_the_last_stage() {
     assert!(done.is_some_and(|s| s < 0.1), "{done:?}");
 }
 
-/// A flow's deadline is its batch's, though another flow of the batch has none, or one that has
-/// passed, or its requests can't make theirs.
+/// A flow's deadline counts for its batch, even if another flow of the batch has none or a past
+/// one, or the batch's requests can't make theirs.
 #[test]
 fn the_deadline_of_one_flow_counts_for_its_batch_whatever_the_others_have() {
     for others in [None, Some(-1)] {
@@ -334,7 +333,7 @@ fn the_deadline_of_one_flow_counts_for_its_batch_whatever_the_others_have() {
     }
 }
 
-/// Flows without a deadline, of which no batch is known, are equals: arrival decides.
+/// Flows without a deadline and without a known batch are equal, so arrival decides.
 #[test]
 fn kv_reuse_and_the_last_stage_without_a_deadline_take_turns_by_arrival() {
     let of = |stage| Kind {

@@ -1,5 +1,5 @@
-//! The three measures of urgency, each against its definition taken literally: thresholds
-//! (MFS §4.3) by counting, the crossing by bisection, RLI (§4.4.1) by walking layer by layer.
+//! The three measures of urgency against their literal definitions: thresholds (MFS §4.3) by
+//! counting, the crossing by bisection, RLI (§4.4.1) by walking layer by layer.
 
 use laxity_policy::link::{FOLLOWERS_MAX, Link};
 use laxity_policy::mlu::{self, RHO_MAX};
@@ -58,7 +58,7 @@ proptest! {
             let urgency = mlu::mlu(size, Time(deadline), Time(t), rate, rho);
             urgency.is_none_or(|urgency| urgency >= threshold)
         };
-        // The first instant at which it is reached.
+        // The bisection finds the first instant at which the threshold is reached.
         let (mut before, mut after) = (0, deadline);
         while before < after {
             let middle = before + (after - before) / 2;
@@ -66,7 +66,7 @@ proptest! {
         }
         let crossing = mlu::crossing(size, Time(deadline), rate, rho, threshold);
         let crossing = crossing.expect("it has bytes and a deadline").0;
-        // Both round: to a nanosecond, and to the precision of the time that is left.
+        // Both results are rounded: to a nanosecond, and to the precision of the time that is left.
         let grain = 2 + (deadline - after) / (1 << 48);
         prop_assert!(crossing.abs_diff(after) <= grain, "{crossing} {after}");
     }
@@ -103,7 +103,7 @@ proptest! {
     #[test]
     fn a_flow_of_a_queued_batch_is_as_far_off_as_the_layers_before_it_take(
         layers in prop::collection::vec(1u16..7, 1..6),
-        // Which batch moves on; those that wait do not, a unit computes one batch at a time.
+        // The batch that moves on. Waiting batches do not: a unit computes one batch at a time.
         boundaries in 0usize..24,
         target in 0u16..7,
     ) {
@@ -131,7 +131,7 @@ proptest! {
             let (batch, layer) = (BatchId(id), Layer(layer));
             link.handle(now, Event::LayerBegan { batch, layer });
         }
-        // A flow that fills the window keeps what comes after it waiting.
+        // A flow that fills the window makes later flows wait.
         let flow = |id, batch, stage, layer, bytes| FlowSpec {
             flow: FlowId(id), stage, batch: BatchId(batch), request: RequestId(0),
             layer: Layer(layer), bytes, deadline: Time::NEVER, receiver_bound: false,

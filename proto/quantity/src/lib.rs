@@ -1,11 +1,11 @@
 //! Sizes, rates and durations as people write them: `"1MiB"`, `"100Gbit"`, `"20ms"`.
 //!
-//! A bare integer is the base unit (bytes, bytes per second, nanoseconds have no bare form: a
-//! duration must name its unit, because nobody remembers which one is meant). Bits are a tenth
-//! of what a hurried reader takes them for, so `Gbit` and `GB` are both spelled out.
+//! A bare integer is in the base unit, bytes or bytes per second. A duration must name its unit,
+//! because no base unit would be obvious. Rates name bits (`Gbit`) or bytes (`GB/s`), because the
+//! two are easily confused.
 //!
-//! The daemon's configuration, job profiles and the command line read quantities with this one
-//! parser, so that `500ms` means the same wherever it is written.
+//! The daemon's configuration, job profiles and the command line use this one parser, so that
+//! `500ms` means the same in all of them.
 #![forbid(unsafe_code)]
 
 use std::fmt;
@@ -16,7 +16,7 @@ use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::ser::{Serialize, Serializer};
 use thiserror::Error;
 
-/// Text that is no quantity of the wanted kind.
+/// The error for text that is no quantity of the wanted kind.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("`{text}` is not {wanted}")]
 pub struct NotAQuantity {
@@ -43,7 +43,7 @@ impl From<Nanos> for Duration {
 }
 
 impl From<Duration> for Nanos {
-    /// Durations beyond `u64` nanoseconds (584 years) become the longest that there is.
+    /// Converts a duration. Durations beyond `u64` nanoseconds (584 years) become the maximum.
     fn from(duration: Duration) -> Self {
         Self(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
     }
@@ -54,8 +54,8 @@ const RATE_WANTED: &str = "a rate; write bytes per second, or a number with bit,
     (per second) or B/s, KB/s, MB/s, GB/s, KiB/s, MiB/s, GiB/s";
 const NANOS_WANTED: &str = "a duration; write a number with ns, us, ms, s or min";
 
-/// Units of each kind as (name, numerator, denominator) in base units, largest last. The names
-/// that `Display` uses come before their synonyms.
+/// Units of each kind as (name, numerator, denominator) in base units, largest last. The names that
+/// `Display` uses come before their synonyms.
 const BYTES_UNITS: &[(&str, u64, u64)] = &[
     ("B", 1, 1),
     ("KiB", 1 << 10, 1),
@@ -87,7 +87,7 @@ const NANOS_UNITS: &[(&str, u64, u64)] = &[
     ("µs", 1_000, 1),
 ];
 
-/// `text` in base units. Decimal fractions are taken exactly, in integers.
+/// Parses `text` into base units. Decimal fractions are exact, because the arithmetic is integer.
 fn parse(text: &str, units: &[(&str, u64, u64)]) -> Option<u64> {
     let text = text.trim();
     let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '_'))?;
@@ -105,7 +105,7 @@ fn parse(text: &str, units: &[(&str, u64, u64)]) -> Option<u64> {
     u64::try_from(value).ok()
 }
 
-/// `value` in the largest of `units` that leaves a whole number.
+/// Writes `value` in the largest of `units` that leaves a whole number.
 fn show(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64, u64)]) -> fmt::Result {
     let mut best = (u128::from(value), units[0].0);
     for &(name, numerator, denominator) in units {
@@ -179,13 +179,13 @@ quantity!(Bytes, BYTES_UNITS, BYTES_WANTED, bare: true);
 quantity!(Rate, RATE_UNITS, RATE_WANTED, bare: true);
 quantity!(Nanos, NANOS_UNITS, NANOS_WANTED, bare: false);
 
-/// `value` with three significant digits and the first unit in which it is below `step`; the last
-/// one has no such bound.
+/// Formats `value` with three significant digits, in the first unit in which it is below `step`.
+/// The last unit has no such bound.
 fn about(value: f64, step: f64, units: &[&str]) -> String {
     let mut value = value;
     let mut units = units.iter();
     let mut unit = units.next().copied().unwrap_or("");
-    // What would be shown as 1000 is 1 of the next unit.
+    // A value that would be shown as 1000 is shown as 1 of the next unit.
     for next in units {
         if value < 999.5 {
             break;
@@ -202,7 +202,7 @@ fn about(value: f64, step: f64, units: &[&str]) -> String {
 }
 
 impl Bytes {
-    /// For people to read, not to be parsed: `11.6 GiB`.
+    /// Formats the size for people, rounded, as `11.6 GiB`. The result is not for parsing.
     #[must_use]
     pub fn about(self) -> String {
         about(
@@ -214,7 +214,7 @@ impl Bytes {
 }
 
 impl Rate {
-    /// For people to read, not to be parsed: `100 Gbit/s`.
+    /// Formats the rate for people, rounded, as `100 Gbit/s`. The result is not for parsing.
     #[must_use]
     pub fn about(self) -> String {
         let bits = self.0 as f64 * 8.0;
@@ -227,7 +227,7 @@ impl Rate {
 }
 
 impl Nanos {
-    /// For people to read, not to be parsed: `1.24 s`.
+    /// Formats the duration for people, rounded, as `1.24 s`. The result is not for parsing.
     #[must_use]
     pub fn about(self) -> String {
         let minutes = self.0 as f64 / 6e10;

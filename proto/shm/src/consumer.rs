@@ -1,5 +1,5 @@
-//! The daemon's half of a lane: takes records out, writes permits in, distrusts everything.
-//! The protocol is described in [`crate::lane`].
+//! The daemon's half of a lane: it consumes records and writes permits. All input is untrusted.
+//! [`crate::lane`] describes the protocol.
 
 use crate::lane::LaneMemory;
 use crate::layout::CREDIT_PORTS;
@@ -12,26 +12,26 @@ use crate::record::{
 use crate::sleep::Awaited;
 use crate::sync::{Ordering, fence, light_fence, prefetch};
 
-/// A record with its place.
+/// A record with its slot and sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Incoming {
-    /// Where it lies; its `tag` names the flow that a `Submit` or `SubmitOnCredit` begins. The
-    /// slot matters for a `Submit` only.
+    /// The slot and the sequence of the record. The `tag` names the flow that a `Submit` or
+    /// `SubmitOnCredit` begins. The slot matters for a `Submit` only.
     pub at: SlotRef,
-    /// What it says.
+    /// The record.
     pub record: Record,
 }
 
-/// Takes what comes out of lanes, the frequent records each by a call of their own.
+/// Receives the records of lanes, with a separate method for each frequent kind.
 ///
-/// Closures that take an [`Incoming`] are sinks too, and good enough for anything but a scheduler:
-/// a record that comes in an enum is put together in memory in pieces of one size and read back in
-/// others, and the processor waits for each of these, for longer than the rest takes.
+/// Closures that take an [`Incoming`] are sinks too, but slow ones: they get each record as an
+/// enum. The processor writes the enum to memory in pieces of one size and reads it back in others,
+/// and each such read stalls. A scheduler should implement the trait.
 pub trait Sink {
-    /// [`Record::Submit`]; its permits go to `at`, through `consumer`.
+    /// Takes a [`Record::Submit`]. Its permits go to `at`, through `consumer`.
     fn submit(&mut self, lane: u16, consumer: &mut Consumer, at: SlotRef, flow: Flow);
 
-    /// [`Record::SubmitOnCredit`].
+    /// Takes a [`Record::SubmitOnCredit`].
     fn on_credit(
         &mut self,
         lane: u16,
@@ -41,16 +41,16 @@ pub trait Sink {
         observed: bool,
     );
 
-    /// [`Record::Completed`].
+    /// Takes a [`Record::Completed`].
     fn completed(&mut self, lane: u16, consumer: &mut Consumer, at: SlotRef, tag: u64, bytes: u64);
 
-    /// Any other record.
+    /// Takes a record of any other kind.
     fn message(&mut self, lane: u16, consumer: &mut Consumer, at: SlotRef, record: Record);
 
-    /// The lane is dead.
+    /// Takes the error for which the lane was given up.
     fn garbage(&mut self, lane: u16, consumer: &mut Consumer, garbage: Garbage);
 
-    /// So many records came out of the lane in one go.
+    /// Takes the number of records that one poll consumed from the lane.
     #[inline]
     fn drained(&mut self, _lane: u16, _records: usize) {}
 }
@@ -88,32 +88,32 @@ where
     }
 }
 
-/// The flow was withdrawn, has had its last permit, or never was: nothing was written. Forget it.
+/// The flow no longer waits in this slot. Nothing was written. Remove the flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("no flow waits in this slot under this tag: forget the flow")]
 pub struct Stale;
 
-/// How many slots ahead of the one that is read the next cache line is asked for. Records that are
-/// given back in order lie in order, so the chain can be guessed though it is followed one link at
-/// a time: without this each link of a backlog is a cache miss of its own.
+/// Distance in slots from the current slot to the one that is prefetched. Slots that come back in
+/// order lie in order, so the next links of the chain can be guessed. Without the prefetch each
+/// link of a backlog would be a cache miss.
 const AHEAD: usize = 8;
 
-/// Whether somebody sleeps on the permit just written.
+/// Whether a client sleeps on the permit that was just written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a client that sleeps on this permit must be woken"]
 pub enum Wake {
-    /// Nobody does.
+    /// No client sleeps on it.
     NotNeeded,
-    /// Call [`Consumer::wake`], once all permits of this round are written.
+    /// A client sleeps. Call [`Consumer::wake`] once all permits of this round are written.
     Needed,
 }
 
-/// A record that made no sense, as it was read: for a log that explains it.
+/// A garbage record as it was read, for the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// Where it lay; the tag is its sequence.
+    /// The record's slot. The tag is its sequence.
     pub at: SlotRef,
-    /// Its words.
+    /// The record's words.
     pub descriptor: Descriptor,
 }
 
@@ -126,33 +126,33 @@ impl core::fmt::Display for Refused {
     }
 }
 
-/// The daemon's half.
+/// The daemon's half of a lane.
 #[derive(Debug)]
 pub struct Consumer {
     memory: LaneMemory,
     /// The slot where the next record will appear.
     at: u16,
-    /// And its sequence.
+    /// The sequence of the next record.
     seq: u64,
-    /// Tag of the living gated flow of each slot, 0 if none. Private, so a client cannot have a
-    /// permit written where it should not be.
+    /// Tag of the living gated flow of each slot, 0 if none. The table is private, so that a client
+    /// cannot redirect a permit.
     live: Box<[u64]>,
     /// Value of the shared `consumed` counter.
     flushed: u64,
-    /// Records after which it is brought up to date though the lane does not pause.
+    /// Maximum number of records between two updates of `consumed`.
     flush_every: u64,
     granted: [u64; CREDIT_PORTS],
     spent: [u64; CREDIT_PORTS],
-    /// The `awaited` word that was answered last: one wake-up is enough for each.
+    /// The last `awaited` word that got a wake-up. Each word needs one only.
     woken: u64,
     refused: Option<Refused>,
-    /// Execute a real fence before looking for a sleeper: `membarrier` does not reach us.
+    /// Whether to execute a real fence before looking for a sleeper, as `membarrier` failed.
     fenced: bool,
 }
 
 impl Consumer {
-    /// The consumer of a lane that was never used. `fenced` if this process could not be
-    /// registered for `membarrier` ([`crate::sleep::register`]).
+    /// Creates the consumer of a lane that was never used. `fenced` says that this process could
+    /// not be registered for `membarrier` ([`crate::sleep::register`]).
     #[must_use]
     pub fn new(memory: LaneMemory, fenced: bool) -> Self {
         let count = memory.slots().len();
@@ -171,15 +171,15 @@ impl Consumer {
         }
     }
 
-    /// The next record, if there is one. After garbage the lane is dead and yields nothing more.
+    /// Returns the next record, if any. After garbage the lane yields no more records.
     pub fn poll(&mut self) -> Option<Result<Incoming, Garbage>> {
         let mut next = None;
         self.poll_into(0, &mut |_, _: &mut Self, incoming| next = Some(incoming));
         next
     }
 
-    /// Gives the next record, if there is one, to `sink`, which is told that it came from `lane`;
-    /// whether there was one. After garbage the lane is dead and yields nothing more.
+    /// Gives the next record, if any, to `sink` with the number `lane`. Returns whether there was
+    /// one. After garbage the lane yields no more records.
     #[inline(always)]
     pub fn poll_into<S: Sink>(&mut self, lane: u16, sink: &mut S) -> bool {
         let slots = self.memory.slots();
@@ -205,7 +205,7 @@ impl Consumer {
         true
     }
 
-    /// Takes the record whose turn it is.
+    /// Decodes the current record and gives it to `sink`.
     #[inline(always)]
     fn take<S: Sink>(
         &mut self,
@@ -233,7 +233,7 @@ impl Consumer {
                 let flow = decode_flow(descriptor)?;
                 let (port, spent) = self.spend(&flow)?;
                 self.advance(descriptor)?;
-                // Last: what a refused record says was not spent, or it would never be given back.
+                // Last: a refused record must not count as spent, as its bytes never return.
                 self.spent[port] = spent;
                 sink.on_credit(lane, self, at, flow, false);
             }
@@ -256,7 +256,7 @@ impl Consumer {
         Ok(())
     }
 
-    /// Goes on to the slot that the record names.
+    /// Moves to the slot that the record names.
     #[inline(always)]
     fn advance(&mut self, descriptor: &Descriptor) -> Result<(), Garbage> {
         let next = descriptor.next();
@@ -273,7 +273,7 @@ impl Consumer {
         Ok(())
     }
 
-    /// The counter that the flow draws on, and what it comes to.
+    /// Returns the port whose credit the flow uses, and the port's spent credit including the flow.
     #[inline(always)]
     fn spend(&self, flow: &Flow) -> Result<(usize, u64), Garbage> {
         let Some(port) = flow.credit_port() else {
@@ -286,7 +286,7 @@ impl Consumer {
         Ok((port, spent))
     }
 
-    /// A withdrawn flow: O(slots), and rare. Tags of credited flows are not in the table.
+    /// Removes a withdrawn flow in O(slots), which is rare. Flows on credit are not in the table.
     #[cold]
     fn forget(&mut self, tag: u64) {
         if tag != 0
@@ -296,8 +296,8 @@ impl Consumer {
         }
     }
 
-    /// Tells the producer how far this consumer has come. Call it when a lane pauses; a lane that
-    /// does not pause is flushed by `poll` every quarter of its slots.
+    /// Publishes how many records were consumed. Call it when a lane pauses. A lane that does not
+    /// pause is flushed by `poll` every quarter of its slots.
     #[inline]
     pub fn flush(&mut self) {
         let consumed = self.seq - 1;
@@ -316,7 +316,7 @@ impl Consumer {
     /// Permits `cumulative` bytes in all to the flow at `at`.
     ///
     /// # Errors
-    /// [`Stale`]: the client withdrew the flow; nothing was written.
+    /// [`Stale`]: the client withdrew the flow, and nothing was written.
     #[inline]
     pub fn permit(
         &mut self,
@@ -340,7 +340,7 @@ impl Consumer {
         Ok(self.sleeper(Some(at.slot)))
     }
 
-    /// Whether somebody sleeps who should see what was just written to `slot` (or to any).
+    /// Reports whether a client sleeps on `slot`, or on any slot if `slot` is `None`.
     #[inline]
     fn sleeper(&self, slot: Option<u16>) -> Wake {
         if self.fenced {
@@ -357,8 +357,8 @@ impl Consumer {
         }
     }
 
-    /// Wakes the lane's owner if it sleeps: 10 to 14 µs then, so do it after all permits of a
-    /// round are written. Returns whether there was a sleeper that had not been woken.
+    /// Wakes the lane's owner if it sleeps. That takes 10 to 14 µs, so call it after all permits of
+    /// a round are written. Returns whether there was a sleeper that had not been woken.
     pub fn wake(&mut self) -> bool {
         if self.sleeper(None) == Wake::NotNeeded {
             return false;
@@ -369,19 +369,19 @@ impl Consumer {
         true
     }
 
-    /// Sets the credit of a port, in bytes since the lane began. Never goes down: credit that was
-    /// handed out is spent or not, it cannot be taken back.
+    /// Sets the credit of a port, in bytes since the lane began. Credit never goes down, because
+    /// the client may have spent it already.
     pub fn grant_credit(&mut self, port: usize, cumulative: u64) {
         if let Some(granted) = self.granted.get_mut(port)
             && cumulative > *granted
         {
             *granted = cumulative;
-            // Relaxed: the number is all that is said.
+            // Relaxed: no other data depends on this number.
             self.memory.header().credit.granted[port].store(cumulative, Ordering::Relaxed);
         }
     }
 
-    /// Credit handed out and credit spent on a port, in bytes since the lane began.
+    /// Returns the credit given and the credit spent on a port, in bytes since the lane began.
     #[must_use]
     pub fn credit(&self, port: usize) -> (u64, u64) {
         match (self.granted.get(port), self.spent.get(port)) {
@@ -390,26 +390,26 @@ impl Consumer {
         }
     }
 
-    /// Whether the flow still waits.
+    /// Reports whether the flow still waits.
     #[inline]
     #[must_use]
     pub fn is_waiting(&self, at: SlotRef) -> bool {
         at.tag != 0 && self.live.get(usize::from(at.slot)) == Some(&at.tag)
     }
 
-    /// Records consumed so far.
+    /// Returns the number of records consumed so far.
     #[must_use]
     pub fn consumed(&self) -> u64 {
         self.seq - 1
     }
 
-    /// Garbage came out of this lane.
+    /// Reports whether garbage came out of this lane.
     #[must_use]
     pub fn is_poisoned(&self) -> bool {
         self.refused.is_some()
     }
 
-    /// The record for which the lane was given up.
+    /// Returns the garbage record for which the lane was given up.
     #[must_use]
     pub fn refused(&self) -> Option<&Refused> {
         self.refused.as_ref()

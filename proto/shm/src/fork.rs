@@ -1,18 +1,18 @@
-//! What a forked child sees of its parent's regions: nothing.
+//! Protection of a process's regions from its forked children.
 //!
-//! A child inherits shared mappings and sockets. If it went on using the parent's lanes, two
-//! processes would write them; if it merely held the registration socket, the daemon would not
-//! see the parent's death. So a `pthread_atfork` handler, in the child, before `fork` returns
-//! there, replaces each region by private zero pages whose attention word says
-//! [`attention::LOST`], and the socket and the eventfd by a dead descriptor. Every lane of the
-//! child then finds itself detached by the check it makes anyway, at no cost to the parent's hot
-//! path, and attaches anew under its own pid.
+//! A child inherits shared mappings and sockets. If the child used the parent's lanes, two
+//! processes would write them. If it only kept the registration socket open, the daemon would not
+//! see the parent's death. So a `pthread_atfork` handler runs in the child before `fork` returns
+//! there. It replaces each region by private zero pages whose attention word is
+//! [`attention::LOST`], and the socket and the eventfd by a dead descriptor. The usual check then
+//! shows each lane of the child that it is detached, at no cost to the parent's hot path, and the
+//! child attaches again under its own pid.
 //!
-//! A socket on which a daemon was asked and has not answered yet is guarded in the same way: a
-//! daemon that answers later would otherwise take the child's copy for a parent that is still
-//! there.
+//! A socket whose registration has no answer yet is guarded in the same way. Otherwise the child's
+//! copy would keep the connection open after the parent ended, and a daemon that answers later
+//! would not notice the end.
 //!
-//! Only calls that are async-signal-safe are made, and no lock is taken: the table is fixed and
+//! The handler makes only async-signal-safe calls and takes no lock: the table is fixed and
 //! lock-free. Children made by `vfork` or `posix_spawn` run no handler and need none (they only
 //! exec). A raw `clone` of a process without exec is not covered.
 
@@ -24,7 +24,7 @@ use crate::layout::{Header, attention};
 use crate::region::Region;
 
 struct Entry {
-    /// Address of the mapping; 0 free, 1 being filled, 2 a socket without one.
+    /// Address of the mapping, or [`FREE`], [`FILLING`] or [`NO_REGION`].
     address: AtomicUsize,
     bytes: AtomicUsize,
     socket: AtomicI32,
@@ -34,12 +34,12 @@ struct Entry {
 const FREE: usize = 0;
 const FILLING: usize = 1;
 const NO_REGION: usize = 2;
-/// In place of a descriptor.
+/// Stands for no descriptor.
 const NONE: i32 = -1;
-/// Regions and sockets of one process at a time: of each of its clients the current region, the
-/// socket on which the next one is asked for, and old ones that a thread still holds. A process has
-/// one client or a few; the table is large enough that nobody counts them: 24 KiB that are zero
-/// until they are used.
+/// Maximum number of guarded regions and sockets in one process. Each client has its current
+/// region, a socket for the next registration, and old regions that a thread still uses. A process
+/// has few clients, so the table is large enough. It takes 24 KiB, which are zero until they are
+/// used.
 const ENTRIES: usize = 1024;
 
 static TABLE: [Entry; ENTRIES] = [const {
@@ -52,12 +52,12 @@ static TABLE: [Entry; ENTRIES] = [const {
     }
 }; ENTRIES];
 
-/// Too many regions are mapped, or the handler cannot be installed. Do not use the region.
+/// The region cannot be guarded: the table is full, or the handler is not installed. Do not use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot guard the region against fork: run unscheduled")]
 pub struct Unguarded;
 
-/// A region, or a socket alone, that a forked child will not see. Drop it before the region and the
+/// Hides a region, or a socket alone, from forked children. Drop it before the region and the
 /// descriptors.
 #[derive(Debug)]
 pub struct ForkGuard {
@@ -67,7 +67,7 @@ pub struct ForkGuard {
 }
 
 impl ForkGuard {
-    /// Takes the region, its registration socket and its eventfd away from future children.
+    /// Hides the region, its registration socket and its eventfd from future children.
     ///
     /// # Errors
     /// [`Unguarded`].
@@ -84,7 +84,7 @@ impl ForkGuard {
         })
     }
 
-    /// Takes a registration socket away from future children.
+    /// Hides a registration socket from future children.
     ///
     /// # Errors
     /// [`Unguarded`].
@@ -97,7 +97,7 @@ impl ForkGuard {
     }
 }
 
-/// Makes an entry of the table; its index.
+/// Adds an entry to the table and returns its index.
 fn enter(address: usize, bytes: usize, socket: i32, eventfd: i32) -> Result<usize, Unguarded> {
     static INSTALL: Once = Once::new();
     static INSTALLED: AtomicI32 = AtomicI32::new(-1);
@@ -119,7 +119,7 @@ fn enter(address: usize, bytes: usize, socket: i32, eventfd: i32) -> Result<usiz
             entry.bytes.store(bytes, Ordering::Relaxed);
             entry.socket.store(socket, Ordering::Relaxed);
             entry.eventfd.store(eventfd, Ordering::Relaxed);
-            // Release: the handler that sees the address sees the rest.
+            // Release: a handler that sees the address also sees the other fields.
             entry.address.store(address, Ordering::Release);
             return Ok(index);
         }
@@ -133,7 +133,7 @@ impl Drop for ForkGuard {
     }
 }
 
-/// Runs in the child of a fork.
+/// Hides all guarded regions and sockets. It runs in the child of a fork.
 extern "C" fn in_child() {
     // SAFETY: plain integers; a failure is handled below.
     let dead = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
@@ -156,7 +156,7 @@ extern "C" fn in_child() {
                 if dead >= 0 {
                     libc::dup3(dead, fd, libc::O_CLOEXEC);
                 } else {
-                    // A number without a file: the owner's close will fail, which is harmless.
+                    // The owner's later close of this number fails, which is harmless.
                     libc::close(fd);
                 }
             }
@@ -168,7 +168,7 @@ extern "C" fn in_child() {
     }
 }
 
-/// Replaces a region by empty pages that say that it is lost.
+/// Replaces a region by zero pages with [`attention::LOST`].
 fn blank(address: usize, bytes: usize) {
     // SAFETY: the table names a live mapping of ours of that size (the guard holds the
     // region), and the only thread of this process is in this handler, so nobody holds
@@ -184,7 +184,7 @@ fn blank(address: usize, bytes: usize) {
         )
     };
     if pages == libc::MAP_FAILED {
-        // No memory for a child that would otherwise write its parent's lanes.
+        // The child must not continue, because it would write its parent's lanes.
         // SAFETY: abort is always allowed.
         unsafe { libc::abort() };
     }

@@ -1,5 +1,5 @@
-//! The first page of a region: what the daemon tells all lanes of a client, and which lanes there
-//! are. One cache line per writer and per rate of change.
+//! The first page of a region: the daemon's settings for all lanes of a client, and the client's
+//! claimed lanes. Each writer and each rate of change has its own cache line.
 
 use laxity_types::{Level, Stage};
 
@@ -8,23 +8,23 @@ use crate::sync::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence, li
 
 /// Bits of [`Header::attention`]. While the word is zero a submit is stores only.
 pub mod attention {
-    /// The daemon sleeps, or is about to: write the eventfd after publishing.
+    /// The daemon sleeps, or is about to. A client writes the eventfd after publishing.
     pub const SLEEPING: u32 = 1;
-    /// Many lanes: ring the lane's doorbell after publishing.
+    /// The daemon has many lanes. A client increments the lane's doorbell after publishing.
     pub const DOORBELL: u32 = 1 << 1;
-    /// `membarrier` does not work between the two: execute a fence before looking at this word.
+    /// `membarrier` does not work. A client executes a fence before it reads this word.
     pub const FENCE: u32 = 1 << 2;
-    /// `laxity bypass on`: send everything, unscheduled, at once.
+    /// `laxity bypass on`: a client sends everything unscheduled, at once.
     pub const BYPASS: u32 = 1 << 3;
-    /// The daemon stops or throws the client out: everything resolves, the lane detaches.
+    /// The daemon stops or releases the client: flows go out unscheduled, the lane detaches.
     pub const RELEASED: u32 = 1 << 4;
-    /// Mode `observe`: tell the daemon, wait for nothing.
+    /// Mode `observe`: a client reports its flows and does not wait.
     pub const OBSERVE: u32 = 1 << 5;
-    /// Mode `off`: tell nothing, wait for nothing.
+    /// Mode `off`: a client neither reports nor waits.
     pub const OFF: u32 = 1 << 6;
-    /// Written by the client when it gives the daemon up, and by a forked child on its copy.
+    /// The client has given the daemon up. A forked child sets it on its copy.
     pub const LOST: u32 = 1 << 7;
-    /// Bits on which flows resolve as bypassed.
+    /// Bits on which waiting flows are bypassed.
     pub const UNSCHEDULED: u32 = BYPASS | RELEASED | OFF | LOST;
     /// Bits on which a lane must detach for good.
     pub const GONE: u32 = RELEASED | LOST;
@@ -32,15 +32,15 @@ pub mod attention {
     pub const NOT_ENFORCED: u32 = UNSCHEDULED | OBSERVE;
 }
 
-/// Bit of [`Header::credit_stages`]: nothing waits on any port, so flows that are
-/// [whole](crate::record::Flow::whole) may use credit whatever their stage. Stages begin with bit
-/// 1.
+/// Bit of [`Header::credit_stages`]: no flow waits on any port, so
+/// [whole](crate::record::Flow::whole) flows of any stage may use credit. Bits of stages begin with
+/// bit 1.
 pub const CREDIT_WHOLE: u8 = 1;
 
-/// Stages that the header has room for. [`Stage::bit`] has room for as many.
+/// Number of stages that fit into the header. [`Stage::bit`] has the same limit.
 const STAGES_MAX: usize = 7;
 
-/// Written once by the daemon, before the region is handed over.
+/// Values that the daemon writes once, before it hands the region over.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct IdentityLine {
@@ -53,15 +53,15 @@ pub(crate) struct IdentityLine {
     pub(crate) daemon_pid: AtomicU32,
 }
 
-/// Written by the daemon many times a second, hence alone on its line.
+/// The heartbeat. The daemon writes it many times a second, so it has its own line.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct HeartbeatLine {
-    /// CLOCK_MONOTONIC of the daemon's last sign of life.
+    /// CLOCK_MONOTONIC of the daemon's last heartbeat.
     pub(crate) heartbeat_ns: AtomicU64,
 }
 
-/// Read by every submit, written rarely: stays in the client's cache.
+/// Values that every submit reads. They change rarely, so the line stays in the client's cache.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct AttentionLine {
@@ -74,39 +74,38 @@ pub(crate) struct AttentionLine {
     pub(crate) credit_stages: AtomicU8,
     /// DSCP by level; index 0 is the scavenger.
     pub(crate) dscp: [AtomicU8; LEVELS],
-    /// DSCP by [`Stage::index`], plus one. An older daemon leaves zeroes.
+    /// DSCP by [`Stage::index`], plus one. Zero if the daemon is older and has no such table.
     pub(crate) stage_dscp: [AtomicU8; STAGES_MAX],
 }
 
-/// Written by the client: which lanes it uses. Untrusted, and harmless: a wrong bit costs the
-/// daemon one look at a lane that is empty, or costs the client its lane.
+/// Bits of the lanes that the client uses. They are untrusted but harmless: a wrong bit makes the
+/// daemon poll an empty lane or miss one of the client's lanes.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct ClaimLines {
     pub(crate) claimed: [AtomicU64; LANES_MAX as usize / 64],
 }
 
-/// Written by the client when [`attention::DOORBELL`] asks for it.
+/// Counters that the client increments while [`attention::DOORBELL`] is set.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct DoorbellLines {
     pub(crate) rings: [AtomicU16; LANES_MAX as usize],
 }
 
-/// Bytes of a NIC's name that are kept.
+/// Maximum number of bytes of a NIC's name. The rest is cut.
 const NIC_NAME_BYTES: usize = 16;
-/// NICs that a client can find by name.
+/// Number of NICs that a client can find by name.
 const NICS_NAMED: usize = 64;
 
-/// Written once by the daemon, before the region is handed over: names of the NICs, by their
-/// number.
+/// Names of the NICs by their number. The daemon writes them once, before it hands the region over.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub(crate) struct NicLines {
     names: [[AtomicU64; NIC_NAME_BYTES / 8]; NICS_NAMED],
 }
 
-/// A name as it is kept: cut, and padded with zeros.
+/// Encodes a NIC's name: cut, and padded with zeros.
 fn nic_name(name: &str) -> [u64; NIC_NAME_BYTES / 8] {
     let mut bytes = [0; NIC_NAME_BYTES];
     let length = name.len().min(NIC_NAME_BYTES);
@@ -127,7 +126,7 @@ pub struct Header {
 }
 
 impl Header {
-    /// A header in ordinary memory, for tests and models.
+    /// Creates a header in ordinary memory, for tests and models.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -163,14 +162,14 @@ impl Header {
         }
     }
 
-    /// The attention word. Relaxed: see [`crate::sleep`] for the fence that goes with it.
+    /// Returns the attention word. Relaxed: [`crate::sleep`] has the fence that orders it.
     #[inline]
     #[must_use]
     pub fn attention(&self) -> u32 {
         self.attention.attention.load(Ordering::Relaxed)
     }
 
-    /// Sets bits of the attention word. Relaxed: whoever needs an order executes a fence.
+    /// Sets bits of the attention word. Relaxed: a caller that needs an order executes a fence.
     pub fn raise(&self, bits: u32) {
         self.attention.attention.fetch_or(bits, Ordering::Relaxed);
     }
@@ -180,26 +179,26 @@ impl Header {
         self.attention.attention.fetch_and(!bits, Ordering::Relaxed);
     }
 
-    /// The daemon's last sign of life, CLOCK_MONOTONIC nanoseconds.
+    /// Returns the time of the daemon's last heartbeat, CLOCK_MONOTONIC nanoseconds.
     #[must_use]
     pub fn heartbeat_ns(&self) -> u64 {
         self.heartbeat.heartbeat_ns.load(Ordering::Relaxed)
     }
 
-    /// Daemon: gives a sign of life. Due at least every 20 ms while any flow of any client waits.
+    /// Daemon: writes the heartbeat, at least every 20 ms while any flow of any client waits.
     #[inline]
     pub fn beat(&self, now_ns: u64) {
         self.heartbeat.heartbeat_ns.store(now_ns, Ordering::Relaxed);
     }
 
-    /// CPU of the scheduler thread, if known.
+    /// Returns the CPU of the scheduler thread, if known.
     #[must_use]
     pub fn daemon_cpu(&self) -> Option<u32> {
         let cpu = self.attention.daemon_cpu.load(Ordering::Relaxed);
         (cpu != u32::MAX).then_some(cpu)
     }
 
-    /// Daemon: publishes where the scheduler thread runs; writes only on a change.
+    /// Daemon: publishes the scheduler thread's CPU. It writes only on a change.
     pub fn set_daemon_cpu(&self, cpu: Option<u32>) {
         let cpu = cpu.unwrap_or(u32::MAX);
         if self.attention.daemon_cpu.load(Ordering::Relaxed) != cpu {
@@ -207,41 +206,41 @@ impl Header {
         }
     }
 
-    /// Process id of the daemon that made the region.
+    /// Returns the process id of the daemon that created the region.
     #[must_use]
     pub fn daemon_pid(&self) -> u32 {
         self.identity.daemon_pid.load(Ordering::Relaxed)
     }
 
-    /// Level of a flow sent on credit (low half) and its DSCP (high half).
+    /// Returns the level of a flow sent on credit (low half) and its DSCP (high half).
     #[inline]
     #[must_use]
     pub fn credit_mark(&self) -> u16 {
         self.attention.credit_mark.load(Ordering::Relaxed)
     }
 
-    /// Who may use credit: a set of [`crate::record::Stage::bit`]s and [`CREDIT_WHOLE`].
+    /// Returns the flows that may use credit: [`crate::record::Stage::bit`]s and [`CREDIT_WHOLE`].
     #[inline]
     #[must_use]
     pub fn credit_stages(&self) -> u8 {
         self.attention.credit_stages.load(Ordering::Relaxed)
     }
 
-    /// Daemon: which stages may use credit, and the level that they then have.
+    /// Daemon: sets which stages may use credit, and the level of flows on credit.
     pub fn set_credit_class(&self, stages: u8, level: u8) {
         let mark = u16::from(level) | u16::from(self.dscp(level)) << 8;
         self.attention.credit_mark.store(mark, Ordering::Relaxed);
         self.set_credit_stages(stages);
     }
 
-    /// Daemon: who may use credit.
+    /// Daemon: sets which flows may use credit, see [`Header::credit_stages`].
     pub fn set_credit_stages(&self, stages: u8) {
         self.attention
             .credit_stages
             .store(stages, Ordering::Relaxed);
     }
 
-    /// DSCP of a level. Level 0 ("none") and unknown levels have 0, as an unmarked packet does.
+    /// Returns the DSCP of a level, which is 0 (unmarked) for level 0 and unknown levels.
     #[inline]
     #[must_use]
     pub fn dscp(&self, level: u8) -> u8 {
@@ -253,7 +252,7 @@ impl Header {
         self.attention.dscp[index].load(Ordering::Relaxed)
     }
 
-    /// Daemon: the DSCP of each level, index 0 the scavenger, then `P_1 …`.
+    /// Daemon: sets the DSCP of each level, index 0 the scavenger, then `P_1 …`.
     pub fn set_dscp(&self, table: &[u8; LEVELS]) {
         for (cell, value) in self.attention.dscp.iter().zip(table) {
             cell.store(*value, Ordering::Relaxed);
@@ -261,22 +260,22 @@ impl Header {
         self.set_credit_class(self.credit_stages(), self.credit_mark() as u8);
     }
 
-    /// The DSCP for transfers of a stage whose class can't be chosen one by one, or `None` if the
-    /// daemon said none.
+    /// Returns the DSCP for transfers of a stage whose class can't be chosen one by one, or `None`
+    /// if the daemon has not set it.
     #[must_use]
     pub fn dscp_of_stage(&self, stage: Stage) -> Option<u8> {
         let said = &self.attention.stage_dscp[stage.index()];
         said.load(Ordering::Relaxed).checked_sub(1)
     }
 
-    /// Daemon: the table of [`Header::dscp_of_stage`], in the order of [`Stage::ALL`].
+    /// Daemon: sets the table of [`Header::dscp_of_stage`], in the order of [`Stage::ALL`].
     pub fn set_dscp_of_stages(&self, table: [u8; Stage::ALL.len()]) {
         for (cell, value) in self.attention.stage_dscp.iter().zip(table) {
             cell.store(value + 1, Ordering::Relaxed);
         }
     }
 
-    /// Daemon: the NICs, in the order of their numbers.
+    /// Daemon: sets the names of the NICs, in the order of their numbers.
     pub fn set_nics<'a>(&self, names: impl Iterator<Item = &'a str>) {
         for (cells, name) in self.nics.names.iter().zip(names) {
             for (cell, word) in cells.iter().zip(nic_name(name)) {
@@ -285,7 +284,7 @@ impl Header {
         }
     }
 
-    /// The number of the NIC of this name, else of the one that is named `default`.
+    /// Returns the number of the NIC of this name, else of the NIC named `default`.
     #[must_use]
     pub fn nic(&self, name: &str) -> Option<u8> {
         let find = |name| {
@@ -304,14 +303,14 @@ impl Header {
         find(name).or_else(|| find("default")).map(|at| at as u8)
     }
 
-    /// Client: takes a lane, before it publishes there, or gives it up for good, after all of it
-    /// was consumed.
+    /// Client: claims a lane before the first record, or gives it up after all its records were
+    /// consumed.
     pub fn set_claimed(&self, lane: u16, claimed: bool) {
         let Some(word) = self.claims.claimed.get(usize::from(lane) / 64) else {
             return;
         };
         let bit = 1 << (lane % 64);
-        // Release: the daemon that sees the bit finds the lane in the state it was left in.
+        // Release: a daemon that sees the bit also sees the lane as its last owner left it.
         if claimed {
             word.fetch_or(bit, Ordering::Release);
         } else {
@@ -319,7 +318,7 @@ impl Header {
         }
     }
 
-    /// Daemon: which of the lanes `64 · word ..` are claimed. Pairs with [`Header::set_claimed`].
+    /// Daemon: returns the claimed lanes from `64 · word` on. Pairs with [`Header::set_claimed`].
     #[inline]
     #[must_use]
     pub fn claimed(&self, word: usize) -> u64 {
@@ -329,7 +328,7 @@ impl Header {
             .map_or(0, |w| w.load(Ordering::Acquire))
     }
 
-    /// Client, after publishing a record: what the daemon asks for. Zero: nothing.
+    /// Client: returns the attention word after publishing a record. Zero needs no further action.
     #[inline]
     #[must_use]
     pub fn after_publish(&self) -> u32 {
@@ -337,8 +336,8 @@ impl Header {
         self.attention()
     }
 
-    /// Client, when [`Header::after_publish`] was not zero: rings the doorbell if there is one,
-    /// and says whether the eventfd must be written.
+    /// Client: acts on a nonzero [`Header::after_publish`]. It increments the doorbell if the
+    /// daemon asks for it. Returns whether the eventfd must be written.
     #[cold]
     #[must_use]
     pub fn answer(&self, lane: u16, mut seen: u32) -> bool {
@@ -349,15 +348,15 @@ impl Header {
         if seen & attention::DOORBELL != 0
             && let Some(bell) = self.doorbells.rings.get(usize::from(lane))
         {
-            // One writer per lane, so no read-modify-write is needed. Release: whoever sees the
-            // ring finds the record.
+            // One writer per lane, so no read-modify-write is needed. Release: a daemon that sees
+            // the new value also sees the record.
             let rings = bell.load(Ordering::Relaxed);
             bell.store(rings.wrapping_add(1), Ordering::Release);
         }
         seen & attention::SLEEPING != 0
     }
 
-    /// Daemon: how often the doorbell was rung, modulo 2^16. Pairs with `answer`.
+    /// Daemon: returns the lane's doorbell counter, modulo 2^16. Pairs with `answer`.
     #[inline]
     pub fn rings(&self, lane: u16) -> u16 {
         self.doorbells

@@ -1,12 +1,12 @@
-//! A lane: one thread's way to the daemon, and the memory-ordering protocol of it.
+//! A lane: one thread's queue of records to the daemon, and its memory-ordering protocol.
 //!
 //! # The chain
-//! A plain ring would let one deferred flow block everything behind it, because its slot cannot
-//! be reused before its last permit. So a lane is a *chain*: the producer keeps a private circle of
-//! slots, and each record names (`next`) the slot where the next one of this lane will
-//! appear, which the producer reserves for that. The consumer therefore polls exactly one known
-//! slot per lane, records arrive in order, and slots come back in any order. Slot 0 holds the
-//! first record. Sequences count records from 1.
+//! In a plain ring one deferred flow would block everything behind it, because its slot cannot be
+//! reused before its last permit. So a lane is a *chain*: the producer keeps a private circle of
+//! slots, and each record names (`next`) the slot where the next record of this lane will appear,
+//! which the producer reserves for that. The consumer therefore polls exactly one known slot per
+//! lane, records arrive in order, and slots come back in any order. Slot 0 has the first record.
+//! Sequences count records from 1.
 //!
 //! # Who owns a slot
 //! Every slot has one writer at any time, so no store on this path is a read-modify-write:
@@ -22,30 +22,29 @@
 //! taken for the next record: the consumer compares with the one word it expects.
 //!
 //! # Permit against withdrawal
-//! A client that stops waiting (bypass, stall, cancellation) may race with a permit. There is no
-//! compare-and-swap for this, because none is needed: the *client* alone decides what it sends,
-//! from the last permit it has **read**. It fixes that count, sends the rest as bypassed, never
-//! looks at the word again, and tells the daemon (`Cancelled`, with the count). A permit that
-//! crosses is a store into a slot that still belongs to the daemon, read by nobody; the daemon
-//! takes it back when it consumes `Cancelled`, before which the slot is not used again. If the
-//! daemon is gone or has stalled, the whole region is abandoned instead and no slot of it is used
-//! again, so a permit that a daemon writes minutes late lands in memory that nobody reads. A CAS
-//! on either side would cost the daemon one cache-line transfer per permit (≈ 100 ns, 10 M
-//! permits/s) where plain stores overlap.
+//! A client that stops waiting (bypass, stall, cancellation) may race with a permit. No
+//! compare-and-swap is needed, because the *client* alone decides what it sends, from the last
+//! permit it has **read**. It fixes that count, sends the rest as bypassed, never reads the word
+//! again, and reports the count to the daemon (`Cancelled`). A permit that arrives later is a store
+//! into a slot that still belongs to the daemon, and no one reads it. The daemon takes that permit
+//! back when it consumes `Cancelled`. Before that the slot is not used again. If the daemon has
+//! ended or stalled, the client abandons the whole region and uses no slot of it again, so a permit
+//! that a daemon writes minutes late has no effect. A CAS on either side would cost the daemon one
+//! cache-line transfer per permit (≈ 100 ns, 10 M permits/s), where plain stores overlap.
 //!
 //! # Distrust
-//! The consumer believes nothing: it reads each word once, checks `next`, and keeps in its own
-//! memory which slots hold a living flow. A producer that breaks the protocol can stop its own
-//! lane or feed itself nonsense permits, no more. The producer believes the daemon's counters
-//! only as far as it must: a `consumed` that runs ahead frees slots too early, which garbles the
-//! records of this one client and nothing else.
+//! The consumer trusts nothing: it reads each word once, checks `next`, and keeps in its own memory
+//! which slots have a living flow. A producer that breaks the protocol can only stop its own lane
+//! or get wrong permits itself. The producer trusts the daemon's counters only as far as it must: a
+//! `consumed` that is too large frees slots too early, which corrupts the records of this one
+//! client only.
 
 use core::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::layout::{LaneHeader, Slot};
 
-/// No slot left: one is always reserved for the next record, the others are in use.
+/// The lane has no free slot. One slot is always reserved for the next record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the lane is full: send this one unscheduled, or try again once the daemon has consumed")]
 pub struct LaneFull;
@@ -57,7 +56,7 @@ struct HeapLane {
     slots: Box<[Slot]>,
 }
 
-/// Keeps a lane's bytes where they are.
+/// A reference that keeps a lane's memory at its address.
 #[derive(Clone, Debug)]
 enum Keep {
     Heap(#[expect(dead_code, reason = "held for its Drop only")] Arc<HeapLane>),
@@ -65,7 +64,7 @@ enum Keep {
     Mapped(#[expect(dead_code, reason = "held for its Drop only")] Arc<crate::region::Region>),
 }
 
-/// Where a lane's bytes are: in a mapped region, or on the heap.
+/// The memory of a lane: in a mapped region, or on the heap.
 #[derive(Clone, Debug)]
 pub struct LaneMemory {
     header: NonNull<LaneHeader>,
@@ -73,14 +72,14 @@ pub struct LaneMemory {
     _keep: Keep,
 }
 
-// SAFETY: the pointers lead into memory that `_keep` keeps in place; what they point to is
-// atomics only, which any thread may access. Upheld by the two constructors.
+// SAFETY: the pointers lead into memory that `_keep` keeps in place. That memory consists of
+// atomics, which any thread may access. The two constructors uphold this.
 unsafe impl Send for LaneMemory {}
 // SAFETY: as above; `&LaneMemory` gives out `&` to atomics only.
 unsafe impl Sync for LaneMemory {}
 
 impl LaneMemory {
-    /// A lane of `slots` slots on the heap.
+    /// Creates a lane of `slots` slots on the heap.
     #[must_use]
     pub fn heap(slots: u16) -> Self {
         let lane = Arc::new(HeapLane {
@@ -94,7 +93,7 @@ impl LaneMemory {
         }
     }
 
-    /// Lane `index` of a mapped region, `None` if it has no such lane.
+    /// Returns lane `index` of a mapped region, or `None` if the region has no such lane.
     #[cfg(not(loom))]
     #[must_use]
     pub fn mapped(region: &Arc<crate::region::Region>, index: u16) -> Option<Self> {
@@ -106,7 +105,7 @@ impl LaneMemory {
         })
     }
 
-    /// The lines before the slots.
+    /// Returns the lane's header, which precedes its slots.
     #[inline]
     #[must_use]
     pub fn header(&self) -> &LaneHeader {
@@ -116,7 +115,7 @@ impl LaneMemory {
         unsafe { self.header.as_ref() }
     }
 
-    /// The slots.
+    /// Returns the lane's slots.
     #[inline]
     #[must_use]
     pub fn slots(&self) -> &[Slot] {

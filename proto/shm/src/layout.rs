@@ -1,4 +1,4 @@
-//! Where everything lies in a region, and who writes it.
+//! The layout of a region, and the writer of each part.
 //!
 //! ```text
 //! 0      header page: one cache line per writer and per rate of change
@@ -8,9 +8,9 @@
 //!          then the slots, 64 bytes each
 //! ```
 //!
-//! A lane's stride is an odd number of lines and the first lane of a region is displaced by its
-//! colour, so that the lines that the daemon polls spread over all sets of its L1 cache: with
-//! strides of whole pages 64 lanes would fight for one set.
+//! A lane's stride is an odd number of lines, and the colour displaces the first lane of a region.
+//! So the lines that the daemon polls spread over all sets of its L1 cache. With strides of whole
+//! pages, 64 lanes would share one set.
 //!
 //! The daemon never reads its geometry back from the region: it keeps its own copy. The client
 //! reads it once, checks it against the size of the file, and keeps its own copy too.
@@ -22,49 +22,49 @@ use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
 pub use crate::header::{CREDIT_WHOLE, Header, attention};
 
-/// `"LAXITY\0\x01"`, little-endian.
+/// `"LAXITY\0\x01"`, little-endian: the magic number of a region.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"LAXITY\0\x01");
 /// Version of everything in this crate that another process sees. Client and daemon must agree
-/// exactly: the client runs unscheduled otherwise.
+/// exactly. Otherwise the client runs unscheduled.
 pub const VERSION: u32 = 2;
-/// Size of a cache line, of a slot, and the unit of the layout.
+/// Size of a cache line and of a slot in bytes. The layout uses it as its unit.
 pub const LINE_BYTES: usize = 64;
-/// Size of the header.
+/// Size of the header in bytes.
 pub const HEADER_BYTES: usize = 4096;
-/// Lines of a lane before its slots.
+/// Number of cache lines of a lane before its slots.
 pub const LANE_HEADER_LINES: usize = 4;
-/// The most lanes that a region may have.
+/// Maximum number of lanes of a region.
 pub const LANES_MAX: u16 = 1024;
-/// The most slots that a lane may have. A doorbell is 16 bits wide and must not come round
-/// between two looks, which see at most a lane's worth of records.
+/// Maximum number of slots of a lane. A 16-bit doorbell must not wrap between two polls, which see
+/// at most a lane's worth of records.
 pub const SLOTS_MAX: u16 = 4096;
-/// The fewest slots that make sense: one is always reserved, one in eight is kept for records
+/// Minimum number of slots of a lane: one is always reserved, and one in eight is kept for records
 /// that need no permit.
 pub const SLOTS_MIN: u16 = 8;
 /// Ports for which a lane has a credit counter: `nic · 2 + direction` below this.
 pub const CREDIT_PORTS: usize = 8;
-/// Colours that a region may have.
+/// Number of colours that a region may have.
 pub const COLOURS: u8 = 64;
 /// Entries of the level table: index 0 for the scavenger, then `P_1 … P_16`.
 pub const LEVELS: usize = Level::ROWS;
-/// The number that a permit gives the scavenger as its level.
+/// The level in a permit that stands for the scavenger.
 pub const LEVEL_SCAVENGER: u8 = Level::SCAVENGER.0;
 
-/// How far the scheduler may go.
+/// How far Laxity takes part in transfers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Mode {
-    /// Nothing is sent to the daemon.
+    /// The client sends nothing to the daemon.
     Off = 0,
-    /// Account and report, delay nothing.
+    /// Laxity accounts for transfers and delays none.
     Observe = 1,
-    /// Permits decide.
+    /// Transfers wait for permits.
     #[default]
     Enforce = 2,
 }
 
 impl Mode {
-    /// The mode of a wire number, `None` if it names none.
+    /// Returns the mode of a number in a message, or `None` if the number is invalid.
     #[must_use]
     pub const fn from_number(number: u8) -> Option<Self> {
         Some(match number {
@@ -75,7 +75,7 @@ impl Mode {
         })
     }
 
-    /// The mode of a name, as in configuration and `LAXITY_MODE`.
+    /// Returns the mode of a name in configuration or `LAXITY_MODE`, or `None` if it is unknown.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Some(match name {
@@ -86,7 +86,7 @@ impl Mode {
         })
     }
 
-    /// The bits of the attention word that say so.
+    /// Returns the bits of the attention word for this mode.
     #[must_use]
     pub const fn attention(self) -> u32 {
         match self {
@@ -100,11 +100,11 @@ impl Mode {
 /// The shape of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Lanes, 1 to [`LANES_MAX`].
+    /// Number of lanes, 1 to [`LANES_MAX`].
     pub lanes: u16,
-    /// Slots of each lane, [`SLOTS_MIN`] to [`SLOTS_MAX`].
+    /// Number of slots of each lane, [`SLOTS_MIN`] to [`SLOTS_MAX`].
     pub slots: u16,
-    /// Lines by which the first lane is displaced, below [`COLOURS`]: give each client another.
+    /// Lines by which the first lane is displaced, below [`COLOURS`]. Clients should differ in it.
     pub colour: u8,
 }
 
@@ -119,7 +119,7 @@ impl Default for Geometry {
 }
 
 impl Geometry {
-    /// Whether every field is in range.
+    /// Reports whether every field is in range.
     #[must_use]
     pub const fn is_valid(&self) -> bool {
         self.lanes >= 1
@@ -129,19 +129,19 @@ impl Geometry {
             && self.colour < COLOURS
     }
 
-    /// Bytes from one lane to the next: an odd number of lines.
+    /// Returns the bytes from one lane to the next, an odd number of lines.
     #[must_use]
     pub const fn lane_stride(&self) -> usize {
         ((LANE_HEADER_LINES + self.slots as usize) | 1) * LINE_BYTES
     }
 
-    /// Where lane `index` begins.
+    /// Returns the offset of lane `index` in bytes.
     #[must_use]
     pub const fn lane_offset(&self, index: u16) -> usize {
         HEADER_BYTES + self.colour as usize * LINE_BYTES + index as usize * self.lane_stride()
     }
 
-    /// Size of the region, a whole number of pages of 4 KiB; the colour does not change it.
+    /// Returns the size of the region, in whole pages of 4 KiB. It does not depend on the colour.
     #[must_use]
     pub const fn region_bytes(&self) -> usize {
         let end =
@@ -150,18 +150,18 @@ impl Geometry {
     }
 }
 
-/// One slot: 48 bytes of descriptor, 8 spare, 8 of state: one cache line.
+/// A slot in one cache line: 48 bytes of descriptor, 8 unused, 8 of state.
 ///
-/// Ownership passes to and fro with the state word, so it has one writer at any time: the client
-/// until it stores `published` (Release), the daemon from the Acquire load that sees it until its
-/// last permit, or until `consumed` passes the record that withdraws the flow.
+/// The state word passes the ownership, so a slot has one writer at any time. The client owns it
+/// until it stores `published` (Release). The daemon owns it from the Acquire load that sees that
+/// word until its last permit, or until `consumed` passes the record that withdraws the flow.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct Slot {
     words: [AtomicU64; WORDS],
-    /// Room for later versions: neither written nor read.
+    /// Unused: neither written nor read.
     spare: AtomicU64,
-    /// See [`crate::permit`].
+    /// The state word, see [`crate::permit`].
     pub(crate) state: AtomicU64,
 }
 
@@ -174,7 +174,7 @@ impl Slot {
         }
     }
 
-    /// The same for a flow on credit, word by word, so that a submit needs no room for a copy.
+    /// Stores a flow on credit, word by word, so that a submit needs no room for a copy.
     #[inline]
     pub(crate) fn write_on_credit(&self, flow: &Flow, next: u16) {
         let [head, bytes, batch, request, deadline, last] = &self.words;
@@ -186,8 +186,8 @@ impl Slot {
         last.store(record::tail(record::OP_CREDIT, next), Ordering::Relaxed);
     }
 
-    /// Copies the descriptor out, each word once. Relaxed: ordered by the Acquire load of `state`
-    /// before it. A client that writes meanwhile gets a mixture read, which decodes or does not.
+    /// Copies the descriptor, each word once. Relaxed: ordered by the Acquire load of `state`
+    /// before. If a client writes meanwhile, the copy is a mixture, which may be garbage.
     #[inline]
     pub(crate) fn read(&self) -> Descriptor {
         Descriptor(core::array::from_fn(|i| {
@@ -204,11 +204,11 @@ impl Slot {
     }
 }
 
-/// What the sleeping client stores, and the word that it sleeps on. See [`crate::sleep`].
+/// The words by which a client sleeps and is woken. See [`crate::sleep`].
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct WaiterLine {
-    /// Client: what it awaits, 0 while awake.
+    /// Client: the event that it waits for, 0 while awake.
     pub(crate) awaited: AtomicU64,
     /// Daemon: incremented before each wake-up.
     pub(crate) wakes: AtomicU32,
@@ -218,51 +218,51 @@ pub struct WaiterLine {
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct ConsumedLine {
-    /// Records consumed. Release by the daemon after it copied them out; the client's Acquire
-    /// load orders its overwriting of their slots behind that.
+    /// Number of records consumed. The daemon stores it with Release after it copied the records.
+    /// The client's Acquire load keeps its later writes to their slots after those copies.
     pub(crate) consumed: AtomicU64,
 }
 
-/// Bytes of credit, cumulative, per port.
+/// Cumulative bytes of credit per port.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct CreditLine {
-    /// Daemon. Relaxed: the number is all that is said.
+    /// Credit given by the daemon. Relaxed: no other data depends on this number.
     pub(crate) granted: [AtomicU64; CREDIT_PORTS],
 }
 
-/// For people who look at a region: who owns the lane. Nothing is decided by it.
+/// The owner of the lane, for people who debug a region. No decision depends on it.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct OwnerLine {
-    /// Client: thread id of the owner, 0 if free.
+    /// Thread id of the owner, 0 if free. The client writes it.
     thread: AtomicU32,
 }
 
 impl OwnerLine {
-    /// Client: says who owns the lane.
+    /// Client: sets the thread id of the lane's owner.
     pub fn set_thread(&self, thread: u32) {
         self.thread.store(thread, Ordering::Relaxed);
     }
 
-    /// Thread id of the owner in its own pid namespace, 0 if free.
+    /// Returns the thread id of the owner in its own pid namespace, 0 if free.
     #[must_use]
     pub fn thread(&self) -> u32 {
         self.thread.load(Ordering::Relaxed)
     }
 }
 
-/// The lines of a lane before its slots.
+/// The header of a lane: the cache lines before its slots.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct LaneHeader {
-    /// Client, slow path.
+    /// Written by the client when it sleeps.
     pub waiter: WaiterLine,
-    /// Client, once.
+    /// Written by the client when a thread takes the lane.
     pub owner: OwnerLine,
-    /// Daemon, after each batch.
+    /// Written by the daemon after each batch of records.
     pub consumed: ConsumedLine,
-    /// Daemon, when it grants ahead.
+    /// Written by the daemon when it gives credit.
     pub credit: CreditLine,
 }
 

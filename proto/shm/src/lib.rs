@@ -1,9 +1,10 @@
-//! What crosses between a client process and laxityd, and nothing else: architecture §3.
+//! The shared memory and the registration between a client process and laxityd: architecture §3.
 //!
-//! One sealed memfd per client process ([`region`]) holds lanes ([`lane`]), one per submitting
-//! thread, of 64-byte slots ([`layout`]): a record goes in ([`record`]), the permit comes back in
-//! the same cache line ([`permit`]). [`registration`] is how a client gets its region, [`sleep`]
-//! how either side sleeps. Whatever the daemon reads from a region is untrusted input.
+//! Each client process has one sealed memfd ([`region`]) with lanes ([`lane`]), one per submitting
+//! thread, of 64-byte slots ([`layout`]). The client writes a record into a slot ([`record`]), and
+//! the daemon writes the permit into the same cache line ([`permit`]). A client gets its region by
+//! [`registration`]. Both sides sleep by the protocol of [`sleep`]. Everything that the daemon
+//! reads from a region is untrusted input.
 //!
 //! The daemon's side:
 //!

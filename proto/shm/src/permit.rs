@@ -1,4 +1,4 @@
-//! The state word of a slot: what the client put in, what the daemon answered.
+//! The state word of a slot: the client's announcement of a record, or the daemon's permit.
 //!
 //! ```text
 //! bit 63      60 59       52 51                     0
@@ -6,16 +6,16 @@
 //!    |  1 or 2  | level (8) | cumulative bytes (52)  |   permitted, by the daemon; 2 is the last
 //! ```
 //!
-//! The daemon answers in the word that announced the record, so that one cache line carries both
-//! ways (measured when this was designed: 207 ns against 290 with a line of its own for the
-//! permit). 52 bits count 4 PiB, so a permit counts bytes and needs no unit. The count is
-//! cumulative: a client that looks late, or twice, still grants each byte once.
+//! The daemon answers in the word that announced the record, so that one cache line serves both
+//! directions (measured: 207 ns against 290 with a separate line for the permit). 52 bits count 4
+//! PiB, so a permit counts single bytes. The count is cumulative: a client that reads late, or
+//! twice, still uses each byte once.
 
-/// Bits of the sequence or of the byte count.
+/// Number of bits of the byte count.
 const PAYLOAD_BITS: u32 = 52;
-/// Where the level sits.
+/// Lowest bit of the level.
 const LEVEL_SHIFT: u32 = PAYLOAD_BITS;
-/// Where the kind sits.
+/// Lowest bit of the kind.
 const KIND_SHIFT: u32 = 60;
 const PAYLOAD_MASK: u64 = (1 << PAYLOAD_BITS) - 1;
 
@@ -23,15 +23,15 @@ const PUBLISHED: u64 = 0;
 const PERMIT: u64 = 1;
 const PERMIT_LAST: u64 = 2;
 
-/// The most bytes that one flow may have: 4 PiB − 1.
+/// Maximum number of bytes of one flow, 4 PiB − 1.
 pub const FLOW_BYTES_MAX: u64 = PAYLOAD_MASK;
 
-/// What a state word says.
+/// The meaning of a state word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Never used.
+    /// The slot was never used.
     Empty,
-    /// Holds a record with this sequence; nothing is permitted.
+    /// The slot has a record with this sequence. Nothing is permitted.
     Published(u64),
     /// The flow may send `cumulative` bytes in all.
     Permit {
@@ -39,22 +39,22 @@ pub enum State {
         cumulative: u64,
         /// Level of this permit: 1 is the highest, 255 the scavenger.
         level: u8,
-        /// No further permit follows; the slot is the client's again.
+        /// Whether no further permit follows. The slot then belongs to the client again.
         last: bool,
     },
-    /// No word that either side writes.
+    /// Neither side writes such a word.
     Invalid,
 }
 
-/// The word that announces the record with sequence `seq`: the sequence itself, which starts at 1
-/// and stays below 2^60 for 365 years of 100 million a second.
+/// Returns the word that announces the record with sequence `seq`. It is the sequence, which starts
+/// at 1 and stays below 2^60 for 365 years at 100 million records a second.
 #[inline]
 #[must_use]
 pub const fn published(seq: u64) -> u64 {
     seq
 }
 
-/// The word that permits `cumulative` bytes, capped at [`FLOW_BYTES_MAX`].
+/// Returns the word that permits `cumulative` bytes, capped at [`FLOW_BYTES_MAX`].
 #[inline]
 #[must_use]
 pub const fn permit(cumulative: u64, level: u8, last: bool) -> u64 {
@@ -67,7 +67,7 @@ pub const fn permit(cumulative: u64, level: u8, last: bool) -> u64 {
     (kind << KIND_SHIFT) | ((level as u64) << LEVEL_SHIFT) | bytes
 }
 
-/// Reads a word. Never fails: a word of no known form is [`State::Invalid`].
+/// Decodes a word. A word of no known form is [`State::Invalid`].
 #[inline]
 #[must_use]
 pub const fn decode(word: u64) -> State {

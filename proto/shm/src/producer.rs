@@ -1,5 +1,5 @@
-//! The client's half of a lane: publishes records, reads permits, takes slots back.
-//! The protocol is described in [`crate::lane`].
+//! The client's half of a lane: it publishes records, reads permits and reuses slots.
+//! [`crate::lane`] describes the protocol.
 
 use crate::lane::{LaneFull, LaneMemory};
 use crate::layout::{SLOTS_MIN, Slot};
@@ -10,30 +10,30 @@ use crate::sync::Ordering;
 /// A slot in use, and the sequence of the record in it, which is the tag of its flow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct SlotRef {
-    /// Index in the lane.
+    /// Index of the slot in the lane.
     pub slot: u16,
     /// Sequence of the record.
     pub tag: u64,
 }
 
-/// The slots that are not held by gated flows: a circle, in the order in which they are used.
+/// The slots that no gated flow holds, as a circle in the order of their use.
 ///
-/// A record that needs no permit leaves its slot where it is in the circle, with its sequence, so
-/// that when the turn comes round again one comparison says whether the daemon is done with it.
-/// Nothing is moved: the next record's slot is a link away. A gated flow takes its slot out of the
-/// circle; it comes back as the last, which is the one before the turn, so that slots are used in
-/// the order in which they came back.
+/// A record that needs no permit leaves its slot where it is in the circle, with its sequence. When
+/// the turn comes round again, one comparison shows whether the daemon has consumed the record. No
+/// slot moves: the next record's slot is a link away. A gated flow takes its slot out of the
+/// circle. The slot comes back as the last, just before the turn, so that slots are used in the
+/// order in which they came back.
 #[derive(Debug)]
 struct Circle {
-    /// By slot: the one after it. All are slots of the lane (`new`, `insert`).
+    /// By slot: the next slot of the circle. All are slots of the lane (`new`, `insert`).
     links: Box<[u16]>,
-    /// By slot: the one before it, so that a turn that only passes writes no link.
+    /// By slot: the previous slot of the circle. `pass` then need not write any link.
     back: Box<[u16]>,
-    /// By slot: the sequence of the record that was last in it and needed no permit.
+    /// By slot: the sequence of its last record that needed no permit.
     tags: Box<[u64]>,
-    /// Whose turn it is: the slot of the next record, which the last one has named.
+    /// The slot of the next record, which the last record named.
     turn: u16,
-    /// How many there are, never below 2: gated flows leave that many.
+    /// Number of slots in the circle, at least 2, because gated flows leave that many.
     count: u32,
 }
 
@@ -49,7 +49,7 @@ impl Circle {
         }
     }
 
-    /// The slot after this turn, if the daemon has `consumed` what was in it.
+    /// Returns the slot after this turn if the daemon has `consumed` the slot's last record.
     #[inline]
     fn next(&self, consumed: u64) -> Option<u16> {
         // SAFETY: `turn` and all links are slots of the lane, for which both tables have entries.
@@ -59,17 +59,17 @@ impl Circle {
         }
     }
 
-    /// This turn was used by the record `seq`, which needs no permit.
+    /// Moves on after the record `seq`, which needs no permit, used this turn.
     #[inline]
     fn pass(&mut self, turn: u16, next: u16, seq: u64) {
         self.turn = next;
         debug_assert!(usize::from(turn) < self.tags.len());
-        // SAFETY: `turn` is what `self.turn` was: a slot of the lane. Both callers pass that; a
-        // load of it here would only be repeated, since the compiler cannot know.
+        // SAFETY: `turn` is the former `self.turn`, a slot of the lane. Both callers pass that
+        // value, because the compiler would repeat a load of it here.
         unsafe { *self.tags.get_unchecked_mut(usize::from(turn)) = seq };
     }
 
-    /// The turn was used by a gated flow.
+    /// Moves on after a gated flow used this turn, and takes its slot out of the circle.
     #[inline]
     fn remove(&mut self, next: u16) {
         self.link(self.back[usize::from(self.turn)], next);
@@ -77,7 +77,7 @@ impl Circle {
         self.count -= 1;
     }
 
-    /// A slot comes back as the last, to be used once `seq` is consumed.
+    /// Adds a slot as the last of the circle. It may be used once `seq` is consumed.
     #[inline]
     fn insert(&mut self, slot: u16, seq: u64) {
         self.tags[usize::from(slot)] = seq;
@@ -93,22 +93,22 @@ impl Circle {
     }
 }
 
-/// The client's half. Owned by one thread at a time.
+/// The client's half of a lane. One thread owns it at a time.
 #[derive(Debug)]
 pub struct Producer {
     memory: LaneMemory,
-    /// Sequence of the record that will be published next; the first is 1.
+    /// Sequence of the record that will be published next. The first is 1.
     seq: u64,
-    /// `consumed` as last read.
+    /// Value of the shared `consumed` counter at the last read.
     consumed: u64,
     circle: Circle,
-    /// Slots that gated flows leave to other records: a lane full of waiting flows must still be
-    /// able to say that bytes completed, or nothing would ever be permitted again.
+    /// Number of slots that gated flows leave to other records. A lane full of waiting flows must
+    /// still be able to report completions. Otherwise no further permits would follow.
     spare: u32,
 }
 
 impl Producer {
-    /// The producer of a lane that was never used.
+    /// Creates the producer of a lane that was never used.
     #[must_use]
     pub fn new(memory: LaneMemory) -> Self {
         let slots = memory.slots().len();
@@ -126,14 +126,14 @@ impl Producer {
         }
     }
 
-    /// The lane's memory.
+    /// Returns the lane's memory.
     #[inline]
     #[must_use]
     pub fn memory(&self) -> &LaneMemory {
         &self.memory
     }
 
-    /// Sequence that the next record will have.
+    /// Returns the sequence that the next record will have.
     #[inline]
     #[must_use]
     pub fn next_tag(&self) -> u64 {
@@ -152,10 +152,10 @@ impl Producer {
         Ok(at)
     }
 
-    /// Takes the flow's bytes out of `credit`, publishes it and returns its tag; `None`, and
-    /// nothing happened, if the credit does not reach or if it takes a look at the daemon's
-    /// counters to find a slot. The same as [`Producer::publish`], in the order that keeps the
-    /// fewest values alive: it is the shortest path there is.
+    /// Takes the flow's bytes out of `credit`, publishes the flow and returns its tag. Returns
+    /// `None`, without any effect, if the credit is too small or if only a new read of the daemon's
+    /// counters could find a slot. It does the work of [`Producer::publish`] in the order that
+    /// keeps the fewest values alive, because it is the most frequent path.
     #[inline(always)]
     pub fn publish_on_credit(&mut self, flow: &Flow, credit: &mut u64) -> Option<u64> {
         let left = credit.checked_sub(flow.bytes)?;
@@ -188,7 +188,7 @@ impl Producer {
         Ok(at)
     }
 
-    /// The slot to name as the next record's.
+    /// Returns the slot that the current record names as the next one's.
     #[inline]
     fn next(&mut self) -> Result<u16, LaneFull> {
         match self.circle.next(self.consumed) {
@@ -197,7 +197,7 @@ impl Producer {
         }
     }
 
-    /// Looks how far the daemon has come.
+    /// Reads the daemon's `consumed` counter again and returns the next slot.
     #[cold]
     fn look_again(&mut self) -> Result<u16, LaneFull> {
         // Acquire: pairs with the Release store in `Consumer::flush`. The slots that come back
@@ -211,7 +211,7 @@ impl Producer {
         self.circle.next(self.consumed).ok_or(LaneFull)
     }
 
-    /// Publishes into the slot whose turn it is.
+    /// Publishes into the slot of this turn.
     #[inline]
     fn put(&mut self, descriptor: &Descriptor) -> SlotRef {
         let at = SlotRef {
@@ -227,7 +227,7 @@ impl Producer {
         at
     }
 
-    /// A slot that came out of the circle.
+    /// Returns a slot that came out of the circle.
     #[inline]
     fn slot(&self, slot: u16) -> &Slot {
         debug_assert!(usize::from(slot) < self.memory.slots().len());
@@ -235,7 +235,7 @@ impl Producer {
         unsafe { self.memory.slots().get_unchecked(usize::from(slot)) }
     }
 
-    /// The state word of a slot, as last written by the daemon.
+    /// Returns the state word of a slot.
     #[inline]
     #[must_use]
     pub fn word(&self, slot: u16) -> u64 {
@@ -246,17 +246,17 @@ impl Producer {
             .load(Ordering::Acquire)
     }
 
-    /// What the daemon has answered to a gated flow.
+    /// Returns the daemon's answer to a gated flow.
     #[inline]
     #[must_use]
     pub fn state(&self, at: SlotRef) -> State {
         permit::decode(self.word(at.slot))
     }
 
-    /// Gives back the slot of a flow whose last permit was read.
+    /// Puts the slot of a flow back into the circle after its last permit was read.
     #[inline]
     pub fn release(&mut self, at: SlotRef) {
-        // Usable at once: nothing of it remains to be consumed.
+        // Usable at once, because no record in it remains to be consumed.
         self.circle.insert(at.slot, 0);
     }
 
@@ -264,7 +264,7 @@ impl Producer {
     /// daemon has consumed the message.
     ///
     /// # Errors
-    /// [`LaneFull`]: nothing happened, the flow still holds its slot. Try again later.
+    /// [`LaneFull`]: nothing happened, and the flow still holds its slot. Try again later.
     pub fn withdraw(&mut self, at: SlotRef, granted: u64) -> Result<(), LaneFull> {
         let message = self.publish(&Record::Cancelled {
             tag: at.tag,
@@ -274,8 +274,8 @@ impl Producer {
         Ok(())
     }
 
-    /// Withdraws every flow of the lane, of which `gated` still hold slots, before the lane goes
-    /// to another owner.
+    /// Withdraws every flow of the lane, of which `gated` still hold slots, before the lane gets
+    /// another owner.
     ///
     /// # Errors
     /// [`LaneFull`]: nothing happened. Try again later.
@@ -287,8 +287,8 @@ impl Producer {
         Ok(())
     }
 
-    /// Records that the daemon has not consumed yet. Not for the fast path: the daemon writes that
-    /// counter.
+    /// Returns the number of records that the daemon has not consumed yet. It is not for the fast
+    /// path, because the daemon writes that counter.
     #[must_use]
     pub fn backlog(&self) -> u64 {
         let consumed = self
@@ -300,11 +300,11 @@ impl Producer {
         (self.seq - 1).saturating_sub(consumed)
     }
 
-    /// Credit of a port, in bytes since the lane began.
+    /// Returns the credit of a port, in bytes since the lane began.
     #[inline]
     #[must_use]
     pub fn credit(&self, port: usize) -> u64 {
-        // Relaxed: the number is all that is said.
+        // Relaxed: no other data depends on this number.
         self.memory
             .header()
             .credit
@@ -321,7 +321,7 @@ mod tests {
     use super::*;
     use crate::consumer::Consumer;
 
-    /// Every slot is in the circle once or held by a flow, and the two ways round are one.
+    /// Asserts that a flow holds each slot or the circle has it once, with correct links both ways.
     fn assert_whole(circle: &Circle, held: usize) {
         let mut seen = vec![false; circle.links.len()];
         let mut slot = circle.turn;

@@ -1,6 +1,6 @@
-//! What a client tells the daemon: one [`Record`] per slot, encoded in 48 bytes.
+//! Messages from a client to the daemon: one [`Record`] per slot, encoded in 48 bytes.
 //!
-//! The encoding is six little-endian words; a seventh is spare and neither written nor read.
+//! The encoding has six little-endian words. A seventh is spare and neither written nor read.
 //!
 //! ```text
 //! word 0  stage | direction << 8 | nic << 16 | receiver_bound << 24 | layer << 32
@@ -11,14 +11,14 @@
 //!
 //! `next` belongs to the lane: the slot where its next record will appear (see [`crate::lane`]).
 //! The small fields of word 0 lie as they do in [`Flow`], so that a submit copies them in two
-//! loads. Everything is untrusted when the daemon reads it: [`Record::decode`] accepts only what
-//! encoding gives back, so there is one encoding of each record and no field without meaning.
+//! loads. The daemon trusts no record: [`Record::decode`] accepts only what encoding gives back, so
+//! each record has one encoding and no field without meaning.
 
 use crate::permit::FLOW_BYTES_MAX;
 
 pub use laxity_types::Stage;
 
-/// Which way through the NIC the bytes go.
+/// The direction of a flow through the NIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Direction {
@@ -29,26 +29,26 @@ pub enum Direction {
     Ingress = 1,
 }
 
-/// The metadata of one transfer. `repr(C)`: see the module's text.
+/// The metadata of one transfer. `repr(C)`: a record has the small fields in the same layout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub struct Flow {
-    /// What it is for.
+    /// What the flow is for.
     pub stage: Stage,
-    /// Which way it goes.
+    /// The flow's direction through the NIC.
     pub direction: Direction,
-    /// Which NIC, an index into the daemon's configuration.
+    /// The NIC, as an index into the daemon's configuration.
     pub nic: u8,
-    /// The receiving side, not this port, is the bottleneck.
+    /// Whether the receiving side, not this port, is the bottleneck.
     pub receiver_bound: bool,
     /// The layer that consumes (stages 1, 2) or produced (stage 3) the bytes.
     pub layer: u16,
-    /// It goes out in one piece and with a class that is not the client's to choose: a work request
-    /// on a queue pair. It is permitted as a whole, however large, and while nothing waits on
+    /// Whether the flow goes out in one piece, with a class that the client cannot choose: a work
+    /// request on a queue pair. It is permitted as a whole, however large. While no flow waits on
     /// its port it may be sent on credit whatever its stage.
     pub whole: bool,
-    /// The other end, as announced on the same lane ([`Record::Peer`]); 0 if unknown. Of flows that
-    /// come in it says whose egress they load, too.
+    /// The peer's number, as announced on the same lane ([`Record::Peer`]); 0 if unknown. For an
+    /// incoming flow it also says whose egress the flow loads.
     pub peer: u8,
     /// Bytes to move, at most [`FLOW_BYTES_MAX`].
     pub bytes: u64,
@@ -64,7 +64,7 @@ pub struct Flow {
 pub const WHOLE: u64 = 1 << 48;
 
 impl Flow {
-    /// Everything but layer, bytes and ids as one number, never 0.
+    /// Returns all fields but layer, bytes and ids as one number, never 0.
     #[inline]
     #[must_use]
     pub const fn key(&self) -> u64 {
@@ -76,7 +76,7 @@ impl Flow {
             | (self.peer as u64) << 56
     }
 
-    /// Which of the lane's credit counters this flow draws on, `None` if it has none.
+    /// Returns the lane's credit counter for this flow, or `None` if there is none.
     #[inline]
     #[must_use]
     pub const fn credit_port(&self) -> Option<usize> {
@@ -92,112 +92,112 @@ impl Flow {
 /// One message from client to daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// A flow wants to send; it holds its slot until the last permit. Its tag is the sequence of
+    /// A flow wants to send. It holds its slot until the last permit. Its tag is the sequence of
     /// this record in its lane.
     Submit(Flow),
-    /// A flow was granted by the client itself: on credit, or (`observed`) because the mode is
+    /// The client sends a flow without waiting: on credit, or (`observed`) because the mode is
     /// `observe`. Its tag is the sequence of this record.
     SubmitOnCredit {
-        /// The flow.
+        /// The flow that the client sends.
         flow: Flow,
-        /// Not drawn from credit: the client runs in `observe` mode.
+        /// Whether the client runs in `observe` mode, so that the flow uses no credit.
         observed: bool,
     },
     /// `bytes` of the flow `tag` have left the wire.
     Completed {
         /// Sequence of the record that submitted the flow.
         tag: u64,
-        /// Bytes more.
+        /// Bytes since the last such record.
         bytes: u64,
     },
-    /// The flow is withdrawn: whatever was not granted before, the client does not await. The
-    /// slot is the client's once this record is consumed.
+    /// The client withdraws a flow and waits for no more permits. The slot belongs to the client
+    /// again once this record is consumed.
     Cancelled {
         /// Sequence of the record that submitted the flow.
         tag: u64,
-        /// Bytes of it that the client put on the wire with the daemon's leave.
+        /// Permitted bytes of the flow that the client put on the wire.
         granted: u64,
     },
-    /// The lane's owner is gone: every flow of this lane is withdrawn.
+    /// The lane's owner has ended, and every flow of this lane is withdrawn.
     LaneReset,
     /// A batch was formed.
     BatchBegin {
-        /// Which.
+        /// The batch that was formed.
         batch: u64,
-        /// Layers of the model.
+        /// Number of layers of the model.
         layers: u16,
         /// Expected time of a layer without contention, 0 if unknown.
         layer_time_ns: u64,
     },
     /// A request is a member of a batch.
     RequestJoin {
-        /// Which batch.
+        /// The batch that the request joined.
         batch: u64,
-        /// Which request.
+        /// The request that joined.
         request: u64,
-        /// When its first token is due, absolute CLOCK_MONOTONIC nanoseconds; 0 if unknown.
+        /// When the first token is due, absolute CLOCK_MONOTONIC nanoseconds; 0 if unknown.
         deadline_ns: u64,
-        /// Bytes that it will move, 0 if unknown.
+        /// Bytes that the request will move, 0 if unknown.
         bytes: u64,
     },
     /// The request has its first token, or was aborted.
     RequestEnd {
-        /// Which.
+        /// The request that ended.
         request: u64,
     },
     /// `batch` waits behind `ahead`.
     BatchQueued {
-        /// The one that waits.
+        /// The batch that waits.
         batch: u64,
-        /// The one that runs.
+        /// The batch that runs.
         ahead: u64,
     },
     /// `batch` now computes `layer`.
     LayerBegin {
-        /// Which batch.
+        /// The batch that began the layer.
         batch: u64,
-        /// Which layer.
+        /// The layer that the batch now computes.
         layer: u16,
     },
     /// `batch` has computed its last layer.
     ComputeEnd {
-        /// Which batch.
+        /// The batch whose computation ended.
         batch: u64,
     },
-    /// Nothing of `batch` is left.
+    /// `batch` has ended.
     BatchEnd {
-        /// Which batch.
+        /// The batch that ended.
         batch: u64,
     },
-    /// What flows of this lane mean by a number in [`Flow::peer`], from here on.
+    /// The address of a peer number, for the later flows of this lane ([`Flow::peer`]).
     Peer {
-        /// The number, not 0.
+        /// The peer's number, not 0.
         peer: u8,
-        /// Its address: IPv6, or IPv4 mapped into it; of RoCE v2 the GID.
+        /// The peer's address: IPv6, or IPv4 mapped into it; the GID for RoCE v2.
         address: [u8; 16],
     },
 }
 
-/// A descriptor that encodes no record. The daemon should detach the client: its memory is
-/// corrupt, or it speaks another version.
+/// The error of a descriptor that encodes no record. The daemon should release the client: its
+/// memory is corrupt, or it has another version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Garbage {
-    /// No such operation.
+    /// The opcode is unknown.
     #[error("record has unknown opcode {0}: the client is corrupt or of another version")]
     Opcode(u32),
-    /// No such stage.
+    /// The stage is unknown.
     #[error("record has unknown stage {0}")]
     Stage(u8),
-    /// Bits or words are set that this record has no use for.
+    /// Bits or words are set that this record does not define.
     #[error("record of opcode {0} has bits set that it does not define")]
     Reserved(u32),
-    /// More bytes than a permit can count.
+    /// The flow has more bytes than a permit can count.
     #[error("flow of {0} bytes is larger than a permit can count")]
     Bytes(u64),
     /// `next` lies outside the lane, or names a slot that is in use.
     #[error("record chains to slot {0}, which does not exist or is in use")]
     Next(u16),
-    /// More was sent on credit than was granted.
+    /// The client sent more on credit than it had.
     #[error("client overdrew its credit by {0} bytes")]
     Overdraft(u64),
 }
@@ -217,7 +217,7 @@ const OP_COMPUTE_END: u32 = 21;
 const OP_BATCH_END: u32 = 22;
 const OP_PEER: u32 = 23;
 
-/// Words of a descriptor that are used.
+/// Number of words of a descriptor that are used.
 pub const WORDS: usize = 6;
 
 /// A record as it lies in a slot.
@@ -226,7 +226,7 @@ pub const WORDS: usize = 6;
 pub struct Descriptor(pub [u64; WORDS]);
 
 impl Descriptor {
-    /// The slot where the next record of the lane will be.
+    /// Returns the slot where the next record of the lane will be.
     #[inline]
     #[must_use]
     pub const fn next(&self) -> u16 {
@@ -241,7 +241,7 @@ impl Descriptor {
         self
     }
 
-    /// Which record this is; `u32::MAX`, which none is, for anything larger.
+    /// Returns the opcode, or the undefined opcode `u32::MAX` if the word has a larger number.
     #[inline]
     pub(crate) const fn opcode(&self) -> u32 {
         let opcode = self.0[5] >> 16;
@@ -253,14 +253,14 @@ impl Descriptor {
     }
 }
 
-/// Word 5.
+/// Returns word 5 of a descriptor.
 #[inline]
 pub(crate) const fn tail(opcode: u32, next: u16) -> u64 {
     (opcode as u64) << 16 | next as u64
 }
 
 impl Flow {
-    /// Word 0.
+    /// Returns word 0 of a flow's descriptor.
     #[inline]
     pub(crate) const fn head(&self) -> u64 {
         self.key() | (self.layer as u64) << 32
@@ -280,7 +280,7 @@ const fn encode_flow(opcode: u32, flow: &Flow) -> Descriptor {
     ])
 }
 
-/// A flow, if the words of one say so.
+/// Decodes a flow.
 #[inline(always)]
 pub(crate) fn decode_flow(descriptor: &Descriptor) -> Result<Flow, Garbage> {
     let [head, bytes, batch, request, deadline_ns, _] = descriptor.0;
@@ -288,7 +288,7 @@ pub(crate) fn decode_flow(descriptor: &Descriptor) -> Result<Flow, Garbage> {
     if Stage::from_number(stage).is_none() {
         return Err(Garbage::Stage(stage));
     }
-    // Direction, `receiver_bound` and `whole` are 0 or 1, and there is nothing else.
+    // Direction, `receiver_bound` and `whole` are 0 or 1, and all other bits are zero.
     if head & 0x00fe_0000_fe00_fe00 != 0 {
         return Err(Garbage::Reserved(descriptor.opcode()));
     }
@@ -296,15 +296,15 @@ pub(crate) fn decode_flow(descriptor: &Descriptor) -> Result<Flow, Garbage> {
         return Err(Garbage::Bytes(bytes));
     }
     // SAFETY: `Flow` is `repr(C)` and has these five words (asserted below). Its first bytes are
-    // those of `head`, little-endian: a stage that `from_number` knows, a direction and two bools
-    // that are 0 or 1; every other field may have any bits. Field by field this took a third of
-    // the consumer's instructions.
+    // those of `head`, little-endian: a stage that `from_number` accepts, a direction and two bools
+    // that are 0 or 1. Every other field may have any bits. Decoding each field took a third of the
+    // consumer's instructions.
     Ok(unsafe {
         core::mem::transmute::<[u64; 5], Flow>([head, bytes, batch, request, deadline_ns])
     })
 }
 
-/// Tag and bytes of a completion, if the words are one.
+/// Decodes the tag and the bytes of a completion.
 #[inline(always)]
 pub(crate) fn decode_completed(descriptor: &Descriptor) -> Result<(u64, u64), Garbage> {
     let [head, bytes, tag, request, deadline_ns, _] = descriptor.0;
@@ -328,8 +328,8 @@ const _: () = {
 };
 
 impl Record {
-    /// The record as words, `next` zero. A flow with more than [`FLOW_BYTES_MAX`] bytes encodes
-    /// to something that [`Record::decode`] refuses; the client bypasses it.
+    /// Encodes the record as words, with `next` zero. [`Record::decode`] refuses a flow with more
+    /// than [`FLOW_BYTES_MAX`] bytes, so the client bypasses such a flow.
     #[inline]
     #[must_use]
     pub const fn encode(&self) -> Descriptor {
@@ -370,10 +370,10 @@ impl Record {
         }
     }
 
-    /// Reads words that another process wrote; `next` is left to the lane.
+    /// Decodes words that another process wrote. The lane reads `next` itself.
     ///
     /// # Errors
-    /// [`Garbage`] says what is wrong. Detach the client.
+    /// [`Garbage`] says what is wrong. Release the client.
     #[inline(always)]
     pub fn decode(descriptor: &Descriptor) -> Result<Self, Garbage> {
         match descriptor.opcode() {
@@ -394,7 +394,7 @@ impl Record {
         }
     }
 
-    /// The records that do not come by the million.
+    /// Decodes the infrequent records.
     #[cold]
     pub(crate) fn decode_rare(opcode: u32, descriptor: &Descriptor) -> Result<Self, Garbage> {
         let [head, bytes, batch, request, deadline_ns, _] = descriptor.0;
@@ -430,7 +430,7 @@ impl Record {
             },
             other => return Err(Garbage::Opcode(other)),
         };
-        // One encoding per record: whatever this record does not use must be zero.
+        // One encoding per record: all unused bits must be zero.
         if record.encode() != descriptor.with_next(0) {
             return Err(Garbage::Reserved(opcode));
         }
@@ -438,7 +438,7 @@ impl Record {
     }
 }
 
-/// A record that is no flow.
+/// Encodes a record without a flow.
 #[inline]
 const fn simple(opcode: u32, layer: u16, words: [u64; 4]) -> Descriptor {
     let [a, b, c, d] = words;

@@ -1,9 +1,9 @@
-//! A region: one sealed memfd per client process, made by the daemon, mapped by both.
+//! A region: one sealed memfd per client process. The daemon creates it, and both map it.
 //!
-//! The daemon creates it, sizes it, reserves its pages, seals it against shrinking and growing
-//! (a client that truncated it would otherwise kill the daemon with SIGBUS), and only then hands
-//! it over. The client refuses a file that is not sealed, has another size than announced, or
-//! speaks another version: it then runs unscheduled.
+//! Before it hands the region over, the daemon sets its size, reserves its pages and seals it
+//! against shrinking and growing, because a client that truncated it could kill the daemon with
+//! SIGBUS. The client refuses a file that is not sealed, has another size than announced, or has
+//! another version, and then runs unscheduled.
 
 use core::ptr::NonNull;
 use core::sync::atomic::Ordering;
@@ -13,40 +13,40 @@ use std::sync::Arc;
 
 use crate::layout::{Geometry, HEADER_BYTES, Header, LaneHeader, MAGIC, Slot, VERSION};
 
-/// Why there is no region.
+/// The error of a region that cannot be created or mapped.
 #[derive(Debug, thiserror::Error)]
 pub enum RegionError {
-    /// Lanes, slots or colour out of range.
+    /// Lanes, slots or colour are out of range.
     #[error("{0:?} is no valid geometry: see the limits in laxity_shm::layout")]
     Geometry(Geometry),
     /// A system call failed. Daemon: refuse the client. Client: run unscheduled.
     #[error("{call} of a shared region failed: {source}")]
     System {
-        /// Which call.
+        /// The system call that failed.
         call: &'static str,
-        /// How.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// The file could be truncated under us. Client: run unscheduled.
+    /// The file could be truncated while it is mapped. Client: run unscheduled.
     #[error("the region is not sealed against shrinking (seals {0:#x}): not made by laxityd")]
     Unsealed(i32),
     /// The file has another size than announced. Client: run unscheduled.
     #[error("the region has {found} bytes where {expected} were announced")]
     Size {
-        /// As announced.
+        /// The announced size in bytes.
         expected: u64,
-        /// As found.
+        /// The size found, in bytes.
         found: u64,
     },
-    /// The region was made with another shape than announced. Client: run unscheduled.
+    /// The region's header has another shape than announced. Client: run unscheduled.
     #[error("the region has the shape {0:?}, which is not the one announced")]
     Shape(Geometry),
-    /// Made by another version. Client: run unscheduled; restart it with the new library.
+    /// The region is of another version. Client: run unscheduled; restart it with the new library.
     #[error("the region's magic {magic:#x}, version {version} are not {MAGIC:#x}, {VERSION}")]
     Version {
-        /// Found magic number.
+        /// The magic number in the region.
         magic: u64,
-        /// Found version.
+        /// The version in the region.
         version: u32,
     },
 }
@@ -67,17 +67,17 @@ pub struct Region {
     fd: OwnedFd,
 }
 
-// SAFETY: `Region` owns its mapping; everything in it is accessed as atomics only, through shared
+// SAFETY: `Region` owns its mapping. Everything in it is accessed as atomics only, through shared
 // references, which any thread may do.
 unsafe impl Send for Region {}
 // SAFETY: as above.
 unsafe impl Sync for Region {}
 
-/// Seals that the daemon sets. `F_SEAL_WRITE` is not among them: both sides write.
+/// Seals that the daemon sets. `F_SEAL_WRITE` is not among them, because both sides write.
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_SEAL;
 
 impl Region {
-    /// Daemon: makes, reserves, seals and maps a region.
+    /// Daemon: creates, reserves, seals and maps a region.
     ///
     /// # Errors
     /// [`RegionError::Geometry`] or [`RegionError::System`]: refuse the client.
@@ -92,9 +92,9 @@ impl Region {
         if unsafe { libc::ftruncate(fd.as_raw_fd(), length) } != 0 {
             return Err(system("ftruncate"));
         }
-        // Reserved now, so that a host without memory refuses the client here rather than at some
-        // later touch. No guarantee: a client can punch holes into its own region, and on a host
-        // that is out of memory then, the daemon's next touch is killed as any other would be.
+        // Reserved now, so that a host without memory refuses the client here. A client can still
+        // punch holes into its own region. If the host is then out of memory, the daemon's next
+        // access is killed as any other would be.
         // SAFETY: as above.
         if unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, length) } != 0 {
             return Err(system("fallocate"));
@@ -114,12 +114,12 @@ impl Region {
             .store(std::process::id(), Ordering::Relaxed);
         identity.version.store(VERSION, Ordering::Relaxed);
         region.header().set_daemon_cpu(None);
-        // Release for form's sake: the region is handed over by a system call.
+        // The system call that hands the region over orders these stores anyway.
         identity.magic.store(MAGIC, Ordering::Release);
         Ok(Arc::new(region))
     }
 
-    /// Client: checks and maps a region that was received with the `geometry` of the Welcome.
+    /// Client: checks and maps a region that was received with the `geometry` of the welcome.
     ///
     /// # Errors
     /// Every [`RegionError`]: run unscheduled.
@@ -185,7 +185,7 @@ impl Region {
         }
     }
 
-    /// The header page.
+    /// Returns the header page.
     #[inline]
     #[must_use]
     pub fn header(&self) -> &Header {
@@ -194,27 +194,27 @@ impl Region {
         unsafe { self.base.cast::<Header>().as_ref() }
     }
 
-    /// Our own copy of the shape; never read back from the region.
+    /// Returns this process's own copy of the shape, which is never read back from the region.
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    /// Size of the mapping.
+    /// Returns the size of the mapping in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The memfd, to be handed to the client.
+    /// Returns the memfd, for sending it to the client.
     #[must_use]
     pub fn memfd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// Daemon: gives the memory back though the client may keep the file, once it is detached and
-    /// nothing of the region is read any more. To a client that still looks it is all zeros, in
-    /// which nothing is granted; what it writes there is its own to pay for.
+    /// Daemon: frees the memory of a detached client, which may keep the file. No part of the
+    /// region may be read afterwards. The client sees zeros, which permit nothing. Pages that it
+    /// writes again count as the client's own memory.
     pub fn discard(&self) {
         let flags = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let length = self.bytes as libc::off_t;
@@ -223,12 +223,12 @@ impl Region {
         unsafe { libc::fallocate(self.fd.as_raw_fd(), flags, 0, length) };
     }
 
-    /// Where the mapping is, for [`crate::fork`].
+    /// Returns the address of the mapping, for [`crate::fork`].
     pub(crate) fn address(&self) -> usize {
         self.base.as_ptr() as usize
     }
 
-    /// The header and the slots of lane `index`, `None` if there is no such lane.
+    /// Returns the header and the slots of lane `index`, or `None` if there is no such lane.
     pub(crate) fn lane_parts(&self, index: u16) -> Option<(NonNull<LaneHeader>, NonNull<[Slot]>)> {
         if index >= self.geometry.lanes {
             return None;
@@ -250,7 +250,7 @@ impl Region {
     }
 }
 
-/// The header of a region, one pointer away.
+/// A reference to the header of a region that needs one pointer to read.
 #[derive(Clone, Debug)]
 pub struct HeaderRef {
     header: NonNull<Header>,
@@ -263,7 +263,7 @@ unsafe impl Send for HeaderRef {}
 unsafe impl Sync for HeaderRef {}
 
 impl HeaderRef {
-    /// The header of `region`.
+    /// Creates a reference to the header of `region`.
     #[must_use]
     pub fn new(region: &Arc<Region>) -> Self {
         Self {

@@ -1,11 +1,12 @@
-//! The messages by which a client gets its region, and the socket that they travel on.
+//! The messages by which a client gets its region, and the socket for them.
 //!
-//! `SOCK_SEQPACKET`, one packet each way: [`Hello`] from the client, [`Reply`] from the daemon,
-//! with `[memfd, eventfd]` as SCM_RIGHTS if it is a welcome. The socket then stays open and
-//! silent: its hangup tells either side that the other is gone. Fixed layout, little-endian, no
-//! serializer: the client part runs inside other people's processes.
+//! The socket is `SOCK_SEQPACKET` and carries one packet each way: [`Hello`] from the client, then
+//! [`Reply`] from the daemon, with `[memfd, eventfd]` as SCM_RIGHTS if it is a welcome. The socket
+//! then stays open without traffic, and its hangup shows each side that the other has ended. The
+//! layout is fixed and little-endian and needs no serializer, because the client part runs inside
+//! other people's processes.
 //!
-//! Everything here is non-blocking except where a `wait` says how long.
+//! All functions are non-blocking except those named `wait`, which have a time limit.
 
 use std::io;
 use std::mem::size_of;
@@ -19,16 +20,16 @@ mod socket;
 
 pub use socket::*;
 
-/// Where the daemon listens, unless `LAXITY_SOCKET` says otherwise.
+/// The default path of the daemon's socket. `LAXITY_SOCKET` overrides it.
 pub const DEFAULT_SOCKET: &str = "/run/laxity/laxityd.sock";
-/// `"LXHI"`: begins a [`Hello`].
+/// `"LXHI"`: the first word of a [`Hello`].
 pub const HELLO_MAGIC: u32 = u32::from_le_bytes(*b"LXHI");
-/// `"LXRE"`: begins a [`Reply`].
+/// `"LXRE"`: the first word of a [`Reply`].
 pub const REPLY_MAGIC: u32 = u32::from_le_bytes(*b"LXRE");
-/// [`Hello::flags`]: this process could not register for `membarrier`.
+/// Bit of [`Hello::flags`]: this process could not register for `membarrier`.
 pub const HELLO_FENCED: u8 = 1;
 
-/// The socket to use: `LAXITY_SOCKET`, or the default.
+/// Returns the path of the daemon's socket: `LAXITY_SOCKET`, or the default.
 #[must_use]
 pub fn socket_path() -> PathBuf {
     std::env::var_os("LAXITY_SOCKET")
@@ -36,35 +37,35 @@ pub fn socket_path() -> PathBuf {
         .map_or_else(|| PathBuf::from(DEFAULT_SOCKET), PathBuf::from)
 }
 
-/// What a client says of itself. The daemon trusts `SO_PEERCRED` ([`peer`]), not `pid`.
+/// The client's first packet. The daemon trusts `SO_PEERCRED` ([`peer`]), not `pid`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Hello {
-    /// [`HELLO_MAGIC`].
+    /// The constant [`HELLO_MAGIC`].
     pub magic: u32,
     /// [`VERSION`] of the client.
     pub version: u32,
     /// Process id as the client sees it, for the log.
     pub pid: u32,
-    /// [`Mode`] that the client asks for; the more cautious of its and the daemon's counts.
+    /// [`Mode`] that the client asks for. The lower of this and the daemon's mode applies.
     pub mode: u8,
-    /// [`HELLO_FENCED`].
+    /// Flag bits: [`HELLO_FENCED`] or none.
     pub flags: u8,
-    /// Zero.
+    /// Padding of zeros.
     pub reserved: [u8; 2],
-    /// Name for people, UTF-8, padded with zeros.
+    /// The client's name for logs and reports, UTF-8, padded with zeros.
     pub name: [u8; 32],
 }
 
-/// Kinds of reply.
+/// Values of [`Reply`]'s `kind`.
 const WELCOME: u32 = 1;
 const REJECT: u32 = 2;
 
-/// The daemon's answer.
+/// The daemon's answer to a [`Hello`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Reply {
-    /// [`REPLY_MAGIC`].
+    /// The constant [`REPLY_MAGIC`].
     pub magic: u32,
     /// [`VERSION`] of the daemon.
     pub version: u32,
@@ -77,36 +78,36 @@ pub struct Reply {
     reserved: [u8; 3],
 }
 
-/// Why the daemon refuses a client.
+/// The reason why the daemon refuses a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[repr(u32)]
 pub enum Reason {
-    /// Versions differ.
+    /// Client and daemon have different versions.
     #[error("client and daemon are of different versions")]
     Version = 1,
-    /// The greeting makes no sense.
+    /// The packet is not a valid [`Hello`].
     #[error("malformed greeting")]
     Malformed = 2,
-    /// Not this user.
+    /// The daemon does not accept this user.
     #[error("not permitted for this user")]
     Forbidden = 3,
-    /// Out of memory or of clients.
+    /// The daemon lacks memory, or serves its maximum number of clients.
     #[error("the daemon has no room for another client")]
     Full = 4,
-    /// The daemon stops.
+    /// The daemon is stopping.
     #[error("the daemon is stopping")]
     Stopping = 5,
 }
 
-/// A registration message that cannot be used.
+/// The error of a registration that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistrationError {
-    /// A system call on the socket failed, or nobody listens. Client: run unscheduled, retry.
+    /// A system call on the socket failed, or no daemon listens. Client: run unscheduled, retry.
     #[error("registration: {call}: {source}")]
     System {
-        /// Which call.
+        /// The system call that failed.
         call: &'static str,
-        /// How.
+        /// The error of the system call.
         source: io::Error,
     },
     /// The other side hung up, or did not answer in time. Client: run unscheduled, retry.
@@ -119,10 +120,10 @@ pub enum RegistrationError {
     /// unscheduled and do not retry soon.
     #[error("registration: the other side has version {0}, this one {VERSION}")]
     Version(u32),
-    /// The daemon said no. Client: run unscheduled.
+    /// The daemon refused the client. Client: run unscheduled.
     #[error("registration: refused by the daemon (version {version}): {reason}")]
     Rejected {
-        /// Why.
+        /// The daemon's reason.
         reason: Reason,
         /// The daemon's version.
         version: u32,
@@ -130,7 +131,7 @@ pub enum RegistrationError {
 }
 
 impl Hello {
-    /// The greeting of this process.
+    /// Creates the greeting of this process.
     #[must_use]
     pub fn new(name: &str, mode: Mode, fenced: bool) -> Self {
         let mut bytes = [0; 32];
@@ -150,7 +151,7 @@ impl Hello {
         }
     }
 
-    /// The name, with whatever a terminal or a label could choke on replaced.
+    /// Returns the name without control characters, which could harm a terminal or a label.
     #[must_use]
     pub fn name(&self) -> String {
         let end = self
@@ -164,19 +165,19 @@ impl Hello {
             .collect()
     }
 
-    /// The mode asked for.
+    /// Returns the mode that the client asks for, or `None` if the number is invalid.
     #[must_use]
     pub fn mode(&self) -> Option<Mode> {
         Mode::from_number(self.mode)
     }
 
-    /// Daemon: reads a packet.
+    /// Daemon: decodes a packet.
     ///
     /// # Errors
     /// [`RegistrationError::Malformed`] or [`RegistrationError::Version`].
     pub fn parse(packet: &[u8]) -> Result<Self, RegistrationError> {
         let malformed = || RegistrationError::Malformed(packet.len());
-        // Magic and version come first in every version, so that a stranger can be told.
+        // Magic and version come first in every version, so that the error can name the version.
         let head = packet.get(..8).ok_or_else(malformed)?;
         let word =
             |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
@@ -197,7 +198,7 @@ impl Hello {
 }
 
 impl Reply {
-    /// Yes; the descriptors go with it.
+    /// Returns a welcome. The descriptors are sent with it.
     #[must_use]
     pub fn welcome(geometry: Geometry) -> Self {
         Self {
@@ -213,7 +214,7 @@ impl Reply {
         }
     }
 
-    /// No.
+    /// Returns a refusal.
     #[must_use]
     pub fn reject(reason: Reason) -> Self {
         Self {
@@ -231,7 +232,7 @@ impl Reply {
         }
     }
 
-    /// Client: reads a packet; `Ok` is a welcome with the shape of the region.
+    /// Client: decodes a packet. Returns the shape of the region if the packet is a welcome.
     ///
     /// # Errors
     /// Every [`RegistrationError`] but `System`.

@@ -1,14 +1,14 @@
-//! The daemon's end of one client: its region, the consumers of its lanes, its doorbell.
+//! The daemon's end of one client: its region, the consumers of its lanes, its eventfd.
 //!
-//! # Which lanes are looked at
-//! A region has 64 lanes and most are idle for ever, so only claimed ones are polled. The client
-//! keeps a bitmap of those in the header; it is re-read with [`Served::refresh`], now and then
-//! while awake and always before a sleep. It is untrusted and harmless: it says where to look,
-//! not what to believe. With more than a few hundred lanes over all clients
-//! looking at each one costs more than the work, so the daemon raises [`attention::DOORBELL`]:
-//! submitters then also count up a 16-bit doorbell, 32 to a line, and a lane is polled only when
-//! its bell rang. [`Served::sweep`] looks at every lane regardless; it is due after raising the
-//! flag and before sleeping (see [`crate::sleep`]).
+//! # Which lanes are polled
+//! A region has 64 lanes of which most are always idle, so only claimed lanes are polled. The
+//! client keeps a bitmap of claimed lanes in the header. [`Served::refresh`] reads it again, at
+//! intervals while the daemon is awake and always before a sleep. The bitmap is untrusted but
+//! harmless, because it only selects the lanes to poll. With more than a few hundred lanes over all
+//! clients, polling each lane costs more than the work. The daemon then raises
+//! [`attention::DOORBELL`], and submitters also increment a 16-bit doorbell, 32 to a line. A lane
+//! is then polled only when its doorbell has changed. [`Served::sweep`] polls every claimed lane
+//! regardless. It is needed after raising the flag and before sleeping (see [`crate::sleep`]).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -20,22 +20,22 @@ use crate::record::Garbage;
 use crate::region::{Region, RegionError};
 use crate::registration::{self, RegistrationError};
 
-/// Why a client cannot be served.
+/// The error of a client that cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// No region. Refuse the client with [`registration::Reason::Full`].
+    /// The region could not be created. Refuse the client with [`registration::Reason::Full`].
     #[error(transparent)]
     Region(#[from] RegionError),
-    /// No eventfd. Refuse the client with [`registration::Reason::Full`].
+    /// The eventfd could not be created. Refuse the client with [`registration::Reason::Full`].
     #[error(transparent)]
     Registration(#[from] RegistrationError),
 }
 
-/// A lane that is claimed.
+/// A lane that was claimed at some time.
 #[derive(Debug)]
 struct Active {
     index: u16,
-    /// Doorbell as last seen.
+    /// The doorbell's value at the last poll.
     rings: u16,
     claimed: bool,
     consumer: Consumer,
@@ -46,7 +46,7 @@ struct Active {
 pub struct Served {
     region: Arc<Region>,
     eventfd: OwnedFd,
-    /// Lanes that were claimed at some time, in the order of first sight.
+    /// Lanes that were claimed at some time, in the order in which the daemon found them.
     lanes: Vec<Active>,
     /// Index into `lanes` by lane number.
     by_index: Vec<Option<u16>>,
@@ -55,7 +55,7 @@ pub struct Served {
 }
 
 impl Served {
-    /// Makes the region and the eventfd of a new client. `client_fenced` is
+    /// Creates the region and the eventfd of a new client. `client_fenced` is
     /// [`registration::HELLO_FENCED`] of its greeting.
     ///
     /// # Errors
@@ -63,8 +63,8 @@ impl Served {
     pub fn new(geometry: Geometry, client_fenced: bool) -> Result<Self, ServeError> {
         let region = Region::create(geometry)?;
         let fenced = !crate::sleep::register();
-        // Our heavy fence does not reach an unregistered client, so it has to fence itself. If
-        // ours does not work at all, the same holds.
+        // This process's heavy fence does not reach an unregistered client, so the client has to
+        // fence itself. The same holds if the heavy fence fails here.
         if client_fenced || fenced {
             region.header().raise(attention::FENCE);
         }
@@ -78,37 +78,37 @@ impl Served {
         })
     }
 
-    /// The header page: heartbeat, attention word, DSCP table, credit class, CPU.
+    /// Returns the header page: heartbeat, attention word, DSCP table, credit class, CPU.
     #[inline]
     #[must_use]
     pub fn header(&self) -> &Header {
         self.region.header()
     }
 
-    /// The region.
+    /// Returns the region.
     #[must_use]
     pub fn region(&self) -> &Arc<Region> {
         &self.region
     }
 
-    /// To be watched while asleep; drain it with [`registration::drain`].
+    /// Returns the eventfd to poll during a sleep. [`registration::drain`] empties it afterwards.
     #[must_use]
     pub fn eventfd(&self) -> BorrowedFd<'_> {
         self.eventfd.as_fd()
     }
 
-    /// Sends the region to the client: the last step of a registration.
+    /// Sends the region to the client, which is the last step of a registration.
     ///
     /// # Errors
-    /// [`RegistrationError`]: the client is gone, drop it.
+    /// [`RegistrationError`]: the client has ended, drop it.
     pub fn welcome(&self, socket: BorrowedFd<'_>) -> Result<(), RegistrationError> {
         let geometry = self.region.geometry();
         registration::send_welcome(socket, geometry, self.region.memfd(), self.eventfd.as_fd())
     }
 
-    /// Looks which lanes are claimed. One cache line per 512 lanes: do it now and then
-    /// while awake, since a new lane waits for it, and before sleeping. A lane stays polled if its
-    /// bit goes away again.
+    /// Reads which lanes are claimed, at a cost of one cache line per 512 lanes. Call it at
+    /// intervals while awake, since a new lane waits for it, and before sleeping. A lane stays
+    /// polled after its bit is cleared.
     pub fn refresh(&mut self) {
         let count = self.by_index.len();
         for active in &mut self.lanes {
@@ -135,7 +135,7 @@ impl Served {
             return;
         };
         self.by_index[usize::from(index)] = Some(self.lanes.len() as u16);
-        // One ring behind, so that the first look with a doorbell does not skip the lane.
+        // One less, so that the first poll with a doorbell does not skip the lane.
         let rings = self.region.header().rings(index).wrapping_sub(1);
         let consumer = Consumer::new(memory, self.fenced);
         self.lanes.push(Active {
@@ -146,9 +146,9 @@ impl Served {
         });
     }
 
-    /// Polls the lanes that may have something, at most `budget` records of each, and gives each
-    /// record to `sink` with the consumer of its lane, so that the permit can be written before
-    /// anything else is done. Returns how many records came.
+    /// Polls the lanes that may have records, at most `budget` records of each. `sink` gets each
+    /// record with the consumer of its lane, so that it can write the permit first. Returns the
+    /// number of records.
     pub fn scan<F>(&mut self, budget: usize, mut sink: F) -> usize
     where
         F: FnMut(u16, &mut Consumer, Result<Incoming, Garbage>),
@@ -156,7 +156,7 @@ impl Served {
         self.scan_into(budget, &mut sink)
     }
 
-    /// [`Served::scan`] for a scheduler: see [`Sink`].
+    /// Does the same as [`Served::scan`] for a scheduler: see [`Sink`].
     #[inline]
     pub fn scan_into(&mut self, budget: usize, sink: &mut impl Sink) -> usize {
         let mut total = 0;
@@ -168,9 +168,9 @@ impl Served {
                     continue;
                 }
             }
-            // The one place, so that `sink` is inlined into it.
+            // `drain` is called at one place in this function, so that `sink` is inlined into it.
             let taken = drain(lane, budget, sink);
-            // Stopped by the budget: leave the bell unanswered.
+            // After a stop by the budget the old value stays, so that the lane is polled again.
             if taken < budget {
                 lane.rings = rings;
             }
@@ -179,7 +179,7 @@ impl Served {
         total
     }
 
-    /// Polls every claimed lane, whatever the doorbells say.
+    /// Polls every claimed lane, regardless of the doorbells.
     pub fn sweep<F>(&mut self, budget: usize, mut sink: F) -> usize
     where
         F: FnMut(u16, &mut Consumer, Result<Incoming, Garbage>),
@@ -187,14 +187,14 @@ impl Served {
         self.sweep_into(budget, &mut sink)
     }
 
-    /// [`Served::sweep`] for a scheduler: see [`Sink`].
+    /// Does the same as [`Served::sweep`] for a scheduler: see [`Sink`].
     pub fn sweep_into(&mut self, budget: usize, sink: &mut impl Sink) -> usize {
         self.refresh();
         let mut total = 0;
         for lane in &mut self.lanes {
             let taken = drain(lane, budget, sink);
             if taken == budget {
-                // Stopped by the budget, so there may be more for which no bell rings any more.
+                // Stopped by the budget: the remaining records will not change the doorbell again.
                 lane.rings = self.region.header().rings(lane.index).wrapping_sub(1);
             }
             total += taken;
@@ -203,8 +203,8 @@ impl Served {
     }
 
     /// Switches doorbells on or off. After switching on for all clients call
-    /// [`crate::sync::heavy_fence`] once, then [`Served::sweep`]: a submit that did not see the
-    /// flag is found by the sweep.
+    /// [`crate::sync::heavy_fence`] once, then [`Served::sweep`]: the sweep finds records of
+    /// submitters that did not see the flag.
     pub fn set_doorbell(&mut self, on: bool) {
         self.doorbell = on;
         if on {
@@ -214,13 +214,13 @@ impl Served {
         }
     }
 
-    /// Lanes that are claimed now.
+    /// Returns the number of lanes that are claimed now.
     #[must_use]
     pub fn claimed_lanes(&self) -> usize {
         self.lanes.iter().filter(|lane| lane.claimed).count()
     }
 
-    /// The consumer of a lane that was seen, to write permits and credit later.
+    /// Returns the consumer of a lane that was claimed at some time, for permits and credit.
     #[inline]
     #[must_use]
     pub fn consumer(&mut self, lane: u16) -> Option<&mut Consumer> {
@@ -230,19 +230,19 @@ impl Served {
             .map(|active| &mut active.consumer)
     }
 
-    /// All consumers with their lanes.
+    /// Returns all consumers with their lanes.
     pub fn consumers(&mut self) -> impl Iterator<Item = (u16, &mut Consumer)> {
         self.lanes
             .iter_mut()
             .map(|active| (active.index, &mut active.consumer))
     }
 
-    /// Sets bits of the attention word and wakes every sleeper of this client, so that it sees
-    /// them. For bypass, release and changes of mode; not for `SLEEPING`.
+    /// Sets and clears bits of the attention word and wakes all sleeping threads of this client. It
+    /// is for bypass, release and changes of mode, not for `SLEEPING`.
     pub fn announce(&mut self, raise: u32, lower: u32) {
         self.header().lower(lower);
         self.header().raise(raise);
-        // A client that is about to sleep either sees the bits or is seen by `wake`.
+        // A client that is about to sleep either sees the bits, or `wake` sees the client.
         crate::sync::heavy_fence();
         for lane in &mut self.lanes {
             lane.consumer.wake();
@@ -250,7 +250,7 @@ impl Served {
     }
 }
 
-/// Takes at most `budget` records out of a lane.
+/// Consumes at most `budget` records of a lane.
 #[inline(always)]
 fn drain(lane: &mut Active, budget: usize, sink: &mut impl Sink) -> usize {
     let mut taken = 0;

@@ -1,13 +1,12 @@
-//! How either side sleeps without ever missing what it sleeps for, and without a cost to the
-//! side that is awake.
+//! How either side sleeps without missing a wake-up, and without a cost to the side that is awake.
 //!
 //! # The shape of both protocols
-//! "I store something, then look whether you sleep" against "I say that I sleep, then look
-//! whether you stored something": of two such pairs of accesses at least one must see the other's
-//! store, and only a full barrier between store and load on *both* sides guarantees that. The
-//! barrier of the awake side would cost it 5 → 72 ns per submit, so it is moved to the sleeper:
-//! `membarrier(GLOBAL_EXPEDITED)` makes every running thread of every registered process execute
-//! one. Each process registers once ([`register`]).
+//! The awake side stores something and then loads whether the other side sleeps. The sleeping side
+//! stores that it sleeps and then loads whether something was stored. At least one side must see
+//! the other's store, and only a full barrier between store and load on *both* sides guarantees
+//! that. The barrier of the awake side would cost it 5 → 72 ns per submit, so it is moved to the
+//! sleeper: `membarrier(GLOBAL_EXPEDITED)` makes every running thread of every registered process
+//! execute one. Each process registers once ([`register`]).
 //!
 //! ## A client sleeps on a permit
 //! ```text
@@ -19,14 +18,13 @@
 //! futex_wait(wakes, w, slice)                    wakes += 1 (Release); futex_wake
 //! awaited = 0
 //! ```
-//! *No wake-up is lost*: either the client's second look sees the permit, or the daemon's load
-//! sees `awaited`; then `wakes` changes, and `futex_wait` returns at once if it comes later.
-//! *No flag is cleared by the waker*: a flag that the waker cleared lost wake-ups (10 runs of 36
-//! hung), as the clearing of an old sleep can hit the flag of the next. `awaited` is written by
-//! the waiter only, and each sleep has its own `turn`, so the daemon can remember the word that it
-//! answered and not pay for a second wake-up. A daemon that answers a turn too early (it looked
-//! late after an older permit) costs one idle turn: the client looks, finds nothing, and sleeps
-//! again under a *new* turn.
+//! *No wake-up is lost*: either the client's second look sees the permit, or the daemon's load sees
+//! `awaited`. Then `wakes` changes, and a later `futex_wait` returns at once. *The waker clears no
+//! flag*: a flag that the waker cleared lost wake-ups (10 runs of 36 hung), because clearing the
+//! flag of an old sleep can hit that of the next. Only the waiter writes `awaited`, and each sleep
+//! has its own `turn`. So the daemon can store the word that it answered and skip a second wake-up.
+//! A wake-up for an older permit can reach a new turn too early. That costs one idle turn: the
+//! client finds no permit and sleeps again under a *new* turn.
 //!
 //! ## The daemon sleeps on records
 //! ```text
@@ -37,18 +35,18 @@
 //! if a has SLEEPING: write the eventfd       epoll_wait(eventfds, ...)
 //!                                            attention &= !SLEEPING
 //! ```
-//! The eventfd counts, so a write between the daemon's last look and its `epoll_wait` is not
-//! lost. Every submit while the flag is up writes it; the daemon lowers it when it wakes.
+//! The eventfd counts, so a write between the daemon's last look and its `epoll_wait` is not lost.
+//! Every submit writes the eventfd while the flag is set. The daemon clears the flag when it wakes.
 //!
 //! ## Where `membarrier` is refused
-//! If the *awake* side could not register, it executes the real fence instead (the client is told
-//! by [`crate::layout::attention::FENCE`], the daemon knows). If the *sleeper's* call fails, the
-//! bound on its sleep makes up for it: clients sleep in slices anyway.
+//! If the *awake* side could not register, it executes a real fence instead (a client does so when
+//! [`crate::layout::attention::FENCE`] is set). If the *sleeper's* call fails, the limit of its
+//! sleep bounds the delay: clients sleep in slices anyway.
 
 use crate::layout::WaiterLine;
 use crate::sync::Ordering;
 
-/// What a sleeping client waits for.
+/// The event that a sleeping client waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
     /// A permit in this slot.
@@ -69,7 +67,7 @@ impl Awaited {
         (turn << 16) | what as u64
     }
 
-    /// Whether a waiter with this word wants to hear of `slot`, or of anything (`None`).
+    /// Reports whether a waiter with this word waits for `slot`, or for any slot if it is `None`.
     pub(crate) const fn matches(word: u64, slot: Option<u16>) -> bool {
         let what = word as u16;
         match slot {
@@ -79,17 +77,17 @@ impl Awaited {
     }
 }
 
-/// A sleep that was announced: look again, then [`WaiterLine::sleep`] or [`WaiterLine::awake`].
+/// An announced sleep. Check again, then call [`WaiterLine::sleep`] or [`WaiterLine::awake`].
 #[derive(Clone, Copy, Debug)]
 #[must_use = "look at what you wait for once more, then sleep or call `awake`"]
 pub struct Announced {
     wakes: u32,
-    /// The barrier took effect. If not, bound the sleep more tightly.
+    /// Whether the barrier took effect. If not, limit the sleep more tightly.
     pub ordered: bool,
 }
 
 impl WaiterLine {
-    /// Client: says what it will sleep for. `turn` must differ from that of the sleep before.
+    /// Client: announces the event of its sleep. `turn` must differ from that of the last sleep.
     pub fn announce(&self, what: Awaited, turn: u64) -> Announced {
         // Acquire: stays before the store of `awaited`. A wake-up for *this* turn follows that
         // store, so it is never part of the value that the sleep compares with.
@@ -101,12 +99,12 @@ impl WaiterLine {
         }
     }
 
-    /// Client: no longer sleeps.
+    /// Client: announces that it is awake.
     pub fn awake(&self) {
         self.awaited.store(0, Ordering::Relaxed);
     }
 
-    /// Whether a wake-up came since the sleep was announced.
+    /// Reports whether a wake-up came since the sleep was announced.
     #[must_use]
     pub fn woken_since(&self, announced: Announced) -> bool {
         // Acquire: pairs with the Release increment in `wake`; the permit is visible after it.
@@ -142,22 +140,22 @@ mod system {
     use core::time::Duration;
     use std::sync::OnceLock;
 
-    /// Runs one `membarrier` command; whether it succeeded.
+    /// Runs one `membarrier` command and returns whether it succeeded.
     pub fn membarrier(command: libc::c_int) -> bool {
         // SAFETY: membarrier(2) takes three integers and touches no memory of ours.
         unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) == 0 }
     }
 
     /// Registers this process, once, so that the other side's heavy fence reaches its threads.
-    /// `false` where the kernel or a seccomp filter refuses: then this process has to execute real
-    /// fences.
+    /// Returns `false` if the kernel or a seccomp filter refuses. This process then has to execute
+    /// real fences.
     pub fn register() -> bool {
         static REGISTERED: OnceLock<bool> = OnceLock::new();
         *REGISTERED.get_or_init(|| membarrier(libc::MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED))
     }
 
-    /// Sleeps while `*word == expected`, at most `limit`. Not `FUTEX_PRIVATE`: the other process
-    /// has another address for it.
+    /// Sleeps while `*word == expected`, at most `limit`. The futex is not `FUTEX_PRIVATE`, because
+    /// the two processes map it at different addresses.
     pub(super) fn futex_wait(word: &AtomicU32, expected: u32, limit: Duration) {
         let timeout = libc::timespec {
             tv_sec: libc::time_t::try_from(limit.as_secs()).unwrap_or(libc::time_t::MAX),
@@ -176,7 +174,7 @@ mod system {
         }
     }
 
-    /// Wakes all who sleep on `word`.
+    /// Wakes all threads that sleep on `word`.
     pub(super) fn futex_wake_all(word: &AtomicU32) {
         // SAFETY: FUTEX_WAKE uses the address of `word` only as a key.
         unsafe {
@@ -184,22 +182,22 @@ mod system {
         }
     }
 
-    /// The CPU that this thread runs on right now, if the system says so.
+    /// Returns the CPU that this thread runs on, if the system reports it.
     #[must_use]
     pub fn current_cpu() -> Option<u32> {
         // SAFETY: no arguments; glibc reads it from the thread's rseq area.
         u32::try_from(unsafe { libc::sched_getcpu() }).ok()
     }
 
-    /// CLOCK_MONOTONIC in nanoseconds.
+    /// Returns CLOCK_MONOTONIC in nanoseconds.
     #[inline]
     #[must_use]
     pub fn now_ns() -> u64 {
         read(libc::CLOCK_MONOTONIC)
     }
 
-    /// [`now_ns`] as of the last tick of the kernel's, up to 10 ms ago: two loads on any machine,
-    /// also where reading the clock is a system call.
+    /// Returns [`now_ns`] as of the kernel's last tick, up to 10 ms ago. It takes two loads on any
+    /// machine, also where reading the clock is a system call.
     #[inline]
     #[must_use]
     pub fn lately_ns() -> u64 {

@@ -1,19 +1,19 @@
-//! The one place that chooses between the processor's atomics and loom's model of them.
+//! Atomics and fences, in the processor's version or in loom's model.
 //!
-//! The asymmetric barrier lives here too. The side that runs often (a submit, a permit) executes
-//! [`light_fence`], which costs nothing; the side that is about to sleep executes
+//! The module also has the asymmetric barrier. The side that runs often (a submit, a permit)
+//! executes [`light_fence`], which costs nothing. The side that is about to sleep executes
 //! [`heavy_fence`], a system call that makes every running thread of the registered processes
-//! execute a full barrier. Together they order "I stored, then looked" on both sides as two
-//! sequentially consistent fences would. Loom knows no such pair, so there both are a
-//! `SeqCst` fence: the model is as strong as the pair, not stronger.
+//! execute a full barrier. Together they order "store, then load" on both sides as two sequentially
+//! consistent fences would. Loom has no such pair, so there both are a `SeqCst` fence: the model is
+//! as strong as the pair, not stronger.
 
 #[cfg(not(loom))]
 pub(crate) use core::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(loom)]
 pub(crate) use loom::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering, fence};
 
-/// The cheap half of the asymmetric barrier: the compiler may not move accesses across, the
-/// processor is stopped from doing so by the other side's [`heavy_fence`].
+/// The cheap half of the asymmetric barrier. It prevents only the compiler from moving accesses
+/// across. The other side's [`heavy_fence`] prevents the processor from doing so.
 #[inline(always)]
 pub fn light_fence() {
     #[cfg(not(loom))]
@@ -22,9 +22,9 @@ pub fn light_fence() {
     fence(Ordering::SeqCst);
 }
 
-/// The expensive half of the asymmetric barrier. Returns `false` where the kernel refuses
-/// `membarrier`: then only a real fence on the other side would do, and the caller has to bound
-/// its sleep instead.
+/// The expensive half of the asymmetric barrier. Returns `false` if the kernel refuses
+/// `membarrier`. Then only a real fence on the other side would give the order, so the caller has
+/// to limit its sleep instead.
 #[cfg(not(loom))]
 pub fn heavy_fence() -> bool {
     fence(Ordering::SeqCst);
@@ -38,7 +38,7 @@ pub fn heavy_fence() -> bool {
     true
 }
 
-/// Asks for the cache line of `place`, which will be read soon. A hint: nothing depends on it.
+/// Prefetches the cache line of `place`. Correctness does not depend on it.
 #[inline(always)]
 pub(crate) fn prefetch<T>(place: &T) {
     #[cfg(all(target_arch = "x86_64", not(loom)))]

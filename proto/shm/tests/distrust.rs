@@ -1,4 +1,4 @@
-//! The daemon against clients that write whatever they like, wherever they like.
+//! The daemon against clients that write any bytes anywhere in their region.
 
 #![cfg(not(loom))]
 
@@ -20,7 +20,7 @@ const SMALL: Geometry = Geometry {
     colour: 2,
 };
 
-/// A served client and the file that it may scribble on.
+/// Returns a served client and the file of its region, for writing anywhere.
 fn served() -> (Served, File) {
     let mut served = Served::new(SMALL, false).expect("served");
     let file = File::from(served.region().memfd().try_clone_to_owned().expect("dup"));
@@ -46,7 +46,7 @@ fn first(served: &mut Served) -> Option<Result<Record, Garbage>> {
     result
 }
 
-/// Both halves of a lane of 16 slots.
+/// Returns both halves of a lane of 16 slots.
 fn lane() -> (Producer, Consumer) {
     let memory = LaneMemory::heap(16);
     (Producer::new(memory.clone()), Consumer::new(memory, false))
@@ -69,7 +69,7 @@ proptest! {
         }
     }
 
-    /// Random words hardly ever hit an opcode; these do.
+    /// Random words hardly ever have a known opcode, so this test takes one of those.
     #[test]
     fn near_records_are_records_or_garbage(
         opcode in 0_u16..25, stage in 0_u8..8, flags in 0_u8..4, rest: u32,
@@ -124,8 +124,8 @@ proptest! {
         }
     }
 
-    /// Whatever the client writes anywhere, at any time, the daemon goes on, and writes permits
-    /// into slots with a living flow only.
+    /// Whatever the client writes anywhere, at any time, the daemon continues, and writes permits
+    /// only into slots with a living flow.
     #[test]
     fn a_region_full_of_noise_neither_crashes_nor_derails_the_daemon(
         seed: u64,
@@ -137,12 +137,12 @@ proptest! {
         let mut noise = seed;
         for (offset, value, kind) in writes {
             match kind {
-                // Anywhere at all, header included.
+                // Write anywhere, including the header.
                 0 => {
                     let at = u64::from(offset) % (bytes - 8);
                     file.write_all_at(&value.to_le_bytes(), at).expect("writes");
                 }
-                // A plausible record with an odd field, where the daemon may look.
+                // Write a plausible record with an odd field, where the daemon may read.
                 _ => {
                     noise = noise.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
                     let next = if kind == 3 { value as u16 } else { ((noise >> 40) % 16) as u16 };
@@ -231,7 +231,7 @@ fn credit_of_a_record_that_is_refused_is_not_spent() {
     };
     publish(&file, 0, 1, record.encode().with_next(0).0);
     assert_eq!(first(&mut served), Some(Err(Garbage::Next(0))));
-    // What is granted and not spent goes back to the port when the client is released.
+    // Credit that is not spent goes back to the port when the client is released.
     assert_eq!(served.consumer(0).expect("seen").credit(0), (100, 0));
 }
 
@@ -241,7 +241,7 @@ fn a_sweep_that_its_budget_stops_leaves_the_bell_ringing() {
     let mut producer = Producer::new(LaneMemory::mapped(served.region(), 0).expect("lane"));
     served.set_doorbell(true);
     assert_eq!(served.scan(4, |_, _, _| {}), 0, "the bell is answered");
-    // By somebody who has not seen the flag yet: no bell rings.
+    // The producer has not seen the flag yet, so it increments no doorbell.
     for _ in 0..10 {
         producer.publish(&Record::LaneReset).expect("room");
     }
@@ -399,7 +399,7 @@ fn slots_come_back_in_any_order_and_a_full_lane_says_so() {
     for _ in 0..13 {
         consumer.poll().expect("there").expect("no garbage");
     }
-    // Deferred flows in front block nobody behind them.
+    // A deferred flow in front blocks no later flow.
     for at in flows.iter().rev() {
         let _ = consumer.permit(*at, 1, 1, true).expect("waits");
         producer.release(*at);

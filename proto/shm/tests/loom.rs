@@ -1,14 +1,15 @@
 //! Every interleaving, within bounds, of the protocols of `lane.rs` and `sleep.rs`.
 //!
 //! Run with `RUSTFLAGS="--cfg loom" cargo test -p laxity-shm --test loom --release`. Loom replaces
-//! the atomics by ones whose every allowed outcome it tries, under the C11 model, weak reorderings
-//! included. Bounds: lanes of eight slots (the least), two threads, and at most three preemptions
-//! where said. `membarrier` is modelled as a `SeqCst` fence on both sides, see `sync.rs`.
+//! the atomics by its own and tries every outcome that the C11 model allows, including weak
+//! reorderings. The bounds are: lanes of eight slots (the minimum), two threads, and at most three
+//! preemptions in bounded models. `membarrier` is modelled as a `SeqCst` fence on both sides, see
+//! `sync.rs`.
 //!
-//! Orderings were weakened one at a time to see a model fail, and one did, but for what loom cannot
-//! see: it never lets a load return what is stored later, so a copy that is torn by an *early*
-//! overwrite (the Release of a permit or of `consumed`) and a load of `wakes` that sinks below the
-//! store of `awaited` do not show. Those rest on the argument in `lane.rs` and `sleep.rs`.
+//! Each weakened ordering made a model fail, except for two that loom cannot check, because it
+//! never lets a load return what is stored later. These are a copy that is torn by an *early*
+//! overwrite (the Release of a permit or of `consumed`), and a load of `wakes` that sinks below the
+//! store of `awaited`. The arguments in `lane.rs` and `sleep.rs` cover them.
 
 #![cfg(loom)]
 
@@ -36,7 +37,7 @@ fn bounded(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
     builder.check(model);
 }
 
-/// A record whose fields all depend on `n`, so that a torn or stale copy shows.
+/// Returns a record whose fields all depend on `n`, so that a torn or stale copy shows.
 fn hint(n: u64) -> Record {
     Record::RequestJoin {
         batch: n,
@@ -84,7 +85,7 @@ fn records_arrive_whole_once_and_in_order() {
     });
 }
 
-/// The lane is filled, so that every further record overwrites a slot that `consumed` gave back.
+/// The lane is full, so that every further record overwrites a slot that `consumed` freed.
 #[test]
 fn a_slot_is_overwritten_only_after_its_record_was_copied() {
     bounded(2, || {
@@ -109,8 +110,8 @@ fn a_slot_is_overwritten_only_after_its_record_was_copied() {
     });
 }
 
-/// Chunks arrive as growing sums; after the last the slot is used again while the daemon still
-/// has a hand on the old flow.
+/// Chunks arrive as growing sums. After the last one the client uses the slot again while the
+/// daemon still handles the old flow.
 #[test]
 fn a_permit_in_chunks_is_granted_once_and_its_slot_is_free_after_the_last() {
     bounded(3, || {
@@ -149,8 +150,8 @@ fn a_permit_in_chunks_is_granted_once_and_its_slot_is_free_after_the_last() {
     });
 }
 
-/// Bypass races with permits: the client counts what it read, sends the rest itself, and uses the
-/// slot again; nothing the daemon still writes is taken for the next flow's permit.
+/// Bypass races with permits: the client counts the bytes that it read, sends the rest itself, and
+/// reuses the slot. No later write of the daemon may count as the next flow's permit.
 #[test]
 fn a_permit_that_crosses_a_withdrawal_reaches_nobody() {
     bounded(3, || {
@@ -220,7 +221,7 @@ fn a_withdrawn_slot_comes_back_only_after_the_daemon_forgot_the_flow() {
                 .publish_gated(&Record::Submit(flow(10)))
                 .expect("room");
             producer.withdraw(at, 0).expect("room");
-            // Use up the lane, so that the slot comes round.
+            // Fill the lane, so that the slot is used again.
             let mut rounds = 0;
             while rounds < u64::from(SLOTS) {
                 match producer.publish(&hint(rounds + 1)) {
@@ -230,7 +231,7 @@ fn a_withdrawn_slot_comes_back_only_after_the_daemon_forgot_the_flow() {
             }
         });
         let first = take(&mut consumer);
-        // Written as late as the daemon can: just before it reads the withdrawal.
+        // The latest possible permit: just before the daemon reads the withdrawal.
         let _ = consumer.permit(first.at, 10, 2, false);
         assert!(matches!(
             take(&mut consumer).record,
@@ -269,8 +270,8 @@ fn credit_only_grows_and_is_never_seen_larger_than_granted() {
     });
 }
 
-/// A client that sleeps on a permit is woken: it never goes to sleep with the permit written and
-/// no wake-up counted. `woken_since` stands for `futex_wait`, which compares and sleeps at once.
+/// A client that sleeps on a permit is woken: it never sleeps with the permit written and no
+/// wake-up counted. `woken_since` stands for `futex_wait`, which compares and sleeps at once.
 #[test]
 fn no_wake_up_of_a_client_is_lost() {
     bounded(3, || {
@@ -288,7 +289,7 @@ fn no_wake_up_of_a_client_is_lost() {
                 let announced = waiter.announce(Awaited::Slot(at.slot), turn);
                 let word = producer.word(at.slot);
                 if word == known {
-                    // Asleep. If nobody ever ends this, loom reports that it cannot go on.
+                    // The client sleeps. If no wake-up ends this loop, loom reports a deadlock.
                     while !waiter.woken_since(announced) {
                         thread::yield_now();
                     }
@@ -307,7 +308,7 @@ fn no_wake_up_of_a_client_is_lost() {
     });
 }
 
-/// The same without the second look: what the sleeper would see is what the waker must have seen.
+/// Without a second look, either the sleeper sees the permit or the waker sees the sleeper.
 #[test]
 fn the_waker_sees_the_sleeper_or_the_sleeper_sees_the_permit() {
     loom::model(|| {
@@ -337,8 +338,8 @@ fn known_permit(word: u64) -> bool {
     matches!(decode(word), State::Permit { .. })
 }
 
-/// The daemon's sleep: after its last look either it has found the record, or the submitter has
-/// seen the flag and writes the eventfd.
+/// The daemon's sleep: either its last look finds the record, or the submitter sees the flag and
+/// writes the eventfd.
 #[test]
 fn the_daemon_finds_the_record_or_the_submitter_rings() {
     loom::model(|| {
@@ -358,7 +359,7 @@ fn the_daemon_finds_the_record_or_the_submitter_rings() {
     });
 }
 
-/// Switching doorbells on: a submit that does not see the flag is found by the sweep.
+/// Switching doorbells on: the sweep finds a record of a submitter that did not see the flag.
 #[test]
 fn no_record_is_missed_when_doorbells_are_switched_on() {
     loom::model(|| {

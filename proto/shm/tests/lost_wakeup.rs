@@ -1,6 +1,6 @@
-//! Four client processes and one daemon that all sleep whenever they can, a thousand runs each. No
-//! sleep is bounded short of the watchdog, so a single lost wake-up, on either side, fails the test
-//! (and would have cost a slice of 20 ms in the product).
+//! Four client processes and one daemon that all sleep whenever they can, a thousand runs each.
+//! Only the watchdog limits a sleep. A single lost wake-up on either side therefore fails the test
+//! (in production it would cost a slice of 20 ms).
 //!
 //! The clients are this test binary, started again with `LAXITY_STRESS_SOCKET` set.
 
@@ -26,11 +26,11 @@ use laxity_shm::sync::heavy_fence;
 const CLIENTS: usize = 4;
 const RUNS: u64 = 1000;
 const FLOWS: u64 = 4;
-/// A sleep that lasts this long was not ended by a wake-up. Far beyond what a busy machine does.
+/// Sleep after which a wake-up counts as lost, far beyond the delays of a busy machine.
 const WATCHDOG: Duration = Duration::from_secs(20);
 const SOCKET: &str = "LAXITY_STRESS_SOCKET";
 
-/// A cheap source of disorder; each client has another seed.
+/// A cheap generator of random delays. Each client has another seed.
 struct Disorder(u64);
 
 impl Disorder {
@@ -42,7 +42,7 @@ impl Disorder {
         (self.0 >> 33) % n
     }
 
-    /// Anything from nothing to a few microseconds, so that the two sides meet at every point.
+    /// Pauses for up to a few microseconds, so that the two sides meet at every point.
     fn pause(&mut self) {
         for _ in 0..self.below(2000) {
             core::hint::spin_loop();
@@ -56,7 +56,7 @@ fn no_wake_up_is_lost_in_a_thousand_runs_of_four_clients() {
         return;
     }
     if !sleep::register() {
-        // Without membarrier sleeps are bounded instead, by design (`sleep.rs`).
+        // Without membarrier, sleeps have a time limit instead (`sleep.rs`).
         return;
     }
     let dir = tempfile::tempdir().expect("temporary directory");
@@ -107,7 +107,7 @@ fn no_wake_up_is_lost_in_a_thousand_runs_of_four_clients() {
     }
 }
 
-/// The daemon. Permits each flow in two chunks, sleeps at once when it finds nothing.
+/// Runs the daemon. It permits each flow in two chunks and sleeps at once when no record waits.
 fn serve(clients: &mut Vec<(OwnedFd, Served)>) -> u64 {
     let mut disorder = Disorder(now_ns());
     let mut flows = 0;

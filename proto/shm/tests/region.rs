@@ -1,5 +1,5 @@
-//! Regions and registration: what is handed over cannot be resized, and what was not made by this
-//! daemon's version is not touched.
+//! Regions and registration: a region that was handed over cannot be resized, and a client uses no
+//! region of another version.
 
 #![cfg(not(loom))]
 
@@ -108,7 +108,7 @@ fn a_region_of_another_version_or_magic_is_refused() {
     }
 }
 
-/// A listening socket, a client's end and the daemon's end.
+/// Returns the directory of a listening socket, the client's end and the daemon's end.
 fn connected() -> (tempfile::TempDir, OwnedFd, OwnedFd) {
     let dir = tempfile::tempdir().expect("temporary directory");
     let path = dir.path().join("s");

@@ -3,7 +3,7 @@
 use core::fmt;
 
 /// A level of the reverse multi-level queue. 1 is the highest; [`Level::SCAVENGER`] lies below all
-/// others. A smaller number is served first, so `Ord` reads "comes before".
+/// others. A smaller number is served first, so `a < b` means that `a` is the higher level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Level(pub u8);
 
@@ -19,7 +19,7 @@ impl Level {
     /// Length of a table with one row for each level and one for the scavenger.
     pub const ROWS: usize = Self::COUNT_MAX as usize + 1;
 
-    /// Zero-based row in a table of [`Level::ROWS`]. The scavenger has the last row.
+    /// Returns the zero-based row in a table of [`Level::ROWS`]. The scavenger has the last row.
     #[must_use]
     pub const fn row(self) -> usize {
         if self.0 >= 1 && self.0 <= Self::COUNT_MAX {

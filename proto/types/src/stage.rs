@@ -5,7 +5,7 @@
 
 use core::fmt;
 
-/// Which deadline the flows of a stage have. It decides how a policy treats a stage that the
+/// The deadline that the flows of a stage have. It decides how a policy treats a stage that the
 /// policy does not name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deadline {
@@ -30,7 +30,7 @@ macro_rules! stages {
             /// All stages, in the order of their numbers.
             pub const ALL: [Self; [$($number),*].len()] = [$(Self::$stage),*];
 
-            /// The name in configuration, metrics, files and reports.
+            /// Returns the name in configuration, metrics, files and reports.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {
@@ -38,7 +38,7 @@ macro_rules! stages {
                 }
             }
 
-            /// Which deadline flows of this stage have.
+            /// Returns the kind of deadline that flows of this stage have.
             #[must_use]
             pub const fn deadline(self) -> Deadline {
                 match self {
@@ -46,8 +46,8 @@ macro_rules! stages {
                 }
             }
 
-            /// The stage of a number, or `None` if it names no stage. The number may come from
-            /// another process.
+            /// Returns the stage of a number, or `None` if the number is invalid. The number may
+            /// come from another process.
             #[inline]
             #[must_use]
             pub const fn from_number(number: u8) -> Option<Self> {
@@ -61,31 +61,31 @@ macro_rules! stages {
 }
 
 impl Stage {
-    /// The stage of a [`Stage::name`], or `None` if no stage has that name.
+    /// Returns the stage of a [`Stage::name`], or `None` if no stage has that name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|stage| stage.name() == name)
     }
 
-    /// Zero-based index, for tables with a row per stage.
+    /// Returns the zero-based index, for tables with a row per stage.
     #[must_use]
     pub const fn index(self) -> usize {
         self as usize - 1
     }
 
-    /// The bit of this stage in a set of stages.
+    /// Returns the bit of this stage in a set of stages.
     #[must_use]
     pub const fn bit(self) -> u8 {
         1 << self as u8
     }
 
-    /// Whether the computation waits for flows of this stage: [`Deadline::Implicit`].
+    /// Reports whether the computation waits for flows of this stage: [`Deadline::Implicit`].
     #[must_use]
     pub const fn is_early(self) -> bool {
         matches!(self.deadline(), Deadline::Implicit)
     }
 
-    /// Whether no request waits for flows of this stage: [`Deadline::None`].
+    /// Reports whether no request waits for flows of this stage: [`Deadline::None`].
     #[must_use]
     pub const fn is_scavenged(self) -> bool {
         matches!(self.deadline(), Deadline::None)
@@ -115,15 +115,15 @@ const _: () = {
 };
 
 stages! {
-    /// Stage 1: fetch of reusable KV-cache blocks.
+    /// Stage 1: the fetch of KV-cache blocks that were computed before.
     KvReuse = 1, "kv_reuse", Implicit;
     /// Stage 2: a collective inside a layer.
     Collective = 2, "collective", Implicit;
-    /// Stage 3: prefill-to-decode transfer of a layer's KV cache.
+    /// Stage 3: the transfer of a layer's KV cache from prefill to decode.
     P2d = 3, "p2d", Explicit;
     /// Weights of a model that is being loaded.
     Weights = 4, "weights", None;
-    /// Everything else.
+    /// Transfers of no other stage.
     #[default]
     Background = 5, "background", None;
 }

@@ -1,31 +1,31 @@
-//! What can be set of [`Admission`](super::Admission), with its defaults.
+//! The configuration of [`Admission`](super::Admission), with its defaults.
 
 use crate::config::{InvalidConfig, PolicyKind};
 use crate::prune::{Doomed, MEMBERS_MAX};
 use crate::time::Span;
 
-/// What can be set.
+/// Configuration of the order and the pruning between batches.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AdmissionConfig {
     /// `B` of Algorithm 1: how many living requests may be pruned at once.
     pub drop_budget: usize,
     /// Bytes per second of a port whose rate was not reported.
     pub default_rate: u64,
-    /// How long triggers are gathered before a run; zero: each runs at the next poll.
+    /// Time from the first trigger to the run. At zero, each trigger runs at the next poll.
     pub debounce: Span,
-    /// What becomes of requests that are late whatever the network does.
+    /// The treatment of requests that are late even on an idle network.
     pub doomed: Doomed,
-    /// Weight, in parts per thousand, that each finished batch has in the EWMA of observed over
-    /// estimated communication time, by which estimates are multiplied. Zero: estimates are the
-    /// paper's worst case.
+    /// Weight of each finished batch, in parts per thousand, in the EWMA of the ratio of observed
+    /// to estimated communication time. Estimates are multiplied by that ratio. At zero, estimates
+    /// are the paper's worst case.
     pub correction_permille: u16,
-    /// Most batches held; the oldest are forgotten.
+    /// Maximum number of batches. Above it the oldest batches are removed.
     pub batches_max: usize,
-    /// Most requests held; the oldest batches are forgotten.
+    /// Maximum number of requests. Above it the oldest batches are removed.
     pub requests_max: usize,
-    /// Most (request, port) pairs held; the oldest batches are forgotten.
+    /// Maximum number of (request, port) pairs. Above it the oldest batches are removed.
     pub loads_max: usize,
-    /// Most ports known; loads of further ones are not counted.
+    /// Maximum number of ports. Loads of further ports are not counted.
     pub ports_max: usize,
 }
 
@@ -46,8 +46,8 @@ impl Default for AdmissionConfig {
 }
 
 impl AdmissionConfig {
-    /// The defaults for a policy: `mfs` follows the paper where the others depart from it.
-    /// Uncorrected, the worst case prunes requests that would have made it
+    /// Returns the defaults for a policy. `mfs` follows the paper where the others depart from it:
+    /// without a correction, the worst case prunes requests that would have met their deadline
     /// (docs/notes/simulator.md).
     #[must_use]
     pub fn for_policy(policy: PolicyKind) -> Self {
@@ -66,7 +66,8 @@ impl AdmissionConfig {
     /// Checks every field.
     ///
     /// # Errors
-    /// The first field that is out of range; show it to whoever wrote the configuration.
+    /// Returns the first field that is out of range. Show the error to the author of the
+    /// configuration.
     pub fn validate(&self) -> Result<(), InvalidConfig> {
         let fail = |field, problem: String| Err(InvalidConfig { field, problem });
         if self.default_rate == 0 {

@@ -1,4 +1,4 @@
-//! What goes into an [`Admission`](super::Admission), and what it says.
+//! Events that an [`Admission`](super::Admission) takes, and the actions and reports it returns.
 
 use laxity_types::{BatchId, PortId, RequestId};
 
@@ -7,116 +7,116 @@ use crate::prune::Estimate;
 use crate::red::Red;
 use crate::time::{Span, Time};
 
-/// What is known of a request when it joins a batch.
+/// The properties of a request when it joins a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestLoad {
-    /// The request; zero is ignored.
+    /// The request. Zero is ignored.
     pub request: RequestId,
-    /// When its first token is due, [`Time::NEVER`] if it has no deadline.
+    /// When the first token is due, [`Time::NEVER`] if the request has no deadline.
     pub deadline: Time,
-    /// `ℓ_r`: bytes that it has still to move through each port, over all stages.
+    /// `ℓ_r`: bytes that the request has still to move through each port, over all stages.
     pub ports: Vec<(PortId, u64)>,
-    /// It computes already.
+    /// Whether the request computes already.
     pub started: bool,
 }
 
-/// Something that happened, at the `now` that is passed beside it.
+/// An event of admission. The caller passes the time of the event as `now`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdmissionEvent {
-    /// A batch was formed, or an active one is announced again with what changed.
+    /// A batch was formed, or an active batch is announced again with changes.
     BatchArrived {
-        /// Which batch; zero is ignored.
+        /// The batch. Zero is ignored.
         batch: BatchId,
-        /// Its members, or those that are new or changed.
+        /// The batch's members. A repeated announcement lists new or changed members.
         requests: Vec<RequestLoad>,
-        /// How long it computes in all.
+        /// Duration of the batch's whole computation.
         compute: Span,
     },
     /// A request is a member of an active batch, with this load.
     RequestJoined {
-        /// Which batch.
+        /// The batch that the request joined.
         batch: BatchId,
-        /// The request.
+        /// The request and its load.
         load: RequestLoad,
     },
     /// The request computes.
     RequestStarted {
-        /// Which request.
+        /// The request whose computation began.
         request: RequestId,
     },
     /// The request has its first token, or was aborted. It leaves the pruned set.
     RequestEnded {
-        /// Which request.
+        /// The request that ended.
         request: RequestId,
     },
     /// `bytes` of the request have left `port`.
     BytesCompleted {
-        /// Which request.
+        /// The request whose bytes left the port.
         request: RequestId,
-        /// Through which port.
+        /// The port that the bytes passed.
         port: PortId,
-        /// How many bytes more.
+        /// Bytes since the last such event.
         bytes: u64,
     },
     /// The batch computes, and so do its members.
     BatchStarted {
-        /// Which batch.
+        /// The batch whose computation began.
         batch: BatchId,
     },
-    /// The batch computes after `ahead`, on the same unit, until it starts or `ahead` departs.
-    /// Ignored if it computes already, or if `ahead` waits behind it.
+    /// The batch computes after `ahead`, on the same unit, until it starts or `ahead` departs. The
+    /// event is ignored if the batch computes already, or if `ahead` waits behind it.
     BatchQueued {
         /// The batch that waits.
         batch: BatchId,
         /// The batch directly before it.
         ahead: BatchId,
     },
-    /// Nothing of the batch is left. Members that did not end before were aborted.
+    /// The batch has ended. Members that did not end before were aborted.
     BatchDeparted {
-        /// Which batch.
+        /// The batch that ended.
         batch: BatchId,
     },
-    /// The rate of a port is known or has changed. This comes from whoever owns the port, not
-    /// from a client: such a port is never forgotten.
+    /// The rate of a port is known or has changed. The owner of the port reports it, not a client,
+    /// so such a port is never removed.
     PortRate {
-        /// Which port.
+        /// The port.
         port: PortId,
-        /// Its rate. Zero: nothing passes.
+        /// The port's rate. At zero nothing passes.
         bytes_per_second: u64,
     },
 }
 
-/// What the driver has to do.
+/// An action that admission asks of its driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AdmissionAction {
-    /// Pass this order to every link: it differs from the one before.
+    /// The driver passes this order to every link, because it differs from the last one.
     OrderChanged(Order),
 }
 
-/// Why a request is pruned.
+/// The reason why a request is pruned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PruneCause {
     /// The batch that could not have finished in time.
     pub batch: BatchId,
-    /// The bottleneck of that batch, which the request loaded most; `None` if the request was
-    /// late by its computing alone.
+    /// The bottleneck of that batch, which the request loaded most. `None` if the request's
+    /// computation alone ended too late.
     pub port: Option<PortId>,
 }
 
-/// What the last run decided about a batch, for those who ask why.
+/// The decision of the last run about one batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// When the run was.
+    /// The time of the run.
     pub decided_at: Time,
     /// Position in `σ`, from zero.
     pub rank: usize,
-    /// RED, and the `D^Lo` it was measured against.
+    /// RED of the batch, and the `D^Lo` that the estimate was compared with.
     pub red: Red,
-    /// The estimate, given everybody that is pruned: `finish()`, bottleneck and its bytes.
+    /// The estimate, which leaves out all pruned requests: `finish()`, bottleneck and bytes.
     pub estimate: Estimate,
-    /// Estimated to finish by `D^Lo`.
+    /// Whether the batch is estimated to finish by `D^Lo`.
     pub feasible: bool,
-    /// Its members that are pruned, in ascending order.
+    /// The batch's pruned members, in ascending order.
     pub pruned: Vec<RequestId>,
 }
 
@@ -129,10 +129,10 @@ pub struct AdmissionCounters {
     pub orders: u64,
     /// Requests pruned.
     pub pruned: u64,
-    /// Batches forgotten because a cap was reached.
+    /// Batches removed because a cap was reached.
     pub batches_forgotten: u64,
     /// Requests that alone exceed a cap, and loads of ports beyond the cap.
     pub loads_refused: u64,
-    /// Events that named no active batch or request, or a queue that cannot be.
+    /// Events of an unknown batch or request, or of an impossible queue.
     pub events_ignored: u64,
 }

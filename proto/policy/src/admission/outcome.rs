@@ -1,4 +1,4 @@
-//! What the last run decided, for reports.
+//! The decisions of the last run, for reports.
 
 use laxity_types::{BatchId, RequestId};
 
@@ -7,15 +7,15 @@ use crate::prune::{BatchSlot, Estimate, Turn};
 use crate::time::Time;
 
 impl Admission {
-    /// `σ` of the last run with the RED of each batch, less those that have departed since.
+    /// Returns `σ` of the last run with each batch's RED, without batches that departed since.
     pub fn ranking(&self) -> impl Iterator<Item = (BatchId, Time)> {
         self.turns.iter().filter_map(|turn| {
-            // A slot that is used again belongs to a batch that the run did not see.
+            // A reused slot belongs to a batch that the run did not see.
             self.ranked(turn.batch)
         })
     }
 
-    /// Those of [`Admission::ranking`] whose RED may differ from what it was before the last run.
+    /// Returns the part of [`Admission::ranking`] whose RED the last run computed anew.
     pub fn rescored(&self) -> impl Iterator<Item = (BatchId, Time)> {
         self.rescored.iter().filter_map(|&slot| self.ranked(slot))
     }
@@ -25,7 +25,7 @@ impl Admission {
         (self.ranks[slot as usize] != UNRANKED).then_some((batch.id, batch.red.score))
     }
 
-    /// What the last run decided about `batch`; `None` if it was not there.
+    /// Returns what the last run decided about `batch`, or `None` if it did not see the batch.
     #[must_use]
     pub fn last_decision(&self, batch: BatchId) -> Option<Decision> {
         let &slot = self.batch_slots.get(&batch)?;
@@ -53,8 +53,8 @@ impl Admission {
         })
     }
 
-    /// Of the batches that the last run saw and that are still there, those that it took to end
-    /// after their `D^Lo`.
+    /// Returns how many of the last run's batches were estimated to end after their `D^Lo`. Batches
+    /// that departed since do not count.
     #[must_use]
     pub fn infeasible(&self) -> usize {
         let estimates = self.pruner.estimates().iter();
@@ -64,8 +64,8 @@ impl Admission {
         self.turns.iter().zip(estimates).filter(late).count()
     }
 
-    /// When a batch will have computed, as it looks at `now`: one that waits, after those before it
-    /// on its unit.
+    /// Returns when a batch will have computed, as estimated at `now`. The computation of batches
+    /// before it on its unit counts if it waits.
     #[must_use]
     pub fn ready(&self, now: Time, batch: BatchId) -> Option<Time> {
         let &slot = self.batch_slots.get(&batch)?;
@@ -80,7 +80,7 @@ impl Admission {
         Some(ready)
     }
 
-    /// Why a request is pruned; `None` if it is not.
+    /// Returns why a request is pruned, or `None` if it is not.
     #[must_use]
     pub fn prune_cause(&self, request: RequestId) -> Option<PruneCause> {
         self.pruned.get(&request).copied()

@@ -1,21 +1,21 @@
-//! How estimates are corrected by what came of earlier ones (architecture §4.4).
+//! Correction of estimates by the outcome of earlier ones (architecture §4.4).
 
 use super::Admission;
 use crate::prune::{BatchSlot, PACE_UNIT};
 use crate::time::{Span, Time};
 
-/// Bounds of the observed over estimated communication time that are believed.
+/// Range to which the ratio of observed to estimated communication time is clamped.
 const PACE_RANGE: core::ops::RangeInclusive<u64> = PACE_UNIT as u64 / 8..=PACE_UNIT as u64 * 8;
 
 impl Admission {
-    /// Remembers the first estimate of each batch, to compare it with what happens.
+    /// Records the first estimate of each batch, for [`Admission::observe_pace`].
     pub(super) fn note_forecasts(&mut self) {
         if self.config.correction_permille == 0 {
             self.unforecast.clear();
             return;
         }
         let mut unforecast = core::mem::take(&mut self.unforecast);
-        // A slot may have been opened more than once since the last run.
+        // A slot may have been used more than once since the last run.
         unforecast.sort_unstable();
         unforecast.dedup();
         unforecast.retain(|&slot| {
@@ -33,8 +33,8 @@ impl Admission {
         self.unforecast = unforecast;
     }
 
-    /// A batch whose requests all ended shows how good its estimate was. One with members left
-    /// was aborted and shows nothing.
+    /// Corrects the pace by a batch whose requests all ended. A batch with members left was
+    /// aborted, so its duration does not count.
     pub(super) fn observe_pace(&mut self, now: Time, slot: BatchSlot) {
         if !self.traffic.members_of(slot).is_empty() {
             return;

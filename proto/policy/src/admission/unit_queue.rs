@@ -24,8 +24,8 @@ impl Admission {
         true
     }
 
-    /// Those that compute before the batch on its unit, the next first. Never more than
-    /// [`QUEUE_MAX`], so that a ring longer than that ends as well.
+    /// Returns the batches that compute before this one on its unit, the closest first. At most
+    /// [`QUEUE_MAX`], so that a longer cycle ends as well.
     pub(super) fn ahead_of(&self, slot: BatchSlot) -> impl Iterator<Item = BatchSlot> {
         let next = |slot: &BatchSlot| {
             let (before, arrival) = self.batches[*slot as usize].as_ref()?.ahead?;
@@ -35,7 +35,7 @@ impl Admission {
         core::iter::successors(next(&slot), next).take(QUEUE_MAX)
     }
 
-    /// What is left of the batch's own computing.
+    /// Returns how long the batch itself has still to compute.
     pub(super) fn compute_left(&self, now: Time, slot: BatchSlot) -> Span {
         let left = |batch: &Batch| {
             let elapsed = batch.started.map_or(Span::ZERO, |at| now.since(at));

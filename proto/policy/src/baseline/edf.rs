@@ -1,10 +1,10 @@
-//! Earliest deadline first over flows with an explicit deadline; the others share what is left.
+//! Earliest deadline first for flows with an explicit deadline; the others share what is left.
 //!
 //! The "EDF" of MFS §6.3: only the last stage has an explicit deadline, and without one EDF
-//! "degenerates into fair sharing" (§3.2). `edf_low` is the same upside down: the explicit
-//! deadlines *below* the implicit ones, which asks how much of a gain comes from nothing but
-//! putting the last stage last. Deadlines that have passed stay first (the domino effect that
-//! §4.3 holds against EDF). On the wire: the first class `P_2`, the other `P_K`.
+//! "degenerates into fair sharing" (§3.2). `edf_low` reverses the classes and puts explicit
+//! deadlines *below* the implicit ones. It shows how much of a gain comes from serving the last
+//! stage last. Deadlines that have passed stay first, which §4.3 criticises as EDF's domino effect.
+//! On the wire the first class has `P_2` and the other `P_K`.
 
 use laxity_types::Level;
 
@@ -19,7 +19,7 @@ use crate::time::Time;
 const EXPLICIT: QueueId = 0;
 const IMPLICIT: QueueId = 1;
 
-/// See the module.
+/// The `edf` and `edf_low` policies.
 #[derive(Debug)]
 pub(crate) struct Edf {
     granularity: Granularity,
@@ -28,7 +28,7 @@ pub(crate) struct Edf {
 }
 
 impl Edf {
-    /// `edf`.
+    /// Creates the `edf` policy.
     pub(crate) fn explicit_first(config: &LinkConfig) -> Self {
         Self {
             granularity: config.granularity,
@@ -37,7 +37,7 @@ impl Edf {
         }
     }
 
-    /// `edf_low`.
+    /// Creates the `edf_low` policy.
     pub(crate) fn explicit_last(config: &LinkConfig) -> Self {
         Self {
             explicit_first: false,
@@ -74,7 +74,7 @@ impl Discipline for Edf {
         }
         let tier = 1 + u8::from(!self.explicit_first);
         if self.granularity == Granularity::Flow {
-            // One group for all of them: its members are in order, its own rank need not move.
+            // One group holds all such flows in order, so the rank of the group need not change.
             return key_rank(tier, 0, self.ties, group);
         }
         key_rank(tier, deadline, self.ties, group)

@@ -1,7 +1,7 @@
 //! Fair sharing: max-min between flows (or coflows), which is what a network does by itself.
 //!
-//! The "FS" of MFS §6.3. Start-time fair queueing in chunks: the flow that has had the fewest
-//! bytes since it joined is next. One class on the wire, the lowest.
+//! The "FS" of MFS §6.3: start-time fair queueing in chunks. The flow with the fewest bytes served
+//! since it joined is next. All flows have the lowest level on the wire.
 
 use super::{share_rank, shared};
 use crate::config::{Granularity, LinkConfig};
@@ -11,7 +11,7 @@ use crate::link::port::Port;
 use crate::link::queue::{Group, Rank};
 use crate::time::Time;
 
-/// See the module.
+/// The `fair` policy.
 #[derive(Debug)]
 pub(crate) struct Fair {
     granularity: Granularity,

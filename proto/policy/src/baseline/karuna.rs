@@ -1,17 +1,16 @@
 //! Karuna: flows with a deadline get just the rate that meets it, the others go by size.
 //!
-//! Chen et al., SIGCOMM 2016, as MFS §6.3 uses it. A deadline flow is paced at
-//! `r = size_rem / time_rem`: after a chunk of `c` bytes at `t` its next one is due at
+//! Chen et al., SIGCOMM 2016, as MFS §6.3 uses it. A deadline flow has the rate
+//! `r = size_rem / time_rem`: after a chunk of `c` bytes at `t` its next chunk is due at
 //!
 //! ```text
 //! t + c / r = t + c · (D − t) / size_rem        size_rem before the chunk, [bytes]; D − t [ns]
 //! ```
 //!
-//! and a chunk that is due precedes everything, so that the minimal rate is met although it is
-//! minimal. `karuna` holds a deadline flow back even on an idle port (that is its rule, and why
-//! it is not work-conserving); `karuna_wc` gives it what nobody else wants. A flow whose
-//! deadline has passed goes by size like one without. On the wire: deadline flows `P_1`, the
-//! others by size from `P_2`.
+//! A due chunk precedes everything else, so the minimal rate is met. `karuna` delays a deadline
+//! flow even on an idle port, so it is not work-conserving. `karuna_wc` gives idle time to deadline
+//! flows. A flow whose deadline has passed goes by size like one without. On the wire, deadline
+//! flows have `P_1` and the others have levels by size from `P_2`.
 
 use laxity_types::Level;
 
@@ -27,21 +26,21 @@ const DUE: QueueId = 0;
 const BY_SIZE: QueueId = 1;
 const PACED: QueueId = 2;
 
-/// See the module.
+/// The `karuna` and `karuna_wc` policies.
 #[derive(Debug)]
 pub(crate) struct Karuna {
     work_conserving: bool,
 }
 
 impl Karuna {
-    /// `karuna`.
+    /// Creates the `karuna` policy.
     pub(crate) fn strict(_config: &LinkConfig) -> Self {
         Self {
             work_conserving: false,
         }
     }
 
-    /// `karuna_wc`.
+    /// Creates the `karuna_wc` policy.
     pub(crate) fn work_conserving(_config: &LinkConfig) -> Self {
         Self {
             work_conserving: true,
@@ -109,7 +108,7 @@ impl Discipline for Karuna {
     }
 
     fn credit_bar(&self) -> Rank {
-        // A deadline flow that is held back bars nothing.
+        // A deadline flow that waits for its pace does not prevent credit.
         Rank {
             tier: 2,
             major: u64::MAX,

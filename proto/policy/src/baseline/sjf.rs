@@ -1,7 +1,7 @@
 //! Shortest job first: the flow (or coflow) with the fewest bytes left is next.
 //!
-//! The "SJF" of MFS §6.3, preemptive by chunk (shortest *remaining* first, as pFabric does).
-//! A coflow's size is what has arrived of it and waits. On the wire, levels by size.
+//! The "SJF" of MFS §6.3, preemptive by chunk (shortest *remaining* first, as pFabric does). A
+//! coflow's size is the sum of its waiting bytes. On the wire, flows have levels by size.
 
 use laxity_types::Level;
 
@@ -13,7 +13,7 @@ use crate::link::port::Port;
 use crate::link::queue::{Group, Rank, Scope};
 use crate::time::Time;
 
-/// See the module.
+/// The `sjf` policy.
 #[derive(Debug)]
 pub(crate) struct Sjf {
     granularity: Granularity,

@@ -1,16 +1,16 @@
 //! Priority, then deadline, with promotion on slack: as Mooncake's TENT orders its own traffic.
 //!
-//! Not in the paper. Each stage has a static priority (collectives, KV reuse, last stage), equal
-//! priorities go by deadline, and a flow whose slack
+//! This baseline is not in the paper. Each stage has a static priority (collectives, KV reuse, last
+//! stage). Equal priorities go by deadline, and a flow whose slack
 //!
 //! ```text
 //! slack = D − t − size_rem / B   [ns]
 //! ```
 //!
-//! falls below `slack_threshold` moves to a class above all. TENT itself sees no collectives;
-//! they get the first priority here, the most favourable place that its rule has for them. A
-//! flow whose deadline has passed is not promoted, one that was promoted stays. On the wire:
-//! `P_1` for promoted flows, then one level for each stage.
+//! falls below `slack_threshold` moves to a class above all. TENT itself sees no collectives. Here
+//! they have the first priority, the most favourable one that TENT's rule allows. A flow whose
+//! deadline has passed is not promoted, but a promoted flow stays promoted. On the wire promoted
+//! flows have `P_1`, and each stage has one level below.
 
 use laxity_types::{Level, Stage};
 
@@ -24,7 +24,7 @@ use crate::time::{Span, Time};
 
 const PROMOTED: QueueId = 0;
 
-/// See the module.
+/// The `tent_edf` policy.
 #[derive(Debug)]
 pub(crate) struct Tent {
     ties: Ties,
@@ -39,7 +39,7 @@ impl Tent {
         }
     }
 
-    /// When the flow's slack falls to the threshold.
+    /// Returns when the flow's slack falls to the threshold.
     fn promoted_at(&self, port: &Port, flow: &Flow) -> Time {
         if flow.deadline == Time::NEVER {
             return Time::NEVER;

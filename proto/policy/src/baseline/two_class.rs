@@ -1,8 +1,8 @@
-//! Two classes, static: collectives above all KV traffic. What operators configure today.
+//! Two static classes: collectives above all KV traffic, as operators configure today.
 //!
-//! Not in the paper; the baseline that a sceptic asks for, since it takes one line of switch
-//! configuration. Inside a class flows share fairly, as they do under static DSCP. Collectives
-//! have `P_2`, KV traffic `P_K`; weights and background are left to the scavenger.
+//! This baseline is not in the paper. It shows what one line of switch configuration achieves.
+//! Inside a class flows share fairly, as under static DSCP. Collectives have `P_2` and KV traffic
+//! has `P_K`. Weights and background go to the scavenger.
 
 use laxity_types::{Level, Stage};
 
@@ -17,7 +17,7 @@ use crate::time::Time;
 const COLLECTIVE: QueueId = 0;
 const KV: QueueId = 1;
 
-/// See the module.
+/// The `two_class` policy.
 #[derive(Debug)]
 pub(crate) struct TwoClass;
 

@@ -1,11 +1,10 @@
-//! The batches and requests that a port knows of: from hints, and from the flows themselves.
+//! The batches and requests of a port, from hints and from the flows themselves.
 //!
-//! Hints come from other processes, so what they can make the port remember is bounded:
-//! [`BATCHES_MAX`] batches and [`REQUESTS_MAX`] requests, and [`FOLLOWERS_MAX`] batches queued
-//! directly behind one. Beyond, an old one that nothing waits for is forgotten; if there is none
-//! among the oldest ([`Named::oldest_idle`]), it is the newcomer that stays unknown, and its flows wait as
-//! those do that name no batch or request. What is named by a flow alone is known only while that
-//! flow waits.
+//! Hints come from other processes, so the state that they can create is bounded: [`BATCHES_MAX`]
+//! batches, [`REQUESTS_MAX`] requests, and [`FOLLOWERS_MAX`] batches queued directly behind one. At
+//! a bound, an old entry without waiting flows is removed. If the oldest entries all have waiting
+//! flows ([`Named::oldest_idle`]), the new one stays unknown, and its flows wait like flows without
+//! a batch or request. An entry that only a flow names exists only while that flow waits.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,60 +16,60 @@ use crate::event::BatchSpec;
 use crate::rli;
 use crate::time::{Span, Time};
 
-/// Most batches that are remembered.
+/// Maximum number of batches in the table.
 pub const BATCHES_MAX: usize = 65_536;
-/// Most requests that are remembered.
+/// Maximum number of requests in the table.
 pub const REQUESTS_MAX: usize = 262_144;
-/// Most batches that may be queued directly behind one; a hint beyond is ignored.
+/// Maximum number of batches queued directly behind one. Further hints are ignored.
 pub const FOLLOWERS_MAX: usize = 64;
-/// How far back a queue of batches is followed.
+/// Maximum number of batches ahead that count for a queued batch.
 const CHAIN_MAX: usize = 16;
-/// Most batches that one layer boundary updates.
+/// Maximum number of batches that one layer boundary updates.
 const AFFECTED_MAX: usize = 1024;
 
 /// Layer times without a boundary after which promotion becomes periodic.
 const PATIENCE_LAYERS: u64 = 16;
-/// Promotion periods without a boundary after which it does, if the layer time is shorter.
+/// Promotion periods with the same effect, if they are longer than [`PATIENCE_LAYERS`].
 const PATIENCE_PERIODS: u64 = 64;
 
-/// The batch of flows that name none.
+/// Slot of the batch that stands for all flows without a known batch.
 pub(crate) const NULL_BATCH: Slot = 0;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Batch {
     pub(crate) id: BatchId,
-    /// Hints have told of it, so it stays known when nothing waits.
+    /// Whether a hint announced the batch, so that it stays in the table without waiting flows.
     announced: bool,
     layers: u16,
     pub(crate) layer_time: Span,
     layer: Layer,
-    /// Its first layer has begun.
+    /// Whether the batch's first layer has begun.
     pub(crate) started: bool,
-    /// Its last layer has been computed.
+    /// Whether the batch's last layer has been computed.
     pub(crate) finished: bool,
-    /// See [`rli::progress`].
+    /// The progress that RLI counts from, see [`rli::progress`].
     pub(crate) progress: i64,
-    /// Expected time until it has computed its last layer, those ahead of it included.
+    /// Expected time until the batch has computed, including the batches ahead of it.
     pub(crate) compute_left: Span,
-    /// Position in `σ`, `u32::MAX` if it is in none.
+    /// Position in `σ`, `u32::MAX` if the batch is not in `σ`.
     pub(crate) sigma: u32,
     ahead: Slot,
     followers: Vec<Slot>,
-    /// Its requests by deadline.
+    /// The batch's requests by deadline.
     pub(crate) members: BTreeSet<(Time, RequestId)>,
-    /// Deadlines of its waiting flows for which no member speaks, by arrival.
+    /// Deadlines of waiting flows that no member has, with the flow's arrival number.
     pub(crate) flow_deadlines: BTreeSet<(Time, u64)>,
-    /// Its flows that wait.
+    /// Number of the batch's waiting flows.
     pub(crate) waiting: u32,
-    /// Those of them whose level follows its progress.
+    /// Number of the batch's waiting flows whose level follows its progress.
     pub(crate) climbing: u32,
-    /// Its groups in the queue.
+    /// The batch's groups in the queue.
     pub(crate) groups: Vec<Slot>,
-    /// Its waiting flows that are to be looked at: when, arrival, which.
+    /// The next checks of the batch's waiting flows: time, arrival number, slot.
     pub(crate) checks: BTreeSet<(Time, u64, Slot)>,
-    /// When the first of them is due, as registered with the port.
+    /// When the batch's first check is due, as registered with the port.
     pub(crate) due: Time,
-    /// When its current layer began.
+    /// When the batch's current layer began.
     pub(crate) boundary: Time,
 }
 
@@ -100,7 +99,7 @@ impl Batch {
         }
     }
 
-    /// Layers that are not computed yet, the current one included.
+    /// Returns the number of layers that are not computed yet, including the current one.
     pub(crate) fn layers_left(&self) -> u64 {
         if self.finished {
             0
@@ -109,23 +108,23 @@ impl Batch {
         }
     }
 
-    /// `RLI` of a flow for `layer`.
+    /// Returns the `RLI` of a flow for `layer`.
     pub(crate) fn rli(&self, layer: Layer) -> u32 {
         rli::rli(layer, self.progress)
     }
 
-    /// Whether hints tell of its progress.
+    /// Reports whether a hint announced the batch.
     pub(crate) const fn is_announced(&self) -> bool {
         self.announced
     }
 
-    /// Whether its computation may have begun: nothing is known of one that no hint announced.
+    /// Reports whether the batch may have started. Without hints its state is unknown, so it may.
     pub(crate) fn may_run(&self) -> bool {
         self.started || !self.announced
     }
 
-    /// From when on its flows are promoted by time: at once, unless it computes and its
-    /// boundaries are to be waited for; even then not for ever.
+    /// Returns when promotion of the batch's flows becomes periodic. This is at once unless the
+    /// batch computes. In that case it is a bounded time after the last layer boundary.
     pub(crate) fn periodic_from(&self, period: Span) -> Time {
         if !self.started || self.finished {
             return Time::ZERO;
@@ -134,13 +133,13 @@ impl Batch {
         self.boundary + by_layers.max(period.times(PATIENCE_PERIODS))
     }
 
-    /// Whether a member or a waiting flow has a deadline.
+    /// Reports whether a member or a waiting flow has a deadline.
     pub(crate) fn has_deadlines(&self) -> bool {
         !self.members.is_empty() || !self.flow_deadlines.is_empty()
     }
 
-    /// The tightest deadline that can still be met, if the rest of the computation goes as
-    /// expected; `None` if none can.
+    /// Returns the earliest deadline that can still be met, if the rest of the computation takes
+    /// the expected time, or `None` if there is none.
     pub(crate) fn tightest_viable(&self, now: Time) -> Option<Time> {
         let earliest = now + self.compute_left;
         let members = self.members.range((earliest, RequestId(0))..).next();
@@ -156,18 +155,18 @@ impl Batch {
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) id: RequestId,
-    /// The batch of which it is a member, [`NONE`] if of none.
+    /// The batch of which the request is a member, or [`NONE`].
     pub(crate) batch: Slot,
     pub(crate) deadline: Time,
-    /// A hint told of it, so it stays known when nothing waits.
+    /// Whether a hint named the request, so that it stays in the table without waiting flows.
     pub(crate) joined: bool,
-    /// Its deadline cannot be met on this port.
+    /// Whether the request cannot meet its deadline on this port.
     pub(crate) lost: bool,
-    /// First of its waiting flows, [`NONE`] if none waits.
+    /// The first of the request's waiting flows, or [`NONE`].
     pub(crate) first: Slot,
 }
 
-/// See the module.
+/// The batches and requests of a port.
 #[derive(Clone, Debug)]
 pub(crate) struct BatchTable {
     batches: Named<BatchId, Batch>,
@@ -208,7 +207,7 @@ impl BatchTable {
         self.requests.len()
     }
 
-    /// The batch of that name, [`NULL_BATCH`] for none.
+    /// Returns the slot of a batch. The id 0 gives [`NULL_BATCH`].
     pub(crate) fn find_batch(&self, id: BatchId) -> Option<Slot> {
         if id == BatchId(0) {
             Some(NULL_BATCH)
@@ -217,12 +216,12 @@ impl BatchTable {
         }
     }
 
-    /// The request of that name.
+    /// Returns the slot of a request.
     pub(crate) fn find_request(&self, id: RequestId) -> Option<Slot> {
         self.requests.find(id)
     }
 
-    /// The batch of that name, made if it is new; [`NULL_BATCH`] if there is no room for it.
+    /// Returns the slot of a batch, which is new if need be, or [`NULL_BATCH`] if there is no room.
     pub(crate) fn enter_batch(&mut self, id: BatchId) -> Slot {
         if let Some(slot) = self.find_batch(id) {
             return slot;
@@ -237,7 +236,7 @@ impl BatchTable {
         self.batches.insert(id, Batch::new(id, sigma))
     }
 
-    /// The request of that name, made if it is new; [`NONE`] if there is no room for it.
+    /// Returns the slot of a request, which is new if need be, or [`NONE`] if there is no room.
     pub(crate) fn enter_request(&mut self, id: RequestId) -> Slot {
         if let Some(slot) = self.find_request(id) {
             return slot;
@@ -262,7 +261,7 @@ impl BatchTable {
         self.requests.insert(id, request)
     }
 
-    /// A hint announced the batch. [`NULL_BATCH`] if there is no room for it.
+    /// Records that a hint announced the batch. Returns [`NULL_BATCH`] if there is no room for it.
     pub(crate) fn announce(&mut self, spec: &BatchSpec) -> Slot {
         let slot = self.enter_batch(spec.batch);
         if slot == NULL_BATCH {
@@ -275,7 +274,7 @@ impl BatchTable {
         slot
     }
 
-    /// Makes `request` a member of `batch` with `deadline`; `hinted` if a hint said so.
+    /// Makes `request` a member of `batch` with `deadline`. `hinted` says whether a hint said so.
     pub(crate) fn join(&mut self, batch: Slot, request: Slot, deadline: Time, hinted: bool) {
         self.leave(request);
         let known = self.request_mut(request);
@@ -294,7 +293,7 @@ impl BatchTable {
         }
     }
 
-    /// Whether `request` is a member of `batch` whose deadline is no later than `deadline`.
+    /// Reports whether `request` is a member of `batch` whose deadline is no later than `deadline`.
     pub(crate) fn speaks_for(&self, request: Slot, batch: Slot, deadline: Time) -> bool {
         request != NONE && {
             let known = self.request(request);
@@ -302,7 +301,7 @@ impl BatchTable {
         }
     }
 
-    /// The request is no member of its batch any more.
+    /// Removes the request from its batch.
     pub(crate) fn leave(&mut self, request: Slot) {
         let known = self.request_mut(request);
         let (batch, member) = (known.batch, (known.deadline, known.id));
@@ -312,7 +311,7 @@ impl BatchTable {
         }
     }
 
-    /// The request has ended: it is forgotten once nothing of it waits. Returns its batch.
+    /// Ends the request, which stays in the table while its flows wait. Returns its batch.
     pub(crate) fn end_request(&mut self, request: Slot) -> Slot {
         let batch = self.request(request).batch;
         self.leave(request);
@@ -321,7 +320,7 @@ impl BatchTable {
         batch
     }
 
-    /// Forgets a request that nothing refers to.
+    /// Removes a request that no hint and no waiting flow names.
     pub(crate) fn tidy_request(&mut self, request: Slot) {
         let known = self.request(request);
         if !known.joined && known.first == NONE {
@@ -335,8 +334,8 @@ impl BatchTable {
         self.requests.remove(id, request);
     }
 
-    /// Nothing of the batch is left to compute; it is forgotten once nothing of it waits.
-    /// Returns the batches behind it, whose turn has come.
+    /// Ends the batch, which stays in the table while its flows wait. Returns the batches directly
+    /// behind it, which no longer wait for it.
     pub(crate) fn end_batch(&mut self, slot: Slot) -> Vec<Slot> {
         let batch = self.batch_mut(slot);
         batch.announced = false;
@@ -349,7 +348,7 @@ impl BatchTable {
         followers
     }
 
-    /// Forgets a batch that nothing refers to.
+    /// Removes a batch that no hint and no waiting flow names.
     pub(crate) fn tidy_batch(&mut self, slot: Slot) {
         let batch = self.batch(slot);
         if slot != NULL_BATCH && !batch.announced && batch.waiting == 0 {
@@ -376,7 +375,7 @@ impl BatchTable {
         self.batches.remove(id, slot);
     }
 
-    /// Puts `batch` behind `ahead`; false if that cannot be (itself, a full queue, already runs).
+    /// Queues `batch` behind `ahead`. Returns false if that is impossible, as for a running batch.
     pub(crate) fn follow(&mut self, batch: Slot, ahead: Slot) -> bool {
         let runs = self.batch(batch).started;
         if batch == ahead || batch == NULL_BATCH || ahead == NULL_BATCH || runs {
@@ -410,7 +409,7 @@ impl BatchTable {
         }
     }
 
-    /// Layer `layer` of the batch has begun. False if it had begun before.
+    /// Records that `layer` of the batch has begun. Returns false if it had begun before.
     pub(crate) fn advance(&mut self, slot: Slot, layer: Layer, now: Time) -> bool {
         let batch = self.batch_mut(slot);
         if slot == NULL_BATCH || (batch.started && layer <= batch.layer) {
@@ -423,8 +422,8 @@ impl BatchTable {
         true
     }
 
-    /// Brings progress and computation left up to date, for `slot` and those queued behind it.
-    /// Returns each with the progress that it had. With flows whose levels follow it, progress
+    /// Updates progress and remaining computation of `slot` and of batches queued behind it.
+    /// Returns each with its old progress. While levels of waiting flows follow the progress, it
     /// never falls (architecture §4.3: promotion is monotonic).
     pub(crate) fn refresh(&mut self, slot: Slot) -> Vec<(Slot, i64)> {
         let mut affected = vec![slot];
@@ -461,7 +460,7 @@ impl BatchTable {
         (layers, time)
     }
 
-    /// Takes over `σ`. Returns the known batches whose position changed.
+    /// Replaces `σ`. Returns the batches of the table whose position changed.
     pub(crate) fn set_sigma(&mut self, sigma: &[BatchId]) -> Vec<Slot> {
         let old = core::mem::take(&mut self.sigma);
         for (&id, position) in sigma.iter().zip(0..u32::MAX) {

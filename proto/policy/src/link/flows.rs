@@ -1,8 +1,8 @@
-//! The flows that live on a port: those that wait, and those that are wholly in flight.
+//! The flows of a port: waiting flows, and flows whose bytes are all permitted.
 //!
-//! A flow that waits has a record. A flow whose last byte was permitted shrinks to the number of
-//! its bytes that are not completed, because there may be many such flows. A flow that is permitted
-//! whole at once has no entry ([`Link::commit_permit`](super::Link::commit_permit)).
+//! A waiting flow has a record. After its last permit only the number of bytes that are not
+//! completed remains, because there may be many such flows. A flow whose first permit covers all
+//! its bytes has no entry ([`Link::commit_permit`](super::Link::commit_permit)).
 
 use std::collections::hash_map::Entry;
 
@@ -14,24 +14,24 @@ use crate::time::Time;
 
 /// Index into one of the tables of a port.
 pub(crate) type Slot = u32;
-/// No index.
+/// A slot number that stands for no entry.
 pub(crate) const NONE: Slot = Slot::MAX;
 
-/// How members of a group with the same order stand to each other, before arrival.
+/// The order of members of a group with the same policy order. Arrival decides last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tie {
     /// First come, first served.
     Arrival,
-    /// They share: the one that has had the fewest bytes is next (start-time fair queueing).
+    /// The flow that has had the fewest bytes is next (start-time fair queueing).
     Share,
-    /// The one with the fewest bytes left is next.
+    /// The flow with the fewest bytes left is next.
     Shortest,
 }
 
 /// How long a flow waits in the levels, and its neighbours by age (`link/starved.rs`).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Age {
-    /// Since when it waits in the levels, [`Time::NEVER`] if it does not.
+    /// When the wait in the levels began, [`Time::NEVER`] if the flow does not wait there.
     pub(super) since: Time,
     pub(super) starved: bool,
     pub(super) next: Slot,
@@ -59,7 +59,7 @@ impl Age {
 #[derive(Clone, Debug)]
 pub(crate) struct Flow {
     pub(crate) spec: FlowSpec,
-    /// Order of arrival on this port: the last of all tie rules.
+    /// Number of the flow's arrival on this port, by which all remaining ties are decided.
     pub(crate) seq: u64,
     /// Bytes still to be permitted.
     pub(crate) remaining: u64,
@@ -67,27 +67,27 @@ pub(crate) struct Flow {
     pub(crate) outstanding: u64,
     /// The flow's own deadline, or its request's.
     pub(crate) deadline: Time,
-    /// Level in the host's queues: only climbs, except into the scavenger.
+    /// Level in the host's queues. It only rises, except by demotion to the scavenger.
     pub(crate) level: Level,
-    /// Level of the first permit, which the wire keeps.
+    /// Level of the first permit, which the flow keeps on the wire.
     pub(crate) wire: Option<Level>,
-    /// Its batch; [`NULL_BATCH`](super::batch_table::NULL_BATCH) if none is known.
+    /// The flow's batch, or [`NULL_BATCH`](super::batch_table::NULL_BATCH) if unknown.
     pub(crate) batch: Slot,
-    /// Its request, [`NONE`] if it has none.
+    /// The flow's request, [`NONE`] if it has none.
     pub(crate) request: Slot,
     /// Next and previous waiting flow of the same request.
     pub(crate) siblings: (Slot, Slot),
-    /// The group in which it waits; [`NONE`] while it is held.
+    /// The group in which the flow waits, [`NONE`] while the flow is held.
     pub(crate) group: Slot,
-    /// Its position among the members of the group.
+    /// The order among the group's members: the policy's, then that of the tie rule.
     pub(crate) order: (u64, u64),
-    /// How it stands to members of the same order.
+    /// The rule for members of the same policy order.
     pub(crate) tie: Tie,
-    /// Bytes that it has had of a shared queue, in virtual time.
+    /// Bytes that the flow has had of a shared queue, in virtual time.
     pub(crate) share: u64,
-    /// When its level is to be looked at again, [`Time::NEVER`] if not.
+    /// When to check the flow's level again, [`Time::NEVER`] if not at all.
     pub(crate) check_at: Time,
-    /// Its position among the flows that wait, by age.
+    /// The flow's position among the waiting flows by age.
     pub(crate) age: Age,
 }
 
@@ -113,7 +113,7 @@ impl Flow {
         }
     }
 
-    /// It has bytes to be permitted and does not wait for permits.
+    /// Reports whether the flow has bytes to be permitted and does not wait for permits.
     pub(crate) const fn is_held(&self) -> bool {
         self.group == NONE
     }
@@ -121,9 +121,9 @@ impl Flow {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Life {
-    /// It has bytes to be permitted, though it may be held: the record at this index.
+    /// The flow, which may be held, has bytes still to be permitted. The slot has its record.
     Waits(Slot),
-    /// Everything is permitted; so many bytes, sent at this level, are not completed.
+    /// All bytes are permitted. This many are not completed, and were sent at this level.
     InFlight(u64, Level),
 }
 
@@ -139,7 +139,7 @@ impl Flows {
         self.lives.get(&id).copied()
     }
 
-    /// Registers a flow that waits, `None` if the name is taken.
+    /// Adds a waiting flow. Returns `None` if its id is in use.
     pub(crate) fn insert(&mut self, flow: Flow) -> Option<Slot> {
         let Entry::Vacant(life) = self.lives.entry(flow.spec.flow) else {
             return None;
@@ -155,7 +155,7 @@ impl Flows {
         Some(slot)
     }
 
-    /// The waiting flow at `slot` has had its last permit.
+    /// Replaces the record of a flow that had its last permit by its bytes in flight.
     pub(crate) fn mark_in_flight(&mut self, slot: Slot) {
         let flow = &self.slots[slot as usize];
         let (id, bytes) = (flow.spec.flow, flow.outstanding);
@@ -168,15 +168,15 @@ impl Flows {
         }
     }
 
-    /// Forgets a flow.
+    /// Removes a flow.
     pub(crate) fn remove(&mut self, id: FlowId) {
         if let Some(Life::Waits(slot)) = self.lives.remove(&id) {
             self.free.push(slot);
         }
     }
 
-    /// Takes up to `bytes` off what `id` has in flight; returns how many those were, and the
-    /// level at which they went.
+    /// Takes up to `bytes` off the bytes that `id` has in flight. Returns the number taken off and
+    /// the level at which they were sent.
     pub(crate) fn complete(&mut self, id: FlowId, bytes: u64) -> Option<(u64, Level)> {
         let Entry::Occupied(mut entry) = self.lives.entry(id) else {
             return None;
@@ -204,8 +204,8 @@ impl Flows {
         &mut self.slots[slot as usize]
     }
 
-    /// Every flow that has bytes still to be permitted: first those that wait, then those that are
-    /// held, each in the order of arrival.
+    /// Returns all flows that have bytes still to be permitted: first waiting flows, then held
+    /// flows, each in the order of arrival.
     pub(crate) fn by_arrival(&self) -> Vec<Slot> {
         let mut slots: Vec<Slot> = self
             .lives

@@ -1,6 +1,6 @@
-//! What hints and orders change: membership, progress, `σ` and the pruned set.
+//! Changes by hints and orders: membership, progress, `σ` and the pruned set.
 //!
-//! Progress implements MFS §4.4.1, the order and the pruned set §4.4.2 and App. B step 3.
+//! Progress implements MFS §4.4.1. The order and the pruned set implement §4.4.2 and App. B step 3.
 
 use laxity_types::{BatchId, Layer, RequestId, Stage};
 
@@ -121,7 +121,7 @@ impl Link {
         }
     }
 
-    /// An order that is older than the one in force is ignored: it was overtaken on its way.
+    /// Applies an order, unless a newer one was applied before.
     pub(super) fn order_changed(&mut self, now: Time, order: &Order) {
         if self.order_epoch.is_some_and(|epoch| order.epoch < epoch) {
             return;
@@ -148,8 +148,8 @@ impl Link {
         }
     }
 
-    /// A batch runs although requests of it are pruned: it would stall on their KV reuse, so
-    /// that comes back from the scavenger. (Upwards, so promotion stays monotonic.)
+    /// Moves KV reuse of pruned requests out of the scavenger when their batch starts, because the
+    /// batch would stall on it. The move is a promotion, so promotion stays monotonic.
     fn rescue(&mut self, now: Time, batch: Slot) {
         let members = self
             .port
@@ -176,7 +176,7 @@ impl Link {
         }
     }
 
-    /// The batch, and with it those queued behind, stands elsewhere in its computation.
+    /// Updates the ranks of the batch, and of batches queued behind it, after progress.
     fn progressed(&mut self, now: Time, batch: Slot) {
         for (slot, was) in self.port.batches.refresh(batch) {
             let batch = self.port.batches.batch(slot);
@@ -197,7 +197,7 @@ impl Link {
         }
     }
 
-    /// The waiting flows of a request.
+    /// Returns the waiting flows of a request.
     fn flows_of(&self, request: Slot) -> Vec<Slot> {
         let mut flows = Vec::new();
         let mut next = self.port.batches.request(request).first;

@@ -1,8 +1,8 @@
-//! How much of what was permitted has not left yet.
+//! The bytes of a port that are permitted and not completed.
 
 use laxity_types::Level;
 
-/// Bytes on the wire, by the level that they carry there.
+/// Bytes in flight by their level on the wire.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct InFlight {
     pub(super) all: u64,
@@ -22,7 +22,7 @@ impl InFlight {
         *row = row.saturating_sub(bytes);
     }
 
-    /// What competes with a chunk of `level` in a fabric of strict priorities.
+    /// Returns the bytes that compete with a chunk of `level` in a fabric of strict priorities.
     pub(super) fn at_or_above(&self, level: Level) -> u64 {
         self.by_level[..=level.row()]
             .iter()

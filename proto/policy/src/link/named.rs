@@ -1,33 +1,33 @@
-//! Records by name, of which so many may be kept. Old ones that nobody needs make room.
+//! A bounded table of records by name. At the bound, old idle records are replaced.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use super::flows::Slot;
 
-/// How many old records are looked at for one to forget: bounds what a newcomer costs.
+/// Old records that are checked for an idle one, which bounds the cost of an insertion.
 pub(super) const FORGET_TRIES: usize = 16;
 
 #[derive(Clone, Debug)]
 struct Entry<T> {
     record: T,
-    /// Number of the record, 0 once it is forgotten: slots are used again.
+    /// Number of the record, 0 after its removal, because slots are reused.
     born: u64,
 }
 
-/// See the module.
+/// A bounded table of records by name.
 #[derive(Clone, Debug)]
 pub(super) struct Named<I, T> {
     entries: Vec<Entry<T>>,
     free: Vec<Slot>,
     by_id: BTreeMap<I, Slot>,
-    /// The oldest first; `born` says whether an entry still holds.
+    /// Slots and record numbers, the oldest first. An entry is valid while `born` is the same.
     ages: VecDeque<(Slot, u64)>,
     births: u64,
     max: usize,
 }
 
 impl<I: Copy + Ord, T> Named<I, T> {
-    /// Room for `max` records, besides those of `unnamed`, which have the first slots.
+    /// Creates a table for `max` records besides those of `unnamed`, which have the first slots.
     pub(super) fn new(max: usize, unnamed: Option<T>) -> Self {
         let unnamed = unnamed.into_iter();
         Self {
@@ -60,7 +60,7 @@ impl<I: Copy + Ord, T> Named<I, T> {
         self.by_id.len() >= self.max
     }
 
-    /// Keeps a record under a new name.
+    /// Adds a record under a new name.
     pub(super) fn insert(&mut self, id: I, record: T) -> Slot {
         self.births += 1;
         let born = self.births;
@@ -81,15 +81,15 @@ impl<I: Copy + Ord, T> Named<I, T> {
         slot
     }
 
-    /// Forgets a record. Its slot may be used again.
+    /// Removes a record. Its slot may be used again.
     pub(super) fn remove(&mut self, id: I, slot: Slot) {
         self.entries[slot as usize].born = 0;
         self.by_id.remove(&id);
         self.free.push(slot);
     }
 
-    /// One of the [`FORGET_TRIES`] oldest records that is idle, to be removed. Those that are not
-    /// go to the back of the line, so the next call looks at others.
+    /// Returns an idle record of the [`FORGET_TRIES`] oldest, for removal. Records that are in use
+    /// move to the end of the list, so the next call checks others.
     pub(super) fn oldest_idle(&mut self, is_idle: impl Fn(&T) -> bool) -> Option<Slot> {
         let mut tries = 0;
         while tries < FORGET_TRIES
@@ -108,7 +108,7 @@ impl<I: Copy + Ord, T> Named<I, T> {
         None
     }
 
-    /// Number of the oldest record, and how many entries there are for ages.
+    /// Returns the number of the oldest record, and the length of `ages`.
     #[cfg(test)]
     pub(super) fn oldest(&self) -> (u64, usize) {
         (self.ages[0].1, self.ages.len())

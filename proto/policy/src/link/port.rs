@@ -9,7 +9,7 @@ use crate::config::LinkConfig;
 use crate::mlu::LoadMeter;
 use crate::rmlq::Ladder;
 
-/// What a discipline can see of the port.
+/// The state of a port that a discipline can read.
 #[derive(Debug)]
 pub(crate) struct Port {
     pub(crate) config: LinkConfig,
@@ -18,7 +18,7 @@ pub(crate) struct Port {
     pub(crate) flows: Flows,
     pub(crate) batches: BatchTable,
     pub(crate) queues: Queues,
-    /// `H`, ascending.
+    /// `H`: the pruned requests, in ascending order.
     pub(crate) pruned: Vec<RequestId>,
 }
 
@@ -35,19 +35,19 @@ impl Port {
         }
     }
 
-    /// Changes the configuration. Flows and batches stay, and the load is measured anew.
+    /// Changes the configuration. Flows and batches stay, and the load measurement restarts.
     pub(crate) fn set_config(&mut self, config: LinkConfig) {
         self.ladder = Ladder::new(config.levels, config.threshold_scale, config.threshold_base);
         self.load = LoadMeter::new(config.rate, config.load_time_constant);
         self.config = config;
     }
 
-    /// Whether admission has pruned the request.
+    /// Reports whether admission has pruned the request.
     pub(crate) fn is_pruned(&self, request: RequestId) -> bool {
         !self.pruned.is_empty() && self.pruned.binary_search(&request).is_ok()
     }
 
-    /// `RLI` of an early-stage flow of the batch.
+    /// Returns the `RLI` of an early-stage flow of the batch.
     pub(crate) fn rli(&self, batch: Slot, layer: Layer) -> u32 {
         self.batches.batch(batch).rli(layer)
     }

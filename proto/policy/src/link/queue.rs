@@ -1,36 +1,36 @@
-//! Where flows wait: groups of flows that rise and fall together, and one index over the groups.
+//! The queue of a port: groups of flows whose ranks change together, and one index of the groups.
 //!
-//! Re-ranking one by one the flows of a batch whenever a layer begins would cost O(n). But the
-//! order *inside* a batch never changes when it advances (MFS §4.4.1: RLI falls by the same
-//! amount for all), so flows are grouped (by port, batch, request or coflow, as the policy says),
-//! only the group's standing is in the port-wide index, and an event moves one entry.
+//! Ranking each flow of a batch again whenever a layer begins would cost O(n). But the order
+//! *inside* a batch never changes when it advances (MFS §4.4.1: RLI falls by the same amount for
+//! all). So flows are grouped (by port, batch, request or coflow, as the policy says). The
+//! port-wide index contains only groups, and an event moves one entry.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::flows::{NONE, Slot};
 use crate::lookup::Lookup;
 
-/// The number that a discipline gives to one kind of group, below [`QUEUES_MAX`].
+/// Number of a kind of group. A discipline chooses it below [`QUEUES_MAX`].
 pub(crate) type QueueId = u8;
 /// Maximum number of queues of a discipline.
 pub(crate) const QUEUES_MAX: usize = 32;
 /// The queue of scavenged work, the same in every policy.
 pub(crate) const SCAVENGER: QueueId = QUEUES_MAX as QueueId - 1;
 
-/// What the flows of a group have in common, besides the queue.
+/// The property that the flows of a group share, besides the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// The port.
+    /// The flows of the port.
     Port,
-    /// The batch.
+    /// The flows of a batch.
     Batch,
-    /// The request.
+    /// The flows of a request.
     Request,
-    /// Batch, stage and layer.
+    /// The flows of a batch, stage and layer.
     Coflow,
 }
 
-/// Standing of a group among the groups of the port: smaller is served first.
+/// The rank of a group among the groups of the port. Smaller is served first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank {
     pub(crate) tier: u8,
@@ -40,14 +40,14 @@ pub(crate) struct Rank {
 }
 
 impl Rank {
-    /// After everything that is not scavenged.
+    /// The worst rank outside the scavenger.
     pub(crate) const LAST: Self = Self {
         tier: u8::MAX - 1,
         major: u64::MAX,
         minor: u64::MAX,
         seq: u64::MAX,
     };
-    /// Below all levels.
+    /// The rank of the scavenger, after all levels.
     pub(crate) const SCAVENGER: Self = Self {
         tier: u8::MAX,
         major: 0,
@@ -56,12 +56,12 @@ impl Rank {
     };
 }
 
-/// A number of flows and the bytes that they have still to be permitted.
+/// A number of flows, and the bytes of them that are not permitted yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Flows.
+    /// Number of flows.
     pub flows: u64,
-    /// Bytes.
+    /// Bytes that are not permitted yet.
     pub bytes: u64,
 }
 
@@ -77,7 +77,7 @@ impl Tally {
     }
 }
 
-/// Standing of a flow in its group: the policy's order, its tie rule, arrival.
+/// The order of a flow in its group: the policy's order, the tie rule's, arrival, the flow's slot.
 pub(crate) type Member = (u64, u64, u64, Slot);
 
 #[derive(Clone, Debug)]
@@ -85,22 +85,22 @@ pub(crate) struct Group {
     key: u64,
     pub(crate) queue: QueueId,
     pub(crate) scope: Scope,
-    /// The batch, where the scope is the batch.
+    /// The batch, if the scope is [`Scope::Batch`].
     pub(crate) batch: Slot,
     pub(crate) members: BTreeSet<Member>,
-    /// Bytes that its members have still to be permitted.
+    /// Bytes of the members that are not permitted yet.
     pub(crate) bytes: u64,
-    /// Virtual time inside the group: what the member served last had had.
+    /// Virtual time inside the group: the share of the member that was served last.
     pub(crate) virtual_time: u64,
-    /// What the group itself has had of its queue, in virtual time.
+    /// Bytes that the group has had of its queue, in virtual time.
     pub(crate) share: u64,
-    /// Waiting flows by target layer, kept where the level follows the batch's progress.
+    /// Waiting flows by target layer, for flows whose level follows the batch's progress.
     pub(crate) layers: BTreeMap<u16, Tally>,
     rank: Option<Rank>,
 }
 
 impl Group {
-    /// The member that is served next.
+    /// Returns the member that is served next.
     pub(crate) fn head(&self) -> Option<Member> {
         self.members.first().copied()
     }
@@ -128,7 +128,7 @@ impl Queues {
         }
     }
 
-    /// The group `name` of `queue`, made if there is none; and whether it was made.
+    /// Returns the group `name` of `queue` and whether this call created it.
     pub(crate) fn group(&mut self, queue: QueueId, scope: Scope, name: u64) -> (Slot, bool) {
         let key = name | u64::from(queue) << 56 | (scope as u64) << 52;
         if let Some(&slot) = self.by_key.get(&key) {
@@ -160,7 +160,7 @@ impl Queues {
         (slot, true)
     }
 
-    /// Forgets an empty group.
+    /// Removes an empty group.
     pub(crate) fn drop_group(&mut self, slot: Slot) {
         self.set_rank(slot, None);
         let group = &self.slots[slot as usize];
@@ -171,7 +171,7 @@ impl Queues {
         self.free.push(slot);
     }
 
-    /// Moves the group to `rank` in the index; a group without a rank is not eligible.
+    /// Moves the group to `rank` in the index. A group without a rank is not served.
     pub(crate) fn set_rank(&mut self, slot: Slot, rank: Option<Rank>) {
         let group = &mut self.slots[slot as usize];
         if group.rank == rank {
@@ -186,7 +186,7 @@ impl Queues {
         group.rank = rank;
     }
 
-    /// Charges `bytes` of service, to a member that had had `share`, to the group and its queue.
+    /// Charges `bytes` to a group and its queue. The served member's share was `share` before.
     pub(crate) fn charge(&mut self, slot: Slot, share: u64, bytes: u64) {
         let group = &mut self.slots[slot as usize];
         group.virtual_time = group.virtual_time.max(share);
@@ -203,21 +203,21 @@ impl Queues {
         &mut self.slots[slot as usize]
     }
 
-    /// The best standing of all.
+    /// Returns the best rank and its group.
     pub(crate) fn first(&self) -> Option<(Rank, Slot)> {
         self.index
             .first_key_value()
             .map(|(&rank, &slot)| (rank, slot))
     }
 
-    /// The group of scavenged work, if any waits.
+    /// Returns the group of scavenged work, if any waits.
     pub(crate) fn scavenger(&self) -> Option<Slot> {
         (self.scavenger != NONE).then_some(self.scavenger)
     }
 
-    /// Groups whose levels follow the progress of their batch, with flows in them.
+    /// Returns the groups whose levels follow the progress of their batch.
     pub(crate) fn climbing(&self) -> impl Iterator<Item = &Group> {
-        // Which groups these are is found through the index, so that the order is that of ranks.
+        // The index gives them in the order of ranks.
         self.index
             .values()
             .map(|&slot| self.get(slot))

@@ -1,4 +1,4 @@
-//! Flows are looked at and served.
+//! Checks of waiting flows, and the choice of the next permit.
 
 use laxity_types::{Level, Stage};
 
@@ -11,11 +11,11 @@ use crate::event::Action;
 use crate::rmlq::promoted;
 use crate::time::{Span, Time};
 
-/// Looks at due flows before each pick: bounds the time until the next permit.
+/// Checks of due flows before each pick, which bounds the time until the next permit.
 const CHECKS_PER_PICK: usize = 8;
 
 impl Link {
-    /// Looks at the first flow whose time has come. `None` if there is none, else what moved.
+    /// Checks the first due flow. Returns `None` if none is due, else the move if there was one.
     fn look(&mut self, now: Time) -> Option<Option<Action>> {
         let &(due, batch) = self.due.first()?;
         if due > now {
@@ -48,7 +48,7 @@ impl Link {
         self.schedule(batch);
     }
 
-    /// Looks at flows whose time has come, then serves the best.
+    /// Checks due flows, then serves the best-ranked flow.
     pub(super) fn look_and_pick(&mut self, now: Time) -> Option<Action> {
         loop {
             let mut looked = 0;
@@ -66,7 +66,7 @@ impl Link {
         }
     }
 
-    /// Serves the starved flow whose turn it is, if the share of those covers its next chunk.
+    /// Serves the starved flow whose turn it is, if the starved share covers its next chunk.
     fn relieve(&mut self, now: Time) -> Option<Action> {
         let slot = self.starved.next(&mut self.port.flows, now)?;
         let flow = self.port.flows.get(slot);
@@ -90,8 +90,8 @@ impl Link {
         }
         loop {
             let (group, insists) = self.next_group(now)?;
-            // A rank may be stale, but only too high: time passes and members become hopeless.
-            // So a stale group comes to the front, and is put right here.
+            // A rank may be stale, but only too high, because members lose their deadlines as time
+            // passes. A stale group therefore comes to the front, where its rank is corrected.
             let best = self.port.queues.first()?.1;
             if group == best {
                 let rank = self.rank(now, self.port.queues.get(group));
@@ -106,7 +106,7 @@ impl Link {
             if standing.queue != SCAVENGER {
                 let feasibility = self.discipline.feasibility(&self.port, now, flow, standing);
                 if let Feasibility::Behind(position) = feasibility {
-                    // Once in a flow's life, and its level stays.
+                    // This move happens once in a flow's life, and the level stays.
                     let _ = self.relocate(now, slot, position);
                     continue;
                 }
@@ -129,8 +129,8 @@ impl Link {
         }
     }
 
-    /// The scavenger, if its guaranteed share covers its next chunk, else the best group; and
-    /// whether the window is no obstacle.
+    /// Returns the scavenger if its guaranteed share covers its next chunk, else the best group.
+    /// The second value says whether the window may be exceeded.
     fn next_group(&self, now: Time) -> Option<(Slot, bool)> {
         if let Some(scavenger) = self.port.queues.scavenger()
             && let Some((_, _, _, slot)) = self.port.queues.get(scavenger).head()
@@ -147,7 +147,7 @@ impl Link {
         self.port.queues.first().map(|(_, group)| (group, false))
     }
 
-    /// The level that a permit for the head of a group raises it to.
+    /// Returns the level that a permit for the head of a group raises it to.
     fn level_now(&self, now: Time, flow: &Flow, standing: &Group) -> Level {
         if standing.queue == SCAVENGER {
             return flow.level;
@@ -183,7 +183,7 @@ impl Link {
         }
     }
 
-    /// `bytes` of a waiting flow go on the wire.
+    /// Moves `bytes` of a waiting flow from waiting to in flight.
     pub(super) fn serve(&mut self, now: Time, slot: Slot, bytes: u64) {
         let flow = self.port.flows.get(slot);
         let (group, stage, share) = (flow.group, flow.spec.stage, flow.share);
@@ -217,7 +217,7 @@ impl Link {
             self.discipline.served(&self.port, now, flow, bytes)
         };
         if let Some(position) = elsewhere {
-            // Level changes by service are climbs that the next permit's level tells of.
+            // The next permit reports a level that service changed.
             let _ = self.relocate(now, slot, position);
         } else {
             self.reorder(slot);
@@ -225,7 +225,7 @@ impl Link {
         }
     }
 
-    /// Takes permitted bytes off every account of a flow that has more.
+    /// Takes permitted bytes off all counts of a flow that has bytes left.
     fn shrink(&mut self, slot: Slot, bytes: u64) {
         let flow = self.port.flows.get_mut(slot);
         flow.remaining -= bytes;
@@ -243,7 +243,7 @@ impl Link {
         }
     }
 
-    /// Gives a flow that was served its new position among its equals.
+    /// Updates the order among equal flows of a flow that was served.
     fn reorder(&mut self, slot: Slot) {
         let flow = self.port.flows.get_mut(slot);
         let old = (flow.order.0, flow.order.1, flow.seq, slot);

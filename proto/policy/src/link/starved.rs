@@ -1,18 +1,18 @@
-//! Nothing waits for ever: flows that have waited for long are served by turns.
+//! No flow waits for ever: flows that have waited for long are served by turns.
 //!
-//! A strict order starves whom it puts last for as long as others have work. The papers accept
-//! that; a shared port can't. A flow that has waited for [`STARVED_AFTER`] in the levels is
+//! A strict order can starve its last flows for as long as others have work. The papers accept
+//! starvation; a shared port cannot. A flow that has waited for [`STARVED_AFTER`] in the levels is
 //! *starved*. Starved flows get one chunk each by turns, [`STARVED_PERMILLE`] of what the levels
-//! send, until they are through or their rank serves them. So beside `n − 1` other starved flows a
-//! flow of `S` bytes leaves a port of `B` bytes per second, however loaded, within
+//! send, until they have all permits or their rank serves them. So beside `n − 1` other starved
+//! flows a flow of `S` bytes leaves a port of `B` bytes per second, however loaded, within
 //!
 //! ```text
 //! STARVED_AFTER + n · (S + 2 chunks) / (B · STARVED_PERMILLE / 1000)
 //! ```
 //!
 //! Scavenged work has a share of its own (`scavenger.rs`). A starved chunk may exceed the window
-//! by what it is larger than the room that is left, once: small pieces of others would take each
-//! room that a completion makes before a chunk fits.
+//! once, by what it is larger than the free part. Otherwise small pieces of other flows could use
+//! up each completion before a chunk fits.
 //!
 //! The queues are linked through the records of the flows, so each step is O(1).
 
@@ -22,10 +22,10 @@ use crate::time::{Span, Time};
 
 /// Wait in the levels after which a flow is starved.
 pub const STARVED_AFTER: Span = Span::from_millis(1000);
-/// What starved flows are sure of together, in parts per thousand of what the levels send.
+/// Guaranteed share of starved flows together, in parts per thousand of what the levels send.
 pub const STARVED_PERMILLE: u16 = 50;
 
-/// Flows that become starved in one step: bounds the time until the next permit.
+/// Flows that become starved in one step, which bounds the time until the next permit.
 const STARVED_PER_STEP: usize = 8;
 
 #[derive(Clone, Copy, Debug)]
@@ -69,9 +69,9 @@ impl Fifo {
 /// The flows in the levels, by age.
 #[derive(Clone, Debug)]
 pub(crate) struct Starved {
-    /// Those that are not starved, the oldest first.
+    /// Flows that are not starved, the oldest first.
     fresh: Fifo,
-    /// Those that are, in the order of their turns.
+    /// Starved flows, in the order of their turns.
     starved: Fifo,
     guarantee: Guarantee,
 }
@@ -85,7 +85,7 @@ impl Starved {
         }
     }
 
-    /// The flow waits in the levels; no change if it did before.
+    /// Adds a flow that waits in the levels, unless it was added before.
     pub(crate) fn enter(&mut self, flows: &mut Flows, slot: Slot, now: Time) {
         let age = &mut flows.get_mut(slot).age;
         if age.since == Time::NEVER {
@@ -94,7 +94,7 @@ impl Starved {
         }
     }
 
-    /// The flow waits in the levels no more, if it did.
+    /// Removes a flow that no longer waits in the levels.
     pub(crate) fn leave(&mut self, flows: &mut Flows, slot: Slot) {
         let age = flows.get(slot).age;
         if age.since != Time::NEVER {
@@ -115,7 +115,7 @@ impl Starved {
         self.starved.first == NONE
     }
 
-    /// The starved flow whose turn it is.
+    /// Returns the starved flow whose turn it is.
     pub(crate) fn next(&mut self, flows: &mut Flows, now: Time) -> Option<Slot> {
         for _ in 0..STARVED_PER_STEP {
             let slot = self.fresh.first;
@@ -129,19 +129,19 @@ impl Starved {
         (self.starved.first != NONE).then_some(self.starved.first)
     }
 
-    /// Whether the share covers `bytes`.
+    /// Reports whether the share covers `bytes`.
     pub(crate) fn covers(&self, bytes: u64) -> bool {
         self.guarantee.covers(bytes)
     }
 
-    /// The flow whose turn it was has had `bytes` of the share: the next one's turn.
+    /// Charges `bytes` to the share and passes the turn from the flow at `slot` to the next one.
     pub(crate) fn spend(&mut self, flows: &mut Flows, slot: Slot, bytes: u64) {
         self.guarantee.spend(bytes);
         self.starved.remove(flows, slot);
         self.starved.push(flows, slot);
     }
 
-    /// The levels sent `bytes` of a flow that is not starved.
+    /// Earns credit for `bytes` of a flow in the levels that is not starved.
     pub(crate) fn earn(&mut self, bytes: u64) {
         if !self.is_empty() {
             self.guarantee.earn(bytes);

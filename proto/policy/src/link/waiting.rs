@@ -1,9 +1,9 @@
-//! Flows come, wait and leave.
+//! Arrival, waiting and departure of flows.
 //!
 //! Promotion implements MFS §4.3 and §4.5: at layer boundaries while the batch computes, then
-//! periodically. A batch whose boundaries stop coming (its process hangs, or sends no hints) is
-//! treated as periodic after some layer times and periods (`Batch::periodic_from`),
-//! because its flows' deadlines do not stop.
+//! periodically. Layer boundaries can stop (the process hangs, or sends no hints), but deadlines do
+//! not. After some layer times and periods without a boundary (`Batch::periodic_from`), promotion
+//! of the batch's flows is therefore periodic.
 
 use laxity_types::{FlowId, Layer, Level, RequestId, Stage};
 
@@ -17,7 +17,7 @@ use crate::rmlq::promoted;
 use crate::time::Time;
 
 impl Link {
-    /// Registers a flow and queues it. `None` if its name is taken.
+    /// Adds a flow and queues it. Returns `None` if its id is in use.
     pub(super) fn arrive(&mut self, now: Time, spec: FlowSpec) -> Option<Slot> {
         if self.port.flows.life(spec.flow).is_some() {
             return None;
@@ -42,7 +42,7 @@ impl Link {
         Some(slot)
     }
 
-    /// Makes the flow known to its batch and its request, which its record names.
+    /// Adds the flow to the batch and the request that its record names.
     fn join(&mut self, now: Time, slot: Slot) {
         let flow = self.port.flows.get(slot);
         let (batch, request, deadline) = (flow.batch, flow.request, flow.deadline);
@@ -55,7 +55,7 @@ impl Link {
         let known = batches.request(request);
         let next = known.first;
         if !known.joined && deadline != Time::NEVER && batch != NULL_BATCH {
-            // A flow that names batch, request and deadline says as much as a hint.
+            // Such a flow has the same information as a hint.
             batches.join(batch, request, deadline, false);
             self.rerank_batch(now, batch);
         }
@@ -67,7 +67,7 @@ impl Link {
         self.note_deadline(now, slot);
     }
 
-    /// Makes the deadline of a flow one of its batch's, unless a member speaks for it.
+    /// Adds the deadline of a flow to its batch, unless a member has one that is no later.
     pub(super) fn note_deadline(&mut self, now: Time, slot: Slot) {
         let flow = self.port.flows.get(slot);
         let (batch, deadline, seq) = (flow.batch, flow.deadline, flow.seq);
@@ -80,7 +80,7 @@ impl Link {
         self.rerank_batch(now, batch);
     }
 
-    /// The deadline of a flow is its batch's no more.
+    /// Removes the deadline of a flow from its batch.
     pub(super) fn forget_deadline(&mut self, slot: Slot) {
         let flow = self.port.flows.get(slot);
         let (batch, noted) = (flow.batch, (flow.deadline, flow.seq));
@@ -91,7 +91,7 @@ impl Link {
             .remove(&noted);
     }
 
-    /// Takes a waiting flow aside.
+    /// Holds a waiting flow: takes it out of its queue and keeps its record.
     pub(super) fn hold(&mut self, now: Time, id: FlowId) {
         let Some(Life::Waits(slot)) = self.port.flows.life(id) else {
             return;
@@ -102,12 +102,12 @@ impl Link {
         self.dequeue(now, slot);
         self.depart(slot);
         let flow = self.port.flows.get_mut(slot);
-        // Those that were next to it come and go meanwhile.
+        // Its neighbours may leave before the flow is released.
         flow.siblings = (NONE, NONE);
         self.held.add(flow.remaining);
     }
 
-    /// Lets a flow that is held wait again. It keeps its level and its position among equals.
+    /// Ends the hold of a flow, which keeps its level and its position among equals.
     pub(super) fn release(&mut self, now: Time, id: FlowId) {
         let Some(Life::Waits(slot)) = self.port.flows.life(id) else {
             return;
@@ -118,7 +118,7 @@ impl Link {
         }
         let spec = flow.spec;
         self.held.remove(flow.remaining);
-        // Both may have come or gone meanwhile.
+        // The batch and the request may have appeared or ended during the hold.
         let batches = &mut self.port.batches;
         let batch = batches.enter_batch(spec.batch);
         let request = if spec.request == RequestId(0) {
@@ -140,7 +140,7 @@ impl Link {
         self.enqueue_again(now, slot);
     }
 
-    /// Queues a flow that was queued before: it keeps its level.
+    /// Queues a flow that was queued before. The flow keeps its level.
     pub(super) fn enqueue_again(&mut self, now: Time, slot: Slot) {
         let flow = self.port.flows.get(slot);
         let floor = flow.level;
@@ -154,7 +154,7 @@ impl Link {
         self.enqueue(now, slot, position);
     }
 
-    /// The flow waits no more: nothing refers to its record from here on.
+    /// Removes all references to the record of a flow that waits no more.
     pub(super) fn depart(&mut self, slot: Slot) {
         self.starved.leave(&mut self.port.flows, slot);
         self.forget_deadline(slot);
@@ -175,7 +175,7 @@ impl Link {
         self.port.batches.tidy_batch(batch);
     }
 
-    /// Puts the flow where `position` says.
+    /// Adds the flow to the queue at `position`.
     pub(super) fn enqueue(&mut self, now: Time, slot: Slot, position: QueuePosition) {
         let flow = self.port.flows.get(slot);
         let name = match position.scope {
@@ -232,7 +232,7 @@ impl Link {
         self.rerank(now, group);
     }
 
-    /// Takes the flow out of the queue.
+    /// Removes the flow from its queue.
     pub(super) fn dequeue(&mut self, now: Time, slot: Slot) {
         let flow = self.port.flows.get(slot);
         let (batch, group, remaining) = (flow.batch, flow.group, flow.remaining);
@@ -258,7 +258,7 @@ impl Link {
         self.rerank(now, group);
     }
 
-    /// Brings the standing of a group up to date; forgets it if it is empty.
+    /// Updates the rank of a group, or removes the group if it is empty.
     pub(super) fn rerank(&mut self, now: Time, group: Slot) {
         let standing = self.port.queues.get(group);
         if standing.members.is_empty() {
@@ -284,7 +284,7 @@ impl Link {
         self.discipline.rank(&self.port, now, group)
     }
 
-    /// Moves a waiting flow and says so if its level changed.
+    /// Moves a waiting flow to `position` and returns an action if its level changed.
     pub(super) fn relocate(
         &mut self,
         now: Time,
@@ -343,7 +343,7 @@ impl Link {
         }
     }
 
-    /// Brings every group of the batch up to date.
+    /// Updates the ranks of all groups of the batch.
     pub(super) fn rerank_batch(&mut self, now: Time, batch: Slot) {
         for i in 0..self.port.batches.batch(batch).groups.len() {
             let group = self.port.batches.batch(batch).groups[i];
@@ -360,7 +360,7 @@ pub(super) fn tie_order(flow: &Flow) -> u64 {
     }
 }
 
-/// Takes a flow out of the count by layers; false if the group keeps none.
+/// Removes a flow from the tallies by layer. Returns false if the group keeps none.
 fn take_layer(group: &mut Group, layer: Layer, bytes: u64) -> bool {
     let Some(tally) = group.layers.get_mut(&layer.0) else {
         return false;

@@ -1,4 +1,4 @@
-//! Who may be pruned for the sake of a port.
+//! The requests that may be pruned to relieve a port.
 
 use core::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -8,18 +8,18 @@ use laxity_types::RequestId;
 
 use super::traffic_table::{MemberSlot, PortSlot, TrafficTable, Weight};
 
-/// Not in `σ`, or no pool yet.
+/// No position in `σ`, or no pool.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Requests that load one port: those whose batch had its turn by load, the others by turn.
+/// The requests that load one port. Requests of batches whose turn has not come are in `later`.
 #[derive(Debug, Default)]
 pub(super) struct Pool {
     candidates: BinaryHeap<Candidate>,
-    /// The next to become candidates are the greatest: a heap, because few ever do.
+    /// Requests of later batches, the next turn first. It is a heap because few become candidates.
     later: BinaryHeap<(Reverse<u32>, Candidate)>,
 }
 
-/// A request in a pool. The greatest is pruned first; equal loads as the module says.
+/// A request in a pool. The greatest is pruned first; see point 3 in [`prune`](super).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Candidate {
     weight: Weight,
@@ -29,7 +29,7 @@ struct Candidate {
 }
 
 impl Pool {
-    /// Everybody that loads `port`, the pruned included: most are never asked for.
+    /// Collects all requests that load `port`. [`Pool::take_heaviest`] skips pruned ones.
     pub(super) fn of_port(
         traffic: &TrafficTable,
         port: PortSlot,
@@ -62,7 +62,7 @@ impl Pool {
         }
     }
 
-    /// Removes and returns the heaviest whose batch had its turn and which is not pruned yet.
+    /// Removes and returns the heaviest request that is not pruned and whose batch had its turn.
     pub(super) fn take_heaviest(
         &mut self,
         traffic: &TrafficTable,
@@ -75,7 +75,7 @@ impl Pool {
             self.candidates.push(PeekMut::pop(next).1);
         }
         while let Some(heaviest) = self.candidates.pop() {
-            // It may have been pruned in an earlier run, or for the sake of another port.
+            // An earlier run, or a run for another port, may have pruned it.
             if !traffic.member(heaviest.member).pruned {
                 return Some(heaviest.member);
             }

@@ -1,14 +1,13 @@
-//! Who loads which port with how many bytes: `M` of MFS Algorithm 1, kept as sparse sums.
+//! The bytes that each request puts on each port: `M` of MFS Algorithm 1, kept as sparse sums.
 //!
-//! The paper gives every batch a dense traffic matrix and adds the matrices up at each trigger.
-//! A request loads a handful of the cluster's ports, so here each request keeps its own short list
+//! The paper gives every batch a dense traffic matrix and adds the matrices at each trigger. A
+//! request loads a few of the cluster's ports. So each request keeps a short list of its loads
 //! (`ℓ_r`), each batch the sum of its members' lists (`L_i`), and each port the list of the
-//! requests that load it. All three follow every change, so that a trigger over thousands of
-//! batches adds nothing up but `S`.
+//! requests that load it. Every change updates all three lists, so that a trigger adds up only `S`.
 //!
-//! The numbers come from other processes. They are clamped so that no sum can overflow, which
-//! lets what was added be subtracted again exactly, and a port that nobody loads any more is
-//! forgotten, so that invented port numbers cannot fill the table for good.
+//! The numbers come from other processes. They are clamped so that no sum can overflow, and what
+//! was added can be subtracted again exactly. A port that no request loads is removed, so that
+//! invented port numbers cannot fill the table for good.
 
 use std::collections::BTreeMap;
 
@@ -16,29 +15,29 @@ use laxity_types::{PortId, RequestId};
 
 use crate::time::Time;
 
-/// Most bytes that one request is believed to put on one port, 16 TiB. With
-/// [`MEMBERS_MAX`] requests a port's sum stays below 2^63.
+/// Maximum bytes that count for one request on one port, 16 TiB. With [`MEMBERS_MAX`] requests a
+/// port's sum stays below 2^63.
 pub const LOAD_BYTES_MAX: u64 = 1 << 44;
-/// Most requests that a table may hold: see [`LOAD_BYTES_MAX`].
+/// Maximum number of requests in a table: see [`LOAD_BYTES_MAX`].
 pub const MEMBERS_MAX: usize = 1 << 19;
-/// Fastest port that is believed, 1 PiB/s. It keeps `rate · time` inside 128 bits.
+/// Maximum rate of a port, 1 PiB/s. It keeps `rate · time` inside 128 bits.
 pub const RATE_MAX: u64 = 1 << 50;
 
-/// Where a batch lies in the table. Reused after [`TrafficTable::close_batch`].
+/// Index of a batch in the table. Reused after [`TrafficTable::close_batch`].
 pub type BatchSlot = u32;
-/// Where a request lies in the table. Reused after [`TrafficTable::leave`].
+/// Index of a request in the table. Reused after [`TrafficTable::leave`].
 pub type MemberSlot = u32;
-/// Where a port lies in the table. Reused once nothing loads it.
+/// Index of a port in the table. Reused once no request loads the port.
 pub type PortSlot = u32;
 
-/// The bytes that a batch puts on one port, over its members that are not pruned. Never zero.
+/// The bytes of a batch on one port, over its members that are not pruned. Never zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sum {
     pub(super) port: PortSlot,
     pub(super) bytes: u64,
 }
 
-/// The bytes that one request puts on one port, and where the port's list says so.
+/// The bytes of one request on one port, and its index in the port's list.
 #[derive(Clone, Copy, Debug)]
 struct Load {
     port: PortSlot,
@@ -46,8 +45,8 @@ struct Load {
     bytes: u64,
 }
 
-/// One line of a port's list: the other end of a [`Load`], with all that ranks the request
-/// among those that load the port, so that ranking them reads one list from end to end.
+/// An entry of a port's list, for one [`Load`] of a request. The entry has all values that rank the
+/// request among those that load the port, so that ranking them reads one list in order.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct User {
     pub(super) request: RequestId,
@@ -56,7 +55,7 @@ pub(super) struct User {
     pub(super) batch: BatchSlot,
 }
 
-/// What a request loads a port with, and, of equal loads, whether it does not compute yet.
+/// A request's bytes on a port. Of equal bytes, a request that does not compute is greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Weight(u64);
 
@@ -74,20 +73,20 @@ impl Weight {
 struct Port {
     id: PortId,
     users: Vec<User>,
-    /// Its rate was reported, so it stays though nobody loads it.
+    /// Whether the port's rate was reported. Such a port stays even if no request loads it.
     reported: bool,
 }
 
-/// A request as the feasibility check sees it.
+/// The properties of a request that the feasibility check uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// Its name.
+    /// The request's id.
     pub request: RequestId,
-    /// When its first token is due, [`Time::NEVER`] if it has no deadline.
+    /// When the first token is due, [`Time::NEVER`] if the request has no deadline.
     pub deadline: Time,
-    /// It computes already, so its early stages can no longer be deferred.
+    /// Whether the request computes already, so that its early stages cannot be deferred.
     pub started: bool,
-    /// It is in `H`: its bytes count in no sum.
+    /// Whether the request is in `H`. Its bytes then count in no sum.
     pub pruned: bool,
 }
 
@@ -97,13 +96,13 @@ struct MemberEntry {
     batch: BatchSlot,
     /// Index into the batch's members.
     seat: u32,
-    /// Ascending by port slot. Fixed in length; bytes that were moved leave a zero.
+    /// Loads in ascending order of port slots. The length is fixed: a completed load is zero.
     loads: Vec<Load>,
 }
 
 #[derive(Debug, Default)]
 struct BatchEntry {
-    /// Ascending by port slot, no zeros.
+    /// Bytes per port in ascending order of port slots, without zeros.
     sums: Vec<Sum>,
     members: Vec<MemberSlot>,
 }
@@ -115,7 +114,7 @@ pub struct TrafficTable {
     ports_max: usize,
     port_slots: BTreeMap<PortId, PortSlot>,
     ports: Vec<Port>,
-    /// Bytes per second by port slot, apart from `ports` because the inner loop reads only this.
+    /// Bytes per second by port slot. The inner loop reads only this list, so it is not in `ports`.
     rates: Vec<u64>,
     free_ports: Vec<PortSlot>,
     batches: Vec<BatchEntry>,
@@ -126,8 +125,8 @@ pub struct TrafficTable {
 }
 
 impl TrafficTable {
-    /// A table for at most `ports_max` ports at a time. A port of which no rate was reported has
-    /// `default_rate` bytes per second.
+    /// Creates a table for at most `ports_max` ports at a time. A port whose rate was not reported
+    /// has `default_rate` bytes per second.
     #[must_use]
     pub fn new(default_rate: u64, ports_max: usize) -> Self {
         Self {
@@ -145,7 +144,7 @@ impl TrafficTable {
         }
     }
 
-    /// Changes what [`TrafficTable::new`] was given. Ports beyond a smaller `ports_max` stay.
+    /// Changes the values of [`TrafficTable::new`]. Ports beyond a smaller `ports_max` stay.
     pub fn configure(&mut self, default_rate: u64, ports_max: usize) {
         self.default_rate = default_rate.min(RATE_MAX);
         self.ports_max = ports_max;
@@ -156,7 +155,7 @@ impl TrafficTable {
         }
     }
 
-    /// A new batch without members.
+    /// Adds a batch without members.
     pub fn open_batch(&mut self) -> BatchSlot {
         self.free_batches.pop().unwrap_or_else(|| {
             self.batches.push(BatchEntry::default());
@@ -164,7 +163,7 @@ impl TrafficTable {
         })
     }
 
-    /// Forgets a batch and its members. The slot may be given out again.
+    /// Removes a batch and its members. The slot may be used again.
     pub fn close_batch(&mut self, batch: BatchSlot) {
         while let Some(&last) = self.batches[batch as usize].members.last() {
             self.leave(last);
@@ -172,9 +171,9 @@ impl TrafficTable {
         self.free_batches.push(batch);
     }
 
-    /// Adds a request that will move so many bytes through these ports. Bytes for one port that
-    /// are named twice add up. Returns its slot and how many of `ports` were refused because
-    /// the table of ports is full.
+    /// Adds a request with the bytes that it will move through each port. Bytes for a port that is
+    /// listed twice add up. Returns the request's slot, and the number of `ports` that did not fit
+    /// into the table.
     pub fn join(
         &mut self,
         batch: BatchSlot,
@@ -239,7 +238,7 @@ impl TrafficTable {
         (slot, refused)
     }
 
-    /// Forgets a request. The slot may be given out again.
+    /// Removes a request. The slot may be used again.
     pub fn leave(&mut self, slot: MemberSlot) {
         let entry = &mut self.members[slot as usize];
         let loads = core::mem::take(&mut entry.loads);
@@ -261,7 +260,7 @@ impl TrafficTable {
         self.free_members.push(slot);
     }
 
-    /// `bytes` of the request have passed `port`: they load it no longer.
+    /// Takes `bytes` of the request off its load on `port`, because they have passed the port.
     pub fn moved(&mut self, slot: MemberSlot, port: PortId, bytes: u64) {
         let Some(&port) = self.port_slots.get(&port) else {
             return;
@@ -280,7 +279,7 @@ impl TrafficTable {
         }
     }
 
-    /// The request computes now.
+    /// Marks the request as computing.
     pub fn started(&mut self, slot: MemberSlot) {
         let entry = &mut self.members[slot as usize];
         entry.member.started = true;
@@ -290,7 +289,7 @@ impl TrafficTable {
         }
     }
 
-    /// The port has so many bytes per second. False if the table of ports is full.
+    /// Sets the rate of a port in bytes per second. Returns false if the table of ports is full.
     pub fn set_rate(&mut self, port: PortId, rate: u64) -> bool {
         let Some(slot) = self.intern(port) else {
             return false;
@@ -300,31 +299,31 @@ impl TrafficTable {
         true
     }
 
-    /// The request at `slot`.
+    /// Returns the request at `slot`.
     #[must_use]
     pub fn member(&self, slot: MemberSlot) -> &Member {
         &self.members[slot as usize].member
     }
 
-    /// The batch that the request at `slot` is a member of.
+    /// Returns the batch that the request at `slot` is a member of.
     #[must_use]
     pub fn batch_of(&self, slot: MemberSlot) -> BatchSlot {
         self.members[slot as usize].batch
     }
 
-    /// The members of a batch, in no particular order.
+    /// Returns the members of a batch, in no particular order.
     #[must_use]
     pub fn members_of(&self, batch: BatchSlot) -> &[MemberSlot] {
         &self.batches[batch as usize].members
     }
 
-    /// How many (request, port) pairs are held.
+    /// Returns the number of (request, port) pairs in the table.
     #[must_use]
     pub const fn load_count(&self) -> usize {
         self.load_count
     }
 
-    /// How many batch slots there are, open or not.
+    /// Returns the number of batch slots, used or free.
     pub(super) fn batch_slots(&self) -> usize {
         self.batches.len()
     }
@@ -333,7 +332,7 @@ impl TrafficTable {
         self.ports[port as usize].id
     }
 
-    /// Rates by port slot.
+    /// Returns the rates by port slot.
     pub(super) fn rates(&self) -> &[u64] {
         &self.rates
     }
@@ -342,13 +341,13 @@ impl TrafficTable {
         &self.ports[port as usize].users
     }
 
-    /// `L_i`.
+    /// Returns `L_i`, the bytes of the batch on each port.
     pub(super) fn sums(&self, batch: BatchSlot) -> &[Sum] {
         &self.batches[batch as usize].sums
     }
 
-    /// Puts the request into `H`: takes its bytes out of its batch's sums and out of `total`, the
-    /// sums by port slot that the caller keeps.
+    /// Puts the request into `H`: takes its bytes out of its batch's sums and out of `total`, which
+    /// are the caller's sums by port slot.
     pub(super) fn take_out(&mut self, slot: MemberSlot, total: &mut [u64]) {
         let entry = &mut self.members[slot as usize];
         debug_assert!(!entry.member.pruned, "a request is pruned once");
@@ -360,7 +359,7 @@ impl TrafficTable {
         }
     }
 
-    /// The slot of a port, new if need be; `None` if there are too many.
+    /// Returns the slot of a port and adds the port if need be, or `None` if the table is full.
     fn intern(&mut self, id: PortId) -> Option<PortSlot> {
         if let Some(&slot) = self.port_slots.get(&id) {
             return Some(slot);
@@ -389,7 +388,7 @@ impl TrafficTable {
         Some(slot)
     }
 
-    /// Takes a load off its port's list, and the port off the table if it was the last.
+    /// Removes a load from its port's list, and the port from the table if it was the last load.
     fn unlist(&mut self, load: &Load) {
         let port = &mut self.ports[load.port as usize];
         port.users.swap_remove(load.at as usize);
@@ -431,7 +430,7 @@ mod tests {
     use super::*;
 
     impl TrafficTable {
-        /// The three views of the same loads agree.
+        /// Asserts that the three lists of loads agree.
         fn assert_consistent(&self) {
             for (slot, port) in self.ports.iter().enumerate() {
                 for (at, user) in port.users.iter().enumerate() {

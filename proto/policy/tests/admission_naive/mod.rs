@@ -1,6 +1,6 @@
-//! The oracle of the admission tests: Algorithm 1 as the paper prints it, over dense vectors
-//! that are added up from nothing in each run, with the readings that `prune` documents.
-//! It shares no code with its subject but the vocabulary of events.
+//! The oracle of the admission tests: Algorithm 1 as the paper prints it, with the readings that
+//! `prune` documents. Each run adds up dense vectors from zero. The oracle shares only the event
+//! types with the code under test.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +23,7 @@ struct Batch {
     requests: Vec<Request>,
 }
 
-/// What a run says about one batch.
+/// The outcome of a run for one batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
     pub(crate) batch: u64,
@@ -36,11 +36,11 @@ pub(crate) struct Verdict {
 #[derive(Clone, Debug)]
 pub(crate) struct Naive {
     pub(crate) budget: usize,
-    /// `Doomed::SetAside`.
+    /// Whether doomed requests are pruned themselves: `Doomed::SetAside`.
     pub(crate) set_aside: bool,
     pub(crate) rates: [u64; PORTS],
     batches: BTreeMap<u64, Batch>,
-    /// Who waits behind whom: pairs `(batch, ahead)`, one for each batch at most.
+    /// Queued batches as pairs `(batch, ahead)`, at most one for each batch.
     queued: BTreeSet<(u64, u64)>,
     pub(crate) pruned: BTreeSet<u64>,
 }
@@ -130,8 +130,8 @@ impl Naive {
         }
     }
 
-    /// Every batch that computes before `batch` on its unit: the transitive closure, by
-    /// adding pairs until nothing is new.
+    /// Returns all batches that compute before `batch` on its unit. It builds the transitive
+    /// closure by adding pairs until the set stops growing.
     fn all_before(&self, batch: u64) -> BTreeSet<u64> {
         let mut before = BTreeSet::new();
         loop {
@@ -148,7 +148,7 @@ impl Naive {
         }
     }
 
-    /// What is left of a batch's own computing.
+    /// Returns how long the batch itself has still to compute.
     fn compute_left(&self, now: u64, batch: u64) -> u64 {
         let batch = &self.batches[&batch];
         let end = batch.started.unwrap_or(now).saturating_add(batch.compute);
@@ -186,7 +186,7 @@ impl Naive {
             .push(request);
     }
 
-    /// `(RED, D^Lo)`.
+    /// Returns `(RED, D^Lo)` of a batch.
     fn red(&self, batch: &Batch) -> (u64, u64) {
         let counts = |r: &&Request| !(self.set_aside && self.pruned.contains(&r.id));
         let mut d: Vec<u64> = batch
@@ -225,7 +225,7 @@ impl Naive {
         load
     }
 
-    /// `u*` and how long it takes, in nanoseconds.
+    /// Returns `u*` and its time in nanoseconds.
     fn bottleneck(&self, before: &[u64; PORTS], own: &[u64; PORTS]) -> (Option<usize>, u64) {
         let takes = |u: usize| match (u128::from(before[u] + own[u]), u128::from(self.rates[u])) {
             (_, 0) => (u128::MAX, 1),
@@ -246,7 +246,7 @@ impl Naive {
         (worst, u64::try_from(ns).unwrap_or(u64::MAX))
     }
 
-    /// Lines 1 to 20.
+    /// Runs lines 1 to 20 of the algorithm.
     pub(crate) fn run(&mut self, now: u64) -> Vec<Verdict> {
         let mut sigma: Vec<(u64, u64, u64)> = Vec::new();
         for (&id, batch) in &self.batches {
@@ -319,7 +319,7 @@ impl Naive {
             .collect()
     }
 
-    /// `S` before batch `i`, its bottleneck and `F̂_i`, all under the present `H`.
+    /// Returns `S` before batch `i`, the batch's bottleneck and `F̂_i` for the present `H`.
     fn estimate(
         &self,
         sorted: &[Batch],
@@ -336,8 +336,8 @@ impl Naive {
         (before, u, ready[i].saturating_add(ns))
     }
 
-    /// Whether a request that is not pruned, of a batch no later than `batch` in `verdicts`,
-    /// loads port `u`.
+    /// Reports whether port `u` is loaded by a request that is not pruned and whose batch comes no
+    /// later than `batch` in `verdicts`.
     pub(crate) fn has_candidate(&self, verdicts: &[Verdict], batch: u64, u: usize) -> bool {
         let last = verdicts
             .iter()

@@ -1,4 +1,4 @@
-//! Random events, sensible and absurd, and a shadow that keeps the simplest possible accounts.
+//! Random events, valid and invalid, and a shadow that keeps the simplest possible accounts.
 #![allow(dead_code, unreachable_pub, reason = "each test crate uses its part")]
 
 use std::collections::BTreeMap;
@@ -11,10 +11,10 @@ use proptest::prelude::*;
 
 pub const CHUNK: u64 = 1000;
 pub const WINDOW: u64 = 3500;
-/// Windows in flight where receivers hold bytes up.
+/// Maximum windows in flight while receivers hold bytes up.
 const OVERCOMMIT: u32 = 3;
 
-/// Small chunks and short periods, so that a few microseconds are eventful.
+/// Returns a configuration with small chunks and short periods, for many events in microseconds.
 pub fn config(policy: PolicyKind) -> LinkConfig {
     LinkConfig {
         policy,
@@ -29,7 +29,7 @@ pub fn config(policy: PolicyKind) -> LinkConfig {
     }
 }
 
-/// One random thing; numbers are reduced to what exists when it is applied.
+/// A random operation. Its numbers are reduced to what exists when it is applied.
 #[derive(Clone, Debug)]
 pub enum Op {
     Arrive { spec: FlowSpec, credit: bool },
@@ -58,7 +58,7 @@ fn layer() -> impl Strategy<Value = Layer> {
     prop_oneof![9 => (0u16..12).prop_map(Layer), 1 => any::<u16>().prop_map(Layer)]
 }
 
-/// A flow of random nature; the name is given when it arrives.
+/// Generates a random flow. It gets its id when it arrives.
 pub fn flow() -> impl Strategy<Value = FlowSpec> {
     let bytes = prop_oneof![1 => Just(0u64), 5 => 1u64..1500, 4 => 1500u64..8000];
     let stage = (1u8..=5).prop_map(|n| Stage::from_number(n).expect("a stage"));
@@ -130,7 +130,7 @@ fn policy() -> impl Strategy<Value = PolicyKind> {
     prop::sample::select(PolicyKind::ALL.to_vec())
 }
 
-/// Any of everything.
+/// Generates any operation but a change of the configuration.
 pub fn op() -> impl Strategy<Value = Op> {
     prop_oneof![
         10 => (flow(), prop::bool::weighted(0.1))
@@ -145,7 +145,7 @@ pub fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Any of everything, and changes of the configuration.
+/// Generates any operation, including changes of the configuration.
 pub fn op_or_reload() -> impl Strategy<Value = Op> {
     prop_oneof![
         40 => op(),
@@ -153,7 +153,7 @@ pub fn op_or_reload() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// What the shadow knows of one flow.
+/// The shadow's record of one flow.
 #[derive(Clone, Debug)]
 pub struct Account {
     pub spec: FlowSpec,
@@ -161,7 +161,7 @@ pub struct Account {
     pub in_flight: u64,
     pub last: bool,
     pub credit: bool,
-    /// Launched at this level: the link does not know it.
+    /// The level of a flow that was sent with `Link::launch`, which the link does not store.
     pub launched: Option<Level>,
     pub cancelled: bool,
     pub held: bool,
@@ -174,7 +174,7 @@ impl Account {
         self.has_more() && !self.held
     }
 
-    /// Bytes of it are still to be permitted.
+    /// Reports whether bytes of the flow are still to be permitted.
     fn has_more(&self) -> bool {
         !self.credit && !self.cancelled && !self.last
     }
@@ -186,11 +186,11 @@ pub struct Shadowed {
     pub now: Time,
     pub accounts: BTreeMap<FlowId, Account>,
     pub actions: Vec<Action>,
-    /// Uses the fast path where the link offers it.
+    /// Whether to use the fast path where the link offers it.
     pub fast: bool,
-    /// Skips what would need an answer for every single policy (see `check_rest`).
+    /// Whether to skip the checks that differ between policies (see `check_rest`).
     pub credit_in_flight: bool,
-    /// When the port has sent all that it was given, at its rate.
+    /// When the port has sent all permitted bytes, at its rate.
     drained: Time,
     arrivals: u64,
 }
@@ -209,7 +209,7 @@ impl Shadowed {
         }
     }
 
-    /// Permitted bytes on the wire at `level` or a higher one.
+    /// Returns the bytes in flight at `level` or a higher one.
     fn in_flight_at_or_above(&self, level: Level) -> u64 {
         self.accounts
             .values()
@@ -306,7 +306,7 @@ impl Shadowed {
         self.check_rest();
     }
 
-    /// Reports `bytes` of `flow`, which may be more than there are.
+    /// Reports `bytes` of `flow` as completed, which may be more than there are.
     pub fn complete(&mut self, flow: FlowId, bytes: u64) {
         let account = self.accounts.get_mut(&flow).expect("a flow that arrived");
         let landed = bytes.min(account.in_flight);
@@ -323,7 +323,7 @@ impl Shadowed {
         self.link.handle(self.now, Event::FlowReleased { flow });
         let account = self.accounts.get_mut(&flow).expect("a flow that arrived");
         account.held = false;
-        // Where it now stands was not told: it is where it was, or where an arrival would be.
+        // The link does not report the level: it is the old one, or that of an arrival.
         account.host = account.host.filter(|_| account.wire.is_some());
     }
 
@@ -373,7 +373,7 @@ impl Shadowed {
         }
     }
 
-    /// Books one action and checks what holds for every policy.
+    /// Accounts for one action and checks the properties of every policy.
     fn note(&mut self, action: Action) {
         self.actions.push(action);
         match action {
@@ -403,8 +403,8 @@ impl Shadowed {
                 }
                 assert!(bytes > 0 || account.spec.bytes == 0, "{action:?}");
                 let scavenged = level == Level::SCAVENGER || account.host == Some(Level::SCAVENGER);
-                // A flow that was rescued from the scavenger after its first permit keeps that
-                // level on the wire.
+                // A flow that left the scavenger after its first permit keeps that permit's level
+                // on the wire.
                 if let Some(host) = account.host.filter(|_| account.wire.is_none()) {
                     assert!(level != Level::SCAVENGER || host == Level::SCAVENGER);
                 }
@@ -413,14 +413,14 @@ impl Shadowed {
                     level,
                     "the wire level changed"
                 );
-                // What cannot be cut may exceed the window by what it is larger than a chunk.
+                // A flow that cannot be cut may exceed it by what it is larger than a chunk.
                 let excess = bytes.saturating_sub(CHUNK);
                 // Scavenged work that was due for long may exceed it by a chunk (`scavenger.rs`). A
-                // flow that was pruned after its first permit keeps the level of that on the wire.
+                // flow pruned after its first permit keeps that permit's level on the wire.
                 let excess = excess + CHUNK * u64::from(scavenged);
                 let in_window = bytes == 0 || self.in_flight_at_or_above(level) <= WINDOW + excess;
-                // Beyond, the port must have had the time to send all but a chunk of what it was
-                // given.
+                // Beyond the window, the port must have had the time to send all permitted bytes
+                // but a chunk.
                 let rate = self.link.config().rate;
                 let idles = self.drained <= self.now + Span::transfer(CHUNK, rate);
                 let most = u64::from(OVERCOMMIT) * WINDOW + excess;
@@ -432,7 +432,8 @@ impl Shadowed {
                 let account = self.accounts.get_mut(&flow).expect("a flow that arrived");
                 assert!(account.waits(), "moved though it does not wait: {action:?}");
                 if let Some(host) = account.host {
-                    // Being served lets a flow climb without a word; the next permit or move tells.
+                    // Service can raise a level without an action. The next permit or move shows
+                    // it.
                     let scavenged = (host == Level::SCAVENGER, from == Level::SCAVENGER);
                     let was_there = from <= host && scavenged.0 == scavenged.1;
                     assert!(was_there, "moved from {from:?}, was at {host:?}");
@@ -448,7 +449,7 @@ impl Shadowed {
         }
     }
 
-    /// What holds whenever there is no action left.
+    /// Checks the properties that hold when no action is left.
     pub fn check_rest(&self) {
         let link = &self.link;
         assert_eq!(link.in_flight_bytes(), self.in_flight());
@@ -488,7 +489,7 @@ impl Shadowed {
         };
         let room = self.in_flight() + CHUNK <= most;
         if room && !waiting.is_empty() {
-            // Only Karuna holds work back on an idle port, and only until a known time.
+            // Only Karuna delays work on an idle port, and only until a known time.
             assert_eq!(
                 link.config().policy,
                 PolicyKind::Karuna,
@@ -498,7 +499,7 @@ impl Shadowed {
         }
     }
 
-    /// Completes everything, and lets time pass as the link asks, until nothing waits.
+    /// Completes all bytes and lets time pass as the link asks, until no flow waits.
     pub fn run_out(&mut self) {
         let held: Vec<FlowId> = self
             .accounts

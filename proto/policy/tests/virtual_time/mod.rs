@@ -1,8 +1,8 @@
 //! A port in virtual time: drives a [`Link`] exactly as a daemon would, without a clock.
 //!
-//! The wire serves permitted chunks one after the other at the port's rate, so with a window of
-//! one small chunk it approaches the fluid, preemptive model of MFS Appendix A. Sizes are in
-//! units, times in ticks: one unit takes one tick.
+//! The wire serves permitted chunks one after the other at the port's rate. With a window of one
+//! small chunk it approaches the fluid, preemptive model of MFS Appendix A. Sizes are in units and
+//! times in ticks: one unit takes one tick.
 #![allow(
     dead_code,
     unreachable_pub,
@@ -18,22 +18,22 @@ use laxity_policy::{
 
 /// Bytes of one unit.
 pub const UNIT: u64 = 1_000_000;
-/// Nanoseconds of one tick: short beside `STARVED_AFTER`, so that only tests of that see it.
+/// Nanoseconds of one tick, short beside `STARVED_AFTER`, so that only tests of it reach it.
 pub const TICK: u64 = 1_000_000;
 /// Bytes of one chunk: a hundredth of a unit.
 pub const CHUNK: u64 = UNIT / 100;
 
-/// Time after `ticks`.
+/// Returns the time after `ticks`.
 pub fn at(ticks: f64) -> Time {
     Time((ticks * TICK as f64).round() as u64)
 }
 
-/// Ticks at `time`.
+/// Returns the ticks at `time`.
 pub fn ticks(time: Time) -> f64 {
     time.0 as f64 / TICK as f64
 }
 
-/// Near-fluid configuration: one unit takes one tick, one chunk in flight, never more.
+/// Returns a near-fluid configuration: one unit takes one tick, at most one chunk is in flight.
 pub fn fluid() -> LinkConfig {
     LinkConfig {
         rate: UNIT * (1_000_000_000 / TICK),
@@ -46,13 +46,13 @@ pub fn fluid() -> LinkConfig {
     }
 }
 
-/// A flow of `units`, with no batch, request or deadline.
+/// Returns a flow of `units`, with no batch, request or deadline.
 pub fn flow(id: u64, stage: Stage, units: f64) -> FlowSpec {
     let bytes = (units * UNIT as f64).round() as u64;
     FlowSpec::anonymous(FlowId(id), stage, bytes)
 }
 
-/// A batch of `layers` layers of `layer_ticks`.
+/// Returns the beginning of a batch of `layers` layers of `layer_ticks`.
 pub fn batch(id: u64, layers: u16, layer_ticks: f64) -> Event {
     Event::BatchBegan(BatchSpec {
         batch: BatchId(id),
@@ -86,7 +86,7 @@ pub fn request_ended(request: u64) -> Event {
     Event::RequestEnded { request }
 }
 
-/// A request without announced bytes.
+/// Returns the event that a request without announced bytes joins a batch.
 pub fn joined(batch: u64, request: u64, deadline: Time) -> Event {
     Event::RequestJoined {
         batch: BatchId(batch),
@@ -113,12 +113,12 @@ pub fn released(flow: u64) -> Event {
     Event::FlowReleased { flow: FlowId(flow) }
 }
 
-/// A near-fluid port.
+/// Creates a near-fluid port.
 pub fn port(policy: PolicyKind) -> Port {
     Port::new(LinkConfig { policy, ..fluid() })
 }
 
-/// A link, a wire and a time.
+/// A link with a simulated wire and clock.
 pub struct Port {
     pub link: Link,
     pub now: Time,
@@ -161,7 +161,7 @@ impl Port {
         self.tell(Event::FlowArrived(spec));
     }
 
-    /// Takes every action that is to be had now.
+    /// Takes every action that is possible now.
     pub fn poll(&mut self) {
         while let Some(action) = self.link.poll_action(self.now) {
             self.actions.push((self.now, action));
@@ -182,14 +182,14 @@ impl Port {
         Span::transfer(bytes, self.link.config().rate)
     }
 
-    /// When something happens next by itself.
+    /// Returns when the next timer or completion is due.
     pub fn next_event(&self) -> Option<Time> {
         let wire = (!self.wire.is_empty()).then_some(self.wire_free_at);
         let timer = self.link.next_deadline().map(|at| at.max(self.now));
         wire.into_iter().chain(timer).min()
     }
 
-    /// Lets time pass until `until`, or until a flow finishes; true in the latter case.
+    /// Lets time pass until `until` or until a flow finishes. Returns whether a flow finished.
     pub fn step(&mut self, until: Time) -> bool {
         loop {
             self.poll();
@@ -199,7 +199,7 @@ impl Port {
                 return false;
             }
             if next == self.now && self.wire.is_empty() {
-                // A timer that is due must have been dealt with by polling.
+                // Polling must have handled every timer that is due.
                 assert!(
                     self.link.next_deadline().is_none_or(|due| due > self.now),
                     "busy loop"
@@ -229,14 +229,14 @@ impl Port {
         while self.step(until) {}
     }
 
-    /// Lets time pass until every flow has finished; panics if that takes a million ticks.
+    /// Lets time pass until every flow has finished. Panics if that takes a million ticks.
     pub fn run_out(&mut self) {
         while self.finished.len() < self.left.len() {
             assert!(self.step(at(1e6)), "some flow never finishes");
         }
     }
 
-    /// When flow `id` finished, in ticks.
+    /// Returns when flow `id` finished, in ticks.
     pub fn finish(&self, id: u64) -> f64 {
         ticks(self.finished[&FlowId(id)])
     }

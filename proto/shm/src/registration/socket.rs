@@ -1,4 +1,4 @@
-//! The system calls of a registration: sockets, descriptors that travel, credentials, eventfds.
+//! The system calls of a registration: sockets, passed descriptors, credentials, eventfds.
 
 use std::io;
 use std::mem::size_of;
@@ -28,7 +28,7 @@ fn socket() -> Result<OwnedFd, RegistrationError> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// The most bytes that the path of a socket may have: the kernel's, less a zero at the end.
+/// Maximum bytes of a socket's path: the kernel's limit, less a zero at the end.
 pub const SOCKET_PATH_MAX: usize = 107;
 
 fn address(path: &Path) -> Result<(libc::sockaddr_un, libc::socklen_t), RegistrationError> {
@@ -54,7 +54,7 @@ fn address(path: &Path) -> Result<(libc::sockaddr_un, libc::socklen_t), Registra
     Ok((address, length as libc::socklen_t))
 }
 
-/// Daemon: the file that [`claim`] locks for `path`.
+/// Daemon: returns the path of the file that [`claim`] locks for `path`.
 #[must_use]
 pub fn lock_path(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
@@ -62,11 +62,11 @@ pub fn lock_path(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// Daemon: the right to listen at `path`, for as long as the descriptor is open. Two daemons that
-/// start at the same time could otherwise each take the other's socket for a left-over one. It is a
-/// lock on a file of its own beside the socket ([`lock_path`]), which stays: whoever removed it
-/// could remove one that somebody else has just locked. Should somebody remove it all the same, the
-/// file that counts is the one that has the name.
+/// Daemon: claims the right to listen at `path`, for as long as the descriptor is open. Without the
+/// claim, two daemons that start together could each take the other's socket for a stale one. It is
+/// a lock on a file of its own beside the socket ([`lock_path`]). That file stays, because its
+/// removal could remove a file that another daemon has just locked. If it is removed anyway, the
+/// lock on the file that has the name is valid.
 ///
 /// # Errors
 /// [`RegistrationError::System`]; `AddrInUse` means that another daemon runs.
@@ -102,11 +102,11 @@ pub fn claim(path: &Path) -> Result<OwnedFd, RegistrationError> {
     }
 }
 
-/// Daemon: whether there is a socket at `path`. Anything else that lies there is somebody's file,
-/// to which a connection is refused just as to a socket that nobody listens on.
+/// Daemon: reports whether there is a socket at `path`. Anything else there must not be replaced,
+/// though it refuses connections like a socket without a listener.
 ///
 /// # Errors
-/// `AlreadyExists`: what is there is not a socket. Leave it alone.
+/// `AlreadyExists`: the path names something else than a socket. Leave it alone.
 pub fn is_socket(path: &Path) -> io::Result<bool> {
     use std::os::unix::fs::FileTypeExt;
     let kind = match std::fs::symlink_metadata(path) {
@@ -125,15 +125,15 @@ pub fn is_socket(path: &Path) -> io::Result<bool> {
     Err(io::Error::new(io::ErrorKind::AlreadyExists, problem))
 }
 
-/// Connections that may wait to be accepted: whoever finds more is refused by the kernel.
+/// Maximum number of connections that wait to be accepted. The kernel refuses further ones.
 const BACKLOG: libc::c_int = 512;
 
-/// Daemon: listens at `path`, non-blocking. Replaces a socket that nobody listens on any more;
-/// [`claim`] it first.
+/// Daemon: listens at `path`, non-blocking. Replaces a socket without a listener. Call [`claim`]
+/// first.
 ///
 /// # Errors
 /// [`RegistrationError::System`]; `AddrInUse` means that another daemon runs, `AlreadyExists` that
-/// something else is there.
+/// the path names something else than a socket.
 pub fn listen(path: &Path) -> Result<OwnedFd, RegistrationError> {
     let there = is_socket(path).map_err(|source| RegistrationError::System {
         call: "bind",
@@ -141,7 +141,7 @@ pub fn listen(path: &Path) -> Result<OwnedFd, RegistrationError> {
     })?;
     if there {
         match connect(path) {
-            // Left over from a daemon that was killed, perhaps another user's: the claim is ours.
+            // A killed daemon's socket, perhaps another user's. The claim makes it ours to remove.
             Err(RegistrationError::System { source, .. })
                 if matches!(
                     source.kind(),
@@ -153,7 +153,7 @@ pub fn listen(path: &Path) -> Result<OwnedFd, RegistrationError> {
                     source,
                 })?;
             }
-            // Somebody listens, though perhaps with a full backlog.
+            // Another process listens, though perhaps with a full backlog.
             _ => {
                 return Err(RegistrationError::System {
                     call: "bind",
@@ -176,7 +176,7 @@ pub fn listen(path: &Path) -> Result<OwnedFd, RegistrationError> {
     Ok(fd)
 }
 
-/// Daemon: accepts one connection, non-blocking and close-on-exec; `None` if none waits.
+/// Daemon: accepts one connection, non-blocking and close-on-exec. Returns `None` if none waits.
 ///
 /// # Errors
 /// [`RegistrationError::System`].
@@ -198,7 +198,7 @@ pub fn accept(listener: BorrowedFd<'_>) -> Result<Option<OwnedFd>, RegistrationE
     }
     match io::Error::last_os_error() {
         e if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
-        // The peer was gone before we came.
+        // The peer hung up before the call.
         e if e.kind() == io::ErrorKind::ConnectionAborted => Ok(None),
         source => Err(RegistrationError::System {
             call: "accept",
@@ -207,13 +207,13 @@ pub fn accept(listener: BorrowedFd<'_>) -> Result<Option<OwnedFd>, RegistrationE
     }
 }
 
-/// Has the kernel turn down descriptors that are sent to this socket. [`receive_hello`] takes none
-/// in any case; this keeps a client from queueing some, to be counted as ours while they wait.
+/// Makes the kernel refuse descriptors that are sent to this socket. [`receive_hello`] accepts none
+/// in any case, but descriptors that a client queued would count as the daemon's while they wait.
 fn refuse_rights(socket: BorrowedFd<'_>) {
-    /// Since Linux 6.16; the number of asm-generic, which all our targets use.
+    /// Available since Linux 6.16. The number is asm-generic's, which all supported targets use.
     const SO_PASSRIGHTS: libc::c_int = 83;
     let off: libc::c_int = 0;
-    // SAFETY: an int is read from `off`. Older kernels do not know the option: no harm done.
+    // SAFETY: an int is read from `off`. Older kernels return an error, which is harmless.
     unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -225,10 +225,10 @@ fn refuse_rights(socket: BorrowedFd<'_>) {
     };
 }
 
-/// Client: connects, without blocking: a listener whose backlog is full is an error.
+/// Client: connects without blocking. A listener whose backlog is full is an error.
 ///
 /// # Errors
-/// [`RegistrationError::System`]: nobody listens, or not for us.
+/// [`RegistrationError::System`]: no daemon listens, or this user may not connect.
 pub fn connect(path: &Path) -> Result<OwnedFd, RegistrationError> {
     let fd = socket()?;
     let (address, length) = address(path)?;
@@ -239,18 +239,18 @@ pub fn connect(path: &Path) -> Result<OwnedFd, RegistrationError> {
     Ok(fd)
 }
 
-/// Who is at the other end, as the kernel knows it.
+/// The process at the other end, as reported by the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Process that connected, in our pid namespace; 0 if it is in none that we see.
+    /// Process that connected, in this pid namespace; 0 if it is not visible there.
     pub pid: u32,
-    /// Its effective user then.
+    /// The process's effective user when it connected.
     pub uid: u32,
-    /// Its effective group then.
+    /// The process's effective group when it connected.
     pub gid: u32,
 }
 
-/// `SO_PEERCRED`.
+/// Returns the `SO_PEERCRED` of the other end.
 ///
 /// # Errors
 /// [`RegistrationError::System`].
@@ -281,10 +281,10 @@ pub fn peer(socket: BorrowedFd<'_>) -> Result<Peer, RegistrationError> {
     })
 }
 
-/// Most groups that [`peer_groups`] reads: what Linux lets a process have.
+/// Maximum number of groups that [`peer_groups`] reads, which is Linux's limit for a process.
 const GROUPS_MAX: usize = 65_536;
 
-/// Supplementary groups of the process at the other end, as they were when it connected.
+/// Returns the supplementary groups of the process at the other end when it connected.
 ///
 /// # Errors
 /// [`RegistrationError::System`].
@@ -308,7 +308,7 @@ pub fn peer_groups(socket: BorrowedFd<'_>) -> Result<Vec<u32>, RegistrationError
             return Ok(groups);
         }
         let source = io::Error::last_os_error();
-        // Too short: `length` says how long it must be.
+        // The list was too short: `length` is the size that it needs.
         if source.raw_os_error() == Some(libc::ERANGE)
             && count > groups.len()
             && count <= GROUPS_MAX
@@ -323,7 +323,7 @@ pub fn peer_groups(socket: BorrowedFd<'_>) -> Result<Vec<u32>, RegistrationError
     }
 }
 
-/// Room for two descriptors, aligned as `cmsghdr` wants it.
+/// Room for two descriptors, with the alignment of `cmsghdr`.
 #[repr(C, align(8))]
 struct Control([u8; 64]);
 
@@ -370,7 +370,7 @@ fn send(
     }
 }
 
-/// What [`receive`] found.
+/// A packet that [`receive`] returns.
 #[derive(Debug)]
 struct Packet {
     bytes: [u8; 128],
@@ -378,8 +378,8 @@ struct Packet {
     rights: Vec<OwnedFd>,
 }
 
-/// One packet, without blocking; `None` if none is there yet. Without `rights` descriptors are not
-/// accepted: the kernel drops them and marks the packet, which is then malformed.
+/// Receives one packet without blocking, or returns `None` if there is none. Without `rights` the
+/// kernel drops descriptors and marks the packet, which is then malformed.
 fn receive(socket: BorrowedFd<'_>, rights: bool) -> Result<Option<Packet>, RegistrationError> {
     let mut packet = Packet {
         bytes: [0; 128],
@@ -439,7 +439,7 @@ fn receive(socket: BorrowedFd<'_>, rights: bool) -> Result<Option<Packet>, Regis
     Ok(Some(packet))
 }
 
-/// Client: greets the daemon.
+/// Client: sends the greeting.
 ///
 /// # Errors
 /// [`RegistrationError::System`].
@@ -447,7 +447,7 @@ pub fn send_hello(socket: BorrowedFd<'_>, hello: &Hello) -> Result<(), Registrat
     send(socket, bytemuck::bytes_of(hello), None)
 }
 
-/// Daemon: reads the greeting; `None` if it has not come yet.
+/// Daemon: receives the greeting, or returns `None` if it has not come yet.
 ///
 /// # Errors
 /// Every [`RegistrationError`]: answer with [`send_reject`] and close.
@@ -458,7 +458,7 @@ pub fn receive_hello(socket: BorrowedFd<'_>) -> Result<Option<Hello>, Registrati
     }
 }
 
-/// Daemon: hands the region over.
+/// Daemon: sends the region to the client.
 ///
 /// # Errors
 /// [`RegistrationError::System`]: drop the client.
@@ -475,26 +475,26 @@ pub fn send_welcome(
     )
 }
 
-/// Daemon: says no.
+/// Daemon: refuses a client.
 ///
 /// # Errors
-/// [`RegistrationError::System`]: the client is gone already.
+/// [`RegistrationError::System`]: the client has ended already.
 pub fn send_reject(socket: BorrowedFd<'_>, reason: Reason) -> Result<(), RegistrationError> {
     send(socket, bytemuck::bytes_of(&Reply::reject(reason)), None)
 }
 
-/// What a welcome brings.
+/// The contents of a welcome.
 #[derive(Debug)]
 pub struct Welcome {
     /// Shape of the region.
     pub geometry: Geometry,
-    /// The region, to be given to [`crate::region::Region::map`].
+    /// The region's memfd, for [`crate::region::Region::map`].
     pub memfd: OwnedFd,
-    /// To be written when the daemon sleeps.
+    /// The eventfd that wakes a sleeping daemon.
     pub eventfd: OwnedFd,
 }
 
-/// Client: reads the answer; `None` if it has not come yet.
+/// Client: receives the answer, or returns `None` if it has not come yet.
 ///
 /// # Errors
 /// Every [`RegistrationError`]: run unscheduled.
@@ -514,14 +514,14 @@ pub fn receive_reply(socket: BorrowedFd<'_>) -> Result<Option<Welcome>, Registra
     }
 }
 
-/// Waits until the socket has something to read or was hung up, at most `limit`.
+/// Waits at most `limit` until the socket has something to read or was hung up.
 #[must_use]
 pub fn wait_readable(socket: BorrowedFd<'_>, limit: Duration) -> bool {
     poll(socket, libc::POLLIN, limit) != 0
 }
 
-/// Whether the other side is gone. After the registration nothing is ever sent, so anything
-/// readable that is not a packet is a hangup. One system call.
+/// Reports whether the other side has ended, with one system call. No packets follow the
+/// registration, so a hangup is the only event.
 #[must_use]
 pub fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
     let gone = libc::POLLHUP | libc::POLLERR | libc::POLLNVAL | libc::POLLRDHUP;
@@ -540,7 +540,7 @@ fn poll(socket: BorrowedFd<'_>, events: libc::c_short, limit: Duration) -> libc:
     if ready > 0 { entry.revents } else { 0 }
 }
 
-/// Daemon: a non-blocking eventfd for one client.
+/// Daemon: creates a non-blocking eventfd for one client.
 ///
 /// # Errors
 /// [`RegistrationError::System`]: refuse the client.
@@ -554,11 +554,11 @@ pub fn eventfd() -> Result<OwnedFd, RegistrationError> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Client: wakes the daemon. A full counter means that it is being woken already.
+/// Client: wakes the daemon. With a full counter the daemon is being woken already.
 pub fn ring(eventfd: BorrowedFd<'_>) {
     let one = 1_u64;
     // SAFETY: eight bytes are read from `one`. The result does not matter: EAGAIN is a full
-    // counter, anything else a daemon that is gone, which the waiting side finds out.
+    // counter, and any other error a daemon that has ended, which the waiting side detects.
     unsafe { libc::write(eventfd.as_raw_fd(), (&raw const one).cast(), 8) };
 }
 

@@ -1,4 +1,4 @@
-//! What happens at the caps when everything that is known has flows that wait.
+//! The batch table at its bounds, when all its entries have waiting flows.
 
 use super::*;
 use crate::link::named::FORGET_TRIES;
@@ -9,7 +9,7 @@ const SPEC: BatchSpec = BatchSpec {
     layer_time: Span(10),
 };
 
-/// A table that is full of batches and requests with flows that wait.
+/// A table that is full of batches and requests with waiting flows.
 fn full() -> BatchTable {
     let mut batches = BatchTable::new();
     for id in 1..=BATCHES_MAX as u64 {
@@ -31,7 +31,7 @@ fn at_the_cap_a_newcomer_is_not_entered_and_few_old_ones_are_looked_at() {
         let id = 1_000_000 + nth;
         assert_eq!(batches.enter_batch(BatchId(id)), NULL_BATCH);
         assert_eq!(batches.enter_request(RequestId(id)), NONE);
-        // One entry each, in the order of birth: the front tells how many were turned over.
+        // Each record has one entry in `ages`, by number. So the front says how many were checked.
         let turned = |new: u64, old: u64, all: usize| (new + all as u64 - old) % all as u64;
         let tries = FORGET_TRIES as u64;
         let after = [batches.batches.oldest().0, batches.requests.oldest().0];
