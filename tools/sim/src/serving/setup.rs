@@ -179,7 +179,7 @@ impl<'a> Setup<'a> {
         route.sources.iter().map(of).sum()
     }
 
-    /// Returns the P2D bytes of a layer for `tokens` of a request, whose `last` part has more.
+    /// Returns the P2D bytes of a layer for `tokens` of a request. The `last` part has the state.
     pub(super) fn layer_bytes(&self, layer: u16, tokens: u32, last: bool) -> u64 {
         let at = usize::from(layer);
         let state = if last { self.state_bytes[at] } else { 0 };
