@@ -64,7 +64,7 @@ fn is_zero(number: &u64) -> bool {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Weights {
-    /// Scale-outs that began.
+    /// Number of scale-outs that began.
     pub begun: u64,
     /// Scale-outs that were complete when the last request was served.
     pub done: u64,
@@ -96,7 +96,7 @@ pub struct Waiting {
     pub p2d: f64,
 }
 
-/// Bytes by stage.
+/// Bytes that were sent through NICs, by stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StageBytes {

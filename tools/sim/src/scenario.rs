@@ -231,7 +231,7 @@ pub struct Slo {
     pub factor: f64,
     /// Objective under `fixed`, in milliseconds.
     pub fixed_ms: f64,
-    /// Smallest objective, in milliseconds.
+    /// Lower limit of objectives, in milliseconds.
     pub least_ms: f64,
 }
 

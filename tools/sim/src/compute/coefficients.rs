@@ -59,7 +59,7 @@ pub struct Stream {
 pub struct Streams {
     /// Lookup of tokens in the embedding.
     pub embedding: Stream,
-    /// `RMSNorm`.
+    /// Normalisation (`RMSNorm`).
     pub norm: Stream,
     /// Rotary position embedding of queries and keys.
     pub rope: Stream,

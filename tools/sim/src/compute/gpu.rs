@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::coefficients::Coefficients;
 use crate::model::{Document, FileError};
 
-/// A GPU.
+/// A GPU model with its peak rates and its coefficients.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gpu {
     /// Name of the GPU.

@@ -144,7 +144,7 @@ impl AllReduce {
     }
 }
 
-/// Full attention on one GPU.
+/// The cost of full attention on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Attention {
     overhead: f64,

@@ -16,7 +16,7 @@ pub enum FileError {
         what: &'static str,
         /// The name that was not found.
         name: String,
-        /// The names that exist.
+        /// Names of the built-in ones of this kind.
         known: String,
     },
     /// The file cannot be read. Check the path.

@@ -19,7 +19,7 @@ pub enum CheckError {
     Lists {
         /// Number of the port.
         port: u32,
-        /// The contradiction.
+        /// Description of the contradiction.
         what: &'static str,
     },
     /// The rates on a port exceed its capacity.
@@ -218,7 +218,7 @@ impl Network {
     }
 }
 
-/// Queries for tests.
+/// Queries that only tests need.
 #[cfg(test)]
 impl Network {
     /// Returns the rate of a transfer in bytes per second, or 0 if it has ended.

@@ -44,7 +44,7 @@ impl Entry {
 #[derive(Clone, Debug, Default)]
 #[repr(C, align(64))]
 pub(super) struct PortClass {
-    /// Entry 0, which [`Self::get`] returns.
+    /// Entry 0. [`Self::get`] reads any entry.
     first: Entry,
     /// Value of `v` at `since`.
     clock: f64,

@@ -70,7 +70,7 @@ pub(super) struct Scratch {
     component: Vec<u32>,
 }
 
-/// A computation of rates.
+/// The state of one computation of rates.
 pub(super) struct Sharing<'a> {
     pub(super) now_ns: u64,
     pub(super) lanes: &'a mut Lanes,
@@ -78,7 +78,7 @@ pub(super) struct Sharing<'a> {
     pub(super) scratch: &'a mut Scratch,
     /// Number of visits per entry of a class before the component is filled from scratch.
     pub(super) patience: usize,
-    /// Ports that were computed.
+    /// Ports that were computed, for checks in debug builds.
     #[cfg(debug_assertions)]
     pub(super) audit: &'a mut Vec<u32>,
 }

@@ -57,7 +57,7 @@ impl Transfer {
     }
 }
 
-/// All transfers.
+/// The transfers under way, in slots that are reused.
 #[derive(Debug)]
 pub(super) struct Slab {
     slots: Vec<Transfer>,

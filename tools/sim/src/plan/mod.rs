@@ -68,25 +68,25 @@ pub struct Plan {
     pub seeds: Vec<u64>,
     /// Settings that replace fields of the default scenario.
     pub base: BTreeMap<String, Setting>,
-    /// Axes, the outermost first.
+    /// Things that are varied, the outermost first.
     pub axes: Vec<Axis>,
     /// Variants that are compared at each point. Never empty.
     pub variants: Vec<Variant>,
-    /// Metrics and axes of the plots.
+    /// Choices for the plots: horizontal axis and metrics.
     pub plot: Plot,
     /// Name of the variant that the others are compared with, if the plan names one.
     pub reference: Option<String>,
     place: SourceLocation,
 }
 
-/// One thing that is varied.
+/// An axis: one thing that is varied, with its values.
 #[derive(Clone, Debug)]
 pub struct Axis {
-    /// Label with its unit.
+    /// Label with the unit, as plots show it.
     pub label: String,
     /// Field of the axis, if each value sets only that field.
     pub field: Option<String>,
-    /// Values in order.
+    /// Values of the axis, in the order of the plan.
     pub values: Vec<Choice>,
 }
 

@@ -14,7 +14,7 @@ pub struct SourceLocation {
     pub line: usize,
     /// Column in characters, counted from 1.
     pub column: usize,
-    /// Text of the line.
+    /// Text of the line that the location is in.
     text: Arc<str>,
 }
 

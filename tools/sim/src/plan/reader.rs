@@ -14,7 +14,7 @@ use crate::report::Metric;
 
 type Node<'t, 'i> = &'t Spanned<DeValue<'i>>;
 
-/// A reader of one file.
+/// A reader of one plan file.
 pub(super) struct Reader<'a> {
     places: Places<'a>,
 }

@@ -14,12 +14,12 @@ use crate::report::Metric;
 
 /// The text of a plan and its origin.
 struct Source {
-    /// Name without `.toml`.
+    /// Name of the plan, without `.toml`.
     name: String,
-    /// Name in messages.
+    /// Name of the source in messages.
     shown: String,
     text: String,
-    /// Folder of parent plans.
+    /// Folder in which parent plans are searched.
     folder: Option<PathBuf>,
 }
 

@@ -9,7 +9,7 @@ pub struct Metric {
     pub key: &'static str,
     /// Name in words, for axes and tables.
     pub label: &'static str,
-    /// Unit of the value.
+    /// Unit of the metric.
     pub unit: Unit,
     /// Function that reads the value from an outcome.
     pub of: fn(&Outcome) -> f64,
@@ -20,13 +20,13 @@ pub struct Metric {
 pub enum Unit {
     /// A share from 0 to 1, shown in percent.
     Share,
-    /// Milliseconds.
+    /// A duration in milliseconds.
     Millis,
     /// A ratio, or a dimensionless size.
     Ratio,
-    /// A count.
+    /// A number of things, shown as a whole number.
     Count,
-    /// Bytes, shown in GB.
+    /// A number of bytes, shown in GB.
     Bytes,
 }
 

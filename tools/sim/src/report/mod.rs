@@ -51,7 +51,7 @@ pub struct Report {
     pub timing: Timing,
 }
 
-/// A completed run.
+/// A run that completed, with its outcome.
 #[derive(Clone, Debug)]
 pub struct Run {
     /// Index of the run's point.
@@ -64,7 +64,7 @@ pub struct Run {
     pub outcome: Outcome,
 }
 
-/// A run that failed.
+/// A run that failed, with its error.
 #[derive(Clone, Debug)]
 pub struct Failure {
     /// Index of the run's point.

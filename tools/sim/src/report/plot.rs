@@ -16,7 +16,7 @@ type Drawn = Result<(), Box<dyn std::error::Error>>;
 /// The horizontal or vertical scale of a plot.
 #[derive(Clone, Debug)]
 pub(super) struct Scale {
-    /// Label with its unit.
+    /// Label of the scale, with its unit.
     pub(super) label: String,
     /// Range that is shown. Both ends are above zero if the scale is logarithmic.
     pub(super) range: (f64, f64),
@@ -130,7 +130,7 @@ pub(super) struct PlotLine {
     pub(super) points: Vec<(f64, f64)>,
     /// Band around the line as `(x, low, high)`. Empty for none.
     pub(super) band: Vec<(f64, f64, f64)>,
-    /// Whether points are marked.
+    /// Whether the line's points have marks.
     pub(super) marked: bool,
 }
 

@@ -16,7 +16,7 @@ pub(super) struct Sheet {
     rows: Vec<Vec<Cell>>,
 }
 
-/// A cell of a table.
+/// A cell of a table, by how its text is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Cell {
     /// A name, which may contain characters that are special in Markdown.

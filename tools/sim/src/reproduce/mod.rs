@@ -29,7 +29,7 @@ pub struct Finding {
     pub paper: Option<(f64, f64)>,
     /// Value here of the policy that the paper's number is about. `None` if it was not run.
     pub here: Option<f64>,
-    /// Value of `laxity`.
+    /// Value here of `laxity`. `None` if it was not run.
     pub laxity: Option<f64>,
     #[serde(skip)]
     unit: Unit,

@@ -31,7 +31,7 @@ pub type Clock<'a> = dyn Latency + 'a;
 /// The cost of starting an instance.
 #[derive(Clone, Copy, Debug)]
 pub struct Startup {
-    /// Bytes of weights.
+    /// Bytes of the model's weights, which are loaded at a start.
     pub weights: u64,
     /// Rate of the disk, in bytes per second.
     pub disk: u64,
@@ -46,11 +46,11 @@ pub struct Startup {
 pub struct Scaler<'a> {
     /// Policy that starts and stops instances.
     pub decides: Box<dyn Scaling + 'a>,
-    /// Time between two decisions.
+    /// Time between two decisions of the policy.
     pub window: Span,
     /// Cost of starting an instance.
     pub startup: Startup,
-    /// Largest number of instances.
+    /// Largest number of instances that the policy may run.
     pub most: u32,
 }
 

@@ -142,7 +142,7 @@ impl Latency for Roofline {
 pub struct Slowed {
     /// Roofline according to profiles.
     pub roofline: Roofline,
-    /// Factor on all times.
+    /// Factor that all times are multiplied by.
     pub factor: f64,
 }
 

@@ -21,7 +21,7 @@ pub struct LatencyFile {
     pub trained_on: String,
     /// Errors on iterations that were not used for training.
     pub errors: Errors,
-    /// Trained predictor.
+    /// Trained predictor of iteration times.
     pub forest: Forest,
 }
 
@@ -33,7 +33,7 @@ pub enum LatencyFileError {
     File {
         /// Path of the file.
         file: PathBuf,
-        /// Cause of the error.
+        /// Reason why the file cannot be read.
         cause: ReadError,
     },
     /// The file has other content, or was truncated or edited.

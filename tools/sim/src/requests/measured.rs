@@ -38,7 +38,7 @@ pub enum MeasuredError {
     File {
         /// Path of the file.
         file: PathBuf,
-        /// Cause of the error.
+        /// Reason why the file cannot be read.
         cause: ReadError,
     },
     /// A column is missing or unknown.
@@ -50,7 +50,7 @@ pub enum MeasuredError {
         /// What is wrong with the header.
         wrong: String,
     },
-    /// A line is invalid.
+    /// A line of the file is invalid.
     #[error("{}, line {line}: {wrong}", .file.display())]
     Line {
         /// Path of the file.
@@ -77,7 +77,7 @@ fn bounded(what: &str, tokens: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// A row of a table.
+/// A row of a table: one measured iteration.
 #[derive(Deserialize)]
 struct Row {
     prefill_tokens: u32,
@@ -133,7 +133,7 @@ impl Row {
     }
 }
 
-/// Reads a table.
+/// Reads measured iterations from a CSV table.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read or a line is invalid.

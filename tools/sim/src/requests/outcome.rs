@@ -7,11 +7,11 @@ use serde::Serialize;
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Request as it arrived.
+    /// The request as it arrived.
     pub spec: Spec,
     /// Tokens that the request should generate.
     pub output: u32,
-    /// Tokens that were generated.
+    /// Tokens that were generated so far.
     pub generated: u32,
     /// Time of the first token.
     pub first: Option<Time>,

@@ -29,7 +29,7 @@ pub struct Training {
     pub prompt_tokens: u32,
     /// Most tokens before a chunk.
     pub prefix: u32,
-    /// Most decoding requests.
+    /// Most requests that decode in an iteration.
     pub decodes: u32,
     /// Most tokens that a decoding request attends to.
     pub context: u32,
@@ -105,13 +105,13 @@ pub const SAFE: f64 = 0.998;
 /// Fewest iterations for training. A tenth of them is used for tests.
 const FEWEST: usize = 100;
 
-/// A failed training.
+/// A reason why training failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainingError {
     /// There is too little training data. Request more iterations.
     #[error("{0} iterations are too few to train a predictor on: 100 at least")]
     Few(usize),
-    /// The trainer failed.
+    /// The library `smartcore` failed to train a forest.
     #[error("training a random forest: {0}")]
     Trainer(String),
     /// The trees have an unexpected form, as of another version of `smartcore`.

@@ -43,9 +43,9 @@ impl Options {
 pub struct Claim {
     /// Subject of the claim, in words.
     pub says: String,
-    /// Result of the paper.
+    /// Result that the paper reports.
     pub paper: String,
-    /// Result here.
+    /// Result of this reproduction.
     pub here: String,
     /// Workload, calibration and metric of the result.
     pub regime: String,
@@ -55,7 +55,7 @@ pub struct Claim {
     pub holds: bool,
 }
 
-/// A table.
+/// A table of results with notes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Section {
     /// Title of the table.

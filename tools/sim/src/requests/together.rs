@@ -83,7 +83,7 @@ fn schedulers(regime: &Regime) -> Vec<Scheduler> {
     regime.tokens.into_iter().flat_map(of).collect()
 }
 
-/// A run.
+/// One run: a cluster, a rate, a pair of schedulers, and a seed.
 #[derive(Clone, Debug)]
 struct Point {
     scenario: Scenario,

@@ -11,7 +11,7 @@ use rand_distr::{Distribution as _, Exp1, LogNormal};
 
 use crate::workload::{WorkloadError, read_azure};
 
-/// A class of service.
+/// A class of service with its objective and its share.
 #[derive(Clone, Copy, Debug)]
 pub struct Class {
     /// Objective of the class.
@@ -88,7 +88,7 @@ impl Lengths {
 pub struct Phase {
     /// Duration of the period.
     pub lasts: Span,
-    /// Requests per second.
+    /// Rate of arrivals, in requests per second.
     pub rate: f64,
 }
 
@@ -112,7 +112,7 @@ pub struct Recipe {
 /// A request with its output length, which only the driver may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// Request as it arrives.
+    /// The request as it arrives.
     pub spec: Spec,
     /// Tokens that the request will generate.
     pub output: u32,

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-/// Timing of a plan.
+/// The time that a plan's runs took on a machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Timing {
@@ -28,7 +28,7 @@ pub struct Timing {
     pub runs: Vec<RunTiming>,
 }
 
-/// Timing of one run.
+/// The time that one run took on a machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunTiming {
     /// Index of the point, in the order of the plan.

@@ -34,7 +34,7 @@ use progress::Progress;
 /// A function that simulates one scenario. Its result must depend on nothing else.
 pub type Simulate<'a> = dyn Fn(&Scenario) -> Result<Outcome, String> + Sync + 'a;
 
-/// Options of a run.
+/// Options for running a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
     /// Number of threads.
@@ -169,7 +169,7 @@ pub fn collect(plan: &Plan, folder: &Path) -> Result<Report, RunError> {
     Ok(report(plan, &jobs, done, timing))
 }
 
-/// A run to do.
+/// A run that is not in the journal yet.
 struct Task<'a> {
     /// Index among the plan's runs.
     index: usize,
@@ -177,7 +177,7 @@ struct Task<'a> {
     fingerprint: String,
 }
 
-/// A run that ended.
+/// A run that ended, with its outcome or its error.
 struct Done {
     result: Result<Outcome, String>,
     wall_s: f64,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Policy {
-    /// The policy's kind.
+    /// Policy that orders the flows.
     #[serde(with = "kind_by_name")]
     pub kind: PolicyKind,
     /// Number of levels without the scavenger, `K` in MFS.

@@ -23,7 +23,7 @@ pub(super) struct Member {
 /// The current step of a unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Step {
-    /// No batch computes.
+    /// The unit has no batch to compute.
     #[default]
     Idle,
     /// The batch waits for KV blocks of its layer.

@@ -17,14 +17,14 @@ use crate::network::PortId;
 /// State of a rank's egress or ingress aggregate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Piece {
-    /// It drains at a computed time, without the network.
+    /// The aggregate drains at a computed time, without the network.
     #[default]
     Counted,
-    /// It waits for its host's permit.
+    /// The aggregate waits for its host's permit.
     Waits,
-    /// It is on the network.
+    /// The aggregate is on the network.
     Sent(LinkAccounting),
-    /// It has drained.
+    /// The aggregate has drained.
     Done,
 }
 

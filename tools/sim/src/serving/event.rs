@@ -18,7 +18,7 @@ pub(super) enum Happening {
     Order,
     /// A transfer inside a server arrives.
     Delivered { flow: u32 },
-    /// A scale-out begins.
+    /// A scale-out begins: a unit's weights are sent to the next unit.
     ScaleOut,
 }
 

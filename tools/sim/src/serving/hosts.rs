@@ -22,7 +22,7 @@ pub(super) enum Regime {
     Alone,
     /// No daemon: everything is sent at once, in a class by stage.
     Static,
-    /// Daemons permit transfers.
+    /// Daemons give permits to transfers.
     Daemons,
 }
 
@@ -56,7 +56,7 @@ pub(super) struct Progress {
     pub(super) ahead: Option<BatchId>,
 }
 
-/// One arbitrated port.
+/// The arbitration of one port: its link, and the state of that link.
 #[derive(Debug)]
 pub(super) struct Host {
     link: Link,

@@ -31,7 +31,7 @@ struct State {
     /// Waiting requests that have not begun. `begun` holds those that have.
     line: BTreeSet<WaitingKey>,
     begun: BTreeSet<WaitingKey>,
-    /// Relegated requests.
+    /// Requests that the discipline relegated.
     aside: BTreeSet<WaitingKey>,
     /// Prompt tokens of the waiting requests.
     backlog: u64,

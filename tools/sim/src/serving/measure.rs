@@ -1,4 +1,4 @@
-//! Measurements of a run.
+//! Measurements that a run's outcome is computed from.
 
 use laxity_policy::{Span, Time};
 
@@ -22,7 +22,7 @@ pub(super) struct Served {
     pub(super) pruned: bool,
 }
 
-/// Measurements of a run.
+/// Measurements that a run's outcome is computed from.
 #[derive(Debug, Default)]
 pub(super) struct Measure {
     /// Arrival time at which the warm-up ends.

@@ -6,7 +6,7 @@ use super::router::Route;
 use super::setup::Setup;
 use crate::scenario::Routing;
 
-/// Prefix blocks of requests.
+/// The units' caches, and the blocks that requests still need.
 #[derive(Debug)]
 pub(super) struct Prefixes {
     pub(super) caches: Caches,

@@ -5,7 +5,7 @@ use laxity_policy::{Span, Time};
 use super::setup::Setup;
 use crate::scenario::SloKind;
 
-/// A request in the serving model.
+/// A request in the serving model, with its route and its times.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Request {
     pub(super) arrival: Time,

@@ -20,7 +20,7 @@ pub(super) struct Route {
     pub(super) blocks: Vec<(u32, u32)>,
 }
 
-/// Routing of requests.
+/// The router, which chooses units, ranks and decode ranks.
 #[derive(Debug)]
 pub(super) struct Router {
     routing: Routing,

@@ -12,7 +12,7 @@ use super::line::WaitingRequests;
 use super::world::World;
 use crate::scenario::SpExchange;
 
-/// A prefill unit.
+/// A prefill unit with its lines and its batches.
 #[derive(Debug, Default)]
 pub(super) struct Unit {
     /// Requests that no batch has room for yet, by rank. Rank 0 with sequence parallelism.

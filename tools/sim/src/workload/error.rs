@@ -1,4 +1,4 @@
-//! Errors of workloads.
+//! Errors when a workload is loaded.
 
 use std::path::PathBuf;
 
@@ -42,7 +42,7 @@ pub enum WorkloadError {
     /// No request arrives in the simulated time.
     #[error("no request arrives in {seconds} s at {rate} requests/s; raise either")]
     TooFew {
-        /// `workload.seconds`.
+        /// Simulated time (`workload.seconds`), in seconds.
         seconds: f64,
         /// Arrivals per second in the whole cluster.
         rate: f64,
@@ -52,7 +52,7 @@ pub enum WorkloadError {
     TooMany {
         /// Largest number that is allowed.
         most: u64,
-        /// What was counted.
+        /// Name of the counted things in the message.
         what: &'static str,
     },
 }

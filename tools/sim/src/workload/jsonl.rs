@@ -22,7 +22,7 @@ use super::{Requests, WorkloadError};
 
 /// The properties of a JSONL format.
 pub(super) struct Format {
-    /// Tokens of a block.
+    /// Number of tokens in a block.
     block_tokens: u32,
     /// Unit of `timestamp`, in seconds.
     unit_s: f64,

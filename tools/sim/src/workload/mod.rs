@@ -3,10 +3,10 @@
 //! Three steps create the workload of a point:
 //!
 //! 1. A *recording* has requests in order of time, each with its lengths and prefix blocks. Readers
-//! (`csv`, `jsonl`) take it from a file, and generators ([`shapes`], [`sessions`]) from a seed.
+//!    (`csv`, `jsonl`) take it from a file, and generators ([`shapes`], [`sessions`]) from a seed.
 //! 2. Lengths are multiplied by `length_scale` and clipped at `longest` (`lengths`).
 //! 3. Requests get arrival times in their order (`arrivals`). The paper takes requests from a trace
-//! and lets them arrive as a Poisson process (MFS §6.2).
+//!    and lets them arrive as a Poisson process (MFS §6.2).
 //!
 //! A recording that is too short for the rate is repeated with new block ids. With the same ids a
 //! repetition would find each whole prompt in the cache. With new ids it has the reuse of the
@@ -38,7 +38,7 @@ use crate::scenario::{Arrivals, Source, Workload};
 /// One request. Its blocks are in [`Requests::blocks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// Arrival time.
+    /// Time at which the request arrives.
     pub arrival: Time,
     /// Tokens of the prompt, at least 1.
     pub prompt_tokens: u32,
@@ -64,7 +64,7 @@ pub struct Requests {
     pub blocks: Vec<u32>,
     /// Number of distinct blocks.
     pub distinct_blocks: u32,
-    /// Tokens of a block.
+    /// Number of tokens in a block.
     pub block_tokens: u32,
 }
 

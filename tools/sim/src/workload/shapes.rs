@@ -48,7 +48,7 @@ use crate::scenario::Source;
 /// The shape of a generated workload. Lengths are in tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
-    /// Tokens of a block.
+    /// Number of tokens in a block.
     pub block_tokens: u32,
     /// Number of prefixes that sessions share, such as system prompts and templates.
     pub prefixes: u32,
@@ -62,7 +62,7 @@ pub struct Shape {
     pub first: Text,
     /// Text that each later prompt adds to the previous prompt and its answer.
     pub later: Text,
-    /// Number of generated tokens.
+    /// Number of tokens that a request generates.
     pub output: LogNormal,
     /// Parameter α of the probability that a session continues.
     pub alpha: f64,
@@ -87,7 +87,7 @@ pub struct Text {
     pub documents: f64,
 }
 
-/// A log-normal distribution.
+/// A log-normal distribution of lengths.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogNormal {
     /// Median of the distribution.

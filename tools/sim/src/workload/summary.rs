@@ -14,26 +14,26 @@ pub struct Summary {
     pub requests: u64,
     /// Time from the first arrival to the last, in seconds.
     pub seconds: f64,
-    /// Arrivals per second.
+    /// Mean rate, in arrivals per second.
     pub rate: f64,
     /// Coefficient of variation of the gaps between arrivals. 1 for a Poisson process.
     pub gap_variation: f64,
-    /// Mean length of prompts.
+    /// Mean length of prompts, in tokens.
     pub prompt_mean: f64,
-    /// Median length of prompts.
+    /// Median length of prompts, in tokens.
     pub prompt_p50: u32,
     /// 99th percentile of the prompts' lengths.
     pub prompt_p99: u32,
     /// Length of the longest prompt.
     pub prompt_longest: u32,
-    /// Mean length of answers.
+    /// Mean length of answers, in tokens.
     pub output_mean: f64,
     /// Reused tokens divided by all prompt tokens.
     pub reuse: f64,
     /// Mean over requests of the reused share of the prompt. It exceeds `reuse` if short prompts
     /// are mostly a shared prefix.
     pub reuse_per_request: f64,
-    /// Tokens of a block.
+    /// Number of tokens in a block.
     pub block_tokens: u32,
     /// Number of distinct blocks.
     pub distinct_blocks: u64,

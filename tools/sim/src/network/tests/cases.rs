@@ -61,7 +61,7 @@ fn an_end_is_rounded_up_to_a_nanosecond() {
     assert_eq!(third.next_end(Time(0)), Some(Time(30)));
     let faster = third.add_port(GBYTE / 2.999);
     start(&mut third, 0, &[faster], 10, 0);
-    // 29.99
+    // Ten bytes take 29.99 ns, which is rounded up.
     assert_eq!(third.next_end(Time(0)), Some(Time(30)));
     let slower = third.add_port(GBYTE / 3.001);
     start(&mut third, 0, &[slower], 10, 0);

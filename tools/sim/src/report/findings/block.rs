@@ -24,9 +24,9 @@ pub enum Section {
     Attainment,
     /// Request rates with 90 % and with 50 % attainment.
     Sustained,
-    /// Times to first token.
+    /// A table of times to first token.
     Ttft,
-    /// Completion times of collectives.
+    /// A table of completion times of collectives.
     Collectives,
     /// Earliness of requests in time, and lateness of the others.
     Earliness,
@@ -36,7 +36,7 @@ pub enum Section {
     Against,
     /// A paper's numbers beside those of the report.
     Paper,
-    /// Speed of the simulation.
+    /// The time that the simulation took.
     Speed,
 }
 
@@ -69,7 +69,7 @@ impl Section {
     }
 }
 
-/// A block of a page.
+/// A block of a page, between two markers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
     /// Line number of the first marker, counted from 1.
@@ -78,7 +78,7 @@ pub struct Block {
     pub asked: String,
     /// Name of the plan whose results the block shows.
     pub plan: String,
-    /// Content of the block.
+    /// Kind of table that the block shows.
     pub section: Section,
     /// Names of the shown variants. All are shown if empty.
     pub only: Vec<String>,

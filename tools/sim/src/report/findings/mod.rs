@@ -36,7 +36,7 @@ impl PageError {
     }
 }
 
-/// The results of a plan.
+/// The results of a plan with their timing.
 #[derive(Clone, Debug)]
 pub struct Results {
     /// Report with all runs.
@@ -48,7 +48,7 @@ pub struct Results {
 /// A page with its blocks filled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filled {
-    /// Text of the page.
+    /// Text of the page with the new contents.
     pub text: String,
     /// Blocks whose content has changed.
     pub stale: Vec<Block>,
@@ -95,7 +95,7 @@ pub fn fill(
     Ok(filled)
 }
 
-/// Returns the content of a block.
+/// Returns the new content of a block.
 fn content(block: &Block, results: &Results) -> Result<String, String> {
     let view = View::of(block, &results.report)?;
     let sheets = match block.section {

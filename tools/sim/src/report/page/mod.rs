@@ -126,7 +126,7 @@ fn distributions(view: &View<'_>) -> Markup {
     }
 }
 
-/// Returns the same tables as for a terminal.
+/// Returns the tables of the report, which are the same as on a terminal.
 fn numbers(report: &Report) -> Markup {
     html! {
         @if !report.runs.is_empty() {

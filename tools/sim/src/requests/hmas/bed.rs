@@ -28,17 +28,17 @@ use crate::requests::measurements::Columns;
 use crate::requests::outcome::{Outcome, Record};
 use crate::requests::workload::Asked;
 
-/// Tokens of a KV block.
+/// Number of tokens in a KV block.
 pub(super) const BLOCK_TOKENS: u32 = 16;
 
-/// The simulated machine.
+/// The simulated machine: its memory and its iteration times.
 #[derive(Clone, Debug)]
 pub(super) struct Bed {
     pub(super) clock: Roofline,
     pub(super) blocks: u32,
 }
 
-/// The source of perception.
+/// The source of perception, which predicts a request's properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sees {
     /// Perception with the accuracy of the paper's model: 94.2 % of tasks are right, and lengths
@@ -46,13 +46,13 @@ pub(super) enum Sees {
     Paper,
     /// A random forest on the metadata of a request.
     Forest,
-    /// Rules and statistics.
+    /// Fixed rules and running statistics.
     Rules,
     /// No perception, so that all properties are unknown.
     Nothing,
 }
 
-/// A configuration of H-MAS.
+/// A configuration of H-MAS that an experiment runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setting {
     pub(super) kind: Kind,

@@ -60,7 +60,7 @@ fn tuned_statera() -> statera::Config {
 /// A setting with its name.
 type Row = (String, Setting);
 
-/// Requests on a machine.
+/// A workload and the machine that it runs on.
 struct Place<'a> {
     name: &'static str,
     bed: &'a Bed,
@@ -219,7 +219,7 @@ const COLUMNS: [&str; 6] = [
     "drops",
 ];
 
-/// Checks the claims.
+/// Runs the experiments and checks the paper's claims.
 ///
 /// # Errors
 /// Returns an error if a built-in GPU or model cannot be loaded, or a claim cannot be evaluated.

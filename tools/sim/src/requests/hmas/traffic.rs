@@ -14,15 +14,15 @@ use rand_distr::{Distribution as _, Exp1, LogNormal};
 
 use crate::requests::workload::Asked;
 
-/// A type of task.
+/// A type of task with its objectives and lengths.
 pub(super) struct Task {
     /// Base objective of the first token, in milliseconds (table 6).
     ttft_ms: f64,
     /// Base objective of each later token, in milliseconds.
     tpot_ms: f64,
-    /// Median of prompt tokens.
+    /// Median length of prompts, in tokens.
     prompt: f64,
-    /// Median of answer tokens.
+    /// Median length of answers, in tokens.
     output: f64,
     /// Shares in the mixes of [`Mix`], in the same order.
     shares: [f64; 4],
@@ -56,24 +56,24 @@ pub(super) const TASKS: [Task; 13] = [
     task(13_000.0, 150.0, 1300.0, 1000.0, [1.0, 0.0, 2.0, 1.5]),
 ];
 
-/// A mix of tasks.
+/// A mix of tasks, by the shares in [`Task`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mix {
     /// Chats and long answers together, with high variance.
     Heavy,
-    /// Mostly chats.
+    /// A mix of mostly chats.
     Interactive,
-    /// Mostly long answers.
+    /// A mix of mostly long answers.
     Long,
     /// A little of all tasks.
     Complex,
 }
 
-/// A period of time.
+/// A period with one mix and one rate of requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stretch {
     pub(super) seconds: f64,
-    /// Requests per second.
+    /// Rate of arrivals, in requests per second.
     pub(super) rate: f64,
     /// Rate in every second interval of ten seconds, if it differs (eq. 13, third phase).
     pub(super) off_rate: Option<f64>,

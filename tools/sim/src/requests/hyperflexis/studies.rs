@@ -20,7 +20,7 @@ const SECOND: u64 = 1_000_000_000;
 const WHOLE: [Role; 2] = [Role::Whole; 2];
 const POOLS: [Role; 4] = [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode];
 
-/// A row of a table.
+/// A row of a table: a system with its instances.
 struct Row {
     name: String,
     system: System,

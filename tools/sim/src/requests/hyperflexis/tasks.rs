@@ -18,7 +18,7 @@ const TOKENS_MAX: u32 = 8192;
 /// Declared maximum of generated tokens of every request.
 const OUTPUT_MAX: u32 = 1024;
 
-/// A task.
+/// A task of the paper's table 1, with objectives and lengths.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Task {
     pub name: &'static str,
@@ -83,15 +83,15 @@ pub(super) fn tight() -> Vec<Task> {
     .to_vec()
 }
 
-/// The arrivals of a task.
+/// The arrivals of one task's requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stream {
     pub task: Task,
-    /// Class of the requests.
+    /// Class of service of the task's requests.
     pub class: u16,
     pub begins: Time,
     pub ends: Time,
-    /// Requests per second.
+    /// Rate of arrivals, in requests per second.
     pub rate: f64,
 }
 

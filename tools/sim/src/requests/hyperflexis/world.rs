@@ -80,7 +80,7 @@ impl Machine {
     }
 }
 
-/// A compared system.
+/// A system of dispatch and scheduling that is compared with others.
 #[derive(Clone, Debug)]
 pub(super) enum System {
     RoundRobin(LineOrder),

@@ -39,7 +39,7 @@ struct Step {
     times: Times,
 }
 
-/// An application.
+/// An agent application: its jobs and the steps of each.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct App {
     #[cfg_attr(
@@ -226,7 +226,7 @@ fn normal(rng: &mut ChaCha8Rng) -> f64 {
     StandardNormal.sample(rng)
 }
 
-/// A generator of jobs.
+/// A random generator of jobs.
 pub(super) struct Source {
     rng: ChaCha8Rng,
     next: u64,

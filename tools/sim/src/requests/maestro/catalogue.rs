@@ -14,7 +14,7 @@ use super::super::latency::Roofline;
 use crate::compute::Gpu;
 use crate::model::Model;
 
-/// Bytes of a GB.
+/// Number of bytes in a GB.
 pub(super) const GB: u64 = 1_000_000_000;
 /// Number of stages that run on a node at once.
 pub(super) const SLOTS: u32 = 16;
@@ -32,7 +32,7 @@ const QWEN3: [(&str, u16, u32, u32, u32, u64); 5] = [
     ("Qwen3-14B", 40, 5120, 40, 17408, 286),
 ];
 
-/// A served model.
+/// A served model with its sizes and times.
 #[derive(Clone, Debug)]
 pub(super) struct Served {
     pub(super) spec: ModelSpec,

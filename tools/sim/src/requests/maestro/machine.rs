@@ -11,7 +11,7 @@ use laxity_requests::workflow::{ModelId, StageId};
 
 use super::catalogue::Served;
 
-/// A running stage.
+/// A stage that runs on a node, with its progress.
 #[derive(Clone, Debug)]
 pub(super) struct Running {
     pub(super) model: ModelId,
@@ -48,7 +48,7 @@ impl Running {
     }
 }
 
-/// The event that ended or stopped a stage.
+/// An event of a stage: its end, or a lack of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Came {
     Finished(StageId),
@@ -56,7 +56,7 @@ pub(super) enum Came {
     Outgrew(StageId, u64),
 }
 
-/// A node.
+/// A node with the stages that run on it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Machine {
     pub(super) running: BTreeMap<StageId, Running>,

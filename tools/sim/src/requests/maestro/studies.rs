@@ -13,7 +13,7 @@ use super::super::reproduction::{Options, Section, each};
 use super::catalogue::{GB, node};
 use super::trial::{Kit, Measured, Policy, Trial};
 
-/// Schedulers by cases.
+/// An experiment that runs several schedulers on several cases.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Study {
@@ -30,9 +30,9 @@ struct Study {
 #[serde(deny_unknown_fields)]
 struct Case {
     name: String,
-    /// Jobs per second.
+    /// Rate of arrivals, in jobs per second.
     rate: f64,
-    /// Share of batch jobs.
+    /// Share of jobs that are batch jobs, 0 to 1.
     batch: f64,
     seconds: f64,
     nodes: usize,

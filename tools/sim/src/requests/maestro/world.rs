@@ -68,7 +68,7 @@ struct Open {
     waited: f64,
 }
 
-/// The state of a run.
+/// The state of a run on all nodes.
 pub(super) struct World<'a> {
     models: &'a [Served],
     specs: &'a [NodeSpec],

@@ -32,7 +32,7 @@ pub(super) const CALIBRATIONS: [(f64, f64); 2] = [(1.4, 1.80), (2.0, 1.20)];
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Tokens of a KV block.
+/// Number of tokens in a KV block.
 const BLOCK_TOKENS: u32 = 16;
 
 /// One calibration of host time, with a predictor that was trained on it.
@@ -83,7 +83,7 @@ impl Setting {
     }
 }
 
-/// A compared request scheduler.
+/// A request scheduler that is compared with others.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Policy {
     /// Sarathi with a fixed chunk.
