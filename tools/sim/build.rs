@@ -1,11 +1,11 @@
-//! Puts a digest of what decides an outcome (this crate's models of serving, GPUs and network, the
-//! policy, and the schedulers of requests) into the crate, so that results of other code are not
-//! taken for this one's.
+//! Embeds a digest of everything that determines an outcome into the crate: the sources of this
+//! crate's models, the policy and the request schedulers. Results of other code are thus
+//! recognised.
 
 use std::path::{Path, PathBuf};
 use std::{env, fs};
 
-/// Sources, and the files of models and GPUs that are built in.
+/// Sources and built-in model and GPU files that determine an outcome.
 const DECIDES: [&str; 6] = [
     "src",
     "../../proto/policy/src",
@@ -15,14 +15,14 @@ const DECIDES: [&str; 6] = [
     "fits",
 ];
 
-/// Folders of `src` in which nothing decides an outcome: what is run, and how it is shown.
+/// Folders of `src` that do not affect an outcome: they run plans and show results.
 const BESIDES: [&str; 4] = ["plan", "run", "report", "reproduce"];
 
 fn main() {
     let here = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));
     let mut files = Vec::new();
     for folder in DECIDES {
-        // A folder that is not there would count as changed in every build.
+        // Cargo would treat a missing folder as changed in every build.
         if here.join(folder).is_dir() {
             println!("cargo:rerun-if-changed={folder}");
             collect(&here.join(folder), &mut files);

@@ -1,7 +1,7 @@
-//! The simulator: what a cluster of thousands of GPUs would do, in virtual time.
+//! A simulator of clusters of thousands of GPUs in virtual time.
 //!
-//! The serving model makes the traffic, the network model carries it, and the decisions in between
-//! are those of `laxity-policy`, the code that the daemon and the coordinator run. Everything is
+//! The serving model creates the traffic and the network model carries it. `laxity-policy`, the
+//! code that the daemon and the coordinator run, makes the decisions in between. Runs are
 //! deterministic: the same scenario and seed give the same outcome, byte for byte.
 #![forbid(unsafe_code)]
 

@@ -1,58 +1,58 @@
-//! What one point gave.
+//! The outcome of one run of the simulator.
 
 use serde::{Deserialize, Serialize};
 
-/// What one point gave. Requests, and distributions over them, are of those that arrived after the
-/// warm-up; `requests_in_all`, bytes, shares that were busy, `batch_size`, `virtual_s` and `events`
-/// are of the whole run.
+/// The outcome of one run. Requests and distributions over them count only requests that arrived
+/// after the warm-up. `requests_in_all`, bytes, busy shares, `batch_size`, `virtual_s` and `events`
+/// cover the whole run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Outcome {
     /// Requests that arrived after the warm-up.
     pub requests: u64,
-    /// Requests in all.
+    /// Requests of the whole run, warm-up included.
     pub requests_in_all: u64,
-    /// Part of `requests` whose first token was in time.
+    /// Share of `requests` whose first token came by its deadline, 0 to 1.
     pub attainment: f64,
-    /// Time to first token, ms.
+    /// Time to first token, in milliseconds.
     pub ttft_ms: Distribution,
-    /// Time to first token over its objective.
+    /// Time to first token divided by the request's objective.
     pub ttft_over_slo: Distribution,
-    /// From the start of a collective to its end, ms.
+    /// Durations of collectives from start to end, in milliseconds.
     pub collective_ms: Distribution,
-    /// That over what it takes with the ports to itself.
+    /// Duration of each collective divided by its duration on ports that carry nothing else.
     pub collective_stretch: Distribution,
-    /// Objective less TTFT of requests that were in time, ms.
+    /// Objective minus TTFT of requests that met their deadline, in milliseconds.
     pub earliness_ms: Distribution,
-    /// TTFT less objective of those that were not, ms.
+    /// TTFT minus objective of requests that missed their deadline, in milliseconds.
     pub lateness_ms: Distribution,
-    /// Where a request's time went, ms, means.
+    /// Mean time that a request spent in each phase, in milliseconds.
     pub waiting_ms: Waiting,
-    /// Requests that were pruned at any time.
+    /// Requests that were pruned at least once.
     pub pruned: u64,
-    /// Requests that their unit gave up.
+    /// Requests that the request scheduler of their unit relegated.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub relegated: u64,
-    /// Weights that went to another unit.
+    /// Transfers of weights between prefill units.
     #[serde(default, skip_serializing_if = "Weights::is_none")]
     pub weights: Weights,
     /// Bytes that went through NICs, by stage.
     pub bytes: StageBytes,
-    /// Reused tokens over prompt tokens.
+    /// Reused tokens divided by prompt tokens.
     pub reused: f64,
-    /// Of the reused tokens, the part that another unit had to send.
+    /// Share of the reused tokens that another unit had to send.
     pub fetched: f64,
     /// Share of the virtual time in which prefill units computed.
     pub compute_busy: f64,
-    /// Mean and highest share of the NICs' rate that was used, over all prefill NIC directions.
+    /// Mean share of the NICs' rate that was used, over both directions of all prefill NICs.
     pub port_busy_mean: f64,
-    /// See `port_busy_mean`.
+    /// Highest share of a NIC's rate that was used in one direction, over all prefill NICs.
     pub port_busy_most: f64,
-    /// Requests per batch, mean.
+    /// Mean number of requests per batch.
     pub batch_size: f64,
     /// Virtual seconds until the last request was served.
     pub virtual_s: f64,
-    /// Events handled.
+    /// Events that the simulator handled.
     pub events: u64,
 }
 
@@ -60,17 +60,17 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// Weights of a model that went from one unit to another while both served.
+/// Transfers of model weights from one unit to another while both serve requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Weights {
-    /// Scale-outs that began.
+    /// Number of scale-outs that began.
     pub begun: u64,
-    /// Those of which all had come when the last request was served.
+    /// Scale-outs that were complete when the last request was served.
     pub done: u64,
-    /// Seconds that these took, mean.
+    /// Mean duration of the complete scale-outs, in seconds.
     pub mean_s: f64,
-    /// Bytes of all that began, through NICs.
+    /// Bytes that all scale-outs sent through NICs.
     pub bytes: u64,
 }
 
@@ -80,48 +80,48 @@ impl Weights {
     }
 }
 
-/// Where a request's time went, ms, means over requests.
+/// Time of a request by phase, as a mean over requests in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Waiting {
-    /// From arrival until its batch starts.
+    /// Time from the arrival of the request until its batch starts.
     pub queue: f64,
-    /// Its batch stood still for KV blocks.
+    /// Time in which the request's batch waited for KV blocks.
     pub kv_reuse: f64,
-    /// Its batch was in a collective.
+    /// Time in which the request's batch was in a collective.
     pub collective: f64,
-    /// Its batch computed.
+    /// Time in which the request's batch computed.
     pub compute: f64,
-    /// From the end of computing until the decode worker had all of its KV cache.
+    /// Time from the end of computing until the decode worker has all of the KV cache.
     pub p2d: f64,
 }
 
-/// Bytes by stage.
+/// Bytes that were sent through NICs, by stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StageBytes {
-    /// Stage 1.
+    /// Bytes of KV reuse (stage 1).
     pub kv_reuse: u64,
-    /// Stage 2.
+    /// Bytes of collectives (stage 2).
     pub collective: u64,
-    /// Stage 3.
+    /// Bytes of P2D (stage 3).
     pub p2d: u64,
 }
 
-/// A sample in short. All zero if it is empty.
+/// Summary of a sample. All fields are zero or empty if the sample is empty.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Distribution {
-    /// How many.
+    /// Number of values.
     pub count: u64,
-    /// Their mean.
+    /// Mean of the values.
     pub mean: f64,
-    /// Smallest, then each hundredth, then the largest: 101 values; empty if the sample is.
+    /// Percentiles 0 to 100, so 101 values. Empty if the sample is empty.
     pub percentiles: Vec<f64>,
 }
 
 impl Distribution {
-    /// Of a sample, in any order. Values must not be NaN.
+    /// Summarises a sample, which may be in any order. Values must not be NaN.
     #[must_use]
     pub fn of(mut sample: Vec<f64>) -> Self {
         if sample.is_empty() {
@@ -136,7 +136,7 @@ impl Distribution {
         }
     }
 
-    /// The value below which this part (0 to 100) of the sample lies, zero if it is empty.
+    /// Returns the percentile `p` (0 to 100), or zero if the sample is empty.
     #[must_use]
     pub fn percentile(&self, p: usize) -> f64 {
         self.percentiles.get(p.min(100)).copied().unwrap_or(0.0)

@@ -1,7 +1,7 @@
-//! One point of an experiment, fully said: cluster, model, workload, policy, seed.
+//! The scenario of one run: cluster, model, workload, policy and seed.
 //!
-//! Every field has a unit in its name or its documentation and a default that is the paper's
-//! (MFS §6.1) where the paper has one. A plan file is a scenario with axes, see `plan`.
+//! Every field has its unit in its name or its documentation. Defaults are those of the paper (MFS
+//! §6.1) where the paper gives one. A plan file is a scenario with axes, see `plan`.
 
 mod policy;
 mod requests;
@@ -16,50 +16,50 @@ pub use validate::Invalid;
 use requests::is_default;
 use serde::{Deserialize, Serialize};
 
-/// One point.
+/// Everything that one run of the simulator needs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Scenario {
-    /// Servers, GPUs, NICs and what connects them.
+    /// Servers, GPUs, NICs and the switches between them.
     pub cluster: Cluster,
-    /// Which model and how it is split.
+    /// The model and how a prefill unit splits it.
     pub model: ModelChoice,
-    /// How prefill units take requests.
+    /// How prefill units batch requests.
     pub serving: Serving,
-    /// When a first token is due.
+    /// The rule for the deadlines of first tokens.
     pub slo: Slo,
-    /// Requests.
+    /// The source, rate and sizes of the requests.
     pub workload: Workload,
-    /// How transfers share.
+    /// How the network shares its capacity between transfers.
     pub network: Network,
-    /// Who decides.
+    /// The policy that orders flows and batches.
     pub policy: Policy,
-    /// Seed of everything random.
+    /// Seed of all random numbers.
     pub seed: u64,
 }
 
-/// Servers, GPUs, NICs and what connects them.
+/// Servers, GPUs, NICs and the switches between them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Cluster {
-    /// Servers in all, prefill and decode.
+    /// Number of servers, prefill and decode together.
     pub servers: u32,
-    /// GPUs of a server; as many NICs.
+    /// GPUs of a server. A server has the same number of NICs.
     pub gpus_per_server: u32,
-    /// Part of the servers that prefills; the others decode.
+    /// Share of the servers that prefill. The others decode.
     pub prefill_share: f64,
-    /// GPU: `a100`, `h100`, or a file.
+    /// Name of a built-in GPU (`a100`, `h100`) or path of a TOML file.
     pub gpu: String,
     /// Rate of a NIC, Gb/s in each direction.
     pub nic_gbps: f64,
-    /// Rate of a GPU into the NVSwitch, GB/s in each direction (half of what data sheets add up);
-    /// 0: what the GPU has.
+    /// Rate of a GPU into the NVSwitch, in GB/s in each direction (half of the sum in data sheets).
+    /// 0 selects the rate of the GPU's file.
     pub nvlink_gbytes: f64,
-    /// Servers of a rack, below one leaf switch.
+    /// Servers of one rack. Each rack has one leaf switch.
     pub servers_per_rack: u32,
-    /// Capacity below a leaf switch over the capacity above it; 1 is a full fat tree.
+    /// Capacity below a leaf switch divided by the capacity above it. 1 is a full fat tree.
     pub oversubscription: f64,
-    /// How flows spread over a leaf's uplinks.
+    /// How flows are spread over the uplinks of a leaf switch.
     pub spreading: Spreading,
 }
 
@@ -67,10 +67,10 @@ pub struct Cluster {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Spreading {
-    /// By packet, evenly: the uplinks of a leaf are one.
+    /// Spreads packets evenly, so that all uplinks of a leaf act as one.
     #[default]
     Even,
-    /// ECMP: each flow on one uplink, by a hash of its endpoints.
+    /// Puts each flow on one uplink by a hash of its endpoints (ECMP).
     Ecmp,
 }
 
@@ -90,26 +90,26 @@ impl Default for Cluster {
     }
 }
 
-/// Which model and how it is split over a prefill unit of `tp · max(ep, sp, dp)` GPUs.
+/// The model and how a prefill unit of `tp · max(ep, sp, dp)` GPUs splits it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ModelChoice {
-    /// A built-in name (`laxity sim models` lists them) or the path of a TOML file.
+    /// Name of a built-in model (`laxity sim models` lists them) or path of a TOML file.
     pub name: String,
-    /// GPUs of a tensor-parallel group: one rank, one place for KV cache.
+    /// GPUs of a tensor-parallel group. A group is one rank and keeps one KV cache.
     pub tp: u32,
-    /// Expert parallelism: ranks that share out the experts, each with requests of its own
-    /// (attention is data-parallel over them). 1: none.
+    /// Ranks of expert parallelism, which split the experts between them. Each rank has requests of
+    /// its own, because attention is data-parallel. 1 means no expert parallelism.
     pub ep: u32,
-    /// Sequence parallelism: ranks that share out each request's tokens. 1: none.
+    /// Ranks of sequence parallelism, which split the tokens of each request. 1 means none.
     pub sp: u32,
-    /// Data parallelism without experts: ranks that run the same step, each with requests of its
-    /// own, without traffic between them. 1: none.
+    /// Ranks of data parallelism without experts. They run the same step on requests of their own
+    /// and exchange nothing. 1 means none.
     pub dp: u32,
     /// How ranks of a sequence-parallel unit exchange KV cache.
     pub sp_exchange: SpExchange,
-    /// How uneven experts are used: exponent of a Zipf distribution over experts, drawn anew for
-    /// each layer and unit. 0: even.
+    /// Skew of expert use, as the exponent of a Zipf distribution over experts. Each layer and unit
+    /// has its own draw. 0 means even use.
     pub expert_skew: f64,
 }
 
@@ -131,74 +131,74 @@ impl Default for ModelChoice {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SpExchange {
-    /// Neighbour to neighbour, while attention computes (ring attention).
+    /// Each rank sends to its neighbour while attention computes (ring attention).
     #[default]
     Ring,
-    /// All to all, before attention computes.
+    /// Each rank sends to all others before attention computes.
     AllGather,
 }
 
-/// How prefill units take requests.
+/// How prefill units batch requests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Serving {
-    /// Tokens that one rank computes at most in a batch (with `sp`, the unit).
+    /// Most tokens that one rank computes in a batch. With `sp`, most tokens of the unit.
     pub token_budget: u32,
-    /// Requests of one rank in a batch at most.
+    /// Most requests of one rank in a batch.
     pub requests_per_batch: u32,
-    /// Prompts longer than what is left of the budget are cut; otherwise they run whole, alone if
-    /// need be.
+    /// Whether prompts longer than the rest of the budget are cut. Otherwise a prompt runs whole,
+    /// if necessary alone.
     pub chunked: bool,
-    /// Layers ahead of the one that computes for which KV blocks are fetched.
+    /// Number of layers, beyond the one that computes, for which KV blocks are fetched.
     pub lookahead_layers: u16,
-    /// Which unit gets a request.
+    /// The rule that chooses the unit of a request.
     pub routing: Routing,
-    /// What a token that has to be fetched or computed weighs against a queued one in routing.
+    /// Weight in routing of a token that must be fetched or computed. A queued token has weight 1.
     pub overlap_weight: f64,
-    /// Prefix-cache capacity of a unit, tokens. Least recently used blocks go first.
+    /// Prefix-cache capacity of a unit, in tokens. The least recently used block is evicted first.
     pub cache_tokens: u64,
-    /// A unit that fetched blocks keeps a copy and serves others from it.
+    /// Whether a unit that fetched blocks keeps a copy and serves other units from it.
     pub copy_on_fetch: bool,
-    /// Which decode rank gets a request.
+    /// The rule that chooses the decode rank of a request.
     pub placement: Placement,
-    /// GPUs of a decode rank, whose NICs take its ingress together.
+    /// GPUs of a decode rank. Their NICs share the rank's ingress.
     pub decode_tp: u32,
-    /// In which order a unit takes requests into batches, and whom it gives up.
+    /// The request scheduler, which orders requests into batches and chooses those to relegate.
     #[serde(skip_serializing_if = "is_default")]
     pub requests: RequestOrder,
-    /// Seconds between scale-outs: the weights of a prefill unit go to the next one, which serves
-    /// meanwhile, as a unit that changes its model does. 0: none.
+    /// Seconds between scale-outs, each of which sends the weights of one prefill unit to the next.
+    /// Both units serve requests meanwhile. 0 means no scale-outs.
     #[serde(skip_serializing_if = "is_default")]
     pub scale_out_every_s: f64,
 }
 
-/// Which unit gets a request.
+/// The rule that chooses the unit of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Routing {
-    /// Cost = tokens to compute + queued tokens, as Dynamo's KV-aware router; what another unit
-    /// holds is fetched.
+    /// Minimises tokens to compute plus queued tokens, as Dynamo's KV-aware router does. Blocks
+    /// that another unit holds are fetched.
     #[default]
     KvAware,
-    /// Least queued tokens; whatever it lacks is fetched.
+    /// Chooses the unit with the fewest queued tokens. Blocks that it lacks are fetched.
     LeastLoaded,
-    /// In turn.
+    /// Chooses units in turn.
     RoundRobin,
-    /// By load, but blocks have one home (a hash of their prefix) from which all fetch: a storage
-    /// tier of the prefill units, with hot prefixes.
+    /// Chooses by load. Each block is stored on one unit, chosen by a hash of its prefix, and all
+    /// others fetch it there. This models a storage tier with hot prefixes.
     StaticHomes,
 }
 
-/// Which decode rank gets a request.
+/// The rule that chooses the decode rank of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Placement {
-    /// The one with the fewest bytes on their way to it.
+    /// Chooses the rank with the fewest bytes on their way to it.
     #[default]
     LeastLoaded,
-    /// In turn.
+    /// Chooses ranks in turn.
     RoundRobin,
-    /// At random.
+    /// Chooses a rank at random.
     Random,
 }
 
@@ -221,30 +221,30 @@ impl Default for Serving {
     }
 }
 
-/// When a first token is due.
+/// The rule for the deadline of a first token.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Slo {
-    /// What it is measured by.
+    /// The duration that objectives are derived from.
     pub kind: SloKind,
-    /// Factor on it (MFS §6.1: 3).
+    /// Factor that this duration is multiplied by (MFS §6.1: 3).
     pub factor: f64,
-    /// The objective of `fixed`, ms.
+    /// Objective under `fixed`, in milliseconds.
     pub fixed_ms: f64,
-    /// Never less than this, ms.
+    /// Lower limit of objectives, in milliseconds.
     pub least_ms: f64,
 }
 
-/// What an objective is measured by.
+/// The duration that objectives are derived from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SloKind {
-    /// The request's own TTFT with the cluster to itself.
+    /// The request's own TTFT on an otherwise idle cluster.
     #[default]
     Alone,
-    /// The mean of those over the workload.
+    /// The mean over the workload of TTFTs on an otherwise idle cluster.
     Mean,
-    /// The same for all.
+    /// `fixed_ms`, the same for all requests.
     Fixed,
 }
 
@@ -259,55 +259,55 @@ impl Default for Slo {
     }
 }
 
-/// Requests.
+/// The source, rate and sizes of the requests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Workload {
-    /// Where they come from.
+    /// The generator or trace format that requests come from.
     pub source: Source,
-    /// The file of a trace.
+    /// Path of the trace file.
     pub file: Option<PathBuf>,
     /// Arrivals per second and prefill GPU.
     pub rate_per_gpu: f64,
-    /// How arrivals are spaced.
+    /// The distribution of gaps between arrivals.
     pub arrivals: Arrivals,
-    /// Coefficient of variation of gaps under `bursty`.
+    /// Coefficient of variation of the gaps under `bursty`.
     pub burstiness: f64,
-    /// Virtual seconds of arrivals; what has come by then is served to its end.
+    /// Virtual seconds of arrivals. All requests that arrived by then are served to their end.
     pub seconds: f64,
-    /// Part of the requests, from the start, that only warm up.
+    /// Share of the requests, counted from the start, that belong to the warm-up.
     pub warm_up: f64,
-    /// Prompt lengths are multiplied by this.
+    /// Factor that prompt lengths are multiplied by.
     pub length_scale: f64,
-    /// Longest prompt in tokens; longer ones are clipped.
+    /// Longest prompt, in tokens. Longer prompts are clipped.
     pub longest: u32,
 }
 
-/// Where requests come from.
+/// The generator or trace format that requests come from.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Source {
-    /// Made up: conversation turns, mean 2 k tokens, half of it reused (Qwen A, MFS §6.2).
+    /// Generated conversation turns: mean 2 k tokens, half of them reused (Qwen A, MFS §6.2).
     Conversation,
-    /// Made up: agents, mean 1 k tokens, 65 % reused, prefixes shared by many (Qwen B, MFS §6.2).
+    /// Generated agent requests: mean 1 k tokens, 65 % reused, shared prefixes (Qwen B, MFS §6.2).
     #[default]
     Agent,
-    /// Made up: long conversation turns, mean 15 k tokens, 40 % reused (Mooncake, MFS §6.3).
+    /// Generated long conversation turns: mean 15 k tokens, 40 % reused (Mooncake, MFS §6.3).
     LongConversation,
-    /// Made up: agents with long prompts, mean 9 k tokens, 65 % reused (Mooncake, MFS §6.3).
+    /// Generated long agent requests: mean 9 k tokens, 65 % reused (Mooncake, MFS §6.3).
     LongAgent,
-    /// Mooncake's jsonl.
+    /// A trace in Mooncake's JSONL format.
     Mooncake,
-    /// Azure's LLM inference csv.
+    /// A trace in the CSV format of Azure's LLM inference traces.
     Azure,
-    /// Qwen-Bailian's jsonl.
+    /// A trace in Qwen-Bailian's JSONL format.
     Qwen,
-    /// BurstGPT's csv.
+    /// A trace in BurstGPT's CSV format.
     Burstgpt,
 }
 
 impl Source {
-    /// As it is written in a plan.
+    /// Returns the source's name in plan files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -323,16 +323,16 @@ impl Source {
     }
 }
 
-/// How arrivals are spaced.
+/// The distribution of gaps between arrivals.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Arrivals {
-    /// Poisson at `rate_per_gpu`.
+    /// A Poisson process with rate `rate_per_gpu`.
     #[default]
     Poisson,
-    /// Gamma gaps with the coefficient of variation `burstiness`.
+    /// Gamma-distributed gaps with the coefficient of variation `burstiness`.
     Bursty,
-    /// As recorded, time multiplied so that the mean rate is `rate_per_gpu`.
+    /// The recorded times, scaled so that the mean rate is `rate_per_gpu`.
     Recorded,
 }
 
@@ -352,37 +352,37 @@ impl Default for Workload {
     }
 }
 
-/// How transfers share.
+/// How the network shares its capacity between transfers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Network {
-    /// One aggregate per rank and direction of a collective, or every pair.
+    /// How the network carries collectives.
     pub mode: Mode,
-    /// Classes that the fabric carries, scavenger included: adjacent levels share one.
+    /// Number of classes in the fabric, including the scavenger's. Adjacent levels share a class.
     pub levels_on_wire: u8,
-    /// Bytes permitted at once.
+    /// Most bytes of one permit.
     pub chunk_bytes: u64,
-    /// Bytes in flight on a port.
+    /// Most bytes in flight on a port.
     pub window_bytes: u64,
-    /// Windows in flight where a receiver holds bytes up.
+    /// Windows that may be in flight while a receiver holds bytes up.
     pub overcommit: u32,
-    /// Share of a collective's flows inside a class, where a flow of KV reuse has one: static QoS
-    /// by weights, as of a switch that serves its queues round-robin.
+    /// Weight of a collective's flow inside a class, where a flow of KV reuse has weight 1. Models
+    /// static QoS by weights, as in a switch that serves its queues round-robin.
     pub collective_weight: f64,
-    /// That of a flow of the last stage.
+    /// Weight of a P2D flow inside a class, where a flow of KV reuse has weight 1.
     pub p2d_weight: f64,
-    /// Time from a transfer's last byte on the wire to its completion, µs.
+    /// Time from a transfer's last byte on the wire to its completion, in microseconds.
     pub latency_us: f64,
 }
 
-/// How a collective is carried.
+/// How the network carries collectives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// One aggregate per rank and direction; ends when all have drained.
+    /// One aggregate for each rank and direction. The collective ends when all have drained.
     #[default]
     Fast,
-    /// A flow for each pair of ranks.
+    /// One flow for each pair of ranks.
     Exact,
 }
 

@@ -1,5 +1,5 @@
-//! A number in a plan is refused with its field's name, or simulated to an end: never a panic,
-//! never a simulation without an end.
+//! Extreme numbers in a plan are either rejected with the field's name or simulated to an end. The
+//! simulator must neither panic nor hang.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::channel;
@@ -11,7 +11,7 @@ use laxity_sim::simulate;
 use serde::Deserialize;
 use toml::{Table, Value};
 
-/// A simulation of this size takes well under a second.
+/// Longest time that a simulation may take. One of this size needs well under a second.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// One prefill unit and one decode rank, for one second.
@@ -48,7 +48,7 @@ const FLOATS: [f64; 14] = [
     f64::NEG_INFINITY,
     f64::NAN,
 ];
-/// Without sizes of clusters that are allowed and take minutes.
+/// Extreme integers. Cluster sizes that are allowed and take minutes are excluded.
 const WHOLE: [i64; 8] = [
     0,
     1,
@@ -60,7 +60,7 @@ const WHOLE: [i64; 8] = [
     i64::MIN,
 ];
 
-/// The small scenario as a tree in which every number stands.
+/// Returns the small scenario as a tree with all numeric fields.
 fn tree() -> Table {
     let small: Scenario = toml::from_str(SMALL).expect("a scenario");
     let mut tree = Table::try_from(small).expect("a tree");
@@ -71,7 +71,7 @@ fn tree() -> Table {
     tree
 }
 
-/// What becomes of a scenario: an error that names a field, or the end of its simulation.
+/// Simulates a scenario until an error that names a field, or until its end.
 fn outcome(tree: Table, field: &str) -> Result<(), String> {
     let Ok(scenario) = Scenario::deserialize(Value::Table(tree)) else {
         return Ok(()); // It is no number of the field's type.
@@ -88,7 +88,7 @@ fn outcome(tree: Table, field: &str) -> Result<(), String> {
     let asked = field.to_owned();
     thread::spawn(move || {
         let ended = catch_unwind(AssertUnwindSafe(|| simulate(&scenario).map(drop)));
-        // Errors of what only the simulation knows, as that no request arrives, are answers.
+        // Errors that only the simulation detects, such as no arriving request, are allowed.
         let _ = tell.send(ended.map(drop).map_err(|_| format!("{asked}: it panics")));
     });
     told.recv_timeout(PATIENCE)
@@ -127,7 +127,7 @@ fn a_number_of_a_plan_is_refused_or_simulated_to_an_end() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// What was reported to panic or not to end.
+/// Values that were reported to panic or to hang.
 #[test]
 fn what_overflowed_is_refused_by_the_name_of_its_field() {
     for (group, field, value) in [

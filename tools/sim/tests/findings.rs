@@ -1,4 +1,4 @@
-//! Pages whose tables are computed, from results of a simulation in closed form.
+//! Tests of pages with computed tables, with results of a fake simulation.
 
 mod fake;
 
@@ -39,7 +39,7 @@ fn results(plan: &Plan) -> Results {
     Results { report, took }
 }
 
-/// Results of `two`, of built-in plans with few seeds, and of nothing that is called `missing`.
+/// Returns results of `two`, or of built-in plans with few seeds. There are none for `missing`.
 fn known(name: &str) -> Result<Results, String> {
     match name {
         "missing" => Err("run it".to_owned()),
@@ -66,7 +66,7 @@ fn block(asked: &str) -> String {
     format!("<!-- laxity sim: {asked} -->\n<!-- end -->\n")
 }
 
-/// What a block is filled with.
+/// Returns the content of a filled block.
 fn content(asked: &str) -> String {
     let text = filled(&block(asked)).text;
     let text = text.split_once("-->\n").expect("a start").1;
@@ -76,7 +76,7 @@ fn content(asked: &str) -> String {
         .to_owned()
 }
 
-/// The tables of a text, as rows of cells. Fails if one is not what GitHub shows as a table.
+/// Returns the tables of a text as rows of cells. Fails if one is not a valid GitHub table.
 fn tables(text: &str) -> Vec<Vec<Vec<String>>> {
     let (mut tables, mut open, mut before) = (Vec::new(), false, "");
     for line in text.lines() {
@@ -276,7 +276,7 @@ fn the_page_of_this_repository_asks_for_what_its_plans_have() {
     let new = filled(&page);
     assert!(new.missing.is_empty(), "{:?}", new.missing);
     tables(&new.text);
-    // Left for whoever wants to look at it.
+    // The file is kept for manual inspection.
     let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join("reproduction.md");
     fs::write(kept, new.text).expect("written");
 }

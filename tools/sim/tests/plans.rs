@@ -1,4 +1,4 @@
-//! Plans from their text to the page, with a simulation in closed form.
+//! Tests of plans from their text to the page, with a fake simulation.
 
 mod fake;
 
@@ -51,14 +51,14 @@ fn report(plan: &Plan) -> Report {
     run(plan, &fake::simulate, &options(2, None)).expect("it runs")
 }
 
-/// A folder with the journal of a whole run, and the report.
+/// Returns a folder with the journal of a complete run, and the report.
 fn kept() -> (tempfile::TempDir, Report) {
     let folder = tempfile::tempdir().expect("a folder");
     let report = run(&plan(), &fake::simulate, &options(1, Some(folder.path()))).expect("it runs");
     (folder, report)
 }
 
-/// Runs the plan in a folder and counts how many runs were simulated.
+/// Runs the plan in a folder and returns the number of simulated runs.
 fn resumed(folder: &Path) -> (usize, Report) {
     let count = AtomicUsize::new(0);
     let counted = |scenario: &_| {
@@ -96,7 +96,7 @@ fn a_run_that_was_cut_off_goes_on_where_it_was() {
         json::json(&whole, false) == json::json(&again, false),
         "the same bytes"
     );
-    // Killed in the middle of a line.
+    // The run was killed while it wrote a line.
     let tenth = bytes
         .split_inclusive(|&b| b == b'\n')
         .take(10)
@@ -125,7 +125,7 @@ fn results_of_other_scenarios_or_other_code_are_not_taken_over() {
     };
     run(&other, &counted, &options(2, Some(folder.path()))).expect("it runs");
     assert_eq!(count.into_inner(), whole.runs.len());
-    // Stale fingerprints, as of another version.
+    // Replaces the fingerprints, as if another version had written them.
     let journal = folder.path().join("results.jsonl");
     let text = fs::read_to_string(&journal).expect("a journal");
     let stale = text.replace("{\"fingerprint\":\"", "{\"fingerprint\":\"x");
@@ -251,7 +251,7 @@ fn laxity_is_compared_seed_by_seed_with_every_policy_but_not_with_the_bound() {
     let bound = report.plan.variants.len() - 1;
     assert!(report.is_bound(bound));
     assert!(comparisons.iter().all(|c| c.other != bound));
-    // Far beyond the knee of fair sharing the difference is plain.
+    // Far beyond the knee of fair sharing the difference is significant.
     let plain = comparisons
         .iter()
         .find(|c| report.point_name(c.point) == "200, 1.2" && c.other == 0);
@@ -294,14 +294,14 @@ fn every_built_in_plan_reads_validates_and_can_be_shown() {
             jobs.into_iter().map(|job| job.scenario).collect()
         };
         assert_eq!(scenarios(&plan), scenarios(&written), "{}", plan.name);
-        // Long runs need not be long to be drawn.
+        // A few seeds are enough to draw plots.
         plan.seeds.truncate(3);
         let report = report(&plan);
         let page = page::page(&report, false);
         assert!(!page.contains("no plot"), "{}", plan.name);
         let text = table::table(&report);
         assert!(text.contains(&plan.title));
-        // Left for whoever wants to look at them.
+        // The files are kept for manual inspection.
         fs::write(pages.join(format!("{}.html", plan.name)), page).expect("written");
         fs::write(pages.join(format!("{}.txt", plan.name)), text).expect("written");
     }

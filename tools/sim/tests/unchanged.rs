@@ -1,15 +1,15 @@
-//! Points whose figures are known to the last bit: what was added to the serving model and is off
-//! by default leaves them alone.
+//! Scenarios whose outcomes are known to the last bit. New features of the serving model that are
+//! off by default must not change them.
 //!
-//! A change of the model itself changes these figures. To accept them, run
-//! `INSTA_UPDATE=always cargo test -p laxity-sim --test unchanged`; the commit says why they changed.
+//! A change of the model itself changes these outcomes. To accept them, run `INSTA_UPDATE=always
+//! cargo test -p laxity-sim --test unchanged`, and explain the change in the commit.
 
 use laxity_policy::PolicyKind;
 use laxity_sim::report::metric::ALL;
 use laxity_sim::scenario::{Scenario, Source};
 use laxity_sim::simulate;
 
-/// FNV-1a.
+/// Returns the FNV-1a hash of a text.
 fn fnv(text: &[u8]) -> u64 {
     text.iter().fold(0xcbf2_9ce4_8422_2325, |digest, &byte| {
         (digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -70,7 +70,7 @@ fn outcomes_are_what_they_were_before_requests_had_schedulers() {
     insta::assert_snapshot!(table);
 }
 
-/// A plan's kept results are found by this text.
+/// A plan's kept results are found by this text, so it must not change.
 #[test]
 fn a_scenario_without_what_was_added_is_the_same_text() {
     let text = serde_json::to_vec(&Scenario::default()).expect("a scenario is JSON");

@@ -1,8 +1,8 @@
-//! The coefficients of the compute-time model, one file per GPU (`fits/*.toml`). What they mean is
-//! said in `operator`; `fits/fit.py` makes them from recorded profiles.
+//! Coefficients of the compute-time model, one file per GPU (`fits/*.toml`). The module `operator`
+//! defines their meaning, and `fits/fit.py` computes them from recorded profiles.
 //!
-//! Rates are shares of what the GPU can do at best, so none can be above 1: no operator is ever
-//! faster than the roofline.
+//! Rates are shares of the GPU's peak rates, at most 1. No operator is therefore faster than the
+//! roofline.
 
 use serde::{Deserialize, Serialize};
 use toml::Value;
@@ -13,33 +13,33 @@ use crate::model::{Document, FileError};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Coefficients {
-    /// Matrix products.
+    /// Coefficients of matrix products.
     pub gemm: Gemm,
-    /// Operators that only read and write.
+    /// Coefficients of operators that only read and write.
     pub stream: Streams,
-    /// All-reduce over NVLink.
+    /// Coefficients of all-reduce over NVLink.
     pub all_reduce: AllReduce,
-    /// Attention over all tokens. From published figures, not from profiles.
+    /// Coefficients of full attention. Based on published figures, not on profiles.
     pub attention: Attention,
-    /// Gated DeltaNet. From published figures, not from profiles.
+    /// Coefficients of Gated DeltaNet. Based on published figures, not on profiles.
     pub linear_attention: LinearAttention,
 }
 
-/// Coefficients of matrix products: a product of `rows` × `depth` by `depth` × `columns`.
+/// Coefficients of a matrix product of `rows` × `depth` by `depth` × `columns`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gemm {
-    /// Time besides the work, µs.
+    /// Fixed time per product, in microseconds.
     pub overhead_us: f64,
-    /// Share of the peak that large products reach.
+    /// Share of the peak rate that large products reach.
     pub compute: f64,
-    /// Share of the memory rate that reading weights reaches.
+    /// Share of the memory rate that is reached when weights are read.
     pub memory: f64,
-    /// Rows that are computed on top, as tiles are seldom full.
+    /// Rows added to each product, because tiles are seldom full.
     pub rows: f64,
-    /// Columns likewise.
+    /// Columns added to each product, because tiles are seldom full.
     pub columns: f64,
-    /// Depth likewise, as the pipeline must fill.
+    /// Depth added to each product, because the pipeline must fill.
     pub depth: f64,
 }
 
@@ -47,9 +47,9 @@ pub struct Gemm {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Stream {
-    /// Time besides the work, µs.
+    /// Fixed time per operator, in microseconds.
     pub overhead_us: f64,
-    /// Share of the memory rate.
+    /// Share of the memory rate that the operator reaches.
     pub memory: f64,
 }
 
@@ -57,47 +57,47 @@ pub struct Stream {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Streams {
-    /// Looking tokens up in the embedding.
+    /// Lookup of tokens in the embedding.
     pub embedding: Stream,
-    /// `RMSNorm`.
+    /// Normalisation (`RMSNorm`).
     pub norm: Stream,
     /// Rotary position embedding of queries and keys.
     pub rope: Stream,
-    /// `SiLU(gate) · up`.
+    /// The activation `SiLU(gate) · up`.
     pub activation: Stream,
-    /// Adding to the residual stream.
+    /// Addition to the residual stream.
     pub add: Stream,
 }
 
-/// Coefficients of all-reduce: two ways to do it, of which the faster one counts.
+/// Coefficients of two all-reduce methods. The faster one for a size is used.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AllReduce {
-    /// Soon done, slow per byte.
+    /// The method with low latency and a low rate.
     pub small: Ring,
-    /// Late to start, fast per byte.
+    /// The method with high latency and a high rate.
     pub large: Ring,
 }
 
-/// Coefficients of one way to do an all-reduce.
+/// Coefficients of one all-reduce method.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Ring {
-    /// Time besides the bytes, µs.
+    /// Fixed time of an all-reduce, in microseconds.
     pub latency_us: f64,
-    /// More of it for each GPU beyond the first, µs.
+    /// Additional time for each GPU beyond the first, in microseconds.
     pub hop_us: f64,
-    /// Share of the NVLink rate of one direction.
+    /// Share of the NVLink rate of one direction that the method reaches.
     pub nvlink: f64,
 }
 
-/// Coefficients of attention over all tokens.
+/// Coefficients of full attention.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attention {
-    /// Share of the peak that attention to long contexts reaches.
+    /// Share of the peak rate that attention to long contexts reaches.
     pub compute: f64,
-    /// Tokens of context that are computed on top for each token.
+    /// Context tokens added for each token.
     pub context: f64,
 }
 
@@ -105,11 +105,11 @@ pub struct Attention {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinearAttention {
-    /// Time besides the work, µs.
+    /// Fixed time per operator, in microseconds.
     pub overhead_us: f64,
-    /// Time per token however few the heads, ns: chunks of a request come one after the other.
+    /// Time per token in nanoseconds, because chunks of a request run one after another.
     pub token_ns: f64,
-    /// Bytes per token and value head that take the memory rate's time.
+    /// Bytes per token and value head that are transferred at the memory rate.
     pub bytes_per_head: f64,
 }
 
@@ -119,11 +119,11 @@ const BUILT_IN: [(&str, &str); 2] = [
 ];
 
 impl Coefficients {
-    /// Built-in coefficients, or those of a TOML file if `name` is a path (has a `/` or ends in
-    /// `.toml`).
+    /// Returns built-in coefficients, or reads a TOML file if `name` is a path (has a `/` or ends
+    /// in `.toml`).
     ///
     /// # Errors
-    /// See [`FileError`].
+    /// Returns [`FileError`] if the name is unknown, or the file cannot be read or is invalid.
     pub fn named(name: &str) -> Result<Self, FileError> {
         let document = Document::named("coefficients", name, &BUILT_IN)?;
         let read: Self = document.parse()?;
@@ -133,7 +133,7 @@ impl Coefficients {
     }
 }
 
-/// Whether every number of a tree is within its bounds: shares, and what comes on top.
+/// Checks that each number of a tree is within its bounds.
 fn check(document: &Document, field: &str, tree: &Value) -> Result<(), FileError> {
     let Value::Table(table) = tree else {
         let value = tree.as_float().unwrap_or(f64::NAN);

@@ -1,5 +1,5 @@
-//! GPUs: the four rates that bound everything, and the coefficients that say how near to them
-//! operators come.
+//! GPUs: their four peak rates and sizes, and the coefficients that relate operators to these
+//! rates.
 
 use std::path::PathBuf;
 
@@ -8,20 +8,20 @@ use serde::{Deserialize, Serialize};
 use super::coefficients::Coefficients;
 use crate::model::{Document, FileError};
 
-/// A GPU.
+/// A GPU model with its peak rates and its coefficients.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gpu {
-    /// Its name.
+    /// Name of the GPU.
     pub name: String,
-    /// Dense 16-bit floating-point operations per second at best.
+    /// Peak rate of dense 16-bit floating-point operations, per second.
     pub peak_flops: f64,
-    /// Bytes of memory.
+    /// Size of the memory, in bytes.
     pub memory_bytes: u64,
-    /// Bytes per second from and to memory at best.
+    /// Peak rate of the memory, in bytes per second.
     pub memory_bytes_per_second: f64,
-    /// Bytes per second over NVLink at best, each direction.
+    /// Peak rate of NVLink in each direction, in bytes per second.
     pub nvlink_bytes_per_second: f64,
-    /// How near to those rates operators come.
+    /// Shares of the peak rates that operators reach.
     pub coefficients: Coefficients,
 }
 
@@ -33,8 +33,8 @@ struct File {
     memory_gbytes: f64,
     memory_gbytes_per_second: f64,
     nvlink_gbytes_per_second: f64,
-    /// Name or path of the coefficients. They are shares of the rates above, so that a GPU for
-    /// which nothing was measured can borrow those of a kindred one.
+    /// Name or path of the coefficients. They are shares of the peak rates, so a GPU without
+    /// measurements can use those of a similar one.
     fit: String,
 }
 
@@ -44,10 +44,11 @@ const BUILT_IN: [(&str, &str); 2] = [
 ];
 
 impl Gpu {
-    /// A built-in GPU, or one from a TOML file if `name` is a path (has a `/` or ends in `.toml`).
+    /// Returns a built-in GPU, or reads one from a TOML file if `name` is a path (has a `/` or ends
+    /// in `.toml`).
     ///
     /// # Errors
-    /// See [`FileError`].
+    /// Returns [`FileError`] if there is no such GPU, or its file cannot be read or is invalid.
     pub fn named(name: &str) -> Result<Self, FileError> {
         let document = Document::named("GPU", name, &BUILT_IN)?;
         let file: File = document.parse()?;
@@ -71,7 +72,7 @@ impl Gpu {
         })
     }
 
-    /// All built-in GPUs.
+    /// Returns all built-in GPUs.
     #[must_use]
     pub fn built_in() -> Vec<Self> {
         BUILT_IN
@@ -80,7 +81,7 @@ impl Gpu {
             .collect()
     }
 
-    /// The file that the coefficients of the GPU `name` are in, if both are files of their own.
+    /// Returns the path of the coefficients of the GPU `name`, if GPU and coefficients are files.
     pub(crate) fn coefficients_file(name: &str) -> Option<PathBuf> {
         if !Document::is_path(name) {
             return None;

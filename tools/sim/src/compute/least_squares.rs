@@ -1,15 +1,15 @@
-//! Robust non-linear least squares for a handful of positive parameters: Levenberg and Marquardt's
-//! method on the parameters' logarithms, with numerical derivatives.
+//! Robust non-linear least squares for a few positive parameters: the method of Levenberg and
+//! Marquardt on the parameters' logarithms, with numerical derivatives.
 //!
-//! Residuals are logarithms of (predicted / measured). Each counts as `2 s² (√(1 + (r/s)²) − 1)`:
-//! squared where small, absolute where large, so that a kernel that was chosen badly for one size
-//! does not bend the curve. Deterministic; not for the run path, since logarithms differ in the
-//! last bit between platforms.
+//! Residuals are logarithms of (predicted / measured). The cost of each is `2 s² (√(1 + (r/s)²) −
+//! 1)`, which is squared for small and absolute for large residuals. One badly chosen kernel thus
+//! does not bend the curve. Runs must not use this module, because logarithms differ in the last
+//! bit between platforms.
 
-/// Residuals above this weigh less than squared.
+/// Residual above which the cost grows less than quadratically.
 const SCALE: f64 = 0.1;
 
-/// Bounds of a parameter and where to start.
+/// Bounds and starting value of a parameter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Parameter {
     start: f64,
@@ -18,13 +18,13 @@ pub(crate) struct Parameter {
 }
 
 impl Parameter {
-    /// All three positive.
+    /// Creates a parameter from three positive numbers.
     pub(crate) fn new(start: f64, least: f64, most: f64) -> Self {
         Self { start, least, most }
     }
 }
 
-/// The parameters that make the residuals smallest. `residuals` writes them for given parameters.
+/// Returns the parameters with the least cost. `residuals` computes the residuals.
 pub(crate) fn least_squares<const N: usize>(
     parameters: [Parameter; N],
     residuals: impl Fn(&[f64; N], &mut Vec<f64>),
@@ -74,7 +74,7 @@ fn cost(residuals: &[f64]) -> f64 {
         .sum()
 }
 
-/// Gradient and approximate curvature of the cost, with forward differences.
+/// Returns gradient and approximate curvature of the cost, by forward differences.
 fn normal_equations<const N: usize>(
     at: &[f64; N],
     here: &[f64],
@@ -105,7 +105,7 @@ fn normal_equations<const N: usize>(
     (gradient, curvature)
 }
 
-/// Solves a system of positive definite equations by elimination, largest pivot first.
+/// Solves a positive definite system of equations by elimination with the largest pivot first.
 fn solve<const N: usize>(mut matrix: [[f64; N]; N], mut right: [f64; N]) -> [f64; N] {
     for column in 0..N {
         let pivot = (column..N)
@@ -133,7 +133,7 @@ fn solve<const N: usize>(mut matrix: [[f64; N]; N], mut right: [f64; N]) -> [f64
 mod tests {
     use super::*;
 
-    /// Of `a + max(b x, c)`, one of whose 299 points takes `slow` times as long.
+    /// Returns the fit of `a + max(b x, c)` to 299 points, one of which takes `slow` times as long.
     fn roofline(slow: f64) -> [f64; 3] {
         let model = |p: &[f64; 3], x: f64| p[0] + (x * p[1]).max(p[2]);
         let bounds = |start| Parameter::new(start, 0.01, 100.0);

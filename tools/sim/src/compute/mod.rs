@@ -1,9 +1,9 @@
-//! How long a layer computes: a roofline for every operator of a prefill step, with efficiencies
+//! Computing time of a layer: a roofline for every operator of a prefill step, with efficiencies
 //! that are fitted to recorded operator profiles.
 //!
-//! The parts: `operator` has the forms and what they assume, [`coefficients`] the numbers in them.
-//! `fits/fit.py` makes those numbers from profiles of Vidur (Agrawal et al., MLSys 2024), and from
-//! published figures for what no profile covers.
+//! The module `operator` has the formulas and their assumptions, [`coefficients`] the numbers in
+//! them. `fits/fit.py` computes these numbers from profiles of Vidur (Agrawal et al., MLSys 2024).
+//! For operators without a profile they come from published figures.
 //!
 //! What is measured and what is extrapolated:
 //!
@@ -13,11 +13,11 @@
 //! * All-reduce: fitted on A100 within one server (2, 4, 8 GPUs; 2 KiB to 64 MiB). H100 takes the
 //!   same latencies and the same shares of its NVLink.
 //! * Attention and Gated DeltaNet: published figures, no profiles.
-//! * Not there: launch gaps, host time, clocks that throttle under load, and anything that
-//!   overlaps. Operators follow each other.
+//! * Not modelled: launch gaps, host time, clocks that throttle under load, and overlap of
+//!   operators.
 //!
-//! The run path uses `+ − × ÷`, minimum and maximum only, so that virtual times are the same bits
-//! on every machine.
+//! Runs use `+ − × ÷`, minimum and maximum only, so that virtual times are identical on every
+//! machine.
 
 pub mod coefficients;
 mod gpu;
@@ -30,10 +30,10 @@ pub use gpu::Gpu;
 use crate::model::{LinearAttention, Model};
 use operator::{AllReduce, Attention, Gemm, LinearCost};
 
-/// Durations of one layer on one rank, a group of `tp` GPUs that split every matrix, in ns.
+/// Durations in nanoseconds of a layer on a rank, whose `tp` GPUs split every matrix.
 ///
-/// The parts of a layer, in order: [`Self::attention_ns`]; then [`Self::mlp_ns`] in a dense model,
-/// or [`Self::experts_ns`] and beside it [`Self::shared_ns`] in one with experts. A rank without
+/// A layer begins with [`Self::attention_ns`]. A dense model then has [`Self::mlp_ns`]. A model
+/// with experts has [`Self::experts_ns`] and, in parallel, [`Self::shared_ns`]. A rank without
 /// tokens takes no time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Compute {
@@ -47,7 +47,7 @@ pub struct Compute {
     ends: Ends,
 }
 
-/// What a layer computes before its MLP, attention over all tokens left out.
+/// The part of a layer before its MLP, without full attention.
 #[derive(Clone, Debug, PartialEq)]
 struct Block {
     first: Gemm,
@@ -88,7 +88,7 @@ impl Mlp {
 #[derive(Clone, Debug, PartialEq)]
 struct Experts {
     mlp: Mlp,
-    /// Tokens per pair on a rank of which so many experts are used.
+    /// Tokens per (token, expert) pair on a rank. Element `i` is for `i + 1` used experts.
     copies_per_pair: Vec<f64>,
 }
 
@@ -100,11 +100,11 @@ struct Ends {
 }
 
 impl Compute {
-    /// The model on ranks of `tp` such GPUs. Heads and columns that `tp` does not divide are
-    /// padded; keys and values of which there are fewer than GPUs are on several.
+    /// Returns the durations of a model on ranks of `tp` GPUs. Heads and columns that `tp` does not
+    /// divide are padded. Key-value heads are replicated if there are fewer than GPUs.
     ///
     /// # Panics
-    /// If `tp` is zero.
+    /// Panics if `tp` is zero.
     #[must_use]
     pub fn new(gpu: &Gpu, model: &Model, tp: u32) -> Self {
         assert!(tp > 0, "a rank has one GPU at least");
@@ -131,10 +131,10 @@ impl Compute {
         }
     }
 
-    /// What a layer (from 0) computes before its MLP: norms, QKV, attention, output projection, TP
-    /// all-reduce, residual add, and the router if there are experts. `tokens` new tokens on this
-    /// rank attend to `pairs` tokens in all (a prompt of `n`: `n (n + 1) / 2`; a layer of linear
-    /// attention does not mind).
+    /// Returns the time of a layer (counted from 0) before its MLP: norms, QKV, attention, output
+    /// projection, TP all-reduce, residual add, and the router if there are experts. `tokens` new
+    /// tokens of this rank attend to `pairs` tokens in total (`n (n + 1) / 2` for a prompt of `n`).
+    /// Linear attention ignores `pairs`.
     #[must_use]
     pub fn attention_ns(&self, tokens: u64, pairs: u64, layer: u16) -> u64 {
         if tokens == 0 {
@@ -148,9 +148,9 @@ impl Compute {
         })
     }
 
-    /// As [`Self::attention_ns`] for an iteration of continuous batching: beside prompt tokens,
-    /// `decodes` requests compute one token each and attend to `context` tokens in all, whose keys
-    /// and values are read once each.
+    /// Returns the time of [`Self::attention_ns`] for an iteration of continuous batching. In
+    /// addition to the prompt tokens, `decodes` requests compute one token each and attend to
+    /// `context` tokens in total, whose keys and values are read once.
     #[must_use]
     pub fn mixed_attention_ns(
         &self,
@@ -179,10 +179,9 @@ impl Compute {
         })
     }
 
-    /// Experts of one layer on one rank: `tokens` (token, expert) pairs routed to it, over
-    /// `experts` local experts that have any. Weights of each of those are read. Sorting the tokens
-    /// by expert, weighting and summing the results, and the TP all-reduce of the tokens' sums are
-    /// in it.
+    /// Returns the time of the experts of one layer on one rank, for `tokens` (token, expert) pairs
+    /// on `experts` experts. It includes reading the weights of these experts, sorting the tokens
+    /// by expert, summing the results, and the TP all-reduce.
     #[must_use]
     pub fn experts_ns(&self, tokens: u64, experts: u32) -> u64 {
         if tokens == 0 {
@@ -202,8 +201,8 @@ impl Compute {
         )
     }
 
-    /// What all tokens of a rank pass beside the experts; 0 if there is no such thing. It needs no
-    /// dispatch, so that it can run while one is under way.
+    /// Returns the time of the shared experts for a rank's tokens, or 0 if there are none. They
+    /// need no dispatch and can run during one.
     #[must_use]
     pub fn shared_ns(&self, tokens: u64) -> u64 {
         match &self.shared {
@@ -212,7 +211,7 @@ impl Compute {
         }
     }
 
-    /// Dense MLP of one layer on one rank, TP all-reduce and residual add included.
+    /// Returns the time of a layer's dense MLP on one rank, with TP all-reduce and residual add.
     #[must_use]
     pub fn mlp_ns(&self, tokens: u64) -> u64 {
         if tokens == 0 {
@@ -221,8 +220,8 @@ impl Compute {
         whole(self.mlp.ns(tokens as f64))
     }
 
-    /// Embedding before the first and head after the last layer: `tokens` tokens are looked up, and
-    /// the last one of each of `requests` requests gets its logits.
+    /// Returns the time of the embedding and the head. The embedding looks `tokens` tokens up. The
+    /// head computes the logits of the last token of each of `requests` requests.
     #[must_use]
     pub fn ends_ns(&self, tokens: u64, requests: u64) -> u64 {
         if tokens == 0 {
@@ -247,8 +246,8 @@ fn whole(ns: f64) -> u64 {
     (ns + 0.5) as u64
 }
 
-/// Of the (token, expert) pairs on a rank of which `i + 1` experts are used, how many are of
-/// different tokens, with evenly used experts: `(1 − Π (1 − e / (E − j))) / (k e / E)`, j < k.
+/// Returns the ratio of distinct tokens to (token, expert) pairs on a rank, for each number `e` of
+/// evenly used experts: `(1 − Π (1 − e / (E − j))) / (k e / E)`, j < k.
 fn copies_per_pair(experts: u32, top_k: u32) -> Vec<f64> {
     let all = f64::from(experts);
     let ratio = |used: u32| {
@@ -261,7 +260,7 @@ fn copies_per_pair(experts: u32, top_k: u32) -> Vec<f64> {
     (1..=experts).map(ratio).collect()
 }
 
-/// Makes the operators of a model.
+/// A builder of a model's operators.
 struct Parts<'a> {
     gpu: &'a Gpu,
     model: &'a Model,
@@ -269,7 +268,7 @@ struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    /// What one GPU has of so many heads or columns.
+    /// Returns one GPU's part of `all` heads or columns, rounded up.
     fn split(&self, all: u32) -> f64 {
         f64::from(all.div_ceil(self.tp))
     }
@@ -283,7 +282,7 @@ impl Parts<'_> {
         Gemm::new(of, self.gpu, columns, depth, self.model.bytes_per_value)
     }
 
-    /// An operator that reads and writes `values` per token.
+    /// Returns an operator that reads and writes `values` per token.
     fn stream(&self, of: &coefficients::Stream, values: f64) -> LinearCost {
         LinearCost::stream(of, self.gpu, values * self.model.bytes_per_value)
     }
@@ -294,7 +293,7 @@ impl Parts<'_> {
         AllReduce::new(of, self.gpu, self.tp, bytes)
     }
 
-    /// A block of a projection to `columns`, something in between, and one back from `depth`.
+    /// Returns a projection to `columns`, the operator `between`, and a projection from `depth`.
     fn block(&self, columns: f64, depth: f64, between: LinearCost) -> Block {
         let of = &self.gpu.coefficients.stream;
         let hidden = self.hidden();
@@ -304,7 +303,7 @@ impl Parts<'_> {
             .then(between)
             .then(self.stream(&of.add, 3.0 * hidden));
         let router = self.model.has_experts().then(|| {
-            // Logits are 32 bits wide: two 16-bit values to read and two to write for each.
+            // Logits have 32 bits, so each counts as two 16-bit values read and two written.
             let experts = f64::from(self.model.experts);
             streams = streams.then(self.stream(&of.activation, 4.0 * experts));
             self.gemm(experts, hidden)
@@ -356,7 +355,7 @@ impl Parts<'_> {
         }
     }
 
-    /// The MLP of experts, per (token, expert) pair: gathered before, scattered and summed after.
+    /// Returns the MLP of experts per (token, expert) pair, including gather and scatter.
     fn experts(&self) -> Mlp {
         let of = &self.gpu.coefficients.stream;
         let moved = self.stream(&of.add, 2.0 * self.hidden());

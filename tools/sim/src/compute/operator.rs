@@ -1,6 +1,6 @@
 //! Times of single operators on one GPU: rooflines (Williams, Waterman, Patterson, CACM 2009) with
 //! coefficients from `coefficients`. Everything that does not depend on the number of tokens is
-//! computed once; what is left are a few multiplications and a maximum.
+//! computed once per model.
 //!
 //! *Matrix product* of `m` × `k` by `k` × `n`, values of `b` bytes, with peak rate `P` and memory
 //! rate `W`:
@@ -10,18 +10,17 @@
 //!                    b (m·k + k·n + m·n) / (W · memory))
 //! ```
 //!
-//! The additions stand for tiles that are not full and pipelines that have to fill. Of the peak a
-//! product thereby reaches `compute · m/(m + rows) · n/(n + columns) · k/(k + depth)`, less for
-//! fewer tokens and for narrower matrices, and for few tokens the time is that of reading the
-//! weights. A grouped product, as experts are computed, is one launch: each of `g` groups has
-//! its own weights to read and its own tiles to fill, so `rows` and `k·n` count `g` times. That a
-//! grouped kernel is as efficient as a dense one is an assumption; MegaBlocks reports 98.6 % of
-//! cuBLAS's throughput for its kernel (Gale et al., MLSys 2023).
+//! The additions model tiles that are not full and pipelines that must fill. A product reaches
+//! `compute · m/(m + rows) · n/(n + columns) · k/(k + depth)` of the peak. With few tokens the time
+//! is that of reading the weights. A grouped product of experts is one launch: each of `g` groups
+//! has its own weights to read and tiles to fill, so `rows` and `k·n` count `g` times. The model
+//! assumes that a grouped kernel is as efficient as a dense one. MegaBlocks reports 98.6 % of
+//! cuBLAS's throughput (Gale et al., MLSys 2023).
 //!
 //! *Operators that only read and write*: `t = overhead + bytes / (W · memory)`.
 //!
-//! *All-reduce* of `s` bytes over `w` GPUs whose NVLink carries `L` in each direction: the minimum
-//! over two ways (NCCL has protocols for small and for large ones) of
+//! *All-reduce* of `s` bytes over `w` GPUs whose NVLink carries `L` in each direction. The time is
+//! the minimum over two methods, because NCCL has protocols for small and for large sizes:
 //!
 //! ```text
 //! t = latency + hop (w − 1) + s · 2 (w − 1)/w / (L · nvlink)
@@ -34,20 +33,20 @@
 //!                    pairs / min(tokens, 512) · bytes of a token's keys and values / (W · memory))
 //! ```
 //!
-//! i.e. `compute · c/(c + context)` of the peak for a mean context of `c`, and keys and values read
-//! once per 512 queries (tiles of one head run side by side and share them in L2, but a request
-//! with few new tokens reads all of its context). With many requests of few new tokens each that
-//! is too little. Overhead and share of the memory rate are those of matrix products.
+//! The first term is `compute · c/(c + context)` of the peak for a mean context of `c`. Keys and
+//! values are read once per 512 queries, because tiles of one head run in parallel and share them
+//! in L2. For many requests with few new tokens each this is too little. The overhead and the share
+//! of the memory rate are those of matrix products.
 //!
 //! *Gated DeltaNet*: `t = overhead + tokens (token + heads · bytes / W)`.
 
 use super::coefficients as of;
 use super::gpu::Gpu;
 
-/// Queries that share one read of their keys and values.
+/// Number of queries that share one read of their keys and values.
 const QUERIES_PER_READ: f64 = 512.0;
 
-/// `fixed + per_row · rows`, ns.
+/// Cost of `fixed + per_row · rows` nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct LinearCost {
     fixed: f64,
@@ -55,7 +54,7 @@ pub(crate) struct LinearCost {
 }
 
 impl LinearCost {
-    /// An operator that reads and writes `bytes` per row.
+    /// Returns the cost of an operator that reads and writes `bytes` per row.
     pub(crate) fn stream(of: &of::Stream, gpu: &Gpu, bytes: f64) -> Self {
         Self {
             fixed: of.overhead_us * 1e3,
@@ -63,7 +62,7 @@ impl LinearCost {
         }
     }
 
-    /// Gated DeltaNet of so many value heads.
+    /// Returns the cost of Gated DeltaNet with `heads` value heads.
     pub(crate) fn delta_net(of: &of::LinearAttention, gpu: &Gpu, heads: f64) -> Self {
         let bytes = heads * of.bytes_per_head;
         Self {
@@ -72,7 +71,7 @@ impl LinearCost {
         }
     }
 
-    /// One after the other.
+    /// Returns the cost of two operators that run one after the other.
     pub(crate) fn then(self, next: Self) -> Self {
         Self {
             fixed: self.fixed + next.fixed,
@@ -85,7 +84,7 @@ impl LinearCost {
     }
 }
 
-/// A product with a `depth` × `columns` matrix of weights, or with one of several.
+/// A product with one or several `depth` × `columns` matrices of weights.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Gemm {
     overhead: f64,
@@ -108,7 +107,7 @@ impl Gemm {
         }
     }
 
-    /// Time for `rows` rows in all over `groups` matrices of weights.
+    /// Returns the time for `rows` rows in total over `groups` matrices of weights, in nanoseconds.
     pub(crate) fn ns(&self, rows: f64, groups: f64) -> f64 {
         let compute = (rows + groups * self.padding) * self.compute_per_row;
         let memory = rows * self.memory_per_row + groups * self.memory_per_group;
@@ -116,7 +115,7 @@ impl Gemm {
     }
 }
 
-/// An all-reduce of `bytes` per row.
+/// An all-reduce whose size is proportional to the number of rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct AllReduce {
     small: LinearCost,
@@ -145,7 +144,7 @@ impl AllReduce {
     }
 }
 
-/// Attention over all tokens on one GPU.
+/// The cost of full attention on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Attention {
     overhead: f64,
@@ -155,7 +154,7 @@ pub(crate) struct Attention {
 }
 
 impl Attention {
-    /// `heads` query heads of width `width`, and `kv_bytes` of keys and values per token.
+    /// Returns attention with `heads` query heads of `width` and `kv` bytes of KV per token.
     pub(crate) fn new(of: &of::Coefficients, gpu: &Gpu, heads: f64, width: f64, kv: f64) -> Self {
         let flops_per_ns = gpu.peak_flops * of.attention.compute / 1e9;
         let bytes_per_ns = gpu.memory_bytes_per_second * of.gemm.memory / 1e9;

@@ -16,7 +16,7 @@ fn causal(tokens: u64) -> u64 {
     tokens * (tokens + 1) / 2
 }
 
-/// A layer of a rank that has all experts, ns.
+/// Returns the time of a layer on a rank that has all experts, in nanoseconds.
 fn layer(compute: &Compute, model: &Model, tokens: u64, layer: u16) -> u64 {
     let pairs = tokens * u64::from(model.top_k);
     let after = if model.has_experts() {
@@ -27,8 +27,8 @@ fn layer(compute: &Compute, model: &Model, tokens: u64, layer: u16) -> u64 {
     compute.attention_ns(tokens, causal(tokens), layer) + after
 }
 
-/// A prompt alone on a rank that has all experts: seconds, and the share of the peak that it makes
-/// of the model's operations (2 per weight but the embedding, and attention under the mask).
+/// Returns the seconds of a single prompt on a rank that has all experts, and the share of the peak
+/// rate that it reaches (2 operations per weight except the embedding, and masked attention).
 fn prefill(gpu: &Gpu, model: &Model, tp: u32, tokens: u64) -> (f64, f64) {
     let compute = Compute::new(gpu, model, tp);
     let layers: u64 = (0..model.layers)
@@ -45,8 +45,8 @@ fn prefill(gpu: &Gpu, model: &Model, tp: u32, tokens: u64) -> (f64, f64) {
 
 #[test]
 fn llama_3_8b_prefills_8192_tokens_near_what_is_published() {
-    // Dao reports up to 225 TFLOP/s, 72 %, for whole models on A100 (arXiv:2307.08691, §4.2,
-    // training); the recorded profiles of the products alone allow 73 % for this one.
+    // Dao reports up to 225 TFLOP/s, 72 %, for training whole models on A100 (arXiv:2307.08691,
+    // §4.2). The recorded profiles of the products allow 73 % for this one.
     let (seconds, share) = prefill(&gpu("a100"), &model("llama-3-8b"), 1, 8192);
     assert!((0.60..0.72).contains(&share), "{share} of the peak");
     assert!((0.58..0.70).contains(&seconds), "{seconds} s");
@@ -61,7 +61,7 @@ fn every_model_takes_a_sane_time_on_every_gpu() {
                 let (_, many) = prefill(&gpu, &model, tp, 8192);
                 let named = format!("{} {} tp {tp}: {few} {many}", gpu.name, model.name);
                 assert!(few < many && many < 0.75, "{named}");
-                // Narrow experts on split-up ranks are mostly all-reduce and norms.
+                // Narrow experts on split ranks spend most time in all-reduce and norms.
                 let least = if model.hidden < 4096 { 0.05 } else { 0.20 };
                 assert!(many > least, "{named}");
             }
@@ -71,8 +71,8 @@ fn every_model_takes_a_sane_time_on_every_gpu() {
 
 #[test]
 fn a_dbrx_rank_of_sixteen_computes_the_experts_of_512_tokens_in_two_milliseconds() {
-    // 16 ranks of 512 tokens, 4 experts each: 2048 pairs for the one expert of a rank. At the peak
-    // 1.30 ms.
+    // On 16 ranks with 512 tokens and 4 experts each, 2048 pairs reach the one expert of a rank. At
+    // the peak rate they take 1.30 ms.
     let ns = Compute::new(&gpu("a100"), &model("dbrx"), 2).experts_ns(2048, 1);
     assert!((1_600_000..2_600_000).contains(&ns), "{ns} ns");
 }
@@ -87,7 +87,7 @@ fn with_few_tokens_for_each_of_many_experts_the_time_is_that_of_reading_their_we
         let ns = compute.experts_ns(tokens * 10, 512) as f64;
         assert!((1.0..1.6).contains(&(ns / reading)), "{ns} {reading}");
     }
-    // A quarter of the experts is read in about a quarter of the time.
+    // Reading a quarter of the experts takes about a quarter of the time.
     let quarter = compute.experts_ns(640, 128) as f64 / compute.experts_ns(640, 512) as f64;
     assert!((0.24..0.35).contains(&quarter), "{quarter}");
 }
@@ -153,8 +153,8 @@ fn pairs_of_the_same_token_are_reduced_once() {
 
 #[test]
 fn times_are_the_same_bits_everywhere() {
-    // Whole nanoseconds of the committed coefficients: to be corrected when those are fitted anew,
-    // not when a platform gives others.
+    // These values follow from the committed coefficients. Change them after a new fit, but not if
+    // a platform computes other values.
     let dbrx = Compute::new(&gpu("a100"), &model("dbrx"), 2);
     assert_eq!(dbrx.attention_ns(8192, causal(8192), 0), 6_626_804);
     assert_eq!(dbrx.experts_ns(2048, 1), 2_169_874);

@@ -1,53 +1,53 @@
-//! TOML files of the catalogue (models, GPUs, coefficients), read so that an error says which
-//! file, which line, which field and what was expected there.
+//! TOML files of the catalogue (models, GPUs, coefficients). Errors name the file, the line, the
+//! field and the expected value.
 
 use std::path::{Path, PathBuf};
 
 use laxity_files::{CONFIG_BYTES_MAX, ReadError};
 use serde::de::DeserializeOwned;
 
-/// A file of the catalogue that cannot be used: correct it where the text says.
+/// An error in a file of the catalogue. The text says what to correct.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// No such name: take one of those named, or the path of a TOML file.
+    /// Nothing built in has this name. Use a known name or the path of a TOML file.
     #[error("no {what} `{name}`: built in are {known}; or give the path of a TOML file")]
     Unknown {
-        /// What it would be: a model, a GPU.
+        /// What was looked for, such as a model or a GPU.
         what: &'static str,
-        /// What was asked for.
+        /// The name that was not found.
         name: String,
-        /// What there is.
+        /// Names of the built-in ones of this kind.
         known: String,
     },
-    /// The file cannot be read: check the path.
+    /// The file cannot be read. Check the path.
     #[error("cannot read {path}: {cause}")]
     Read {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why. Not a source: the text says it.
+        /// Why the file cannot be read. Not a `source`, because the text contains it.
         cause: ReadError,
     },
-    /// The file is not what it should be.
+    /// The content of the file is invalid.
     #[error("{file}{}: {problem}", .line.map(|line| format!(", line {line}")).unwrap_or_default())]
     Content {
-        /// Which file, or the name of the built-in one.
+        /// Path of the file, or the name of the built-in one.
         file: String,
-        /// Which line, from 1, where that can be said.
+        /// Line number, counted from 1, if the error has a line.
         line: Option<usize>,
-        /// Which field, and what was expected.
+        /// The field and what was expected there.
         problem: String,
     },
 }
 
-/// A TOML text and the name it goes by in errors.
+/// A TOML text and its name in error messages.
 pub(crate) struct Document {
     name: String,
     text: String,
 }
 
 impl Document {
-    /// One of the texts that are part of the program, or a file if `name` is a path (has a `/` or
-    /// ends in `.toml`).
+    /// Returns the built-in text `name`, or reads a file if `name` is a path (has a `/` or ends in
+    /// `.toml`).
     pub(crate) fn named(
         what: &'static str,
         name: &str,
@@ -78,16 +78,16 @@ impl Document {
         })
     }
 
-    /// Whether `name` is meant as a path rather than as the name of something built in.
+    /// Reports whether `name` is a path rather than the name of something built in.
     pub(crate) fn is_path(name: &str) -> bool {
         name.contains(['/', '\\']) || name.ends_with(".toml")
     }
 
-    /// The content, types checked.
+    /// Parses the content and checks its types.
     pub(crate) fn parse<T: DeserializeOwned>(&self) -> Result<T, FileError> {
         toml::from_str(&self.text).map_err(|error| {
             let message = error.message().trim_end().to_owned();
-            // What is missing stands on no line.
+            // A missing field has no line.
             let line = error
                 .span()
                 .filter(|_| !message.starts_with("missing"))
@@ -103,7 +103,7 @@ impl Document {
         })
     }
 
-    /// An error about a field (`table.key` for one in a table).
+    /// Returns an error about a field (`table.key` for a field in a table).
     pub(crate) fn wrong(&self, field: &str, expected: &str) -> FileError {
         self.wrong_at(
             self.line_of(field),
@@ -119,13 +119,13 @@ impl Document {
         }
     }
 
-    /// The key that a line assigns.
+    /// Returns the key that a line assigns.
     fn key_on(&self, line: usize) -> Option<&str> {
         let (key, _) = self.text.lines().nth(line - 1)?.split_once('=')?;
         Some(key.trim()).filter(|key| !key.is_empty() && !key.starts_with('#'))
     }
 
-    /// Where a field is assigned, if it is.
+    /// Returns the line that assigns a field, if any.
     fn line_of(&self, field: &str) -> Option<usize> {
         let (table, key) = field.rsplit_once('.').unwrap_or(("", field));
         let mut here = "";

@@ -1,25 +1,25 @@
-//! Sizes of linear attention as Gated DeltaNet has it (Yang, Kautz, Hatamizadeh, "Gated Delta
-//! Networks", arXiv:2412.06464): heads with a matrix for a state, behind a short convolution.
+//! Sizes of linear attention in the form of Gated DeltaNet (Yang, Kautz, Hatamizadeh, "Gated Delta
+//! Networks", arXiv:2412.06464). A short convolution precedes the heads.
 
 use serde::{Deserialize, Serialize};
 
 use super::document::{Document, FileError};
 
-/// Sizes of a layer of Gated DeltaNet.
+/// Sizes of a Gated DeltaNet layer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinearAttention {
-    /// Heads of queries, and as many of keys.
+    /// Query heads. The number of key heads is the same.
     pub key_heads: u32,
-    /// Heads of values, each with a state of `key_dim` × `value_dim`.
+    /// Value heads, each with a state of `key_dim` × `value_dim`.
     pub value_heads: u32,
     /// Width of a query and of a key.
     pub key_dim: u32,
     /// Width of a value.
     pub value_dim: u32,
-    /// Tokens that the convolution before it sees.
+    /// Tokens in the window of the convolution.
     pub convolution: u32,
-    /// Bytes of a value of the state.
+    /// Bytes of one value in the state.
     pub state_bytes_per_value: f64,
 }
 
@@ -42,23 +42,23 @@ impl LinearAttention {
         Ok(())
     }
 
-    /// Width of queries, keys and values together, what the convolution runs over.
+    /// Returns the width of queries, keys and values together, the convolution's input.
     pub(crate) fn mixed_width(&self) -> u64 {
         2 * u64::from(self.key_heads) * u64::from(self.key_dim) + self.value_width()
     }
 
-    /// Width of all values together.
+    /// Returns the width of all value heads together.
     pub(crate) fn value_width(&self) -> u64 {
         u64::from(self.value_heads) * u64::from(self.value_dim)
     }
 
-    /// Columns of the projection into the layer: what the convolution mixes, the output gate, and
-    /// two numbers per value head (decay and rate of learning).
+    /// Returns the columns of the layer's input projection: the input of the convolution, the
+    /// output gate, and two numbers per value head (decay and learning rate).
     pub(crate) fn projected_width(&self) -> u64 {
         self.mixed_width() + self.value_width() + 2 * u64::from(self.value_heads)
     }
 
-    /// Bytes that a request leaves in such a layer: the state and the convolution's last inputs.
+    /// Returns the bytes per request: the state and the last inputs of the convolution.
     pub(super) fn state_bytes(&self, bytes_per_value: f64) -> u64 {
         let state = self.value_width() * u64::from(self.key_dim);
         let inputs = u64::from(self.convolution - 1) * self.mixed_width();

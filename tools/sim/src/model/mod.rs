@@ -1,18 +1,17 @@
-//! The model catalogue: the sizes of a transformer that decide what it computes and what it sends.
+//! The model catalogue: the sizes of transformers that determine computing times and traffic.
 //!
-//! Eight models are built in (`models/*.toml`, each with its source); a path to a TOML file of the
-//! same form works everywhere a name does. What counts per token and layer:
+//! Eight models are built in (`models/*.toml`, each with its source). The path of a TOML file of
+//! the same form works wherever a model's name does. Sizes per token and layer:
 //!
 //! * *KV cache* ([`Model::kv_bytes_per_token`]): keys and values of all heads, what stage 1 fetches
 //!   and stage 3 sends (MFS §3.1).
 //! * *Hidden state* ([`Model::activation_bytes`]): what expert parallelism dispatches and combines
 //!   (stage 2), once per copy, see [`Routing`].
-//! * *State of linear attention* ([`Model::state_bytes`]): a layer of Gated DeltaNet keeps no KV
-//!   cache but a matrix per value head and the last inputs of its convolution, of the same size
-//!   however long the prompt. It is counted per request and layer: stage 3 sends it once to the
-//!   decode rank, and a prefix that another unit holds costs one such state (that of the end of the
-//!   prefix) instead of bytes per token. That assumes that serving keeps a state at every block
-//!   boundary, as engines with prefix caching for hybrids do at some of them.
+//! * *State of linear attention* ([`Model::state_bytes`]): a Gated DeltaNet layer keeps no KV
+//!   cache. It keeps a matrix per value head and the last inputs of its convolution, whose size
+//!   does not depend on the prompt's length. Stage 3 sends this state once per request and layer. A
+//!   prefix that another unit holds costs one such state instead of bytes per token. The model
+//!   assumes that serving keeps a state at every block boundary.
 
 mod document;
 mod linear;
@@ -29,45 +28,45 @@ pub use routing::Routing;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
-    /// Its name.
+    /// Name of the model.
     pub name: String,
-    /// Layers.
+    /// Number of layers.
     pub layers: u16,
     /// Width of the residual stream.
     pub hidden: u32,
     /// Query heads of an attention layer.
     pub heads: u32,
-    /// Heads that have keys and values.
+    /// Heads of keys, and of values.
     pub kv_heads: u32,
-    /// Width of a head.
+    /// Width of one head.
     pub head_dim: u32,
-    /// Attention's output is gated per value, so that the query projection is twice as wide.
+    /// Whether attention's output is gated, which doubles the width of the query projection.
     #[serde(default)]
     pub query_gate: bool,
     /// Inner width of the MLP, or of one expert.
     pub ffn: u32,
-    /// Experts of a layer; 1: a dense MLP.
+    /// Experts of a layer. 1 means a dense MLP.
     #[serde(default = "one")]
     pub experts: u32,
-    /// Experts that a token goes to.
+    /// Experts that each token is sent to.
     #[serde(default = "one")]
     pub top_k: u32,
-    /// Inner width of what all tokens pass beside the experts; 0: nothing.
+    /// Inner width of the shared experts, which process every token. 0 means there are none.
     #[serde(default)]
     pub shared_ffn: u32,
-    /// Tokens of the vocabulary.
+    /// Number of tokens in the vocabulary.
     pub vocab: u32,
-    /// Bytes of a weight and of a value of the hidden state, computed with and sent.
+    /// Bytes of a weight, and of a value of the hidden state.
     #[serde(default = "two")]
     pub bytes_per_value: f64,
-    /// Bytes of a value in the KV cache.
+    /// Bytes of one value in the KV cache.
     #[serde(default = "two")]
     pub kv_bytes_per_value: f64,
-    /// The last layer of so many has attention over all tokens, the others have linear attention.
-    /// 1: all layers have attention over all tokens.
+    /// Distance between layers with full attention: every n-th layer has it, and the others have
+    /// linear attention. 1 means that all layers have full attention.
     #[serde(default = "one_layer")]
     pub full_attention_every: u16,
-    /// Sizes of the linear attention, where there is some.
+    /// Sizes of the linear attention, if any layer has it.
     #[serde(default)]
     pub linear_attention: Option<LinearAttention>,
 }
@@ -108,11 +107,11 @@ const BUILT_IN: [(&str, &str); 8] = [
 ];
 
 impl Model {
-    /// A built-in model, or one from a TOML file if `name` is a path (has a `/` or ends in
-    /// `.toml`).
+    /// Returns a built-in model, or reads one from a TOML file if `name` is a path (has a `/` or
+    /// ends in `.toml`).
     ///
     /// # Errors
-    /// See [`FileError`].
+    /// Returns [`FileError`] if there is no such model, or its file cannot be read or is invalid.
     pub fn named(name: &str) -> Result<Self, FileError> {
         let document = Document::named("model", name, &BUILT_IN)?;
         let model: Self = document.parse()?;
@@ -120,7 +119,7 @@ impl Model {
         Ok(model)
     }
 
-    /// All built-in models, by name.
+    /// Returns all built-in models, sorted by name.
     #[must_use]
     pub fn built_in() -> Vec<Self> {
         BUILT_IN
@@ -143,7 +142,7 @@ impl Model {
             ("full_attention_every", u32::from(self.full_attention_every)),
         ];
         for (field, size) in sizes {
-            // What is beyond this is a slip, and sums of sizes below it can't overflow.
+            // Larger sizes are mistakes, and sums of smaller ones cannot overflow.
             if !(1..=1 << 24).contains(&size) {
                 return Err(document.wrong(field, "1 to 16777216"));
             }
@@ -178,20 +177,20 @@ impl Model {
         Ok(())
     }
 
-    /// Whether a layer (from 0) has attention over all tokens, and so a KV cache.
+    /// Reports whether a layer (counted from 0) has full attention and therefore a KV cache.
     #[must_use]
     pub fn is_full_attention(&self, layer: u16) -> bool {
         (u32::from(layer) + 1).is_multiple_of(u32::from(self.full_attention_every))
     }
 
-    /// Whether layers have experts rather than one MLP.
+    /// Reports whether layers have experts rather than one MLP.
     #[must_use]
     pub fn has_experts(&self) -> bool {
         self.experts > 1
     }
 
-    /// Bytes of KV cache that a token leaves in a layer (from 0), keys and values of all heads; 0
-    /// in a layer of linear attention, which keeps [`Self::state_bytes`] instead.
+    /// Returns the bytes of KV cache per token in a layer (counted from 0), for keys and values of
+    /// all heads. Returns 0 for a layer with linear attention.
     #[must_use]
     pub fn kv_bytes_per_token(&self, layer: u16) -> u64 {
         if !self.is_full_attention(layer) {
@@ -201,8 +200,8 @@ impl Model {
         (values as f64 * self.kv_bytes_per_value) as u64
     }
 
-    /// Bytes that a request leaves in a layer (from 0) whatever its length; 0 in a layer with KV
-    /// cache.
+    /// Returns the bytes of state that a request of any length leaves in a layer (counted from 0).
+    /// Returns 0 for a layer with a KV cache.
     #[must_use]
     pub fn state_bytes(&self, layer: u16) -> u64 {
         match &self.linear_attention {
@@ -213,26 +212,25 @@ impl Model {
         }
     }
 
-    /// Bytes of one token's hidden state on the wire.
+    /// Returns the bytes of one token's hidden state on the wire.
     #[must_use]
     pub fn activation_bytes(&self) -> u64 {
         (f64::from(self.hidden) * self.bytes_per_value) as u64
     }
 
-    /// Weights in all, norms left out.
+    /// Returns the number of weights, without norms.
     #[must_use]
     pub fn parameters(&self) -> u64 {
         self.count(self.experts)
     }
 
-    /// Weights that one token meets, norms left out.
+    /// Returns the number of weights that are used for one token, without norms.
     #[must_use]
     pub fn active_parameters(&self) -> u64 {
         self.count(self.top_k)
     }
 
-    /// Bytes of the weights of a rank that shares out the experts with `ep − 1` others, norms left
-    /// out.
+    /// Returns the bytes of weights on one of `ep` ranks that split the experts, without norms.
     #[must_use]
     pub fn weight_bytes(&self, ep: u32) -> u64 {
         let (dense, all) = (self.count(0), self.count(self.experts));

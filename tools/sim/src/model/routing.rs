@@ -1,21 +1,21 @@
-//! Which experts tokens go to, and what that sends: stage 2, expert-parallel dispatch and combine
-//! (MFS §3.1), as expectations over tokens.
+//! The experts that tokens are sent to, and the traffic of expert-parallel dispatch and combine
+//! (stage 2, MFS §3.1), as expectations over tokens.
 //!
-//! A token's `top_k` experts are a set, drawn with probability proportional to the product of its
-//! experts' weights. The weights are Zipf's, `1 / r^skew` for the r-th most popular expert, and
-//! which expert is the r-th is drawn anew for each unit and layer. With `skew` 0 every set is as
-//! likely as any other. From the elementary symmetric polynomials `e_k` of the weights follow,
-//! without sampling a token (`W` all weights, `S` those of a rank's experts):
+//! The experts of a token are a set of size `top_k`. A set is drawn with a probability proportional
+//! to the product of its experts' weights. Weights follow Zipf's law, `1 / r^skew` for the r-th
+//! most popular expert. The order of popularity is drawn for each unit and layer. With `skew` 0 all
+//! sets are equally likely. The elementary symmetric polynomials `e_k` of the weights give the
+//! probabilities without sampling (`W` are all weights, `S` those of a rank's experts):
 //!
 //! ```text
 //! P(expert i is one of the token's)      = w_i · e_{k−1}(W \ i) / e_k(W)
 //! P(none of the token's experts is in S) = e_k(W \ S) / e_k(W)
 //! ```
 //!
-//! All terms are sums of products of positive numbers, and powers are computed with `+ − × ÷` only
-//! (`zipf`), so that the result is the same on every machine.
+//! All terms are sums of products of positive numbers. Powers use only `+ − × ÷` (`zipf`), so that
+//! the result is the same on every machine.
 //!
-//! Experts lie on ranks in order: of `E` experts rank `r` of `R` has `r·E/R` to `(r+1)·E/R`.
+//! Experts are assigned in order: of `E` experts, rank `r` of `R` has `r·E/R` to `(r+1)·E/R`.
 
 use std::ops::Range;
 
@@ -25,28 +25,28 @@ use rand_chacha::rand_core::SeedableRng as _;
 
 use super::Model;
 
-/// How the tokens of one unit use the experts of one layer.
+/// Expected use of one layer's experts by the tokens of one unit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Routing {
-    /// Probability that a token goes to an expert; sums to `top_k`.
+    /// Probability for each expert that a token is sent to it. The sum is `top_k`.
     chosen: Vec<f64>,
-    /// First expert of each rank, and the number of experts.
+    /// First expert of each rank, followed by the number of experts.
     first: Vec<u32>,
-    /// Expected (token, expert) pairs of one token on each rank; sums to `top_k`.
+    /// Expected (token, expert) pairs of one token on each rank. The sum is `top_k`.
     pairs: Vec<f64>,
-    /// Probability that a token goes to a rank.
+    /// Probability for each rank that a token is sent to it.
     reached: Vec<f64>,
 }
 
-/// More skew than this is no Zipf distribution that anybody saw; it keeps weights representable.
+/// Largest skew. No measured distribution is steeper, and weights stay representable.
 const MOST_SKEW: f64 = 8.0;
 
 impl Routing {
-    /// How the tokens of `unit` use the experts of `layer`, which lie on `ranks` ranks. `skew` is
-    /// Zipf's exponent, 0 (even) to 8.
+    /// Returns the expected use of the experts of `layer` by the tokens of `unit`, for `ranks`
+    /// ranks. `skew` is Zipf's exponent, from 0 (even use) to 8.
     ///
     /// # Panics
-    /// If there are no ranks.
+    /// Panics if `ranks` is zero.
     #[must_use]
     pub fn new(model: &Model, ranks: u32, skew: f64, seed: u64, unit: u32, layer: u16) -> Self {
         let popularity = shuffled(model.experts, seed, unit, layer);
@@ -58,7 +58,7 @@ impl Routing {
     fn from_weights(weights: &[f64], top_k: usize, ranks: u32) -> Self {
         assert!(ranks > 0, "experts lie on one rank at least");
         let experts = weights.len();
-        // e_0 … e_k of the first i weights, and of all but the first i.
+        // Polynomials e_0 … e_k of the first i weights, and of all weights but the first i.
         let before = prefixes(weights.iter(), top_k);
         let mut after = prefixes(weights.iter().rev(), top_k);
         after.reverse();
@@ -87,27 +87,28 @@ impl Routing {
         }
     }
 
-    /// The experts of a rank.
+    /// Returns the experts of a rank.
     #[must_use]
     pub fn experts_of(&self, rank: usize) -> Range<u32> {
         self.first[rank]..self.first[rank + 1]
     }
 
-    /// Expected (token, expert) pairs that one token has on a rank.
+    /// Returns the expected (token, expert) pairs of one token on a rank.
     #[must_use]
     pub fn expected_pairs(&self, rank: usize) -> f64 {
         self.pairs[rank]
     }
 
-    /// Expected copies of one token's hidden state that a rank gets, its own tokens included. As
-    /// DeepEP dispatches, that is one if the rank has at least one of the token's experts.
+    /// Returns the expected copies of one token's hidden state on a rank, including tokens of the
+    /// rank itself. A rank receives one copy if it has at least one of the token's experts, as in
+    /// DeepEP.
     #[must_use]
     pub fn expected_copies(&self, rank: usize) -> f64 {
         self.reached[rank]
     }
 
-    /// Expected number of a rank's experts that get any of `tokens` tokens, those of the whole
-    /// unit.
+    /// Returns the expected number of a rank's experts that receive any of the unit's `tokens`
+    /// tokens.
     #[must_use]
     pub fn active_experts(&self, rank: usize, tokens: u64) -> f64 {
         let on = self.first[rank] as usize..self.first[rank + 1] as usize;
@@ -118,7 +119,7 @@ impl Routing {
     }
 }
 
-/// `0..count` in an order of its own for each seed, unit and layer.
+/// Returns `0..count` in a random order that depends on seed, unit and layer.
 fn shuffled(count: u32, seed: u64, unit: u32, layer: u16) -> Vec<u32> {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
@@ -133,7 +134,7 @@ fn shuffled(count: u32, seed: u64, unit: u32, layer: u16) -> Vec<u32> {
     order
 }
 
-/// Elementary symmetric polynomials `e_0 … e_k` of none, the first, the first two … of the weights.
+/// Returns the polynomials `e_0 … e_k` of each prefix of the weights, starting with the empty one.
 fn prefixes<'a>(weights: impl Iterator<Item = &'a f64>, k: usize) -> Vec<Vec<f64>> {
     let mut so_far = vec![0.0; k + 1];
     so_far[0] = 1.0;
@@ -147,7 +148,7 @@ fn prefixes<'a>(weights: impl Iterator<Item = &'a f64>, k: usize) -> Vec<Vec<f64
     all
 }
 
-/// `base^exponent` by squaring.
+/// Returns `base^exponent` by repeated squaring.
 fn power(mut base: f64, mut exponent: u64) -> f64 {
     let mut product = 1.0;
     while exponent > 0 && product > 0.0 {
@@ -160,7 +161,7 @@ fn power(mut base: f64, mut exponent: u64) -> f64 {
     product
 }
 
-/// `1 / r^skew` for r from 1, scaled to a mean of 1.
+/// Returns `1 / r^skew` for r = 1 to `count`, scaled to a mean of 1.
 fn zipf(count: u32, skew: f64) -> Vec<f64> {
     let weights: Vec<f64> = (1..=count)
         .map(|r| exponential(-skew * logarithm(f64::from(r))))
@@ -175,7 +176,7 @@ fn zipf(count: u32, skew: f64) -> Vec<f64> {
 const SQRT_2: f64 = std::f64::consts::SQRT_2;
 const LN_2: f64 = std::f64::consts::LN_2;
 
-/// Natural logarithm of a number from 1, with operations whose result no platform varies.
+/// Returns the natural logarithm of a number ≥ 1, with the same bits on every platform.
 fn logarithm(mut x: f64) -> f64 {
     let mut halvings = 0.0;
     while x > SQRT_2 {
@@ -192,7 +193,7 @@ fn logarithm(mut x: f64) -> f64 {
     halvings * LN_2 + 2.0 * sum
 }
 
-/// Exponential of a number up to 0, likewise.
+/// Returns the exponential of a number ≤ 0, with the same bits on every platform.
 fn exponential(mut x: f64) -> f64 {
     let mut scale = 1.0;
     while x < -LN_2 && scale > 0.0 {
@@ -231,11 +232,11 @@ mod tests {
 
     #[test]
     fn without_skew_ranks_are_reached_as_combinatorics_says() {
-        // DBRX on 2 ranks: 1 − C(8, 4) / C(16, 4).
+        // DBRX on 2 ranks has 1 − C(8, 4) / C(16, 4).
         let two = Routing::new(&model("dbrx"), 2, 0.0, 1, 0, 0);
         assert!((two.expected_copies(0) - (1.0 - 70.0 / 1820.0)).abs() < 1e-12);
         assert!((two.expected_pairs(1) - 2.0).abs() < 1e-12);
-        // On 16, one expert each: pairs and copies are the same.
+        // On 16 ranks each has one expert, so pairs and copies are equal.
         let sixteen = Routing::new(&model("dbrx"), 16, 0.0, 1, 0, 0);
         for rank in 0..16 {
             assert!((sixteen.expected_copies(rank) - 0.25).abs() < 1e-12);
@@ -245,7 +246,7 @@ mod tests {
 
     #[test]
     fn the_expectations_are_those_of_drawn_tokens() {
-        // All sets of 2 out of 5, each as likely as the product of its weights.
+        // All sets of 2 out of 5, each with the product of its weights as its probability.
         let weights = [3.0, 1.0, 0.5, 2.0, 1.0];
         let routing = Routing::from_weights(&weights, 2, 2);
         let (mut all, mut has_third, mut has_low) = (0.0, 0.0, 0.0);
@@ -276,7 +277,7 @@ mod tests {
     fn with_few_tokens_few_experts_are_active() {
         let next = Routing::new(&model("qwen3-coder-next"), 8, 0.0, 1, 0, 0);
         assert!((next.active_experts(0, 0)).abs() < 1e-12);
-        // Ten of 512 experts, 64 of which lie here.
+        // Ten of 512 experts are chosen, and 64 of the 512 are on this rank.
         assert!((next.active_experts(0, 1) - 1.25).abs() < 1e-9);
         assert!((next.active_experts(0, 100_000) - 64.0).abs() < 1e-9);
     }

@@ -1,4 +1,4 @@
-//! Tests of the catalogue.
+//! Tests of the model catalogue.
 
 use super::*;
 
@@ -12,8 +12,9 @@ fn billions(model: &str) -> (f64, f64) {
 
 #[test]
 fn built_in_models_have_as_many_parameters_as_their_makers_say() {
-    // Model cards: Mixtral 46.7 / 12.9 and 141 / 39, DBRX 132 / 36, Grok-2 269.5 / 115, Qwen3-Coder
-    // 480 / 35, Qwen3-Coder-Next 80 / 3 (embedding apart, 79 in all without), Llama 8.03 and 70.6.
+    // Parameters in total / active: Mixtral 46.7 / 12.9 and 141 / 39, DBRX 132 / 36, Grok-2 269.5 /
+    // 115, Qwen3-Coder 480 / 35, Qwen3-Coder-Next 80 / 3 (79 without the embedding), Llama 8.03 and
+    // 70.6.
     for (name, all, active) in [
         ("mixtral-8x7b", 46.7, 12.9),
         ("mixtral-8x22b", 140.6, 39.1),
@@ -57,7 +58,7 @@ fn a_hybrid_keeps_kv_in_every_fourth_layer_and_a_state_in_the_others() {
     assert_eq!(full, (0..12).map(|i| 4 * i + 3).collect::<Vec<_>>());
     assert_eq!(hybrid.kv_bytes_per_token(0), 0);
     assert_eq!(hybrid.kv_bytes_per_token(3), 2 * 2 * 256 * 2);
-    // 32 heads of 128 × 128 in 4 bytes, and 3 inputs of 8192 in 2 bytes.
+    // The state has 32 heads of 128 × 128 with 4 bytes, and 3 inputs of 8192 with 2 bytes.
     assert_eq!(hybrid.state_bytes(0), 32 * 128 * 128 * 4 + 3 * 8192 * 2);
     assert_eq!(hybrid.state_bytes(3), 0);
 }

@@ -1,5 +1,5 @@
-//! The network checked from scratch: that lists agree with each other and rates are what they
-//! should be. Slow; for tests, and in debug builds at the ports that were computed.
+//! Checks of the network from scratch: consistent lists and correct rates. They are slow, so that
+//! only tests run all of them. Debug builds check the ports that were just computed.
 
 #[cfg(test)]
 use laxity_policy::Time;
@@ -11,56 +11,56 @@ use super::transfer::Stage;
 #[cfg(test)]
 use super::transfer::TransferId;
 
-/// What is wrong with a network. A bug in this module, whatever the caller has done.
+/// An inconsistency of the network, caused by a bug in this module rather than by the caller.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum CheckError {
-    /// Lists do not agree with each other.
+    /// The lists of a port contradict each other.
     #[error("port {port}: {what}")]
     Lists {
-        /// Where.
+        /// Number of the port.
         port: u32,
-        /// What does not agree.
+        /// Description of the contradiction.
         what: &'static str,
     },
-    /// More than a port carries.
+    /// The rates on a port exceed its capacity.
     #[error("port {port} carries {rate} of {capacity} B/s")]
     Capacity {
-        /// Where.
+        /// Number of the port.
         port: u32,
-        /// Sum of rates.
+        /// Sum of the rates on the port, in bytes per second.
         rate: f64,
-        /// What there is.
+        /// Capacity of the port, in bytes per second.
         capacity: f64,
     },
-    /// A transfer could get more without anybody getting less that has as much per weight.
+    /// A transfer could be faster without slowing one of the same or a lower rate per weight.
     #[error("transfer {order} gets {rate} B/s and has no bottleneck")]
     Bottleneck {
-        /// How many were started before it.
+        /// Number of transfers that were started before this one.
         order: u64,
-        /// What it gets.
+        /// Rate of the transfer, in bytes per second.
         rate: f64,
     },
-    /// A transfer has more bytes left than it had, fewer than none, or should have ended.
+    /// The remaining bytes of a transfer grew, are negative, or are zero without an end.
     #[error("transfer {order} has {bytes} bytes left")]
     Remainder {
-        /// How many were started before it.
+        /// Number of transfers that were started before this one.
         order: u64,
-        /// What it has left.
+        /// Remaining bytes of the transfer.
         bytes: f64,
     },
 }
 
-/// Relative error of a sum of rates.
+/// Relative error that is allowed in a sum of rates.
 const ROUNDING: f64 = 1e-9;
 
 impl Network {
-    /// Checks everything from scratch: lists, capacities, remainders, and that rates are weighted
-    /// max-min under strict priority. The latter holds exactly if each transfer has a port that its
-    /// class and those above use up and on which no other of its class gets more per weight, which
-    /// includes that no capacity is left unused. Call it after [`Network::next_end`].
+    /// Checks lists, capacities, remaining bytes and rates from scratch. Rates must be weighted
+    /// max-min under strict priority. They are, exactly if each transfer has a port that its class
+    /// and higher ones use up and where no transfer of its class gets more per weight. Call this
+    /// after [`Network::next_end`].
     ///
     /// # Errors
-    /// The first thing found wrong.
+    /// Returns the first inconsistency.
     pub fn check(&self) -> Result<(), CheckError> {
         for port in 0..self.lanes.ports.len() as u32 {
             self.check_lists(port)?;
@@ -86,7 +86,7 @@ impl Network {
         Ok(())
     }
 
-    /// The same of the ports that were just computed, at a cost in proportion to what they carry.
+    /// Checks the ports that were just computed. The cost is proportional to their transfers.
     #[cfg(debug_assertions)]
     pub(super) fn audit_computed(&mut self) {
         self.audit.sort_unstable();
@@ -104,7 +104,7 @@ impl Network {
         }
     }
 
-    /// A lane with a finite level, and those above it, use the port up.
+    /// Checks that a lane with a finite level and the lanes above it use the port up.
     #[cfg(debug_assertions)]
     fn check_use(&self, port: u32) -> Result<(), CheckError> {
         for class in 0..self.lanes.classes() {
@@ -178,7 +178,7 @@ impl Network {
         let entry = lane.get(transfer.places[usize::from(hop)] as usize);
         let level = self.lanes.levels[number].level;
         let bytes = (entry.target - lane.clock(level, self.now_ns)) * entry.weight;
-        // It may be late by less than a nanosecond, and then has ended.
+        // A transfer may be late by less than a nanosecond before it ends.
         let slip = level.min(self.lanes.ports[lane.port as usize].capacity) * entry.weight * 1e-9;
         if bytes < -slip - 1e-3 || bytes > transfer.bytes as f64 * (1.0 + ROUNDING) + 1e-3 {
             let order = transfer.order;
@@ -187,7 +187,7 @@ impl Network {
         Ok(())
     }
 
-    /// What classes up to `class` leave at a port, bytes per second, by the rates of transfers.
+    /// Returns the rate that classes up to `class` leave unused at a port, in bytes per second.
     fn left_by(&self, port: u32, class: u8) -> f64 {
         let used: f64 = (0..=class)
             .flat_map(|class| self.entries(port, class))
@@ -196,13 +196,13 @@ impl Network {
         self.lanes.ports[port as usize].capacity - used
     }
 
-    /// Whether classes up to `class` leave nothing.
+    /// Reports whether classes up to `class` use the port up.
     fn is_used_up(&self, port: u32, class: u8) -> bool {
         let capacity = self.lanes.ports[port as usize].capacity;
         self.left_by(port, class) <= capacity * 2.0 * DUST
     }
 
-    /// The most that a transfer gets per weight in a lane.
+    /// Returns the highest rate per weight of a lane's transfers.
     fn top_of(&self, lane: u32) -> f64 {
         self.lanes.lanes[lane as usize]
             .iter()
@@ -210,7 +210,7 @@ impl Network {
             .fold(0.0, f64::max)
     }
 
-    /// What a transfer gets per weight.
+    /// Returns the rate per weight of a transfer.
     fn level_of(&self, index: u32, hop: usize) -> f64 {
         let transfer = &self.slab[index];
         let lane = &self.lanes.lanes[transfer.lanes[hop] as usize];
@@ -218,15 +218,15 @@ impl Network {
     }
 }
 
-/// What tests ask.
+/// Queries that only tests need.
 #[cfg(test)]
 impl Network {
-    /// What a transfer gets, bytes per second; 0 if it has ended.
+    /// Returns the rate of a transfer in bytes per second, or 0 if it has ended.
     pub(super) fn rate(&self, id: TransferId) -> f64 {
         self.slab.find(id).map_or(0.0, |index| self.rate_of(index))
     }
 
-    /// Bytes that a transfer has left at `now`.
+    /// Returns the remaining bytes of a transfer at `now`.
     pub(super) fn remaining(&self, id: TransferId, now: Time) -> f64 {
         let now_ns = self.not_before(now);
         self.slab

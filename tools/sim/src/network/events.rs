@@ -1,8 +1,8 @@
-//! When lanes next have a transfer that ends: an indexed heap, at most one event per lane.
+//! The next end of a transfer in each lane: an indexed heap with at most one event per lane.
 
 use super::transfer::NONE;
 
-/// Children of a node.
+/// Number of children of a heap node.
 const ARITY: usize = 4;
 
 #[derive(Clone, Copy, Debug)]
@@ -11,11 +11,11 @@ struct Event {
     lane: u32,
 }
 
-/// The heap. Events at the same time come in no particular order.
+/// The heap of events. Events of the same time are in no particular order.
 #[derive(Debug, Default)]
 pub(super) struct Events {
     heap: Vec<Event>,
-    /// By lane: where in the heap, or [`NONE`].
+    /// Position in the heap by lane, or [`NONE`].
     places: Vec<u32>,
 }
 
@@ -24,7 +24,7 @@ impl Events {
         self.heap.first().map(|event| (event.at_ns, event.lane))
     }
 
-    /// Puts the event of `lane` at `at_ns`, or takes it off.
+    /// Sets the time of the lane's event, or removes the event.
     pub(super) fn set(&mut self, lane: u32, at_ns: Option<u64>) {
         if lane as usize >= self.places.len() {
             self.places.resize(lane as usize + 1, NONE);

@@ -1,33 +1,33 @@
-//! A lane: the transfers of one class on one port, and the clock by which those end that it bounds.
+//! A lane: the transfers of one class on one port, and the clock that determines their ends.
 //!
-//! The transfers that a lane bounds all get its level `λ` (bytes per second and unit of weight), so
-//! they progress alike: while `λ(t)` changes, `v(t) = ∫ λ dt` says how many bytes per unit of
-//! weight each of them has got, and one that joins at `v₀` with `b` bytes and weight `w` ends when
-//! `v` reaches `v₀ + b / w`. That target stays the same whatever happens to `λ`. So a change of
-//! level costs the same for one transfer as for a thousand, and a lane has one event, its least
-//! target. (Virtual time as in weighted fair queueing.)
+//! All transfers that a lane bounds have its level `λ` (bytes per second and unit of weight). While
+//! `λ(t)` changes, `v(t) = ∫ λ dt` is the number of bytes per unit of weight that each has sent. A
+//! transfer of `b` bytes and weight `w` that joins at `v₀` ends when `v` reaches its target `v₀ + b
+//! / w`. Targets do not depend on `λ`, so the cost of a change of level does not depend on the
+//! number of transfers. A lane has one event, for its least target. (This is virtual time as in
+//! weighted fair queueing.)
 
 use super::transfer::{NONE, Slab};
 
 const NS_PER_SECOND: f64 = 1e9;
 
-/// Children of a node of the heaps: of one level fewer than binary ones per two, and the four
-/// targets that are compared lie side by side.
+/// Number of children of a heap node. Compared with a binary heap the depth is halved, and the four
+/// targets that are compared are adjacent in memory.
 const ARITY: usize = 4;
 
-/// What a lane knows of a transfer.
+/// A transfer as an entry of a lane.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Entry {
-    /// `v` at which it ends, if this lane bounds it.
+    /// Value of `v` at which the transfer ends, if this lane bounds it.
     pub(super) target: f64,
     pub(super) weight: f64,
-    /// Index of the transfer, times [`super::PATH_MAX`], plus this lane's place in its path.
+    /// Index of the transfer times [`super::PATH_MAX`], plus this lane's place in the path.
     pub(super) whose: u32,
-    /// The only other lane of its path; [`NONE`] if there is none, [`MANY`] if there are several.
+    /// The other lane of the path, [`NONE`] if there is none, or [`MANY`] for several.
     pub(super) other: u32,
 }
 
-/// Several other lanes: see the transfer.
+/// Marker for several other lanes, which are found in the transfer.
 pub(super) const MANY: u32 = NONE - 1;
 
 impl Entry {
@@ -40,64 +40,63 @@ impl Entry {
     }
 }
 
-/// The transfers of one class on one port. Those of a lane that has but one fill a cache line, and
-/// nothing else is looked at then.
+/// The transfers of one class on one port. A lane with one transfer fits one cache line.
 #[derive(Clone, Debug, Default)]
 #[repr(C, align(64))]
 pub(super) struct PortClass {
-    /// Entry 0. See [`Self::get`].
+    /// Entry 0. [`Self::get`] reads any entry.
     first: Entry,
-    /// `v`, at `since`.
+    /// Value of `v` at `since`.
     clock: f64,
     since_ns: u64,
-    /// What classes above leave to this one, bytes per second, as far as is known.
+    /// Rate that higher classes leave to this one, in bytes per second, as of the last computation.
     pub(super) room: f64,
     pub(super) port: u32,
-    /// How many there are.
+    /// Number of transfers.
     count: u32,
-    /// How many this lane bounds.
+    /// Number of transfers that this lane bounds.
     bound: u32,
-    /// In which [`ERA`] the clock was zero.
+    /// Number of the [`ERA`] in which the clock was last set to zero.
     era: u16,
     pub(super) class: u8,
     pub(super) state: State,
-    /// Sum of weights, if there are several.
+    /// Sum of the weights, if there are several transfers.
     weight: f64,
-    /// All entries but the first.
+    /// All entries except the first.
     rest: Vec<Entry>,
 }
 
 const _: () = assert!(std::mem::offset_of!(PortClass, weight) == 64);
 
-/// What is to be done about a lane.
+/// Pending work of a lane, as a set of bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct State(u8);
 
 impl State {
-    /// Rates must be computed anew.
+    /// The lane's rates must be computed.
     pub(super) const DIRTY: u8 = 1;
-    /// Has transfers that no lane bounds yet.
+    /// The lane has transfers that no lane bounds yet.
     pub(super) const FRESH: u8 = 2;
-    /// Its event must be set anew.
+    /// The lane's event must be set.
     pub(super) const TOUCHED: u8 = 4;
-    /// Part of the component that is being filled from scratch.
+    /// The lane is part of the component that is being filled from scratch.
     pub(super) const VISITED: u8 = 8;
-    /// Its level is final in that filling.
+    /// The lane's level is final in this filling.
     pub(super) const SEALED: u8 = 16;
 
-    /// Whether any of `bits` is set.
+    /// Reports whether any of `bits` is set.
     pub(super) fn has(self, bits: u8) -> bool {
         self.0 & bits != 0
     }
 
-    /// Sets `bits`; whether any of them was set.
+    /// Sets `bits` and reports whether any of them was set before.
     pub(super) fn set(&mut self, bits: u8) -> bool {
         let had = self.has(bits);
         self.0 |= bits;
         had
     }
 
-    /// Clears `bits`; whether any of them was set.
+    /// Clears `bits` and reports whether any of them was set before.
     pub(super) fn clear(&mut self, bits: u8) -> bool {
         let had = self.has(bits);
         self.0 &= !bits;
@@ -105,12 +104,12 @@ impl State {
     }
 }
 
-/// Clocks are set to zero about once a second, 2³⁰ ns: what is lost to rounding grows with `v`, and
-/// this keeps it below a millionth of a byte.
+/// Binary logarithm of the nanoseconds after which clocks are set to zero, about one second.
+/// Rounding errors grow with `v`, and this keeps them below a millionth of a byte.
 const ERA: u32 = 30;
 
 impl PortClass {
-    /// How many transfers there are.
+    /// Returns the number of transfers.
     pub(super) fn len(&self) -> usize {
         self.count as usize
     }
@@ -119,7 +118,7 @@ impl PortClass {
         self.count == 0
     }
 
-    /// How many of them this lane bounds: the first ones, which are a heap by target.
+    /// Returns the number of transfers that this lane bounds, a heap by target at the front.
     pub(super) fn bound(&self) -> usize {
         self.bound as usize
     }
@@ -140,7 +139,7 @@ impl PortClass {
         }
     }
 
-    /// All entries, in two parts.
+    /// Returns all entries, in two parts.
     #[inline]
     pub(super) fn parts(&self) -> [&[Entry]; 2] {
         match self.count {
@@ -150,13 +149,13 @@ impl PortClass {
         }
     }
 
-    /// All entries.
+    /// Returns all entries.
     #[inline]
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
         self.parts().into_iter().flatten()
     }
 
-    /// Sum of weights.
+    /// Returns the sum of the weights.
     pub(super) fn weight(&self) -> f64 {
         match self.count {
             0 => 0.0,
@@ -165,14 +164,14 @@ impl PortClass {
         }
     }
 
-    /// The sum of weights, added up anew.
+    /// Replaces the sum of the weights by one that was added up again.
     pub(super) fn set_weight(&mut self, weight: f64) {
         if self.count > 1 {
             self.weight = weight;
         }
     }
 
-    /// Adds a transfer that this lane does not bound; returns its place.
+    /// Adds a transfer that this lane does not bound, and returns its place.
     pub(super) fn push(&mut self, entry: Entry) -> u32 {
         let place = self.count;
         if place == 0 {
@@ -185,7 +184,7 @@ impl PortClass {
         place
     }
 
-    /// Brings `v` to `now`, given the level since it was last brought.
+    /// Advances `v` to `now`, given the level since the last advance.
     pub(super) fn settle(&mut self, level: f64, now_ns: u64) {
         let passed_ns = now_ns - self.since_ns;
         if passed_ns == 0 {
@@ -206,7 +205,7 @@ impl PortClass {
         }
     }
 
-    /// `v` at `now`.
+    /// Returns `v` at `now`.
     pub(super) fn clock(&self, level: f64, now_ns: u64) -> f64 {
         if now_ns == self.since_ns {
             self.clock
@@ -215,15 +214,15 @@ impl PortClass {
         }
     }
 
-    /// When the first of the transfers that this lane bounds ends, in whole nanoseconds, rounded
-    /// up. The lane must have been settled when its level last changed.
+    /// Returns the time of the first end among the transfers that this lane bounds, rounded up to
+    /// nanoseconds. The lane must have been settled when its level last changed.
     pub(super) fn next_end_ns(&self, level: f64) -> Option<u64> {
         if self.bound == 0 || level <= 0.0 {
             return None;
         }
         let ns = (self.first.target - self.clock) / level * NS_PER_SECOND;
-        // A ten-thousandth of a nanosecond, and the last digits of a long time, are rounding: a
-        // transfer that takes a whole number of nanoseconds takes no more.
+        // Subtracts rounding errors, so that a transfer of a whole number of nanoseconds takes no
+        // more.
         let ns = ns - 1e-4 - ns * 1e-14;
         if ns > 9e18 {
             return None;
@@ -232,8 +231,8 @@ impl PortClass {
         Some(self.since_ns + whole + u64::from((whole as f64) < ns))
     }
 
-    /// This lane bounds the transfer at `place` from here on; `norm` is what it has left, bytes per
-    /// unit of weight. The lane must be settled.
+    /// Makes this lane bound the transfer at `place`. `norm` is what the transfer has left, in
+    /// bytes per unit of weight. The lane must be settled.
     pub(super) fn promote(&mut self, place: u32, norm: f64, slab: &mut Slab) {
         debug_assert!(place >= self.bound, "not bound by this lane yet");
         if self.bound == 0 {
@@ -251,8 +250,8 @@ impl PortClass {
         self.rise(last, entry, slab);
     }
 
-    /// This lane no longer bounds the transfer at `place`; returns what it has left, bytes per unit
-    /// of weight. The lane must be settled.
+    /// Makes this lane no longer bound the transfer at `place`. Returns what the transfer has left,
+    /// in bytes per unit of weight. The lane must be settled.
     pub(super) fn demote(&mut self, place: u32, slab: &mut Slab) -> f64 {
         let entry = *self.get(place as usize);
         let last = self.unheap(place as usize, slab);
@@ -261,7 +260,7 @@ impl PortClass {
         (entry.target - self.clock).max(0.0)
     }
 
-    /// Takes the transfer at `place` off.
+    /// Removes the transfer at `place`.
     pub(super) fn remove(&mut self, place: u32, slab: &mut Slab) {
         if self.count == 1 {
             (self.count, self.bound) = (0, 0);
@@ -281,7 +280,7 @@ impl PortClass {
         }
     }
 
-    /// Closes the gap at `place` of the heap; returns where the gap is then.
+    /// Closes the gap at `place` of the heap and returns the new position of the gap.
     fn unheap(&mut self, place: usize, slab: &mut Slab) -> usize {
         debug_assert!(place < self.bound(), "bound by this lane");
         self.bound -= 1;
@@ -320,7 +319,7 @@ impl PortClass {
     /// Puts `entry` at `place` or below it.
     fn sink(&mut self, mut place: usize, entry: Entry, slab: &mut Slab) {
         loop {
-            // Entry `i` is at `rest[i - 1]`: the children of `place` start there.
+            // Entry `i` is at `rest[i - 1]`, so the children of `place` start there.
             let start = place * ARITY;
             let end = (start + ARITY).min(self.bound().max(1) - 1);
             if start >= end {

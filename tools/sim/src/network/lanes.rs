@@ -1,8 +1,8 @@
-//! All lanes: which port and class each belongs to, their levels, and which are to be computed.
+//! All lanes: their ports and classes, their levels, and the queue of lanes to compute.
 //!
-//! A lane is there only while it has transfers. The lanes of a network with thousands of ports and
-//! eight classes would fill megabytes, of which a few are in use; so they come from a slab and
-//! those given back last are taken first, which keeps what is in use in the cache.
+//! A lane exists only while it has transfers. The lanes of thousands of ports and eight classes
+//! would take megabytes, of which little is in use. They are therefore allocated from a slab, and
+//! the lane that was released last is reused first, which keeps the used memory in the cache.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -10,49 +10,49 @@ use std::collections::BinaryHeap;
 use super::lane::{Entry, PortClass, State};
 use super::transfer::{NONE, Slab};
 
-/// Classes whose lanes a port knows itself.
+/// Number of classes whose lanes are stored in the port itself.
 const NEAR: usize = 8;
 
-/// One direction of a link. A cache line, since every start and end looks at some.
+/// One direction of a link. It fills a cache line, because every start and end reads some ports.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(super) struct Port {
-    /// Bytes per second.
+    /// Capacity, in bytes per second.
     pub(super) capacity: f64,
-    /// The classes that have transfers, a bit each.
+    /// Bit set of the classes that have transfers.
     active: u64,
-    /// How many transfers.
+    /// Number of transfers.
     pub(super) count: u32,
-    /// The lanes of the first classes, or [`NONE`].
+    /// Lanes of the first classes, or [`NONE`].
     near: [u32; NEAR],
 }
 
 const _: () = assert!(size_of::<Port>() == 64);
 
-/// What others look up of a lane: apart from it, so that many fit the cache.
+/// The level of a lane. Levels are stored apart from lanes, so that many fit the cache.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Level {
-    /// Bytes per second and unit of weight; infinite where the transfers need less than there is.
+    /// Level in bytes per second and unit of weight. Infinite if the port is not used up.
     pub(super) level: f64,
     pub(super) care: Care,
 }
 
-/// Which changes of its transfers' rates a lane must know of.
+/// The changes of its transfers' rates that a lane must be computed for.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Care {
-    /// Every one. It leaves so much to the classes below, bytes per second.
+    /// Every change. The lane leaves this rate to lower classes, in bytes per second.
     Every(f64),
-    /// A level above this one. All are below it and no class below has transfers.
+    /// A rise above this level. All transfers are below it, and no lower class has transfers.
     Above(f64),
-    /// Those that add up to more than this, bytes per second. No class below has transfers.
+    /// Changes that add up to more than this, in bytes per second. No lower class has transfers.
     Beyond(f64),
 }
 
 impl Level {
-    /// Of a lane that nothing is known of.
+    /// The level of a lane before its first computation.
     pub(super) const OPEN: Self = Self::of(f64::INFINITY);
 
-    /// Of a lane that leaves nothing to others.
+    /// Returns the level of a lane that leaves nothing to others.
     pub(super) const fn of(level: f64) -> Self {
         Self {
             level,
@@ -60,17 +60,17 @@ impl Level {
         }
     }
 
-    /// Whether what the lane leaves is not kept account of.
+    /// Reports whether the lane does not track what it leaves to others.
     pub(super) fn is_quiet(&self) -> bool {
         !matches!(self.care, Care::Every(_))
     }
 
-    /// Whether nobody cares about a change of a transfer to the level `to`.
+    /// Reports whether a transfer's change to the level `to` does not matter to the lane.
     pub(super) fn ignores(&self, to: f64) -> bool {
         matches!(self.care, Care::Above(limit) if to <= limit)
     }
 
-    /// Takes note of a change of a transfer's rate, by `more`, to the level `to`; whether the lane
+    /// Records that a transfer's rate changed by `more` to the level `to`. Reports whether the lane
     /// must be computed.
     pub(super) fn hear(&mut self, to: f64, more: f64) -> bool {
         match &mut self.care {
@@ -84,27 +84,27 @@ impl Level {
     }
 }
 
-/// Ports and lanes. A lane is known by its number.
+/// Ports and lanes. A lane is identified by its number.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
     pub(super) ports: Vec<Port>,
     pub(super) lanes: Vec<PortClass>,
     pub(super) levels: Vec<Level>,
     free: Vec<u32>,
-    /// The lanes of the other classes, by class and port, or [`NONE`].
+    /// Lanes of the other classes by class and port, or [`NONE`].
     far: Vec<Vec<u32>>,
-    /// By class and port: bytes of transfers that are through or were taken off.
+    /// Bytes of transfers that ended or were removed, by class and port.
     done: Vec<Vec<u64>>,
-    /// By class: entries of all lanes.
+    /// Entries of all lanes, by class.
     pub(super) members: Vec<usize>,
-    /// Lanes to be computed: class, lower bound of the level, lane.
+    /// Lanes to compute, as packed class, lower bound of the level, and lane number.
     queue: BinaryHeap<Reverse<u128>>,
-    /// Lanes whose events must be set anew.
+    /// Lanes whose events must be set.
     pub(super) touched: Vec<u32>,
 }
 
 impl Lanes {
-    /// A port more; returns its number.
+    /// Adds a port and returns its number.
     pub(super) fn add_port(&mut self, capacity: f64) -> u32 {
         self.ports.push(Port {
             capacity,
@@ -121,7 +121,7 @@ impl Lanes {
         self.ports.len() as u32 - 1
     }
 
-    /// Makes room for `class`.
+    /// Allocates tables for `class`.
     pub(super) fn cover(&mut self, class: u8) {
         while self.done.len() <= usize::from(class) {
             if self.done.len() >= NEAR {
@@ -132,7 +132,7 @@ impl Lanes {
         }
     }
 
-    /// How many classes there is room for.
+    /// Returns the number of classes that tables exist for.
     pub(super) fn classes(&self) -> u8 {
         self.done.len() as u8
     }
@@ -157,7 +157,7 @@ impl Lanes {
         }
     }
 
-    /// The lane of a port and class.
+    /// Returns the lane of a port and class, if any.
     pub(super) fn find(&self, port: u32, class: u8) -> Option<u32> {
         if class >= self.classes() {
             return None;
@@ -166,7 +166,7 @@ impl Lanes {
         (lane != NONE).then_some(lane)
     }
 
-    /// The lane of a port and class, which [`Self::cover`] knows; a new one if there is none.
+    /// Returns or creates the lane of a port and class. Call [`Self::cover`] before.
     pub(super) fn enter(&mut self, port: u32, class: u8) -> u32 {
         let found = self.slot(port, class);
         if found != NONE {
@@ -186,7 +186,7 @@ impl Lanes {
         lane
     }
 
-    /// Gives a lane back if nothing refers to it.
+    /// Releases a lane if nothing refers to it.
     pub(super) fn release(&mut self, lane: u32) {
         let gone = &self.lanes[lane as usize];
         if gone.is_empty() && !gone.state.has(State::DIRTY | State::TOUCHED) {
@@ -196,7 +196,7 @@ impl Lanes {
         }
     }
 
-    /// Counts a transfer of `class` at `port`; returns whether the port was idle.
+    /// Adds a transfer of `class` to the count of `port`. Reports whether the port was idle.
     pub(super) fn count_in(&mut self, port: u32, class: u8) -> bool {
         let here = &mut self.ports[port as usize];
         let idle = here.active == 0;
@@ -206,7 +206,7 @@ impl Lanes {
         idle
     }
 
-    /// Counts one out of a lane, of which `carried` bytes have passed.
+    /// Removes a transfer, of which `carried` bytes have passed, from the count of its lane.
     pub(super) fn count_out(&mut self, lane: u32, carried: u64) {
         let lane = &self.lanes[lane as usize];
         let here = &mut self.ports[lane.port as usize];
@@ -218,63 +218,63 @@ impl Lanes {
         self.done[usize::from(lane.class)][lane.port as usize] += carried;
     }
 
-    /// Bytes of a class of transfers that are through or were taken off.
+    /// Returns the bytes of a class's transfers that ended or were removed.
     pub(super) fn done(&self, port: u32, class: u8) -> u64 {
         let done = self.done.get(usize::from(class));
         done.map_or(0, |done| done[port as usize])
     }
 
-    /// The lane of the next class above that has transfers.
+    /// Returns the lane of the next higher class that has transfers.
     pub(super) fn above(&self, port: u32, class: u8) -> Option<u32> {
         let above = self.ports[port as usize].active & ((1 << class) - 1);
         let class = above.checked_ilog2()?;
         Some(self.slot(port, class as u8))
     }
 
-    /// The lane of the next class below that has transfers.
+    /// Returns the lane of the next lower class that has transfers.
     pub(super) fn below(&self, port: u32, class: u8) -> Option<u32> {
         let below = self.ports[port as usize].active & (!1 << class);
         (below != 0).then(|| self.slot(port, below.trailing_zeros() as u8))
     }
 
-    /// The lane must be computed.
+    /// Queues the lane to be computed.
     pub(super) fn mark(&mut self, number: u32) {
         let lane = &mut self.lanes[number as usize];
         if lane.state.has(State::DIRTY | State::SEALED) {
             return;
         }
         lane.state.set(State::DIRTY);
-        // What it has had, or what all get at least, as far as is known.
+        // The lower bound is the lane's level or an even share of its room, whichever is less.
         let least = (lane.room / lane.weight()).min(self.levels[number as usize].level);
         let class = lane.class;
         self.requeue(number, class, least);
     }
 
-    /// The lane stays in the queue, at `least`.
+    /// Puts the lane back into the queue with the lower bound `least`.
     pub(super) fn requeue(&mut self, lane: u32, class: u8, least: f64) {
-        // The bits of numbers that are not negative order as the numbers do.
+        // The bits of non-negative floats sort in the order of the floats.
         let bits = u128::from(least.max(0.0).to_bits());
         let key = u128::from(class) << 96 | bits << 32 | u128::from(lane);
         self.queue.push(Reverse(key));
     }
 
-    /// The next lane to be computed.
+    /// Removes and returns the next lane to compute.
     pub(super) fn pop_dirty(&mut self) -> Option<u32> {
         self.queue.pop().map(|Reverse(key)| key as u32)
     }
 
-    /// The lower bound of the one after it, if it is of this class.
+    /// Returns the lower bound of the next queued lane, if it is of this class.
     pub(super) fn next_least(&self, class: u8) -> Option<f64> {
         let &Reverse(key) = self.queue.peek()?;
         ((key >> 96) as u8 == class).then(|| f64::from_bits((key >> 32) as u64))
     }
 
-    /// Whether any is to be computed.
+    /// Reports whether no lane is queued.
     pub(super) fn is_clean(&self) -> bool {
         self.queue.is_empty()
     }
 
-    /// Takes those of `class` from the front of the queue.
+    /// Moves lanes of `class` from the front of the queue to `into`.
     pub(super) fn drain_class(&mut self, class: u8, into: &mut Vec<u32>) {
         while self.next_least(class).is_some()
             && let Some(lane) = self.pop_dirty()
@@ -283,19 +283,19 @@ impl Lanes {
         }
     }
 
-    /// The event of the lane must be set anew.
+    /// Marks the lane's event as to be set.
     pub(super) fn touch(&mut self, number: u32) {
         if !self.lanes[number as usize].state.set(State::TOUCHED) {
             self.touched.push(number);
         }
     }
 
-    /// Brings the clock of a lane to `now`.
+    /// Advances the clock of a lane to `now`.
     pub(super) fn settle(&mut self, lane: u32, now_ns: u64) {
         self.lanes[lane as usize].settle(self.levels[lane as usize].level, now_ns);
     }
 
-    /// The least level of the path of `entry` without `lane`.
+    /// Returns the least level on the path of `entry`, without `lane`.
     #[inline]
     pub(super) fn bound_elsewhere(&self, entry: &Entry, lane: u32, slab: &Slab) -> f64 {
         match self.levels.get(entry.other as usize) {
@@ -313,8 +313,8 @@ impl Lanes {
         levels.fold(f64::INFINITY, f64::min)
     }
 
-    /// Whether nobody in the path of `entry` cares about a change to the level `to`, as far as is
-    /// easily known.
+    /// Reports whether no lane on the path of `entry` must be computed for a change to the level
+    /// `to`. It may miss such cases.
     #[inline]
     pub(super) fn is_ignored(&self, entry: &Entry, to: f64) -> bool {
         let other = self.levels.get(entry.other as usize);

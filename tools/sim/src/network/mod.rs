@@ -1,10 +1,10 @@
-//! The network at flow level: transfers are fluids, ports have capacities, and rates are what
-//! strict priority between classes and weighted max-min within a class make of them. Packets,
-//! windows and what a transport takes to find its rate are left out.
+//! The network at flow level: transfers are fluids and ports have capacities. Classes share a port
+//! by strict priority, and transfers of a class by weighted max-min. Packets, windows and the
+//! convergence of transports are not modelled.
 //!
-//! It knows nothing of policies: a class is a number, 0 first. A transfer crosses 1 to [`PATH_MAX`]
-//! ports; a collective's aggregate crosses one. Rates are constant between timestamps, and a caller
-//! goes from one to the next:
+//! The network has no notion of policies: a class is a number, and class 0 goes first. A transfer
+//! crosses 1 to [`PATH_MAX`] ports, and a collective's aggregate crosses one. Rates are constant
+//! between timestamps. A caller repeats these steps:
 //!
 //! ```text
 //! now = the earlier of next_end(..) and what the caller has planned
@@ -13,9 +13,8 @@
 //! next_end(now)        computes the rates of all that is affected, once
 //! ```
 //!
-//! Times never go back, and nothing that ends is passed over: `now` is never after what the last
-//! `next_end` said. If a caller goes on in time without having called it, then it is called for
-//! them.
+//! Time must not go back, and `now` must not be after the result of the last `next_end`. If a
+//! caller advances the time without a call of `next_end`, the network calls it itself.
 //!
 //! | file | concept |
 //! |---|---|
@@ -27,14 +26,14 @@
 //! | `events` | which lane has the next end |
 //! | `check` | the same from scratch, for tests |
 //!
-//! Cost: a transfer that has its ports to itself is O(1) but for the heap of events. Otherwise a
-//! start or end costs two sweeps over the transfers of each port whose level it changes, and
-//! nothing for the transfers themselves: their ends are told by their lane's clock. Nothing is
-//! allocated once tables have grown to what is in flight.
+//! Cost: a transfer on otherwise idle ports takes O(1) and an operation on the heap of events.
+//! Otherwise a start or end takes two sweeps over the transfers of each port whose level changes.
+//! Ends of transfers follow from their lane's clock without further cost. Nothing is allocated once
+//! the tables have reached their final size.
 //!
-//! Precision: an end is rounded up to whole nanoseconds and delivers exactly its bytes; for the
-//! last fraction of a nanosecond its share is idle. What classes above leave is zero if it is less
-//! than 10⁻⁹ of the capacity. Rates are otherwise exact to about 10⁻¹².
+//! Precision: an end is rounded up to whole nanoseconds and delivers exactly its bytes. The
+//! transfer's share is idle for the last fraction of a nanosecond. Capacity that higher classes
+//! leave is zero if it is less than 10⁻⁹ of the total. Other rates are exact to about 10⁻¹².
 
 mod check;
 mod events;
@@ -57,17 +56,17 @@ use lanes::{Care, Lanes, Level};
 use share::{Scratch, Sharing};
 use transfer::{NONE, Slab, Stage, Transfer};
 
-/// Classes at most.
+/// Largest number of classes.
 pub const CLASSES_MAX: u8 = 64;
 
-/// Entries looked at, per entry there is, before a component is filled from scratch.
+/// Number of visits per entry of a class before a component is filled from scratch.
 const PATIENCE: usize = 4;
 
-/// One direction of a link, as [`Network::add_port`] numbers them.
+/// One direction of a link, as numbered by [`Network::add_port`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortId(pub u32);
 
-/// A transfer that has ended and is to be told.
+/// A transfer that has ended and was not returned to the caller yet.
 #[derive(Clone, Copy, Debug)]
 struct Ended {
     order: u64,
@@ -81,9 +80,9 @@ pub struct Network {
     lanes: Lanes,
     slab: Slab,
     events: Events,
-    /// Transfers started so far.
+    /// Number of transfers started so far.
     started: u64,
-    /// What has ended, from `told` on in the order of starts if `sorted`.
+    /// Transfers that ended. From `told` on they are in the order of starts if `sorted` is set.
     ended: Vec<Ended>,
     told: usize,
     sorted: bool,
@@ -100,7 +99,7 @@ impl Default for Network {
 }
 
 impl Network {
-    /// A network without ports.
+    /// Creates a network without ports.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -119,10 +118,10 @@ impl Network {
         }
     }
 
-    /// A port that carries `bytes_per_second`.
+    /// Adds a port with a capacity of `bytes_per_second`.
     ///
     /// # Panics
-    /// If that is negative or not finite.
+    /// Panics if the capacity is negative or not finite.
     pub fn add_port(&mut self, bytes_per_second: f64) -> PortId {
         assert!(
             bytes_per_second.is_finite() && bytes_per_second >= 0.0,
@@ -132,11 +131,11 @@ impl Network {
     }
 
     /// Starts a transfer of `bytes` over the ports of `path`, 1 to [`PATH_MAX`] different ones in
-    /// any order. It gets a share in proportion to `weight` among those of its `class`, after those
-    /// of lower class numbers. `tag` is told at its end. One of zero bytes ends at once.
+    /// any order. Lower classes are served first, and transfers of a class share in proportion to
+    /// `weight`. `tag` is returned at the end. A transfer of zero bytes ends at once.
     ///
     /// # Panics
-    /// If the path is empty or too long, the class is not below [`CLASSES_MAX`], or the
+    /// Panics if the path is empty or too long, the class is not below [`CLASSES_MAX`], or the
     /// weight is not a positive finite number.
     pub fn start(
         &mut self,
@@ -183,9 +182,9 @@ impl Network {
         id
     }
 
-    /// When the next transfer ends if nothing else happens; `now` if one has ended that was not
-    /// popped. Computes the rates of what is affected: call it once per timestamp, after all
-    /// starts.
+    /// Returns the time of the next end if nothing else happens, or `now` if an ended transfer was
+    /// not popped yet. It computes the rates that have changed. Call it once per timestamp, after
+    /// all starts.
     pub fn next_end(&mut self, now: Time) -> Option<Time> {
         self.advance(now);
         self.refresh();
@@ -195,8 +194,8 @@ impl Network {
         self.events.first().map(|(at_ns, _)| Time(at_ns))
     }
 
-    /// One transfer that ends by `now`, with its tag. Those that end at the same time come in the
-    /// order of their starts.
+    /// Removes and returns one transfer that ended by `now`, with its tag. Transfers that end at
+    /// the same time are returned in the order of their starts.
     pub fn pop_ended(&mut self, now: Time) -> Option<(TransferId, u32)> {
         self.advance(now);
         self.collect();
@@ -217,22 +216,22 @@ impl Network {
     }
 }
 
-/// What can be asked. Rates are those of the last [`Network::next_end`].
+/// Queries. Rates are those of the last [`Network::next_end`].
 impl Network {
-    /// Bytes per second.
+    /// Returns the capacity of a port, in bytes per second.
     #[must_use]
     pub fn capacity(&self, port: PortId) -> f64 {
         self.lanes.ports[port.0 as usize].capacity
     }
 
-    /// How many transfers cross a port.
+    /// Returns the number of transfers that cross a port.
     #[must_use]
     pub fn active(&self, port: PortId) -> usize {
         self.lanes.ports[port.0 as usize].count as usize
     }
 
-    /// Bytes that have passed a port by `now`, which must not be before the last call that took a
-    /// time nor after [`Network::next_end`]. Goes through the transfers that cross it.
+    /// Returns the bytes that have passed a port by `now`. `now` must lie between the time of the
+    /// last call and the result of [`Network::next_end`]. Visits all transfers of the port.
     #[must_use]
     pub fn carried(&self, port: PortId, now: Time) -> f64 {
         (0..self.lanes.classes())
@@ -266,9 +265,9 @@ impl Network {
     }
 }
 
-/// The inside.
+/// Internal operations.
 impl Network {
-    /// Goes to `now`. If the caller has left rates to be computed, they are those since then.
+    /// Advances to `now`. Rates that the caller left uncomputed are computed first.
     fn advance(&mut self, now: Time) {
         debug_assert!(now.0 >= self.now_ns, "time goes forward");
         if now.0 > self.now_ns {
@@ -281,7 +280,7 @@ impl Network {
         }
     }
 
-    /// Ends what is due, then computes rates where something has changed.
+    /// Ends transfers that are due, then computes rates where something has changed.
     fn refresh(&mut self) {
         self.collect();
         if !self.lanes.is_clean() {
@@ -309,7 +308,7 @@ impl Network {
         self.audit_computed();
     }
 
-    /// Ends what is due.
+    /// Ends transfers that are due.
     fn collect(&mut self) {
         while let Some((at_ns, number)) = self.events.first()
             && at_ns <= self.now_ns
@@ -340,7 +339,7 @@ impl Network {
         self.ended.push(Ended { order, id });
     }
 
-    /// Enters a transfer in the lanes of its path.
+    /// Adds a transfer to the lanes of its path.
     fn attach(&mut self, index: u32, path: &[PortId], weight: f64) {
         let class = self.slab[index].class;
         let mut lanes = [NONE; PATH_MAX];
@@ -375,7 +374,7 @@ impl Network {
             here.state.set(State::FRESH);
             let first = here.len() == 1;
             self.lanes.mark(lane);
-            // The class above has not kept count of what it leaves while nobody needed it.
+            // The lane above did not track what it leaves while no lower class existed.
             if first
                 && let Some(above) = self.lanes.above(port.0, class)
                 && self.lanes.levels[above as usize].is_quiet()
@@ -385,8 +384,8 @@ impl Network {
         }
     }
 
-    /// A transfer that has all of its ports to itself gets what the slowest carries: no need to
-    /// compute anything.
+    /// Sets the rate of a transfer that is alone on all of its ports to that of the slowest port.
+    /// No computation is necessary.
     fn bind_alone(&mut self, index: u32, weight: f64) {
         let (mut slowest, mut rate) = (0, f64::INFINITY);
         let transfer = &self.slab[index];
@@ -412,7 +411,7 @@ impl Network {
         self.slab[index].stage = Stage::Bound(slowest as u8);
     }
 
-    /// Takes a transfer out of its lanes, of which `carried` bytes have passed.
+    /// Removes a transfer, of which `carried` bytes have passed, from its lanes.
     fn detach(&mut self, index: u32, carried: u64) {
         let transfer = &self.slab[index];
         let (path, places) = (transfer.path(), transfer.places);
@@ -441,7 +440,7 @@ impl Network {
                 }
                 continue;
             }
-            // As if its rate became zero.
+            // For the other lanes this equals a drop of the transfer's rate to zero.
             let there = &mut self.lanes.levels[number as usize];
             if level.is_none_or(|level| there.hear(0.0, -weight * level)) {
                 self.lanes.mark(number);

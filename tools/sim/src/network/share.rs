@@ -1,61 +1,58 @@
-//! Sharing: the weighted max-min rates of one class, in what the classes above leave.
+//! Sharing: the weighted max-min rates of one class within the capacity that higher classes leave.
 //!
-//! The level `λ_p` of a port is what its transfers get there per unit of weight unless another port
-//! of their path gives less; infinite where they do not use up the room `R_p`. A transfer's rate is
-//! `w · min λ` over its path. If at every port with a finite level
+//! The level `λ_p` of a port is the rate per unit of weight of the transfers that the port bounds.
+//! It is infinite where the transfers do not use up the room `R_p`. A transfer's rate is `w · min
+//! λ` over its path. The rates are max-min (Bertsekas and Gallager, Data Networks, §6.5.2) and
+//! unique if at every port with a finite level
 //!
 //! ```text
 //! Σ min(w_f · b_f, w_f · λ_p) = R_p        b_f = least λ of the other ports of f
 //! ```
 //!
-//! and at every other one `Σ w_f · b_f ≤ R_p`, then each transfer has a port that is used up and on
-//! which none gets more per weight than it does: the rates are max-min (Bertsekas and Gallager,
-//! Data Networks, §6.5.2), and there are no others. So it is enough to solve the equation at ports
-//! where something has changed and to pass on what changes thereby, until nothing does:
+//! and at every other port `Σ w_f · b_f ≤ R_p`. Each transfer then has a port that is used up and
+//! where no transfer gets more per weight. It is therefore enough to solve the equation at ports
+//! where something has changed and to propagate the changes:
 //!
-//! * Ports are taken in ascending order of a lower bound of their level. A lower level is the cause
-//!   of a higher one and never the other way round, so most ports are solved once.
-//! * One whose new level is above the next lower bound waits for that one.
-//! * Nothing is passed on by a change below [`SAME`] of a rate.
-//! * A port where a class uses less than there is, and no class below has transfers, need not know
-//!   of every change: either all of its transfers stay below an even share ([`Care::Above`]), or
-//!   the change is taken from what is spare ([`Care::Beyond`]).
+//! * Ports are solved in ascending order of a lower bound of their level. Lower levels affect
+//!   higher ones and never the reverse, so most ports are solved once.
+//! * A port whose new level is above the next lower bound is requeued behind that bound.
+//!   stay below an even share ([`Care::Above`]), or those that fit into the unused rest
+//!   ([`Care::Beyond`]).
 //!
-//! Should this take too long, which needs levels that are all but equal, then the connected
-//! component is filled progressively: all levels are lifted to infinity, and the same steps in the
-//! same order find one final level each.
+//! Nearly equal levels can make this slow. In that case the connected component is filled
+//! progressively: all levels are raised to infinity, and the same steps find one final level each.
 //!
-//! What a class leaves, `R_p − Σ rates`, is the room of the next one below that has transfers; only
-//! if it changes is that one computed.
+//! The rest that a class leaves, `R_p − Σ rates`, is the room of the next lower class that has
+//! transfers. That class is computed only if its room changes.
 
 use super::lane::{Entry, MANY, State};
 use super::lanes::{Care, Lanes, Level};
 use super::transfer::{NONE, Slab, Stage};
 use super::water;
 
-/// Rates that differ by less than this part of themselves are the same.
+/// Relative difference below which two rates are the same.
 pub(super) const SAME: f64 = 1e-12;
 
-/// A residual below this part of the capacity is zero.
+/// Share of the capacity below which a rest counts as zero.
 pub(super) const DUST: f64 = 1e-9;
 
-/// Whether two rates, levels or residuals are the same, given one more as scale.
+/// Reports whether two rates, levels or rests differ by at most [`SAME`] of `scale`.
 pub(super) fn same(a: f64, b: f64, scale: f64) -> bool {
     a == b || (a - b).abs() <= SAME * scale
 }
 
-/// Whether two levels are the same.
+/// Reports whether two levels are the same.
 fn same_level(a: f64, b: f64) -> bool {
     a == b || (a.is_finite() && b.is_finite() && same(a, b, a.max(b)))
 }
 
-/// A solved lane.
+/// The solution of a lane's equation.
 struct Solution {
-    /// `R`, bytes per second.
+    /// Room `R` of the lane, in bytes per second.
     room: f64,
-    /// What it leaves of that to the classes below.
+    /// Rest of the room that is left to lower classes.
     left: f64,
-    /// `Σ w`.
+    /// Sum of the weights, `Σ w`.
     weight: f64,
     level: Level,
 }
@@ -63,33 +60,31 @@ struct Solution {
 /// Buffers that are kept between computations.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
-    /// Of the lane that is being solved, by place: `b`.
+    /// Bounds `b` of the lane that is being solved, by place.
     bounds: Vec<f64>,
-    /// `w`, if there are several.
+    /// Weights `w` of that lane's transfers, if there are several.
     weights: Vec<f64>,
-    /// Transfers whose bottleneck moves, with its place in their path.
+    /// Transfers whose bottleneck moves, and the new bottleneck's place in their path.
     moves: Vec<(u32, u8)>,
-    /// The lanes that are being filled from scratch.
+    /// Lanes that are being filled from scratch.
     component: Vec<u32>,
 }
 
-/// Rates being computed.
+/// The state of one computation of rates.
 pub(super) struct Sharing<'a> {
     pub(super) now_ns: u64,
     pub(super) lanes: &'a mut Lanes,
     pub(super) slab: &'a mut Slab,
     pub(super) scratch: &'a mut Scratch,
-    /// By which part a level may be too low.
-    /// Entries of a class looked at, per entry there is, before the component is filled from
-    /// scratch.
+    /// Number of visits per entry of a class before the component is filled from scratch.
     pub(super) patience: usize,
-    /// Ports that were computed.
+    /// Ports that were computed, for checks in debug builds.
     #[cfg(debug_assertions)]
     pub(super) audit: &'a mut Vec<u32>,
 }
 
 impl Sharing<'_> {
-    /// Computes what is dirty, class by class.
+    /// Computes all queued lanes, class by class.
     pub(super) fn run(&mut self) {
         let mut class = None;
         let (mut work, mut budget) = (0, 0);
@@ -118,13 +113,13 @@ impl Sharing<'_> {
         self.unseal();
     }
 
-    /// Computes a lane; false if it has to wait for others.
+    /// Computes a lane. Returns false if it has to wait for others.
     fn step(&mut self, number: u32) -> bool {
         let room = self.room(number);
         let before = self.lanes.levels[number as usize].level;
         let lane = &mut self.lanes.lanes[number as usize];
         if room == 0.0 && before == 0.0 && !lane.state.has(State::FRESH) {
-            // Blocked, as it was.
+            // The lane stays without capacity, as before.
             lane.state.clear(State::DIRTY);
             lane.room = 0.0;
             return true;
@@ -143,7 +138,7 @@ impl Sharing<'_> {
         true
     }
 
-    /// What the classes above leave to a lane.
+    /// Returns the rate that higher classes leave to a lane.
     fn room(&self, number: u32) -> f64 {
         let lane = &self.lanes.lanes[number as usize];
         match self.lanes.above(lane.port, lane.class) {
@@ -155,8 +150,8 @@ impl Sharing<'_> {
         }
     }
 
-    /// Looks up what the transfers of a lane may get elsewhere, into the scratch. Returns `Σ w·b`
-    /// and `Σ w`.
+    /// Writes the bounds of a lane's transfers by other ports into the scratch buffers. Returns `Σ
+    /// w·b` and `Σ w`.
     fn look(&mut self, number: u32) -> (f64, f64) {
         let Scratch {
             bounds, weights, ..
@@ -227,8 +222,8 @@ impl Sharing<'_> {
         }
     }
 
-    /// Gives the lane its solution: transfers that it now bounds, or no longer, change sides, and
-    /// the other lanes of those whose rate changes get dirty.
+    /// Applies the solution to the lane. Transfers that the lane starts or stops to bound are
+    /// moved, and other lanes of transfers whose rate changes are queued.
     fn commit(&mut self, number: u32, solution: &Solution) {
         let level = &mut self.lanes.levels[number as usize];
         let (before, mut now) = (level.level, solution.level.level);
@@ -270,8 +265,8 @@ impl Sharing<'_> {
         }
     }
 
-    /// Whether no other lane is concerned by the level of this one: those of the transfers that it
-    /// bounds do not care, and no transfer that another bounds changes sides.
+    /// Reports whether the lane's new level affects no other lane: no transfer changes its
+    /// bottleneck, and no other lane must be computed for the changed rates.
     fn is_contained(&self, number: u32, level: f64, fresh: bool) -> bool {
         let lane = &self.lanes.lanes[number as usize];
         let mut start = 0;
@@ -292,7 +287,7 @@ impl Sharing<'_> {
         true
     }
 
-    /// Goes through the transfers from `from` on of a lane whose level was `before` and is `now`.
+    /// Propagates a change of level from `before` to `now` to the lane's transfers past `from`.
     fn tell(&mut self, number: u32, before: f64, now: f64, from: usize, fresh: bool) {
         let mut moves = std::mem::take(&mut self.scratch.moves);
         let lane = &self.lanes.lanes[number as usize];
@@ -309,7 +304,7 @@ impl Sharing<'_> {
                 };
                 self.tell_others(&entry, number, before, rate);
             } else if fresh && self.slab[entry.transfer()].stage == Stage::Fresh {
-                // All of its lanes are dirty already.
+                // All lanes of this transfer are queued already.
                 moves.push(self.least(&entry));
             } else if now < bound * (1.0 - SAME) {
                 moves.push((entry.transfer(), entry.hop() as u8));
@@ -322,7 +317,7 @@ impl Sharing<'_> {
         self.scratch.moves = moves;
     }
 
-    /// The bottleneck of a transfer, by place in its path.
+    /// Returns the bottleneck of a transfer, with its place in the transfer's path.
     fn least(&self, entry: &Entry) -> (u32, u8) {
         let mut least = (f64::INFINITY, entry.hop());
         for (hop, lane) in self.slab[entry.transfer()].path() {
@@ -334,7 +329,7 @@ impl Sharing<'_> {
         (entry.transfer(), least.1 as u8)
     }
 
-    /// Tells the other lanes of a transfer what its level was and is.
+    /// Propagates a change of a transfer's level to its other lanes.
     fn tell_others(&mut self, entry: &Entry, number: u32, before: f64, now: f64) {
         if same_level(before, now) || entry.other == NONE {
             return;
@@ -356,7 +351,7 @@ impl Sharing<'_> {
         }
     }
 
-    /// The lane at `hop` of its path bounds the transfer from here on.
+    /// Makes the lane at `hop` of the path the transfer's bottleneck.
     fn rebind(&mut self, transfer: u32, hop: u8) {
         let one = &self.slab[transfer];
         let bytes = one.bytes;
@@ -383,7 +378,7 @@ impl Sharing<'_> {
         self.slab[transfer].stage = Stage::Bound(hop);
     }
 
-    /// Starts to fill the component of the dirty lanes of a class from scratch.
+    /// Prepares the component of a class's queued lanes to be filled from scratch.
     fn lift(&mut self, class: u8) {
         let mut component = std::mem::take(&mut self.scratch.component);
         self.lanes.drain_class(class, &mut component);

@@ -1,46 +1,46 @@
-//! The transfers under way: a slab with a free list, so that nothing is allocated once it has grown
-//! to what is in flight at most.
+//! The transfers under way, in a slab with a free list. Nothing is allocated once the slab has
+//! reached its final size.
 
-/// Ports of a path at most: egress, leaf uplink, leaf downlink, ingress.
+/// Most ports of a path: egress, leaf uplink, leaf downlink, ingress.
 pub const PATH_MAX: usize = 4;
 
-/// No port, no place, no transfer.
+/// Marker for no port, no place or no transfer.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// A transfer that was started. Stays unique when its slot is used again.
+/// The id of a started transfer. It stays unique when the transfer's slot is reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TransferId {
     index: u32,
     generation: u32,
 }
 
-/// Where a transfer stands.
+/// The state of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// The slot is free.
     Free,
-    /// Started, without a rate until rates are computed.
+    /// The transfer was started and has no rate yet.
     Fresh,
-    /// Its rate is what the lane at this place of its path allows: the bottleneck.
+    /// The lane at this place of the path is the bottleneck and determines the rate.
     Bound(u8),
-    /// All its bytes have passed; the caller has not been told.
+    /// All bytes have passed, but the caller has not popped the transfer yet.
     Ended,
 }
 
-/// One transfer. A cache line, since all of its lanes refer to it.
+/// One transfer. It fills a cache line, because all of its lanes refer to it.
 #[derive(Clone, Debug)]
 #[repr(align(64))]
 pub(super) struct Transfer {
-    /// The lanes of its path; [`NONE`] past its end.
+    /// Lanes of the path, padded with [`NONE`].
     pub(super) lanes: [u32; PATH_MAX],
-    /// Where it stands in each.
+    /// Place of the transfer in each lane.
     pub(super) places: [u32; PATH_MAX],
-    /// Its size.
+    /// Size of the transfer, in bytes.
     pub(super) bytes: u64,
-    /// How many were started before it.
+    /// Number of transfers that were started before this one.
     pub(super) order: u64,
     pub(super) generation: u32,
-    /// The caller's.
+    /// Tag that the caller passed.
     pub(super) tag: u32,
     pub(super) hops: u8,
     pub(super) class: u8,
@@ -50,18 +50,18 @@ pub(super) struct Transfer {
 const _: () = assert!(size_of::<Transfer>() == 64);
 
 impl Transfer {
-    /// The lanes of its path with the place of each.
+    /// Returns the hops of the path, each with the transfer's place in its lane.
     pub(super) fn path(&self) -> impl Iterator<Item = (usize, u32)> + use<> {
         let hops = usize::from(self.hops);
         self.lanes.into_iter().take(hops).enumerate()
     }
 }
 
-/// All transfers.
+/// The transfers under way, in slots that are reused.
 #[derive(Debug)]
 pub(super) struct Slab {
     slots: Vec<Transfer>,
-    /// The first free slot; the next one is in its `tag`.
+    /// First free slot. The `tag` of a free slot holds the next one.
     free: u32,
 }
 
@@ -73,12 +73,12 @@ impl Slab {
         }
     }
 
-    /// Takes a slot; its generation is the only thing that survives from its last use.
+    /// Puts a transfer into a free slot. Only the generation of the slot's last use is kept.
     pub(super) fn insert(&mut self, mut transfer: Transfer) -> u32 {
         if self.free == NONE {
             transfer.generation = 0;
             self.slots.push(transfer);
-            // `Entry` keeps a place of the path beside the index.
+            // `Entry` stores a place of the path in the low bits of the index.
             assert!(self.slots.len() < 1 << 30, "too many transfers at once");
             return self.slots.len() as u32 - 1;
         }
@@ -90,7 +90,7 @@ impl Slab {
         index
     }
 
-    /// Gives a slot back; its id is void from here on.
+    /// Releases a slot and invalidates its id.
     pub(super) fn remove(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         debug_assert!(slot.stage != Stage::Free, "a slot is freed once");
@@ -107,7 +107,7 @@ impl Slab {
         }
     }
 
-    /// The slot of `id`, unless it has ended and been told.
+    /// Returns the slot of `id`, unless the transfer was popped.
     pub(super) fn find(&self, id: TransferId) -> Option<u32> {
         let slot = self.slots.get(id.index as usize)?;
         (slot.generation == id.generation && slot.stage != Stage::Free).then_some(id.index)

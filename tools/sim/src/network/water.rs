@@ -1,20 +1,20 @@
-//! Water-filling at one lane: which level uses all there is.
+//! Water-filling at one lane: finds the level that uses all of the lane's room.
 //!
-//! Transfer `i` has weight `w_i` and gets no more than `w_i · b_i`, because of its other ports. The
+//! Transfer `i` has weight `w_i` and gets at most `w_i · b_i`, because of its other ports. The
 //! level of a lane with room `R` is the `λ` with
 //!
 //! ```text
 //! Σ min(w_i · b_i, w_i · λ) = R
 //! ```
 //!
-//! The left side is concave and piecewise linear in `λ`: Newton's method, from wherever, is left of
-//! the solution (or on it) after one step and then climbs to it in as many steps as there are
-//! pieces in between, usually one or two. No sorting, and two sums over an array per step.
+//! The left side is concave and piecewise linear in `λ`. From any start, Newton's method is at or
+//! below the solution after one step. It then rises to the solution in as many steps as there are
+//! pieces in between, usually one or two. It needs no sorting and two sums per step.
 
-/// Sums side by side, so that additions need not wait for each other.
+/// Number of partial sums, so that additions need not wait for each other.
 const WAYS: usize = 4;
 
-/// Of the transfers with bounds below `level`, `Σ w·b`; of the others, `Σ w`.
+/// Returns `Σ w·b` of the transfers with bounds below `level`, and `Σ w` of the others.
 fn split(bounds: &[f64], weights: &[f64], level: f64) -> (f64, f64) {
     let mut below = [0.0; WAYS];
     let mut above = [0.0; WAYS];
@@ -36,7 +36,7 @@ fn split(bounds: &[f64], weights: &[f64], level: f64) -> (f64, f64) {
     (below.iter().sum(), above.iter().sum())
 }
 
-/// `Σ w·b` and `Σ w`.
+/// Returns `Σ w·b` and `Σ w`.
 pub(super) fn sums(bounds: &[f64], weights: &[f64]) -> (f64, f64) {
     let mut need = [0.0; WAYS];
     let mut weight = [0.0; WAYS];
@@ -55,17 +55,17 @@ pub(super) fn sums(bounds: &[f64], weights: &[f64]) -> (f64, f64) {
     (need.iter().sum(), weight.iter().sum())
 }
 
-/// The level at which the transfers use `room`, which must be less than `Σ w·b`. `weight` is `Σ w`,
-/// `guess` where to start, best the level before.
+/// Returns the level at which the transfers use `room`, which must be less than `Σ w·b`. `weight`
+/// is `Σ w`. `guess` is the start, preferably the previous level.
 pub(super) fn level(room: f64, bounds: &[f64], weights: &[f64], weight: f64, guess: f64) -> f64 {
-    // What all get at least.
+    // Every transfer gets at least this.
     let floor = room / weight;
     let mut level = if guess.is_finite() {
         guess.max(floor)
     } else {
         floor
     };
-    // Each step but the first makes at least one transfer more a bounded one.
+    // Each step except the first bounds at least one more transfer.
     for _ in 0..bounds.len() + 2 {
         let (below, above) = split(bounds, weights, level);
         let next = if above > 0.0 {
@@ -95,7 +95,7 @@ mod tests {
     fn the_level_is_the_same_from_wherever_it_is_sought() {
         let transfers = [(1.0, 1.0), (f64::INFINITY, 2.0), (4.0, 1.0), (6.0, 1.0)];
         for guess in [0.0, 1.0, 2.25, 3.0, 5.0, 7.0, f64::INFINITY] {
-            // The first gets 1; what is left, 9, goes to weights of 4.
+            // The first transfer gets 1, and the remaining 9 go to weights of 4.
             assert_eq!(fill(10.0, &transfers, guess), 2.25, "from {guess}");
             // 1 + 4 + 2 · 5 + 5
             assert_eq!(fill(20.0, &transfers, guess), 5.0, "from {guess}");
@@ -105,7 +105,7 @@ mod tests {
     #[test]
     fn many_transfers_are_summed_as_few_are() {
         let transfers: Vec<(f64, f64)> = (1..=101).map(|n| (f64::from(n), 1.0)).collect();
-        // 50 bounded ones with 1 to 50 bytes, 51 at 50.5.
+        // Fifty transfers are bounded with 1 to 50 bytes, and 51 get 50.5.
         let room = 1275.0 + 51.0 * 50.5;
         for guess in [0.0, 50.5, 99.0, f64::INFINITY] {
             assert!((fill(room, &transfers, guess) - 50.5).abs() < 1e-12);

@@ -1,13 +1,13 @@
-//! The plans that come with the program: they are part of it, so that an installed binary has them.
+//! Built-in plans. They are part of the binary, so that no installed files are needed.
 
-/// A plan that comes with the program.
+/// A built-in plan.
 #[derive(Clone, Copy, Debug)]
 pub struct BuiltIn {
-    /// Its name.
+    /// Name of the plan.
     pub name: &'static str,
-    /// Its text.
+    /// TOML text of the plan.
     pub text: &'static str,
-    /// Whether it is only there for others to inherit from.
+    /// Whether the plan exists only for others to inherit from.
     pub is_part: bool,
 }
 
@@ -43,7 +43,7 @@ const BUILT_IN: &[BuiltIn] = plans![
     part "mfs-common",
 ];
 
-/// All of them, in the order in which lists show them.
+/// Returns all built-in plans, in the order in which lists show them.
 #[must_use]
 pub fn built_in() -> &'static [BuiltIn] {
     BUILT_IN

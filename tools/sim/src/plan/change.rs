@@ -1,4 +1,4 @@
-//! Changes to a plan from the command line: settings, axes, seeds, and which variants run.
+//! Changes to a plan from the command line: settings, axes, seeds, and the choice of variants.
 
 use std::collections::BTreeMap;
 
@@ -10,11 +10,11 @@ use super::setting::{Setting, typed};
 use super::{Axis, Choice, KIND, Plan, Variant, label};
 
 impl Plan {
-    /// Sets a field everywhere: `field=value`. An axis over the field goes away, and so does what
-    /// an axis' settings say about it; of values that then set the same, the first is left.
+    /// Sets a field for all runs: `field=value`. The field is removed from the axes. Of axis values
+    /// that become equal, only the first is kept.
     ///
     /// # Errors
-    /// No such field, or no such value; or the field is what tells the variants apart.
+    /// Returns an error if the field or value is invalid, or if variants differ in this field.
     pub fn set(&mut self, assignment: &str) -> Result<(), PlanError> {
         let place = SourceLocation::whole("--set");
         let (field, value) = split(&place, assignment, "FIELD=VALUE")?;
@@ -41,11 +41,10 @@ impl Plan {
         Ok(())
     }
 
-    /// Adds an axis, `field=value,value,…`, in the place of one over the same field if there is
-    /// one.
+    /// Adds an axis, `field=value,value,…`. It replaces an axis over the same field.
     ///
     /// # Errors
-    /// No such field, or no such value.
+    /// Returns an error if the field or a value is invalid.
     pub fn vary(&mut self, axis: &str) -> Result<(), PlanError> {
         let place = SourceLocation::whole("--axis");
         let (field, values) = split(&place, axis, "FIELD=VALUE,VALUE,…")?;
@@ -86,10 +85,10 @@ impl Plan {
         self.check_axes()
     }
 
-    /// Compares these policies instead of the plan's variants.
+    /// Replaces the plan's variants by these policies.
     ///
     /// # Errors
-    /// A name that is no policy.
+    /// Returns an error if a name is not a policy.
     pub fn compare(&mut self, policies: &[String]) -> Result<(), PlanError> {
         let place = SourceLocation::whole("--policies");
         let mut variants: Vec<Variant> = Vec::new();
@@ -113,10 +112,10 @@ impl Plan {
         Ok(())
     }
 
-    /// Leaves out all variants but these.
+    /// Removes all variants except these.
     ///
     /// # Errors
-    /// A name that is no variant.
+    /// Returns an error if a name is not a variant.
     pub fn only(&mut self, names: &[String]) -> Result<(), PlanError> {
         for name in names {
             if !self.variants.iter().any(|v| v.name == *name) {
@@ -134,8 +133,8 @@ impl Plan {
 }
 
 impl Axis {
-    /// Takes a field out of what its values set, and those values out that no longer differ from
-    /// one before: they would be the same runs under another name.
+    /// Removes a field from the settings of axis values. Values that equal an earlier one are
+    /// removed, because they would repeat its runs.
     fn forget(&mut self, field: &str) {
         let mut kept: Vec<Choice> = Vec::new();
         for mut choice in self.values.drain(..) {
@@ -177,7 +176,7 @@ fn split<'a>(
     }
 }
 
-/// Values as they are typed: the inside of a TOML list, or words.
+/// Parses values as typed: the inside of a TOML list, or words.
 fn list(text: &str) -> Vec<Value> {
     match format!("[{text}]").parse::<Value>() {
         Ok(Value::Array(values)) => values,

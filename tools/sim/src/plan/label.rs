@@ -1,6 +1,6 @@
-//! What fields are called on axes, with their units.
+//! Labels of fields on axes, with their units.
 
-/// The label of an axis over `field`; the field's own name if it has no other.
+/// Returns the label of an axis over `field`, or the field's name if it has no label.
 pub(super) fn of(field: &str) -> &str {
     match field {
         "workload.rate_per_gpu" => "request rate, 1/s per prefill GPU",

@@ -32,9 +32,9 @@
 //! metrics = ["attainment", "ttft_p99"]
 //! ```
 //!
-//! A plan that inherits replaces what it says: `policies` and `variant` together, all axes
-//! together; `[base]` and `[plot]` field by field. Relative paths of traces, models and GPUs are
-//! taken from the current folder.
+//! A plan that inherits can replace parts of its parent: `policies` and `variant` together, all
+//! axes together, and `[base]` and `[plot]` field by field. Relative paths of traces, models and
+//! GPUs start at the current folder.
 
 mod built_in;
 mod change;
@@ -58,77 +58,77 @@ use crate::report::Metric;
 /// A question, a scenario to start from, and what is varied.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// What it says, else the file's or the built-in plan's name, without `.toml`.
+    /// Name from the plan's text, or else that of the file or built-in plan without `.toml`.
     pub name: String,
-    /// A few words.
+    /// Title in a few words.
     pub title: String,
-    /// What the plan is to answer, one sentence.
+    /// Question that the plan answers, in one sentence.
     pub question: String,
-    /// Seeds; every point is run with each of them.
+    /// Seeds. Every point is run with each of them.
     pub seeds: Vec<u64>,
-    /// Laid over the default scenario, by field.
+    /// Settings that replace fields of the default scenario.
     pub base: BTreeMap<String, Setting>,
-    /// What is varied, outermost first.
+    /// Things that are varied, the outermost first.
     pub axes: Vec<Axis>,
-    /// What is compared at each point. Never empty.
+    /// Variants that are compared at each point. Never empty.
     pub variants: Vec<Variant>,
-    /// What is shown.
+    /// Choices for the plots: horizontal axis and metrics.
     pub plot: Plot,
-    /// The variant that the others are compared with, if the plan says so.
+    /// Name of the variant that the others are compared with, if the plan names one.
     pub reference: Option<String>,
     place: SourceLocation,
 }
 
-/// One thing that is varied.
+/// An axis: one thing that is varied, with its values.
 #[derive(Clone, Debug)]
 pub struct Axis {
-    /// What it is, with its unit.
+    /// Label with the unit, as plots show it.
     pub label: String,
-    /// The field, if each value sets only that one.
+    /// Field of the axis, if each value sets only that field.
     pub field: Option<String>,
-    /// Its values, in order.
+    /// Values of the axis, in the order of the plan.
     pub values: Vec<Choice>,
 }
 
 /// One value of an axis.
 #[derive(Clone, Debug)]
 pub struct Choice {
-    /// As it is shown.
+    /// Name as shown.
     pub name: String,
-    /// The value, if it is a number.
+    /// Numeric value, if it is a number.
     pub number: Option<f64>,
-    /// The fields that it sets.
+    /// Fields that the value sets.
     pub settings: Vec<Setting>,
 }
 
-/// What is compared: a policy, or one with choices of its own.
+/// A policy with its options, which is compared with others.
 #[derive(Clone, Debug)]
 pub struct Variant {
-    /// As it is shown.
+    /// Name as shown.
     pub name: String,
-    /// The fields that it sets.
+    /// Fields that the variant sets.
     pub settings: Vec<Setting>,
 }
 
-/// What is shown of a plan's results.
+/// Metrics and axes of a plan's plots.
 #[derive(Clone, Debug, Default)]
 pub struct Plot {
-    /// The axis (its field or label) that plots have on the horizontal.
+    /// Horizontal axis of the plots, by field or label.
     pub x: Option<String>,
-    /// What is plotted over it.
+    /// Metrics that are plotted.
     pub metrics: Vec<&'static Metric>,
-    /// The value of the horizontal axis at which distributions are shown.
+    /// Value of the horizontal axis at which distributions are shown.
     pub at: Option<String>,
 }
 
 impl Axis {
-    /// Whether every value is a number, so that they have a place on a scale.
+    /// Reports whether every value is a number, so that values have a position on a scale.
     #[must_use]
     pub fn is_numeric(&self) -> bool {
         self.values.iter().all(|value| value.number.is_some())
     }
 
-    /// Its name in files: the field, else the label.
+    /// Returns the axis' name in files: its field or else its label.
     #[must_use]
     pub fn key(&self) -> &str {
         self.field.as_deref().unwrap_or(&self.label)
@@ -140,9 +140,9 @@ impl Axis {
 }
 
 impl Plan {
-    /// The axis that plots have on the horizontal: the plan's choice, else the request rate, else
-    /// the first with numbers and more than one value. `None` if there is none: then each point
-    /// stands by itself.
+    /// Returns the horizontal axis of plots: the plan's choice, else the request rate, else the
+    /// first numeric axis with several values. Returns `None` if there is none, and each point is
+    /// then separate.
     #[must_use]
     pub fn x(&self) -> Option<usize> {
         let usable = |&(_, axis): &(usize, &Axis)| axis.is_numeric() && axis.values.len() > 1;
@@ -160,13 +160,13 @@ impl Plan {
             .or_else(|| find(&|_| true))
     }
 
-    /// The axis of request rates, if that is what the horizontal is.
+    /// Returns the horizontal axis if it is the request rate.
     #[must_use]
     pub fn rate_axis(&self) -> Option<usize> {
         self.x().filter(|&axis| self.axes[axis].is(RATE))
     }
 
-    /// Checks that axes have an effect: what every variant sets by itself cannot be varied.
+    /// Checks that axes have an effect. A field that every variant sets cannot be an axis.
     fn check_axes(&self) -> Result<(), PlanError> {
         let choices = self.axes.iter().flat_map(|axis| &axis.values);
         for setting in choices.flat_map(|choice| &choice.settings) {
@@ -182,8 +182,8 @@ impl Plan {
         Ok(())
     }
 
-    /// The variant that the others are compared with: the plan's choice, else `laxity`, else `mfs`,
-    /// else the first. `None` if there is nothing to compare.
+    /// Returns the variant that others are compared with: the plan's choice, else `laxity`, else
+    /// `mfs`, else the first. Returns `None` for a single variant.
     #[must_use]
     pub fn reference(&self) -> Option<usize> {
         if self.variants.len() < 2 {
@@ -199,10 +199,10 @@ impl Plan {
     }
 }
 
-/// The field of policies.
+/// Field of the policy's kind.
 const KIND: &str = "policy.kind";
 
-/// The field of request rates.
+/// Field of the request rate.
 const RATE: &str = "workload.rate_per_gpu";
 
 #[cfg(test)]

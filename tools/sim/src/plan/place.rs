@@ -1,25 +1,25 @@
-//! Where in a plan something stands, and what is wrong with it there.
+//! Locations in a plan, and errors at a location.
 
 use std::fmt;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A place in a plan file, or a flag of the command line.
+/// A location in a plan file, or an option of the command line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SourceLocation {
-    /// The file, `built-in plan NAME`, or the flag.
+    /// Path of the file, `built-in plan NAME`, or the option.
     pub file: Arc<str>,
-    /// Line, from 1; 0 where there are no lines.
+    /// Line number, counted from 1. 0 if there are no lines.
     pub line: usize,
-    /// Column in characters, from 1.
+    /// Column in characters, counted from 1.
     pub column: usize,
-    /// The line itself.
+    /// Text of the line that the location is in.
     text: Arc<str>,
 }
 
 impl SourceLocation {
-    /// The whole of a file, or a flag.
+    /// Returns the location of a whole file, or of an option.
     #[must_use]
     pub fn whole(file: &str) -> Self {
         Self {
@@ -31,7 +31,7 @@ impl SourceLocation {
     }
 }
 
-/// Turns byte ranges of one file's text into places.
+/// Converts byte ranges of a file's text to locations.
 #[derive(Clone, Debug)]
 pub(super) struct Places<'a> {
     file: Arc<str>,
@@ -76,17 +76,16 @@ impl fmt::Display for SourceLocation {
     }
 }
 
-/// What is wrong with a plan: where, which field, and what was expected. Show it to whoever wrote
-/// the plan.
+/// An error in a plan, with its location and field. Show it to the author of the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanError {
-    /// Where the field stands.
+    /// Location of the field.
     pub place: SourceLocation,
-    /// The field, `workload.rate_per_gpu`; empty if it is about the file.
+    /// Name of the field, such as `workload.rate_per_gpu`. Empty for errors about the whole file.
     pub field: String,
-    /// What is wrong, and what was expected.
+    /// The problem and the expected value.
     pub problem: String,
-    /// Under which values of the axes and for which variant, if it depends on them.
+    /// Axis values and variant with which the error occurs. Empty if it always does.
     pub point: String,
 }
 
@@ -100,7 +99,7 @@ impl PlanError {
         }
     }
 
-    /// About a file as a whole.
+    /// Returns an error about a whole file.
     pub(super) fn file(path: &Path, problem: impl Into<String>) -> Self {
         Self::new(
             &SourceLocation::whole(&path.display().to_string()),
@@ -122,7 +121,7 @@ impl fmt::Display for PlanError {
         }
         if !self.place.text.is_empty() {
             let margin = self.place.line.to_string();
-            // Tabs stay tabs, so that the mark stands below what it marks.
+            // Tabs are kept, so that the mark is below the marked text.
             let indent: String = self
                 .place
                 .text

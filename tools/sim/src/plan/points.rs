@@ -1,4 +1,4 @@
-//! The points of a plan: every combination of its axes' values, with every variant and seed.
+//! Points of a plan: every combination of axis values, with every variant and seed.
 
 use toml::Table;
 
@@ -7,10 +7,10 @@ use super::setting::{DEFAULTS, Setting, scenario_of};
 use super::{Axis, Choice, Plan, Variant};
 use crate::scenario::Scenario;
 
-/// One combination of the axes' values.
+/// One combination of axis values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Point {
-    /// For each axis, the index of its value.
+    /// Index of the chosen value, for each axis.
     pub choices: Vec<usize>,
 }
 
@@ -21,12 +21,12 @@ pub struct Job {
     pub point: usize,
     /// Index of the variant.
     pub variant: usize,
-    /// What to simulate; its seed included.
+    /// Scenario to simulate, including its seed.
     pub scenario: Scenario,
 }
 
 impl Plan {
-    /// All points; the last axis changes fastest. One point without choices if there are no axes.
+    /// Returns all points. The last axis changes fastest. Without axes there is one point.
     #[must_use]
     pub fn points(&self) -> Vec<Point> {
         let mut points = vec![Point {
@@ -47,11 +47,10 @@ impl Plan {
         points
     }
 
-    /// All runs, in the order in which results are written: by point, variant, seed.
+    /// Returns all runs in the order of the results: by point, variant, seed.
     ///
     /// # Errors
-    /// The first combination that makes no sense: which field, where it was set, and with which
-    /// values of the axes.
+    /// Returns the first invalid combination, with the field, its location and the axis values.
     pub fn jobs(&self) -> Result<Vec<Job>, PlanError> {
         let mut jobs = Vec::new();
         for (index, point) in self.points().iter().enumerate() {
@@ -72,14 +71,13 @@ impl Plan {
         Ok(jobs)
     }
 
-    /// What one variant runs at a point; with the default seed.
+    /// Returns the scenario of a variant at a point, with the default seed.
     fn scenario(&self, point: &Point, variant: &Variant) -> Result<Scenario, PlanError> {
         let mut tree: Table = DEFAULTS.clone();
         for setting in self.settings_of(point, variant) {
             setting.apply(&mut tree);
         }
-        // Every setting has been checked by itself: the whole fails only if types depend on each
-        // other.
+        // Settings were checked one by one. The whole can only fail if fields depend on each other.
         let scenario = scenario_of(tree).map_err(|problem| PlanError {
             place: self.place.clone(),
             field: String::new(),
@@ -87,7 +85,7 @@ impl Plan {
             point: self.describe(point, variant),
         })?;
         scenario.validate().map_err(|invalid| PlanError {
-            // The last to set the field is to blame; a default is the plan's own.
+            // The error points at the last setting of the field, or at the plan for a default.
             place: self
                 .settings_of(point, variant)
                 .filter(|setting| setting.field == invalid.field)
@@ -100,7 +98,7 @@ impl Plan {
         Ok(scenario)
     }
 
-    /// In the order in which they are applied.
+    /// Returns the settings of a point and variant in the order in which they apply.
     fn settings_of<'a>(
         &'a self,
         point: &'a Point,
@@ -113,7 +111,7 @@ impl Plan {
             .chain(&variant.settings)
     }
 
-    /// The axes' values at a point.
+    /// Returns the axes and their values at a point.
     pub fn at<'a>(&'a self, point: &'a Point) -> impl Iterator<Item = (&'a Axis, &'a Choice)> {
         self.axes
             .iter()

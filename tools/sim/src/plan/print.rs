@@ -1,5 +1,4 @@
-//! Writes a plan as the TOML that it would be read from, with all that it inherited and all that
-//! the command line changed.
+//! Formats a plan as TOML, including everything that it inherited or that the command line changed.
 
 use std::fmt::Write as _;
 
@@ -8,7 +7,7 @@ use toml::Value;
 use super::{Axis, Plan, Setting};
 
 impl Plan {
-    /// The plan as TOML. Reading it gives the same runs.
+    /// Returns the plan as TOML that gives the same runs.
     #[must_use]
     pub fn to_toml(&self) -> String {
         let mut text = String::new();
@@ -91,7 +90,7 @@ fn assignment(setting: &Setting) -> String {
     format!("{} = {}", setting.field, setting.value)
 }
 
-/// Seeds fit: they were read from TOML, or counted from one.
+/// Converts seeds to TOML. They fit, because they were read from TOML or counted from one.
 fn integers(seeds: &[u64]) -> Value {
     let values = seeds
         .iter()

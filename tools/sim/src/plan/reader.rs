@@ -1,4 +1,4 @@
-//! Reads the TOML of a plan, with the place of everything in it.
+//! Parses the TOML of a plan and keeps the location of every value.
 
 use serde::Deserialize;
 use serde::de::IntoDeserializer;
@@ -14,7 +14,7 @@ use crate::report::Metric;
 
 type Node<'t, 'i> = &'t Spanned<DeValue<'i>>;
 
-/// Reads one file.
+/// A reader of one plan file.
 pub(super) struct Reader<'a> {
     places: Places<'a>,
 }
@@ -76,7 +76,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A plan, and the name of the one that it inherits from.
+    /// Returns a plan, and the name of the plan that it inherits from.
     pub(super) fn plan(
         &self,
         table: &DeTable<'_>,
@@ -190,7 +190,7 @@ impl<'a> Reader<'a> {
         Ok(found)
     }
 
-    /// The `name` that a variant or a value of an axis must have.
+    /// Returns the mandatory `name` of a variant or axis value.
     fn name(
         &self,
         node: Node<'_, '_>,
@@ -203,7 +203,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The settings of a table: its leaves, whether groups are tables or dotted keys.
+    /// Returns the leaves of a table as settings. Groups may be tables or dotted keys.
     fn settings(&self, table: &DeTable<'_>, besides: &[&str]) -> Result<Vec<Setting>, PlanError> {
         let mut found = Vec::new();
         for (key, node) in table {
@@ -394,7 +394,7 @@ impl<'a> Reader<'a> {
 }
 
 impl Choice {
-    /// The value of an axis over one field, named as it is written.
+    /// Returns an axis value that sets one field, named as written.
     pub(super) fn of(setting: Setting) -> Self {
         Self {
             name: shown(&setting.value),
@@ -408,8 +408,8 @@ impl Choice {
     }
 }
 
-/// A value without its place. The parser has seen that it is one; only a number beyond its type's
-/// range fails, and stays a text, which is no number where one is expected.
+/// Converts a value without its location. Only a number outside of its type's range fails. It stays
+/// a text, which is then rejected as a number.
 fn value_of(node: Node<'_, '_>) -> Value {
     Value::deserialize(node.clone().into_deserializer()).unwrap_or_else(|_| {
         Value::String(match node.get_ref() {

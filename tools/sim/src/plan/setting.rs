@@ -1,8 +1,8 @@
-//! One field of a scenario, set to a value: what a plan's base, axes, variants and `--set` consist
-//! of.
+//! A setting: one field of a scenario with its value. Base, axes, variants and `--set` consist of
+//! settings.
 //!
-//! Each setting is checked by itself as soon as it is read, so that the error can point at it: a
-//! scenario with only that field set must deserialise.
+//! Each setting is checked separately when it is read, so that errors have its location. The check
+//! deserialises a scenario with only that field set.
 
 use std::sync::LazyLock;
 
@@ -12,18 +12,18 @@ use toml::{Table, Value};
 use super::place::{PlanError, SourceLocation};
 use crate::scenario::{RequestOrder, Scenario};
 
-/// A field and what it is set to.
+/// A field and its value.
 #[derive(Clone, Debug)]
 pub struct Setting {
-    /// The field, groups first: `workload.rate_per_gpu`.
+    /// Name with its group, such as `workload.rate_per_gpu`.
     pub field: String,
-    /// Its value.
+    /// Value of the field.
     pub value: Value,
-    /// Where that is said.
+    /// Location of the setting.
     pub place: SourceLocation,
 }
 
-/// A scenario in which every field has a value, also those that are left out by default.
+/// A scenario in which every field has a value, including those that are omitted by default.
 static EVERY_FIELD: LazyLock<Table> = LazyLock::new(|| {
     let mut scenario = Scenario::default();
     scenario.workload.file = Some("file".into());
@@ -32,15 +32,15 @@ static EVERY_FIELD: LazyLock<Table> = LazyLock::new(|| {
     Table::try_from(scenario).expect("a scenario is a TOML table")
 });
 
-/// What settings are laid over.
+/// The default scenario, which settings are applied to.
 pub(super) static DEFAULTS: LazyLock<Table> =
     LazyLock::new(|| Table::try_from(Scenario::default()).expect("a scenario is a TOML table"));
 
 impl Setting {
-    /// Checks that the field exists and that the value is of its type.
+    /// Checks that the field exists and that the value has its type.
     ///
     /// # Errors
-    /// What is wrong; the place is `key` if it is the field's name.
+    /// Returns the problem. Its location is `key` if the field's name is wrong.
     pub(super) fn check(&self, key: &SourceLocation) -> Result<(), PlanError> {
         self.check_name(key)?;
         let mut tree = DEFAULTS.clone();
@@ -89,7 +89,7 @@ impl Setting {
         unreachable!("splitting gives at least one part")
     }
 
-    /// Lays the setting over a scenario's tree. The name has been checked.
+    /// Applies the setting to a scenario's tree. The name must have been checked.
     pub(super) fn apply(&self, tree: &mut Table) {
         let mut group = tree;
         let mut parts = self.field.split('.').peekable();
@@ -106,7 +106,7 @@ impl Setting {
     }
 }
 
-/// The scenario that a tree stands for, or what is wrong with it.
+/// Deserialises a scenario, or returns the problem.
 pub(super) fn scenario_of(tree: Table) -> Result<Scenario, String> {
     Scenario::deserialize(Value::Table(tree)).map_err(|error| error.message().to_owned())
 }
@@ -114,15 +114,15 @@ pub(super) fn scenario_of(tree: Table) -> Result<Scenario, String> {
 /// A field that a plan can set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// Groups first: `workload.rate_per_gpu`.
+    /// Name with its group, such as `workload.rate_per_gpu`.
     pub name: String,
-    /// Its default; empty where it is left out by default.
+    /// Default value. Empty if the field is omitted by default.
     pub default: String,
-    /// The words that it can be, where it is one.
+    /// Allowed words, if the field is an enumeration.
     pub words: Vec<String>,
 }
 
-/// All fields, by group.
+/// Returns all fields, by group.
 #[must_use]
 pub fn fields() -> Vec<Field> {
     let mut found = Vec::new();
@@ -135,7 +135,7 @@ pub fn fields() -> Vec<Field> {
             let name = format!("{group}.{name}");
             let words = words(&name, value);
             found.push(Field {
-                // A word that is left out by default is the first of its words.
+                // The default of an omitted enumeration is its first word.
                 default: default.map_or_else(|| words.first().cloned().unwrap_or_default(), shown),
                 name,
                 words,
@@ -145,8 +145,8 @@ pub fn fields() -> Vec<Field> {
     found
 }
 
-/// What a field answers to a word that it does not know: those that it does, in backticks or after
-/// `known are`.
+/// Returns the allowed words of a field from the error about an unknown word. They are in backticks
+/// or after `known are`.
 fn words(field: &str, value: &Value) -> Vec<String> {
     let wrong = match value {
         Value::String(_) => Value::from("?"),
@@ -182,7 +182,7 @@ fn names(group: &Table) -> String {
     names.join(", ")
 }
 
-/// Says what there is instead of a field that does not exist.
+/// Returns a message with the fields that exist instead of an unknown one.
 fn unknown(field: &str, group: &Table, group_name: &str) -> String {
     let last = field.rsplit('.').next().unwrap_or(field);
     for (name, inner) in EVERY_FIELD.iter() {
@@ -196,7 +196,7 @@ fn unknown(field: &str, group: &Table, group_name: &str) -> String {
     }
 }
 
-/// A value as names and messages show it: strings without quotes.
+/// Formats a value for names and messages. Strings have no quotes.
 #[must_use]
 pub fn shown(value: &Value) -> String {
     match value {
@@ -210,7 +210,7 @@ pub fn shown(value: &Value) -> String {
     }
 }
 
-/// A value as it is typed after `--set field=`: TOML, or a bare word.
+/// Parses the value of `--set field=`: TOML or a bare word.
 pub(super) fn typed(text: &str) -> Value {
     text.trim()
         .parse::<Value>()

@@ -1,4 +1,4 @@
-//! Finds plans and what they inherit from: files, and what is built in.
+//! Finds plans and their parents among files and built-in plans.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,19 +12,19 @@ use super::setting::{Setting, shown};
 use super::{Axis, KIND, Plan, Plot, Variant, built_in};
 use crate::report::Metric;
 
-/// The text of a plan and where it is from.
+/// The text of a plan and its origin.
 struct Source {
-    /// Without `.toml`.
+    /// Name of the plan, without `.toml`.
     name: String,
-    /// As messages call it.
+    /// Name of the source in messages.
     shown: String,
     text: String,
-    /// Where plans that it inherits from lie.
+    /// Folder in which parent plans are searched.
     folder: Option<PathBuf>,
 }
 
 impl Source {
-    /// A built-in plan's name, or a path.
+    /// Finds a built-in plan by name, or reads a file.
     fn find(name: &str) -> Result<Self, PlanError> {
         let is_path = name.contains('/') || name.ends_with(".toml");
         if !is_path && let Some(source) = Self::built_in(name) {
@@ -74,7 +74,7 @@ impl Source {
         })
     }
 
-    /// A plan that this one inherits from: a file beside it, else a built-in.
+    /// Returns the plan that this one inherits from: a file beside it, else a built-in plan.
     fn parent(&self, name: &str) -> Option<Result<Self, PlanError>> {
         self.folder
             .as_ref()
@@ -85,7 +85,7 @@ impl Source {
     }
 }
 
-/// What a file says; what it leaves out comes from the plan that it inherits from.
+/// Contents of a file. Omitted parts come from the parent.
 #[derive(Default)]
 pub(super) struct Draft {
     pub(super) name: Option<String>,
@@ -187,15 +187,15 @@ impl Plan {
     /// Reads a built-in plan, or a file if `name` is a path.
     ///
     /// # Errors
-    /// What is wrong with the plan, and where.
+    /// Returns the problem of the plan and its location.
     pub fn load(name: &str) -> Result<Self, PlanError> {
         Self::of(&Source::find(name)?)
     }
 
-    /// Reads a plan from a text; `shown` is what messages call it.
+    /// Parses a plan. `shown` is its name in messages.
     ///
     /// # Errors
-    /// What is wrong with the plan, and where.
+    /// Returns the problem of the plan and its location.
     pub fn parse(name: &str, shown: &str, text: &str) -> Result<Self, PlanError> {
         Self::of(&Source {
             name: name.to_owned(),
@@ -205,7 +205,7 @@ impl Plan {
         })
     }
 
-    /// A plan that varies nothing: to add axes to.
+    /// Returns a plan without axes.
     #[must_use]
     pub fn empty(name: &str, title: &str) -> Self {
         let draft = Draft {
@@ -223,7 +223,7 @@ impl Plan {
     }
 }
 
-/// Reads a source and what it inherits from. `chain`: who inherits from it.
+/// Reads a plan and its parents. `chain` has the names of the plans that inherit from it.
 fn read(source: &Source, chain: &mut Vec<String>) -> Result<Draft, PlanError> {
     let places = Places::of(&source.shown, &source.text);
     let table = DeTable::parse(&source.text).map_err(|error| {

@@ -1,4 +1,4 @@
-//! What plans may say, and what is said to whoever wrote something else.
+//! Tests of plans and of the errors in invalid ones.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn parse(text: &str) -> Result<Plan, PlanError> {
     Plan::parse("p", "p.toml", text)
 }
 
-/// Where the mistake in a text is, in which field, and what is said.
+/// Returns line, column, field and message of the mistake in a text.
 fn mistake(text: &str) -> (usize, usize, String, String) {
     let error = parse(text)
         .and_then(|plan| plan.jobs().map(drop))
@@ -20,7 +20,7 @@ fn mistake(text: &str) -> (usize, usize, String, String) {
     )
 }
 
-/// Line and column, field, what is said, and the plan, whose lines end with semicolons.
+/// Line, column, field, message and plan of each mistake. Semicolons stand for line ends.
 const MISTAKES: &str = r"
 1:9 | title | expected a string | title = 3
 1:1 | titel | a plan has name, title | titel = 'x'
@@ -101,7 +101,7 @@ settings = [
         found.3
     );
     assert!(found.3.contains("groups of 3 GPUs"), "{}", found.3);
-    // Nobody set it: the default does not fit, and the plan as a whole is to blame.
+    // The invalid value is a default, so the error is about the whole plan.
     let error = parse("[base]\ncluster.servers = 12").and_then(|p| p.jobs());
     let error = error.expect_err("48 GPUs are no multiple of 32");
     assert_eq!(
@@ -203,14 +203,14 @@ values = [2, 3, 4]
     assert_eq!(jobs.len(), 3 * 2 * 3, "its own axis only");
     let cluster = &jobs[0].scenario.cluster;
     assert_eq!((cluster.servers, cluster.nic_gbps), (16, 50.0));
-    // Mistakes are told where they are, also in what is inherited.
+    // Errors in parent plans have the parent's location.
     write("parent.toml", "seeds = 'x'");
     let error = load("child.toml").expect_err("a mistake");
     assert!(error.place.file.ends_with("parent.toml"), "{error}");
     write("parent.toml", "base_plan = 'child.toml'");
     let error = load("child.toml").expect_err("a circle");
     assert!(error.problem.contains("inherits from itself"), "{error}");
-    // A built-in plan can be inherited from anywhere.
+    // Built-in plans can be parents of files in any folder.
     write("child.toml", "base_plan = 'smoke'\nseeds = 1");
     assert_eq!(load("child.toml").expect("a plan").seeds, [1]);
 }

@@ -1,9 +1,9 @@
-//! One row for each run, all metrics, for spreadsheets and data frames.
+//! The report as CSV with all metrics and one row per run, for spreadsheets and data frames.
 
 use super::{Report, metric};
 use crate::plan::Axis;
 
-/// The report as CSV with a heading.
+/// Returns the report as CSV with a heading.
 #[must_use]
 pub fn csv(report: &Report) -> String {
     let mut writer = ::csv::Writer::from_writer(Vec::new());

@@ -1,21 +1,20 @@
-//! Means over seeds and how sure they are: Student's t, two-sided, 95 %.
+//! Means over seeds and their two-sided 95 % confidence intervals by Student's t.
 
 use serde::Serialize;
 
-/// A mean over seeds.
+/// A mean over seeds with its confidence interval.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Estimate {
-    /// The mean.
+    /// Mean of the values, one value per seed.
     pub mean: f64,
-    /// Half the width of its 95 % confidence interval; `None` from one value, of which nothing
-    /// can be said.
+    /// Half the width of the 95 % confidence interval, or `None` for a single value.
     pub half_width: Option<f64>,
-    /// How many values.
+    /// Number of values.
     pub count: usize,
 }
 
 impl Estimate {
-    /// Of values that are independent of each other. `None` if there are none.
+    /// Returns the estimate for independent values, or `None` if there are none.
     #[must_use]
     pub fn of(values: &[f64]) -> Option<Self> {
         if values.is_empty() {
@@ -35,23 +34,23 @@ impl Estimate {
         })
     }
 
-    /// Lower end of the interval; the mean if there is none.
+    /// Returns the lower end of the interval, or the mean if there is no interval.
     #[must_use]
     pub fn low(&self) -> f64 {
         self.mean - self.half_width.unwrap_or(0.0)
     }
 
-    /// Upper end of the interval; the mean if there is none.
+    /// Returns the upper end of the interval, or the mean if there is no interval.
     #[must_use]
     pub fn high(&self) -> f64 {
         self.mean + self.half_width.unwrap_or(0.0)
     }
 }
 
-/// The 97.5 % quantile of Student's distribution.
+/// Returns the 97.5 % quantile of Student's distribution.
 ///
-/// To 30 degrees of freedom from the usual table; beyond, by the Cornish–Fisher expansion around
-/// the normal distribution (Abramowitz and Stegun, 26.7.5), whose error there is below 1e-5.
+/// Up to 30 degrees of freedom it is taken from a table. Above, it is the Cornish–Fisher expansion
+/// around the normal distribution (Abramowitz and Stegun, 26.7.5), with an error below 1e-5.
 #[must_use]
 pub fn t_quantile(degrees: usize) -> f64 {
     const TABLE: [f64; 30] = [
@@ -82,8 +81,8 @@ mod tests {
 
     #[test]
     fn an_interval_is_that_of_the_textbook() {
-        // scipy.stats.t.interval(0.95, 4, loc=3, scale=sem([1, 2, 3, 4, 5])): 1.0367568 to
-        // 4.9632432.
+        // Result of scipy.stats.t.interval(0.95, 4, loc=3, scale=sem([1, 2, 3, 4, 5])): 1.0367568
+        // to 4.9632432.
         let found = Estimate::of(&[1.0, 2.0, 3.0, 4.0, 5.0]).expect("values");
         near(found.mean, 3.0, 1e-12);
         near(found.low(), 1.036_757, 1e-4);

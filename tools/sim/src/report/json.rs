@@ -1,16 +1,16 @@
-//! The report as JSON. The same plan gives the same bytes, whatever ran when on how many threads;
-//! what the machine took for it is left out unless it is asked for.
+//! The report as JSON. The same plan gives the same bytes for any number of threads. Timings of the
+//! machine are included only on request.
 
 use serde_json::{Map, Value, json};
 
 use super::{Report, metric};
 use crate::reproduce;
 
-/// Changes when a field changes its meaning or goes away.
+/// Version of the format. It changes when a field is removed or changes its meaning.
 const FORMAT: u32 = 1;
 
-/// The report as JSON; with what it cost this machine (`"run"`) if that is asked for. Each entry of
-/// a list is on a line of its own.
+/// Returns the report as JSON, with timings of this machine (`"run"`) if `with_timing` is set. Each
+/// entry of a list is on a line of its own.
 #[must_use]
 pub fn json(report: &Report, with_timing: bool) -> String {
     let mut fields = vec![
@@ -61,7 +61,7 @@ fn plan(report: &Report) -> Value {
     })
 }
 
-/// The values of the axes at a point: numbers where they are, else names.
+/// Returns the values of the axes at a point, as numbers where possible and else as names.
 fn at(report: &Report, point: usize) -> Value {
     let at = report.plan.at(&report.points[point]);
     Value::Object(

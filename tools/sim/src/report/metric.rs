@@ -1,37 +1,37 @@
-//! The numbers that an outcome is reported by: name, unit, and how to read them off.
+//! Metrics of an outcome: name, unit, and a function that reads the value.
 
 use crate::outcome::Outcome;
 
-/// A number of an outcome.
+/// A metric of an outcome.
 #[derive(Debug)]
 pub struct Metric {
-    /// The name in plans, JSON and CSV; the unit is last.
+    /// Name in plans, JSON and CSV. It ends in the unit.
     pub key: &'static str,
-    /// In words, for axes and tables.
+    /// Name in words, for axes and tables.
     pub label: &'static str,
-    /// Its unit.
+    /// Unit of the metric.
     pub unit: Unit,
-    /// Reads it off.
+    /// Function that reads the value from an outcome.
     pub of: fn(&Outcome) -> f64,
 }
 
-/// What a number is in, and so how it is shown.
+/// The unit of a metric, which determines how values are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// A part of one, shown in percent.
+    /// A share from 0 to 1, shown in percent.
     Share,
-    /// Milliseconds.
+    /// A duration in milliseconds.
     Millis,
-    /// A ratio, or a size of something.
+    /// A ratio, or a dimensionless size.
     Ratio,
-    /// How many.
+    /// A number of things, shown as a whole number.
     Count,
-    /// Bytes, shown in GB.
+    /// A number of bytes, shown in GB.
     Bytes,
 }
 
 impl Unit {
-    /// The factor between the number and what is shown.
+    /// Returns the factor between a value and the number that is shown.
     #[must_use]
     pub const fn scale(self) -> f64 {
         match self {
@@ -41,7 +41,7 @@ impl Unit {
         }
     }
 
-    /// What stands after what is shown; may be empty.
+    /// Returns the unit's symbol, which may be empty.
     #[must_use]
     pub const fn symbol(self) -> &'static str {
         match self {
@@ -52,7 +52,7 @@ impl Unit {
         }
     }
 
-    /// Decimals at which a number of this size is shown.
+    /// Returns the number of decimals for a value of this size.
     #[must_use]
     pub fn decimals(self, value: f64) -> usize {
         match self {
@@ -68,29 +68,29 @@ impl Unit {
         }
     }
 
-    /// The number without its symbol.
+    /// Returns the formatted value without its symbol.
     #[must_use]
     pub fn shown(self, value: f64) -> String {
-        // Minus zero is zero.
+        // Replaces minus zero by zero.
         let value = if value == 0.0 { 0.0 } else { value };
         format!("{:.*}", self.decimals(value), value * self.scale())
     }
 }
 
 impl Metric {
-    /// The metric of this name.
+    /// Returns the metric with this name, if any.
     #[must_use]
     pub fn named(key: &str) -> Option<&'static Self> {
         ALL.iter().copied().find(|metric| metric.key == key)
     }
 
-    /// All names.
+    /// Returns the names of all metrics.
     #[must_use]
     pub fn names() -> Vec<&'static str> {
         ALL.iter().map(|metric| metric.key).collect()
     }
 
-    /// Label and unit: `mean TTFT, ms`.
+    /// Returns label and unit, as in `mean TTFT, ms`.
     #[must_use]
     pub fn title(&self) -> String {
         match self.unit.symbol() {
@@ -111,7 +111,7 @@ macro_rules! metrics {
                 of: $of,
             };
         )*
-        /// All of them, in the order in which files list them.
+        /// All metrics, in the order in which files list them.
         pub static ALL: &[&Metric] = &[$(&$constant),*];
     };
 }

@@ -1,7 +1,7 @@
-//! What came of a plan, and its forms: a table for a terminal, JSON, CSV, and one page.
+//! The results of a plan and their forms: tables for a terminal, JSON, CSV, and an HTML page.
 //!
-//! A report holds every run; everything that is said about it (means over seeds, differences,
-//! sustained rates) is computed from those, here and not in the forms.
+//! A report contains every run. Means over seeds, differences and sustained rates are computed from
+//! the runs here, not in the forms.
 
 pub mod csv;
 pub mod estimate;
@@ -34,67 +34,67 @@ use crate::plan::{Plan, Point};
 use crate::run::Timing;
 use crate::scenario::Scenario;
 
-/// What came of a plan.
+/// The results of a plan.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// The plan.
+    /// The plan that was run.
     pub plan: Plan,
-    /// Its points.
+    /// Points of the plan.
     pub points: Vec<Point>,
-    /// The runs that ended, in the order of the plan.
+    /// Runs that completed, in the order of the plan.
     pub runs: Vec<Run>,
-    /// Those that failed, likewise.
+    /// Runs that failed, in the order of the plan.
     pub failures: Vec<Failure>,
-    /// How many were never run.
+    /// Number of runs that were not started.
     pub missing: usize,
-    /// What it cost this machine.
+    /// Timings of the runs on this machine.
     pub timing: Timing,
 }
 
-/// A run that ended.
+/// A run that completed, with its outcome.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// Index of its point.
+    /// Index of the run's point.
     pub point: usize,
-    /// Index of its variant.
+    /// Index of the run's variant.
     pub variant: usize,
-    /// Its seed.
+    /// Seed of the run.
     pub seed: u64,
-    /// What it gave.
+    /// Outcome of the run.
     pub outcome: Outcome,
 }
 
-/// A run that failed.
+/// A run that failed, with its error.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// Index of its point.
+    /// Index of the run's point.
     pub point: usize,
-    /// Index of its variant.
+    /// Index of the run's variant.
     pub variant: usize,
-    /// What was to be simulated; its seed included.
+    /// Scenario of the run, including its seed.
     pub scenario: Scenario,
-    /// What the simulation said.
+    /// Error message of the simulation.
     pub problem: String,
 }
 
-/// Points that differ in the horizontal axis only.
+/// Points that differ only in the horizontal axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Panel {
-    /// The values of the other axes; empty if there are none.
+    /// Values of the other axes. Empty if there are no other axes.
     pub name: String,
     /// Indices of the points, from left to right.
     pub points: Vec<usize>,
 }
 
 impl Report {
-    /// Runs of a variant at a point, by seed.
+    /// Returns the runs of a variant at a point, by seed.
     pub fn runs_of(&self, point: usize, variant: usize) -> impl Iterator<Item = &Run> {
         self.runs
             .iter()
             .filter(move |run| run.point == point && run.variant == variant)
     }
 
-    /// A metric of a variant at a point, by seed.
+    /// Returns a metric's values for a variant at a point, by seed.
     #[must_use]
     pub fn values(&self, point: usize, variant: usize, metric: &Metric) -> Vec<(u64, f64)> {
         self.runs_of(point, variant)
@@ -102,7 +102,7 @@ impl Report {
             .collect()
     }
 
-    /// Its mean over seeds. `None` if nothing was run.
+    /// Returns a metric's mean over seeds for a variant at a point, or `None` if nothing was run.
     #[must_use]
     pub fn estimate(&self, point: usize, variant: usize, metric: &Metric) -> Option<Estimate> {
         let values: Vec<f64> = self
@@ -113,8 +113,8 @@ impl Report {
         Estimate::of(&values)
     }
 
-    /// The points, by the values of all axes but the horizontal one. Without a horizontal axis,
-    /// each point by itself.
+    /// Returns the points grouped by the values of all axes except the horizontal one. Without a
+    /// horizontal axis each point is a panel.
     #[must_use]
     pub fn panels(&self) -> Vec<Panel> {
         let x = self.plan.x();
@@ -137,7 +137,7 @@ impl Report {
         panels
     }
 
-    /// `DBRX`, or `NIC rate, Gb/s 50` where the value alone says too little.
+    /// Returns a panel's name, such as `DBRX`, or `NIC rate, Gb/s 50` for a bare number.
     fn panel_name(&self, point: &Point, x: Option<usize>) -> String {
         let mut name = String::new();
         for (index, (axis, &value)) in self.plan.axes.iter().zip(&point.choices).enumerate() {
@@ -152,7 +152,7 @@ impl Report {
                 .is_none_or(|s| matches!(&s.value, Value::String(text) if *text == choice.name));
             match (&axis.field, speaks) {
                 (Some(_), true) | (None, _) => write!(name, "{separator}{}", choice.name),
-                // The unit goes behind the number.
+                // The unit is placed behind the number.
                 (Some(_), false) => match axis.label.split_once(", ") {
                     Some((label, unit)) => {
                         write!(name, "{separator}{label} {} {unit}", choice.name)
@@ -165,7 +165,7 @@ impl Report {
         name
     }
 
-    /// Where a point lies on the horizontal axis; zero without one.
+    /// Returns a point's position on the horizontal axis, or zero if there is none.
     #[must_use]
     pub fn x_of(&self, point: usize) -> f64 {
         self.plan
@@ -177,7 +177,7 @@ impl Report {
             .unwrap_or(0.0)
     }
 
-    /// The value of the horizontal axis at a point, as it is shown; empty without one.
+    /// Returns the shown value of the horizontal axis at a point. Empty if there is none.
     #[must_use]
     pub fn x_name(&self, point: usize) -> &str {
         self.plan.x().map_or("", |axis| {
@@ -185,8 +185,8 @@ impl Report {
         })
     }
 
-    /// The point of a panel at which distributions are shown: the one that the plan names, else
-    /// where attainment differs most between variants.
+    /// Returns the point of a panel at which distributions are shown: the plan's choice, or else
+    /// the point with the largest difference in attainment between variants.
     #[must_use]
     pub fn telling(&self, panel: &Panel) -> usize {
         let named = panel
@@ -213,7 +213,7 @@ impl Report {
         best
     }
 
-    /// Whether a variant is the bound that no policy can pass, not a policy.
+    /// Reports whether a variant is the bound without contention rather than a policy.
     #[must_use]
     pub fn is_bound(&self, variant: usize) -> bool {
         self.plan.variants[variant]
@@ -222,7 +222,7 @@ impl Report {
             .any(|s| s.field == "policy.no_contention" && s.value == Value::Boolean(true))
     }
 
-    /// The policy that a variant is, or is made from.
+    /// Returns the name of a variant's policy.
     #[must_use]
     pub(crate) fn kind(&self, variant: usize) -> &str {
         let said = self.plan.variants[variant]
@@ -236,7 +236,7 @@ impl Report {
         }
     }
 
-    /// The first failure of each kind, by what the simulation said, and how many there are.
+    /// Returns the first failure with each error message, and the number of failures with it.
     pub(crate) fn kinds_of_failures(&self) -> Vec<(&Failure, usize)> {
         let mut kinds: Vec<(&Failure, usize)> = Vec::new();
         for failure in &self.failures {
@@ -248,7 +248,7 @@ impl Report {
         kinds
     }
 
-    /// Which run a failure was: `mfs, seed 3 (DBRX, 0.7)`.
+    /// Returns the name of a failed run, such as `mfs, seed 3 (DBRX, 0.7)`.
     pub(crate) fn failure_name(&self, failure: &Failure) -> String {
         let mut name = format!(
             "{}, seed {}",
@@ -260,7 +260,7 @@ impl Report {
         name
     }
 
-    /// Whether every run of the plan ended well.
+    /// Reports whether every run of the plan completed.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.failures.is_empty() && self.missing == 0

@@ -1,26 +1,26 @@
-//! Differences between a variant and the others on the same arrivals: seed by seed, so that what
-//! all of them share (a bad moment of the arrivals) does not count as noise.
+//! Differences between variants on the same arrivals. They are taken seed by seed, so that effects
+//! of the arrivals cancel out.
 
 use serde::Serialize;
 
 use super::estimate::Estimate;
 
-/// How the reference stands to another variant at one point.
+/// The result of a comparison of the reference with another variant at one point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// Better, by more than noise.
+    /// The reference is significantly better.
     Above,
-    /// No difference that the noise would not explain.
+    /// The difference is not significant.
     Level,
-    /// Worse, by more than noise.
+    /// The reference is significantly worse.
     Below,
-    /// One seed: noise is unknown.
+    /// There is one seed, so that the noise is unknown.
     Unknown,
 }
 
 impl Verdict {
-    /// Of a difference, the reference's less the other's.
+    /// Returns the verdict for a difference of the reference minus the other variant.
     #[must_use]
     pub fn of(difference: &Estimate) -> Self {
         match difference.half_width {
@@ -33,7 +33,7 @@ impl Verdict {
     }
 }
 
-/// The mean difference over the seeds that both have. `None` if they share none.
+/// Returns the mean difference over common seeds, or `None` if there are none.
 #[must_use]
 pub fn difference(reference: &[(u64, f64)], other: &[(u64, f64)]) -> Option<Estimate> {
     let differences: Vec<f64> = reference
@@ -63,7 +63,7 @@ mod tests {
     #[test]
     fn a_difference_counts_only_beyond_the_noise_of_the_pairs() {
         let of = |values: &[f64]| Verdict::of(&Estimate::of(values).expect("values"));
-        // The attainments themselves may vary much: only the differences matter.
+        // The attainments may vary much. Only their differences matter.
         assert_eq!(of(&[0.10, 0.11, 0.09]), Verdict::Above);
         assert_eq!(of(&[0.10, -0.11, 0.02]), Verdict::Level);
         assert_eq!(of(&[-0.10, -0.11, -0.09]), Verdict::Below);

@@ -1,8 +1,8 @@
-//! The colours of variants and stages: the same policy looks the same in every plot of every page.
+//! Colours of variants and stages. A policy has the same look in every plot of every page.
 //!
-//! Plots are drawn in stand-in colours, which are replaced afterwards by names of the page's style
-//! sheet. So a series has one colour on light and another on dark ground, can be dashed, and can be
-//! told from all others by a selector.
+//! Plots are drawn in placeholder colours, which are then replaced by classes of the page's style
+//! sheet. A series can thus have different colours on light and dark backgrounds, be dashed, and be
+//! selected by CSS.
 
 use std::fmt::Write as _;
 
@@ -10,23 +10,23 @@ use plotters::style::RGBColor;
 
 use super::Report;
 
-/// Stand-in for the page's text colour.
+/// Placeholder for the page's text colour.
 pub(super) const INK: RGBColor = RGBColor(1, 2, 3);
-/// Stand-in for the page's grid colour.
+/// Placeholder for the page's grid colour.
 pub(super) const GRID: RGBColor = RGBColor(4, 5, 6);
 
-/// How a series looks.
+/// The look of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Look {
-    /// On light ground.
+    /// Colour on a light background.
     light: &'static str,
-    /// On dark ground.
+    /// Colour on a dark background.
     dark: &'static str,
-    /// SVG's `stroke-dasharray`; empty for a solid line.
+    /// Value of SVG's `stroke-dasharray`. Empty for a solid line.
     dash: &'static str,
-    /// Width of its line, tenths of a pixel.
+    /// Width of the line, in tenths of a pixel.
     pub(super) width: u32,
-    /// What is drawn later covers what was drawn before.
+    /// Drawing order. Higher layers cover lower ones.
     pub(super) layer: u8,
 }
 
@@ -40,7 +40,7 @@ const fn look(light: &'static str, dark: &'static str, dash: &'static str) -> Lo
     }
 }
 
-/// Further variants of a policy that is there already.
+/// Looks of further variants of a policy.
 const MORE: [Look; 6] = [
     look("#0f9488", "#2dd4bf", "14 6"),
     look("#0369a1", "#7dd3fc", "5 5"),
@@ -81,7 +81,7 @@ fn of_kind(kind: &str) -> Look {
     }
 }
 
-/// The look of each variant.
+/// Returns the look of each variant.
 pub(super) fn looks(report: &Report) -> Vec<Look> {
     let mut seen: Vec<&str> = Vec::new();
     let mut more = 0;
@@ -101,17 +101,17 @@ pub(super) fn looks(report: &Report) -> Vec<Look> {
         .collect()
 }
 
-/// Stand-in for the colour of a variant.
+/// Returns the placeholder colour of a variant.
 pub(super) fn colour(variant: usize) -> RGBColor {
     RGBColor(10, u8::try_from(variant % 250).expect("below 250"), 7)
 }
 
-/// The class of what belongs to a variant outside of plots.
+/// Returns the CSS class of a variant's elements outside of plots.
 pub(super) fn class(variant: usize) -> String {
     format!("v{variant}")
 }
 
-/// Replaces the stand-ins of an SVG by what they stand for.
+/// Replaces the placeholder colours of an SVG by CSS classes.
 pub(super) fn resolve(svg: &str, looks: &[Look]) -> String {
     let mut text = svg
         .replace(&hex(INK), "currentColor")
@@ -134,8 +134,8 @@ fn hex(RGBColor(r, g, b): RGBColor) -> String {
     format!("#{r:02X}{g:02X}{b:02X}")
 }
 
-/// The part of the page's style sheet that gives looks their colours, and that lets all others
-/// fade while the pointer is on one in a legend.
+/// Returns the part of the style sheet that defines the looks and fades other variants while the
+/// pointer is on one in a legend.
 pub(super) fn style(looks: &[Look]) -> String {
     let (mut light, mut dark, mut rest) = (String::new(), String::new(), String::new());
     for (number, look) in looks.iter().enumerate() {
@@ -159,7 +159,7 @@ pub(super) fn style(looks: &[Look]) -> String {
     )
 }
 
-/// The mark of a look in a legend: a piece of its line.
+/// Returns a look's symbol for legends: a piece of its line.
 pub(super) fn key(look: &Look) -> String {
     format!(
         "<svg viewBox=\"0 0 56 20\" width=\"28\" height=\"10\" aria-hidden=\"true\"><line x1=\"2\" \

@@ -1,4 +1,4 @@
-//! The plots of the page, as SVG text: lines with bands.
+//! Plots of the page as SVG text: lines with bands.
 
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint, Ranged};
@@ -6,23 +6,23 @@ use plotters::prelude::*;
 
 use super::palette::{self, GRID, INK, Look, resolve};
 
-/// Plots are drawn larger than they are shown, because coordinates are whole numbers.
+/// Ratio of drawn to shown size. Plots are drawn larger, because coordinates are whole numbers.
 const SCALE: u32 = 2;
 const TEXT: u32 = 15 * SCALE;
 
-/// A plot that could not be drawn, in words.
+/// The result of drawing, with an error in words.
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
-/// One direction of a plot.
+/// The horizontal or vertical scale of a plot.
 #[derive(Clone, Debug)]
 pub(super) struct Scale {
-    /// What it is, with its unit.
+    /// Label of the scale, with its unit.
     pub(super) label: String,
-    /// What is shown; both above zero if it is logarithmic.
+    /// Range that is shown. Both ends are above zero if the scale is logarithmic.
     pub(super) range: (f64, f64),
-    /// Equal distances are equal ratios.
+    /// Whether the scale is logarithmic.
     pub(super) logarithmic: bool,
-    /// Between a value and what is shown of it: 100 for percent.
+    /// Factor between a value and the number that is shown, such as 100 for percent.
     pub(super) factor: f64,
 }
 
@@ -40,7 +40,7 @@ impl Scale {
         }
     }
 
-    /// From 0 to 100 %.
+    /// Returns a scale from 0 to 100 %.
     pub(super) fn share(label: impl Into<String>) -> Self {
         Self {
             factor: 100.0,
@@ -48,8 +48,8 @@ impl Scale {
         }
     }
 
-    /// Around these values: logarithmic if they are above zero and span more than `ratio`, else
-    /// from zero.
+    /// Returns a scale for these values. It is logarithmic if they are above zero and span more
+    /// than `ratio`, and else starts at zero.
     pub(super) fn around(label: impl Into<String>, least: f64, most: f64, ratio: f64) -> Self {
         if least > 0.0 && most / least > ratio {
             return Self {
@@ -60,7 +60,7 @@ impl Scale {
         Self::linear(label, (0.0, most.max(0.0) * 1.05))
     }
 
-    /// Where a value lies, in the unit in which plots are drawn.
+    /// Returns the drawn position of a value.
     fn place(&self, value: f64) -> f64 {
         let value = value.clamp(self.range.0, self.range.1);
         if self.logarithmic {
@@ -74,7 +74,7 @@ impl Scale {
         self.place(self.range.0)..self.place(self.range.1)
     }
 
-    /// Round values that are marked, about `count` of them.
+    /// Returns about `count` round values for tick marks.
     fn ticks(&self, count: usize) -> Vec<f64> {
         let (low, high) = self.range;
         if self.logarithmic {
@@ -115,27 +115,27 @@ impl Scale {
 
     fn shown(&self, value: f64) -> String {
         let value = value * self.factor;
-        // Ticks are round: their shortest form after rounding errors are cut off.
+        // Rounding removes errors, so that ticks have a short form.
         let text = format!("{:.4}", if value.abs() < 1e-9 { 0.0 } else { value });
         text.trim_end_matches('0').trim_end_matches('.').to_owned()
     }
 }
 
-/// One line.
+/// A line of a plot.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PlotLine {
-    /// Which look it has.
+    /// Number of the line's look.
     pub(super) number: usize,
-    /// Its points, from left to right.
+    /// Points from left to right.
     pub(super) points: Vec<(f64, f64)>,
-    /// The band around it: `(x, low, high)`; empty for none.
+    /// Band around the line as `(x, low, high)`. Empty for none.
     pub(super) band: Vec<(f64, f64, f64)>,
-    /// Whether points are marked.
+    /// Whether the line's points have marks.
     pub(super) marked: bool,
 }
 
 impl PlotLine {
-    /// Around its band.
+    /// Returns the outline of the band.
     fn outline(&self, x: &Scale, y: &Scale) -> Vec<(f64, f64)> {
         let upper = self.band.iter().map(|&(at, _, high)| (at, high));
         let lower = self.band.iter().rev().map(|&(at, low, _)| (at, low));
@@ -144,12 +144,12 @@ impl PlotLine {
     }
 }
 
-/// Which lines help to read a plot.
+/// Reference lines of a plot.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Marks {
-    /// At this height.
+    /// Height of a horizontal line.
     pub(super) level: Option<f64>,
-    /// At this place.
+    /// Position of a vertical line.
     pub(super) upright: Option<f64>,
 }
 
@@ -167,7 +167,7 @@ fn svg(
     if let Err(error) = drawn {
         return format!("<svg viewBox=\"0 0 400 20\"><text y=\"15\">no plot: {error}</text></svg>");
     }
-    // A view box instead of a size lets the page scale it.
+    // Replaces the fixed size by a view box, so that the page can scale the plot.
     let fixed = format!("width=\"{}\" height=\"{}\" ", size.0, size.1);
     resolve(&text.replacen(&fixed, "", 1), looks)
 }
@@ -176,7 +176,7 @@ fn ink(size: u32) -> TextStyle<'static> {
     TextStyle::from(("sans-serif", size).into_font()).color(&INK)
 }
 
-/// Bands below, lines and marks above, in the order of their layers.
+/// Draws bands below, lines and marks above, in the order of their layers.
 pub(super) fn lines(
     size: (u32, u32),
     (x, y): (&Scale, &Scale),
@@ -225,7 +225,7 @@ pub(super) fn lines(
         }
         for line in &order {
             let look = &looks[line.number];
-            // Of a dozen bands on each other none can be seen: those in the background are faint.
+            // Many overlapping bands hide each other, so those in the background are faint.
             let opacity = if look.layer > 1 { 0.2 } else { 0.06 };
             let outline = line.outline(x, y);
             if outline.len() > 2 {
@@ -249,7 +249,7 @@ pub(super) fn lines(
     })
 }
 
-/// A range on which chosen values are marked.
+/// A range with chosen tick marks.
 struct Ticked {
     range: std::ops::Range<f64>,
     ticks: Vec<f64>,

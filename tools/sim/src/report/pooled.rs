@@ -1,13 +1,13 @@
-//! Distributions over all seeds, from the percentiles of each.
+//! Distributions over all seeds, computed from the percentiles of each seed.
 
 use super::Report;
 use crate::outcome::{Distribution, Outcome};
 
-/// A distribution as the points of its cumulative curve: `(value, share of the sample below)`.
+/// A cumulative curve as points of value and share of the sample below.
 pub(super) type Curve = Vec<(f64, f64)>;
 
-/// The curve of a variant at a point over all seeds: each seed's percentiles weigh as much as its
-/// sample was large. Empty if the sample is.
+/// Returns the curve of a variant at a point over all seeds. Each seed has the weight of its sample
+/// size. Empty if the samples are.
 pub(super) fn curve(
     report: &Report,
     point: usize,
@@ -21,7 +21,7 @@ fn pool<'a>(samples: impl Iterator<Item = &'a Distribution>) -> Curve {
     const STEPS: usize = 200;
     let mut weighted: Vec<(f64, f64)> = Vec::new();
     for sample in samples {
-        // Percentiles are the ends of a hundred equal parts: the outer two weigh half.
+        // Percentiles are ends of 100 equal parts, so the outer two have half the weight.
         let last = sample.percentiles.len().saturating_sub(1);
         for (index, &value) in sample.percentiles.iter().enumerate() {
             let part = if index == 0 || index == last {
@@ -50,7 +50,7 @@ fn pool<'a>(samples: impl Iterator<Item = &'a Distribution>) -> Curve {
     curve
 }
 
-/// The value below which this share of the curve lies.
+/// Returns the value below which `share` of the curve lies.
 pub(super) fn quantile(curve: &Curve, share: f64) -> f64 {
     curve
         .iter()

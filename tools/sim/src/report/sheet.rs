@@ -1,27 +1,27 @@
-//! A table in the three forms that reports have: Markdown, a terminal's, and HTML.
+//! A table in three forms: Markdown, text for a terminal, and HTML.
 
 use comfy_table::{CellAlignment, Table, presets};
 use maud::{Markup, html};
 
-/// A table with what stands above it.
+/// A table with a title and a caption.
 #[derive(Debug, Default)]
 pub(super) struct Sheet {
-    /// What it is about: a panel's name; may be empty.
+    /// Name of the panel. May be empty.
     pub(super) of: String,
-    /// What its numbers are; may be empty.
+    /// Description of the numbers. May be empty.
     pub(super) caption: String,
-    /// How many columns on the left hold names; the others hold numbers and are set right.
+    /// Number of left columns that hold names. The others hold numbers and are aligned right.
     names: usize,
     heading: Vec<Cell>,
     rows: Vec<Vec<Cell>>,
 }
 
-/// One cell.
+/// A cell of a table, by how its text is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Cell {
-    /// A name, which may hold what means something to Markdown.
+    /// A name, which may contain characters that are special in Markdown.
     Name(String),
-    /// The name of a bound, which is no policy.
+    /// The name of a bound rather than a policy.
     Bound(String),
     /// A number or a sentence.
     Text(String),
@@ -64,7 +64,7 @@ impl Sheet {
         }
     }
 
-    /// The same below a caption.
+    /// Returns the table with a panel name and a caption.
     pub(super) fn about(self, panel: &str, caption: &str) -> Self {
         Self {
             of: panel.to_owned(),
@@ -73,13 +73,13 @@ impl Sheet {
         }
     }
 
-    /// Adds a row as long as the heading.
+    /// Adds a row, which must be as long as the heading.
     pub(super) fn add(&mut self, row: Vec<Cell>) {
         debug_assert_eq!(row.len(), self.heading.len(), "{row:?}");
         self.rows.push(row);
     }
 
-    /// `**DBRX**, WHAT:` and the table, one line for each row.
+    /// Returns a title such as `**DBRX**, WHAT:` and the table as Markdown, one line per row.
     pub(super) fn markdown(&self) -> String {
         let caption = match (self.of.as_str(), self.caption.as_str()) {
             ("", "") => String::new(),
@@ -157,7 +157,7 @@ impl Sheet {
     }
 }
 
-/// A name as text that means nothing to Markdown.
+/// Returns a name with Markdown's special characters escaped.
 fn plain(name: &str) -> String {
     let mut text = String::new();
     for char in name.chars() {

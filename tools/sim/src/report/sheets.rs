@@ -1,4 +1,4 @@
-//! The tables of a report, each with a line above that says what its numbers are.
+//! Tables of a report, each with a caption that describes its numbers.
 
 use super::metric::{
     ATTAINMENT, COLLECTIVE, COLLECTIVE_MEAN, COLLECTIVE_P99, COLLECTIVE_STRETCH, COMPUTE,
@@ -10,7 +10,7 @@ use super::view::View;
 use super::{Estimate, Report, Sustained};
 use crate::reproduce;
 
-/// A column of a table with many metrics.
+/// A column of a table with several metrics.
 pub(super) struct Column {
     heading: &'static str,
     metric: &'static Metric,
@@ -20,7 +20,7 @@ const fn column(heading: &'static str, metric: &'static Metric) -> Column {
     Column { heading, metric }
 }
 
-/// Time to first token.
+/// Columns about the time to first token.
 pub(super) static TTFT: [Column; 4] = [
     column("in time, %", &ATTAINMENT),
     column("mean TTFT, ms", &TTFT_MEAN),
@@ -28,21 +28,21 @@ pub(super) static TTFT: [Column; 4] = [
     column("p99, ms", &TTFT_P99),
 ];
 
-/// Collective completion times.
+/// Columns about completion times of collectives.
 pub(super) static COLLECTIVES: [Column; 3] = [
     column("mean collective, ms", &COLLECTIVE_MEAN),
     column("over that alone", &COLLECTIVE_STRETCH),
     column("p99, ms", &COLLECTIVE_P99),
 ];
 
-/// How early and how late. With attainment, since it decides which requests count.
+/// Columns about earliness and lateness, with attainment, which determines their samples.
 pub(super) static EARLINESS: [Column; 3] = [
     column("in time, %", &ATTAINMENT),
     column("these early by, ms", &EARLINESS_MEAN),
     column("the others late by, ms", &LATENESS_MEAN),
 ];
 
-/// Where a request's time goes.
+/// Columns about the phases of a request.
 pub(super) static WAITING: [Column; 6] = [
     column("queue, ms", &QUEUE),
     column("KV reuse, ms", &KV_REUSE),
@@ -52,7 +52,7 @@ pub(super) static WAITING: [Column; 6] = [
     column("mean TTFT, ms", &TTFT_MEAN),
 ];
 
-/// What a report shows where there is space for few.
+/// Columns of the overview.
 pub(super) static OVERVIEW: [Column; 14] = [
     column("in time %", &ATTAINMENT),
     column("TTFT ms", &TTFT_MEAN),
@@ -70,7 +70,7 @@ pub(super) static OVERVIEW: [Column; 14] = [
     column("pruned", &PRUNED),
 ];
 
-/// First tokens in time: a table for each panel, or one over all points if nothing is horizontal.
+/// Returns tables of attainment: one per panel, or a single one without a horizontal axis.
 pub(super) fn attainment(view: &View<'_>) -> Vec<Sheet> {
     let report = view.report;
     let Some(x) = report.plan.x() else {
@@ -91,8 +91,8 @@ pub(super) fn attainment(view: &View<'_>) -> Vec<Sheet> {
     tables.collect()
 }
 
-/// Of plans whose points have no order. Of several points, each is a row; a single one has its
-/// variants below each other.
+/// Returns the attainment table of a plan without a horizontal axis. Each of several points is a
+/// row. A single point has a row for each variant.
 fn attainment_by_point(view: &View<'_>) -> Sheet {
     let mut table;
     if let [panel] = view.panels.as_slice() {
@@ -114,8 +114,8 @@ fn attainment_by_point(view: &View<'_>) -> Sheet {
     table
 }
 
-/// Attainment of each variant at a point. The best is bold, and whatever shows the same; the bound
-/// is not among them, and if all show the same, none is.
+/// Returns the attainment of each variant at a point. The best variants are bold, except the bound.
+/// If all show the same value, none is bold.
 fn shares(view: &View<'_>, point: usize) -> Vec<Cell> {
     let estimates: Vec<Option<Estimate>> = view
         .variants
@@ -150,7 +150,7 @@ fn shares(view: &View<'_>, point: usize) -> Vec<Cell> {
         .collect()
 }
 
-/// The mean and half the width of its interval, both with the decimals of the mean.
+/// Returns the mean and half the width of its interval, with the same decimals.
 fn with_interval(estimate: Option<Estimate>, metric: &Metric) -> String {
     let Some(estimate) = estimate else {
         return "–".to_owned();
@@ -165,7 +165,7 @@ fn with_interval(estimate: Option<Estimate>, metric: &Metric) -> String {
     }
 }
 
-/// Several metrics at one point of each panel.
+/// Returns tables of several metrics at one point of each panel.
 pub(super) fn details(view: &View<'_>, columns: &[Column]) -> Result<Vec<Sheet>, String> {
     let mut tables = Vec::new();
     for panel in &view.panels {
@@ -186,10 +186,10 @@ pub(super) fn details(view: &View<'_>, columns: &[Column]) -> Result<Vec<Sheet>,
     Ok(tables)
 }
 
-/// Policies whose sustained rates the others are set in relation to.
+/// Policies that sustained rates of the others are divided by.
 const MEASURES: [&str; 2] = ["karuna", "two_class"];
 
-/// Request rates at 90 % and at 50 % in time.
+/// Returns tables of the request rates with 90 % and 50 % attainment.
 pub(super) fn sustained(view: &View<'_>) -> Result<Vec<Sheet>, String> {
     let report = view.report;
     let x = report
@@ -226,7 +226,7 @@ pub(super) fn sustained(view: &View<'_>) -> Result<Vec<Sheet>, String> {
     Ok(tables.collect())
 }
 
-/// One rate over another, or what is known of it where one lies beyond the plan's rates.
+/// Returns the ratio of two rates, or a bound where one lies outside of the plan's rates.
 fn ratio(own: Option<&Sustained>, other: Option<&Sustained>) -> String {
     use Sustained::{AboveHighest as Above, At, BelowLowest as Below};
     let (Some(own), Some(other)) = (own, other) else {
@@ -241,7 +241,7 @@ fn ratio(own: Option<&Sustained>, other: Option<&Sustained>) -> String {
     format!("{sign}{:.2}", own.bound() / other.bound())
 }
 
-/// The reference less each of the others, over all points.
+/// Returns a table of the reference minus each other variant, over all points.
 pub(super) fn against(view: &View<'_>) -> Result<Sheet, String> {
     let report = view.report;
     let reference = report
@@ -294,7 +294,7 @@ pub(super) fn against(view: &View<'_>) -> Result<Sheet, String> {
     Ok(table.about("", &caption))
 }
 
-/// With one decimal and a sign, unless it is zero then.
+/// Returns a number with one decimal and a sign, except zero.
 fn signed(value: f64) -> String {
     match format!("{value:+.1}").as_str() {
         "+0.0" | "-0.0" => "0.0".to_owned(),
@@ -302,7 +302,7 @@ fn signed(value: f64) -> String {
     }
 }
 
-/// What the paper says in numbers, and the same from here.
+/// Returns a table of the paper's numbers and those of this report.
 pub(super) fn paper(report: &Report) -> Result<Sheet, String> {
     let findings = reproduce::check(report);
     if findings.is_empty() {

@@ -1,5 +1,5 @@
-//! What a report says, in numbers: means over seeds, sustained rates, and how the reference stands
-//! to the other variants.
+//! Summaries of a report: means over seeds, sustained rates, and comparisons of the reference with
+//! other variants.
 
 use serde::Serialize;
 
@@ -8,19 +8,19 @@ use super::paired::{Verdict, difference};
 use super::sustained::{ASKED, Sustained};
 use super::{Estimate, Panel, Report};
 
-/// The rate that a variant serves with 90 % in time.
+/// The rate at which a variant has 90 % attainment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Rate {
     /// Index of the variant.
     #[serde(skip)]
     pub variant: usize,
-    /// The rate; `None` if nothing was run.
+    /// The rate, or `None` if nothing was run.
     pub rate: Option<Sustained>,
-    /// It over that of the reference, where both lie between the plan's rates.
+    /// The rate divided by that of the reference, if both lie between the plan's rates.
     pub over_reference: Option<f64>,
 }
 
-/// How the reference stands to one other variant at a point.
+/// A comparison of the reference with another variant at one point.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Comparison {
     /// Index of the point.
@@ -29,38 +29,38 @@ pub struct Comparison {
     /// Index of the other variant.
     #[serde(skip)]
     pub other: usize,
-    /// Attainment of the reference less that of the other, over the seeds that both have.
+    /// Attainment of the reference minus that of the other variant, over common seeds.
     pub difference: Estimate,
-    /// What follows from it.
+    /// Verdict that follows from the difference.
     pub standing: Verdict,
 }
 
-/// How the reference stands to one other variant over all points.
+/// Comparisons of the reference with another variant, counted over all points.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tally {
-    /// Points at which it is better.
+    /// Points at which the reference is better.
     pub above: usize,
-    /// Points without a difference.
+    /// Points without a significant difference.
     pub level: usize,
-    /// Points at which it is worse.
+    /// Points at which the reference is worse.
     pub below: usize,
-    /// Points with one seed.
+    /// Points with a single seed.
     pub unknown: usize,
-    /// The difference that is worst for the reference, and the point.
+    /// Worst difference for the reference, and its point.
     pub worst: Option<(Estimate, usize)>,
-    /// The one that is best for it.
+    /// Best difference for the reference, and its point.
     pub best: Option<(Estimate, usize)>,
 }
 
 impl Report {
-    /// Rates at 90 % attainment of a panel's variants; empty if the horizontal axis is not the
-    /// request rate.
+    /// Returns the rates with 90 % attainment of a panel's variants. Empty if the horizontal axis
+    /// is not the request rate.
     #[must_use]
     pub fn sustained(&self, panel: &Panel) -> Vec<Rate> {
         self.sustained_with(ASKED, panel)
     }
 
-    /// The same with another attainment than 90 %.
+    /// Returns the rates with an attainment of `asked` of a panel's variants.
     #[must_use]
     pub fn sustained_with(&self, asked: f64, panel: &Panel) -> Vec<Rate> {
         if self.plan.rate_axis().is_none() {
@@ -88,7 +88,7 @@ impl Report {
             .collect()
     }
 
-    /// For each seed, attainment over the horizontal axis.
+    /// Returns attainment over the horizontal axis, for each seed.
     fn curves(&self, panel: &Panel, variant: usize) -> Vec<Vec<(f64, f64)>> {
         self.plan
             .seeds
@@ -107,7 +107,7 @@ impl Report {
             .collect()
     }
 
-    /// The reference against every other variant at every point. Empty without a reference.
+    /// Compares the reference with every other variant at every point. Empty without a reference.
     #[must_use]
     pub fn comparisons(&self) -> Vec<Comparison> {
         let Some(reference) = self.plan.reference() else {
@@ -134,7 +134,7 @@ impl Report {
         found
     }
 
-    /// The comparisons with one variant, counted.
+    /// Counts the comparisons with one variant.
     #[must_use]
     pub fn tally(&self, comparisons: &[Comparison], other: usize) -> Tally {
         let mut tally = Tally::default();
@@ -156,7 +156,7 @@ impl Report {
         tally
     }
 
-    /// The values of the axes at a point in a few words: `DBRX, 0.7`.
+    /// Returns the values of the axes at a point in a few words: `DBRX, 0.7`.
     #[must_use]
     pub fn point_name(&self, point: usize) -> String {
         let names: Vec<&str> = self
@@ -167,7 +167,7 @@ impl Report {
         names.join(", ")
     }
 
-    /// The result in sentences, for those who read no further.
+    /// Returns the main results in sentences.
     #[must_use]
     pub fn findings(&self) -> Vec<String> {
         let mut found = Vec::new();

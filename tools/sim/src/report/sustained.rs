@@ -1,36 +1,37 @@
-//! The request rate that is served with 90 % (or another part) of the first tokens in time: where
-//! attainment first falls below that, by interpolation over the rates of the plan.
+//! The sustained request rate: the rate at which attainment first falls below 90 % (or another
+//! share), interpolated between the rates of the plan.
 
 use serde::Serialize;
 
 use super::estimate::Estimate;
 
-/// Attainment that is asked for.
+/// Default attainment that a sustained rate requires.
 pub const ASKED: f64 = 0.9;
 
-/// A rate, or on which side of the plan's rates it lies.
+/// A sustained rate, or the end of the plan's rates beyond which it lies.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sustained {
-    /// Not even the lowest rate is served so well.
+    /// The lowest rate of the plan, at which attainment is too low already.
     BelowLowest(f64),
-    /// Between two rates of the plan.
+    /// A rate between two rates of the plan.
     At(Estimate),
-    /// Even the highest is.
+    /// The highest rate of the plan, at which attainment is still high enough.
     AboveHighest(f64),
 }
 
 impl Sustained {
-    /// Of [`ASKED`], see [`Self::with`].
+    /// Returns the sustained rate for [`ASKED`], see [`Self::with`].
     #[must_use]
     pub fn of(curves: &[Vec<(f64, f64)>]) -> Option<Self> {
         Self::with(ASKED, curves)
     }
 
-    /// From a curve for each seed: `(rate, attainment)`, rates ascending. `None` without rates.
+    /// Returns the sustained rate for an attainment of `asked`. Each seed has a curve of `(rate,
+    /// attainment)`, with ascending rates.
     ///
-    /// If some seeds stay within the rates and others do not, it is where the mean curve falls
-    /// below, and how sure that is, is not said.
+    /// If only some seeds cross the threshold within the rates, the mean curve is used, without an
+    /// interval.
     #[must_use]
     pub fn with(asked: f64, curves: &[Vec<(f64, f64)>]) -> Option<Self> {
         let each: Vec<Self> = curves.iter().filter_map(|c| crossing(asked, c)).collect();
@@ -41,12 +42,12 @@ impl Sustained {
         if rates.is_empty() && each.iter().all(|s| s == &each[0]) {
             return each.first().copied();
         }
-        // A seed whose runs all failed says nothing.
+        // Seeds whose runs all failed have no curve.
         let told: Vec<&Vec<_>> = curves.iter().filter(|curve| !curve.is_empty()).collect();
         crossing(asked, &mean_curve(&told))
     }
 
-    /// The rate, if it lies between those of the plan.
+    /// Returns the rate, if it lies between those of the plan.
     #[must_use]
     pub fn rate(&self) -> Option<f64> {
         match self {
@@ -55,7 +56,7 @@ impl Sustained {
         }
     }
 
-    /// The rate, or the end of the plan's rates beyond which it lies.
+    /// Returns the rate, or the end of the plan's rates beyond which it lies.
     #[must_use]
     pub fn bound(&self) -> f64 {
         match self {
@@ -81,7 +82,7 @@ impl std::fmt::Display for Sustained {
     }
 }
 
-/// Where one curve first falls below.
+/// Returns the rate at which one curve first falls below `asked`.
 fn crossing(asked: f64, curve: &[(f64, f64)]) -> Option<Sustained> {
     let (&(lowest, first), &(highest, _)) = (curve.first()?, curve.last()?);
     if first < asked {
@@ -100,7 +101,7 @@ fn crossing(asked: f64, curve: &[(f64, f64)]) -> Option<Sustained> {
     })
 }
 
-/// The mean over curves that have the same rates; rates that some lack are left out.
+/// Returns the mean of the curves at their common rates.
 fn mean_curve(curves: &[&Vec<(f64, f64)>]) -> Vec<(f64, f64)> {
     let Some(first) = curves.first() else {
         return Vec::new();

@@ -6,7 +6,7 @@ use super::sheet::Sheet;
 use super::view::View;
 use super::{Report, sheets};
 
-/// The tables, and what one has to know to read them.
+/// Returns the tables with the information that is needed to read them.
 #[must_use]
 pub fn table(report: &Report) -> String {
     let mut text = format!("{}\n", report.plan.title);
@@ -26,8 +26,8 @@ pub fn table(report: &Report) -> String {
     text.trim_end().to_owned()
 }
 
-/// Attainment and sustained rates, many metrics where variants differ most, how the reference
-/// stands to the others, and what the paper says if the plan is a figure of one.
+/// Returns all tables: attainment, sustained rates, metrics at the point where variants differ
+/// most, comparisons with the reference, and the paper's numbers for plans of figures.
 pub(super) fn all(report: &Report) -> Vec<Sheet> {
     let view = View::whole(report);
     let mut all = Vec::new();

@@ -1,13 +1,13 @@
-//! The part of a report that is shown.
+//! The shown part of a report.
 
 use super::findings::Block;
 use super::sheet::Cell;
 use super::{Panel, Report};
 
-/// The part of a report that is shown.
+/// The shown part of a report.
 pub(super) struct View<'a> {
     pub(super) report: &'a Report,
-    /// Indices of the variants.
+    /// Indices of the shown variants.
     pub(super) variants: Vec<usize>,
     pub(super) panels: Vec<Panel>,
     at: Option<&'a str>,
@@ -23,7 +23,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// What a block asks for.
+    /// Returns the part of a report that a block selects.
     pub(super) fn of(block: &'a Block, report: &'a Report) -> Result<Self, String> {
         let variants = report.plan.variants.iter();
         let named: Vec<&str> = variants.map(|v| v.name.as_str()).collect();
@@ -37,7 +37,7 @@ impl<'a> View<'a> {
         });
         Ok(Self {
             report,
-            // In the order of the plan, so that tables of one plan look alike.
+            // In the order of the plan, so that all tables of a plan have the same order.
             variants: chosen(&block.only, &named, "variant")?,
             panels,
             at: block.at.as_deref(),
@@ -49,7 +49,7 @@ impl<'a> View<'a> {
         variants.iter().position(|v| v.name == name)
     }
 
-    /// A variant's name as a table shows it.
+    /// Returns a variant's name as a table cell.
     pub(super) fn name(&self, variant: usize) -> Cell {
         let name = self.report.plan.variants[variant].name.clone();
         if self.report.is_bound(variant) {
@@ -59,7 +59,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// The point of a panel that is looked at closely.
+    /// Returns the point of a panel at which details are shown.
     pub(super) fn point(&self, panel: &Panel) -> Result<usize, String> {
         let Some(at) = self.at else {
             return Ok(self.report.telling(panel));
@@ -72,7 +72,7 @@ impl<'a> View<'a> {
         })
     }
 
-    /// `at request rate 0.2/s per prefill GPU`; empty without a horizontal axis.
+    /// Returns a text such as `at request rate 0.2/s`, or an empty one without horizontal axis.
     pub(super) fn at(&self, point: usize) -> String {
         let Some(axis) = self.report.plan.x() else {
             return String::new();
@@ -91,7 +91,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// Indices of those names that are wanted, all if none are.
+/// Returns indices of the wanted names, or of all if none is wanted.
 fn chosen(wanted: &[String], names: &[&str], what: &str) -> Result<Vec<usize>, String> {
     if let Some(strange) = wanted.iter().find(|w| !names.contains(&w.as_str())) {
         return Err(format!(

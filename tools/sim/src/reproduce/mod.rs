@@ -1,8 +1,8 @@
-//! The simulated figures of the MFS paper (§2.2 and §6.3): which plan is which, what the paper says
-//! about each, and the same numbers from a report.
+//! The simulated figures of the MFS paper (§2.2 and §6.3): their plans, the paper's claims, and the
+//! corresponding numbers of a report.
 //!
-//! The paper plots without giving its data; what it says in its text is what is compared.
-//! `claims/mfs.toml` has its claims.
+//! The paper publishes no data of its plots, so that claims of its text are compared. They are in
+//! `claims/mfs.toml`.
 
 pub mod runner;
 
@@ -15,27 +15,27 @@ use runner::{Figures, Scope};
 
 const CLAIMS: &str = include_str!("../../claims/mfs.toml");
 
-/// The figures of MFS that can be simulated. The built-in plan `mfs-figure-N` stands for figure N.
+/// Figures of MFS that can be simulated. The built-in plan `mfs-figure-N` corresponds to figure N.
 pub const FIGURES: [&str; 6] = ["5", "10", "11", "12", "13", "14"];
 
-/// A claim of the paper beside what came out here.
+/// A claim of the paper with the numbers of a report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Finding {
-    /// What it is about, in words.
+    /// Subject of the claim, in words.
     pub says: String,
-    /// For which panel; empty if there is only one.
+    /// Name of the panel. Empty if there is only one.
     pub panel: String,
-    /// What the paper says, from and to; `None` if it gives no number.
+    /// Range of the paper's number, or `None` if it gives none.
     pub paper: Option<(f64, f64)>,
-    /// What the policy that the paper's number is about gave here; `None` if it was not run.
+    /// Value here of the policy that the paper's number is about. `None` if it was not run.
     pub here: Option<f64>,
-    /// What `laxity` gave.
+    /// Value here of `laxity`. `None` if it was not run.
     pub laxity: Option<f64>,
     #[serde(skip)]
     unit: Unit,
 }
 
-/// What a claim's numbers are in.
+/// The unit of a claim's numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 enum Unit {
     #[default]
@@ -45,7 +45,7 @@ enum Unit {
     Percent,
 }
 
-/// A claim as its file has it.
+/// A claim as stored in the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Claim {
@@ -61,13 +61,13 @@ struct Claim {
 }
 
 impl Finding {
-    /// A number of this finding as tables show it.
+    /// Returns a number of this finding as shown in tables.
     #[must_use]
     pub fn shown(&self, value: Option<f64>) -> String {
         match (value, self.unit) {
             (None, _) => "–".to_owned(),
             (Some(value), Unit::Percent) => {
-                // Minus zero is zero.
+                // Adding zero turns minus zero into zero.
                 let percent = (value * 100.0).round() + 0.0;
                 format!("{percent:.0} %")
             }
@@ -75,7 +75,7 @@ impl Finding {
         }
     }
 
-    /// What the paper says, as tables show it.
+    /// Returns the paper's number as shown in tables.
     #[must_use]
     pub fn paper_shown(&self) -> String {
         match self.paper {
@@ -86,10 +86,10 @@ impl Finding {
     }
 }
 
-/// The paper's claims about the figure that the report's plan stands for; empty if it is none.
+/// Returns the paper's claims about the figure of the report's plan, or none for other plans.
 ///
 /// # Panics
-/// Never, as tests evaluate each claim of the file.
+/// Does not panic, because tests evaluate each claim of the file.
 #[must_use]
 pub fn check(report: &Report) -> Vec<Finding> {
     #[derive(Deserialize)]
@@ -127,8 +127,8 @@ fn beside(report: &Report, panel: &Panel, claim: &Claim) -> Finding {
     }
 }
 
-/// A panel of a report. Its figures are not a number where a variant was not run, or where a rate
-/// lies beyond the plan's rates.
+/// A panel of a report. Its numbers are NaN where a variant was not run or a rate lies outside of
+/// the plan's rates.
 struct Measured<'a> {
     report: &'a Report,
     panel: &'a Panel,
@@ -174,9 +174,9 @@ impl Measured<'_> {
         rate.and_then(Sustained::rate)
     }
 
-    /// The largest ratio of attainment over the best of others, over the points of a panel where
-    /// the policy still serves half of the requests in time: beyond, ratios are large and mean
-    /// nothing.
+    /// Returns the largest ratio of the policy's attainment to the best of the others, over the
+    /// points of a panel where the policy's attainment is at least half. At other points ratios are
+    /// meaningless.
     fn attainment_over(&self, policy: &str, others: &[&str]) -> Option<f64> {
         let ratio = |point: usize| {
             let attainment = |name: &str| self.mean(point, name, &metric::ATTAINMENT);

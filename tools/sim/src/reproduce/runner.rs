@@ -1,7 +1,7 @@
-//! The runner of claims: a paper's claims are a TOML file in `claims/`, and this evaluates them.
+//! Evaluates the claims of papers, which are TOML files in `claims/`.
 //!
 //! A file has one `[[claim]]` for each claim. `here` and `baseline` are texts in which `{…}` is an
-//! expression, `holds` is an expression that is true or false:
+//! expression. `holds` is an expression that is true or false:
 //!
 //! ```toml
 //! [[claim]]
@@ -15,8 +15,8 @@
 //! holds = 'below(of(each, "two_lane", "ttft p95"), fcfs)'
 //! ```
 //!
-//! Expressions are those of the crate `evalexpr`. The functions below come on top, and [`Figures`]
-//! adds those of a paper. A list holds one value for each seed.
+//! Expressions are those of the crate `evalexpr`, with the additional functions below. [`Figures`]
+//! adds the functions of a paper. A list has one value for each seed.
 //!
 //! | function | result |
 //! |---|---|
@@ -31,23 +31,23 @@ use serde::Deserialize;
 
 use crate::requests::reproduction::{Claim, spread};
 
-/// What runs gave, as functions that a claim's expressions call.
+/// Results of runs as functions that a claim's expressions call.
 pub trait Figures {
-    /// The value of a function; `None` if there is no such function, row or column.
+    /// Returns the value of a function, or `None` if there is no such function, row or column.
     fn call(&self, function: &str, arguments: &[Value]) -> Option<Value>;
 }
 
-/// A claim that cannot be evaluated. The file of claims has to be changed.
+/// A claim that cannot be evaluated. The file of claims must be corrected.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("the claim “{says}”: {problem}")]
 pub struct ClaimError {
-    /// Which claim.
+    /// Text of the claim.
     pub says: String,
-    /// What is wrong with it.
+    /// What is wrong with the claim.
     pub problem: String,
 }
 
-/// A claim as its file has it.
+/// A claim as stored in the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ClaimText {
@@ -69,10 +69,10 @@ struct File {
     claim: Vec<ClaimText>,
 }
 
-/// The claims of a file beside what runs gave.
+/// Evaluates the claims of a file.
 ///
 /// # Errors
-/// The first claim that cannot be evaluated.
+/// Returns the first claim that cannot be evaluated.
 pub fn run(file: &str, figures: &dyn Figures) -> Result<Vec<Claim>, ClaimError> {
     let file: File = toml::from_str(file).map_err(|error| ClaimError {
         says: String::new(),
@@ -115,14 +115,14 @@ fn evaluate(text: &ClaimText, place: &str, figures: &dyn Figures) -> EvalexprRes
     })
 }
 
-/// Functions and variables that expressions can name.
+/// Functions and variables of expressions.
 pub struct Scope<'a> {
     figures: &'a dyn Figures,
     variables: Vec<(String, Value)>,
 }
 
 impl<'a> Scope<'a> {
-    /// Without variables.
+    /// Creates a scope without variables.
     #[must_use]
     pub const fn new(figures: &'a dyn Figures) -> Self {
         Self {
@@ -131,20 +131,20 @@ impl<'a> Scope<'a> {
         }
     }
 
-    /// Gives a variable a value; a later one hides an earlier one.
+    /// Sets a variable. A later value replaces an earlier one.
     pub fn set(&mut self, name: &str, value: Value) {
         self.variables.push((name.to_owned(), value));
     }
 
-    /// The value of an expression.
+    /// Returns the value of an expression.
     ///
     /// # Errors
-    /// It cannot be read, or names what there is not.
+    /// Returns an error if the expression is invalid or contains unknown names.
     pub fn value(&self, expression: &str) -> EvalexprResult<Value> {
         evalexpr::eval_with_context(expression, self)
     }
 
-    /// A text with the values of the expressions in its braces.
+    /// Replaces the expressions in braces of a text by their values.
     fn fill(&self, text: &str) -> EvalexprResult<String> {
         let mut parts = text.split('{');
         let mut filled = parts.next().unwrap_or_default().to_owned();
@@ -223,7 +223,7 @@ impl Context for Scope<'_> {
     }
 }
 
-/// A list as expressions hold it.
+/// Converts a list to a value of expressions.
 #[must_use]
 pub fn list(values: impl IntoIterator<Item = f64>) -> Value {
     Value::Tuple(values.into_iter().map(Value::Float).collect())
@@ -240,7 +240,7 @@ fn numbers(value: &Value) -> EvalexprResult<Vec<f64>> {
 mod tests {
     use super::*;
 
-    /// Waits of two policies, by seed.
+    /// Waiting times of two policies, by seed.
     struct Waits;
 
     impl Figures for Waits {

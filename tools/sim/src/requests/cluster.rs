@@ -1,8 +1,9 @@
-//! The driver: instances, the front door and what moves between them, in virtual time.
+//! The driver of a cluster in virtual time: instances, the dispatcher, and transfers between
+//! instances.
 //!
-//! Everything that decides is handed in: a [`Replica`] for each instance, a [`Dispatch`], a
-//! [`Scaling`]. A run ends when nothing is left to happen, or at [`Config::ends`]: what is not
-//! complete then is late.
+//! The caller passes all decision makers: a [`Replica`] for each instance, a [`Dispatch`] and a
+//! [`Scaling`]. A run ends when there are no more events, or at [`Config::ends`]. Requests that are
+//! incomplete then are late.
 
 mod elastic;
 
@@ -21,54 +22,55 @@ use super::link::Link;
 use super::outcome::{Outcome, Record};
 use super::workload::Asked;
 
-/// How an instance comes to be.
+/// A function that creates the replica of an instance.
 pub type Make<'a> = dyn Fn(InstanceId, Role) -> Replica + 'a;
 
-/// Time that iterations take.
+/// A latency model for iterations.
 pub type Clock<'a> = dyn Latency + 'a;
 
-/// What an instance needs before it serves.
+/// The cost of starting an instance.
 #[derive(Clone, Copy, Debug)]
 pub struct Startup {
-    /// Bytes of weights.
+    /// Bytes of the model's weights, which are loaded at a start.
     pub weights: u64,
-    /// Bytes per second from disk.
+    /// Rate of the disk, in bytes per second.
     pub disk: u64,
-    /// What else it takes, weights there or not (process, graphs, memory).
+    /// Time for the other steps of a start (process, graphs, memory), in addition to loading
+    /// weights.
     pub boot: Span,
-    /// What a warm instance takes.
+    /// Time to start a warm instance.
     pub warm: Span,
 }
 
-/// Scaling, and how often it looks.
+/// A scaling policy and its parameters.
 pub struct Scaler<'a> {
-    /// Who decides.
+    /// Policy that starts and stops instances.
     pub decides: Box<dyn Scaling + 'a>,
-    /// How often.
+    /// Time between two decisions of the policy.
     pub window: Span,
-    /// What a start takes.
+    /// Cost of starting an instance.
     pub startup: Startup,
-    /// Instances at most.
+    /// Largest number of instances that the policy may run.
     pub most: u32,
 }
 
-/// A cluster.
+/// The configuration of a simulated cluster.
 pub struct Config<'a> {
-    /// Roles of the instances that are up at the start.
+    /// Roles of the instances that run at the start.
     pub roles: Vec<Role>,
-    /// Makes an instance.
+    /// Function that creates the replica of an instance.
     pub make: &'a Make<'a>,
-    /// How long an iteration takes.
+    /// Latency model for iterations.
     pub clock: &'a Clock<'a>,
-    /// Who places requests.
+    /// Policy that assigns requests to instances.
     pub dispatch: Box<dyn Dispatch + 'a>,
-    /// Who starts and stops instances.
+    /// Policy that starts and stops instances, if any.
     pub scaler: Option<Scaler<'a>>,
-    /// What carries KV and weights.
+    /// Network for KV cache and weights.
     pub link: Link,
-    /// Bytes of KV of a token.
+    /// Bytes of KV cache per token.
     pub kv_bytes_per_token: u64,
-    /// When to stop, whatever is left.
+    /// Time at which the run stops, even if requests are incomplete.
     pub ends: Time,
 }
 
@@ -88,14 +90,15 @@ struct Instance {
     plan: Option<(Plan, Time)>,
     up: Time,
     ready: bool,
-    /// It takes no more, and goes (or turns) when it has nothing left.
+    /// Set when the instance accepts no more requests. Once it is empty it stops, or changes to the
+    /// given role.
     leaves: Option<Option<Role>>,
     busy: Span,
-    /// Requests whose KV waits for room here.
+    /// Requests whose KV cache waits for room on this instance.
     incoming: VecDeque<RequestId>,
 }
 
-/// A request whose KV moves.
+/// A request whose KV cache is being transferred.
 #[derive(Clone, Copy, Debug)]
 struct Move {
     spec: Spec,
@@ -113,21 +116,21 @@ struct Run<'a> {
     next_instance: u32,
     records: Vec<Record>,
     index: HashMap<RequestId, usize>,
-    /// Where each request is that has a place.
+    /// Instance of each assigned request.
     places: HashMap<RequestId, InstanceId>,
     moves: HashMap<RequestId, Move>,
-    /// What waits for a place, as it stands.
+    /// Requests without an instance, in their current state.
     unplaced: HashMap<RequestId, Spec>,
     window: Window,
     wakes: Option<Time>,
     outcome: Outcome,
 }
 
-/// Runs the requests, in order of arrival, through a cluster.
+/// Runs requests, given in order of arrival, through a cluster.
 ///
 /// # Panics
-/// If two requests have the same number, or a decision makes no sense (a place at an
-/// instance that is not there): policies are the code under test.
+/// Panics if two requests have the same id, or a policy decides something invalid, such as an
+/// unknown instance. Policies are the code under test.
 #[must_use]
 pub fn run(config: Config<'_>, asked: &[Asked]) -> Outcome {
     let mut run = Run {
@@ -242,7 +245,7 @@ impl Run<'_> {
         self.tell(&dispatch::Event::Up { instance: id, role });
     }
 
-    /// Asks everybody for decisions until nobody has one.
+    /// Queries all policies until none has a decision.
     fn decide(&mut self) {
         while let Some(decision) = self.config.dispatch.poll_decision(self.now) {
             match decision {
@@ -306,7 +309,7 @@ impl Run<'_> {
         self.refusals(to);
     }
 
-    /// Lets the KV of those that wait for room here set out.
+    /// Starts transfers of KV cache that waited for room on this instance.
     fn admit(&mut self, to: InstanceId) {
         while let Some(instance) = self.instances.get_mut(&to) {
             let Some(request) = instance.incoming.front().copied() else {
@@ -430,7 +433,7 @@ impl Run<'_> {
                 generated: record.generated,
                 ..record.spec
             };
-            // Its blocks stay until the KV has landed elsewhere.
+            // The blocks stay reserved until the KV cache has arrived elsewhere.
             let held = instance.replica.reserve(request, spec.ready);
             debug_assert!(held.is_ok(), "just given back");
             let moved = Move {

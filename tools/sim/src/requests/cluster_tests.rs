@@ -1,4 +1,4 @@
-//! The driver, with baselines: what has to hold whoever decides.
+//! Tests of the driver with baselines: properties that hold for any policy.
 
 use laxity_requests::baseline::{Fixed, LeastLoaded, LineOrder, RoundRobin};
 use laxity_requests::kv::Pool;
@@ -118,7 +118,7 @@ fn a_request_alone_takes_as_long_as_its_iterations() {
 
 #[test]
 fn deadlines_help_those_who_have_them() {
-    // More than one replica can serve.
+    // The rate is more than one replica can serve.
     let asked = recipe(7.0).requests(5);
     let met = |order| {
         let outcome = with(
@@ -149,7 +149,7 @@ fn what_is_too_long_is_refused_and_counts_as_late() {
     assert!(outcome.records[1..].iter().all(Record::complete));
 }
 
-/// Starts one when the front door sees many, stops the last when it sees few.
+/// A policy that starts an instance when many requests wait, and stops the last one when few do.
 struct Eager {
     decisions: Vec<scaling::Decision>,
 }
@@ -231,7 +231,7 @@ fn instances_come_and_go_and_no_request_is_lost() {
     );
 }
 
-/// Starts one instance, with weights from the first one, at its first look.
+/// A policy that starts one instance at its first decision, with weights from the first instance.
 struct Once(Option<scaling::Decision>);
 
 impl Scaling for Once {
@@ -246,7 +246,7 @@ impl Scaling for Once {
     }
 }
 
-/// When an instance that was started after a second gave its first token, s.
+/// Returns the time of the first token on an instance that was started after a second, in seconds.
 fn first_token_of_a_started_one(weights: scaling::Weights, fail_every: u64) -> f64 {
     let asked = recipe(12.0).requests(7);
     let clock = roofline();
@@ -269,7 +269,7 @@ fn first_token_of_a_started_one(weights: scaling::Weights, fail_every: u64) -> f
                 decides: Box::new(Once(Some(start))),
                 window: Span(SECOND),
                 startup: Startup {
-                    // Weights that take ten seconds from disk, and one from a peer.
+                    // Weights take ten seconds from disk and one from a peer.
                     weights: 10_000_000_000,
                     disk: 1_000_000_000,
                     boot: Span::ZERO,
@@ -300,7 +300,7 @@ fn weights_whose_transfer_fails_come_from_disk() {
     let there = first_token_of_a_started_one(peer, 0);
     let failed = first_token_of_a_started_one(peer, 1);
     let disk = first_token_of_a_started_one(scaling::Weights::Disk, 0);
-    // It looks at one second; a transfer fails half way, after half a second.
+    // The decision is at one second. A transfer fails halfway, after half a second.
     assert!((2.0..4.0).contains(&there), "from a peer: {there}");
     assert!((11.0..13.0).contains(&disk), "from disk: {disk}");
     assert!((11.5..13.5).contains(&failed), "after a failure: {failed}");

@@ -1,10 +1,9 @@
-//! How long an iteration takes: the roofline of [`crate::compute`] over all layers, and what the
-//! host needs in between.
+//! Iteration times: the roofline of [`crate::compute`] over all layers plus the host's time.
 //!
-//! The host's time (scheduling, sampling, launching) is not in any profile here. It decides how
-//! much larger chunks gain: QoServe's figure 4 has twice the throughput with chunks of 2500 as with
-//! 256, while its own gain from dynamic chunks fits 1.4 times. So both are given
-//! ([`Roofline::calibrated`]), and results are shown for both.
+//! No profile here covers the host's time (scheduling, sampling, launching), which determines the
+//! gain of larger chunks. In QoServe's figure 4 chunks of 2500 have twice the throughput of 256,
+//! but the gain of its dynamic chunks implies 1.4 times. Results are therefore shown for both
+//! calibrations ([`Roofline::calibrated`]).
 
 use laxity_requests::Span;
 use laxity_requests::latency::{Composition, Latency};
@@ -12,7 +11,7 @@ use laxity_requests::latency::{Composition, Latency};
 use crate::compute::{Compute, Gpu};
 use crate::model::Model;
 
-/// An instance of a model on `tp` GPUs.
+/// A model on `tp` GPUs, with its iteration times.
 #[derive(Clone, Debug)]
 pub struct Roofline {
     compute: Compute,
@@ -26,10 +25,10 @@ pub struct Roofline {
 }
 
 impl Roofline {
-    /// With `host` between two iterations.
+    /// Creates a roofline with a time of `host` between two iterations.
     ///
     /// # Panics
-    /// If `tp` is zero.
+    /// Panics if `tp` is zero.
     #[must_use]
     pub fn new(gpu: &Gpu, model: &Model, tp: u32, host: Span) -> Self {
         let layers = u64::from(model.layers);
@@ -48,18 +47,18 @@ impl Roofline {
         }
     }
 
-    /// With so many microseconds between two iterations.
+    /// Creates a roofline with `host_us` microseconds between two iterations.
     ///
     /// # Panics
-    /// If `tp` is zero.
+    /// Panics if `tp` is zero.
     #[must_use]
     pub fn with_host_us(gpu: &Gpu, model: &Model, tp: u32, host_us: u32) -> Self {
         Self::new(gpu, model, tp, Span::from_micros(host_us.into()))
     }
 
-    /// With as much host time as makes prompts in chunks of 2500 tokens `ratio` times as fast, in
-    /// tokens per second, as in chunks of 256. `None` if no host time does: without any the ratio
-    /// is larger already.
+    /// Creates a roofline whose host time makes the throughput of prompts with chunks of 2500
+    /// tokens `ratio` times that with 256. Returns `None` if the ratio is larger even without host
+    /// time.
     #[must_use]
     pub fn calibrated(gpu: &Gpu, model: &Model, tp: u32, ratio: f64) -> Option<Self> {
         let bare = Self::new(gpu, model, tp, Span::ZERO);
@@ -68,7 +67,7 @@ impl Roofline {
                 .0 as f64
         };
         let (small, large) = (ns(256), ns(2500));
-        // (2500 / (large + h)) / (256 / (small + h)) = ratio, solved for h.
+        // Solves (2500 / (large + h)) / (256 / (small + h)) = ratio for h.
         let wanted = ratio * 256.0 / 2500.0;
         let host = (wanted * large - small) / (1.0 - wanted);
         (host >= 0.0 && wanted < 1.0).then_some(Self {
@@ -77,26 +76,26 @@ impl Roofline {
         })
     }
 
-    /// Host time of an iteration.
+    /// Returns the host time of an iteration.
     #[must_use]
     pub const fn host(&self) -> Span {
         Span(self.host_ns)
     }
 
-    /// Bytes of KV of a token, in all layers.
+    /// Returns the bytes of KV cache per token, over all layers.
     #[must_use]
     pub const fn kv_bytes_per_token(&self) -> u64 {
         self.kv_bytes_per_token
     }
 
-    /// Bytes of the model's weights.
+    /// Returns the bytes of the model's weights.
     #[must_use]
     pub const fn weights_bytes(&self) -> u64 {
         self.weights_bytes
     }
 
-    /// KV blocks of `block_tokens` tokens that fit beside the weights on `tp` such GPUs, a tenth of
-    /// the memory left for the rest.
+    /// Returns the number of KV blocks of `block_tokens` tokens that fit beside the weights on `tp`
+    /// GPUs. A tenth of the memory is left for other data.
     #[must_use]
     pub fn blocks(&self, gpu: &Gpu, tp: u32, block_tokens: u32) -> u32 {
         let memory = gpu.memory_bytes as f64 * f64::from(tp) * 0.9 - self.weights_bytes as f64;
@@ -120,8 +119,8 @@ impl Latency for Roofline {
         } else {
             self.compute.mlp_ns(tokens)
         };
-        // Layer 0 is the first of a run of linear layers, where there are some; the last layer is
-        // always full.
+        // In models with linear attention layer 0 is linear. The last layer always has full
+        // attention.
         let last = (self.layers_full + self.layers_linear - 1) as u16;
         let full = self.compute.mixed_attention_ns(prompts, decodes, last);
         let linear = match self.layers_linear {
@@ -138,12 +137,12 @@ impl Latency for Roofline {
     }
 }
 
-/// A roofline that is slower than what profiles say, by a factor.
+/// A roofline with all times multiplied by a factor.
 #[derive(Clone, Debug)]
 pub struct Slowed {
-    /// As profiles say.
+    /// Roofline according to profiles.
     pub roofline: Roofline,
-    /// Times as long.
+    /// Factor that all times are multiplied by.
     pub factor: f64,
 }
 
@@ -193,7 +192,7 @@ mod tests {
         ] {
             assert!(roofline.iteration(&more) > took, "{more:?}");
         }
-        // Decodes alone are bound by reading weights: 16 GB at 2 TB/s is 8 ms.
+        // Decodes are bound by reading weights: 16 GB at 2 TB/s take 8 ms.
         let decode = roofline.iteration(&Composition::default().with_decode(100));
         assert!(
             (Span::from_millis(7)..Span::from_millis(20)).contains(&decode),

@@ -1,6 +1,6 @@
-//! A predictor of iteration times in a file (JSON): the forest, what it was trained on, and how far
-//! off it was. `laxity sim train-latency` writes it; `laxity sim reproduce qoserve --latency-model`
-//! uses it.
+//! A trained predictor of iteration times in a JSON file, with its training data's description and
+//! its errors. `laxity sim train-latency` writes the file, and `laxity sim reproduce qoserve
+//! --latency-model` reads it.
 
 use std::path::{Path, PathBuf};
 
@@ -11,43 +11,43 @@ use serde::{Deserialize, Serialize};
 
 use super::predictor::Errors;
 
-/// A predictor, and what one has to know to use it.
+/// A trained predictor with its description.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LatencyFile {
     format: String,
     version: u32,
-    /// What it was trained on, in words.
+    /// Description of the training data.
     pub trained_on: String,
-    /// On iterations that it was not trained on.
+    /// Errors on iterations that were not used for training.
     pub errors: Errors,
-    /// The predictor.
+    /// Trained predictor of iteration times.
     pub forest: Forest,
 }
 
-/// A file that holds no predictor.
+/// A file without a valid predictor.
 #[derive(Debug, thiserror::Error)]
 pub enum LatencyFileError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{}: {cause}; `laxity sim train-latency` makes one", .file.display())]
     File {
-        /// Which.
+        /// Path of the file.
         file: PathBuf,
-        /// Why.
+        /// Reason why the file cannot be read.
         cause: ReadError,
     },
-    /// It holds something else, or was cut off or edited.
+    /// The file has other content, or was truncated or edited.
     #[error("{}: {wrong}; make it anew with `laxity sim train-latency`", .file.display())]
     Wrong {
-        /// Which.
+        /// Path of the file.
         file: PathBuf,
-        /// What is wrong.
+        /// What is wrong with the content.
         wrong: String,
     },
 }
 
 impl LatencyFile {
-    /// A predictor to be written.
+    /// Creates the content of a file.
     #[must_use]
     pub fn new(trained_on: String, errors: Errors, forest: Forest) -> Self {
         Self {
@@ -59,10 +59,10 @@ impl LatencyFile {
         }
     }
 
-    /// Reads one.
+    /// Reads a file.
     ///
     /// # Errors
-    /// If there is none.
+    /// Returns an error if the file has no valid predictor.
     pub fn read(file: &Path) -> Result<Self, LatencyFileError> {
         let wrong = |wrong: String| LatencyFileError::Wrong {
             file: file.to_owned(),
@@ -74,7 +74,7 @@ impl LatencyFile {
                 cause,
             }
         })?;
-        // What schedulers ask of such a file.
+        // Schedulers parse the file in the same way.
         Trained::parse(&text).map_err(|error| wrong(error.to_string()))?;
         serde_json::from_str(&text).map_err(|cause| wrong(cause.to_string()))
     }

@@ -1,33 +1,32 @@
-//! What crosses the network between instances: each has a port of so many bytes per second in each
-//! direction, and transfers take their turn at both ends. Coarser than [`crate::network`], which
-//! shares rates flow by flow.
+//! The network between instances. Each instance has a port with a rate per direction, and transfers
+//! wait for their turn at both ends. [`crate::network`] is more detailed and shares rates by flow.
 
 use std::collections::HashMap;
 
 use laxity_requests::request::InstanceId;
 use laxity_requests::{Span, Time};
 
-/// Ports of all instances.
+/// The ports of all instances.
 #[derive(Clone, Debug)]
 pub struct Link {
     bytes_per_second: u64,
     latency: Span,
     sends: HashMap<InstanceId, Time>,
     receives: HashMap<InstanceId, Time>,
-    /// One in so many transfers of weights fails; none if zero.
+    /// Every n-th transfer of weights fails. None fails if zero.
     weights_fail_every: u64,
     weights: u64,
 }
 
-/// A transfer of weights failed: its source or its connection was lost half way.
+/// A failed transfer of weights: its source or connection was lost halfway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Failed {
-    /// When that was seen.
+    /// Time at which the failure was detected.
     pub at: Time,
 }
 
 impl Link {
-    /// Ports of such a rate; each transfer takes `latency` beside its bytes.
+    /// Creates ports with this rate. Each transfer takes `latency` in addition to its bytes.
     #[must_use]
     pub fn new(bytes_per_second: u64, latency: Span) -> Self {
         Self {
@@ -40,17 +39,18 @@ impl Link {
         }
     }
 
-    /// With every `n`th transfer of weights failing, for tests of what happens then; none if zero.
+    /// Makes every `n`th transfer of weights fail, for tests. None fails if zero.
     #[must_use]
     pub const fn with_weights_failing(mut self, n: u64) -> Self {
         self.weights_fail_every = n;
         self
     }
 
-    /// When weights that are asked for now have landed. They share ports with KV.
+    /// Starts a transfer of weights and returns the time of its end. Weights share ports with KV
+    /// cache.
     ///
     /// # Errors
-    /// If the transfer fails, which takes half of its time.
+    /// Returns an error if the transfer fails, after half of its time.
     pub fn weights(
         &mut self,
         now: Time,
@@ -66,7 +66,7 @@ impl Link {
         Ok(self.transfer(now, from, to, bytes))
     }
 
-    /// When a transfer that is asked for now has landed.
+    /// Starts a transfer of KV cache and returns the time of its end.
     pub fn transfer(&mut self, now: Time, from: InstanceId, to: InstanceId, bytes: u64) -> Time {
         let sends = self.sends.entry(from).or_default();
         let receives = self.receives.entry(to).or_default();

@@ -1,8 +1,8 @@
-//! Iterations that were measured, to train a predictor on (`laxity sim train-latency`): from a
-//! table (CSV), or from the record that the real engine keeps (`laxity-engine --record`, one JSON
-//! object a line).
+//! Measured iterations for training a predictor (`laxity sim train-latency`). They are read from a
+//! CSV table, or from a record of the real engine (`laxity-engine --record`, one JSON object per
+//! line).
 //!
-//! A table has a header. Columns:
+//! A table has a header with these columns:
 //!
 //! | column | what it is |
 //! |---|---|
@@ -14,9 +14,9 @@
 //! | `chunks` | optional: prompts that the tokens were of, 1 if left out |
 //! | `pairs` | optional: pairs of prompt tokens and tokens that each attends to, where there were several chunks; else from `prefix` |
 //!
-//! In a record, an iteration is a plan and the event that it is done. One of which a member was
-//! cancelled meanwhile is left out, as the engine's own predictor leaves it out: of an iteration
-//! that failed all are cancelled, and its time says nothing.
+//! In a record, an iteration is a plan and the event of its end. Iterations with a cancelled member
+//! are skipped, as in the engine's own predictor. A failed iteration cancels all members, and its
+//! time is meaningless.
 
 use std::io::{BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -36,40 +36,40 @@ pub enum MeasuredError {
     /// The file cannot be read.
     #[error("{}: {cause}", .file.display())]
     File {
-        /// Which.
+        /// Path of the file.
         file: PathBuf,
-        /// Why.
+        /// Reason why the file cannot be read.
         cause: ReadError,
     },
-    /// A column is missing, or there are too many.
+    /// A column is missing or unknown.
     #[error("{}: {wrong}; a table begins with a header that names prefill_tokens, prefix, decodes, \
         context and ms, and may name chunks and pairs", .file.display())]
     Header {
-        /// Which.
+        /// Path of the file.
         file: PathBuf,
-        /// What is wrong.
+        /// What is wrong with the header.
         wrong: String,
     },
-    /// A line makes no sense.
+    /// A line of the file is invalid.
     #[error("{}, line {line}: {wrong}", .file.display())]
     Line {
-        /// Which file.
+        /// Path of the file.
         file: PathBuf,
-        /// Which line of it, from 1.
+        /// Line number, counted from 1.
         line: u64,
         /// What is wrong, and what is expected.
         wrong: String,
     },
 }
 
-/// An hour, ns. No iteration takes longer: most likely the number is of another unit.
+/// One hour in nanoseconds, the longest valid iteration. A larger number probably has another unit.
 const LONGEST_NS: u64 = 3_600_000_000_000;
 
-/// Tokens of an iteration's prompts, before one of them, or that one request attends to, at most.
-/// No model has a context as long; the products of larger ones would not fit their sums.
+/// Largest token count of an iteration's prompts, of a prefix, or of a context. No model supports
+/// more, and products of larger numbers would overflow.
 const TOKENS_MAX: u32 = 1 << 24;
 
-/// That what a line says there are so many tokens of is possible.
+/// Checks that a token count is within its bound.
 fn bounded(what: &str, tokens: u64) -> Result<(), String> {
     if tokens > TOKENS_MAX.into() {
         return Err(format!("{what} is {tokens}; expected at most {TOKENS_MAX}"));
@@ -77,7 +77,7 @@ fn bounded(what: &str, tokens: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// A row of a table.
+/// A row of a table: one measured iteration.
 #[derive(Deserialize)]
 struct Row {
     prefill_tokens: u32,
@@ -99,7 +99,7 @@ impl Row {
         bounded("prefill_tokens", self.prefill_tokens.into())?;
         bounded("prefix", self.prefix.into())?;
         let ns = self.ms * 1e6;
-        // Not a number isn't either.
+        // This also rejects NaN.
         if !(1.0..=LONGEST_NS as f64).contains(&ns) {
             return Err(format!(
                 "ms is {}; expected milliseconds, above 0 and below an hour",
@@ -133,10 +133,10 @@ impl Row {
     }
 }
 
-/// Reads a table.
+/// Reads measured iterations from a CSV table.
 ///
 /// # Errors
-/// If it cannot be read, or a line makes no sense.
+/// Returns an error if the file cannot be read or a line is invalid.
 pub fn table(file: &Path) -> Result<Vec<Timed>, MeasuredError> {
     let opened = open(file)?;
     let mut reader = csv::ReaderBuilder::new()
@@ -181,7 +181,7 @@ pub fn table(file: &Path) -> Result<Vec<Timed>, MeasuredError> {
     }
 }
 
-/// What is wrong with a row as such.
+/// Describes an error of a row as a whole.
 fn plain(error: &csv::Error) -> String {
     match error.kind() {
         csv::ErrorKind::UnequalLengths {
@@ -192,7 +192,7 @@ fn plain(error: &csv::Error) -> String {
     }
 }
 
-/// What is wrong with a cell.
+/// Describes an error in a cell.
 fn cell(error: &csv::Error, header: &csv::StringRecord) -> String {
     match error.kind() {
         csv::ErrorKind::Deserialize { err, .. } => {
@@ -205,9 +205,9 @@ fn cell(error: &csv::Error, header: &csv::StringRecord) -> String {
     }
 }
 
-/// Longest table or record that is read, in bytes: 10 GB are a week of a busy engine.
+/// Longest table or record that is read, in bytes. A busy engine writes 10 GB in a week.
 const BYTES_MAX: u64 = 10_000_000_000;
-/// Longest line of a record, in bytes. The first one holds the engine's settings and its forest.
+/// Longest line of a record, in bytes. The first line has the engine's settings and its forest.
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
 fn open(file: &Path) -> Result<impl Read + use<>, MeasuredError> {
@@ -218,7 +218,7 @@ fn open(file: &Path) -> Result<impl Read + use<>, MeasuredError> {
     Ok(laxity_files::limited(opened, BYTES_MAX))
 }
 
-/// A line of a record, as far as it matters here.
+/// The used fields of a record's line.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum RecordLine {
@@ -231,7 +231,7 @@ enum RecordLine {
     Place(IgnoredAny),
 }
 
-/// What a plan computes, if its numbers are possible.
+/// Returns the composition of a plan, if its numbers are valid.
 fn composition(plan: &Plan) -> Result<Composition, String> {
     let mut tokens = 0_u64;
     for chunk in &plan.chunks {
@@ -245,17 +245,17 @@ fn composition(plan: &Plan) -> Result<Composition, String> {
     Ok(plan.composition())
 }
 
-/// Whether something of a request is computed in a plan.
+/// Reports whether a plan computes anything of a request.
 fn computes(plan: &Plan, request: RequestId) -> bool {
     let mut chunks = plan.chunks.iter();
     let mut steps = plan.steps.iter();
     chunks.any(|chunk| chunk.request == request) || steps.any(|step| step.request == request)
 }
 
-/// Reads a record of the real engine. What was under way when it ends is left out.
+/// Reads a record of the real engine. Iterations that are incomplete at its end are skipped.
 ///
 /// # Errors
-/// If it cannot be read, or a line is none of a record.
+/// Returns an error if the file cannot be read or a line is invalid.
 pub fn record(file: &Path) -> Result<Vec<Timed>, MeasuredError> {
     let opened = BufReader::new(open(file)?);
     let mut rows = Vec::new();
@@ -289,7 +289,8 @@ pub fn record(file: &Path) -> Result<Vec<Timed>, MeasuredError> {
             RecordLine::Event {
                 event: Event::Done { took, .. },
             } => {
-                // Without a plan it was one that gave blocks back only, or that failed.
+                // An event without a plan belongs to an iteration that only released blocks or that
+                // failed.
                 if let Some((_, of)) = planned.take() {
                     if !(1..=LONGEST_NS).contains(&took.0) {
                         return Err(wrong(format!(

@@ -1,4 +1,4 @@
-//! What runs gave, by place, row and column: the source of tables and of claims.
+//! Results of runs by place, row and column. Tables and claims use them.
 
 use std::collections::BTreeMap;
 
@@ -7,20 +7,20 @@ use evalexpr::Value;
 use super::reproduction::{Section, spread};
 use crate::reproduce::runner::{Figures, list};
 
-/// What one run gave, by the names of columns.
+/// The results of one run, by column name.
 pub(crate) type Columns = Vec<(&'static str, f64)>;
 
-/// What runs gave, by place, row and column, with a value for each seed. Tables show it, and claims
-/// ask for it by `of(PLACE, ROW, COLUMN)`.
+/// Results of runs by place, row and column, with a value for each seed. Claims access them with
+/// `of(PLACE, ROW, COLUMN)`.
 #[derive(Debug, Default)]
 pub(crate) struct Measurements {
     values: BTreeMap<(String, String, &'static str), Vec<f64>>,
-    /// Rows of a place, in order.
+    /// Place and row names, in order.
     rows: Vec<(String, String)>,
 }
 
 impl Measurements {
-    /// Adds a row: what each seed gave.
+    /// Adds a row with the results of each seed.
     pub(crate) fn add(&mut self, place: &str, row: &str, runs: &[Columns]) {
         self.rows.push((place.to_owned(), row.to_owned()));
         for (column, value) in runs.iter().flatten() {
@@ -37,7 +37,7 @@ impl Measurements {
         found.next().map(|(_, values)| values.as_slice())
     }
 
-    /// The values of a row of the table of a place.
+    /// Returns the values of a row and column of a place, one per seed.
     pub(crate) fn of(&self, place: &str, row: &str, column: &str) -> &[f64] {
         self.find(place, row, column).unwrap_or(&[])
     }
@@ -47,7 +47,8 @@ impl Measurements {
         rows.map(|(_, row)| row.as_str())
     }
 
-    /// Columns of some places side by side: a name before each, and the columns of it.
+    /// Returns a table with the columns of several places side by side. A name precedes each
+    /// column.
     pub(crate) fn table(
         &self,
         title: &str,
@@ -92,17 +93,18 @@ fn numbers(value: &Value) -> Option<Vec<f64>> {
 }
 
 impl Figures for Measurements {
-    /// `of(PLACE, ROW, COLUMN)`: a value for each seed.
+    /// Evaluates a claim's function. `of(PLACE, ROW, COLUMN)` is a value for each seed.
     ///
-    /// `means(PLACES, ROW, COLUMN)`: the means in all places whose names begin so.
+    /// `means(PLACES, ROW, COLUMN)` are the means in all places whose names start with `PLACES`.
     ///
-    /// `difference(LIST, LIST)`, and `past(LIST, OTHER)`: the values where the other is below 90.
+    /// `difference(LIST, LIST)` is taken by seed. `past(LIST, OTHER)` are the values with an
+    /// `OTHER` below 90.
     ///
-    /// `interval(REQUESTS, PERCENT)`: half of the 95 % confidence interval of such a part, %, of so
-    /// many requests in all runs.
+    /// `interval(REQUESTS, PERCENT)` is half of the 95 % confidence interval of a share of
+    /// `PERCENT` among `REQUESTS` requests.
     ///
-    /// `best(PLACE, COLUMN, START, "most")`: which of the rows whose names begin so has the most
-    /// (or the least) in that column; rows with a `+` are left out.
+    /// `best(PLACE, COLUMN, START, "most")` is the row with the most (or least) in the column,
+    /// among rows whose names start with `START` and have no `+`.
     fn call(&self, function: &str, arguments: &[Value]) -> Option<Value> {
         let text = |at: usize| arguments.get(at)?.as_string().ok();
         match function {

@@ -1,13 +1,12 @@
-//! Request schedulers in virtual time: the decisions of `laxity-requests` over replicas whose
-//! iterations take as long as the roofline says ([`crate::compute`]).
+//! Request schedulers in virtual time: `laxity-requests` decides for replicas whose iterations take
+//! the time of the roofline ([`crate::compute`]).
 //!
-//! `serving` in this crate simulates flows between prefill and decode units and takes requests in
-//! order; here it is the other way round: iterations are simulated one by one, and what crosses the
-//! network ([`link`]) takes its bytes over its rate. Both together: `docs/requests/together.md`.
+//! The module `serving` simulates flows between units in detail. This module simulates iterations
+//! in detail, and a network transfer ([`link`]) takes its bytes divided by its rate.
+//! `docs/requests/together.md` describes both together.
 //!
-//! The parts: [`latency`] how long an iteration takes; [`workload`] who asks for what; [`cluster`]
-//! the driver; [`outcome`] what came out, with objectives counted as `laxity-requests` says;
-//! [`reproduction`] a paper's claims beside what came out; [`measurements`] what runs gave.
+//! [`latency`] has iteration times, [`workload`] requests, [`cluster`] the driver, and [`outcome`]
+//! results. [`reproduction`] compares claims of papers with [`measurements`] of runs.
 
 pub mod cluster;
 pub mod hmas;
@@ -25,16 +24,16 @@ pub mod reproduction;
 pub mod together;
 pub mod workload;
 
-/// A paper's claims could not be checked.
+/// A failure to check a paper's claims.
 #[derive(Debug, thiserror::Error)]
 pub enum PaperError {
-    /// A recorded trace cannot be used.
+    /// A recorded trace cannot be read.
     #[error(transparent)]
     Workload(#[from] crate::workload::WorkloadError),
     /// A claim cannot be evaluated.
     #[error(transparent)]
     Claim(#[from] crate::reproduce::runner::ClaimError),
-    /// A GPU or model that is built in cannot be had.
+    /// A built-in GPU or model cannot be loaded.
     #[error("{0}")]
     BuiltIn(String),
 }

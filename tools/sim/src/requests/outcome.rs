@@ -1,34 +1,35 @@
-//! What came out, request by request, and in sum.
+//! Outcomes of runs, by request and as a summary.
 
 use laxity_requests::request::{Importance, Slo, Spec};
 use laxity_requests::{Span, Time};
 use serde::Serialize;
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// As it arrived.
+    /// The request as it arrived.
     pub spec: Spec,
-    /// Tokens that it was to generate.
+    /// Tokens that the request should generate.
     pub output: u32,
-    /// Tokens that it did.
+    /// Tokens that were generated so far.
     pub generated: u32,
-    /// When the first came.
+    /// Time of the first token.
     pub first: Option<Time>,
-    /// When the last came so far.
+    /// Time of the latest token.
     pub last: Option<Time>,
-    /// Tokens that came after their own deadline (of a batch request: after that of all).
+    /// Tokens that came after their own deadline. For a batch request, after the request's
+    /// deadline.
     pub late_tokens: u32,
-    /// Gaps between tokens that were longer than TBT.
+    /// Gaps between tokens that were longer than the TBT objective.
     pub long_gaps: u32,
-    /// It was turned away.
+    /// Whether the request was rejected.
     pub refused: bool,
-    /// Where it got its first token, and its last.
+    /// Instances that generated the first and the last token.
     pub instances: [Option<u32>; 2],
 }
 
 impl Record {
-    /// A request of which nothing is known but that it came.
+    /// Creates the record of a request that has just arrived.
     #[must_use]
     pub const fn new(spec: Spec, output: u32) -> Self {
         Self {
@@ -44,7 +45,7 @@ impl Record {
         }
     }
 
-    /// A token came.
+    /// Records a token.
     pub fn token(&mut self, now: Time, instance: u32) {
         if now > self.spec.deadline(self.generated) {
             self.late_tokens += 1;
@@ -63,13 +64,13 @@ impl Record {
         self.generated += 1;
     }
 
-    /// All its tokens came.
+    /// Reports whether all tokens were generated.
     #[must_use]
     pub const fn complete(&self) -> bool {
         self.generated >= self.output
     }
 
-    /// It met its objective: complete, and no token that counts was late.
+    /// Reports whether the request is complete and met its objective.
     #[must_use]
     pub fn met(&self) -> bool {
         if !self.complete() || self.refused {
@@ -77,32 +78,32 @@ impl Record {
         }
         match self.spec.slo {
             Slo::Interactive { .. } => self.late_tokens == 0,
-            // Those before the last have no deadline of their own.
+            // Only the last token of a batch request has a deadline.
             Slo::Batch { .. } => self.last.is_some_and(|last| last <= self.spec.deadline(0)),
         }
     }
 
-    /// Its first token came in time.
+    /// Reports whether the first token met its deadline.
     #[must_use]
     pub fn met_first(&self) -> bool {
         self.first
             .is_some_and(|first| first <= self.spec.first_deadline())
     }
 
-    /// Time to its first token.
+    /// Returns the time to the first token.
     #[must_use]
     pub fn ttft(&self) -> Option<Span> {
         self.first.map(|first| first.since(self.spec.arrival))
     }
 
-    /// Time to its last token.
+    /// Returns the time to the last token.
     #[must_use]
     pub fn ttlt(&self) -> Option<Span> {
         let last = self.last.filter(|_| self.complete())?;
         Some(last.since(self.spec.arrival))
     }
 
-    /// Mean time between its tokens.
+    /// Returns the mean time between tokens.
     #[must_use]
     pub fn tpot(&self) -> Option<Span> {
         let span = self.last?.since(self.first?);
@@ -110,23 +111,24 @@ impl Record {
     }
 }
 
-/// What a run gave.
+/// The outcome of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
-    /// All requests, in order of arrival.
+    /// Records of all requests, in order of arrival.
     pub records: Vec<Record>,
-    /// When the last event was.
+    /// Time of the last event.
     pub ended: Time,
-    /// Time that instances were up, summed.
+    /// Sum of the times that instances were running.
     pub instance_time: Span,
-    /// Iterations of all instances.
+    /// Number of iterations of all instances.
     pub iterations: u64,
-    /// How often blocks were taken from a request.
+    /// Number of preemptions that released a request's blocks.
     pub drops: u64,
 }
 
 impl Outcome {
-    /// Share of such requests that met their objective, in percent; `None` if there are none.
+    /// Returns the percentage of the selected requests that met their objective, or `None` if there
+    /// are none.
     #[must_use]
     pub fn met(&self, of: impl Fn(&Record) -> bool) -> Option<f64> {
         let mut count = 0_u64;
@@ -138,8 +140,8 @@ impl Outcome {
         (count > 0).then(|| met as f64 / count as f64 * 100.0)
     }
 
-    /// A quantile, 0 to 1, of what `of` says, in milliseconds; requests of which it says nothing
-    /// are left out.
+    /// Returns quantile `q` (0 to 1) of the durations that `of` returns, in milliseconds. Requests
+    /// for which it returns `None` are ignored.
     #[must_use]
     pub fn quantile_ms(&self, q: f64, of: impl Fn(&Record) -> Option<Span>) -> Option<f64> {
         let mut all: Vec<u64> = self.records.iter().filter_map(of).map(|s| s.0).collect();
@@ -148,7 +150,7 @@ impl Outcome {
         Some(all[(q * last as f64).round() as usize] as f64 / 1e6)
     }
 
-    /// In sum.
+    /// Returns the summary of the run.
     #[must_use]
     pub fn summary(&self) -> Summary {
         let span = self
@@ -178,33 +180,33 @@ impl Outcome {
     }
 }
 
-/// A run in sum.
+/// The summary of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
-    /// Requests that came.
+    /// Number of requests that arrived.
     pub requests: usize,
-    /// Those that met their objective, %.
+    /// Percentage of requests that met their objective.
     pub met: f64,
-    /// Of the important ones, %.
+    /// Percentage of important requests that met their objective.
     pub met_important: Option<f64>,
-    /// Of each class, %.
+    /// Percentage of requests that met their objective, by class.
     pub met_by_class: Vec<Option<f64>>,
     /// Requests that met their objective, per second of arrivals.
     pub goodput: f64,
-    /// Time to first token, ms.
+    /// Median time to first token, in milliseconds.
     pub ttft_p50_ms: Option<f64>,
-    /// Its 95th percentile.
+    /// 95th percentile of the time to first token, in milliseconds.
     pub ttft_p95_ms: Option<f64>,
-    /// Its 99th percentile.
+    /// 99th percentile of the time to first token, in milliseconds.
     pub ttft_p99_ms: Option<f64>,
-    /// Mean time between tokens of a request, 95th percentile, ms.
+    /// 95th percentile of a request's mean time between tokens, in milliseconds.
     pub tpot_p95_ms: Option<f64>,
-    /// Requests that did not end before the run did.
+    /// Number of requests that were incomplete at the end of the run.
     pub incomplete: usize,
-    /// Requests that were turned away.
+    /// Number of requests that were rejected.
     pub refused: usize,
-    /// Seconds of instances for each request that met its objective.
+    /// Instance-seconds per request that met its objective.
     pub instance_seconds_per_met: Option<f64>,
-    /// How often blocks were taken from a request.
+    /// Number of preemptions that released a request's blocks.
     pub drops: u64,
 }

@@ -1,12 +1,12 @@
-//! Trains the batch predictor of QoServe (§3.6.1): a random forest (`smartcore`) on iterations of a
-//! [`Latency`], which in the simulator is the roofline ([`train`]), or on those that a machine
-//! measured ([`train_on`], `measured`). `laxity sim train-latency` is the command.
+//! Trains the batch predictor of QoServe (§3.6.1), a random forest (`smartcore`). Training data are
+//! iterations of a [`Latency`], in the simulator the roofline ([`train`]), or measured ones
+//! ([`train_on`], `measured`). The command is `laxity sim train-latency`.
 //!
-//! Of a [`Latency`], iterations are drawn over what a replica meets: prompt tokens up to the
-//! largest chunk and none, prefixes, decodes and their contexts, evenly in the logarithm, so that
-//! small ones are as well covered as large ones. A tenth is held out, and the error on it is
-//! reported; another tenth says what margin is safe. `smartcore` keeps its trees to itself; they
-//! are read from what it serialises, and asked by [`Forest`], which needs no matrix.
+//! Iterations of a [`Latency`] are drawn over the range that a replica sees: prompt tokens,
+//! prefixes, decodes and contexts. Draws are uniform in the logarithm, so that small iterations are
+//! well covered. A tenth is used to measure the error, and another tenth to choose a safe margin.
+//! The trees of `smartcore` are private. They are read from its serialised form and evaluated by
+//! [`Forest`].
 
 use crate::compute::least_squares::{Parameter, least_squares};
 use laxity_requests::latency::{Composition, Latency};
@@ -20,24 +20,24 @@ use smartcore::ensemble::random_forest_regressor::{
 };
 use smartcore::linalg::basic::matrix::DenseMatrix;
 
-/// What to train on.
+/// The parameters of a training.
 #[derive(Clone, Copy, Debug)]
 pub struct Training {
-    /// Iterations, those held out included.
+    /// Number of iterations, including those used for tests.
     pub iterations: usize,
-    /// Prompt tokens of an iteration at most.
+    /// Most prompt tokens of an iteration.
     pub prompt_tokens: u32,
-    /// Tokens before a chunk at most.
+    /// Most tokens before a chunk.
     pub prefix: u32,
-    /// Requests that decode at most.
+    /// Most requests that decode in an iteration.
     pub decodes: u32,
-    /// Tokens that one of those attends to at most.
+    /// Most tokens that a decoding request attends to.
     pub context: u32,
-    /// Trees.
+    /// Number of trees.
     pub trees: usize,
-    /// Splits from a tree's root to a leaf at most.
+    /// Depth limit of a tree.
     pub depth: u16,
-    /// For what is drawn.
+    /// Seed of all random numbers.
     pub seed: u64,
 }
 
@@ -56,73 +56,73 @@ impl Default for Training {
     }
 }
 
-/// An iteration, and how long it took.
+/// An iteration with its measured time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timed {
-    /// What was in it.
+    /// Composition of the iteration.
     pub of: Composition,
-    /// Host work included, ns.
+    /// Time including host work, in nanoseconds.
     pub ns: u64,
 }
 
-/// The form of a forest.
+/// The shape of a forest.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Trees.
+    /// Number of trees.
     pub trees: usize,
-    /// Splits from a tree's root to a leaf at most.
+    /// Depth limit of a tree.
     pub depth: u16,
-    /// For what is drawn.
+    /// Seed of all random numbers.
     pub seed: u64,
 }
 
-/// How far off a predictor is, on iterations that it was not trained on.
+/// The errors of a predictor on iterations that it was not trained on.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Errors {
-    /// Iterations.
+    /// Number of iterations.
     pub iterations: usize,
-    /// Mean of the absolute error, %.
+    /// Mean absolute error, in percent.
     pub mean: f64,
-    /// 95th percentile of it, %.
+    /// 95th percentile of the absolute error, in percent.
     pub p95: f64,
-    /// Largest, %.
+    /// Largest absolute error, in percent.
     pub most: f64,
-    /// Iterations that take longer than predicted with a margin of 5 %, in percent: those in which
-    /// a token may come too late.
+    /// Percentage of iterations that take longer than predicted with a margin of 5 %, so that a
+    /// token may be late.
     pub late: f64,
-    /// The margin that [`SAFE`] of the iterations stay within, at least 0.05: what a policy should
-    /// plan with. From other iterations than those that the rest is about.
+    /// Margin that covers the share [`SAFE`] of iterations, at least 0.05. Policies should plan
+    /// with it. It is measured on a separate set of iterations.
     pub margin: f64,
-    /// Iterations that take longer than predicted with that margin, %.
+    /// Percentage of iterations that take longer than predicted with the margin.
     pub late_with_margin: f64,
 }
 
-/// Share of iterations that shall not take longer than planned (§3.6.1: "err on the side of
-/// under-predicting chunk size"). An answer of 30 tokens meets with 30 iterations, and one that is
-/// too long makes it late.
+/// Share of iterations that must not take longer than planned (§3.6.1: "err on the side of
+/// under-predicting chunk size"). An answer of 30 tokens spans 30 iterations, and a single slow one
+/// makes it late.
 pub const SAFE: f64 = 0.998;
 
-/// Iterations that something can be learnt from, a tenth of them held out.
+/// Fewest iterations for training. A tenth of them is used for tests.
 const FEWEST: usize = 100;
 
-/// A predictor cannot be had.
+/// A reason why training failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainingError {
-    /// There is too little to train on: ask for more iterations.
+    /// There is too little training data. Request more iterations.
     #[error("{0} iterations are too few to train a predictor on: 100 at least")]
     Few(usize),
-    /// The trainer gave up.
+    /// The library `smartcore` failed to train a forest.
     #[error("training a random forest: {0}")]
     Trainer(String),
-    /// Its trees have another form than was expected: another version of `smartcore`.
+    /// The trees have an unexpected form, as of another version of `smartcore`.
     #[error("reading the trees of a random forest: {0}")]
     Trees(#[from] serde_json::Error),
-    /// They can't be walked.
+    /// The trees are inconsistent.
     #[error(transparent)]
     Forest(#[from] ForestError),
 }
 
-/// A tree as `smartcore` 0.7 serialises it.
+/// A tree in the serialised form of `smartcore` 0.7.
 #[derive(Deserialize)]
 struct Tree {
     nodes: Vec<TreeNode>,
@@ -138,7 +138,7 @@ struct TreeNode {
 }
 
 impl Tree {
-    /// In the order in which [`Forest`] walks it.
+    /// Appends the nodes in the order in which [`Forest`] visits them.
     fn walk(&self, at: usize, into: &mut Vec<Node>) -> Result<(), TrainingError> {
         let missing = || TrainingError::Trainer(format!("its tree has no node {at}"));
         let place = self.nodes.get(at).ok_or_else(missing)?;
@@ -159,7 +159,7 @@ impl Tree {
     }
 }
 
-/// A number from 0 to `most`, evenly in the logarithm.
+/// Returns a number from 0 to `most`, uniform in the logarithm.
 fn even(rng: &mut ChaCha12Rng, most: u32) -> u32 {
     let top = f64::from(most + 1).ln();
     (rng.random::<f64>() * top).exp() as u32 - 1
@@ -167,7 +167,7 @@ fn even(rng: &mut ChaCha12Rng, most: u32) -> u32 {
 
 fn draw(rng: &mut ChaCha12Rng, of: &Training) -> Composition {
     let mut drawn = Composition::default();
-    // One in ten has no prompt, one in ten no decodes.
+    // One in ten iterations has no prompt, and one in ten has no decodes.
     let kind = rng.random_range(0..10);
     if kind > 0 {
         let mut tokens = if rng.random() {
@@ -176,7 +176,7 @@ fn draw(rng: &mut ChaCha12Rng, of: &Training) -> Composition {
             rng.random_range(1..=of.prompt_tokens)
         };
         while tokens > 0 {
-            // A chunk ends the prompt of one and begins that of the next.
+            // A chunk may end one prompt and begin the next.
             let some = rng.random_range(1..=tokens);
             let some = if rng.random() { tokens } else { some };
             drawn = drawn.with_chunk(even(rng, of.prefix), some);
@@ -202,18 +202,17 @@ fn timed(latency: &dyn Latency, of: &Training, count: usize, seed: u64) -> Vec<T
     drawn.map(time).collect()
 }
 
-/// Says how far off a predictor of something else is on iterations of `latency`, with the margin
-/// that it has.
+/// Measures the errors of a predictor on iterations of `latency`, with the predictor's `margin`.
 #[must_use]
 pub fn judge(forest: &Forest, latency: &dyn Latency, of: &Training, margin: f64) -> Errors {
     let count = (of.iterations / 10).max(1);
     errors(forest, &timed(latency, of, count, of.seed), margin)
 }
 
-/// Trains a predictor of `latency`, and says how far off it is.
+/// Trains a predictor of `latency` and measures its errors.
 ///
 /// # Errors
-/// See [`TrainingError`].
+/// Returns [`TrainingError`] if there is too little data or the trainer fails.
 pub fn train(latency: &dyn Latency, of: &Training) -> Result<(Forest, Errors), TrainingError> {
     if of.iterations < FEWEST {
         return Err(TrainingError::Few(of.iterations));
@@ -227,23 +226,22 @@ pub fn train(latency: &dyn Latency, of: &Training) -> Result<(Forest, Errors), T
     grow(&timed, shape)
 }
 
-/// Trains a predictor on iterations that were measured, and says how far off it is on those of them
-/// that it did not see.
+/// Trains a predictor on measured iterations and measures its errors on some of them that were not
+/// used for training.
 ///
 /// # Errors
-/// See [`TrainingError`].
+/// Returns [`TrainingError`] if there is too little data or the trainer fails.
 pub fn train_on(measured: &[Timed], shape: Shape) -> Result<(Forest, Errors), TrainingError> {
     if measured.len() < FEWEST {
         return Err(TrainingError::Few(measured.len()));
     }
-    // A load that grows from the first row to the last would be learnt from its beginning and
-    // judged by its end.
+    // Without shuffling, a growing load would be trained on low loads and tested on high ones.
     let mut measured = measured.to_vec();
     measured.shuffle(&mut ChaCha12Rng::seed_from_u64(shape.seed));
     grow(&measured, shape)
 }
 
-/// A tenth is held out, another says what margin is safe, the rest is learnt from.
+/// Trains on the data without two tenths: one for tests, and one to choose the margin.
 fn grow(timed: &[Timed], shape: Shape) -> Result<(Forest, Errors), TrainingError> {
     let (held_out, rest) = timed.split_at(timed.len() / 10);
     let (sized_by, learnt) = rest.split_at(timed.len() / 10);
@@ -274,9 +272,9 @@ fn grow(timed: &[Timed], shape: Shape) -> Result<(Forest, Errors), TrainingError
     Ok((forest, errors))
 }
 
-/// The line through those iterations that is least off, relatively.
+/// Returns the linear fit with the least relative error.
 fn line(of: &[Timed]) -> LinearTerms {
-    // A few hundred are enough for six numbers.
+    // A few hundred iterations suffice for six numbers.
     let of = &of[..of.len().min(600)];
     let times: Vec<f64> = of.iter().map(|timed| timed.ns.max(1) as f64).collect();
     let features: Vec<_> = of.iter().map(|timed| features(&timed.of)).collect();
@@ -312,7 +310,7 @@ fn line(of: &[Timed]) -> LinearTerms {
     of(&found)
 }
 
-/// Measured over predicted times, ascending.
+/// Returns the ratios of measured to predicted times, ascending.
 fn ratios(forest: &Forest, of: &[Timed]) -> Vec<f64> {
     let ratio = |of: &Timed| of.ns as f64 / forest.iteration(&of.of).0.max(1) as f64;
     let mut all: Vec<f64> = of.iter().map(ratio).collect();
@@ -320,7 +318,7 @@ fn ratios(forest: &Forest, of: &[Timed]) -> Vec<f64> {
     all
 }
 
-/// The margin that [`SAFE`] of the iterations stay within, 5 % at least.
+/// Returns the margin that covers the share [`SAFE`] of the iterations, at least 5 %.
 fn safe_margin(forest: &Forest, sized_by: &[Timed]) -> f64 {
     let sizes = ratios(forest, sized_by);
     (sizes[(SAFE * (sizes.len() - 1) as f64).ceil() as usize] - 1.0).max(0.05)
@@ -372,7 +370,7 @@ mod tests {
             errors.margin >= 0.05 && errors.late_with_margin <= 2.0,
             "{errors:?}"
         );
-        // Through a file, and the same for the same seed.
+        // The same seed gives the same forest, also after it was serialised.
         let text = serde_json::to_string(&forest).expect("numbers");
         let read: Forest = serde_json::from_str(&text).expect("as it was written");
         assert_eq!(read, forest);
@@ -390,7 +388,7 @@ mod tests {
             ..Training::default()
         };
         let mut rows = timed(&roofline, &training, 3_000, 5);
-        // From the shortest to the longest: what a test with a growing load leaves.
+        // The order of times is that of a test with growing load.
         rows.sort_by_key(|row| row.ns);
         let shape = Shape {
             trees: 8,
@@ -399,7 +397,7 @@ mod tests {
         };
         let (_, clean) = train_on(&rows, shape).expect("enough to learn from");
         assert!(clean.iterations == 300 && clean.mean < 2.0, "{clean:?}");
-        // One in twenty takes half as long again.
+        // One in twenty iterations takes 1.5 times as long.
         for row in rows.iter_mut().step_by(20) {
             row.ns += row.ns / 2;
         }

@@ -1,4 +1,4 @@
-//! A paper's claims beside what came out here, for terminals, pages and programs.
+//! A paper's claims with the results here, formatted for terminals, pages and programs.
 
 use std::fmt::Write as _;
 use std::num::NonZero;
@@ -8,26 +8,25 @@ use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
-/// How a reproduction is run.
+/// The options of a reproduction.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Seeds of each point: one figure each, shown as mean ± half width.
+    /// Seeds of each point. Results are shown as mean ± half width over the seeds.
     pub seeds: Vec<u64>,
-    /// Seconds instead of minutes: fewer points and shorter runs. For tests and a first look; its
-    /// figures are no findings.
+    /// Whether to run fewer and shorter points, for tests and a first look. Such results are no
+    /// findings.
     pub quick: bool,
-    /// Points at a time.
+    /// Number of points that run in parallel.
     pub jobs: NonZero<usize>,
-    /// Folder of recorded traces (`LAXITY_DATA`); without it workloads are made up with their
-    /// statistics.
+    /// Folder of recorded traces (`LAXITY_DATA`). Without it, workloads are generated.
     pub data: Option<std::path::PathBuf>,
-    /// Show progress on standard error.
+    /// Whether to show progress on standard error.
     pub progress: bool,
 }
 
 #[cfg(test)]
 impl Options {
-    /// What a test runs: one seed, quickly.
+    /// Returns the options of tests: one seed and short runs.
     pub(crate) fn quick(seed: u64) -> Self {
         Self {
             seeds: vec![seed],
@@ -42,48 +41,48 @@ impl Options {
 /// A claim of a paper.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Claim {
-    /// What it is about, in words.
+    /// Subject of the claim, in words.
     pub says: String,
-    /// What the paper has.
+    /// Result that the paper reports.
     pub paper: String,
-    /// What came out here.
+    /// Result of this reproduction.
     pub here: String,
-    /// Under which workload, calibration and counting.
+    /// Workload, calibration and metric of the result.
     pub regime: String,
-    /// The fair stronger baseline, and what it gave.
+    /// A fair and stronger baseline with its result.
     pub baseline: String,
-    /// Whether it holds here.
+    /// Whether the claim holds here.
     pub holds: bool,
 }
 
-/// A table.
+/// A table of results with notes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Section {
-    /// What it shows.
+    /// Title of the table.
     pub title: String,
-    /// Of its columns.
+    /// Headings of the columns.
     pub head: Vec<String>,
-    /// The first column is a name.
+    /// Rows of cells. The first cell is a name.
     pub rows: Vec<Vec<String>>,
-    /// What one has to know to read it, and what it says.
+    /// Notes on how to read the table, and on what it shows.
     pub notes: String,
 }
 
-/// All that a paper's run gave.
+/// All results for a paper.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Reproduction {
-    /// The paper.
+    /// Title of the paper.
     pub title: String,
-    /// Tables.
+    /// Tables of results.
     pub sections: Vec<Section>,
-    /// Claims.
+    /// Claims of the paper.
     pub claims: Vec<Claim>,
-    /// It was a quick one: its figures are no findings.
+    /// Whether this was a quick run, whose results are no findings.
     pub quick: bool,
 }
 
 impl Reproduction {
-    /// Every table has rows, and each a cell for every column.
+    /// Asserts that every table has rows, and that each row has a cell for every column.
     #[cfg(test)]
     pub(crate) fn assert_whole(&self) {
         for section in &self.sections {
@@ -115,7 +114,7 @@ impl Reproduction {
         }
     }
 
-    /// For a terminal.
+    /// Formats the results for a terminal.
     #[must_use]
     pub fn table(&self) -> String {
         let mut text = format!("{}\n", self.title);
@@ -141,7 +140,7 @@ impl Reproduction {
         text + &self.claims_list()
     }
 
-    /// Sentences make a table that no terminal is wide enough for.
+    /// Formats the claims as a list, because a table of sentences would be too wide.
     fn claims_list(&self) -> String {
         let hold = self.claims.iter().filter(|claim| claim.holds).count();
         let mut text = format!("\nClaims: {hold} of {} hold\n", self.claims.len());
@@ -161,7 +160,7 @@ impl Reproduction {
         text
     }
 
-    /// For a page of the documentation.
+    /// Formats the results as Markdown.
     #[must_use]
     pub fn markdown(&self) -> String {
         let cell = |text: &String| text.replace('|', "\\|");
@@ -186,7 +185,8 @@ impl Reproduction {
     }
 }
 
-/// Does `work` for every point, some at a time, and gives what came out in the order of the points.
+/// Calls `work` for every point, several in parallel, and returns the results in the order of
+/// points.
 pub fn each<P: Sync, R: Send>(
     points: &[P],
     options: &Options,
@@ -230,7 +230,7 @@ pub fn each<P: Sync, R: Send>(
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-/// Mean and half the width between the least and the most, as tables show it: `12.3 ± 0.4`.
+/// Formats the mean and half the range of values: `12.3 ± 0.4`.
 #[must_use]
 pub fn spread(values: &[f64]) -> String {
     if values.is_empty() {

@@ -1,14 +1,14 @@
-//! Request scheduler × flow scheduler: what each is worth, alone and together (no paper has it).
+//! Request schedulers combined with flow schedulers: the gain of each alone and of both together.
+//! No paper has this comparison.
 //!
-//! The flow-level simulator ([`crate::simulate`]) runs every pair on the same arrivals. A request
-//! scheduler here is the order of a prefill unit, every one at two sizes of batches; a flow
-//! scheduler is a policy of `laxity-policy`, every one. Goodput counts requests in time per second
-//! of arrivals, cost the prefill GPU-seconds that each took. Two clusters: one whose collectives
-//! are on the network (experts) and one with long prompts, whose KV is (sequence parallelism,
-//! prefixes in one place).
+//! The flow-level simulator ([`crate::simulate`]) runs every pair on the same arrivals. The request
+//! schedulers are orders of a prefill unit, each with two batch sizes. The flow schedulers are the
+//! policies of `laxity-policy`. Goodput counts requests in time per second of arrivals, and cost is
+//! prefill GPU-seconds per such request. In one cluster collectives use the network (experts). The
+//! other has long prompts whose KV cache uses it (sequence parallelism, static homes of prefixes).
 //!
-//! Clusters and batch sizes were chosen on seeds 1 and 2, from some twenty that were looked at;
-//! what the documentation shows is of other seeds.
+//! Clusters and batch sizes were chosen on seeds 1 and 2 from about twenty candidates. The
+//! documentation shows results of other seeds.
 
 use laxity_policy::PolicyKind;
 
@@ -20,7 +20,7 @@ use crate::simulate;
 
 const FLOWS: [PolicyKind; 10] = PolicyKind::ALL;
 
-/// Those under which the parts of the shared notion of slack are looked at one by one.
+/// Policies under which parts of the shared slack are compared one by one.
 const PARTS: [PolicyKind; 4] = [
     PolicyKind::Fair,
     PolicyKind::TwoClass,
@@ -28,11 +28,11 @@ const PARTS: [PolicyKind; 4] = [
     PolicyKind::Laxity,
 ];
 
-/// A cluster with its traffic.
+/// A cluster with its workload.
 struct Regime {
     name: &'static str,
     rates: &'static [f64],
-    /// Tokens of a batch: the built-in size first.
+    /// Tokens of a batch, with the built-in size first.
     tokens: [u32; 2],
     set: fn(&mut Scenario),
 }
@@ -64,14 +64,14 @@ const REGIMES: [Regime; 2] = [
     },
 ];
 
-/// A request scheduler: an order and its batches.
+/// A request scheduler: an order and a batch size.
 struct Scheduler {
     name: String,
     order: RequestOrder,
     tokens: u32,
 }
 
-/// All of them, the built-in one first.
+/// Returns all request schedulers, with the built-in one first.
 fn schedulers(regime: &Regime) -> Vec<Scheduler> {
     let of = |tokens: u32| {
         RequestOrder::ALL.map(|order| Scheduler {
@@ -83,7 +83,7 @@ fn schedulers(regime: &Regime) -> Vec<Scheduler> {
     regime.tokens.into_iter().flat_map(of).collect()
 }
 
-/// A run.
+/// One run: a cluster, a rate, a pair of schedulers, and a seed.
 #[derive(Clone, Debug)]
 struct Point {
     scenario: Scenario,
@@ -120,16 +120,16 @@ fn run(points: &[Point], options: &Options) -> Result<Vec<Outcome>, PaperError> 
         .collect()
 }
 
-/// What a run gave.
+/// The results of a run.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Gave {
-    /// Part of requests in time, %.
+    /// Percentage of requests in time.
     attainment: f64,
-    /// Requests in time.
+    /// Number of requests in time.
     in_time: f64,
-    /// Seconds of arrivals that count.
+    /// Seconds of arrivals after the warm-up.
     seconds: f64,
-    /// Prefill GPU-seconds of them.
+    /// Prefill GPU-seconds in this time.
     gpu_seconds: f64,
 }
 
@@ -149,15 +149,15 @@ impl Gave {
     }
 }
 
-/// What a table shows of a pair: of what its seeds gave.
+/// A function that formats a table cell from the results of all seeds.
 type Cell = fn(&[Gave]) -> String;
 
 fn attainment(seeds: &[Gave]) -> Vec<f64> {
     seeds.iter().map(|gave| gave.attainment).collect()
 }
 
-/// Prefill GPU-seconds per request in time, of all seeds together: a mean of ratios would be that
-/// of the one seed that served nobody. In brackets the least and the most of a seed.
+/// Formats prefill GPU-seconds per request in time, over all seeds together, with the least and
+/// most of a seed in brackets. A mean of ratios would be dominated by seeds with few such requests.
 fn cost(seeds: &[Gave]) -> String {
     let shown = |gpu_seconds: f64, in_time: f64| {
         let each = gpu_seconds / in_time;
@@ -180,7 +180,7 @@ fn cost(seeds: &[Gave]) -> String {
     }
 }
 
-/// One regime's runs: by rate, scheduler, policy and seed.
+/// The runs of a regime by rate, scheduler, policy and seed.
 struct Grid(Vec<Vec<Vec<Vec<Gave>>>>);
 
 impl Grid {
@@ -230,14 +230,14 @@ impl Grid {
         }
     }
 
-    /// What is gained at a rate, by seed: by the best request scheduler under `fair`, by `laxity`
-    /// under the built-in one, and by both.
+    /// Returns the gains at a rate by seed: of the best request scheduler under `fair`, of `laxity`
+    /// under the built-in scheduler, and of both together.
     fn gains(&self, rate: usize, regime: &Regime) -> Gains {
         let grid = &self.0[rate];
         let place = |kind| FLOWS.iter().position(|flow| *flow == kind).unwrap_or(0);
         let (fair, laxity) = (place(PolicyKind::Fair), place(PolicyKind::Laxity));
-        // The best by its mean, not seed by seed: nobody picks a scheduler after the fact. The
-        // first of those that are alike.
+        // The best scheduler has the highest mean over seeds, because nobody can choose after the
+        // fact. Among equals it is the first.
         let best = |flow: usize| {
             let mean = |s: &usize| mean(&attainment(&grid[*s][flow]));
             (0..grid.len())
@@ -273,7 +273,7 @@ impl Grid {
     }
 }
 
-/// What a pair gains over where one starts.
+/// The gain of a pair over the starting point.
 struct Gain {
     scheduler: String,
     points: Vec<f64>,
@@ -287,7 +287,7 @@ impl Gain {
 }
 
 struct Gains {
-    /// Where one starts.
+    /// Cost at the starting point.
     cost: String,
     requests: Gain,
     flows: Gain,
@@ -296,7 +296,7 @@ struct Gains {
 }
 
 impl Gains {
-    /// Where one of the two gains nothing, any sum holds.
+    /// Reports whether both gains are positive. Otherwise their sum means nothing.
     fn can_add_up(&self) -> bool {
         mean(&self.requests.points) > 0.5 && mean(&self.flows.points) > 0.5
     }
@@ -339,7 +339,7 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len().max(1) as f64
 }
 
-/// What the shared notion of slack is worth part by part, at one load of the second regime.
+/// Measures the parts of the shared slack one by one, at one load of the second regime.
 fn parts(options: &Options) -> Result<Section, PaperError> {
     type Change = fn(&mut Scenario);
     let regime = &REGIMES[1];
@@ -396,10 +396,10 @@ fn parts(options: &Options) -> Result<Section, PaperError> {
     })
 }
 
-/// Runs it.
+/// Runs all pairs.
 ///
 /// # Errors
-/// A built-in model or GPU cannot be had.
+/// Returns an error if a built-in model or GPU cannot be loaded.
 pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     let mut sections = Vec::new();
     let mut claims = Vec::new();

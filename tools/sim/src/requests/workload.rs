@@ -1,6 +1,5 @@
-//! Who asks for what: lengths from a recording or with its statistics, arrivals as a Poisson
-//! process whose rate may change, classes of service, applications and importance drawn for each
-//! request.
+//! Workloads of requests. Lengths come from a recording or from its statistics. Arrivals are
+//! Poisson with a rate that may change. Classes, applications and importance are drawn per request.
 
 use std::path::Path;
 
@@ -12,34 +11,34 @@ use rand_distr::{Distribution as _, Exp1, LogNormal};
 
 use crate::workload::{WorkloadError, read_azure};
 
-/// A class of service.
+/// A class of service with its objective and its share.
 #[derive(Clone, Copy, Debug)]
 pub struct Class {
-    /// What is promised.
+    /// Objective of the class.
     pub slo: Slo,
-    /// Its share of the requests, in any unit.
+    /// Share of the requests, relative to the other classes.
     pub share: f64,
 }
 
-/// Lengths of requests.
+/// The distribution of request lengths.
 #[derive(Clone, Debug)]
 pub enum Lengths {
-    /// As recorded, drawn at random: (prompt, output).
+    /// Recorded pairs (prompt, output), drawn at random.
     Recorded(Vec<(u32, u32)>),
-    /// Log-normal, by median and σ of the logarithm, clipped.
+    /// Log-normal lengths, given by the median and σ of the logarithm, and clipped.
     LogNormal {
-        /// Prompt tokens: median, σ, most.
+        /// Median, σ and maximum of prompt tokens.
         prompt: (f64, f64, u32),
-        /// Generated tokens: median, σ, most.
+        /// Median, σ and maximum of generated tokens.
         output: (f64, f64, u32),
     },
 }
 
 impl Lengths {
-    /// Those of Azure's 2023 code trace.
+    /// Reads the lengths of Azure's 2023 code trace.
     ///
     /// # Errors
-    /// If the file cannot be read as such.
+    /// Returns an error if the file is not a readable trace.
     pub fn azure(path: &Path) -> Result<Self, WorkloadError> {
         let recorded = read_azure(path)?;
         let pairs = recorded
@@ -49,19 +48,19 @@ impl Lengths {
         Ok(Self::Recorded(pairs.collect()))
     }
 
-    /// Made up, with the medians and 90th percentiles of Azure's 2023 code trace (prompts 1930 and
-    /// 6251, outputs 8 and 43: QoServe table 2).
+    /// Returns lengths with the medians and 90th percentiles of Azure's 2023 code trace (prompts
+    /// 1930 and 6251, outputs 8 and 43: QoServe table 2).
     #[must_use]
     pub const fn like_azure_code() -> Self {
-        // σ = ln(p90 / p50) / 1.2816.
+        // A log-normal distribution has σ = ln(p90 / p50) / 1.2816.
         Self::LogNormal {
             prompt: (1930.0, 0.917, 8192),
             output: (8.0, 1.312, 1024),
         }
     }
 
-    /// Made up, with the medians and 90th percentiles of Azure's 2023 conversation trace (prompts
-    /// 928 and 3830, outputs 41 and 342: QoServe table 2).
+    /// Returns lengths with the medians and 90th percentiles of Azure's 2023 conversation trace
+    /// (prompts 928 and 3830, outputs 41 and 342: QoServe table 2).
     #[must_use]
     pub const fn like_azure_conversation() -> Self {
         Self::LogNormal {
@@ -84,46 +83,46 @@ impl Lengths {
     }
 }
 
-/// A stretch of time with a rate.
+/// A period with a constant request rate.
 #[derive(Clone, Copy, Debug)]
 pub struct Phase {
-    /// How long.
+    /// Duration of the period.
     pub lasts: Span,
-    /// Requests per second.
+    /// Rate of arrivals, in requests per second.
     pub rate: f64,
 }
 
-/// What is asked for.
+/// The parameters of a workload.
 #[derive(Clone, Debug)]
 pub struct Recipe {
-    /// Lengths.
+    /// Distribution of request lengths.
     pub lengths: Lengths,
-    /// Rates, one after the other.
+    /// Periods, one after the other.
     pub phases: Vec<Phase>,
-    /// Classes; a request's application is its class unless there are more of them.
+    /// Classes of service. Unless `applications` exceeds one, a request's application is its class.
     pub classes: Vec<Class>,
-    /// Applications of a class.
+    /// Number of applications per class.
     pub applications: u32,
-    /// Share of requests of low importance, in each class.
+    /// Share of requests with low importance, in each class.
     pub low: f64,
-    /// What a request says that it may generate at most.
+    /// Declared maximum of generated tokens of each request.
     pub output_max: u32,
 }
 
-/// A request and what only the driver knows of it.
+/// A request with its output length, which only the driver may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Asked {
-    /// As it arrives.
+    /// The request as it arrives.
     pub spec: Spec,
-    /// Tokens that it will generate.
+    /// Tokens that the request will generate.
     pub output: u32,
 }
 
 impl Recipe {
-    /// Requests in order of arrival, the same for the same seed.
+    /// Returns the requests in order of arrival. The same seed gives the same requests.
     ///
     /// # Panics
-    /// If there is no class, or recorded lengths are empty.
+    /// Panics if there is no class, or if recorded lengths are empty.
     #[must_use]
     pub fn requests(&self, seed: u64) -> Vec<Asked> {
         let mut arrivals = ChaCha12Rng::seed_from_u64(seed);
@@ -135,7 +134,7 @@ impl Recipe {
         for phase in &self.phases {
             let ends = begins + phase.lasts;
             let mut now = begins;
-            // At a rate of zero the first gap has no end.
+            // At a rate of zero the next arrival is infinitely far away.
             loop {
                 let gap: f64 = Exp1.sample(&mut arrivals);
                 now = now + Span((gap / phase.rate * 1e9) as u64);

@@ -1,4 +1,5 @@
-//! What a result depends on, in 128 bits: a finished run is taken over only if none of it changed.
+//! Fingerprints: 128-bit digests of everything that a result depends on. A stored result is reused
+//! only if its fingerprint is unchanged.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -9,10 +10,10 @@ use sha2::{Digest, Sha256};
 use crate::compute::Gpu;
 use crate::scenario::Scenario;
 
-/// Changes when the form of results does.
+/// Version of the format of results.
 const FORMAT: u32 = 1;
 
-/// The first 128 bits of a digest, in hexadecimal digits.
+/// Returns the first 128 bits of a digest in hexadecimal.
 fn text(digest: Sha256) -> String {
     let bytes = digest.finalize();
     bytes[..16]
@@ -21,22 +22,22 @@ fn text(digest: Sha256) -> String {
         .collect()
 }
 
-/// Fingerprints of one plan's runs. Remembers the files that it has read.
+/// Computes fingerprints of one plan's runs and caches the files that it has read.
 #[derive(Debug, Default)]
 pub(super) struct Fingerprints {
     files: BTreeMap<PathBuf, Option<String>>,
 }
 
 impl Fingerprints {
-    /// Of everything that the outcome of `scenario` depends on: its fields, the files that it
-    /// names, and the code.
+    /// Returns the fingerprint of everything that the outcome of `scenario` depends on: its fields,
+    /// the files that it names, and the code.
     pub(super) fn of(&mut self, scenario: &Scenario) -> String {
         let mut digest = Sha256::new();
         digest.update(FORMAT.to_le_bytes());
         digest.update(env!("CARGO_PKG_VERSION").as_bytes());
         digest.update(env!("LAXITY_SIM_SOURCE").as_bytes());
         digest.update(scenario_id(scenario).as_bytes());
-        // Names of built-in GPUs and models are no files, and then stand for themselves.
+        // Names of built-in GPUs and models are not files and are identified by name.
         let names = [&scenario.cluster.gpu, &scenario.model.name].map(Path::new);
         let coefficients = Gpu::coefficients_file(&scenario.cluster.gpu);
         let files = [scenario.workload.file.as_deref(), coefficients.as_deref()];
@@ -54,7 +55,7 @@ impl Fingerprints {
     }
 }
 
-/// Of a file; `None` if there is none that can be read, which the simulation will complain about.
+/// Returns the digest of a file, or `None` if it cannot be read. The simulation reports that error.
 fn content(path: &Path) -> Option<String> {
     let mut file = laxity_files::open(path).ok()?;
     let mut digest = Sha256::new();
@@ -62,10 +63,10 @@ fn content(path: &Path) -> Option<String> {
     Some(text(digest))
 }
 
-/// Names a scenario, whatever code runs it.
+/// Returns an id of a scenario that does not depend on the code.
 pub(super) fn scenario_id(scenario: &Scenario) -> String {
     let mut digest = Sha256::new();
-    // Fields in the order of the type: the same scenario is the same text.
+    // Fields are in the order of the type, so that equal scenarios have equal texts.
     digest.update(serde_json::to_vec(scenario).expect("a scenario is JSON"));
     text(digest)
 }

@@ -1,47 +1,47 @@
-//! What a run cost the machine that it ran on. Kept apart from outcomes, which are the same on all.
+//! Timings of runs on a machine, separate from outcomes, which do not depend on it.
 
 use std::fs;
 
 use serde::{Deserialize, Serialize};
 
-/// What a run of a plan cost.
+/// The time that a plan's runs took on a machine.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Timing {
-    /// The processor's name; empty if the system does not tell.
+    /// Name of the processor. Empty if unknown.
     pub processor: String,
-    /// Threads that simulated.
+    /// Number of simulating threads.
     pub jobs: usize,
-    /// Seconds from start to end.
+    /// Wall-clock seconds from start to end.
     pub wall_s: f64,
-    /// Runs that were simulated now.
+    /// Runs that were simulated this time.
     pub simulated: usize,
-    /// Runs taken over from before.
+    /// Runs that were taken from the journal.
     pub resumed: usize,
-    /// Events of those that were simulated now.
+    /// Events of the runs that were simulated this time.
     pub events: u64,
-    /// These per second, of all threads together.
+    /// Events per second of all threads together.
     pub events_per_s: f64,
-    /// Most memory that the process had, bytes; 0 if the system does not tell.
+    /// Peak memory of the process, in bytes. 0 if unknown.
     pub peak_rss_bytes: u64,
-    /// Each run by itself, in the order of the plan.
+    /// Timing of each run, in the order of the plan.
     pub runs: Vec<RunTiming>,
 }
 
-/// What one run cost.
+/// The time that one run took on a machine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RunTiming {
-    /// The point, in the order of the plan.
+    /// Index of the point, in the order of the plan.
     pub point: usize,
-    /// The variant.
+    /// Name of the variant.
     pub variant: String,
-    /// The seed.
+    /// Seed of the run.
     pub seed: u64,
-    /// Seconds, on one thread.
+    /// Wall-clock seconds of the run on one thread.
     pub wall_s: f64,
-    /// Events per second.
+    /// Events per second of the run.
     pub events_per_s: f64,
-    /// It was taken over from before.
+    /// Whether the run was taken from the journal.
     pub resumed: bool,
 }
 
@@ -67,7 +67,7 @@ impl std::fmt::Display for Timing {
     }
 }
 
-/// A count in three digits: `1.25 M`.
+/// Formats a count with three digits, such as `1.25 M`.
 pub(crate) fn thousands(count: f64) -> String {
     match count {
         c if c >= 1e9 => format!("{:.2} G", c / 1e9),
@@ -77,7 +77,7 @@ pub(crate) fn thousands(count: f64) -> String {
     }
 }
 
-/// `VmHWM` of this process: the most memory that it had at once, bytes.
+/// Returns `VmHWM` of this process: its peak memory in bytes.
 pub(super) fn peak_rss_bytes() -> u64 {
     fs::read_to_string("/proc/self/status")
         .ok()
@@ -85,7 +85,7 @@ pub(super) fn peak_rss_bytes() -> u64 {
         .map_or(0, |kilobytes| kilobytes * 1024)
 }
 
-/// The processor's name; empty if the system does not tell.
+/// Returns the processor's name, or an empty text if it is unknown.
 pub(super) fn processor() -> String {
     fs::read_to_string("/proc/cpuinfo")
         .ok()

@@ -1,5 +1,5 @@
-//! `results.jsonl`: each finished run, one line each, appended as it ends. A run that was cut off
-//! continues from it: killed at any moment, it holds all finished runs and at most one torn line.
+//! The journal `results.jsonl` has one line for each finished run, appended when the run ends. An
+//! interrupted plan continues from it. After a crash at most one line is partial.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
@@ -11,29 +11,29 @@ use serde::{Deserialize, Serialize};
 use crate::outcome::Outcome;
 use crate::scenario::Scenario;
 
-/// The file's name.
+/// Name of the journal's file.
 const NAME: &str = "results.jsonl";
 
 /// A journal that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// The folder cannot be made, or the file not read or written: check the path and the disk.
+    /// The folder or the file cannot be created, read or written. Check the path and the disk.
     #[error("cannot keep results in {path}: {cause}")]
     Io {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why. Not a source: the text says it.
+        /// Cause of the error. Not a `source`, because the text contains it.
         cause: io::Error,
     },
-    /// Another run writes into the folder: wait for it, or choose another.
+    /// Another run writes into the folder. Wait for it, or choose another folder.
     #[error("another run is writing to {path}; wait for it or choose another folder")]
     Busy {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
     },
 }
 
-/// A finished run.
+/// A finished run, as written to the journal.
 #[derive(Debug, Serialize)]
 pub(super) struct JournalLine<'a> {
     pub(super) fingerprint: &'a str,
@@ -43,13 +43,13 @@ pub(super) struct JournalLine<'a> {
     pub(super) seed: u64,
     pub(super) wall_s: f64,
     pub(super) scenario: &'a Scenario,
-    /// The outcome's JSON text. Written as it is, and not by way of numbers: reading may round
-    /// their last digit, and then the same text must come to the same number.
+    /// JSON text of the outcome. It is copied as text, because parsing and formatting may change
+    /// the last digit of a number.
     #[serde(skip)]
     pub(super) outcome: &'a str,
 }
 
-/// What is read back of it.
+/// A finished run, as read from the journal.
 #[derive(Clone, Debug, Deserialize)]
 pub(super) struct Entry {
     pub(super) fingerprint: String,
@@ -58,7 +58,7 @@ pub(super) struct Entry {
     pub(super) outcome: Outcome,
 }
 
-/// The finished runs in a folder, open to add more. No other run can open it meanwhile.
+/// The journal of a folder, open for writing. It is locked against other runs.
 #[derive(Debug)]
 pub(super) struct Journal {
     path: PathBuf,
@@ -66,8 +66,8 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// Opens the journal of a folder, which is made if need be. Returns the runs in it by
-    /// fingerprint; of several with the same, the last.
+    /// Opens the journal of a folder and creates the folder if necessary. Returns the runs by
+    /// fingerprint. Later runs replace earlier ones with the same fingerprint.
     pub(super) fn open(folder: &Path) -> Result<(Self, BTreeMap<String, Entry>), JournalError> {
         let path = folder.join(NAME);
         let io = |cause| JournalError::Io {
@@ -87,7 +87,7 @@ impl Journal {
             Err(TryLockError::Error(cause)) => return Err(io(cause)),
         }
         let (entries, complete) = read(&file).map_err(io)?;
-        // A torn line was never finished. Without it, the next one starts a line of its own.
+        // Removes a partial line, so that the next one starts on a line of its own.
         file.set_len(complete).map_err(io)?;
         let entries = entries
             .into_iter()
@@ -96,7 +96,7 @@ impl Journal {
         Ok((Self { path, file }, entries))
     }
 
-    /// Adds a run, in one write.
+    /// Appends a run in one write.
     pub(super) fn append(&mut self, line: &JournalLine<'_>) -> Result<(), JournalError> {
         let mut text = serde_json::to_string(line).expect("a result is JSON");
         text.truncate(text.len() - 1);
@@ -112,7 +112,7 @@ impl Journal {
     }
 }
 
-/// The runs in a folder by scenario, whatever code made them; of several, the last.
+/// Returns the latest runs of a folder by scenario, for any version of the code.
 pub(super) fn by_scenario(folder: &Path) -> Result<BTreeMap<String, Entry>, JournalError> {
     let path = folder.join(NAME);
     let io = |cause| JournalError::Io {
@@ -127,8 +127,8 @@ pub(super) fn by_scenario(folder: &Path) -> Result<BTreeMap<String, Entry>, Jour
         .collect())
 }
 
-/// The entries, and the length of the file up to its last whole line. Lines that are none of ours
-/// (of another version, say) are left where they are.
+/// Returns the entries, and the length of the file up to its last complete line. Lines of other
+/// versions are ignored and kept.
 fn read(file: &File) -> io::Result<(Vec<Entry>, u64)> {
     let mut reader = BufReader::new(file);
     let (mut entries, mut complete, mut line) = (Vec::new(), 0, Vec::new());

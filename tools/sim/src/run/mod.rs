@@ -1,10 +1,9 @@
-//! Runs a plan: all points, variants and seeds, on several threads, and continues where an earlier
-//! run was cut off.
+//! Runs all points, variants and seeds of a plan on several threads. It continues where an earlier
+//! run was interrupted.
 //!
-//! Which thread runs what, and in which order runs end, leaves no trace in the report: a run
-//! depends on its scenario alone, and results are put in the order of the plan. Every outcome
-//! passes through its JSON text once, so that one that was read back from the journal is the same
-//! to the last bit as one that was simulated just now.
+//! The report does not depend on the threads: a run depends only on its scenario, and results are
+//! sorted in the order of the plan. Every outcome is converted to JSON and back once, so that
+//! outcomes from the journal and new ones are identical to the last bit.
 
 mod fingerprint;
 mod host;
@@ -32,22 +31,22 @@ use fingerprint::{Fingerprints, scenario_id};
 use journal::{Entry, Journal, JournalLine};
 use progress::Progress;
 
-/// The simulation of one scenario. Must depend on nothing else.
+/// A function that simulates one scenario. Its result must depend on nothing else.
 pub type Simulate<'a> = dyn Fn(&Scenario) -> Result<Outcome, String> + Sync + 'a;
 
-/// How a plan is run.
+/// Options for running a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
-    /// Threads.
+    /// Number of threads.
     pub jobs: NonZeroUsize,
-    /// Folder in which finished runs are kept, and looked for first.
+    /// Folder of the journal, which finished runs are read from and written to.
     pub out: Option<&'a Path>,
-    /// Show a progress bar on standard error.
+    /// Whether to show a progress bar on standard error.
     pub progress: bool,
 }
 
 impl Default for Options<'_> {
-    /// As many threads as there are processors; nothing is kept or shown.
+    /// Uses one thread per processor, without a journal or a progress bar.
     fn default() -> Self {
         Self {
             jobs: thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
@@ -57,24 +56,24 @@ impl Default for Options<'_> {
     }
 }
 
-/// A plan that cannot be run at all. (A single run that fails is part of the report.)
+/// A plan that cannot be run. (The failure of a single run is part of the report instead.)
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// A combination of its values makes no sense.
+    /// A combination of the plan's values is invalid.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// Results cannot be kept.
+    /// The journal cannot be used.
     #[error(transparent)]
     Journal(#[from] JournalError),
 }
 
-/// Stack of a thread that simulates: that of a program's main thread.
+/// Stack size of simulating threads, the same as for a program's main thread.
 const STACK_BYTES: usize = 8 << 20;
 
-/// Runs all of `plan` that is not done yet.
+/// Runs everything of `plan` that is not in the journal.
 ///
 /// # Errors
-/// The plan makes no sense, or results cannot be kept. What was done until then is kept.
+/// Returns an error if the plan is invalid or the journal cannot be used. Finished runs are kept.
 pub fn run(
     plan: &Plan,
     simulate: &Simulate<'_>,
@@ -151,11 +150,11 @@ pub fn run(
     Ok(report(plan, &jobs, state.done, timing))
 }
 
-/// The report of what a folder holds, without running anything: also of a plan that was cut off,
-/// and of results of other versions.
+/// Reports the runs in a folder without running anything. The plan may be incomplete, and results
+/// of other versions are included.
 ///
 /// # Errors
-/// The plan makes no sense, or the folder cannot be read.
+/// Returns an error if the plan is invalid or the folder cannot be read.
 pub fn collect(plan: &Plan, folder: &Path) -> Result<Report, RunError> {
     let jobs = plan.jobs()?;
     let kept = journal::by_scenario(folder)?;
@@ -170,15 +169,15 @@ pub fn collect(plan: &Plan, folder: &Path) -> Result<Report, RunError> {
     Ok(report(plan, &jobs, done, timing))
 }
 
-/// A run that is to be done.
+/// A run that is not in the journal yet.
 struct Task<'a> {
-    /// Among the plan's runs.
+    /// Index among the plan's runs.
     index: usize,
     job: &'a Job,
     fingerprint: String,
 }
 
-/// A run that ended.
+/// A run that ended, with its outcome or its error.
 struct Done {
     result: Result<Outcome, String>,
     wall_s: f64,
@@ -195,15 +194,15 @@ impl Done {
     }
 }
 
-/// What the threads share.
+/// State that the threads share.
 struct Work<'a> {
     plan: &'a Plan,
     points: &'a [Point],
     simulate: &'a Simulate<'a>,
     tasks: &'a [Task<'a>],
-    /// The next task; nothing else is passed on with it.
+    /// Index of the next task. No other data is published with it.
     next: AtomicUsize,
-    /// Results can no longer be kept.
+    /// Whether the journal failed, so that the threads must stop.
     stop: AtomicBool,
     progress: Progress,
     state: Mutex<State>,
@@ -218,7 +217,7 @@ struct State {
 }
 
 impl Work<'_> {
-    /// What each thread does: one task after the other, in order.
+    /// Runs tasks in order until none is left. Each thread executes this.
     fn go(&self) {
         while !self.stop.load(Ordering::Relaxed) {
             let Some(task) = self.tasks.get(self.next.fetch_add(1, Ordering::Relaxed)) else {
@@ -231,7 +230,7 @@ impl Work<'_> {
     }
 
     fn end(&self, task: &Task<'_>, result: Result<(Outcome, String), String>, wall_s: f64) {
-        // Nothing in here panics half-way: a poisoned state is a whole one.
+        // No thread panics while it changes the state, so a poisoned state is consistent.
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let state = &mut *state;
         match &result {
@@ -258,7 +257,7 @@ impl Work<'_> {
                     state.broken.get_or_insert(error);
                 }
             }
-            // Failures are not kept: the next attempt tries again.
+            // Failures are not stored, so that the next attempt repeats them.
             Err(_) => state.failed += 1,
         }
         state.done[task.index] = Some(Done {
@@ -270,8 +269,8 @@ impl Work<'_> {
     }
 }
 
-/// One run: its outcome by way of its JSON text, and the text. A panic is a failure of this run
-/// alone.
+/// Runs a simulation and returns its outcome, after conversion to JSON and back, with the JSON
+/// text. A panic is a failure of this run only.
 fn outcome(simulate: &Simulate<'_>, scenario: &Scenario) -> Result<(Outcome, String), String> {
     let outcome =
         catch_unwind(AssertUnwindSafe(|| simulate(scenario))).unwrap_or_else(|panic| {
@@ -282,13 +281,13 @@ fn outcome(simulate: &Simulate<'_>, scenario: &Scenario) -> Result<(Outcome, Str
             Err(format!("panicked: {}", said.unwrap_or("without a word")))
         })?;
     let text = serde_json::to_string(&outcome).map_err(|error| error.to_string())?;
-    // JSON has no NaN and no infinity: they were written as null, which is no number.
+    // NaN and infinity are written as null, which the parser rejects.
     let outcome =
         serde_json::from_str(&text).map_err(|error| format!("gave what is no number: {error}"))?;
     Ok((outcome, text))
 }
 
-/// Puts what ended in the order of the plan.
+/// Sorts completed runs in the order of the plan.
 fn report(plan: &Plan, jobs: &[Job], done: Vec<Option<Done>>, mut timing: Timing) -> Report {
     let (mut runs, mut failures, mut missing) = (Vec::new(), Vec::new(), 0);
     for (job, done) in jobs.iter().zip(done) {

@@ -1,4 +1,4 @@
-//! The progress bar: runs done, events per second, time left. On standard error.
+//! The progress bar on standard error: completed runs, events per second, remaining time.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +6,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::host::thousands;
 
-/// How far a plan has come.
+/// The progress of a plan.
 #[derive(Debug)]
 pub(super) struct Progress {
     bar: ProgressBar,
@@ -14,7 +14,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// Of `total` runs, of which `done` are there already. Hidden unless it is `shown`.
+    /// Creates the progress of `total` runs, `done` of them complete. `shown` makes it visible.
     pub(super) fn new(total: usize, done: usize, shown: bool) -> Self {
         let target = if shown {
             ProgressDrawTarget::stderr()
@@ -29,7 +29,7 @@ impl Progress {
             .expect("a correct template"),
         );
         bar.set_position(done as u64);
-        // What was there before says nothing about how long the rest takes.
+        // Earlier runs must not affect the estimate of the remaining time.
         bar.reset_eta();
         if shown {
             bar.enable_steady_tick(Duration::from_millis(500));
@@ -40,7 +40,7 @@ impl Progress {
         }
     }
 
-    /// One more; `events` and `failed` are totals.
+    /// Counts one more run. `events` and `failed` are totals.
     pub(super) fn advance(&self, events: u64, failed: usize) {
         let rate = events as f64 / self.since.elapsed().as_secs_f64().max(1e-9);
         let failures = match failed {

@@ -1,54 +1,54 @@
-//! Which policy a scenario runs, and with which reading of what papers leave open.
+//! The policy of a scenario, and its choices where papers leave a question open.
 
 use laxity_policy::{Granularity, LastStage, MluScope, PolicyKind, Ties};
 use serde::{Deserialize, Serialize};
 
-/// Who decides, and with which reading of what papers leave open.
+/// The policy of a scenario, and its choices where papers leave a question open.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Policy {
-    /// Which policy.
+    /// Policy that orders the flows.
     #[serde(with = "kind_by_name")]
     pub kind: PolicyKind,
-    /// `K`.
+    /// Number of levels without the scavenger, `K` in MFS.
     pub levels: u8,
-    /// `U` of the thresholds.
+    /// Scale of the level thresholds, `U` in MFS.
     pub threshold_scale: f64,
-    /// `E` of the thresholds.
+    /// Base of the level thresholds, `E` in MFS.
     pub threshold_base: f64,
-    /// What `fair`, `sjf` and `edf` take for one job.
+    /// What `fair`, `sjf` and `edf` treat as one unit: a flow or a coflow.
     #[serde(with = "GranularityName")]
     pub granularity: Granularity,
-    /// How `sjf`, `edf`, `edf_low` and `tent_edf` order equals.
+    /// How `sjf`, `edf`, `edf_low` and `tent_edf` order flows of equal urgency.
     #[serde(with = "TiesName")]
     pub ties: Ties,
-    /// Where `mfs` puts waiting last-stage flows.
+    /// Where `mfs` puts waiting P2D flows.
     #[serde(with = "LastStageName")]
     pub last_stage: LastStage,
-    /// Whose bytes `mfs` sets against a deadline.
+    /// Which bytes `mfs` compares with a deadline for MLU.
     #[serde(with = "MluName")]
     pub mlu: MluScope,
-    /// `mfs` and `laxity`: parts that are taken out, to see what they are worth.
+    /// Parts of `mfs` or `laxity` that are disabled, to measure what each part contributes.
     pub without: Vec<Part>,
-    /// No network at all: the bound that no policy can pass.
+    /// Whether transfers never contend. The result is a bound for all policies.
     pub no_contention: bool,
-    /// Requests pruned at once at most.
+    /// Most requests that are pruned at once.
     pub drop_budget: usize,
-    /// Time between runs of the order between batches at least, ms.
+    /// Shortest time between two runs of the order between batches, in milliseconds.
     pub debounce_ms: f64,
 }
 
-/// A part of a policy.
+/// A part of a policy that can be disabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Part {
-    /// Last-stage flows stay at the lowest level.
+    /// MLU. Without it P2D flows stay at the lowest level.
     Mlu,
-    /// KV reuse knows no layers: all of it is as urgent as the layer that computes.
+    /// RLI. Without it all KV reuse is as urgent as that of the layer that computes.
     Rli,
-    /// Batches are ordered by arrival.
+    /// RED. Without it batches are ordered by arrival.
     Red,
-    /// Nothing is pruned.
+    /// Pruning. Without it no request is pruned.
     Pruning,
 }
 

@@ -1,31 +1,29 @@
-//! What of a scenario says how requests and flows are scheduled together. All of it is off by
-//! default, and left out of a scenario's text then: plans and kept results of before stay what they
-//! are.
+//! The request scheduler of a scenario. The default is omitted from the scenario's text, so that
+//! older plans and kept results stay valid.
 
 use serde::{Deserialize, Serialize};
 
-/// In which order a prefill unit takes requests into batches, and whom it gives up: a discipline of
-/// `laxity-requests`. Requests that are given up compute when nothing else is to do, and their
-/// flows go to the scavenger.
+/// The request scheduler of prefill units, a discipline of `laxity-requests`. Relegated requests
+/// compute when a unit is otherwise idle, and their flows go to the scavenger.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RequestOrder {
-    /// In the order of arrival.
+    /// Requests in the order of arrival.
     #[default]
     Fcfs,
-    /// The earliest deadline first.
+    /// Requests with the earliest deadline first.
     Edf,
-    /// The fewest prompt tokens left first.
+    /// Requests with the fewest remaining prompt tokens first.
     Srpf,
-    /// `edf`, and whoever can't be in time any more is given up.
+    /// As `edf`, with relegation of requests that cannot meet their deadline any more.
     EdfRelegate,
-    /// QoServe without what is for decodes: hybrid priority, eager relegation, selective
+    /// QoServe without its treatment of decodes: hybrid priority, eager relegation and selective
     /// preemption.
     Qoserve,
 }
 
 impl RequestOrder {
-    /// All, in the order in which tables show them.
+    /// All request schedulers, in the order in which tables show them.
     pub const ALL: [Self; 5] = [
         Self::Fcfs,
         Self::Srpf,
@@ -34,7 +32,7 @@ impl RequestOrder {
         Self::Qoserve,
     ];
 
-    /// As it is written in a plan.
+    /// Returns the scheduler's name in plan files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

@@ -1,8 +1,7 @@
-//! What a scenario must satisfy before it is worth simulating.
+//! Checks that reject scenarios that make no sense.
 //!
-//! The types keep out what is no number and no name; this keeps out numbers that mean nothing
-//! together: units that do not fill the prefill servers, a window below a chunk, a recording
-//! without a file.
+//! The types reject wrong names and texts. This module rejects numbers that do not fit together,
+//! such as units that do not fill the prefill servers, or a window below a chunk.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -14,12 +13,12 @@ use super::{
     Workload,
 };
 
-/// A field of a scenario that makes no sense, and what may stand there instead.
+/// A field of a scenario with an invalid value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Invalid {
-    /// The field, as a plan names it: `model.tp`.
+    /// The field as a plan names it, such as `model.tp`.
     pub field: &'static str,
-    /// What is wrong with it.
+    /// What is wrong with the value, and what is allowed.
     pub problem: String,
 }
 
@@ -40,13 +39,13 @@ fn fail(field: &'static str, problem: impl Into<String>) -> Checked {
     })
 }
 
-/// Tokens of the longest prompt.
+/// Longest prompt that is allowed, in tokens.
 const TOKENS_MOST: u32 = 1 << 24;
-/// A transfer of gigabytes in smaller chunks takes for ever to simulate.
+/// Chunk sizes that are allowed, in bytes. Smaller chunks make simulations too slow.
 const CHUNK_BYTES: RangeInclusive<u64> = 1 << 16..=1 << 36;
 const WINDOW_BYTES_MOST: u64 = 1 << 40;
 
-/// Beyond these bounds a value is a slip of the pen, and arithmetic on it overflows or never ends.
+/// Rejects values outside of `range`, with which arithmetic would overflow or not end.
 fn within<T: Copy + PartialOrd + fmt::Debug + fmt::Display>(
     field: &'static str,
     value: T,
@@ -60,7 +59,7 @@ fn within<T: Copy + PartialOrd + fmt::Debug + fmt::Display>(
     fail(field, format!("{value:?} is not in {least}..={most}{unit}"))
 }
 
-/// 0 means: none.
+/// Rejects values outside of `range`, except 0, which means "none".
 fn within_or_zero(
     field: &'static str,
     value: f64,
@@ -81,10 +80,10 @@ fn at_least_one(field: &'static str, value: impl Into<u64>) -> Checked {
 }
 
 impl Scenario {
-    /// Checks every field by itself and with those that it must fit.
+    /// Checks each field, and that the fields fit together.
     ///
     /// # Errors
-    /// The first field that makes no sense; show it to whoever wrote the plan.
+    /// Returns the first invalid field. Show the error to the author of the plan.
     pub fn validate(&self) -> Result<(), Invalid> {
         cluster(&self.cluster)?;
         model(&self.model, &self.cluster)?;
@@ -97,13 +96,13 @@ impl Scenario {
 }
 
 impl Cluster {
-    /// Servers that prefill: the share of all that is nearest; the others decode.
+    /// Returns the number of servers that prefill, a rounded share of all. The others decode.
     #[must_use]
     pub fn prefill_servers(&self) -> u32 {
         (f64::from(self.servers) * self.prefill_share).round() as u32
     }
 
-    /// GPUs that prefill.
+    /// Returns the number of GPUs that prefill.
     #[must_use]
     pub fn prefill_gpus(&self) -> u32 {
         self.prefill_servers() * self.gpus_per_server
@@ -111,13 +110,13 @@ impl Cluster {
 }
 
 impl ModelChoice {
-    /// Ranks of a prefill unit.
+    /// Returns the number of ranks of a prefill unit.
     #[must_use]
     pub fn ranks(&self) -> u32 {
         self.ep.max(self.sp).max(self.dp)
     }
 
-    /// GPUs of a prefill unit.
+    /// Returns the number of GPUs of a prefill unit.
     #[must_use]
     pub fn gpus(&self) -> u32 {
         self.tp * self.ranks()
@@ -125,7 +124,7 @@ impl ModelChoice {
 }
 
 impl Source {
-    /// Whether the requests are read from a file; otherwise they are made up.
+    /// Reports whether the requests are read from a file rather than generated.
     #[must_use]
     pub const fn is_recorded(self) -> bool {
         match self {
@@ -190,7 +189,7 @@ fn model(m: &ModelChoice, c: &Cluster) -> Checked {
         within(field, value, 1..=65_536, "")?;
     }
     whole_groups("model.tp", m.tp, c)?;
-    // The ranks of a unit either share out experts, or a request's tokens, or nothing.
+    // Only one of `ep`, `sp` and `dp` may split a unit.
     let split: Vec<&str> = [("ep", m.ep), ("sp", m.sp), ("dp", m.dp)]
         .into_iter()
         .filter(|&(_, ranks)| ranks > 1)
@@ -238,7 +237,7 @@ fn model(m: &ModelChoice, c: &Cluster) -> Checked {
     within("model.expert_skew", m.expert_skew, 0.0..=10.0, "")
 }
 
-/// A tensor-parallel group stays within a server, and groups fill it.
+/// Checks that a tensor-parallel group stays within a server and that groups fill the server.
 fn whole_groups(field: &'static str, tp: u32, c: &Cluster) -> Checked {
     if tp == 0 || tp > c.gpus_per_server || !c.gpus_per_server.is_multiple_of(tp) {
         return fail(

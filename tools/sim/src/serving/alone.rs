@@ -1,8 +1,8 @@
-//! The time to first token of a request that has the cluster to itself: what objectives are
-//! measured by (MFS §6.1, "under low-load conditions").
+//! The time to first token on an otherwise idle cluster, which objectives are derived from (MFS
+//! §6.1, "under low-load conditions").
 //!
-//! It does not depend on the policy: what is reused is what an infinite cache would hold, and all
-//! of it is fetched from another unit.
+//! It does not depend on the policy. It assumes that an infinite cache holds the reused tokens and
+//! that all of them are fetched from another unit.
 
 use laxity_policy::Span;
 
@@ -11,7 +11,7 @@ use super::setup::Setup;
 use crate::scenario::SpExchange;
 
 impl Setup<'_> {
-    /// Of a request with `reused` of its `prompt` tokens held elsewhere.
+    /// Returns the TTFT of a request with `reused` of its `prompt` tokens on another unit.
     pub(super) fn alone(&self, prompt: u32, reused: u32) -> Span {
         let serving = &self.scenario.serving;
         let ranks = u64::from(self.layout.ranks_per_unit);
@@ -73,8 +73,8 @@ impl Setup<'_> {
         Span(clock.max(arrived + latency).ceil() as u64)
     }
 
-    /// Computing of `tokens` that attend to `attended` pairs, exchanges of the layers included, on
-    /// a unit that has nothing else to do.
+    /// Returns the time to compute `tokens` with `attended` pairs on an otherwise idle unit,
+    /// including the exchanges of the layers.
     pub(super) fn computing_alone(&self, tokens: u64, attended: u64) -> f64 {
         let ranks = u64::from(self.layout.ranks_per_unit);
         let stripes = if self.striped { ranks } else { 1 };
@@ -95,8 +95,8 @@ impl Setup<'_> {
         self.compute.ends_ns(tokens, 1) as f64 + layers
     }
 
-    /// Attention of a layer, with what the ranks of a sequence-parallel unit exchange for it: the
-    /// KV cache of `context` tokens, beside the computing in a ring, before it otherwise.
+    /// Returns the time of a layer's attention, including the exchange of the KV cache of `context`
+    /// tokens in a sequence-parallel unit. A ring computes meanwhile.
     pub(super) fn attention_alone(&self, attention: f64, context: u64, layer: u16) -> f64 {
         let ranks = self.layout.ranks_per_unit;
         let per_token = self.kv_bytes[usize::from(layer)];
@@ -106,7 +106,7 @@ impl Setup<'_> {
         let shard = (context * per_token) as f64 / f64::from(ranks);
         let inside = self.layout.ranks_per_server.min(ranks);
         let ring = self.scenario.model.sp_exchange == SpExchange::Ring;
-        // In a ring every byte passes every link; all to all, what is for the server stays in it.
+        // In a ring every byte passes every link. An all-gather stays inside where it can.
         let passed = f64::from(ranks - 1);
         let (near, far) = match (ring, inside == ranks) {
             (true, true) => (passed, 0.0),
@@ -124,8 +124,8 @@ impl Setup<'_> {
         }
     }
 
-    /// Exchange and computing of a layer after attention: `most` tokens on the rank that has most
-    /// of them, `all` on all ranks together. Of a sequence-parallel unit both are the unit's.
+    /// Returns the times of exchange and computing of a layer after attention. One rank has at most
+    /// `most` tokens, and all ranks have `all`. With sequence parallelism both are the unit's.
     pub(super) fn layer_alone(&self, most: u64, all: u64) -> (f64, f64) {
         let ranks = u64::from(self.layout.ranks_per_unit);
         let share = |n: u64| if self.striped { n.div_ceil(ranks) } else { n };
@@ -144,7 +144,7 @@ impl Setup<'_> {
             return (0.0, rest + shared);
         }
         let inside = u64::from(self.layout.ranks_per_server).min(ranks) as f64 / ranks as f64;
-        // One rank's tokens go to all others; or all tokens to the rank that most of them need.
+        // The bottleneck is a rank that sends to all others, or the rank that most tokens need.
         let sent = most as f64 * use_.copies.iter().sum::<f64>();
         let received = all as f64 * use_.copies.iter().copied().fold(0.0, f64::max);
         let bytes = sent.max(received) * (1.0 - inside) * self.activation_bytes;

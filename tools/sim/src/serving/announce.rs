@@ -1,4 +1,4 @@
-//! What the coordinator is told of a batch: what it brings, and how far it is.
+//! Messages to the coordinator about a batch: its load and its progress.
 
 use laxity_policy::admission::AdmissionEvent;
 use laxity_policy::{PortId, RequestId, Span};
@@ -7,7 +7,7 @@ use super::order;
 use super::world::World;
 
 impl World<'_> {
-    /// How long a layer takes, for hints and for the coordinator.
+    /// Estimates the time of a layer, for hints and for the coordinator.
     pub(super) fn estimate(&mut self, slot: u32) {
         let ranks = u64::from(self.setup.layout.ranks_per_unit);
         let batch = &self.batches[slot];
@@ -32,7 +32,7 @@ impl World<'_> {
                 *worst = takes.max(*worst);
             }
         }
-        // Without contention, but with what the layer exchanges.
+        // The estimate assumes no contention, and includes the layer's exchange.
         let most = batch.tokens.iter().copied().max().unwrap_or(0);
         let all = batch.tokens.iter().sum();
         let (exchange, rest) = self.setup.layer_alone(most, all);
@@ -46,7 +46,7 @@ impl World<'_> {
         batch.layer_ns = layer_ns as u64;
     }
 
-    /// Tells the coordinator.
+    /// Announces the batch's new members to the coordinator.
     pub(super) fn announce(&mut self, slot: u32) {
         let Some(coordinator) = &mut self.coordinator else {
             return;
@@ -92,7 +92,7 @@ impl World<'_> {
             let id = RequestId(u64::from(member.request) + 1);
             let load = ports.iter().map(|&(port, bytes)| (id, port, bytes));
             batch.loads.extend(load);
-            // Work that was given up never sets a batch's urgency.
+            // Relegated requests never make a batch urgent.
             let deadline = request.due();
             loads.push(order::load(id, deadline, ports, batch.started.is_some()));
         }
@@ -112,8 +112,8 @@ impl World<'_> {
         self.schedule_order();
     }
 
-    /// The coordinator hears of progress four times in a batch's life, not more: a quarter of what
-    /// each request brought is off.
+    /// Reports progress to the coordinator four times in a batch's life. Each report subtracts a
+    /// quarter of the load of each request.
     pub(super) fn report_quarter(&mut self, slot: u32) {
         let Some(coordinator) = &mut self.coordinator else {
             return;

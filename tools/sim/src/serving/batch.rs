@@ -1,4 +1,4 @@
-//! A batch: what a unit computes together, and how far it is.
+//! A batch of a prefill unit, and its progress.
 
 use std::ops::{Index, IndexMut};
 
@@ -10,40 +10,40 @@ use super::hosts::Progress;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Member {
     pub(super) request: u32,
-    /// Tokens computed.
+    /// Prompt tokens that this part computes.
     pub(super) tokens: u32,
-    /// Tokens of the prompt before them.
+    /// Prompt tokens that precede this part.
     pub(super) before: u32,
-    /// The first part of its request: brings what is reused.
+    /// Whether this is the first part of its request. The first part brings the reused tokens.
     pub(super) first: bool,
-    /// The last part: the first token follows.
+    /// Whether this is the last part of its request. The first token follows it.
     pub(super) last: bool,
 }
 
-/// What a unit does.
+/// The current step of a unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Nothing to do.
+    /// The unit has no batch to compute.
     #[default]
     Idle,
-    /// KV blocks of this layer are not there.
+    /// The batch waits for KV blocks of its layer.
     Stalled,
-    /// Attention; with ring attention its exchange too.
+    /// Attention, with ring attention also its exchange.
     Attention,
-    /// Tokens go to their experts, which compute.
+    /// Dispatch of tokens to their experts, which then compute.
     Experts,
-    /// Results come back.
+    /// Combine: the results of the experts are sent back.
     Combine,
     /// A dense layer, or experts without exchange.
     Mlp,
-    /// Output of the first token.
+    /// The head, which outputs the first token.
     Head,
 }
 
-/// See the module.
+/// A batch of a prefill unit.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
-    /// Counts from one; a slot is used again, an id is not.
+    /// Id, counted from one. Unlike a slot, an id is not reused.
     pub(super) id: u64,
     pub(super) unit: u32,
     pub(super) members: Vec<Member>,
@@ -51,36 +51,36 @@ pub(super) struct Batch {
     pub(super) tokens: Vec<u64>,
     /// Pairs of tokens that attend to each other, by rank.
     pub(super) pairs: Vec<u64>,
-    /// Members by rank.
+    /// Number of members by rank.
     pub(super) seats: Vec<u32>,
-    /// Tokens that the discipline of a rank allows, once it was asked.
+    /// Tokens that the discipline of a rank allows, or `None` before it was queried.
     pub(super) budgets: Vec<Option<u32>>,
-    /// Tokens that its members attend to, all together.
+    /// Tokens that the members attend to, as a sum.
     pub(super) context: u64,
-    /// Members that the coordinator knows of.
+    /// Number of members that the coordinator was informed of.
     pub(super) announced: usize,
     pub(super) layer: u16,
     pub(super) started: Option<Time>,
     pub(super) finished: bool,
     pub(super) ahead: Option<BatchId>,
-    /// Stage-1 flows that are not there yet, by layer.
+    /// Incomplete KV reuse flows, by layer.
     pub(super) reuse_left: Vec<u32>,
-    /// When those that are there were complete, by layer.
+    /// Time at which a layer's last complete KV reuse flow arrived.
     pub(super) reuse_complete: Vec<Time>,
-    /// Layers of which stage-1 flows were issued.
+    /// Number of layers whose KV reuse flows were issued.
     pub(super) fetched: u16,
-    /// Stage-3 flows under way.
+    /// Number of incomplete P2D flows.
     pub(super) last_stage_left: u32,
-    /// Hosts whose link knows it.
+    /// Hosts whose link was informed of the batch.
     pub(super) hosts: Vec<u32>,
-    /// Attention of a layer with and without KV cache, on the slowest rank.
+    /// Time of attention on the slowest rank, for layers with and without a KV cache.
     pub(super) attention_ns: [u64; 2],
-    /// Estimated, for hints.
+    /// Estimated time of a layer, for hints.
     pub(super) layer_ns: u64,
     pub(super) stalled_ns: u64,
     pub(super) collective_ns: u64,
     pub(super) computed_ns: u64,
-    /// What the coordinator was told that its requests bring.
+    /// Load of the batch's requests as reported to the coordinator.
     pub(super) loads: Vec<(RequestId, PortId, u64)>,
 }
 
@@ -103,7 +103,7 @@ impl Batch {
         }
     }
 
-    /// Makes the slot ready for another batch, keeping its memory.
+    /// Resets the slot for another batch and keeps its memory.
     fn reset(&mut self, id: u64, unit: u32, ranks: usize, layers: u16) {
         let mut fresh = Self {
             id,
@@ -138,17 +138,17 @@ impl Batch {
     }
 }
 
-/// Batches by slot. A slot is used again, an id is not.
+/// Batches by slot. A slot is reused, but an id is not.
 #[derive(Debug, Default)]
 pub(super) struct Batches {
     slots: Vec<Batch>,
     free: Vec<u32>,
-    /// How many there have been.
+    /// Number of batches so far.
     seen: u64,
 }
 
 impl Batches {
-    /// The slot of a new, empty batch of a unit with so many lines.
+    /// Returns the slot of a new, empty batch of a unit with `lines` lines.
     pub(super) fn open(&mut self, unit: u32, lines: usize, layers: u16) -> u32 {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Batch::default());
@@ -160,7 +160,7 @@ impl Batches {
         slot
     }
 
-    /// Nothing of the batch is left.
+    /// Releases the slot of a batch that is complete.
     pub(super) fn close(&mut self, slot: u32) {
         self[slot].finished = false;
         self.free.push(slot);
@@ -186,7 +186,7 @@ impl IndexMut<u32> for Batches {
     }
 }
 
-/// Pairs of a part of a prompt: each of `tokens` attends to all before it and itself.
+/// Returns the pairs of a prompt's part. Each of `tokens` attends to itself and to all before it.
 pub(super) fn pairs(tokens: u32, before: u32) -> u64 {
     let (tokens, before) = (u64::from(tokens), u64::from(before));
     tokens * before + tokens * (tokens + 1) / 2

@@ -1,22 +1,22 @@
-//! Which unit holds which prefix blocks.
+//! The prefix blocks that each unit holds.
 //!
-//! A block id stands for the whole prefix up to it, so holding a block means holding what precedes
-//! it too. Capacity is per unit, the least recently used block goes first, but none that a request
-//! was promised and has not read yet. Nothing is hashed: block ids are dense, and holders and
-//! recency are linked lists through one pool.
+//! A block id stands for the whole prefix up to it, so a unit that holds a block also holds those
+//! before it. Capacity is per unit. The least recently used block is evicted first, except blocks
+//! that a request still has to read. Block ids are dense, so that nothing is hashed. Holders and
+//! recency are linked lists in one pool.
 
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     block: u32,
-    /// The rank, counted through the cluster, whose memory it is in.
+    /// Cluster-wide number of the rank whose memory holds the block.
     rank: u32,
-    /// Next holder of the same block.
+    /// Entry of the next holder of the same block.
     sibling: u32,
     newer: u32,
     older: u32,
-    /// Requests that are going to read it: until they have, it stays, and is in no order of use.
+    /// Requests that still have to read the block. While there are any, it is not evicted.
     readers: u32,
 }
 
@@ -27,11 +27,11 @@ struct Shelf {
     blocks: u64,
 }
 
-/// A block that stays where it is.
+/// A block that is protected from eviction.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pinned(u32);
 
-/// See the module.
+/// The prefix blocks that each unit holds.
 #[derive(Debug)]
 pub(super) struct Caches {
     first: Vec<u32>,
@@ -59,7 +59,7 @@ impl Caches {
         }
     }
 
-    /// Ranks that hold the block, the one that got it last first.
+    /// Returns the ranks that hold the block, with the latest holder first.
     pub(super) fn holders(&self, block: u32) -> impl Iterator<Item = u32> + '_ {
         let mut at = self.first[block as usize];
         core::iter::from_fn(move || {
@@ -77,8 +77,8 @@ impl Caches {
         at
     }
 
-    /// The block that this rank holds stays until [`Self::release`] is called with what this
-    /// returns; `None` if it holds none.
+    /// Protects the block on this rank until [`Self::release`] is called with the result. Returns
+    /// `None` if the rank does not hold the block.
     pub(super) fn pin(&mut self, rank: u32, block: u32) -> Option<Pinned> {
         let unit = rank / self.ranks_per_unit;
         let at = self.find(unit, block);
@@ -90,7 +90,7 @@ impl Caches {
         Some(Pinned(at))
     }
 
-    /// A reader is done: the block is the one that was used last.
+    /// Ends one reader's protection of a block and marks it as the most recently used one.
     pub(super) fn release(&mut self, pinned: Pinned) {
         let entry = &mut self.entries[pinned.0 as usize];
         entry.readers -= 1;
@@ -100,7 +100,7 @@ impl Caches {
         }
     }
 
-    /// The block was used in the unit, if it is there.
+    /// Marks the block as most recently used in the unit. Reports whether the unit holds it.
     pub(super) fn touch(&mut self, unit: u32, block: u32) -> bool {
         let at = self.find(unit, block);
         if at == NONE {
@@ -114,8 +114,8 @@ impl Caches {
         true
     }
 
-    /// The block is in this rank's memory from now on; a unit holds it once. Not if all that it
-    /// holds is promised to readers.
+    /// Stores the block on this rank. A unit holds a block once. Nothing is stored if all blocks of
+    /// the unit are protected.
     pub(super) fn insert(&mut self, rank: u32, block: u32) {
         let unit = rank / self.ranks_per_unit;
         if self.blocks_max == 0 || self.touch(unit, block) {

@@ -1,10 +1,10 @@
 //! Collectives on the ports of a unit.
 //!
-//! A collective is one aggregate for each rank and direction, and ends when all have drained. On a
-//! port that carries nothing else an aggregate ends at a time that is known when it starts, so
-//! those are not put on the network: one time is kept for all of them, the largest. When something
-//! else comes to such a port, its aggregate *materialises* with the bytes that it has left. In the
-//! exact mode a flow for each pair of ranks is put on the network at once.
+//! A collective has one aggregate for each rank and direction, and ends when all have drained. On
+//! an otherwise idle port the end of an aggregate is known when it starts. Such aggregates are not
+//! put on the network, and only the latest of their ends is stored. When other traffic comes to
+//! such a port, its aggregate *materialises* with its remaining bytes. In the exact mode a flow for
+//! each pair of ranks is put on the network at once.
 
 use laxity_policy::{BatchId, Event, FlowId, FlowSpec, Layer, Level, RequestId, Span, Stage, Time};
 
@@ -14,57 +14,57 @@ use super::hosts::{Hosts, Regime};
 use super::world::{Tag, World};
 use crate::network::PortId;
 
-/// What became of a rank's egress or ingress aggregate.
+/// State of a rank's egress or ingress aggregate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Piece {
-    /// Counted on: it drains by itself.
+    /// The aggregate drains at a computed time, without the network.
     #[default]
     Counted,
-    /// Waits for its host's permit.
+    /// The aggregate waits for its host's permit.
     Waits,
-    /// On the network.
+    /// The aggregate is on the network.
     Sent(LinkAccounting),
-    /// Drained.
+    /// The aggregate has drained.
     Done,
 }
 
-/// How a host's link knows of what is on the network, and has to be told that it has left.
+/// How a host's link accounts for bytes that are on the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LinkAccounting {
-    /// Not at all.
+    /// The link does not account for them.
     Unknown,
-    /// As bytes that the driver keeps the book of.
+    /// The link counts them as launched on credit, at this level.
     Launched(Level, u64),
-    /// As a flow that it permitted.
+    /// The link counts them as bytes of a flow that it permitted.
     Permitted(u64),
 }
 
-/// The collective of a unit, over or not.
+/// The current or last collective of a unit.
 #[derive(Debug, Default)]
 pub(super) struct Collective {
     pub(super) exchange: Exchange,
     pub(super) active: bool,
     started: Time,
-    /// When the aggregates that were counted on have drained.
+    /// Time at which all aggregates with computed ends have drained.
     counted_end: Time,
-    /// When all have.
+    /// Time at which all aggregates have drained.
     ended: Time,
-    /// What it takes with the ports to itself.
+    /// Duration on otherwise idle ports.
     alone: Span,
-    /// Pieces that wait or are on the network.
+    /// Number of pieces that wait or are on the network.
     pending: u32,
-    /// Computing that goes on beside it, and that follows once both are done.
+    /// Duration of the computing that runs in parallel with the collective.
     beside: Span,
     after: Span,
-    /// Egress of rank `r` at `2r`, ingress at `2r + 1`.
+    /// Aggregates: egress of rank `r` at `2r`, ingress at `2r + 1`.
     pieces: Vec<Piece>,
-    /// Transfers of a rank's egress that are on the network.
+    /// Number of transfers of each rank's egress that are on the network.
     sending: Vec<u32>,
     level: Option<Level>,
 }
 
 impl World<'_> {
-    /// Starts what `exchange` of the unit says; the unit computes `beside` it, and `after` both.
+    /// Starts the unit's collective. The unit computes `beside` in parallel, then `after`.
     pub(super) fn start_collective(&mut self, unit: u32, beside: Span, after: Span) {
         let now = self.now;
         let ranks = self.setup.layout.ranks_per_unit as usize;
@@ -156,7 +156,7 @@ impl World<'_> {
         }
     }
 
-    /// The host decides: something waits at it already.
+    /// Submits a rank's egress to its host, because something waits at the host already.
     fn submit_collective(&mut self, unit: u32, rank: usize, bytes: u64) {
         let global = self.setup.layout.ranks_of(unit).start + rank as u32;
         let Some(slot) = self.units[unit as usize].current else {
@@ -183,7 +183,7 @@ impl World<'_> {
         self.poll(host);
     }
 
-    /// The host has permitted a rank's egress.
+    /// Handles a host's permit for a rank's egress.
     pub(super) fn permitted_collective(&mut self, rank: u32, level: Level, bytes: u64) {
         let unit = self.setup.layout.unit_of(rank);
         let index = (rank - self.setup.layout.ranks_of(unit).start) as usize;
@@ -235,13 +235,13 @@ impl World<'_> {
         }
         let collective = &mut self.units[unit as usize].collective;
         if collective.sending[rank] == 0 {
-            // Less than a byte for each: nothing will end.
+            // Each pair has less than a byte, so that no transfer was started and none will end.
             collective.pieces[2 * rank] = Piece::Done;
             self.settle(global, book);
         }
     }
 
-    /// The bytes of a rank's egress have left: its host's link has to know, if it knew of them.
+    /// Reports the sent bytes of a rank's egress to its host's link, if it accounts for them.
     fn settle(&mut self, rank: u32, book: LinkAccounting) {
         let (now, host) = (self.now, Hosts::egress(rank));
         match book {
@@ -255,7 +255,7 @@ impl World<'_> {
         }
     }
 
-    /// Weight of an aggregate: the flows that it stands for, or one if the whole is one job.
+    /// Returns the weight of an aggregate: the number of its flows, or one for a coflow.
     fn collective_weight(&self, unit: u32) -> f64 {
         let flows = if self.setup.coflows {
             1.0
@@ -298,8 +298,8 @@ impl World<'_> {
         collective.pending += 1;
     }
 
-    /// Something comes to these ports: aggregates that were counted on to drain by themselves go on
-    /// the network.
+    /// Puts aggregates with computed ends on the network, because other traffic comes to these
+    /// ports.
     pub(super) fn make_room_for(&mut self, ports: &[PortId], except: Option<u32>) {
         for &port in ports {
             let Some(rank) = self.setup.layout.rank_of_port(port) else {
@@ -312,7 +312,7 @@ impl World<'_> {
         }
     }
 
-    /// Puts the aggregate of this port on the network, if it was counted on and is not over.
+    /// Puts the aggregate of this port on the network, if its end was computed and has not passed.
     pub(super) fn materialise(&mut self, unit: u32, port: PortId) {
         let now = self.now;
         let piece = (port.0
@@ -344,7 +344,7 @@ impl World<'_> {
         self.send_aggregate(unit, piece, port, left, book);
     }
 
-    /// A transfer of a collective has ended.
+    /// Handles the end of a collective's transfer.
     pub(super) fn collective_drained(&mut self, piece: u32) {
         let now = self.now;
         let rank = piece / 2;
@@ -361,7 +361,7 @@ impl World<'_> {
         if drained {
             collective.pieces[index] = Piece::Done;
         }
-        // Those that were counted on stand for themselves: the step is due when they have drained.
+        // If the computed ends are later, the step is due then.
         if collective.pending == 0 && now > collective.counted_end {
             collective.ended = now;
             self.schedule_end(unit, now);
@@ -375,7 +375,7 @@ impl World<'_> {
         }
     }
 
-    /// The unit's step is due. True if its collective, if there is one, is over.
+    /// Handles a unit's step that is due. Returns true unless its collective still runs.
     pub(super) fn end_collective(&mut self, unit: u32) -> bool {
         let first = self
             .setup
@@ -398,7 +398,7 @@ impl World<'_> {
                 }
                 let bytes = collective.exchange.piece(piece);
                 self.counted[first + piece] += bytes;
-                // Of the early stages' load only MLU wants to know (MFS §4.3).
+                // Only MLU needs the load of the early stages (MFS §4.3).
                 if self.setup.measures_load && piece.is_multiple_of(2) {
                     let host = (first + piece) as u32;
                     let level = self.hosts.collective_level(host, self.now, bytes);
@@ -411,14 +411,14 @@ impl World<'_> {
         self.measure.collective(took, collective.alone);
         if let Some(slot) = unit.current {
             let batch = &mut self.batches[slot];
-            // While it computes beside it, it does not wait.
+            // While the unit computes in parallel, it does not wait.
             batch.collective_ns += took.0.saturating_sub(collective.beside.0);
             batch.computed_ns += collective.beside.0 + collective.after.0;
         }
         true
     }
 
-    /// For reports: level of a stage where no daemon decides.
+    /// Returns the level of a stage where no daemon decides.
     pub(super) fn static_level(&self, stage: Stage) -> Level {
         let spec = FlowSpec {
             flow: FlowId(0),
@@ -442,12 +442,12 @@ impl World<'_> {
     }
 }
 
-/// Flow ids of collectives have the highest bit, and there is one at a time for each rank.
+/// Returns the flow id of a rank's current collective, which has the highest bit set.
 pub(super) const fn collective_flow(rank: u32) -> FlowId {
     FlowId(1 << 63 | rank as u64)
 }
 
-/// The rank of a collective's flow.
+/// Returns the rank of a collective's flow.
 pub(super) const fn rank_of_flow(flow: FlowId) -> Option<u32> {
     if flow.0 >> 63 == 1 {
         Some(flow.0 as u32)

@@ -1,5 +1,5 @@
-//! Which discipline stands before a unit, by `serving.requests`, and the latency model that those
-//! ask that plan ahead.
+//! The request scheduler of a unit as `serving.requests` chooses it, and the latency model for
+//! those that plan ahead.
 
 use laxity_policy::Span;
 use laxity_requests::baseline::{Fixed, LineOrder, Relegating};
@@ -11,13 +11,12 @@ use super::batch::pairs;
 use super::setup::Setup;
 use crate::scenario::{RequestOrder, Serving};
 
-/// Time of a batch by its tokens, between points of the roofline that are a factor of two apart,
-/// and by what each pair of tokens beyond that of one prompt without a prefix adds. The rest of the
-/// unit is taken to have nothing else to do, as in the objectives: who is given up by it could not
-/// have been in time at all.
+/// Estimated time of a batch on an otherwise idle unit. Tokens are interpolated between points of
+/// the roofline that are a factor of two apart. Each pair beyond those of a prompt without a prefix
+/// adds a constant. Objectives assume the same, so a request that is relegated by it was doomed.
 #[derive(Clone, Debug)]
 pub(super) struct UnitLatency {
-    /// Tokens and ns, ascending.
+    /// Points of tokens and nanoseconds, ascending.
     points: Vec<(f64, f64)>,
     pair_ns: f64,
 }
@@ -59,8 +58,7 @@ impl Latency for UnitLatency {
     }
 }
 
-/// A discipline for one line. Budgets are the batch's; those that decide on one of their own stay
-/// below it.
+/// Returns the request scheduler of one line. Budgets of its own stay below the batch's.
 pub(super) fn discipline(serving: &Serving, latency: &UnitLatency) -> Box<dyn Discipline + Send> {
     let fixed = |order| Fixed {
         order,
@@ -75,7 +73,7 @@ pub(super) fn discipline(serving: &Serving, latency: &UnitLatency) -> Box<dyn Di
             latency: latency.clone(),
         }),
         RequestOrder::Qoserve => {
-            // Without decodes there is no slack to fit chunks into: all are of the budget.
+            // Without decodes there is no slack to fit chunks into. All have the budget's size.
             let chunking = Chunking::Fixed(serving.token_budget);
             let options = Options {
                 chunking,

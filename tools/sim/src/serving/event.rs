@@ -1,28 +1,28 @@
-//! What is to happen when: a heap of small records, ties in the order in which they were put in.
+//! The agenda of a run: a heap of events, in the order of insertion for the same time.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use laxity_policy::Time;
 
-/// Something that happens at a known time.
+/// An event at a known time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Happening {
     /// The next request arrives.
     Arrival,
-    /// A unit's step ends, unless its steps have been counted on since.
+    /// A unit's step ends. The event is void if the unit has scheduled another step since.
     Step { unit: u32, step: u32 },
-    /// A host's link wants to be asked.
+    /// A host's link must be polled.
     Wake { host: u32 },
     /// The order between batches is due.
     Order,
-    /// A transfer that no NIC carries is there.
+    /// A transfer inside a server arrives.
     Delivered { flow: u32 },
-    /// A unit's weights go to another.
+    /// A scale-out begins: a unit's weights are sent to the next unit.
     ScaleOut,
 }
 
-/// See the module.
+/// The heap of future events.
 #[derive(Debug, Default)]
 pub(super) struct Agenda {
     heap: BinaryHeap<Reverse<(u64, u64, Happening)>>,
@@ -39,7 +39,7 @@ impl Agenda {
         self.heap.peek().map(|Reverse((at, ..))| Time(*at))
     }
 
-    /// The next one, if its time is `now`.
+    /// Removes and returns the next event, if its time is `now`.
     pub(super) fn pop(&mut self, now: Time) -> Option<Happening> {
         if self.next()? > now {
             return None;

@@ -1,12 +1,12 @@
-//! What the ranks of a unit send each other in one collective.
+//! The traffic between the ranks of a unit in one collective.
 //!
-//! Expert parallelism: *dispatch* takes each token to the ranks that hold its experts, *combine*
-//! brings the results back the same way. Sequence parallelism: each rank needs every other's KV
-//! cache, passed around the ring or all to all. What stays inside a server goes over NVLink.
+//! In expert parallelism, *dispatch* sends each token to the ranks that hold its experts, and
+//! *combine* returns the results. In sequence parallelism, each rank needs the KV cache of all
+//! others, by a ring or all-to-all. Traffic inside a server uses NVLink.
 
 use super::layout::Layout;
 
-/// Which pattern.
+/// The communication pattern of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pattern {
     Dispatch,
@@ -15,9 +15,9 @@ pub(super) enum Pattern {
     AllGather,
 }
 
-/// What makes up the traffic of a collective: bytes from rank `r` to `q` of the unit are
-/// `source[r] · sink[q]`, or the reverse for a combine. For sequence parallelism `source` is the
-/// bytes of a rank's shard and `sink` is one.
+/// The traffic of a collective. Rank `r` sends `source[r] · sink[q]` bytes to rank `q` of the unit.
+/// A combine sends the reverse. In sequence parallelism `source` is the bytes of a rank's shard and
+/// `sink` is one.
 #[derive(Debug, Default)]
 pub(super) struct Exchange {
     source: Vec<f64>,
@@ -35,7 +35,7 @@ pub(super) struct Exchange {
 }
 
 impl Exchange {
-    /// Sets the pattern up; `source` and `sink` by rank of the unit.
+    /// Sets the pattern, with `source` and `sink` by rank of the unit.
     pub(super) fn set(
         &mut self,
         layout: &Layout,
@@ -91,7 +91,7 @@ impl Exchange {
         self.source.len()
     }
 
-    /// Bytes of a ring that leave the rank for the next one, which is on another server.
+    /// Returns the bytes of a ring from a rank to the next one, if that is on another server.
     fn ring(&self, from: usize) -> f64 {
         let to = (from + 1) % self.ranks();
         if from / self.per_server == to / self.per_server {
@@ -101,22 +101,22 @@ impl Exchange {
         }
     }
 
-    /// Bytes through a rank's NICs: egress of rank `r` is piece `2r`, ingress `2r + 1`.
+    /// Returns the bytes through a rank's NICs: egress of rank `r` is piece `2r`, ingress `2r + 1`.
     pub(super) fn piece(&self, piece: usize) -> u64 {
         self.pieces[piece]
     }
 
-    /// Most bytes that any rank's NICs carry in one direction.
+    /// Returns the most bytes that any rank's NICs carry in one direction.
     pub(super) const fn most(&self) -> u64 {
         self.most
     }
 
-    /// Bytes that leave all the ranks' NICs.
+    /// Returns the bytes that leave the NICs of all ranks.
     pub(super) const fn total(&self) -> u64 {
         self.total
     }
 
-    /// Bytes from one rank to another over the network, zero inside a server.
+    /// Returns the bytes from one rank to another over the network, or zero inside a server.
     pub(super) fn pair(&self, from: usize, to: usize) -> u64 {
         if from / self.per_server == to / self.per_server {
             return 0;
@@ -130,7 +130,7 @@ impl Exchange {
         bytes as u64
     }
 
-    /// Most bytes that any rank's NVLinks carry in one direction.
+    /// Returns the most bytes that any rank's NVLinks carry in one direction.
     pub(super) fn nvlink(&self) -> f64 {
         let inside = |rank: usize| {
             let server = rank / self.per_server;
@@ -154,8 +154,8 @@ impl Exchange {
         (0..self.ranks()).map(inside).fold(0.0, f64::max)
     }
 
-    /// How many ranks of other servers a rank exchanges with: the flows that its aggregate stands
-    /// for.
+    /// Returns the number of ranks on other servers that a rank exchanges with. Its aggregate
+    /// stands for that number of flows.
     pub(super) fn peers(&self) -> f64 {
         match self.pattern {
             Some(Pattern::Ring) => 1.0,

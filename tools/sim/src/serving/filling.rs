@@ -1,8 +1,8 @@
-//! What a prefill unit computes next: requests out of its lines into batches, in the order and
-//! within the budget of the discipline of each line.
+//! Filling of batches: requests move from a unit's lines into batches, in the order and within the
+//! budget of each line's discipline.
 //!
-//! The next batch is made up while one computes. What a discipline is asked about is when that
-//! batch can start, not the present: who can be in time then.
+//! The next batch is filled while another computes. A discipline therefore decides for the time at
+//! which that batch can start, not for the present.
 
 use laxity_policy::{RequestId, Span, Time};
 
@@ -11,7 +11,7 @@ use super::line::{self, Cursor};
 use super::world::World;
 
 impl World<'_> {
-    /// A request of the unit waits for a batch.
+    /// Adds a request to its line of the unit.
     pub(super) fn enqueue(&mut self, unit: u32, request: u32) {
         let seat = self.seat(request);
         let state = &self.requests[request as usize];
@@ -24,7 +24,7 @@ impl World<'_> {
         }
     }
 
-    /// The queue of its unit in which a request stands.
+    /// Returns the line of its unit in which a request waits.
     pub(super) fn seat(&self, request: u32) -> usize {
         if self.setup.striped {
             0
@@ -33,7 +33,7 @@ impl World<'_> {
         }
     }
 
-    /// When the batch that is made up can start, as it looks now.
+    /// Returns the expected start of the batch that is being filled.
     fn next_start(&self, unit: u32) -> Time {
         let Some(current) = self.units[unit as usize].current else {
             return self.now;
@@ -46,7 +46,7 @@ impl World<'_> {
             .max(self.now)
     }
 
-    /// Puts into the next batch what it has room for.
+    /// Fills the next batch up to its limits.
     pub(super) fn fill(&mut self, unit: u32) {
         let slot = self.next_batch(unit);
         let start = self.next_start(unit);
@@ -65,7 +65,7 @@ impl World<'_> {
                 self.take((unit, slot), seat, member);
                 changed = true;
                 if !member.last {
-                    // The rest is computed in a batch after.
+                    // Another batch computes the rest.
                     break;
                 }
             }
@@ -76,8 +76,8 @@ impl World<'_> {
         self.grown(slot, changed);
     }
 
-    /// An idle unit whose disciplines let nobody start takes the first of each line all the same:
-    /// nothing would ever ask them again.
+    /// Takes the first request of each line of an idle unit, although no discipline admits one.
+    /// Otherwise the disciplines would never be queried again.
     fn force(&mut self, unit: u32, slot: u32) -> bool {
         if !self.batches[slot].members.is_empty() {
             return false;
@@ -96,8 +96,7 @@ impl World<'_> {
         changed
     }
 
-    /// Puts into a batch that starts now those that were given up, as far as it has room that
-    /// nobody else wants.
+    /// Fills room that no other request needs in a starting batch with relegated requests.
     pub(super) fn fill_up(&mut self, unit: u32) {
         let slot = self.next_batch(unit);
         let mut changed = false;
@@ -135,8 +134,7 @@ impl World<'_> {
         }
     }
 
-    /// A discipline has given the request up: nothing of it is urgent any more, and the links are
-    /// told as of one that the coordinator has pruned.
+    /// Relegates a request. Links treat its flows like those of a pruned request.
     fn give_up(&mut self, request: u32) {
         self.requests[request as usize].relegated = true;
         self.measure.relegated += 1;
@@ -152,7 +150,7 @@ impl World<'_> {
         }
     }
 
-    /// What of a request the batch has room for.
+    /// Returns the part of a request that fits into the batch.
     fn part(
         &mut self,
         (unit, slot): (u32, u32),
@@ -214,7 +212,7 @@ impl World<'_> {
         batch.context += u64::from(member.before + member.tokens);
         self.requests[member.request as usize].to_compute -= member.tokens;
         if self.batches[slot].fetched > 0 && member.first {
-            // It comes to a batch whose first layers were fetched for the others.
+            // The first layers of the batch were already fetched for other members.
             for layer in 0..self.batches[slot].fetched {
                 self.fetch(slot, member.request, layer);
             }

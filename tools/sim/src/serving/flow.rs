@@ -4,14 +4,14 @@ use laxity_policy::{FlowId, Level, Stage};
 
 use super::hosts::Hosts;
 
-/// Where a flow ends.
+/// The destination of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum To {
     Rank(u32),
     Decode(u32),
 }
 
-/// One flow.
+/// A flow of KV cache or weights.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Flow {
     pub(super) request: u32,
@@ -20,22 +20,22 @@ pub(super) struct Flow {
     pub(super) stage: Stage,
     pub(super) from: u32,
     pub(super) to: To,
-    /// Bytes that are not there yet.
+    /// Bytes that have not arrived.
     pub(super) left: u64,
-    /// Permitted and not on the network.
+    /// Bytes that are permitted and not on the network.
     pub(super) unsent: u64,
-    /// On the network.
+    /// Bytes that are on the network.
     pub(super) sending: u64,
     pub(super) level: Level,
     pub(super) weight: f32,
-    /// The link forgot it: its bytes are landed.
+    /// Whether the link counts the flow's bytes as launched and no longer tracks the flow.
     pub(super) at_once: bool,
-    /// Tells the flows of a slot apart.
+    /// Number that distinguishes the flows of a slot.
     pub(super) generation: u32,
 }
 
 impl Flow {
-    /// As links know it.
+    /// Returns the flow's id for links.
     pub(super) const fn id(&self, slot: u32) -> FlowId {
         FlowId((self.generation as u64) << 32 | slot as u64)
     }
@@ -46,7 +46,7 @@ impl Flow {
     }
 }
 
-/// Which host decides over the flow: the one that posts it.
+/// Returns the host that decides over the flow, which is the one that posts it.
 pub(super) const fn host_of(flow: &Flow) -> u32 {
     match flow.to {
         To::Rank(reader) => Hosts::ingress(reader),
@@ -54,7 +54,7 @@ pub(super) const fn host_of(flow: &Flow) -> u32 {
     }
 }
 
-/// Flows by slot. A slot is used again; its generation tells its flows apart.
+/// Flows by slot. A slot is reused, and the generation distinguishes its flows.
 #[derive(Debug, Default)]
 pub(super) struct Flows {
     slots: Vec<Option<Flow>>,
@@ -63,7 +63,7 @@ pub(super) struct Flows {
 }
 
 impl Flows {
-    /// The slot of a new flow, which gets a generation of its own.
+    /// Stores a new flow with a generation of its own and returns its slot.
     pub(super) fn add(&mut self, flow: Flow) -> u32 {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
@@ -81,7 +81,7 @@ impl Flows {
             .expect("the slot of a living flow")
     }
 
-    /// The flow is over.
+    /// Removes a flow that has ended.
     pub(super) fn take(&mut self, slot: u32) -> Flow {
         self.free.push(slot);
         self.slots[slot as usize]
@@ -94,7 +94,7 @@ impl Flows {
         self.slots.iter().flatten()
     }
 
-    /// With their slots.
+    /// Returns all flows with their slots.
     #[cfg(test)]
     pub(super) fn enumerate(&self) -> impl Iterator<Item = (usize, &Flow)> {
         let slots = self.slots.iter().enumerate();

@@ -1,12 +1,11 @@
-//! The daemons: one link of `laxity-policy` for each port that a host arbitrates, in virtual time.
+//! The daemons of the simulator: one link of `laxity-policy` for each port that a host arbitrates.
 //!
-//! A host decides over what it sends (its ranks' egress: P2D and collectives) and over what it
-//! reads (its ranks' ingress: KV reuse), as `laxityd` does. Contention anywhere else, at the rank
-//! that is read from or the decode rank that is written to, is the fabric's, which sees classes
-//! only.
+//! A host arbitrates what it sends (egress of its ranks: P2D and collectives) and what it reads
+//! (ingress of its ranks: KV reuse), like `laxityd`. Contention elsewhere, at the rank that is read
+//! from or the decode rank, is left to the fabric, which distinguishes only classes.
 //!
-//! Hints reach a link when it needs them: before a flow of the batch has to wait, and at layer
-//! boundaries while flows wait. An idle link is told nothing, and decides nothing.
+//! A link receives hints before a flow of the batch has to wait, and at layer boundaries while
+//! flows wait. An idle link receives none.
 
 use laxity_policy::{
     Action, BatchId, BatchSpec, Event, FlowId, FlowSpec, Layer, Level, Link, LinkConfig, Order,
@@ -16,14 +15,14 @@ use laxity_policy::{
 use super::SimError;
 use crate::scenario::{Part, Scenario};
 
-/// How transfers get their turn.
+/// How transfers are arbitrated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Regime {
-    /// No network at all: each transfer takes as long as it would alone.
+    /// No contention: each transfer takes as long as on an idle network.
     Alone,
-    /// No daemon: all goes out at once, in a class by stage.
+    /// No daemon: everything is sent at once, in a class by stage.
     Static,
-    /// Daemons permit.
+    /// Daemons give permits to transfers.
     Daemons,
 }
 
@@ -37,7 +36,7 @@ impl Regime {
     }
 }
 
-/// What a batch is to a link.
+/// The last state of a batch that a link was informed of.
 #[derive(Clone, Copy, Debug)]
 struct Told {
     batch: BatchId,
@@ -46,39 +45,39 @@ struct Told {
     finished: bool,
 }
 
-/// How far a batch is, as its engine would hint.
+/// The progress of a batch, as its engine would hint it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Progress {
     pub(super) spec: BatchSpec,
     pub(super) layer: u16,
     pub(super) started: bool,
     pub(super) finished: bool,
-    /// The batch that computes before it.
+    /// The batch that computes before this one.
     pub(super) ahead: Option<BatchId>,
 }
 
-/// One arbitrated port.
+/// The arbitration of one port: its link, and the state of that link.
 #[derive(Debug)]
 pub(super) struct Host {
     link: Link,
     told: Vec<Told>,
     order_epoch: u64,
-    /// When the agenda will have it asked.
+    /// Time of the agenda's next event for this host.
     wake: Time,
 }
 
-/// All of them: egress of rank `r` is `2r`, ingress `2r + 1`.
+/// All hosts: egress of rank `r` at `2r`, ingress at `2r + 1`.
 #[derive(Debug)]
 pub(super) struct Hosts {
     hosts: Vec<Host>,
-    /// Flows that wait, by host: what is looked at most, kept together.
+    /// Number of waiting flows by host. Stored together, because it is read most often.
     waiting: Vec<u32>,
-    /// Class on the wire by [`Level::row`].
+    /// Class on the wire, by [`Level::row`].
     classes: [u8; Level::ROWS],
     without_layers: bool,
 }
 
-/// The link's configuration that a scenario asks for.
+/// Returns the link configuration of a scenario.
 pub(super) fn link_config(scenario: &Scenario, rate: f64) -> LinkConfig {
     let (policy, network) = (&scenario.policy, &scenario.network);
     let without_mlu = policy.without.contains(&Part::Mlu);
@@ -89,7 +88,7 @@ pub(super) fn link_config(scenario: &Scenario, rate: f64) -> LinkConfig {
         window_bytes: network.window_bytes,
         overcommit: network.overcommit,
         levels: policy.levels,
-        // Thresholds that nothing reaches leave every last-stage flow at the lowest level.
+        // Unreachable thresholds leave every P2D flow at the lowest level.
         threshold_scale: if without_mlu {
             1e30
         } else {
@@ -104,9 +103,9 @@ pub(super) fn link_config(scenario: &Scenario, rate: f64) -> LinkConfig {
     }
 }
 
-/// Class on the wire of each level, if the fabric carries `classes`, the scavenger's included: the
-/// highest levels have their own, the others share, but two are never too few to tell collectives
-/// (`P_2`) from what is below.
+/// Returns the class of each level for a fabric with `on_wire` classes, including the scavenger's.
+/// The highest levels have classes of their own and the others share one. Even with two classes,
+/// collectives (`P_2`) are separate from lower levels.
 pub(super) fn classes(levels: u8, on_wire: u8) -> [u8; Level::ROWS] {
     let last = on_wire.max(2) - 1;
     let mut table = [last; Level::ROWS];
@@ -159,12 +158,12 @@ impl Hosts {
         self.classes[level.row()]
     }
 
-    /// Level of a flow that nothing contends with.
+    /// Returns the level of a flow without contention.
     pub(super) fn level_alone(&self, host: u32, now: Time, spec: &FlowSpec) -> Level {
         self.hosts[host as usize].link.level_alone(now, spec)
     }
 
-    /// Level of a collective of `bytes` that nothing contends with.
+    /// Returns the level of a collective of `bytes` without contention.
     pub(super) fn collective_level(&self, host: u32, now: Time, bytes: u64) -> Level {
         let spec = FlowSpec {
             flow: FlowId(u64::MAX),
@@ -184,7 +183,7 @@ impl Hosts {
         self.waiting[host as usize] > 0
     }
 
-    /// The permit of a flow that need not wait and can go whole.
+    /// Returns the permit of a flow that need not wait and may be sent whole.
     pub(super) fn permit_at_once(
         &mut self,
         host: u32,
@@ -197,7 +196,7 @@ impl Hosts {
         Some(permit)
     }
 
-    /// Bytes on credit.
+    /// Reports bytes that are sent on credit.
     pub(super) fn launch(&mut self, host: u32, now: Time, level: Level, bytes: u64) {
         let stage = Stage::Collective;
         self.hosts[host as usize]
@@ -224,7 +223,7 @@ impl Hosts {
         self.waiting[host as usize] = self.hosts[host as usize].link.waiting_flows() as u32;
     }
 
-    /// When the host has to be asked anew, if that is earlier than what the agenda knows.
+    /// Returns the time at which the host must be polled, if that is earlier than its next event.
     pub(super) fn next_wake(&mut self, host: u32, now: Time) -> Option<Time> {
         let host = &mut self.hosts[host as usize];
         let due = host.link.next_deadline()?.max(now);
@@ -234,7 +233,7 @@ impl Hosts {
         })
     }
 
-    /// The agenda's entry has come.
+    /// Records that the host's event was handled.
     pub(super) fn woken(&mut self, host: u32, now: Time) {
         let host = &mut self.hosts[host as usize];
         if host.wake <= now {
@@ -242,7 +241,7 @@ impl Hosts {
         }
     }
 
-    /// Tells a link of the batch what has changed since it was told last. True if it was new.
+    /// Sends a batch's changes to a link. Returns true if the batch was new to the link.
     pub(super) fn tell(&mut self, host: u32, now: Time, progress: &Progress) -> bool {
         let without_layers = self.without_layers;
         let host = &mut self.hosts[host as usize];
@@ -254,7 +253,7 @@ impl Hosts {
                 host.link
                     .handle(now, Event::BatchQueued { batch: id, ahead });
             }
-            // The order that it knows does not name the batch.
+            // The link's current order does not contain the batch.
             host.order_epoch = 0;
             host.told.push(Told {
                 batch: id,
@@ -266,7 +265,7 @@ impl Hosts {
         });
         let told = &mut host.told[at];
         if told.layer_time != progress.spec.layer_time {
-            // It has grown since.
+            // The batch has grown since the last update.
             told.layer_time = progress.spec.layer_time;
             host.link.handle(now, Event::BatchBegan(progress.spec));
         }
@@ -283,12 +282,12 @@ impl Hosts {
         known.is_none()
     }
 
-    /// The batches that a link knows.
+    /// Returns the batches that a link was informed of.
     pub(super) fn batches(&self, host: u32) -> impl Iterator<Item = BatchId> + '_ {
         self.hosts[host as usize].told.iter().map(|told| told.batch)
     }
 
-    /// Whether the link has not heard of this order.
+    /// Reports whether the link has not received this order.
     pub(super) fn lacks_order(&self, host: u32, epoch: u64) -> bool {
         self.hosts[host as usize].order_epoch != epoch
     }
@@ -299,7 +298,7 @@ impl Hosts {
         host.link.handle(now, Event::OrderChanged(order));
     }
 
-    /// Nothing of the batch is left.
+    /// Removes a complete batch from a link.
     pub(super) fn forget(&mut self, host: u32, now: Time, batch: BatchId) -> bool {
         let host = &mut self.hosts[host as usize];
         let Some(at) = host.told.iter().position(|told| told.batch == batch) else {

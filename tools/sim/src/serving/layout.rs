@@ -1,13 +1,13 @@
-//! Where everything is: ranks, servers, racks, and the ports between them.
+//! The layout of the cluster: ranks, servers, racks, and the ports between them.
 //!
-//! The GPUs of a tensor-parallel group are one *rank*; their NICs together are one port for each
-//! direction, since whatever a rank sends is striped over them. Prefill ranks come first, servers
-//! in order, so that a unit's ranks are neighbours; decode ranks have ingress ports of their own.
+//! The GPUs of a tensor-parallel group are one *rank*. A rank has one port per direction for all of
+//! its NICs, because its transfers are striped over them. Prefill ranks come first and in the order
+//! of servers, so that a unit's ranks are adjacent. Decode ranks have their own ingress ports.
 
 use crate::network::{Network, PortId};
 use crate::scenario::{Scenario, Spreading};
 
-/// See the module.
+/// The layout of the cluster.
 #[derive(Debug)]
 pub(super) struct Layout {
     pub(super) units: u32,
@@ -15,10 +15,10 @@ pub(super) struct Layout {
     pub(super) ranks: u32,
     pub(super) ranks_per_server: u32,
     pub(super) decodes: u32,
-    /// Bytes per second of a rank's NICs, in each direction.
+    /// Rate of a rank's NICs in each direction, in bytes per second.
     pub(super) rank_rate: f64,
     pub(super) decode_rate: f64,
-    /// Bytes per second of a rank's NVLinks.
+    /// Rate of a rank's NVLinks, in bytes per second.
     pub(super) nvlink_rate: f64,
     prefill_servers: u32,
     decodes_per_server: u32,
@@ -31,18 +31,18 @@ struct Leaves {
     racks: Vec<Rack>,
 }
 
-/// The uplinks of a rack's leaf switch, and as many downlinks after them.
+/// The uplinks of a rack's leaf switch, followed by the same number of downlinks.
 #[derive(Debug)]
 struct Rack {
     first: u32,
     bundles: u32,
 }
 
-/// Ports that a transfer passes.
+/// The ports that a transfer passes, and their number.
 pub(super) type Path = ([PortId; 4], usize);
 
 impl Layout {
-    /// Places the ranks and adds their ports to the network. `nvlink` is a GPU's rate, bytes/s.
+    /// Places the ranks and adds their ports to the network. `nvlink` is a GPU's rate in bytes/s.
     pub(super) fn new(scenario: &Scenario, nvlink: f64, network: &mut Network) -> Self {
         let (cluster, model) = (&scenario.cluster, &scenario.model);
         let per_server = cluster.gpus_per_server;
@@ -79,8 +79,8 @@ impl Layout {
         layout
     }
 
-    /// Uplinks and downlinks of every rack, in bundles of as many links as a rank has NICs, since a
-    /// rank's transfer is that many flows. A rack that is not full has the fewer of them.
+    /// Adds uplinks and downlinks of every rack, in bundles of as many links as a rank has NICs. A
+    /// rank's transfer uses all links of a bundle. A rack that is not full has fewer bundles.
     fn add_leaves(&mut self, scenario: &Scenario, network: &mut Network) {
         let cluster = &scenario.cluster;
         let mut first = 2 * self.ranks + self.decodes;
@@ -119,7 +119,7 @@ impl Layout {
         PortId(2 * self.ranks + decode)
     }
 
-    /// The rank that has this port, `None` if no prefill rank has.
+    /// Returns the prefill rank of this port, or `None` if it belongs to none.
     pub(super) const fn rank_of_port(&self, port: PortId) -> Option<u32> {
         if port.0 < 2 * self.ranks {
             Some(port.0 / 2)
@@ -144,7 +144,7 @@ impl Layout {
         unit * self.ranks_per_unit..(unit + 1) * self.ranks_per_unit
     }
 
-    /// Whether transfers inside the unit pass more than one leaf switch, which can be a bottleneck.
+    /// Reports whether transfers inside the unit pass several leaf switches.
     pub(super) fn crosses_racks(&self, unit: u32) -> bool {
         let Some(leaves) = &self.leaves else {
             return false;
@@ -154,13 +154,13 @@ impl Layout {
         rack(ranks.start) != rack(ranks.end - 1)
     }
 
-    /// Between prefill ranks of different servers.
+    /// Returns the path between prefill ranks of different servers.
     pub(super) fn between(&self, from: u32, to: u32) -> Path {
         let servers = (self.server_of(from), self.server_of(to));
         self.path(self.egress(from), self.ingress(to), servers)
     }
 
-    /// From a prefill to a decode rank.
+    /// Returns the path from a prefill rank to a decode rank.
     pub(super) fn to_decode(&self, from: u32, decode: u32) -> Path {
         let servers = (self.server_of(from), self.server_of_decode(decode));
         self.path(self.egress(from), self.decode_ingress(decode), servers)
@@ -189,7 +189,7 @@ impl Layout {
     }
 }
 
-/// Scrambles a number (splitmix64), for choices that are to look random and never change.
+/// Returns a hash of a number (splitmix64), for choices that look random and are reproducible.
 pub(super) const fn mix(number: u64) -> u64 {
     let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

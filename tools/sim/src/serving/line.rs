@@ -1,16 +1,15 @@
-//! The line before a rank of a prefill unit: who is taken into the next batch, and who is given up,
-//! under a [`Discipline`] of `laxity-requests`.
+//! The line before a rank of a prefill unit. A [`Discipline`] of `laxity-requests` chooses requests
+//! for the next batch and relegates requests.
 //!
-//! A [`laxity_requests::replica::Replica`] has a whole replica behind it: memory, decodes, one plan
-//! at a time. Units here only prefill, on ranks that run in step, and make up the next batch while
-//! one computes, so that its reused blocks can be fetched ahead. The line is what is left of the
-//! replica then, with the same order: those that have begun (if the discipline has them go on),
-//! those in line, those that were given up. Departures from it:
+//! A [`laxity_requests::replica::Replica`] models a whole replica with memory, decodes and one plan
+//! at a time. Units here only prefill and fill the next batch while one computes, so that reused
+//! blocks can be fetched ahead. A line keeps the replica's order: requests that have begun (if the
+//! discipline continues them), waiting requests, relegated requests. It differs from a replica:
 //!
-//! * what is in the next batch stays there, though somebody more urgent comes before it starts;
-//! * no memory: blocks that are reused are in the cache of the unit, others are not counted;
-//! * those that were given up join a batch when it starts, and not before: they would take the room
-//!   of those that come meanwhile.
+//! * a request in the next batch stays there, even if a more urgent one comes before the start;
+//! * memory is not modelled: reused blocks are in the unit's cache, and others are not counted;
+//! * relegated requests join a batch only when it starts, because they would take the room of
+//!   requests that arrive before.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -26,27 +25,27 @@ use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Sl
 
 type WaitingKey = (Rank, Time, RequestId);
 
-/// What a discipline may look at.
+/// The state that a discipline may read.
 struct State {
     jobs: BTreeMap<RequestId, (Job, Rank)>,
-    /// Of those in line, those that have not begun, and those that have.
+    /// Waiting requests that have not begun. `begun` holds those that have.
     line: BTreeSet<WaitingKey>,
     begun: BTreeSet<WaitingKey>,
-    /// Given up.
+    /// Requests that the discipline relegated.
     aside: BTreeSet<WaitingKey>,
-    /// Prompt tokens of those in line.
+    /// Prompt tokens of the waiting requests.
     backlog: u64,
     pool: Pool,
 }
 
-/// Where a look through the line has come to.
+/// Position of a search through the line.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Cursor {
     begun: Option<WaitingKey>,
     line: Option<WaitingKey>,
 }
 
-/// See the module.
+/// The line before a rank of a prefill unit.
 pub(super) struct WaitingRequests {
     discipline: Box<dyn Discipline + Send>,
     state: State,
@@ -71,7 +70,7 @@ impl View for State {
     }
 
     fn in_line(&self) -> Box<dyn Iterator<Item = &Job> + '_> {
-        // Two sorted sets as one.
+        // Merges two sorted sets.
         let (mut line, mut begun) = (self.line.iter().peekable(), self.begun.iter().peekable());
         Box::new(
             std::iter::from_fn(move || match (line.peek(), begun.peek()) {
@@ -106,7 +105,7 @@ impl View for State {
 }
 
 impl State {
-    /// The set in which a job stands.
+    /// Returns the set that contains a job.
     fn set_of(&mut self, job: &Job) -> &mut BTreeSet<WaitingKey> {
         match (job.relegated, job.phase) {
             (true, _) => &mut self.aside,
@@ -123,7 +122,7 @@ impl State {
         self.jobs.insert(job.id(), (job, rank));
     }
 
-    /// Out of line; what is known of it.
+    /// Removes a request from its set and returns its job.
     fn withdraw(&mut self, request: RequestId) -> Option<Job> {
         let (job, rank) = self.jobs.remove(&request)?;
         let stood = self.set_of(&job).remove(&(rank, job.spec.arrival, request));
@@ -134,7 +133,7 @@ impl State {
     }
 }
 
-/// A request as a discipline is told of it: nothing but its first token counts here.
+/// Returns the spec of a request for a discipline. Only the deadline of the first token counts.
 pub(super) fn spec(number: u32, arrival: Time, deadline: Time, prompt: u32, reused: u32) -> Spec {
     let Span(ttft) = deadline.since(arrival);
     Spec {
@@ -185,7 +184,7 @@ impl WaitingRequests {
         begun.iter().chain(line).chain(aside)
     }
 
-    /// A request comes.
+    /// Adds a request that has arrived.
     pub(super) fn arrive(&mut self, now: Time, spec: Spec) {
         self.observe(now, &Event::Arrived(spec));
         let job = Job::new(spec);
@@ -193,7 +192,7 @@ impl WaitingRequests {
         self.state.enter(job, rank);
     }
 
-    /// Whom the discipline gives up, of a batch that is to start at `start`.
+    /// Returns the requests that the discipline relegates for a batch that starts at `start`.
     pub(super) fn give_up(&mut self, start: Time) -> Vec<u32> {
         let mut given_up = self.discipline.relegate(start, &self.state);
         given_up.retain(|&request| {
@@ -213,17 +212,17 @@ impl WaitingRequests {
             .collect()
     }
 
-    /// Prompt tokens that a batch may compute of this line.
+    /// Returns the prompt tokens of this line that a batch may compute.
     pub(super) fn budget(&mut self, start: Time) -> u32 {
         self.discipline.budget(start, &self.state)
     }
 
-    /// Whether anybody stands in line, those that were given up not counted.
+    /// Reports whether no request waits, not counting relegated ones.
     pub(super) fn is_empty(&self) -> bool {
         self.state.line.is_empty() && self.state.begun.is_empty()
     }
 
-    /// The next that may join a batch which starts at `start`.
+    /// Returns the next request that may join a batch which starts at `start`.
     pub(super) fn next(&mut self, start: Time, cursor: &mut Cursor) -> Option<u32> {
         let beyond = |set: &BTreeSet<WaitingKey>, place: Option<WaitingKey>| {
             let from = place.map_or(Bound::Unbounded, Bound::Excluded);
@@ -250,7 +249,7 @@ impl WaitingRequests {
                 Start::Now => return number(place),
                 Start::Later => (),
                 Start::Skip(rank) => {
-                    // Behind all that come before that rank; never back.
+                    // Continues behind all requests before that rank, and never goes back.
                     let before = Rank(rank.0.saturating_sub(1));
                     let before = (before, Time(u64::MAX), RequestId(u64::MAX));
                     cursor.line = cursor.line.max(Some(before));
@@ -260,14 +259,14 @@ impl WaitingRequests {
         }
     }
 
-    /// Whoever is first in line.
+    /// Returns the first waiting request.
     pub(super) fn first(&self) -> Option<u32> {
         let State { line, begun, .. } = &self.state;
         let place = begun.first().into_iter().chain(line.first()).min()?;
         Some(place.2.0 as u32)
     }
 
-    /// The first of those that were given up, beyond `after`.
+    /// Returns the first relegated request behind `after`.
     pub(super) fn next_aside(&self, after: &mut Cursor) -> Option<u32> {
         let from = after.line.map_or(Bound::Unbounded, Bound::Excluded);
         let place = *self.state.aside.range((from, Bound::Unbounded)).next()?;
@@ -275,7 +274,7 @@ impl WaitingRequests {
         Some(place.2.0 as u32)
     }
 
-    /// A batch takes so many tokens of a request; `all` that are left of it.
+    /// Records that a batch takes `tokens` of a request, which may be `all` that are left.
     pub(super) fn took(&mut self, request: u32, tokens: u32, all: bool) {
         let Some(mut job) = self.state.withdraw(RequestId(u64::from(request))) else {
             return;
@@ -284,14 +283,14 @@ impl WaitingRequests {
         job.phase = Phase::Prefilling;
         let rank = self.discipline.rank(&job);
         if all {
-            // It computes; nobody stands in line for it.
+            // The request computes and no longer waits.
             self.state.jobs.insert(job.id(), (job, rank));
         } else {
             self.state.enter(job, rank);
         }
     }
 
-    /// A batch has computed; these have their first token.
+    /// Records that a batch has computed. The requests in `finished` have their first token.
     pub(super) fn done(&mut self, now: Time, took: Span, finished: &[u32]) {
         let finished = finished.iter().map(|&n| RequestId(u64::from(n))).collect();
         let event = Event::Done { took, finished };
@@ -358,7 +357,7 @@ mod tests {
         assert_eq!(line.state.jobs.len(), 2);
     }
 
-    /// Gives up whom it is told to.
+    /// A discipline that relegates the given requests.
     struct GivesUp(Vec<u64>);
 
     impl Discipline for GivesUp {

@@ -1,4 +1,4 @@
-//! What a run is judged by.
+//! Measurements that a run's outcome is computed from.
 
 use laxity_policy::{Span, Time};
 
@@ -22,10 +22,10 @@ pub(super) struct Served {
     pub(super) pruned: bool,
 }
 
-/// See the module.
+/// Measurements that a run's outcome is computed from.
 #[derive(Debug, Default)]
 pub(super) struct Measure {
-    /// Requests that arrive before only warm up.
+    /// Arrival time at which the warm-up ends.
     from: Time,
     ttft_ms: Vec<f64>,
     over_slo: Vec<f64>,
@@ -39,9 +39,9 @@ pub(super) struct Measure {
     reused_tokens: u64,
     fetched_tokens: u64,
     pruned: u64,
-    /// Requests that were given up.
+    /// Number of relegated requests.
     pub(super) relegated: u64,
-    /// Requests that have their first token.
+    /// Number of requests that have their first token.
     pub(super) served: u64,
     pub(super) bytes: StageBytes,
     pub(super) events: u64,
@@ -53,7 +53,7 @@ pub(super) struct Measure {
 }
 
 impl Measure {
-    /// Counts what arrives from `from` on.
+    /// Creates measurements that count requests that arrive from `from` on.
     pub(super) fn after(from: Time) -> Self {
         Self {
             from,
@@ -61,7 +61,7 @@ impl Measure {
         }
     }
 
-    /// Collectives count once the warm-up is over.
+    /// Starts to count collectives once the warm-up is over.
     pub(super) fn at(&mut self, now: Time) {
         self.counts |= now >= self.from;
     }
@@ -109,7 +109,7 @@ impl Measure {
         self.pruned += u64::from(served.pruned);
     }
 
-    /// The outcome, as far as it is about requests and collectives.
+    /// Returns the outcome's fields about requests and collectives.
     pub(super) fn outcome(&self, units: u32, virtual_ns: u64) -> Outcome {
         let requests = self.ttft_ms.len() as f64;
         let mean = |sum: f64| if requests > 0.0 { sum / requests } else { 0.0 };

@@ -1,13 +1,13 @@
-//! The serving model: requests go through prefill units, layer by layer, and make the traffic.
+//! The serving model: requests pass through prefill units layer by layer and create the traffic.
 //!
-//! * A request is routed to a unit and a rank; blocks of its prefix that another rank holds are
-//!   fetched layer by layer, some layers ahead (stage 1, MFS §2.2).
+//! * A request is routed to a unit and a rank. Blocks of its prefix on other ranks are fetched
+//!   layer by layer, some layers ahead (stage 1, MFS §2.2).
 //! * A unit computes one batch at a time. Each layer waits for its blocks, computes attention, and
-//!   exchanges tokens (stage 2). What the layer adds to the KV cache, and what was reused, goes to
-//!   the request's decode rank (stage 3).
-//! * The first token is there once all layers have computed and all of the KV cache has arrived.
+//!   exchanges tokens (stage 2). The layer's new and reused KV cache goes to the request's decode
+//!   rank (stage 3).
+//! * The first token is complete once all layers have computed and all KV cache has arrived.
 //!
-//! A unit's ranks run in step: a layer takes as long as on its slowest rank.
+//! A unit's ranks run in lockstep, so a layer takes as long as on its slowest rank.
 
 mod alone;
 mod announce;
@@ -48,38 +48,38 @@ use crate::outcome::Outcome;
 use crate::scenario::{Invalid, Scenario};
 use crate::workload::{self, Requests, WorkloadError};
 
-/// A point that cannot be simulated.
+/// A scenario that cannot be simulated.
 #[derive(Debug, thiserror::Error)]
 pub enum SimError {
-    /// A field that makes no sense.
+    /// A field of the scenario has an invalid value.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// The model's name or file.
+    /// The model's name or file is invalid.
     #[error("model.name: {0}")]
     Model(String),
-    /// The GPU's name or file.
+    /// The GPU's name or file is invalid.
     #[error("cluster.gpu: {0}")]
     Gpu(String),
-    /// The requests.
+    /// The requests cannot be loaded.
     #[error("workload: {0}")]
     Workload(WorkloadError),
-    /// A policy's parameters.
+    /// A parameter of the policy is invalid.
     #[error("policy: {0}")]
     Policy(String),
-    /// Parts that make no sense together: experts that the model lacks, a cluster too small for a
-    /// unit, no request.
+    /// Fields do not fit together, such as experts that the model lacks or a cluster too small for
+    /// a unit. Or there is no request.
     #[error("{0}")]
     Mismatch(String),
 }
 
-// Not `#[from]`: who prints the chain of causes would say it twice.
+// `#[from]` would add a source, and a printed chain of causes would repeat the text.
 impl From<WorkloadError> for SimError {
     fn from(cause: WorkloadError) -> Self {
         Self::Workload(cause)
     }
 }
 
-/// What a point needs besides its scenario: read once, for all policies on the same requests.
+/// Inputs of a run besides its scenario. They are read once for all policies on the same requests.
 #[derive(Debug)]
 pub struct Inputs {
     pub(crate) model: Model,
@@ -88,10 +88,10 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// Reads what `scenario` names.
+    /// Reads the files that `scenario` names.
     ///
     /// # Errors
-    /// What cannot be read, with file, line and field.
+    /// Returns the file, line and field that cannot be read.
     pub fn load(scenario: &Scenario) -> Result<Self, SimError> {
         let (model, gpu) = hardware(scenario)?;
         let gpus = f64::from(scenario.cluster.prefill_gpus());
@@ -104,7 +104,7 @@ impl Inputs {
     }
 }
 
-/// What computes what.
+/// Returns the model and the GPU of a scenario.
 fn hardware(scenario: &Scenario) -> Result<(Model, Gpu), SimError> {
     let cluster = &scenario.cluster;
     scenario.validate()?;
@@ -117,11 +117,10 @@ fn hardware(scenario: &Scenario) -> Result<(Model, Gpu), SimError> {
     Ok((model, gpu))
 }
 
-/// Checks what can be known of many points before the first of them is simulated: their models,
-/// GPUs and traces can be read, to the last line.
+/// Checks scenarios before the first of them is simulated: models, GPUs and whole traces must be
+/// readable.
 ///
-/// # Errors
-/// The first that cannot, with file, line and field.
+/// Returns the first file that cannot be read, with line and field.
 pub fn check<'a>(scenarios: impl IntoIterator<Item = &'a Scenario>) -> Result<(), SimError> {
     let mut seen = BTreeSet::new();
     let mut traces = BTreeSet::new();
@@ -139,7 +138,7 @@ pub fn check<'a>(scenarios: impl IntoIterator<Item = &'a Scenario>) -> Result<()
     Ok(())
 }
 
-/// Whether there are as many experts as ranks that share them.
+/// Checks that there are at least as many experts as ranks that split them.
 fn experts_suffice(scenario: &Scenario, model: &Model) -> Result<(), SimError> {
     let ep = scenario.model.ep;
     if ep <= model.experts.max(1) {
@@ -152,18 +151,18 @@ fn experts_suffice(scenario: &Scenario, model: &Model) -> Result<(), SimError> {
     }))
 }
 
-/// Simulates one point.
+/// Simulates one scenario.
 ///
 /// # Errors
-/// What of the scenario makes no sense together, or cannot be read.
+/// Returns which fields of the scenario do not fit together or what cannot be read.
 pub fn simulate(scenario: &Scenario) -> Result<Outcome, SimError> {
     simulate_with(scenario, &Inputs::load(scenario)?)
 }
 
-/// Simulates one point with what was read for one with the same cluster, model, workload and seed.
+/// Simulates one scenario with the inputs of one with the same cluster, model, workload and seed.
 ///
 /// # Errors
-/// What of the scenario makes no sense together.
+/// Returns which fields of the scenario do not fit together.
 pub fn simulate_with(scenario: &Scenario, inputs: &Inputs) -> Result<Outcome, SimError> {
     scenario.validate()?;
     experts_suffice(scenario, &inputs.model)?;

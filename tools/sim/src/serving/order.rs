@@ -1,4 +1,4 @@
-//! The coordinator: order and pruning between batches, by `laxity_policy::admission`.
+//! The coordinator of the simulator: order and pruning of batches by `laxity_policy::admission`.
 
 use std::collections::BTreeSet;
 
@@ -10,23 +10,23 @@ use laxity_policy::{BatchId, Order, PolicyKind, PortId, RequestId, Span, Time};
 use super::SimError;
 use crate::scenario::{Part, Scenario};
 
-/// See the module.
+/// The coordinator of the simulator.
 #[derive(Debug)]
 pub(super) struct Coordinator {
     admission: Admission,
     by_arrival: bool,
-    /// Position of a batch in the order, by the number that follows from its id.
+    /// Rank of each batch in the order. Batches are sorted by id.
     ranks: Vec<(BatchId, u32)>,
     order: Order,
-    /// Requests that their unit gave up: whatever runs decide, they are in `H` of every order.
+    /// Relegated requests. They are in `H` of every order.
     given_up: BTreeSet<RequestId>,
-    /// Times that `given_up` changed.
+    /// Number of changes of `given_up`.
     changes: u64,
     pub(super) due: Option<Time>,
 }
 
 impl Coordinator {
-    /// `None` if the policy knows no order.
+    /// Creates the coordinator, or returns `None` if the policy has no order.
     pub(super) fn new(
         scenario: &Scenario,
         rates: impl Iterator<Item = (u32, f64)>,
@@ -69,7 +69,7 @@ impl Coordinator {
         self.admission.handle(now, event);
     }
 
-    /// When to call [`Coordinator::run`], if the agenda does not know yet.
+    /// Returns the time of the next [`Coordinator::run`], if the agenda has no event for it.
     pub(super) fn next_due(&mut self) -> Option<Time> {
         let due = self.admission.next_deadline()?;
         (self.due != Some(due)).then(|| {
@@ -78,7 +78,7 @@ impl Coordinator {
         })
     }
 
-    /// Runs if a run is due. The requests that are pruned now.
+    /// Runs if a run is due, and returns the requests that are pruned now.
     pub(super) fn run(&mut self, now: Time) -> Option<&[RequestId]> {
         self.due = None;
         let AdmissionAction::OrderChanged(order) = self.admission.poll_action(now)?;
@@ -102,18 +102,18 @@ impl Coordinator {
         self.order.epoch + self.changes
     }
 
-    /// A unit has given the request up.
+    /// Records that a unit has relegated the request.
     pub(super) fn give_up(&mut self, request: RequestId) {
         self.changes += u64::from(self.given_up.insert(request));
     }
 
-    /// A request has its first token. Links that still name it in an order lose nothing by that.
+    /// Records that a request has its first token. Orders that still contain it do no harm.
     pub(super) fn ended(&mut self, now: Time, request: RequestId) {
         self.given_up.remove(&request);
         self.handle(now, AdmissionEvent::RequestEnded { request });
     }
 
-    /// The order as far as it concerns a link that knows these batches.
+    /// Returns the order, restricted to the batches of one link.
     pub(super) fn order_for(&self, batches: impl Iterator<Item = BatchId>) -> Order {
         let rank = |batch: BatchId| {
             let at = self
@@ -138,7 +138,7 @@ impl Coordinator {
     }
 }
 
-/// A request as the coordinator hears of it.
+/// Returns a request's load as reported to the coordinator.
 pub(super) fn load(
     request: RequestId,
     deadline: Time,

@@ -1,4 +1,4 @@
-//! Prefix blocks that requests use: which are where, and which have to stay there for now.
+//! Prefix blocks of requests: which units hold them, and which must not be evicted for now.
 
 use super::cache::{Caches, Pinned};
 use super::layout::mix;
@@ -6,11 +6,11 @@ use super::router::Route;
 use super::setup::Setup;
 use crate::scenario::Routing;
 
-/// See the module.
+/// The units' caches, and the blocks that requests still need.
 #[derive(Debug)]
 pub(super) struct Prefixes {
     pub(super) caches: Caches,
-    /// Blocks that a request has still to read, by request.
+    /// Blocks that each request has still to read.
     pinned: Vec<Vec<Pinned>>,
 }
 
@@ -29,13 +29,13 @@ impl Prefixes {
         }
     }
 
-    /// Blocks that are reused stay where they are until the request has computed; with copies, they
-    /// are where it computes, too.
+    /// Protects reused blocks from eviction until the request has computed. With copies, the blocks
+    /// are also stored where the request computes.
     pub(super) fn use_blocks(&mut self, setup: &Setup<'_>, number: usize, route: &Route) {
         let layout = &setup.layout;
         let unit = layout.unit_of(route.rank);
         let mut pinned = Vec::with_capacity(route.blocks.len());
-        // Back to front: of a prefix that does not fit, the tail is to go first.
+        // Goes back to front, so that the tail of a prefix is evicted first.
         for &(block, holder) in route.blocks.iter().rev() {
             pinned.extend(self.caches.pin(holder, block));
             if layout.unit_of(holder) != unit && setup.scenario.serving.copy_on_fetch {
@@ -45,7 +45,7 @@ impl Prefixes {
         self.pinned[number] = pinned;
     }
 
-    /// The unit of `rank` keeps the blocks of a request that it has computed, or brings them home.
+    /// Stores the blocks of a computed request in the unit of `rank`, or in their static home.
     pub(super) fn keep_blocks(&mut self, setup: &Setup<'_>, number: u32, mut rank: u32) {
         let requests = &setup.inputs.requests;
         let blocks = requests.blocks_of(&requests.list[number as usize]);
@@ -58,7 +58,7 @@ impl Prefixes {
         }
         let unit = setup.layout.unit_of(rank);
         for &block in blocks.iter().rev() {
-            // A block has one holder, unless copies are wanted.
+            // A block has one holder, unless copies are enabled.
             let held = self.caches.holders(block).next().is_some();
             if !held || serving.copy_on_fetch {
                 self.caches.insert(rank, block);

@@ -1,5 +1,5 @@
-//! What the serving model once got wrong, each with what it should have been: queues of striped
-//! units, what the policy is told, what ports carry, where time goes.
+//! Regression tests of the serving model: queues of striped units, inputs of the policy, loads of
+//! ports, and times of phases.
 
 use laxity_policy::{Granularity, PolicyKind};
 
@@ -22,9 +22,9 @@ fn long() -> Scenario {
     scenario
 }
 
-/// A striped unit (sp > 1) computes one request after the other on all ranks: what waits at any of
-/// them is in the way. Three prompts that find 1 000 tokens of prefix at unit 0 are not to queue
-/// there behind 60 000 while unit 1 has nothing to do.
+/// A striped unit (sp > 1) computes one request after the other on all ranks, so its queue is that
+/// of all ranks. Three prompts with 1 000 tokens of prefix at unit 0 must not queue there behind 60
+/// 000 tokens while unit 1 is idle.
 #[test]
 fn a_small_prefix_does_not_outweigh_a_long_queue() {
     let mut scenario = long();
@@ -45,8 +45,8 @@ fn a_small_prefix_does_not_outweigh_a_long_queue() {
     );
 }
 
-/// The same, from the router's side: one striped unit has three long prompts queued, the other
-/// nothing. The next request must go to the idle one, whatever the turn.
+/// One striped unit has three long prompts queued and the other is idle. The router must choose the
+/// idle one, whatever the turn.
 #[test]
 fn a_busy_striped_unit_is_not_as_good_as_an_idle_one() {
     let mut scenario = long();
@@ -59,7 +59,7 @@ fn a_busy_striped_unit_is_not_as_good_as_an_idle_one() {
             (world.setup.layout.units, world.setup.layout.ranks_per_unit),
             (2, 4)
         );
-        // As `arrive` books three prompts of 60 000 tokens that were routed to unit 0.
+        // Records three prompts of 60 000 tokens as queued at unit 0, as `arrive` does.
         for rank in 0..3 {
             world.router.queued[rank] += 60_000;
         }
@@ -85,8 +85,8 @@ fn a_busy_striped_unit_is_not_as_good_as_an_idle_one() {
     }
 }
 
-/// Experts compute the tokens of all ranks, and so does the layer time of hints, RLI, laxity and
-/// RED.
+/// Experts compute the tokens of all ranks. The layer time of hints, RLI, laxity and RED must
+/// include that.
 #[test]
 fn layer_time_that_the_policy_is_told_is_what_a_layer_takes() {
     let mut scenario = small();
@@ -99,7 +99,7 @@ fn layer_time_that_the_policy_is_told_is_what_a_layer_takes() {
     let inputs = inputs(&scenario, &list);
     let mut world = world(&scenario, &inputs);
     world.run();
-    // All but the first were in one batch for each unit. What it was estimated at, what it took.
+    // All requests except the first were in one batch per unit, which is examined here.
     for batch in world.batches.iter() {
         let ranks = batch.tokens.iter().filter(|&&tokens| tokens > 0).count();
         if ranks < 8 || batch.layer_ns == 0 {
@@ -134,7 +134,7 @@ fn coordinator_is_told_only_of_bytes_on_the_network() {
     );
 }
 
-/// ... and of one over several servers, what stays inside them passes no NIC.
+/// An expert-parallel unit over several servers reports only bytes that leave a server.
 #[test]
 fn coordinator_is_told_of_what_leaves_a_server() {
     let mut scenario = small();
@@ -150,8 +150,8 @@ fn coordinator_is_told_of_what_leaves_a_server() {
     );
 }
 
-/// Stripes of a sequence-parallel unit all write into one decode rank: with 4 ranks of tp 4 and a
-/// decode rank of 4 GPUs the receiver is the bottleneck four times over.
+/// All stripes of a sequence-parallel unit write to one decode rank. With 4 ranks of tp 4 and a
+/// decode rank of 4 GPUs the receiver is the bottleneck by a factor of four.
 #[test]
 fn receiver_of_a_striped_unit_is_the_bottleneck() {
     let scenario = long();
@@ -165,8 +165,8 @@ fn receiver_of_a_striped_unit_is_the_bottleneck() {
     );
 }
 
-/// `fetched` is tokens that come over the network; to a striped unit that shares a server with the
-/// holder they come over NVLink.
+/// `fetched` counts tokens that come over the network. A striped unit on the holder's server gets
+/// them over NVLink.
 #[test]
 fn blocks_over_nvlink_are_not_counted_as_fetched_by_striped_units() {
     let mut scenario = small();
@@ -183,7 +183,7 @@ fn blocks_over_nvlink_are_not_counted_as_fetched_by_striped_units() {
     );
 }
 
-/// The shared expert of a sequence-parallel unit is computed by each rank for its own tokens.
+/// Each rank of a sequence-parallel unit computes the shared expert for its own tokens.
 #[test]
 fn shared_experts_of_striped_units_are_shared_out() {
     let mut scenario = small();
@@ -200,7 +200,7 @@ fn shared_experts_of_striped_units_are_shared_out() {
     );
 }
 
-/// Coflow-granular sharing: all flows of a batch's stage and layer on a port weigh one together.
+/// With coflow granularity, the flows of a coflow on a port have weight one together.
 #[test]
 fn a_coflow_weighs_one_at_each_port() {
     let mut scenario = small();
@@ -224,8 +224,8 @@ fn a_coflow_weighs_one_at_each_port() {
         }
         coflows += weights.len();
         for (key, weight) in weights {
-            // Only just after the layer was sent are all of its flows there; a coflow with one flow
-            // on the port must weigh one.
+            // All flows exist only just after the layer was sent. A coflow with one flow on the
+            // port must have weight one.
             assert!(
                 weight > 0.99,
                 "coflow (batch, rank, layer) {key:?} weighs {weight} at its egress"
@@ -235,16 +235,15 @@ fn a_coflow_weighs_one_at_each_port() {
     assert!(coflows > 0, "nothing was sent");
 }
 
-/// Blocks that a request is to fetch stay until it has.
+/// Blocks that a request will fetch are not evicted before.
 #[test]
 fn fetched_blocks_are_there() {
     let mut scenario = small();
     scenario.serving.routing = Routing::RoundRobin;
     scenario.serving.cache_tokens = 1_600;
     scenario.policy.kind = PolicyKind::Fair;
-    // Unit 1 computes family 0 (800 tokens of it are shared). Then both units get long prompts; the
-    // third request of family 0 is routed to unit 0 while unit 1 holds it, and waits behind the
-    // long prompt.
+    // Unit 1 computes family 0 (800 tokens of it are shared). Then both units get long prompts. The
+    // third request of family 0 waits at unit 0 behind a long prompt, and unit 1 holds its prefix.
     let list = [
         (0, 1_600, 0),
         (3_000, 100_000, 1),
@@ -278,7 +277,7 @@ fn fetched_blocks_are_there() {
     );
 }
 
-/// `latency_us` is from the last byte on the wire to completion, also for a layer that begins in
+/// `latency_us` counts from the last byte on the wire to completion, also if a layer begins in
 /// between.
 #[test]
 fn a_fetch_is_complete_latency_after_its_last_byte() {
@@ -292,8 +291,8 @@ fn a_fetch_is_complete_latency_after_its_last_byte() {
     let list = [(0, 20_000, 0), (60_000, 20_000, 0)];
     scenario.serving.lookahead_layers = 4;
     let ttft = run(&scenario, &list).ttft_ms.percentile(0);
-    // The fetch for layer l is issued when layer l - 3 begins and takes 100 ms and more: 28 layers
-    // behind the first four need 28 / 3 times that at least.
+    // The fetch for layer l is issued when layer l - 3 begins and takes at least 100 ms. The 28
+    // layers behind the first four need at least 28 / 3 times that.
     assert!(ttft > 1_000.0, "TTFT {ttft} ms");
 }
 
@@ -319,8 +318,8 @@ fn a_partial_rack_is_oversubscribed_too() {
     );
 }
 
-/// One layer, one token, every policy, both modes, tiny and large everything: nothing panics or
-/// hangs.
+/// Extreme scenarios neither panic nor hang: one layer, one token, every policy, both modes, tiny
+/// and large values.
 #[test]
 fn odd_scenarios_end() {
     for kind in PolicyKind::ALL {
@@ -377,9 +376,8 @@ fn coordinator_is_told_of_all_ports_of_a_striped_unit() {
     assert_eq!(told, used, "egress ports told, and used");
 }
 
-/// As [`a_coflow_weighs_one_at_each_port`], for stage 1: a batch's reuse for one layer at one
-/// reader. Its four members come one by one, and each shares with those that are known by then: 1 +
-/// 1/2 + 1/3 + 1/4, not 4.
+/// With coflow granularity, a batch's KV reuse for one layer has weight one at its reader. Its four
+/// members come one by one, and each shares with those before: 1 + 1/2 + 1/3 + 1/4, not 4.
 #[test]
 fn a_coflow_of_reuse_weighs_one_at_its_reader() {
     let mut scenario = small();
@@ -389,8 +387,8 @@ fn a_coflow_of_reuse_weighs_one_at_its_reader() {
     (scenario.model.tp, scenario.model.ep) = (8, 1);
     scenario.cluster.nic_gbps = 10.0;
     scenario.serving.routing = Routing::RoundRobin;
-    // Four units of one rank; families 1 to 3 are computed once, then a batch at one unit reuses
-    // all of them.
+    // Four units have one rank each. Families 1 to 3 are computed once, then a batch at one unit
+    // reuses all of them.
     let mut list: Vec<_> = (0..4).map(|n| (0, 2_000, n)).collect();
     list.push((5_000, 2_000, 9));
     for n in 0..16 {
@@ -417,8 +415,7 @@ fn a_coflow_of_reuse_weighs_one_at_its_reader() {
     );
 }
 
-/// Where time goes: the parts do not add up to more than there is, though a ring computes
-/// meanwhile.
+/// The phases of a TTFT add up to no more than the TTFT, although a ring computes meanwhile.
 #[test]
 fn parts_of_a_ttft_are_no_more_than_the_ttft() {
     let mut scenario = long();
@@ -433,7 +430,7 @@ fn parts_of_a_ttft_are_no_more_than_the_ttft() {
     );
 }
 
-/// One rack for all, said with a large number.
+/// A very large `servers_per_rack` means one rack for all servers.
 #[test]
 fn a_rack_may_be_as_large_as_its_type() {
     let mut scenario = small();

@@ -1,24 +1,24 @@
-//! A request on its way through a unit, and the objectives of all of them.
+//! A request in the serving model, and the objectives of all requests.
 
 use laxity_policy::{Span, Time};
 
 use super::setup::Setup;
 use crate::scenario::SloKind;
 
-/// A request.
+/// A request in the serving model, with its route and its times.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Request {
     pub(super) arrival: Time,
     pub(super) deadline: Time,
     pub(super) prompt: u32,
     pub(super) reused: u32,
-    /// Of the reused tokens, those that come over the network.
+    /// Reused tokens that come over the network.
     pub(super) fetched: u32,
     pub(super) rank: u32,
     pub(super) decode: u32,
     pub(super) first_source: u32,
     pub(super) sources: u32,
-    /// Tokens that no batch has taken.
+    /// Tokens that no batch has taken yet.
     pub(super) to_compute: u32,
     pub(super) started: Time,
     pub(super) prefilled: Option<Time>,
@@ -28,16 +28,15 @@ pub(super) struct Request {
     pub(super) collective_ns: u64,
     pub(super) computed_ns: u64,
     pub(super) pruned: bool,
-    /// Its unit gave it up.
+    /// Whether its unit relegated it.
     pub(super) relegated: bool,
-    /// Without contention, when what the request fetches, and what it sends, has passed.
+    /// Time at which the request's fetches, and its P2D, would have passed without contention.
     pub(super) fetching_until: Time,
     pub(super) sending_until: Time,
 }
 
 impl Request {
-    /// When its first token is due, for those who schedule its flows: what was given up is due no
-    /// more.
+    /// Returns the deadline of the first token for flow scheduling. A relegated request has none.
     pub(super) const fn due(&self) -> Time {
         if self.relegated {
             Time::NEVER
@@ -47,7 +46,7 @@ impl Request {
     }
 }
 
-/// All requests of the workload, none of which has arrived.
+/// Returns all requests of the workload in their initial state.
 pub(super) fn all(setup: &Setup<'_>) -> Vec<Request> {
     let requests = &setup.inputs.requests;
     let mut seen = vec![false; requests.distinct_blocks as usize];

@@ -1,26 +1,26 @@
-//! Which unit and rank get a request, which ranks its reusable blocks come from, and which decode
-//! rank takes its KV cache.
+//! Routing of requests: the unit and rank that compute, the ranks that reused blocks come from, and
+//! the decode rank.
 
 use super::cache::Caches;
 use super::layout::{Layout, mix};
 use crate::scenario::{Placement, Routing, Serving};
 use crate::workload::Requests;
 
-/// Where reusable tokens are: on which rank, how many.
+/// A rank that holds reusable tokens, and their number.
 pub(super) type Source = (u32, u32);
 
-/// The choice for one request.
+/// The route of one request.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Route {
     pub(super) rank: u32,
-    /// Reusable tokens by the rank that holds them, the request's own included.
+    /// Reusable tokens by the rank that holds them, including the request's own rank.
     pub(super) sources: Vec<Source>,
     pub(super) reused: u32,
-    /// The blocks that are reused, first to last, and which rank's copy.
+    /// Reused blocks from first to last, each with the rank whose copy is used.
     pub(super) blocks: Vec<(u32, u32)>,
 }
 
-/// See the module.
+/// The router, which chooses units, ranks and decode ranks.
 #[derive(Debug)]
 pub(super) struct Router {
     routing: Routing,
@@ -31,7 +31,7 @@ pub(super) struct Router {
     decode_turn: u32,
     /// Tokens that wait or compute, by rank.
     pub(super) queued: Vec<u64>,
-    /// A unit computes one request after the other, each on all of its ranks.
+    /// Whether a unit computes one request after the other, each on all of its ranks.
     striped: bool,
     /// Bytes on their way, by decode rank.
     pub(super) decode_load: Vec<u64>,
@@ -58,7 +58,7 @@ impl Router {
         }
     }
 
-    /// Chooses for a request of `tokens`, whose prefix is `blocks` of `block_tokens` each.
+    /// Routes a request of `tokens` whose prefix is `blocks` of `block_tokens` each.
     pub(super) fn route(
         &mut self,
         layout: &Layout,
@@ -71,7 +71,7 @@ impl Router {
         let mut held = Vec::new();
         let mut reusable = 0;
         for &block in requests.blocks_of(request) {
-            // The last token is always computed: its output is the first token.
+            // The last token is always computed, because its output is the first token.
             let more = requests
                 .block_tokens
                 .min((tokens - 1).saturating_sub(reusable));
@@ -116,7 +116,7 @@ impl Router {
         }
     }
 
-    /// Tokens that a new request of the unit waits for, at the rank that has the fewest.
+    /// Returns the tokens that a new request waits for, on the unit's rank with the fewest.
     fn queued_before(&self, layout: &Layout, unit: u32) -> u64 {
         let ranks = layout.ranks_of(unit);
         let queued = ranks.map(|rank| self.queued[rank as usize]);
@@ -137,7 +137,7 @@ impl Router {
             Routing::LeastLoaded | Routing::StaticHomes => 0.0,
         };
         let mut best = (f64::INFINITY, 0);
-        // Equals are taken in turn, or the first unit would get whatever finds all of them idle.
+        // Equal units are chosen in turn, or the first would get all requests when all are idle.
         let first = self.turn;
         self.turn = (self.turn + 1) % layout.units;
         for n in 0..layout.units {
@@ -151,7 +151,7 @@ impl Router {
         best.1
     }
 
-    /// The rank of the unit with the least to do, where fetching from another server counts as
+    /// Returns the unit's rank with the least work, where a fetch from another server counts as
     /// work.
     fn rank(&self, layout: &Layout, caches: &Caches, held: &[(u32, u32)], unit: u32) -> u32 {
         let ranks = layout.ranks_of(unit);
@@ -174,7 +174,7 @@ impl Router {
             let missing = total - near[(rank - ranks.start) as usize];
             self.queued[rank as usize] as f64 + self.weight * missing as f64
         };
-        // Again in turn among equals.
+        // Equal ranks are chosen in turn, too.
         let count = ranks.len() as u32;
         let mut best = (f64::INFINITY, ranks.start);
         for n in 0..count {
@@ -186,7 +186,7 @@ impl Router {
         best.1
     }
 
-    /// The decode rank that takes `bytes` of a request.
+    /// Returns the decode rank for `bytes` of a request.
     pub(super) fn place(&mut self, number: usize, bytes: u64) -> u32 {
         let count = self.decode_load.len() as u32;
         let decode = match self.placement {
@@ -209,8 +209,8 @@ impl Router {
     }
 }
 
-/// The holder of a block that is nearest to `rank`; among equally far ones, one that depends on the
-/// request, so that copies share the load.
+/// Returns the holder of a block that is nearest to `rank`. Among equally near ones the request's
+/// number decides, so that copies share the load.
 fn nearest(layout: &Layout, caches: &Caches, block: u32, rank: u32, number: u64) -> u32 {
     let distance = |holder: u32| {
         if holder == rank {

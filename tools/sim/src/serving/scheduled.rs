@@ -1,5 +1,5 @@
-//! Requests and flows under one notion of slack: what a discipline decides, and what the links are
-//! told of it.
+//! Tests of request schedulers together with flows: decisions of disciplines, and their effect on
+//! links.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +16,7 @@ fn world<'a>(scenario: &'a Scenario, inputs: &'a Inputs) -> World<'a> {
     World::new(scenario, inputs, compute).expect("makes sense")
 }
 
-/// One unit that computes one prompt after the other, in pieces of 2 000 tokens.
+/// Returns a scenario of one unit that computes single prompts in chunks of 2 000 tokens.
 fn queue(order: RequestOrder, kind: PolicyKind) -> Scenario {
     let mut scenario = small();
     scenario.cluster.servers = 4;
@@ -30,7 +30,7 @@ fn queue(order: RequestOrder, kind: PolicyKind) -> Scenario {
     scenario
 }
 
-/// Numbers of requests in the order in which they have computed.
+/// Returns the numbers of requests in the order in which they were computed.
 fn order_of(scenario: &Scenario, list: &[(u64, u32, u32)]) -> Vec<usize> {
     let inputs = inputs(scenario, list);
     let mut world = world(scenario, &inputs);
@@ -47,7 +47,7 @@ fn order_of(scenario: &Scenario, list: &[(u64, u32, u32)]) -> Vec<usize> {
 
 #[test]
 fn the_discipline_says_who_computes_first() {
-    // The first computes and the second fills the next batch when the others come.
+    // The first request computes and the second is in the next batch when the others arrive.
     let list = [
         (0, 6_000, 0),
         (1, 6_000, 1),
@@ -57,14 +57,14 @@ fn the_discipline_says_who_computes_first() {
     ];
     let of = |order| order_of(&queue(order, PolicyKind::Laxity), &list);
     assert_eq!(of(RequestOrder::Fcfs), [0, 1, 2, 3, 4]);
-    // Objectives are three times what a request takes alone: the short ones are due first, too.
+    // Objectives are three times the request's time alone, so short requests are due first.
     let shortest = of(RequestOrder::Srpf);
     assert_eq!(shortest[3..], [3, 2], "{shortest:?}");
     let earliest = of(RequestOrder::Edf);
     assert_eq!(earliest[3..], [3, 2], "{earliest:?}");
 }
 
-/// More than can be in time.
+/// Returns more requests than can meet their deadlines.
 fn overload() -> Vec<(u64, u32, u32)> {
     (0..30).map(|n| (n * 60, 8_000, n as u32)).collect()
 }
@@ -88,9 +88,9 @@ fn what_is_given_up_computes_last_and_is_all_served() {
 fn flows_of_what_is_given_up_are_the_scavengers() {
     for kind in [PolicyKind::Mfs, PolicyKind::Laxity] {
         let mut scenario = queue(RequestOrder::EdfRelegate, kind);
-        // Nothing else is to put them there.
+        // Disables pruning, so that only relegation moves flows to the scavenger.
         scenario.policy.without = vec![crate::scenario::Part::Pruning];
-        // So slow that flows wait.
+        // A slow network makes flows wait.
         scenario.cluster.nic_gbps = 10.0;
         let inputs = inputs(&scenario, &overload());
         let mut world = world(&scenario, &inputs);
@@ -103,8 +103,8 @@ fn flows_of_what_is_given_up_are_the_scavengers() {
                     continue;
                 }
                 let request = world.requests[flow.request as usize];
-                // Of those that began after their request was given up; what is sent before keeps
-                // its level.
+                // Collects flows that began after the relegation of their request. Earlier flows
+                // keep their level.
                 now.insert((slot, flow.generation));
                 if before.contains(&(slot, flow.generation)) || flow.sending == 0 {
                     continue;

@@ -1,4 +1,4 @@
-//! What stays as it is during a run: the scenario, what it names, and what follows from both.
+//! The constants of a run: the scenario, its inputs, and values derived from both.
 
 use laxity_policy::{Granularity, PolicyKind, Span};
 
@@ -12,19 +12,19 @@ use crate::model::{Model, Routing as Experts};
 use crate::network::Network;
 use crate::scenario::{Mode, Part, Scenario};
 
-/// How a layer of a unit uses its experts.
+/// A unit's use of the experts of one layer.
 #[derive(Debug)]
 pub(super) struct ExpertUse {
     /// Copies of a token that go to each rank.
     pub(super) copies: Vec<f64>,
-    /// The rank with most pairs, and how many a token has there.
+    /// The rank with the most pairs, and the number of pairs per token there.
     worst: usize,
     pairs: f64,
     local: u32,
     routing: Option<Experts>,
 }
 
-/// See the module.
+/// The constants of a run.
 #[derive(Debug)]
 pub(super) struct Setup<'a> {
     pub(super) scenario: &'a Scenario,
@@ -32,33 +32,33 @@ pub(super) struct Setup<'a> {
     pub(super) model: &'a Model,
     pub(super) compute: Compute,
     pub(super) layout: Layout,
-    /// By unit, then by layer; empty without experts.
+    /// Expert use by unit, then by layer. Empty without experts.
     pub(super) experts: Vec<ExpertUse>,
     pub(super) regime: Regime,
     pub(super) exact: bool,
     pub(super) coflows: bool,
     pub(super) without_layers: bool,
     pub(super) receiver_bound: bool,
-    /// The policy goes by the load of the early stages.
+    /// Whether the policy uses the load of the early stages.
     pub(super) measures_load: bool,
-    /// Requests are spread over all ranks of their unit (sequence parallelism).
+    /// Whether requests are spread over all ranks of their unit (sequence parallelism).
     pub(super) striped: bool,
     pub(super) layers: u16,
     pub(super) latency: Span,
-    /// A token's KV cache, by layer, and over all layers.
+    /// Bytes of a token's KV cache by layer, followed by the sum over all layers.
     pub(super) kv_bytes: Vec<u64>,
     pub(super) kv_bytes_all_layers: u64,
-    /// A request's state in a layer with linear attention, which has no KV cache.
+    /// Bytes of a request's state by layer, zero in layers with a KV cache.
     pub(super) state_bytes: Vec<u64>,
-    /// A layer with KV cache, and one without if there is any.
+    /// A layer with a KV cache and, if there is any, one without.
     pub(super) layer_of_kind: [u16; 2],
     pub(super) activation_bytes: f64,
-    /// Of collectives, leaving a rank, over all layers.
+    /// Bytes of collectives per token that leave a rank, over all layers.
     pub(super) collective_bytes_per_token: u64,
 }
 
 impl<'a> Setup<'a> {
-    /// Adds the ports of the cluster to `network`.
+    /// Adds the ports of the cluster to `network` and returns the constants of the run.
     pub(super) fn new(
         scenario: &'a Scenario,
         inputs: &'a Inputs,
@@ -154,14 +154,14 @@ impl<'a> Setup<'a> {
             }
         }
         let copies: f64 = self.experts[0].copies.iter().sum();
-        // What stays in a server passes no NIC.
+        // Traffic inside a server passes no NIC.
         let inside = self.layout.ranks_per_server.min(ranks);
         let outside = 1.0 - f64::from(inside) / f64::from(ranks);
         let per_layer = 2.0 * copies * outside * self.activation_bytes;
         self.collective_bytes_per_token = (per_layer * f64::from(self.layers)) as u64;
     }
 
-    /// Reused tokens that come through NICs.
+    /// Returns the reused tokens that come through NICs.
     pub(super) fn over_the_network(&self, route: &Route) -> u32 {
         let layout = &self.layout;
         let apart = |from, to| layout.server_of(from) != layout.server_of(to);
@@ -169,8 +169,8 @@ impl<'a> Setup<'a> {
             if !self.striped {
                 return if apart(from, route.rank) { tokens } else { 0 };
             }
-            // Each rank fetches its share from its like; within the unit everybody has what it
-            // needs.
+            // Each rank fetches its share from the rank of the same index. Inside the unit nothing
+            // is fetched.
             let (home, unit) = (layout.unit_of(from), layout.unit_of(route.rank));
             let pairs = layout.ranks_of(home).zip(layout.ranks_of(unit));
             let far = pairs.filter(|&(from, to)| home != unit && apart(from, to));
@@ -179,7 +179,7 @@ impl<'a> Setup<'a> {
         route.sources.iter().map(of).sum()
     }
 
-    /// What of a layer goes to the decode rank for `tokens` of a request, the last part or not.
+    /// Returns the P2D bytes of a layer for `tokens` of a request. The `last` part has the state.
     pub(super) fn layer_bytes(&self, layer: u16, tokens: u32, last: bool) -> u64 {
         let at = usize::from(layer);
         let state = if last { self.state_bytes[at] } else { 0 };
@@ -190,11 +190,11 @@ impl<'a> Setup<'a> {
         &self.experts[unit as usize * usize::from(self.layers) + usize::from(layer)]
     }
 
-    /// The experts of the layer that a batch is at, on the slowest rank.
+    /// Returns the time of the experts of a batch's current layer on the slowest rank.
     pub(super) fn experts_ns(&self, batch: &Batch) -> u64 {
         let ranks = u64::from(self.layout.ranks_per_unit);
-        // Expert parallelism brings the tokens of all ranks together; otherwise each rank computes
-        // its own.
+        // Expert parallelism combines the tokens of all ranks. Otherwise each rank computes its own
+        // tokens.
         let tokens = if self.scenario.model.ep > 1 {
             batch.tokens.iter().sum()
         } else if self.striped {

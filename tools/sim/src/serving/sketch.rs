@@ -1,12 +1,12 @@
-//! A sample too large to keep: counts by magnitude, 128 buckets for each factor of two.
+//! A histogram for samples that are too large to keep, with 128 buckets for each factor of two.
 //!
-//! The bucket is read off the float's own bits, so the result has the same bits on every machine.
+//! The bucket is taken from the float's bits, so that the result is identical on every machine.
 
 use crate::outcome::Distribution;
 
 const SHIFT: u32 = 52 - 7;
 
-/// See the module. Values are not negative.
+/// A histogram of non-negative values with 128 buckets for each factor of two.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Sketch {
     counts: Vec<u64>,

@@ -1,4 +1,4 @@
-//! The serving model against what can be worked out by hand, and against itself.
+//! Tests of the serving model against hand-computed values and its own invariants.
 
 use laxity_policy::{PolicyKind, Time};
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ use crate::outcome::Outcome;
 use crate::scenario::{Mode, Placement, RequestOrder, Routing, Scenario, SpExchange};
 use crate::workload::{Request, Requests};
 
-/// Two prefill units of 16 GPUs, as many decode GPUs.
+/// Returns a scenario of two prefill units of 16 GPUs and as many decode GPUs.
 pub(super) fn small() -> Scenario {
     let mut scenario = Scenario::default();
     scenario.cluster.servers = 8;
@@ -19,11 +19,11 @@ pub(super) fn small() -> Scenario {
     scenario
 }
 
-/// Requests `(arrival in ms, tokens, family)`: members of a family have their first half in common.
+/// Returns requests for `(arrival in ms, tokens, family)`. Families share their first half.
 fn requests(list: &[(u64, u32, u32)]) -> Requests {
     const BLOCK: u32 = 16;
     let families = list.iter().map(|request| request.2).max().unwrap_or(0) + 1;
-    // Shared blocks first, then those of one request only.
+    // Shared blocks come first, then those of a single request.
     let longest = list
         .iter()
         .map(|request| request.1.div_ceil(BLOCK))
@@ -75,8 +75,8 @@ fn policies() -> impl Iterator<Item = PolicyKind> {
 
 #[test]
 fn a_request_that_is_alone_takes_what_its_objective_is_measured_by() {
-    // Its own layers go to its decode rank while it exchanges tokens: only a policy that defers
-    // them keeps the collectives as if they were alone.
+    // A request's layers go to its decode rank while it exchanges tokens. Only a policy that defers
+    // them keeps the collectives undisturbed.
     for kind in policies() {
         for (model, tp, ep, sp) in [("dbrx", 2, 8, 1), ("llama-3-8b", 4, 1, 4)] {
             for tokens in [300, 5_000, 20_000] {
@@ -141,7 +141,7 @@ fn copies_spare_later_readers_the_way() {
 fn a_long_prompt_is_cut_only_if_it_may_be() {
     let mut scenario = small();
     scenario.serving.token_budget = 1000;
-    // Beside one that runs: the other has to wait for its turn, whole or in parts.
+    // The unit is busy, so that the second request waits, whole or in parts.
     let list = [(0, 900, 0), (1, 900, 1), (1, 3_000, 2), (2, 100, 3)];
     let cut = run(&scenario, &list);
     scenario.serving.chunked = false;
@@ -155,7 +155,7 @@ fn a_long_prompt_is_cut_only_if_it_may_be() {
 fn no_policy_passes_the_bound_without_contention() {
     let mut scenario = small();
     scenario.cluster.nic_gbps = 50.0;
-    // Far from saturation, where one delay more can by chance make a better batch.
+    // The load is low, because near saturation a delay can by chance form a better batch.
     let list: Vec<_> = (0..120)
         .map(|n| (n * 150, 400 + 97 * (n as u32 % 23), n as u32 % 5))
         .collect();
@@ -178,7 +178,7 @@ fn no_policy_passes_the_bound_without_contention() {
 
 #[test]
 fn aggregates_agree_with_pairs() {
-    // docs/notes/simulator.md: how far they may be apart, and why fair sharing is furthest.
+    // docs/notes/simulator.md says how far both may differ, and why fair sharing differs most.
     let list: Vec<_> = (0..80)
         .map(|n| (n * 12, 500 + 131 * (n as u32 % 17), n as u32 % 4))
         .collect();
@@ -234,8 +234,8 @@ fn the_same_twice_is_the_same() {
     }
 }
 
-/// Half of each prompt is shared, and three quarters of that would fit: the tail of a prefix goes
-/// first, or all that stays would be of no use.
+/// Half of each prompt is shared, and three quarters of that fit. The tail of a prefix is evicted
+/// first, or the rest would be useless.
 #[test]
 fn reuse_survives_a_cache_that_is_a_little_too_small() {
     let mut scenario = small();
@@ -246,7 +246,7 @@ fn reuse_survives_a_cache_that_is_a_little_too_small() {
     assert!(outcome.reused > 0.2, "reused {}", outcome.reused);
 }
 
-/// Ranks of a data-parallel unit compute each its own tokens, so four prompts on four ranks take as
+/// Each rank of a data-parallel unit computes its own tokens, so four prompts on four ranks take as
 /// long as one.
 #[test]
 fn data_parallel_ranks_do_not_compute_each_others_experts() {
@@ -257,7 +257,7 @@ fn data_parallel_ranks_do_not_compute_each_others_experts() {
     scenario.serving.routing = Routing::RoundRobin;
     scenario.policy.no_contention = true;
     let one = run(&scenario, &[(0, 4_000, 0)]);
-    // The first occupies the unit for a moment; the four behind it form one batch.
+    // The first request occupies the unit for a moment, and the other four form one batch.
     let list = [
         (0, 16, 9),
         (1, 4_000, 0),
@@ -273,8 +273,7 @@ fn data_parallel_ranks_do_not_compute_each_others_experts() {
     );
 }
 
-/// An objective is the TTFT of a request that is alone; with an all-gather it is one that cannot be
-/// met.
+/// With an all-gather, the TTFT of a request alone equals its objective at factor 1.
 #[test]
 fn objectives_know_all_gathers() {
     let mut scenario = small();
@@ -289,7 +288,7 @@ fn objectives_know_all_gathers() {
     }
 }
 
-/// ... and with a ring inside a server, which NVLink carries, it is one that is never missed.
+/// With a ring inside a server, on NVLink, a TTFT alone equals its objective at factor 1.
 #[test]
 fn objectives_know_that_a_ring_inside_a_server_is_on_nvlink() {
     let mut scenario = small();
@@ -304,7 +303,7 @@ fn objectives_know_that_a_ring_inside_a_server_is_on_nvlink() {
     }
 }
 
-/// `lookahead_layers` may be all there are.
+/// `lookahead_layers` may be the largest value of its type.
 #[test]
 fn lookahead_may_be_as_large_as_its_type() {
     let mut scenario = small();
@@ -314,8 +313,8 @@ fn lookahead_may_be_as_large_as_its_type() {
     assert_eq!(outcome.requests, 2);
 }
 
-/// Of equal ranks each should get its turn; here the turn of the units decides, so a unit that is
-/// idle has the same rank chosen every time.
+/// Equal ranks get requests in turn. A turn shared with the units would choose the same rank of an
+/// idle unit each time.
 #[test]
 fn idle_ranks_take_turns() {
     let mut scenario = small();
@@ -337,7 +336,7 @@ fn idle_ranks_take_turns() {
     }
 }
 
-/// A pair of ranks may exchange less than a byte while a rank's aggregate has some: nothing is put
+/// A pair of ranks may exchange less than a byte while a rank's aggregate has some. Nothing is put
 /// on the network then, and nothing ends.
 #[test]
 fn exact_mode_survives_experts_that_nobody_uses() {
@@ -362,8 +361,8 @@ fn exact_mode_survives_experts_that_nobody_uses() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Every request is served, and debug builds check that bytes are conserved and that no port
-    /// is above its rate, whatever the scenario.
+    /// Every request is served in random scenarios. Debug builds also check that bytes are
+    /// conserved and that no port exceeds its rate.
     #[test]
     fn all_are_served_and_bytes_are_conserved(
         list in proptest::collection::vec((0_u64..300, 1_u32..9_000, 0_u32..4), 1..40),

@@ -1,7 +1,7 @@
 //! Transfers of KV cache: from the unit that holds a block, and to the decode rank.
 //!
-//! A flow is one request's part of one layer. Where daemons decide it gets its permits in chunks,
-//! and is on the network with one chunk at a time, as a queue pair would send it.
+//! A flow is one request's part of one layer. With daemons it gets permits in chunks, and one chunk
+//! at a time is on the network, as with a queue pair.
 
 use laxity_policy::{Action, Event, FlowSpec, Layer, Level, RequestId, Span, Stage, Time};
 
@@ -13,7 +13,7 @@ use super::world::{Tag, World};
 use crate::network::PortId;
 
 impl World<'_> {
-    /// Starts a flow of `bytes`; `alike` flows of its batch, stage and layer share its ports.
+    /// Starts a flow of `bytes`. The `alike` flows of its batch, stage and layer share its ports.
     pub(super) fn submit(
         &mut self,
         (request, batch, layer): (u32, u32, u16),
@@ -72,12 +72,12 @@ impl World<'_> {
         }
     }
 
-    /// When all of a flow has to be there.
+    /// Returns the deadline of a flow.
     pub(super) fn due(&self, flow: &Flow) -> Time {
         self.requests[flow.request as usize].due()
     }
 
-    /// Weight of one of `alike` flows.
+    /// Returns the weight of one of `alike` flows.
     fn weight_of(&self, stage: Stage, alike: u32) -> f32 {
         let flows = if self.setup.coflows { alike.max(1) } else { 1 };
         let weight = match stage {
@@ -87,7 +87,7 @@ impl World<'_> {
         (weight / f64::from(flows)) as f32
     }
 
-    /// When `bytes` of a request have come that meet nothing but others of the same request.
+    /// Returns when `bytes` of a request arrive if they contend only with the same request.
     fn alone_until(&mut self, request: u32, to: To, bytes: u64) -> Time {
         let stripes = if self.setup.striped {
             f64::from(self.setup.layout.ranks_per_unit)
@@ -108,7 +108,7 @@ impl World<'_> {
         *busy
     }
 
-    /// Asks the host for a permit.
+    /// Submits a flow to its host's link.
     fn ask(&mut self, slot: u32) {
         let now = self.now;
         let flow = *self.flows.get_mut(slot);
@@ -132,7 +132,7 @@ impl World<'_> {
             whole: false,
         };
         let request_pruned = request.pruned || request.relegated;
-        // A collective that was counted on has the port: the host has to know before it decides.
+        // The host must account for a collective with a computed end before it decides.
         if let To::Decode(_) = flow.to {
             let port = self.setup.layout.egress(flow.from);
             self.make_room_for(&[port], None);
@@ -156,7 +156,7 @@ impl World<'_> {
         self.poll(host);
     }
 
-    /// Puts what is permitted on the network, if nothing of the flow is.
+    /// Puts the permitted bytes of a flow on the network, unless some are there already.
     pub(super) fn send(&mut self, slot: u32) {
         let flow = *self.flows.get_mut(slot);
         if flow.sending > 0 || flow.unsent == 0 {
@@ -178,7 +178,7 @@ impl World<'_> {
         flow.unsent = 0;
     }
 
-    /// A chunk has left the network.
+    /// Handles the end of a chunk on the network.
     pub(super) fn sent(&mut self, slot: u32) {
         let now = self.now;
         let regime = self.setup.regime;
@@ -205,7 +205,7 @@ impl World<'_> {
         }
     }
 
-    /// All of a flow is there.
+    /// Handles the arrival of a flow's last byte.
     pub(super) fn delivered(&mut self, slot: u32) {
         let flow = self.flows.take(slot);
         match flow.stage {
@@ -215,7 +215,7 @@ impl World<'_> {
         }
     }
 
-    /// Does what the host's link says, and asks to be called again when it wants to be.
+    /// Executes the decisions of the host's link and schedules its next poll.
     pub(super) fn poll(&mut self, host: u32) {
         if !self.hosts.waits(host) {
             return;
@@ -246,7 +246,7 @@ impl World<'_> {
         }
     }
 
-    /// Tells a host's link of a batch.
+    /// Sends a host's link the state of a batch.
     pub(super) fn tell(&mut self, host: u32, slot: u32) {
         let now = self.now;
         let batch = &self.batches[slot];
@@ -254,7 +254,7 @@ impl World<'_> {
             && let Some(current) = self.units[batch.unit as usize].current
             && current != slot
         {
-            // What it waits behind, or the link would not know how long.
+            // The link also needs the batch that computes before, to know how long this one waits.
             self.tell(host, current);
         }
         let batch = &mut self.batches[slot];
@@ -288,7 +288,7 @@ impl World<'_> {
         }
     }
 
-    /// Runs the order between batches, and has the hosts where something waits decide anew.
+    /// Runs the order between batches and polls the hosts with waiting flows.
     pub(super) fn run_order(&mut self) {
         let now = self.now;
         let Some(coordinator) = &mut self.coordinator else {
@@ -305,7 +305,7 @@ impl World<'_> {
         }
     }
 
-    /// What the coordinator has been told may want a run.
+    /// Schedules a run of the coordinator, if one is needed.
     pub(super) fn schedule_order(&mut self) {
         if let Some(at) = self
             .coordinator

@@ -1,4 +1,4 @@
-//! A prefill unit: each of its batches, layer by layer. Which requests are in it: `filling`.
+//! A prefill unit computes its batches layer by layer. The module `filling` chooses their requests.
 
 use laxity_policy::admission::AdmissionEvent;
 use laxity_policy::{Span, Time};
@@ -12,22 +12,22 @@ use super::line::WaitingRequests;
 use super::world::World;
 use crate::scenario::SpExchange;
 
-/// See the module.
+/// A prefill unit with its lines and its batches.
 #[derive(Debug, Default)]
 pub(super) struct Unit {
-    /// Requests that no batch has room for yet, by rank; with sequence parallelism in the first.
+    /// Requests that no batch has room for yet, by rank. Rank 0 with sequence parallelism.
     pub(super) lines: Vec<WaitingRequests>,
     pub(super) current: Option<u32>,
     pub(super) next: Option<u32>,
     pub(super) step: Step,
-    /// Counts the steps that were scheduled: an earlier one that comes up is void.
+    /// Number of scheduled steps. An event of an earlier step is void.
     pub(super) steps: u32,
     pub(super) since: Time,
     pub(super) collective: Collective,
 }
 
 impl World<'_> {
-    /// Stage-1 flows of the layers that are near enough.
+    /// Issues the KV reuse flows of layers within the lookahead.
     pub(super) fn fetch_ahead(&mut self, slot: u32) {
         let lookahead = self.setup.scenario.serving.lookahead_layers;
         let batch = &self.batches[slot];
@@ -60,7 +60,7 @@ impl World<'_> {
         };
         for at in first..first + count {
             let (from, tokens) = self.sources[at as usize];
-            // Linear attention goes on from its state after the last reused token.
+            // Linear attention continues from its state after the last reused token.
             let bytes = self
                 .setup
                 .layer_bytes(layer, tokens, at + 1 == first + count);
@@ -97,7 +97,7 @@ impl World<'_> {
         }
     }
 
-    /// Sources that the batch's members at one queue fetch a layer from.
+    /// Returns the number of sources that the batch's members of one line fetch a layer from.
     fn fetches_at(&self, slot: u32, seat: usize) -> u32 {
         let members = &self.batches[slot].members;
         let here = members
@@ -107,7 +107,7 @@ impl World<'_> {
             .sum()
     }
 
-    /// Stage-1 bytes of a layer are there.
+    /// Handles the arrival of a KV reuse flow of a layer.
     pub(super) fn blocks_arrived(&mut self, slot: u32, layer: u16) {
         let complete = self.now + self.setup.latency;
         let batch = &mut self.batches[slot];
@@ -122,7 +122,7 @@ impl World<'_> {
         }
     }
 
-    /// The next batch computes.
+    /// Starts to compute the next batch.
     pub(super) fn start_batch(&mut self, unit: u32) {
         let now = self.now;
         if self.measure.relegated > 0 {
@@ -166,7 +166,7 @@ impl World<'_> {
             (state.step, state.since) = (Step::Stalled, now);
             return;
         }
-        // What has come just now is not complete yet.
+        // Blocks that have just arrived are not complete yet.
         let complete = batch.reuse_complete[usize::from(batch.layer)];
         self.start_attention(unit, complete.since(self.now));
     }
@@ -177,7 +177,7 @@ impl World<'_> {
             .expect("a unit with a step has a batch")
     }
 
-    /// Links where something of the batch waits hear of the layer at once.
+    /// Informs links with waiting flows of the batch about the layer.
     fn tell_boundary(&mut self, slot: u32) {
         if self.setup.regime != Regime::Daemons {
             return;
@@ -208,7 +208,7 @@ impl World<'_> {
             self.schedule_step(unit, self.now + delay + Span(takes));
             return;
         }
-        // Every rank's queries meet the keys of the whole context.
+        // Every rank's queries attend to the keys of the whole context.
         let ranks = self.setup.layout.ranks_per_unit as usize;
         let shard = (batch.context * per_token) as f64 / ranks as f64;
         let ring = self.setup.scenario.model.sp_exchange == SpExchange::Ring;
@@ -230,7 +230,7 @@ impl World<'_> {
         }
     }
 
-    /// A unit's step has come to its end.
+    /// Handles the end of a unit's step.
     pub(super) fn step_ended(&mut self, unit: u32, step: u32) {
         if self.units[unit as usize].steps != step || !self.end_collective(unit) {
             return;
@@ -274,7 +274,7 @@ impl World<'_> {
         } else {
             self.units[unit as usize].step = Step::Experts;
             self.set_exchange(unit, slot, Pattern::Dispatch);
-            // The shared expert needs nothing of the others: it computes while tokens travel.
+            // The shared expert needs no exchange, so it computes while tokens are sent.
             let shared = Span(self.shared_ns(slot));
             let takes = Span(self.setup.experts_ns(&self.batches[slot]));
             self.start_collective(unit, shared, takes);
@@ -293,7 +293,7 @@ impl World<'_> {
         })
     }
 
-    /// What the layer computed, and what was reused, goes to the decode ranks.
+    /// Sends the layer's new and reused KV cache to the decode ranks.
     fn send_layer(&mut self, slot: u32) {
         let layer = self.batches[slot].layer;
         for index in 0..self.batches[slot].members.len() {
@@ -379,7 +379,7 @@ impl World<'_> {
         self.start_batch(unit);
     }
 
-    /// The disciplines of a unit hear of what it has computed.
+    /// Reports a computed batch to the disciplines of its unit.
     fn tell_lines(&mut self, unit: u32, slot: u32) {
         let batch = &self.batches[slot];
         let took = batch.started.map_or(Span::ZERO, |at| self.now.since(at));
@@ -393,7 +393,7 @@ impl World<'_> {
         }
     }
 
-    /// A stage-3 flow is there.
+    /// Handles the arrival of a P2D flow.
     pub(super) fn layer_arrived(&mut self, request: u32, slot: u32) {
         let now = self.now;
         let state = &mut self.requests[request as usize];
@@ -404,7 +404,7 @@ impl World<'_> {
         self.retire(slot);
     }
 
-    /// Forgets a batch of which nothing is left.
+    /// Removes a batch that is complete.
     fn retire(&mut self, slot: u32) {
         let now = self.now;
         let batch = &mut self.batches[slot];
@@ -422,7 +422,7 @@ impl World<'_> {
         self.batches.close(slot);
     }
 
-    /// The pattern of this layer's exchange.
+    /// Sets the exchange of this layer.
     fn set_exchange(&mut self, unit: u32, slot: u32, pattern: Pattern) {
         let batch = &self.batches[slot];
         let activation = self.setup.activation_bytes;

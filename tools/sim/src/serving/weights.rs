@@ -1,10 +1,8 @@
-//! Scale-outs beside the traffic: every so often the weights of a unit go to the next one, rank by
-//! rank, as `Weights` flows (the scavenger's, under policies that have one).
+//! Scale-outs beside the traffic: at intervals the weights of a unit are sent to the next one, rank
+//! by rank, as `Weights` flows (in the scavenger, if the policy has one).
 //!
-//! Of a scale-out only what it does to the network is here: both units serve all the while, as if
-//! the weights were for another instance on the same servers (a pool of warm instances, or another
-//! model), and nothing serves more when they have come. What a scale-out gains is a question to a
-//! cluster of instances, what it costs others meanwhile is one to the network.
+//! Only the effect on the network is modelled. Both units serve requests meanwhile, as if the
+//! weights were for another instance on the same servers, and no unit serves more afterwards.
 
 use laxity_policy::{BatchId, Event, FlowSpec, Layer, Level, RequestId, Span, Stage, Time};
 
@@ -14,13 +12,13 @@ use super::hosts::Regime;
 use super::world::World;
 use crate::outcome::Weights;
 
-/// What a flow of weights has instead of a request.
+/// Number that flows of weights have instead of a request's.
 const NOBODY: u32 = u32::MAX;
 
-/// See the module.
+/// All scale-outs of a run.
 #[derive(Debug, Default)]
 pub(super) struct ScaleOuts {
-    /// When each began, and flows of it that are not there.
+    /// Start of each scale-out, and its number of incomplete flows.
     copies: Vec<(Time, u32)>,
     done: u64,
     took_ns: u64,
@@ -47,7 +45,7 @@ impl World<'_> {
         }
     }
 
-    /// The weights of a unit go to the next, each rank's to its like.
+    /// Sends the weights of a unit to the next, from each rank to the rank of the same index.
     pub(super) fn scale_out(&mut self) {
         let copy = self.scale_outs.copies.len() as u32;
         let units = self.setup.layout.units;
@@ -118,7 +116,7 @@ impl World<'_> {
         self.poll(host);
     }
 
-    /// A flow of weights is there.
+    /// Handles the arrival of a flow of weights.
     pub(super) fn weights_arrived(&mut self, copy: u32) {
         let (since, left) = &mut self.scale_outs.copies[copy as usize];
         *left -= 1;
@@ -128,7 +126,7 @@ impl World<'_> {
         }
     }
 
-    /// Bytes of weights that are on their way.
+    /// Returns the bytes of weights that are on their way.
     #[cfg(debug_assertions)]
     pub(super) fn weights_left(&self) -> u64 {
         let flows = self.flows.iter();

@@ -1,5 +1,5 @@
-//! A run: its parts, and its loop. [`Setup`] is what stays as it is; each other part owns what it
-//! changes.
+//! A run: its parts and its event loop. [`Setup`] has the constants, and each other part owns its
+//! state.
 
 use laxity_policy::{RequestId, Time};
 
@@ -23,12 +23,12 @@ use crate::network::{Network, PortId};
 use crate::outcome::{Outcome, StageBytes};
 use crate::scenario::Scenario;
 
-/// What a transfer on the network is.
+/// The meaning of a transfer on the network.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Tag {
     /// A chunk of the flow in this slot.
     Flow(u32),
-    /// Of a collective: twice the rank, and one more for its ingress.
+    /// Part of a collective: twice the rank, plus one for its ingress.
     Collective(u32),
 }
 
@@ -49,14 +49,14 @@ impl Tag {
     }
 }
 
-/// See the module.
+/// The state of a run.
 #[derive(Debug)]
 pub(super) struct World<'a> {
     pub(super) setup: Setup<'a>,
     pub(super) now: Time,
     pub(super) agenda: Agenda,
     pub(super) network: Network,
-    /// Bytes of collectives that drained without being put on the network, by port.
+    /// Bytes of collectives that drained without the network, by port.
     pub(super) counted: Vec<u64>,
     pub(super) hosts: Hosts,
     pub(super) coordinator: Option<Coordinator>,
@@ -89,8 +89,8 @@ impl<'a> World<'a> {
             .map(|port| (port, layout.rank_rate))
             .chain((0..layout.decodes).map(|d| (layout.decode_ingress(d).0, layout.decode_rate)));
         let warm_up = (list.len() as f64 * scenario.workload.warm_up) as usize;
-        // A line before each rank, or before the whole unit where that computes one request after
-        // the other.
+        // There is a line before each rank. A unit that computes one request after the other has a
+        // single line.
         let lines = if setup.striped {
             1
         } else {
@@ -132,7 +132,7 @@ impl<'a> World<'a> {
         self.check_conservation();
     }
 
-    /// As [`Self::run`], and `look`s after each event.
+    /// Runs until all requests are served, and calls `look` after each event.
     pub(super) fn run_observed(&mut self, mut look: impl FnMut(&Self)) {
         self.agenda
             .push(self.requests[0].arrival, Happening::Arrival);
@@ -206,7 +206,7 @@ impl<'a> World<'a> {
         self.enqueue(unit, number as u32);
     }
 
-    /// Ends the request if its first token can be out.
+    /// Ends the request if its first token is complete.
     pub(super) fn try_end(&mut self, number: u32) {
         let request = self.requests[number as usize];
         let Some(prefilled) = request.prefilled else {
@@ -260,7 +260,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// What was sent has been received, and all of it was carried once.
+    /// Checks that all bytes were received and were carried once.
     #[cfg(debug_assertions)]
     fn check_conservation(&self) {
         let carried = |port: u32| {
@@ -282,10 +282,10 @@ impl<'a> World<'a> {
             collective,
             p2d,
         } = self.measure.bytes;
-        // Weights may be on their way still when the last request has been served.
+        // Weights may still be on their way when the last request is served.
         let (weights, under_way) = (self.scale_outs.outcome().bytes, self.weights_left());
         let wanted = (kv_reuse + collective + p2d + weights) as f64;
-        // Shares of a collective are rounded down to whole bytes, on each side by itself.
+        // Shares of a collective are rounded down to whole bytes on each side separately.
         let slack = 1e-6 * wanted + 1e6 + under_way as f64;
         assert!(
             (sent - wanted).abs() <= slack,

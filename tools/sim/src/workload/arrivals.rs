@@ -1,7 +1,7 @@
-//! When requests arrive: as a process of the wanted rate, or as recorded, at another speed.
+//! Arrival times: a random process with the wanted rate, or recorded times at another speed.
 //!
-//! Times are put on requests in their order, so sessions keep their turns in order and think times
-//! keep their proportion to the whole; what changes is only how requests are spaced.
+//! Times are assigned to requests in their order. Sessions keep the order of their turns, and think
+//! times keep their share of the whole.
 
 use laxity_policy::Time;
 use rand::{Rng, RngExt as _};
@@ -11,10 +11,10 @@ use super::draft::within;
 use super::{MOST_BLOCKS, Request, Requests, WorkloadError};
 use crate::scenario::{Arrivals, Workload};
 
-/// Arrivals of a renewal process in `workload.seconds` at `rate` per second. Under `poisson` gaps
-/// are exponential; under `bursty` they have a gamma distribution of the same mean and of the
-/// coefficient of variation `burstiness`, so 0 is evenly spaced and 1 is Poisson again. The process
-/// is stationary: the first gap is what is left at 0 of one that began before.
+/// Returns arrivals of a renewal process in `workload.seconds` at `rate` per second. Gaps are
+/// exponential under `poisson`. Under `bursty` they have a gamma distribution with the same mean
+/// and the coefficient of variation `burstiness` (0 is evenly spaced, 1 is Poisson). The process is
+/// stationary, so the first gap is the rest of one that began before 0.
 pub(super) fn drawn(workload: &Workload, rate: f64, rng: &mut impl Rng) -> Vec<Time> {
     let variation = match workload.arrivals {
         Arrivals::Bursty => workload.burstiness,
@@ -30,21 +30,21 @@ pub(super) fn drawn(workload: &Workload, rate: f64, rng: &mut impl Rng) -> Vec<T
     times
 }
 
-/// Gaps of mean 1.
+/// A distribution of gaps with mean 1.
 enum Gaps {
     Even,
     Exponential,
     Gamma {
         gap: Gamma<f64>,
-        /// The gap in which an instant falls: weighted by its own length.
+        /// Distribution of the gap that contains an instant, which is weighted by length.
         around: Gamma<f64>,
     },
 }
 
 impl Gaps {
     fn new(variation: f64) -> Self {
-        // The coefficient of variation of a gamma distribution of shape k is 1/√k; weighted by its
-        // own value it is one of shape k + 1.
+        // A gamma distribution of shape k has the coefficient of variation 1/√k. Weighted by its
+        // value it has shape k + 1.
         let shape = 1.0 / (variation * variation);
         let gamma = |k| Gamma::new(k, 1.0 / shape).expect("shape and scale are positive numbers");
         if variation < 1e-3 {
@@ -67,7 +67,7 @@ impl Gaps {
         }
     }
 
-    /// From an instant to the end of the gap that it falls in.
+    /// Returns the time from an instant to the end of its gap.
     fn left_of_one(&self, rng: &mut impl Rng) -> f64 {
         match self {
             Self::Even => rng.random(),
@@ -77,8 +77,8 @@ impl Gaps {
     }
 }
 
-/// Arrivals as recorded, multiplied so that the mean rate is `rate`, until `seconds`. A recording
-/// that is over before is begun again after one mean gap.
+/// Returns recorded arrivals until `seconds`, scaled to a mean rate of `rate`. A recording that
+/// ends earlier starts again after one mean gap.
 pub(super) fn recorded(
     list: &[Request],
     rate: f64,
@@ -110,14 +110,14 @@ fn time(at_s: f64) -> Time {
     Time((at_s * 1e9) as u64)
 }
 
-/// The first requests of a recording, as many as there are `times`. When it is used up it begins
-/// again, with block ids of its own.
+/// Assigns `times` to the first requests of a recording. When it is used up it starts again with
+/// new block ids.
 pub(super) fn retimed(mut from: Requests, times: &[Time]) -> Result<Requests, WorkloadError> {
     let recorded = from.list.len();
     let recorded_blocks = from.blocks.len();
     let rounds = times.len() / recorded;
     let rest = times.len() % recorded;
-    // Blocks lie in the order of the requests, so those of the first ones come first.
+    // Blocks are in the order of the requests, so those of the first requests come first.
     let rest_blocks: usize = from.list[..rest].iter().map(|r| r.blocks as usize).sum();
     let total = rounds as u64 * recorded_blocks as u64 + rest_blocks as u64;
     within(total, MOST_BLOCKS, "blocks")?;
@@ -147,7 +147,7 @@ pub(super) fn retimed(mut from: Requests, times: &[Time]) -> Result<Requests, Wo
     for (request, &arrival) in from.list.iter_mut().zip(times) {
         request.arrival = arrival;
     }
-    // Ids are numbered as they appear, so those of a part are the lowest.
+    // Ids are numbered by first use, so the first requests have the lowest.
     from.distinct_blocks = from.blocks.iter().max().map_or(0, |id| id + 1);
     Ok(from)
 }
@@ -166,7 +166,7 @@ mod tests {
         }
     }
 
-    /// Rate and coefficient of variation of gaps.
+    /// Returns the rate and the coefficient of variation of the gaps.
     fn measured(arrivals: Arrivals, burstiness: f64) -> (f64, f64) {
         let workload = workload(arrivals, burstiness, 400.0);
         let times = drawn(&workload, 100.0, &mut random(3, Purpose::Arrivals));
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn processes_are_stationary_from_the_start() {
-        // Of 4000 starts, the first hundredth of a second has its share of the arrivals.
+        // Over 4000 starts, the first hundredth of a second has its share of the arrivals.
         let workload = workload(Arrivals::Bursty, 3.0, 0.01);
         let arrivals: usize = (0..4000)
             .map(|seed| drawn(&workload, 100.0, &mut random(seed, Purpose::Arrivals)).len())
@@ -204,7 +204,7 @@ mod tests {
         assert!((3600..4400).contains(&arrivals), "{arrivals}");
     }
 
-    /// Requests at the given seconds; request `i` has the blocks 0 and `i + 1`.
+    /// Returns requests at the given seconds. Request `i` has the blocks 0 and `i + 1`.
     fn recording(at_s: &[u64]) -> Requests {
         let mut requests = Requests {
             block_tokens: 16,
@@ -229,7 +229,7 @@ mod tests {
         let from = recording(&[0, 1, 4]);
         let times = recorded(&from.list, 2.0, 100.0).unwrap();
         assert_eq!(times.len(), 200);
-        // Three requests in 1.5 s: the last two gaps as 1 to 3, then a mean gap.
+        // Three requests in 1.5 s: gaps in the ratio 1 to 3, then a mean gap.
         let start: Vec<u64> = times[..5].iter().map(|t| t.0 / 1_000_000).collect();
         assert_eq!(start, [0, 250, 1000, 1500, 1750]);
     }

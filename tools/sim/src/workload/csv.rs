@@ -1,15 +1,15 @@
-//! Traces as csv. Columns are found by their names in the first line, in whatever order and however
-//! capitalised, so that a release with more columns is read too.
+//! Traces in CSV format. Columns are found by their names in the first line, in any order and case,
+//! so that additional columns do no harm.
 //!
 //! * *Azure's LLM inference traces* (Azure/AzurePublicDataset): `TIMESTAMP`, `ContextTokens` and
 //!   `GeneratedTokens`. Times are `2023-11-16 18:17:03.9799600`, or with a zone in 2024:
 //!   `2024-05-10 00:00:00.009930+00:00`.
-//! * *BurstGPT* (HPMLL/BurstGPT): `Timestamp` (seconds), `Request tokens` and `Response tokens`. A
-//!   request that failed has a response of 0 tokens. It is kept with one, because it arrived and
-//!   had to be prefilled: what is simulated is the demand.
+//! * *BurstGPT* (HPMLL/BurstGPT): `Timestamp` (seconds), `Request tokens` and `Response tokens`.
+//!   Failed requests have a response of 0 tokens. They are kept with 1 token, because their prompts
+//!   were part of the demand.
 //!
-//! No field of either is quoted. A row with a prompt of 0 tokens asks for no prefill and is left
-//! out. Nothing is known of prefixes: requests have no blocks, nothing is reused.
+//! Fields are not quoted. Rows with a prompt of 0 tokens are skipped. The formats have no prefixes,
+//! so requests have no blocks and nothing is reused.
 
 use std::path::Path;
 use std::time::UNIX_EPOCH;
@@ -19,11 +19,11 @@ use super::field::{count, nanoseconds, shown, unfit};
 use super::input::Lines;
 use super::{Requests, WorkloadError};
 
-/// What sets one csv format apart from another.
+/// The properties of a CSV format.
 pub(super) struct Format {
-    /// Time, tokens of the prompt, tokens of the answer.
+    /// Names of the columns for time, prompt tokens and answer tokens.
     columns: [&'static str; 3],
-    /// Nanoseconds of a time.
+    /// Function that converts a time to nanoseconds.
     instant_ns: fn(&str, &str) -> Result<i64, String>,
 }
 
@@ -42,7 +42,7 @@ pub(super) const BURSTGPT: Format = Format {
     instant_ns: |field, found| nanoseconds(field, found, 1.0),
 };
 
-/// Reads a trace. Arrivals are as recorded, from 0.
+/// Reads a trace. Arrivals are as recorded, counted from the first.
 pub(super) fn read(path: &Path, format: &Format) -> Result<Requests, WorkloadError> {
     let mut draft = Draft::new(super::UNKNOWN_BLOCK_TOKENS);
     let mut lines = Lines::open(path)?;

@@ -1,8 +1,7 @@
-//! A recording while it is read: lines in the order of the file, block ids as the file has them.
+//! A recording while it is read, in the order of the file and with the file's block ids.
 //!
-//! Recorders write a request when it ends, or from several threads, so lines that are a little out
-//! of order are normal; they are sorted by time, those of the same time stay in the order of the
-//! file.
+//! Recorders may write a request when it ends, or from several threads. Lines may therefore be out
+//! of order and are sorted by time. Lines with the same time keep their order.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -23,7 +22,7 @@ struct TraceLine {
     prompt_tokens: u32,
     output_tokens: u32,
     first_hash: usize,
-    /// How many ids it has; `None` if the format has none.
+    /// Number of ids so far, or `None` if the format has none.
     hashes: Option<u32>,
 }
 
@@ -36,10 +35,9 @@ impl Draft {
         }
     }
 
-    /// Adds a request. `hashes` are those of its blocks, `None` if the format has none. A partial
-    /// block at the end of the prompt may be left out, as engines that only cache full blocks do;
-    /// it gets an id that nothing shares. Any other number of ids means another block size or
-    /// another format, so it is an error, which says what is wrong with the line.
+    /// Adds a request. `hashes` are the ids of its blocks, or `None` if the format has none. The id
+    /// of a partial last block may be missing, because some engines cache only full blocks. Such a
+    /// block gets a unique id. Any other number of ids is an error.
     pub(super) fn push(
         &mut self,
         at_ns: i64,
@@ -71,11 +69,11 @@ impl Draft {
         Ok(())
     }
 
-    /// The recording: sorted, its times counted from the first request, its block ids dense.
+    /// Returns the recording, sorted, with times from the first request and dense block ids.
     ///
-    /// Ids are told apart by the prefix before them. Mooncake's stand for the whole prefix anyway;
-    /// Qwen-Bailian's are hashes of 16 tokens by themselves, which can recur after another prefix,
-    /// where no prefix cache could serve them.
+    /// Ids are distinguished by the prefix before them. Mooncake's ids stand for the whole prefix
+    /// already. Qwen-Bailian's are hashes of 16 tokens and may recur after another prefix, where no
+    /// prefix cache could serve them.
     pub(super) fn finish(mut self, path: &Path) -> Result<Requests, WorkloadError> {
         self.lines.sort_by_key(|line| line.at_ns);
         let Some(first) = self.lines.first() else {
@@ -123,7 +121,7 @@ impl Draft {
     }
 }
 
-/// An error unless `count` is at most `most`.
+/// Returns an error if `count` exceeds `most`.
 pub(super) fn within(count: u64, most: u64, what: &'static str) -> Result<(), WorkloadError> {
     if count > most {
         return Err(WorkloadError::TooMany { most, what });

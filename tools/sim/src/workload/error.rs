@@ -1,32 +1,32 @@
-//! What can be wrong with a workload, said so that whoever wrote the plan can put it right.
+//! Errors when a workload is loaded.
 
 use std::path::PathBuf;
 
-/// A workload that cannot be had.
+/// A workload that cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkloadError {
-    /// The file cannot be opened or read: check the path, and whether it was copied whole.
+    /// The file cannot be opened or read. Check the path, and whether the file is complete.
     #[error("cannot read {path}: {cause}")]
     Read {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why. Not a source: the text says it.
+        /// Cause of the error. Not a `source`, because the text contains it.
         cause: laxity_files::ReadError,
     },
-    /// A line is not of the format: correct it, leave it out, or name the right `source`.
+    /// A line does not have the expected format. Correct or remove it, or set the right `source`.
     #[error("{path}, line {line}: {problem}")]
     Line {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Which line, from 1.
+        /// Line number, counted from 1.
         line: u64,
-        /// Which field, what was found and what was expected.
+        /// Field with its value and the expected value.
         problem: String,
     },
-    /// The file holds no request.
+    /// The file has no request.
     #[error("{path}: holds no request")]
     Empty {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
     },
     /// `arrivals = "recorded"` with a recording in which all requests have the same time.
@@ -36,23 +36,23 @@ pub enum WorkloadError {
          time; use \"poisson\" or \"bursty\""
     )]
     NoTimes {
-        /// Requests of the recording.
+        /// Number of requests in the recording.
         requests: usize,
     },
-    /// Nothing arrives in the time that is simulated.
+    /// No request arrives in the simulated time.
     #[error("no request arrives in {seconds} s at {rate} requests/s; raise either")]
     TooFew {
-        /// `workload.seconds`.
+        /// Simulated time (`workload.seconds`), in seconds.
         seconds: f64,
         /// Arrivals per second in the whole cluster.
         rate: f64,
     },
-    /// More than memory should be spent on.
+    /// The workload would need too much memory.
     #[error("the workload has more than {most} {what}; lower its rate, its seconds or its lengths")]
     TooMany {
-        /// The most that is allowed.
+        /// Largest number that is allowed.
         most: u64,
-        /// Of what.
+        /// Name of the counted things in the message.
         what: &'static str,
     },
 }

@@ -1,10 +1,10 @@
-//! Numbers of a trace, and the sentence that says what is wrong with one.
+//! Numbers of a trace, and messages about invalid ones.
 
-/// Latest time that is taken for one, seconds: 285 years, so that nanoseconds fit 63 bits. A time
-/// in the wrong unit (nanoseconds since 1970) is beyond it.
+/// Latest valid time in seconds: 285 years, so that nanoseconds fit 63 bits. Times in a wrong unit
+/// (nanoseconds since 1970) exceed it.
 const LATEST_S: f64 = 9e9;
 
-/// What was found, short enough for a message.
+/// Shortens a value for a message.
 pub(super) fn shown(found: &str) -> String {
     const MOST: usize = 40;
     if found.is_empty() {
@@ -16,12 +16,12 @@ pub(super) fn shown(found: &str) -> String {
     }
 }
 
-/// The sentence for a field whose value cannot be used.
+/// Returns the message about a field with an invalid value.
 pub(super) fn unfit(field: &str, found: &str, expected: &str) -> String {
     format!("`{field}` is {}; expected {expected}", shown(found))
 }
 
-/// A count of tokens from `least` on. Some exporters write `472.0` for 472.
+/// Parses a count of tokens of at least `least`. Some exporters write `472.0` for 472.
 pub(super) fn count(field: &str, found: &str, least: u32) -> Result<u32, String> {
     let number = found.parse::<f64>().ok();
     number
@@ -33,7 +33,7 @@ pub(super) fn count(field: &str, found: &str, least: u32) -> Result<u32, String>
         })
 }
 
-/// `found` units of `unit_s` seconds as nanoseconds.
+/// Converts `found`, in units of `unit_s` seconds, to nanoseconds.
 pub(super) fn nanoseconds(field: &str, found: &str, unit_s: f64) -> Result<i64, String> {
     let number = found.parse::<f64>().ok();
     number

@@ -1,20 +1,20 @@
-//! The bytes of a trace file: plain or gzip, told apart by their first two bytes rather than by the
-//! file's name, and split into lines.
+//! Lines of a trace file, plain or gzip. The format is detected by the first two bytes rather than
+//! by the file's name.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use super::WorkloadError;
 
-/// Longest line that is read; the longest of a real trace has some 60 kB.
+/// Longest line that is read, in bytes. The longest of a real trace has about 60 kB.
 const LONGEST_LINE: u64 = 64 << 20;
 
-/// Longest trace that is read, unpacked, in bytes.
+/// Longest unpacked trace that is read, in bytes.
 const BYTES_MAX: u64 = 8 << 30;
 
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-/// Opens a file; gzip of one or more members is unpacked on the fly.
+/// Opens a file and unpacks gzip of one or more members on the fly.
 fn open(path: &Path) -> Result<Box<dyn BufRead>, WorkloadError> {
     let failed = |cause| WorkloadError::Read {
         path: path.to_owned(),
@@ -31,8 +31,7 @@ fn open(path: &Path) -> Result<Box<dyn BufRead>, WorkloadError> {
     Ok(Box::new(BufReader::with_capacity(64 << 10, limited)))
 }
 
-/// Says of an error that it is gzip's: "unexpected end of file" alone sends people to look for a
-/// missing line.
+/// Marks errors as gzip's. A plain "unexpected end of file" would suggest a missing line.
 struct Unpacked<R>(flate2::bufread::MultiGzDecoder<R>);
 
 impl<R: BufRead> Read for Unpacked<R> {
@@ -50,7 +49,7 @@ impl<R: BufRead> Read for Unpacked<R> {
     }
 }
 
-/// The lines of a file, as text, with their numbers.
+/// The lines of a file as text, with their numbers.
 pub(super) struct Lines {
     path: PathBuf,
     from: Box<dyn BufRead>,
@@ -68,7 +67,7 @@ impl Lines {
         })
     }
 
-    /// The next line that is not blank, without its end; `None` at the end of the file.
+    /// Returns the next line that is not blank, without its end, or `None` at the end of the file.
     pub(super) fn next(&mut self) -> Result<Option<&str>, WorkloadError> {
         loop {
             self.bytes.clear();
@@ -100,7 +99,7 @@ impl Lines {
         Ok(Some(text.trim()))
     }
 
-    /// An error in the line that was read last.
+    /// Returns an error about the line that was read last.
     pub(super) fn wrong(&self, problem: String) -> WorkloadError {
         WorkloadError::Line {
             path: self.path.clone(),
@@ -110,5 +109,5 @@ impl Lines {
     }
 }
 
-/// What some editors put at the start of a text file.
+/// Byte order mark that some editors write at the start of a file.
 const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";

@@ -1,14 +1,14 @@
-//! Traces of one JSON object per line, with `timestamp`, `input_length`, `output_length` and
-//! `hash_ids`. Fields that are not needed are passed over.
+//! Traces with one JSON object per line: `timestamp`, `input_length`, `output_length` and
+//! `hash_ids`. Other fields are ignored.
 //!
 //! * *Mooncake's traces* (kvcache-ai/Mooncake, `FAST25-release/traces`): times in ms, and an id for
-//!   each 512 tokens of the prompt, which stands for the whole prefix up to it. In the published
-//!   conversation trace requests come in lumps of about ten every 3 s, which is how they were
-//!   sampled: prefer `arrivals = "poisson"` unless that is what should be looked at.
+//!   each 512 tokens of the prompt, which stands for the whole prefix. In the published
+//!   conversation trace about ten requests arrive together every 3 s, due to sampling. `arrivals =
+//!   "poisson"` avoids this effect.
 //! * *The Qwen-Bailian traces* (alibaba-edu/qwen-bailian-usagetraces-anon; Wang et al., *KVCache
 //!   Cache in the Wild*, ATC '25): times in seconds, and an id for each 16 tokens. A line covers
-//!   its whole context, earlier turns included. An id is the hash of its 16 tokens alone: the same
-//!   tokens after another prefix have the same id. Such ids are told apart, see `draft`.
+//!   its whole context, including earlier turns. An id is the hash of its 16 tokens alone, and
+//!   `draft` distinguishes equal tokens after different prefixes.
 
 use std::path::Path;
 
@@ -20,11 +20,11 @@ use super::field::{count, nanoseconds};
 use super::input::Lines;
 use super::{Requests, WorkloadError};
 
-/// What sets one jsonl format apart from another.
+/// The properties of a JSONL format.
 pub(super) struct Format {
-    /// Tokens of a block.
+    /// Number of tokens in a block.
     block_tokens: u32,
-    /// Seconds of a unit of `timestamp`.
+    /// Unit of `timestamp`, in seconds.
     unit_s: f64,
 }
 
@@ -46,7 +46,7 @@ struct TraceLine {
     hash_ids: Vec<u64>,
 }
 
-/// Reads a file of the format. Arrivals are as recorded, from 0.
+/// Reads a file. Arrivals are as recorded, counted from the first.
 pub(super) fn read(path: &Path, format: &Format) -> Result<Requests, WorkloadError> {
     let mut draft = Draft::new(format.block_tokens);
     let mut lines = Lines::open(path)?;
@@ -121,7 +121,7 @@ mod tests {
         let requests = reading(qwen, lines.join("\n").as_bytes()).unwrap();
         assert_eq!(requests.block_tokens, 16);
         assert_eq!(requests.list[1].arrival, laxity_policy::Time(100_000_000));
-        // 9 after 7, 8, 11 is not the 9 after 7, 8; 8 at the start is not the 8 after 7.
+        // The ids 9 after 7, 8, 11 and 9 after 7, 8 differ, as do 8 at the start and 8 after 7.
         assert_eq!(requests.blocks, [0, 1, 2, 0, 1, 3, 4, 5, 6, 7]);
         assert_eq!(requests.distinct_blocks, 8);
     }

@@ -1,18 +1,17 @@
-//! Lengths of a recording, multiplied and clipped.
+//! Scaling and clipping of a recording's lengths.
 //!
-//! A prompt of `L` tokens becomes one of `L' = min(round(s·L), longest)`, at least 1, and its
-//! blocks follow: block `j` of the new prompt covers the tokens `[j·B, min((j+1)·B, L'))`, which
-//! stand for the old tokens up to `ceil(that end / s)`, so its id is that of the last old block
-//! among them together with `j`. Two prompts that shared `m` old blocks thus share the new blocks
-//! that come from them alone, `floor(s·m)` of them: reuse stays what it was but for the part of a
-//! block that is lost where two prompts part. A last block that is partial has an id of its own.
+//! A prompt of `L` tokens becomes one of `L' = min(round(s·L), longest)`, at least 1. Block `j` of
+//! the new prompt covers the tokens `[j·B, min((j+1)·B, L'))`, which stand for the old tokens up to
+//! `ceil(end / s)`. Its id is derived from `j` and the id of the last of these old blocks. Two
+//! prompts that shared `m` old blocks share `floor(s·m)` new ones. Reuse thus stays the same,
+//! except for the part of a block where two prompts diverge. A partial last block has a unique id.
 
 use std::collections::HashMap;
 
 use super::draft::within;
 use super::{MOST_BLOCKS, Requests, WorkloadError};
 
-/// The recording with lengths multiplied by `scale` and clipped at `longest` tokens.
+/// Returns the recording with lengths multiplied by `scale` and clipped at `longest` tokens.
 pub(super) fn scaled(
     mut from: Requests,
     scale: f64,
@@ -57,7 +56,7 @@ pub(super) fn scaled(
     Ok(from)
 }
 
-/// A token that a division of whole numbers is off by less than this is not there.
+/// Rounding error that is allowed in the division of token counts.
 const ROUNDING: f64 = 1e-6;
 
 #[cfg(test)]
@@ -65,7 +64,7 @@ mod tests {
     use super::*;
     use crate::workload::Request;
 
-    /// Prompts of whole and partial blocks of 16 tokens; `prompts` are (tokens, ids).
+    /// Returns prompts of whole and partial blocks of 16 tokens. `prompts` are (tokens, ids).
     fn requests(prompts: &[(u32, &[u32])]) -> Requests {
         let mut requests = Requests {
             block_tokens: 16,
@@ -104,7 +103,7 @@ mod tests {
     fn a_factor_of_one_changes_nothing() {
         let from = requests(&PROMPTS);
         assert_eq!(scaled(from.clone(), 1.0, 72).unwrap(), from);
-        // Neither does the long way round, but for how ids are numbered.
+        // The general computation changes only the numbers of the ids.
         let far = scaled(from.clone(), 1.0 + 1e-12, 72).unwrap();
         assert_eq!(far.list, from.list);
         assert_eq!(far.blocks, from.blocks);

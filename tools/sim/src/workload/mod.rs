@@ -1,18 +1,16 @@
-//! Requests: recorded ones from a file, or made-up ones with published statistics.
+//! Requests: recorded in a file, or generated with published statistics.
 //!
-//! Whatever the source, three steps give the workload of a point:
+//! Three steps create the workload of a point:
 //!
-//! 1. a *recording*: requests in order of time, each with its lengths and the prefix blocks that
-//!    say what it shares with others. The readers make it from a file (`csv`, `jsonl`), the
-//!    generators ([`shapes`], [`sessions`]) from a seed;
-//! 2. lengths are multiplied by `length_scale` and clipped at `longest` (`lengths`);
-//! 3. arrival times are put on it, in its order (`arrivals`): the paper takes requests from a trace
-//!    and lets them arrive as a Poisson process of the wanted rate (MFS §6.2).
+//! 1. A *recording* has requests in order of time, each with its lengths and prefix blocks. Readers
+//!    (`csv`, `jsonl`) take it from a file, and generators ([`shapes`], [`sessions`]) from a seed.
+//! 2. Lengths are multiplied by `length_scale` and clipped at `longest` (`lengths`).
+//! 3. Requests get arrival times in their order (`arrivals`). The paper takes requests from a trace
+//!    and lets them arrive as a Poisson process (MFS §6.2).
 //!
-//! A recording that is too short for the rate is played again from its start, each time with block
-//! ids of its own. With the same ids every repetition would find its whole prompt in the cache, a
-//! reuse of 100 % that nobody recorded; with its own, each round has the reuse of the recording and
-//! starts cold, as the recording did.
+//! A recording that is too short for the rate is repeated with new block ids. With the same ids a
+//! repetition would find each whole prompt in the cache. With new ids it has the reuse of the
+//! recording and starts with a cold cache.
 
 mod arrivals;
 mod csv;
@@ -37,58 +35,58 @@ pub use summary::Summary;
 
 use crate::scenario::{Arrivals, Source, Workload};
 
-/// One request. Its blocks lie in [`Requests::blocks`].
+/// One request. Its blocks are in [`Requests::blocks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// When it arrives.
+    /// Time at which the request arrives.
     pub arrival: Time,
-    /// Tokens of its prompt, at least 1.
+    /// Tokens of the prompt, at least 1.
     pub prompt_tokens: u32,
-    /// Tokens that it generates, at least 1: the first token is what is waited for.
+    /// Tokens that are generated, at least 1.
     pub output_tokens: u32,
-    /// Index of its first block in [`Requests::blocks`].
+    /// Index of the first block in [`Requests::blocks`].
     pub first_block: u32,
-    /// How many blocks it has: `prompt_tokens / block_tokens`, rounded up, the last one possibly
-    /// partial; none if the source says nothing of prefixes (Azure, BurstGPT).
+    /// Number of blocks: `prompt_tokens / block_tokens`, rounded up, so the last one may be
+    /// partial. 0 if the source has no prefixes (Azure, BurstGPT).
     pub blocks: u32,
 }
 
 /// A workload, in order of arrival.
 ///
-/// A block id stands for the whole prefix up to and including that block: two requests with the
-/// same id have the same ids, and the same tokens, before it. Ids are dense, `0..distinct_blocks`,
-/// numbered in the order in which they first appear.
+/// A block id stands for the whole prefix up to and including that block. Two requests with the
+/// same id therefore have the same ids before it. Ids are dense, `0..distinct_blocks`, and numbered
+/// by first use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
-    /// The requests.
+    /// Requests in order of arrival.
     pub list: Vec<Request>,
-    /// The blocks of all requests, one after the other.
+    /// Blocks of all requests, one request after the other.
     pub blocks: Vec<u32>,
-    /// How many different blocks there are.
+    /// Number of distinct blocks.
     pub distinct_blocks: u32,
-    /// Tokens of a block.
+    /// Number of tokens in a block.
     pub block_tokens: u32,
 }
 
 impl Requests {
-    /// The blocks of a request's prompt, first to last.
+    /// Returns the blocks of a request's prompt, first to last.
     #[must_use]
     pub fn blocks_of(&self, request: &Request) -> &[u32] {
         &self.blocks[request.first_block as usize..][..request.blocks as usize]
     }
 }
 
-/// The most requests of a workload.
+/// Largest number of requests of a workload.
 pub const MOST_REQUESTS: u64 = 20_000_000;
 
-/// The most blocks of all its requests together; 4 bytes each.
+/// Largest number of blocks of all requests together. Each takes 4 bytes.
 pub const MOST_BLOCKS: u64 = 1 << 30;
 
-/// `block_tokens` where nothing is known of blocks.
+/// Value of `block_tokens` for sources without blocks.
 const UNKNOWN_BLOCK_TOKENS: u32 = 16;
 
-/// Random numbers for one purpose, so that, say, other gaps between arrivals leave prompts as they
-/// are.
+/// Returns random numbers for one purpose. Changing the gaps, for example, does not change the
+/// prompts.
 fn random(seed: u64, purpose: Purpose) -> ChaCha12Rng {
     let mut rng = ChaCha12Rng::seed_from_u64(seed);
     rng.set_stream(purpose as u64);
@@ -101,12 +99,12 @@ enum Purpose {
     Content = 2,
 }
 
-/// The requests that arrive in `workload.seconds` at `rate` per second in the whole cluster, of a
-/// valid scenario. `workload.rate_per_gpu` is not looked at, and sources that are made up ignore
-/// `workload.file`.
+/// Returns the requests of a valid scenario that arrive in `workload.seconds` at `rate` per second
+/// in the whole cluster. `workload.rate_per_gpu` is ignored, and so is `workload.file` for
+/// generated sources.
 ///
 /// # Errors
-/// See [`WorkloadError`].
+/// Returns [`WorkloadError`] if the trace cannot be read or the workload is empty or too large.
 pub fn load(workload: &Workload, rate: f64, seed: u64) -> Result<Requests, WorkloadError> {
     draft::within((rate * workload.seconds) as u64, MOST_REQUESTS, "requests")?;
     let recorded = workload.arrivals == Arrivals::Recorded;
@@ -118,7 +116,7 @@ pub fn load(workload: &Workload, rate: f64, seed: u64) -> Result<Requests, Workl
     let requests = match shapes::of(workload.source) {
         Some(shape) => {
             let count = if recorded {
-                // Two at least: times can only be multiplied where there is a gap.
+                // Scaling of times needs at least one gap and thus two requests.
                 ((rate * workload.seconds).round() as usize).max(2)
             } else {
                 times.len()
@@ -140,14 +138,14 @@ pub fn load(workload: &Workload, rate: f64, seed: u64) -> Result<Requests, Workl
     arrivals::retimed(requests, &times)
 }
 
-/// A recording in the format of Azure's traces.
+/// Reads a recording in the format of Azure's traces.
 pub(crate) fn read_azure(path: &Path) -> Result<Requests, WorkloadError> {
     csv::read(path, &csv::AZURE)
 }
 
-/// The recording that the workload names, as it is in its file.
+/// Reads the recording that the workload names, unchanged.
 pub(crate) fn read(workload: &Workload) -> Result<Requests, WorkloadError> {
-    // Of a scenario that is valid it names a file.
+    // A valid scenario with this source names a file.
     let path = workload.file.as_deref().unwrap_or(Path::new(""));
     match workload.source {
         Source::Mooncake => jsonl::read(path, &jsonl::MOONCAKE),

@@ -1,22 +1,21 @@
-//! A made-up recording: sessions that begin at random, have turns with think time in between, and
-//! share the prefixes of a catalogue.
+//! Generated recordings: sessions begin at random, have turns with think times in between, and
+//! share prefixes of a catalogue.
 //!
-//! A session's first prompt is a prefix of the catalogue and a text. Each later prompt is the one
-//! before, its answer and another text; of these, the full blocks of the prompt before have been
-//! seen, the answer has not: it was never a prompt, and in a cluster with prefill apart from decode
-//! its cache is not where prompts are. That is how the published traces count, too.
+//! A session's first prompt is a prefix of the catalogue and a text. Each later prompt is the
+//! previous prompt, its answer and another text. Only the full blocks of the previous prompt can be
+//! reused. The answer was never a prompt, and with separate decode units its cache is elsewhere.
+//! Published traces count reuse in the same way.
 //!
-//! Sessions begin as a Poisson process. At time 0 it has been going on forever: for each number `k`
-//! of turns done, the sessions that wait for turn `k + 1` are as many as a stationary process has,
-//! a Poisson number of mean (starts per second) · (share that has turn `k + 1`) · (mean gap), each
-//! with what is left of a gap that an instant falls in. There is thus no ramp-up of turns; their
-//! first prompt here finds nothing in the cache, as at the start of any recording.
+//! Sessions begin as a Poisson process that is stationary at time 0. For each number `k` of
+//! completed turns, the number of sessions that wait for turn `k + 1` is Poisson with mean (starts
+//! per second) · (share that has turn `k + 1`) · (mean gap). Each waits for the rest of a gap. The
+//! number of turns therefore does not ramp up. Their first prompt here finds an empty cache, as at
+//! the start of any recording.
 //!
-//! *Think times* shrink with the time that is simulated: a recording of hours that is replayed in a
-//! minute, as in MFS §6.2, has its think times shortened alike, and with the think times of people
-//! hardly any session would have two turns in a minute. They are multiplied by
-//! `seconds / recorded_s` (at most 1). Added to them is the time of the answer that a turn follows:
-//! [`ANSWER_S`], which is not shortened unless `seconds` is less than 20 times as long.
+//! *Think times* shrink with the simulated time. A recording of hours that is replayed in a minute,
+//! as in MFS §6.2, has shortened think times, or hardly any session would have two turns. They are
+//! multiplied by `seconds / recorded_s` (at most 1). The time of the preceding answer is added:
+//! [`ANSWER_S`], which is shortened only if `seconds` is less than 20 times as long.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
@@ -31,16 +30,15 @@ use super::shapes::{LogNormal, MOST_TURNS, Shape, THINK_SIGMA, Text};
 use super::{MOST_BLOCKS, Request, Requests, WorkloadError};
 use crate::scenario::Workload;
 
-/// Added to each think time: the previous turn has to be answered first. Seconds.
+/// Time of the previous turn's answer, which is added to each think time, in seconds.
 pub const ANSWER_S: f64 = 1.0;
 
-/// The first `count` requests of a process of `rate` requests per second, whose think times are
-/// those for `workload.seconds`, with lengths multiplied by `workload.length_scale` and clipped at
-/// `workload.longest`; a session ends with a prompt that is clipped. The same arguments give the
-/// same requests, and a lower `count` the first of them.
+/// Returns the first `count` requests of a process of `rate` requests per second, with think times
+/// for `workload.seconds`. Lengths are multiplied by `workload.length_scale` and clipped at
+/// `workload.longest`. A session ends with a clipped prompt. A lower `count` gives a prefix of the
+/// same requests.
 ///
-/// # Errors
-/// If it has more than [`MOST_BLOCKS`] blocks.
+/// Returns an error if there are more than [`MOST_BLOCKS`] blocks.
 pub fn generate(
     shape: &Shape,
     workload: &Workload,
@@ -59,21 +57,21 @@ pub fn generate(
 
 /// A session between two turns.
 struct Session {
-    /// Turns that it has had.
+    /// Number of completed turns.
     turns: u32,
     prefix: usize,
-    /// Tokens of its last prompt.
+    /// Tokens of the last prompt.
     prompt: u32,
-    /// Tokens of the answer to that.
+    /// Tokens of the last prompt's answer.
     output: u32,
-    /// The full blocks of its last prompt, if that is part of the recording.
+    /// Full blocks of the last prompt, if it is part of the recording.
     seen: Option<Range<usize>>,
 }
 
-/// What happens next; the session is `None` if one begins.
+/// A future event: the next turn of a session, or `None` if a session begins.
 struct Due {
     at_s: f64,
-    /// Tells events of the same time apart, so that their order is certain.
+    /// Number that orders events of the same time.
     number: u64,
     session: Option<Session>,
 }
@@ -106,9 +104,9 @@ struct Generator<'a> {
     catalogue: Catalogue,
     /// Sessions that begin per second.
     starts: f64,
-    /// Mean of think times, seconds.
+    /// Mean think time, in seconds.
     think_s: f64,
-    /// What is added to them.
+    /// Time that is added to each think time, in seconds.
     answer_s: f64,
     /// Shares of the sessions that have turns 2, 3, …
     shares: Vec<f64>,
@@ -150,14 +148,14 @@ impl<'a> Generator<'a> {
         }
     }
 
-    /// Puts in place what a process that has always been going on has at time 0.
+    /// Creates the sessions that a stationary process has at time 0.
     fn begin(&mut self, rng: &mut impl Rng) {
         for turns in 1..MOST_TURNS {
             let share = self.shares[turns as usize - 1];
             let mean = self.starts * share * (self.think_s + self.answer_s);
             let waiting = Poisson::new(mean).map_or(0.0, |count| count.sample(rng)) as u64;
             for _ in 0..waiting {
-                // Those whose prompt became too long on the way are not there any more.
+                // Sessions whose prompt became too long have ended.
                 let session = (1..turns).try_fold(self.first(rng), |before, _| {
                     (before.prompt < self.longest).then(|| self.next(before, rng))
                 });
@@ -170,7 +168,7 @@ impl<'a> Generator<'a> {
         self.expect_start(0.0, rng);
     }
 
-    /// Lets the next thing happen, which adds one request.
+    /// Handles the next event, which adds one request.
     fn turn(&mut self, rng: &mut impl Rng) -> Result<(), WorkloadError> {
         let Reverse(due) = self.due.pop().expect("the next start is always due");
         let mut session = match due.session {
@@ -205,8 +203,9 @@ impl<'a> Generator<'a> {
         self.events += 1;
     }
 
-    /// Time to the next turn. `around`: of the gap that an instant falls in, which is the likelier
-    /// to be a gap the longer it is; a log-normal so weighted is one of median · exp(σ²).
+    /// Returns the time to the next turn. `around` selects the gap that contains an instant, whose
+    /// probability is weighted by length. A log-normal distribution weighted in this way has the
+    /// median multiplied by exp(σ²).
     fn gap(&self, around: bool, rng: &mut impl Rng) -> f64 {
         let variance = THINK_SIGMA * THINK_SIGMA;
         let mut median = self.think_s / (variance / 2.0).exp();
@@ -259,7 +258,7 @@ impl<'a> Generator<'a> {
         tokens.round().clamp(1.0, f64::from(self.longest)) as u32
     }
 
-    /// Adds a session's prompt to the recording; returns where its full blocks are.
+    /// Adds a session's prompt to the recording and returns the range of its full blocks.
     fn emit(&mut self, at_s: f64, session: &Session) -> Result<Range<usize>, WorkloadError> {
         let size = self.shape.block_tokens;
         let first_block = self.made.blocks.len();
@@ -295,18 +294,18 @@ impl<'a> Generator<'a> {
 
 /// The prefixes that sessions share.
 struct Catalogue {
-    /// Sums of the popularities up to and including each prefix; the last is about 1.
+    /// Cumulative popularity of the prefixes. The last value is about 1.
     popularity: Vec<f64>,
-    /// Their lengths.
+    /// Lengths of the prefixes, in tokens.
     tokens: Vec<u32>,
-    /// The first of each one's block ids, once it has been used.
+    /// First block id of each prefix, once it has been used.
     first_id: Vec<Option<u32>>,
 }
 
 impl Catalogue {
-    /// Lengths are log-normal and then scaled, so that the mean over requests is the shape's: a few
-    /// prefixes have much of the popularity, and seeds would differ too much by the lengths of
-    /// those.
+    /// Creates a catalogue with log-normal lengths, scaled so that the mean over requests is the
+    /// shape's. Without scaling, seeds would differ too much, because few prefixes are very
+    /// popular.
     fn new(shape: &Shape, scale: f64, longest: u32, rng: &mut impl Rng) -> Self {
         let weights: Vec<f64> = (1..=shape.prefixes)
             .map(|rank| f64::from(rank).powf(-shape.zipf))
@@ -342,8 +341,8 @@ impl Catalogue {
         index.min(self.popularity.len() - 1)
     }
 
-    /// The full blocks of a prefix; the rest of it shares a block with what follows and is not
-    /// shared.
+    /// Returns the full blocks of a prefix. The rest of the prefix is not shared, because its block
+    /// also contains what follows.
     fn blocks(&mut self, prefix: usize, size: u32, next_id: &mut u32) -> Range<u32> {
         let blocks = self.tokens[prefix] / size;
         let first = *self.first_id[prefix].get_or_insert_with(|| {
@@ -355,7 +354,7 @@ impl Catalogue {
     }
 }
 
-/// The probability that a session goes on after its turn `turn`.
+/// Returns the probability that a session continues after turn `turn`.
 fn going_on(shape: &Shape, turn: u32) -> f64 {
     let before = f64::from(turn - 1);
     (shape.alpha + before) / (shape.alpha + shape.beta + before)

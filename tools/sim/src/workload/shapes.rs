@@ -1,4 +1,4 @@
-//! What made-up workloads look like: the numbers behind [`Source`]'s generators.
+//! Shapes of generated workloads: the parameters of [`Source`]'s generators.
 //!
 //! | shape | stands for | mean prompt | reuse | block |
 //! |---|---|---|---|---|
@@ -7,8 +7,8 @@
 //! | long conversation | Mooncake's conversations, MFS §6.3 | 15 k tokens | 40 % | 512 |
 //! | long agent | Mooncake's tools and agents, MFS §6.3 | 9 k tokens | 65 % | 512 |
 //!
-//! Mean and reuse are the paper's; reuse is that of a cache without bounds, in tokens (see
-//! [`Summary`](super::Summary)). Measured over 16 seeds, 20 000 requests in 60 s, lowest to
+//! Mean and reuse are the paper's. Reuse is that of an unbounded cache, in tokens (see
+//! [`Summary`](super::Summary)). Measured over 16 seeds with 20 000 requests in 60 s, lowest to
 //! highest:
 //!
 //! | shape | mean prompt | reuse | median / 99th percentile |
@@ -18,81 +18,79 @@
 //! | long conversation | 14.8 k–15.4 k | 0.387–0.414 | 8.9 k / 95 k |
 //! | long agent | 8.9 k–9.2 k | 0.640–0.662 | 7 k / 39 k |
 //!
-//! Fewer requests reuse less, because each template is new once: agents 0.63 of 5000 requests, 0.54
-//! of
-//! 1000. So does any recording that is cut short.
+//! Fewer requests have less reuse, because each template is new once: 0.63 for 5000 agent requests
+//! and 0.54 for 1000. The same holds for a truncated recording.
 //!
-//! What else is known has gone into the shapes:
+//! The shapes also reflect:
 //!
-//! * *Turns* of a session: after turn `k` it goes on with probability `(α + k − 1) / (α + β + k −
-//!   1)`, so the longer a session has lasted the likelier is another turn (the chance of going on
-//!   is beta-distributed over sessions). Mooncake's published conversations, taken apart into
-//!   sessions by their blocks, go on with 25, 39, 49, 56, 60, 66 % after turns 1 to 6; α = 1.17 and
-//!   β = 3.45 give that within 2 points. Of Qwen-B less than 0.1 % of requests are later turns and
-//!   97 % of the hits come from single requests (Wang et al., *KVCache Cache in the Wild*, ATC
-//!   '25); agents here go on seldom.
-//! * *Think time* is log-normal with σ = 1.04, the fit to those conversations (mean 212 s, median
-//!   123 s, 99th percentile 1458 s). Qwen-A: 80 % of reuse within 10 minutes, a mean of 373 s if
-//!   exponential, as they say it is.
-//! * *Texts* are a mixture of typed ones and documents, both log-normal. Mooncake's first prompts
-//!   are log-normal with σ = 1.15; of its later turns' texts half have at most 26 tokens, a tenth
-//!   more than 4 k.
+//! * *Turns* of a session: after turn `k` it continues with probability `(α + k − 1) / (α + β + k −
+//!   1)`, so longer sessions are more likely to continue. Mooncake's published conversations, split
+//!   into sessions by their blocks, continue with 25, 39, 49, 56, 60, 66 % after turns 1 to 6. α =
+//!   1.17 and β = 3.45 match this within 2 points. Less than 0.1 % of Qwen-B's requests are later
+//!   turns, and 97 % of the hits come from single requests (Wang et al., *KVCache Cache in the
+//!   Wild*, ATC '25). Agents here seldom continue.
+//! * *Think time* is log-normal with σ = 1.04, fitted to Mooncake's conversations (mean 212 s,
+//!   median 123 s, 99th percentile 1458 s). In Qwen-A 80 % of reuse is within 10 minutes, so the
+//!   mean of an exponential distribution is 373 s.
+//! * *Texts* are a mixture of typed texts and documents, both log-normal. Mooncake's first prompts
+//!   are log-normal with σ = 1.15. Half of its later turns' texts have at most 26 tokens, and a
+//!   tenth more than 4 k.
 //! * *Shared prefixes*: all of Mooncake's conversations share their first 512 tokens. Agents share
-//!   templates with Zipf popularity; 10 % of all blocks have 77 % of the hits in Qwen's traces.
+//!   templates with Zipf popularity. In Qwen's traces 10 % of all blocks have 77 % of the hits.
 //!
-//! What is made up: the sizes of Qwen's texts, the number of templates and the long agents' turns,
-//! chosen so that mean and reuse come out. The long conversations are the published trace (12 k
-//! tokens, 37 % reuse), a quarter longer and with slightly more turns, since the paper says 15 k
-//! and 40 %.
+//! Assumptions without a source are the sizes of Qwen's texts, the number of templates and the
+//! turns of long agents. They are chosen to match mean and reuse. Long conversations are the
+//! published trace (12 k tokens, 37 % reuse), a quarter longer and with slightly more turns, to
+//! match the paper's 15 k and 40 %.
 
 use crate::scenario::Source;
 
-/// What a made-up workload looks like. Lengths are in tokens.
+/// The shape of a generated workload. Lengths are in tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
-    /// Tokens of a block.
+    /// Number of tokens in a block.
     pub block_tokens: u32,
-    /// Prefixes that sessions share: system prompts, templates.
+    /// Number of prefixes that sessions share, such as system prompts and templates.
     pub prefixes: u32,
-    /// Exponent of their Zipf popularity.
+    /// Exponent of the prefixes' Zipf popularity.
     pub zipf: f64,
-    /// Their mean length over requests. The lengths of a seed's prefixes are scaled to have it.
+    /// Mean length of the prefixes over requests. Lengths are scaled to match it for each seed.
     pub prefix_mean: f64,
-    /// How their lengths spread: standard deviation of the logarithm.
+    /// Standard deviation of the logarithm of the prefixes' lengths.
     pub prefix_sigma: f64,
-    /// What follows the prefix in a session's first prompt.
+    /// Text after the prefix in a session's first prompt.
     pub first: Text,
-    /// What each later prompt adds to the one before and its answer.
+    /// Text that each later prompt adds to the previous prompt and its answer.
     pub later: Text,
-    /// Generated tokens.
+    /// Number of tokens that a request generates.
     pub output: LogNormal,
-    /// See the head of this file.
+    /// Parameter α of the probability that a session continues.
     pub alpha: f64,
-    /// See the head of this file.
+    /// Parameter β of the probability that a session continues.
     pub beta: f64,
-    /// Mean time from a turn to the next, seconds.
+    /// Mean time from a turn to the next, in seconds.
     pub think_mean_s: f64,
-    /// Length of the recording that the numbers are from, seconds.
+    /// Length of the recording that the parameters are from, in seconds.
     pub recorded_s: f64,
-    /// Longest prompt, where a session ends.
+    /// Longest prompt. A session ends there.
     pub longest: u32,
 }
 
-/// A text of random length: a document in a share of all cases, otherwise typed.
+/// A text of random length, which is either typed or a document.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Text {
-    /// Length of a typed one.
+    /// Length of a typed text.
     pub typed: LogNormal,
     /// Length of a document.
     pub document: LogNormal,
-    /// How many are documents.
+    /// Share of texts that are documents.
     pub documents: f64,
 }
 
-/// A log-normal distribution.
+/// A log-normal distribution of lengths.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogNormal {
-    /// Its median.
+    /// Median of the distribution.
     pub median: f64,
     /// Standard deviation of the logarithm.
     pub sigma: f64,
@@ -101,7 +99,7 @@ pub struct LogNormal {
 /// Standard deviation of the logarithm of think times.
 pub const THINK_SIGMA: f64 = 1.04;
 
-/// Turns of a session at most.
+/// Largest number of turns of a session.
 pub const MOST_TURNS: u32 = 64;
 
 const fn log_normal(median: f64, sigma: f64) -> LogNormal {
@@ -204,7 +202,7 @@ const LONG_AGENT: Shape = Shape {
     longest: 131_072,
 };
 
-/// The shape of a source that is made up; `None` for one that is read from a file.
+/// Returns the shape of a generated source, or `None` for one that is read from a file.
 #[must_use]
 pub fn of(source: Source) -> Option<Shape> {
     match source {

@@ -1,49 +1,48 @@
-//! What a workload is like, in numbers that papers give for theirs.
+//! Statistics of a workload that papers also report.
 
 use serde::Serialize;
 
 use super::Requests;
 
-/// What a workload is like. Lengths are in tokens.
+/// Statistics of a workload. Lengths are in tokens.
 ///
-/// *Reuse* is what a prefix cache without bounds would find: of each prompt, the tokens of the
-/// leading blocks that an earlier request had. The cache is empty before the first request.
+/// *Reuse* is what an unbounded prefix cache would find. It counts the tokens of a prompt's leading
+/// blocks that an earlier request had. The cache is empty before the first request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
-    /// Requests.
+    /// Number of requests.
     pub requests: u64,
-    /// From the first arrival to the last, seconds.
+    /// Time from the first arrival to the last, in seconds.
     pub seconds: f64,
-    /// Arrivals per second.
+    /// Mean rate, in arrivals per second.
     pub rate: f64,
-    /// Standard deviation of the gaps between arrivals over their mean; 1 for a Poisson process.
+    /// Coefficient of variation of the gaps between arrivals. 1 for a Poisson process.
     pub gap_variation: f64,
-    /// Mean prompt.
+    /// Mean length of prompts, in tokens.
     pub prompt_mean: f64,
-    /// Median prompt.
+    /// Median length of prompts, in tokens.
     pub prompt_p50: u32,
-    /// 99th percentile of the prompts.
+    /// 99th percentile of the prompts' lengths.
     pub prompt_p99: u32,
-    /// Longest prompt.
+    /// Length of the longest prompt.
     pub prompt_longest: u32,
-    /// Mean answer.
+    /// Mean length of answers, in tokens.
     pub output_mean: f64,
-    /// Reused tokens over all prompt tokens.
+    /// Reused tokens divided by all prompt tokens.
     pub reuse: f64,
-    /// Mean over requests of the reused part of the prompt. More than `reuse` where short prompts
+    /// Mean over requests of the reused share of the prompt. It exceeds `reuse` if short prompts
     /// are mostly a shared prefix.
     pub reuse_per_request: f64,
-    /// Tokens of a block.
+    /// Number of tokens in a block.
     pub block_tokens: u32,
-    /// Different blocks.
+    /// Number of distinct blocks.
     pub distinct_blocks: u64,
-    /// Of all uses of a block after its first, the part that falls on the tenth of the blocks that
-    /// is used most.
+    /// Share of all repeated uses of blocks that falls on the most used tenth of the blocks.
     pub hottest_tenth: f64,
 }
 
 impl Summary {
-    /// Looks through a workload once.
+    /// Computes the statistics of a workload.
     #[must_use]
     pub fn of(requests: &Requests) -> Self {
         let mut uses = vec![0_u32; requests.distinct_blocks as usize];
@@ -96,7 +95,7 @@ fn seconds(ns: u64) -> f64 {
     ns as f64 / 1e9
 }
 
-/// The smallest value that at least the given part of all is not above.
+/// Returns the smallest value that at least the share `part` of the values does not exceed.
 fn percentile(values: &mut [u32], part: f64) -> u32 {
     let Some(last) = values.len().checked_sub(1) else {
         return 0;
@@ -158,12 +157,12 @@ mod tests {
             requests.blocks.extend_from_slice(blocks);
         }
         let summary = Summary::of(&requests);
-        // The second prompt is known whole, of the third two blocks.
+        // The second prompt is reused as a whole, and of the third two blocks.
         assert_eq!(summary.reuse, (40.0 + 32.0) / 160.0);
         assert_eq!(summary.reuse_per_request, (1.0 + 0.5) / 4.0);
         assert_eq!(summary.requests, 4);
         assert_eq!((summary.seconds, summary.rate), (6.0, 0.5));
-        // Gaps of 1, 1 and 4 s: √2 over 2.
+        // Gaps of 1, 1 and 4 s have a deviation of √2 and a mean of 2.
         assert!((summary.gap_variation - 2.0_f64.sqrt() / 2.0).abs() < 1e-9);
         let lengths = (
             summary.prompt_p50,
@@ -172,7 +171,7 @@ mod tests {
         );
         assert_eq!(lengths, (40, 64, 64));
         assert_eq!((summary.prompt_mean, summary.output_mean), (40.0, 2.0));
-        // Five repeated uses, of which the one hottest block has two.
+        // There are five repeated uses, two of which are of the hottest block.
         assert_eq!(summary.hottest_tenth, 0.4);
     }
 }

@@ -1,5 +1,5 @@
-//! Whole workloads: what generators promise, what real traces hold, and that no file makes it
-//! panic.
+//! Tests of whole workloads: properties of generators, contents of real traces, and readers that
+//! must not panic on any file.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use super::*;
 
 type Reader = fn(&Path) -> Result<Requests, WorkloadError>;
 
-/// What a reader makes of a file with this content.
+/// Returns the result of reading a file with this content.
 pub(super) fn reading(reader: Reader, content: &[u8]) -> Result<Requests, WorkloadError> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("trace");
@@ -20,7 +20,7 @@ pub(super) fn reading(reader: Reader, content: &[u8]) -> Result<Requests, Worklo
     reader(&path)
 }
 
-/// What a reader says of a file with this content that it cannot read.
+/// Returns the error of reading a file with this content.
 pub(super) fn message(reader: Reader, content: &[u8]) -> String {
     reading(reader, content).unwrap_err().to_string()
 }
@@ -75,7 +75,7 @@ fn made(source: Source, requests: f64, seconds: f64) -> (Workload, f64) {
     (workload, requests / seconds)
 }
 
-/// What every workload must be.
+/// Asserts the invariants of every workload.
 fn assert_sound(requests: &Requests) {
     assert!(requests.list.is_sorted_by_key(|r| r.arrival));
     let mut end = 0;
@@ -109,13 +109,13 @@ fn files_are_read_gzipped_or_not_and_in_several_members() {
         let (start, end) = text.as_bytes().split_at(text.len() / 2);
         let members = [gzip(start), gzip(end)].concat();
         assert_eq!(reading(reader, &members).unwrap(), plain);
-        // Written on Windows.
+        // Line ends of Windows.
         let text = text.replace('\n', "\r\n");
         assert_eq!(reading(reader, text.as_bytes()).unwrap(), plain);
     }
 }
 
-/// A few kilobytes of gzip unpack to a line without an end.
+/// A few kilobytes of gzip can unpack to an endless line.
 #[test]
 fn a_file_without_an_end_is_refused_before_it_fills_memory() {
     let zeros = vec![b'7'; 1 << 20];
@@ -245,7 +245,7 @@ proptest! {
 
 #[test]
 fn generators_have_the_mean_and_the_reuse_of_the_paper() {
-    // Mean, reuse, and how heavy the tail at least is: 99th percentile over mean.
+    // Mean, reuse, and the least ratio of the 99th percentile to the mean.
     for (source, mean, reuse, tail) in [
         (Source::Conversation, 2000.0, 0.50, 6.0),
         (Source::Agent, 1000.0, 0.65, 4.0),
@@ -271,7 +271,7 @@ fn generators_have_the_mean_and_the_reuse_of_the_paper() {
     }
 }
 
-/// Mean prompt of the first tenth of the requests and of the last, over several seeds.
+/// Returns the mean prompt of the first and of the last tenth of the requests, over several seeds.
 fn ends_of(source: Source) -> (f64, f64) {
     let (mut first, mut last) = (0.0, 0.0);
     for seed in 0..8 {
@@ -290,8 +290,7 @@ fn ends_of(source: Source) -> (f64, f64) {
 
 #[test]
 fn sessions_are_in_full_swing_from_the_start() {
-    // Were all sessions new at 0, the first tenth would have few later turns, which are the long
-    // ones.
+    // If all sessions began at 0, the first tenth would have few later turns, which are longer.
     for source in [
         Source::Conversation,
         Source::LongConversation,
@@ -309,7 +308,7 @@ fn sessions_are_in_full_swing_from_the_start() {
 fn agents_reuse_prefixes_that_many_share() {
     let (workload, rate) = made(Source::Agent, 20_000.0, 60.0);
     let requests = load(&workload, rate, 1).unwrap();
-    // The first block tells the template: how often the most popular ones are used.
+    // The first block identifies the template.
     let mut uses = vec![0_u32; requests.distinct_blocks as usize];
     for request in &requests.list {
         uses[requests.blocks_of(request)[0] as usize] += 1;
@@ -392,7 +391,7 @@ fn too_few_and_too_many_requests_are_refused() {
     assert!(message(1e8).starts_with("the workload has more than 20000000 requests"));
 }
 
-/// A trace of the folder that `LAXITY_DATA` names, if it does.
+/// Returns a trace of the folder `LAXITY_DATA`, if the variable is set.
 fn real(name: &str) -> Option<PathBuf> {
     Some(laxity_tests::recorded_data()?.join("traces").join(name))
 }
@@ -411,8 +410,8 @@ fn the_published_mooncake_trace_is_read_whole() {
     assert_eq!(summary.prompt_longest, 126_195);
     assert!((summary.prompt_mean - 12_035.06).abs() < 0.01);
     assert!((summary.reuse - 0.3736).abs() < 0.0001);
-    // Half as long: where two prompts part, half a block of reuse is lost, and so is the half block
-    // that all have in common.
+    // With half the length, half a block of reuse is lost where two prompts diverge, and half of
+    // the block that all share.
     let half = lengths::scaled(requests, 0.5, u32::MAX).unwrap();
     assert_sound(&half);
     let half = Summary::of(&half);

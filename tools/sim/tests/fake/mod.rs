@@ -1,5 +1,5 @@
-//! A simulation in closed form, so that plans, runner and reports can be tested without one: each
-//! policy has a knee, and all that one would expect of a queue beyond it.
+//! A fake simulation in closed form for tests of plans, runner and reports. Each policy has a knee
+//! in its request rate, beyond which attainment drops as in a queue.
 
 use laxity_policy::PolicyKind;
 use laxity_sim::outcome::{Distribution, Outcome, StageBytes, Waiting};
@@ -7,7 +7,7 @@ use laxity_sim::scenario::{Part, Scenario, Source};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha12Rng;
 
-/// What a policy is worth: the rate at its knee over that of fair sharing.
+/// Returns the rate at a policy's knee divided by that of fair sharing.
 fn worth(scenario: &Scenario) -> f64 {
     let policy = &scenario.policy;
     if policy.no_contention {
@@ -34,7 +34,7 @@ fn worth(scenario: &Scenario) -> f64 {
     whole - policy.without.iter().copied().map(lost).sum::<f64>()
 }
 
-/// The rate at which fair sharing begins to fail.
+/// Returns the rate at which fair sharing begins to miss deadlines.
 fn knee(scenario: &Scenario) -> f64 {
     let model = match scenario.model.name.as_str() {
         "mixtral-8x22b" => 0.9,
@@ -60,12 +60,12 @@ fn noise(scenario: &Scenario, policy: bool) -> ChaCha12Rng {
     ChaCha12Rng::seed_from_u64(scenario.seed ^ kind << 32 ^ rate.rotate_left(17))
 }
 
-/// A value around zero, of deviation about one.
+/// Returns a random value with mean zero and a deviation of about one.
 fn normal(random: &mut ChaCha12Rng) -> f64 {
     (0..12).map(|_| random.random::<f64>()).sum::<f64>() - 6.0
 }
 
-/// The outcome of a scenario; fails where the request rate is 99.
+/// Returns the outcome of a scenario. Fails if the request rate is 99.
 pub(crate) fn simulate(scenario: &Scenario) -> Result<Outcome, String> {
     let rate = scenario.workload.rate_per_gpu;
     if rate == 99.0 {
@@ -73,7 +73,7 @@ pub(crate) fn simulate(scenario: &Scenario) -> Result<Outcome, String> {
     }
     assert!(rate < 1000.0, "nobody asks so much");
     let load = rate / (knee(scenario) * worth(scenario));
-    // Arrivals are the same for all policies, and so is most of the luck.
+    // Arrivals are the same for all policies, so most of the randomness is shared.
     let luck =
         normal(&mut noise(scenario, false)) * 0.03 + normal(&mut noise(scenario, true)) * 0.008;
     let attainment = 1.0 / (1.0 + ((load + luck - 1.28) * 9.0).exp());

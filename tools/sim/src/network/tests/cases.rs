@@ -1,4 +1,4 @@
-//! What the network promises, one by one. Ports carry 1 GB/s where not said otherwise: a byte takes
+//! Tests of single properties of the network. Ports carry 1 GB/s unless noted, so that a byte takes
 //! a nanosecond.
 
 use laxity_policy::Time;
@@ -7,7 +7,7 @@ use super::super::{CLASSES_MAX, Network, PortId, TransferId};
 
 const GBYTE: f64 = 1e9;
 
-/// A network of `count` ports.
+/// Returns a network of `COUNT` ports.
 fn network<const COUNT: usize>() -> (Network, [PortId; COUNT]) {
     let mut network = Network::new();
     let ports = [0; COUNT].map(|_| network.add_port(GBYTE));
@@ -19,7 +19,7 @@ fn start(net: &mut Network, ns: u64, path: &[PortId], bytes: u64, class: u8) -> 
     net.start(Time(ns), path, bytes, class, 1.0, 0)
 }
 
-/// When each transfer ends from `now` on, in order.
+/// Returns the end of each transfer from `now` on, in order.
 fn ends(net: &mut Network, now_ns: u64) -> Vec<(u64, TransferId)> {
     let mut ends = Vec::new();
     let mut now = Time(now_ns);
@@ -61,7 +61,7 @@ fn an_end_is_rounded_up_to_a_nanosecond() {
     assert_eq!(third.next_end(Time(0)), Some(Time(30)));
     let faster = third.add_port(GBYTE / 2.999);
     start(&mut third, 0, &[faster], 10, 0);
-    // 29.99
+    // Ten bytes take 29.99 ns, which is rounded up.
     assert_eq!(third.next_end(Time(0)), Some(Time(30)));
     let slower = third.add_port(GBYTE / 3.001);
     start(&mut third, 0, &[slower], 10, 0);
@@ -89,7 +89,7 @@ fn shares_are_in_proportion_to_weights() {
 
 #[test]
 fn what_one_cannot_use_goes_to_the_others() {
-    // Two transfers on `a`, three on `b`, of which one is on both.
+    // Port `a` has two transfers and `b` three. One crosses both.
     let (mut net, [a, b]) = network();
     let both = start(&mut net, 0, &[a, b], 1 << 30, 0);
     let on_a = start(&mut net, 0, &[a], 1 << 30, 0);
@@ -128,7 +128,7 @@ fn one_that_waits_for_ever_has_no_end() {
     let (dead, port) = (net.add_port(0.0), net.add_port(GBYTE));
     start(&mut net, 0, &[port, dead], 10, 0);
     assert_eq!(net.next_end(Time(0)), None);
-    // It takes nothing from others.
+    // The stuck transfer takes nothing from others.
     start(&mut net, 0, &[port], 10, 0);
     assert_eq!(net.next_end(Time(0)), Some(Time(10)));
 }
@@ -160,13 +160,13 @@ fn ends_at_the_same_time_come_in_the_order_of_starts() {
     let (mut net, ports) = network::<64>();
     let mut ids: Vec<TransferId> = Vec::new();
     for nth in 0..64 {
-        // On a port of its own, or with another on one.
+        // Each even port gets two transfers.
         let path = [ports[(nth * 37 % 64) & !1]];
         ids.push(start(&mut net, 0, &path, 100, 0));
     }
     let late = start(&mut net, 0, &[ports[1]], 200, 0);
     assert_eq!(net.next_end(Time(0)), Some(Time(200)));
-    // One of zero bytes that was started last comes last.
+    // A transfer of zero bytes that was started last is popped last.
     let none = start(&mut net, 200, &[ports[3]], 0, 0);
     ids.extend([late, none]);
     let order: Vec<TransferId> = std::iter::from_fn(|| net.pop_ended(Time(200)))
@@ -207,11 +207,11 @@ fn five_hundred_on_one_port_end_when_they_should() {
     let mut ids = Vec::new();
     for nth in 0..count {
         let own = net.add_port(GBYTE);
-        // The longest first.
+        // The longest transfer starts first.
         ids.push(start(&mut net, 0, &[hot, own], (count - nth) * 1000, 2));
     }
-    // The k-th to end has shared with all that are left: it ends 1000 · (count - k + 1) ns after
-    // the one before.
+    // The k-th transfer shares the port with all that are left. It ends 1000 · (count - k + 1) ns
+    // after the one before.
     let mut at_ns = 0;
     let mut expected = Vec::new();
     for (k, &id) in ids.iter().rev().enumerate() {
@@ -228,7 +228,7 @@ fn five_hundred_on_one_port_end_when_they_should() {
 #[test]
 fn a_port_that_is_never_idle_does_not_drift() {
     let (mut net, [port]) = network();
-    // One that goes on for 100 s of busy time, beside ever new ones.
+    // One transfer lasts for 100 s of busy time, beside a sequence of others.
     let long = start(&mut net, 0, &[port], 50_000_000_000, 0);
     let mut now = Time(0);
     let mut bytes = 0;
@@ -244,13 +244,13 @@ fn a_port_that_is_never_idle_does_not_drift() {
             break;
         }
         nth += 1;
-        // Odd sizes, so that most ends are rounded.
+        // Odd sizes make most ends subject to rounding.
         let size = 1_000_000 + nth * 7919 % 999_983;
         bytes += size;
         start(&mut net, now.0, &[port], size, 0);
     }
     let carried = net.carried(port, now);
-    // A nanosecond of half a port per end at most.
+    // Each end loses at most a nanosecond at half the port's rate.
     let idle_ns = now.0 as f64 - carried;
     assert!(
         (0.0..0.5 * nth as f64 + 2.0).contains(&idle_ns),

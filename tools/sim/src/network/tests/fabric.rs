@@ -1,5 +1,5 @@
-//! A fabric of racks under load: too large for the oracle, so that rates are checked by what
-//! defines them.
+//! A fabric of racks under load. It is too large for the oracle, so rates are checked by their
+//! definition.
 
 use laxity_policy::Time;
 
@@ -9,8 +9,8 @@ const RACKS: u64 = 6;
 const SERVERS: u64 = 12;
 const NIC: f64 = 25e9;
 
-/// Servers with an egress and an ingress, leaf switches with an uplink and a downlink of half of
-/// what their servers send.
+/// Servers with an egress and an ingress. Leaf switches have an uplink and a downlink with half the
+/// capacity of their servers.
 struct Fabric {
     network: Network,
     egress: Vec<PortId>,
@@ -19,7 +19,7 @@ struct Fabric {
     down: Vec<PortId>,
     now: Time,
     seed: u64,
-    /// Bytes started, by server, out and in.
+    /// Bytes started, by server, for egress and ingress.
     sent: Vec<u64>,
     received: Vec<u64>,
 }
@@ -46,7 +46,7 @@ impl Fabric {
         }
     }
 
-    /// A number below `bound`, by SplitMix64.
+    /// Returns a number below `bound` by SplitMix64.
     fn draw(&mut self, bound: u64) -> u64 {
         self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.seed ^ (self.seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -54,7 +54,7 @@ impl Fabric {
         (z ^ (z >> 31)) % bound
     }
 
-    /// A transfer from `from` to another server, or an aggregate on its egress.
+    /// Starts a transfer from `from` to another server, or an aggregate on its egress.
     fn send(&mut self, from: usize) {
         let to = self.draw(RACKS * SERVERS) as usize;
         let bytes = 1 + self.draw(8 << 20);
@@ -74,7 +74,7 @@ impl Fabric {
             .start(self.now, &path, bytes, class, weight, from as u32);
     }
 
-    /// Goes to the next end and returns who sent what ends there.
+    /// Advances to the next end and returns the senders of the transfers that end.
     fn step(&mut self) -> Option<Vec<usize>> {
         self.now = self.network.next_end(self.now)?;
         let ended = std::iter::from_fn(|| self.network.pop_ended(self.now));
@@ -82,7 +82,7 @@ impl Fabric {
     }
 }
 
-/// Ten transfers at a time from each server, `events` in all; a digest of when which ended.
+/// Runs `events` ends with ten transfers per server. Returns their times and senders.
 fn run(patience: usize, events: usize) -> Vec<(Time, usize)> {
     let mut fabric = Fabric::new(patience);
     for nth in 0..10 * RACKS * SERVERS {
@@ -119,7 +119,7 @@ fn a_loaded_fabric_is_shared_as_it_should_be() {
 fn filling_from_scratch_gives_the_same_ends() {
     let log = run(super::super::PATIENCE, 300);
     let scratch = run(0, 300);
-    // They may be a nanosecond apart where rounding is, and those that start there are different.
+    // Rounding may move ends by a nanosecond, after which other transfers start.
     let same = log.iter().zip(&scratch).take_while(|(a, b)| a == b).count();
     assert!(same > 250, "{same} of {} are the same", log.len());
 }

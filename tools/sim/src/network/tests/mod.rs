@@ -1,4 +1,4 @@
-//! The network against an oracle, and what it promises one by one.
+//! Tests of the network: single properties, and comparisons with an oracle.
 
 mod cases;
 mod fabric;

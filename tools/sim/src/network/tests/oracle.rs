@@ -1,8 +1,8 @@
-//! Progressive filling as in textbooks: raise all rates of a class together, freeze those that
-//! cross a port that is used up, go on with the others; then the next class. Shares no code with
-//! the network, knows no shortcut, and is slow.
+//! Progressive filling as in textbooks, which shares no code with the network and is slow. It
+//! raises all rates of a class together and freezes those that cross a port that is used up. It
+//! continues with the others and then with the next class.
 
-/// A transfer as the oracle sees it.
+/// A transfer of the oracle.
 #[derive(Clone, Debug)]
 pub(super) struct Fluid {
     pub(super) path: Vec<usize>,
@@ -10,7 +10,7 @@ pub(super) struct Fluid {
     pub(super) weight: f64,
 }
 
-/// The rate of each transfer.
+/// Returns the rate of each transfer.
 pub(super) fn rates(capacities: &[f64], fluids: &[Fluid]) -> Vec<f64> {
     let mut rates = vec![0.0; fluids.len()];
     let mut left = capacities.to_vec();
@@ -20,7 +20,7 @@ pub(super) fn rates(capacities: &[f64], fluids: &[Fluid]) -> Vec<f64> {
         let members = rising.clone();
         let mut room = left.clone();
         while !rising.is_empty() {
-            // How far all can rise until a port is used up.
+            // The rates can rise by this much until a port is used up.
             let crossing = |port: usize| {
                 let crosses = move |one: &&usize| fluids[**one].path.contains(&port);
                 rising.iter().filter(crosses)

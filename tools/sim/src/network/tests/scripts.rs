@@ -1,4 +1,4 @@
-//! Random scripts, compared with the oracle after every step.
+//! Random scripts that are compared with the oracle after every step.
 
 use laxity_policy::Time;
 use proptest::collection::vec;
@@ -9,9 +9,9 @@ use super::oracle::{self, Fluid};
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Path by draws, bytes, class, weight.
+    /// Starts a transfer with a random path, bytes, class and weight.
     Start(Vec<usize>, u64, u8, f64),
-    /// Compute rates and let time pass: to the next end, or less by a part of 100.
+    /// Computes rates and advances by a percentage of the time to the next end.
     Pass(u64),
 }
 
@@ -22,7 +22,7 @@ struct Script {
     patience: usize,
 }
 
-/// One transfer in flight, and what it should have left.
+/// One transfer in flight with its expected remaining bytes.
 struct Shadow {
     id: TransferId,
     tag: u32,
@@ -32,14 +32,14 @@ struct Shadow {
     rate: f64,
 }
 
-/// A network and what it should be.
+/// A network and its expected state.
 struct Pair {
     network: Network,
     ports: Vec<PortId>,
     capacities: Vec<f64>,
     now_ns: u64,
     shadows: Vec<Shadow>,
-    /// What happened, to compare runs.
+    /// Log of all ends, for comparisons of runs.
     log: Vec<(u64, u32)>,
     /// Bytes that have passed each port.
     carried: Vec<f64>,
@@ -88,12 +88,12 @@ impl Pair {
         });
     }
 
-    /// Computes rates, compares them, and lets `percent` of the time to the next end pass.
+    /// Computes and compares rates, then advances by `percent` of the time to the next end.
     fn pass(&mut self, percent: u64) {
         let next = self.network.next_end(Time(self.now_ns));
         self.network.check().expect("the network is sound");
         let fluids: Vec<Fluid> = self.shadows.iter().map(|one| one.fluid.clone()).collect();
-        // Those of zero bytes have no part in it.
+        // Transfers of zero bytes get no share.
         let live: Vec<usize> = (0..fluids.len())
             .filter(|&one| self.shadows[one].bytes > 0)
             .collect();
@@ -143,7 +143,7 @@ impl Pair {
         self.now_ns = to_ns;
         for shadow in &self.shadows {
             let left = self.network.remaining(shadow.id, Time(to_ns));
-            // In time rather than bytes: what is a long way to go may be off by more.
+            // The tolerance grows with the size of the transfer.
             let slip = 1e-2 + shadow.bytes as f64 * 1e-9;
             assert!(
                 (left - shadow.left).abs() < slip,
@@ -197,7 +197,7 @@ impl Pair {
                 Step::Pass(percent) => self.pass(*percent),
             }
         }
-        // All of it gets through in the end.
+        // All bytes get through in the end.
         while !self.shadows.is_empty() {
             self.pass(100);
         }

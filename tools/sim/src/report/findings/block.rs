@@ -1,12 +1,12 @@
-//! Where a page holds what is computed, and what that is:
+//! Blocks of a page that contain computed tables:
 //!
 //! ```text
 //! <!-- laxity sim: PLAN SECTION [only=NAME,…] [panel=NAME,…] [at=VALUE] -->
 //! <!-- end -->
 //! ```
 //!
-//! Each marker is a line of its own; values with spaces are put in quotes. What stands between
-//! fences of code is no marker.
+//! Each marker is a line of its own. Values with spaces are quoted. Markers inside fenced code are
+//! ignored.
 
 use std::ops::Range;
 
@@ -17,26 +17,26 @@ const CLOSE: &str = "-->";
 const END: &str = "<!-- end -->";
 const FENCE: &str = "```";
 
-/// What a block shows.
+/// The content of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Section {
-    /// First tokens in time, by variant and horizontal axis.
+    /// Attainment, by variant and horizontal axis.
     Attainment,
-    /// Request rates at 90 % and at 50 % in time.
+    /// Request rates with 90 % and with 50 % attainment.
     Sustained,
-    /// Time to first token.
+    /// A table of times to first token.
     Ttft,
-    /// Collective completion times.
+    /// A table of completion times of collectives.
     Collectives,
-    /// How early requests in time are, and how late the others.
+    /// Earliness of requests in time, and lateness of the others.
     Earliness,
-    /// Where a request's time goes.
+    /// Time of a request by phase.
     Waiting,
-    /// The reference less the others.
+    /// Differences between the reference and the others.
     Against,
-    /// What a paper says, beside this.
+    /// A paper's numbers beside those of the report.
     Paper,
-    /// What it took to simulate.
+    /// The time that the simulation took.
     Speed,
 }
 
@@ -57,7 +57,7 @@ impl Section {
         Self::ALL.iter().find(|s| s.0 == name).map(|s| s.1)
     }
 
-    /// Options that make a difference to it.
+    /// Returns the options that the section supports.
     fn options(self) -> &'static [&'static str] {
         match self {
             Self::Attainment | Self::Sustained | Self::Against => &["only", "panel"],
@@ -69,31 +69,31 @@ impl Section {
     }
 }
 
-/// A block of a page.
+/// A block of a page, between two markers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// Its first line; the page's first is 1.
+    /// Line number of the first marker, counted from 1.
     pub line: usize,
-    /// What its first line asks for, as it is written.
+    /// Text of the first marker's request, as written.
     pub asked: String,
-    /// The plan whose results it shows.
+    /// Name of the plan whose results the block shows.
     pub plan: String,
-    /// What it shows of them.
+    /// Kind of table that the block shows.
     pub section: Section,
-    /// Variants; all if empty.
+    /// Names of the shown variants. All are shown if empty.
     pub only: Vec<String>,
-    /// Panels; all if empty.
+    /// Names of the shown panels. All are shown if empty.
     pub panels: Vec<String>,
-    /// The value of the horizontal axis; where variants differ most if `None`.
+    /// Value of the horizontal axis. `None` selects the point where variants differ most.
     pub at: Option<String>,
-    /// The bytes between its markers.
+    /// Byte range between the markers.
     pub(super) content: Range<usize>,
 }
 
-/// The blocks of a page, from the top.
+/// Returns the blocks of a page, from the top.
 ///
 /// # Errors
-/// The first marker that cannot be understood, or that lacks its other half.
+/// Returns the first marker that is invalid or has no counterpart.
 pub fn blocks(page: &str) -> Result<Vec<Block>, PageError> {
     let mut found: Vec<Block> = Vec::new();
     let (mut open, mut fenced, mut at) = (None::<Block>, false, 0);
@@ -170,7 +170,7 @@ fn parse(asked: &str, line: usize) -> Result<Block, String> {
     Ok(block)
 }
 
-/// Split at spaces that are not in quotes; the quotes are taken off.
+/// Splits a text at spaces outside of quotes and removes the quotes.
 fn words(text: &str) -> Result<Vec<String>, String> {
     let (mut words, mut word, mut quoted) = (Vec::new(), String::new(), false);
     for char in text.chars() {

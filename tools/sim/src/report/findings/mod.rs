@@ -1,8 +1,8 @@
-//! Pages of Markdown whose numbers are computed: marked blocks are filled with tables from the
-//! results of plans, so that what a page says can be made again, and checked.
+//! Markdown pages with computed tables. Marked blocks are filled from the results of plans, so that
+//! a page's numbers can be reproduced and checked.
 //!
-//! Prose around the blocks is left as it is. The same results give the same page, byte for byte;
-//! only what a run took ([`Section::Speed`]) is the machine's.
+//! Text around the blocks is not changed. The same results give the same page, byte for byte,
+//! except for timings ([`Section::Speed`]).
 
 mod block;
 mod speed;
@@ -17,13 +17,13 @@ use super::{Report, sheets};
 use crate::plan::Plan;
 use crate::run::Timing;
 
-/// A page that cannot be filled. The page has to be changed.
+/// An error in a page. The page must be corrected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {problem}")]
 pub struct PageError {
-    /// Which line; the first is 1.
+    /// Line number, counted from 1.
     pub line: usize,
-    /// What is wrong there.
+    /// The problem at this line.
     pub problem: String,
 }
 
@@ -36,31 +36,30 @@ impl PageError {
     }
 }
 
-/// The results of a plan.
+/// The results of a plan with their timing.
 #[derive(Clone, Debug)]
 pub struct Results {
-    /// All runs.
+    /// Report with all runs.
     pub report: Report,
-    /// What they took as a whole, if that was noted. What each took is in the report.
+    /// Timing of the whole plan, if it was recorded. The report has the timing of each run.
     pub took: Option<Timing>,
 }
 
 /// A page with its blocks filled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filled {
-    /// The page.
+    /// Text of the page with the new contents.
     pub text: String,
-    /// Blocks that held something else before.
+    /// Blocks whose content has changed.
     pub stale: Vec<Block>,
-    /// Plans without results, and what is to be done; their blocks were left as they were.
+    /// Plans without results, with instructions to create them. Their blocks were not changed.
     pub missing: BTreeMap<String, String>,
 }
 
-/// Fills the blocks of a page. `results` is asked once for each plan, and answers with what is to
-/// be done if there are none.
+/// Fills the blocks of a page. `results` is called once for each plan, and returns instructions if
+/// there are no results.
 ///
-/// # Errors
-/// A marker cannot be understood, or asks for what its plan does not have.
+/// Returns an error if a marker is invalid or selects something that its plan does not have.
 pub fn fill(
     page: &str,
     results: &mut dyn FnMut(&str) -> Result<Results, String>,
@@ -96,7 +95,7 @@ pub fn fill(
     Ok(filled)
 }
 
-/// What stands between the markers of a block.
+/// Returns the new content of a block.
 fn content(block: &Block, results: &Results) -> Result<String, String> {
     let view = View::of(block, &results.report)?;
     let sheets = match block.section {
@@ -112,14 +111,14 @@ fn content(block: &Block, results: &Results) -> Result<String, String> {
     };
     let text: Vec<String> = sheets.iter().map(Sheet::markdown).collect();
     let text = text.join("\n");
-    // Blank lines around a table: without them, it is none.
+    // Markdown needs blank lines around a table.
     Ok(format!(
         "\n{text}\n{}\n\n",
         origin(&block.plan, &results.report)
     ))
 }
 
-/// Where the numbers are from: plan, seeds, runs, and the command that gives them.
+/// Returns the origin of the numbers: plan, seeds, runs, and the command that computes them.
 fn origin(name: &str, report: &Report) -> String {
     let plan = &report.plan;
     let count = plan.seeds.len();
@@ -154,7 +153,7 @@ fn origin(name: &str, report: &Report) -> String {
     format!("Plan {name}, {seeds}, {runs}: `{command}`{changed}.")
 }
 
-/// Whether two plans run the same.
+/// Reports whether two plans have the same runs.
 fn same(a: &Plan, b: &Plan) -> bool {
     let jobs = |plan: &Plan| -> Option<Vec<_>> {
         let jobs = plan.jobs().ok()?;

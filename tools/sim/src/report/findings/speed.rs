@@ -1,15 +1,15 @@
-//! What it took to simulate: the machine's numbers, not the plan's.
+//! Timings of simulations on a machine.
 
 use crate::report::Report;
 use crate::report::sheet::{Cell, Sheet};
 use crate::run::{Timing, thousands};
 
-/// One row: the machine, and what the runs took on it.
+/// Returns a table with one row: the machine and the timings of the runs on it.
 pub(super) fn speed(report: &Report, took: Option<&Timing>) -> Sheet {
     let runs = report.runs.len();
     let events: u64 = report.runs.iter().map(|run| run.outcome.events).sum();
     let virtual_s: f64 = report.runs.iter().map(|run| run.outcome.virtual_s).sum();
-    // Each on one thread: what was taken over from before was noted when it ran.
+    // Each run used one thread. Runs from the journal have the timing that was recorded then.
     let busy_s: f64 = report.timing.runs.iter().map(|run| run.wall_s).sum();
     let heading = [
         "machine",
@@ -27,7 +27,7 @@ pub(super) fn speed(report: &Report, took: Option<&Timing>) -> Sheet {
     let machine = took
         .map(|took| took.processor.as_str())
         .filter(|name| !name.is_empty());
-    // Of a run that was cut off, start to end is not what all runs took.
+    // If a run was interrupted, the time from start to end does not cover all runs.
     let whole = took.filter(|took| took.simulated == runs);
     let peak = took.filter(|took| took.peak_rss_bytes > 0);
     let numbers = [
@@ -48,7 +48,7 @@ pub(super) fn speed(report: &Report, took: Option<&Timing>) -> Sheet {
     table
 }
 
-/// About three.
+/// Formats a number with about three digits.
 fn digits(value: f64) -> String {
     let decimals = match value.abs() {
         size if size >= 100.0 => 0,

@@ -1,5 +1,4 @@
-//! The page's plots: one section each, a panel for every combination of the axes that are not on
-//! the horizontal.
+//! Plots of the page: one section each, with a panel for every combination of the other axes.
 
 use maud::{Markup, PreEscaped, html};
 
@@ -11,14 +10,14 @@ use super::super::{Estimate, Panel};
 use super::View;
 use crate::outcome::{Distribution, Outcome};
 
-/// Size of a plot among several, and of one that stands alone.
+/// Sizes of a plot among several and of a single plot.
 const SIZES: [(u32, u32); 2] = [(620, 370), (1000, 470)];
 
 fn size(view: &View<'_>) -> (u32, u32) {
     SIZES[usize::from(view.panels.len() == 1)]
 }
 
-/// A section with a plot for each panel; nothing if there is nothing to plot.
+/// Returns a section with a plot for each panel, or nothing if there are no plots.
 fn section(title: &str, explanation: &str, legend: &Markup, plots: &[(String, String)]) -> Markup {
     html! {
         @if !plots.is_empty() {
@@ -39,14 +38,14 @@ fn section(title: &str, explanation: &str, legend: &Markup, plots: &[(String, St
     }
 }
 
-/// The caption of a panel of which one point is shown: which one.
+/// Returns a caption with the panel's name and the point that is shown.
 fn caption(view: &View<'_>, panel: &Panel, point: usize) -> String {
     let here = view.at(point);
     let parts = [panel.name.as_str(), here.as_str()];
     parts.join(" ").trim().to_owned()
 }
 
-/// A metric over the horizontal axis; nothing without one.
+/// Plots a metric over the horizontal axis. Returns nothing if there is none.
 pub(super) fn over_x(view: &View<'_>, metric: &Metric) -> Markup {
     let mut title = metric.label.to_owned();
     if let Some(first) = title.get_mut(..1) {
@@ -60,7 +59,7 @@ pub(super) fn over_x(view: &View<'_>, metric: &Metric) -> Markup {
         let last = panel.points.last().map_or(1.0, |&p| view.report.x_of(p));
         (first, last)
     };
-    // The same height means the same in every panel.
+    // All panels share one vertical scale.
     let all: Vec<Estimate> = view
         .panels
         .iter()
@@ -129,7 +128,7 @@ fn scale_of(metric: &Metric, all: &[Estimate]) -> Scale {
     }
 }
 
-/// Cumulative distributions at the point of each panel where variants differ most.
+/// Plots cumulative distributions at the point of each panel where variants differ most.
 pub(super) fn distributions(view: &View<'_>) -> Markup {
     let mut first =
         "Arrival to the last byte of KV cache at decode; cumulative, all seeds together."
@@ -163,7 +162,7 @@ fn cumulative(
             .map(|variant| pooled::curve(view.report, point, variant, of))
             .collect();
         let shown: Vec<&Curve> = curves.iter().filter(|c| !c.is_empty()).collect();
-        // Without a network collectives take no time at all: that curve has no place on the scale.
+        // Without contention collectives take no time, which a logarithmic scale cannot show.
         let low = |c: &&Curve| Some(quantile(c, 0.01)).filter(|&low| low > 0.0);
         let least = shown.iter().filter_map(low).fold(f64::INFINITY, f64::min);
         let most = shown.iter().map(|c| quantile(c, 0.995)).fold(0.0, f64::max);
@@ -193,7 +192,7 @@ fn cumulative_plot(view: &View<'_>, x: &Scale, marks: Marks, curves: &[Curve]) -
     plot::lines(size(view), (x, &y), marks, &view.looks, &lines)
 }
 
-/// The part of a curve that lies in a range, with the points just outside.
+/// Returns the part of a curve inside a range, with the neighbouring points.
 fn clipped(curve: &Curve, (low, high): (f64, f64)) -> Curve {
     let first = curve.partition_point(|p| p.0 < low).saturating_sub(1);
     let last = curve.partition_point(|p| p.0 <= high).min(curve.len());
@@ -242,7 +241,7 @@ fn earliness(view: &View<'_>) -> Markup {
     )
 }
 
-/// One curve of time left, from that of the late (how late) and that of the rest (how early).
+/// Joins the curves of lateness and earliness into one of time left.
 fn joined(late: &Curve, early: &Curve, in_time: f64) -> Curve {
     let missed = 1.0 - in_time;
     let late = late

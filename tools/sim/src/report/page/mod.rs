@@ -1,4 +1,4 @@
-//! The report as one self-contained page: no script, nothing fetched, light and dark.
+//! The report as one self-contained HTML page without scripts or external files, in light and dark.
 
 mod figures;
 
@@ -45,7 +45,7 @@ p.failed { border-left: .25rem solid #d92d20; padding-left: .8rem; }
 @media print { section { break-inside: avoid; } body { margin: 0; max-width: none; } }
 ";
 
-/// What the parts of a page have in common.
+/// Values that all parts of a page share.
 struct View<'a> {
     shown: Shown<'a>,
     looks: Vec<Look>,
@@ -60,7 +60,7 @@ impl<'a> Deref for View<'a> {
 }
 
 impl View<'_> {
-    /// The names of the variants with their marks.
+    /// Returns the names of the variants with their line symbols.
     fn legend(&self) -> Markup {
         let names = self.report.plan.variants.iter().map(|v| v.name.as_str());
         html! {
@@ -77,7 +77,7 @@ impl View<'_> {
     }
 }
 
-/// The page; with what it cost the machine if that is asked for.
+/// Returns the page, with timings of this machine if `with_timing` is set.
 #[must_use]
 pub fn page(report: &Report, with_timing: bool) -> String {
     let looks = palette::looks(report);
@@ -113,7 +113,7 @@ pub fn page(report: &Report, with_timing: bool) -> String {
     page.into_string()
 }
 
-/// Distributions; folded up if there are so many panels that nobody would scroll past them.
+/// Returns the distributions, folded if there are many panels.
 fn distributions(view: &View<'_>) -> Markup {
     let body = figures::distributions(view);
     html! {
@@ -126,7 +126,7 @@ fn distributions(view: &View<'_>) -> Markup {
     }
 }
 
-/// The tables that a terminal shows.
+/// Returns the tables of the report, which are the same as on a terminal.
 fn numbers(report: &Report) -> Markup {
     html! {
         @if !report.runs.is_empty() {
@@ -198,7 +198,7 @@ fn timing(timing: &Timing) -> Markup {
     html! { section { h2 { "What it took" } p { (timing) } } }
 }
 
-/// What one needs to repeat it.
+/// Returns the information that is needed to repeat the runs.
 fn background(report: &Report) -> Markup {
     html! {
         details open {

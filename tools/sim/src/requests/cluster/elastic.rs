@@ -1,4 +1,4 @@
-//! Instances that come, go and change their role in a [`super::Run`].
+//! Starting, stopping and changing the role of instances in a [`super::Run`].
 
 use laxity_requests::dispatch::{self, Role};
 use laxity_requests::iteration::Iteration as _;
@@ -8,7 +8,7 @@ use laxity_requests::{Span, scaling};
 use super::{Happens, Run, Startup};
 
 impl Run<'_> {
-    /// An instance that leaves and has nothing left goes, or turns.
+    /// Stops an empty instance that was told to leave, or changes its role.
     pub(super) fn leave(&mut self, id: InstanceId) {
         let Some(instance) = self.instances.get(&id) else {
             return;
@@ -30,7 +30,7 @@ impl Run<'_> {
         let up = self.now.since(instance.up);
         self.outcome.instance_time = self.outcome.instance_time + up;
         if let Some(role) = then {
-            // The weights are there: it serves at once.
+            // The weights are loaded, so it serves at once.
             let turned = self.add(role);
             self.ready(turned);
         }
@@ -70,7 +70,7 @@ impl Run<'_> {
         for decision in decisions {
             self.scale(decision, &startup, most);
         }
-        // With nothing left to arrive or to compute, nobody needs to look.
+        // Without further arrivals or iterations no decision is needed.
         if !self.events.is_empty() {
             self.at(again, Happens::Looks);
         }
@@ -113,7 +113,7 @@ impl Run<'_> {
             return;
         }
         instance.leaves = Some(then);
-        // What has begun ends here; what waits for room goes elsewhere.
+        // Requests that have begun end here. Those that wait for room are assigned again.
         let waiting: Vec<RequestId> = instance.incoming.drain(..).collect();
         for request in waiting {
             if let Some(moved) = self.moves.get_mut(&request) {

@@ -1,5 +1,5 @@
-//! One replica under a setting of H-MAS or a baseline, and what of it is measured, as H-MAS
-//! measures it (§4, Appendix B.2).
+//! One replica under a setting of H-MAS or a baseline, with the metrics of H-MAS (§4, Appendix
+//! B.2).
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -28,31 +28,31 @@ use crate::requests::measurements::Columns;
 use crate::requests::outcome::{Outcome, Record};
 use crate::requests::workload::Asked;
 
-/// Tokens of a KV block.
+/// Number of tokens in a KV block.
 pub(super) const BLOCK_TOKENS: u32 = 16;
 
-/// The machine.
+/// The simulated machine: its memory and its iteration times.
 #[derive(Clone, Debug)]
 pub(super) struct Bed {
     pub(super) clock: Roofline,
     pub(super) blocks: u32,
 }
 
-/// Who perceives.
+/// The source of perception, which predicts a request's properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sees {
-    /// As well as the paper's fine-tuned model: 94.2 % of tasks right, lengths off by 12.4 % on
-    /// average (table 5).
+    /// Perception with the accuracy of the paper's model: 94.2 % of tasks are right, and lengths
+    /// have a mean error of 12.4 % (table 5).
     Paper,
-    /// A forest, from what comes with a request.
+    /// A random forest on the metadata of a request.
     Forest,
-    /// Rules and statistics.
+    /// Fixed rules and running statistics.
     Rules,
-    /// Nothing: all are unknown.
+    /// No perception, so that all properties are unknown.
     Nothing,
 }
 
-/// A setting.
+/// A configuration of H-MAS that an experiment runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Setting {
     pub(super) kind: Kind,
@@ -63,7 +63,7 @@ pub(super) struct Setting {
 }
 
 impl Setting {
-    /// With the default of all else.
+    /// Returns a setting of this kind with defaults.
     pub(super) fn new(kind: Kind) -> Self {
         Self {
             kind,
@@ -71,7 +71,7 @@ impl Setting {
             statera: Some(super::tuned_statera()),
             chunk: 512,
             hints: Hints {
-                // The best of 5 to 45 s on the tuning seeds: about the 95th percentile of the heavy
+                // The best of 5 to 45 s on the tuning seeds, about the 95th percentile of the heavy
                 // mix.
                 lane_split: Span::from_millis(45_000),
                 fast_weight: 4,
@@ -80,7 +80,7 @@ impl Setting {
     }
 }
 
-/// Lengths as the paper's perception would say them: from what only the driver knows, with noise.
+/// Perception with the paper's accuracy, from the actual lengths with added noise.
 struct Oracle {
     tags: HashMap<RequestId, Tags>,
 }
@@ -114,7 +114,7 @@ impl Tagger for Oracle {
     }
 }
 
-/// Time that perception takes for a request (Appendix E.4).
+/// Perception time of a request (Appendix E.4).
 const PERCEPTION: Span = Span::from_micros(1_640);
 
 fn cognition(
@@ -140,7 +140,7 @@ fn cognition(
     Cognition::new(perception, Box::new(prediction))
 }
 
-/// Trained on other requests than those that it is asked about.
+/// Trains a forest on requests that are not part of the experiments.
 pub(super) fn forest(on: &[Asked]) -> Option<perception::Trained> {
     let examples: Vec<(Spec, u32)> = on.iter().map(|a| (a.spec, a.output)).collect();
     perception::Trained::fit(&examples, 7).ok()
@@ -157,7 +157,7 @@ fn agent(setting: &Setting, bed: &Bed, asked: &[Asked], trained: &[Asked], seed:
     Agent::new(setting.kind, config, cognition)
 }
 
-/// Runs requests under a setting. `trained` are requests that a forest may learn from.
+/// Runs requests under a setting. A forest may learn from the requests in `trained`.
 pub(super) fn run(
     setting: &Setting,
     bed: &Bed,
@@ -208,11 +208,12 @@ fn percent(part: usize, of: usize) -> f64 {
     part as f64 / of.max(1) as f64 * 100.0
 }
 
-/// What is measured, by the names of the tables' columns.
+/// Returns the metrics by column name.
 ///
-/// *Goodput* is the part of requests that met both objectives (eq. 9): the time to the first token,
-/// and the *mean* time between tokens (eq. 8). What never got a first token counts as long as it
-/// waited. *Service gain* is eq. 6 over its most. Phases are thirds of the requests, by arrival.
+/// *Goodput* is the share of requests that met both objectives (eq. 9): the time to first token,
+/// and the *mean* time between tokens (eq. 8). A request without a first token counts with its
+/// waiting time. *Service gain* is eq. 6 divided by its maximum. Phases are thirds of the requests,
+/// by arrival.
 fn measured(outcome: &Outcome, log: &Log) -> Columns {
     let records = &outcome.records;
     let count = |of: &dyn Fn(&Record) -> bool| records.iter().filter(|r| of(r)).count();

@@ -1,11 +1,11 @@
-//! H-MAS (`laxity_requests::hmas`) on one replica in virtual time: its structures, its fence on
-//! memory and its perception, beside static limits. The claims are `claims/hmas.toml`.
+//! H-MAS (`laxity_requests::hmas`) on one replica in virtual time: its structures, its memory fence
+//! and its perception, compared with static limits. The claims are in `claims/hmas.toml`.
 //!
-//! What cannot be had here: Qwen3-30B on eight A100, ShareGPT and APPS, the fine-tuned perception.
-//! The machine is the roofline of an A100 with Llama-3-8B under both calibrations; [`traffic`] says
-//! what is asked for.
+//! Not available here are Qwen3-30B on eight A100, ShareGPT and APPS, and the fine-tuned
+//! perception. The machine is the roofline of an A100 with Llama-3-8B under both calibrations.
+//! [`traffic`] has the requests.
 //!
-//! Numbers that the paper leaves open were set on seeds 101 and 102; what is run here has other
+//! Parameters that the paper does not give were chosen on seeds 101 and 102. The results have other
 //! seeds.
 
 mod bed;
@@ -26,19 +26,19 @@ use crate::reproduce::runner;
 use bed::{BLOCK_TOKENS, Bed, Sees, Setting};
 use traffic::{Mix, Stretch};
 
-/// Requests per second that the machine just about serves, of the mix [`Mix::Complex`].
+/// Highest rate that the machine serves of [`Mix::Complex`], in requests per second.
 const RATE: f64 = 10.5;
 
-/// Blocks where memory is tight: requests wait for it rather than for computation.
+/// Number of blocks with which requests wait for memory rather than for computation.
 const TIGHT_BLOCKS: u32 = 7_000;
 
-/// The static limit that was best on seeds 101 and 102, of 48 to 384.
+/// Best static limit on seeds 101 and 102, among 48 to 384.
 const TUNED: u32 = 192;
 
-/// Requests that a forest of lengths learns from.
+/// Number of requests that a forest of lengths learns from.
 const TRAINING: u64 = 9_001;
 
-/// Rates of mixes that come to the same work.
+/// Returns a factor on the rate of a mix, so that all mixes have the same work.
 const fn weight(mix: Mix) -> f64 {
     match mix {
         Mix::Interactive => 2.0,
@@ -47,20 +47,20 @@ const fn weight(mix: Mix) -> f64 {
     }
 }
 
-/// Statera as it was set on the tuning seeds, for all figures.
+/// Returns Statera's configuration as chosen on the tuning seeds.
 fn tuned_statera() -> statera::Config {
     statera::Config {
-        // As the paper has it, errors in tokens, the fence does not hold what it promises: a table
-        // of its own shows that.
+        // With the paper's absolute errors the fence does not keep its guarantee. A separate table
+        // shows this.
         score: Score::Relative,
         ..statera::Config::default()
     }
 }
 
-/// A setting with a name.
+/// A setting with its name.
 type Row = (String, Setting);
 
-/// Traffic on a machine.
+/// A workload and the machine that it runs on.
 struct Place<'a> {
     name: &'static str,
     bed: &'a Bed,
@@ -86,7 +86,7 @@ fn measure(into: &mut Measurements, places: &[Place<'_>], rows: &[Row], options:
     }
 }
 
-/// What a forest of lengths learns from: all mixes, another seed.
+/// Returns training requests of all mixes, with a separate seed.
 fn lessons() -> Vec<Asked> {
     let mixes = [Mix::Heavy, Mix::Interactive, Mix::Long, Mix::Complex];
     let stretches = mixes.map(|mix| Stretch::steady(100.0, 10.0, mix));
@@ -117,7 +117,7 @@ fn row(name: &str, setting: Setting) -> Row {
     (name.to_owned(), setting)
 }
 
-/// Every structure, and what vLLM does.
+/// Returns every structure, and vLLM's order.
 fn structures() -> Vec<Row> {
     let memory_only = Setting {
         statera: None,
@@ -128,11 +128,11 @@ fn structures() -> Vec<Row> {
     rows
 }
 
-/// SJF behind the fence without its parts, and with a static limit.
+/// Returns SJF behind the fence without single parts, and with a static limit.
 fn parts() -> Vec<Row> {
     let main = Setting::new(Kind::Sjf);
     let sees = |sees| Setting { sees, ..main };
-    // No bound: so many may run, whatever happens.
+    // Without a memory bound, a fixed number of requests may run.
     let limited = with_statera(main, |config| {
         config.frozen = true;
         (config.concurrency, config.decodes) = (TUNED, TUNED);
@@ -159,7 +159,7 @@ fn parts() -> Vec<Row> {
     ]
 }
 
-/// Settings of the fence: ε, what an error is, and who predicts.
+/// Returns settings of the fence: ε, the kind of error, and the predictor.
 fn fences() -> Vec<Row> {
     let (tokens, relative) = (Score::Additive, Score::Relative);
     [
@@ -186,7 +186,7 @@ fn fences() -> Vec<Row> {
     .into()
 }
 
-/// What a forest makes of requests without their text.
+/// Measures the accuracy of a forest on requests without their text.
 fn perception(held_out: &[Asked]) -> Section {
     let held_out: Vec<(Spec, u32)> = held_out.iter().map(|a| (a.spec, a.output)).collect();
     let error = bed::forest(&lessons()).map_or(f64::NAN, |forest| forest.error(&held_out));
@@ -219,10 +219,10 @@ const COLUMNS: [&str; 6] = [
     "drops",
 ];
 
-/// Checks the claims.
+/// Runs the experiments and checks the paper's claims.
 ///
 /// # Errors
-/// If a GPU or model that is built in cannot be had, or a claim cannot be evaluated.
+/// Returns an error if a built-in GPU or model cannot be loaded, or a claim cannot be evaluated.
 pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     let seconds = if options.quick { 10.0 } else { 120.0 };
     let beds = [machine(1.4)?, machine(2.0)?];
@@ -232,8 +232,8 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     };
     let third = seconds * 2.0 / 3.0;
     let heavy = [Stretch::steady(seconds, RATE, Mix::Heavy)];
-    // Eq. 13, with its base rate so that phase 2 is as far above what the machine serves as 1.4
-    // times the paper's mean rate is.
+    // Eq. 13, with a base rate that makes phase 2 exceed the machine's capacity by as much as 1.4
+    // times the paper's mean rate does.
     let rates = [
         Stretch::steady(third, 0.6 * RATE, Mix::Complex),
         Stretch::steady(third, 1.4 * RATE, Mix::Complex),

@@ -1,10 +1,10 @@
-//! Traffic as H-MAS makes it (Appendix E.5): thirteen types of tasks with the objectives of table
-//! 6, scaled by an importance of each request (eq. 14), in mixes and rates that drift (eq. 13,
-//! Appendix D.2).
+//! The traffic of H-MAS (Appendix E.5): thirteen types of tasks with the objectives of table 6,
+//! scaled by each request's importance (eq. 14), in mixes and rates that change (eq. 13, Appendix
+//! D.2).
 //!
-//! The paper draws prompts from ShareGPT and APPS; neither is here. Lengths are log-normal with
-//! medians that suit the task, σ = 0.7: chats of a few hundred tokens, long forms of a thousand and
-//! more.
+//! The paper draws prompts from ShareGPT and APPS, which are not available here. Lengths are
+//! log-normal with σ = 0.7 and medians that suit the task: a few hundred tokens for chats, a
+//! thousand and more for long forms.
 
 use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Slo, Spec};
 use laxity_requests::{Span, Time};
@@ -14,17 +14,17 @@ use rand_distr::{Distribution as _, Exp1, LogNormal};
 
 use crate::requests::workload::Asked;
 
-/// A type of task.
+/// A type of task with its objectives and lengths.
 pub(super) struct Task {
-    /// Base objective of the first token, ms (table 6).
+    /// Base objective of the first token, in milliseconds (table 6).
     ttft_ms: f64,
-    /// Base objective of each token after it, ms.
+    /// Base objective of each later token, in milliseconds.
     tpot_ms: f64,
-    /// Median prompt, tokens.
+    /// Median length of prompts, in tokens.
     prompt: f64,
-    /// Median answer, tokens.
+    /// Median length of answers, in tokens.
     output: f64,
-    /// Shares in the mixes [`Mix`], in its order.
+    /// Shares in the mixes of [`Mix`], in the same order.
     shares: [f64; 4],
 }
 
@@ -38,7 +38,7 @@ const fn task(ttft_ms: f64, tpot_ms: f64, prompt: f64, output: f64, shares: [f64
     }
 }
 
-/// In the order of table 6: QA, dialogue, translation, extraction, paraphrasing, code,
+/// Tasks in the order of table 6: QA, dialogue, translation, extraction, paraphrasing, code,
 /// instructions, summaries, letters, mathematics, essays, long forms, research.
 pub(super) const TASKS: [Task; 13] = [
     task(4000.0, 70.0, 90.0, 120.0, [2.0, 5.0, 0.2, 2.0]),
@@ -56,26 +56,26 @@ pub(super) const TASKS: [Task; 13] = [
     task(13_000.0, 150.0, 1300.0, 1000.0, [1.0, 0.0, 2.0, 1.5]),
 ];
 
-/// What is asked for.
+/// A mix of tasks, by the shares in [`Task`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mix {
-    /// Chats and long answers side by side: high variance.
+    /// Chats and long answers together, with high variance.
     Heavy,
-    /// Mostly chats.
+    /// A mix of mostly chats.
     Interactive,
-    /// Mostly long answers.
+    /// A mix of mostly long answers.
     Long,
-    /// A bit of all.
+    /// A little of all tasks.
     Complex,
 }
 
-/// A stretch of time.
+/// A period with one mix and one rate of requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stretch {
     pub(super) seconds: f64,
-    /// Requests per second.
+    /// Rate of arrivals, in requests per second.
     pub(super) rate: f64,
-    /// Ten seconds on, ten at this rate, where it is there (eq. 13, third phase).
+    /// Rate in every second interval of ten seconds, if it differs (eq. 13, third phase).
     pub(super) off_rate: Option<f64>,
     pub(super) mix: Mix,
 }
@@ -98,11 +98,11 @@ impl Stretch {
     }
 }
 
-/// Tokens that a request may generate at most.
+/// Declared maximum of generated tokens.
 const OUTPUT_MAX: u32 = 4096;
-/// Tenants: the first is as large as all others.
+/// Number of tenants. The first has as many requests as all others together.
 const TENANTS: u32 = 8;
-/// σ of the logarithm of lengths.
+/// Standard deviation σ of the logarithm of lengths.
 const SIGMA: f64 = 0.7;
 
 fn length(rng: &mut ChaCha12Rng, median: f64, most: u32) -> u32 {
@@ -123,7 +123,7 @@ fn one(rng: &mut ChaCha12Rng, id: u64, at: f64, mix: Mix) -> Asked {
         .map_or(0, |(index, _)| index);
     let task = &TASKS[index];
     let importance = 0.5 + rng.random::<f64>() / 2.0;
-    // From 1.2 to 0.8: the more important, the stricter.
+    // The factor falls from 1.2 to 0.8, so that important requests have stricter objectives.
     let factor = 1.2 - 0.8 * (importance - 0.5);
     let ns = |ms: f64| (ms * factor).floor() as u64 * 1_000_000;
     let prompt = length(rng, task.prompt, 8192);
@@ -155,7 +155,7 @@ fn one(rng: &mut ChaCha12Rng, id: u64, at: f64, mix: Mix) -> Asked {
     Asked { spec, output }
 }
 
-/// Requests in order of arrival, the same for the same seed.
+/// Returns requests in order of arrival. The same seed gives the same requests.
 pub(super) fn requests(stretches: &[Stretch], seed: u64) -> Vec<Asked> {
     let mut arrivals = ChaCha12Rng::seed_from_u64(seed);
     let mut content = arrivals.clone();
@@ -165,7 +165,7 @@ pub(super) fn requests(stretches: &[Stretch], seed: u64) -> Vec<Asked> {
     for stretch in stretches {
         let mut since = 0.0;
         loop {
-            // Thinned from the higher of the two rates.
+            // Arrivals at the higher of the two rates are thinned.
             let rate = stretch.rate.max(stretch.off_rate.unwrap_or(0.0));
             let gap: f64 = Exp1.sample(&mut arrivals);
             since += gap / rate;
@@ -182,7 +182,8 @@ pub(super) fn requests(stretches: &[Stretch], seed: u64) -> Vec<Asked> {
     asked
 }
 
-/// When a run is over: what is not complete so long after the last arrival is late.
+/// Returns the end of a run. Requests that are incomplete this long after the last arrival are
+/// late.
 pub(super) fn ends(asked: &[Asked]) -> Time {
     let last = asked.last().map_or(Time::ZERO, |asked| asked.spec.arrival);
     last + Span::from_millis(120_000)

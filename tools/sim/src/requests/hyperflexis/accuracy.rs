@@ -1,4 +1,4 @@
-//! How far off the latency model is (appendix A).
+//! Errors of the latency model (appendix A).
 
 use laxity_requests::hyperflexis::latency::{self, Error, Sample};
 use laxity_requests::latency::{Composition, Latency as _};
@@ -12,8 +12,8 @@ fn strings(cells: &[&str]) -> Vec<String> {
     cells.iter().map(|cell| (*cell).to_owned()).collect()
 }
 
-/// Steps that the fit has not seen: prompts and contexts of any length up to 2048, batches as they
-/// come.
+/// Returns steps that were not used for the fit, with prompts and contexts of any length up to
+/// 2048.
 fn held_out(machine: &Machine, prompts: bool, decodes: bool, seed: u64) -> Vec<Sample> {
     let mut rng = ChaCha12Rng::seed_from_u64(seed);
     let mut samples = Vec::new();

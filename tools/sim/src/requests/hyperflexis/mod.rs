@@ -1,11 +1,11 @@
-//! What HyperFlexis claims (*Joint Design of Algorithms and Systems for Multi-SLO Serving and Fast
-//! Scaling*), run again: §8 and §9.
+//! Reproduction of HyperFlexis (*Joint Design of Algorithms and Systems for Multi-SLO Serving and
+//! Fast Scaling*), §8 and §9.
 //!
-//! The parts: [`tasks`] table 1; [`world`] the machine and the systems; [`studies`] what is run;
-//! [`accuracy`] how far off the latency model is. The claims are `claims/hyperflexis.toml`.
+//! [`tasks`] has table 1, [`world`] the machine and the systems, [`studies`] the experiments, and
+//! [`accuracy`] the errors of the latency model. The claims are in `claims/hyperflexis.toml`.
 //!
-//! `ttft_share` was chosen on seeds from 1001; the figures are of the seeds that are asked for,
-//! from 1 by default.
+//! `ttft_share` was chosen on seeds from 1001. The results have the requested seeds, from 1 by
+//! default.
 
 mod accuracy;
 mod studies;
@@ -18,13 +18,13 @@ use super::reproduction::{Options, Reproduction};
 use crate::reproduce::runner;
 use world::Machine;
 
-/// The calibrations: how much faster prompts are in chunks of 2500 tokens than of 256.
+/// Calibrations: throughput of prompts in chunks of 2500 tokens divided by that in chunks of 256.
 const RATIOS: [f64; 2] = [1.4, 2.0];
 
-/// Runs all of it.
+/// Runs all experiments.
 ///
 /// # Errors
-/// If what is built in cannot be had, or a claim cannot be evaluated.
+/// Returns an error if a built-in GPU or model cannot be loaded, or a claim cannot be evaluated.
 pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     let machines = [Machine::new(RATIOS[0])?, Machine::new(RATIOS[1])?];
     let mut found = Measurements::default();
@@ -64,8 +64,8 @@ mod tests {
                 assert_eq!(row.len(), section.head.len(), "{}", section.title);
             }
         }
-        // Even a quick run is past the knee where tokens have little time, and there the line in
-        // front of instances shows.
+        // Even a quick run is beyond the knee where time per token is short. There the dispatcher's
+        // queue has an effect.
         let mut past = found
             .claims
             .iter()

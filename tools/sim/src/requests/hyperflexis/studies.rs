@@ -1,6 +1,6 @@
-//! What is run: attainment over rates (figures 3, 4 and 7), priorities that join one after the
-//! other (figure 6), load that rises and falls (figures 3 and 4), and the options that fill holes
-//! of the paper.
+//! The experiments: attainment over rates (figures 3, 4 and 7), priorities that join one by one
+//! (figure 6), a load that rises and falls (figures 3 and 4), and options where the paper is
+//! incomplete.
 
 use laxity_requests::baseline::LineOrder;
 use laxity_requests::dispatch::Role;
@@ -20,12 +20,12 @@ const SECOND: u64 = 1_000_000_000;
 const WHOLE: [Role; 2] = [Role::Whole; 2];
 const POOLS: [Role; 4] = [Role::Prefill, Role::Prefill, Role::Decode, Role::Decode];
 
-/// A row of a table.
+/// A row of a table: a system with its instances.
 struct Row {
     name: String,
     system: System,
     roles: Vec<Role>,
-    /// With a scaler: instances at most.
+    /// Largest number of instances with a scaler. `None` means no scaler.
     scales: Option<u32>,
 }
 
@@ -38,10 +38,10 @@ fn row(system: System, roles: &[Role]) -> Row {
     }
 }
 
-/// How a place's requests are made for a seed.
+/// A function that creates a place's requests for a seed.
 type Make<'a> = Box<dyn Fn(u64) -> Vec<Asked> + Sync + 'a>;
 
-/// Runs every row in every place and adds what came out.
+/// Runs every row in every place and adds the results.
 fn measure(
     into: &mut Measurements,
     machine: &Machine,
@@ -73,7 +73,7 @@ fn measure(
     }
 }
 
-/// Attainment and latency. `every token` counts as `laxity-requests` does.
+/// Returns attainment and latency. `every token` counts like `laxity-requests`.
 fn attained(outcome: &Outcome) -> Columns {
     vec![
         ("attainment, %", world::attainment(outcome, |_| true)),
@@ -86,7 +86,7 @@ fn attained(outcome: &Outcome) -> Columns {
     ]
 }
 
-/// How long requests come.
+/// Returns the duration of arrivals.
 const fn lasts(options: &Options) -> Span {
     Span::from_millis(if options.quick { 6_000 } else { 60_000 })
 }
@@ -96,16 +96,16 @@ fn at_rate<'a>(tasks: &'a [Task], rate: f64, options: &Options) -> Make<'a> {
     Box::new(move |seed| tasks::requests(&tasks::together(tasks, rate, lasts), seed))
 }
 
-/// Places with the names that are shown over their columns.
+/// Returns the places with the names that are shown over their columns.
 fn shown<'a>(places: &'a [String], names: &'a [String]) -> Vec<(&'a str, &'a str)> {
     let names = names.iter().map(String::as_str);
     places.iter().map(String::as_str).zip(names).collect()
 }
 
-/// Title, machine, tasks, instances and rates.
+/// The title, machine, tasks, instances and rates of an experiment.
 type Scene<'a> = (&'static str, &'a Machine, &'a [Task], &'a [Role], &'a [f64]);
 
-/// Attainment over the rate of requests.
+/// Measures attainment over the rate of requests.
 pub(super) fn attainment(
     machines: &[Machine; 2],
     options: &Options,
@@ -169,8 +169,8 @@ pub(super) fn attainment(
     sections
 }
 
-/// Objectives of ±25 % around table 1's, the upper end of which is the median: "configured to
-/// satisfy these targets" (§9.1). The mapping looks at the last 200 requests.
+/// Returns a mapping with objectives of ±25 % around table 1's, whose upper end is the median:
+/// "configured to satisfy these targets" (§9.1). It uses the last 200 requests.
 fn mapping() -> Mapping {
     let bounds = FOUR.map(|task| {
         let around = Bounds::around(task.ttft * 1_000_000, task.tpot * 1_000_000, 0.25);
@@ -182,15 +182,15 @@ fn mapping() -> Mapping {
     Mapping::new(bounds.to_vec(), 200)
 }
 
-/// Clients of rising priority join one after the other. Objectives come from priorities (§5.2,
+/// Measures clients of rising priority that join one by one, with objectives from priorities (§5.2,
 /// §9.1).
 ///
-/// The paper starts the lowest priority at 15 requests per second and adds the next every 20 s, to
-/// 60. That is what its two instances can barely serve; here the rates are such that all four
-/// together are above what two instances serve at once. Each client goes on until 90 s (the paper's
-/// 250 requests at 15 per second would end before the next client comes, its figure goes on). Tasks
-/// of the classes are those of table 1 in its order. A request is judged by its task's objectives,
-/// which the dispatcher does not see.
+/// The paper starts the lowest priority at 15 requests per second and adds the next every 20 s, up
+/// to 60. That is just below the capacity of its two instances. Here the four rates together exceed
+/// the capacity of two instances. Each client continues until 90 s. The paper's 250 requests at 15
+/// per second would end before the next client joins, but its figure continues. The classes have
+/// the tasks of table 1 in its order. A request is judged by its task's objectives, which the
+/// dispatcher does not know.
 pub(super) fn staged(
     machine: &Machine,
     options: &Options,
@@ -215,7 +215,7 @@ pub(super) fn staged(
     } else {
         &[15, 24, 26, 28]
     };
-    // The lowest priority first.
+    // The lowest priority starts first.
     let stream = move |class: usize, rate: u32| Stream {
         task: FOUR[class],
         class: class as u16,
@@ -298,7 +298,7 @@ fn wave(quick: bool, seed: u64) -> Vec<Asked> {
     tasks::requests(&streams, seed)
 }
 
-/// Attainment and its cost: as many instances as there are, and as many as the scaler says.
+/// Measures attainment and cost with a fixed number of instances and with the scaler.
 pub(super) fn elastic(
     machine: &Machine,
     options: &Options,
@@ -372,7 +372,7 @@ pub(super) fn elastic(
     sections
 }
 
-/// What the options are worth, one at a time.
+/// Measures the effect of each option.
 pub(super) fn ablations(machine: &Machine, options: &Options, into: &mut Measurements) -> Section {
     let base = machine.options();
     let monitor = |ms| Dispatcher {

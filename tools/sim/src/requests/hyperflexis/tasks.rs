@@ -1,9 +1,9 @@
-//! The tasks of HyperFlexis' table 1: objectives, and lengths with its means and standard
-//! deviations.
+//! The tasks of HyperFlexis' table 1, with objectives and the means and standard deviations of
+//! lengths.
 //!
-//! The paper's samples are 300 rows of public data sets. Lengths here are log-normal with the same
-//! two moments (table 1 gives no more); requests of each task come as a Poisson process (§7.3),
-//! each with the same rate.
+//! The paper samples 300 rows of public data sets. Lengths here are log-normal with the same two
+//! moments, because table 1 gives no more. The requests of each task are a Poisson process (§7.3),
+//! and all tasks have the same rate.
 
 use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Slo, Spec};
 use laxity_requests::{Span, Time};
@@ -13,20 +13,20 @@ use rand_distr::{Distribution as _, Exp1, LogNormal};
 
 use crate::requests::workload::Asked;
 
-/// Longest prompt and answer.
+/// Longest prompt and longest answer, in tokens.
 const TOKENS_MAX: u32 = 8192;
-/// What every request says that it may generate.
+/// Declared maximum of generated tokens of every request.
 const OUTPUT_MAX: u32 = 1024;
 
-/// A task.
+/// A task of the paper's table 1, with objectives and lengths.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Task {
     pub name: &'static str,
-    /// ms.
+    /// Objective of the first token, in milliseconds.
     pub ttft: u64,
-    /// ms.
+    /// Objective of each later token, in milliseconds.
     pub tpot: u64,
-    /// Mean and standard deviation, tokens.
+    /// Mean and standard deviation of prompt tokens.
     input: (f64, f64),
     output: (f64, f64),
 }
@@ -46,7 +46,7 @@ const fn task(
     }
 }
 
-/// The set of four, the tightest first.
+/// The set of four tasks, the tightest first.
 pub(super) const FOUR: [Task; 4] = [
     task("medical_qa", (700, 500), (32.57, 10.32), (38.92, 16.83)),
     task(
@@ -64,7 +64,7 @@ pub(super) const FOUR: [Task; 4] = [
     task("wikisql", (20_000, 1_000), (643.22, 337.01), (27.82, 4.84)),
 ];
 
-/// The set of two.
+/// The set of two tasks.
 pub(super) const TWO: [Task; 2] = [
     task("gsm8k", (700, 200), (51.44, 15.78), (90.13, 26.73)),
     task("sharegpt", (2_000, 500), (259.19, 324.88), (207.79, 234.99)),
@@ -73,8 +73,8 @@ pub(super) const TWO: [Task; 2] = [
 /// The single task of figure 7, with its own objectives (§9.2).
 pub(super) const ONE: [Task; 1] = [task("wikisql", (700, 500), (643.22, 337.01), (27.82, 4.84))];
 
-/// The four with a tenth of the time per token: on a GPU that needs 10 to 30 ms for a step, table
-/// 1's 0.5 to 1 s bind nobody.
+/// Returns the four tasks with a tenth of the time per token. On a GPU with steps of 10 to 30 ms,
+/// table 1's 0.5 to 1 s are no constraint.
 pub(super) fn tight() -> Vec<Task> {
     FOUR.map(|task| Task {
         tpot: task.tpot / 10,
@@ -83,19 +83,19 @@ pub(super) fn tight() -> Vec<Task> {
     .to_vec()
 }
 
-/// When a task's requests come.
+/// The arrivals of one task's requests.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stream {
     pub task: Task,
-    /// Class of its requests.
+    /// Class of service of the task's requests.
     pub class: u16,
     pub begins: Time,
     pub ends: Time,
-    /// Requests per second.
+    /// Rate of arrivals, in requests per second.
     pub rate: f64,
 }
 
-/// All tasks from the beginning, with the same share of `rate` each.
+/// Returns streams of all tasks from time 0, each with an equal share of `rate`.
 pub(super) fn together(tasks: &[Task], rate: f64, lasts: Span) -> Vec<Stream> {
     let streams = tasks.iter().enumerate().map(|(class, task)| Stream {
         task: *task,
@@ -114,7 +114,7 @@ fn tokens((mean, deviation): (f64, f64), most: u32, rng: &mut ChaCha12Rng) -> u3
     (of.sample(rng).round() as u32).clamp(1, most)
 }
 
-/// Requests in order of arrival, the same for the same seed.
+/// Returns requests in order of arrival. The same seed gives the same requests.
 pub(super) fn requests(streams: &[Stream], seed: u64) -> Vec<Asked> {
     let mut asked = Vec::new();
     for (at, stream) in streams.iter().enumerate() {

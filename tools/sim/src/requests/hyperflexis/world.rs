@@ -1,9 +1,9 @@
-//! What all experiments of HyperFlexis share: the machine, its fitted latency model, the systems
-//! that are compared, and a run.
+//! Common parts of HyperFlexis' experiments: the machine, its fitted latency model, the compared
+//! systems, and a run.
 //!
-//! The machine stands for the paper's (Ascend 910 of 64 GB, Qwen 7B, vLLM): one A100 with Llama 3
-//! 8B, chunked prefill with 2048 tokens in an iteration (vLLM's default), first come first served
-//! inside an instance unless a system says otherwise.
+//! The paper's machine (Ascend 910 of 64 GB, Qwen 7B, vLLM) is replaced by one A100 with Llama 3
+//! 8B. Chunked prefill has 2048 tokens per iteration (vLLM's default). Instances serve in order of
+//! arrival unless a system differs.
 
 use laxity_requests::baseline::{CentralEdf, Fixed, LeastWork, LineOrder, RoundRobin};
 use laxity_requests::dispatch::{Dispatch, Role};
@@ -26,20 +26,22 @@ use crate::requests::workload::Asked;
 
 pub(super) const BLOCK_TOKENS: u32 = 16;
 const CHUNK: u32 = 2048;
-/// 200 Gb/s, as the rest of the simulator's clusters.
+/// Rate of a port: 200 Gb/s in bytes per second, as in the simulator's other clusters.
 const LINK: u64 = 25_000_000_000;
-/// A disk of the paper: 15 GB in 4.14 − 0.89 s more than from a peer (table 2).
+/// Rate of the paper's disk in bytes per second. It loads 15 GB in 4.14 − 0.89 s more than a peer
+/// does (table 2).
 const DISK: u64 = 4_000_000_000;
-/// What a start takes beside weights, runtime up (table 2: 0.89 s for weights that need 0.6 s of a
-/// 200 Gb/s port).
+/// Time to start an instance without loading weights (table 2: 0.89 s, of which weights take 0.6 s
+/// on a 200 Gb/s port).
 const BOOT: Span = Span::from_millis(250);
-/// Tokens of a step that was profiled (the fit of matrix products ends there).
+/// Most tokens of a profiled step, where the fit of matrix products ends.
 const PROFILED: u32 = 32_768;
 
-/// An instance: how long its iterations take, and what it holds.
+/// The machine of an instance: iteration times and memory.
 #[derive(Clone, Debug)]
 pub(super) struct Machine {
-    /// How much faster prompts are in chunks of 2500 tokens than of 256 (`Roofline::calibrated`).
+    /// Throughput of prompts in chunks of 2500 tokens divided by that of 256
+    /// (`Roofline::calibrated`).
     pub ratio: f64,
     pub clock: Roofline,
     pub model: Linear,
@@ -63,13 +65,13 @@ impl Machine {
         })
     }
 
-    /// The dispatcher's defaults on this machine.
+    /// Returns the dispatcher's defaults on this machine.
     pub(super) const fn options(&self) -> dispatcher::Options {
         dispatcher::Options::new(self.model, BLOCK_TOKENS)
     }
 
-    /// The same with eq. 5 as it stands: all of the tightest TTFT may pass before an instance is
-    /// mature again.
+    /// Returns the dispatcher's options with eq. 5 unmodified: an instance is mature again only
+    /// after all of the tightest TTFT.
     pub(super) const fn as_it_stands(&self) -> dispatcher::Options {
         dispatcher::Options {
             ttft_share: 1.0,
@@ -78,12 +80,12 @@ impl Machine {
     }
 }
 
-/// A system that is compared.
+/// A system of dispatch and scheduling that is compared with others.
 #[derive(Clone, Debug)]
 pub(super) enum System {
     RoundRobin(LineOrder),
     LeastWork(LineOrder),
-    /// Least work, EDF inside, chunks so small that they hardly delay a token.
+    /// Least work with EDF inside, and chunks so small that they hardly delay a token.
     SmallChunks,
     CentralEdf,
     EdfAdmission,
@@ -108,7 +110,7 @@ impl System {
         }
     }
 
-    /// The paper's baseline, the fair ones, and the paper's.
+    /// Returns the paper's baseline, fair baselines, and the paper's system.
     pub(super) fn all(machine: &Machine) -> Vec<Self> {
         vec![
             Self::RoundRobin(LineOrder::Fcfs),
@@ -131,7 +133,7 @@ impl System {
         }
     }
 
-    /// Tokens of an iteration.
+    /// Returns the tokens of an iteration.
     const fn chunk(&self) -> u32 {
         match self {
             Self::SmallChunks => 512,
@@ -140,10 +142,10 @@ impl System {
     }
 }
 
-/// How often the scaler looks.
+/// Time between two decisions of the scaler.
 const SCALING: Span = Span::from_millis(1_000);
 
-/// Runs requests through a cluster of such instances: with a scaler, up to so many of them.
+/// Runs requests through a cluster of this machine. A scaler may use up to `most` instances.
 pub(super) fn run(
     machine: &Machine,
     system: &System,
@@ -209,8 +211,8 @@ pub(super) fn run(
     cluster::run(config, asked)
 }
 
-/// Eq. 4: the first token in time, and the mean time per token. (`Record::met` asks that each token
-/// is in time.)
+/// Reports whether the first token and the mean time per token met their objectives (eq. 4).
+/// (`Record::met` requires it of each token.)
 pub(super) fn attained(record: &Record) -> bool {
     let Slo::Interactive { tbt, .. } = record.spec.slo else {
         return record.met();
@@ -219,14 +221,14 @@ pub(super) fn attained(record: &Record) -> bool {
     record.complete() && record.met_first() && tpot
 }
 
-/// Share of such requests that attained their objectives, %.
+/// Returns the percentage of the selected requests that attained their objectives.
 pub(super) fn attainment(outcome: &Outcome, of: impl Fn(&Record) -> bool) -> f64 {
     let some: Vec<&Record> = outcome.records.iter().filter(|r| of(r)).collect();
     let good = some.iter().filter(|record| attained(record)).count();
     good as f64 / some.len().max(1) as f64 * 100.0
 }
 
-/// Mean time from arrival to the last token, s.
+/// Returns the mean time from arrival to the last token, in seconds.
 pub(super) fn latency_s(outcome: &Outcome) -> f64 {
     let all: Vec<f64> = outcome
         .records
@@ -236,7 +238,7 @@ pub(super) fn latency_s(outcome: &Outcome) -> f64 {
     all.iter().sum::<f64>() / all.len().max(1) as f64
 }
 
-/// Eq. 3 in units of 50 ms of an instance (§7.5), in thousands.
+/// Returns the cost of eq. 3 in units of 50 ms of an instance (§7.5), in thousands.
 pub(super) fn cost(outcome: &Outcome) -> f64 {
     outcome.instance_time.0 as f64 / 50e6 / 1e3
 }

@@ -1,11 +1,11 @@
-//! Nine applications of agents, after Maestro's Table I: which agents, in which order, with which
-//! models, and how long what they say is.
+//! Nine agent applications after Maestro's Table I: their agents, the order and models of these,
+//! and the lengths of their outputs.
 //!
-//! The paper's trace is not public and its templates are not described beyond their kinds (serial,
-//! loop, parallel, supervisor and workers); shares of applications are those of the table, all else
-//! is made up so that what the paper observes of them holds: 3.1 stages a job, tool calls short and
-//! answers long, thinking longer still and heavy-tailed (its figure 1). What a predictor sees of a
-//! prompt's meaning are two hidden numbers (how hard, how much a tool is called for), with noise.
+//! The paper's trace is not public, and it describes only the kinds of templates (serial, loop,
+//! parallel, supervisor and workers). The shares of applications are those of the table. Everything
+//! else is chosen to match the paper's observations (its figure 1): 3.1 stages per job, short tool
+//! calls, long answers, and still longer, heavy-tailed thinking. Two hidden numbers per prompt
+//! (difficulty and need of a tool) stand for its meaning. Predictors see them with noise.
 
 use laxity_requests::Time;
 use laxity_requests::workflow::{
@@ -19,9 +19,9 @@ use rand_distr::{Distribution as _, Exp, StandardNormal};
 #[derive(Clone, Copy, Debug)]
 enum Times {
     Once,
-    /// One after the other: again with this probability, so often at most.
+    /// Stages one after the other: each repeats with this probability, up to this number of times.
     Loop(f64, u16),
-    /// So many at once, from and to.
+    /// Parallel stages, with the least and the largest number of them.
     Fan(u16, u16),
 }
 
@@ -31,15 +31,15 @@ struct Step {
     model: u16,
     prompt: f64,
     tools: u16,
-    /// Median lengths: of an answer, of a tool call.
+    /// Median length of an answer, in tokens. `call` is that of a tool call.
     answer: f64,
     call: f64,
-    /// Share that thinks, which makes answers 2.5 times as long.
+    /// Share of stages that think, which makes answers 2.5 times as long.
     thinking: f64,
     times: Times,
 }
 
-/// An application.
+/// An agent application: its jobs and the steps of each.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct App {
     #[cfg_attr(
@@ -48,14 +48,14 @@ pub(super) struct App {
     )]
     pub(super) name: &'static str,
     class: Class,
-    /// Jobs of the trace.
+    /// Number of jobs in the trace.
     jobs: f64,
     steps: &'static [Step],
 }
 
 #[cfg(test)]
 impl App {
-    /// Its share of the trace.
+    /// Returns the application's share of the trace.
     pub(super) fn share(&self) -> f64 {
         self.jobs / APPS.iter().map(|app| app.jobs).sum::<f64>()
     }
@@ -108,7 +108,7 @@ const B14: u16 = 4;
 use Class::{Batch, Interactive};
 use Times::{Fan, Loop};
 
-/// Table I.
+/// The applications of Table I.
 pub(super) const APPS: [App; 9] = [
     App {
         name: "Meeting Booking",
@@ -200,37 +200,37 @@ pub(super) const APPS: [App; 9] = [
     },
 ];
 
-/// A stage of a job, and what it will be.
+/// A stage of a job with its future properties.
 #[derive(Clone, Debug)]
 pub(super) struct Planned {
     pub(super) stage: Stage,
     pub(super) output: u32,
     pub(super) tool: bool,
-    /// Stages of the job that have to end before.
+    /// Stages of the job that must end before this one starts.
     pub(super) after: Vec<usize>,
-    /// Time between the last of those and this one: the tool that was called, ns.
+    /// Time of the tool call between those stages and this one, in nanoseconds.
     pub(super) delay: u64,
 }
 
-/// A job and all of it.
+/// A job with all of its stages.
 #[derive(Clone, Debug)]
 pub(super) struct Workload {
     pub(super) job: Job,
     pub(super) stages: Vec<Planned>,
 }
 
-/// Most stages of a job: numbers of stages are made of it.
+/// Largest number of stages of a job. Stage ids are derived from it.
 pub(super) const STAGES: u64 = 64;
 
 fn normal(rng: &mut ChaCha8Rng) -> f64 {
     StandardNormal.sample(rng)
 }
 
-/// Makes jobs.
+/// A random generator of jobs.
 pub(super) struct Source {
     rng: ChaCha8Rng,
     next: u64,
-    /// Times that a batch job passes through its steps.
+    /// Number of times that a batch job passes through its steps.
     rounds: u16,
 }
 
@@ -243,13 +243,13 @@ impl Source {
         }
     }
 
-    /// Batch jobs that pass through their steps so often: so many times as long.
+    /// Sets the number of times that batch jobs pass through their steps.
     pub(super) fn with_rounds(mut self, rounds: u16) -> Self {
         self.rounds = rounds;
         self
     }
 
-    /// A job of an application, submitted at `arrival`.
+    /// Returns a job of an application, submitted at `arrival`.
     pub(super) fn job(&mut self, app: usize, arrival: Time) -> Workload {
         let id = JobId(self.next);
         self.next += 1;
@@ -308,7 +308,7 @@ impl Source {
         let (hard, intent) = (normal(rng), normal(rng));
         let prompt = step.prompt * (0.5 * normal(rng)).exp();
         let thinking = rng.random::<f64>() < step.thinking;
-        // Later rounds of a loop call less.
+        // Later rounds of a loop call fewer tools.
         let pull = 3.0 * intent - 0.5 * f64::from(round);
         let tool = step.tools > 0 && rng.random::<f64>() < 1.0 / (1.0 + (-pull).exp());
         let length = if tool {
@@ -347,7 +347,7 @@ impl Source {
         }
     }
 
-    /// An application of a class, by its share of the trace.
+    /// Draws an application of a class, by its share of the trace.
     fn app(&mut self, batch: bool) -> usize {
         let class = if batch { Batch } else { Interactive };
         let of = |app: &App| if app.class == class { app.jobs } else { 0.0 };
@@ -362,7 +362,8 @@ impl Source {
         APPS.iter().rposition(|app| app.class == class).unwrap_or(0)
     }
 
-    /// Jobs that come as a Poisson process of `rate` a second for `seconds`, a share of them batch.
+    /// Returns jobs of a Poisson process with `rate` per second for `seconds`. `batch` is the share
+    /// of batch jobs.
     pub(super) fn jobs(&mut self, rate: f64, seconds: f64, batch: f64) -> Vec<Workload> {
         let gap = Exp::new(rate).expect("a rate above zero");
         let mut jobs = Vec::new();
@@ -378,7 +379,7 @@ impl Source {
         }
     }
 
-    /// Jobs by the shares of the whole trace, all at once.
+    /// Returns `count` jobs by the shares of the whole trace, all submitted at once.
     pub(super) fn mixed(&mut self, count: usize) -> Vec<Workload> {
         let batch = 27_417.0 / 46_769.0;
         (0..count)

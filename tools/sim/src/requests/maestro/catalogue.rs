@@ -1,9 +1,9 @@
-//! The models and nodes of Maestro's evaluation: five Qwen3 models on A100s of 40 GB (its Table V
-//! and figures 8 and 10).
+//! The models and nodes of Maestro's evaluation: five Qwen3 models on A100s of 40 GB (Table V and
+//! figures 8 and 10).
 //!
-//! Sizes are those of the models' `config.json` files; bytes of weights come out of them within a
-//! few percent of Table V, the context of each model is taken from there. Times come from this
-//! crate's roofline, with 3 ms of host time an iteration.
+//! Sizes are from the models' `config.json` files. The resulting bytes of weights are within a few
+//! percent of Table V. The context memory of each model is from there. Times are those of this
+//! crate's roofline, with 3 ms of host time per iteration.
 
 use laxity_requests::Span;
 use laxity_requests::latency::{Composition, Latency as _};
@@ -14,16 +14,16 @@ use super::super::latency::Roofline;
 use crate::compute::Gpu;
 use crate::model::Model;
 
-/// Bytes of a GB.
+/// Number of bytes in a GB.
 pub(super) const GB: u64 = 1_000_000_000;
-/// Stages that run on a node at once.
+/// Number of stages that run on a node at once.
 pub(super) const SLOTS: u32 = 16;
-/// Tokens that a decoding stage of the benchmark has behind it.
+/// Context of a decoding stage in the benchmark, in tokens.
 const CONTEXT: u32 = 1500;
-/// Stages of one model that the benchmark runs at once.
+/// Number of stages of one model that the benchmark runs at once.
 const BENCHMARK: u32 = 4;
 
-/// Name, layers, hidden, heads, ffn, and Table V's context in MB.
+/// Name, layers, hidden, heads and ffn of each model, and Table V's context in MB.
 const QWEN3: [(&str, u16, u32, u32, u32, u64); 5] = [
     ("Qwen3-0.6B", 28, 1024, 16, 3072, 194),
     ("Qwen3-1.7B", 28, 2048, 16, 6144, 194),
@@ -32,34 +32,35 @@ const QWEN3: [(&str, u16, u32, u32, u32, u64); 5] = [
     ("Qwen3-14B", 40, 5120, 40, 17408, 286),
 ];
 
-/// A model as it is served.
+/// A served model with its sizes and times.
 #[derive(Clone, Debug)]
 pub(super) struct Served {
     pub(super) spec: ModelSpec,
     roofline: Roofline,
-    /// A decode iteration of so many stages, ns.
+    /// Time of a decode iteration in nanoseconds, by the number of stages.
     decode: Vec<f64>,
 }
 
 impl Served {
-    /// A prompt's time with the GPU to itself, ns.
+    /// Returns the time of a prompt on an otherwise idle GPU, in nanoseconds.
     pub(super) fn prefill(&self, prompt: u32) -> f64 {
         let of = Composition::default().with_chunk(0, prompt);
         self.roofline.iteration(&of).0 as f64
     }
 
-    /// A token's time for each of `batch` stages that decode together, ns.
+    /// Returns the time per token of each of `batch` stages that decode together, in nanoseconds.
     pub(super) fn decode(&self, batch: usize) -> f64 {
         self.decode[batch.clamp(1, self.decode.len() - 1)]
     }
 
-    /// A stage's time with model and GPU to itself, ns.
+    /// Returns the time of a stage on an otherwise idle GPU, in nanoseconds.
     pub(super) fn alone(&self, prompt: u32, output: u32) -> f64 {
         self.prefill(prompt) + f64::from(output) * self.decode(1)
     }
 }
 
-/// An A100 of 40 GB: the 80 GB one's rates but for its memory (1555 GB/s, NVIDIA's data sheet).
+/// Returns an A100 of 40 GB: the rates of the 80 GB version, with its own memory (1555 GB/s,
+/// NVIDIA's data sheet).
 fn gpu() -> Result<Gpu, PaperError> {
     let mut gpu = Gpu::named("a100").map_err(|error| PaperError::BuiltIn(error.to_string()))?;
     gpu.memory_bytes = 40 * GB;
@@ -67,7 +68,7 @@ fn gpu() -> Result<Gpu, PaperError> {
     Ok(gpu)
 }
 
-/// All five, the smallest first.
+/// Returns all five models, the smallest first.
 pub(super) fn models() -> Result<Vec<Served>, PaperError> {
     let gpu = gpu()?;
     let served =
@@ -108,8 +109,8 @@ pub(super) fn models() -> Result<Vec<Served>, PaperError> {
                     prefill_base: one,
                     prefill_per_token: many.saturating_sub(one) / 2047,
                     decode_per_token: decodes(BENCHMARK),
-                    // A process that keeps running makes CUDA graphs and loads kernels anew:
-                    // several seconds.
+                    // A running process creates CUDA graphs and loads kernels again, which takes
+                    // seconds.
                     context_start: 6_000_000_000,
                 },
                 decode: (0..=SLOTS)
@@ -121,8 +122,8 @@ pub(super) fn models() -> Result<Vec<Served>, PaperError> {
     Ok(QWEN3.map(served).to_vec())
 }
 
-/// A node with one GPU: PCIe 4 to the host, NVMe, and a store over 10 Gb/s. Half a TB of host
-/// memory and 1 TB of disk are half of the paper's servers, which have two GPUs each.
+/// Returns a node with one GPU: PCIe 4 to the host, NVMe, and a store over 10 Gb/s. Its half TB of
+/// host memory and 1 TB of disk are half of the paper's servers, which have two GPUs each.
 pub(super) const fn node(cluster: u16) -> NodeSpec {
     NodeSpec {
         cluster: ClusterId(cluster),
@@ -143,7 +144,7 @@ mod tests {
 
     #[test]
     fn weights_are_those_of_table_v_within_a_tenth() {
-        // The table's are GiB, and the two smallest tie embedding and head.
+        // The table uses GiB, and the two smallest models share the weights of embedding and head.
         let table = [1.12, 3.21, 7.55, 15.27, 27.52];
         for (model, gib) in models().expect("built in").iter().zip(table).skip(2) {
             let here = model.spec.weights as f64 / f64::from(1 << 30);

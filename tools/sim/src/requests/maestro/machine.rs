@@ -1,9 +1,9 @@
-//! A node in virtual time: stages of several models on one GPU.
+//! A node in virtual time that runs stages of several models on one GPU.
 //!
-//! Coarser than [`super::super::cluster`], as the paper's own simulator is: no iterations. Stages
-//! of one model decode together, each as fast as an iteration of that batch; models that have
-//! stages share the GPU evenly in time; a prompt is computed before the first token. What is exact
-//! is memory: a stage that has filled what it was promised stops until it may have more.
+//! Like the paper's simulator it has no iterations, in contrast to [`super::super::cluster`].
+//! Stages of one model decode together, at the speed of an iteration of that batch. Models with
+//! stages share the GPU's time evenly. A prompt is computed before the first token. Memory is
+//! exact: a stage that has filled its promised memory stops until it gets more.
 
 use std::collections::BTreeMap;
 
@@ -11,33 +11,33 @@ use laxity_requests::workflow::{ModelId, StageId};
 
 use super::catalogue::Served;
 
-/// A stage that runs.
+/// A stage that runs on a node, with its progress.
 #[derive(Clone, Debug)]
 pub(super) struct Running {
     pub(super) model: ModelId,
     pub(super) prompt: u32,
     pub(super) output: u32,
-    /// Bytes of KV that it may have.
+    /// Bytes of KV cache that the stage may use.
     pub(super) promised: u64,
-    /// Time until it computes: the way there, its KV's way back from host memory, ns. It has no
-    /// share of the GPU meanwhile.
+    /// Time until the stage computes, in nanoseconds: network delay and reload of its KV cache from
+    /// host memory. It uses no GPU time meanwhile.
     pub(super) delay: f64,
-    /// Of its prompt, ns alone.
+    /// Remaining time of the prompt on an idle GPU, in nanoseconds.
     pub(super) prefill: f64,
     pub(super) generated: f64,
-    /// It asked for more and waits.
+    /// Whether the stage waits for more memory.
     pub(super) stopped: bool,
 }
 
 impl Running {
-    /// Tokens up to which it may go.
+    /// Returns the number of tokens up to which the stage may run.
     fn goal(&self, kv_per_token: u64) -> f64 {
         let tokens = self.promised / kv_per_token.max(1);
         let room = tokens.saturating_sub(u64::from(self.prompt));
         (room as f64).min(f64::from(self.output))
     }
 
-    /// Bytes of KV that it has.
+    /// Returns the bytes of KV cache that the stage uses.
     fn kv(&self, kv_per_token: u64) -> u64 {
         let tokens = f64::from(self.prompt) + self.generated;
         if self.delay > 0.0 {
@@ -48,31 +48,31 @@ impl Running {
     }
 }
 
-/// What a stage came to.
+/// An event of a stage: its end, or a lack of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Came {
     Finished(StageId),
-    /// It needs this many bytes in all.
+    /// The stage needs more memory: this many bytes in total.
     Outgrew(StageId, u64),
 }
 
-/// A node.
+/// A node with the stages that run on it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Machine {
     pub(super) running: BTreeMap<StageId, Running>,
-    /// Until when it is advanced, ns.
+    /// Time up to which the node was advanced, in nanoseconds.
     at: f64,
-    /// Changes with every event: what was foreseen before is void.
+    /// Number of events so far. Predictions of an earlier epoch are void.
     pub(super) epoch: u64,
-    /// ns in which it had something to do.
+    /// Time in which the node was busy, in nanoseconds.
     pub(super) busy: f64,
 }
 
-/// Amounts below this are none: rounding.
+/// Amount below which a value is a rounding error.
 const NONE: f64 = 1e-6;
 
 impl Machine {
-    /// Stages per model, and models that have some.
+    /// Returns the number of stages per model, and the number of models with stages.
     fn batches(&self, models: usize) -> (Vec<usize>, f64) {
         let mut batches = vec![0; models];
         for stage in self.running.values() {
@@ -84,7 +84,7 @@ impl Machine {
         (batches, active as f64)
     }
 
-    /// Runs until `now`, with nothing that changes in between.
+    /// Advances to `now`. No event may lie in between.
     pub(super) fn advance(&mut self, now: f64, models: &[Served]) {
         let passed = now - self.at;
         self.at = now;
@@ -104,14 +104,14 @@ impl Machine {
             } else {
                 let model = usize::from(stage.model.0);
                 let tokens = passed / (active * models[model].decode(batches[model]));
-                // Times are whole nanoseconds, rounded up: not a part of a token more than it may.
+                // Times are rounded up to nanoseconds, so tokens are clipped at the stage's goal.
                 let goal = stage.goal(models[model].spec.kv_per_token);
                 stage.generated = (stage.generated + tokens).min(goal);
             }
         }
     }
 
-    /// When something changes by itself.
+    /// Returns the time of the next event.
     pub(super) fn next(&self, models: &[Served]) -> Option<f64> {
         let (batches, active) = self.batches(models.len());
         self.running
@@ -133,7 +133,7 @@ impl Machine {
             .map(|left| self.at + left)
     }
 
-    /// Stages that came to their end, or to the end of what they were promised. They stop.
+    /// Stops and returns stages that have ended or have filled their promised memory.
     pub(super) fn came(&mut self, models: &[Served]) -> Vec<Came> {
         let mut came = Vec::new();
         for (id, stage) in &mut self.running {
@@ -156,7 +156,7 @@ impl Machine {
         came
     }
 
-    /// Bytes of KV that are written.
+    /// Returns the bytes of KV cache in use.
     pub(super) fn kv(&self, models: &[Served]) -> u64 {
         let of = |stage: &Running| stage.kv(models[usize::from(stage.model.0)].spec.kv_per_token);
         self.running.values().map(of).sum()

@@ -1,10 +1,9 @@
-//! Maestro (Wang et al., arXiv 2606.12950): its claims in virtual time. Workflows of agents
-//! ([`apps`]) over a few GPUs that share many models ([`catalogue`], [`machine`], [`world`]), under
-//! the workflow tier of `laxity-requests`.
+//! Reproduction of Maestro (Wang et al., arXiv 2606.12950) in virtual time. Workflows of agents
+//! ([`apps`]) run on a few GPUs that share many models ([`catalogue`], [`machine`], [`world`]),
+//! under the workflow tier of `laxity-requests`.
 //!
-//! What the paper ran on 64 A100s and a trace that is not public is made up here with the
-//! statistics that it gives: orders of schedulers and the kinds of effects can be compared,
-//! absolute figures cannot.
+//! The paper used 64 A100s and a private trace. Both are modelled here from its statistics, so that
+//! rankings and kinds of effects can be compared, but not absolute numbers.
 
 mod apps;
 mod catalogue;
@@ -19,10 +18,10 @@ use super::measurements::Measurements;
 use super::reproduction::{Options, Reproduction};
 use crate::reproduce::runner;
 
-/// Runs it.
+/// Runs all experiments.
 ///
 /// # Errors
-/// If a built-in GPU can't be had, or a claim cannot be evaluated.
+/// Returns an error if a built-in GPU cannot be loaded or a claim cannot be evaluated.
 pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     let kit = trial::Kit::new(options.quick)?;
     let mut found = Measurements::default();

@@ -1,5 +1,5 @@
-//! How well stages are predicted: Maestro's Tables III, VI and VII, on jobs that the predictor has
-//! not seen.
+//! Accuracy of predictions of stages (Maestro's Tables III, VI and VII) on jobs that were not used
+//! for training.
 
 use laxity_requests::maestro::predict::{ByPrompt, ByRole, Predict, Record, TwoPhase, Without};
 
@@ -9,12 +9,12 @@ use super::super::reproduction::Section;
 use super::apps::Source;
 use super::trial::{records, trees};
 
-/// Errors of a predictor.
+/// Returns the errors of a predictor.
 fn errors(of: &dyn Predict, test: &[Record]) -> Columns {
     let truth = |record: &Record| f64::from(record.output);
     let mean = test.iter().map(truth).sum::<f64>() / test.len() as f64;
     let (mut rest, mut all) = (0.0, 0.0);
-    // Sum and count: of those that think, of the others.
+    // Sum and count of errors, for stages that think and for others.
     let mut off: [(f64, f64); 2] = [(0.0, 0.0); 2];
     for record in test {
         let error = of.predict(&record.stage).output - truth(record);
@@ -36,7 +36,7 @@ fn errors(of: &dyn Predict, test: &[Record]) -> Columns {
     ]
 }
 
-/// Area under the curve, log loss, mean squared error, accuracy.
+/// Returns area under the curve, log loss, mean squared error and accuracy.
 fn intent(of: &TwoPhase, test: &[Record]) -> [f64; 4] {
     let mut scored: Vec<(f64, bool)> = test
         .iter()
@@ -46,7 +46,7 @@ fn intent(of: &TwoPhase, test: &[Record]) -> [f64; 4] {
     scored.sort_by(|a, b| a.0.total_cmp(&b.0));
     let n = scored.len().max(1) as f64;
     let positive = scored.iter().filter(|(_, tool)| *tool).count() as f64;
-    // Mean rank of those that call, ties at their middle.
+    // Mean rank of stages that call a tool. Ties get their middle rank.
     let mut ranks = 0.0;
     let mut at = 0;
     while at < scored.len() {
@@ -74,9 +74,9 @@ fn intent(of: &TwoPhase, test: &[Record]) -> [f64; 4] {
     [auc, loss / n, square / n, right / n]
 }
 
-/// Tables III, VI and VII in one.
+/// Returns a table for Tables III, VI and VII.
 pub(super) fn section(quick: bool, into: &mut Measurements) -> Result<Section, PaperError> {
-    // Other seeds than those of the predictor that schedules, and of any experiment.
+    // The seed differs from that of the scheduler's predictor and of all experiments.
     let seed = (1 << 61) + 7;
     let (train, test) = if quick { (250, 150) } else { (1500, 800) };
     let jobs = Source::new(seed).mixed(train + test);

@@ -1,5 +1,5 @@
-//! Maestro's figure 7, Tables II and VIII, and regimes in which refuted claims could hold:
-//! schedulers by cases, as `studies.toml` lists them. Memory is counted over all of those runs.
+//! Schedulers by cases as listed in `studies.toml`: Maestro's figure 7, Tables II and VIII, and
+//! regimes in which refuted claims could hold. Memory is counted over all runs.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use super::super::reproduction::{Options, Section, each};
 use super::catalogue::{GB, node};
 use super::trial::{Kit, Measured, Policy, Trial};
 
-/// Schedulers by cases.
+/// An experiment that runs several schedulers on several cases.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Study {
     place: String,
     policies: Vec<String>,
-    /// Seeds for each that is asked for.
+    /// Number of seeds for each requested one.
     #[serde(default = "one")]
     seeds: u64,
     cases: Vec<Case>,
@@ -30,25 +30,25 @@ struct Study {
 #[serde(deny_unknown_fields)]
 struct Case {
     name: String,
-    /// Jobs a second.
+    /// Rate of arrivals, in jobs per second.
     rate: f64,
-    /// Share of batch jobs.
+    /// Share of jobs that are batch jobs, 0 to 1.
     batch: f64,
     seconds: f64,
     nodes: usize,
-    /// Nodes of another region, 60 ms away; the others are 1 ms away from the source.
+    /// Number of nodes in another region, 60 ms away. The others are 1 ms away from the source.
     #[serde(default)]
     far: usize,
-    /// Memory of a node, GB.
+    /// Memory of a node's GPU, in GB.
     #[serde(default)]
     gpu: Option<u64>,
-    /// Stages that a node runs at once.
+    /// Number of stages that a node runs at once.
     #[serde(default)]
     slots: Option<u32>,
-    /// Batch jobs pass through their steps so often, and come so many times less often.
+    /// Number of times that batch jobs pass through their steps. Their rate is divided by it.
     #[serde(default = "one")]
     rounds: u16,
-    /// Sets of models: an application has its own of one of them.
+    /// Number of sets of models. Each application uses its own copy in one set.
     #[serde(default = "one")]
     variants: u16,
 }
@@ -100,7 +100,7 @@ impl Case {
     }
 }
 
-/// What all runs did to memory.
+/// Returns a table of memory use over all runs.
 fn memory(into: &mut Measurements, ran: &[Measured]) -> Section {
     let sum = |of: fn(&Measured) -> u64| ran.iter().map(of).sum::<u64>() as f64;
     let fullest = ran.iter().map(|of| of.fullest).fold(0.0, f64::max);

@@ -1,4 +1,4 @@
-//! Maestro in virtual time: what its figures rest on.
+//! Tests of the properties that Maestro's figures depend on.
 
 use std::num::NonZero;
 use std::sync::Arc;

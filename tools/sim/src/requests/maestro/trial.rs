@@ -1,9 +1,9 @@
-//! A point of an experiment: jobs, nodes, a scheduler and what it knows; and how objectives are
-//! counted.
+//! One point of an experiment: jobs, nodes, a scheduler with its predictor, and the objectives.
 //!
-//! Objectives (§IV-A): of a batch job, its end within a deadline that comes from isolated runs of
-//! its application; of an interactive one, the sum of the waits of its stages. The paper gives no
-//! factors: three times the 95th percentile alone, and half the median alone. The same for all.
+//! Objectives follow §IV-A. A batch job must end within a deadline derived from isolated runs of
+//! its application. The stages of an interactive job must not wait too long in total. The paper
+//! gives no factors. Here they are three times the isolated 95th percentile, and half the isolated
+//! median.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -23,29 +23,29 @@ use super::apps::{APPS, Source, Workload};
 use super::catalogue::{self, Served};
 use super::world::{Ran, World};
 
-/// Batch: so many times the 95th percentile of what jobs of the application take alone.
+/// Deadline of a batch job, as a multiple of the 95th percentile of isolated jobs of its
+/// application.
 const BATCH_FACTOR: f64 = 3.0;
-/// Interactive: waits are within this share of the median of what jobs of the application take
-/// alone.
+/// Longest total wait of an interactive job, as a share of the median of isolated jobs.
 const WAIT_SHARE: f64 = 0.5;
 
-/// What was promised to jobs of an application, ns.
+/// The objectives of an application's jobs, in nanoseconds.
 #[derive(Clone, Copy, Debug)]
 struct Promise {
-    /// Waits of an interactive job.
+    /// Longest total wait of an interactive job.
     waits: u64,
-    /// From submission to the deadline.
+    /// Time from submission to the deadline.
     deadline: u64,
 }
 
-/// What all points share.
+/// Data that all points share.
 pub(super) struct Kit {
     pub(super) models: Vec<Served>,
     promises: Vec<Promise>,
     predictor: TwoPhase,
 }
 
-/// Seeds of what is trained and profiled; those of experiments are counted from 1.
+/// Seed of training and profiling. Seeds of experiments count from 1.
 const TRAINING: u64 = 1 << 62;
 const ISOLATED: u64 = TRAINING + 1;
 
@@ -73,7 +73,7 @@ pub(super) fn trees(quick: bool) -> Trees {
     }
 }
 
-/// The longest way through a job, every stage alone, ns.
+/// Returns the longest path through a job with every stage alone, in nanoseconds.
 fn alone(job: &Workload, models: &[Served]) -> u64 {
     let mut ends: Vec<u64> = Vec::new();
     for planned in &job.stages {
@@ -111,7 +111,7 @@ impl Kit {
                 let slow = percentile(&mut took, 0.95);
                 Promise {
                     waits,
-                    // An interactive job that waits as long as it may and is slow otherwise.
+                    // The deadline of an interactive job adds the longest allowed wait.
                     deadline: match source.job(app, Time::ZERO).job.class {
                         Class::Batch => (BATCH_FACTOR * slow) as u64,
                         Class::Interactive => slow as u64 + waits,
@@ -133,7 +133,7 @@ impl Kit {
         self.predictor.clone()
     }
 
-    /// Jobs with their deadlines.
+    /// Returns jobs with their deadlines.
     pub(super) fn jobs(
         &self,
         seed: u64,
@@ -143,7 +143,7 @@ impl Kit {
         rounds: u16,
     ) -> Vec<Workload> {
         let source = Source::new(seed).with_rounds(rounds);
-        // The same work: jobs that are so many times as long come so many times less often.
+        // Batch jobs with more rounds arrive less often, so that the work is the same.
         let (interactive, batches) = (rate * (1.0 - batch), rate * batch / f64::from(rounds));
         let rate = interactive + batches;
         let mut jobs = { source }.jobs(rate, seconds, batches / rate);
@@ -155,7 +155,7 @@ impl Kit {
     }
 }
 
-/// Knows all (the paper's Oracle-SRTF).
+/// A predictor with perfect knowledge (the paper's Oracle-SRTF).
 pub(super) struct Oracle {
     output: HashMap<StageId, (f64, f64)>,
     future: HashMap<StageId, Span>,
@@ -165,7 +165,7 @@ impl Oracle {
     pub(super) fn new(jobs: &[Workload], models: &[ModelSpec]) -> Self {
         let (mut output, mut future) = (HashMap::new(), HashMap::new());
         for job in jobs {
-            // What comes after a stage, directly or not.
+            // All direct and indirect successors of a stage.
             let mut after: Vec<Vec<bool>> = vec![vec![false; job.stages.len()]; job.stages.len()];
             for (at, planned) in job.stages.iter().enumerate() {
                 for before in &planned.after {
@@ -241,7 +241,7 @@ impl Policy {
         of
     }
 
-    /// All schedulers of the studies. Orders route, admit and predict alike.
+    /// Returns all schedulers of the studies. Orders route, admit and predict in the same way.
     pub(super) fn all() -> Vec<Self> {
         let remaining = |aging, aging_interactive| StageOrder::Remaining {
             aging,
@@ -276,7 +276,7 @@ impl Policy {
             ordered("least attained", StageOrder::LeastAttained),
             ordered("interactive first", StageOrder::InteractiveFirst),
             ordered("interactive, remaining", StageOrder::InteractiveRemaining),
-            // What the oracle would be if it had Maestro's predictions.
+            // The oracle's order with Maestro's predictions.
             ordered("remaining time alone", remaining(0.0, 0.0)),
             ordered("none, and no hysteresis", remaining(0.0, 0.0)),
             Self::turned("maestro, no hysteresis", Boundary::Requeue),
@@ -301,14 +301,14 @@ impl Policy {
         ]
     }
 
-    /// The one of that name.
+    /// Returns the scheduler with this name.
     pub(super) fn named(name: &str) -> Option<Self> {
         let mut all = Self::all().into_iter();
         all.find(|policy| policy.options.name == name)
     }
 }
 
-/// A point.
+/// A point of an experiment.
 #[derive(Clone, Debug)]
 pub(super) struct Trial {
     pub(super) policy: Policy,
@@ -318,22 +318,22 @@ pub(super) struct Trial {
     pub(super) nodes: Arc<Vec<NodeSpec>>,
     pub(super) rtt: Arc<Vec<Vec<Span>>>,
     pub(super) seed: u64,
-    /// Batch jobs pass through their steps so often, and come so many times less often.
+    /// Number of times that batch jobs pass through their steps. Their rate is divided by it.
     pub(super) rounds: u16,
-    /// Sets of models: an application has its own of one of them.
+    /// Number of sets of models. Each application uses its own copy in one set.
     pub(super) variants: u16,
 }
 
-/// What a point gave.
+/// The results of a point.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Measured {
-    /// Percent of jobs that met their objective.
+    /// Percentage of jobs that met their objective.
     pub(super) met: f64,
-    /// Mean time of jobs, s.
+    /// Mean duration of jobs, in seconds.
     pub(super) latency: f64,
-    /// Mean sum of waits of interactive jobs, s.
+    /// Mean total wait of interactive jobs, in seconds.
     pub(super) delay: f64,
-    /// Mean wait of a stage of an interactive job, s.
+    /// Mean wait of a stage of an interactive job, in seconds.
     pub(super) stage_delay: f64,
     pub(super) overflows: u64,
     pub(super) fullest: f64,
@@ -349,7 +349,7 @@ pub(super) struct Measured {
 }
 
 impl Measured {
-    /// As tables and claims call them.
+    /// Returns the results by column name.
     pub(super) fn columns(&self) -> Columns {
         vec![
             ("met, %", self.met),
@@ -388,7 +388,7 @@ impl Trial {
             let learned = Learned::new(kit.predictor());
             world.run(&mut Scheduler::new(options, learned, specs, &self.nodes))
         };
-        // Jobs of the first tenth warm up: weights, profiles, queues.
+        // The first tenth of the jobs warms up weights, profiles and queues.
         Self::measure(&ran, kit, self.seconds / 10.0)
     }
 
@@ -404,7 +404,7 @@ impl Trial {
         let of = |class| jobs.iter().filter(move |job| job.class == class);
         let interactive: Vec<f64> = of(Class::Interactive).map(|job| job.waited).collect();
         let stages: usize = of(Class::Interactive).map(|job| job.stages).sum();
-        // What never ended did not meet its objective.
+        // Jobs that never ended did not meet their objective.
         let all = jobs.len() + ran.lost;
         let in_time = jobs.iter().filter(met).count();
         Measured {

@@ -1,8 +1,8 @@
-//! Workflows on nodes in virtual time, under a [`laxity_requests::workflow::Workflow`] scheduler:
-//! the driver of Maestro's figures.
+//! The driver of Maestro's figures: workflows on nodes in virtual time, under a
+//! [`laxity_requests::workflow::Workflow`] scheduler.
 //!
-//! The world keeps its own book of GPU memory (weights as they come and go, KV as it is written),
-//! so that an overflow is seen whatever the scheduler's books say.
+//! The driver accounts for GPU memory itself (weights and written KV cache), so that it detects
+//! overflows independently of the scheduler.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
@@ -16,36 +16,36 @@ use super::apps::{STAGES, Workload};
 use super::catalogue::Served;
 use super::machine::{Came, Machine, Running};
 
-/// What came of a job.
+/// The outcome of a job.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Job {
     pub(super) class: Class,
     pub(super) template: u16,
     pub(super) arrival: f64,
-    /// From its submission to its end, s.
+    /// Time from submission to the end, in seconds.
     pub(super) took: f64,
-    /// Sum of the waits of its stages, s: in queues, for weights, on the way.
+    /// Sum of the waits of its stages in queues, for weights and on the network, in seconds.
     pub(super) waited: f64,
     pub(super) stages: usize,
 }
 
-/// What came of a run.
+/// The outcome of a run.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ran {
     pub(super) jobs: Vec<Job>,
     pub(super) lost: usize,
-    /// Times at which more memory was in use than there is.
+    /// Number of times at which more memory was in use than exists.
     pub(super) overflows: u64,
-    /// Most memory that was in use, as a share.
+    /// Highest memory use, as a share of the capacity.
     pub(super) fullest: f64,
     pub(super) grown: u64,
     pub(super) swapped: u64,
     pub(super) aborted: u64,
-    /// Transitions to sleep that were stopped.
+    /// Number of transitions to sleep that were cancelled.
     pub(super) stopped: u64,
     pub(super) preempted: u64,
     pub(super) activated: u64,
-    /// Share of the nodes' time in which they had something to do.
+    /// Share of the nodes' time in which they were busy.
     pub(super) busy: f64,
 }
 
@@ -55,20 +55,20 @@ enum Due {
     Ready(StageId),
     Activated(NodeId, ModelId),
     Slept(NodeId, ModelId),
-    /// A node's own next change, if nothing else came between.
+    /// A node's predicted next event. It is void if the node's epoch has changed.
     Changes(usize, u64),
 }
 
 struct Open {
     index: usize,
-    /// Stages that have not ended.
+    /// Number of stages that have not ended.
     left: usize,
-    /// Per stage: what it still waits for.
+    /// Number of stages that each stage still waits for.
     blocked: Vec<usize>,
     waited: f64,
 }
 
-/// The world.
+/// The state of a run on all nodes.
 pub(super) struct World<'a> {
     models: &'a [Served],
     specs: &'a [NodeSpec],
@@ -78,9 +78,9 @@ pub(super) struct World<'a> {
     clock: u64,
     machines: Vec<Machine>,
     resident: Vec<BTreeMap<ModelId, Readiness>>,
-    /// Weights that are on their way to host memory, until when.
+    /// Weights on their way to host memory by node, with the time of arrival.
     leaving: Vec<BTreeMap<ModelId, u64>>,
-    /// Weights that come behind those, and from when on.
+    /// Weights to be loaded after these by node, with the time of the start.
     behind: Vec<BTreeMap<ModelId, u64>>,
     open: HashMap<JobId, Open>,
     by_id: HashMap<JobId, usize>,
@@ -130,13 +130,13 @@ impl<'a> World<'a> {
         self.due.push(Reverse((at, self.clock, due)));
     }
 
-    /// Runs until all jobs are over.
+    /// Runs until all jobs have ended.
     pub(super) fn run(mut self, scheduler: &mut dyn Workflow) -> Ran {
         let mut last = 0;
         while let Some(Reverse((now, _, first))) = self.due.pop() {
             last = now;
             self.happens(now, first, scheduler);
-            // All that is due at this instant is seen before anything is decided.
+            // All events of this time are handled before the scheduler decides.
             while let Some(Reverse((at, _, _))) = self.due.peek() {
                 if *at > now {
                     break;
@@ -291,7 +291,7 @@ impl<'a> World<'a> {
                 self.ran.activated += 1;
                 let index = node.0 as usize;
                 self.leaving[index].remove(model);
-                // Over one link: nothing of it comes before others have left.
+                // Both directions share a link, so the load starts after the weights have left.
                 if let Some(from) = self.leaving[index].values().max() {
                     self.behind[index].insert(*model, *from);
                 }
@@ -315,7 +315,7 @@ impl<'a> World<'a> {
             }
             Decision::Abort(stage) => {
                 self.ran.aborted += 1;
-                // What it had done is waited for again.
+                // The stage must repeat the lost work.
                 let lost = self
                     .started
                     .remove(stage)
@@ -388,7 +388,7 @@ impl<'a> World<'a> {
         self.foresee(now, node);
     }
 
-    /// A stage leaves its node and waits.
+    /// Removes a stage from its node, so that it waits again.
     fn stop(&mut self, now: u64, stage: StageId) -> Option<Running> {
         let node = self.on.remove(&stage)?;
         self.machines[node].advance(now as f64, self.models);
@@ -402,13 +402,13 @@ impl<'a> World<'a> {
         self.machines[node].epoch += 1;
         let epoch = self.machines[node].epoch;
         if let Some(next) = self.machines[node].next(self.models) {
-            // Rounded up, so that it has come to pass by then.
+            // Rounding up makes the event due at that time.
             let at = (next.ceil() as u64).max(now);
             self.push(at, Due::Changes(node, epoch));
         }
     }
 
-    /// Memory by the world's own book.
+    /// Checks memory use by the driver's own account.
     fn check(&mut self, now: u64) {
         for (node, spec) in self.specs.iter().enumerate() {
             let weights: u64 = self.resident[node]

@@ -1,16 +1,15 @@
-//! QoServe's claims (§4): what each of its parts is worth, beside fair baselines.
+//! Reproduction of QoServe (§4): the gain of each of its parts, compared with fair baselines.
 //!
-//! The points of figures 7, 8, 11, 12 and 14 and table 5 that turn on the scheduler: one replica of
-//! Llama-3-8B on an A100, the classes of table 3, lengths of Azure's code trace. Under two
-//! calibrations of host time, since figure 4 (2×) and the gain of dynamic chunking (fits 1.4×)
-//! disagree, each with the one speed at which EDF-256 serves what it does in the paper
-//! ([`setting`]). Nothing else is tuned, on these seeds or others: all settings are the paper's or
-//! defaults of `laxity-requests`. The claims are `claims/qoserve.toml`.
+//! These are the points of figures 7, 8, 11, 12 and 14 and table 5 that depend on the scheduler:
+//! one replica of Llama-3-8B on an A100, the classes of table 3, and lengths of Azure's code trace.
+//! There are two calibrations of host time, because figure 4 (2×) and the gain of dynamic chunking
+//! (1.4×) disagree. Each has the speed at which EDF-256 has the paper's capacity ([`setting`]). All
+//! other settings are the paper's or defaults of `laxity-requests`. The claims are in
+//! `claims/qoserve.toml`.
 //!
-//! Departures: four hours of arrivals are two here for capacities (a backlog that ends in
-//! violations of the 600 s class needs its time: capacities of deadline-aware policies come out a
-//! few percent higher); the trace is drawn from with replacement, as Poisson arrivals at any rate
-//! need.
+//! Capacities use two hours of arrivals instead of four. Those of deadline-aware policies are
+//! therefore a few percent higher, because a backlog needs time to violate the 600 s class. The
+//! trace is drawn from with replacement, as Poisson arrivals at any rate require.
 
 mod setting;
 
@@ -30,13 +29,13 @@ use setting::{
     one, prefilling, recipe, steps, violations,
 };
 
-/// Steps of rate in which capacities are told apart, requests per second.
+/// Resolution of capacities, in requests per second.
 const STEP: f64 = 0.05;
 
-/// Rates at which α is swept, requests per second: below capacity, above it, far above it.
+/// Rates of the sweep of α in requests per second: below, above and far above capacity.
 const ALPHA_RATES: [f64; 3] = [2.5, 4.0, 6.0];
 
-/// Lengths of the runs, seconds.
+/// Durations of the runs, in seconds.
 struct Horizon {
     capacity: u64,
     overload: u64,
@@ -55,30 +54,28 @@ const QUICK: Horizon = Horizon {
     phase: 150,
 };
 
-/// What is run with.
+/// The common inputs of all runs.
 struct Bench<'a> {
     options: &'a Options,
     settings: Vec<Setting>,
     lengths: Lengths,
     horizon: Horizon,
-    /// The predictor that was given, in words; else nothing.
+    /// Description of the given predictor. Empty if none was given.
     model: String,
     found: Measurements,
 }
 
-/// Runs the claims.
+/// Checks the claims.
 ///
 /// # Errors
-/// If the recorded trace cannot be read, or the predictor cannot be trained.
+/// Returns an error if the recorded trace cannot be read or the predictor cannot be trained.
 pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     reproduce_with(options, None)
 }
 
-/// Runs the claims, with a predictor that is given instead of one that is trained for each
-/// calibration.
+/// Checks the claims with a given predictor instead of one that is trained for each calibration.
 ///
-/// # Errors
-/// As [`reproduce`].
+/// Returns an error if the recorded trace cannot be read or a claim cannot be evaluated.
 pub fn reproduce_with(
     options: &Options,
     model: Option<&LatencyFile>,
@@ -133,7 +130,7 @@ pub fn reproduce_with(
     })
 }
 
-/// Fixed chunks, in the order in which a sceptic tries them.
+/// Returns policies with fixed chunks.
 fn sarathi(chunks: &[u32]) -> Vec<(String, Policy)> {
     let orders = [
         ("FCFS", LineOrder::Fcfs),
@@ -155,7 +152,8 @@ fn named(all: &[(&str, Policy)]) -> Vec<(String, Policy)> {
         .collect()
 }
 
-/// What an objective is about: the first token where somebody reads along, else the last.
+/// Returns the latency that the objective is about: of the first token if interactive, else of the
+/// last.
 fn latency(record: &Record) -> Option<Span> {
     if record.spec.slo.is_interactive() {
         record.ttft()
@@ -164,7 +162,7 @@ fn latency(record: &Record) -> Option<Span> {
     }
 }
 
-/// Violations: all, of important and unimportant ones, and of each class.
+/// Returns violations: of all requests, by importance, and by class.
 fn split(outcome: &Outcome) -> Columns {
     let important = |importance| violations(outcome, |r| r.spec.importance == importance);
     let mut columns = vec![
@@ -217,12 +215,11 @@ impl Bench<'_> {
         }
     }
 
-    /// The highest rate, a multiple of [`STEP`], at which at most 1 % is late, where `late` says
-    /// how many are.
+    /// Returns the highest multiple of [`STEP`] at which at most 1 % is late. `late` returns the
+    /// percentage at a rate.
     fn highest(&self, late: impl Fn(f64) -> f64) -> Columns {
         let serves = |steps: u32| late(f64::from(steps) * STEP) <= 1.0;
-        // Half a request per second is served. An upper bound is looked for, not set: one that is
-        // too low would look like a capacity.
+        // The upper bound grows until it is exceeded. A fixed one could be mistaken for a capacity.
         let (mut most, mut over) = (10_u32, 100_u32);
         while over < 400 && serves(over) {
             (most, over) = (over, 2 * over);
@@ -238,7 +235,7 @@ impl Bench<'_> {
         vec![("capacity", f64::from(most) * STEP)]
     }
 
-    /// Fixed chunks, the paper's steps, and eager relegation under EDF.
+    /// Returns fixed chunks, the paper's steps, and eager relegation under EDF.
     fn policies(&self, chunks: &[u32]) -> Vec<(String, Policy)> {
         let mut policies = sarathi(chunks);
         policies.extend(named(&steps()[1..]));
@@ -278,7 +275,7 @@ impl Bench<'_> {
         });
     }
 
-    /// Prefill alone: what one replica of a disaggregated cluster's prefill pool serves (figure 8).
+    /// Measures prefill only, as on a replica of a disaggregated prefill pool (figure 8).
     fn disaggregated(&mut self) {
         let lengths = Lengths::like_azure_conversation();
         self.all("prefill", &prefilling(), |bench, setting, policy, seed| {
@@ -289,8 +286,8 @@ impl Bench<'_> {
         });
     }
 
-    /// What a token that is left counts (figure 14): late, late of those with long prompts, and the
-    /// median latency.
+    /// Measures the effect of α (figure 14): late requests, late requests with long prompts, and
+    /// the median latency.
     fn alphas(&mut self, rate: f64) {
         let place = format!("α at {rate}");
         self.all(&place, &alphas(), |bench, setting, policy, seed| {
@@ -362,7 +359,7 @@ impl Bench<'_> {
         }
     }
 
-    /// A table of a place, the calibrations side by side.
+    /// Returns a table of a place with the calibrations side by side.
     fn section(&self, place: &str, title: &str, columns: &[&str], notes: &str) -> Section {
         let names: Vec<String> = self.settings.iter().map(Setting::name).collect();
         let places: Vec<String> = names

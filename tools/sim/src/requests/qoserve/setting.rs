@@ -1,5 +1,5 @@
-//! What QoServe's figures are run with: Llama-3-8B on an A100, classes of Table 3, lengths of
-//! Azure's code trace, and the policies that are compared.
+//! The setting of QoServe's figures: Llama-3-8B on an A100, the classes of table 3, lengths of
+//! Azure's code trace, and the compared policies.
 
 use std::sync::Arc;
 
@@ -23,22 +23,21 @@ use crate::requests::outcome::Outcome;
 use crate::requests::predictor::{Errors, Training, judge, train};
 use crate::requests::workload::{Asked, Class, Lengths, Phase, Recipe};
 
-/// Throughput of prompts in chunks of 2500 over that in chunks of 256, and how much slower than the
-/// roofline everything is: as much as makes EDF-256 serve what it serves in the paper, 2.75
-/// requests per second, if capacity goes with speed (4.95 and 3.30 on the roofline as it is, with
-/// seed 1). Shorter prompts are part of the difference: the trace here has a median of 1469 tokens,
-/// table 2 one of 1930. Objectives are in seconds, so on a faster replica neither 6 requests per
-/// second is an overload nor 50 ms a tight TBT.
+/// Calibrations. The first number is the throughput of prompts in chunks of 2500 divided by that of
+/// 256. The second slows the roofline down until EDF-256 has the paper's capacity of 2.75 requests
+/// per second, assuming that capacity is proportional to speed (4.95 and 3.30 without it, with seed
+/// 1). Shorter prompts explain a part: this trace has a median of 1469 tokens and table 2 has 1930.
+/// On a faster replica 6 requests per second would be no overload and 50 ms no tight TBT.
 pub(super) const CALIBRATIONS: [(f64, f64); 2] = [(1.4, 1.80), (2.0, 1.20)];
 
 const SECOND: u64 = 1_000_000_000;
 
-/// Tokens of a KV block.
+/// Number of tokens in a KV block.
 const BLOCK_TOKENS: u32 = 16;
 
 /// One calibration of host time, with a predictor that was trained on it.
 pub(super) struct Setting {
-    /// Throughput of prompts in chunks of 2500 over that in chunks of 256.
+    /// Throughput of prompts in chunks of 2500 divided by that of 256.
     pub(super) ratio: f64,
     pub(super) clock: Slowed,
     pub(super) blocks: u32,
@@ -47,7 +46,7 @@ pub(super) struct Setting {
 }
 
 impl Setting {
-    /// With a predictor that is trained for it, or the one that is given.
+    /// Creates a setting with the given predictor, or trains one.
     pub(super) fn new(
         (ratio, factor): (f64, f64),
         quick: bool,
@@ -84,21 +83,20 @@ impl Setting {
     }
 }
 
-/// Who decides.
+/// A request scheduler that is compared with others.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Policy {
-    /// Sarathi: a fixed chunk.
+    /// Sarathi with a fixed chunk.
     Sarathi(LineOrder, u32),
-    /// QoServe, or parts of it, with the margin that the predictor needs.
+    /// QoServe or parts of it, with the margin that the predictor needs.
     QoServe(Options),
-    /// QoServe just so, asking the forest.
+    /// QoServe without a margin, with the forest as predictor.
     Bare(Options),
-    /// QoServe just so, asking the roofline itself: what a perfect predictor would be worth.
+    /// QoServe without a margin, with the roofline itself as a perfect predictor.
     Exact(Options),
 }
 
-/// Eager relegation under a fixed chunk and earliest deadline first: what a sceptic would try
-/// instead.
+/// Returns eager relegation with a fixed chunk and EDF, a simple alternative to QoServe.
 pub(super) fn edf_relegating(tokens: u32) -> Policy {
     Policy::QoServe(Options {
         chunking: Chunking::Fixed(tokens),
@@ -107,7 +105,7 @@ pub(super) fn edf_relegating(tokens: u32) -> Policy {
     })
 }
 
-/// The paper's steps (Table 5), from earliest deadline first to the whole.
+/// Returns the paper's steps (table 5), from EDF to the full system.
 pub(super) fn steps() -> [(&'static str, Policy); 4] {
     [
         ("EDF-256", Policy::Sarathi(LineOrder::Edf, 256)),
@@ -117,7 +115,7 @@ pub(super) fn steps() -> [(&'static str, Policy); 4] {
     ]
 }
 
-/// Choices that the paper leaves open, one at a time.
+/// Returns variants of choices that the paper leaves open, one at a time.
 pub(super) fn choices() -> Vec<(&'static str, Policy)> {
     let with = |change: fn(&mut Options)| {
         let mut options = Options::default();
@@ -160,7 +158,7 @@ pub(super) fn choices() -> Vec<(&'static str, Policy)> {
     ]
 }
 
-/// All of QoServe, with another α each.
+/// Returns the full QoServe with different values of α.
 pub(super) fn alphas() -> Vec<(String, Policy)> {
     let with = |alpha| {
         Policy::QoServe(Options {
@@ -175,10 +173,10 @@ pub(super) fn alphas() -> Vec<(String, Policy)> {
     all
 }
 
-/// Chunks of prefill replicas, which no TBT constrains (§4.1.3).
+/// Chunk of prefill replicas, which have no TBT objective (§4.1.3).
 const PREFILL_CHUNK: u32 = 8192;
 
-/// Who schedules prefill replicas.
+/// Returns the request schedulers of prefill replicas.
 pub(super) fn prefilling() -> Vec<(String, Policy)> {
     let relegating = |alpha| {
         Policy::QoServe(Options {
@@ -199,9 +197,9 @@ pub(super) fn prefilling() -> Vec<(String, Policy)> {
     .to_vec()
 }
 
-/// What is late of requests whose prompts one replica computes, %: by the first token of
-/// interactive ones, and by when the decode replicas, at the strictest TBT, would have been through
-/// with the others.
+/// Returns the percentage of late requests if one replica computes all prompts. Interactive
+/// requests are judged by their first token. Others add the time on decode replicas at the
+/// strictest TBT.
 pub(super) fn late_after_prefill(setting: &Setting, policy: Policy, asked: &[Asked]) -> f64 {
     let prompts: Vec<Asked> = asked.iter().map(|a| Asked { output: 1, ..*a }).collect();
     let outcome = one(setting, policy, &prompts);
@@ -218,10 +216,10 @@ pub(super) fn late_after_prefill(setting: &Setting, policy: Policy, asked: &[Ask
     late.count() as f64 / asked.len().max(1) as f64 * 100.0
 }
 
-/// Of table 3.
+/// Strictest TBT objective of table 3.
 const STRICTEST_TBT: Span = Span(SECOND / 20);
 
-/// Table 3.
+/// Returns the classes of table 3.
 pub(super) fn classes() -> Vec<Class> {
     let batch = |seconds: u64| Slo::Batch {
         ttlt: seconds * SECOND,
@@ -235,7 +233,7 @@ pub(super) fn classes() -> Vec<Class> {
         .to_vec()
 }
 
-/// Requests at rates, each for so many seconds.
+/// Returns a workload with the given (seconds, rate) phases.
 pub(super) fn recipe(lengths: &Lengths, phases: &[(u64, f64)], low: f64) -> Recipe {
     let phase = |(seconds, rate): &(u64, f64)| Phase {
         lasts: Span(seconds * SECOND),
@@ -266,7 +264,7 @@ fn discipline(policy: Policy, setting: &Setting) -> Box<dyn Discipline + Send> {
 /// Runs requests through one replica.
 pub(super) fn one(setting: &Setting, policy: Policy, asked: &[Asked]) -> Outcome {
     let make = |_: InstanceId, _: Role| {
-        // A hundredth of the blocks stays free for those that decode, as vLLM's watermark.
+        // One percent of the blocks stays free for decodes, like vLLM's watermark.
         let pool = Pool::new(setting.blocks, BLOCK_TOKENS);
         Replica::new(pool, setting.blocks / 100, discipline(policy, setting))
     };
@@ -283,7 +281,7 @@ pub(super) fn one(setting: &Setting, policy: Policy, asked: &[Asked]) -> Outcome
     run(config, asked)
 }
 
-/// Violations of some requests, %.
+/// Returns the percentage of violations among the selected requests.
 pub(super) fn violations(
     outcome: &Outcome,
     of: impl Fn(&crate::requests::outcome::Record) -> bool,

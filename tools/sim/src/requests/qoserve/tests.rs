@@ -1,4 +1,4 @@
-//! The points of QoServe's figures, in short.
+//! Short tests of the points of QoServe's figures.
 
 use std::num::NonZero;
 
@@ -29,7 +29,7 @@ fn a_quick_reproduction_has_all_its_tables_and_claims_and_is_the_same_again() {
 #[test]
 fn under_overload_hints_keep_important_requests_in_time_at_the_cost_of_the_others() {
     let setting = Setting::new(CALIBRATIONS[0], true, None).expect("built in");
-    // Interactive ones alone, at one and a half times what the replica serves.
+    // Interactive requests only, at 1.5 times the replica's capacity.
     let mut recipe = recipe(&Lengths::like_azure_code(), &[(300, 4.0)], 0.3);
     recipe.classes.truncate(1);
     let asked = recipe.requests(7);
@@ -44,8 +44,7 @@ fn under_overload_hints_keep_important_requests_in_time_at_the_cost_of_the_other
     };
     let (with, without) = (late(Some(0.25)), late(None));
     assert!(without[0] > 2.0, "no overload: {without:?}");
-    // Most of what is late then is long prompts, which wait for shorter ones and not for
-    // unimportant ones.
+    // Most late requests then have long prompts, which wait for shorter ones.
     assert!(with[0] + 1.0 < without[0], "{with:?} against {without:?}");
     assert!(with[1] > without[1] + 5.0, "{with:?} against {without:?}");
 }
