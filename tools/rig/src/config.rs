@@ -164,7 +164,7 @@ impl Default for LabConfig {
             seed: 1,
             workload: WorkloadSource::default(),
             duration_s: 20.0,
-            drain_s: 15.0,
+            drain_s: 60.0,
             load: 0.5,
             requests_per_second: None,
             slo_scale: 3.0,
