@@ -1,4 +1,4 @@
-//! Compiles the part of etcd's API that the coordinator speaks, without `protoc`.
+//! Compiles the part of etcd's API that the coordinator uses, without `protoc`.
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("cargo:rerun-if-changed=proto");

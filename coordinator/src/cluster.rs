@@ -1,23 +1,22 @@
-//! The cluster as the coordinator knows it, without I/O and without a clock: reports of daemons go
-//! in, admission (MFS §4.4.2 and Appendix B, `laxity_policy::admission`) runs over their sum,
-//! orders come out.
+//! The coordinator's model of the cluster, without I/O and without a clock. Reports of daemons go
+//! in and orders come out. Admission (MFS §4.4.2 and Appendix B, `laxity_policy::admission`) runs
+//! over all reports together.
 //!
 //! ```text
-//! attend(now, hello)                a daemon's stream begins
-//! report(now, host, report)         what it says; refusals go into its outbox
-//! poll(now)                         runs, grants and forgets what is due
-//! next_deadline()                   when to call poll though nothing happens
-//! poll_ready(), take(host, stream)  whose stream has something to send, and what
+//! attend(now, hello)                begins the stream of a daemon
+//! report(now, host, report)         takes a report; refusals go into the host's outbox
+//! poll(now)                         runs admission, assigns tokens, forgets lost hosts
+//! next_deadline()                   returns when to call poll if nothing else happens
+//! poll_ready(), take(host, stream)  return a host with something to send, and its messages
 //! ```
 //!
-//! * *Its parts* own what they change: [`hosts`], [`workload`] (batches, requests, admission) and
-//!   [`fetches`]. [`intake`] is what a host says, with the parts that it may change.
-//! * *Who may say what* is in docs/coordinator.md; [`intake`] holds it up.
-//! * *Debounce.* Triggers of a few milliseconds share a run ([`ClusterPolicy::debounce`]), and a
-//!   run is followed by a rest in proportion to what it took ([`Cluster::rest`]), so admission has
-//!   at most a bounded part of a core.
-//! * *What a run costs* is one pass over the batches; what it sends is what changed ([`rank`],
-//!   [`outbox`]).
+//! * *Parts.* Each owns what it changes: [`hosts`], [`workload`] (batches, requests, admission) and
+//!   [`fetches`]. [`intake`] handles what a host reports.
+//! * *Authority.* docs/coordinator.md says what each host may report. [`intake`] enforces it.
+//! * *Debounce.* Triggers within a few milliseconds share a run ([`ClusterPolicy::debounce`]).
+//!   After a run there is a pause in proportion to its duration ([`Cluster::rest`]), so that
+//!   admission takes a bounded part of a core.
+//! * *Cost.* A run passes over the batches once. It sends only what changed ([`rank`], [`outbox`]).
 
 mod attend;
 mod audit;
@@ -59,104 +58,104 @@ use self::workload::Workload;
 use crate::limits::Limits;
 use crate::tenants::Tenants;
 
-/// What an event is worth, in entries that are only looked at.
+/// Work of an event, in table entries that are looked at.
 const EVENT_WORK: usize = 8;
-/// What a request is worth that is announced.
+/// Work of a request that is announced, in table entries.
 const REQUEST_WORK: usize = 4;
-/// Time between two runs, in durations of the last one: admission has at most half of the core.
+/// Pause after a run, in durations of the run. With 1, admission takes at most half of a core.
 const REST: u64 = 1;
 
-/// What is fixed between two configurations.
+/// Settings that come from the configuration.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// Caps.
+    /// Limits of the coordinator.
     pub limits: Limits,
-    /// Who shares ids with whom.
+    /// Sets of hosts that share ids.
     pub tenants: Tenants,
-    /// Silence of three times this long ends a stream.
+    /// Heartbeat period. A stream that is silent for three periods ends.
     pub heartbeat: Span,
-    /// How long what a host said holds after its stream has ended.
+    /// How long a host's reports hold after its stream ended.
     pub host_grace: Span,
-    /// How long daemons should follow an order.
+    /// Age up to which daemons should apply an order.
     pub order_age_max: Span,
 }
 
-/// What a run did, for metrics and those who watch.
+/// What a run of admission did, for metrics and watchers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunReport {
     /// Batches that have a rank.
     pub batches: usize,
-    /// Requests known.
+    /// Requests that are known.
     pub requests: usize,
-    /// Requests pruned.
+    /// Requests that are pruned.
     pub pruned: usize,
     /// Batches whose sort key changed.
     pub ranks_changed: usize,
-    /// Hosts that have an order waiting now.
+    /// Hosts for which an order waits after the run.
     pub hosts_told: usize,
 }
 
-/// What a stream gets from [`Cluster::take`].
+/// The result of [`Cluster::take`].
 #[derive(Debug)]
 pub enum Taken {
-    /// To be sent in this order; may be empty.
+    /// Messages to send in this order. May be empty.
     Frames(Vec<FromCoordinator>),
-    /// Another stream speaks for this host.
+    /// Another stream has replaced this one.
     Replaced,
 }
 
-/// Sums for metrics.
+/// Counts for metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClusterCounters {
-    /// Hosts known, and of them connected.
+    /// Hosts that are known.
     pub hosts: usize,
-    /// Hosts with a stream.
+    /// Hosts that have a stream.
     pub connected: usize,
-    /// Batches known.
+    /// Batches that are known.
     pub batches: usize,
-    /// Requests known.
+    /// Requests that are known.
     pub requests: usize,
-    /// Pruned requests.
+    /// Requests that are pruned.
     pub pruned: usize,
-    /// Reports taken.
+    /// Reports that were accepted.
     pub reports: u64,
-    /// Events taken or refused.
+    /// Events in these reports, including refused ones.
     pub events: u64,
-    /// Events refused.
+    /// Events that were refused.
     pub refused_events: u64,
-    /// Orders handed to streams.
+    /// Orders that were handed to streams.
     pub orders: u64,
-    /// Orders merged into a later one because the host had not read.
+    /// Orders that were merged into a later one because the host had not read them.
     pub coalesced_orders: u64,
-    /// How requests ended.
+    /// Ended requests, by outcome.
     pub ended: Ended,
 }
 
-/// Sums since the last [`Cluster::summary`].
+/// Counts since the last [`Cluster::summary`].
 #[derive(Debug, Default)]
 struct Since {
     ranks_changed: u32,
-    /// Runs of Algorithm 1 up to then.
+    /// Runs of Algorithm 1 up to the last summary.
     runs: u64,
     took: Span,
 }
 
-/// See the module.
+/// The coordinator's model of the cluster. See the module documentation.
 #[derive(Debug)]
 pub struct Cluster {
     settings: Settings,
     term: u64,
-    /// Of the newest order.
+    /// The sequence of the newest order.
     sequence: u64,
     revisions: Revisions,
     hosts: Hosts,
     workload: Workload,
     fetches: Fetches,
-    /// When reports are due that no run has seen, though admission has no run to make.
+    /// When to answer reports for which admission makes no run of its own.
     settle_at: Option<Time>,
     rested_at: Time,
     since: Since,
-    /// See [`Cluster::take_work`].
+    /// Work since the last [`Cluster::take_work`], in table entries.
     work: usize,
 }
 
@@ -174,10 +173,11 @@ fn admission_config(policy: &ClusterPolicy, limits: &Limits) -> AdmissionConfig 
 }
 
 impl Cluster {
-    /// A cluster of which nothing is known. `term` fences its orders.
+    /// Creates an empty cluster. `term` fences its orders.
     ///
     /// # Errors
-    /// A limit or a parameter makes no sense; the configuration's check finds these first.
+    /// Returns the limit or parameter that is invalid. The check of the configuration finds these
+    /// first.
     pub fn new(
         now: Time,
         settings: Settings,
@@ -200,13 +200,14 @@ impl Cluster {
         })
     }
 
-    /// The policy that holds.
+    /// Returns the current policy.
     #[must_use]
     pub fn policy(&self) -> &ClusterPolicy {
         &self.revisions.current().policy
     }
 
-    /// Settings that can change while streams are open: spans. Limits and tenants need a restart.
+    /// Changes the settings that can change while streams are open. Limits and tenants need a
+    /// restart.
     pub fn set_spans(&mut self, heartbeat: Span, host_grace: Span, order_age_max: Span) {
         self.settings.heartbeat = heartbeat;
         self.settings.host_grace = host_grace;
@@ -216,7 +217,7 @@ impl Cluster {
     /// Changes the policy.
     ///
     /// # Errors
-    /// [`PolicyError`]; nothing has changed then.
+    /// Returns [`PolicyError`] and changes nothing.
     pub fn set_policy(
         &mut self,
         now: Time,
@@ -241,7 +242,7 @@ impl Cluster {
         Ok(self.revisions.current().to_wire(now))
     }
 
-    /// The policy with its history, for operators.
+    /// Returns the policy and its history, for operators.
     #[must_use]
     pub fn policy_history(&self, now: Time, most: u32) -> v1::GetPolicyResponse {
         let older = self.revisions.older().take(most as usize);
@@ -251,14 +252,14 @@ impl Cluster {
         }
     }
 
-    /// What reports and other messages have cost since this was asked last, in events of the usual
-    /// kind: a small message may have the coordinator walk through much that others said, and
-    /// whoever reads from a stream takes as long as that is worth.
+    /// Returns the work that messages caused since the last call, in events of the usual kind. A
+    /// small message may make the coordinator walk through much that others reported. The reader of
+    /// a stream then pauses in proportion to this work.
     pub fn take_work(&mut self) -> usize {
         core::mem::take(&mut self.work).div_ceil(EVENT_WORK)
     }
 
-    /// When to call [`Cluster::poll`] though nothing happens.
+    /// Returns when to call [`Cluster::poll`] if nothing else happens.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
         let lost = self.hosts.first_lost().map(|(at, _)| at);
@@ -272,8 +273,8 @@ impl Cluster {
         Some(due.max(self.rested_at))
     }
 
-    /// Does what is due. Gives what a run did, if there was one: pass its duration to
-    /// [`Cluster::rest`].
+    /// Does everything that is due. Returns a report if admission ran. The caller then passes the
+    /// duration of the run to [`Cluster::rest`].
     pub fn poll(&mut self, now: Time) -> Option<RunReport> {
         while let Some((at, id)) = self.hosts.first_lost()
             && at <= now
@@ -288,7 +289,7 @@ impl Cluster {
         report
     }
 
-    /// The last [`Cluster::poll`] that ran took this long, until `now`.
+    /// Records that the run of the last [`Cluster::poll`] took `took` and ended at `now`.
     pub fn rest(&mut self, now: Time, took: Span) {
         self.rested_at = now + took.times(REST);
         self.since.took = self.since.took + took;

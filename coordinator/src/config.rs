@@ -1,4 +1,4 @@
-//! What can be set of a coordinator: a TOML file, its check, and what a reload takes.
+//! The configuration: a TOML file, its check, and what a reload changes.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use crate::tenants::{TenantConfig, Tenants};
 use crate::tls::{TlsConfig, TlsError};
 use crate::web::config::WebConfig;
 
-/// The file that is read if no other is named, and may be missing.
+/// The file that is read if no other is named. It may be missing.
 pub const FILE_DEFAULT: &str = "/etc/laxity/coordinator.toml";
 
 /// A configuration that cannot be used. The text names the place and what to do.
@@ -26,17 +26,17 @@ pub enum ConfigError {
     /// The file cannot be read. Create it, fix its permissions, or start without `--config`.
     #[error("cannot read {path}: {cause}", path = .path.display())]
     Read {
-        /// Path of the file that the error is about.
+        /// Path of the file.
         path: PathBuf,
-        /// What the kernel said, or what the path is instead. Not a source: the text says it.
+        /// The kernel's error, or what the path is instead of a file. The text includes it.
         cause: laxity_files::ReadError,
     },
-    /// Something in the file is wrong.
+    /// The file has a syntax error or an unknown key.
     #[error("{origin}: {problem}\nfix it, then test with `laxity-coordinator --check`")]
     Text {
-        /// Path of the file that the error is about.
+        /// Path of the file.
         origin: String,
-        /// What is wrong, with its line or key.
+        /// The problem, with its line or key.
         problem: String,
     },
     /// A certificate or key cannot be used.
@@ -45,82 +45,83 @@ pub enum ConfigError {
     /// A file of `[etcd]` cannot be used.
     #[error("{0}; fix the file, or name another one")]
     Etcd(laxity_credentials::Unusable),
-    /// A value makes no sense.
+    /// A value is invalid.
     #[error("{origin}: {nonsense}; fix it, then test with `laxity-coordinator --check`")]
     Nonsense {
-        /// The file, or the command line.
+        /// The file or the command line.
         origin: String,
-        /// Key and problem.
+        /// The key and the problem.
         nonsense: Nonsense,
     },
 }
 
-/// How log lines look.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum LogFormat {
-    /// For a person or the journal.
+    /// Plain lines for a person or the journal.
     #[default]
     Text,
     /// One JSON object per line.
     Json,
 }
 
-/// Everything that can be set.
+/// The configuration of a coordinator.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Where daemons and operators connect.
+    /// The address at which daemons and operators connect.
     pub listen: SocketAddr,
-    /// Serve other hosts without TLS, if `[tls]` is absent. Everybody who can reach the address may
-    /// then report and operate.
+    /// Whether to serve other hosts without TLS if `[tls]` is absent. Everybody who can reach the
+    /// address may then report and operate.
     pub insecure: bool,
-    /// Address of the Prometheus endpoint; empty for none.
+    /// Address of the Prometheus endpoint. Empty for none.
     pub metrics: String,
-    /// What is logged: a level or a filter.
+    /// The level of the log, or a filter.
     pub log: String,
-    /// How it is logged.
+    /// The format of log lines.
     pub log_format: LogFormat,
-    /// Silence of three times this long ends a stream.
+    /// Heartbeat period. A stream that is silent for three periods ends.
     pub heartbeat: Nanos,
-    /// How long what a host said holds after its stream has ended.
+    /// How long a host's reports hold after its stream ended.
     pub host_grace: Nanos,
-    /// How long daemons should follow an order.
+    /// Age up to which daemons should apply an order.
     pub order_age_max: Nanos,
-    /// What `laxity cluster policy` can change while it runs; this is what it starts with.
+    /// The initial policy. `laxity cluster policy` can change it while the coordinator runs.
     pub policy: PolicyConfig,
-    /// The page for people.
+    /// The web page.
     pub web: WebConfig,
-    /// Caps.
+    /// Limits of the coordinator.
     pub limits: Limits,
-    /// Certificates. Without it, peers are not asked who they are.
+    /// The server's certificates. Without them, peers do not authenticate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsConfig>,
-    /// Where several coordinators elect one. Without it, this is the only one.
+    /// The etcd cluster by which several coordinators elect a leader. Without it, there is only
+    /// one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub etcd: Option<EtcdConfig>,
-    /// Who shares ids with whom.
+    /// Sets of hosts that share ids.
     pub tenant: Vec<TenantConfig>,
 }
 
-/// See [`ClusterPolicy`].
+/// The initial policy. See [`ClusterPolicy`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PolicyConfig {
-    /// `mfs` or `laxity`.
+    /// The rule that orders batches: `mfs` or `laxity`.
     pub name: String,
-    /// Requests that may be pruned at a time.
+    /// Most requests that are pruned at a time.
     pub drop_budget: usize,
-    /// How long triggers are gathered.
+    /// How long triggers are gathered before a run.
     pub debounce: Nanos,
-    /// By how much RED has to move before daemons are told.
+    /// How far RED has to move before daemons get a new rank.
     pub rank_margin: Nanos,
-    /// Of each finished batch in the correction of estimates. Default: the policy's.
+    /// Weight of each finished batch in the correction of estimates. Default: the policy's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub correction_permille: Option<u16>,
-    /// Fetches under way at a victim port.
+    /// Most fetches that are under way at a victim port.
     pub fetches_per_port: usize,
-    /// How long a fetch token is good for.
+    /// Duration of a fetch token's lease.
     pub fetch_lease: Nanos,
 }
 
@@ -161,10 +162,11 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads `path`, or the defaults if it is `None` and there is no default file.
+    /// Reads `path`. Without a path, it reads the default file, or uses the defaults if there is
+    /// none.
     ///
     /// # Errors
-    /// [`ConfigError`]; show it and exit, or keep the old configuration on reload.
+    /// Returns [`ConfigError`]. Show it and exit, or keep the old configuration on a reload.
     pub fn load(path: Option<&Path>) -> Result<Self, ConfigError> {
         let path = match path {
             Some(path) => path,
@@ -179,10 +181,10 @@ impl Config {
         Self::parse(&text, &path.display().to_string())
     }
 
-    /// Parses and checks `text`; `origin` names it in errors.
+    /// Parses and checks `text`. Errors name it `origin`.
     ///
     /// # Errors
-    /// [`ConfigError::Text`] and [`ConfigError::Nonsense`].
+    /// Returns [`ConfigError::Text`] or [`ConfigError::Nonsense`].
     pub fn parse(text: &str, origin: &str) -> Result<Self, ConfigError> {
         let config: Self = toml::from_str(text).map_err(|error| ConfigError::Text {
             origin: origin.to_owned(),
@@ -198,7 +200,7 @@ impl Config {
     /// Checks every value.
     ///
     /// # Errors
-    /// The first that makes no sense.
+    /// Returns the first invalid value.
     pub fn check(&self) -> Result<(), Nonsense> {
         if !self.metrics.is_empty() && self.metrics_address().is_none() {
             let problem = format!("`{}` is no address; write 127.0.0.1:9472", self.metrics);
@@ -237,11 +239,10 @@ impl Config {
         self.cluster_policy().map(|_| ())
     }
 
-    /// Reads the certificates, which [`Config::check`] does not, and asks of them what peers will
-    /// ask.
+    /// Reads and checks the certificates, as peers will check them. [`Config::check`] does not.
     ///
     /// # Errors
-    /// [`ConfigError::Tls`], and what etcd's files lack.
+    /// Returns [`ConfigError::Tls`] or [`ConfigError::Etcd`].
     pub fn check_files(&self) -> Result<(), ConfigError> {
         if let Some(tls) = &self.tls {
             tls.check(&self.tls_names())?;
@@ -252,22 +253,22 @@ impl Config {
         Ok(())
     }
 
-    /// By what daemons surely reach it: coordinators send them to `etcd.advertise`.
+    /// Returns the host name of `etcd.advertise`, to which coordinators direct daemons.
     pub(crate) fn tls_names(&self) -> Vec<&str> {
         let advertised = self.etcd.as_ref().and_then(EtcdConfig::advertised_host);
         advertised.into_iter().collect()
     }
 
-    /// Where metrics are served, if they are.
+    /// Returns the address of the Prometheus endpoint, if there is one.
     #[must_use]
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics.parse().ok()
     }
 
-    /// The policy to start with.
+    /// Returns the initial policy.
     ///
     /// # Errors
-    /// The first field that makes no sense.
+    /// Returns the first invalid field.
     pub fn cluster_policy(&self) -> Result<ClusterPolicy, Nonsense> {
         let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
         let named = v1::Policy {
@@ -293,7 +294,7 @@ impl Config {
             })
     }
 
-    /// What the cluster is told of this.
+    /// Returns the settings that the cluster model gets.
     #[must_use]
     pub fn settings(&self) -> Settings {
         Settings {
@@ -305,9 +306,8 @@ impl Config {
         }
     }
 
-    /// What differs from `running` and takes effect only after a restart, by key. The policy is
-    /// among it: what operators set while it runs must not be undone by a reload for something
-    /// else.
+    /// Returns the keys that differ from `running` and take effect only after a restart. The policy
+    /// is one of them, so that a reload does not undo what operators set.
     #[must_use]
     pub fn needs_restart(&self, running: &Self) -> Vec<&'static str> {
         [
@@ -327,7 +327,7 @@ impl Config {
         .collect()
     }
 
-    /// The configuration as a file that, when read, gives it again.
+    /// Returns the configuration as the text of a TOML file.
     #[must_use]
     pub fn to_toml(&self) -> String {
         toml::to_string(self).unwrap_or_else(|error| format!("# cannot be shown: {error}\n"))

@@ -1,24 +1,23 @@
-//! Who leads, by a lease in etcd, and the little state that outlives a leader.
+//! Leader election by a lease in etcd, and the small state that outlives a leader.
 //!
 //! ```text
-//! PREFIX/leader   the leader's address, under its lease. Its create revision is the term
-//! PREFIX/state    policy and drains, written only in a transaction that the leader's key is still of that term
+//! PREFIX/leader   the leader's address, under its lease; its create revision is the term
+//! PREFIX/state    policy and drains; written only while the leader's key is still of that term
 //! ```
 //!
-//! * *Terms.* Whoever creates the key, in a transaction that it did not exist, leads. etcd's
-//!   revisions only grow, so the terms of successive leaders do, too, and daemons refuse an order
-//!   of an older one.
-//! * *Until when.* etcd counts the TTL from when it *receives* a keep-alive, which is after this
-//!   process read its own clock to send it. So at `sent + TTL`, by a clock that runs like etcd's,
-//!   the key still exists. Taken are seven eighths of the TTL ([`hold`]), which is room for clocks
-//!   that run 12 % apart (they are guaranteed to 0.05 %), and the clock goes on while the machine
-//!   sleeps ([`boottime`]). No answer, no extension; an answer that comes late extends from when it
-//!   was asked for.
-//! * *What is late.* Every order passes `Lead::holds` as it goes onto the connection. A process
-//!   that is stopped right there and resumed after another leads does send an old order: the daemon
-//!   knows a later term and refuses, or knows none, and then has nothing that this would undo.
-//! * *etcd down.* The leader goes on until its lease is over, and nobody leads then: daemons follow
-//!   the last order until its age limit, and order by themselves. No daemon waits for etcd.
+//! * *Terms.* The coordinator that creates the leader's key, in a transaction, leads. etcd's
+//!   revisions only grow, so the terms of successive leaders grow. Daemons refuse an order of an
+//!   older term.
+//! * *Lease.* etcd counts the TTL from when it *receives* a keep-alive, which is after this process
+//!   read its clock. At `sent + TTL` the key still exists, if both clocks run alike. The leader
+//!   uses seven eighths of the TTL ([`hold`]), so clocks may differ by 12 % (the guarantee is 0.05
+//!   %). The clock goes on while the machine sleeps ([`boottime`]). A late answer extends the lease
+//!   from when the keep-alive was sent.
+//! * *Old orders.* Every order passes `Lead::holds` when it goes onto the connection. A process
+//!   that is stopped right after that may send an order after another leads. A daemon that got an
+//!   order of a later term refuses it. For any other daemon the order does no harm.
+//! * *etcd fails.* The leader leads until its lease ends. Then nobody leads, and daemons apply the
+//!   last order until its age limit, and then their own. No daemon waits for etcd.
 
 pub(crate) mod config;
 mod etcd;
@@ -34,37 +33,37 @@ use self::etcd::pb;
 pub(crate) use self::etcd::{Etcd, EtcdError};
 use crate::lead::{Lead, boottime};
 
-/// Longest TTL that is believed; [`EtcdConfig::check`] allows a minute.
+/// Longest TTL that is accepted from etcd. [`EtcdConfig::check`] allows a minute.
 const TTL_MAX_S: u64 = 3600;
 
-/// The part of a TTL that is taken for sure.
+/// Returns the part of a TTL for which this process leads.
 fn hold(ttl_s: i64) -> Duration {
-    // What etcd says is another machine's word: a lease that long is none, and one of less than
-    // nothing has ended.
+    // etcd's answer comes from another machine, so its value is bounded. A negative one means that
+    // the lease has ended.
     let ttl_s = u64::try_from(ttl_s).unwrap_or(0).min(TTL_MAX_S);
     Duration::from_secs(ttl_s) * 7 / 8
 }
 
-/// What is done when leadership comes.
+/// The action that takes place when this process becomes the leader.
 pub(crate) trait Heir: Send + Sync + 'static {
-    /// This process leads from now on: orders are fenced with `term`, and what the leaders before
-    /// left is `state`. Called before `Lead::begin`. False if it cannot.
+    /// Prepares to lead with `term` and the saved state of the leaders before. It runs before
+    /// `Lead::begin`. Returns false if the process cannot lead.
     fn inherit(&self, term: u64, state: Option<&[u8]>) -> bool;
 }
 
-/// The term that is being led, for [`Store::save`].
+/// The state in etcd, and the term of this leadership.
 #[derive(Debug)]
 pub(crate) struct Store {
     etcd: Etcd,
     prefix: String,
-    /// Writes happen one after the other.
+    /// The term of this leadership. The lock serialises writes.
     term: tokio::sync::Mutex<u64>,
 }
 
-/// State that was not saved.
+/// An error by which the state was not saved.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SaveError {
-    /// Another leads.
+    /// Another coordinator leads.
     #[error("another coordinator leads now; ask that one")]
     Fenced,
     /// etcd did not answer.
@@ -89,7 +88,8 @@ impl Store {
         format!("{}/state", self.prefix)
     }
 
-    /// Saves what `state` gives when it is this call's turn, so that the newest is what stays.
+    /// Saves the result of `state`, which runs under the lock, so that the newest state is saved
+    /// last.
     pub(crate) async fn save(&self, state: impl FnOnce() -> Vec<u8>) -> Result<(), SaveError> {
         let term = self.term.lock().await;
         let asked = pb::TxnRequest {
@@ -142,7 +142,7 @@ fn value_of(answer: Option<&pb::ResponseOp>) -> Option<&[u8]> {
     }
 }
 
-/// A leadership that was won.
+/// A leadership that this process won.
 struct Won {
     lease: i64,
     term: u64,
@@ -150,7 +150,7 @@ struct Won {
     until: Duration,
 }
 
-/// Campaigns, leads and follows until `stopping`.
+/// Runs for election, leads and follows until `stopping`.
 pub(crate) async fn keep(
     config: EtcdConfig,
     store: Arc<Store>,
@@ -172,7 +172,7 @@ pub(crate) async fn keep(
                     lead.follow("");
                     warn!(term = won.term, why, "this coordinator leads no more");
                 }
-                // If it was not over anyhow, the next one need not wait for its end.
+                // If the lease has not ended, the next leader need not wait for its end.
                 let _ = tokio::time::timeout(pause, store.etcd.revoke(won.lease)).await;
             }
             Ok(None) => troubled = false,
@@ -190,7 +190,7 @@ pub(crate) async fn keep(
     }
 }
 
-/// One try. `None` if another leads.
+/// Tries once to become the leader. Returns `None` if another coordinator leads.
 async fn campaign(
     config: &EtcdConfig,
     store: &Store,
@@ -212,8 +212,7 @@ async fn campaign(
     };
     let answer = match store.etcd.txn(asked).await {
         Ok(answer) => answer,
-        // It may have been done for all that: the key would then stand for nobody until the lease
-        // is over.
+        // etcd may have committed the transaction, so the key must not stay until the lease ends.
         Err(error) => {
             let _ = store.etcd.revoke(lease).await;
             return Err(error);
@@ -234,7 +233,7 @@ async fn campaign(
     }))
 }
 
-/// Leads until that is over. Says why it is.
+/// Leads until the lease is lost or the process stops. Returns the reason.
 async fn reign(
     config: &EtcdConfig,
     store: &Store,

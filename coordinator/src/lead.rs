@@ -1,12 +1,12 @@
-//! Whether this coordinator speaks for the cluster, and until when.
+//! Whether this coordinator leads the cluster, and until when.
 //!
-//! With an election (`election.rs`) leadership is a lease: it holds up to an instant that this
-//! process can tell by itself, and whoever sends an order asks here first. The clock is
-//! `CLOCK_BOOTTIME`: it is monotonic, nobody can set it, and it goes on while the machine sleeps.
-//! Why the instant is early enough is argued in `election.rs`.
+//! With an election (`election.rs`), leadership is a lease that ends at a known instant. Every
+//! order is checked against that instant before it is sent. The clock is `CLOCK_BOOTTIME`: it is
+//! monotonic, nobody can set it, and it goes on while the machine sleeps. `election.rs` explains
+//! why the instant is early enough.
 //!
-//! What no clock can help against, a process that is stopped between asking and sending, the
-//! daemons' rule does: an order of an older term than the largest seen is refused.
+//! A process may be stopped between the check and the send. Against that the daemons have a rule:
+//! they refuse an order of an older term than the largest that they saw.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -14,16 +14,16 @@ use std::time::Duration;
 use nix::time::{ClockId, clock_gettime};
 use tokio::sync::watch;
 
-/// Now, on a clock that goes on while the machine sleeps.
+/// Returns the current time of a clock that goes on while the machine sleeps.
 pub(crate) fn boottime() -> Duration {
-    // The clock exists on every Linux that this builds for; a zero would only end leadership.
+    // Every supported Linux has this clock. If it fails, leadership ends.
     clock_gettime(ClockId::CLOCK_BOOTTIME).map_or(Duration::MAX, Duration::from)
 }
 
 #[derive(Clone, Debug)]
 enum Leadership {
     Leads {
-        /// `None`: nobody else could.
+        /// The instant at which leadership ends. `None`: there is no election, so it never ends.
         until: Option<Duration>,
     },
     Follows {
@@ -31,21 +31,21 @@ enum Leadership {
     },
 }
 
-/// See the module.
+/// Whether this coordinator leads, and until when.
 #[derive(Debug)]
 pub(crate) struct Lead {
     leadership: Mutex<Leadership>,
-    /// Grows when leadership comes or goes: streams of before end.
+    /// Grows when leadership begins or ends, so that streams from before end.
     era: watch::Sender<u64>,
 }
 
 impl Lead {
-    /// The only coordinator there is.
+    /// Returns the state of a coordinator without an election, which always leads.
     pub(crate) fn alone() -> Self {
         Self::with(Leadership::Leads { until: None })
     }
 
-    /// One of several, and not the leader yet.
+    /// Returns the state of one of several coordinators, which does not lead yet.
     pub(crate) fn follower() -> Self {
         Self::with(Leadership::Follows {
             leader: String::new(),
@@ -65,7 +65,7 @@ impl Lead {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// May anything be said for the cluster at this instant?
+    /// Reports whether this coordinator leads now.
     pub(crate) fn holds(&self) -> bool {
         match *self.leadership() {
             Leadership::Leads { until: None } => true,
@@ -74,7 +74,8 @@ impl Lead {
         }
     }
 
-    /// Where the leader is, if it is known and elsewhere.
+    /// Returns the address of the leader. It is empty if it is unknown or if this coordinator
+    /// leads.
     pub(crate) fn leader(&self) -> String {
         match &*self.leadership() {
             Leadership::Leads { .. } => String::new(),
@@ -82,25 +83,25 @@ impl Lead {
         }
     }
 
-    /// Told when leadership comes or goes.
+    /// Returns a receiver that is notified when leadership begins or ends.
     pub(crate) fn era(&self) -> watch::Receiver<u64> {
         self.era.subscribe()
     }
 
-    /// Leadership has come, and holds until then.
+    /// Begins leadership, which holds until `until`.
     pub(crate) fn begin(&self, until: Duration) {
         *self.leadership() = Leadership::Leads { until: Some(until) };
         self.era.send_modify(|era| *era += 1);
     }
 
-    /// It holds longer.
+    /// Extends leadership to the instant `later`.
     pub(crate) fn extend(&self, later: Duration) {
         if let Leadership::Leads { until: Some(until) } = &mut *self.leadership() {
             *until = later.max(*until);
         }
     }
 
-    /// It is over, or another has it.
+    /// Ends leadership. `now_leads` is the new leader's address, or empty if it is unknown.
     pub(crate) fn follow(&self, now_leads: &str) {
         let mut leadership = self.leadership();
         let led = matches!(*leadership, Leadership::Leads { .. });

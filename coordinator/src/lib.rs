@@ -1,7 +1,7 @@
 //! `laxity-coordinator`: orders the work of a cluster's hosts (docs/coordinator.md).
 //!
-//! [`cluster`] decides and knows neither clock nor network; [`server`] is gRPC around it; [`web`]
-//! is its page for people.
+//! [`cluster`] makes all decisions, without clock and network. [`server`] serves it over gRPC, and
+//! [`web`] serves its web page.
 #![forbid(unsafe_code)]
 
 pub mod cluster;

@@ -1,47 +1,48 @@
-//! What one host, and all of them, can make the coordinator hold or do.
+//! Limits on what one host, and all hosts together, can make the coordinator store or do.
 
 use laxity_policy::prune::MEMBERS_MAX;
 use serde::{Deserialize, Serialize};
 
 use crate::nonsense::Nonsense;
 
-/// Caps. What a host gets of a total: half of it is reserved in equal parts, the other half is for
-/// whoever comes (`cluster/quota.rs`).
+/// Limits of the coordinator. Half of each total is reserved for hosts in equal parts. The other
+/// half is shared between all hosts (`cluster/quota.rs`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Hosts known at a time.
+    /// Most hosts that are known at a time.
     pub hosts_max: usize,
-    /// Ports of one host: twice its NICs.
+    /// Most ports of one host: twice its NICs.
     pub ports_per_host_max: usize,
-    /// Batches of all hosts.
+    /// Most batches of all hosts.
     pub batches_max: usize,
-    /// Batches that one host owns; it may take part in four times as many.
+    /// Most batches that one host announced first. It may take part in four times as many.
     pub batches_per_host_max: usize,
-    /// Requests of all hosts.
+    /// Most requests of all hosts.
     pub requests_max: usize,
-    /// Requests of one host.
+    /// Most requests of one host.
     pub requests_per_host_max: usize,
-    /// (request, port) pairs of all hosts.
+    /// Most (request, port) pairs of all hosts.
     pub loads_max: usize,
-    /// (request, port) pairs of one host.
+    /// Most (request, port) pairs of one host.
     pub loads_per_host_max: usize,
-    /// Fetches of all hosts that want a token or have one.
+    /// Most fetches of all hosts that wait for a token or hold one.
     pub fetches_max: usize,
-    /// Those of one host.
+    /// Most fetches of one host that wait for a token or hold one.
     pub fetches_per_host_max: usize,
-    /// Hosts that take part in one batch.
+    /// Most hosts that take part in one batch.
     pub hosts_per_batch_max: usize,
-    /// Events in one report, and as many requests in them.
+    /// Most events in one report, and most requests in the events of one report.
     pub events_per_report_max: usize,
-    /// Events of one host per second, sustained; faster ones are read at this rate. What makes more
-    /// work counts for more ([`Cluster::take_work`](crate::cluster::Cluster::take_work)).
+    /// Sustained rate at which the events of one host are read, in events per second. An event that
+    /// causes more work counts as several
+    /// ([`Cluster::take_work`](crate::cluster::Cluster::take_work)).
     pub events_per_s_max: u32,
-    /// Connections at a time; one more is closed.
+    /// Most connections at a time. Further ones are closed.
     pub connections_max: usize,
-    /// Of them, from one address.
+    /// Most connections from one address.
     pub connections_per_address_max: usize,
-    /// Largest message of a host or an operator.
+    /// Largest message from a host or an operator, in bytes.
     pub message_bytes_max: usize,
 }
 
@@ -68,16 +69,16 @@ impl Default for Limits {
     }
 }
 
-/// Descriptors for everything but connections of daemons and operators: those of the page and of
-/// metrics (64 each), listeners, etcd, the log, and files that are read.
+/// File descriptors that are kept for everything but connections of daemons and operators: the web
+/// page and the metrics (64 each), listeners, etcd, the log, and files.
 const DESCRIPTORS_RESERVED: usize = 192;
 
 impl Limits {
-    /// These, with no more connections than there are descriptors for: an accept that fails would
-    /// leave the listener with a backlog that it cannot even refuse.
+    /// Returns these limits with at most as many connections as there are file descriptors for. If
+    /// `accept` failed, the listener could not even refuse the connections in its backlog.
     #[must_use]
     pub fn within(self, descriptors: usize) -> Self {
-        // A limit that is tiny is shared half and half.
+        // If there are few descriptors, half of them are reserved.
         let room = descriptors
             .saturating_sub(DESCRIPTORS_RESERVED)
             .max(descriptors / 2)
@@ -92,10 +93,10 @@ impl Limits {
         }
     }
 
-    /// Checks every field.
+    /// Checks the range of every limit.
     ///
     /// # Errors
-    /// The first that makes no sense.
+    /// Returns the first limit that is out of range.
     pub(crate) fn check(&self) -> Result<(), Nonsense> {
         for (key, value, most) in [
             ("limits.hosts_max", self.hosts_max, 1 << 16),

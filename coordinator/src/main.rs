@@ -1,4 +1,4 @@
-//! `laxity-coordinator`: arguments, log, runtime, signals. Everything else is in the library.
+//! The program `laxity-coordinator`: arguments, log, runtime and signals around the library.
 #![forbid(unsafe_code)]
 
 mod manual;
@@ -60,7 +60,7 @@ struct Arguments {
 }
 
 impl Arguments {
-    /// The configuration that holds, with what the command line says on top.
+    /// Reads the configuration and applies the command line to it.
     fn load(&self) -> anyhow::Result<Config> {
         let mut config = Config::load(self.config.as_deref())?;
         config.listen = self.listen.unwrap_or(config.listen);
@@ -68,7 +68,7 @@ impl Arguments {
         if let Some(web) = self.web {
             config.web.listen = web.to_string();
         }
-        // An empty variable is as good as none.
+        // An empty variable counts as unset.
         if let Some(log) = self.log.as_ref().filter(|log| !log.is_empty()) {
             config.log.clone_from(log);
         }
@@ -88,7 +88,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Writes to standard output. Whoever has read enough of it and went is no error.
+/// Writes to standard output. It is no error if the reader has closed the pipe.
 fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -119,7 +119,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let set_log = start_log(&config)?;
     if let Err(error) = config.check_files() {
-        // What cannot be served with at all ends the start below.
+        // Files that the server cannot use at all make the start fail below.
         warn!(%error, "peers may refuse these certificates");
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -130,11 +130,11 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     runtime.block_on(serve(arguments, config, set_log))
 }
 
-/// Ends this process when the parent of that number ends, even by SIGKILL.
+/// Makes this process end when its parent ends, even by SIGKILL.
 fn end_with(parent: i32) -> anyhow::Result<()> {
     nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGTERM)
         .context("cannot ask to end with the parent")?;
-    // It may have ended before that was asked for.
+    // The parent may have ended before the call above.
     anyhow::ensure!(
         nix::unistd::getppid().as_raw() == parent,
         "the process that started this one, {parent}, has ended"
@@ -142,8 +142,8 @@ fn end_with(parent: i32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Fences the orders of a coordinator without a lease: it grows with every start, unless the clock
-/// was set back further than the coordinator was away.
+/// Returns the term of a coordinator without a lease. It grows with every start, unless the clock
+/// was set back by more than the downtime.
 fn term_of_start() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(1, |since| since.as_millis() as u64)
@@ -177,7 +177,7 @@ async fn serve(arguments: &Arguments, config: Config, set_log: SetLog) -> anyhow
     }
 }
 
-/// The scheduler of this runtime is what the watchdog watches: one that hangs does not tick.
+/// Waits for half of the watchdog's period. If the runtime hangs, no tick reaches the watchdog.
 async fn tick(period: Option<std::time::Duration>) {
     match period {
         Some(period) => tokio::time::sleep(period).await,
@@ -221,7 +221,7 @@ fn reread(arguments: &Arguments, handle: &Handle, set_log: &SetLog) {
     notify(&[NotifyState::Ready]);
 }
 
-/// Tells the service manager, if there is one.
+/// Notifies the service manager, if there is one.
 fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         debug!(%error, "cannot notify the service manager");
@@ -230,7 +230,7 @@ fn notify(state: &[NotifyState<'_>]) {
 
 type SetLog = Box<dyn Fn(&str) + Send + Sync>;
 
-/// Starts logging to standard error, and gives the means to change what is logged.
+/// Starts logging to standard error. Returns a function that changes the filter.
 fn start_log(config: &Config) -> anyhow::Result<SetLog> {
     let (filter, handle) = reload::Layer::new(EnvFilter::try_new(&config.log)?);
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);

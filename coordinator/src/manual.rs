@@ -1,4 +1,4 @@
-//! Manual pages and completions of `laxity-coordinator`, made from its flags and the sample
+//! Manual pages and completions of `laxity-coordinator`, generated from its flags and the sample
 //! configuration.
 
 use anyhow::Context;
@@ -6,7 +6,7 @@ use clap::{CommandFactory, ValueEnum};
 
 use crate::Arguments;
 
-/// The configuration with every key explained.
+/// The sample configuration, which explains every key.
 const SAMPLE: &str = include_str!("../../dist/laxity-coordinator.toml");
 
 /// A page of the manual.
@@ -20,7 +20,7 @@ pub(crate) enum Page {
     Configuration,
 }
 
-/// The source of a page.
+/// Returns the roff source of a page.
 pub(crate) fn page(page: Page) -> anyhow::Result<String> {
     match page {
         Page::Program => {
@@ -48,12 +48,12 @@ pub(crate) fn page(page: Page) -> anyhow::Result<String> {
     }
 }
 
-/// Text as roff shows it unchanged.
+/// Escapes text so that roff shows it unchanged.
 fn verbatim(text: &str) -> String {
     text.lines()
         .map(|line| {
             let line = line.replace('\\', "\\e").replace('-', "\\-");
-            // Not a request, even if it begins as one.
+            // A line that begins with these characters would be a roff request.
             let mark = if line.starts_with(['.', '\'']) {
                 "\\&"
             } else {
@@ -64,7 +64,7 @@ fn verbatim(text: &str) -> String {
         .collect()
 }
 
-/// The completion script of `shell`.
+/// Returns the completion script of `shell`.
 pub(crate) fn completions(shell: clap_complete::Shell) -> anyhow::Result<String> {
     let mut script = Vec::new();
     let program = "laxity-coordinator";

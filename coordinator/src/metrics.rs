@@ -1,5 +1,5 @@
-//! The Prometheus endpoint. Names and meanings are in `docs/coordinator.md`, and a test holds the
-//! two together.
+//! The Prometheus endpoint. `docs/coordinator.md` lists names and meanings, and a test compares the
+//! two.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
 use crate::cluster::ClusterCounters;
 
-/// Upper edges of `laxity_coordinator_run_seconds`.
+/// Upper bounds of the buckets of `laxity_coordinator_run_seconds`.
 const RUN_EDGES_S: [f64; 8] = [100e-6, 300e-6, 1e-3, 2e-3, 5e-3, 10e-3, 30e-3, 100e-3];
 
 const GAUGES: [(&str, &str); 5] = [
@@ -45,7 +45,7 @@ const COUNTERS: [(&str, &str); 7] = [
     ),
 ];
 
-/// By `outcome`: `in_time`, `late`, `undated`.
+/// Requests that ended, by `outcome`: `in_time`, `late` or `undated`.
 const ENDED: (&str, &str) = (
     "laxity_coordinator_requests_ended_total",
     "Requests that ended in order, by whether that was by their deadline; undated ones had none",
@@ -56,17 +56,17 @@ const RUN_SECONDS: (&str, &str) = (
     "Duration of a run of admission with what is told to daemons, in seconds",
 );
 
-/// How often old samples are put away, so that nothing grows while nobody scrapes.
+/// Interval at which old samples are compacted, so that memory is bounded while nobody scrapes.
 const UPKEEP_EVERY: Duration = Duration::from_secs(5);
 
-/// The HTTP endpoint of the metrics. Its socket is bound, and nobody is served yet.
+/// The HTTP endpoint of the metrics, bound and not yet served.
 pub(crate) struct Exporter {
     listener: Listener,
     page: PrometheusHandle,
 }
 
 impl Exporter {
-    /// Binds the socket that Prometheus will ask.
+    /// Binds the socket of the endpoint.
     pub(crate) fn bind(address: SocketAddr) -> io::Result<Self> {
         let listener = Listener::bind(address)?;
         let recorder = PrometheusBuilder::new()
@@ -74,7 +74,7 @@ impl Exporter {
             .map_err(io::Error::other)?
             .build_recorder();
         let page = recorder.handle();
-        // A second coordinator in the same process (tests) keeps the first one's.
+        // A second coordinator in the same process, as in tests, keeps the first recorder.
         let _ = metrics::set_global_recorder(recorder);
         describe();
         Ok(Self { listener, page })
@@ -84,7 +84,7 @@ impl Exporter {
         self.listener.local_addr()
     }
 
-    /// Serves for ever; abort the task.
+    /// Serves until the task is aborted.
     pub(crate) async fn serve(self) {
         let page = self.page.clone();
         let serving =

@@ -1,8 +1,8 @@
-//! A setting whose value makes no sense: its key, and what is wrong.
+//! The error for a setting with an invalid value.
 
 use thiserror::Error;
 
-/// A key whose value makes no sense.
+/// A setting with an invalid value: its key and the problem.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{key}: {problem}")]
 pub struct Nonsense {

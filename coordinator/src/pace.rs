@@ -1,12 +1,12 @@
-//! How fast a stream is read: a token bucket without a clock. What comes faster waits in the
-//! sender, by flow control, and takes nothing from the streams of others.
+//! The rate at which a stream is read: a token bucket without a clock. Flow control makes a faster
+//! sender wait, and the streams of others are not affected.
 
 use laxity_policy::{Span, Time};
 
-/// A burst of so much of a second's events is read at once.
+/// The size of a burst, as the time that its events take at the sustained rate.
 const BURST: Span = Span::from_millis(500);
 
-/// See the module. Kept as the instant at which the bucket is full again.
+/// A token bucket, stored as the instant at which it is full again.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
     full_at: Time,
@@ -19,7 +19,7 @@ impl Pace {
         }
     }
 
-    /// `events` were read. How long to wait before more is read, at `per_second` sustained.
+    /// Counts `events`. Returns the pause that keeps the sustained rate of reads at `per_second`.
     pub(crate) fn took(&mut self, now: Time, events: usize, per_second: u32) -> Span {
         let cost = Span::transfer(events as u64, u64::from(per_second.max(1)));
         self.full_at = self.full_at.max(now) + cost;

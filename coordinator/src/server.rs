@@ -1,14 +1,12 @@
-//! gRPC around the cluster: one task runs what is due, one pair of tasks serves each daemon.
+//! The gRPC server around [`Cluster`]. One task runs what is due, and two tasks serve each daemon.
 //!
-//! Everything is on one thread, and the lock is only ever held for the length of one call into
-//! [`Cluster`], never across an await. There are no queues inside: a report is handled by the task
-//! that read it, so a daemon that sends too fast waits in its own connection, and an order is made
-//! when its stream has room for it.
+//! All tasks run on one thread. The lock is held for one call into [`Cluster`] and never across an
+//! await. There are no internal queues: the task that reads a report also processes it, so a daemon
+//! that sends too fast waits in its own connection. An order is built when its stream has room.
 //!
-//! Who a peer is, and what it may do, is decided in [`access`] and nowhere else; connections with
-//! their TLS are [`listen`]'s. Where several coordinators elect one (`election.rs`), those that do
-//! not lead refuse streams, and whoever begins to lead does so with an empty cluster, which daemons
-//! fill within a heartbeat or two.
+//! Only [`access`] decides who a peer is and what it may do. [`listen`] accepts connections and
+//! does TLS. With an election (`election.rs`), coordinators that do not lead refuse streams. A new
+//! leader starts with an empty cluster, which daemons fill within a heartbeat or two.
 
 pub(crate) mod access;
 mod attend;
@@ -42,42 +40,42 @@ use crate::shared::Shared;
 use crate::tls::{ServerTls, TlsError};
 use crate::web::Web;
 
-/// How often counters go to the metrics endpoint and to those who watch.
+/// Interval at which counters go to the metrics endpoint and to watchers.
 const PUBLISH_EVERY: Duration = Duration::from_secs(1);
-/// How long giving up leadership may take when it stops.
+/// Longest time to give up leadership during a stop.
 const RESIGN_MAX: Duration = Duration::from_secs(2);
-/// How long connections may take to end when it stops.
+/// Longest time for connections to end during a stop.
 const FAREWELL_MAX: Duration = Duration::from_secs(3);
 
-/// Why a coordinator does not run.
+/// An error by which a coordinator does not start or ends.
 #[derive(Debug, Error)]
 pub enum ServerError {
-    /// An address is taken or not this host's. Change the setting that names it.
+    /// An address is in use or not this host's. Change the setting that names it.
     #[error("cannot listen on {address} (`{setting}`): {cause}")]
     Listen {
-        /// `listen`, `metrics` or `web.listen`.
+        /// The setting that names the address: `listen`, `metrics` or `web.listen`.
         setting: &'static str,
-        /// As configured.
+        /// The configured address.
         address: SocketAddr,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
     },
     /// A certificate or key cannot be used.
     #[error(transparent)]
     Tls(#[from] TlsError),
-    /// Of `[etcd]`, something makes no sense.
+    /// A value of `[etcd]` cannot be used.
     #[error("{0}")]
     Election(String),
-    /// The configuration makes no sense; its check finds this first.
+    /// The configuration is invalid. Its check finds this first.
     #[error(transparent)]
     Nonsense(#[from] Nonsense),
-    /// A parameter of admission makes no sense.
+    /// A parameter of admission is invalid.
     #[error("{0:?}: fix the policy or the limits in the configuration")]
     Invalid(InvalidConfig),
     /// Serving failed.
     #[error("serving failed: {0}; report this with the log")]
     Serve(#[from] tonic::transport::Error),
-    /// Reflection cannot be served: the build is broken.
+    /// The descriptors for reflection are invalid, so the build is broken.
     #[error("the service descriptions are broken: {0}")]
     Reflection(#[from] tonic_reflection::server::Error),
 }
@@ -96,7 +94,7 @@ fn taken(setting: &'static str, address: SocketAddr) -> impl Fn(io::Error) -> Se
     }
 }
 
-/// A coordinator that has bound its address.
+/// A coordinator that has bound its addresses and does not serve yet.
 pub struct Coordinator {
     shared: Arc<Shared>,
     stop: watch::Sender<bool>,
@@ -105,7 +103,7 @@ pub struct Coordinator {
     web: Option<Web>,
 }
 
-/// Means to act on a coordinator that runs.
+/// Controls a coordinator that runs.
 #[derive(Clone)]
 pub struct Handle {
     shared: Arc<Shared>,
@@ -113,16 +111,16 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Says goodbye to everybody and ends [`Coordinator::run`].
+    /// Says goodbye to all daemons and ends [`Coordinator::run`].
     pub fn stop(&self) {
         self.stop.send_replace(true);
     }
 
-    /// Takes a new configuration, and reads certificates again. Gives the keys that changed and
+    /// Applies a new configuration and reads the certificates again. Returns the changed keys that
     /// need a restart.
     ///
     /// # Errors
-    /// The certificates cannot be used. Everything is as before then.
+    /// Returns [`TlsError`] if the certificates cannot be used. Nothing has changed then.
     pub fn reload(&self, config: Config) -> Result<Vec<&'static str>, TlsError> {
         let running = self.shared.config();
         let needs_restart = config.needs_restart(&running);
@@ -149,10 +147,10 @@ impl Handle {
 }
 
 impl Coordinator {
-    /// Binds everything. `term` fences this coordinator's orders. Call inside a tokio runtime.
+    /// Binds all addresses, inside a tokio runtime. `term` fences this coordinator's orders.
     ///
     /// # Errors
-    /// [`ServerError`]; nothing is left behind.
+    /// Returns [`ServerError`]. All addresses are free again then.
     pub async fn bind(config: Config, term: u64) -> Result<Self, ServerError> {
         config.check()?;
         let policy = config.cluster_policy()?;
@@ -188,27 +186,27 @@ impl Coordinator {
         })
     }
 
-    /// Where it listens.
+    /// Returns the address at which daemons and operators connect.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// Returns the kernel's error.
     pub fn address(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
     }
 
-    /// Where its page is, if it has one.
+    /// Returns the address of the web page, if there is one.
     #[must_use]
     pub fn web_address(&self) -> Option<SocketAddr> {
         self.web.as_ref()?.address().ok()
     }
 
-    /// Where metrics are, if they are served.
+    /// Returns the address of the metrics endpoint, if there is one.
     #[must_use]
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.exporter.as_ref()?.address().ok()
     }
 
-    /// Means to stop it and to change its configuration.
+    /// Returns a handle that stops the coordinator or changes its configuration.
     #[must_use]
     pub fn handle(&self) -> Handle {
         Handle {
@@ -220,7 +218,7 @@ impl Coordinator {
     /// Serves until [`Handle::stop`].
     ///
     /// # Errors
-    /// [`ServerError::Serve`] and [`ServerError::Reflection`].
+    /// Returns [`ServerError::Serve`] or [`ServerError::Reflection`].
     pub async fn run(self) -> Result<(), ServerError> {
         let shared = self.shared;
         let config = shared.config();
@@ -280,8 +278,8 @@ impl Coordinator {
             );
         let served = tokio::select! {
             served = serving => served,
-            // A peer that reads nothing, or never began to speak, would hold it open for as long as
-            // it likes.
+            // A peer that reads nothing, or never sent anything, could delay the stop without
+            // limit.
             () = async {
                 let _ = stopped.wait_for(|stop| *stop).await;
                 tokio::time::sleep(FAREWELL_MAX).await;
@@ -291,7 +289,7 @@ impl Coordinator {
             task.abort();
         }
         if let Some(electing) = electing {
-            // It gives the lease back, so that the next one leads at once.
+            // The task gives the lease back, so that the next leader need not wait.
             let _ = tokio::time::timeout(RESIGN_MAX, electing).await;
         }
         info!("the coordinator has stopped");
@@ -299,7 +297,7 @@ impl Coordinator {
     }
 }
 
-/// Warns of addresses that other hosts reach without TLS.
+/// Warns about addresses that other hosts reach without TLS.
 fn warn_of_open_addresses(config: &Config) {
     if !config.listen.ip().is_loopback() && config.tls.is_none() {
         warn!(
@@ -316,7 +314,7 @@ fn warn_of_open_addresses(config: &Config) {
     }
 }
 
-/// Begins to lead: with an empty cluster, the new term, and what the leader before left.
+/// Starts to lead: with an empty cluster, the new term, and the saved state of the leader before.
 struct Successor(Arc<Shared>);
 
 impl Heir for Successor {
@@ -333,7 +331,7 @@ impl Heir for Successor {
             });
         let mut next = match made {
             Ok(next) => next,
-            // The same configuration was good when this process started.
+            // The same configuration was valid when this process started.
             Err(problem) => {
                 error!(problem, "cannot begin to lead");
                 return false;
@@ -361,8 +359,8 @@ impl Heir for Successor {
     }
 }
 
-/// The driver of the cluster: reads the clock, runs what is due, and wakes the writers of streams
-/// that have something waiting.
+/// Drives the cluster: it reads the clock, runs what is due, and wakes the writers of streams with
+/// messages.
 async fn run_what_is_due(shared: Arc<Shared>) {
     loop {
         let (due, ready) = {

@@ -1,4 +1,4 @@
-//! What the tasks of a coordinator share.
+//! State that the tasks of a coordinator share.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,20 +14,20 @@ use crate::election::Store;
 use crate::lead::Lead;
 use crate::tls::ServerTls;
 
-/// Events that a watcher may lag behind.
+/// Events that a watcher may lag behind before it loses some.
 const WATCH_LAG_MAX: usize = 256;
 
-/// What all tasks share.
+/// State that all tasks share.
 pub(crate) struct Shared {
     cluster: Mutex<Cluster>,
     origin: Instant,
-    /// Wakes the driver: something may be due earlier than before.
+    /// Wakes the driver because something may be due earlier than before.
     pub(crate) changed: Notify,
-    /// By number of the stream: wakes its writer when something waits for it.
+    /// Wakes the writer of a stream, by stream number, when something waits to be sent.
     writers: Mutex<HashMap<u64, Arc<Notify>>>,
     pub(crate) watchers: broadcast::Sender<v1::WatchEvent>,
     pub(crate) lead: Arc<Lead>,
-    /// Where state outlives this process, if it does.
+    /// Where state outlives this process, if there is an election.
     pub(crate) store: Option<Arc<Store>>,
     pub(crate) tls: Option<Arc<ServerTls>>,
     pub(crate) stopping: watch::Receiver<bool>,
@@ -79,13 +79,13 @@ impl Shared {
         *held = Arc::new(config);
     }
 
-    /// Something was reported or asked for that may have made something due.
+    /// Wakes the driver because a report or a command may have made something due.
     pub(crate) fn stir(&self) {
         self.changed.notify_one();
     }
 
     pub(crate) fn tell_watchers(&self, event: v1::watch_event::Event) {
-        // Nobody watches: nobody to tell.
+        // Sending fails only if nobody watches.
         let _ = self.watchers.send(v1::WatchEvent { event: Some(event) });
     }
 }

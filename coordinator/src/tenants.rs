@@ -1,31 +1,32 @@
-//! Who shares ids with whom: `[[tenant]]` of the configuration.
+//! Tenants: sets of hosts that share ids (`[[tenant]]` of the configuration).
 
 use serde::{Deserialize, Serialize};
 
 use crate::nonsense::Nonsense;
 
-/// Hosts that trust each other's ids.
+/// A set of hosts whose batches and requests share ids.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TenantConfig {
-    /// For reports.
+    /// The name of the tenant, as operators see it.
     pub name: String,
-    /// Names of its hosts; `*` stands for any characters.
+    /// Patterns of the names of its hosts. `*` stands for any characters.
     pub hosts: Vec<String>,
-    /// Every host of it may add requests with deadlines to any batch that it takes part in.
+    /// Whether its hosts may add requests with deadlines to every batch that they take part in.
     #[serde(default)]
     pub trust_members: bool,
 }
 
-/// All tenants. Without any, all hosts are one, `default`.
+/// All tenants. Without any, all hosts belong to one tenant, `default`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tenants(Vec<TenantConfig>);
 
-/// Most tenants.
+/// Most tenants in a configuration.
 const TENANTS_MAX: usize = 1024;
 
 impl Tenants {
-    /// Of these; the first that matches a host has it.
+    /// Creates the table of these tenants. A host belongs to the first tenant that matches its
+    /// name.
     #[must_use]
     pub fn new(configured: Vec<TenantConfig>) -> Self {
         Self(configured)
@@ -56,7 +57,7 @@ impl Tenants {
         Ok(())
     }
 
-    /// The tenant of a host, if it has one.
+    /// Returns the tenant of a host, if there is one.
     pub(crate) fn of(&self, host: &str) -> Option<u16> {
         if self.0.is_empty() {
             return Some(0);
@@ -76,8 +77,8 @@ impl Tenants {
     }
 }
 
-/// Whether `pattern`, in which `*` stands for any characters, describes `name`. Linear in both but
-/// for the retries after a star, so quadratic at worst, over a host name.
+/// Reports whether `pattern` matches `name`. `*` stands for any characters. The time is quadratic
+/// at worst, because of retries after a star. Host names are short.
 fn matches(pattern: &str, name: &str) -> bool {
     let (pattern, name) = (pattern.as_bytes(), name.as_bytes());
     let (mut p, mut n) = (0, 0);

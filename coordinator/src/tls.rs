@@ -1,12 +1,10 @@
-//! Certificates of the server: read, checked, and read again while it runs.
+//! Certificates of the server, which can be reloaded while it runs.
 //!
-//! Peers must show a certificate that `client_ca` signed; what it allows is decided in
-//! `server/access.rs`. A reload holds for connections that come after it: those that are open keep
-//! what they proved.
+//! Peers must show a certificate that `client_ca` signed. `server/access.rs` decides what it
+//! allows. A reload applies to new connections only.
 //!
-//! A start takes whatever rustls can serve with, so that a clock that is not set yet keeps no
-//! coordinator from running; `--check` and a reload ask more: what daemons would refuse is not
-//! taken in place of what they accept.
+//! A start accepts everything that rustls can serve with, so that a wrong clock does not prevent
+//! it. `--check` and a reload are stricter: they refuse what daemons would refuse.
 
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -19,33 +17,33 @@ use tokio_rustls::rustls::pki_types::UnixTime;
 use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::{self, ServerConfig};
 
-/// `[tls]` of the configuration: PEM files.
+/// The section `[tls]` of the configuration: paths of PEM files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsConfig {
-    /// The server's certificate, and what leads from it to its CA.
+    /// Path of the server's certificate and the chain to its CA.
     pub cert: PathBuf,
-    /// Its key.
+    /// Path of the certificate's private key.
     pub key: PathBuf,
-    /// Who signs the certificates of daemons, viewers and operators.
+    /// Path of the CA that signs certificates of daemons, viewers and operators.
     pub client_ca: PathBuf,
 }
 
-/// Files that cannot be used. The old ones hold where there are any.
+/// An error with the certificates. If there are old ones, they stay in use.
 #[derive(Debug, Error)]
 pub enum TlsError {
-    /// A file cannot be read, holds nothing of the kind, or peers would refuse it. Fix it, or make
-    /// one with `laxity certs`.
+    /// A file cannot be read, holds no such object, or peers would refuse it. Fix it or create one
+    /// with `laxity certs`.
     #[error("{0}; fix the file, or make one with `laxity certs`")]
     File(Unusable),
-    /// The files do not go together.
+    /// The certificate and the key do not belong together.
     #[error("tls: {0}; `cert` and `key` must belong together")]
     Pair(#[from] rustls::Error),
 }
 
 impl From<Unusable> for TlsError {
     fn from(unusable: Unusable) -> Self {
-        // Not as a source: the text says it.
+        // Not a source, since the text already includes it.
         Self::File(unusable)
     }
 }
@@ -54,7 +52,7 @@ impl TlsConfig {
     /// Reads the files.
     ///
     /// # Errors
-    /// [`TlsError`].
+    /// Returns [`TlsError`].
     pub fn load(&self) -> Result<Arc<ServerConfig>, TlsError> {
         let cert = Certificates::read("tls.cert", &self.cert)?;
         let key = laxity_credentials::read("tls.key", &self.key)?;
@@ -73,10 +71,10 @@ impl TlsConfig {
         Ok(Arc::new(config))
     }
 
-    /// Checks the files as daemons will that reach this coordinator by `names`.
+    /// Checks the files as daemons that reach this coordinator by `names` do.
     ///
     /// # Errors
-    /// [`TlsError`]: they would refuse it, or cannot be let in.
+    /// Returns [`TlsError`] if daemons would refuse the server, or if none could authenticate.
     pub fn check(&self, names: &[&str]) -> Result<(), TlsError> {
         self.load()?;
         let cert = Certificates::read("tls.cert", &self.cert)?;
@@ -91,7 +89,7 @@ impl TlsConfig {
     }
 }
 
-/// What new connections are greeted with.
+/// The TLS configuration of new connections.
 #[derive(Debug)]
 pub(crate) struct ServerTls(RwLock<Arc<ServerConfig>>);
 
@@ -104,7 +102,7 @@ impl ServerTls {
         Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Reads the files again; if they cannot be used, the old ones hold.
+    /// Reads the files again. If they cannot be used, the old ones stay in use.
     pub(crate) fn reload(&self, config: &TlsConfig, names: &[&str]) -> Result<(), TlsError> {
         config.check(names)?;
         let read = config.load()?;

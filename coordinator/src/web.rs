@@ -1,14 +1,13 @@
-//! The coordinator's page for people: read-only, on a port of its own, with nothing from elsewhere.
+//! The coordinator's web page: read-only, on its own port, without content from other sites.
 //!
-//! * *Untrusted text.* Names of hosts and ports come from daemons. The server puts none into HTML:
-//!   the page is three fixed files, data is JSON, and the script sets text, never markup. Should
-//!   that fail, a Content-Security-Policy without inline code and with Trusted Types is behind it.
-//! * *Who may look* is whoever reaches the address, so it is loopback unless `insecure` says
-//!   otherwise, and the `Host` that a browser asked for has to be an address, `localhost` or one of
-//!   `names`: a foreign site that makes its own name point here (DNS rebinding) reads nothing.
-//! * *What it costs.* The coordinator's thread serves it. So however many look: the state is made
-//!   at most once a second, and no more often than fits [`SHARE`]; explanations have a budget;
-//!   connections are capped and end, and a newcomer gets a place even if all are taken.
+//! * *Untrusted text.* Names of hosts and ports come from daemons. They never become HTML: the page
+//!   is three fixed files, data is JSON, and the script sets text only. A Content-Security-Policy
+//!   without inline code and with Trusted Types is the second defence.
+//! * *Readers* are all who reach the address, so it is loopback unless `insecure` is set. The
+//!   `Host` of a request has to be an address, `localhost` or one of `names`. So a foreign site
+//!   reads nothing by DNS rebinding.
+//! * *Cost.* The coordinator's thread serves the page. So the state is built at most once a second
+//!   and within [`SHARE`], explanations have a budget, and connections are limited.
 
 pub mod config;
 mod history;
@@ -35,27 +34,27 @@ const PAGE: &str = include_str!("web/page.html");
 const STYLE: &str = include_str!("web/page.css");
 const SCRIPT: &str = include_str!("web/page.js");
 
-/// What viewers' connections may take; browsers open another one.
+/// Limits of the browsers' connections. A browser whose connection is closed opens a new one.
 const LIMITS: Limits = Limits {
     connections_max: 64,
     head_max: Duration::from_secs(10),
     connection_max: Duration::from_secs(120),
     keep_alive: true,
 };
-/// A state is made at most so often,
+/// Shortest time between two builds of the state.
 const STATE_AGE_MIN: Duration = Duration::from_secs(1);
-/// and so many times its own duration apart: one in fifty of the core at most.
+/// A build of the state is followed by a pause of this many times its duration.
 const SHARE: u32 = 50;
-/// Explanations per second, for all viewers together.
+/// Most explanations per second, for all readers together.
 const EXPLAIN_PER_S: u32 = 20;
 
-/// Nothing from elsewhere, nothing inline, nothing that makes markup of text, no frames, no forms.
+/// Forbids content from other sites, inline code, text as markup, frames and forms.
 const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; \
     connect-src 'self'; \
 img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; \
 require-trusted-types-for 'script'; trusted-types 'none'";
 
-/// Its address, bound.
+/// The web page's bound address.
 pub(crate) struct Web {
     listener: Listener,
 }
@@ -70,7 +69,7 @@ impl Web {
         self.listener.local_addr()
     }
 
-    /// Serves for ever; abort the task.
+    /// Serves until the task is aborted.
     pub(crate) async fn serve(self, shared: Arc<Shared>) {
         let names = shared.config().web.names.clone();
         let site = Arc::new(Site {
@@ -86,7 +85,7 @@ impl Web {
     }
 }
 
-/// A task that ends with this.
+/// A task that is aborted when this value is dropped.
 struct Aborted(tokio::task::JoinHandle<()>);
 
 impl Drop for Aborted {
@@ -106,7 +105,7 @@ async fn sample(site: Arc<Site>) {
     }
 }
 
-/// What explanations are left.
+/// The explanations that are left in the current second.
 struct ExplanationBudget {
     left: u32,
     since: Instant,
@@ -130,7 +129,7 @@ impl ExplanationBudget {
     }
 }
 
-/// The newest state, and until when it is good enough.
+/// The newest state and the instant until which it is used.
 #[derive(Default)]
 struct Cached {
     json: Bytes,
@@ -258,7 +257,7 @@ impl Site {
     }
 }
 
-/// Whether a `Host` header names an address, this machine or one of `names`.
+/// Reports whether a `Host` header names an address, `localhost` or one of `names`.
 fn is_asked_for_by(host: &str, names: &[String]) -> bool {
     let Ok(authority) = host.parse::<Authority>() else {
         return false;
@@ -269,7 +268,7 @@ fn is_asked_for_by(host: &str, names: &[String]) -> bool {
         || names.iter().any(|known| known.eq_ignore_ascii_case(name))
 }
 
-/// `batch=ID&tenant=NAME`.
+/// Parses `batch=ID&tenant=NAME`.
 fn wanted(query: &str) -> Option<v1::ExplainRequest> {
     let mut wanted = v1::ExplainRequest::default();
     let mut named = false;
@@ -286,7 +285,7 @@ fn wanted(query: &str) -> Option<v1::ExplainRequest> {
     named.then_some(wanted)
 }
 
-/// Percent-encoding (RFC 3986 §2.1) undone.
+/// Decodes percent-encoding (RFC 3986 §2.1).
 fn unescaped(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

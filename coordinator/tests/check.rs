@@ -1,5 +1,4 @@
-//! `laxity-coordinator --check` as an operator runs it: files that cannot be used are named, with
-//! what to do, before a start or a reload takes them.
+//! Tests of `laxity-coordinator --check`: errors name the file that cannot be used and what to do.
 
 use std::fs;
 use std::path::Path;
@@ -8,10 +7,10 @@ use std::time::{Duration, Instant};
 
 use laxity_trial::certs::{self, Subject};
 
-/// How long a check may take on a busy machine.
+/// Longest duration of a check on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What `--check` says of a configuration file, and whether it accepts it.
+/// Returns whether `--check` accepts a configuration file, and what it prints.
 fn check(file: &Path) -> (bool, String) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_laxity-coordinator"))
         .arg("--check")
@@ -36,8 +35,7 @@ fn check(file: &Path) -> (bool, String) {
     (output.status.success(), said)
 }
 
-/// The same of a configuration with `PLACE` in it, in a folder with certificates of two
-/// authorities.
+/// Checks a configuration in which `PLACE` is a folder with certificates of two authorities.
 fn check_text(text: &str) -> (bool, String) {
     let folder = tempfile::tempdir().expect("a folder");
     let at = folder.path();

@@ -1,5 +1,4 @@
-//! A coordinator whose ports are open to anybody: connections that say nothing, or say it slowly,
-//! beside honest ones.
+//! Tests of honest clients beside connections that send nothing, or send slowly.
 
 #[expect(dead_code, reason = "other tests use the rest")]
 mod support;
@@ -16,18 +15,17 @@ use tonic::transport::Endpoint;
 
 use self::support::{Fixture, PATIENCE, config};
 
-/// Connections that are slow. They fill the places of any of the ports several times.
+/// Number of slow connections. They fill the connection slots of any port several times.
 const SLOW: usize = 150;
-/// How soon an honest client is answered, on a machine that has other things to do. The slow ones
-/// are waited for 10 s.
+/// Longest wait of an honest client on a busy machine. Slow connections end after 10 s.
 const SOON: Duration = Duration::from_secs(5);
 
-/// Connections that say nothing, or half of what they should.
+/// Opens connections that send nothing, or half of a request.
 fn slow(address: SocketAddr, count: usize) -> Vec<TcpStream> {
     let connect = |nth: usize| {
         let mut stream = TcpStream::connect(address).expect("it listens");
         if nth.is_multiple_of(2) {
-            // Those that were shut out already learn of it here.
+            // The write fails if the server has already closed the connection.
             let _ = stream.write_all(b"GET / HTTP/1.1\r\nHo");
         }
         stream
@@ -35,7 +33,7 @@ fn slow(address: SocketAddr, count: usize) -> Vec<TcpStream> {
     (0..count).map(connect).collect()
 }
 
-/// What HTTP answers, and how soon.
+/// Returns the HTTP answer and the time until it came.
 fn get(address: SocketAddr, path: &str) -> (String, Duration) {
     let begun = Instant::now();
     let mut stream = TcpStream::connect(address).expect("it listens");
@@ -62,7 +60,7 @@ fn the_page_answers_at_once_beside_slow_connections() {
     }
 }
 
-/// A coordinator in a process of its own, which may have so many files open.
+/// A coordinator in its own process, with a limit on open files.
 struct Process {
     child: Child,
     address: SocketAddr,
@@ -102,7 +100,7 @@ impl Process {
         }
     }
 
-    /// What an operator asks for, and how soon it is answered.
+    /// Lists the hosts as an operator. Returns the time until the answer came.
     fn asked(&self) -> Duration {
         let begun = Instant::now();
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -151,9 +149,9 @@ fn idle_connections_take_neither_the_descriptors_nor_the_places_of_others() {
 
 #[test]
 fn a_lack_of_descriptors_neither_spins_nor_fills_the_log() {
-    // Fewer than the page, metrics and the port may take together.
+    // Fewer than the page, the metrics and the gRPC port may use together.
     let process = Process::start("40");
-    // Each fits into the kernel's backlog, where those wait that are not accepted.
+    // All fit into the kernel's backlog, where connections wait that are not accepted.
     let _idle = slow(process.metrics, SLOW / 2);
     let _more = slow(process.address, SLOW / 2);
     std::thread::sleep(Duration::from_secs(2));

@@ -1,5 +1,4 @@
-//! What is shipped beside the program: the sample configuration, the unit, the dashboard, the
-//! manual.
+//! Tests of the files that are shipped with the program: configuration, unit, dashboard, manual.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -65,7 +64,7 @@ fn the_sample_has_the_same_keys_as_show_config() {
     assert_eq!(keys(SAMPLE), keys(&full));
 }
 
-/// Every `laxity_…` of the dashboard's queries, without what histograms append.
+/// Collects the metrics of the dashboard's queries, without the suffixes of histograms.
 fn queried(value: &serde_json::Value, found: &mut BTreeSet<String>) {
     match value {
         serde_json::Value::Object(fields) => {
@@ -95,7 +94,7 @@ fn the_dashboard_asks_for_metrics_that_exist() {
         include_str!("../../docs/metrics.md"),
         include_str!("../../docs/coordinator.md"),
     ];
-    // Both pages are held against the code by tests of their own.
+    // Other tests compare both pages with the code.
     let documented: BTreeSet<&str> = pages
         .iter()
         .flat_map(|page| page.lines())
@@ -148,8 +147,7 @@ fn the_unit_is_as_hardened_as_that_of_laxityd() {
     let lines = of_laxityd
         .lines()
         .filter(|line| hardening.iter().any(|start| line.starts_with(start)))
-        // What laxityd needs: for its own thread, and to know its clients and the host's
-        // interfaces.
+        // laxityd needs these for its thread, its clients and the host's interfaces.
         .filter(|line| {
             !["sched_setaffinity", "ProtectProc=default", "AF_NETLINK"]
                 .iter()
@@ -171,7 +169,7 @@ fn systemd_accepts_the_unit() {
         return skip(Need::Machine, "there is no systemd-analyze here");
     };
     let said = String::from_utf8_lossy(&output.stderr);
-    // The program is not installed here, and older releases do not know the steps of restarts.
+    // The program is not installed here, and older releases lack some settings of restarts.
     let complaints: Vec<&str> = said
         .lines()
         .filter(|line| line.contains("laxity-coordinator.service"))

@@ -1,6 +1,5 @@
-//! The coordinator's page, as a browser shows it: a real coordinator, daemons that attend, and
-//! Chromium. Without Chromium the tests that need it are skipped, and say so.
-//! `LAXITY_SCREENSHOTS=FOLDER` keeps pictures.
+//! Tests of the web page with a real coordinator, daemons and Chromium. Without Chromium they are
+//! skipped. `LAXITY_SCREENSHOTS=FOLDER` keeps pictures.
 
 #[expect(dead_code, reason = "the tests of `laxity cluster` use the rest")]
 mod support;
@@ -15,7 +14,7 @@ use laxity_wire::v1::{BatchFinished, BatchProgress, BatchStarted, PortLoad, Requ
 
 use self::support::{Fixture, Script, batch, config};
 
-/// How long Chromium may take for one page.
+/// Longest time that Chromium may take for a page.
 const BROWSER_MAX: Duration = Duration::from_secs(120);
 
 fn ended(request: u64) -> Kind {
@@ -36,8 +35,7 @@ fn loaded(port: u32, permille: u32, levels_mib: &[u64], stages_mib: &[u64]) -> K
     })
 }
 
-/// A cluster in which something is going on: some in time, some late, one batch that cannot make
-/// it.
+/// Returns a cluster with requests that ended in time and late, and a batch that will be late.
 fn busy() -> Fixture {
     let mut prefill = vec![
         batch(101, &[(1, 60_000, 64), (2, 90_000, 512)]),
@@ -68,7 +66,7 @@ fn busy() -> Fixture {
         ],
     );
     fixture.state(|state| state["totals"]["batches"] == 33 && state["runs"].as_u64() > Some(0));
-    // 1 in time, 5 late, and all of 102 in time as it finishes.
+    // Request 1 ends in time and request 5 late. All of batch 102 end in time.
     fixture.say(
         "prefill-0",
         vec![
@@ -97,7 +95,7 @@ fn chromium() -> Option<PathBuf> {
     found
 }
 
-/// Runs Chromium until it ends by itself, with what it wrote to standard output.
+/// Runs Chromium until it ends, and returns its standard output.
 fn browse(arguments: &[String], url: &str) -> Option<String> {
     let program = chromium()?;
     let profile = tempfile::tempdir().expect("a folder");
@@ -143,7 +141,7 @@ fn dom(fixture: &Fixture, hash: &str) -> Option<String> {
     browse(&["--dump-dom".into()], &format!("http://{web}/{hash}"))
 }
 
-/// What is inside the element with this id, as far as the next section.
+/// Returns the text from the element with this id to the end of its section.
 fn part<'a>(dom: &'a str, id: &str) -> &'a str {
     let from = dom
         .find(&format!("id=\"{id}\""))
@@ -180,7 +178,7 @@ fn a_browser_shows_hosts_queues_order_attainment_and_policy() {
     );
     let attainment = part(&dom, "attainment");
     assert!(attainment.contains("75.0 % of 4 requests"), "{attainment}");
-    // Now, or a bucket ago, if the browser took that long.
+    // The requests are in the open bucket, or in an earlier one if the browser was slow.
     assert!(attainment.contains("3 of 4 in time, "), "{attainment}");
     let levels = part(&dom, "levels");
     assert!(
@@ -228,7 +226,7 @@ fn names_from_daemons_are_text_whatever_they_hold() {
     let script = "</script><script>document.title='owned'</script>";
     let mut daemon = Script::new(evil, vec![batch(7, &[(1, -5, 1), (2, 1000, 900_000)])]);
     daemon.software = script.into();
-    // Right-to-left override: it would show what follows backwards.
+    // A right-to-left override would show the following text backwards.
     daemon.nic = format!("eth\u{202e}0<b>{}", &script[..30]);
     let fixture = Fixture::start(config(), vec![daemon]);
     let state =
@@ -304,7 +302,7 @@ fn what_the_server_sends_forbids_what_the_page_does_not_need() {
         Some("405")
     );
     assert_eq!(status("DELETE", "/", "localhost").as_deref(), Some("405"));
-    // A foreign page whose name was made to point here.
+    // A foreign page whose name resolves to this address.
     assert_eq!(
         status("GET", "/api/state", "evil.example").as_deref(),
         Some("421")
@@ -350,7 +348,7 @@ fn the_page_fits_a_desk_and_a_telephone() {
         }
         let bytes = std::fs::read(&picture).expect("a picture");
         assert!(bytes.starts_with(b"\x89PNG"), "{name}");
-        // A blank page of this size compresses to a fraction of it.
+        // A blank page of this size compresses to less.
         assert!(bytes.len() > 20_000, "{name} has {} bytes", bytes.len());
     }
     if std::env::var_os("LAXITY_SCREENSHOTS").is_none() {

@@ -1,19 +1,19 @@
-//! How a test says that it can't run on this machine.
+//! Lets a test report that it can't run on this machine.
 //!
-//! A test that needs root, namespaces, QEMU, etcd, a browser or recorded traces calls [`skip`]
-//! where they are missing, and returns. Nobody looks at the output of a test that passed, so:
+//! A test that needs root, namespaces, QEMU, etcd, a browser or recorded traces calls [`skip`] if
+//! they are missing, and returns. The output of a test that passed is not shown, so:
 //!
-//! * `make test` names a file in `LAXITY_SKIPPED`. Each skipped test adds a line to it, and
-//!   `make test` ends with their number and reasons.
-//! * `LAXITY_REQUIRE=all` makes such a test fail. `LAXITY_REQUIRE=machine` lets only those pass
-//!   that lack the recorded traces, which are not part of this repository.
+//! * `make test` names a file in `LAXITY_SKIPPED`. Each skipped test adds a line to it, and `make
+//!   test` prints their number and reasons at the end.
+//! * `LAXITY_REQUIRE=all` makes such a test fail. With `LAXITY_REQUIRE=machine`, only tests that
+//!   lack the recorded traces may be skipped. The traces are not part of this repository.
 
 use std::fmt::Display;
 use std::fs::OpenOptions;
 use std::io::Write as _;
 use std::path::PathBuf;
 
-/// What a test lacks.
+/// Something that a test needs and lacks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// A privilege or a program: `make setup-…` installs what can be installed.
@@ -25,7 +25,7 @@ pub enum Need {
 /// Records that the calling test can't run here. The caller returns after it.
 ///
 /// # Panics
-/// If `LAXITY_REQUIRE` asks for this test, or has a value that means nothing.
+/// Panics if `LAXITY_REQUIRE` requires this test, or has an unknown value.
 #[track_caller]
 pub fn skip(need: Need, why: impl Display) {
     let required = std::env::var("LAXITY_REQUIRE").unwrap_or_default();
@@ -38,7 +38,7 @@ pub fn skip(need: Need, why: impl Display) {
     let Some(file) = std::env::var_os("LAXITY_SKIPPED") else {
         return;
     };
-    // One write per line: tests of other processes append to the same file.
+    // Each line is written with one call, since tests in other processes append to the same file.
     let line = format!("{test}: {}\n", why.to_string().trim().replace('\n', " "));
     let mut file = OpenOptions::new()
         .create(true)
@@ -49,7 +49,7 @@ pub fn skip(need: Need, why: impl Display) {
         .expect("a line in LAXITY_SKIPPED");
 }
 
-/// The folder that `LAXITY_DATA` names, or a skipped test.
+/// Returns the folder that `LAXITY_DATA` names. Without it, the test is skipped.
 #[track_caller]
 pub fn recorded_data() -> Option<PathBuf> {
     let folder = std::env::var_os("LAXITY_DATA").map(PathBuf::from);
@@ -68,7 +68,7 @@ fn is_required(required: &str, need: Need) -> bool {
     }
 }
 
-/// nextest runs each test on the main thread of a process and says which; libtest names threads.
+/// Returns the test's name. nextest sets a variable with it, and libtest names the thread after it.
 fn test_name() -> String {
     std::env::var("NEXTEST_TEST_NAME")
         .ok()

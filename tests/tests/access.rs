@@ -1,4 +1,4 @@
-//! Who may attach, by the kernel's word.
+//! Tests of the users that may attach, as the kernel reports them.
 
 use std::os::fd::AsFd;
 use std::os::unix::fs::PermissionsExt;
@@ -13,7 +13,7 @@ use crate::process::{Daemon, child, role, wait_bounded};
 
 const TRIES: usize = 50;
 
-/// What a client is told, which greets at once.
+/// Attaches as a client and returns the daemon's answer.
 fn answer(socket: &std::path::Path) -> Result<(), RegistrationError> {
     let socket = registration::connect(socket)?;
     let hello = Hello::new("somebody", Mode::Enforce, false);
@@ -27,7 +27,7 @@ fn answer(socket: &std::path::Path) -> Result<(), RegistrationError> {
     }
 }
 
-/// Not a test by itself: somebody who is not admitted.
+/// The part of a child process: a user who is not admitted. It is not a test by itself.
 #[test]
 fn stranger_role() {
     if role().as_deref() != Some("stranger") {

@@ -1,5 +1,5 @@
-//! What the preload library tells the daemon of small work requests, with a provider of verbs that
-//! does nothing: no device, and every count exact.
+//! Tests of the flows that the preload library submits for small work requests. A verbs provider
+//! that does nothing stands for a device, so every count is exact.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ use crate::process::{Daemon, Said, binary, eventually, wait_bounded};
 const POSTS: u64 = 20_000;
 const BYTES: u64 = 64;
 
-/// A folder with the provider and the program that posts to it.
+/// Returns a folder with the provider and the program that posts to it.
 fn built() -> TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/verbs/cost");
@@ -28,7 +28,7 @@ fn built() -> TempDir {
     folder
 }
 
-/// Starts the program that posts, under the daemon of `folder`.
+/// Starts the program that posts, with the daemon of `folder`.
 fn start(folder: &Path, arguments: &[u64], environment: &[(&str, &str)]) -> Child {
     Command::new(folder.join("post_cost"))
         .args(arguments.iter().map(u64::to_string))
@@ -47,12 +47,12 @@ fn end(mut child: Child) {
     child.wait().expect("wait");
 }
 
-/// Posts; the library's report, and what the daemon knows once the program is gone.
+/// Posts. Returns the library's report, and the daemon's status after the program has ended.
 fn post(arguments: &[u64], environment: &[(&str, &str)]) -> (serde_json::Value, Status) {
     post_under("", arguments, environment)
 }
 
-/// [`post`], with more lines of the daemon's configuration.
+/// Does the same as [`post`] with more lines of the daemon's configuration.
 fn post_under(
     config: &str,
     arguments: &[u64],
@@ -75,7 +75,7 @@ fn count(report: &serde_json::Value, name: &str) -> u64 {
     report[name].as_u64().expect("a number")
 }
 
-/// All that was posted is accounted for at both ends, and only that.
+/// Checks that the library and the daemon account for all posted bytes, and for no others.
 fn check(report: &serde_json::Value, status: &Status, posts: u64) {
     assert_eq!(count(report, "work_requests"), posts);
     assert_eq!(count(report, "bytes"), posts * BYTES);
@@ -85,7 +85,7 @@ fn check(report: &serde_json::Value, status: &Status, posts: u64) {
     assert_eq!(status.totals.completed_bytes, posts * BYTES, "completed");
 }
 
-/// Far fewer flows than work requests.
+/// Checks that there are far fewer flows than work requests.
 fn together(status: &Status, posts: u64) {
     let flows = status.totals.flows;
     assert!(
@@ -110,7 +110,7 @@ fn a_process_that_ends_tells_what_it_has_not_told() {
 
 #[test]
 fn others_before_them_do_not_keep_them_apart() {
-    // Of another stage than what follows, and some of them are told of later.
+    // These have another stage than what follows, and some of them are reported later.
     let profile = ("LAXITY_PROFILE", "default");
     let (report, status) = post(&[POSTS, BYTES, 1, 3], &[profile]);
     check(&report, &status, POSTS + 3);
@@ -129,7 +129,7 @@ fn what_the_provider_refuses_and_gets_again_counts_once() {
     let (report, status) = post(&[POSTS, BYTES, 1], &[("NULL_REFUSES", "7")]);
     assert_eq!(count(&report, "work_requests"), POSTS);
     assert_eq!(count(&report, "bytes"), POSTS * BYTES);
-    // A flow that was permitted, refused and withdrawn counts as permitted, and is submitted again.
+    // A flow that was permitted, refused and withdrawn counts as permitted and is submitted again.
     let again = status.totals.cancelled_flows * BYTES;
     assert_eq!(status.totals.permitted_bytes, POSTS * BYTES + again);
     assert_eq!(status.totals.completed_bytes, POSTS * BYTES);
@@ -149,7 +149,7 @@ fn a_process_that_is_told_of_rarely_finds_the_next_daemon_soon() {
     let folder = built();
     let folder = folder.path();
     let mut daemon = Daemon::start(folder, "");
-    // Half a minute of posts, 8 bytes each: by their number, few are told of.
+    // The program posts 8 bytes at a time for half a minute. Few of these posts become flows.
     let mut child = start(folder, &[30_000, 8, 1, 0, 1000], &[]);
     eventually("it is attached", || daemon.status().totals.flows > 0);
     daemon.kill();
@@ -175,7 +175,7 @@ fn a_daemon_that_comes_later_finds_no_garbage() {
 
 #[test]
 fn a_daemon_that_answers_late_finds_no_garbage() {
-    // The library doesn't wait for the answer, so whoever posts first finds the daemon.
+    // The library doesn't wait for the answer, so the first thread that posts finds the daemon.
     let environment = [("LAXITY_ATTACH_MS", "0"), ("POST_AFTER_US", "200000")];
     let (report, status) = post(&[1000, BYTES, 1], &environment);
     assert_eq!(count(&report, "work_requests"), 1000);
@@ -227,7 +227,7 @@ fn a_bypass_that_is_switched_on_and_off_releases_nobody() {
 
 #[test]
 fn a_pinned_class_is_kept_exactly() {
-    // A collective's class is above the pin.
+    // The class of collectives is above the pinned one.
     let environment = [("LAXITY_PROFILE", "nccl"), ("POST_TCLASS", "106")];
     let (report, _) = post(&[10, BYTES, 1], &environment);
     assert_eq!(report["dscp"], serde_json::json!([26]));
@@ -240,7 +240,7 @@ fn work_that_nobody_polls_for_counts_as_complete_while_nothing_else_happens() {
     let folder = built();
     let folder = folder.path();
     let daemon = Daemon::start(folder, "[tuning]\ncompletion_timeout = \"5min\"");
-    // Each is told of by itself, and the process then does nothing for half a minute.
+    // Each work request is a flow. The process then does nothing for half a minute.
     let environment = [("POST_POLLS_NOT", "1"), ("POST_WAITS_US", "30000000")];
     let mut child = start(folder, &[8, 65536, 1], &environment);
     eventually("all of it is permitted", || {

@@ -1,5 +1,5 @@
-//! A cluster with TLS as an operator sets it up: `laxity certs`, a coordinator, daemons, and
-//! `laxity cluster`; all of them the real programs.
+//! Tests of a cluster with TLS that consists of the real programs: `laxity certs`, a coordinator,
+//! daemons and `laxity cluster`.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -11,7 +11,7 @@ use laxity_client::{Client, Hint, Options};
 
 use crate::process::{Daemon, PATIENCE, Said, binary, eventually, words};
 
-/// `laxity`, without what the caller has set for another cluster.
+/// Runs `laxity` without the caller's variables for another cluster.
 fn laxity(arguments: &[&str]) -> Said {
     let mut laxity = Command::new(binary("laxity"));
     for name in ["CA", "CERT", "KEY", "COORDINATOR"] {
@@ -20,7 +20,7 @@ fn laxity(arguments: &[&str]) -> Said {
     Said::of(laxity.args(arguments))
 }
 
-/// A folder of certificates, made by the program.
+/// A folder with certificates that `laxity certs` made.
 struct Certs(PathBuf);
 
 impl Certs {
@@ -34,7 +34,7 @@ impl Certs {
         self.0.join(name).display().to_string()
     }
 
-    /// `laxity cluster …` with a certificate.
+    /// Runs `laxity cluster …` with a certificate.
     fn cluster(&self, endpoint: &str, stem: &str, arguments: &[&str]) -> Said {
         let file = |name: &str| self.file(name);
         let (ca, cert, key) = (
@@ -46,7 +46,7 @@ impl Certs {
         laxity(&[&["cluster"], arguments, &words(&tls)].concat())
     }
 
-    /// A daemon's `[coordinator]`.
+    /// Returns a daemon's `[coordinator]` section.
     fn section(&self, endpoint: &str, host: &str, stem: &str) -> String {
         format!(
             "[coordinator]\nendpoint = {endpoint:?}\nhost = {host:?}\nca = {:?}\ncert = {:?}\nkey \
@@ -132,14 +132,14 @@ fn a_cluster_runs_on_what_laxity_certs_made() {
         let cluster = one.status().cluster.expect("configured");
         cluster.connected && cluster.order == "cluster"
     });
-    // Added later, to the same CA, and not restarted for anything.
+    // The CA signs a later certificate, and no program is restarted for it.
     let certs = Certs::make(&certs.0, &["--daemon", "host2"]);
     let two = certs.section(endpoint, "host2", "daemon-host2");
     let two = Daemon::start(&at("two"), &two);
     eventually("host2 is let in", || {
         two.status().cluster.expect("configured").connected
     });
-    // Another host's certificate.
+    // This host has the certificate of another host.
     let liar = certs.section(endpoint, "host3", "daemon-host2");
     let liar = Daemon::start(&at("liar"), &liar);
     eventually("it is refused and says why", || {

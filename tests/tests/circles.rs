@@ -1,7 +1,8 @@
-//! Files of a crate depend on each other one way, so that each can be read with those below it.
+//! Checks that the files of a crate depend on each other in one direction only, so that each can be
+//! read with those below it.
 //!
 //! A file depends on another if a path in its code leads into it: `crate::…`, `super::…`, `self::…`
-//! or the name of a module of its own. Declarations of modules and code under `#[cfg(test)]` do not
+//! or the name of one of its modules. Module declarations and code under `#[cfg(test)]` do not
 //! count.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,14 +12,14 @@ use proc_macro2::{Delimiter, TokenStream, TokenTree};
 
 use crate::sources::{files, text};
 
-/// Crates without other circles than these. A circle is a list of files below `src`.
+/// The crates that are checked, with their known circles. A circle is a list of files below `src`.
 const KNOWN: &[(&str, &[&[&str]])] =
     &[("proto/policy", &[]), ("daemon", &[]), ("coordinator", &[])];
 
-/// The path of a module from the root of its crate. The root is empty.
+/// The path of a module from the root of its crate. The root's path is empty.
 type Module = Vec<String>;
 
-/// Every file of `krate` that is not a test, by its module.
+/// Returns the files of `krate` by module, without those of tests.
 fn modules(krate: &str) -> BTreeMap<Module, String> {
     let source = Path::new(krate).join("src");
     let inside = |path: PathBuf| {
@@ -43,7 +44,7 @@ fn is_word(token: &str) -> bool {
     token.starts_with(|c: char| c == '_' || c.is_ascii_alphabetic())
 }
 
-/// Words, `::` and punctuation of a Rust file, without comments and literals.
+/// Collects words, `::` and punctuation of a Rust file, without comments and literals.
 fn tokens(stream: TokenStream, found: &mut Vec<String>) {
     for tree in stream {
         match tree {
@@ -67,7 +68,7 @@ fn tokens(stream: TokenStream, found: &mut Vec<String>) {
     }
 }
 
-/// The tokens after the item at the start: after its block, or after its semicolon.
+/// Returns the tokens after the first item: after its block or its semicolon.
 fn after_item<'a, 't>(mut tokens: &'a [&'t str]) -> &'a [&'t str] {
     let mut depth = 0_usize;
     while let [token, rest @ ..] = tokens {
@@ -85,7 +86,7 @@ fn after_item<'a, 't>(mut tokens: &'a [&'t str]) -> &'a [&'t str] {
     tokens
 }
 
-/// Reads a path, or a tree of paths as `use` has it. Returns the tokens after it.
+/// Reads a path, or a tree of paths as in `use`. Returns the tokens after it.
 fn paths<'a, 't>(
     mut tokens: &'a [&'t str],
     prefix: &[&'t str],
@@ -113,7 +114,7 @@ fn paths<'a, 't>(
         }
     }
     found.push(path);
-    // `as name`, `::*`, and what else may stand between a path and the next one of a tree.
+    // `as name`, `::*` and others may stand between a path of a tree and the next one.
     let end = tokens.iter().position(|t| matches!(*t, "," | "}" | ";"));
     if prefix.is_empty() {
         tokens
@@ -122,7 +123,7 @@ fn paths<'a, 't>(
     }
 }
 
-/// The module with a file of its own that `path` leads into, seen from `here`.
+/// Returns the innermost module with its own file into which `path` leads from `here`.
 fn resolve(path: &[&str], here: &Module, files: &BTreeMap<Module, String>) -> Option<Module> {
     let inside = |module: &Module, name: &str| {
         let mut inner = module.clone();
@@ -148,19 +149,19 @@ fn resolve(path: &[&str], here: &Module, files: &BTreeMap<Module, String>) -> Op
     Some(module)
 }
 
-/// The modules that the file of `module` depends on.
+/// Returns the modules on which the file of `module` depends.
 fn dependencies(module: &Module, files: &BTreeMap<Module, String>) -> BTreeSet<Module> {
     let mut all = Vec::new();
     tokens(files[module].parse().expect("Rust"), &mut all);
     let all: Vec<&str> = all.iter().map(String::as_str).collect();
     let (mut tokens, mut here, mut found) = (&all[..], module.clone(), BTreeSet::new());
-    // For each open brace, whether it is that of a module.
+    // Whether each open brace belongs to a module.
     let mut open = Vec::new();
     while let [token, rest @ ..] = tokens {
         let mut read = Vec::new();
         tokens = match tokens {
             ["#", "[", "cfg", "(", "test", ")", "]", item @ ..] => after_item(item),
-            // Who may use an item says nothing of what the item uses.
+            // A restriction of visibility is not a dependency.
             ["pub", "(", "in", path @ ..] => {
                 let end = path.iter().position(|token| *token == ")");
                 &path[end.unwrap_or(0)..]
@@ -187,7 +188,7 @@ fn dependencies(module: &Module, files: &BTreeMap<Module, String>) -> BTreeSet<M
     found
 }
 
-/// The sets of files of which each reaches each other.
+/// Returns the sets of files that all reach each other.
 fn circles(files: &BTreeMap<Module, String>) -> BTreeSet<Vec<String>> {
     let edges: BTreeMap<&Module, BTreeSet<Module>> = files
         .keys()

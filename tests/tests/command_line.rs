@@ -1,4 +1,4 @@
-//! `laxity` as an operator types it, against a real daemon and without one.
+//! Tests of the command `laxity` with and without a real daemon.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -34,7 +34,7 @@ fn status_and_bypass_speak_to_the_daemon_of_the_named_socket() {
     assert!(!daemon.status().bypass);
 }
 
-/// `laxity` in a folder without the laboratory, with this `PATH`.
+/// Returns a command for `laxity` in a folder without the laboratory, with this `PATH`.
 fn alone(folder: &Path, path: &str) -> Command {
     let copy = folder.join("laxity");
     if !copy.exists() {
@@ -66,7 +66,7 @@ fn a_command_of_the_laboratory_is_started_or_it_is_said_what_to_install() {
         "{said}"
     );
 
-    // What is found takes this program's place: arguments, output and exit code are its own.
+    // The found program replaces this one: arguments, output and exit code are its own.
     let path = folder.path().join("path");
     std::fs::create_dir(&path).unwrap();
     let script = "#!/bin/sh\necho \"$@\"\nexit 7\n";
@@ -194,7 +194,7 @@ fn a_lab_that_fails_leaves_the_last_report_as_it_was() {
         .flatten()
         .collect();
     assert_eq!(left.len(), 1, "{left:?}");
-    // And what cannot be written is said before anything runs.
+    // A file that cannot be written is an error before anything runs.
     let said = run(&folder.path().join("none/new.json"));
     assert!(
         said.contains("cannot write") && said.contains("new.json"),
@@ -212,7 +212,7 @@ fn the_labs_configuration_shows_every_key_those_without_a_value_as_comments() {
     }
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("lab.toml");
-    // One of them needs a coordinator.
+    // One of the keys needs a coordinator.
     let on = shown
         .replace("\n# ", "\n")
         .replace("\ncoordinator = false", "\ncoordinator = true");

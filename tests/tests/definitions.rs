@@ -1,5 +1,5 @@
-//! Files in other languages repeat what Rust defines: the C header and the Python module of stages
-//! repeat `proto/types`, and a page lists the settings of jobs. They must agree with it.
+//! Checks that files in other languages agree with Rust. The C header and the Python module repeat
+//! the stages of `proto/types`, and a page lists the settings of jobs.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use laxity_types::{Level, Stage};
 
 use crate::sources::{files, text};
 
-/// The `(name, number)` of each line `PREFIX name = number`, with lower-case names.
+/// Returns the `(name, number)` of each line `PREFIX name = number`, in lower case.
 fn constants(text: &str, prefix: &str) -> Vec<(String, u8)> {
     let constant = |line: &str| {
         let (name, rest) = line.trim().strip_prefix(prefix)?.split_once(" = ")?;
@@ -35,7 +35,7 @@ fn the_scavenger_of_c_is_that_of_rust() {
     assert!(header.contains(&line), "laxity.h: {line}");
 }
 
-/// The names `LAXITY_…` that are string literals.
+/// Returns the names `LAXITY_…` that are string literals.
 fn settings(text: &str) -> BTreeSet<String> {
     let is_setting = |word: &&str| {
         let plain = |c: char| c == '_' || c.is_ascii_uppercase();

@@ -1,7 +1,7 @@
-//! The documentation holds what it promises: links, paths and cited sections exist, every page is
-//! in the book, and examples are accepted by the programs that they are for.
+//! Checks the documentation: links, paths and cited sections exist, every page is in the book, and
+//! programs accept the examples for them.
 //!
-//! A fenced block says by its second word which program reads it, such as `toml laxityd`
+//! The second word of a fenced block names the program that reads it, as in `toml laxityd`
 //! ([`READERS`]). In blocks of `sh`, subcommands and flags of Laxity's programs have to exist.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -12,11 +12,11 @@ use std::process::Command;
 use crate::process::{Said, binary, words};
 use crate::sources::{files, none, root, text};
 
-/// Pages that name files of the past on purpose.
+/// Pages that may name files of the past.
 const HISTORY: &[&str] = &["CHANGELOG.md"];
 
-/// Second words of `toml` blocks: the program that reads such a file, and its arguments before the
-/// path. `mooncake-adapter`'s own tests read objectives.
+/// Second words of `toml` blocks, each with the program that reads the file and its arguments
+/// before the path. Tests of `mooncake-adapter` read objectives.
 const READERS: &[(&str, &str, &[&str])] = &[
     ("laxityd", "laxityd", &["--check-config", "--config"]),
     (
@@ -31,7 +31,7 @@ const READERS: &[(&str, &str, &[&str])] = &[
     ("engine", "laxity-engine", &["check-config", "--config"]),
 ];
 
-/// A second of a small cluster. The path follows the last `=`.
+/// Arguments that simulate a small cluster for a second. The path follows the last `=`.
 const GPU: &[&str] = &[
     "sim",
     "sweep",
@@ -45,10 +45,10 @@ const GPU: &[&str] = &[
     "--set=cluster.gpu=",
 ];
 
-/// Readers that are not programs of this workspace.
+/// Second words of blocks whose readers are not programs of this workspace.
 const UNCHECKED: &[&str] = &["objectives"];
 
-/// A page: its path from the root of the repository, and its text.
+/// A page: its path from the repository's root, and its text.
 struct Page {
     path: PathBuf,
     text: String,
@@ -75,7 +75,7 @@ fn pages() -> Vec<Page> {
     files(&["md"]).into_iter().map(page).collect()
 }
 
-/// The lines of a page outside fenced blocks, with their numbers.
+/// Returns the lines of a page outside fenced blocks, with their numbers.
 fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let mut fenced = false;
     text.lines().enumerate().filter_map(move |(number, line)| {
@@ -110,12 +110,12 @@ fn blocks(page: &Page) -> Vec<Block> {
     found
 }
 
-/// `line` without the text of its code spans.
+/// Returns `line` without the text of its code spans.
 fn without_code(line: &str) -> String {
     line.split('`').step_by(2).collect::<Vec<_>>().join("``")
 }
 
-/// Targets of links and images in `line`, reference definitions included.
+/// Returns the targets of links and images in `line`, including reference definitions.
 fn link_targets(line: &str) -> Vec<String> {
     let line = without_code(line);
     let mut found: Vec<String> = line
@@ -132,9 +132,9 @@ fn link_targets(line: &str) -> Vec<String> {
     found
 }
 
-/// The anchor that Markdown renderers give a heading.
+/// Returns the anchor that Markdown renderers give to a heading.
 fn anchor(heading: &str) -> String {
-    // A link in a heading counts with its text only.
+    // Of a link in a heading, only the text counts.
     let mut text = String::new();
     let mut rest = heading;
     while let Some((before, after)) = rest.split_once("](") {
@@ -204,7 +204,7 @@ fn every_relative_link_leads_to_a_file_and_a_heading() {
     none("links that lead nowhere", &wrong);
 }
 
-/// `path` without `.` and `..`.
+/// Returns `path` without `.` and `..`.
 fn normal(path: &Path) -> PathBuf {
     let mut parts = PathBuf::new();
     for part in path.components() {
@@ -219,7 +219,7 @@ fn normal(path: &Path) -> PathBuf {
     parts
 }
 
-/// `a/{b,c}.rs` as `a/b.rs` and `a/c.rs`.
+/// Expands `a/{b,c}.rs` to `a/b.rs` and `a/c.rs`.
 fn alternatives(path: &str) -> Vec<String> {
     let Some((before, rest)) = path.split_once('{') else {
         return vec![path.to_owned()];
@@ -250,7 +250,7 @@ fn every_path_of_the_repository_that_a_page_names_exists() {
                 let Some((top, _)) = span.split_once('/') else {
                     continue;
                 };
-                // A capital stands for something to fill in, such as `abi/vN.rs`.
+                // A capital letter stands for a placeholder, as in `abi/vN.rs`.
                 let path_like = span
                     .chars()
                     .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "/._-{},".contains(c));
@@ -327,8 +327,8 @@ fn pages_fit_a_terminal_and_the_readme_a_few_screens() {
     none("lines of more than 120 columns", &wide);
 }
 
-/// Certificates in `folder`, under the names that `laxity certs` gives them, for the hosts of the
-/// examples.
+/// Creates certificates for the hosts of the examples in `folder`, with the names that `laxity
+/// certs` gives them.
 fn certificates(folder: &Path) {
     let mut laxity = Command::new(binary("laxity"));
     let roles = "--coordinator coord1.example --daemon prefill-3 --viewer alice --operator bob";
@@ -376,14 +376,14 @@ fn examples_of_configuration_are_accepted_by_the_program_that_reads_them() {
     none("examples that are refused", &wrong);
 }
 
-/// A line of a shell: the program, the words before the first flag, and the flags.
+/// A command of a shell line: the program, the words before the first flag, and the flags.
 struct Call {
     program: String,
     words: Vec<String>,
     flags: Vec<String>,
 }
 
-/// Calls of `line`, without comments, variables, `sudo` and what follows ` -- `.
+/// Returns the commands of `line`, without comments, variables, `sudo` and what follows ` -- `.
 fn calls(line: &str) -> Vec<Call> {
     let line = line.split(" #").next().unwrap_or_default();
     line.split(['|', ';', '&'])
@@ -411,7 +411,7 @@ fn calls(line: &str) -> Vec<Call> {
         .collect()
 }
 
-/// Answers of `--help`, each asked for once.
+/// A cache of the outputs of `--help`.
 #[derive(Default)]
 struct Helps(HashMap<Vec<String>, Option<String>>);
 
@@ -429,7 +429,7 @@ impl Helps {
             .as_deref()
     }
 
-    /// Whether `program WORDS --help` lists the subcommand `word`.
+    /// Reports whether `program WORDS --help` lists the subcommand `word`.
     fn lists(&mut self, program: &str, words: &[String], word: &str) -> bool {
         self.of(program, words).is_some_and(|help| {
             help.lines()
@@ -464,7 +464,7 @@ fn commands_in_the_documentation_exist_with_their_flags() {
             if !["laxity", "laxityd", "laxity-coordinator", "laxity-engine"].contains(&program) {
                 continue;
             }
-            // Words are subcommands as long as `--help` lists them, and arguments after that.
+            // Words are subcommands as long as `--help` lists them. The others are arguments.
             let mut depth = 0;
             while let Some(word) = call.words.get(depth) {
                 if !helps.lists(program, &call.words[..depth], word) {

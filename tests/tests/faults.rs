@@ -1,4 +1,4 @@
-//! Whatever breaks, the job's traffic goes out once, in order, soon (architecture §7, fail open).
+//! Tests that a job's traffic goes out once, in order and soon, whatever fails (architecture §7).
 
 use std::io::Read;
 use std::os::fd::AsFd;
@@ -21,12 +21,12 @@ use tempfile::TempDir;
 use crate::process::{Daemon, PATIENCE, eventually, wait_bounded};
 use crate::sender::{self, Sink, TOTAL_BYTES};
 
-/// A window far smaller than what a sender submits, so that flows wait.
+/// Configuration with a window far smaller than what a sender submits, so that flows wait.
 const SMALL_WINDOW: &str =
     "[[nic]]\nname = \"test\"\nrate = \"1Gbit\"\nchunk = \"16KiB\"\nwindow = \"64KiB\"\n";
 
-/// Time within which a client that lost its daemon must have sent everything. The bound itself is
-/// a hangup or the 100 ms stall timeout; the rest is for a machine that is busy.
+/// Longest time until a client that lost its daemon has sent everything. The client notices by a
+/// hangup or by the stall timeout of 100 ms. The rest is for a busy machine.
 const BYPASS_WITHIN: Duration = Duration::from_secs(20);
 
 fn waits(daemon: &Daemon) -> bool {
@@ -43,7 +43,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Starts daemon and sender, the latter by `command`.
+    /// Starts the daemon, and the sender by `command`.
     fn begin(command: Command) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let daemon = Daemon::start(folder.path(), SMALL_WINDOW);
@@ -61,7 +61,7 @@ impl Waiting {
         }
     }
 
-    /// Waits until every byte has arrived, once and soon. Returns what the sender says, and the
+    /// Waits until every byte has arrived, once and soon. Returns the sender's summary, and the
     /// daemon with its folder.
     fn finish(self) -> (sender::Summary, Daemon, TempDir) {
         let since = Instant::now();
@@ -94,8 +94,8 @@ fn this_binary() -> Command {
     Command::new(std::env::current_exe().expect("own path"))
 }
 
-/// This binary in a time namespace whose clock is `seconds` ahead of this one, or the reason why
-/// there can be none.
+/// Returns a command for this binary in a time namespace whose clock is `seconds` ahead, or the
+/// reason why there is none.
 fn in_another_time(seconds: i64) -> Result<Command, String> {
     let mut command = Command::new("unshare");
     if !nix::unistd::geteuid().is_root() {
@@ -114,7 +114,7 @@ fn in_another_time(seconds: i64) -> Result<Command, String> {
 
 #[test]
 fn a_client_whose_clock_is_behind_gives_a_hung_daemon_up_too() {
-    // By more than BYPASS_WITHIN; a clock can't be set to before the boot.
+    // The offset exceeds BYPASS_WITHIN. A clock can't be set to before the boot.
     match in_another_time(-40) {
         Ok(command) => a_daemon_that_stops_is_given_up(command),
         Err(why) => skip(Need::Machine, format!("no time namespace: {why}")),
@@ -128,7 +128,7 @@ fn a_client_whose_clock_is_ahead_waits_for_a_daemon_that_lives() {
         Err(why) => return skip(Need::Machine, format!("no time namespace: {why}")),
     };
     let waiting = Waiting::begin(command);
-    // Several times the stall timeout.
+    // The sleep is several times the stall timeout.
     std::thread::sleep(Duration::from_millis(500));
     assert!(
         waits(&waiting.daemon),
@@ -138,7 +138,7 @@ fn a_client_whose_clock_is_ahead_waits_for_a_daemon_that_lives() {
     waiting.finish();
 }
 
-/// A daemon that hangs while a client, started by `command`, waits.
+/// Stops a daemon while a client waits that `command` started.
 fn a_daemon_that_stops_is_given_up(command: Command) {
     let waiting = Waiting::begin(command);
     waiting.daemon.signal(Signal::SIGSTOP);
@@ -180,7 +180,7 @@ fn with_completions_a_small_window_schedules_every_byte() {
     });
 }
 
-/// Nothing waits at any port, and nothing is in flight.
+/// Checks that no flow waits at any port and nothing is in flight.
 fn assert_idle(daemon: &Daemon) {
     for port in &daemon.status().ports {
         let left = (port.waiting_flows, port.in_flight_bytes);
@@ -203,7 +203,7 @@ fn a_client_killed_at_any_point_leaves_nothing_behind() {
         let listener = UnixListener::bind(&path).unwrap();
         let mut sender = sender::start("hold", &daemon.socket(), &path);
         let (mut stream, _) = listener.accept().unwrap();
-        // From before its registration to the middle of its transfers.
+        // The kill comes at points from before the registration to the middle of the transfers.
         let mut taste = vec![0; (round as usize * 1000) + 1];
         if round > 1 {
             stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -248,7 +248,7 @@ fn a_client_finds_a_daemon_that_comes_back() {
     assert!(wait_bounded(sender).0.success());
 }
 
-/// SIGKILL for a daemon whose client never waits for it, and another in its place.
+/// Kills a daemon whose client never waits for it, and starts another one.
 fn a_client_that_never_waits_finds_the_next_daemon(config: &str, bypass: bool) {
     let folder = tempfile::tempdir().expect("a folder");
     let mut daemon = Daemon::start(folder.path(), config);
@@ -259,7 +259,7 @@ fn a_client_that_never_waits_finds_the_next_daemon(config: &str, bypass: bool) {
     let sink = Sink::listen(&path);
     let sender = sender::start("glide", &daemon.socket(), &path);
     eventually("it is attached", || daemon.status().clients.len() == 1);
-    // It is somewhere in the middle of its flows; where does not matter.
+    // The client is somewhere in the middle of its flows.
     std::thread::sleep(Duration::from_millis(50));
     daemon.kill();
     daemon.launch();
@@ -314,7 +314,7 @@ fn a_client_of_another_version_is_refused_and_the_daemon_stays() {
     assert_eq!(daemon.status().totals.refusals, 1);
 }
 
-/// xorshift: the garbage must differ from run to run of the loop, not from run to run of the test.
+/// A xorshift generator: the garbage differs between rounds but not between runs of the test.
 fn next(seed: &mut u64) -> u64 {
     *seed ^= *seed << 13;
     *seed ^= *seed >> 7;
@@ -322,8 +322,8 @@ fn next(seed: &mut u64) -> u64 {
     *seed
 }
 
-/// One attachment of a client whose memory says nothing true: noise everywhere, then records that
-/// look published where the daemon looks for them, with descriptors that mean nothing.
+/// Attaches once as a client that writes garbage: noise everywhere, and records that look
+/// published, with invalid descriptors.
 fn vandalise(daemon_socket: &Path, seed: &mut u64) {
     let socket = registration::connect(daemon_socket).expect("the daemon listens");
     let hello = Hello::new("vandal", Mode::Enforce, false);
@@ -353,12 +353,11 @@ fn vandalise(daemon_socket: &Path, seed: &mut u64) {
     for lane in 0..4 {
         region.header().set_claimed(lane, true);
         let slots = (geometry.lane_offset(lane) + size_of::<LaneHeader>()) as u64;
-        // The first record of a lane is in its first slot; some that follow are where chance and
-        // small numbers lead.
+        // The first record of a lane is in its first slot. The next ones go to random low slots.
         for (slot, seq) in [(0, 1), (next(seed) % 8, 2), (next(seed) % 8, 3)] {
             let at = slots + slot * 64;
             for word in 0..7 {
-                // Small numbers pass the first checks and reach the deeper ones.
+                // Small numbers pass the first checks and reach the later ones.
                 let value = match next(seed) % 3 {
                     0 => next(seed),
                     1 => next(seed) % 32,
@@ -369,7 +368,7 @@ fn vandalise(daemon_socket: &Path, seed: &mut u64) {
             write(at + 56, published(seq));
         }
     }
-    // And words with likely values anywhere while the daemon reads.
+    // Write likely values at random places while the daemon reads.
     for _ in 0..64 {
         let at = next(seed) % (length / 8) * 8;
         let word = match next(seed) % 4 {

@@ -1,10 +1,9 @@
-//! A client that takes permits and completes nothing, beside one that behaves: the honest client
-//! keeps its rate and waits for nobody long, and operators see who is at fault.
+//! Tests of a client that gets permits and completes nothing, beside an honest one. The honest
+//! client keeps its rate and gets permits soon, and operators see which client is at fault.
 //!
-//! The honest client sends small flows one after the other, and the wire that it pretends to have
-//! takes a millisecond for each. Its rate therefore hardly depends on how busy the machine is. One
-//! process measures both phases, alone and beside the hostile client, so that the result is a
-//! ratio.
+//! The honest client sends small flows one after another, and each takes a millisecond on its
+//! simulated wire. So its rate hardly depends on the load of the machine. The same process measures
+//! both phases, alone and beside the hostile client, and the result is their ratio.
 
 use std::fmt::Write as _;
 use std::fs::Permissions;
@@ -24,27 +23,27 @@ use nix::unistd::{Pid, Uid, geteuid, setresuid};
 
 use crate::process::{Daemon, PATIENCE, child, eventually, laxity, role, wait_bounded};
 
-/// Length of the phase in which the honest client has the daemon to itself.
+/// Duration of the phase in which the honest client is alone.
 const ALONE: Duration = Duration::from_millis(1500);
-/// Length of the phase beside the hostile client. Shorter than any timeout by which a daemon that
-/// does nothing about it would recover.
+/// Duration of the phase beside the hostile client. It is shorter than the timeouts by which a
+/// daemon without countermeasures would recover.
 const BESIDE: Duration = Duration::from_secs(4);
 /// Share of its rate alone that an honest client keeps.
 const SHARE_MIN: f64 = 0.4;
-/// Longest that an honest client waits for a permit.
+/// Longest wait of an honest client for a permit.
 const WAIT_MAX: Duration = Duration::from_millis(500);
-/// Longest that an operator or a new client waits for an answer.
+/// Longest wait of an operator or a new client for an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
-/// Flows are counted in windows of this length.
+/// Duration of the windows in which flows are counted.
 const WINDOW: Duration = Duration::from_millis(100);
-/// Time on the wire of each flow of the honest client.
+/// Duration of each flow of the honest client on the wire.
 const WIRE: Duration = Duration::from_millis(1);
-/// A user that nobody is.
+/// A user id that no user has.
 const STRANGER: u32 = 54_321;
 /// Bytes of a flow of the honest client.
 const FLOW_BYTES: u64 = 16 * 1024;
 
-/// What `laxity status` calls a client that holds permitted bytes and does not complete them.
+/// Words of `laxity status` for a client that holds permitted bytes and does not complete them.
 const BLAME: [&str; 2] = ["is distrusted", "is silent"];
 
 const SLOW_PORT: &str = "[access]\nanyone = true\n\
@@ -52,7 +51,7 @@ const SLOW_PORT: &str = "[access]\nanyone = true\n\
 const FAST_PORT: &str = "[access]\nanyone = true\n\
     [[nic]]\nname = \"test\"\nrate = \"400Gbit\"\nchunk = \"1MiB\"\nwindow = \"4MiB\"\n";
 
-/// The part of a child process. It is no test by itself.
+/// The part of a child process. It is not a test by itself.
 #[test]
 fn hostile_role() {
     match role().as_deref() {
@@ -74,19 +73,19 @@ fn options(name: &str) -> Options {
         name: name.to_owned(),
         attach_timeout: Duration::from_secs(5),
         reattach_every: Duration::from_millis(100),
-        // A machine that is busy must not look like a daemon that hangs.
+        // A busy machine must not look like a daemon that hangs.
         stall_timeout: PATIENCE,
         ..Options::from_env()
     }
 }
 
-/// Whether the test's folder says that this phase is over, or the test is gone.
+/// Reports whether the test ended this phase by a file, or takes too long.
 fn is_over(start: Instant) -> bool {
     let stop = PathBuf::from(std::env::var_os("STOP").expect("STOP"));
     stop.exists() || start.elapsed() > PATIENCE
 }
 
-/// Becomes the user whom the test names, if it names one.
+/// Changes to the user that the test names, if it names one.
 fn become_another_user() {
     if let Ok(user) = std::env::var("BECOME") {
         let user = Uid::from_raw(user.parse().expect("a number"));
@@ -105,7 +104,7 @@ fn flow(stage: Stage, bytes: u64) -> Flow {
     }
 }
 
-/// The longest time for which a thread that asks to run each millisecond did not run, by windows.
+/// Measures the longest time for which a thread that wants to run each millisecond did not run.
 struct Starved {
     worst_ns: Arc<AtomicU64>,
 }
@@ -126,29 +125,29 @@ impl Starved {
         Self { worst_ns }
     }
 
-    /// The worst since the last call.
+    /// Returns the longest time since the last call.
     fn take(&self) -> u64 {
         self.worst_ns.swap(0, Ordering::Relaxed)
     }
 }
 
-/// What the honest client measured in one window of time.
+/// What the honest client measured in one window.
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
-    /// When it ended, CLOCK_MONOTONIC.
+    /// End of the window on CLOCK_MONOTONIC.
     end_ns: u64,
-    /// Its length.
+    /// Duration of the window.
     length_ns: u64,
     flows: u64,
-    /// Of those, flows that the daemon did not schedule.
+    /// Flows in the window that the daemon did not schedule.
     unscheduled: u64,
-    /// Longest wait for a permit that ended in it.
+    /// Longest wait for a permit that ended in the window.
     wait_max_ns: u64,
-    /// Longest time that the machine kept a thread of the same process waiting for a core.
+    /// Longest time for which a thread of the process waited for a core.
     starved_ns: u64,
 }
 
-/// Sends one flow after the other, of all stages in turn, and prints what it measured.
+/// Sends flows of all stages in turn, one after another, and prints the measured windows.
 fn honest() {
     let client = Client::attach(options("honest"));
     assert!(client.is_scheduled(), "no daemon at the start");
@@ -198,7 +197,7 @@ fn honest() {
     println!("\n{text}");
 }
 
-/// One attachment that submits collectives and never completes what it is permitted.
+/// A client that submits collectives and never completes what it is permitted.
 struct Attack {
     client: Client,
     lane: Lane,
@@ -218,7 +217,7 @@ impl Attack {
         }
     }
 
-    /// 4 MiB that are not to be cut, as a verbs program posts them.
+    /// Begins with 4 MiB of flows that must not be cut, as a verbs program posts them.
     fn uncut() -> Self {
         let mut attack = Self::begin();
         let whole = Flow {
@@ -251,7 +250,7 @@ impl Attack {
     }
 }
 
-/// Attacks that complete nothing, each of which goes on once a millisecond.
+/// Runs attacks that complete nothing. Each goes on once a millisecond.
 fn attack(begin: impl Fn() -> Vec<Attack>, go_on: impl Fn(&mut Vec<Attack>)) {
     become_another_user();
     let start = Instant::now();
@@ -263,7 +262,7 @@ fn attack(begin: impl Fn() -> Vec<Attack>, go_on: impl Fn(&mut Vec<Attack>)) {
     }
 }
 
-/// Each attachment begins anew as soon as it notices that it is not scheduled any more.
+/// Replaces each attack as soon as it notices that it is no longer scheduled.
 fn reattach(attacks: &mut Vec<Attack>) {
     for attack in attacks {
         attack.go_on();
@@ -273,8 +272,8 @@ fn reattach(attacks: &mut Vec<Attack>) {
     }
 }
 
-/// Attaches again and again, holds what each attachment is permitted, and never leaves: a lane that
-/// is dropped would say so.
+/// Attaches again and again and holds what each attachment is permitted. It drops no lane, because
+/// that would tell the daemon.
 fn gather(attacks: &mut Vec<Attack>) {
     let mut attack = Attack::begin();
     for _ in 0..6 {
@@ -284,7 +283,7 @@ fn gather(attacks: &mut Vec<Attack>) {
     attacks.push(attack);
 }
 
-/// A client that behaves, with many flows under way, until somebody stops it.
+/// Runs an honest client with many flows in flight until the phase ends.
 fn busy() {
     become_another_user();
     let start = Instant::now();
@@ -307,7 +306,7 @@ fn busy() {
                 permits.push((index, permit.bytes));
             }
         }
-        // All of them are on the wire for a while: that is where SIGSTOP finds it.
+        // The flows are on the wire for a while, and SIGSTOP comes in that time.
         std::thread::sleep(Duration::from_millis(2));
         for (index, bytes) in permits {
             sent += bytes;
@@ -321,16 +320,16 @@ fn busy() {
     println!("\nSENT {submitted} {sent}");
 }
 
-/// Whether the hostile client is a user of its own.
+/// The user of the hostile client.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum User {
-    /// One that the honest client is not, if the test may choose (as root).
+    /// Another user than the honest client's, if the test runs as root.
     Another,
-    /// The honest client's.
+    /// The honest client's user.
     Same,
 }
 
-/// One daemon, one honest client, and somebody beside it.
+/// A daemon, an honest client and another client beside it.
 struct Scene {
     folder: tempfile::TempDir,
     daemon: Daemon,
@@ -340,7 +339,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Starts daemon and honest client, which has the port to itself for a while.
+    /// Starts the daemon and the honest client, which is alone for a while.
     fn begin(config: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let open = Permissions::from_mode(0o755);
@@ -361,7 +360,7 @@ impl Scene {
         }
     }
 
-    /// Watches the honest client beside the hostile one called `name`, then has both end.
+    /// Watches the honest client beside the client `name`, and then ends both.
     fn judge(&mut self, name: &str, user: User) {
         let from = now_ns();
         let start = Instant::now();
@@ -387,7 +386,7 @@ impl Scene {
             windows.iter().filter(inside).copied().collect()
         };
         let alone = within(self.alone_from, self.alone_until);
-        // A wait that goes on while the phase ends is not inside it, but counts.
+        // A wait that began in the phase counts, even if it ends after it.
         let beside = within(from, until + WAIT_MAX.as_nanos() as u64);
         check(&alone, &beside, from, until, user);
         let (attached, bypassed) = served;
@@ -396,7 +395,7 @@ impl Scene {
         assert!(blamed, "`laxity status` names nobody:\n{text}");
     }
 
-    /// How long a client that comes now waits for its first permit, and an operator for a bypass.
+    /// Returns how long a new client waits for its first permit, and an operator for a bypass.
     fn serve_newcomer(&self) -> (Duration, Duration) {
         let asked = Instant::now();
         let client = Client::attach(Options {
@@ -425,14 +424,14 @@ fn start(daemon: &Daemon, folder: &Path, role: &str, user: User) -> Child {
     child("hostile::hostile_role", role, &environment)
 }
 
-/// The process of a hostile client. It is killed when dropped, also while it is stopped.
+/// The process of a hostile client. It is killed when dropped, even if it is stopped.
 struct Hostile {
     child: Child,
     lines: BufReader<ChildStdout>,
 }
 
 impl Hostile {
-    /// Starts one and waits until it is attached and has submitted.
+    /// Starts the process and waits until it is attached and has submitted.
     fn start(scene: &Scene, role: &str, user: User) -> Self {
         let mut child = start(&scene.daemon, scene.folder.path(), role, user);
         let mut lines = BufReader::new(child.stdout.take().expect("a pipe"));
@@ -450,7 +449,7 @@ impl Hostile {
         kill(pid, signal).expect("sent");
     }
 
-    /// What it says from now on, once it has ended well.
+    /// Waits until the process has ended well, and returns its remaining output.
     fn finish(&mut self) -> String {
         let mut text = String::new();
         self.lines.read_to_string(&mut text).expect("text");
@@ -466,13 +465,13 @@ impl Drop for Hostile {
     }
 }
 
-/// What `laxity status` prints.
+/// Returns the output of `laxity status`.
 fn status_text(daemon: &Daemon) -> String {
     let control = daemon.control().display().to_string();
     laxity(&["status", "--control", &control]).good().stdout
 }
 
-/// Whether a line of `text` names this client and blames it.
+/// Reports whether a line of `text` names this client and blames it.
 fn is_blamed(text: &str, name: &str) -> bool {
     let mut lines = text.lines().filter(|line| line.contains(name));
     lines.any(|line| BLAME.iter().any(|word| line.contains(word)))
@@ -498,7 +497,7 @@ fn parse(output: &str) -> Vec<Window> {
         .collect()
 }
 
-/// Flows per second over all of `windows`.
+/// Returns flows per second over all of `windows`.
 fn rate(windows: &[Window]) -> f64 {
     let flows: u64 = windows.iter().map(|one| one.flows).sum();
     let time_ns: u64 = windows.iter().map(|one| one.length_ns).sum();
@@ -507,7 +506,7 @@ fn rate(windows: &[Window]) -> f64 {
 
 fn check(alone: &[Window], beside: &[Window], from: u64, until: u64, user: User) {
     assert!(alone.len() > 3, "nothing measured alone: {alone:?}");
-    // What the machine itself kept waiting says nothing about the daemon.
+    // Windows in which the machine delayed the client are not the daemon's fault.
     let limit = WAIT_MAX.as_nanos() as u64;
     let fair = |one: &&Window| one.starved_ns < limit / 4;
     let fair: Vec<Window> = beside.iter().filter(fair).copied().collect();
@@ -543,7 +542,7 @@ fn check(alone: &[Window], beside: &[Window], from: u64, until: u64, user: User)
     }
 }
 
-/// The honest client is served beside a hostile one of this role.
+/// Checks that the honest client is served beside a hostile one with this role.
 fn holds_nobody_up(role: &str, port: &str) {
     let mut scene = Scene::begin(port);
     let _hostile = Hostile::start(&scene, role, User::Another);
@@ -570,18 +569,18 @@ fn a_client_that_never_looks_for_its_completions_holds_nobody_up() {
     holds_nobody_up("silent", FAST_PORT);
 }
 
-/// A client that is stopped with flows in flight; it goes on afterwards and loses nothing.
+/// Stops a client with flows in flight. It goes on afterwards and loses nothing.
 fn a_stopped_client(user: User) {
     let mut scene = Scene::begin(SLOW_PORT);
     let mut stopped = Hostile::start(&scene, "busy", user);
     eventually("it is stopped with flows in flight", || {
         stopped.signal(Signal::SIGSTOP);
-        // The daemon still reads what it had written.
+        // The daemon still reads what the client wrote before.
         std::thread::sleep(Duration::from_millis(20));
         let status = scene.daemon.status();
         let held = |client: &ClientStatus| {
             let holds = client.permitted_bytes >= client.completed_bytes + 65_536;
-            // With more of it waiting, it gets all of the window.
+            // The client waits for more, so it gets the whole window.
             client.name == "stopped" && holds && client.waiting_flows > 0
         };
         let found = status.clients.iter().any(held);

@@ -1,5 +1,5 @@
-//! The lab, run as a person runs it: real namespaces, real TCP, real daemons. Runs are short; what
-//! is asserted are counts, orders of magnitude apart at the least, never speeds.
+//! Tests of the lab with real namespaces, TCP and daemons. Runs are short. The tests compare counts
+//! that differ by orders of magnitude, and never speeds.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,14 +13,14 @@ use serde_json::Value;
 use crate::nccl::plugin;
 use crate::process::{binary, eventually};
 
-/// The lab loads the whole machine: one at a time inside this process (`.config/nextest.toml`
-/// says the same to nextest, which runs each test in a process of its own).
+/// Makes tests of this process run one at a time, because the lab loads the whole machine. nextest
+/// has a process for each test, and `.config/nextest.toml` has the same rule for it.
 fn alone() -> MutexGuard<'static, ()> {
     static LAB: Mutex<()> = Mutex::new(());
     LAB.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `laxity lab run` with the engine that was built here.
+/// Returns a command for `laxity lab run` with the engine that was built here.
 fn lab() -> Command {
     let mut command = Command::new(binary("laxity"));
     command
@@ -29,7 +29,7 @@ fn lab() -> Command {
     command
 }
 
-/// The report of a run, or `None` where the machine can't run the lab and says why.
+/// Returns the report of a run. If the machine can't run the lab, the test is skipped.
 fn run(arguments: &[&str]) -> Option<Value> {
     let probe = Command::new(binary("laxity"))
         .args(["lab", "probe"])
@@ -43,7 +43,7 @@ fn run(arguments: &[&str]) -> Option<Value> {
     run_with(arguments, &[])
 }
 
-/// [`run`] under an environment, on a machine that can.
+/// Does the same as [`run`] with an environment, on a machine that can run the lab.
 fn run_with(arguments: &[&str], environment: &[(&str, &str)]) -> Option<Value> {
     let output = lab()
         .args(["--quiet", "--json", "-"])
@@ -63,8 +63,8 @@ fn number(value: &Value) -> f64 {
         .unwrap_or_else(|| panic!("{value} is no number"))
 }
 
-/// Every request has its whole answer, and no answer shows a byte that was lost, damaged or put in
-/// the wrong place: it follows from all of them.
+/// Checks that every request has its whole answer. An answer depends on every byte, so it also
+/// shows that no byte was lost, damaged or misplaced.
 fn nothing_lost(run: &Value) {
     assert_eq!(run["completed"], run["requests"], "{run}");
     assert_eq!(run["answers_compared"], run["requests"], "{run}");
@@ -116,7 +116,7 @@ fn a_scheduled_run_marks_each_stage_and_loses_no_byte() {
             assert!(number(&run["stages_ms"][part]) > 0.0, "{part}: {run}");
         }
         // Requests go to the same hosts under every policy. A rank without tokens sends a few bytes
-        // of collectives in each layer, and how often it does depends on the policy.
+        // of collectives in each layer. How often it does depends on the policy.
         for (stage, tolerance) in [("kv_reuse", 0.0), ("collective", 1e-3), ("p2d", 0.0)] {
             let all = |run: &Value| sum(&run["stage_bytes"][stage]);
             let difference = (all(run) / all(&runs[0]) - 1.0).abs();
@@ -127,7 +127,7 @@ fn a_scheduled_run_marks_each_stage_and_loses_no_byte() {
 
     let unmarked = |run: &Value| {
         let by_dscp = run["fabric_bytes"].as_object().expect("bytes by DSCP");
-        // Words have a DSCP of their own, whatever the policy.
+        // Control messages have the same DSCP under every policy.
         let payload = by_dscp.iter().filter(|(dscp, _)| *dscp != "48");
         let all: f64 = payload.map(|(_, bytes)| number(bytes)).sum();
         number(&run["fabric_bytes"]["0"]) / all
@@ -154,7 +154,7 @@ fn a_scheduled_run_marks_each_stage_and_loses_no_byte() {
     let p2d = |dscp: &[&str]| dscp_bytes(laxity, "p2d", dscp);
     assert_eq!(p2d(&["34"]), 0.0, "{}", laxity["stage_bytes"]);
     assert!(p2d(&["26", "18", "10", "8"]) > 0.9 * p2d(&["46", "26", "18", "10", "8"]));
-    // KV that is needed soon is.
+    // KV that is needed soon is in the collectives' class.
     assert!(dscp_bytes(laxity, "kv_reuse", &["34"]) > 0.0);
 }
 
@@ -201,7 +201,7 @@ fn a_daemon_killed_in_the_middle_costs_no_byte_and_is_reported() {
     assert!(number(&run["scheduled_bytes"]) > 0.0, "{run}");
 }
 
-/// A victim that all others read from, and little time: reads have to wait for each other.
+/// All hosts read from one victim and have little time, so reads have to wait for each other.
 const READS: [&str; 14] = [
     "--reads",
     "--coordinator",
@@ -236,11 +236,10 @@ fn what_is_read_from_a_victim_is_put_in_order_by_the_coordinator() {
     assert_eq!(number(&said["refused_orders"]), 0.0, "{said}");
     let fetches = number(&said["fetches"]);
     let held = number(&said["fetches_held"]);
-    // Many readers, one token: a good part of them had to wait, and not all for as long as they
-    // may.
+    // There are many readers and one token. Many of them waited, and not all until the time limit.
     assert!(fetches > 50.0 && held > fetches / 10.0, "{said}");
     assert!(number(&said["fetches_ahead"]) < held / 2.0, "{said}");
-    // Read blocks are sent by holders, whose daemons permitted none of them.
+    // The holders send blocks that are read, and their daemons do not permit these.
     assert!(sum(&run["stage_bytes"]["kv_reuse"]) > 0.0, "{run}");
 }
 
@@ -279,7 +278,7 @@ fn what_the_caller_has_set_for_a_daemon_of_its_own_does_not_reach_those_of_the_l
     assert!(number(&run["scheduled_bytes"]) > 0.0, "{run}");
 }
 
-/// Network namespaces that any process lives in.
+/// Returns the network namespaces of all processes.
 fn network_namespaces() -> std::collections::BTreeSet<PathBuf> {
     fs::read_dir("/proc")
         .expect("/proc")
@@ -288,7 +287,7 @@ fn network_namespaces() -> std::collections::BTreeSet<PathBuf> {
         .collect()
 }
 
-/// Processes whose command line has `word`.
+/// Returns the number of processes whose command line contains `word`.
 fn processes_with(word: &str) -> usize {
     fs::read_dir("/proc")
         .expect("/proc")
@@ -390,14 +389,14 @@ fn the_nccl_plugin_carries_collectives_and_the_daemons_schedule_it() {
     for run in report["runs"].as_array().expect("runs") {
         nothing_lost(run);
         let (plugin, stages) = (&run["plugin"], &run["stage_bytes"]);
-        // The engine's own connections carried the other stages, and nothing of this one.
+        // The engine's own connections carried the other stages, and no collectives.
         assert!(stages["collective"].is_null(), "{stages}");
         let carried = number(&plugin["payload_bytes"]);
         assert!(carried > 1e6, "{plugin}");
-        // The plugin itself says that it sent that much, and what engines sent to warm up.
+        // The plugin reports these bytes, and those that engines sent to warm up.
         let sent = sum(&plugin["sent_bytes"]["collective"]);
         assert!((carried..carried * 1.1).contains(&sent), "{plugin}");
-        // Where the kernel keeps its own buffers, queues may overflow; TCP sends again.
+        // If the kernel has its own buffer limits, queues may overflow, and TCP sends again.
         if run["buffers_unbounded"] == false {
             assert_eq!(number(&run["fabric_drops"]), 0.0, "{run}");
         }
@@ -425,7 +424,7 @@ fn the_nccl_plugin_carries_collectives_and_the_daemons_schedule_it() {
         number(&plugin["submitted_bytes"]) > 0.95 * sum(sent),
         "{plugin}"
     );
-    // Collectives never share a class with waiting KV, and outrank it; the plugin's are no other.
+    // Collectives never share a class with waiting KV, and outrank it, also with the plugin.
     let high = |by_dscp: &Value| -> f64 {
         ["46", "34"]
             .iter()
@@ -460,7 +459,7 @@ fn a_plugin_that_is_not_there_is_named_with_the_next_step() {
     assert!(errors.contains("--nccl-plugin"), "{errors}");
 }
 
-/// A model that a development build computes quickly, whose transfers are seconds of a slow link.
+/// A model that a debug build computes quickly, and whose transfers take seconds on a slow link.
 const SMALL_ENGINE: &str = r#"
 engine = "real"
 policies = ["none", "laxity"]
@@ -517,8 +516,7 @@ fn the_real_engine_answers_the_same_under_every_policy_and_all_that_it_sends_is_
     let names: Vec<_> = runs.iter().map(|run| run["policy"].as_str()).collect();
     assert_eq!(names, [Some("none"), Some("laxity")]);
     for run in runs {
-        // That they are the same tokens is what the command itself insists on; here, that they were
-        // compared at all.
+        // The command itself compares the tokens. This checks that it compared any.
         assert_eq!(run["completed"], run["requests"], "{run}");
         assert_eq!(run["answers_compared"], run["requests"], "{run}");
         assert_eq!(run["answers_different"], serde_json::json!([]), "{run}");
@@ -540,14 +538,14 @@ fn the_real_engine_answers_the_same_under_every_policy_and_all_that_it_sends_is_
         let stages = run["stage_bytes"].as_object().expect("stages");
         stages.values().map(sum).sum()
     };
-    // Without a daemon nothing is permitted and nothing marked.
+    // Without a daemon no byte is permitted, and none is marked.
     assert_eq!(number(&none["scheduled_bytes"]), 0.0, "{none}");
     assert_eq!(number(&none["bypassed_bytes"]), all(none), "{none}");
     assert_eq!(
         number(&none["stage_bytes"]["p2d"]["0"]),
         sum(&none["stage_bytes"]["p2d"])
     );
-    // With one everything is, and experts' tokens outrank KV that waits.
+    // With a daemon every byte is permitted, and experts' tokens outrank waiting KV.
     assert_eq!(number(&laxity["bypassed_bytes"]), 0.0, "{laxity}");
     assert_eq!(number(&laxity["scheduled_bytes"]), all(laxity), "{laxity}");
     assert_eq!(

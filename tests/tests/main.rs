@@ -1,7 +1,7 @@
-//! Cross-process tests: the real `laxityd`, the real `laxity`, real client processes.
+//! Tests with several processes: the real `laxityd`, the real `laxity` and real clients.
 //!
-//! The binaries under test are built by `cargo build --workspace --bins` before the tests run
-//! (`make test` does); `process::binary` finds them beside the test's own executable.
+//! `cargo build --workspace --bins` builds the programs before the tests run (`make test` does
+//! this). `process::binary` finds them beside the test's executable.
 
 mod access;
 mod ahead;

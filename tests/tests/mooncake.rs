@@ -1,7 +1,7 @@
-//! Programs that use Mooncake's C interface, with both preload libraries and the real `laxityd`:
-//! over Mooncake's own engine of release 0.3.13, from its Python package and behind
-//! `real_engine.cc`, where PyPI can be reached (else skipped, with the reason); and over the
-//! stand-in of `shim/mooncake/tests` for what needs a transport that is not here.
+//! Tests of programs that use Mooncake's C interface, with both preload libraries and the real
+//! `laxityd`. Some use Mooncake's own engine of release 0.3.13 behind `real_engine.cc`. They are
+//! skipped if PyPI can't be reached. Others need transports that are missing here, and use the
+//! stand-in of `shim/mooncake/tests`.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use laxity_wire::Status;
 
 use crate::process::{Daemon, Said, binary, eventually, wait_bounded};
 
-/// The release whose layouts `real_engine.cc` has.
+/// The release to which the layouts in `real_engine.cc` belong.
 const RELEASE: &str = "mooncake-transfer-engine-non-cuda==0.3.13";
 const COUNT: u64 = 16;
 const LENGTH: u64 = 200_000;
@@ -33,7 +33,7 @@ fn sources() -> &'static str {
     )
 }
 
-/// Builds `mover` over the stand-in.
+/// Builds `mover` with the stand-in.
 fn standin(folder: &Path) {
     let sources = sources();
     let script = format!(
@@ -43,7 +43,7 @@ fn standin(folder: &Path) {
     shell(&script, folder).expect("the stand-in builds");
 }
 
-/// Builds `mover` over Mooncake's own engine; why not, if that can't be had.
+/// Builds `mover` with Mooncake's own engine. Returns the reason if that fails.
 fn real(folder: &Path) -> Result<(), String> {
     let package = folder.join("package");
     let package = package.display();
@@ -54,7 +54,7 @@ fn real(folder: &Path) -> Result<(), String> {
         ),
         folder,
     )?;
-    // The interpreter's library, which the extension refers to.
+    // The extension refers to the interpreter's library.
     let asked =
         "import sysconfig as s; print(s.get_config_var('LIBDIR'), s.get_config_var('LDLIBRARY'))";
     let answer = shell(&format!("python3 -c \"{asked}\""), folder)?;
@@ -85,7 +85,7 @@ fn real(folder: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The process at the other end.
+/// The process with which the program exchanges bytes.
 struct Peer {
     child: Child,
     lines: std::io::Lines<BufReader<ChildStdout>>,
@@ -130,7 +130,7 @@ impl Drop for Peer {
     }
 }
 
-/// A program that moves bytes to or from the peer, with these libraries preloaded.
+/// Starts a program that moves bytes to or from the peer, with these libraries preloaded.
 fn start(folder: &Path, peer: &Peer, way: &str, protocol: &str, preload: &[&str]) -> Child {
     let preload: Vec<String> = preload
         .iter()
@@ -151,7 +151,7 @@ fn start(folder: &Path, peer: &Peer, way: &str, protocol: &str, preload: &[&str]
         .env("LAXITY_STALL_MS", "60000")
         .env("STANDIN_LOG", folder.join("log"))
         .stdout(Stdio::piped());
-    // Mooncake counts from the address of the peer's memory, the stand-in from its first byte.
+    // Mooncake counts from the address of the peer's memory, and the stand-in from its first byte.
     if folder.join("package").exists() {
         command.env("MOVER_BASE", &peer.base);
     }
@@ -170,7 +170,7 @@ fn last(lines: &[String]) -> &str {
     lines.last().expect("its checksum")
 }
 
-/// The daemon's status once so much is complete, and nobody is attached any more.
+/// Waits until `bytes` are completed and no client is attached. Returns the daemon's status.
 fn all_is_complete(daemon: &Daemon, bytes: u64) -> Status {
     eventually("the daemon knows that all is complete", || {
         let totals = daemon.status().totals;
@@ -190,8 +190,7 @@ fn mooncakes_own_engine_moves_every_byte_once_by_the_daemons_permit_and_without_
     let without = end(start(folder, &peer, "write", "tcp", &BOTH));
     assert_eq!(last(&without), peer.checksum(), "without a daemon");
 
-    // So slow that some of it has to wait. (What a daemon that dies does is tested in
-    // shim/mooncake.)
+    // The rate is so low that some bytes have to wait. shim/mooncake tests the death of a daemon.
     let slow = "[[nic]]\nname = \"default\"\nrate = \"20Mbit\"\nchunk = \"256KiB\"\n";
     let daemon = Daemon::start(folder, slow);
     let mut moved = 0;
@@ -199,7 +198,7 @@ fn mooncakes_own_engine_moves_every_byte_once_by_the_daemons_permit_and_without_
         let lines = end(start(folder, &peer, way, "tcp", &BOTH));
         assert_eq!(last(&lines), peer.checksum(), "{way}");
         moved += BYTES;
-        // The one byte too many that `write` tries is refused.
+        // `write` tries one byte too many, which is refused.
         let status = all_is_complete(&daemon, moved);
         assert_eq!(status.totals.permitted_bytes, moved, "{way}");
     }
@@ -238,6 +237,6 @@ fn rdma_under_the_verbs_library_is_only_said_whose_it_is() {
         "memory that is unregistered is nobody's"
     );
     assert!(lines.contains(&peer.checksum()), "{lines:?}");
-    // Its work requests would ask; the stand-in has none.
+    // RDMA work requests would be flows, but the stand-in posts none.
     assert_eq!(daemon.status().totals.flows, 0);
 }

@@ -1,8 +1,8 @@
-//! The NCCL net plugin, driven as NCCL drives it by a harness in C (`tests/nccl`): every version of
-//! the interface, over loopback and between network namespaces, without a daemon and with one. And
-//! the harness itself, on a plugin with faults to choose from, each of which it has to notice.
+//! Tests of the NCCL net plugin with a harness in C (`tests/nccl`), which drives it as NCCL does:
+//! in every version of the interface, over loopback and between network namespaces, with and
+//! without a daemon. The harness is tested with a plugin whose faults it has to notice.
 //!
-//! `LAXITY_NCCL_PLUGIN` names another plugin than the built one. No test here measures time.
+//! `LAXITY_NCCL_PLUGIN` names another plugin to test. No test here measures time.
 
 use std::fs::{self, File};
 use std::io::Read as _;
@@ -16,7 +16,7 @@ use crate::process::{Daemon, Said, binary, eventually, words};
 
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/nccl");
 
-/// What leaves the library, and nothing else does.
+/// All symbols that the library exports.
 const SYMBOLS: [&str; 10] = [
     "ncclNetPlugin_v10",
     "ncclNetPlugin_v11",
@@ -30,7 +30,7 @@ const SYMBOLS: [&str; 10] = [
     "ncclProfiler_v6",
 ];
 
-/// Where the harness is built; once, whichever tests (and processes of tests) ask.
+/// Builds the harness once for all tests and processes, and returns its folder.
 fn harness() -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("nccl-harness");
     fs::create_dir_all(&folder).expect("a folder");
@@ -50,13 +50,13 @@ fn harness() -> PathBuf {
     folder
 }
 
-/// The plugin under test.
+/// Returns the path of the plugin under test.
 pub(crate) fn plugin() -> PathBuf {
     let named = std::env::var_os("LAXITY_NCCL_PLUGIN");
     named.map_or_else(|| binary("libnccl_net_laxity.so"), PathBuf::from)
 }
 
-/// A command that inherits nothing which changes what a plugin does.
+/// Returns a command without inherited variables that change what a plugin does.
 fn clean(program: &Path) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
@@ -85,7 +85,7 @@ fn check(plugin: &Path, versions: &[&str], cases: &[&str]) -> Command {
     command
 }
 
-/// Runs it; every case in every version has to have passed, and that many have to have been tried.
+/// Runs `command` and checks that every case passed and that there were `lines` of them.
 fn passes(mut command: Command, lines: usize) {
     let text = Said::of(&mut command).good().all();
     println!("{text}");
@@ -96,8 +96,8 @@ fn passed(text: &str) -> usize {
     text.lines().filter(|line| line.starts_with("ok ")).count()
 }
 
-/// What a command says that must succeed, or `None` where the machine can't run it: then the test
-/// is skipped.
+/// Returns the output of a command that must succeed. Returns `None`, and skips the test, if the
+/// machine can't run it.
 fn unless_skipped(command: &mut Command) -> Option<String> {
     let output = Said::of(command);
     let text = output.all();
@@ -112,7 +112,7 @@ fn unless_skipped(command: &mut Command) -> Option<String> {
 
 const ALL: [&str; 1] = ["all"];
 const NEWEST: &str = "12";
-/// For what costs seconds and is below the versions' differences.
+/// Versions for cases that take seconds and do not depend on the version.
 const ENDS: [&str; 2] = ["7", NEWEST];
 const VERSIONS: usize = 6;
 
@@ -256,7 +256,7 @@ fn nccl_collectives_run_under_a_daemon_that_permits_their_bytes() {
         daemon.status().totals.attached_clients == 0
     });
     let totals = daemon.status().totals;
-    // 4 ranks, 3 channels, 3 rounds: 100003 floats, of which a ring sends 6/4.
+    // 4 ranks, 3 channels and 3 rounds of 100003 floats, of which a ring sends 6/4.
     let reduced = 2 * 4 * 3 * 3 * 100_003 * 4 * 6 / 4;
     assert!(totals.attachments >= 16, "{totals:?}");
     assert!(totals.permitted_bytes > reduced, "{totals:?}");
@@ -361,7 +361,7 @@ fn the_bandwidth_program_counts_what_it_moves_at_every_version() {
     }
 }
 
-/// A fault of the reference plugin, and a case that must notice it.
+/// Faults of the reference plugin, each with a case that must notice it.
 const FAULTS: [(&str, &str); 27] = [
     ("reorders", "in_order"),
     ("truncates", "sizes"),
@@ -395,7 +395,7 @@ const FAULTS: [(&str, &str); 27] = [
 #[test]
 fn the_nccl_harness_passes_a_plugin_without_faults() {
     let reference_plugin = harness().join("libnccl-net-reference_plugin.so");
-    // Every case at the newest version.
+    // This runs every case with the newest version.
     passes(check(&reference_plugin, &[NEWEST], &[]), 61);
     passes(
         check(
@@ -412,7 +412,7 @@ fn the_nccl_harness_notices_each_fault_of_a_plugin() {
     let reference_plugin = harness().join("libnccl-net-reference_plugin.so");
     for (fault, case) in FAULTS {
         let mut command = check(&reference_plugin, &[NEWEST], &[case]);
-        // Faults that show as a hang are waited for; a fifth of the usual time is enough here.
+        // Some faults show as a hang. A fifth of the usual time limit is enough here.
         command
             .args(["--slow", "0.2"])
             .env("REFERENCE_PLUGIN_FAULT", fault);

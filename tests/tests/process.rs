@@ -1,5 +1,5 @@
-//! Starting the programs under test: finding the built binaries, a `laxityd` with sockets of its
-//! own in a temporary folder, and roles of this test binary in child processes.
+//! Starts the programs under test: finds the built binaries, runs a `laxityd` with its own sockets
+//! in a temporary folder, and plays roles of this test binary in child processes.
 
 use std::fs;
 use std::io::Read;
@@ -9,14 +9,13 @@ use std::time::{Duration, Instant};
 
 use laxity_wire::ControlClient;
 
-/// Longest that anything here may take before a test calls it a hang. Generous: the machine may
-/// be building something else.
+/// Longest wait before a test fails as a hang. It is generous, since the machine may be busy.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Names the role that a child process of this binary plays.
+/// Environment variable with the role that a child process of this binary plays.
 const ROLE: &str = "LAXITY_TEST_ROLE";
 
-/// The built program `name`, beside this test's own executable.
+/// Returns the path of the built program `name`, beside this test's executable.
 pub(crate) fn binary(name: &str) -> PathBuf {
     let own = std::env::current_exe().expect("own path");
     let folder = own
@@ -32,7 +31,7 @@ pub(crate) fn binary(name: &str) -> PathBuf {
     path
 }
 
-/// How a program ended, and what it said.
+/// How a program ended, and its output.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) status: ExitStatus,
@@ -55,37 +54,37 @@ impl Said {
         }
     }
 
-    /// Both streams.
+    /// Returns the text of both streams.
     pub(crate) fn all(&self) -> String {
         format!("{}{}", self.stdout, self.stderr)
     }
 
-    /// This, if it ended well.
+    /// Returns this if the program succeeded, and panics otherwise.
     #[track_caller]
     pub(crate) fn good(self) -> Self {
         assert!(self.status.success(), "{}: {}", self.status, self.all());
         self
     }
 
-    /// What was printed, as JSON.
+    /// Returns standard output as JSON.
     #[track_caller]
     pub(crate) fn json(&self) -> serde_json::Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|why| panic!("{why}: {}", self.all()))
     }
 }
 
-/// The words of a command line without quotes.
+/// Splits a command line without quotes into words.
 pub(crate) fn words(line: &str) -> Vec<&str> {
     line.split_whitespace().collect()
 }
 
-/// Runs `laxity`, as an operator types it.
+/// Runs `laxity` with these arguments.
 #[track_caller]
 pub(crate) fn laxity(arguments: &[&str]) -> Said {
     Said::of(Command::new(binary("laxity")).args(arguments))
 }
 
-/// Polls `condition` until it holds; panics with `what` after [`PATIENCE`].
+/// Polls `condition` until it holds. Panics with `what` after [`PATIENCE`].
 pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
@@ -97,14 +96,14 @@ pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// A `laxityd` with a folder of its own; killed when dropped.
+/// A `laxityd` with its own folder, which is killed when dropped.
 pub(crate) struct Daemon {
     folder: PathBuf,
     child: Option<Child>,
 }
 
 impl Daemon {
-    /// Starts one in `folder` with `extra` lines of configuration, and waits until it answers.
+    /// Starts a daemon in `folder` with `extra` lines of configuration, and waits until it answers.
     pub(crate) fn start(folder: &Path, extra: &str) -> Self {
         let mut daemon = Self {
             folder: folder.to_owned(),
@@ -151,13 +150,13 @@ impl Daemon {
             .ok()
     }
 
-    /// Its status now.
+    /// Returns the daemon's current status.
     pub(crate) fn status(&self) -> laxity_wire::Status {
         self.ask()
             .unwrap_or_else(|| panic!("laxityd gives no status; its log:\n{}", self.log_text()))
     }
 
-    /// A connection to its control socket.
+    /// Connects to the daemon's control socket.
     pub(crate) fn operator(&self) -> ControlClient {
         ControlClient::connect(self.control(), Duration::from_secs(10)).expect("control socket")
     }
@@ -186,13 +185,13 @@ impl Daemon {
         self.child.as_ref().expect("running").id()
     }
 
-    /// Sends a signal by its number.
+    /// Sends a signal to the daemon.
     pub(crate) fn signal(&self, signal: nix::sys::signal::Signal) {
         let pid = nix::unistd::Pid::from_raw(self.pid().cast_signed());
         nix::sys::signal::kill(pid, signal).expect("signal sent");
     }
 
-    /// SIGKILL, and waits for the end.
+    /// Kills the daemon and waits for its end.
     pub(crate) fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -200,13 +199,13 @@ impl Daemon {
         }
     }
 
-    /// Waits for it to end by itself.
+    /// Waits until the daemon ends by itself.
     pub(crate) fn wait(&mut self) -> ExitStatus {
         let child = self.child.take().expect("running");
         wait_bounded(child).0
     }
 
-    /// Whether it still runs.
+    /// Reports whether the daemon still runs.
     pub(crate) fn is_running(&mut self) -> bool {
         self.child
             .as_mut()
@@ -220,7 +219,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Runs test `name` of this binary as a child that plays `role`; see [`role`].
+/// Runs the test `test` of this binary as a child that plays `role`. See [`role`].
 pub(crate) fn child(test: &str, role: &str, environment: &[(&str, &str)]) -> Child {
     child_under(
         Command::new(std::env::current_exe().expect("own path")),
@@ -230,7 +229,7 @@ pub(crate) fn child(test: &str, role: &str, environment: &[(&str, &str)]) -> Chi
     )
 }
 
-/// [`child`], started by a command that runs this binary with the arguments that follow.
+/// Does the same as [`child`] by a command that runs this binary with the arguments that follow.
 pub(crate) fn child_under(
     mut command: Command,
     test: &str,
@@ -247,12 +246,12 @@ pub(crate) fn child_under(
         .expect("this binary starts again")
 }
 
-/// The role that this process was started for, if any.
+/// Returns the role for which this process was started, if any.
 pub(crate) fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
-/// Waits for `child` at most [`PATIENCE`]; its status and standard output.
+/// Waits for `child` for at most [`PATIENCE`]. Returns its status and standard output.
 pub(crate) fn wait_bounded(mut child: Child) -> (ExitStatus, String) {
     let stdout = child.stdout.take();
     let reader = std::thread::spawn(move || {

@@ -1,6 +1,5 @@
-//! The Python package: built as a wheel, installed in an environment that has nothing else of
-//! Laxity, and tested there against the real `laxityd` (mooncake-adapter/tests). Skipped, with the
-//! reason, where PyPI can't be reached.
+//! Tests the Python package as a wheel that is installed in an environment without other parts of
+//! Laxity, with the real `laxityd` (mooncake-adapter/tests). Skipped if PyPI can't be reached.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -15,10 +14,10 @@ fn run(program: impl AsRef<OsStr>, arguments: &[&str], folder: &Path) -> Said {
     Said::of(Command::new(program).args(arguments).current_dir(folder))
 }
 
-/// The environment that has maturin, or why there is none.
+/// Returns the environment that has maturin, or why there is none.
 fn builder() -> Result<PathBuf, String> {
     let target = binary("laxityd");
-    // target/<profile>/laxityd
+    // The path is target/<profile>/laxityd.
     let target = target.ancestors().nth(2).expect("a target folder");
     let folder = target.join("python");
     let script = root().join("mooncake-adapter/setup.sh");
@@ -57,7 +56,7 @@ fn the_wheel_works_in_an_environment_of_its_own() {
         return skip(Need::Machine, why);
     }
 
-    // From elsewhere, so that the package is the installed one.
+    // The folder has no sources, so the package is the installed one.
     let mut pytest = Command::new(clean.join("bin/python"));
     pytest
         .args(["-m", "pytest", "-q", "-rs", "--strict-markers", "-p"])
@@ -71,7 +70,7 @@ fn the_wheel_works_in_an_environment_of_its_own() {
     let text = output.all();
     println!("{text}");
     assert!(output.status.success(), "pytest says no: see above");
-    // `-rs`: "SKIPPED [1] tests/…: the reason".
+    // With `-rs`, pytest prints "SKIPPED [1] tests/…: the reason".
     for line in text.lines().filter(|line| line.starts_with("SKIPPED")) {
         skip(Need::Machine, line);
     }

@@ -1,5 +1,5 @@
-//! A client process for the fault tests: it submits many flows at once and writes what it is
-//! permitted, in order, as counted words that the receiving test can check.
+//! A client process for the fault tests. It submits many flows at once and writes permitted bytes
+//! in order, as counted words that the receiving test can check.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -15,10 +15,10 @@ use crate::process::{Daemon, PATIENCE, child, child_under, role, wait_bounded};
 pub(crate) const FLOWS: u64 = 40;
 /// Bytes of each flow.
 pub(crate) const FLOW_BYTES: u64 = 96 * 1024;
-/// All of them.
+/// Bytes of all flows of a sender.
 pub(crate) const TOTAL_BYTES: u64 = FLOWS * FLOW_BYTES;
 
-/// What a sender prints when it is done.
+/// The summary that a sender prints at its end.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Summary {
     pub(crate) scheduled_bytes: u64,
@@ -30,7 +30,7 @@ pub(crate) struct Summary {
 
 const MARK: &str = "SENDER ";
 
-/// Not a test by itself: the part of a child process. Without a role it has nothing to do.
+/// The part of a child process. It is not a test by itself, and does nothing without a role.
 #[test]
 fn sender_role() {
     match role().as_deref() {
@@ -61,13 +61,14 @@ fn whoever_attaches_takes_the_lower_of_the_profiles_mode_and_its_own() {
     }
 }
 
-/// Starts a sender that reports no completion, so that a bounded window keeps flows waiting.
+/// Starts a sender. With the role "hold", it reports no completion, so a bounded window makes flows
+/// wait.
 pub(crate) fn start(role: &str, socket: &Path, sink: &Path) -> Child {
     let own = Command::new(std::env::current_exe().expect("own path"));
     start_under(own, role, socket, sink)
 }
 
-/// [`start`], by a command that runs this binary with the arguments that follow.
+/// Does the same as [`start`] by a command that runs this binary with the arguments that follow.
 pub(crate) fn start_under(command: Command, role: &str, socket: &Path, sink: &Path) -> Child {
     let socket = socket.display().to_string();
     let sink = sink.display().to_string();
@@ -79,11 +80,11 @@ pub(crate) fn start_under(command: Command, role: &str, socket: &Path, sink: &Pa
     )
 }
 
-/// The child's summary, once it has ended well.
+/// Waits until the child has ended well, and returns its summary.
 pub(crate) fn finish(child: Child) -> Summary {
     let (status, output) = wait_bounded(child);
     assert!(status.success(), "the sender failed: {output}");
-    // The test harness prints on the same line before it.
+    // The test harness prints on the same line before the summary.
     let at = output
         .find(MARK)
         .unwrap_or_else(|| panic!("no summary in: {output}"));
@@ -103,8 +104,8 @@ pub(crate) fn finish(child: Child) -> Summary {
     }
 }
 
-/// Runs a sender that completes each flow under `daemon`, and checks that every byte was scheduled
-/// and arrived at the socket `path`.
+/// Runs a sender that completes each flow, and checks that every byte was scheduled and arrived at
+/// the socket `path`.
 pub(crate) fn complete(daemon: &Daemon, path: &Path) {
     let sink = Sink::listen(path);
     let summary = finish(start("complete", &daemon.socket(), path));
@@ -112,7 +113,7 @@ pub(crate) fn complete(daemon: &Daemon, path: &Path) {
     assert_eq!(sink.bytes(), TOTAL_BYTES);
 }
 
-/// Receives everything a sender writes and checks that each word comes once and in order.
+/// Receives all that a sender writes, and checks that each word comes once and in order.
 pub(crate) struct Sink {
     reader: std::thread::JoinHandle<u64>,
 }
@@ -125,7 +126,7 @@ impl Sink {
         }
     }
 
-    /// Bytes received in all.
+    /// Waits for the end and returns the number of received bytes.
     pub(crate) fn bytes(self) -> u64 {
         self.reader.join().expect("every word once, in order")
     }
@@ -170,7 +171,7 @@ fn flow(number: u64) -> Flow {
     }
 }
 
-/// The path of the socket that takes what is sent, and a connection to it.
+/// Returns the path of the receiving socket, and a connection to it.
 fn sink() -> (String, UnixStream) {
     let path = std::env::var("SINK").expect("SINK");
     let stream = UnixStream::connect(&path).expect("sink");
@@ -210,7 +211,7 @@ fn send(completion: Completion) {
         word += bytes / 8;
     };
     match completion {
-        // In the order of submission, as a queue pair must.
+        // Flows go in the order of submission, as in a queue pair.
         Completion::Withheld => {
             for ticket in &mut tickets {
                 while !ticket.is_done() {
@@ -218,8 +219,8 @@ fn send(completion: Completion) {
                 }
             }
         }
-        // In the order of permits: whoever completes what it sends must not wait for another flow
-        // first, or the window fills with flows whose turn never comes.
+        // Flows go in the order of permits. A sender that completes flows must not wait for another
+        // one first, or the window fills with flows that are not sent.
         Completion::AtOnce => {
             while !tickets.is_empty() {
                 let mut permitted = false;
@@ -253,8 +254,8 @@ fn report(client: &Client) {
     );
 }
 
-/// Sends collectives of one word, completing each, and never waits for a permit: what is not
-/// permitted at once is polled for later. Ends when the file `SINK`.stop appears.
+/// Sends and completes collectives of one word, and never waits for a permit: late permits are
+/// polled for. Ends when the file `SINK`.stop appears.
 fn glide() {
     let (path, mut sink) = sink();
     let stop = Path::new(&path).with_extension("stop");
@@ -287,7 +288,7 @@ fn glide() {
     report(&client);
 }
 
-/// Sends small flows, completing each, until the parent closes the sink.
+/// Sends and completes small flows until the parent closes the sink.
 fn linger() {
     let (_, mut sink) = sink();
     let client = attach();
@@ -305,7 +306,7 @@ fn linger() {
                 break;
             }
         }
-        // One byte tells the parent how the flow went: scheduled or not.
+        // One byte tells the parent whether the flow was scheduled.
         let how = [u8::from(client.is_scheduled())];
         if sink.write_all(&how).is_err() || start.elapsed() > PATIENCE {
             break;

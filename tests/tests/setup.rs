@@ -1,5 +1,5 @@
-//! What puts Laxity on a machine: `tools/setup.sh` where everything is missing, `tools/install.sh`
-//! under a strict umask, and the units that it installs.
+//! Tests of the installation: `tools/setup.sh` on a bare machine, `tools/install.sh` under a strict
+//! umask, and the units that it installs.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -11,7 +11,7 @@ use laxity_tests::{Need, skip};
 use crate::process::Said;
 use crate::sources::{root, text};
 
-/// Puts an executable script into a folder.
+/// Writes an executable script into a folder.
 fn script(folder: &Path, name: &str, body: &str) {
     let path = folder.join(name);
     fs::write(&path, format!("#!/bin/bash\n{body}\n")).expect("a writable folder");
@@ -42,7 +42,7 @@ fn setup_on_a_bare_machine_installs_all_that_is_missing() {
     }
 }
 
-/// Runs `tools/install.sh` under a umask that hides files from others.
+/// Runs `tools/install.sh` under a umask that hides files from other users.
 fn install(verb: &str, built: &Path, into: &Path) {
     let script = root().join("tools/install.sh");
     let script = format!("umask 077; exec bash {} {verb}", script.display());
@@ -53,7 +53,7 @@ fn install(verb: &str, built: &Path, into: &Path) {
     Said::of(&mut bash).good();
 }
 
-/// All files and folders below `folder`, with their modes.
+/// Returns all files and folders below `folder` with their modes.
 fn modes(folder: &Path) -> Vec<(PathBuf, u32)> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).expect("a folder").flatten() {
@@ -78,7 +78,7 @@ fn what_is_installed_can_be_read_by_all_whatever_the_umask_of_who_installs_it() 
         fs::create_dir_all(path).expect("a folder");
     }
     fs::set_permissions(&into, fs::Permissions::from_mode(0o755)).expect("own folder");
-    // They stand for what a build makes; `laxity man --out` writes pages into a folder.
+    // These scripts stand for built programs. `laxity man --out` writes pages into a folder.
     for program in ["laxityd", "laxity-coordinator", "laxity-engine"] {
         script(&release, program, "echo text");
     }
@@ -126,7 +126,7 @@ fn what_is_installed_can_be_read_by_all_whatever_the_umask_of_who_installs_it() 
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// The values of `key` in a unit, in order.
+/// Returns the values of `key` in a unit, in order.
 fn values<'a>(unit: &'a str, key: &str) -> Vec<&'a str> {
     let lines = unit.lines().filter_map(|line| line.split_once('='));
     lines
@@ -154,11 +154,11 @@ fn the_units_bound_memory_and_addresses_and_show_no_proc_but_that_of_processes()
         }
     }
     assert_eq!(values(&daemon, "IPAddressDeny"), ["any"]);
-    // A coordinator in a private network is reached without an edit, and nothing public is.
+    // A coordinator in a private network is reached without an edit, and public hosts are not.
     let allowed = values(&daemon, "IPAddressAllow").join(" ");
     assert!(allowed.contains("localhost") && allowed.contains("10.0.0.0/8"));
     assert!(!allowed.contains("any"), "{allowed}");
-    // getifaddrs(3) asks by netlink, and the control group of a client tells whose it is.
+    // getifaddrs(3) uses netlink, and the control group of a client shows its owner.
     assert!(values(&daemon, "RestrictAddressFamilies")[0].contains("AF_NETLINK"));
     assert_eq!(values(&daemon, "ProtectProc"), ["default"]);
     for unit in ["laxityd", "laxity-coordinator"] {

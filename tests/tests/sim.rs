@@ -1,5 +1,5 @@
-//! `laxity sim` as a person runs it: the real binary, plans and traces in files, results that can
-//! be trusted to be the same, errors that say where they are.
+//! Tests of the command `laxity sim`: plans and traces in files, reproducible results, and errors
+//! that name their place.
 
 use std::fs;
 use std::path::Path;
@@ -10,8 +10,7 @@ use serde_json::Value;
 
 use crate::process::{Said, binary, words};
 
-/// Units of two servers, so that collectives cross slow links: what policies can differ in is
-/// there.
+/// A plan in which policies differ: units have two servers, so collectives cross slow links.
 const CONTENDED: &str = r#"
 title = "Contended"
 question = "Is a collective protected from KV cache?"
@@ -29,18 +28,18 @@ workload.rate_per_gpu = 1.0
 workload.seconds = 6
 "#;
 
-/// In a folder of its own, so that relative paths mean something.
+/// Runs `laxity sim` in `folder`, so that relative paths work.
 fn sim(folder: &Path, arguments: &[&str]) -> Said {
     let mut laxity = Command::new(binary("laxity"));
     Said::of(laxity.arg("sim").args(arguments).current_dir(folder))
 }
 
-/// Standard output of a command that must succeed.
+/// Returns the standard output of a command that must succeed.
 fn good(folder: &Path, arguments: &[&str]) -> String {
     sim(folder, arguments).good().stdout
 }
 
-/// Everything that a command says that must fail.
+/// Returns the output of a command that must fail.
 fn bad(folder: &Path, arguments: &[&str]) -> String {
     let output = sim(folder, arguments);
     assert_eq!(output.status.code(), Some(1), "{arguments:?}");
@@ -57,14 +56,14 @@ fn folder() -> tempfile::TempDir {
     tempfile::tempdir().expect("a folder")
 }
 
-/// A folder with the contended plan in `plan.toml`.
+/// Returns a folder with the contended plan in `plan.toml`.
 fn contended() -> tempfile::TempDir {
     let folder = folder();
     fs::write(folder.path().join("plan.toml"), CONTENDED).expect("written");
     folder
 }
 
-/// The mean of a field of the outcomes of a variant.
+/// Returns the mean of a field over the outcomes of a variant.
 fn mean(report: &Value, variant: &str, of: impl Fn(&Value) -> &Value) -> f64 {
     let found: Vec<f64> = report["runs"]
         .as_array()
@@ -106,7 +105,7 @@ fn an_interrupted_plan_goes_on_and_ends_with_the_same_report() {
     let journal = kept("results.jsonl");
     let lines: Vec<&str> = journal.lines().collect();
     assert_eq!(lines.len(), 4, "two policies, two seeds");
-    // As a crash leaves it: some runs, and one that was being written.
+    // A crash leaves some complete runs and one incomplete line.
     let torn = format!("{}\n{}\n{}", lines[0], lines[1], &lines[2][..40]);
     fs::write(folder.path().join("kept/results.jsonl"), torn).unwrap();
     let shown = sim(folder.path(), &["page", "kept", "--csv", "-"]);
@@ -155,7 +154,7 @@ fn a_wrong_plan_is_answered_with_file_line_field_and_what_is_expected() {
     assert!(said.contains("nowhere.toml"), "{said}");
 }
 
-/// A command whose requests come from a file.
+/// Runs a command whose requests come from a file.
 fn with_trace(folder: &Path, command: &[&str], source: &str, file: &str) -> Said {
     let options = format!("--set workload.source={source} --set workload.file={file}");
     sim(folder, &[command, &words(&options)].concat())
@@ -201,7 +200,7 @@ fn every_format_of_traces_is_read_and_served() {
         "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n".to_owned();
     for n in 0..40_u32 {
         let (ms, tokens) = (n * 100, 600 + n);
-        // The first blocks are everybody's.
+        // All requests share the first blocks.
         mooncake += &format!(
             "{{\"timestamp\": {ms}, \"input_length\": {tokens}, \"output_length\": \
              9, \"hash_ids\": [0, {}]}}\n",
@@ -239,7 +238,7 @@ fn every_format_of_traces_is_read_and_served() {
     }
 }
 
-/// The catalogue's Mixtral with another name, and one line replaced.
+/// Returns the catalogue's Mixtral with another name, and with one line replaced.
 fn model(line: &str, by: &str) -> String {
     let text = "name = \"mine\"\nlayers = 32\nhidden = 4096\nheads = 32\nkv_heads = 8\nhead_dim = \
         128\n\
@@ -322,7 +321,7 @@ fn the_published_mooncake_trace_is_replayed_with_its_reuse() {
          workload.arrivals=recorded"
     );
     let common = words(&common);
-    // The 12 031 requests of an hour in a minute.
+    // The 12 031 requests of an hour come within a minute.
     let all = ["workload", "--set", "workload.rate_per_gpu=1.6"];
     let said = sim(folder.path(), &[&all[..], &common, &["--json"]].concat());
     let said = said.good().json();

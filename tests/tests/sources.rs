@@ -1,23 +1,23 @@
-//! The files of this repository, as tests of their form read them.
+//! Access to the files of this repository, for tests of their form.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The root of the repository.
+/// Returns the root of the repository.
 pub(crate) fn root() -> &'static Path {
     let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
     tests.parent().expect("tests/ has a parent")
 }
 
-/// The text of a file, by its path from the root.
+/// Returns the text of a file, whose path is from the root.
 pub(crate) fn text(path: impl AsRef<Path>) -> String {
     let path = path.as_ref();
     fs::read_to_string(root().join(path)).unwrap_or_else(|why| panic!("{}: {why}", path.display()))
 }
 
-/// Files that git tracks or would track and whose names end in one of `extensions`, in order. Paths
-/// are from the root.
+/// Returns the files that git tracks or would track and that have one of `extensions`, sorted.
+/// Paths are from the root.
 pub(crate) fn files(extensions: &[&str]) -> Vec<PathBuf> {
     let arguments = [
         "ls-files",
@@ -41,7 +41,7 @@ pub(crate) fn files(extensions: &[&str]) -> Vec<PathBuf> {
     files
 }
 
-/// Fails with all that is wrong, a line each.
+/// Fails with a line for each element of `wrong`, if there are any.
 #[track_caller]
 pub(crate) fn none(what: &str, wrong: &[String]) {
     assert!(wrong.is_empty(), "{what}:\n{}", wrong.join("\n"));

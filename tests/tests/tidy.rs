@@ -1,6 +1,5 @@
-//! Style that a tool can check, so that a reviewer need not: the direction of dependencies, which
-//! crates may hold `unsafe`, that each file says what it is and fits a sitting, and words that mean
-//! nothing to a reader.
+//! Checks of style that spare a reviewer: the direction of dependencies, the crates that may
+//! contain `unsafe`, the size and header of each file, and banned words.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,7 +9,7 @@ use std::process::Command;
 use crate::process::Said;
 use crate::sources::{files, none, root, text};
 
-/// Crates that may contain `unsafe`, and why. Each name follows `laxity-`.
+/// Crates that may contain `unsafe`, with the reasons. `laxity-` is added to each name.
 const MAY_BE_UNSAFE: &str = "
     shm: shared memory, futexes, file descriptors over sockets
     client: the C ABI
@@ -22,8 +21,8 @@ const MAY_BE_UNSAFE: &str = "
     bench: time-stamp counters and pinned threads
 ";
 
-/// Which workspace crates each crate may depend on (docs/architecture.md). Each name follows
-/// `laxity-`.
+/// Workspace crates on which each crate may depend (docs/architecture.md). `laxity-` is added to
+/// each name.
 const MAY_DEPEND_ON: &str = "
     credentials: files
     files:
@@ -56,7 +55,7 @@ const MAY_DEPEND_ON: &str = "
     tests:
 ";
 
-/// [`MAY_DEPEND_ON`] by the crates' names.
+/// Returns [`MAY_DEPEND_ON`] with the full names of the crates.
 fn may_depend_on() -> BTreeMap<String, BTreeSet<String>> {
     let name = |short: &str| format!("laxity-{short}");
     let rows = MAY_DEPEND_ON
@@ -93,7 +92,7 @@ fn packages() -> BTreeMap<String, Package> {
     packages.iter().map(package).collect()
 }
 
-/// Each Rust file of the workspace, and its text.
+/// Returns each Rust file of the workspace with its text.
 fn sources() -> impl Iterator<Item = (PathBuf, String)> {
     files(&["rs"])
         .into_iter()
@@ -124,7 +123,7 @@ fn dependencies_between_crates_point_one_way() {
     assert!(packages["laxity-types"].dependencies.is_empty());
 }
 
-/// What operators and applications run. Nothing of the laboratory may be linked into it.
+/// Crates that operators and applications run. They must not link any crate of the laboratory.
 const PRODUCT: [&str; 8] = [
     "laxity-cli",
     "laxity-client-c",
@@ -136,7 +135,7 @@ const PRODUCT: [&str; 8] = [
     "laxity-verbs",
 ];
 
-/// Crates that measure, simulate, plot, or serve models.
+/// Reports whether a crate measures, simulates, plots or serves models.
 fn is_laboratory(name: &str) -> bool {
     const OURS: [&str; 9] = [
         "laxity-bench",
@@ -170,7 +169,7 @@ fn the_product_links_nothing_of_the_laboratory() {
         for name in &names {
             assert!(!is_laboratory(name), "{product} links {name}");
         }
-        // The exporter of metrics brings random numbers into the services.
+        // The exporter of metrics needs random numbers, so the services may link `rand`.
         let operators = product == "laxity-cli" && names.contains("rand");
         assert!(!operators, "{product} links rand");
     }
@@ -201,13 +200,13 @@ fn only_the_listed_crates_may_hold_unsafe_code() {
     }
 }
 
-/// A file without its tests has at most so many lines.
+/// Most lines of a file without its tests.
 const FILE_LINES_MAX: usize = 500;
-/// A function has at most so many.
+/// Most lines of a function.
 const FUNCTION_LINES_MAX: usize = 80;
 const COLUMNS_MAX: usize = 100;
 
-/// Files, functions and lines that are longer than they may be. These numbers only shrink.
+/// Number of files, functions and lines that are longer than they may be. The numbers only shrink.
 const LONG_FILES: usize = 45;
 const LONG_FUNCTIONS: usize = 40;
 const WIDE_LINES: usize = 95;
@@ -218,7 +217,7 @@ fn is_test(path: &Path) -> bool {
     parts.iter().any(|part| text.contains(part))
 }
 
-/// The lines before `mod tests` at the end of a file.
+/// Returns the number of lines before `mod tests` at the end of a file.
 fn without_tests(text: &str) -> usize {
     let lines: Vec<&str> = text.lines().collect();
     let tests = lines.iter().rposition(|line| *line == "#[cfg(test)]");
@@ -228,7 +227,7 @@ fn without_tests(text: &str) -> usize {
     }
 }
 
-/// Functions by name, with their lines. rustfmt puts the closing brace below the first word.
+/// Returns the functions with their lines. rustfmt aligns the closing brace with the first word.
 fn functions(text: &str) -> Vec<(&str, usize)> {
     let lines: Vec<&str> = text.lines().collect();
     let mut found = Vec::new();
@@ -256,7 +255,7 @@ fn functions(text: &str) -> Vec<(&str, usize)> {
     found
 }
 
-/// A row of a table, or a line of a picture: it can't be broken.
+/// Reports whether a line belongs to a table or a drawing, which can't be broken.
 fn is_drawn(line: &str) -> bool {
     let line = line.trim_start();
     line.starts_with("//")
@@ -265,7 +264,7 @@ fn is_drawn(line: &str) -> bool {
             .any(|part| line[2..].contains(part))
 }
 
-/// What is longer than it may be, against the number that is known.
+/// Compares the number of things that are too long with the known number.
 fn judge(what: &str, found: &[String], known: usize) {
     assert!(
         found.len() <= known,
@@ -308,7 +307,7 @@ fn files_functions_and_lines_fit_a_screen() {
     judge("wide lines", &wide, WIDE_LINES);
 }
 
-/// Names that need their author to explain them (docs/glossary.md, *Banned words*).
+/// Names that docs/glossary.md bans (*Banned words*).
 const BANNED: [&str; 13] = [
     "Decree",
     "Gatherer",

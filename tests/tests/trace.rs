@@ -1,4 +1,4 @@
-//! `laxity trace` as an operator types it, while a real process sends under a real daemon.
+//! Tests of the command `laxity trace` while a real process sends under a real daemon.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -13,7 +13,7 @@ use crate::sender;
 #[test]
 fn a_trace_shows_each_flow_of_a_sender_and_why_it_waited() {
     let folder = tempfile::tempdir().expect("a folder");
-    // So slow that most of what the sender submits at once has to wait.
+    // The rate is so low that most of the sender's flows have to wait.
     let daemon = Daemon::start(
         folder.path(),
         "[[nic]]\nname = \"eth7\"\nrate = \"80Mbit\"\nchunk = \"64KiB\"\n",
@@ -28,7 +28,7 @@ fn a_trace_shows_each_flow_of_a_sender_and_why_it_waited() {
     assert!(!nobody.status.success());
     assert!(nobody.stderr.contains("saw nothing"), "{nobody:?}");
 
-    // The command that is traced waits for a file, which is there when the sender has ended.
+    // The traced command waits for a file that appears when the sender has ended.
     let done = folder.path().join("done");
     let wait = format!("while [ ! -e {} ]; do sleep 0.05; done", done.display());
     let tracer = Command::new(binary("laxity"))
@@ -38,7 +38,7 @@ fn a_trace_shows_each_flow_of_a_sender_and_why_it_waited() {
         .spawn()
         .expect("laxity runs");
     eventually("the trace has begun", || {
-        // After that of nobody's.
+        // The first match is the trace above, which had no events.
         daemon.log_text().matches("a trace begins").count() > 1
     });
     let again = laxity(&arguments);
@@ -101,7 +101,7 @@ fn a_trace_with_too_little_room_says_how_much_is_not_in_it() {
     operator.trace_stop().expect("ends");
 }
 
-/// Starts `laxity trace` for longer than any test takes, with `more` arguments, and waits until the
+/// Starts `laxity trace` with `more` arguments, for longer than any test takes. Waits until the
 /// daemon records.
 fn start(daemon: &Daemon, out: &Path, more: &[&str]) -> Child {
     let before = daemon.log_text().matches("a trace begins").count();
@@ -124,7 +124,7 @@ fn signal(child: &Child, signal: Signal) {
     kill(Pid::from_raw(child.id().cast_signed()), signal).expect("sent");
 }
 
-/// How many flows a written trace shows.
+/// Returns the number of flows in a trace file.
 fn flows_in(trace: &Path) -> u64 {
     let json = std::fs::read_to_string(trace).expect("a trace");
     let picture: serde_json::Value = serde_json::from_str(&json).expect("JSON");
@@ -176,7 +176,7 @@ fn a_traced_command_that_outlasts_the_trace_does_not_keep_it_from_being_written(
         folder.path().join("trace.json"),
         folder.path().join("ended"),
     );
-    // It ends by itself after a while, whatever becomes of this test.
+    // The script ends by itself after a while, whatever happens to this test.
     let script = format!(
         "trap 'echo TERM >{}; exit 7' TERM; i=0; while [ $i -lt 600 ]; do sleep 0.1; i=$((i+1)); \
          done",

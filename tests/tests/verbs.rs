@@ -1,5 +1,5 @@
-//! The matrix of unmodified RDMA programs on real verbs, in one boot of the SoftRoCE lab, judged by
-//! its own report. Skipped, with the reason, where a guest or its programs cannot be had.
+//! Runs the matrix of unmodified RDMA programs on real verbs in one boot of the SoftRoCE lab, and
+//! checks its report. Skipped if a guest or its programs are missing.
 
 use std::process::Command;
 
@@ -19,9 +19,9 @@ fn number(value: &serde_json::Value, key: &str) -> u64 {
         .unwrap_or_else(|| panic!("no `{key}` in {value}"))
 }
 
-/// Cases of the matrix that are for `laxity lab verbs` by hand (`make verbs`): those that measure,
-/// which a busy machine can fail, and the many small ones that cost minutes of emulation: pyverbs'
-/// suite, and those of the NCCL plugin that are the same over sockets.
+/// Cases that only run by hand with `laxity lab verbs` (`make verbs`). Some measure, which fails on
+/// a busy machine. Others take minutes of emulation: pyverbs' suite, and cases of the NCCL plugin
+/// that sockets cover as well.
 const BY_HAND: [&str; 9] = [
     "contention",
     "pyverbs",
@@ -78,8 +78,7 @@ fn unmodified_rdma_programs_run_under_the_scheduler_and_every_byte_is_accounted_
         assert!(!classes.is_empty(), "{name} was not seen on the wire");
     }
     let deferred: u64 = programs.iter().map(|p| number(p, "deferred")).sum();
-    // Each program that has to wait was checked for it; this is that they did so in earnest. Mostly
-    // 4000.
+    // Each program is checked on its own. This checks that many work requests waited, mostly 4000.
     assert!(deferred > 1500, "work requests waited: {deferred}");
     for case in plugin {
         assert_eq!(case["passed"].as_bool(), Some(true), "{case}");

@@ -1,4 +1,4 @@
-//! Hosts come, describe themselves, and go: streams, ports, drains.
+//! Beginning and end of streams, ports of hosts, and drains.
 
 use laxity_policy::admission::AdmissionEvent;
 use laxity_policy::{Span, Time};
@@ -9,19 +9,19 @@ use super::host::{CAPABILITIES, Host, HostId, Tenant};
 use super::note::Note;
 use super::refusal::goodbye;
 
-/// Addresses that a port may have.
+/// Most addresses of one port.
 const ADDRESSES_MAX: usize = 64;
 
-/// What makes a port another one if it changes. Addresses come and go.
+/// Returns what identifies a port. Its addresses may change.
 fn identity(info: &v1::PortInfo) -> (&str, i32) {
     (&info.name, info.direction)
 }
 
 impl Cluster {
-    /// A daemon's stream begins. Gives its host, and the number of the stream.
+    /// Begins the stream of a daemon. Returns the host and the number of the stream.
     ///
     /// # Errors
-    /// What to tell the daemon before the stream is closed.
+    /// Returns the message to send to the daemon before its stream is closed.
     pub fn attend(&mut self, now: Time, hello: &Hello) -> Result<(HostId, u64), v1::Goodbye> {
         self.check_hello(hello)?;
         let tenant = self.settings.tenants.of(&hello.host).ok_or_else(|| {
@@ -54,10 +54,10 @@ impl Cluster {
         Ok((id, stream))
     }
 
-    /// Whether this can be the name of a host.
+    /// Checks whether `host` can be the name of a host.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// Returns what is wrong with the name.
     pub fn check_name(host: &str) -> Result<(), &'static str> {
         if host.is_empty() || host.len() > 253 {
             return Err("a host name has 1 to 253 bytes");
@@ -122,7 +122,7 @@ impl Cluster {
         }
     }
 
-    /// The id of a host that is new. A host that is lost makes room if there is none.
+    /// Adds a host and returns its id. If there is no room, the longest lost host is removed.
     fn admit(&mut self, now: Time, hello: &Hello, tenant: Tenant) -> Result<HostId, v1::Goodbye> {
         let known = self.hosts.len();
         if known >= self.settings.limits.hosts_max {
@@ -149,17 +149,18 @@ impl Cluster {
         }
     }
 
-    /// The stream has ended. What the host said holds for a while longer.
+    /// Ends the stream of a host. The host's reports hold for the grace period.
     pub fn detach(&mut self, now: Time, id: HostId, stream: u64) {
         let until = now + self.settings.host_grace;
         self.hosts.lose(id, stream, until);
     }
 
-    /// Takes a host out of the cluster's order, or back in, as `author` asks. Gives the number of
-    /// batches it took part in.
+    /// Takes a host out of the cluster order or back in, as `author` commands. Returns how many
+    /// batches the host took part in.
     ///
     /// # Errors
-    /// There are too many drained hosts, or the name is none; text for the operator.
+    /// Returns a text for the operator if the name is invalid, if the host is not drained, or if
+    /// too many hosts are drained.
     pub fn drain(
         &mut self,
         now: Time,
@@ -201,7 +202,7 @@ impl Cluster {
         Ok(batches as u32)
     }
 
-    /// What watchers are told of a host, whatever has changed about it.
+    /// Returns the state of a host for watchers.
     #[must_use]
     pub fn host_changed(&self, name: &str) -> v1::HostChanged {
         let host = self.hosts.named(name);

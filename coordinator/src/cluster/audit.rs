@@ -1,5 +1,5 @@
-//! Whether the parts of the cluster agree with each other: for tests and fuzzing, which ask after
-//! every step. What hosts are charged for is counted anew from what is there.
+//! Checks whether the parts of the cluster agree with each other. Tests and fuzzing call it after
+//! every step. It counts anew what each host is charged for.
 
 use super::Cluster;
 use super::host::{Charge, HostId, Usage};
@@ -9,10 +9,10 @@ fn agree(holds: bool, what: impl FnOnce() -> String) -> Result<(), String> {
 }
 
 impl Cluster {
-    /// Counts everything anew.
+    /// Counts everything anew and compares it with what is stored.
     ///
     /// # Errors
-    /// What does not agree; a bug of the coordinator, whatever daemons said.
+    /// Returns the first disagreement. It is a bug of the coordinator, whatever daemons reported.
     pub fn audit(&self) -> Result<(), String> {
         let hosts = &self.hosts;
         for (id, host) in hosts.iter() {

@@ -1,4 +1,4 @@
-//! What the coordinator keeps of batches and requests, beside what admission does: who said what.
+//! Batches and requests with the hosts that reported them.
 
 use std::collections::BTreeSet;
 
@@ -8,27 +8,27 @@ use laxity_policy::{PortId, RequestId, Time};
 use super::host::{HostId, Tenant};
 use super::table::Key;
 
-/// A batch that one host or several take part in.
+/// A batch that one or more hosts take part in.
 #[derive(Debug)]
 pub(super) struct Batch {
-    /// The id that hosts use.
+    /// The id that hosts use for the batch.
     pub(super) name: u64,
     pub(super) tenant: Tenant,
-    /// Whose word holds; always the first of `members`.
+    /// Hosts that take part. The first one is the announcer.
     pub(super) members: Vec<HostId>,
-    /// Hosts that the owner named, by a hash of the name: a name is as long as its sender likes.
+    /// Hosts that the announcer named, as hashes of the names, because names can be long.
     pub(super) invited: Vec<u64>,
     pub(super) requests: BTreeSet<Key>,
     pub(super) arrived: Time,
     pub(super) started: Option<Time>,
     pub(super) layer: u32,
     pub(super) layers: u32,
-    /// What daemons know as its place; see [`rank`](super::rank).
+    /// The sort key that daemons got for the batch. See [`rank`](super::rank).
     pub(super) sort_key: Option<u64>,
 }
 
 impl Batch {
-    /// A batch of which nothing is known but who announced it.
+    /// Creates a batch of which only the announcer is known.
     pub(super) fn new(name: u64, tenant: Tenant, owner: HostId, now: Time) -> Self {
         Self {
             name,
@@ -49,39 +49,39 @@ impl Batch {
     }
 }
 
-/// Bytes that a request has still to move through one port, as one host said.
+/// Bytes that a request still has to move through one port, as one host reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Load {
     pub(super) port: PortId,
-    /// Who said so: the port's host, or one that wants to fetch from it.
+    /// The host that reported it: the port's host, or one that fetches from the port.
     pub(super) by: HostId,
     pub(super) bytes: u64,
-    /// See [`Host::mark`](super::host::Host::mark) of `by`.
+    /// The [`Host::mark`](super::host::Host::mark) of `by` at the time of the report.
     pub(super) mark: u64,
 }
 
-/// A request of such a batch.
+/// A request of a batch.
 #[derive(Debug)]
 pub(super) struct Request {
-    /// The id that hosts use.
+    /// The id that hosts use for the request.
     pub(super) name: u64,
     pub(super) tenant: Tenant,
     pub(super) batch: Key,
-    /// Who told of it first: its deadline is that host's, or the batch's owner's.
+    /// The host that reported the request first. The deadline is from this host or the announcer.
     pub(super) by: HostId,
-    /// See [`Host::mark`](super::host::Host::mark) of `by`.
+    /// The [`Host::mark`](super::host::Host::mark) of `by` at the time of the report.
     pub(super) mark: u64,
-    /// As counted: [`Time::NEVER`] if nobody entitled has said one.
+    /// The deadline that counts. [`Time::NEVER`] if no host that may set one has set it.
     pub(super) deadline: Time,
     pub(super) started: bool,
     pub(super) loads: Vec<Load>,
-    /// As published.
+    /// Whether daemons got the request as pruned.
     pub(super) pruned: bool,
 }
 
 impl Request {
-    /// What admission gets. What the owner of a port says of it outweighs what those say who want
-    /// to fetch from it, since both mean the same bytes.
+    /// Returns the request's loads as admission gets them. What a port's own host reports replaces
+    /// what fetching hosts report about the same port, since both describe the same bytes.
     pub(super) fn merged(&self, key: Key, owns: impl Fn(HostId, PortId) -> bool) -> RequestLoad {
         let own = |load: &&Load| owns(load.by, load.port);
         let owned = || self.loads.iter().filter(own);

@@ -1,5 +1,5 @@
-//! What outlives a leader: policy, with its last revisions, and drains. Everything else is rebuilt
-//! from what daemons say when they attend the next one.
+//! State that outlives a leader: the policy with its last revisions, and the drains. Everything
+//! else is rebuilt from the daemons' reports to the next leader.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -12,17 +12,17 @@ use super::note::Note;
 use super::policy::{ClusterPolicy, Revision, Revisions};
 use super::{Cluster, admission_config};
 
-/// Revisions that are kept.
+/// Most revisions that are saved.
 const REVISIONS_MAX: usize = 32;
 
-/// See the module. Fields are only ever added.
+/// State that outlives a leader. Fields are only added, never removed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Durable {
-    /// Oldest first; the last one holds.
+    /// Revisions of the policy, oldest first. The last one is in force.
     revisions: Vec<SavedRevision>,
     drained: Vec<String>,
-    /// Who drained them, and why, by host.
+    /// Who drained each host and why, by host name.
     drains: BTreeMap<String, SavedNote>,
 }
 
@@ -41,7 +41,7 @@ struct SavedRevision {
 struct SavedNote {
     author: String,
     comment: String,
-    /// When the change was made. It is only shown, since the clocks of two machines may differ.
+    /// When the change was made. It is only displayed, since the clocks of two machines may differ.
     unix_ms: u64,
 }
 
@@ -70,7 +70,7 @@ impl SavedNote {
 }
 
 impl Cluster {
-    /// What a successor has to know.
+    /// Returns the state that the next leader needs.
     #[must_use]
     pub fn durable(&self, now: Time) -> Durable {
         let revisions = self.revisions.older().take(REVISIONS_MAX - 1);
@@ -94,10 +94,10 @@ impl Cluster {
         }
     }
 
-    /// Takes over from a predecessor.
+    /// Restores the state that the leader before saved.
     ///
     /// # Errors
-    /// What makes no sense in it; nothing was taken then.
+    /// Returns what is invalid in it. Nothing was restored then.
     pub fn restore(&mut self, now: Time, saved: Durable) -> Result<(), String> {
         let mut revisions = Vec::new();
         for one in saved.revisions {
@@ -121,7 +121,7 @@ impl Cluster {
         for host in saved.drained.into_iter().take(most) {
             let note = match drains.remove(&host) {
                 Some(note) => note.restore(now),
-                // A release that kept no reasons saved it.
+                // The release that saved this did not save reasons.
                 None => Note::new("", "", now, Span::ZERO),
             };
             self.hosts.drained.insert(host, note);
@@ -129,13 +129,13 @@ impl Cluster {
         Ok(())
     }
 
-    /// Numbers of streams go on where those of `before` ended, so that no stream of that cluster
-    /// passes for a stream of this one.
+    /// Continues the stream numbers of `before`, so that no stream of that cluster is taken for a
+    /// stream of this one.
     pub fn succeed(&mut self, before: &Self) {
         self.hosts.streams = before.hosts.streams;
     }
 
-    /// Fences the orders.
+    /// Returns the term, which fences the orders.
     #[must_use]
     pub const fn term(&self) -> u64 {
         self.term

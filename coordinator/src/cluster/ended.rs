@@ -1,24 +1,24 @@
-//! How requests ended, as far as the coordinator sees it: a request ends when a host entitled to
-//! say so says it, or when the announcer of its batch says that the batch has finished. A request
-//! that is lost with its host has not ended.
+//! How requests ended. A request ends when a host that may report its end reports it, or when the
+//! announcer reports that the batch has finished. A request that is lost with its host does not
+//! count.
 //!
-//! A report takes its time, so a request counts as late if its end was *heard* after its deadline.
-//! That is at most one report (milliseconds) stricter than what its users saw.
+//! A request is late if the *report* of its end came after its deadline. A report takes
+//! milliseconds at most, so this is slightly stricter than what users saw.
 
 use laxity_policy::Time;
 
 use super::batch::Request;
 
-/// Requests that ended, since the coordinator started.
+/// Requests that ended since the coordinator started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ended {
-    /// By their deadline.
+    /// Requests that ended by their deadline.
     pub in_time: u64,
-    /// After it.
+    /// Requests that ended after their deadline.
     pub late: u64,
-    /// Of those that ended late: pruned at that time.
+    /// Requests that ended late and were pruned at that time.
     pub late_pruned: u64,
-    /// Without one.
+    /// Requests that ended and had no deadline.
     pub undated: u64,
 }
 

@@ -1,4 +1,4 @@
-//! What each event of a report changes. [`Intake`] is the host that says it.
+//! What each event of a report changes. [`Intake`] holds the host that reports it.
 
 use laxity_policy::admission::AdmissionEvent;
 use laxity_policy::{BatchId, PortId, RequestId, Span, Time};
@@ -12,11 +12,11 @@ use super::intake::{Intake, Outcome};
 use super::refusal::{Refused, invalid, not_yours, unknown};
 use super::table::Key;
 
-/// Longest time of a victim port that one fetch is believed to take, in seconds. A reader can't
-/// make others look late by inventing bytes.
+/// Longest time that one fetch is assumed to take at a victim port, in seconds. A host can't make
+/// the batches of others look late with invented bytes.
 const FETCH_TIME_MAX: u64 = 10;
 
-/// The instant that is so far away. An instant before the clock's origin becomes the origin.
+/// Returns the instant that is `remaining_ns` from `now`, but none before the clock's origin.
 fn instant(now: Time, remaining_ns: Option<i64>) -> Time {
     match remaining_ns {
         None => Time::NEVER,
@@ -47,7 +47,7 @@ impl Intake<'_> {
             }
             Err((RefusalReason::Unknown, _)) => {}
             Err(refused) => match self.request_of(name) {
-                // A member of the batch that has nothing left of the request.
+                // The host takes part in the batch and reports nothing more about the request.
                 Some((key, true)) => self.part_with(key),
                 _ => return Err(refused),
             },
@@ -63,7 +63,7 @@ impl Intake<'_> {
 
     pub(super) fn batch_finished(&mut self, name: u64) -> Outcome {
         let key = match self.batch_of(name) {
-            // The owner's word came first: hosts don't wait for each other.
+            // The announcer's report came first, since hosts don't wait for each other.
             Err((RefusalReason::Unknown, _)) => return Ok(true),
             known => known?,
         };
@@ -96,7 +96,7 @@ impl Intake<'_> {
         if is_owner && said.started {
             self.batch_started(key);
         }
-        // A host that joins a batch with a rank has to be told of the rank.
+        // A host that joins a batch with a rank needs the rank.
         if has_joined && let Some(batch) = self.workload.batches.get(key) {
             *self.work += batch.requests.len();
             self.note_batch(key, said.batch);
@@ -104,7 +104,7 @@ impl Intake<'_> {
         refused.map_or(Ok(true), Err)
     }
 
-    /// What the owner of a batch says of it.
+    /// Records what the announcer of a batch reports about it.
     fn describe_batch(&mut self, key: Key, said: &v1::BatchArrived) {
         if !said.hosts.is_empty() {
             let most = self.settings.limits.hosts_per_batch_max;
@@ -119,7 +119,7 @@ impl Intake<'_> {
         }
         let compute = Span(said.compute_ns) + elapsed;
         self.workload.announce(self.now, key, compute);
-        // A batch that has ended meanwhile is nothing to wait for.
+        // If the batch ahead has already ended, there is nothing to wait for.
         if let Some(ahead) = said.queued_behind
             && let Ok(ahead) = self.batch_of(ahead)
         {
@@ -131,7 +131,7 @@ impl Intake<'_> {
         }
     }
 
-    /// The port with this index in the host's own list.
+    /// Returns the port with this index in the host's own list.
     fn port(&self, index: u32) -> Result<PortId, Refused> {
         let ports = &self.host()?.ports;
         let port = ports.get(index as usize).map(|port| port.id);
@@ -173,7 +173,7 @@ impl Intake<'_> {
         let key = self.enter_request(batch, said.request, is_entitled)?;
         let by = self.workload.requests.get(key).map(|request| request.by);
         if self.workload.owns(self.id, batch) && by != Some(self.id) {
-            // Without room for one more, the other host's word on it holds.
+            // If the announcer's quota is exhausted, the other host's report of the request holds.
             let _ = self.workload.take_over(self.hosts, self.id, key);
         }
         let Some(request) = self.workload.requests.get_mut(key) else {
@@ -243,8 +243,8 @@ impl Intake<'_> {
         Ok(())
     }
 
-    /// The port that a fetch reads from, and its rate. `None` if it has none that is known by its
-    /// address: storage, say, or a host without a daemon. That is no mistake of the reader.
+    /// Returns the port that a fetch reads from and its rate. `None` if no known port has the
+    /// address, as with storage or a host without a daemon.
     fn victim(&self, said: &v1::FetchWanted) -> Result<Option<(PortId, u64)>, Refused> {
         let of = |port: &HostPort| (port.id, port.info.rate_bytes_per_s);
         if !said.victim_address.is_empty() {
@@ -271,7 +271,7 @@ impl Intake<'_> {
             return Err(invalid("a fetch id is not 0"));
         }
         let batch = match self.batch_of(said.batch) {
-            // The end of the batch and this event crossed on their way.
+            // The batch ended while this event was on its way.
             Err((RefusalReason::Unknown, _)) => return Ok(()),
             known => known?,
         };
@@ -288,7 +288,7 @@ impl Intake<'_> {
                 fetch.mark = self.mark;
                 return Ok(());
             }
-            // Another fetch had this number: the daemon was restarted, or the batch begun anew.
+            // Another fetch had this number: the daemon restarted, or the batch began anew.
             self.close_fetch(self.id, said.fetch);
         }
         let request = self.workload.request_named(self.tenant, said.request);

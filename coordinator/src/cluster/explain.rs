@@ -1,4 +1,4 @@
-//! What operators see of hosts and batches, and why a batch has its place.
+//! What operators see of hosts and batches, and the explanation of a batch's place in the order.
 
 use laxity_policy::admission::Decision;
 use laxity_policy::prune::{Estimate, PACE_UNIT};
@@ -12,18 +12,18 @@ use super::host::{Charge, Host, HostId};
 use super::table::Key;
 use super::tokens::Turn;
 
-/// Batches given at once.
+/// Most batches in one response.
 const BATCHES_MAX: usize = 1000;
-/// Neighbours in the order that an explanation names, on each side.
+/// Neighbours in the order that an explanation names on each side.
 const NEIGHBOURS: usize = 3;
 
-/// From now to `at`; absent for never.
+/// Returns the time from now to `at`, or `None` for [`Time::NEVER`].
 fn remaining(now: Time, at: Time) -> Option<i64> {
     (at != Time::NEVER).then(|| at.remaining_ns(now))
 }
 
 impl Cluster {
-    /// All hosts, by name; drained ones that are not known, too.
+    /// Lists all hosts by name, including drained hosts that never attended.
     #[must_use]
     pub fn list_hosts(&self, now: Time) -> v1::ListHostsResponse {
         let known = self.hosts.iter();
@@ -113,14 +113,14 @@ impl Cluster {
         }
     }
 
-    /// When the batch will have computed, as it looks now.
+    /// Returns the current estimate of when the batch has computed.
     fn ready(&self, now: Time, key: Key, decision: &Decision) -> Time {
         let ready = self.workload.admission.ready(now, BatchId(key));
         ready.unwrap_or(decision.estimate.ready)
     }
 
-    /// The estimate of the last run, as it looks now: one that has not begun to compute ends later
-    /// with every instant that it waits, and none has ended that is still there.
+    /// Returns the current estimate of when the batch ends. The end of a batch that waits to
+    /// compute moves on with time. The end of a batch that still exists is never in the past.
     fn finish(&self, now: Time, key: Key, decision: &Decision) -> Time {
         let estimate = Estimate {
             ready: self.ready(now, key, decision),
@@ -129,7 +129,7 @@ impl Cluster {
         estimate.finish().max(now)
     }
 
-    /// Batches in the order of the last run; what came since is not among them.
+    /// Lists batches in the order of the last run, without those that arrived after it.
     #[must_use]
     pub fn list_batches(
         &self,
@@ -167,10 +167,10 @@ impl Cluster {
         }
     }
 
-    /// Why a batch has its place.
+    /// Explains the place of a batch in the order.
     ///
     /// # Errors
-    /// There is no such batch, or several; text for the operator.
+    /// Returns a text for the operator if there is no such batch, or if several tenants have one.
     pub fn explain(
         &self,
         now: Time,
@@ -300,7 +300,7 @@ fn due(ns: Option<i64>) -> String {
     }
 }
 
-/// The numbers in words.
+/// Returns the numbers of an explanation as sentences.
 fn sentences(decision: &Decision, told: &v1::ExplainResponse) -> Vec<String> {
     let mut text = Vec::new();
     let red = told

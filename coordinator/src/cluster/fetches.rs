@@ -1,4 +1,4 @@
-//! The fetches of all hosts: whose each one is, and whether it holds a token ([`tokens`]).
+//! The fetches of all hosts: the host of each one, and whether it holds a token ([`tokens`]).
 //!
 //! [`tokens`]: super::tokens
 
@@ -11,27 +11,27 @@ use super::table::Key;
 use super::tokens::{FetchRank, TokenPolicy, Tokens, Turn};
 use super::workload::Workload;
 
-/// A fetch that a host waits for or carries out.
+/// A fetch that waits for a token or is under way.
 #[derive(Clone, Debug)]
 pub(super) struct Fetch {
-    /// See [`Host::mark`](super::host::Host::mark).
+    /// The host's [`Host::mark`](super::host::Host::mark) when it last reported the fetch.
     pub(super) mark: u64,
     pub(super) batch: Key,
-    /// The id that hosts use.
+    /// The id that hosts use for the request.
     pub(super) request: u64,
     pub(super) victim: PortId,
 }
 
-/// A fetch by its host and the host's own number.
+/// A fetch, named by its host and the host's own number.
 type FetchId = (HostId, u64);
 
-/// See the module.
+/// The fetches of all hosts.
 #[derive(Debug, Default)]
 pub(super) struct Fetches {
     pub(super) tokens: Tokens,
     open: BTreeMap<FetchId, (Key, Fetch)>,
     ids: HashMap<Key, FetchId>,
-    /// Fetches with their batch, while the batch lasts.
+    /// (batch, fetch) pairs of all batches that have not ended.
     of_batches: BTreeSet<(Key, Key)>,
 }
 
@@ -44,13 +44,13 @@ impl Fetches {
         Some(&mut self.open.get_mut(&(id, number))?.1)
     }
 
-    /// The fetches of a host with their numbers.
+    /// Returns the fetches of a host with their numbers.
     pub(super) fn of_host(&self, id: HostId) -> impl Iterator<Item = (u64, &Fetch)> {
         let open = self.open.range((id, 0)..=(id, u64::MAX));
         open.map(|(&(_, number), (_, fetch))| (number, fetch))
     }
 
-    /// The fetches from these ports.
+    /// Returns the fetches that read from these ports.
     pub(super) fn at_ports(&self, ports: &BTreeSet<PortId>) -> Vec<FetchId> {
         let open = self.open.iter();
         let from = open.filter(|(_, (_, fetch))| ports.contains(&fetch.victim));
@@ -62,7 +62,7 @@ impl Fetches {
         fetches.map(|&(_, key)| key).collect()
     }
 
-    /// A fetch begins to wait.
+    /// Adds a fetch that waits for a token.
     pub(super) fn open(&mut self, id: HostId, number: u64, fetch: Fetch, rank: FetchRank) {
         let key = self.tokens.want(fetch.victim, rank);
         self.of_batches.insert((fetch.batch, key));
@@ -70,7 +70,7 @@ impl Fetches {
         self.open.insert((id, number), (key, fetch));
     }
 
-    /// A fetch has ended. Gives it, and whether it still waited.
+    /// Removes a fetch. Returns it and whether it still waited for a token.
     pub(super) fn close(&mut self, id: HostId, number: u64) -> Option<(Fetch, bool)> {
         let (key, fetch) = self.open.remove(&(id, number))?;
         let waits = self.tokens.turn(key) == Some(Turn::Waiting);
@@ -85,7 +85,7 @@ impl Fetches {
         self.tokens.turn(*key)
     }
 
-    /// Something changed by which the fetches of a batch are ranked.
+    /// Ranks the fetches of a batch anew, after a change to the batch or its requests.
     pub(super) fn rerank(&mut self, workload: &Workload, batch: Key) {
         let Some(tenant) = workload.batches.get(batch).map(|batch| batch.tenant) else {
             return;
@@ -98,7 +98,7 @@ impl Fetches {
         }
     }
 
-    /// The batch has ended: its fetches come last.
+    /// Ranks the fetches of a batch that has ended last.
     pub(super) fn end_batch(&mut self, batch: Key) {
         for key in self.of_batch(batch) {
             self.of_batches.remove(&(batch, key));
@@ -106,7 +106,7 @@ impl Fetches {
         }
     }
 
-    /// What hosts that take part in both batches fetch for the request moves on with it.
+    /// Moves fetches of a request to another batch, if their hosts take part in both batches.
     pub(super) fn move_request(&mut self, workload: &Workload, request: u64, from: Key, to: Key) {
         for key in self.of_batch(from) {
             let Some(id) = self.ids.get(&key) else {
@@ -124,8 +124,8 @@ impl Fetches {
         self.rerank(workload, to);
     }
 
-    /// Ends leases that are over and gives out tokens. Gives the fetches whose hosts are to be
-    /// told.
+    /// Ends leases that are over and assigns tokens. Returns the fetches whose hosts need a message
+    /// about it.
     pub(super) fn assign_tokens(&mut self, now: Time, policy: TokenPolicy) -> Vec<FetchId> {
         let turned = self.tokens.assign(now, policy).into_iter();
         turned

@@ -1,4 +1,4 @@
-//! What the coordinator keeps of one host.
+//! What the coordinator stores about one host.
 
 use std::collections::BTreeMap;
 
@@ -8,21 +8,21 @@ use laxity_wire::v1::{self, Epoch};
 use super::outbox::Outbox;
 use super::table::Key;
 
-/// What this release can do beyond the first version of the protocol.
+/// Capabilities of this release beyond the first version of the protocol.
 pub(super) const CAPABILITIES: [v1::Capability; 3] = [
     v1::Capability::OrderDeltas,
     v1::Capability::FetchTokens,
     v1::Capability::PruneCauses,
 ];
 
-/// Which host: its slot in the table of hosts. Slots are used again after a host was forgotten.
+/// The id of a host: its slot in the table of hosts. The slot of a forgotten host is used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostId(pub(super) u32);
 
-/// Hosts of two tenants share no ids. An index into the configuration's list.
+/// A tenant, as an index into the configuration's list. Hosts of two tenants share no ids.
 pub(crate) type Tenant = u16;
 
-/// One port, as the host described it and as it last reported it.
+/// A port, as the host described it and last reported it.
 #[derive(Debug)]
 pub(super) struct HostPort {
     pub(super) id: PortId,
@@ -30,23 +30,23 @@ pub(super) struct HostPort {
     pub(super) load: v1::PortLoad,
 }
 
-/// What a host is charged for. Each has a [`Quota`](super::quota::Quota) of its own.
+/// What a host is charged for. Each kind has its own [`Quota`](super::quota::Quota).
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Charge {
-    /// A batch that the host owns.
+    /// A batch that the host announced first.
     Batch,
-    /// A request that the host told of.
+    /// A request that the host reported first.
     Request,
-    /// What the host said of a request on a port.
+    /// A (request, port) pair that the host reported.
     Load,
     /// A fetch of the host.
     Fetch,
 }
 
-/// How much a host is charged for, by [`Charge`].
+/// How many of each [`Charge`] a host holds.
 pub(super) type Usage = [usize; 4];
 
-/// What has happened with a host.
+/// Counts of what a host sent and received.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct HostCounters {
     pub(super) reports: u64,
@@ -68,42 +68,42 @@ impl HostCounters {
     }
 }
 
-/// See the module.
+/// A host with its ports, its stream and its outbox.
 #[derive(Debug)]
 pub(super) struct Host {
     pub(super) name: String,
     pub(super) tenant: Tenant,
     pub(super) software: String,
     pub(super) ports: Vec<HostPort>,
-    /// The stream that speaks for it now.
+    /// The number of the host's current stream.
     pub(super) stream: Option<u64>,
-    /// When the last stream ended.
+    /// When the host is forgotten, if it has no stream.
     pub(super) lost_at: Time,
     pub(super) heard_at: Time,
     pub(super) capabilities: Vec<v1::Capability>,
     pub(super) drained: bool,
-    /// Batches that it takes part in, with the [`Host::mark`] of when it last said so.
+    /// Batches that the host takes part in, each with the [`Host::mark`] of its last report.
     pub(super) batches: BTreeMap<Key, u64>,
     pub(super) usage: Usage,
-    /// Grows with each snapshot. What does not have this mark when a snapshot ends is forgotten.
+    /// Number of the host's last snapshot. When one ends, entries with an older number are removed.
     pub(super) mark: u64,
     pub(super) in_snapshot: bool,
-    /// The stream has sent a whole snapshot.
+    /// Whether the stream has sent a complete snapshot.
     pub(super) complete: bool,
-    /// Sequence of the newest report, and of the newest that a run has seen.
+    /// The sequence of the newest report.
     pub(super) reported: u64,
     pub(super) considered: u64,
-    /// A report since the last run wants an answer.
+    /// Whether a report arrived after the last run, so that this host needs a new order.
     pub(super) owed: bool,
     pub(super) applied: Option<Epoch>,
     pub(super) outbox: Outbox,
-    /// It got an order since the last [`Cluster::summary`](super::Cluster::summary).
+    /// Whether the host got an order since the last [`Cluster::summary`](super::Cluster::summary).
     pub(super) told: bool,
     pub(super) counters: HostCounters,
 }
 
 impl Host {
-    /// A host without a stream that has said nothing.
+    /// Creates a host without a stream or reports.
     pub(super) fn new(name: &str, tenant: Tenant) -> Self {
         Self {
             name: name.to_owned(),
@@ -130,7 +130,7 @@ impl Host {
         }
     }
 
-    /// A new stream speaks for it.
+    /// Makes `stream` the host's current stream and resets what belonged to the one before.
     pub(super) fn begin_stream(&mut self, now: Time, stream: u64, hello: &v1::Hello) {
         self.stream = Some(stream);
         self.heard_at = now;
@@ -148,7 +148,7 @@ impl Host {
         self.capabilities.contains(&capability)
     }
 
-    /// Orders are for those that have said all they know, and whom no operator took out.
+    /// Reports whether the host gets orders: it has sent a complete snapshot and is not drained.
     pub(super) fn gets_orders(&self) -> bool {
         self.stream.is_some() && self.complete && !self.drained
     }

@@ -1,5 +1,5 @@
 //! The hosts of the cluster: their names, streams, ports and addresses, what each is charged for,
-//! and which of them have something waiting.
+//! and which of them have messages waiting.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -13,25 +13,25 @@ use super::quota::Quota;
 use super::refusal::{Refused, over_limit, unknown};
 use crate::limits::Limits;
 
-/// See the module.
+/// All hosts of the cluster.
 #[derive(Debug)]
 pub(super) struct Hosts {
     slots: Vec<Option<Host>>,
     pub(super) names: HashMap<String, HostId>,
-    /// Hosts without a stream, by when they are forgotten.
+    /// Hosts without a stream, by the time at which they are forgotten.
     lost: BTreeSet<(Time, HostId)>,
-    /// Hosts that operators took out of the cluster's order.
+    /// Hosts that operators took out of the cluster order.
     pub(super) drained: BTreeMap<String, Note>,
-    /// By port number: whose it is.
+    /// The host of each port, by port number.
     pub(super) port_hosts: Vec<Option<HostId>>,
-    /// Egress ports by address. If several hosts name an address, the first one has it.
+    /// Egress ports by address. If several hosts name an address, it belongs to the first one.
     pub(super) addresses: HashMap<(Tenant, [u8; 16]), PortId>,
-    /// By [`Charge`].
+    /// Quotas, by [`Charge`].
     quotas: [Quota; 4],
-    /// Hosts with reports that no run has seen.
+    /// Hosts with reports that no run has considered yet.
     pub(super) unconsidered: BTreeSet<HostId>,
     ready: Vec<HostId>,
-    /// Streams so far.
+    /// Number of streams that began so far.
     pub(super) streams: u64,
     /// Counters of hosts that were forgotten.
     past: HostCounters,
@@ -41,7 +41,7 @@ fn address_of(bytes: &[u8]) -> Option<[u8; 16]> {
     bytes.try_into().ok()
 }
 
-/// The first free slot, which is made if there is none.
+/// Returns the first free slot and adds one if there is none.
 fn free_slot<T>(slots: &mut Vec<Option<T>>) -> usize {
     let free = slots.iter().position(Option::is_none);
     free.unwrap_or_else(|| {
@@ -81,7 +81,7 @@ impl Hosts {
         self.slots.get_mut(id.0 as usize)?.as_mut()
     }
 
-    /// The host, if this stream speaks for it.
+    /// Returns the host if `stream` is its current stream.
     pub(super) fn speaking(&mut self, id: HostId, stream: u64) -> Option<&mut Host> {
         self.get_mut(id).filter(|host| host.stream == Some(stream))
     }
@@ -99,7 +99,7 @@ impl Hosts {
         self.names.len()
     }
 
-    /// Sums over all hosts, those of the past included.
+    /// Returns the sum of the counters of all hosts, including forgotten ones.
     pub(super) fn counters(&self) -> HostCounters {
         let mut sum = self.past;
         for (_, host) in self.iter() {
@@ -108,7 +108,7 @@ impl Hosts {
         sum
     }
 
-    /// How many got an order since this was asked last.
+    /// Returns how many hosts got an order since the last call.
     pub(super) fn take_told(&mut self) -> usize {
         let hosts = self.slots.iter_mut().flatten();
         hosts
@@ -116,7 +116,7 @@ impl Hosts {
             .count()
     }
 
-    /// A new host. The caller keeps their number within its limit.
+    /// Adds a host. The caller checks the limit on their number.
     pub(super) fn insert(&mut self, host: Host) -> HostId {
         let slot = free_slot(&mut self.slots);
         let id = HostId(slot as u32);
@@ -125,7 +125,7 @@ impl Hosts {
         id
     }
 
-    /// Forgets a host. The caller has undone what it reported.
+    /// Removes a host. The caller has undone what it reported.
     pub(super) fn remove(&mut self, id: HostId) {
         let Some(host) = self.slots.get_mut(id.0 as usize).and_then(Option::take) else {
             return;
@@ -140,12 +140,12 @@ impl Hosts {
         self.past.add(&host.counters);
     }
 
-    /// The host that lost its stream first, and when it is forgotten.
+    /// Returns the host that is forgotten next, and when.
     pub(super) fn first_lost(&self) -> Option<(Time, HostId)> {
         self.lost.first().copied()
     }
 
-    /// The host has no stream, and is forgotten at `until`.
+    /// Ends the stream of a host, which is forgotten at `until`.
     pub(super) fn lose(&mut self, id: HostId, stream: u64, until: Time) {
         if let Some(host) = self.speaking(id, stream) {
             host.stream = None;
@@ -155,7 +155,7 @@ impl Hosts {
         }
     }
 
-    /// A stream begins that speaks for the host from now on.
+    /// Begins a new stream of the host and returns its number.
     pub(super) fn begin_stream(&mut self, now: Time, id: HostId, hello: &v1::Hello) -> u64 {
         self.streams += 1;
         let stream = self.streams;
@@ -169,7 +169,7 @@ impl Hosts {
         stream
     }
 
-    /// Charges the host for one more.
+    /// Charges the host for one more `what`.
     pub(super) fn charge(&mut self, id: HostId, what: Charge) -> Result<(), Refused> {
         let host = self.slots.get_mut(id.0 as usize).and_then(Option::as_mut);
         let held = &mut host.ok_or_else(|| unknown("host", 0))?.usage[what as usize];
@@ -188,14 +188,14 @@ impl Hosts {
         )))
     }
 
-    /// Takes back one charge.
+    /// Refunds one charge.
     pub(super) fn refund(&mut self, id: HostId, what: Charge) {
         if let Some(host) = self.slots.get_mut(id.0 as usize).and_then(Option::as_mut) {
             self.quotas[what as usize].give(&mut host.usage[what as usize]);
         }
     }
 
-    /// Whether the quotas agree with what hosts are charged for.
+    /// Reports whether the quotas agree with what hosts are charged for.
     pub(super) fn quotas_agree(&self) -> bool {
         let held = |what: usize| self.iter().map(move |(_, host)| host.usage[what]);
         let mut quotas = self.quotas.iter().enumerate();
@@ -215,7 +215,7 @@ impl Hosts {
             HostPort {
                 id: PortId(slot as u32),
                 info: v1::PortInfo {
-                    // `set_addresses` fills them in.
+                    // `set_addresses` sets these.
                     addresses: Vec::new(),
                     ..info.clone()
                 },
@@ -228,7 +228,7 @@ impl Hosts {
         }
     }
 
-    /// Sets the addresses at which the ports of a host are reached.
+    /// Sets the addresses of a host's ports.
     pub(super) fn set_addresses(&mut self, id: HostId, infos: &[v1::PortInfo]) {
         let Some(host) = self.get_mut(id) else { return };
         let tenant = host.tenant;
@@ -254,7 +254,7 @@ impl Hosts {
         self.forget_addresses(tenant, port.id, &port.info.addresses);
     }
 
-    /// The port does not have these addresses any more. Another port that names one gets it.
+    /// Removes addresses of a port. If another port names one of them, that port gets it.
     fn forget_addresses(&mut self, tenant: Tenant, port: PortId, addresses: &[Vec<u8>]) {
         for address in addresses.iter().filter_map(|it| address_of(it)) {
             if self.addresses.get(&(tenant, address)) != Some(&port) {
@@ -281,13 +281,13 @@ impl Hosts {
         self.port_hosts.get(port.0 as usize) == Some(&Some(id))
     }
 
-    /// A port and its host.
+    /// Returns a port and its host.
     pub(super) fn port(&self, port: PortId) -> Option<(&Host, &HostPort)> {
         let host = self.get((*self.port_hosts.get(port.0 as usize)?)?)?;
         Some((host, host.ports.iter().find(|known| known.id == port)?))
     }
 
-    /// The egress that has this address, among the hosts of a tenant.
+    /// Returns the egress port of a tenant's host that has this address.
     pub(super) fn port_at(&self, tenant: Tenant, address: &[u8]) -> Option<&HostPort> {
         let port = *self.addresses.get(&(tenant, address.try_into().ok()?))?;
         Some(self.port(port)?.1)
@@ -302,7 +302,7 @@ impl Hosts {
         })
     }
 
-    /// Notes what changed for the host's next order, if it gets orders.
+    /// Notes a change for the host's next order, if the host gets orders.
     pub(super) fn note(&mut self, id: HostId, change: impl FnOnce(&mut Outbox)) {
         if let Some(host) = self.get_mut(id)
             && host.gets_orders()
@@ -313,13 +313,13 @@ impl Hosts {
         }
     }
 
-    /// Notes what changed and has the host told at once.
+    /// Notes a change and lists the host, so that it is sent at once.
     pub(super) fn tell(&mut self, id: HostId, change: impl FnOnce(&mut Outbox)) {
         self.note(id, change);
         self.list(id);
     }
 
-    /// Puts the host among those that have something waiting.
+    /// Lists the host among those with messages, if it has any.
     pub(super) fn list(&mut self, id: HostId) {
         if let Some(host) = self.get_mut(id)
             && host.stream.is_some()
@@ -330,12 +330,12 @@ impl Hosts {
         }
     }
 
-    /// How many have something waiting.
+    /// Returns how many hosts have messages waiting.
     pub(super) fn ready_count(&self) -> usize {
         self.ready.len()
     }
 
-    /// The next host that has something waiting, with its stream.
+    /// Removes and returns the next host with messages, and its stream.
     pub(super) fn pop_ready(&mut self) -> Option<(HostId, u64)> {
         while let Some(id) = self.ready.pop() {
             if let Some(host) = self.get_mut(id) {

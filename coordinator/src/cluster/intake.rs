@@ -1,8 +1,10 @@
-//! What daemons say, checked and passed on to admission. Every field comes from another machine.
+//! Checks what daemons report and passes it on to admission. Every field comes from another
+//! machine.
 //!
-//! A host speaks for its own ports, and for batches that it takes part in; the host that announced
-//! a batch first owns it (docs/coordinator.md, "Who may say what"). What is refused is counted and
-//! told to the daemon, and changes nothing; only a broken stream (sequence, size) ends.
+//! A host may report on its own ports and on batches that it takes part in. The host that announced
+//! a batch first owns it (docs/coordinator.md, "Who may say what"). A refused event changes
+//! nothing. It is counted, and the daemon gets a refusal. Only a wrong sequence or size ends the
+//! stream.
 
 use laxity_policy::Time;
 use laxity_wire::v1::{
@@ -17,26 +19,26 @@ use super::table::Key;
 use super::workload::Workload;
 use super::{Cluster, EVENT_WORK, Settings};
 
-/// Whether a run should answer.
+/// Whether the event needs an order as an answer, or why it is refused.
 pub(super) type Outcome = Result<bool, Refused>;
 
-/// What one host says at one time, and the parts of the cluster that it may change.
+/// The report of one host at one time, and the parts of the cluster that it may change.
 pub(super) struct Intake<'a> {
     pub(super) now: Time,
-    /// The host that speaks.
+    /// The host that sent the report.
     pub(super) id: HostId,
     pub(super) tenant: Tenant,
-    /// Its [`Host::mark`].
+    /// The host's current [`Host::mark`].
     pub(super) mark: u64,
     pub(super) settings: &'a Settings,
     pub(super) hosts: &'a mut Hosts,
     pub(super) workload: &'a mut Workload,
     pub(super) fetches: &'a mut Fetches,
-    /// See [`Cluster::take_work`].
+    /// Work so far, for [`Cluster::take_work`].
     pub(super) work: &'a mut usize,
 }
 
-/// The problem with a report that is too large or out of sequence.
+/// Returns the problem with a report that is too large or out of sequence.
 fn broken(report: &Report, reported: u64, most: usize) -> Option<String> {
     let requests = |event: &v1::Event| match &event.event {
         Some(Event::BatchArrived(said)) => said.requests.len(),
@@ -64,14 +66,14 @@ fn broken(report: &Report, reported: u64, most: usize) -> Option<String> {
 }
 
 impl Cluster {
-    /// Whether this stream still speaks for the host.
+    /// Reports whether `stream` is still the host's current stream.
     #[must_use]
     pub fn speaks(&self, id: HostId, stream: u64) -> bool {
         let host = self.hosts.get(id);
         host.is_some_and(|host| host.stream == Some(stream))
     }
 
-    /// How much a host has to do with.
+    /// Counts the batches that a host takes part in and their requests.
     fn entries_of(&self, id: HostId) -> usize {
         let host = self.hosts.get(id).into_iter();
         let batches = host.flat_map(|host| host.batches.keys());
@@ -79,21 +81,21 @@ impl Cluster {
         batches.map(|batch| 1 + batch.requests.len()).sum()
     }
 
-    /// A message came from the host: it lives.
+    /// Records that a message came from the host.
     pub fn heard(&mut self, now: Time, id: HostId, stream: u64) {
         if let Some(host) = self.hosts.speaking(id, stream) {
             host.heard_at = now;
         }
     }
 
-    /// The host has applied an order.
+    /// Records that the host has applied an order.
     pub fn acknowledged(&mut self, id: HostId, stream: u64, epoch: Option<v1::Epoch>) {
         if let Some(host) = self.hosts.speaking(id, stream) {
             host.applied = epoch.or(host.applied);
         }
     }
 
-    /// The host wants a full order.
+    /// Makes the next order of the host a full one.
     pub fn resync(&mut self, id: HostId, stream: u64) {
         if let Some(host) = self.hosts.speaking(id, stream) {
             host.outbox.demand_full();
@@ -102,7 +104,7 @@ impl Cluster {
         }
     }
 
-    /// What is needed to take in what a host says.
+    /// Returns what is needed to process a host's report.
     pub(super) fn intake(&mut self, now: Time, id: HostId) -> Option<Intake<'_>> {
         let host = self.hosts.get(id)?;
         Some(Intake {
@@ -118,10 +120,10 @@ impl Cluster {
         })
     }
 
-    /// Takes a report.
+    /// Processes a report.
     ///
     /// # Errors
-    /// The stream has broken a rule and must end with this.
+    /// Returns the last message of the stream if the report breaks a rule of the protocol.
     pub fn report(
         &mut self,
         now: Time,
@@ -158,7 +160,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Takes the events of a report. Gives whether a run should answer.
+    /// Processes the events of a report. Returns whether they need an order as an answer.
     fn take_events(&mut self, now: Time, id: HostId, report: Report, is_end: bool) -> bool {
         let Some(mut intake) = self.intake(now, id) else {
             return false;
@@ -166,7 +168,7 @@ impl Cluster {
         let mut refusal: Option<v1::Refusal> = None;
         let mut owed = is_end;
         for (index, event) in report.events.into_iter().enumerate() {
-            // An event that this release does not know is skipped.
+            // This release does not have the event's type, so the event is skipped.
             let Some(event) = event.event else { continue };
             match intake.take_event(event) {
                 Ok(answer) => owed |= answer,
@@ -245,7 +247,7 @@ impl Intake<'_> {
         Ok(false)
     }
 
-    /// A batch that the host takes part in.
+    /// Returns a batch that the host takes part in.
     pub(super) fn batch_of(&self, name: u64) -> Result<Key, Refused> {
         let key = self.workload.batch_named(self.tenant, name);
         let key = key.ok_or_else(|| unknown("batch", name))?;
@@ -258,9 +260,9 @@ impl Intake<'_> {
         }
     }
 
-    /// A batch that the host owns. `None` if the host only takes part in it, or if it has ended.
-    /// A daemon can't know which host announced a batch first, nor that its end is under way. So
-    /// what it says then is ignored and not refused.
+    /// Returns a batch that the host owns. `None` if the host only takes part in the batch, or if
+    /// the batch has ended. A daemon has no way to find out about either. So its event is ignored
+    /// and not refused.
     pub(super) fn owned_batch(&self, name: u64) -> Result<Option<Key>, Refused> {
         match self.batch_of(name) {
             Ok(key) => Ok(Some(key).filter(|&key| self.workload.owns(self.id, key))),
@@ -269,15 +271,15 @@ impl Intake<'_> {
         }
     }
 
-    /// The request with this name and whether the host takes part in its batch.
+    /// Returns the request with this name and whether the host takes part in its batch.
     pub(super) fn request_of(&self, name: u64) -> Option<(Key, bool)> {
         let key = self.workload.request_named(self.tenant, name)?;
         let batch = self.workload.requests.get(key)?.batch;
         Some((key, self.workload.takes_part(self.id, batch)))
     }
 
-    /// What a host says of a request is ignored, and not refused, if the request has ended or the
-    /// host takes part in its batch.
+    /// Ignores a refused event if the request has ended or the host takes part in its batch.
+    /// Otherwise the event stays refused.
     pub(super) fn excuse(&self, name: u64, refused: Refused) -> Result<(), Refused> {
         match self.request_of(name) {
             Some((_, false)) => Err(refused),
@@ -285,7 +287,7 @@ impl Intake<'_> {
         }
     }
 
-    /// Whether the host may say which requests a batch has, and when they are due.
+    /// Reports whether the host may add requests with deadlines to a batch.
     pub(super) fn may_add_requests(&self, key: Key) -> bool {
         let (Some(batch), Ok(host)) = (self.workload.batches.get(key), self.host()) else {
             return false;
@@ -295,7 +297,7 @@ impl Intake<'_> {
             || self.workload.is_invited(batch, &host.name)
     }
 
-    /// A request that the host told of first, or whose batch it owns.
+    /// Returns a request that the host reported first, or whose batch it owns.
     pub(super) fn request_by(&self, name: u64) -> Result<Key, Refused> {
         let key = self.workload.request_named(self.tenant, name);
         let key = key.ok_or_else(|| unknown("request", name))?;

@@ -1,5 +1,5 @@
-//! What a host takes part in: batches, requests and fetches come, change hands and go, with all
-//! that refers to them.
+//! How hosts join and leave batches, and how requests and fetches come, move and go with all that
+//! refers to them.
 
 use std::collections::BTreeSet;
 
@@ -12,11 +12,11 @@ use super::intake::Intake;
 use super::refusal::{Refused, not_yours, over_limit, unknown};
 use super::table::Key;
 
-/// A host may take part in so many times the batches that it may own.
+/// Batches that a host may take part in, for each one that it may own.
 const PARTS_PER_OWNED: usize = 4;
 
 impl Intake<'_> {
-    /// The host takes part in a batch, which is new if nobody did.
+    /// Makes the host take part in a batch. The batch is created if it is new.
     pub(super) fn take_part(&mut self, name: u64) -> Result<Key, Refused> {
         let limits = &self.settings.limits;
         let parts_max = limits.batches_per_host_max.saturating_mul(PARTS_PER_OWNED);
@@ -60,7 +60,8 @@ impl Intake<'_> {
         Ok(key)
     }
 
-    /// The request is a member of the batch; it is made, or moved, if the host may.
+    /// Makes the request a member of the batch. The request is created, or moved if the host may do
+    /// so.
     pub(super) fn enter_request(
         &mut self,
         batch: Key,
@@ -95,10 +96,10 @@ impl Intake<'_> {
         }))
     }
 
-    /// Chunked prefill moves requests on: this host, a member of the batch where it goes, says so.
+    /// Moves a request to another batch, as chunked prefill does.
     ///
-    /// A host that is no member there could never take back what it said of the request. So its
-    /// loads stay behind, and the request is charged to this host instead.
+    /// A host that takes no part in the new batch could never undo its reports of the request. So
+    /// its loads are removed, and the request is charged to this host instead.
     fn move_request(&mut self, key: Key, from: Key, to: Key) -> Result<(), Refused> {
         let members = self.workload.batches.get(to).map(|it| it.members.clone());
         let members = members.unwrap_or_default();
@@ -130,7 +131,7 @@ impl Intake<'_> {
         Ok(())
     }
 
-    /// The batch is over. Its members are told that it has no rank.
+    /// Ends a batch. Its members get an order in which it has no rank.
     pub(super) fn end_batch(&mut self, key: Key) {
         *self.work += self
             .workload
@@ -141,7 +142,7 @@ impl Intake<'_> {
         self.fetches.end_batch(key);
     }
 
-    /// The host takes no part in the batch any more. If it owned it, the next member does now.
+    /// Removes the host from a batch. If the host owned it, the next member becomes the owner.
     pub(super) fn leave_batch(&mut self, key: Key) {
         let id = self.id;
         let batch = self.workload.batches.get_mut(key);
@@ -169,8 +170,8 @@ impl Intake<'_> {
         }
     }
 
-    /// The host has to be told of a batch and its pruned requests, if only that they don't concern
-    /// it any more.
+    /// Notes a batch and its pruned requests for the host's next order. If the host has left the
+    /// batch, the order removes them.
     pub(super) fn note_batch(&mut self, key: Key, name: u64) {
         let batch = self.workload.batches.get(key);
         let pruned = batch.map_or_else(Vec::new, |batch| self.workload.pruned_of(batch));
@@ -180,8 +181,7 @@ impl Intake<'_> {
         });
     }
 
-    /// The host says nothing of the request any more: its loads go, and so does the request if no
-    /// other host loads it.
+    /// Removes the host's loads of a request. The request ends if no other host has loads of it.
     pub(super) fn part_with(&mut self, key: Key) {
         let (now, id) = (self.now, self.id);
         let (workload, hosts) = (&mut *self.workload, &mut *self.hosts);
@@ -201,7 +201,7 @@ impl Intake<'_> {
         workload.tell_admission(now, hosts, key);
     }
 
-    /// A fetch of some host is over, or loses its turn with its victim.
+    /// Removes a fetch that has ended or whose victim port is gone.
     pub(super) fn close_fetch(&mut self, id: HostId, number: u64) {
         let Some((fetch, was_waiting)) = self.fetches.close(id, number) else {
             return;
@@ -226,7 +226,7 @@ impl Intake<'_> {
         }
     }
 
-    /// A snapshot has ended: what it did not mention is gone.
+    /// Removes what the host's snapshot, which has just ended, did not mention.
     pub(super) fn sweep(&mut self) {
         let (id, mark) = (self.id, self.mark);
         let Some(host) = self.hosts.get(id) else {
@@ -258,7 +258,7 @@ impl Intake<'_> {
                     self.part_with(request);
                 }
             }
-            // Loads of the host's own ports. Those of fetches end with their fetch.
+            // Only loads of the host's own ports. Loads of fetches end with their fetch.
             for request in requests {
                 let workload = &mut *self.workload;
                 let gone = workload.drop_loads(self.hosts, request, |hosts, load| {
@@ -274,7 +274,7 @@ impl Intake<'_> {
         }
     }
 
-    /// Nothing that the host said holds any more.
+    /// Undoes everything that the host reported.
     pub(super) fn forget_reports(&mut self) {
         let Some(host) = self.hosts.get(self.id) else {
             return;
@@ -289,7 +289,7 @@ impl Intake<'_> {
         for key in batches {
             self.leave_batch(key);
         }
-        // Fetches of other hosts from its ports lose their turn: the ports may go.
+        // The ports may go, so other hosts' fetches from them are removed.
         for (reader, number) in self.fetches.at_ports(&ports) {
             self.close_fetch(reader, number);
         }
@@ -297,13 +297,13 @@ impl Intake<'_> {
 }
 
 impl Cluster {
-    /// The host is gone for good.
+    /// Forgets a host and everything that it reported.
     pub(super) fn forget_host(&mut self, now: Time, id: HostId) {
         self.forget_reports(now, id);
         self.hosts.remove(id);
     }
 
-    /// Nothing that the host said holds any more.
+    /// Undoes everything that the host reported.
     pub(super) fn forget_reports(&mut self, now: Time, id: HostId) {
         if let Some(mut intake) = self.intake(now, id) {
             intake.forget_reports();

@@ -1,24 +1,24 @@
-//! Who changed something, why and when.
+//! Who made a change, why and when.
 
 use laxity_policy::{Span, Time};
 use laxity_wire::v1;
 
-/// Longest text that is kept of a comment or an author.
+/// Longest comment or author that is stored, in bytes.
 const TEXT_BYTES_MAX: usize = 512;
 
-/// See the module.
+/// The author, reason and time of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Note {
     pub(super) author: String,
     pub(super) comment: String,
     /// When this coordinator learned of the change.
     at: Time,
-    /// How old the change was at that time.
+    /// The age of the change at that time.
     aged: Span,
 }
 
 impl Note {
-    /// A change that was made `aged` before `now`. Texts are cut to a bounded length.
+    /// Creates the note of a change made `aged` before `now`. Long texts are cut.
     pub(super) fn new(author: &str, comment: &str, now: Time, aged: Span) -> Self {
         Self {
             author: cut(author),

@@ -1,9 +1,8 @@
-//! What waits for one host: not a queue of orders but a note of what changed, filled in when the
-//! host's stream has room.
+//! What waits to be sent to one host. It is not a queue of orders. It notes what changed, and an
+//! order is built from the notes when the host's stream has room.
 //!
-//! Whatever number of runs happens before a slow host reads, it then gets one order with the newest
-//! of each, so a host costs the same memory whether it reads or not, and never reads what is no
-//! longer true.
+//! A slow host therefore gets one order with the newest values, whatever number of runs happened.
+//! Its memory is bounded, and it never gets outdated values.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -14,33 +13,33 @@ use laxity_wire::v1::{
 
 use super::tokens::Turn;
 
-/// Notes beyond this become "send everything".
+/// Most notes. Beyond it, the next order is a full one.
 const NOTES_MAX: usize = 1 << 14;
-/// Letters that wait; further refusals are only counted.
+/// Most letters (messages other than orders) that wait. Further refusals are only counted.
 const LETTERS_MAX: usize = 64;
 
-/// See the module.
+/// What waits to be sent to one host.
 #[derive(Debug, Default)]
 pub(super) struct Outbox {
-    /// Everything has to be sent.
+    /// Whether the next order has to be a full one.
     pub(super) full: bool,
-    /// Ids of batches whose rank changed, or went.
+    /// Ids of batches whose rank changed or was removed.
     pub(super) ranks: BTreeSet<u64>,
-    /// Ids of requests that were pruned, or ended pruned.
+    /// Ids of requests that were pruned, or that were pruned and have ended.
     pub(super) pruned: BTreeSet<u64>,
-    /// Fetches that got a token, or have to wait.
+    /// Fetches that got a token or have to wait.
     pub(super) tokens: BTreeSet<u64>,
-    /// An order is due even if nothing changed.
+    /// Whether an order is due even if nothing changed.
     pub(super) answer: bool,
     letters: VecDeque<Message>,
-    /// The last order that was handed to the stream.
+    /// The epoch of the last order that was handed to the stream.
     pub(super) sent: Option<Epoch>,
-    /// The host is in the list of those that have something waiting.
+    /// Whether the host is in the list of hosts with messages waiting.
     pub(super) listed: bool,
 }
 
 impl Outbox {
-    /// There is an order to send.
+    /// Reports whether there is an order to send.
     pub(super) fn wants_order(&self) -> bool {
         self.full
             || self.answer
@@ -51,8 +50,8 @@ impl Outbox {
         self.letters.is_empty() && !self.wants_order()
     }
 
-    /// Something that is no order. Of refusals only so many wait; of anything else the newest,
-    /// since the host could not do without.
+    /// Adds a message that is not an order. A bounded number of refusals waits. Of every other kind
+    /// only the newest waits, and it is never dropped, because the host needs it.
     pub(super) fn write(&mut self, letter: Message) {
         if matches!(letter, Message::Refusal(_)) {
             if self.letters.len() >= LETTERS_MAX {
@@ -76,14 +75,14 @@ impl Outbox {
             .into_iter()
     }
 
-    /// Keeps the notes bounded.
+    /// Makes the next order a full one if there are too many notes.
     pub(super) fn trim(&mut self) {
         if self.ranks.len() + self.pruned.len() + self.tokens.len() > NOTES_MAX {
             self.demand_full();
         }
     }
 
-    /// Everything is to be sent, so no note is needed.
+    /// Makes the next order a full one, which needs no notes.
     pub(super) fn demand_full(&mut self) {
         self.full = true;
         self.ranks.clear();
@@ -91,7 +90,7 @@ impl Outbox {
         self.tokens.clear();
     }
 
-    /// The notes, which are then empty.
+    /// Takes the notes out and leaves none behind.
     pub(super) fn take_notes(&mut self) -> Self {
         Self {
             full: self.full,
@@ -102,7 +101,7 @@ impl Outbox {
         }
     }
 
-    /// A new stream: nothing that was for the one before holds.
+    /// Clears everything that belonged to the stream before.
     pub(super) fn restart(&mut self) {
         let listed = self.listed;
         *self = Self {
@@ -112,7 +111,7 @@ impl Outbox {
     }
 }
 
-/// The contents of one order, before it is cut in pieces.
+/// The contents of one order, before it is cut into pieces.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     pub(super) ranks: Vec<v1::Rank>,
@@ -124,20 +123,20 @@ pub(super) struct Contents {
 }
 
 impl Contents {
-    /// Tells a host where one of its fetches stands.
+    /// Adds the state of one of the host's fetches.
     pub(super) fn tell_turn(&mut self, now: Time, fetch: u64, turn: Option<Turn>) {
         let lease_ns = match turn {
             Some(Turn::Waiting) => return self.held.push(fetch),
             Some(Turn::Granted(until)) => until.since(now).0,
-            // Nothing holds it up any more.
+            // The fetch may go on without a token.
             Some(Turn::Expired) | None => 0,
         };
         self.tokens.push(v1::FetchToken { fetch, lease_ns });
     }
 }
 
-/// Cuts an order into pieces of at most [`ORDER_PIECE_ENTRIES_MAX`] entries, the last of which says
-/// so.
+/// Cuts an order into pieces of at most [`ORDER_PIECE_ENTRIES_MAX`] entries. The last piece is
+/// marked as such.
 pub(super) fn pieces(
     contents: Contents,
     epoch: Epoch,

@@ -1,4 +1,4 @@
-//! What operators set while the coordinator runs, and what was set before.
+//! The policy that operators set while the coordinator runs, and its history.
 
 use std::collections::VecDeque;
 
@@ -12,50 +12,50 @@ use thiserror::Error;
 use super::note::Note;
 use super::tokens::TokenPolicy;
 
-/// Revisions that are remembered.
+/// Most older revisions that are remembered.
 const HISTORY_MAX: usize = 256;
-/// Longest debounce, margin and lease that make sense.
+/// Longest debounce, rank margin and lease.
 const SPAN_MAX: Span = Span(60_000_000_000);
 
-/// A change that was not made. Show it to whoever asked.
+/// An error by which the policy stays unchanged. Show it to the operator.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PolicyError {
-    /// A field makes no sense.
+    /// A field has an invalid value.
     #[error("{field}: {problem}")]
     Invalid {
-        /// Which.
+        /// The name of the field.
         field: &'static str,
-        /// What is wrong, and what would be right.
+        /// What is wrong and what would be right.
         problem: String,
     },
-    /// Somebody else changed it meanwhile. Look at it, and try again.
+    /// Somebody else changed the policy. Read it and try again.
     #[error(
         "the policy is at revision {current}, not {expected}: somebody changed it; look at it again"
     )]
     Stale {
-        /// What was expected.
+        /// The revision that the change expected.
         expected: u64,
-        /// What holds.
+        /// The current revision.
         current: u64,
     },
 }
 
-/// The policy that holds.
+/// The policy of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClusterPolicy {
-    /// `mfs` or `laxity`.
+    /// The rule that orders batches: `mfs` or `laxity`.
     pub policy: PolicyKind,
-    /// Requests that may be pruned at a time.
+    /// Most requests that are pruned at a time.
     pub drop_budget: usize,
-    /// How long triggers are gathered.
+    /// How long triggers are gathered before a run.
     pub debounce: Span,
-    /// See `rank.rs`.
+    /// How far RED has to move before a batch gets a new sort key. See `rank.rs`.
     pub rank_margin: Span,
-    /// Of each finished batch, in thousandths.
+    /// Weight of each finished batch in the correction of estimates, in thousandths.
     pub correction_permille: u16,
-    /// Fetches under way at a victim port.
+    /// Most fetches that are under way at a victim port.
     pub fetches_per_port: usize,
-    /// How long a fetch token is good for.
+    /// Duration of a fetch token's lease.
     pub fetch_lease: Span,
 }
 
@@ -75,10 +75,10 @@ impl Default for ClusterPolicy {
 }
 
 impl ClusterPolicy {
-    /// Checks every field.
+    /// Checks the range of every field.
     ///
     /// # Errors
-    /// [`PolicyError::Invalid`], the first that makes no sense.
+    /// Returns [`PolicyError::Invalid`] for the first invalid field.
     pub fn validate(&self) -> Result<(), PolicyError> {
         let fail = |field, problem| Err(PolicyError::Invalid { field, problem });
         if !matches!(self.policy, PolicyKind::Mfs | PolicyKind::Laxity) {
@@ -124,10 +124,10 @@ impl ClusterPolicy {
         }
     }
 
-    /// This policy with what `change` names.
+    /// Returns this policy with the fields that `change` sets.
     ///
     /// # Errors
-    /// [`PolicyError::Invalid`].
+    /// Returns [`PolicyError::Invalid`].
     pub fn with(mut self, change: &v1::Policy) -> Result<Self, PolicyError> {
         if let Some(name) = &change.policy {
             self.policy = name
@@ -157,7 +157,7 @@ impl ClusterPolicy {
         Ok(self)
     }
 
-    /// As operators see it, with every field.
+    /// Returns the policy as operators get it, with every field.
     #[must_use]
     pub fn to_wire(&self) -> v1::Policy {
         v1::Policy {
@@ -172,7 +172,7 @@ impl ClusterPolicy {
     }
 }
 
-/// One revision.
+/// A revision of the policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Revision {
     pub(super) number: u64,
@@ -193,7 +193,7 @@ impl Revision {
     }
 }
 
-/// The revisions, the newest last; never empty.
+/// All revisions of the policy. There is always a current one.
 #[derive(Debug)]
 pub(super) struct Revisions {
     current: Revision,
@@ -212,7 +212,7 @@ impl Revisions {
         }
     }
 
-    /// The revisions that a predecessor left, oldest first; `None` if it left none.
+    /// Returns the revisions of the leader before, given oldest first. `None` if there are none.
     pub(super) fn of(revisions: Vec<Revision>) -> Option<Self> {
         let mut older = VecDeque::from(revisions);
         let current = older.pop_back()?;
@@ -223,12 +223,12 @@ impl Revisions {
         &self.current
     }
 
-    /// Newest first.
+    /// Returns the older revisions, newest first.
     pub(super) fn older(&self) -> impl Iterator<Item = &Revision> {
         self.older.iter().rev()
     }
 
-    /// What would hold after `change`.
+    /// Returns the policy after `change`, without changing anything.
     pub(super) fn check(
         &self,
         change: &v1::Policy,

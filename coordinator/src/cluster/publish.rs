@@ -1,4 +1,4 @@
-//! From what a run decided to what each host is told.
+//! Turns what a run decided into messages to each host.
 
 use laxity_policy::{RequestId, Time};
 use laxity_wire::v1::{self, Epoch, FromCoordinator};
@@ -10,11 +10,11 @@ use super::tokens::Turn;
 use super::{Cluster, Taken, rank};
 
 impl Cluster {
-    /// Follows the REDs of the last run with the ranks. Gives how many changed.
+    /// Updates the ranks after the REDs of the last run. Returns how many changed.
     pub(super) fn publish_ranks(&mut self) -> usize {
         let margin = self.policy().rank_margin;
         let mut changed = Vec::new();
-        // Only these REDs changed.
+        // No other REDs changed in the last run.
         for (batch, red) in self.workload.admission.rescored() {
             let Some(known) = self.workload.batches.get_mut(batch.0) else {
                 continue;
@@ -35,8 +35,7 @@ impl Cluster {
         changed.len()
     }
 
-    /// Publishes who was pruned since daemons were told, and who no longer is though it has not
-    /// ended.
+    /// Publishes requests that the last run pruned, and requests that it pruned no longer.
     pub(super) fn publish_pruned(&mut self) {
         let order = self.workload.admission.order();
         let mut pruned: Vec<Key> = order.pruned.iter().map(|request| request.0).collect();
@@ -61,13 +60,13 @@ impl Cluster {
         self.workload.pruned = pruned;
     }
 
-    /// The next host that has something waiting, with its stream. Each is given once until
+    /// Returns the next host with messages, and its stream. A host is returned once until the next
     /// [`Cluster::take`].
     pub fn poll_ready(&mut self) -> Option<(HostId, u64)> {
         self.hosts.pop_ready()
     }
 
-    /// What waits for a host, in one order at most.
+    /// Takes the messages that wait for a host, with at most one order.
     pub fn take(&mut self, now: Time, id: HostId, stream: u64) -> Taken {
         let Some(host) = self.hosts.speaking(id, stream) else {
             return Taken::Replaced;
@@ -107,7 +106,7 @@ impl Cluster {
         Taken::Frames(frames)
     }
 
-    /// Fills in what the notes of a host's outbox stand for, as it is now.
+    /// Builds the current contents of an order from the notes of a host's outbox.
     fn contents(&self, now: Time, id: HostId, notes: &Outbox) -> Contents {
         let mut contents = Contents::default();
         let Some(host) = self.hosts.get(id) else {
@@ -129,7 +128,7 @@ impl Cluster {
             }
             for (number, _) in self.fetches.of_host(id) {
                 match self.fetches.turn(id, number) {
-                    // A full order says that nothing holds a fetch up by not naming it.
+                    // A full order does not name fetches that may go on without a token.
                     Some(Turn::Expired) | None => {}
                     turn => contents.tell_turn(now, number, turn),
                 }
@@ -162,14 +161,15 @@ impl Cluster {
         contents
     }
 
-    /// How a host is told of a pruned request; `None` if it is not pruned, or none of its business.
+    /// Returns the entry of a pruned request in a host's order. `None` if it does not concern the
+    /// host.
     fn pruned_for(&self, host: &Host, key: Key) -> Option<v1::Pruned> {
         let request = self
             .workload
             .requests
             .get(key)
             .filter(|request| request.pruned)?;
-        // The host may have left the batch, or the request may have moved on to another batch.
+        // The host may have left the batch, or the request may have moved to another batch.
         if !host.batches.contains_key(&request.batch) {
             return None;
         }

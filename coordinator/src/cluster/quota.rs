@@ -1,19 +1,20 @@
-//! How much of a total each host may hold: some is reserved for each, the rest is shared, and
-//! nobody gets more than a cap. So memory is bounded, and no host can use up what is another's.
+//! Shares of a total. Each host has a reserved part, may use the shared rest, and gets no more than
+//! a cap. So memory is bounded, and no host can use up the part of another.
 
 /// Parts of a total that hosts take and give back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Quota {
-    /// Of each host.
+    /// Entries that are reserved for each host.
     reserved: usize,
-    /// Of each host, shared part included.
+    /// Most entries of one host, shared ones included.
     host_max: usize,
     shared_max: usize,
     shared: usize,
 }
 
 impl Quota {
-    /// Half of `total` is divided between `hosts_max` hosts, the other half is for whoever comes.
+    /// Reserves half of `total` in equal parts for `hosts_max` hosts. All hosts share the other
+    /// half.
     pub(crate) const fn new(total: usize, hosts_max: usize, host_max: usize) -> Self {
         let hosts_max = if hosts_max == 0 { 1 } else { hosts_max };
         let share = total / 2 / hosts_max;
@@ -26,7 +27,7 @@ impl Quota {
         }
     }
 
-    /// One more for a host that holds `held`, if it may.
+    /// Takes one more entry for a host that holds `held`. Returns whether the host may have it.
     pub(crate) const fn take(&mut self, held: &mut usize) -> bool {
         if *held >= self.host_max {
             return false;
@@ -41,7 +42,7 @@ impl Quota {
         true
     }
 
-    /// One less.
+    /// Gives one entry back.
     pub(crate) const fn give(&mut self, held: &mut usize) {
         if *held == 0 {
             return;
@@ -54,7 +55,7 @@ impl Quota {
 }
 
 impl Quota {
-    /// Whether the shared part is what hosts hold beyond what is reserved for them.
+    /// Reports whether the shared part is what hosts hold beyond their reserved parts.
     pub(super) fn is_shared_by(&self, held: impl Iterator<Item = usize>) -> bool {
         let beyond = held.map(|held| held.saturating_sub(self.reserved));
         beyond.sum::<usize>() == self.shared

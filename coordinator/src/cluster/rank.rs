@@ -1,31 +1,28 @@
-//! Sort keys: how `σ` is told to daemons without telling everybody everything.
+//! Sort keys, by which daemons learn the order `σ` without messages about all batches.
 //!
-//! The key of a batch is its RED on the coordinator's clock: `σ` is ascending RED, so comparing
-//! keys is comparing places, and a batch that arrives or departs changes the key of no other.
+//! The key of a batch is its RED on the coordinator's clock. `σ` is ascending RED, so to compare
+//! keys is to compare places. A batch that arrives or departs changes no other batch's key.
 //!
-//! *Hysteresis.* A key, once given, stays until RED is more than a margin away from it, and is then
-//! RED again:
+//! *Hysteresis.* A key stays until RED is more than a margin away from it, and is then RED again:
 //!
 //! ```text
 //! key' = key   if |RED − key| ≤ margin,   else RED
 //! ```
 //!
-//! * Ranks don't flap: between two changes of a batch's key its RED has moved by more than the
-//!   margin. What moves RED by less is noise: a request reported again has its deadline shifted by
-//!   the difference of two transit times, and of a batch with many requests one that ends moves RED
-//!   little.
-//! * What it costs is bounded: two batches are served against their REDs only if these are less
-//!   than two margins apart, so with the default of 2 ms a batch can lose 4 ms of its laxity to one
-//!   that needs it less.
-//! * It depends on no other batch, so no order of events gives a cycle, and deltas stay small.
+//! * *Ranks don't flap.* Between two changes of a key, RED moves by more than the margin. Smaller
+//!   moves are noise: the deadline of a request that is reported again shifts by the difference of
+//!   two transit times, and one ended request of many moves RED little.
+//! * *The cost is bounded.* Two batches are served against their REDs only if these are less than
+//!   two margins apart. With the default of 2 ms, a batch can lose 4 ms of laxity.
+//! * *A key depends on no other batch*, so there are no cycles, and deltas stay small.
 //!
-//! Rejected: making a *swap* cost a margin (comparing pairs) is not transitive; a new rank after a
-//! hold time delays what is urgent most.
+//! Two alternatives were rejected. A margin between pairs of batches is not transitive. A hold time
+//! before a new rank delays urgent batches most.
 
 use laxity_policy::{Span, Time};
 use laxity_wire::v1::SORT_KEY_LAST;
 
-/// The key of a batch with this RED, that had `held` so far.
+/// Returns the sort key of a batch with the RED `red`, whose key was `held`.
 pub(crate) fn follow(held: Option<u64>, red: Time, margin: Span) -> u64 {
     if red == Time::NEVER {
         return SORT_KEY_LAST;

@@ -1,8 +1,8 @@
-//! Why an event is refused, or a stream ended, as the daemon is told.
+//! Reasons why an event is refused or a stream is ended.
 
 use laxity_wire::v1::{Goodbye, GoodbyeReason, RefusalReason};
 
-/// The reason and its text.
+/// The reason of a refusal and its text.
 pub(super) type Refused = (RefusalReason, String);
 
 pub(super) fn unknown(what: &str, id: u64) -> Refused {
@@ -22,7 +22,7 @@ pub(super) fn invalid(detail: impl Into<String>) -> Refused {
     (RefusalReason::Invalid, detail.into())
 }
 
-/// The last message of a stream.
+/// Returns the last message of a stream.
 pub(crate) fn goodbye(reason: GoodbyeReason, detail: impl Into<String>) -> Goodbye {
     Goodbye {
         reason: reason as i32,

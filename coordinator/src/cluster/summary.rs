@@ -1,4 +1,4 @@
-//! Sums for metrics, and what has happened since watchers were told last.
+//! Counts for metrics, and what happened since the last summary for watchers.
 
 use laxity_policy::admission::AdmissionCounters;
 use laxity_wire::v1;
@@ -6,7 +6,7 @@ use laxity_wire::v1;
 use super::{Cluster, ClusterCounters};
 
 impl Cluster {
-    /// Sums for metrics.
+    /// Returns counts for metrics.
     #[must_use]
     pub fn counters(&self) -> (ClusterCounters, AdmissionCounters) {
         let streams = self.hosts.iter().filter(|(_, host)| host.stream.is_some());
@@ -27,7 +27,7 @@ impl Cluster {
         (counters, *self.workload.admission.counters())
     }
 
-    /// What has happened since this was asked last, and how things are now.
+    /// Returns what happened since the last call, and the current state.
     pub fn summary(&mut self) -> v1::RunSummary {
         let runs = self.workload.admission.counters().runs;
         let since = core::mem::take(&mut self.since);

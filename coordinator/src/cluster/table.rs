@@ -1,17 +1,17 @@
-//! Things by a key that says where they lie and when they came, so that admission's ids lead back
-//! to them without a search, and ids that are used again can't be confused.
+//! A table with keys that hold a slot and an arrival number. Admission's ids lead to entries
+//! without a search, and the key of a removed entry leads to none.
 
-/// Bits of a key that are its slot: room for `laxity_policy::prune::MEMBERS_MAX`. The others count
-/// arrivals: 44 bits, some hundred years at 5000 a second.
+/// Bits of a key that hold its slot: enough for `laxity_policy::prune::MEMBERS_MAX`. The other 44
+/// bits count arrivals: about a hundred years at 5000 a second.
 const SLOT_BITS: u32 = 20;
 
 /// Most entries of a table.
 pub(crate) const ENTRIES_MAX: usize = 1 << SLOT_BITS;
 
-/// Of an entry: arrival above, slot below. Ascending by arrival, never used twice, never zero.
+/// The key of an entry: arrival above, slot below. Keys ascend by arrival and are unique and not 0.
 pub(crate) type Key = u64;
 
-/// See the module.
+/// A table whose entries are found by their [`Key`].
 #[derive(Debug)]
 pub(crate) struct Table<T> {
     entries: Vec<(Key, Option<T>)>,
@@ -34,7 +34,7 @@ impl<T> Table<T> {
         self.entries.len() - self.free.len()
     }
 
-    /// The caller bounds the number of entries by [`ENTRIES_MAX`].
+    /// Adds an entry. The caller keeps the number of entries within [`ENTRIES_MAX`].
     pub(crate) fn insert(&mut self, value: T) -> Key {
         self.arrivals += 1;
         let slot = self.free.pop().unwrap_or_else(|| {

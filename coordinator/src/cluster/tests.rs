@@ -1,5 +1,4 @@
-//! The cluster's rules, told as stories of daemons. [`Replica`] is what a daemon makes of the
-//! orders.
+//! Tests of the cluster's rules. [`Replica`] applies orders as a daemon does.
 
 mod books;
 mod fetches;
@@ -75,7 +74,7 @@ fn a_deadline_that_is_reported_again_with_jitter_moves_no_rank() {
     let key = a.replica.ranks[&1];
     for jitter_ms in [1, -1, 1] {
         world.report(&mut a, [arrived(1, [request(11, 490 + jitter_ms, 0)])]);
-        // The clock has moved on by the 10 ms that settling takes.
+        // Settling takes 10 ms, by which the clock has moved on.
         let run = world.settle().expect("a run");
         world.read(&mut a);
         if jitter_ms == 1 && a.replica.considered == 3 {

@@ -1,20 +1,19 @@
-//! Fetch tokens: who may read from a hot port now.
+//! Fetch tokens: leases by which hosts read from a busy port.
 //!
-//! Many hosts that read from one port at once make an incast that no reader's host can see, and the
-//! network then serves them alike: the most urgent waits for all. So readers tell
-//! ([`Tokens::want`]), and of those that want one victim port a bounded number is under way at a
-//! time: the first in the order of ranks, equals by arrival.
+//! If many hosts read from one port at once, the network serves them alike, and the most urgent one
+//! waits for all. No reader's host can see that. So readers report their fetches
+//! ([`Tokens::want`]), and a bounded number of fetches of each victim port gets tokens: the first
+//! by rank, and then by arrival.
 //!
-//! * *Who is blocked goes.* What a batch that runs has still to read, a GPU waits for: it is let in
-//!   whatever the bound, which then holds for the lookahead of batches that wait for their turn
-//!   (MFS §2.2, stage 1). Layers can't be told apart here: the readers' daemons do that.
-//! * *Preemption.* Whoever becomes more urgent than one that is under way takes its token; that one
-//!   waits again, with what it has still to fetch.
-//! * *Leases.* A token is good for a while. Then the next reader is let in, whether or not the
-//!   fetch has finished: a reader that died, or lies, holds a port up for one lease. The fetch
-//!   itself goes on; nothing is taken away.
-//! * *No permits.* A reader goes ahead unless it was told to wait, and does not wait for ever, so a
-//!   lost word costs order and not progress.
+//! * *Blocking fetches go.* A GPU waits for what a running batch still has to read. Such a fetch
+//!   gets a token regardless of the bound. The bound limits fetches ahead, of batches that have not
+//!   started (MFS §2.2, stage 1). Layers are left to the readers' daemons.
+//! * *Preemption.* A fetch that becomes more urgent than one that holds a token takes that token.
+//!   The other fetch waits again.
+//! * *Leases.* When a lease ends, the next reader gets a token, even if the fetch has not finished.
+//!   So a reader that died or lies delays a port by one lease. Its fetch may go on.
+//! * *No permits.* A reader only waits if its daemon got a message to wait, and only for a bounded
+//!   time. A lost message therefore costs order and not progress.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,26 +21,26 @@ use laxity_policy::{PortId, Span, Time};
 
 use super::table::{Key, Table};
 
-/// What is set of tokens.
+/// The settings of fetch tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TokenPolicy {
-    /// Fetches under way at a port.
+    /// Most fetches that hold a token at one port.
     pub(crate) per_port: usize,
-    /// How long a token is good for.
+    /// Duration of a token's lease.
     pub(crate) lease: Span,
 }
 
-/// The order in which fetches are let in.
+/// The key by which fetches get tokens, smallest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct FetchRank {
-    /// How much depends on it.
+    /// How much depends on the fetch.
     pub(crate) need: Need,
-    /// That of its batch.
+    /// The sort key of the fetch's batch.
     pub(crate) sort_key: u64,
 }
 
 impl FetchRank {
-    /// Of a batch that has ended.
+    /// The rank of a fetch whose batch has ended.
     pub(crate) const LAST: Self = Self {
         need: Need::Doomed,
         sort_key: u64::MAX,
@@ -51,21 +50,21 @@ impl FetchRank {
 /// How much depends on a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Need {
-    /// Its batch runs, and stalls without it.
+    /// The fetch's batch runs and stalls without it.
     Blocking,
-    /// Its batch waits for its turn.
+    /// The fetch's batch has not started.
     Ahead,
-    /// Its request is pruned.
+    /// The fetch's request is pruned.
     Doomed,
 }
 
-/// Where a fetch stands.
+/// The state of a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
     Waiting,
-    /// Holds a token until then.
+    /// The fetch holds a token until this instant.
     Granted(Time),
-    /// Its lease is over. It goes on, but counts no more.
+    /// The fetch's lease is over. It may go on and no longer counts.
     Expired,
 }
 
@@ -88,20 +87,20 @@ impl Victim {
     }
 }
 
-/// All fetches of the cluster. See the module.
+/// All fetches of the cluster.
 #[derive(Debug, Default)]
 pub(crate) struct Tokens {
     fetches: Table<Fetch>,
     victims: BTreeMap<PortId, Victim>,
     leases: BTreeSet<(Time, Key)>,
-    /// Victims where somebody may be let in.
+    /// Victim ports at which a fetch may get a token.
     open: BTreeSet<PortId>,
-    /// Fetches of which nothing was said so far.
+    /// Fetches whose hosts have no message about them yet.
     fresh: Vec<Key>,
 }
 
 impl Tokens {
-    /// A fetch from `victim` waits for its turn. The caller bounds their number.
+    /// Adds a fetch from `victim` that waits for a token. The caller bounds their number.
     pub(crate) fn want(&mut self, victim: PortId, rank: FetchRank) -> Key {
         let key = self.fetches.insert(Fetch {
             victim,
@@ -115,7 +114,7 @@ impl Tokens {
         key
     }
 
-    /// The fetch is over, or not wanted any more.
+    /// Removes a fetch that is over or not wanted any more.
     pub(crate) fn finish(&mut self, key: Key) {
         let Some(fetch) = self.fetches.remove(key) else {
             return;
@@ -140,7 +139,7 @@ impl Tokens {
         }
     }
 
-    /// The batch of a fetch has another place now.
+    /// Changes the rank of a fetch.
     pub(crate) fn rerank(&mut self, key: Key, rank: FetchRank) {
         let Some(fetch) = self.fetches.get_mut(key) else {
             return;
@@ -160,21 +159,21 @@ impl Tokens {
         }
     }
 
-    /// Where a fetch stands.
+    /// Returns the state of a fetch.
     pub(crate) fn turn(&self, key: Key) -> Option<Turn> {
         self.fetches.get(key).map(|fetch| fetch.turn)
     }
 
-    /// Waiting and granted fetches at `victim`.
+    /// Returns how many fetches wait at `victim`, and how many hold a token.
     #[cfg(test)]
     pub(crate) fn at(&self, victim: PortId) -> (usize, usize) {
         let port = self.victims.get(&victim);
         port.map_or((0, 0), |port| (port.waiting.len(), port.granted.len()))
     }
 
-    /// Ends leases that are over, and lets in who may be. Gives the fetches of whose turn their
-    /// host is to be told: those that got a token, those that have to wait, for the first time or
-    /// again.
+    /// Ends leases that are over and gives tokens to the next fetches. Returns the fetches whose
+    /// hosts need a message: those that got a token, and those that have to wait for the first time
+    /// or again.
     pub(crate) fn assign(&mut self, now: Time, policy: TokenPolicy) -> Vec<Key> {
         while let Some(&(until, key)) = self.leases.first()
             && until <= now
@@ -235,7 +234,7 @@ impl Tokens {
         turned
     }
 
-    /// When [`Tokens::assign`] has something to do: now, if somebody may be let in.
+    /// Returns when [`Tokens::assign`] is due. It is due at once if a fetch may get a token.
     pub(crate) fn next_deadline(&self) -> Option<Time> {
         if self.open.is_empty() {
             self.leases.first().map(|&(until, _)| until)
@@ -244,7 +243,7 @@ impl Tokens {
         }
     }
 
-    /// More may be under way than before.
+    /// Makes all victim ports due, since the policy may allow more tokens than before.
     pub(crate) fn reopen(&mut self) {
         self.open.extend(self.victims.keys());
     }
@@ -274,7 +273,7 @@ mod tests {
         let mut tokens = Tokens::default();
         let [slow, urgent, middle] = [900, 100, 500].map(|rank| tokens.want(HOT, ahead(rank)));
         let elsewhere = tokens.want(PortId(8), ahead(999));
-        // The one that has to wait is told, too.
+        // The fetch that has to wait is in the list, too.
         let told = tokens.assign(Time(0), POLICY);
         assert_eq!(told, [urgent, middle, elsewhere, slow]);
         assert_eq!(tokens.at(HOT), (1, 2));
@@ -295,7 +294,7 @@ mod tests {
         let waits = Some(Turn::Waiting);
         assert_eq!(turns(&tokens)[0], waits);
         assert_eq!(tokens.at(HOT), (2, 2));
-        // The lease that was taken away does not end anything later.
+        // The lease of the token that was taken away ends nothing later.
         assert!(tokens.assign(Time(99), POLICY).is_empty());
         tokens.finish(urgent);
         assert_eq!(tokens.assign(Time(99), POLICY), [first]);
@@ -316,7 +315,7 @@ mod tests {
         let waits = Some(Turn::Waiting);
         assert_eq!([one, two, doomed].map(|key| tokens.turn(key)), [waits; 3]);
         assert_eq!(tokens.at(HOT), (3, 3));
-        // Its batch begins.
+        // The batch of this fetch starts.
         tokens.rerank(two, ranked(Need::Blocking, 2));
         assert_eq!(tokens.assign(Time(2), POLICY), [two]);
         for key in blocking {

@@ -1,7 +1,7 @@
 //! Batches and requests of all hosts, and admission, which orders them.
 //!
-//! Ids are the tenant's. Admission knows batches and requests by keys of [`table`](super::table)
-//! instead, which ascend by arrival. So of equal REDs the batch that came first stays first.
+//! A tenant's hosts share ids. Admission uses keys of [`table`](super::table) instead, which ascend
+//! by arrival. So of two batches with equal REDs the earlier one stays first.
 
 use core::hash::BuildHasher;
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ use super::refusal::Refused;
 use super::table::{Key, Table};
 use super::tokens::{FetchRank, Need};
 
-/// See the module.
+/// Batches and requests of all hosts, and admission.
 #[derive(Debug)]
 pub(super) struct Workload {
     pub(super) admission: Admission,
@@ -28,10 +28,10 @@ pub(super) struct Workload {
     pub(super) batch_names: HashMap<(Tenant, u64), Key>,
     pub(super) requests: Table<Request>,
     pub(super) request_names: HashMap<(Tenant, u64), Key>,
-    /// Requests that daemons know as pruned, ascending.
+    /// Requests that daemons got as pruned, ascending.
     pub(super) pruned: Vec<Key>,
     pub(super) ended: Ended,
-    /// Makes the numbers of [`Batch::invited`]. Nobody can guess which names share a number.
+    /// Makes the hashes of [`Batch::invited`]. Nobody can guess which names collide.
     invitations: RandomState,
 }
 
@@ -57,7 +57,7 @@ impl Workload {
         self.request_names.get(&(tenant, name)).copied()
     }
 
-    /// Whether the host announced the batch first.
+    /// Reports whether the host is the batch's announcer or its successor.
     pub(super) fn owns(&self, id: HostId, batch: Key) -> bool {
         let batch = self.batches.get(batch);
         batch.is_some_and(|batch| batch.owner() == Some(id))
@@ -68,7 +68,7 @@ impl Workload {
         batch.is_some_and(|batch| batch.members.contains(&id))
     }
 
-    /// The hosts that may add requests with deadlines to a batch, beside its announcer.
+    /// Sets the hosts that may add requests with deadlines to a batch, beside its announcer.
     pub(super) fn invite<'a>(&mut self, batch: Key, hosts: impl Iterator<Item = &'a String>) {
         if let Some(batch) = self.batches.get_mut(batch) {
             batch.invited = hosts.map(|name| self.invitations.hash_one(name)).collect();
@@ -79,7 +79,7 @@ impl Workload {
         batch.invited.contains(&self.invitations.hash_one(host))
     }
 
-    /// A batch that nobody knew.
+    /// Adds a batch that is not known yet.
     pub(super) fn insert_batch(&mut self, now: Time, batch: Batch) -> Key {
         let name = (batch.tenant, batch.name);
         let key = self.batches.insert(batch);
@@ -88,7 +88,7 @@ impl Workload {
         key
     }
 
-    /// Tells admission of a batch and how long it computes.
+    /// Passes a batch and its compute time to admission.
     pub(super) fn announce(&mut self, now: Time, batch: Key, compute: Span) {
         let event = AdmissionEvent::BatchArrived {
             batch: BatchId(batch),
@@ -98,7 +98,7 @@ impl Workload {
         self.admission.handle(now, event);
     }
 
-    /// The batch begins to compute. False if it had already.
+    /// Records that the batch starts to compute. Returns false if it had started before.
     pub(super) fn start(&mut self, now: Time, key: Key) -> bool {
         let Some(batch) = self.batches.get_mut(key).filter(|it| it.started.is_none()) else {
             return false;
@@ -110,7 +110,7 @@ impl Workload {
         true
     }
 
-    /// The batch is over, with all its requests. Its members are told that it has no rank.
+    /// Ends a batch with all its requests. Its members get an order in which it has no rank.
     pub(super) fn end_batch(&mut self, now: Time, hosts: &mut Hosts, key: Key) {
         let Some(batch) = self.batches.get(key) else {
             return;
@@ -142,21 +142,21 @@ impl Workload {
         }
     }
 
-    /// Has the members of a batch told of a change.
+    /// Applies a change to the outbox of each member of a batch.
     pub(super) fn tell_members(&self, hosts: &mut Hosts, batch: Key, change: impl Fn(&mut Outbox)) {
         for &id in self.batches.get(batch).iter().flat_map(|it| &it.members) {
             hosts.tell(id, &change);
         }
     }
 
-    /// Has the members of a batch told whether a request is pruned.
+    /// Notes for the members of a batch that a request is pruned, or no longer pruned.
     pub(super) fn tell_pruned(&self, hosts: &mut Hosts, batch: Key, request: u64) {
         self.tell_members(hosts, batch, |outbox| {
             outbox.pruned.insert(request);
         });
     }
 
-    /// The pruned requests of a batch.
+    /// Returns the ids of the pruned requests of a batch.
     pub(super) fn pruned_of(&self, batch: &Batch) -> Vec<u64> {
         let requests = batch
             .requests
@@ -166,7 +166,7 @@ impl Workload {
         pruned.map(|request| request.name).collect()
     }
 
-    /// The key that fetches of a batch wait with.
+    /// Returns the rank of a batch's fetch for a request.
     pub(super) fn fetch_rank(&self, batch: Key, request: Option<Key>) -> FetchRank {
         let request = request.and_then(|key| self.requests.get(key));
         let batch = self.batches.get(batch);
@@ -184,7 +184,7 @@ impl Workload {
         }
     }
 
-    /// A request that nobody knew. The caller has charged its host.
+    /// Adds a request that is not known yet. The caller has charged its host.
     pub(super) fn insert_request(&mut self, request: Request) -> Key {
         let (name, batch) = ((request.tenant, request.name), request.batch);
         let key = self.requests.insert(request);
@@ -195,7 +195,7 @@ impl Workload {
         key
     }
 
-    /// Charges the request to this host from now on, whose word on it then holds.
+    /// Charges the request to this host, whose reports of it hold from now on.
     pub(super) fn take_over(
         &mut self,
         hosts: &mut Hosts,
@@ -212,7 +212,7 @@ impl Workload {
         Ok(())
     }
 
-    /// Sets the loads that the host says a request has on its own ports.
+    /// Replaces the loads that the host reported for a request on its own ports.
     pub(super) fn set_loads(
         &mut self,
         hosts: &mut Hosts,
@@ -235,8 +235,8 @@ impl Workload {
         Ok(())
     }
 
-    /// Adds what a host wants to fetch for a request from another host's port. False if there is
-    /// no room.
+    /// Adds the load of a fetch for a request on another host's port. Returns false if there is no
+    /// room.
     pub(super) fn add_load(&mut self, hosts: &mut Hosts, key: Key, load: Load) -> bool {
         let Some(request) = self.requests.get_mut(key) else {
             return false;
@@ -253,7 +253,7 @@ impl Workload {
         has_room
     }
 
-    /// Removes loads of a request, and gives how many were removed.
+    /// Removes loads of a request. Returns how many were removed.
     pub(super) fn drop_loads(
         &mut self,
         hosts: &mut Hosts,
@@ -274,7 +274,7 @@ impl Workload {
         before - request.loads.len()
     }
 
-    /// Tells admission of a request as it is now.
+    /// Passes a request's current state to admission.
     pub(super) fn tell_admission(&mut self, now: Time, hosts: &Hosts, key: Key) {
         let Some(request) = self.requests.get(key) else {
             return;
@@ -287,7 +287,7 @@ impl Workload {
         self.admission.handle(now, event);
     }
 
-    /// The request is over.
+    /// Ends a request.
     pub(super) fn end_request(&mut self, now: Time, hosts: &mut Hosts, key: Key) {
         let request = RequestId(key);
         let ended = AdmissionEvent::RequestEnded { request };
@@ -303,7 +303,7 @@ impl Workload {
         }
     }
 
-    /// Forgets a request and takes back what hosts were charged for it.
+    /// Removes a request and refunds the charges for it.
     fn remove_request(&mut self, hosts: &mut Hosts, key: Key) -> Option<Request> {
         let request = self.requests.remove(key)?;
         self.request_names.remove(&(request.tenant, request.name));
@@ -319,14 +319,14 @@ impl Workload {
         Some(request)
     }
 
-    /// Counts how a request ends that is about to end in order.
+    /// Counts the outcome of a request that is about to end in order.
     pub(super) fn count_end(&mut self, now: Time, key: Key) {
         if let Some(request) = self.requests.get(key) {
             self.ended.count(now, request);
         }
     }
 
-    /// The same of all requests of a batch.
+    /// Counts the outcomes of all requests of a batch that is about to end in order.
     pub(super) fn count_ends_of(&mut self, now: Time, batch: Key) {
         let requests = self.batches.get(batch).map(|batch| batch.requests.clone());
         for request in requests.into_iter().flatten() {

@@ -1,4 +1,4 @@
-//! `[etcd]` of the configuration, and its check.
+//! The section `[etcd]` of the configuration, and its check.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,27 +8,27 @@ use laxity_quantity::Nanos;
 use serde::{Deserialize, Serialize};
 use tonic::transport::{Certificate, ClientTlsConfig, Identity};
 
-/// `[etcd]` of the configuration.
+/// The section `[etcd]` of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EtcdConfig {
-    /// Where etcd is: `http://HOST:2379`, or `https://`.
+    /// URLs of etcd's members: `http://HOST:2379` or `https://HOST:2379`.
     pub endpoints: Vec<String>,
-    /// What its keys begin with; one for each cluster of coordinators.
+    /// Prefix of the keys. Each cluster of coordinators has its own.
     #[serde(default = "prefix_default")]
     pub prefix: String,
-    /// How long after its last sign of life a leader is replaced.
+    /// Time after the last keep-alive of a leader after which another coordinator may lead.
     #[serde(default = "ttl_default")]
     pub ttl: Nanos,
-    /// Where daemons reach this coordinator: what others tell those that ask them.
+    /// Address at which daemons reach this coordinator. Other coordinators send it to daemons.
     pub advertise: String,
-    /// Who signed etcd's certificate (PEM).
+    /// Path of the CA that signed etcd's certificate (PEM).
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub ca: String,
-    /// This coordinator's certificate for etcd (PEM).
+    /// Path of this coordinator's client certificate for etcd (PEM).
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub cert: String,
-    /// Its key.
+    /// Path of the client certificate's private key (PEM).
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub key: String,
 }
@@ -43,7 +43,7 @@ fn ttl_default() -> Nanos {
 
 impl EtcdConfig {
     /// # Errors
-    /// Key and problem of the first value that makes no sense.
+    /// Returns the key and the problem of the first invalid value.
     pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
         if self.endpoints.is_empty() {
             return Err((
@@ -73,15 +73,15 @@ impl EtcdConfig {
         Ok(())
     }
 
-    /// Reads the files, as a connection to etcd will.
+    /// Reads the files in the same way as a connection to etcd does.
     ///
     /// # Errors
-    /// The first that cannot be used.
+    /// Returns the first file that cannot be used.
     pub(crate) fn check_files(&self) -> Result<(), Unusable> {
         self.tls().map(|_| ())
     }
 
-    /// The host of `advertise`: a name or an address without brackets.
+    /// Returns the host of `advertise`: a name, or an address without brackets.
     pub(crate) fn advertised_host(&self) -> Option<&str> {
         let authority = self.advertise.rsplit("://").next()?;
         let (host, _) = authority.rsplit_once(':')?;
@@ -89,7 +89,7 @@ impl EtcdConfig {
         (!host.is_empty()).then_some(host)
     }
 
-    /// What connections to etcd are made with.
+    /// Returns the TLS settings of connections to etcd.
     pub(super) fn tls(&self) -> Result<ClientTlsConfig, Unusable> {
         let mut tls = ClientTlsConfig::new();
         if !self.ca.is_empty() {
@@ -110,12 +110,13 @@ impl EtcdConfig {
         i64::try_from(self.ttl.0.div_ceil(1_000_000_000)).unwrap_or(60)
     }
 
-    /// How long a call may take: two fit between a keep-alive and the end of the lease.
+    /// Returns the longest duration of a call. Two calls fit between a keep-alive and the lease's
+    /// end.
     pub(crate) fn patience(&self) -> Duration {
         Duration::from_nanos(self.ttl.0) / 5
     }
 
-    /// One that makes sense, for tests.
+    /// Returns a valid configuration for tests.
     #[cfg(test)]
     pub(super) fn test(endpoint: &str) -> Self {
         Self {

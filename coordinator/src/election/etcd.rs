@@ -1,4 +1,4 @@
-//! A small client of etcd: the four calls that an election needs, tried at each endpoint in turn.
+//! A small client of etcd: the calls that an election needs. Each call tries the endpoints in turn.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::config::EtcdConfig;
 use pb::kv_client::KvClient;
 use pb::lease_client::LeaseClient;
 
-/// etcd's messages.
+/// Generated message types of etcd.
 #[allow(
     clippy::all,
     clippy::allow_attributes_without_reason,
@@ -25,13 +25,13 @@ pub(super) mod pb {
     tonic::include_proto!("etcdserverpb");
 }
 
-/// What etcd did not do.
+/// An error of a call to etcd.
 #[derive(Debug, Error)]
 pub(crate) enum EtcdError {
-    /// An endpoint or a file makes no sense.
+    /// An endpoint is no URL, or the TLS settings are invalid.
     #[error("etcd.{key}: {problem}; fix the configuration")]
     Setup { key: &'static str, problem: String },
-    /// A file cannot be used.
+    /// A file of `[etcd]` cannot be used.
     #[error("{0}; fix the file, or name another one")]
     File(laxity_credentials::Unusable),
     /// No endpoint answered.
@@ -45,12 +45,12 @@ pub(crate) enum EtcdError {
 pub(crate) struct Etcd {
     endpoints: Vec<String>,
     channels: Vec<Channel>,
-    /// The endpoint that answered last.
+    /// Index of the endpoint that answered last.
     preferred: AtomicUsize,
 }
 
 impl Etcd {
-    /// Connects when first asked. `patience` bounds each call.
+    /// Creates a client, which connects at its first call. `patience` bounds each call.
     pub(crate) fn new(config: &EtcdConfig, patience: Duration) -> Result<Self, EtcdError> {
         let setup = |key| {
             move |problem: &dyn std::fmt::Display| EtcdError::Setup {
@@ -64,10 +64,10 @@ impl Etcd {
                 .map_err(|error| setup("endpoints")(&format!("{endpoint}: {error}")))?
                 .connect_timeout(patience)
                 .timeout(patience)
-                // A connection that a partition left behind would be tried again ever more rarely,
-                // up to two minutes apart, and that after the network works again. Asking comes
-                // often enough that a ping is sent only when no answer does: etcd closes
-                // connections with more.
+                // A connection that a partition broke would be retried at growing intervals of up
+                // to two minutes, even after the network works again. Calls are frequent enough
+                // that a ping is sent only when no answer comes. etcd closes connections with more
+                // pings.
                 .http2_keep_alive_interval(patience * 5 / 2)
                 .keep_alive_timeout(patience)
                 .keep_alive_while_idle(true);
@@ -109,7 +109,7 @@ impl Etcd {
         })
     }
 
-    /// A lease of `ttl_s`; gives its number, and for how long it holds, in seconds.
+    /// Creates a lease of `ttl_s` seconds. Returns its id and its TTL in seconds.
     pub(super) async fn grant(&self, ttl_s: i64) -> Result<(i64, i64), EtcdError> {
         let asked = pb::LeaseGrantRequest { ttl: ttl_s, id: 0 };
         let act = |channel| async move { LeaseClient::new(channel).lease_grant(asked).await };
@@ -123,7 +123,7 @@ impl Etcd {
         self.call(act).await.map(|_| ())
     }
 
-    /// For how long the lease holds now, in seconds; `None` if it does not exist any more.
+    /// Renews a lease. Returns its TTL in seconds, or `None` if it no longer exists.
     pub(super) async fn keep_alive(&self, id: i64) -> Result<Option<i64>, EtcdError> {
         let act = |channel| async move {
             let asked = once(pb::LeaseKeepAliveRequest { id });

@@ -1,15 +1,15 @@
-//! Who a peer is and what it may do.
+//! Authentication of peers and their permissions.
 //!
-//! With TLS a peer is what its certificate says: URIs among the subject's alternative names,
+//! With TLS, the URIs among the subject alternative names of a peer's certificate name its roles:
 //!
 //! ```text
 //! laxity://daemon/HOST       may report for that host, and for no other
-//! laxity://viewer/NAME       may ask
-//! laxity://operator/NAME     may ask, and change
+//! laxity://viewer/NAME       may read
+//! laxity://operator/NAME     may read and change
 //! ```
 //!
-//! Without TLS every peer is everybody, which is why the server listens on loopback unless it is
-//! told otherwise. Every method passes through one of the checks below.
+//! Without TLS every peer may do everything, so the server listens on loopback by default. Every
+//! method passes one of the checks below.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -17,17 +17,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tonic::{Request, Status};
 
-/// Longest name that is taken from a certificate.
+/// Longest name in a certificate's URI that is accepted, in bytes.
 const NAME_BYTES_MAX: usize = 253;
 
-/// What a certificate allows.
+/// A role that a certificate names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// To report for this host.
+    /// May report for this host.
     Daemon(String),
-    /// To ask.
+    /// May read.
     Viewer(String),
-    /// To ask and to change.
+    /// May read and change.
     Operator(String),
 }
 
@@ -63,11 +63,11 @@ pub(crate) fn roles(certificate_der: &[u8]) -> Vec<Role> {
     uris.iter().filter_map(|uri| Role::parse(uri)).collect()
 }
 
-/// What a request knows of its connection.
+/// What a request gets from its connection.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectInfo {
     pub(crate) peer: Peer,
-    /// Streams that are served on it.
+    /// Counts the streams that are served on the connection.
     served: Served,
 }
 
@@ -79,32 +79,32 @@ impl ConnectInfo {
         }
     }
 
-    /// Whether a stream is served on the connection.
+    /// Reports whether a stream is served on the connection.
     pub(crate) fn is_served(&self) -> bool {
         self.served.0.load(Ordering::Relaxed) > 0
     }
 }
 
-/// Counts the streams that are served on a connection. With one, it is no visitor.
+/// Counts the streams that are served on a connection. With at least one, it is not a visitor.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Served(Arc<AtomicUsize>);
 
 impl Served {
-    /// Those of this request's connection.
+    /// Returns the counter of this request's connection.
     pub(crate) fn of<T>(request: &tonic::Request<T>) -> Self {
         let info = request.extensions().get::<ConnectInfo>();
         info.map(|info| info.served.clone()).unwrap_or_default()
     }
 
-    /// One more is served.
+    /// Counts one more stream until the result is dropped.
     pub(crate) fn begin(&self) -> Serving {
-        // Only a count: nothing else is published with it.
+        // The counter publishes no other data, so relaxed ordering is enough.
         self.0.fetch_add(1, Ordering::Relaxed);
         Serving(self.clone())
     }
 }
 
-/// A stream that is served, until this is dropped.
+/// A stream that is served until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Serving(Served);
 
@@ -117,33 +117,33 @@ impl Drop for Serving {
 /// A peer, by what it has proved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Peer {
-    /// Nothing, and nothing was asked for.
+    /// A peer without TLS, which is not authenticated.
     Anyone(SocketAddr),
-    /// What its certificate says.
+    /// A peer with the roles that its certificate names.
     Known(Arc<[Role]>),
 }
 
 impl Peer {
-    /// Whose request this is.
+    /// Returns the peer of a request.
     pub(crate) fn of<T>(request: &Request<T>) -> Self {
         let info = request.extensions().get::<ConnectInfo>();
-        // Every connection has one; without it, nothing is allowed.
+        // Every connection has this information. Without it, nothing is allowed.
         info.map_or_else(|| Self::Known([].into()), |info| info.peer.clone())
     }
 
-    /// A peer that may look.
+    /// Returns the peer if it may read.
     pub(crate) fn viewer<T>(request: &Request<T>) -> Result<Self, Status> {
         let looks = |role: &Role| matches!(role, Role::Viewer(_) | Role::Operator(_));
         Self::of(request).with(looks, "laxity://viewer/NAME or laxity://operator/NAME")
     }
 
-    /// A peer that may change things.
+    /// Returns the peer if it may change things.
     pub(crate) fn operator<T>(request: &Request<T>) -> Result<Self, Status> {
         let operates = |role: &Role| matches!(role, Role::Operator(_));
         Self::of(request).with(operates, "laxity://operator/NAME")
     }
 
-    /// May it report for this host?
+    /// Checks that the peer may report for this host.
     pub(crate) fn may_report(self, host: &str) -> Result<(), Status> {
         let own = |role: &Role| matches!(role, Role::Daemon(name) if name == host);
         self.with(own, &format!("laxity://daemon/{host}"))
@@ -161,7 +161,7 @@ impl Peer {
         }
     }
 
-    /// For logs and histories.
+    /// Returns the peer's name for logs and histories.
     pub(crate) fn name(&self) -> String {
         match self {
             Self::Anyone(address) => address.to_string(),

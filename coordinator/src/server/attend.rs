@@ -1,4 +1,4 @@
-//! One daemon's stream: a task that reads and a task that writes.
+//! The stream of one daemon: one task reads and one task writes.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,18 +23,18 @@ use crate::lead::Lead;
 use crate::pace::Pace;
 use crate::shared::Shared;
 
-/// How long a new stream may take to say hello.
+/// Longest wait for the Hello of a new stream.
 const HELLO_MAX: Duration = Duration::from_secs(5);
-/// How long a goodbye may take to leave.
+/// Longest time to send a goodbye.
 const GOODBYE_MAX: Duration = Duration::from_secs(1);
-/// Longest text of a daemon that is logged.
+/// Longest text of a daemon that is logged, in characters.
 const TEXT_MAX: usize = 300;
-/// Heartbeats of silence after which a daemon is taken for dead.
+/// Heartbeat periods of silence after which a daemon is assumed dead.
 const SILENCE_HEARTBEATS: u32 = 3;
 
 type Sender = mpsc::Sender<Result<FromCoordinator, Status>>;
 
-/// `laxity.v1.Coordination`.
+/// The service `laxity.v1.Coordination`.
 pub(crate) struct Service {
     shared: Arc<Shared>,
 }
@@ -45,8 +45,8 @@ impl Service {
     }
 }
 
-/// What goes onto the connection. An order passes only while this coordinator leads: the last place
-/// to ask.
+/// The messages that go onto the connection. This is the last check that orders pass only while
+/// this coordinator leads.
 pub(crate) struct Outbound {
     frames: ReceiverStream<Result<FromCoordinator, Status>>,
     lead: Arc<Lead>,
@@ -79,7 +79,8 @@ impl Coordination for Service {
     ) -> Result<Response<Self::AttendStream>, Status> {
         let peer = Peer::of(&request);
         let served = Served::of(&request);
-        // One: what waits longer waits in the cluster, where it is merged with what follows.
+        // The channel holds one message. Further ones wait in the cluster, where later ones replace
+        // them.
         let (sender, receiver) = mpsc::channel(1);
         let shared = Arc::clone(&self.shared);
         tokio::spawn(serve(shared, (peer, served), request.into_inner(), sender));
@@ -125,8 +126,7 @@ async fn serve(
         }
         Ok(Ok(None) | Err(_)) | Err(_) => return,
     };
-    // A name that can't be one is as long as its sender likes: it goes no further, not even to the
-    // log.
+    // An invalid name may be very long, so it is not even logged.
     if let Err(problem) = Cluster::check_name(&hello.host) {
         return part(&sender, goodbye(GoodbyeReason::Protocol, problem)).await;
     }
@@ -134,7 +134,7 @@ async fn serve(
         let _ = sender.send(Err(status)).await;
         return;
     }
-    // Before the question, so that no change is missed.
+    // Subscribe before the check, so that no change of leadership is missed.
     let era = shared.lead.era();
     if !shared.lead.holds() {
         return part(&sender, not_leader(&shared)).await;
@@ -148,7 +148,7 @@ async fn serve(
             return part(&sender, refused).await;
         }
     };
-    // What was said so far, anybody can say.
+    // Any peer can send what came so far, so only now the connection is not a visitor.
     let _serving = served.begin();
     debug!(host = %hello.host, software = %shortened(&hello.software), "a daemon attends");
     tell_watchers(&shared, &hello);
@@ -164,7 +164,7 @@ async fn serve(
     ));
     let last = read(&shared, (id, stream), &hello, &mut inbound, era).await;
     writer.abort();
-    // The writer may be in the middle of an order: its receiver drops what has no end.
+    // The writer may stop within an order. The daemon drops an order without its last piece.
     let _ = writer.await;
     shared.writers().remove(&stream);
     let now = shared.now();
@@ -179,23 +179,23 @@ async fn serve(
 
 async fn part(sender: &Sender, last: Goodbye) {
     let last = sender.send(Ok(message(Message::Goodbye(last))));
-    // One that does not read learns of it by the end of the stream.
+    // A peer that does not read sees the end of the stream instead.
     let _ = tokio::time::timeout(GOODBYE_MAX, last).await;
 }
 
 fn tell_watchers(shared: &Shared, hello: &Hello) {
-    // As it is: a stream that ends may have been replaced by another.
+    // This reads the current state, since another stream may have replaced the one that ends.
     let changed = shared.cluster().host_changed(&hello.host);
     shared.tell_watchers(v1::watch_event::Event::Host(changed));
 }
 
-/// What a peer says for people, for the log: one line, and not a long one.
+/// Returns a peer's text as one short line for the log.
 fn shortened(text: &str) -> String {
     let shown = text.chars().filter(|c| !c.is_control());
     shown.take(TEXT_MAX).collect()
 }
 
-/// Reads until the stream ends. Gives what to say last, if anything.
+/// Reads until the stream ends. Returns the goodbye to send, if any.
 async fn read(
     shared: &Shared,
     (id, stream): (HostId, u64),
@@ -206,7 +206,7 @@ async fn read(
     let mut pace = Pace::new();
     let mut fenced = false;
     let mut stopping = shared.stopping.clone();
-    // Of its own, so that the other one still sees what this one has seen.
+    // A second receiver, so that the first one still sees a change that this one has seen.
     let mut again = era.clone();
     loop {
         let config = shared.config();
@@ -239,7 +239,7 @@ async fn read(
         if wait.0 > 0 {
             tokio::select! {
                 () = tokio::time::sleep(Duration::from_nanos(wait.0)) => {}
-                // Said at the head of the loop.
+                // The head of the loop handles these.
                 _ = stopping.wait_for(|stop| *stop) => {}
                 _ = again.changed() => {}
             }
@@ -247,8 +247,8 @@ async fn read(
     }
 }
 
-/// Takes one message of a stream. Gives what to say last, if the stream has to end. `fenced` says
-/// whether the log has a line on a later term already.
+/// Processes one message of a stream. Returns the goodbye to send if the stream has to end.
+/// `fenced` is set once the log has a line about a later term.
 fn take(
     shared: &Shared,
     (id, stream): (HostId, u64),
@@ -257,8 +257,7 @@ fn take(
     fenced: &mut bool,
 ) -> Option<Goodbye> {
     let now = shared.now();
-    // The daemon has come back, and its old stream must not stay for as long as it sends
-    // heartbeats.
+    // The daemon has a new stream, so its old one must end although it sends heartbeats.
     if !shared.cluster().speaks(id, stream) {
         let detail = "another stream speaks for this host";
         return Some(goodbye(GoodbyeReason::Replaced, detail));
@@ -292,7 +291,7 @@ fn take(
             let detail = "a stream has one Hello";
             return Some(goodbye(GoodbyeReason::Protocol, detail));
         }
-        // Of a kind that a later release knows: a sign of life.
+        // A later release may send other messages. They count as signs of life.
         Some(from_daemon::Message::Heartbeat(_)) | None => {
             shared.cluster().heard(now, id, stream);
         }
@@ -300,7 +299,7 @@ fn take(
     None
 }
 
-/// Sends what waits for the host whenever there is room for it, and signs of life.
+/// Sends what waits for the host when the connection has room, and otherwise heartbeats.
 async fn write(
     shared: Arc<Shared>,
     (id, stream): (HostId, u64),
@@ -310,7 +309,7 @@ async fn write(
     loop {
         let heartbeat = Duration::from(shared.config().heartbeat);
         let woken = tokio::time::timeout(heartbeat, woken.notified()).await;
-        // Room first: what is taken is the newest at the time it is sent.
+        // Reserve room before taking messages, so that these are the newest when they are sent.
         let Ok(mut room) = sender.reserve().await else {
             return;
         };

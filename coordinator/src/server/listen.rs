@@ -1,13 +1,12 @@
-//! Connections: accepted up to a cap, with TLS where it is configured, each with who its peer is.
+//! Accepts connections up to a limit, does TLS where it is configured, and identifies each peer.
 //!
-//! A connection beyond a cap is closed at once: leaving it in the backlog would make those wait
-//! that have a slot. The handshake has a time limit, so that a peer that says nothing holds a slot
-//! for seconds only.
+//! A connection beyond the limit is closed at once: in the backlog, it would delay others. The
+//! handshake has a time limit, so that a silent peer holds a slot for seconds only.
 //!
-//! A connection on which neither a daemon attends nor somebody watches is a *visitor*. Visitors
-//! have fewer slots, and a newcomer always gets one: it takes that of the oldest visitor from the
-//! address that has the most. So idle connections, however many, keep nobody out, and a stream that
-//! is served never makes room for one.
+//! A connection without a stream of a daemon or a watcher is a *visitor*. Visitors have fewer
+//! slots, and a new visitor always gets one: it takes that of the oldest visitor of the address
+//! with the most visitors. So idle connections keep nobody out, and a connection with a stream
+//! never loses its slot.
 
 use std::future::poll_fn;
 use std::io;
@@ -34,33 +33,32 @@ use super::access::{self, ConnectInfo, Peer};
 use crate::limits::Limits;
 use crate::tls::ServerTls;
 
-/// How long a handshake may take, and then the first bytes of HTTP/2.
+/// Longest duration of a handshake, and then of the wait for the first bytes of HTTP/2.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(5);
-/// How long a peer that was refused may take to read why.
+/// Longest time for a refused peer to read the reason.
 const LINGER_MAX: Duration = Duration::from_secs(1);
-/// What a client of HTTP/2 begins with (RFC 9113, 3.4).
+/// Length of the preface that HTTP/2 clients send first (RFC 9113, 3.4), in bytes.
 const PREFACE_BYTES: usize = 24;
-/// Visitors at a time, and of one address.
+/// Most visitors at a time, in all and from one address.
 const VISITORS_MAX: usize = 1024;
 const VISITORS_PER_ADDRESS_MAX: usize = 512;
 
 type Io = Either<TcpStream, Box<TlsStream<TcpStream>>>;
 
-/// One connection. Its slot is free again when it is dropped.
+/// A connection. Its slot is free again when it is dropped.
 pub(crate) struct Connection {
     io: Io,
     info: ConnectInfo,
-    /// Until the peer has said what every client of HTTP/2 begins with: so many bytes yet, and
-    /// until when.
+    /// The number of bytes of the HTTP/2 preface that are missing, and the time limit for them.
     preface: Option<(usize, Pin<Box<Sleep>>)>,
     visit: Visit,
     _slot: ConnectionSlot<IpAddr>,
 }
 
-/// Resolves when a newcomer takes a visitor's slot.
+/// A future that is ready when a new visitor has taken this visitor's slot.
 type Lost = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A connection's slot among the visitors, while it is one.
+/// A connection's slot among the visitors, while it is a visitor.
 struct Visit {
     slots: ConnectionSlots<IpAddr>,
     address: IpAddr,
@@ -69,13 +67,13 @@ struct Visit {
 
 impl Visit {
     fn enter(&mut self) {
-        // Nobody is privileged here, so there always is a slot.
+        // Only privileged callers can be refused, and there are none here.
         if let Some(mut slot) = self.slots.take(self.address, false) {
             self.lost = Some(Box::pin(async move { slot.lost().await }));
         }
     }
 
-    /// Ready when the connection has to make room.
+    /// Returns ready when the connection has lost its slot.
     fn poll(&mut self, cx: &mut Context<'_>, is_served: bool) -> Poll<()> {
         if is_served {
             self.lost = None;
@@ -102,8 +100,8 @@ impl Connection {
         }
     }
 
-    /// A peer that connects and says nothing holds a slot for seconds only. HTTP/2 itself looks
-    /// after those that began.
+    /// Counts bytes of the preface and fails when the time limit is over. After the preface, HTTP/2
+    /// has its own limits.
     fn poll_preface(&mut self, cx: &mut Context<'_>, read: usize) -> Poll<io::Result<()>> {
         let Some((missing, late)) = &mut self.preface else {
             return Poll::Ready(Ok(()));
@@ -176,7 +174,7 @@ impl AsyncWrite for Connection {
     }
 }
 
-/// Raises this process's limit of open files as far as it may, and gives what it is then.
+/// Raises the soft limit of open files to the hard limit, and returns the resulting limit.
 fn descriptors() -> usize {
     let limit = match getrlimit(Resource::RLIMIT_NOFILE) {
         Ok((soft, hard)) if soft < hard => {
@@ -192,7 +190,7 @@ fn descriptors() -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX)
 }
 
-/// Accepts until the receiver is dropped.
+/// Accepts connections until the receiver is dropped.
 pub(crate) fn accept(
     listener: TcpListener,
     tls: Option<Arc<ServerTls>>,
@@ -261,9 +259,9 @@ pub(crate) fn accept(
     ReceiverStream::new(receiver)
 }
 
-/// Lets the alert that says why arrive. In TLS 1.3 a client has sent its first request by the time
-/// its certificate is refused: a socket closed on that would be reset, and the reset overtake the
-/// alert.
+/// Waits until the TLS alert has arrived. In TLS 1.3 a client sends its first request before its
+/// certificate is refused. To close the socket with that request unread would reset it before the
+/// alert is read.
 async fn linger(mut stream: TcpStream) {
     if stream.shutdown().await.is_ok() {
         let mut unread = [0; 4096];

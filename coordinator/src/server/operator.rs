@@ -1,4 +1,4 @@
-//! `laxity.v1.Operator`: what people and tools ask.
+//! The service `laxity.v1.Operator`, for people and tools.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use super::access::{Peer, Served};
 use crate::cluster::PolicyError;
 use crate::shared::Shared;
 
-/// Streams of `Watch` at a time.
+/// Most streams of `Watch` at a time.
 const WATCHERS_MAX: usize = 256;
 
 /// The `Operator` service.
@@ -35,7 +35,7 @@ impl Service {
         Self { shared }
     }
 
-    /// Only the leader changes things.
+    /// Fails if this coordinator does not lead, since only the leader makes changes.
     fn must_lead(&self) -> Result<(), Status> {
         if self.shared.lead.holds() {
             return Ok(());
@@ -48,7 +48,7 @@ impl Service {
         }))
     }
 
-    /// So that the next leader knows, too.
+    /// Saves policy and drains for the next leader.
     async fn save(&self) -> Result<(), Status> {
         let Some(store) = &self.shared.store else {
             return Ok(());
@@ -66,7 +66,7 @@ impl Service {
     }
 }
 
-/// What a watcher reads.
+/// The stream of events that a watcher reads.
 pub(crate) struct Events(ReceiverStream<Result<WatchEvent, Status>>);
 
 impl Stream for Events {
@@ -203,7 +203,7 @@ impl Operator for Service {
                     },
                     Err(RecvError::Closed) => return,
                 };
-                // One that does not read must not keep this coordinator from stopping.
+                // A watcher that does not read must not delay the stop.
                 let sent = tokio::select! {
                     sent = sender.send(Ok(event)) => sent.is_ok(),
                     _ = stopping.wait_for(|stop| *stop) => false,

@@ -1,4 +1,4 @@
-//! `[web]` of the configuration, and its check.
+//! The section `[web]` of the configuration, and its check.
 
 use std::net::SocketAddr;
 
@@ -6,22 +6,22 @@ use serde::{Deserialize, Serialize};
 
 use crate::nonsense::Nonsense;
 
-/// `[web]` of the configuration.
+/// The section `[web]` of the configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct WebConfig {
-    /// Where the page is served; empty for nowhere.
+    /// Address of the web page. Empty for none.
     pub listen: String,
-    /// Serve other hosts. The page has neither TLS nor passwords: everybody who can reach the
-    /// address may look.
+    /// Whether to serve other hosts. The page has neither TLS nor passwords, so everybody who
+    /// reaches the address can read it.
     pub insecure: bool,
-    /// Names, beside addresses and `localhost`, by which browsers may ask for it: that of a proxy
-    /// before it.
+    /// Names by which browsers may ask for the page beside addresses and `localhost`, such as that
+    /// of a proxy.
     pub names: Vec<String>,
 }
 
 impl WebConfig {
-    /// Where it is served, if it is.
+    /// Returns the address of the web page, if there is one.
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         self.listen.parse().ok()

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use crate::cluster::Ended;
 
-/// Length of a bucket.
+/// Duration of a bucket.
 pub(super) const EVERY: Duration = Duration::from_secs(10);
-/// Buckets that are kept: an hour.
+/// Most buckets that are stored: an hour.
 const BUCKETS_MAX: usize = 360;
 
-/// Full buckets, the newest last, and the sums that the newest ended with.
+/// Complete buckets, newest last, and the counts at the end of the newest one.
 #[derive(Debug, Default)]
 pub(super) struct History {
     buckets: VecDeque<[u64; 2]>,
@@ -30,7 +30,7 @@ impl History {
         ]
     }
 
-    /// A bucket is over.
+    /// Completes a bucket.
     pub(super) fn close(&mut self, sums: Ended) {
         let bucket = self.since(sums);
         self.buckets.push_back(bucket);
@@ -40,7 +40,7 @@ impl History {
         self.before = sums;
     }
 
-    /// (in time, late) of each bucket, with the one that is not over yet, the newest last.
+    /// Returns (in time, late) of each bucket, newest last. The last one is not complete.
     pub(super) fn buckets(&self, sums: Ended) -> Vec<[u64; 2]> {
         let open = self.since(sums);
         self.buckets.iter().copied().chain([open]).collect()

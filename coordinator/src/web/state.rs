@@ -1,6 +1,5 @@
-//! What the page shows, as one JSON document: `GET /api/state`. Bounded, however large the cluster
-//! is: sums over everything, and of hosts and batches those that somebody who looks would want to
-//! see first.
+//! The page's data as one JSON document: `GET /api/state`. Its size is bounded for any cluster: it
+//! has sums over everything, and the hosts and batches that matter most.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -11,11 +10,11 @@ use serde::Serialize;
 use super::history::{EVERY, History};
 use crate::shared::Shared;
 
-/// Hosts that are listed.
+/// Most hosts that are listed.
 const HOSTS_MAX: usize = 100;
-/// Batches from the head of the order that are listed.
+/// Most batches that are listed, from the head of the order.
 const BATCHES_MAX: u32 = 50;
-/// Batches in trouble that are listed.
+/// Most batches in trouble that are listed.
 const TROUBLE_MAX: u32 = 20;
 
 #[derive(Debug, Serialize)]
@@ -29,11 +28,11 @@ pub(super) struct State {
     totals: Totals,
     queues: Queues,
     attainment: Attainment,
-    /// The first [`HOSTS_MAX`]: what is drained or gone, then by what waits.
+    /// The first [`HOSTS_MAX`] hosts: drained and lost ones first, then by queued bytes.
     hosts: Vec<HostStatus>,
-    /// The head of the order.
+    /// The first batches in the order.
     batches: Vec<BatchStatus>,
-    /// Would be late, or have somebody pruned.
+    /// Batches that would be late or have pruned requests.
     trouble: Vec<BatchStatus>,
 }
 
@@ -47,8 +46,7 @@ struct Totals {
     pruned: usize,
 }
 
-/// Sums over all ports of all hosts, egress only: what waits at an ingress waits at somebody's
-/// egress, too.
+/// Sums over the egress ports of all hosts. What waits at an ingress also waits at an egress.
 #[derive(Debug, Default, Serialize)]
 struct Queues {
     bytes: u64,
@@ -58,13 +56,13 @@ struct Queues {
 
 #[derive(Debug, Serialize)]
 struct Attainment {
-    /// Since the coordinator started.
+    /// Requests that ended by their deadline since the coordinator started.
     in_time: u64,
     late: u64,
     late_pruned: u64,
     undated: u64,
     bucket_s: u64,
-    /// (in time, late), the newest last and not over yet.
+    /// (in time, late) of each bucket, newest last. The last one is not complete.
     buckets: Vec<[u64; 2]>,
 }
 
@@ -124,7 +122,7 @@ pub(super) fn state(shared: &Shared, history: &Mutex<History>) -> State {
 fn first(mut hosts: Vec<HostStatus>) -> Vec<HostStatus> {
     hosts.sort_by_key(|host| {
         let waits: u64 = host.ports.iter().map(|port| port.queued_bytes).sum();
-        // Stable, so by name among equals.
+        // The sort is stable, so equal hosts stay in the order of their names.
         (!host.drained && host.connected, core::cmp::Reverse(waits))
     });
     hosts.truncate(HOSTS_MAX);
@@ -142,7 +140,7 @@ fn queues(hosts: &[HostStatus]) -> Queues {
     sums
 }
 
-/// Hosts may have different numbers of levels: the scavenger stays last.
+/// Adds queues by name. Hosts may have different numbers of levels, and the scavenger stays last.
 fn add(sums: &mut Vec<Queue>, more: Vec<Queue>) {
     for (index, queue) in more.into_iter().enumerate() {
         match sums.iter_mut().find(|known| known.name == queue.name) {

@@ -1,13 +1,12 @@
-//! Several coordinators and an etcd, under faults.
+//! Tests of several coordinators and an etcd, under faults.
 //!
-//! A daemon goes to whoever leads and keeps the rule that fences: an order is in force only if its
-//! term is none smaller than the largest seen. Beside that, everything that any coordinator sends
-//! is looked at: leadership is a lease, so once an order of a term has been sent, nobody may begin
-//! to *make* one of an older term.
+//! A daemon attends the leader and accepts an order only if its term is at least the largest that
+//! it saw. The tests also look at every order that is sent: after an order of a term, no
+//! coordinator may *make* an order of an older term.
 //!
-//! `LAXITY_HA_FAULTS` (default 6) faults are made from the seed `LAXITY_HA_SEED` (default 1), both
-//! of which are printed. With root and iproute2 partitions are among them. Without Debian's
-//! `etcd-server` these tests do nothing, and say so.
+//! `LAXITY_HA_FAULTS` (default 6) faults are made from the seed `LAXITY_HA_SEED` (default 1). Both
+//! are printed. Partitions need root and iproute2. Without Debian's `etcd-server` the tests are
+//! skipped.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +19,7 @@ use rand::{RngExt, SeedableRng};
 use crate::group::{ELECTED_MAX, Fence, Fenced, Group, TTL_S, ordered};
 use crate::netns::{Cut, Link};
 
-/// One revision more.
+/// Sets the drop budget at coordinator `nth`. Returns whether it was set and saved.
 async fn set_drop_budget(group: &Group, nth: usize, budget: u32) -> bool {
     let Some(channel) = group.channel(nth).await else {
         return false;
@@ -35,7 +34,7 @@ async fn set_drop_budget(group: &Group, nth: usize, budget: u32) -> bool {
     OperatorClient::new(channel).set_policy(asked).await.is_ok()
 }
 
-/// As many revisions as it takes until whoever leads has saved it.
+/// Sets the drop budget at the leader until it is saved.
 async fn save_drop_budget(group: &Group, budget: u32) {
     let begun = Instant::now();
     loop {
@@ -48,7 +47,7 @@ async fn save_drop_budget(group: &Group, budget: u32) {
     }
 }
 
-/// What holds by whoever leads.
+/// Returns the leader's drop budget.
 async fn leading_drop_budget(group: &Group) -> Option<u32> {
     loop {
         let leader = group.leader().await;
@@ -59,7 +58,7 @@ async fn leading_drop_budget(group: &Group) -> Option<u32> {
     }
 }
 
-/// What holds by `nth`, and how many revisions there were.
+/// Returns the drop budget of coordinator `nth`, and its number of older revisions.
 async fn drop_budget(group: &Group, nth: usize) -> (Option<u32>, usize) {
     let channel = group.channel(nth).await.expect("it runs");
     let told = OperatorClient::new(channel)
@@ -81,7 +80,7 @@ async fn one_leads_others_say_who_and_its_successor_knows_policy_and_fences() {
     let mut turned_away = group.members[other].daemon("a").await.expect("answered");
     let goodbye = turned_away.goodbye().await;
     assert_eq!(goodbye.reason(), GoodbyeReason::NotLeader);
-    // It may not have asked etcd yet.
+    // The other coordinator may not have asked etcd yet.
     assert!(goodbye.leader.is_empty() || goodbye.leader == group.members[leader].address);
 
     let set = set_drop_budget(&group, other, 13).await;
@@ -108,7 +107,7 @@ async fn a_leader_that_was_paused_sends_no_order_when_it_goes_on() {
     let fence = Fence::default();
     let (first, mut old) = ordered(&group, &fence, 1).await;
     group.members[first].signal(Signal::SIGSTOP);
-    // Work that it will find when it goes on.
+    // The paused leader finds this report when it goes on.
     old.report(2).await;
     let waited = Instant::now();
     let (second, _new) = loop {
@@ -179,11 +178,11 @@ async fn members_of_etcd_die_and_terms_only_grow_and_the_policy_stays() {
             "etcd's member {victim} killed (it led: {kill_leader}): term {before}, then {}",
             fence.largest()
         );
-        // What was saved before is there, and what is set now is saved by the two that are left.
+        // The earlier value is there, and the remaining members save a new one.
         assert_eq!(leading_drop_budget(&group).await, Some(budgets));
         save_drop_budget(&group, budgets + 1).await;
         budgets += 1;
-        // By another leader, which has it from etcd.
+        // Another coordinator takes over and reads the state from etcd.
         let (leader, _) = group.leader().await;
         let term = fence.largest();
         group.members[leader].child.kill().expect("killed");
@@ -197,7 +196,8 @@ async fn members_of_etcd_die_and_terms_only_grow_and_the_policy_stays() {
     fence.check();
 }
 
-/// Another leads than `old`, which is cut off from etcd and still hears its daemons.
+/// Waits until another coordinator leads than `old`, which is cut off from etcd but not from
+/// daemons.
 async fn until_another_leads<'a>(
     group: &Group,
     fence: &'a Fence,
@@ -207,7 +207,7 @@ async fn until_another_leads<'a>(
 ) {
     let begun = Instant::now();
     loop {
-        // The last stream to each is the one that it still answers.
+        // The coordinator only answers the newest stream of a host.
         let (next, stream) = ordered(group, fence, fault).await;
         streams.push(stream);
         if next != old {
@@ -281,7 +281,7 @@ async fn no_order_of_a_fenced_leader_is_in_force_whatever_fails() {
                 group.net().heal(leader, link, cut);
             }
         }
-        // Whoever leads now is heard first, then what earlier streams still bring, asked for more.
+        // The new leader is read first, and then the remaining orders of earlier streams.
         let (_, stream) = ordered(&group, &fence, fault).await;
         for earlier in &mut streams {
             earlier.report(2000 + fault).await;

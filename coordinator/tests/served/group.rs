@@ -1,4 +1,4 @@
-//! Coordinators of one cluster with their etcd, and the rule by which daemons fence.
+//! Coordinators of one cluster with their etcd, and the rule by which daemons fence orders.
 
 use std::cell::RefCell;
 use std::fs;
@@ -21,9 +21,9 @@ use crate::daemon::{Daemon, arrived};
 use crate::netns::{ETCD_HOST, Net};
 use crate::process::Process;
 
-/// The shortest that is allowed, so that a fault takes seconds.
+/// The lease's TTL in seconds: the shortest that is allowed, so that a fault takes seconds.
 pub(crate) const TTL_S: u64 = 2;
-/// How long until somebody leads again, at the very most: the machine may be busy.
+/// Longest wait for a new leader on a busy machine.
 pub(crate) const ELECTED_MAX: Duration = Duration::from_secs(60);
 
 fn free_port(host: &str) -> u16 {
@@ -31,7 +31,7 @@ fn free_port(host: &str) -> u16 {
     listener.local_addr().expect("bound").port()
 }
 
-/// Who is asked, and who leads. Numbers are etcd's.
+/// A member of etcd and the leader that it names, by etcd's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct EtcdStatus {
     pub(crate) member: u64,
@@ -44,14 +44,14 @@ struct EtcdMember {
     peer: String,
 }
 
-/// etcd, of one member or of several.
+/// An etcd with one member or several.
 pub(crate) struct Etcd {
     members: Vec<EtcdMember>,
     folder: tempfile::TempDir,
 }
 
 impl Etcd {
-    /// `None`, and the test is skipped, if etcd is not installed.
+    /// Starts etcd. Returns `None`, and the test is skipped, if etcd is not installed.
     fn start(host: &str, count: usize) -> Option<Self> {
         let address = || format!("{host}:{}", free_port(host));
         let member = |_| EtcdMember {
@@ -73,7 +73,7 @@ impl Etcd {
         Some(etcd)
     }
 
-    /// Starts a member, with what it had saved.
+    /// Starts a member with the data that it saved.
     pub(crate) fn run(&mut self, nth: usize) -> std::io::Result<()> {
         let members = self.members.iter().enumerate();
         let cluster = members.map(|(nth, member)| format!("m{nth}=http://{}", member.peer));
@@ -115,7 +115,7 @@ impl Etcd {
         urls.collect::<Vec<String>>().join(", ")
     }
 
-    /// By its JSON gateway. `None` if it does not answer.
+    /// Asks a member for its status by the JSON gateway. Returns `None` if it does not answer.
     fn status(&self, nth: usize) -> Option<EtcdStatus> {
         let mut stream = TcpStream::connect(&self.members[nth].client).ok()?;
         let patience = Some(Duration::from_secs(2));
@@ -133,7 +133,7 @@ impl Etcd {
         })
     }
 
-    /// The member that leads etcd, once all that run agree on it.
+    /// Waits until all running members agree on the leader of etcd, and returns its index.
     pub(crate) async fn leader(&self) -> usize {
         let begun = Instant::now();
         loop {
@@ -174,7 +174,7 @@ async fn connect(address: &str) -> Option<Channel> {
     endpoint.connect().await.ok()
 }
 
-/// Its term, if it says that it leads.
+/// Returns the coordinator's term if it leads.
 async fn leads(address: &str) -> Option<u64> {
     let channel = connect(address).await?;
     let asked = OperatorClient::new(channel)
@@ -184,7 +184,7 @@ async fn leads(address: &str) -> Option<u64> {
     told.leading.then_some(told.term)
 }
 
-/// Coordinators of one cluster. What is below needs what is above to be over.
+/// Coordinators of one cluster. Fields are dropped in the order in which they are declared.
 pub(crate) struct Group {
     pub(crate) members: Vec<Process>,
     pub(crate) etcd: Etcd,
@@ -197,12 +197,12 @@ impl Group {
         Self::of(count, 1, None)
     }
 
-    /// With an etcd of three members.
+    /// Starts `count` coordinators with an etcd of three members.
     pub(crate) fn with_three(count: usize) -> Option<Self> {
         Self::of(count, 3, None)
     }
 
-    /// Each in a network namespace of its own.
+    /// Starts `count` coordinators, each in its own network namespace.
     pub(crate) fn apart(count: usize) -> Option<Self> {
         Self::of(count, 1, Some(Net::lay(count)?))
     }
@@ -232,8 +232,7 @@ impl Group {
 
     pub(crate) fn member(&self, nth: usize) -> Process {
         let path = self.folder.path().join(format!("{nth}.toml"));
-        // An address of its own that it keeps over restarts, so that what others say of it stays
-        // true.
+        // A member keeps its address over restarts, so that others still name the right one.
         if !path.exists() {
             let address = match self.net {
                 Some(_) => Net::address(nth),
@@ -251,7 +250,7 @@ impl Group {
         Process::start_in(namespace.as_deref(), Path::new(&path))
     }
 
-    /// Waits for a member that was told to end, and starts it anew.
+    /// Ends a member and starts it again.
     pub(crate) fn member_again(&mut self, nth: usize) {
         let _ = self.members[nth].child.kill();
         let _ = self.members[nth].child.wait();
@@ -262,7 +261,7 @@ impl Group {
         connect(&self.members[nth].address).await
     }
 
-    /// Who says that it leads, with its term: the largest, if several do.
+    /// Returns the coordinator that leads and its term. If several say so, the largest term counts.
     pub(crate) async fn leader(&self) -> (usize, u64) {
         let begun = Instant::now();
         loop {
@@ -272,7 +271,7 @@ impl Group {
                 asked.spawn(async move { Some((leads(&address).await?, nth)) });
             }
             let mut found = None;
-            // Who is paused or cut off says nothing.
+            // A member that is paused or cut off does not answer.
             let mut patience = ELECTED_MAX;
             while let Ok(Some(told)) = tokio::time::timeout(patience, asked.join_next()).await {
                 found = found.max(told.expect("no panic"));
@@ -288,7 +287,7 @@ impl Group {
         }
     }
 
-    /// Whom `nth` names as the leader, if it turns daemons away.
+    /// Returns the leader that `nth` names, if it turns daemons away.
     pub(crate) async fn turned_away(&self, nth: usize) -> Option<String> {
         let mut daemon = self.members[nth].daemon("b").await?;
         match daemon.next().await.ok()? {
@@ -307,17 +306,17 @@ struct Seen {
     refused: u64,
 }
 
-/// The rule of docs/coordinator.md, and what it saw.
+/// The rule by which daemons fence orders (docs/coordinator.md), and what it saw.
 #[derive(Debug, Default)]
 pub(crate) struct Fence(RefCell<Seen>);
 
 impl Fence {
-    /// The largest term so far.
+    /// Returns the largest term so far.
     pub(crate) fn largest(&self) -> u64 {
         self.0.borrow().largest
     }
 
-    /// Orders that were in force so far.
+    /// Returns the number of orders that were accepted so far.
     pub(crate) fn accepted(&self) -> usize {
         self.0.borrow().accepted.len()
     }
@@ -326,9 +325,8 @@ impl Fence {
         self.0.borrow().refused
     }
 
-    /// `known` is the largest term that had been seen when the report was sent that this order
-    /// considered. Whoever sends an order of an older one began to make it when another led,
-    /// however slow anything was in between.
+    /// Checks an order. `known` is the largest term at the time of the report that the order
+    /// considers. An order of an older term was made after another coordinator led.
     fn sees(&self, order: &Order, known: u64) {
         let term = order.epoch.expect("an order has an epoch").term;
         assert!(
@@ -356,11 +354,11 @@ impl Fence {
     }
 }
 
-/// A daemon's stream under the fence.
+/// A daemon's stream with the fence.
 pub(crate) struct Fenced<'a> {
     daemon: Daemon,
     fence: &'a Fence,
-    /// The largest term seen when it attended, and when each report was sent.
+    /// The largest term when the daemon attended, and when it sent each report.
     known: Vec<u64>,
 }
 
@@ -375,7 +373,7 @@ impl<'a> Fenced<'a> {
         })
     }
 
-    /// Says that a batch arrived.
+    /// Reports that a batch arrived.
     pub(crate) async fn report(&mut self, batch: u64) {
         self.known.push(self.fence.largest());
         self.daemon.report(vec![arrived(batch, 50_000)]).await;
@@ -390,7 +388,7 @@ impl<'a> Fenced<'a> {
         Ok(message)
     }
 
-    /// All that the stream still brings, until it ends or is silent for so long.
+    /// Reads the stream until it ends or is silent for `silence`.
     pub(crate) async fn rest(&mut self, silence: Duration) -> Option<GoodbyeReason> {
         while let Ok(Ok(message)) = tokio::time::timeout(silence, self.next()).await {
             if let Message::Goodbye(goodbye) = message {
@@ -401,7 +399,7 @@ impl<'a> Fenced<'a> {
     }
 }
 
-/// Attends whoever leads and gets an order from it.
+/// Attends the leader and gets an order from it.
 pub(crate) async fn ordered<'a>(
     group: &Group,
     fence: &'a Fence,

@@ -1,5 +1,4 @@
-//! The coordinator as others see it: over gRPC, over TLS, as a process, and with others of its
-//! kind.
+//! Tests of a coordinator from outside: gRPC, TLS, processes, and several coordinators.
 #![forbid(unsafe_code)]
 
 #[path = "../support/daemon.rs"]

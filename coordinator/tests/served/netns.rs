@@ -1,14 +1,13 @@
-//! Network namespaces, so that a link between coordinators, etcd and daemons can fail while the
+//! Network namespaces, in which a link between coordinators, etcd and daemons can fail while the
 //! others work.
 //!
 //! ```text
 //! the test's thread and etcd   bridge `etcd`   198.18.0.1 ──── 198.18.0.10+N `etcd`    coordinator N
 //!                              bridge `hosts`  198.18.1.1 ──── 198.18.1.10+N `hosts`
 //! ```
-//! Each coordinator has a namespace of its own, and so has the test: its thread is in there as long
-//! as [`Net`] lives. So nothing of this is seen outside but the names of the namespaces, which
-//! begin with the test's process, and no address can collide with one of the machine or of another
-//! run.
+//! Each coordinator has its own namespace. The test's thread is in one while [`Net`] lives. Only
+//! the namespaces' names are visible outside, and they contain the test's process id. So no address
+//! collides with one of the machine or of another run.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -23,36 +22,37 @@ use nix::unistd::Pid;
 const NAME: &str = "laxity-served";
 const NAMES: &str = "/run/netns";
 
-/// Where etcd listens.
+/// The address at which etcd listens.
 pub(crate) const ETCD_HOST: &str = "198.18.0.1";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Link {
-    /// To etcd.
+    /// The link to etcd.
     Etcd,
-    /// To the daemons.
+    /// The link to the daemons.
     Hosts,
 }
 
-/// How it fails.
+/// The place at which a link fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cut {
-    /// At the coordinator: it is told at once that there is no route.
+    /// At the coordinator, which gets an error at once because it has no route.
     Near,
-    /// At the other end: nothing comes back, and nobody says why.
+    /// At the other end, so that nothing comes back and there is no error.
     Far,
 }
 
-/// Removed when dropped.
+/// Network namespaces that are removed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Net {
     name: String,
-    /// Where this thread was.
+    /// The namespace in which the thread was before.
     before: File,
 }
 
 impl Net {
-    /// For `count` coordinators. `None`, and the test is skipped, where that cannot be done.
+    /// Creates namespaces for `count` coordinators. Returns `None`, and skips the test, if that
+    /// fails.
     pub(crate) fn lay(count: usize) -> Option<Self> {
         static COUNT: AtomicUsize = AtomicUsize::new(0);
         sweep();
@@ -61,7 +61,7 @@ impl Net {
             name: format!("{NAME}-{}-{nth}", std::process::id()),
             before: File::open("/proc/thread-self/ns/net").expect("Linux"),
         };
-        // Of a process that had this number before.
+        // A process that had the same id before may have left some.
         net.remove();
         match net.build(count) {
             Ok(()) => Some(net),
@@ -102,12 +102,12 @@ impl Net {
         setns(hub, CloneFlags::CLONE_NEWNET).map_err(|error| format!("setns: {error}"))
     }
 
-    /// Where coordinator `nth` runs.
+    /// Returns the namespace of coordinator `nth`.
     pub(crate) fn namespace(&self, nth: usize) -> String {
         format!("{}-{nth}", self.name)
     }
 
-    /// Where it listens.
+    /// Returns the address at which coordinator `nth` listens.
     pub(crate) fn address(nth: usize) -> String {
         format!("198.18.1.{}:7471", 10 + nth)
     }
@@ -116,7 +116,7 @@ impl Net {
         self.set(nth, link, cut, "down");
     }
 
-    /// What was cut works again.
+    /// Repairs a link that was cut.
     pub(crate) fn heal(&self, nth: usize, link: Link, cut: Cut) {
         self.set(nth, link, cut, "up");
     }
@@ -144,7 +144,7 @@ impl Net {
 
 impl Drop for Net {
     fn drop(&mut self) {
-        // Refused to those without the right, who never got into another.
+        // This fails without the right to it, but then the thread never changed its namespace.
         let _ = setns(&self.before, CloneFlags::CLONE_NEWNET);
         self.remove();
     }
@@ -160,7 +160,7 @@ fn ip(words: &str) -> Result<(), String> {
     Err(format!("ip {words}: {}", said.trim()))
 }
 
-/// Namespaces that any run of these tests made.
+/// Returns all namespaces that runs of these tests made.
 fn names() -> Vec<String> {
     let listed = fs::read_dir(NAMES).into_iter().flatten().flatten();
     let names = listed.filter_map(|entry| entry.file_name().into_string().ok());
@@ -169,7 +169,7 @@ fn names() -> Vec<String> {
         .collect()
 }
 
-/// What runs left that were killed.
+/// Removes the namespaces of runs that were killed.
 fn sweep() {
     for name in names() {
         let process = name[NAME.len() + 1..].split('-').next();

@@ -1,4 +1,4 @@
-//! What people and tools ask.
+//! Tests of the service for people and tools.
 
 use laxity_coordinator::config::Config;
 use laxity_wire::v1::{

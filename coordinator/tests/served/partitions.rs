@@ -1,6 +1,6 @@
-//! A leader and etcd, or a leader and its daemons, that don't reach each other.
+//! Tests of a leader that is cut off from etcd or from its daemons.
 //!
-//! Without root, iproute2 or etcd these tests do nothing, and say so.
+//! Without root, iproute2 or etcd these tests are skipped.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use laxity_wire::v1::from_coordinator::Message;
 use crate::group::{ELECTED_MAX, Fence, Fenced, Group, TTL_S, ordered};
 use crate::netns::{Cut, Link};
 
-/// Whoever leads instead of `old`.
+/// Waits until another coordinator leads than `old`. Returns it and a stream with an order.
 async fn another<'a>(group: &Group, fence: &'a Fence, old: usize) -> (usize, Fenced<'a>) {
     let begun = Instant::now();
     loop {
@@ -26,8 +26,8 @@ async fn another<'a>(group: &Group, fence: &'a Fence, old: usize) -> (usize, Fen
     }
 }
 
-/// Gives the stream work for orders all the time, until it is ended. What it was told last, if
-/// anything.
+/// Reports without end, so that the coordinator has orders to make, until the stream ends. Returns
+/// the goodbye, if there was one.
 async fn pressed(stream: &mut Fenced<'_>) -> Option<GoodbyeReason> {
     let begun = Instant::now();
     for batch in 100.. {
@@ -53,8 +53,8 @@ async fn pressed(stream: &mut Fenced<'_>) -> Option<GoodbyeReason> {
     unreachable!("batches end")
 }
 
-/// Until `old` says who leads instead. Or leads itself, by a later term than `then`: leases end on
-/// a busy machine.
+/// Waits until `old` names another leader, or leads itself with a later term than `then`. Leases
+/// may end on a busy machine.
 async fn stands_by(group: &Group, fence: &Fence, old: usize, then: u64) {
     let begun = Instant::now();
     loop {
@@ -84,9 +84,9 @@ async fn a_leader_that_is_cut_off_from_etcd_makes_no_order_when_another_leads_an
         let (first, mut old) = ordered(&group, &fence, 1).await;
         let term = fence.largest();
         group.net().cut(first, Link::Etcd, cut);
-        // The daemon reaches both, and the old leader is asked for orders the whole time.
+        // The daemon reaches both coordinators, and the old leader gets reports the whole time.
         let (last, (_, _new)) = tokio::join!(pressed(&mut old), another(&group, &fence, first));
-        // It is silent only if the goodbye came too late.
+        // There is no goodbye if it came too late.
         assert!(
             matches!(last, None | Some(GoodbyeReason::NotLeader)),
             "{cut:?}: {last:?}"
@@ -111,7 +111,7 @@ async fn a_leader_that_is_cut_off_from_daemons_leads_on_and_they_come_back_to_it
     };
     let fence = Fence::default();
     for cut in [Cut::Near, Cut::Far] {
-        // Once more if its lease ended, as on a busy machine.
+        // Try again if the lease ended, as may happen on a busy machine.
         let mut tries = 1..=5;
         while tries.next().is_some() {
             let (leader, mut stream) = ordered(&group, &fence, 1).await;
@@ -120,8 +120,7 @@ async fn a_leader_that_is_cut_off_from_daemons_leads_on_and_they_come_back_to_it
             let before = fence.accepted();
             group.net().cut(leader, Link::Hosts, cut);
             stream.report(2).await;
-            // What was in force stays: a daemon keeps it to its age limit
-            // (daemon/tests/coordinator).
+            // A daemon keeps its order until the age limit (daemon/tests/coordinator).
             let last = stream.rest(Duration::from_secs(TTL_S * 2)).await;
             assert_eq!((last, fence.accepted()), (None, before), "{cut:?}");
             group.net().heal(leader, Link::Hosts, cut);

@@ -1,4 +1,4 @@
-//! `laxity-coordinator` as a process: its check, and signals.
+//! Tests of `laxity-coordinator` as a process: its check and its signals.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -14,7 +14,7 @@ use crate::daemon::{Daemon, PATIENCE, hello, in_time};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_laxity-coordinator");
 
-/// A coordinator that ends with the test.
+/// A coordinator's process, which ends when this value is dropped.
 pub(crate) struct Process {
     pub(crate) child: Child,
     pub(crate) address: String,
@@ -25,10 +25,10 @@ impl Process {
         Self::start_in(None, config)
     }
 
-    /// In a network namespace, if one is named.
+    /// Starts it, in a network namespace if one is given.
     pub(crate) fn start_in(namespace: Option<&str>, config: &Path) -> Self {
         let mut command = match namespace {
-            // It becomes the program: signals reach that.
+            // `ip` executes the program in its place, so signals reach the program.
             Some(namespace) => {
                 let mut command = Command::new("ip");
                 command.args(["netns", "exec", namespace, PROGRAM]);

@@ -1,4 +1,4 @@
-//! One stream per daemon: orders, compatibility, and daemons that mean no good.
+//! Tests of a daemon's stream: orders, compatibility, and hostile daemons.
 
 use std::time::{Duration, Instant};
 
@@ -81,7 +81,7 @@ async fn a_daemon_that_lost_track_gets_everything_again_and_acks_are_seen() {
 #[tokio::test]
 async fn releases_that_overlap_understand_each_other_and_others_part_politely() {
     let served = Served::start(Config::default()).await;
-    // Of the first version: it names no capability, and gets no delta.
+    // A daemon of the first version names no capability and gets no deltas.
     let mut old = hello("old");
     old.capabilities.clear();
     let mut old = served.attend(old).await;
@@ -90,7 +90,7 @@ async fn releases_that_overlap_understand_each_other_and_others_part_politely() 
     old.report(vec![arrived(2, 800)]).await;
     assert_eq!(old.settled().await.base, None);
     assert_eq!(old.served(), [2, 1]);
-    // Of a later one: it knows protocols, capabilities and events that this coordinator does not.
+    // A later release has protocols, capabilities and events that this coordinator lacks.
     let mut new = hello("new");
     (new.protocol, new.protocol_min) = (99, 1);
     new.capabilities.push(1000);
@@ -105,7 +105,7 @@ async fn releases_that_overlap_understand_each_other_and_others_part_politely() 
     new.say(from_daemon::Message::Report(odd)).await;
     new.resync().await;
     assert_eq!(new.order().await.ranks.len(), 1, "the stream goes on");
-    // Of one that gave up what this one speaks.
+    // These releases have no protocol in common with this one.
     for (newest, oldest) in [(99, 98), (0, 0)] {
         let mut alien = hello("alien");
         (alien.protocol, alien.protocol_min) = (newest, oldest);
@@ -144,8 +144,8 @@ async fn a_hostile_daemon_cannot_end_start_or_rank_what_is_anothers() {
         assert_eq!(refused.reason(), RefusalReason::NotYours, "{said:?}");
         assert!(!refused.detail.is_empty());
     }
-    // It may take part, but its words on deadlines count for nothing: neither for a request of the
-    // owner's, nor for one of its own.
+    // A hostile daemon may take part, but no deadline that it reports counts: neither for the
+    // owner's request nor for its own.
     let mut rushed = arrived(1, 1);
     if let Kind::BatchArrived(said) = &mut rushed {
         let mut own = said.requests[0].clone();
@@ -251,7 +251,7 @@ async fn for_a_reader_that_is_slow_orders_are_merged_and_the_last_one_is_true() 
     let all = (1..=1000).map(|batch| arrived(batch, 60_000)).collect();
     slow.snapshot(all).await;
     slow.settled().await;
-    // Each is answered with an order of 20 kB; it reads none of them.
+    // Each resync makes an order of 20 kB due. The daemon reads none of them.
     const ASKED: u64 = 400;
     for _ in 0..ASKED {
         slow.resync().await;
@@ -305,7 +305,7 @@ async fn a_connection_that_says_nothing_gives_its_place_back() {
         .expect("listens");
     let mut byte = [0];
     let ended = async {
-        // What the server says first, and then its end.
+        // The server sends its settings first, and then closes the connection.
         while tokio::io::AsyncReadExt::read(&mut silent, &mut byte)
             .await
             .is_ok_and(|read| read > 0)
@@ -337,7 +337,7 @@ async fn one_that_reads_nothing_does_not_keep_a_coordinator_from_stopping() {
     let (address, handle) = (coordinator.address().expect("bound"), coordinator.handle());
     let running = tokio::spawn(coordinator.run());
     let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("a URL");
-    // No room for a byte of what the coordinator says.
+    // The window leaves no room for a byte from the coordinator.
     let deaf = endpoint.initial_stream_window_size(0);
     let channel = deaf.connect().await.expect("listens");
     let mut daemon = Daemon::attend(channel, hello("deaf"))

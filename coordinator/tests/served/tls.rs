@@ -1,4 +1,4 @@
-//! Who may do what is in the certificate.
+//! Tests that a peer may do what its certificate allows.
 
 use std::fs;
 use std::path::Path;
@@ -49,7 +49,7 @@ fn read(folder: &Path, name: &str) -> Vec<u8> {
     fs::read(folder.join(name)).expect("written")
 }
 
-/// With the CA of one folder, and a certificate of another.
+/// Connects with the CA of one folder and a certificate of another.
 async fn connect(
     served: &Served,
     trust: &Path,
@@ -69,8 +69,8 @@ async fn connect(
     endpoint.tls_config(tls)?.connect().await
 }
 
-/// Whether anything can be asked with it. In TLS 1.3 a client learns of its refusal only when it
-/// reads.
+/// Reports whether a connection answers requests. In TLS 1.3 a client learns only from the first
+/// read that it was refused.
 async fn works(served: &Served, trust: &Path, certificate: Option<(&Path, &str)>) -> bool {
     let Ok(channel) = connect(served, trust, certificate).await else {
         return false;
@@ -190,7 +190,7 @@ async fn certificates_are_exchanged_while_it_runs_and_broken_ones_are_not_taken(
         works(&served, new, Some((new, "operator-o"))).await,
         "the old ones hold"
     );
-    // What daemons would refuse is not taken in place of what they accept.
+    // A reload does not replace good certificates by ones that daemons would refuse.
     let mut clients = config(new);
     if let Some(tls) = &mut clients.tls {
         tls.cert = new.join("daemon-a.crt");
@@ -216,7 +216,7 @@ async fn a_peer_that_is_refused_after_it_has_spoken_can_still_read_why() {
     let stream = TcpStream::connect(served.address).await.expect("accepted");
     let name = ServerName::try_from("localhost").expect("a name");
     let connector = TlsConnector::from(Arc::new(config));
-    // In TLS 1.3 the client is done before the server has looked at its certificate.
+    // In TLS 1.3 the client's handshake ends before the server has checked its certificate.
     let mut stream = connector.connect(name, stream).await.expect("greeted");
     for _ in 0..2 {
         stream.write_all(&[0; 4096]).await.expect("not reset");

@@ -1,4 +1,4 @@
-//! A coordinator in this process, and a daemon that says what it is told to say.
+//! A coordinator in this process, and a daemon that reports what a test wants.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,7 +20,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Status, Streaming};
 
-/// Longest wait for anything: the machine may be busy.
+/// Longest wait for anything on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) struct Served {
@@ -32,7 +32,7 @@ impl Served {
     pub(crate) async fn start(config: Config) -> Self {
         let config = Config {
             listen: ([127, 0, 0, 1], 0).into(),
-            // These daemons send no signs of life.
+            // The daemons of these tests send no heartbeats.
             heartbeat: Nanos(10_000_000_000),
             ..config
         };
@@ -71,7 +71,7 @@ impl Served {
         daemon.expect("answered")
     }
 
-    /// A daemon that has said what it knows, and got its order.
+    /// Returns a daemon that has sent a snapshot and got an order for it.
     pub(crate) async fn settled(&self, host: &str, events: Vec<Kind>) -> Daemon {
         let mut daemon = self.daemon(host).await;
         daemon.snapshot(events).await;
@@ -92,7 +92,7 @@ impl Drop for Served {
     }
 }
 
-/// What `waits` comes to, within the patience of the tests.
+/// Waits for `waits`, and fails after [`PATIENCE`].
 pub(crate) async fn in_time<T>(waits: impl Future<Output = T>, what: &str) -> T {
     tokio::time::timeout(PATIENCE, waits).await.expect(what)
 }
@@ -119,7 +119,7 @@ pub(crate) fn hello(host: &str) -> Hello {
     }
 }
 
-/// A batch with one request, numbered likewise, that is due in so many milliseconds.
+/// Returns the arrival of a batch with one request of the same id, which is due in `due_ms`.
 pub(crate) fn arrived(batch: u64, due_ms: i64) -> Kind {
     Kind::BatchArrived(BatchArrived {
         batch,
@@ -141,7 +141,7 @@ pub(crate) struct Daemon {
     to: mpsc::Sender<FromDaemon>,
     from: Streaming<FromCoordinator>,
     sequence: u64,
-    /// What is in force, by the rules of docs/coordinator.md.
+    /// The ranks that hold, by the rules of docs/coordinator.md.
     pub(crate) ranks: BTreeMap<u64, u64>,
     pub(crate) applied: Option<Epoch>,
 }
@@ -167,7 +167,7 @@ impl Daemon {
 
     pub(crate) async fn say(&self, message: from_daemon::Message) {
         let message = Some(message);
-        // A stream that has ended is found when reading.
+        // The end of a stream shows when it is read.
         let _ = self.to.send(FromDaemon { message }).await;
     }
 
@@ -175,7 +175,7 @@ impl Daemon {
         self.piece(SnapshotPiece::Unspecified, events).await;
     }
 
-    /// All that this daemon knows.
+    /// Sends a complete snapshot.
     pub(crate) async fn snapshot(&mut self, events: Vec<Kind>) {
         self.piece(SnapshotPiece::End, events).await;
     }
@@ -200,7 +200,7 @@ impl Daemon {
         self.sequence
     }
 
-    /// The next message that is no heartbeat; an error when the stream is over.
+    /// Returns the next message that is not a heartbeat, or an error when the stream has ended.
     pub(crate) async fn next(&mut self) -> Result<Message, Status> {
         loop {
             let read = tokio::time::timeout(PATIENCE, self.from.message());
@@ -219,7 +219,7 @@ impl Daemon {
         }
     }
 
-    /// The next message that `pick` takes.
+    /// Returns the result of `pick` for the first message that it accepts.
     pub(crate) async fn until<T>(&mut self, pick: impl Fn(&Message) -> Option<T>) -> T {
         loop {
             let message = self.next().await.expect("the stream goes on");
@@ -232,7 +232,7 @@ impl Daemon {
         }
     }
 
-    /// Orders here are of one piece.
+    /// Applies an order, which has one piece in these tests.
     fn apply(&mut self, order: &Order) {
         assert!(order.last && order.piece == 0);
         match order.base {
@@ -248,7 +248,7 @@ impl Daemon {
         self.applied = order.epoch;
     }
 
-    /// The next order, applied.
+    /// Applies and returns the next order.
     pub(crate) async fn order(&mut self) -> Order {
         let order = |message: &Message| match message {
             Message::Order(order) => Some(order.clone()),
@@ -257,7 +257,7 @@ impl Daemon {
         self.until(order).await
     }
 
-    /// Orders up to one that has considered all that was reported, applied.
+    /// Applies orders until one has considered all reports, and returns that one.
     pub(crate) async fn settled(&mut self) -> Order {
         let said = self.sequence;
         let order = |message: &Message| match message {
@@ -290,7 +290,7 @@ impl Daemon {
         self.say(from_daemon::Message::Ack(ack)).await;
     }
 
-    /// In the order of their ranks.
+    /// Returns the batches in the order of their ranks.
     pub(crate) fn served(&self) -> Vec<u64> {
         let mut served: Vec<(u64, u64)> = self.ranks.iter().map(|(&b, &k)| (k, b)).collect();
         served.sort_unstable();

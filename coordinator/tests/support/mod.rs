@@ -1,5 +1,5 @@
-//! A real coordinator on a thread of its own, with daemons that say what they are told to: for
-//! tests of what operators see.
+//! A real coordinator on its own thread, with daemons that report what a test wants, for tests of
+//! what operators see.
 
 mod daemon;
 
@@ -19,21 +19,21 @@ use tonic::transport::Endpoint;
 pub(crate) use self::daemon::PATIENCE;
 use self::daemon::{Daemon, hello};
 
-/// What a daemon is called and says.
+/// The name and reports of a daemon.
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
-    /// Its host's name, whatever it holds.
+    /// The name of its host, which may contain any characters.
     pub(crate) host: String,
-    /// Its release.
+    /// The release of the daemon.
     pub(crate) software: String,
-    /// The name of its one NIC.
+    /// The name of its only NIC.
     pub(crate) nic: String,
-    /// What it says in its snapshot.
+    /// The events of its snapshot.
     pub(crate) events: Vec<Kind>,
 }
 
 impl Script {
-    /// With a NIC of 50 GB/s.
+    /// Creates a daemon with a NIC of 50 GB/s.
     pub(crate) fn new(host: &str, events: Vec<Kind>) -> Self {
         Self {
             host: host.into(),
@@ -44,11 +44,11 @@ impl Script {
     }
 }
 
-/// What a coordinator and its daemons run in.
+/// A coordinator with its daemons.
 pub(crate) struct Fixture {
-    /// Where gRPC is.
+    /// The address of gRPC.
     pub(crate) address: SocketAddr,
-    /// Where the page is.
+    /// The address of the web page.
     pub(crate) web: Option<SocketAddr>,
     say: HashMap<String, mpsc::UnboundedSender<Vec<Kind>>>,
     handle: Handle,
@@ -64,14 +64,14 @@ impl Drop for Fixture {
     }
 }
 
-/// On free ports, with a page.
+/// Returns a configuration with free ports and a web page.
 pub(crate) fn config() -> Config {
     let text = "listen = \"127.0.0.1:0\"\n[web]\nlisten = \"127.0.0.1:0\"\n";
     Config::parse(text, "test").expect("valid")
 }
 
 impl Fixture {
-    /// Starts it all. What the daemons say has not been considered yet.
+    /// Starts the coordinator and the daemons, without waiting for an order.
     pub(crate) fn start(config: Config, daemons: Vec<Script>) -> Self {
         let (tell, told) = std::sync::mpsc::channel();
         let mut say = HashMap::new();
@@ -107,17 +107,17 @@ impl Fixture {
         }
     }
 
-    /// The daemon of that host says more.
+    /// Makes the daemon of a host report events.
     pub(crate) fn say(&self, host: &str, events: Vec<Kind>) {
         self.say[host].send(events).expect("it listens");
     }
 
-    /// What its page's server answers: status line with head, and body.
+    /// Returns the head and the body of the web page's answer.
     pub(crate) fn get(&self, path: &str) -> (String, String) {
         self.ask("GET", path, "127.0.0.1")
     }
 
-    /// The same with another method, and as another name.
+    /// Asks with another method and another `Host`.
     pub(crate) fn ask(&self, method: &str, path: &str, name: &str) -> (String, String) {
         let mut stream = TcpStream::connect(self.web.expect("a page")).expect("it listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("set");
@@ -131,7 +131,7 @@ impl Fixture {
         (head.to_owned(), body.to_owned())
     }
 
-    /// The page's state, once it is as `wanted`.
+    /// Waits until the page's state is as `wanted`, and returns it.
     pub(crate) fn state(&self, wanted: impl Fn(&serde_json::Value) -> bool) -> serde_json::Value {
         let begun = Instant::now();
         loop {
@@ -147,7 +147,7 @@ impl Fixture {
     }
 }
 
-/// Attends, says its snapshot and then what it is told to, and gives signs of life until the
+/// Attends, sends the snapshot and then the events of the test, with heartbeats, until the
 /// coordinator ends.
 async fn play(address: SocketAddr, script: Script, mut told: mpsc::UnboundedReceiver<Vec<Kind>>) {
     let endpoint = Endpoint::new(format!("http://{address}")).expect("a URL");
@@ -174,7 +174,7 @@ async fn play(address: SocketAddr, script: Script, mut told: mpsc::UnboundedRece
     }
 }
 
-/// A batch of requests given as (id, ms until due, MiB through the egress).
+/// Returns the arrival of a batch with requests of (id, ms until due, MiB through the egress).
 pub(crate) fn batch(id: u64, requests: &[(u64, i64, u64)]) -> Kind {
     let load = |&(request, left_ms, mib): &(u64, i64, u64)| RequestLoad {
         request,

@@ -1,6 +1,5 @@
-//! `laxity cluster`: the coordinator, seen from outside. Arguments and dispatch; each command asks
-//! `laxity.v1.Operator` once ([`client`]) and shows the answer as a table ([`tables`]) or as the
-//! JSON that `laxity_wire::view` describes.
+//! `laxity cluster`: arguments and dispatch. Each command asks `laxity.v1.Operator` ([`client`])
+//! and prints the answer as a table ([`tables`]) or as the JSON of `laxity_wire::view`.
 
 mod client;
 mod policy;
@@ -15,7 +14,7 @@ use clap::{Args, Subcommand};
 use self::client::Coordinator;
 use crate::external;
 
-/// Said after the options of the family.
+/// Help text after the options of `laxity cluster`.
 pub(crate) const HELP: &str = "\
 Every command except `load` asks one coordinator: the one that --endpoint or $LAXITY_COORDINATOR \
 names, by default http://127.0.0.1:7471. The answer is a table, or JSON with --json. In JSON, ids \
@@ -121,7 +120,7 @@ pub(crate) struct DrainArgs {
     coordinator: Coordinator,
 }
 
-/// Runs the command.
+/// Runs a command.
 pub(crate) fn run(command: &ClusterCommand) -> anyhow::Result<ExitCode> {
     match command {
         ClusterCommand::Hosts(args) => show::hosts(args),

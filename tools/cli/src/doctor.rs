@@ -1,7 +1,7 @@
 //! `laxity doctor`: finds out why jobs on this host are not scheduled.
 //!
-//! Each check is a function from what is on the host (a [`Root`], the daemon's answers) to
-//! [`Finding`]s; only this file asks the daemon, runs tools and prints.
+//! Each check is a function from what is on the host (a [`Root`] and the daemon's answers) to
+//! [`Finding`]s. Only this file asks the daemon, runs tools and prints.
 
 mod classes;
 mod fabric;
@@ -55,17 +55,17 @@ pub(crate) struct DoctorArgs {
     root: PathBuf,
 }
 
-/// What `--json` prints. Fields may be added.
+/// The output of `--json`. Fields may be added.
 #[derive(Serialize)]
 struct Report<'a> {
-    /// Release of these tools.
+    /// The release of this program.
     version: &'static str,
-    /// The worst severity.
+    /// The worst severity of the findings.
     worst: Severity,
     findings: &'a [Finding],
 }
 
-/// Looks and prints; fails if there is an error.
+/// Runs all checks and prints the findings. Returns failure if there is an error.
 pub(crate) fn doctor(args: &DoctorArgs) -> Result<ExitCode> {
     let findings = examine(args);
     let worst = findings
@@ -103,7 +103,7 @@ fn examine(args: &DoctorArgs) -> Vec<Finding> {
     let socket = socket.unwrap_or_else(laxity_shm::registration::socket_path);
     let ports = fabric::ports(&root);
     let seen = processes::scan(&root);
-    // Tools speak of this host and of no other.
+    // Tools describe this host only, so they are not run for another root.
     let ask = |program: &str, arguments: &[&str]| {
         root.is_real().then(|| output(program, arguments)).flatten()
     };
@@ -124,7 +124,7 @@ fn examine(args: &DoctorArgs) -> Vec<Finding> {
     findings
 }
 
-/// What a tool prints, if it is installed and succeeds.
+/// Returns the output of a tool, if it is installed and succeeds.
 fn output(program: &str, arguments: &[&str]) -> Option<String> {
     let run = Command::new(program)
         .args(arguments)

@@ -1,9 +1,9 @@
 //! Commands that another program carries out, as with `git` and `cargo`.
 //!
-//! `laxity-lab` has the laboratory: the lab, the simulator, certificates and load for a trial. An
-//! operator's host does without it. `laxity lab …` starts it in the place of this program, so its
-//! output, signals and exit code are its own. An unknown command `laxity X` starts `laxity-X` in
-//! the same way, if there is one.
+//! `laxity-lab` has the lab, the simulator, certificates and load tests, which an operator's host
+//! does not need. `laxity lab …` executes it in place of this program, so output, signals and exit
+//! code are its own. An unknown command `laxity X` executes `laxity-X` in the same way, if it
+//! exists.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -14,7 +14,7 @@ use std::process::{Command, ExitCode};
 use clap::{Args, CommandFactory};
 use laxity_cli::program::resolve;
 
-/// The program of the laboratory.
+/// The name of the laboratory's program.
 const LAB: &str = "laxity-lab";
 
 /// The arguments of a command that `laxity-lab` carries out.
@@ -25,7 +25,7 @@ pub(crate) struct Arguments {
     arguments: Vec<OsString>,
 }
 
-/// Starts the laboratory's program for `command`. Returns if it can't.
+/// Executes the laboratory's program for `command`. Returns only if that fails.
 pub(crate) fn lab(command: &str, arguments: &Arguments) -> ExitCode {
     let Some(path) = find(OsStr::new(LAB)) else {
         eprintln!(
@@ -37,7 +37,7 @@ pub(crate) fn lab(command: &str, arguments: &Arguments) -> ExitCode {
     start(Command::new(path).arg(command).args(&arguments.arguments))
 }
 
-/// Starts the program that the unknown command `words` is for. Without one, this ends as clap does.
+/// Executes the program of the unknown command `words`. Without one, this ends as clap does.
 pub(crate) fn other<Cli: CommandFactory>(words: &[OsString]) -> ExitCode {
     let program = words.first().map(|name| {
         let parts = [OsStr::new("laxity-"), name];
@@ -55,7 +55,7 @@ pub(crate) fn other<Cli: CommandFactory>(words: &[OsString]) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Becomes the program. Returns if it can't.
+/// Executes the program in place of this one. Returns only if that fails.
 fn start(command: &mut Command) -> ExitCode {
     let error = command.exec();
     let program = Path::new(command.get_program());
@@ -63,7 +63,7 @@ fn start(command: &mut Command) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// The executable of this name: beside this program, else in PATH.
+/// Returns the executable with this name: beside this program, or else in PATH.
 fn find(program: &OsStr) -> Option<PathBuf> {
     let own = env::current_exe().ok();
     let beside = own.as_deref().and_then(Path::parent).map(Path::to_owned);

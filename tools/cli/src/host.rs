@@ -1,4 +1,4 @@
-//! Commands about the daemon of this host: `status`, `bypass`, `reload`.
+//! Commands for the daemon of this host: `status`, `bypass` and `reload`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -72,7 +72,7 @@ pub(crate) fn reload(endpoint: &Endpoint) -> Result<()> {
     say(words)
 }
 
-/// What fits a screen at 3 a.m.: is it on, who is attached, what waits where.
+/// Returns an overview that fits a screen: the mode, the clients, and what waits on which port.
 fn overview(status: &Status) -> String {
     let mut parts = vec![headline(status)];
     if status.clients.is_empty() {
@@ -86,7 +86,7 @@ fn overview(status: &Status) -> String {
     parts.join("\n\n")
 }
 
-/// Whose order holds, and how old it is.
+/// Returns a line with the order that is in force and its age.
 fn cluster_line(cluster: &ClusterStatus) -> String {
     let link = if cluster.connected {
         format!("attends {} as {}", cluster.endpoint, cluster.host)
@@ -124,7 +124,7 @@ fn cluster_line(cluster: &ClusterStatus) -> String {
     line
 }
 
-/// Refused users that the headline names; `--json` has all that the daemon keeps.
+/// Most refused users in the headline. `--json` shows all that the daemon keeps.
 const REFUSED_SHOWN_MAX: usize = 3;
 
 fn headline(status: &Status) -> String {
@@ -135,7 +135,7 @@ fn headline(status: &Status) -> String {
         "observe" => "observe: nothing is delayed",
         mode => mode,
     };
-    // Clients do not submit what they bypass, so there is nothing to count.
+    // Clients do not submit what they bypass, so it can't be counted.
     let bypassed = if status.bypass || status.mode == "off" {
         format!(
             "{} bypassed before (not counted now)",
@@ -190,7 +190,7 @@ fn headline(status: &Status) -> String {
     line
 }
 
-/// Who keeps permitted bytes from the others, a line each.
+/// Returns a line for each client or owner that withholds permitted bytes from others.
 fn misbehaviour(status: &Status) -> String {
     let mut lines = String::new();
     for client in &status.clients {
@@ -358,7 +358,7 @@ mod tests {
         status.bypass = true;
         assert!(says(&status) && !overview(&status).contains("0 B bypassed,"));
         status.bypass = false;
-        // Its own wish: the others are scheduled.
+        // This client asked for it. The others are scheduled.
         status.clients[0].mode = "off".into();
         assert!(says(&status));
     }

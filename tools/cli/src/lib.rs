@@ -1,4 +1,5 @@
-//! What `laxity` and `laxity-lab` share: output, tables, manual pages, and where `liblaxity.so` is.
+//! Code that `laxity` and `laxity-lab` share: output, tables, manual pages, and the search for
+//! `liblaxity.so`.
 #![forbid(unsafe_code)]
 
 pub mod library;

@@ -1,4 +1,4 @@
-//! Where `liblaxity.so` is, and whether a preload of it would work.
+//! Finds `liblaxity.so` and checks whether it can be preloaded.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -7,12 +7,12 @@ use anyhow::{Context, Result, bail};
 
 use crate::program::{Binary, Kind, inspect};
 
-/// Names the library, as `--library` does.
+/// Environment variable with the path of the library, as `--library` has it.
 pub const LIBRARY_ENV: &str = "LAXITY_LIBRARY";
 const NAME: &str = "liblaxity.so";
 const MOONCAKE: &str = "liblaxity_mooncake.so";
 
-/// The library: `chosen`, else `$LAXITY_LIBRARY`, else the first of [`places`] that has it.
+/// Returns the library: `chosen`, else `$LAXITY_LIBRARY`, else the first of [`places`] that exists.
 pub fn find(chosen: Option<&Path>) -> Result<PathBuf> {
     let named = env::var_os(LIBRARY_ENV).filter(|value| !value.is_empty());
     if let Some(path) = chosen.map(Path::to_owned).or(named.map(PathBuf::from)) {
@@ -39,8 +39,8 @@ pub fn find(chosen: Option<&Path>) -> Result<PathBuf> {
     }
 }
 
-/// Where it may be, most likely first: beside a program in a build folder, where `make install`
-/// puts it, where a package would.
+/// Returns the paths to search, most likely first: beside a program in a build folder, where `make
+/// install` puts it, and where packages put it.
 fn places(executable: Option<&Path>) -> Vec<PathBuf> {
     let multiarch = format!("{}-linux-gnu", env::consts::ARCH);
     let mut folders = Vec::new();
@@ -65,16 +65,16 @@ fn places(executable: Option<&Path>) -> Vec<PathBuf> {
     places
 }
 
-/// The library for programs that use Mooncake's C interface, if it is where `library` is.
+/// Returns the library for programs that use Mooncake's C interface, if it is beside `library`.
 pub fn mooncake(library: &Path) -> Option<PathBuf> {
     let beside = library.with_file_name(MOONCAKE);
     beside.is_file().then_some(beside)
 }
 
-/// What kind of machine code the library is, if the loader could preload it at all.
+/// Checks that the loader can preload the library. Returns the kind of its machine code.
 pub fn check(path: &Path) -> Result<Binary> {
     let text = path.to_string_lossy();
-    // ld.so(8): entries are separated by spaces or colons, and nothing quotes either.
+    // ld.so(8): entries are separated by spaces or colons, which can't be quoted.
     if text.contains([' ', ':']) {
         bail!(
             "{text} has a space or a colon in its path, where LD_PRELOAD would split it; put a \
@@ -87,8 +87,8 @@ pub fn check(path: &Path) -> Result<Binary> {
     }
 }
 
-/// The value of LD_PRELOAD with `library` first and whatever stood there behind it, in its order.
-/// One that is there already (`laxity run` inside `laxity run`) is not loaded twice.
+/// Returns LD_PRELOAD with `library` first and the present entries behind it. An entry that is
+/// present already, as with `laxity run` in `laxity run`, is not repeated.
 pub fn preload(library: &str, present: Option<&str>) -> String {
     let others = present
         .unwrap_or_default()

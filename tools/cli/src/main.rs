@@ -1,9 +1,8 @@
 //! `laxity`: the command line for operators of hosts and clusters.
 //!
-//! One file per command family; this one only parses and dispatches. Exit codes: 0 done, 1 the
-//! command failed (the message says what to do next), 2 the arguments are wrong (clap). `run` ends
-//! as the program that it runs. Commands of the laboratory belong to another program
-//! ([`external`]).
+//! Each command family has a file, and this file parses and dispatches. Exit codes: 0 for success,
+//! 1 if the command failed (the message says what to do), 2 for wrong arguments (clap). `run` ends
+//! as its program does. Commands of the laboratory belong to another program ([`external`]).
 #![forbid(unsafe_code)]
 
 mod cluster;

@@ -1,4 +1,4 @@
-//! Shell completions and manual pages, made from the same definitions as the flags.
+//! Shell completions and manual pages, which are generated from the definitions of the flags.
 
 use std::fs;
 use std::path::Path;
@@ -11,7 +11,7 @@ use crate::output::put;
 /// Writes the completion script of `shell` to standard output.
 ///
 /// # Errors
-/// Standard output cannot be written.
+/// Returns an error if standard output cannot be written.
 pub fn completions(mut command: Command, shell: clap_complete::Shell) -> Result<()> {
     let name = command.get_name().to_owned();
     let mut script = Vec::new();
@@ -22,7 +22,7 @@ pub fn completions(mut command: Command, shell: clap_complete::Shell) -> Result<
 /// Writes the program's page to standard output, or one page per command into `folder`.
 ///
 /// # Errors
-/// Standard output or the folder cannot be written.
+/// Returns an error if standard output or the folder cannot be written.
 pub fn pages(command: Command, folder: Option<&Path>) -> Result<()> {
     match folder {
         None => {

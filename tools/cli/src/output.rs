@@ -1,5 +1,5 @@
-//! Where results go: standard output, whose reader may leave, and files, whose old content must
-//! survive until there is a new one.
+//! Output of results: to standard output, which the reader may close, and to files, which are
+//! replaced as a whole.
 
 use std::fmt::Display;
 use std::fs::{self, File};
@@ -14,10 +14,10 @@ pub fn say(line: impl Display) -> Result<()> {
     put(format!("{line}\n").as_bytes())
 }
 
-/// Writes to standard output. A reader that has seen enough (`… | head -1`) and left is no error.
+/// Writes to standard output. It is no error if the reader has closed the pipe (`… | head -1`).
 pub fn put(bytes: &[u8]) -> Result<()> {
     if cfg!(test) {
-        // Where the harness keeps it, and shows it only if the test fails.
+        // The test harness captures `print!` and shows it if the test fails.
         print!("{}", String::from_utf8_lossy(bytes));
         return Ok(());
     }
@@ -30,10 +30,10 @@ pub fn put(bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// Whether `path` can be written later, without touching what it holds now.
+/// Checks that `path` can be written later, without a change to its content.
 pub fn check(path: &Path) -> Result<()> {
     if fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) {
-        // Opening it would wait for a reader.
+        // To open a FIFO would wait for a reader.
         return Ok(());
     }
     let attempt = || match File::options().write(true).open(path) {
@@ -47,11 +47,11 @@ pub fn check(path: &Path) -> Result<()> {
     attempt().with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Puts `content` in the place of what `path` holds, all of it or none. What is no file
-/// (`/dev/null`, a named pipe) is written to.
+/// Replaces the content of `path`, all of it or nothing. Other things than files, such as
+/// `/dev/null` or a FIFO, are written to.
 pub fn replace(path: &Path, content: &[u8]) -> Result<()> {
     let attempt = || match fs::canonicalize(path) {
-        // Links lead to the file that is meant.
+        // `canonicalize` resolves links to the file that they name.
         Ok(file) if file.is_file() => rename_over(&file, content),
         Ok(other) => File::options().write(true).open(other)?.write_all(content),
         Err(error) if error.kind() == ErrorKind::NotFound => rename_over(path, content),
@@ -76,7 +76,7 @@ fn rename_over(path: &Path, content: &[u8]) -> io::Result<()> {
     written
 }
 
-/// A name of our own in the same folder, so that the file can be renamed.
+/// Returns an unused name in the same folder, from which the file can be renamed.
 fn beside(path: &Path) -> PathBuf {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(format!(".{}.new", std::process::id()));

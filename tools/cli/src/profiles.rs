@@ -1,4 +1,4 @@
-//! `laxity profiles`: which job profiles there are, and what is in one.
+//! `laxity profiles`: lists the job profiles, or prints one.
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -20,7 +20,7 @@ pub(crate) fn profiles(args: &ProfilesArgs) -> Result<()> {
         Some(name) => {
             let (origin, text) = Profile::text(name)?;
             put(format!("# {origin}\n{text}").as_bytes())?;
-            // Shown first, so that whoever looks for the mistake has the text.
+            // The text is printed before the check, so that a person can find the mistake in it.
             Profile::parse(name, origin, &text)?;
             Ok(())
         }

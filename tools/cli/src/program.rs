@@ -1,8 +1,8 @@
-//! The program that a command would start, and whether the dynamic loader would act on LD_PRELOAD in
+//! The program that a command would start, and whether the dynamic loader would apply LD_PRELOAD to
 //! it.
 //!
-//! Reads no more than the ELF header and the program headers (System V gABI, chapters 4 and 5), or
-//! the first line of a script.
+//! This reads only the ELF header and the program headers (System V gABI, chapters 4 and 5), or the
+//! first line of a script.
 
 use std::env;
 use std::ffi::OsStr;
@@ -13,27 +13,27 @@ use std::path::{Path, PathBuf};
 
 use laxity_files::ReadError;
 
-/// What a file is to execve(2).
+/// How execve(2) treats a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Machine code that the dynamic loader starts, or a shared library.
     Dynamic(Binary),
-    /// Machine code that starts without a loader: LD_PRELOAD means nothing to it.
+    /// Machine code that starts without a loader, so that LD_PRELOAD has no effect.
     Static(Binary),
-    /// A script, with its interpreter and that one's arguments.
+    /// A script, with the interpreter and its arguments.
     Script(Vec<String>),
-    /// Something else; the kernel will say.
+    /// Something else. The kernel reports the error.
     Other,
 }
 
-/// Machine code.
+/// The properties of a file with machine code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Binary {
-    /// 32 or 64.
+    /// The word size: 32 or 64 bits.
     pub bits: u8,
-    /// `e_machine`.
+    /// The architecture (`e_machine`).
     pub machine: u16,
-    /// `ET_DYN`: a shared library, or a program that may be loaded anywhere.
+    /// Whether the type is `ET_DYN`: a shared library, or a position-independent program.
     pub shared: bool,
 }
 
@@ -42,19 +42,19 @@ pub struct Binary {
 pub enum Ignored {
     /// The program is linked statically.
     Static(PathBuf),
-    /// The program changes user or group: the loader ignores what the environment asks for.
+    /// The program changes user or group, so the loader ignores LD_PRELOAD.
     Privileged(PathBuf),
-    /// The program is of another architecture than the library.
+    /// The program has another architecture than the library.
     Foreign(PathBuf),
 }
 
 const PT_INTERP: u32 = 3;
 const ET_EXEC: u16 = 2;
 const ET_DYN: u16 = 3;
-/// Scripts whose interpreters are scripts end somewhere; the kernel allows four.
+/// Most interpreters in a chain of scripts. The kernel allows four.
 const INTERPRETERS_MAX: usize = 4;
 
-/// The file that execvp(3) would start for `command`.
+/// Returns the file that execvp(3) would start for `command`.
 pub fn resolve(command: &OsStr, path: Option<&OsStr>) -> Option<PathBuf> {
     if command.as_bytes().contains(&b'/') {
         return Some(PathBuf::from(command)).filter(|file| file.exists());
@@ -65,7 +65,7 @@ pub fn resolve(command: &OsStr, path: Option<&OsStr>) -> Option<PathBuf> {
         .find(|file| fs::metadata(file).is_ok_and(|m| m.is_file() && m.mode() & 0o111 != 0))
 }
 
-/// What `path` is.
+/// Determines the kind of a file.
 pub fn inspect(path: &Path) -> Result<Kind, ReadError> {
     let file = laxity_files::open(path)?;
     let mut head = [0; 256];
@@ -81,8 +81,8 @@ pub fn inspect(path: &Path) -> Result<Kind, ReadError> {
     Ok(elf(&file, head).unwrap_or(Kind::Other))
 }
 
-/// The bytes of `head` as an ELF header, and whether the file names a loader. Little-endian only,
-/// which is what Laxity runs on.
+/// Parses `head` as an ELF header, and checks whether the file names a loader. Only little-endian
+/// files are accepted, since Laxity runs on nothing else.
 fn elf(file: &File, head: &[u8]) -> Option<Kind> {
     let half = |at: usize| Some(u16::from_le_bytes(head.get(at..at + 2)?.try_into().ok()?));
     let word = |at: usize| Some(u32::from_le_bytes(head.get(at..at + 4)?.try_into().ok()?));
@@ -115,13 +115,13 @@ fn elf(file: &File, head: &[u8]) -> Option<Kind> {
     Some(Kind::Static(binary))
 }
 
-/// Why `library` would not be preloaded into `program`, if that can be told from the files.
+/// Returns why `library` would not be preloaded into `program`, as far as the files show it.
 pub fn ignored(program: &Path, library: Binary) -> Option<Ignored> {
     let mut program = program.to_owned();
     for _ in 0..=INTERPRETERS_MAX {
         let kind = inspect(&program);
-        // Of a script only its interpreter's user and group count, and of what can't be read (a
-        // program may be executable and no more) there is nothing else to be said.
+        // For a script, only the interpreter's user and group count. A program that can be executed
+        // but not read may still be privileged.
         if !matches!(kind, Ok(Kind::Script(_))) && is_privileged(&program) {
             return Some(Ignored::Privileged(program));
         }
@@ -138,7 +138,7 @@ pub fn ignored(program: &Path, library: Binary) -> Option<Ignored> {
     None
 }
 
-/// The program behind a `#!` line, also if env(1) looks it up.
+/// Returns the interpreter of a `#!` line. If it is env(1), this is the program that env looks up.
 fn interpreter(line: &[String]) -> Option<PathBuf> {
     let first = PathBuf::from(line.first()?);
     if first.file_name() != Some(OsStr::new("env")) {
@@ -150,7 +150,7 @@ fn interpreter(line: &[String]) -> Option<PathBuf> {
     resolve(OsStr::new(looked_up), env::var_os("PATH").as_deref())
 }
 
-/// Whether executing `program` would change the effective user or group (AT_SECURE of ld.so).
+/// Reports whether `program` would change the effective user or group (AT_SECURE of ld.so).
 fn is_privileged(program: &Path) -> bool {
     let (Ok(file), Ok(own)) = (fs::metadata(program), fs::metadata("/proc/self")) else {
         return false;
@@ -171,7 +171,7 @@ mod tests {
         }
     }
 
-    /// A 64-bit header of `machine` with one program header of type `first`.
+    /// Writes a 64-bit ELF header of `machine` with one program header of type `first`.
     fn written(folder: &Path, machine: u16, first: u32) -> PathBuf {
         let mut bytes = vec![0; 64 + 56];
         bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");

@@ -1,5 +1,5 @@
-//! `laxity run`: checks everything that can be checked, prepares the environment, and becomes the
-//! command by execve(2): its process id, exit status, signals and standard streams are its own.
+//! `laxity run`: checks what it can, prepares the environment, and replaces itself with the command
+//! by execve(2). Process id, exit status, signals and standard streams are those of the command.
 
 use std::convert::Infallible;
 use std::env;
@@ -18,14 +18,14 @@ use crate::registration;
 use laxity_cli::library;
 use laxity_cli::program::{self, Ignored};
 
-/// `run` itself failed and the command was never started; 126 and 127 as a shell has them. All
-/// three as env(1), nice(1) and timeout(1) do it.
+/// Exit code if the command was not started. It and the two below are those of env(1), nice(1) and
+/// timeout(1).
 const EXIT_OWN: u8 = 125;
 const EXIT_NOT_EXECUTABLE: u8 = 126;
 const EXIT_NOT_FOUND: u8 = 127;
-/// The profile of jobs that may use Mooncake's C interface.
+/// Name of the profile for jobs that may use Mooncake's C interface.
 const MOONCAKE: &str = "mooncake";
-/// What a registration has room for.
+/// Longest name that fits into a registration, in bytes.
 const NAME_BYTES_MAX: usize = 32;
 
 pub(crate) const HELP: &str = "\
@@ -116,13 +116,13 @@ impl Mode {
     }
 }
 
-/// What will be executed, and what is worth saying before.
+/// The command to execute and the warnings to print before.
 struct Plan {
     command: Command,
     warnings: Vec<String>,
 }
 
-/// Becomes the command; returns only if that failed.
+/// Executes the command in place of this process. Returns only if that fails.
 pub(crate) fn run(args: &RunArgs) -> ExitCode {
     let mut plan = match plan(args) {
         Ok(plan) => plan,
@@ -186,7 +186,7 @@ fn plan(args: &RunArgs) -> Result<Plan> {
     Ok(Plan { command, warnings })
 }
 
-/// The profile, and the name by which the job will find the same one wherever it goes.
+/// Returns the profile, and a name of it that does not depend on the job's folder.
 fn profile(args: &RunArgs) -> Result<(OsString, Profile)> {
     let inherited = set(PROFILE_ENV).map(|name| name.to_string_lossy().into_owned());
     let name = args.profile.clone().or(inherited);
@@ -200,7 +200,8 @@ fn profile(args: &RunArgs) -> Result<(OsString, Profile)> {
     Ok((name, profile))
 }
 
-/// The mode of the option, else that of the environment. There a misspelt one would count as `off`.
+/// Returns the mode of the option, or else of the environment. The library takes an unknown mode
+/// for `off`, so that is an error here.
 fn mode(args: &RunArgs) -> Result<Option<Mode>> {
     let Some(inherited) = set("LAXITY_MODE").filter(|_| args.mode.is_none()) else {
         return Ok(args.mode);
@@ -224,7 +225,7 @@ fn objective(args: &RunArgs) -> Result<Option<Nanos>> {
     Ok(objective)
 }
 
-/// The job writes the report when it ends, which is late to learn that it can't.
+/// The job writes the report at its end, when it is too late to fix the path.
 fn report_file(report: &Path) -> Result<PathBuf> {
     let report = absolute(report)?;
     match report.parent() {
@@ -245,7 +246,7 @@ fn preload(
     let path = absolute(&library::find(args.library.as_deref())?)?;
     let binary = library::check(&path)?;
     let mut present = set("LD_PRELOAD").map(|value| value.to_string_lossy().into_owned());
-    // Behind the other, which is where programs say their hints.
+    // Mooncake's library stands behind liblaxity.so, to which programs give their hints.
     if profile.name == MOONCAKE
         && let Some(second) = library::mooncake(&path)
     {
@@ -301,7 +302,7 @@ fn daemon(args: &RunArgs, warnings: &mut Vec<String>) -> Result<()> {
     Ok(())
 }
 
-/// Replaces this process. What comes back is the exit code and what to say.
+/// Replaces this process with the command. Returns the exit code and a message if that fails.
 fn become_it(command: &mut Command, name: &OsStr) -> Result<Infallible, (u8, String)> {
     let error = command.exec();
     let shown = name.to_string_lossy();
@@ -326,12 +327,12 @@ fn become_it(command: &mut Command, name: &OsStr) -> Result<Infallible, (u8, Str
     })
 }
 
-/// The value of an environment variable that is set to something.
+/// Returns the value of an environment variable that is set and not empty.
 fn set(variable: &str) -> Option<OsString> {
     env::var_os(variable).filter(|value| !value.is_empty())
 }
 
-/// The job may change its folder.
+/// Returns an absolute path, since the job may change its folder.
 fn absolute(path: &Path) -> Result<PathBuf> {
     std::path::absolute(path).with_context(|| format!("cannot resolve `{}`", path.display()))
 }

@@ -1,4 +1,4 @@
-//! Signals that ask a command to end, received in such a way that it can finish what it has begun.
+//! Receives signals that ask a command to end, so that it can finish its work.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
@@ -6,17 +6,17 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use nix::sys::signal::{SigSet, Signal};
 
-/// SIGINT, SIGTERM and SIGHUP of this process.
+/// A receiver of SIGINT, SIGTERM and SIGHUP.
 pub(crate) struct Endings {
     received: Receiver<Signal>,
 }
 
 impl Endings {
-    /// Receives them from now on. Call it before other threads begin: those that are there would
-    /// still end the process. The second signal ends it at once, as the first does without this.
+    /// Starts to receive the signals. Call it before other threads start, in which the signals
+    /// would still end the process. The second signal ends the process at once.
     ///
-    /// What the caller ignores (`nohup`) stays ignored. Programs that are started afterwards don't
-    /// inherit any of it, since [`std::process::Command`] gives them an empty mask.
+    /// Signals that the caller ignores (`nohup`) stay ignored. Programs that are started later
+    /// inherit nothing of it, since [`std::process::Command`] gives them an empty mask.
     pub(crate) fn receive() -> Result<Self> {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let ignored = ignored(&status);
@@ -41,7 +41,7 @@ impl Endings {
         Ok(Self { received })
     }
 
-    /// Waits for one, but for `limit` at most.
+    /// Waits for a signal for at most `limit`.
     pub(crate) fn wait(&self, limit: Duration) -> Option<Signal> {
         match self.received.recv_timeout(limit) {
             Ok(signal) => Some(signal),
@@ -54,7 +54,7 @@ impl Endings {
     }
 }
 
-/// The signals that are ignored, bit `n - 1` for signal `n`, from the text of /proc/self/status.
+/// Returns the ignored signals from the text of /proc/self/status, as bit `n - 1` for signal `n`.
 fn ignored(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())

@@ -1,8 +1,8 @@
-//! Tables for terminals, and numbers in them.
+//! Tables for terminals, and the format of numbers in them.
 
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
-/// An empty table with this header.
+/// Returns an empty table with this header.
 #[must_use]
 pub fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
@@ -12,14 +12,14 @@ pub fn table(header: &[&str]) -> Table {
     table
 }
 
-/// Aligns the columns from number `from` on to the right.
+/// Aligns the columns to the right, starting with column `from`.
 pub fn align_numbers(table: &mut Table, from: usize) {
     for column in table.column_iter_mut().skip(from) {
         column.set_cell_alignment(CellAlignment::Right);
     }
 }
 
-/// Bytes with a binary unit and three significant digits.
+/// Returns a number of bytes with a binary unit and three significant digits.
 #[must_use]
 pub fn bytes(count: u64) -> String {
     laxity_quantity::Bytes(count).about()

@@ -1,4 +1,4 @@
-//! `laxity trace`: has the daemon record what it does, and writes a file for Perfetto or Chrome.
+//! `laxity trace`: makes the daemon record what it does, and writes a file for Perfetto or Chrome.
 
 mod lives;
 mod rows;
@@ -34,7 +34,7 @@ Examples:
   laxity trace --for 5s --out trace.json
   laxity trace --out trace.json -- python serve_one_batch.py";
 
-/// Time between two looks for what was recorded.
+/// Interval at which recorded events are read.
 const READ_EVERY: Duration = Duration::from_millis(100);
 
 /// Arguments of `laxity trace`.
@@ -70,13 +70,13 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode> {
     let nics = nics(&mut daemon)?;
     let endings = Endings::receive()?;
     let length = Duration::from(args.length);
-    // The daemon counts whole seconds; this end is exact.
+    // The daemon counts whole seconds. This program ends at the exact time.
     let seconds = length.as_secs_f64().ceil().max(1.0) as u64;
     daemon.trace_start(seconds, args.events)?;
     let mut command = start(&args.command)?;
     let mut recorded = Recorded::default();
     let followed = recorded.follow(&mut daemon, length, &endings, &mut command);
-    // Whatever came of it, nothing is recorded for nobody, and what was read is written.
+    // Even after an error, the daemon must stop recording, and events that were read are written.
     let finished = recorded.finish(&mut daemon);
     let written = recorded.write(&args.out, &nics);
     let ended = command.as_mut().map(|command| wait(command, &endings));
@@ -86,7 +86,7 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode> {
     let Some(ended) = ended.transpose()? else {
         return Ok(ExitCode::SUCCESS);
     };
-    // By a signal: as a shell has it.
+    // If a signal ended the command, the exit code is that of a shell.
     let signal = ended.signal().map(|signal| 128 + signal);
     let code = ended.code().or(signal).unwrap_or(1);
     Ok(ExitCode::from(code as u8))
@@ -105,7 +105,7 @@ fn nics(daemon: &mut ControlClient) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Starts the program that is to be traced, if one is named.
+/// Starts the command to trace, if there is one.
 fn start(command: &[String]) -> Result<Option<Child>> {
     let Some((program, arguments)) = command.split_first() else {
         return Ok(None);
@@ -115,16 +115,16 @@ fn start(command: &[String]) -> Result<Option<Child>> {
     Ok(Some(child))
 }
 
-/// Passes a signal on to the program. Not SIGINT, which a terminal sends to both.
+/// Passes a signal on to the command. A terminal sends SIGINT to both, so that one is not passed
+/// on.
 fn pass_on(signal: Signal, command: &Child) {
     if signal != Signal::SIGINT {
-        // It may just have ended.
+        // The command may have just ended.
         let _ = kill(Pid::from_raw(command.id().cast_signed()), signal);
     }
 }
 
-/// Waits for the program, which is not this command's to end. Whoever asks this command to end asks
-/// the program.
+/// Waits for the command and does not end it. Passes signals but SIGINT on to it.
 fn wait(command: &mut Child, endings: &Endings) -> Result<ExitStatus> {
     let mut is_told = false;
     loop {
@@ -141,7 +141,7 @@ fn wait(command: &mut Child, endings: &Endings) -> Result<ExitStatus> {
     }
 }
 
-/// What was read of a trace so far.
+/// The part of a trace that was read so far.
 #[derive(Default)]
 struct Recorded {
     events: Vec<TraceEvent>,
@@ -149,7 +149,7 @@ struct Recorded {
 }
 
 impl Recorded {
-    /// Reads until the time is over, the command is, or this command is asked to end.
+    /// Reads events until the time is over, the command ends, or a signal asks this program to end.
     fn follow(
         &mut self,
         daemon: &mut ControlClient,
@@ -180,7 +180,7 @@ impl Recorded {
         }
     }
 
-    /// Ends the trace and reads what is left of it.
+    /// Ends the trace and reads the remaining events.
     fn finish(&mut self, daemon: &mut ControlClient) -> Result<()> {
         daemon.trace_stop()?;
         loop {
@@ -198,7 +198,7 @@ impl Recorded {
         Ok(page)
     }
 
-    /// Writes the picture and says what is in it.
+    /// Writes the trace file and prints a summary.
     fn write(&self, out: &Path, nics: &[String]) -> Result<()> {
         if self.events.is_empty() {
             bail!(

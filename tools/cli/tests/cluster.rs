@@ -1,4 +1,4 @@
-//! `laxity cluster` as an operator types it, against a real coordinator with daemons that attend.
+//! Tests of `laxity cluster` against a real coordinator with daemons.
 
 #[path = "../../../coordinator/tests/support/mod.rs"]
 #[expect(dead_code, reason = "the page's tests use the rest")]
@@ -257,7 +257,7 @@ fn watch_writes_a_line_per_event_and_ends_when_nobody_reads() {
             break event;
         }
     };
-    // It is subscribed once the first one comes.
+    // After the first event the watch is subscribed.
     assert_eq!(next("run")["batches"], 3);
     cluster.says(&["policy", "set", "drop_budget=7"]);
     assert_eq!(next("policy")["policy"]["drop_budget"], 7);
@@ -289,7 +289,7 @@ fn watch_writes_a_line_per_event_and_ends_when_nobody_reads() {
 fn a_coordinator_that_is_not_there_or_says_nothing_is_an_error_with_a_next_step() {
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = nobody.local_addr().expect("its address");
-    // Accepts (the kernel does), and says nothing.
+    // The kernel accepts the connection, and nothing answers.
     let silent = laxity(
         &format!("http://{address}"),
         &["hosts", "--timeout-ms", "300"],
@@ -347,7 +347,7 @@ fn help_has_examples_for_every_command_family() {
     }
 }
 
-/// Certificates of one authority, with one for each role.
+/// Creates a CA with certificates of a coordinator and a viewer.
 fn authority() -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     let subjects = [
@@ -358,8 +358,7 @@ fn authority() -> tempfile::TempDir {
     folder
 }
 
-/// A certificate for a coordinator, or a viewer, that was good until yesterday, by the CA of a
-/// folder.
+/// Writes a certificate that has expired, signed by the CA of the folder.
 fn sign_expired(folder: &Path, stem: &str, parameters: CertificateParams) {
     let read = |name: &str| std::fs::read_to_string(folder.join(name)).expect("written");
     let key = KeyPair::from_pem(&read("ca.key")).expect("a key");
@@ -373,7 +372,7 @@ fn sign_expired(folder: &Path, stem: &str, parameters: CertificateParams) {
     std::fs::write(folder.join(format!("{stem}.key")), key.serialize_pem()).expect("written");
 }
 
-/// A coordinator that shows that certificate of a folder.
+/// Starts a coordinator with the folder's certificate `stem`.
 fn sealed(folder: &Path, stem: &str) -> Fixture {
     let mut config = config();
     config.tls = Some(TlsConfig {
@@ -384,7 +383,7 @@ fn sealed(folder: &Path, stem: &str) -> Fixture {
     Fixture::start(config, Vec::new())
 }
 
-/// What `laxity cluster hosts` fails with.
+/// Returns the error message of `laxity cluster hosts`.
 fn refusal(endpoint: &str, ca: &Path, identity: Option<(&Path, &str)>, more: &[&str]) -> String {
     let mut command = laxity(endpoint, &["hosts"]);
     command.args(more).arg("--ca").arg(ca.join("ca.crt"));
@@ -448,7 +447,7 @@ fn what_tls_does_not_like_is_said_with_what_to_do() {
     let said = refusal(&format!("https://{}", expired.address), ours, viewer, &[]);
     assert!(said.contains("has expired: renew it there"), "{said}");
 
-    // Without TLS to one with it, and the other way round.
+    // Connect without TLS to a coordinator with TLS, and the reverse.
     let output = laxity(&format!("http://{}", serving.address), &["hosts"])
         .output()
         .expect("laxity runs");

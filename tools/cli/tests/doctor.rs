@@ -1,4 +1,4 @@
-//! `laxity doctor` as an operator types it; the checks themselves are tested beside their code.
+//! Tests of the command `laxity doctor`. The checks have tests beside their code.
 
 use std::process::{Command, Output};
 

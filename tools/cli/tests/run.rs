@@ -1,7 +1,6 @@
-//! `laxity run` as a user types it: what the command gets, and what is said when something is
-//! wrong.
+//! Tests of `laxity run`: what the command gets, and the messages if something is wrong.
 //!
-//! Any shared library stands for liblaxity.so here: `run` only preloads it.
+//! Any shared library serves as liblaxity.so here, since `run` only preloads it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -11,7 +10,7 @@ use std::process::{Command, Output, Stdio};
 
 use tempfile::TempDir;
 
-/// A folder with a library that does nothing, and a `laxity run` that knows of it and of no daemon.
+/// A folder with an empty library, and a `laxity run` that uses it and finds no daemon.
 struct Place {
     folder: TempDir,
 }

@@ -1,6 +1,6 @@
-//! What a run costs, without network: the load of `laxity cluster load` on [`Cluster`] in virtual
-//! time, and the CPU time of each phase. For `perf` and callgrind, and to compare on a machine that
-//! others use, too:
+//! Measures the CPU time of the phases of a run without a network. It applies the load of `laxity
+//! cluster load` to [`Cluster`] in virtual time. It serves `perf` and callgrind, and comparisons on
+//! a busy machine:
 //!
 //! ```text
 //! cargo run --release -p laxity-trial --example run_cost -- [HOSTS] [BATCHES] [EVENTS_PER_S] [RUNS]

@@ -1,13 +1,11 @@
-//! `laxity certs`: a CA and certificates for a trial, in one folder.
+//! `laxity certs`: creates a CA and certificates for a trial in one folder.
 //!
-//! A certificate says in a URI what it is for (`server/access.rs`), and in its extended key usage
-//! on which side of a connection it may be used, so that a daemon's cannot pass for a
-//! coordinator's. A cluster that lasts gets its certificates from its own PKI: what counts is the
-//! URI.
+//! The URI in a certificate names its role (`server/access.rs`). The extended key usage names the
+//! side of a connection, so that a daemon's certificate is not accepted as a coordinator's. A
+//! permanent cluster gets certificates with such URIs from its own PKI.
 //!
-//! All or nothing: everything is written to temporary files in the folder, and gets its names when
-//! all of it is on the disk. Names that are taken are found before; a disk that is full leaves the
-//! folder as it was.
+//! All files are written or none. They are written under temporary names and renamed when all of
+//! them are on the disk. An existing file is an error, and a full disk leaves the folder as it was.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, Permissions};
@@ -25,36 +23,36 @@ use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-/// How long certificates are good for if nobody says, in days.
+/// Default validity of certificates, in days.
 pub const DAYS_DEFAULT: u32 = 365;
-/// Most days that can be asked for.
+/// Longest validity that can be chosen, in days.
 pub const DAYS_MAX: u32 = 36_500;
-/// Most daemons that one certificate of [`Subject::Load`] speaks for: in TLS a certificate has at
+/// Most daemons that one certificate of [`Subject::Load`] can name. In TLS a certificate has at
 /// most 64 KiB.
 pub const LOAD_DAEMONS_MAX: usize = 2000;
-/// A CA outlives the certificates, so that some can be added later.
+/// Shortest validity of a CA in days, so that certificates can be added later.
 const CA_DAYS: u32 = 3650;
-/// Certificates are good from so long before they were made: clocks of hosts differ.
+/// Certificates are valid from this long before they are made, since clocks of hosts differ.
 const BEFORE: Duration = Duration::from_secs(24 * 60 * 60);
 const DAY_S: u64 = 24 * 60 * 60;
 
-/// Who a certificate is for.
+/// The holder of a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Subject {
-    /// A daemon; the name is that of its host.
+    /// The daemon of the host with this name.
     Daemon(String),
-    /// Somebody who may look.
+    /// A person or tool that may read.
     Viewer(String),
-    /// Somebody who may change things.
+    /// A person or tool that may read and change.
     Operator(String),
-    /// A coordinator: under which names and addresses it is reached.
+    /// A coordinator with these names and addresses.
     Coordinator(Vec<String>),
-    /// All daemons that `laxity cluster load --daemons N` speaks as.
+    /// All daemons of `laxity cluster load --daemons N`.
     Load(usize),
 }
 
 impl Subject {
-    /// What its files are called: `NAME.crt` and `NAME.key`.
+    /// Returns the stem of the file names: `STEM.crt` and `STEM.key`.
     #[must_use]
     pub fn file_stem(&self) -> String {
         let role = self.role();
@@ -65,7 +63,7 @@ impl Subject {
         }
     }
 
-    /// In one word.
+    /// Returns the role as one word.
     #[must_use]
     pub const fn role(&self) -> &'static str {
         match self {
@@ -77,7 +75,7 @@ impl Subject {
         }
     }
 
-    /// What it is called; names and addresses of a coordinator, none of a load.
+    /// Returns the holder's name, or a coordinator's names and addresses. A load has none.
     #[must_use]
     pub fn names(&self) -> &[String] {
         match self {
@@ -121,44 +119,44 @@ impl Subject {
     }
 }
 
-/// A folder that was not filled: it is as it was.
+/// An error by which the folder stays as it was.
 #[derive(Debug, Error)]
 pub enum CertsError {
-    /// A file cannot be written. Make room there or take another folder, and try again.
+    /// A file cannot be written. Make room there or choose another folder, and try again.
     #[error("{path} cannot be written: {cause}; nothing was made: make room there or take another \
         folder, then call this again", path = .path.display())]
     File {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// What the kernel said.
+        /// The kernel's error.
         cause: io::Error,
     },
-    /// A file is there already. Nothing is overwritten: remove it first if that is meant.
+    /// A file exists already and is not overwritten. Remove it first if it is to be replaced.
     #[error("{path} is there already, and nothing is overwritten; remove it first if its \
         certificate is to be replaced", path = .0.display())]
     There(PathBuf),
-    /// Two certificates of one call would have the same files.
+    /// Two certificates of one call would have the same file names.
     #[error("{0} is named twice")]
     Twice(String),
     /// A name cannot be in a certificate. Use letters, digits, `-`, `.`, `_` and `:`.
     #[error("`{0}` cannot be a name in a certificate; use letters, digits, `-`, `.`, `_` and `:`")]
     Name(String),
-    /// Too many daemons for one certificate, or none.
+    /// The number of daemons is 0 or too large for one certificate.
     #[error("a certificate of a load can speak for 1 to {LOAD_DAEMONS_MAX} daemons, not {0}")]
     Load(usize),
-    /// More days than a calendar has use for, or none.
+    /// The number of days is 0 or too large.
     #[error("{0} days are not in 1..={DAYS_MAX}")]
     Days(u32),
     /// The CA in the folder cannot sign.
     #[error("{path}: {problem}; take a new folder, or put ca.crt and ca.key of the CA that is \
         meant there", path = .path.display())]
     Authority {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         problem: String,
     },
-    /// A certificate cannot be made; the text is that of the library.
+    /// A certificate cannot be created. The text is that of the library.
     #[error("cannot make a certificate: {0}")]
     Make(#[from] rcgen::Error),
 }
@@ -171,22 +169,22 @@ fn unwritable(path: &Path) -> impl Fn(io::Error) -> CertsError {
     }
 }
 
-/// A certificate that was made.
+/// A certificate that was created.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Made {
-    /// Who it is for; none for the CA.
+    /// The holder. None for the CA.
     pub subject: Option<Subject>,
-    /// Its file.
+    /// Path of the certificate.
     pub certificate: PathBuf,
-    /// Its key's file.
+    /// Path of the private key.
     pub key: PathBuf,
-    /// When it ends, in seconds since 1970.
+    /// End of validity, in seconds since 1970.
     pub until_s: i64,
-    /// The same day as YYYY-MM-DD, in UTC.
+    /// The last day of validity as YYYY-MM-DD, in UTC.
     pub until: String,
 }
 
-/// The library's form of an instant.
+/// Converts seconds since 1970 to the library's type.
 macro_rules! at {
     ($s:expr) => {
         date_time_ymd(1970, 1, 1) + Duration::from_secs($s)
@@ -195,12 +193,12 @@ macro_rules! at {
 
 const CA: &str = "ca";
 
-/// Makes a CA in `folder` if there is none, and a certificate with its key for each subject, good
-/// for `days`, but no longer than the CA. Gives what was made, the CA first. Keys can be read by
-/// their owner only.
+/// Creates a CA in `folder` if there is none, and a certificate and key for each subject. They are
+/// valid for `days`, but no longer than the CA. Returns what was created, the CA first. Only their
+/// owner can read the keys.
 ///
 /// # Errors
-/// [`CertsError`].
+/// Returns [`CertsError`].
 pub fn make(folder: &Path, subjects: &[Subject], days: u32) -> Result<Vec<Made>, CertsError> {
     if !(1..=DAYS_MAX).contains(&days) {
         return Err(CertsError::Days(days));
@@ -244,14 +242,14 @@ pub fn make(folder: &Path, subjects: &[Subject], days: u32) -> Result<Vec<Made>,
     fs::create_dir_all(folder).map_err(unwritable(folder))?;
     let put = put_all(folder, &batch);
     if put.is_err() && is_new {
-        // It is empty. If it is not, somebody else has put something there.
+        // The folder is empty, unless another process wrote a file there. Then `remove_dir` fails.
         let _ = fs::remove_dir(folder);
     }
     put.map(|()| made)
 }
 
-/// Writes all files, given as path, text and mode, into their folder, or none. None that is there
-/// is overwritten.
+/// Writes all files, given as path, text and mode, into their folder, or none of them. Existing
+/// files are not overwritten.
 fn put_all(folder: &Path, files: &[(PathBuf, String, u32)]) -> Result<(), CertsError> {
     let mut written = Vec::new();
     for (path, text, mode) in files {
@@ -304,7 +302,7 @@ fn announce(subject: Option<&Subject>, certificate: PathBuf, key: PathBuf, until
     }
 }
 
-/// `Path::with_extension` would take the end of a host's name for one.
+/// `Path::with_extension` would replace the end of a host's name.
 fn files(folder: &Path, stem: &str) -> (PathBuf, PathBuf) {
     let file = |extension| folder.join(format!("{stem}.{extension}"));
     (file("crt"), file("key"))
@@ -316,14 +314,14 @@ pub(crate) struct Pem {
     pub(crate) key: String,
 }
 
-/// A CA that can sign.
+/// A CA that can sign certificates.
 pub(crate) struct Authority {
     issuer: Issuer<'static, KeyPair>,
     until_s: i64,
 }
 
 impl Authority {
-    /// One of its own kind.
+    /// Creates a CA with a new key.
     pub(crate) fn new(days: u32) -> Result<(Self, Pem), CertsError> {
         let key = KeyPair::generate()?;
         let mut parameters = CertificateParams::new(Vec::new())?;
@@ -331,8 +329,8 @@ impl Authority {
         lasting(&mut parameters, until_s);
         parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        // Two CAs of the same name would be told apart by their signatures only, and a certificate
-        // of the wrong one would be refused as broken rather than as unknown.
+        // The mark gives each CA its own name. Otherwise a certificate of another CA would be
+        // refused as broken, and not as unknown.
         let identifier = parameters.key_identifier(&key);
         let mark: String = identifier
             .iter()
@@ -352,7 +350,7 @@ impl Authority {
         Ok((Self { issuer, until_s }, pem))
     }
 
-    /// The one of a folder.
+    /// Reads the CA of a folder.
     fn read(crt: &Path, secret: &Path) -> Result<Self, CertsError> {
         let fail = |path: &Path, problem: String| CertsError::Authority {
             path: path.to_owned(),
@@ -389,7 +387,7 @@ impl Authority {
         Ok(Self { issuer, until_s })
     }
 
-    /// A certificate that is good until then, in seconds since 1970.
+    /// Creates a certificate that is valid until `until_s`, in seconds since 1970.
     pub(crate) fn sign(&self, subject: &Subject, until_s: u64) -> Result<Pem, CertsError> {
         let key = KeyPair::generate()?;
         let certificate = parameters(subject, until_s)?.signed_by(&key, &self.issuer)?;
@@ -400,7 +398,7 @@ impl Authority {
     }
 }
 
-/// Seconds since 1970.
+/// Returns the current time in seconds since 1970.
 pub(crate) fn now_s() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH);
     since.map_or(0, |since| since.as_secs())
@@ -425,7 +423,7 @@ fn parameters(subject: &Subject, until_s: u64) -> Result<CertificateParams, Cert
     parameters.extended_key_usages = vec![usage];
     parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     parameters.use_authority_key_identifier_extension = true;
-    // At most 64 characters by its definition; nothing goes by it.
+    // A common name has at most 64 characters. Nothing depends on it.
     let name: String = subject.file_stem().chars().take(64).collect();
     parameters.distinguished_name.push(DnType::CommonName, name);
     Ok(parameters)

@@ -1,7 +1,7 @@
-//! What a trial of the coordinator needs and a cluster that lasts does not.
+//! Tools for a trial of the coordinator, which a permanent cluster does not need.
 //!
-//! [`certs`] makes a CA and certificates in a folder. [`load`] speaks to a coordinator as thousands
-//! of daemons would, and measures how long an order takes.
+//! [`certs`] creates a CA and certificates in a folder. [`load`] connects to a coordinator as
+//! thousands of daemons and measures how long an order takes.
 #![forbid(unsafe_code)]
 
 pub mod certs;

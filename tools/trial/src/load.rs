@@ -1,13 +1,12 @@
-//! A coordinator under load: speaks the real API as thousands of daemons and measures how long an
-//! event takes to come back as an order.
+//! Loads a coordinator through its real API as thousands of daemons do, and measures the time from
+//! an event to the order that considers it.
 //!
-//! Batch `i` is owned by daemon `i mod N`, and daemon `i + 1` takes part in it; each of its
-//! requests loads four ports of each. After all batches have been announced, events come at a
-//! constant rate, and each is the departure of the oldest batch or the arrival of a new one, in
-//! turns, so the number of batches stays. Deadlines are such that most batches depart in time: one
-//! in twenty is late. An event's latency is the time from handing its report to the stream until
-//! the end of the first order that considered it has been read, i.e. both ways through gRPC, the
-//! debounce, and the run.
+//! Daemon `i mod N` owns batch `i`, and daemon `i + 1` takes part in it. Each request of a batch
+//! loads four ports of each. After all batches are announced, events come at a constant rate. They
+//! alternate between the departure of the oldest batch and the arrival of a new one, so the number
+//! of batches is constant. One batch in twenty is late. The latency of an event starts when its
+//! report goes to the stream. It ends when the first order that considered the event has been read,
+//! so it contains both ways through gRPC, the debounce and the run.
 
 mod daemon;
 mod own;
@@ -36,71 +35,71 @@ use self::usage::Usage;
 const NICS: u32 = 4;
 const REQUESTS_PER_BATCH: u64 = 4;
 const RATE_BYTES_PER_S: u64 = 50_000_000_000;
-/// Events are sent in ticks of this length.
+/// Events are sent in ticks of this duration.
 const TICK: Duration = Duration::from_millis(1);
-/// How long all daemons may take to be told their first order.
+/// Longest wait until all daemons have their first order.
 const SETTLE_MAX: Duration = Duration::from_secs(60);
-/// Connections that are opened at a time.
+/// Connections that are opened in parallel.
 const CONNECT_AT_ONCE: usize = 64;
 
-/// What load to make.
+/// The load to make.
 #[derive(Clone, Debug)]
 pub struct LoadPlan {
-    /// Daemons.
+    /// Number of daemons.
     pub daemons: usize,
-    /// Active batches.
+    /// Number of active batches.
     pub batches: usize,
     /// Batch events (arrivals and departures) per second.
     pub events_per_s: f64,
-    /// How long, after everything has been set up.
+    /// Duration of the measurement, after the setup.
     pub duration: Duration,
-    /// A coordinator that runs, such as `http://127.0.0.1:7471`; without it one is started.
+    /// URL of a running coordinator, such as `http://127.0.0.1:7471`. Without it, one is started.
     pub endpoint: Option<String>,
-    /// How the daemons prove who they are.
+    /// How the daemons authenticate.
     pub tls: LoadTls,
 }
 
-/// How the daemons of a load prove who they are.
+/// How the daemons of a load authenticate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum LoadTls {
-    /// Not at all: the endpoint is `http://`, or the coordinator is the load's own.
+    /// They do not: the endpoint is `http://`, or the load starts its own coordinator.
     #[default]
     Off,
-    /// To a coordinator of the load's own, with certificates of a CA that ends with it.
+    /// The load starts its own coordinator, with a CA that is dropped at the end.
     ThrowAway,
-    /// To one that runs at `https://`.
+    /// The coordinator runs at `https://`, and the certificates are in files.
     Files(LoadFiles),
 }
 
-/// A load that could not be made.
+/// An error of a load.
 #[derive(Debug, Error)]
 pub enum LoadError {
-    /// The plan makes no sense; the text says what would.
+    /// The plan is invalid. The text says what would be valid.
     #[error("{0}")]
     Plan(String),
-    /// No coordinator could be started. Build it, or name one that runs with `--endpoint`.
+    /// No coordinator could be started. Build it, or name a running one with `--endpoint`.
     #[error("cannot start {program}: {cause}; build it, or name a coordinator that runs with \
         --endpoint", program = .program.display())]
     Start {
-        /// What was to be started.
+        /// Path of the program.
         program: PathBuf,
-        /// What went wrong.
+        /// The cause of the failure.
         cause: String,
     },
-    /// The load ended before its time; the text says why.
+    /// The load ended early. The text says why.
     #[error("{cause}")]
     Stopped {
         /// The coordinator could not be reached or ended, or a signal came.
         cause: String,
-        /// What was measured until then, if that had begun.
+        /// The result so far, if the measurement had begun.
         partial: Option<Box<LoadReport>>,
     },
 }
 
-/// What the options are called in errors of TLS.
+/// Names of the options in TLS errors.
 const SETTINGS: Settings = Settings::OPTIONS;
 
-/// A well-mixed function of its argument (the finalizer of SplitMix64).
+/// Returns a hash of `seed` (the finalizer of SplitMix64).
 fn mix(seed: u64) -> u64 {
     let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -108,13 +107,13 @@ fn mix(seed: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// How long a batch is there.
+/// Returns the time from the arrival of a batch to its departure.
 fn lifetime_ns(plan: &LoadPlan) -> u64 {
     (2e9 * plan.batches as f64 / plan.events_per_s) as u64
 }
 
-/// `left_permille` of its lifetime is left to the batch.
-/// For `examples/run_cost.rs`, too: an arrival of the load.
+/// Returns the arrival of a batch with `left_permille` of its lifetime left. `examples/run_cost.rs`
+/// uses it, too.
 pub fn arrival(batch: u64, lifetime_ns: u64, left_permille: u64) -> Kind {
     let left_ns = lifetime_ns / 1000 * left_permille;
     let late = batch.is_multiple_of(20);
@@ -145,7 +144,7 @@ pub fn arrival(batch: u64, lifetime_ns: u64, left_permille: u64) -> Kind {
     })
 }
 
-/// For `examples/run_cost.rs`, too: a departure of the load.
+/// Returns the departure of a batch. `examples/run_cost.rs` uses it, too.
 pub fn departure(batch: u64) -> Vec<Kind> {
     let requests = (0..REQUESTS_PER_BATCH).map(|nth| {
         Kind::RequestEnded(RequestEnded {
@@ -157,12 +156,12 @@ pub fn departure(batch: u64) -> Vec<Kind> {
         .collect()
 }
 
-/// What the host of a daemon is called.
+/// Returns the host name of a daemon.
 pub(crate) fn host(nth: usize) -> String {
     format!("load-{nth:05}")
 }
 
-/// For `examples/run_cost.rs`, too: how the load's daemons introduce themselves.
+/// Returns the Hello of a daemon. `examples/run_cost.rs` uses it, too.
 pub fn hello(nth: usize) -> Hello {
     let port = |index: u32| PortInfo {
         addresses: Vec::new(),
@@ -189,11 +188,10 @@ pub fn hello(nth: usize) -> Hello {
     }
 }
 
-/// Makes the load and measures. A signal that would end this process (SIGINT, SIGTERM, SIGHUP) ends
-/// the load in order.
+/// Makes the load and measures. SIGINT, SIGTERM and SIGHUP end the load in order.
 ///
 /// # Errors
-/// [`LoadError`].
+/// Returns [`LoadError`].
 pub fn run(plan: &LoadPlan) -> Result<LoadReport, LoadError> {
     if plan.daemons == 0 || plan.batches == 0 {
         return Err(LoadError::Plan("at least one daemon and one batch".into()));
@@ -208,12 +206,13 @@ pub fn run(plan: &LoadPlan) -> Result<LoadReport, LoadError> {
         .build()
         .map_err(none)?;
     runtime.block_on(async {
-        // Before anything is started that a signal would leave behind.
+        // Handle signals before anything starts that a signal would leave behind.
         let mut signals = Signals::new().map_err(none)?;
         let mut progress = Progress::default();
         let mut own = None;
         let stopped = tokio::select! {
-            // A terminal sends its signals to the load's own coordinator, too.
+            // A terminal also sends its signals to the load's own coordinator, so signals come
+            // first.
             biased;
             name = signals.next() => Some(Stop::Signal(name)),
             made = make(plan, &mut own, &mut progress) => made.err(),
@@ -234,21 +233,21 @@ pub fn run(plan: &LoadPlan) -> Result<LoadReport, LoadError> {
     })
 }
 
-/// Why the load ended before its time.
+/// The reason why the load ended early.
 enum Stop {
     /// The load was refused before anything was started.
     Plan(LoadError),
-    /// It cannot be reached, or ended a stream: a text for people.
+    /// The coordinator could not be reached or ended a stream. The text says why.
     Coordinator(String),
-    /// A signal of this name ended it.
+    /// A signal with this name came.
     Signal(&'static str),
 }
 
-/// What would end this process.
+/// Receivers of the signals that would end this process.
 struct Signals([(&'static str, Signal); 3]);
 
 impl Signals {
-    /// From now on they are waited for.
+    /// Starts to receive the signals.
     fn new() -> std::io::Result<Self> {
         Ok(Self([
             ("SIGINT", signal(SignalKind::interrupt())?),
@@ -296,7 +295,7 @@ async fn make(plan: &LoadPlan, own: &mut Option<Own>, progress: &mut Progress) -
         .map_err(|cause| Stop::Coordinator(format!("the coordinator at {endpoint}: {cause}")))
 }
 
-/// What the daemons need for a coordinator that runs.
+/// Returns the certificates for a running coordinator.
 fn identities(plan: &LoadPlan, endpoint: &str) -> Result<Option<Identities>, LoadError> {
     let fail = |problem: &str| Err(LoadError::Plan(problem.into()));
     match (&plan.tls, endpoint.starts_with("https://")) {
@@ -338,23 +337,23 @@ async fn connect(
     Ok(daemons)
 }
 
-/// How far the load has come.
+/// The state of the load.
 #[derive(Default)]
 struct Progress {
     daemons: Vec<Daemon>,
     pid: Option<u32>,
-    /// What the coordinator had used when measuring began.
+    /// The coordinator's usage when the measurement began.
     start: Option<Usage>,
     end: Option<Usage>,
     begun: Option<Instant>,
-    /// How long was measured, if that has ended.
+    /// Duration of the measurement, once it has ended.
     measured: Option<Duration>,
-    /// Number of batch events sent.
+    /// Number of batch events that were sent.
     made: u64,
 }
 
 impl Progress {
-    /// The figures so far.
+    /// Returns the result so far.
     fn report(&self, plan: &LoadPlan, complete: bool) -> LoadReport {
         let measured = self
             .measured
@@ -391,7 +390,7 @@ impl Progress {
         }
     }
 
-    /// Why the stream of one of the daemons has ended, if one has.
+    /// Returns why a daemon's stream ended, if one has.
     fn ended(&self) -> Option<String> {
         let mut ends = self
             .daemons
@@ -401,7 +400,7 @@ impl Progress {
     }
 }
 
-/// Announces all batches, and waits until every daemon has an order.
+/// Announces all batches and waits until every daemon has an order.
 async fn settle(plan: &LoadPlan, progress: &Progress) -> Result<(), String> {
     let count = progress.daemons.len();
     let lifetime_ns = lifetime_ns(plan);
@@ -426,7 +425,7 @@ async fn settle(plan: &LoadPlan, progress: &Progress) -> Result<(), String> {
     Ok(())
 }
 
-/// Which daemon owns a batch, and which one takes part in it.
+/// Returns the daemon that owns a batch.
 fn owner(batch: u64, daemons: usize) -> usize {
     batch as usize % daemons
 }

@@ -1,5 +1,4 @@
-//! That what a host is charged for is given back, once, whatever becomes of its batches and
-//! requests.
+//! Tests that each charge of a host is refunded once, whatever happens to its batches and requests.
 
 use super::*;
 
@@ -16,7 +15,7 @@ fn a_request_that_moves_on_leaves_behind_what_hosts_said_that_stay() {
     let mut world = World::new();
     let (mut a, mut b) = (world.join("a"), world.join("b"));
     world.report(&mut a, [arrived(2, [])]);
-    // Not the owner, but the first to tell of the request.
+    // b is not the owner, but it reports the request first.
     world.report(&mut b, [arrived(2, [request(1, 500, 9)])]);
     world.report(&mut a, [arrived(3, [request(1, 500, 0)])]);
     leave(&mut world, &[&b]);
@@ -37,7 +36,7 @@ fn a_request_that_an_invited_host_moves_is_that_hosts_if_its_own_stays_behind() 
     world.report(&mut a, [arrived(2, [])]);
     world.report(&mut b, [arrived(2, [request(1, 500, 9)])]);
     world.report(&mut c, [invite(3, "a")]);
-    // It owns the batch that the request leaves, and was invited to where it goes.
+    // a owns the batch that the request leaves, and is invited to the batch that it joins.
     world.report(&mut a, [arrived(3, [request(1, 500, 5)])]);
     leave(&mut world, &[&b]);
     assert_eq!(world.counters().requests, 1);
@@ -65,27 +64,27 @@ fn a_snapshot_that_begins_again_before_it_has_ended_is_one_with_what_was_said_of
     let batch = |id: u64| arrived(id, [request(id * 10, 900, 10)]);
     world.report(&mut a, [batch(1), batch(2), batch(3)]);
     world.send(&mut a, SnapshotPiece::Part, [batch(1)]);
-    // From the start again: the protocol has no word for that, so it goes on.
+    // The snapshot starts again. The protocol has no sign for that, so it goes on.
     world.send(&mut a, SnapshotPiece::Part, [batch(2)]);
     assert_eq!(world.counters().batches, 3, "nothing is gone yet");
     world.send(&mut a, SnapshotPiece::End, []);
     world.settle_and_read(&mut [&mut a]);
     assert_eq!(a.replica.sigma(), [1, 2]);
-    // What a daemon does that wants to begin anew: it ends the one that is open.
+    // A daemon that starts a new snapshot first ends the open one.
     world.send(&mut a, SnapshotPiece::Part, [batch(1)]);
     world.send(&mut a, SnapshotPiece::End, []);
     world.send(&mut a, SnapshotPiece::Part, [batch(2)]);
     world.send(&mut a, SnapshotPiece::End, [batch(3)]);
     world.settle_and_read(&mut [&mut a]);
     assert_eq!(a.replica.sigma(), [2, 3]);
-    // A stream that breaks within one begins with a new one.
+    // A stream that breaks within a snapshot is followed by a new snapshot.
     world.send(&mut a, SnapshotPiece::Part, [batch(2)]);
     world.detach(&a);
     let mut a = world.attend(&hello("a"));
     world.snapshot(&mut a, [batch(3)]);
     world.settle_and_read(&mut [&mut a]);
     assert_eq!(a.replica.sigma(), [3]);
-    // And so does a host that was drained within one.
+    // A host that is drained within a snapshot also sends a new one.
     world.send(&mut a, SnapshotPiece::Part, [batch(4)]);
     assert_eq!(world.drain("a", true), Ok(2));
     assert_eq!(world.drain("a", false), Ok(0));
@@ -103,11 +102,11 @@ fn one_that_leaves_a_batch_is_told_that_its_requests_are_none_of_its_business() 
     world.report(&mut b, [arrived(1, [])]);
     world.settle_and_read(&mut [&mut a, &mut b]);
     assert!(b.replica.pruned.contains_key(&12));
-    // Before any run: what is sent meanwhile agrees with itself.
+    // No run has happened yet, but what is sent agrees with itself.
     world.report(&mut b, [finished(1)]);
     world.read(&mut b);
     assert!(b.replica.pruned.is_empty() && b.replica.ranks.is_empty());
-    // The request moves on to a batch of which b knows nothing.
+    // The request moves to a batch that b takes no part in.
     world.report(&mut b, [arrived(1, [])]);
     world.settle_and_read(&mut [&mut a, &mut b]);
     assert!(b.replica.pruned.contains_key(&12));
@@ -132,8 +131,7 @@ fn what_ends_between_two_runs_is_told_at_once_and_changes_nothing_else() {
     );
     world.settle_and_read(&mut [&mut a]);
     let before = a.replica.clone();
-    // No run has happened yet when this order is taken: it has the ranks of the last one, less what
-    // ended.
+    // No run has happened since. This order has the ranks of the last run without the ended ones.
     world.report(&mut a, [finished(1), arrived(4, [])]);
     world.read(&mut a);
     assert_eq!(a.replica.orders, before.orders + 1);
@@ -141,7 +139,7 @@ fn what_ends_between_two_runs_is_told_at_once_and_changes_nothing_else() {
     left.remove(&1);
     assert_eq!((&a.replica.ranks, a.replica.pruned.len()), (&left, 0));
     assert_eq!(a.replica.considered, before.considered);
-    // The same as a full order would say now.
+    // A full order says the same.
     world.resync(&a);
     world.read(&mut a);
     assert_eq!((&a.replica.ranks, a.replica.pruned.len()), (&left, 0));

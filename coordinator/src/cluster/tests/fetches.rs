@@ -1,4 +1,4 @@
-//! Fetch tokens, and the addresses by which fetches name their victim.
+//! Tests of fetch tokens, and of the addresses by which fetches name their victim.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn readers_of_a_hot_port_get_tokens_by_rank() {
     let mut victim = world.join("victim");
     let (mut a, mut b, mut c) = (world.join("a"), world.join("b"), world.join("c"));
     let wants = |fetch, batch| match (reads(fetch, batch, batch * 10), batch) {
-        // By name instead of by address: it is the same port.
+        // The port's name and its address mean the same port.
         (Kind::FetchWanted(said), 2) => Kind::FetchWanted(FetchWanted {
             victim_host: "victim".into(),
             victim_address: Vec::new(),
@@ -32,12 +32,11 @@ fn readers_of_a_hot_port_get_tokens_by_rank() {
     world.settle_and_read(&mut [&mut a, &mut b]);
     assert_eq!([&a, &b].map(holds), [false, true]);
     assert_eq!([&a, &b].map(waits), [true, false]);
-    // b never finishes: after its lease a is let in.
+    // b never finishes, so a gets a token when b's lease ends.
     world.now = world.now + Span::from_millis(60);
     world.settle_and_read(&mut [&mut a]);
     assert!(holds(&a) && !waits(&a));
-    // Whoever becomes more urgent takes the token, and a host that asks for everything is told of
-    // both.
+    // A more urgent fetch takes the token. A full order contains both changes.
     world.report(&mut c, [wants(6, 3)]);
     world.settle_and_read(&mut [&mut a, &mut c]);
     assert!(waits(&a) && c.replica.tokens.contains(&6));
@@ -73,7 +72,7 @@ fn an_address_that_nobody_named_is_nobodys_and_one_is_the_first_hosts() {
     assert!(world.cluster.attend(world.now, &short).is_err());
 }
 
-/// A reader of the victim whose fetches 2 and up wait, since 1 has the only token.
+/// Returns the victim, and a reader with one fetch that holds the only token and others that wait.
 fn waiting_reader(world: &mut World, fetches: u64) -> (Daemon, Daemon) {
     let victim = world.join("victim");
     let mut reader = world.join("reader");
@@ -132,7 +131,7 @@ fn the_fetches_of_a_daemon_that_was_restarted_are_not_those_of_the_one_before() 
     );
     world.settle_and_read(&mut [&mut reader, &mut other]);
     assert!(other.replica.tokens.contains(&7) && reader.replica.held.contains(&1));
-    // The same number is now another request's, of a batch that runs.
+    // The same number now names a fetch of another request, whose batch runs.
     world.detach(&reader);
     let mut reader = world.attend(&hello("reader"));
     let mut batch = arrived(3, [request(30, 9000, 0)]);
@@ -161,7 +160,7 @@ fn a_fetch_that_crosses_the_end_of_its_batch_is_no_offence() {
 fn addresses_come_and_go_without_the_rest_of_what_a_host_said() {
     let mut world = World::new();
     let (victim, mut reader) = waiting_reader(&mut world, 2);
-    // Its successor under another name comes before it is forgotten.
+    // The victim's successor has another name and attends before the victim is forgotten.
     let mut successor = hello("successor");
     successor.ports[0].addresses = vec![ADDRESS.to_vec()];
     let successor = world.attend(&successor);
@@ -175,7 +174,7 @@ fn addresses_come_and_go_without_the_rest_of_what_a_host_said() {
     let again = world.attend(&moved);
     assert_eq!((again.id, owner(&world)), (victim.id, Some(successor.id)));
     assert_eq!(world.cluster.hosts.addresses.len(), 2);
-    // What it said of itself before holds: the reader's fetch waits at its port still.
+    // The victim's earlier reports hold: the reader's fetch still waits at its port.
     world.settle_and_read(&mut [&mut reader]);
     assert!(reader.replica.held.contains(&2));
 }

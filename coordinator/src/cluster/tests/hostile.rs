@@ -1,4 +1,4 @@
-//! What a daemon can't do to others, and that no sequence of reports breaks the books.
+//! Tests that no daemon can harm others, and that no sequence of reports breaks the accounts.
 
 use proptest::prelude::*;
 
@@ -16,10 +16,10 @@ fn nobody_ends_or_changes_what_is_anothers() {
     world.report(&mut a, [arrived(1, [request(11, 500, 10)])]);
     world.settle_and_read(&mut [&mut a]);
     let before = a.replica.ranks.clone();
-    // Without taking part.
+    // The host takes no part in the batch.
     world.report(&mut evil, [finished(1)]);
     world.report(&mut evil, [ended(11)]);
-    // Taking part, and inventing requests that are due at once.
+    // The host takes part in the batch and invents requests that are due at once.
     world.report(
         &mut evil,
         [
@@ -130,7 +130,7 @@ fn ports_are_the_hosts_own_and_a_report_out_of_sequence_ends_the_stream() {
     );
 }
 
-/// What an honest daemon says of a batch that another host announced first: it can't know that.
+/// An honest daemon can't know that another host announced the batch first.
 #[test]
 fn a_member_that_says_what_only_the_owner_may_is_left_aside_and_not_refused() {
     let mut world = World::new();
@@ -151,7 +151,7 @@ fn a_member_that_says_what_only_the_owner_may_is_left_aside_and_not_refused() {
         ]
     };
     world.report(&mut b, says(0));
-    // Through a port that it said no load of.
+    // b reported no load of this port.
     world.report(&mut b, says(1));
     let progressed = |world: &World| {
         let listed = world.batches();
@@ -162,13 +162,13 @@ fn a_member_that_says_what_only_the_owner_may_is_left_aside_and_not_refused() {
     assert_eq!(progressed(&world), (false, 0), "its word does not hold");
     world.report(&mut a, [progress(3)]);
     assert_eq!(progressed(&world), (true, 3));
-    // The end of it is under way to b, or has overtaken what b says.
+    // The end of the batch is on its way to b, or has overtaken b's report.
     world.report(&mut a, [finished(1)]);
     world.report(&mut b, says(0));
     world.report(&mut b, [fetched(9)]);
     world.settle_and_read(&mut [&mut a, &mut b]);
     assert_eq!(b.replica.refusals, []);
-    // One that takes no part is refused as ever.
+    // Events of a host that takes no part are refused.
     world.report(&mut a, [arrived(2, [request(21, 500, 10)])]);
     let completed = v1::BytesCompleted {
         request: 21,
@@ -309,13 +309,13 @@ fn invitations_cost_the_same_however_long_the_names_are() {
         .invited
         .capacity();
     assert!(invited <= 2 * Limits::default().hosts_per_batch_max);
-    // And the one that counts is there.
+    // The invitation of b holds.
     world.report(&mut b, [arrived(1, [request(12, 100, 0)])]);
     world.settle_and_read(&mut [&mut a]);
     assert!(a.replica.ranks[&1] < v1::SORT_KEY_LAST);
 }
 
-/// One thing that one of three daemons does.
+/// An action of one of three daemons, or the passing of time.
 #[derive(Clone, Debug)]
 enum Step {
     Say(usize, Kind),
@@ -373,7 +373,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// `PROPTEST_CASES` if it is set, and else what every run of the tests has time for.
+/// Uses `PROPTEST_CASES` if it is set, and otherwise a number that every test run has time for.
 fn cases() -> ProptestConfig {
     match std::env::var_os("PROPTEST_CASES") {
         Some(_) => ProptestConfig::default(),
@@ -384,13 +384,13 @@ fn cases() -> ProptestConfig {
 proptest! {
     #![proptest_config(cases())]
 
-    /// Whatever is said: deltas lead where a full order would, and when all have left nothing is
-    /// left.
+    /// For any reports, deltas lead to the same state as a full order, and nothing is left after
+    /// all hosts have gone.
     #[test]
     fn deltas_and_full_orders_agree_and_nothing_leaks(
         steps in proptest::collection::vec(step(), 0..120),
     ) {
-        // Nothing is reserved, so every charge is seen in the shared part.
+        // Nothing is reserved, so every charge shows in the shared part.
         let limits = Limits {
             hosts_max: 64,
             batches_max: 64,
@@ -442,7 +442,8 @@ proptest! {
         world.settle();
         for daemon in &mut daemons {
             world.read(daemon);
-            // Without causes: a batch or a port that is one may have gone since it was told.
+            // Causes are not compared: the batch or port of a cause may have gone since it was
+            // sent.
             let pruned = |replica: &Replica| Vec::from_iter(replica.pruned.keys().copied());
             let by_deltas = (daemon.replica.ranks.clone(), pruned(&daemon.replica));
             world.resync(daemon);

@@ -1,5 +1,4 @@
-//! What a daemon makes of the orders it gets, by the letter of docs/coordinator.md, with every rule
-//! asserted.
+//! Applies orders as docs/coordinator.md says that a daemon does, and asserts every rule.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -85,7 +84,7 @@ impl Replica {
         self.applied = epoch;
     }
 
-    /// Batches in the order of service.
+    /// Returns the batches in the order of service.
     pub(crate) fn sigma(&self) -> Vec<u64> {
         let mut sigma: Vec<(u64, u64)> = self.ranks.iter().map(|(&b, &key)| (key, b)).collect();
         sigma.sort_unstable();

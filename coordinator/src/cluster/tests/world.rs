@@ -1,4 +1,4 @@
-//! A cluster with a clock of its own, and daemons that say what a test tells them to.
+//! A cluster with a simulated clock, and daemons that report what a test wants.
 
 use laxity_policy::{Span, Time};
 use laxity_wire::v1::{
@@ -10,10 +10,10 @@ use super::replica::Replica;
 use crate::cluster::{Cluster, ClusterCounters, ClusterPolicy, HostId, RunReport, Settings, Taken};
 
 pub(super) const MS: u64 = 1_000_000;
-/// Bytes per second of every port.
+/// The rate of every port, in bytes per second.
 pub(super) const RATE: u64 = 1_000_000_000;
 
-/// A cluster with a clock of its own.
+/// A cluster with a simulated clock.
 pub(super) struct World {
     pub(super) cluster: Cluster,
     pub(super) now: Time,
@@ -27,7 +27,7 @@ pub(super) struct Daemon {
     pub(super) replica: Replica,
 }
 
-/// Where the egress of the host "victim" is reached.
+/// The address of the egress port of the host "victim".
 pub(super) const ADDRESS: [u8; 16] = [0xab; 16];
 
 pub(super) fn hello(host: &str) -> Hello {
@@ -123,7 +123,7 @@ impl World {
         }
     }
 
-    /// A daemon that has said that it knows nothing.
+    /// Attends with a daemon that sends an empty snapshot.
     pub(super) fn join(&mut self, host: &str) -> Daemon {
         let mut daemon = self.attend(&hello(host));
         self.snapshot(&mut daemon, []);
@@ -189,7 +189,7 @@ impl World {
         self.cluster.drain(self.now, &asked, "me")
     }
 
-    /// Time passes until nothing is due, and at least the debounce.
+    /// Lets the debounce pass and polls until nothing is due.
     pub(super) fn settle(&mut self) -> Option<RunReport> {
         self.now = self.now + Span(10 * MS);
         let mut last = None;
@@ -204,7 +204,7 @@ impl World {
         last
     }
 
-    /// The daemon reads all there is.
+    /// Lets the daemon read everything that waits.
     pub(super) fn read(&mut self, daemon: &mut Daemon) {
         while self.cluster.poll_ready().is_some() {}
         match self.cluster.take(self.now, daemon.id, daemon.stream) {

@@ -1,5 +1,4 @@
-//! The way to a coordinator: where it is, who we are, how long to wait, and what to say when it
-//! does not work.
+//! The connection to a coordinator: its address, certificates, timeout and error messages.
 
 use std::error::Error as _;
 use std::future::Future;
@@ -14,14 +13,14 @@ use laxity_wire::v1::operator_client::OperatorClient;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Response, Status};
 
-/// Names the coordinator, as `--endpoint` does.
+/// Environment variable that names the coordinator, as `--endpoint` does.
 const ENDPOINT_ENV: &str = "LAXITY_COORDINATOR";
-/// Where a coordinator without a configuration listens.
+/// The endpoint of a coordinator with the default configuration.
 const ENDPOINT_DEFAULT: &str = "http://127.0.0.1:7471";
-/// A thousand batches with long host names fit.
+/// Longest answer in bytes. A thousand batches with long host names fit.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// What the options are called in errors of TLS.
+/// Names of the options in TLS errors.
 const SETTINGS: Settings = Settings::OPTIONS;
 
 /// Where the coordinator is and how it knows us.
@@ -67,7 +66,7 @@ impl Coordinator {
         Duration::from_millis(self.timeout_ms)
     }
 
-    /// An empty variable is as good as none.
+    /// Returns the endpoint's URL. An empty variable counts as unset.
     fn url(&self) -> &str {
         match self.endpoint.as_str() {
             "" => ENDPOINT_DEFAULT,
@@ -132,7 +131,7 @@ impl Coordinator {
         Ok(tls)
     }
 
-    /// Connects and runs `work` with the client, on this thread.
+    /// Connects and runs `work` with the client on this thread.
     pub(crate) fn run<T, W>(&self, work: impl FnOnce(Client) -> W) -> Result<T>
     where
         W: Future<Output = Result<T>>,
@@ -183,14 +182,14 @@ fn given(path: &Option<PathBuf>) -> Option<&Path> {
     path.as_deref().filter(|path| !path.as_os_str().is_empty())
 }
 
-/// A connection.
+/// A connection to a coordinator.
 pub(crate) struct Client {
     pub(crate) operator: OperatorClient<Channel>,
     timeout: Duration,
 }
 
 impl Client {
-    /// The answer to `asked`, if it comes in time.
+    /// Returns the answer, or an error if it does not come in time.
     pub(crate) async fn answer<T>(
         &self,
         asked: impl Future<Output = Result<Response<T>, Status>>,
@@ -207,7 +206,7 @@ impl Client {
     }
 }
 
-/// What a status means to the person who asked.
+/// Returns the error message for a status.
 pub(crate) fn refused(status: &Status) -> anyhow::Error {
     if status.source().is_some() {
         return cut(status);
@@ -235,8 +234,8 @@ pub(crate) fn refused(status: &Status) -> anyhow::Error {
     }
 }
 
-/// What happened to the connection while something was asked. In TLS 1.3 a client learns of its
-/// refusal only here.
+/// Returns the error message for a connection that broke during a request. In TLS 1.3 a client
+/// learns only then that it was refused.
 fn cut(status: &Status) -> anyhow::Error {
     let cause = explain::cause(status, &SETTINGS);
     let text = super::tables::clean(&cause.text);

@@ -1,4 +1,4 @@
-//! `laxity cluster policy get|set|history`.
+//! `laxity cluster policy get`, `set` and `history`.
 
 use anyhow::{Result, anyhow};
 use clap::{Args, Subcommand};
@@ -144,7 +144,7 @@ fn set(args: &SetArgs) -> Result<()> {
     }
 }
 
-/// Puts `key=value` into `change`.
+/// Sets the field of `change` that `key=value` names.
 fn apply(change: &mut Policy, text: &str) -> Result<(), String> {
     const KEYS: &str = "policy, drop_budget, debounce, rank_margin, correction_permille, \
         fetches_per_port, fetch_lease";

@@ -1,4 +1,4 @@
-//! `laxity cluster hosts`, `batches`, `explain` and `drain`: one question, one answer.
+//! `laxity cluster hosts`, `batches`, `explain` and `drain`: one request and one answer each.
 
 use anyhow::{Context, Result, bail};
 use laxity_wire::v1::{DrainRequest, ExplainRequest, ListBatchesRequest, ListHostsRequest};
@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::{BatchesArgs, DrainArgs, ExplainArgs, HostsArgs, tables};
 use laxity_cli::output::say;
 
-/// Prints a document for machines.
+/// Prints a value as JSON.
 pub(super) fn json(value: &impl Serialize) -> Result<()> {
     say(serde_json::to_string_pretty(value).context("cannot write this as JSON")?)
 }

@@ -1,5 +1,5 @@
-//! What `laxity cluster` shows to people. Names come from daemons, that is from other machines:
-//! what could steer a terminal is written as its code.
+//! The tables of `laxity cluster`. Names come from other machines, so characters that could control
+//! a terminal are escaped.
 
 use laxity_wire::v1::{
     BatchStatus, ExplainResponse, HostStatus, ListHostsResponse, Neighbour, Policy, PolicyRevision,
@@ -9,7 +9,7 @@ use laxity_wire::view::{Queue, by_level, by_stage, direction};
 
 use laxity_cli::table::{align_numbers, bytes, table};
 
-/// `text` with control characters, and those that rearrange what is beside them, as `\u{…}`.
+/// Escapes control characters, and those that rearrange or hide text, as `\u{…}`.
 pub(crate) fn clean(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
@@ -26,7 +26,7 @@ pub(crate) fn clean(text: &str) -> String {
     shown
 }
 
-/// A span with three digits or so.
+/// Returns a duration with about three digits.
 pub(crate) fn span(ns: u64) -> String {
     let ms = ns as f64 / 1e6;
     match ms {
@@ -78,7 +78,7 @@ fn port_name(port: &PortStatus) -> String {
     format!("{} {}", clean(&port.port), direction(port.direction))
 }
 
-/// One line for each host.
+/// Returns a table with one line for each host.
 pub(crate) fn hosts(told: &ListHostsResponse) -> String {
     let connected = told.hosts.iter().filter(|host| host.connected).count();
     let headline = format!(
@@ -125,7 +125,7 @@ pub(crate) fn hosts(told: &ListHostsResponse) -> String {
     lines.join("\n")
 }
 
-/// Who took a host out, when and why, on one line; `None` if nobody did.
+/// Returns a line with who drained a host, when and why. `None` if it is not drained.
 fn drained(host: &HostStatus) -> Option<String> {
     let note = host.drain.as_ref()?;
     let mut line = format!("{}: drained {} ago", clean(&host.host), span(note.age_ns));
@@ -150,7 +150,7 @@ fn split(queues: &[Queue]) -> String {
     }
 }
 
-/// All of one host.
+/// Returns all details of one host.
 pub(crate) fn host(host: &HostStatus) -> String {
     let mut lines = vec![format!(
         "{}: {}, tenant {}, {}, {} batches, {} requests, fetches: {} granted, {} waiting",
@@ -201,7 +201,7 @@ pub(crate) fn host(host: &HostStatus) -> String {
     lines.join("\n")
 }
 
-/// Batches in their order.
+/// Returns a table of batches in their order.
 pub(crate) fn batches(listed: &[BatchStatus], total: u32, filtered: bool) -> String {
     let headline = match (listed.len(), filtered) {
         (0, true) => format!("None of the {total} active batches is like that."),
@@ -254,7 +254,7 @@ pub(crate) fn batches(listed: &[BatchStatus], total: u32, filtered: bool) -> Str
     format!("{headline}\n{table}")
 }
 
-/// Sentences, then what is around it.
+/// Returns an explanation: its sentences, and then the batch's neighbours and pruned requests.
 pub(crate) fn explanation(told: &ExplainResponse) -> String {
     let mut lines = Vec::new();
     if let Some(batch) = &told.status {
@@ -316,7 +316,7 @@ pub(crate) fn explanation(told: &ExplainResponse) -> String {
     lines.join("\n")
 }
 
-/// `key=value` pairs, as `policy set` takes them.
+/// Returns the policy as pairs of key and value, in the form that `policy set` takes.
 pub(crate) fn pairs(revision: &PolicyRevision) -> Vec<(&'static str, String)> {
     revision.policy.as_ref().map_or_else(Vec::new, policy)
 }
@@ -339,7 +339,7 @@ pub(crate) fn policy(policy: &Policy) -> Vec<(&'static str, String)> {
         .collect()
 }
 
-/// Who made a revision, when and why, on one line.
+/// Returns a line with who made a revision, when and why.
 pub(crate) fn revision_line(revision: &PolicyRevision) -> String {
     let mut line = format!(
         "revision {} by {}, {} ago",
@@ -354,7 +354,7 @@ pub(crate) fn revision_line(revision: &PolicyRevision) -> String {
     line
 }
 
-/// A revision with all it says.
+/// Returns a revision with all values.
 pub(crate) fn revision(revision: &PolicyRevision) -> String {
     let pairs = pairs(revision);
     let lines = pairs
@@ -364,7 +364,7 @@ pub(crate) fn revision(revision: &PolicyRevision) -> String {
     format!("{}\n{}", revision_line(revision), lines.join("\n"))
 }
 
-/// Revisions, newest first, each with what it changed against the one before it.
+/// Returns revisions, newest first, each with its difference to the one before.
 pub(crate) fn history(revisions: &[PolicyRevision]) -> String {
     let mut lines = Vec::new();
     for (index, one) in revisions.iter().enumerate() {

@@ -1,5 +1,5 @@
-//! `laxity cluster watch`: events as they come, a line each; with `--json`, an object each
-//! (NDJSON).
+//! `laxity cluster watch`: prints events as they come, one line each, or one JSON object each with
+//! `--json` (NDJSON).
 
 use std::io::{self, ErrorKind, Write};
 
@@ -59,7 +59,7 @@ pub(super) fn watch(args: &WatchArgs) -> Result<()> {
     })
 }
 
-/// Writes an event; false if nobody reads any more.
+/// Writes an event. Returns false if the reader has closed the pipe.
 fn put(event: Option<&Event>, json: bool) -> Result<bool> {
     let line = match event {
         None if json => r#"{"event":"unknown"}"#.to_owned(),
@@ -90,7 +90,7 @@ fn line(event: &Event) -> String {
                 "run     {} runs, {} batches, {} requests, {} pruned",
                 run.runs, run.batches, run.requests, run.pruned
             );
-            // Older coordinators leave these out.
+            // Older coordinators do not send these.
             if run.infeasible > 0 {
                 line.push_str(&format!(", {} would be late", run.infeasible));
             }

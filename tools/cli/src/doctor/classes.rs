@@ -1,6 +1,6 @@
-//! Traffic classes that libraries choose by themselves, and whether KV transfer ends up above
-//! collectives: UCX sets 106 (DSCP 26, ECN-capable), NCCL 0, Mooncake nothing. On a fabric that was
-//! set up for DSCP 26 the KV cache then sits in the lossless class and the collectives do not.
+//! Checks whether KV transfer has a better traffic class than collectives. By default UCX sets 106
+//! (DSCP 26, ECN-capable), NCCL sets 0, and Mooncake sets none. On a fabric with a lossless class
+//! for DSCP 26, the KV cache is then in that class and collectives are not.
 
 use laxity_job::Profile;
 use laxity_wire::Status;
@@ -8,12 +8,12 @@ use laxity_wire::Status;
 use super::finding::Finding;
 use super::processes::{Process, Seen};
 
-/// One library's class in one process.
+/// The traffic class of one library in one process.
 struct Choice<'a> {
     process: &'a Process,
     library: &'static str,
     class: u8,
-    /// By a variable, rather than by the library itself.
+    /// Whether a variable sets the class, rather than the library.
     pinned: bool,
 }
 
@@ -30,9 +30,9 @@ impl Choice<'_> {
     }
 }
 
-/// How a fabric treats `dscp`, the higher the better: CS1 (the scavenger) below best effort, that
-/// below the daemon's levels in their order. Without a daemon, by class selector, as a switch that
-/// knows nothing better.
+/// Returns how well a fabric treats `dscp`. Higher is better: CS1 (the scavenger) is lowest, then
+/// best effort, then the daemon's levels in their order. Without a daemon, the class selector
+/// counts.
 fn standing(dscp: u8, status: Option<&Status>) -> usize {
     let levels = status
         .and_then(|status| status.ports.first())
@@ -48,7 +48,7 @@ fn standing(dscp: u8, status: Option<&Status>) -> usize {
 
 fn choices(process: &Process) -> (Vec<Choice<'_>>, Vec<Choice<'_>>) {
     let choice = |library, variable: &str, default| {
-        // UCX writes "auto" for its default.
+        // UCX has "auto" for its default, which is not a number.
         let set = process
             .variables
             .get(variable)
@@ -73,14 +73,14 @@ fn choices(process: &Process) -> (Vec<Choice<'_>>, Vec<Choice<'_>>) {
     (kv, collectives)
 }
 
-/// The class that a profile says its library sets by itself.
+/// Returns the class that the library of a profile sets by default.
 fn default_class(profile: &str) -> u8 {
     let profiles = Profile::builtin();
     let found = profiles.iter().find(|found| found.name == profile);
     found.map_or(0, |found| found.qp.default_traffic_class)
 }
 
-/// Whether some KV transfer of this host is in a better class than some collective.
+/// Reports whether some KV transfer of this host has a better class than some collective.
 pub(crate) fn inverted(seen: &Seen, status: Option<&Status>) -> Vec<Finding> {
     let (mut kv, mut collectives) = (Vec::new(), Vec::new());
     for process in &seen.processes {
@@ -88,7 +88,7 @@ pub(crate) fn inverted(seen: &Seen, status: Option<&Status>) -> Vec<Finding> {
         kv.extend(of_kv);
         collectives.extend(of_collectives);
     }
-    // Where the library is preloaded, only a pinned class reaches the wire.
+    // The preload library replaces all classes but pinned ones.
     let counts = |choice: &&Choice<'_>| choice.pinned || !choice.process.preloaded;
     let rank = |choice: &&Choice<'_>| standing(choice.class >> 2, status);
     let best = kv.iter().filter(counts).max_by_key(rank);

@@ -1,6 +1,7 @@
-//! RDMA devices and the network they are on: ports, GIDs, trust, what forces a traffic class.
+//! Checks of RDMA devices and their network: ports, GIDs, trust in DSCP, and forced traffic
+//! classes.
 //!
-//! `/sys/class/infiniband` is as in Documentation/ABI/stable/sysfs-class-infiniband of the kernel.
+//! The kernel's Documentation/ABI/stable/sysfs-class-infiniband describes `/sys/class/infiniband`.
 
 use laxity_wire::Status;
 
@@ -9,16 +10,16 @@ use super::root::Root;
 
 const CLASS: &str = "/sys/class/infiniband";
 
-/// One port of one RDMA device.
+/// A device port of an RDMA device.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Port {
-    /// `mlx5_0`.
+    /// The device's name, such as `mlx5_0`.
     pub(crate) device: String,
-    /// From 1.
+    /// The port's number, from 1.
     pub(crate) number: String,
-    /// Its network interface, if it has one.
+    /// The network interface, if there is one.
     pub(crate) netdev: Option<String>,
-    /// RoCE, rather than InfiniBand.
+    /// Whether the port is RoCE, rather than InfiniBand.
     pub(crate) ethernet: bool,
     active: bool,
     state: String,
@@ -35,10 +36,10 @@ impl Port {
     }
 }
 
-/// What a tool says, if it is installed: the program, its arguments, what it printed.
+/// Runs a tool with arguments. Returns its output, if it is installed and succeeds.
 pub(crate) type Tool<'a> = &'a dyn Fn(&str, &[&str]) -> Option<String>;
 
-/// The ports of all RDMA devices.
+/// Returns the device ports of all RDMA devices.
 pub(crate) fn ports(root: &Root) -> Vec<Port> {
     let mut ports = Vec::new();
     for device in root.names(CLASS) {
@@ -59,7 +60,7 @@ pub(crate) fn ports(root: &Root) -> Vec<Port> {
     ports
 }
 
-/// `"100 Gb/sec (4X EDR)"`.
+/// Parses the rate of a port, such as `"100 Gb/sec (4X EDR)"`.
 fn gbit(rate: &str) -> Option<f64> {
     let (number, unit) = rate.split_once(' ')?;
     unit.starts_with("Gb/sec").then(|| number.parse().ok())?
@@ -73,7 +74,7 @@ fn netdev(root: &Root, device: &str, port: &str) -> Option<String> {
         .filter(|name| !name.is_empty())
 }
 
-/// Each port's state, and whether the daemon knows of it and of its rate.
+/// Checks the state of each port, and whether the daemon has a NIC for it with its rate.
 pub(crate) fn devices(ports: &[Port], status: Option<&Status>) -> Vec<Finding> {
     if ports.is_empty() {
         let none = Finding::info("device", "no RDMA device")
@@ -122,7 +123,7 @@ pub(crate) fn devices(ports: &[Port], status: Option<&Status>) -> Vec<Finding> {
     findings
 }
 
-/// Whether the daemon's NICs are those of the host, and as fast.
+/// Checks whether the daemon's NICs and rates match those of the host.
 fn configured(ports: &[Port], status: &Status) -> Vec<Finding> {
     let active: Vec<&Port> = ports.iter().filter(|port| port.active).collect();
     let nics: Vec<_> = status
@@ -135,7 +136,7 @@ fn configured(ports: &[Port], status: &Status) -> Vec<Finding> {
         let named = nics
             .iter()
             .find(|nic| nic.name == port.device || Some(&nic.name) == port.netdev.as_ref());
-        // One NIC of any name and one port: there is nothing to confuse.
+        // With one NIC and one port, they belong together whatever their names are.
         let only = nics
             .first()
             .filter(|_| nics.len() == 1 && active.len() == 1);
@@ -184,7 +185,7 @@ fn configured(ports: &[Port], status: &Status) -> Vec<Finding> {
     findings
 }
 
-/// Whether a RoCE port has an address whose packets carry a DSCP.
+/// Checks whether each RoCE port has an address whose packets carry a DSCP.
 pub(crate) fn gids(root: &Root, ports: &[Port]) -> Vec<Finding> {
     let roce = ports.iter().filter(|port| port.ethernet);
     roce.map(|port| gid(root, port).about(port.subject()))
@@ -240,12 +241,12 @@ fn gid(root: &Root, port: &Port) -> Finding {
     }
 }
 
-/// What forces one class on everything, whatever Laxity or the application sets.
+/// Checks for settings that force one class on all traffic.
 pub(crate) fn forced_class(root: &Root, ports: &[Port]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for port in ports {
         let file = format!("{CLASS}/{}/tc/{}/traffic_class", port.device, port.number);
-        // MLNX_OFED: "Global tclass=106", nothing when it forces none.
+        // MLNX_OFED writes "Global tclass=106", or nothing if no class is forced.
         let forced = root.text(&file).and_then(|text| number_in(&text));
         if let Some(class) = forced {
             let finding = Finding::error(
@@ -286,7 +287,7 @@ pub(crate) fn forced_class(root: &Root, ports: &[Port]) -> Vec<Finding> {
     findings
 }
 
-/// The last number of `text`.
+/// Returns the last number of `text`, if it is not negative.
 fn number_in(text: &str) -> Option<u8> {
     let digits = text
         .rsplit(|c: char| !c.is_ascii_digit())
@@ -295,7 +296,7 @@ fn number_in(text: &str) -> Option<u8> {
     digits.parse().ok().filter(|_| !negative)
 }
 
-/// Whether the NIC sorts by DSCP, and what is known of PFC and ECN.
+/// Checks whether the NIC sorts packets by DSCP, and reports the settings of PFC and ECN.
 pub(crate) fn trust(root: &Root, ports: &[Port], tool: Tool<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for port in ports.iter().filter(|port| port.ethernet) {
@@ -329,7 +330,7 @@ pub(crate) fn trust(root: &Root, ports: &[Port], tool: Tool<'_>) -> Vec<Finding>
     findings
 }
 
-/// Whether DSCP is trusted, and who says so.
+/// Returns whether DSCP is trusted, and the tool that reports it.
 fn trusted(netdev: &str, qos: Option<&str>, tool: Tool<'_>) -> Option<(bool, &'static str)> {
     let line = qos.and_then(|text| text.lines().find(|line| line.contains("trust state")));
     if let Some((_, state)) = line.and_then(|line| line.split_once(':')) {
@@ -339,7 +340,7 @@ fn trusted(netdev: &str, qos: Option<&str>, tool: Tool<'_>) -> Option<(bool, &'s
     if let Some(text) = order.filter(|text| text.contains("order")) {
         return Some((text.contains("dscp"), "dcb apptrust"));
     }
-    // Drivers without apptrust (mlx5) trust DSCP as soon as one is mapped; none is no answer.
+    // Drivers without apptrust (mlx5) trust DSCP once one is mapped. Without a map it is unknown.
     let map = tool("dcb", &["app", "show", "dev", netdev])?;
     map.contains("dscp-prio").then_some((true, "dcb app"))
 }
@@ -358,7 +359,7 @@ fn lossless(root: &Root, netdev: &str, qos: Option<&str>) -> Finding {
         (Some(np), Some(rp)) => format!("ECN on priorities {np} (notify) and {rp} (react)"),
         _ => "ECN unreadable here".to_owned(),
     };
-    // "\tenabled   \t0   0   0   1   0   0   0   0"
+    // The line is "\tenabled   \t0   0   0   1   0   0   0   0".
     let row = qos.and_then(|text| text.lines().find_map(|l| l.trim().strip_prefix("enabled")));
     let pfc = match row {
         Some(row) => {

@@ -1,37 +1,37 @@
-//! What a check says, and how it is shown.
+//! The result of a check and its output.
 
 use std::fmt::Write as _;
 
 use serde::Serialize;
 
-/// How bad it is. Only an error makes `laxity doctor` fail.
+/// The severity of a finding. Only an error makes `laxity doctor` fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Severity {
-    /// As it should be.
+    /// All is well.
     Ok,
-    /// Good to know, or could not be found out.
+    /// Information, or something that could not be found out.
     Info,
-    /// Works, and not as well as it could.
+    /// It works, but not as well as it could.
     Warn,
-    /// Does not work.
+    /// It does not work.
     Error,
 }
 
-/// One thing that was looked at.
+/// The result of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
-    /// Which check, such as `gid`; stable, for scripts.
+    /// The name of the check, such as `gid`. It stays the same, for scripts.
     pub(crate) id: &'static str,
-    /// How bad it is.
+    /// The severity of the finding.
     pub(crate) severity: Severity,
-    /// What it is about: a device, a process; empty for the host.
+    /// The device or process that the finding is about. Empty for the host.
     pub(crate) subject: String,
-    /// What was found.
+    /// The result of the check.
     pub(crate) found: String,
-    /// Why that matters; empty if all is well.
+    /// Why the finding matters. Empty if all is well.
     pub(crate) why: String,
-    /// What to do, a command where there is one; empty if nothing.
+    /// What to do: a command, where there is one. Empty if nothing is needed.
     pub(crate) action: String,
 }
 
@@ -79,7 +79,7 @@ impl Finding {
     }
 }
 
-/// All findings for a person, the worst last, where a terminal shows them.
+/// Returns all findings as text. The worst come last, where a terminal shows them.
 pub(crate) fn page(findings: &[Finding], coloured: bool) -> String {
     let mut sorted: Vec<&Finding> = findings.iter().collect();
     sorted.sort_by_key(|finding| finding.severity);
@@ -99,7 +99,7 @@ pub(crate) fn page(findings: &[Finding], coloured: bool) -> String {
             name.to_owned()
         };
         let found = printable(&finding.found);
-        // Writing into a String does not fail.
+        // Writing to a `String` does not fail.
         let _ = writeln!(page, "{name}  {:width$}  {found}", heading(finding));
         for (label, text) in [("why:", &finding.why), ("do: ", &finding.action)] {
             if !text.is_empty() {
@@ -127,8 +127,7 @@ fn heading(finding: &Finding) -> String {
     }
 }
 
-/// Names of processes and values of their variables are other people's text: no control sequences
-/// of theirs reach the terminal.
+/// Replaces control characters, because users choose names of processes and values of variables.
 fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { '?' } else { c })

@@ -1,4 +1,4 @@
-//! What the shared-memory path needs of the kernel (architecture §3.1).
+//! Checks of what the shared memory needs from the kernel (architecture §3.1).
 
 use laxity_shm::layout::{Geometry, SLOTS_MIN};
 use laxity_shm::region::Region;
@@ -6,19 +6,19 @@ use laxity_shm::region::Region;
 use super::finding::Finding;
 use super::root::Root;
 
-/// `membarrier(GLOBAL_EXPEDITED)` is the youngest thing that is needed: Linux 4.16.
+/// The first kernel version with `membarrier(GLOBAL_EXPEDITED)`, the newest feature that is needed.
 const VERSION_MIN: (u32, u32) = (4, 16);
 
-/// What trying things out on this kernel gave.
+/// The results of trying kernel features.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Tried {
     /// Whether this process could register for `membarrier`.
     pub(crate) membarrier: bool,
-    /// Whether a sealed memfd could be made and mapped, or why not.
+    /// Why no sealed memfd could be created and mapped, if that failed.
     pub(crate) region: Result<(), String>,
 }
 
-/// Tries them.
+/// Tries the kernel features.
 pub(crate) fn try_out() -> Tried {
     let smallest = Geometry {
         lanes: 1,
@@ -33,7 +33,7 @@ pub(crate) fn try_out() -> Tried {
     }
 }
 
-/// Version, `membarrier`, sealed memory.
+/// Checks the version, `membarrier` and sealed memory.
 pub(crate) fn kernel(root: &Root, tried: &Tried) -> Vec<Finding> {
     let release = root.text("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release

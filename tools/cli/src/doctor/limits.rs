@@ -1,16 +1,16 @@
-//! Memory that may be locked: RDMA registers buffers by locking them.
+//! Checks of the limit on locked memory, because RDMA locks the buffers that it registers.
 
 use super::finding::{Finding, Severity};
 use super::processes::Seen;
 use super::root::Root;
 
-/// Below this a serving engine's KV cache can't be registered. Most hosts with NICs for it set no
-/// limit at all.
+/// Limit below which an engine's KV cache can't be registered, in bytes. Most hosts with RDMA NICs
+/// have no limit.
 const ENOUGH_BYTES: u64 = 16 << 30;
-/// `CAP_IPC_LOCK`, which lifts the limit.
+/// The number of `CAP_IPC_LOCK`, which lifts the limit.
 const CAP_IPC_LOCK: u32 = 14;
 
-/// RLIMIT_MEMLOCK of this shell, of the processes that use RDMA, and of what will start later.
+/// Checks RLIMIT_MEMLOCK of this shell, of processes that use RDMA, and of later ones.
 pub(crate) fn memlock(root: &Root, seen: &Seen, has_devices: bool) -> Vec<Finding> {
     let mut findings = vec![own(root, has_devices)];
     for process in seen.processes.iter().filter(|process| process.uses_rdma) {
@@ -70,7 +70,7 @@ fn own(root: &Root, has_devices: bool) -> Finding {
     }
 }
 
-/// The soft limit in bytes; `u64::MAX` if there is none.
+/// Returns the soft limit in bytes, or `u64::MAX` if there is none.
 fn limit(root: &Root, pid: &str) -> Option<u64> {
     let text = root.text(&format!("/proc/{pid}/limits"))?;
     let line = text
@@ -91,7 +91,7 @@ fn may_lock(root: &Root, pid: &str) -> bool {
     mask.is_some_and(|mask| mask & (1 << CAP_IPC_LOCK) != 0)
 }
 
-/// What files say about processes to come: PAM's limits and systemd's default.
+/// Reports the limits of later processes: PAM's files and systemd's default.
 fn configured(root: &Root) -> Vec<Finding> {
     let mut files = vec!["/etc/security/limits.conf".to_owned()];
     let folder = "/etc/security/limits.d";

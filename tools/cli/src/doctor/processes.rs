@@ -1,7 +1,7 @@
-//! Processes that use RDMA, and what of it Laxity can't see.
+//! Finds processes that use RDMA, and transfers that Laxity can't see.
 //!
-//! Whatever is mapped tells which libraries a process has; `/dev/infiniband/uverbs*` among its open
-//! files that it uses them. Other users' processes can only be read by root.
+//! A process's mappings show its libraries. An open `/dev/infiniband/uverbs*` shows that it uses
+//! them. Only root can look into processes of other users.
 
 use std::collections::BTreeMap;
 
@@ -10,26 +10,27 @@ use laxity_wire::Status;
 use super::finding::Finding;
 use super::root::Root;
 
-/// Environment variables that are read of other processes; no other value is looked at.
+/// The environment variables that are read from other processes.
 const VARIABLES: &[&str] = &["MC_IB_TC", "NCCL_IB_TC", "UCX_IB_TRAFFIC_CLASS", "UCX_TLS"];
 
-/// A process that has an RDMA library in it.
+/// A process with an RDMA library.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) pid: u32,
     pub(crate) name: String,
-    /// It has a device open.
+    /// Whether it has an RDMA device open.
     pub(crate) uses_rdma: bool,
-    /// liblaxity.so is in it.
+    /// Whether it has loaded liblaxity.so.
     pub(crate) preloaded: bool,
     pub(crate) nccl: bool,
     pub(crate) ucx: bool,
     pub(crate) mooncake: bool,
-    /// UCX's InfiniBand module and the mlx5 provider: it may build work requests itself.
+    /// Whether it has UCX's InfiniBand module and the mlx5 provider, so that UCX may build work
+    /// requests.
     pub(crate) ucx_mlx5: bool,
-    /// A library by which GPUs ring doorbells.
+    /// Whether it has a library with which GPUs write the NIC's doorbell registers.
     pub(crate) gpu_initiated: bool,
-    /// Those of [`VARIABLES`] that are set.
+    /// The values of [`VARIABLES`] that are set.
     pub(crate) variables: BTreeMap<String, String>,
 }
 
@@ -39,15 +40,15 @@ impl Process {
     }
 }
 
-/// What was seen of the host's processes.
+/// The result of a scan of the host's processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) processes: Vec<Process>,
-    /// Processes that this user may not look into.
+    /// Number of processes that this user may not look into.
     pub(crate) unreadable: usize,
 }
 
-/// All processes that have an RDMA library in them.
+/// Finds all processes with an RDMA library.
 pub(crate) fn scan(root: &Root) -> Seen {
     let mut seen = Seen::default();
     for pid in root
@@ -60,7 +61,7 @@ pub(crate) fn scan(root: &Root) -> Seen {
                 seen.processes
                     .extend(process(root, pid, &String::from_utf8_lossy(&maps)));
             }
-            // It may have ended meanwhile.
+            // The process may have ended meanwhile.
             None if root.has(&format!("/proc/{pid}")) => seen.unreadable += 1,
             None => {}
         }
@@ -69,7 +70,7 @@ pub(crate) fn scan(root: &Root) -> Seen {
 }
 
 fn process(root: &Root, pid: u32, maps: &str) -> Option<Process> {
-    // Wheels carry libraries of other names, such as libucp-1a2b3c.so.0: beginnings are compared.
+    // Python wheels have libraries such as libucp-1a2b3c.so.0, so only the start of a name counts.
     let has = |beginning: &str| maps.contains(&format!("/{beginning}"));
     let fds = format!("/proc/{pid}/fd");
     let is_device = |fd: &String| {
@@ -106,7 +107,7 @@ fn variables(root: &Root, pid: u32) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Processes whose transfers go past Laxity.
+/// Reports processes whose transfers Laxity does not see.
 pub(crate) fn coverage(seen: &Seen, status: Option<&Status>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut covered = 0;
@@ -175,8 +176,8 @@ fn uncovered(process: &Process) -> Option<Finding> {
     Some(finding)
 }
 
-/// The profile that fits what is in the process. Mooncake first: under NCCL's profile its transfers
-/// would count as collectives, which is the costlier mistake.
+/// Returns the profile that fits the process. Mooncake comes first: with NCCL's profile its
+/// transfers would count as collectives, which costs more than the opposite mistake.
 fn profile(process: &Process) -> &'static str {
     match process {
         Process { mooncake: true, .. } => "mooncake",
@@ -186,7 +187,7 @@ fn profile(process: &Process) -> &'static str {
     }
 }
 
-/// What no verbs library can see, wherever it is preloaded.
+/// Reports transfers that no verbs library sees, even if it is preloaded.
 fn bypasses(process: &Process) -> Vec<Finding> {
     let mut findings = Vec::new();
     let transports = process.variables.get("UCX_TLS");
@@ -216,8 +217,8 @@ fn bypasses(process: &Process) -> Vec<Finding> {
     findings
 }
 
-/// Whether a value of UCX_TLS lets UCX choose its own mlx5 transports. A leading `^` lists what not
-/// to use.
+/// Reports whether a value of UCX_TLS allows UCX's own mlx5 transports. A value that starts with
+/// `^` lists the excluded ones.
 fn allows_mlx5(tls: &str) -> bool {
     let (excluding, list) = match tls.strip_prefix('^') {
         Some(list) => (true, list),

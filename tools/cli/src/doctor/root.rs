@@ -1,14 +1,13 @@
-//! Read access to `/sys`, `/proc` and `/etc`, below a folder that tests can make up.
+//! Read access to `/sys`, `/proc` and `/etc` below a folder that tests can replace.
 
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// Most that is read of one file. The largest, `/proc/PID/maps` of a serving engine, is about 2
-/// MiB.
+/// Most bytes that are read from a file. The `/proc/PID/maps` of a serving engine has about 2 MiB.
 const FILE_BYTES_MAX: u64 = 32 << 20;
 
-/// The folder that stands for `/`.
+/// The folder that is used in place of `/`.
 #[derive(Clone, Debug)]
 pub(crate) struct Root(PathBuf);
 
@@ -21,7 +20,7 @@ impl Root {
         self.0.join(path.trim_start_matches('/'))
     }
 
-    /// The file's text without the white space around it; `None` if it can't be read.
+    /// Returns the trimmed text of a file, or `None` if it can't be read.
     pub(crate) fn text(&self, path: &str) -> Option<String> {
         let bytes = self.bytes(path)?;
         Some(String::from_utf8_lossy(&bytes).trim().to_owned())
@@ -34,7 +33,7 @@ impl Root {
         Some(bytes)
     }
 
-    /// Names in a folder, in order; none if there is no such folder.
+    /// Returns the sorted names in a folder. There are none if it does not exist.
     pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let entries = fs::read_dir(self.at(path)).into_iter().flatten().flatten();
         let mut names: Vec<String> = entries
@@ -44,18 +43,18 @@ impl Root {
         names
     }
 
-    /// Where a link points, or `None`.
+    /// Returns the target of a symbolic link, or `None` if it can't be read.
     pub(crate) fn link(&self, path: &str) -> Option<String> {
         let target = fs::read_link(self.at(path)).ok()?;
         Some(target.to_string_lossy().into_owned())
     }
 
-    /// Whether the folder can be read at all.
+    /// Reports whether the path exists.
     pub(crate) fn has(&self, path: &str) -> bool {
         self.at(path).exists()
     }
 
-    /// The folder itself, to tell a made-up tree from the real one.
+    /// Reports whether this is the real root, rather than a test's folder.
     pub(crate) fn is_real(&self) -> bool {
         self.0 == Path::new("/")
     }

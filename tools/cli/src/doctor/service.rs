@@ -1,4 +1,4 @@
-//! The daemon: is it there, does it admit this user, is it of this release, is it on?
+//! Checks of the daemon: whether it runs, admits this user, has this release and schedules.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use super::finding::Finding;
 const START: &str =
     "systemctl enable --now laxityd; journalctl -u laxityd says why it does not start";
 
-/// The control socket, and what the daemon says there of itself.
+/// Checks the daemon's status, as its control socket reports it.
 pub(crate) fn daemon(answer: &Result<Status, ControlError>) -> Vec<Finding> {
     match answer {
         Ok(status) => {
@@ -25,7 +25,7 @@ pub(crate) fn daemon(answer: &Result<Status, ControlError>) -> Vec<Finding> {
             findings.extend(clients(status));
             findings
         }
-        // It listens, and its file's mode keeps this user out: no reason to think it is down.
+        // The daemon listens, but the mode of its socket excludes this user. It need not be down.
         Err(ControlError::Connect { path, cause })
             if cause.kind() == std::io::ErrorKind::PermissionDenied =>
         {
@@ -116,7 +116,7 @@ fn clients(status: &Status) -> Vec<Finding> {
     findings
 }
 
-/// The registration socket, by the handshake that a job does.
+/// Checks the registration socket with the handshake of a job.
 pub(crate) fn registration(socket: &Path, answer: &Result<(), RegistrationError>) -> Finding {
     let shown = socket.display();
     let Err(error) = answer else {
@@ -152,7 +152,7 @@ pub(crate) fn registration(socket: &Path, answer: &Result<(), RegistrationError>
     })
 }
 
-/// The preload library.
+/// Checks that the preload library is found.
 pub(crate) fn library(found: &anyhow::Result<std::path::PathBuf>) -> Finding {
     match found {
         Ok(path) => Finding::ok("library", path.display().to_string()),
@@ -163,7 +163,7 @@ pub(crate) fn library(found: &anyhow::Result<std::path::PathBuf>) -> Finding {
     }
 }
 
-/// The job profiles of this host.
+/// Checks the job profiles of this host.
 pub(crate) fn profiles() -> Vec<Finding> {
     let names = Profile::names();
     let broken = names.iter().filter_map(|name| Profile::load(name).err());

@@ -1,4 +1,4 @@
-//! The checks on made-up hosts.
+//! Tests of the checks with hosts that consist of files.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -13,7 +13,7 @@ use super::kernel::Tried;
 use super::root::Root;
 use super::{classes, fabric, kernel, limits, processes, service};
 
-/// A host made of files.
+/// A host that consists of files.
 struct Host {
     folder: TempDir,
 }
@@ -40,7 +40,7 @@ impl Host {
         self
     }
 
-    /// An active RoCE port of 100 Gbit/s with a GID of each kind given.
+    /// Adds an active RoCE port of 100 Gbit/s with the GIDs and their types.
     fn roce(mut self, device: &str, netdev: &str, gids: &[(&str, &str)]) -> Self {
         let port = format!("sys/class/infiniband/{device}/ports/1");
         for (file, text) in [
@@ -285,7 +285,7 @@ fn classes_that_an_operator_pinned_the_right_way_round_are_fine() {
         .process(11, &["libnccl.so.2"], &["NCCL_IB_TC=184"], true);
     let findings = classes::inverted(&processes::scan(&host.root()), Some(&status()));
     assert_eq!(severity(&findings, "inverted-classes"), Severity::Ok);
-    // CS1 is worse than best effort.
+    // CS1 is below best effort.
     let host = Host::new()
         .process(10, &["libtransfer_engine.so"], &["MC_IB_TC=32"], true)
         .process(11, &["libnccl.so.2"], &[], true);

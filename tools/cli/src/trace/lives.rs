@@ -1,17 +1,16 @@
-//! What became of each flow and each batch, put together from the events of a trace, in their
-//! order.
+//! The history of each flow and batch, which is built from the events of a trace.
 
 use std::collections::HashMap;
 
 use laxity_wire::trace::{SubmitOutcome, TraceEvent, TraceKind, TracedFlow};
 
-/// A flow from its submit on.
+/// A flow, from its submission on.
 #[derive(Debug)]
 pub(super) struct Life {
     pub(super) flow: TracedFlow,
     pub(super) submitted_ns: u64,
     pub(super) permits: Vec<Permit>,
-    /// Bytes complete, and when the last of them were.
+    /// Bytes that are completed so far.
     pub(super) completed: u64,
     pub(super) ended: Option<Ended>,
 }
@@ -30,7 +29,7 @@ pub(super) enum Ended {
 }
 
 impl Life {
-    /// When it was over, or when the trace was, at `last_ns`.
+    /// Returns when the flow ended. If it did not end, this is the end of the trace, `last_ns`.
     pub(super) fn end_ns(&self, last_ns: u64) -> u64 {
         match self.ended {
             Some(Ended::Complete(at) | Ended::Cancelled(at)) => at,
@@ -38,17 +37,17 @@ impl Life {
         }
     }
 
-    /// On the wire; 0 before its first permit.
+    /// Returns the level of the flow's first permit, or 0 if it has none.
     pub(super) fn level(&self) -> u8 {
         self.permits.first().map_or(0, |permit| permit.level)
     }
 }
 
-/// A span of time in which a batch computed a layer, or a request was in a batch.
+/// A period in which a batch computed a layer or waited, or in which a request was in a batch.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Spell {
     pub(super) begin_ns: u64,
-    /// The end of the trace if nothing ended it.
+    /// The end of the period, or of the trace if the period did not end.
     pub(super) end_ns: u64,
     pub(super) what: Spelled,
 }
@@ -71,7 +70,7 @@ pub(super) enum Spelled {
 }
 
 impl Spelled {
-    /// Spells of the same key end each other.
+    /// Returns the key of a period. A new period ends an earlier one with the same key.
     fn key(self) -> (bool, u64) {
         match self {
             Self::Layer { batch, .. } | Self::Queued { batch, .. } => (false, batch),
@@ -80,25 +79,25 @@ impl Spelled {
     }
 }
 
-/// All of a trace.
+/// The histories of all flows and batches of a trace.
 #[derive(Debug, Default)]
 pub(super) struct Lives {
     pub(super) flows: Vec<Life>,
     pub(super) spells: Vec<Spell>,
     pub(super) first_ns: u64,
     pub(super) last_ns: u64,
-    /// Events about flows that were submitted before the trace began.
+    /// Number of events of flows that were submitted before the trace began.
     pub(super) strays: u64,
 }
 
-/// Puts the lives together.
+/// Builds the histories from the events.
 pub(super) fn lives(events: &[TraceEvent]) -> Lives {
     let mut all = Lives {
         first_ns: events.first().map_or(0, |event| event.at_ns),
         last_ns: events.last().map_or(0, |event| event.at_ns),
         ..Lives::default()
     };
-    // By the flow's number, which another flow may have later.
+    // Keyed by the flow's number, which a later flow may have again.
     let mut living: HashMap<u64, usize> = HashMap::new();
     let mut open: HashMap<(bool, u64), (u64, Spelled)> = HashMap::new();
     for event in events {
@@ -163,14 +162,14 @@ fn born(at_ns: u64, flow: &TracedFlow) -> Life {
             level: flow.level,
         });
     }
-    // Nothing of it will ever complete.
+    // An empty flow has no completions.
     if flow.bytes == 0 {
         life.ended = Some(Ended::Complete(at_ns));
     }
     life
 }
 
-/// A hint ends a spell, and may begin another.
+/// Ends the period that a hint ends, and begins the one that it begins.
 fn spell(
     at_ns: u64,
     hint: &TraceKind,

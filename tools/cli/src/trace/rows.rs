@@ -1,9 +1,9 @@
-//! A trace as Perfetto and Chrome read it: the JSON of the "Trace Event Format" with complete
+//! Writes a trace as the JSON of the "Trace Event Format", which Perfetto and Chrome read: complete
 //! events (`X`), instants (`i`) and names (`M`).
 //!
-//! One process of the picture is a port, its rows are stage, layer and level; another is the
-//! engine, with a row for each batch and each request. Where flows of one row overlap, the row is
-//! there more than once: the format knows only slices that follow or contain each other.
+//! Each port is a process, with rows by stage, layer and level. The engine is another process, with
+//! a row for each batch and request. The format has no overlapping slices in a row, so a row with
+//! overlapping flows appears several times.
 
 use std::collections::BTreeMap;
 
@@ -15,15 +15,15 @@ use serde_json::{Value, json};
 use super::lives::{Ended, Life, Lives, Spell, Spelled};
 use super::why::{PermittedByKind, level, us, why};
 
-/// Number of the engine's rows among the processes of the picture; ports follow.
+/// The process number of the engine's rows. Ports have the numbers after it.
 const ENGINE: u64 = 1;
 
-/// What the picture says of a port.
+/// Returns the process number of the flow's port.
 fn port_number(life: &Life) -> u64 {
     ENGINE + 1 + u64::from(life.flow.nic) * 2 + u64::from(life.flow.ingress)
 }
 
-/// The picture, as JSON. `nics` are their names.
+/// Returns the trace as JSON. `nics` has the names of the NICs by number.
 pub(super) fn picture(lives: &Lives, nics: &[String], lost: u64) -> Value {
     let mut events = Vec::new();
     engine(lives, &mut events);
@@ -39,7 +39,7 @@ pub(super) fn picture(lives: &Lives, nics: &[String], lost: u64) -> Value {
     })
 }
 
-/// When something was, as the picture has it.
+/// Returns a time in microseconds from the start of the trace.
 fn at(lives: &Lives, at_ns: u64) -> f64 {
     us(at_ns.saturating_sub(lives.first_ns))
 }
@@ -52,8 +52,8 @@ fn named(what: &str, process: u64, row: u64, name: &str, order: u64) -> [Value; 
     ]
 }
 
-/// Puts spans into as few rows as possible without overlap, in the order in which they begin; gives
-/// the row of each.
+/// Places spans into as few rows as possible without overlap, in the order in which they begin.
+/// Returns the row of each span.
 fn spread(spans: &[(u64, u64)]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..spans.len()).collect();
     order.sort_by_key(|&index| spans[index]);
@@ -66,7 +66,7 @@ fn spread(spans: &[(u64, u64)]) -> Vec<usize> {
             ends.push(0);
             ends.len() - 1
         });
-        // Something without length still takes its place.
+        // A span without a duration still occupies its row.
         ends[row] = end.max(begin + 1);
         rows[index] = row;
     }
@@ -75,7 +75,7 @@ fn spread(spans: &[(u64, u64)]) -> Vec<usize> {
 
 fn ports(lives: &Lives, nics: &[String], events: &mut Vec<Value>) {
     let ledger = PermittedByKind::of(lives);
-    // By port, stage, layer and level, which is the order of the rows.
+    // The key is port, stage, layer and level, which is the order of the rows.
     let mut groups: BTreeMap<(u64, usize, u16, u8), Vec<&Life>> = BTreeMap::new();
     for life in &lives.flows {
         let stage = Stage::from_name(&life.flow.stage);
@@ -127,8 +127,8 @@ fn ports(lives: &Lives, nics: &[String], events: &mut Vec<Value>) {
     }
 }
 
-/// One flow: a slice from submit to end, in it one for as long as it waited, and an instant for
-/// each permit.
+/// Draws a flow: a slice from its submission to its end, a slice in it for the wait, and an instant
+/// for each permit.
 fn draw(lives: &Lives, ledger: &PermittedByKind, life: &Life, row: u64, events: &mut Vec<Value>) {
     let flow = &life.flow;
     let process = port_number(life);
@@ -182,7 +182,7 @@ fn draw(lives: &Lives, ledger: &PermittedByKind, life: &Life, row: u64, events: 
     }
 }
 
-/// What the engine said.
+/// Draws the hints of the engine.
 fn engine(lives: &Lives, events: &mut Vec<Value>) {
     if lives.spells.is_empty() {
         return;

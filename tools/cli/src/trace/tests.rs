@@ -1,4 +1,4 @@
-//! From events to a picture.
+//! Tests of a trace, from its events to the file.
 
 use laxity_wire::trace::{SubmitOutcome, TraceEvent, TraceKind, TracedFlow};
 use serde_json::Value;
@@ -41,7 +41,7 @@ fn permit(flow: u64, bytes: u64, level: u8, last: bool) -> TraceKind {
     }
 }
 
-/// A p2d flow waits while a collective goes; then it goes in two parts, late.
+/// Returns events in which a p2d flow waits behind a collective, and then goes in two parts, late.
 fn story() -> Vec<TraceEvent> {
     let waits = TracedFlow {
         deadline_ns: 8_000,
@@ -94,7 +94,7 @@ fn flows_and_spells_are_put_together_from_their_events() {
     assert_eq!(first.permits.len(), 2);
     assert_eq!(first.ended, Some(Ended::Complete(9_000)));
     assert_eq!(lives.flows[1].ended, Some(Ended::Complete(3_000)));
-    // Two layers, and the request, which nothing ended.
+    // There are two layers, and the request, which did not end.
     assert_eq!(lives.spells.len(), 3);
     assert_eq!(lives.spells.last().map(|spell| spell.end_ns), Some(9_600));
 }

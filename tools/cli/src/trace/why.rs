@@ -1,8 +1,8 @@
-//! Why a permit waited: how the flow stood when it was submitted, and what was let out on its port
-//! instead while it waited.
+//! Explains why a flow waited for a permit: its state at submission, and the permits of other flows
+//! on its port meanwhile.
 //!
-//! The second is the whole answer where the window was full, too: it opens when bytes of others are
-//! complete, and whom it opens for is the policy's decision, which the permits tell.
+//! The permits also explain a wait for a full window. The window opens when bytes of others are
+//! completed, and the policy decides which flow gets the room.
 
 use std::collections::BTreeMap;
 
@@ -11,14 +11,14 @@ use laxity_wire::trace::SubmitOutcome;
 
 use super::lives::{Life, Lives};
 
-/// A port: the NIC, and whether it is the way in.
+/// A port: the number of the NIC, and whether it is the ingress.
 type Port = (u8, bool);
-/// Stage and level.
+/// The stage and the level of permitted bytes.
 type Kind = (String, u8);
-/// Bytes permitted by then, all in all.
+/// Pairs of a time and the sum of bytes permitted until then.
 type Sums = Vec<(u64, u64)>;
 
-/// Bytes permitted, by port and kind, added up over time.
+/// Cumulative permitted bytes by port and kind.
 #[derive(Debug, Default)]
 pub(super) struct PermittedByKind {
     ports: BTreeMap<Port, BTreeMap<Kind, Sums>>,
@@ -42,8 +42,8 @@ impl PermittedByKind {
         ledger
     }
 
-    /// Bytes by kind that went through a port after `from_ns`, until and with `to_ns`, the largest
-    /// part first.
+    /// Returns the bytes of each kind that a port permitted after `from_ns` and up to `to_ns`,
+    /// largest first.
     fn between(&self, port: Port, from_ns: u64, to_ns: u64) -> Vec<(Kind, u64)> {
         let upto = |sums: &[(u64, u64)], limit_ns: u64| {
             let count = sums.partition_point(|(at_ns, _)| *at_ns <= limit_ns);
@@ -62,7 +62,7 @@ impl PermittedByKind {
     }
 }
 
-/// What a person calls a level.
+/// Returns the name of a level.
 pub(super) fn level(number: u8) -> String {
     match number {
         0 => "none".to_owned(),
@@ -71,12 +71,12 @@ pub(super) fn level(number: u8) -> String {
     }
 }
 
-/// Nanoseconds as microseconds.
+/// Converts nanoseconds to microseconds.
 pub(super) fn us(ns: u64) -> f64 {
     ns as f64 / 1000.0
 }
 
-/// Why the permit with this index came when it did.
+/// Explains the time of the flow's permit with this index.
 pub(super) fn why(ledger: &PermittedByKind, life: &Life, index: usize) -> String {
     let flow = &life.flow;
     let permit = life.permits[index];
@@ -109,7 +109,7 @@ pub(super) fn why(ledger: &PermittedByKind, life: &Life, index: usize) -> String
         _ => format!("{waited:.0} µs after its last permit"),
     };
     let mut meanwhile = ledger.between((flow.nic, flow.ingress), since_ns, permit.at_ns);
-    // It is not in its own way.
+    // The flow's own bytes did not make it wait.
     let own = (flow.stage.clone(), permit.level);
     if let Some(entry) = meanwhile.iter_mut().find(|(kind, _)| *kind == own) {
         entry.1 -= permit.bytes.min(entry.1);

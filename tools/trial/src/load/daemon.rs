@@ -1,4 +1,4 @@
-//! One daemon of a load: its stream, what it has said, and what came back.
+//! A daemon of a load: its stream, its reports and the orders that came back.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,7 @@ use tonic::transport::{ClientTlsConfig, Endpoint};
 
 use super::{SETTINGS, hello};
 
-/// What a daemon has sent and not seen considered, and what came back.
+/// The reports of a daemon that no order has considered yet, and what came back.
 #[derive(Debug, Default)]
 pub(super) struct LoadedDaemon {
     sent: u64,
@@ -56,7 +56,7 @@ impl Daemon {
             snapshot: snapshot as i32,
             events: events.collect(),
         };
-        // A stream that has ended is found in the book.
+        // If the stream has ended, `ended` shows it.
         let _ = self.outbound.send(say(Message::Report(report))).await;
     }
 
@@ -89,8 +89,7 @@ fn say(message: Message) -> FromDaemon {
     }
 }
 
-/// What a status says: its own text if the coordinator sent it, else what has happened to the
-/// connection.
+/// Returns the text of a status: the coordinator's, or the cause if the connection broke.
 fn said(status: &tonic::Status) -> String {
     match std::error::Error::source(status) {
         Some(_) => explain::cause(status, &SETTINGS).to_string(),

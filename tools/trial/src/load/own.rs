@@ -1,7 +1,7 @@
-//! A coordinator of the load's own, that ends with it, however the load ends.
+//! A coordinator that the load starts and that always ends with the load.
 //!
-//! Its configuration, certificates and keys are files in memory that it inherits (memfd_create(2)):
-//! whatever signal ends the load leaves nothing on a disk.
+//! Its configuration, certificates and keys are memory files that it inherits (memfd_create(2)). So
+//! a load that is killed leaves nothing on a disk.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -20,14 +20,14 @@ use tokio::net::unix::pipe;
 use super::tls::Identities;
 use super::{LoadError, LoadPlan, LoadTls};
 
-/// How long it may take to say where it listens.
+/// Longest wait for the line with its address.
 const START_MAX: Duration = Duration::from_secs(30);
-/// How long after its streams have ended its end is waited for, to say how it came.
+/// Longest wait for its end after its streams have ended.
 const END_MAX: Duration = Duration::from_secs(2);
 
-/// A file in memory, and the path by which a child opens it.
+/// A memory file, and the path by which a child opens it.
 pub(super) struct Handed {
-    /// Inherited by children: it is closed here when the load has ended.
+    /// Children inherit the file. It is closed when the load has ended.
     _file: File,
     pub(super) path: String,
 }
@@ -50,8 +50,8 @@ pub(super) struct Own {
 }
 
 impl Own {
-    /// With TLS, if the plan says so; then with what its daemons connect with, too. Call it on a
-    /// thread that lives as long as what it gives: the coordinator ends with that thread.
+    /// Starts the coordinator, with TLS if the plan has it. Returns the daemons' certificates, too.
+    /// The coordinator ends with the calling thread.
     pub(super) fn start(plan: &LoadPlan) -> Result<(Self, Option<Identities>), LoadError> {
         let program = beside_this_program("laxity-coordinator");
         let fail = |cause: String| LoadError::Start {
@@ -91,7 +91,7 @@ impl Own {
         self.child.id()
     }
 
-    /// Where it listens, once it says so.
+    /// Waits until the coordinator listens, and returns its URL.
     pub(super) async fn endpoint(&mut self) -> Result<String, LoadError> {
         let mut line = String::new();
         let read = async {
@@ -113,7 +113,7 @@ impl Own {
         }
     }
 
-    /// How it has ended by itself, if it has.
+    /// Returns how the coordinator ended, if it has ended by itself.
     pub(super) async fn ended(&mut self) -> Option<String> {
         let wait = async {
             loop {

@@ -1,42 +1,40 @@
-//! What a load measured: figures for machines, and some of them in words.
+//! The result of a load: numbers, and a text with some of them.
 
 use serde::Serialize;
 
-/// What a load measured: the result of `laxity cluster load`.
+/// The result of `laxity cluster load`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LoadReport {
-    /// Whether the load went on for as long as was asked for.
+    /// Whether the load ran for the whole duration.
     pub complete: bool,
-    /// How long was measured.
+    /// Duration of the measurement in seconds.
     pub seconds: f64,
-    /// Time from sending an event to receiving the order that follows from it.
+    /// Time from the sending of an event to the receipt of the order that considers it.
     pub order_latency_ms: Latency,
-    /// Resident memory of the coordinator at the end; none if it is not a process that this user
-    /// can see.
+    /// Resident memory of the coordinator at the end. None if this user can't see its process.
     pub rss_mib: Option<f64>,
-    /// When the load began.
+    /// Resident memory of the coordinator when the measurement began.
     pub rss_start_mib: Option<f64>,
-    /// Batch events that were made per second.
+    /// Batch events per second that were sent.
     pub events_per_s: f64,
-    /// CPU time of the coordinator per second, in cores; none if it is not a process that this user
-    /// can see.
+    /// CPU time of the coordinator per second, in cores. None if this user can't see its process.
     pub coordinator_cores: Option<f64>,
-    /// Daemons.
+    /// Number of daemons.
     pub daemons: usize,
-    /// Active batches.
+    /// Number of active batches.
     pub batches: usize,
     /// Events whose order came back.
     pub answered: usize,
     /// Events that no order considered within a second after the end.
     pub unanswered: usize,
-    /// Orders read.
+    /// Orders that were read.
     pub orders: u64,
-    /// Refusals read: none, unless the coordinator's limits are smaller than the plan.
+    /// Refused events. There are none unless the coordinator's limits are smaller than the plan.
     pub refusals: u64,
 }
 
 impl LoadReport {
-    /// What the coordinator used, for people.
+    /// Returns a text about the coordinator's CPU time and memory.
     #[must_use]
     pub fn usage_text(&self) -> String {
         match (self.coordinator_cores, self.rss_mib, self.rss_start_mib) {
@@ -51,13 +49,13 @@ impl LoadReport {
 /// A distribution of latencies, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Latency {
-    /// Median.
+    /// The median.
     pub p50: f64,
-    /// 90th percentile.
+    /// The 90th percentile.
     pub p90: f64,
-    /// 99th percentile.
+    /// The 99th percentile.
     pub p99: f64,
-    /// The worst.
+    /// The maximum.
     pub max: f64,
 }
 

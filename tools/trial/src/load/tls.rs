@@ -1,5 +1,5 @@
-//! How the load's daemons prove who they are: with one certificate that names them all, or, to a
-//! coordinator of the load's own, each with one of a CA that ends with the load.
+//! Authentication of the load's daemons. For a running coordinator, one certificate names all of
+//! them. For the load's own, each has a certificate of a CA that is dropped at the end.
 
 use std::collections::HashSet;
 use std::ffi::CStr;
@@ -15,30 +15,30 @@ use crate::certs::{self, Authority, CertsError, Subject};
 /// The name in the certificate of the load's own coordinator.
 const OWN_NAME: &str = "localhost";
 
-/// PEM files for a coordinator that runs.
+/// PEM files for a running coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadFiles {
-    /// Who signed the coordinator's certificate.
+    /// Path of the CA that signed the coordinator's certificate.
     pub ca: PathBuf,
-    /// A certificate with a URI `laxity://daemon/load-…` for each daemon; `laxity certs --load N`
-    /// makes one.
+    /// Path of a certificate with a URI `laxity://daemon/load-…` for each daemon. `laxity certs
+    /// --load N` makes one.
     pub cert: PathBuf,
-    /// Its key.
+    /// Path of the certificate's private key.
     pub key: PathBuf,
     /// The name in the coordinator's certificate, if it is not that of the endpoint.
     pub server_name: Option<String>,
 }
 
-/// What the daemons of a load connect with.
+/// The certificates of the daemons of a load.
 pub(super) struct Identities {
     ca: Certificate,
     server_name: Option<String>,
-    /// One for all, or one for each.
+    /// One certificate for all daemons, or one for each.
     of: Vec<Identity>,
 }
 
 impl Identities {
-    /// From files, if the certificate speaks for so many daemons.
+    /// Reads the certificates from files, and checks that the certificate names all daemons.
     pub(super) fn read(files: &LoadFiles, daemons: usize) -> Result<Self, String> {
         let text = |unusable: laxity_credentials::Unusable| unusable.to_string();
         let cert = Certificates::read("--cert", &files.cert).map_err(text)?;
@@ -60,8 +60,8 @@ impl Identities {
         })
     }
 
-    /// Of a new CA, one for each of so many daemons. Gives the `[tls]` of the coordinator that
-    /// believes them, and the files in memory that it names.
+    /// Creates a CA and a certificate for each daemon. Returns them with the coordinator's `[tls]`
+    /// section and the memory files that the section names.
     pub(super) fn throw_away(daemons: usize) -> Result<(Self, String, Vec<Handed>), CertsError> {
         let (authority, ca) = Authority::new(1)?;
         let until_s = certs::now_s() + 24 * 60 * 60;
@@ -93,7 +93,7 @@ impl Identities {
         Ok((identities, section, files))
     }
 
-    /// What the daemon of that number connects with.
+    /// Returns the TLS settings of daemon `nth`.
     pub(super) fn of(&self, nth: usize) -> ClientTlsConfig {
         let mut tls = ClientTlsConfig::new().ca_certificate(self.ca.clone());
         if let Some(identity) = self.of.get(nth).or_else(|| self.of.first()) {

@@ -1,5 +1,5 @@
-//! What a coordinator uses, as `/proc` says it. One that was named by its endpoint is found by the
-//! port it listens on, if it is on this machine and its files can be read.
+//! CPU time and memory of a coordinator, from `/proc`. A coordinator that is named by its endpoint
+//! is found by its port, if it runs on this machine and this user can read its files.
 
 use std::fs;
 
@@ -10,7 +10,7 @@ pub(super) struct Usage {
     pub(super) cpu_s: f64,
 }
 
-/// Of a process; `None` if there is none of that number.
+/// Returns the usage of a process, or `None` if there is no such process.
 pub(super) fn of(pid: u32) -> Option<Usage> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let rss = status
@@ -18,8 +18,8 @@ pub(super) fn of(pid: u32) -> Option<Usage> {
         .find_map(|line| line.strip_prefix("VmRSS:"))?;
     let rss_kib: f64 = rss.split_whitespace().next()?.parse().ok()?;
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // After the name, which is in parentheses and may hold anything: utime and stime are fields 14
-    // and 15.
+    // Fields are counted after the name, which is in parentheses and may contain anything. Fields
+    // 14 and 15 of the line are utime and stime.
     let (_, fields) = stat.rsplit_once(") ")?;
     let ticks = |index: usize| fields.split(' ').nth(index)?.parse::<f64>().ok();
     Some(Usage {
@@ -28,7 +28,7 @@ pub(super) fn of(pid: u32) -> Option<Usage> {
     })
 }
 
-/// The process on this machine that listens where `endpoint` says.
+/// Returns the process on this machine that listens at `endpoint`.
 pub(super) fn listener(endpoint: &str) -> Option<u32> {
     let authority = endpoint
         .split_once("://")
@@ -61,7 +61,7 @@ pub(super) fn listener(endpoint: &str) -> Option<u32> {
     })
 }
 
-/// The inode of the socket that listens on `port`, in a table as of `/proc/net/tcp`.
+/// Returns the inode of the socket that listens on `port`, from a table such as `/proc/net/tcp`.
 fn listening_socket(table: &str, port: u16) -> Option<u64> {
     const LISTEN: &str = "0A";
     table.lines().skip(1).find_map(|line| {
