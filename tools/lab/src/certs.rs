@@ -1,5 +1,5 @@
-//! `laxity certs`: a CA and certificates for a trial. Arguments, and what to do with what was made;
-//! the making is `laxity_trial::certs`.
+//! `laxity certs`: makes a CA and certificates for a trial. This file has the arguments and the
+//! output. `laxity_trial::certs` makes the files.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -13,7 +13,7 @@ use serde::Serialize;
 use laxity_cli::output::{put, say};
 use laxity_cli::table::table;
 
-/// Said after the options.
+/// Text after the options in `--help`.
 pub(crate) const HELP: &str = "\
 The first call makes a CA in the folder (ca.crt, ca.key). Every call makes a certificate and a key \
 for each name, signed by that CA. If one of the files exists already, nothing is made. Only the \
@@ -65,7 +65,7 @@ pub(crate) struct CertsArgs {
     /// How many days the certificates are valid. A new CA is valid for at least 10 years
     #[arg(long, value_name = "DAYS", default_value_t = DAYS_DEFAULT, value_parser = clap::value_parser!(u32).range(1..=i64::from(DAYS_MAX)))]
     days: u32,
-    /// Print what was made as JSON
+    /// Print the list of files as JSON
     #[arg(long)]
     json: bool,
 }
@@ -95,7 +95,7 @@ impl CertsArgs {
     }
 }
 
-/// For machines.
+/// The output of `--json`.
 #[derive(Serialize)]
 struct Listed<'a> {
     folder: &'a Path,
@@ -104,14 +104,14 @@ struct Listed<'a> {
 
 #[derive(Serialize)]
 struct Entry<'a> {
-    /// `ca`, `coordinator`, `daemon`, `viewer`, `operator` or `load`.
+    /// Role of the certificate: `ca`, `coordinator`, `daemon`, `viewer`, `operator` or `load`.
     role: &'a str,
     names: &'a [String],
     certificate: &'a Path,
     key: &'a Path,
-    /// Seconds since 1970.
+    /// The end of validity, in seconds since 1970.
     valid_until_s: i64,
-    /// YYYY-MM-DD, in UTC.
+    /// The end of validity as YYYY-MM-DD, in UTC.
     valid_until: &'a str,
 }
 
@@ -123,7 +123,7 @@ fn names(made: &Made) -> &[String] {
     made.subject.as_ref().map_or(&[], Subject::names)
 }
 
-/// Makes them, and says what comes next.
+/// Makes the files and prints the next steps.
 pub(crate) fn certs(args: &CertsArgs) -> Result<()> {
     let made = make(&args.out, &args.subjects(), args.days)
         .with_context(|| format!("no certificates in {}", args.out.display()))?;
@@ -160,7 +160,7 @@ pub(crate) fn certs(args: &CertsArgs) -> Result<()> {
     say(format!("{rows}\n\n{}", next(&args.out, &made)))
 }
 
-/// The name of a coordinator that a call before made a certificate for.
+/// Returns the name of a coordinator for which an earlier call made a certificate.
 fn coordinator_of(folder: &Path) -> Option<String> {
     let files = fs::read_dir(folder).ok()?.flatten();
     let names = files.filter_map(|file| {
@@ -171,8 +171,8 @@ fn coordinator_of(folder: &Path) -> Option<String> {
     names.min()
 }
 
-/// Where each file goes. The folder's files on this machine, `/etc/laxity` on those that they are
-/// for.
+/// Returns the text that says where to put each file. Paths on this machine are in `folder`, and
+/// paths on the target machines are in `/etc/laxity`.
 fn next(folder: &Path, made: &[Made]) -> String {
     let coordinator = made.iter().find_map(|one| match &one.subject {
         Some(Subject::Coordinator(names)) => names.first().cloned(),

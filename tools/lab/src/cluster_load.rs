@@ -1,4 +1,4 @@
-//! `laxity cluster load`: arguments and output; the load itself is `laxity_trial::load`.
+//! `laxity cluster load`: the arguments and the output. `laxity_trial::load` makes the load.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use laxity_trial::load::{LoadError, LoadFiles, LoadPlan, LoadReport, LoadTls, ru
 
 use laxity_cli::output::{check, put, replace, say};
 
-/// What load to make.
+/// Arguments of `laxity cluster load`.
 #[derive(Debug, Args)]
 pub(crate) struct LoadArgs {
     /// Number of daemons
@@ -48,7 +48,7 @@ pub(crate) struct LoadArgs {
 
 impl LoadArgs {
     fn tls(&self) -> LoadTls {
-        // An empty variable is as good as none.
+        // An empty environment variable counts as unset.
         let ca = self.ca.as_ref().filter(|ca| !ca.as_os_str().is_empty());
         match (ca, &self.cert, &self.key) {
             (Some(ca), Some(cert), Some(key)) => LoadTls::Files(LoadFiles {
@@ -63,7 +63,7 @@ impl LoadArgs {
     }
 }
 
-/// A duration with its unit, or plain seconds.
+/// Parses a duration with a unit, or plain seconds.
 fn duration(text: &str) -> Result<Nanos, String> {
     let seconds = text.chars().all(|c| c.is_ascii_digit() || c == '.');
     let text = if seconds {
@@ -75,7 +75,7 @@ fn duration(text: &str) -> Result<Nanos, String> {
         .map_err(|error: laxity_quantity::NotAQuantity| error.to_string())
 }
 
-/// Makes the load and says what was measured, also if it ended before its time.
+/// Makes the load and prints the results, also if the load ended early.
 pub(crate) fn load(args: &LoadArgs) -> anyhow::Result<()> {
     if let Some(path) = args.json.as_deref().filter(|path| path.as_os_str() != "-") {
         check(path)?;

@@ -1,4 +1,4 @@
-//! `laxity lab contention`: a collective against bulk transfers on real verbs.
+//! `laxity lab contention`: a collective competes with bulk transfers on real verbs.
 
 use std::process::ExitCode;
 

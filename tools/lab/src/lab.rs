@@ -1,4 +1,4 @@
-//! `laxity lab`: parses what the lab needs and hands it to `laxity-rig`.
+//! `laxity lab`: parses the arguments of the lab and calls `laxity-rig`.
 
 use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
@@ -62,10 +62,10 @@ for the real one. --load, --victim-share, --collectives and --nccl-plugin mean n
 real one and are refused;
 its model is under [real] of --config (--show-config shows it).";
 
-/// Arguments of `laxity lab run`. What is not given comes from --config, else from the defaults.
+/// Arguments of `laxity lab run`. Missing values come from --config, or else from the defaults.
 #[derive(Args)]
 pub(crate) struct RunArgs {
-    /// Whether laxity-engine takes the time of computing (timed) or computes (real)
+    /// Whether laxity-engine computes the model (real) or only takes the time of it (timed)
     #[arg(long, value_name = "timed|real", value_parser = engine)]
     engine: Option<Engine>,
     /// Policies to compare; each runs on the same arrivals
@@ -92,27 +92,27 @@ pub(crate) struct RunArgs {
     /// Deadline of a request, as a multiple of its TTFT without contention
     #[arg(long, value_name = "X")]
     slo_scale: Option<f64>,
-    /// Prefill units
+    /// Number of prefill units
     #[arg(long)]
     units: Option<usize>,
-    /// Hosts of one prefill unit
+    /// Number of hosts of one prefill unit
     #[arg(long)]
     ranks: Option<usize>,
-    /// Decode hosts
+    /// Number of decode hosts
     #[arg(long)]
     decodes: Option<usize>,
-    /// Rate of every port, Mbit/s
+    /// Rate of every port, in Mbit/s
     #[arg(long, value_name = "MBIT")]
     port_mbit: Option<u32>,
-    /// Share of the reused tokens that live on the first unit
+    /// Share of the reused tokens whose KV is on the first unit
     #[arg(long, value_name = "SHARE")]
     victim_share: Option<f64>,
     /// The host that needs a block reads it (RDMA READ). The daemon of the block's host does not
     /// see that. By default, that host sends the block
     #[arg(long)]
     reads: bool,
-    /// What carries the exchanges with experts: the engine's own connections, or the NCCL net
-    /// plugin, loaded by each prefill host's engine as NCCL does
+    /// Transport of the exchanges with experts: the engine's own connections, or the NCCL net
+    /// plugin, which each prefill host's engine loads as NCCL does
     #[arg(long, value_name = "sockets|nccl-plugin", value_parser = collectives)]
     collectives: Option<Collectives>,
     /// Path of the NCCL plugin [default: beside this program, or where it is installed]
@@ -124,7 +124,7 @@ pub(crate) struct RunArgs {
     /// Run one laxity-coordinator for all hosts in each scheduled run
     #[arg(long)]
     coordinator: bool,
-    /// Configuration of the coordinator, such as its [policy]
+    /// Configuration file of the coordinator, such as its [policy]
     #[arg(long, value_name = "FILE", requires = "coordinator")]
     coordinator_config: Option<PathBuf>,
     /// Kill the coordinator (SIGKILL) this many seconds into each scheduled run
@@ -154,7 +154,7 @@ pub(crate) struct RunArgs {
 }
 
 impl RunArgs {
-    /// The configuration file or the defaults, with the flags laid over them.
+    /// Returns the configuration file or the defaults, overridden by the flags.
     fn lab_config(&self) -> Result<LabConfig> {
         let mut config = self.base()?;
         self.refuse_what_means_nothing_to(config.engine)?;
@@ -190,7 +190,7 @@ impl RunArgs {
         Ok(config)
     }
 
-    /// The configuration file, or the defaults of the engine that is asked for.
+    /// Returns the configuration file, or the defaults of the requested engine.
     fn base(&self) -> Result<LabConfig> {
         let defaults = |engine| match engine {
             Engine::Real => LabConfig::real(),
@@ -202,7 +202,7 @@ impl RunArgs {
         let text = laxity_files::read_to_string(path, laxity_files::CONFIG_BYTES_MAX)
             .with_context(|| format!("cannot read {}", path.display()))?;
         let wrong = || format!("{} is no lab configuration", path.display());
-        // Read as it is first: that names the line of what is wrong.
+        // Parsing the text into the struct first gives errors that name a line.
         let read: LabConfig = toml::from_str(&text).with_context(wrong)?;
         let table: toml::Table = toml::from_str(&text).with_context(wrong)?;
         let named = table.contains_key("engine").then_some(read.engine);
@@ -215,7 +215,7 @@ impl RunArgs {
             );
         }
         let engine = self.engine.or(named).unwrap_or_default();
-        // What the file doesn't say is as that engine's defaults have it.
+        // Keys that the file does not set take the defaults of that engine.
         let mut merged = toml::Table::try_from(defaults(engine))?;
         for (key, value) in table {
             match (merged.get_mut(&key), value) {
@@ -269,12 +269,12 @@ fn existing_file(name: &str) -> Result<PathBuf> {
     if !path.is_file() {
         bail!("workload `{name}` is neither `conversation` nor `agent` nor a file that exists");
     }
-    // The lab's processes run elsewhere: a relative path would not lead there.
+    // The processes of the lab run in another folder, where a relative path is wrong.
     path.canonicalize()
         .with_context(|| format!("cannot resolve {name}"))
 }
 
-/// Runs this process's part of a lab when the lab itself started it.
+/// Runs this process's part of a lab if the lab itself started the process.
 pub(crate) fn internal_call() -> Option<ExitCode> {
     lab::internal_call()
 }
@@ -314,7 +314,7 @@ fn compare(args: &RunArgs) -> Result<()> {
             .context("cannot show the configuration")?
             .trim_end());
     }
-    // Before the minutes are spent: can the results be written at all?
+    // Check that the results can be written before the run takes minutes.
     for path in [&args.json, &args.html]
         .into_iter()
         .flatten()
@@ -338,7 +338,7 @@ fn compare(args: &RunArgs) -> Result<()> {
     Ok(())
 }
 
-/// Puts a report where it is wanted: data, page, and the table on the terminal.
+/// Writes the report as JSON and HTML, and prints the table.
 fn publish(args: &RunArgs, outcome: &LabReport) -> Result<()> {
     let (page, table) = (report::html(outcome), report::table(outcome));
     let to_stdout = args.json.as_deref() == Some(Path::new("-"));

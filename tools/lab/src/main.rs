@@ -1,9 +1,9 @@
-//! `laxity-lab`: the laboratory. Hosts on one machine, simulated clusters, and what a trial of the
-//! coordinator needs.
+//! `laxity-lab`: hosts on one machine, simulated clusters, and tools for a trial of the
+//! coordinator.
 //!
-//! `laxity lab …`, `laxity sim …`, `laxity certs` and `laxity cluster load` start this program. One
-//! file per command family; this one only parses and dispatches. Exit codes are those of `laxity`;
-//! `lab exec` and `lab shell` end as the command that they run.
+//! `laxity lab …`, `laxity sim …`, `laxity certs` and `laxity cluster load` start this program.
+//! Each command family has one file, and this file only parses and dispatches. Exit codes are those
+//! of `laxity`, except that `lab exec` and `lab shell` return the exit code of their command.
 #![forbid(unsafe_code)]
 
 mod certs;
@@ -80,7 +80,7 @@ fn manual_pages(folder: Option<&Path>) -> anyhow::Result<()> {
 }
 
 fn main() -> ExitCode {
-    // The lab runs this same program again inside its namespaces; those calls are not for people.
+    // The lab starts this program again inside its namespaces. Those calls are internal.
     if let Some(code) = lab::internal_call() {
         return code;
     }

@@ -1,4 +1,4 @@
-//! `laxity sim`: parses what the simulator needs and hands it to `laxity-sim`.
+//! `laxity sim`: parses the arguments of the simulator and calls `laxity-sim`.
 
 mod args;
 mod claims;
@@ -152,9 +152,9 @@ enum Paper {
     Qoserve(claims::QoserveArgs),
     /// HyperFlexis: dispatch of requests to instances by their deadlines, and scaling
     Hyperflexis(claims::ClaimsArgs),
-    /// H-MAS: orders by predicted costs, and admission behind a fence on memory
+    /// H-MAS: orders by predicted costs, and admission limited by free memory
     Hmas(claims::ClaimsArgs),
-    /// Maestro: workflows of several models, with weights that come and go
+    /// Maestro: workflows of several models, whose weights are loaded and evicted
     Maestro(claims::ClaimsArgs),
     /// Request schedulers and flow schedulers, each alone and both together
     Together(claims::ClaimsArgs),
@@ -206,12 +206,12 @@ pub(crate) struct PageArgs {
     destinations: Destinations,
 }
 
-/// The simulation of one scenario.
+/// Simulates one scenario.
 pub(crate) fn simulate(scenario: &Scenario) -> Result<Outcome, String> {
     laxity_sim::simulate(scenario).map_err(|error| error.to_string())
 }
 
-/// Runs a command; `simulate` is what each run of a plan is.
+/// Runs a command. `simulate` executes each run of a plan.
 pub(crate) fn run(command: SimCommand, simulate: &Simulate<'_>) -> Result<ExitCode> {
     match command {
         SimCommand::Run(args) => {
@@ -260,7 +260,7 @@ pub(crate) fn run(command: SimCommand, simulate: &Simulate<'_>) -> Result<ExitCo
     }
 }
 
-/// Runs a plan and puts what came of it where it is wanted.
+/// Runs a plan and writes its results to the destinations.
 fn execute(
     plan: &Plan,
     simulate: &Simulate<'_>,
@@ -271,7 +271,7 @@ fn execute(
     if execution.show_plan {
         return put(plan.to_toml().as_bytes()).map(|()| ExitCode::SUCCESS);
     }
-    // Before the hours are spent: does every point make sense, and can the results be written?
+    // Check all points and destinations before the run takes hours.
     let jobs = plan.jobs()?;
     laxity_sim::check(jobs.iter().map(|job| &job.scenario))?;
     destinations.check()?;
@@ -350,7 +350,7 @@ fn plans(args: &PlansArgs) -> Result<()> {
     };
     match built_in().iter().find(|plan| plan.name == name) {
         Some(plan) => put(plan.text.as_bytes()),
-        // Says which there are.
+        // The error of `Plan::load` lists the names that exist.
         None => Plan::load(name)
             .map_err(Into::into)
             .and_then(|plan| put(plan.to_toml().as_bytes())),

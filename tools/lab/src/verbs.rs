@@ -1,4 +1,4 @@
-//! `laxity lab verbs`: unmodified RDMA programs under the scheduler, in the SoftRoCE lab's guest.
+//! `laxity lab verbs`: runs unmodified RDMA programs under the scheduler in the SoftRoCE guest.
 
 use std::fs;
 use std::io::{self, Write};
@@ -37,7 +37,7 @@ Examples:
   laxity lab verbs --only contention
   laxity lab verbs --only nccl_versions,nccl_collectives,nccl_bandwidth";
 
-/// What every job on the SoftRoCE lab's verbs needs.
+/// Options of every job that uses the verbs of the SoftRoCE lab.
 #[derive(Args)]
 pub(crate) struct LabArgs {
     /// Write the report as JSON. With `-` it goes to standard output, and nothing else does
@@ -46,7 +46,7 @@ pub(crate) struct LabArgs {
     /// Leave out programs that need the Mooncake Transfer Engine, which is downloaded from PyPI
     #[arg(long)]
     without_mooncake: bool,
-    /// Leave out pyverbs' own test suite, which is downloaded from Debian's archive
+    /// Skip pyverbs' own test suite, which is downloaded from Debian's archive
     #[arg(long)]
     without_pyverbs: bool,
     /// Folder with the sources of the check programs
@@ -92,12 +92,12 @@ pub(crate) struct VerbsArgs {
     prepare: bool,
 }
 
-/// Beside the programs and the faults in `--list` and `--only`.
+/// Names of the contention runs in `--list` and `--only`, next to the programs and the faults.
 const CONTENTION: &str = "contention";
 const PLUGIN_CONTENTION: &str = "nccl_contention";
 
 impl LabArgs {
-    /// The programs; gets or builds what is missing.
+    /// Returns the programs. Downloads or builds those that are missing.
     pub(crate) fn programs(&self) -> Result<Programs> {
         let absolute = |path: &PathBuf| {
             std::path::absolute(path).with_context(|| format!("cannot resolve {}", path.display()))
@@ -128,7 +128,7 @@ impl LabArgs {
         })
     }
 
-    /// None if there is none and none was named.
+    /// Returns the path of the NCCL plugin, or `None` if none was named and none is installed.
     fn nccl_plugin(&self) -> Result<Option<PathBuf>> {
         let config = LabConfig {
             nccl_plugin: self.nccl_plugin.clone(),
@@ -152,7 +152,7 @@ impl LabArgs {
         }
     }
 
-    /// Boots the guest, has it do this, and says what came of it.
+    /// Boots the guest, runs the job in it, and prints the result.
     pub(crate) fn run(
         &self,
         config: impl FnOnce(Programs) -> Result<VerbsConfig>,
@@ -162,7 +162,7 @@ impl LabArgs {
             .as_ref()
             .is_some_and(|path| path.as_os_str() == "-");
         let file = match &self.json {
-            // Before the minutes are spent: can it be written at all?
+            // Check that the report can be written before the job takes minutes.
             Some(path) if !to_stdout => Some((
                 path,
                 fs::File::create(path)
@@ -171,7 +171,7 @@ impl LabArgs {
             _ => None,
         };
         let job = Job::Verbs(Box::new(config(self.programs()?)?));
-        // What is going on; standard output is for the report.
+        // Progress goes to standard error because standard output may carry the report.
         let mut show = |_: Stream, bytes: &[u8]| io::stderr().write_all(bytes);
         let outcome = match vm::run(&self.machine(), &job, Input::Empty, &mut show) {
             Ok(outcome) => outcome,
@@ -230,7 +230,7 @@ impl VerbsArgs {
     }
 }
 
-/// A program of the product: beside this one, else in PATH.
+/// Returns the path of one of Laxity's programs, next to this program or in PATH.
 fn program(name: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot tell where this program is")?;
     let beside = own.with_file_name(name);

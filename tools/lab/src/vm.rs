@@ -1,4 +1,4 @@
-//! `laxity lab exec` and `laxity lab shell`: programs in the SoftRoCE lab's guest.
+//! `laxity lab exec` and `laxity lab shell`: run programs in the guest of the SoftRoCE lab.
 
 use std::fs;
 use std::io::{self, IsTerminal, Write};
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use laxity_rig::vm::{self, Exec, Input, Job, NetworkConfig, Stream, VmConfig, VmError};
 
-/// Exit codes that are not the command's: its time was up, as timeout(1); the lab itself failed.
+/// Exit codes of the lab itself. A timeout has the code of timeout(1).
 const TIMED_OUT: u8 = 124;
 const LAB_FAILED: u8 = 125;
 
@@ -33,7 +33,7 @@ Examples:
   laxity lab exec --rate-mbit 24 --json - -- sh -c '
       ib_write_bw -d rxe0 -x 1 & sleep 1; ib_write_bw -d rxe1 -x 1 --tclass=184 10.77.0.1; wait'";
 
-/// What the guest of a command is like.
+/// Options of the guest.
 #[derive(Args)]
 pub(crate) struct GuestArgs {
     /// Rate of each port of the router, in Mbit/s [default: not limited]
@@ -99,11 +99,11 @@ impl GuestArgs {
     }
 }
 
-/// A program with this process's environment and folder.
+/// Returns a program with the environment and the current folder of this process.
 fn like_this(argv: Vec<String>) -> Result<Exec> {
     Ok(Exec {
         argv,
-        // What is no UTF-8 stays behind; nothing here depends on it.
+        // Variables that are not UTF-8 are left out. Nothing in the guest needs them.
         env: std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .collect(),
@@ -111,7 +111,7 @@ fn like_this(argv: Vec<String>) -> Result<Exec> {
     })
 }
 
-/// Writes what the command prints.
+/// Writes output of the command to the stream that it came from.
 pub(crate) fn print(stream: Stream, bytes: &[u8]) -> io::Result<()> {
     match stream {
         Stream::Stdout => {
@@ -122,7 +122,7 @@ pub(crate) fn print(stream: Stream, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// The exit code for what kept a command from having one.
+/// Returns the exit code for an error of the lab.
 pub(crate) fn failed(error: &VmError) -> ExitCode {
     eprintln!("laxity: {error}");
     ExitCode::from(match error {
@@ -135,7 +135,7 @@ fn code(exit_code: i32) -> ExitCode {
     ExitCode::from(u8::try_from(exit_code).unwrap_or(1))
 }
 
-/// Says whether this machine can run a guest.
+/// Reports whether this machine can run a guest, and prints what is missing.
 pub(crate) fn probe() -> Result<()> {
     let lacks = vm::lacks(&VmConfig::default());
     let mut out = io::stdout().lock();
@@ -156,7 +156,7 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
         .as_ref()
         .is_some_and(|path| path.as_os_str() == "-");
     let file = match &args.json {
-        // Before the time is spent: can it be written at all?
+        // Check that the file can be written before the command takes time.
         Some(path) if !to_stderr => Some((
             path,
             fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))?,
@@ -190,7 +190,7 @@ pub(crate) fn shell(args: &GuestArgs) -> Result<ExitCode> {
     }
     let shell = std::env::var("SHELL").unwrap_or_else(|_| "/bin/sh".into());
     let (rows, columns) = vm::terminal::size();
-    // script(1) gives the shell a terminal, which begins without a size.
+    // script(1) gives the shell a terminal, whose size has to be set.
     let start = format!("stty sane rows {rows} columns {columns}; exec '{shell}'");
     let script = [
         "script",

@@ -1,6 +1,6 @@
-//! Collectives that the NCCL plugin carries: how an engine's plugin is set up, and what became of
-//! them, by those who ought to know. These are the plugin's own report and the hosts' daemons. What
-//! the engines gave to it is their own count.
+//! Collectives that the NCCL plugin carries: the environment of an engine's plugin, and the
+//! counters of a run. The counters come from the engines, the plugins' reports and the hosts'
+//! daemons.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,8 +13,8 @@ use crate::counts::Counts;
 use crate::daemons::{self, daemon_socket};
 use crate::fabric;
 
-/// How long a plugin waits for its daemon to take it. It marks its connections by what the daemon
-/// says when they are made.
+/// Longest time that a plugin waits to attach to its daemon, in ms. A plugin needs the daemon when
+/// it opens connections, because the daemon says how to mark them.
 const ATTACH_MS: u32 = 5_000;
 
 /// Returns the environment of an engine whose plugin is to use the host's port and daemon and
@@ -27,17 +27,17 @@ pub fn environment(
     scheduled: bool,
 ) -> Vec<(&'static str, OsString)> {
     let mut environment: Vec<(&'static str, OsString)> = vec![
-        // The whole name, not the beginning of one.
+        // With `=` NCCL takes the exact name. Without it the name is a prefix.
         (
             "NCCL_SOCKET_IFNAME",
             format!("={}", fabric::HOST_PORT).into(),
         ),
         ("NCCL_SOCKET_FAMILY", "AF_INET".into()),
         ("LAXITY_NET", "tcp".into()),
-        // As for the sockets' buffers: a wait that the machine's other work makes long must not
-        // leave a plugin unscheduled.
+        // The default would be too short on a busy machine, and the plugin would then send
+        // unscheduled.
         ("LAXITY_ATTACH_MS", ATTACH_MS.to_string().into()),
-        // One connection per class, as the lab's own.
+        // The lab's own connections are one per class, too.
         ("LAXITY_NSOCKS", "1".into()),
         ("LAXITY_NAME", config.host_name(host).into()),
         ("LAXITY_REPORT", report_path(folder, host).into()),
@@ -54,44 +54,43 @@ pub fn environment(
     environment
 }
 
-/// Returns what the plugin of a host calls itself at the daemon.
+/// Returns the client name of a host's plugin at the daemon.
 fn client_name(config: &LabConfig, host: usize) -> String {
-    // The plugin adds its own part to the name that it is given.
+    // The plugin appends its own part to `LAXITY_NAME`.
     format!("{}/nccl", config.host_name(host))
 }
 
-/// Returns the file into which the plugin writes what it sent, when its process ends.
+/// Returns the path of the report that the plugin writes when its process ends.
 fn report_path(folder: &Path, host: usize) -> std::path::PathBuf {
     folder.join(format!("plugin{host}.json"))
 }
 
-/// Over all hosts.
+/// The counters of the NCCL plugin over all hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Carriage {
-    /// Bytes that engines gave it, the lengths of parcels included.
+    /// Bytes that engines gave to the plugin, including the lengths of parcels.
     pub payload_bytes: u64,
-    /// Messages that engines gave it.
+    /// Messages that engines gave to the plugin.
     pub messages: u64,
-    /// Times that it said "not now" to a message.
+    /// Times that the plugin answered "not now" to a message.
     pub refusals: u64,
-    /// What it sent, by stage and DSCP.
+    /// Bytes that the plugin sent, by stage and DSCP.
     pub sent_bytes: BTreeMap<String, BTreeMap<u8, u64>>,
-    /// Messages that it held back for a permit.
+    /// Messages that the plugin deferred until a permit came.
     pub deferred: u64,
-    /// Messages that it sent without a permit.
+    /// Messages that the plugin sent without a permit.
     pub bypassed: u64,
-    /// Messages that had waited for their permit for as long as the plugin lets them, and are among
-    /// those.
+    /// Messages that the plugin sent without a permit because the longest allowed wait was over.
     pub overdue: u64,
-    /// Daemons that had a client of the plugin's name at the end.
+    /// Daemons that had a client with the plugin's name at the end.
     pub clients: u32,
-    /// Bytes that those clients submitted to them.
+    /// Bytes that the plugins' clients submitted to the daemons.
     pub submitted_bytes: u64,
-    /// Bytes that those daemons permitted for stage 2, by DSCP.
+    /// Bytes that the daemons permitted for stage 2, by DSCP.
     pub permitted_bytes: BTreeMap<u8, u64>,
 }
 
-/// A line of the plugin's report, as far as it matters here.
+/// The fields of the plugin's report that the lab uses.
 #[derive(Deserialize)]
 struct PluginReport {
     #[serde(default)]
@@ -112,7 +111,7 @@ struct Sends {
 }
 
 impl Carriage {
-    /// What daemons say while the plugins are still attached to them.
+    /// Adds what the daemons counted. The plugins must still be attached to them.
     pub fn ask_daemons(&mut self, config: &LabConfig, folder: &Path) {
         let prefill = 0..config.units * config.ranks;
         for (host, status) in prefill.filter_map(|h| Some((h, daemons::status(folder, h)?))) {
@@ -132,7 +131,7 @@ impl Carriage {
         }
     }
 
-    /// What engines gave to the plugin.
+    /// Adds what the engines gave to the plugin.
     pub fn add_engines(&mut self, engines: &[Counts]) {
         for counts in engines {
             let count = |name: &str| counts.get(&format!("plugin_{name}_total")) as u64;
@@ -142,8 +141,8 @@ impl Carriage {
         }
     }
 
-    /// What the plugins wrote when their processes ended. One that wrote nothing sent nothing, or
-    /// was killed.
+    /// Adds the reports that the plugins wrote when their processes ended. A missing report counts
+    /// as nothing sent.
     pub fn read_reports(&mut self, config: &LabConfig, folder: &Path) {
         for host in 0..config.units * config.ranks {
             let text = std::fs::read_to_string(report_path(folder, host)).unwrap_or_default();
@@ -163,7 +162,7 @@ impl Carriage {
     }
 }
 
-/// The name of stage 2.
+/// Name of stage 2 in the plugin's report.
 const COLLECTIVE: &str = "collective";
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
-//! Clients of an endpoint, in the namespace of its host: a process that is given one job on its
-//! standard input and answers by lines.
+//! Clients of an endpoint. A client is a process in the namespace of a host. It reads one job from
+//! standard input and writes its answers as lines.
 //!
-//! Requests are streamed and greedy, with `x-slo-ttft-ms`, and each on a connection of its own. A
-//! request is asked at its time, however many are under way (an open loop), or when the one before
-//! has its answer. The time to the first token is taken here, from when the request was due.
+//! Requests are streamed and greedy, have the header `x-slo-ttft-ms`, and use one connection each.
+//! A request is sent at its arrival time, however many are active (an open loop), or else after the
+//! answer to the previous one. The client measures TTFT from the arrival time.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
@@ -24,11 +24,11 @@ use tokio::time::sleep;
 
 use crate::message;
 
-/// Where every engine's endpoint listens, inside its namespace.
+/// Address of every engine's endpoint, inside the engine's namespace.
 pub const ENDPOINT: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 8000);
 
-/// How often an endpoint that is not there yet is looked for.
+/// Pause between two attempts to reach an endpoint that is not up yet.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Returns the reading of CLOCK_MONOTONIC, ns.
@@ -40,9 +40,9 @@ pub fn now_ns() -> std::io::Result<u64> {
     Ok(time.tv_sec().unsigned_abs() * 1_000_000_000 + time.tv_nsec().unsigned_abs())
 }
 
-/// Gives every socket of this host a buffer of `bytes` each way, unless it asks for another one:
-/// TCP's auto-tuning would put megabytes into the fabric's queues. Returns true if the kernel
-/// agreed.
+/// Gives every socket of this host a buffer of `bytes` in each direction, unless the socket sets
+/// its own. Otherwise TCP's auto-tuning would put megabytes into the fabric's queues. Returns
+/// whether the kernel accepted the value.
 fn bound_buffers(bytes: u32) -> bool {
     let value = format!("4096 {bytes} {bytes}");
     let set = |name| std::fs::write(Path::new("/proc/sys/net/ipv4").join(name), &value);
@@ -51,27 +51,27 @@ fn bound_buffers(bytes: u32) -> bool {
         .all(|name| set(name).is_ok())
 }
 
-/// What a client is to do.
+/// A job of a client.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Job {
-    /// Bound the buffers of all sockets that this host makes from now on.
+    /// Bound the buffers of all sockets that this host opens later.
     Buffers(u32),
     /// Wait until the endpoint answers.
     Await,
     /// Read the endpoint's metrics.
     Metrics,
-    /// Ask.
+    /// Send requests to the endpoint.
     Ask {
-        /// What.
+        /// The requests.
         questions: Vec<Question>,
-        /// Time zero, CLOCK_MONOTONIC ns; without one each is asked when the one before has its
-        /// answer.
+        /// Time zero, as CLOCK_MONOTONIC in ns. `None` sends each request after the answer to the
+        /// previous one.
         begin_ns: Option<u64>,
     },
 }
 
 impl Job {
-    /// How often whoever does it says that something is done.
+    /// Returns how many final lines a client writes for this job.
     #[must_use]
     pub const fn answers(&self) -> usize {
         match self {
@@ -81,66 +81,66 @@ impl Job {
     }
 }
 
-/// A request.
+/// A request to the endpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Question {
-    /// Its number.
+    /// Number of the request.
     pub id: u64,
-    /// When it is due, ns after time zero.
+    /// Arrival time, in ns after time zero.
     pub at_ns: u64,
-    /// Its prompt.
+    /// Tokens of the prompt.
     pub prompt: Vec<u32>,
-    /// Tokens of the answer.
+    /// Number of tokens of the answer.
     pub output_tokens: u32,
-    /// Objective for the first token, ms.
+    /// Objective for the first token, in ms.
     pub ttft_ms: f64,
-    /// The prefill host that a router has chosen.
+    /// The prefill host that a router chose, if any.
     pub prefill: Option<usize>,
 }
 
-/// What came of a request.
+/// The result of a request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
-    /// Its number.
+    /// Number of the request.
     pub id: u64,
-    /// When it was due, CLOCK_MONOTONIC ns.
+    /// Arrival time of the request, as CLOCK_MONOTONIC in ns.
     pub begin_ns: u64,
-    /// When the first token came.
+    /// Time of the first token, as CLOCK_MONOTONIC in ns.
     pub first_ns: Option<u64>,
-    /// When the last one came, or the error.
+    /// Time of the last token or of the error, as CLOCK_MONOTONIC in ns.
     pub end_ns: u64,
-    /// The tokens.
+    /// Tokens of the answer.
     pub tokens: Vec<u32>,
-    /// What went wrong.
+    /// The error, if the request failed.
     pub error: Option<String>,
 }
 
-/// What a client says.
+/// A line that a client writes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Said {
-    /// Whether the kernel agreed.
+    /// Whether the kernel accepted the buffer size.
     Buffers(bool),
-    /// It answers.
+    /// The endpoint answers.
     There,
-    /// The metrics, as they were.
+    /// The text of the metrics.
     Metrics(String),
-    /// A request has its first token: it may be given up before it is over.
+    /// A request received its first token. The run may end before the request does.
     First {
-        /// Its number.
+        /// Number of the request.
         id: u64,
-        /// When the token came, CLOCK_MONOTONIC ns.
+        /// Time of the first token, as CLOCK_MONOTONIC in ns.
         first_ns: u64,
     },
-    /// One request is over.
+    /// A request ended.
     Answered(Answer),
-    /// The job cannot be done.
+    /// The job failed.
     Failed(String),
 }
 
-/// *client*: does one job inside a host's namespace, where this process is already.
+/// *client*: does one job. This process is in the host's namespace already.
 ///
 /// # Errors
-/// It cannot be read or started; what fails later is said.
+/// Fails if the job cannot be read or started. Later failures are written as lines.
 pub fn run() -> anyhow::Result<()> {
     let mut line = String::new();
     std::io::stdin().read_line(&mut line)?;
@@ -168,7 +168,7 @@ pub fn run() -> anyhow::Result<()> {
 }
 
 fn say(said: &Said) {
-    // If the controller is gone, so is this process in a moment.
+    // If the write fails, the controller is gone and this process ends soon, too.
     let mut out = std::io::stdout().lock();
     let _ = out
         .write_all(&message::line(said))
@@ -179,7 +179,7 @@ async fn send(request: Request<Full<Bytes>>) -> anyhow::Result<Response<hyper::b
     let stream = TcpStream::connect(ENDPOINT).await?;
     stream.set_nodelay(true)?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    // Its end is seen by whoever reads the response.
+    // An end of the connection also ends the response, where the reader notices it.
     tokio::spawn(connection);
     Ok(sender.send_request(request).await?)
 }
@@ -304,7 +304,7 @@ async fn stream(question: Question, answer: &mut Answer) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The tokens of an event.
+/// Returns the tokens of a server-sent event.
 fn tokens(event: &str) -> anyhow::Result<Vec<u32>> {
     let event: Value = serde_json::from_str(event).context("an event that is no JSON")?;
     if let Some(error) = event.get("error") {
@@ -319,7 +319,7 @@ fn tokens(event: &str) -> anyhow::Result<Vec<u32>> {
         .collect()
 }
 
-/// Server-sent events, as they come.
+/// A parser of server-sent events that arrive in parts.
 #[derive(Debug, Default)]
 struct Events {
     rest: Vec<u8>,
@@ -343,7 +343,7 @@ impl Events {
     }
 }
 
-/// Answers that are not the expected ones: numbers of requests.
+/// Returns the numbers of the requests whose answer differs from the expected one.
 #[must_use]
 pub fn different(expected: &BTreeMap<u64, &[u32]>, answers: &[Answer]) -> Vec<u64> {
     complete(answers)
@@ -352,7 +352,7 @@ pub fn different(expected: &BTreeMap<u64, &[u32]>, answers: &[Answer]) -> Vec<u6
         .collect()
 }
 
-/// Whole answers, with the requests' numbers.
+/// Returns the answers without an error, with the numbers of their requests.
 pub fn complete(answers: &[Answer]) -> impl Iterator<Item = (u64, &[u32])> {
     answers
         .iter()

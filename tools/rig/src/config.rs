@@ -1,21 +1,20 @@
-//! What a lab run is made of: hosts, fabric, model, workload. Plain structs with defaults that
-//! need nothing from the user.
+//! The configuration of a lab run: hosts, fabric, model and workload. Every field has a default.
 //!
-//! The testbed of MFS §6 (16 GPUs, 100 Gbit/s, Mixtral-8x7B) does not fit on two cores, so the
-//! lab keeps the *ratios* that decide about contention and scales the rest ([`Scaling`]):
+//! The testbed of MFS §6 (16 GPUs, 100 Gbit/s, Mixtral-8x7B) does not fit on two cores. So the lab
+//! keeps the *ratios* that determine contention and scales the rest ([`Scaling`]):
 //!
 //! * collectives are `comm_share` of an uncontended layer (MFS §2.2: 40–60 %);
-//! * KV bytes against collective bytes of a token at a layer are `1 : collective_to_kv`. For
-//!   Mixtral-8x7B with EP 8 that is 7 (2 × 8 × 128 × 2 B = 4 KiB of KV, 28 KiB of dispatch and
-//!   combine), 5 if dispatch is in FP8; for Llama-3-8B with SP 4, 3 (each token's KV goes to three
-//!   peers). The default, 4, lies between these two families of MFS §6;
-//! * neighbouring layers are merged, 32 into 8, so that there are fewer and larger transfers;
-//! * a layer's compute time has a floor, as that of any model whose weights have to be read.
+//! * the KV bytes and the collective bytes of a token at a layer have the ratio `1 :
+//!   collective_to_kv`. For Mixtral-8x7B with EP 8 it is 7 (2 × 8 × 128 × 2 B = 4 KiB of KV, 28 KiB
+//!   of dispatch and combine), or 5 if dispatch is in FP8. For Llama-3-8B with SP 4 it is 3 (each
+//!   token's KV goes to three peers). The default, 4, is between these two families of MFS §6;
+//! * 32 layers are merged into 8, so that there are fewer and larger transfers;
+//! * a layer's compute time has a constant part, like any model that has to read its weights.
 //!
-//! What is *not* to scale: a port's window. It is a bandwidth-delay product on a fabric where a
-//! sender's queue is short. Here a chunk counts as in flight until its receiver has it, so that
-//! what stands in line at a busy decode port counts too; the window has to be larger than all
-//! connections' buffers together, or the port would idle while others wait for it.
+//! A port's window is *not* to scale. On a fabric with short sender queues it is a bandwidth-delay
+//! product. Here a chunk counts as in flight until its receiver has it, including its wait at a
+//! busy decode port. So the window has to exceed all connections' buffers together, or the port
+//! would idle.
 
 use std::path::PathBuf;
 
@@ -24,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use crate::fabric::WireClass;
 use crate::serving::{ServingConfig, TimedConfig};
 
-/// Where the requests come from.
+/// The source of the requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WorkloadSource {
@@ -37,23 +36,23 @@ pub enum WorkloadSource {
     File(PathBuf),
 }
 
-/// What carries the exchanges with experts, stage 2. Stages 1 and 3 are always the engine's own
-/// connections.
+/// The transport of the exchanges with experts (stage 2). Stages 1 and 3 always use the engine's
+/// own connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Collectives {
-    /// The engine's own connections, as the other stages.
+    /// The engine's own connections, like the other stages.
     #[default]
     Sockets,
-    /// Laxity's NCCL net plugin, loaded by each prefill host's engine as NCCL does.
+    /// Laxity's NCCL net plugin, which each prefill host's engine loads as NCCL does.
     NcclPlugin,
 }
 
-/// What makes the traffic.
+/// The engine that makes the traffic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Engine {
-    /// `laxity-engine`, which takes the time of computing instead of computing.
+    /// `laxity-engine` with a timed model, which only takes the time of computing.
     #[default]
     Timed,
     /// `laxity-engine` with a model that it computes.
@@ -61,7 +60,7 @@ pub enum Engine {
 }
 
 impl Engine {
-    /// Its name in configurations.
+    /// Returns the name of the engine in configurations.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -71,85 +70,87 @@ impl Engine {
     }
 }
 
-/// Everything that can be set about a lab run.
+/// The configuration of a lab run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LabConfig {
-    /// What makes the traffic.
+    /// The engine that makes the traffic.
     pub engine: Engine,
-    /// Policies to run, in turn, on the same arrivals. `none` runs without a daemon; every other
-    /// name is passed on to `laxityd`.
+    /// Names of the policies, which run one after another on the same arrivals. `none` runs without
+    /// a daemon. Other names are passed to `laxityd`.
     pub policies: Vec<String>,
-    /// Seed of everything random.
+    /// Seed of all random choices.
     pub seed: u64,
-    /// Where the requests come from.
+    /// The source of the requests.
     pub workload: WorkloadSource,
-    /// Seconds over which requests arrive.
+    /// Time over which requests arrive, in s.
     pub duration_s: f64,
-    /// Seconds after the last arrival until unfinished requests are given up as missed.
+    /// Time after the last arrival until unfinished requests count as missed, in s.
     pub drain_s: f64,
-    /// Offered load of the prefill units: arrival rate over what they could prefill one request
-    /// at a time on an idle fabric. Ignored where `requests_per_second` is set.
+    /// Offered load: arrival rate over the rate that the prefill units reach on an idle fabric with
+    /// one request at a time. `requests_per_second` overrides it.
     pub load: f64,
-    /// Arrival rate over all units, requests per second.
+    /// Arrival rate over all units, in requests per second.
     pub requests_per_second: Option<f64>,
-    /// A request's first token is due after this multiple of its own contention-free TTFT.
+    /// Multiple of a request's contention-free TTFT that is its objective.
     pub slo_scale: f64,
-    /// Prefill units.
+    /// Number of prefill units.
     pub units: usize,
-    /// Hosts of one prefill unit.
+    /// Number of hosts of one prefill unit.
     pub ranks: usize,
-    /// Decode hosts.
+    /// Number of decode hosts.
     pub decodes: usize,
-    /// Rate of every port, Mbit/s.
+    /// Rate of every port, in Mbit/s.
     pub port_mbit: u32,
-    /// The model.
+    /// Sizes and times of the timed engine's model.
     pub model: ModelConfig,
-    /// The longest prompt; longer ones are clipped to it.
+    /// Most tokens of a prompt. Longer prompts are clipped.
     pub tokens_max: u32,
-    /// Share of the reused tokens whose prefixes live on the first unit, the victim (MFS §2.2).
+    /// Share of the reused tokens whose prefixes are on the first unit, the victim (MFS §2.2).
     pub victim_share: f64,
-    /// Whether reused blocks are read by the host that needs them, as with RDMA READ, and not sent
-    /// by the one that holds them: then the holder's daemon sees nothing of them, and each reader's
-    /// only its own.
+    /// Whether the host that needs KV blocks reads them, as with RDMA READ. The holder's daemon
+    /// then does not see the transfer, and each reader's daemon sees only its own. Otherwise the
+    /// holder sends.
     pub reads: bool,
-    /// What carries the all-to-alls.
+    /// Transport of the exchanges with experts.
     pub collectives: Collectives,
-    /// The NCCL net plugin; found next to this program or where it is installed if not given.
+    /// Path of the NCCL net plugin. By default next to this program, or where it is installed.
     pub nccl_plugin: Option<PathBuf>,
-    /// Bytes that a daemon permits at once.
+    /// Most bytes that one permit of a daemon covers.
     pub chunk_bytes: u64,
-    /// Bytes that a daemon lets be in flight on its port.
+    /// Window of a daemon's port, in bytes.
     pub window_bytes: u64,
-    /// Send and receive buffer of every data connection: what a connection may have in the
-    /// network. Without it the fabric's queues would only be bounded by TCP's auto-tuning.
+    /// Send and receive buffer of every data connection, in bytes. It bounds what a connection has
+    /// in the fabric's queues, which TCP's auto-tuning would let grow.
     pub socket_buffer_bytes: u32,
-    /// Length of each class's queue on each port. Large enough for every connection's buffer, so
-    /// that nothing is dropped, as in a RoCE fabric; the connections' buffers bound the delay.
+    /// Length of each class's queue on each port, in bytes. It holds every connection's buffer, so
+    /// that nothing is dropped, as in a RoCE fabric. Those buffers also bound the delay.
     pub queue_bytes: u32,
-    /// DSCP of level 1, 2, …; fewer than the levels is not allowed.
+    /// DSCP of each level, from level 1 on. There must be one for every level.
     pub level_dscp: Vec<u8>,
     /// DSCP of the scavenger.
     pub scavenger_dscp: u8,
-    /// Seconds into each scheduled run at which one daemon, the victim's, is killed by SIGKILL.
+    /// Time at which the victim's daemon is killed by SIGKILL, in s after the start of each
+    /// scheduled run.
     pub kill_daemon_at: Option<f64>,
-    /// Whether one `laxity-coordinator` orders the work of all hosts in each scheduled run.
+    /// Whether one `laxity-coordinator` orders the batches of all hosts in each scheduled run.
     pub coordinator: bool,
-    /// Its configuration file; its defaults if not given.
+    /// Path of the coordinator's configuration file. Without it the coordinator has its defaults.
     pub coordinator_config: Option<PathBuf>,
-    /// Seconds into each scheduled run at which the coordinator is killed by SIGKILL, for good.
+    /// Time at which the coordinator is killed for good by SIGKILL, in s after the start of each
+    /// run.
     pub kill_coordinator_at: Option<f64>,
-    /// Run a few requests one by one first and report how far the analytic contention-free TTFT
-    /// is from what they measured.
+    /// Whether a few requests are played one by one first, to report the error of the computed
+    /// contention-free TTFT.
     pub validate_ideal: bool,
-    /// The daemon to run; found next to this program or in `PATH` if not given.
+    /// Path of the daemon. By default next to this program, or in `PATH`.
     pub laxityd: Option<PathBuf>,
-    /// The engine to run, `real` or `timed`; found likewise.
+    /// Path of the engine. By default next to this program, or in `PATH`.
     pub laxity_engine: Option<PathBuf>,
-    /// What the real engine serves, if it is that one.
+    /// The model of the real engine. Only for `engine = "real"`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub real: Option<ServingConfig>,
-    /// How the timed engine serves, if it is that one.
+    /// The settings of the timed engine. Only for `engine = "timed"`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timed: Option<TimedConfig>,
 }
@@ -197,23 +198,23 @@ impl Default for LabConfig {
     }
 }
 
-/// The model whose times and sizes the timed engine has.
+/// The sizes and times of the timed engine's model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
-    /// Layers, after merging.
+    /// Number of layers, after merging.
     pub layers: u16,
-    /// Compute time of a layer that does not depend on the tokens (weights are read), µs.
+    /// Compute time of a layer that does not depend on the tokens, because weights are read, in µs.
     pub layer_base_us: f64,
-    /// Compute time of a layer per new token, µs.
+    /// Compute time of a layer for each new token, in µs.
     pub layer_token_us: f64,
-    /// New tokens that a unit puts into one batch; a longer request runs alone.
+    /// Most new tokens in one batch of a unit. A longer request runs alone.
     pub batch_tokens: u32,
-    /// New tokens at which collectives take `comm_share` of an uncontended layer.
+    /// Number of new tokens for which `comm_share` holds.
     pub reference_tokens: u32,
-    /// Share of an uncontended layer of `reference_tokens` that collectives take.
+    /// Share of an uncontended layer of `reference_tokens` tokens that collectives take.
     pub comm_share: f64,
-    /// All-to-all bytes of a token at a layer, over its KV bytes there.
+    /// All-to-all bytes of a token at a layer, divided by its KV bytes there.
     pub collective_to_kv: f64,
 }
 
@@ -235,9 +236,9 @@ impl Default for ModelConfig {
 #[derive(Debug, thiserror::Error)]
 #[error("{field}: {problem}")]
 pub struct InvalidLab {
-    /// The field.
+    /// Name of the field.
     pub field: &'static str,
-    /// What is wrong and what to put instead.
+    /// The problem, with the values that are allowed.
     pub problem: String,
 }
 
@@ -245,7 +246,7 @@ impl LabConfig {
     /// Checks every field.
     ///
     /// # Errors
-    /// The first field that is out of range; show it to whoever configured the run.
+    /// Returns the first invalid field.
     pub fn validate(&self) -> Result<(), InvalidLab> {
         let check = |good: bool, field, problem: &str| {
             if good {
@@ -389,8 +390,8 @@ impl LabConfig {
         )
     }
 
-    /// The configuration as a file that, when read, gives it again. Keys that have no value are
-    /// there as comments.
+    /// Returns the configuration as a file that gives the same configuration when it is read. Keys
+    /// without a value are comments.
     ///
     /// # Errors
     /// Never: all fields have a TOML form.
@@ -434,38 +435,38 @@ impl LabConfig {
                 unset.push_str(line);
             }
         }
-        // Behind the first table they would belong to it.
+        // After the first table's header, the keys would belong to that table.
         let tables = text.find("\n[").map_or(text.len(), |at| at + 1);
         let (keys, tables) = text.split_at(tables);
         let gap = if unset.is_empty() { "" } else { "\n" };
         Ok(format!("{}\n{unset}{gap}{tables}", keys.trim_end()))
     }
 
-    /// Hosts in all.
+    /// Returns the number of hosts.
     #[must_use]
     pub fn hosts(&self) -> usize {
         self.units * self.ranks + self.decodes
     }
 
-    /// The host of a rank of a unit.
+    /// Returns the host of a unit's rank.
     #[must_use]
     pub fn prefill_host(&self, unit: usize, rank: usize) -> usize {
         unit * self.ranks + rank
     }
 
-    /// The hosts of the other ranks of a rank's unit.
+    /// Returns the hosts of the other ranks of a rank's unit.
     pub fn unit_peers(&self, unit: usize, rank: usize) -> impl Iterator<Item = usize> + use<> {
         let (first, own) = (self.prefill_host(unit, 0), self.prefill_host(unit, rank));
         (first..first + self.ranks).filter(move |&host| host != own)
     }
 
-    /// The host of a decode engine.
+    /// Returns the host of a decode engine.
     #[must_use]
     pub fn decode_host(&self, decode: usize) -> usize {
         self.units * self.ranks + decode
     }
 
-    /// What a host is called in reports.
+    /// Returns the name of a host in reports.
     #[must_use]
     pub fn host_name(&self, host: usize) -> String {
         match host.checked_sub(self.units * self.ranks) {
@@ -474,7 +475,7 @@ impl LabConfig {
         }
     }
 
-    /// The scaled sizes and times of the model.
+    /// Returns the scaled sizes and times of the model.
     #[must_use]
     pub fn scaling(&self) -> Scaling {
         let goodput = f64::from(self.port_mbit) * 1e6 / 8.0 * GOODPUT_SHARE;
@@ -494,38 +495,38 @@ impl LabConfig {
     }
 }
 
-/// What Ethernet, IP, TCP and the lab's own frame headers leave of a port's rate with the
-/// fabric's MTU of [`crate::fabric::MTU`].
+/// Share of a port's rate that is left after the headers of Ethernet, IP, TCP and the lab's frames,
+/// with an MTU of [`crate::fabric::MTU`].
 const GOODPUT_SHARE: f64 = 0.985;
 
-/// The model's sizes and times as this lab uses them.
+/// The sizes and times of the model in this lab.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Scaling {
-    /// Payload that a port carries, bytes per second.
+    /// Payload that a port carries, in bytes per second.
     pub goodput_bytes_per_s: f64,
-    /// Bytes that one rank sends in one all-to-all phase at one layer per new token of the batch,
-    /// to all its peers together.
+    /// Bytes that a rank sends to all its peers together for each new token of the batch, in one
+    /// all-to-all phase of a layer.
     pub collective_bytes_per_token: f64,
     /// KV bytes that one rank holds per token at one layer.
     pub kv_bytes_per_token: f64,
-    /// Layers.
+    /// Number of layers.
     pub layers: u16,
-    /// Compute time of a layer, constant part, µs.
+    /// Compute time of a layer that does not depend on the tokens, in µs.
     pub layer_base_us: f64,
-    /// Compute time of a layer per new token, µs.
+    /// Compute time of a layer for each new token, in µs.
     pub layer_token_us: f64,
-    /// Ranks of a unit.
+    /// Number of ranks of a unit.
     pub ranks: usize,
 }
 
 impl Scaling {
-    /// Bytes that one rank sends to *each* of its peers in one all-to-all phase.
+    /// Returns the bytes that a rank sends to *each* of its peers in one all-to-all phase.
     #[must_use]
     pub fn collective_bytes(&self, new_tokens: u32) -> u64 {
         bytes(self.collective_bytes_per_token * f64::from(new_tokens) / (self.ranks as f64 - 1.0))
     }
 
-    /// KV bytes of one rank and layer for so many tokens.
+    /// Returns the KV bytes of one rank and layer for `tokens` tokens.
     #[must_use]
     pub fn kv_bytes(&self, tokens: u32) -> u64 {
         if tokens == 0 {
@@ -535,7 +536,7 @@ impl Scaling {
         }
     }
 
-    /// Compute time of one layer of a batch, ns.
+    /// Returns the compute time of one layer of a batch, in ns.
     #[must_use]
     pub fn compute_ns(&self, new_tokens: u32) -> u64 {
         ((self.layer_base_us + self.layer_token_us * f64::from(new_tokens)) * 1e3) as u64

@@ -1,6 +1,6 @@
-//! The first process of the sandbox: builds the fabric once, then plays one run after another on it
-//! and measures. First come requests alone, then all of them under each policy. The controller
-//! reports to the caller on its standard output, a line of JSON at a time.
+//! The first process of the sandbox. It builds the fabric once and then plays and measures one run
+//! after another: first requests alone, then all requests under each policy. It reports to the
+//! caller on standard output, as lines of JSON.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -26,89 +26,89 @@ use crate::processes::Engines;
 use crate::sandbox;
 use crate::wiring::{self, LinkRecord, Wiring};
 
-/// Name of the run without daemons.
+/// Name of the policy that runs without daemons.
 pub const NONE: &str = "none";
 
-/// What the caller sends first. Its end of the pipe then stays open for as long as it lives.
+/// The first message of the caller. The caller keeps its end of the pipe open while it lives.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct LabSpec {
-    /// Configuration.
+    /// Configuration of the lab.
     pub config: LabConfig,
-    /// The requests.
+    /// All requests.
     pub asked: Vec<Asked>,
-    /// Those of them that are played one by one first.
+    /// The requests that are played one by one first.
     pub alone: Vec<Asked>,
-    /// Programs.
+    /// Paths of the programs that the lab runs.
     pub tools: Tools,
 }
 
-/// What the controller tells the caller.
+/// A message from the controller to the caller.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Event {
-    /// How far a run is.
+    /// Progress of a run.
     Progress {
-        /// Which run, from 0.
+        /// Index of the run, from 0.
         run: usize,
-        /// Requests that have an answer.
+        /// Requests that ended.
         finished: usize,
-        /// Seconds since the first arrival could come.
+        /// Seconds since time zero of the run.
         elapsed_s: f64,
     },
-    /// A run is over.
+    /// A run ended.
     Measured(Box<RunRecord>),
-    /// The lab cannot go on.
+    /// The lab failed.
     Failed(String),
 }
 
-/// What was measured in one run.
+/// The measurements of one run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunRecord {
-    /// The policy.
+    /// Name of the policy.
     pub policy: String,
-    /// Time zero, CLOCK_MONOTONIC ns.
+    /// Time zero, as CLOCK_MONOTONIC in ns.
     pub begin_ns: u64,
-    /// When the last answer was there, or the rest was given up.
+    /// Time of the last answer, or when the other requests were given up, as CLOCK_MONOTONIC in ns.
     pub end_ns: u64,
-    /// What came of the requests; those that were given up are missing.
+    /// Answers to the requests. Requests that were given up are missing.
     pub answers: Vec<Answer>,
-    /// When the first token came of requests that were given up after it, by number,
-    /// CLOCK_MONOTONIC ns.
+    /// Time of the first token of each request that was given up after it, by number, as
+    /// CLOCK_MONOTONIC in ns.
     pub firsts: BTreeMap<u64, u64>,
-    /// What the engines counted, by host.
+    /// Counters of the engines, by host.
     pub counts: Vec<Counts>,
-    /// What the fabric counted, by host.
+    /// Counters of the fabric, by host.
     pub links: Vec<LinkRecord>,
-    /// Daemons that were started again.
+    /// Number of times that a daemon was restarted.
     pub daemon_restarts: u32,
-    /// What became of exchanges that the NCCL plugin carried; none if it carried none.
+    /// Counters of the NCCL plugin, if it carried exchanges.
     #[serde(default)]
     pub carriage: Option<Carriage>,
-    /// What daemons said of the coordinator at the end; none if there was none.
+    /// Counters of the daemons about the coordinator at the end, if there was one.
     pub coordinator: Option<CoordinatorRecord>,
-    /// The kernel kept its own buffers at some host.
+    /// Whether the kernel kept its own socket buffers at some host.
     pub buffers_unbounded: bool,
-    /// Processors that were busy on average, over the whole machine, from the start of clients.
+    /// Average number of busy processors of the machine since the clients started.
     pub busy_cores: f64,
-    /// Processors that engines, clients and daemons kept busy on average.
+    /// Average number of processors that engines, clients and daemons kept busy.
     pub lab_cores: f64,
 }
 
-/// Between the start of clients and time zero.
+/// Time between the start of the clients and time zero, in ns.
 const LEAD_NS: u64 = 500_000_000;
 
-/// Objective of a request that is played alone: there is nothing that it could miss.
+/// Objective of a request that is played alone, in ms. It is long because it is not evaluated.
 const NO_HURRY_MS: f64 = 60_000.0;
 
-/// A request that is alone is done within this, whatever else the machine does.
+/// Longest time that a request alone may take, even on a busy machine.
 const ALONE_WITHIN: Duration = Duration::from_secs(30);
 
-/// Tokens of a prompt that only makes processes talk to each other.
+/// Tokens of a prompt that only opens connections between processes.
 const WARM_TOKENS: u32 = 64;
 
-/// The host whose daemon is killed, if one is to be.
+/// The host whose daemon is killed if the configuration says so.
 const VICTIM: usize = 0;
 
-/// *init*: the body of the first process.
+/// *init*: the main function of the first process.
 pub fn init() -> i32 {
     let outcome = sandbox::furnish().and_then(|()| run(&read_spec()?));
     match outcome {
@@ -121,7 +121,7 @@ pub fn init() -> i32 {
 }
 
 fn tell(event: &Event) {
-    // If the caller is gone, so is this process in a moment.
+    // If the write fails, the caller is gone and this process ends soon, too.
     let _ = std::io::stdout().lock().write_all(&message::line(event));
 }
 
@@ -130,17 +130,17 @@ fn read_spec() -> anyhow::Result<LabSpec> {
     let mut line = String::new();
     stdin.read_line(&mut line)?;
     std::thread::spawn(move || {
-        // Ends when the caller does, whatever ended it. As this is pid 1, everything ends with it.
+        // The read ends when the caller ends. The exit of pid 1 then ends the whole sandbox.
         let _ = stdin.read_to_end(&mut Vec::new());
         std::process::exit(1);
     });
     serde_json::from_str(&line).context("reading what to run")
 }
 
-/// Makes all runs.
+/// Plays all runs.
 ///
 /// # Errors
-/// A part of the lab failed.
+/// Fails if a part of the lab fails.
 fn run(spec: &LabSpec) -> anyhow::Result<()> {
     let lab = Lab {
         spec,
@@ -164,8 +164,8 @@ fn run(spec: &LabSpec) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Time from arrival in which each request's first token is due: so many times what it takes alone,
-/// as computed or else as measured.
+/// Returns the objective of each request, in ns: `slo_scale` times its TTFT alone, which is
+/// computed or else measured.
 fn objectives(spec: &LabSpec, alone: &RunRecord) -> anyhow::Result<HashMap<u64, u64>> {
     let objective = |took_ns: u64| (took_ns as f64 * spec.config.slo_scale) as u64;
     let computed = spec.asked.iter();
@@ -192,15 +192,15 @@ struct Lab<'a> {
     wiring: Wiring<'a>,
 }
 
-/// One run.
+/// The state of one run.
 struct Run<'a> {
-    /// Which one, from 0.
+    /// Index of the run, from 0.
     index: usize,
     policy: &'a str,
     asked: &'a [Asked],
-    /// None of requests that are played one by one.
+    /// Objectives by request, in ns. `None` if requests are played one by one.
     objectives: Option<&'a HashMap<u64, u64>>,
-    /// Where its files are.
+    /// Folder of the run's files.
     folder: PathBuf,
     daemons: Option<Daemons>,
     coordinator: Option<Coordinator>,
@@ -287,13 +287,13 @@ impl Lab<'_> {
         }
     }
 
-    /// Fills the caches with the shared prefixes, and makes every process talk to every other once.
-    /// Timed engines have the prefixes already: each decode host asks for as many short prompts as
-    /// there are prefill hosts.
+    /// Computes the shared prefixes and makes every process open its connections to the others.
+    /// Timed engines have the prefixes already, so each decode host sends one short prompt to each
+    /// prefill host.
     fn warm(&self, engines: &mut Engines) -> anyhow::Result<()> {
         let config = &self.spec.config;
         let mut of_hosts: Vec<Vec<Question>> = vec![Vec::new(); config.decodes];
-        // With one token, no KV goes to decode.
+        // An answer of one token sends no KV to decode.
         let prefills = config.units * config.ranks;
         let timed = config.engine == Engine::Timed;
         let (output_tokens, prefixes) = if timed {
@@ -313,7 +313,7 @@ impl Lab<'_> {
                 prefill: timed.then_some(number / config.decodes % prefills),
             });
         }
-        // One host after the other: what lies where must not depend on which of them was faster.
+        // One host after the other, so that the placement of prefixes does not depend on timing.
         for (decode, questions) in of_hosts.into_iter().enumerate() {
             self.one_by_one(decode, questions, engines, |answer| match answer.error {
                 None => Ok(()),
@@ -324,7 +324,7 @@ impl Lab<'_> {
         Ok(())
     }
 
-    /// Asks a decode host, each question when the one before has its answer.
+    /// Sends questions to a decode host, each after the answer to the previous one.
     fn one_by_one(
         &self,
         decode: usize,
@@ -389,13 +389,13 @@ impl Lab<'_> {
             policy: run.policy.to_owned(),
             counts,
             links,
-            // Within one of them nothing can be said.
+            // A shorter span than one jiffy would give a meaningless average.
             busy_cores: busy_s / busy_span.as_secs_f64().max(0.01),
             ..record
         })
     }
 
-    /// Each request when the one before has its answer.
+    /// Plays each request after the answer to the previous one.
     fn alone(&self, run: &Run<'_>, engines: &mut Engines) -> anyhow::Result<RunRecord> {
         let config = &self.spec.config;
         let mut record = RunRecord {
@@ -419,7 +419,7 @@ impl Lab<'_> {
         Ok(record)
     }
 
-    /// Each request at its time.
+    /// Plays each request at its arrival time.
     fn together(&self, run: &mut Run<'_>, engines: &mut Engines) -> anyhow::Result<RunRecord> {
         let config = &self.spec.config;
         let mut record = RunRecord {
@@ -481,7 +481,7 @@ impl Lab<'_> {
     }
 }
 
-/// Processor time of all children that have ended, s.
+/// Returns the processor time of all children that have ended, in s.
 fn children_cpu_s() -> f64 {
     let Ok(usage) = getrusage(UsageWho::RUSAGE_CHILDREN) else {
         return 0.0;
@@ -490,7 +490,7 @@ fn children_cpu_s() -> f64 {
     seconds(usage.user_time()) + seconds(usage.system_time())
 }
 
-/// Time that the machine's processors were busy, in jiffies.
+/// Returns the time that the machine's processors were busy, in jiffies.
 fn busy_jiffies() -> u64 {
     let stat = fs::read_to_string("/proc/stat").unwrap_or_default();
     let Some(line) = stat.lines().next() else {
@@ -501,7 +501,7 @@ fn busy_jiffies() -> u64 {
         .skip(1)
         .filter_map(|column| column.parse().ok())
         .collect();
-    // user nice system idle iowait irq softirq steal; what follows is contained in user and nice.
+    // user nice system idle iowait irq softirq steal. Later columns are contained in user and nice.
     columns
         .iter()
         .take(8)

@@ -1,7 +1,7 @@
-//! The `laxity-coordinator` of a run, one for all hosts, and what their daemons say of it.
+//! The `laxity-coordinator` of a run, which serves all hosts, and the daemons' counters about it.
 //!
-//! It runs in the lab's own namespace and is reached over a network beside the fabric. No
-//! supervisor: what is killed stays so, since what happens then is what the run is to show.
+//! The coordinator runs in the lab's own namespace and uses a network of its own beside the fabric.
+//! Nothing restarts a killed coordinator, because a run shows what happens without it.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -15,34 +15,35 @@ use serde::{Deserialize, Serialize};
 use crate::daemons::{status, tail};
 use crate::fabric;
 
-/// It has this long to get all daemons.
+/// Longest time until all daemons have a cluster order.
 const ATTEND_WITHIN: Duration = Duration::from_secs(15);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// What came of it, by the word of the daemons, over all hosts.
+/// The daemons' counters about the coordinator, over all hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CoordinatorRecord {
-    /// It was killed.
+    /// Whether the coordinator was killed.
     pub killed: bool,
-    /// Daemons that followed its order at the end.
+    /// Daemons that followed a cluster order at the end.
     pub following: u32,
-    /// Orders that were applied.
+    /// Cluster orders that were applied.
     pub orders: u64,
-    /// Orders that were refused, or dropped.
+    /// Cluster orders that were refused or dropped.
     pub refused_orders: u64,
-    /// Reports that were sent.
+    /// Reports that the daemons sent.
     pub reports: u64,
-    /// Events that it refused.
+    /// Events that the coordinator refused.
     pub refused_events: u64,
-    /// Fetches that it could order ([`LabConfig::reads`](crate::config::LabConfig::reads)).
+    /// Fetches that the coordinator could order
+    /// ([`LabConfig::reads`](crate::config::LabConfig::reads)).
     pub fetches: u64,
-    /// Times that one had to wait.
+    /// Fetches that were held.
     pub fetches_held: u64,
-    /// Fetches that waited for as long as they may.
+    /// Fetches that started without a fetch token after the longest allowed wait.
     pub fetches_ahead: u64,
 }
 
-/// A running coordinator; ends with this.
+/// A running coordinator. Dropping it kills the process.
 #[derive(Debug)]
 pub struct Coordinator {
     child: Child,
@@ -58,10 +59,10 @@ fn ask(folder: &Path, host: usize) -> Option<ClusterStatus> {
 }
 
 impl Coordinator {
-    /// Starts it, with a configuration file if one is given.
+    /// Starts the coordinator, with a configuration file if one is given.
     ///
     /// # Errors
-    /// The program cannot be run.
+    /// Fails if the program cannot be started.
     pub fn start(program: &Path, config: Option<&Path>, folder: &Path) -> anyhow::Result<Self> {
         let log = File::create(log_path(folder))?;
         let mut command = Command::new(program);
@@ -82,10 +83,10 @@ impl Coordinator {
         })
     }
 
-    /// Waits until all daemons have an order of it, so that runs do not differ by who came late.
+    /// Waits until all daemons have a cluster order, so that all runs start in the same state.
     ///
     /// # Errors
-    /// They have not after a while; its log is in the message.
+    /// Fails if a daemon has none in time. The message has the coordinator's log.
     pub fn await_daemons(hosts: usize, folder: &Path) -> anyhow::Result<()> {
         let give_up = Instant::now() + ATTEND_WITHIN;
         for host in 0..hosts {
@@ -103,14 +104,14 @@ impl Coordinator {
         Ok(())
     }
 
-    /// Kills it as a crash would, for good.
+    /// Kills the coordinator, as a crash would. It is not restarted.
     pub fn kill(&mut self) {
         self.killed = true;
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// What daemons say; then it ends.
+    /// Collects the daemons' counters and ends the coordinator.
     #[must_use]
     pub fn record(self, hosts: usize, folder: &Path) -> CoordinatorRecord {
         let mut record = CoordinatorRecord {

@@ -1,22 +1,22 @@
-//! What an engine has counted, read from its `/metrics`.
+//! The counters of an engine, read from `/metrics`.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Counters of one process, or of several.
+/// Counters of one or several processes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Counts {
-    /// Bytes that it sent, by stage and DSCP.
+    /// Bytes that were sent, by stage and DSCP.
     pub stage_bytes: BTreeMap<String, BTreeMap<u8, u64>>,
-    /// The rest, by name without `laxity_engine_`, sums over labels.
+    /// All other counters, summed over their labels, by name without the prefix `laxity_engine_`.
     pub of: BTreeMap<String, f64>,
 }
 
-/// What all names begin with.
+/// Prefix of the names of all counters.
 const OURS: &str = "laxity_engine_";
 
-/// The value of a label.
+/// Returns the value of a label.
 fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
     labels.split(',').find_map(|pair| {
         let (key, value) = pair.split_once('=')?;
@@ -25,7 +25,7 @@ fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
 }
 
 impl Counts {
-    /// Reads Prometheus' text.
+    /// Parses the text format of Prometheus.
     #[must_use]
     pub fn read(text: &str) -> Self {
         let mut counts = Self::default();
@@ -39,7 +39,7 @@ impl Counts {
             };
             let (name, labels) = series.split_once('{').unwrap_or((series, ""));
             let labels = labels.trim_end_matches('}');
-            // Quantiles are no counters.
+            // Quantiles cannot be summed.
             if label(labels, "quantile").is_some() {
                 continue;
             }
@@ -55,13 +55,13 @@ impl Counts {
         counts
     }
 
-    /// A counter; 0 if it was never touched.
+    /// Returns a counter, or 0 if the text does not have it.
     #[must_use]
     pub fn get(&self, name: &str) -> f64 {
         self.of.get(name).copied().unwrap_or(0.0)
     }
 
-    /// Mean of a histogram, 0 of nothing.
+    /// Returns the mean of a histogram, or 0 if it is empty.
     #[must_use]
     pub fn mean(&self, histogram: &str) -> f64 {
         let count = self.get(&format!("{histogram}_count"));
@@ -72,7 +72,7 @@ impl Counts {
         }
     }
 
-    /// What was counted since an earlier reading.
+    /// Returns the difference to an earlier reading.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         let mut since = self.clone();
@@ -89,7 +89,7 @@ impl Counts {
         since
     }
 
-    /// Adds another process's.
+    /// Adds the counters of another process.
     pub fn add(&mut self, other: &Self) {
         for (name, value) in &other.of {
             *self.of.entry(name.clone()).or_default() += value;

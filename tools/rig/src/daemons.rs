@@ -1,5 +1,5 @@
-//! The `laxityd` of each host during one run: its configuration, and a supervisor that starts it
-//! again one second after it died, as the systemd unit's `Restart=always` does.
+//! The `laxityd` of each host during one run: its configuration, and a supervisor. The supervisor
+//! restarts a daemon one second after it died, like `Restart=always` of the systemd unit.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -60,7 +60,7 @@ struct Nic {
     window: u64,
 }
 
-/// A layer of the lab takes ten times as long as one of the testbed; so do these.
+/// Times that the lab sets to ten times the defaults, because its layers take ten times as long.
 #[derive(Serialize)]
 struct Tuning<'a> {
     load_time_constant: &'a str,
@@ -74,7 +74,7 @@ struct Levels<'a> {
     scavenger_dscp: u8,
 }
 
-/// Slots of a lane. A holder of hot prefixes has every layer of many requests waiting at once.
+/// Slots of a lane. It is large because a holder of hot prefixes has many flows waiting at once.
 pub const LANE_SLOTS: u32 = 1024;
 
 /// Returns the socket on which a host's daemon takes clients.
@@ -83,23 +83,23 @@ pub fn daemon_socket(folder: &Path, host: usize) -> PathBuf {
     folder.join(format!("laxityd{host}.sock"))
 }
 
-/// Where a host's daemon answers operators.
+/// Returns the control socket of a host's daemon.
 #[must_use]
 pub fn control_socket(folder: &Path, host: usize) -> PathBuf {
     folder.join(format!("control{host}.sock"))
 }
 
-/// A daemon has this long to answer.
+/// Longest time that a daemon may take to answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(2);
 
-/// What a host's daemon says of itself; `None` if it doesn't answer.
+/// Returns the status of a host's daemon, or `None` if it doesn't answer.
 #[must_use]
 pub fn status(folder: &Path, host: usize) -> Option<Status> {
     let mut control = ControlClient::connect(control_socket(folder, host), ANSWER_WITHIN).ok()?;
     control.status().ok()
 }
 
-/// The configuration file of one host's daemon.
+/// Returns the configuration file of one host's daemon.
 ///
 /// # Errors
 /// Never: the values of a [`LabConfig`] have a TOML form.
@@ -115,7 +115,7 @@ pub fn daemon_toml(
         socket: daemon_socket(folder, host),
         control: control_socket(folder, host),
         metrics: "",
-        // Eight daemons and eight engines share two cores: sleep at once.
+        // Eight daemons and eight engines share two cores, so the scheduler thread must not spin.
         scheduler: Scheduler {
             spin_us: 0,
             slots: LANE_SLOTS,
@@ -157,10 +157,10 @@ pub struct Daemons {
 }
 
 impl Daemons {
-    /// Starts one daemon per host and waits until all take clients.
+    /// Starts one daemon per host and waits until all accept clients.
     ///
     /// # Errors
-    /// A daemon does not start; its log is in the message.
+    /// Fails if a daemon does not start. The message has the daemon's log.
     pub fn start(
         config: &LabConfig,
         policy: &str,
@@ -213,14 +213,14 @@ impl Daemons {
         Ok(daemons)
     }
 
-    /// Kills the daemon of a host as a crash would. Its supervisor starts another.
+    /// Kills the daemon of a host, as a crash would. Its supervisor starts another.
     pub fn kill(&self, host: usize) {
         if let Some(daemon) = self.supervised.get(host) {
             signal(&daemon.pid, Signal::SIGKILL);
         }
     }
 
-    /// Daemons that were started again.
+    /// Returns how many times a daemon was restarted.
     #[must_use]
     pub fn restarts(&self) -> u32 {
         self.restarts.load(Ordering::Relaxed)
@@ -230,7 +230,7 @@ impl Daemons {
     pub fn stop(self) {
         self.stop.store(true, Ordering::Release);
         for daemon in self.supervised {
-            // The supervisor ends its daemon when it sees the flag; it cannot fail.
+            // The supervisor ends its daemon when it sees the flag. It cannot panic.
             let _ = daemon.thread.join();
         }
     }
@@ -254,7 +254,7 @@ fn start_one(laxityd: &Path, config: &Path, log: &Path, host: usize) -> anyhow::
         .context("starting laxityd")
 }
 
-/// Sends a signal to a process if there is one. That it has just died is no error.
+/// Sends a signal to a process if there is one. A process that just died is no error.
 fn signal(pid: &AtomicI32, signal: Signal) {
     let pid = pid.load(Ordering::Acquire);
     if pid > 0 {
@@ -297,7 +297,7 @@ fn supervise(
     }
 }
 
-/// The end of a log, to be shown.
+/// Returns the last lines of a log for a message.
 #[must_use]
 pub fn tail(log: &Path) -> String {
     const LINES: usize = 15;

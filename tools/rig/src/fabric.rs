@@ -1,22 +1,22 @@
-//! The lab's network: a bridge, one veth pair per host, and strict priority by DSCP wherever a
-//! queue can build: at the host's own port (its NIC) and at the switch's port towards it.
+//! The network of the lab: a bridge, one veth pair per host, and strict priority by DSCP at the two
+//! places with queues: the host's own port (its NIC) and the switch's port towards it.
 //!
-//! The shape is the same for every policy; only the marks that packets carry differ. A kernel
-//! without `prio` has HTB, which serves its classes in strict priority if each is assured next to
-//! nothing and may borrow everything (measured: 957/0 Mbit/s between two greedy classes). The
-//! parts that make it behave like a RoCE fabric:
+//! The fabric is the same for every policy. Only the marks of packets differ. A kernel without
+//! `prio` uses HTB, which serves its classes in strict priority if each has a tiny assured rate and
+//! may borrow everything (measured: 957/0 Mbit/s between two greedy classes). Three settings make
+//! the fabric behave like a RoCE fabric:
 //!
-//! * `gso_max_size` bounds the unit that a queue sends at once, so that priority acts within
-//!   16 KiB and not within 64 KiB (2.6 ms at 200 Mbit/s);
-//! * queues are long enough not to drop, and the connections' socket buffers bound what is in
-//!   them, so that `none`, one unmarked class, shares a short lossless FIFO: the fair opponent;
+//! * `gso_max_size` bounds the unit that a queue sends at once, so priority acts within 16 KiB
+//!   instead of 64 KiB (2.6 ms at 200 Mbit/s);
+//! * queues are long enough not to drop, and the socket buffers of connections bound what is in
+//!   them. So under `none`, all traffic shares one short lossless FIFO, which is a fair baseline;
 //! * neighbours are static, so no ARP request waits behind data.
 //!
-//! Words between the lab's processes have a class above all, whatever the policy: they stand for
-//! what a cluster sends over another network.
+//! Control messages between the lab's processes have a class above all others, under every policy.
+//! In a real cluster they use another network.
 //!
-//! Unmarked traffic, that is `none` and whatever goes out unscheduled, has a class above the
-//! lowest level: best effort is neither urgent nor a scavenger.
+//! Unmarked traffic (`none` and unscheduled traffic) has the class just above the lowest level,
+//! because best effort is neither urgent nor scavenger traffic.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -25,31 +25,31 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::LabConfig;
 
-/// MTU of every link, bytes: jumbo frames, as RoCE fabrics have.
+/// MTU of every link, in bytes. RoCE fabrics use jumbo frames, too.
 pub const MTU: u32 = 9000;
 
-/// Most bytes that the stack hands to a queue as one unit.
+/// Most bytes that the network stack hands to a queue as one unit.
 const GSO_BYTES_MAX: u32 = 16 << 10;
 
-/// HTB's burst, bytes: one GSO unit must fit.
+/// HTB's burst, in bytes. One GSO unit must fit.
 pub const BURST_BYTES: u32 = 20 << 10;
 
-/// DSCP of words between processes: network control (CS6).
+/// DSCP of control messages between processes: network control (CS6).
 pub const WORDS_DSCP: u8 = 48;
 
-/// First minor number of the classes, and handle of their queues.
+/// First minor number of the classes, and first handle of their queues.
 const MINOR_FIRST: u32 = 0x10;
 
-/// A class of the fabric: what has the same DSCP.
+/// A class of the fabric: the traffic with one DSCP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WireClass {
-    /// The DSCP; 0 is unmarked traffic.
+    /// The DSCP of the class. 0 is unmarked traffic.
     pub dscp: u8,
 }
 
 impl WireClass {
-    /// The classes in strict order of priority: words, the levels' DSCPs, unmarked traffic before the
-    /// last of them, the scavenger at the end. `None` if the DSCPs cannot be served so.
+    /// Returns the classes in strict order of priority: control messages, levels, unmarked traffic
+    /// before the last level, scavenger. `None` if the DSCPs cannot be ordered so.
     #[must_use]
     pub fn table(level_dscp: &[u8], scavenger_dscp: u8) -> Option<Vec<Self>> {
         let mut dscps: Vec<u8> = vec![WORDS_DSCP];
@@ -66,31 +66,31 @@ impl WireClass {
         }
         let unmarked = dscps.len().saturating_sub(2);
         dscps.insert(unmarked, 0);
-        // HTB knows priorities 0 to 7.
+        // HTB has the priorities 0 to 7.
         (dscps.len() <= 8).then(|| dscps.into_iter().map(|dscp| Self { dscp }).collect())
     }
 }
 
-/// The place of a DSCP in the table; what the table does not know is served as unmarked.
+/// Returns the index of a DSCP in the table. An unknown DSCP has the index of unmarked traffic.
 #[must_use]
 pub fn class_of(classes: &[WireClass], dscp: u8) -> usize {
     let place = |dscp| classes.iter().position(|class| class.dscp == dscp);
     place(dscp).or_else(|| place(0)).unwrap_or(0)
 }
 
-/// Address of a host inside the lab.
+/// Returns the address of a host inside the lab.
 #[must_use]
 pub fn address(host: usize) -> std::net::Ipv4Addr {
     std::net::Ipv4Addr::new(10, 77, 0, host as u8 + 1)
 }
 
-/// Address of the coordinator, on a network of its own: in a real cluster its messages do not stand
-/// in line behind KV caches either.
+/// Address of the coordinator, on a network of its own. In a real cluster its messages do not wait
+/// behind KV caches either.
 pub const COORDINATOR: std::net::SocketAddrV4 =
     std::net::SocketAddrV4::new(std::net::Ipv4Addr::new(10, 78, 0, 254), 7471);
 
-/// `ip -batch` input that makes the management network, with the coordinator's address in the lab's
-/// own namespace, and plugs every host into it. It is not shaped.
+/// Returns the `ip -batch` input that makes the management network and connects every host to it.
+/// The coordinator's address is in the lab's own namespace. The network is not shaped.
 #[must_use]
 pub fn management_script(hosts: usize) -> String {
     let address = COORDINATOR.ip();
@@ -110,7 +110,7 @@ pub fn management_script(hosts: usize) -> String {
     script
 }
 
-/// `ip -batch` input for a host's end of it.
+/// Returns the `ip -batch` input for a host's end of the management network.
 #[must_use]
 pub fn management_host_script(host: usize) -> String {
     format!(
@@ -119,13 +119,13 @@ pub fn management_host_script(host: usize) -> String {
     )
 }
 
-/// Name of a host's network namespace.
+/// Returns the name of a host's network namespace.
 #[must_use]
 pub fn namespace(host: usize) -> String {
     format!("host{host}")
 }
 
-/// Name of the switch's port towards a host.
+/// Returns the name of the switch's port towards a host.
 #[must_use]
 pub fn switch_port(host: usize) -> String {
     format!("port{host}")
@@ -138,7 +138,7 @@ fn mac(host: usize) -> String {
     format!("02:4c:58:00:00:{:02x}", host + 1)
 }
 
-/// `ip -batch` input that makes the switch and plugs every host into it. The namespaces exist.
+/// Returns the `ip -batch` input that connects every host's namespace to a new switch.
 #[must_use]
 pub fn switch_script(hosts: usize) -> String {
     let mut script = format!(
@@ -158,12 +158,11 @@ pub fn switch_script(hosts: usize) -> String {
     script
 }
 
-/// `ip -batch` input for the inside of one host's namespace.
+/// Returns the `ip -batch` input for the inside of one host's namespace.
 ///
-/// The route pins the congestion control (a host default of BBR would pace below the shaper and
-/// measure itself), and the initial window, which is also the one after an idle period: a
-/// collective is a burst after a pause, and restarting it from ten packets would measure slow
-/// start.
+/// The route pins two settings. One is the congestion control, because BBR would pace below the
+/// shaper. The other is the initial window, which also applies after an idle period. A collective
+/// is a burst after a pause, so a window of ten packets would measure slow start.
 #[must_use]
 pub fn host_script(host: usize, hosts: usize, congestion_control: &str) -> String {
     let address = address(host);
@@ -184,7 +183,7 @@ pub fn host_script(host: usize, hosts: usize, congestion_control: &str) -> Strin
     script
 }
 
-/// `tc -batch` input that shapes a port and gives it one strict-priority queue per class.
+/// Returns the `tc -batch` input that shapes a port and makes one strict-priority queue per class.
 #[must_use]
 pub fn shaping_script(device: &str, config: &LabConfig, classes: &[WireClass]) -> String {
     let rate = format!("{}mbit", config.port_mbit);
@@ -214,7 +213,7 @@ pub fn shaping_script(device: &str, config: &LabConfig, classes: &[WireClass]) -
             .expect("a String takes all");
         }
     }
-    // Should anything ask for an address after all, it does not wait behind data.
+    // An unexpected ARP request must not wait behind data.
     writeln!(
         script,
         "filter add dev {device} parent 1: protocol arp prio 2 u32 match u32 0 0 flowid \
@@ -224,16 +223,16 @@ pub fn shaping_script(device: &str, config: &LabConfig, classes: &[WireClass]) -
     script
 }
 
-/// What one queue has counted since it was made.
+/// Counters of one queue since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct QueueCounters {
-    /// Bytes sent, headers included.
+    /// Bytes sent, including headers.
     pub bytes: u64,
     /// Packets dropped.
     pub drops: u64,
 }
 
-/// Counters of one port by DSCP.
+/// Counters of one port's queues, by DSCP.
 pub type PortCounters = BTreeMap<u8, QueueCounters>;
 
 #[derive(Deserialize)]
@@ -245,10 +244,10 @@ struct QdiscLine {
     drops: u64,
 }
 
-/// Reads the output of `tc -s -j qdisc show dev PORT`.
+/// Parses the output of `tc -s -j qdisc show dev PORT`.
 ///
 /// # Errors
-/// The output is not the JSON that iproute2 prints.
+/// Fails if the output is not the JSON that iproute2 prints.
 pub fn parse_counters(
     json: &str,
     classes: &[WireClass],
@@ -273,7 +272,7 @@ pub fn parse_counters(
     Ok(counters)
 }
 
-/// What was counted between two readings.
+/// Returns the difference between two readings.
 #[must_use]
 pub fn since(before: &PortCounters, after: &PortCounters) -> PortCounters {
     after

@@ -1,14 +1,14 @@
-//! The contention-free TTFT of a request of the timed engine: what it would take alone, on an idle
-//! fabric.
+//! The contention-free TTFT of a request of the timed engine: its TTFT alone, on an idle fabric.
 //!
-//! The SLO of a request is a multiple of this number (MFS §6.1 measures it under low load). It is
-//! computed, not measured, so that it is the same number for every policy. A lab run then plays a
-//! few requests one by one and reports how far the computation is off.
+//! The objective of a request is a multiple of this TTFT (MFS §6.1 measures it under low load). It
+//! is computed, not measured, so it is the same for every policy. A lab run then plays a few
+//! requests one by one and reports the error of the computation.
 //!
-//! With `B` a port's goodput, `t(b) = max(b − burst, 0) / B + δ` the time of a message of `b` bytes
-//! on an idle path (a shaper that was idle lets a burst through at once), an iteration of `m`
-//! tokens, `c(m)` the time of attention and experts in a layer, `a` bytes of a token's rows for
-//! experts elsewhere, `f` bytes of KV to fetch in a layer and `p` bytes of KV that go to decode:
+//! Let `B` be a port's goodput, `t(b) = max(b − burst, 0) / B + δ` the time of a message of `b`
+//! bytes on an idle path (an idle shaper sends a burst at once) and `m` the tokens of an iteration.
+//! `c(m)` is the time of attention and experts in a layer, `a` the bytes of a token's rows for
+//! experts on other hosts, `f` the bytes of KV to fetch in a layer, and `p` the bytes of KV that go
+//! to decode:
 //!
 //! ```text
 //! ready(l) = t((l + 1) · f)                          fetches of all layers are asked for at once
@@ -22,18 +22,18 @@ use crate::config::{LabConfig, Scaling};
 use crate::fabric::BURST_BYTES;
 use crate::serving::{ServingConfig, Times};
 
-/// `δ`: what a message takes besides its bytes at the port's rate. Two hops of store and forward,
-/// and the wake-ups of those who permit, send and receive. The same for all policies.
+/// `δ`: time of a message besides its bytes at the port's rate, in ns. It covers two hops of store
+/// and forward, and the wake-ups of daemon, sender and receiver. It is the same for all policies.
 const MESSAGE_NS: f64 = 250_000.0;
 
-/// `t(b)`, ns.
+/// Returns `t(b)` in ns.
 fn message_ns(scaling: &Scaling, bytes: f64) -> f64 {
     let behind_burst = (bytes - f64::from(BURST_BYTES)).max(0.0);
     behind_burst * 1e9 / scaling.goodput_bytes_per_s + MESSAGE_NS
 }
 
-/// Time for which a request keeps a unit busy if all its hosts share the request evenly, ns: what
-/// the offered load is measured in.
+/// Returns how long a request keeps a unit busy if all its hosts share the request evenly, in ns.
+/// The offered load is measured in this time.
 #[must_use]
 pub fn service_ns(scaling: &Scaling, new_tokens: u32) -> u64 {
     let peers = scaling.ranks as u64 - 1;
@@ -45,7 +45,7 @@ pub fn service_ns(scaling: &Scaling, new_tokens: u32) -> u64 {
     (f64::from(scaling.layers) * layer) as u64
 }
 
-/// What the numbers of one request follow from.
+/// The inputs from which contention-free TTFTs are computed.
 #[derive(Clone, Debug)]
 pub struct Ideal {
     scaling: Scaling,
@@ -54,7 +54,7 @@ pub struct Ideal {
 }
 
 impl Ideal {
-    /// Of the timed engine of a lab; none of another engine.
+    /// Returns the inputs of the timed engine of a lab, or `None` for another engine.
     #[must_use]
     pub fn new(config: &LabConfig) -> Option<Self> {
         Some(Self {
@@ -64,8 +64,8 @@ impl Ideal {
         })
     }
 
-    /// The contention-free TTFT of a request that computes `new` tokens and reuses `reused`, of
-    /// which `fetched` come over the network, ns.
+    /// Returns the contention-free TTFT, in ns, of a request that computes `new` tokens and reuses
+    /// `reused`. Of the reused tokens, `fetched` come over the network.
     #[must_use]
     pub fn ttft_ns(&self, new: u32, reused: u32, fetched: u32) -> u64 {
         let ns = |bytes: f64| bytes * 1e9 / self.scaling.goodput_bytes_per_s;

@@ -1,8 +1,8 @@
-//! The lab, as its callers see it: a configuration in, a report out.
+//! The entry point of the lab: takes a configuration and returns a report.
 //!
-//! A program that calls [`run`] has to begin its `main` with [`internal_call`], before it starts
-//! any thread: the lab runs this same program again as the first process of its sandbox, as
-//! clients and as helpers.
+//! A program that calls [`run`] must call [`internal_call`] first in `main`, before it starts any
+//! thread. The lab starts the same program again as the first process of its sandbox, as clients
+//! and as helpers.
 
 use std::ffi::OsString;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -24,10 +24,10 @@ use crate::report::measure::Machine;
 pub use crate::sandbox::INTERNAL;
 use crate::{client, controller, report, sandbox, vm};
 
-/// Requests that are played one by one to check the analytic contention-free TTFT.
+/// Number of requests that are played one by one to check the computed contention-free TTFT.
 const VALIDATION_REQUESTS: usize = 10;
 
-/// A bar on standard error, or nothing.
+/// Returns a progress bar on standard error, or a hidden one.
 fn progress_bar(shown: bool) -> ProgressBar {
     if !shown {
         return ProgressBar::hidden();
@@ -50,25 +50,25 @@ fn check(config: &LabConfig) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The requests that are played one by one before the policies: all, if nothing else says how long
-/// they take, else a few that check what is computed.
+/// Returns the requests that are played one by one before the policies: all if their TTFT is only
+/// measured, otherwise a few that check the computed TTFT.
 fn alone(config: &LabConfig, asked: &[Asked]) -> Vec<Asked> {
     let count = match config.engine {
         Engine::Timed if config.validate_ideal => VALIDATION_REQUESTS.min(asked.len()),
         Engine::Timed => return Vec::new(),
         _ => asked.len(),
     };
-    // Every host and both kinds of reuse should be among them, so step through all.
+    // Steps through all requests, to include every host and both kinds of reuse.
     let step = (asked.len() / count).max(1);
     asked.iter().step_by(step).take(count).cloned().collect()
 }
 
-/// Runs the lab, with a progress bar on standard error if `progress` is set. Whether answers differ
-/// between policies is in the report.
+/// Runs the lab, with a progress bar on standard error if `progress` is set. The report says
+/// whether answers differ between policies.
 ///
 /// # Errors
-/// The configuration makes no sense, the machine lacks something ([`CannotRun`]), or a part of
-/// the lab failed; the message says what to do.
+/// Fails if the configuration is invalid, the machine lacks something ([`CannotRun`]), or a part of
+/// the lab failed. The message says what to do.
 pub fn run(config: &LabConfig, progress: bool) -> anyhow::Result<LabReport> {
     check(config)?;
     let bar = progress_bar(progress);
@@ -112,27 +112,27 @@ pub fn run(config: &LabConfig, progress: bool) -> anyhow::Result<LabReport> {
     ))
 }
 
-/// A run, as the bar shows it.
+/// The fields of a run that the progress bar shows.
 struct Shown {
     label: String,
     requests: usize,
     last_s: f64,
 }
 
-/// Starts the sandbox and listens to what its controller has to say: a record of each run.
+/// Starts the sandbox and returns the record of each run that its controller reports.
 fn play(spec: &LabSpec, runs: &[Shown], bar: &ProgressBar) -> anyhow::Result<Vec<RunRecord>> {
     let mut sandbox = sandbox::internal("enter")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
         .context("starting the sandbox")?;
-    // Dropped when this function returns, which ends whatever is left in the sandbox.
+    // The lifeline is dropped when this function returns, which ends all processes of the sandbox.
     let lifeline = sandbox.stdin.take();
     let listen = || -> anyhow::Result<Vec<RunRecord>> {
         let (Some(mut lifeline), Some(events)) = (lifeline, sandbox.stdout.take()) else {
             bail!("the sandbox has no pipes");
         };
-        // If it is gone already, what it said below tells why.
+        // If the write fails, the sandbox ended, and its output below says why.
         let _ = lifeline.write_all(&crate::message::line(spec));
         let mut records = Vec::new();
         for line in BufReader::new(events).lines() {
@@ -173,13 +173,13 @@ fn show(bar: &ProgressBar, runs: &[Shown], run: usize, finished: usize, elapsed_
     bar.set_message(format!("{finished}/{} requests", shown.requests));
 }
 
-/// What this machine has of what the lab needs.
+/// Returns what the lab needs and this machine has or lacks.
 #[must_use]
 pub fn probe(config: &LabConfig) -> Findings {
     probe::findings(config)
 }
 
-/// Does this process's part if the lab itself started it. To be called first of all in `main`.
+/// Does this process's part if the lab itself started it. `main` must call this first.
 pub fn internal_call() -> Option<ExitCode> {
     let mut args = std::env::args_os().skip(1);
     args.next()
@@ -187,7 +187,7 @@ pub fn internal_call() -> Option<ExitCode> {
         .then(|| internal_main(args))
 }
 
-/// The lab's own calls of this program: everything after [`INTERNAL`].
+/// Handles a call of this program by the lab itself. `args` are the arguments after [`INTERNAL`].
 pub fn internal_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let args: Vec<OsString> = args.into_iter().collect();
     let text = |index: usize| {

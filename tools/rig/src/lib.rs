@@ -1,10 +1,10 @@
-//! The lab: real hosts on one machine, to show what scheduling is worth.
+//! The lab: real hosts on one machine, to measure the effect of scheduling.
 //!
 //! Each host is a network namespace with its own TCP stack, its own `laxityd` and one
-//! `laxity-engine`, which computes a small model or takes the time of computing. Prefill hosts hold
-//! shares of the experts. Decode hosts take requests from clients in their namespaces, have prompts
-//! computed by prefill hosts and get each layer's KV. [`lab::run`] plays the same arrivals under
-//! several policies and reports TTFT attainment, and what the fabric saw.
+//! `laxity-engine`, which computes a small model or only takes the time of it. Prefill hosts share
+//! the experts. Decode hosts accept requests from clients in their namespaces, let prefill hosts
+//! compute the prompts, and receive each layer's KV. [`lab::run`] plays the same arrivals under
+//! several policies. It reports TTFT attainment and the counters of the fabric.
 //!
 //! ```text
 //! laxity lab run ── lab::run ──▶ sandbox (user, mount, net, pid namespaces of its own)
@@ -13,8 +13,8 @@
 //!                                     └─ host1: …
 //! ```
 //!
-//! Some or all requests are played one by one first. The policies follow: the same requests at the
-//! same times, whose answers have to be the same, token by token. Each run has processes of its own.
+//! Some or all requests are played one by one first. Each policy then gets the same requests at the
+//! same times, and the answers have to be the same, token by token. Each run has its own processes.
 #![forbid(unsafe_code)]
 
 pub mod carriage;

@@ -1,4 +1,4 @@
-//! What the lab's processes tell each other: JSON, one object a line.
+//! The messages between the lab's processes: JSON, one object a line.
 
 use serde::Serialize;
 

@@ -1,14 +1,14 @@
-//! The requests that the engine is asked, with their tokens. A timed model gets the workloads as
-//! they are, and a model that is computed gets them at a size that two cores compute.
+//! The requests that the engine gets, with their tokens. A timed model gets the workloads
+//! unchanged, and a computed model gets them at a size that two cores can compute.
 //!
-//! A prompt begins with so many tokens of its prefix as the workload says are reusable, and goes on
-//! with tokens that no other has. Both are drawn from seeds: the same configuration asks the same.
-//! Objectives of a timed model are computed here ([`Ideal`]). Those of a model that is computed come
-//! later, when each request has been played alone.
+//! A prompt begins with the reusable tokens of its prefix and continues with tokens of its own.
+//! Both are drawn from seeds, so a configuration always gives the same prompts. The objectives of a
+//! timed model are computed here ([`Ideal`]). Those of a computed model are known only after each
+//! request was played alone.
 //!
-//! Hot prefixes live on unit 0, the *victim* of MFS §2.2: the most popular ones, up to a given share
-//! of all reused tokens. The others are spread. A fetched copy is not kept, so popularity stays where
-//! it is (a pool under pressure evicts copies first).
+//! Hot prefixes are on unit 0, the *victim* of MFS §2.2. They are the most popular ones, up to a
+//! given share of all reused tokens. The others are spread over the units. A fetched copy is not
+//! kept, so a prefix stays on its unit (a full pool evicts copies first).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -22,38 +22,38 @@ use crate::ideal::{self, Ideal};
 use crate::trace::{self, Fitting};
 use crate::workload::{self, AGENT, CONVERSATION, Request, Synthetic};
 
-/// A request with its place.
+/// A request with its placement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Asked {
-    /// From 1, in order of arrival.
+    /// Number of the request, from 1, in order of arrival.
     pub id: u64,
-    /// When it arrives, ns after the start.
+    /// Arrival time, in ns after the start.
     pub arrival_ns: u64,
     /// Tokens of the prompt.
     pub tokens: u32,
-    /// Leading tokens that it shares with others of its prefix.
+    /// Leading tokens that belong to the shared prefix.
     pub reused: u32,
-    /// Which prefix.
+    /// Number of the prefix.
     pub prefix: u64,
-    /// The decode host that is asked.
+    /// The decode host that gets the request.
     pub decode: usize,
-    /// Where it is computed, if the lab says so.
+    /// Where the request is computed, if the lab decides it.
     #[serde(default)]
     pub placed: Option<Placed>,
 }
 
-/// Where a request is computed, and what it takes alone.
+/// Where a request is computed, and its TTFT alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Placed {
-    /// The prefill host that computes it.
+    /// The prefill host that computes the prompt.
     pub host: usize,
     /// Leading tokens whose KV comes from another host.
     pub fetched: u32,
-    /// Contention-free TTFT, ns.
+    /// Contention-free TTFT of the request, in ns.
     pub ideal_ns: u64,
 }
 
-/// Tokens of a prompt are bytes of text, as the engine's endpoint has them.
+/// Number of different tokens of a prompt. The engine's endpoint takes bytes of text as tokens.
 const BYTES: u32 = 256;
 
 fn stream(seed: u64, number: u64) -> ChaCha8Rng {
@@ -62,16 +62,16 @@ fn stream(seed: u64, number: u64) -> ChaCha8Rng {
     rng
 }
 
-/// The first tokens of a prefix.
+/// Returns the first tokens of a prefix.
 #[must_use]
 pub fn prefix_tokens(seed: u64, prefix: u64, count: u32) -> Vec<u32> {
-    // Streams of prefixes and of requests' own tokens are apart.
+    // The constant separates the streams of prefixes from those of requests' own tokens.
     let mut rng = stream(seed ^ 0x5052_4546_4958, prefix);
     (0..count).map(|_| rng.random_range(0..BYTES)).collect()
 }
 
 impl Asked {
-    /// Its prompt.
+    /// Returns the tokens of the prompt.
     #[must_use]
     pub fn prompt(&self, seed: u64) -> Vec<u32> {
         let mut tokens = prefix_tokens(seed, self.prefix, self.reused);
@@ -82,21 +82,21 @@ impl Asked {
     }
 }
 
-/// What is asked, and what it was made of.
+/// The requests of a run, and their source.
 #[derive(Clone, Debug)]
 pub struct Asking {
-    /// As generated or read.
+    /// The requests as generated or read.
     pub requests: Vec<Request>,
-    /// With their places.
+    /// The requests with their placements.
     pub asked: Vec<Asked>,
-    /// How a recording was fitted.
+    /// How a recording was fitted, if the requests come from one.
     pub fitting: Option<Fitting>,
 }
 
-/// Makes what a configuration asks. The same configuration asks the same.
+/// Makes the requests of a configuration. The result is deterministic.
 ///
 /// # Errors
-/// The request file cannot be used, or nothing arrives within the duration.
+/// Fails if the request file cannot be used, or nothing arrives within the duration.
 pub fn asking(config: &LabConfig) -> anyhow::Result<Asking> {
     let (requests, fitting) = requests(config)?;
     let asked = requests
@@ -121,7 +121,7 @@ pub fn asking(config: &LabConfig) -> anyhow::Result<Asking> {
     Ok(asking)
 }
 
-/// Makes the requests that arrive at a rate, a second, within so many seconds.
+/// A function that makes the requests for a rate (requests per second) and a duration in seconds.
 type Source = dyn Fn(f64, f64) -> (Vec<Request>, Option<Fitting>);
 
 fn source(config: &LabConfig) -> anyhow::Result<Box<Source>> {
@@ -152,15 +152,15 @@ fn source(config: &LabConfig) -> anyhow::Result<Box<Source>> {
 }
 
 fn requests(config: &LabConfig) -> anyhow::Result<(Vec<Request>, Option<Fitting>)> {
-    // The rate that offers a certain load depends on the requests: take a long look at them.
+    // The rate for a load depends on the requests' sizes, which a large sample shows.
     const SAMPLE_RATE: f64 = 100.0;
     const SAMPLE_S: f64 = 50.0;
     const WINDOW_FITS: usize = 4;
     let (make, duration) = (source(config)?, config.duration_s);
     let rate = config.requests_per_second.unwrap_or_else(|| {
         let mut rate = rate_for_load(config, &make(SAMPLE_RATE, SAMPLE_S).0);
-        // What arrives in a short window is not the average, of a bursty recording least of all:
-        // move towards the rate at which just these requests offer the load, so that seeds compare.
+        // A short window differs from the average, especially of a bursty recording. Adjust the
+        // rate until these requests offer the load, so that seeds are comparable.
         for _ in 0..WINDOW_FITS {
             let offered = offered_load(config, &make(rate, duration).0);
             rate *= (config.load / offered.max(1e-3)).clamp(0.5, 2.0);
@@ -174,7 +174,7 @@ fn requests(config: &LabConfig) -> anyhow::Result<(Vec<Request>, Option<Fitting>
     Ok((requests, fitting))
 }
 
-/// Which unit holds which prefix.
+/// Returns the unit that holds each prefix.
 fn place_prefixes(requests: &[Request], units: usize, victim_share: f64) -> HashMap<u64, usize> {
     let mut reused: BTreeMap<u64, u64> = BTreeMap::new();
     for request in requests {
@@ -200,28 +200,27 @@ fn place_prefixes(requests: &[Request], units: usize, victim_share: f64) -> Hash
     places
 }
 
-/// Time for which the requests keep units busy when each runs alone, s.
+/// Returns how long the requests keep units busy when each runs alone, in s.
 fn busy_s(config: &LabConfig, requests: &[Request]) -> f64 {
     let scaling = config.scaling();
     let service = |r: &Request| ideal::service_ns(&scaling, r.new_tokens()) as f64 / 1e9;
     requests.iter().map(service).sum()
 }
 
-/// Requests per second that offer the configured load to the units, given what the requests are
-/// like.
+/// Returns the requests per second that offer the configured load, for requests like the sample.
 fn rate_for_load(config: &LabConfig, sample: &[Request]) -> f64 {
     let count = sample.len().max(1) as f64;
     config.load * config.units as f64 * count / busy_s(config, sample).max(1e-9)
 }
 
-/// Load that requests which arrive within the configured duration offer.
+/// Returns the load that the requests of the configured duration offer.
 #[must_use]
 pub fn offered_load(config: &LabConfig, requests: &[Request]) -> f64 {
     busy_s(config, requests) / (config.units as f64 * config.duration_s)
 }
 
-/// The prefill host that has each prefix from the start: on the unit that
-/// [`place_prefixes`] says, in turn among its hosts.
+/// Returns the prefill host that holds each prefix from the start. [`place_prefixes`] chooses the
+/// unit, and its hosts take turns.
 fn holders(requests: &[Request], config: &LabConfig) -> BTreeMap<u64, usize> {
     let units = place_prefixes(requests, config.units, config.victim_share);
     let mut next = vec![0; config.units];
@@ -236,11 +235,10 @@ fn holders(requests: &[Request], config: &LabConfig) -> BTreeMap<u64, usize> {
     holders
 }
 
-/// Chooses a prefill host for each request of the timed engine, as a router does that knows where
-/// KV lies (Dynamo's, MFS §6.1): it weighs the estimated wait at each host against fetching the
-/// prefix from elsewhere. It works from its own estimate of the hosts' backlog, not from feedback:
-/// otherwise a policy that is slow in one place would be given another placement, and the runs
-/// would not compare.
+/// Chooses a prefill host for each request of the timed engine, like a router that is aware of KV
+/// (Dynamo's, MFS §6.1). It compares the estimated wait at each host with the cost of fetching the
+/// prefix. It uses its own estimate of the hosts' backlog instead of feedback. With feedback a slow
+/// policy would get another placement, and runs would not be comparable.
 fn place(config: &LabConfig, asking: &mut Asking) {
     let Some(ideal) = Ideal::new(config) else {
         return;
@@ -270,8 +268,8 @@ fn place(config: &LabConfig, asking: &mut Asking) {
     }
 }
 
-/// The prompts whose KV each prefill host has from the start, and each decode host (none): those
-/// that the workload shares.
+/// Returns, for each host, the shared prompts whose KV it holds from the start. Decode hosts hold
+/// none.
 #[must_use]
 pub fn held(config: &LabConfig, asked: &[Asked]) -> Vec<Vec<Vec<u32>>> {
     let requests: Vec<Request> = asked
@@ -291,8 +289,8 @@ pub fn held(config: &LabConfig, asked: &[Asked]) -> Vec<Vec<Vec<u32>>> {
     held
 }
 
-/// The prefixes that are computed before a run, each as long as any request shares it, the most
-/// wanted first.
+/// Returns the prefixes that are computed before a run, with the most tokens that a request shares,
+/// most popular first.
 #[must_use]
 pub fn shared(asked: &[Asked]) -> Vec<(u64, u32)> {
     let mut longest: BTreeMap<u64, (usize, u32)> = BTreeMap::new();

@@ -1,8 +1,7 @@
-//! Whether this machine can run the lab, found out before anything is started, and said in terms
-//! of what to do.
+//! Checks whether this machine can run the lab before anything is started, and says what to do.
 //!
-//! The kernel is asked by doing: a small fabric with one of everything the lab needs is built in
-//! a sandbox of its own and thrown away.
+//! The kernel is checked by trial: a small fabric with one of each needed feature is built in a
+//! sandbox of its own and removed.
 
 use std::fmt;
 use std::io::Write as _;
@@ -17,53 +16,53 @@ use crate::controller::NONE;
 use crate::fabric::{self, WireClass};
 use crate::sandbox::{self, find_program};
 
-/// Variable that names the daemon to run.
+/// Environment variable with the path of the daemon.
 pub const LAXITYD_VARIABLE: &str = "LAXITY_LAXITYD";
 
-/// Programs that the lab runs.
+/// Paths of the programs that the lab runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tools {
-    /// `ip` of iproute2.
+    /// Path of `ip` of iproute2.
     pub ip: PathBuf,
-    /// `tc` of iproute2.
+    /// Path of `tc` of iproute2.
     pub tc: PathBuf,
-    /// `laxityd`, if a policy needs it.
+    /// Path of `laxityd`, if a policy needs it.
     pub laxityd: Option<PathBuf>,
-    /// `laxity-coordinator`, if it is to run.
+    /// Path of `laxity-coordinator`, if the run has one.
     #[serde(default)]
     pub coordinator: Option<PathBuf>,
-    /// The NCCL net plugin, if it is to carry collectives.
+    /// Path of the NCCL net plugin, if it carries collectives.
     #[serde(default)]
     pub nccl_plugin: Option<PathBuf>,
-    /// `laxity-engine`, if it is to make the traffic.
+    /// Path of `laxity-engine`, if the run has one.
     #[serde(default)]
     pub laxity_engine: Option<PathBuf>,
 }
 
-/// Variable that names the NCCL net plugin.
+/// Environment variable with the path of the NCCL net plugin.
 pub const NCCL_PLUGIN_VARIABLE: &str = "LAXITY_NCCL_PLUGIN";
 
-/// What it is called here.
+/// Name of the NCCL net plugin in messages.
 const NCCL_PLUGIN: &str = "NCCL plugin";
 
-/// Its file: as NCCL looks for it, and as cargo builds it.
+/// File names of the plugin: the one that NCCL looks for, and the one that cargo builds.
 const NCCL_PLUGIN_NAMES: [&str; 2] = ["libnccl-net-laxity.so", "libnccl_net_laxity.so"];
 
-/// Variable that names the engine to run.
+/// Environment variable with the path of the engine.
 pub const ENGINE_VARIABLE: &str = "LAXITY_ENGINE";
 
-/// The program that computes.
+/// Name of the engine.
 const ENGINE: &str = "laxity-engine";
 
-/// The program that orders between hosts.
+/// Name of the coordinator.
 const COORDINATOR: &str = "laxity-coordinator";
 
-/// Something that is lacking, and the next step.
+/// Something that the machine lacks, and how to get it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Lack {
-    /// What is lacking.
+    /// What the machine lacks.
     pub what: String,
-    /// What to do.
+    /// How to get it.
     pub next_step: String,
 }
 
@@ -73,7 +72,7 @@ impl fmt::Display for Lack {
     }
 }
 
-/// Everything that keeps this machine from running the lab.
+/// Everything that this machine lacks to run the lab.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error("this machine cannot run the \
     lab{}", .0.iter().fold(String::new(), |text, lack| format!("{text}\n  - {lack}")))]
@@ -86,8 +85,8 @@ fn lack(what: &str, next_step: impl Into<String>) -> Lack {
     }
 }
 
-/// A program of ours: the configured one, the one that a variable names, next to this program, in
-/// `PATH`.
+/// Finds one of Laxity's programs: the configured one, the one in an environment variable, next to
+/// this program, or in `PATH`.
 fn find_named(
     name: &'static str,
     package: &str,
@@ -112,10 +111,10 @@ fn find_named(
     })
 }
 
-/// A program of ours: next to this one, or in `PATH`.
+/// Finds one of Laxity's programs next to this one or in `PATH`.
 fn find_own(name: &str) -> Option<PathBuf> {
     let beside = std::env::current_exe().ok().and_then(|exe| {
-        // Examples and tests of a cargo build lie one folder below the programs.
+        // Examples and tests of a cargo build are one folder below the programs.
         exe.ancestors()
             .skip(1)
             .take(2)
@@ -125,11 +124,11 @@ fn find_own(name: &str) -> Option<PathBuf> {
     beside.or_else(|| find_program(name))
 }
 
-/// The NCCL net plugin: the configured one, `LAXITY_NCCL_PLUGIN`, next to this program (cargo
-/// allows no hyphen in a library's name), where `make install` or a package puts it.
+/// Finds the NCCL net plugin: the configured one, `LAXITY_NCCL_PLUGIN`, next to this program (cargo
+/// allows no hyphen in a library's name), or where `make install` or a package puts it.
 ///
 /// # Errors
-/// It is nowhere; where was looked.
+/// Returns the places that were searched if there is no plugin.
 pub fn find_nccl_plugin(config: &LabConfig) -> Result<PathBuf, Lack> {
     let named = config.nccl_plugin.clone().or_else(|| {
         std::env::var_os(NCCL_PLUGIN_VARIABLE)
@@ -171,12 +170,12 @@ pub fn find_nccl_plugin(config: &LabConfig) -> Result<PathBuf, Lack> {
         })
 }
 
-/// Where libraries of ours may be, most likely first.
+/// Returns the folders that may have Laxity's libraries, most likely first.
 fn plugin_folders() -> Vec<PathBuf> {
     let multiarch = format!("{}-linux-gnu", std::env::consts::ARCH);
     let mut folders: Vec<PathBuf> = Vec::new();
     if let Ok(exe) = std::env::current_exe() {
-        // As for programs: a test lies one folder below.
+        // A test is one folder below the programs.
         folders.extend(exe.ancestors().skip(1).take(2).map(PathBuf::from));
         folders.extend(exe.ancestors().nth(2).map(|prefix| prefix.join("lib")));
     }
@@ -192,17 +191,17 @@ fn plugin_folders() -> Vec<PathBuf> {
     once
 }
 
-/// What this machine has, and what it lacks.
+/// The result of a check: what this machine has, and what it lacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
-    /// Programs, by what they are needed for.
+    /// Programs, by their purpose.
     pub found: Vec<(&'static str, PathBuf)>,
-    /// What is lacking.
+    /// Things that are lacking.
     pub lacks: Vec<Lack>,
 }
 
 impl Findings {
-    /// Nothing is lacking.
+    /// Reports whether nothing is lacking.
     #[must_use]
     pub fn can_run(&self) -> bool {
         self.lacks.is_empty()
@@ -222,7 +221,7 @@ impl fmt::Display for Findings {
     }
 }
 
-/// Checks everything: all that is lacking, not only the first.
+/// Checks everything and returns all that is lacking, not only the first.
 #[must_use]
 pub fn findings(config: &LabConfig) -> Findings {
     let mut findings = Findings::default();
@@ -277,10 +276,10 @@ pub fn findings(config: &LabConfig) -> Findings {
     findings
 }
 
-/// The programs that a run needs.
+/// Returns the programs that a run needs.
 ///
 /// # Errors
-/// All that is lacking on this machine.
+/// Returns all that is lacking on this machine.
 pub fn find(config: &LabConfig) -> Result<Tools, CannotRun> {
     let findings = findings(config);
     let path = |name| {
@@ -303,7 +302,7 @@ pub fn find(config: &LabConfig) -> Result<Tools, CannotRun> {
     }
 }
 
-/// Builds one of everything in a sandbox of its own.
+/// Tries the kernel's features in a sandbox of its own.
 fn probe_kernel(tools: &Tools) -> Vec<Lack> {
     let ask = || -> anyhow::Result<Vec<Lack>> {
         let mut child = sandbox::internal("probe")
@@ -324,10 +323,10 @@ fn probe_kernel(tools: &Tools) -> Vec<Lack> {
     })
 }
 
-/// *probe*: tries each thing and prints what is lacking.
+/// *probe*: tries each feature and prints what is lacking.
 ///
 /// # Errors
-/// The tools were not given.
+/// Fails if standard input does not hold the tools.
 pub fn try_all() -> anyhow::Result<()> {
     let tools: Tools = serde_json::from_reader(std::io::stdin())?;
     let lacks = match sandbox::leave(CloneFlags::empty()) {
@@ -407,7 +406,7 @@ fn feed(tool: &PathBuf, script: &str) -> Result<(), String> {
             .stderr(Stdio::piped())
             .spawn()?;
         if let Some(mut stdin) = child.stdin.take() {
-            // A program that rejects a line stops reading; what it says is below.
+            // A program that rejects a line stops reading. Its message is read below.
             let _ = writeln!(stdin, "{script}");
         }
         child.wait_with_output()

@@ -1,5 +1,5 @@
-//! The engines of one run: a process in each host's namespace, its configuration, its end; and
-//! clients beside it.
+//! The engines of one run, each a process in its host's namespace, their configuration, and the
+//! clients of each host.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -27,14 +27,14 @@ use crate::probe::Tools;
 use crate::sandbox;
 use crate::serving::{Device, ServingConfig, Times};
 
-/// Engines listen for each other here.
+/// Port on which engines listen for each other.
 const PEERS_PORT: u16 = 7500;
 
-/// Weights are drawn within this, of a large model, too. One that ends is noticed at once.
+/// Longest start of an engine with a large model. An early exit is noticed at once.
 const START_WITHIN: Duration = Duration::from_secs(300);
-/// Anything that is not asking is done within this.
+/// Longest time of any job other than requests.
 const ANSWER_WITHIN: Duration = Duration::from_secs(20);
-/// An engine gives answers that are under way 5 s; none are, or nobody wants them.
+/// Longest time for engines to stop. An engine gives open answers 5 s, but here none are needed.
 const STOP_WITHIN: Duration = Duration::from_secs(3);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
@@ -133,15 +133,15 @@ fn peer(host: usize) -> SocketAddr {
     SocketAddr::from((fabric::address(host), PEERS_PORT))
 }
 
-/// Where a host's engine reads which prompts' KV it has from the start.
+/// Returns the file that lists the prompts whose KV a host's engine holds from the start.
 fn holds_file(folder: &Path, host: usize) -> PathBuf {
     folder.join(format!("holds{host}.json"))
 }
 
-/// The configuration of a host's engine.
+/// Returns the configuration of a host's engine.
 ///
 /// # Errors
-/// Never: what is in it has a TOML form.
+/// Never: all values have a TOML form.
 pub fn engine_toml(
     config: &LabConfig,
     folder: &Path,
@@ -173,7 +173,7 @@ pub fn engine_toml(
     let prefill_hosts = config.units * config.ranks;
     let prefills = host < prefill_hosts;
     let unit = host / config.ranks;
-    // Whoever comes next is asked first, so that not all ask the same.
+    // Each host begins with its successor, so that the hosts do not all ask the same one.
     let others = (1..prefill_hosts).map(|step| peer((host + step) % prefill_hosts));
     let patience = Duration::from_secs_f64(config.duration_s + config.drain_s);
     toml::to_string(&EngineToml {
@@ -206,7 +206,7 @@ pub fn engine_toml(
         kv: Kv {
             blocks: kv_blocks,
             block_tokens,
-            // Popularity stays where it is.
+            // A timed engine keeps no fetched copies, so hot prefixes stay on their hosts.
             keep_fetched: times.is_none(),
         },
         schedule: Schedule {
@@ -239,13 +239,13 @@ pub fn engine_toml(
             lockstep: times.is_some() && prefills,
             reads: config.reads,
             nccl_plugin: plugin,
-            // Both rules are fair. Only the second one knows what other decode hosts send.
+            // Both rules are fair. Only `least_loaded` considers what other decode hosts send.
             dispatch: match times {
                 None => "fewest",
                 Some(_) => "least_loaded",
             },
-            // Nothing is computed elsewhere because a link is slow: that would hide what is to be
-            // seen.
+            // The wait is long, so that no host computes KV itself because a link is slow. That
+            // would hide the effect of the link.
             patience_ms: patience.as_millis() as u64,
             ask_ms: patience.as_millis() as u64,
         },
@@ -258,12 +258,12 @@ pub fn engine_toml(
     })
 }
 
-/// What comes from a client.
+/// A message from a client's reader thread.
 enum Heard {
     Said(Said),
-    /// A line that no client says, or that cannot be read, and why.
+    /// The error of a line that could not be read or parsed.
     Unreadable(String),
-    /// Its output ended.
+    /// The client's output ended.
     Ended,
 }
 
@@ -283,25 +283,25 @@ impl Heard {
     }
 }
 
-/// Clients at work, at most one a host, which end with this.
+/// Running clients, at most one per host. Dropping this kills them.
 pub struct Clients {
     clients: Vec<Client>,
-    /// With the number of the client that it is from.
+    /// Messages from all clients, each with the index of its client.
     heard: Receiver<(usize, Heard)>,
 }
 
-/// A client at work in a host's namespace.
+/// A running client in a host's namespace.
 struct Client {
     host: usize,
     child: Child,
-    /// So much it has still to say: whoever waits for it would wait in vain if it ended before.
+    /// Number of answers that the client has not sent yet. An exit before them is an error.
     owes: usize,
-    /// Its standard error.
+    /// Path of the client's standard error.
     log: PathBuf,
 }
 
 impl Client {
-    /// Gives a client its job; what comes from it goes to `sender`, under a number.
+    /// Starts a client with its job. Its messages go to `sender` with the index `number`.
     fn start(
         mut command: Command,
         (number, host): (usize, usize),
@@ -315,7 +315,7 @@ impl Client {
             .stderr(File::create(&log)?)
             .spawn()
             .context("starting a client")?;
-        // From here on it ends with this, also if it takes no job.
+        // From here on, dropping the client kills the process, also if it does not read its job.
         let mut client = Self {
             host,
             child,
@@ -335,13 +335,13 @@ impl Client {
                     return;
                 }
             }
-            // Nobody listens any more if the run is over.
+            // The receiver is gone if the run is over.
             let _ = sender.send((number, Heard::Ended));
         });
         Ok(client)
     }
 
-    /// How it ended, and its last words.
+    /// Returns the exit status of the client and the end of its log.
     fn last_words(&mut self) -> String {
         let status = match self.child.wait() {
             Ok(status) => status.to_string(),
@@ -362,15 +362,15 @@ impl Drop for Client {
 pub struct Engines {
     folder: PathBuf,
     children: Vec<Child>,
-    /// A host's sockets have the kernel's own buffers.
+    /// Whether some host's sockets have the kernel's own buffers.
     pub buffers_unbounded: bool,
 }
 
 impl Engines {
-    /// Starts them and waits until all answer.
+    /// Starts the engines and waits until all answer.
     ///
     /// # Errors
-    /// One does not; its log is in the message.
+    /// Fails if an engine does not start. The message has the engine's log.
     pub fn start(
         config: &LabConfig,
         folder: &Path,
@@ -427,10 +427,10 @@ impl Engines {
         self.folder.join(format!("engine{host}.log"))
     }
 
-    /// All are there.
+    /// Checks that all engines are running.
     ///
     /// # Errors
-    /// One is not; its log is in the message.
+    /// Fails if an engine ended. The message has the engine's log.
     pub fn check(&mut self) -> anyhow::Result<()> {
         for host in 0..self.children.len() {
             if let Some(status) = self.children[host].try_wait()? {
@@ -443,10 +443,10 @@ impl Engines {
         Ok(())
     }
 
-    /// Starts a client on each host with its job.
+    /// Starts a client with its job on each given host.
     ///
     /// # Errors
-    /// One cannot be started.
+    /// Fails if a client cannot be started.
     pub fn clients(&self, jobs: impl IntoIterator<Item = (usize, Job)>) -> anyhow::Result<Clients> {
         self.clients_by(jobs, |host| {
             let mut command = sandbox::internal("client");
@@ -473,8 +473,8 @@ impl Engines {
         Ok(Clients { clients, heard })
     }
 
-    /// Has a job done on some hosts that each answers with one line: the answers, in the hosts'
-    /// order.
+    /// Runs a job on some hosts, where each answers with one line. Returns the answers in the order
+    /// of the hosts.
     fn each(&mut self, hosts: &[usize], job: &Job, within: Duration) -> anyhow::Result<Vec<Said>> {
         let mut clients = self.clients(hosts.iter().map(|&host| (host, job.clone())))?;
         let until = Instant::now() + within;
@@ -497,11 +497,11 @@ impl Engines {
         Ok(answers.into_iter().flatten().collect())
     }
 
-    /// The next that a client says, `None` if there is nothing until then.
+    /// Returns the next message of a client, or `None` if none comes until `until`.
     ///
     /// # Errors
-    /// A client failed, says what cannot be read or ended before it had said all, or an engine
-    /// ended.
+    /// Fails if a client failed, sent an unreadable line or ended before all its answers, or if an
+    /// engine ended.
     pub fn hear(
         &mut self,
         clients: &mut Clients,
@@ -551,10 +551,10 @@ impl Engines {
         }
     }
 
-    /// What each has counted so far.
+    /// Returns the counters of each engine.
     ///
     /// # Errors
-    /// One does not answer.
+    /// Fails if an engine does not answer.
     pub fn counts(&mut self) -> anyhow::Result<Vec<Counts>> {
         let hosts: Vec<usize> = (0..self.children.len()).collect();
         let said = self.each(&hosts, &Job::Metrics, ANSWER_WITHIN)?;
@@ -571,7 +571,7 @@ impl Engines {
 impl Drop for Engines {
     fn drop(&mut self) {
         for child in &self.children {
-            // That it has just ended is no error.
+            // An engine that just ended is no error.
             let _ = kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM);
         }
         let until = Instant::now() + STOP_WITHIN;
@@ -654,7 +654,7 @@ mod tests {
                 let said = engines.hear(&mut clients, within(60_000)).unwrap();
                 assert_eq!(said.unwrap().0, 3);
             }
-            // What has to come is waited for, what must not come is not.
+            // Expected messages get a long wait, and the absence of a message a short one.
             let time = if end.is_empty() { 300 } else { 60_000 };
             engines.hear(&mut clients, within(time))
         };
@@ -673,7 +673,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let pid = folder.path().join("pid");
         let script = format!("echo $$ > {}; exec sleep 600 <&-", pid.display());
-        // More than a pipe holds.
+        // The job is larger than the buffer of a pipe.
         let failed = engines(&folder).clients_by([(0, ask(1, 100_000))], |_| shell(script.clone()));
         assert!(failed.is_err());
         let pid = fs::read_to_string(pid).unwrap();

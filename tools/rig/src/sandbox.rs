@@ -1,16 +1,16 @@
-//! Where the lab lives: namespaces of its own, which cannot outlive it.
+//! The sandbox of the lab: namespaces of its own that end with the lab.
 //!
 //! ```text
 //! the caller ──pipe──▶ enter ──▶ init (pid 1 of a new pid namespace)
 //! ```
 //!
-//! *enter* leaves the caller's mount, net and pid namespaces (and user namespace, unless it has
-//! the privileges without) and starts *init* as the first process of the new pid namespace. When
-//! that one dies the kernel kills everything in there; with the last process go the network
-//! namespaces, veths, bridge and qdiscs. *init* dies when its standard input ends, which the
-//! kernel does for whatever reason the caller goes: return, Ctrl-C, SIGKILL.
+//! *enter* leaves the caller's mount, net and pid namespaces (and its user namespace if it lacks
+//! the privileges). It starts *init* as the first process of the new pid namespace. When *init*
+//! dies the kernel kills all processes in there, and removes the network namespaces, veths, bridge
+//! and qdiscs. *init* exits when its standard input ends. The kernel closes that pipe however the
+//! caller ends: return, Ctrl-C or SIGKILL.
 //!
-//! Names and sockets live in a tmpfs over `/run` that only this mount namespace sees.
+//! Names and sockets are in a tmpfs over `/run` that only this mount namespace sees.
 
 use std::ffi::OsString;
 use std::fs;
@@ -22,18 +22,18 @@ use anyhow::Context as _;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
 
-/// First argument of a call that is not for people.
+/// First argument of the lab's internal calls of this program.
 pub const INTERNAL: &str = "lab-internal";
 
 /// Folder of the lab inside the sandbox.
 pub const FOLDER: &str = "/run/lab";
 
-/// This program, also where the sandbox has hidden the path that it was started by.
+/// Path of this program that works even where the sandbox hides the original path.
 const SELF: &str = "/proc/self/exe";
 
-/// A command that runs this program again for one of the lab's parts. What the caller has set for a
-/// daemon, a client or an NCCL of its own (`LAXITY_SOCKET`, `NCCL_SOCKET_IFNAME` and all the
-/// others) stays behind: it would override what the lab configures.
+/// Returns a command that runs this program again as a part of the lab. It removes the caller's
+/// variables for Laxity and NCCL (`LAXITY_SOCKET`, `NCCL_SOCKET_IFNAME` and all others), because
+/// they would override the lab's configuration.
 #[must_use]
 pub fn internal(part: &str) -> Command {
     let mut command = Command::new(SELF);
@@ -50,8 +50,7 @@ pub fn internal(part: &str) -> Command {
 /// *enter*: leaves the caller's namespaces, starts *init* and waits for it.
 ///
 /// # Errors
-/// The kernel, or whoever confines this process, allows none of the ways in. Says which and what
-/// to do.
+/// Fails if the kernel or a container forbids namespaces. The message says which and what to do.
 pub fn enter() -> anyhow::Result<i32> {
     leave(CloneFlags::CLONE_NEWPID)?;
     let status = internal("init")
@@ -62,18 +61,18 @@ pub fn enter() -> anyhow::Result<i32> {
     Ok(status.code().unwrap_or(1))
 }
 
-/// Leaves the caller's mount and network namespaces, and those in `also`. Must be called by a
-/// process with a single thread.
+/// Leaves the caller's mount and network namespaces, and the namespaces that `also` names. The
+/// process must have a single thread.
 ///
 /// # Errors
-/// As [`enter`].
+/// Fails as [`enter`] does.
 pub fn leave(also: CloneFlags) -> anyhow::Result<()> {
     let lab = CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET | also;
     let (user, group) = (nix::unistd::geteuid(), nix::unistd::getegid());
     if user.is_root() && unshare(lab).is_ok() {
         return Ok(());
     }
-    // Some kernels refuse the namespace, others (Ubuntu's) allow it and refuse to fill it.
+    // Some kernels refuse the user namespace. Others (Ubuntu's) allow it but refuse the mappings.
     unshare(lab | CloneFlags::CLONE_NEWUSER)
         .map_err(std::io::Error::from)
         .and_then(|()| fs::write("/proc/self/setgroups", "deny"))
@@ -86,10 +85,10 @@ const NO_NAMESPACES: &str = "the kernel allows this user no namespaces of its ow
      set kernel.unprivileged_userns_clone=1, user.max_user_namespaces above 0 and, on Ubuntu, \
      kernel.apparmor_restrict_unprivileged_userns=0";
 
-/// *init*: makes the mount namespace the lab's own.
+/// *init*: prepares the mount namespace of the lab.
 ///
 /// # Errors
-/// A mount is refused.
+/// Fails if a mount is refused.
 pub fn furnish() -> anyhow::Result<()> {
     let nothing = None::<&Path>;
     mount(
@@ -101,8 +100,8 @@ pub fn furnish() -> anyhow::Result<()> {
     )
     .context(NO_NAMESPACES)
     .context("making mounts private")?;
-    // Processes of the new pid namespace see themselves in a new /proc. Where a container hides
-    // parts of /proc this is refused, and the old one serves too.
+    // A new /proc shows the processes of the new pid namespace. A container that hides parts of
+    // /proc refuses the mount, and the old /proc works, too.
     let _ = mount(
         Some("proc"),
         "/proc",
@@ -127,18 +126,18 @@ pub fn furnish() -> anyhow::Result<()> {
 /// Moves this process into the network namespace of a host.
 ///
 /// # Errors
-/// There is no such namespace.
+/// Fails if there is no such namespace.
 pub fn enter_host(namespace: &str) -> anyhow::Result<()> {
     let path = Path::new("/run/netns").join(namespace);
     let file = fs::File::open(&path).with_context(|| format!("opening {}", path.display()))?;
     setns(file, CloneFlags::CLONE_NEWNET).with_context(|| format!("entering {namespace}"))
 }
 
-/// *in*: becomes a program inside the network namespace of a host. (`ip netns exec` would mount
-/// a new /sys, which containers refuse.)
+/// *in*: executes a program inside the network namespace of a host. (`ip netns exec` would mount a
+/// new /sys, which containers refuse.)
 ///
 /// # Errors
-/// There is no such namespace or program; else this does not return.
+/// Returns only if there is no such namespace or program.
 pub fn become_program(namespace: &str, program: &OsString, args: &[OsString]) -> anyhow::Error {
     match enter_host(namespace) {
         Ok(()) => {
@@ -149,8 +148,8 @@ pub fn become_program(namespace: &str, program: &OsString, args: &[OsString]) ->
     }
 }
 
-/// Finds a program: in `PATH`, and where distributions keep administrative tools that are not in
-/// everybody's `PATH`. Links are resolved, so that what hides behind `/run` stays reachable.
+/// Finds a program in `PATH` and in the folders of administrative tools that may be missing in
+/// `PATH`. Links are resolved, so that targets that `/run` hides stay reachable.
 #[must_use]
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();

@@ -1,77 +1,76 @@
-//! What the engine serves in the lab, computed (`real`) or timed, and which of the lab's other
-//! settings mean nothing to it.
+//! The model that the engine serves in the lab, computed (`real`) or timed, and the settings of the
+//! lab that have no effect on it.
 //!
-//! The computed model is small enough for two cores and its transfers large enough for slow links:
-//! with the defaults a token moves 512 bytes of KV a layer and, with half of the experts on the
-//! other host, 2 KiB to them and back (1 : 4).
+//! The computed model is small enough for two cores, and its transfers are large enough for slow
+//! links. With the defaults a token has 512 bytes of KV a layer. With half of the experts on the
+//! other host, it sends 2 KiB to them and back (1 : 4).
 //!
 //! The timed model has the sizes and times of [`Scaling`](crate::config::Scaling). The hosts of a
-//! unit compute in step, each its own requests. A token has one expert on each host, and its KV lies
-//! on one host, as large as that of all ranks together. A request that is alone takes the time of
-//! computing that one that is split over the unit would.
+//! unit compute in lockstep, each its own requests. A token has one expert on each host. Its KV is
+//! on one host, and is as large as that of all ranks together. A request alone takes as long as one
+//! that is split over the unit.
 
 use laxity_requests::engine_policy::Policy;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Collectives, Engine, InvalidLab, LabConfig};
 
-/// What computes.
+/// The device that computes the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Device {
-    /// The CPU: answers are the same to the bit under every policy, and a run in which they are not
-    /// has failed.
+    /// The CPU. Answers must be identical under every policy, or the run fails.
     #[default]
     Cpu,
-    /// The GPU, by an engine that was built for it. Sums depend on the batch there, so that
-    /// different answers are counted only.
+    /// The GPU, with an engine that was built for it. Sums depend on the batch there, so different
+    /// answers are only counted.
     Cuda,
 }
 
-/// The model and its requests.
+/// The parameters of the model and of its requests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ServingConfig {
-    /// What computes.
+    /// The device that computes the model.
     pub device: Device,
-    /// Threads with which a process computes. Other threads, that send and receive, come on top.
+    /// Threads of a process that compute. Threads that send and receive are extra.
     pub threads: usize,
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
     /// Width of the model.
     pub hidden: usize,
-    /// Attention heads.
+    /// Number of attention heads.
     pub heads: usize,
-    /// Heads of keys and values.
+    /// Number of heads of keys and values.
     pub kv_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Width of an expert.
+    /// Hidden width of an expert.
     pub ffn: usize,
-    /// Tokens that there are.
+    /// Number of different tokens.
     pub vocab: usize,
-    /// Experts a layer, spread over the hosts of a prefill unit.
+    /// Experts of a layer, spread over the hosts of a prefill unit.
     pub experts: usize,
-    /// Experts a token goes to.
+    /// Number of experts for each token.
     pub experts_per_token: usize,
-    /// Seed of the weights.
+    /// Seed from which the weights are drawn.
     pub weights_seed: u64,
-    /// Blocks of KV cache of each process.
+    /// Number of KV cache blocks of each process.
     pub kv_blocks: u32,
-    /// Tokens of a block.
+    /// Tokens of one block.
     pub block_tokens: u32,
-    /// Tokens of an iteration.
+    /// Most tokens of an iteration.
     pub chunk_tokens: u32,
-    /// Which request is computed first: any policy that the engine has.
+    /// The engine's policy that orders requests.
     pub order: Policy,
-    /// Mean tokens of a prompt of the conversation workload; the agent workload's and a recording's
-    /// keep their ratio to it.
+    /// Mean tokens of a prompt of the conversation workload. Other workloads keep their ratio to
+    /// it.
     pub tokens_mean: f64,
-    /// Prefixes that the built-in workloads share.
+    /// Number of prefixes that the requests of built-in workloads share.
     pub prefixes: u32,
     /// Tokens of an answer.
     pub output_tokens: u32,
-    /// A daemon that gives no sign of life for so long is taken to be gone, ms.
+    /// Time without a sign of life after which a daemon counts as gone, in ms.
     pub stall_ms: u64,
 }
 
@@ -102,17 +101,17 @@ impl Default for ServingConfig {
     }
 }
 
-/// How the timed engine serves.
+/// The settings of the timed engine.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TimedConfig {
-    /// Which request is computed first: any policy that the engine has.
+    /// The engine's policy that orders requests.
     pub order: Policy,
-    /// Blocks of KV cache of each process, of 16 tokens.
+    /// Number of KV cache blocks of each process, with 16 tokens each.
     pub kv_blocks: u32,
     /// Tokens of an answer.
     pub output_tokens: u32,
-    /// A daemon that gives no sign of life for so long is taken to be gone, ms.
+    /// Time without a sign of life after which a daemon counts as gone, in ms.
     pub stall_ms: u64,
 }
 
@@ -127,7 +126,7 @@ impl Default for TimedConfig {
     }
 }
 
-/// The times of a process, as the engine's configuration has them.
+/// The times of a process, in the form of the engine's configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Times {
     layer_us: f64,
@@ -137,8 +136,8 @@ pub struct Times {
 }
 
 impl Times {
-    /// Of a layer with so many tokens at one rank, ns. Its own experts wait for all rows, and
-    /// compute the others' after their own.
+    /// Returns the time of a layer with this many tokens on each rank, in ns. A rank's own experts
+    /// wait for all rows, and then compute the other ranks' rows.
     #[must_use]
     pub fn layer_ns(&self, tokens: u32) -> f64 {
         let tokens = f64::from(tokens);
@@ -146,7 +145,7 @@ impl Times {
     }
 }
 
-/// Times of a decode host, whose iterations must not keep its answers waiting.
+/// Times of a decode host. They are short so that decode does not delay answers.
 const DECODE: Times = Times {
     layer_us: 250.0,
     token_us: 1.0,
@@ -154,24 +153,24 @@ const DECODE: Times = Times {
     row_us: 1.0,
 };
 
-/// Most tokens of an answer.
+/// Largest allowed number of tokens of an answer.
 const OUTPUT_TOKENS_MAX: u32 = 65_536;
 
 impl ServingConfig {
-    /// Most tokens that prompt and answer have together.
+    /// Returns the most tokens of prompt and answer together.
     #[must_use]
     pub const fn context(&self, tokens_max: u32) -> u32 {
         tokens_max.saturating_add(self.output_tokens)
     }
 
-    /// KV bytes of a token in a layer.
+    /// Returns the KV bytes of a token in a layer.
     #[must_use]
     pub const fn kv_bytes(&self) -> usize {
         2 * self.kv_heads * self.head_dim * 4
     }
 
-    /// Bytes that a token's experts on other hosts get and give in a layer, on average, with so
-    /// many hosts.
+    /// Returns the average bytes that a token sends to and receives from experts on other hosts in
+    /// a layer.
     #[must_use]
     pub fn expert_bytes(&self, ranks: usize) -> f64 {
         let away = (ranks - 1) as f64 / ranks as f64;
@@ -180,7 +179,7 @@ impl ServingConfig {
 }
 
 impl LabConfig {
-    /// The defaults with the real engine: fewer hosts, slower ports, and what follows from those.
+    /// Returns the defaults for the real engine, which has fewer hosts and slower ports.
     #[must_use]
     pub fn real() -> Self {
         Self {
@@ -200,7 +199,7 @@ impl LabConfig {
         }
     }
 
-    /// The defaults, with all that can be set about the timed engine.
+    /// Returns the defaults with all settings of the timed engine.
     #[must_use]
     pub fn timed() -> Self {
         Self {
@@ -209,7 +208,7 @@ impl LabConfig {
         }
     }
 
-    /// What the engine serves.
+    /// Returns the model that the engine serves.
     #[must_use]
     pub fn serving(&self) -> ServingConfig {
         if self.engine != Engine::Timed {
@@ -217,9 +216,9 @@ impl LabConfig {
         }
         let (timed, scaling) = (self.timed.clone().unwrap_or_default(), self.scaling());
         let ranks = self.ranks as f64;
-        // Keys and values, of 4 bytes each. A head has an even width.
+        // Keys and values have 4 bytes each. The width of a head must be even.
         let head_dim = 2 * (scaling.kv_bytes_per_token * ranks / 16.0).round().max(1.0) as usize;
-        // A row goes to each other host and comes back.
+        // A row goes to each other host and back.
         let row_bytes = scaling.collective_bytes_per_token * ranks / (ranks - 1.0);
         ServingConfig {
             layers: usize::from(scaling.layers),
@@ -239,8 +238,8 @@ impl LabConfig {
         }
     }
 
-    /// The times of a host's process, if it is timed. Attention and experts take half of a layer
-    /// each.
+    /// Returns the times of a host's process, or `None` if it is not timed. Attention and experts
+    /// each take half of a layer.
     #[must_use]
     pub fn times(&self, host: usize) -> Option<Times> {
         if self.engine != Engine::Timed {
@@ -256,13 +255,13 @@ impl LabConfig {
         Some(Times {
             layer_us,
             token_us,
-            // Own rows and those of others are computed one after the other.
+            // A rank computes its own rows and the others' rows one after the other.
             expert_us: layer_us / 2.0,
             row_us: token_us,
         })
     }
 
-    /// Why a setting means nothing to an engine; none if it means something.
+    /// Returns why a setting has no effect on an engine, or `None` if it has an effect.
     #[must_use]
     pub fn no_use_with(engine: Engine, field: &str) -> Option<&'static str> {
         Some(match (engine, field) {
@@ -280,7 +279,7 @@ impl LabConfig {
         })
     }
 
-    /// Checks what concerns the engine.
+    /// Checks the settings of the engine.
     pub(crate) fn check_engine(&self) -> Result<(), InvalidLab> {
         let fail = |field, problem: String| Err(InvalidLab { field, problem });
         if self.engine != Engine::Real && self.real.is_some() {

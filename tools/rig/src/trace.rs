@@ -1,11 +1,11 @@
 //! Request files: Mooncake's jsonl (`timestamp` ms, `input_length`, `hash_ids` of 512-token
 //! blocks) and Azure's csv (`TIMESTAMP,ContextTokens,GeneratedTokens`), gzipped or not.
 //!
-//! A recording of an hour of a large cluster is fitted to a lab of seconds in three steps, each
-//! of which is reported ([`Fitting`]): the first requests only warm the prefix cache up (MFS §6.2
-//! clips 512 likewise); prompt lengths are multiplied by one factor, so that their distribution
-//! keeps its shape and the mean is what the lab's model is scaled for; time is multiplied by one
-//! factor, so that the arrival rate is the wanted one and bursts stay bursts.
+//! An hour of a large cluster is fitted to a lab run of seconds in three steps, which [`Fitting`]
+//! reports. The first requests only warm the prefix cache up (MFS §6.2 also clips 512). Prompt
+//! lengths are multiplied by one factor, so the distribution keeps its shape and gets the mean of
+//! the lab's model. Arrival times are multiplied by one factor, so the rate is as configured and
+//! bursts remain.
 
 use std::collections::HashSet;
 use std::io::{self, BufRead, BufReader, Read};
@@ -19,30 +19,30 @@ use crate::workload::Request;
 /// A request file that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    /// The file cannot be opened or read: check the path.
+    /// The file cannot be opened or read.
     #[error("cannot read {path}: {cause}")]
     Read {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Why. Not a source: the text says it.
+        /// The error of the read. It is no source because the text includes it.
         cause: ReadError,
     },
-    /// A line is not of the format: correct it or leave it out.
+    /// A line does not have the format.
     #[error("{path}, line {line}: {problem}")]
     Line {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// Which line, from 1.
+        /// Number of the line, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// What is wrong with the line.
         problem: String,
     },
-    /// The file holds too few requests to replay.
+    /// The file has too few requests.
     #[error("{path}: holds {found} requests; at least 2 are needed")]
     TooShort {
-        /// Which file.
+        /// Path of the file.
         path: PathBuf,
-        /// How many it holds.
+        /// Requests in the file.
         found: usize,
     },
 }
@@ -54,41 +54,40 @@ pub struct Recorded {
     pub at_s: f64,
     /// Tokens of the prompt.
     pub tokens: u32,
-    /// Prefix blocks, first to last; empty where the format has none.
+    /// Prefix blocks, first to last. Empty if the format has none.
     pub blocks: Vec<u64>,
 }
 
-/// Longest recording that is read, unpacked, in bytes: what is replayed in a lab of seconds is a
-/// small part of it.
+/// Most bytes that are read from a recording, after unpacking.
 const BYTES_MAX: u64 = 1 << 30;
-/// Longest line of one, in bytes; the longest of a real one has some 60 kB.
+/// Most bytes of a line of a recording. Real ones have about 60 kB.
 const LINE_BYTES_MAX: u64 = 16 << 20;
 
 /// Tokens of a Mooncake block.
 const MOONCAKE_BLOCK_TOKENS: u32 = 512;
 
-/// Requests at the start of a recording that only warm the prefix cache up, at most.
+/// Most requests at the start of a recording that only warm the prefix cache up.
 const WARM_UP_REQUESTS: usize = 512;
 
-/// How a recording was fitted to the lab.
+/// The parameters by which a recording was fitted to the lab.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Fitting {
-    /// Requests of the file.
+    /// Number of requests in the file.
     pub recorded: usize,
-    /// Requests that only warmed the prefix cache up.
+    /// Number of requests that only warmed the prefix cache up.
     pub warm_up: usize,
-    /// Factor on the prompt lengths.
+    /// Factor by which prompt lengths were multiplied.
     pub token_factor: f64,
-    /// Factor on the arrival times.
+    /// Factor by which arrival times were multiplied.
     pub time_factor: f64,
-    /// Requests whose prompt was clipped to the longest allowed.
+    /// Number of requests whose prompt was clipped to the longest allowed.
     pub clipped: usize,
 }
 
-/// Reads a request file. Its first line tells the format, its first bytes whether it is gzipped.
+/// Reads a request file. Its first line determines the format, and its first bytes the compression.
 ///
 /// # Errors
-/// See [`TraceError`].
+/// Returns a [`TraceError`].
 pub fn read(path: &Path) -> Result<Vec<Recorded>, TraceError> {
     let unreadable = |cause| TraceError::Read {
         path: path.to_owned(),
@@ -206,7 +205,7 @@ fn seconds(timestamp: &str) -> Option<f64> {
     Some(days as f64 * 86_400.0 + hour * 3600.0 + minute * 60.0 + second)
 }
 
-/// Fits a recording to the lab: see the head of this file.
+/// Fits a recording to the lab, as the module documentation describes.
 #[must_use]
 pub fn fit(
     recorded: &[Recorded],
@@ -253,8 +252,8 @@ pub fn fit(
         fitting.clipped += usize::from(scaled > f64::from(tokens_max));
         let tokens = scaled.min(f64::from(tokens_max)) as u32;
         let reused = (f64::from(tokens) * reused_share) as u32;
-        // The first block is a system prompt that nearly all share; the second tells
-        // conversations apart, and a conversation's blocks live together.
+        // Nearly all requests share the first block, a system prompt. The second block identifies a
+        // conversation, whose blocks are in the same place.
         let prefix = request
             .blocks
             .get(usize::from(hits > 1))

@@ -1,5 +1,5 @@
-//! The fabric as it stands: built by `ip` and `tc` from the scripts of [`fabric`](crate::fabric),
-//! and what its ports count.
+//! The fabric of a run: runs `ip` and `tc` with the scripts of [`fabric`](crate::fabric), and reads
+//! the counters of its ports.
 
 use std::fs;
 use std::io::Write as _;
@@ -14,16 +14,16 @@ use crate::fabric::{self, PortCounters, WireClass};
 use crate::probe::Tools;
 use crate::sandbox;
 
-/// What both ports of a host's link counted during a run.
+/// Counters of both ports of a host's link during a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LinkRecord {
-    /// The host's own port, towards the switch.
+    /// Counters of the host's own port, towards the switch.
     pub egress: PortCounters,
-    /// The switch's port, towards the host.
+    /// Counters of the switch's port, towards the host.
     pub ingress: PortCounters,
 }
 
-/// What was counted between two readings, by host.
+/// Returns the difference between two readings, by host.
 #[must_use]
 pub fn between(before: &[LinkRecord], after: &[LinkRecord]) -> Vec<LinkRecord> {
     before
@@ -36,7 +36,7 @@ pub fn between(before: &[LinkRecord], after: &[LinkRecord]) -> Vec<LinkRecord> {
         .collect()
 }
 
-/// The fabric of one sandbox.
+/// The fabric of one sandbox, after it was built.
 #[derive(Debug)]
 pub struct Wiring<'a> {
     hosts: usize,
@@ -48,7 +48,7 @@ impl<'a> Wiring<'a> {
     /// Builds the fabric.
     ///
     /// # Errors
-    /// `ip` or `tc` refuse a part of it.
+    /// Fails if `ip` or `tc` reject a part of it.
     pub fn build(config: &'a LabConfig, tools: &'a Tools) -> anyhow::Result<Self> {
         let classes = WireClass::table(&config.level_dscp, config.scavenger_dscp)
             .context("level_dscp: the fabric cannot keep this order")?;
@@ -78,10 +78,10 @@ impl<'a> Wiring<'a> {
         Ok(Self { hosts, tc, classes })
     }
 
-    /// What all ports have counted so far, by host.
+    /// Returns the counters of all ports, by host.
     ///
     /// # Errors
-    /// `tc` says nothing that could be read.
+    /// Fails if the output of `tc` cannot be read.
     pub fn counters(&self) -> anyhow::Result<Vec<LinkRecord>> {
         let read = |namespace: Option<&str>, device: &str| -> anyhow::Result<PortCounters> {
             let show = ["-s", "-j", "qdisc", "show", "dev", device];
@@ -104,7 +104,7 @@ impl<'a> Wiring<'a> {
     }
 }
 
-/// A program, inside the namespace of a host if one is given.
+/// Returns a command for a program, inside the namespace of a host if one is given.
 fn program(namespace: Option<&str>, path: &Path) -> std::process::Command {
     match namespace {
         None => std::process::Command::new(path),
@@ -116,7 +116,7 @@ fn program(namespace: Option<&str>, path: &Path) -> std::process::Command {
     }
 }
 
-/// Feeds `ip` or `tc` a script.
+/// Runs `ip` or `tc` with a script.
 fn batch(namespace: Option<&str>, path: &Path, script: &str) -> anyhow::Result<()> {
     let mut child = program(namespace, path)
         .args(["-batch", "-"])
@@ -126,7 +126,7 @@ fn batch(namespace: Option<&str>, path: &Path, script: &str) -> anyhow::Result<(
         .spawn()
         .with_context(|| format!("starting {}", path.display()))?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A program that rejects a line stops reading; what it says is below.
+        // A program that rejects a line stops reading. Its message is read below.
         let _ = stdin.write_all(script.as_bytes());
     }
     let output = child.wait_with_output()?;
@@ -140,7 +140,7 @@ fn batch(namespace: Option<&str>, path: &Path, script: &str) -> anyhow::Result<(
     Ok(())
 }
 
-/// CUBIC, the default of nearly every host, or Reno, which every kernel has.
+/// Returns CUBIC, the default of nearly every host, or Reno, which every kernel has.
 fn congestion_control() -> String {
     let available = fs::read_to_string("/proc/sys/net/ipv4/tcp_available_congestion_control");
     let cubic = available.is_ok_and(|list| list.split_whitespace().any(|name| name == "cubic"));

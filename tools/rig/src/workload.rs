@@ -1,10 +1,10 @@
 //! The requests of a run: built-in generators with published statistics, or a request file.
 //!
-//! *Conversation* and *agent* follow what MFS §6.2 states of its Qwen traces: 2k tokens on
-//! average and half of them reusable, 1k and 65 %; Poisson arrivals; lengths with a heavy tail
-//! (log-normal); prefixes shared with Zipf popularity, so that a few are hot.
+//! *Conversation* and *agent* follow the statistics that MFS §6.2 gives for its Qwen traces: 2k
+//! tokens on average with half of them reusable, and 1k with 65 %. Arrivals are Poisson. Lengths
+//! have a heavy tail (log-normal). Prefixes have a Zipf popularity, so a few are hot.
 //!
-//! Same seed, same requests: [`digest`] is printed with the results so that anybody can check.
+//! The same seed gives the same requests. Results include the [`digest`], so anybody can check.
 
 use rand::RngExt as _;
 use rand::SeedableRng as _;
@@ -12,21 +12,21 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution as _, Exp, LogNormal, Zipf};
 use serde::{Deserialize, Serialize};
 
-/// One prompt, before it is placed anywhere.
+/// One prompt, without a placement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Request {
-    /// Seconds after the start of the run.
+    /// Arrival time, in seconds after the start of the run.
     pub arrival_s: f64,
     /// Tokens of the prompt.
     pub tokens: u32,
-    /// Leading tokens whose KV cache exists somewhere already. Less than `tokens`.
+    /// Leading tokens whose KV cache exists on some host already. Less than `tokens`.
     pub reused: u32,
-    /// Which prefix those tokens are; equal numbers live in the same place.
+    /// Number of the prefix. Equal numbers are in the same place.
     pub prefix: u64,
 }
 
 impl Request {
-    /// Tokens that have to be computed.
+    /// Returns the tokens that have to be computed.
     #[must_use]
     pub fn new_tokens(&self) -> u32 {
         self.tokens - self.reused
@@ -38,17 +38,17 @@ impl Request {
 pub struct Synthetic {
     /// Mean tokens of a prompt.
     pub tokens_mean: f64,
-    /// Standard deviation of the logarithm of the length: how heavy the tail is.
+    /// Standard deviation of the logarithm of the length. A larger one gives a heavier tail.
     pub tokens_sigma: f64,
     /// Share of all tokens that is reusable.
     pub reuse: f64,
-    /// Distinct prefixes.
+    /// Number of different prefixes.
     pub prefixes: u32,
-    /// Exponent of their Zipf popularity.
+    /// Exponent of the prefixes' Zipf popularity.
     pub zipf: f64,
 }
 
-/// QwenA-Conv of MFS §6.2.
+/// Statistics of QwenA-Conv in MFS §6.2.
 pub const CONVERSATION: Synthetic = Synthetic {
     tokens_mean: 2000.0,
     tokens_sigma: 0.7,
@@ -57,7 +57,7 @@ pub const CONVERSATION: Synthetic = Synthetic {
     zipf: 1.0,
 };
 
-/// QwenB-Agent of MFS §6.2: shorter, and more requests share the same prefixes.
+/// Statistics of QwenB-Agent in MFS §6.2. Prompts are shorter, and more requests share a prefix.
 pub const AGENT: Synthetic = Synthetic {
     tokens_mean: 1000.0,
     tokens_sigma: 0.7,
@@ -66,7 +66,7 @@ pub const AGENT: Synthetic = Synthetic {
     zipf: 1.2,
 };
 
-/// Share of requests that open a conversation; they reuse no more than a system prompt.
+/// Share of requests that open a conversation. They reuse at most a system prompt.
 const OPENING_SHARE: f64 = 0.2;
 
 /// Makes the requests of a built-in workload that arrive in `duration_s` seconds.
@@ -84,15 +84,14 @@ pub fn synthesise(
     let length = LogNormal::new(what.tokens_mean.ln() - sigma * sigma / 2.0, sigma)
         .expect("sigma is finite");
     let popularity = Zipf::new(f64::from(what.prefixes), what.zipf).expect("zipf is valid");
-    // An opening request reuses up to a tenth; what the others reuse makes up the published mean.
+    // An opening request reuses up to a tenth. The others reuse enough for the published mean.
     let opening_mean = 0.05;
     let turn_mean = (what.reuse - OPENING_SHARE * opening_mean) / (1.0 - OPENING_SHARE);
     let spread = (0.97 - turn_mean).min(turn_mean).min(0.2);
     let mut requests = Vec::new();
     let mut arrival_s = 0.0;
     loop {
-        // Every request draws the same number of times, so that clipping one does not shift the
-        // rest of the sequence.
+        // Every request draws the same number of times, so clipping one does not change later ones.
         arrival_s += gap.sample(&mut rng);
         let tokens = length
             .sample(&mut rng)
@@ -119,10 +118,10 @@ pub fn synthesise(
     }
 }
 
-/// Granularity of reuse of the built-in workloads, tokens (a vLLM block).
+/// Granularity of reuse of the built-in workloads, in tokens (a vLLM block).
 const BLOCK_TOKENS: u32 = 16;
 
-/// FNV-1a over every field of the requests: two runs with the same digest had the same arrivals.
+/// Returns FNV-1a over all fields of the requests. Runs with the same digest had the same arrivals.
 #[must_use]
 pub fn digest(requests: &[Request]) -> String {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
@@ -140,7 +139,7 @@ pub fn digest(requests: &[Request]) -> String {
     format!("{hash:016x}")
 }
 
-/// What a workload turned out to be.
+/// Measured statistics of a workload.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Statistics {
     /// Number of requests.
@@ -149,11 +148,11 @@ pub struct Statistics {
     pub tokens_mean: f64,
     /// Share of all tokens that was reusable.
     pub reuse: f64,
-    /// Requests per second.
+    /// Mean arrival rate, in requests per second.
     pub requests_per_s: f64,
 }
 
-/// Measures a workload.
+/// Returns the statistics of a workload.
 #[must_use]
 pub fn statistics(requests: &[Request], duration_s: f64) -> Statistics {
     let tokens: f64 = requests.iter().map(|r| f64::from(r.tokens)).sum();

@@ -1,11 +1,11 @@
-//! The clock: CLOCK_MONOTONIC, as laxityd's deadlines have it.
+//! The clock of the engine. It is CLOCK_MONOTONIC because laxityd's deadlines use that clock.
 
 use laxity_requests::Time;
 
-/// Now.
+/// Returns the current time.
 #[must_use]
 pub fn now() -> Time {
-    // It exists on every system that this runs on; without it no deadline would mean anything.
+    // CLOCK_MONOTONIC exists on every system that Laxity supports. Deadlines need it.
     let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
         .expect("CLOCK_MONOTONIC exists");
     Time(time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)

@@ -1,5 +1,5 @@
-//! The configuration: one TOML file. Every field is described here and checked here; what is wrong
-//! is said with its name, its value and what would do.
+//! The configuration, which is one TOML file. An error names the field, its value and the values
+//! that are allowed.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -17,68 +17,68 @@ use crate::model::timed::Timing;
 use crate::schedule::places::{Places, Rule};
 use crate::schedule::{Room, Settings};
 
-/// What a process does.
+/// The role of a process: the part of serving that it does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Prompts and answers.
+    /// Computes prompts and answers.
     #[default]
     Whole,
-    /// Prompts, for others.
+    /// Computes prompts for decode processes.
     Prefill,
-    /// Answers; prompts are computed by others.
+    /// Computes answers. Prefill processes compute the prompts.
     Decode,
 }
 
-/// What computes.
+/// The device that computes the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Compute {
-    /// The first GPU that `CUDA_VISIBLE_DEVICES` leaves, where the program was built for them and
-    /// there is one; else the CPU.
+    /// The first GPU in `CUDA_VISIBLE_DEVICES`, or the CPU if there is no GPU or the program was
+    /// built without CUDA.
     #[default]
     Auto,
-    /// The CPU.
+    /// The CPU, also if there is a GPU.
     Cpu,
-    /// That GPU, or an error: never the CPU instead.
+    /// The first GPU in `CUDA_VISIBLE_DEVICES`. Without a GPU the start fails.
     Cuda,
 }
 
-/// All of it.
+/// The configuration of one process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// What this process does.
+    /// The part of serving that this process does.
     #[serde(default)]
     pub role: Role,
-    /// Where the endpoint listens: completions of `whole` and `decode`, health and metrics of all.
-    /// Port 0 takes a free one.
+    /// Address of the endpoint. `whole` and `decode` answer completions there, and every role
+    /// answers health and metrics. Port 0 means a free port.
     #[serde(default = "listen")]
     pub listen: SocketAddr,
-    /// What computes.
+    /// The device that computes the model.
     #[serde(default)]
     pub device: Compute,
-    /// The model.
+    /// The shape of the model.
     pub model: ModelShape,
-    /// The time of computing: with it nothing is computed, and `device` and weights mean nothing.
+    /// The timed model. With it nothing is computed, and `device` and the weights have no effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timing: Option<Timing>,
-    /// The KV cache.
+    /// The size of the KV cache.
     #[serde(default)]
     pub kv: Kv,
-    /// How iterations are made.
+    /// The settings of the request scheduler.
     #[serde(default)]
     pub schedule: Settings,
-    /// What requests may ask for.
+    /// Limits and defaults of requests.
     #[serde(default)]
     pub limits: Limits,
-    /// Other processes.
+    /// The other processes that this process exchanges data with.
     #[serde(default)]
     pub peers: Option<Peers>,
-    /// The daemon.
+    /// The connection to the daemon.
     #[serde(default)]
     pub laxity: Laxity,
-    /// What is shown to whoever looks for a fault.
+    /// Switches for debugging.
     #[serde(default)]
     pub debug: Debug,
 }
@@ -87,15 +87,15 @@ fn listen() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 8000))
 }
 
-/// The KV cache.
+/// The size of the KV cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Kv {
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u32,
-    /// Tokens a block.
+    /// Tokens in one block.
     pub block_tokens: u32,
-    /// Whether KV that came from another process is found again by later prompts.
+    /// Whether later prompts reuse KV that another process sent.
     pub keep_fetched: bool,
 }
 
@@ -109,21 +109,21 @@ impl Default for Kv {
     }
 }
 
-/// What requests may ask for.
+/// Limits and defaults of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
-    /// Requests at once; more are turned away with status 429.
+    /// Most requests at once. The endpoint answers further ones with status 429.
     pub requests_max: usize,
-    /// Tokens of an answer where a request does not say.
+    /// Tokens of an answer if the request does not say.
     pub output_default: u32,
     /// Most tokens of an answer.
     pub output_max: u32,
     /// Most bytes of a request's body.
     pub body_bytes_max: usize,
-    /// Objective for the first token where a request does not say, milliseconds.
+    /// Objective for the first token if the request does not say, in milliseconds.
     pub ttft_ms: f64,
-    /// Objective between tokens, milliseconds.
+    /// Objective for the time between tokens, in milliseconds.
     pub tpot_ms: f64,
 }
 
@@ -140,47 +140,48 @@ impl Default for Limits {
     }
 }
 
-/// Other processes.
+/// The other processes that this process exchanges data with.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Peers {
-    /// Where this process listens for others; they know it by this address, so it is one that they
-    /// reach.
+    /// Address at which this process listens for its peers. It is also the name by which peers
+    /// identify this process, so they must be able to reach it.
     pub listen: SocketAddr,
-    /// Who computes prompts: of `decode`.
+    /// Addresses of the processes that compute prompts. Only for role `decode`.
     #[serde(default)]
     pub prefill: Vec<SocketAddr>,
-    /// Who is asked for KV of a prompt's beginning.
+    /// Addresses of the processes that are asked for KV of a prompt's beginning.
     #[serde(default)]
     pub reuse: Vec<SocketAddr>,
-    /// Who holds the experts: expert `e` is with the process `e mod n` of these. This process is
-    /// one of them.
+    /// Addresses of the processes that hold the experts. Expert `e` is on process `e mod n` of this
+    /// list, and this process must be in it.
     #[serde(default)]
     pub experts: Vec<SocketAddr>,
-    /// Whether the processes of `experts` compute each layer together, as ranks with data-parallel
-    /// attention do. For a timed model only. One that was restarted does not come into step again.
+    /// Whether the processes of `experts` compute each layer together, like ranks with
+    /// data-parallel attention. Only for a timed model. A process that was restarted cannot rejoin.
     #[serde(default)]
     pub lockstep: bool,
-    /// Whether this process reads KV of `reuse`, as its own daemon permits it. Else those send it,
-    /// as theirs do.
+    /// Whether this process reads KV of `reuse` under permits of its own daemon. Otherwise the
+    /// processes of `reuse` send it under permits of their daemons.
     #[serde(default)]
     pub reads: bool,
-    /// The NCCL net plugin that carries the exchanges of ranks in step. Without it they go as all
-    /// other parcels do.
+    /// The NCCL net plugin that carries the exchanges of ranks in lockstep. Without it they use the
+    /// same connections as all other parcels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nccl_plugin: Option<PathBuf>,
-    /// How long a computation waits for another process before it goes on without, milliseconds.
+    /// Longest wait of a computation for another process, in ms. Then it continues without that
+    /// process.
     #[serde(default = "patience_ms")]
     pub patience_ms: u64,
-    /// How long one of `reuse` may take to say whether it has KV before the next is asked,
-    /// milliseconds.
+    /// Longest wait for one process of `reuse` to say whether it has KV, in milliseconds. After it
+    /// the next process is asked.
     #[serde(default = "ask_ms")]
     pub ask_ms: u64,
-    /// Which of `prefill` computes a prompt.
+    /// The rule that chooses which process of `prefill` computes a prompt.
     #[serde(default)]
     pub dispatch: Rule,
-    /// Of `least_work` and `hyperflexis`: `[a, b, c]` of `a + b · tokens + c · tokens²`, the time
-    /// of a prompt on one of `prefill`, ns.
+    /// The coefficients `[a, b, c]` of `a + b · tokens + c · tokens²`, which is the time of a
+    /// prompt on a prefill process in ns. Only for the rules `least_work` and `hyperflexis`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill_ns: Option<[f64; 3]>,
 }
@@ -193,68 +194,68 @@ const fn patience_ms() -> u64 {
     30_000
 }
 
-/// The daemon.
+/// The connection to the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Laxity {
-    /// Its socket; without one, transfers go out unscheduled.
+    /// Path of the daemon's socket. Without it transfers go out unscheduled.
     pub socket: Option<PathBuf>,
-    /// The name that it knows this process by; without one, role and address.
+    /// Name of this process at the daemon. Without it the name consists of role and address.
     pub name: Option<String>,
-    /// The number of the NIC in its configuration that leads to the peers.
+    /// Index, in the daemon's configuration, of the NIC that leads to the peers.
     pub nic: u8,
-    /// A daemon that gives no sign of life for so long is gone, and transfers go out unscheduled,
-    /// milliseconds. Without it 400.
+    /// Milliseconds without a sign of life after which the daemon counts as gone and transfers go
+    /// out unscheduled. Default: 400.
     pub stall_ms: Option<u64>,
-    /// DSCP of words between processes, that is of all that is no payload. Orders of a few bytes
-    /// must not wait behind payload where they share its links.
+    /// DSCP of control messages between processes, that is of everything but payload. A class of
+    /// their own keeps these few bytes from waiting behind payload.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub words_dscp: Option<u8>,
-    /// Its rate, Mbit/s. With it, KV of a part of a prompt is due while the parts after it still
-    /// have time for the wire; without, with its request.
+    /// Rate of the NIC, in Mbit/s. With it, KV of a part of a prompt is due early enough that the
+    /// later parts can still be sent in time. Without it, all KV is due with its request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_mbit: Option<f64>,
 }
 
-/// What is shown to whoever looks for a fault.
+/// Switches for debugging.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Debug {
-    /// Whether the endpoint answers `/debug/requests`. It names every client's requests, and the
-    /// engine answers between two iterations, so it is off unless somebody asks for it.
+    /// Whether the endpoint answers `/debug/requests`. The answer names the requests of every
+    /// client and takes time of the engine between two iterations, so the default is off.
     pub requests: bool,
 }
 
-/// A configuration that does not do.
+/// The reason why a configuration is rejected.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// The file cannot be read.
+    /// The configuration file cannot be read.
     #[error("cannot read {path}: {cause}")]
     File {
-        /// Which.
+        /// Path of the configuration file.
         path: PathBuf,
-        /// Why.
+        /// The error of the read.
         cause: ReadError,
     },
-    /// It is no TOML, or has fields that there are not.
+    /// The file is not TOML, or has fields that do not exist.
     #[error("{path}: {cause}")]
     Syntax {
-        /// Which.
+        /// Path of the configuration file.
         path: PathBuf,
-        /// Why, with line and column.
+        /// The error of the parser, with line and column.
         cause: Box<toml::de::Error>,
     },
-    /// The model's sizes do not fit together.
+    /// The sizes of the model do not fit together.
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// A value that does not do.
+    /// A value is not allowed.
     #[error("{field} is {value}: {wanted}")]
     Value {
-        /// Its name.
+        /// Name of the field.
         field: &'static str,
-        /// What it is.
+        /// The value in the file.
         value: String,
-        /// What would do.
+        /// The values that are allowed.
         wanted: String,
     },
 }
@@ -297,10 +298,10 @@ fn check_dispatch(peers: &Peers) -> Result<(), ConfigError> {
 }
 
 impl Config {
-    /// Reads and checks a file.
+    /// Reads and checks a configuration file.
     ///
     /// # Errors
-    /// The first thing that is wrong.
+    /// Returns the first thing that is wrong.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text = laxity_files::read_to_string(path, CONFIG_BYTES_MAX).map_err(|cause| {
             ConfigError::File {
@@ -316,10 +317,10 @@ impl Config {
         Ok(config)
     }
 
-    /// Checks what has to hold.
+    /// Checks the values of all fields.
     ///
     /// # Errors
-    /// The first thing that does not.
+    /// Returns the first value that is not allowed.
     pub fn check(&self) -> Result<(), ConfigError> {
         self.model.check()?;
         if self.model.vocab < crate::endpoint::tokens::VOCAB_MIN {
@@ -481,7 +482,7 @@ impl Config {
         check_dispatch(peers)
     }
 
-    /// The KV cache, as the scheduler knows it.
+    /// Returns the size of the KV cache in the form that the scheduler takes.
     #[must_use]
     pub const fn room(&self) -> Room {
         Room {
@@ -490,7 +491,7 @@ impl Config {
         }
     }
 
-    /// How a prefill process is chosen, where there are any.
+    /// Returns the rule that chooses prefill processes, or `None` if there are none.
     #[must_use]
     pub fn places(&self) -> Option<Places> {
         let peers = self
@@ -499,14 +500,14 @@ impl Config {
             .filter(|peers| !peers.prefill.is_empty())?;
         Some(Places {
             rule: peers.dispatch,
-            // Of which only the proportions count, where it may be left out: a token is as good as
-            // another.
+            // The default makes the time proportional to the tokens. Rules that allow a missing
+            // `prefill_ns` only compare times, so the unit does not matter.
             prefill_ns: peers.prefill_ns.unwrap_or([0.0, 1.0, 0.0]),
             block_tokens: self.kv.block_tokens,
         })
     }
 
-    /// Which other processes there are.
+    /// Returns the addresses of the other processes.
     #[must_use]
     pub fn net_peers(&self) -> NetPeers {
         let Some(peers) = &self.peers else {
@@ -523,7 +524,7 @@ impl Config {
         }
     }
 
-    /// How long a computation waits for others.
+    /// Returns how long a computation waits for another process.
     #[must_use]
     pub fn patience(&self) -> Duration {
         Duration::from_millis(

@@ -1,13 +1,14 @@
-//! The inference engine of the lab: a decoder-only model computed for real, so that what Laxity
-//! schedules is the traffic of an engine.
+//! The inference engine of the lab. It computes a decoder-only model for real, so Laxity schedules
+//! the traffic of a real engine.
 //!
 //! * [`model`] and [`kv`]: the model over a paged KV cache with a prefix cache;
-//! * [`schedule`]: which pieces of which sequences are computed next, decided behind one trait;
-//! * [`engine`]: the loop that computes them;
-//! * [`carry`]: bytes to other processes under permits of laxityd; [`apart`]: prefill, decode and
-//!   experts in different processes;
+//! * [`schedule`]: the trait and the schedulers that decide which tokens of which sequences are
+//!   computed next;
+//! * [`engine`]: the loop that computes what the scheduler decided;
+//! * [`carry`]: transfers to other processes under permits of laxityd;
+//! * [`apart`]: prefill, decode and experts in different processes;
 //! * [`endpoint`]: the OpenAI-compatible endpoint;
-//! * [`config`]: one TOML file for all of it.
+//! * [`config`]: the configuration, which is one TOML file.
 #![forbid(unsafe_code)]
 
 pub mod apart;

@@ -1,4 +1,4 @@
-//! `laxity-engine`: arguments, log, signals. Everything else is in the library.
+//! `laxity-engine`: the arguments, the log and the signals. The library does the work.
 #![forbid(unsafe_code)]
 
 use std::io::{IsTerminal as _, Write as _};
@@ -18,20 +18,20 @@ use laxity_engine::{process, schedule};
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 
-/// Serves a language model, for real: computes it, and sends KV caches and experts' tokens
-/// under Laxity.
+/// Serves a language model: computes it, and sends KV caches and experts' tokens under Laxity.
 ///
-/// One process serves prompts and answers (role = "whole"). Or prompts are computed by some
-/// processes (role = "prefill") and answers by others (role = "decode"), which take the
-/// requests and have each layer's KV sent as soon as it is computed; processes may fetch KV of
-/// a prompt's beginning from each other (peers.reuse) and share the experts of a Mixtral-shaped
-/// model (peers.experts). Every such transfer is a flow of the host's laxityd (laxity.socket),
-/// or goes out unscheduled without one. What an answer says does not depend on any of it.
+/// One process can serve prompts and answers (role = "whole"). Or some processes compute
+/// prompts (role = "prefill") and others compute answers (role = "decode"). Decode processes
+/// accept the requests and receive each layer's KV as soon as it is computed. Processes may
+/// fetch KV of a prompt's beginning from each other (peers.reuse) and share the experts of a
+/// Mixtral-shaped model (peers.experts). Every such transfer is a flow of the host's laxityd
+/// (laxity.socket), or goes out unscheduled without one. The answers are the same either way.
 ///
-/// The endpoint has OpenAI's /v1/completions and /v1/chat/completions, streamed or not. The
-/// headers x-slo-ttft-ms and x-slo-tpot-ms say until when the first token, and each one after
-/// it, is wanted; x-slo-ttlt-ms, where nobody reads along, the last; x-laxity-importance (paid or
-/// free) who is given up first. /health, /metrics and /v1/models are there, too.
+/// The endpoint serves OpenAI's /v1/completions and /v1/chat/completions, streamed or not. Headers
+/// set the objectives: x-slo-ttft-ms for the first token, x-slo-tpot-ms for the time between
+/// tokens, x-slo-ttlt-ms for the last token of a request that is not interactive. The header
+/// x-laxity-importance (paid or free) says which requests are given up first. /health, /metrics
+/// and /v1/models are served, too.
 ///
 /// The smallest configuration:
 ///
@@ -45,7 +45,7 @@ use tracing_subscriber::EnvFilter;
 ///   context = 2048
 ///
 /// Weights are drawn from a seed (weights = { seed = 1 }) unless files are given (weights = {
-/// safetensors = ["model.safetensors"] }). Text is bytes: each is a token.
+/// safetensors = ["model.safetensors"] }). Text is tokenized by bytes: each byte is a token.
 #[derive(Debug, Parser)]
 #[command(
     name = "laxity-engine",
@@ -54,13 +54,13 @@ use tracing_subscriber::EnvFilter;
     verbatim_doc_comment
 )]
 struct Arguments {
-    /// The configuration
+    /// Path of the configuration
     #[arg(long, value_name = "FILE", env = "LAXITY_ENGINE_CONFIG", global = true)]
     config: Option<PathBuf>,
-    /// Where the endpoint listens (`listen` of the configuration); port 0 takes a free one
+    /// Address of the endpoint (`listen` of the configuration); port 0 means a free port
     #[arg(long, value_name = "ADDRESS")]
     listen: Option<SocketAddr>,
-    /// Records what the scheduler hears and decides, one JSON object a line, for `replay`
+    /// Record the scheduler's events and decisions, one JSON object a line, for `replay`
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
     /// What is logged: a level or a filter
@@ -77,12 +77,12 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Checks the configuration and says what it comes to
+    /// Check the configuration and print a summary of it
     CheckConfig,
-    /// Gives a scheduler the events of a record, in virtual time, and compares its decisions with
+    /// Replay the events of a record in virtual time, and compare the scheduler's decisions with
     /// the recorded ones
     Replay {
-        /// The record
+        /// Path of the record
         record: PathBuf,
     },
 }
@@ -154,7 +154,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         let mut interrupt = signal(SignalKind::interrupt()).context("no signals")?;
         let (stop, mut stopped) = tokio::sync::watch::channel(false);
         let end = async move {
-            // An error only says that the sender is gone, which is an end, too.
+            // An error means that the sender was dropped. The endpoint should end then, too.
             let _ = stopped.changed().await;
         };
         let serving = endpoint::serve(listener, Arc::clone(&config), engine, Some(metrics), end);
@@ -176,14 +176,14 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
     served
 }
 
-/// Waits until the engine's thread has ended, which it does by itself only if something is wrong.
+/// Waits until the engine's thread has ended. It ends by itself only after an error.
 async fn ended(engine: &Handle) {
     while !engine.gauges().ended.load(Ordering::Acquire) {
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }
 
-/// What a configuration comes to.
+/// Returns one line that describes a configuration.
 fn summary(config: &Config) -> String {
     let model = &config.model;
     let network = 3 * model.hidden * model.ffn;

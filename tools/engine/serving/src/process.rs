@@ -1,4 +1,4 @@
-//! A whole process: configuration in, engine and endpoint out.
+//! One whole process: makes the engine and the endpoint from the configuration.
 
 use std::path::PathBuf;
 use std::sync::mpsc::Sender;
@@ -19,14 +19,14 @@ use crate::kv::{Blocks, SharedBlocks, chain};
 use crate::model::timed::Timing;
 use crate::model::{Model, TimedModel};
 
-/// The processes of a lab share few cores with their daemons, which may not get the processor for a
-/// while.
+/// Default stall timeout, in milliseconds. It is long because the processes of a lab share few
+/// cores with their daemons, so a daemon may not run for a while.
 const STALL_MS: u64 = 400;
 
-/// Most bytes of the file of prompts whose KV is there from the start.
+/// Most bytes of the file that lists the prompts whose KV is present from the start.
 const HOLDS_BYTES_MAX: u64 = 64 << 20;
 
-/// The device that a configuration asks for.
+/// Returns the device that a configuration asks for.
 #[cfg(feature = "compute")]
 fn device(wanted: crate::config::Compute) -> anyhow::Result<candle_core::Device> {
     use crate::config::Compute;
@@ -44,7 +44,7 @@ fn device(wanted: crate::config::Compute) -> anyhow::Result<candle_core::Device>
     }
 }
 
-/// The model that computes.
+/// Returns the model that computes.
 #[cfg(feature = "compute")]
 fn computed(config: &Config, holds: &dyn Fn(usize) -> bool) -> anyhow::Result<Arc<dyn Model>> {
     let device = device(config.device)?;
@@ -62,7 +62,7 @@ fn computed(_: &Config, _: &dyn Fn(usize) -> bool) -> anyhow::Result<Arc<dyn Mod
     anyhow::bail!("this laxity-engine was built without a model that computes: give [timing]")
 }
 
-/// The model that takes time, with the KV that it has from the start.
+/// Returns the timed model, with the KV that is present from the start.
 fn timed(
     config: &Config,
     timing: &Timing,
@@ -91,10 +91,10 @@ fn timed(
     Ok(Arc::new(model))
 }
 
-/// Reads the weights and starts an engine. With peers, it listens for them from now on.
+/// Reads the weights and starts an engine. If there are peers, the engine also listens for them.
 ///
 /// # Errors
-/// Weights cannot be read, memory is missing, or an address is taken.
+/// Fails if the weights cannot be read, memory is missing or an address is in use.
 pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle> {
     let ranks = config.net_peers().ranks;
     let holds = |expert| ranks.holds(expert);
@@ -134,7 +134,7 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle
     start(parts, queue)
 }
 
-/// Listens for other processes and makes the way to them.
+/// Listens for other processes and sets up the connections to them.
 fn connect(
     config: &Config,
     others: &Peers,
@@ -153,7 +153,7 @@ fn connect(
         stall: Duration::from_millis(config.laxity.stall_ms.unwrap_or(STALL_MS)),
         words_dscp: config.laxity.words_dscp.unwrap_or(0),
     };
-    // What comes in before the carrier is there waits for it.
+    // Calls that arrive before the carrier exists wait in this channel.
     let (served, serving) = std::sync::mpsc::channel();
     let own = Arc::new(Own::default());
     let taker = taker(Receivers {
@@ -165,7 +165,7 @@ fn connect(
     });
     let carrier = Carrier::start(options, others.listen, Taker::clone(&taker))
         .context("no thread for transfers")?;
-    // Nobody listens before.
+    // The carrier is set only once, so an error is impossible.
     let _ = own.carrier.set(carrier.clone());
     let experts = experts::serve(model.experts(), config.model.hidden, carrier.clone())
         .context("no thread for experts")?;
@@ -209,24 +209,24 @@ fn connect(
     }))
 }
 
-/// Parts that readers of connections need, and that are made after those.
+/// Parts that the readers of connections need, but that are made after the readers.
 #[derive(Default)]
 struct Own {
     carrier: OnceLock<Carrier>,
     plugin: OnceLock<Plugin>,
 }
 
-/// Who takes what comes in from other processes.
+/// The receivers of parcels from other processes.
 struct Receivers {
     engine: Handle,
     inbox: Arc<Inbox>,
-    /// None if ranks compute in step.
+    /// The thread of the experts, or `None` if ranks compute in lockstep.
     experts: Option<Sender<crate::carry::Arrival>>,
     reuse: Sender<Call>,
     own: Arc<Own>,
 }
 
-/// Sorts what comes in from other processes.
+/// Returns the function that hands each arriving parcel to its receiver.
 fn taker(receivers: Receivers) -> Taker {
     let Receivers {
         engine,
@@ -245,7 +245,7 @@ fn taker(receivers: Receivers) -> Taker {
                 let key = Key::Combine(arrival.head.place, arrival.from);
                 inbox.put(key, arrival.payload);
             }
-            // An engine, or its experts, that ended hear nothing; the process is about to.
+            // A failed send means that the engine ended, and the process is about to end.
             Kind::Dispatch => match &experts {
                 Some(experts) => drop(experts.send(arrival)),
                 None => {
@@ -269,7 +269,7 @@ fn taker(receivers: Receivers) -> Taker {
                 | Words::Computed { .. }),
             ) => drop(reuse.send(Call::Words(from, words))),
             Ok(Words::Handle { handle }) => {
-                // Ranks start at the same time, and load the plugin first.
+                // Another rank's handle can arrive before the plugin is loaded here.
                 let plugin = own.plugin.wait();
                 if let Err(error) = plugin.connect(from, &handle) {
                     tracing::error!(%from, "{error}");

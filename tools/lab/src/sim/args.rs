@@ -1,5 +1,4 @@
-//! Flags that the simulator's commands have in common: what is changed in a plan, and how it is
-//! run.
+//! Flags that several commands of the simulator share: changes of a plan, and how to run it.
 
 use std::io::{self, IsTerminal};
 use std::num::NonZeroUsize;
@@ -10,7 +9,7 @@ use clap::Args;
 use laxity_sim::plan::Plan;
 use laxity_sim::run::Options;
 
-/// What is changed in a plan.
+/// Changes of a plan.
 #[derive(Args, Debug, Default)]
 pub(super) struct Changes {
     /// Set a field to one value. If the plan varies the field, it no longer does
@@ -62,7 +61,7 @@ impl Changes {
     }
 }
 
-/// How a plan is run.
+/// Options of how to run a plan.
 #[derive(Args, Debug, Default)]
 pub(super) struct Execution {
     /// Number of threads [default: number of processors]
@@ -77,7 +76,7 @@ pub(super) struct Execution {
 }
 
 impl Execution {
-    /// With results kept in `out`.
+    /// Returns the options of a run whose results are kept in `out`.
     pub(super) fn options<'a>(&self, out: Option<&'a Path>) -> Options<'a> {
         let default = Options::default();
         Options {
@@ -88,7 +87,7 @@ impl Execution {
     }
 }
 
-/// What is kept of a run, and with what.
+/// Options of what to keep of a run.
 #[derive(Args, Debug, Default)]
 pub(super) struct Keeping {
     /// Folder for the results. Results that are already there are not computed again

@@ -1,4 +1,4 @@
-//! `laxity sim reproduce` for the papers about requests: their claims beside what comes out here.
+//! `laxity sim reproduce` for papers about requests: compares their claims with results of runs.
 
 use std::io::{self, IsTerminal as _};
 use std::num::NonZeroUsize;
@@ -61,7 +61,7 @@ pub(super) fn run_qoserve(args: &QoserveArgs) -> Result<ExitCode> {
     })
 }
 
-/// Runs what a paper's claims are checked by, and puts what came of it where it is wanted.
+/// Runs the points that check a paper's claims, and writes the results.
 pub(super) fn run(
     args: &ClaimsArgs,
     reproduce: impl FnOnce(&Options) -> Result<Reproduction, PaperError>,

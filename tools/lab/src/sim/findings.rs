@@ -89,7 +89,7 @@ pub(super) fn run(args: &FindingsArgs) -> Result<ExitCode> {
     Ok(super::exit_code(whole))
 }
 
-/// The plans of a page, each once, in its order.
+/// Prints the plans of a page, each once, in the order of the page.
 fn plans(page: &str) -> Result<ExitCode> {
     let mut plans: Vec<String> = Vec::new();
     for block in findings::blocks(page)? {
@@ -103,13 +103,13 @@ fn plans(page: &str) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The results of a plan, or what is to be done to have them.
+/// Returns the results of a plan, or an error that says how to get them.
 pub(super) fn results(all: &Path, plan: &str) -> Result<Results, String> {
     let path = all.join(plan);
     let folder = Folder::at(&path);
     let command = format!("laxity sim run {plan} --out {}", path.display());
     if !folder.has_plan() {
-        // A mistake in a name is answered with the names that exist.
+        // If the name is wrong, this error lists the names that exist.
         Plan::load(plan).map_err(|error| error.to_string())?;
         return Err(format!("no results; run it: {command}"));
     }

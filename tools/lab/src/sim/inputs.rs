@@ -1,4 +1,4 @@
-//! What a simulation is fed with, by itself: the models it knows, and what a workload is like.
+//! The inputs of a simulation: `laxity sim models` and `laxity sim workload`.
 
 use anyhow::Result;
 use clap::Args;
@@ -80,7 +80,7 @@ pub(super) fn models(args: &ModelsArgs) -> Result<()> {
     say(rows)
 }
 
-/// Says what the requests of a plan's points are like.
+/// Describes the requests of a plan's points.
 pub(super) fn workload(args: &WorkloadArgs) -> Result<()> {
     let mut plan = match &args.plan {
         Some(name) => Plan::load(name)?,

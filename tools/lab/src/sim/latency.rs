@@ -1,6 +1,6 @@
-//! `laxity sim train-latency`: trains a predictor of iteration times, on the simulator's roofline
-//! or on measured iterations, says how far off it is on those that it did not see, and keeps it in
-//! a file.
+//! `laxity sim train-latency`: trains a predictor of iteration times and writes it to a file. Its
+//! data are the simulator's roofline or measured iterations. It prints the error on iterations that
+//! were held out.
 
 use std::path::PathBuf;
 
@@ -59,7 +59,7 @@ pub(crate) struct TrainArgs {
     /// Number of GPUs that share the model
     #[arg(long, value_name = "N", default_value_t = 1, conflicts_with_all = ["csv", "record"], value_parser = clap::value_parser!(u32).range(1..=64))]
     tp: u32,
-    /// Host time between two iterations of the roofline, µs
+    /// Host time between two iterations of the roofline, in µs
     #[arg(long, value_name = "US", conflicts_with_all = ["csv", "record", "ratio"])]
     host_us: Option<u32>,
     /// Choose the host time so that chunks of 2500 tokens are this many times as fast as chunks of
@@ -86,9 +86,9 @@ pub(crate) struct TrainArgs {
     json: bool,
 }
 
-/// Trains, and says how well.
+/// Trains a predictor and prints its error.
 pub(super) fn run(args: &TrainArgs) -> Result<()> {
-    // Before the minutes are spent.
+    // Check that the file can be written before training takes minutes.
     check(&args.file)?;
     let found = if args.csv.is_empty() && args.record.is_empty() {
         sampled(args)?

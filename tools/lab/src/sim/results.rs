@@ -1,4 +1,4 @@
-//! Where a report goes: standard output, files, and a folder of results.
+//! The destinations of a report: standard output, files, and a folder of results.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ impl Destinations {
         self.all().next().is_none()
     }
 
-    /// Whether all of them can be written later.
+    /// Checks that all files can be written.
     pub(super) fn check(&self) -> Result<()> {
         if self.all().filter(|path| is_stdout(path)).count() > 1 {
             bail!("only one of --json, --csv and --html can go to standard output");
@@ -46,8 +46,8 @@ impl Destinations {
             .try_for_each(output::check)
     }
 
-    /// Writes the report to all of them, and its table to standard output, or to standard error if
-    /// that is taken.
+    /// Writes the report to all destinations. Prints its table to standard output, or to standard
+    /// error if a report goes to standard output.
     pub(super) fn write(&self, report: &Report, timing: bool) -> Result<()> {
         let table = table::table(report);
         if self.all().any(is_stdout) {
@@ -84,10 +84,10 @@ fn is_stdout(path: &Path) -> bool {
     path.as_os_str() == "-"
 }
 
-/// The file that says what a run took.
+/// Name of the file with the time and memory of a run.
 const TIMING: &str = "timing.json";
 
-/// A folder of results. The journal in it is the runner's.
+/// A folder of results. The runner writes the journal in it.
 #[derive(Debug)]
 pub(super) struct Folder<'a>(&'a Path);
 
@@ -100,7 +100,7 @@ impl<'a> Folder<'a> {
         self.0.join("page.html")
     }
 
-    /// Notes which plan is run, so that its results can be shown also if it is cut off.
+    /// Writes the plan before it is run, so that the results of an interrupted run can be shown.
     pub(super) fn begin(&self, plan: &Plan) -> Result<()> {
         fs::create_dir_all(self.0).with_context(|| format!("cannot make {}", self.0.display()))?;
         let text = format!(
@@ -111,12 +111,12 @@ impl<'a> Folder<'a> {
         output::replace(&self.0.join("plan.toml"), text.as_bytes())
     }
 
-    /// Whether a plan was ever run in it.
+    /// Reports whether a plan was ever run with this folder.
     pub(super) fn has_plan(&self) -> bool {
         self.0.join("plan.toml").is_file()
     }
 
-    /// The plan that was run last.
+    /// Returns the plan that was run last.
     pub(super) fn plan(&self) -> Result<Plan> {
         let path = self.0.join("plan.toml");
         if !self.has_plan() {
@@ -128,7 +128,7 @@ impl<'a> Folder<'a> {
         Ok(Plan::load(&path.display().to_string())?)
     }
 
-    /// Writes the report in all its forms.
+    /// Writes the report as JSON, CSV and HTML.
     pub(super) fn finish(&self, report: &Report) -> Result<()> {
         let write = |name: &str, text: String| output::replace(&self.0.join(name), text.as_bytes());
         write("report.json", json::json(report, false))?;
@@ -136,8 +136,8 @@ impl<'a> Folder<'a> {
         write("page.html", page::page(report, false))
     }
 
-    /// Writes what it took, apart from the rest. If nothing was left to simulate, what it took
-    /// when there was stays.
+    /// Writes the time and memory of a run to a file of their own. Does nothing if the run
+    /// simulated nothing, so the values of an earlier run stay.
     pub(super) fn note_timing(&self, report: &Report) -> Result<()> {
         let path = self.0.join(TIMING);
         if report.timing.simulated == 0 && path.is_file() {
@@ -147,7 +147,7 @@ impl<'a> Folder<'a> {
         output::replace(&path, text.as_bytes())
     }
 
-    /// What the last run took that simulated anything. `None` if it was cut off.
+    /// Returns the time and memory of the last run, or `None` if it was interrupted.
     pub(super) fn timing(&self) -> Result<Option<Timing>> {
         let path = self.0.join(TIMING);
         if !path.is_file() {

@@ -1,4 +1,4 @@
-//! The commands of the simulator, with a simulation in closed form.
+//! Tests of the simulator's commands, with a closed form instead of a simulation.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use laxity_sim::requests::latency_file::LatencyFile;
 use super::*;
 use crate::{Cli, Command};
 
-/// Half of what is asked beyond one request per second and GPU is late.
+/// Half of the requests above a rate of one per second and GPU are late.
 fn fake(scenario: &Scenario) -> Result<Outcome, String> {
     let rate = scenario.workload.rate_per_gpu;
     if rate > 50.0 {
@@ -38,7 +38,7 @@ fn shown(code: &Result<ExitCode>) -> String {
     format!("{code:?}")
 }
 
-/// A folder, and the path of a file in it.
+/// Returns a folder, and the path of a file in it.
 fn place(name: &str) -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join(name).display().to_string();
@@ -71,7 +71,7 @@ fn a_run_leaves_its_report_in_files_and_a_folder_that_can_be_shown_again() {
     assert_eq!(inside("runs.csv").lines().count(), 1 + 18);
     assert!(inside("page.html").contains("Smoke"));
     assert_eq!(inside("results.jsonl").lines().count(), 18);
-    // Cut off, and shown all the same.
+    // The results of an interrupted run can be shown.
     let journal = Path::new(&out).join("results.jsonl");
     let half: String = inside("results.jsonl")
         .lines()
@@ -86,7 +86,7 @@ fn a_run_leaves_its_report_in_files_and_a_folder_that_can_be_shown_again() {
         "it is not whole"
     );
     assert!(inside("page.html").contains("9 runs of this plan have not been run"));
-    // And taken up again.
+    // The interrupted run can be continued.
     laxity(&run).expect("it runs");
     assert_eq!(inside("report.json"), text);
     let (_folder, html) = place("again.html");
@@ -270,11 +270,11 @@ fn a_page_is_filled_from_folders_and_checked_and_says_what_to_run() {
         whole.contains("| laxity | ") && whole.contains("`laxity sim run smoke`"),
         "{whole}"
     );
-    // Nothing is left to run: what it took is still known.
+    // A run with nothing left to simulate keeps the timing of the run before.
     laxity(&run).expect("it runs");
     assert_eq!(findings(&[]), good);
     assert_eq!(read(), whole);
-    // Another machine is as good as this one, other numbers are not.
+    // Results of another machine are accepted, other numbers are not.
     let timing = out.join("timing.json");
     let other = fs::read_to_string(&timing)
         .expect("timing")
@@ -295,7 +295,7 @@ fn a_page_is_filled_from_folders_and_checked_and_says_what_to_run() {
     assert_eq!(findings(&[]), bad);
 }
 
-/// Iterations of 5 ms and 20 µs a token.
+/// Returns a table of iterations that take 5 ms and 20 µs a token.
 fn measured(rows: u32) -> String {
     let mut text = "prefill_tokens,prefix,decodes,context,ms\n".to_owned();
     for row in 0..rows {

@@ -1,4 +1,4 @@
-//! Samples, and the few numbers that stand for them.
+//! Samples and their summaries.
 
 use serde::Serialize;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 pub struct Sample(Vec<f64>);
 
 impl Sample {
-    /// Sorts the values; what is no number is left out.
+    /// Makes a sample of the values. Values that are not finite are left out.
     #[must_use]
     pub fn new(values: impl IntoIterator<Item = f64>) -> Self {
         let mut values: Vec<f64> = values
@@ -18,7 +18,7 @@ impl Sample {
         Self(values)
     }
 
-    /// Mean, 0 of nothing.
+    /// Returns the mean, or 0 of an empty sample.
     #[must_use]
     pub fn mean(&self) -> f64 {
         if self.0.is_empty() {
@@ -28,7 +28,7 @@ impl Sample {
         }
     }
 
-    /// The value below which a share of the sample lies (nearest rank), 0 of nothing.
+    /// Returns the quantile of the nearest rank, or 0 of an empty sample.
     #[must_use]
     pub fn quantile(&self, share: f64) -> f64 {
         let rank = (share * self.0.len() as f64).ceil() as usize;
@@ -38,19 +38,19 @@ impl Sample {
             .unwrap_or(0.0)
     }
 
-    /// Number of values.
+    /// Returns the number of values.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// There are none.
+    /// Reports whether the sample is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The cumulative distribution as 101 values: the 0th, 1st … 100th percentile.
+    /// Returns the cumulative distribution as 101 values: the 0th, 1st … 100th percentile.
     #[must_use]
     pub fn percentiles(&self) -> Vec<f64> {
         if self.0.is_empty() {
@@ -61,7 +61,7 @@ impl Sample {
             .collect()
     }
 
-    /// Its numbers.
+    /// Returns the summary of the sample.
     #[must_use]
     pub fn summary(&self) -> Summary {
         Summary {
@@ -74,10 +74,10 @@ impl Sample {
     }
 }
 
-/// What is printed of a sample, in the unit of the field it is in.
+/// The printed numbers of a sample, in the unit of the field that holds this.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
-    /// Mean.
+    /// Mean of the sample.
     pub mean: f64,
     /// Median.
     pub p50: f64,

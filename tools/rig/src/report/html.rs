@@ -1,4 +1,4 @@
-//! The report as one self-contained page: no script, nothing fetched, light and dark.
+//! The report as one self-contained page, without scripts, for light and dark themes.
 
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
@@ -36,7 +36,7 @@ fn legend<'a>(names: impl IntoIterator<Item = &'a str>) -> Markup {
     }
 }
 
-/// A sample's percentiles as the points of its distribution.
+/// Returns the points of the cumulative distribution for these percentiles.
 fn cumulative(percentiles: &[f64]) -> Vec<(f64, f64)> {
     percentiles
         .iter()
@@ -51,7 +51,7 @@ fn figure(title: &str, explanation: &str, legend: &Markup, svg: String) -> Marku
     }
 }
 
-/// A page around what it says.
+/// Returns a page with this title, lead and body.
 fn page(title: &str, lead: &str, body: &Markup) -> String {
     let page = html! {
         (DOCTYPE)
@@ -72,7 +72,7 @@ fn page(title: &str, lead: &str, body: &Markup) -> String {
     page.into_string()
 }
 
-/// The page.
+/// Returns the page of a report.
 #[must_use]
 pub fn html(report: &LabReport) -> String {
     page(
@@ -199,7 +199,7 @@ fn figures(report: &LabReport) -> Markup {
     }
 }
 
-/// What the engines sent of a stage under each policy, by class.
+/// Returns a plot of the bytes of a stage that the engines sent under each policy, by class.
 fn by_class(report: &LabReport, names: &[String], stage: &str, title: &str) -> Markup {
     let mut dscps: Vec<u8> = report.config.level_dscp.clone();
     dscps.dedup();
@@ -254,7 +254,7 @@ fn by_host(report: &LabReport) -> Markup {
     )
 }
 
-/// What one needs to judge or repeat the numbers.
+/// Returns the section about machine, configuration and methods.
 fn background(report: &LabReport) -> Markup {
     let machine = &report.machine;
     let configuration = serde_json::to_string_pretty(&report.config).unwrap_or_default();

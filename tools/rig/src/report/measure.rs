@@ -1,14 +1,14 @@
-//! From what was measured to what is reported. The JSON of a report is this file's structs.
+//! Turns measurements into a report. The JSON of a report consists of the structs in this file.
 //!
-//! * *TTFT* is from when a request was due to be asked to its first token at the client, whatever
-//!   becomes of the rest of the answer. One that never had a token counts as missed, and with the
-//!   time until it was given up.
-//! * *The objective* is so many times the TTFT of the same request alone: computed
-//!   ([`ideal`](crate::ideal)) for the timed engine, measured for the real one.
-//! * *An exchange* is from when a layer's tokens leave for experts elsewhere until all are back: it
-//!   blocks the layer, and has the experts' computation in it.
-//! * *Bytes* by stage and DSCP are the engines' own count of payload; by DSCP alone, the queues' of
-//!   the fabric, with headers.
+//! * *TTFT* is the time from the arrival of a request to its first token at the client. The rest of
+//!   the answer has no effect on it. A request without a token counts as missed, and its time is
+//!   that until it was given up.
+//! * *The objective* is a multiple of the TTFT of the same request alone. That is computed
+//!   ([`ideal`](crate::ideal)) for the timed engine and measured for the real one.
+//! * *An exchange* lasts from when a layer's tokens leave for experts on other hosts until all are
+//!   back. It blocks the layer and includes the experts' computation.
+//! * *Bytes* by stage and DSCP are payload that the engines counted. Bytes by DSCP alone include
+//!   headers, and the fabric's queues counted them.
 
 use std::collections::BTreeMap;
 
@@ -26,31 +26,31 @@ use crate::trace::Fitting;
 use crate::wiring::LinkRecord;
 use crate::workload::{self, Statistics};
 
-/// Everything a lab run found.
+/// The report of a lab run.
 #[derive(Clone, Debug, Serialize)]
 pub struct LabReport {
-    /// What made the traffic: `timed` or `real`.
+    /// Name of the engine: `timed` or `real`.
     pub engine: &'static str,
-    /// One per policy, in the order asked for.
+    /// Results of each policy, in the configured order.
     pub runs: Vec<PolicyRun>,
-    /// What arrived.
+    /// The requests.
     pub workload: WorkloadReport,
-    /// The requests one by one.
+    /// Results of the requests that were played one by one.
     pub alone: Alone,
-    /// Where it ran.
+    /// The machine of the lab.
     pub machine: Machine,
-    /// The configuration, complete.
+    /// The complete configuration.
     pub config: LabConfig,
 }
 
 impl LabReport {
-    /// Whether all answers have to be the same: only where the computation is the same to the bit.
+    /// Reports whether all answers have to be identical, which holds for computation on the CPU.
     #[must_use]
     pub fn must_agree(&self) -> bool {
         self.config.serving().device == crate::serving::Device::Cpu
     }
 
-    /// Requests that were answered otherwise than alone, by policy.
+    /// Returns the requests whose answer differs from the one alone, by policy.
     #[must_use]
     pub fn disagreements(&self) -> Vec<(&str, &[u64])> {
         let differ = |run: &&PolicyRun| !run.answers_different.is_empty();
@@ -62,200 +62,197 @@ impl LabReport {
     }
 }
 
-/// What one policy achieved.
+/// The results of one policy.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct PolicyRun {
-    /// The policy.
+    /// Name of the policy.
     pub policy: String,
     /// Requests that arrived.
     pub requests: usize,
-    /// Requests with a whole answer.
+    /// Requests with a complete answer.
     pub completed: usize,
-    /// Why requests failed, and how many for that reason; those that were given up are not among
-    /// them.
+    /// Number of failed requests by error, without requests that were given up.
     pub errors: BTreeMap<String, usize>,
-    /// Answers that were compared with those that the requests got alone.
+    /// Answers that were compared with the answers alone.
     pub answers_compared: usize,
-    /// Requests whose answer was another one.
+    /// Requests whose answer differs from the answer alone.
     pub answers_different: Vec<u64>,
-    /// Share of the requests whose first token was in time.
+    /// Share of the requests whose first token came by its deadline.
     pub ttft_slo_attainment: f64,
-    /// Time to first token at the client, ms.
+    /// TTFT at the client, in ms.
     pub ttft_ms: Summary,
-    /// TTFT over the request's own alone.
+    /// TTFT divided by the request's TTFT alone.
     pub slowdown: Summary,
     /// Mean of the positive part of (deadline − first token) / objective.
     pub earliness: f64,
-    /// Tokens of prompts and answers that were served, per second, from time zero to the last
-    /// answer.
+    /// Tokens of served prompts and answers per second, from time zero to the last answer.
     pub tokens_per_s: f64,
-    /// The same of whole requests.
+    /// Complete requests per second, from time zero to the last answer.
     pub requests_per_s: f64,
-    /// Mean time of an exchange with experts elsewhere, ms.
+    /// Mean time of an exchange with experts on other hosts, in ms.
     pub exchange_ms: f64,
-    /// How many there were.
+    /// Number of exchanges with experts on other hosts.
     pub exchanges: u64,
-    /// Parts of the TTFT, means in ms.
+    /// Mean parts of the TTFT, in ms.
     pub stages_ms: Stages,
-    /// Mean time that a layer waited for KV that another host had, ms.
+    /// Mean time that a layer waited for KV of another host, in ms.
     pub kv_wait_ms: f64,
-    /// Mean time of an iteration, ms.
+    /// Mean time of an iteration, in ms.
     pub iteration_ms: f64,
-    /// Prompt tokens that were in a prefill host's own cache.
+    /// Prompt tokens that a prefill host found in its own cache.
     pub tokens_found: u64,
-    /// Prompt tokens whose KV another prefill host had.
+    /// Prompt tokens whose KV came from another prefill host.
     pub tokens_fetched: u64,
-    /// Prompts that a prefill host computed for a decode host.
+    /// Prompts of decode hosts that a prefill host computed.
     pub prefilled_elsewhere: u64,
-    /// Prompts that a decode host computed itself, since no prefill host did.
+    /// Prompts that a decode host computed itself because no prefill host did.
     pub prefilled_after_all: u64,
-    /// Batches that failed.
+    /// Number of batches that failed.
     pub batches_failed: u64,
-    /// Bytes over capacity, all ports.
+    /// Sent bytes divided by capacity, over all ports.
     pub link_utilisation: f64,
-    /// By host.
+    /// Results of each host.
     pub hosts: Vec<HostReport>,
-    /// Bytes that the switch's ports sent, by DSCP; `0` is unmarked.
+    /// Bytes that the switch's ports sent, by DSCP. `0` is unmarked.
     pub fabric_bytes: BTreeMap<u8, u64>,
     /// Bytes that the hosts' own ports sent, by DSCP.
     pub nic_bytes: BTreeMap<u8, u64>,
     /// Packets that any queue dropped.
     pub fabric_drops: u64,
-    /// Payload by stage and DSCP.
+    /// Packets that the queues dropped.
     pub stage_bytes: BTreeMap<String, BTreeMap<u8, u64>>,
-    /// Payload that went out with a permit.
+    /// Payload bytes that went out with a permit.
     pub scheduled_bytes: u64,
-    /// Payload that went out without one; all of it, where there was no daemon.
+    /// Payload bytes that went out without a permit. Without a daemon these are all bytes.
     pub bypassed_bytes: u64,
-    /// Time without a scheduler at the host that was longest without, ms; each host's own is in
-    /// [`Self::hosts`].
+    /// Longest time of a host without a scheduler, in ms. [`Self::hosts`] has the time of each
+    /// host.
     pub unscheduled_ms: f64,
-    /// What became of exchanges that the NCCL plugin carried; none if the engine's own connections
-    /// did.
+    /// Counters of the NCCL plugin, if it carried exchanges.
     pub plugin: Option<Carriage>,
-    /// Daemons that died and were started again.
+    /// Number of times that a daemon was restarted.
     pub daemon_restarts: u32,
-    /// What the coordinator did; none if there was none.
+    /// Counters about the coordinator, if there was one.
     pub coordinator: Option<CoordinatorRecord>,
-    /// Sockets had the kernel's own buffers at some host: not to be compared with runs where they
-    /// had not.
+    /// Whether sockets of some host had the kernel's own buffers. Such a run cannot be compared
+    /// with others.
     pub buffers_unbounded: bool,
-    /// Processors that were busy, over the whole machine.
+    /// Average number of busy processors of the whole machine.
     pub busy_cores: f64,
-    /// Processors that the lab's own processes kept busy, while caches were filled, too.
+    /// Average number of processors that the lab's processes kept busy, including the warm-up.
     pub lab_cores: f64,
-    /// How long it took, s.
+    /// Duration of the run, in s.
     pub wall_s: f64,
     /// Percentiles 0 … 100 for plots.
     pub percentiles: Percentiles,
 }
 
-/// A host's part.
+/// The results of one host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct HostReport {
-    /// The host.
+    /// Name of the host.
     pub host: String,
-    /// Its port towards the switch, share of its rate.
+    /// Use of the host's port towards the switch, as a share of its rate.
     pub egress: f64,
-    /// The switch's port towards it.
+    /// Use of the switch's port towards the host, as a share of its rate.
     pub ingress: f64,
-    /// Payload that it sent, by stage.
+    /// Payload bytes that the host sent, by stage.
     pub sent_bytes: BTreeMap<String, u64>,
-    /// Of that, with a permit.
+    /// Payload bytes that the host sent with a permit.
     pub scheduled_bytes: u64,
-    /// And without.
+    /// Payload bytes that the host sent without a permit.
     pub bypassed_bytes: u64,
-    /// Time without a scheduler, ms.
+    /// Time that the host was without a scheduler, in ms.
     pub unscheduled_ms: f64,
-    /// Prompt tokens that it computed.
+    /// Prompt tokens that the host computed.
     pub prompt_tokens: u64,
 }
 
-/// Percentiles 0 … 100.
+/// Percentiles 0 … 100 of several quantities.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Percentiles {
-    /// TTFT, ms.
+    /// Percentiles of TTFT, in ms.
     pub ttft_ms: Vec<f64>,
-    /// TTFT over the request's own alone.
+    /// Percentiles of TTFT divided by the request's TTFT alone.
     pub slowdown: Vec<f64>,
-    /// (deadline − first token) / objective.
+    /// Percentiles of (deadline − first token) / objective.
     pub earliness: Vec<f64>,
 }
 
-/// What arrived.
+/// The requests of a run.
 #[derive(Clone, Debug, Serialize)]
 pub struct WorkloadReport {
-    /// Hash over all arrivals: equal hashes, equal arrivals.
+    /// Hash over all arrivals. Equal hashes mean equal arrivals.
     pub arrivals_digest: String,
     /// Statistics of the requests.
     #[serde(flatten)]
     pub statistics: Statistics,
-    /// Mean TTFT of a request alone, ms: what objectives are multiples of.
+    /// Mean TTFT of a request alone, in ms. Objectives are multiples of a request's TTFT alone.
     pub ideal_ttft_ms: f64,
-    /// Prefixes that were computed before each run, and their tokens in all.
+    /// Number of prefixes that were computed before each run.
     pub prefixes: usize,
-    /// See there.
+    /// Sum of the tokens of all prefixes that were computed before each run.
     pub prefix_tokens: u64,
-    /// How a recording was fitted.
+    /// How a recording was fitted, if there was one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fitting: Option<Fitting>,
 }
 
-/// The requests one by one.
+/// Results of the requests that were played one by one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Alone {
-    /// Time to first token, ms.
+    /// TTFT, in ms.
     pub ttft_ms: Summary,
-    /// Mean time of an exchange, ms.
+    /// Mean time of an exchange, in ms.
     pub exchange_ms: f64,
-    /// Mean time of an iteration, ms.
+    /// Mean time of an iteration, in ms.
     pub iteration_ms: f64,
-    /// How long all took, s.
+    /// Time of all requests together, in s.
     pub wall_s: f64,
-    /// The check of the computed contention-free TTFT.
+    /// Comparison of the computed contention-free TTFT with the measured one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ideal_check: Option<IdealCheck>,
 }
 
-/// Requests played one by one, against the computed contention-free TTFT.
+/// Comparison of the measured TTFT of requests alone with the computed contention-free TTFT.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct IdealCheck {
-    /// How many.
+    /// Number of requests.
     pub requests: usize,
-    /// Mean of measured over computed.
+    /// Mean of measured divided by computed TTFT.
     pub measured_over_computed: f64,
-    /// The largest of them.
+    /// Largest value of measured divided by computed TTFT.
     pub worst: f64,
 }
 
-/// Mean parts of the TTFT, ms.
+/// Mean parts of the TTFT, in ms.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Stages {
-    /// Arrival until the request's batch began.
+    /// Time from arrival until the request's batch began.
     pub queued: f64,
-    /// Its batch waited for reused KV (stage 1).
+    /// Time that the batch waited for reused KV (stage 1).
     pub kv_reuse_stall: f64,
-    /// Its batch waited for collectives (stage 2).
+    /// Time that the batch waited for collectives (stage 2).
     pub collective: f64,
-    /// The rest of its batch's layers: compute.
+    /// Rest of the time of the batch's layers, which is compute.
     pub compute: f64,
-    /// Last layer until decode had everything (the part of stage 3 that nothing hid).
+    /// Time from the last layer until decode had all KV, which is the exposed part of stage 3.
     pub p2d_tail: f64,
 }
 
-/// Where it ran.
+/// The machine of a lab run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Machine {
-    /// Processors.
+    /// Number of processors.
     pub cores: usize,
-    /// Kernel release.
+    /// Release of the kernel.
     pub kernel: String,
-    /// Of the processor.
+    /// Model name of the processor.
     pub model: String,
 }
 
 impl Machine {
-    /// This machine.
+    /// Returns the description of this machine.
     #[must_use]
     pub fn of_this() -> Self {
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
@@ -281,7 +278,7 @@ fn ttft_ns(answer: &Answer) -> Option<u64> {
     Some(answer.first_ns?.saturating_sub(answer.begin_ns).max(1))
 }
 
-/// What each request takes alone: as computed, or else as measured.
+/// Returns the TTFT of each request alone, in ns: computed, or else measured.
 fn alone_ns(asked: &[Asked], alone: &RunRecord) -> BTreeMap<u64, u64> {
     let measured = alone.answers.iter();
     let measured = measured.filter_map(|answer| Some((answer.id, ttft_ns(answer)?)));
@@ -290,7 +287,7 @@ fn alone_ns(asked: &[Asked], alone: &RunRecord) -> BTreeMap<u64, u64> {
     measured.chain(computed).collect()
 }
 
-/// Compares requests that had the fabric to themselves with what was computed for them.
+/// Compares the TTFT of requests alone with the computed one.
 fn ideal_check(asked: &[Asked], alone: &RunRecord) -> Option<IdealCheck> {
     let computed = alone_ns(asked, &RunRecord::default());
     let ratios =
@@ -312,7 +309,7 @@ fn all(record: &RunRecord) -> Counts {
     sum
 }
 
-/// Makes the report.
+/// Makes the report of a lab run.
 #[must_use]
 pub fn report(
     config: &LabConfig,
@@ -324,7 +321,7 @@ pub fn report(
     let counts = all(alone);
     let prefixes = crate::plan::shared(&asking.asked);
     let own = alone_ns(&asking.asked, alone);
-    // Whoever answered first is who all others are compared with.
+    // All answers to a request are compared with the first complete one.
     let mut reference = BTreeMap::new();
     for (id, tokens) in std::iter::once(alone)
         .chain(records)
@@ -366,8 +363,8 @@ fn policy_run(
     reference: &BTreeMap<u64, &[u32]>,
 ) -> PolicyRun {
     let answers: BTreeMap<u64, &Answer> = record.answers.iter().map(|a| (a.id, a)).collect();
-    // (TTFT, that alone, there was one): of a request that never had a token it is known that it
-    // took at least until it was given up.
+    // (TTFT, TTFT alone, whether there was a token). A request without a token took at least until
+    // it was given up.
     let times: Vec<(u64, u64, bool)> = asked
         .iter()
         .map(|request| {
@@ -467,7 +464,7 @@ fn policy_run(
     run
 }
 
-/// Takes the mean TTFT of prompts that prefill hosts computed apart.
+/// Returns the mean parts of the TTFT of prompts that prefill hosts computed.
 fn stages(counts: &Counts) -> Stages {
     let mean = |part| counts.mean(&format!("ttft_{part}_seconds")) * 1e3;
     Stages {
@@ -536,8 +533,8 @@ pub(crate) mod tests {
         }
     }
 
-    /// Three requests that take 100 ms alone: one in time, one late and otherwise answered, one
-    /// that failed.
+    /// Returns a report of three requests that take 100 ms alone. One is in time, one is late with
+    /// a different answer, and one failed.
     pub(crate) fn example() -> LabReport {
         example_with(|_| {})
     }
@@ -623,7 +620,7 @@ pub(crate) mod tests {
         assert_eq!(report.disagreements(), [("laxity", &[2_u64][..])]);
         assert_eq!(run.stage_bytes["p2d"], [(10, 1000), (46, 2000)].into());
         assert_eq!(run.scheduled_bytes, 3000);
-        // 150, 300 and, of the one that failed, the 800 ms until the end.
+        // The TTFTs are 150 and 300, and for the failed request the 800 ms until the end.
         assert_eq!((run.ttft_ms.p50, run.ttft_ms.p99), (300.0, 800.0));
         assert!((run.earliness - 0.25 / 3.0).abs() < 1e-9);
         assert!((run.requests_per_s - 2.0).abs() < 1e-9);
@@ -638,7 +635,7 @@ pub(crate) mod tests {
         });
         for run in [&broken.runs[0], &given_up.runs[0]] {
             assert!((run.ttft_slo_attainment - 2.0 / 3.0).abs() < 1e-9);
-            // 50, 150 and 300.
+            // The TTFTs are 50, 150 and 300.
             assert_eq!((run.ttft_ms.p50, run.ttft_ms.p99), (150.0, 300.0));
             assert_eq!(run.completed, 2);
         }

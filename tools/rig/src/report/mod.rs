@@ -1,4 +1,4 @@
-//! What a lab run found: numbers ([`measure`]), a table for the terminal, a page.
+//! The report of a lab run: numbers ([`measure`]), a table for the terminal and a page.
 
 pub mod distribution;
 pub mod html;

@@ -1,7 +1,7 @@
 //! The plots of the page, as SVG text.
 //!
-//! Two stand-in colours are replaced afterwards, so that axes and grid follow the page's light or
-//! dark theme; the series' colours are readable on both.
+//! Axes and grid are drawn in two placeholder colours, which are replaced by those of the page's
+//! light or dark theme. The colours of the series are readable on both.
 
 use plotters::coord::Shift;
 use plotters::prelude::*;
@@ -9,13 +9,13 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 const SIZE: (u32, u32) = (620, 320);
 
-/// Stand-in for the page's text colour.
+/// Placeholder for the page's text colour.
 const INK: RGBColor = RGBColor(1, 2, 3);
-/// Stand-in for the page's grid colour.
+/// Placeholder for the page's grid colour.
 const GRID: RGBColor = RGBColor(4, 5, 6);
 
-/// Colours that tell series apart on light and on dark ground, and for most colour-blind readers
-/// (after Okabe and Ito).
+/// Colours of the series. They differ on light and dark backgrounds and for most colour-blind
+/// readers (after Okabe and Ito).
 const COLOURS: [RGBColor; 10] = [
     RGBColor(136, 136, 136),
     RGBColor(230, 159, 0),
@@ -29,19 +29,19 @@ const COLOURS: [RGBColor; 10] = [
     RGBColor(100, 180, 60),
 ];
 
-/// Colour of the series with this number.
+/// Returns the colour of the series with this number.
 fn colour(series: usize) -> RGBColor {
     COLOURS[series % COLOURS.len()]
 }
 
-/// The same as CSS writes it.
+/// Returns the colour of the series with this number in CSS syntax.
 #[must_use]
 pub fn css_colour(series: usize) -> String {
     let RGBColor(r, g, b) = colour(series);
     format!("rgb({r},{g},{b})")
 }
 
-/// A plot that could not be drawn, in words.
+/// The result of drawing, with the error as text.
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
 fn svg(draw: impl FnOnce(&DrawingArea<SVGBackend<'_>, Shift>) -> Drawn) -> String {
@@ -53,7 +53,7 @@ fn svg(draw: impl FnOnce(&DrawingArea<SVGBackend<'_>, Shift>) -> Drawn) -> Strin
     if let Err(error) = drawn {
         return format!("<svg viewBox=\"0 0 400 20\"><text y=\"15\">no plot: {error}</text></svg>");
     }
-    // A view box instead of a size lets the page scale it.
+    // A view box instead of a size allows the page to scale the plot.
     let size = format!("width=\"{}\" height=\"{}\" ", SIZE.0, SIZE.1);
     text.replacen(&size, "", 1)
         .replace("#010203", "currentColor")
@@ -64,7 +64,7 @@ fn ink(size: u32) -> TextStyle<'static> {
     TextStyle::from(("sans-serif", size).into_font()).color(&INK)
 }
 
-/// Lines over a common horizontal axis; the vertical one runs from 0 to 1.
+/// Returns a plot of lines over a common horizontal axis. The vertical axis runs from 0 to 1.
 #[must_use]
 pub fn shares(
     horizontal: &str,
@@ -118,7 +118,7 @@ pub fn shares(
     })
 }
 
-/// Bars in groups: side by side, or stacked on each other. `values[series][group]`.
+/// Returns a plot of bars in groups, side by side or stacked, of `values[series][group]`.
 #[must_use]
 pub fn bars(vertical: &str, groups: &[String], values: &[Vec<f64>], stacked: bool) -> String {
     let width = if stacked {
@@ -160,7 +160,7 @@ pub fn bars(vertical: &str, groups: &[String], values: &[Vec<f64>], stacked: boo
                     (left + 0.1 + width * number as f64, 0.0)
                 };
                 let corners = [(start, base), (start + width * 0.94, base + height)];
-                // A single series has one bar per policy, in the colour it has in the other plots.
+                // A single series has a bar per policy, in the policy's colour.
                 let fill = colour(if values.len() == 1 { group } else { number });
                 chart.draw_series([Rectangle::new(corners, fill.filled())])?;
                 below += height;

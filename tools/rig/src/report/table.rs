@@ -8,7 +8,7 @@ use super::measure::{LabReport, PolicyRun};
 use crate::carriage::Carriage;
 use crate::controller::NONE;
 
-/// Stages in the order of a request's life, and what they are called here.
+/// Stages in the order of a request's life, and their names in the table.
 pub const STAGES: [(&str, &str); 3] = [
     ("kv_reuse", "reuse"),
     ("collective", "experts"),
@@ -19,7 +19,7 @@ fn megabytes(bytes: u64) -> String {
     format!("{:.1}", bytes as f64 / 1e6)
 }
 
-/// Bytes of a stage by DSCP, most first, `unmarked` for none.
+/// Returns the bytes of a stage by DSCP, largest first. `unmarked` stands for DSCP 0.
 #[must_use]
 fn stage(run: &PolicyRun, stage: &str) -> String {
     let Some(by_dscp) = run.stage_bytes.get(stage) else {
@@ -40,7 +40,7 @@ fn stage(run: &PolicyRun, stage: &str) -> String {
     text
 }
 
-/// The table, and what one has to know to read it.
+/// Returns the table and the remarks below it.
 #[must_use]
 pub fn table(report: &LabReport) -> String {
     let mut table = Table::new();
@@ -136,7 +136,7 @@ fn heading(report: &LabReport) -> String {
     text.trim_end().to_owned()
 }
 
-/// What the NCCL plugin did.
+/// Returns a sentence about what the NCCL plugin did.
 fn carried(plugin: &Carriage) -> String {
     let mut text = format!(
         "the NCCL plugin sent {} MB in {} messages",
@@ -162,7 +162,7 @@ fn carried(plugin: &Carriage) -> String {
     text
 }
 
-/// What one has to know of a run.
+/// Returns the remark about a run.
 fn remark(run: &PolicyRun) -> String {
     let mut note = format!("{}: ", run.policy);
     let mut add = |text: String| {

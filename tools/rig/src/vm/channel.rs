@@ -1,30 +1,30 @@
-//! What host and guest tell each other while a job runs: frames over one virtio-serial port.
+//! The messages between host and guest while a job runs: frames over one virtio-serial port.
 //!
-//! A frame is a byte that says what it is, the length of what follows (4 bytes, little endian)
-//! and that. One port for everything, since a port can be opened only once and frames keep the
-//! order between standard output and standard error.
+//! A frame consists of a byte for its kind, the length of its content (4 bytes, little endian) and
+//! the content. There is one port for all frames because a port can be opened only once, and
+//! because frames then keep the order of standard output and standard error.
 
 use std::io::{self, Read, Write};
 
 /// Name of the port.
 pub const PORT: &str = "laxity";
 
-/// Longest content of a frame, bytes.
+/// Longest content of a frame, in bytes.
 pub const CONTENT_BYTES_MAX: usize = 32 << 10;
 
-/// What a frame is.
+/// The kind of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// Guest: devices and network are up; the content is [`super::job::Facts`] as JSON.
+    /// Guest: devices and network are up. The content is [`super::job::Facts`] as JSON.
     Ready = b'R',
     /// Guest: standard output of the job.
     Stdout = b'1',
     /// Guest: standard error of the job.
     Stderr = b'2',
-    /// Guest: still here. Empty.
+    /// Guest: heartbeat without content.
     Alive = b'A',
-    /// Host: standard input of the job. Empty at its end.
+    /// Host: standard input of the job. An empty frame is its end.
     Stdin = b'0',
 }
 
@@ -48,10 +48,10 @@ impl Kind {
     }
 }
 
-/// Writes content as frames of one kind; an empty one if there is none.
+/// Writes content as frames of one kind. Without content it writes one empty frame.
 ///
 /// # Errors
-/// The other side is gone.
+/// Fails if the other side is gone.
 pub fn send(port: &mut impl Write, kind: Kind, content: &[u8]) -> io::Result<()> {
     let mut rest = content;
     loop {
@@ -68,10 +68,10 @@ pub fn send(port: &mut impl Write, kind: Kind, content: &[u8]) -> io::Result<()>
     }
 }
 
-/// The next frame.
+/// Returns the next frame.
 ///
 /// # Errors
-/// The other side is gone (`UnexpectedEof`), or it does not speak frames.
+/// Fails if the other side is gone (`UnexpectedEof`), or if the bytes are no frame.
 pub fn receive(port: &mut impl Read) -> io::Result<(Kind, Vec<u8>)> {
     let mut head = [0; 5];
     port.read_exact(&mut head)?;

@@ -1,7 +1,7 @@
-//! What the router has counted: bytes and packets by DSCP, for each direction.
+//! The counters of the router: bytes and packets by DSCP, for each direction.
 //!
-//! A filter per DSCP in front of a port counts what is offered to it; the queues of a shaped port
-//! count what has left them.
+//! A filter per DSCP in front of a port counts the traffic that is offered to the port. The queues
+//! of a shaped port count the traffic that left them.
 
 use std::collections::BTreeMap;
 
@@ -10,49 +10,49 @@ use serde::{Deserialize, Serialize};
 
 use super::network::{NetworkConfig, PORTS, ROUTER, call};
 
-/// What has passed a point.
+/// Counters of traffic at one point.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Passed {
-    /// Bytes, headers included.
+    /// Bytes, including headers.
     pub bytes: u64,
     /// Packets.
     pub packets: u64,
 }
 
-/// One queue of a shaped port.
+/// Counters of one queue of a shaped port.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Queue {
-    /// What has left it.
+    /// Traffic that left the queue.
     pub sent: Passed,
-    /// Packets that found it full.
+    /// Packets that were dropped because the queue was full.
     pub drops: u64,
-    /// Bytes that wait in it now.
+    /// Bytes that wait in the queue now.
     pub backlog_bytes: u64,
 }
 
-/// One of the router's ports, by DSCP.
+/// Counters of one of the router's ports, by DSCP.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PortCounters {
-    /// What arrived at the port, before its queues. DSCPs that were not seen are left out.
+    /// Traffic that arrived at the port, before its queues. DSCPs without traffic are left out.
     pub offered: BTreeMap<u8, Passed>,
-    /// Its queues, by the DSCP that they serve; 0 also has what has no queue of its own. Those that
-    /// were not used are left out. None if not shaped: then all that is offered is sent.
+    /// The port's used queues, by the DSCP that they serve. 0 also serves DSCPs without a queue.
+    /// Empty if the port is not shaped, because then all offered traffic is sent.
     pub queues: BTreeMap<u8, Queue>,
 }
 
-/// The router's ports: what goes to either host.
+/// Counters of the router's ports, which are named after the host that they lead to.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouterCounters {
-    /// Towards 10.77.0.1.
+    /// Traffic to 10.77.0.1.
     pub to_host0: PortCounters,
-    /// Towards 10.77.1.1.
+    /// Traffic to 10.77.1.1.
     pub to_host1: PortCounters,
 }
 
-/// Reads the router's counters.
+/// Returns the router's counters.
 ///
 /// # Errors
-/// `tc` cannot read them.
+/// Fails if `tc` cannot read them.
 pub fn read(config: &NetworkConfig) -> anyhow::Result<RouterCounters> {
     let port = |name: &str| -> anyhow::Result<PortCounters> {
         let show = |what: &[&str]| {
@@ -92,7 +92,7 @@ struct Action {
     stats: Passed,
 }
 
-/// The counting filters, as `tc -s -j` shows them: the handle is the DSCP and one.
+/// Parses the counting filters in the output of `tc -s -j`. Their handle is the DSCP plus one.
 fn offered(json: &str) -> anyhow::Result<BTreeMap<u8, Passed>> {
     let lines: Vec<FilterLine> = serde_json::from_str(json)?;
     Ok(lines
@@ -119,7 +119,7 @@ struct QdiscLine {
     backlog: u64,
 }
 
-/// The queues below `prio`, as `tc -s -j` shows them: the class's number is the band and one.
+/// Parses the queues below `prio` in the output of `tc -s -j`. A class's number is its band plus 1.
 fn queues_of(json: &str, dscp_order: &[u8]) -> anyhow::Result<BTreeMap<u8, Queue>> {
     let lines: Vec<QdiscLine> = serde_json::from_str(json)?;
     let queue = |line: QdiscLine| {

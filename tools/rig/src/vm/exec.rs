@@ -1,4 +1,4 @@
-//! The job that runs one program, its standard streams connected to the host's.
+//! The job that runs one program, with its standard streams connected to the host's.
 
 use std::io::{Read, Write as _};
 use std::process::{Command, Stdio};
@@ -12,17 +12,17 @@ use super::guest::{Guest, Output, with_lab_variables};
 use super::job::Exec;
 use super::task::shell_code;
 
-/// How long output may come after the program's end, from what it left running.
+/// Longest time that output may follow the program's end, from processes that it left running.
 const DRAIN: Duration = Duration::from_secs(1);
 
-/// Exit codes of a program that is not there, or cannot be run: as a shell's.
+/// Exit codes of a program that does not exist or cannot be run, as a shell has them.
 const NOT_FOUND: i32 = 127;
 const NOT_RUN: i32 = 126;
 
-/// Runs the program; its exit code as a shell would give it.
+/// Runs the program and returns its exit code as a shell would.
 ///
 /// # Errors
-/// The host is gone.
+/// Fails if the host is gone.
 pub fn run(config: &Exec, guest: &mut Guest) -> anyhow::Result<i32> {
     let (program, args) = config.argv.split_first().context("no program was named")?;
     let spawned = Command::new(program)
@@ -48,7 +48,7 @@ pub fn run(config: &Exec, guest: &mut Guest) -> anyhow::Result<i32> {
     if let (Some(mut pipe), Some(pieces)) = (child.stdin.take(), guest.take_stdin()) {
         std::thread::spawn(move || {
             while let Ok(piece) = pieces.recv() {
-                // A program need not read to the end of its input.
+                // A program need not read all of its input.
                 if piece.is_empty() || pipe.write_all(&piece).is_err() {
                     return;
                 }

@@ -1,4 +1,4 @@
-//! Why a job has no result, told apart: a panic, a hang, a time limit, a machine that lacks
+//! The reasons why a job has no result: a panic, a hang, a time limit, or a machine that lacks
 //! something.
 
 use std::io;
@@ -7,16 +7,16 @@ use std::time::Duration;
 use super::network::BadNetwork;
 use crate::probe::CannotRun;
 
-/// Lines of the console that an error shows.
+/// Lines of the console that an error message has.
 const CONSOLE_LINES: usize = 25;
 
-/// Why a job has no result. Each says what to do, or shows what there is to go on.
+/// The reason why a job has no result. The message says what to do, or has the end of the console.
 #[derive(Debug, thiserror::Error)]
 pub enum VmError {
     /// The machine lacks something.
     #[error(transparent)]
     CannotRun(#[from] CannotRun),
-    /// The network that was asked for cannot be built.
+    /// The configured network cannot be built.
     #[error("the guest's network: {0}")]
     Network(#[from] BadNetwork),
     /// The guest could not be prepared or started.
@@ -25,66 +25,66 @@ pub enum VmError {
     /// QEMU ended by itself before the guest did anything.
     #[error("QEMU ended with {status}: {said}")]
     Qemu {
-        /// How it ended.
+        /// Exit status of QEMU.
         status: String,
-        /// What it said.
+        /// Output of QEMU.
         said: String,
     },
     /// The guest's kernel panicked.
     #[error("the guest's kernel panicked. The end of its console:\n{console}")]
     Panicked {
-        /// End of its console.
+        /// End of the guest's console.
         console: String,
     },
-    /// The guest was switched off from inside, by a program or by the kernel.
+    /// A program or the kernel in the guest powered it off.
     #[error("the guest went down before its job was done. The end of its console:\n{console}")]
     WentDown {
-        /// End of its console.
+        /// End of the guest's console.
         console: String,
     },
-    /// Nothing was heard of the guest, not even a heartbeat.
+    /// The guest sent nothing, not even a heartbeat.
     #[error(
         "the guest hangs: nothing was heard of it for {silent_s} s{when}. The end of its \
          console:\n{console}"
     )]
     Hung {
-        /// For how long, s.
+        /// Time without a message of the guest, in s.
         silent_s: u64,
-        /// While what.
+        /// The step that the guest was in.
         when: &'static str,
-        /// End of its console.
+        /// End of the guest's console.
         console: String,
     },
-    /// The job took too long; the guest is well.
+    /// The job took too long in a guest that works.
     #[error("the time limit of {limit:?} is over; the virtual machine was killed")]
     TimedOut {
-        /// The limit.
+        /// The time limit of the job.
         limit: Duration,
     },
-    /// The guest could not do what it was told.
+    /// The guest could not run the job.
     #[error("in the guest: {0}")]
     Failed(String),
-    /// The guest's part of this program ended without an answer.
+    /// The process of this program in the guest ended without an answer.
     #[error(
         "the lab's process in the guest ended without an answer. The end of the guest's \
          console:\n{console}"
     )]
     Lost {
-        /// End of its console.
+        /// End of the guest's console.
         console: String,
     },
-    /// The person at the terminal ended it.
+    /// The user ended the guest by Ctrl-].
     #[error("ended by Ctrl-]")]
     Escaped,
-    /// What the job prints cannot be passed on.
+    /// The output of the job cannot be written.
     #[error("cannot pass on what the job prints: {0}")]
     Output(#[source] io::Error),
 }
 
-/// What the kernel says first when it gives up.
+/// First words of the kernel's message about a panic.
 pub(super) const PANIC: &str = "Kernel panic";
 
-/// The last lines of a console or, if there is one, a panic and what led to it.
+/// Returns the last lines of a console. If there is a panic, returns it with the lines before it.
 pub(super) fn tail(console: &str) -> String {
     const BEFORE_PANIC: usize = 5;
     let lines: Vec<&str> = console.lines().map(str::trim_end).collect();

@@ -1,11 +1,11 @@
-//! Inside the guest: its first process, and the process that runs the job.
+//! The processes of this program inside the guest: the first one, and the one that runs the job.
 //!
 //! ```text
 //! init.sh (initramfs) ─▶ first_process: mounts, reaps, and at the end tells QEMU how it went
 //!                          └─ job_process: network, devices, channel; runs the job; writes the answer
 //! ```
 //!
-//! They are two so that a job that fails in whatever way cannot take the guest's end with it.
+//! They are two, so that a failing job cannot prevent the guest's orderly end.
 
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::{FileExt as _, symlink};
@@ -32,24 +32,24 @@ use super::qemu::{EXIT_PORT, Farewell};
 use super::task::Task;
 use crate::sandbox;
 
-/// How often the guest says that it is alive.
+/// Time between two heartbeats of the guest.
 pub const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// Where tasks run: the guest's own memory, gone with it.
+/// Folder in which tasks run. It is in the guest's memory and ends with the guest.
 const SCRATCH: &str = "/tmp";
-/// Where programs are looked for.
+/// The `PATH` of programs in the guest.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 fn control(name: &str) -> PathBuf {
     Path::new(CONTROL_FOLDER).join(name)
 }
 
-/// *guest*: the guest's first process. Does not return: the guest ends with it.
+/// *guest*: the guest's first process. It does not return, because the guest ends with it.
 pub fn first_process() -> ! {
     let farewell = match furnish().and_then(|()| supervise()) {
         Ok(farewell) => farewell,
         Err(error) => {
-            // Nobody else tells the host.
+            // No other process can report this error to the host.
             let _ = write_answer(&Answer::Failed(format!("setting up the guest: {error:#}")));
             Farewell::Finished
         }
@@ -67,7 +67,7 @@ fn mount_new(kind: &str, at: &str, flags: MsFlags, data: &str) -> anyhow::Result
         .with_context(|| format!("mounting {kind} on {at}"))
 }
 
-/// What programs expect of a system, and the host's folders that the guest_job names.
+/// Mounts what programs expect of a system, and the host's folders that the guest job names.
 fn furnish() -> anyhow::Result<()> {
     let none = MsFlags::empty();
     mount_new("devpts", "/dev/pts", none, "mode=0620,ptmxmode=0666")?;
@@ -84,7 +84,7 @@ fn furnish() -> anyhow::Result<()> {
         .context("allowing memory to be locked")?;
     nix::unistd::sethostname("laxity-lab").context("naming the guest")?;
     let guest_job = read_guest_job()?;
-    // So that modprobe finds the modules of this kernel, not the host's.
+    // modprobe then finds the modules of the guest's kernel instead of the host's.
     let modules = Path::new("/lib/modules").join(&guest_job.release);
     fs::create_dir_all(&modules).with_context(|| format!("creating {}", modules.display()))?;
     mount(
@@ -108,7 +108,7 @@ fn furnish() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Starts the job's process and waits for its end, and for whatever else ends meanwhile.
+/// Starts the job's process and waits for its end. Reaps all other children meanwhile.
 fn supervise() -> anyhow::Result<Farewell> {
     let child = sandbox::internal("guest-job")
         .env_clear()
@@ -148,10 +148,10 @@ fn write_answer(answer: &Answer) -> anyhow::Result<()> {
         .with_context(|| format!("writing {}", path.display()))
 }
 
-/// *guest-job*: sets up what jobs need, runs the one that was ordered and writes the answer.
+/// *guest-job*: sets up the network and devices, runs the job and writes the answer.
 ///
 /// # Errors
-/// The answer cannot be written; everything else is in it.
+/// Fails if the answer cannot be written. All other errors are in the answer.
 pub fn job_process() -> anyhow::Result<()> {
     let answer = match answer() {
         Ok(finished) => Answer::Finished(finished),
@@ -171,10 +171,10 @@ fn answer() -> anyhow::Result<Finished> {
     })
 }
 
-/// The guest, as a job sees it.
+/// The guest, as a job uses it.
 #[derive(Debug)]
 pub struct Guest {
-    /// What it is.
+    /// Facts about the guest.
     pub facts: Facts,
     network: NetworkConfig,
     port: Arc<Mutex<File>>,
@@ -226,46 +226,46 @@ impl Guest {
         channel::send(&mut *port, kind, content).context("the channel to the host")
     }
 
-    /// Writes to the host's standard output, at once.
+    /// Writes to the host's standard output, without buffering.
     ///
     /// # Errors
-    /// The host is gone.
+    /// Fails if the host is gone.
     pub fn print(&self, text: impl AsRef<[u8]>) -> anyhow::Result<()> {
         self.send(Kind::Stdout, text.as_ref())
     }
 
-    /// Writes a line to the host's standard error, at once: what the job is doing.
+    /// Writes a line about the job's progress to the host's standard error, without buffering.
     ///
     /// # Errors
-    /// The host is gone.
+    /// Fails if the host is gone.
     pub fn say(&self, line: &str) -> anyhow::Result<()> {
         self.send(Kind::Stderr, format!("{line}\n").as_bytes())
     }
 
-    /// A way for other threads to write to the host's standard output or error.
+    /// Returns a handle by which other threads write to the host's standard output and error.
     #[must_use]
     pub fn output(&self) -> Output {
         Output(Arc::clone(&self.port))
     }
 
-    /// The host's standard input, in pieces; an empty one is its end. Can be taken once.
+    /// Returns the host's standard input in pieces, with an empty one at the end, once.
     pub fn take_stdin(&mut self) -> Option<Receiver<Vec<u8>>> {
         self.stdin.take()
     }
 
-    /// What the router has counted since it was set up. Take the difference of two.
+    /// Returns the router's counters since its set-up. Callers take the difference of two readings.
     ///
     /// # Errors
-    /// `tc` cannot read them.
+    /// Fails if `tc` cannot read them.
     pub fn counters(&self) -> anyhow::Result<RouterCounters> {
         counters::read(&self.network).context("reading the router's counters")
     }
 
-    /// Shapes the router's ports otherwise from now on: another rate, guest_job or queue, or none.
-    /// What is queued is lost and queues count from 0 again, so nothing should run meanwhile.
+    /// Changes the shaping of the router's ports: rate, order of DSCPs and queues. Queued packets
+    /// are lost and the counters restart at 0, so no program should run meanwhile.
     ///
     /// # Errors
-    /// Such a network cannot be built, or `tc` refuses it.
+    /// Fails if the network cannot be built, or `tc` rejects it.
     pub fn reshape(&mut self, network: NetworkConfig) -> anyhow::Result<()> {
         network::reshape(&self.network, &network).context("changing the router's shaping")?;
         self.facts.rate_mbit = network.rate_mbit;
@@ -273,7 +273,7 @@ impl Guest {
         Ok(())
     }
 
-    /// A program to run, with the lab's environment, in `/tmp`.
+    /// Returns a task that runs a program with the lab's environment in `/tmp`.
     pub fn task<S: Into<String>>(
         &self,
         argv: impl IntoIterator<Item = S>,
@@ -289,7 +289,7 @@ impl Guest {
         }
     }
 
-    /// The variables that tell programs where they are.
+    /// Returns the variables that describe the lab to programs.
     #[must_use]
     pub fn environment(&self) -> Vec<(String, String)> {
         let gid = self.facts.gid_index.to_string();
@@ -313,8 +313,8 @@ fn pair((name, value): (&str, &str)) -> (String, String) {
     (name.to_owned(), value.to_owned())
 }
 
-/// Adds variables to an environment, replacing what has the same name, and makes sure that
-/// administrative programs are found.
+/// Adds variables to an environment, and the folders of administrative programs to its `PATH`. A
+/// variable replaces one of the same name.
 #[must_use]
 pub fn with_lab_variables(
     env: &[(String, String)],
@@ -342,22 +342,22 @@ pub fn with_lab_variables(
     all
 }
 
-/// The host's standard output and error.
+/// A handle for the host's standard output and error.
 #[derive(Clone, Debug)]
 pub struct Output(Arc<Mutex<File>>);
 
 impl Output {
-    /// Writes to one of them.
+    /// Writes to the stream that `kind` names.
     ///
     /// # Errors
-    /// The host is gone.
+    /// Fails if the host is gone.
     pub fn send(&self, kind: Kind, content: &[u8]) -> std::io::Result<()> {
         let mut port = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         channel::send(&mut *port, kind, content)
     }
 }
 
-/// Opens the virtio-serial port that has the channel's name.
+/// Opens the virtio-serial port with the channel's name.
 fn open_port() -> anyhow::Result<File> {
     let ports = fs::read_dir("/sys/class/virtio-ports").context("no virtio-serial device")?;
     for entry in ports.flatten() {

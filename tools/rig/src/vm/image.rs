@@ -1,7 +1,7 @@
-//! The guest's kernel and first files, kept in a cache.
+//! The guest's kernel and initramfs, which are kept in a cache.
 //!
-//! The kernel is Debian's stock one (`linux-image-amd64`; a host's own kernel seldom has RDMA):
-//! its package is downloaded and unpacked, never installed. The cache holds
+//! The kernel is Debian's stock one (`linux-image-amd64`), because a host's own kernel seldom has
+//! RDMA. Its package is downloaded and unpacked, never installed. The cache has this layout:
 //!
 //! ```text
 //! CACHE/6.1.0-56-amd64/vmlinux             the ELF kernel
@@ -9,9 +9,9 @@
 //!                     /initrd-<hash>       busybox, modules and init.sh; the hash is of all three
 //! ```
 //!
-//! Whatever is in the cache is used as it is: the newest kernel, nothing is asked of the network.
-//! Remove the folder to get a newer one. Everything is made beside its place and renamed into it,
-//! under a lock, so that several processes may begin at once and an interrupted one does no harm.
+//! A cached kernel is used without asking the network for a newer one. Remove the folder to get a
+//! newer one. All files are made in temporary places and renamed, under a lock. So several
+//! processes may start at once, and an interrupted one leaves nothing broken.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -27,14 +27,14 @@ use super::vmlinux;
 use crate::probe::Lack;
 use crate::sandbox::find_program;
 
-/// Variable that names the cache folder.
+/// Environment variable with the path of the cache folder.
 pub const CACHE_VARIABLE: &str = "LAXITY_VM_CACHE";
 
-/// Debian's package whose dependency is the current stock kernel.
+/// Debian's package that depends on the current stock kernel.
 const META_PACKAGE: &str = "linux-image-amd64";
 
-/// Loaded before the guest's root appears: transport and file systems, RDMA, and the router.
-/// `crc32_generic` is what rxe computes checksums with (`crc32-pclmul` is slower when emulated).
+/// Modules to load before the root is mounted: transport and file systems, RDMA, and the router.
+/// rxe computes checksums with `crc32_generic` (`crc32-pclmul` is slower when emulated).
 const MODULES: &[&str] = &[
     "virtio_pci",
     "virtio_console",
@@ -52,7 +52,7 @@ const MODULES: &[&str] = &[
     "act_gact",
 ];
 
-/// Parts of the kernel that no guest here needs: three quarters of it.
+/// Parts of the kernel's package that no guest needs. They are three quarters of it.
 const LEFT_OUT: &[&str] = &[
     "drivers/gpu",
     "drivers/media",
@@ -69,20 +69,20 @@ const LEFT_OUT: &[&str] = &[
 
 const INIT: &str = include_str!("init.sh");
 
-/// What QEMU starts.
+/// The files that QEMU boots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// The kernel.
+    /// Path of the kernel.
     pub kernel: PathBuf,
-    /// The initramfs.
+    /// Path of the initramfs.
     pub initrd: PathBuf,
-    /// `lib/modules` of this kernel.
+    /// Path of `lib/modules` of this kernel.
     pub modules: PathBuf,
     /// The kernel's release, such as `6.1.0-56-amd64`.
     pub release: String,
 }
 
-/// Where images are kept: `LAXITY_VM_CACHE`, else `laxity/vm` in the user's cache folder.
+/// Returns the folder for images: `LAXITY_VM_CACHE`, or `laxity/vm` in the user's cache folder.
 #[must_use]
 pub fn cache_folder() -> PathBuf {
     let named = |name| {
@@ -96,7 +96,7 @@ pub fn cache_folder() -> PathBuf {
         .unwrap_or_else(|| std::env::temp_dir().join("laxity-vm-cache"))
 }
 
-/// The newest kernel in the cache.
+/// Returns the newest kernel in the cache.
 #[must_use]
 pub fn cached_kernel(cache: &Path) -> Option<PathBuf> {
     let entries = fs::read_dir(cache).ok()?.flatten().map(|e| e.path());
@@ -116,13 +116,13 @@ fn file_name(path: &Path) -> String {
         .into_owned()
 }
 
-/// The numbers of a release, so that 6.1.0-9 is older than 6.1.0-56.
+/// Returns the numbers of a release as a sort key, so that 6.1.0-9 is older than 6.1.0-56.
 fn release_key(release: &str) -> Vec<u64> {
     let numbers = release.split(|c: char| !c.is_ascii_digit());
     numbers.filter_map(|number| number.parse().ok()).collect()
 }
 
-/// What is lacking to make an image, with the next step.
+/// Returns what the machine lacks to make an image, with the next step.
 #[must_use]
 pub fn lacks(cache: &Path) -> Vec<Lack> {
     let setup = "run `tools/setup.sh verbs`";
@@ -164,7 +164,7 @@ pub fn lacks(cache: &Path) -> Vec<Lack> {
     lacks
 }
 
-/// The package that holds the stock kernel.
+/// Returns the name of the package with the stock kernel.
 fn kernel_package() -> Option<String> {
     let output = Command::new(program("apt-cache"))
         .args(["depends", META_PACKAGE])
@@ -187,7 +187,7 @@ fn package_of(depends: &str) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Whether an ELF program needs no dynamic linker: no `PT_INTERP` header.
+/// Reports whether an ELF program needs no dynamic linker (has no `PT_INTERP` header).
 fn is_static(elf: &[u8]) -> bool {
     const INTERPRETER: u32 = 3;
     let number = |at: usize, bytes: usize| {
@@ -204,10 +204,10 @@ fn is_static(elf: &[u8]) -> bool {
         && headers().is_some_and(|kinds| !kinds.contains(&u64::from(INTERPRETER)))
 }
 
-/// The image, made if it is not in the cache. `say` is told what takes long.
+/// Returns the image, and makes it if it is not in the cache. `say` gets messages about slow steps.
 ///
 /// # Errors
-/// A download or a program failed; the message says which and what it said.
+/// Fails if a download or a program fails. The message names it and has its output.
 pub fn prepare(cache: &Path, say: &dyn Fn(&str)) -> anyhow::Result<Image> {
     fs::create_dir_all(cache).with_context(|| {
         format!(
@@ -234,7 +234,7 @@ pub fn prepare(cache: &Path, say: &dyn Fn(&str)) -> anyhow::Result<Image> {
     })
 }
 
-/// Downloads and unpacks the kernel; the folder it is in then.
+/// Downloads and unpacks the kernel, and returns its folder.
 fn unpack_kernel(cache: &Path, say: &dyn Fn(&str)) -> anyhow::Result<PathBuf> {
     let package = kernel_package()
         .with_context(|| format!("apt knows no {META_PACKAGE}; run `apt-get update` as root"))?;
@@ -261,7 +261,7 @@ fn unpack_kernel(cache: &Path, say: &dyn Fn(&str)) -> anyhow::Result<PathBuf> {
             .with_context(|| format!("{package} holds no kernel of that name"))?;
         let kernel = vmlinux::extract(&compressed).unwrap_or(compressed);
         fs::write(new.join("vmlinux"), kernel).context("writing the kernel")?;
-        // A link to kmod, which goes by the name that it is called by.
+        // `depmod` is a link to kmod, which chooses its function by the name in `argv[0]`.
         run(Command::new(program("depmod"))
             .arg0("depmod")
             .arg("-b")
@@ -269,7 +269,7 @@ fn unpack_kernel(cache: &Path, say: &dyn Fn(&str)) -> anyhow::Result<PathBuf> {
         fs::remove_file(&package_file).context("removing the package")?;
         fs::remove_dir_all(new.join("boot")).context("removing the compressed kernel")?;
         let folder = cache.join(&release);
-        // A leftover that is not complete.
+        // An incomplete folder may remain from an earlier attempt.
         let _ = fs::remove_dir_all(&folder);
         fs::rename(&new, &folder).with_context(|| format!("creating {}", folder.display()))?;
         Ok(folder)
@@ -284,7 +284,7 @@ fn program(name: &str) -> PathBuf {
     find_program(name).unwrap_or_else(|| name.into())
 }
 
-/// `dpkg-deb -x` of `boot` and `lib/modules`, without what no guest needs.
+/// Unpacks `boot` and `lib/modules` like `dpkg-deb -x`, without the parts that no guest needs.
 fn unpack(package: &Path, into: &Path) -> anyhow::Result<()> {
     let mut unpacked = Command::new(program("dpkg-deb"))
         .arg("--fsys-tarfile")
@@ -309,7 +309,7 @@ fn unpack(package: &Path, into: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs a program to its end; what it printed.
+/// Runs a program to its end and returns its output.
 fn run(command: &mut Command) -> anyhow::Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command
@@ -326,8 +326,8 @@ fn run(command: &mut Command) -> anyhow::Result<String> {
     Ok(text(&output.stdout))
 }
 
-/// The modules to load, each after what it depends on, as modprobe(8) says. The host's own
-/// configuration of modules does not count.
+/// Returns the modules to load, each after its dependencies, as modprobe(8) lists them. The host's
+/// own configuration of modules is ignored.
 fn load_order(folder: &Path, release: &str) -> anyhow::Result<Vec<PathBuf>> {
     let said = run(Command::new(program("modprobe"))
         .arg0("modprobe")
@@ -347,8 +347,8 @@ fn load_order(folder: &Path, release: &str) -> anyhow::Result<Vec<PathBuf>> {
     Ok(order)
 }
 
-/// The initramfs of this busybox, these modules and this `init.sh`: a cpio archive. It is not
-/// compressed, since decompressing is what an emulated processor is bad at.
+/// Makes the initramfs of busybox, the modules and `init.sh`, and returns its path. It is an
+/// uncompressed cpio archive, because an emulated processor decompresses slowly.
 fn initrd(folder: &Path, release: &str) -> anyhow::Result<PathBuf> {
     let busybox = program("busybox");
     let reading = || format!("reading {}", busybox.display());
@@ -373,7 +373,7 @@ fn initrd(folder: &Path, release: &str) -> anyhow::Result<PathBuf> {
     let mut modules = String::new();
     for path in &order {
         let content = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
-        // busybox loads only what is not compressed.
+        // busybox loads only uncompressed modules.
         let name = file_name(path);
         let name = name.split_once(".ko").map_or(&*name, |(name, _)| name);
         let plain = vmlinux::plain(content);

@@ -1,11 +1,12 @@
-//! What a guest is told to do, and what it answers.
+//! The commands to a guest and its answers.
 //!
-//! The host writes a [`GuestJob`] into the control folder before it starts the guest; the guest's
-//! job process reads it, sets up the network, runs the [`Job`] and writes an [`Answer`]. One boot,
-//! one job. A job that runs many programs is Rust inside the guest: see [`super::guest::Guest`].
+//! The host writes a [`GuestJob`] into the control folder before it starts the guest. The guest's
+//! job process reads it, sets up the network, runs the [`Job`] and writes an [`Answer`]. A boot
+//! runs one job. A job that runs many programs is Rust code inside the guest, see
+//! [`super::guest::Guest`].
 //!
-//! A new kind of job is a variant of [`Job`] with a configuration that serde can carry, and an arm
-//! in [`run`].
+//! A new kind of job needs a variant of [`Job`] with a serializable configuration, and an arm in
+//! [`run`].
 
 use std::path::PathBuf;
 
@@ -18,87 +19,87 @@ use super::network::NetworkConfig;
 use super::qemu::Share;
 use super::verbs::{self, VerbsConfig};
 
-/// Folder in the guest that shares orders and answers with the host.
+/// Folder in the guest for files that host and guest exchange.
 pub const CONTROL_FOLDER: &str = "/run/lab";
 
-/// The [`GuestJob`], in the control folder.
+/// Name of the file with the [`GuestJob`] in the control folder.
 pub const GUEST_JOB_FILE: &str = "guest_job.json";
 
-/// The answer, in the control folder.
+/// Name of the file with the [`Answer`] in the control folder.
 pub const ANSWER_FILE: &str = "answer.json";
 
-/// What to do.
+/// A job of the guest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Job {
-    /// Run one program, its standard streams connected to the host's.
+    /// Runs one program, with its standard streams connected to the host's.
     Exec(Exec),
-    /// Run unmodified RDMA programs under the scheduler, and account for all that they do.
+    /// Runs unmodified RDMA programs under the scheduler, and accounts for all their work requests.
     Verbs(Box<VerbsConfig>),
 }
 
-/// One program.
+/// A program to run.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Exec {
     /// Program and arguments.
     pub argv: Vec<String>,
-    /// Its environment; the lab's own variables are added.
+    /// Environment of the program. The lab adds its own variables.
     pub env: Vec<(String, String)>,
-    /// Where it runs.
+    /// Current folder of the program.
     pub cwd: PathBuf,
 }
 
-/// Everything that the guest is told.
+/// All commands of the host to a guest.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GuestJob {
-    /// The network to build.
+    /// The network of the guest.
     pub network: NetworkConfig,
     /// Folders to mount writable, at the path that they have on the host.
     pub shares: Vec<Share>,
-    /// `lib/modules/RELEASE` of the guest's kernel, on the host.
+    /// Path of `lib/modules/RELEASE` of the guest's kernel, on the host.
     pub modules: PathBuf,
-    /// The kernel's release.
+    /// Release of the guest's kernel.
     pub release: String,
-    /// What to do then.
+    /// The job to run after the set-up.
     pub job: Job,
 }
 
-/// What a guest is, once it can be used.
+/// Facts about a guest that is ready.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Facts {
-    /// The kernel's release.
+    /// Release of the guest's kernel.
     pub release: String,
-    /// Index of the IPv4 RoCEv2 GID, the same on both devices.
+    /// Index of the IPv4 RoCEv2 GID, which is the same on both devices.
     pub gid_index: u32,
-    /// Rate of the router's ports, Mbit/s.
+    /// Rate of the router's ports, in Mbit/s. `None` without shaping.
     pub rate_mbit: Option<u32>,
-    /// Time that the set-up of network and devices took, ms.
+    /// Time of the set-up of network and devices, in ms.
     pub network_ms: u64,
 }
 
-/// What a job comes to.
+/// The result of a job.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Finished {
-    /// Exit code of the program, or 0 if the job did what it was told.
+    /// Exit code of the program, or 0 if the job succeeded.
     pub exit_code: i32,
-    /// What the job has to say, in its own form.
+    /// Result of the job, in a form of its own.
     pub details: serde_json::Value,
-    /// What the router has counted, all in all.
+    /// Counters of the router over the whole job.
     pub router: RouterCounters,
 }
 
 /// The answer to a [`GuestJob`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
-    /// It was done; this came of it.
+    /// The job ended with this result.
     Finished(Finished),
-    /// It could not be done: why.
+    /// The job could not be run, with the reason.
     Failed(String),
 }
 
-/// Runs a job; the exit code and the details of its [`Finished`].
+/// Runs a job and returns the exit code and the details of its [`Finished`].
 ///
 /// # Errors
-/// The job could not be run, and why.
+/// Returns why the job could not be run.
 pub fn run(job: &Job, guest: &mut Guest) -> anyhow::Result<(i32, serde_json::Value)> {
     match job {
         Job::Exec(config) => Ok((exec::run(config, guest)?, serde_json::Value::Null)),

@@ -1,12 +1,12 @@
-//! The process that QEMU cannot outlive.
+//! The keeper process, which ends QEMU when the caller ends.
 //!
 //! ```text
 //! the caller ──pipe──▶ keeper ──▶ QEMU
 //! ```
 //!
-//! The keeper starts QEMU and owns the folder with its files. When the pipe ends, which the kernel
-//! sees to for whatever reason the caller goes (return, Ctrl-C, SIGKILL), it kills QEMU and removes
-//! the folder. It is in a process group of its own, so Ctrl-C reaches the caller only.
+//! The keeper starts QEMU and owns the folder with QEMU's files. The kernel closes the pipe however
+//! the caller ends (return, Ctrl-C, SIGKILL). The keeper then kills QEMU and removes the folder. It
+//! has a process group of its own, so Ctrl-C only reaches the caller.
 
 use std::ffi::OsString;
 use std::fs::{self, File};
@@ -23,35 +23,35 @@ use serde::{Deserialize, Serialize};
 
 use crate::sandbox;
 
-/// How often QEMU's end is looked for.
+/// Pause between two checks whether QEMU ended.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// What to keep.
+/// What a keeper runs and removes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Charge {
-    /// QEMU.
+    /// Path of QEMU.
     pub program: PathBuf,
-    /// Its arguments.
+    /// Arguments of QEMU.
     pub args: Vec<OsString>,
-    /// File that takes what QEMU itself says.
+    /// File for QEMU's own output.
     pub log: PathBuf,
     /// Folder to remove at the end.
     pub folder: PathBuf,
 }
 
-/// How QEMU ended.
+/// The exit of QEMU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ended {
-    /// Exit status, unless a signal ended it.
+    /// Exit status of QEMU, unless a signal ended it.
     pub code: Option<i32>,
-    /// Signal that ended it.
+    /// Signal that ended QEMU, if one did.
     pub signal: Option<i32>,
 }
 
-/// *vm-keeper*: keeps what its standard input's first line says until that input ends.
+/// *vm-keeper*: runs QEMU as the first line of standard input says, until that input ends.
 ///
 /// # Errors
-/// The line cannot be read, or QEMU cannot be started.
+/// Fails if the line cannot be read, or QEMU cannot be started.
 pub fn keep() -> anyhow::Result<()> {
     let mut stdin = std::io::stdin().lock();
     let mut line = String::new();
@@ -70,7 +70,7 @@ pub fn keep() -> anyhow::Result<()> {
         Err(RecvTimeoutError::Disconnected) => true,
     });
     if kept.is_ok() {
-        // The caller may still read what is in the folder.
+        // The caller may still read files in the folder.
         while gone.recv().is_ok() {}
     }
     let removed = fs::remove_dir_all(&charge.folder)
@@ -78,7 +78,7 @@ pub fn keep() -> anyhow::Result<()> {
     kept.and(removed)
 }
 
-/// Runs QEMU until it ends or `caller_is_gone`.
+/// Runs QEMU until it ends or `caller_is_gone` returns true.
 fn watch(charge: &Charge, mut caller_is_gone: impl FnMut() -> bool) -> anyhow::Result<()> {
     let log =
         File::create(&charge.log).with_context(|| format!("creating {}", charge.log.display()))?;
@@ -95,7 +95,7 @@ fn watch(charge: &Charge, mut caller_is_gone: impl FnMut() -> bool) -> anyhow::R
                 code: status.code(),
                 signal: status.signal(),
             };
-            // Nobody listening is no reason to fail.
+            // A caller that does not read is no error.
             let _ = writeln!(std::io::stdout(), "{}", serde_json::to_string(&ended)?);
             return Ok(());
         }
@@ -107,17 +107,17 @@ fn watch(charge: &Charge, mut caller_is_gone: impl FnMut() -> bool) -> anyhow::R
     }
 }
 
-/// The caller's end of a keeper. Dropped, it ends QEMU and removes the folder.
+/// The caller's end of a keeper. Dropping it ends QEMU and removes the folder.
 #[derive(Debug)]
 pub struct Keeper {
     child: Child,
 }
 
 impl Keeper {
-    /// Starts a keeper; the other value brings one line, an [`Ended`], when QEMU ends.
+    /// Starts a keeper. The returned output has one line, an [`Ended`], after QEMU ended.
     ///
     /// # Errors
-    /// This program cannot be run again. The folder is removed.
+    /// Fails if this program cannot be started again. The folder is then removed.
     pub fn start(charge: &Charge) -> anyhow::Result<(Self, ChildStdout)> {
         let start = || -> anyhow::Result<(Self, ChildStdout)> {
             let mut child = sandbox::internal("vm-keeper")

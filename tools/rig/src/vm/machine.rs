@@ -1,4 +1,4 @@
-//! A virtual machine, as the host sees it: boot, listen, find out how it ended.
+//! A virtual machine on the host's side: boots it, reads its messages and determines how it ended.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -23,30 +23,30 @@ use super::qemu::{self, Farewell, Machine, Share};
 use crate::probe::{CannotRun, Lack};
 use crate::sandbox::{INTERNAL, find_program};
 
-/// QEMU's program.
+/// Name of QEMU's program.
 const QEMU: &str = "qemu-system-x86_64";
 
-/// Key that ends a guest whose shell does not: Ctrl-].
+/// Key that ends a guest whose shell does not end: Ctrl-].
 const ESCAPE: u8 = 0x1d;
 
-/// What a virtual machine shall be.
+/// The configuration of a virtual machine.
 #[derive(Clone, Debug)]
 pub struct VmConfig {
-    /// Memory, MiB. What programs write to files (other than shared ones) is in it, too.
+    /// Memory, in MiB. It also holds the files that programs write, except in shared folders.
     pub memory_mib: u32,
-    /// Processors.
+    /// Number of processors.
     pub processors: u32,
-    /// The network inside.
+    /// The guest's network.
     pub network: NetworkConfig,
-    /// Host folders that the guest may write to. Everything else it sees and changes for itself.
+    /// Host folders that the guest may write to. Changes of other files stay in the guest.
     pub writable: Vec<PathBuf>,
-    /// Time from power-on until network and devices are up.
+    /// Longest time from power-on until network and devices are up.
     pub boot_limit: Duration,
-    /// Time that the job may take.
+    /// Longest time of the job.
     pub limit: Option<Duration>,
-    /// A guest from which nothing, not even a heartbeat, is heard for this long, hangs.
+    /// Longest time without a message or heartbeat. After it the guest counts as hung.
     pub silence_limit: Duration,
-    /// Where kernels are kept.
+    /// Cache folder of kernels.
     pub cache: PathBuf,
 }
 
@@ -65,7 +65,7 @@ impl Default for VmConfig {
     }
 }
 
-/// Which of the job's streams.
+/// An output stream of the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     /// Standard output.
@@ -74,32 +74,32 @@ pub enum Stream {
     Stderr,
 }
 
-/// What the job reads.
+/// The source of the job's standard input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// Nothing.
+    /// Empty input.
     Empty,
-    /// The standard input of this process.
+    /// Standard input of this process.
     Stdin,
-    /// As `Stdin`, which is a raw terminal: Ctrl-] ends the guest.
+    /// Standard input of this process, which is a raw terminal. Ctrl-] ends the guest.
     Terminal,
 }
 
-/// What came of a job, and how long it took.
+/// The result of a job, with its times.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct VmReport {
-    /// The guest.
+    /// Facts about the guest.
     pub guest: Facts,
-    /// From the start of QEMU until network and devices were up, ms.
+    /// Time from the start of QEMU until network and devices were up, in ms.
     pub boot_ms: u64,
-    /// From then until QEMU had ended, ms.
+    /// Time from the end of the boot until QEMU ended, in ms.
     pub job_ms: u64,
-    /// The job's own result.
+    /// Result of the job.
     #[serde(flatten)]
     pub finished: Finished,
 }
 
-/// What keeps this machine from running the SoftRoCE lab.
+/// Returns what this machine lacks to run the SoftRoCE lab.
 #[must_use]
 pub fn lacks(config: &VmConfig) -> Vec<Lack> {
     let mut lacks: Vec<Lack> = [
@@ -119,7 +119,7 @@ pub fn lacks(config: &VmConfig) -> Vec<Lack> {
     lacks
 }
 
-/// What the threads that listen tell.
+/// A message from the threads that wait for input.
 enum Event {
     Frame(Kind, Vec<u8>),
     ChannelClosed,
@@ -127,10 +127,10 @@ enum Event {
     Escape,
 }
 
-/// A guest that is up and runs its job. Dropped, it is gone.
+/// A guest that runs its job. Dropping this ends the guest.
 #[derive(Debug)]
 pub struct Vm {
-    /// Dropped with this, which ends QEMU.
+    /// The keeper ends QEMU when it is dropped with this.
     _keeper: Keeper,
     folder: PathBuf,
     events: Receiver<Event>,
@@ -142,10 +142,10 @@ pub struct Vm {
     config: VmConfig,
 }
 
-/// Boots a guest, runs a job and returns what came of it. `output` gets what the job prints.
+/// Boots a guest, runs a job and returns its result. `output` gets the output of the job.
 ///
 /// # Errors
-/// See [`VmError`]. That a program ended with another code than 0 is no error but in the report.
+/// Returns a [`VmError`]. A program's exit code other than 0 is no error, and is in the report.
 pub fn run(
     config: &VmConfig,
     job: &Job,
@@ -156,12 +156,12 @@ pub fn run(
 }
 
 impl Vm {
-    /// Boots a guest; returns when its network and devices are up and its job begins.
+    /// Boots a guest and returns when its network and devices are up and its job begins.
     ///
-    /// The calling program has to begin its `main` with [`crate::lab::internal_call`].
+    /// The calling program must call [`crate::lab::internal_call`] first in `main`.
     ///
     /// # Errors
-    /// See [`VmError`].
+    /// Returns a [`VmError`].
     pub fn boot(config: &VmConfig, job: &Job) -> Result<Self, VmError> {
         config.network.validate()?;
         let lacking = lacks(config);
@@ -208,13 +208,13 @@ impl Vm {
         Ok(vm)
     }
 
-    /// What the guest is.
+    /// Returns facts about the guest.
     #[must_use]
     pub fn facts(&self) -> &Facts {
         &self.facts
     }
 
-    /// From the start of QEMU until network and devices were up, ms.
+    /// Returns the time from the start of QEMU until network and devices were up, in ms.
     #[must_use]
     pub fn boot_ms(&self) -> u64 {
         self.boot_ms
@@ -249,10 +249,10 @@ impl Vm {
         }
     }
 
-    /// Passes on what the job reads and prints until it ends.
+    /// Forwards the job's input and output until the job ends.
     ///
     /// # Errors
-    /// See [`VmError`].
+    /// Returns a [`VmError`].
     pub fn finish(
         self,
         input: Input,
@@ -308,7 +308,7 @@ impl Vm {
         })
     }
 
-    /// Sends what the job reads, from a thread that nobody waits for.
+    /// Forwards the job's input, in a detached thread.
     fn pass_on(&self, input: Input) -> Result<(), VmError> {
         let mut channel = self
             .channel
@@ -336,7 +336,7 @@ impl Vm {
         Ok(())
     }
 
-    /// What the way QEMU ended and the files that the guest left come to.
+    /// Determines the result from the exit of QEMU and the files of the guest.
     fn verdict(&self, ended: Option<Ended>) -> Result<Finished, VmError> {
         let console = self.console();
         let code = ended.and_then(|ended| ended.code);
@@ -377,7 +377,7 @@ impl Vm {
         }
     }
 
-    /// The end of the guest's console.
+    /// Returns the end of the guest's console.
     #[must_use]
     pub fn console(&self) -> String {
         let bytes = fs::read(self.folder.join("console")).unwrap_or_default();
@@ -387,12 +387,12 @@ impl Vm {
 
 impl Drop for Vm {
     fn drop(&mut self) {
-        // Wakes the thread that listens.
+        // The shutdown wakes the thread that reads the channel.
         let _ = self.channel.shutdown(Shutdown::Both);
     }
 }
 
-/// Writes the guest's orders and starts QEMU.
+/// Writes the guest's job and starts QEMU.
 fn power_on(
     config: &VmConfig,
     image: &image::Image,
@@ -447,7 +447,7 @@ fn power_on(
         channel: folder.path().join("channel"),
         shares: all_shares,
     };
-    // From here on the keeper removes it.
+    // The keeper removes the folder from here on.
     let folder = folder.keep();
     let charge = Charge {
         program: find_program(QEMU).unwrap_or_else(|| QEMU.into()),
@@ -459,7 +459,7 @@ fn power_on(
     Ok((keeper, stdout, folder))
 }
 
-/// What the initramfs hands over to: this program, as the guest's first process.
+/// Returns the script for the initramfs, which starts this program as the guest's first process.
 fn start_script(program: &Path) -> anyhow::Result<String> {
     let program = program
         .to_str()
@@ -468,7 +468,7 @@ fn start_script(program: &Path) -> anyhow::Result<String> {
     Ok(format!("#!/bin/sh\nexec '{quoted}' {INTERNAL} guest\n"))
 }
 
-/// Connects to the channel, for which QEMU waits.
+/// Connects to the channel's socket. QEMU waits for this connection.
 fn connect(folder: &Path, events: &Receiver<Event>) -> Result<UnixStream, VmError> {
     const LIMIT: Duration = Duration::from_secs(30);
     let give_up = Instant::now() + LIMIT;

@@ -1,4 +1,4 @@
-//! The SoftRoCE lab: real verbs, in a virtual machine, on a host whose kernel has no RDMA.
+//! The SoftRoCE lab: real verbs in a virtual machine, on a host whose kernel has no RDMA.
 //!
 //! ```text
 //! laxity lab exec ── Vm::boot ──▶ keeper ──▶ QEMU (emulated, no privileges needed)
@@ -7,9 +7,9 @@
 //!       └───────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! The guest boots Debian's stock kernel ([`image`]) and runs this very program as its first
-//! process ([`guest`]), which builds two RDMA devices with a router between them ([`network`]) and
-//! runs one [`job::Job`]. Nothing outlives the caller ([`keeper`]).
+//! The guest boots Debian's stock kernel ([`image`]) and runs this program as its first process
+//! ([`guest`]). That builds two RDMA devices with a router between them ([`network`]) and runs one
+//! [`job::Job`]. The guest ends with the caller ([`keeper`]).
 
 pub mod channel;
 pub mod counters;

@@ -7,16 +7,15 @@
 //! ```
 //!
 //! rxe (Linux 6.1) works in the initial namespace only, so both devices are there, and the kernel
-//! would deliver between two local addresses without a wire. The `local` table therefore moves
-//! behind rules that send traffic *to* either address across the router; only what comes *in* on
-//! v0 or v1 is looked up in it first. (Written with `iif lo` instead, rdma_cm rejects connections.)
+//! would deliver between two local addresses without a wire. Therefore rules before the `local`
+//! table send traffic *to* either address across the router. Only packets that *arrive* on v0 or v1
+//! use the `local` table first. (With rules on `iif lo` instead, rdma_cm rejects connections.)
 //!
-//! Shaping is on the router's ports. A queueing discipline on rxe's own interface panics the guest
-//! (`validate_xmit_skb`) or hangs `destroy_qp`.
+//! The router's ports do the shaping, because a queueing discipline on rxe's own interface panics
+//! the guest (`validate_xmit_skb`) or hangs `destroy_qp`.
 //!
-//! A port is a TBF with a `prio` inside: the token bucket asks `prio` anew each time it may send,
-//! so priority is strict. In front of it a `clsact` hook counts by DSCP, with one hash look-up for
-//! all 64.
+//! A port is a TBF with a `prio` inside. The token bucket asks `prio` again for each packet, so
+//! priority is strict. A `clsact` hook before it counts by DSCP, with one hash look-up for all 64.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -31,42 +30,42 @@ use crate::config::LabConfig;
 use crate::fabric::WireClass;
 use crate::sandbox;
 
-/// Network namespace of the router.
+/// Name of the router's network namespace.
 pub const ROUTER: &str = "router";
 
-/// RDMA devices, by host.
+/// Names of the RDMA devices, by host.
 pub const DEVICES: [&str; 2] = ["rxe0", "rxe1"];
 
-/// Interfaces below them.
+/// Network interfaces of the RDMA devices, by host.
 pub const INTERFACES: [&str; 2] = ["v0", "v1"];
 
-/// Their addresses.
+/// IPv4 addresses of the RDMA devices, by host.
 pub const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.1.1"];
 
-/// The router's port towards each of them.
+/// The router's ports, by the host that they lead to.
 pub const PORTS: [&str; 2] = ["r0", "r1"];
 
-/// MTU of every link, bytes: room for RoCE's 4096 and its headers.
+/// MTU of every link, in bytes. It holds RoCE's 4096 and the headers.
 pub const MTU: u32 = 4200;
 
-/// Fewest packets that a queue must hold: rxe sends about 128 per queue pair without an
+/// Smallest capacity of a queue, in packets. rxe sends about 128 per queue pair without an
 /// acknowledgement, and goodput collapses when they are dropped.
 pub const QUEUE_PACKETS_MIN: u32 = 256;
 
-/// How the router treats traffic.
+/// The configuration of the router.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkConfig {
-    /// Rate of each of the router's ports, Mbit/s; `None` is as fast as it goes, without queues.
+    /// Rate of each of the router's ports, in Mbit/s. `None` means no shaping and no queues.
     pub rate_mbit: Option<u32>,
-    /// DSCPs in strict order of priority, highest first, at most 16. What is not among them is
-    /// served as 0, which has to be.
+    /// DSCPs in strict order of priority, highest first, at most 16. They must include 0, which
+    /// serves all DSCPs that are not listed.
     pub dscp_order: Vec<u8>,
-    /// Packets that each queue holds.
+    /// Capacity of each queue, in packets.
     pub queue_packets: u32,
 }
 
 impl Default for NetworkConfig {
-    /// Not shaped; the DSCPs of the lab in namespaces.
+    /// Returns a network without shaping, with the DSCPs of the lab in namespaces.
     fn default() -> Self {
         let lab = LabConfig::default();
         let classes = WireClass::table(&lab.level_dscp, lab.scavenger_dscp).unwrap_or_default();
@@ -78,25 +77,25 @@ impl Default for NetworkConfig {
     }
 }
 
-/// A network that cannot be built.
+/// The reason why a network cannot be built.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BadNetwork {
-    /// See [`NetworkConfig::dscp_order`].
+    /// [`NetworkConfig::dscp_order`] is invalid.
     #[error("dscp_order: 1 to 16 different DSCPs below 64, 0 among them")]
     DscpOrder,
-    /// See [`QUEUE_PACKETS_MIN`].
+    /// [`NetworkConfig::queue_packets`] is less than [`QUEUE_PACKETS_MIN`].
     #[error("queue_packets: at least {QUEUE_PACKETS_MIN}, or RDMA's goodput collapses")]
     QueuePackets,
-    /// See [`NetworkConfig::rate_mbit`].
+    /// [`NetworkConfig::rate_mbit`] is 0.
     #[error("rate_mbit: must be above 0; leave it out for no shaping")]
     Rate,
 }
 
 impl NetworkConfig {
-    /// Checks that such a network can be built.
+    /// Checks that the network can be built.
     ///
     /// # Errors
-    /// What cannot be; change that.
+    /// Returns the first invalid value.
     pub fn validate(&self) -> Result<(), BadNetwork> {
         let mut sorted = self.dscp_order.clone();
         sorted.sort_unstable();
@@ -119,7 +118,7 @@ fn mac(host: usize, router: bool) -> String {
     format!("02:4c:58:01:{:02x}:{host:02x}", u8::from(router))
 }
 
-/// `ip -batch` input for the initial namespace; makes the router's.
+/// Returns the `ip -batch` input for the initial namespace. It also makes the router's namespace.
 fn hosts_script() -> String {
     let mut script = format!("netns add {ROUTER}\nlink set lo up\n");
     for host in 0..2 {
@@ -127,7 +126,7 @@ fn hosts_script() -> String {
         let (mac, gateway_mac) = (mac(host, false), mac(host, true));
         let gateway = gateway(host);
         let (table, other) = (100 + host, ADDRESSES[1 - host]);
-        // No neighbour discovery: a question must not wait behind data.
+        // The neighbours are static, because an ARP request must not wait behind data.
         write!(
             script,
             "link add {device} mtu {MTU} address {mac} type veth peer name {port} mtu {MTU} \
@@ -151,7 +150,7 @@ fn gateway(host: usize) -> String {
     format!("10.77.{host}.254")
 }
 
-/// `ip -batch` input for the router's namespace.
+/// Returns the `ip -batch` input for the router's namespace.
 fn router_script() -> String {
     let mut script = String::from("link set lo up\n");
     for host in 0..2 {
@@ -168,7 +167,7 @@ fn router_script() -> String {
     script
 }
 
-/// `tc -batch` input for both ports.
+/// Returns the `tc -batch` input for both ports.
 fn ports_script(config: &NetworkConfig) -> String {
     let mut script = String::new();
     for port in PORTS {
@@ -190,9 +189,9 @@ fn ports_script(config: &NetworkConfig) -> String {
     script
 }
 
-/// A token bucket and, in it, a queue per DSCP.
+/// Returns the `tc -batch` input for a token bucket that contains a queue per DSCP.
 fn shaping_script(port: &str, rate_mbit: u32, config: &NetworkConfig) -> String {
-    // Two milliseconds of the rate, and never less than two packets.
+    // The burst is two milliseconds of the rate, but at least two packets.
     let burst = (u64::from(rate_mbit) * 250).max(2 * (u64::from(MTU) + 14));
     let bands = config.dscp_order.len().max(2);
     let others = config
@@ -220,7 +219,7 @@ fn shaping_script(port: &str, rate_mbit: u32, config: &NetworkConfig) -> String 
     script
 }
 
-/// `tc -batch` input that changes the shaping of both ports; what is queued is lost.
+/// Returns the `tc -batch` input that changes the shaping of both ports. Queued packets are lost.
 fn reshaping_script(before: &NetworkConfig, now: &NetworkConfig) -> String {
     let mut script = String::new();
     for port in PORTS {
@@ -234,17 +233,17 @@ fn reshaping_script(before: &NetworkConfig, now: &NetworkConfig) -> String {
     script
 }
 
-/// Changes the shaping of both ports. What is queued is lost, and queues count from 0 again.
+/// Changes the shaping of both ports. Queued packets are lost, and counters restart at 0.
 ///
 /// # Errors
-/// Such a network cannot be built, or `tc` refuses it.
+/// Fails if the network cannot be built, or `tc` rejects it.
 pub fn reshape(before: &NetworkConfig, now: &NetworkConfig) -> anyhow::Result<()> {
     now.validate()?;
     let script = reshaping_script(before, now);
     call("tc", &["-n", ROUTER, "-batch", "-"], &script).map(drop)
 }
 
-/// Runs a program, with input, to its end; what it printed.
+/// Runs a program with this input to its end and returns its output.
 pub(super) fn call(program: &str, args: &[&str], input: &str) -> anyhow::Result<String> {
     let what = || format!("{program} {}", args.join(" "));
     let mut child = Command::new(program)
@@ -255,7 +254,7 @@ pub(super) fn call(program: &str, args: &[&str], input: &str) -> anyhow::Result<
         .spawn()
         .with_context(|| format!("starting {program}; run `tools/setup.sh verbs`"))?;
     if let Some(mut stdin) = child.stdin.take() {
-        // If it stops reading, it says below why.
+        // A program that stops reading reports why. Its message is read below.
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output().with_context(what)?;
@@ -266,12 +265,12 @@ pub(super) fn call(program: &str, args: &[&str], input: &str) -> anyhow::Result<
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Builds the network; the index of the IPv4 RoCEv2 GID.
+/// Builds the network and returns the index of the IPv4 RoCEv2 GID.
 ///
 /// # Errors
-/// The guest's kernel or the host's iproute2 refuses a part of it.
+/// Fails if the guest's kernel or the host's iproute2 rejects a part of it.
 pub fn build(config: &NetworkConfig) -> anyhow::Result<u32> {
-    // Few programs, each with a batch: an emulated processor takes 0.1 s to start one.
+    // Each program gets a batch, because an emulated processor takes 0.1 s to start a program.
     call("ip", &["-batch", "-"], &hosts_script())?;
     call("ip", &["-n", ROUTER, "-batch", "-"], &router_script())?;
     forward_in_router()?;
@@ -294,8 +293,8 @@ pub fn build(config: &NetworkConfig) -> anyhow::Result<u32> {
     Ok(indices[0])
 }
 
-/// Lets the router forward. A thread can be in another network namespace than its process, and
-/// sees that one's settings.
+/// Enables forwarding in the router. A thread of its own enters the router's network namespace,
+/// because /proc/sys shows the settings of the thread's namespace.
 fn forward_in_router() -> anyhow::Result<()> {
     let forward = || -> anyhow::Result<()> {
         sandbox::enter_host(ROUTER)?;
@@ -306,10 +305,10 @@ fn forward_in_router() -> anyhow::Result<()> {
         .context("making the router forward")
 }
 
-/// Has what comes in on each interface handled in order. A veth hands packets to the processor that
-/// sends them, and a queue pair's sender moves between processors, so that packets overtake others:
-/// rxe then asks for them again, and if the last ones are concerned waits for its timeout. Steered
-/// by flow, each queue pair has one processor.
+/// Steers the packets of each flow to one processor, so that they stay in order. By default a veth
+/// handles packets on the processor that sends them, and a queue pair's sender moves between
+/// processors. Packets then overtake others, and rxe asks for them again. If the last ones are
+/// missing, it waits for its timeout.
 fn keep_order() -> anyhow::Result<()> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let mask = format!("{:x}", (1_u64 << processors.min(32)) - 1);
@@ -318,14 +317,14 @@ fn keep_order() -> anyhow::Result<()> {
         let path = file(interface);
         fs::write(&path, &mask).with_context(|| format!("writing {path}"))?;
     }
-    // `ip netns exec` mounts the /sys that has the router's.
+    // `ip netns exec` mounts a /sys that has the router's interfaces.
     let script = PORTS.map(|port| format!("echo {mask} > {}", file(port)));
     let script = script.join(" && ");
     let exec = ["netns", "exec", ROUTER, "sh", "-c", &script];
     call("ip", &exec, "").map(drop)
 }
 
-/// Waits until a device's port is active and has the GID of its address; the GID's index.
+/// Waits until a device's port is active and has the GID of its address. Returns the GID's index.
 fn wait_for_gid(host: usize) -> anyhow::Result<u32> {
     const LIMIT: Duration = Duration::from_secs(10);
     let port = format!("/sys/class/infiniband/{}/ports/1", DEVICES[host]);

@@ -1,7 +1,7 @@
-//! QEMU's command line, and what its exit status says about the guest.
+//! The command line of QEMU, and the meaning of its exit status.
 //!
-//! Emulation (TCG), not KVM: a stock guest hangs under the KVM of some machines that have it, and
-//! most have none. `-cpu max,-erms` moves 1.7 times the bytes per processor second of `max`.
+//! QEMU emulates (TCG) instead of using KVM. Most machines have no KVM, and a stock guest hangs
+//! under the KVM of some. `-cpu max,-erms` moves 1.7 times the bytes per processor second of `max`.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
@@ -11,26 +11,26 @@ use serde::{Deserialize, Serialize};
 
 use super::image::Image;
 
-/// Port of the `isa-debug-exit` device: a byte *n* written there ends QEMU with `2n + 1`.
+/// Port of the `isa-debug-exit` device. Writing a byte *n* to it ends QEMU with status `2n + 1`.
 pub const EXIT_PORT: u64 = 0xf4;
 
-/// What the guest writes there.
+/// The values that the guest writes to the exit port.
 ///
-/// A guest that panics or powers off ends QEMU with 0, and QEMU ends with 1 when it does not like
-/// its arguments; so neither of those is among what these give.
+/// A guest that panics or powers off ends QEMU with 0, and QEMU ends with 1 on wrong arguments.
+/// These values give neither.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Farewell {
-    /// The job has run; its result is in the control folder.
+    /// The job ended, and its result is in the control folder.
     Finished = 42,
-    /// The program that sets up the guest or runs the job ended without a result.
+    /// The process that sets up the guest or runs the job ended without a result.
     Lost = 43,
-    /// `init.sh` failed.
+    /// The script `init.sh` failed.
     NoRoot = 44,
 }
 
 impl Farewell {
-    /// What an exit status of QEMU means, if the guest chose it.
+    /// Returns the value for an exit status of QEMU, if the guest chose the status.
     #[must_use]
     pub fn of_status(status: i32) -> Option<Self> {
         [Self::Finished, Self::Lost, Self::NoRoot]
@@ -42,28 +42,28 @@ impl Farewell {
 /// A host folder that the guest may write to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
-    /// Tag by which the guest mounts it.
+    /// Tag that identifies the folder when the guest mounts it.
     pub tag: String,
-    /// The folder.
+    /// Path of the folder.
     pub folder: PathBuf,
 }
 
-/// One virtual machine.
+/// The parts of a virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
-    /// Memory, MiB.
+    /// Memory, in MiB.
     pub memory_mib: u32,
-    /// Processors.
+    /// Number of processors.
     pub processors: u32,
-    /// File that takes the guest's console.
+    /// File for the guest's console.
     pub console: PathBuf,
     /// Unix socket of the channel. QEMU waits for a connection before it starts the guest.
     pub channel: PathBuf,
-    /// Writable folders.
+    /// Host folders that the guest may write to.
     pub shares: Vec<Share>,
 }
 
-/// A value inside an option of QEMU, where a comma ends it.
+/// Returns a path quoted for an option of QEMU, where a comma ends a value.
 fn quoted(path: &Path) -> OsString {
     let bytes = path.as_os_str().as_bytes();
     let parts: Vec<&[u8]> = bytes.split(|byte| *byte == b',').collect();
@@ -78,7 +78,7 @@ fn joined(parts: &[&dyn AsRef<OsStr>]) -> OsString {
     all
 }
 
-/// The arguments of `qemu-system-x86_64`.
+/// Returns the arguments of `qemu-system-x86_64`.
 #[must_use]
 pub fn arguments(image: &Image, machine: &Machine) -> Vec<OsString> {
     let mut args: Vec<OsString> = [
@@ -117,7 +117,7 @@ pub fn arguments(image: &Image, machine: &Machine) -> Vec<OsString> {
             &quoted(&machine.channel),
         ]),
     );
-    // The host's files as this process sees them, other mounts included.
+    // The guest sees the host's files as this process does, including other mounts.
     option(
         "-fsdev",
         "local,id=hostroot,path=/,security_model=none,readonly=on,multidevs=remap".into(),

@@ -1,8 +1,8 @@
-//! Programs that a job runs inside the guest: to their end or in the background, what they say
-//! captured, with a limit on their time.
+//! Programs that a job runs inside the guest, to their end or in the background. Their output is
+//! captured and their time is limited.
 //!
-//! Each has a process group of its own, and ends with it: what a program leaves running is killed
-//! when the program itself has ended or is given up.
+//! Each program has a process group of its own. Processes that a program left running are killed
+//! when the program ends or is given up.
 
 use std::io::Read;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
@@ -16,10 +16,10 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 
-/// How often a wait looks.
+/// Pause between two checks whether a program ended.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// How long what a program said may take to arrive after its end.
+/// Longest time that output may arrive after a program's end.
 const DRAIN: Duration = Duration::from_secs(2);
 
 /// A program to run.
@@ -27,67 +27,67 @@ const DRAIN: Duration = Duration::from_secs(2);
 pub struct Task {
     /// Program and arguments.
     pub argv: Vec<String>,
-    /// Its environment, all of it.
+    /// The complete environment.
     pub env: Vec<(String, String)>,
-    /// Where it runs.
+    /// Current folder of the program.
     pub cwd: PathBuf,
-    /// It is killed after this time.
+    /// Time after which the program is killed.
     pub limit: Duration,
 }
 
-/// A task that could not be run or did not do what was expected of it.
+/// A task that could not be run or failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TaskError {
-    /// Its program cannot be started.
+    /// The program cannot be started.
     #[error("cannot start `{0}`: {1}")]
     Start(String, #[source] std::io::Error),
-    /// It ended otherwise than with 0, or was killed at its limit.
+    /// The program did not end with 0, or was killed at its limit.
     #[error("{0}")]
     Failed(Box<TaskReport>),
-    /// It did not say what was waited for. Carries all that it said.
+    /// The program did not print an awaited text.
     #[error("`{what}` did not say `{awaited}` within {waited_ms} ms; it said: {said}")]
     Silent {
         /// Program and arguments.
         what: String,
-        /// Text that was awaited.
+        /// The awaited text.
         awaited: String,
-        /// For how long, ms.
+        /// Length of the wait, in ms.
         waited_ms: u64,
-        /// What it did say.
+        /// Output of the program until then.
         said: String,
     },
 }
 
-/// How a task ended.
+/// The result of a task.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TaskReport {
     /// Program and arguments.
     pub argv: Vec<String>,
-    /// Exit code, unless a signal ended it.
+    /// Exit code, unless a signal ended the program.
     pub code: Option<i32>,
-    /// Signal that ended it.
+    /// Signal that ended the program, if one did.
     pub signal: Option<i32>,
-    /// Whether it was killed because its time was up.
+    /// Whether the program was killed at its time limit.
     pub timed_out: bool,
-    /// What it wrote to standard output; what is no UTF-8 is replaced.
+    /// Standard output of the program. Bytes that are not UTF-8 are replaced.
     pub stdout: String,
-    /// What it wrote to standard error.
+    /// Standard error of the program.
     pub stderr: String,
-    /// How long it ran, ms.
+    /// Run time of the program, in ms.
     pub wall_ms: u64,
 }
 
 impl TaskReport {
-    /// Whether it ended by itself with 0.
+    /// Reports whether the program ended by itself with 0.
     #[must_use]
     pub fn succeeded(&self) -> bool {
         self.code == Some(0) && !self.timed_out
     }
 
-    /// This report, if the task succeeded.
+    /// Returns this report if the task succeeded.
     ///
     /// # Errors
-    /// [`TaskError::Failed`] with the report.
+    /// Returns [`TaskError::Failed`] with the report.
     pub fn expect_success(self) -> Result<Self, TaskError> {
         if self.succeeded() {
             Ok(self)
@@ -110,7 +110,7 @@ impl std::fmt::Display for TaskReport {
     }
 }
 
-/// Exit code of a status as a shell would give it.
+/// Returns the exit code of a status as a shell would give it.
 #[must_use]
 pub fn shell_code(status: ExitStatus) -> i32 {
     status
@@ -119,7 +119,7 @@ pub fn shell_code(status: ExitStatus) -> i32 {
         .unwrap_or(1)
 }
 
-/// What a stream has brought so far.
+/// The bytes that a stream delivered so far.
 type Said = Arc<Mutex<Vec<u8>>>;
 
 fn text(said: &Said) -> String {
@@ -141,7 +141,7 @@ fn listen(stream: Option<impl Read + Send + 'static>) -> (Said, JoinHandle<()>) 
     (said, listener)
 }
 
-/// A task in the background. Dropped, it is killed.
+/// A task in the background. Dropping this kills the task.
 #[derive(Debug)]
 pub struct Running {
     task: Task,
@@ -156,7 +156,7 @@ impl Task {
     /// Starts the task.
     ///
     /// # Errors
-    /// [`TaskError::Start`]: there is no such program, or no such folder to run in.
+    /// Returns [`TaskError::Start`] if the program or the folder does not exist.
     pub fn start(self) -> Result<Running, TaskError> {
         let (program, args) = self.argv.split_first().ok_or_else(|| {
             let empty = std::io::Error::from(std::io::ErrorKind::InvalidInput);
@@ -187,30 +187,30 @@ impl Task {
 }
 
 impl Running {
-    /// Process id.
+    /// Returns the process id of the program.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Whether it has not ended yet.
+    /// Reports whether the program has not ended yet.
     pub fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// What it wrote to standard output so far.
+    /// Returns the standard output of the program so far.
     #[must_use]
     pub fn stdout(&self) -> String {
         text(&self.stdout)
     }
 
-    /// What it wrote to standard error so far.
+    /// Returns the standard error of the program so far.
     #[must_use]
     pub fn stderr(&self) -> String {
         text(&self.stderr)
     }
 
-    /// What it wrote to either stream so far.
+    /// Returns standard output and standard error so far.
     #[must_use]
     pub fn said(&self) -> String {
         self.stdout() + &self.stderr()
@@ -218,14 +218,14 @@ impl Running {
 
     /// Sends a signal to the task's process group.
     pub fn signal(&self, signal: Signal) {
-        // It may have ended already.
+        // The process group may have ended already.
         let _ = killpg(Pid::from_raw(self.child.id() as i32), signal);
     }
 
-    /// Waits until either stream holds a text.
+    /// Waits until one of the streams contains a text.
     ///
     /// # Errors
-    /// [`TaskError::Silent`]: the time is up, or the task ended without saying it.
+    /// Returns [`TaskError::Silent`] if the time is over, or the task ended without the text.
     pub fn wait_for(&mut self, awaited: &str, limit: Duration) -> Result<(), TaskError> {
         let began = Instant::now();
         loop {
@@ -245,7 +245,7 @@ impl Running {
         }
     }
 
-    /// Waits for its end, or kills it when the time that the task has is up.
+    /// Waits for the end of the task, or kills it at its time limit.
     pub fn wait(mut self) -> TaskReport {
         let give_up = self.started + self.task.limit;
         while self.is_running() && Instant::now() < give_up {
@@ -255,14 +255,14 @@ impl Running {
         self.end(timed_out)
     }
 
-    /// Kills it now; what it said until then.
+    /// Kills the task and returns its report.
     pub fn kill(mut self) -> TaskReport {
         self.end(false)
     }
 
     fn end(&mut self, timed_out: bool) -> TaskReport {
         let wall_ms = self.started.elapsed().as_millis() as u64;
-        // Also for those that it left behind, who may hold its streams open.
+        // The kill also ends processes that the program left, which may hold its streams open.
         let drained = Instant::now() + DRAIN;
         if !self.is_running() {
             while Instant::now() < drained && !self.listeners.iter().all(JoinHandle::is_finished) {
@@ -331,8 +331,8 @@ mod tests {
         let left: u32 = task.stdout().trim().parse().expect("a process id");
         let report = task.wait();
         assert!(report.timed_out && report.signal == Some(9), "{report}");
-        // The kernel closes the streams of a killed process, which is what `wait` sees, before it
-        // shows it as dead.
+        // The kernel closes the streams of a killed process, for which `wait` waits, before it
+        // shows the process as dead.
         let began = Instant::now();
         loop {
             let state = std::fs::read_to_string(format!("/proc/{left}/stat")).unwrap_or_default();

@@ -1,12 +1,12 @@
-//! The host's terminal while a shell runs in the guest: raw, so that every key goes there, and as
-//! it was afterwards.
+//! The host's terminal while a shell runs in the guest. It is raw, so that the guest gets every
+//! key, and is restored afterwards.
 
 use std::io;
 use std::process::{Command, Stdio};
 
 use nix::sys::termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr};
 
-/// A raw terminal on standard input. Dropped, it is what it was before.
+/// A raw terminal on standard input. Dropping this restores the terminal.
 #[derive(Debug)]
 pub struct Raw {
     before: Termios,
@@ -16,7 +16,7 @@ impl Raw {
     /// Makes the terminal raw.
     ///
     /// # Errors
-    /// Standard input is no terminal.
+    /// Fails if standard input is no terminal.
     pub fn enter() -> io::Result<Self> {
         let before = tcgetattr(io::stdin())?;
         let mut raw = before.clone();
@@ -32,7 +32,7 @@ impl Drop for Raw {
     }
 }
 
-/// Rows and columns of the terminal on standard input, as far as `stty` knows.
+/// Returns the rows and columns of the terminal on standard input, as `stty` reports them.
 #[must_use]
 pub fn size() -> (u16, u16) {
     let output = Command::new("stty")

@@ -1,5 +1,5 @@
-//! What happens between the layers of a batch: KV of others comes in before its layer, KV for
-//! others goes out after it, and the daemon hears where the batch is.
+//! The work between the layers of a batch: KV of other processes arrives before its layer, KV for
+//! other processes is sent after it, and the daemon gets hints about the batch's progress.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -11,55 +11,55 @@ use super::inbox::Key;
 use crate::carry::{Head, Kind};
 use crate::model::{KvCache, Result, Watch, fail};
 
-/// KV of a request's beginning that is on its way here.
+/// KV of a request's beginning that is on its way to this process.
 #[derive(Clone, Debug)]
 pub struct Import {
-    /// The request.
+    /// Number of the request.
     pub request: u64,
-    /// From whom.
+    /// The process that sends the KV.
     pub from: SocketAddr,
-    /// The sequence's blocks.
+    /// The blocks of the sequence.
     pub blocks: Vec<u32>,
-    /// The first token that comes.
+    /// Index of the first token whose KV arrives.
     pub first: usize,
-    /// How many.
+    /// Number of tokens whose KV arrives.
     pub tokens: usize,
 }
 
-/// KV that goes out as soon as a layer is computed.
+/// KV that is sent as soon as a layer is computed.
 #[derive(Clone, Debug)]
 pub struct Export {
-    /// To whom.
+    /// The process that receives the KV.
     pub to: SocketAddr,
-    /// The request, as the receiver numbers it.
+    /// Number of the request at the receiver.
     pub request: u64,
-    /// When it is due.
+    /// Deadline of the KV, in ns of CLOCK_MONOTONIC.
     pub deadline_ns: u64,
-    /// Its request was given up: below all levels.
+    /// Whether the request was relegated, so that its KV goes to the scavenger.
     pub scavenged: bool,
-    /// The sequence's blocks.
+    /// The blocks of the sequence.
     pub blocks: Vec<u32>,
-    /// The first token that goes.
+    /// Index of the first token whose KV is sent.
     pub first: usize,
-    /// How many.
+    /// Number of tokens whose KV is sent.
     pub tokens: usize,
 }
 
-/// A batch's transfers.
+/// The transfers of a batch.
 pub struct Between<'a> {
-    /// Nobody else is there, without it.
+    /// The connections to other processes, if there are any.
     pub net: Option<&'a Net>,
-    /// The batch.
+    /// Number of the batch.
     pub batch: u64,
-    /// What comes.
+    /// The KV that other processes send.
     pub imports: Vec<Import>,
-    /// What goes.
+    /// The KV that this process sends.
     pub exports: Vec<Export>,
-    /// The daemon is told of layers: there is something to schedule.
+    /// Whether the daemon gets hints about layers, because there is something to schedule.
     pub hints: bool,
-    /// Who gave KV, and of which batches it is told where they are.
+    /// The processes that gave KV, and the batches about whose progress each of them is informed.
     pub holders: Vec<(SocketAddr, Vec<u64>)>,
-    /// What the engine does between two layers.
+    /// The engine's work between two layers.
     pub meanwhile: &'a mut dyn FnMut(),
 }
 
@@ -116,7 +116,7 @@ impl Watch for Between<'_> {
     }
 }
 
-/// The head of a parcel of KV.
+/// Returns the head of a parcel of KV.
 #[must_use]
 pub const fn kv_head(kind: Kind, layer: usize, batch: u64, request: u64, first: usize) -> Head {
     Head {
@@ -214,7 +214,7 @@ mod tests {
             holders: Vec::new(),
             meanwhile: &mut || {},
         };
-        // Layer 0 is there, layer 1 is not.
+        // The KV of layer 0 is here, and that of layer 1 is not.
         between.before_layer(0, pages).unwrap();
         assert_eq!(pages.export(0, &[2], 0, 4).unwrap(), payload);
         between.after_layer(0, pages).unwrap();
@@ -239,7 +239,7 @@ mod tests {
             "layer 1 did not wait"
         );
         assert!(late.join().unwrap());
-        // Fewer tokens than were announced are an error, not a hole.
+        // Fewer tokens than announced are an error and must not leave a hole.
         net.inbox.expect(Key::Reuse(9, 2), from);
         net.inbox
             .put(Key::Reuse(9, 2), pages.export(0, &[0], 0, 1).unwrap());

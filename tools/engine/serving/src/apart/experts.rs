@@ -1,12 +1,12 @@
-//! Experts in other processes: a layer's tokens go to whoever holds their experts, and what those
-//! make of them comes back.
+//! Experts in other processes. A layer's tokens go to the processes that hold their experts, and
+//! the experts' outputs come back.
 //!
-//! Expert `e` is held by rank `e mod n`. Unless they are in step, no rank waits for another's batch: each serves others'
-//! tokens from a thread of its own, beside its own computation, so that ranks with different loads,
-//! or without any, need not run in step.
+//! Rank `e mod n` holds expert `e`. Unless ranks compute in lockstep, no rank waits for another's
+//! batch. A thread of its own computes the tokens of other ranks beside the rank's own batch, so
+//! ranks with different loads, or without any, need no common pace.
 //!
-//! A payload is: how many experts (u32), of each its number and rows (u32, u32), then all rows
-//! (f32), little-endian.
+//! A payload consists of the number of experts (u32), the number and row count of each expert (u32,
+//! u32), and all rows (f32), little-endian.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -21,7 +21,7 @@ use crate::carry::{Arrival, Carrier, Head, Kind};
 use crate::clock;
 use crate::model::{ExpertPeers, ExpertRows, Experts, Result, fail};
 
-/// Who holds which experts.
+/// The distribution of experts over ranks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ranks {
     all: Vec<SocketAddr>,
@@ -29,13 +29,13 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// All ranks in order, and which one this process is.
+    /// Makes the distribution over these ranks, in order. `own` is the index of this process.
     #[must_use]
     pub const fn new(all: Vec<SocketAddr>, own: usize) -> Self {
         Self { all, own }
     }
 
-    /// Whether this process holds an expert.
+    /// Reports whether this process holds an expert.
     #[must_use]
     pub fn holds(&self, expert: usize) -> bool {
         self.all.len() <= 1 || expert % self.all.len() == self.own
@@ -45,26 +45,26 @@ impl Ranks {
         self.all[expert % self.all.len()]
     }
 
-    /// The ranks, in order; this process is one of them. None, if there is only this one.
+    /// Returns the ranks in order, including this process. Empty if there is only this one.
     #[must_use]
     pub fn all(&self) -> &[SocketAddr] {
         if self.is_apart() { &self.all } else { &[] }
     }
 
-    /// All but this process.
+    /// Returns the ranks except this process.
     pub fn others(&self) -> impl Iterator<Item = SocketAddr> + use<'_> {
         let others = self.all.iter().enumerate();
         others.filter_map(|(rank, at)| (rank != self.own).then_some(*at))
     }
 
-    /// There is more than one.
+    /// Reports whether there is more than one rank.
     #[must_use]
     pub const fn is_apart(&self) -> bool {
         self.all.len() > 1
     }
 }
 
-/// As bytes.
+/// Encodes rows as bytes.
 #[must_use]
 pub fn encode(groups: &[ExpertRows], hidden: usize) -> Vec<u8> {
     let mut bytes = (groups.len() as u32).to_le_bytes().to_vec();
@@ -78,10 +78,10 @@ pub fn encode(groups: &[ExpertRows], hidden: usize) -> Vec<u8> {
     bytes
 }
 
-/// From bytes of a peer.
+/// Decodes the bytes of a peer.
 ///
 /// # Errors
-/// They are not what [`encode`] gives.
+/// Fails if the bytes have another form than those of [`encode`].
 pub fn decode(bytes: &[u8], hidden: usize) -> Result<Vec<ExpertRows>> {
     let (words, rest) = bytes.as_chunks::<4>();
     let number = |at: usize| words.get(at).map(|word| u32::from_le_bytes(*word) as usize);
@@ -111,16 +111,16 @@ pub fn decode(bytes: &[u8], hidden: usize) -> Result<Vec<ExpertRows>> {
     Ok(groups)
 }
 
-/// The head of a parcel of rows.
+/// Returns the head of a parcel of rows.
 #[must_use]
 pub const fn rows_head(kind: Kind, layer: usize, batch: u64, place: u64) -> Head {
     kv_head(kind, layer, batch, 0, place as usize)
 }
 
-/// Sorts rows by the rank that has their expert.
+/// Groups rows by the rank that holds their expert.
 ///
 /// # Errors
-/// One is held here.
+/// Fails if this process holds one of the experts.
 pub fn by_rank(
     ranks: &Ranks,
     layer: usize,
@@ -137,7 +137,7 @@ pub fn by_rank(
     Ok(by_rank)
 }
 
-/// The other ranks, as a batch sees them.
+/// The other ranks as the peers of a batch.
 #[derive(Debug)]
 pub struct RemoteExperts<'a> {
     net: &'a Net,
@@ -146,12 +146,12 @@ pub struct RemoteExperts<'a> {
     deadline_ns: u64,
     exchange: &'a mut u64,
     open: Vec<SocketAddr>,
-    /// When the rows of this exchange went out.
+    /// Time when the rows of this exchange were sent.
     began: Instant,
 }
 
 impl<'a> RemoteExperts<'a> {
-    /// For a batch; `exchange` numbers exchanges across batches.
+    /// Makes the peers of a batch. `exchange` numbers exchanges across batches.
     pub fn new(
         net: &'a Net,
         hidden: usize,
@@ -202,10 +202,10 @@ impl ExpertPeers for RemoteExperts<'_> {
     }
 }
 
-/// Serves others' tokens, in a thread of its own, until the sender is dropped.
+/// Computes other ranks' tokens, in a thread of its own, until the sender is dropped.
 ///
 /// # Errors
-/// No thread is left.
+/// Fails if no thread can be started.
 pub fn serve(
     experts: Arc<dyn Experts>,
     hidden: usize,
@@ -223,7 +223,7 @@ fn answer(experts: &dyn Experts, hidden: usize, carrier: &Carrier, arrivals: &Re
         let layer = arrival.head.layer as usize;
         let made = decode(&arrival.payload, hidden).and_then(|groups| experts.run(layer, groups));
         let made = made.unwrap_or_else(|error| {
-            // An answer without the expert tells the asker, which would wait otherwise.
+            // An answer without the expert reports the failure, because the asker waits.
             tracing::error!(from = %arrival.from, "tokens for experts: {error}");
             Vec::new()
         });

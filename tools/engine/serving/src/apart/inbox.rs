@@ -1,4 +1,4 @@
-//! What came from other processes, until the computation gets to it.
+//! An inbox for payloads of other processes, which holds them until the computation needs them.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -7,27 +7,27 @@ use std::time::{Duration, Instant};
 
 use crate::model::{Result, fail};
 
-/// What is waited for.
+/// The identity of an expected payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Key {
-    /// A layer of KV of a request.
+    /// KV of a request (number) in a layer.
     Reuse(u64, u16),
-    /// A process's rows for the experts here, of ranks in step.
+    /// Rows of a process for the experts here, in an exchange of ranks in lockstep.
     Dispatch(u64, SocketAddr),
-    /// What a process's experts made in an exchange.
+    /// Outputs of a process's experts in an exchange.
     Combine(u64, SocketAddr),
 }
 
 #[derive(Debug, Default)]
 struct State {
     there: HashMap<Key, Vec<u8>>,
-    /// What is waited for, or will be; all else that comes is thrown away.
+    /// Keys of expected payloads. Others are discarded.
     wanted: HashSet<Key>,
-    /// From whom something is expected, by how many keys.
+    /// Processes that are gone.
     lost: HashSet<SocketAddr>,
 }
 
-/// See the module.
+/// An inbox that several threads fill and one empties.
 #[derive(Debug, Default)]
 pub struct Inbox {
     state: Mutex<State>,
@@ -36,19 +36,19 @@ pub struct Inbox {
 
 impl Inbox {
     fn state(&self) -> MutexGuard<'_, State> {
-        // Valid after every statement.
+        // No method leaves the state inconsistent, so a poisoned lock can be used.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// This will be waited for. To be said before it is asked for.
+    /// Announces that a payload will be awaited. Must be called before the payload is requested.
     pub fn expect(&self, key: Key, from: SocketAddr) {
         let mut state = self.state();
         state.wanted.insert(key);
-        // Whoever went away may be back; if not, it is lost again soon.
+        // The process may have returned. If not, its next loss is reported soon.
         state.lost.remove(&from);
     }
 
-    /// This will not be waited for any more.
+    /// Announces that payloads will not be awaited any more, and discards them.
     pub fn forget(&self, keys: impl IntoIterator<Item = Key>) {
         let mut state = self.state();
         for key in keys {
@@ -57,7 +57,7 @@ impl Inbox {
         }
     }
 
-    /// Something came. False if nobody wants it.
+    /// Stores a payload. Returns false, and discards it, if no caller expects it.
     pub fn put(&self, key: Key, payload: Vec<u8>) -> bool {
         let mut state = self.state();
         let wanted = state.wanted.contains(&key);
@@ -68,22 +68,22 @@ impl Inbox {
         wanted
     }
 
-    /// Something came that may be waited for only later.
+    /// Stores a payload that a caller may expect only later.
     pub fn keep(&self, key: Key, payload: Vec<u8>) {
         self.state().wanted.insert(key);
         self.put(key, payload);
     }
 
-    /// A process is gone: nothing comes from it.
+    /// Announces that a process is gone, so that nothing comes from it.
     pub fn lose(&self, peer: SocketAddr) {
         self.state().lost.insert(peer);
         self.bell.notify_all();
     }
 
-    /// Waits for something and takes it.
+    /// Waits for a payload and removes it from the inbox.
     ///
     /// # Errors
-    /// Whoever it should come from is gone, or it did not come in time.
+    /// Fails if the sender is gone, or the payload does not come in time.
     pub fn wait(&self, key: Key, from: SocketAddr, patience: Duration) -> Result<Vec<u8>> {
         let end = Instant::now() + patience;
         let mut state = self.state();
@@ -105,13 +105,13 @@ impl Inbox {
         }
     }
 
-    /// What is kept or waited for. For tests and metrics: 0 when nothing is under way.
+    /// Returns the number of stored or awaited payloads, for tests and metrics.
     #[must_use]
     pub fn len(&self) -> usize {
         self.state().wanted.len()
     }
 
-    /// Nothing is kept or waited for.
+    /// Reports whether no payload is stored or awaited.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0

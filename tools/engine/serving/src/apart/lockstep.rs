@@ -1,9 +1,10 @@
-//! Ranks that compute each layer together, as data-parallel attention with expert parallelism does:
-//! all ranks take part in every iteration, without tokens of their own, too.
+//! Ranks that compute each layer together, like data-parallel attention with expert parallelism.
+//! All ranks take part in every iteration, even without tokens of their own.
 //!
-//! A layer at one rank: send each other rank the rows for its experts, or a message without rows;
-//! wait for theirs; compute all rows that are here; send theirs back; wait for the own ones. So a
-//! layer is as slow as its slowest rank, and both exchanges hold up all of them.
+//! In each layer, a rank sends every other rank rows for its experts, or an empty message, and
+//! waits for theirs. It then computes its rows, sends back the outputs of the others' rows, and
+//! waits for its own. So a layer is as slow as its slowest rank, and both exchanges delay all
+//! ranks.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,35 +17,35 @@ use super::inbox::Key;
 use crate::carry::Kind;
 use crate::model::{ExpertPeers, ExpertRows, Experts, Result};
 
-/// The iteration that the ranks compute.
+/// An iteration that the ranks compute together.
 #[derive(Clone, Debug)]
 pub struct Iteration {
-    /// Its number, the same at all ranks.
+    /// Number of the iteration, the same at all ranks.
     pub step: u64,
-    /// Its batch, the same at all ranks.
+    /// Number of the batch, the same at all ranks.
     pub batch: u64,
-    /// The earliest deadline of its requests, of all ranks, as far as it is known; 0 for none.
+    /// Earliest known deadline of the requests of all ranks, in ns. 0 if there is none.
     pub deadline_ns: Arc<AtomicU64>,
 }
 
-/// What an exchange is called by all ranks.
+/// Returns the number of an exchange, which is the same at all ranks.
 const fn place(step: u64, layer: usize) -> u64 {
     step << 16 | layer as u64
 }
 
-/// The other ranks, in step with this one.
+/// The other ranks, in lockstep with this one.
 #[derive(Debug)]
 pub struct InStep<'a> {
     net: &'a Net,
     experts: Arc<dyn Experts>,
     hidden: usize,
     iteration: Iteration,
-    /// Rows of others, until their answers went out.
+    /// Rows of other ranks whose outputs were not sent yet.
     came: Vec<(SocketAddr, Vec<ExpertRows>)>,
 }
 
 impl<'a> InStep<'a> {
-    /// For one iteration, with the experts that this rank holds.
+    /// Makes the peers of one iteration. `experts` are the experts that this rank holds.
     #[must_use]
     pub const fn new(
         net: &'a Net,
@@ -81,7 +82,7 @@ impl<'a> InStep<'a> {
         self.net.carrier.send(to, head, deadline_ns, payload);
     }
 
-    /// The rows of one kind from all other ranks.
+    /// Waits for the rows of one kind from all other ranks.
     fn gather(
         &self,
         key: impl Fn(SocketAddr) -> Key,
@@ -117,7 +118,7 @@ impl ExpertPeers for InStep<'_> {
         let at = place(self.iteration.step, layer);
         let (from, rows): (Vec<_>, Vec<_>) = std::mem::take(&mut self.came).into_iter().unzip();
         let counts: Vec<usize> = rows.iter().map(Vec::len).collect();
-        // All at once: an expert's fixed time is taken once.
+        // All rows are computed at once, so that an expert's fixed time is counted once.
         let made = self.experts.run(layer, rows.concat())?;
         let mut made = made.into_iter();
         for (to, count) in from.into_iter().zip(counts) {

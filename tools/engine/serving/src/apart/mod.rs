@@ -1,17 +1,17 @@
 //! Prefill, decode and experts in different processes.
 //!
-//! * **Prefill to decode.** The decode process takes a request, keeps blocks for it and sends the
-//!   prompt to a prefill process ([`Words::Prefill`]). That sends each layer's KV as soon as the
-//!   layer is computed ([`between`], stage `P2d`), at last the first token. The decode process has
-//!   a whole model: what a prefill process cannot do, it computes itself.
-//! * **KV reuse.** Before it computes a prompt, a process asks others for KV of its beginning
-//!   ([`Words::Ask`]). Whoever has some sends it layer by layer (stage `KvReuse`); layer `l` of the
-//!   computation waits for layer `l` only.
-//! * **Experts.** Of a model with experts a process may hold a share; tokens go to the others' and
-//!   come back inside each layer ([`experts`], stage `Collective`). Ranks compute on their own, or
-//!   each layer together ([`lockstep`]).
+//! * **Prefill to decode.** The decode process accepts a request, reserves blocks for it and sends
+//!   the prompt to a prefill process ([`Words::Prefill`]). The prefill process sends each layer's
+//!   KV as soon as the layer is computed ([`between`], stage `P2d`), and the first token last. The
+//!   decode process has a complete model and computes a prompt itself if a prefill process cannot.
+//! * **KV reuse.** Before a process computes a prompt, it asks others for KV of its beginning
+//!   ([`Words::Ask`]). A process that has some sends it layer by layer (stage `KvReuse`). Layer `l`
+//!   of the computation only waits for layer `l` of the KV.
+//! * **Experts.** A process may hold a share of a model's experts. Tokens go to the other processes
+//!   and come back inside each layer ([`experts`], stage `Collective`). Ranks compute on their own,
+//!   or each layer together ([`lockstep`]).
 //!
-//! Processes are known by the addresses that they listen at.
+//! A process is identified by the address at which it listens.
 
 pub mod between;
 pub mod experts;
@@ -40,42 +40,42 @@ use plugin::Plugin;
 /// A question for KV of a prompt's beginning.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Asked {
-    /// For which request.
+    /// Number of the request that needs the KV.
     pub request: u64,
-    /// The blocks, from the first one that is missing: each stands for all before it, too.
+    /// Hashes of the blocks, from the first missing one. A hash covers all tokens before it, too.
     pub hashes: Vec<BlockHash>,
-    /// The number of that block.
+    /// Index of the first missing block.
     pub first: usize,
-    /// Time until the first token is due, ns; 0 without an objective.
+    /// Time until the first token is due, in ns. 0 without an objective.
     pub remaining_ns: u64,
-    /// What the asker computes before.
+    /// The batch that the asker computes before this request.
     pub after: Running,
-    /// The asker will read it.
+    /// Whether the asker reads the KV, instead of the giver sending it.
     pub reads: bool,
 }
 
 impl Asked {
-    /// The batch that stands for the computation of a request that needs this KV, at the process
-    /// that gives it. No batch or request has the same number.
+    /// Returns the batch number under which the giver of KV schedules it, in place of the batch
+    /// that needs it. No batch or request has this number.
     #[must_use]
     pub const fn batch(request: u64) -> u64 {
         request | 1 << 46
     }
 }
 
-/// What the batches with a prompt took.
+/// Times of the batches that computed a prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spent {
-    /// Waiting for KV of other processes, ns.
+    /// Time that was spent on waiting for KV of other processes, in ns.
     pub kv_wait_ns: u64,
-    /// Waiting for experts of other processes, ns.
+    /// Time that was spent on waiting for experts of other processes, in ns.
     pub exchange_ns: u64,
-    /// All, these two included, ns.
+    /// Time of the batches, including both waits, in ns.
     pub all_ns: u64,
 }
 
 impl Spent {
-    /// Adds a batch.
+    /// Adds the times of a batch.
     pub const fn add(&mut self, other: Self) {
         self.kv_wait_ns += other.kv_wait_ns;
         self.exchange_ns += other.exchange_ns;
@@ -83,179 +83,179 @@ impl Spent {
     }
 }
 
-/// The batch that a process computes.
+/// The batch that a process computes now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Running {
-    /// The batch; 0 if there is none.
+    /// Number of the batch, or 0 if there is none.
     pub batch: u64,
     /// The layer that began last.
     pub layer: u16,
-    /// Time of a layer, ns; 0 if it is not known.
+    /// Time of a layer, in ns. 0 if it is not known.
     pub layer_time_ns: u64,
 }
 
-/// What engines say to each other.
+/// A control message between engines.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "word")]
 pub enum Words {
-    /// Compute this prompt.
+    /// A request to compute a prompt.
     Prefill {
-        /// Its number, at whoever asks.
+        /// Number of the request at the asker.
         request: u64,
-        /// The prompt.
+        /// Tokens of the prompt.
         tokens: Vec<u32>,
-        /// Tokens at its beginning whose KV the asker has.
+        /// Tokens at the beginning whose KV the asker has.
         have: usize,
-        /// The asker wants the KV of the rest.
+        /// Whether the asker wants the KV of the other tokens.
         wants_kv: bool,
-        /// How the first token is chosen.
+        /// The rule that chooses the first token.
         sampling: Sampling,
-        /// Time until the first token is due, ns; 0 without an objective.
+        /// Time until the first token is due, in ns. 0 without an objective.
         remaining_ns: u64,
-        /// Somebody reads along.
+        /// Whether a reader waits for each token.
         interactive: bool,
-        /// Who is given up first.
+        /// Importance of the request. Less important ones are relegated first.
         importance: Importance,
-        /// The how manieth prompt of the asker's it is, whoever computes them.
+        /// Number of the prompt among all prompts that the asker sent out.
         ordinal: u64,
-        /// The asker's model.
+        /// Identity of the asker's model.
         model: [u8; 16],
     },
-    /// The first token of that answer; all KV is under way.
+    /// The first token of an answer. All KV was sent before.
     First {
-        /// Which request.
+        /// Number of the request.
         request: u64,
         /// The token.
         token: u32,
-        /// What its batches took.
+        /// Times of the batches that computed the prompt.
         spent: Spent,
     },
-    /// It will not be computed.
+    /// A request that will not be computed.
     Failed {
-        /// Which request.
+        /// Number of the request.
         request: u64,
-        /// Why.
+        /// The reason.
         why: Failure,
     },
-    /// Nobody wants it any more.
+    /// A request whose answer is not wanted any more.
     Cancel {
-        /// Which request.
+        /// Number of the request.
         request: u64,
     },
-    /// A rank that computes in step with others begins an iteration.
+    /// The start of an iteration of ranks in lockstep.
     Step {
-        /// Its number.
+        /// Number of the iteration.
         step: u64,
-        /// Its requests, and the time until their first tokens are due, ns.
+        /// Requests of the sender, with the time until their first tokens are due, in ns.
         members: Vec<(u64, u64)>,
     },
-    /// Who has KV of this?
+    /// A question for KV of a prompt's beginning.
     Ask(Asked),
-    /// A layer began, of the batch that is computed and of those for which KV was asked for
+    /// The start of a layer, in the batch that is computed and in those that stand for requested KV
     /// ([`Asked::batch`]).
     Layer {
-        /// Which layer.
+        /// Index of the layer.
         layer: u16,
-        /// The batches.
+        /// Numbers of the batches.
         batches: Vec<u64>,
     },
-    /// They were computed, or nobody wants them any more.
+    /// The end of batches, which were computed or are not wanted any more.
     Computed {
-        /// The batches.
+        /// Numbers of the batches.
         batches: Vec<u64>,
-        /// The requests for which KV was asked for.
+        /// Numbers of the requests for which KV was requested.
         requests: Vec<u64>,
     },
-    /// Where the NCCL plugin of a rank listens for the one that hears this.
+    /// The handle at which the NCCL plugin of the sender listens for the receiver of this message.
     Handle {
-        /// As the plugin gave it.
+        /// The handle as the plugin gave it.
         handle: Vec<u8>,
     },
-    /// The sender may read a part of what was offered to it.
+    /// A request of the asker for a part of the offered KV, which its daemon permitted.
     Read(ReadPart),
-    /// So many blocks are coming.
+    /// The answer to a question for KV.
     Will {
-        /// For which request.
+        /// Number of the request.
         request: u64,
-        /// How many; none is an answer, too.
+        /// Number of blocks that will come. It may be 0.
         blocks: usize,
     },
-    /// What stands here: after an iteration with prompts of yours, and when that has changed
-    /// otherwise.
+    /// The load of the sender. It is sent after an iteration with prompts of the receiver, and
+    /// after other changes.
     Load {
-        /// So much.
+        /// The load.
         load: Load,
-        /// Time that the last iteration took, ns; 0 if there was none.
+        /// Time of the last iteration, in ns. 0 if there was none.
         took_ns: u64,
-        /// The latest prompt of yours that is counted in it, by your count.
+        /// Ordinal of the receiver's latest prompt that the load includes.
         latest: u64,
     },
 }
 
-/// Where the KV and the first token of a request go.
+/// The destination of a request's KV and first token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
-    /// The process.
+    /// Address of the process.
     pub to: SocketAddr,
-    /// The request's number there.
+    /// Number of the request at that process.
     pub request: u64,
-    /// Tokens whose KV was sent, or is there.
+    /// Tokens whose KV was sent, or that the process had.
     pub sent: usize,
-    /// KV is wanted.
+    /// Whether the process wants the KV.
     pub wants_kv: bool,
 }
 
-/// Which other processes there are for what.
+/// The addresses of other processes, by their purpose.
 #[derive(Clone, Debug, Default)]
 pub struct Peers {
-    /// Who computes prompts.
+    /// Processes that compute prompts.
     pub prefill: Vec<SocketAddr>,
-    /// Who may have KV.
+    /// Processes that may have KV.
     pub reuse: Vec<SocketAddr>,
-    /// Who holds which experts.
+    /// Processes that hold experts.
     pub ranks: Ranks,
 }
 
-/// The way to other processes, and what came from them.
+/// The connections to other processes and the payloads that arrived.
 #[derive(Clone, Debug)]
 pub struct Net {
-    /// Sends.
+    /// The carrier that sends parcels and control messages.
     pub carrier: Carrier,
-    /// Keeps what came until it is waited for.
+    /// Payloads that arrived and are not used yet.
     pub inbox: Arc<Inbox>,
-    /// Who is there.
+    /// Addresses of the other processes.
     pub peers: Peers,
-    /// How long a computation waits for another process.
+    /// Longest wait of a computation for another process.
     pub patience: Duration,
-    /// How long one process may take to say whether it has KV.
+    /// Longest wait for one process to say whether it has KV.
     pub ask_patience: Duration,
-    /// KV of others is read, not sent by them.
+    /// Whether this process reads KV of others, instead of them sending it.
     pub reads: bool,
-    /// What carries the exchanges of ranks in step, if not the carrier.
+    /// The plugin for the exchanges of ranks in lockstep, if the carrier does not send them.
     pub plugin: Option<Plugin>,
-    /// Bytes that the NIC takes, a second, where that is known.
+    /// Rate of the NIC, in bytes per second, if known.
     pub bytes_per_s: Option<f64>,
-    /// What is computed here.
+    /// The batch that this process computes.
     pub running: Arc<Mutex<Running>>,
-    /// What this process waited for others so far, ns: for KV, and for experts.
+    /// Time that this process waited for others so far, in ns: for KV, and for experts.
     pub waited: Arc<(AtomicU64, AtomicU64)>,
 }
 
 impl Net {
-    /// Time that bytes take on the wire, ns; 0 where the NIC's rate is not known.
+    /// Returns the time that bytes take on the wire, in ns. 0 if the NIC's rate is not known.
     #[must_use]
     pub fn wire_ns(&self, bytes: usize) -> u64 {
         self.bytes_per_s
             .map_or(0, |rate| (bytes as f64 / rate * 1e9) as u64)
     }
 
-    /// What is computed here, to be read or set.
+    /// Locks the state of the batch that this process computes.
     pub fn running(&self) -> MutexGuard<'_, Running> {
-        // Valid after every statement.
+        // No statement leaves the state inconsistent, so a poisoned lock can be used.
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds a wait for KV of others.
+    /// Adds a wait for KV of other processes.
     pub fn waited_for_kv(&self, since: Instant) {
         let waited = since.elapsed();
         let ns = waited.as_nanos() as u64;
@@ -263,7 +263,7 @@ impl Net {
         metrics::histogram!("laxity_engine_kv_wait_seconds").record(waited.as_secs_f64());
     }
 
-    /// Adds a wait for experts of others.
+    /// Adds a wait for experts of other processes.
     pub fn waited_for_experts(&self, since: Instant) {
         let waited = since.elapsed();
         let ns = waited.as_nanos() as u64;
@@ -271,7 +271,7 @@ impl Net {
         metrics::histogram!("laxity_engine_exchange_seconds").record(waited.as_secs_f64());
     }
 
-    /// What this process waited for others so far.
+    /// Returns the time that this process waited for others so far.
     #[must_use]
     pub fn waited(&self) -> Spent {
         Spent {
@@ -281,8 +281,8 @@ impl Net {
         }
     }
 
-    /// Tells whoever schedules KV for these batches that a layer of them began: the daemon of the
-    /// process that gave it, or the one here if it is read.
+    /// Announces that a layer of these batches began, to the daemon that schedules their KV: that of
+    /// `giver`, or the one here if the KV is read.
     pub fn layer_began(&self, giver: SocketAddr, layer: u16, batches: &[u64]) {
         if self.reads {
             self.begin_layer(layer, batches);
@@ -292,7 +292,7 @@ impl Net {
         }
     }
 
-    /// Tells the same that batches were computed, for these requests.
+    /// Announces the end of batches for these requests to the daemon that schedules their KV.
     pub fn computed(&self, giver: SocketAddr, batches: Vec<u64>, requests: Vec<u64>) {
         if self.reads {
             self.end_batches(&batches, &requests);
@@ -301,14 +301,14 @@ impl Net {
         }
     }
 
-    /// Tells the daemon that a layer of batches began.
+    /// Announces to the daemon that a layer of batches began.
     pub fn begin_layer(&self, layer: u16, batches: &[u64]) {
         for &batch in batches {
             self.carrier.hint(Hint::LayerBegin { batch, layer });
         }
     }
 
-    /// Tells the daemon that batches and requests have nothing more to send.
+    /// Announces to the daemon that batches and requests have nothing more to send.
     pub fn end_batches(&self, batches: &[u64], requests: &[u64]) {
         for &batch in batches {
             self.carrier.hint(Hint::ComputeEnd { batch });
@@ -319,7 +319,7 @@ impl Net {
         }
     }
 
-    /// Says something.
+    /// Sends a control message.
     pub fn say(&self, to: SocketAddr, words: &Words) {
         match serde_json::to_string(words) {
             Ok(line) => self.carrier.say(to, line),
@@ -328,21 +328,21 @@ impl Net {
     }
 }
 
-/// The numbers that this process gives: no other has the same.
+/// A generator of numbers for requests and batches. No other process generates the same ones.
 #[derive(Debug)]
 pub struct Numbers {
     next: u64,
 }
 
 impl Numbers {
-    /// Numbers of the process that listens at an address (or, alone, of this process id).
+    /// Makes the generator of the process that listens at an address, or else of this process id.
     #[must_use]
     pub fn of(listens: Option<SocketAddr>) -> Self {
         let address = listens.map_or(String::new(), |address| address.to_string());
         Self::of_text(&format!("{address} {}", std::process::id()))
     }
 
-    /// Numbers that all processes of a group give alike, by the address of the first.
+    /// Makes a generator that all processes of a group share, named by the first one's address.
     #[must_use]
     pub fn of_group(first: SocketAddr) -> Self {
         Self::of_text(&format!("group of {first}"))
@@ -351,18 +351,18 @@ impl Numbers {
     fn of_text(text: &str) -> Self {
         use sha2::{Digest as _, Sha256};
         let hash = Sha256::digest(text);
-        // Two of 65 536 would have to agree; 0 means "unknown" to the daemon.
+        // Two processes rarely get the same tag. It is odd because 0 means "unknown" to the daemon.
         let tag = u64::from(u16::from_le_bytes([hash[0], hash[1]])) | 1;
         Self { next: tag << 47 }
     }
 
-    /// The next.
+    /// Returns the next number.
     pub const fn next(&mut self) -> u64 {
         self.next += 1;
         self.next
     }
 
-    /// The next, as a request's.
+    /// Returns the next number as that of a request.
     pub const fn request(&mut self) -> RequestId {
         RequestId(self.next())
     }

@@ -1,15 +1,15 @@
-//! Exchanges of ranks in step over an NCCL net plugin: one communicator to and one from each other
-//! rank, parcels as `isend`s and `irecv`s on them.
+//! Exchanges of ranks in lockstep over an NCCL net plugin. There is one communicator to and one
+//! from each other rank. Parcels are `isend`s and `irecv`s on them.
 //!
-//! A thread of its own owns the plugin, as NCCL's proxy thread does: the interface is polled and
-//! has no file descriptor. While no exchange is under way the thread sleeps; else it looks every
-//! [`POLL_EVERY`].
+//! A thread of its own owns the plugin, like NCCL's proxy thread, because the interface is polled
+//! and has no file descriptor. The thread sleeps while no exchange is in progress. Otherwise it
+//! polls every [`POLL_EVERY`].
 //!
-//! As NCCL does, a rank posts its receives when it begins an exchange, not before: what a faster
-//! rank sends waits in the connection until then.
+//! Like NCCL, a rank posts its receives only when it begins an exchange. Data of a faster rank wait
+//! in the connection until then.
 //!
-//! The flows are the plugin's: it submits them to the host's daemon under a name of its own, and
-//! marks what it sends. They name no batch, so the daemon takes them to be of the batch whose layer
+//! The flows are the plugin's own. It submits them to the host's daemon under its own client name,
+//! and marks what it sends. They name no batch, so the daemon assigns them to the batch whose layer
 //! began last in their process.
 
 use std::net::SocketAddr;
@@ -26,21 +26,20 @@ mod peer;
 use super::inbox::{Inbox, Key};
 use peer::Peer;
 
-/// How often transfers under way are looked at. A message of 64 KiB takes 2.6 ms on the lab's
-/// ports.
+/// Pause between two polls of transfers. A message of 64 KiB takes 2.6 ms on the lab's ports.
 const POLL_EVERY: Duration = Duration::from_micros(150);
 
-/// The device: the plugin is shown one interface only.
+/// Index of the device. The plugin gets only one interface.
 const DEVICE: usize = 0;
 
 enum PluginCommand {
-    /// Connect to where a rank listens.
+    /// Connect to a rank at its handle.
     Connect(SocketAddr, Box<Handle>),
-    /// Send a parcel to a rank, and receive one from it, which goes into the inbox.
+    /// Send a parcel to a rank, and receive one from it into the inbox.
     Exchange(SocketAddr, Key, Vec<u8>),
 }
 
-/// The way to the plugin's thread. Clones are one.
+/// A handle of the plugin's thread. Clones share the thread.
 #[derive(Clone, Debug)]
 pub struct Plugin(Sender<PluginCommand>);
 
@@ -54,10 +53,10 @@ impl std::fmt::Debug for PluginCommand {
 }
 
 impl Plugin {
-    /// Loads a plugin and listens once for each other rank. `tell` says to a rank where.
+    /// Loads a plugin and listens once for each other rank. `tell` sends a rank the handle for it.
     ///
     /// # Errors
-    /// The plugin cannot be used, or no thread is left.
+    /// Fails if the plugin cannot be used, or no thread can be started.
     pub fn start(
         file: &Path,
         ranks: Vec<SocketAddr>,
@@ -78,7 +77,7 @@ impl Plugin {
                 };
                 if let Err(error) = serve(&file, &ranks, &incoming, &inbox, listening) {
                     tracing::error!("the NCCL plugin failed: {error:#}");
-                    // Whoever waits for an exchange learns that none will come.
+                    // Threads that wait for an exchange get an error instead of a timeout.
                     for rank in ranks {
                         inbox.lose(rank);
                     }
@@ -89,25 +88,25 @@ impl Plugin {
         Ok(Self(orders))
     }
 
-    /// Connects to where a rank listens.
+    /// Connects to a rank at its handle.
     ///
     /// # Errors
-    /// It is no handle: the rank is of another version.
+    /// Fails if the bytes are no handle, which means that the rank has another version.
     pub fn connect(&self, rank: SocketAddr, handle: &[u8]) -> anyhow::Result<()> {
         let handle = Handle::try_from(handle)
             .map_err(|_| anyhow!("a handle has {} bytes, not {HANDLE_BYTES}", handle.len()))?;
-        // A thread that failed has said so.
+        // A failed thread logged its error.
         let _ = self.0.send(PluginCommand::Connect(rank, Box::new(handle)));
         Ok(())
     }
 
-    /// Sends a parcel to a rank, and receives one from it for `key`.
+    /// Sends a parcel to a rank, and receives one from it under `key`.
     pub fn exchange(&self, rank: SocketAddr, key: Key, payload: Vec<u8>) {
         let _ = self.0.send(PluginCommand::Exchange(rank, key, payload));
     }
 }
 
-/// The body of the thread: until the engine ends.
+/// Runs the thread until the engine ends.
 fn serve(
     file: &Path,
     ranks: &[SocketAddr],
@@ -116,7 +115,7 @@ fn serve(
     listening: impl FnOnce(Vec<(SocketAddr, Handle)>),
 ) -> anyhow::Result<()> {
     let plugin = laxity_nccl_host::Plugin::load(file)?;
-    // All ranks have the lowest port in common; 0 is no number of a communicator.
+    // All ranks compute the same lowest port. A communicator's number must not be 0.
     let group = ranks.iter().min().map_or(0, |rank| u64::from(rank.port()));
     let context = plugin.init(1 + group)?;
     if context.devices()? == 0 {

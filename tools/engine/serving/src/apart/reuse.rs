@@ -1,9 +1,9 @@
-//! KV of prompts' beginnings, asked of others and given to them, in a thread of its own: neither
-//! waits for an iteration.
+//! Requests for KV of prompts' beginnings, to and from other processes. They are handled in a
+//! thread of its own, so that they do not wait for an iteration.
 //!
-//! A question goes to one process after another until one has blocks. That one sends them layer by
-//! layer, and the engine hears of it ([`EngineCommand::Found`]). Who does not answer in time, or
-//! goes away, has none.
+//! A question goes to one process after another until one has blocks. That process sends them layer
+//! by layer, and the engine gets [`EngineCommand::Found`]. A process that does not answer in time,
+//! or is gone, counts as having none.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -22,36 +22,36 @@ use crate::engine::{EngineCommand, Handle};
 use crate::kv::{BlockHash, SharedBlocks};
 use crate::model::Model;
 
-/// How often it looks for questions that were not answered in time.
+/// Pause between two searches for questions without an answer.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// The full blocks of a prompt that may come from elsewhere.
+/// Full blocks of a prompt that other processes may have.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// The request.
+    /// Number of the request.
     pub request: u64,
-    /// The blocks from the first one that is missing on.
+    /// Hashes of the blocks, from the first missing one.
     pub hashes: Vec<BlockHash>,
-    /// The number of that block.
+    /// Index of the first missing block.
     pub first: usize,
-    /// When the first token is due.
+    /// Deadline of the first token, in ns.
     pub deadline_ns: u64,
 }
 
-/// What the thread is told.
+/// A command to the thread.
 #[derive(Debug)]
 pub enum Call {
-    /// Ask others for this.
+    /// Ask other processes for these blocks.
     Find(Wanted),
-    /// Nobody wants the KV of this request any more.
+    /// Stop asking for KV of this request, which is not wanted any more.
     Forget(u64),
-    /// Words of another process: a question or an answer.
+    /// Handle a control message of another process.
     Words(SocketAddr, Words),
-    /// Another process is gone.
+    /// Handle the loss of another process.
     Lost(SocketAddr),
 }
 
-/// A question that waits for its answer.
+/// A question without an answer.
 struct Question {
     wanted: Wanted,
     at: SocketAddr,
@@ -67,10 +67,10 @@ struct Reuse {
     questions: HashMap<u64, Question>,
 }
 
-/// Starts the thread. It ends when all senders of calls are gone.
+/// Starts the thread. It ends when all senders of calls are dropped.
 ///
 /// # Errors
-/// No thread is left.
+/// Fails if no thread can be started.
 pub fn serve(
     calls: Receiver<Call>,
     net: Arc<Net>,
@@ -91,7 +91,7 @@ pub fn serve(
     Ok(())
 }
 
-/// Both ends of the queue of calls.
+/// Makes the queue of calls and returns both ends.
 #[must_use]
 pub fn calls() -> (Sender<Call>, Receiver<Call>) {
     channel()
@@ -142,7 +142,7 @@ impl Reuse {
         }
     }
 
-    /// Reads what another process has, a flow for each layer.
+    /// Reads KV that another process has, as one flow for each layer.
     fn read(&self, wanted: &Wanted, from: SocketAddr, blocks: usize) {
         let (kv, layers) = (self.model.kv(), self.model.shape().layers);
         let size = kv.block_tokens();
@@ -157,8 +157,8 @@ impl Reuse {
         }
     }
 
-    /// Tells the daemon what the KV that is about to come or go is for. How soon a layer of it is
-    /// needed depends on how far the asker is (MFS §4.4.1, RLI of a queued batch).
+    /// Announces to the daemon the batch that the KV belongs to. How soon a layer is needed depends
+    /// on the asker's progress (MFS §4.4.1, RLI of a queued batch).
     fn announce(&self, request: u64, after: Running, deadline_ns: u64, bytes: u64) {
         let layers = self.model.shape().layers as u16;
         let (batch, layer_time_ns) = (Asked::batch(request), after.layer_time_ns);
@@ -180,7 +180,7 @@ impl Reuse {
             ..
         } = after;
         if ahead != 0 {
-            // A batch of this process is known here.
+            // The daemon has hints about batches of this process already.
             if !self.net.reads {
                 let batch = ahead;
                 hints.extend([begin(batch), Hint::LayerBegin { batch, layer }]);
@@ -201,7 +201,7 @@ impl Reuse {
         self.net.inbox.forget(self.keys(request));
     }
 
-    /// Asks the next process, or tells the engine that nobody has anything.
+    /// Asks the next process, or reports to the engine that none has the KV.
     fn ask(&mut self, wanted: Wanted, mut left: VecDeque<SocketAddr>) {
         let request = wanted.request;
         let Some(at) = left.pop_front() else {
@@ -241,7 +241,7 @@ impl Reuse {
     }
 
     fn tell(&self, request: u64, found: Option<(SocketAddr, usize)>) {
-        // An engine that has ended needs no answer.
+        // A failed command means that the engine ended and needs no answer.
         let _ = self.engine.command(EngineCommand::Found { request, found });
     }
 
@@ -253,7 +253,7 @@ impl Reuse {
         let Some(most) = asked.map(|asked| asked.wanted.hashes.len()) else {
             return;
         };
-        // Whatever was said: it is compared with what was asked for.
+        // The other process may send any number, so it is compared with the question.
         if (1..=most).contains(&blocks) {
             if let Some(question) = self.questions.remove(&request)
                 && self.net.reads
@@ -266,11 +266,11 @@ impl Reuse {
         }
     }
 
-    /// Another process asks for KV. It gets what is here, a flow for each layer.
+    /// Gives another process the KV that is here, as one flow for each layer.
     fn give(&self, to: SocketAddr, asked: &Asked) {
         let (shape, size) = (self.model.shape(), self.model.kv().block_tokens());
         let (request, first) = (asked.request, asked.first);
-        // More than a prompt can have is no prompt's.
+        // More blocks than the model's context allows cannot belong to a prompt.
         let context = shape.context / size;
         let hashes = if first.saturating_add(asked.hashes.len()) > context {
             &[]
@@ -300,7 +300,7 @@ impl Reuse {
                         self.net.carrier.send(to, head, deadline_ns, payload);
                     }
                 }
-                // The asker's patience ends, and it computes the prompt itself.
+                // The asker gives up after its longest wait and computes the prompt itself.
                 Err(error) => tracing::error!("KV of layer {layer} for {to}: {error}"),
             }
         }

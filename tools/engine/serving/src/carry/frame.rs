@@ -1,8 +1,8 @@
-//! The bytes on a data connection: heads of [`HEAD_BYTES`], each before `len` bytes of payload.
+//! The format of data connections: a head of [`HEAD_BYTES`] before each `len` bytes of payload.
 //! Numbers are little-endian.
 //!
-//! A connection begins with [`Preamble`]. The receiver answers each frame with an acknowledgement
-//! ([`ACK_BYTES`]: flow, bytes) on the same connection.
+//! A connection begins with a [`Preamble`]. The receiver answers each frame with an acknowledgement
+//! ([`ACK_BYTES`]: flow and bytes) on the same connection.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::SocketAddr;
@@ -16,29 +16,29 @@ pub const HEAD_BYTES: usize = 80;
 pub const ACK_BYTES: usize = 16;
 /// Most bytes of a frame's payload.
 pub const FRAME_BYTES_MAX: usize = 256 << 10;
-/// Most bytes of a parcel. A layer's KV of a long prompt is tens of megabytes.
+/// Most bytes of a parcel. A layer's KV of a long prompt has tens of megabytes.
 pub const PARCEL_BYTES_MAX: u64 = 1 << 30;
-/// Most bytes of a line of words.
+/// Most bytes of a control message.
 pub const WORDS_BYTES_MAX: u64 = 16 << 20;
 
 const MAGIC: [u8; 4] = *b"LXE2";
 
-/// What a parcel is.
+/// The kind of a parcel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
-    /// KV of a prefix, from the process that has it.
+    /// KV of a prefix, from a process that has it.
     KvReuse = 1,
-    /// Tokens on their way to an expert.
+    /// Tokens for an expert.
     Dispatch = 2,
-    /// What the expert made of them.
+    /// Outputs of an expert.
     Combine = 3,
-    /// KV on its way from prefill to decode.
+    /// KV from prefill to decode.
     P2d = 4,
 }
 
 impl Kind {
-    /// Its stage.
+    /// Returns the stage of parcels of this kind.
     #[must_use]
     pub const fn stage(self) -> Stage {
         match self {
@@ -55,33 +55,33 @@ impl Kind {
     }
 }
 
-/// What a frame belongs to.
+/// The head of a frame, which identifies the frame's parcel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// What the parcel is.
+    /// Kind of the parcel.
     pub kind: Kind,
-    /// The layer that made or needs it.
+    /// The layer that produced or needs the parcel.
     pub layer: u16,
-    /// Number of the flow, of its sender's.
+    /// Number of the flow at its sender.
     pub flow: u64,
-    /// The batch, 0 if none.
+    /// Number of the batch, or 0 without one.
     pub batch: u64,
-    /// The request, 0 if it is the batch's.
+    /// Number of the request, or 0 if the parcel belongs to the whole batch.
     pub request: u64,
-    /// The first token of KV; of experts, the number of the exchange.
+    /// Index of the first token of KV, or the number of an exchange with experts.
     pub place: u64,
-    /// Time until the deadline when it was sent, ns; 0 without one.
+    /// Time until the deadline when the frame was sent, in ns. 0 without a deadline.
     pub remaining_ns: u64,
     /// Bytes of the parcel.
     pub total: u64,
-    /// Of those, before this frame.
+    /// Bytes of the parcel before this frame.
     pub offset: u64,
     /// Bytes of this frame.
     pub len: u32,
 }
 
 impl Head {
-    /// As bytes.
+    /// Encodes the head as bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; HEAD_BYTES] {
         let mut bytes = [0; HEAD_BYTES];
@@ -104,10 +104,10 @@ impl Head {
         bytes
     }
 
-    /// From bytes of a peer, which may be anything.
+    /// Decodes untrusted bytes of a peer.
     ///
     /// # Errors
-    /// They are no head, or one of a parcel larger than any.
+    /// Fails if the bytes are no head, or the parcel is too large.
     pub fn decode(bytes: &[u8; HEAD_BYTES]) -> io::Result<Self> {
         let word = |at: usize| {
             let mut eight = [0; 8];
@@ -146,18 +146,18 @@ fn invalid(what: String) -> io::Error {
     io::Error::new(ErrorKind::InvalidData, what)
 }
 
-/// Marks the numbers of flows that their receiver reads: they are the receiver's, not the sender's.
+/// Bit that marks the number of a flow whose receiver reads it. The number is then the receiver's.
 pub const READ: u64 = 1 << 63;
 
-/// A part of a flow that its receiver may read now: words to the process that has it.
+/// A part of a flow that its receiver may read now. The receiver sends this to the holder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "word", rename = "read")]
 pub struct ReadPart {
-    /// Number of the flow, of its receiver's, with [`READ`].
+    /// Number of the flow at its receiver, with the bit [`READ`].
     pub flow: u64,
-    /// The request whose KV it is.
+    /// Number of the request that the KV belongs to.
     pub request: u64,
-    /// The layer.
+    /// Index of the layer.
     pub layer: u16,
     /// Bytes of the flow before this part.
     pub offset: u64,
@@ -165,23 +165,23 @@ pub struct ReadPart {
     pub bytes: u64,
 }
 
-/// How a connection begins: what it is for, and where its maker listens.
+/// The beginning of a connection: its purpose, and the address of the process that opened it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Preamble {
-    /// Words, not parcels.
+    /// Whether the connection carries control messages instead of parcels.
     pub words: bool,
-    /// The DSCP of the connection, for both ways: the receiver's acknowledgements must not wait in
-    /// another class than the bytes that they free.
+    /// The DSCP of the connection in both directions. Acknowledgements must not wait in another
+    /// class than the bytes that they acknowledge.
     pub dscp: u8,
-    /// Where its maker listens, which is also its name.
+    /// Address at which the process that opened the connection listens. It identifies the process.
     pub listens: SocketAddr,
 }
 
 impl Preamble {
-    /// Writes it: `LXE2`, `W` or `P`, the DSCP, a length, the address as text.
+    /// Writes the preamble: `LXE2`, `W` or `P`, the DSCP, a length, and the address as text.
     ///
     /// # Errors
-    /// The connection is gone.
+    /// Fails if the connection is gone.
     pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
         let address = self.listens.to_string();
         let mut bytes = MAGIC.to_vec();
@@ -192,10 +192,10 @@ impl Preamble {
         to.write_all(&bytes)
     }
 
-    /// Reads it.
+    /// Reads a preamble.
     ///
     /// # Errors
-    /// The connection is gone, or made by something else.
+    /// Fails if the connection is gone, or the bytes are no preamble.
     pub fn read(from: &mut impl Read) -> io::Result<Self> {
         let mut start = [0; 7];
         from.read_exact(&mut start)?;

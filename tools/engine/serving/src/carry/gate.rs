@@ -1,10 +1,9 @@
-//! The thread that owns the lane: flows are submitted as they arise, permits become bytes on the
-//! connection of their class, and what receivers have is reported complete. Hints pass it, too, so
-//! that the daemon hears of things in their order.
+//! The thread that owns the lane. It submits flows, sends permitted bytes on the connection of
+//! their class, and reports acknowledged bytes as completed. Hints use the same thread, so that the
+//! daemon gets everything in order.
 //!
-//! It waits for whichever comes first: something to do, or a permit while a flow waits for one.
-//! Those two cannot be waited for together, so that while flows wait it looks for orders every
-//! [`LOOK_EVERY`].
+//! The thread waits for commands and, while flows wait, for permits. It cannot wait for both at
+//! once, so while flows wait it polls for commands every [`LOOK_EVERY`].
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
@@ -20,57 +19,57 @@ use super::outgoing::{Load, Outgoing, Said};
 use super::{Incoming, Taker};
 use crate::clock;
 
-/// How long a wait for a permit may keep an order waiting.
+/// Longest time that a wait for a permit may delay a command.
 const LOOK_EVERY: Duration = Duration::from_micros(200);
 
-/// Flows that wait in the lane at once. What exceeds it waits here, in order: a lane that is full
-/// would let them pass unscheduled.
+/// Most flows that wait in the lane at once. Others wait here, in order, because a full lane would
+/// bypass them.
 const WAITING_MAX: usize = 448;
 
-/// A parcel that is to be submitted.
+/// A parcel to submit.
 struct Parcel {
     to: SocketAddr,
     head: Head,
-    /// 0 for none.
+    /// Deadline in ns, or 0 for none.
     deadline_ns: u64,
-    /// Below all levels, whatever it is.
+    /// Whether the parcel goes to the scavenger.
     scavenged: bool,
-    /// Read from there, not sent there.
+    /// Whether this process reads the parcel from `to`, instead of sending it.
     read: bool,
     bytes: u64,
-    /// Nothing, if it is read.
+    /// Bytes of the parcel. Empty if it is read.
     payload: Arc<Vec<u8>>,
 }
 
-/// How to reach the daemon.
+/// Options of the connection to the daemon.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Its socket; without one nothing is scheduled.
+    /// Path of the daemon's socket. Without it nothing is scheduled.
     pub socket: Option<PathBuf>,
-    /// What it is to call this process.
+    /// Name of this process at the daemon.
     pub name: String,
-    /// The number of the NIC in its configuration.
+    /// Index of the NIC in the daemon's configuration.
     pub nic: u8,
-    /// A daemon that gives no sign of life for so long is gone.
+    /// Time without a sign of life after which the daemon counts as gone.
     pub stall: Duration,
-    /// DSCP of words.
+    /// DSCP of control messages.
     pub words_dscp: u8,
 }
 
-/// What was sent.
+/// Counters of what was sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Bytes by stage and DSCP.
+    /// Bytes that were sent, by stage and DSCP.
     pub sent_bytes: BTreeMap<(&'static str, u8), u64>,
-    /// Parcels.
+    /// Number of parcels.
     pub parcels: u64,
-    /// Bytes that went without the daemon.
+    /// Bytes that were sent without a permit.
     pub bypassed_bytes: u64,
     /// Bytes that the daemon permitted.
     pub scheduled_bytes: u64,
-    /// Time without the daemon, ns.
+    /// Time without a daemon, in ns.
     pub unscheduled_ns: u64,
-    /// Parcels whose receiver went away.
+    /// Parcels whose receiver was lost.
     pub lost: u64,
 }
 
@@ -78,19 +77,19 @@ enum GateCommand {
     Send(Parcel),
     Words(SocketAddr, String),
     Hint(Hint),
-    /// A batch, or a request, has nothing more to send: said to the daemon when all of it has
-    /// arrived.
+    /// A batch or request has nothing more to send. The daemon gets the hint after all its bytes
+    /// have arrived.
     EndBatch(u64),
     EndRequest(u64),
-    /// A parcel that its receiver will read.
+    /// Offer a parcel that its receiver will read.
     Offer(SocketAddr, Head, Arc<Vec<u8>>),
-    /// A part of an offered parcel that its receiver may have now.
+    /// Send the part of an offered parcel that its receiver may read now.
     Give(SocketAddr, ReadPart),
     Said(Said),
     Stop,
 }
 
-/// The way to other processes. Clones are one.
+/// A handle for sending to other processes. Clones share one thread.
 #[derive(Clone)]
 pub struct Carrier {
     orders: Sender<GateCommand>,
@@ -107,10 +106,10 @@ impl std::fmt::Debug for Carrier {
 }
 
 impl Carrier {
-    /// Starts the thread. `listens` is what other processes know this one by.
+    /// Starts the thread. `listens` is the address that identifies this process.
     ///
     /// # Errors
-    /// No thread is left.
+    /// Fails if no thread can be started.
     pub fn start(options: Options, listens: SocketAddr, taker: Taker) -> std::io::Result<Self> {
         let (orders, incoming) = channel();
         let counts = Arc::new(Mutex::new(Counts::default()));
@@ -126,19 +125,19 @@ impl Carrier {
         })
     }
 
-    /// Where this process listens.
+    /// Returns the address at which this process listens.
     #[must_use]
     pub const fn listens(&self) -> SocketAddr {
         self.listens
     }
 
-    // Only a gate that has ended hears nothing, and that one was told to stop.
+    // A failed send means that the thread ended, which only happens after `Stop`.
     fn order(&self, order: GateCommand) {
         let _ = self.orders.send(order);
     }
 
-    /// Sends a parcel; `head` says what it is, and its numbers of bytes and flow are set here. A
-    /// deadline of 0 is none.
+    /// Sends a parcel. `head` describes it, except for bytes and flow, which are set here. A
+    /// deadline of 0 means none.
     pub fn send(&self, to: SocketAddr, head: Head, deadline_ns: u64, payload: Vec<u8>) {
         self.order(GateCommand::Send(Parcel {
             to,
@@ -151,7 +150,7 @@ impl Carrier {
         }));
     }
 
-    /// Reads a parcel that another process offers, as the own daemon permits it.
+    /// Reads a parcel that another process offers, under permits of the own daemon.
     pub fn read(&self, from: SocketAddr, head: Head, deadline_ns: u64, bytes: u64) {
         self.order(GateCommand::Send(Parcel {
             to: from,
@@ -164,24 +163,24 @@ impl Carrier {
         }));
     }
 
-    /// Offers a parcel: it goes out as its receiver reads it, without a permit of the own daemon,
-    /// as a NIC answers an RDMA READ.
+    /// Offers a parcel. It is sent when its receiver reads it, without a permit of the own daemon,
+    /// like a NIC that answers an RDMA READ.
     pub fn offer(&self, to: SocketAddr, head: Head, payload: Vec<u8>) {
         self.order(GateCommand::Offer(to, head, Arc::new(payload)));
     }
 
-    /// Gives a receiver a part of what was offered to it.
+    /// Sends a receiver a part of an offered parcel.
     pub fn give(&self, to: SocketAddr, part: ReadPart) {
         self.order(GateCommand::Give(to, part));
     }
 
-    /// Bytes of a flow that is read here arrived.
+    /// Reports that bytes of a flow that is read here arrived.
     pub fn arrived(&self, flow: u64, bytes: u64) {
         self.order(GateCommand::Said(Said::Arrived { flow, bytes }));
     }
 
-    /// Sends a parcel of a request that was given up: below all levels, without a deadline. The
-    /// daemon is told that it is of stage `Background`, which is what it keeps there.
+    /// Sends a parcel of a relegated request to the scavenger, without a deadline. The daemon gets
+    /// the stage `Background`, because it keeps that stage there.
     pub fn scavenge(&self, to: SocketAddr, head: Head, payload: Vec<u8>) {
         self.order(GateCommand::Send(Parcel {
             to,
@@ -194,27 +193,27 @@ impl Carrier {
         }));
     }
 
-    /// Sends a line.
+    /// Sends a control message, which is one line.
     pub fn say(&self, to: SocketAddr, line: String) {
         self.order(GateCommand::Words(to, line));
     }
 
-    /// Tells the daemon.
+    /// Sends a hint to the daemon.
     pub fn hint(&self, hint: Hint) {
         self.order(GateCommand::Hint(hint));
     }
 
-    /// A batch will send nothing more.
+    /// Announces that a batch will send nothing more.
     pub fn end_batch(&self, batch: u64) {
         self.order(GateCommand::EndBatch(batch));
     }
 
-    /// A request will send nothing more.
+    /// Announces that a request will send nothing more.
     pub fn end_request(&self, request: u64) {
         self.order(GateCommand::EndRequest(request));
     }
 
-    /// What was sent so far.
+    /// Returns the counters so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts
@@ -223,7 +222,7 @@ impl Carrier {
             .clone()
     }
 
-    /// Ends the thread; what waits is given up.
+    /// Ends the thread. Parcels that wait are dropped.
     pub fn stop(&self) {
         self.order(GateCommand::Stop);
     }
@@ -232,7 +231,7 @@ impl Carrier {
 struct Sending {
     ticket: Ticket,
     to: SocketAddr,
-    /// As the daemon knows it.
+    /// The stage that the daemon has for the flow.
     stage: Stage,
     head: Head,
     payload: Arc<Vec<u8>>,
@@ -241,14 +240,14 @@ struct Sending {
     arrived: u64,
 }
 
-/// Of a batch or request: flows under way, and whether more may come.
+/// The flows in progress of a batch or request, and whether it has ended.
 #[derive(Default)]
 struct Open {
     flows: u64,
     ended: bool,
 }
 
-/// A parcel that its receiver may read, and what it is.
+/// The head and payload of a parcel that its receiver may read.
 type Offered = (Head, Arc<Vec<u8>>);
 
 struct Gate {
@@ -266,7 +265,7 @@ struct Gate {
     backlog: VecDeque<Parcel>,
     batches: HashMap<u64, Open>,
     requests: HashMap<u64, Open>,
-    /// What others may read, by receiver, request and layer.
+    /// Parcels that others may read, by receiver, request and layer.
     offers: HashMap<(SocketAddr, u64, u16), Offered>,
     flows: u64,
     made: u64,
@@ -344,7 +343,7 @@ impl Gate {
                 self.take(order);
             }
             self.collect();
-            // Permits make room in the lane for what waits here.
+            // Permits free places in the lane for parcels of the backlog.
             while self.waiting.len() < WAITING_MAX
                 && let Some(parcel) = self.backlog.pop_front()
             {
@@ -374,7 +373,7 @@ impl Gate {
             GateCommand::Give(to, part) => self.give_part(to, part),
             GateCommand::Said(Said::Arrived { flow, bytes }) => self.arrived(flow, bytes),
             GateCommand::Said(Said::Gone { peer, number, why }) => {
-                // One that was replaced says nothing of its successor.
+                // The loss of a replaced connection says nothing about its successor.
                 let ours = |((to, _), connection): (&(SocketAddr, Option<u8>), &Outgoing)| {
                     *to == peer && connection.number == number
                 };
@@ -386,8 +385,8 @@ impl Gate {
         }
     }
 
-    /// A batch of which nothing is under way is forgotten (its next flow makes it anew), and if it
-    /// has ended the daemon is told.
+    /// Removes a batch that has no flow in progress. Its next flow adds it again. If the batch has
+    /// ended, sends the hint to the daemon.
     fn close_batch(&mut self, batch: u64) {
         if self.batches.get(&batch).is_some_and(|open| open.flows == 0)
             && let Some(Open { ended: true, .. }) = self.batches.remove(&batch)
@@ -396,7 +395,7 @@ impl Gate {
         }
     }
 
-    /// The same of a request.
+    /// Removes a request that has no flow in progress, as [`Self::close_batch`] does for a batch.
     fn close_request(&mut self, request: u64) {
         if self
             .requests
@@ -408,7 +407,7 @@ impl Gate {
         }
     }
 
-    /// A parcel: its batch and request are open from now on, wherever it waits.
+    /// Adds a parcel's flow to its batch and request, and submits it or puts it into the backlog.
     fn enter(&mut self, parcel: Parcel) {
         let head = &parcel.head;
         if head.batch != 0 {
@@ -489,7 +488,7 @@ impl Gate {
         with(&mut self.counts.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Puts on the wire what has been permitted.
+    /// Sends the bytes that were permitted.
     fn collect(&mut self) {
         let (mut ready, mut asked) = (Vec::new(), Vec::new());
         let (lane, all) = (&mut self.lane, &mut self.sending);
@@ -556,7 +555,7 @@ impl Gate {
         });
     }
 
-    /// Sends a part of what was offered, in the class that a queue pair for KV reuse has here.
+    /// Sends a part of an offered parcel, in the class that a queue pair for KV reuse has here.
     fn give_part(&mut self, to: SocketAddr, part: ReadPart) {
         let key = (to, part.request, part.layer);
         let Some((head, payload)) = self.offers.get(&key) else {
@@ -588,7 +587,7 @@ impl Gate {
         self.give(to, Some(class), load);
     }
 
-    /// Hands a load to the connection of its class, which is made if there is none.
+    /// Passes a load to the connection of its class. Opens the connection if there is none.
     fn give(&mut self, to: SocketAddr, class: Option<u8>, load: Load) {
         let key = (to, class);
         if !self.connections.contains_key(&key) {
@@ -642,8 +641,8 @@ impl Gate {
         self.close_request(head.request);
     }
 
-    /// A receiver went away: its flows are withdrawn, so that the daemon does not count them as in
-    /// flight, and whoever computes hears of it.
+    /// Handles the loss of a receiver. Withdraws its flows, so that the daemon does not count them
+    /// as in flight, and informs the engine.
     fn gone(&mut self, peer: SocketAddr, why: String) {
         self.connections.retain(|(to, _), _| *to != peer);
         self.offers.retain(|(to, ..), _| *to != peer);
@@ -672,7 +671,7 @@ impl Gate {
     }
 }
 
-/// How the daemon knows a peer.
+/// Returns the number that identifies a peer at the daemon.
 fn peer_number(peer: SocketAddr) -> u8 {
     let octets = match peer.ip() {
         IpAddr::V4(address) => address.to_ipv6_mapped().octets(),

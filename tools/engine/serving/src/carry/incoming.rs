@@ -1,5 +1,5 @@
-//! Connections from other processes: accepted, read by a thread each, put together and
-//! acknowledged.
+//! Connections from other processes. Each has a thread that reads frames, assembles parcels and
+//! sends acknowledgements.
 
 use std::collections::HashMap;
 use std::io::{self, BufRead as _, BufReader, ErrorKind, Read, Write as _};
@@ -9,13 +9,13 @@ use super::frame::{HEAD_BYTES, Head, Preamble, READ, WORDS_BYTES_MAX};
 use super::outgoing::mark;
 use super::{Arrival, Incoming, Taker};
 
-/// Most parcels that one connection may have begun and not ended.
+/// Most incomplete parcels on one connection.
 const OPEN_MAX: usize = 65_536;
 
-/// Accepts from now on, in the background, for as long as the process lives. Returns where.
+/// Accepts connections in the background until the process ends. Returns the local address.
 ///
 /// # Errors
-/// The address cannot be listened on.
+/// Fails if the address cannot be bound.
 pub fn listen(address: SocketAddr, taker: Taker) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind(address)?;
     let here = listener.local_addr()?;
@@ -31,7 +31,7 @@ pub fn listen(address: SocketAddr, taker: Taker) -> io::Result<SocketAddr> {
                 });
                 if let Err(error) = started {
                     tracing::warn!("a connection could not be taken: {error}");
-                    // Out of descriptors or threads: others have to end first.
+                    // If descriptors or threads have run out, other connections have to end first.
                     std::thread::sleep(std::time::Duration::from_millis(100));
                 }
             }
@@ -47,7 +47,7 @@ fn hear(mut stream: TcpStream, taker: &Taker) {
             return;
         }
     };
-    // Where the marks are refused, acknowledgements go unmarked.
+    // If the marks are refused, acknowledgements go out unmarked.
     if let Ok(peer) = stream.peer_addr()
         && let Err(error) = mark(&stream, peer, preamble.dscp)
     {

@@ -1,14 +1,14 @@
-//! Bytes to other processes, under permits of laxityd.
+//! Transfers to other processes, under permits of laxityd.
 //!
-//! A *parcel* is a flow of Laxity's with its payload: it is submitted with its stage, layer, batch,
-//! request and deadline, cut as it is permitted, sent on the connection of its class, and complete
-//! when the receiver has said so, which is when it has left every queue on its way. A flow keeps
-//! the class of its first permit: connections of different classes would reorder it. *Words*
-//! (orders and answers between engines) are small and go on an unmarked connection of their own.
+//! A *parcel* is a flow with its payload. It is submitted with its stage, layer, batch, request and
+//! deadline, cut as it is permitted, and sent on the connection of its class. It is completed when
+//! the receiver acknowledged it, which is when it has left all queues on its way. A flow keeps the
+//! class of its first permit, because connections of different classes would reorder it. *Words*
+//! (control messages between engines) are small and use an unmarked connection of their own.
 //!
-//! Threads: one ([`gate`]) owns the lane, and everything that is said to the daemon passes it in
-//! order; each connection has one that writes ([`outgoing`]) and one that reads ([`incoming`]).
-//! Nothing that computes ever waits for a permit.
+//! One thread ([`gate`]) owns the lane, so that the daemon gets everything in order. Each
+//! connection has one thread that writes ([`outgoing`]) and one that reads ([`incoming`]). Threads
+//! that compute never wait for a permit.
 
 pub mod frame;
 pub mod gate;
@@ -22,34 +22,34 @@ use std::net::SocketAddr;
 pub use frame::{Head, Kind, ReadPart};
 pub use gate::{Carrier, Counts, Options};
 
-/// A whole parcel that came in.
+/// A complete parcel that arrived.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Arrival {
-    /// Who sent it: where that process listens.
+    /// Address at which the sender listens. It identifies the sender.
     pub from: SocketAddr,
-    /// What it is.
+    /// Head of the parcel.
     pub head: Head,
-    /// Its bytes.
+    /// Payload of the parcel.
     pub payload: Vec<u8>,
 }
 
-/// What comes in.
+/// Something that arrived from another process.
 #[derive(Clone, Debug)]
 pub enum Incoming {
-    /// A parcel.
+    /// A complete parcel.
     Parcel(Arrival),
-    /// A word: one line of JSON.
+    /// A control message, which is one line of JSON.
     Words(SocketAddr, String),
     /// Bytes of a flow that this process reads.
     Part {
-        /// The flow.
+        /// Number of the flow.
         flow: u64,
-        /// How many.
+        /// Number of bytes.
         bytes: u64,
     },
-    /// A process that we send to, or that sends to us, is gone.
+    /// The loss of a process to or from which there was a connection, with the reason.
     Lost(SocketAddr, String),
 }
 
-/// Whoever takes what comes in. Called by the readers' threads: it must not wait.
+/// The receiver of everything that arrives. The readers' threads call it, so it must not block.
 pub type Taker = std::sync::Arc<dyn Fn(Incoming) + Send + Sync>;

@@ -1,5 +1,5 @@
-//! A connection to another process: marked before its handshake with the DSCP that all its bytes
-//! have, written by a thread of its own, and heard by a second one for acknowledgements.
+//! A connection to another process. It is marked before its handshake with the DSCP of all its
+//! bytes. One thread writes to it, and another reads acknowledgements.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -12,27 +12,27 @@ use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrStorage,
 
 use super::frame::{ACK_BYTES, FRAME_BYTES_MAX, Head, Preamble};
 
-/// How long a peer that is just being started may take to listen.
+/// Longest time that a starting peer may take to listen.
 const CONNECT_FOR: Duration = Duration::from_secs(2);
 const CONNECT_EVERY: Duration = Duration::from_millis(50);
 
-/// Something to write.
+/// A load for a connection.
 pub(super) enum Load {
-    /// Bytes of a parcel, from the head's offset on.
+    /// Bytes of a parcel, beginning at the head's offset.
     Bytes {
         head: Head,
         payload: Arc<Vec<u8>>,
         bytes: u64,
     },
-    /// A line.
+    /// A control message.
     Words(String),
 }
 
-/// What a connection has to say.
+/// A report of a connection's threads.
 pub(super) enum Said {
-    /// The receiver has bytes of a flow.
+    /// The receiver acknowledged bytes of a flow.
     Arrived { flow: u64, bytes: u64 },
-    /// The connection of this number is gone.
+    /// The connection with this number is gone.
     Gone {
         peer: SocketAddr,
         number: u64,
@@ -40,15 +40,15 @@ pub(super) enum Said {
     },
 }
 
-/// The writer's end.
+/// The sending end of the writer's queue.
 pub(super) struct Outgoing {
     loads: Sender<Load>,
-    /// Tells it from earlier ones to the same peer.
+    /// Number that distinguishes the connection from earlier ones to the same peer.
     pub(super) number: u64,
 }
 
 impl Outgoing {
-    /// Connects, in the background. `say` is called by the threads.
+    /// Connects in the background. The threads call `say`.
     pub(super) fn open<F>(to: (SocketAddr, u64), preamble: Preamble, say: F) -> io::Result<Self>
     where
         F: Fn(Said) + Send + Sync + 'static,
@@ -68,13 +68,13 @@ impl Outgoing {
         Ok(Self { loads, number })
     }
 
-    /// False if the connection is gone.
+    /// Passes a load to the writer. Returns false if the connection is gone.
     pub(super) fn give(&self, load: Load) -> bool {
         self.loads.send(load).is_ok()
     }
 }
 
-/// Marks what a socket sends.
+/// Sets the DSCP of a socket's packets.
 pub(super) fn mark(socket: &impl AsFd, peer: SocketAddr, dscp: u8) -> io::Result<()> {
     let class = i32::from(dscp) << 2;
     match peer {
@@ -136,7 +136,7 @@ where
                     bytes: word(8),
                 });
             };
-            // The writer may sit in a write that the peer will never read.
+            // The writer may be blocked in a write that the peer will never read.
             let _ = reader.shutdown(std::net::Shutdown::Both);
             hear(Said::Gone { peer, number, why });
         })?;
@@ -153,7 +153,7 @@ where
             } => {
                 let end = head.offset + bytes;
                 let mut offset = head.offset;
-                // Also of no bytes: whoever waits for the parcel has to hear of it.
+                // A parcel of no bytes needs a frame, too, because its receiver waits for it.
                 loop {
                     let len = (end - offset).min(FRAME_BYTES_MAX as u64);
                     let cut = Head {
@@ -171,7 +171,7 @@ where
             }
         }
     }
-    // Whoever closes in order has nothing to say any more; the reader ends with the peer's.
+    // An orderly end has nothing more to send. The reader ends when the peer closes its side.
     stream.shutdown(std::net::Shutdown::Write)
 }
 

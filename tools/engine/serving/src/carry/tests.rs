@@ -1,4 +1,4 @@
-//! Two carriers on loopback.
+//! Tests of two carriers on loopback.
 
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Answers, as OpenAI's clients expect them: whole, or as server-sent events.
+//! Answers in the format of OpenAI's clients: complete, or as server-sent events.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -12,7 +12,7 @@ use crate::engine::sequence::{Output, Reason};
 
 static ANSWERS: AtomicU64 = AtomicU64::new(1);
 
-/// Writes one answer.
+/// A writer of one answer.
 pub(super) struct Writer {
     shape: Shape,
     model: String,
@@ -21,7 +21,7 @@ pub(super) struct Writer {
     prompt_tokens: usize,
     answer_tokens: usize,
     usage: bool,
-    /// Tokens since the last event, where they are asked for.
+    /// Tokens since the last event, if the client asked for tokens.
     token_ids: Option<Vec<u32>>,
     decoder: Decoder,
     text: String,
@@ -55,7 +55,7 @@ impl Writer {
         }
     }
 
-    /// The text that an output adds.
+    /// Returns the text that an output adds.
     fn add(&mut self, output: &Output) -> String {
         match output {
             Output::Token(token) => {
@@ -73,7 +73,7 @@ impl Writer {
         }
     }
 
-    /// Keeps an output for the whole answer.
+    /// Adds an output to the complete answer.
     pub(super) fn take(&mut self, output: &Output) {
         let text = self.add(output);
         self.text.push_str(&text);
@@ -105,7 +105,7 @@ impl Writer {
         })
     }
 
-    /// The whole answer.
+    /// Returns the complete answer.
     pub(super) fn whole(&self) -> Value {
         let reason = self.reason();
         let (object, choice) = match self.shape {
@@ -127,10 +127,10 @@ impl Writer {
         whole
     }
 
-    /// What an output adds to a stream: none, one or more events.
+    /// Returns the events that an output adds to a stream: none, one or more.
     pub(super) fn event(&mut self, output: &Output) -> String {
         if let Output::Failed(failure) = output {
-            // The status is long gone; an event with an error is what clients look for.
+            // The status was sent long before, so clients expect an event with the error.
             return line(&failed(failure).json());
         }
         let text = self.add(output);

@@ -1,4 +1,4 @@
-//! What is asked for: bodies and headers, checked.
+//! Parses and checks the bodies and headers of requests.
 
 use axum::http::{HeaderMap, StatusCode};
 use laxity_requests::request::{Importance, Slo};
@@ -9,19 +9,19 @@ use super::tokens;
 use crate::config::{Config, Limits};
 use crate::engine::sequence::Sampling;
 
-/// Longest objective: a day.
+/// Longest objective, in ms. It is one day.
 const OBJECTIVE_MS_MAX: f64 = 86_400_000.0;
 
-/// Which of the two interfaces.
+/// The interface that a request uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
-    /// `/v1/completions`.
+    /// Text completions (`/v1/completions`).
     Text,
-    /// `/v1/chat/completions`.
+    /// Chat completions (`/v1/chat/completions`).
     Chat,
 }
 
-/// Why a request is turned away.
+/// The reason why a request is rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Objection {
     pub(super) status: StatusCode,
@@ -49,7 +49,7 @@ impl Objection {
         Self::new(StatusCode::BAD_REQUEST, code, Some(param), message.into())
     }
 
-    /// As OpenAI's clients expect it.
+    /// Returns the error in the format of OpenAI's clients.
     pub(super) fn json(&self) -> Value {
         let kind = if self.status.is_server_error() {
             "server_error"
@@ -60,7 +60,7 @@ impl Objection {
     }
 }
 
-/// A prompt as it may be given.
+/// A prompt in one of the allowed forms.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Prompt {
@@ -97,7 +97,7 @@ struct StreamOptions {
     include_usage: bool,
 }
 
-/// A body. What would change the answer and is not done here is named, so that it can be refused.
+/// The body of a request. It includes unsupported fields, so that they can be rejected.
 #[derive(Debug, Deserialize)]
 struct Body {
     model: Option<String>,
@@ -113,7 +113,7 @@ struct Body {
     stream_options: Option<StreamOptions>,
     #[serde(default)]
     ignore_eos: bool,
-    /// As vLLM has it: the answer's tokens as numbers, beside their text.
+    /// Whether the answer includes its tokens as numbers, as in vLLM.
     #[serde(default)]
     return_token_ids: bool,
     n: Option<u64>,
@@ -127,7 +127,7 @@ struct Body {
     suffix: Option<String>,
 }
 
-/// What is asked for.
+/// A checked request.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Asked {
     pub(super) prompt: Vec<u32>,
@@ -267,7 +267,7 @@ impl Body {
             }
             Shape::Text => match self.prompt.as_ref().ok_or_else(|| missing("prompt"))? {
                 Prompt::Text(text) => tokens::encode(text),
-                // An empty list is one of both.
+                // An empty list matches both kinds of lists.
                 Prompt::Tokens(tokens) if tokens.is_empty() => {
                     return Err(Objection::bad(
                         "empty_prompt",
@@ -360,7 +360,7 @@ fn milliseconds(headers: &HeaderMap, name: &'static str, default: f64) -> Result
     Ok((given * 1e6) as u64)
 }
 
-/// The objectives in the headers: of the first token and those after it, or of the last.
+/// Returns the objectives in the headers: of the first token and later ones, or of the last.
 pub(super) fn slo(headers: &HeaderMap, limits: &Limits) -> Result<Slo, Objection> {
     const TTLT: &str = "x-slo-ttlt-ms";
     if headers.contains_key(TTLT) {
@@ -376,7 +376,7 @@ pub(super) fn slo(headers: &HeaderMap, limits: &Limits) -> Result<Slo, Objection
             ));
         }
         return Ok(Slo::Batch {
-            // Not taken: the header is there.
+            // The default is never used, because the header is present.
             ttlt: milliseconds(headers, TTLT, limits.ttft_ms)?,
         });
     }
@@ -386,7 +386,7 @@ pub(super) fn slo(headers: &HeaderMap, limits: &Limits) -> Result<Slo, Objection
     })
 }
 
-/// Who is given up first where not all can be served.
+/// Returns the importance in the headers. Less important requests are relegated first.
 pub(super) fn importance(headers: &HeaderMap) -> Result<Importance, Objection> {
     const NAME: &str = "x-laxity-importance";
     let Some(given) = headers.get(NAME) else {
@@ -403,7 +403,7 @@ pub(super) fn importance(headers: &HeaderMap) -> Result<Importance, Objection> {
     }
 }
 
-/// The number of the prefill process that a router has chosen for this prompt.
+/// Returns the index of the prefill process that a router chose for this prompt.
 pub(super) fn prefill(headers: &HeaderMap, config: &Config) -> Result<Option<usize>, Objection> {
     const NAME: &str = "x-laxity-prefill";
     let Some(given) = headers.get(NAME) else {

@@ -1,12 +1,12 @@
-//! The endpoint: completions and chat completions as OpenAI has them, streamed or not, with
-//! objectives in headers.
+//! The endpoint. It has OpenAI's completions and chat completions, streamed or not, with objectives
+//! in headers.
 //!
-//! `x-slo-ttft-ms` and `x-slo-tpot-ms` say until when the first token, and each one after it, has
-//! to be there, `x-slo-ttlt-ms` the last, of whoever waits for that only; `x-laxity-importance` who
-//! is given up first. What a request asks for that is not done here (several answers, log
-//! probabilities, stop words …) is refused rather than ignored; fields that nobody knows are
-//! ignored. Requests beyond the configured number are turned away (429). Whoever closes the
-//! connection gives up the request, and its blocks are free with the next iteration.
+//! `x-slo-ttft-ms` is the objective of the first token, `x-slo-tpot-ms` that of each later one, and
+//! `x-slo-ttlt-ms` that of the last token for clients that only wait for it. `x-laxity-importance`
+//! says which requests are relegated first. Features that are not supported (several answers, log
+//! probabilities, stop words …) are rejected, and unknown fields are ignored. Requests beyond the
+//! configured number get status 429. A client that closes its connection ends its request, whose
+//! blocks are free with the next iteration.
 
 mod answer;
 mod ask;
@@ -37,10 +37,10 @@ use crate::engine::{EngineCommand, Handle};
 use answer::Writer;
 use ask::{Asked, Objection, Shape};
 
-/// Where all requests are listed, if the configuration allows it.
+/// Path that lists all requests, if the configuration allows it.
 const DEBUG_REQUESTS: &str = "/debug/requests";
 
-/// What the handlers need.
+/// The state that the handlers share.
 #[derive(Clone)]
 struct EndpointState {
     config: Arc<Config>,
@@ -49,10 +49,10 @@ struct EndpointState {
     started: u64,
 }
 
-/// Serves until `stop` is done.
+/// Serves until `stop` completes.
 ///
 /// # Errors
-/// The listener fails.
+/// Fails if the listener fails.
 pub async fn serve(
     listener: TcpListener,
     config: Arc<Config>,
@@ -158,10 +158,10 @@ async fn health(State(state): State<EndpointState>) -> Response {
     )
 }
 
-/// Longest that the engine may take to say what it has: it does between two batches.
+/// Longest time for the engine's answer. It answers between two batches.
 const ACCOUNT_PATIENCE: Duration = Duration::from_secs(5);
 
-/// All requests and where they stand. Whoever has to find out why one does not end looks here.
+/// Lists all requests and their states. It helps to find out why a request does not end.
 async fn requests(State(state): State<EndpointState>) -> Response {
     let (to, account) = tokio::sync::oneshot::channel();
     let told = state.engine.command(EngineCommand::Account(to));
@@ -185,10 +185,10 @@ async fn requests(State(state): State<EndpointState>) -> Response {
     failed(&Failure::Unavailable(what)).response()
 }
 
-/// Longest name of a request that is kept.
+/// Most bytes of a request's name that are kept.
 const NAME_BYTES_MAX: usize = 128;
 
-/// What its client calls a request.
+/// Returns the client's name of a request.
 fn name(headers: &HeaderMap) -> Option<Box<str>> {
     let name = headers.get("x-request-id")?.to_str().ok()?;
     Some(name.get(..name.len().min(NAME_BYTES_MAX))?.into())
@@ -296,13 +296,13 @@ async fn begin(
     }
 }
 
-/// Of a body that is too long, so much is read and thrown away before its client is told: an answer
-/// on a connection that is closed with bytes unread is lost with it.
+/// Most bytes of a body that is too long that are read before the error is sent. If a connection is
+/// closed with unread bytes, the answer is lost.
 const THROWN_AWAY_BYTES_MAX: usize = 64 << 20;
-/// And for no longer than this.
+/// Longest time for reading a body that is too long.
 const THROWN_AWAY_FOR: Duration = Duration::from_secs(10);
 
-/// A whole body.
+/// Reads a complete body.
 async fn read(body: Body, most: usize) -> Result<Vec<u8>, Objection> {
     let mut parts = body.into_data_stream();
     let mut whole = Vec::new();
@@ -321,7 +321,7 @@ async fn read(body: Body, most: usize) -> Result<Vec<u8>, Objection> {
                     left = left.saturating_sub(part.len());
                 }
             };
-            // Whoever is not done by then has had its chance.
+            // A client that is slower than this may lose the answer.
             let _ = tokio::time::timeout(THROWN_AWAY_FOR, rest).await;
             let what = format!("the body is longer than {most} bytes (limits.body_bytes_max)");
             let status = StatusCode::PAYLOAD_TOO_LARGE;
@@ -357,7 +357,7 @@ fn failed(failure: &Failure) -> Objection {
     }
 }
 
-/// An engine that ends without a word.
+/// Returns the error for an engine that ended without an answer.
 fn vanished() -> Objection {
     failed(&Failure::Internal(
         "it ended in the middle of an answer".to_owned(),
@@ -372,7 +372,7 @@ async fn respond(
     shape: Shape,
 ) -> Result<Response, Objection> {
     let mut writer = Writer::new(shape, &state.config.model.name, asked);
-    // The status is only known once there is something: a failure before the first token is no
+    // The status depends on the first output, because a failure before the first token is no
     // stream.
     let first = outputs.recv().await.ok_or_else(vanished)?;
     if let Output::Failed(failure) = &first {
@@ -402,5 +402,5 @@ async fn respond(
     }
 }
 
-/// How long open answers may take to end when the process stops.
+/// Time that open answers have to end when the process stops.
 pub const GRACE: Duration = Duration::from_secs(5);

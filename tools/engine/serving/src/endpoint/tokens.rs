@@ -1,20 +1,19 @@
-//! Text and tokens: each byte of UTF-8 is a token, and four marks come after the 256 bytes.
-//! Reversible and independent of any vocabulary file; a model with drawn weights has no use for a
-//! better one. Tokens beyond, which a model with a larger vocabulary may say, are shown as
-//! `<t1234>`.
+//! Conversion of text to tokens. Each byte of UTF-8 is a token, and four marks follow the 256
+//! bytes. This is reversible and needs no vocabulary file, and a model with random weights gains
+//! nothing from a better one. Tokens of a larger vocabulary are shown as `<t1234>`.
 
-/// Begins a prompt.
+/// Token that begins a prompt.
 pub const BEGIN: u32 = 256;
-/// Ends an answer.
+/// Token that ends an answer.
 pub const END: u32 = 257;
-/// Begins a message of a chat; its role, a line's end and its text follow.
+/// Token that begins a message of a chat. The role, a newline and the text follow.
 pub const MESSAGE: u32 = 258;
-/// Ends a message of a chat.
+/// Token that ends a message of a chat.
 pub const MESSAGE_END: u32 = 259;
-/// Tokens that a model needs to have.
+/// Smallest vocabulary of a model.
 pub const VOCAB_MIN: usize = 260;
 
-/// A prompt.
+/// Returns the tokens of a prompt.
 #[must_use]
 pub fn encode(text: &str) -> Vec<u32> {
     std::iter::once(BEGIN).chain(bytes(text)).collect()
@@ -24,7 +23,7 @@ fn bytes(text: &str) -> impl Iterator<Item = u32> + '_ {
     text.bytes().map(u32::from)
 }
 
-/// A chat: role and text of each message, then the beginning of the answer.
+/// Returns the tokens of a chat: role and text of each message, and the beginning of the answer.
 #[must_use]
 pub fn encode_chat(messages: &[(String, String)]) -> Vec<u32> {
     let mut tokens = vec![BEGIN];
@@ -40,14 +39,14 @@ pub fn encode_chat(messages: &[(String, String)]) -> Vec<u32> {
     tokens
 }
 
-/// Text of tokens, as they come: a character is given out when its last byte is there.
+/// A converter of tokens to text. It returns a character when the last byte of it has arrived.
 #[derive(Debug, Default)]
 pub struct Decoder {
     bytes: Vec<u8>,
 }
 
 impl Decoder {
-    /// What can be shown with this token.
+    /// Adds a token and returns the text that is complete.
     pub fn push(&mut self, token: u32) -> String {
         match token {
             0..=255 => self.bytes.push(token as u8),
@@ -61,7 +60,7 @@ impl Decoder {
         self.take(false)
     }
 
-    /// What is left at the end.
+    /// Returns the text that is left at the end.
     pub fn finish(&mut self) -> String {
         self.take(true)
     }
@@ -80,7 +79,7 @@ impl Decoder {
                     shown.push_str(&String::from_utf8_lossy(&self.bytes[..good]));
                     let bad = match error.error_len() {
                         Some(bad) => bad,
-                        // The beginning of a character, whose end may come.
+                        // These bytes begin a character that later tokens may complete.
                         None if !all => {
                             self.bytes.drain(..good);
                             return shown;

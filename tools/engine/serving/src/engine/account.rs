@@ -1,5 +1,5 @@
-//! An account of all requests that an engine has, for `/debug/requests`: where each stands and
-//! since when. It is what explains a client without an answer.
+//! A list of all requests of an engine for `/debug/requests`, with the state of each and its age.
+//! It helps to explain why a client gets no answer.
 
 use std::sync::atomic::Ordering;
 
@@ -41,7 +41,7 @@ impl Engine {
         })
     }
 
-    /// All of them, in order of their numbers.
+    /// Returns the list, in order of the requests' numbers.
     pub(super) fn account(&self) -> Value {
         let scheduled = self.sequences.values().map(|s| ("scheduled", s));
         let asking = self.asking.values().map(|s| ("asking", s));

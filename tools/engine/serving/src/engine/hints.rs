@@ -1,4 +1,4 @@
-//! What daemons are told of batches: the one here, and those of processes that gave KV.
+//! Hints about batches to the daemon here, and to the processes that gave KV.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -12,7 +12,7 @@ use crate::apart::Asked;
 use crate::apart::between::Export;
 
 impl Engine {
-    /// Tells the daemon what is about to be computed.
+    /// Sends the daemon hints about the batch that is about to be computed.
     pub(super) fn begin_batch_hints(&self, plan: &Plan, batch: u64, exports: &[Export]) {
         let Some(net) = &self.net else {
             return;
@@ -27,7 +27,7 @@ impl Engine {
             let Some(sequence) = self.sequences.get(&chunk.request) else {
                 continue;
             };
-            // Whoever was given up sets no batch's urgency.
+            // A relegated request must not make its batch urgent.
             if self.schedulers.is_relegated(chunk.request) {
                 continue;
             }
@@ -47,14 +47,14 @@ impl Engine {
         self.join_others();
     }
 
-    /// Whether the daemon is told of a batch. One of single tokens has nothing to send, unless
-    /// experts are elsewhere.
+    /// Reports whether the daemon gets hints about a batch. A batch of single tokens has nothing to
+    /// send, unless other processes hold experts.
     pub(super) fn hints(&self, plan: &Plan) -> bool {
         self.net.is_some() && (!plan.chunks.is_empty() || self.lockstep.is_some())
     }
 
-    /// Those who gave KV for requests that are here, and of which batches they are told: of the one
-    /// that is computed, and of those that stand for what they gave to it.
+    /// Returns the processes that gave KV for requests here, with the batches about which each is
+    /// informed: the computed one, and those that stand for the KV that the process gave.
     pub(super) fn holders(
         &self,
         batch: u64,
@@ -70,7 +70,7 @@ impl Engine {
         holders.into_iter().collect()
     }
 
-    /// Tells those who gave KV that a batch was computed.
+    /// Informs the processes that gave KV that a batch was computed.
     pub(super) fn tell_holders(
         &self,
         holders: Vec<(SocketAddr, Vec<u64>)>,
@@ -87,7 +87,7 @@ impl Engine {
         }
     }
 
-    /// Tells a process that gave KV what is over.
+    /// Informs a process that gave KV that batches and requests ended.
     pub(super) fn say_computed(&self, to: SocketAddr, batches: Vec<u64>, requests: Vec<u64>) {
         if let Some(net) = &self.net {
             net.computed(to, batches, requests);

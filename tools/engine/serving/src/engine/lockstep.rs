@@ -1,9 +1,9 @@
-//! Iterations in step with the ranks that share the experts ([`crate::apart::lockstep`]): who takes
-//! part in the next one, and whose requests are in it.
+//! Iterations in lockstep with the ranks that share the experts ([`crate::apart::lockstep`]): which
+//! ranks take part in the next one, and with which requests.
 //!
-//! A rank that has something to compute begins the next iteration and says so. A rank that hears
-//! of it takes part with what it has, at once if it is idle. An iteration ends when all ranks have
-//! computed its last layer, so no rank is ahead by more than one.
+//! A rank with something to compute begins the next iteration and announces it. A rank that gets
+//! the announcement takes part with what it has, at once if it is idle. An iteration ends when all
+//! ranks computed its last layer, so no rank is ahead by more than one.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -19,25 +19,25 @@ use crate::apart::lockstep::Iteration;
 use crate::apart::{Net, Numbers, Words};
 use crate::clock;
 
-/// A request of another rank and its deadline, ns.
+/// Number and deadline (in ns) of another rank's request.
 type Other = (u64, u64);
 
-/// Where this rank is.
+/// The progress of this rank.
 #[derive(Debug)]
 pub(super) struct Lockstep {
-    /// The iteration that is computed, or else the next one.
+    /// Number of the iteration that is computed, or else of the next one.
     step: u64,
-    /// The latest that another rank began.
+    /// Number of the latest iteration that another rank began.
     called: u64,
-    /// What batches are numbered from.
+    /// Number from which batches are counted.
     batches: u64,
-    /// Others' requests, by iteration.
+    /// Requests of other ranks, by iteration.
     others: BTreeMap<u64, Vec<Other>>,
     running: Option<Iteration>,
 }
 
 impl Lockstep {
-    /// For ranks of which this is the first.
+    /// Makes the state for a group of ranks. `first` is the first rank's address.
     pub(super) fn new(first: SocketAddr) -> Self {
         Self {
             step: 1,
@@ -48,7 +48,7 @@ impl Lockstep {
         }
     }
 
-    /// Another rank computes the iteration that is next here.
+    /// Reports whether another rank began the iteration that is next here.
     pub(super) const fn is_called(&self) -> bool {
         self.called >= self.step
     }
@@ -59,7 +59,7 @@ impl Lockstep {
 }
 
 impl Engine {
-    /// Begins an iteration, if this rank computes in step with others.
+    /// Begins an iteration if this rank computes in lockstep with others.
     pub(super) fn begin_step(&mut self, plan: &Plan) -> Option<Iteration> {
         let lockstep = self.lockstep.as_mut()?;
         let net = self.net.as_ref()?;
@@ -87,7 +87,7 @@ impl Engine {
         Some(iteration)
     }
 
-    /// Another rank begins an iteration.
+    /// Handles the announcement of an iteration by another rank.
     pub(super) fn hear_step(&mut self, step: u64, members: Vec<(u64, u64)>) {
         let Some(lockstep) = self.lockstep.as_mut() else {
             return;
@@ -111,8 +111,8 @@ impl Engine {
         lockstep.others.entry(step).or_default().extend(members);
     }
 
-    /// Tells the daemon of the others' requests in the iteration that begins: their layers wait for
-    /// what is sent here.
+    /// Sends the daemon hints about other ranks' requests in the iteration. Their layers wait for
+    /// what this rank sends.
     pub(super) fn join_others(&self) {
         if let Some(lockstep) = &self.lockstep
             && let Some(running) = &lockstep.running
@@ -121,7 +121,7 @@ impl Engine {
         }
     }
 
-    /// The iteration is over.
+    /// Ends the iteration.
     pub(super) fn end_step(&mut self) {
         let Some(lockstep) = self.lockstep.as_mut() else {
             return;
@@ -137,7 +137,7 @@ impl Engine {
     }
 }
 
-/// Others' requests join a batch. This host sends nothing in their name.
+/// Adds other ranks' requests to a batch by hints. This host sends nothing for these requests.
 fn join(net: Option<&Net>, batch: u64, members: &[Other]) {
     let Some(net) = net else {
         return;

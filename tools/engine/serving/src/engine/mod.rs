@@ -1,8 +1,8 @@
-//! The loop that computes: commands in, plans of the scheduler, tokens out.
+//! The loop of the engine: executes commands, computes the scheduler's plans and returns tokens.
 //!
-//! One thread owns the model's cache, the scheduler and all sequences; nothing of it is shared.
-//! Commands (submissions, words and parcels of other processes) come by one queue and are taken
-//! between two iterations; some, between two layers.
+//! One thread owns the model's cache, the scheduler and all sequences. Commands (submissions,
+//! control messages and parcels of other processes) arrive in one queue. They are executed between
+//! two iterations, and some of them between two layers.
 
 pub mod sequence;
 
@@ -42,106 +42,106 @@ use places::Placing;
 use remote::Remote;
 use sequence::{Failure, Outlet, Output, Sequence, Submission};
 
-/// How often it looks whether those who wait are still wanted.
+/// Pause between two checks whether waiting requests are still wanted.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Somebody who sent prompts here, and what was said of the load.
+/// A process that sent prompts here, and the load that was last reported to it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Asker {
-    /// The latest prompt, by its sender's count.
+    /// Ordinal of the latest prompt, as the sender counts.
     latest: u64,
-    /// What was said last, when, and which prompt was the latest then.
+    /// The load that was last reported, the time of the report, and the latest prompt at that time.
     told: Option<(Load, Instant, u64)>,
 }
 
-/// What an engine is made of.
+/// The parts of an engine.
 #[derive(Debug)]
 pub struct Parts {
-    /// The model.
+    /// The model that computes the sequences.
     pub model: Arc<dyn Model>,
-    /// The blocks of its KV cache.
+    /// The blocks of the KV cache.
     pub blocks: SharedBlocks,
-    /// Whether KV that came from another process is found again.
+    /// Whether later prompts reuse KV that another process sent.
     pub keep_fetched: bool,
-    /// The KV cache, as the scheduler knows it.
+    /// The size of the KV cache for the scheduler.
     pub room: Room,
-    /// How iterations are made.
+    /// The settings of the request scheduler.
     pub settings: Settings,
-    /// What says how long they take, if that is not learned.
+    /// The predictor of iteration times, if they are not learned.
     pub forest: Option<Forest>,
-    /// How prefill processes are chosen, where there are any.
+    /// The rule that chooses prefill processes, if there are any.
     pub places: Option<Places>,
-    /// The ranks that share the experts compute in step.
+    /// Whether the ranks that share the experts compute in lockstep.
     pub lockstep: bool,
-    /// Where decisions are recorded.
+    /// Path of the record of decisions.
     pub record: Option<PathBuf>,
-    /// Other processes.
+    /// The connections to other processes.
     pub net: Option<Arc<Net>>,
-    /// Who asks them for KV, where there are any.
+    /// The thread that asks other processes for KV, if there are any.
     pub reuse: Option<Sender<Call>>,
-    /// Most prompts of other processes at once.
+    /// Most prompts of other processes at the same time.
     pub requests_max: usize,
 }
 
-/// What an engine is told.
+/// A command to the engine.
 #[derive(Debug)]
 pub enum EngineCommand {
-    /// A request.
+    /// Compute a request.
     Submit(Submission),
-    /// Words of another process.
+    /// Handle a control message of another process.
     Words(SocketAddr, Words),
-    /// KV of another process.
+    /// Handle KV of another process.
     Kv(Arrival),
-    /// Others were asked for KV of a request's beginning: who sends how many blocks.
+    /// Continue a request after other processes were asked for KV of its beginning.
     Found {
-        /// The request.
+        /// Number of the request.
         request: u64,
-        /// None if nobody has any.
+        /// The process that sends blocks and their number, or `None` if no process has any.
         found: Option<(SocketAddr, usize)>,
     },
-    /// Another process is gone.
+    /// Handle the loss of another process.
     Lost(SocketAddr, String),
-    /// Say what stands here.
+    /// Return the list of all requests.
     Account(tokio::sync::oneshot::Sender<serde_json::Value>),
-    /// The end; what is under way is given up.
+    /// End the engine. Open requests are given up.
     Stop,
 }
 
-/// What stands in an engine, for those outside.
+/// The state of an engine for other threads.
 #[derive(Debug, Default)]
 pub struct EngineGauges {
-    /// Requests that were taken and not ended.
+    /// Requests that were accepted and have not ended.
     pub open: AtomicUsize,
-    /// Blocks that somebody refers to.
+    /// Blocks that sequences refer to.
     pub blocks_used: AtomicUsize,
-    /// Tokens computed.
+    /// Number of tokens that were computed.
     pub tokens: AtomicUsize,
     /// Prompt tokens that were found in the cache.
     pub found_here: AtomicUsize,
-    /// Prompt tokens whose KV another process had.
+    /// Prompt tokens whose KV came from another process.
     pub found_elsewhere: AtomicUsize,
     /// Prompts that another process computed.
     pub prefilled_elsewhere: AtomicUsize,
-    /// Prompts computed here though another process should have.
+    /// Prompts that were computed here because no other process did.
     pub prefilled_after_all: AtomicUsize,
-    /// Batches that failed.
+    /// Number of batches that failed.
     pub failures: AtomicUsize,
-    /// When the batch that is computed was begun, ns; 0 between two.
+    /// Start of the current batch, in ns. 0 between two batches.
     pub computing_since: AtomicU64,
-    /// The engine's thread has ended.
+    /// Whether the engine's thread has ended.
     pub ended: AtomicBool,
     carrier: OnceLock<Carrier>,
 }
 
 impl EngineGauges {
-    /// What was sent to other processes, if there are any.
+    /// Returns the counters of the carrier, if there are other processes.
     #[must_use]
     pub fn counts(&self) -> Option<Counts> {
         self.carrier.get().map(Carrier::counts)
     }
 }
 
-/// The way to an engine. Clones are one; when all are dropped, it ends.
+/// A handle of an engine. Clones share the engine, which ends when all are dropped.
 #[derive(Clone, Debug)]
 pub struct Handle {
     commands: Sender<EngineCommand>,
@@ -149,17 +149,17 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Gives a command. False if the engine has ended.
+    /// Sends a command. Returns false if the engine has ended.
     #[must_use]
     pub fn command(&self, command: EngineCommand) -> bool {
         if matches!(command, EngineCommand::Submit(_)) {
-            // Counted here, so that whoever bounds them sees them before the engine gets to them.
+            // Counting here lets the limit of requests see them before the engine handles them.
             self.gauges.open.fetch_add(1, Ordering::Relaxed);
         }
         self.commands.send(command).is_ok()
     }
 
-    /// Ends the engine and waits until it has written its record, for so long at most.
+    /// Ends the engine and waits at most `patience` until it has written its record.
     pub fn stop(&self, patience: Duration) {
         let end = Instant::now() + patience;
         let mut told = self.command(EngineCommand::Stop);
@@ -169,14 +169,14 @@ impl Handle {
         }
     }
 
-    /// What stands there.
+    /// Returns the state of the engine.
     #[must_use]
     pub fn gauges(&self) -> &EngineGauges {
         &self.gauges
     }
 }
 
-/// The engine.
+/// The state of the engine's thread.
 #[derive(Debug)]
 pub(crate) struct Engine {
     model: Arc<dyn Model>,
@@ -188,29 +188,29 @@ pub(crate) struct Engine {
     requests_max: usize,
     stopped: bool,
     commands: Receiver<EngineCommand>,
-    /// Commands that came while a batch was computed, and wait for its end.
+    /// Commands that arrived during a batch and wait for its end.
     deferred: VecDeque<EngineCommand>,
     sequences: HashMap<RequestId, Sequence>,
-    /// KV that is on its way here, of sequences that wait or are about to be computed.
+    /// KV that is on its way to this process, for sequences that wait or are about to be computed.
     imports: HashMap<RequestId, Import>,
-    /// Sequences for whose beginning others are asked.
+    /// Sequences that wait for other processes' answers about KV of their beginning.
     asking: HashMap<RequestId, Sequence>,
     remote: HashMap<RequestId, Remote>,
-    /// Requests for which there is no room yet.
+    /// Requests for which there are too few free blocks.
     outside: VecDeque<Sequence>,
-    /// Those of them for which there is room, and no place.
+    /// Requests with blocks that wait for a prefill process.
     placing: HashMap<RequestId, Placing>,
-    /// Processes that went away, and when.
+    /// Processes that are gone, with the time of the loss.
     lost: HashMap<SocketAddr, Instant>,
-    /// Of prefill processes, which are there.
+    /// Whether each prefill process is present.
     up: Vec<bool>,
-    /// Those who sent prompts here.
+    /// Processes that sent prompts here.
     heard: HashMap<SocketAddr, Asker>,
-    /// Prompts that were given to others.
+    /// Number of prompts that were sent to other processes.
     ordinal: u64,
     /// Time of the last iteration.
     took: Span,
-    /// Time of an iteration that decodes, about.
+    /// Average time of an iteration that only decodes, in ns.
     step_ns: u64,
     numbers: Numbers,
     exchange: u64,
@@ -219,11 +219,11 @@ pub(crate) struct Engine {
     gauges: Arc<EngineGauges>,
 }
 
-/// Starts an engine in a thread of its own. `commands` is where its net's readers give commands,
-/// made beforehand by [`commands`].
+/// Starts an engine in a thread of its own. `commands` is the queue of [`commands`], which the
+/// readers of the connections need before the engine starts.
 ///
 /// # Errors
-/// There is no memory for the cache, or the record cannot be written.
+/// Fails if the cache does not fit in memory, or the record cannot be written.
 pub fn start(parts: Parts, commands: EngineCommands) -> anyhow::Result<Handle> {
     let Parts {
         model,
@@ -254,7 +254,7 @@ pub fn start(parts: Parts, commands: EngineCommands) -> anyhow::Result<Handle> {
         .map(|first| Lockstep::new(*first));
     let listens = net.as_ref().map(|net| net.carrier.listens());
     if let Some(net) = &net {
-        // It is set once: an engine is started with commands of its own.
+        // This is set only once, because each engine has a queue of its own.
         let _ = handle.gauges.carrier.set(net.carrier.clone());
     }
     let engine = Engine {
@@ -293,10 +293,10 @@ pub fn start(parts: Parts, commands: EngineCommands) -> anyhow::Result<Handle> {
     Ok(handle)
 }
 
-/// Both ends of the queue of an engine that is to be started.
+/// Both ends of the queue of an engine.
 pub type EngineCommands = (Handle, Receiver<EngineCommand>);
 
-/// The queue of an engine that is to be started.
+/// Makes the queue of an engine that is to be started.
 #[must_use]
 pub fn commands() -> EngineCommands {
     let (commands, incoming) = channel();
@@ -304,7 +304,7 @@ pub fn commands() -> EngineCommands {
     (Handle { commands, gauges }, incoming)
 }
 
-/// Says that the engine has ended, however it does.
+/// A guard that reports the end of the engine's thread, also after a panic.
 struct Ended(Arc<EngineGauges>);
 
 impl Drop for Ended {
@@ -319,7 +319,7 @@ impl Engine {
         let mut computed = false;
         loop {
             if computed {
-                // More is to be computed: take what is there.
+                // There is more to compute, so only take commands that have arrived.
                 while let Some(command) = self.deferred.pop_front() {
                     self.take(command);
                 }
@@ -348,7 +348,7 @@ impl Engine {
             self.sweep();
             computed = self.turn();
             self.refuse();
-            // Of what changed otherwise: who came, went away or failed.
+            // Report changes that no iteration caused: a process came, left or failed.
             self.report(&BTreeSet::new());
             self.show();
         }
@@ -363,7 +363,7 @@ impl Engine {
             && self.outside.is_empty()
     }
 
-    /// One iteration, if there is one to make.
+    /// Computes one iteration if there is one. Returns whether it did.
     fn turn(&mut self) -> bool {
         let called = self.lockstep.as_ref().is_some_and(Lockstep::is_called);
         let plan = self.schedulers.plan(clock::now());
@@ -387,16 +387,16 @@ impl Engine {
             EngineCommand::Found { request, found } => self.found(RequestId(request), found),
             EngineCommand::Lost(peer, why) => self.lose(peer, &why),
             EngineCommand::Account(to) => {
-                // Whoever asked may be gone.
+                // The asker may be gone.
                 let _ = to.send(self.account());
             }
             EngineCommand::Stop => self.stopped = true,
         }
     }
 
-    /// Takes what need not wait for the end of the batch that is computed: prompts of others, and
-    /// KV that was found. What may end a sequence of the batch waits, and all that comes after the
-    /// loss of a process.
+    /// Executes the commands that need not wait for the end of the batch: prompts of other
+    /// processes, and KV that was found. Commands that may end a sequence of the batch wait, and so
+    /// do all commands after the loss of a process.
     fn take_between_layers(&mut self) {
         while let Ok(command) = self.commands.try_recv() {
             let lost = self
@@ -458,7 +458,7 @@ impl Engine {
         }
     }
 
-    /// Takes what is found of a prompt in the cache: tokens.
+    /// Reuses the blocks of a prompt that are in the cache. Returns the number of tokens.
     fn find(&mut self, sequence: &mut Sequence) -> usize {
         let size = self.model.kv().block_tokens();
         let model = self.model.identity();
@@ -471,7 +471,7 @@ impl Engine {
         tokens
     }
 
-    /// A sequence that is to be computed here.
+    /// Accepts a sequence that is to be computed here.
     pub(super) fn admit(&mut self, mut sequence: Sequence) {
         let ready = self.find(&mut sequence);
         if ready > 0
@@ -490,7 +490,7 @@ impl Engine {
         }
     }
 
-    /// Gives a sequence to the scheduler, with what is there of it.
+    /// Passes a sequence to the scheduler, with the number of tokens that are ready.
     fn arrive(&mut self, sequence: Sequence) {
         let import = self
             .imports
@@ -516,7 +516,7 @@ impl Engine {
         }
     }
 
-    /// Lets go of a sequence's blocks: it is computed from its beginning, if at all.
+    /// Releases a sequence's blocks. If it is computed again, then from its beginning.
     fn let_go(&mut self, sequence: &mut Sequence) {
         self.blocks.release(&std::mem::take(&mut sequence.blocks));
         sequence.computed = 0;
@@ -533,7 +533,7 @@ impl Engine {
 
     fn forget_reuse(&self, request: RequestId) {
         if let Some(reuse) = &self.reuse {
-            // It ends with the process.
+            // The thread ends only with the process, so a failed send has no effect.
             let _ = reuse.send(Call::Forget(request.0));
         }
         if let Some(net) = &self.net {
@@ -543,7 +543,7 @@ impl Engine {
         }
     }
 
-    /// The end of a sequence that the scheduler does not know (any more).
+    /// Ends a sequence that the scheduler does not have (any more).
     fn end(&mut self, mut sequence: Sequence, output: Output) {
         self.let_go(&mut sequence);
         match (&sequence.outlet, output) {
@@ -566,7 +566,7 @@ impl Engine {
         }
     }
 
-    /// Takes a sequence out of the scheduler, wherever it stands.
+    /// Removes a sequence from the scheduler in any of its states.
     fn withdraw(&mut self, request: RequestId) -> Option<Sequence> {
         let sequence = self
             .sequences
@@ -588,7 +588,7 @@ impl Engine {
         Some(sequence)
     }
 
-    /// Ends what nobody wants any more, and asks on where no answer came.
+    /// Ends requests that are not wanted any more, and continues those whose wait was too long.
     fn sweep(&mut self) {
         let unwanted = |sequence: &Sequence| !sequence.is_wanted();
         let gone: Vec<RequestId> = self

@@ -1,6 +1,6 @@
-//! Prompts on their way to those who compute them: there is room for their KV here, somebody is
-//! chosen (`schedule::places`), and they set off. What finds no place in time, or nobody there, is
-//! computed here after all.
+//! Prompts on their way to prefill processes. A prompt gets blocks for its KV here, a process is
+//! chosen (`schedule::places`), and the prompt is sent. A prompt that gets no process in time is
+//! computed here.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -16,10 +16,10 @@ use super::sequence::{Failure, Output, Sequence};
 use crate::apart::Words;
 use crate::clock;
 
-/// How long a process that was lost gets no prompts, unless it speaks.
+/// Time for which a lost process gets no prompts, unless it sends a message.
 const ASIDE_FOR: Duration = Duration::from_secs(10);
 
-/// A sequence with blocks for its prompt, for which nobody is chosen yet.
+/// A sequence with blocks for its prompt, for which no process is chosen yet.
 #[derive(Debug)]
 pub(super) struct Placing {
     pub(super) sequence: Sequence,
@@ -27,7 +27,7 @@ pub(super) struct Placing {
 }
 
 impl Engine {
-    /// A process went away a moment ago, and has not spoken since.
+    /// Reports whether a process was lost a short time ago and has sent nothing since.
     pub(super) fn is_lost(&self, at: &SocketAddr) -> bool {
         self.lost
             .get(at)
@@ -38,7 +38,7 @@ impl Engine {
         self.net.as_ref().map_or(&[], |net| &net.peers.prefill)
     }
 
-    /// Says who is there and who is not, where that has changed.
+    /// Reports changes in the presence of prefill processes to the dispatcher.
     pub(super) fn muster(&mut self) {
         let there: Vec<bool> = self.prefill().iter().map(|at| !self.is_lost(at)).collect();
         self.up.resize(there.len(), false);
@@ -51,7 +51,7 @@ impl Engine {
                 let role = Role::Prefill;
                 dispatch::Event::Up { instance, role }
             } else {
-                // What it had is computed here.
+                // Requests of the lost process are computed here.
                 let lost = Vec::new();
                 dispatch::Event::Down { instance, lost }
             };
@@ -59,8 +59,8 @@ impl Engine {
         }
     }
 
-    /// A process says what stands there. Prompts that it had not heard of then are counted as if it
-    /// had.
+    /// Handles the load that a process reports. Prompts on their way that the report does not
+    /// include are added to it.
     pub(super) fn load_of(&mut self, from: SocketAddr, mut load: Load, took_ns: u64, latest: u64) {
         let Some(number) = self.prefill().iter().position(|at| *at == from) else {
             return;
@@ -79,13 +79,13 @@ impl Engine {
         self.schedulers.dispatch(clock::now(), &event);
     }
 
-    /// A prompt's place is free again.
+    /// Reports to the dispatcher that a prompt left its process.
     pub(super) fn leave_place(&mut self, request: RequestId) {
         let event = dispatch::Event::Cancelled(request);
         self.schedulers.dispatch(clock::now(), &event);
     }
 
-    /// A prompt was computed where it was placed.
+    /// Reports to the dispatcher that a prompt was computed where it was placed.
     pub(super) fn end_place(&mut self, sequence: &Sequence, at: SocketAddr) {
         let Some(number) = self.prefill().iter().position(|other| *other == at) else {
             return;
@@ -102,7 +102,7 @@ impl Engine {
         self.schedulers.dispatch(now, &event);
     }
 
-    /// Sends prompts to those who compute them, as far as there is room for their KV.
+    /// Sends prompts to prefill processes, as far as there are free blocks for their KV.
     pub(super) fn send_out(&mut self) {
         if self.prefill().is_empty() {
             return;
@@ -127,14 +127,14 @@ impl Engine {
         self.set_off();
     }
 
-    /// Keeps blocks for a prompt and asks for a place. The sequence, if there is no room.
+    /// Reserves blocks for a prompt and asks for a process. Returns the sequence if blocks are
+    /// short.
     fn make_room(&mut self, mut sequence: Sequence) -> Option<Sequence> {
         let prompt = sequence.prompt as u32;
         let load = self.schedulers.load();
         let needed = prompt.div_ceil(self.schedulers.room().block_tokens);
-        // Those that lost their blocks come before those that never had any, or they would never
-        // get them back; and those that decode need one more soon. Those that were given up come
-        // after all others.
+        // Sequences that lost their blocks come before new ones, or they would never get blocks
+        // again. Decoding sequences need one more block soon. Relegated ones come last.
         let alone = load.running == 0 && self.remote.is_empty() && self.placing.is_empty();
         let leave = if alone { 0 } else { load.decoding };
         if load.in_line() > 0
@@ -173,7 +173,7 @@ impl Engine {
         None
     }
 
-    /// Prompts go where they were placed. What waits for a place for too long is computed here.
+    /// Sends prompts to their chosen processes. Prompts that waited too long are computed here.
     fn set_off(&mut self) {
         while !self.placing.is_empty() {
             match self.schedulers.place(clock::now()) {
@@ -201,7 +201,7 @@ impl Engine {
         }
     }
 
-    /// A prompt that finds no place is computed here.
+    /// Computes a prompt here that got no process.
     fn take_back(&mut self, request: RequestId) {
         let Some(Placing { mut sequence, .. }) = self.placing.remove(&request) else {
             return;
@@ -213,9 +213,9 @@ impl Engine {
         self.compute_after_all(sequence);
     }
 
-    /// Until when a prompt is to be computed: of whoever waits for the end, the answer needs some
-    /// of its time. As long as it may take, by what iterations take here, but not more than half of
-    /// what is left.
+    /// Returns the time that a prompt has, in ns. If the objective is for the last token, the
+    /// answer needs part of the time. That part is estimated by the iterations here, but is at most
+    /// half of what is left.
     fn prompt_remaining(&self, sequence: &Sequence) -> u64 {
         let left = remaining(sequence.deadline_ns());
         match sequence.slo {

@@ -1,5 +1,5 @@
-//! What an engine does for others, and others for it: prompts that are computed elsewhere, KV that
-//! is asked for and given.
+//! Work that the engine does for other processes and they for it: prompts that are computed
+//! elsewhere, and KV that is requested and given.
 
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -18,22 +18,22 @@ use crate::carry::Arrival;
 use crate::clock;
 use crate::model::ModelError;
 
-/// A sequence whose prompt is computed elsewhere.
+/// A sequence whose prompt another process computes.
 #[derive(Debug)]
 pub(super) struct Remote {
     pub(super) sequence: Sequence,
     pub(super) at: SocketAddr,
     since: Instant,
     first: Option<(u32, Spent, Instant)>,
-    /// Of each layer, which tokens of the prompt came; and how many are missing, in all.
+    /// Whether each token's KV has arrived, by layer. `missing` counts tokens whose KV has not.
     came: Vec<Vec<bool>>,
     missing: usize,
-    /// The how manieth of this process's prompts that set off.
+    /// Ordinal of the prompt among those that this process sent out.
     pub(super) ordinal: u64,
 }
 
 impl Remote {
-    /// A sequence that sets off, with blocks and what its cache had.
+    /// Makes the state of a sequence that is sent out. `missing` counts its KV that has to arrive.
     pub(super) fn new(
         sequence: Sequence,
         at: SocketAddr,
@@ -59,8 +59,8 @@ pub(super) fn remaining(deadline_ns: u64) -> u64 {
     deadline_ns.saturating_sub(clock::now().0).max(1)
 }
 
-/// Shows what the time to a first token consists of: `spent` of batches, the wait for KV since the
-/// token was `said`, and, before both, the queue.
+/// Records the parts of the time to a first token: the times of its batches in `spent`, the wait
+/// for KV since the token was `said`, and the queueing before both.
 fn show_parts(sequence: &Sequence, spent: Spent, said: Instant) {
     let tail_ns = said.elapsed().as_nanos() as u64;
     let all_ns = clock::now().since(sequence.arrival).0;
@@ -85,7 +85,7 @@ fn show_parts(sequence: &Sequence, spent: Spent, said: Instant) {
 }
 
 impl Engine {
-    /// What another process says.
+    /// Handles a control message of another process.
     pub(super) fn hear(&mut self, from: SocketAddr, words: Words) {
         self.lost.remove(&from);
         match words {
@@ -112,7 +112,7 @@ impl Engine {
                 }
             }
             Words::Step { step, members } => self.hear_step(step, members),
-            // They go to the thread that asks and gives.
+            // These messages go to the thread that requests and gives KV.
             Words::Ask(_)
             | Words::Will { .. }
             | Words::Read(_)
@@ -127,7 +127,7 @@ impl Engine {
         }
     }
 
-    /// Another process wants a prompt computed.
+    /// Accepts a prompt of another process.
     fn prefill_for(&mut self, from: SocketAddr, words: Words) {
         let Words::Prefill {
             request,
@@ -218,8 +218,8 @@ impl Engine {
         self.admit(sequence);
     }
 
-    /// Has others asked for KV of a sequence's beginning. The sequence, if there is nobody to ask
-    /// or nothing to ask for.
+    /// Asks other processes for KV of a sequence's beginning. Returns the sequence if there is no
+    /// process or no block to ask for.
     pub(super) fn ask(&mut self, mut sequence: Sequence) -> Option<Sequence> {
         let (Some(net), Some(reuse)) = (&self.net, &self.reuse) else {
             return Some(sequence);
@@ -243,7 +243,7 @@ impl Engine {
         None
     }
 
-    /// Others were asked. If one sends blocks, they are on their way.
+    /// Continues a sequence after other processes were asked. A process may have begun to send KV.
     pub(super) fn found(&mut self, request: RequestId, found: Option<(SocketAddr, usize)>) {
         let Some(mut sequence) = self.asking.remove(&request) else {
             return self.forget_reuse(request);
@@ -276,13 +276,13 @@ impl Engine {
         self.arrive(sequence);
     }
 
-    /// One that holds experts: until it is back, no batch can be computed.
+    /// Returns a lost process that holds experts. Until it returns, no batch can be computed.
     pub(super) fn lost_rank(&self) -> Option<SocketAddr> {
         let ranks = self.net.as_ref()?.peers.ranks.all();
         ranks.iter().copied().find(|rank| self.is_lost(rank))
     }
 
-    /// KV of a prompt that is computed elsewhere.
+    /// Stores KV of a prompt that is computed elsewhere.
     pub(super) fn import(&mut self, arrival: &Arrival) {
         let head = &arrival.head;
         let Some(remote) = self.remote.get_mut(&RequestId(head.request)) else {
@@ -315,7 +315,7 @@ impl Engine {
         }
     }
 
-    /// A prompt that was computed elsewhere is complete, if it is: its answer goes on here.
+    /// Continues the answer here if a prompt that was computed elsewhere is complete.
     fn join(&mut self, request: RequestId) {
         let complete = |remote: &Remote| remote.first.filter(|_| remote.missing == 0);
         let Some((token, spent, said)) = self.remote.get(&request).and_then(complete) else {
@@ -356,7 +356,7 @@ impl Engine {
         }
     }
 
-    /// A prompt is computed here, though another process should have.
+    /// Computes a prompt here that another process should have computed.
     fn fall_back(&mut self, request: RequestId) {
         let Some(Remote { mut sequence, .. }) = self.remote.remove(&request) else {
             return;
@@ -368,7 +368,7 @@ impl Engine {
         self.compute_after_all(sequence);
     }
 
-    /// Prompts for which nothing came for too long are computed here.
+    /// Computes prompts here for which nothing came for too long.
     pub(super) fn give_up_waiting(&mut self, now: Instant) {
         let Some(patience) = self.net.as_ref().map(|net| net.patience) else {
             return;
@@ -391,8 +391,8 @@ impl Engine {
         }
     }
 
-    /// Another process is gone: what it computes for us is computed here, what we compute for it
-    /// (or with its experts, for others) nowhere.
+    /// Handles the loss of another process. Prompts that it had are computed here. Sequences for it
+    /// end, and if it holds experts, sequences for all other processes.
     pub(super) fn lose(&mut self, peer: SocketAddr, why: &str) {
         tracing::info!(%peer, "gone: {why}");
         self.lost.insert(peer, Instant::now());
@@ -404,7 +404,7 @@ impl Engine {
             self.fall_back(request);
         }
         if let Some(reuse) = &self.reuse {
-            // It ends with the process.
+            // The thread ends only with the process, so a failed send has no effect.
             let _ = reuse.send(Call::Lost(peer));
         }
         let has_experts = self.lost_rank() == Some(peer);
@@ -421,7 +421,7 @@ impl Engine {
             .collect();
         for request in unwanted {
             if let Some(sequence) = self.withdraw(request) {
-                // Whoever is gone hears nothing; others compute it themselves.
+                // Other processes then compute the prompt themselves.
                 let why = Failure::Unavailable(format!("{peer} is gone"));
                 self.end(sequence, Output::Failed(why));
             }

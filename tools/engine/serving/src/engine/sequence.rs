@@ -1,5 +1,4 @@
-//! A sequence: the tokens of a request, as far as they are known, and what of it is in the KV
-//! cache.
+//! Sequences: the known tokens of a request, and the part of them in the KV cache.
 
 use laxity_requests::Time;
 use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Slo, Spec};
@@ -13,17 +12,17 @@ use crate::apart::Spent;
 use crate::kv::{BlockHash, chain};
 use crate::model::greedy;
 
-/// How tokens are chosen.
+/// The rule that chooses tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Sampling {
-    /// 0: always the likeliest. Else outputs are divided by it.
+    /// Divisor of the outputs. 0 always chooses the likeliest token.
     pub temperature: f32,
-    /// Of the random choice; the same seed gives the same tokens.
+    /// Seed of the random choice. The same seed gives the same tokens.
     pub seed: u64,
 }
 
 impl Sampling {
-    /// The token after `position` tokens.
+    /// Returns the token after `position` tokens.
     #[must_use]
     pub fn choose(&self, outputs: &[f32], position: usize) -> u32 {
         let best = greedy(outputs);
@@ -33,7 +32,7 @@ impl Sampling {
         let most = outputs[best as usize];
         let weight = |output: &f32| f64::from((output - most) / self.temperature).exp();
         let sum: f64 = outputs.iter().map(weight).sum();
-        // A stream for each token, so that where it is chosen (and how often) does not matter.
+        // Each token has a random stream of its own, so it is the same on every process.
         let mut random = ChaCha8Rng::seed_from_u64(self.seed);
         random.set_stream(position as u64);
         let mut left = random.random::<f64>() * sum;
@@ -47,124 +46,124 @@ impl Sampling {
     }
 }
 
-/// Why an answer ended.
+/// The reason why an answer ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
-    /// It said so.
+    /// The model generated the stop token.
     Stop,
-    /// It may not be longer.
+    /// The answer has the greatest allowed length.
     Length,
 }
 
-/// Why there is no answer, or not all of one.
+/// The reason why there is no complete answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Failure {
-    /// It would never fit.
+    /// The request never fits into the cache.
     TooLong,
-    /// Something that it needs is gone; again later may work.
+    /// A process that the request needs is gone. A later attempt may work.
     Unavailable(String),
-    /// The engine is at fault.
+    /// The engine failed.
     Internal(String),
 }
 
-/// What a request gets.
+/// An output of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
     /// A token.
     Token(u32),
-    /// The end.
+    /// The end of the answer.
     Finished(Reason),
-    /// No end will come.
+    /// The failure of the request. No other output follows.
     Failed(Failure),
 }
 
-/// What is asked for.
+/// A request to the engine.
 #[derive(Debug)]
 pub struct Submission {
-    /// What its client calls it.
+    /// Name of the request at its client.
     pub name: Option<Box<str>>,
-    /// The prompt.
+    /// Tokens of the prompt.
     pub prompt: Vec<u32>,
     /// Most tokens of the answer.
     pub output_max: u32,
-    /// When it came to the front door.
+    /// Time when the request arrived at the endpoint.
     pub arrival: Time,
-    /// Which prefill process a router has chosen.
+    /// Index of the prefill process that a router chose, if any.
     pub prefill: Option<usize>,
-    /// What was promised.
+    /// Objectives of the request.
     pub slo: Slo,
-    /// Who is given up first.
+    /// Importance of the request. Less important ones are relegated first.
     pub importance: Importance,
-    /// How tokens are chosen.
+    /// The rule that chooses tokens.
     pub sampling: Sampling,
-    /// The token that ends an answer; none if it is to be as long as it may.
+    /// The token that ends an answer. `None` generates the greatest allowed length.
     pub stop: Option<u32>,
-    /// Where the answer goes. Room for all of it, so that the engine never waits; closed when
-    /// nobody wants it any more.
+    /// Channel for the answer. It has room for all of it, so that the engine never waits. The
+    /// receiver closes it when the answer is not wanted any more.
     pub outlet: mpsc::Sender<Output>,
 }
 
 impl Submission {
-    /// The room that an answer needs.
+    /// Returns the capacity that the channel of an answer needs.
     #[must_use]
     pub const fn room(output_max: u32) -> usize {
         output_max as usize + 2
     }
 }
 
-/// Who hears of a sequence's tokens.
+/// The receiver of a sequence's tokens.
 #[derive(Clone, Debug)]
 pub enum Outlet {
     /// The endpoint of this process.
     Here(mpsc::Sender<Output>),
-    /// Another process, which the KV goes to, too.
+    /// Another process, which also gets the KV.
     Away(crate::apart::Destination),
 }
 
-/// A sequence at this instance.
+/// A sequence of the engine.
 #[derive(Debug)]
 pub struct Sequence {
-    /// Its request.
+    /// Number of the request.
     pub id: RequestId,
-    /// What its client calls it.
+    /// Name of the request at its client.
     pub name: Option<Box<str>>,
-    /// Prompt, then answer.
+    /// Tokens of the prompt and then of the answer.
     pub tokens: Vec<u32>,
-    /// Of those, the prompt.
+    /// Number of tokens of the prompt.
     pub prompt: usize,
     /// Most tokens of the answer.
     pub output_max: u32,
-    /// Its blocks.
+    /// Blocks of the sequence.
     pub blocks: Vec<u32>,
-    /// Tokens whose KV is in them.
+    /// Tokens whose KV is in the blocks.
     pub computed: usize,
-    /// Its full blocks that were made findable.
+    /// Number of full blocks that were published.
     pub published: usize,
-    /// The hashes of its full blocks, as far as they were needed.
+    /// Hashes of the full blocks, as far as they were needed.
     pub hashes: Vec<BlockHash>,
-    /// What the batches with its prompt took.
+    /// Times of the batches that computed the prompt.
     pub spent: Spent,
-    /// Batches with it that failed.
+    /// Number of failed batches with this sequence.
     pub failures: u32,
-    /// When it came to the front door.
+    /// Time when the request arrived at the endpoint.
     pub arrival: Time,
-    /// Which prefill process a router has chosen.
+    /// Index of the prefill process that a router chose, if any.
     pub prefill: Option<usize>,
-    /// What was promised.
+    /// Objectives of the request.
     pub slo: Slo,
-    /// Who is given up first.
+    /// Importance of the request. Less important ones are relegated first.
     pub importance: Importance,
-    /// How tokens are chosen.
+    /// The rule that chooses tokens.
     pub sampling: Sampling,
-    /// What ends it.
+    /// The token that ends the answer, if any.
     pub stop: Option<u32>,
-    /// Who hears of it.
+    /// The receiver of the tokens.
     pub outlet: Outlet,
 }
 
 impl Sequence {
-    /// Whether anybody still wants it.
+    /// Reports whether the receiver still wants the answer.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
         match &self.outlet {
@@ -173,13 +172,13 @@ impl Sequence {
         }
     }
 
-    /// When its first token is due.
+    /// Returns the deadline of the first token, in ns.
     #[must_use]
     pub const fn deadline_ns(&self) -> u64 {
         self.slo.deadline(self.arrival, 0).0
     }
 
-    /// The hashes of its first `count` blocks, which are full.
+    /// Returns the hashes of the first `count` blocks, which must be full.
     pub fn hashes(&mut self, count: usize, block_tokens: usize, model: &[u8; 16]) -> &[BlockHash] {
         while self.hashes.len() < count {
             let before = self.hashes.last().unwrap_or(model);
@@ -194,14 +193,14 @@ impl Sequence {
         &self.hashes[..count]
     }
 
-    /// Full blocks of its prompt that may come from elsewhere: one token at least is computed here,
-    /// which gives the first output.
+    /// Returns how many full blocks of the prompt may come from elsewhere. At least one token is
+    /// computed here, because it gives the first output.
     #[must_use]
     pub const fn reusable(&self, block_tokens: usize) -> usize {
         (self.prompt - 1) / block_tokens
     }
 
-    /// As the scheduler knows it, with `ready` tokens whose KV is here.
+    /// Returns the request for the scheduler, with `ready` tokens whose KV is here.
     #[must_use]
     pub fn spec(&self, ready: usize) -> Spec {
         Spec {
@@ -218,13 +217,13 @@ impl Sequence {
         }
     }
 
-    /// Tokens of the answer so far.
+    /// Returns the number of tokens of the answer so far.
     #[must_use]
     pub fn generated(&self) -> usize {
         self.tokens.len() - self.prompt
     }
 
-    /// Takes a token; whether the answer ends with it, and why.
+    /// Adds a token. Returns the reason if the answer ends with it.
     pub fn push(&mut self, token: u32) -> Option<Reason> {
         self.tokens.push(token);
         if self.stop == Some(token) {
@@ -236,11 +235,10 @@ impl Sequence {
         }
     }
 
-    /// Tells the endpoint of this process something.
+    /// Sends an output to the endpoint of this process.
     pub fn tell(&self, output: Output) {
         if let Outlet::Here(outlet) = &self.outlet {
-            // There is room for all of it; one that is closed hears nothing and is noticed
-            // elsewhere.
+            // The channel has room for the complete answer. A closed channel is noticed elsewhere.
             let _ = outlet.try_send(output);
         }
     }

@@ -1,4 +1,4 @@
-//! One iteration: a plan of the scheduler becomes a batch, the batch tokens.
+//! One iteration: turns a plan of the scheduler into a batch and computes it.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -19,32 +19,32 @@ use crate::apart::{Spent, Words};
 use crate::clock;
 use crate::model::{AllLocal, ExpertPeers, Piece, Result, fail};
 
-/// Batches with a request that may fail before it is given up.
+/// Number of failed batches after which a request is given up.
 const FAILURES_MAX: u32 = 2;
 
-/// How often those are told of the load of whom nothing was computed.
+/// Shortest time between two reports of the load to a process for which nothing was computed.
 const REPORT_EVERY: Duration = Duration::from_millis(10);
 
 /// A member of a batch.
 struct Member {
     request: RequestId,
-    /// Tokens whose KV is there afterwards.
+    /// Number of tokens whose KV is there after the batch.
     end: usize,
     wants_output: bool,
 }
 
-/// What goes to and comes from other processes during a batch.
+/// The transfers of a batch to and from other processes.
 struct Transfers {
     batch: u64,
-    /// The daemon is told of it.
+    /// Whether the daemon gets hints about the batch.
     hints: bool,
-    /// The earliest deadline of its requests, ns; 0 for none.
+    /// Earliest deadline of the batch's requests, in ns. 0 for none.
     deadline_ns: u64,
-    /// Other ranks compute it in step with this one.
+    /// The iteration of ranks in lockstep, if this is one.
     iteration: Option<Iteration>,
     imports: Vec<Import>,
     exports: Vec<Export>,
-    /// Who is told how far it is, and of which batches.
+    /// Processes that get reports of the progress, and the batches of each report.
     holders: Vec<(SocketAddr, Vec<u64>)>,
 }
 
@@ -100,7 +100,7 @@ impl Engine {
         metrics::histogram!("laxity_engine_iteration_seconds").record(took.as_secs_f64());
         let layers = self.model.shape().layers as u64;
         if !plan.chunks.is_empty() {
-            // Half of what is new: good enough for what the daemon estimates with it.
+            // A new value has weight 1/2, which suffices for the daemon's estimates.
             let layer = took.as_nanos() as u64 / layers;
             self.layer_time_ns = if self.layer_time_ns == 0 {
                 layer
@@ -112,7 +112,7 @@ impl Engine {
             }
         }
         if plan.chunks.is_empty() {
-            // An eighth of what is new: answers are long.
+            // A new value has weight 1/8, because answers are long.
             let (took, before) = (took.as_nanos() as u64, self.step_ns);
             self.step_ns = if before == 0 {
                 took
@@ -139,7 +139,7 @@ impl Engine {
         }
     }
 
-    /// Those whose prompts are in a plan.
+    /// Returns the processes whose prompts are in a plan.
     fn askers(&self, plan: &Plan) -> BTreeSet<SocketAddr> {
         let sequences = plan
             .chunks
@@ -152,10 +152,9 @@ impl Engine {
         away.collect()
     }
 
-    /// Says what stands here: to `askers`, whose prompts were just computed, and to all others who
-    /// ever sent some, if it is not what they were told last. They would avoid a process that has
-    /// nothing left to do, or crowd one that others keep busy. They are told less often, but always
-    /// when nothing is left.
+    /// Reports the load to `askers`, whose prompts were just computed. All other processes that
+    /// sent prompts get it if it differs from the last report, or they would avoid an idle process
+    /// or overload a busy one. They get it less often, but always when this process becomes idle.
     pub(super) fn report(&mut self, askers: &BTreeSet<SocketAddr>) {
         let Some(net) = self.net.as_deref().filter(|_| !self.heard.is_empty()) else {
             return;
@@ -182,7 +181,7 @@ impl Engine {
         }
     }
 
-    /// The members of a batch and their pieces, with blocks for all of them.
+    /// Returns the members of a batch and their pieces, with blocks for all of them.
     fn pieces(&mut self, plan: &Plan) -> Result<(Vec<Member>, Vec<Piece>)> {
         let chunks = plan
             .chunks
@@ -241,7 +240,7 @@ impl Engine {
         Ok((members, pieces))
     }
 
-    /// When the KV of tokens `sent` to `end` of a prompt is due.
+    /// Returns the deadline of the KV of tokens `sent` to `end` of a prompt, in ns.
     fn due_ns(&self, sequence: &Sequence, end: usize, sent: usize) -> u64 {
         let deadline = sequence.deadline_ns();
         let Some(net) = &self.net else {
@@ -276,7 +275,7 @@ impl Engine {
         exports
     }
 
-    /// Computes a batch; who ends with it, and why.
+    /// Computes a batch. Returns the requests that end with it, with the reasons.
     fn batch(
         &mut self,
         plan: &Plan,
@@ -327,7 +326,7 @@ impl Engine {
         Ok(self.outputs(&members, &outputs))
     }
 
-    /// KV of others that members of a batch need.
+    /// Returns the KV from other processes that members of a batch need.
     fn imports_of(&self, members: &[Member]) -> Vec<Import> {
         let imports = members.iter();
         let imports = imports.filter_map(|member| self.imports.get(&member.request));
@@ -342,7 +341,7 @@ impl Engine {
         with_blocks.collect()
     }
 
-    /// The earliest deadline of those that were not given up, 0 for none.
+    /// Returns the earliest deadline of the requests that are not relegated, or 0 for none.
     fn earliest(&self, members: &[Member]) -> u64 {
         let members = members.iter();
         members
@@ -353,7 +352,7 @@ impl Engine {
             .unwrap_or(0)
     }
 
-    /// Has the model compute pieces, with all that goes to and comes from other processes.
+    /// Computes pieces with the model, with all transfers to and from other processes.
     fn forward(
         &mut self,
         pieces: &[Piece],
@@ -401,7 +400,7 @@ impl Engine {
         Ok((outputs?, spent))
     }
 
-    /// What came out of a batch: KV that can be found from now on, and tokens.
+    /// Publishes the computed KV and sends the tokens of a batch.
     fn outputs(&mut self, members: &[Member], outputs: &[Vec<f32>]) -> Vec<(RequestId, Reason)> {
         let (size, model) = (self.model.kv().block_tokens(), self.model.identity());
         let mut outputs = outputs.iter();
@@ -441,7 +440,7 @@ impl Engine {
         finished
     }
 
-    /// A batch failed: its requests are computed again from their beginning, or given up.
+    /// Handles a failed batch. Its requests are computed again from their beginning, or given up.
     fn recover(&mut self, plan: &Plan, start: Instant, error: &str) {
         let chunks = plan.chunks.iter().map(|chunk| chunk.request);
         let members: BTreeSet<RequestId> = chunks
@@ -455,7 +454,7 @@ impl Engine {
         let finished = Vec::new();
         self.schedulers
             .handle(clock::now(), &Event::Done { took, finished });
-        // Without its experts the next try would end as this one.
+        // Without the lost experts another attempt would fail, too.
         let hopeless = self.lost_rank().is_some();
         for request in members {
             let Some(mut sequence) = self.sequences.remove(&request) else {
@@ -473,15 +472,15 @@ impl Engine {
     }
 }
 
-/// When the KV of a part of a prompt is due: with its request, less the time that the KV of the
-/// parts after it takes on the wire. That is the slack that this one has. Not before it can be
-/// there itself, unless the request is due before that.
+/// Returns the deadline of the KV of a part of a prompt: that of the request, less the time that
+/// the KV of later parts takes on the wire. It is not before the KV can arrive, unless the
+/// request's deadline is.
 fn due_ns(deadline: u64, now: u64, own: u64, after: u64) -> u64 {
     let earliest = now.saturating_add(own).min(deadline);
     deadline.saturating_sub(after).max(earliest)
 }
 
-/// Makes the full blocks of a sequence findable.
+/// Publishes the full blocks of a sequence.
 pub(super) fn publish(
     blocks: &crate::kv::SharedBlocks,
     sequence: &mut Sequence,

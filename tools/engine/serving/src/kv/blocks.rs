@@ -1,20 +1,20 @@
-//! Which block of the KV cache is whose: a pool with reference counts and a prefix cache.
+//! The allocation of the KV cache's blocks: a pool with reference counts and a prefix cache.
 //!
-//! A full block whose tokens are known is *published* under the hash of everything up to its end
-//! (the chain of its sequence, salted with the model's identity), and found again by sequences that
-//! begin the same. A block that nobody refers to stays findable until its place is needed; the one
-//! longest unused goes first. Blocks of one chain are let go of from the end, so that what is left
-//! of a chain is its beginning.
+//! A full block with known tokens is *published* under the hash of all tokens up to its end (the
+//! chain of its sequence, salted with the model's identity). Sequences with the same beginning find
+//! it again. A block without references stays findable until its place is needed, and the one that
+//! is unused for longest goes first. Blocks of a chain are released from the end, so that the
+//! beginning of a chain is left.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use sha2::{Digest as _, Sha256};
 
-/// Stands for a block's tokens and all tokens before them.
+/// The hash of a block's tokens and all tokens before them.
 pub type BlockHash = [u8; 16];
 
-/// The hashes of the full blocks of a sequence.
+/// Returns the hashes of the full blocks of a sequence.
 #[must_use]
 pub fn chain(identity: &[u8; 16], tokens: &[u32], block_tokens: usize) -> Vec<BlockHash> {
     let mut before = *identity;
@@ -36,17 +36,17 @@ pub fn chain(identity: &[u8; 16], tokens: &[u32], block_tokens: usize) -> Vec<Bl
 struct Block {
     references: u32,
     hash: Option<BlockHash>,
-    /// When it was let go of; its key among the idle ones.
+    /// Value of the clock when the block was released, which is its key in `idle`.
     idle_since: u64,
 }
 
-/// The pool.
+/// A pool of blocks.
 #[derive(Clone, Debug)]
 pub struct Blocks {
     blocks: Vec<Block>,
-    /// Neither referred to nor published.
+    /// Blocks that have no references and are not published.
     free: Vec<u32>,
-    /// Published, referred to by nobody, by when they were let go of.
+    /// Published blocks without references, by the time of their release.
     idle: BTreeMap<u64, u32>,
     published: HashMap<BlockHash, u32>,
     clock: u64,
@@ -54,7 +54,7 @@ pub struct Blocks {
 }
 
 impl Blocks {
-    /// A pool of `count` blocks.
+    /// Makes a pool of `count` blocks.
     #[must_use]
     pub fn new(count: usize) -> Self {
         Self {
@@ -67,31 +67,31 @@ impl Blocks {
         }
     }
 
-    /// All blocks.
+    /// Returns the number of all blocks.
     #[must_use]
     pub fn total(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Blocks that could be had now.
+    /// Returns the number of blocks that can be taken now.
     #[must_use]
     pub fn available(&self) -> usize {
         self.free.len() + self.idle.len()
     }
 
-    /// Blocks that somebody refers to.
+    /// Returns the number of blocks with references.
     #[must_use]
     pub fn used(&self) -> usize {
         self.total() - self.available()
     }
 
-    /// Published blocks that had to make room.
+    /// Returns how many published blocks were evicted.
     #[must_use]
     pub const fn evicted(&self) -> u64 {
         self.evicted
     }
 
-    /// Takes `count` blocks, or none if there are not so many.
+    /// Takes `count` blocks, or returns `None` if there are too few.
     pub fn take(&mut self, count: usize) -> Option<Vec<u32>> {
         if self.available() < count {
             return None;
@@ -117,15 +117,15 @@ impl Blocks {
         Some(block)
     }
 
-    /// How many of these are there from the first on, without taking them.
+    /// Returns how many of these blocks are found, from the first on, without taking them.
     #[must_use]
     pub fn count_found(&self, hashes: &[BlockHash]) -> usize {
         let there = |hash: &&BlockHash| self.published.contains_key(*hash);
         hashes.iter().take_while(there).count()
     }
 
-    /// How many of these that would be found nobody refers to: taking them makes so many fewer
-    /// available.
+    /// Returns how many of the blocks that are found have no references. Taking them makes so many
+    /// fewer available.
     #[must_use]
     pub fn count_idle(&self, hashes: &[BlockHash]) -> usize {
         let blocks = hashes.iter().map_while(|hash| self.published.get(hash));
@@ -134,7 +134,7 @@ impl Blocks {
             .count()
     }
 
-    /// Takes those that are there from the first on.
+    /// Takes the blocks that are found, from the first on.
     pub fn find(&mut self, hashes: &[BlockHash]) -> Vec<u32> {
         let mut found = Vec::new();
         for hash in hashes {
@@ -155,8 +155,7 @@ impl Blocks {
         entry.references += 1;
     }
 
-    /// Makes a full block findable. One of the same tokens that already is stays the one that is
-    /// found.
+    /// Publishes a full block. If a block of the same tokens is published already, that one stays.
     pub fn publish(&mut self, block: u32, hash: BlockHash) {
         let entry = &mut self.blocks[block as usize];
         if entry.references > 0 && entry.hash.is_none() && !self.published.contains_key(&hash) {
@@ -165,11 +164,11 @@ impl Blocks {
         }
     }
 
-    /// Lets go of blocks, once each; give a sequence's in its order.
+    /// Releases one reference to each block. The blocks of a sequence must be in its order.
     pub fn release(&mut self, blocks: &[u32]) {
         for &block in blocks.iter().rev() {
             let entry = &mut self.blocks[block as usize];
-            // One too many would hand the block out twice: better never again.
+            // A count below zero would give the block out twice. Leaking it is better.
             debug_assert!(entry.references > 0, "block {block} was let go of twice");
             if entry.references == 0 {
                 continue;
@@ -189,7 +188,7 @@ impl Blocks {
     }
 }
 
-/// A pool that the engine's thread shares with the one that gives KV to others.
+/// A pool that the engine's thread shares with the thread that gives KV to other processes.
 #[derive(Clone, Debug)]
 pub struct SharedBlocks(Arc<Mutex<Blocks>>);
 
@@ -201,39 +200,39 @@ impl SharedBlocks {
     }
 
     fn lock(&self) -> MutexGuard<'_, Blocks> {
-        // No method leaves a pool half changed.
+        // No method leaves a pool inconsistent, so a poisoned lock can be used.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// [`Blocks::take`].
+    /// Takes blocks like [`Blocks::take`].
     #[must_use]
     pub fn take(&self, count: usize) -> Option<Vec<u32>> {
         self.lock().take(count)
     }
 
-    /// [`Blocks::find`].
+    /// Takes found blocks like [`Blocks::find`].
     #[must_use]
     pub fn find(&self, hashes: &[BlockHash]) -> Vec<u32> {
         self.lock().find(hashes)
     }
 
-    /// [`Blocks::publish`].
+    /// Publishes a block like [`Blocks::publish`].
     pub fn publish(&self, block: u32, hash: BlockHash) {
         self.lock().publish(block, hash);
     }
 
-    /// [`Blocks::release`].
+    /// Releases blocks like [`Blocks::release`].
     pub fn release(&self, blocks: &[u32]) {
         self.lock().release(blocks);
     }
 
-    /// [`Blocks::used`].
+    /// Returns the number of blocks with references, like [`Blocks::used`].
     #[must_use]
     pub fn used(&self) -> usize {
         self.lock().used()
     }
 
-    /// [`Blocks::evicted`].
+    /// Returns the number of evicted blocks, like [`Blocks::evicted`].
     #[must_use]
     pub fn evicted(&self) -> u64 {
         self.lock().evicted()
@@ -252,7 +251,7 @@ mod tests {
         [number; 16]
     }
 
-    /// Every block is in exactly one place, and whatever is published leads to it.
+    /// Checks that each block is in exactly one place, and each published hash leads to its block.
     fn check(blocks: &Blocks, held: &[Vec<u32>]) {
         let mut count = vec![0_u32; blocks.total()];
         held.iter()

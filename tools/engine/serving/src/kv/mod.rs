@@ -1,4 +1,4 @@
-//! The KV cache: which block is whose. What is in the blocks belongs to the model
+//! The allocation of the KV cache's blocks. Their content belongs to the model
 //! ([`crate::model::KvCache`]).
 
 pub mod blocks;

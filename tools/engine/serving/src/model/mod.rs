@@ -1,13 +1,12 @@
-//! What the engine asks of a model, and the two things that answer: one computes, one takes time.
+//! The interface of models, with two implementations: one computes, and one only takes time.
 //!
-//! * [`computed`] (feature `compute`): a decoder-only transformer, dense (as Llama) or with experts
-//!   (as Mixtral), over a paged KV cache. It needs a tensor library.
+//! * [`computed`] (feature `compute`): a decoder-only transformer, dense (like Llama) or with
+//!   experts (like Mixtral), over a paged KV cache. It needs a tensor library.
 //! * [`timed`]: takes the time that a model of this shape would take. KV and activations are
 //!   patterns of the right size.
 //!
-//! In both, a token's answer does not depend on what is computed beside it: greedy answers are the
-//! same whatever the batch, the chunks and the cache hits were. That holds on CPUs; on CUDA nobody
-//! promises it.
+//! In both, a token's answer does not depend on the rest of its batch. Greedy answers are the same
+//! for all batches, chunks and cache hits. This holds on CPUs, but not necessarily on CUDA.
 
 #[cfg(feature = "compute")]
 pub mod computed;
@@ -22,14 +21,14 @@ use thiserror::Error;
 pub use shape::ModelShape;
 pub use timed::TimedModel;
 
-/// A batch, or a part of one, that cannot be computed. The engine computes its requests again or
-/// gives them up.
+/// The reason why a batch, or part of one, cannot be computed. The engine computes its requests
+/// again or gives them up.
 #[derive(Debug, Error)]
 #[error("{0}")]
 pub struct ModelError(String);
 
 impl ModelError {
-    /// Says why.
+    /// Makes an error with a reason.
     pub fn new(why: impl Into<String>) -> Self {
         Self(why.into())
     }
@@ -42,7 +41,7 @@ impl From<candle_core::Error> for ModelError {
     }
 }
 
-/// What a model returns.
+/// The result of a model's operation.
 pub type Result<T> = std::result::Result<T, ModelError>;
 
 /// Returns a [`ModelError`] from the function around it.
@@ -55,24 +54,24 @@ pub(crate) use fail;
 
 /// A model with its KV cache.
 pub trait Model: Debug + Send + Sync {
-    /// Its sizes.
+    /// Returns the sizes of the model.
     fn shape(&self) -> &ModelShape;
 
-    /// Sixteen bytes that stand for its sizes and weights: KV of another model is of no use.
+    /// Returns sixteen bytes that identify sizes and weights. KV of another model cannot be used.
     fn identity(&self) -> [u8; 16];
 
-    /// Its KV cache.
+    /// Returns the KV cache of the model.
     fn kv(&self) -> &dyn KvCache;
 
-    /// The experts that it holds. Another thread computes them for other processes.
+    /// Returns the experts that the model holds. Another thread computes them for other processes.
     fn experts(&self) -> Arc<dyn Experts>;
 
-    /// Computes a mixed batch: pieces of prompts beside single tokens of running answers. Returns
-    /// the outputs (a number for each token of the vocabulary) of the last token of each piece that
-    /// wants it, in order.
+    /// Computes a mixed batch: pieces of prompts, and single tokens of answers. Returns the outputs
+    /// of the last token of each piece that wants them, in order. The outputs are one number for
+    /// each token of the vocabulary.
     ///
     /// # Errors
-    /// A piece does not fit the model or the cache, or a peer is gone.
+    /// Fails if a piece does not fit the model or the cache, or a peer is gone.
     fn forward(
         &self,
         pieces: &[Piece],
@@ -81,39 +80,39 @@ pub trait Model: Debug + Send + Sync {
     ) -> Result<Vec<Vec<f32>>>;
 }
 
-/// The KV of all layers, in blocks.
+/// The KV cache of all layers, divided into blocks.
 pub trait KvCache: Debug {
-    /// Tokens of a block.
+    /// Returns the number of tokens of a block.
     fn block_tokens(&self) -> usize;
 
-    /// Bytes of a token in a layer.
+    /// Returns the bytes of a token in a layer.
     fn token_bytes(&self) -> usize;
 
     /// Returns the KV of `tokens` tokens in a layer, from token `first` of a sequence with these
     /// blocks.
     ///
     /// # Errors
-    /// A block is not there, or the blocks hold fewer tokens.
+    /// Fails if a block does not exist, or the blocks hold fewer tokens.
     fn export(&self, layer: usize, blocks: &[u32], first: usize, tokens: usize) -> Result<Vec<u8>>;
 
     /// Writes what [`KvCache::export`] returned into a sequence with these blocks. Returns the
     /// number of tokens.
     ///
     /// # Errors
-    /// The bytes are no whole tokens, or more than the blocks hold, or there is no such layer.
+    /// Fails if the bytes are not whole tokens, exceed the blocks, or the layer does not exist.
     fn import(&self, layer: usize, blocks: &[u32], first: usize, bytes: &[u8]) -> Result<usize>;
 }
 
-/// A sequence's part of a batch.
+/// The part of a sequence that is in a batch.
 #[derive(Clone, Debug)]
 pub struct Piece {
-    /// Its tokens.
+    /// Tokens of the piece.
     pub tokens: Vec<u32>,
-    /// Position of the first.
+    /// Position of the piece's first token.
     pub start: usize,
-    /// The sequence's blocks, which reach as far as these tokens.
+    /// Blocks of the sequence, up to the last of these tokens at least.
     pub blocks: Vec<u32>,
-    /// Whether the output of the last token is wanted.
+    /// Whether the caller wants the output of the last token.
     pub wants_output: bool,
 }
 
@@ -132,22 +131,22 @@ fn check_pieces(shape: &ModelShape, pieces: &[Piece]) -> Result<()> {
     Ok(())
 }
 
-/// Is told between layers: KV comes in before a layer and goes out after it.
+/// Callbacks between layers. KV arrives before a layer and is sent after it.
 pub trait Watch {
-    /// A layer is about to be computed. The KV that it reads has to be there when this returns.
+    /// Called before a layer is computed. Returns when the KV that the layer reads is there.
     ///
     /// # Errors
-    /// It will never be.
+    /// Fails if the KV will never arrive.
     fn before_layer(&mut self, layer: usize, kv: &dyn KvCache) -> Result<()>;
 
-    /// A layer was computed. The KV of the batch's tokens is there.
+    /// Called after a layer was computed, with the KV of the batch's tokens in place.
     ///
     /// # Errors
-    /// The batch has to be given up.
+    /// Fails if the batch has to be given up.
     fn after_layer(&mut self, layer: usize, kv: &dyn KvCache) -> Result<()>;
 }
 
-/// Nobody watches.
+/// Callbacks that do nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct Unwatched;
 
@@ -161,41 +160,41 @@ impl Watch for Unwatched {
     }
 }
 
-/// Rows for one expert, as they go to the process that holds it, and as they come back.
+/// Rows for one expert on their way to the process that holds it, or their outputs on the way back.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertRows {
-    /// Which expert.
+    /// Number of the expert.
     pub expert: usize,
-    /// `rows × hidden` numbers of 32 bits.
+    /// The numbers of all rows: `rows × hidden` numbers of 32 bits.
     pub rows: Vec<u32>,
 }
 
 /// The experts that a process holds.
 pub trait Experts: Debug + Send + Sync {
-    /// Returns what experts of a layer make of rows: the same experts with as many rows.
+    /// Returns the outputs of experts of a layer: the same experts with as many rows.
     ///
     /// # Errors
-    /// An expert is not here, or the rows are not of this model.
+    /// Fails if an expert is not held here, or the rows do not fit the model.
     fn run(&self, layer: usize, groups: Vec<ExpertRows>) -> Result<Vec<ExpertRows>>;
 }
 
-/// Where the experts are that this process does not hold.
+/// The connection to the experts that this process does not hold.
 pub trait ExpertPeers {
-    /// Sends rows. [`ExpertPeers::collect`] returns the answers. Both are called once a layer, also
-    /// without rows.
+    /// Sends rows. [`ExpertPeers::collect`] returns the outputs. Both are called once for each
+    /// layer, even without rows.
     ///
     /// # Errors
-    /// A peer is gone.
+    /// Fails if a peer is gone.
     fn dispatch(&mut self, layer: usize, groups: Vec<ExpertRows>) -> Result<()>;
 
-    /// Returns what the experts made of the rows: the same experts with as many rows.
+    /// Returns the outputs for the rows: the same experts with as many rows.
     ///
     /// # Errors
-    /// A peer is gone.
+    /// Fails if a peer is gone.
     fn collect(&mut self, layer: usize) -> Result<Vec<ExpertRows>>;
 }
 
-/// All experts are held here.
+/// The peers of a process that holds all experts.
 #[derive(Clone, Copy, Debug)]
 pub struct AllLocal;
 
@@ -212,7 +211,7 @@ impl ExpertPeers for AllLocal {
     }
 }
 
-/// Returns the token with the highest output, the lowest of those that tie.
+/// Returns the token with the highest output, or the lowest token of several.
 #[must_use]
 pub fn greedy(outputs: &[f32]) -> u32 {
     let mut best = 0;
@@ -224,11 +223,11 @@ pub fn greedy(outputs: &[f32]) -> u32 {
     best as u32
 }
 
-/// Stands for sizes and weights together.
+/// Returns bytes that identify sizes and weights together.
 fn identity(shape: &ModelShape, weights: &[u8]) -> [u8; 16] {
     use sha2::{Digest as _, Sha256};
     let sizes = ModelShape {
-        // Another name, or another path to the same weights, makes no other model.
+        // A model is the same under another name or with another path to its weights.
         name: String::new(),
         weights: shape::WeightsSource::default(),
         ..shape.clone()

@@ -1,49 +1,48 @@
-//! The sizes of a model, as a configuration gives them, and what has to hold between them.
+//! The sizes of a model, as a configuration gives them, and their checks.
 
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// Sizes of a decoder-only model. The names are those of the field; Hugging Face's are given where
-/// they differ.
+/// Sizes of a decoder-only model. The comments give Hugging Face's names where they differ.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelShape {
-    /// What the endpoint calls it.
+    /// Name of the model at the endpoint.
     pub name: String,
-    /// Layers (`num_hidden_layers`).
+    /// Number of layers (`num_hidden_layers`).
     pub layers: usize,
-    /// Width (`hidden_size`).
+    /// Width of the model (`hidden_size`).
     pub hidden: usize,
-    /// Attention heads (`num_attention_heads`).
+    /// Number of attention heads (`num_attention_heads`).
     pub heads: usize,
-    /// Heads of keys and values (`num_key_value_heads`); `heads` must be a multiple. Without it, as
-    /// many as heads.
+    /// Number of heads of keys and values (`num_key_value_heads`). `heads` must be a multiple of
+    /// it. Default: `heads`.
     #[serde(default)]
     pub kv_heads: Option<usize>,
-    /// Width of a head (`head_dim`); without it `hidden / heads`.
+    /// Width of a head (`head_dim`). Default: `hidden / heads`.
     #[serde(default)]
     pub head_dim: Option<usize>,
     /// Width of the feed-forward network, or of one expert (`intermediate_size`).
     pub ffn: usize,
-    /// Tokens that there are (`vocab_size`).
+    /// Number of different tokens (`vocab_size`).
     pub vocab: usize,
-    /// Positions that there are (`max_position_embeddings`): prompt and answer together.
+    /// Most tokens of prompt and answer together (`max_position_embeddings`).
     pub context: usize,
     /// Base of the rotary embedding.
     #[serde(default = "rope_theta")]
     pub rope_theta: f64,
-    /// Added to the variance in RMSNorm.
+    /// Number that is added to the variance in RMSNorm.
     #[serde(default = "norm_eps")]
     pub norm_eps: f64,
-    /// The output matrix is the embedding's (`tie_word_embeddings`).
+    /// Whether the output matrix is that of the embedding (`tie_word_embeddings`).
     #[serde(default)]
     pub tied_embeddings: bool,
-    /// Experts instead of one feed-forward network.
+    /// Experts that replace the feed-forward network, if any.
     #[serde(default)]
     pub moe: Option<Moe>,
-    /// Where the weights come from.
+    /// Source of the weights.
     #[serde(default)]
     pub weights: WeightsSource,
 }
@@ -52,17 +51,17 @@ pub struct ModelShape {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Moe {
-    /// Experts a layer (`num_local_experts`).
+    /// Number of experts of a layer (`num_local_experts`).
     pub experts: usize,
-    /// Experts a token goes to (`num_experts_per_tok`).
+    /// Number of experts for each token (`num_experts_per_tok`).
     pub per_token: usize,
 }
 
-/// Where the weights come from.
+/// The source of the weights.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum WeightsSource {
-    /// Drawn at random, the same on every machine.
+    /// Weights that are drawn from this seed, the same on every machine.
     Seed(u64),
     /// Safetensors files with Hugging Face's names.
     Safetensors(Vec<PathBuf>),
@@ -82,73 +81,73 @@ const fn norm_eps() -> f64 {
     1e-5
 }
 
-/// Sizes that do not fit together. The configuration has to be changed.
+/// The reason why sizes are rejected.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum ShapeError {
-    /// A size that must not be zero is.
+    /// A size is 0.
     #[error("model.{0} is 0; it must be at least 1")]
     Zero(&'static str),
-    /// One size has to be a multiple of another.
+    /// A size is no multiple of another.
     #[error("model.{what} is {value}, which is no multiple of model.{of} ({by})")]
     NoMultiple {
-        /// Which.
+        /// Name of the size.
         what: &'static str,
-        /// What it is.
+        /// Value of the size.
         value: usize,
-        /// Of which other.
+        /// Name of the other size.
         of: &'static str,
-        /// What that is.
+        /// Value of the other size.
         by: usize,
     },
-    /// Rotary embeddings turn pairs.
+    /// A head has an odd width, but rotary embeddings turn pairs.
     #[error(
         "a head is {0} wide; rotary embeddings turn pairs, so it must be even (set model.head_dim)"
     )]
     OddHead(usize),
-    /// More experts per token than there are.
+    /// A token uses more experts than there are.
     #[error(
         "model.moe.per_token is {per_token}, but there are {experts} experts: at most that many"
     )]
     TooManyExperts {
-        /// Asked for.
+        /// Number of experts for each token.
         per_token: usize,
-        /// There.
+        /// Number of experts.
         experts: usize,
     },
-    /// A number that is none.
+    /// A number is not positive.
     #[error("model.{0} is {1}; it must be a positive number")]
     NotPositive(&'static str, f64),
 }
 
 impl ModelShape {
-    /// Heads of keys and values.
+    /// Returns the number of heads of keys and values.
     #[must_use]
     pub fn kv_heads(&self) -> usize {
         self.kv_heads.unwrap_or(self.heads)
     }
 
-    /// Width of a head.
+    /// Returns the width of a head.
     #[must_use]
     pub fn head_dim(&self) -> usize {
         self.head_dim.unwrap_or(self.hidden / self.heads.max(1))
     }
 
-    /// Numbers that a token's keys have in a layer, and its values.
+    /// Returns the count of numbers in a token's keys in a layer, which is also that of its values.
     #[must_use]
     pub fn kv_width(&self) -> usize {
         self.kv_heads() * self.head_dim()
     }
 
-    /// Bytes of a token's keys and values in one layer.
+    /// Returns the bytes of a token's keys and values in one layer.
     #[must_use]
     pub fn kv_bytes(&self) -> usize {
         2 * self.kv_width() * size_of::<f32>()
     }
 
-    /// Checks what has to hold.
+    /// Checks the sizes.
     ///
     /// # Errors
-    /// The first thing that does not.
+    /// Returns the first error.
     pub fn check(&self) -> Result<(), ShapeError> {
         let sizes = [
             ("layers", self.layers),
@@ -209,7 +208,7 @@ impl ModelShape {
 pub(crate) mod tests {
     use super::*;
 
-    /// A model that computes in microseconds.
+    /// Returns a model that computes in microseconds.
     pub(crate) fn tiny(moe: bool) -> ModelShape {
         ModelShape {
             name: "tiny".to_owned(),

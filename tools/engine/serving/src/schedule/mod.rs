@@ -1,11 +1,10 @@
-//! Which pieces of which sequences are computed next, and where: decided by `laxity-requests`,
-//! recorded here.
+//! The schedulers of the engine and their record. `laxity-requests` decides which tokens of which
+//! sequences are computed next, and where.
 //!
-//! [`Schedulers`] stands between the engine and the schedulers. All that they hear and say passes
-//! through it, and goes to a file if one is asked for: one JSON object a line, first the settings
-//! (with the forest, if there is one), then events, reservations and decisions in order, with the
-//! time of each. [`replay`] gives schedulers made anew the same events, in virtual time, and
-//! compares what they say.
+//! [`Schedulers`] is the layer between the engine and the schedulers. It can write all their inputs
+//! and outputs to a file, as one JSON object a line. The settings come first (with the forest, if
+//! there is one), and then events, reservations and decisions in order, with their times.
+//! [`replay`] gives new schedulers the same events in virtual time and compares their decisions.
 
 pub mod places;
 mod scheduler;
@@ -31,16 +30,16 @@ use places::{Dispatcher, Places};
 use scheduler::Scheduler;
 pub use settings::{Policy, Settings};
 
-/// How long a scheduler that had nothing to compute, though somebody waits, is left alone: what it
-/// says may depend on the time.
+/// Pause before a scheduler without a plan is asked again while requests wait, because its decision
+/// may depend on the time.
 const ASK_AGAIN: Span = Span::from_millis(20);
 
-/// The pool that a scheduler keeps the book of.
+/// The size of the pool of blocks that a scheduler accounts for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Room {
-    /// Blocks.
+    /// Number of blocks.
     pub blocks: u32,
-    /// Tokens a block.
+    /// Tokens of one block.
     pub block_tokens: u32,
 }
 
@@ -83,25 +82,25 @@ enum RecordLine {
     },
 }
 
-/// The schedulers, and the record of what they said.
+/// The schedulers, and the record of their decisions.
 #[derive(Debug)]
 pub struct Schedulers {
     scheduler: Scheduler,
     dispatcher: Option<Dispatcher>,
     room: Room,
     record: Option<(PathBuf, BufWriter<File>)>,
-    /// Something happened since it was last asked.
+    /// Whether an event came since the scheduler was last asked.
     asked_for: bool,
-    /// When to ask though nothing happened.
+    /// Time to ask the scheduler again without an event.
     ask_again: Option<Time>,
 }
 
 impl Schedulers {
-    /// A scheduler, and one of places if there are any to choose from; what passes is recorded in a
-    /// file, if one is named.
+    /// Makes a scheduler, and a dispatcher if there are prefill processes. Writes a record if a
+    /// file is named.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// Fails if the file cannot be written.
     pub fn new(
         settings: &Settings,
         forest: Option<Forest>,
@@ -138,13 +137,13 @@ impl Schedulers {
             .map_err(io::Error::from)
             .and_then(|()| file.write_all(b"\n"));
         if let Err(error) = written {
-            // A full disk is no reason to stop serving.
+            // A full disk must not stop serving.
             tracing::warn!("the record {} ends here: {error}", path.display());
             self.record = None;
         }
     }
 
-    /// Something happened.
+    /// Passes an event to the scheduler.
     pub fn handle(&mut self, now: Time, event: &Event) {
         if self.record.is_some() {
             self.note(&RecordLine::Event {
@@ -156,7 +155,7 @@ impl Schedulers {
         self.asked_for = true;
     }
 
-    /// What to compute now.
+    /// Returns the plan of the next iteration, if there is one.
     pub fn plan(&mut self, now: Time) -> Option<Plan> {
         let again = self.ask_again.is_some_and(|at| now >= at);
         if !std::mem::take(&mut self.asked_for) && !again {
@@ -174,13 +173,13 @@ impl Schedulers {
         plan
     }
 
-    /// Somebody waits for an iteration.
+    /// Reports whether requests wait for an iteration.
     fn waits(&self) -> bool {
         let load = self.scheduler.load();
         load.waiting > 0 || load.running > 0
     }
 
-    /// Keeps blocks for a request that is about to arrive with KV; false if there are too few.
+    /// Reserves blocks for a request that arrives with KV. Returns false if there are too few.
     pub fn reserve(&mut self, now: Time, request: RequestId, tokens: u32) -> bool {
         let granted = self.scheduler.reserve(request, tokens).is_ok();
         self.note(&RecordLine::Reserve {
@@ -192,7 +191,7 @@ impl Schedulers {
         granted
     }
 
-    /// Whom it turned away since the last call.
+    /// Returns the requests that the scheduler refused since the last call.
     pub fn refusals(&mut self) -> Vec<Refusal> {
         let mut refusals = Vec::new();
         while let Some(refusal) = self.scheduler.poll_refusal() {
@@ -202,31 +201,31 @@ impl Schedulers {
         refusals
     }
 
-    /// What stands here.
+    /// Returns the load of the scheduler.
     #[must_use]
     pub fn load(&self) -> Load {
         self.scheduler.load()
     }
 
-    /// How a request stands.
+    /// Returns the state of a request.
     #[must_use]
     pub fn job(&self, request: RequestId) -> Option<&Job> {
         self.scheduler.job(request)
     }
 
-    /// Whether a request was given up: it is served when nothing else is to do.
+    /// Reports whether a request is relegated, which means that it is served last.
     #[must_use]
     pub fn is_relegated(&self, request: RequestId) -> bool {
         self.job(request).is_some_and(|job| job.relegated)
     }
 
-    /// Iterations that the latency model learned from.
+    /// Returns the number of iterations from which the latency model learned.
     #[must_use]
     pub fn learned(&self) -> u64 {
         self.scheduler.learned()
     }
 
-    /// Something happened that concerns places.
+    /// Passes an event to the dispatcher.
     pub fn dispatch(&mut self, now: Time, event: &dispatch::Event) {
         let Some(dispatcher) = self.dispatcher.as_mut() else {
             return;
@@ -240,7 +239,7 @@ impl Schedulers {
         }
     }
 
-    /// The next place. To be asked while somebody waits for one.
+    /// Returns the next decision of the dispatcher. Must be called while a prompt waits for one.
     pub fn place(&mut self, now: Time) -> Option<dispatch::Decision> {
         let decision = self.dispatcher.as_mut()?.poll(now);
         self.note(&RecordLine::Place {
@@ -250,13 +249,13 @@ impl Schedulers {
         decision
     }
 
-    /// The pool that it keeps the book of.
+    /// Returns the size of the scheduler's pool.
     #[must_use]
     pub const fn room(&self) -> Room {
         self.room
     }
 
-    /// Writes what the record still holds back.
+    /// Writes buffered lines to the record.
     pub fn flush(&mut self) {
         if let Some((path, file)) = self.record.as_mut()
             && let Err(error) = file.flush()
@@ -266,68 +265,68 @@ impl Schedulers {
     }
 }
 
-/// What a replay came to.
+/// The result of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Replayed {
-    /// Events given.
+    /// Number of events.
     pub events: usize,
-    /// Plans compared, all equal.
+    /// Number of plans, all equal to the recorded ones.
     pub plans: usize,
-    /// Tokens in those plans.
+    /// Number of tokens in all plans.
     pub tokens: u64,
-    /// Places compared, all equal.
+    /// Number of dispatch decisions, all equal to the recorded ones.
     pub places: usize,
 }
 
-/// Longest line of a record, in bytes. The first one holds the settings and the forest.
+/// Most bytes of a line of a record. The first line has the settings and the forest.
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
-/// A record that cannot be replayed, or another decision than the recorded one.
+/// The reason why a record cannot be replayed, or the decision that differs.
 #[derive(Debug, Error)]
 pub enum ReplayError {
-    /// The file cannot be read.
+    /// The record cannot be read.
     #[error("{0}")]
     File(#[from] ReadError),
     /// A line cannot be read, or is too long.
     #[error("line {line}: {cause}")]
     Unreadable {
-        /// Which.
+        /// Number of the line.
         line: usize,
-        /// Why.
+        /// The error of the read.
         cause: io::Error,
     },
-    /// A line is not one of a record.
+    /// A line does not have the format of a record.
     #[error("line {line}: {cause}")]
     RecordLine {
-        /// Which.
+        /// Number of the line.
         line: usize,
-        /// Why.
+        /// The error of the parser.
         cause: serde_json::Error,
     },
-    /// The first line does not give the settings.
+    /// The first line has no settings, or another line has some.
     #[error("line {0}: a record begins with its settings, once")]
     Begin(usize),
-    /// The first line gives settings that no engine has.
+    /// The settings in the first line are invalid.
     #[error("line {line}: {cause}")]
     Settings {
-        /// Which.
+        /// Number of the line.
         line: usize,
-        /// What is wrong.
+        /// The invalid setting.
         cause: ConfigError,
     },
-    /// The scheduler now says something else.
+    /// The scheduler's decision differs from the recorded one.
     #[error("line {line}: recorded was {recorded}, now it is {now}")]
     Differs {
-        /// Which.
+        /// Number of the line.
         line: usize,
-        /// As recorded.
+        /// The recorded decision.
         recorded: String,
-        /// As said now.
+        /// The decision of the replay.
         now: String,
     },
 }
 
-/// Checks what a record begins with: it may have been edited, or damaged.
+/// Checks the settings of a record, which may be edited or damaged.
 fn check(settings: &Settings, room: Room, places: Option<&Places>) -> Result<(), ConfigError> {
     settings.check_numbers()?;
     let sizes = [
@@ -344,10 +343,10 @@ fn check(settings: &Settings, room: Room, places: Option<&Places>) -> Result<(),
     }
 }
 
-/// Gives a new scheduler what a recorded one heard, and compares what it says.
+/// Replays the events of a record with a new scheduler, and compares its decisions.
 ///
 /// # Errors
-/// The record is none, or a decision differs.
+/// Fails if the file is no record, or a decision differs.
 pub fn replay(path: &Path) -> Result<Replayed, ReplayError> {
     let mut schedulers: Option<(Scheduler, Option<Dispatcher>)> = None;
     let mut replayed = Replayed::default();

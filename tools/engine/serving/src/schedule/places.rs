@@ -1,5 +1,5 @@
-//! Who computes a prompt, of the prefill processes that a decode process knows: the dispatch tier
-//! of `laxity-requests`. A process is the instance of its place in `peers.prefill`.
+//! The choice of the prefill process for a prompt, which a decode process makes with the dispatch
+//! tier of `laxity-requests`. A process's instance number is its index in `peers.prefill`.
 
 use laxity_requests::Time;
 use laxity_requests::baseline::{Fewest, LeastLoaded, LeastWork, RoundRobin};
@@ -7,25 +7,25 @@ use laxity_requests::dispatch::{Decision, Dispatch, Event};
 use laxity_requests::hyperflexis::{self, HyperFlexis, Linear};
 use serde::{Deserialize, Serialize};
 
-/// Who decides.
+/// The rule that chooses a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
-    /// Whoever has the fewest of this process's prompts, in turn among equals.
+    /// The process with the fewest prompts of this decode process, in turn among equals.
     #[default]
     Fewest,
-    /// One after the other.
+    /// Each process in turn.
     RoundRobin,
-    /// Whoever has the fewest prompt tokens to compute, of all, by its own reports.
+    /// The process that reports the fewest prompt tokens to compute, for all decode processes.
     LeastLoaded,
-    /// Whoever has the least of this process's prompts to compute, in time by `latency`.
+    /// The process with the least work for this decode process, as time by `prefill_ns`.
     LeastWork,
-    /// HyperFlexis: a prompt waits here until one can take it without breaking a promise.
+    /// HyperFlexis: a prompt waits here until a process can compute it without missing a deadline.
     Hyperflexis,
 }
 
 impl Rule {
-    /// All of them.
+    /// All rules.
     pub const ALL: [Self; 5] = [
         Self::Fewest,
         Self::RoundRobin,
@@ -34,7 +34,7 @@ impl Rule {
         Self::Hyperflexis,
     ];
 
-    /// Its name in configurations.
+    /// Returns the name of the rule in configurations.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -47,21 +47,21 @@ impl Rule {
     }
 }
 
-/// What a place is chosen by.
+/// The parameters of the choice.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Places {
-    /// The rule.
+    /// The rule that chooses a process.
     pub rule: Rule,
-    /// The time of a prompt on a prefill process: `[a, b, c]` of `a + b · tokens + c · tokens²`,
-    /// ns.
+    /// Coefficients `[a, b, c]` of `a + b · tokens + c · tokens²`, which is the time of a prompt on
+    /// a prefill process, in ns.
     pub prefill_ns: [f64; 3],
-    /// Tokens of a block.
+    /// Tokens of one block.
     pub block_tokens: u32,
 }
 
 impl Places {
     pub(super) fn build(&self) -> Box<dyn Dispatch + Send> {
-        // Who computes prompts for others decodes nothing.
+        // A process that computes prompts for others decodes nothing.
         let model = Linear {
             prefill: self.prefill_ns,
             decode: [0.0; 3],
@@ -79,7 +79,7 @@ impl Places {
     }
 }
 
-/// Who decides on places, and whether it has to be asked.
+/// A dispatcher of any rule.
 pub(super) struct Dispatcher(Box<dyn Dispatch + Send>);
 
 impl std::fmt::Debug for Dispatcher {
@@ -97,7 +97,7 @@ impl Dispatcher {
         self.0.handle(now, event);
     }
 
-    /// Asked only while somebody waits, live as in a replay.
+    /// Returns the next decision. Live and in a replay, it is called only while a prompt waits.
     pub(super) fn poll(&mut self, now: Time) -> Option<Decision> {
         self.0.poll_decision(now)
     }

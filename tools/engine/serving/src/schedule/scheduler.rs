@@ -1,5 +1,5 @@
-//! A scheduler as settings describe it, and what tells its latency model of iterations. Live and
-//! replayed, it is this one.
+//! The scheduler of an engine, made from settings, and its latency model, which learns from
+//! iterations. Live runs and replays use the same code.
 
 use laxity_requests::Time;
 use laxity_requests::baseline::{Fixed, LineOrder};
@@ -26,11 +26,11 @@ use super::settings::{Policy, Settings};
 pub(super) struct Scheduler {
     replica: Replica,
     learned: Option<Learned>,
-    /// What is computed, while it can be learned from.
+    /// The plan that is being computed, while the model can learn from it.
     under_way: Option<Plan>,
 }
 
-/// Who says how long iterations take.
+/// A model of the time that iterations take.
 type Model = std::sync::Arc<dyn Latency + Send + Sync>;
 
 fn discipline(settings: &Settings, latency: Model) -> Box<dyn Discipline + Send> {
@@ -48,8 +48,8 @@ fn discipline(settings: &Settings, latency: Model) -> Box<dyn Discipline + Send>
 }
 
 fn agent(settings: &Settings, latency: Model) -> Agent {
-    // What applications generated so far, answered at once: nothing else is known of a request
-    // here.
+    // Perception uses the lengths that applications generated so far, and answers at once. Nothing
+    // else is known of a request here.
     let perception = Paced::new(perception::Rules::default(), Span::ZERO);
     let prediction = Modelled::new(latency, settings.tokens);
     let cognition = Cognition::new(Box::new(perception), Box::new(prediction));
@@ -63,7 +63,7 @@ impl Scheduler {
         let model: Model = match (forest, &learned) {
             (Some(forest), _) => std::sync::Arc::new(forest.clone()),
             (None, Some(learned)) => std::sync::Arc::new(learned.clone()),
-            // Nobody asks.
+            // No policy uses this model.
             (None, None) => std::sync::Arc::new(Learned::default()),
         };
         let pool = Pool::new(room.blocks, room.block_tokens);
@@ -81,8 +81,8 @@ impl Scheduler {
                     learned.ran(&plan.composition(), *took);
                 }
             }
-            // Of an iteration that failed all are cancelled, and its time says nothing; of others
-            // nobody is, while it is computed.
+            // A failed iteration cancels all its requests, and its time is meaningless. Other
+            // iterations cancel no request of theirs.
             Event::Cancelled(request) => {
                 let within = |plan: &Plan| {
                     let mut chunks = plan.chunks.iter();
@@ -119,12 +119,12 @@ impl Scheduler {
         self.replica.load()
     }
 
-    /// How a request stands.
+    /// Returns the state of a request.
     pub(super) fn job(&self, request: RequestId) -> Option<&Job> {
         self.replica.job(request)
     }
 
-    /// Iterations that the latency model learned from.
+    /// Returns the number of iterations from which the latency model learned.
     pub(super) fn learned(&self) -> u64 {
         self.learned.as_ref().map_or(0, Learned::iterations)
     }

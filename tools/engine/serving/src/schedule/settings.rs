@@ -1,9 +1,9 @@
-//! The scheduler's settings: `[schedule]` of the configuration, and the first line of a record. A
-//! policy's own numbers stand in a table of its name, and are checked whether it is in force or
-//! not; what a policy does not use is left alone.
+//! The scheduler's settings: `[schedule]` of the configuration, and the first line of a record.
+//! Each policy has a table of its own name for its parameters. All tables are checked, but only
+//! that of the chosen policy has an effect.
 //!
-//! What is not here: HyperFlexis and Maestro have no iteration policy of their own (theirs are the
-//! dispatch and workflow tiers, over replicas that batch continuously).
+//! HyperFlexis and Maestro have no iteration policy. They have dispatch and workflow tiers over
+//! replicas with continuous batching.
 
 use std::path::{Path, PathBuf};
 
@@ -17,25 +17,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{ConfigError, value};
 
-/// How iterations are made.
+/// The settings of the request scheduler.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Settings {
-    /// Who decides.
+    /// The policy that makes iterations.
     pub policy: Policy,
-    /// Tokens an iteration computes at most, those of running answers included: the chunk. Of
-    /// `qoserve`, see there.
+    /// Most tokens of an iteration, including those of running answers (the chunk). `qoserve` has
+    /// its own limits.
     pub tokens: u32,
-    /// Blocks that a prompt which starts leaves free while others run.
+    /// Blocks that must stay free when a prompt starts while others run.
     pub watermark: u32,
-    /// Of `qoserve` and `hmas`: a forest that says how long an iteration takes, in a file that
-    /// `laxity sim train-latency` wrote. Without one that is learned from the iterations as they
-    /// are measured.
+    /// Path of a forest that predicts iteration times, written by `laxity sim train-latency`. Only
+    /// for `qoserve` and `hmas`. Without it the times are learned from measured iterations.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forest: Option<PathBuf>,
-    /// Of `qoserve`.
+    /// Parameters of `qoserve`.
     pub qoserve: QoServe,
-    /// Of `hmas`.
+    /// Parameters of `hmas`.
     pub hmas: Hmas,
 }
 
@@ -52,64 +51,64 @@ impl Default for Settings {
     }
 }
 
-/// Whom QoServe gives up.
+/// The requests that QoServe relegates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Relegation {
-    /// Nobody.
+    /// No requests.
     Off,
-    /// Whose deadline is past or within an iteration.
+    /// Requests whose deadline has passed or is within an iteration.
     Strict,
-    /// Who would be late even if served at once.
+    /// Requests that would be late even if they were served at once.
     #[default]
     LookAhead,
 }
 
-/// Whether QoServe leaves a prompt that has begun for a more urgent one.
+/// Whether QoServe interrupts a prompt for a more urgent one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Preemption {
-    /// No.
+    /// Never.
     Never,
-    /// Yes, but for one that would be late for it.
+    /// If the interrupted prompt does not become late by it.
     #[default]
     Selective,
-    /// Yes.
+    /// Always.
     Always,
 }
 
-/// The margin of a latency that is learned.
+/// Margin of a learned latency, as a share.
 const MARGIN: f64 = 0.05;
 
-/// QoServe's numbers ([`qoserve::Options`]).
+/// Parameters of QoServe ([`qoserve::Options`]).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct QoServe {
-    /// Prompt tokens of an iteration even without slack.
+    /// Prompt tokens of an iteration without slack.
     pub chunk_least: u32,
-    /// Tokens of an iteration at most, those of running answers included.
+    /// Most tokens of an iteration, including those of running answers.
     pub chunk_most: u32,
-    /// Sizes that are told apart.
+    /// Granularity of the chunk, in tokens.
     pub chunk_step: u32,
-    /// What a token that is left to compute counts, ms of deadline.
+    /// Milliseconds that each token left to compute adds to the deadline.
     pub alpha_ms: f64,
-    /// The same without load; as `alpha_ms` if it is not said.
+    /// Value of `alpha_ms` without load. Default: `alpha_ms`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub alpha_low_ms: Option<f64>,
-    /// Load is: prompts in line for longer than this, ms.
+    /// Waiting time of prompts above which there is load, in ms.
     pub busy_ms: f64,
-    /// Who is given up.
+    /// The requests that are relegated.
     pub relegation: Relegation,
-    /// Requests of importance `free` are given up while one of importance `paid` at the head of the
-    /// line has less than this share of its time left. 0: importance is not looked at.
+    /// If the first waiting `paid` request has less than this share of its time left, `free` requests
+    /// are relegated. 0 ignores importance.
     pub hints: f64,
-    /// Preemption of prompts.
+    /// Whether prompts are interrupted for more urgent ones.
     pub preemption: Preemption,
-    /// An iteration is taken to last longer than predicted by this share. Without it, by that which
-    /// the forest's file says, or [`MARGIN`].
+    /// Share that is added to predicted iteration times. Default: that of the forest's file, or
+    /// [`MARGIN`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub margin: Option<f64>,
-    /// Whoever is given up keeps its blocks.
+    /// Whether relegated requests keep their blocks.
     pub keep_blocks: bool,
 }
 
@@ -132,11 +131,11 @@ impl Default for QoServe {
 }
 
 fn ns(ms: f64) -> u64 {
-    // Checked to be a number of a sensible size.
+    // The value was checked to be a number of a sensible size.
     (ms * 1e6) as u64
 }
 
-/// Longest time that is a setting: an hour.
+/// Longest time of a setting, in ms. It is an hour.
 const MS_MAX: f64 = 3_600_000.0;
 
 fn within(
@@ -144,7 +143,7 @@ fn within(
     number: f64,
     bounds: std::ops::RangeInclusive<f64>,
 ) -> Result<(), ConfigError> {
-    // Not so of what is no number.
+    // NaN is not within any bounds.
     if bounds.contains(&number) {
         return Ok(());
     }
@@ -162,7 +161,7 @@ impl QoServe {
         if self.chunk_step == 0 {
             return Err(value("schedule.qoserve.chunk_step", 0, "at least 1"));
         }
-        // A second for each token would put any deadline into the next century.
+        // A second for each token would move a deadline by hours.
         within("schedule.qoserve.alpha_ms", self.alpha_ms, 0.0..=1_000.0)?;
         if let Some(low) = self.alpha_low_ms {
             within("schedule.qoserve.alpha_low_ms", low, 0.0..=self.alpha_ms)?;
@@ -205,21 +204,21 @@ impl QoServe {
     }
 }
 
-/// H-MAS' numbers ([`hmas::Config`]). The chunk is `schedule.tokens`.
+/// Parameters of H-MAS ([`hmas::Config`]). The chunk is `schedule.tokens`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Hmas {
-    /// The order of the line.
+    /// The order of waiting requests.
     pub order: Kind,
-    /// Prompt tokens of an iteration at least, however many decode.
+    /// Least prompt tokens of an iteration, however many requests decode.
     pub chunk_min: u32,
-    /// Fence and limits; without, only memory limits.
+    /// Whether the fence and its limits are used, instead of memory limits only.
     pub statera: bool,
-    /// Part of answers that may be longer than the fence expects.
+    /// Share of answers that may be longer than the fence expects.
     pub epsilon: f64,
-    /// Two lanes: requests that take longer are slow, ms.
+    /// Time above which a request goes to the slow lane, in ms.
     pub lane_split_ms: u64,
-    /// Two lanes: work of the fast lane for one part of the slow one's.
+    /// Work of the fast lane for each unit of work of the slow lane.
     pub fast_weight: u32,
 }
 
@@ -264,7 +263,7 @@ impl Hmas {
             chunk_min: self.chunk_min.min(chunk),
             statera: self.statera.then(|| statera::Config {
                 epsilon: self.epsilon,
-                // As the paper has it, errors in tokens, the fence does not hold what it promises
+                // With errors in tokens, as in the paper, the fence does not keep its guarantee
                 // (docs/requests/hmas.md).
                 score: statera::Score::Relative,
                 ..statera::Config::default()
@@ -293,19 +292,19 @@ fn read_forest(path: &Path) -> Result<Trained, ConfigError> {
 }
 
 impl Settings {
-    /// Checks what has to hold, and that the forest can be read.
+    /// Checks the values, and that the forest can be read.
     ///
     /// # Errors
-    /// The first thing that does not.
+    /// Returns the first invalid value.
     pub fn check(&self) -> Result<(), ConfigError> {
         self.check_numbers()?;
         self.with_forest().map(drop)
     }
 
-    /// Checks what has to hold of all but the forest.
+    /// Checks the values except the forest.
     ///
     /// # Errors
-    /// The first thing that does not.
+    /// Returns the first invalid value.
     pub fn check_numbers(&self) -> Result<(), ConfigError> {
         if self.tokens == 0 {
             let wanted = "an iteration computes at least 1 token";
@@ -315,11 +314,11 @@ impl Settings {
         self.hmas.check()
     }
 
-    /// These settings, with the margin of the forest's file if they have none; and the forest, if
-    /// there is one.
+    /// Returns these settings and the forest, if there is one. If the settings have no margin, they
+    /// get that of the forest's file.
     ///
     /// # Errors
-    /// It cannot be read, or is none.
+    /// Fails if the file cannot be read, or is no forest.
     pub fn with_forest(&self) -> Result<(Self, Option<Forest>), ConfigError> {
         let mut settings = self.clone();
         let Some(path) = self.forest.as_deref() else {
@@ -331,13 +330,13 @@ impl Settings {
         Ok((settings, Some(forest)))
     }
 
-    /// Whether how long iterations take is asked at all.
+    /// Reports whether the policy uses predictions of iteration times.
     #[must_use]
     pub const fn predicts(&self) -> bool {
         matches!(self.policy, Policy::Qoserve | Policy::Hmas)
     }
 
-    /// What it comes to, in words.
+    /// Returns a summary in words.
     #[must_use]
     pub fn summary(&self) -> String {
         let latency = match &self.forest {

@@ -1,5 +1,5 @@
-//! Every policy and every rule of places: settings go through a record, and a replay decides the
-//! same. Time is virtual, iterations take what a machine with uneven ones would take.
+//! Tests of every policy and every dispatch rule: a record has the settings, and a replay decides
+//! the same. Time is virtual, and iterations take uneven times.
 
 use std::fs;
 
@@ -49,17 +49,17 @@ fn spec(number: u64, at: Time) -> Spec {
     }
 }
 
-/// What a run came to.
+/// The result of a run.
 #[derive(Debug, Default, PartialEq)]
 struct Ran {
     plans: Vec<Plan>,
     ended: usize,
     relegated: usize,
-    /// Times that one of them was seen waiting.
+    /// Number of times that a relegated request was seen waiting.
     aside: u64,
 }
 
-/// Requests come in waves, more than are served in time; some are given up by their clients.
+/// Runs requests in waves, more than are served in time. Some clients give up.
 fn run(schedulers: &mut Schedulers, requests: u64) -> Ran {
     let mut ran = Ran::default();
     let (mut now, mut next, mut open) = (Time::ZERO, 0, std::collections::BTreeMap::new());
@@ -95,12 +95,12 @@ fn run(schedulers: &mut Schedulers, requests: u64) -> Ran {
         for request in gave {
             let left = open.get_mut(&request).expect("it is open");
             *left -= 1;
-            // Some say less than they may.
+            // Some answers are shorter than allowed.
             if *left == 0 || (request.0 % 5 == 0 && *left % 4 == 1) {
                 finished.push(request);
             }
         }
-        // Those aside that wait are told apart from those in line.
+        // Relegated requests that wait are counted apart from others that wait.
         let aside = open.keys().filter(|request| {
             let job = schedulers.job(**request);
             job.is_some_and(|job| job.relegated && job.phase == Phase::Waiting)
@@ -129,7 +129,7 @@ fn run(schedulers: &mut Schedulers, requests: u64) -> Ran {
 }
 
 fn forest() -> Forest {
-    // 17 digits: a number that is read back as another one would show.
+    // These have 17 digits, so that a number which is read back inexactly is noticed.
     let line = Bottom {
         fixed: 1_900_000.123_456_789_1,
         floor: 0.1 + 0.2,
@@ -219,7 +219,7 @@ fn every_policy_decides_the_same_again_from_its_record() {
         }
         plans.push(ran.plans);
     }
-    // Settings are settings: no two of them do the same.
+    // Each setting has an effect: no two of them decide the same.
     for (at, one) in plans.iter().enumerate() {
         let same = plans[..at].iter().position(|other| other == one);
         assert_eq!(same, None, "setting {at}");
@@ -260,7 +260,7 @@ fn a_forest_is_read_as_training_writes_it_and_brings_its_margin() {
     write(11.0);
     let error = settings.check().unwrap_err().to_string();
     assert!(error.contains("schedule.qoserve.margin is 11"), "{error}");
-    // A forest alone does not say of what version its features are.
+    // A forest alone lacks the version of its features.
     fs::write(&path, serde_json::to_string(&forest()).unwrap()).unwrap();
     let error = settings.check().unwrap_err().to_string();
     for said in [
@@ -364,8 +364,8 @@ fn whoever_waits_is_asked_for_again_though_nothing_happens() {
     assert_eq!(schedulers.ask_again, None);
 }
 
-/// Prompts of prefill processes that come, are computed and end; one process goes and comes back.
-/// What was decided.
+/// Runs prompts that arrive at prefill processes, are computed and end, while one process leaves
+/// and returns. Returns the decisions.
 fn place(schedulers: &mut Schedulers) -> Vec<Decision> {
     let instances = [InstanceId(0), InstanceId(1), InstanceId(2)];
     let up = |instance| dispatch::Event::Up {
@@ -462,7 +462,7 @@ fn every_rule_of_places_decides_the_same_again_from_its_record() {
         assert_eq!(replayed.places, decisions.len(), "{rule:?}");
         assert!(!all.contains(&decisions), "{rule:?} is one of the others");
         all.push(decisions);
-        // One that was changed is noticed.
+        // A changed decision is noticed.
         let text = fs::read_to_string(&record).unwrap();
         let from = "\"decision\":{\"place\":{\"request\":0,\"instance\":0}}";
         assert!(text.contains(from), "{rule:?}");

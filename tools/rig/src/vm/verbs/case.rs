@@ -1,5 +1,5 @@
-//! What one case came to: a program, a fault, a case of the NCCL plugin, or pyverbs' suite; and what
-//! the library counted meanwhile.
+//! The result of one case: a program, a fault, a case of the NCCL plugin, or pyverbs' suite. It
+//! includes the library's counters.
 
 use std::fs;
 use std::ops::AddAssign;
@@ -11,29 +11,29 @@ use serde::{Deserialize, Serialize};
 use crate::vm::guest::Guest;
 use crate::vm::task::TaskReport;
 
-/// What the library counted, as its report says (`LAXITY_REPORT`).
+/// Counters of the library, in the form of its report (`LAXITY_REPORT`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LibraryReport {
-    /// Work requests on queue pairs that it schedules.
+    /// Work requests on queue pairs that the library schedules.
     pub work_requests: u64,
-    /// Their payload.
+    /// Payload bytes of the work requests on scheduled queue pairs.
     pub bytes: u64,
-    /// Those that waited for a permit.
+    /// Work requests that were deferred until a permit came.
     pub deferred: u64,
-    /// Work requests passed through (datagrams).
+    /// Work requests that were passed through (datagrams).
     pub passed_work_requests: u64,
-    /// Their payload.
+    /// Payload bytes of the work requests that were passed through.
     pub passed_bytes: u64,
-    /// Those that the provider refused after their permit.
+    /// Work requests that the provider refused after their permit.
     pub failed_late: u64,
-    /// Those that were taken from the program and never posted.
+    /// Work requests that the library accepted from the program and never posted.
     pub dropped: u64,
-    /// Bytes under permits.
+    /// Bytes that went out under permits.
     pub scheduled_bytes: u64,
     /// Bytes that went out unscheduled.
     pub bypassed_bytes: u64,
-    /// How often it found another daemon.
+    /// Times that the library attached to another daemon.
     pub reattaches: u64,
 }
 
@@ -52,7 +52,7 @@ impl AddAssign for LibraryReport {
     }
 }
 
-/// The sum of a report's lines; `None` if there is no report.
+/// Returns the sum of a report's lines, or `None` if there is no report.
 pub(super) fn read_report(path: &str) -> anyhow::Result<Option<LibraryReport>> {
     let Ok(text) = fs::read_to_string(path) else {
         return Ok(None);
@@ -64,28 +64,28 @@ pub(super) fn read_report(path: &str) -> anyhow::Result<Option<LibraryReport>> {
     Ok(Some(sum))
 }
 
-/// What a case came to.
+/// The result of one case.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct CaseReport {
-    /// Its name in the matrix.
+    /// Name of the case in the matrix.
     pub name: String,
-    /// Whether every check held.
+    /// Whether all checks passed.
     pub passed: bool,
-    /// Parts of it that passed, where it has some.
+    /// Subtests that passed, if the case has some.
     pub cases: usize,
-    /// What was seen, in words.
+    /// Observations, in words.
     pub seen: String,
-    /// Seconds it took.
+    /// Duration, in s.
     pub seconds: f64,
-    /// Which checks did not hold, and what there is to go on.
+    /// The checks that failed, with details.
     pub failures: Vec<String>,
-    /// What the library counted, in all processes.
+    /// Counters of the library, over all processes.
     #[serde(flatten)]
     pub library: LibraryReport,
 }
 
 impl CaseReport {
-    /// Runs a case, and says on the console how it ended. An error of `case` is a failure.
+    /// Runs a case and prints its result on the console. An error of `case` counts as a failure.
     pub(super) fn of(
         name: &str,
         guest: &Guest,
@@ -110,14 +110,14 @@ impl CaseReport {
         self.failures.push(why.into());
     }
 
-    /// A failure, unless it `holds`.
+    /// Adds the failure `otherwise` unless `holds`.
     pub(super) fn check(&mut self, holds: bool, otherwise: impl Into<String>) {
         if !holds {
             self.fail(otherwise);
         }
     }
 
-    /// A failure, unless the task ended with 0 by itself.
+    /// Adds a failure unless the task ended with 0 by itself.
     pub(super) fn check_ended(&mut self, what: &str, task: &TaskReport) {
         if !task.succeeded() {
             self.fail(format!("{what} {}", ended(task)));
@@ -125,7 +125,7 @@ impl CaseReport {
     }
 }
 
-/// How a task ended, and the last lines that it said.
+/// Returns how a task ended, with the last lines of its output.
 pub(super) fn ended(task: &TaskReport) -> String {
     let how = match (task.timed_out, task.code) {
         (true, _) => "was killed at its time limit".into(),

@@ -1,4 +1,4 @@
-//! The matrix: which programs are run, with which arguments, and what they post.
+//! The catalogue of the matrix: the programs, their arguments, and their work requests.
 
 use std::time::Duration;
 
@@ -7,33 +7,33 @@ use super::daemon::{COLLECTIVE, P2D, TIGHT_SOCKET};
 use super::program::{Launch, Posted, Program, Ready, Side, Through};
 use crate::vm::network::{ADDRESSES, DEVICES};
 
-/// Where `transfer_engine.py` is in the guest.
+/// Path of `transfer_engine.py` in the guest.
 pub(super) const MOONCAKE: &str = scratch!("transfer_engine.py");
 pub(super) const MOONCAKE_PY: &str = include_str!("transfer_engine.py");
 pub(super) const MOONCAKE_PORT: u16 = 7473;
 
-/// Which sides of a perftest post.
+/// The sides of a perftest that post work requests.
 #[derive(Clone, Copy)]
 enum Who {
     Client,
     Both,
 }
 
-/// What is special about a perftest.
+/// A special property of a perftest.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Trait {
-    /// It posts more than the rate allows: some of it has to wait.
+    /// The program posts more than the rate allows, so some of it has to wait.
     Greedy,
-    /// It is started by `laxity run`.
+    /// `laxity run` starts the program.
     Run,
-    /// It finds its peer by the RDMA connection manager. Parameters and barriers cross by RDMA, so
-    /// only the wire tells how many work requests there are.
+    /// The program finds its peer by the RDMA connection manager. It also exchanges parameters and
+    /// barriers by RDMA, so only the wire shows how many work requests there are.
     Managed,
-    /// It sends unreliable datagrams, which have no class of their own.
+    /// The program sends unreliable datagrams, which have no class of their own.
     Datagram,
 }
 
-/// A perftest: its name, its arguments, who posts, how many work requests, and of how many bytes.
+/// A perftest: its name, command, posting sides, number and size of work requests, and traits.
 type Perftest = (&'static str, &'static str, Who, u64, u64, &'static [Trait]);
 
 #[rustfmt::skip]
@@ -46,7 +46,7 @@ const PERFTESTS: &[Perftest] = {
         ("write_bw_4_qps", "ib_write_bw -n 50 -q 4", Client, 200, K64, &[Greedy]),
         ("write_bw_post_list", "ib_write_bw -n 160 -l 16", Client, 160, K64, &[Greedy]),
         ("write_bw_cq_mod", "ib_write_bw -n 160 -Q 20", Client, 160, K64, &[Greedy]),
-        // So few bytes that there need not be a moment at which one waits.
+        // These are so few bytes that possibly none has to wait.
         ("write_bw_inline", "ib_write_bw -n 1000 -s 64 -I 64", Client, 1000, 64, &[]),
         ("write_bw_both_ways", "ib_write_bw -n 100 -b", Both, 100, K64, &[Greedy]),
         ("write_bw_uc", "ib_write_bw -n 160 -c UC", Client, 160, K64, &[Greedy]),
@@ -119,7 +119,7 @@ fn perftests(gid: u32) -> Vec<Program> {
     PERFTESTS.iter().map(|test| perftest(gid, test)).collect()
 }
 
-/// Programs over frameworks: what they post for a message is the framework's affair.
+/// Returns the programs over frameworks. The framework chooses the work requests of a message.
 fn frameworks(gid: u32) -> Vec<Program> {
     let side = |line: &str| Side::new(line, Posted::Wire);
     let pair = |name: &str, profile, server: Side, ready, client: Side| Program {
@@ -139,7 +139,7 @@ fn frameworks(gid: u32) -> Vec<Program> {
                 .with("UCX_TLS", "rc_verbs,ud_verbs")
                 .with("UCX_NET_DEVICES", &format!("{}:1", DEVICES[device]))
                 .with("UCX_IB_GID_INDEX", &gid)
-                // SoftRoCE does not fill in the head of a datagram as UCX wants it, library or not.
+                // SoftRoCE does not fill in the header of a datagram as UCX expects.
                 .with("UCX_UD_VERBS_ETH_DGID_CHECK", "n")
         };
         let (server, client) = (side(0, ""), side(1, ADDRESSES[0]));
@@ -166,13 +166,13 @@ fn frameworks(gid: u32) -> Vec<Program> {
             rping("-c"),
         ),
         ucx("ucx_put", "-t ucp_put_bw -C", true),
-        // It sends pieces of 8 KiB, slower than the rate that is enforced.
+        // This test sends pieces of 8 KiB, more slowly than the enforced rate.
         ucx("ucx_tag", "-t tag_bw", false),
         pair("fi_pingpong", "default", server, Ready::Port(47592), client),
     ]
 }
 
-/// The Transfer Engine, data verified at both ends.
+/// Returns the program for the Transfer Engine, which verifies data at both ends.
 pub(super) fn mooncake(programs: &Programs, name: &str, what: &str) -> Option<Program> {
     let python = programs.python.as_ref()?.display().to_string();
     let side = |line: &str| {
@@ -194,7 +194,7 @@ pub(super) fn mooncake(programs: &Programs, name: &str, what: &str) -> Option<Pr
     })
 }
 
-/// A long write of perftest, for a daemon that is killed meanwhile.
+/// Returns a long write of perftest, during which the daemon is killed.
 pub(super) fn long_write(gid: u32) -> Program {
     let test = (
         "ib_write_bw",
@@ -211,7 +211,7 @@ pub(super) fn long_write(gid: u32) -> Program {
     }
 }
 
-/// The C programs of `tests/verbs`.
+/// Returns the C programs of `tests/verbs`.
 fn checks(programs: &Programs, gid: u32) -> Vec<Program> {
     let folder = programs.checks.display().to_string();
     let program = |name: &str, line: &str, through| Program {
@@ -219,7 +219,7 @@ fn checks(programs: &Programs, gid: u32) -> Vec<Program> {
         launch: launch(through, "default", 240),
         server: None,
         client: Side::new(&format!("{folder}/{line} -g {gid}"), Posted::Stated)
-            // An emulated machine under other load.
+            // The factor on time limits, because the machine may have other load.
             .with("VERBS_SLOW", "4"),
         must_defer: true,
         dscp: Some(P2D),
@@ -232,11 +232,11 @@ fn checks(programs: &Programs, gid: u32) -> Vec<Program> {
         all_cross: true,
         ..program(name, line, Through::Preload)
     };
-    // While something waits, the library counts what the send queue has room for; the provider of
-    // SoftRoCE takes more than it says. So here everything waits.
+    // While a work request waits, the library counts the free entries of the send queue. SoftRoCE's
+    // provider accepts more than it announces, so all work requests have to wait here.
     let strict = "verbs_check --strict-sq sq_overflow wr_overflow";
     let mut tight = program("send_queue_full", strict, Through::Preload);
-    // Options come before the subtests.
+    // The program takes options before the subtests.
     let gid_option: Vec<String> = tight.client.argv.split_off(tight.client.argv.len() - 2);
     tight.client.argv.splice(1..1, gid_option);
     tight.client = tight.client.with("LAXITY_SOCKET", TIGHT_SOCKET);
@@ -248,7 +248,7 @@ fn checks(programs: &Programs, gid: u32) -> Vec<Program> {
     ]
 }
 
-/// All programs, in the order in which they run.
+/// Returns all programs, in the order in which they run.
 pub(super) fn all(gid: u32, programs: &Programs) -> Vec<Program> {
     let mut all = perftests(gid);
     all.extend(frameworks(gid));

@@ -1,5 +1,4 @@
-//! Contention on real verbs: a collective against prefill-to-decode transfers and reads, which
-//! share one shaped port.
+//! Contention on real verbs: a collective, P2D transfers and reads share one shaped port.
 //!
 //! ```text
 //! rxe0                                       router, shaped          rxe1
@@ -8,12 +7,12 @@
 //! memory     ──── data of READs with deadlines ▶ └────┘ ───▶ bulk --op read
 //! ```
 //!
-//! The collective answers each round. It can be `nccl_rounds` over the NCCL plugin instead.
+//! The collective answers each round. `nccl_rounds` over the NCCL plugin can replace it.
 //!
-//! The same arrivals in each phase: the bulk alone (can its deadlines be met at all?), the
-//! collective alone, both as on a stock cluster (no shim, no marks), both with static marks, both
-//! under Laxity (a `laxityd` per host and `laxity run` on both ends), the collective alone once
-//! more. Each repetition has other arrivals.
+//! Each phase has the same arrivals: the bulk alone (which shows whether its deadlines can be met),
+//! the collective alone, both as on a stock cluster (no shim, no marks), both with static marks,
+//! both under Laxity (a `laxityd` per host and `laxity run` on both ends), and the collective alone
+//! once more. Each repetition has other arrivals.
 
 mod outcome;
 mod programs;
@@ -35,33 +34,33 @@ use crate::vm::guest::Guest;
 use crate::vm::network::{DEVICES, NetworkConfig};
 use crate::vm::verbs::Programs;
 
-/// How often a seed is played that does not hold: other work of the machine spoils one attempt, a
-/// fault of ours all of them.
+/// Most attempts with a seed. Other work of the machine spoils one attempt, but a fault of Laxity
+/// spoils all.
 const ATTEMPTS: u32 = 3;
 
-/// Folder in the guest.
+/// Folder of the run in the guest.
 const FOLDER: &str = scratch!("contention");
 
-/// Bulk transfers that come one a period.
+/// Bulk transfers that arrive periodically.
 struct Load {
     /// Bytes of a transfer.
     bytes: u64,
-    /// One arrives each period.
+    /// Time between two arrivals, in µs.
     period_us: u64,
-    /// After its arrival.
+    /// Time from the arrival to the deadline, in µs.
     deadline_us: u64,
 }
 
 struct Collective {
     /// Bytes in each direction of a round.
     bytes: u64,
-    /// Messages that they are sent in.
+    /// Messages of a round.
     messages: u64,
-    /// A round begins each period, unless the last one is not over.
+    /// Time between the starts of two rounds, in µs, unless a round takes longer.
     period_us: u64,
 }
 
-// What an emulated machine sustains: seven eighths of the port, three quarters of it bulk.
+// An emulated machine sustains these loads: 7/8 of the port, three quarters of that bulk.
 const COLLECTIVE: Collective = Collective {
     bytes: 48 << 10,
     messages: 3,
@@ -77,23 +76,23 @@ const READS: Load = Load {
     period_us: 1_300_000,
     deadline_us: 2_500_000,
 };
-/// How far a prefill-to-decode transfer arrives from its place, as part of a period.
+/// Largest shift of a P2D transfer's arrival, as a share of the period.
 const JITTER: f64 = 0.3;
 
-/// What to play.
+/// The configuration of the contention.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ContentionConfig {
-    /// Rate of the router's ports, Mbit/s.
+    /// Rate of the router's ports, in Mbit/s.
     pub rate_mbit: u32,
-    /// Of the arrivals; each repetition adds one.
+    /// Seed of the arrivals. Each repetition adds one.
     pub seed: u64,
-    /// How often, in this one boot.
+    /// Number of repetitions, all in one boot.
     pub repetitions: u32,
-    /// Seconds that a phase lasts.
+    /// Duration of a phase, in s.
     pub seconds: f64,
-    /// Whether to play the phase with static marks, too.
+    /// Whether the phase with static marks is played, too.
     pub static_marks: bool,
-    /// Whether the collective goes by the NCCL plugin.
+    /// Whether the collective uses the NCCL plugin.
     pub plugin: bool,
 }
 
@@ -111,7 +110,7 @@ impl Default for ContentionConfig {
 }
 
 impl ContentionConfig {
-    /// The network that it is played on.
+    /// Returns the network for the contention.
     #[must_use]
     pub fn network(&self) -> NetworkConfig {
         NetworkConfig {
@@ -124,32 +123,33 @@ impl ContentionConfig {
         (self.seconds * 1e6 / COLLECTIVE.period_us as f64).max(1.0) as u64
     }
 
-    /// Transfers of a load: a little longer than the collective, so that no round is without.
+    /// Returns the transfers of a load. They last longer than the collective, so each round has
+    /// bulk.
     fn transfers(&self, load: &Load) -> u64 {
         ((self.seconds + 2.0) * 1e6 / load.period_us as f64).max(1.0) as u64
     }
 }
 
-/// Who takes part, and under what.
+/// A phase: the programs that take part, and their scheduling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// Transfers and reads alone, as [`Phase::Unscheduled`].
+    /// Transfers and reads alone, scheduled like [`Phase::Unscheduled`].
     BulkAlone,
-    /// The collective alone, as [`Phase::Unscheduled`].
+    /// The collective alone, scheduled like [`Phase::Unscheduled`].
     CollectiveAlone,
-    /// No shim, no daemon, no marks.
+    /// All programs, without shim, daemon or marks.
     Unscheduled,
-    /// No shim, no daemon; two classes, set by hand.
+    /// All programs, without shim or daemon, in two classes that are set by hand.
     StaticMarks,
-    /// Everything under Laxity.
+    /// All programs under Laxity.
     Laxity,
-    /// [`Phase::CollectiveAlone`] once more: did the machine change meanwhile?
+    /// [`Phase::CollectiveAlone`] once more, to see whether the machine changed meanwhile.
     CollectiveAgain,
 }
 
 impl Phase {
-    /// The name used in reports.
+    /// Returns the name of the phase in reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -171,10 +171,10 @@ impl Phase {
     }
 }
 
-/// Plays all of it, on [`ContentionConfig::network`].
+/// Plays all phases of all repetitions on [`ContentionConfig::network`].
 ///
 /// # Errors
-/// The router is shaped otherwise, or a program did not do what it should.
+/// Fails if the router is shaped differently, or a program fails.
 pub fn run(
     guest: &Guest,
     programs: &Programs,
@@ -249,7 +249,7 @@ fn play(programs: &PhasePrograms<'_>) -> anyhow::Result<PhaseOutcome> {
     })
 }
 
-/// Bytes that came to the port towards host 1 between two looks, by DSCP.
+/// Returns the bytes that were offered to the port towards host 1 between two readings, by DSCP.
 fn sent(before: &RouterCounters, after: &RouterCounters) -> BTreeMap<u8, u64> {
     let earlier = |dscp| {
         before
@@ -268,7 +268,7 @@ fn drops(router: &RouterCounters) -> u64 {
     queues(&router.to_host0) + queues(&router.to_host1)
 }
 
-/// How often a queue pair of either device has begun to send again.
+/// Returns how often the queue pairs of both devices began to send again.
 fn retransmissions() -> anyhow::Result<u64> {
     let mut all = 0;
     for device in DEVICES {

@@ -1,4 +1,4 @@
-//! `laxityd` in the guest: started, asked, killed.
+//! `laxityd` in the guest: starts it, queries it and kills it.
 
 use std::fs;
 use std::path::Path;
@@ -14,22 +14,22 @@ use crate::vm::task::Running;
 
 const CONTROL: &str = "/run/laxity/control.sock";
 const TIGHT_CONTROL: &str = "/run/laxity/tight-control.sock";
-/// Where clients find the daemon that lets next to nothing go.
+/// Socket of the daemon with a window of 128 bytes.
 pub(super) const TIGHT_SOCKET: &str = "/run/laxity/tight.sock";
 const START_WITHIN: Duration = Duration::from_secs(20);
-/// Longer than any job.
+/// A time limit that is longer than any job.
 const FOR_EVER: Duration = Duration::from_secs(24 * 3600);
 
-/// DSCPs of the levels, the highest first, and of the scavenger: as the daemon's defaults.
+/// DSCPs of the levels, highest first, and of the scavenger. They are the daemon's defaults.
 pub(super) const LEVELS: [u8; 8] = [46, 34, 26, 18, 18, 10, 10, 10];
 pub(super) const SCAVENGER: u8 = 8;
-/// Where collectives are.
+/// DSCP of collectives.
 pub(super) const COLLECTIVE: u8 = 34;
-/// The lowest that is not the scavenger's: where the last stage is.
+/// DSCP of the lowest level above the scavenger, which is that of P2D.
 pub(super) const P2D: u8 = 10;
 
-/// 200 Mbit/s is less than the guest can do, so work requests wait; and the scheduler's thread does
-/// not spin, having two emulated processors to share.
+/// Returns the configuration. The guest can send more than 200 Mbit/s, so work requests wait. The
+/// scheduler thread does not spin, because the guest has only two emulated processors.
 fn config() -> String {
     format!(
         "mode = \"enforce\"\nmetrics = \"\"\n[scheduler]\nspin_us = 0\n\
@@ -40,20 +40,20 @@ fn config() -> String {
     )
 }
 
-/// A running daemon; killed when dropped.
+/// A running daemon. Dropping this kills it.
 #[derive(Debug)]
 pub(super) struct Daemon {
     running: Running,
 }
 
 impl Daemon {
-    /// Starts one that enforces, at a rate at which work requests wait.
+    /// Starts a daemon that enforces a rate at which work requests wait.
     pub(super) fn start(lab: &Lab<'_>) -> anyhow::Result<Self> {
         let path = Path::new(scratch!("laxityd.toml"));
         Self::start_with(lab.guest, lab.programs, CONTROL, path, &config())
     }
 
-    /// Starts one that lets 128 bytes be in flight at a time, at sockets of its own.
+    /// Starts a daemon with a window of 128 bytes, at sockets of its own.
     pub(super) fn start_tight(lab: &Lab<'_>) -> anyhow::Result<Self> {
         let tight = "rate = \"200kbit\"\nchunk = \"128\"\nwindow = \"128\"\n";
         let text = format!(
@@ -64,7 +64,7 @@ impl Daemon {
         Self::start_with(lab.guest, lab.programs, TIGHT_CONTROL, path, &text)
     }
 
-    /// Starts one with this configuration, which is written to `path`.
+    /// Starts a daemon with this configuration, which is written to `path`.
     pub(super) fn start_with(
         guest: &Guest,
         programs: &Programs,
@@ -78,7 +78,7 @@ impl Daemon {
         let mut running = guest.task(argv, FOR_EVER).start()?;
         let give_up = Instant::now() + START_WITHIN;
         loop {
-            // The socket of one that was killed is still there.
+            // The socket of a killed daemon still exists, so the process id is compared.
             match status_at(control) {
                 Ok(status) if status.pid == running.id() => return Ok(Self { running }),
                 _ if !running.is_running() || Instant::now() > give_up => bail!(
@@ -90,13 +90,13 @@ impl Daemon {
         }
     }
 
-    /// SIGKILL; returns when it is gone.
+    /// Kills the daemon with SIGKILL, and returns when it has ended.
     pub(super) fn kill(self) {
         self.running.signal(Signal::SIGKILL);
         self.running.kill();
     }
 
-    /// Open file descriptors and resident memory (KiB).
+    /// Returns the number of open file descriptors and the resident memory in KiB.
     pub(super) fn footprint(&self) -> anyhow::Result<(usize, u64)> {
         let process = Path::new("/proc").join(self.running.id().to_string());
         let descriptors = fs::read_dir(process.join("fd"))
@@ -112,13 +112,13 @@ impl Daemon {
         Ok((descriptors, resident))
     }
 
-    /// What it logged.
+    /// Returns the log of the daemon.
     pub(super) fn log(&self) -> String {
         self.running.said()
     }
 }
 
-/// What the daemon at the default socket says.
+/// Returns the status of the daemon at the default socket.
 pub(super) fn status() -> anyhow::Result<Status> {
     status_at(CONTROL)
 }

@@ -1,6 +1,6 @@
-//! What is killed, and what must come of it: a daemon under traffic, applications with work
-//! requests that wait; and the library where there is nothing for it to do, or a tool that looks at
-//! every access.
+//! The faults of the matrix. A daemon is killed under traffic, and applications while their work
+//! requests wait. Other cases run the library in programs without RDMA traffic, under valgrind and
+//! with the address sanitizer.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -17,7 +17,7 @@ use super::program::{Launch, Posted, Program, Side, Through, await_ready, task};
 use crate::vm::network::DEVICES;
 use crate::vm::task::TaskReport;
 
-/// The faults, by name, in the order in which they run.
+/// Names of the faults, in the order in which they run.
 pub(super) const NAMES: [&str; 6] = [
     "daemon_killed_under_perftest",
     WITH_MOONCAKE,
@@ -27,16 +27,16 @@ pub(super) const NAMES: [&str; 6] = [
     "address_sanitizer",
 ];
 
-/// The one that needs the Mooncake Transfer Engine.
+/// Name of the fault that needs the Mooncake Transfer Engine.
 pub(super) const WITH_MOONCAKE: &str = "daemon_killed_under_mooncake";
 
-/// What Mooncake says of a slice that failed.
+/// Mooncake's message about a slice that failed.
 const POSTS_AGAIN: &str = "Process failed for slice";
 
 const REPORT: &str = scratch!("report.fault");
 const SERVER_REPORT: &str = scratch!("report.fault.server");
 
-/// Runs one of [`NAMES`], and starts another daemon if the one before is gone.
+/// Runs the fault with a name of [`NAMES`]. Starts a new daemon if the fault killed it.
 pub(super) fn run(
     name: &str,
     lab: &Lab<'_>,
@@ -79,7 +79,7 @@ pub(super) fn run(
     }
 }
 
-/// Runs a program with the library, its report in [`REPORT`].
+/// Runs a program with the library, which writes its report to [`REPORT`].
 fn preloaded(lab: &Lab<'_>, side: &Side, limit_s: u64) -> anyhow::Result<TaskReport> {
     let launch = Launch {
         through: Through::Preload,
@@ -89,8 +89,8 @@ fn preloaded(lab: &Lab<'_>, side: &Side, limit_s: u64) -> anyhow::Result<TaskRep
     Ok(task(lab, side, launch, REPORT).start()?.wait())
 }
 
-/// SIGKILL of the daemon in the middle of a transfer. Another one starts half a second later, and is
-/// returned.
+/// Kills the daemon with SIGKILL in the middle of a transfer. Starts another half a second later
+/// and returns it.
 fn daemon_killed(
     lab: &Lab<'_>,
     daemon: Daemon,
@@ -100,7 +100,7 @@ fn daemon_killed(
     const UNDER_WAY: u64 = 4 << 20;
     let (server, ready) = program.server.as_ref().context("a server")?;
     let start = |side: &Side, report: &str| {
-        // The library's own idea of when a daemon is dead.
+        // The empty value restores the library's default stall timeout.
         let side = side.clone().with("LAXITY_STALL_MS", "");
         task(lab, &side, program.launch, report).start()
     };
@@ -141,7 +141,7 @@ fn daemon_killed(
     Ok(Some(next))
 }
 
-/// Each byte that the program says it posted went out once, some of it without a daemon.
+/// Checks that each byte that the program posted went out once, and some without a daemon.
 fn check_bytes_over_a_restart(
     program: &Program,
     client: &TaskReport,
@@ -152,8 +152,8 @@ fn check_bytes_over_a_restart(
         Posted::Exactly { bytes, .. } => bytes,
         _ => stated(&client.stdout).map(|line| line.bytes).sum(),
     };
-    // A transport that gives up under the burst makes Mooncake post the same slices again, and it
-    // says so.
+    // If the transport gives up under the burst, Mooncake posts the same slices again and logs
+    // that.
     let again = line.bytes.saturating_sub(posted);
     if again > 0 && client.stderr.contains(POSTS_AGAIN) {
         let _ = write!(case.seen, "; {again} bytes posted again by the program");
@@ -165,7 +165,7 @@ fn check_bytes_over_a_restart(
     }
     let bypassed = line.bypassed_bytes > 0;
     case.check(bypassed, "no byte was bypassed while there was no daemon");
-    // Work requests pulled ahead of their permits are counted apart from either.
+    // Work requests that were posted ahead of their permits count as neither.
     let either = i128::from(line.bypassed_bytes + line.scheduled_bytes);
     let neither = i128::from(line.bytes) - either;
     if neither != 0 {
@@ -187,14 +187,14 @@ fn wait_for_no_client() -> anyhow::Result<()> {
     }
 }
 
-/// SIGKILL of applications while their work requests wait, again and again.
+/// Kills applications with SIGKILL many times while their work requests wait.
 fn applications_killed(
     lab: &Lab<'_>,
     daemon: &Daemon,
     case: &mut CaseReport,
 ) -> anyhow::Result<()> {
     const WARM_UP: u32 = 10;
-    /// Pages that an allocator keeps are no leak; what each of a hundred clients left would be.
+    /// Most growth of the daemon's memory, in KiB. A leak of each of a hundred clients exceeds it.
     const GROWTH_KIB_MAX: u64 = 2048;
     let cycle = |cycles: u32| {
         let line = format!("{}/orphans -n {cycles}", lab.programs.checks.display());
@@ -242,7 +242,7 @@ fn applications_killed(
     Ok(())
 }
 
-/// Programs without libibverbs, and one that opens a device and never posts.
+/// Runs programs without libibverbs, and one that opens a device and never posts.
 fn nothing_to_do(lab: &Lab<'_>, case: &mut CaseReport) -> anyhow::Result<()> {
     let attachments = || anyhow::Ok(status()?.totals.attachments);
     let run = |argv: &[&str]| {
@@ -284,11 +284,11 @@ fn nothing_to_do(lab: &Lab<'_>, case: &mut CaseReport) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Subtests that take each way through the library, and few packets.
+/// Subtests that use each path through the library with few packets.
 const SUBTESTS: &str = "post_list reuse_freed unsignaled wr_batch wr_inline wr_abort cq_events \
                         qp_error destroy_pending";
 
-/// [`SUBTESTS`], by the program in a folder.
+/// Returns the side that runs [`SUBTESTS`] with the program in a folder.
 fn subtests(lab: &Lab<'_>, folder: &str) -> Side {
     let gid = lab.guest.facts.gid_index;
     let line = format!("{folder}/verbs_check -g {gid} {SUBTESTS}");

@@ -1,5 +1,5 @@
-//! The matrix: programs that know nothing of Laxity run on real verbs under `enforce`, and every byte
-//! and every work request is accounted for. Then daemons and programs are killed.
+//! The matrix: unmodified programs run on real verbs under `enforce`, and every byte and work
+//! request is accounted for. Then daemons and programs are killed.
 //!
 //! ```text
 //! prepare.rs    on the host: builds the check programs, gets the Transfer Engine
@@ -14,7 +14,7 @@
 //! report.rs     all of it as JSON and as a table
 //! ```
 
-/// A file in the guest's `/tmp`: its own memory, gone with it.
+/// Returns the path of a file in the guest's `/tmp`, which is in the guest's memory.
 macro_rules! scratch {
     ($name:literal) => {
         concat!("/tmp/", $name)
@@ -47,52 +47,52 @@ use contention::ContentionConfig;
 use daemon::Daemon;
 pub use report::{ProgramReport, VerbsReport, table};
 
-/// Where the host has the programs that are used throughout.
+/// Paths on the host of the programs that many cases use.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Programs {
-    /// `laxity`, whose `run` starts some of them.
+    /// Path of `laxity`, whose `run` starts some programs.
     pub laxity: PathBuf,
-    /// The daemon.
+    /// Path of the daemon.
     pub laxityd: PathBuf,
-    /// `liblaxity.so`.
+    /// Path of `liblaxity.so`.
     pub library: PathBuf,
     /// Folder with the programs of `tests/verbs`.
     pub checks: PathBuf,
-    /// A Python that has the Mooncake Transfer Engine.
+    /// Path of a Python that has the Mooncake Transfer Engine.
     pub python: Option<PathBuf>,
     /// Folder with pyverbs and its test suite.
     #[serde(default)]
     pub pyverbs: Option<PathBuf>,
-    /// The NCCL plugin, and what drives it.
+    /// The NCCL plugin and the programs that drive it.
     pub nccl: Option<plugin::Nccl>,
 }
 
-/// What to run, all in one boot and in this order.
+/// The parts to run, all in one boot and in this order.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct VerbsConfig {
-    /// The programs.
+    /// Paths of the programs.
     pub programs: Programs,
-    /// The matrix, and what is killed.
+    /// The programs and faults of the matrix.
     pub matrix: Option<Matrix>,
-    /// A collective against bulk transfers.
+    /// The contention of a collective with bulk transfers.
     pub contention: Option<ContentionConfig>,
-    /// The same with the collective through the NCCL plugin.
+    /// The contention with the collective through the NCCL plugin.
     pub plugin_contention: Option<ContentionConfig>,
 }
 
-/// Which programs and faults.
+/// The selection of programs and faults of the matrix.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Matrix {
-    /// The programs of `tests/verbs`, built with the address sanitizer, whose library has to be
-    /// loaded first.
+    /// Folder with the programs of `tests/verbs`, built with the address sanitizer. They need the
+    /// sanitizer's library to be loaded first.
     pub checks_asan: PathBuf,
-    /// `libasan.so`.
+    /// Path of `libasan.so`.
     pub libasan: PathBuf,
-    /// Names of programs and faults to run; empty for all.
+    /// Names of the programs and faults to run. Empty means all.
     pub only: Vec<String>,
-    /// Go on after a failure.
+    /// Whether to continue after a failure.
     pub keep_going: bool,
-    /// How many applications are killed.
+    /// Number of applications that are killed.
     pub cycles: u32,
 }
 
@@ -102,14 +102,14 @@ impl Matrix {
     }
 }
 
-/// What the cases of a matrix have in common.
+/// The parameters that all cases of a matrix share.
 pub(super) struct Lab<'a> {
     guest: &'a Guest,
     programs: &'a Programs,
     matrix: &'a Matrix,
 }
 
-/// Names of all programs, cases of the NCCL plugin, and faults of the matrix.
+/// Returns the names of all programs, cases of the NCCL plugin, and faults of the matrix.
 #[must_use]
 pub fn names(gid_index: u32) -> Vec<String> {
     let all = Programs {
@@ -123,10 +123,10 @@ pub fn names(gid_index: u32) -> Vec<String> {
         .collect()
 }
 
-/// *guest*: runs what was ordered.
+/// *guest*: runs the configured parts.
 ///
 /// # Errors
-/// The guest lacks something, or the host is gone. What programs did wrong is in the report.
+/// Fails if the guest lacks something, or the host is gone. Failures of programs are in the report.
 pub fn run(guest: &mut Guest, config: &VerbsConfig) -> anyhow::Result<VerbsReport> {
     fs::write(catalogue::MOONCAKE, catalogue::MOONCAKE_PY).context("writing transfer_engine.py")?;
     let programs = &config.programs;
@@ -186,7 +186,7 @@ fn run_matrix(lab: &Lab<'_>, report: &mut VerbsReport) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs those cases that are wanted; whether to go on.
+/// Runs the selected cases and returns whether to continue.
 fn run_cases(
     lab: &Lab<'_>,
     names: &[&str],
@@ -204,7 +204,7 @@ fn run_cases(
     Ok(true)
 }
 
-/// Runs the programs; whether to go on.
+/// Runs the selected programs and returns whether to continue.
 fn run_programs(lab: &Lab<'_>, report: &mut VerbsReport) -> anyhow::Result<bool> {
     let all = catalogue::all(lab.guest.facts.gid_index, lab.programs);
     let wanted = |program: &program::Program| lab.matrix.wants(&program.name);

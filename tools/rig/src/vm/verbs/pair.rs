@@ -1,5 +1,5 @@
-//! Runs one program of the matrix under the library, and judges it by its own word, by the
-//! library's report and by the wire.
+//! Runs one program of the matrix under the library. Checks its own output, the library's report
+//! and the wire.
 
 use std::fs;
 use std::time::Duration;
@@ -13,13 +13,13 @@ use super::report::ProgramReport;
 use super::wire::{Capture, Crossed};
 use crate::vm::task::TaskReport;
 
-/// Times that a client which was turned away too early is run again.
+/// Most times that a client is run again because the device rejected it too early.
 const REJECTED_MAX: usize = 3;
 
 const SERVER_REPORT: &str = scratch!("report.server");
 const CLIENT_REPORT: &str = scratch!("report.client");
 
-/// Both sides have ended.
+/// The reports of both sides after their end.
 struct Ended {
     server: Option<TaskReport>,
     client: TaskReport,
@@ -46,8 +46,8 @@ fn run_both(lab: &Lab<'_>, program: &Program) -> anyhow::Result<Ended> {
     Ok(Ended { server, client })
 }
 
-/// Whether the device turned the client away because it did not listen yet, although it was said
-/// to. Nothing was sent then.
+/// Reports whether the device rejected the client because it did not listen yet, although it was
+/// reported as listening. Nothing was sent then.
 fn is_rejected(program: &Program, ended: &Ended) -> bool {
     let managed = matches!(program.server, Some((_, Ready::Management)));
     let client = &ended.client;
@@ -55,7 +55,7 @@ fn is_rejected(program: &Program, ended: &Ended) -> bool {
     managed && !client.succeeded() && said.any(|text| text.contains("RDMA_CM_EVENT_REJECTED"))
 }
 
-/// Runs a program and judges it.
+/// Runs a program and checks its result.
 pub(super) fn run(
     lab: &Lab<'_>,
     program: &Program,
@@ -114,7 +114,7 @@ fn judge(
     Ok(())
 }
 
-/// What a side posted, as known or stated, against what the library counted.
+/// Compares what a side posted, as known or stated, with the library's counters.
 fn check_posted(
     who: &str,
     posted: Posted,
@@ -122,7 +122,7 @@ fn check_posted(
     task: &TaskReport,
     case: &mut CaseReport,
 ) {
-    // The library took dropped work requests from the program, and nobody waits for them.
+    // The library accepted dropped work requests from the program too, so they count.
     let counted = line.work_requests + line.passed_work_requests + line.dropped + line.failed_late;
     let counted_bytes = line.bytes + line.passed_bytes;
     let (wanted, wanted_bytes) = match posted {
@@ -153,7 +153,7 @@ fn check_posted(
     }
 }
 
-/// What holds for both sides together.
+/// Checks the conditions on both sides together.
 fn check_totals(program: &Program, crossed: &Crossed, case: &mut CaseReport) {
     let total = case.library;
     let any = total.work_requests + total.passed_work_requests > 0;
@@ -188,11 +188,11 @@ fn check_totals(program: &Program, crossed: &Crossed, case: &mut CaseReport) {
     case.check(!absent, "nothing of it crossed the router");
 }
 
-/// Subtests whose work requests the library does not see: datagrams that are built with `ibv_wr_*`
-/// go straight to the provider.
+/// Subtests whose work requests the library does not see. Datagrams that are built with `ibv_wr_*`
+/// go directly to the provider.
 const UNCOUNTED: [&str; 1] = ["wr_ud"];
 
-/// What a check program says of one of its subtests.
+/// A line of a check program about one of its subtests.
 #[derive(Debug, Deserialize)]
 pub(super) struct Stated {
     #[serde(default)]
@@ -206,7 +206,7 @@ pub(super) struct Stated {
     detail: String,
 }
 
-/// The lines of JSON in what a program printed.
+/// Returns the lines of JSON in a program's output.
 pub(super) fn stated(stdout: &str) -> impl Iterator<Item = Stated> {
     let lines = stdout.lines().filter(|line| line.starts_with('{'));
     lines.filter_map(|line| serde_json::from_str(line).ok())

@@ -1,4 +1,4 @@
-//! What perftest measures without the library: the figure that others are compared with.
+//! Measurements of perftest without the library, with which other results are compared.
 
 use std::time::Duration;
 
@@ -8,14 +8,14 @@ use super::Lab;
 use super::program::{Ready, await_ready};
 use crate::vm::network::{ADDRESSES, DEVICES};
 
-/// A run of perftest that is measured.
+/// A measured run of perftest.
 pub(super) struct Measured {
     pub(super) line: &'static str,
-    /// Column of the result's line.
+    /// Index of the column in the line of results.
     pub(super) column: usize,
 }
 
-/// A quantile of some values, between neighbours in proportion.
+/// Returns a quantile of values, interpolated between neighbours.
 pub(super) fn quantile(values: &[f64], at: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -27,8 +27,8 @@ pub(super) fn quantile(values: &[f64], at: f64) -> f64 {
     }
 }
 
-/// Runs perftest until its clock is one: it measures the cycle counter's rate first, which on an
-/// emulated processor fails now and then, and goes on with whatever came of it.
+/// Runs perftest until its clock is calibrated. It first measures the rate of the cycle counter. On
+/// an emulated processor this fails sometimes, and perftest then continues with a wrong rate.
 pub(super) fn measure(lab: &Lab<'_>, measured: &Measured) -> anyhow::Result<f64> {
     const ATTEMPTS: usize = 12;
     for _ in 0..ATTEMPTS {
@@ -63,7 +63,7 @@ fn attempt(lab: &Lab<'_>, measured: &Measured) -> anyhow::Result<Option<f64>> {
     Ok(value.is_finite().then_some(value))
 }
 
-/// A column of perftest's line of results: the one after its heading.
+/// Returns a column of perftest's line of results, which follows the heading.
 fn result(stdout: &str, column: usize) -> Option<f64> {
     let is_heading = |line: &str| line.trim_start().starts_with("#bytes");
     let mut lines = stdout.lines().skip_while(|line| !is_heading(line));

@@ -1,5 +1,5 @@
-//! The NCCL plugin over RDMA: the harness of `tests/nccl`, which drives it as NCCL does, between
-//! the guest's two devices; and its bandwidth beside perftest's in the same boot.
+//! The NCCL plugin over RDMA. The harness of `tests/nccl` drives it like NCCL between the guest's
+//! two devices. Its bandwidth is compared with perftest's in the same boot.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,27 +16,26 @@ use super::program::patience;
 use super::wire::Capture;
 use crate::vm::task::Task;
 
-/// The plugin, and the programs that drive it.
+/// Paths of the plugin and of the programs that drive it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Nccl {
-    /// `libnccl-net-laxity.so`.
+    /// Path of `libnccl-net-laxity.so`.
     pub plugin: PathBuf,
     /// Folder with the programs of `tests/nccl`.
     pub checks: PathBuf,
 }
 
-/// Cases of `nccl_check` that are run together.
+/// Cases of `nccl_check` that run together.
 struct Group {
     name: &'static str,
     versions: &'static [&'static str],
     cases: &'static str,
-    /// Under the daemon that enforces a rate.
+    /// Whether the group runs under the daemon that enforces a rate.
     scheduled: bool,
 }
 
-/// Cases of `nccl_check` that say something about a network, by what they are about; a version is
-/// enough unless it says otherwise. What needs none of the guest (symbols, profilers) is tested
-/// outside.
+/// Cases of `nccl_check` that concern a network, by topic. One version of the interface is enough
+/// unless a group says otherwise. Cases that need no guest (symbols, profilers) are tested outside.
 const GROUPS: [Group; 5] = [
     Group {
         name: "nccl_versions",
@@ -76,7 +75,7 @@ const GROUPS: [Group; 5] = [
     },
 ];
 
-/// All that is run, by name, in order.
+/// Names of all groups and runs, in order.
 pub(super) const NAMES: [&str; 8] = [
     GROUPS[0].name,
     GROUPS[1].name,
@@ -88,16 +87,16 @@ pub(super) const NAMES: [&str; 8] = [
     "nccl_bandwidth",
 ];
 
-/// An emulated machine under other load.
+/// Factor on the harness's time limits, because the emulated machine may have other load.
 const SLOW: &str = "3";
-/// The plugin lets a message go unscheduled after 200 ms without a permit, which here is no time.
+/// Longest wait of the plugin for a permit, in ms. The default of 200 ms is too short in the guest.
 const WAIT_MS: &str = "10000";
 const LIMIT: Duration = Duration::from_secs(500);
 const REPORT: &str = scratch!("report.nccl");
 const FOLDER: &str = scratch!("nccl");
 
-/// Bandwidth: bytes of a message, messages outstanding, pairs of measurements, and the
-/// percentage of perftest's that there has to be.
+/// Parameters of the bandwidth run: bytes of a message, outstanding messages, pairs of
+/// measurements, and the required percentage of perftest's bandwidth.
 const BYTES: u64 = 1 << 20;
 const WINDOW: u64 = 8;
 const PAIRS: usize = 5;
@@ -111,7 +110,7 @@ fn text(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// A program of the harness, on RDMA.
+/// Returns a task for a program of the harness, on RDMA.
 fn task(lab: &Lab<'_>, nccl: &Nccl, program: &str, line: &str) -> Task {
     let mut argv = vec![
         text(&nccl.checks.join(program)),
@@ -125,7 +124,7 @@ fn task(lab: &Lab<'_>, nccl: &Nccl, program: &str, line: &str) -> Task {
     task
 }
 
-/// What the plugin has to know here; connections are agreed on at `interfaces`.
+/// Returns the plugin's settings. The plugin exchanges connection data over `interfaces`.
 pub(super) fn settings(interfaces: &str) -> [(String, String); 3] {
     [
         ("LAXITY_NET", "verbs"),
@@ -135,7 +134,7 @@ pub(super) fn settings(interfaces: &str) -> [(String, String); 3] {
     .map(|(name, value)| (name.to_owned(), value.to_owned()))
 }
 
-/// Runs one of [`NAMES`].
+/// Runs the group or run with a name of [`NAMES`].
 pub(super) fn run(name: &str, lab: &Lab<'_>, case: &mut CaseReport) -> anyhow::Result<()> {
     let nccl = lab
         .programs
@@ -153,7 +152,7 @@ pub(super) fn run(name: &str, lab: &Lab<'_>, case: &mut CaseReport) -> anyhow::R
     }
 }
 
-/// Cases of `nccl_check`: each has its line, and those that failed say why.
+/// Runs cases of `nccl_check`. Each case prints a line, with the reason if it failed.
 fn check(lab: &Lab<'_>, nccl: &Nccl, group: &Group, case: &mut CaseReport) -> anyhow::Result<()> {
     let versions: Vec<String> = group.versions.iter().map(|v| format!("-v {v}")).collect();
     let line = format!("-d 0 -e 1 -s {SLOW} {} {}", versions.join(" "), group.cases);
@@ -182,7 +181,7 @@ fn check(lab: &Lab<'_>, nccl: &Nccl, group: &Group, case: &mut CaseReport) -> an
     Ok(())
 }
 
-/// What the plugin counted of messages of a kind.
+/// The plugin's counters of one kind of messages.
 #[derive(Debug, Default, Deserialize)]
 struct Sends {
     dscp: u8,
@@ -193,7 +192,7 @@ struct Sends {
     overdue: u64,
 }
 
-/// A line of a report: the plugin's or the preload library's.
+/// A line of a report, which the plugin or the preload library writes.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct ReportLine {
@@ -207,9 +206,9 @@ struct ReportLine {
     passed_work_requests: u64,
 }
 
-/// An all-to-all under the daemon: every byte is under a permit, in the class of collectives, and
-/// some had to wait. With the preload library in the same processes the same holds, and the library
-/// sees none of the plugin's work requests.
+/// Runs an all-to-all under the daemon. Every byte must be under a permit and in the class of
+/// collectives, and some must have waited. The same must hold with the preload library in the same
+/// processes, and the library must see none of the plugin's work requests.
 fn rounds(
     lab: &Lab<'_>,
     nccl: &Nccl,
@@ -274,7 +273,7 @@ fn sum(plugin: &[ReportLine], of: fn(&Sends) -> u64) -> u64 {
     plugin.iter().flat_map(|line| &line.sends).map(of).sum()
 }
 
-/// The plugin's own reports, if `ranks` sent `total` bytes.
+/// Checks the plugin's reports, for `ranks` that sent `total` bytes.
 fn check_sends(plugin: &[ReportLine], ranks: u64, total: u64, case: &mut CaseReport) {
     let by_verbs = plugin.iter().filter(|line| line.network == "verbs").count() as u64;
     let why = format!("{by_verbs} of {ranks} ranks used verbs");
@@ -304,7 +303,7 @@ fn check_sends(plugin: &[ReportLine], ranks: u64, total: u64, case: &mut CaseRep
     );
 }
 
-/// The preload library's reports, if it is in `ranks` processes whose only work requests are the
+/// Checks the preload library's reports, for `ranks` processes whose only work requests are the
 /// plugin's.
 fn check_preload(shim: &[ReportLine], ranks: u64, case: &mut CaseReport) {
     let present = shim.len() as u64;
@@ -317,7 +316,7 @@ fn check_preload(shim: &[ReportLine], ranks: u64, case: &mut CaseReport) {
     case.check(taken == 0, why);
 }
 
-/// MiB/s of `nccl_perf`, one connection.
+/// Returns the MiB/s of `nccl_perf` over one connection.
 fn measure(lab: &Lab<'_>, nccl: &Nccl) -> anyhow::Result<f64> {
     #[derive(Deserialize)]
     struct Said {
@@ -348,12 +347,12 @@ fn measure(lab: &Lab<'_>, nccl: &Nccl) -> anyhow::Result<f64> {
     Ok(said.gbit_per_s * 1e9 / 8.0 / f64::from(1 << 20))
 }
 
-/// The plugin's bandwidth as a part of perftest's, which writes as large pieces without asking
-/// anybody.
+/// Measures the plugin's bandwidth as a share of perftest's, which writes pieces of the same size
+/// without permits.
 fn bandwidth(lab: &Lab<'_>, nccl: &Nccl, case: &mut CaseReport) -> anyhow::Result<()> {
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for pair in 0..PAIRS {
-        // Which comes first changes, so that what drifts hits both.
+        // The order alternates, so that a drift of the machine affects both.
         for plugin in [pair % 2 == 0, pair % 2 != 0] {
             if plugin {
                 ours.push(measure(lab, nccl)?);

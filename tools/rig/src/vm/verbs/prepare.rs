@@ -1,5 +1,5 @@
-//! On the host, before the boot: builds the check programs and gets the Mooncake Transfer Engine
-//! and pyverbs, all into the lab's cache, each once.
+//! Preparation on the host before the boot. It builds the check programs and downloads the Mooncake
+//! Transfer Engine and pyverbs into the lab's cache, each once.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,16 +11,16 @@ use anyhow::{Context as _, bail};
 use crate::sandbox::find_program;
 use crate::vm::image;
 
-/// The version that the matrix was written against.
+/// Version of the Transfer Engine for which the matrix was written.
 pub const TRANSFER_ENGINE: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
 
-/// Where all of it goes: beside the guest's kernel.
+/// Returns the folder for the programs, next to the guest's kernel.
 #[must_use]
 pub fn folder() -> PathBuf {
     image::cache_folder().join("verbs")
 }
 
-/// Runs a program to its end.
+/// Runs a program to its end and returns its output.
 fn call(command: &mut Command) -> anyhow::Result<String> {
     let what = format!("{command:?}");
     let output = command
@@ -38,10 +38,10 @@ fn modified(path: &Path) -> Option<SystemTime> {
 }
 
 /// Builds the programs of `sources` (`tests/verbs` or `tests/nccl` of the repository), with a
-/// sanitizer or without, unless they are there and newer.
+/// sanitizer or without. Programs that are newer than their sources are kept.
 ///
 /// # Errors
-/// There is no compiler, or no libibverbs to build with; the message names the packages.
+/// Fails if there is no compiler or no libibverbs. The message names the packages.
 pub fn checks(sources: &Path, sanitizer: Option<&str>) -> anyhow::Result<PathBuf> {
     let script = sources.join("build.sh");
     if !script.is_file() {
@@ -51,7 +51,7 @@ pub fn checks(sources: &Path, sanitizer: Option<&str>) -> anyhow::Result<PathBuf
             script.display()
         );
     }
-    // One folder per source tree: several may be tested by turns.
+    // One folder per source tree, so that several trees can be tested in turn.
     let tree: String = (sources
         .canonicalize()
         .unwrap_or_else(|_| sources.to_owned()))
@@ -75,10 +75,10 @@ pub fn checks(sources: &Path, sanitizer: Option<&str>) -> anyhow::Result<PathBuf
     Ok(out)
 }
 
-/// The address sanitizer's library, which has to be preloaded before ours.
+/// Returns the address sanitizer's library, which has to be preloaded before `liblaxity.so`.
 ///
 /// # Errors
-/// The compiler has none.
+/// Fails if the compiler has none.
 pub fn libasan() -> anyhow::Result<PathBuf> {
     let path = call(Command::new("cc").arg("-print-file-name=libasan.so"))?;
     let path = Path::new(&path)
@@ -87,10 +87,10 @@ pub fn libasan() -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// A Python that has the Transfer Engine: a virtual environment in the cache.
+/// Returns a Python that has the Transfer Engine, in a virtual environment in the cache.
 ///
 /// # Errors
-/// There is no Python that can make one, or the package cannot be downloaded.
+/// Fails if no Python can make the environment, or the package cannot be downloaded.
 pub fn python() -> anyhow::Result<PathBuf> {
     let environment = folder().join("venv");
     let python = environment.join("bin/python");
@@ -105,7 +105,7 @@ pub fn python() -> anyhow::Result<PathBuf> {
     let _ = fs::remove_dir_all(&environment);
     fs::create_dir_all(folder()).context("creating the cache")?;
     let base = find_program("python3").context("python3 is missing; run `tools/setup.sh verbs`")?;
-    // The engine's wheels are for particular versions; the system's first.
+    // The engine's wheels exist only for some versions of Python, so the system's is tried first.
     let base = ["/usr/bin/python3".into(), base]
         .into_iter()
         .find(|python: &PathBuf| {
@@ -133,14 +133,14 @@ pub fn python() -> anyhow::Result<PathBuf> {
     Ok(python)
 }
 
-/// Debian's package of pyverbs, which brings rdma-core's own tests.
+/// Debian's package of pyverbs, which includes rdma-core's own tests.
 const PYVERBS: &str = "python3-pyverbs";
 
-/// pyverbs (`modules`) and its test suite (`tests`), as Debian packages them: of the release that
-/// this host's libibverbs is of.
+/// Returns the folder with pyverbs (`modules`) and its test suite (`tests`), as Debian packages
+/// them. Their release is that of the host's libibverbs.
 ///
 /// # Errors
-/// This host has no Debian archive to get it from, or the package has another form.
+/// Fails if the host has no Debian archive, or the package has an unexpected form.
 pub fn pyverbs() -> anyhow::Result<PathBuf> {
     let release = call(Command::new("dpkg-query").args(["-W", "-f", "${Version}", "libibverbs1"]))
         .context("pyverbs is got from Debian; --without-pyverbs does without")?;

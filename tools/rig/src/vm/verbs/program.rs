@@ -1,4 +1,4 @@
-//! A program of the matrix: what is run, and what must come of it.
+//! A program of the matrix: its command and its expected results.
 
 use std::fs;
 use std::path::Path;
@@ -7,50 +7,50 @@ use std::time::{Duration, Instant};
 use super::Lab;
 use crate::vm::task::{Running, Task};
 
-/// How the library gets into a program.
+/// The way in which the library is loaded into a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Through {
-    /// `laxity run --profile … -- PROGRAM`.
+    /// By `laxity run --profile … -- PROGRAM`.
     Run,
-    /// `LD_PRELOAD` and `LAXITY_PROFILE`, set by hand.
+    /// By `LD_PRELOAD` and `LAXITY_PROFILE`, set by hand.
     Preload,
 }
 
-/// How both sides of a program are started.
+/// The way in which both sides of a program are started.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Launch {
     pub(super) through: Through,
     pub(super) profile: &'static str,
-    /// The program is killed after this time.
+    /// Time after which the program is killed.
     pub(super) limit: Duration,
 }
 
-/// What one side posts on queue pairs of any kind.
+/// The work requests that one side posts, on queue pairs of any kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Posted {
-    /// Known from its arguments.
+    /// The arguments determine the work requests.
     Exactly {
-        /// Work requests.
+        /// Number of work requests.
         work_requests: u64,
-        /// Their payload.
+        /// Payload bytes of the work requests.
         bytes: u64,
     },
-    /// It says so itself, in lines of JSON with `work_requests`, `bytes` and `passed`.
+    /// The program prints lines of JSON with `work_requests`, `bytes` and `passed`.
     Stated,
-    /// Only the wire tells.
+    /// Only the wire shows the work requests.
     Wire,
 }
 
-/// When a server can be connected to.
+/// The condition under which a client can connect to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ready {
-    /// Something listens at this TCP port.
+    /// A process listens at this TCP port.
     Port(u16),
-    /// Something listens for connections by rdma_cm.
+    /// A process listens for connections by rdma_cm.
     Management,
 }
 
-/// One process.
+/// One process of a program.
 #[derive(Clone, Debug)]
 pub(super) struct Side {
     pub(super) argv: Vec<String>,
@@ -58,20 +58,20 @@ pub(super) struct Side {
     pub(super) posted: Posted,
 }
 
-/// One program of the matrix: a client, mostly with a server.
+/// One program of the matrix: a client, and in most cases a server.
 #[derive(Clone, Debug)]
 pub(super) struct Program {
     pub(super) name: String,
     pub(super) launch: Launch,
     pub(super) server: Option<(Side, Ready)>,
     pub(super) client: Side,
-    /// Work requests must have waited.
+    /// Whether some work requests must have waited.
     pub(super) must_defer: bool,
-    /// DSCP of connected queue pairs; `None`: the program sets classes itself.
+    /// DSCP of connected queue pairs, or `None` if the program sets classes itself.
     pub(super) dscp: Option<u8>,
-    /// DSCP of datagrams, which keep the program's own.
+    /// DSCP of datagrams, which keep the class that the program chose.
     pub(super) datagram_dscp: Option<u8>,
-    /// Whether each work request is a message on the wire: not so where some are made to fail.
+    /// Whether each work request is a message on the wire. Not so if some are made to fail.
     pub(super) all_cross: bool,
 }
 
@@ -90,14 +90,14 @@ impl Side {
     }
 }
 
-/// The guest is emulated and shares its processors. A daemon that is silent for 100 ms, the
-/// library's default limit, is not dead there. `faults.rs` keeps the default.
+/// Stall timeout of libraries, in ms. The guest is emulated, so a living daemon may be silent for
+/// 100 ms, which is the default. `faults.rs` keeps the default.
 const STALL_MS: &str = "5000";
-/// Time for the daemon's answer when a program starts. A queue pair keeps for life the class that
-/// it gets when it connects, so it must not connect before the daemon has answered.
+/// Longest wait for the daemon's answer when a program starts, in ms. A queue pair keeps the class
+/// that it gets when it connects, so it must not connect before the answer.
 const ATTACH_MS: &str = "5000";
 
-/// How long libraries wait for a daemon of the guest.
+/// Returns the time limits of libraries that wait for a daemon of the guest.
 pub(super) fn patience() -> [(String, String); 2] {
     [
         ("LAXITY_STALL_MS", STALL_MS),
@@ -106,7 +106,7 @@ pub(super) fn patience() -> [(String, String); 2] {
     .map(|(name, value)| (name.to_owned(), value.to_owned()))
 }
 
-/// A side's task, with the library in it, reporting to a file.
+/// Returns the task of a side, with the library in it, which writes its report to a file.
 pub(super) fn task(lab: &Lab<'_>, side: &Side, launch: Launch, report: &str) -> Task {
     let _ = fs::remove_file(report);
     let text = |path: &Path| path.display().to_string();
@@ -134,12 +134,12 @@ pub(super) fn task(lab: &Lab<'_>, side: &Side, launch: Launch, report: &str) -> 
     }
     argv.extend(side.argv.iter().cloned());
     let mut task = lab.guest.task(argv, launch.limit);
-    // The last value of a name counts.
+    // The last of several variables with the same name counts.
     task.env.extend(env);
     task
 }
 
-/// Whether something listens at a TCP port.
+/// Reports whether a process listens at a TCP port.
 fn listens(port: u16) -> bool {
     let wanted = format!(":{port:04X}");
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|table| {
@@ -152,7 +152,7 @@ fn listens(port: u16) -> bool {
     })
 }
 
-/// Waits until a server can be connected to.
+/// Waits until a client can connect to a server.
 pub(super) fn await_ready(lab: &Lab<'_>, server: &mut Running, ready: Ready) -> anyhow::Result<()> {
     const READY_WITHIN: Duration = Duration::from_secs(30);
     const LISTENS_AFTER: Duration = Duration::from_millis(300);
@@ -168,7 +168,7 @@ pub(super) fn await_ready(lab: &Lab<'_>, server: &mut Running, ready: Ready) -> 
         };
         if up {
             if ready == Ready::Management {
-                // It is said to listen a moment before the device does, which until then rejects.
+                // The kernel shows the listener a moment before the device accepts connections.
                 std::thread::sleep(LISTENS_AFTER);
             }
             return Ok(());

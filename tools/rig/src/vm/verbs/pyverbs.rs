@@ -1,5 +1,5 @@
-//! pyverbs' own test suite (rdma-core's `tests`), without the library, with it, and under a daemon
-//! that permits one work request at a time: the same tests pass.
+//! pyverbs' own test suite (rdma-core's `tests`) without the library, with it, and under a daemon
+//! that permits one work request at a time. The same tests must pass each time.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,18 +15,18 @@ use super::daemon::{Daemon, TIGHT_SOCKET};
 use super::program::patience;
 use crate::vm::network::DEVICES;
 
-/// What it is called among the programs.
+/// Name of the suite among the programs.
 pub(super) const NAME: &str = "pyverbs";
 const SCRIPT: &str = scratch!("pyverbs_suite.py");
 const SCRIPT_PY: &str = include_str!("pyverbs_suite.py");
 const LIMIT: Duration = Duration::from_secs(300);
-/// Fewer than this pass where the suite itself does not work, and then nothing is compared.
+/// Fewest tests that must pass without the library. With fewer the suite itself does not work.
 const PASSED_MIN: usize = 40;
-/// A test that fails with the library alone is run again this often, both ways by turns: SoftRoCE
-/// itself fails one now and then.
+/// Number of times that a test which only fails with the library runs again, with and without it.
+/// SoftRoCE itself fails a test sometimes.
 const AGAIN: usize = 2;
 
-/// How the tests ended, by name.
+/// Results of the tests, by name.
 #[derive(Debug, Default, Deserialize)]
 struct Ended {
     ended: BTreeMap<String, String>,
@@ -44,14 +44,14 @@ impl Ended {
     }
 }
 
-/// How the suite is run.
+/// The environment of a run of the suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Under {
-    /// Without the library.
+    /// Without the library and without a daemon.
     Nothing,
-    /// With it, under the daemon of the matrix.
+    /// With the library, under the daemon of the matrix.
     Daemon,
-    /// With it, under a daemon that permits one work request at a time.
+    /// With the library, under a daemon that permits one work request at a time.
     Tight,
 }
 
@@ -65,7 +65,7 @@ impl Under {
     }
 }
 
-/// Runs the suite, or those tests of it.
+/// Runs the suite, or only the given tests of it.
 fn suite(lab: &Lab<'_>, under: Under, only: &[&str]) -> anyhow::Result<Ended> {
     let folder = lab
         .programs
@@ -97,7 +97,7 @@ fn suite(lab: &Lab<'_>, under: Under, only: &[&str]) -> anyhow::Result<Ended> {
     serde_json::from_str(line).with_context(|| format!("pyverbs' suite said: {line}"))
 }
 
-/// Compares two ways to run it; a line for each test that differs every time.
+/// Compares two runs. Adds a failure for each test that differs every time.
 fn compare(
     lab: &Lab<'_>,
     before: &Ended,
@@ -123,7 +123,7 @@ fn compare(
     Ok(())
 }
 
-/// Runs the suite in all three ways.
+/// Runs the suite in all three environments.
 pub(super) fn run(lab: &Lab<'_>, case: &mut CaseReport) -> anyhow::Result<()> {
     fs::write(SCRIPT, SCRIPT_PY).context("writing pyverbs_suite.py")?;
     let before = suite(lab, Under::Nothing, &[])?;

@@ -1,4 +1,4 @@
-//! What the matrix comes to: one entry per program, as JSON and as a table for people.
+//! The report of the matrix: one entry per program, as JSON and as a table.
 
 use std::collections::BTreeSet;
 
@@ -8,22 +8,22 @@ use serde::{Deserialize, Serialize};
 use super::case::CaseReport;
 use super::contention::Contention;
 
-/// Everything that one boot brought.
+/// The results of one boot.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct VerbsReport {
-    /// The matrix.
+    /// Results of the programs of the matrix.
     pub programs: Vec<ProgramReport>,
-    /// A collective against bulk transfers, if that was asked for.
+    /// Result of the contention of a collective with bulk transfers, if it was run.
     pub contention: Option<Contention>,
-    /// The same with the collective through the NCCL plugin.
+    /// Result of the contention with the collective through the NCCL plugin, if it was run.
     #[serde(default)]
     pub plugin_contention: Option<Contention>,
-    /// What was killed, and what came of it.
+    /// Results of the faults.
     pub faults: Vec<CaseReport>,
-    /// The NCCL plugin over verbs.
+    /// Results of the NCCL plugin over verbs.
     #[serde(default)]
     pub plugin: Vec<CaseReport>,
-    /// pyverbs' own test suite.
+    /// Result of pyverbs' own test suite, if it was run.
     #[serde(default)]
     pub pyverbs: Option<CaseReport>,
 }
@@ -38,42 +38,41 @@ impl VerbsReport {
         self.contention.iter().chain(&self.plugin_contention)
     }
 
-    /// Whether all that was run passed, and anything was run at all.
+    /// Reports whether all that was run passed, and anything was run at all.
     #[must_use]
     pub fn passed(&self) -> bool {
         let ran = self.cases().next().is_some() || self.contentions().next().is_some();
         ran && !self.failed()
     }
 
-    /// Whether anything that was run failed.
+    /// Reports whether anything that was run failed.
     #[must_use]
     pub fn failed(&self) -> bool {
         !self.cases().all(|case| case.passed) || !self.contentions().all(Contention::passed)
     }
 }
 
-/// One program of the matrix, both sides together.
+/// The result of one program of the matrix, with both sides together.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct ProgramReport {
-    /// What it came to, and what the library counted.
+    /// Result of the case, with the library's counters.
     #[serde(flatten)]
     pub case: CaseReport,
-    /// What it ran, without the library's part.
+    /// Command of the program, without the library's part.
     pub command: String,
-    /// Job profile.
+    /// Name of the job profile.
     pub profile: String,
     /// Messages of connected queue pairs that crossed the router, retransmissions left out.
     pub wire_messages: u64,
-    /// Their payload, READs' data included.
+    /// Payload bytes of the messages on the wire, including READs' data.
     pub wire_bytes: u64,
-    /// Packets of theirs that crossed again: the sender did not wait long enough, or some were
-    /// lost.
+    /// Packets of connected queue pairs that crossed again, because of a short timeout or a loss.
     pub wire_repeats: u64,
-    /// DSCPs of all RoCE packets that crossed it, but for connection management.
+    /// DSCPs of all RoCE packets that crossed the router, except connection management.
     pub dscp: BTreeSet<u8>,
 }
 
-/// A table whose columns from the third to the `last` are numbers; `None` without rows.
+/// Returns a table whose columns from the third to the `last` are numbers, or `None` without rows.
 fn table_of(header: &[&str], last: usize, rows: Vec<Vec<String>>) -> Option<String> {
     let mut table = Table::new();
     table
@@ -90,7 +89,7 @@ fn mark(case: &CaseReport) -> String {
     if case.passed { "ok" } else { "FAILED" }.into()
 }
 
-/// Rows of one kind: the name, whether it passed, seconds, and what was seen.
+/// Returns a table of cases of one kind: name, result, seconds, and observations.
 fn cases<'a>(kind: &str, cases: impl IntoIterator<Item = &'a CaseReport>) -> Option<String> {
     let row = |case: &CaseReport| {
         let seconds = format!("{:.1}", case.seconds);
@@ -118,7 +117,7 @@ fn programs(report: &VerbsReport) -> Option<String> {
     table_of(&header, 7, report.programs.iter().map(row).collect())
 }
 
-/// The report for people.
+/// Returns the report as text.
 #[must_use]
 pub fn table(report: &VerbsReport) -> String {
     let with_plugin = report.plugin_contention.as_ref();

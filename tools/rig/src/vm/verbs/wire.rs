@@ -1,12 +1,12 @@
-//! What crossed the router, by a capture of its ports: an account of each program that owes nothing
-//! to the library.
+//! Traffic that crossed the router, from a capture of its ports. This account of a program does not
+//! depend on the library.
 //!
-//! `tcpdump` records the heads of all RoCEv2 packets (UDP port 4791) as they leave the router. A
-//! work request of a connected queue pair is one message: it ends with a packet whose opcode says
-//! last or only, or it is one READ or atomic request (InfiniBand architecture 1.6, vol. 1, §9.2).
-//! Packet sequence numbers rise by one per packet in a flow, and by the packets of the response for
-//! a READ (§9.4.4, §9.7.3); the queues are in order, so a number below the next one expected is a
-//! retransmission, and left out.
+//! `tcpdump` records the headers of all RoCEv2 packets (UDP port 4791) as they leave the router. A
+//! work request of a connected queue pair is one message. It ends with a packet whose opcode has
+//! "last" or "only", or it is one READ or atomic request (InfiniBand architecture 1.6, vol. 1,
+//! §9.2). Packet sequence numbers rise by one per packet in a flow, and for a READ by the packets
+//! of the response (§9.4.4, §9.7.3). The queues keep the order, so a number below the next expected
+//! one is a retransmission and is not counted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -21,11 +21,11 @@ use crate::vm::network::ROUTER;
 use crate::vm::task::Running;
 
 const FILE: &str = scratch!("roce.pcap");
-/// Ethernet-like head of `any` (16), IPv4 (20), UDP (8), BTH (12), RETH or AtomicETH (28), and
-/// room.
+/// Captured bytes of a packet: header of `any` (16), IPv4 (20), UDP (8), BTH (12), RETH or
+/// AtomicETH (28), and spare bytes.
 const SNAP: &str = "112";
 const FOR_EVER: Duration = Duration::from_secs(24 * 3600);
-/// Nothing new for this long: all that was sent is written.
+/// Time without new packets after which the capture counts as complete.
 const QUIET: Duration = Duration::from_millis(60);
 const QUIET_WITHIN: Duration = Duration::from_secs(5);
 /// Queue pair of connection management.
@@ -33,24 +33,24 @@ const MANAGEMENT: u32 = 1;
 /// RoCE's MTU in the lab.
 const MTU: u32 = 4096;
 
-/// What crossed in a span of time.
+/// The traffic of a span of time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Crossed {
-    /// Messages of connected queue pairs.
+    /// Number of messages of connected queue pairs.
     pub(super) messages: u64,
-    /// Their payload; and that of responses to READs, 8 for each atomic.
+    /// Payload bytes of messages and of responses to READs, and 8 for each atomic.
     pub(super) bytes: u64,
-    /// Packets of theirs that had crossed before.
+    /// Packets of connected queue pairs that had crossed before.
     pub(super) repeats: u64,
-    /// Datagrams.
+    /// Number of datagrams.
     pub(super) datagrams: u64,
-    /// DSCPs of connected queue pairs, acknowledgements included.
+    /// DSCPs of connected queue pairs, including acknowledgements.
     pub(super) connected: BTreeSet<u8>,
     /// DSCPs of datagrams.
     pub(super) datagram: BTreeSet<u8>,
 }
 
-/// A capture that runs.
+/// A running capture.
 #[derive(Debug)]
 pub(super) struct Capture {
     running: Running,
@@ -58,7 +58,7 @@ pub(super) struct Capture {
 }
 
 impl Capture {
-    /// Starts one; returns when it listens.
+    /// Starts a capture and returns when it listens.
     pub(super) fn start(guest: &Guest) -> anyhow::Result<Self> {
         let args = "netns exec ROUTER tcpdump -n -i any -Q out -y LINUX_SLL -s SNAP -B 32768 \
                     --immediate-mode -U -w FILE udp dst port 4791";
@@ -76,7 +76,7 @@ impl Capture {
         Ok(Self { running, read: 24 })
     }
 
-    /// What crossed since the last call.
+    /// Returns the traffic since the last call.
     pub(super) fn take(&mut self) -> anyhow::Result<Crossed> {
         let mut file = File::open(FILE).context("the capture")?;
         let give_up = Instant::now() + QUIET_WITHIN;
@@ -101,7 +101,7 @@ impl Capture {
         Ok(crossed)
     }
 
-    /// Ends it; how many packets it missed.
+    /// Ends the capture and returns how many packets it missed.
     pub(super) fn finish(self) -> u64 {
         self.running.signal(Signal::SIGINT);
         let report = self.running.wait();
@@ -114,14 +114,14 @@ impl Capture {
     }
 }
 
-/// The number that the next packet of a flow has.
+/// The expected sequence number of a flow.
 #[derive(Debug, Default)]
 struct Flow {
     next: Option<u32>,
 }
 
 impl Flow {
-    /// Whether a packet is new, which moves on by `step`.
+    /// Reports whether a packet is new, and if so advances the expected number by `step`.
     fn is_new(&mut self, number: u32, step: u32) -> bool {
         const HALF: u32 = 1 << 23;
         let new = self
@@ -138,7 +138,7 @@ fn be32(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_be_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// Accounts for the records of a capture; also how many bytes were whole records.
+/// Accounts for the records of a capture. Also returns how many bytes were complete records.
 fn account(bytes: &[u8]) -> anyhow::Result<(Crossed, usize)> {
     let mut crossed = Crossed::default();
     let mut flows = BTreeMap::new();
@@ -151,14 +151,14 @@ fn account(bytes: &[u8]) -> anyhow::Result<(Crossed, usize)> {
         let Some(packet) = bytes.get(at + 16..at + 16 + length) else {
             break;
         };
-        // A packet that is cut short or of another kind counts nowhere.
+        // A truncated packet or one of another kind is not counted.
         let _ = count(packet, &mut flows, &mut crossed);
         at += 16 + length;
     }
     Ok((crossed, at))
 }
 
-/// Counts one packet, which begins with the head of Linux's cooked capture.
+/// Counts one packet, which begins with the header of Linux's cooked capture.
 fn count(
     packet: &[u8],
     flows: &mut BTreeMap<(u32, u32, bool), Flow>,
@@ -184,7 +184,7 @@ fn count(
         return Some(());
     }
     crossed.connected.insert(dscp);
-    // Extended heads by operation, the same for RC (0) and UC (1).
+    // Extended headers by operation, the same for RC (0) and UC (1).
     let (extended, last) = match operation {
         0 | 1 | 7 => (0, false),          // SEND first, middle; WRITE middle
         2 | 4 | 8 => (0, true),           // SEND last, only; WRITE last
@@ -210,7 +210,7 @@ fn count(
         crossed.repeats += 1;
     } else {
         crossed.messages += u64::from(last);
-        // IPv4, UDP, BTH, the extended head, padding, and the checksum at the end.
+        // Headers are IPv4, UDP, BTH, the extended header, padding, and the checksum at the end.
         let heads = head + 8 + 12 + extended + pad + 4;
         crossed.bytes += match operation {
             19 | 20 => 8,
@@ -224,7 +224,7 @@ fn count(
 mod tests {
     use super::*;
 
-    /// A record with one RoCE packet.
+    /// Returns a record with one RoCE packet.
     fn record(dscp: u8, queue_pair: u32, opcode: u8, number: u32, rest: usize) -> Vec<u8> {
         let total = (20 + 8 + 12 + rest + 4) as u16;
         let mut packet = vec![0; 16];
@@ -276,7 +276,7 @@ mod tests {
     fn a_read_is_one_message_and_its_data_are_the_response() {
         let mut request = record(10, 17, 12, 5, 16);
         let length = request.len() - 4 - 4;
-        // DMA length of the RETH: the last four of its sixteen bytes.
+        // The DMA length is in the last four of the sixteen bytes of the RETH.
         request[length + 4..].copy_from_slice(&8192_u32.to_be_bytes());
         let bytes = [
             request.clone(),

@@ -1,6 +1,6 @@
-//! One other rank: a communicator each way, and the messages on them.
+//! Another rank as the peer of exchanges: a communicator in each direction, and their messages.
 //!
-//! A parcel is its length (u64, little-endian) and its bytes, cut into messages.
+//! A parcel consists of its length (u64, little-endian) and its bytes, and is cut into messages.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -15,23 +15,23 @@ use super::DEVICE;
 use crate::apart::inbox::{Inbox, Key};
 use crate::carry::frame::PARCEL_BYTES_MAX;
 
-/// Most bytes of a message: a step of NCCL's buffers (4 MiB in 8 steps).
+/// Most bytes of a message. This is a step of NCCL's buffers (4 MiB in 8 steps).
 const MESSAGE_BYTES_MAX: usize = 512 << 10;
 
-/// Messages under way on one communicator: NCCL's steps.
+/// Most messages in flight on one communicator. NCCL has as many steps.
 const UNDER_WAY_MAX: usize = 8;
 
-/// Bytes of a parcel's length.
+/// Bytes of a parcel's length field.
 const LENGTH_BYTES: usize = 8;
 
-/// A parcel that is to come.
+/// A parcel that is expected.
 struct Inbound {
     key: Key,
-    /// Its bytes so far, the length included.
+    /// The bytes that arrived so far, including the length.
     bytes: Vec<u8>,
 }
 
-/// Bytes of a parcel with its length, once that is known.
+/// Returns the bytes of a parcel with its length, or `None` until the length has arrived.
 fn wire_bytes(so_far: &[u8]) -> anyhow::Result<Option<usize>> {
     let Some(length) = so_far.first_chunk::<LENGTH_BYTES>() else {
         return Ok(None);
@@ -43,27 +43,28 @@ fn wire_bytes(so_far: &[u8]) -> anyhow::Result<Option<usize>> {
     Ok(Some(LENGTH_BYTES + length as usize))
 }
 
-/// One other rank.
+/// Another rank and the state of its exchanges.
 pub(super) struct Peer {
     pub(super) rank: SocketAddr,
     listener: Option<Listener>,
     connecting: Option<Connecting>,
     send: Option<SendComm>,
     receive: Option<RecvComm>,
-    /// Messages that wait.
+    /// Messages that wait to be sent.
     outbound: VecDeque<Vec<u8>>,
-    /// The first of those that wait, in memory, once the plugin has said "not now" to it.
+    /// Copy in registered memory of the first waiting message, after the plugin answered "not now".
     filled: Option<(Region, usize)>,
     sending: VecDeque<Request>,
     inbound: VecDeque<Inbound>,
-    /// The message that is to come next. There is one at a time: how many follow is in the first.
+    /// Request for the next message. There is one at a time, because the first says how many
+    /// follow.
     receiving: Option<Request>,
     spare_out: Vec<Region>,
     spare_in: Option<Region>,
 }
 
 impl Peer {
-    /// Listens for one.
+    /// Listens for a rank.
     pub(super) fn listen(context: &Context, rank: SocketAddr) -> Result<(Self, Handle), HostError> {
         let (listener, handle) = context.listen(DEVICE)?;
         let peer = Self {
@@ -83,12 +84,12 @@ impl Peer {
         Ok((peer, handle))
     }
 
-    /// Begins to connect to where the rank listens.
+    /// Begins to connect to a rank at its handle.
     pub(super) fn connect(&mut self, context: &Context, handle: Handle) {
         self.connecting = Some(context.connect(DEVICE, handle));
     }
 
-    /// Whether the plugin has to be asked again without an order.
+    /// Reports whether the plugin has to be polled even without a new command.
     pub(super) fn is_busy(&self) -> bool {
         self.connecting.is_some()
             || self.listener.is_some()
@@ -96,7 +97,7 @@ impl Peer {
             || !(self.outbound.is_empty() && self.sending.is_empty() && self.inbound.is_empty())
     }
 
-    /// Sends a parcel, and receives one.
+    /// Sends a parcel and receives one.
     pub(super) fn exchange(&mut self, key: Key, payload: Vec<u8>) {
         let mut bytes = (payload.len() as u64).to_le_bytes().to_vec();
         bytes.extend(payload);
@@ -106,7 +107,7 @@ impl Peer {
         self.inbound.push_back(Inbound { key, bytes });
     }
 
-    /// Goes on with whatever is under way.
+    /// Makes progress on all transfers.
     pub(super) fn turn(&mut self, inbox: &Inbox) -> anyhow::Result<()> {
         if let Some(connecting) = &mut self.connecting
             && let Some(send) = connecting.poll()?
@@ -120,7 +121,7 @@ impl Peer {
             self.receive = Some(receive);
             self.listener = None;
         }
-        // Receives first: a rank may wait for them.
+        // Receive first, because the other rank may wait for that.
         while self.receive(inbox)? {}
         self.send()
     }
@@ -167,7 +168,7 @@ impl Peer {
         Ok(())
     }
 
-    /// Receives a message, if there is one. Returns whether there was.
+    /// Receives a message if one has arrived, and returns whether it did.
     fn receive(&mut self, inbox: &Inbox) -> anyhow::Result<bool> {
         let (Some(comm), Some(parcel)) = (&self.receive, self.inbound.front_mut()) else {
             return Ok(false);

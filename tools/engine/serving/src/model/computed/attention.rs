@@ -1,24 +1,24 @@
 //! Attention of ragged rows over a paged KV cache.
 //!
-//! On CPUs it is an operation of our own: each row reads its context's keys and values where they
-//! lie, in order of position, so that its result depends on nothing else in the batch, and nothing
-//! is gathered or padded. Elsewhere, sequence by sequence, it is made of the crate's operations
-//! (gather, multiply, mask, softmax, multiply); a test compares the two.
+//! On CPUs it is an operation of this module. Each row reads the keys and values of its context in
+//! place, in order of position. So its result does not depend on the batch, and nothing is gathered
+//! or padded. Elsewhere it consists of candle's operations (gather, multiply, mask, softmax,
+//! multiply) for each sequence. A test compares both.
 
 use candle_core::{CpuStorage, CustomOp3, DType, Device, Layout, Result, Shape, Tensor, bail};
 use rayon::prelude::*;
 
-/// Numbers that are multiplied side by side.
+/// Count of numbers that are multiplied in parallel.
 const LANES: usize = 8;
 
-/// Which rows of a batch belong together, and where their context lies.
+/// The rows of a batch, with their sequences and the blocks of their contexts.
 #[derive(Clone, Debug)]
 pub struct Rows {
-    /// Of each row: the sequence (an index into `pages`) and the position in it.
+    /// The sequence (an index into `pages`) of each row, and the position in it.
     pub rows: Vec<(usize, usize)>,
-    /// Of each sequence: its blocks, in order.
+    /// The blocks of each sequence, in order.
     pub pages: Vec<Vec<u32>>,
-    /// Tokens a block.
+    /// Tokens of one block.
     pub block_tokens: usize,
 }
 
@@ -28,7 +28,7 @@ impl Rows {
         block * self.block_tokens + position % self.block_tokens
     }
 
-    /// The slots that the rows' own keys and values go to.
+    /// Returns the slots for the rows' own keys and values.
     #[must_use]
     pub fn own_slots(&self) -> Vec<u32> {
         self.rows
@@ -37,7 +37,7 @@ impl Rows {
             .collect()
     }
 
-    /// Whether every position has a block, of which there are `blocks`.
+    /// Reports whether every position has a block below `blocks`.
     #[must_use]
     pub fn fits(&self, blocks: usize) -> bool {
         self.rows.iter().all(|&(sequence, position)| {
@@ -49,14 +49,14 @@ impl Rows {
     }
 }
 
-/// Sizes of the heads.
+/// Numbers and width of the heads.
 #[derive(Clone, Copy, Debug)]
 pub struct Heads {
-    /// Of queries.
+    /// Number of heads of queries.
     pub heads: usize,
-    /// Of keys and values.
+    /// Number of heads of keys and values.
     pub kv_heads: usize,
-    /// Width of each.
+    /// Width of each head.
     pub width: usize,
 }
 
@@ -85,7 +85,7 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 }
 
 impl Paged<'_> {
-    /// One row: all heads.
+    /// Computes all heads of one row.
     fn row(&self, row: usize, query: &[f32], keys: &[f32], values: &[f32], out: &mut [f32]) {
         let Heads {
             heads,
@@ -161,11 +161,11 @@ impl CustomOp3 for Paged<'_> {
     }
 }
 
-/// `softmax(q·kᵀ/√d)·v` of `queries` `[rows, heads × width]` over `keys` and `values` `[slots,
-/// kv_heads × width]`, each row over its sequence up to its own position.
+/// Returns `softmax(q·kᵀ/√d)·v` of `queries` `[rows, heads × width]` over `keys` and `values`
+/// `[slots, kv_heads × width]`. Each row uses its sequence up to its own position.
 ///
 /// # Errors
-/// The tensors have other shapes, or a row's block is not there.
+/// Fails if the tensors have other shapes, or a row's block does not exist.
 pub fn attend(
     queries: &Tensor,
     keys: &Tensor,
@@ -193,7 +193,7 @@ pub fn attend(
     }
 }
 
-/// The same made of the crate's operations.
+/// Returns the result of [`attend`], computed with candle's operations.
 fn gathered(
     queries: &Tensor,
     keys: &Tensor,
@@ -249,7 +249,7 @@ fn gathered(
     Tensor::cat(&out, 0)
 }
 
-/// 0 where a row may look, -inf where it may not, `[1, count, first + count]`.
+/// Returns a mask `[1, count, first + count]`: 0 at positions that a row may use, else -inf.
 fn mask(first: usize, count: usize, device: &Device) -> Result<Tensor> {
     let context = first + count;
     let mask: Vec<f32> = (0..count)

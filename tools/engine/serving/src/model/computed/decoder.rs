@@ -1,5 +1,5 @@
-//! The whole model: embedding, layers of attention and feed-forward, the output of those rows that
-//! somebody wants.
+//! The complete model: embedding, layers of attention and feed-forward networks, and the output of
+//! the rows for which it is wanted.
 
 use std::sync::Arc;
 
@@ -61,11 +61,11 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Reads or draws the weights (of the experts those for which `holds` returns true) and makes
-    /// an empty KV cache.
+    /// Reads or draws the weights and makes an empty KV cache. Of the experts it has those for
+    /// which `holds` returns true.
     ///
     /// # Errors
-    /// A weight is not there or does not fit, or the device has no memory for the cache.
+    /// Fails if a weight is missing or has the wrong shape, or the device has too little memory.
     pub fn load(
         shape: &ModelShape,
         holds: &dyn Fn(usize) -> bool,
@@ -267,7 +267,7 @@ fn load_layer(
     })
 }
 
-/// Cosines and sines `[context, head_dim / 2]` of rotary embeddings: position × theta^(−2i/d).
+/// Returns cosines and sines `[context, head_dim / 2]` of the angles position × theta^(−2i/d).
 fn rotary(shape: &ModelShape, device: &Device) -> Result<(Tensor, Tensor)> {
     let half = shape.head_dim() / 2;
     let angles: Vec<f64> = (0..shape.context)

@@ -1,10 +1,9 @@
-//! The experts of a Mixtral-shaped layer: a router, and the feed-forward networks of which each
-//! token takes a few.
+//! The experts of a Mixtral-shaped layer: a router, and feed-forward networks of which each token
+//! uses a few.
 //!
-//! Experts may be elsewhere: [`ExpertPeers`] sends a layer's tokens to the processes that hold
-//! their experts and returns what those made of them (the two all-to-alls of expert parallelism).
-//! Contributions are added in ascending order of the expert, wherever each was computed, so that
-//! the sum is the same to the bit.
+//! Other processes may hold experts. [`ExpertPeers`] sends a layer's tokens to these processes and
+//! returns the outputs (the two all-to-alls of expert parallelism). Outputs are added in ascending
+//! order of the experts, wherever they were computed, so that the sum is identical to the bit.
 
 use std::collections::BTreeMap;
 
@@ -23,10 +22,10 @@ pub struct FeedForward {
 }
 
 impl FeedForward {
-    /// Reads the three matrices; `names` are gate, up, down.
+    /// Reads the three matrices. `names` are those of gate, up and down.
     ///
     /// # Errors
-    /// One is not there.
+    /// Fails if one is missing.
     pub fn load(
         weights: &Weights,
         names: [&str; 3],
@@ -41,10 +40,10 @@ impl FeedForward {
         })
     }
 
-    /// Of rows `[n, hidden]`.
+    /// Returns the output for rows `[n, hidden]`.
     ///
     /// # Errors
-    /// The shapes do not fit.
+    /// Fails if the shapes do not match.
     pub fn forward(&self, rows: &Tensor) -> Result<Tensor> {
         let gated = (self.gate.forward(rows)?.silu()? * self.up.forward(rows)?)?;
         self.down.forward(&gated)
@@ -60,10 +59,10 @@ pub struct ExpertBank {
 }
 
 impl ExpertBank {
-    /// Reads those experts that `holds` says yes to.
+    /// Reads the experts for which `holds` returns true.
     ///
     /// # Errors
-    /// A weight is not there.
+    /// Fails if a weight is missing.
     pub fn load(
         weights: &Weights,
         shape: &ModelShape,
@@ -88,16 +87,16 @@ impl ExpertBank {
         })
     }
 
-    /// Whether this process holds an expert.
+    /// Reports whether this process holds an expert.
     #[must_use]
     pub fn holds(&self, expert: usize) -> bool {
         self.layers.iter().any(|layer| layer.contains_key(&expert))
     }
 
-    /// What an expert of a layer makes of rows.
+    /// Returns an expert's output for rows.
     ///
     /// # Errors
-    /// It is not here.
+    /// Fails if this process does not hold the expert.
     pub fn compute(&self, layer: usize, expert: usize, rows: &Tensor) -> Result<Tensor> {
         let network = self.layers.get(layer).and_then(|held| held.get(&expert));
         match network {
@@ -123,13 +122,13 @@ impl Experts for ExpertBank {
     }
 }
 
-/// The numbers of rows as they go to another process.
+/// Returns the numbers of rows in the form that goes to another process.
 fn bits(rows: &Tensor) -> Result<Vec<u32>> {
     let numbers: Vec<f32> = rows.flatten_all()?.to_vec1()?;
     Ok(numbers.into_iter().map(f32::to_bits).collect())
 }
 
-/// The numbers of rows that came from another process.
+/// Returns the numbers of rows that came from another process.
 fn numbers(bits: &[u32]) -> Vec<f32> {
     bits.iter().copied().map(f32::from_bits).collect()
 }
@@ -141,14 +140,14 @@ pub struct Router {
     per_token: usize,
 }
 
-/// Of one expert: the rows that go to it, with their weights.
+/// The rows for each expert, with their weights.
 type Assigned = BTreeMap<usize, (Vec<u32>, Vec<f32>)>;
 
 impl Router {
     /// Reads the router of a layer.
     ///
     /// # Errors
-    /// It is not there.
+    /// Fails if the weights are missing.
     pub fn load(
         weights: &Weights,
         layer: usize,
@@ -166,8 +165,8 @@ impl Router {
         }))
     }
 
-    /// The likeliest experts of each row, their probabilities normalised to 1 among them (as
-    /// Mixtral does); the lower number where they tie.
+    /// Returns the likeliest experts of each row. Their probabilities are normalised to a sum of 1,
+    /// as in Mixtral. Of equal experts the lower number wins.
     fn assign(&self, rows: &Tensor) -> Result<Assigned> {
         let odds = candle_nn::ops::softmax(&self.gate.forward(rows)?, D::Minus1)?;
         let odds: Vec<Vec<f32>> = odds.to_vec2()?;
@@ -186,10 +185,10 @@ impl Router {
         Ok(assigned)
     }
 
-    /// What the experts together make of rows `[n, hidden]`.
+    /// Returns the experts' combined output for rows `[n, hidden]`.
     ///
     /// # Errors
-    /// An expert cannot be reached.
+    /// Fails if an expert cannot be reached.
     pub fn forward(
         &self,
         layer: usize,

@@ -1,34 +1,33 @@
-//! Multiplication by a weight matrix, the same for a row whatever the other rows are.
+//! Multiplication by a weight matrix, with a result for each row that is independent of other rows.
 //!
-//! candle multiplies with the crate gemm, which takes another path (and so another order of the
-//! sum) by the number of rows: for one, for fewer than there are columns, for more than 64. So
-//! there is one number only: [`ROWS`] at a time, the last ones filled up with zeros. A
-//! multiplication by a weight then always has the same shape. That a row's result is the same to
-//! the bit is tested below, over many numbers of rows. The price is that a weight is read once for
-//! [`ROWS`] rows, not once a batch.
+//! candle uses the crate gemm, which chooses its path (and so the order of the sum) by the number
+//! of rows: one, fewer than columns, or more than 64. So this module always multiplies [`ROWS`]
+//! rows and fills up the last ones with zeros. A test checks for many numbers of rows that a row's
+//! result is identical to the bit. The cost is that a weight is read once for [`ROWS`] rows instead
+//! of once for a batch.
 
 use candle_core::{Result, Tensor};
 
-/// Rows of every multiplication.
+/// Number of rows of every multiplication.
 const ROWS: usize = 16;
 
-/// A weight matrix, `[out, in]` as checkpoints have it.
+/// A weight matrix, with the shape `[out, in]` of checkpoints.
 #[derive(Clone, Debug)]
 pub struct Linear {
     weight: Tensor,
 }
 
 impl Linear {
-    /// Of a matrix `[out, in]`.
+    /// Makes the multiplication by a matrix `[out, in]`.
     #[must_use]
     pub const fn new(weight: Tensor) -> Self {
         Self { weight }
     }
 
-    /// `rows · weightᵀ` of `[rows, in]`.
+    /// Returns `rows · weightᵀ` for rows `[rows, in]`.
     ///
     /// # Errors
-    /// The shapes do not fit.
+    /// Fails if the shapes do not match.
     pub fn forward(&self, rows: &Tensor) -> Result<Tensor> {
         let count = rows.dim(0)?;
         let weight = self.weight.t()?;

@@ -1,6 +1,6 @@
 //! The model that computes: a decoder-only transformer on candle.
 //!
-//! A token's arithmetic does not depend on what is computed beside it (see [`linear`] and
+//! The arithmetic of a token does not depend on the rest of its batch (see [`linear`] and
 //! [`attention`]).
 
 pub mod attention;

@@ -1,11 +1,11 @@
-//! The numbers of the KV cache: of each layer two tensors, `[slots, kv_heads × head_dim]`, written
-//! in place. A slot holds one token; block `b` has the slots from `b × block_tokens` on.
+//! The content of the KV cache: two tensors `[slots, kv_heads × head_dim]` for each layer, written
+//! in place. A slot holds one token. Block `b` has the slots from `b × block_tokens` on.
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 
 use crate::model::{self, KvCache, ModelShape, fail};
 
-/// Keys and values of all layers.
+/// The keys and values of all layers.
 #[derive(Debug)]
 pub struct Pages {
     layers: Vec<(Tensor, Tensor)>,
@@ -16,10 +16,10 @@ pub struct Pages {
 }
 
 impl Pages {
-    /// Room for `blocks` blocks.
+    /// Makes a cache of `blocks` blocks.
     ///
     /// # Errors
-    /// The device has no memory for them.
+    /// Fails if the device has too little memory.
     pub fn new(
         shape: &ModelShape,
         blocks: usize,
@@ -40,7 +40,7 @@ impl Pages {
         })
     }
 
-    /// Keys and values of a layer.
+    /// Returns the keys and values of a layer.
     #[must_use]
     pub fn layer(&self, layer: usize) -> (&Tensor, &Tensor) {
         let (keys, values) = &self.layers[layer];
@@ -50,7 +50,7 @@ impl Pages {
     /// Writes rows into slots.
     ///
     /// # Errors
-    /// A slot is not there.
+    /// Fails if a slot does not exist.
     pub fn write(&self, layer: usize, slots: &[u32], keys: &Tensor, values: &Tensor) -> Result<()> {
         let (to_keys, to_values) = &self.layers[layer];
         let index = Tensor::from_slice(slots, (slots.len(), 1), &self.device)?
@@ -60,7 +60,7 @@ impl Pages {
         to_values.scatter_set(&index, &values.contiguous()?, 0)
     }
 
-    /// The slots of `tokens` tokens from `first` on.
+    /// Returns the slots of `tokens` tokens from `first` on.
     fn slots(&self, blocks: &[u32], first: usize, tokens: usize) -> Result<Vec<u32>> {
         if let Some(block) = blocks.iter().find(|block| **block as usize >= self.blocks) {
             bail!("there is no block {block}");
@@ -87,7 +87,7 @@ impl KvCache for Pages {
         2 * self.width * size_of::<f32>()
     }
 
-    /// All keys come first, then all values, little-endian.
+    /// Returns all keys and then all values, little-endian.
     fn export(
         &self,
         layer: usize,
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(bytes.len(), 6 * pages.token_bytes());
         assert_eq!(pages.import(1, &[0, 3], 0, &bytes).unwrap(), 6);
         assert_eq!(pages.export(1, &[0, 3], 0, 6).unwrap(), bytes);
-        // In two pieces that do not end at a block's end.
+        // The two pieces do not end at a block's end.
         let parts = [(0, 3), (3, 3)]
             .map(|(from, count)| (from, pages.export(1, &[2, 5], from, count).unwrap()));
         for (from, part) in &parts {

@@ -1,5 +1,5 @@
-//! The same model once more, slowly: in double precision, a whole sequence at once, no cache, no
-//! tensor crate in the arithmetic. What the real one is compared with.
+//! A slow implementation of the model, with which [`Decoder`] is compared. It uses double
+//! precision, a whole sequence at once, no cache, and no tensor crate for arithmetic.
 
 use candle_core::Device;
 
@@ -91,7 +91,7 @@ fn feed_forward(shape: &ModelShape, weights: &Weights, layer: usize, x: &[f64]) 
     out
 }
 
-/// The outputs of the last token.
+/// Returns the outputs of the last token.
 fn reference(shape: &ModelShape, tokens: &[u32]) -> Vec<f64> {
     let weights = Weights::open(&shape.weights).unwrap();
     let (heads, kv_heads, width) = (shape.heads, shape.kv_heads(), shape.head_dim());
@@ -172,7 +172,7 @@ fn piece(tokens: &[u32], start: usize, blocks: &[u32]) -> Piece {
     }
 }
 
-/// A model with a KV cache of so many blocks of 8 tokens.
+/// Loads a model with a KV cache of this many blocks of 8 tokens.
 fn load(shape: &ModelShape, blocks: u32) -> Result<Decoder, super::WeightsError> {
     let room = Room {
         blocks,
@@ -230,7 +230,7 @@ fn a_tokens_outputs_are_the_same_to_the_bit_in_any_chunks_and_company() {
             for (number, part) in tokens.chunks(chunk).enumerate() {
                 let start = number * chunk;
                 let mut batch = vec![piece(part, start, &own)];
-                // Something else before it, of another size each time.
+                // The piece is preceded by another sequence, of a different length each time.
                 let at = number * 7 % 60;
                 if number % 3 != 0 {
                     batch.insert(0, piece(&other[at..at + 1 + number * 11 % 20], at, &others));
@@ -298,7 +298,7 @@ fn weights_come_from_safetensors_with_the_names_of_hugging_face() {
             .unwrap()
     };
     assert_eq!(outputs(&read), outputs(&drawn));
-    // A file of other sizes is refused by name.
+    // The error about a file of other sizes names the tensor.
     let wider = ModelShape { ffn: 96, ..read };
     let refused = load(&wider, 2).unwrap_err().to_string();
     assert!(

@@ -1,8 +1,8 @@
 //! Weights: drawn from a seed, or read from safetensors with Hugging Face's names.
 //!
-//! Drawn ones are uniform with the variance `1 / fan_in`, each tensor from a stream of its own that
-//! its name and the seed give: a process that holds only some experts draws the same ones as a
-//! process that holds all.
+//! Drawn weights are uniform with the variance `1 / fan_in`. Each tensor has a random stream that
+//! its name and the seed determine. So a process with some of the experts draws the same ones as a
+//! process with all.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -16,46 +16,46 @@ use thiserror::Error;
 
 use crate::model::shape::WeightsSource;
 
-/// Weights that cannot be had.
+/// The reason why weights cannot be loaded.
 #[derive(Debug, Error)]
 pub enum WeightsError {
     /// A file cannot be read, or is no safetensors file.
     #[error("{path}: {cause}")]
     File {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The error of the read.
         cause: candle_core::Error,
     },
-    /// No file has a tensor.
+    /// No file has the tensor of this name.
     #[error(
         "no tensor `{0}` in the safetensors files; they need Hugging Face's names (Llama's, or \
          Mixtral's with model.moe)"
     )]
     Missing(String),
-    /// A tensor has another shape than the configuration says.
+    /// A tensor's shape differs from the configuration.
     #[error("tensor `{name}` is {found:?} in the file, and {wanted:?} by the sizes in [model]")]
     Shape {
-        /// Which.
+        /// Name of the tensor.
         name: String,
-        /// As it is.
+        /// Shape in the file.
         found: Vec<usize>,
-        /// As it should be.
+        /// Shape by the configuration.
         wanted: Vec<usize>,
     },
-    /// The device has no memory for the KV cache.
+    /// The device has too little memory for the KV cache.
     #[error("no memory for the KV cache (kv.blocks): {0}")]
     Memory(candle_core::Error),
-    /// The device refused.
+    /// An operation of the device failed.
     #[error(transparent)]
     Tensor(#[from] candle_core::Error),
 }
 
-/// Where tensors come from, by name.
+/// A source of tensors by name.
 pub enum Weights {
-    /// From a seed.
+    /// Tensors that are drawn with a seed.
     Drawn(u64),
-    /// From files.
+    /// Tensors that were read from files.
     Read(HashMap<String, Tensor>),
 }
 
@@ -63,7 +63,7 @@ impl Weights {
     /// Opens a source.
     ///
     /// # Errors
-    /// A file cannot be read.
+    /// Fails if a file cannot be read.
     pub fn open(source: &WeightsSource) -> Result<Self, WeightsError> {
         match source {
             WeightsSource::Seed(seed) => Ok(Self::Drawn(*seed)),
@@ -81,10 +81,10 @@ impl Weights {
         }
     }
 
-    /// A matrix `[out, in]`.
+    /// Returns a matrix `[out, in]`.
     ///
     /// # Errors
-    /// There is none of this name and shape.
+    /// Fails if no tensor has this name and shape.
     pub fn matrix(
         &self,
         name: &str,
@@ -105,10 +105,10 @@ impl Weights {
         }
     }
 
-    /// The factors of a norm: ones where they are drawn.
+    /// Returns the factors of a norm. Drawn weights have ones.
     ///
     /// # Errors
-    /// There is none of this name and width.
+    /// Fails if no tensor has this name and width.
     pub fn norm(&self, name: &str, width: usize, device: &Device) -> Result<Tensor, WeightsError> {
         match self {
             Self::Drawn(_) => Ok(Tensor::ones(width, DType::F32, device)?),
@@ -116,11 +116,11 @@ impl Weights {
         }
     }
 
-    /// Sixteen bytes that stand for these weights: two processes with other weights must not share
-    /// KV blocks. Of files it is the norms and corners of every tensor, by name.
+    /// Returns sixteen bytes that identify these weights, because processes with other weights must
+    /// not share KV. For files it is a hash over norms and corners of all tensors by name.
     ///
     /// # Errors
-    /// A tensor cannot be read.
+    /// Fails if a tensor cannot be read.
     pub fn identity(&self) -> Result<[u8; 16], WeightsError> {
         let mut hash = Sha256::new();
         match self {

@@ -1,4 +1,4 @@
-//! The KV cache of a timed model: of each token in a layer, the seed of its pattern.
+//! The KV cache of a timed model, which holds the seed of each token's pattern in each layer.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,9 +7,8 @@ use super::pattern::{self, mix};
 use crate::model::{KvCache, ModelShape, Result, fail};
 use crate::schedule::Room;
 
-/// Seeds, by layer and slot. A slot holds one token; block `b` has the slots from `b ×
-/// block_tokens` on. Only the engine's thread reads and writes them, so no order between accesses
-/// is needed.
+/// Seeds by layer and slot. A slot holds one token. Block `b` has the slots from `b × block_tokens`
+/// on. Only the engine's thread accesses them, so the order of accesses does not matter.
 #[derive(Debug)]
 pub(super) struct TimedKv {
     layers: Vec<Vec<AtomicU64>>,
@@ -33,7 +32,7 @@ impl TimedKv {
         blocks[token / self.block_tokens] as usize * self.block_tokens + token % self.block_tokens
     }
 
-    /// The seeds of a layer, if these blocks hold a sequence's tokens up to `end`.
+    /// Returns the seeds of a layer, if these blocks hold a sequence's tokens up to `end`.
     fn layer(&self, layer: usize, blocks: &[u32], end: usize) -> Result<&[AtomicU64]> {
         let Some(seeds) = self.layers.get(layer) else {
             fail!("there is no layer {layer}");
@@ -48,7 +47,7 @@ impl TimedKv {
         Ok(seeds)
     }
 
-    /// The seeds of some tokens of a sequence with these blocks.
+    /// Returns the seeds of some tokens of a sequence with these blocks.
     pub(super) fn seeds(
         &self,
         layer: usize,
@@ -60,8 +59,8 @@ impl TimedKv {
         Ok(tokens.map(seed).collect())
     }
 
-    /// Writes the KV of tokens from token `first` of a sequence with these blocks. It follows from
-    /// the KV before it.
+    /// Writes the KV of tokens from token `first` of a sequence with these blocks. The KV depends
+    /// on that of the tokens before.
     pub(super) fn compute(
         &self,
         layer: usize,

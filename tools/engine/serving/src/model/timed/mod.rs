@@ -1,20 +1,19 @@
-//! The model that takes time instead of computing. It needs no tensor library.
+//! The timed model, which takes the time of computing. It needs no tensor library.
 //!
 //! KV and activations are patterns of the right size ([`pattern`]). The KV of a token in a layer
-//! depends on the layer and on all tokens up to it, and the answer depends on the KV of the whole
-//! sequence in all layers. So bytes that arrive in the wrong place change the answer, and bytes
-//! that change on their way are an error.
+//! depends on the layer and on all tokens up to it. The answer depends on the KV of the whole
+//! sequence in all layers. So misplaced bytes change the answer, and damaged bytes are an error.
 //!
-//! A batch of `n` tokens takes, in each layer, with the settings of [`Timing`]:
+//! With the settings of [`Timing`], a batch of `n` tokens takes this time in each layer:
 //!
 //! ```text
 //! layer_us  + token_us · n                attention; then the rows of experts elsewhere go out
 //! expert_us + row_us   · (rows held here)  the experts of this process; then the others' answers are awaited
 //! ```
 //!
-//! The experts of another process take `expert_us + row_us · rows` for what one process sends for
-//! one layer. Token `t` goes to the experts `h(t), h(t) + 1, …` with a hash `h`, so all experts
-//! have the same load on average.
+//! The experts of another process take `expert_us + row_us · rows` for the rows that one process
+//! sends for one layer. Token `t` uses the experts `h(t), h(t) + 1, …` with a hash `h`, so all
+//! experts have the same load on average.
 
 mod kv;
 pub mod pattern;
@@ -34,26 +33,26 @@ use crate::schedule::Room;
 use kv::TimedKv;
 use pattern::{mix, row, row_seed};
 
-/// The times that computing takes.
+/// The times of the computation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Timing {
-    /// Of attention in a layer, whatever the batch, µs.
+    /// Time of attention in a layer that does not depend on the batch, in µs.
     pub layer_us: f64,
-    /// Of attention in a layer for each token, µs.
+    /// Time of attention in a layer for each token, in µs.
     pub token_us: f64,
-    /// Of a layer's experts (or its feed-forward network), whatever the rows, µs.
+    /// Time of a layer's experts (or feed-forward network) that does not depend on the rows, in µs.
     pub expert_us: f64,
-    /// Of an expert for each row, µs.
+    /// Time of an expert for each row, in µs.
     pub row_us: f64,
-    /// Prompts whose KV is in the cache from the start: a JSON file with an array of arrays of
-    /// tokens.
+    /// Path of a JSON file with the prompts whose KV is in the cache from the start. It has an
+    /// array of arrays of tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holds: Option<PathBuf>,
 }
 
 impl Timing {
-    /// The times, each with its name in configurations.
+    /// Returns the times with their names in configurations.
     #[must_use]
     pub const fn all(&self) -> [(&'static str, f64); 4] {
         [
@@ -77,12 +76,12 @@ fn micros(us: f64) -> Duration {
     Duration::from_secs_f64(us / 1e6)
 }
 
-/// Sleeps until so long after `since`: work that was done meanwhile is part of the time.
+/// Sleeps until `time` after `since`, so that work since then counts as part of the time.
 fn take(since: Instant, time: Duration) {
     std::thread::sleep(time.saturating_sub(since.elapsed()));
 }
 
-/// A model of some shape that takes time.
+/// A timed model.
 #[derive(Debug)]
 pub struct TimedModel {
     shape: ModelShape,
@@ -93,7 +92,7 @@ pub struct TimedModel {
 }
 
 impl TimedModel {
-    /// A model with an empty KV cache. It holds those experts for which `holds` returns true.
+    /// Makes a model with an empty KV cache. It holds the experts for which `holds` returns true.
     #[must_use]
     pub fn new(
         shape: &ModelShape,
@@ -115,10 +114,10 @@ impl TimedModel {
         }
     }
 
-    /// Fills blocks with the KV of tokens from a sequence's beginning, without taking time.
+    /// Fills blocks with the KV of a sequence's first tokens, without taking time.
     ///
     /// # Errors
-    /// The blocks hold fewer tokens.
+    /// Fails if the blocks hold fewer tokens.
     pub fn fill(&self, tokens: &[u32], blocks: &[u32]) -> Result<()> {
         let layers = 0..self.shape.layers;
         layers
@@ -126,7 +125,7 @@ impl TimedModel {
             .try_for_each(|layer| self.kv.compute(layer, blocks, 0, tokens))
     }
 
-    /// The rows of a batch in a layer that go to experts elsewhere, by expert, and how many stay.
+    /// Returns a batch's rows for experts elsewhere, by expert, and the number of rows that stay.
     fn route(&self, layer: usize, pieces: &[Piece], moe: Moe) -> Result<(Routed, usize)> {
         let mut away = Routed::new();
         let mut here = 0;
@@ -148,7 +147,7 @@ impl TimedModel {
         Ok((away, here))
     }
 
-    /// The rows of one layer at their experts, here and elsewhere.
+    /// Computes the rows of one layer with their experts, here and elsewhere.
     fn network(&self, layer: usize, pieces: &[Piece], peers: &mut dyn ExpertPeers) -> Result<()> {
         let Some(moe) = self.shape.moe else {
             let tokens = pieces.iter().map(|piece| piece.tokens.len()).sum();
@@ -180,7 +179,7 @@ impl TimedModel {
         }
     }
 
-    /// The outputs of the last token of a piece: the answer's token has 1, all others 0.
+    /// Returns the outputs of a piece's last token: 1 for the answer's token and 0 for all others.
     fn output(&self, piece: &Piece) -> Result<Vec<f32>> {
         let end = piece.start + piece.tokens.len();
         let mut sum = 0;
@@ -247,7 +246,7 @@ struct TimedExperts {
     timing: Timing,
 }
 
-/// The seed of what an expert makes of a row.
+/// Returns the seed of an expert's output for a row.
 const fn expert_output(layer: usize, expert: usize, seed: u64) -> u64 {
     mix(seed ^ mix(((layer as u64) << 32) | expert as u64))
 }
@@ -283,7 +282,7 @@ mod tests {
     use crate::model::shape::tests::tiny;
     use crate::model::{AllLocal, Unwatched, greedy};
 
-    /// A model that takes no time.
+    /// Returns a model that takes no time.
     fn quick(holds: &dyn Fn(usize) -> bool) -> TimedModel {
         model(&Timing::default(), holds)
     }
@@ -351,7 +350,7 @@ mod tests {
         assert_eq!(answer(&filled, &[rest], &mut AllLocal).unwrap(), expected);
     }
 
-    /// Experts of another process, which damage a number if they are told to.
+    /// Experts of another process. If the last field is set, they damage that number.
     struct Other(TimedModel, Vec<ExpertRows>, Option<usize>);
 
     impl ExpertPeers for Other {
@@ -402,7 +401,7 @@ mod tests {
             row_us: 50.0,
             holds: None,
         };
-        // 3 layers of (1 + 40 · 0.1) + (2 + 80 · 0.05) ms.
+        // The time is 3 layers of (1 + 40 · 0.1) + (2 + 80 · 0.05) ms.
         let begun = Instant::now();
         let whole = [piece(&prompt(40), 0, &[0, 1, 2, 3, 4])];
         answer(&model(&timing, &|_| true), &whole, &mut AllLocal).unwrap();

@@ -1,7 +1,7 @@
-//! Bytes that stand for numbers of a model: all follow from a seed of 64 bits, which comes first.
-//! Whoever receives them reads the seed and compares the rest.
+//! Patterns of bytes in place of a model's numbers. The first 64 bits are a seed, from which the
+//! rest follows. A receiver reads the seed and checks the rest.
 
-/// Spreads the bits of a number over all of it (SplitMix64).
+/// Mixes the bits of a number (SplitMix64).
 #[must_use]
 pub const fn mix(number: u64) -> u64 {
     let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -10,24 +10,24 @@ pub const fn mix(number: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Word `at` of a pattern.
+/// Returns word `at` of a pattern.
 const fn word(seed: u64, at: u64) -> u64 {
     if at == 0 {
         seed
     } else {
-        // One multiplication is enough to tell damage; the seed has been mixed before.
+        // One multiplication suffices to detect damage, because the seed was mixed before.
         (seed ^ at).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 }
 
-/// Appends `words` words of 8 bytes.
+/// Appends the first `words` words of 8 bytes of a pattern.
 pub fn extend(bytes: &mut Vec<u8>, seed: u64, words: usize) {
     for at in 0..words as u64 {
         bytes.extend(word(seed, at).to_le_bytes());
     }
 }
 
-/// Returns the seed of bytes that [`extend`] gave, or `None` if they are damaged.
+/// Returns the seed of bytes from [`extend`], or `None` if they are damaged.
 #[must_use]
 pub fn seed_of(bytes: &[u8]) -> Option<u64> {
     let (words, rest) = bytes.as_chunks::<8>();
@@ -37,7 +37,7 @@ pub fn seed_of(bytes: &[u8]) -> Option<u64> {
     (rest.is_empty() && words.iter().enumerate().all(intact)).then_some(seed)
 }
 
-/// The numbers of a row that goes to an expert.
+/// Returns the numbers of a row for an expert.
 pub fn row(seed: u64, hidden: usize) -> impl Iterator<Item = u32> {
     (0..hidden as u64).map(move |at| {
         let word = word(seed, at / 2);

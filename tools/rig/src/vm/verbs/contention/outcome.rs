@@ -1,4 +1,4 @@
-//! What came of it: per phase, and the ratios that matter.
+//! The results of the contention: per phase, and the ratios between phases.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,19 +10,19 @@ use super::verdict::{UNDER_LAXITY_MAX, UNSCHEDULED_MIN, Verdict};
 use super::{COLLECTIVE, ContentionConfig, Phase};
 use crate::vm::verbs::case::LibraryReport;
 
-/// Everything.
+/// The results of all repetitions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Contention {
-    /// What was played.
+    /// The configuration of the run.
     pub config: ContentionConfig,
-    /// Whether prefill-to-decode transfers were Mooncake's.
+    /// Whether Mooncake did the P2D transfers.
     pub with_mooncake: bool,
-    /// By seed.
+    /// Results of each attempt with each seed.
     pub repetitions: Vec<Repetition>,
 }
 
 impl Contention {
-    /// Whether no seed failed in all of its attempts, and at least one was played.
+    /// Reports whether no seed failed in all of its attempts, and at least one was played.
     #[must_use]
     pub fn passed(&self) -> bool {
         let fails = |repetition: &Repetition| matches!(repetition.verdict(), Verdict::Fails(_));
@@ -35,50 +35,50 @@ impl Contention {
     }
 }
 
-/// All phases with the same arrivals.
+/// Results of all phases with the same arrivals.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Repetition {
-    /// Of the arrivals.
+    /// Seed of the arrivals.
     pub seed: u64,
-    /// What came of each.
+    /// Result of each phase.
     pub phases: BTreeMap<Phase, PhaseOutcome>,
 }
 
-/// One phase.
+/// The result of one phase.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct PhaseOutcome {
-    /// The collective, if it took part.
+    /// Result of the collective, if it took part.
     pub collective: Option<Rounds>,
-    /// Prefill-to-decode transfers, if they took part.
+    /// Result of the P2D transfers, if they took part.
     pub p2d: Option<Deadlines>,
-    /// Reads, if they took part.
+    /// Result of the reads, if they took part.
     pub reads: Option<Deadlines>,
-    /// Bytes that the router was offered towards host 1, where all data go, by DSCP; headers
-    /// included.
+    /// Bytes that were offered to the router's port towards host 1, by DSCP, including headers. All
+    /// data use this port.
     pub bytes_by_dscp: BTreeMap<u8, u64>,
     /// Packets that the router dropped.
     pub drops: u64,
-    /// How often a queue pair sent again what was not acknowledged in time.
+    /// Times that a queue pair sent again because an acknowledgement did not come in time.
     pub retransmissions: u64,
-    /// What the libraries counted in all processes.
+    /// Counters of the libraries over all processes.
     pub library: LibraryReport,
 }
 
-/// Completion times of the collective's rounds that began while the bulk was under way.
+/// Completion times of the collective's rounds that began while bulk transfers were running.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Rounds {
-    /// How many.
+    /// Number of rounds.
     pub rounds: usize,
-    /// Mean, µs.
+    /// Mean completion time, in µs.
     pub mean_us: f64,
-    /// Median, µs.
+    /// Median completion time, in µs.
     pub p50_us: f64,
-    /// 90th percentile, µs.
+    /// 90th percentile of the completion time, in µs.
     pub p90_us: f64,
 }
 
 impl Rounds {
-    /// Of all rounds' times, in order.
+    /// Returns the statistics of the rounds that count. `round_us` has the times of all, in order.
     #[must_use]
     pub fn of(round_us: &[f64], config: &ContentionConfig) -> Self {
         let period_us = COLLECTIVE.period_us as f64;
@@ -106,33 +106,33 @@ impl Rounds {
     }
 }
 
-/// Transfers with deadlines, as `bulk` and `mooncake_p2d.py` print them.
+/// Results of transfers with deadlines, as `bulk` and `mooncake_p2d.py` print them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Deadlines {
-    /// How many.
+    /// Number of transfers.
     pub transfers: u64,
-    /// Those that met their deadline.
+    /// Transfers that met their deadline.
     pub met: u64,
-    /// Bytes of all.
+    /// Bytes of all transfers.
     pub bytes: u64,
-    /// From the first arrival to the last end.
+    /// Time from the first arrival to the last end, in s.
     pub seconds: f64,
     /// Median time from arrival to end, µs.
     pub p50_us: f64,
-    /// 90th percentile, µs.
+    /// 90th percentile of the time from arrival to end, in µs.
     pub p90_us: f64,
-    /// Slowest, µs.
+    /// Longest time from arrival to end, in µs.
     pub max_us: f64,
 }
 
-/// What `collective` prints, as far as it is wanted here.
+/// The fields of `collective`'s output that are used here.
 #[derive(Deserialize)]
 pub(super) struct CollectiveLine {
     pub(super) round_us: Vec<f64>,
 }
 
 impl Deadlines {
-    /// Missed ones.
+    /// Returns the number of transfers that missed their deadline.
     #[must_use]
     pub const fn missed(&self) -> u64 {
         self.transfers.saturating_sub(self.met)
@@ -140,7 +140,7 @@ impl Deadlines {
 }
 
 impl PhaseOutcome {
-    /// In a line.
+    /// Returns a line about the phase.
     #[must_use]
     pub fn line(&self, phase: Phase) -> String {
         let mut text = phase.name().to_owned();
@@ -164,14 +164,14 @@ impl PhaseOutcome {
 }
 
 impl Repetition {
-    /// Mean completion of the collective in a phase, as a multiple of that alone.
+    /// Returns the mean completion time of the collective in a phase, as a multiple of that alone.
     #[must_use]
     pub fn slowdown(&self, phase: Phase) -> Option<f64> {
         let mean = |phase| Some(self.phases.get(&phase)?.collective?.mean_us);
         Some(mean(phase)? / mean(Phase::CollectiveAlone)?)
     }
 
-    /// The table's row of a phase.
+    /// Returns the table's row of a phase.
     fn row(&self, phase: Phase, outcome: &PhaseOutcome) -> Vec<String> {
         let none = || String::from("–");
         let ms = |of: fn(Rounds) -> f64| {
@@ -260,7 +260,7 @@ mod tests {
             seconds: 1.6,
             ..ContentionConfig::default()
         };
-        // The second holds up the third; the fifth would begin at 1.68 s.
+        // The second round delays the third. The fifth would begin at 1.68 s.
         let took = [160e3, 960e3, 160e3, 160e3, 160e3, 900e3];
         let rounds = Rounds::of(&took, &config);
         assert_eq!(rounds.rounds, 4, "{rounds:?}");

@@ -1,5 +1,4 @@
-//! The programs of a phase: how they are started, under Laxity or not, and what they say at their
-//! end.
+//! The programs of a phase: starts them, under Laxity or not, and reads their results.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,26 +16,26 @@ use crate::vm::verbs::case::{LibraryReport, read_report};
 use crate::vm::verbs::daemon::Daemon;
 use crate::vm::verbs::{Programs, plugin};
 
-/// The P2D program.
+/// The program of the P2D transfers.
 const MOONCAKE_P2D: &str = include_str!("../mooncake_p2d.py");
 
-/// Classes that an operator would set by hand: expedited forwarding for collectives.
+/// Traffic classes that an operator would set by hand: expedited forwarding for collectives.
 const STATIC_COLLECTIVE: u8 = 46 << 2;
 const STATIC_BULK: u8 = 10 << 2;
 
-/// TCP ports on which each pair finds itself.
+/// TCP ports by which the two sides of each pair find each other.
 const COLLECTIVE_PORT: u16 = 7471;
 const READS_PORT: u16 = 7472;
 const P2D_PORT: u16 = 7473;
 
-/// How long the shim waits for a daemon that does not answer: on two emulated processors that all
-/// of the programs share, 100 ms pass without a daemon that is stopped.
+/// Stall timeout of the library, in ms. All programs share two emulated processors, so a daemon may
+/// get no processor for 100 ms.
 const STALL_MS: &str = "3000";
 
-/// How long Mooncake may take to start.
+/// Longest start of Mooncake.
 const MOONCAKE_STARTS_WITHIN: Duration = Duration::from_secs(90);
 
-/// A phase that is being played.
+/// The programs of a phase that is being played.
 pub(super) struct PhasePrograms<'a> {
     pub(super) guest: &'a Guest,
     pub(super) programs: &'a Programs,
@@ -46,19 +45,19 @@ pub(super) struct PhasePrograms<'a> {
     pub(super) folder: PathBuf,
 }
 
-/// The side that does the work and says how it went, and its peer.
+/// The two sides of a transfer. The active side does the work and prints the result.
 pub(super) struct Pair {
     active: Running,
     passive: Running,
 }
 
-/// Bulk programs that wait for their cue.
+/// Bulk programs that wait for their start signal.
 pub(super) struct Bulk<'a> {
     programs: &'a PhasePrograms<'a>,
     p2d: Option<Pair>,
 }
 
-/// Bulk programs at work.
+/// Bulk programs that are running.
 pub(super) struct Playing {
     p2d: Pair,
     reads: Pair,
@@ -68,7 +67,7 @@ fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// The words of a command line without quotes.
+/// Splits a command line without quotes into words.
 fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
@@ -82,14 +81,14 @@ impl PhasePrograms<'_> {
         self.file(&format!("laxityd{host}.sock"))
     }
 
-    /// A `laxityd` for each host, if the phase is under Laxity.
+    /// Starts a `laxityd` for each host, if the phase is under Laxity.
     pub(super) fn daemons(&self) -> anyhow::Result<Vec<Daemon>> {
         if self.phase != Phase::Laxity {
             return Ok(Vec::new());
         }
         let start = |host: usize| {
             let control = self.file(&format!("control{host}.sock"));
-            // Two processors for all of it: sleep at once.
+            // The two processors are shared by all programs, so the scheduler thread must not spin.
             let config = format!(
                 "socket = {:?}\ncontrol = {control:?}\nmetrics = \"\"\n[scheduler]\nspin_us = 0\n\
                  [[nic]]\nname = {:?}\nrate = \"{}Mbit\"\n",
@@ -127,7 +126,7 @@ impl PhasePrograms<'_> {
             argv.push("--".into());
         }
         argv.extend(words(line));
-        // Starting Mooncake takes seconds, and under load everything takes longer.
+        // Starting Mooncake takes seconds, and all programs are slower under load.
         let limit = Duration::from_secs_f64(60.0 + 6.0 * self.config.seconds);
         let mut task = self.guest.task(argv, limit);
         let gid = self.guest.facts.gid_index.to_string();
@@ -165,7 +164,7 @@ impl PhasePrograms<'_> {
         if marked { by_hand } else { 0 }
     }
 
-    /// What both kinds of collectives are told of their rounds.
+    /// Returns the arguments about rounds, which both kinds of collectives take.
     fn rounds(&self) -> String {
         let rounds = self.config.rounds();
         let (bytes, messages, period) =
@@ -173,7 +172,7 @@ impl PhasePrograms<'_> {
         format!("--rounds {rounds} --bytes {bytes} --messages {messages} --period-us {period}")
     }
 
-    /// Starts the collective of the NCCL plugin: rank 0 says how it went.
+    /// Starts the collective of the NCCL plugin. Rank 0 prints the result.
     fn plugin_collective(&self) -> anyhow::Result<Pair> {
         let nccl = self.programs.nccl.as_ref();
         let nccl = nccl.context("the NCCL plugin is missing")?;
@@ -184,7 +183,7 @@ impl PhasePrograms<'_> {
             _ => String::new(),
         };
         let rank = |rank: usize| {
-            // Everything takes longer here.
+            // `--slow` is a factor on time limits. All programs are slow in the guest.
             let line = format!(
                 "{} --plugin {} --folder {} --rank {rank} --device {rank} --slow 10 {} {tclass}",
                 text(&nccl.checks.join("nccl_rounds")),
@@ -222,7 +221,7 @@ impl PhasePrograms<'_> {
         })
     }
 
-    /// Has transfers ready to begin.
+    /// Prepares the transfers, so that they can begin.
     pub(super) fn bulk(&self) -> anyhow::Result<Bulk<'_>> {
         let python = self.programs.python.as_ref();
         let p2d = python.map(|python| self.mooncake(python)).transpose()?;
@@ -258,7 +257,7 @@ impl PhasePrograms<'_> {
         Ok(Pair { active, passive })
     }
 
-    /// A pair of `bulk`; the client is on `client`.
+    /// Starts a pair of `bulk` programs, with the client on host `client`.
     fn pair(&self, client: usize, port: u16, op: &str, load: &Load) -> anyhow::Result<Pair> {
         let program = self.program("bulk");
         let server = format!(
@@ -282,7 +281,7 @@ impl PhasePrograms<'_> {
         })
     }
 
-    /// What the libraries say of all processes.
+    /// Returns the sum of the libraries' reports over all processes.
     pub(super) fn reports(&self) -> anyhow::Result<LibraryReport> {
         if self.phase != Phase::Laxity {
             return Ok(LibraryReport::default());
@@ -292,7 +291,7 @@ impl PhasePrograms<'_> {
 }
 
 impl Bulk<'_> {
-    /// Has them begin.
+    /// Starts the bulk programs.
     pub(super) fn go(self) -> anyhow::Result<Playing> {
         let programs = self.programs;
         let p2d = match self.p2d {
@@ -301,7 +300,7 @@ impl Bulk<'_> {
         };
         let go = programs.file("go");
         fs::write(&go, "").with_context(|| format!("writing {go}"))?;
-        // Other arrivals of each against the others with each seed.
+        // With each seed, reads are shifted differently against transfers.
         let part = programs.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
         let period = Duration::from_micros(READS.period_us);
         std::thread::sleep(period * part as u32 / 65536);
@@ -311,7 +310,7 @@ impl Bulk<'_> {
 }
 
 impl Playing {
-    /// Waits for both; what became of the transfers and of the reads.
+    /// Waits for both and returns the results of the transfers and of the reads.
     pub(super) fn finish(self) -> anyhow::Result<(Deadlines, Deadlines)> {
         let reads = self.reads.finish()?;
         Ok((self.p2d.finish()?, reads))
@@ -319,12 +318,12 @@ impl Playing {
 }
 
 impl Pair {
-    /// Waits for the collective.
+    /// Waits for the collective and returns its result.
     pub(super) fn finish_rounds(self) -> anyhow::Result<CollectiveLine> {
         self.finish()
     }
 
-    /// Waits for both sides; the last line of the active one.
+    /// Waits for both sides and returns the last line of the active one.
     fn finish<T: DeserializeOwned>(self) -> anyhow::Result<T> {
         let active = self.active.wait();
         let passive = self.passive.wait();

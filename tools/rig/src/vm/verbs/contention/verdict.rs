@@ -1,35 +1,35 @@
-//! Whether a repetition shows what it is for: a collective that under Laxity does not feel the bulk
-//! it would otherwise wait for, while no transfer is late that could be in time.
+//! The verdict on a repetition. Under Laxity the bulk must not delay the collective, and no
+//! transfer may be late that could be in time.
 
 use serde::{Deserialize, Serialize};
 
 use super::Phase;
 use super::outcome::{PhaseOutcome, Repetition};
 
-/// Mean completion under Laxity, as a multiple of that alone: at most.
+/// Largest mean completion time under Laxity, as a multiple of that alone.
 pub(super) const UNDER_LAXITY_MAX: f64 = 1.3;
 
-/// Mean completion unscheduled, as a multiple of that alone: at least, or there is no contention.
+/// Least mean completion time unscheduled, as a multiple of that alone. Less is no contention.
 pub(super) const UNSCHEDULED_MIN: f64 = 2.0;
 
-/// How much the two phases in which the collective is alone may differ: more, and the machine had
+/// Largest ratio between the two phases in which the collective is alone. Above it the machine had
 /// other work meanwhile.
 const DRIFT_MAX: f64 = 1.15;
 
-/// What to think of a repetition.
+/// The verdict on a repetition.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It shows that.
+    /// The repetition meets the expectations.
     Holds,
-    /// What is wrong.
+    /// The expectations that failed.
     Fails(Vec<String>),
-    /// The machine was too busy to tell: how that was seen.
+    /// The machine was too busy for a verdict, with the sign of that.
     Inconclusive(String),
 }
 
 impl Repetition {
-    /// Judges the phases.
+    /// Returns the verdict on the phases.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         let phase = |phase| self.phases.get(&phase);
