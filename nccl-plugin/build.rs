@@ -1,11 +1,11 @@
-//! How the shared library is linked.
+//! Linker options of the shared library.
 //!
-//! * Its name for the dynamic linker is the one that NCCL makes of `NCCL_NET_PLUGIN=laxity`.
-//! * NCCL closes it with its last communicator, while the sweeper thread, the fork handler and
-//!   thread-local state of it live on: `nodelete` keeps it mapped, and the next `dlopen` finds it
-//!   as it was.
-//! * What the libraries inside export (the C interface of `laxity.h`) must not leave it: a process
-//!   may have another copy of that, of another version.
+//! * The library's name for the dynamic linker follows from `NCCL_NET_PLUGIN=laxity`.
+//! * NCCL closes the library with its last communicator, while the sweeper thread, the fork handler
+//!   and thread-local state still use it. `nodelete` keeps it mapped, and the next `dlopen` finds
+//!   it unchanged.
+//! * The C interface of `laxity.h`, which is linked in, isn't exported. A process may
+//!   have loaded another version.
 
 fn main() {
     for argument in [

@@ -1,5 +1,4 @@
-//! Which exception tells of what. All of hints are `ValueError`s; each says what was wrong and what
-//! to do.
+//! The Python exception of each error. Those of hints are `ValueError`s, which suggest what to do.
 
 use laxity_client::hints;
 use laxity_client::memory::MemoryError;

@@ -1,4 +1,4 @@
-//! Requests, batches, layers and memory: one function of Python for each of the core's.
+//! Hints about requests, batches, layers and memory, as functions of Python.
 
 use core::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::exceptions::{DeadlinePassed, HintError, UnknownLayer, of_hint, of_mem
 use crate::id::{Id, or_unknown};
 use crate::stage::Given;
 
-/// Nanoseconds of a number of seconds that a caller gave.
+/// Converts a caller's seconds into nanoseconds.
 pub(crate) fn nanoseconds(name: &str, seconds: f64) -> PyResult<u64> {
     match Duration::try_from_secs_f64(seconds) {
         Ok(time) => Ok(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)),
@@ -19,7 +19,7 @@ pub(crate) fn nanoseconds(name: &str, seconds: f64) -> PyResult<u64> {
             "{name} was {} s ago; give one that is to come, or None",
             -seconds
         ))),
-        // Longer than there is time.
+        // The time is longer than can be represented.
         Err(_) if seconds > 0.0 => Ok(u64::MAX),
         Err(_) => Err(HintError::new_err(format!(
             "{name} is {seconds}, which is no time in seconds"
@@ -27,13 +27,13 @@ pub(crate) fn nanoseconds(name: &str, seconds: f64) -> PyResult<u64> {
     }
 }
 
-/// The moment that is this many seconds from now; 0 for none.
+/// Returns the instant that is this many seconds from now, or 0 for none.
 pub(crate) fn moment(name: &str, seconds: Option<f64>) -> PyResult<u64> {
     let Some(seconds) = seconds else { return Ok(0) };
     Ok(hints::now().saturating_add(nanoseconds(name, seconds)?))
 }
 
-/// A layer that a model may have: the last number means "unknown" elsewhere.
+/// Converts a layer's number. The largest `u16` means "unknown" and is refused.
 pub(crate) fn layer(number: i64) -> PyResult<u16> {
     match u16::try_from(number) {
         Ok(layer) if layer < u16::MAX => Ok(layer),
@@ -191,8 +191,8 @@ pub(crate) fn memory_forget(address: u64, nbytes: u64) -> PyResult<()> {
     hints::memory_forget(address, nbytes).map_err(of_memory)
 }
 
-/// How far ranges that follow each other are known to be alike: the index behind the last of each
-/// run. Of the package's own.
+/// Returns the index after the last of each run of ranges with the same facts. Internal to the
+/// package.
 #[pyfunction]
 #[pyo3(name = "_memory_runs")]
 pub(crate) fn memory_runs(addresses: Vec<u64>) -> Vec<usize> {
@@ -212,8 +212,8 @@ pub(crate) fn memory_runs(addresses: Vec<u64>) -> Vec<usize> {
     ends
 }
 
-/// What the thread's open scope says holds for these ranges: their transfer is posted by a thread
-/// of the library, which has no scope. Of the package's own.
+/// Records that these ranges have the values of the thread's open scope. A thread of the library,
+/// which has no scope, posts their transfer. Internal to the package.
 #[pyfunction]
 #[pyo3(name = "_memory_own")]
 pub(crate) fn memory_own(addresses: Vec<u64>, lengths: Vec<u64>) -> PyResult<()> {

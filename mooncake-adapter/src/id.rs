@@ -1,4 +1,4 @@
-//! Ids of requests and batches: the application's own numbers, or texts that stand for one.
+//! Ids of requests and batches: the application's own numbers, or texts that are mapped to numbers.
 
 use laxity_client::hints;
 use pyo3::exceptions::PyTypeError;
@@ -34,7 +34,7 @@ impl<'py> FromPyObject<'_, 'py> for Id {
     }
 }
 
-/// 0 for none.
+/// Returns the number of an id, or 0 for none.
 pub(crate) fn or_unknown(id: Option<Id>) -> u64 {
     id.map_or(0, |id| id.0)
 }

@@ -1,9 +1,9 @@
-//! What the operator says of this kind of job (docs/running-jobs.md): its profile, and its
-//! objective. Read once, when the package is imported.
+//! The operator's profile and objective for this kind of job (docs/running-jobs.md). They are read
+//! once, when the package is imported.
 //!
-//! The preload library reads the same, for what it sees; here it holds for transfers that ask for
-//! leave before a library gets them. Nothing in it stops a job: what can't be used is said in a
-//! warning, and replaced by what is cautious.
+//! The preload library reads the same settings for the transfers that it sees. Here they apply to
+//! transfers that wait for permits before a library gets them. No setting stops a job: an unusable
+//! one causes a warning and is replaced by a cautious value.
 
 use std::ffi::CString;
 
@@ -16,12 +16,12 @@ pub(crate) fn job() -> &'static Job {
     Job::of_this_process()
 }
 
-/// The objective for transfers of requests that have no deadline, 0 for none.
+/// Returns the objective for transfers of requests without a deadline, or 0 for none.
 pub(crate) fn objective_ns() -> u64 {
     job().objective_ns()
 }
 
-/// When the package is imported: before anything attaches to a daemon.
+/// Reports problems of the settings when the package is imported, before any client attaches.
 pub(crate) fn begin(py: Python<'_>) -> PyResult<()> {
     let kind = py.get_type::<PyRuntimeWarning>();
     for problem in job().take_problems() {
@@ -31,8 +31,8 @@ pub(crate) fn begin(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// The number of the stage that a transfer has in this kind of job, by its opcode (`"write"` or
-/// `"read"`), if nobody says one. Of the package's own.
+/// Returns the number of the stage that transfers with this opcode (`"write"` or `"read"`) have in
+/// this kind of job by default. Internal to the package.
 #[pyfunction]
 #[pyo3(name = "_stage_of")]
 pub(crate) fn stage_of(opcode: &str) -> PyResult<u8> {

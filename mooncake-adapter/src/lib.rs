@@ -1,11 +1,11 @@
 //! `laxity._laxity`: the compiled part of the Python package `laxity`.
 //!
-//! It turns arguments of Python into those of [`laxity_client::hints`] and errors into exceptions,
-//! and decides nothing. `python/laxity/_laxity.pyi` documents each function for its users.
+//! It converts Python's arguments into those of [`laxity_client::hints`], and errors into
+//! exceptions. It makes no decisions. `python/laxity/_laxity.pyi` documents each function.
 //!
-//! * *The GIL* is released where something can wait: in [`ticket`]. A hint takes a lock for less
-//!   time than letting the GIL go and taking it again would.
-//! * *abi3 for Python 3.9*: one wheel for all later versions.
+//! * *The GIL* is released only where something can wait, in [`ticket`]. A hint takes a lock for
+//!   less time than releasing and taking the GIL.
+//! * *abi3 for Python 3.9*: one wheel works for all later versions.
 
 #![forbid(unsafe_code)]
 

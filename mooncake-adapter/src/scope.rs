@@ -1,4 +1,4 @@
-//! `with laxity.scope(...)`.
+//! The scopes of `with laxity.scope(...)`.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Mutex;
@@ -12,15 +12,15 @@ use crate::hints::{layer, moment};
 use crate::id::{Id, or_unknown};
 use crate::stage::Given;
 
-/// Scopes that were left by another thread than entered them. Relaxed: a statistic.
+/// Number of scopes that another thread left than the one that entered them. Relaxed, because it is
+/// a statistic.
 pub(crate) static CROSSED: AtomicU64 = AtomicU64::new(0);
 
-/// What transfers of the thread belong to. It may be entered more than once, also by several
-/// threads.
+/// The stage, batch, request and layer of the thread's transfers. Several threads may enter it.
 #[pyclass(name = "Scope", module = "laxity", frozen)]
 pub(crate) struct PyScope {
     scope: Scope,
-    /// The threads that are in it.
+    /// The threads that have entered the scope, once per entry.
     entered: Mutex<Vec<ThreadId>>,
 }
 
@@ -57,7 +57,7 @@ impl PyScope {
     fn __exit__(&self, _exception: &Bound<'_, pyo3::types::PyTuple>) {
         let own = thread::current().id();
         let mut entered = self.threads();
-        // Left on another thread, it is not that one's to close: what is open there stays right.
+        // A thread that didn't enter the scope must not close the scope that is open there.
         match entered.iter().rposition(|thread| *thread == own) {
             Some(at) => {
                 entered.swap_remove(at);

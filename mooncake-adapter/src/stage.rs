@@ -1,11 +1,11 @@
-//! `laxity.Stage`, which Python defines: its number.
+//! The number of a `laxity.Stage`, which Python defines.
 
 use laxity_client::Stage;
 use pyo3::prelude::*;
 
 use crate::exceptions::HintError;
 
-/// A stage that was given.
+/// A stage that a caller passed.
 #[derive(Clone, Copy)]
 pub(crate) struct Given(pub(crate) Stage);
 

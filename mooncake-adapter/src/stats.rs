@@ -1,4 +1,4 @@
-//! What a person or a test wants to know of this process.
+//! Statistics of this process for users and tests.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use core::time::Duration;
@@ -77,7 +77,7 @@ pub(crate) fn version() -> &'static str {
     env!("CARGO_PKG_VERSION")
 }
 
-/// Nothing, with the arguments of a hint: what the call itself costs. For the benchmark.
+/// Does nothing with the arguments of a hint. The benchmark measures the cost of a call with it.
 #[pyfunction]
 #[pyo3(name = "_empty", signature = (batch_id, layer))]
 pub(crate) fn empty_call(batch_id: crate::id::Id, layer: i64) {

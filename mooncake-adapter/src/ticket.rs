@@ -1,4 +1,4 @@
-//! Leave to send, for transfers that nothing of Laxity sees on their way.
+//! Permits for transfers that no other part of Laxity sees.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -15,10 +15,10 @@ use crate::id::{Id, or_unknown};
 use crate::job::objective_ns;
 use crate::stage::Given;
 
-/// How long a wait goes on before signals of Python (Ctrl-C) are looked at.
+/// Longest wait before Python's signals (Ctrl-C) are checked.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
-/// Leave to send.
+/// A permit to send.
 #[pyclass(name = "Grant", module = "laxity", frozen, get_all)]
 pub(crate) struct PyPermit {
     bytes: u64,
@@ -65,7 +65,7 @@ pub(crate) struct PyTicket {
 impl PyTicket {
     #[pyo3(signature = (timeout_s=None))]
     fn wait(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<Option<PyPermit>> {
-        // Whoever is permitted at once need not let go of the GIL.
+        // A flow that is permitted at once need not release the GIL.
         if let Some(permit) = self.transfer.poll() {
             return Ok(Some(permit.into()));
         }
@@ -74,7 +74,8 @@ impl PyTicket {
             Some(seconds) => match Duration::try_from_secs_f64(seconds) {
                 Ok(limit) => Some(limit),
                 Err(_) if seconds < 0.0 => Some(Duration::ZERO),
-                // Longer than there is time, or no number, which is not said to be a time-out.
+                // The time is longer than can be represented, so there is no limit. NaN is an
+                // error.
                 Err(_) if seconds > 0.0 => None,
                 Err(_) => {
                     return Err(HintError::new_err(format!(
@@ -144,7 +145,7 @@ impl PyTicket {
     }
 }
 
-/// Transfers of which one thread waits for any. Of the package's own: the wrappers use it.
+/// Transfers of which one thread waits for any. Internal to the package's wrappers.
 #[pyclass(name = "_Transfers", module = "laxity", frozen)]
 pub(crate) struct PyTransfers {
     transfers: Transfers,
@@ -159,8 +160,8 @@ impl PyTransfers {
         }
     }
 
-    /// A transfer of `nbytes` at `address`; its stage is `otherwise`, if neither the thread's scope
-    /// nor the memory says one.
+    /// Submits a transfer of `nbytes` at `address`. Its stage is `otherwise` if neither the
+    /// thread's scope nor the memory has one.
     #[pyo3(signature = (otherwise, nbytes, address, direction, peer, whole=false))]
     fn submit(
         &self,
@@ -202,8 +203,7 @@ fn direction(name: &str) -> PyResult<Direction> {
     }
 }
 
-/// The number of a peer by its address; 0, unknown, for what is none: names are not looked up,
-/// which could take its time.
+/// Returns the number of a peer by its address. Returns 0, unknown, for a name, without a look-up.
 fn peer(address: &str) -> u8 {
     let Ok(address) = address.parse::<IpAddr>() else {
         return 0;
@@ -238,13 +238,13 @@ pub(crate) fn submit(
     address: Option<u64>,
 ) -> PyResult<PyTicket> {
     let deadline_ns = match deadline_s {
-        // Late, which is counted and no reason to stop a transfer.
+        // The flow is late. It is counted, but a deadline never stops a transfer.
         Some(seconds) if seconds <= 0.0 => 1,
         seconds => moment("deadline_s", seconds)?,
     };
     let said = Scope {
         stage: stage.map(|given| given.0),
-        // None that a batch has: it is counted.
+        // A batch can't have this layer, so the hint is counted as wrong.
         layer: layer.map(|layer| u16::try_from(layer).unwrap_or(u16::MAX)),
         batch: or_unknown(batch),
         request: or_unknown(request),

@@ -1,5 +1,4 @@
-//! Who says when a message may go: `laxityd` by way of the client library, or, in tests, whoever
-//! wants to be difficult.
+//! The source of permits for messages: `laxityd` by way of the client library, or a mock in tests.
 
 use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -8,47 +7,48 @@ use parking_lot::Mutex;
 
 use crate::backend::Classes;
 
-/// Lanes of a process: connections are dealt out over them. A progress thread per GPU is what NCCL
-/// has; each finds its lane free.
+/// Number of lanes of a process. Connections are spread over them. NCCL has a progress thread per
+/// GPU, so each thread usually has a lane of its own.
 const LANES: usize = 8;
-/// Where in a connection's classes the scavenger's is, if it has several.
+/// Index of the scavenger's class in a connection's classes, if there are several.
 pub(crate) const SCAVENGER_CLASS: usize = 1;
-/// Levels that a daemon may have.
+/// Largest number of levels that a daemon has.
 const LEVELS_MAX: u8 = 16;
 
 /// A flow that was submitted.
 #[derive(Debug, Default)]
 pub struct SubmittedFlow {
-    /// The client library's part.
+    /// The client library's ticket of the flow.
     pub ticket: Ticket,
-    /// The arbiter's own number for it.
+    /// The arbiter's number of the flow.
     pub id: u64,
     lane: usize,
 }
 
-/// Where flows are submitted.
+/// The interface through which a connection submits flows and gets permits.
 pub trait Arbiter: Send + Sync {
-    /// Submits a flow; never blocks.
+    /// Submits a flow. Never blocks.
     fn submit(&self, flow: &Flow) -> SubmittedFlow;
-    /// What may go now beyond what earlier permits said.
+    /// Returns a permit for further bytes of the flow, if there is one.
     fn poll(&self, pass: &mut SubmittedFlow) -> Option<Permit>;
-    /// `bytes` of it have left the wire.
+    /// Reports that `bytes` of the flow have left the wire.
     fn complete(&self, pass: &SubmittedFlow, bytes: u64);
-    /// What was not permitted will not be sent, what is not complete never will be.
+    /// Ends the flow. Its remaining bytes are neither sent nor completed.
     fn cancel(&self, pass: SubmittedFlow);
-    /// The number of a NIC.
+    /// Returns the number of a NIC.
     fn nic(&self, name: &str) -> u8;
-    /// The classes that permits may name, that of `stage` first; a single 0 if nobody schedules.
+    /// Returns the classes that permits may name, with that of `stage` first. Without a scheduler,
+    /// returns a single 0.
     fn classes(&self, stage: Stage) -> Classes;
-    /// Changes when what `nic` and `classes` say may have.
+    /// Returns a number that changes when the results of `nic` and `classes` may have changed.
     fn generation(&self) -> u64;
-    /// What was counted, if anybody counts.
+    /// Returns the client library's statistics. An arbiter without statistics returns zeros.
     fn stats(&self) -> Stats {
         Stats::default()
     }
 }
 
-/// The daemon of this host.
+/// An arbiter that asks this host's daemon.
 #[derive(Debug)]
 pub struct Daemon {
     client: Client,
@@ -58,7 +58,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// By this attachment.
+    /// Returns an arbiter that uses this client.
     #[must_use]
     pub fn new(client: Client) -> Self {
         Self {
@@ -69,7 +69,7 @@ impl Daemon {
         }
     }
 
-    /// The attachment.
+    /// Returns the client.
     #[must_use]
     pub fn client(&self) -> &Client {
         &self.client
@@ -81,14 +81,14 @@ impl Daemon {
     }
 }
 
-/// Of each thread: the lane it uses, plus one.
+/// Returns the index of the calling thread's lane. The thread-local holds the index plus one.
 fn lane_of(next: &AtomicUsize) -> usize {
     thread_local! {
         static LANE: core::cell::Cell<usize> = const { core::cell::Cell::new(0) };
     }
     LANE.with(|lane| {
         if lane.get() == 0 {
-            // Relaxed: only that threads spread matters.
+            // Relaxed, because the counter only spreads threads over the lanes.
             lane.set(next.fetch_add(1, Ordering::Relaxed) % LANES + 1);
         }
         lane.get() - 1
@@ -126,7 +126,8 @@ impl Arbiter for Daemon {
 
     fn classes(&self, stage: Stage) -> Classes {
         let mut classes: Classes = Classes::from_slice(&[self.client.dscp_of(stage)]);
-        // The scavenger's next: whatever has to be left out, nothing of it may travel higher.
+        // The scavenger's class comes next. If the list gets truncated, scavenger flows still don't
+        // travel in a higher class.
         let levels = [laxity_client::LEVEL_SCAVENGER]
             .into_iter()
             .chain(1..=LEVELS_MAX);
@@ -140,8 +141,8 @@ impl Arbiter for Daemon {
     }
 
     fn generation(&self) -> u64 {
-        // A daemon that this thread's lane would find only as it submits is found here, so that the
-        // flow names its NIC by a number of that daemon.
+        // The lane looks for a new daemon here, not only when it submits. The flow then names its
+        // NIC by that daemon's number.
         self.with(lane_of(&self.next), Lane::seek);
         self.client.generation()
     }

@@ -1,20 +1,18 @@
-//! What carries messages: the seam between what NCCL sees, and decides with the scheduler, and a
-//! network.
+//! The interface between NCCL's view of connections and the network that carries messages.
 //!
-//! Above it (`comm.rs`, `gate.rs`) a message is classified and waits for its permit; below it
-//! (`tcp/`, `verbs/`) its bytes go out in the class that the permit names. The rules on both sides:
+//! Above this interface (`comm/`), a message is classified and waits for its permit. Below it
+//! (`tcp/`, `verbs/`), its bytes go out in the permit's class. The rules are:
 //!
-//! * Messages of a connection are numbered in the order in which they are begun, and match the
-//!   buffers that are posted, in order; a tag only selects among the buffers of one grouped
-//!   receive.
-//! * A message that is handed over before its receiver has posted is kept above the seam.
-//! * A message is begun only when [`Sender::clear`] says so: its receiver has posted for it, or it
-//!   is so small that the network holds it in any case. What is begun therefore leaves the wire
-//!   without any other message's help, in whatever order permits come (docs/nccl.md has the
-//!   argument that nothing can deadlock).
+//! * Messages of a connection are numbered in the order in which they begin. They match posted
+//!   buffers in order. A tag only selects among the buffers of one grouped receive.
+//! * A message whose receiver has not posted is kept above this interface.
+//! * A message begins only when [`Sender::clear`] allows it. Either its receiver has posted for it,
+//!   or it is so small that the network buffers it. A message that began therefore leaves the wire
+//!   without any other message, in whatever order permits arrive. docs/nccl.md shows that nothing
+//!   can deadlock.
 //! * A message has one class for its life. Its bytes are pushed in order, as they are permitted.
-//! * Nothing here blocks; nothing here starts a thread.
-//! * Errors of a connection in use are returned by `progress`, and stay.
+//! * No function blocks or starts a thread.
+//! * `progress` returns the error of a connection in use, and returns it again in later calls.
 
 use std::any::Any;
 use std::ffi::CString;
@@ -25,148 +23,146 @@ use smallvec::SmallVec;
 use crate::fault::Result;
 use crate::handle::Handle;
 
-/// `NCCL_PTR_HOST`, `NCCL_PTR_CUDA`, `NCCL_PTR_DMABUF`.
+/// Memory of the host, `NCCL_PTR_HOST`.
 pub const POINTER_HOST: i32 = 1;
-/// Memory of a GPU, known by its address.
+/// Memory of a GPU, identified by its address (`NCCL_PTR_CUDA`).
 pub const POINTER_CUDA: i32 = 2;
-/// Memory of a GPU, known by a file descriptor.
+/// Memory of a GPU, identified by a file descriptor (`NCCL_PTR_DMABUF`).
 pub const POINTER_DMABUF: i32 = 4;
 
-/// Buffers of one grouped receive. NCCL has 8 at most; one is advertised, since gating one tag
-/// would hold up its group.
+/// Largest number of buffers in one grouped receive. NCCL allows 8. The plugin advertises one,
+/// because a tag that waits for a permit would delay its group.
 pub const GROUP_MAX: usize = 8;
 
-/// One NIC, as `getProperties` describes it.
+/// A NIC, as `getProperties` describes it.
 #[derive(Clone, Debug)]
 pub struct Device {
-    /// For logs, and to find the NIC in the daemon's configuration.
+    /// The NIC's name in logs and in the daemon's configuration.
     pub name: CString,
-    /// Its folder under /sys, none for virtual ones.
+    /// The NIC's folder under /sys. A virtual NIC has none.
     pub pci_path: Option<CString>,
-    /// One per physical NIC.
+    /// A number that is unique for each physical NIC.
     pub guid: u64,
-    /// `POINTER_*`.
+    /// The supported kinds of memory, a set of `POINTER_*`.
     pub pointers: i32,
-    /// Mbit/s.
+    /// The NIC's speed in Mbit/s.
     pub speed_mbit: i32,
-    /// Port of the NIC.
+    /// The device port's number.
     pub port: i32,
-    /// Microseconds; 0 leaves it to NCCL.
+    /// The NIC's latency in microseconds. With 0, NCCL uses its own value.
     pub latency_us: f32,
-    /// Connections at most.
+    /// Largest number of connections.
     pub comms_max: i32,
-    /// A registration serves all connections of the device.
+    /// Whether a registration serves all connections of the device.
     pub registers_globally: bool,
-    /// Whether data may become visible to a GPU after their completion, so that NCCL has to flush.
+    /// Whether NCCL has to flush, because data may become visible to a GPU after their completion.
     pub force_flush: bool,
-    /// Bytes of a message at most.
+    /// Largest message in bytes.
     pub message_max: usize,
-    /// Its address, for peers' numbers.
+    /// The NIC's address, from which the numbers of peers are computed.
     pub address: IpAddr,
 }
 
-/// The traffic classes of a connection: DSCP by index, the connection's own (for what nobody
-/// permits) first.
+/// A connection's traffic classes, as DSCP values. The first is the connection's own, which
+/// messages without a permit use.
 pub type Classes = SmallVec<[u8; 8]>;
 
 /// Memory as NCCL registers it.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
-    /// Where.
+    /// The memory's address.
     pub address: usize,
-    /// Bytes.
+    /// The memory's size in bytes.
     pub bytes: usize,
-    /// `POINTER_*`.
+    /// The memory's kind, one of `POINTER_*`.
     pub kind: i32,
-    /// File descriptor and offset, for `POINTER_DMABUF`.
+    /// The file descriptor and the offset of `POINTER_DMABUF` memory.
     pub dma_buf: Option<(i32, u64)>,
 }
 
-/// A registration: whatever the backend keeps of it. Given back to `deregister` of the same
-/// connection or, where the device registers globally, of any.
+/// The backend's data of a registration. `deregister` takes it on the same connection, or on any
+/// connection if the device registers globally.
 pub type Region = Box<dyn Any + Send + Sync>;
 
 /// A message to be sent.
 #[derive(Clone, Copy, Debug)]
 pub struct Message<'a> {
-    /// Where its bytes are; they stay until `Sent::done` says so.
+    /// Address of the message's bytes, which stay valid until `Sent::done`.
     pub address: usize,
-    /// How many.
+    /// The message's size in bytes.
     pub bytes: usize,
-    /// Selects the buffer of a grouped receive.
+    /// The tag that selects a buffer of a grouped receive.
     pub tag: i32,
-    /// Registration of the memory; none if NCCL gave none (only messages of no bytes).
+    /// Registration of the memory. Only messages of no bytes have none.
     pub region: Option<&'a Region>,
     /// Index into the connection's classes.
     pub class: usize,
-    /// Whether it matters when exactly bytes leave the wire (`Sent::left`). Otherwise they have
-    /// when the network took them.
+    /// Whether `Sent::left` has to be exact. Otherwise bytes are sent once the network took them.
     pub accounted: bool,
 }
 
-/// A buffer that a message is to be received in.
+/// A buffer that receives a message.
 #[derive(Clone, Copy, Debug)]
 pub struct Buffer<'a> {
-    /// Where.
+    /// The buffer's address.
     pub address: usize,
-    /// Room.
+    /// The buffer's size in bytes.
     pub bytes: usize,
-    /// See [`Message::tag`].
+    /// The tag that selects this buffer, as in [`Message::tag`].
     pub tag: i32,
-    /// See [`Message::region`].
+    /// Registration of the memory, as in [`Message::region`].
     pub region: Option<&'a Region>,
 }
 
-/// What became of a message that was begun.
+/// The progress of a message that was begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
-    /// Its number.
+    /// The message's number.
     pub message: u64,
-    /// Bytes of it that have left the wire since the last time.
+    /// Bytes of the message that left the wire since the last report.
     pub left: usize,
-    /// The memory may be used again; said once.
+    /// Whether the memory may be used again. Reported once.
     pub done: bool,
 }
 
-/// A grouped receive is complete (or a flush is).
+/// A grouped receive or a flush that is complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// The number that `post` or `flush` gave.
+    /// The number that `post` or `flush` returned.
     pub post: u64,
-    /// Bytes that came, by buffer.
+    /// Bytes that arrived, by buffer.
     pub sizes: SmallVec<[usize; GROUP_MAX]>,
 }
 
-/// Whether a message may be begun.
+/// Whether a message may begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clear {
-    /// Now.
+    /// The message may begin now.
     Yes,
-    /// Its receiver has not posted yet: ask again.
+    /// The receiver has not posted yet. The caller asks again.
     NotYet,
-    /// The grouped receive that is next has no buffer of this tag (left): messages of other tags go
-    /// before it.
+    /// The next grouped receive has no buffer left for this tag. Messages of other tags go first.
     OthersFirst,
 }
 
-/// A network.
+/// A network that carries messages, such as TCP.
 pub trait Backend: Send + Sync {
-    /// `tcp`, `verbs`.
+    /// Returns the network's name, `tcp` or `verbs`.
     fn name(&self) -> &'static str;
 
-    /// The NICs that can be used, in the order of their numbers; at least one.
+    /// Returns the usable NICs in the order of their numbers. There is at least one.
     fn devices(&self) -> &[Device];
 
-    /// Listens for one or more connections, and the handle by which they find this.
+    /// Listens for connections. Returns the listener and the handle by which senders find it.
     ///
     /// # Errors
-    /// The system refused.
+    /// The operating system refused.
     fn listen(&self, device: usize) -> Result<(Box<dyn Listener>, Handle)>;
 
-    /// Begins to connect. `handle` was checked to be one of this backend.
+    /// Begins to connect. The caller has checked that `handle` belongs to this backend.
     ///
     /// # Errors
-    /// The system refused.
+    /// The operating system refused.
     fn connect(
         &self,
         device: usize,
@@ -175,22 +171,21 @@ pub trait Backend: Send + Sync {
     ) -> Result<Box<dyn Connecting>>;
 }
 
-/// Where connections arrive.
+/// A listener for connections.
 pub trait Listener: Send {
-    /// The next connection that is complete, if there is one.
+    /// Returns the next complete connection, if there is one.
     ///
     /// # Errors
-    /// The system refused. A stranger's or a broken connection is no error: it is dropped,
-    /// with a word in the log.
+    /// The operating system refused. A stranger's or a broken connection is dropped and logged.
     fn accept(&mut self) -> Result<Option<Box<dyn Receiver>>>;
 }
 
-/// A connection that is being made.
+/// A connection that is being established.
 pub trait Connecting: Send {
-    /// The connection, once it is complete.
+    /// Returns the connection once it is complete.
     ///
     /// # Errors
-    /// It can't be made.
+    /// The connection can't be established.
     fn poll(&mut self) -> Result<Option<Box<dyn Sender>>>;
 }
 
@@ -199,42 +194,41 @@ pub trait Sender: Send {
     /// Registers memory for sending.
     ///
     /// # Errors
-    /// The device can't, or not that kind.
+    /// The device can't register this memory.
     fn register(&mut self, memory: Memory) -> Result<Region>;
 
-    /// Lets go of a registration.
+    /// Ends a registration.
     ///
     /// # Errors
     /// The device refused.
     fn deregister(&mut self, region: Region) -> Result<()>;
 
-    /// Whether the next message, of `bytes` with `tag`, may be begun.
+    /// Returns whether the next message, of `bytes` with `tag`, may begin.
     ///
     /// # Errors
-    /// It fits in no buffer that was posted.
+    /// The message fits in no posted buffer.
     fn clear(&mut self, bytes: usize, tag: i32) -> Result<Clear>;
 
-    /// Begins the message that [`Sender::clear`] was asked about, and returns its number: one more
-    /// than that of the message before.
+    /// Begins the message for which [`Sender::clear`] was called, and returns its consecutive
+    /// number.
     fn begin(&mut self, message: Message<'_>) -> u64;
 
-    /// The next `bytes` of the newest message may go. Those of a message without any go with
-    /// `push(0)`.
+    /// Permits the next `bytes` of the newest message. An empty message goes out with `push(0)`.
     fn push(&mut self, bytes: usize);
 
-    /// Moves what can be moved, and adds what became of messages.
+    /// Moves what can be moved, and appends the progress of messages to `sent`.
     ///
     /// # Errors
     /// The connection is broken.
     fn progress(&mut self, sent: &mut Vec<Sent>) -> Result<()>;
 
-    /// Adds what has left the wire of messages that are done. Reads no memory of messages. Where a
-    /// message is done when it has left there is nothing to look for.
+    /// Appends what has left the wire of messages that are done, without reading their memory. A
+    /// network whose messages are done only when they have left the wire needs no implementation.
     fn look(&mut self, _sent: &mut Vec<Sent>) {}
 
-    /// Ends the connection. If `kept`, what is done was done for good: the receiver gets it, though
-    /// it may ask for it only later; waits for that a moment at most. Otherwise whatever is in
-    /// flight is dropped.
+    /// Ends the connection. With `kept`, the receiver still gets all messages that are done, even
+    /// if it posts later, and the call waits briefly for that. Otherwise bytes in flight are
+    /// dropped.
     fn close(self: Box<Self>, kept: bool);
 }
 
@@ -243,24 +237,24 @@ pub trait Receiver: Send {
     /// Registers memory for receiving.
     ///
     /// # Errors
-    /// The device can't, or not that kind.
+    /// The device can't register this memory.
     fn register(&mut self, memory: Memory) -> Result<Region>;
 
-    /// Lets go of a registration.
+    /// Ends a registration.
     ///
     /// # Errors
     /// The device refused.
     fn deregister(&mut self, region: Region) -> Result<()>;
 
-    /// Posts the buffers of one grouped receive, at most [`GROUP_MAX`]; a number for it, or `None`
-    /// if it can't be taken now.
+    /// Posts the buffers of one grouped receive, at most [`GROUP_MAX`]. Returns its number, or
+    /// `None` if the connection can't take it now.
     fn post(&mut self, buffers: &[Buffer<'_>]) -> Option<u64>;
 
-    /// Begins to make data visible to a GPU that were received in these buffers; `None` if nothing
-    /// has to be done.
+    /// Begins to make received data in these buffers visible to a GPU. Returns `None` if not
+    /// needed.
     fn flush(&mut self, buffers: &[Buffer<'_>]) -> Option<u64>;
 
-    /// Moves what can be moved, and adds what is complete.
+    /// Moves what can be moved, and appends what is complete to `received`.
     ///
     /// # Errors
     /// The connection is broken.

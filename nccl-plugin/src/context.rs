@@ -1,9 +1,9 @@
-//! What is known of a communicator, and what its sends are for (architecture §4.1).
+//! Communicators and the stages of their sends (architecture §4.1).
 //!
-//! In order of preference: what `LAXITY_NCCL_STAGES` declares of a communicator of its name; else a
-//! collective, since that is what a GPU waits for in NCCL (also point-to-point operations: expert
-//! parallelism is made of them). Batch, request and deadline are not known here: the daemon takes
-//! them from the engine's hints of the same process (`daemon/src/driver/running.rs`).
+//! The stage that `LAXITY_NCCL_STAGES` declares for the communicator's name comes first. All other
+//! sends are collectives, because GPUs wait for them in NCCL. This includes point-to-point
+//! operations, since expert parallelism consists of them. The daemon takes batch, request and
+//! deadline from the engine's hints of the same process (`daemon/src/driver/running.rs`).
 
 use core::sync::atomic::{AtomicU32, Ordering};
 use std::collections::HashMap;
@@ -15,20 +15,20 @@ use parking_lot::Mutex;
 use crate::origin::{Function, Origin};
 use crate::settings::Settings;
 
-/// `NCCL_NET_TRAFFIC_CLASS_UNDEF`.
+/// The traffic class of a communicator that has none, `NCCL_NET_TRAFFIC_CLASS_UNDEF`.
 pub const TRAFFIC_CLASS_UNSET: i32 = -1;
-/// Communicators whose names are remembered.
+/// Largest number of communicators with a remembered stage.
 const NAMES_MAX: usize = 4096;
 
-/// Names of communicators, as the profiler interface tells them (NCCL 2.27 and later; 2.26 with
-/// each collective).
+/// Declared stages of communicators. The profiler interface provides the communicators' names:
+/// since NCCL 2.27 at `init`, in 2.26 with each collective.
 #[derive(Debug, Default)]
 pub struct Names {
     stages: Mutex<HashMap<u64, Stage>>,
 }
 
 impl Names {
-    /// A communicator has this name: its stage is declared if a rule fits.
+    /// Records the stage that a rule declares for the communicator of this name.
     pub fn tell(&self, communicator: u64, name: &str, settings: &Settings) {
         let Some(rule) = settings.stages.iter().find(|rule| rule.fits(name)) else {
             return;
@@ -39,41 +39,41 @@ impl Names {
         }
     }
 
-    /// Whether it is known to be declared.
+    /// Returns the communicator's declared stage, if there is one.
     fn stage(&self, communicator: u64) -> Option<Stage> {
         let stages = self.stages.lock();
         stages.get(&communicator).copied()
     }
 
-    /// Whether no rule ever fitted: saves looking.
+    /// Reports whether no communicator has a declared stage, which saves the look-up.
     fn is_empty(&self) -> bool {
         self.stages.lock().is_empty()
     }
 }
 
-/// A communicator, or, before v11, what all of them have in common.
+/// A communicator. Before v11, one context stands for all communicators.
 #[derive(Debug)]
 pub struct Context {
-    /// NCCL's number of the communicator; 0 if it doesn't say.
+    /// NCCL's number of the communicator. 0 if NCCL doesn't provide it.
     communicator: u64,
-    /// Its traffic class, [`TRAFFIC_CLASS_UNSET`] if the application set none.
+    /// The communicator's traffic class, [`TRAFFIC_CLASS_UNSET`] if the application set none.
     traffic_class: i32,
-    /// `ncclNetAttr.op` as last set. Relaxed: what the proxy thread itself said a moment ago.
+    /// The last value of `ncclNetAttr.op`. Relaxed, because one thread sets and reads it.
     attribute: AtomicU32,
     names: Arc<Names>,
 }
 
-/// What a send is.
+/// The stage of a send and the function that caused it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Purpose {
-    /// What it is for.
+    /// The send's stage.
     pub stage: Stage,
-    /// By which of NCCL's functions.
+    /// The NCCL function that caused the send.
     pub function: Function,
 }
 
 impl Context {
-    /// Of a communicator.
+    /// Returns the context of a communicator.
     #[must_use]
     pub fn new(communicator: u64, traffic_class: i32, names: Arc<Names>) -> Self {
         Self {
@@ -84,14 +84,14 @@ impl Context {
         }
     }
 
-    /// The class that the application chose for all of the communicator, as a DSCP.
+    /// Returns the class that the application chose for the communicator, as a DSCP.
     #[must_use]
     pub fn pinned_dscp(&self) -> Option<u8> {
         let class = u8::try_from(self.traffic_class).ok()?;
         Some(class >> 2)
     }
 
-    /// What the communicator as a whole carries.
+    /// Returns the communicator's declared or default stage.
     #[must_use]
     pub fn stage(&self) -> Stage {
         self.names
@@ -99,17 +99,17 @@ impl Context {
             .unwrap_or(Stage::Collective)
     }
 
-    /// `setNetAttr`.
+    /// Records the operation that `setNetAttr` passes.
     pub fn set_attribute(&self, op: u32) {
         self.attribute.store(op, Ordering::Relaxed);
     }
 
-    /// What a send is, given what the profiler interface told of it, if anything.
+    /// Returns the stage and the function of a send. `origin` comes from the profiler interface.
     pub fn purpose(&self, origin: Option<Origin>) -> Purpose {
         let attribute = Function::from_attribute(self.attribute.load(Ordering::Relaxed));
         let communicator = origin.map_or(self.communicator, |origin| origin.communicator);
         let told = origin.map_or(Function::Unknown, |origin| origin.function);
-        // Of a collective that is made of sends, the profiler knows the sends only.
+        // Some collectives consist of sends, and the profiler reports only those sends.
         let function = match (told, attribute) {
             (Function::Unknown, attribute) => attribute,
             (Function::Send | Function::Receive, Function::Unknown) => told,

@@ -1,38 +1,37 @@
-//! What goes wrong, as NCCL is told of it.
+//! Errors that the plugin returns to NCCL.
 //!
-//! NCCL takes any error for the end of the job, so only what can't be waited out is one: "not yet"
-//! is a null request, and whatever happens to a connection that has requests in flight is told by
-//! `test`.
+//! NCCL ends the job at any error. The plugin therefore returns an error only where waiting doesn't
+//! help. "Not yet" is a null request. `test` returns a connection's fault.
 
 use core::ffi::c_int;
 
 use thiserror::Error;
 
-/// Why a call failed. The text says what, where, and what to do; it goes to NCCL's log.
+/// The reason why a call failed. The text goes to NCCL's log: what failed, where, and what to do.
 #[derive(Clone, Debug, Error)]
 pub enum Fault {
     /// The operating system or a device refused.
     #[error("{0}")]
     System(String),
-    /// NCCL, or what it passes on, makes no sense here.
+    /// An argument from NCCL is invalid.
     #[error("{0}")]
     Argument(String),
-    /// The job is set up in a way that can't work.
+    /// The job's configuration can't work.
     #[error("{0}")]
     Usage(String),
-    /// The other end is gone, or is something else.
+    /// The other end is gone, or is not this plugin.
     #[error("{0}")]
     Remote(String),
-    /// A bug here.
+    /// A bug in the plugin.
     #[error("{0}")]
     Internal(String),
 }
 
-/// The result of all that NCCL calls.
+/// The result of all functions that NCCL calls.
 pub type Result<T> = core::result::Result<T, Fault>;
 
 impl Fault {
-    /// NCCL's number for it (`ncclResult_t`).
+    /// Returns NCCL's number of the fault (`ncclResult_t`).
     #[must_use]
     pub const fn code(&self) -> c_int {
         match self {
@@ -44,7 +43,7 @@ impl Fault {
         }
     }
 
-    /// Of a refused system call.
+    /// Returns the fault of a failed system call.
     pub(crate) fn system(what: &str, error: impl core::fmt::Display) -> Self {
         Self::System(format!("{what}: {error}"))
     }

@@ -1,71 +1,71 @@
 //! The 128 bytes by which a sender finds its receiver (`NCCL_NET_HANDLE_MAXSIZE`).
 //!
-//! They come from another process, through NCCL's bootstrap network: untrusted. A handle that some
-//! other plugin made must not be taken for ours, or a job of which one node lacks this plugin would
-//! hang: so there is a magic number, a version, and a checksum over the rest.
+//! A handle comes from another process through NCCL's bootstrap network, so it is untrusted. If a
+//! host lacks this plugin, handles of another plugin arrive. Taking one for this plugin's would
+//! make the job hang. A magic number, a version and a checksum prevent that.
 //!
 //! | bytes | |
 //! |---|---|
 //! | 0–7 | `LAXNCCL` and 0 |
-//! | 8–9 | version of this and of the handshake |
+//! | 8–9 | version of the handle and of the handshake |
 //! | 10 | backend: 1 TCP, 2 verbs |
 //! | 11 | 4 or 6: the family of the address |
 //! | 12–13 | port |
 //! | 16–31 | address, IPv4 in the first four |
 //! | 32–35 | IPv6 scope |
-//! | 40–47 | a random number that the sender proves to know |
-//! | 48–55 | checksum of the bytes before |
-//! | 120–127 | the sender's own: which of its connects this is. 0 as it comes from the listener |
+//! | 40–47 | a random number that the sender repeats to the listener |
+//! | 48–55 | checksum of bytes 0–47 |
+//! | 120–127 | the sender's mark of its connect. 0 as it comes from the listener |
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6};
 
 use crate::fault::Fault;
 
-/// Bytes of a handle.
+/// Size of a handle in bytes.
 pub const HANDLE_BYTES: usize = 128;
-/// Version of the handle and the handshake that follows. Both ends must have the same.
+/// Version of the handle and of the handshake that follows. Both ends must have the same.
 pub const VERSION: u16 = 1;
 
 const MAGIC: [u8; 8] = *b"LAXNCCL\0";
 const SUM_AT: usize = 48;
 const MARK_AT: usize = 120;
 
-/// Which backend listens.
+/// The backend that listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Carrier {
-    /// Sockets.
+    /// TCP sockets.
     Tcp = 1,
-    /// RDMA.
+    /// RDMA by libibverbs.
     Verbs = 2,
 }
 
-/// Where a receiver listens.
+/// The address of a receiver's listener, which its handle contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handle {
-    /// By what.
+    /// The backend of the receiver.
     pub carrier: Carrier,
-    /// Where.
+    /// The address and port of the listener.
     pub address: SocketAddr,
-    /// Names the listener: several may have had the port.
+    /// A random number that identifies the listener, since a port may be reused.
     pub nonce: u64,
 }
 
-/// FNV-1a: not for security, only so that 56 bytes of something else don't pass.
+/// Returns the FNV-1a checksum. It detects handles of other programs and offers no security.
 fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
         (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     })
 }
 
-/// Bytes of a field; zeros where there are none.
+/// Returns the `N` bytes at `at`, or zeros where `bytes` is too short.
 pub(crate) fn word<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     let found = bytes.get(at..).and_then(<[u8]>::first_chunk);
     found.copied().unwrap_or([0; N])
 }
 
 impl Handle {
-    /// The bytes that NCCL carries to the sender.
+    /// Returns the bytes that NCCL carries to the sender.
     #[must_use]
     pub fn encode(&self) -> [u8; HANDLE_BYTES] {
         let mut bytes = [0; HANDLE_BYTES];
@@ -90,11 +90,10 @@ impl Handle {
         bytes
     }
 
-    /// Reads a handle.
+    /// Decodes a handle.
     ///
     /// # Errors
-    /// [`Fault::Usage`] if it is not one of this version of this plugin: the other end has
-    /// another one, or none.
+    /// [`Fault::Usage`] if the other end has no Laxity plugin, or one of another version.
     pub fn decode(bytes: &[u8; HANDLE_BYTES]) -> Result<Self, Fault> {
         if word(bytes, 0) != MAGIC {
             return Err(Fault::Usage(String::from(
@@ -146,13 +145,13 @@ impl Handle {
     }
 }
 
-/// Which connect the handle belongs to, by the sender's own mark; 0 if it has none yet.
+/// Returns the sender's mark of the connect. 0 if the handle has none yet.
 #[must_use]
 pub fn mark(bytes: &[u8; HANDLE_BYTES]) -> u64 {
     u64::from_le_bytes(word(bytes, MARK_AT))
 }
 
-/// Marks the handle. NCCL keeps the sender's copy between the calls of one connect.
+/// Sets the sender's mark. NCCL keeps the sender's copy between the calls of one connect.
 pub fn set_mark(bytes: &mut [u8; HANDLE_BYTES], mark: u64) {
     bytes[MARK_AT..].copy_from_slice(&mark.to_le_bytes());
 }

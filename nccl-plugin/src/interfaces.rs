@@ -1,9 +1,9 @@
-//! Which network interfaces to use: the rules of `NCCL_SOCKET_IFNAME`.
+//! The choice of network interfaces, by the rules of `NCCL_SOCKET_IFNAME`.
 //!
-//! Without a list ([`Wanted`]), NCCL's order: `ib*`, else the one in the subnet of `NCCL_COMM_ID`,
-//! else whatever is neither docker nor loopback nor a libvirt bridge, else docker, loopback, those
-//! bridges. Only interfaces that are running count, each with its first address (IPv4 before IPv6,
-//! as the kernel lists them). IPv6 loopback does not count.
+//! Without a list ([`Wanted`]), the order is NCCL's. The first group that isn't empty is used:
+//! `ib*`, the interface in the subnet of `NCCL_COMM_ID`, all but docker, loopback and libvirt
+//! bridges, docker, loopback, libvirt bridges. Only running interfaces count, each with its first
+//! address in the kernel's order, which is IPv4 first. IPv6 loopback does not count.
 
 use std::ffi::CString;
 use std::fs;
@@ -18,23 +18,23 @@ use crate::fault::{Fault, Result};
 use crate::settings::Settings;
 use crate::wanted::Wanted;
 
-/// Interfaces used at most, as NCCL.
+/// Largest number of interfaces, as in NCCL.
 const INTERFACES_MAX: usize = 16;
-/// NCCL's own limit per device.
+/// Largest number of connections per device, as in NCCL.
 const COMMS_MAX: i32 = 65536;
-/// NCCL's `NCCL_MAX_NET_SIZE_BYTES`.
+/// Largest message in bytes, NCCL's `NCCL_MAX_NET_SIZE_BYTES`.
 const MESSAGE_MAX: usize = 1 << 40;
-/// Where the kernel doesn't know the speed (virtual interfaces), as NCCL assumes.
+/// Assumed speed of an interface whose speed the kernel doesn't report, as in NCCL.
 const SPEED_UNKNOWN_MBIT: i32 = 10_000;
 
-/// An interface that is running, with one of its addresses.
+/// A running interface with one of its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Interface {
-    /// Its name.
+    /// The interface's name.
     pub name: String,
-    /// The address; the port is 0.
+    /// The interface's address. The port is 0.
     pub address: SocketAddr,
-    /// Bits of the network's prefix.
+    /// Length of the network's prefix in bits.
     pub prefix: u32,
 }
 
@@ -48,7 +48,7 @@ fn is_in_subnet(interface: &Interface, address: IpAddr) -> bool {
         && (interface.prefix == 0 || (own ^ other) >> (128 - interface.prefix.min(width)) == 0)
 }
 
-/// Those of `all` that NCCL would use.
+/// Returns the interfaces of `all` that NCCL would use.
 #[must_use]
 pub fn choose(all: &[Interface], settings: &Settings) -> Vec<Interface> {
     let matching = |text: &str| {
@@ -95,7 +95,7 @@ pub fn choose(all: &[Interface], settings: &Settings) -> Vec<Interface> {
     chosen
 }
 
-/// The interfaces of this host that are running.
+/// Returns the running interfaces of this host.
 fn running() -> Result<Vec<Interface>> {
     let list = getifaddrs()
         .map_err(|error| Fault::system("the network interfaces can't be listed", error))?;
@@ -141,10 +141,10 @@ fn speed_mbit(name: &str) -> i32 {
         .unwrap_or(SPEED_UNKNOWN_MBIT)
 }
 
-/// A device for each interface that is to be used.
+/// Returns a device for each interface that is to be used.
 ///
 /// # Errors
-/// There is none.
+/// No interface can be used.
 pub fn devices(settings: &Settings) -> Result<Vec<(Device, SocketAddr)>> {
     let all = running()?;
     let chosen = choose(&all, settings);

@@ -1,4 +1,4 @@
-//! `libnccl-net-laxity.so`: NCCL's network, under `laxityd`.
+//! `libnccl-net-laxity.so`: a network plugin by which `laxityd` schedules NCCL's transfers.
 //!
 //! ```text
 //! NCCL ── ncclNetPlugin_v7 … v12 ──▶ abi/ ──▶ comm/   one connection, one direction; isend, irecv, test
@@ -10,9 +10,9 @@
 //!                                   backend.rs: tcp/ or verbs/
 //! ```
 //!
-//! A message that may not go yet is not taken: `isend` answers with a null request, and NCCL asks
-//! again. Without a daemon everything goes at once. docs/nccl.md is for those who use it, and has
-//! the argument that nothing can deadlock.
+//! A message that has no permit yet is not taken: `isend` returns a null request, and NCCL asks
+//! again. Without a daemon, every message goes at once. docs/nccl.md is the user's guide, and shows
+//! that nothing can deadlock.
 
 pub mod abi;
 pub mod arbiter;

@@ -1,7 +1,7 @@
-//! What is said goes to NCCL's own log, so that it stands where a job's owner looks (`NCCL_DEBUG`).
+//! Log messages. They go to NCCL's own log, where the job's owner looks (`NCCL_DEBUG`).
 //!
-//! The logger is NCCL's function, given at `init`, variadic and in C. Before there is one, warnings
-//! go to standard error.
+//! The logger is NCCL's variadic C function, passed at `init`. Until then, warnings go to standard
+//! error.
 
 use core::ffi::{c_char, c_int, c_ulong};
 use core::mem;
@@ -9,7 +9,7 @@ use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
 use std::ffi::CString;
 
-/// `ncclDebugLogger_t`.
+/// NCCL's log function, `ncclDebugLogger_t`.
 pub(crate) type Logger =
     unsafe extern "C" fn(c_int, c_ulong, *const c_char, c_int, *const c_char, ...);
 
@@ -19,10 +19,10 @@ const SUBSYSTEM_INIT: c_ulong = 1;
 const SUBSYSTEM_NET: c_ulong = 16;
 const SUBSYSTEM_ALL: c_ulong = c_ulong::MAX;
 
-/// Relaxed: the function is there for as long as the process has NCCL, whichever `init` named it.
+/// NCCL's logger. Relaxed, because the function exists as long as NCCL is in the process.
 static LOGGER: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
-/// Takes over NCCL's logger.
+/// Stores NCCL's logger.
 pub(crate) fn set(logger: Option<Logger>) {
     if let Some(logger) = logger {
         LOGGER.store(logger as *mut (), Ordering::Relaxed);
@@ -37,11 +37,11 @@ fn say(level: c_int, subsystem: c_ulong, place: &'static core::panic::Location<'
         }
         return;
     }
-    // SAFETY: stored by `set`, so it is a `Logger`.
+    // SAFETY: `set` stored the pointer, so it is a `Logger`.
     let logger: Logger = unsafe { mem::transmute(logger) };
     let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
     let file = CString::new(place.file()).unwrap_or_default();
-    // SAFETY: the strings end with a zero and live until the call returns; the format takes one
+    // SAFETY: the strings end with a zero and live until the call returns. The format takes one
     // string.
     unsafe {
         logger(
@@ -55,7 +55,7 @@ fn say(level: c_int, subsystem: c_ulong, place: &'static core::panic::Location<'
     }
 }
 
-/// What somebody should do something about; shown with `NCCL_DEBUG=WARN` and above.
+/// Logs a warning that needs action, shown with `NCCL_DEBUG=WARN` and above.
 #[track_caller]
 pub(crate) fn warn(text: &str) {
     say(
@@ -66,7 +66,7 @@ pub(crate) fn warn(text: &str) {
     );
 }
 
-/// What is good to know; shown with `NCCL_DEBUG=INFO`.
+/// Logs information, shown with `NCCL_DEBUG=INFO`.
 #[track_caller]
 pub(crate) fn info(text: &str) {
     let subsystems = SUBSYSTEM_INIT | SUBSYSTEM_NET;

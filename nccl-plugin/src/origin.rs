@@ -1,82 +1,81 @@
-//! Which collective a send belongs to: NCCL's profiler interface, turned around.
+//! The collective that a send belongs to, found through NCCL's profiler interface.
 //!
-//! NCCL tells a profiler plugin of each collective, of the proxy operations that it becomes, and of
-//! their steps, and gives every `isend` a handle of its step. A network plugin may report events of
-//! its own for that handle, by a callback; NCCL then calls the profiler with the step as the
-//! event's parent. This library is both: in `isend` it calls back with the address of a
-//! [`Question`], its own `startEvent` is called on the same stack with that address and the step,
-//! and writes the answer.
+//! NCCL reports each collective, its proxy operations and their steps to a profiler plugin, and
+//! gives every `isend` a handle of its step. A network plugin may report its own events for that
+//! handle by a callback. NCCL then calls the profiler with the step as the event's parent. This
+//! library is both plugins. `isend` calls back with the address of a [`Question`]. On the same
+//! stack, NCCL calls this library's `startEvent`, which writes the answer.
 //!
-//! Events are numbers, not addresses: NCCL treats them as opaque, a collective's is stopped long
-//! before its sends begin, and that of another process (PXN: a proxy works for a neighbour's GPU)
-//! means nothing here. Each names a place in a ring and how often that was used; what is too old is
-//! not found, and such a send is classified by its communicator alone.
+//! Events are numbers, not addresses, and NCCL treats them as opaque. NCCL stops a collective long
+//! before its sends begin. With PXN, a proxy works for another process's GPU, whose events have no
+//! meaning here. An event names an entry of a ring and the number of the entry's use. A send whose
+//! event is too old to be found is classified by its communicator alone.
 
 use core::ffi::c_void;
 
 use parking_lot::Mutex;
 
-/// Collectives and point-to-point operations remembered.
+/// Number of collectives and point-to-point operations that are remembered.
 const TASKS: usize = 4096;
-/// Proxy operations remembered: one per channel and peer of a collective.
+/// Number of proxy operations that are remembered. A collective has one per channel and peer.
 const OPERATIONS: usize = 16384;
 
-/// Event types that are asked for (`ncclProfileColl`, `P2p`, `ProxyOp`, `NetPlugin`). Steps come
-/// with the last.
+/// Event types that the profiler asks for (`ncclProfileColl`, `P2p`, `ProxyOp`, `NetPlugin`). NCCL
+/// adds steps to the last.
 pub const EVENTS_WANTED: i32 = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 7;
-/// `ncclProfileColl`.
+/// A collective, `ncclProfileColl`.
 pub const EVENT_COLLECTIVE: u64 = 1 << 1;
-/// `ncclProfileP2p`.
+/// A point-to-point operation, `ncclProfileP2p`.
 pub const EVENT_P2P: u64 = 1 << 2;
-/// `ncclProfileProxyOp`.
+/// A proxy operation, `ncclProfileProxyOp`.
 pub const EVENT_OPERATION: u64 = 1 << 3;
-/// `ncclProfileProxyStep`.
+/// A step of a proxy operation, `ncclProfileProxyStep`.
 pub const EVENT_STEP: u64 = 1 << 4;
-/// `ncclProfileNetPlugin`.
+/// A network plugin's event, `ncclProfileNetPlugin`.
 pub const EVENT_NET: u64 = 1 << 7;
 
-/// Whose events are ours, among those of other network plugins: the type in the upper, a version in
-/// the lower half.
+/// The id of this plugin's events: the plugin's type in the upper half, the version in the lower
+/// half.
 pub const PLUGIN_ID: i64 = 0x4c58 << 16 | 1;
 
-/// What a send belongs to: a collective or a point-to-point operation.
+/// The collective or point-to-point operation that a send belongs to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     /// The communicator's hash, the same on all ranks.
     pub communicator: u64,
-    /// Its function.
+    /// The NCCL function that the application called.
     pub function: Function,
 }
 
-/// What NCCL's users call.
+/// A function of NCCL's interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Function {
-    /// Not known.
+    /// A function that is not known.
     #[default]
     Unknown,
-    /// ncclAllReduce.
+    /// The function `ncclAllReduce`.
     AllReduce,
-    /// ncclAllGather.
+    /// The function `ncclAllGather`.
     AllGather,
-    /// ncclReduceScatter.
+    /// The function `ncclReduceScatter`.
     ReduceScatter,
-    /// ncclBroadcast.
+    /// The function `ncclBroadcast`.
     Broadcast,
-    /// ncclReduce.
+    /// The function `ncclReduce`.
     Reduce,
-    /// ncclAlltoAll.
+    /// The function `ncclAlltoAll`.
     AllToAll,
-    /// ncclGather or ncclScatter.
+    /// The functions `ncclGather` and `ncclScatter`.
     GatherScatter,
-    /// ncclSend.
+    /// The function `ncclSend`.
     Send,
-    /// ncclRecv.
+    /// The function `ncclRecv`.
     Receive,
 }
 
 impl Function {
-    /// By the name that NCCL's profiler interface uses.
+    /// Returns the function with this name in NCCL's profiler interface.
     #[must_use]
     pub fn from_name(name: &[u8]) -> Self {
         match name {
@@ -93,10 +92,10 @@ impl Function {
         }
     }
 
-    /// By its bit in `ncclNetAttr.op`, which has NCCL's own order of functions.
+    /// Returns the function with this bit in `ncclNetAttr.op`.
     #[must_use]
     pub fn from_attribute(op: u32) -> Self {
-        // When a connection is made, all that may go over it is named.
+        // When NCCL makes a connection, it sets the bits of all operations that may use it.
         if !op.is_power_of_two() {
             return Self::Unknown;
         }
@@ -115,7 +114,7 @@ impl Function {
         }
     }
 
-    /// For reports.
+    /// Returns the function's name in reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -133,16 +132,16 @@ impl Function {
     }
 }
 
-/// What `isend` asks; its address travels through NCCL.
+/// The question of `isend`, whose address travels through NCCL.
 #[derive(Debug)]
 pub struct Question {
-    /// [`QUESTION_MAGIC`]: that it is one.
+    /// [`QUESTION_MAGIC`], which marks the memory as a question.
     pub magic: u64,
-    /// The answer.
+    /// The collective or operation that the send belongs to, if it is known.
     pub answer: Option<Origin>,
 }
 
-/// In each [`Question`].
+/// The first word of each [`Question`].
 pub const QUESTION_MAGIC: u64 = 0x004c_4158_5155_4552;
 
 const KIND_TASK: u64 = 1;
@@ -154,7 +153,7 @@ const TURN_SHIFT: u32 = 20;
 const TURN_MASK: u64 = (1 << (KIND_SHIFT - TURN_SHIFT)) - 1;
 const PLACE_MASK: u64 = (1 << TURN_SHIFT) - 1;
 
-/// The last `N` of something, by number.
+/// The last `N` entries, by number.
 #[derive(Debug)]
 struct Ring<T, const N: usize> {
     entries: Vec<T>,
@@ -169,7 +168,7 @@ impl<T: Copy + Default, const N: usize> Ring<T, N> {
         }
     }
 
-    /// Keeps an entry; the lower bits of its event.
+    /// Stores an entry and returns the lower bits of its event.
     fn put(&mut self, entry: T) -> u64 {
         if self.entries.is_empty() {
             self.entries = vec![T::default(); N];
@@ -183,7 +182,7 @@ impl<T: Copy + Default, const N: usize> Ring<T, N> {
     fn get(&self, event: u64) -> Option<T> {
         let place = event & PLACE_MASK;
         let last = self.next.checked_sub(1)?;
-        // The turn in which this place was used last.
+        // The number of the last use of this entry.
         let turn = if place <= last % N as u64 {
             last / N as u64
         } else {
@@ -199,7 +198,7 @@ impl<T: Copy + Default, const N: usize> Ring<T, N> {
 #[derive(Debug)]
 pub struct Events {
     tasks: Mutex<Ring<Origin, TASKS>>,
-    /// Those whose task is not known are here, too.
+    /// The tasks of proxy operations. An operation with an unknown task has an entry, too.
     operations: Mutex<Ring<Option<Origin>, OPERATIONS>>,
 }
 
@@ -210,7 +209,7 @@ impl Default for Events {
 }
 
 impl Events {
-    /// None yet.
+    /// Returns an empty set of events.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -219,20 +218,20 @@ impl Events {
         }
     }
 
-    /// A collective or point-to-point operation begins.
+    /// Records a collective or point-to-point operation and returns its event.
     pub fn task(&self, task: Origin) -> u64 {
         KIND_TASK << KIND_SHIFT | self.tasks.lock().put(task)
     }
 
-    /// A proxy operation of this process begins, for the task `parent`; `here` is false if that
-    /// event is another process's.
+    /// Records a proxy operation of the task `parent` and returns its event. `here` is false if
+    /// that event belongs to another process.
     pub fn operation(&self, parent: u64, here: bool) -> u64 {
         let known = here && parent >> KIND_SHIFT == KIND_TASK;
         let task = known.then(|| self.tasks.lock().get(parent)).flatten();
         KIND_OPERATION << KIND_SHIFT | self.operations.lock().put(task)
     }
 
-    /// A step of a proxy operation begins. Nothing is kept of it: it names its operation.
+    /// Returns the event of a step. The event contains its operation, so nothing is stored.
     #[must_use]
     pub fn step(&self, parent: u64) -> u64 {
         if parent >> KIND_SHIFT != KIND_OPERATION {
@@ -241,7 +240,7 @@ impl Events {
         KIND_STEP << KIND_SHIFT | parent & !KIND_MASK
     }
 
-    /// What a step belongs to.
+    /// Returns the collective or operation that a step belongs to.
     #[must_use]
     pub fn origin(&self, step: u64) -> Option<Origin> {
         if step >> KIND_SHIFT != KIND_STEP {
@@ -251,19 +250,19 @@ impl Events {
     }
 }
 
-/// `ncclProfilerCallback_t`.
+/// NCCL's callback for network events, `ncclProfilerCallback_t`.
 pub type Callback =
     unsafe extern "C" fn(*mut *mut c_void, i32, *mut c_void, i64, *mut c_void) -> i32;
 
-/// `ncclProfilerNetEventStart`.
+/// The start of an event, `ncclProfilerNetEventStart`.
 const EVENT_START: i32 = 0;
-/// `ncclProfilerNetEventStop`.
+/// The end of an event, `ncclProfilerNetEventStop`.
 const EVENT_STOP: i32 = 1;
 
 /// Asks which collective the step behind `handle` belongs to.
 ///
 /// # Safety
-/// `callback` is NCCL's, and `handle` the one that it gave this very call.
+/// `callback` is NCCL's, and `handle` is the one that NCCL passed to the current `isend`.
 #[must_use]
 pub unsafe fn ask(callback: Callback, handle: *mut c_void) -> Option<Origin> {
     if handle.is_null() {
@@ -274,7 +273,7 @@ pub unsafe fn ask(callback: Callback, handle: *mut c_void) -> Option<Origin> {
         answer: None,
     };
     let mut event = core::ptr::null_mut();
-    // SAFETY: upheld by the caller; the question outlives the call, and nobody keeps its address.
+    // SAFETY: upheld by the caller. The question outlives the call, and nothing stores its address.
     unsafe {
         callback(
             &raw mut event,
@@ -284,7 +283,7 @@ pub unsafe fn ask(callback: Callback, handle: *mut c_void) -> Option<Origin> {
             (&raw mut question).cast(),
         );
         if !event.is_null() {
-            // Another profiler may have been called, and keep books.
+            // NCCL may have called another profiler, which needs the end of each event.
             callback(
                 &raw mut event,
                 EVENT_STOP,

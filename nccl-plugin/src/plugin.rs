@@ -1,9 +1,9 @@
-//! What the process has once: the network, the attachment to the daemon, connects that are under
-//! way, and the thread that looks after what nobody tests any more.
+//! The process-wide state: the network, the client, connects in progress, and the sweeper thread,
+//! which drives connections that nobody tests any more.
 //!
-//! Made by the first `init`, and never freed: NCCL unloads plugins with their last communicator and
-//! loads them again with the next (the library stays mapped, see `build.rs`). A forked child leaves
-//! its parent's behind and makes its own.
+//! The first `init` creates it, and nothing frees it. NCCL unloads plugins with their last
+//! communicator and loads them again with the next, but the library stays mapped (see `build.rs`).
+//! A forked child doesn't use its parent's state and creates its own.
 
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::collections::HashMap;
@@ -30,34 +30,33 @@ use crate::report::Report;
 use crate::settings::{Network, Settings};
 use crate::tcp::Tcp;
 
-/// How long `init` waits for a daemon that is there.
+/// Longest wait of `init` for a daemon that exists.
 const ATTACH_WITHIN: Duration = Duration::from_secs(2);
-/// A connect that NCCL has not asked about for so long was given up.
+/// Time after which a connect counts as abandoned if NCCL doesn't ask about it.
 const CONNECT_KEPT: Duration = Duration::from_secs(120);
-/// Between two looks at what lingers.
+/// Pause between two runs of the sweeper.
 const SWEEP_EVERY: Duration = Duration::from_micros(500);
-/// Without anything for so long, the sweeper sleeps until it is called.
+/// Idle time after which the sweeper sleeps until it is woken.
 const SWEEP_IDLE: Duration = Duration::from_millis(10);
 
-/// Events of the profiler interface, which NCCL initialises apart from the network's, and possibly
-/// before.
+/// Events of the profiler interface. NCCL may initialise it before the network.
 pub static EVENTS: Events = Events::new();
 
-/// What communicators are called; told by the profiler interface, too.
+/// Returns the declared stages of communicators, which the profiler interface also uses.
 #[must_use]
 pub fn names() -> &'static Arc<Names> {
     static NAMES: OnceLock<Arc<Names>> = OnceLock::new();
     NAMES.get_or_init(Arc::default)
 }
 
-/// What the environment asks for.
+/// Returns the settings of the environment.
 #[must_use]
 pub fn settings() -> &'static Settings {
     static SETTINGS: OnceLock<Settings> = OnceLock::new();
     SETTINGS.get_or_init(Settings::from_env)
 }
 
-/// See the module's text.
+/// The process-wide state of the plugin.
 pub struct Plugin {
     backend: Box<dyn Backend>,
     arbiter: Arc<dyn Arbiter>,
@@ -69,10 +68,10 @@ pub struct Plugin {
     sweeper: Sweeper,
 }
 
-/// A connect that is under way.
+/// A connect in progress.
 struct Connect {
     connecting: Box<dyn Connecting>,
-    /// As it was begun: a daemon may come or go meanwhile.
+    /// The classes at the begin of the connect. A daemon may come or go before its end.
     classes: Classes,
     asked: Instant,
 }
@@ -85,7 +84,7 @@ pub struct Listening {
 static PLUGIN: PerProcess<Plugin> = PerProcess::none();
 static MAKING: Mutex<()> = Mutex::new(());
 
-/// The plugin, made if there is none.
+/// Returns the plugin, and creates it if there is none.
 ///
 /// # Errors
 /// No network can be used.
@@ -109,10 +108,10 @@ fn write_report() {
     }
 }
 
-/// The plugin.
+/// Returns the plugin.
 ///
 /// # Errors
-/// `init` was not called, or in a parent process only.
+/// `init` was not called, or only in a parent process.
 pub fn get() -> Result<&'static Plugin> {
     PLUGIN.get().ok_or_else(|| {
         Fault::Usage(String::from(
@@ -121,7 +120,7 @@ pub fn get() -> Result<&'static Plugin> {
     })
 }
 
-/// The network that the settings ask for, or that fits.
+/// Returns the network that the settings ask for, or the first one that works.
 fn backend(settings: &Settings) -> Result<Box<dyn Backend>> {
     let verbs = || crate::verbs::open(settings);
     match settings.network {
@@ -152,7 +151,7 @@ fn backend(settings: &Settings) -> Result<Box<dyn Backend>> {
     }
 }
 
-/// The class that the environment pins for this network. Sockets have none in NCCL.
+/// Returns the class that the environment pins for this network. NCCL pins none for sockets.
 fn pinned_dscp(network: &str, settings: &Settings) -> Option<u8> {
     (network == "verbs")
         .then(|| settings.rdma.pinned_dscp())
@@ -168,8 +167,8 @@ impl Plugin {
         }
         let mut options = Options::from_env();
         options.name.push_str("/nccl");
-        // Connections have the classes that a daemon names when they are made, so one that is slow
-        // to answer is waited for; one that is not there is noticed at once.
+        // A connection keeps the classes that a daemon names when it is made. `init` therefore
+        // waits for a slow daemon. It notices at once if there is none.
         if job.attach_timeout.is_none() {
             options.attach_timeout = ATTACH_WITHIN;
         }
@@ -202,16 +201,16 @@ impl Plugin {
         })
     }
 
-    /// The NICs.
+    /// Returns the NICs.
     #[must_use]
     pub fn devices(&self) -> &[Device] {
         self.backend.devices()
     }
 
-    /// One of them.
+    /// Returns the NIC of that number.
     ///
     /// # Errors
-    /// There is none of that number.
+    /// There is no such NIC.
     pub fn device(&self, number: i32) -> Result<&Device> {
         let all = self.devices();
         let found = usize::try_from(number)
@@ -220,7 +219,7 @@ impl Plugin {
         found.ok_or_else(|| Fault::Argument(format!("device {number} of {}", all.len())))
     }
 
-    /// A communicator's context.
+    /// Returns a new context for a communicator.
     #[must_use]
     pub fn context(&self, communicator: u64, traffic_class: i32) -> Arc<Context> {
         Arc::new(Context::new(
@@ -230,16 +229,16 @@ impl Plugin {
         ))
     }
 
-    /// The context of calls that name none.
+    /// Returns a new context for calls that name none.
     #[must_use]
     pub fn context_of_all(&self) -> Arc<Context> {
         self.context(0, TRAFFIC_CLASS_UNSET)
     }
 
-    /// Listens.
+    /// Listens on a NIC.
     ///
     /// # Errors
-    /// The system refused.
+    /// The operating system refused.
     pub fn listen(&self, device: i32) -> Result<(Box<Listening>, [u8; HANDLE_BYTES])> {
         self.device(device)?;
         let (listener, handle) = self.backend.listen(device as usize)?;
@@ -249,10 +248,10 @@ impl Plugin {
         Ok((Box::new(listening), handle.encode()))
     }
 
-    /// One step of a connect; the connection once it is complete.
+    /// Does one step of a connect. Returns the connection once it is complete.
     ///
     /// # Errors
-    /// It can't be made: the handle is none of ours, or nobody answers.
+    /// The connection can't be established: the handle is not Laxity's, or nobody answers.
     pub fn connect(
         &self,
         context: &Arc<Context>,
@@ -295,7 +294,7 @@ impl Plugin {
         handle::set_mark(bytes, mark);
         connect.asked = Instant::now();
         let mut connects = self.connects.lock();
-        // NCCL doesn't say when it gives one up.
+        // NCCL doesn't report that it abandons a connect.
         connects.retain(|_, other| other.asked.elapsed() < CONNECT_KEPT);
         connects.insert(mark, connect);
         Ok(None)
@@ -318,7 +317,7 @@ impl Plugin {
     }
 
     fn classes(&self, context: &Context) -> Classes {
-        // As of NCCL's own transport, the variable holds before a communicator's configuration.
+        // As in NCCL's own transport, the variable precedes a communicator's configuration.
         match self.pinned_dscp.or(context.pinned_dscp()) {
             Some(dscp) => smallvec![dscp],
             None => self.arbiter.classes(context.stage()),
@@ -351,10 +350,10 @@ impl Plugin {
         comm
     }
 
-    /// One step of an accept; the connection once it is complete.
+    /// Does one step of an accept. Returns the connection once it is complete.
     ///
     /// # Errors
-    /// The system refused.
+    /// The operating system refused.
     pub fn accept(&self, listening: &Listening) -> Result<Option<Arc<Comm>>> {
         let mut listener = listening.listener.lock();
         let Some(listener) = listener.as_mut() else {
@@ -367,17 +366,17 @@ impl Plugin {
         }))
     }
 
-    /// Something of a connection lingers.
+    /// Makes the sweeper drive connections for which [`SendSide::lingers`] holds.
     pub fn lingers(&'static self) {
         self.sweeper.call(self);
     }
 }
 
-/// Looks after messages that were taken before their receivers posted, should the host test their
-/// receives first; and after bytes that are on their way when NCCL is done with their request: over
-/// TCP a request is done when the kernel has the bytes, and the scheduler's books close when they
-/// are acknowledged. Mostly the next call on the connection finds that out; when there is none,
-/// this thread does, since what it counts as in flight keeps others waiting.
+/// The thread that drives connections for which `SendSide::lingers` holds. It begins kept messages
+/// if the host tests their receives first. It also reports completions after NCCL is done with the
+/// request: over TCP, a request is done when the kernel has the bytes, and a flow is complete when
+/// they are acknowledged. Usually the next call on the connection reports that. If there is none,
+/// this thread does, since bytes in flight make other flows wait.
 #[derive(Default)]
 struct Sweeper {
     comms: Mutex<Vec<Weak<Comm>>>,
@@ -394,10 +393,10 @@ impl Sweeper {
         comms.push(Arc::downgrade(comm));
     }
 
-    /// Wakes it, unless it is.
+    /// Wakes the sweeper if it sleeps.
     fn call(&self, plugin: &'static Plugin) {
-        // SeqCst, as in `run`: either this is seen there in the last look, or that it sleeps is
-        // seen here.
+        // SeqCst, as in `run`. Either the sweeper's last look sees this connection, or this load
+        // sees that the sweeper sleeps.
         if self.awake.load(Ordering::SeqCst) {
             return;
         }
@@ -421,7 +420,8 @@ impl Sweeper {
                 quiet_since = Instant::now();
             }
             if quiet_since.elapsed() > SWEEP_IDLE {
-                // Whoever began to linger before this is visible was not heard, so one more look.
+                // A connection may have begun to linger before this store is visible, so the
+                // sweeper looks once more.
                 self.awake.store(false, Ordering::SeqCst);
                 if self.sweep() {
                     self.awake.store(true, Ordering::SeqCst);
@@ -437,7 +437,7 @@ impl Sweeper {
         }
     }
 
-    /// Looks at all connections once; whether something lingers.
+    /// Drives all connections once. Reports whether any of them still lingers.
     fn sweep(&self) -> bool {
         let comms: Vec<Arc<Comm>> = {
             let comms = self.comms.lock();
@@ -454,8 +454,8 @@ impl Sweeper {
                     found = true;
                 }
                 Some(_) => {}
-                // Whoever holds it looks after it now; whether anything is left then is seen the
-                // next time.
+                // The thread that holds the lock drives the connection. The next run sees whether
+                // it lingers.
                 None => found = true,
             }
         }

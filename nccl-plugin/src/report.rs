@@ -1,4 +1,4 @@
-//! What went through, counted; and written down at exit for whoever asks (`LAXITY_REPORT`).
+//! Counters of a process's messages, written at exit to the file that `LAXITY_REPORT` names.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,10 +9,10 @@ use parking_lot::Mutex;
 
 use crate::origin::Function;
 
-/// What is told apart.
+/// The function, the stage and the DSCP that a row counts.
 type Key = (Function, u8, u8);
 
-/// Messages of one kind.
+/// Counters of messages with one key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Row {
     messages: u64,
@@ -32,24 +32,24 @@ pub struct Report {
     origins_known: Count,
 }
 
-/// How one message fared.
+/// The attributes of one message that was begun.
 #[derive(Clone, Copy, Debug)]
 pub struct Fate {
-    /// By which function.
+    /// The NCCL function that caused the message.
     pub function: Function,
-    /// What for.
+    /// The message's stage.
     pub stage: Stage,
-    /// The class that it went out in.
+    /// The DSCP of the class in which the message went out.
     pub dscp: u8,
-    /// Bytes.
+    /// The message's size in bytes.
     pub bytes: u64,
-    /// How long `isend` was refused, ns; 0 if it was not.
+    /// The time for which `isend` refused the message, in ns. 0 if it did not.
     pub waited_ns: u64,
-    /// Nobody scheduled it.
+    /// Whether the message went without a permit.
     pub bypassed: bool,
-    /// It waited longer than is allowed, and went without.
+    /// Whether the message waited longer than is allowed, and went unscheduled.
     pub overdue: bool,
-    /// The profiler interface told its collective.
+    /// Whether the profiler interface reported the message's collective.
     pub known: bool,
 }
 
@@ -71,7 +71,7 @@ impl Report {
         }
     }
 
-    /// The rest of a message went without a permit, because that took too long.
+    /// Counts bytes of a message whose rest went unscheduled, because its permit took too long.
     pub fn overdue(&self, bytes: u64) {
         self.overdue.add(bytes);
     }
@@ -81,13 +81,13 @@ impl Report {
         self.received.add(bytes);
     }
 
-    /// Nothing was counted.
+    /// Reports whether nothing was counted.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rows.lock().is_empty() && self.received.get() == 0
     }
 
-    /// The line. `network` is the backend's name, `stats` what the client library counted.
+    /// Returns the report's line. `network` is the backend's name, `stats` the client's count.
     #[must_use]
     pub fn line(&self, network: &str, stats: &Stats) -> ReportLine {
         let mut line = ReportLine::of("nccl-net");
@@ -119,8 +119,8 @@ impl Report {
         line
     }
 
-    /// Appends the line to the file that the environment names, if it does and there is anything to
-    /// say.
+    /// Appends the line to the file that the environment names, if it names one and something was
+    /// counted.
     pub fn write(&self, network: &str, stats: &Stats) {
         if !self.is_empty() {
             self.line(network, stats).append();

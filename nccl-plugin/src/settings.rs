@@ -1,8 +1,8 @@
-//! What the environment asks of this process. Read once, at the first `init`.
+//! Settings from the environment. They are read once, at the first `init`.
 //!
-//! Laxity's own variables and those of NCCL that mean the same here. A value that can't be used is
-//! said in the log and replaced by the default: it must not stop a job, except where the operator
-//! names something that is not there (`LAXITY_NET`, `NCCL_SOCKET_IFNAME`), as with NCCL.
+//! They comprise Laxity's own variables and those of NCCL that mean the same here. An unusable
+//! value is logged and replaced by the default, because it must not stop a job. As with NCCL, a
+//! named network or interface that doesn't exist is an error (`LAXITY_NET`, `NCCL_SOCKET_IFNAME`).
 
 use std::time::Duration;
 
@@ -12,42 +12,42 @@ use laxity_job::Environment;
 use crate::log;
 use crate::verbs::Options;
 
-/// Sockets of one connection and class at most.
+/// Largest number of sockets per connection and class.
 const SOCKETS_MAX: usize = 16;
 
-/// Which network to use.
+/// The network to use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Network {
-    /// RDMA if a device fits, else sockets.
+    /// RDMA if a device is usable, otherwise TCP sockets.
     #[default]
     Auto,
-    /// Sockets.
+    /// TCP sockets.
     Tcp,
-    /// RDMA.
+    /// RDMA by libibverbs.
     Verbs,
 }
 
 /// Whether to send without a copy into the kernel (`MSG_ZEROCOPY`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ZeroCopy {
-    /// For large messages, until the kernel says that it copies all the same.
+    /// Sends large messages without a copy, until the kernel reports copies.
     #[default]
     Auto,
-    /// Never.
+    /// Sends all messages with a copy.
     Off,
 }
 
-/// A rule that declares communicators to be something else than collectives.
+/// A rule that declares the stage of communicators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageRule {
-    /// Name of the communicator; a `*` at the end stands for any rest.
+    /// Name of the communicator. A `*` at the end matches any suffix.
     pub pattern: String,
-    /// What it carries.
+    /// The stage of the communicator's sends.
     pub stage: Stage,
 }
 
 impl StageRule {
-    /// Whether a communicator of this name is meant.
+    /// Reports whether the rule applies to a communicator of this name.
     #[must_use]
     pub fn fits(&self, name: &str) -> bool {
         match self.pattern.strip_suffix('*') {
@@ -57,30 +57,30 @@ impl StageRule {
     }
 }
 
-/// All of it.
+/// The settings.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// `LAXITY_NET`.
+    /// `LAXITY_NET`: the network to use.
     pub network: Network,
-    /// Sockets per connection and class: `LAXITY_NSOCKS`, else `NCCL_SOCKET_NTHREADS` ×
+    /// Number of sockets per connection and class: `LAXITY_NSOCKS`, else `NCCL_SOCKET_NTHREADS` ×
     /// `NCCL_NSOCKS_PERTHREAD`, else 1.
     pub sockets: usize,
-    /// `LAXITY_ZEROCOPY`.
+    /// `LAXITY_ZEROCOPY`: whether to send without a copy.
     pub zero_copy: ZeroCopy,
-    /// `LAXITY_NCCL_WAIT_MS`: longest wait of one message for its permit. A kernel spins meanwhile,
-    /// so it is short.
+    /// `LAXITY_NCCL_WAIT_MS`: longest wait of one message for its permit. It is short, because a
+    /// GPU kernel spins meanwhile.
     pub wait_max: Duration,
-    /// `LAXITY_NCCL_STAGES`: `name=stage,prefix*=stage`.
+    /// `LAXITY_NCCL_STAGES`: rules as `name=stage,prefix*=stage`.
     pub stages: Vec<StageRule>,
-    /// `NCCL_SOCKET_IFNAME`, as it is.
+    /// `NCCL_SOCKET_IFNAME`: the list of interfaces, not parsed.
     pub interfaces: Option<String>,
-    /// `NCCL_SOCKET_FAMILY`: 4 or 6.
+    /// `NCCL_SOCKET_FAMILY`: the IP version, 4 or 6.
     pub family: Option<u8>,
-    /// `NCCL_COMM_ID`.
+    /// `NCCL_COMM_ID`: the address of the communicator's root.
     pub comm_id: Option<String>,
-    /// `NCCL_IB_DISABLE`.
+    /// `NCCL_IB_DISABLE`: whether RDMA is disabled.
     pub verbs_disabled: bool,
-    /// The other `NCCL_IB_*`.
+    /// The other `NCCL_IB_*` variables.
     pub rdma: Options,
     /// `LAXITY_NCCL_EVENTS`: whether to ask NCCL's profiler interface which collective each send
     /// belongs to.
@@ -105,10 +105,10 @@ impl Default for Settings {
     }
 }
 
-/// `name=stage,prefix*=stage`.
+/// Parses rules of the form `name=stage,prefix*=stage`.
 ///
 /// # Errors
-/// What is wrong, and what may stand there.
+/// A text that names the wrong part and the values that are allowed.
 pub fn stage_rules(text: &str) -> Result<Vec<StageRule>, String> {
     let rule = |part: &str| {
         let (pattern, stage) = part
@@ -131,7 +131,7 @@ pub fn stage_rules(text: &str) -> Result<Vec<StageRule>, String> {
 }
 
 impl Settings {
-    /// What the environment says. What can't be used of it is said in the log.
+    /// Returns the settings of the environment. Logs values that can't be used.
     #[must_use]
     pub fn from_env() -> Self {
         let mut from = Environment::of_this_process();
@@ -200,7 +200,7 @@ mod tests {
         said_of(pairs).0
     }
 
-    /// The settings, and what is said of those that can't be used.
+    /// Returns the settings, and the log messages about unusable values.
     fn said_of(pairs: &[(&str, &str)]) -> (Settings, Vec<String>) {
         let get = |name: &str| {
             let found = pairs.iter().find(|(key, _)| *key == name);

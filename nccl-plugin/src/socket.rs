@@ -1,5 +1,5 @@
-//! TCP connections: how they are made, over which network messages may go afterwards. Nothing here
-//! blocks.
+//! TCP connections: establishing them, whichever network carries the messages afterwards. Nothing
+//! here blocks.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -12,18 +12,18 @@ use nix::sys::socket::{
 
 use crate::fault::{Fault, Result};
 
-/// As many connects may be waiting as a job of thousands of ranks makes at once.
+/// Number of connects that may wait. A job of thousands of ranks makes as many at once.
 const BACKLOG: i32 = 16384;
 
-/// A number that nobody guesses.
+/// Returns an unpredictable number.
 pub(crate) fn random() -> u64 {
     let mut bytes = [0; 8];
-    // SAFETY: writes as many bytes as it is told.
+    // SAFETY: the call writes at most as many bytes as it is passed.
     let count = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
     if count == 8 {
         return u64::from_le_bytes(bytes);
     }
-    // Only on kernels before 3.17. Uniqueness is what matters most.
+    // Kernels before 3.17 have no `getrandom`. Uniqueness matters most.
     laxity_shm::sleep::now_ns() ^ u64::from(std::process::id()) << 40
 }
 
@@ -41,7 +41,7 @@ fn new(address: &SocketAddr) -> Result<OwnedFd> {
 /// Listens at an address of this host, at any port.
 ///
 /// # Errors
-/// The system refused.
+/// The operating system refused.
 pub(crate) fn listen(mut address: SocketAddr) -> Result<TcpListener> {
     address.set_port(0);
     let fd = new(&address)?;
@@ -55,10 +55,10 @@ pub(crate) fn listen(mut address: SocketAddr) -> Result<TcpListener> {
     Ok(TcpListener::from(fd))
 }
 
-/// The next connection that has arrived, if there is one.
+/// Returns the next connection that has arrived, if there is one.
 ///
 /// # Errors
-/// The system refused.
+/// The operating system refused.
 pub(crate) fn accept(listener: &TcpListener) -> Result<Option<TcpStream>> {
     loop {
         match listener.accept() {
@@ -70,7 +70,7 @@ pub(crate) fn accept(listener: &TcpListener) -> Result<Option<TcpStream>> {
             }
             Err(error) => match error.raw_os_error() {
                 Some(libc::EAGAIN) => return Ok(None),
-                // The peer hung up before it was accepted.
+                // The peer closed the connection before it was accepted.
                 Some(
                     libc::EINTR
                     | libc::ECONNABORTED
@@ -85,10 +85,10 @@ pub(crate) fn accept(listener: &TcpListener) -> Result<Option<TcpStream>> {
     }
 }
 
-/// Begins to connect, after `prepare` has seen the socket.
+/// Begins to connect, after `prepare` has set up the socket.
 ///
 /// # Errors
-/// The system refused.
+/// The operating system refused.
 pub(crate) fn connect(
     to: SocketAddr,
     prepare: impl FnOnce(&TcpStream) -> Result<()>,
@@ -102,10 +102,10 @@ pub(crate) fn connect(
     }
 }
 
-/// Whether a connect is complete.
+/// Reports whether a connect is complete.
 ///
 /// # Errors
-/// Nobody listens, or there is no way.
+/// Nobody listens there, or the host can't be reached.
 pub(crate) fn is_connected(stream: &TcpStream, to: SocketAddr) -> Result<bool> {
     if let Ok(Some(error)) = stream.take_error() {
         return Err(Fault::Remote(format!(
@@ -120,19 +120,19 @@ pub(crate) fn is_connected(stream: &TcpStream, to: SocketAddr) -> Result<bool> {
     }
 }
 
-/// When the kernel finds that a silent peer's host is gone.
+/// Times after which the kernel detects that a silent peer's host is gone.
 pub(crate) struct KeepAlive {
-    /// Seconds of silence until it asks.
+    /// Seconds of silence before the first probe.
     pub(crate) idle_s: u32,
-    /// Seconds between questions.
+    /// Seconds between probes.
     pub(crate) every_s: u32,
-    /// Questions without an answer.
+    /// Number of unanswered probes after which the host counts as gone.
     pub(crate) times: u32,
 }
 
 impl KeepAlive {
-    /// Has the kernel ask whether the peer's host is there, also while nothing is on its way. Where
-    /// the kernel knows no such option it takes longer to notice.
+    /// Makes the kernel probe the peer's host, also while nothing is in flight. A kernel without
+    /// these options takes longer to detect that the host is gone.
     pub(crate) fn set(&self, stream: &TcpStream) {
         let _ = setsockopt(stream, sockopt::KeepAlive, &true);
         let _ = setsockopt(stream, sockopt::TcpKeepIdle, &self.idle_s);
@@ -141,7 +141,7 @@ impl KeepAlive {
     }
 }
 
-/// Who is at the other end, for people.
+/// Returns the peer's address for messages.
 pub(crate) fn peer(stream: &TcpStream) -> String {
     stream.peer_addr().map_or_else(
         |_| String::from("a peer that is gone"),

@@ -1,20 +1,20 @@
-//! Lists of network interfaces and RDMA devices, as `NCCL_SOCKET_IFNAME` and `NCCL_IB_HCA` write
-//! them: `mlx5_0:1,mlx5_1`, `^mlx5_bond`, `=mlx5_0`, `^=mlx5_3:2`.
+//! Lists of network interfaces and RDMA devices in the format of `NCCL_SOCKET_IFNAME` and
+//! `NCCL_IB_HCA`: `mlx5_0:1,mlx5_1`, `^mlx5_bond`, `=mlx5_0`, `^=mlx5_3:2`.
 //!
 //! Names are prefixes unless `=` asks for whole names. `^` excludes what the list names. A port may
-//! follow a name. What follows the port (rail and plane, since NCCL 2.28) is ignored.
+//! follow a name. Rail and plane, which may follow the port since NCCL 2.28, are ignored.
 
-/// A list, taken apart.
+/// A parsed list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Wanted {
     not: bool,
     exact: bool,
-    /// Name and port; no port takes all.
+    /// Names and ports. A name without a port stands for all ports.
     names: Vec<(String, Option<u8>)>,
 }
 
 impl Wanted {
-    /// What the variable says; and what in it can't be used.
+    /// Parses the variable. Returns the list, and the parts that can't be used.
     pub(crate) fn parse(text: &str) -> (Self, Vec<String>) {
         let prefixed = |text: &str, prefix| {
             let rest = text.strip_prefix(prefix).map(str::to_owned);
@@ -40,12 +40,12 @@ impl Wanted {
         (Self { not, exact, names }, problems)
     }
 
-    /// Whether a port of a device is to be used. An empty list takes all.
+    /// Reports whether a port of a device is to be used. An empty list takes all.
     pub(crate) fn takes(&self, name: &str, port: u8) -> bool {
         self.names.is_empty() || self.fits(name, Some(port)) != self.not
     }
 
-    /// Whether an interface is to be used. Interfaces have no ports.
+    /// Reports whether an interface is to be used. Interfaces have no ports.
     pub(crate) fn takes_interface(&self, name: &str) -> bool {
         self.fits(name, None) != self.not
     }
@@ -93,7 +93,7 @@ mod tests {
             taken("^=mlx5_1,mlx5_0:1"),
             ["mlx5_0:2", "mlx5_10:1", "rxe0:1"]
         );
-        // Rail and plane.
+        // The entry has a rail and a plane.
         assert_eq!(taken("=mlx5_0:1:3:0"), ["mlx5_0:1"]);
         assert_eq!(taken("=none"), Vec::<String>::new());
         assert_eq!(taken("^").len(), 5);

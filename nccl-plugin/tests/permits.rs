@@ -1,9 +1,9 @@
-//! Permits in any order: connections over loopback whose arbiter is difficult.
+//! Permits in any order, for connections over loopback with a difficult arbiter.
 //!
-//! The arbiter here has a window, as a port has: bytes that were permitted and are not complete. It
-//! permits within that window in whatever order its temper says, and never goes beyond. If a flow's
-//! completion could depend on another flow's permit, a window full of such flows would stay full,
-//! and the ring below would stand still: nothing here may be overdue.
+//! The arbiter has a window of bytes in flight, like a port. It permits within that window in the
+//! order that its temper defines, and never goes beyond. If a flow's completion depended on another
+//! flow's permit, a window full of such flows would stay full, and the ring below would stop.
+//! Therefore no flow may be overdue.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -22,18 +22,18 @@ use parking_lot::Mutex;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestCaseResult};
 
-/// In which order an arbiter permits.
+/// The order in which an arbiter permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Temper {
-    /// The newest flow first.
+    /// The newest flow comes first.
     Newest,
-    /// The largest first.
+    /// The largest flow comes first.
     Largest,
-    /// By a number that is drawn for each flow.
+    /// A hash of the flow's id and this seed decides.
     Random(u64),
-    /// Never.
+    /// No flow gets a permit.
     Never,
-    /// A chunk of each flow, and never more.
+    /// Each flow gets one chunk and nothing more.
     Begins,
 }
 
@@ -52,7 +52,7 @@ struct Difficult {
     chunk: u64,
     next: AtomicU64,
     flows: Mutex<HashMap<u64, Submitted>>,
-    /// Grants that have not been collected.
+    /// Permitted bytes that have not been collected, by flow.
     permitted: Mutex<HashMap<u64, u64>>,
     most_in_flight: AtomicU64,
     completed: AtomicU64,
@@ -72,8 +72,8 @@ impl Difficult {
         }
     }
 
-    /// Permits what the window has room for: strictly in order, so that a chunk that doesn't fit
-    /// holds up what is behind it.
+    /// Permits what the window has room for, strictly in order. A chunk that doesn't fit delays all
+    /// flows after it.
     fn decide(&self) {
         if self.temper == Temper::Never {
             return;
@@ -170,7 +170,7 @@ impl Arbiter for Difficult {
     }
 }
 
-/// Ranks in a ring, all in this process: connection `r` goes from rank `r` to rank `r + 1`.
+/// Ranks in a ring, all in this process. Connection `r` goes from rank `r` to rank `r + 1`.
 struct Ring {
     arbiter: Arc<Difficult>,
     report: Arc<Report>,
@@ -220,7 +220,7 @@ fn ring(ranks: usize, arbiter: Difficult, wait_max: Duration) -> Ring {
     made
 }
 
-/// What rank `rank` sends in `step`.
+/// Returns the bytes that rank `rank` sends in `step`.
 fn pattern(rank: usize, step: usize, bytes: usize) -> Vec<u8> {
     let start = rank.wrapping_mul(31).wrapping_add(step * 7);
     (0..bytes).map(|at| (start + at) as u8).collect()
@@ -248,12 +248,12 @@ fn post(comm: &Comm, room: &mut [u8]) -> Option<u16> {
     side.lock().post(&[buffer]).expect("fits")
 }
 
-/// A rank sends step s only when it has received step s − `ahead` from the rank before it, as in a
-/// ring collective. At most `depth` receives are posted.
+/// Sends messages around the ring. A rank sends step s only when it has received step s − `ahead`
+/// from the rank before it, as in a ring collective. At most `depth` receives are posted.
 fn pass_around(ring: &Ring, sizes: &[usize], ahead: usize, depth: usize) -> TestCaseResult {
     let ranks = ring.out.len();
     let end = Instant::now() + Duration::from_secs(60);
-    // By connection.
+    // The vectors have an entry per connection.
     let (mut received, mut sent) = (vec![0; ranks], vec![0; ranks]);
     let mut sending: Vec<VecDeque<(u16, Vec<u8>)>> = vec![VecDeque::new(); ranks];
     let mut posted: Vec<VecDeque<(u16, usize, Vec<u8>)>> = vec![VecDeque::new(); ranks];
@@ -267,7 +267,7 @@ fn pass_around(ring: &Ring, sizes: &[usize], ahead: usize, depth: usize) -> Test
             sizes.len()
         );
         for at in 0..ranks {
-            // As the plugin's sweeper does.
+            // The plugin's sweeper does the same.
             let side = ring.out[at].send_side().expect("its end");
             if side.lock().lingers() {
                 side.lock().sweep();
@@ -356,7 +356,7 @@ proptest! {
         let rows = line.matches("\"overdue\":").count();
         let on_time = line.matches("\"overdue\":0}").count();
         prop_assert!(rows == on_time && line.contains("\"overdue_rest_bytes\":0"), "{}", line);
-        // One chunk may exceed the window, as the first.
+        // The first chunk may exceed the window.
         let largest = *sizes.iter().max().expect("some") as u64;
         let most = ring.arbiter.most_in_flight.load(Ordering::Relaxed);
         prop_assert!(most <= window.max(chunk.min(largest)), "{most} in flight");

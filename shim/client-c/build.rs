@@ -1,5 +1,5 @@
-//! Gives the shared library its name for the dynamic linker. The number is that of its C ABI
-//! (`laxity.h`): a program that was linked against another one must not load this.
+//! Sets the shared library's name for the dynamic linker. Its number is the version of the C ABI
+//! (`laxity.h`), so programs that were linked with another version don't load this library.
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,liblaxity_client.so.0");

@@ -1,6 +1,6 @@
-//! How the shared library is linked: what the libraries inside export (the C interface of
-//! `laxity.h`) must not leave it. A program's hints belong to the copy that schedules its work
-//! requests, or to the one that it links; `hints::said_of` reads them there.
+//! Keeps the symbols of linked libraries (the C interface of `laxity.h`) out of the shared
+//! library's exports. A program's hints belong to the copy that schedules its work requests, or to
+//! the one that it links. `hints::said_of` reads them there.
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,--exclude-libs,ALL");

@@ -1,5 +1,5 @@
-//! Compiles the one function that Rust can't define: NCCL's logger takes its arguments as `printf`
-//! does.
+//! Compiles the one function that Rust can't define: NCCL's logger, which is variadic like
+//! `printf`.
 
 fn main() {
     println!("cargo:rerun-if-changed=src/logger.c");

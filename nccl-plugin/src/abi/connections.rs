@@ -1,4 +1,4 @@
-//! Slots of NCCL's network tables that make and end contexts and connections.
+//! Slots of NCCL's network tables that create and end contexts and connections.
 
 use core::ffi::{c_int, c_void};
 use core::ptr;
@@ -14,13 +14,13 @@ use crate::log::{self, Logger};
 use crate::origin::Callback;
 use crate::plugin::{self, Listening};
 
-/// `init` up to v9.
+/// Implements `init` up to v9.
 pub(super) unsafe extern "C" fn init(logger: Option<Logger>) -> Code {
-    // SAFETY: passed on as NCCL gave it.
+    // SAFETY: NCCL's argument is passed on unchanged.
     unsafe { init_profiled(logger, None) }
 }
 
-/// `init` of v10.
+/// Implements `init` of v10.
 pub(super) unsafe extern "C" fn init_profiled(
     logger: Option<Logger>,
     callback: Option<Callback>,
@@ -30,7 +30,7 @@ pub(super) unsafe extern "C" fn init_profiled(
     guarded("init", || plugin::get_or_make().map(drop))
 }
 
-/// `init` since v11.
+/// Implements `init` since v11.
 ///
 /// # Safety
 /// `context` is null or can be written. `config` is null or valid.
@@ -46,7 +46,7 @@ pub(super) unsafe extern "C" fn init_context(
     guarded("init", || {
         let context = not_null(context, "the context")?;
         let plugin = plugin::get_or_make()?;
-        // SAFETY: upheld by the caller. The configuration is gone after the call.
+        // SAFETY: upheld by the caller. The configuration is copied.
         unsafe {
             let made = plugin.context(communicator, traffic_class(config));
             context.write(Arc::into_raw(made).cast_mut().cast());
@@ -55,7 +55,7 @@ pub(super) unsafe extern "C" fn init_context(
     })
 }
 
-/// The communicator's traffic class.
+/// Returns the communicator's traffic class.
 ///
 /// # Safety
 /// `config` is null or valid.
@@ -64,7 +64,7 @@ unsafe fn traffic_class(config: *mut CommConfig) -> c_int {
     unsafe { config.as_ref() }.map_or(TRAFFIC_CLASS_UNSET, |config| config.traffic_class)
 }
 
-/// The context behind NCCL's pointer.
+/// Returns the context behind NCCL's pointer.
 ///
 /// # Safety
 /// `context` is null, or came from [`init_context`] and was not finalised.
@@ -72,14 +72,14 @@ unsafe fn context_at(context: *mut c_void) -> Result<Arc<Context>> {
     let context = not_null(context, "the context")?
         .cast::<Context>()
         .cast_const();
-    // SAFETY: upheld by the caller; the count that NCCL holds stays.
+    // SAFETY: upheld by the caller. NCCL keeps its own reference count.
     unsafe {
         Arc::increment_strong_count(context);
         Ok(Arc::from_raw(context))
     }
 }
 
-/// `finalize`.
+/// Implements `finalize`.
 ///
 /// # Safety
 /// `context` is null, or came from [`init_context`] and is not used again.
@@ -93,7 +93,7 @@ pub(super) unsafe extern "C" fn finalize(context: *mut c_void) -> Code {
     })
 }
 
-/// `devices`.
+/// Implements `devices`.
 ///
 /// # Safety
 /// `count` is null or can be written.
@@ -107,7 +107,7 @@ pub(super) unsafe extern "C" fn devices(count: *mut c_int) -> Code {
     })
 }
 
-/// `getProperties`.
+/// Implements `getProperties`.
 ///
 /// # Safety
 /// `properties` is null or can be written.
@@ -124,10 +124,10 @@ pub(super) unsafe extern "C" fn get_properties<V: Version>(
     })
 }
 
-/// `setNetAttr`.
+/// Implements `setNetAttr`.
 ///
 /// # Safety
-/// As [`context_at`]; `attributes` is null or valid.
+/// The conditions of [`context_at`] hold. `attributes` is null or valid.
 pub(super) unsafe extern "C" fn set_attributes(
     context: *mut c_void,
     attributes: *mut Attributes,
@@ -144,10 +144,10 @@ pub(super) unsafe extern "C" fn set_attributes(
     })
 }
 
-/// `listen` up to v10.
+/// Implements `listen` up to v10.
 ///
 /// # Safety
-/// `handle` is null or has [`HANDLE_BYTES`]; `listen_comm` is null or can be written.
+/// `handle` is null or has [`HANDLE_BYTES`]. `listen_comm` is null or can be written.
 pub(super) unsafe extern "C" fn listen(
     device: c_int,
     handle: *mut c_void,
@@ -157,7 +157,7 @@ pub(super) unsafe extern "C" fn listen(
         let handle = not_null(handle.cast::<[u8; HANDLE_BYTES]>(), "the handle")?;
         let listen_comm = not_null(listen_comm, "the listenComm")?;
         let (listening, bytes) = plugin::get()?.listen(device)?;
-        // SAFETY: upheld by the caller; bytes need no alignment.
+        // SAFETY: upheld by the caller. Bytes need no alignment.
         unsafe {
             handle.write(bytes);
             listen_comm.write(Box::into_raw(listening).cast());
@@ -166,10 +166,10 @@ pub(super) unsafe extern "C" fn listen(
     })
 }
 
-/// `listen` since v11.
+/// Implements `listen` since v11.
 ///
 /// # Safety
-/// As [`listen`].
+/// The conditions of [`listen`] hold.
 pub(super) unsafe extern "C" fn listen_context(
     _context: *mut c_void,
     device: c_int,
@@ -180,10 +180,10 @@ pub(super) unsafe extern "C" fn listen_context(
     unsafe { listen(device, handle, listen_comm) }
 }
 
-/// Connects, in the context that `context` finds.
+/// Connects in the context that `context` returns.
 ///
 /// # Safety
-/// `handle` is null or has [`HANDLE_BYTES`]; `send_comm` is null or can be written.
+/// `handle` is null or has [`HANDLE_BYTES`]. `send_comm` is null or can be written.
 unsafe fn connect_by(
     context: impl FnOnce() -> Result<Arc<Context>>,
     device: c_int,
@@ -194,7 +194,7 @@ unsafe fn connect_by(
         let context = context()?;
         let handle = not_null(handle.cast::<[u8; HANDLE_BYTES]>(), "the handle")?;
         let send_comm = not_null(send_comm, "the sendComm")?;
-        // SAFETY: upheld by the caller; bytes need no alignment.
+        // SAFETY: upheld by the caller. Bytes need no alignment.
         unsafe {
             send_comm.write(ptr::null_mut());
             let mut bytes = handle.read();
@@ -208,10 +208,10 @@ unsafe fn connect_by(
     })
 }
 
-/// `connect` up to v9. All communicators are one.
+/// Implements `connect` up to v9. All communicators share one context.
 ///
 /// # Safety
-/// As [`connect_by`].
+/// The conditions of [`connect_by`] hold.
 pub(super) unsafe extern "C" fn connect(
     device: c_int,
     handle: *mut c_void,
@@ -222,10 +222,10 @@ pub(super) unsafe extern "C" fn connect(
     unsafe { connect_config(device, ptr::null_mut(), handle, send_comm, device_comm) }
 }
 
-/// `connect` of v10. Communicators are known by their traffic class only.
+/// Implements `connect` of v10. Communicators differ in their traffic class only.
 ///
 /// # Safety
-/// As [`connect_by`]; `config` is null or valid.
+/// The conditions of [`connect_by`] hold. `config` is null or valid.
 pub(super) unsafe extern "C" fn connect_config(
     device: c_int,
     config: *mut CommConfig,
@@ -246,10 +246,10 @@ pub(super) unsafe extern "C" fn connect_config(
     unsafe { connect_by(context, device, handle, send_comm) }
 }
 
-/// `connect` since v11.
+/// Implements `connect` since v11.
 ///
 /// # Safety
-/// As [`connect_by`] and [`context_at`].
+/// The conditions of [`connect_by`] and [`context_at`] hold.
 pub(super) unsafe extern "C" fn connect_context(
     context: *mut c_void,
     device: c_int,
@@ -257,16 +257,16 @@ pub(super) unsafe extern "C" fn connect_context(
     send_comm: *mut *mut c_void,
     _device_comm: *mut *mut c_void,
 ) -> Code {
-    // SAFETY: upheld by the caller, here and below.
+    // SAFETY: upheld by the caller.
     let context = || unsafe { context_at(context) };
-    // SAFETY: see above.
+    // SAFETY: upheld by the caller.
     unsafe { connect_by(context, device, handle, send_comm) }
 }
 
-/// `accept`.
+/// Implements `accept`.
 ///
 /// # Safety
-/// `listen_comm` came from `listen`; `receive_comm` is null or can be written.
+/// `listen_comm` came from `listen`. `receive_comm` is null or can be written.
 pub(super) unsafe extern "C" fn accept(
     listen_comm: *mut c_void,
     receive_comm: *mut *mut c_void,
@@ -286,7 +286,7 @@ pub(super) unsafe extern "C" fn accept(
     })
 }
 
-/// `closeSend`.
+/// Implements `closeSend`.
 ///
 /// # Safety
 /// `comm` came from `connect` and is not used again.
@@ -301,7 +301,7 @@ pub(super) unsafe extern "C" fn close_send(comm: *mut c_void) -> Code {
     })
 }
 
-/// `closeRecv`.
+/// Implements `closeRecv`.
 ///
 /// # Safety
 /// `comm` came from `accept` and is not used again.
@@ -316,7 +316,7 @@ pub(super) unsafe extern "C" fn close_receive(comm: *mut c_void) -> Code {
     })
 }
 
-/// `closeListen`.
+/// Implements `closeListen`.
 ///
 /// # Safety
 /// `listen_comm` came from `listen` and is not used again.

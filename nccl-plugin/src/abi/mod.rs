@@ -1,10 +1,10 @@
 //! NCCL's network interface, versions 7 to 12, over one implementation.
 //!
-//! [`table`] lists the slots that a version's table has, as `ext-net` headers of NCCL 2.30.7
-//! declare them. Each `vN.rs` says what differs ([`table::Version`]): who passes a context, how
-//! wide a size is, which properties there are. It asserts sizes and offsets, and exports the table.
+//! [`table`] lists the slots of a version's table as the `ext-net` headers of NCCL 2.30.7 declare
+//! them. Each `vN.rs` defines what differs between versions ([`table::Version`]): contexts, the
+//! width of sizes, and properties. It asserts sizes and offsets, and exports the table.
 //!
-//! | table | NCCL | what came with it |
+//! | table | NCCL | added by this version |
 //! |---|---|---|
 //! | v7 | 2.19 | |
 //! | v8 | 2.20–2.23 | `regIsGlobal`, `size_t` registrations |
@@ -13,9 +13,9 @@
 //! | v11 | 2.28, 2.29 | a context per communicator, `setNetAttr`, `finalize` |
 //! | v12 | 2.30–2.32 | eight devices per virtual one, rails |
 //!
-//! No panic crosses into C: each function catches it and answers with an internal error. NCCL is
-//! trusted to keep its own rules (a pointer is null or valid, arrays are as long as it says); what
-//! comes from a peer is not.
+//! No panic crosses into C: each function catches it and returns an internal error. The code trusts
+//! NCCL to keep its own rules: a pointer is null or valid, and arrays have the stated length. Input
+//! from a peer is not trusted.
 
 mod connections;
 pub mod profiler;
@@ -34,25 +34,25 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use crate::fault::{Fault, Result};
 use crate::log;
 
-/// `ncclResult_t`.
+/// NCCL's result code, `ncclResult_t`.
 pub type Code = c_int;
 const SUCCESS: Code = 0;
 const INTERNAL: Code = 3;
 
-/// The name by which `NCCL_NET` asks for this network.
+/// The network's name in `NCCL_NET`.
 pub const NAME: Name = Name(c"Laxity".as_ptr());
 
-/// A C string that lives for ever.
+/// A C string with static lifetime.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug)]
 pub struct Name(*const c_char);
 
-// SAFETY: leads to a constant.
+// SAFETY: the pointer leads to a constant.
 unsafe impl Sync for Name {}
-// SAFETY: as above.
+// SAFETY: the pointer leads to a constant.
 unsafe impl Send for Name {}
 
-/// Runs the body of a function of the table.
+/// Runs `body` for the table's function `name`. Returns its result as NCCL's code.
 pub(crate) fn guarded(name: &str, body: impl FnOnce() -> Result<()>) -> Code {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => SUCCESS,

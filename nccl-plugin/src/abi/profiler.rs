@@ -1,10 +1,10 @@
-//! NCCL's profiler interface, versions 3 to 6 (NCCL 2.26 to 2.32): by it this plugin learns which
-//! collective each send belongs to ([`crate::origin`]). NCCL takes the profiler from the network's
-//! library unless `NCCL_PROFILER_PLUGIN` names another; then sends are classified by their
-//! communicator alone.
+//! NCCL's profiler interface, versions 3 to 6 (NCCL 2.26 to 2.32). It provides the collective that
+//! each send belongs to ([`crate::origin`]). NCCL takes the profiler from the network's library
+//! unless `NCCL_PROFILER_PLUGIN` names another. With another profiler, sends are classified by
+//! their communicator alone.
 //!
-//! Only the fields that are used are declared, at the offsets that the headers of NCCL 2.30.7 give
-//! them. Versions 1 and 2 know no network events.
+//! Only the fields that this plugin uses are declared. Their offsets are those of the headers of
+//! NCCL 2.30.7. Versions 1 and 2 have no network events.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::mem::offset_of;
@@ -16,7 +16,7 @@ use crate::log::{self, Logger};
 use crate::origin::{self, Function, Origin, QUESTION_MAGIC, Question};
 use crate::plugin::{self, EVENTS};
 
-/// How a collective begins, as of version 4.
+/// The first fields of a collective's event since version 4.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Collective {
@@ -24,14 +24,14 @@ struct Collective {
     function: *const c_char,
 }
 
-/// How a point-to-point operation begins, as of version 4.
+/// The first fields of a point-to-point operation's event since version 4.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct PointToPoint {
     function: *const c_char,
 }
 
-/// In version 3, both begin with this.
+/// The fields that precede both kinds of operation in version 3.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct Named<T> {
@@ -54,15 +54,15 @@ union What {
     point_to_point: PointToPoint,
     named_collective: Named<Collective>,
     named_point_to_point: Named<PointToPoint>,
-    /// Of a proxy operation: the process that it belongs to.
+    /// The process that a proxy operation belongs to.
     pid: c_int,
     net: NetEvent,
 }
 
-/// `ncclProfilerEventDescr_v5_t`, `_v6_t`.
+/// An event, `ncclProfilerEventDescr_v5_t` or `_v6_t`.
 #[repr(C)]
 pub struct Event {
-    /// Which of [`origin`]'s; in versions 3 and 4 only the first byte is written.
+    /// The event's type, as in [`origin`]. Versions 3 and 4 write only the first byte.
     kind: u64,
     parent: *mut c_void,
     rank: c_int,
@@ -74,13 +74,13 @@ const _: () = {
     assert!(offset_of!(Event, what) == 24);
     assert!(offset_of!(Collective, function) == 8);
     assert!(offset_of!(Named<Collective>, rest) == 16);
-    // Little endian, so that a byte and a word begin alike.
+    // Little endian, so that a byte and a word at one address have the same low bits.
     assert!(cfg!(target_endian = "little"));
 };
 
-/// `init` of version 3.
+/// The type of `init` in version 3.
 pub type InitV3 = unsafe extern "C" fn(context: *mut *mut c_void, mask: *mut c_int) -> Code;
-/// `init` of version 4.
+/// The type of `init` in version 4.
 pub type InitV4 = unsafe extern "C" fn(
     context: *mut *mut c_void,
     mask: *mut c_int,
@@ -91,7 +91,7 @@ pub type InitV4 = unsafe extern "C" fn(
     rank: c_int,
     Option<Logger>,
 ) -> Code;
-/// `init` since version 5.
+/// The type of `init` since version 5.
 pub type InitV5 = unsafe extern "C" fn(
     context: *mut *mut c_void,
     communicator: u64,
@@ -104,7 +104,7 @@ pub type InitV5 = unsafe extern "C" fn(
 ) -> Code;
 type Start = unsafe extern "C" fn(*mut c_void, *mut *mut c_void, *mut Event) -> Code;
 
-/// `ncclProfiler_vN_t`.
+/// A profiler's table of functions, `ncclProfiler_vN_t`.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Profiler<Init> {
@@ -129,24 +129,24 @@ impl<Init> Profiler<Init> {
     }
 }
 
-/// What NCCL 2.26 looks for.
+/// The table that NCCL 2.26 loads.
 #[unsafe(no_mangle)]
 pub static ncclProfiler_v3: Profiler<InitV3> = Profiler::new(init_v3, start_v3);
 
-/// What NCCL 2.27 looks for.
+/// The table that NCCL 2.27 loads.
 #[unsafe(no_mangle)]
 pub static ncclProfiler_v4: Profiler<InitV4> = Profiler::new(init_v4, start_v4);
 
-/// What NCCL 2.28 looks for.
+/// The table that NCCL 2.28 loads.
 #[unsafe(no_mangle)]
 pub static ncclProfiler_v5: Profiler<InitV5> = Profiler::new(init_v5, start_v5);
 
-/// What NCCL 2.29 and later look for.
+/// The table that NCCL 2.29 and later load.
 #[unsafe(no_mangle)]
 pub static ncclProfiler_v6: Profiler<InitV5> = Profiler::new(init_v5, start_v5);
 
 /// # Safety
-/// NCCL's string, or null.
+/// `text` is NCCL's string, or null.
 unsafe fn bytes<'a>(text: *const c_char) -> &'a [u8] {
     if text.is_null() {
         return b"";
@@ -156,7 +156,7 @@ unsafe fn bytes<'a>(text: *const c_char) -> &'a [u8] {
 }
 
 /// # Safety
-/// `name` is NCCL's string or null; `context` and `mask` are null or can be written.
+/// `name` is NCCL's string or null. `context` and `mask` are null or can be written.
 unsafe fn init(
     context: *mut *mut c_void,
     mask: *mut c_int,
@@ -167,7 +167,7 @@ unsafe fn init(
         // SAFETY: upheld by the caller.
         unsafe {
             if let Some(context) = context.as_mut() {
-                // Opaque to NCCL: the number is all that is needed of a communicator.
+                // The context is opaque to NCCL, and holds only the communicator's number.
                 *context = ptr::without_provenance_mut(communicator as usize);
             }
             if let Some(mask) = mask.as_mut() {
@@ -233,10 +233,10 @@ unsafe extern "C" fn init_v5(
     unsafe { init(context, mask, communicator, name) }
 }
 
-/// A collective or point-to-point operation begins.
+/// Records that a collective or point-to-point operation begins. Returns its event number.
 ///
 /// # Safety
-/// The string is NCCL's, or null.
+/// `function` is NCCL's string, or null.
 unsafe fn task(communicator: u64, function: *const c_char) -> u64 {
     // SAFETY: upheld by the caller.
     let function = Function::from_name(unsafe { bytes(function) });
@@ -246,11 +246,11 @@ unsafe fn task(communicator: u64, function: *const c_char) -> u64 {
     })
 }
 
-/// Answers the question that a network event of ours carries.
+/// Answers the question that a network event of this plugin carries.
 ///
 /// # Safety
-/// `net` is what NCCL got from this plugin: the data of our own id is null or a question, asked
-/// further up this very stack.
+/// `net` is what NCCL got from this plugin. The data of this plugin's id is null or a question that
+/// a caller further up this stack asks.
 unsafe fn answer(net: NetEvent, parent: u64) {
     let question = net.data.cast::<Question>();
     // SAFETY: upheld by the caller.
@@ -262,8 +262,8 @@ unsafe fn answer(net: NetEvent, parent: u64) {
     }
 }
 
-/// Which event this is: the number by which NCCL names it as a parent. The communicator is part of
-/// the event in version 3.
+/// Returns the number that NCCL uses for this event when it is a parent. In version 3 the event
+/// contains the communicator.
 ///
 /// # Safety
 /// The fields of this kind are written.
@@ -301,7 +301,7 @@ unsafe fn number(kind: u64, event: &Event, communicator: Option<u64>) -> u64 {
 }
 
 impl<T> Named<T> {
-    /// The communicator, whose name is remembered, and what happens in it.
+    /// Remembers the communicator's name. Returns the communicator and the operation.
     ///
     /// # Safety
     /// The name is NCCL's string, or null.
@@ -313,7 +313,7 @@ impl<T> Named<T> {
 }
 
 /// # Safety
-/// The pointers are NCCL's: null or valid, with the fields of the event's kind written.
+/// The pointers are NCCL's. They are null or valid, with the fields of the event's kind written.
 unsafe fn start(
     handle: *mut *mut c_void,
     event: *mut Event,
@@ -332,7 +332,7 @@ unsafe fn start(
     })
 }
 
-/// One byte says the kind, up to version 4.
+/// Mask of the event's type up to version 4, which has one byte for it.
 const KIND_BYTE: u64 = 0xff;
 
 unsafe extern "C" fn start_v3(
@@ -340,7 +340,7 @@ unsafe extern "C" fn start_v3(
     handle: *mut *mut c_void,
     event: *mut Event,
 ) -> Code {
-    // SAFETY: passed on as NCCL gave it.
+    // SAFETY: NCCL's arguments are passed on unchanged.
     unsafe { start(handle, event, KIND_BYTE, None) }
 }
 
@@ -349,7 +349,7 @@ unsafe extern "C" fn start_v4(
     handle: *mut *mut c_void,
     event: *mut Event,
 ) -> Code {
-    // SAFETY: passed on as NCCL gave it.
+    // SAFETY: NCCL's arguments are passed on unchanged.
     unsafe { start(handle, event, KIND_BYTE, Some(context.addr() as u64)) }
 }
 
@@ -358,7 +358,7 @@ unsafe extern "C" fn start_v5(
     handle: *mut *mut c_void,
     event: *mut Event,
 ) -> Code {
-    // SAFETY: passed on as NCCL gave it.
+    // SAFETY: NCCL's arguments are passed on unchanged.
     unsafe { start(handle, event, u64::MAX, Some(context.addr() as u64)) }
 }
 

@@ -1,4 +1,4 @@
-//! The one list of slots of NCCL's network tables, and what a version has to say about them.
+//! The slots of NCCL's network tables, and the trait that describes how versions differ.
 
 use core::ffi::{c_char, c_int, c_void};
 use core::ptr;
@@ -8,19 +8,19 @@ use crate::backend::Device;
 use crate::log::Logger;
 use crate::origin::Callback;
 
-/// `NCCL_NET_DEVICE_HOST`: the GPU takes no part.
+/// The device type without GPU offload, `NCCL_NET_DEVICE_HOST`.
 const DEVICE_HOST: c_int = 0;
-/// `NCCL_NET_DEVICE_INVALID_VERSION`.
+/// The version of a device without GPU offload, `NCCL_NET_DEVICE_INVALID_VERSION`.
 const DEVICE_VERSION: c_int = 0;
 
 /// A slot that this plugin leaves empty.
 pub type Empty = Option<unsafe extern "C" fn()>;
 
-/// `init` up to v9.
+/// The type of `init` up to v9.
 pub type Init = unsafe extern "C" fn(Option<Logger>) -> Code;
-/// `init` of v10.
+/// The type of `init` in v10.
 pub type InitProfiled = unsafe extern "C" fn(Option<Logger>, Option<Callback>) -> Code;
-/// `init` since v11.
+/// The type of `init` since v11.
 pub type InitContext = unsafe extern "C" fn(
     context: *mut *mut c_void,
     communicator: u64,
@@ -28,24 +28,24 @@ pub type InitContext = unsafe extern "C" fn(
     Option<Logger>,
     Option<Callback>,
 ) -> Code;
-/// `listen` up to v10.
+/// The type of `listen` up to v10.
 pub type Listen =
     unsafe extern "C" fn(device: c_int, handle: *mut c_void, comm: *mut *mut c_void) -> Code;
-/// `listen` since v11.
+/// The type of `listen` since v11.
 pub type ListenContext = unsafe extern "C" fn(
     context: *mut c_void,
     device: c_int,
     handle: *mut c_void,
     comm: *mut *mut c_void,
 ) -> Code;
-/// `connect` up to v9.
+/// The type of `connect` up to v9.
 pub type Connect = unsafe extern "C" fn(
     device: c_int,
     handle: *mut c_void,
     comm: *mut *mut c_void,
     device_comm: *mut *mut c_void,
 ) -> Code;
-/// `connect` of v10.
+/// The type of `connect` in v10.
 pub type ConnectConfig = unsafe extern "C" fn(
     device: c_int,
     config: *mut CommConfig,
@@ -53,7 +53,7 @@ pub type ConnectConfig = unsafe extern "C" fn(
     comm: *mut *mut c_void,
     device_comm: *mut *mut c_void,
 ) -> Code;
-/// `connect` since v11.
+/// The type of `connect` since v11.
 pub type ConnectContext = unsafe extern "C" fn(
     context: *mut c_void,
     device: c_int,
@@ -61,7 +61,7 @@ pub type ConnectContext = unsafe extern "C" fn(
     comm: *mut *mut c_void,
     device_comm: *mut *mut c_void,
 ) -> Code;
-/// `regMr`. Sizes are `int` in v7.
+/// The type of `regMr`. Sizes are `int` in v7.
 pub type RegMr<Size> = unsafe extern "C" fn(
     comm: *mut c_void,
     data: *mut c_void,
@@ -69,7 +69,7 @@ pub type RegMr<Size> = unsafe extern "C" fn(
     kind: c_int,
     handle: *mut *mut c_void,
 ) -> Code;
-/// `isend` up to v9. Sizes are `int` up to v8.
+/// The type of `isend` up to v9. Sizes are `int` up to v8.
 pub type Isend<Size> = unsafe extern "C" fn(
     comm: *mut c_void,
     data: *mut c_void,
@@ -78,7 +78,7 @@ pub type Isend<Size> = unsafe extern "C" fn(
     memory: *mut c_void,
     request: *mut *mut c_void,
 ) -> Code;
-/// `isend` since v10.
+/// The type of `isend` since v10.
 pub type IsendProfiled = unsafe extern "C" fn(
     comm: *mut c_void,
     data: *mut c_void,
@@ -88,7 +88,7 @@ pub type IsendProfiled = unsafe extern "C" fn(
     profiler: *mut c_void,
     request: *mut *mut c_void,
 ) -> Code;
-/// `irecv` up to v9. Sizes are `int` up to v8.
+/// The type of `irecv` up to v9. Sizes are `int` up to v8.
 pub type Irecv<Size> = unsafe extern "C" fn(
     comm: *mut c_void,
     count: c_int,
@@ -98,7 +98,7 @@ pub type Irecv<Size> = unsafe extern "C" fn(
     memory: *mut *mut c_void,
     request: *mut *mut c_void,
 ) -> Code;
-/// `irecv` since v10.
+/// The type of `irecv` since v10.
 pub type IrecvProfiled = unsafe extern "C" fn(
     comm: *mut c_void,
     count: c_int,
@@ -110,47 +110,47 @@ pub type IrecvProfiled = unsafe extern "C" fn(
     request: *mut *mut c_void,
 ) -> Code;
 
-/// What differs between versions: the types of some slots, with the function in each, and fields
+/// The parts of a table that differ between versions: types and functions of some slots, and fields
 /// of the properties.
 pub trait Version: 'static {
-    /// `init`.
+    /// The type of the slot `init`.
     type Init;
-    /// `listen`.
+    /// The type of the slot `listen`.
     type Listen;
-    /// `connect`.
+    /// The type of the slot `connect`.
     type Connect;
-    /// `regMr`.
+    /// The type of the slot `regMr`.
     type RegMr;
-    /// `isend`.
+    /// The type of the slot `isend`.
     type Isend;
-    /// `irecv`.
+    /// The type of the slot `irecv`.
     type Irecv;
-    /// The slots behind `irecvConsumed`.
+    /// The type of the slots after `irecvConsumed`.
     type Last;
     /// Fields of the properties between `ptrSupport` and `speed`.
     type Flags: Fields;
-    /// Fields of the properties behind `netDeviceVersion`.
+    /// Fields of the properties after `netDeviceVersion`.
     type Rest: Fields;
 
-    /// The function of this slot.
+    /// The function in the slot `init`.
     const INIT: Self::Init;
-    /// The function of this slot.
+    /// The function in the slot `listen`.
     const LISTEN: Self::Listen;
-    /// The function of this slot.
+    /// The function in the slot `connect`.
     const CONNECT: Self::Connect;
-    /// The function of this slot.
+    /// The function in the slot `regMr`.
     const REG_MR: Self::RegMr;
-    /// The function of this slot.
+    /// The function in the slot `isend`.
     const ISEND: Self::Isend;
-    /// The function of this slot.
+    /// The function in the slot `irecv`.
     const IRECV: Self::Irecv;
-    /// The functions of these slots.
+    /// The functions in the slots after `irecvConsumed`.
     const LAST: Self::Last;
 }
 
 /// Fields of the properties that not all versions have.
 pub trait Fields {
-    /// What they are for the device of that number.
+    /// Returns the values of these fields for the device `device`, which has the number `number`.
     fn of(device: &Device, number: c_int) -> Self;
 }
 
@@ -158,7 +158,7 @@ impl Fields for () {
     fn of(_device: &Device, _number: c_int) {}
 }
 
-/// `ncclNet_vN_t`.
+/// A network's table of functions, `ncclNet_vN_t`.
 #[repr(C)]
 pub struct Net<V: Version> {
     name: Name,
@@ -228,18 +228,18 @@ impl<V: Version> Net<V> {
     };
 }
 
-/// The last slots since v11.
+/// The last slots of a table since v11.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ContextSlots {
-    /// `makeVDevice`, by which NCCL merges NICs where a plugin can: not this one.
+    /// `makeVDevice`, by which NCCL merges NICs. This plugin doesn't support it.
     make_virtual_device: Empty,
     finalize: unsafe extern "C" fn(context: *mut c_void) -> Code,
     set_attributes: unsafe extern "C" fn(context: *mut c_void, *mut Attributes) -> Code,
 }
 
 impl ContextSlots {
-    /// The functions of these slots.
+    /// The functions in these slots.
     pub const ALL: Self = Self {
         make_virtual_device: None,
         finalize: calls::finalize,
@@ -247,7 +247,7 @@ impl ContextSlots {
     };
 }
 
-/// `ncclNetProperties_vN_t`.
+/// A device's properties, `ncclNetProperties_vN_t`.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Properties<V: Version> {
@@ -267,7 +267,7 @@ pub struct Properties<V: Version> {
 }
 
 impl<V: Version> Properties<V> {
-    /// Those of the device of that number.
+    /// Returns the properties of the device `device`, which has the number `number`.
     pub(super) fn new(device: &Device, number: c_int) -> Self {
         let pci_path = device.pci_path.as_ref();
         Self {
@@ -280,8 +280,7 @@ impl<V: Version> Properties<V> {
             port: device.port,
             latency_us: device.latency_us,
             max_comms: device.comms_max,
-            // More than one shares a connection between receives, and gating one would hold up
-            // the others.
+            // With more, a receive that waits would delay others on its connection.
             max_recvs: 1,
             net_device_type: DEVICE_HOST,
             net_device_version: DEVICE_VERSION,
@@ -290,7 +289,7 @@ impl<V: Version> Properties<V> {
     }
 }
 
-/// `regIsGlobal` and `forceFlush`, since v9.
+/// The fields `regIsGlobal` and `forceFlush`, since v9.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Flags {
@@ -311,7 +310,7 @@ impl Fields for Flags {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Limits<const DEVICES: usize> {
-    /// `ncclNetVDeviceProps_vN_t`.
+    /// Number of devices in `ncclNetVDeviceProps_vN_t`.
     virtual_count: c_int,
     virtual_devices: [c_int; DEVICES],
     max_p2p_bytes: usize,
@@ -320,7 +319,7 @@ pub struct Limits<const DEVICES: usize> {
 
 impl<const DEVICES: usize> Fields for Limits<DEVICES> {
     fn of(device: &Device, number: c_int) -> Self {
-        // A NIC that is not merged of others consists of itself.
+        // A NIC that is not merged consists of itself.
         let mut virtual_devices = [0; DEVICES];
         virtual_devices[0] = number;
         Self {
@@ -332,14 +331,14 @@ impl<const DEVICES: usize> Fields for Limits<DEVICES> {
     }
 }
 
-/// `ncclNetCommConfig_vN_t`, since v10.
+/// A communicator's configuration, `ncclNetCommConfig_vN_t`, since v10.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct CommConfig {
     pub(super) traffic_class: c_int,
 }
 
-/// `ncclNetAttr_vN_t`, since v11, of which only the operation is of use here.
+/// A communicator's attributes, `ncclNetAttr_vN_t`, since v11. The plugin uses only the operation.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Attributes {

@@ -1,5 +1,4 @@
-//! Slots of NCCL's network tables that move data: memory, sends, receives, and whether they are
-//! done.
+//! Slots of NCCL's network tables for memory, sends, receives, and tests for completion.
 
 use core::ffi::{c_int, c_void};
 use core::ptr;
@@ -14,7 +13,7 @@ use crate::fault::{Fault, Result};
 use crate::origin::{self, Callback};
 use crate::plugin;
 
-/// NCCL's profiler callback, from the last `init` that brought one.
+/// NCCL's profiler callback, from the last `init` that passed one.
 static CALLBACK: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
 pub(super) fn set_callback(callback: Option<Callback>) {
@@ -25,14 +24,14 @@ pub(super) fn set_callback(callback: Option<Callback>) {
 
 fn callback() -> Option<Callback> {
     let callback = CALLBACK.load(Ordering::Relaxed);
-    // SAFETY: stored by `set_callback`, so it is a `Callback`.
+    // SAFETY: `set_callback` stored the pointer, so it is a `Callback`.
     (!callback.is_null()).then(|| unsafe { core::mem::transmute::<*mut (), Callback>(callback) })
 }
 
-/// Registers memory.
+/// Registers memory and writes its handle.
 ///
 /// # Safety
-/// `comm` is a connection that lives; `handle` is null or can be written.
+/// `comm` is a live connection. `handle` is null or can be written.
 unsafe fn register(comm: *mut c_void, memory: Memory, handle: *mut *mut c_void) -> Code {
     guarded("regMr", || {
         let handle = not_null(handle, "the mhandle")?;
@@ -46,15 +45,15 @@ unsafe fn register(comm: *mut c_void, memory: Memory, handle: *mut *mut c_void) 
     })
 }
 
-/// NCCL's sizes are never negative.
+/// Converts a size, which NCCL never passes as a negative number.
 fn bytes(size: impl TryInto<usize>) -> usize {
     size.try_into().unwrap_or(0)
 }
 
-/// `regMr`.
+/// Implements `regMr`.
 ///
 /// # Safety
-/// As [`register`].
+/// The conditions of [`register`] hold.
 pub(super) unsafe extern "C" fn reg_mr<Size: TryInto<usize>>(
     comm: *mut c_void,
     data: *mut c_void,
@@ -72,10 +71,10 @@ pub(super) unsafe extern "C" fn reg_mr<Size: TryInto<usize>>(
     unsafe { register(comm, memory, handle) }
 }
 
-/// `regMrDmaBuf`.
+/// Implements `regMrDmaBuf`.
 ///
 /// # Safety
-/// As [`register`].
+/// The conditions of [`register`] hold.
 pub(super) unsafe extern "C" fn reg_mr_dma_buf(
     comm: *mut c_void,
     data: *mut c_void,
@@ -95,10 +94,10 @@ pub(super) unsafe extern "C" fn reg_mr_dma_buf(
     unsafe { register(comm, memory, handle) }
 }
 
-/// `deregMr`.
+/// Implements `deregMr`.
 ///
 /// # Safety
-/// `comm` is a connection that lives; `handle` came from registering and is not used again.
+/// `comm` is a live connection. `handle` came from registering and is not used again.
 pub(super) unsafe extern "C" fn dereg_mr(comm: *mut c_void, handle: *mut c_void) -> Code {
     guarded("deregMr", || {
         let handle = not_null(handle.cast::<MemoryHandle>(), "the mhandle")?;
@@ -107,12 +106,11 @@ pub(super) unsafe extern "C" fn dereg_mr(comm: *mut c_void, handle: *mut c_void)
     })
 }
 
-/// `isend` since v10.
+/// Implements `isend` since v10.
 ///
 /// # Safety
-/// `comm` is a sending connection that lives, `data` has `size` bytes until the request is
-/// done, `memory` is null or came from registering, `profiler` is what NCCL gave this call,
-/// `request` is null or can be written.
+/// `comm` is a live sending connection. `data` has `size` bytes until the request is done. `memory`
+/// is null or came from registering. `profiler` is NCCL's. `request` is null or can be written.
 pub(super) unsafe extern "C" fn isend_profiled(
     comm: *mut c_void,
     data: *mut c_void,
@@ -151,10 +149,10 @@ pub(super) unsafe extern "C" fn isend_profiled(
     })
 }
 
-/// `isend` up to v9: no profiler.
+/// Implements `isend` up to v9, which has no profiler.
 ///
 /// # Safety
-/// As [`isend_profiled`].
+/// The conditions of [`isend_profiled`] hold.
 pub(super) unsafe extern "C" fn isend<Size: TryInto<usize>>(
     comm: *mut c_void,
     data: *mut c_void,
@@ -177,11 +175,11 @@ pub(super) unsafe extern "C" fn isend<Size: TryInto<usize>>(
     }
 }
 
-/// The buffers of a grouped receive or flush. NCCL's arrays are gone after the call.
+/// Returns the buffers of a grouped receive or flush. NCCL's arrays are invalid after the call.
 ///
 /// # Safety
-/// The arrays have `count` entries (`tags` and `memory` may be null), memory handles are
-/// null or came from registering.
+/// The arrays have `count` entries, and `tags` and `memory` may be null. Memory handles are null or
+/// valid.
 unsafe fn buffers<'a, Size: TryInto<usize>>(
     count: c_int,
     data: *mut *mut c_void,
@@ -219,13 +217,13 @@ unsafe fn buffers<'a, Size: TryInto<usize>>(
     Ok((0..count).map(buffer).collect())
 }
 
-/// `irecv` up to v9. `*request` may hold permission to complete early
-/// (`NCCL_NET_OPTIONAL_RECV_COMPLETION`). It is not used: over TCP nothing would move the bytes of
-/// a request that nobody tests.
+/// Implements `irecv` up to v9. NCCL may allow early completion in `*request`
+/// (`NCCL_NET_OPTIONAL_RECV_COMPLETION`). The plugin ignores this: over TCP, bytes of a request
+/// move only while NCCL tests it.
 ///
 /// # Safety
-/// As [`buffers`]; `comm` is a receiving connection that lives, the buffers stay until the
-/// request is done, `request` is null or can be written.
+/// The conditions of [`buffers`] hold. `comm` is a live receiving connection. The buffers stay
+/// until the request is done. `request` is null or can be written.
 pub(super) unsafe extern "C" fn irecv<Size: TryInto<usize>>(
     comm: *mut c_void,
     count: c_int,
@@ -251,10 +249,10 @@ pub(super) unsafe extern "C" fn irecv<Size: TryInto<usize>>(
     })
 }
 
-/// `irecv` since v10. Receives have no use for the profiler.
+/// Implements `irecv` since v10. Receives don't use the profiler.
 ///
 /// # Safety
-/// As [`irecv`].
+/// The conditions of [`irecv`] hold.
 pub(super) unsafe extern "C" fn irecv_profiled(
     comm: *mut c_void,
     count: c_int,
@@ -269,10 +267,10 @@ pub(super) unsafe extern "C" fn irecv_profiled(
     unsafe { irecv(comm, count, data, sizes, tags, memory, request) }
 }
 
-/// `iflush`.
+/// Implements `iflush`.
 ///
 /// # Safety
-/// As [`irecv`].
+/// The conditions of [`irecv`] hold.
 pub(super) unsafe extern "C" fn iflush(
     comm: *mut c_void,
     count: c_int,
@@ -297,11 +295,11 @@ pub(super) unsafe extern "C" fn iflush(
     })
 }
 
-/// `test`.
+/// Implements `test`.
 ///
 /// # Safety
-/// `request` came from `isend`, `irecv` or `iflush` of a connection that lives; `done` is
-/// null or can be written, `sizes` is null or has an entry for each of the request's buffers.
+/// `request` came from `isend`, `irecv` or `iflush` of a live connection. `done` is null or can be
+/// written. `sizes` is null or has an entry for each buffer of the request.
 pub(super) unsafe extern "C" fn test(
     request: *mut c_void,
     done: *mut c_int,

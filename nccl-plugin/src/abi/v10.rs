@@ -1,4 +1,4 @@
-//! Version 10, of NCCL 2.26 and 2.27: like v9, with the profiler's handle in each `isend`, and the
+//! Version 10, of NCCL 2.26 and 2.27. It is v9 with the profiler's handle in each `isend`, and the
 //! communicator's traffic class in `connect`.
 
 use core::mem::offset_of;
@@ -8,7 +8,7 @@ use super::table::{ConnectConfig, Empty, Flags, InitProfiled, IrecvProfiled, Ise
 use super::table::{Limits, Listen, Net, Properties, RegMr, Version};
 use super::transfers::{irecv_profiled, isend_profiled, reg_mr};
 
-/// See the file's header.
+/// Version 10 of the network interface.
 #[derive(Debug)]
 pub struct V10;
 
@@ -19,7 +19,7 @@ impl Version for V10 {
     type RegMr = RegMr<usize>;
     type Isend = IsendProfiled;
     type Irecv = IrecvProfiled;
-    /// `makeVDevice`, as of v9.
+    /// The type of `makeVDevice`, as in v9.
     type Last = Empty;
     type Flags = Flags;
     type Rest = Limits<4>;
@@ -40,6 +40,6 @@ const _: () = {
     assert!(size_of::<Net<V10>>() == 20 * size_of::<usize>());
 };
 
-/// What NCCL looks for.
+/// The table that NCCL loads.
 #[unsafe(no_mangle)]
 pub static ncclNetPlugin_v10: Net<V10> = Net::TABLE;

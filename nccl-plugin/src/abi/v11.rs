@@ -1,4 +1,4 @@
-//! Version 11, of NCCL 2.28 and 2.29: a context per communicator, and what its next operation is.
+//! Version 11, of NCCL 2.28 and 2.29: a context per communicator with attributes.
 
 use core::ffi::c_int;
 use core::mem::offset_of;
@@ -9,11 +9,11 @@ use super::table::{IsendProfiled, Limits, ListenContext, Net, Properties, RegMr,
 use super::transfers::{irecv_profiled, isend_profiled, reg_mr};
 use crate::backend::Device;
 
-/// See the file's header.
+/// Version 11 of the network interface.
 #[derive(Debug)]
 pub struct V11;
 
-/// Fields of the properties behind `netDeviceVersion`.
+/// Fields of the properties after `netDeviceVersion`.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Rest {
@@ -57,6 +57,6 @@ const _: () = {
     assert!(size_of::<Net<V11>>() == 22 * size_of::<usize>());
 };
 
-/// What NCCL looks for.
+/// The table that NCCL loads.
 #[unsafe(no_mangle)]
 pub static ncclNetPlugin_v11: Net<V11> = Net::TABLE;

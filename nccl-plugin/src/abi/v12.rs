@@ -1,4 +1,4 @@
-//! Version 12, of NCCL 2.30 to 2.32: like v11, with wider virtual devices, rails and planes.
+//! Version 12, of NCCL 2.30 to 2.32. It is v11 with wider virtual devices, rails and planes.
 
 use core::ffi::c_int;
 use core::mem::offset_of;
@@ -9,14 +9,14 @@ use super::table::{IsendProfiled, Limits, ListenContext, Net, Properties, RegMr,
 use super::transfers::{irecv_profiled, isend_profiled, reg_mr};
 use crate::backend::Device;
 
-/// `NCCL_NET_ID_UNDEF`.
+/// The number of an unknown rail or plane, `NCCL_NET_ID_UNDEF`.
 const UNKNOWN: i16 = -1;
 
-/// See the file's header.
+/// Version 12 of the network interface.
 #[derive(Debug)]
 pub struct V12;
 
-/// Fields of the properties behind `netDeviceVersion`.
+/// Fields of the properties after `netDeviceVersion`.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Rest {
@@ -64,6 +64,6 @@ const _: () = {
     assert!(size_of::<Net<V12>>() == 22 * size_of::<usize>());
 };
 
-/// What NCCL looks for.
+/// The table that NCCL loads.
 #[unsafe(no_mangle)]
 pub static ncclNetPlugin_v12: Net<V12> = Net::TABLE;

@@ -1,4 +1,4 @@
-//! Version 7, of NCCL 2.19: the oldest that is supported. Sizes are `int`.
+//! Version 7, of NCCL 2.19. It is the oldest version that the plugin supports. Sizes are `int`.
 
 use core::ffi::c_int;
 use core::mem::offset_of;
@@ -7,7 +7,7 @@ use super::connections::{connect, init, listen};
 use super::table::{Connect, Init, Irecv, Isend, Listen, Net, Properties, RegMr, Version};
 use super::transfers::{irecv, isend, reg_mr};
 
-/// See the file's header.
+/// Version 7 of the network interface.
 #[derive(Debug)]
 pub struct V7;
 
@@ -37,6 +37,6 @@ const _: () = {
     assert!(size_of::<Net<V7>>() == 19 * size_of::<usize>());
 };
 
-/// What NCCL looks for.
+/// The table that NCCL loads.
 #[unsafe(no_mangle)]
 pub static ncclNetPlugin_v7: Net<V7> = Net::TABLE;

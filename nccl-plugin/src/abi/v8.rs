@@ -1,4 +1,4 @@
-//! Version 8, of NCCL 2.20 to 2.23: like v7, with registrations of any size.
+//! Version 8, of NCCL 2.20 to 2.23. It is v7 with registrations of any size.
 
 use core::ffi::c_int;
 use core::mem::offset_of;
@@ -8,11 +8,11 @@ use super::table::{Connect, Fields, Init, Irecv, Isend, Listen, Net, Properties,
 use super::transfers::{irecv, isend, reg_mr};
 use crate::backend::Device;
 
-/// See the file's header.
+/// Version 8 of the network interface.
 #[derive(Debug)]
 pub struct V8;
 
-/// Between `ptrSupport` and `speed`.
+/// Fields of the properties between `ptrSupport` and `speed`.
 #[repr(C)]
 #[derive(Debug)]
 pub struct RegIsGlobal(c_int);
@@ -49,6 +49,6 @@ const _: () = {
     assert!(size_of::<Net<V8>>() == 19 * size_of::<usize>());
 };
 
-/// What NCCL looks for.
+/// The table that NCCL loads.
 #[unsafe(no_mangle)]
 pub static ncclNetPlugin_v8: Net<V8> = Net::TABLE;

@@ -1,4 +1,4 @@
-//! Version 9, of NCCL 2.24 and 2.25: sizes of any width, and virtual devices.
+//! Version 9, of NCCL 2.24 and 2.25. It has sizes of any width, and virtual devices.
 
 use core::mem::offset_of;
 
@@ -7,7 +7,7 @@ use super::table::{Connect, Empty, Flags, Init, Irecv, Isend, Limits, Listen, Ne
 use super::table::{RegMr, Version};
 use super::transfers::{irecv, isend, reg_mr};
 
-/// See the file's header.
+/// Version 9 of the network interface.
 #[derive(Debug)]
 pub struct V9;
 
@@ -18,7 +18,7 @@ impl Version for V9 {
     type RegMr = RegMr<usize>;
     type Isend = Isend<usize>;
     type Irecv = Irecv<usize>;
-    /// `makeVDevice`, by which NCCL merges NICs where a plugin can: not this one.
+    /// `makeVDevice`, by which NCCL merges NICs. This plugin doesn't support it.
     type Last = Empty;
     type Flags = Flags;
     type Rest = Limits<4>;
@@ -39,6 +39,6 @@ const _: () = {
     assert!(size_of::<Net<V9>>() == 20 * size_of::<usize>());
 };
 
-/// What NCCL looks for.
+/// The table that NCCL loads.
 #[unsafe(no_mangle)]
 pub static ncclNetPlugin_v9: Net<V9> = Net::TABLE;

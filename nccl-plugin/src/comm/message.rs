@@ -1,5 +1,4 @@
-//! What the sending end keeps of a message: as NCCL offers it, while it waits, and once it has
-//! begun.
+//! The sending end's records of a message: as NCCL offers it, while it waits, and after it began.
 
 use core::ptr::NonNull;
 
@@ -10,20 +9,20 @@ use crate::backend::Region;
 use crate::context::Purpose;
 use crate::origin::Origin;
 
-/// What NCCL asks to be sent.
+/// A message that NCCL wants to send.
 #[derive(Clone, Copy)]
 pub struct Wish<'a> {
-    /// Where.
+    /// Address of the message's bytes.
     pub address: usize,
-    /// How many bytes.
+    /// The message's size in bytes.
     pub bytes: usize,
-    /// Which buffer of a group.
+    /// The tag that selects a buffer of a grouped receive.
     pub tag: i32,
-    /// Registration.
+    /// Registration of the memory.
     pub region: Option<&'a Region>,
 }
 
-/// A message that NCCL wants to send and that may not go yet.
+/// A message that waits for its first permit.
 #[derive(Debug)]
 pub(super) struct Offer {
     pub(super) flow: SubmittedFlow,
@@ -41,16 +40,16 @@ pub(super) struct Kept {
     pub(super) address: usize,
     pub(super) bytes: usize,
     pub(super) tag: i32,
-    /// NCCL keeps it registered until the request is done.
+    /// Registration of the memory. NCCL keeps it until the request is done.
     region: Option<RegionPointer>,
     pub(super) origin: Option<Origin>,
 }
 
-/// A registration that NCCL keeps.
+/// A pointer to a registration that NCCL keeps.
 #[derive(Clone, Copy, Debug)]
 struct RegionPointer(NonNull<Region>);
 
-// SAFETY: leads to a `Region`, which is `Send` and `Sync`.
+// SAFETY: the pointer leads to a `Region`, which is `Send` and `Sync`.
 unsafe impl Send for RegionPointer {}
 
 impl Kept {
@@ -70,7 +69,7 @@ impl Kept {
             address: self.address,
             bytes: self.bytes,
             tag: self.tag,
-            // SAFETY: NCCL lets go of a registration only when the requests that use it are done.
+            // SAFETY: NCCL ends a registration only when the requests that use it are done.
             region: self.region.map(|region| unsafe { region.0.as_ref() }),
         }
     }
@@ -83,14 +82,14 @@ pub(super) struct Underway {
     pub(super) flow: SubmittedFlow,
     pub(super) bytes: u64,
     pub(super) pushed: u64,
-    /// Told to the arbiter as complete.
+    /// Bytes that were reported to the arbiter as complete.
     pub(super) left: u64,
     pub(super) accounted: bool,
     pub(super) slot: u16,
     pub(super) done: bool,
-    /// The host may test its receive first, and this only then.
+    /// Whether the message was kept before it began. The host may then test its receive first.
     pub(super) was_kept: bool,
-    /// Since when the next permit is waited for; 0 if it is not.
+    /// The time since which the message waits for its next permit. 0 if it doesn't wait.
     pub(super) waits_since_ns: u64,
 }
 
@@ -100,11 +99,11 @@ impl Underway {
     }
 }
 
-/// By which permit a message begins, and after which wait.
+/// The permit by which a message begins, and the wait before it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Decision {
     pub(super) permit: Permit,
     pub(super) waited_ns: u64,
-    /// The wait was too long, and the message goes unscheduled.
+    /// Whether the wait was too long, so that the message goes unscheduled.
     pub(super) overdue: bool,
 }

@@ -1,10 +1,9 @@
-//! Connections as NCCL holds them: opaque pointers to a `Comm`, and requests that lead back to
-//! theirs.
+//! Connections as NCCL holds them: opaque pointers to a `Comm`, and to requests of a `Comm`.
 //!
-//! A connection has one direction. It is used from two threads (one registers memory and closes,
-//! another sends, receives and tests), so each end is behind a lock, which is free nearly always. A
-//! request is a place in its connection's table: whatever NCCL does, testing one can't touch freed
-//! memory while its connection lives, and NCCL doesn't test after closing.
+//! A connection has one direction. Two threads use it: one registers memory and closes, the other
+//! sends, receives and tests. Each end is therefore behind a lock, which is nearly always free. A
+//! request is an entry of its connection's table. A test can't touch freed memory while the
+//! connection lives, and NCCL doesn't test after closing.
 
 mod message;
 mod receive;
@@ -24,63 +23,63 @@ pub use surroundings::Surroundings;
 use crate::backend::{GROUP_MAX, Memory, Region};
 use crate::fault::{Fault, Result};
 
-/// Requests of one connection. NCCL has 32 (`NCCL_NET_MAX_REQUESTS`) of up to [`GROUP_MAX`]
-/// messages.
+/// Largest number of requests of one connection. NCCL has 32 (`NCCL_NET_MAX_REQUESTS`) of up to
+/// [`GROUP_MAX`] messages.
 pub const REQUESTS: usize = 32 * GROUP_MAX;
 
-/// Distinguishes a `Comm` from whatever else a pointer may lead to.
+/// The first word of a live `Comm`, which distinguishes it from other memory.
 const MAGIC: u64 = 0x4c41_5849_5459_434f;
 
-/// One end.
+/// One end of a connection.
 #[derive(Debug)]
 pub enum Side {
-    /// Messages go out.
+    /// The sending end of a connection.
     Send(Box<Mutex<SendSide>>),
-    /// Messages come in.
+    /// The receiving end of a connection.
     Receive(Box<Mutex<ReceiveSide>>),
 }
 
-/// A connection.
+/// A connection of one direction, as NCCL holds it.
 #[derive(Debug)]
 pub struct Comm {
     magic: u64,
-    /// Its end.
+    /// The connection's local end.
     pub side: Side,
-    /// Its requests: NCCL's pointers lead here.
+    /// The connection's requests, to which NCCL's pointers lead.
     requests: Box<[Request]>,
 }
 
-/// What NCCL's request pointers lead to.
+/// The target of NCCL's request pointers.
 #[derive(Debug)]
 pub struct Request {
     comm: *const Comm,
     index: u16,
 }
 
-// SAFETY: the pointer leads to the connection that owns the table of requests, so it is valid for
-// as long as the request is; what it leads to is `Sync`.
+// SAFETY: the pointer leads to the connection that owns the table of requests, so it is valid as
+// long as the request is. The connection is `Sync`.
 unsafe impl Send for Request {}
-// SAFETY: as above.
+// SAFETY: the pointer leads to the connection that owns this request, and that is `Sync`.
 unsafe impl Sync for Request {}
 
-/// What became of a request.
+/// The state of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Not yet.
+    /// The request is not complete.
     Pending,
-    /// With these sizes.
+    /// The request is complete, with these sizes.
     Done(smallvec::SmallVec<[usize; GROUP_MAX]>),
 }
 
 /// A registration, as NCCL holds it.
 #[derive(Debug)]
 pub struct MemoryHandle {
-    /// The backend's part.
+    /// The backend's data of the registration.
     pub region: Region,
 }
 
 impl Comm {
-    /// A connection, where it will stay.
+    /// Returns a connection at its final address, since its requests point to it.
     #[must_use]
     pub fn new(side: Side) -> Arc<Self> {
         let make = |comm: *const Self| {
@@ -94,11 +93,11 @@ impl Comm {
         })
     }
 
-    /// Checks what NCCL passed for a connection.
+    /// Returns the connection that NCCL passed, after checking the pointer.
     ///
     /// # Safety
-    /// `pointer` is null, or leads to at least 8 readable bytes; if those are a
-    /// connection's, it is one that lives.
+    /// `pointer` is null, or leads to at least 8 readable bytes. If those are a connection's, it is
+    /// live.
     pub unsafe fn at<'a>(pointer: *const core::ffi::c_void) -> Result<&'a Self> {
         let comm = pointer.cast::<Self>();
         if pointer.is_null() || !comm.is_aligned() {
@@ -106,7 +105,7 @@ impl Comm {
                 "the connection is a null pointer or none of ours",
             )));
         }
-        // SAFETY: upheld by the caller: as many bytes as the field can be read.
+        // SAFETY: upheld by the caller. The bytes of this field can be read.
         let magic = unsafe { (&raw const (*comm).magic).read() };
         if magic != MAGIC {
             return Err(Fault::Argument(String::from(
@@ -117,10 +116,10 @@ impl Comm {
         Ok(unsafe { &*comm })
     }
 
-    /// The sending end.
+    /// Returns the sending end.
     ///
     /// # Errors
-    /// It is the other end.
+    /// This is a receiving connection.
     pub fn send_side(&self) -> Result<&Mutex<SendSide>> {
         match &self.side {
             Side::Send(side) => Ok(side),
@@ -130,10 +129,10 @@ impl Comm {
         }
     }
 
-    /// The receiving end.
+    /// Returns the receiving end.
     ///
     /// # Errors
-    /// It is the other end.
+    /// This is a sending connection.
     pub fn receive_side(&self) -> Result<&Mutex<ReceiveSide>> {
         match &self.side {
             Side::Receive(side) => Ok(side),
@@ -146,7 +145,7 @@ impl Comm {
     /// Registers memory with the connection.
     ///
     /// # Errors
-    /// The device can't.
+    /// The device can't register this memory.
     pub fn register(&self, memory: Memory) -> Result<Box<MemoryHandle>> {
         let region = match &self.side {
             Side::Send(side) => side.lock().register(memory),
@@ -155,7 +154,7 @@ impl Comm {
         Ok(Box::new(MemoryHandle { region }))
     }
 
-    /// Lets go of a registration.
+    /// Ends a registration.
     ///
     /// # Errors
     /// The device refused.
@@ -166,7 +165,7 @@ impl Comm {
         }
     }
 
-    /// NCCL's pointer to a request.
+    /// Returns NCCL's pointer to a request.
     #[must_use]
     pub fn request(&self, index: u16) -> *mut core::ffi::c_void {
         (&raw const self.requests[usize::from(index)])
@@ -174,7 +173,7 @@ impl Comm {
             .cast()
     }
 
-    /// What became of a request.
+    /// Returns the state of a request.
     ///
     /// # Errors
     /// The connection is broken, or the request is not in use.
@@ -187,10 +186,10 @@ impl Comm {
 }
 
 impl Request {
-    /// What NCCL passed for a request: its connection, and its place there.
+    /// Returns the connection and the index of the request that NCCL passed.
     ///
     /// # Safety
-    /// `pointer` is null, or came from [`Comm::request`] of a connection that lives.
+    /// `pointer` is null, or came from [`Comm::request`] of a live connection.
     pub unsafe fn at<'a>(pointer: *const core::ffi::c_void) -> Result<(&'a Comm, u16)> {
         let request = pointer.cast::<Self>();
         if pointer.is_null() || !request.is_aligned() {
@@ -200,14 +199,14 @@ impl Request {
         }
         // SAFETY: upheld by the caller.
         let request = unsafe { &*request };
-        // SAFETY: upheld by the caller: the table is the connection's own.
+        // SAFETY: upheld by the caller. The connection owns the request.
         Ok((unsafe { Comm::at(request.comm.cast()) }?, request.index))
     }
 }
 
 impl Drop for Comm {
     fn drop(&mut self) {
-        // Whoever uses it after this is told so, at least until the memory is used again.
+        // A later use of the pointer then fails, at least until the memory is used again.
         self.magic = 0;
     }
 }

@@ -1,4 +1,4 @@
-//! The receiving end: buffers are posted, and complete in order.
+//! The receiving end. Buffers are posted, and complete in order.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::backend::{Buffer, GROUP_MAX, Memory, Received, Receiver, Region};
 use crate::fault::{Fault, Result};
 use crate::report::Report;
 
-/// See the module's text.
+/// The receiving end of a connection.
 pub struct ReceiveSide {
     receiver: Option<Box<dyn Receiver>>,
     report: Arc<Report>,
@@ -26,7 +26,7 @@ impl core::fmt::Debug for ReceiveSide {
 }
 
 impl ReceiveSide {
-    /// Around a connection that is complete.
+    /// Returns the receiving end of a complete connection.
     #[must_use]
     pub fn new(receiver: Box<dyn Receiver>, report: Arc<Report>) -> Self {
         Self {
@@ -51,8 +51,8 @@ impl ReceiveSide {
         self.receiver()?.deregister(region)
     }
 
-    /// Posts the buffers of one grouped receive; its request's place, or `None` if NCCL is to ask
-    /// again.
+    /// Posts the buffers of one grouped receive. Returns the request's index, or `None` if NCCL has
+    /// to ask again.
     ///
     /// # Errors
     /// There are too many buffers.
@@ -67,7 +67,7 @@ impl ReceiveSide {
             return Ok(None);
         };
         let post = if self.fault.is_some() {
-            // `test` tells.
+            // `test` returns the fault.
             Some(u64::MAX)
         } else {
             self.receiver()?.post(buffers)
@@ -78,7 +78,7 @@ impl ReceiveSide {
         }))
     }
 
-    /// Flushes; a request's place, `None` if nothing has to be done.
+    /// Flushes the buffers. Returns the request's index, or `None` if no flush is needed.
     ///
     /// # Errors
     /// There are too many buffers, or no request is free.
@@ -121,7 +121,7 @@ impl ReceiveSide {
         self.slots.outcome(index, self.fault.as_ref())
     }
 
-    /// Ends it.
+    /// Ends the connection.
     pub fn close(&mut self) {
         if let Some(receiver) = self.receiver.take() {
             receiver.close();

@@ -1,21 +1,20 @@
-//! The sending end: each message is a flow, and waits for its permit before it is begun.
+//! The sending end. Each message is a flow, and waits for its permit before it begins.
 //!
 //! # What `isend` does
-//! A message whose receiver has not posted yet is taken, and *kept*: whoever
-//! drives both ends from one thread must get to posting. No flow is submitted for it, since it
-//! could not leave.
+//! A message whose receiver has not posted yet is taken and *kept*, because one thread may drive
+//! both ends and has to reach the post. No flow is submitted for it.
 //!
-//! A message that may not go yet is not taken: NCCL gets a null request and asks again with the
-//! same arguments. Its flow is submitted at the first such call and kept as the connection's
-//! *offer*. It is taken as soon as some of it may go; of a large one the rest follows as it is
-//! permitted. At most one flow of a connection waits at a time, because the next message is not
-//! even offered before all of the one before may go: so permits of a connection come in the order
-//! of its messages whatever the scheduler prefers, and none is held back behind another.
+//! A message that waits for a permit is not taken: NCCL gets a null request and calls again with
+//! the same arguments. The first such call submits the flow and keeps it as the connection's
+//! *offer*. The message is taken as soon as some of its bytes are permitted. The rest follows as it
+//! is permitted. A message is offered only when all bytes before it are permitted, so at most one
+//! flow of a connection waits. Permits therefore come in the order of the messages, and no
+//! permitted message waits for another.
 //!
-//! # What it never does
-//! Submit a flow that can't leave: the backend is asked first
-//! (`Sender::clear`). Wait for ever: after `wait_max` the message goes unscheduled. Return an
-//! error: what is wrong with a connection is told by `test` of what is in flight on it.
+//! # What `isend` never does
+//! It never submits a flow that can't leave, since it first calls `Sender::clear`. It never waits
+//! for ever: after `wait_max` the message goes unscheduled. It never returns an error: `test`
+//! returns the connection's fault.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -34,27 +33,27 @@ use crate::fault::{Fault, Result};
 use crate::origin::Origin;
 use crate::report::Fate;
 
-/// Messages of no more than this are complete for the scheduler when the network took them: when
-/// exactly they leave the wire is not worth finding out.
+/// Largest message, in bytes, that completes when the network takes it. Reporting when such a small
+/// message leaves the wire costs more than it helps.
 const ACCOUNTED_BYTES_MIN: u64 = 16 << 10;
 
-/// Whether something was waited for too long.
+/// Reports whether the wait since `since_ns` is longer than `wait_max`.
 fn is_overdue(since_ns: u64, wait_max: Duration) -> bool {
     u128::from(now_ns().saturating_sub(since_ns)) > wait_max.as_nanos()
 }
 
-/// Whether a message was begun.
+/// Whether a message began.
 enum Verdict {
     Begun,
-    /// Its permit, or that of the message before it, is still to come.
+    /// The permit of the message, or of the one before it, has not come.
     Wait,
-    /// Its receiver has not posted.
+    /// The receiver of the message has not posted.
     NotPosted,
-    /// Its receiver has not come to its tag.
+    /// The receiver has not come to the message's tag.
     OthersFirst,
 }
 
-/// See the module's text.
+/// The sending end of a connection.
 pub struct SendSide {
     sender: Option<Box<dyn Sender>>,
     around: Surroundings,
@@ -63,9 +62,9 @@ pub struct SendSide {
     underway: VecDeque<Underway>,
     slots: Slots,
     fault: Option<Fault>,
-    /// The NIC's number, and of which daemon.
+    /// The daemon's generation and its number of the NIC.
     nic: (u64, u8),
-    /// No memory was let go of while something of it was unsent.
+    /// Whether no registration ended while messages were unsent.
     memory_stays: bool,
     sent: Vec<Sent>,
 }
@@ -81,7 +80,7 @@ impl core::fmt::Debug for SendSide {
 }
 
 impl SendSide {
-    /// Around a connection that is complete.
+    /// Returns the sending end of a complete connection.
     #[must_use]
     pub fn new(sender: Box<dyn Sender>, around: Surroundings) -> Self {
         let nic = (around.arbiter.generation(), around.arbiter.nic(&around.nic));
@@ -109,13 +108,14 @@ impl SendSide {
     }
 
     pub(super) fn deregister(&mut self, region: Region) -> Result<()> {
-        // Memory is let go of before its connection is closed, so what is unsent when a job is
-        // aborted may be gone any moment.
+        // NCCL ends registrations before it closes the connection. When it aborts a job, the memory
+        // of unsent messages may therefore be freed at any moment.
         self.memory_stays &= self.kept.is_empty() && self.underway.iter().all(|entry| entry.done);
         self.sender()?.deregister(region)
     }
 
-    /// Offers a message; its request's place if it was taken, `None` if NCCL is to ask again.
+    /// Offers a message. Returns the request's index if the message was taken, or `None` if NCCL
+    /// has to ask again.
     pub fn offer(&mut self, wish: Wish<'_>, origin: impl Fn() -> Option<Origin>) -> Option<u16> {
         let slot = self.slots.free()?;
         if self.fault.is_none()
@@ -124,7 +124,7 @@ impl SendSide {
             self.fail(fault);
         }
         if self.fault.is_some() {
-            // `test` tells.
+            // `test` returns the fault.
             self.slots.set(slot, Slot::Pending(0));
             return Some(slot);
         }
@@ -152,8 +152,8 @@ impl SendSide {
         self.kept.push_back(Kept::new(slot, wish, origin));
     }
 
-    /// Begins kept messages as far as their receivers have posted by now and they are permitted.
-    /// Those whose tag is not in the next group let others pass.
+    /// Begins kept messages whose receivers have posted and that are permitted. A message whose tag
+    /// is not in the next group doesn't stop the messages after it.
     fn release(&mut self) {
         let mut at = 0;
         while let Some(kept) = self.kept.remove(at) {
@@ -178,7 +178,7 @@ impl SendSide {
         }
     }
 
-    /// Begins a message, if it is clear to go and permitted.
+    /// Begins a message if it is clear to go and permitted.
     fn try_begin(
         &mut self,
         slot: u16,
@@ -191,13 +191,13 @@ impl SendSide {
         }
         let bytes = wish.bytes as u64;
         let offer = self.offer.take();
-        // NCCL asks for the same again; for anything else it changed its mind.
+        // NCCL repeats a call with the same arguments. Different arguments mean another message.
         let mut offer = match offer {
             Some(offer) if offer.bytes == bytes && offer.tag == wish.tag => offer,
             other => {
                 let clear = self.sender()?.clear(wish.bytes, wish.tag)?;
                 if clear != Clear::Yes {
-                    // Another's turn may be now, and its flow waits already.
+                    // The flow of another message may be waiting, so its offer stays.
                     self.offer = other;
                     return Ok(match clear {
                         Clear::NotYet => Verdict::NotPosted,
@@ -324,7 +324,7 @@ impl SendSide {
         Ok(())
     }
 
-    /// More of the newest message may go.
+    /// Permits more bytes of the newest message.
     fn push(&mut self, bytes: u64) {
         let Some(newest) = self.underway.back_mut() else {
             return;
@@ -366,7 +366,7 @@ impl SendSide {
         Ok(())
     }
 
-    /// Moves whatever can be moved.
+    /// Collects permits and moves what can be moved. A fault breaks the connection.
     fn drive(&mut self) {
         let moved = self.pump().and_then(|()| self.progress());
         if let Err(fault) = moved {
@@ -376,7 +376,7 @@ impl SendSide {
         }
     }
 
-    /// Moves what can be moved; tells the scheduler what has left.
+    /// Moves what can be moved, and reports completions to the scheduler.
     fn progress(&mut self) -> Result<()> {
         let mut sent = core::mem::take(&mut self.sent);
         let result = match &mut self.sender {
@@ -387,7 +387,7 @@ impl SendSide {
         result
     }
 
-    /// Accounts for what became of messages.
+    /// Accounts for the progress of messages.
     fn settle(&mut self, mut sent: Vec<Sent>) {
         for sent in sent.drain(..) {
             self.account(sent);
@@ -411,7 +411,7 @@ impl SendSide {
             let sizes = smallvec![entry.bytes as usize];
             self.slots.set(entry.slot, Slot::Done(sizes));
         }
-        // Of a message that nobody accounts for, what is done has left.
+        // The bytes of a message without exact accounting count as sent when it is done.
         let rest = entry.pushed - entry.left;
         let left = if sent.done && !entry.accounted {
             rest
@@ -424,13 +424,13 @@ impl SendSide {
         }
     }
 
-    /// The connection is broken: nothing of it goes out any more.
+    /// Marks the connection as broken. It sends nothing any more.
     fn fail(&mut self, fault: Fault) {
         self.give_up();
         self.fault = Some(fault);
     }
 
-    /// Takes back what was submitted.
+    /// Cancels all submitted flows.
     fn give_up(&mut self) {
         self.kept.clear();
         let offer = self.offer.take().map(|offer| offer.flow);
@@ -447,9 +447,9 @@ impl SendSide {
         self.slots.outcome(index, self.fault.as_ref())
     }
 
-    /// Whether somebody has to look after it, though the host may not: something of it is done, and
-    /// has yet to leave the wire; or was taken before its receiver posted, and the host may test
-    /// the receive first.
+    /// Reports whether the sweeper has to drive the connection, because the host may not. That is
+    /// so for a message that is done and has not left the wire. It is also so for a message that
+    /// was kept, since the host may test its receive first.
     #[must_use]
     pub fn lingers(&self) -> bool {
         self.fault.is_none()
@@ -460,8 +460,8 @@ impl SendSide {
                     .any(|entry| entry.done || entry.was_kept))
     }
 
-    /// Looks after that. Memory is read only of messages that the host may not have tested yet, and
-    /// only while it keeps it registered.
+    /// Drives the connection for the sweeper. Only memory of messages that the host may not have
+    /// tested yet is read, and only while it is registered.
     pub fn sweep(&mut self) {
         if self.fault.is_some() {
             return;
@@ -477,7 +477,7 @@ impl SendSide {
         self.settle(sent);
     }
 
-    /// Ends it.
+    /// Ends the connection.
     pub fn close(&mut self) {
         let kept = self.fault.is_none()
             && self.kept.is_empty()
@@ -486,7 +486,7 @@ impl SendSide {
             sender.close(kept);
         }
         for entry in &self.underway {
-            // What is left of it is in the peer's hands, or nobody's.
+            // The peer's host has these bytes, or nobody sends them.
             if kept && entry.left < entry.pushed {
                 let rest = entry.pushed - entry.left;
                 self.around.arbiter.complete(&entry.flow, rest);

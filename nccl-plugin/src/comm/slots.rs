@@ -1,4 +1,4 @@
-//! The requests of one end of a connection, by their places in NCCL's table.
+//! The requests of one end of a connection, by their index in NCCL's table.
 
 use smallvec::SmallVec;
 
@@ -6,16 +6,16 @@ use super::{Outcome, REQUESTS};
 use crate::backend::GROUP_MAX;
 use crate::fault::{Fault, Result};
 
-/// What a request is at.
+/// The state of a request.
 #[derive(Clone, Debug)]
 pub(super) enum Slot {
-    /// Not in use.
+    /// The request is not in use.
     Free,
-    /// Under way. The receiving end keeps the number of the post here.
+    /// The request is in progress. At the receiving end, the number is that of the post.
     Pending(u64),
-    /// Complete, with these sizes.
+    /// The request is complete, with these sizes.
     Done(SmallVec<[usize; GROUP_MAX]>),
-    /// Refused when it was offered.
+    /// The request was refused when it was offered.
     Refused(Fault),
 }
 
@@ -34,7 +34,7 @@ impl Slots {
         }
     }
 
-    /// A place that is not in use. It stays so until [`Slots::set`].
+    /// Returns the index of a request that is not in use. It stays free until [`Slots::set`].
     pub(super) fn free(&mut self) -> Option<u16> {
         let around = (self.next..REQUESTS).chain(0..self.next);
         let found = { around }.find(|at| matches!(self.slots[*at], Slot::Free))?;
@@ -50,7 +50,7 @@ impl Slots {
         matches!(self.slots[usize::from(at)], Slot::Pending(_))
     }
 
-    /// The request that waits for a post is complete.
+    /// Completes the request that waits for a post.
     pub(super) fn complete(&mut self, post: u64, sizes: SmallVec<[usize; GROUP_MAX]>) {
         let waits = |slot: &&mut Slot| matches!(slot, Slot::Pending(number) if *number == post);
         if let Some(slot) = self.slots.iter_mut().find(waits) {
@@ -58,7 +58,7 @@ impl Slots {
         }
     }
 
-    /// What `test` says of a request. It is free again unless it is still under way.
+    /// Returns the result of `test` for a request. A request that is over becomes free.
     pub(super) fn outcome(&mut self, at: u16, fault: Option<&Fault>) -> Result<Outcome> {
         if self.is_pending(at) && fault.is_none() {
             return Ok(Outcome::Pending);

@@ -1,4 +1,4 @@
-//! What a sending end needs of the process it is in.
+//! The parts of the process that a sending end uses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use crate::backend::Classes;
 use crate::context::Context;
 use crate::report::Report;
 
-/// See the file's header.
+/// The parts of the process that a sending end uses.
 #[derive(Clone)]
 pub struct Surroundings {
-    /// Who permits.
+    /// The source of permits.
     pub arbiter: Arc<dyn Arbiter>,
-    /// Whose connection it is.
+    /// The context that the connection belongs to.
     pub context: Arc<Context>,
-    /// Where it is counted.
+    /// The report that counts the connection's messages.
     pub report: Arc<Report>,
     /// Longest wait for a permit.
     pub wait_max: Duration,
@@ -28,12 +28,12 @@ pub struct Surroundings {
 }
 
 impl Surroundings {
-    /// Index of the class in which a message with this permit travels.
+    /// Returns the index of the class in which a message with this permit travels.
     pub(super) fn class_of(&self, permit: &Permit) -> usize {
         if permit.bypassed {
             return 0;
         }
-        // What is to give way to all others must not travel higher.
+        // A scavenger flow gives way to all others, so it must not travel in a higher class.
         let unknown = if permit.level == LEVEL_SCAVENGER {
             SCAVENGER_CLASS.min(self.classes.len() - 1)
         } else {

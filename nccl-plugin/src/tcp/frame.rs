@@ -1,26 +1,26 @@
-//! What goes over the sockets: a hello on each, then frames. All of it comes from another host:
-//! nothing is believed.
+//! The protocol on the sockets: a hello on each, then frames. All of it comes from another host, so
+//! every value is checked.
 //!
-//! A frame is a head of 40 bytes and a part of a message. The parts of one message may be on
-//! several sockets, of one class; a socket's frames are in the order of their messages. The other
-//! way goes, on the first socket only, how many buffers were posted so far.
+//! A frame is a head of 40 bytes and a part of a message. The parts of one message may use several
+//! sockets of one class. A socket's frames are in the order of their messages. In the other
+//! direction, the first socket carries the number of buffers posted so far.
 //!
 //! | bytes of a head | |
 //! |---|---|
-//! | 0 | 1: part of a message; 2: buffers posted, and nothing follows |
+//! | 0 | 1: part of a message; 2: buffers posted, with nothing after the head |
 //! | 4–7 | tag |
 //! | 8–15 | number of the message; number of buffers posted |
 //! | 16–23 | bytes of the whole message |
-//! | 24–31 | where in it the part begins |
+//! | 24–31 | offset of the part in the message |
 //! | 32–39 | bytes of the part, which follow |
 
 use crate::handle::{VERSION, word};
 
-/// Bytes of a head.
+/// Size of a head in bytes.
 pub const HEAD_BYTES: usize = 40;
-/// Bytes of a hello.
+/// Size of a hello in bytes.
 pub const HELLO_BYTES: usize = 48;
-/// Sockets of a connection at most: classes × sockets each.
+/// Largest number of sockets of a connection, over all classes.
 pub(super) const STREAMS_MAX: u16 = 256;
 
 const HELLO_MAGIC: [u8; 8] = *b"LAXTCP\r\n";
@@ -30,44 +30,44 @@ const POSTED: u8 = 2;
 /// The first bytes on each socket, from the sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// Of the listener's handle: who doesn't know it is a stranger.
+    /// The nonce of the listener's handle. A stranger doesn't have it.
     pub nonce: u64,
-    /// Which connection the socket belongs to: random.
+    /// A random number of the connection that the socket belongs to.
     pub connection: u128,
-    /// Which of its sockets this is.
+    /// The socket's index in the connection.
     pub index: u16,
-    /// How many there are.
+    /// The connection's number of sockets.
     pub streams: u16,
-    /// The class of what goes over it.
+    /// The class of the socket, as a DSCP.
     pub dscp: u8,
 }
 
-/// A frame.
+/// The head of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Head {
-    /// Part of a message.
+    /// The head of a part of a message.
     Part(Part),
-    /// So many buffers were posted since the connection began.
+    /// The number of buffers posted since the connection began.
     Posted(u64),
 }
 
-/// Part of a message.
+/// The position of a part in its message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     /// Number of the message in its connection.
     pub message: u64,
-    /// Its tag.
+    /// The message's tag.
     pub tag: i32,
-    /// Its bytes.
+    /// The message's size in bytes.
     pub total: u64,
-    /// Where the part begins.
+    /// Offset of the part in the message.
     pub offset: u64,
-    /// Bytes of the part.
+    /// Size of the part in bytes.
     pub length: u64,
 }
 
 impl Hello {
-    /// Its bytes.
+    /// Returns the hello's bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; HELLO_BYTES] {
         let mut bytes = [0; HELLO_BYTES];
@@ -81,10 +81,10 @@ impl Hello {
         bytes
     }
 
-    /// Reads one.
+    /// Decodes a hello.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A text that says what is wrong with it.
     pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, String> {
         if word::<8>(bytes, 0) != HELLO_MAGIC {
             return Err(String::from(
@@ -119,7 +119,7 @@ impl Hello {
 }
 
 impl Head {
-    /// Its bytes.
+    /// Returns the head's bytes.
     #[must_use]
     pub fn encode(&self) -> [u8; HEAD_BYTES] {
         let mut bytes = [0; HEAD_BYTES];
@@ -140,10 +140,10 @@ impl Head {
         bytes
     }
 
-    /// Reads one.
+    /// Decodes a head.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// A text that says what is wrong with it.
     pub fn decode(bytes: &[u8; HEAD_BYTES]) -> Result<Self, String> {
         let number = |at| u64::from_le_bytes(word(bytes, at));
         match bytes[0] {

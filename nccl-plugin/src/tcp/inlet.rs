@@ -1,5 +1,5 @@
-//! One incoming socket: heads are read with a little of what follows, the rest of a part right
-//! where it belongs.
+//! One incoming socket. A head is read with some bytes after it. The rest of a part is read
+//! directly into its buffer.
 
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsRawFd as _;
@@ -9,20 +9,20 @@ use super::socket;
 use crate::fault::{Fault, Result};
 use crate::socket::peer;
 
-/// Read with a head: a small message comes with one system call, and of a large one no more than
-/// this is copied twice.
+/// Bytes that are read together with a head. A small message thus takes one system call, and no
+/// more than these bytes of a large message are copied twice.
 const STAGE_BYTES: usize = 4096;
-/// Parts of messages of more than this are acknowledged at once: those that a sender's scheduler
-/// keeps account of.
+/// Largest message, in bytes, whose parts are not acknowledged at once. The sender's scheduler
+/// accounts for larger ones.
 const ACKNOWLEDGED_BYTES_MIN: u64 = 16 << 10;
-/// A socket is left for the next after this many bytes.
+/// Bytes after which reading continues with the next socket.
 const TURN_BYTES: usize = 4 << 20;
 
-/// Where parts of messages belong.
+/// The buffers that parts of messages go into.
 pub(super) trait Shelf {
-    /// Where the bytes of a message are to go; `None` if nobody has posted for it yet.
+    /// Returns the address for a message's bytes, or `None` if nobody has posted for it.
     fn place(&mut self, part: &Part) -> Result<Option<usize>>;
-    /// `bytes` more of a message are there; of one without any, 0.
+    /// Records that `bytes` more of a message arrived. A message without bytes arrives with 0.
     fn arrived(&mut self, part: &Part, bytes: usize);
 }
 
@@ -30,10 +30,10 @@ pub(super) trait Shelf {
 pub(super) struct ReceiveSocket {
     stream: TcpStream,
     stage: Box<[u8; STAGE_BYTES]>,
-    /// What is read and not used of it.
+    /// The range of `stage` that was read and not used yet.
     from: usize,
     to: usize,
-    /// The part whose bytes come next, and how many have.
+    /// The part whose bytes come next, and how many of them have arrived.
     part: Option<(Part, u64)>,
     closed: bool,
 }
@@ -54,17 +54,17 @@ impl ReceiveSocket {
         &self.stream
     }
 
-    /// The peer sends nothing more over it.
+    /// Reports whether the peer closed the socket.
     pub(super) fn is_closed(&self) -> bool {
         self.closed
     }
 
-    /// Whether something of a message is awaited that began here.
+    /// Reports whether the rest of a head or part is outstanding.
     pub(super) fn is_amid(&self) -> bool {
         self.part.is_some() || self.from < self.to
     }
 
-    /// Reads what is there and somebody waits for; how many bytes moved.
+    /// Reads what is there, as far as buffers are posted. Returns how many bytes moved.
     pub(super) fn read(&mut self, shelf: &mut impl Shelf) -> Result<usize> {
         let mut moved = 0;
         while moved < TURN_BYTES {
@@ -79,7 +79,7 @@ impl ReceiveSocket {
                         continue;
                     }
                     self.part = Some((self.take_head()?, 0));
-                    // Of a message without bytes the head is all.
+                    // A message without bytes consists of its head.
                     moved += 1;
                 }
                 Some((part, done)) => {
@@ -117,7 +117,8 @@ impl ReceiveSocket {
         }
     }
 
-    /// Bytes of the part: from the stage, or right from the socket. `None` if there are none yet.
+    /// Reads bytes of the part, from the stage or directly from the socket. Returns `None` if none
+    /// are there.
     fn take_body(&mut self, part: &Part, done: u64, base: usize) -> Result<Option<usize>> {
         let rest = usize::try_from(part.length - done).unwrap_or(usize::MAX);
         let to = base + part.offset as usize + done as usize;
@@ -126,8 +127,8 @@ impl ReceiveSocket {
         }
         let staged = (self.to - self.from).min(rest);
         if staged > 0 {
-            // SAFETY: the shelf says that the message fits there, and its head that the part lies
-            // within it.
+            // SAFETY: the shelf ensures that the message fits there, and the head that the part
+            // lies within the message.
             unsafe {
                 core::ptr::copy_nonoverlapping(
                     self.stage.as_ptr().add(self.from),
@@ -139,7 +140,7 @@ impl ReceiveSocket {
             return Ok(Some(staged));
         }
         if rest < STAGE_BYTES / 2 {
-            // What follows may come with it.
+            // The next head may come with the same call.
             let filled = self.fill()?;
             return if filled > 0 {
                 self.take_body(part, done, base)
@@ -147,27 +148,28 @@ impl ReceiveSocket {
                 Ok(None)
             };
         }
-        // SAFETY: as above.
+        // SAFETY: the shelf ensures that the message fits there, and the head that the part lies
+        // within the message.
         let count = unsafe { socket::receive(self.stream.as_raw_fd(), to as *mut u8, rest) };
         self.counted(count)
             .map(|count| (count > 0).then_some(count))
     }
 
-    /// Reads into the stage; 0 if nothing is there.
+    /// Reads into the stage. Returns 0 if nothing is there.
     fn fill(&mut self) -> Result<usize> {
         self.stage.copy_within(self.from..self.to, 0);
         self.to -= self.from;
         self.from = 0;
         let room = &mut self.stage[self.to..];
         let count =
-            // SAFETY: the room is this function's own.
+            // SAFETY: this function borrows the memory mutably.
             unsafe { socket::receive(self.stream.as_raw_fd(), room.as_mut_ptr(), room.len()) };
         let count = self.counted(count)?;
         self.to += count;
         Ok(count)
     }
 
-    /// Notices the end.
+    /// Returns the number of bytes read, and records the end of the connection.
     fn counted(&mut self, count: std::io::Result<Option<usize>>) -> Result<usize> {
         match count {
             Ok(None) => Ok(0),
@@ -176,7 +178,7 @@ impl ReceiveSocket {
                 Ok(0)
             }
             Ok(Some(count)) => Ok(count),
-            // Whether that is an error depends on whether anything is awaited.
+            // `TcpReceiver` decides whether this is an error. It is one if data is outstanding.
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {
                 self.closed = true;
                 Ok(0)
@@ -191,7 +193,7 @@ impl ReceiveSocket {
 
 impl Drop for ReceiveSocket {
     fn drop(&mut self) {
-        // As an outlet's.
+        // A forked child may have the socket, too, so closing it here wouldn't end the connection.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }

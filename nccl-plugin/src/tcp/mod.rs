@@ -1,12 +1,11 @@
-//! Sockets: several per connection, one class each.
+//! TCP sockets, several per connection, each with one class.
 //!
-//! A connection has as many sockets as there are traffic classes, times `LAXITY_NSOCKS`. Each is
-//! marked once, before its handshake, so that a message's class is free to choose, and nothing is
-//! reordered or re-marked in a socket's buffer. Large messages are spread over the sockets of their
-//! class.
+//! A connection has `LAXITY_NSOCKS` sockets for each traffic class. Each socket is marked once,
+//! before its handshake. A message's class can therefore be chosen freely, and no socket buffer
+//! reorders or re-marks data. Large messages are spread over the sockets of their class.
 //!
-//! Everything is done by the thread that calls: NCCL's proxy polls anyway, and a thread of ours
-//! would compete with it.
+//! The calling thread does all work. NCCL's proxy thread polls anyway, and another thread would
+//! compete with it.
 
 mod frame;
 mod inlet;
@@ -32,14 +31,14 @@ use crate::socket::{accept, is_connected, listen, peer, random};
 use receiver::TcpReceiver;
 use sender::TcpSender;
 
-/// Who connects and says nothing is dropped after this.
+/// Time after which a socket without a complete hello is dropped.
 const HELLO_WITHIN: Duration = Duration::from_secs(30);
-/// Sockets that have connected and not said what they are, at most.
+/// Largest number of sockets without a complete hello.
 const UNKNOWN_MAX: usize = 4096;
-/// Connections of which some sockets are there, at most.
+/// Largest number of connections of which only some sockets have arrived.
 const PARTIAL_MAX: usize = 16384;
 
-/// The network.
+/// The TCP network.
 #[derive(Debug)]
 pub struct Tcp {
     devices: Vec<Device>,
@@ -49,10 +48,10 @@ pub struct Tcp {
 }
 
 impl Tcp {
-    /// Over the interfaces that the settings name.
+    /// Opens the network over the interfaces that the settings name.
     ///
     /// # Errors
-    /// There is none.
+    /// No interface can be used.
     pub fn new(settings: &Settings) -> Result<Self> {
         let (devices, addresses) = interfaces::devices(settings)?.into_iter().unzip();
         Ok(Self {
@@ -128,7 +127,7 @@ impl Backend for Tcp {
     }
 }
 
-/// A socket that has not said its hello.
+/// An outgoing socket that has not sent its hello.
 struct Opening {
     stream: TcpStream,
     hello: [u8; HELLO_BYTES],
@@ -157,7 +156,7 @@ impl Opening {
     }
 }
 
-/// A connection that is being made.
+/// A connection that is being established.
 struct Dialing {
     opening: Vec<Opening>,
     to: SocketAddr,
@@ -185,7 +184,7 @@ impl Connecting for Dialing {
     }
 }
 
-/// A socket that has connected and not said (all of) its hello.
+/// An incoming socket whose hello is not complete.
 struct Unknown {
     stream: TcpStream,
     hello: [u8; HELLO_BYTES],
@@ -193,10 +192,10 @@ struct Unknown {
     since: Instant,
 }
 
-/// Sockets of one connection, as far as they are there.
+/// The sockets of one connection, as far as they have arrived.
 type Partial = Vec<Option<TcpStream>>;
 
-/// Where connections arrive.
+/// A listener for connections.
 struct Accepting {
     listener: TcpListener,
     nonce: u64,
@@ -206,7 +205,7 @@ struct Accepting {
 }
 
 impl Accepting {
-    /// Takes what has connected.
+    /// Accepts all sockets that have connected.
     fn take(&mut self) -> Result<()> {
         while self.unknown.len() < UNKNOWN_MAX
             && let Some(stream) = accept(&self.listener)?
@@ -222,7 +221,7 @@ impl Accepting {
         Ok(())
     }
 
-    /// Reads hellos; the sockets of a connection that is complete.
+    /// Reads hellos. Returns the sockets of a connection that is complete.
     fn sort(&mut self) -> Option<Vec<TcpStream>> {
         let mut complete = None;
         let mut at = 0;
@@ -249,7 +248,7 @@ impl Accepting {
         complete
     }
 
-    /// A socket has said which connection it belongs to.
+    /// Adds a socket to its connection. Returns all sockets if the connection is complete.
     fn join(&mut self, hello: Hello, stream: TcpStream) -> Option<Vec<TcpStream>> {
         if self.partial.len() >= PARTIAL_MAX && !self.partial.contains_key(&hello.connection) {
             self.refuse(&stream, "is one too many");
@@ -262,7 +261,7 @@ impl Accepting {
         if partial.is_empty() {
             partial.resize_with(streams, || None);
         }
-        // Of another number of sockets than the first said: not by this plugin.
+        // A socket whose index exceeds the first socket's count doesn't come from this plugin.
         let place = partial.get_mut(usize::from(hello.index))?;
         *place = Some(stream);
         if partial.iter().any(Option::is_none) {
@@ -272,7 +271,7 @@ impl Accepting {
         Some(partial.into_iter().flatten().collect())
     }
 
-    /// Drops a stranger; says so once, since port scanners exist.
+    /// Drops a stranger's socket. Warns only once, because port scanners exist.
     fn refuse(&mut self, stream: &TcpStream, problem: &str) {
         let text = format!(
             "a connection from {} was dropped: it {problem}. If this job hangs now, a node does \
@@ -289,7 +288,7 @@ impl Accepting {
     }
 }
 
-/// Reads what is there of a hello; what is wrong with it, if it is none.
+/// Reads what is there of a hello. Returns an error if the bytes are no hello.
 fn read_hello(unknown: &mut Unknown) -> core::result::Result<Option<Hello>, String> {
     while unknown.got < HELLO_BYTES {
         match unknown.stream.read(&mut unknown.hello[unknown.got..]) {

@@ -1,9 +1,10 @@
-//! One outgoing socket: parts of messages in a queue, what the kernel took, and what the peer's
-//! kernel has.
+//! One outgoing socket: a queue of parts, the bytes that the kernel took, and the bytes that the
+//! peer's kernel has.
 //!
-//! Memory may be used again when the kernel has a copy. For large parts it is asked to make none
-//! (`MSG_ZEROCOPY`), and says when it is done with the memory; where it says that it copied all the
-//! same (loopback, veth, NICs without scatter-gather), it is not asked again.
+//! A message's memory may be used again when the kernel has a copy. For large parts, the kernel is
+//! asked not to copy (`MSG_ZEROCOPY`), and reports when it no longer reads the memory. If it
+//! reports that it copied nevertheless (loopback, veth, NICs without scatter-gather), later parts
+//! are sent with a copy.
 
 use std::collections::VecDeque;
 use std::net::{Shutdown, TcpStream};
@@ -16,61 +17,61 @@ use super::socket;
 use crate::fault::{Fault, Result};
 use crate::socket::peer;
 
-/// Parts that go with one system call.
+/// Largest number of parts in one system call.
 const PARTS_MAX: usize = 8;
-/// Smallest part that pays for the bookkeeping of sending without a copy.
+/// Smallest part, in bytes, for which sending without a copy is worth its overhead.
 const ZERO_COPY_BYTES_MIN: usize = 256 << 10;
-/// Sends without a copy whose memory the kernel still has.
+/// Largest number of sends without a copy whose memory the kernel still reads.
 const HELD_MAX: usize = 256;
 
 /// A part that is to be sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outgoing {
-    /// Its frame's head.
+    /// The head of the part's frame.
     pub(super) head: [u8; HEAD_BYTES],
-    /// Where its bytes are.
+    /// Address of the part's bytes.
     pub(super) address: usize,
-    /// How many.
+    /// The part's size in bytes.
     pub(super) bytes: usize,
-    /// Its message.
+    /// The number of the part's message.
     pub(super) message: u64,
-    /// Whether somebody wants to know when it has arrived.
+    /// Whether the part's arrival has to be reported.
     pub(super) accounted: bool,
 }
 
-/// What became of a part.
+/// The progress of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PartOutcome {
-    /// Its memory may be used again.
+    /// The part's memory may be used again.
     Taken {
-        /// Its message.
+        /// The number of the part's message.
         message: u64,
-        /// Its bytes.
+        /// The part's size in bytes.
         bytes: usize,
     },
-    /// The peer's kernel has it.
+    /// The peer's kernel has the part.
     Arrived {
-        /// Its message.
+        /// The number of the part's message.
         message: u64,
-        /// Its bytes.
+        /// The part's size in bytes.
         bytes: usize,
     },
 }
 
-/// Bytes whose acknowledgement is awaited.
+/// Bytes whose acknowledgement is outstanding.
 #[derive(Clone, Copy, Debug)]
 struct Awaited {
-    /// Position in the stream behind them.
+    /// Position in the stream after these bytes.
     end: u64,
     message: u64,
-    /// Of those before it, how many are awaited.
+    /// Number of bytes before `end` that this entry accounts for.
     bytes: usize,
 }
 
 /// Memory that the kernel reads from.
 #[derive(Clone, Copy, Debug)]
 struct Held {
-    /// Number of the last send that reads from it.
+    /// Number of the last send that reads from this memory.
     send: u32,
     message: u64,
     bytes: usize,
@@ -80,19 +81,19 @@ struct Held {
 pub(super) struct SendSocket {
     stream: TcpStream,
     queue: VecDeque<Outgoing>,
-    /// Of the first part, its head included.
+    /// Bytes of the first part that were sent, its head included.
     sent: usize,
     /// Bytes that the kernel took since the connection began.
     position: u64,
     awaited: VecDeque<Awaited>,
     zero_copy: bool,
-    /// Number of the next send without a copy; the kernel counts them alike.
+    /// Number of the next send without a copy. The kernel uses the same numbers.
     next_send: u32,
-    /// Whether the first part went without a copy, in part at least.
+    /// Whether any of the first part was sent without a copy.
     is_held: bool,
     held: VecDeque<Held>,
-    /// The newest send whose memory the kernel let go of. Its word may come before the part is
-    /// through, whose rest then went with a copy, and it is said once.
+    /// The newest send whose memory the kernel no longer reads. The kernel reports it once, and may
+    /// do so before the part is sent completely, because the rest may go with a copy.
     let_go: Option<u32>,
 }
 
@@ -103,7 +104,7 @@ impl SendSocket {
             stream,
             queue: VecDeque::new(),
             sent: 0,
-            // What is not counted is the hello, which is not accounted either.
+            // The hello isn't counted, and nothing accounts for it.
             position: 0,
             awaited: VecDeque::new(),
             zero_copy,
@@ -122,7 +123,7 @@ impl SendSocket {
         self.queue.push_back(part);
     }
 
-    /// Hands over what the kernel takes.
+    /// Sends as much as the kernel takes.
     pub(super) fn flush(&mut self, fates: &mut Vec<PartOutcome>) -> Result<()> {
         while let Some(first) = self.queue.front() {
             let without_copy =
@@ -147,7 +148,7 @@ impl SendSocket {
         Ok(())
     }
 
-    /// The first parts, as many as go in one call, without those large ones that go without a copy.
+    /// Sends the first parts, as many as go in one call. Large parts without a copy are left out.
     fn send_several(&self) -> std::io::Result<Option<usize>> {
         let mut pieces: SmallVec<[libc::iovec; 2 * PARTS_MAX]> = SmallVec::new();
         let mut skip = self.sent;
@@ -171,12 +172,12 @@ impl SendSocket {
             }
             skip = 0;
         }
-        // SAFETY: heads are in the queue; the memory of messages stays until they are done
+        // SAFETY: heads are in the queue. The memory of messages stays until they are done
         // (`Sender::begin`).
         unsafe { socket::send(self.stream.as_raw_fd(), &pieces, 0) }
     }
 
-    /// The first part: its head with a copy, since it moves, its bytes without.
+    /// Sends the first part. Its head is copied, since it moves in memory. Its bytes are not.
     fn send_without_copy(&mut self) -> std::io::Result<Option<usize>> {
         let Some(part) = self.queue.front() else {
             return Ok(None);
@@ -195,24 +196,24 @@ impl SendSocket {
             iov_base: (part.address + body) as *mut _,
             iov_len: part.bytes - body,
         };
-        // SAFETY: the memory of a message stays until it is done, which is said when the error
-        // queue has said so.
+        // SAFETY: the memory of a message stays until it is done. It is done only after the error
+        // queue reported this send.
         match unsafe { socket::send(fd, &[piece], libc::MSG_ZEROCOPY) } {
             Ok(Some(count)) => {
                 self.next_send = self.next_send.wrapping_add(1);
                 self.is_held = true;
                 Ok(Some(count))
             }
-            // No memory may be pinned (any more): the usual way.
+            // The kernel can't pin more memory, so this part is sent with a copy.
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
-                // SAFETY: as above.
+                // SAFETY: the memory of a message stays until it is done.
                 unsafe { socket::send(fd, &[piece], 0) }
             }
             other => other,
         }
     }
 
-    /// The kernel took bytes from the front of the queue.
+    /// Removes bytes that the kernel took from the front of the queue.
     fn took(&mut self, mut count: usize, fates: &mut Vec<PartOutcome>) {
         self.position += count as u64;
         while let Some(part) = self.queue.front() {
@@ -256,7 +257,7 @@ impl SendSocket {
         }
     }
 
-    /// The kernel no longer reads from some memory.
+    /// Records that the kernel no longer reads from some memory.
     fn released(&mut self, told: socket::Released, fates: &mut Vec<PartOutcome>) {
         if told.copied {
             self.zero_copy = false;
@@ -272,7 +273,7 @@ impl SendSocket {
         }
     }
 
-    /// Asks the kernel what has arrived.
+    /// Asks the kernel which bytes have arrived.
     pub(super) fn look_for_acknowledgements(&mut self, fates: &mut Vec<PartOutcome>) {
         if self.awaited.is_empty() {
             return;
@@ -297,26 +298,26 @@ impl SendSocket {
         }
     }
 
-    /// Whether something of it has yet to be sent, or to be let go of by the kernel.
+    /// Reports whether parts are unsent, or the kernel still reads memory.
     pub(super) fn is_busy(&self) -> bool {
         !self.queue.is_empty() || !self.held.is_empty()
     }
 
-    /// Whether an acknowledgement is awaited.
+    /// Reports whether an acknowledgement is outstanding.
     pub(super) fn is_awaiting(&self) -> bool {
         !self.awaited.is_empty()
     }
 }
 
-/// Whether the word about the sends up to one is about another, too. Numbers wrap; what is not more
-/// than half around ahead is behind.
+/// Reports whether the kernel's report about the sends up to `through` includes `send`. Numbers
+/// wrap, so a send counts as earlier if the distance is less than half the range.
 fn is_through(through: u32, send: u32) -> bool {
     through.wrapping_sub(send) < u32::MAX / 2
 }
 
 impl Drop for SendSocket {
     fn drop(&mut self) {
-        // A forked child may have the socket, too, and closing ours would not end the connection.
+        // A forked child may have the socket, too, so closing it here wouldn't end the connection.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
@@ -341,13 +342,13 @@ mod tests {
                 accounted: false,
             });
         }
-        // The first goes with send 0; send 1 takes a part of the second.
+        // The first part goes with send 0. Send 1 takes some bytes of the second.
         (outlet.next_send, outlet.is_held) = (1, true);
         outlet.took(HEAD_BYTES + bytes, &mut fates);
         (outlet.next_send, outlet.is_held) = (2, true);
         outlet.took(HEAD_BYTES + 1000, &mut fates);
         assert_eq!(fates, []);
-        // One word about both, and that there was a copy after all: the rest goes the usual way.
+        // One report covers both sends and says that the kernel copied. The rest goes with a copy.
         outlet.released(
             socket::Released {
                 through: 1,

@@ -1,4 +1,4 @@
-//! The receiving end over sockets.
+//! The receiving end over TCP sockets.
 
 use std::collections::VecDeque;
 use std::net::TcpStream;
@@ -14,24 +14,26 @@ use crate::backend::{Buffer, GROUP_MAX, Memory, Received, Receiver, Region};
 use crate::fault::{Fault, Result};
 use crate::socket::peer;
 
-/// A buffer of no more than this is told of together with others: so many small messages go ahead
-/// anyway ([`super::sender`]).
+/// Largest buffer, in bytes, that is announced only together with others. Small messages may go
+/// before their buffer is announced ([`super::sender`]).
 const QUIET_BYTES: usize = 4 << 10;
-/// After so many looks in vain the sender is told of all buffers: it may have a message too long
-/// for one, which does not go ahead, and it is the receiver that says so.
+/// Number of reads without data after which all buffers are announced. The sender may have a
+/// message that is too long for its buffer. Such a message waits for the announcement, and the
+/// receiver reports the error.
 const TELL_TURNS: u32 = 1 << 14;
-/// Buffers that may be untold of. Messages for them are within what may go ahead.
+/// Largest number of buffers that are not announced. Messages for so few small buffers may go
+/// without the announcement.
 const UNTOLD_MAX: u64 = 7;
-/// An idle socket of another class than the last is looked at every so many times.
+/// Number of turns after which a socket is read that had no data lately.
 const COLD_TURNS: u32 = 8;
 
-/// A buffer.
+/// A posted buffer.
 #[derive(Clone, Debug)]
 struct Target {
     address: usize,
     bytes: usize,
     tag: i32,
-    /// Which message it is for, once its first part is there.
+    /// The message for this buffer, once its first part has arrived.
     message: Option<u64>,
     size: usize,
     got: usize,
@@ -45,13 +47,13 @@ struct Group {
     left: usize,
 }
 
-/// Buffers that were posted, by the numbers of the messages that they are for.
+/// Posted buffers, by the numbers of their messages.
 #[derive(Debug, Default)]
 struct Posted {
     groups: VecDeque<Group>,
     /// Number of the first group's first message.
     first: u64,
-    /// Number of the first message that nobody has posted for.
+    /// Number of the first message without a buffer.
     next: u64,
     posts: u64,
     complete: Vec<Received>,
@@ -78,7 +80,7 @@ impl Posted {
         post
     }
 
-    /// The buffer of a message, as group and place in it.
+    /// Returns the index of the message's group, and of its buffer in the group.
     fn find(&mut self, part: &Part) -> Result<Option<(usize, usize)>> {
         if part.message >= self.next {
             return Ok(None);
@@ -163,14 +165,14 @@ impl Shelf for Posted {
 pub(super) struct TcpReceiver {
     inlets: Vec<ReceiveSocket>,
     posted: Posted,
-    /// Buffers that the sender was told of.
+    /// Number of buffers that were announced to the sender.
     told: u64,
-    /// What of the last telling the socket did not take.
+    /// Bytes of the last announcement that the socket has not taken.
     control: SmallVec<[u8; 64]>,
-    /// The socket on which something came last.
+    /// The socket that received data last.
     warm: usize,
     turn: u32,
-    /// Looks in vain since something came.
+    /// Number of reads without data since the last data.
     vain: u32,
 }
 
@@ -187,7 +189,7 @@ impl TcpReceiver {
         }
     }
 
-    /// Tells the sender what was posted. If it is gone, reading finds that out.
+    /// Announces posted buffers to the sender. If the sender is gone, the next read notices.
     fn tell(&mut self) {
         if self.control.is_empty() {
             if self.told == self.posted.next {
@@ -286,7 +288,7 @@ impl Receiver for TcpReceiver {
 
     fn close(self: Box<Self>) {
         if !self.posted.groups.is_empty() {
-            // Something is awaited: let the sender know at once.
+            // A receive is incomplete, so the sender has to notice at once.
             for inlet in &self.inlets {
                 socket::reset_on_close(inlet.stream());
             }

@@ -1,9 +1,9 @@
-//! The sending end over sockets.
+//! The sending end over TCP sockets.
 //!
-//! A message goes once its receiver has posted for it, which the receiver tells on the first
-//! socket; or ahead of that, as long as no more than [`EAGER_BYTES`] are ahead: so much any
-//! socket's buffers hold, whatever the receiver does meanwhile. So a small message pays no round
-//! trip, and what is begun always leaves the wire.
+//! A message goes once its receiver has posted for it, which the receiver announces on the first
+//! socket. Up to [`EAGER_BYTES`] may go before that. Any socket's buffers hold so many bytes,
+//! whatever the receiver does. A small message therefore needs no round trip, and a message that
+//! began always leaves the wire.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 use std::collections::VecDeque;
@@ -21,19 +21,19 @@ use crate::backend::{Clear, Memory, Message, POINTER_HOST, Region, Sender, Sent}
 use crate::fault::{Fault, Result};
 use crate::socket::peer;
 
-/// See the module's text.
+/// Bytes that may go before their receiver has posted.
 const EAGER_BYTES: u64 = 32 << 10;
-/// Smallest part for the sake of which a message is spread over several sockets.
+/// Smallest part, in bytes, into which a message is split to use several sockets.
 const STRIPE_BYTES_MIN: usize = 64 << 10;
-/// Between two looks at acknowledgements.
+/// Time between two checks for acknowledgements, in nanoseconds.
 const LOOK_NS: u64 = 20_000;
-/// A close waits so long for what is on its way.
+/// Longest wait of a close for data in flight.
 const CLOSE_WAIT: Duration = Duration::from_secs(2);
 
-/// The same when the last wait was in vain: when a host is gone, many connections to it are closed
-/// one after another.
+/// Longest wait of a close after the previous one timed out. When a host is gone, many connections
+/// to it are closed one after another.
 const CLOSE_WAIT_SHORT: Duration = Duration::from_millis(5);
-/// The last wait was. Relaxed: a hint.
+/// Whether the last close timed out. Relaxed, because the value is a heuristic.
 static CLOSED_IN_VAIN: AtomicBool = AtomicBool::new(false);
 
 /// A message that was begun.
@@ -52,21 +52,21 @@ struct Begun {
 
 impl Begun {
     fn is_done(&self) -> bool {
-        // One without bytes is when its head is.
+        // A message without bytes is done when its head is.
         self.told
     }
 }
 
 pub(super) struct TcpSender {
-    /// By class, then socket.
+    /// The sockets, ordered by class.
     outlets: Vec<SendSocket>,
-    /// Sockets of each class.
+    /// Number of sockets of each class.
     sockets: usize,
     begun: VecDeque<Begun>,
     next: u64,
-    /// Messages for which buffers were posted.
+    /// Number of messages for which buffers were posted.
     posted: u64,
-    /// Messages that went ahead of that, with their bytes.
+    /// Messages that went before their buffers were posted, with their bytes.
     ahead: VecDeque<(u64, u64)>,
     ahead_bytes: u64,
     control: [u8; HEAD_BYTES],
@@ -95,13 +95,13 @@ impl TcpSender {
         }
     }
 
-    /// Reads what the receiver tells.
+    /// Reads the receiver's announcements.
     fn listen(&mut self) -> Result<()> {
         loop {
             let room = &mut self.control[self.control_filled..];
             let stream = self.outlets[0].stream();
             let count =
-                // SAFETY: the room is this function's own.
+                // SAFETY: this function borrows the memory mutably.
                 unsafe { socket::receive(stream.as_raw_fd(), room.as_mut_ptr(), room.len()) };
             match count {
                 Ok(None) => return Ok(()),
@@ -147,7 +147,7 @@ impl TcpSender {
         self.next < self.posted || self.ahead_bytes + bytes <= EAGER_BYTES
     }
 
-    /// Turns what became of parts into what became of messages.
+    /// Converts the progress of parts into the progress of messages.
     fn tell(&mut self, sent: &mut Vec<Sent>) {
         let first = self.begun.front().map_or(self.next, |first| first.number);
         for fate in self.fates.drain(..) {
@@ -248,7 +248,7 @@ impl Sender for TcpSender {
                 offset: newest.pushed as u64,
                 length: length as u64,
             };
-            // Small messages spread by their numbers, the parts of large ones over all.
+            // The number of a small message selects its socket. A large message uses all sockets.
             let socket = (newest.number as usize + at) % self.sockets;
             self.outlets[class * self.sockets + socket].push(Outgoing {
                 head: Head::Part(part).encode(),
@@ -276,11 +276,11 @@ impl Sender for TcpSender {
             }
         }
         self.tell(sent);
-        // What waits for room in a socket waits for the peer to read: is it there?
+        // Bytes that wait for a socket wait for the peer to read, so check that the peer is there.
         if !self.begun.is_empty() && result.is_ok() {
             self.listen()?;
             if self.closed {
-                // What the peer got before it left was acknowledged before its end came.
+                // Acknowledgements came before the end of the connection.
                 for outlet in &mut self.outlets {
                     result = result.and(outlet.flush(&mut self.fates));
                 }
@@ -308,9 +308,8 @@ impl Sender for TcpSender {
             }
             return;
         }
-        // Closing with something unread, or being told something afterwards, resets the connection,
-        // and what the peer's kernel does not have by then is lost. What it has, the peer reads
-        // whenever it likes.
+        // Closing with unread data, or receiving data after the close, resets the connection. The
+        // peer can still read what its kernel has. Anything else is lost.
         let patience = if CLOSED_IN_VAIN.load(Ordering::Relaxed) {
             CLOSE_WAIT_SHORT
         } else {
@@ -332,7 +331,7 @@ impl Sender for TcpSender {
     }
 }
 
-/// Sockets need no registration.
+/// Returns the registration of memory for a socket, which needs none.
 pub(super) fn register(memory: Memory) -> Result<Region> {
     if memory.kind != POINTER_HOST {
         return Err(Fault::Argument(format!(

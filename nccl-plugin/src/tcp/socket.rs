@@ -1,5 +1,4 @@
-//! Sockets as this plugin wants them: they never block, send small messages at once, and mark what
-//! they send.
+//! Options and calls of the sockets. They never block, send small messages at once, and are marked.
 
 use core::ffi::{c_int, c_void};
 use std::io;
@@ -11,8 +10,8 @@ use nix::sys::socket::{SockaddrStorage, bind, setsockopt, sockopt};
 use crate::fault::{Fault, Result};
 use crate::socket::{self, KeepAlive};
 
-/// Marks what a socket sends from now on, acknowledgements included. A socket that can't be marked
-/// works all the same.
+/// Sets the class of all packets that a socket sends, acknowledgements included. A failure is
+/// ignored, because the socket works without the class.
 pub(super) fn mark(stream: &TcpStream, is_v4: bool, dscp: u8) {
     let class = i32::from(dscp) << 2;
     let _ = if is_v4 {
@@ -22,25 +21,25 @@ pub(super) fn mark(stream: &TcpStream, is_v4: bool, dscp: u8) {
     };
 }
 
-/// Begins to connect, from an address of this host, in a class.
+/// Begins to connect from an address of this host, in a class.
 pub(super) fn connect(from: SocketAddr, to: SocketAddr, dscp: u8) -> Result<TcpStream> {
     socket::connect(to, |stream| {
-        // So that what is meant for a NIC leaves by it. From loopback only this host could be
-        // reached.
+        // Messages for a NIC thus leave by that NIC. From loopback, only this host can be reached.
         if from.is_ipv4() == to.is_ipv4() && !from.ip().is_loopback() {
-            // The port is chosen at the connect, where only the pair of addresses has to be unique.
+            // The kernel chooses the port at the connect, where only the pair of addresses has to
+            // be unique.
             set(stream, libc::IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1);
             bind(stream.as_raw_fd(), &SockaddrStorage::from(from))
                 .map_err(|error| Fault::system(&format!("bind to {from}"), error))?;
         }
         notice_silence(stream);
-        // Before the handshake, so that its packets have the class, too.
+        // The class is set before the handshake, so that the handshake's packets have it, too.
         mark(stream, to.is_ipv4(), dscp);
         Ok(())
     })
 }
 
-/// Sets an option that is a number. One that can't be set is done without.
+/// Sets an option that is a number. Reports whether that succeeded.
 fn set(socket: &impl AsRawFd, level: c_int, name: c_int, value: c_int) -> bool {
     // SAFETY: reads one integer.
     let answer = unsafe {
@@ -55,8 +54,8 @@ fn set(socket: &impl AsRawFd, level: c_int, name: c_int, value: c_int) -> bool {
     answer == 0
 }
 
-/// Has the kernel ask whether the peer's host is there, also while nothing is on its way.
-/// Patiently: a class that has to give way may be silent for long.
+/// Makes the kernel probe the peer's host, also while nothing is in flight. The times are long,
+/// because a low class may be silent for long.
 pub(super) fn notice_silence(stream: &TcpStream) {
     let keep_alive = KeepAlive {
         idle_s: 30,
@@ -67,10 +66,10 @@ pub(super) fn notice_silence(stream: &TcpStream) {
     set(stream, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 120_000);
 }
 
-/// Reads what is there into memory; `None` if nothing is, 0 at the end.
+/// Reads what is there into memory. Returns `None` if nothing is there, and 0 at the end.
 ///
 /// # Safety
-/// `length` bytes at `address` can be written, and nobody else does so.
+/// `length` bytes at `address` can be written, and nobody else writes them.
 pub(super) unsafe fn receive(
     socket: RawFd,
     address: *mut u8,
@@ -92,11 +91,11 @@ pub(super) unsafe fn receive(
     }
 }
 
-/// Sends from several places; `None` if the socket takes nothing now.
+/// Sends from several pieces of memory. Returns `None` if the socket takes nothing now.
 ///
 /// # Safety
-/// The pieces of memory can be read; with `MSG_ZEROCOPY` they stay until the socket's
-/// error queue says that they may go.
+/// The pieces of memory can be read. With `MSG_ZEROCOPY` they stay until the socket's error queue
+/// releases them.
 pub(super) unsafe fn send(
     socket: RawFd,
     pieces: &[libc::iovec],
@@ -107,7 +106,7 @@ pub(super) unsafe fn send(
         let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
         message.msg_iov = pieces.as_ptr().cast_mut();
         message.msg_iovlen = pieces.len();
-        // SAFETY: upheld by the caller; the message lives as long as the call, which does not write
+        // SAFETY: upheld by the caller. The message lives as long as the call, which does not write
         // to it.
         let count = unsafe {
             libc::sendmsg(
@@ -128,7 +127,7 @@ pub(super) unsafe fn send(
     }
 }
 
-/// Bytes that were handed over and that the peer's kernel has not acknowledged.
+/// Returns the sent bytes that the peer's kernel has not acknowledged.
 pub(super) fn unacknowledged(stream: &TcpStream) -> u64 {
     let mut bytes: c_int = 0;
     // SAFETY: the request writes one integer.
@@ -139,13 +138,13 @@ pub(super) fn unacknowledged(stream: &TcpStream) -> u64 {
     u64::try_from(bytes).unwrap_or(0)
 }
 
-/// Acknowledges now what was received: the sender's scheduler counts it as in flight until then,
-/// and the kernel would wait up to 40 ms for something to send it with.
+/// Acknowledges received bytes now. Until then the sender's scheduler counts them as in flight, and
+/// the kernel would delay the acknowledgement by up to 40 ms.
 pub(super) fn acknowledge(stream: &TcpStream) {
     set(stream, libc::IPPROTO_TCP, libc::TCP_QUICKACK, 1);
 }
 
-/// Has the peer see at once that the connection was given up, and drops what was not sent.
+/// Resets the connection on close, so that the peer notices at once. Unsent bytes are dropped.
 pub(super) fn reset_on_close(stream: &TcpStream) {
     let linger = libc::linger {
         l_onoff: 1,
@@ -154,30 +153,30 @@ pub(super) fn reset_on_close(stream: &TcpStream) {
     let _ = setsockopt(stream, sockopt::Linger, &linger);
 }
 
-/// Has the kernel take messages without a copy, if it can.
+/// Allows sends without a copy. Reports whether the kernel supports them.
 pub(super) fn allow_zero_copy(stream: &TcpStream) -> bool {
     set(stream, libc::SOL_SOCKET, libc::SO_ZEROCOPY, 1)
 }
 
-/// What the error queue says of sends without a copy.
+/// A report of the error queue about sends without a copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Released {
-    /// Number of the last such send whose memory may be used again; they are told in order.
+    /// Number of the last send whose memory may be used again. Reports come in order.
     pub(super) through: u32,
-    /// The kernel copied all the same.
+    /// Whether the kernel copied nevertheless.
     pub(super) copied: bool,
 }
 
-/// `SO_EE_ORIGIN_ZEROCOPY`.
+/// The origin of a report about sends without a copy, `SO_EE_ORIGIN_ZEROCOPY`.
 const ORIGIN_ZEROCOPY: u8 = 5;
-/// `SO_EE_CODE_ZEROCOPY_COPIED`.
+/// The code of a report that the kernel copied, `SO_EE_CODE_ZEROCOPY_COPIED`.
 const COPIED: u8 = 1;
 
-/// Room for the control message that tells it.
+/// Memory for the control message of a report.
 #[repr(C, align(8))]
 struct Control([u8; 128]);
 
-/// Takes one word from the error queue.
+/// Takes one report from the error queue.
 pub(super) fn released(stream: &TcpStream) -> Option<Released> {
     let mut control = Control([0; 128]);
     // SAFETY: plain data, all of which may be zero.
@@ -189,8 +188,8 @@ pub(super) fn released(stream: &TcpStream) -> Option<Released> {
     if unsafe { libc::recvmsg(stream.as_raw_fd(), &raw mut message, flags) } < 0 {
         return None;
     }
-    // SAFETY: the kernel filled the control buffer as far as `msg_controllen` now says; these
-    // functions stay within.
+    // SAFETY: the kernel filled the control buffer up to `msg_controllen`, and these functions stay
+    // within it.
     unsafe {
         let mut header = libc::CMSG_FIRSTHDR(&raw const message);
         while let Some(found) = header.as_ref() {

@@ -1,18 +1,18 @@
-//! Which of a port's addresses: the rules of `NCCL_IB_GID_INDEX`. And how fast the port is.
+//! The choice of a device port's address, by the rules of `NCCL_IB_GID_INDEX`, and its speed.
 
 use std::net::{IpAddr, Ipv6Addr};
 
-/// How the kernel names the kind of an entry of a port's GID table.
+/// The kind of an entry in a device port's GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum GidKind {
     /// InfiniBand, or RoCE v1, which no router forwards.
     Other,
-    /// RoCE v2: UDP.
+    /// RoCE v2, which uses UDP.
     RoceV2,
 }
 
 impl GidKind {
-    /// Of the text in `gid_attrs/types`.
+    /// Parses the text in `gid_attrs/types`.
     pub(super) fn parse(text: &str) -> Self {
         if text.trim() == "RoCE v2" {
             Self::RoceV2
@@ -22,25 +22,25 @@ impl GidKind {
     }
 }
 
-/// One entry of the table that is not empty.
+/// An entry of the GID table that is not empty.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Gid {
-    /// Its place.
+    /// The entry's index.
     pub(super) index: u8,
-    /// What it is.
+    /// The GID.
     pub(super) raw: [u8; 16],
-    /// Its kind.
+    /// The GID's kind.
     pub(super) kind: GidKind,
 }
 
-/// The address in a GID: RoCE's are IP addresses, with IPv4 mapped into IPv6.
+/// Returns the address in a GID. RoCE's GIDs are IP addresses, with IPv4 mapped into IPv6.
 pub(super) fn address(raw: [u8; 16]) -> IpAddr {
     let v6 = Ipv6Addr::from(raw);
     v6.to_ipv4_mapped().map_or(IpAddr::V6(v6), IpAddr::V4)
 }
 
-/// The best entry of a RoCE port: RoCE v2 before v1, then IPv4 before IPv6 before link-local; the
-/// first of equals.
+/// Returns the best entry of a RoCE device port: RoCE v2 before v1, then IPv4 before IPv6 before
+/// link-local, and the first of equals.
 pub(super) fn best(gids: &[Gid]) -> Option<Gid> {
     let rank = |gid: &Gid| {
         let reach = match address(gid.raw) {
@@ -51,12 +51,12 @@ pub(super) fn best(gids: &[Gid]) -> Option<Gid> {
         };
         (gid.kind, reach)
     };
-    // Of equals `max_by_key` takes the last.
+    // `max_by_key` returns the last of equals, hence the reversal.
     gids.iter().rev().max_by_key(|gid| rank(gid)).copied()
 }
 
-/// Mbit/s of a lane, by the number in `ibv_port_attr.active_speed` (InfiniBand specification,
-/// PortInfo:LinkSpeedActive).
+/// Returns the Mbit/s of a physical lane for `ibv_port_attr.active_speed` (InfiniBand
+/// specification, PortInfo:LinkSpeedActive).
 fn lane_mbit(speed: u8) -> i32 {
     match speed {
         1 => 2_500,
@@ -70,7 +70,7 @@ fn lane_mbit(speed: u8) -> i32 {
     }
 }
 
-/// Lanes, by the number in `active_width`.
+/// Returns the number of physical lanes for `active_width`.
 fn lanes(width: u8) -> i32 {
     match width {
         1 => 1,
@@ -82,13 +82,13 @@ fn lanes(width: u8) -> i32 {
     }
 }
 
-/// Mbit/s of a port; 0 if it says neither in a way that we know.
+/// Returns a device port's Mbit/s, or 0 if a value is unknown.
 pub(super) fn speed_mbit(speed: u8, width: u8) -> i32 {
     lane_mbit(speed) * lanes(width)
 }
 
-/// Mbit/s in the kernel's words: `200 Gb/sec (4X HDR)`. For speeds that `active_speed` has no
-/// number for (XDR).
+/// Parses the kernel's text for a rate into Mbit/s, such as `200 Gb/sec (4X HDR)`. `active_speed`
+/// has no number for some speeds (XDR).
 pub(super) fn rate_mbit(text: &str) -> Option<i32> {
     let number: f64 = text.split_whitespace().next()?.parse().ok()?;
     (text.contains("Gb/sec") && number > 0.0 && number < 1e6).then_some((number * 1000.0) as i32)

@@ -1,4 +1,4 @@
-//! Completion queues, and the queue of arrivals that a connection's queue pairs share.
+//! Completion queues, and the shared receive queue of a connection's queue pairs.
 
 use core::ffi::c_int;
 use core::mem;
@@ -11,21 +11,21 @@ use super::library::os_error;
 use super::nic::Nic;
 use crate::fault::{Fault, Result};
 
-/// Completions taken at a time.
+/// Largest number of completions taken at a time.
 pub(super) const BATCH: usize = 16;
 
-/// Of one work request.
+/// The completion of one work request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Completion {
-    /// The work request's own number.
+    /// The work request's number.
     pub(super) id: u64,
-    /// `IBV_WC_*`.
+    /// The status, `IBV_WC_*`.
     pub(super) status: u32,
-    /// `IBV_WC_*`; not to be believed if the status is bad.
+    /// The operation, `IBV_WC_*`. It is invalid if the status is an error.
     pub(super) opcode: u32,
-    /// Of arrivals.
+    /// The immediate data of an arrival.
     pub(super) immediate: u32,
-    /// Queue pair.
+    /// The queue pair's number.
     pub(super) number: u32,
 }
 
@@ -36,17 +36,17 @@ pub(super) struct Completions {
     nic: Arc<Nic>,
 }
 
-// SAFETY: libibverbs takes it in any thread.
+// SAFETY: libibverbs takes a completion queue in any thread.
 unsafe impl Send for Completions {}
 
 impl Completions {
-    /// With room for that many.
+    /// Creates a queue for `entries` completions.
     ///
     /// # Errors
     /// The device refused.
     pub(super) fn new(nic: &Arc<Nic>, entries: u32) -> Result<Self> {
         let entries = entries.min(nic.completions_max) as c_int;
-        // SAFETY: open; no event channel.
+        // SAFETY: the context is open, and there is no event channel.
         let cq = unsafe {
             (nic.library.create_cq)(nic.context, entries, ptr::null_mut(), ptr::null_mut(), 0)
         };
@@ -59,14 +59,14 @@ impl Completions {
         })
     }
 
-    /// Those that are there, up to a batch.
+    /// Takes completions, up to a batch. Returns their number.
     ///
     /// # Errors
     /// The device is broken.
     pub(super) fn poll(&self, into: &mut [Completion; BATCH]) -> Result<usize> {
         // SAFETY: plain data that may be zero.
         let mut found: [ibv_wc; BATCH] = unsafe { mem::zeroed() };
-        // SAFETY: alive, with its context's table of operations; the array is as long as is said.
+        // SAFETY: the queue is alive, with its table of operations. The array has `BATCH` entries.
         let count = unsafe {
             let Some(poll) = (*(*self.cq).context).ops.poll_cq else {
                 return Err(Fault::Internal(String::from("the provider can't poll")));
@@ -81,7 +81,7 @@ impl Completions {
                 id: found.wr_id,
                 status: found.status,
                 opcode: found.opcode,
-                // SAFETY: 32 bits, whichever of its forms the union was written in.
+                // SAFETY: each form of the union has 32 bits.
                 immediate: u32::from_be(unsafe { found.imm_data_invalidated_rkey_union.imm_data }),
                 number: found.qp_num,
             };
@@ -91,7 +91,7 @@ impl Completions {
 }
 
 impl Completion {
-    /// Nothing.
+    /// An empty completion.
     pub(super) const NONE: Self = Self {
         id: 0,
         status: 0,
@@ -104,25 +104,25 @@ impl Completion {
 impl Drop for Completions {
     fn drop(&mut self) {
         if self.nic.is_ours() {
-            // SAFETY: alive; the queue pairs of it are gone, since whoever holds both drops those
+            // SAFETY: the queue is alive. Its queue pairs are gone, since their owner drops them
             // first.
             unsafe { (self.nic.library.destroy_cq)(self.cq) };
         }
     }
 }
 
-/// Where arrivals take the work requests that announce them, whichever queue pair they come by.
+/// A queue of work requests for arrivals on all queue pairs of a connection.
 #[derive(Debug)]
 pub(super) struct SharedReceive {
     pub(super) srq: *mut ibv_srq,
     nic: Arc<Nic>,
 }
 
-// SAFETY: libibverbs takes it in any thread.
+// SAFETY: libibverbs takes a shared receive queue in any thread.
 unsafe impl Send for SharedReceive {}
 
 impl SharedReceive {
-    /// With room for that many.
+    /// Creates a queue for `work_requests` arrivals.
     ///
     /// # Errors
     /// The device refused.
@@ -135,7 +135,7 @@ impl SharedReceive {
                 srq_limit: 0,
             },
         };
-        // SAFETY: alive; the struct is ours.
+        // SAFETY: the domain is alive. The struct is this function's own.
         let srq = unsafe { (nic.library.create_srq)(nic.pd, &mut attr) };
         if srq.is_null() {
             return Err(nic.refused("gives no shared receive queue", os_error()));
@@ -146,7 +146,7 @@ impl SharedReceive {
         })
     }
 
-    /// One more arrival may come.
+    /// Posts a work request for one more arrival.
     ///
     /// # Errors
     /// The device refused.
@@ -158,8 +158,8 @@ impl SharedReceive {
             num_sge: 0,
         };
         let mut bad = ptr::null_mut();
-        // SAFETY: alive, with its context's table of operations; the request is read before the
-        // call returns.
+        // SAFETY: the queue is alive, with its context's table of operations. The call reads the
+        // request before it returns.
         let result = unsafe {
             let Some(post) = (*(*self.srq).context).ops.post_srq_recv else {
                 return Err(Fault::Internal(String::from("the provider can't receive")));
@@ -177,7 +177,7 @@ impl SharedReceive {
 impl Drop for SharedReceive {
     fn drop(&mut self) {
         if self.nic.is_ours() {
-            // SAFETY: alive; the queue pairs of it are gone, since whoever holds both drops those
+            // SAFETY: the queue is alive. Its queue pairs are gone, since their owner drops them
             // first.
             unsafe { (self.nic.library.destroy_srq)(self.srq) };
         }

@@ -1,5 +1,5 @@
-//! How a connection comes about, as state machines that are polled: the listener with the peers
-//! that ask for a connection, and the end that connects.
+//! State machines that establish a connection and are polled: the listener with its incoming
+//! connections, and the connecting end.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -16,17 +16,18 @@ use crate::handle::{Carrier, Handle};
 use crate::log;
 use crate::socket::{accept, connect, is_connected, listen, random};
 
-/// Connections that are accepted and not set up yet, at most. Others wait in the kernel.
+/// Largest number of accepted connections in the handshake. Further ones wait in the kernel.
 const GUESTS_MAX: usize = 256;
-/// Who says nothing for so long is a stranger.
+/// Time after which a peer without a complete handshake is dropped.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Number of a queue pair's first packet: no leftover of an earlier connection should fit.
+/// Returns a random number for a queue pair's first packet, so that packets of an earlier
+/// connection don't match.
 pub(super) fn first_packet() -> u32 {
     random() as u32 & 0x00ff_ffff
 }
 
-/// How we describe our end.
+/// Returns the description of this end.
 pub(super) fn end(
     nic: &Nic,
     address: u64,
@@ -44,7 +45,7 @@ pub(super) fn end(
     }
 }
 
-/// Where connections arrive.
+/// A listener for connections.
 pub(super) struct Listener {
     nic: Arc<Nic>,
     socket: TcpListener,
@@ -52,7 +53,7 @@ pub(super) struct Listener {
     guests: Vec<IncomingConnection>,
 }
 
-/// A connection that has arrived and is not set up yet.
+/// An incoming connection in its handshake.
 struct IncomingConnection {
     talk: ControlConnection,
     since: Instant,
@@ -60,15 +61,15 @@ struct IncomingConnection {
 }
 
 enum Welcome {
-    /// Its hello is waited for.
+    /// The peer's hello has not arrived.
     Hello,
-    /// Ours is on its way, or arrived; the peer connects.
+    /// The welcome is sent, and the peer connects its queue pairs.
     Ready(Box<Welcoming>),
-    /// It gets a refusal.
+    /// The peer gets a refusal.
     Refused(Fault),
 }
 
-/// What became of a guest.
+/// The state of an incoming connection.
 enum Fate {
     Waits,
     Dropped,
@@ -77,10 +78,10 @@ enum Fate {
 }
 
 impl Listener {
-    /// On a port of its own.
+    /// Listens on a port of its own.
     ///
     /// # Errors
-    /// The system refused.
+    /// The operating system refused.
     pub(super) fn new(nic: &Arc<Nic>, at: SocketAddr) -> Result<(Self, Handle)> {
         let socket = listen(at)?;
         let address = socket
@@ -170,7 +171,7 @@ impl IncomingConnection {
                 Welcome::Ready(welcoming) => Fate::Connected(welcoming),
                 _ => Fate::Dropped,
             },
-            // A sender that gave up.
+            // The sender gave up.
             Ok(Some(Word::Refusal(why))) => {
                 log::warn(&format!(
                     "{} does not connect after all: {why}",
@@ -207,7 +208,7 @@ impl backend::Listener for Listener {
     }
 }
 
-/// A connection that is being made.
+/// An outgoing connection in its handshake.
 pub(super) struct Connecting {
     nic: Arc<Nic>,
     to: SocketAddr,
@@ -223,10 +224,10 @@ enum State {
 }
 
 impl Connecting {
-    /// To the receiver that a handle names.
+    /// Begins to connect to the receiver that a handle names.
     ///
     /// # Errors
-    /// The system or the device refused.
+    /// The operating system or the device refused.
     pub(super) fn new(nic: &Arc<Nic>, handle: &Handle, classes: &Classes) -> Result<Self> {
         if classes.is_empty() || classes.len() > LANES_MAX {
             return Err(Fault::Internal(format!(
@@ -271,7 +272,7 @@ impl Connecting {
                 Ok(())
             }
             Err(fault) => {
-                // So that the other end's log has it, too.
+                // The other end can log the fault, too.
                 talk.say(&Word::Refusal(fault.to_string()));
                 let _ = talk.flush();
                 Err(fault)

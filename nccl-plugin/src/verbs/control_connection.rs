@@ -1,6 +1,6 @@
-//! The TCP connection beside the RDMA one: first the handshake goes over it, then it stays open,
-//! since only it tells that the peer is gone. An RDMA connection without traffic notices nothing,
-//! and one with traffic may try again for a long time.
+//! The TCP connection beside the RDMA connection. It carries the handshake and then stays open,
+//! because only it shows that the peer is gone. An RDMA connection without traffic notices nothing,
+//! and one with traffic may retry for a long time.
 //!
 //! Nothing here blocks.
 
@@ -13,30 +13,30 @@ use thiserror::Error;
 use super::hello::{Garbled, HEAD_BYTES, Head, Word};
 use crate::socket::{KeepAlive, peer};
 
-/// How often to look whether the peer is still there: a look is a system call.
+/// Time between two checks of the peer, since a check is a system call.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// The clock is read at one of so many calls.
+/// Number of calls per reading of the clock.
 const CALLS: u32 = 64;
-/// What the peer's NIC has acknowledged before the peer closed has arrived by then.
+/// Time after a close until completions of what the peer's NIC acknowledged have arrived.
 const GRACE: Duration = Duration::from_millis(20);
 const KEEP_ALIVE: KeepAlive = KeepAlive {
     idle_s: 10,
     every_s: 5,
     times: 4,
 };
-/// Of what a peer says after the handshake, which is its farewell at most.
+/// Largest message from the peer after the handshake, in bytes. It is a farewell.
 const FAREWELL_BYTES_MAX: usize = 4096;
 
-/// Why a word did not come.
+/// The reason why no message came.
 #[derive(Debug, Error)]
 pub(super) enum Unheard {
-    /// The connection broke.
+    /// The TCP connection broke.
     #[error("{0}")]
     Broken(#[from] io::Error),
-    /// It was closed.
+    /// The peer closed the connection.
     #[error("it closed the connection")]
     Closed,
-    /// It is no word.
+    /// The bytes are no message of this protocol.
     #[error("{0}")]
     Garbled(#[from] Garbled),
 }
@@ -45,7 +45,7 @@ fn waits(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 
-/// A connection over which words go.
+/// A TCP connection that carries messages of the handshake.
 #[derive(Debug)]
 pub(super) struct ControlConnection {
     stream: TcpStream,
@@ -56,7 +56,7 @@ pub(super) struct ControlConnection {
 }
 
 impl ControlConnection {
-    /// Over a connection that does not block.
+    /// Returns a control connection over a non-blocking stream.
     pub(super) fn new(stream: TcpStream, nonce: u64) -> Self {
         Self {
             stream,
@@ -67,12 +67,12 @@ impl ControlConnection {
         }
     }
 
-    /// Says a word, with the next `flush`.
+    /// Queues a message for the next `flush`.
     pub(super) fn say(&mut self, word: &Word) {
         self.out.extend(word.encode(self.nonce));
     }
 
-    /// Whether all that was said is on its way.
+    /// Writes queued messages. Reports whether all of them are written.
     pub(super) fn flush(&mut self) -> io::Result<bool> {
         while !self.out.is_empty() {
             match self.stream.write(&self.out) {
@@ -85,7 +85,7 @@ impl ControlConnection {
         Ok(true)
     }
 
-    /// The next word, if all of it is here. Never more than one word is read.
+    /// Returns the next message if it is complete. Never reads beyond that message.
     pub(super) fn hear(&mut self) -> Result<Option<Word>, Unheard> {
         loop {
             let wanted = HEAD_BYTES + self.head.map_or(0, |head| head.body);
@@ -112,15 +112,15 @@ impl ControlConnection {
         }
     }
 
-    /// Whose it is.
+    /// Returns the peer's address for messages.
     pub(super) fn peer(&self) -> String {
         peer(&self.stream)
     }
 
-    /// After the handshake.
+    /// Ends the handshake. Returns a watch over the peer.
     pub(super) fn watch(self) -> Watch {
         let peer = self.peer();
-        // A host that lost its power says nothing.
+        // A host that lost its power sends nothing.
         KEEP_ALIVE.set(&self.stream);
         Watch {
             stream: self.stream,
@@ -133,7 +133,7 @@ impl ControlConnection {
     }
 }
 
-/// Whether the peer is still there.
+/// A watch over the peer.
 #[derive(Debug)]
 pub(super) struct Watch {
     stream: TcpStream,
@@ -144,33 +144,33 @@ pub(super) struct Watch {
     gone: Option<Instant>,
 }
 
-/// What a look at the peer says.
+/// The result of a check of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sight {
-    /// It is there, or was a moment ago.
+    /// The peer is there, or was at the last check.
     There,
-    /// As before, and this was one of the rarer looks: a moment to look after other things, too.
+    /// The peer is there and was checked just now. The caller can do other rare checks, too.
     Looked,
-    /// It has closed; what it did before may still be on its way to us.
+    /// The peer closed the connection. Completions may still arrive.
     Leaving,
-    /// It is gone.
+    /// The peer is gone.
     Gone,
 }
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // A forked child may have the socket, too, and closing ours would not tell the peer.
+        // A forked child may have the socket, too, so closing it here wouldn't notify the peer.
         let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 
 impl Watch {
-    /// Whose connection it is.
+    /// Returns the peer's address for messages.
     pub(super) fn peer(&self) -> &str {
         &self.peer
     }
 
-    /// Looks, though not always.
+    /// Checks the peer if the last check is long enough ago.
     pub(super) fn look(&mut self) -> Sight {
         if let Some(gone) = self.gone {
             return if gone.elapsed() < GRACE {
@@ -190,7 +190,7 @@ impl Watch {
         self.look_now()
     }
 
-    /// Looks.
+    /// Checks the peer.
     pub(super) fn look_now(&mut self) -> Sight {
         let now = Instant::now();
         self.next = now + LOOK_EVERY;
@@ -210,28 +210,28 @@ impl Watch {
         Sight::Leaving
     }
 
-    /// What the peer said last, once it is leaving: see [`farewell`].
+    /// Returns the peer's [`farewell`] once it is leaving.
     pub(super) fn farewell(&self) -> &[u8] {
         &self.farewell
     }
 
-    /// Says how many messages came by each queue pair, and closes. What the peer does not know to
-    /// be acknowledged, because the last acknowledgement was lost, it learns from this.
+    /// Sends the number of messages that arrived on each queue pair, and closes. The peer thus
+    /// learns of messages whose last acknowledgement was lost.
     pub(super) fn part(mut self, arrived: &[u64]) {
-        // Little enough to fit into an empty buffer; if it does not, the peer only knows less.
+        // The farewell fits into an empty socket buffer. Without it the peer has less information.
         let _ = self.stream.write(&farewell(arrived));
     }
 }
 
 const FAREWELL: [u8; 8] = *b"LAXFAREW";
 
-/// The last words of a receiver: how many messages came, by queue pair.
+/// Returns the farewell of a receiver: the number of messages that arrived, by queue pair.
 pub(super) fn farewell(arrived: &[u64]) -> Vec<u8> {
     let counts = arrived.iter().flat_map(|count| count.to_le_bytes());
     FAREWELL.into_iter().chain(counts).collect()
 }
 
-/// What they say; nothing unless they are whole.
+/// Parses a farewell. Returns `None` unless it is complete.
 pub(super) fn arrived(farewell: &[u8], lanes: usize) -> Option<Vec<u64>> {
     let counts = farewell.strip_prefix(&FAREWELL)?;
     if counts.len() != lanes * 8 {

@@ -1,34 +1,34 @@
-//! Clear to send: what the receiver writes into the sender's memory for each buffer that it posts,
-//! and what the sender says in return with the last bytes of a message.
+//! Clear to send: the entry that the receiver writes into the sender's memory for each posted
+//! buffer, and the sender's announcement with the last bytes of a message.
 //!
-//! An entry is 64 bytes, written by the peer's NIC at any moment. So it is read word by word,
-//! atomically, and believed only when its last word, a mix of the others, fits: an entry that is
-//! half written, or of an earlier round, does not. The peer's numbers are checked before they are
-//! used; its addresses and keys are only ever given to our own NIC, which asks the peer's, so wrong
-//! ones break the connection and nothing else.
+//! The peer's NIC may write an entry of 64 bytes at any moment. The sender therefore reads it word
+//! by word, atomically. Its last word is a checksum, so that entries that are half written or of an
+//! earlier round are ignored. The sender checks the peer's numbers before it uses them. Only the
+//! NIC uses the peer's addresses and keys, and the peer's NIC verifies them. Wrong ones break the
+//! connection and nothing else.
 //!
 //! The 32 bits that come with a message's last bytes ("immediate data"):
 //!
 //! | bits | |
 //! |---|---|
-//! | 0–4 | place of the grouped receive: its number modulo [`DEPTH`] |
-//! | 5–7 | which of its buffers |
-//! | 8 | the size stands in the table of sizes, not here |
+//! | 0–4 | index of the grouped receive: its number modulo [`DEPTH`] |
+//! | 5–7 | index of the buffer in the grouped receive |
+//! | 8 | the size is in the table of sizes, not here |
 //! | 9–31 | size |
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
 use crate::backend::GROUP_MAX;
 
-/// Grouped receives that can be posted at a time: as many requests as NCCL has on a connection.
+/// Largest number of grouped receives that are posted at a time. NCCL has as many requests.
 pub(super) const DEPTH: usize = 32;
-/// Words of an entry.
+/// Number of words of an entry.
 pub(super) const WORDS: usize = 8;
-/// Bytes of an entry.
+/// Size of an entry in bytes.
 pub(super) const ENTRY_BYTES: usize = WORDS * 8;
-/// Bytes of all entries.
+/// Size of all entries in bytes.
 pub(super) const FIFO_BYTES: usize = DEPTH * GROUP_MAX * ENTRY_BYTES;
-/// Bytes of the table of sizes.
+/// Size of the table of sizes in bytes.
 pub(super) const TABLE_BYTES: usize = DEPTH * GROUP_MAX * 8;
 
 const SIZE_BITS: u32 = 23;
@@ -36,27 +36,26 @@ const IN_TABLE: u32 = 1 << 8;
 
 const _: () = assert!(DEPTH <= 1 << 5 && GROUP_MAX <= 1 << 3);
 
-/// A buffer that may be written.
+/// A buffer that the sender may write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Entry {
     /// Number of the grouped receive.
     pub(super) post: u64,
-    /// Where at the receiver.
+    /// Address of the buffer at the receiver.
     pub(super) address: u64,
-    /// Room.
+    /// Size of the buffer in bytes.
     pub(super) bytes: u64,
-    /// Key of its memory.
+    /// Remote key of the buffer's memory.
     pub(super) rkey: u32,
-    /// Selects it in its group.
+    /// Tag that selects the buffer in its group.
     pub(super) tag: i32,
-    /// Buffers of the group.
+    /// Number of buffers in the group.
     pub(super) buffers: u32,
-    /// Which of them this is.
+    /// Index of the buffer in the group.
     pub(super) index: u32,
 }
 
-/// Mixes words so that a changed one is noticed (the finalizer of splitmix64). Against accidents,
-/// not attacks.
+/// Returns a checksum of words (the finalizer of splitmix64). It detects accidents, not attacks.
 fn seal(words: &[u64; WORDS - 1]) -> u64 {
     words.iter().fold(0x4c41_5849_5459_4e54, |sum, word| {
         let mut z = (sum ^ word).wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -67,7 +66,7 @@ fn seal(words: &[u64; WORDS - 1]) -> u64 {
 }
 
 impl Entry {
-    /// As it crosses the wire.
+    /// Returns the entry's words on the wire.
     pub(super) fn encode(&self) -> [u64; WORDS] {
         let words = [
             self.post,
@@ -84,7 +83,7 @@ impl Entry {
         all.map(u64::to_le)
     }
 
-    /// `None` unless it is whole and what is expected at this place.
+    /// Decodes an entry. Returns `None` unless it is complete and belongs to this group and index.
     fn decode(words: [u64; WORDS], post: u64, index: usize) -> Option<Self> {
         let words = words.map(u64::from_le);
         let (body, last) = words.split_last_chunk::<1>()?;
@@ -104,12 +103,12 @@ impl Entry {
     }
 }
 
-/// Where a buffer's size stands in the tables, in words.
+/// Returns the index of a buffer's size in the tables, in words.
 pub(super) fn size_place(entry: &Entry) -> usize {
     entry.post as usize % DEPTH * GROUP_MAX + entry.index as usize
 }
 
-/// Where an entry stands among all words of the memory.
+/// Returns the index of an entry in the memory, in words.
 pub(super) fn place(post: u64, index: usize) -> usize {
     (post as usize % DEPTH * GROUP_MAX + index) * WORDS
 }
@@ -118,15 +117,15 @@ pub(super) fn place(post: u64, index: usize) -> usize {
 fn read(memory: &[AtomicU64], post: u64, index: usize) -> Option<Entry> {
     let at = place(post, index);
     let mut copy = [0; WORDS];
-    // Acquire, last word first: no later access may be moved before it. The NIC has no atomics to
-    // pair with; what it has not written yet shows in the seal.
+    // Acquire, last word first, so that no later access moves before it. The NIC has no atomics to
+    // pair with. The checksum detects words that the NIC has not written yet.
     for (nth, word) in copy.iter_mut().enumerate().rev() {
         *word = memory.get(at + nth)?.load(Ordering::Acquire);
     }
     Entry::decode(copy, post, index)
 }
 
-/// The buffers of a grouped receive, once all are there and say the same of their number.
+/// Reads the buffers of a grouped receive into `into`. Reports whether all of them are there.
 pub(super) fn read_group(memory: &[AtomicU64], post: u64, into: &mut Vec<Entry>) -> bool {
     into.clear();
     let Some(first) = read(memory, post, 0) else {
@@ -145,20 +144,20 @@ pub(super) fn read_group(memory: &[AtomicU64], post: u64, into: &mut Vec<Entry>)
     true
 }
 
-/// A message has arrived.
+/// A message that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Arrival {
-    /// Place of the grouped receive.
+    /// Index of the grouped receive.
     pub(super) slot: usize,
-    /// Which of its buffers.
+    /// Index of the buffer in the grouped receive.
     pub(super) index: usize,
-    /// Its size; `None`: it stands in the table.
+    /// The message's size in bytes. With `None` it is in the table.
     pub(super) bytes: Option<u64>,
 }
 
 impl Arrival {
-    /// The immediate data of a message into a buffer, and whether its size has to be written into
-    /// the table.
+    /// Returns the immediate data of a message into a buffer, and whether its size goes into the
+    /// table.
     pub(super) fn encode(entry: &Entry, bytes: u64) -> (u32, bool) {
         let at = (entry.post as usize % DEPTH) as u32 | entry.index << 5;
         if bytes < 1 << SIZE_BITS {
@@ -168,7 +167,7 @@ impl Arrival {
         }
     }
 
-    /// Any 32 bits are something; whether they fit is for the receiver to check.
+    /// Decodes immediate data. All values are valid here, and the receiver checks them.
     pub(super) fn decode(immediate: u32) -> Self {
         let in_table = immediate & IN_TABLE != 0;
         Self {
@@ -219,7 +218,7 @@ mod tests {
         }
         assert!(read_group(&memory, 33, &mut group));
         assert_eq!(group, [0, 1, 2].map(|index| entry(33, index, 3)));
-        // The next round of the same place is not this one, nor is this one the next.
+        // An entry of the next round at the same index is not this one, and the reverse.
         assert!(!read_group(&memory, 65, &mut group) && group.is_empty());
     }
 

@@ -1,4 +1,4 @@
-//! What both ends say to each other over TCP before they are connected by RDMA.
+//! The messages that both ends exchange over TCP before they are connected by RDMA.
 //!
 //! ```text
 //! sender ── hello: its address, a queue pair per class, where its fifo is ──▶ receiver
@@ -6,29 +6,29 @@
 //!        ── ready: its queue pairs are connected ──▶
 //! ```
 //!
-//! All of it is untrusted: sizes and numbers are checked here. Whoever does not know the listener's
-//! random number is a stranger, and dropped without an answer. Little-endian throughout.
+//! All messages are untrusted, and sizes and numbers are checked here. A peer without the
+//! listener's random number is dropped without an answer. All numbers are little-endian.
 //!
 //! | bytes | head |
 //! |---|---|
 //! | 0–7 | `LAXVERBS` |
 //! | 8–9 | version, that of the handle |
 //! | 10 | 1 hello, 2 welcome, 3 refusal, 4 ready |
-//! | 11 | classes |
+//! | 11 | number of classes |
 //! | 12–15 | bytes that follow |
 //! | 16–23 | the listener's random number |
 //!
-//! | bytes | then, in hello and welcome |
+//! | bytes | body of hello and welcome |
 //! |---|---|
 //! | 0–15 | GID |
 //! | 16–17 | LID |
 //! | 18 | MTU, as `IBV_MTU_*` |
 //! | 19 | link layer |
 //! | 20–23 | key of the memory |
-//! | 24–31 | where it is: the sender's fifo, the receiver's table |
-//! | 32–33 | grouped receives that fit into it |
+//! | 24–31 | address of the memory: the sender's fifo, the receiver's table |
+//! | 32–33 | number of grouped receives in the memory |
 //! | 34–35 | buffers of a grouped receive |
-//! | 40 … | 12 for each class: DSCP, 3 of nothing, number of the queue pair, number of its first packet |
+//! | 40 … | 12 for each class: DSCP, 3 zeros, number of the queue pair, its first packet's number |
 
 use smallvec::SmallVec;
 use thiserror::Error;
@@ -38,11 +38,11 @@ use crate::backend::GROUP_MAX;
 use crate::handle::{VERSION, word};
 
 const MAGIC: [u8; 8] = *b"LAXVERBS";
-/// Bytes of a head.
+/// Size of a head in bytes.
 pub(super) const HEAD_BYTES: usize = 24;
 const END_BYTES: usize = 40;
 const LANE_BYTES: usize = 12;
-/// More classes than there are levels.
+/// Largest number of classes, which is more than there are levels.
 pub(super) const LANES_MAX: usize = 32;
 const REASON_BYTES_MAX: usize = 1024;
 const BODY_BYTES_MAX: usize = {
@@ -54,77 +54,77 @@ const BODY_BYTES_MAX: usize = {
     }
 };
 
-/// A queue pair, and its class.
+/// A queue pair and its class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ClassQueuePair {
-    /// DSCP, 0 to 63.
+    /// The class as a DSCP, 0 to 63.
     pub(super) dscp: u8,
     /// Number of the queue pair, 24 bits.
     pub(super) number: u32,
-    /// Number of the first packet that it sends, 24 bits.
+    /// Number of the first packet that the queue pair sends, 24 bits.
     pub(super) first_packet: u32,
 }
 
-/// One end of a connection.
+/// The description of one end of a connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct End {
     pub(super) gid: [u8; 16],
     pub(super) lid: u16,
-    /// `IBV_MTU_*`.
+    /// The MTU, as `IBV_MTU_*`.
     pub(super) mtu: u32,
-    /// `IBV_LINK_LAYER_*`.
+    /// The link layer, as `IBV_LINK_LAYER_*`.
     pub(super) link: u8,
-    /// Memory that the other end writes.
+    /// Key of the memory that the other end writes.
     pub(super) rkey: u32,
     pub(super) address: u64,
-    /// One for each class, in the order of the connection's classes.
+    /// The queue pairs, in the order of the connection's classes.
     pub(super) lanes: SmallVec<[ClassQueuePair; 8]>,
 }
 
-/// What is said.
+/// A message of the handshake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Word {
-    /// The sender is that.
+    /// The sender's description.
     Hello(End),
-    /// The receiver is that.
+    /// The receiver's description.
     Welcome(End),
-    /// There will be no connection, and why.
+    /// The end of the handshake without a connection, with the reason.
     Refusal(String),
     /// The sender is connected.
     Ready,
 }
 
-/// Why something is no word of ours. Whoever said it is dropped.
+/// The reason why bytes are no message of this protocol. The peer is dropped.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub(super) enum Garbled {
-    /// Something else speaks there.
+    /// The peer uses another protocol.
     #[error("it is something else than Laxity's plugin")]
     Stranger,
-    /// Another version.
+    /// The peer has another version.
     #[error(
         "it speaks version {0}, this one version {VERSION}: install the same release of Laxity on \
          all nodes"
     )]
     Version(u16),
-    /// It came for another listener, which had the port before.
+    /// The message is for another listener, which used the port before.
     #[error("it does not know this listener's number: it is of another job, or comes too late")]
     Nonce,
-    /// A number that can't be.
+    /// A number is out of range.
     #[error("it says something that can't be ({0})")]
     Nonsense(&'static str),
 }
 
-/// The fixed part.
+/// The head of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
     kind: u8,
     lanes: usize,
-    /// Bytes that follow.
+    /// Number of bytes that follow.
     pub(super) body: usize,
 }
 
 impl Head {
-    /// Reads the head of what comes to, or from, the listener with that random number.
+    /// Decodes the head of a message for the listener with that random number, or from it.
     pub(super) fn decode(head: &[u8; HEAD_BYTES], nonce: u64) -> Result<Self, Garbled> {
         if word(head, 0) != MAGIC {
             return Err(Garbled::Stranger);
@@ -208,7 +208,7 @@ impl End {
 }
 
 impl Word {
-    /// As it crosses the wire.
+    /// Returns the message's bytes on the wire.
     pub(super) fn encode(&self, nonce: u64) -> Vec<u8> {
         let mut body = Vec::new();
         let (kind, lanes) = match self {
@@ -236,7 +236,7 @@ impl Word {
         all
     }
 
-    /// Reads what follows a head; as many bytes as that says.
+    /// Decodes a message from its head and the bytes that follow.
     pub(super) fn decode(head: Head, body: &[u8]) -> Result<Self, Garbled> {
         if body.len() != head.body {
             return Err(Garbled::Nonsense("length"));
@@ -244,7 +244,7 @@ impl Word {
         Ok(match head.kind {
             1 => Self::Hello(End::decode(body, head.lanes)?),
             2 => Self::Welcome(End::decode(body, head.lanes)?),
-            // It is shown to a person: as text, without what a terminal would obey.
+            // A person reads the text, so control characters of a terminal are removed.
             3 => Self::Refusal(
                 String::from_utf8_lossy(body)
                     .chars()

@@ -1,8 +1,7 @@
-//! libibverbs, opened when it is there, so that the plugin loads on hosts that have none.
+//! libibverbs, opened at run time, so that the plugin loads on hosts without it.
 //!
-//! The functions are looked up with the versions that rdma-core 15 and later give them (rdma-core
-//! 44's libibverbs.map). Posting and polling are not among them: those are inline functions in C,
-//! and go through the context's own table.
+//! The functions are looked up with the versions of rdma-core 15 and later (rdma-core 44's
+//! libibverbs.map). Posting and polling are inline functions in C, and use the context's table.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -14,7 +13,7 @@ use laxity_ibverbs::{
 use laxity_job::real;
 use laxity_job::symbol::{find, function_at};
 
-/// `struct ibv_async_event`, with the kind as a plain number: which kinds there are depends on the
+/// `struct ibv_async_event`, with the kind as a plain number, since the kinds depend on the
 /// release.
 #[repr(C)]
 #[derive(Debug)]
@@ -23,7 +22,7 @@ pub(super) struct AsyncEvent {
     pub(super) kind: c_int,
 }
 
-/// The last error of the calling thread.
+/// Returns the last error of the calling thread.
 pub(super) fn os_error() -> std::io::Error {
     std::io::Error::last_os_error()
 }
@@ -41,10 +40,10 @@ pub(super) struct Library {
     pub(super) alloc_pd: unsafe extern "C" fn(*mut ibv_context) -> *mut ibv_pd,
     pub(super) dealloc_pd: unsafe extern "C" fn(*mut ibv_pd) -> c_int,
     pub(super) reg_mr: unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr,
-    /// Needed for relaxed ordering; rdma-core 28.
+    /// Registers memory with relaxed ordering. Since rdma-core 28.
     pub(super) reg_mr_iova2:
         Option<unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, u64, u32) -> *mut ibv_mr>,
-    /// rdma-core 34.
+    /// Registers a DMA-BUF. Since rdma-core 34.
     pub(super) reg_dmabuf_mr:
         Option<unsafe extern "C" fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr>,
     pub(super) dereg_mr: unsafe extern "C" fn(*mut ibv_mr) -> c_int,
@@ -68,19 +67,19 @@ pub(super) struct Library {
     event_text: unsafe extern "C" fn(c_int) -> *const c_char,
 }
 
-/// The function of this name and version. `F` must be the type that the ABI of libibverbs gives it.
+/// Returns the function of this name and version. `F` must be its type in the ABI of libibverbs.
 fn look_up<F: Copy>(library: *mut c_void, name: &CStr, version: &CStr) -> Option<F> {
-    // SAFETY: a handle that dlopen gave, and C strings.
+    // SAFETY: dlopen returned the handle, and the names are C strings.
     let address = unsafe { libc::dlvsym(library, name.as_ptr(), version.as_ptr()) };
-    // SAFETY: only `open` and `find` call this, for fields of `Library` and types that are those of
-    // the functions that they are named after.
+    // SAFETY: only `open` and `find` call this, with the types of the functions that the fields of
+    // `Library` are named after.
     (!address.is_null()).then(|| unsafe { function_at(address) })
 }
 
 const FIRST: &CStr = c"IBVERBS_1.1";
 
 impl Library {
-    /// The library, opened by the first who asks, and never closed.
+    /// Returns the library. The first call opens it, and nothing closes it.
     pub(super) fn get() -> Result<&'static Self, &'static str> {
         static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
         LIBRARY
@@ -90,7 +89,7 @@ impl Library {
     }
 
     fn open() -> Result<Self, String> {
-        // SAFETY: a C string; the flags are plain.
+        // SAFETY: the name is a C string, and the flags are plain.
         let handle = unsafe { libc::dlopen(c"libibverbs.so.1".as_ptr(), libc::RTLD_NOW) };
         if handle.is_null() {
             return Err(String::from(
@@ -100,11 +99,11 @@ impl Library {
         let found = Self::find(handle).map_err(|name| {
             format!("libibverbs.so.1 has no {name}: it is older than rdma-core 15")
         })?;
-        // Memory that is registered must not be copied away by a fork. Newer kernels need nothing;
-        // refused if memory is registered already.
+        // A fork must not copy registered memory away. Newer kernels ensure that themselves. The
+        // call fails if memory is registered already.
         type ForkInit = unsafe extern "C" fn() -> c_int;
         if let Some(fork_init) = look_up::<ForkInit>(handle, c"ibv_fork_init", FIRST) {
-            // SAFETY: takes nothing.
+            // SAFETY: the function takes no arguments.
             unsafe { fork_init() };
         }
         Ok(found)
@@ -149,39 +148,39 @@ impl Library {
         })
     }
 
-    /// What a completion's status means.
+    /// Returns the text of a completion's status.
     pub(super) fn status(&self, status: u32) -> String {
-        // SAFETY: takes any number, gives a static string.
+        // SAFETY: the function takes any number and returns a static string.
         text(unsafe { (self.status_text)(status) })
     }
 
-    /// What an event is about.
+    /// Returns the text of an event's kind.
     pub(super) fn event(&self, kind: c_int) -> String {
-        // SAFETY: takes any number, gives a static string.
+        // SAFETY: the function takes any number and returns a static string.
         text(unsafe { (self.event_text)(kind) })
     }
 }
 
-/// A C string of the library's, which stays.
+/// Copies a static C string of the library.
 fn text(text: *const c_char) -> String {
     if text.is_null() {
         return String::from("unknown");
     }
-    // SAFETY: the library gives static C strings.
+    // SAFETY: the library returns static C strings.
     unsafe { CStr::from_ptr(text) }
         .to_string_lossy()
         .into_owned()
 }
 
-/// Tells liblaxity.so, if it is preloaded, that this plugin asks for its own permits, so that the
-/// work requests of this context are not scheduled a second time. To be called before there is any
+/// Exempts a context from liblaxity.so, if that is preloaded. This plugin asks for its own permits,
+/// so the context's work requests must not be scheduled twice. Must be called before there is a
 /// queue pair.
 ///
 /// # Safety
 /// `context` is open.
 pub(super) unsafe fn exempt(context: *mut ibv_context) {
     if let Some(exempt) = real!(find(c"laxity_verbs_exempt"), fn(*mut ibv_context)) {
-        // SAFETY: upheld by the caller; liblaxity.so documents that it takes any open context.
+        // SAFETY: upheld by the caller. liblaxity.so documents that it takes any open context.
         unsafe { exempt(context) };
     }
 }

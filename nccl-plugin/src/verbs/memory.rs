@@ -1,30 +1,29 @@
-//! Registrations of a device, each as often as it is wanted and once in the hardware.
+//! Registrations of a device, each of which the hardware has once, however many users it has.
 //!
-//! NCCL registers the same buffers for many connections, and pieces of a buffer one by one; a
-//! registration costs a system call and pins pages. So ranges are widened to whole pages, a
-//! registration that covers a new range is used again, and it goes with its last user. A
-//! registration is not found again once its memory was given back to the system while it was in
-//! use; NCCL does not do that.
+//! NCCL registers the same buffers for many connections, and registers pieces of a buffer. A
+//! registration costs a system call and pins pages. Ranges are therefore widened to whole pages. A
+//! registration that covers a new range is used again, and it ends with its last user. Registered
+//! memory must not be returned to the system while it is in use. NCCL does not do that.
 
 use crate::backend::{Memory, POINTER_DMABUF};
 use crate::fault::{Fault, Result};
 
-/// A range of whole pages, and how the device is told of it.
+/// A range of whole pages, as it is registered with the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Span {
-    /// First byte.
+    /// Address of the first byte.
     pub(super) start: usize,
-    /// Bytes.
+    /// Size in bytes.
     pub(super) bytes: usize,
     /// File descriptor and offset of `start`, for a DMA-BUF.
     pub(super) dma_buf: Option<(i32, u64)>,
 }
 
 impl Span {
-    /// The pages that memory lies on.
+    /// Returns the pages that contain the memory.
     ///
     /// # Errors
-    /// [`Fault::Argument`]: there is no such memory.
+    /// [`Fault::Argument`] if there is no such memory.
     pub(super) fn of(memory: Memory, page: usize) -> Result<Self> {
         let wrong = |what: &str| {
             Err(Fault::Argument(format!(
@@ -46,7 +45,7 @@ impl Span {
         else {
             return wrong("it would end beyond the address space");
         };
-        // A DMA-BUF begins where its offset says; before that there is nothing to widen to.
+        // A DMA-BUF begins where its offset says, and can't be widened to before that.
         let (start, dma_buf) = match memory.dma_buf {
             None => (memory.address - before, None),
             Some((fd, offset)) => match offset.checked_sub(before as u64) {
@@ -61,8 +60,8 @@ impl Span {
         })
     }
 
-    /// Whether whoever has this needs no other. File descriptors differ from call to call for the
-    /// same memory.
+    /// Reports whether this span contains the other. Descriptors are not compared, since they
+    /// differ from call to call for the same memory.
     fn covers(&self, other: &Self) -> bool {
         self.dma_buf.is_some() == other.dma_buf.is_some()
             && self.start <= other.start
@@ -78,7 +77,7 @@ struct Entry<H> {
     handle: H,
 }
 
-/// The registrations of a device. `H` is what the device knows one by.
+/// The registrations of a device. `H` is the device's handle of a registration.
 #[derive(Debug)]
 pub(super) struct Cache<H> {
     entries: Vec<Entry<H>>,
@@ -93,7 +92,8 @@ impl<H: Copy> Cache<H> {
         }
     }
 
-    /// A registration that covers a span, made by `register` if there is none yet; and its number.
+    /// Returns the handle and the number of a registration that covers a span. Calls `register` if
+    /// there is none yet.
     ///
     /// # Errors
     /// Those of `register`.
@@ -122,10 +122,10 @@ impl<H: Copy> Cache<H> {
         Ok((id, handle))
     }
 
-    /// One user less.
+    /// Removes one user of a registration.
     ///
     /// # Errors
-    /// Those of `deregister`; [`Fault::Argument`] if there is no such registration.
+    /// Those of `deregister`, or [`Fault::Argument`] if there is no such registration.
     pub(super) fn give_back(
         &mut self,
         id: u64,
@@ -143,7 +143,7 @@ impl<H: Copy> Cache<H> {
         deregister(self.entries.swap_remove(at).handle)
     }
 
-    /// All that is left, whoever uses it.
+    /// Removes and returns all registrations, even those in use.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = H> {
         self.entries.drain(..).map(|entry| entry.handle)
     }
@@ -171,7 +171,7 @@ mod tests {
         Span::of(host(address, bytes), PAGE).expect("a span")
     }
 
-    /// What the device has registered.
+    /// A device that records what is registered.
     #[derive(Default)]
     struct Fake {
         live: BTreeMap<u32, Span>,

@@ -1,5 +1,5 @@
-//! RDMA: messages are written into the receiver's memory by reliable connections of libibverbs, one
-//! for each traffic class.
+//! RDMA. Messages are written into the receiver's memory over reliable connections of libibverbs,
+//! one for each traffic class.
 //!
 //! ```text
 //! receiver  posts a buffer ──── entry: address, key, size, tag (RDMA WRITE) ────▶ fifo in the sender's memory
@@ -7,19 +7,20 @@
 //!           the last piece carries 32 bits that say which buffer is filled, and how far ──▶ completion at the receiver
 //! ```
 //!
-//! A queue pair has one traffic class for life (it is part of its address), so a connection has as
-//! many as there are classes, and a message's class is free to choose until its first byte. Order
-//! between messages is the receiver's affair: each names its buffer.
+//! A queue pair has one traffic class for life, because the class is part of its address. A
+//! connection has one queue pair per class, and a message's class can be chosen until its first
+//! byte. Messages may arrive in any order, since each names its buffer.
 //!
-//! * `library.rs`, `choose.rs`, `options.rs`, `open.rs`, `nic.rs`: which devices there are, and what they can
-//!   do. libibverbs is opened at run time.
-//! * `memory.rs`: registrations, one each, however often they are asked for.
-//! * `hello.rs`, `control_connection.rs`, `connect.rs`: the handshake over TCP, which stays open to notice the
-//!   peer's end.
-//! * `cts.rs`, `pinned.rs`, `completions.rs`, `queue_pair.rs`, `outgoing.rs`, `sender.rs`, `receiver.rs`: messages.
+//! * `library.rs`, `choose.rs`, `options.rs`, `open.rs`, `nic.rs`: the devices and their
+//!   capabilities. libibverbs is opened at run time.
+//! * `memory.rs`: registrations, each shared by its users.
+//! * `hello.rs`, `control_connection.rs`, `connect.rs`: the handshake over TCP. The TCP connection
+//!   stays open, so that this end notices when the peer is gone.
+//! * `cts.rs`, `pinned.rs`, `completions.rs`, `queue_pair.rs`, `outgoing.rs`, `sender.rs`,
+//!   `receiver.rs`: messages.
 //!
-//! Where NCCL's own transport (`net_ib`) spreads a message over several queue pairs, or over the
-//! ports of a card, this does not.
+//! Unlike NCCL's own transport (`net_ib`), this one doesn't spread a message over several queue
+//! pairs, or over the ports of a card.
 
 mod choose;
 mod completions;
@@ -50,16 +51,16 @@ use crate::settings::Settings;
 use nic::Nic;
 pub use options::Options;
 
-/// The RDMA devices of this host. Connections are agreed on over TCP at the interface that NCCL
-/// would use for that.
+/// Opens the RDMA devices of this host. Connections are negotiated over TCP at the interface that
+/// NCCL would use.
 ///
 /// # Errors
-/// Why there are none.
+/// A text that says why there are none.
 pub fn open(settings: &Settings) -> core::result::Result<Box<dyn Backend>, String> {
     let meet_at = match interfaces::devices(settings) {
         Ok(found) => found.first().map(|(_, address)| *address),
         Err(fault) if settings.interfaces.is_some() => return Err(fault.to_string()),
-        // The devices have addresses of their own.
+        // Without an interface, connections are negotiated at the devices' own addresses.
         Err(_) => None,
     };
     Ok(Box::new(Verbs::open(&settings.rdma, meet_at)?))
@@ -70,16 +71,16 @@ pub fn open(settings: &Settings) -> core::result::Result<Box<dyn Backend>, Strin
 pub struct Verbs {
     nics: Vec<Arc<Nic>>,
     devices: Vec<Device>,
-    /// Where connections are agreed on; by default at the device's own address.
+    /// The TCP address at which connections are negotiated. By default it is the device's own.
     meet_at: Option<SocketAddr>,
 }
 
 impl Verbs {
-    /// Opens them. `meet_at`: the address (of the interface that `NCCL_SOCKET_IFNAME` names) at
-    /// which connections are agreed on over TCP.
+    /// Opens the devices. `meet_at` is the TCP address at which connections are negotiated. It
+    /// belongs to the interface that `NCCL_SOCKET_IFNAME` names.
     ///
     /// # Errors
-    /// None can be used: a sentence why. TCP can do without.
+    /// A text that says why no device can be used. TCP then works without RDMA.
     pub fn open(
         options: &Options,
         meet_at: Option<SocketAddr>,

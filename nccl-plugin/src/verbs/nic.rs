@@ -1,4 +1,4 @@
-//! A port of an RDMA device, opened: what it is, and what belongs to it.
+//! An open port of an RDMA device, and the resources that belong to it.
 
 use core::ffi::{c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -14,13 +14,13 @@ use crate::backend::{Device, Memory, POINTER_CUDA, POINTER_DMABUF, Region};
 use crate::fault::{Fault, Result};
 use crate::log;
 
-/// `IBV_LINK_LAYER_*` (an anonymous enum).
+/// The link layer InfiniBand, `IBV_LINK_LAYER_INFINIBAND` (an anonymous enum).
 pub(super) const INFINIBAND: u8 = 1;
-/// `IBV_EVENT_DEVICE_FATAL`, `IBV_EVENT_PORT_ERR`: the same in all releases.
+/// `IBV_EVENT_DEVICE_FATAL` and `IBV_EVENT_PORT_ERR`, which are the same in all releases.
 const DEVICE_FATAL: c_int = 8;
 const PORT_ERROR: c_int = 10;
 
-/// What the hardware knows a registration by.
+/// The hardware's keys of a registration.
 #[derive(Clone, Copy, Debug)]
 struct Keys {
     mr: *mut ibv_mr,
@@ -28,22 +28,22 @@ struct Keys {
     remote: u32,
 }
 
-/// A registration, as it is kept by NCCL ([`crate::backend::Region`]).
+/// A registration, as NCCL keeps it ([`crate::backend::Region`]).
 #[derive(Debug)]
 pub(super) struct Registered {
     id: u64,
-    /// For our own work requests.
+    /// Key for work requests of this host.
     pub(super) lkey: u32,
-    /// For the peer's.
+    /// Key for the peer's work requests.
     pub(super) rkey: u32,
-    /// `POINTER_*`.
+    /// The memory's kind, one of `POINTER_*`.
     pub(super) kind: i32,
 }
 
-/// What is behind a registration of ours.
+/// Returns this network's data of a registration.
 ///
 /// # Errors
-/// It is of another network.
+/// The registration is of another network.
 pub(super) fn registered(region: &Region) -> Result<&Registered> {
     (**region).downcast_ref().ok_or_else(|| {
         Fault::Argument(String::from(
@@ -52,27 +52,27 @@ pub(super) fn registered(region: &Region) -> Result<&Registered> {
     })
 }
 
-/// A port of a device, open.
+/// An open port of an RDMA device.
 #[derive(Debug)]
 pub(super) struct Nic {
     pub(super) library: &'static Library,
     pub(super) context: *mut ibv_context,
     pub(super) pd: *mut ibv_pd,
-    /// Name, as in /sys/class/infiniband.
+    /// The device's name, as in /sys/class/infiniband.
     pub(super) name: String,
     pub(super) port: u8,
-    /// Entry of the GID table and what stands there.
+    /// Index of the entry in the GID table, and its GID.
     pub(super) gid_index: u8,
     pub(super) gid: [u8; 16],
-    /// InfiniBand's own address; 0 on RoCE.
+    /// InfiniBand's local address. 0 on RoCE.
     pub(super) lid: u16,
-    /// `INFINIBAND` or Ethernet.
+    /// The link layer, `INFINIBAND` or Ethernet.
     pub(super) link: u8,
-    /// As `IBV_MTU_*`.
+    /// The MTU, as `IBV_MTU_*`.
     pub(super) mtu: u32,
-    /// Bytes of a work request at most.
+    /// Largest work request in bytes.
     pub(super) piece_max: usize,
-    /// Work requests of a queue pair, entries of a completion queue.
+    /// Largest number of work requests of a queue pair, and of entries of a completion queue.
     pub(super) work_requests_max: u32,
     pub(super) completions_max: u32,
     pub(super) options: Options,
@@ -80,18 +80,18 @@ pub(super) struct Nic {
     pub(super) state: NicState,
 }
 
-/// What changes while a port is open.
+/// The state of an open port that changes.
 #[derive(Debug)]
 pub(super) struct NicState {
     cache: Mutex<Cache<Keys>>,
-    /// The process that opened it: a child that was forked off may not touch it.
+    /// The process that opened the port. A forked child must not use it.
     process: u32,
-    /// Relaxed: whoever sees it a moment later fails a moment later.
+    /// Whether the device failed. Relaxed, because a thread that sees it later only fails later.
     failed: AtomicBool,
 }
 
 impl NicState {
-    /// Of a port that this process has just opened.
+    /// Returns the state of a port that this process has just opened.
     pub(super) fn new() -> Self {
         Self {
             cache: Mutex::new(Cache::new()),
@@ -102,30 +102,30 @@ impl NicState {
 }
 
 // SAFETY: libibverbs' objects may be used from any thread (ibv_open_device(3) and the verbs
-// specification); all else is plain or behind a lock.
+// specification). The other fields are plain or behind a lock.
 unsafe impl Send for Nic {}
-// SAFETY: as above.
+// SAFETY: libibverbs' objects may be used from several threads at once.
 unsafe impl Sync for Nic {}
 
-// SAFETY: a pointer that only libibverbs follows, which takes it in any thread.
+// SAFETY: only libibverbs follows the pointer, in any thread.
 unsafe impl Send for Keys {}
 
-/// Pages of host memory.
+/// Returns the size of the host's memory pages in bytes.
 fn page_bytes() -> usize {
-    // SAFETY: asks for a number.
+    // SAFETY: the call only returns a number.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
 impl Nic {
-    /// What the device refuses, and why.
+    /// Returns the fault for something that the device refused.
     pub(super) fn refused(&self, what: &str, error: impl core::fmt::Display) -> Fault {
         Fault::System(format!("{} {what}: {error}", self.name))
     }
 
-    /// Whether an end can be connected to this port at all.
+    /// Checks whether the other end can be connected to this port.
     ///
     /// # Errors
-    /// It can't, and why.
+    /// A text that says why it can't.
     pub(super) fn check_link(&self, theirs: &End) -> Result<()> {
         if theirs.link != self.link {
             let name = |link| {
@@ -146,12 +146,12 @@ impl Nic {
         Ok(())
     }
 
-    /// What NCCL is told.
+    /// Returns the device's description for NCCL.
     pub(super) fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Whether this process opened it.
+    /// Reports whether this process opened the port.
     pub(super) fn is_ours(&self) -> bool {
         self.state.process == std::process::id()
     }
@@ -159,7 +159,7 @@ impl Nic {
     /// Registers memory.
     ///
     /// # Errors
-    /// The device can't, or not that kind.
+    /// The device can't register this memory.
     pub(super) fn register(&self, memory: Memory) -> Result<Registered> {
         if memory.kind & self.device.pointers == 0 {
             let what = match memory.kind {
@@ -190,7 +190,7 @@ impl Nic {
             | access::IBV_ACCESS_REMOTE_READ;
         let relaxed = access::IBV_ACCESS_RELAXED_ORDERING;
         let start = span.start as *mut c_void;
-        // SAFETY: the domain is ours. Whether there is such memory is for the kernel to find out.
+        // SAFETY: the domain is this port's own. The kernel checks whether the memory exists.
         let mr = unsafe {
             match (
                 span.dma_buf,
@@ -232,7 +232,7 @@ impl Nic {
                 os_error()
             )));
         }
-        // SAFETY: it was just made.
+        // SAFETY: the registration was just made.
         let (local, remote) = unsafe { ((*mr).lkey, (*mr).rkey) };
         Ok(Keys { mr, local, remote })
     }
@@ -241,7 +241,7 @@ impl Nic {
         if !self.is_ours() {
             return Ok(());
         }
-        // SAFETY: taken out of the cache, so nobody has it any more.
+        // SAFETY: the registration was removed from the cache, so nobody else uses it.
         match unsafe { (self.library.dereg_mr)(keys.mr) } {
             0 => Ok(()),
             error => Err(Fault::system(
@@ -251,7 +251,7 @@ impl Nic {
         }
     }
 
-    /// One user of a registration less.
+    /// Removes one user of a registration.
     ///
     /// # Errors
     /// The device refused.
@@ -262,17 +262,18 @@ impl Nic {
             .give_back(registered.id, |keys| self.unpin(keys))
     }
 
-    /// Looks for what the device has to say; never waits.
+    /// Handles the device's pending events. Never waits.
     ///
     /// # Errors
-    /// It is broken.
+    /// The device is broken.
     pub(super) fn look(&self) -> Result<()> {
         let mut event = AsyncEvent {
             element: core::ptr::null_mut(),
             kind: 0,
         };
         while self.is_ours() {
-            // SAFETY: open, and the struct is ours; each event is acknowledged once.
+            // SAFETY: the context is open, and the struct is this function's own. Each event is
+            // acknowledged once.
             if unsafe { (self.library.get_async_event)(self.context, &mut event) } != 0 {
                 break;
             }
@@ -290,7 +291,7 @@ impl Nic {
                 PORT_ERROR => log::warn(&text),
                 _ => log::info(&text),
             }
-            // SAFETY: as above.
+            // SAFETY: the event came from `get_async_event` and is acknowledged once.
             unsafe { (self.library.ack_async_event)(&mut event) };
         }
         if self.state.failed.load(Ordering::Relaxed) {
@@ -314,7 +315,7 @@ impl Drop for Nic {
                 log::info(&fault.to_string());
             }
         }
-        // SAFETY: all that was made of it holds an `Arc` of this, so it is gone.
+        // SAFETY: every resource made from it holds an `Arc` of this port, so all of them are gone.
         unsafe {
             (self.library.dealloc_pd)(self.pd);
             (self.library.close_device)(self.context);

@@ -1,4 +1,4 @@
-//! Which ports of the host's RDMA devices can be used, and what they can do.
+//! The usable ports of the host's RDMA devices, and their capabilities.
 
 use core::ffi::{CStr, c_int};
 use core::mem;
@@ -19,11 +19,11 @@ use crate::backend::{Device, POINTER_CUDA, POINTER_DMABUF, POINTER_HOST};
 use crate::log;
 
 const ETHERNET: u8 = 2;
-/// `NCCL_MAX_NET_SIZE_BYTES`.
+/// Largest message in bytes, `NCCL_MAX_NET_SIZE_BYTES`.
 const MESSAGE_MAX: usize = 1 << 40;
-/// One work request never carries more, whatever the port says.
+/// Largest work request in bytes, even if the port allows more.
 const PIECE_MAX: usize = 1 << 30;
-/// Where a kernel says that it can give a GPU's memory to a NIC by its address.
+/// Files that exist if the kernel can give a GPU's memory to a NIC by its address.
 const PEER_MEMORY: [&str; 3] = [
     "/sys/kernel/mm/memory_peers/nv_mem/version",
     "/sys/kernel/mm/memory_peers/nv_mem_nc/version",
@@ -34,8 +34,8 @@ fn sysfs(name: &str) -> PathBuf {
     Path::new("/sys/class/infiniband").join(name)
 }
 
-/// The folder of the device's card. The ports of a card are functions of one PCI device and count
-/// as one NIC, so the function is 0.
+/// Returns the folder of the device's card. The ports of a card are functions of one PCI device and
+/// count as one NIC, so the function is 0.
 fn pci_path(name: &str) -> Option<CString> {
     let path = fs::canonicalize(sysfs(name).join("device")).ok()?;
     let mut bytes = path.into_os_string().into_encoded_bytes();
@@ -52,11 +52,11 @@ fn pci_path(name: &str) -> Option<CString> {
 /// Opens all ports that are active and wanted, in the order of libibverbs.
 ///
 /// # Errors
-/// There is none: a sentence why.
+/// A text that says why there is none.
 pub(super) fn open_all(options: &Options) -> Result<Vec<Arc<Nic>>, String> {
     let library = Library::get()?;
     let mut count: c_int = 0;
-    // SAFETY: the count is ours.
+    // SAFETY: the count is this function's own.
     let list = unsafe { (library.get_device_list)(&mut count) };
     if list.is_null() {
         return Err(format!("the kernel has no RDMA devices: {}", os_error()));
@@ -64,7 +64,7 @@ pub(super) fn open_all(options: &Options) -> Result<Vec<Arc<Nic>>, String> {
     let mut found = Vec::new();
     let mut passed_over = Vec::new();
     for at in 0..usize::try_from(count).unwrap_or(0) {
-        // SAFETY: the list has that many entries, each a device with a C string for a name.
+        // SAFETY: the list has `count` entries. Each is a device with a C string as its name.
         let (device, name) = unsafe {
             let device = *list.add(at);
             let name = CStr::from_ptr((*device).name.as_ptr());
@@ -72,15 +72,15 @@ pub(super) fn open_all(options: &Options) -> Result<Vec<Arc<Nic>>, String> {
         };
         let mut port = 1;
         loop {
-            // SAFETY: a device of a list that is not freed yet. A port has a context of its own.
+            // SAFETY: the device is in a list that is not freed yet. Each port has its own context.
             let context = unsafe { (library.open_device)(device) };
             if context.is_null() {
                 passed_over.push(format!("{name} can't be opened: {}", os_error()));
                 break;
             }
-            // SAFETY: open, and nothing was done with it yet.
+            // SAFETY: the context is open and unused.
             unsafe { library::exempt(context) };
-            // SAFETY: open; from here it is the opened port's, or closed.
+            // SAFETY: the context is open. The call stores it in the port or closes it.
             let (ports, opened) = unsafe { Nic::open(library, context, &name, port, options) };
             match opened {
                 Ok(nic) => found.push(Arc::new(nic)),
@@ -92,7 +92,7 @@ pub(super) fn open_all(options: &Options) -> Result<Vec<Arc<Nic>>, String> {
             port += 1;
         }
     }
-    // SAFETY: the list that was given; open contexts do not need it.
+    // SAFETY: `get_device_list` returned the list. Open contexts do not need it.
     unsafe { (library.free_device_list)(list) };
     if found.is_empty() {
         if passed_over.is_empty() {
@@ -110,10 +110,10 @@ pub(super) fn open_all(options: &Options) -> Result<Vec<Arc<Nic>>, String> {
 }
 
 impl Nic {
-    /// How many ports the device has, and the one that was asked for.
+    /// Returns the device's number of ports, and the port that was asked for.
     ///
     /// # Safety
-    /// `context` is open, and nobody else's.
+    /// `context` is open, and nobody else uses it.
     unsafe fn open(
         library: &'static Library,
         context: *mut ibv_context,
@@ -123,7 +123,7 @@ impl Nic {
     ) -> (u8, Result<Self, String>) {
         // SAFETY: plain data that may be zero.
         let mut attr: ibv_device_attr = unsafe { mem::zeroed() };
-        // SAFETY: open; the struct is ours.
+        // SAFETY: the context is open. The struct is this function's own.
         let refused = unsafe { (library.query_device)(context, &mut attr) };
         let opened = if refused == 0 {
             // SAFETY: upheld by the caller.
@@ -135,14 +135,14 @@ impl Nic {
             ))
         };
         if opened.is_err() {
-            // SAFETY: open, ours, and without anything in it.
+            // SAFETY: the context is open, owned here, and has no resources.
             unsafe { (library.close_device)(context) };
         }
         (attr.phys_port_cnt, opened)
     }
 
     /// # Safety
-    /// As for `open`. On an error nothing is left in the context.
+    /// The conditions of `open` hold. After an error the context has no resources.
     unsafe fn open_port(
         library: &'static Library,
         context: *mut ibv_context,
@@ -159,26 +159,26 @@ impl Nic {
         // SAFETY: upheld by the caller.
         let state = unsafe { usable_port(library, context, &here, port) }?;
         let gid =
-            // SAFETY: open.
+            // SAFETY: the context is open.
             unsafe { gid(library, context, name, port, &state, options) }.ok_or_else(|| {
                 match options.gid_index {
                     Some(index) => format!("{here} has no GID at NCCL_IB_GID_INDEX={index}"),
                     None => format!("{here} has no GID: has its network interface an address?"),
                 }
             })?;
-        // SAFETY: open.
+        // SAFETY: the context is open.
         let pd = unsafe { (library.alloc_pd)(context) };
         if pd.is_null() {
             return Err(format!("{here} gives no protection domain: {}", os_error()));
         }
-        // SAFETY: it was just made.
+        // SAFETY: the domain was just made.
         let dma_buf = unsafe { takes_dma_buf(library, pd) };
         let by_address = PEER_MEMORY.iter().any(|path| Path::new(path).exists());
         let pointers = POINTER_HOST
             | if by_address { POINTER_CUDA } else { 0 }
             | if dma_buf { POINTER_DMABUF } else { 0 };
         let device = device((name, port), attr, &state, &gid, pointers);
-        // SAFETY: open. So that looking for an event never waits for one.
+        // SAFETY: the context is open. Non-blocking, so that a check for events never waits.
         unsafe {
             let fd = (*context).async_fd;
             let flags = libc::fcntl(fd, libc::F_GETFL);
@@ -207,7 +207,7 @@ impl Nic {
     }
 }
 
-/// What a port says of itself, if it can be used.
+/// Returns a port's attributes if it can be used.
 ///
 /// # Safety
 /// `context` is open.
@@ -217,10 +217,10 @@ unsafe fn usable_port(
     here: &str,
     port: u8,
 ) -> Result<ibv_port_attr, String> {
-    // SAFETY: plain data that may be zero. The function fills in what older programs know; that
-    // is all that is looked at here.
+    // SAFETY: plain data that may be zero. The function writes the fields of older releases, and
+    // only those are used here.
     let mut state: ibv_port_attr = unsafe { mem::zeroed() };
-    // SAFETY: open; the struct is ours.
+    // SAFETY: the context is open. The struct is this function's own.
     let refused = unsafe { (library.query_port)(context, port, &mut state) };
     if refused != 0 {
         return Err(format!(
@@ -237,7 +237,7 @@ unsafe fn usable_port(
     Ok(state)
 }
 
-/// What NCCL is told of a port.
+/// Returns a port's description for NCCL.
 fn device(
     (name, port): (&str, u8),
     attr: &ibv_device_attr,
@@ -272,7 +272,7 @@ fn device(
     }
 }
 
-/// The entry of a port's GID table that is to be used.
+/// Returns the entry of a port's GID table that is to be used.
 ///
 /// # Safety
 /// `context` is open.
@@ -286,12 +286,12 @@ unsafe fn gid(
 ) -> Option<Gid> {
     let read = |index: u8| {
         let mut gid = ibv_gid { raw: [0; 16] };
-        // SAFETY: open; the union is ours, and bytes in any case.
+        // SAFETY: the context is open. The union is this function's own, and any bytes are valid.
         let raw = unsafe {
             let refused = (library.query_gid)(context, port, c_int::from(index), &mut gid);
             (refused == 0).then_some(gid.raw)?
         };
-        // Link-local with nothing behind the prefix is as empty as nothing.
+        // A link-local address with only zeros after the prefix counts as empty.
         let empty = raw[2..].iter().all(|byte| *byte == 0);
         let kind =
             fs::read_to_string(sysfs(name).join(format!("ports/{port}/gid_attrs/types/{index}")));
@@ -309,8 +309,9 @@ unsafe fn gid(
     choose::best(&all)
 }
 
-/// Whether the kernel takes DMA-BUFs for this device: asked with one that there can't be. What it
-/// does not know at all it refuses as such; what it knows it refuses for the file descriptor.
+/// Reports whether the kernel takes DMA-BUFs for this device. It tries an invalid one. A kernel
+/// without DMA-BUFs reports that the operation is unsupported, other kernels that the file
+/// descriptor is invalid.
 ///
 /// # Safety
 /// `pd` is alive.
@@ -318,11 +319,11 @@ unsafe fn takes_dma_buf(library: &Library, pd: *mut ibv_pd) -> bool {
     let Some(register) = library.reg_dmabuf_mr else {
         return false;
     };
-    // SAFETY: upheld by the caller; there is no file descriptor -1, so nothing is registered.
+    // SAFETY: upheld by the caller. File descriptor -1 doesn't exist, so nothing is registered.
     let mr = unsafe { register(pd, 0, 0, 0, -1, 0) };
     let error = os_error().raw_os_error();
     if !mr.is_null() {
-        // SAFETY: it was just made.
+        // SAFETY: the registration was just made.
         unsafe { (library.dereg_mr)(mr) };
     }
     !matches!(

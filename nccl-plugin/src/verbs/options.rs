@@ -1,29 +1,29 @@
-//! NCCL's own variables that mean the same here. As with NCCL, a value that can't be used is said
-//! in the log and replaced by the default.
+//! NCCL's variables for RDMA that mean the same here. As with NCCL, an unusable value is logged and
+//! replaced by the default.
 
 use crate::log;
 use crate::wanted::Wanted;
 
-/// All of them.
+/// The values of NCCL's variables for RDMA.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// `NCCL_IB_HCA`.
+    /// `NCCL_IB_HCA`: the devices to use.
     pub(super) wanted: Wanted,
     /// `NCCL_IB_HCA` as it was written, for messages.
     pub(super) hca: Option<String>,
-    /// `NCCL_IB_GID_INDEX`; the best one if there is none.
+    /// `NCCL_IB_GID_INDEX`: the entry of the GID table. Without it, the best one is used.
     pub(super) gid_index: Option<u8>,
-    /// `NCCL_IB_TIMEOUT`: of an acknowledgement, as 4.096 µs × 2^this.
+    /// `NCCL_IB_TIMEOUT`: exponent of the timeout of an acknowledgement, 4.096 µs × 2^`timeout`.
     pub(super) timeout: u8,
-    /// `NCCL_IB_RETRY_CNT`.
+    /// `NCCL_IB_RETRY_CNT`: number of retries.
     pub(super) retries: u8,
-    /// `NCCL_IB_SL`: service level, on InfiniBand.
+    /// `NCCL_IB_SL`: the service level on InfiniBand.
     pub(super) service_level: u8,
     /// `NCCL_IB_TC`: the traffic class that an operator pinned for all connections.
     pub(super) traffic_class: Option<u8>,
     /// `NCCL_IB_PKEY`: index of the partition key.
     pub(super) pkey_index: u16,
-    /// `NCCL_IB_PCI_RELAXED_ORDERING`: data may overtake each other on their way into memory.
+    /// `NCCL_IB_PCI_RELAXED_ORDERING`: whether writes into memory may be reordered.
     pub(super) relaxed_ordering: bool,
 }
 
@@ -44,7 +44,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// What `get` says of each variable.
+    /// Returns the options. `get` returns the value of each variable.
     pub fn from(get: impl Fn(&str) -> Option<String>) -> Self {
         let mut options = Self::default();
         let number = |name: &str, max: i64, default: i64| -> i64 {
@@ -52,7 +52,7 @@ impl Options {
                 return default;
             };
             match text.trim().parse::<i64>() {
-                // NCCL's way to say "as if it were not set".
+                // In NCCL, -1 means the default.
                 Ok(-1) => default,
                 Ok(value) if (0..=max).contains(&value) => value,
                 _ => {
@@ -81,15 +81,15 @@ impl Options {
         options
     }
 
-    /// The class of all connections, if an operator pinned one. It is kept: its priority may be the
-    /// only lossless one.
+    /// Returns the DSCP of all connections, if an operator pinned one. It stays unchanged, because
+    /// its priority may be the only lossless one.
     #[must_use]
     pub fn pinned_dscp(&self) -> Option<u8> {
         self.traffic_class.map(|class| class >> 2)
     }
 
-    /// The traffic class of a queue pair for messages of this DSCP: the pinned one with all its
-    /// eight bits.
+    /// Returns the traffic class of a queue pair for messages of this DSCP. A pin keeps all eight
+    /// bits.
     pub(super) fn class_of(&self, dscp: u8) -> u8 {
         match self.traffic_class {
             Some(pinned) if pinned >> 2 == dscp => pinned,

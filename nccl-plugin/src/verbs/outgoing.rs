@@ -1,4 +1,5 @@
-//! The queue pair of one class: pieces of messages that wait for room, and those on their way.
+//! The queue pair of one class, with the pieces of messages that wait to be posted or are in
+//! flight.
 
 use core::sync::atomic::Ordering;
 use std::collections::VecDeque;
@@ -12,7 +13,7 @@ use super::queue_pair::{Posted, QueuePair, Request, Work};
 use crate::backend::Sent;
 use crate::fault::Result;
 
-/// A piece of a message.
+/// A piece of a message, which is one work request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     pub(super) message: u64,
@@ -21,19 +22,19 @@ pub(super) struct Piece {
     pub(super) accounted: bool,
 }
 
-/// The queue pair of a class.
+/// The sending queue pair of a class.
 pub(super) struct Outgoing {
     pub(super) qp: QueuePair,
     pub(super) room: usize,
-    /// On their way, in order.
+    /// Pieces in flight, in order.
     pub(super) in_flight: VecDeque<Piece>,
-    /// Not posted yet, in order.
+    /// Pieces that are not posted yet, in order.
     pub(super) waiting: VecDeque<(Request, Piece)>,
-    /// Messages that are done.
+    /// Number of messages that are done.
     pub(super) done: u64,
 }
 
-/// The message that is being pushed.
+/// The message whose bytes are being pushed.
 pub(super) struct Newest {
     pub(super) message: u64,
     pub(super) class: usize,
@@ -47,7 +48,7 @@ pub(super) struct Newest {
 }
 
 impl Newest {
-    /// Writes the next `count` bytes.
+    /// Returns the work request for the next `count` bytes.
     pub(super) fn request(&self, work: Work, count: usize) -> Request {
         Request {
             id: self.class as u64,
@@ -62,8 +63,8 @@ impl Newest {
         }
     }
 
-    /// Announces the message, whose bytes went before. With `table`, where the receiver's table of
-    /// sizes is, the size goes along.
+    /// Returns the work request that announces the message after its bytes. With `table`, the
+    /// address of the receiver's table of sizes, it carries the size.
     pub(super) fn announcement(
         &self,
         immediate: u32,
@@ -74,8 +75,8 @@ impl Newest {
             None => (0, 0, self.entry.address, self.entry.rkey),
             Some((address, rkey)) => {
                 let at = cts::size_place(&self.entry);
-                // Relaxed: the post that follows is what shows it to the NIC, and that is ordered
-                // by the provider's own barriers.
+                // Relaxed, because the post that follows makes the word visible to the NIC, and the
+                // provider's barriers order the post.
                 sizes.words()[at].store((self.bytes as u64).to_le(), Ordering::Relaxed);
                 let offset = at as u64 * 8;
                 (
@@ -99,7 +100,7 @@ impl Newest {
         }
     }
 
-    /// What is kept of a work request until it is complete.
+    /// Returns the record of a work request, which is kept until its completion.
     pub(super) fn piece(&self, bytes: usize, last: bool) -> Piece {
         Piece {
             message: self.message,
@@ -111,7 +112,7 @@ impl Newest {
 }
 
 impl Outgoing {
-    /// Posts what waits, as far as there is room.
+    /// Posts waiting work requests, as far as there is room.
     pub(super) fn post(&mut self) -> Result<()> {
         while !self.waiting.is_empty() && self.in_flight.len() < self.room {
             let count = BATCH
@@ -123,9 +124,9 @@ impl Outgoing {
                 .take(count)
                 .map(|(request, _)| *request)
                 .collect();
-            // SAFETY: the memory of messages stays until they are said to be done, which a
-            // completion does (the contract of `backend::Message`), that of sizes until the message
-            // is done; the queue pair goes before either does.
+            // SAFETY: the memory of a message stays until its completion makes it done (the
+            // contract of `backend::Message`). The memory of sizes stays until the message is done.
+            // The queue pair is dropped before either.
             let posted = unsafe { self.qp.post(&requests) }?;
             let taken = match posted {
                 Posted::All => count,
@@ -140,7 +141,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// The oldest piece is done.
+    /// Completes the oldest piece. Returns false if there was none.
     pub(super) fn complete_oldest(&mut self, sent: &mut Vec<Sent>) -> bool {
         let Some(piece) = self.in_flight.pop_front() else {
             return false;

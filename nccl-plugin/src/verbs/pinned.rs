@@ -1,4 +1,4 @@
-//! A connection's own memory, which the device reads, or the peer's NIC writes at any moment.
+//! A connection's own memory, which the device may read and the peer's NIC may write at any moment.
 
 use core::ffi::c_int;
 use core::ptr::NonNull;
@@ -12,10 +12,10 @@ use super::library::os_error;
 use super::nic::Nic;
 use crate::fault::{Fault, Result};
 
-/// Also where a system's own pages are larger: what matters is that nothing else shares the memory.
+/// Alignment in bytes, whatever a system's page size is. No other data shares these pages.
 const PAGE: usize = 65536;
 
-/// Page-aligned memory that the device knows, zero at first.
+/// Page-aligned, registered memory, which is zero at first.
 #[derive(Debug)]
 pub(super) struct Pinned {
     memory: NonNull<u8>,
@@ -26,23 +26,21 @@ pub(super) struct Pinned {
     nic: Arc<Nic>,
 }
 
-// SAFETY: owned memory, and a registration that only libibverbs follows, which takes it in any
-// thread.
+// SAFETY: the memory is owned. Only libibverbs follows the registration, in any thread.
 unsafe impl Send for Pinned {}
 
 impl Pinned {
-    /// `bytes` of it, which `remote` lets the peer write. With strict ordering, whatever the
-    /// settings say.
+    /// Allocates and registers `bytes` of memory. With `remote`, the peer may write it. Ordering is
+    /// strict, whatever the settings are.
     ///
     /// # Errors
     /// The device refused.
     pub(super) fn new(nic: &Arc<Nic>, bytes: usize, remote: bool) -> Result<Self> {
-        // Whole pages: a fork may take registered ones from the child, and with them whatever else
-        // is on them.
+        // A fork may remove registered pages from the child, so no other data may be on them.
         let layout = Layout::from_size_align(bytes, PAGE)
             .map(|layout| layout.pad_to_align())
             .map_err(|error| Fault::Internal(error.to_string()))?;
-        // SAFETY: not of size zero: all callers ask for constants.
+        // SAFETY: the size is not zero, because all callers pass constants.
         let Some(memory) = NonNull::new(unsafe { alloc_zeroed(layout) }) else {
             handle_alloc_error(layout);
         };
@@ -50,7 +48,7 @@ impl Pinned {
         if remote {
             flags |= access::IBV_ACCESS_REMOTE_WRITE;
         }
-        // SAFETY: memory of that size, which stays until `drop` has taken the registration back.
+        // SAFETY: the memory has this size and stays until `drop` has ended the registration.
         let mr =
             unsafe { (nic.library.reg_mr)(nic.pd, memory.as_ptr().cast(), bytes, flags as c_int) };
         if mr.is_null() {
@@ -62,7 +60,7 @@ impl Pinned {
                 error,
             ));
         }
-        // SAFETY: it was just made.
+        // SAFETY: the registration was just made.
         let (lkey, rkey) = unsafe { ((*mr).lkey, (*mr).rkey) };
         Ok(Self {
             memory,
@@ -74,15 +72,15 @@ impl Pinned {
         })
     }
 
-    /// Where it is.
+    /// Returns the memory's address.
     pub(super) fn address(&self) -> u64 {
         self.memory.as_ptr() as u64
     }
 
-    /// As words, which a NIC may write or read at any moment: so all access is atomic.
+    /// Returns the memory as words. A NIC may access them at any moment, so all access is atomic.
     pub(super) fn words(&self) -> &[AtomicU64] {
-        // SAFETY: aligned, initialized, as long as `self`; shared with the NIC only, in words that
-        // are only ever accessed atomically.
+        // SAFETY: aligned, initialized, and as long as `self`. The NIC shares the words, and the
+        // process accesses them only atomically.
         unsafe {
             core::slice::from_raw_parts(
                 self.memory.as_ptr().cast::<AtomicU64>(),
@@ -95,8 +93,8 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         if self.nic.is_ours() {
-            // SAFETY: registered in `new`; the queue pairs that used it are gone, since whoever
-            // holds both drops those first.
+            // SAFETY: registered in `new`. The queue pairs that used it are gone, since their owner
+            // drops them first.
             unsafe { (self.nic.library.dereg_mr)(self.mr) };
         }
         // SAFETY: allocated in `new`, with this layout.

@@ -1,4 +1,4 @@
-//! Queue pairs: made, connected, used and taken down.
+//! Queue pairs: creation, connection, use and destruction.
 
 use core::ffi::c_int;
 use core::mem;
@@ -17,29 +17,29 @@ use super::library::os_error;
 use super::nic::{INFINIBAND, Nic};
 use crate::fault::{Fault, Result};
 
-/// Bytes that a queue pair is asked to take along in a work request: one entry of the fifo, and
-/// small messages.
+/// Inline bytes of a work request that a queue pair is asked for. A fifo entry and small messages
+/// fit.
 pub(super) const INLINE_BYTES: usize = 64;
-/// Packets on their way, in each direction, of RDMA READs: only flushes use them.
+/// Largest number of RDMA READs in flight, in each direction. Only flushes use them.
 const READS: u8 = 1;
-/// 0.64 ms: how long a sender waits when the receiver has no buffer for it. It always has.
+/// The code for 0.64 ms, the sender's wait if the receiver has no buffer, which it always has.
 const RECEIVER_NOT_READY: u8 = 12;
-/// For ever.
+/// The code for an unlimited number of retries.
 const RECEIVER_NOT_READY_RETRIES: u8 = 7;
 const HOPS: u8 = 255;
 
-/// What a work request does.
+/// The operation of a work request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Work {
-    /// Writes into the peer's memory.
+    /// A write into the peer's memory.
     Write,
-    /// Writes, and tells the peer with these 32 bits.
+    /// A write into the peer's memory that delivers these 32 bits to the peer.
     Announce(u32),
-    /// Reads from the peer's memory.
+    /// A read from the peer's memory.
     Read,
 }
 
-/// A work request.
+/// A work request to be posted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
     pub(super) id: u64,
@@ -49,22 +49,22 @@ pub(super) struct Request {
     pub(super) remote: u64,
     pub(super) rkey: u32,
     pub(super) bytes: u32,
-    /// Whether its completion is to be told.
+    /// Whether the device reports the request's completion.
     pub(super) signaled: bool,
-    /// Whether our processor can read the memory, so that a few bytes may go along in the request.
+    /// Whether the CPU can read the memory, so that a few bytes can go inline.
     pub(super) readable: bool,
 }
 
-/// What a post came to.
+/// The result of a post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Posted {
-    /// All of them are taken.
+    /// All work requests are taken.
     All,
-    /// So many are taken; the queue is full.
+    /// The number of work requests that are taken. The queue is full.
     Some(usize),
 }
 
-/// A reliable connection.
+/// A queue pair of a reliable connection.
 #[derive(Debug)]
 pub(super) struct QueuePair {
     qp: *mut ibv_qp,
@@ -72,11 +72,11 @@ pub(super) struct QueuePair {
     nic: Arc<Nic>,
 }
 
-// SAFETY: libibverbs takes it in any thread.
+// SAFETY: libibverbs takes a queue pair in any thread.
 unsafe impl Send for QueuePair {}
 
 impl QueuePair {
-    /// Not connected yet, but ready to be, and the peer may write.
+    /// Creates a queue pair that is not connected, but ready to be. The peer may write.
     ///
     /// # Errors
     /// The device refused.
@@ -87,7 +87,7 @@ impl QueuePair {
         work_requests: u32,
     ) -> Result<Self> {
         let made = Self::make(nic, completions, shared, work_requests, INLINE_BYTES);
-        // A device may have none of that.
+        // A device may support no inline data.
         let made = made.or_else(|_| Self::make(nic, completions, shared, work_requests, 0))?;
         // SAFETY: plain data that may be zero.
         let mut attr: ibv_qp_attr = unsafe { mem::zeroed() };
@@ -131,7 +131,7 @@ impl QueuePair {
             qp_type: ibv_qp_type::IBV_QPT_RC,
             sq_sig_all: 0,
         };
-        // SAFETY: domain and queues are alive and of this device; the struct is ours.
+        // SAFETY: domain and queues are alive and of this device. The struct is local.
         let qp = unsafe { (nic.library.create_qp)(nic.pd, &mut attr) };
         if qp.is_null() {
             return Err(nic.refused("gives no queue pair", os_error()));
@@ -143,14 +143,14 @@ impl QueuePair {
         })
     }
 
-    /// Its number.
+    /// Returns the queue pair's number.
     pub(super) fn number(&self) -> u32 {
-        // SAFETY: alive.
+        // SAFETY: the queue pair is alive.
         unsafe { (*self.qp).qp_num }
     }
 
     fn modify(&self, attr: &mut ibv_qp_attr, change: mask::Type, what: &str) -> Result<()> {
-        // SAFETY: alive; the struct is ours.
+        // SAFETY: the queue pair is alive. The struct is this function's own.
         match unsafe { (self.nic.library.modify_qp)(self.qp, attr, change as c_int) } {
             0 => Ok(()),
             error => {
@@ -160,8 +160,8 @@ impl QueuePair {
         }
     }
 
-    /// Connects it with the queue pair `theirs` of the other end, all in one class, the lowest two
-    /// bits of which are the network's (ECN).
+    /// Connects the queue pair with `theirs` of the other end, in one class. The network uses the
+    /// class's lowest two bits (ECN).
     ///
     /// # Errors
     /// The device refused.
@@ -180,8 +180,8 @@ impl QueuePair {
         attr.rq_psn = theirs.first_packet;
         attr.max_dest_rd_atomic = READS;
         attr.min_rnr_timer = RECEIVER_NOT_READY;
-        // InfiniBand inside one subnet is routed by its own addresses; all else has a global
-        // header, which carries the class.
+        // Within one InfiniBand subnet, LIDs route packets. Otherwise a global header does, which
+        // carries the class.
         let by_lid = nic.link == INFINIBAND && end.lid != 0 && end.gid[..8] == nic.gid[..8];
         attr.ah_attr = ibv_ah_attr {
             grh: ibv_global_route {
@@ -225,15 +225,15 @@ impl QueuePair {
         self.modify(&mut attr, change, "can't begin to send")
     }
 
-    /// Hands work requests to the device, at most [`BATCH`], in one call.
+    /// Posts work requests in one call, at most [`BATCH`].
     ///
     /// # Safety
-    /// The local memory of each stays registered, and is neither read nor written while it
-    /// may be, until its completion or that of a later one has been seen, or the queue pair is
-    /// gone.
+    /// The local memory of each request stays registered and isn't accessed in conflict with it.
+    /// This holds until its completion or that of a later request has been seen, or the queue pair
+    /// is gone.
     ///
     /// # Errors
-    /// The device refused otherwise than for lack of room.
+    /// The device refused for another reason than lack of room.
     pub(super) unsafe fn post(&self, requests: &[Request]) -> Result<Posted> {
         let count = requests.len().min(BATCH);
         if count == 0 {
@@ -276,9 +276,9 @@ impl QueuePair {
         }
         let first = list.as_mut_ptr();
         let mut bad = ptr::null_mut();
-        // SAFETY: alive, with its context's table of operations. The list ends within the array,
-        // and what it names stays until the call has returned; the memory behind it is upheld by
-        // the caller.
+        // SAFETY: the queue pair is alive, with its context's table of operations. The list ends
+        // within the array, and what it names stays until the call has returned. The caller upholds
+        // the conditions on the memory.
         let result = unsafe {
             for at in 0..count - 1 {
                 (*first.add(at)).next = first.add(at + 1);
@@ -291,7 +291,7 @@ impl QueuePair {
         if result == 0 {
             return Ok(Posted::All);
         }
-        // Everything before the refused one is taken.
+        // The device took all requests before the refused one.
         let taken = (0..count)
             .position(|at| ptr::eq(bad, first.wrapping_add(at)))
             .unwrap_or(0);
@@ -306,13 +306,13 @@ impl QueuePair {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         if self.nic.is_ours() {
-            // SAFETY: alive, and nobody else's.
+            // SAFETY: the queue pair is alive, and only this value owns it.
             unsafe { (self.nic.library.destroy_qp)(self.qp) };
         }
     }
 }
 
-/// What a completion that failed means, and what can be done about it.
+/// Returns the fault of a failed completion, with a hint what to do about it.
 pub(super) fn failure(nic: &Nic, peer: &str, completion: &Completion) -> Fault {
     let status = nic.library.status(completion.status);
     let hint = match completion.status {

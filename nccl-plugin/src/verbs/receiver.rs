@@ -1,8 +1,8 @@
-//! The receiving end: announces each buffer that is posted in the sender's fifo, and hears
-//! by immediate data when one is filled.
+//! The receiving end. It announces each posted buffer in the sender's fifo, and gets immediate data
+//! for each message.
 //!
-//! What arrives by whichever queue pair takes a work request of one shared receive queue. There are
-//! as many there as buffers are posted, so a sender never finds none.
+//! An arrival on any queue pair takes a work request of one shared receive queue. That queue has
+//! one for each posted buffer, so it is never empty.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -23,18 +23,18 @@ use crate::backend::{
 };
 use crate::fault::{Fault, Result};
 
-/// Arrivals that may come: all buffers of all grouped receives.
+/// Largest number of arrivals, which is that of all buffers of all grouped receives.
 const ARRIVALS: u32 = (DEPTH * GROUP_MAX) as u32;
 /// Work requests of the queue pair that announces buffers, and of the one for flushes.
 const ANNOUNCEMENTS: u32 = 64;
 const FLUSHES: u32 = 64;
-/// The other queue pairs only receive; some devices want one.
+/// Work requests of the other queue pairs. They only receive, but some devices need one.
 const FEW: u32 = 1;
-/// One announcement of so many has its completion told; that one speaks for those before it.
+/// Number of announcements per reported completion. It also completes those before it.
 const SIGNAL_EVERY: usize = 8;
-/// Numbers of flushes, apart from those of grouped receives.
+/// Bit that distinguishes numbers of flushes from those of grouped receives.
 const FLUSH: u64 = 1 << 63;
-/// `IBV_WC_RECV` is a bit in all opcodes of arrivals.
+/// The bit `IBV_WC_RECV`, which is in the opcodes of all arrivals.
 const ARRIVED: u32 = 128;
 
 /// A receiving end whose sender is still connecting.
@@ -49,10 +49,10 @@ pub(super) struct Welcoming {
 }
 
 impl Welcoming {
-    /// Connected, on our side, to the end that said hello.
+    /// Creates a receiving end and connects its side to the sender.
     ///
     /// # Errors
-    /// They don't fit together, or the device refused.
+    /// The ends don't fit together, or the device refused.
     pub(super) fn new(nic: &Arc<Nic>, theirs: &End) -> Result<Self> {
         nic.check_link(theirs)?;
         let completions = Completions::new(nic, ARRIVALS + ANNOUNCEMENTS + FLUSHES)?;
@@ -84,7 +84,7 @@ impl Welcoming {
         })
     }
 
-    /// How we describe ourselves.
+    /// Returns the description of this end.
     pub(super) fn end(&self) -> End {
         let lanes = self.lanes.iter().map(|(_, lane)| *lane);
         connect::end(&self.nic, self.table.address(), self.table.rkey, lanes)
@@ -95,17 +95,18 @@ impl Welcoming {
 #[derive(Debug, Default)]
 struct Slot {
     post: u64,
-    /// Rooms of its buffers; empty: the place is free.
+    /// Sizes of the group's buffers. Empty if this entry is free.
     rooms: SmallVec<[usize; GROUP_MAX]>,
     sizes: SmallVec<[usize; GROUP_MAX]>,
-    /// Bits of those that are filled.
+    /// Bit mask of the buffers that are filled.
     filled: u32,
 }
 
-/// The receiving end of a connection. (The queue pairs first: they go before what they use.)
+/// The receiving end of a connection. The queue pairs come first, so that they are dropped before
+/// what they use.
 pub(super) struct Receiver {
     lanes: SmallVec<[QueuePair; 8]>,
-    /// Reads from the device's own memory, and where to.
+    /// The queue pair that reads from the device's own memory, and the memory it reads into.
     flusher: Option<(QueuePair, Pinned)>,
     shared: SharedReceive,
     completions: Completions,
@@ -113,17 +114,17 @@ pub(super) struct Receiver {
     shadow: Pinned,
     nic: Arc<Nic>,
     numbers: SmallVec<[u32; 8]>,
-    /// The sender's fifo, and its key.
+    /// Address and key of the sender's fifo.
     fifo: (u64, u32),
     watch: Watch,
     next: u64,
     slots: [Slot; DEPTH],
-    /// Announcements on their way, and how many of them since the last that is told.
+    /// Announcements in flight, and how many of them follow the last one with a completion.
     announcements: usize,
     untold: usize,
     flushes: VecDeque<u64>,
     flushed: u64,
-    /// Messages that came, by queue pair.
+    /// Number of messages that arrived, by queue pair.
     arrived: SmallVec<[u64; 8]>,
     fault: Option<Fault>,
 }
@@ -133,7 +134,7 @@ fn is_gpu(kind: i32) -> bool {
 }
 
 impl Receiver {
-    /// The sender is connected.
+    /// Returns the receiving end after the sender is connected.
     pub(super) fn new(welcoming: Welcoming, watch: Watch) -> Self {
         let lanes: SmallVec<[QueuePair; 8]> =
             welcoming.lanes.into_iter().map(|(qp, _)| qp).collect();
@@ -188,7 +189,7 @@ impl Receiver {
             };
             let words = &self.shadow.words()[cts::place(post, index)..];
             for (word, value) in words.iter().zip(entry.encode()) {
-                // Relaxed: the post that follows shows it to the NIC.
+                // Relaxed, because the post that follows makes the word visible to the NIC.
                 word.store(value, Ordering::Relaxed);
             }
             self.shared.post()?;
@@ -205,8 +206,8 @@ impl Receiver {
             signaled: told,
             readable: true,
         };
-        // SAFETY: `shadow` is ours, and goes after the queue pair. Its part is written again only
-        // once all of the group came, when the sender has read what it says.
+        // SAFETY: `shadow` is owned here and dropped after the queue pair. Its part is written
+        // again only after all messages of the group arrived, when the sender has read it.
         let posted = unsafe { self.lanes[0].post(&[request]) }?;
         if posted != Posted::All {
             return Err(Fault::Internal(String::from(
@@ -218,7 +219,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// The queue pair that flushes go by, connected to itself.
+    /// Returns the queue pair for flushes, which is connected to itself.
     fn flusher(&mut self) -> Result<&(QueuePair, Pinned)> {
         if self.flusher.is_none() {
             let qp = QueuePair::new(&self.nic, &self.completions, None, FLUSHES)?;
@@ -250,14 +251,14 @@ impl Receiver {
             signaled: true,
             readable: false,
         };
-        // SAFETY: the byte that is written is ours, and looked at by nobody.
+        // SAFETY: the byte that is written is owned here, and nobody reads it.
         match unsafe { qp.post(&[request]) }? {
             Posted::All => Ok(()),
             Posted::Some(_) => Err(Fault::Internal(String::from("too many flushes at a time"))),
         }
     }
 
-    /// A message has come.
+    /// Handles the arrival of a message.
     fn arrive(&mut self, completion: &Completion, received: &mut Vec<Received>) -> Result<()> {
         if let Some(lane) = self
             .numbers
@@ -281,7 +282,7 @@ impl Receiver {
             return Err(nonsense("two messages for one buffer"));
         }
         let bytes = arrival.bytes.unwrap_or_else(|| {
-            // Acquire: the completion that was polled comes after what the NIC wrote.
+            // Acquire, because the polled completion comes after the NIC's write.
             let word = &self.table.words()[arrival.slot * GROUP_MAX + arrival.index];
             u64::from_le(word.load(Ordering::Acquire))
         });
@@ -319,7 +320,7 @@ impl Receiver {
         Ok(())
     }
 
-    /// Takes what completed.
+    /// Handles all completions.
     fn drain(&mut self, received: &mut Vec<Received>) {
         let mut batch = [Completion::NONE; BATCH];
         loop {
@@ -329,7 +330,7 @@ impl Receiver {
             };
             for completion in &batch[..count] {
                 if let Err(fault) = self.complete(completion, received) {
-                    // Those behind it may still be good.
+                    // Completions after this one may still be good.
                     self.break_with(fault);
                 }
             }
@@ -359,7 +360,7 @@ impl backend::Receiver for Receiver {
     fn register(&mut self, memory: Memory) -> Result<Region> {
         let registered = self.nic.register(memory)?;
         if is_gpu(memory.kind) {
-            // Now rather than between messages.
+            // The flusher is created now rather than between messages.
             self.flusher()?;
         }
         Ok(Box::new(registered))
@@ -391,7 +392,7 @@ impl backend::Receiver for Receiver {
                 self.break_with(fault);
             }
         }
-        // A broken connection takes them, so that `progress` can say what is wrong.
+        // A broken connection takes buffers, so that `progress` can return the fault.
         self.next += 1;
         Some(post)
     }
@@ -426,7 +427,7 @@ impl backend::Receiver for Receiver {
             self.look();
         }
         match &self.fault {
-            // First what came; the error with the next call.
+            // Returns completed receives first, and the fault with the next call.
             Some(fault) if received.len() == before => Err(fault.clone()),
             _ => Ok(()),
         }

@@ -1,10 +1,10 @@
-//! The sending end: waits for a buffer in the fifo that the receiver writes, and writes messages into
-//! the receiver's memory, each on the queue pair of its class.
+//! The sending end. It waits for a buffer in the fifo that the receiver writes, and writes messages
+//! into the receiver's memory, each on the queue pair of its class.
 //!
-//! Every piece that is pushed is one work request with a completion of its own, since a completion
-//! is what tells the scheduler that bytes have left the wire: the peer's NIC has acknowledged them.
-//! The last piece carries the announcement. Pieces that find a queue full wait here. A queue pair
-//! completes in order, so that a message is done when its last piece is.
+//! Every piece that is pushed is one work request with its own completion. The completion tells the
+//! scheduler that the bytes have left the wire, because the peer's NIC has acknowledged them. The
+//! last piece carries the announcement. Pieces wait here while their queue is full. A queue pair
+//! completes in order, so a message is done when its last piece is.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,15 +26,15 @@ use crate::backend::{
 };
 use crate::fault::{Fault, Result};
 
-/// Work requests of a queue pair.
+/// Number of work requests of a queue pair.
 const WORK_REQUESTS: u32 = 128;
-/// An InfiniBand network may send packets of one write by several ways, except where the write
-/// announces itself. So larger ones are announced apart.
+/// Largest message, in bytes, whose write also announces it. An InfiniBand network may send packets
+/// of one write by several paths, except for a write that announces itself.
 const ANNOUNCED_APART: usize = 8192;
-/// How long an orderly end waits for what is in flight.
+/// Longest wait of an orderly close for bytes in flight.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// What is made before the peer is known.
+/// The resources of a sending end before its peer is known.
 pub(super) struct Greeting {
     lanes: SmallVec<[(QueuePair, ClassQueuePair); 8]>,
     completions: Completions,
@@ -43,31 +43,34 @@ pub(super) struct Greeting {
     nic: Arc<Nic>,
 }
 
-/// The sending end of a connection. (The queue pairs first: they go before what they use.)
+/// The sending end of a connection. The queue pairs come first, so that they are dropped before
+/// what they use.
 pub(super) struct Sender {
     lanes: SmallVec<[Outgoing; 8]>,
     completions: Completions,
     fifo: Pinned,
     sizes: Pinned,
     nic: Arc<Nic>,
-    /// The receiver's table of sizes, and its key.
+    /// Address and key of the receiver's table of sizes.
     table: (u64, u32),
     watch: Option<Watch>,
-    /// The grouped receive whose turn it is, its buffers once they are known, and which of them are
-    /// taken.
+    /// Number of the next grouped receive, its buffers once they are known, and the bit mask of
+    /// those that are taken.
     head: u64,
     group: Vec<Entry>,
     taken: u32,
-    /// What `clear` found for the next message.
+    /// Index of the buffer that `clear` found for the next message.
     matched: Option<usize>,
     begun: u64,
     newest: Option<Newest>,
-    /// Seen while something else was asked; for the next `progress`.
+    /// Messages that were seen as done outside of `progress`. The next `progress` returns them.
     seen: Vec<Sent>,
     fault: Option<Fault>,
 }
 
 impl Greeting {
+    /// Creates the resources of a sending end.
+    ///
     /// # Errors
     /// The device refused.
     pub(super) fn new(nic: &Arc<Nic>, classes: &Classes) -> Result<Self> {
@@ -91,16 +94,16 @@ impl Greeting {
         })
     }
 
-    /// How we describe ourselves.
+    /// Returns the description of this end.
     pub(super) fn end(&self) -> End {
         let lanes = self.lanes.iter().map(|(_, lane)| *lane);
         connect::end(&self.nic, self.fifo.address(), self.fifo.rkey, lanes)
     }
 
-    /// Connects to the end that welcomed us.
+    /// Connects to the receiver.
     ///
     /// # Errors
-    /// They don't fit together, or the device refused.
+    /// The ends don't fit together, or the device refused.
     pub(super) fn connect(self, theirs: &End) -> Result<Sender> {
         self.nic.check_link(theirs)?;
         if theirs.lanes.len() != self.lanes.len() {
@@ -140,7 +143,7 @@ impl Greeting {
 }
 
 impl Sender {
-    /// The TCP connection, once the handshake is over.
+    /// Stores the watch over the peer after the handshake.
     pub(super) fn watch(&mut self, watch: Watch) {
         self.watch = Some(watch);
     }
@@ -159,7 +162,7 @@ impl Sender {
             .any(|lane| !lane.in_flight.is_empty() || !lane.waiting.is_empty())
     }
 
-    /// Takes what completed.
+    /// Handles all completions.
     fn drain(&mut self, sent: &mut Vec<Sent>) {
         let mut batch = [Completion::NONE; BATCH];
         loop {
@@ -169,7 +172,7 @@ impl Sender {
             };
             for completion in &batch[..count] {
                 if completion.status != 0 {
-                    // What the receiver said it got is done for all that.
+                    // Messages that the receiver reported as arrived are done nevertheless.
                     self.settle(sent, true);
                     let fault = failure(&self.nic, self.peer(), completion);
                     self.break_with(fault);
@@ -194,8 +197,8 @@ impl Sender {
         }
     }
 
-    /// The receiver is leaving: what it said it got is done, even if its last acknowledgement was
-    /// lost.
+    /// Completes the messages that a leaving receiver reports as arrived. Their acknowledgement may
+    /// be lost.
     fn settle(&mut self, sent: &mut Vec<Sent>, now: bool) {
         let Some(watch) = &mut self.watch else { return };
         if now {
@@ -209,7 +212,7 @@ impl Sender {
         }
     }
 
-    /// Looks after the peer and the device, now and then.
+    /// Checks the peer and the device from time to time.
     fn look(&mut self, sent: &mut Vec<Sent>) {
         let sight = self.watch.as_mut().map_or(Sight::There, Watch::look);
         match sight {
@@ -234,9 +237,9 @@ impl Sender {
         }
     }
 
-    /// The buffer of the group whose turn it is that a message goes into.
+    /// Returns the index of the buffer in the current group for a message with this tag.
     fn match_buffer(&self, tag: i32) -> Option<usize> {
-        // Messages match in order; a tag only selects inside a group.
+        // Messages match in order. A tag only selects inside a group.
         let alone = self.group.len() == 1;
         self.group
             .iter()
@@ -244,7 +247,7 @@ impl Sender {
             .position(|(at, entry)| self.taken & 1 << at == 0 && (alone || entry.tag == tag))
     }
 
-    /// Makes work requests of the next bytes of the newest message.
+    /// Queues work requests for the next bytes of the newest message.
     fn queue(&mut self, bytes: usize) -> Option<usize> {
         let apart = self.nic.link == INFINIBAND;
         let piece_max = self.nic.piece_max;
@@ -303,8 +306,8 @@ impl backend::Sender for Sender {
         self.matched = None;
         if self.group.is_empty() && !cts::read_group(self.fifo.words(), self.head, &mut self.group)
         {
-            // A receiver that is gone will never post: nobody else may ask after it while nothing
-            // is in flight.
+            // A receiver that is gone never posts. Without bytes in flight, only this check
+            // notices.
             let mut seen = core::mem::take(&mut self.seen);
             self.look(&mut seen);
             self.seen = seen;
@@ -394,7 +397,7 @@ impl backend::Sender for Sender {
             self.look(sent);
         }
         match &self.fault {
-            // First what is done; the error with the next call.
+            // Returns messages that are done first, and the fault with the next call.
             Some(fault) if sent.len() == before => Err(fault.clone()),
             _ => Ok(()),
         }

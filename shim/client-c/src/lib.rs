@@ -1,4 +1,5 @@
-//! `liblaxity_client.so` and `.a`: the functions of `laxity.h`, which are [`client::ffi`].
+//! `liblaxity_client.so` and `liblaxity_client.a`: the functions of `laxity.h`, defined in
+//! [`client::ffi`].
 
 #![forbid(unsafe_code)]
 

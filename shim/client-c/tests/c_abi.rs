@@ -1,7 +1,7 @@
-//! A C program, compiled against `laxity.h` and linked with the library, with and without a
-//! daemon; and as C++, which must accept the header.
+//! A C program, compiled with `laxity.h` and linked with the library, with and without a daemon. It
+//! is also compiled as C++, which must accept the header.
 
-// As the module below, which is the client's, calls it.
+// The client's module below uses this name.
 extern crate client as laxity_client;
 
 #[path = "../../client/tests/daemon/mod.rs"]
@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering;
 use daemon::{TestDaemon, eventually};
 use laxity_shm::record::Record;
 
-/// Where cargo put `liblaxity_client.a`: next to this test's own directory, or in it.
+/// Returns the path of `liblaxity_client.a`, which is next to this test's directory or in it.
 fn library() -> PathBuf {
     let own = std::env::current_exe().expect("own path");
     let deps = own.parent().expect("deps").to_owned();
@@ -26,7 +26,7 @@ fn library() -> PathBuf {
         .into_iter()
         .find(|path| path.exists())
         .unwrap_or_else(|| {
-            // Hashed names: the newest.
+            // File names have hashes, so take the newest.
             let mut found: Vec<_> = std::fs::read_dir(&deps)
                 .expect("deps")
                 .flatten()
@@ -59,7 +59,7 @@ fn compile(compiler: &str, flags: &[&str], example: &str, into: &Path) -> Output
 fn run(program: &Path, socket: &Path) -> Vec<String> {
     let output = Command::new(program)
         .env("LAXITY_SOCKET", socket)
-        // A busy machine may be slow to answer.
+        // A busy machine may answer slowly.
         .env("LAXITY_ATTACH_MS", "10000")
         .output()
         .expect("the program runs");

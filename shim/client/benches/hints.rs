@@ -1,6 +1,6 @@
-//! What a hint costs from C: the functions of `laxity.h`, called through their addresses as C calls
-//! them, beside an empty one, under a daemon that takes every record. The budget is one microsecond
-//! a hint.
+//! The cost of a hint from C. The benchmark calls the functions of `laxity.h` through their
+//! addresses, as C does, and an empty function. A daemon takes every record. The budget is one
+//! microsecond a hint.
 
 #[path = "../tests/daemon/mod.rs"]
 mod daemon;
@@ -19,7 +19,7 @@ extern "C" fn empty(batch: u64, layer: u16) -> c_int {
 
 fn hints(criterion: &mut Criterion) {
     let daemon = TestDaemon::start();
-    // SAFETY: before any thread of this program but the daemon's, which reads no environment.
+    // SAFETY: the only other thread is the daemon's, which reads no environment.
     unsafe { std::env::set_var("LAXITY_SOCKET", &daemon.socket) };
     let mut group = criterion.benchmark_group("hint");
     let call: extern "C" fn(u64, u16) -> c_int = black_box(empty);

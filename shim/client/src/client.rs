@@ -1,12 +1,12 @@
-//! The process's end: finding a daemon, losing it, finding it again.
+//! A process's attachment: finding a daemon, losing it, and finding it again.
 //!
 //! # Why no thread
-//! Attaching anew is a non-blocking state machine (connect and greet; later, is the answer
-//! there?) that submits without a scheduler advance, at most once per `reattach_every`, a poll
-//! for the answer once a millisecond. A background thread would do it sooner in a process that
-//! submits rarely, which gains nothing from it, and would be a stranger in the application: it
-//! does not survive fork, inherits signal masks, appears in its thread counts. All calls are
-//! non-blocking, so the price is a few microseconds in a submit that would go out unscheduled.
+//! Attaching again is a non-blocking state machine: it connects and greets, and later looks for the
+//! answer. Submits without a scheduler advance it, at most once per `reattach_every`, and look for
+//! the answer once a millisecond. A background thread would attach sooner only in a process that
+//! submits rarely, where that is no gain. It would also disturb the application: it does not
+//! survive fork, inherits signal masks, and appears in thread counts. All calls are non-blocking,
+//! so they cost a few microseconds in a submit that would be bypassed anyway.
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,32 +25,29 @@ use crate::options::Options;
 use crate::session::Session;
 use crate::stats::{LaneCounters, Stats};
 
-/// Between two looks whether the daemon has answered.
+/// Time between two checks for the daemon's answer.
 const ANSWER_POLL_NS: u64 = 1_000_000;
-/// A connection that is not answered for this long is given up. A daemon that is stopped keeps
-/// accepting connections, in its backlog; it answers when it goes on.
+/// Time after which an unanswered connection is closed. A stopped daemon still accepts connections
+/// in its backlog, and answers when it continues.
 const ANSWER_LIMIT_NS: u64 = 5_000_000_000;
-/// A daemon whose backlog is full is asked again after this: it works the backlog off, and room in
-/// it comes and goes within less.
+/// Time before another attempt if the daemon's backlog is full. The daemon empties it in less time.
 const BACKLOG_RETRY_NS: u64 = 1_000_000;
-/// A daemon that refuses is asked again after this many times `reattach_every`.
+/// Factor of `reattach_every` before another attempt if the daemon refuses.
 const REFUSED_FACTOR: u64 = 10;
-/// What a submit waits for a thread that was interrupted while it held a lock. Whoever holds one
-/// does not block, so it is gone as soon as it runs again: within a few time slices of a busy
-/// processor.
+/// Longest wait of a submit for a lock. A thread that holds one does not block, so an interrupted
+/// holder frees the lock within a few time slices of a busy CPU.
 pub(crate) const LOCK_PATIENCE: Duration = Duration::from_millis(50);
-/// The same in a forked child, where the holder may not exist.
+/// Longest wait of a submit for a lock in a forked child, where the holder may not exist.
 const LOCK_PATIENCE_FORKED: Duration = Duration::from_millis(1);
-/// Lanes that waited that long in vain do so again after this time; in a forked child after
-/// `reattach_every`.
+/// Time between attempts to take such a lock. In a forked child it is `reattach_every`.
 const LOCK_RETRY_NS: u64 = 10_000_000;
 
 #[derive(Debug)]
 enum Link {
     Detached,
-    /// Greeted; `pid` is that of the process that did, which a forked child is not.
+    /// A greeting was sent. `pid` is the process that sent it, which differs in a forked child.
     Asked {
-        /// First, because it must go before the socket.
+        /// The guard, which must be dropped before the socket.
         guard: ForkGuard,
         socket: OwnedFd,
         since_ns: u64,
@@ -62,27 +59,27 @@ enum Link {
 #[derive(Debug)]
 struct Attachment {
     link: Link,
-    /// Since when there is no scheduler, `None` while there is one.
+    /// The time since which there is no scheduler, or `None` while there is one.
     detached_ns: Option<u64>,
-    /// Closed periods without one.
+    /// Total length of earlier periods without a scheduler.
     unscheduled_ns: u64,
     attached: u64,
-    /// What the daemon that was asked last said instead of welcome.
+    /// The refusal of the daemon that was last asked.
     refusal: Option<String>,
-    /// The daemon's backlog was full just now, see [`BACKLOG_RETRY_NS`].
+    /// Whether the daemon's backlog was full at the last attempt, see [`BACKLOG_RETRY_NS`].
     is_crowded: bool,
 }
 
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) options: Options,
-    /// Of the process that attached, which a forked child is not.
+    /// The process that attached, which differs in a forked child.
     pid: u32,
-    /// Daemons found. Relaxed: a hint, too.
+    /// Number of daemons found so far. Relaxed, as a hint.
     generation: AtomicU64,
-    /// Read to learn how things are, which everybody does all the time; written to change it.
+    /// The attachment. Reads are frequent and writes are rare.
     attachment: RwLock<Attachment>,
-    /// Nothing is to be tried before this time. Relaxed everywhere: a hint.
+    /// Time before which no attempt is made. Relaxed everywhere, because it is a hint.
     next_ns: AtomicU64,
     lanes: Mutex<Registry>,
 }
@@ -94,7 +91,7 @@ struct Registry {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What these locks protect is valid after every statement.
+    // The data under these locks is valid after every statement, so a panic leaves them usable.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -102,9 +99,9 @@ fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
     lock.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A lock for submits, which must not block: waits for another thread's instant with it, since
-/// otherwise a flow would go out unscheduled though there is a daemon, but no longer than
-/// `patience`. The other may be attaching, or, in a forked child, not exist.
+/// Takes a lock for a submit, which must not block. It waits for a short use by another thread,
+/// since otherwise a flow would be bypassed although there is a daemon. The wait ends after
+/// `patience`, because the holder may be attaching, or not exist in a forked child.
 pub(crate) fn shortly<G>(
     patience: impl Fn() -> Duration,
     mut try_lock: impl FnMut() -> Result<G, TryLockError<G>>,
@@ -124,16 +121,15 @@ pub(crate) fn shortly<G>(
     }
 }
 
-/// A process's attachment to laxityd. Cheap to clone; all clones are one.
+/// A process's attachment to laxityd. Clones share the attachment and are cheap.
 #[derive(Clone, Debug)]
 pub struct Client {
     core: Arc<Core>,
 }
 
 impl Client {
-    /// Attaches. Never fails: without a daemon (or with one that does not answer within
-    /// `attach_timeout`, refuses, or is of another version) all flows are bypassed, and lanes
-    /// look for a daemon now and then.
+    /// Attaches to a daemon. Never fails. Without a daemon that answers within `attach_timeout` and
+    /// accepts this version, all flows are bypassed, and lanes look for a daemon from time to time.
     #[must_use]
     pub fn attach(options: Options) -> Self {
         let now = now_ns();
@@ -160,7 +156,7 @@ impl Client {
         Self { core }
     }
 
-    /// Whether a daemon schedules this process now: attached, neither bypassed nor off.
+    /// Reports whether a daemon schedules this process now: attached, and neither bypassed nor off.
     #[must_use]
     pub fn is_scheduled(&self) -> bool {
         self.core.standing().is_some_and(|session| {
@@ -168,7 +164,7 @@ impl Client {
         })
     }
 
-    /// Whether there is a daemon that this process is attached to, whatever its mode.
+    /// Reports whether this process is attached to a daemon, whatever its mode.
     #[must_use]
     pub fn is_attached(&self) -> bool {
         self.core
@@ -176,15 +172,15 @@ impl Client {
             .is_some_and(|session| session.look().is_none())
     }
 
-    /// Why the daemon that was found last refuses this process, if it does: it is of another
-    /// version, for one. It is asked again now and then.
+    /// Returns the reason why the last daemon refuses this process, such as another version. It is
+    /// asked again from time to time.
     #[must_use]
     pub fn refusal(&self) -> Option<String> {
         read(&self.core.attachment).refusal.clone()
     }
 
-    /// A lane for one thread. Without a daemon, or if all lanes are taken, it works too: its
-    /// flows are bypassed until a later submit finds one.
+    /// Returns a lane for one thread. Without a daemon or a free lane, its flows are bypassed until
+    /// a later submit finds one.
     #[must_use]
     pub fn lane(&self) -> Lane {
         let counters = Arc::new(LaneCounters::default());
@@ -192,7 +188,7 @@ impl Client {
         Lane::new(Arc::clone(&self.core), counters)
     }
 
-    /// Counters of all lanes.
+    /// Returns the sum of all lanes' counters.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let registry = lock(&self.core.lanes);
@@ -205,7 +201,7 @@ impl Client {
         let attachment = read(&self.core.attachment);
         stats.reattaches = attachment.attached.saturating_sub(1);
         let detached_ns = match &attachment.link {
-            // A process that submits nothing, or nothing that waits, may not have noticed yet.
+            // A process whose flows never wait may not have noticed the loss yet.
             Link::Attached(session) => session.look(),
             _ => attachment.detached_ns,
         };
@@ -214,9 +210,9 @@ impl Client {
         stats
     }
 
-    /// The number by which flows name a NIC, looked up in the daemon's configuration: that of the
-    /// NIC of this name, else of the one that is named `default`. Without either, or without a
-    /// daemon, one that no daemon knows: such flows go out unscheduled and are counted there.
+    /// Returns the number of a NIC in the daemon's configuration, for use in flows. If no NIC has
+    /// this name, returns that of the NIC named `default`. Otherwise, or without a daemon, returns
+    /// a number that no daemon knows. Such flows go out unscheduled, and the daemon counts them.
     #[must_use]
     pub fn nic(&self, name: &str) -> u8 {
         self.core
@@ -225,17 +221,17 @@ impl Client {
             .unwrap_or(u8::MAX)
     }
 
-    /// How many daemons were found so far. What was asked of one, such as [`Client::nic`], has to
-    /// be asked again of the next.
+    /// Returns the number of daemons found so far. Values from a daemon, such as [`Client::nic`],
+    /// have to be asked for again when it changes.
     #[inline]
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.core.generation.load(Ordering::Relaxed)
     }
 
-    /// The DSCP that the daemon says for transfers of a stage whose class can't be chosen one by
-    /// one. 0 (unmarked) without a daemon, with one that says none, and while it schedules nothing:
-    /// in mode `observe`, or bypassed.
+    /// Returns the daemon's DSCP for a stage, for transfers whose class can't be chosen
+    /// individually. Returns 0 (unmarked) without a daemon, with one that has none, and while it
+    /// schedules nothing: in mode `observe`, or bypassed.
     #[must_use]
     pub fn dscp_of(&self, stage: Stage) -> u8 {
         let said = self.core.standing().and_then(|session| {
@@ -246,7 +242,7 @@ impl Client {
         said.unwrap_or(0)
     }
 
-    /// The DSCP that the daemon gives a level; 0 (unmarked) without a daemon.
+    /// Returns the DSCP of a level, or 0 (unmarked) without a daemon.
     #[must_use]
     pub fn dscp(&self, level: u8) -> u8 {
         self.core
@@ -256,20 +252,19 @@ impl Client {
 }
 
 impl Core {
-    /// The session, if there is one and it was not lost.
+    /// Returns the session, if there is one and it was not lost.
     fn standing(&self) -> Option<Arc<Session>> {
         read(&self.attachment).standing()
     }
 
-    /// For a lane without a seat: the session to sit in, or one step towards having one. Never
-    /// blocks; a lock that another thread holds for longer than [`LOCK_PATIENCE`] counts as "not
-    /// now".
+    /// Returns a session for a lane without a seat, or does one step towards having one. Never
+    /// blocks. Returns `None` if another thread holds a lock for longer than [`LOCK_PATIENCE`].
     pub(crate) fn session(&self) -> Option<Arc<Session>> {
         let next = self.next_ns.load(Ordering::Relaxed);
         if next == u64::MAX {
             return None;
         }
-        // A process without a daemon comes here with each of its flows.
+        // A process without a daemon gets here with each of its flows.
         if lately_ns() < next {
             return None;
         }
@@ -300,13 +295,13 @@ impl Core {
         session
     }
 
-    /// Whoever held a lock when this process was forked does not exist in it.
+    /// Reports whether this is a forked child, in which the holder of a lock may not exist.
     fn is_forked(&self) -> bool {
         std::process::id() != self.pid
     }
 
-    /// After a lock could not be had: when to look again, unless somebody has said so since `seen`
-    /// was read.
+    /// Sets the time of the next attempt after a lock could not be taken, unless it is no longer
+    /// `seen`.
     #[cold]
     fn put_off(&self, seen: u64) {
         let after_ns = if self.is_forked() {
@@ -320,7 +315,7 @@ impl Core {
             .compare_exchange(seen, later, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// For a lane that found its session lost or full: when to look again.
+    /// Sets the time of the next attempt, for a lane whose session is lost or full.
     pub(crate) fn look_again(&self, at_ns: u64) {
         if self.next_ns.load(Ordering::Relaxed) != u64::MAX {
             self.next_ns.store(at_ns, Ordering::Relaxed);
@@ -360,7 +355,7 @@ impl Core {
 }
 
 impl Attachment {
-    /// The session, if there is one and it was not lost.
+    /// Returns the session, if there is one and it was not lost.
     fn standing(&self) -> Option<Arc<Session>> {
         match &self.link {
             Link::Attached(session) if session.lost_at().is_none() => Some(Arc::clone(session)),
@@ -368,7 +363,7 @@ impl Attachment {
         }
     }
 
-    /// One step, and the time before which the next makes no sense.
+    /// Does one step. Returns the session, if there is one, and the earliest time of the next step.
     fn advance(&mut self, options: &Options, now: u64) -> (Option<Arc<Session>>, u64) {
         let retry = now.saturating_add(options.reattach_every.as_nanos() as u64);
         self.is_crowded = false;
@@ -448,7 +443,7 @@ impl Attachment {
     }
 }
 
-/// Whether somebody listens who has too many connections to accept just now.
+/// Reports whether a daemon listens whose backlog is full.
 fn is_backlog_full(error: &RegistrationError) -> bool {
     matches!(error, RegistrationError::System { source, .. } if source.kind() == ErrorKind::WouldBlock)
 }

@@ -1,14 +1,13 @@
 //! The C interface, as documented in `include/laxity.h`.
 //!
-//! No panic crosses into C: each function catches it and answers as if there were no daemon.
+//! No panic crosses into C: each function catches it and returns as if there were no daemon.
 //! `tests/c_abi.rs` compiles a C program against the header and compares sizes and offsets with the
 //! structs here.
 //!
 //! # Safety
-//! This holds for all functions here. A pointer may be null. One that is not is valid, for the size
-//! that a struct says of itself. Clients and lanes come from `lax_attach` and `lax_lane_open`, and
-//! are not used after `lax_detach` and `lax_lane_close`. No two threads use a lane at the same
-//! time.
+//! This holds for all functions here. A pointer is null or valid, and a struct is valid for the
+//! size in its first field. Clients and lanes come from `lax_attach` and `lax_lane_open`, and are
+//! not used after `lax_detach` and `lax_lane_close`. No two threads use a lane at the same time.
 
 #![allow(
     clippy::missing_safety_doc,
@@ -30,7 +29,7 @@ use crate::{Client, Direction, Flow, Lane, Mode, Options, Permit, Stage, Ticket}
 pub(crate) const ABI_VERSION: u32 = 1;
 const INVALID: c_int = -libc::EINVAL;
 
-/// `lax_options`.
+/// Options of an attachment, `lax_options`.
 #[repr(C)]
 #[derive(Debug)]
 pub struct LaxOptions {
@@ -44,7 +43,7 @@ pub struct LaxOptions {
     reserved: u32,
 }
 
-/// `lax_flow`.
+/// A flow, `lax_flow`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct LaxFlow {
@@ -63,7 +62,7 @@ pub struct LaxFlow {
     deadline_ns: u64,
 }
 
-/// `lax_ticket`: any bits that C may put there are a ticket, at worst a useless one.
+/// A ticket, `lax_ticket`. Any bits from C are a valid value, though possibly a useless one.
 #[repr(C)]
 #[derive(Debug)]
 pub struct LaxTicket {
@@ -71,7 +70,7 @@ pub struct LaxTicket {
     reserved: [u64; 4],
 }
 
-/// `lax_grant`.
+/// A permit, `lax_grant`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LaxPermit {
@@ -83,7 +82,7 @@ pub struct LaxPermit {
     reserved: [u8; 4],
 }
 
-/// `lax_stats`.
+/// Counters, `lax_stats`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LaxStats {
@@ -151,8 +150,8 @@ impl LaxFlow {
     }
 }
 
-/// Runs `body`; `otherwise` if it panics. What a panic leaves behind is the client's own state,
-/// which stays safe to use.
+/// Returns the result of `body`, or `otherwise` if it panics. The client stays usable after a
+/// panic.
 fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(otherwise)
 }
@@ -160,28 +159,27 @@ fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
 /// # Safety
 /// `text` is null or a C string.
 unsafe fn text<'a>(text: *const c_char) -> Option<&'a CStr> {
-    // SAFETY: not null, so the caller vouches for a C string.
+    // SAFETY: upheld by the caller, since the pointer is not null.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) })
 }
 
-/// A struct of C's, which begins with its size, if it has all that is known here. Later versions
-/// may be larger.
+/// Returns a struct of C if its size covers all fields known here. Later versions may be larger.
 ///
 /// # Safety
-/// `at` is null, or valid for the size that it says, which is a `u32` in front of it.
+/// `at` is null, or valid for the size in its first field, a `u32`.
 unsafe fn sized<T>(at: *mut T) -> Option<*mut T> {
-    // SAFETY: upheld by the caller; the size is read before anything else is touched.
+    // SAFETY: upheld by the caller. The size is read before any other field.
     let is_whole = !at.is_null() && unsafe { at.cast::<u32>().read() } as usize >= size_of::<T>();
     is_whole.then_some(at)
 }
 
-/// Version of the interface.
+/// Returns the version of the interface.
 #[unsafe(no_mangle)]
 pub extern "C" fn lax_abi_version() -> u32 {
     ABI_VERSION
 }
 
-/// Attaches; options from the environment for null.
+/// Attaches to a daemon. Null means the options of the environment.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_attach(options: *const LaxOptions) -> *mut Client {
     guarded(core::ptr::null_mut(), || {
@@ -231,7 +229,7 @@ fn mode(number: u32) -> Option<Mode> {
     Mode::from_number(u8::try_from(number).ok()?)
 }
 
-/// Lets go of the client.
+/// Frees the client.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_detach(client: *mut Client) {
     if !client.is_null() {
@@ -240,7 +238,7 @@ pub unsafe extern "C" fn lax_detach(client: *mut Client) {
     }
 }
 
-/// Whether a daemon schedules this process now.
+/// Returns 1 if a daemon schedules this process now.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_is_scheduled(client: *const Client) -> c_int {
     guarded(0, || {
@@ -249,7 +247,7 @@ pub unsafe extern "C" fn lax_is_scheduled(client: *const Client) -> c_int {
     })
 }
 
-/// DSCP of a level.
+/// Returns the DSCP of a level.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_dscp(client: *const Client, level: u8) -> u8 {
     guarded(0, || {
@@ -258,16 +256,16 @@ pub unsafe extern "C" fn lax_dscp(client: *const Client, level: u8) -> u8 {
     })
 }
 
-/// Number of a peer.
+/// Returns the number of a peer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_peer(address: *const [u8; 16]) -> u8 {
     guarded(0, || {
-        // SAFETY: upheld by the caller; bytes need no alignment.
+        // SAFETY: upheld by the caller. Bytes need no alignment.
         unsafe { address.as_ref() }.map_or(0, |address| crate::peers::number(*address))
     })
 }
 
-/// Counters.
+/// Writes the client's counters.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_get_stats(client: *const Client, stats: *mut LaxStats) -> c_int {
     guarded(INVALID, || {
@@ -323,7 +321,7 @@ pub unsafe extern "C" fn lax_submit(
     if ticket.is_null() {
         return INVALID;
     }
-    // SAFETY: not null, so valid to write to; what was there is not read, C need not set it.
+    // SAFETY: not null, so it can be written. The old value is not read, so C need not set it.
     let answer = |ready: Ticket| unsafe { ticket.write(LaxTicket::new(ready)) };
     // SAFETY: upheld by the caller.
     let (lane, flow) = unsafe { (lane.as_mut(), sized(flow.cast_mut()).map(|flow| *flow)) };
@@ -340,10 +338,10 @@ pub unsafe extern "C" fn lax_submit(
     0
 }
 
-/// One permit, by `Lane::poll` or `Lane::wait`.
+/// Gets one permit from `Lane::poll` or `Lane::wait`.
 ///
 /// # Safety
-/// As for `lax_poll`.
+/// The conditions of `lax_poll` hold.
 unsafe fn permit(
     lane: *mut Lane,
     ticket: *mut LaxTicket,
@@ -371,7 +369,7 @@ unsafe fn permit(
     c_int::from(result.is_some())
 }
 
-/// What may be sent now.
+/// Writes a permit for what may be sent now.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_poll(
     lane: *mut Lane,
@@ -405,7 +403,7 @@ unsafe fn on_lane(lane: *mut Lane, body: impl FnOnce(&mut Lane) -> c_int) -> c_i
     guarded(INVALID, || body(lane))
 }
 
-/// Sleeps until some ticket may have more to say.
+/// Sleeps until a ticket may have a permit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_wait_any(lane: *mut Lane, timeout_ns: u64) -> c_int {
     // SAFETY: upheld by the caller.
@@ -416,7 +414,7 @@ pub unsafe extern "C" fn lax_wait_any(lane: *mut Lane, timeout_ns: u64) -> c_int
     }
 }
 
-/// Bytes have left the wire.
+/// Reports that bytes have left the wire.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_complete(
     lane: *mut Lane,
@@ -436,7 +434,7 @@ pub unsafe extern "C" fn lax_complete(
     }
 }
 
-/// Gives up a flow.
+/// Cancels a flow.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_cancel(lane: *mut Lane, ticket: *mut LaxTicket) -> c_int {
     // SAFETY: upheld by the caller.

@@ -1,63 +1,63 @@
-//! What the inference engine knows and the transfer library does not.
+//! Hints of the inference engine, which the transfer library doesn't have.
 
 use laxity_shm::record::Record;
 
-/// A hint. Ids are the application's own; 0 means "unknown" in a flow and is not to be used here.
+/// A hint. Ids are the application's own. 0 means "unknown" in a flow and is invalid here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hint {
     /// A batch was formed.
     BatchBegin {
-        /// Which.
+        /// The batch's id.
         batch: u64,
-        /// Layers of the model.
+        /// Number of layers of the model.
         layers: u16,
-        /// Expected time of a layer without contention, nanoseconds; 0 if unknown.
+        /// Expected time of a layer without contention, in nanoseconds. 0 if unknown.
         layer_time_ns: u64,
     },
     /// A request is a member of a batch.
     RequestJoin {
-        /// Which batch.
+        /// The batch's id.
         batch: u64,
-        /// Which request.
+        /// The request's id.
         request: u64,
-        /// When its first token is due, absolute CLOCK_MONOTONIC nanoseconds; 0 if unknown.
+        /// Deadline of the first token in CLOCK_MONOTONIC nanoseconds. 0 if unknown.
         deadline_ns: u64,
-        /// Bytes that it will move, 0 if unknown.
+        /// Number of bytes that the request will move. 0 if unknown.
         bytes: u64,
     },
     /// A request has its first token, or was aborted.
     RequestEnd {
-        /// Which.
+        /// The request's id.
         request: u64,
     },
-    /// A batch waits behind another.
+    /// A batch waits until another one has run.
     BatchQueued {
-        /// The one that waits.
+        /// Id of the batch that waits.
         batch: u64,
-        /// The one that runs.
+        /// Id of the batch that runs.
         ahead: u64,
     },
-    /// A batch now computes a layer.
+    /// A batch begins to compute a layer.
     LayerBegin {
-        /// Which batch.
+        /// The batch's id.
         batch: u64,
-        /// Which layer.
+        /// The layer's number.
         layer: u16,
     },
     /// A batch has computed its last layer.
     ComputeEnd {
-        /// Which batch.
+        /// The batch's id.
         batch: u64,
     },
-    /// Nothing of a batch is left.
+    /// A batch is over, and nothing of it is left to do.
     BatchEnd {
-        /// Which batch.
+        /// The batch's id.
         batch: u64,
     },
 }
 
 impl Hint {
-    /// The requests and batches that it names; one of them stands twice where there is one only.
+    /// Returns the ids of the hint's requests and batches. A hint with one id returns it twice.
     pub(crate) fn ids(self) -> [u64; 2] {
         match self {
             Self::RequestJoin { batch, request, .. } => [batch, request],

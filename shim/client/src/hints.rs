@@ -1,15 +1,15 @@
-//! What the inference engine knows, said from any thread of the process: requests and their
-//! deadlines, batches, layers, and what transfers and memory belong to.
+//! Hints of the inference engine from any thread of the process: requests and their deadlines,
+//! batches, layers, and what transfers and memory belong to.
 //!
-//! The functions here are those of `laxity.h` and of the Python package. They go beyond a lane's
-//! hints ([`Lane::hint`]) in that they
-//! * need no lane: all hints go through one, in the order in which they were said;
-//! * remember, within limits, what was said: a request's deadline is found for its transfers, a
-//!   daemon that is started anew is told all of it again, and
-//! * say so if a hint makes no sense ([`HintError`]), where the daemon could only ignore it.
+//! The functions here are those of `laxity.h` and of the Python package. They differ from a lane's
+//! hints ([`Lane::hint`]):
+//! * They need no lane. All hints use one lane, in the order of the calls.
+//! * They remember hints, within limits. A request's deadline is found for its transfers, and a new
+//!   daemon gets all remembered hints.
+//! * They return an error if a hint makes no sense ([`HintError`]), where the daemon could only
+//!   ignore it.
 //!
-//! Nothing here waits for the daemon. A forked child begins with nothing: it knows none of the
-//! requests and attaches for itself.
+//! Nothing here waits for the daemon. A forked child begins without hints and attaches for itself.
 
 mod bounded;
 mod gate;
@@ -38,15 +38,15 @@ use crate::scope::{self, Scope};
 use gate::Shard;
 use hint_table::HintTable;
 
-/// What this process said, and its way to the daemon.
+/// The hints of this process, and its connection to the daemon.
 #[derive(Debug)]
 struct Hub {
     client: Client,
-    /// [`epoch`] when it was made.
+    /// The [`epoch`] in which the hub was made.
     epoch: u32,
     channel: Mutex<HintChannel>,
     shards: [Shard; gate::LANES],
-    /// Transfers that were dropped before all of them was sent or given up.
+    /// Number of transfers that were dropped before they were sent or cancelled completely.
     dropped: AtomicU64,
 }
 
@@ -54,7 +54,7 @@ struct Hub {
 struct HintChannel {
     table: HintTable,
     lane: Option<Lane>,
-    /// [`Client::generation`] of the daemon that knows the table.
+    /// The [`Client::generation`] of the daemon that has the table.
     told: u64,
 }
 
@@ -79,11 +79,11 @@ fn hub() -> &'static Hub {
 }
 
 fn channel(hub: &Hub) -> MutexGuard<'_, HintChannel> {
-    // What a panic may leave behind is an entry more or less.
+    // A panic may only leave an entry too many or too few.
     hub.channel.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes a hint: first the table, then the daemon.
+/// Takes a hint into the table, and then sends it to the daemon.
 fn take(
     how: impl FnOnce(&mut HintTable, &mut dyn FnMut(Hint)) -> Result<(), HintError>,
 ) -> Result<(), HintError> {
@@ -92,7 +92,7 @@ fn take(
     let HintChannel { table, lane, told } = &mut *channel;
     let lane = lane.get_or_insert_with(|| hub.client.lane());
     lane.seek();
-    // A daemon that is new to this process gets all of the table, with the change in it.
+    // A new daemon gets the whole table, which contains this hint.
     let is_new = lane.is_attached() && *told != hub.client.generation();
     how(table, &mut |hint| {
         if !is_new {
@@ -106,14 +106,14 @@ fn take(
     Ok(())
 }
 
-/// The number of a request or batch that the application knows by a text: its FNV-1a hash of 64
+/// Returns the number of a request or batch whose id is a text. It is the text's FNV-1a hash of 64
 /// bits, the same on all hosts and in all versions. Never 0.
 #[must_use]
 pub fn number(id: &str) -> u64 {
     number_of(id.as_bytes())
 }
 
-/// [`number`] of bytes that need not be UTF-8.
+/// Returns the [`number`] of bytes that need not be UTF-8.
 #[must_use]
 pub fn number_of(id: &[u8]) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
@@ -123,29 +123,29 @@ pub fn number_of(id: &[u8]) -> u64 {
     hash.max(1)
 }
 
-/// The clock of deadlines.
+/// Returns the time of the clock of deadlines, in nanoseconds.
 #[must_use]
 pub fn now() -> u64 {
     now_ns()
 }
 
-/// A request came in.
+/// Begins a request.
 ///
 /// # Errors
 /// [`HintError::DeadlinePassed`], [`HintError::NoId`].
 pub fn request_begin(request: u64, facts: Facts) -> Result<(), HintError> {
-    // As the caller has it: the first hint of a process attaches, which may take its time.
+    // The time is taken at the call, since the first hint of a process attaches, which may be slow.
     let now = now_ns();
     take(|table, say| table.request_begin(now, request, facts, say))
 }
 
-/// What was said of a request that has not ended.
+/// Returns the facts about a request that has not ended.
 #[must_use]
 pub fn request(request: u64) -> Option<Facts> {
     channel(hub()).table.facts(request).cloned()
 }
 
-/// Tells the daemon a hint. To a request that joins a batch, what was said when it began is added.
+/// Sends a hint to the daemon. The facts about a request are added when it joins a batch.
 ///
 /// # Errors
 /// Any other [`HintError`].
@@ -153,15 +153,15 @@ pub fn tell(hint: Hint) -> Result<(), HintError> {
     take(|table, say| table.tell(hint, say))
 }
 
-/// Opens a scope for the calling thread, here and in the library that was preloaded. What is not
-/// said of a request comes from what was said when it began.
+/// Opens a scope for the calling thread, here and in the preloaded library. Values that the scope
+/// lacks come from the facts about its request.
 pub fn scope_push(mut scope: Scope) {
     fill(&mut scope);
     outside::scope_push(&scope);
     scope::push(scope);
 }
 
-/// Closes the innermost scope of the calling thread; false if there is none.
+/// Closes the innermost scope of the calling thread. Returns false if there is none.
 pub fn scope_pop() -> bool {
     let was_open = scope::pop();
     if was_open {
@@ -183,10 +183,10 @@ fn fill(scope: &mut Scope) {
     }
 }
 
-/// The range holds the KV cache of a layer, here and in the library that was preloaded.
+/// Records that the range holds the KV cache of a layer, here and in the preloaded library.
 ///
 /// # Errors
-/// [`MemoryError`], also if part of it is another layer's; nothing changes then.
+/// [`MemoryError`], also if part of it is another layer's. Nothing changes then.
 pub fn memory_layer(
     address: u64,
     bytes: u64,
@@ -198,11 +198,11 @@ pub fn memory_layer(
     Ok(())
 }
 
-/// The range holds blocks of a request, here and in the library that was preloaded. What is not
-/// said of the request comes from what was said when it began.
+/// Records that the range holds blocks of a request, here and in the preloaded library. Values that
+/// the owner lacks come from the facts about its request.
 ///
 /// # Errors
-/// [`MemoryError`]; nothing changes then.
+/// [`MemoryError`]. Nothing changes then.
 pub fn memory_owner(address: u64, bytes: u64, mut owner: Scope) -> Result<(), MemoryError> {
     fill(&mut owner);
     let (batch, request, due) = (owner.batch, owner.request, owner.deadline_ns);
@@ -211,7 +211,7 @@ pub fn memory_owner(address: u64, bytes: u64, mut owner: Scope) -> Result<(), Me
     Ok(())
 }
 
-/// Nothing is known of the range any more.
+/// Removes all facts about the range.
 ///
 /// # Errors
 /// [`MemoryError::NoRange`].
@@ -221,57 +221,57 @@ pub fn memory_forget(address: u64, bytes: u64) -> Result<(), MemoryError> {
     Ok(())
 }
 
-/// What is said of a transfer that the calling thread posts from `address`, wherever the program
-/// says its hints: in the first copy of this library that the dynamic linker finds by name, else in
-/// this one.
+/// Returns the values for a transfer that the calling thread posts from `address`. They come from
+/// the first copy of this library that the dynamic linker finds by name, or from this one. That is
+/// the copy to which the program sends its hints.
 #[must_use]
 pub fn said_of(address: u64) -> Scope {
     outside::scope_of(address).unwrap_or_else(|| scope::said_of(address))
 }
 
-/// A transfer, as far as its caller knows it.
+/// A transfer that asks for permits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Asked {
     /// Bytes to move.
     pub bytes: u64,
-    /// What the caller says of it.
+    /// The caller's own values.
     pub said: Scope,
-    /// Its stage if nobody says one.
+    /// The stage if neither caller, scope nor memory has one.
     pub otherwise: Option<Stage>,
-    /// Where its bytes are in this process, 0 if unknown: what is known of that memory holds where
-    /// the caller and the thread's scope say nothing.
+    /// Address of the bytes in this process, 0 if unknown. The facts about this memory are used
+    /// where the caller and the thread's scope have no value.
     pub address: u64,
-    /// Which way it goes.
+    /// The transfer's direction.
     pub direction: Direction,
-    /// The NIC, by its number at the daemon.
+    /// The daemon's number of the NIC.
     pub nic: u8,
-    /// The other end, see [`crate::peers`].
+    /// The number of the peer, see [`crate::peers`].
     pub peer: u8,
-    /// It cannot be sent in pieces.
+    /// Whether the transfer can't be split.
     pub whole: bool,
-    /// KV reuse and P2D of which nobody says a deadline are due this long after the first sight of
-    /// their request; 0 leaves that to the daemon.
+    /// Objective in nanoseconds for KV reuse and P2D without a deadline, counted from the first
+    /// sight of their request. 0 uses the daemon's.
     pub objective_ns: u64,
 }
 
-/// Asks for leave to send; never blocks. A deadline that was said for it and has passed, and a
-/// layer that its batch doesn't have, are counted and left out: a transfer is not refused.
+/// Submits a transfer. Never blocks. A deadline that has passed, and a layer that its batch doesn't
+/// have, are counted and left out. The transfer is never refused.
 #[must_use]
 pub fn submit(asked: &Asked) -> Transfer {
-    // As the caller has it: see `request_begin`.
+    // The time is taken at the call, since the first use of a process attaches.
     let now = now_ns();
     let hub = hub();
     let flow = flow(hub, now, asked);
     Transfer::submit(hub, &flow)
 }
 
-/// A lane for transfers of which one thread will wait for any.
+/// Returns a lane for transfers, so that one thread can wait for any of them.
 #[must_use]
 pub fn transfers() -> Transfers {
     Transfers::open(hub())
 }
 
-/// The flow that a transfer is, with what is known of it.
+/// Returns the flow of a transfer, with all values from hints.
 fn flow(hub: &Hub, now: u64, asked: &Asked) -> Flow {
     let mut said = asked.said;
     let passed = said.deadline_ns != 0 && said.deadline_ns <= now;
@@ -320,26 +320,26 @@ fn flow(hub: &Hub, now: u64, asked: &Asked) -> Flow {
     }
 }
 
-/// The client that hints and transfers of this process go through.
+/// Returns the client for hints and transfers of this process.
 #[must_use]
 pub fn client() -> &'static Client {
     &hub().client
 }
 
-/// What is known and what was counted.
+/// Sizes of the tables and counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HintStats {
-    /// Requests that are remembered, with those that have ended.
+    /// Number of remembered requests, with those that have ended.
     pub requests: usize,
-    /// Batches that are remembered.
+    /// Number of remembered batches.
     pub batches: usize,
-    /// What was counted.
+    /// Counters of hints.
     pub counts: Counts,
-    /// Transfers that were dropped before all of them was sent or given up.
+    /// Number of transfers that were dropped before they were sent or cancelled completely.
     pub tickets_dropped: u64,
 }
 
-/// What is known and what was counted of hints.
+/// Returns the sizes of the tables and the counters.
 #[must_use]
 pub fn stats() -> HintStats {
     let hub = hub();

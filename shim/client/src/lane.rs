@@ -1,8 +1,8 @@
 //! One thread's lane: submit, complete, cancel, hint.
 //!
-//! A submit on credit is a handful of stores; a submit that is gated returns a ticket whose
-//! permit [`crate::wait`] awaits. Nothing here blocks, and nothing here can fail: whatever the
-//! daemon cannot take is permitted at once and counted as bypassed.
+//! A submit on credit is a few stores. A gated submit returns a ticket whose permit [`crate::wait`]
+//! awaits. No function here blocks or fails: a flow that the daemon cannot take is permitted at
+//! once and counted as bypassed.
 
 mod loan;
 mod owed;
@@ -30,24 +30,24 @@ use crate::stats::LaneCounters;
 use crate::ticket::{Mark, SEATS, Ticket};
 use crate::wait::Spin;
 
-/// Before a lane that found no free seat looks again.
+/// Time before a lane looks for a seat again if there was none.
 const SEAT_RETRY_NS: u64 = 10_000_000;
 
-/// A number for a binding that no other binding of this process has, so that a ticket can be used
-/// on the lane that gave it only: any other takes it for one of a binding that is lost.
+/// Returns a number of a binding that is unique in this process. A ticket can be used only on the
+/// lane that returned it. Any other lane treats it as a ticket of a lost binding.
 fn next_number() -> u64 {
     static NUMBER: AtomicU64 = AtomicU64::new(1);
-    // Relaxed: only that it is unique matters.
+    // Relaxed, because the number only has to be unique.
     NUMBER.fetch_add(1, Ordering::Relaxed) % (SEATS - 1) + 1
 }
 
-/// One thread's way to the daemon. `Send`, not `Sync`.
+/// One thread's connection to the daemon. `Send`, not `Sync`.
 #[derive(Debug)]
 pub struct Lane {
     pub(crate) core: Arc<Core>,
     pub(crate) counters: Arc<LaneCounters>,
     pub(crate) binding: Option<LaneBinding>,
-    /// Number of the current binding, 0 before the first; tickets of others are bypassed.
+    /// Number of the current binding, 0 before the first. Tickets of other bindings are bypassed.
     pub(crate) seat: u64,
     owed: VecDeque<Owed>,
     pub(crate) spin: Spin,
@@ -69,7 +69,7 @@ impl Lane {
         lane
     }
 
-    /// Submits a flow. Never blocks: the ticket is permitted at once (credit, bypass, `observe`) or
+    /// Submits a flow. Never blocks. The ticket is permitted at once (credit, bypass, `observe`) or
     /// waits for its permit.
     #[inline(always)]
     pub fn submit(&mut self, flow: &Flow) -> Ticket {
@@ -78,13 +78,12 @@ impl Lane {
         ticket
     }
 
-    /// [`Lane::submit`], with the ticket where it is to stay. What was in it is forgotten, as if
-    /// dropped.
+    /// Does the same as [`Lane::submit`], and writes the ticket in place. The old ticket is
+    /// forgotten, as if dropped.
     ///
-    /// The body is the path on credit, and only as long as nothing is unusual: one comparison
-    /// finds out that this kind of flow has credit at hand, one look at the attention word,
-    /// after the record is out, that nobody wants anything. All calls are in tail position, so
-    /// that no register has to be saved.
+    /// The body is the usual path on credit. One comparison finds out whether this kind of flow has
+    /// credit at hand. One load of the attention word after the record finds out that the daemon
+    /// requests nothing. All calls are in tail position, so that no register has to be saved.
     #[inline(always)]
     pub fn submit_into(&mut self, flow: &Flow, ticket: &mut Ticket) {
         if !self.submit_on_hand(flow, ticket) {
@@ -92,7 +91,7 @@ impl Lane {
         }
     }
 
-    /// On credit that is at hand, if it is.
+    /// Submits on credit at hand. Returns false if there is none.
     #[inline(always)]
     fn submit_on_hand(&mut self, flow: &Flow, ticket: &mut Ticket) -> bool {
         if let Some(binding) = &mut self.binding
@@ -117,15 +116,14 @@ impl Lane {
         }
     }
 
-    /// [`Lane::submit_into`] for work requests. Their credit is leave to send as long as they are
-    /// alone on their port, and no longer; see [`Flow::whole`].
+    /// Submits a work request like [`Lane::submit_into`]. Credit permits it only while the port has
+    /// no waiting flows, see [`Flow::whole`].
     ///
-    /// `nic` says by which number the daemon that the lane has now knows the flow's NIC. It is
-    /// asked here, since the lane may find its daemon here: a number that was asked for before is
-    /// none of that daemon's.
+    /// `nic` returns the number of the flow's NIC at the lane's current daemon. It is called here,
+    /// since the lane may find its daemon here. An earlier number would not be that daemon's.
     ///
-    /// `false` if the lane is full and the daemon alive, so that there will be room: nothing was
-    /// submitted. Who can have the work request wait does so, and tries again a little later.
+    /// Returns `false` without a submit if the lane is full and the daemon is alive, so that there
+    /// will be room. A caller that can defer the work request tries again a little later.
     #[inline]
     #[must_use]
     pub fn submit_whole_into(
@@ -157,7 +155,7 @@ impl Lane {
         true
     }
 
-    /// No credit is at hand.
+    /// Submits a flow without credit at hand.
     #[inline(never)]
     fn submit_otherwise(&mut self, flow: &Flow, ticket: &mut Ticket) {
         *ticket = match self.submit_gated(flow) {
@@ -166,8 +164,8 @@ impl Lane {
         };
     }
 
-    /// A flow for which no credit is at hand: gated, unless credit can be found.
-    /// `None` if the lane is full.
+    /// Submits a flow without credit at hand: gated, unless there is credit. Returns `None` if the
+    /// lane is full.
     #[inline]
     fn submit_gated(&mut self, flow: &Flow) -> Option<Ticket> {
         if flow.peer != 0 {
@@ -206,7 +204,7 @@ impl Lane {
         })
     }
 
-    /// Tells the daemon who a peer is, once per lane: whatever uses credit came this way before.
+    /// Sends the address of a peer to the daemon, once per lane. Flows on credit came here before.
     fn introduce(&mut self, peer: u8) {
         if let Some(binding) = &mut self.binding
             && binding.introduces(peer)
@@ -216,7 +214,7 @@ impl Lane {
         }
     }
 
-    /// On credit that was just found: the lane may be full as far as known.
+    /// Submits on credit that was just found. The lane may be full.
     fn submit_on_credit(&mut self, flow: &Flow) -> Option<Ticket> {
         let Some(binding) = &mut self.binding else {
             return Some(self.bypassed(flow.bytes));
@@ -237,8 +235,8 @@ impl Lane {
         Some(ticket)
     }
 
-    /// A flow on credit was published and the daemon may want something: to be woken, or that
-    /// nothing goes out on credit any more, this flow included.
+    /// Handles a request of the daemon after a flow on credit was published: to be woken, or that
+    /// nothing goes out on credit any more, including this flow.
     #[cold]
     #[inline(never)]
     fn attend(&mut self, ticket: &mut Ticket) {
@@ -262,8 +260,8 @@ impl Lane {
         }
     }
 
-    /// `bytes` of the flow have left the wire. Tell the daemon for every byte that was permitted:
-    /// it counts what is in flight. For bypassed flows it is a no-op.
+    /// Reports that `bytes` of the flow have left the wire. Call it for every permitted byte,
+    /// because the daemon counts bytes in flight. Does nothing for bypassed flows.
     pub fn complete(&mut self, ticket: &Ticket, bytes: u64) {
         if self.knows(ticket) {
             self.say(Record::Completed {
@@ -273,15 +271,15 @@ impl Lane {
         }
     }
 
-    /// Gives up a flow: what was not permitted will not be sent, what was permitted and not
-    /// completed never will be.
+    /// Cancels a flow. Bytes that were not permitted will not be sent, and bytes that were
+    /// permitted will not be completed.
     pub fn cancel(&mut self, mut ticket: Ticket) {
         if self.knows(&ticket) {
             self.withdraw(&mut ticket);
         }
     }
 
-    /// Looks for a daemon if there is none, as a submit would.
+    /// Looks for a daemon if there is none, as a submit does.
     #[inline]
     pub fn seek(&mut self) {
         if self.binding.is_none() {
@@ -289,11 +287,11 @@ impl Lane {
         }
     }
 
-    /// Tells the daemon something about requests, batches and layers.
+    /// Sends a hint about requests, batches and layers to the daemon.
     pub fn hint(&mut self, hint: Hint) {
         self.seek();
-        // Only hints are dropped in mode `off`: what became of flows that the daemon knows it must
-        // learn, or their slots and its accounts would be lost for good.
+        // Mode `off` drops only hints. Completions and withdrawals must reach the daemon, or it
+        // would never free the slots and bytes of these flows.
         if let Some(binding) = &self.binding
             && binding.header.attention() & attention::OFF != 0
         {
@@ -302,7 +300,7 @@ impl Lane {
         self.say(hint.record());
     }
 
-    /// Whether flows submitted now are scheduled (or, in mode `observe`, accounted).
+    /// Reports whether flows submitted now are scheduled (or, in mode `observe`, accounted for).
     #[must_use]
     pub fn is_attached(&self) -> bool {
         self.binding
@@ -310,12 +308,12 @@ impl Lane {
             .is_some_and(|binding| binding.session.lost_at().is_none())
     }
 
-    /// The daemon was told of this flow, and it is the daemon that we have.
+    /// Reports whether the current daemon has this flow.
     fn knows(&self, ticket: &Ticket) -> bool {
         ticket.mark.is_of(self.seat) && self.binding.is_some()
     }
 
-    /// Withdraws what is left of a flow that the daemon knows.
+    /// Withdraws the rest of a flow that the daemon has.
     pub(crate) fn withdraw(&mut self, ticket: &mut Ticket) {
         let at = ticket.at();
         if ticket.mark.is_gated() {
@@ -329,7 +327,7 @@ impl Lane {
                 granted: ticket.permitted,
             }));
         }
-        // No completion of it means anything from here on.
+        // Completions of the flow are ignored from now on.
         ticket.mark = Mark::DONE;
     }
 
@@ -340,7 +338,7 @@ impl Lane {
     #[cold]
     fn submit_unbound(&mut self, flow: &Flow) -> Option<Ticket> {
         self.find_binding();
-        // A NIC that was asked for before there was a daemon is none that it knows.
+        // A NIC's number from before there was a daemon is not this daemon's.
         if self.binding.is_some() && flow.nic != u8::MAX {
             self.submit_gated(flow)
         } else {
@@ -348,7 +346,7 @@ impl Lane {
         }
     }
 
-    /// Something is unusual: bypass, `observe`, the daemon is gone, or messages are owed.
+    /// Submits in a special state: bypass, `observe`, the daemon is gone, or records wait.
     #[cold]
     fn submit_slowly(&mut self, flow: &Flow) -> Option<Ticket> {
         self.notice_hangup();
@@ -358,7 +356,7 @@ impl Lane {
         let seen = binding.header.attention();
         if seen & attention::GONE != 0 || binding.session.lost_at().is_some() {
             self.lose_binding();
-            // The flow names its NIC by a number of the daemon that is gone, and maybe of no other.
+            // The flow names its NIC by a number of the daemon that is gone.
             return Some(self.bypassed(flow.bytes));
         }
         if !self.owed.is_empty() {
@@ -372,8 +370,8 @@ impl Lane {
             return Some(self.bypassed(flow.bytes));
         }
         if seen & attention::OBSERVE == 0 {
-            // What led here is over: a bypass may end at any time. To say "observed" to a daemon
-            // that never ordered it would be a protocol violation.
+            // The special state has ended, as a bypass may at any time. An "observed" record would
+            // be a protocol violation for a daemon that didn't order it.
             return self.submit_gated(flow);
         }
         let record = Record::SubmitOnCredit {
@@ -399,14 +397,14 @@ impl Lane {
         self.bypassed(flow.bytes)
     }
 
-    /// A flow that the daemon is not told of.
+    /// Returns a ticket for a flow that is not sent to the daemon.
     fn bypassed(&mut self, bytes: u64) -> Ticket {
         self.counters.bypassed_bytes.add(bytes);
         self.counters.bypassed_flows.add(1);
         Ticket::bypassed(bytes)
     }
 
-    /// Takes a seat if there is a daemon, or goes one step towards finding one.
+    /// Takes a seat if there is a daemon, or does one step towards finding one.
     #[cold]
     pub(crate) fn find_binding(&mut self) {
         let Some(session) = self.core.session() else {
@@ -425,11 +423,11 @@ impl Lane {
         self.binding = Some(LaneBinding::new(session, seat, self.seat));
     }
 
-    /// The session is lost: flows of this binding resolve as bypassed when they are polled.
+    /// Drops the binding of a lost session. Its flows become bypassed when they are polled.
     #[cold]
     pub(crate) fn lose_binding(&mut self) {
         if self.binding.take().is_some() {
-            // Tickets carry the old number.
+            // Old tickets have the old number.
             self.seat = next_number();
             self.owed.clear();
             self.core.look_again(0);

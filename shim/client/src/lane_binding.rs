@@ -1,5 +1,5 @@
-//! What a lane has while it has a seat: the producer's half of a shared lane, the credit that was
-//! handed to it, and the flows that wait.
+//! The state of a lane with a seat: the producer's half of a shared lane, its credit, and waiting
+//! flows.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::lane::Owed;
 use crate::session::{Seat, Session};
 use crate::ticket::Mark;
 
-/// A lane with a seat in a region. Fields in the order in which a submit on credit needs them.
+/// A lane with a seat in a region. Fields are in the order in which a submit on credit needs them.
 #[derive(Debug)]
 pub(crate) struct LaneBinding {
     pub(crate) header: HeaderRef,
@@ -23,34 +23,33 @@ pub(crate) struct LaneBinding {
     pub(crate) session: Arc<Session>,
     pub(crate) index: u16,
     pub(crate) turn: u64,
-    /// Tag of the record at which the daemon was last told that many wait.
+    /// Tag of the record at which the daemon was last woken because many records wait.
     told: u64,
-    /// Peers that the daemon was told of on this lane, a bit each.
+    /// Bit set of the peers that were introduced to the daemon on this lane.
     introduced: [u64; 4],
 }
 
-/// Leave to send ahead of any permit. What is left for the kind of flow that used it last is at
-/// hand; for other ports it is kept in a table.
+/// Credit of a lane. That of the last used port is at hand, and the others' is in a table.
 #[derive(Debug)]
 pub(crate) struct Credit {
-    /// [`Flow::key`] of the flows that may use what is at hand; 0 for none.
+    /// The [`Flow::key`] of flows that may use the credit at hand, 0 for none.
     pub(crate) key: u64,
-    /// Level and DSCP of such a flow.
+    /// Level and DSCP of a flow on the credit at hand.
     pub(crate) mark: Mark,
-    /// Bytes at hand.
+    /// Bytes of credit at hand.
     pub(crate) left: u64,
-    /// When so few are left, the daemon should hear of it: half of what there was.
+    /// Number of bytes below which the daemon should be woken: half of what there was.
     low: u64,
-    /// Whose bytes they are.
+    /// Index of the port whose credit is at hand.
     pub(crate) port: usize,
-    /// Bytes left per port; not counting those at hand.
+    /// Remaining bytes per port, without those at hand.
     parked: [u64; CREDIT_PORTS],
-    /// Bytes taken note of per port, since the lane began.
+    /// Bytes of credit received per port, since the lane began.
     seen: [u64; CREDIT_PORTS],
 }
 
 impl Credit {
-    /// `used` is what earlier owners of the seat have used.
+    /// Returns the credit of a lane. `used` is what earlier owners of the seat have used.
     fn new(used: [u64; CREDIT_PORTS], mark: Mark) -> Self {
         Self {
             key: 0,
@@ -63,7 +62,7 @@ impl Credit {
         }
     }
 
-    /// Used up per port, in bytes since the lane began.
+    /// Returns the bytes used per port since the lane began.
     fn used(&self) -> [u64; CREDIT_PORTS] {
         let mut used = self.seen;
         used[self.port] -= self.left;
@@ -73,7 +72,7 @@ impl Credit {
         used
     }
 
-    /// Bytes of `port` that were taken from what is at hand, and not used.
+    /// Returns unused bytes of `port` to the credit.
     pub(crate) fn give_back(&mut self, port: usize, bytes: u64) {
         if port == self.port {
             self.left += bytes;
@@ -82,8 +81,8 @@ impl Credit {
         }
     }
 
-    /// Brings the credit of `port` to hand, with what was permitted since; whether that was
-    /// anything.
+    /// Makes the credit of `port` the one at hand, with new credit added. Reports whether there was
+    /// any.
     fn switch(&mut self, port: usize, granted: u64) -> bool {
         self.parked[self.port] += self.left;
         self.port = port;
@@ -98,9 +97,9 @@ impl Credit {
 /// Gated flows that wait, by slot.
 #[derive(Debug)]
 pub(crate) struct Pending {
-    /// Last seen state word of each slot's flow.
+    /// The last seen state word of each slot's flow.
     seen: Box<[u64]>,
-    /// One bit per slot that waits.
+    /// Bit set of the slots that wait.
     waits: Box<[u64]>,
     count: u32,
 }
@@ -123,7 +122,7 @@ impl Pending {
         self.count += 1;
     }
 
-    /// The flow had its last permit or was withdrawn.
+    /// Removes a flow that had its last permit or was withdrawn.
     #[inline]
     pub(crate) fn remove(&mut self, slot: u16) {
         let slot = usize::from(slot);
@@ -146,7 +145,7 @@ impl Pending {
         self.seen[usize::from(slot)] = word;
     }
 
-    /// The slots that wait.
+    /// Returns the slots that wait.
     pub(crate) fn slots(&self) -> impl Iterator<Item = u16> {
         self.waits.iter().enumerate().flat_map(|(i, &word)| {
             let bits = core::iter::successors(Some(word), |bits| Some(bits & bits.wrapping_sub(1)));
@@ -157,7 +156,7 @@ impl Pending {
 }
 
 impl LaneBinding {
-    /// `number` is that of the binding, for tickets.
+    /// Returns the binding of a seat. Tickets contain its `number`.
     pub(crate) fn new(session: Arc<Session>, seat: Seat, number: u64) -> Self {
         Self {
             header: HeaderRef::new(&session.region),
@@ -172,7 +171,8 @@ impl LaneBinding {
         }
     }
 
-    /// Whether this is the first that the daemon hears of a peer on this lane.
+    /// Reports whether a peer has not been introduced to the daemon on this lane, and marks it as
+    /// introduced.
     #[inline]
     pub(crate) fn introduces(&mut self, peer: u8) -> bool {
         let (word, bit) = (usize::from(peer / 64), 1 << (peer % 64));
@@ -181,13 +181,13 @@ impl LaneBinding {
         !known
     }
 
-    /// Gives the seat back; `gated` are the flows that hold slots.
+    /// Returns the seat to the session. `gated` are the flows that hold slots.
     pub(crate) fn leave(self, gated: Vec<SlotRef>) {
         let seat = Seat::taken(self.index, self.producer, self.credit.used(), self.turn);
         self.session.leave(seat, gated);
     }
 
-    /// Whether there is credit for this flow; brings it to hand if so.
+    /// Reports whether there is credit for this flow, and makes it the credit at hand.
     pub(crate) fn find_credit(&mut self, flow: &Flow) -> bool {
         let Some(port) = flow.credit_port() else {
             return false;
@@ -195,7 +195,7 @@ impl LaneBinding {
         self.credit.switch(port, self.producer.credit(port));
         let enough = self.credit.left >= flow.bytes;
         self.credit.key = if enough { flow.key() } else { 0 };
-        // The level that a flow has which goes by the idleness of its port is the daemon's affair.
+        // The daemon decides the level of a flow that goes because its port is idle.
         let decided = self.header.credit_stages() & flow.stage.bit() != 0;
         let mark = if decided {
             self.header.credit_mark()
@@ -206,10 +206,9 @@ impl LaneBinding {
         enough
     }
 
-    /// Whether a sleeping daemon need not be woken for what was just published: a work request on
-    /// credit, or its completion, while nothing waits on any port and neither credit nor slots run
-    /// low. It reads them when something wakes it. What a daemon is told that nobody waits for
-    /// would otherwise cost a wake-up each, on a host that has better things to do.
+    /// Reports whether a sleeping daemon need not be woken for the last record. That is so for a
+    /// work request on credit, or its completion, while nothing waits on any port and neither
+    /// credit nor slots run low. The daemon reads such records when something else wakes it.
     pub(crate) fn can_tell_later(&mut self) -> bool {
         let header = &self.header;
         header.after_publish() == attention::SLEEPING
@@ -220,7 +219,7 @@ impl LaneBinding {
             && self.has_plenty()
     }
 
-    /// Whether few records wait to be read, or the daemon was told of it a moment ago.
+    /// Reports whether few records wait, or the daemon was woken for them recently.
     fn has_slots(&mut self) -> bool {
         let slots = self.pending.seen.len() as u64;
         let published = self.producer.next_tag();
@@ -231,20 +230,20 @@ impl LaneBinding {
         false
     }
 
-    /// Whether there is more than half of the credit that there was, or there is more by now. If
-    /// not, the daemon is to be told once, and once more when half of the rest is gone.
+    /// Reports whether more than half of the credit is left, or new credit has come. If not, the
+    /// daemon is woken once, and again when half of the rest is used.
     fn has_plenty(&mut self) -> bool {
         let port = self.credit.port;
         self.credit.left >= self.credit.low || self.credit.switch(port, self.producer.credit(port))
     }
 
-    /// Whether fewer than half of the slots are held by flows that wait.
+    /// Reports whether fewer than half of the slots are held by flows that wait.
     #[inline]
     pub(crate) fn has_room(&self) -> bool {
         (self.pending.count as usize) < self.pending.seen.len() / 2
     }
 
-    /// Flows that hold slots. Their tags are not needed any more.
+    /// Returns the flows that hold slots, without their tags, which are not needed any more.
     pub(crate) fn waiting(&self) -> Vec<SlotRef> {
         self.pending
             .slots()
@@ -252,18 +251,18 @@ impl LaneBinding {
             .collect()
     }
 
-    /// Publishes a message; false if there is no slot.
+    /// Publishes a record. Returns false if there is no slot.
     #[inline]
     pub(crate) fn publish(&mut self, message: Owed) -> bool {
         match message {
             Owed::Say(record) => self.producer.publish(&record).is_ok(),
             Owed::Withdraw(at, permitted) => self.producer.withdraw(at, permitted).is_ok(),
-            // Two records: `Lane::pay` makes them.
+            // `Lane::pay` makes the two records.
             Owed::Repay(_) => false,
         }
     }
 
-    /// After publishing: wakes the daemon if it asked for it.
+    /// Wakes the daemon after a publish if it asked for that.
     #[inline]
     pub(crate) fn notify(&self) {
         let header = &self.header;

@@ -1,4 +1,4 @@
-//! What a process that submits to laxityd links: attach, submit, await, complete, fail open.
+//! The client library, which programs link to submit flows to laxityd.
 //!
 //! ```no_run
 //! use laxity_client::{Client, Flow, Options, Stage};
@@ -14,9 +14,9 @@
 //! }
 //! ```
 //!
-//! Without a daemon everything is permitted at once, in order, each byte once, and counted in
-//! [`Stats::bypassed_bytes`]. No thread is started, no signal handled; after `fork` the child
-//! attaches for itself.
+//! Without a daemon every flow is permitted at once, in order, each byte once, and counted in
+//! [`Stats::bypassed_bytes`]. The library starts no thread and handles no signal. After `fork` the
+//! child attaches for itself.
 
 mod client;
 pub mod ffi;

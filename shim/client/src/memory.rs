@@ -1,11 +1,9 @@
-//! Which memory belongs to what: the second of the sources that a flow's metadata come from
-//! (architecture §4.1).
+//! Facts about memory, which are the second source of a flow's metadata (architecture §4.1).
 //!
-//! The engine registers which address range is which layer's KV cache, and which blocks hold which
-//! request. A work request then inherits from its local address, without the transfer library's
-//! help. Two tables, since the two are said by different people at different times: *layers*,
-//! once for the life of the cache, and *owners*, for each request anew. Within a table the last
-//! word counts: a range that overlaps older ones cuts them.
+//! The engine registers which address range holds which layer's KV cache, and which blocks belong
+//! to which request. A work request gets these values by its local address, without the transfer
+//! library's help. There are two tables: *layers* are set once for the life of the cache, and
+//! *owners* for each request. Within a table the last registration counts, and cuts older ranges.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,40 +14,40 @@ use laxity_shm::record::Stage;
 
 use crate::scope::Scope;
 
-/// Ranges that each table may hold: an engine that never forgets its blocks must not eat its
-/// memory.
+/// Largest number of ranges in a table, so that an engine which never removes its blocks doesn't
+/// exhaust the memory.
 pub const RANGES_MAX: usize = 1 << 20;
 
-/// A range that cannot be registered.
+/// The reason why a range can't be registered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MemoryError {
-    /// It is empty, or wraps around.
+    /// The range is empty, or wraps around.
     #[error("{bytes} bytes at {address:#x} are no range of memory")]
     NoRange {
-        /// Where it begins.
+        /// Address of the range.
         address: u64,
-        /// How long it is.
+        /// Size of the range in bytes.
         bytes: u64,
     },
-    /// Part of it was registered as another layer's KV cache.
+    /// Part of the range was registered as another layer's KV cache.
     #[error(
         "{bytes} bytes at {address:#x} overlap layer {layer}, which begins at {start:#x} with \
          {length} bytes; \
          forget that first if it is there no more"
     )]
     Overlap {
-        /// Where the range begins.
+        /// Address of the range.
         address: u64,
-        /// How long it is.
+        /// Size of the range in bytes.
         bytes: u64,
-        /// The layer that is there.
+        /// The other layer.
         layer: u16,
-        /// Where that begins.
+        /// Address of the other layer's range.
         start: u64,
-        /// How long that is.
+        /// Size of the other layer's range in bytes.
         length: u64,
     },
-    /// The table is full.
+    /// The table of ranges is full.
     #[error("{RANGES_MAX} ranges are registered; forget those that are not used any more")]
     Full,
 }
@@ -57,7 +55,7 @@ pub enum MemoryError {
 /// Disjoint ranges of addresses.
 #[derive(Debug)]
 struct Ranges<T> {
-    /// By first address: first address behind it, and what it is.
+    /// The ranges by first address: the first address after the range, and its value.
     map: BTreeMap<u64, (u64, T)>,
 }
 
@@ -73,7 +71,8 @@ impl<T: Copy> Ranges<T> {
         (address < *end).then_some(*what)
     }
 
-    /// What overlaps `start..end`: first address, the one behind the last, and what it is.
+    /// Returns the ranges that overlap `start..end`: first address, the one after the last, and
+    /// value.
     fn among(&self, start: u64, end: u64) -> Vec<(u64, u64, T)> {
         let before = self.map.range(..start).next_back();
         let before = before.filter(|(_, (last, _))| *last > start);
@@ -83,7 +82,7 @@ impl<T: Copy> Ranges<T> {
             .collect()
     }
 
-    /// Takes `start..end` out of whatever covers it.
+    /// Removes `start..end` from the ranges that contain it.
     fn cut(&mut self, start: u64, end: u64) {
         let before = self.map.range(..start).next_back().map(|(k, v)| (*k, *v));
         if let Some((first, (last, what))) = before
@@ -136,7 +135,7 @@ static TABLES: PerProcess<RwLock<Tables>> = PerProcess::none();
 
 fn tables() -> &'static RwLock<Tables> {
     TABLES.get_or_make(|| {
-        // A forked child knows nothing of its parent's memory.
+        // A forked child has no facts about its parent's memory.
         COUNT.store(0, Ordering::Relaxed);
         RwLock::new(Tables {
             layers: Ranges::new(),
@@ -145,8 +144,8 @@ fn tables() -> &'static RwLock<Tables> {
     })
 }
 
-/// Ranges in both tables. Relaxed: a process that registers nothing must not pay for a lock, and
-/// one that registers while it submits cannot expect either order.
+/// Number of ranges in both tables. Relaxed: a process without ranges must not pay for a lock, and
+/// one that registers while it submits can't expect an order.
 static COUNT: AtomicUsize = AtomicUsize::new(0);
 
 fn range(address: u64, bytes: u64) -> Result<(u64, u64), MemoryError> {
@@ -164,11 +163,11 @@ fn change<T>(how: impl FnOnce(&mut Tables) -> T) -> T {
     result
 }
 
-/// The range holds the KV cache of `layer`; transfers of it are of `stage`, if that is always the
-/// same.
+/// Records that the range holds the KV cache of `layer`. `stage` is the stage of its transfers, if
+/// that is always the same.
 ///
 /// # Errors
-/// [`MemoryError`]; nothing changes then.
+/// [`MemoryError`]. Nothing changes then.
 pub fn set_layer(
     address: u64,
     bytes: u64,
@@ -179,10 +178,10 @@ pub fn set_layer(
     change(|tables| tables.layers.set(start, end, LayerOf { stage, layer }))
 }
 
-/// [`set_layer`], but not where there is another layer.
+/// Does the same as [`set_layer`], but fails where there is another layer.
 ///
 /// # Errors
-/// [`MemoryError`]; nothing changes then.
+/// [`MemoryError`]. Nothing changes then.
 pub fn claim_layer(
     address: u64,
     bytes: u64,
@@ -205,10 +204,10 @@ pub fn claim_layer(
     })
 }
 
-/// The range holds blocks of a request.
+/// Records that the range holds blocks of a request.
 ///
 /// # Errors
-/// [`MemoryError`]; nothing changes then.
+/// [`MemoryError`]. Nothing changes then.
 pub fn set_owner(
     address: u64,
     bytes: u64,
@@ -225,7 +224,7 @@ pub fn set_owner(
     change(|tables| tables.owners.set(start, end, owner))
 }
 
-/// Nothing is known of the range any more.
+/// Removes all facts about the range.
 ///
 /// # Errors
 /// [`MemoryError::NoRange`].
@@ -238,14 +237,14 @@ pub fn forget(address: u64, bytes: u64) -> Result<(), MemoryError> {
     Ok(())
 }
 
-/// Whether nothing is known of any memory.
+/// Reports whether there are no facts about any memory.
 #[inline]
 #[must_use]
 pub fn is_silent() -> bool {
     COUNT.load(Ordering::Relaxed) == 0
 }
 
-/// What is known of the memory at an address.
+/// Returns the facts about the memory at an address.
 #[inline]
 #[must_use]
 pub fn at(address: u64) -> Option<Scope> {
@@ -273,7 +272,7 @@ mod tests {
 
     #[test]
     fn the_last_word_about_an_address_counts() {
-        // Against an oracle: one entry per address.
+        // The oracle has one entry per address.
         let mut ranges = Ranges::new();
         let mut oracle = [None; 64];
         let mut state = 1u64;
@@ -299,7 +298,7 @@ mod tests {
 
     #[test]
     fn layer_and_owner_are_found_together() {
-        // Addresses that nothing else in this process uses.
+        // Nothing else in this process uses these addresses.
         let base = 0x7000_0000_0000;
         assert_eq!(at(base), None);
         set_layer(base, 4096, 3, Some(Stage::P2d)).expect("a range");

@@ -1,4 +1,4 @@
-//! What the embedding program, or the environment, may set.
+//! Options of a client, set by the program or the environment.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,20 +7,20 @@ use laxity_job::Job;
 use laxity_shm::layout::Mode;
 use laxity_shm::registration;
 
-/// How a client attaches and when it gives up on the daemon.
+/// How a client attaches, and when it considers the daemon lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Socket of laxityd.
+    /// Path of laxityd's socket.
     pub socket: PathBuf,
     /// Name shown to people, at most 32 bytes.
     pub name: String,
-    /// How far the scheduler may go in this process; the daemon's own mode may be lower.
+    /// Highest mode of the scheduler in this process. The daemon's own mode may be lower.
     pub mode: Mode,
-    /// A daemon that gives no sign of life for this long while a flow waits is given up.
+    /// Time without a sign of life, while a flow waits, after which the daemon counts as lost.
     pub stall_timeout: Duration,
     /// Time between attempts to attach when there is no daemon.
     pub reattach_every: Duration,
-    /// How long [`Client::attach`](crate::Client::attach) waits for the daemon's answer. Later
+    /// Longest wait of [`Client::attach`](crate::Client::attach) for the daemon's answer. Later
     /// attempts never wait.
     pub attach_timeout: Duration,
 }
@@ -39,8 +39,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The defaults, overridden by the settings of the [`Job`], by `LAXITY_SOCKET`, and by
-    /// `LAXITY_NAME`. Without a name, that of the executable.
+    /// Returns the defaults, overridden by the settings of the [`Job`], `LAXITY_SOCKET` and
+    /// `LAXITY_NAME`. Without a name, the executable's is used.
     #[must_use]
     pub fn from_env() -> Self {
         let job = Job::of_this_process();

@@ -1,18 +1,17 @@
-//! The other ends of this process's transfers, by number: what a flow has room for
-//! ([`Flow::peer`]).
+//! Peers of this process's transfers, by the number that fits into a flow ([`Flow::peer`]).
 //!
-//! Numbers are the process's, and are given once and for all. A lane tells its daemon what one
-//! means before its first flow that uses it.
+//! Numbers belong to the process and never change. A lane sends the address of a number to its
+//! daemon before the first flow that uses it.
 //!
-//! The table has no lock, so that a forked child finds none that is locked: an entry is taken by
-//! one exchange, written, and then shown. One that is being written is passed over, at worst an
-//! address gets two numbers, which means the same.
+//! The table has no lock, since a forked child could find it locked. An entry is taken by one
+//! exchange, written, and then published. A search skips an entry that is being written. An address
+//! may then get two numbers, which is harmless.
 //!
 //! [`Flow::peer`]: laxity_shm::record::Flow::peer
 
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-/// Peers that have a number; those beyond have none, which is as if nothing were known of them.
+/// Largest number of peers with a number. Further ones are unknown.
 pub const PEERS_MAX: usize = 255;
 
 const FREE: u8 = 0;
@@ -33,9 +32,9 @@ static ENTRIES: [PeerEntry; PEERS_MAX] = [const {
 }; PEERS_MAX];
 
 impl PeerEntry {
-    /// The address here, if one is shown.
+    /// Returns the entry's address, if one is published.
     fn address(&self) -> Option<[u8; 16]> {
-        // Acquire: the halves were written before.
+        // Acquire, since the halves were written before.
         if self.state.load(Ordering::Acquire) != SHOWN {
             return None;
         }
@@ -43,7 +42,7 @@ impl PeerEntry {
         Some((u128::from(high) << 64 | u128::from(low)).to_le_bytes())
     }
 
-    /// Puts an address here, if nobody has.
+    /// Writes an address into a free entry. Returns false if another thread took it.
     fn take(&self, address: [u8; 16]) -> bool {
         let taken =
             self.state
@@ -59,8 +58,8 @@ impl PeerEntry {
     }
 }
 
-/// The number of the peer with this address: IPv6, or IPv4 mapped into it; of RoCE v2 the GID. 0,
-/// "unknown", for the address of zeroes and when [`PEERS_MAX`] have one.
+/// Returns the number of the peer with this address, which is IPv6, or IPv4 mapped into it (with
+/// RoCE v2, the GID). Returns 0, "unknown", for the zero address and when the table is full.
 #[must_use]
 pub fn number(address: [u8; 16]) -> u8 {
     if address == [0; 16] {
@@ -71,7 +70,7 @@ pub fn number(address: [u8; 16]) -> u8 {
     found.map_or(0, |index| (index + 1) as u8)
 }
 
-/// The address of a number that was given.
+/// Returns the address of a number.
 #[must_use]
 pub fn address(number: u8) -> Option<[u8; 16]> {
     ENTRIES[usize::from(number).checked_sub(1)?].address()
@@ -81,7 +80,7 @@ pub fn address(number: u8) -> Option<[u8; 16]> {
 mod tests {
     use super::*;
 
-    /// One test, since the table is the process's.
+    /// There is only one test, since the table belongs to the process.
     #[test]
     fn numbers_are_given_once_up_to_a_limit_and_lead_back() {
         let of = |last: u16| {

@@ -1,8 +1,8 @@
-//! What the thread that submits is doing, as said by the inference engine: the first of the sources
-//! that a flow's metadata come from (architecture §4.1).
+//! Scopes of threads, set by the inference engine, which are the first source of a flow's metadata
+//! (architecture §4.1).
 //!
-//! A transfer library knows bytes and addresses; its caller knows the request. The caller opens a
-//! scope, calls the library, and closes it: whatever the thread submits meanwhile belongs to it.
+//! A transfer library has bytes and addresses, and its caller has the request. The caller opens a
+//! scope, calls the library, and closes the scope. Flows submitted meanwhile belong to it.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,24 +11,24 @@ use laxity_shm::record::Stage;
 
 use crate::memory;
 
-/// Metadata of flows, each part `None` or 0 if nothing is said about it.
+/// Metadata of flows. A part is `None` or 0 if it is unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Scope {
-    /// What they are for.
+    /// The flows' stage.
     pub stage: Option<Stage>,
     /// The layer that consumes or produced the bytes.
     pub layer: Option<u16>,
-    /// The batch, 0 if unknown.
+    /// The batch's id, 0 if unknown.
     pub batch: u64,
-    /// The request, 0 if unknown or all of the batch.
+    /// The request's id, 0 if unknown or for the whole batch.
     pub request: u64,
-    /// Deadline, absolute CLOCK_MONOTONIC nanoseconds; 0 if unknown.
+    /// Deadline in CLOCK_MONOTONIC nanoseconds. 0 if unknown.
     pub deadline_ns: u64,
 }
 
 impl Scope {
-    /// This, and what `outer` says where this says nothing. If they are about different requests,
-    /// `outer`'s batch and deadline are those of the other one, and not taken over.
+    /// Returns this scope with unknown parts taken from `outer`. If the scopes have different
+    /// requests, `outer`'s batch and deadline belong to its own request, and are not used.
     #[must_use]
     pub fn within(self, mut outer: Self) -> Self {
         let or = |own: u64, other: u64| if own == 0 { other } else { own };
@@ -45,8 +45,8 @@ impl Scope {
     }
 }
 
-/// Scopes that a thread may have open at once. Deeper ones are counted, so that closing them works,
-/// and change nothing.
+/// Largest number of open scopes of a thread. Deeper ones are counted for closing, but have no
+/// effect.
 pub const DEPTH_MAX: usize = 8;
 
 struct Stack {
@@ -55,7 +55,7 @@ struct Stack {
 }
 
 thread_local! {
-    // Constant and without a destructor: usable at any time in a thread's life, also while it ends.
+    // The constant has no destructor, so it can be used at any time, also while a thread ends.
     static STACK: Stack = const {
         Stack {
             scopes: [const {
@@ -66,11 +66,11 @@ thread_local! {
     };
 }
 
-/// Whether any thread ever opened one. Relaxed: a thread sees its own; a process without any saves
-/// the way to its stack.
+/// Whether any thread ever opened a scope. Relaxed: a thread sees its own, and a process without
+/// scopes saves the access to the stack.
 static USED: AtomicBool = AtomicBool::new(false);
 
-/// Opens a scope for the calling thread, inside the one that is open.
+/// Opens a scope for the calling thread, inside its current one.
 pub fn push(scope: Scope) {
     if !USED.load(Ordering::Relaxed) {
         USED.store(true, Ordering::Relaxed);
@@ -87,7 +87,7 @@ pub fn push(scope: Scope) {
     });
 }
 
-/// Closes the innermost scope of the calling thread; false if there is none.
+/// Closes the innermost scope of the calling thread. Returns false if there is none.
 pub fn pop() -> bool {
     STACK.with(|stack| match stack.depth.get() {
         0 => false,
@@ -98,21 +98,21 @@ pub fn pop() -> bool {
     })
 }
 
-/// Whether the calling thread has none open.
+/// Reports whether the calling thread has no open scope.
 #[inline]
 #[must_use]
 pub fn is_silent() -> bool {
     !USED.load(Ordering::Relaxed) || depth() == 0
 }
 
-/// Not inlined: the way to a thread's own memory is a call that is otherwise made ahead of the
-/// question.
+/// Returns the number of open scopes. Not inlined, since the access to thread-local memory is a
+/// call that the compiler would otherwise move before the check.
 #[inline(never)]
 fn depth() -> usize {
     STACK.with(|stack| stack.depth.get())
 }
 
-/// What the open scopes of the calling thread say together.
+/// Returns the combined values of the calling thread's open scopes.
 #[inline]
 #[must_use]
 pub fn current() -> Option<Scope> {
@@ -125,8 +125,8 @@ pub fn current() -> Option<Scope> {
     })
 }
 
-/// What the open scopes of the calling thread say together, and where they say nothing, what is
-/// known of the memory at `address` (0 for none).
+/// Returns the combined values of the calling thread's open scopes. Unknown parts come from the
+/// facts about the memory at `address` (0 for none).
 #[must_use]
 pub fn said_of(address: u64) -> Scope {
     let open = current().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! One attachment to one daemon: its region, its socket, its seats.
+//! One attachment to one daemon: its region, its socket and its seats.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,16 +14,16 @@ use laxity_shm::sleep::now_ns;
 
 use crate::client::{LOCK_PATIENCE, shortly};
 
-/// An attachment. It ends when it is lost; a new one is a new session.
+/// An attachment. A lost session is not used again, and a new attachment is a new session.
 #[derive(Debug)]
 pub(crate) struct Session {
-    /// First, because it must go before what it guards.
+    /// The guard, which must be dropped before what it guards.
     _guard: ForkGuard,
     pub(crate) region: Arc<Region>,
     socket: OwnedFd,
     eventfd: OwnedFd,
     lost: AtomicBool,
-    /// When it was lost; 0 before.
+    /// The time of the loss, 0 before it.
     lost_ns: AtomicU64,
     seats: Mutex<Seats>,
 }
@@ -34,30 +34,30 @@ struct Seats {
     left: Vec<Seat>,
 }
 
-/// A lane of a region and what its producer must remember from owner to owner.
+/// A lane of a region, and what its producer must remember from owner to owner.
 #[derive(Debug)]
 pub(crate) struct Seat {
     pub(crate) index: u16,
     pub(crate) producer: Producer,
     /// Credit used per port, in bytes since the lane began.
     pub(crate) credit_used: [u64; CREDIT_PORTS],
-    /// Number of the last sleep.
+    /// Number of the lane's last sleep.
     pub(crate) turn: u64,
-    /// Flows that the last owner left behind and could not withdraw, for lack of a slot.
+    /// Flows of the last owner that it could not withdraw for lack of a slot.
     leftover: Option<Vec<SlotRef>>,
 }
 
-/// Why there is no lane to be had.
+/// The reason why there is no lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoSeat {
-    /// All are in use.
+    /// All lanes are in use.
     AllTaken,
-    /// Other threads take or leave lanes; one may be free.
+    /// Other threads take or return lanes, and one may be free.
     Contended,
 }
 
 impl Seat {
-    /// The seat of an owner who leaves.
+    /// Returns the seat of an owner that gives it up.
     pub(crate) fn taken(
         index: u16,
         producer: Producer,
@@ -75,12 +75,12 @@ impl Seat {
 }
 
 impl Session {
-    /// Maps what the daemon sent. `None` if it cannot be used. `asked` guards the socket so far; as
-    /// the last parameter it goes before the socket does.
+    /// Maps the region that the daemon sent. Returns `None` if it can't be used. `asked` has
+    /// guarded the socket so far. It is the last parameter, so it is dropped before the socket.
     pub(crate) fn new(socket: OwnedFd, welcome: Welcome, asked: ForkGuard) -> Option<Self> {
         let region = Region::map(welcome.memfd, welcome.geometry).ok()?;
         let guard = ForkGuard::new(&region, socket.as_fd(), welcome.eventfd.as_fd()).ok()?;
-        // Guarded twice for a moment rather than not at all.
+        // The socket is guarded twice for a moment rather than not at all.
         drop(asked);
         Some(Self {
             _guard: guard,
@@ -98,35 +98,34 @@ impl Session {
         self.region.header()
     }
 
-    /// When it was lost, `None` while it stands.
+    /// Returns the time of the loss, or `None` if the session is not lost.
     pub(crate) fn lost_at(&self) -> Option<u64> {
-        // A forked child learns it from the pages that replaced the region.
+        // In a forked child, other pages replace the region and show the loss.
         if self.header().attention() & attention::GONE != 0 {
             self.lose();
         }
-        // Acquire: pairs with the Release in `lose`.
+        // Acquire, which pairs with the Release in `lose`.
         self.lost
             .load(Ordering::Acquire)
             .then(|| self.lost_ns.load(Ordering::Relaxed))
     }
 
-    /// Gives the daemon up, for all lanes. The region is not written any more, so that whatever a
-    /// daemon that comes back writes there concerns nobody.
+    /// Marks the daemon as lost for all lanes. The region is not written any more, and nothing
+    /// reads what a daemon that comes back writes there.
     pub(crate) fn lose(&self) {
         if self.lost.load(Ordering::Acquire) {
             return;
         }
-        // Of two threads that get here the later one's time counts; they are the same time.
+        // If two threads get here, the later time counts. Both are nearly equal.
         self.lost_ns.store(now_ns(), Ordering::Relaxed);
         self.lost.store(true, Ordering::Release);
         self.header().raise(attention::LOST);
-        // The daemon, if it is alive after all, learns it now and not when the last lane lets go.
-        // SAFETY: plain call on a descriptor that we own; failure means that it is gone already.
+        // A daemon that is still alive notices the loss now, and not when the last lane is dropped.
+        // SAFETY: the descriptor is owned here. Failure means that the connection is gone already.
         unsafe { libc::shutdown(self.socket.as_raw_fd(), libc::SHUT_RDWR) };
     }
 
-    /// [`Session::lost_at`] after a look at the socket, which is a system call: for callers that
-    /// want to know how it is, not for lanes.
+    /// Returns [`Session::lost_at`] after a check of the socket, a system call. Lanes don't use it.
     pub(crate) fn look(&self) -> Option<u64> {
         if self.lost_at().is_none() && self.is_hung_up() {
             self.lose();
@@ -143,8 +142,8 @@ impl Session {
         registration::ring(self.eventfd.as_fd());
     }
 
-    /// A lane nobody uses. Blocks no longer than [`LOCK_PATIENCE`]: a forked child has no session
-    /// of its parent's.
+    /// Takes a free lane. Blocks no longer than [`LOCK_PATIENCE`]. A forked child has another
+    /// session.
     pub(crate) fn sit(&self) -> Result<Seat, NoSeat> {
         let mut seats =
             shortly(|| LOCK_PATIENCE, || self.seats.try_lock()).ok_or(NoSeat::Contended)?;
@@ -178,7 +177,7 @@ impl Session {
         Ok(seat)
     }
 
-    /// Gives a lane back, withdrawing the flows in `gated`, which hold slots, and all others.
+    /// Returns a lane, and withdraws its flows. Those in `gated` hold slots.
     pub(crate) fn leave(&self, mut seat: Seat, gated: Vec<SlotRef>) {
         if self.lost_at().is_some() {
             return;
@@ -191,9 +190,9 @@ impl Session {
                 self.ring();
             }
         }
-        // The lane stays claimed: the daemon may not have looked yet, and what was published must
-        // be found. The next owner takes this seat before a new one, so that a process has as many
-        // claimed lanes as it ever had owners at once.
+        // The lane stays claimed, since the daemon may not have read all records. The next owner
+        // takes this seat before a new one. A process therefore has as many claimed lanes as it
+        // ever had owners at once.
         seat.producer.memory().header().owner.set_thread(0);
         self.seats
             .lock()

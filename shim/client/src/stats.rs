@@ -1,30 +1,30 @@
-//! What a client counts. Each lane has its own counters, written by its thread alone, so that
-//! counting is a load, an add and a store; [`Stats`] is their sum.
+//! Counters of a client. Only a lane's thread writes its counters, so that counting is a load, an
+//! add and a store. [`Stats`] is the sum of all lanes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counters of a client since it attached, over all its lanes, past and present.
+/// Counters of a client since it attached, over all past and present lanes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
     /// Bytes permitted by the daemon, by permit or credit.
     pub scheduled_bytes: u64,
-    /// Bytes permitted without it, because there was none, it stalled, was told to step aside, or
-    /// the lane was full.
+    /// Bytes permitted without the daemon, because there was none, it stalled, it ordered a bypass,
+    /// or the lane was full.
     pub bypassed_bytes: u64,
-    /// Flows of which at least one byte was.
+    /// Flows with at least one bypassed byte.
     pub bypassed_flows: u64,
-    /// Bytes permitted at once and merely reported, in mode `observe`.
+    /// Bytes permitted at once and only reported, in mode `observe`.
     pub observed_bytes: u64,
     /// Nanoseconds without a scheduler since `attach`.
     pub unscheduled_ns: u64,
-    /// Times that a daemon was found again after one was lost.
+    /// Number of times that a daemon was found after one was lost.
     pub reattaches: u64,
     /// Flows that were bypassed because all slots or all lanes were in use.
     pub lane_full: u64,
 }
 
 impl Stats {
-    /// What of them a library's report at exit has.
+    /// Returns the counters that a library's report at exit contains.
     #[must_use]
     pub fn reported(&self) -> [(&'static str, u64); 5] {
         [
@@ -37,7 +37,7 @@ impl Stats {
     }
 }
 
-/// One lane's counters.
+/// The counters of one lane.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct LaneCounters {
@@ -53,7 +53,7 @@ pub(crate) struct LaneCounters {
 pub(crate) struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds; by the one writer only. Relaxed: a statistic, ordered with nothing.
+    /// Adds to the counter. Only its writer calls this. Relaxed, because it is a statistic.
     #[inline]
     pub(crate) fn add(&self, n: u64) {
         self.0.store(

@@ -1,37 +1,37 @@
-//! What a submit gives, and what comes of it.
+//! Tickets of submitted flows, and their permits.
 
 use laxity_shm::producer::SlotRef;
 
-/// A flow that was submitted. Poll or wait until a permit is `last` and report every byte complete,
-/// or cancel it with [`crate::Lane::cancel`]; a dropped ticket does neither. Then its slot is in
-/// use until the lane is dropped, and what was permitted counts as in flight until the daemon gives
-/// up on it (`completion_timeout`), after which it does not schedule a process that loses much for
-/// a while. Dropping the lane withdraws whatever is left.
+/// A flow that was submitted. Poll or wait until a permit is `last`, and report every byte
+/// complete. Or cancel the flow with [`crate::Lane::cancel`]. A dropped ticket does neither: its
+/// slot stays in use until the lane is dropped, and permitted bytes count as in flight until the
+/// daemon writes them off (`completion_timeout`). The daemon then doesn't schedule a process with
+/// large losses for a while. Dropping the lane withdraws the rest of all flows.
 ///
-/// Four words, the same in C: a submit on credit writes little else. The default is one that is
-/// done.
+/// A ticket has four words, the same in C, since a submit on credit writes little else. The default
+/// is a ticket that is done.
 #[derive(Debug, Default)]
 #[must_use = "a flow may be sent only as far as its ticket is permitted"]
 #[repr(C)]
 pub struct Ticket {
-    /// Sequence of its record; 0 if the daemon was never told, or needs to hear no more.
+    /// Tag of the flow's record. 0 if the daemon needs no reports of the flow.
     pub(crate) tag: u64,
     pub(crate) total: u64,
     pub(crate) permitted: u64,
     pub(crate) mark: Mark,
 }
 
-/// `slot (16) | phase (2) | how (2) | level (8) | dscp (8) | seat (28)`, from the lowest bit. The
-/// seat is the number of the binding that the flow was submitted from: 0 if none, or not any more.
+/// The state of a ticket: `slot (16) | phase (2) | how (2) | level (8) | dscp (8) | seat (28)`,
+/// from the lowest bit. The seat is the number of the binding that submitted the flow, or 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct Mark(u64);
 
-/// Phases. Any other number, which only C can make, is as good as "done".
+/// Phases of a flow. Any other number, which only C can make, means "done".
 const GATED: u64 = 1 << 16;
 const READY: u64 = 2 << 16;
 const PHASE: u64 = 3 << 16;
-/// How a flow that is ready got so.
+/// How a flow became ready.
 const BYPASS: u64 = 1 << 18;
 const CREDIT: u64 = 2 << 18;
 const LEVEL_SHIFT: u32 = 20;
@@ -39,41 +39,42 @@ const DSCP_SHIFT: u32 = 28;
 const SEAT_SHIFT: u32 = 36;
 
 impl Mark {
-    /// All of it was permitted and collected, or never will be.
+    /// The state of a flow that is permitted and collected completely, or cancelled.
     pub(crate) const DONE: Self = Self(0);
-    /// All of it may go, without the daemon, which does not know of it.
+    /// The state of a flow that may go completely, and that the daemon doesn't have.
     pub(crate) const BYPASSED: Self = Self(READY | BYPASS);
 
-    /// A flow of the binding `seat` that is done; to be turned into another.
+    /// Returns the state of a done flow of the binding `seat`, from which other states are made.
     pub(crate) const fn of(seat: u64) -> Self {
         Self(seat << SEAT_SHIFT)
     }
 
-    /// Waits for permits in this slot.
+    /// Returns the state of a flow that waits for permits in this slot.
     #[inline]
     pub(crate) const fn gated(self, slot: u16) -> Self {
         Self(self.0 & SEAT_MASK | slot as u64 | GATED)
     }
 
-    /// All of it may go on credit; `mark` is [`laxity_shm::layout::Header::credit_mark`].
+    /// Returns the state of a flow that may go completely on credit. `mark` is
+    /// [`laxity_shm::layout::Header::credit_mark`].
     #[inline]
     pub(crate) const fn on_credit(self, mark: u16) -> Self {
         let (level, dscp) = (mark as u64 & 0xff, mark as u64 >> 8);
         Self(self.0 & SEAT_MASK | READY | CREDIT | level << LEVEL_SHIFT | dscp << DSCP_SHIFT)
     }
 
-    /// All of it may go, reported.
+    /// Returns the state of a flow that may go completely and is only reported.
     pub(crate) const fn observed(self) -> Self {
         Self(self.0 & SEAT_MASK | READY)
     }
 
-    /// Nothing more to permit; completions still count.
+    /// Returns the state of a flow whose bytes are all permitted. Completions may still follow.
     #[inline]
     const fn done(self) -> Self {
         Self(self.0 & SEAT_MASK)
     }
 
-    /// Whether it was submitted from the binding `seat`, and the daemon knows of it.
+    /// Reports whether the binding `seat` submitted the flow, and the daemon has it.
     #[inline]
     pub(crate) const fn is_of(self, seat: u64) -> bool {
         self.0 >> SEAT_SHIFT == seat && seat != 0
@@ -114,11 +115,11 @@ impl Mark {
 }
 
 const SEAT_MASK: u64 = u64::MAX << SEAT_SHIFT;
-/// Numbers of bindings wrap here.
+/// Number of different binding numbers, after which they wrap.
 pub(crate) const SEATS: u64 = 1 << (64 - SEAT_SHIFT);
 
 impl Ticket {
-    /// The default: one that is done.
+    /// A ticket that is done, which is the default.
     pub const DONE: Self = Self {
         tag: 0,
         total: 0,
@@ -126,7 +127,7 @@ impl Ticket {
         mark: Mark::DONE,
     };
 
-    /// A flow that the daemon is not told of.
+    /// Returns the ticket of a flow that is not sent to the daemon.
     pub(crate) const fn bypassed(bytes: u64) -> Self {
         Self {
             tag: 0,
@@ -136,26 +137,27 @@ impl Ticket {
         }
     }
 
-    /// Bytes permitted and collected so far.
+    /// Returns the bytes permitted and collected so far.
     #[must_use]
     pub fn permitted(&self) -> u64 {
         self.permitted
     }
 
-    /// Bytes of the flow.
+    /// Returns the flow's size in bytes.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Whether the daemon counts its bytes, or did: it was submitted to one and not withdrawn.
+    /// Reports whether the daemon counts or counted the flow's bytes. That is so if it was
+    /// submitted to a daemon and not withdrawn.
     #[inline]
     #[must_use]
     pub fn is_known(&self) -> bool {
         self.mark.0 & SEAT_MASK != 0
     }
 
-    /// Everything was permitted and collected, or the flow was withdrawn.
+    /// Reports whether everything was permitted and collected, or the flow was withdrawn.
     #[must_use]
     #[inline]
     pub fn is_done(&self) -> bool {
@@ -170,7 +172,7 @@ impl Ticket {
         }
     }
 
-    /// The permit of a flow that may go as a whole.
+    /// Returns the permit of a flow that may go completely.
     #[inline]
     pub(crate) fn collect(&mut self) -> Permit {
         let permit = self.mark.permit(self.total);
@@ -179,13 +181,13 @@ impl Ticket {
         permit
     }
 
-    /// Nothing more to permit.
+    /// Marks all bytes of the flow as permitted.
     #[inline]
     pub(crate) fn finish(&mut self) {
         self.mark = self.mark.done();
     }
 
-    /// Bytes not permitted so far, which from here on are: without the daemon.
+    /// Permits all remaining bytes without the daemon.
     pub(crate) fn rest(&mut self) -> Permit {
         let bytes = self.total.saturating_sub(self.permitted);
         self.permitted = self.total;
@@ -194,17 +196,17 @@ impl Ticket {
     }
 }
 
-/// Leave to send.
+/// A permit to send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Permit {
-    /// Bytes more, beyond those of earlier permits of this ticket.
+    /// Number of further bytes, beyond those of earlier permits of this ticket.
     pub bytes: u64,
-    /// Level, 1 the highest, 255 the scavenger; 0 if nobody decided (bypassed, observed).
+    /// Level: 1 is the highest, 255 the scavenger. 0 if there is none (bypassed, observed).
     pub level: u8,
-    /// DSCP to mark them with; 0 (leave the marking alone) if nobody decided.
+    /// DSCP of the bytes. 0 (keep the marking) if the daemon decided none.
     pub dscp: u8,
-    /// Nothing more will come for this ticket.
+    /// Whether this is the ticket's last permit.
     pub last: bool,
-    /// Permitted without the daemon.
+    /// Whether the bytes are permitted without the daemon.
     pub bypassed: bool,
 }

@@ -1,20 +1,18 @@
-//! Awaiting permits: poll, adaptive spin, futex; and noticing that there is nobody to wait for.
+//! Waiting for permits: poll, adaptive spin, futex; and detecting that the daemon is gone.
 //!
 //! # How long a wait can be
-//! As long as the daemon says so, and no longer: while it gives signs of
-//! life a flow may wait for its turn. It is given up (all lanes of the process detach, every
-//! waiting flow resolves as bypassed) when the registration socket hangs up, or when no new
-//! heartbeat came for `stall_timeout` while something waited here. A heartbeat says that there is
-//! one, and not when it was: clocks differ between time namespaces. Bypass, release and a change of
-//! mode resolve it too. Sleeps are cut in slices of at most [`SLICE`], so each of these is noticed
-//! even if a wake-up is lost.
+//! While the daemon gives signs of life, a flow may wait for its permit. The wait ends when the
+//! registration socket hangs up, or when no new heartbeat came for `stall_timeout` while something
+//! waited here. All lanes of the process detach then, and every waiting flow becomes bypassed. Only
+//! a change of the heartbeat counts, and not its time, because clocks differ between time
+//! namespaces. Bypass, release and a change of mode end the wait, too. A sleep lasts [`SLICE`] at
+//! most, so each of these is noticed even if a wake-up is lost.
 //!
 //! # How long to spin
-//! Waking a sleeper takes 17 to 43 µs and costs the daemon 10 to 14 µs, so
-//! spinning about as long as one wake-up costs at most a factor of two. If the last few spins were
-//! in vain, the queue is evidently long and the spin is cut short. If the daemon runs on this very
-//! CPU, spinning keeps it from answering (8 ms, against 1.7 µs with a sleep at once), so then there
-//! is none but the glance that comes before anything else is looked at.
+//! Waking a sleeper takes 17 to 43 µs and costs the daemon 10 to 14 µs. Spinning about as long as
+//! one wake-up therefore costs at most a factor of two. If the last few spins were in vain, the
+//! queue is long and the spin is short. If the daemon runs on the same CPU, spinning delays its
+//! answer (8 ms, against 1.7 µs with a sleep at once). The lane then only glances.
 
 mod sleep;
 
@@ -30,45 +28,44 @@ use crate::lane::Lane;
 use crate::lane_binding::LaneBinding;
 use crate::ticket::{Permit, Ticket};
 
-/// Longest sleep without a look around.
+/// Longest sleep before the lane checks the daemon.
 const SLICE: Duration = Duration::from_millis(20);
-/// The same where `membarrier` is refused and a wake-up can be missed.
+/// Longest sleep where `membarrier` is refused and a wake-up can be missed.
 const SLICE_UNORDERED: Duration = Duration::from_millis(1);
 const SPIN_MAX_NS: u64 = 50_000;
 const SPIN_MIN_NS: u64 = 20_000;
-/// After this many spins in vain, spin only [`SPIN_SHORT_NS`].
+/// Number of spins in vain after which a spin lasts only [`SPIN_SHORT_NS`].
 const SPINS_IN_VAIN: u32 = 8;
 const SPIN_SHORT_NS: u64 = 2_000;
-/// Looks at the word between two looks at the clock and at the daemon.
+/// Number of loads of the state word between two checks of the clock and the daemon.
 const LOOKS: u32 = 64;
-/// Looks at the word before anything else is looked at: about two round trips.
+/// Number of loads of the state word before any other check, about two round trips.
 const GLANCES: u32 = 16;
-/// Misses of `poll` between two looks at the clock.
+/// Number of unsuccessful polls between two checks of the clock.
 const MISSES: u32 = 16;
-/// Time between two looks at the socket.
+/// Time between two checks of the socket, in nanoseconds.
 const HANGUP_NS: u64 = 5_000_000;
-/// Messages that need no answer between two looks at the clock.
+/// Number of records without an answer between two checks of the clock.
 const SAID: u32 = 64;
 
-/// What a lane remembers about waiting.
+/// The state of a lane's waits.
 #[derive(Debug)]
 pub(crate) struct Spin {
     budget_ns: u64,
     in_vain: u32,
     misses: u32,
-    /// Since when this lane waits without any permit; 0 if it does not.
+    /// The time since which this lane waits without any permit, 0 if it does not.
     pub(crate) quiet_since_ns: u64,
     looked_ns: u64,
-    /// The last heartbeat that was seen, by the daemon's clock, and when it was seen first, by this
-    /// process's. The clocks differ where the process has a time namespace of its own, so the two
-    /// are never compared.
+    /// The last heartbeat by the daemon's clock, and the time of its first sight by this process's
+    /// clock. The clocks differ if the process has its own time namespace, so they aren't compared.
     beat: u64,
     beat_seen_ns: u64,
-    /// A permit came since.
+    /// Whether a permit came since the last check of the socket.
     heard: bool,
-    /// Messages since the last look at the clock; see [`SAID`].
+    /// Number of records since the last check of the clock, see [`SAID`].
     said: u32,
-    /// When a work request last found no slot.
+    /// The time at which a work request last found no slot.
     full_at_ns: u64,
 }
 
@@ -98,8 +95,8 @@ impl Spin {
         }
     }
 
-    /// When the last sign of life was seen, by the clock of this process; `now` if there is a new
-    /// one.
+    /// Returns the time of the last sign of life by this process's clock, `now` if the heartbeat
+    /// changed.
     fn last_beat(&mut self, beat: u64, now: u64) -> u64 {
         if beat != self.beat {
             self.beat = beat;
@@ -108,9 +105,8 @@ impl Spin {
         self.beat_seen_ns
     }
 
-    /// Whether the daemon has hung up, as far as a look at the socket every [`HANGUP_NS`] tells. If
-    /// permits came or it gave a sign of life since the last look, it had not, and no system call
-    /// is made to find that out.
+    /// Reports whether the daemon has hung up, by a check of the socket every [`HANGUP_NS`]. If
+    /// permits or a sign of life came since the last check, it had not.
     fn sees_hangup(&mut self, binding: &LaneBinding, now: u64) -> bool {
         let before = self.looked_ns;
         if now.saturating_sub(before) <= HANGUP_NS {
@@ -134,7 +130,7 @@ impl Spin {
 }
 
 impl Lane {
-    /// What may be sent now beyond what earlier permits said, `None` if nothing. Never blocks.
+    /// Returns a permit for further bytes, or `None`. Never blocks.
     #[inline]
     pub fn poll(&mut self, ticket: &mut Ticket) -> Option<Permit> {
         if !ticket.mark.is_gated() {
@@ -159,8 +155,8 @@ impl Lane {
                 return Some(self.take(ticket, cumulative, level, last));
             }
             if binding.header.attention() & attention::UNSCHEDULED == 0 {
-                // A thread that only polls must pay too: the permit that it waits for may come
-                // only after the completions that it owes.
+                // A thread that only polls must send waiting records, too. Its permit may depend on
+                // them.
                 if self.owes() {
                     self.pay();
                 }
@@ -177,10 +173,10 @@ impl Lane {
         Some(self.bypass_rest(ticket))
     }
 
-    /// Collects a permit.
+    /// Returns the permit for the bytes up to `cumulative`, and records it in the ticket.
     #[inline]
     fn take(&mut self, ticket: &mut Ticket, cumulative: u64, level: u8, last: bool) -> Permit {
-        // After a last permit nothing more comes, so whatever it counts, the rest may go.
+        // No permit follows the last one, so the rest may go whatever its count is.
         let upto = if last {
             ticket.total
         } else {
@@ -211,14 +207,14 @@ impl Lane {
         }
     }
 
-    /// Grants what is left of a flow without the daemon, and tells it so if it is there.
+    /// Permits the rest of a flow without the daemon, and withdraws the flow if there is a daemon.
     ///
-    /// This is the moment that makes every byte go out once: `permitted` is what was read from the
-    /// word so far, nothing after this reads the word again, and what is left is permitted here.
-    /// A permit that crosses lands in a slot that nobody reads (see `laxity_shm::lane`).
+    /// This ensures that every byte goes out once. `permitted` is what was read from the state word
+    /// so far, and the word is not read again. The rest is permitted here. A permit that arrives at
+    /// the same time is in a slot that nobody reads (see `laxity_shm::lane`).
     #[cold]
     fn bypass_rest(&mut self, ticket: &mut Ticket) -> Permit {
-        // Before `rest`, so that the daemon learns how much went out with its leave.
+        // The withdrawal precedes `rest`, so that the daemon gets the permitted bytes.
         if ticket.mark.is_of(self.seat) && self.binding.is_some() {
             self.withdraw(ticket);
             if self
@@ -235,7 +231,7 @@ impl Lane {
         permit
     }
 
-    /// Looks for signs of life; gives the daemon up if there are none.
+    /// Checks for signs of life. Gives up the daemon if there are none.
     #[cold]
     fn is_daemon_alive(&mut self, now: u64) -> bool {
         let Some(binding) = &self.binding else {
@@ -259,17 +255,17 @@ impl Lane {
         !gone
     }
 
-    /// The lane is full: whether that will pass. If the daemon is gone it is let go of.
+    /// Reports whether a full lane will have room again. Gives up the daemon if it is gone.
     #[cold]
     pub(crate) fn will_have_room(&mut self) -> bool {
         let now = now_ns();
         let Some(binding) = &self.binding else {
             return false;
         };
-        // Awake or not, it has something to do.
+        // The daemon has records to read, so it is woken if it sleeps.
         binding.notify();
-        // Whoever finds it full tries again soon. If that is long ago, it had room meanwhile, and a
-        // daemon that sleeps gives no sign of life.
+        // A caller that finds the lane full tries again soon. If the last time is long ago, the
+        // lane had room meanwhile, and a daemon that sleeps gives no sign of life.
         let again = now.saturating_sub(core::mem::replace(&mut self.spin.full_at_ns, now))
             < self.core.options.stall_timeout.as_nanos() as u64 / 2;
         if !again && binding.pending.is_empty() {
@@ -282,15 +278,14 @@ impl Lane {
         false
     }
 
-    /// Lets go of a daemon that has hung up. For the ways on which nothing ever waits, and so
-    /// nothing else would notice: bypassed, observed, on credit, past a full lane. Between two
-    /// looks at the socket it costs a look at the clock.
+    /// Gives up a daemon that has hung up. Paths on which no flow waits need this: bypassed,
+    /// observed, on credit, past a full lane. Usually it only reads the clock.
     #[cold]
     pub(crate) fn notice_hangup(&mut self) {
         self.notice_hangup_at(now_ns());
     }
 
-    /// [`Lane::notice_hangup`] for who knows the time.
+    /// Does the same as [`Lane::notice_hangup`] at the time `now`.
     pub(crate) fn notice_hangup_at(&mut self, now: u64) {
         if let Some(binding) = &self.binding
             && self.spin.sees_hangup(binding, now)
@@ -300,9 +295,9 @@ impl Lane {
         }
     }
 
-    /// [`Lane::notice_hangup`] now and then, for a lane whose flows all go out on credit. Calls are
-    /// counted, since a look at the clock each time would show; the slots of a lane bound how many
-    /// flows a daemon that is gone can be told of anyway.
+    /// Calls [`Lane::notice_hangup`] from time to time, for a lane whose flows all go out on
+    /// credit. Calls are counted, since reading the clock each time is too slow. The slots of a
+    /// lane limit the flows that go to a daemon that is gone.
     #[inline]
     pub(crate) fn notice_hangup_sometimes(&mut self) {
         self.spin.said += 1;
@@ -312,8 +307,8 @@ impl Lane {
         }
     }
 
-    /// Waits until more of the flow may be sent. Ends in any case: see the module's text. A ticket
-    /// that is done gives an empty last permit.
+    /// Waits until more of the flow may be sent. The wait always ends, see the module's
+    /// documentation. A ticket that is done returns an empty last permit.
     pub fn wait(&mut self, ticket: &mut Ticket) -> Permit {
         loop {
             if let Some(permit) = self.poll(ticket) {
@@ -335,7 +330,7 @@ impl Lane {
         }
     }
 
-    /// Looks for as long as an answer takes that comes at once, without a look at anything else.
+    /// Polls for as long as an immediate answer takes, without any other check.
     #[inline]
     fn glance(&self, slot: u16) -> bool {
         let Some(binding) = &self.binding else {
@@ -348,8 +343,8 @@ impl Lane {
         })
     }
 
-    /// Sleeps until some ticket of this lane may have more to say, or `timeout` has passed;
-    /// whether the former. Returns at once if no ticket waits for a permit.
+    /// Sleeps until a ticket of this lane may have a permit, or `timeout` has passed. Returns false
+    /// after the timeout. Returns at once if no ticket waits for a permit.
     pub fn wait_any(&mut self, timeout: Duration) -> bool {
         let end = now_ns().saturating_add(u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX));
         loop {
@@ -377,7 +372,7 @@ impl Lane {
         }
     }
 
-    /// Spins, then sleeps one slice, until `news` or something that the caller should look at.
+    /// Spins, then sleeps one slice, until `news` holds or the caller should check the daemon.
     fn doze(&mut self, what: Awaited, limit: Duration, news: impl Fn(&LaneBinding) -> bool) {
         if self.owes() {
             self.pay();
@@ -386,7 +381,7 @@ impl Lane {
             return;
         };
         if binding.session.lost_at().is_some() {
-            // The region may be empty pages by now, which say nothing of it.
+            // Empty pages may have replaced the region.
             self.spin.misses = MISSES;
             return;
         }
@@ -427,7 +422,7 @@ impl Lane {
             waiter.sleep(announced, slice);
         }
         waiter.awake();
-        // A slice is long: the next miss looks at the clock.
+        // A slice is long, so the next unsuccessful poll checks the clock.
         self.spin.misses = MISSES;
     }
 }

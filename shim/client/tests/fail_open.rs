@@ -1,5 +1,5 @@
-//! Without a daemon, or with one that is gone, stalled or told to step aside, everything goes out:
-//! at once or within the bound, in order, each byte once, and counted.
+//! Fail open: without a daemon, or with one that is gone, stalled or bypassed, everything goes out
+//! at once or within the limit, in order, each byte once, and counted.
 
 mod daemon;
 #[path = "daemon/lanes.rs"]
@@ -101,7 +101,7 @@ fn a_bypass_that_ends_while_a_flow_is_submitted_is_not_taken_for_the_mode_observ
         }
     }
     daemon.knobs.flicker.store(false, Ordering::SeqCst);
-    // A daemon releases a client that says so without having been told to.
+    // A daemon releases a client that reports "observed" without an order to observe.
     assert_eq!(client.stats().observed_bytes, 0);
     assert!(client.stats().bypassed_flows > 0, "the bypass was seen");
 }
@@ -204,7 +204,7 @@ fn a_death_is_noticed_by_a_lane_that_gives_each_flow_up_before_it_is_overdue() {
     daemon.kill();
     eventually("the lane lets go of it", || {
         let mut ticket = lane.submit(&flow(100));
-        // Shorter than the time between two looks at the socket.
+        // The time is shorter than that between two checks of the socket.
         let end = Instant::now() + Duration::from_millis(3);
         while Instant::now() < end && lane.poll(&mut ticket).is_none() {}
         if !ticket.is_done() {
@@ -214,9 +214,8 @@ fn a_death_is_noticed_by_a_lane_that_gives_each_flow_up_before_it_is_overdue() {
     });
 }
 
-/// A daemon vanishes while `attention` holds, under a lane whose flows of `stage` never wait;
-/// another takes its place. The lane must find it, and let no byte out twice or not at all
-/// meanwhile.
+/// Checks a lane whose flows of `stage` never wait. A daemon vanishes while `attention` holds, and
+/// another takes its place. The lane must find it, and send each byte exactly once meanwhile.
 fn a_lane_that_never_waits_finds_the_next_daemon(attention: u32, stage: Stage) {
     let dir = tempfile::tempdir().expect("temporary directory");
     let path = dir.path().join("laxityd.sock");
@@ -230,8 +229,8 @@ fn a_lane_that_never_waits_finds_the_next_daemon(attention: u32, stage: Stage) {
     let client = Client::attach(daemon.options());
     let mut lane = client.lane();
     let kind = Flow { stage, ..flow(100) };
-    // Whether the flow went out at once. Asks neither the client for its counters nor anybody to
-    // wait: either would look at the socket.
+    // Reports whether the flow went out at once. It calls neither the counters nor a wait, since
+    // either would check the socket.
     let send = |lane: &mut Lane| {
         let mut ticket = lane.submit(&kind);
         let permit = lane.poll(&mut ticket);
@@ -269,7 +268,7 @@ fn a_daemon_that_dies_under_a_lane_that_never_waits_is_left_for_the_next() {
     a_lane_that_never_waits_finds_the_next_daemon(attention::BYPASS, Stage::KvReuse);
     a_lane_that_never_waits_finds_the_next_daemon(attention::OFF, Stage::KvReuse);
     a_lane_that_never_waits_finds_the_next_daemon(attention::OBSERVE, Stage::KvReuse);
-    // On credit.
+    // The flows go on credit.
     a_lane_that_never_waits_finds_the_next_daemon(0, Stage::Collective);
 }
 

@@ -1,4 +1,4 @@
-//! A forked child has nothing of its parent's attachment, and can have one of its own.
+//! A forked child doesn't use its parent's attachment, and can have its own.
 
 mod daemon;
 
@@ -15,16 +15,16 @@ fn flow(bytes: u64) -> Flow {
     }
 }
 
-/// A child that does nothing; killed when dropped.
+/// A child that does nothing, and is killed when dropped.
 struct Sleeper(libc::pid_t);
 
 impl Sleeper {
     fn fork() -> Self {
-        // SAFETY: the child only sleeps and leaves by _exit, or by the signal of `drop`.
+        // SAFETY: the child only sleeps and ends by _exit, or by the signal of `drop`.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0, "fork");
         if pid == 0 {
-            // SAFETY: as above.
+            // SAFETY: the calls don't access memory of the parent.
             unsafe {
                 libc::sleep(60);
                 libc::_exit(0);
@@ -36,7 +36,7 @@ impl Sleeper {
 
 impl Drop for Sleeper {
     fn drop(&mut self) {
-        // SAFETY: our own child, which was not waited for yet.
+        // SAFETY: the process is this one's child, which was not waited for yet.
         unsafe {
             libc::kill(self.0, libc::SIGKILL);
             libc::waitpid(self.0, core::ptr::null_mut(), 0);
@@ -44,11 +44,11 @@ impl Drop for Sleeper {
     }
 }
 
-/// What the child finds; 0 if all is as it should be. No assertion: a panic in the child would
-/// unwind into the parent's test harness.
+/// Returns the number of the check that fails in the child, or 0. A failed assertion would unwind
+/// into the parent's test harness.
 fn child(client: &Client, lane: &mut Lane, waiting: &mut Ticket) -> i32 {
-    // The parent's flow resolves here too, since the child cannot know who is to send it; an
-    // application that forks with transfers in flight knows.
+    // The parent's flow becomes bypassed here, too, since the library can't know which process
+    // sends it. An application that forks with transfers in flight knows.
     match lane.poll(waiting) {
         Some(permit) if permit.bypassed && permit.last => {}
         _ => return 1,
@@ -88,13 +88,13 @@ fn a_forked_child_leaves_its_parents_lanes_alone_and_attaches_for_itself() {
     let client = Client::attach(daemon.options());
     let mut lane = client.lane();
     let mut ticket = lane.submit(&flow(10));
-    // SAFETY: the child runs code that takes no lock another thread of this process may hold
-    // (malloc's are handled by glibc), and leaves by _exit.
+    // SAFETY: the child takes no lock that another thread may hold (glibc handles those of malloc),
+    // and ends by _exit.
     let pid = unsafe { libc::fork() };
     assert!(pid >= 0, "fork");
     if pid == 0 {
         let code = child(&client, &mut lane, &mut ticket);
-        // SAFETY: ends the child without running the parent's destructors or exit handlers.
+        // SAFETY: the call ends the child without the parent's destructors or exit handlers.
         unsafe { libc::_exit(code) };
     }
     eventually("the child attaches under its own connection", || {
@@ -112,7 +112,7 @@ fn a_forked_child_leaves_its_parents_lanes_alone_and_attaches_for_itself() {
         (10, true, false)
     );
     let mut status = 0;
-    // SAFETY: waits for our own child.
+    // SAFETY: the call waits for this process's own child.
     unsafe { libc::waitpid(pid, &raw mut status, 0) };
     assert!(libc::WIFEXITED(status), "status {status:#x}");
     assert_eq!(libc::WEXITSTATUS(status), 0);
@@ -171,7 +171,7 @@ fn a_process_may_have_more_clients_than_anyone_counts() {
         .map(|_| Client::attach(daemon.options()))
         .collect();
     eventually("every client attaches, and is guarded against fork", || {
-        // Attaching is the lanes' business.
+        // Lanes attach, so the loop opens one.
         clients.iter().all(|client| {
             drop(client.lane());
             client.is_scheduled()

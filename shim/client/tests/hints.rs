@@ -1,4 +1,5 @@
-//! Hints of a process and a daemon that is replaced. One test, since hints are the process's.
+//! Hints of a process whose daemon is replaced. There is one test, since hints belong to the
+//! process.
 
 mod daemon;
 
@@ -27,7 +28,7 @@ fn heard(daemon: &TestDaemon) -> Vec<Record> {
 fn a_new_daemon_is_told_what_is_under_way_and_transfers_wait_for_it() {
     let dir = tempfile::tempdir().expect("temporary directory");
     let socket = dir.path().join("laxityd.sock");
-    // SAFETY: the only test of this program, and nothing of it runs yet.
+    // SAFETY: this is the only test of the program, and no other thread runs yet.
     unsafe {
         std::env::set_var("LAXITY_SOCKET", &socket);
         std::env::set_var("LAXITY_ATTACH_MS", "20000");
@@ -75,7 +76,7 @@ fn a_new_daemon_is_told_what_is_under_way_and_transfers_wait_for_it() {
     eventually("all hints arrive", || heard(&first).len() == 5);
     assert_eq!(heard(&first)[..2], [begin, join]);
 
-    // Held: the wait has an end, and begins again.
+    // While flows are held, a wait times out, and can be repeated.
     first.set(&first.knobs.hold, true);
     let asked = Asked {
         bytes: 1000,

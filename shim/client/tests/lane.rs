@@ -1,4 +1,4 @@
-//! Permits, credit, slots and seats: what becomes of flows under a daemon that is there.
+//! Permits, credit, slots and seats: the fate of flows under a live daemon.
 
 mod daemon;
 #[path = "daemon/lanes.rs"]
@@ -83,7 +83,7 @@ fn collectives_go_on_credit_as_far_as_it_reaches_and_wait_beyond() {
         on_credit <= 20_000 && !waiting.is_empty(),
         "credit is bounded: {on_credit}"
     );
-    // Other stages and ports without a counter have none.
+    // Other stages, and ports without a counter, have no credit.
     for other in [
         flow(1),
         Flow {
@@ -120,7 +120,7 @@ fn a_full_lane_bypasses_counts_and_recovers() {
     let mut tickets: Vec<_> = (0..40).map(|_| lane.submit(&flow(10))).collect();
     let full = client.stats().lane_full;
     assert!(full >= 40 - 15, "{full} flows found no slot");
-    // Completions and hints still get through a lane that is full of waiting flows.
+    // Completions and hints still reach the daemon if the lane is full of waiting flows.
     lane.hint(Hint::LayerBegin { batch: 9, layer: 9 });
     eventually("the hint arrives", || {
         let heard = daemon.knobs.heard.lock().expect("heard");
@@ -175,7 +175,7 @@ fn a_lane_dropped_with_flows_waiting_withdraws_them() {
         }
     }
     eventually("the daemon is told to forget them", || {
-        // Not ten times: a lane that had no slot left to say so leaves it to the next owner.
+        // The number is not exact, since a lane without a slot leaves them to its next owner.
         !daemon.knobs.heard.lock().expect("heard").is_empty()
     });
     daemon.set(&daemon.knobs.hold, false);
@@ -244,7 +244,7 @@ fn completions_that_found_no_slot_are_paid_by_a_thread_that_only_polls() {
         daemon.knobs.submitted_bytes.load(Ordering::SeqCst) == 1010
     });
     daemon.set(&daemon.knobs.deaf, true);
-    // Far more messages than slots: most are owed.
+    // There are far more records than slots, so most of them wait.
     for _ in 0..1000 {
         lane.complete(&sent, 1);
     }
@@ -255,8 +255,8 @@ fn completions_that_found_no_slot_are_paid_by_a_thread_that_only_polls() {
     });
 }
 
-/// Threads that begin at the same moment, beside one that asks for classes all the time, want the
-/// same locks for an instant. That is no reason to send anything unscheduled.
+/// Threads that begin at the same moment, and one that asks for classes all the time, compete for
+/// the same locks. No flow may be bypassed for that.
 #[test]
 fn threads_that_begin_together_are_all_scheduled() {
     const THREADS: usize = 6;

@@ -1,10 +1,10 @@
 //! The types and constants of libibverbs that Laxity uses, without linking libibverbs.
 //!
 //! [`generated`] comes from the header `<infiniband/verbs.h>`. The types here are written by hand:
-//! unions inside structs get usable names, and tables of operations name only the slots in use.
-//! `tests/layout.rs` compares all of them with the header that is installed.
+//! unions inside structs get usable names, and tables of operations name only the used slots.
+//! `tests/layout.rs` compares all of them with the installed header.
 //!
-//! `ibv_post_send`, `ibv_poll_cq` and their like are inline functions in C. They call through
+//! `ibv_post_send`, `ibv_poll_cq` and similar functions are inline in C. They call through
 //! [`ibv_context::ops`], and so do the users of this crate.
 
 #![forbid(unsafe_code)]
@@ -26,7 +26,7 @@ type __be16 = u16;
 type __be32 = u32;
 type __be64 = u64;
 
-/// Types that are only passed on by their address.
+/// Defines types of which only the address is used.
 macro_rules! opaque {
     ($($name:ident)*) => {
         $(
@@ -39,17 +39,17 @@ macro_rules! opaque {
 
 opaque!(ibv_ah ibv_comp_channel ibv_mw ibv_rwq_ind_table ibv_wc_tm_info ibv_xrcd);
 
-/// Address of a port.
+/// The GID of a device port.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union ibv_gid {
-    /// 16 bytes in network byte order.
+    /// The 16 bytes in network byte order.
     pub raw: [u8; 16],
-    /// Subnet prefix and interface, in network byte order: they set the alignment.
+    /// Subnet prefix and interface in network byte order. They define the alignment.
     pub global: [__be64; 2],
 }
 
-/// What a completion or a work request carries with it.
+/// The immediate data or key of a completion or a work request.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union imm_data_invalidated_rkey_union_t {
@@ -59,7 +59,7 @@ pub union imm_data_invalidated_rkey_union_t {
     pub invalidated_rkey: u32,
 }
 
-/// A completion.
+/// A work completion.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ibv_wc {
@@ -78,7 +78,7 @@ pub struct ibv_wc {
     pub dlid_path_bits: u8,
 }
 
-/// Remote side of RDMA READ and WRITE.
+/// Remote address and key of an RDMA READ or WRITE.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct rdma_t {
@@ -86,7 +86,7 @@ pub struct rdma_t {
     pub rkey: u32,
 }
 
-/// Remote side and operands of an atomic operation.
+/// Remote address, key and operands of an atomic operation.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct atomic_t {
@@ -96,7 +96,7 @@ pub struct atomic_t {
     pub rkey: u32,
 }
 
-/// Destination of a datagram.
+/// Destination of a datagram: address handle, queue pair and key.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct ud_t {
@@ -105,7 +105,7 @@ pub struct ud_t {
     pub remote_qkey: u32,
 }
 
-/// By `ibv_send_wr::opcode` and the type of the queue pair.
+/// Operands of a work request. `ibv_send_wr::opcode` and the queue pair's type select the field.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union wr_t {
@@ -114,7 +114,7 @@ pub union wr_t {
     pub ud: ud_t,
 }
 
-/// Memory window to bind.
+/// Memory window that a work request binds.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct bind_mw_t {
@@ -123,7 +123,7 @@ pub struct bind_mw_t {
     pub bind_info: ibv_mw_bind_info,
 }
 
-/// TCP segmentation offload.
+/// Header and size for TCP segmentation offload.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct tso_t {
@@ -132,7 +132,7 @@ pub struct tso_t {
     pub mss: u16,
 }
 
-/// By `ibv_send_wr::opcode`.
+/// Further operands of a work request. `ibv_send_wr::opcode` selects the field.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub union bind_mw_tso_union_t {
@@ -152,7 +152,7 @@ pub struct ibv_send_wr {
     pub send_flags: c_uint,
     pub imm_data_invalidated_rkey_union: imm_data_invalidated_rkey_union_t,
     pub wr: wr_t,
-    /// For XRC: number of the remote shared receive queue.
+    /// Number of the remote shared receive queue, for XRC.
     pub remote_srqn: u32,
     pub bind_mw_tso_union: bind_mw_tso_union_t,
 }
@@ -162,35 +162,35 @@ pub struct ibv_send_wr {
 #[repr(C)]
 pub struct ibv_context_ops {
     unused_0: [*mut c_void; 11],
-    /// What `ibv_poll_cq` calls.
+    /// The function behind `ibv_poll_cq`.
     pub poll_cq: Option<unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int>,
     unused_12: [*mut c_void; 8],
-    /// What `ibv_post_srq_recv` calls.
+    /// The function behind `ibv_post_srq_recv`.
     pub post_srq_recv: Option<
         unsafe extern "C" fn(*mut ibv_srq, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int,
     >,
     unused_21: [*mut c_void; 4],
-    /// What `ibv_post_send` calls.
+    /// The function behind `ibv_post_send`.
     pub post_send:
         Option<unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int>,
     unused_26: [*mut c_void; 6],
 }
 
-/// The extended context. Slots that Laxity does not use have no name. New ones come at the front,
+/// The extended context. Slots that Laxity does not use have no name. New slots come at the front,
 /// so only distances from [`Self::context`] are the same in all releases.
 #[repr(C)]
 pub struct verbs_context {
     unused_0: [*mut c_void; 25],
-    /// What `ibv_create_cq_ex` calls.
+    /// The function behind `ibv_create_cq_ex`.
     pub create_cq_ex:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex>,
     unused_26: [*mut c_void; 7],
-    /// What `ibv_create_qp_ex` calls.
+    /// The function behind `ibv_create_qp_ex`.
     pub create_qp_ex:
         Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_qp_init_attr_ex) -> *mut ibv_qp>,
     unused_34: [*mut c_void; 5],
-    /// Bytes of this struct in the library that made it.
+    /// Size of this struct, in bytes, in the library that created it.
     pub sz: usize,
-    /// The context that programs see.
+    /// The context that programs use.
     pub context: ibv_context,
 }

@@ -1,4 +1,4 @@
-//! Compares the bindings with the libibverbs header of this machine, by its C compiler.
+//! Compares the bindings with this machine's libibverbs header, by means of its C compiler.
 
 use core::fmt::Write as _;
 use core::mem::offset_of;
@@ -9,7 +9,7 @@ use std::process::Command;
 use laxity_ibverbs::*;
 use laxity_tests::{Need, skip};
 
-/// Whether `cc` takes these lines after the header of libibverbs, or what it says.
+/// Compiles these lines after the header of libibverbs. Returns the compiler's message on failure.
 fn compile(folder: &Path, lines: &str) -> Result<(), String> {
     let source = folder.join("layout.c");
     let text = format!("#include <stddef.h>\n#include <infiniband/verbs.h>\n{lines}");
@@ -33,8 +33,8 @@ fn equal(lines: &mut String, c: &str, rust: impl core::fmt::Display) {
     .expect("a string");
 }
 
-/// Offsets of fields, which have the same name in C unless another is given. With `sized`, the
-/// size as well: other structs grow at their end, and libibverbs makes them.
+/// Checks the offsets of fields. A field has the same name in C unless another is given. With
+/// `sized`, the size is checked, too. Other structs grow at their end.
 macro_rules! layout {
     (@c $field:ident) => { stringify!($field) };
     (@c $field:ident $c:literal) => { $c };
@@ -126,7 +126,7 @@ fn structs(lines: &mut String) {
 #[test]
 fn the_bindings_are_laid_out_as_the_installed_header_says() {
     let folder = tempfile::tempdir().expect("a folder");
-    // The newest name in the bindings.
+    // This name is the newest in the bindings.
     if let Err(why) = compile(folder.path(), "enum { NEWEST = IBV_WR_ATOMIC_WRITE };") {
         let need = "libibverbs-dev of rdma-core 44 or newer is not installed";
         return skip(Need::Machine, format!("{need}: {why}"));

@@ -1,18 +1,18 @@
-//! Reading settings from environment variables. A variable that is empty is not set. A value that
-//! can't be used is replaced, and noted for the log.
+//! Settings from environment variables. An empty variable counts as not set. An unusable value is
+//! replaced, and noted for the log.
 
 use std::env;
 use std::fmt::Display;
 use std::str::FromStr;
 
-/// The environment of a process, or of a test, and what of it can't be used.
+/// The environment of a process or a test, and its unusable values.
 pub struct Environment<'a> {
     get: &'a dyn Fn(&str) -> Option<String>,
     problems: Vec<String>,
 }
 
 impl<'a> Environment<'a> {
-    /// An environment in which `get` says the value of each variable.
+    /// Returns an environment in which `get` returns the value of each variable.
     #[must_use]
     pub fn new(get: &'a dyn Fn(&str) -> Option<String>) -> Self {
         Self {
@@ -21,20 +21,20 @@ impl<'a> Environment<'a> {
         }
     }
 
-    /// The environment of this process.
+    /// Returns the environment of this process.
     #[must_use]
     pub fn of_this_process() -> Environment<'static> {
         Environment::new(&|name| Some(env::var_os(name)?.to_string_lossy().into_owned()))
     }
 
-    /// The value of a variable.
+    /// Returns the value of a variable.
     #[must_use]
     pub fn text(&self, name: &str) -> Option<String> {
         (self.get)(name).filter(|value| !value.is_empty())
     }
 
-    /// The value of a variable as `parse` reads it, or `None` if the variable is not set or can't
-    /// be read. `holds` says what holds then.
+    /// Parses the value of a variable with `parse`. Returns `None` if the variable is not set or
+    /// can't be parsed. `holds` describes the value that is used then.
     pub fn parsed<T, E: Display>(
         &mut self,
         name: &str,
@@ -51,7 +51,7 @@ impl<'a> Environment<'a> {
         }
     }
 
-    /// A whole number of `unit`, or `None` as for [`Environment::parsed`].
+    /// Parses a whole number of `unit`. Returns `None` as [`Environment::parsed`] does.
     pub fn number<T: FromStr>(&mut self, name: &str, unit: &str, holds: &str) -> Option<T> {
         let expected = format!("write a whole number of {unit}");
         self.parsed(name, holds, |text| {
@@ -59,7 +59,7 @@ impl<'a> Environment<'a> {
         })
     }
 
-    /// One of several named values. The first of them holds if the variable is not set.
+    /// Parses one of several named values. The first of them is the default.
     pub fn choice<T: Copy>(&mut self, name: &str, choices: &[(&str, T)]) -> T {
         let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
         let (otherwise, first) = choices[0];
@@ -71,13 +71,13 @@ impl<'a> Environment<'a> {
         chosen.unwrap_or(first)
     }
 
-    /// Notes that something can't be used, and what holds instead.
+    /// Notes that a value can't be used. `holds` describes the value that is used instead.
     pub fn note(&mut self, problem: impl Display, holds: &str) {
         self.problems
             .push(format!("{problem}; going on with {holds}"));
     }
 
-    /// What could not be used so far.
+    /// Returns the notes about unusable values.
     #[must_use]
     pub fn into_problems(self) -> Vec<String> {
         self.problems

@@ -1,4 +1,4 @@
-//! The file format: what may stand in it, and where a mistake is.
+//! The format of a profile's file, and the position of a mistake in it.
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ pub(crate) fn variables<'de, D: Deserializer<'de>>(d: D) -> Result<Vec<String>, 
     Ok(names)
 }
 
-/// The line of byte `at`, from 1, and the key that it is about, with its table.
+/// Returns the number of the line that contains byte `at`, from 1, and its key with its table.
 pub(crate) fn place(text: &str, at: usize) -> (usize, String) {
     let mut table = "";
     let mut end = 0;

@@ -1,31 +1,31 @@
-//! What a forked child leaves behind: everything that its parent's libraries knew.
+//! State that a forked child doesn't take over from its parent.
 //!
-//! A child may not use the parent's lanes or queue pairs, and the locks that other threads held at
-//! the fork stay locked in it for ever. So each fork begins a new *epoch*, and what a process has
-//! once ([`PerProcess`]) is made anew in the child, without a look at the parent's.
+//! A child must not use the parent's lanes or queue pairs. Locks that other threads held at the
+//! fork stay locked in it for ever. Each fork therefore begins a new *epoch*. The child makes its
+//! own value of each [`PerProcess`], and doesn't access the parent's.
 
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::sync::Once;
 
-/// Forks between this process and the one that loaded the library. Relaxed: changes only in a
-/// process that has one thread at that moment.
+/// Number of forks between this process and the one that loaded the library. Relaxed, because it
+/// changes only while the process has one thread.
 static EPOCH: AtomicU32 = AtomicU32::new(0);
-/// The first of all values that were ever made.
+/// The head of the list of all values that were ever made.
 static LIST: AtomicPtr<PerProcess<()>> = AtomicPtr::new(ptr::null_mut());
 
-/// The epoch of this process.
+/// Returns the epoch of this process.
 #[inline]
 #[must_use]
 pub fn epoch() -> u32 {
     EPOCH.load(Ordering::Relaxed)
 }
 
-/// Counts forks from here on, and empties [`PerProcess`] values in children.
+/// Counts forks from now on, and empties [`PerProcess`] values in children.
 pub fn watch() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // SAFETY: the handler loads and stores atomics, nothing else, which is safe in any child.
+        // SAFETY: the handler only loads and stores atomics, which is safe in any child.
         if unsafe { libc::pthread_atfork(None, None, Some(in_child)) } != 0 {
             eprintln!(
                 "laxity: pthread_atfork is refused; a process that forks may hang in its child"
@@ -37,35 +37,35 @@ pub fn watch() {
 extern "C" fn in_child() {
     EPOCH.fetch_add(1, Ordering::Relaxed);
     let mut at = LIST.load(Ordering::Acquire);
-    // SAFETY: null or a static, listed by `make`.
+    // SAFETY: the pointer is null or leads to a static that `make` listed.
     while let Some(listed) = unsafe { at.as_ref() } {
         listed.value.0.store(ptr::null_mut(), Ordering::Relaxed);
         at = listed.next.load(Ordering::Relaxed);
     }
 }
 
-/// A value that is made when it is first needed, and never freed. Nobody waits for whoever makes
-/// it: of several that are made at a time, the first counts.
+/// A value that is made when it is first needed, and never freed. If several threads make one at
+/// once, the first is used, and no thread waits.
 #[derive(Debug)]
 #[repr(transparent)]
 pub struct Leaked<T>(AtomicPtr<T>);
 
 impl<T: Send + Sync> Leaked<T> {
-    /// None so far.
+    /// Returns an empty cell.
     #[must_use]
     pub const fn none() -> Self {
         Self(AtomicPtr::new(ptr::null_mut()))
     }
 
-    /// The value, if it was made.
+    /// Returns the value, if it was made.
     #[inline(always)]
     pub fn get(&self) -> Option<&'static T> {
-        // SAFETY: null, or from `Box::into_raw` in `make` and never freed. Acquire pairs with the
-        // Release of the exchange there.
+        // SAFETY: the pointer is null, or comes from `Box::into_raw` in `make` and is never freed.
+        // Acquire pairs with the Release of the exchange there.
         unsafe { self.0.load(Ordering::Acquire).as_ref() }
     }
 
-    /// The value, made if there is none.
+    /// Makes the value if there is none, and returns it.
     #[cold]
     #[inline(never)]
     pub fn make(&self, make: impl FnOnce() -> T) -> &'static T {
@@ -75,10 +75,11 @@ impl<T: Send + Sync> Leaked<T> {
             .0
             .compare_exchange(none, made, Ordering::AcqRel, Ordering::Acquire)
         {
-            // SAFETY: as in `get`.
+            // SAFETY: the pointer comes from `Box::into_raw` and is never freed.
             Ok(_) => unsafe { &*made },
             Err(there) => {
-                // SAFETY: just made, and shown to nobody. The other is as in `get`.
+                // SAFETY: `made` was not shared with any thread. `there` comes from `make` and is
+                // never freed.
                 unsafe {
                     drop(Box::from_raw(made));
                     &*there
@@ -90,7 +91,7 @@ impl<T: Send + Sync> Leaked<T> {
 
 /// A value that a process makes when it is first needed and never frees. A forked child makes its
 /// own.
-// `repr(C)`: the same layout for each `T`, as that of a pointer is.
+// `repr(C)` gives each `T` the same layout, since that of the pointer is the same.
 #[derive(Debug)]
 #[repr(C)]
 pub struct PerProcess<T> {
@@ -100,7 +101,7 @@ pub struct PerProcess<T> {
 }
 
 impl<T: Send + Sync> PerProcess<T> {
-    /// None so far.
+    /// Returns an empty cell.
     #[must_use]
     pub const fn none() -> Self {
         Self {
@@ -110,13 +111,14 @@ impl<T: Send + Sync> PerProcess<T> {
         }
     }
 
-    /// The value, if it was made.
+    /// Returns the value, if it was made.
     #[inline(always)]
     pub fn get(&'static self) -> Option<&'static T> {
         self.value.get()
     }
 
-    /// The value, made if there is none. If several threads make one, the first counts.
+    /// Returns the value, and makes it if there is none. Of several made at once, the first is
+    /// used.
     #[inline(always)]
     pub fn get_or_make(&'static self, make: impl FnOnce() -> T) -> &'static T {
         match self.value.get() {
@@ -128,7 +130,7 @@ impl<T: Send + Sync> PerProcess<T> {
         }
     }
 
-    /// Has children forget the value.
+    /// Adds the value to the list that a forked child empties.
     #[cold]
     fn list(&'static self) {
         watch();
@@ -139,7 +141,7 @@ impl<T: Send + Sync> PerProcess<T> {
         let mut first = LIST.load(Ordering::Relaxed);
         loop {
             self.next.store(first, Ordering::Relaxed);
-            // Release: a child that finds this one finds the next one in it.
+            // Release, so that a child that finds this entry finds the next one in it.
             match LIST.compare_exchange(first, own, Ordering::Release, Ordering::Relaxed) {
                 Ok(_) => return,
                 Err(other) => first = other,
@@ -162,17 +164,17 @@ mod tests {
         assert_eq!(FIRST.get_or_make(|| 2), &1);
         assert_eq!(SECOND.get_or_make(String::new), "");
         let before = epoch();
-        // SAFETY: the child makes a number and leaves by _exit.
+        // SAFETY: the child only makes a number and ends by _exit.
         let pid = unsafe { libc::fork() };
         assert!(pid >= 0, "fork");
         if pid == 0 {
             let empty = FIRST.get().is_none() && SECOND.get().is_none();
             let own = FIRST.get_or_make(|| 3) == &3 && epoch() == before + 1;
-            // SAFETY: ends the child without the parent's exit handlers.
+            // SAFETY: the call ends the child without the parent's exit handlers.
             unsafe { libc::_exit(i32::from(empty && own)) };
         }
         let mut status = 0;
-        // SAFETY: waits for our own child.
+        // SAFETY: the call waits for this process's own child.
         unsafe { libc::waitpid(pid, &raw mut status, 0) };
         assert_eq!(libc::WEXITSTATUS(status), 1);
         assert_eq!((FIRST.get(), epoch()), (Some(&1), before));

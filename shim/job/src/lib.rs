@@ -1,9 +1,9 @@
-//! What the libraries inside an application share: what its environment and its profile ask for,
-//! what a forked child leaves behind, the report at exit, symbols of other libraries, and threads.
+//! The common parts of Laxity's libraries inside an application: settings and profiles, per-process
+//! state, the report at exit, symbols of other libraries, and threads.
 //!
 //! The libraries are those for verbs, NCCL, Mooncake, C and Python. Nothing here waits for a
-//! daemon, and no setting stops a job: a value that can't be used is said once, with what holds
-//! instead ([`settings`]).
+//! daemon, and no setting stops a job. An unusable value is reported once, with its replacement
+//! ([`settings`]).
 
 pub mod environment;
 pub mod exit;

@@ -1,4 +1,4 @@
-//! Where profiles are looked for: the folders, in order, then what is compiled in.
+//! The search for profiles: the folders in order, then the built-in profiles.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,7 @@ use laxity_files::ReadError;
 
 use crate::{FILE_BYTES_MAX, FOLDER, FOLDER_ENV, Origin, Profile, ProfileError};
 
-/// The built-in profiles, by name, in order.
+/// The built-in profiles, ordered by name.
 pub(crate) const BUILTIN: &[(&str, &str)] = &[
     ("default", include_str!("../profiles/default.toml")),
     ("mooncake", include_str!("../profiles/mooncake.toml")),
@@ -19,23 +19,23 @@ pub(crate) const BUILTIN: &[(&str, &str)] = &[
 ];
 
 impl Profile {
-    /// The profile `name`, looked for as the documentation of this module says.
+    /// Loads the profile `name`. The documentation of the module `profile` describes the search.
     ///
     /// # Errors
-    /// [`ProfileError`]; its text is meant for whoever started the job.
+    /// [`ProfileError`], whose text is meant for the user who started the job.
     pub fn load(name: &str) -> Result<Self, ProfileError> {
         Folders::of_this_process().load(name)
     }
 
-    /// The text of the profile `name` as it was written, and where it was found.
+    /// Returns the unparsed text of the profile `name`, and its origin.
     ///
     /// # Errors
-    /// As [`Self::load`], except that nothing is malformed yet.
+    /// Those of [`Self::load`], except [`ProfileError::Malformed`].
     pub fn text(name: &str) -> Result<(Origin, String), ProfileError> {
         Folders::of_this_process().text(name)
     }
 
-    /// The built-in profiles, in order of their names, whatever files there are.
+    /// Returns the built-in profiles, ordered by name. Files are not considered.
     #[must_use]
     pub fn builtin() -> Vec<Self> {
         let parsed = BUILTIN
@@ -44,14 +44,15 @@ impl Profile {
         parsed.collect()
     }
 
-    /// Every name that [`Self::load`] finds, in order: the built-in ones and those of the folders.
+    /// Returns the names of all profiles that [`Self::load`] finds, in order: built-in and from
+    /// folders.
     #[must_use]
     pub fn names() -> Vec<String> {
         Folders::of_this_process().names()
     }
 }
 
-/// The folders that are searched, first one first.
+/// The folders that are searched, in order.
 pub(crate) struct Folders(pub(crate) Vec<PathBuf>);
 
 impl Folders {
@@ -118,7 +119,7 @@ fn listed(items: impl IntoIterator<Item = String>) -> String {
     items.join(", ")
 }
 
-/// The file's text; `None` if there is none.
+/// Returns the text of a file, or `None` if there is no such file.
 fn read(path: &Path) -> Result<Option<String>, ProfileError> {
     match laxity_files::read_to_string(path, FILE_BYTES_MAX) {
         Ok(text) => Ok(Some(text)),

@@ -1,8 +1,7 @@
-//! Job profiles: what a program's transfers are for when no hint and no registered memory region
-//! says more (architecture §4.1).
+//! Job profiles: the stages of a program's transfers for which no hint and no registered memory
+//! region has one (architecture §4.1).
 //!
-//! A profile is a small TOML file. [`Profile::load`] looks for `NAME` in this order, and the first
-//! hit counts:
+//! A profile is a small TOML file. [`Profile::load`] looks for `NAME` in this order:
 //!
 //! 1. if it contains a `/`, it is the path of a file;
 //! 2. `$LAXITY_PROFILE_DIR/NAME.toml`;
@@ -10,8 +9,8 @@
 //! 4. the built-in profile of that name.
 //!
 //! `laxity run` reads profiles so that mistakes show before a job starts. The libraries read them
-//! inside the application. Nothing here panics or waits, a file is read up to [`FILE_BYTES_MAX`],
-//! and [`Profile::default`] needs neither file nor parser.
+//! inside the application. Nothing here panics or waits, and a file is read up to
+//! [`FILE_BYTES_MAX`]. [`Profile::default`] needs neither a file nor the parser.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -24,66 +23,65 @@ use thiserror::Error;
 
 use crate::file;
 
-/// Names a folder whose profiles come before those of [`FOLDER`].
+/// The variable that names a folder whose profiles precede those of [`FOLDER`].
 pub const FOLDER_ENV: &str = "LAXITY_PROFILE_DIR";
-/// Where the profiles of a host are.
+/// The folder of a host's profiles.
 pub const FOLDER: &str = "/etc/laxity/profiles";
-/// Largest profile that is read. Real ones are a page of text; what is larger is something else.
+/// Largest profile that is read, in bytes. Real profiles are a page of text.
 pub const FILE_BYTES_MAX: u64 = 64 << 10;
 
-/// What a job's transfers are for, by opcode and queue pair.
+/// The stages of a job's transfers, by opcode and queue pair, with other defaults.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Profile {
-    /// The name it was asked for by; of a path, the file's name without its ending.
+    /// The name under which the profile was loaded. For a path, the file's stem.
     #[serde(skip)]
     pub name: String,
-    /// Where it was found.
+    /// Where the profile was found.
     #[serde(skip)]
     pub origin: Origin,
-    /// What it is for, one line for people.
+    /// The profile's purpose in one line.
     #[serde(default)]
     pub description: String,
     /// Stages of work requests.
     pub stage: Stages,
-    /// What holds for a whole queue pair.
+    /// Settings of queue pairs.
     pub qp: QueuePairs,
-    /// Objective on the time to first token, counted from the first sight of a request; `None`
-    /// leaves it to the daemon. Never zero.
+    /// Objective on the time to first token, counted from the first sight of a request. `None` uses
+    /// the daemon's. Never zero.
     #[serde(deserialize_with = "file::objective")]
     pub slo_ttft: Option<Duration>,
-    /// How far the scheduler may go in this job; `None` leaves it to the daemon.
+    /// Highest mode of the scheduler in this job. `None` uses the daemon's.
     #[serde(deserialize_with = "file::mode")]
     pub mode: Option<Mode>,
 }
 
-/// Stage of a work request that no hint and no memory region says more about, by its opcode.
+/// Stages of work requests for which no hint and no memory region has one, by opcode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Stages {
-    /// RDMA WRITE, also with immediate.
+    /// Stage of RDMA WRITE, also with immediate.
     #[serde(deserialize_with = "file::stage")]
     pub write: Stage,
-    /// RDMA READ.
+    /// Stage of RDMA READ.
     #[serde(deserialize_with = "file::stage")]
     pub read: Stage,
-    /// SEND, also with immediate or invalidate.
+    /// Stage of SEND, also with immediate or invalidate.
     #[serde(deserialize_with = "file::stage")]
     pub send: Stage,
-    /// Compare-and-swap, fetch-and-add.
+    /// Stage of compare-and-swap and fetch-and-add.
     #[serde(deserialize_with = "file::stage")]
     pub atomic: Stage,
 }
 
-/// What holds for the queue pairs of a job.
+/// Settings of a job's queue pairs.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct QueuePairs {
     /// The stage whose class a queue pair gets when it goes INIT→RTR.
     #[serde(deserialize_with = "file::stage")]
     pub stage: Stage,
-    /// Traffic class that the library sets by itself when nobody asked it to. See
-    /// [`QueuePairs::is_pin`].
+    /// Traffic class that the library sets by default. [`QueuePairs::is_pin`] compares with it.
     #[serde(deserialize_with = "file::traffic_class")]
     pub default_traffic_class: u8,
     /// Environment variables by which an operator pins a class.
@@ -91,13 +89,13 @@ pub struct QueuePairs {
     pub pin_variables: Vec<String>,
 }
 
-/// Where a profile came from.
+/// The origin of a profile.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Origin {
-    /// Compiled in.
+    /// The profile is compiled in.
     #[default]
     Builtin,
-    /// This file.
+    /// The profile comes from this file.
     File(PathBuf),
 }
 
@@ -110,55 +108,55 @@ impl fmt::Display for Origin {
     }
 }
 
-/// Why a profile can't be used. The command line refuses to start the job; inside an application,
-/// log it and go on with [`Profile::default`].
+/// The reason why a profile can't be used. The command line refuses to start the job. Inside an
+/// application, log it and use [`Profile::default`].
 #[derive(Debug, Error)]
 pub enum ProfileError {
-    /// No file and no built-in profile of that name.
+    /// There is no file and no built-in profile of that name.
     #[error(
         "there is no profile `{name}`: looked for {looked}; the profiles here are {known}; `laxity \
          profiles` describes them"
     )]
     Unknown {
-        /// What was asked for.
+        /// The name that was looked for.
         name: String,
-        /// Where it was looked for.
+        /// The places where the name was looked for.
         looked: String,
-        /// What there is.
+        /// The names of the existing profiles.
         known: String,
     },
-    /// The file is there and can't be read.
+    /// The file exists and can't be read.
     #[error("cannot read profile {path}: {cause}", path = .path.display())]
     Unreadable {
         /// Path of the file that the error is about.
         path: PathBuf,
-        /// Why. Not a source: the text says it.
+        /// The cause. It is not a source, because the text contains it.
         cause: laxity_files::ReadError,
     },
-    /// Larger than [`FILE_BYTES_MAX`].
+    /// The file is larger than [`FILE_BYTES_MAX`].
     #[error("{path} is larger than {FILE_BYTES_MAX} bytes: it is no \
         profile", path = .path.display())]
     TooLarge {
         /// Path of the file that the error is about.
         path: PathBuf,
     },
-    /// It is no profile: the line, the key, and what may stand there.
+    /// The text is no valid profile.
     #[error("{origin}, line {line}{}: \
         {problem}", if key.is_empty() { String::new() } else { format!(", `{key}`") })]
     Malformed {
-        /// Path of the file that the error is about.
+        /// The origin of the profile.
         origin: Origin,
-        /// Line, from 1.
+        /// Line number, counted from 1.
         line: usize,
-        /// Key with its table, such as `stage.write`; empty if it is not about a key.
+        /// Key with its table, such as `stage.write`. Empty if the error has no key.
         key: String,
-        /// What is wrong and what to write instead.
+        /// The mistake, and the values that are allowed.
         problem: String,
     },
 }
 
 impl Default for Profile {
-    /// The built-in profile `default`, whatever files there are.
+    /// Returns the built-in profile `default`. Files are not considered.
     fn default() -> Self {
         Self {
             name: String::from("default"),
@@ -196,9 +194,9 @@ impl Default for QueuePairs {
 }
 
 impl QueuePairs {
-    /// Whether the class that an application gave a queue pair is an operator's choice, which
-    /// Laxity keeps: it differs from what the library would set by itself, or one of the variables
-    /// is set. `is_set` tells whether an environment variable has a value.
+    /// Reports whether the class that an application gave a queue pair is an operator's choice,
+    /// which Laxity keeps. That is so if it differs from the library's default, or one of the
+    /// variables is set. `is_set` reports whether an environment variable has a value.
     #[must_use]
     pub fn is_pin(&self, traffic_class: u8, is_set: impl FnMut(&str) -> bool) -> bool {
         traffic_class != self.default_traffic_class
@@ -207,7 +205,7 @@ impl QueuePairs {
 }
 
 impl Profile {
-    /// The profile that `text` says.
+    /// Parses the text of a profile.
     ///
     /// # Errors
     /// [`ProfileError::Malformed`].

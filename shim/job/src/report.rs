@@ -1,45 +1,45 @@
-//! What a library did in a process, written down at the process's end for whoever asks
-//! (`LAXITY_REPORT`).
+//! Reports of a library's counters, written at the process's end to the file that `LAXITY_REPORT`
+//! names.
 //!
-//! One line of JSON per library and process, appended, so that the processes of a job, and what is
-//! loaded in one of them, may share a file.
+//! A report is one line of JSON per library and process, and is appended. The processes of a job,
+//! and several libraries of one process, may therefore share a file.
 
 use core::fmt::{Display, Write as _};
 use core::sync::atomic::{AtomicU64, Ordering};
 use std::io::Write as _;
 
-/// Names the file.
+/// The variable that names the file.
 const REPORT_ENV: &str = "LAXITY_REPORT";
 
-/// A counter for any thread. Relaxed: a statistic.
+/// A counter that any thread may use. Relaxed, because it is a statistic.
 #[derive(Debug, Default)]
 pub struct Count(AtomicU64);
 
 impl Count {
-    /// Nothing yet.
+    /// Returns a counter of 0.
     #[must_use]
     pub const fn new() -> Self {
         Self(AtomicU64::new(0))
     }
 
-    /// Counts `n` more.
+    /// Adds `n` to the counter.
     #[inline]
     pub fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
     }
 
-    /// So many.
+    /// Returns the counter's value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// A line that is being written.
+/// A line of a report that is being built.
 #[derive(Debug)]
 pub struct ReportLine(String);
 
 impl ReportLine {
-    /// Begins with which library it is, and in which process.
+    /// Begins a line with the library, the program and the process.
     #[must_use]
     pub fn of(library: &str) -> Self {
         let program = crate::settings::executable().unwrap_or_default();
@@ -50,32 +50,32 @@ impl ReportLine {
         line
     }
 
-    /// A member that is JSON as it is displayed: a number, or a list that the caller made.
+    /// Adds a member whose displayed value is JSON, such as a number or a list.
     pub fn value(&mut self, name: &str, value: impl Display) {
         let _ = write!(self.0, ",\"{name}\":{value}");
     }
 
-    /// A member that is a string.
+    /// Adds a member that is a string.
     pub fn text(&mut self, name: &str, text: &str) {
         let _ = write!(self.0, ",\"{name}\":{}", quoted(text));
     }
 
-    /// Several counters.
+    /// Adds several counters.
     pub fn counts<'a>(&mut self, counts: impl IntoIterator<Item = (&'a str, u64)>) {
         for (name, count) in counts {
             self.value(name, count);
         }
     }
 
-    /// The whole line.
+    /// Returns the complete line.
     #[must_use]
     pub fn end(mut self) -> String {
         self.0.push_str("}\n");
         self.0
     }
 
-    /// Appends it to the file that the environment names, if it does. There is nobody to return an
-    /// error to: it is printed.
+    /// Appends the line to the file that the environment names, if it names one. Prints an error,
+    /// since no caller could handle it.
     pub fn append(self) {
         let Some(path) = std::env::var_os(REPORT_ENV).filter(|path| !path.is_empty()) else {
             return;
@@ -84,7 +84,7 @@ impl ReportLine {
             .create(true)
             .append(true)
             .open(&path);
-        // One write, so that lines of several processes don't mix.
+        // The line is one write, so that lines of several processes don't mix.
         let result = file.and_then(|mut file| file.write_all(self.end().as_bytes()));
         if let Err(error) = result {
             let path = path.to_string_lossy();

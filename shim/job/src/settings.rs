@@ -1,5 +1,5 @@
-//! The settings of a process: what its profile says, and what its environment says beside it. They
-//! are read once, by whatever part of Laxity asks first.
+//! The settings of a process, from its profile and its environment. They are read once, by the
+//! first part of Laxity that needs them.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,33 +10,28 @@ use laxity_shm::layout::Mode;
 
 use crate::{Environment, Profile};
 
-/// Names the profile of a process: what `--profile` of `laxity run` sets.
+/// The variable that names the profile of a process. `laxity run --profile` sets it.
 pub const PROFILE_ENV: &str = "LAXITY_PROFILE";
 
-/// The profile of this process, and what the environment says beside it.
-///
-/// Every part of Laxity that attaches to a daemon takes its settings from here: the libraries for
-/// verbs, NCCL and Mooncake, and programs that link `laxity.h` or import the Python package. So one
-/// process has one mode.
+/// The profile of this process, with the environment's settings.
 #[derive(Clone, Debug)]
 pub struct Job {
     /// The profile that `$LAXITY_PROFILE` names, or `default`.
     pub profile: Profile,
-    /// `$LAXITY_SLO_TTFT`, or that of the profile: objective on the time to first token for
-    /// requests that say none.
+    /// Objective on the time to first token for requests that have none: `$LAXITY_SLO_TTFT`, or
+    /// else the profile's.
     pub slo_ttft: Option<Duration>,
-    /// How far the scheduler may go: the lower of the profile's mode and `$LAXITY_MODE`. The
-    /// daemon's own mode may be lower still.
+    /// The lower of the profile's mode and `$LAXITY_MODE`. The daemon's own may be lower.
     pub mode: Mode,
-    /// `$LAXITY_STALL_MS`.
+    /// `$LAXITY_STALL_MS`: the stall timeout.
     pub stall_timeout: Option<Duration>,
-    /// `$LAXITY_ATTACH_MS`.
+    /// `$LAXITY_ATTACH_MS`: longest wait for a daemon when attaching.
     pub attach_timeout: Option<Duration>,
     problems: Vec<String>,
 }
 
 impl Job {
-    /// The objective in nanoseconds, 0 for none.
+    /// Returns the objective in nanoseconds, or 0 for none.
     #[must_use]
     pub fn objective_ns(&self) -> u64 {
         self.slo_ttft.map_or(0, |objective| {
@@ -44,8 +39,7 @@ impl Job {
         })
     }
 
-    /// The job of this process. Nothing in the environment stops a process: what can't be used is
-    /// replaced by what is cautious.
+    /// Returns the job of this process. No setting stops a process: an unusable one is replaced.
     #[inline]
     #[must_use]
     pub fn of_this_process() -> &'static Self {
@@ -53,10 +47,10 @@ impl Job {
         JOB.get_or_init(|| Self::read(Environment::of_this_process()))
     }
 
-    /// What of the environment can't be used, and what holds instead, for the log of whoever asks.
-    /// The first to ask in a process gets it, nobody else, so that it is said once.
+    /// Returns the unusable settings and their replacements for the log. Only the first call in a
+    /// process returns them, so that they are logged once.
     pub fn take_problems(&self) -> &[String] {
-        // Relaxed: only one of those who ask must get it.
+        // Relaxed, because only one caller has to get them.
         static TAKEN: AtomicBool = AtomicBool::new(false);
         if TAKEN.swap(true, Ordering::Relaxed) {
             return &[];
@@ -64,7 +58,7 @@ impl Job {
         &self.problems
     }
 
-    /// [`Job::take_problems`], on standard error.
+    /// Prints [`Job::take_problems`] on standard error.
     pub fn complain(&self) {
         for problem in self.take_problems() {
             eprintln!("laxity: {problem}");
@@ -99,7 +93,7 @@ impl Job {
     }
 }
 
-/// The name of a process for people: `$LAXITY_NAME`, or the name of the executable.
+/// Returns the name of a process for people: `$LAXITY_NAME`, or the name of the executable.
 #[must_use]
 pub fn process_name() -> Option<String> {
     let given = Environment::of_this_process().text("LAXITY_NAME");
@@ -111,11 +105,11 @@ pub(crate) fn executable() -> Option<String> {
     Some(path.file_name()?.to_string_lossy().into_owned())
 }
 
-/// The lower of what the profile and the environment say.
+/// Returns the lower of the profile's mode and the environment's.
 fn lower(profile: &Profile, from: &mut Environment<'_>) -> Mode {
     let own = from.text("LAXITY_MODE").map(|_| {
         let read = |text: &str| Mode::from_name(text).ok_or("write off, observe or enforce");
-        // A misspelt wish must not delay traffic.
+        // A misspelt mode must not delay traffic.
         from.parsed("LAXITY_MODE", "off", read).unwrap_or(Mode::Off)
     });
     own.unwrap_or_default()

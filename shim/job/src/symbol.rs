@@ -1,29 +1,29 @@
-//! Functions of other libraries, which are found by name while the process runs.
+//! Functions of other libraries, found by name at run time.
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicUsize, Ordering};
 use std::ffi::CString;
 
-/// A function that a library of ours stands in front of.
+/// A function that a library of Laxity interposes.
 #[derive(Debug)]
 pub struct Symbol {
     name: &'static CStr,
-    /// `None`: whatever version there is.
+    /// The version of the function. `None` stands for any.
     version: Option<&'static CStr>,
-    /// The library that has it, where no other stands in front of that. `None`: any.
+    /// The library that has the function, if no other library interposes it. `None` means any.
     library: Option<&'static CStr>,
-    /// 0 before it was found. Relaxed everywhere: looking twice gives the same.
+    /// The address, or 0 before it was found. Relaxed everywhere, since all look-ups agree.
     address: AtomicUsize,
 }
 
 impl Symbol {
-    /// The function of this name in any library.
+    /// Returns the symbol of this name in any library.
     #[must_use]
     pub const fn anywhere(name: &'static CStr) -> Self {
         Self::new(name, None, None)
     }
 
-    /// The function of this name, and of this version if one is given, in `library`.
+    /// Returns the symbol of this name in `library`, with this version if one is given.
     #[must_use]
     pub const fn new(
         name: &'static CStr,
@@ -38,13 +38,13 @@ impl Symbol {
         }
     }
 
-    /// The name.
+    /// Returns the function's name.
     #[must_use]
     pub fn name(&self) -> &'static CStr {
         self.name
     }
 
-    /// The address, `None` if no library in this process has the function.
+    /// Returns the address, or `None` if no library in this process has the function.
     #[inline]
     pub fn address(&self) -> Option<*const c_void> {
         match self.address.load(Ordering::Relaxed) {
@@ -55,11 +55,11 @@ impl Symbol {
 
     #[cold]
     fn find(&self) -> Option<*const c_void> {
-        // Opened before the lookup and kept open: a program that closes the library would
-        // otherwise take away what is remembered here.
+        // The library is opened before the look-up and kept open. If the program closed it, the
+        // stored address would be invalid.
         let opened = self.library.and_then(open);
-        // Another preloaded library may stand behind ours, and wants to be asked first. `RTLD_NEXT`
-        // finds nothing in a library that was opened with RTLD_LOCAL, as Python opens plugins.
+        // Another preloaded library may interpose the function, too, and has to be called first.
+        // `RTLD_NEXT` finds nothing in a library that Python opened with RTLD_LOCAL.
         let found = self
             .look_up(libc::RTLD_NEXT)
             .or_else(|| match self.library {
@@ -71,7 +71,7 @@ impl Symbol {
     }
 
     fn look_up(&self, handle: *mut c_void) -> Option<*const c_void> {
-        // SAFETY: a handle that dlopen gave or that dlsym(3) names, and C strings.
+        // SAFETY: the handle comes from dlopen or dlsym(3), and the strings are C strings.
         let found = unsafe {
             match self.version {
                 Some(version) => libc::dlvsym(handle, self.name.as_ptr(), version.as_ptr()),
@@ -81,61 +81,61 @@ impl Symbol {
         (!found.is_null()).then_some(found.cast_const())
     }
 
-    /// The function in this library or in those that it needs, if it is not ours. Then the library
-    /// is kept open.
+    /// Returns the function in this library or its dependencies, unless it is the calling
+    /// library's. If found, the library is kept open.
     fn find_in(&self, library: &CStr) -> Option<*const c_void> {
         let handle = open(library)?;
         let found = self.look_up(handle).filter(|found| !is_own(*found));
         if found.is_none() {
-            // SAFETY: a handle that dlopen gave, and that nothing uses from here on.
+            // SAFETY: the handle comes from dlopen, and nothing uses it from now on.
             unsafe { libc::dlclose(handle) };
         }
         found
     }
 }
 
-/// The handle of a library that is in this process.
+/// Returns the handle of a library that is loaded in this process.
 fn open(library: &CStr) -> Option<*mut c_void> {
-    // SAFETY: a plain call with a C string.
+    // SAFETY: the name is a C string.
     let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_NOLOAD | libc::RTLD_LAZY) };
     (!handle.is_null()).then_some(handle)
 }
 
-/// The first function of this name that the dynamic linker finds.
+/// Returns the first function of this name that the dynamic linker finds.
 #[must_use]
 pub fn find(name: &CStr) -> Option<*const c_void> {
-    // SAFETY: a lookup by a C string.
+    // SAFETY: the name is a C string.
     let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
     (!found.is_null()).then_some(found.cast_const())
 }
 
-/// Whether an address is in the library that this code is part of, or that can't be known.
+/// Reports whether an address is in the library that contains this code, or can't be determined.
 #[must_use]
 pub fn is_own(address: *const c_void) -> bool {
     static HERE: u8 = 0;
     library_of((&raw const HERE).cast()).is_none_or(|own| library_of(address) == Some(own))
 }
 
-/// Where the library begins that holds this address.
+/// Returns the base address of the library that contains this address.
 fn library_of(address: *const c_void) -> Option<*mut c_void> {
     // SAFETY: plain data, for which zeroes are a value.
     let mut found: libc::Dl_info = unsafe { core::mem::zeroed() };
-    // SAFETY: any address will do; `found` is valid to write to.
+    // SAFETY: any address is allowed, and `found` can be written.
     let is_found = unsafe { libc::dladdr(address, &raw mut found) } != 0;
     is_found.then_some(found.dli_fbase)
 }
 
-/// The files of all libraries in this process.
+/// Returns the file names of all libraries in this process.
 fn loaded() -> Vec<CString> {
     unsafe extern "C" fn note(
         info: *mut libc::dl_phdr_info,
         _: usize,
         names: *mut c_void,
     ) -> c_int {
-        // SAFETY: the loader gives a valid entry, and back what `loaded` gave it.
+        // SAFETY: the loader passes a valid entry, and the pointer that `loaded` passed.
         let (name, names) = unsafe { ((*info).dlpi_name, &mut *names.cast::<Vec<CString>>()) };
         if !name.is_null() {
-            // SAFETY: a C string while the loader holds its lock, which it does here.
+            // SAFETY: the name is a C string while the loader holds its lock, as it does here.
             let name = unsafe { CStr::from_ptr(name.cast::<c_char>()) };
             if !name.is_empty() {
                 names.push(name.to_owned());
@@ -144,29 +144,29 @@ fn loaded() -> Vec<CString> {
         0
     }
     let mut names: Vec<CString> = Vec::new();
-    // SAFETY: the callback only notes names, and nothing of it outlives this call.
+    // SAFETY: the callback only stores names, and keeps no pointer after this call.
     unsafe { libc::dl_iterate_phdr(Some(note), (&raw mut names).cast()) };
     names
 }
 
-/// The function at an address.
+/// Returns the function at an address.
 ///
 /// # Safety
 /// `F` is a function pointer of the type that the function at `address` has.
 #[must_use]
 pub unsafe fn function_at<F: Copy>(address: *const c_void) -> F {
     const { assert!(size_of::<F>() == size_of::<*const c_void>()) };
-    // SAFETY: as large as a function pointer; the rest is upheld by the caller.
+    // SAFETY: `F` has the size of a function pointer. The caller upholds the rest.
     unsafe { core::mem::transmute_copy(&address) }
 }
 
-/// A function with the type that its library's headers give it: `real!(ADDRESS, fn(A) -> B)` is
-/// `Option<that function>`. `ADDRESS` is what [`Symbol::address`] or [`find`] gives.
+/// Converts an address into a function with the type of its library's headers. `real!(ADDRESS,
+/// fn(A) -> B)` is `Option<that function>`. `ADDRESS` comes from [`Symbol::address`] or [`find`].
 #[macro_export]
 macro_rules! real {
     ($address:expr, fn($($argument:ty),* $(,)?) $(-> $result:ty)?) => {{
         type Function = unsafe extern "C" fn($($argument),*) $(-> $result)?;
-        // SAFETY: whoever writes the name writes the type that belongs to it.
+        // SAFETY: the caller of the macro writes the type that belongs to the name.
         $address.map(|address| unsafe { $crate::symbol::function_at::<Function>(address) })
     }};
 }

@@ -1,4 +1,4 @@
-//! What the files mean, where they are looked for, and what is said about a mistake.
+//! Tests of the files' meaning, their search, and the messages about mistakes.
 
 use std::fs;
 use std::time::Duration;

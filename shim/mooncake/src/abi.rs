@@ -1,42 +1,41 @@
-//! Mooncake's C interfaces, as far as this library stands in front of them: facts, written down
-//! anew.
+//! The part of Mooncake's C interfaces that this library interposes, declared from the facts.
 //!
-//! Source: `transfer_engine_c.h` of Mooncake 0.2.0 to 0.3.13. Structs and functions of it that are
-//! used here did not change in that time, but for one: `createTransferEngine` has a fifth argument
-//! since 0.3.0. A caller of 0.2.0 leaves anything in its register, which the function of that
-//! release doesn't read, and neither does whoever only passes it on. What came later is not in all
+//! Source: `transfer_engine_c.h` of Mooncake 0.2.0 to 0.3.13. The structs and functions used here
+//! did not change in that time, with one exception: `createTransferEngine` has a fifth argument
+//! since 0.3.0. A caller of 0.2.0 leaves an arbitrary value in its register. The function of that
+//! release doesn't read it, and this library only passes it on. Some functions are not in all
 //! releases: `openSegmentNoCache` (0.3.0), `submitTransferWithNotify` (0.3.4.post1).
 //!
-//! TENT's own C interface, `tent_*` of `tent/transfer_engine.h`, exists since 0.3.8; see `tent.rs`
-//! for its request.
+//! TENT's own C interface, `tent_*` of `tent/transfer_engine.h`, exists since 0.3.8. `tent.rs`
+//! describes its request.
 
 use core::ffi::{c_char, c_int, c_void};
 
-/// `transfer_engine_t`, `transport_t`.
+/// An engine or a transport, `transfer_engine_t` or `transport_t`.
 pub(crate) type Handle = *mut c_void;
 
-/// `OPCODE_READ`: from the peer's memory into `source`.
+/// A read from the peer's memory into `source`, `OPCODE_READ`.
 pub(crate) const READ: c_int = 0;
-/// `OPCODE_WRITE`.
+/// A write from `source` into the peer's memory, `OPCODE_WRITE`.
 pub(crate) const WRITE: c_int = 1;
-/// `INVALID_BATCH`.
+/// The result of a failed allocation, `INVALID_BATCH`.
 pub(crate) const INVALID_BATCH: u64 = u64::MAX;
 
-/// `STATUS_*`, as far as they are told apart here.
+/// The values of `STATUS_*` that are distinguished here.
 pub(crate) mod status {
     use core::ffi::c_int;
 
-    /// Not over.
+    /// The transfer is not over.
     pub(crate) const WAITING: c_int = 0;
-    /// Not over.
+    /// The transfer is not over.
     pub(crate) const PENDING: c_int = 1;
-    /// Over, and all bytes are there.
+    /// The transfer is over, and all bytes arrived.
     pub(crate) const COMPLETED: c_int = 4;
-    /// Over, and they are not.
+    /// The transfer is over, and failed.
     pub(crate) const FAILED: c_int = 6;
 }
 
-/// `struct transfer_request`.
+/// A transfer, `struct transfer_request`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct TransferRequest {
@@ -47,11 +46,11 @@ pub struct TransferRequest {
     pub(crate) length: u64,
 }
 
-// SAFETY: `source` is an address in Mooncake's registered memory, which is passed on and never
-// followed here.
+// SAFETY: `source` is an address in Mooncake's registered memory. It is passed on and never
+// dereferenced here.
 unsafe impl Send for TransferRequest {}
 
-/// `struct notify_msg`: two C strings, passed by value.
+/// A notification, `struct notify_msg`: two C strings, passed by value.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct NotifyMsg {
@@ -59,7 +58,7 @@ pub struct NotifyMsg {
     pub(crate) msg: *mut c_char,
 }
 
-/// `struct transfer_status`.
+/// The state of a transfer, `struct transfer_status`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct TransferStatus {
@@ -67,7 +66,7 @@ pub struct TransferStatus {
     pub(crate) transferred_bytes: u64,
 }
 
-/// `struct buffer_entry`.
+/// A registered buffer, `struct buffer_entry`.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct BufferEntry {

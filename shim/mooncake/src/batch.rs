@@ -1,24 +1,23 @@
-//! One batch of a gated engine: what of it Mooncake has, and what waits for its turn.
+//! One batch of a gated engine: the transfers that Mooncake has, and those that wait.
 //!
-//! A program asks after a transfer by its place in the batch, so transfers are handed on in the
-//! order in which they were submitted, whole, and once each: those that Mooncake has are a prefix
-//! of those that the program submitted, with the same numbers. For the others this library answers:
-//! they wait.
+//! A program asks for a transfer's status by its index in the batch. Transfers are therefore handed
+//! to Mooncake in the order in which they were submitted, whole, and once each. Those that Mooncake
+//! has are a prefix of the submitted ones, with the same numbers. This library answers for the
+//! others: they wait.
 //!
-//! # What is handed on as it came
-//! * A call for which there is leave at once, or no daemon: the program's own array, in one call.
-//! * A call with a notification, never in parts: Mooncake sends it when all that the batch *has by
-//!   then* is complete. For the same reason what follows or precedes it in its batch doesn't wait.
-//! * What Mooncake will refuse: more than the batch holds.
+//! # What is handed on unchanged
+//! * A call that is permitted at once, or without a daemon, is handed on as it came, in one call.
+//! * A call with a notification is never split, because Mooncake sends it when everything that the
+//!   batch *has by then* is complete. For the same reason, no other transfer of its batch waits.
+//! * A call that exceeds the batch's size, since Mooncake refuses it.
 //!
 //! # What Mooncake refuses late
-//! It had been accepted here, so it fails when it is asked after, and
-//! so does all behind it in its batch; none of those is tried.
+//! A transfer that was accepted here and that Mooncake refuses later fails when the program asks
+//! for its status. All transfers behind it in its batch fail, too, and none of them is tried.
 //!
 //! # Locks
-//! A batch is locked for as long as Mooncake is called for it, so that nobody asks after a
-//! batch that another thread frees. Under it, in this order: the list of the worker, the lanes of
-//! the client.
+//! A batch is locked while Mooncake is called for it, so that no thread asks for a batch that
+//! another one frees. The worker's list and then the client's lanes may be locked under it.
 
 mod submit;
 
@@ -36,13 +35,12 @@ use crate::hub::Hub;
 use crate::report::COUNTERS;
 use crate::runs::Run;
 
-/// Requests that may wait in a process, 40 bytes each. A call beyond that has its batch handed on
-/// as it is.
+/// Largest number of requests that wait in a process, 40 bytes each. Calls beyond that go
+/// unscheduled.
 const WAITING_MAX: usize = 1 << 18;
-/// Requests that wait. Relaxed: a bound that may be overshot by what other threads submit at that
-/// moment.
+/// Number of requests that wait. Relaxed: calls of several threads at once may exceed the limit.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
-/// Nothing of this process waits so far: a forked child has none of its parent's batches.
+/// Resets the number in a forked child, which has none of its parent's batches.
 pub(crate) fn forget_waiting() {
     WAITING.store(0, Ordering::Relaxed);
 }
@@ -56,35 +54,35 @@ pub(crate) struct Batch {
     pub(crate) state: Mutex<State>,
 }
 
-/// What became of it so far.
+/// The state of a batch.
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// Transfers that the program submitted.
+    /// Number of transfers that the program submitted.
     submitted: usize,
-    /// How many of those Mooncake has: the first.
+    /// Number of submitted transfers that Mooncake has. They are the first ones.
     handed: usize,
     waiting: VecDeque<Group>,
-    /// What goes with what waits: then that is one group.
+    /// The notification of the waiting transfers, which are then one group.
     notification: Option<Notification>,
     under_way: Vec<UnderWay>,
-    /// Of each that Mooncake has, whether it is known to be over.
+    /// Whether each transfer that Mooncake has is known to be over.
     over: Vec<bool>,
-    /// What Mooncake refused late: those that it doesn't have failed.
+    /// The error of a late refusal. The transfers that Mooncake doesn't have failed.
     refusal: Option<c_int>,
-    /// It carries a notification, or something went wrong in it: nothing more of it waits.
+    /// Whether the batch has a notification or an error, so that none of its transfers waits.
     passes: bool,
-    /// Freed, or its engine is gone: Mooncake must not be asked after it.
+    /// Whether the batch is freed or its engine is gone, and Mooncake must not be called for it.
     gone: bool,
-    /// It is in the worker's list.
+    /// Whether the batch is in the worker's list.
     pub(crate) listed: bool,
 }
 
-/// Transfers that wait.
+/// Transfers that wait together.
 #[derive(Debug)]
 struct Group {
     requests: Vec<TransferRequest>,
     run: Run,
-    /// Once it is the first: one at a time asks, as the others couldn't go before it.
+    /// The flow of the group. Only the first group submits one, as the others can't go before it.
     transfer: Option<Transfer>,
 }
 
@@ -92,13 +90,13 @@ struct Group {
 #[derive(Debug)]
 struct UnderWay {
     transfer: Transfer,
-    /// The first that is not known to be over.
+    /// Index of the first transfer that is not known to be over.
     next: usize,
     end: usize,
     failed: bool,
 }
 
-/// Waits for all of the leave that a transfer asked for: whether it came without the daemon.
+/// Waits for the permits of a whole flow. Returns whether it was bypassed, or `None` after `limit`.
 fn wait_for_permits(transfer: &Transfer, limit: Duration) -> Option<bool> {
     let end = Instant::now() + limit;
     let mut bypassed = false;
@@ -133,7 +131,7 @@ impl Batch {
         self.engine as *mut c_void
     }
 
-    /// Hands on what there is leave for; whether there was any.
+    /// Hands on all permitted groups. Reports whether there were any.
     pub(crate) fn advance(&self, state: &mut State, hub: &'static Hub) -> bool {
         let mut moved = false;
         while !state.gone
@@ -145,7 +143,7 @@ impl Batch {
                 .get_or_insert_with(|| hub.ask(self.engine(), &run));
             match wait_for_permits(transfer, Duration::ZERO) {
                 None => break,
-                // Nobody schedules any more.
+                // No daemon schedules any more.
                 Some(true) => {
                     self.flush(state);
                     return true;
@@ -159,7 +157,7 @@ impl Batch {
         moved
     }
 
-    /// Hands on all that waits, without leave.
+    /// Hands on all waiting groups, unscheduled.
     pub(crate) fn flush(&self, state: &mut State) {
         while !state.gone && !state.waiting.is_empty() {
             self.hand_on_first(state);
@@ -172,11 +170,11 @@ impl Batch {
         };
         let count = group.requests.len();
         WAITING.fetch_sub(count, Ordering::Relaxed);
-        // A notification is never in parts: it belongs to the one group that there is.
+        // A notification belongs to the only group and is never split.
         let notify = state.notification.take();
-        // SAFETY: copies of what the program submitted, and it keeps the memory that they name
-        // until they are over, as it has to. The batch is not freed, which takes the lock that the
-        // caller holds; Mooncake reads the array during the call only.
+        // SAFETY: the requests are copies of the program's, which keeps their memory until they are
+        // over. The batch is not freed, since that takes the lock that the caller holds. Mooncake
+        // reads the array only during the call.
         let code = unsafe {
             let notify = notify.as_ref().map(Notification::message);
             hand_on(
@@ -217,8 +215,8 @@ impl Batch {
         });
     }
 
-    /// Asks after what Mooncake has and tells the daemon what is complete; whether anything was
-    /// over.
+    /// Asks Mooncake for the status of its transfers and reports completions to the daemon. Reports
+    /// whether any transfer was over.
     pub(crate) fn settle(&self, state: &mut State) -> bool {
         if state.gone {
             return false;
@@ -235,8 +233,7 @@ impl Batch {
                         transferred_bytes: 0,
                     };
                     let code =
-                        // SAFETY: a transfer that Mooncake has, of a batch that nobody frees
-                        // meanwhile.
+                        // SAFETY: Mooncake has the transfer, and nobody frees the batch meanwhile.
                         unsafe { ask_after(self.engine(), self.id, part.next, &raw mut answer) };
                     if code == 0 && !is_over(&answer) {
                         return true;
@@ -253,10 +250,10 @@ impl Batch {
         happened
     }
 
-    /// `getTransferStatus`.
+    /// Answers `getTransferStatus`.
     ///
     /// # Safety
-    /// As the program has to call it.
+    /// The conditions of `getTransferStatus` hold.
     pub(crate) unsafe fn status(
         &self,
         state: &mut State,
@@ -270,16 +267,16 @@ impl Batch {
         if state.gone || answer.is_null() || !(state.handed..state.submitted).contains(&task) {
             // SAFETY: upheld by the caller.
             let code = unsafe { ask_after(self.engine(), self.id, task, answer) };
-            // SAFETY: not null, and Mooncake filled it in.
+            // SAFETY: `answer` is not null, and Mooncake wrote it.
             if code == 0 && !answer.is_null() && is_over(unsafe { &*answer }) {
-                // SAFETY: as above.
+                // SAFETY: `answer` is not null, and Mooncake wrote it.
                 let failed = unsafe { (*answer).status } != status::COMPLETED;
                 state.heard(task, failed);
             }
             return code;
         }
         let waits = state.refusal.is_none();
-        // SAFETY: not null, so the caller vouches for it.
+        // SAFETY: upheld by the caller, since `answer` is not null.
         unsafe {
             answer.write(TransferStatus {
                 status: if waits {
@@ -293,9 +290,9 @@ impl Batch {
         0
     }
 
-    /// `freeBatchID`, with `real` for Mooncake's; it says whether it is free.
+    /// Implements `freeBatchID` with Mooncake's `real`, which decides whether it is freed.
     pub(crate) fn free(&self, state: &mut State, real: impl FnOnce() -> c_int) -> c_int {
-        // Mooncake shall say itself that a batch is busy, which it doesn't know of what it doesn't
+        // Mooncake has to report a busy batch itself, and can't do so for transfers that it doesn't
         // have.
         self.flush(state);
         let code = real();
@@ -305,7 +302,7 @@ impl Batch {
         code
     }
 
-    /// It is over: Mooncake found all of it complete, or its engine goes.
+    /// Ends the flows of a batch that Mooncake found complete, or whose engine is destroyed.
     pub(crate) fn end_transfers(&self, state: &mut State) {
         state.gone = true;
         for part in &mut state.under_way {
@@ -316,28 +313,28 @@ impl Batch {
     }
 }
 
-/// The daemon is told that nothing of it is in flight.
+/// Reports to the daemon that no bytes of these transfers are in flight.
 fn end(part: &UnderWay) {
     if part.failed {
         part.transfer.cancel();
     } else {
-        // What was permitted is what was handed on; it can't be too much.
+        // The permitted bytes are those that were handed on, so the number can't be too large.
         let _ = part.transfer.complete(part.transfer.permitted());
     }
 }
 
 impl State {
-    /// Nothing of it waits, nothing is in flight.
+    /// Reports whether no transfer waits or is in flight.
     pub(crate) fn is_idle(&self) -> bool {
         self.gone || self.waiting.is_empty() && self.under_way.is_empty()
     }
 
-    /// Something of it waits for leave.
+    /// Reports whether a transfer waits for its permit.
     pub(crate) fn waits(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Something of it is in flight.
+    /// Reports whether a transfer is in flight.
     pub(crate) fn moves(&self) -> bool {
         !self.under_way.is_empty()
     }
@@ -354,13 +351,13 @@ impl State {
         });
     }
 
-    /// Handed on without leave: the daemon is not to be told when it is over.
+    /// Counts transfers that were handed on unscheduled. Their end is not reported to the daemon.
     fn handed_unseen(&mut self, count: usize) {
         self.handed += count;
         self.over.resize(self.handed, true);
     }
 
-    /// Copies what has to wait: `requests`, which are those of `asked` and of `runs` behind it.
+    /// Copies the transfers that have to wait. `requests` are those of `asked`, then `runs`.
     fn wait<'a>(
         &mut self,
         mut requests: &[TransferRequest],
@@ -383,7 +380,7 @@ impl State {
         }
     }
 
-    /// The program heard that a transfer is over: nobody needs to ask again.
+    /// Records that the program was told that a transfer is over, so the worker need not ask.
     fn heard(&mut self, task: usize, failed: bool) {
         if let Some(over) = self.over.get_mut(task) {
             *over = true;

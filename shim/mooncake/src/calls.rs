@@ -6,10 +6,10 @@ use std::ffi::{CStr, CString};
 use crate::abi::{Handle, NotifyMsg, TransferRequest, TransferStatus};
 use crate::real::real;
 
-/// What Mooncake gives for what it can't do.
+/// Mooncake's result for a failed call.
 pub(crate) const REFUSED: c_int = -1;
 
-/// A copy of the program's.
+/// A copy of the program's notification.
 #[derive(Debug)]
 pub(crate) struct Notification {
     name: CString,
@@ -18,7 +18,7 @@ pub(crate) struct Notification {
 
 impl Notification {
     /// # Safety
-    /// Both are C strings.
+    /// Both fields are C strings.
     pub(crate) unsafe fn copy(notify: NotifyMsg) -> Self {
         // SAFETY: upheld by the caller.
         unsafe {
@@ -37,7 +37,7 @@ impl Notification {
     }
 }
 
-/// A call of the program.
+/// A submitting call of the program.
 pub(crate) struct Call {
     pub(crate) entries: *mut TransferRequest,
     pub(crate) count: usize,
@@ -46,7 +46,7 @@ pub(crate) struct Call {
 
 impl Call {
     /// # Safety
-    /// `entries` is null or has `count` of them, for as long as the result is used.
+    /// `entries` is null or has `count` requests, for as long as the result is used.
     pub(crate) unsafe fn requests(&self) -> &[TransferRequest] {
         if self.entries.is_null() {
             return &[];
@@ -56,10 +56,10 @@ impl Call {
     }
 }
 
-/// Mooncake's own function.
+/// Calls Mooncake's own submitting function.
 ///
 /// # Safety
-/// As the program has to call it.
+/// The conditions of the program's function hold.
 pub(crate) unsafe fn hand_on(
     engine: Handle,
     batch: u64,
@@ -67,7 +67,7 @@ pub(crate) unsafe fn hand_on(
     count: usize,
     notify: Option<NotifyMsg>,
 ) -> c_int {
-    // SAFETY: upheld by the caller; the types are those of `transfer_engine_c.h`.
+    // SAFETY: upheld by the caller. The types are those of `transfer_engine_c.h`.
     unsafe {
         match notify {
             None => {
@@ -88,10 +88,10 @@ pub(crate) unsafe fn hand_on(
     }
 }
 
-/// Mooncake's own answer.
+/// Calls Mooncake's own `getTransferStatus`.
 ///
 /// # Safety
-/// As the program has to call it.
+/// The conditions of `getTransferStatus` hold.
 pub(crate) unsafe fn ask_after(
     engine: Handle,
     batch: u64,
@@ -102,6 +102,6 @@ pub(crate) unsafe fn ask_after(
         c"getTransferStatus",
         fn(Handle, u64, usize, *mut TransferStatus) -> c_int
     );
-    // SAFETY: upheld by the caller; the type is that of `transfer_engine_c.h`.
+    // SAFETY: upheld by the caller. The type is that of `transfer_engine_c.h`.
     real.map_or(REFUSED, |real| unsafe { real(engine, batch, task, answer) })
 }

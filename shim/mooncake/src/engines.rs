@@ -1,47 +1,46 @@
-//! Which engines there are, and over what each moves its bytes: that decides who schedules them.
+//! The engines of a process, and their protocols, which decide who schedules their transfers.
 //!
-//! Facts about Mooncake 0.3.0 to 0.3.13 that this builds on: an engine moves bytes over what
-//! `installTransport` was asked for, by the name of the protocol. With `auto_discover` it installs
-//! one itself while it is made: TCP if there is no RDMA device or `MC_FORCE_TCP` is set, RDMA (or
-//! `barex`) otherwise. An engine with several takes the one that its peer's segment names, which
-//! can't be seen from here. With `MC_USE_TENT` or `MC_USE_TEV1` the TENT runtime does all of it,
-//! and installs nothing that it is asked for.
+//! This builds on facts about Mooncake 0.3.0 to 0.3.13. An engine uses the protocols for which
+//! `installTransport` was called. With `auto_discover` it installs one itself while it is made: TCP
+//! if there is no RDMA device or `MC_FORCE_TCP` is set, RDMA (or `barex`) otherwise. An engine with
+//! several protocols takes the one that its peer's segment names, which is not visible here. With
+//! `MC_USE_TENT` or `MC_USE_TEV1`, TENT moves all bytes, and ignores `installTransport`.
 
 use core::ffi::c_void;
 use std::collections::HashMap;
 use std::path::Path;
 
-/// Engines that are remembered. What others move passes through.
+/// Largest number of recorded engines. Transfers of others pass through.
 const ENGINES_MAX: usize = 1024;
-/// Registered buffers of an engine whose length is remembered.
+/// Largest number of recorded buffers of an engine.
 const BUFFERS_MAX: usize = 1 << 16;
-/// Segments of an engine whose peer is remembered.
+/// Largest number of recorded segments of an engine.
 const SEGMENTS_MAX: usize = 1 << 16;
 
-/// Who schedules what an engine moves.
+/// The library that schedules an engine's transfers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) enum Handling {
-    /// This library: each transfer asks for leave before Mooncake gets it.
+    /// This library: each transfer gets permits before Mooncake gets it.
     Gate,
-    /// `liblaxity.so`, which sees each work request; it is told what the memory belongs to.
+    /// `liblaxity.so`, which sees each work request. It gets hints about the memory.
     Hint,
-    /// Nobody.
+    /// No library.
     #[default]
     Pass,
 }
 
-/// What a protocol runs over.
+/// The medium that a protocol uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// A NIC, by a way that no library sees.
+    /// A NIC, by an interface that no library of Laxity sees.
     Nic,
-    /// A NIC, by verbs.
+    /// A NIC, by libibverbs.
     Verbs,
-    /// The host, or a fabric of its own: no port of the daemon carries it.
+    /// The host or a fabric of its own, which no port of the daemon carries.
     Inside,
 }
 
-/// As `laxity.mooncake` has it.
+/// Returns the medium of a protocol, as `laxity.mooncake` does.
 fn path_of(protocol: &str) -> Way {
     match protocol {
         "rdma" => Way::Verbs,
@@ -54,18 +53,18 @@ fn path_of(protocol: &str) -> Way {
 #[derive(Debug, Default)]
 struct Engine {
     protocols: Vec<String>,
-    /// The TENT runtime chooses.
+    /// Whether the TENT runtime chooses the protocols.
     is_tent: bool,
-    /// Length of registered memory, by its address.
+    /// Sizes of registered buffers in bytes, by address.
     buffers: HashMap<usize, usize>,
-    /// Peers of segments, see [`laxity_client::peers`].
+    /// Peers of segments, as numbers of [`laxity_client::peers`].
     peers: HashMap<i32, u8>,
 }
 
 impl Engine {
     fn handling(&self, is_preloaded: bool) -> Handling {
-        // TENT decides for each piece of a request anew. Of its RDMA each work request is seen
-        // where verbs are; waiting here, too, could be waiting for itself.
+        // TENT chooses a protocol for each piece of a request. The verbs library sees the work
+        // requests of its RDMA. A transfer that waits here, too, could wait for itself.
         if self.is_tent {
             return if is_preloaded {
                 Handling::Hint
@@ -77,8 +76,7 @@ impl Engine {
         for protocol in &self.protocols {
             match path_of(protocol) {
                 // A transfer that waits twice can wait for ever: its own bytes fill the window that
-                // its work requests wait for. So nothing waits here if part of it may be seen
-                // there.
+                // its work requests wait for. It doesn't wait here if the verbs library may see it.
                 Way::Verbs if is_preloaded => return Handling::Hint,
                 Way::Verbs | Way::Nic => handling = Handling::Gate,
                 Way::Inside => {}
@@ -88,7 +86,7 @@ impl Engine {
     }
 }
 
-/// What of the environment decides over an engine that is being made.
+/// The environment's settings that decide about a new engine.
 pub(crate) struct Surroundings {
     pub(crate) force_tcp: bool,
     pub(crate) force_hca: bool,
@@ -113,7 +111,7 @@ impl Surroundings {
         }
     }
 
-    /// What an engine installs by itself.
+    /// Returns the protocol that an engine installs by itself.
     fn installed(&self, discovers: bool) -> Option<&'static str> {
         if self.force_tcp {
             Some("tcp")
@@ -138,7 +136,7 @@ pub(crate) struct Engines {
 }
 
 impl Engines {
-    /// An engine was made.
+    /// Records a new engine.
     pub(crate) fn made(&mut self, engine: *mut c_void, discovers: bool, around: &Surroundings) {
         if self.engines.len() >= ENGINES_MAX {
             return;
@@ -184,7 +182,7 @@ impl Engines {
         }
     }
 
-    /// The length that the buffer had.
+    /// Removes a buffer and returns its size.
     pub(crate) fn unregistered(
         &mut self,
         engine: *mut c_void,
@@ -202,7 +200,7 @@ impl Engines {
         }
     }
 
-    /// 0 if unknown.
+    /// Returns the peer of a segment, or 0 if unknown.
     pub(crate) fn peer(&self, engine: *mut c_void, segment: i32) -> u8 {
         let engine = self.engines.get(&(engine as usize));
         engine

@@ -1,9 +1,8 @@
-//! The functions of `transfer_engine_c.h` that this library stands in front of. Each calls
-//! Mooncake's own with the program's arguments and gives its answer; what is done besides never
-//! keeps it from that.
+//! The functions of `transfer_engine_c.h` that this library interposes. Each calls Mooncake's own
+//! with the program's arguments and returns its result. No failure here prevents that.
 //!
 //! # Safety
-//! Callers of each function here uphold what `transfer_engine_c.h` asks of them.
+//! Callers of each function here uphold the conditions of `transfer_engine_c.h`.
 
 #![allow(
     clippy::missing_safety_doc,
@@ -25,13 +24,12 @@ use crate::hub::{self, Hub};
 use crate::real::real;
 use crate::report::COUNTERS;
 
-/// Runs what is done besides: a panic in it must not reach C, and is nothing that the program has
-/// to know.
+/// Runs this library's part of a call. A panic in it must not reach C.
 pub(crate) fn besides(body: impl FnOnce()) {
     guarded((), body);
 }
 
-/// `otherwise` if `body` panics.
+/// Returns the result of `body`, or `otherwise` if it panics.
 fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or(otherwise)
 }
@@ -39,7 +37,7 @@ fn guarded<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
 /// # Safety
 /// `text` is null or a C string.
 unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
-    // SAFETY: not null, so the caller vouches for a C string.
+    // SAFETY: upheld by the caller, since the pointer is not null.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_str().ok())?
 }
 
@@ -127,8 +125,8 @@ pub unsafe extern "C" fn uninstallTransport(engine: Handle, protocol: *const c_c
     code
 }
 
-/// The number of the peer whose segment has this name, `HOST:PORT`; 0, unknown, for what has no
-/// address in it: names are not looked up, which could take its time.
+/// Returns the number of the peer whose segment has this name, `HOST:PORT`. Returns 0, unknown, for
+/// a name without an address. Names are not looked up, which could take long.
 fn peer_of(segment: &str) -> u8 {
     let host = segment.rsplit_once(':').map_or(segment, |(host, _)| host);
     let host = host.trim_start_matches('[').trim_end_matches(']');
@@ -216,7 +214,7 @@ pub unsafe extern "C" fn registerLocalMemoryBatch(
     let code = unsafe { real(engine, buffers, count, location) };
     if code == 0 && !buffers.is_null() {
         besides(|| {
-            // SAFETY: upheld by the caller; Mooncake has just read all of them.
+            // SAFETY: upheld by the caller. Mooncake has just read all of them.
             let buffers = unsafe { core::slice::from_raw_parts(buffers, count) };
             let known: Vec<_> = buffers.iter().map(|b| (b.addr, b.length)).collect();
             registered(engine, &known);
@@ -267,12 +265,12 @@ pub unsafe extern "C" fn unregisterLocalMemoryBatch(
     unsafe { real(engine, addresses, count) }
 }
 
-/// Something was said of memory by [`own`]. Relaxed: a thread that unregisters what another still
-/// submits has no order.
+/// Whether [`own`] recorded any memory. Relaxed: a thread that unregisters memory while another
+/// submits it has no order.
 static OWNED: AtomicBool = AtomicBool::new(false);
 
-/// What the thread's open scope says holds for memory that is about to be moved: Mooncake posts
-/// from threads of its own, which have no scope.
+/// Records that the values of the thread's open scope hold for memory that is about to be moved.
+/// Mooncake posts from its own threads, which have no scope.
 pub(crate) fn own(places: impl Iterator<Item = (u64, u64)>) {
     let open = hints::said_of(0);
     if open.batch == 0 && open.request == 0 && open.deadline_ns == 0 {
@@ -286,7 +284,7 @@ pub(crate) fn own(places: impl Iterator<Item = (u64, u64)>) {
     }
 }
 
-/// Registered memory that goes is nobody's from here on, if it was said to be somebody's here.
+/// Removes the memory owner of memory that is unregistered, if [`own`] recorded it.
 fn disown(engine: Handle, addresses: &[*mut c_void]) {
     let Some(hub) = hub::known() else { return };
     for address in addresses {
@@ -295,7 +293,7 @@ fn disown(engine: Handle, addresses: &[*mut c_void]) {
             && OWNED.load(Ordering::Relaxed)
         {
             let nobody = laxity_client::scope::Scope::default();
-            // An empty buffer is nobody's anyway.
+            // An empty buffer has no memory owner.
             let _ = hints::memory_owner(*address as u64, length as u64, nobody);
         }
     }
@@ -319,7 +317,7 @@ pub unsafe extern "C" fn allocateBatchID(engine: Handle, size: usize) -> u64 {
 }
 
 /// # Safety
-/// As `transfer_engine_c.h` has it.
+/// The conditions of `transfer_engine_c.h` hold.
 unsafe fn submit(engine: Handle, id: u64, call: &Call) -> c_int {
     let hub = hub::known();
     // SAFETY: upheld by the caller.
@@ -327,8 +325,8 @@ unsafe fn submit(engine: Handle, id: u64, call: &Call) -> c_int {
     if let Some(hub) = hub
         && let Some(batch) = guarded(None, || hub.batch(engine, id))
     {
-        // A panic in between may have handed it on or not: the program hears that it failed, and it
-        // is not sent twice.
+        // After a panic it is unknown whether Mooncake got the call. The program gets an error, and
+        // nothing is sent twice.
         return guarded(REFUSED, || {
             let mut state = batch.state.lock();
             // SAFETY: upheld by the caller.
@@ -341,10 +339,10 @@ unsafe fn submit(engine: Handle, id: u64, call: &Call) -> c_int {
     unsafe { hand_on(engine, id, call.entries, call.count, call.notify) }
 }
 
-/// Counts a call, and says what its memory belongs to where that is of use.
+/// Counts a call, and records the memory owner where that is useful.
 ///
 /// # Safety
-/// As for [`submit`].
+/// The conditions of [`submit`] hold.
 unsafe fn note(hub: Option<&Hub>, engine: Handle, call: &Call) {
     if call.entries.is_null() {
         return;

@@ -1,10 +1,10 @@
-//! What this library knows of its process, and the thread that looks after what waits and what is
+//! The state of this library in a process, and the thread that handles waiting transfers and those
 //! in flight.
 //!
-//! The thread, `laxity-mooncake`, hands on what has leave and tells the daemon what is complete,
-//! whether or not the program comes to ask: one that waits for one batch before it asks after
-//! another would otherwise wait for itself. It is started when something has to wait or is in
-//! flight for the first time, and sleeps while nothing does.
+//! The thread, `laxity-mooncake`, hands on permitted transfers and reports completions to the
+//! daemon, even if the program doesn't ask. A program that waits for one batch before it asks for
+//! another would otherwise wait for itself. The thread starts when a transfer first has to wait or
+//! is in flight, and sleeps while there is none.
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::collections::HashMap;
@@ -25,18 +25,18 @@ use crate::engines::{Engines, Handling};
 use crate::report;
 use crate::runs::Run;
 
-/// Batches that are remembered. What is submitted to others passes through.
+/// Largest number of recorded batches. Transfers of others pass through.
 const BATCHES_MAX: usize = 1 << 16;
-/// Between two looks at what is in flight: at first, and at most.
+/// Time between two checks of transfers in flight: at first, and at most.
 const LOOK: Duration = Duration::from_micros(50);
 const LOOK_MAX: Duration = Duration::from_millis(1);
-/// Longest sleep while nothing is in flight and something waits for leave.
+/// Longest sleep while no transfer is in flight and one waits for its permit.
 const WAIT_MAX: Duration = Duration::from_millis(20);
-/// A process that ends does not wait longer for the thread to stand still.
+/// Longest wait for the thread at the process's end.
 const END_WITHIN: Duration = Duration::from_millis(100);
 
-/// Of this process. Never freed: a forked child leaves its parent's behind, with whatever locks are
-/// locked.
+/// The state of this library in a process. It is never freed. A forked child doesn't use its
+/// parent's, whose locks may be locked.
 #[derive(Debug)]
 pub(crate) struct Hub {
     pub(crate) engines: RwLock<Engines>,
@@ -48,26 +48,26 @@ pub(crate) struct Hub {
 
 #[derive(Debug, Default)]
 struct Worker {
-    /// Batches of which something waits or is in flight.
+    /// Batches with transfers that wait or are in flight.
     list: Mutex<Vec<Arc<Batch>>>,
     bell: Condvar,
     start: OnceLock<()>,
-    /// There is none, and can't be: nothing waits.
+    /// Whether no thread could be started, so that no transfer waits.
     is_missing: AtomicBool,
-    /// The process ends.
+    /// Whether the process ends.
     ends: AtomicBool,
-    /// It is inside a call of Mooncake's, or about to be.
+    /// Whether the thread is in a call of Mooncake, or about to be.
     busy: AtomicUsize,
 }
 
 static HUB: PerProcess<Hub> = PerProcess::none();
 
-/// What is known; `None` if no engine was made in this process.
+/// Returns the state, or `None` if this process has made no engine.
 pub(crate) fn known() -> Option<&'static Hub> {
     HUB.get()
 }
 
-/// The same, made if it is not there. Attaches to the daemon, and says so if there is none.
+/// Returns the state, and creates it if there is none. Attaches to the daemon or warns.
 pub(crate) fn make() -> &'static Hub {
     HUB.get_or_make(|| {
         batch::forget_waiting();
@@ -80,7 +80,7 @@ pub(crate) fn make() -> &'static Hub {
             engines: RwLock::default(),
             batches: RwLock::default(),
             transfers,
-            // Nothing but liblaxity.so has this function.
+            // Only liblaxity.so has this function.
             is_preloaded: symbol::find(c"laxity_verbs_exempt").is_some(),
             worker: Worker::default(),
         }
@@ -103,7 +103,7 @@ fn say_if_alone() {
 }
 
 impl Hub {
-    /// Who schedules what this engine moves.
+    /// Returns which library schedules the transfers of an engine.
     pub(crate) fn handling(&self, engine: Handle) -> Handling {
         if Job::of_this_process().mode == Mode::Off {
             return Handling::Pass;
@@ -111,38 +111,37 @@ impl Hub {
         self.engines.read().handling(engine, self.is_preloaded)
     }
 
-    /// A batch was allocated.
+    /// Records an allocated batch.
     pub(crate) fn allocated(&self, engine: Handle, id: u64, capacity: usize) {
         if self.handling(engine) != Handling::Gate || self.worker.is_missing.load(Ordering::Relaxed)
         {
             return;
         }
         let mut batches = self.batches.write();
-        // One with that number that is still here was freed behind our back.
+        // An old batch with this number was freed without this library.
         if batches.len() < BATCHES_MAX || batches.contains_key(&(engine as usize, id)) {
             let batch = Arc::new(Batch::new(engine, id, capacity));
             batches.insert((engine as usize, id), batch);
         }
     }
 
-    /// A batch of a gated engine.
+    /// Returns a batch of a gated engine.
     pub(crate) fn batch(&self, engine: Handle, id: u64) -> Option<Arc<Batch>> {
         self.batches.read().get(&(engine as usize, id)).cloned()
     }
 
-    /// It is about to be freed: its number may be another's at once.
+    /// Removes a batch before it is freed, since another batch may get its number at once.
     pub(crate) fn forget(&self, batch: &Batch) {
         self.batches.write().remove(&(batch.engine, batch.id));
     }
 
-    /// It could not be freed.
+    /// Adds a batch again that could not be freed.
     pub(crate) fn remember(&self, batch: &Arc<Batch>) {
         let mut batches = self.batches.write();
         batches.insert((batch.engine, batch.id), Arc::clone(batch));
     }
 
-    /// The engine is about to be destroyed: what waits is handed on, as the program submitted it,
-    /// and nothing asks after it from here on.
+    /// Hands on all waiting transfers of an engine before it is destroyed.
     pub(crate) fn leave_engine(&self, engine: Handle) {
         let mut theirs: Vec<Arc<Batch>> = Vec::new();
         self.batches.write().retain(|key, batch| {
@@ -160,10 +159,10 @@ impl Hub {
         self.engines.write().destroyed(engine);
     }
 
-    /// Asks for leave for a run; never blocks.
+    /// Submits the flow of a run. Never blocks.
     pub(crate) fn ask(&self, engine: Handle, run: &Run) -> Transfer {
         let job = Job::of_this_process();
-        // The bytes of a READ come in, so it is the ingress of this host that they load.
+        // The bytes of a READ arrive here, so they load this host's ingress port.
         let (otherwise, direction) = match run.opcode {
             WRITE => (job.profile.stage.write, Direction::Egress),
             _ => (job.profile.stage.read, Direction::Ingress),
@@ -174,7 +173,7 @@ impl Hub {
             otherwise: Some(otherwise),
             direction,
             peer: match direction {
-                // Who sends matters where the sender's daemon doesn't see it.
+                // The peer of an ingress flow matters, because its own daemon doesn't see the flow.
                 Direction::Ingress => self.engines.read().peer(engine, run.target),
                 Direction::Egress => 0,
             },
@@ -184,7 +183,7 @@ impl Hub {
         })
     }
 
-    /// Has the thread look after a batch, with its state locked.
+    /// Adds a batch to the thread's list. Its state is locked.
     pub(crate) fn attend(&'static self, batch: &Arc<Batch>, state: &mut crate::batch::State) {
         if state.is_idle() || state.listed {
             return;
@@ -225,12 +224,12 @@ impl Hub {
             let (mut happened, mut moves, mut waits) = (false, false, false);
             for batch in batches {
                 worker.busy.store(1, Ordering::SeqCst);
-                // SeqCst, here and in `end`: one of the two sees the other's store.
+                // SeqCst, here and in `end`, so that one of the two sees the other's store.
                 if worker.ends.load(Ordering::SeqCst) {
                     worker.busy.store(0, Ordering::SeqCst);
                     return;
                 }
-                // Whoever has it looks at it right now.
+                // The thread that holds the lock handles the batch.
                 let Some(mut state) = batch.state.try_lock() else {
                     moves = true;
                     worker.busy.store(0, Ordering::SeqCst);
@@ -265,7 +264,7 @@ impl Hub {
         }
     }
 
-    /// The process ends: Mooncake's own objects go, and must not be asked any more.
+    /// Stops the thread at the process's end, since Mooncake's own objects are destroyed then.
     pub(crate) fn end(&self) {
         self.worker.ends.store(true, Ordering::SeqCst);
         let end = Instant::now() + END_WITHIN;

@@ -3,23 +3,22 @@
 //!
 //! ```text
 //! program ── submitTransfer ──▶ exports.rs ── which engine is it? (engines.rs)
-//!               │ TCP and whatever else nobody sees: flows (runs.rs), which ask for leave (hub.rs)
-//!               │     leave at once ──▶ Mooncake's own submitTransfer
+//!               │ TCP and all that no other library sees: flows (runs.rs) need permits (hub.rs)
+//!               │     permitted at once ──▶ Mooncake's own submitTransfer
 //!               │     not yet: a copy waits in its batch (batch.rs); the thread of hub.rs hands it on
-//!               │ RDMA under liblaxity.so: Mooncake gets it at once; what the thread's scope says is said of its memory
+//!               │ RDMA under liblaxity.so: goes at once; its memory gets the thread's scope
 //!               ▼
-//! program ── getTransferStatus ──▶ what waits here is waiting; the rest Mooncake answers
+//! program ── getTransferStatus ──▶ waiting here: "waiting"; otherwise Mooncake's answer
 //! ```
 //!
 //! The Python package does the same for Mooncake's Python interface (`laxity.mooncake`), which
-//! doesn't come this way: nothing is scheduled twice. Neither does a program that was linked
-//! statically with Mooncake, or looks its functions up with `dlsym` in a handle of its own: then
-//! nothing here runs, and its transfers go out as ever.
+//! doesn't use this library, so nothing is scheduled twice. A program that is linked statically
+//! with Mooncake, or finds its functions with `dlsym` in a handle of its own, doesn't use this
+//! library either. Its transfers go out unscheduled.
 //!
 //! # What it must not change
-//! Each transfer reaches Mooncake once, in the order of its batch and
-//! with its number there; Mooncake's answers are the program's. Without a daemon, or with one that
-//! dies, everything goes at once.
+//! Each transfer reaches Mooncake once, in the order of its batch and with its number there. The
+//! program gets Mooncake's answers. Without a live daemon, every transfer goes at once.
 
 mod abi;
 mod batch;

@@ -1,10 +1,10 @@
-//! Mooncake's own functions, which this library stands in front of.
+//! Mooncake's own functions, which this library interposes.
 
 use core::sync::atomic::{AtomicBool, Ordering};
 
 use laxity_job::symbol::Symbol;
 
-/// Says that no library has a function. Whoever called us was linked against one.
+/// Prints that no library has a function. The program was linked against one that has it.
 pub(crate) fn say_missing(symbol: &Symbol) {
     static SAID: AtomicBool = AtomicBool::new(false);
     if !SAID.swap(true, Ordering::Relaxed) {
@@ -17,7 +17,8 @@ pub(crate) fn say_missing(symbol: &Symbol) {
     }
 }
 
-/// A function of Mooncake's with its type: `real!("name", fn(A) -> B)` is `Option<that function>`.
+/// Returns a function of Mooncake with its type: `real!("name", fn(A) -> B)` is `Option<that
+/// function>`.
 macro_rules! real {
     ($name:literal, $($type:tt)*) => {{
         use laxity_job::symbol::Symbol;

@@ -1,26 +1,26 @@
-//! What passed through, counted; and written down at exit for whoever asks (`LAXITY_REPORT`), by
-//! processes that made an engine.
+//! Counters of a process that made an engine, written at exit to the file that `LAXITY_REPORT`
+//! names.
 
 use laxity_client::hints;
 use laxity_job::report::{Count, ReportLine};
 
 use crate::hub;
 
-/// Relaxed: statistics.
+/// Counters of this process. Relaxed: statistics.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     /// Calls of `submitTransfer` and `submitTransferWithNotify`.
     pub(crate) calls: Count,
-    /// Transfers in them.
+    /// Transfers in the calls, and their bytes.
     pub(crate) transfers: Count,
     pub(crate) bytes: Count,
-    /// Those that had to wait for a permit.
+    /// Transfers that had to wait for a permit.
     pub(crate) deferred: Count,
-    /// Those of gated engines that were handed on as they came, see `batch.rs`.
+    /// Transfers of gated engines that were handed on unchanged, see `batch.rs`.
     pub(crate) passed: Count,
-    /// Those whose memory was said to be somebody's, for `liblaxity.so`.
+    /// Transfers whose memory owner was recorded for `liblaxity.so`.
     pub(crate) hinted: Count,
-    /// Those that Mooncake refused after the program had been told that all is well.
+    /// Transfers that Mooncake refused after the program's call succeeded.
     pub(crate) failed_late: Count,
     /// TENT's requests that were given a priority.
     pub(crate) prioritized: Count,
@@ -37,8 +37,8 @@ pub(crate) static COUNTERS: Counters = Counters {
     prioritized: Count::new(),
 };
 
-/// The thread stands still, and the report is written. Registered after Mooncake's library was
-/// loaded, so it runs before the library's own objects go.
+/// Stops the thread and writes the report. It was registered after Mooncake's library was loaded,
+/// so it runs before that library's objects are destroyed.
 pub(crate) fn end() {
     if let Some(hub) = hub::known() {
         hub.end();

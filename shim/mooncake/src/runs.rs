@@ -1,9 +1,8 @@
-//! What a call of `submitTransfer` is made of: the flows that it asks for leave for.
+//! The flows of a call of `submitTransfer`.
 //!
-//! Requests of a call that follow each other, go the same way, and of which the same is said, make
-//! one flow up to [`TOGETHER_BYTES`]. So a call that moves a whole cache doesn't fill the window at
-//! once, and each layer comes in its turn. A request is never cut: its number in the batch is how
-//! the program asks after it.
+//! Consecutive requests of a call with the same direction, target and hints are one flow of up to
+//! [`TOGETHER_BYTES`]. A call that moves a whole cache therefore doesn't fill the window at once,
+//! and each layer comes in its turn. A request is never split, because the program uses its number.
 
 use core::ffi::c_int;
 
@@ -11,10 +10,10 @@ use laxity_client::scope::Scope;
 
 use crate::abi::{READ, TransferRequest, WRITE};
 
-/// Bytes that leave together: a chunk of the daemon's, by default. One request may be larger.
+/// Largest flow of several requests, in bytes: the default chunk. One request may be larger.
 pub(crate) const TOGETHER_BYTES: u64 = 1 << 20;
 
-/// Requests that make one flow.
+/// Requests that are one flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) count: usize,
@@ -24,8 +23,8 @@ pub(crate) struct Run {
     pub(crate) said: Scope,
 }
 
-/// The runs of a call, each `together` bytes at most; `None` if it is to be passed on as it is,
-/// since nothing of it moves or it is nothing that is known here.
+/// Returns the runs of a call, each `together` bytes at most. Returns `None` if the call is passed
+/// on unchanged, since it has no bytes or an unknown opcode.
 pub(crate) fn split(
     requests: &[TransferRequest],
     together: u64,

@@ -1,10 +1,10 @@
 //! TENT, Mooncake's newer runtime, by its own C interface (`tent_*`).
 //!
-//! Its requests have a priority, 0 (high) to 2 (low), which this library fills in where the
-//! engine's hints say what a transfer is for and the program left it at 0. They have no deadline:
-//! `deadline_ns` is in the C++ `Request` only, whose layout (it has a `std::optional<std::string>`
-//! in front) changed from release to release under one and the same mangled name, so nobody can
-//! know from outside where it is.
+//! Its requests have a priority, 0 (high) to 2 (low). This library sets it if the engine's hints
+//! name a stage and the program left the priority at 0. Requests have no deadline in C:
+//! `deadline_ns` is only in the C++ `Request`. The layout of that struct, which begins with a
+//! `std::optional<std::string>`, changed between releases under the same mangled name, so the field
+//! can't be found from outside.
 //!
 //! # The request
 //! Facts, by release of Mooncake (`struct tent_request` in `tent/transfer_engine.h`):
@@ -12,15 +12,15 @@
 //! * 0.3.11.post1: with `int priority` behind that; 48 bytes.
 //! * since 0.3.12: `int transport_hint` behind that, where there was padding; 48 bytes.
 //!
-//! Requests come in arrays, so their size has to be known. `tent_cancel_task` came after both
-//! fields: where the library has it, it reads 48 bytes a request, whatever the program was compiled
-//! against. Elsewhere nothing is touched.
+//! Requests come in arrays, so their size must be known. `tent_cancel_task` is newer than both
+//! fields. A library that has it reads 48 bytes a request, whatever the program was compiled
+//! against. With other libraries, requests stay unchanged.
 //!
-//! Nothing waits here: TENT chooses the transport of each piece itself, so whether its work
-//! requests wait under `liblaxity.so` can't be seen from a call.
+//! No transfer waits here. TENT chooses the transport of each piece, so a call doesn't show whether
+//! its work requests wait under `liblaxity.so`.
 //!
 //! # Safety
-//! Callers of each function here uphold what `tent/transfer_engine.h` asks of them.
+//! Callers of each function here uphold the conditions of `tent/transfer_engine.h`.
 
 #![allow(
     clippy::missing_safety_doc,
@@ -40,7 +40,7 @@ use crate::exports::{besides, own};
 use crate::real::real;
 use crate::report::COUNTERS;
 
-/// `struct tent_request`, since 0.3.11.post1.
+/// A request, `struct tent_request`, since 0.3.11.post1.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct TentRequest {
@@ -59,18 +59,19 @@ const _: () = {
     assert!(core::mem::offset_of!(TentRequest, priority) == 40);
 };
 
-/// What it is if nobody sets it; also the highest.
+/// The priority that a program didn't set, which is also the highest.
 const UNSET: c_int = 0;
 const MEDIUM: c_int = 1;
 const LOW: c_int = 2;
 
-/// What the library reads.
+/// Reports whether the library reads a priority in requests.
 fn has_priority() -> bool {
     static SINCE: Symbol = Symbol::anywhere(c"tent_cancel_task");
     SINCE.address().is_some()
 }
 
-/// As the levels are: early stages before the last one, both before what nobody waits for.
+/// Returns the priority of a stage, in the order of the levels: early stages, then P2D, then the
+/// others.
 fn priority(stage: Stage) -> c_int {
     match stage {
         Stage::Collective | Stage::KvReuse => UNSET,
@@ -79,7 +80,7 @@ fn priority(stage: Stage) -> c_int {
     }
 }
 
-/// The same requests with their priorities filled in; `None` if there is nothing to fill in.
+/// Returns the requests with their priorities set, or `None` if none changes.
 fn filled(
     requests: &[TentRequest],
     stage_of: impl Fn(u64) -> Option<Stage>,
@@ -102,7 +103,7 @@ fn filled(
     Some(copy)
 }
 
-/// What to hand on instead of the program's array, if anything.
+/// Returns the array to hand on instead of the program's, if it differs.
 ///
 /// # Safety
 /// `entries` is null or has `count` requests, as the library reads them.
@@ -115,7 +116,7 @@ unsafe fn prepare(entries: *mut TentRequest, count: usize) -> Option<Vec<TentReq
         if Job::of_this_process().mode == Mode::Off {
             return;
         }
-        // SAFETY: upheld by the caller, and the library's requests have this layout.
+        // SAFETY: upheld by the caller. The library's requests have this layout.
         let requests = unsafe { core::slice::from_raw_parts(entries, count) };
         own(requests
             .iter()
@@ -159,7 +160,7 @@ pub unsafe extern "C" fn tent_submit_notif(
         fn(Handle, u64, *mut TentRequest, usize, *const c_char, *const c_char) -> c_int
     );
     let Some(real) = real else { return REFUSED };
-    // SAFETY: as for `tent_submit`.
+    // SAFETY: upheld by the caller. TENT reads the array during the call only.
     unsafe {
         let mut instead = prepare(entries, count);
         let entries = instead.as_mut().map_or(entries, Vec::as_mut_ptr);

@@ -1,6 +1,6 @@
-//! The library in a program's process, with a daemon of one page and a stand-in for Mooncake that
-//! moves bytes over TCP between two processes and writes down each call
-//! (`standin/transfer_engine.c`). It is not Mooncake: releases for Python have no C library.
+//! The library in a program's process, with a minimal daemon and a stand-in for Mooncake
+//! (`standin/transfer_engine.c`). The stand-in moves bytes over TCP between two processes and logs
+//! each call. Mooncake itself isn't used, because its releases for Python have no C library.
 
 #[path = "../../client/tests/daemon/mod.rs"]
 mod daemon;
@@ -26,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 const LIBRARY: &str = "liblaxity_mooncake.so";
 
-/// The folder with the stand-in and the programs; built once.
+/// Returns the folder with the stand-in and the programs, which are built once.
 fn built() -> &'static Path {
     static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
     FOLDER
@@ -52,7 +52,7 @@ fn built() -> &'static Path {
         .path()
 }
 
-/// The process at the other end: it serves its memory, and says its checksum when asked.
+/// The process at the other end. It serves its memory, and prints its checksum on request.
 struct Peer {
     child: Child,
     lines: std::io::Lines<BufReader<std::process::ChildStdout>>,
@@ -89,17 +89,17 @@ impl Drop for Peer {
     }
 }
 
-/// A program that moves bytes, under the library or not.
+/// A program that moves bytes, with or without the library.
 struct Job {
     folder: tempfile::TempDir,
     command: Command,
 }
 
-/// What it did.
+/// The output of a program.
 struct Done {
     lines: Vec<String>,
     errors: String,
-    /// Of the stand-in.
+    /// The log of the stand-in.
     log: String,
     report: String,
 }
@@ -121,7 +121,7 @@ impl Job {
             .env("STANDIN_LOG", folder.path().join("log"))
             .env("LAXITY_REPORT", folder.path().join("report"))
             .env("LAXITY_SOCKET", folder.path().join("nowhere.sock"))
-            // A busy machine may be slow to answer.
+            // A busy machine may answer slowly.
             .env("LAXITY_ATTACH_MS", "20000")
             .env("LAXITY_STALL_MS", "20000");
         Self { folder, command }
@@ -188,7 +188,7 @@ impl Done {
         self.lines.last().expect("its checksum")
     }
 
-    /// The transfers that the stand-in took, in its order, each as it was given.
+    /// Returns the transfers that the stand-in took, in its order, as it logged them.
     fn taken(&self) -> Vec<String> {
         let mut taken = Vec::new();
         let mut is_taken = false;
@@ -284,7 +284,7 @@ fn without_a_daemon_mooncake_gets_every_call_as_the_program_made_it_and_one_warn
             "{}",
             without.errors
         );
-        // One more that there is no room for, of one byte.
+        // The program submits one more transfer of one byte, for which the batch has no room.
         assert_eq!(
             without.count("bytes"),
             BYTES + u64::from(way == "write"),
@@ -302,7 +302,7 @@ fn bytes_that_waited_for_leave_arrive_once_each_and_the_daemon_knows_of_all_of_t
         let mut job = Job::new("mover", way, &peer, "tcp", COUNT).under(&daemon);
         let child = job.start();
         eventually("it asks for leave", || submitted(&daemon) > 0);
-        // The program goes on: its calls return while nothing may go.
+        // The program's calls return although nothing is permitted.
         std::thread::sleep(Duration::from_millis(30));
         assert!(!job.log().contains("submit"), "{way}: {}", job.log());
         daemon.set(&daemon.knobs.hold, false);
@@ -315,7 +315,7 @@ fn bytes_that_waited_for_leave_arrive_once_each_and_the_daemon_knows_of_all_of_t
         assert_eq!(done.count("deferred"), COUNT as u64, "{way}");
         assert_eq!(done.count("scheduled_bytes"), BYTES, "{way}");
         if way == "notify" {
-            // Copied, in one call, and sent behind all of the bytes.
+            // The notification is copied, submitted in one call, and sent after all of the bytes.
             let call = format!("submit {COUNT} -> 0 request-17=arrived\n");
             assert!(done.log.contains(&call), "{}", done.log);
             assert!(
@@ -390,7 +390,7 @@ fn what_mooncake_refuses_late_fails_when_it_is_asked_after() {
         "{}",
         done.errors
     );
-    // At once, where nothing waits: the program hears it from the call, as without us.
+    // Where nothing waits, the call returns the error at once, as without the library.
     let without = Job::new("mover", "refused", &peer, "tcp", COUNT)
         .preloaded()
         .run();

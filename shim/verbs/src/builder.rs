@@ -1,8 +1,8 @@
-//! The `ibv_wr_*` interface: work requests that are built by calls, between `wr_start` and
-//! `wr_complete`, are recorded as what `ibv_post_send` would have taken, and posted as such.
+//! The `ibv_wr_*` interface. Work requests that are built by calls between `wr_start` and
+//! `wr_complete` are recorded as `ibv_post_send` would take them, and posted as such.
 //!
-//! Only queue pairs of which all operations are known here are hooked: one that is not would go
-//! past the record, into a provider that was never told to start.
+//! Only queue pairs whose operations are all known here are hooked. An unknown operation would
+//! reach a provider whose `wr_start` was never called.
 
 use core::ffi::{c_int, c_void};
 use core::ptr;
@@ -19,20 +19,20 @@ use crate::list::pass;
 use crate::queue_pair::QueuePair;
 use crate::work::{self, Limits, Work};
 
-/// What was built since `wr_start`.
+/// The work requests built since `wr_start`.
 #[derive(Debug, Default)]
 pub(crate) struct Builder {
     works: Vec<Work>,
 }
 
-/// Operations that are known here, `IBV_QP_EX_WITH_*`: RDMA WRITE and its immediate, SEND and its
+/// Operations known here (`IBV_QP_EX_WITH_*`): RDMA WRITE and its immediate, SEND and its
 /// immediate, RDMA READ, the two atomics, LOCAL_INV, BIND_MW, SEND_WITH_INV.
 const KNOWN: u64 = 0x3ff;
 
-/// What `verbs_context.create_qp_ex` leads to.
+/// Replaces `verbs_context.create_qp_ex`.
 ///
 /// # Safety
-/// As for `ibv_create_qp_ex`.
+/// The conditions of `ibv_create_qp_ex` hold.
 pub(crate) unsafe extern "C" fn create_qp_ex(
     ibv: *mut ibv_context,
     attr: *mut ibv_qp_init_attr_ex,
@@ -54,7 +54,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
             sges: attr.cap.max_send_sge,
             inline_bytes: attr.cap.max_inline_data,
         };
-        // The wrapper around this call fills in the context only after it.
+        // The wrapper around this call sets the queue pair's context only after the call.
         let queue_pair = context.queue_pairs.make((*qp).qp_num);
         queue_pair.open(context, qp, Some((limits, attr.sq_sig_all != 0)));
         let with = ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
@@ -70,7 +70,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
 }
 
 /// # Safety
-/// A queue pair that was just made, with operations for building.
+/// `qp` was just made, with operations for building.
 unsafe fn hook(qp: *mut ibv_qp_ex) {
     // SAFETY: upheld by the caller.
     let qp = unsafe { &mut *qp };
@@ -94,7 +94,7 @@ unsafe fn hook(qp: *mut ibv_qp_ex) {
 }
 
 /// # Safety
-/// A queue pair of the program.
+/// `qp` is a queue pair of the program.
 unsafe fn of(qp: *mut ibv_qp_ex) -> Option<(&'static Context, &'static QueuePair)> {
     // SAFETY: upheld by the caller.
     let (ibv, number) = unsafe { ((*qp).qp_base.context, (*qp).qp_base.qp_num) };
@@ -103,18 +103,18 @@ unsafe fn of(qp: *mut ibv_qp_ex) -> Option<(&'static Context, &'static QueuePair
 }
 
 /// # Safety
-/// Between `start` and its end the calling thread has the builder to itself.
+/// The calling thread is between `start` and `complete` or `abort`, and owns the builder.
 unsafe fn works(qp: *mut ibv_qp_ex) -> Option<&'static mut Vec<Work>> {
     // SAFETY: upheld by the caller.
     let (_, queue_pair) = unsafe { of(qp) }?;
-    // SAFETY: the lock is held since `start`, by this thread.
+    // SAFETY: this thread has held the lock since `start`.
     Some(unsafe { &mut (*queue_pair.builder.data_ptr()).works })
 }
 
 unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
     // SAFETY: upheld by the program.
     if let Some((_, queue_pair)) = unsafe { of(qp) } {
-        // SAFETY: unlocked by `complete` or `abort`, one of which must follow in this thread.
+        // SAFETY: `complete` or `abort` unlocks it. One of them must follow in this thread.
         unsafe {
             queue_pair.builder.raw().lock();
             (*queue_pair.builder.data_ptr()).works.clear();
@@ -123,7 +123,7 @@ unsafe extern "C" fn start(qp: *mut ibv_qp_ex) {
 }
 
 unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
-    // SAFETY: upheld by the program: `start` came before, in this thread.
+    // SAFETY: upheld by the program, which called `start` before in this thread.
     unsafe {
         if let Some((_, queue_pair)) = of(qp) {
             (*queue_pair.builder.data_ptr()).works.clear();
@@ -133,7 +133,7 @@ unsafe extern "C" fn abort(qp: *mut ibv_qp_ex) {
 }
 
 unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
-    // SAFETY: upheld by the program: `start` came before, in this thread.
+    // SAFETY: upheld by the program, which called `start` before in this thread.
     unsafe {
         let Some((context, queue_pair)) = of(qp) else {
             return libc::EINVAL;
@@ -147,7 +147,7 @@ unsafe extern "C" fn complete(qp: *mut ibv_qp_ex) -> c_int {
 }
 
 /// # Safety
-/// As for `ibv_wr_complete`.
+/// The conditions of `ibv_wr_complete` hold.
 unsafe fn post(
     context: &'static Context,
     queue_pair: &'static QueuePair,
@@ -166,7 +166,7 @@ unsafe fn post(
     if next.is_null() {
         return 0;
     }
-    // SAFETY: upheld by the caller; the list lives in `works`.
+    // SAFETY: upheld by the caller. The list lives in `works`.
     let posted = unsafe {
         if context.is_ours() {
             queue_pair.post(real, qp.cast(), next, true)
@@ -177,12 +177,12 @@ unsafe fn post(
     posted.map_or_else(|(error, _)| error, |()| 0)
 }
 
-/// Records one.
+/// Records a work request.
 ///
 /// # Safety
-/// As for the `ibv_wr_*` functions.
+/// The conditions of the `ibv_wr_*` functions hold.
 unsafe fn record(qp: *mut ibv_qp_ex, opcode: op::Type, fill: impl FnOnce(&mut ibv_send_wr)) {
-    // SAFETY: upheld by the caller; a work request of zeros is valid.
+    // SAFETY: upheld by the caller. A work request of zeros is valid.
     unsafe {
         let Some(works) = works(qp) else { return };
         let mut wr = core::mem::zeroed::<ibv_send_wr>();
@@ -194,16 +194,16 @@ unsafe fn record(qp: *mut ibv_qp_ex, opcode: op::Type, fill: impl FnOnce(&mut ib
     }
 }
 
-/// The last one that was recorded.
+/// Returns the last recorded work request.
 ///
 /// # Safety
-/// As for the `ibv_wr_*` functions.
+/// The conditions of the `ibv_wr_*` functions hold.
 unsafe fn last(qp: *mut ibv_qp_ex) -> Option<&'static mut Work> {
     // SAFETY: upheld by the caller.
     unsafe { works(qp) }?.last_mut()
 }
 
-/// Functions that record a work request: arguments, opcode, and what they set in it.
+/// Defines functions that record a work request: arguments, opcode, and the fields that they set.
 macro_rules! operations {
     ($(
         fn $name:ident($($argument:ident: $type:ty),*) = $opcode:ident, |$wr:ident| $fill:block
@@ -257,7 +257,7 @@ unsafe extern "C" fn set_sge(qp: *mut ibv_qp_ex, lkey: u32, addr: u64, length: u
 }
 
 unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const ibv_sge) {
-    // SAFETY: upheld by the program: a list of `count`, unless that is 0.
+    // SAFETY: upheld by the program. The list has `count` entries, unless `count` is 0.
     unsafe {
         if let Some(work) = last(qp) {
             let sges = if count == 0 {
@@ -271,7 +271,7 @@ unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const
 }
 
 unsafe extern "C" fn set_inline_data(qp: *mut ibv_qp_ex, addr: *mut c_void, length: usize) {
-    // SAFETY: upheld by the program: `length` readable bytes.
+    // SAFETY: upheld by the program. `length` bytes are readable.
     unsafe {
         if let Some(work) = last(qp) {
             work.set_inline(work::bytes(addr.cast(), length).into());
@@ -284,7 +284,7 @@ unsafe extern "C" fn set_inline_data_list(
     count: usize,
     list: *const ibv_data_buf,
 ) {
-    // SAFETY: upheld by the program: a list of `count` pieces of readable memory.
+    // SAFETY: upheld by the program. The list has `count` pieces of readable memory.
     unsafe {
         if let Some(work) = last(qp) {
             let mut inline = work::Inline::new();

@@ -1,10 +1,10 @@
-//! The traffic class of a queue pair: set when it goes INIT→RTR, from the stage that its job's
-//! profile gives queue pairs, for all its life.
+//! The traffic class of a queue pair. It is set once, at INIT→RTR, from the stage that the job's
+//! profile gives queue pairs.
 //!
-//! One class per queue pair is all that an unmodified program allows: the class is part of the
-//! address vector. Per-message classes need one queue pair per class where both ends have this
-//! library; a program's queue pair would then be the first of a bundle kept in
-//! [`crate::queue_pair`], chosen from in `post_front`. Nothing here stands in the way of that.
+//! The class is part of the address vector, so an unmodified program allows one class per queue
+//! pair. Per-message classes need one queue pair per class where both ends have this library. A
+//! program's queue pair would then be the first of several in [`crate::queue_pair`], and
+//! `post_front` would choose one.
 
 use laxity_client::Stage;
 use laxity_ibverbs::{ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state};
@@ -13,11 +13,10 @@ use laxity_job::Job;
 use crate::lanes;
 use crate::report;
 
-/// The two lowest bits of a traffic class are ECN's.
+/// The two lowest bits of a traffic class, which belong to ECN.
 const ECN: u8 = 0b11;
 
-/// Whether a change of a queue pair carries the address vector with which it becomes ready to
-/// receive.
+/// Reports whether a change of a queue pair contains the address vector and the move to RTR.
 pub(crate) fn has_address(attr: &ibv_qp_attr, mask: i32) -> bool {
     let wanted = ibv_qp_attr_mask::IBV_QP_STATE | ibv_qp_attr_mask::IBV_QP_AV;
     mask as u32 & wanted == wanted
@@ -25,7 +24,7 @@ pub(crate) fn has_address(attr: &ibv_qp_attr, mask: i32) -> bool {
         && attr.ah_attr.is_global != 0
 }
 
-/// Gives a queue pair its class, if this change sets one.
+/// Sets the class of a queue pair if this change contains its address vector.
 pub(crate) fn apply(attr: &mut ibv_qp_attr, mask: i32) {
     if !has_address(attr, mask) {
         return;
@@ -39,10 +38,10 @@ pub(crate) fn apply(attr: &mut ibv_qp_attr, mask: i32) {
     report::note_dscp(*class >> 2);
 }
 
-/// The class to set, for a queue pair to which the program gave `class`.
+/// Returns the class to set for a queue pair to which the program gave `class`.
 ///
-/// A pin is kept as it is, all eight bits of it. Its priority may be the only lossless one: a class
-/// that the scheduler ranks higher may travel in a priority that drops.
+/// A pin stays unchanged, with all eight bits. Its priority may be the only lossless one, and the
+/// priority of a higher class may drop packets.
 fn chosen(class: u8, is_pin: bool, wanted: impl FnOnce() -> Option<u8>) -> u8 {
     if is_pin {
         return class;
@@ -50,7 +49,7 @@ fn chosen(class: u8, is_pin: bool, wanted: impl FnOnce() -> Option<u8>) -> u8 {
     wanted().map_or(class, |dscp| dscp << 2 | class & ECN)
 }
 
-/// The DSCP of a stage, `None` without a daemon.
+/// Returns the DSCP of a stage, or `None` without a daemon.
 fn dscp_of(stage: Stage) -> Option<u8> {
     let dscp = lanes::client().dscp_of(stage);
     (dscp != 0).then_some(dscp)
@@ -62,7 +61,7 @@ mod tests {
 
     #[test]
     fn a_pinned_class_is_kept_and_any_other_is_the_stages_own() {
-        // The lossless priority of many networks, below and above what the stage would have.
+        // The lossless priority of many networks, below and above the stage's class.
         for (pinned, wanted) in [(106, 34), (106, 10), (0, 34), (184, 0)] {
             assert_eq!(chosen(pinned, true, || Some(wanted)), pinned);
         }

@@ -1,5 +1,5 @@
-//! What a work request is for (architecture §4.1): what the thread says, else what is known of its
-//! memory, else what its opcode is for in this kind of job.
+//! The stage and other attributes of a work request (architecture §4.1). The thread's scope comes
+//! first, then the facts about its memory, then the opcode's stage in the job's profile.
 
 use laxity_client::hints::FirstSights;
 use laxity_client::{Direction, Flow, Stage, memory, scope};
@@ -13,9 +13,8 @@ use crate::work;
 
 static SIGHTS: PerProcess<Mutex<FirstSights>> = PerProcess::none();
 
-/// The flow that a work request is, to or from `peer` ([`laxity_client::peers`], 0 if unknown);
-/// `None` if nothing of it goes over the wire. It names no NIC: the number is asked for when the
-/// flow is submitted.
+/// Returns the flow of a work request to or from `peer` ([`laxity_client::peers`], 0 if unknown).
+/// Returns `None` if no data goes over the wire. The flow's NIC is set later, when it is submitted.
 ///
 /// # Safety
 /// `wr` is as a caller of `ibv_post_send` makes it.
@@ -29,7 +28,7 @@ pub(crate) unsafe fn flow(wr: &ibv_send_wr, peer: u8) -> Option<Flow> {
         op::IBV_WR_RDMA_WRITE | op::IBV_WR_RDMA_WRITE_WITH_IMM => {
             (stages.write, Direction::Egress, work::length(sges))
         }
-        // The data come in, so it is the ingress of this host that they load.
+        // The data of a READ arrive here, so they load this host's ingress port.
         op::IBV_WR_RDMA_READ => (stages.read, Direction::Ingress, work::length(sges)),
         op::IBV_WR_SEND | op::IBV_WR_SEND_WITH_IMM | op::IBV_WR_SEND_WITH_INV => {
             (stages.send, Direction::Egress, work::length(sges))
@@ -53,7 +52,7 @@ pub(crate) unsafe fn flow(wr: &ibv_send_wr, peer: u8) -> Option<Flow> {
         receiver_bound: false,
         layer: said.layer.unwrap_or(0),
         whole: true,
-        // Who sends matters where the sender's daemon doesn't see it.
+        // The peer of an ingress flow matters, because its own daemon doesn't see the flow.
         peer: match direction {
             Direction::Ingress => peer,
             Direction::Egress => 0,

@@ -1,4 +1,4 @@
-//! Contexts whose operations were swapped for ours, and what they were before.
+//! Contexts whose operations are replaced by this library's, and their original operations.
 
 use core::ffi::c_int;
 use core::ptr;
@@ -25,15 +25,15 @@ pub(crate) type CreateQpEx =
 pub(crate) type CreateCqEx =
     unsafe extern "C" fn(*mut ibv_context, *mut ibv_cq_init_attr_ex) -> *mut ibv_cq_ex;
 
-/// Contexts of one process that are hooked at a time. One more is left alone.
+/// Largest number of hooked contexts in a process. Further ones are not hooked.
 const CONTEXTS: usize = 64;
-/// Entries of [`Context::polled`].
+/// Number of entries of [`Context::polled`].
 const POLLED: usize = 64;
-/// `ibv_context.abi_compat` of a context that is part of a `verbs_context`.
+/// Value of `ibv_context.abi_compat` in a context that is part of a `verbs_context`.
 const EXTENDED: usize = usize::MAX;
 
-/// A function pointer that may change. Relaxed everywhere: it is set before the context is handed
-/// to the program, and whoever calls through the context got it from there.
+/// A function pointer that may change. Relaxed everywhere: it is set before the program gets the
+/// context, and all callers get the context from the program.
 #[derive(Debug)]
 struct Cell(AtomicUsize);
 
@@ -43,38 +43,38 @@ impl Cell {
     }
 }
 
-/// Casts between a function pointer of this type and a cell.
+/// Defines functions that read a function pointer of this type from a cell.
 macro_rules! accessors {
     ($get:ident, $type:ty) => {
         impl Context {
-            /// What the provider set.
+            /// Returns the provider's function.
             #[inline]
             pub(crate) fn $get(&self) -> Option<$type> {
                 let address = self.$get.0.load(Ordering::Relaxed);
-                // SAFETY: 0, which is `None`, or what `hook` took from a field of this type.
+                // SAFETY: the value is 0, which is `None`, or comes from a field of this type.
                 unsafe { core::mem::transmute::<usize, Option<$type>>(address) }
             }
         }
     };
 }
 
-/// A context that is hooked. Never freed, but used again: whoever holds one may look at it any
-/// time.
+/// A hooked context. It is never freed, since other threads may read it, but used again.
 #[derive(Debug)]
 pub(crate) struct Context {
-    /// Null: free. Acquire and Release: the rest is set before it.
+    /// The program's context. Null if this entry is free. Acquire and Release, since the other
+    /// fields are set before it.
     ibv: AtomicPtr<ibv_context>,
-    /// Forks before it was hooked.
+    /// The fork epoch in which the context was hooked.
     epoch: AtomicU32,
     post_send: Cell,
     poll_cq: Cell,
     create_qp_ex: Cell,
     create_cq_ex: Cell,
-    /// Number of the NIC in the daemon's configuration (low byte) and the generation of the daemon
-    /// that was asked, plus one. Relaxed: one word.
+    /// Number of the NIC in the daemon's configuration (low byte), and the daemon's generation plus
+    /// one. Relaxed, because it is one word.
     nic: AtomicU64,
-    /// When completion queues were last polled, in [`lanes::tick`]s, by a part of their address.
-    /// Relaxed: those that share an entry are taken for one.
+    /// Times at which completion queues were last polled, in [`lanes::tick`]s. A part of the
+    /// queue's address is the index. Relaxed: queues with the same index are treated as one.
     polled: [AtomicU32; POLLED],
     pub(crate) queue_pairs: Table,
 }
@@ -97,15 +97,15 @@ static TABLE: [Context; CONTEXTS] = [const {
         queue_pairs: Table::new(),
     }
 }; CONTEXTS];
-/// Entries that were ever used.
+/// Number of entries that were ever used.
 static USED: AtomicUsize = AtomicUsize::new(0);
-/// Held while a context is hooked or let go of.
+/// Lock for hooking and releasing a context.
 static CHANGE: Mutex<()> = Mutex::new(());
 
-/// How long to wait for it.
+/// Longest wait for the lock.
 const PATIENCE: core::time::Duration = core::time::Duration::from_secs(1);
 
-/// The entry of a context.
+/// Returns the entry of a context.
 #[inline]
 pub(crate) fn find(ibv: *mut ibv_context) -> Option<&'static Context> {
     TABLE[..USED.load(Ordering::Acquire).min(CONTEXTS)]
@@ -113,8 +113,8 @@ pub(crate) fn find(ibv: *mut ibv_context) -> Option<&'static Context> {
         .find(|context| context.ibv.load(Ordering::Acquire) == ibv)
 }
 
-/// Puts our function in front of a provider's, and remembers the provider's. A function that is
-/// ours already is not taken for the provider's.
+/// Replaces a provider's function by this library's and stores the provider's. A field that already
+/// has this library's function stays unchanged.
 macro_rules! put_before {
     ($field:expr, $ours:path, $cell:expr) => {
         if let Some(real) = $field
@@ -126,7 +126,7 @@ macro_rules! put_before {
     };
 }
 
-/// Puts the provider's function back, if ours is in front of it.
+/// Restores the provider's function if this library's is in the field.
 macro_rules! put_back {
     ($field:expr, $ours:path, $theirs:expr) => {
         if $field.map(|f| f as usize) == Some($ours as *const () as usize) {
@@ -135,7 +135,7 @@ macro_rules! put_back {
     };
 }
 
-/// Swaps the operations of a context that a provider or libibverbs has just set, or set anew.
+/// Replaces the operations of a context after a provider or libibverbs has set them.
 ///
 /// # Safety
 /// `ibv` is a context whose operations are set and that no other thread uses yet.
@@ -147,7 +147,7 @@ pub(crate) unsafe fn hook(ibv: *mut ibv_context) {
     }
     fork::watch();
     at_exit(report::end);
-    // A fork may have left it locked: better one context that is not hooked than a process that
+    // A fork may have left the lock locked. An unhooked context is better than a process that
     // hangs.
     let Some(_change) = CHANGE.try_lock_for(PATIENCE) else {
         return;
@@ -191,13 +191,13 @@ pub(crate) unsafe fn hook(ibv: *mut ibv_context) {
     context.ibv.store(ibv, Ordering::Release);
 }
 
-/// Puts the provider's own operations back, before they are set anew.
+/// Restores the provider's own operations before they are set again.
 ///
 /// # Safety
-/// As for [`hook`].
+/// The conditions of [`hook`] hold.
 pub(crate) unsafe fn unhook(ibv: *mut ibv_context) {
     let Some(context) = find(ibv) else { return };
-    // SAFETY: upheld by the caller; only what is ours is put back.
+    // SAFETY: upheld by the caller. Only fields with this library's functions are changed.
     unsafe {
         let ops = &mut (*ibv).ops;
         put_back!(ops.post_send, post::post_send, context.post_send());
@@ -217,25 +217,24 @@ pub(crate) unsafe fn unhook(ibv: *mut ibv_context) {
     }
 }
 
-/// The context is closed: its entry is free.
+/// Frees the entry of a context that is closed.
 pub(crate) fn let_go(ibv: *mut ibv_context) {
     let Some(context) = find(ibv) else { return };
     if !context.is_ours() {
         return;
     }
-    // Queue pairs that the program leaves to the end of the context: nothing of them may be posted
-    // any more.
+    // The program may close the context with queue pairs in it. They must post nothing more.
     context.queue_pairs.close_all();
     let _change = CHANGE.try_lock_for(PATIENCE);
     context.ibv.store(ptr::null_mut(), Ordering::Release);
 }
 
-/// The extended context around a context.
+/// Returns the extended context around a context.
 ///
 /// # Safety
 /// `ibv` is a valid context.
 unsafe fn extended(ibv: *mut ibv_context) -> Option<*mut verbs_context> {
-    // SAFETY: upheld by the caller; the marker says that it is part of a `verbs_context`.
+    // SAFETY: upheld by the caller. The marker shows that the context is part of a `verbs_context`.
     unsafe {
         ((*ibv).abi_compat as usize == EXTENDED).then(|| {
             ibv.byte_sub(core::mem::offset_of!(verbs_context, context))
@@ -245,13 +244,13 @@ unsafe fn extended(ibv: *mut ibv_context) -> Option<*mut verbs_context> {
 }
 
 impl Context {
-    /// Whether it was hooked in this process, and not before a fork.
+    /// Reports whether this process hooked the context, and not its parent before a fork.
     #[inline]
     pub(crate) fn is_ours(&self) -> bool {
         self.epoch.load(Ordering::Relaxed) == fork::epoch()
     }
 
-    /// By which number the daemon knows the NIC.
+    /// Returns the daemon's number of the NIC.
     #[inline]
     pub(crate) fn nic(&self) -> u8 {
         let client = lanes::client();
@@ -267,30 +266,30 @@ impl Context {
     }
 
     fn polled_entry(&self, cq: *const ibv_cq) -> &AtomicU32 {
-        // Allocated one by one, they differ in these bits.
+        // The addresses of separate allocations differ in these bits.
         let address = cq as usize;
         &self.polled[(address >> 5 ^ address >> 11) % POLLED]
     }
 
-    /// A completion queue is polled.
+    /// Records that the program polls a completion queue.
     #[inline]
     pub(crate) fn polls(&self, cq: *const ibv_cq) {
         self.polled_entry(cq)
             .store(lanes::tick(), Ordering::Relaxed);
     }
 
-    /// When that was last.
+    /// Returns the tick in which a completion queue was last polled.
     pub(crate) fn last_polled(&self, cq: *const ibv_cq) -> u32 {
         self.polled_entry(cq).load(Ordering::Relaxed)
     }
 
-    /// The device's name.
+    /// Returns the device's name.
     fn device(&self) -> String {
         let ibv = self.ibv.load(Ordering::Acquire);
         if ibv.is_null() {
             return String::new();
         }
-        // SAFETY: a context that is open has a device, whose name is a C string.
+        // SAFETY: an open context has a device, whose name is a C string.
         unsafe {
             let device = (*ibv).device;
             if device.is_null() {

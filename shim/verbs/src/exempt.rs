@@ -1,9 +1,9 @@
-//! Contexts that are left alone because whoever opened them asks the daemon himself.
+//! Contexts that this library doesn't schedule, because their owner gets permits itself.
 //!
-//! The NCCL plugin takes a permit for each message before it posts it. Under this library,
-//! preloaded into the same process, each of its work requests would be scheduled a second time,
-//! wait behind its own permit, and lose the class that the plugin chose for its queue pair. So it
-//! says which contexts are its own.
+//! The NCCL plugin takes a permit for each message before it posts the message. If this library is
+//! preloaded in the same process, it would schedule each of the plugin's work requests again. The
+//! work request would wait behind its own permit and lose the class that the plugin chose. The
+//! plugin therefore exempts its contexts.
 
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -12,39 +12,39 @@ use laxity_ibverbs::ibv_context;
 
 use crate::contexts;
 
-/// Contexts that can be exempt at a time. More are scheduled as everything else.
+/// Largest number of exempt contexts at a time. Further ones are scheduled.
 const EXEMPT: usize = 64;
 
-/// Null: free. Acquire and Release pair with each other; who exempts a context does so before its
-/// first queue pair.
+/// The exempt contexts. Null entries are free. Acquire pairs with Release. A context is exempted
+/// before its first queue pair.
 static TABLE: [AtomicPtr<ibv_context>; EXEMPT] =
     [const { AtomicPtr::new(ptr::null_mut()) }; EXEMPT];
 
-/// Whether a context is to be left alone.
+/// Reports whether a context is exempt.
 pub(crate) fn is_exempt(ibv: *mut ibv_context) -> bool {
     TABLE
         .iter()
         .any(|entry| entry.load(Ordering::Acquire) == ibv)
 }
 
-/// The context is closed: another may get its address.
+/// Ends the exemption of a closed context, since another one may get its address.
 pub(crate) fn forget(ibv: *mut ibv_context) {
     for entry in &TABLE {
-        // Only one thread closes a context; a failed exchange means that the entry is another's.
+        // Only one thread closes a context, so a failed exchange means that the entry is another's.
         let _ = entry.compare_exchange(ibv, ptr::null_mut(), Ordering::AcqRel, Ordering::Relaxed);
     }
 }
 
-/// Makes this library pass everything of a context through, untouched and uncounted, from now until
-/// it is closed.
+/// Makes this library pass everything of a context through, unscheduled and uncounted, until its
+/// end.
 ///
-/// For libraries that submit their flows to `laxityd` themselves and post to the device afterwards.
-/// They find it with `dlsym(RTLD_DEFAULT, "laxity_verbs_exempt")`: if `liblaxity.so` is not in the
-/// process, there is nothing to be exempt from. To be called right after the device was opened,
-/// before there is a queue pair or another thread that uses the context.
+/// The function is for libraries that submit their flows to `laxityd` themselves and then post to
+/// the device. They find it with `dlsym(RTLD_DEFAULT, "laxity_verbs_exempt")`. If `liblaxity.so` is
+/// not in the process, no exemption is needed. Call it right after the device is opened, before the
+/// context has a queue pair or another thread uses it.
 ///
 /// # Safety
-/// Null, or a context that is open and that no other thread uses yet.
+/// `context` is null, or an open context that no other thread uses yet.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn laxity_verbs_exempt(context: *mut ibv_context) {
     if context.is_null() || is_exempt(context) {
@@ -96,25 +96,25 @@ mod tests {
 
     #[test]
     fn an_exempt_context_has_its_providers_operations_until_it_is_closed() {
-        // SAFETY: plain data that may be zero; no part of a `verbs_context`, which would be marked.
+        // SAFETY: plain data that may be zero. A zeroed one isn't in a `verbs_context`.
         let mut context: Box<ibv_context> = Box::new(unsafe { mem::zeroed() });
         context.ops.post_send = Some(providers_post);
         let ibv: *mut ibv_context = &mut *context;
         let provider = providers_post as *const () as usize;
-        // SAFETY: a context with operations, used by this thread only; so below.
+        // SAFETY: a context with operations that only this thread uses.
         unsafe { contexts::hook(ibv) };
         assert_eq!(posts_by(&context), OURS as *const () as usize);
         assert!(contexts::find(ibv).is_some());
 
-        // SAFETY: as above.
+        // SAFETY: a context with operations that only this thread uses.
         unsafe { laxity_verbs_exempt(ibv) };
         assert_eq!(posts_by(&context), provider);
         assert!(
             contexts::find(ibv).is_none(),
             "what is left alone is not known"
         );
-        // The hooks at the providers' boundary come by again whenever one sets its operations.
-        // SAFETY: as above.
+        // `verbs_set_ops` repeats these calls whenever a provider sets its operations.
+        // SAFETY: a context with operations that only this thread uses.
         unsafe {
             contexts::unhook(ibv);
             contexts::hook(ibv);
@@ -122,10 +122,10 @@ mod tests {
         }
         assert_eq!(posts_by(&context), provider);
 
-        // Closed; the next context may have the same address.
+        // The context is closed. The next one may have the same address.
         contexts::let_go(ibv);
         forget(ibv);
-        // SAFETY: as above.
+        // SAFETY: a context with operations that only this thread uses.
         unsafe { contexts::hook(ibv) };
         assert_eq!(posts_by(&context), OURS as *const () as usize);
         contexts::let_go(ibv);

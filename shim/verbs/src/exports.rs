@@ -1,11 +1,11 @@
 //! The functions of libibverbs that programs link, in front of the real ones.
 //!
-//! They are exported without a version, which the dynamic linker accepts for a reference to any.
-//! The ones of `IBVERBS_1.0`, which programs linked before 2008 refer to, have other arguments and
-//! are not supported.
+//! They are exported without a version, which the dynamic linker accepts for a reference to any
+//! version. The functions of `IBVERBS_1.0`, which programs linked before 2008 refer to, have other
+//! arguments and are not supported.
 //!
 //! # Safety
-//! Callers of each `ibv_*` function here uphold what its page of the manual asks of them.
+//! Callers of each `ibv_*` function here uphold the conditions of its manual page.
 
 #![allow(
     clippy::missing_safety_doc,
@@ -36,8 +36,8 @@ static CREATE_QP: Symbol = of_libibverbs(c"ibv_create_qp", Some(c"IBVERBS_1.1"))
 static MODIFY_QP: Symbol = of_libibverbs(c"ibv_modify_qp", Some(c"IBVERBS_1.1"));
 static DESTROY_QP: Symbol = of_libibverbs(c"ibv_destroy_qp", Some(c"IBVERBS_1.1"));
 
-/// A function of libibverbs. Private functions carry the version of their release: none is asked
-/// for.
+/// Returns the symbol of a function of libibverbs. Private functions are looked up without a
+/// version, because it differs between releases.
 pub(crate) const fn of_libibverbs(name: &'static CStr, version: Option<&'static CStr>) -> Symbol {
     Symbol::new(name, version, Some(c"libibverbs.so.1"))
 }
@@ -45,11 +45,11 @@ pub(crate) const fn of_libibverbs(name: &'static CStr, version: Option<&'static 
 type ModifyQp = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int;
 
 fn set_errno(error: c_int) {
-    // SAFETY: the calling thread's own.
+    // SAFETY: errno belongs to the calling thread.
     unsafe { *libc::__errno_location() = error };
 }
 
-/// `ibv_open_device`.
+/// Opens a device like `ibv_open_device`, and hooks its context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
     let Some(open) = real!(
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
     unsafe { hooked(open(device)) }
 }
 
-/// `ibv_import_device`.
+/// Imports a device like `ibv_import_device`, and hooks its context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
     let Some(import) = real!(IMPORT_DEVICE.address(), fn(c_int) -> *mut ibv_context) else {
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
 }
 
 /// # Safety
-/// Null, or a context that was just opened.
+/// `ibv` is null, or a context that was just opened.
 unsafe fn hooked(ibv: *mut ibv_context) -> *mut ibv_context {
     if !ibv.is_null() {
         // SAFETY: upheld by the caller.
@@ -84,7 +84,7 @@ unsafe fn hooked(ibv: *mut ibv_context) -> *mut ibv_context {
     ibv
 }
 
-/// `ibv_close_device`.
+/// Closes a device like `ibv_close_device`, and removes its context here.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_close_device(ibv: *mut ibv_context) -> c_int {
     let Some(close) = real!(CLOSE_DEVICE.address(), fn(*mut ibv_context) -> c_int) else {
@@ -96,7 +96,7 @@ pub unsafe extern "C" fn ibv_close_device(ibv: *mut ibv_context) -> c_int {
     unsafe { close(ibv) }
 }
 
-/// `ibv_create_qp`.
+/// Creates a queue pair like `ibv_create_qp`, and records it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_qp(
     pd: *mut ibv_pd,
@@ -109,7 +109,7 @@ pub unsafe extern "C" fn ibv_create_qp(
         set_errno(libc::ENOSYS);
         return ptr::null_mut();
     };
-    // SAFETY: upheld by the caller; the call has filled in what the queue pair really takes.
+    // SAFETY: upheld by the caller. The call has written the queue pair's real limits to `attr`.
     unsafe {
         let qp = create(pd, attr);
         if !qp.is_null()
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn ibv_create_qp(
     }
 }
 
-/// `ibv_modify_qp`.
+/// Changes a queue pair like `ibv_modify_qp`, and sets its class.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_modify_qp(
     qp: *mut ibv_qp,
@@ -150,7 +150,7 @@ fn real_modify() -> Option<ModifyQp> {
     )
 }
 
-/// `ibv_destroy_qp`.
+/// Destroys a queue pair like `ibv_destroy_qp`, and removes it here.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     let Some(destroy) = real!(DESTROY_QP.address(), fn(*mut ibv_qp) -> c_int) else {
@@ -163,10 +163,10 @@ pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
     }
 }
 
-/// The queue pair goes.
+/// Closes and removes a queue pair before it is destroyed.
 ///
 /// # Safety
-/// A queue pair that is alive.
+/// `qp` is a live queue pair.
 pub(crate) unsafe fn forget(qp: *mut ibv_qp) {
     // SAFETY: upheld by the caller.
     let (ibv, number) = unsafe { ((*qp).context, (*qp).qp_num) };
@@ -179,14 +179,14 @@ pub(crate) unsafe fn forget(qp: *mut ibv_qp) {
 }
 
 thread_local! {
-    /// This thread is in `modify`: what the provider calls in turn is part of it.
+    /// Whether this thread is in `modify`. Calls by the provider belong to the same change.
     static WITHIN: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Changes a queue pair: gives it its class, and follows its state.
+/// Changes a queue pair by `real`, sets its class, and follows its state.
 ///
 /// # Safety
-/// As for `ibv_modify_qp`.
+/// The conditions of `ibv_modify_qp` hold.
 pub(crate) unsafe fn modify(
     qp: *mut ibv_qp,
     attr: *mut ibv_qp_attr,
@@ -198,7 +198,7 @@ pub(crate) unsafe fn modify(
     let (Some(context), false, false) = (context, attr.is_null(), WITHIN.get()) else {
         return real(attr);
     };
-    // SAFETY: upheld by the caller; plain data, of which a copy is changed.
+    // SAFETY: upheld by the caller. Plain data, of which a copy is changed.
     let mut changed = unsafe { ptr::read(attr) };
     class::apply(&mut changed, mask);
     let to = (mask as u32 & ibv_qp_attr_mask::IBV_QP_STATE != 0).then_some(changed.qp_state);
@@ -212,7 +212,7 @@ pub(crate) unsafe fn modify(
     let result = real(&mut changed);
     WITHIN.set(false);
     if result == 0 && class::has_address(&changed, mask) {
-        // SAFETY: plain bytes, whichever of its forms the union was written in.
+        // SAFETY: each form of the union is plain bytes.
         queue_pair.connects(unsafe { changed.ah_attr.grh.dgid.raw });
     }
     if let Some(to) = to {
@@ -221,11 +221,11 @@ pub(crate) unsafe fn modify(
     result
 }
 
-/// Puts a queue pair into error, because a work request of it can't be posted any more.
+/// Puts a queue pair into the error state, because one of its work requests can't be posted.
 pub(crate) fn break_queue_pair(qp: *mut ibv_qp) {
     let Some(real) = real_modify() else { return };
     WITHIN.set(true);
-    // SAFETY: a queue pair that is alive; plain data. If it is refused, the queue pair is in error
+    // SAFETY: a live queue pair and plain data. If the call fails, the queue pair is in error
     // already or worse.
     unsafe {
         let mut attr = core::mem::zeroed::<ibv_qp_attr>();

@@ -1,9 +1,8 @@
-//! The lanes of this process: where its flows are submitted, and who waits in them.
+//! The lanes of this process, in which flows are submitted, and the queue pairs that wait in them.
 //!
-//! A lane has one user at a time, and queue pairs are posted to and polled from any thread. So the
-//! queue pairs are dealt out over a few lanes, each behind a lock that is held for one submit: a
-//! process with one busy thread never finds it taken, and one with many has as many locks as it
-//! needs to rarely find it so.
+//! A lane has one user at a time, and any thread may post to or poll a queue pair. Queue pairs are
+//! therefore spread over a few lanes, each behind a lock that is held for one submit. A process
+//! with one busy thread always finds the lock free, and one with many threads nearly always.
 
 use core::ptr;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -18,40 +17,41 @@ use parking_lot::{Condvar, MappedMutexGuard, Mutex, MutexGuard};
 use crate::pump;
 use crate::queue_pair::QueuePair;
 
-/// Lanes of a process. Each takes a pump thread once something has to wait in it.
+/// Number of lanes of a process. Each starts a pump thread once a work request has to wait in it.
 pub(crate) const LANES: usize = 4;
 
-/// Between two looks whether the daemon has made room for what a lane owes.
+/// Time between two attempts to report what a lane could not report before.
 const SETTLE_EVERY: Duration = Duration::from_millis(1);
 
-/// Between two looks at what is in flight and may not be polled for.
+/// Time between two checks of work requests in flight, which the program may not poll for.
 const LOOK_EVERY: Duration = Duration::from_millis(25);
 
-/// A process that ends does not wait longer for that.
+/// Longest delay of the process's end for outstanding reports.
 const SETTLE_WITHIN: Duration = Duration::from_millis(50);
 
-/// One lane, and the queue pairs whose work requests wait in it.
+/// A lane with the queue pairs whose work requests wait in it.
 #[derive(Debug)]
 pub(crate) struct Shard {
     lane: Mutex<Option<Lane>>,
     waiting: Mutex<Vec<&'static QueuePair>>,
-    /// Rung when `waiting` or `watched` is not empty any more. Goes with `waiting`.
+    /// Condition that `waiting` or `watched` is no longer empty. Its mutex is `waiting`.
     pub(crate) bell: Condvar,
-    /// The queue pairs that have something in flight which the daemon counts.
+    /// Queue pairs with flows in flight that the daemon counts.
     watched: Mutex<Vec<&'static QueuePair>>,
-    /// Whether there are any. Relaxed: changes with `waiting` locked where the pump thread must not
-    /// miss it.
+    /// Whether `watched` has entries. Relaxed: `waiting` is locked for changes that the thread must
+    /// see.
     watches: AtomicBool,
-    /// The tick of the last look at them. Relaxed: of the pump thread alone.
+    /// The tick of the last check of `watched`. Relaxed, because only the pump thread uses it.
     looked: AtomicU32,
-    /// Length of `waiting`. Relaxed: a hint that saves a lock.
+    /// Length of `waiting`. Relaxed, because it is a hint that saves a lock.
     count: AtomicUsize,
-    /// The program polled for completions, and pumped this lane, since the pump thread last looked.
+    /// Whether the program polled for completions, or pumped this lane, since the thread's last
+    /// check.
     polled: AtomicBool,
     pumped: AtomicBool,
-    /// The lane owes messages; see [`Shard::owe`].
+    /// Whether the lane has unsent records, as [`Shard::owe`] sets it.
     owes: AtomicBool,
-    /// A work request could not be submitted, because the lane was full; see [`Shard::take_full`].
+    /// Whether the lane was too full to submit a work request, until [`Shard::take_full`].
     full: AtomicBool,
 }
 
@@ -62,33 +62,33 @@ pub(crate) struct Lanes {
     pub(crate) shards: [Shard; LANES],
 }
 
-/// Queue pairs in which something waits, in all lanes. Relaxed: a hint that saves each poll a look
-/// at all of them.
+/// Number of queue pairs with waiting work requests, in all lanes. Relaxed, because it is a hint
+/// that saves each poll a check of all lanes.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
-/// See [`tick`].
+/// The clock that [`tick`] returns.
 static TICK: AtomicU32 = AtomicU32::new(0);
 /// Nanoseconds of a tick, as a power of 2: about 17 ms.
 const TICK_BITS: u32 = 24;
 
-/// A clock that costs a load, and goes only while something waits.
+/// Returns the time in ticks. It advances only while something waits or is in flight.
 #[inline]
 pub(crate) fn tick() -> u32 {
     TICK.load(Ordering::Relaxed)
 }
 
-/// Sets it.
+/// Sets the tick to the current time.
 pub(crate) fn advance_tick() {
     TICK.store((now_ns() >> TICK_BITS) as u32, Ordering::Relaxed);
 }
 
 static ALL: PerProcess<Lanes> = PerProcess::none();
 
-/// The lanes of this process, attached to the daemon when first asked for.
+/// Returns the lanes of this process. The first call attaches to the daemon.
 #[inline]
 pub(crate) fn all() -> &'static Lanes {
     ALL.get_or_make(|| {
-        // In a forked child nothing waits that is its own.
+        // A forked child has no waiting queue pairs of its own.
         WAITING.store(0, Ordering::Relaxed);
         Lanes {
             client: Client::attach(Options::from_env()),
@@ -97,19 +97,19 @@ pub(crate) fn all() -> &'static Lanes {
     })
 }
 
-/// The attachment of this process.
+/// Returns the client of this process.
 #[inline]
 pub(crate) fn client() -> &'static Client {
     &all().client
 }
 
-/// What the client counted; nothing if no daemon was ever looked for.
+/// Returns the client's statistics, or zeros if the process never looked for a daemon.
 pub(crate) fn stats() -> Stats {
     ALL.get()
         .map_or_else(Stats::default, |all| all.client.stats())
 }
 
-/// Posts what may go by now, in all lanes: for threads of the program that wait for completions.
+/// Posts all permitted work requests in all lanes. The program's polls call this.
 #[inline]
 pub(crate) fn pump_all() {
     if WAITING.load(Ordering::Relaxed) > 0 {
@@ -117,7 +117,7 @@ pub(crate) fn pump_all() {
     }
 }
 
-/// Tells what the lanes owe, as far as the daemon makes room for it soon. For the end.
+/// Sends outstanding records of all lanes at the process's end, as far as there is room soon.
 pub(crate) fn settle_all() {
     let Some(all) = ALL.get() else { return };
     let give_up = Instant::now() + SETTLE_WITHIN;
@@ -169,7 +169,7 @@ impl Shard {
         }
     }
 
-    /// The lane. Lock it last, and for one submit, poll or completion.
+    /// Returns the lane. Lock it last, and for one submit, poll or completion.
     #[inline]
     pub(crate) fn lane(&self) -> MappedMutexGuard<'_, Lane> {
         MutexGuard::map(self.lane.lock(), |lane| match lane {
@@ -178,7 +178,7 @@ impl Shard {
         })
     }
 
-    /// A queue pair has work requests that wait.
+    /// Adds a queue pair whose work requests wait.
     pub(crate) fn enlist(&'static self, queue_pair: &'static QueuePair) {
         let mut waiting = self.waiting.lock();
         waiting.push(queue_pair);
@@ -189,7 +189,7 @@ impl Shard {
         self.have_pumped();
     }
 
-    /// A queue pair has none any more.
+    /// Removes a queue pair without waiting work requests.
     pub(crate) fn strike(&self, queue_pair: &'static QueuePair) {
         let mut waiting = self.waiting.lock();
         let before = waiting.len();
@@ -198,8 +198,8 @@ impl Shard {
         self.count.store(waiting.len(), Ordering::Relaxed);
     }
 
-    /// Waits until there is some queue pair that waits. Meanwhile pays what the lane owes, and
-    /// looks after what is in flight.
+    /// Blocks until a queue pair waits. Meanwhile it sends the lane's outstanding records and
+    /// checks work requests in flight.
     pub(crate) fn attend(&self) {
         let mut waiting = self.waiting.lock();
         while waiting.is_empty() {
@@ -224,24 +224,24 @@ impl Shard {
         }
     }
 
-    /// A queue pair has something in flight that the daemon counts. Called with its state locked.
+    /// Adds a queue pair with flows in flight that the daemon counts. Its state is locked.
     pub(crate) fn watch(&'static self, queue_pair: &'static QueuePair) {
         self.watched.lock().push(queue_pair);
         if !self.watches.swap(true, Ordering::Relaxed) {
-            // Not between the look of `attend` and its sleep.
+            // The lock prevents a change between the check of `attend` and its sleep.
             let _waiting = self.waiting.lock();
             self.bell.notify_one();
         }
         self.have_pumped();
     }
 
-    /// A queue pair is closed. Called with its state locked.
+    /// Removes a closed queue pair. Its state is locked.
     pub(crate) fn unwatch(&self, queue_pair: &'static QueuePair) {
         let mut watched = self.watched.lock();
         watched.retain(|other| !ptr::eq(*other, queue_pair));
     }
 
-    /// Looks after what is in flight, once a tick.
+    /// Checks the work requests in flight, once a tick.
     pub(crate) fn look(&self) {
         advance_tick();
         if self.looked.swap(tick(), Ordering::Relaxed) == tick()
@@ -249,7 +249,7 @@ impl Shard {
         {
             return;
         }
-        // Queue pairs are locked before this list elsewhere, so not while it is locked.
+        // Other code locks a queue pair before this list, so the list must not be locked here.
         let queue_pairs = core::mem::take(&mut *self.watched.lock());
         let mut left = Vec::new();
         for queue_pair in queue_pairs {
@@ -262,11 +262,11 @@ impl Shard {
         self.watches.store(!watched.is_empty(), Ordering::Relaxed);
     }
 
-    /// The lane owes messages: somebody has to come back to it, and the program may not.
+    /// Makes the pump thread send the lane's outstanding records, since the program may not do so.
     #[cold]
     pub(crate) fn owe(&'static self) {
         {
-            // Not between the look of `attend` and its sleep.
+            // The lock prevents a change between the check of `attend` and its sleep.
             let _waiting = self.waiting.lock();
             self.owes.store(true, Ordering::Relaxed);
             self.bell.notify_one();
@@ -280,24 +280,24 @@ impl Shard {
         }
     }
 
-    /// Whether the program pumped since the last call.
+    /// Reports whether the program pumped since the last call.
     pub(crate) fn take_polled(&self) -> bool {
         self.polled.swap(false, Ordering::Relaxed)
     }
 
-    /// The lane has no slot; nobody rings when it has one again.
+    /// Records that the lane is full. The daemon doesn't report free slots.
     pub(crate) fn is_full(&self) {
         self.full.store(true, Ordering::Relaxed);
     }
 
-    /// Whether [`Shard::is_full`] was said since the last call.
+    /// Reports whether [`Shard::is_full`] was called since the last call.
     pub(crate) fn take_full(&self) -> bool {
         self.full.swap(false, Ordering::Relaxed)
     }
 
-    /// Posts what may go by now; whether anything went.
+    /// Posts all permitted work requests of the lane. Reports whether there were any.
     pub(crate) fn pump(&self) -> bool {
-        // Queue pairs are locked before this list elsewhere, so not while it is locked.
+        // Other code locks a queue pair before this list, so the list must not be locked here.
         let waiting = self.waiting.lock().clone();
         let mut went = false;
         for queue_pair in waiting {

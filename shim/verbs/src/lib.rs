@@ -5,32 +5,30 @@
 //!                │ one flow per work request (classify.rs), submitted in a lane (lanes.rs)
 //!                ▼
 //!            may it go? ── yes ──▶ the provider's own post_send
-//!                │ no: a deep copy waits its turn in its queue pair (queue_pair.rs)
+//!                │ no: a deep copy waits in its queue pair (queue_pair.rs)
 //!                ▼
-//!            a permit comes; whoever looks first posts it: poll_cq (poll.rs), the next post_send, or
-//!            the pump thread of the lane (pump.rs)
+//!            a permit comes: the next poll_cq (poll.rs), the next post_send or the lane's pump thread
+//!            (pump.rs) posts it
 //! program ── ibv_poll_cq ──▶ poll.rs: completions are reported to the daemon on their way
 //! ```
 //!
 //! # Where it hooks in
-//! Posting and polling are inline functions that call through
-//! `ibv_context.ops`, so they can't be interposed by name; the pointers are swapped instead
-//! (`contexts.rs`), as soon as a context is seen:
+//! Posting and polling are inline functions that call through `ibv_context.ops`, so they can't be
+//! interposed by name. The pointers are replaced instead (`contexts.rs`), as soon as a context is
+//! seen:
 //! 1. at the exported functions that programs link (`exports.rs`);
 //! 2. at the boundary between libibverbs and its providers (`provider.rs`), for programs that open
 //!    libibverbs with `dlopen` and bypass 1.
 //!
-//! The library links no RDMA library and finds the real functions when first called (`laxity_job::symbol`). In
-//! a process that never opens a device nothing of it runs.
+//! The library links no RDMA library and finds the real functions when they are first called
+//! (`laxity_job::symbol`). In a process that never opens a device, none of its code runs.
 //!
-//! # Who is left alone
-//! Libraries that ask the daemon themselves, as the NCCL plugin does, exempt their contexts with
-//! [`exempt::laxity_verbs_exempt`], which they look up at run time; nothing is scheduled twice.
+//! # Exempt contexts Libraries that ask the daemon themselves, like the NCCL plugin, exempt their contexts with [`exempt::laxity_verbs_exempt`], which they look up at run time. Nothing is scheduled twice.
 //!
 //! # What it must not change
-//! The order of work requests in a queue pair, their number, the payload
-//! at the time of the post, the completions that the program sees, and what it is told when its
-//! send queue is full. Without a daemon, or with one that dies, everything goes out at once.
+//! It keeps the order and the number of work requests in a queue pair, and the payload at the time
+//! of the post. The program sees the same completions, and the same errors when its send queue is
+//! full. Without a daemon, or with one that dies, every work request goes out at once.
 
 mod builder;
 mod class;
@@ -50,6 +48,6 @@ mod report;
 mod table;
 mod work;
 
-// The C interface of `laxity.h`: a program that links it finds the one of this library first, and
-// so says its hints where the work requests pass.
+// The C interface of `laxity.h`. A program that links it finds this library's first, so its hints
+// go to the library that schedules its work requests.
 pub use laxity_client::ffi;

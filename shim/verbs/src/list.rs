@@ -1,4 +1,4 @@
-//! Lists of work requests, and handing them to the provider.
+//! Lists of work requests, and posting them to the provider.
 
 use core::ffi::c_int;
 use core::ptr;
@@ -9,18 +9,18 @@ use crate::contexts::PostSend;
 use crate::report::COUNTERS;
 use crate::work;
 
-/// What becomes of a call that posts: what it returns, and the first work request not taken.
+/// The result of a post. An error has the return value and the first work request not taken.
 pub(crate) type Posted = Result<(), (c_int, *mut ibv_send_wr)>;
 
-/// Whether a provider says that its queue is full. Some negate it.
+/// Reports whether an error of a provider means that its queue is full. Some providers negate it.
 pub(crate) const fn is_full(error: c_int) -> bool {
     error == libc::ENOMEM || error == -libc::ENOMEM
 }
 
-/// Calls the provider.
+/// Calls the provider's function.
 ///
 /// # Safety
-/// As for `ibv_post_send`.
+/// The conditions of `ibv_post_send` hold.
 #[inline]
 pub(crate) unsafe fn call(real: PostSend, ibv: *mut ibv_qp, list: *mut ibv_send_wr) -> Posted {
     let mut bad = ptr::null_mut();
@@ -31,11 +31,11 @@ pub(crate) unsafe fn call(real: PostSend, ibv: *mut ibv_qp, list: *mut ibv_send_
     }
 }
 
-/// Calls the provider with the first `count` of a list, which stays as it is: other threads of the
-/// program may look at it.
+/// Calls the provider with the first `count` work requests of a list. The list stays unchanged,
+/// because other threads of the program may read it.
 ///
 /// # Safety
-/// As for `ibv_post_send`; the list has more than `count`.
+/// The conditions of `ibv_post_send` hold. The list has more than `count` work requests.
 pub(crate) unsafe fn call_prefix(
     real: PostSend,
     ibv: *mut ibv_qp,
@@ -48,7 +48,7 @@ pub(crate) unsafe fn call_prefix(
     let mut at = list;
     let mut copies = Vec::with_capacity(count);
     for _ in 0..count {
-        // SAFETY: upheld by the caller: plain data, and there are as many.
+        // SAFETY: upheld by the caller. Plain data, and the list is long enough.
         let copy = unsafe { ptr::read(at) };
         at = copy.next;
         copies.push(copy);
@@ -60,7 +60,7 @@ pub(crate) unsafe fn call_prefix(
     // SAFETY: upheld by the caller.
     let result = unsafe { call(real, ibv, copies.as_mut_ptr()) };
     result.map_err(|(error, bad)| {
-        // SAFETY: `bad` is one of the copies; the list is at least as long.
+        // SAFETY: `bad` is one of the copies. The list is at least as long.
         unsafe {
             let mut at = list;
             for _ in 0..position(copies.as_mut_ptr(), bad) {
@@ -71,23 +71,23 @@ pub(crate) unsafe fn call_prefix(
     })
 }
 
-/// Posts without scheduling.
+/// Posts a list unscheduled.
 ///
 /// # Safety
-/// As for `ibv_post_send`.
+/// The conditions of `ibv_post_send` hold.
 pub(crate) unsafe fn pass(real: PostSend, ibv: *mut ibv_qp, list: *mut ibv_send_wr) -> Posted {
     // SAFETY: upheld by the caller.
     let result = unsafe { call(real, ibv, list) };
     let end = result.err().map_or(ptr::null_mut(), |(_, bad)| bad);
     let (mut count, mut bytes) = (0, 0);
     let mut at = list;
-    // SAFETY: upheld by the caller: a list that ends.
+    // SAFETY: upheld by the caller. The list ends.
     while let Some(wr) = unsafe { at.as_ref() } {
         if ptr::eq(wr, end) {
             break;
         }
         count += 1;
-        // SAFETY: as above.
+        // SAFETY: upheld by the caller.
         bytes += work::length(unsafe { work::sges(wr) });
         at = wr.next;
     }
@@ -96,10 +96,10 @@ pub(crate) unsafe fn pass(real: PostSend, ibv: *mut ibv_qp, list: *mut ibv_send_
     result
 }
 
-/// How many of a list come before `bad`.
+/// Returns the number of work requests before `bad` in a list.
 ///
 /// # Safety
-/// A list that ends.
+/// The list ends.
 pub(crate) unsafe fn position(list: *mut ibv_send_wr, bad: *mut ibv_send_wr) -> usize {
     let mut at = list;
     let mut count = 0;

@@ -1,4 +1,4 @@
-//! `ibv_poll_cq`, in place of the provider's.
+//! The replacement of the provider's `ibv_poll_cq`.
 
 use core::ffi::c_int;
 
@@ -7,10 +7,10 @@ use laxity_ibverbs::{ibv_cq, ibv_wc, ibv_wc_opcode, ibv_wc_status};
 use crate::contexts;
 use crate::lanes;
 
-/// What `context->ops.poll_cq` leads to.
+/// Replaces `context->ops.poll_cq`.
 ///
 /// # Safety
-/// As for `ibv_poll_cq`.
+/// The conditions of `ibv_poll_cq` hold.
 pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mut ibv_wc) -> c_int {
     // SAFETY: upheld by the caller.
     unsafe {
@@ -28,7 +28,7 @@ pub(crate) unsafe extern "C" fn poll_cq(cq: *mut ibv_cq, entries: c_int, wc: *mu
         let got = real(cq, entries, wc);
         for index in 0..usize::try_from(got).unwrap_or(0) {
             let wc = &mut *wc.add(index);
-            // In error there is no opcode.
+            // A failed completion has no opcode.
             let received = wc.status == ibv_wc_status::IBV_WC_SUCCESS && is_receive(wc.opcode);
             if !received
                 && let Some(queue_pair) = context.queue_pairs.find(wc.qp_num)

@@ -1,8 +1,8 @@
-//! Extended completion queues: the same through `ibv_start_poll` and `ibv_next_poll`.
+//! Extended completion queues, polled by `ibv_start_poll` and `ibv_next_poll`.
 //!
-//! Between start and end a provider may hold the queue's lock, which it also takes in a post that
-//! finds its send queue full. So nothing here waits for a queue pair that another thread posts to:
-//! what it can't be told at once is kept until the poll has ended.
+//! Between start and end, a provider may hold the queue's lock. It also takes that lock in a post
+//! that finds its send queue full. Nothing here therefore waits for a queue pair that another
+//! thread posts to. A completion of such a queue pair is kept until the poll has ended.
 
 use core::ffi::c_int;
 use core::ptr;
@@ -24,7 +24,7 @@ type StartPoll = unsafe extern "C" fn(*mut ibv_cq_ex, *mut ibv_poll_cq_attr) -> 
 type NextPoll = unsafe extern "C" fn(*mut ibv_cq_ex) -> c_int;
 type EndPoll = unsafe extern "C" fn(*mut ibv_cq_ex);
 
-/// What a completion queue's operations were. Providers choose them per queue.
+/// The original operations of a completion queue. Providers choose them per queue.
 #[derive(Clone, Copy)]
 struct Before {
     context: &'static Context,
@@ -33,7 +33,7 @@ struct Before {
     end_poll: EndPoll,
 }
 
-/// A completion that its queue pair could not be told of.
+/// A completion that could not be reported to its queue pair at once.
 struct Kept {
     queue_pair: &'static QueuePair,
     cq: usize,
@@ -42,33 +42,33 @@ struct Kept {
 }
 
 thread_local! {
-    /// Those of the poll that this thread is in.
+    /// The kept completions of this thread's current poll.
     static KEPT: RefCell<Vec<Kept>> = const { RefCell::new(Vec::new()) };
 }
 
-/// By address. An entry stays when its queue is destroyed: the next one there replaces it.
+/// The queues by address. The next queue at an address replaces the entry.
 static QUEUES: PerProcess<RwLock<HashMap<usize, Before>>> = PerProcess::none();
 
 fn queues() -> &'static RwLock<HashMap<usize, Before>> {
     QUEUES.get_or_make(RwLock::default)
 }
 
-/// What `verbs_context.create_cq_ex` leads to.
+/// Replaces `verbs_context.create_cq_ex`.
 ///
 /// # Safety
-/// As for `ibv_create_cq_ex`.
+/// The conditions of `ibv_create_cq_ex` hold.
 pub(crate) unsafe extern "C" fn create_cq_ex(
     ibv: *mut ibv_context,
     attr: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
-    // SAFETY: upheld by the caller; the attributes are plain data, of which a copy is changed.
+    // SAFETY: upheld by the caller. The attributes are plain data, of which a copy is changed.
     unsafe {
         let Some((context, real)) =
             contexts::find(ibv).and_then(|context| Some((context, context.create_cq_ex()?)))
         else {
             return ptr::null_mut();
         };
-        // Without the number of the queue pair a completion tells nothing.
+        // A completion can't be assigned without its queue pair's number.
         let mut with_number = ptr::read(attr);
         with_number.wc_flags |= u64::from(ibv_create_cq_wc_flags::IBV_WC_EX_WITH_QP_NUM);
         let cq = real(ibv, &mut with_number);
@@ -101,7 +101,7 @@ fn before(cq: *mut ibv_cq_ex) -> Option<Before> {
 }
 
 /// # Safety
-/// As for `ibv_start_poll`.
+/// The conditions of `ibv_start_poll` hold.
 unsafe extern "C" fn start(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     let Some(before) = before(cq) else {
         return libc::EINVAL;
@@ -119,7 +119,7 @@ unsafe extern "C" fn start(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c
 }
 
 /// # Safety
-/// As for `ibv_end_poll`.
+/// The conditions of `ibv_end_poll` hold.
 unsafe extern "C" fn end(cq: *mut ibv_cq_ex) {
     let Some(before) = before(cq) else { return };
     // SAFETY: upheld by the caller.
@@ -131,7 +131,7 @@ unsafe extern "C" fn end(cq: *mut ibv_cq_ex) {
 }
 
 /// # Safety
-/// As for `ibv_next_poll`.
+/// The conditions of `ibv_next_poll` hold.
 unsafe extern "C" fn next(cq: *mut ibv_cq_ex) -> c_int {
     let Some(before) = before(cq) else {
         return libc::EINVAL;
@@ -145,12 +145,12 @@ unsafe extern "C" fn next(cq: *mut ibv_cq_ex) -> c_int {
 }
 
 /// # Safety
-/// `cq` stands at a completion, if `result` is 0.
+/// If `result` is 0, `cq` has a current completion.
 unsafe fn account(cq: *mut ibv_cq_ex, before: &Before, result: c_int) {
     if result != 0 || !before.context.is_ours() {
         return;
     }
-    // SAFETY: upheld by the caller; the readers were asked for when the queue was made.
+    // SAFETY: upheld by the caller. The queue was made with these readers.
     unsafe {
         let success = (*cq).status == ibv_wc_status::IBV_WC_SUCCESS;
         let received = success

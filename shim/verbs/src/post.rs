@@ -1,4 +1,4 @@
-//! `ibv_post_send`, in place of the provider's.
+//! The replacement of the provider's `ibv_post_send`.
 
 use core::ffi::c_int;
 
@@ -7,10 +7,10 @@ use laxity_ibverbs::{ibv_qp, ibv_send_wr};
 use crate::contexts;
 use crate::list::pass;
 
-/// What `context->ops.post_send` leads to.
+/// Replaces `context->ops.post_send`.
 ///
 /// # Safety
-/// As for `ibv_post_send`.
+/// The conditions of `ibv_post_send` hold.
 pub(crate) unsafe extern "C" fn post_send(
     ibv: *mut ibv_qp,
     list: *mut ibv_send_wr,
@@ -19,7 +19,7 @@ pub(crate) unsafe extern "C" fn post_send(
     // SAFETY: upheld by the caller.
     unsafe {
         let Some(context) = contexts::find((*ibv).context) else {
-            // A context that was closed: nothing can be posted there.
+            // The context is closed, so nothing can be posted.
             *bad = list;
             return libc::EINVAL;
         };

@@ -1,12 +1,11 @@
-//! The boundary between libibverbs and its providers, which the providers call through the dynamic
-//! linker: where programs pass that open libibverbs with `dlopen` and look up its functions there.
+//! The boundary between libibverbs and its providers. Providers call these functions through the
+//! dynamic linker. Programs that use libibverbs by `dlopen` pass this boundary, too.
 //!
-//! The symbols are private and carry the number of their release in their version. These few have
-//! kept their arguments since rdma-core 15; they are exported without a version, which fits them
-//! all.
+//! The symbols are private and have the number of their release in their version. These few have
+//! kept their arguments since rdma-core 15. Exports without a version match all.
 //!
 //! # Safety
-//! Callers of each function here uphold what libibverbs asks of its providers.
+//! Callers of each function here uphold the conditions that libibverbs sets for its providers.
 
 #![allow(
     clippy::missing_safety_doc,
@@ -30,22 +29,22 @@ static CMD_MODIFY_QP_EX: Symbol = of_libibverbs(c"ibv_cmd_modify_qp_ex", None);
 static CMD_ALLOC_PD: Symbol = of_libibverbs(c"ibv_cmd_alloc_pd", None);
 static CMD_DESTROY_QP: Symbol = of_libibverbs(c"ibv_cmd_destroy_qp", None);
 
-/// Opaque here.
+/// An opaque type.
 #[repr(C)]
 #[derive(Debug)]
 pub struct VerbsContextOps {
     _private: [u8; 0],
 }
 
-/// Opaque here.
+/// An opaque type.
 #[repr(C)]
 #[derive(Debug)]
 pub struct Command {
     _private: [u8; 0],
 }
 
-/// `verbs_set_ops`: a provider sets the operations of a context. It may do so several times, each
-/// time some of them; in between it must find its own and not ours.
+/// Sets the operations of a context, as a provider does by `verbs_set_ops`. A provider may set some
+/// operations at a time, and must find its own between the calls.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn verbs_set_ops(verbs: *mut verbs_context, ops: *const VerbsContextOps) {
     let Some(set_ops) = real!(
@@ -63,7 +62,7 @@ pub unsafe extern "C" fn verbs_set_ops(verbs: *mut verbs_context, ops: *const Ve
     }
 }
 
-/// `verbs_uninit_context`: a provider closes a context.
+/// Closes a context, as a provider does by `verbs_uninit_context`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn verbs_uninit_context(verbs: *mut verbs_context) {
     // SAFETY: upheld by the caller.
@@ -76,7 +75,7 @@ pub unsafe extern "C" fn verbs_uninit_context(verbs: *mut verbs_context) {
     }
 }
 
-/// `ibv_cmd_modify_qp`: a provider has the kernel change a queue pair.
+/// Makes the kernel change a queue pair, as a provider does by `ibv_cmd_modify_qp`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_cmd_modify_qp(
     qp: *mut ibv_qp,
@@ -95,8 +94,8 @@ pub unsafe extern "C" fn ibv_cmd_modify_qp(
     unsafe { exports::modify(qp, attr, mask, |attr| real(qp, attr, mask, command, bytes)) }
 }
 
-/// `ibv_cmd_modify_qp_ex`: the same with attributes that came later, and what some providers always
-/// use.
+/// Makes the kernel change a queue pair with newer attributes, as a provider does by
+/// `ibv_cmd_modify_qp_ex`. Some providers always use this function.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_cmd_modify_qp_ex(
     qp: *mut ibv_qp,
@@ -121,8 +120,8 @@ pub unsafe extern "C" fn ibv_cmd_modify_qp_ex(
     }
 }
 
-/// `ibv_cmd_alloc_pd`: the first thing that a program does with a context. libibverbs sets some
-/// operations after the provider has set all of its own; by now they are there.
+/// Allocates a protection domain like `ibv_cmd_alloc_pd`, which programs call first on a context.
+/// libibverbs sets some operations after the provider has set its own, and by now all are set.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_cmd_alloc_pd(
     context: *mut ibv_context,
@@ -138,7 +137,7 @@ pub unsafe extern "C" fn ibv_cmd_alloc_pd(
     ) else {
         return libc::ENOSYS;
     };
-    // SAFETY: upheld by the caller. What is ours already stays as it is.
+    // SAFETY: upheld by the caller. Fields with this library's functions stay unchanged.
     unsafe {
         if contexts::find(context).is_some_and(Context::is_ours) {
             contexts::hook(context);
@@ -147,7 +146,7 @@ pub unsafe extern "C" fn ibv_cmd_alloc_pd(
     }
 }
 
-/// `ibv_cmd_destroy_qp`: a provider has the kernel destroy a queue pair.
+/// Makes the kernel destroy a queue pair, as a provider does by `ibv_cmd_destroy_qp`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_cmd_destroy_qp(qp: *mut ibv_qp) -> c_int {
     let Some(destroy) = real!(CMD_DESTROY_QP.address(), fn(*mut ibv_qp) -> c_int) else {

@@ -1,21 +1,20 @@
-//! The thread that posts what was permitted when no thread of the program does: for programs that
-//! sleep until a completion event comes, which does not come before the work request is posted.
+//! The thread that posts permitted work requests when no thread of the program does. Some programs
+//! sleep until a completion event, which comes only after the work request is posted.
 //!
-//! One per lane, started when something has to wait there, or is in flight that the daemon counts,
-//! for the first time. It looks after what is in flight now and then, since the program may not
-//! poll for it, and is asleep while there is nothing of either. While the program polls for
-//! completions itself, the thread stays out of its way: each permit that it slept for would cost
-//! the daemon a wake-up.
+//! Each lane has one thread. It starts when a work request first has to wait, or a flow that the
+//! daemon counts is first in flight. It also checks work requests in flight from time to time,
+//! since the program may not poll for them. Otherwise it sleeps. While the program polls for
+//! completions itself, the thread doesn't wait for permits, which would cost the daemon wake-ups.
 
 use std::thread;
 use std::time::Duration;
 
 use crate::lanes::Shard;
 
-/// Between two looks while the program pumps.
+/// Pause between two checks while the program pumps.
 const ASIDE: Duration = Duration::from_micros(500);
-/// Between two looks while the provider's queue is full and no permit is awaited, or the lane is
-/// full.
+/// Pause between two attempts while the provider's queue is full without outstanding permits, or
+/// the lane is full.
 const RETRY: Duration = Duration::from_micros(100);
 
 /// Starts the thread of a lane.

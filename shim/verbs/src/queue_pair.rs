@@ -1,24 +1,23 @@
-//! One queue pair: what waits in it, what is on the wire, and the order of both.
+//! One queue pair: its waiting work requests, those in flight, and the order of both.
 //!
 //! # Order
-//! Work requests leave in the order in which they were posted. Each is a flow of its own,
-//! so that the daemon sees how much waits and for whom. If one is permitted behind others that are
-//! not, those go too (*pulled*): they stand in its way, so its urgency is theirs.
+//! Work requests leave in the order in which they were posted. Each is a flow of its own, so the
+//! daemon sees all that wait. If one is permitted behind others that are not, the others go, too
+//! (they are *pulled*). They block it, so they are as urgent.
 //!
 //! # How much waits
-//! A program may have `max_send_wr` outstanding; what waits here counts, so that
-//! it is refused exactly where the provider would refuse it. Only as long as something waits:
-//! otherwise the provider itself counts, and knows better.
+//! A program may have `max_send_wr` work requests outstanding. Waiting ones count, so that the
+//! program is refused exactly where the provider would refuse it. While none waits, the provider
+//! counts.
 //!
 //! # Completions
-//! One completion stands for all work requests up to its own. What was posted without
-//! a signal and has no signaled one behind it in the same post is reported complete as soon as it
-//! is posted: nobody can tell when it is, and the permit for the one that would tell may have to
-//! wait for it.
+//! A completion stands for all work requests up to its own. An unsignaled work request without a
+//! signaled one behind it in the same post is reported complete as soon as it is posted. Its
+//! completion can't be observed, and the permit of the next signaled one may depend on it.
 //!
-//! What nobody polls for counts as complete after a while, see [`unpolled`].
+//! Work requests that nobody polls for count as complete after a while, see [`unpolled`].
 //!
-//! While nothing waits on any port, small ones are not told of one by one, see [`ahead`].
+//! While nothing waits on any port, small work requests are reported together, see [`ahead`].
 
 mod ahead;
 mod at_once;
@@ -48,35 +47,35 @@ use crate::report::COUNTERS;
 use crate::table;
 use crate::work::{self, Limits, Work};
 
-/// Work requests of one queue pair that are submitted to the daemon at a time. Enough that it sees
-/// what comes, few enough that many queue pairs fit in a lane.
+/// Largest number of submitted work requests of a queue pair. The daemon sees what comes next, and
+/// many queue pairs fit into a lane.
 const AHEAD: usize = 32;
-/// Completions that may be missing before the oldest is assumed completed: of a program that polls
-/// past us.
+/// Largest number of work requests in flight before the oldest is assumed complete. A program that
+/// polls past this library exceeds it.
 const IN_FLIGHT_MAX: usize = 1 << 16;
 
 static QUERY_QP: Symbol = of_libibverbs(c"ibv_query_qp", Some(c"IBVERBS_1.1"));
 
-/// What the program may post.
+/// Whether the program may post.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum SendReadiness {
-    /// Nothing so far, or it isn't known: the provider decides.
+    /// The program may not post yet, or the state is unknown, so the provider decides.
     #[default]
     Unknown,
-    /// Ready to send.
+    /// The queue pair is ready to send.
     Ready,
-    /// In error: everything completes at once, with an error.
+    /// The queue pair is in error, and each work request completes at once with an error.
     Broken,
 }
 
-/// Whether a work request that waits is permitted.
+/// The permit of a waiting work request.
 #[derive(Debug)]
 enum PermitState {
-    /// Its flow was not submitted so far.
+    /// The flow is not submitted.
     Unasked(Flow),
-    /// It was, and waits.
+    /// The flow is submitted and waits for its permit.
     Waits(Ticket),
-    /// It may go. Bytes of the ticket are to be completed.
+    /// The work request may go. Its completion is reported with the ticket.
     Permitted(Ticket),
 }
 
@@ -90,7 +89,7 @@ struct Deferred {
 }
 
 impl Deferred {
-    /// It goes whether it is permitted or not; true if it was not.
+    /// Lets the work request go without waiting for its permit. Returns whether it had no permit.
     fn pull(&mut self, lane: &mut Lane) -> bool {
         match &mut self.permit {
             PermitState::Permitted(_) => return false,
@@ -109,13 +108,12 @@ struct InFlight {
     signaled: bool,
     bytes: u64,
     ticket: Ticket,
-    /// The provider refused it after the program had been told that all is well; it completes with
-    /// an error.
+    /// Whether the provider refused it after the program's post. It completes with an error.
     failed: bool,
 }
 
 impl InFlight {
-    /// One that no flow stands for so far.
+    /// Returns a work request in flight that is not part of a reported flow.
     const fn untold(wr_id: u64, signaled: bool) -> Self {
         Self {
             wr_id,
@@ -127,46 +125,47 @@ impl InFlight {
     }
 }
 
-/// Everything about a queue pair that changes.
+/// The changing state of a queue pair.
 #[derive(Debug, Default)]
 struct State {
     context: Option<&'static Context>,
     ibv: Handle,
     readiness: SendReadiness,
-    /// Nothing is posted now: its state is being changed.
+    /// Whether posting is suspended during a change of state.
     halted: bool,
-    /// RC or UC: others pass.
+    /// Whether the queue pair is scheduled. RC and UC are, and other types pass through.
     scheduled: bool,
-    /// The other end, 0 if unknown.
+    /// The number of the peer, 0 if unknown.
     peer: u8,
     signals_all: bool,
     limits: Option<Limits>,
     asked_limits: bool,
     counts: Counts,
-    /// Its completion queue was not polled through us so far: what is in flight cannot be known.
+    /// Whether the completion queue was never polled through this library, so work requests in
+    /// flight are unknown.
     unseen: bool,
-    /// When it last made progress, or something began to wait or to be in flight, in ticks.
+    /// The tick of the last progress, or when a work request began to wait or be in flight.
     progress: u32,
-    /// It is in the list of [`Shard::watch`].
+    /// Whether the queue pair is in the list of [`Shard::watch`].
     watched: bool,
     ahead: Ahead,
     waiting: VecDeque<Deferred>,
-    /// How many of them, from the front, were submitted.
+    /// Number of waiting work requests, from the front, that were submitted.
     submitted: usize,
     in_flight: VecDeque<InFlight>,
 }
 
-/// What passed through, for the report: counted where the lock is held anyway.
+/// Counters for the report, updated while the lock is held anyway.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counts {
-    /// Work requests that the provider took from us, and their payload.
+    /// Number and payload bytes of work requests that the provider took.
     pub(crate) posted: u64,
     pub(crate) posted_bytes: u64,
-    /// Completions seen.
+    /// Number of completions seen.
     pub(crate) completions: u64,
 }
 
-/// The program's queue pair.
+/// A pointer to the program's queue pair.
 #[derive(Debug)]
 struct Handle(*mut ibv_qp);
 
@@ -179,7 +178,7 @@ impl Default for Handle {
     }
 }
 
-/// A queue pair. Never freed, see [`crate::table`].
+/// A queue pair, which is never freed (see [`crate::table`]).
 #[derive(Debug)]
 pub(crate) struct QueuePair {
     shard: usize,
@@ -202,8 +201,7 @@ impl QueuePair {
         &lanes::all().shards[self.shard]
     }
 
-    /// A queue pair was made, or was seen for the first time. What is known of it already is not
-    /// forgotten.
+    /// Records a queue pair that was made or first seen. Known values are kept.
     pub(crate) fn open(
         &self,
         context: &'static Context,
@@ -211,7 +209,7 @@ impl QueuePair {
         known: Option<(Limits, bool)>,
     ) {
         let mut state = self.state.lock();
-        // SAFETY: the caller's queue pair, which is alive.
+        // SAFETY: the caller's queue pair is alive.
         let kind = unsafe { (*ibv).qp_type };
         state.context = Some(context);
         state.ibv = Handle(ibv);
@@ -223,12 +221,12 @@ impl QueuePair {
         }
     }
 
-    /// Its other end is known: the GID with which it becomes ready to receive.
+    /// Records the peer by the GID with which the queue pair becomes ready to receive.
     pub(crate) fn connects(&self, gid: [u8; 16]) {
         self.state.lock().peer = peers::number(gid);
     }
 
-    /// The queue pair is destroyed: what waits is dropped, as the provider drops what it has.
+    /// Closes the queue pair before it is destroyed. Waiting work requests are dropped.
     pub(crate) fn close(&'static self) {
         let mut state = self.state.lock();
         self.drop_all(&mut state);
@@ -240,22 +238,23 @@ impl QueuePair {
         state.counts = counts;
     }
 
-    /// Closed and named by nothing any more: it may become another. Not if the program destroyed it
-    /// between `ibv_wr_start` and its end: then its builder stays locked.
+    /// Makes a closed and removed queue pair available for reuse. If the program destroyed it
+    /// between `ibv_wr_start` and its end, it stays locked and isn't reused.
     pub(crate) fn recycle(&'static self) {
         if !self.builder.is_locked() {
             table::free().lock().push(self);
         }
     }
 
-    /// The daemon hears of what went ahead. Not if another thread is at it.
+    /// Reports all work requests that went ahead, unless another thread holds the queue pair.
     pub(crate) fn tell(&self) {
         if let Some(mut state) = self.state.try_lock() {
             self.end_ahead(&mut state);
         }
     }
 
-    /// What it has counted, in all its lives. Not if another thread is at it: this is for the end.
+    /// Returns the queue pair's counters, over all its uses. Returns zeros if another thread holds
+    /// it too long, since this is for the process's end.
     pub(crate) fn counts(&self) -> Counts {
         let patience = core::time::Duration::from_millis(100);
         self.state
@@ -263,7 +262,7 @@ impl QueuePair {
             .map_or_else(Counts::default, |state| state.counts)
     }
 
-    /// Its state was changed, or not.
+    /// Records the result of a change of state.
     pub(crate) fn moved(&'static self, to: ibv_qp_state::Type, success: bool) {
         let mut state = self.state.lock();
         state.halted = false;
@@ -286,18 +285,17 @@ impl QueuePair {
         }
     }
 
-    /// Its state is about to be changed.
+    /// Prepares a change of state.
     pub(crate) fn moves(&'static self, to: ibv_qp_state::Type) {
         let mut state = self.state.lock();
         match to {
-            // What waits is to be drained, too, or to complete with an error: not every provider
-            // takes work requests in ERR.
+            // Waiting work requests are drained or complete with an error, too. They go now, since
+            // not every provider takes work requests in ERR.
             ibv_qp_state::IBV_QPS_SQD | ibv_qp_state::IBV_QPS_ERR => {
                 self.release_all(&mut state);
                 self.advance(&mut state);
             }
-            // Providers take work requests in RESET without a look at the state, and would send
-            // them after it.
+            // Providers take work requests in RESET without a check, and would send them later.
             ibv_qp_state::IBV_QPS_RESET => state.halted = true,
             _ => {}
         }
@@ -330,12 +328,12 @@ impl QueuePair {
         }
     }
 
-    /// Posts a list of work requests, or has them wait.
+    /// Posts a list of work requests, or makes them wait.
     ///
-    /// `atomic`: all of them or none, as `ibv_wr_complete` promises.
+    /// With `atomic`, all of them are taken or none, as `ibv_wr_complete` promises.
     ///
     /// # Safety
-    /// As for `ibv_post_send`; `real` is the provider's.
+    /// The conditions of `ibv_post_send` hold. `real` is the provider's function.
     pub(crate) unsafe fn post(
         &'static self,
         real: PostSend,
@@ -344,10 +342,10 @@ impl QueuePair {
         atomic: bool,
     ) -> Posted {
         let mut state = self.state.lock();
-        // SAFETY: upheld by the caller, here and below.
+        // SAFETY: upheld by the caller.
         let is_one = unsafe { list.as_ref() }.is_some_and(|one| one.next.is_null());
         if is_one && state.is_clear() {
-            // SAFETY: as above.
+            // SAFETY: upheld by the caller.
             let posted = unsafe { self.post_ahead(&mut state, real, ibv, list) };
             if let Some(posted) = posted {
                 return posted;
@@ -356,14 +354,14 @@ impl QueuePair {
         if !state.scheduled || (state.readiness != SendReadiness::Ready && state.waiting.is_empty())
         {
             drop(state);
-            // SAFETY: as above.
+            // SAFETY: upheld by the caller.
             return unsafe { pass(real, ibv, list) };
         }
         state.learn(ibv);
         if !state.waiting.is_empty() {
             self.advance(&mut state);
         }
-        // SAFETY: as above.
+        // SAFETY: upheld by the caller.
         unsafe {
             if atomic {
                 state.takes_all(list)?;
@@ -381,21 +379,21 @@ impl QueuePair {
 }
 
 impl State {
-    /// By which number the daemon knows the NIC.
+    /// Returns the daemon's number of the NIC.
     #[inline]
     fn nic(&self) -> u8 {
         self.context.map_or(u8::MAX, Context::nic)
     }
 
-    /// Nothing waits, and the provider takes what comes.
+    /// Reports whether nothing waits and the queue pair is ready.
     fn is_clear(&self) -> bool {
         matches!(self.readiness, SendReadiness::Ready) && self.waiting.is_empty()
     }
 
-    /// Whether one more work request, the `nth` of a call, is what the provider would take.
+    /// Returns an error if the provider would refuse this work request, the `nth` of a call.
     ///
     /// # Safety
-    /// As for [`work::sges`].
+    /// The conditions of [`work::sges`] hold.
     unsafe fn takes(&self, wr: &ibv_send_wr, nth: usize) -> Result<(), c_int> {
         // While nothing waits, the provider counts.
         let outstanding = if self.waiting.is_empty() {
@@ -415,23 +413,23 @@ impl State {
         Ok(())
     }
 
-    /// Whether all of a list is.
+    /// Returns an error if the provider would refuse a work request of the list.
     ///
     /// # Safety
-    /// A list as a caller of `ibv_post_send` makes it.
+    /// The list is as a caller of `ibv_post_send` makes it.
     unsafe fn takes_all(&self, list: *mut ibv_send_wr) -> Posted {
         let (mut at, mut nth) = (list, 0);
-        // SAFETY: upheld by the caller, here and below.
+        // SAFETY: upheld by the caller.
         while let Some(wr) = unsafe { at.as_ref() } {
             nth += 1;
-            // SAFETY: as above.
+            // SAFETY: upheld by the caller.
             unsafe { self.takes(wr, nth) }.map_err(|error| (error, list))?;
             at = wr.next;
         }
         Ok(())
     }
 
-    /// Work requests that the program has posted and not seen completed.
+    /// Returns the number of posted work requests whose completions the program has not seen.
     fn outstanding(&self) -> usize {
         if self.unseen {
             return self.waiting.len();
@@ -439,7 +437,7 @@ impl State {
         self.in_flight.len() + self.waiting.len()
     }
 
-    /// Asks the kernel for what was not seen when the queue pair was made.
+    /// Asks the kernel for the limits if they were not seen when the queue pair was made.
     fn learn(&mut self, ibv: *mut ibv_qp) {
         if self.asked_limits {
             return;
@@ -451,7 +449,7 @@ impl State {
         ) else {
             return;
         };
-        // SAFETY: both are plain data that the call fills.
+        // SAFETY: both are plain data that the call writes.
         unsafe {
             let mut attr = core::mem::zeroed::<ibv_qp_attr>();
             let mut init = core::mem::zeroed::<ibv_qp_init_attr>();

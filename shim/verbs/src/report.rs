@@ -1,4 +1,4 @@
-//! What passed through, counted; and written down at exit for whoever asks (`LAXITY_REPORT`).
+//! Counters of this process, written at exit to the file that `LAXITY_REPORT` names.
 
 use core::sync::atomic::{AtomicU64, Ordering};
 
@@ -6,20 +6,20 @@ use laxity_job::report::{Count, ReportLine};
 
 use crate::{lanes, table};
 
-/// Counters of what is rare; the rest is counted per queue pair. Relaxed: statistics.
+/// Counters of rare events. Frequent ones are counted per queue pair. Relaxed: statistics.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    /// Those that had to wait for a permit.
+    /// Work requests that had to wait for a permit.
     pub(crate) deferred: Count,
-    /// Those that went out ahead of their permit, because one behind them had its own.
+    /// Work requests that went out without a permit, because one behind them was permitted.
     pub(crate) pulled: Count,
-    /// Queue pairs of kinds that are not scheduled (UD, raw, XRC) or that were never seen: work
-    /// requests passed through.
+    /// Work requests that passed through, with their bytes. Their queue pairs have types that are
+    /// not scheduled (UD, raw, XRC) or were never seen.
     pub(crate) passed: Count,
     pub(crate) passed_bytes: Count,
     /// Work requests refused because the send queue was full.
     pub(crate) refused: Count,
-    /// Work requests that the provider refused after the program had been told that all is well.
+    /// Work requests that the provider refused after the program's post succeeded.
     pub(crate) failed_late: Count,
     /// Work requests that waited when their queue pair was reset or destroyed.
     pub(crate) dropped: Count,
@@ -34,14 +34,14 @@ pub(crate) static COUNTERS: Counters = Counters {
     failed_late: Count::new(),
     dropped: Count::new(),
 };
-/// DSCPs that queue pairs were given, one bit each.
+/// Bit mask of the DSCPs that queue pairs were given.
 static DSCPS: AtomicU64 = AtomicU64::new(0);
-/// A queue pair was given a class.
+/// Records a DSCP that a queue pair was given.
 pub(crate) fn note_dscp(dscp: u8) {
     DSCPS.fetch_or(1 << (dscp & 63), Ordering::Relaxed);
 }
 
-/// The daemon is told what it has not heard so far, and the report is written.
+/// Sends all outstanding reports to the daemon and writes the report line.
 pub(crate) fn end() {
     table::tell_all();
     lanes::settle_all();

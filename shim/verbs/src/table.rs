@@ -1,4 +1,4 @@
-//! Queue pairs by their number: looked up at each post and each completion, without a lock.
+//! Queue pairs by their number. Each post and each completion looks them up without a lock.
 
 use core::ptr;
 use core::sync::atomic::{AtomicPtr, Ordering};
@@ -8,14 +8,14 @@ use parking_lot::Mutex;
 
 use crate::queue_pair::{Counts, QueuePair};
 
-/// Numbers have 24 bits.
+/// Number of entries of a page, and of pages. Queue pair numbers have 24 bits.
 const PAGE: usize = 1 << 12;
 
 type Page = [AtomicPtr<QueuePair>; PAGE];
 
-/// The queue pairs of a context. Pages are made when first needed and never freed; queue pairs
-/// neither, but they are used again, so that whoever found one may lock it and look whether it is
-/// still the same.
+/// The queue pairs of a context. Pages are made when first needed and never freed. Queue pairs are
+/// never freed either, but used again. A thread that found one may therefore lock it and check
+/// whether it is still the same.
 #[derive(Debug)]
 pub(crate) struct Table {
     pages: [Leaked<Page>; PAGE],
@@ -27,7 +27,7 @@ static FREE: PerProcess<Mutex<Vec<&'static QueuePair>>> = PerProcess::none();
 /// All queue pairs that were ever made.
 static ALL: PerProcess<Mutex<Vec<&'static QueuePair>>> = PerProcess::none();
 
-/// What all of them have counted.
+/// Returns the sum of all queue pairs' counters.
 pub(crate) fn counts() -> Counts {
     let mut sum = Counts::default();
     for queue_pair in all().lock().iter() {
@@ -39,8 +39,8 @@ pub(crate) fn counts() -> Counts {
     sum
 }
 
-/// The daemon hears of what went ahead in all of them. For the end: one that another thread has is
-/// left out.
+/// Reports all work requests that went ahead to the daemon, at the process's end. A queue pair that
+/// another thread holds is left out.
 pub(crate) fn tell_all() {
     for queue_pair in all().lock().iter() {
         queue_pair.tell();
@@ -68,20 +68,20 @@ impl Table {
         Some(&self.pages[page].get()?[at])
     }
 
-    /// The queue pair of a number.
+    /// Returns the queue pair with this number.
     #[inline]
     pub(crate) fn find(&self, number: u32) -> Option<&'static QueuePair> {
-        // SAFETY: null or a queue pair, which is never freed.
+        // SAFETY: the pointer is null or leads to a queue pair, which is never freed.
         unsafe { self.entry(number)?.load(Ordering::Acquire).as_ref() }
     }
 
-    /// A queue pair for a number that has none, or the one that it has.
+    /// Returns the queue pair with this number, and creates it if there is none.
     pub(crate) fn make(&self, number: u32) -> &'static QueuePair {
         let page = &self.pages[number as usize / PAGE % PAGE];
         let empty = || [const { AtomicPtr::new(ptr::null_mut()) }; PAGE];
         let page = page.get().unwrap_or_else(|| page.make(empty));
         let entry = &page[number as usize % PAGE];
-        // SAFETY: as in `find`.
+        // SAFETY: the pointer is null or leads to a queue pair, which is never freed.
         if let Some(there) = unsafe { entry.load(Ordering::Acquire).as_ref() } {
             return there;
         }
@@ -95,23 +95,23 @@ impl Table {
         fresh
     }
 
-    /// The number names nothing any more. The queue pair has been closed before.
+    /// Removes the closed queue pair with this number.
     pub(crate) fn remove(&self, number: u32) {
         let Some(entry) = self.entry(number) else {
             return;
         };
         let gone = entry.swap(ptr::null_mut(), Ordering::AcqRel);
-        // SAFETY: as in `find`.
+        // SAFETY: the pointer is null or leads to a queue pair, which is never freed.
         if let Some(gone) = unsafe { gone.as_ref() } {
             gone.recycle();
         }
     }
 
-    /// Closes and removes whatever is left.
+    /// Closes and removes all remaining queue pairs.
     pub(crate) fn close_all(&self) {
         for entry in self.pages.iter().filter_map(Leaked::get).flatten() {
             let left = entry.swap(ptr::null_mut(), Ordering::AcqRel);
-            // SAFETY: as in `find`.
+            // SAFETY: the pointer is null or leads to a queue pair, which is never freed.
             if let Some(left) = unsafe { left.as_ref() } {
                 left.close();
                 left.recycle();
@@ -119,7 +119,7 @@ impl Table {
         }
     }
 
-    /// Empties the table without looking at what was in it.
+    /// Empties the table without accessing its queue pairs.
     pub(crate) fn forget_all(&self) {
         for entry in self.pages.iter().filter_map(Leaked::get).flatten() {
             entry.store(ptr::null_mut(), Ordering::Release);

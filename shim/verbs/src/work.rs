@@ -1,4 +1,4 @@
-//! Work requests: what can be read off them, and copies that outlive the call that brought them.
+//! Work requests: their properties, and copies that outlive the call that posted them.
 
 use core::ptr;
 use core::slice;
@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 const SIGNALED: u32 = ibv_send_flags::IBV_SEND_SIGNALED;
 const INLINE: u32 = ibv_send_flags::IBV_SEND_INLINE;
 
-/// Whether a flag of `send_flags` is set.
+/// Reports whether a work request is signaled.
 pub(crate) fn is_signaled(wr: &ibv_send_wr) -> bool {
     wr.send_flags & SIGNALED != 0
 }
@@ -18,7 +18,7 @@ fn is_inline(wr: &ibv_send_wr) -> bool {
     wr.send_flags & INLINE != 0
 }
 
-/// The pieces of memory that it names.
+/// Returns the pieces of memory of a work request.
 ///
 /// # Safety
 /// `wr` is as a caller of `ibv_post_send` makes it.
@@ -32,12 +32,12 @@ pub(crate) unsafe fn sges(wr: &ibv_send_wr) -> &[ibv_sge] {
     }
 }
 
-/// Bytes of its memory. The verbs take a length of 0 for 2^31.
+/// Returns the total bytes of the pieces. A piece of length 0 counts as 0, not as 2^31.
 pub(crate) fn length(sges: &[ibv_sge]) -> u64 {
     sges.iter().map(|sge| u64::from(sge.length)).sum()
 }
 
-/// What a queue pair takes.
+/// The limits of a queue pair.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Limits {
     pub(crate) work_requests: usize,
@@ -45,10 +45,10 @@ pub(crate) struct Limits {
     pub(crate) inline_bytes: u32,
 }
 
-/// Whether the provider would refuse it at once: then the program must hear it at once.
+/// Reports whether the provider accepts a work request. If not, the program gets an error at once.
 ///
 /// # Safety
-/// As for [`sges`].
+/// The conditions of [`sges`] hold.
 pub(crate) unsafe fn is_valid(wr: &ibv_send_wr, limits: Option<&Limits>) -> bool {
     let Some(limits) = limits else { return true };
     if wr.num_sge < 0 || wr.num_sge as u32 > limits.sges || wr.opcode > LAST_OPCODE {
@@ -60,30 +60,30 @@ pub(crate) unsafe fn is_valid(wr: &ibv_send_wr, limits: Option<&Limits>) -> bool
 
 const LAST_OPCODE: ibv_wr_opcode::Type = ibv_wr_opcode::IBV_WR_ATOMIC_WRITE;
 
-/// A copy of a work request with all that it points to.
+/// A copy of a work request with all data that it points to.
 pub(crate) struct Work {
     wr: ibv_send_wr,
     sges: Sges,
-    /// Payload of an inline one: the program may overwrite its own after the post.
+    /// Payload of an inline work request. The program may overwrite its own after the post.
     inline: Inline,
 }
 
-/// Of most there is one.
+/// The pieces of memory. Most work requests have one.
 type Sges = SmallVec<[ibv_sge; 1]>;
-/// What is sent inline is mostly a flag or a header.
+/// Inline payload. It is usually a flag or a header.
 pub(crate) type Inline = SmallVec<[u8; 32]>;
 
-// SAFETY: the pointers in it are set before each use, see `request`, or lead into its own vectors,
-// or are handles of libibverbs that the program may use from any thread.
+// SAFETY: `request` sets the pointers before each use. Others lead into its own vectors, or are
+// handles of libibverbs that the program may use from any thread.
 unsafe impl Send for Work {}
 
 impl Work {
-    /// A copy.
+    /// Copies a work request.
     ///
     /// # Safety
     /// `wr` is as a caller of `ibv_post_send` makes it.
     pub(crate) unsafe fn copy(wr: &ibv_send_wr) -> Self {
-        // SAFETY: plain data; the pointers in it are replaced before they are used.
+        // SAFETY: plain data. The pointers in it are replaced before they are used.
         let mut own = unsafe { ptr::read(wr) };
         own.next = ptr::null_mut();
         // SAFETY: upheld by the caller.
@@ -106,7 +106,7 @@ impl Work {
         }
     }
 
-    /// One that is being built: without memory so far.
+    /// Returns a work request that is being built and has no memory yet.
     pub(crate) fn new(wr: ibv_send_wr) -> Self {
         Self {
             wr,
@@ -136,7 +136,7 @@ impl Work {
         self.sges.extend_from_slice(sges);
     }
 
-    /// What it was, but moving nothing and signaled: for a queue pair in error, where it completes
+    /// Removes the memory and signals the work request. On a queue pair in error, it then completes
     /// with an error in its turn.
     pub(crate) fn hollow(&mut self) {
         self.sges.clear();
@@ -145,8 +145,7 @@ impl Work {
         self.wr.opcode = ibv_wr_opcode::IBV_WR_SEND;
     }
 
-    /// The work request, for a post of it alone. Its pointers hold as long as it is neither moved
-    /// into another nor changed.
+    /// Returns the work request for a post by itself. Its pointers are valid until `self` changes.
     pub(crate) fn request(&mut self) -> &mut ibv_send_wr {
         if let [sge] = self.sges.as_mut_slice()
             && is_inline(&self.wr)
@@ -160,7 +159,7 @@ impl Work {
     }
 }
 
-/// Bytes at an address; none if there are none.
+/// Returns the bytes at an address, or none if `length` is 0.
 ///
 /// # Safety
 /// `length` bytes at `address` are readable, unless `length` is 0.

@@ -1,5 +1,5 @@
-//! The library as a file: what it exports, what it needs, and that a process without RDMA does not
-//! notice it. What it does to work requests is tested on real devices (`laxity lab verbs`).
+//! The library as a file: its exports, its dependencies, and that a process without RDMA does not
+//! notice it. `laxity lab verbs` tests its effect on work requests with real devices.
 
 #[path = "../../job/tests/preloaded/mod.rs"]
 mod preloaded;
@@ -9,8 +9,8 @@ use std::process::Command;
 
 use preloaded::{a_process_does_not_notice, exported, library, output, text};
 
-/// What leaves the library, besides the `lax_*` of `laxity.h`: what stands in front of libibverbs,
-/// and the way past it.
+/// Functions that the library exports besides the `lax_*` of `laxity.h`: those in front of
+/// libibverbs, and the exemption.
 const INTERPOSED: [&str; 13] = [
     "ibv_close_device",
     "ibv_cmd_alloc_pd",
@@ -29,7 +29,7 @@ const INTERPOSED: [&str; 13] = [
 
 const LIBRARY: &str = "liblaxity.so";
 
-/// Functions of `laxity.h`: whatever is followed by an argument list there.
+/// Returns the functions of `laxity.h`, which are the names before an argument list.
 fn declared() -> BTreeSet<String> {
     let header = include_str!("../../client-c/include/laxity.h");
     let name = |text: &str| {

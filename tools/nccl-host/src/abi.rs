@@ -1,37 +1,37 @@
-//! `ncclNet_v12_t` and what it points at, as NCCL 2.30 to 2.32 declare them (`net_v12.h`,
+//! `ncclNet_v12_t` and the types that it uses, as NCCL 2.30 to 2.32 declare them (`net_v12.h`,
 //! `net_device.h`, `common.h`, `err.h`).
 
 use std::ffi::{c_char, c_int, c_void};
 
-/// Bytes of a connection handle.
+/// Size of a connection handle in bytes.
 pub const HANDLE_BYTES: usize = 128;
 
-/// Where the table is: a symbol of the library.
+/// The library's symbol for the table.
 pub(crate) const SYMBOL: &str = "ncclNetPlugin_v12";
 
-/// `NCCL_PTR_HOST`: host memory.
+/// The kind of host memory, `NCCL_PTR_HOST`.
 pub(crate) const PTR_HOST: c_int = 1;
 
-/// `NCCL_NET_TRAFFIC_CLASS_UNDEF`.
+/// The traffic class of a communicator that has none, `NCCL_NET_TRAFFIC_CLASS_UNDEF`.
 pub(crate) const TRAFFIC_CLASS_UNDEFINED: c_int = -1;
 
-/// `NCCL_NET_MAX_DEVS_PER_NIC_V12`.
+/// Largest number of devices in a NIC, `NCCL_NET_MAX_DEVS_PER_NIC_V12`.
 const DEVICES_PER_NIC_MAX: usize = 8;
 
-/// `ncclNetCommConfig_v12_t`.
+/// A communicator's configuration, `ncclNetCommConfig_v12_t`.
 #[repr(C)]
 pub(crate) struct CommConfig {
     pub(crate) traffic_class: c_int,
 }
 
-/// `ncclNetVDeviceProps_v12_t`.
+/// A virtual device, `ncclNetVDeviceProps_v12_t`.
 #[repr(C)]
 pub(crate) struct VirtualDevice {
     pub(crate) count: c_int,
     pub(crate) devices: [c_int; DEVICES_PER_NIC_MAX],
 }
 
-/// `ncclNetProperties_v12_t`.
+/// A device's properties, `ncclNetProperties_v12_t`.
 #[repr(C)]
 pub(crate) struct RawProperties {
     pub(crate) name: *const c_char,
@@ -55,7 +55,7 @@ pub(crate) struct RawProperties {
     pub(crate) plane: i16,
 }
 
-/// `ncclDebugLogger_t`. Variadic, so it can only be named here; `logger.c` defines it.
+/// The logger, `ncclDebugLogger_t`. It is variadic, so `logger.c` defines it.
 pub(crate) type Logger = unsafe extern "C" fn(
     level: c_int,
     subsystems: std::ffi::c_ulong,
@@ -65,7 +65,7 @@ pub(crate) type Logger = unsafe extern "C" fn(
     ...
 );
 
-/// `ncclProfilerCallback_t`.
+/// The profiler's callback, `ncclProfilerCallback_t`.
 pub(crate) type ProfilerCallback = unsafe extern "C" fn(
     event: *mut *mut c_void,
     kind: c_int,
@@ -134,10 +134,10 @@ pub(crate) type Test =
 pub(crate) type Close = unsafe extern "C" fn(comm: *mut c_void) -> c_int;
 pub(crate) type Finalize = unsafe extern "C" fn(context: *mut c_void) -> c_int;
 
-/// A function that is not called here, or no function.
+/// A function that is not called here, or none.
 type Unused = Option<unsafe extern "C" fn()>;
 
-/// `ncclNet_v12_t`, of a plugin that has all functions that [`NEEDED`] names.
+/// The table `ncclNet_v12_t` of a plugin that has all functions of [`NEEDED`].
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct NetTable {
@@ -165,10 +165,10 @@ pub(crate) struct NetTable {
     set_attributes: Unused,
 }
 
-/// Words of the table.
+/// Number of words in the table.
 pub(crate) const SLOTS: usize = size_of::<NetTable>() / size_of::<usize>();
 
-/// The functions that a plugin has to have: place in the table, and NCCL's name.
+/// The functions that a plugin must have: index in the table, and NCCL's name.
 pub(crate) const NEEDED: [(usize, &str); 14] = [
     (1, "init"),
     (2, "devices"),
@@ -186,7 +186,7 @@ pub(crate) const NEEDED: [(usize, &str); 14] = [
     (16, "closeListen"),
 ];
 
-// What a C compiler makes of NCCL's headers on 64-bit machines.
+// The layout that C compilers give NCCL's headers on 64-bit machines.
 const _: () = {
     assert!(size_of::<NetTable>() == 22 * 8);
     assert!(size_of::<RawProperties>() == 128);

@@ -1,4 +1,4 @@
-//! Connections: a listener and its handle, and a communicator each way.
+//! Connections: a listener with its handle, and a communicator for each direction.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
@@ -12,14 +12,14 @@ use crate::memory::{Memory, Region};
 use crate::plugin::ContextInner;
 use crate::request::{self, Attempt};
 
-/// How a listener is found: opaque bytes, to be carried to the peer.
+/// The opaque bytes by which a peer finds a listener.
 pub type Handle = [u8; HANDLE_BYTES];
 
-/// A handle where the plugin sees it, as aligned as NCCL's own allocations are.
+/// A handle as the plugin gets it, with the alignment of NCCL's own allocations.
 #[repr(C, align(16))]
 struct Placed(Handle);
 
-/// Waits for peers.
+/// A listener for peers.
 pub struct Listener {
     context: Rc<ContextInner>,
     raw: *mut c_void,
@@ -34,22 +34,22 @@ impl Listener {
         let mut raw = ptr::null_mut();
         let listen = context.calls().listen;
         let returned =
-            // SAFETY: the context is alive; the handle has the bytes that the interface says, and
-            // is written within the call.
+            // SAFETY: the context is alive. The handle has the interface's size, and the call
+            // writes it before it returns.
             unsafe { listen(context.raw, device, (&raw mut handle).cast(), &raw mut raw) };
         checked("listen", returned)?;
         present("listen", "there is no listener", raw)?;
         Ok((Self { context, raw }, handle.0))
     }
 
-    /// A peer that has connected, if there is one. Never blocks.
+    /// Returns a connected peer, if there is one. Never blocks.
     ///
     /// # Errors
     /// The plugin can't accept any more.
     pub fn accept(&mut self) -> Result<Option<RecvComm>, HostError> {
         let (mut raw, mut offload) = (ptr::null_mut(), ptr::null_mut());
         let accept = self.context.calls().accept;
-        // SAFETY: the listener is alive; both pointers are to objects that outlive the call.
+        // SAFETY: the listener is alive. Both pointers are to objects that outlive the call.
         let returned = unsafe { accept(self.raw, &raw mut raw, &raw mut offload) };
         checked("accept", returned)?;
         Ok((!raw.is_null()).then(|| RecvComm(Comm::new(&self.context, raw, Side::Receive))))
@@ -59,19 +59,19 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         let close = self.context.calls().close_listen;
-        // SAFETY: a listener of this plugin, once.
+        // SAFETY: `raw` is a listener of this plugin, and it is closed once.
         if let Err(error) = checked("closeListen", unsafe { close(self.raw) }) {
             log::note(error.to_string());
         }
     }
 }
 
-/// A connection that is being made. If it is given up before it is there, the plugin keeps what it
-/// has of it: the interface has no way to tell it.
+/// A connection that is being established. If it is dropped before it is complete, the plugin keeps
+/// its part of it, because the interface can't abandon a connect.
 pub struct Connecting {
     context: Rc<ContextInner>,
     device: c_int,
-    /// The plugin may keep its state in here from call to call, so it stays in its place.
+    /// The peer's handle. The plugin may keep state in it between calls, so it must not move.
     handle: Box<Placed>,
 }
 
@@ -84,14 +84,14 @@ impl Connecting {
         }
     }
 
-    /// The connection, if it is there. Never blocks. To be called no more once it was.
+    /// Returns the connection once it is complete. Never blocks. Must not be called after that.
     ///
     /// # Errors
-    /// There is no such peer, or the handle is none.
+    /// There is no such peer, or the handle is invalid.
     pub fn poll(&mut self) -> Result<Option<SendComm>, HostError> {
         let (mut raw, mut offload) = (ptr::null_mut(), ptr::null_mut());
         let connect = self.context.calls().connect;
-        // SAFETY: the context is alive; the handle is at the same place in each call, and the other
+        // SAFETY: the context is alive. The handle has the same address in each call. The other
         // pointers are to objects that outlive the call.
         let returned = unsafe {
             connect(
@@ -113,13 +113,12 @@ enum Side {
     Receive,
 }
 
-/// One way of a connection; closed when it, its memory and its requests are gone.
+/// One direction of a connection. It is closed after its memory and requests are gone.
 pub(crate) struct Comm {
     pub(crate) context: Rc<ContextInner>,
     pub(crate) raw: *mut c_void,
     side: Side,
-    /// Memory of requests that were given up: the plugin may use it until the communicator is
-    /// closed.
+    /// Memory of abandoned requests, which the plugin may use until the communicator is closed.
     parked: RefCell<Vec<Memory>>,
 }
 
@@ -136,8 +135,8 @@ impl Comm {
     fn register(self: &Rc<Self>, bytes: Vec<u8>) -> Result<Region, HostError> {
         let mut memory = Memory::new(bytes);
         let register = self.context.calls().register;
-        // SAFETY: the communicator is alive; the memory is `len` bytes and stays until it is
-        // deregistered, or the communicator closed.
+        // SAFETY: the communicator is alive. The memory has `len` bytes and stays until it is
+        // deregistered or the communicator is closed.
         let returned = unsafe {
             register(
                 self.raw,
@@ -156,8 +155,8 @@ impl Comm {
 
     pub(crate) fn deregister(&self, memory: &Memory) -> Result<(), HostError> {
         let deregister = self.context.calls().deregister;
-        // SAFETY: the communicator is alive; the memory was registered with it, and is deregistered
-        // once: its owner gives it up, or parks it if this fails.
+        // SAFETY: the communicator is alive. The memory was registered with it and is deregistered
+        // once, because its owner frees it, or parks it if this fails.
         checked("deregMr", unsafe {
             deregister(self.raw, memory.registration)
         })
@@ -171,7 +170,7 @@ impl Comm {
 
 impl Drop for Comm {
     fn drop(&mut self) {
-        // As NCCL on an abort: registrations first, requests in flight or not, then the
+        // As NCCL does on an abort: registrations first, even with requests in flight, then the
         // communicator.
         let parked = self.parked.take();
         for memory in &parked {
@@ -183,20 +182,20 @@ impl Drop for Comm {
             Side::Send => ("closeSend", self.context.calls().close_send),
             Side::Receive => ("closeRecv", self.context.calls().close_receive),
         };
-        // SAFETY: a communicator of this plugin and side, once; regions and requests hold a
-        // reference, so none is left.
+        // SAFETY: `raw` is a communicator of this plugin and side, and it is closed once. Regions
+        // and requests hold a reference, so none is left.
         match checked(function, unsafe { close(self.raw) }) {
             Ok(()) => drop(parked),
             Err(error) => {
                 log::note(error.to_string());
-                // It may be open still: better lost than written to after it was freed.
+                // The communicator may still be open, and a leak is safer than a use after free.
                 parked.into_iter().for_each(Memory::leak);
             }
         }
     }
 }
 
-/// A connection that sends.
+/// A sending connection.
 pub struct SendComm(Rc<Comm>);
 
 impl SendComm {
@@ -212,14 +211,14 @@ impl SendComm {
     /// order.
     ///
     /// # Errors
-    /// The connection is lost, or the region is not of this connection or shorter; the
-    /// region is lost with it.
+    /// The connection is lost, or the region is too short or of another connection. The region is
+    /// lost with it.
     pub fn send(&self, region: Region, len: usize, tag: i32) -> Result<Attempt, HostError> {
         let memory = request::take(&self.0, region, len)?;
         let mut raw = ptr::null_mut();
         let send = self.0.context.calls().send;
-        // SAFETY: the communicator is alive, the memory registered with it and at least `len`
-        // bytes, and kept until the request is done or the communicator closed.
+        // SAFETY: the communicator is alive. The memory is registered with it, has at least `len`
+        // bytes, and is kept until the request is done or the communicator is closed.
         let returned = unsafe {
             send(
                 self.0.raw,
@@ -235,7 +234,7 @@ impl SendComm {
     }
 }
 
-/// A connection that receives.
+/// A receiving connection.
 pub struct RecvComm(Rc<Comm>);
 
 impl RecvComm {
@@ -250,14 +249,15 @@ impl RecvComm {
     /// Receives the next message, of at most `len` bytes, into the beginning of a region.
     ///
     /// # Errors
-    /// As for [`SendComm::send`].
+    /// Those of [`SendComm::send`].
     pub fn receive(&self, region: Region, len: usize, tag: i32) -> Result<Attempt, HostError> {
         let memory = request::take(&self.0, region, len)?;
         let mut raw = ptr::null_mut();
         let (mut data, mut bytes, mut tags) = ([memory.start().cast()], [len], [tag]);
         let (mut registrations, mut parents) = ([memory.registration], [ptr::null_mut()]);
         let receive = self.0.context.calls().receive;
-        // SAFETY: as for `send`; the arrays have one element each, and are read within the call.
+        // SAFETY: the communicator and the memory are as in `send`. The arrays have one element
+        // each, and are read within the call.
         let returned = unsafe {
             receive(
                 self.0.raw,
@@ -274,7 +274,7 @@ impl RecvComm {
     }
 }
 
-/// Refuses a null where the interface promises an object.
+/// Returns an error if a call succeeded without the object that the interface promises.
 fn present(function: &'static str, problem: &str, object: *mut c_void) -> Result<(), HostError> {
     if object.is_null() {
         return Err(HostError::Broken {

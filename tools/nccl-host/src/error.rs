@@ -1,4 +1,4 @@
-//! What can go wrong between a host and its plugin, in terms of what to do.
+//! Errors of a plugin and of its use, by what the caller can do about them.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use crate::abi::SYMBOL;
 use crate::log;
 
-/// `ncclResult_t`, as a plugin returns it; 0, success, is none of these.
+/// A plugin's error code, `ncclResult_t`. It is never 0, which means success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResultCode(pub i32);
 
@@ -33,29 +33,29 @@ impl fmt::Display for ResultCode {
     }
 }
 
-/// Why a plugin can't be used, or a call of it failed. After a failed call, give up the
-/// communicator: NCCL does.
+/// The reason why a plugin can't be used, or a call of it failed. After a failed call, drop the
+/// communicator, as NCCL does.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// The library could not be loaded. Name another file.
+    /// The dynamic linker can't load the library. Name another file.
     #[error("{}: the dynamic linker refuses it: {reason}", path.display())]
     Load {
-        /// The library.
+        /// Path of the library.
         path: PathBuf,
-        /// What the dynamic linker says.
+        /// The dynamic linker's message.
         reason: String,
     },
     /// The library has no table. Name a plugin of NCCL 2.30 or later.
     #[error("{}: no `{SYMBOL}` in it, so it is no net plugin for NCCL 2.30 or \
         later", path.display())]
     NoTable {
-        /// The library.
+        /// Path of the library.
         path: PathBuf,
     },
-    /// The table lacks a function that each plugin has to have.
+    /// The table lacks a function that each plugin must have.
     #[error("{}: its `{SYMBOL}` has no `{function}`", path.display())]
     Incomplete {
-        /// The library.
+        /// Path of the library.
         path: PathBuf,
         /// NCCL's name of the function.
         function: &'static str,
@@ -65,25 +65,25 @@ pub enum HostError {
     Call {
         /// NCCL's name of the function.
         function: &'static str,
-        /// What it returned.
+        /// The code that the function returned.
         result: ResultCode,
-        /// What the plugin warned of last, each line behind a line break.
+        /// The plugin's last warnings, each after a line break.
         said: String,
     },
-    /// A function succeeded and did not say what it has to, which NCCL would not survive.
+    /// A function succeeded without a result that it must provide. NCCL would crash.
     #[error("the plugin's {function} succeeded, but {problem}")]
     Broken {
         /// NCCL's name of the function.
         function: &'static str,
-        /// What is wrong.
+        /// What is wrong with the result.
         problem: String,
     },
-    /// The caller's mistake: memory that was registered with another communicator, or is too small.
+    /// A mistake of the caller: memory of another communicator, or too little memory.
     #[error("{0}")]
     Misuse(&'static str),
 }
 
-/// What a function returned, as a result.
+/// Converts what a function returned into a result.
 pub(crate) fn checked(function: &'static str, returned: c_int) -> Result<(), HostError> {
     if returned == 0 {
         return Ok(());

@@ -1,5 +1,5 @@
-//! NCCL's side of its net plugin interface, without NCCL: loads a plugin as NCCL does and drives it
-//! with host memory.
+//! NCCL's side of its net plugin interface, without NCCL. It loads a plugin as NCCL does and calls
+//! it with host memory.
 //!
 //! ```no_run
 //! use laxity_nccl_host::{Attempt, Plugin, Tested};
@@ -29,21 +29,21 @@
 //! # Ok(()) }
 //! ```
 //!
-//! The table is `ncclNet_v12_t`, of NCCL 2.30 and later. What the interface asks of a host holds by
-//! construction:
+//! The table is `ncclNet_v12_t`, of NCCL 2.30 and later. The types ensure what the interface
+//! requires of a host:
 //!
-//! * memory belongs to its request until the plugin says that it is done, and to its communicator
-//!   if the request is given up before: it is freed when the plugin has closed that, not earlier;
-//! * a handle stays where it is while a connection is made, since plugins keep their state in it;
-//! * requests and memory go before their communicator, communicators before their context, all
-//!   before the library;
-//! * everything of a context stays in the thread that made it: nothing here is `Send`. NCCL itself
-//!   uses some functions from two threads; that is for a conformance test, and not done here.
+//! * Memory belongs to its request until the plugin reports the request done. Memory of an
+//!   abandoned request belongs to its communicator, and is freed after the plugin has closed that.
+//! * A handle doesn't move while a connection is made, since plugins keep their state in it.
+//! * Requests and memory are dropped before their communicator, communicators before their context,
+//!   and all before the library.
+//! * Everything of a context stays in the thread that made it: no type is `Send`. NCCL itself uses
+//!   some functions from two threads, which is a matter for a conformance test.
 //!
-//! Grouped receives, device memory and offload are not here.
+//! Grouped receives, device memory and offload are not supported.
 //!
-//! A plugin is native code in this process: no check can make a wrong one harmless. Load those that
-//! you would give NCCL.
+//! A plugin is native code in this process, and no check can make a wrong one harmless. Load only
+//! plugins that you would give NCCL.
 
 mod abi;
 mod comm;

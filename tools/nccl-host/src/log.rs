@@ -1,22 +1,21 @@
-//! What plugins say through the logger that their host gives them. The interface has no place for a
-//! context, so the lines of all plugins in a process are kept together, the last [`LINES_MAX`] of
-//! them.
+//! The lines that plugins log through their host's logger. The interface passes no context, so all
+//! plugins of a process share one log of [`LINES_MAX`] lines.
 
 use std::collections::VecDeque;
 use std::ffi::{CStr, c_char, c_int};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Lines that are kept.
+/// Largest number of lines that are kept.
 const LINES_MAX: usize = 256;
 
-/// Lines that an error shows.
+/// Largest number of lines in an error's text.
 const SHOWN_MAX: usize = 3;
 
-/// Of `ncclDebugLogLevel`: a warning.
+/// The level of a warning in `ncclDebugLogLevel`.
 const WARN: c_int = 2;
 
-/// The most talkative level.
+/// The level of a trace in `ncclDebugLogLevel`.
 const TRACE: c_int = 5;
 
 struct LogLine {
@@ -30,13 +29,13 @@ fn all() -> MutexGuard<'static, VecDeque<LogLine>> {
     LINES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The last lines that plugins of this process logged, oldest first; traces are left out.
+/// Returns the last lines that plugins of this process logged, oldest first. Traces are left out.
 #[must_use]
 pub fn lines() -> Vec<String> {
     all().iter().map(|line| line.text.clone()).collect()
 }
 
-/// The end of an error's text: what the plugin warned of last.
+/// Returns the plugin's last warnings, for the end of an error's text.
 pub(crate) fn warnings() -> String {
     let lines = all();
     let warned: Vec<&str> = lines
@@ -52,7 +51,7 @@ pub(crate) fn warnings() -> String {
     })
 }
 
-/// Takes note of something that nobody can be told of by an error.
+/// Logs a problem that no error can report.
 pub(crate) fn note(text: String) {
     keep(LogLine { warns: true, text });
 }
@@ -65,24 +64,24 @@ fn keep(line: LogLine) {
     lines.push_back(line);
 }
 
-/// A string of C; empty if there is none.
+/// Copies a C string. Returns an empty string for null.
 ///
 /// # Safety
-/// `text` is null or a string that ends.
+/// `text` is null or a C string.
 pub(crate) unsafe fn text_of(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
     }
-    // SAFETY: not null, and a string by the caller's word.
+    // SAFETY: not null, so it is a C string, as the caller ensures.
     unsafe { CStr::from_ptr(text) }
         .to_string_lossy()
         .into_owned()
 }
 
-/// Where `logger.c` hands over a line.
+/// Takes a line from `logger.c`.
 ///
 /// # Safety
-/// `file` is null or a string, and so is `text`.
+/// `file` is null or a C string, and so is `text`.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn laxity_nccl_host_note(
     level: c_int,
@@ -93,11 +92,11 @@ unsafe extern "C" fn laxity_nccl_host_note(
     if level >= TRACE {
         return;
     }
-    // SAFETY: `file` is what the plugin passed as its file (null or a string, by the interface),
-    // `text` the C side's own buffer.
+    // SAFETY: the plugin passed `file`, which the interface defines as null or a string. `text` is
+    // the buffer of `logger.c`.
     let (file, text) = unsafe { (text_of(file), text_of(text)) };
     let text = text.trim_end();
-    // Plugins pass a function's or a file's name, the latter perhaps with its path.
+    // Plugins pass the name of a function or a file, possibly with its path.
     let file = Path::new(&file).file_name().unwrap_or_default();
     let place = match (file.to_string_lossy(), line) {
         (file, _) if file.is_empty() => String::new(),
@@ -128,7 +127,7 @@ mod tests {
     #[test]
     fn a_line_is_formatted_as_printf_does_and_kept_with_its_place_until_newer_ones_need_the_room() {
         let long = std::ffi::CString::new("x".repeat(5000)).unwrap();
-        // SAFETY: the arguments fit the formats, all strings end.
+        // SAFETY: the arguments fit the formats, and all strings end with a zero.
         unsafe {
             laxity_nccl_host_logger(
                 WARN,

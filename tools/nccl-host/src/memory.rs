@@ -1,7 +1,7 @@
 //! Memory that is registered with a communicator.
 //!
-//! It is kept as a raw pointer, for the plugin has one too: a `Box` that moved while the plugin
-//! writes through its own pointer would claim to be the only one.
+//! It is a raw pointer, because the plugin has a pointer to it, too. A `Box` would claim to be the
+//! only pointer while the plugin writes.
 
 use std::ffi::c_void;
 use std::ops::{Deref, DerefMut};
@@ -11,8 +11,7 @@ use std::rc::Rc;
 use crate::comm::Comm;
 use crate::error::HostError;
 
-/// An allocation, and what the plugin calls its registration. Freed when dropped, which is for who
-/// holds it to time.
+/// An allocation and the plugin's handle of its registration. Freed when dropped by its owner.
 pub(crate) struct Memory {
     start: NonNull<u8>,
     len: usize,
@@ -37,16 +36,16 @@ impl Memory {
         self.len
     }
 
-    /// Never frees it.
+    /// Leaks the memory.
     pub(crate) fn leak(self) {
         let _ = std::mem::ManuallyDrop::new(self);
     }
 
-    /// The allocation back.
+    /// Returns the allocation as a vector.
     fn into_vec(self) -> Vec<u8> {
         let this = std::mem::ManuallyDrop::new(self);
         let slice = ptr::slice_from_raw_parts_mut(this.start.as_ptr(), this.len);
-        // SAFETY: the box that `new` leaked, taken back once, since `self` is not dropped.
+        // SAFETY: `new` leaked this box. It is taken back once, since `self` is not dropped.
         unsafe { Box::from_raw(slice) }.into_vec()
     }
 }
@@ -54,25 +53,26 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         let slice = ptr::slice_from_raw_parts_mut(self.start.as_ptr(), self.len);
-        // SAFETY: the box that `new` leaked, once. Nobody else has a use for it: regions and
-        // requests hand their memory to the communicator, or deregister it, before they let go of
+        // SAFETY: `new` leaked this box, and it is taken back once. Nobody else uses it: regions
+        // and requests park their memory in the communicator, or deregister it, before they drop
         // it.
         drop(unsafe { Box::from_raw(slice) });
     }
 }
 
-/// Registered memory that no request has: the caller's, to fill and to read.
+/// Registered memory that no request uses, so the caller may read and write it.
 pub struct Region {
     pub(crate) comm: Rc<Comm>,
-    /// There until the region is taken apart.
+    /// The memory. `None` only while the region is taken apart.
     pub(crate) memory: Option<Memory>,
 }
 
 impl Region {
-    /// Deregisters the memory and gives it back.
+    /// Deregisters the memory and returns it.
     ///
     /// # Errors
-    /// The plugin refuses, and may go on using it: it stays until the communicator is closed.
+    /// The plugin refuses and may go on using it. The memory stays until the communicator is
+    /// closed.
     pub fn into_vec(mut self) -> Result<Vec<u8>, HostError> {
         let Some(memory) = self.memory.take() else {
             return Ok(Vec::new());
@@ -98,8 +98,8 @@ impl Deref for Region {
 
     fn deref(&self) -> &[u8] {
         match &self.memory {
-            // SAFETY: the allocation is whole and initialised; no request has it, so the plugin
-            // does not touch it.
+            // SAFETY: the allocation is whole and initialised. No request uses it, so the plugin
+            // does not access it.
             Some(memory) => unsafe { std::slice::from_raw_parts(memory.start(), memory.len) },
             None => &[],
         }
@@ -109,7 +109,8 @@ impl Deref for Region {
 impl DerefMut for Region {
     fn deref_mut(&mut self) -> &mut [u8] {
         match &self.memory {
-            // SAFETY: as for `deref`, and this borrow is the only one.
+            // SAFETY: the allocation is whole and initialised, and no request uses it. This borrow
+            // is the only one.
             Some(memory) => unsafe { std::slice::from_raw_parts_mut(memory.start(), memory.len) },
             None => &mut [],
         }

@@ -1,4 +1,4 @@
-//! A loaded plugin, and its contexts: one per communicator of NCCL.
+//! A loaded plugin and its contexts, one per communicator of NCCL.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::error::{HostError, checked};
 use crate::log::{self, text_of};
 
 unsafe extern "C" {
-    /// `logger.c`.
+    /// The logger that `logger.c` defines.
     fn laxity_nccl_host_logger(
         level: c_int,
         subsystems: std::ffi::c_ulong,
@@ -24,7 +24,7 @@ unsafe extern "C" {
     );
 }
 
-/// The profiler's callback of a host that profiles nothing: no event is ever kept.
+/// The callback of a host without a profiler. It keeps no event.
 unsafe extern "C" fn no_profiler(
     _event: *mut *mut c_void,
     _kind: c_int,
@@ -35,7 +35,7 @@ unsafe extern "C" fn no_profiler(
     0
 }
 
-/// Refuses a table that lacks a function.
+/// Returns an error if the table lacks a function.
 fn check(slots: &[usize; SLOTS], path: &Path) -> Result<(), HostError> {
     let lacking = abi::NEEDED.iter().find(|(slot, _)| slots[*slot] == 0);
     lacking.map_or(Ok(()), |(_, function)| {
@@ -46,15 +46,15 @@ fn check(slots: &[usize; SLOTS], path: &Path) -> Result<(), HostError> {
     })
 }
 
-/// A library with the functions in it; closed with the last user.
+/// A library and its functions. The last user closes it.
 struct Loaded {
     name: String,
     calls: NetTable,
-    /// Last: the functions above are in it.
+    /// The library, which must be dropped last, since it contains the functions above.
     _library: Library,
 }
 
-/// A plugin of NCCL's.
+/// A plugin for NCCL.
 #[derive(Clone)]
 pub struct Plugin(Rc<Loaded>);
 
@@ -65,15 +65,15 @@ impl std::fmt::Debug for Plugin {
 }
 
 impl Plugin {
-    /// Loads a library, its symbols visible to nobody else, and looks for the table.
+    /// Loads a library with `RTLD_LOCAL` and looks for the table.
     ///
     /// # Errors
     /// It can't be loaded, or is no plugin of NCCL 2.30 or later.
     pub fn load(path: &Path) -> Result<Self, HostError> {
         let library =
-            // SAFETY: the library's constructors run, which nothing can check: the crate's
-            // documentation leaves the choice of the library to the caller. No code that is loaded
-            // already is changed by it (RTLD_LOCAL).
+            // SAFETY: the library's constructors run, which nothing can check. The crate's
+            // documentation leaves the choice of the library to the caller. `RTLD_LOCAL` doesn't
+            // change code that is already loaded.
             unsafe { Library::open(Some(path), RTLD_NOW | RTLD_LOCAL) }.map_err(|error| {
                 HostError::Load {
                     path: path.to_owned(),
@@ -83,8 +83,8 @@ impl Plugin {
         let no_table = || HostError::NoTable {
             path: path.to_owned(),
         };
-        // SAFETY: an object of this name is a table of this layout in every plugin; the pointer is
-        // used while the library is there. Only its address is taken here.
+        // SAFETY: an object of this name is a table of this layout in every plugin. The pointer is
+        // used while the library is loaded. Only its address is taken here.
         let table = unsafe { library.get::<*const NetTable>(SYMBOL.as_bytes()) }
             .map_err(|_| no_table())?
             .into_raw()
@@ -93,12 +93,12 @@ impl Plugin {
         if table.is_null() || !table.is_aligned() {
             return Err(no_table());
         }
-        // SAFETY: not null, aligned, and a table as said above, which nobody writes. A slot is an
+        // SAFETY: not null, aligned, and a table of this layout, which nobody writes. A slot is an
         // address or null.
         check(unsafe { &*table.cast::<[usize; SLOTS]>() }, path)?;
-        // SAFETY: as above; the functions that must be there are.
+        // SAFETY: the table is valid, and all functions in `NEEDED` are there.
         let table = unsafe { *table };
-        // SAFETY: a name is null or a string that lives as long as the library.
+        // SAFETY: the name is null or a string that lives as long as the library.
         let name = unsafe { text_of(table.name) };
         Ok(Self(Rc::new(Loaded {
             name,
@@ -107,24 +107,24 @@ impl Plugin {
         })))
     }
 
-    /// What the plugin calls itself.
+    /// Returns the plugin's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// Initialises the plugin for one communicator, whose number all its ranks have in common, with
-    /// no wish for a traffic class.
+    /// Initialises the plugin for one communicator without a traffic class. All ranks of the
+    /// communicator use the same `comm_id`.
     ///
     /// # Errors
-    /// The plugin finds nothing that it could use; the error has what it said.
+    /// The plugin finds no usable device. The error contains the plugin's warnings.
     pub fn init(&self, comm_id: u64) -> Result<Context, HostError> {
         let mut raw = ptr::null_mut();
         let mut config = CommConfig {
             traffic_class: abi::TRAFFIC_CLASS_UNDEFINED,
         };
-        // SAFETY: all pointers are to objects that outlive the call; the plugin copies what it
-        // keeps of the configuration, by the interface. Both callbacks may be called from any
+        // SAFETY: all pointers are to objects that outlive the call. The interface requires the
+        // plugin to copy what it keeps of the configuration. Both callbacks may be called from any
         // thread and at any time.
         let returned = unsafe {
             (self.0.calls.init)(
@@ -143,23 +143,23 @@ impl Plugin {
     }
 }
 
-/// The dynamic linker's own words, without the crate's around them.
+/// Returns the dynamic linker's own message, without the crate's prefix.
 fn reason(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// What a plugin says of a device.
+/// A device's properties.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Properties {
-    /// Its name.
+    /// The device's name.
     pub name: String,
-    /// Its PCI device in `/sys`; empty if it is none.
+    /// Path of the device's PCI device in `/sys`. Empty if it has none.
     pub pci_path: String,
-    /// Speed of its port, Mbit/s.
+    /// Speed of the device port in Mbit/s.
     pub speed_mbit: i32,
-    /// Most receives that may be grouped.
+    /// Largest number of receives in a group.
     pub receives_max: i32,
-    /// Most communicators.
+    /// Largest number of communicators.
     pub comms_max: i32,
 }
 
@@ -179,23 +179,23 @@ impl Drop for ContextInner {
         let Some(finalize) = self.loaded.calls.finalize else {
             return;
         };
-        // SAFETY: a context of this plugin, once; whatever was made of it holds a reference, so
-        // nothing of it is left.
+        // SAFETY: `raw` is a context of this plugin, and it is finalised once. Everything made from
+        // it holds a reference, so nothing of it is left.
         if let Err(error) = checked("finalize", unsafe { finalize(self.raw) }) {
             log::note(error.to_string());
         }
     }
 }
 
-/// An initialised plugin; finalised when it and all that was made of it is gone.
+/// An initialised plugin. It is finalised after everything made from it is gone.
 #[derive(Clone)]
 pub struct Context(Rc<ContextInner>);
 
 impl Context {
-    /// How many devices there are.
+    /// Returns the number of devices.
     ///
     /// # Errors
-    /// The plugin can't tell.
+    /// The plugin fails.
     pub fn devices(&self) -> Result<usize, HostError> {
         let mut count: c_int = 0;
         // SAFETY: the pointer is to an integer that outlives the call.
@@ -208,7 +208,7 @@ impl Context {
         })
     }
 
-    /// What a device is like.
+    /// Returns a device's properties.
     ///
     /// # Errors
     /// There is no such device.
@@ -216,12 +216,12 @@ impl Context {
         // SAFETY: zeros are a value of each field, pointers included.
         let mut raw: RawProperties = unsafe { std::mem::zeroed() };
         let get = self.0.calls().get_properties;
-        // SAFETY: the pointer is to a structure of the layout that the table's version says, and
-        // outlives the call.
+        // SAFETY: the pointer is to a structure with the layout of the table's version. It outlives
+        // the call.
         let returned = unsafe { get(number(device)?, &raw mut raw) };
         checked("getProperties", returned)?;
-        // SAFETY: strings in it are null or live as long as the plugin is initialised, by the
-        // interface.
+        // SAFETY: the interface requires that the strings are null or live as long as the plugin is
+        // initialised.
         let (name, pci_path) = unsafe { (text_of(raw.name), text_of(raw.pci_path)) };
         Ok(Properties {
             name,
@@ -232,7 +232,7 @@ impl Context {
         })
     }
 
-    /// Listens on a device. The handle is for the peer that is to connect, by whatever way.
+    /// Listens on a device. The caller passes the handle to the peer that is to connect.
     ///
     /// # Errors
     /// The plugin can't listen.
@@ -240,10 +240,10 @@ impl Context {
         Listener::new(Rc::clone(&self.0), number(device)?)
     }
 
-    /// Begins to connect to whoever made the handle; [`Connecting::poll`] goes on.
+    /// Begins to connect to the listener of the handle. [`Connecting::poll`] continues.
     #[must_use]
     pub fn connect(&self, device: usize, handle: Handle) -> Connecting {
-        // A device that is no number of the interface's is refused by the plugin.
+        // The plugin refuses a device number that the interface can't have.
         Connecting::new(
             Rc::clone(&self.0),
             c_int::try_from(device).unwrap_or(-1),

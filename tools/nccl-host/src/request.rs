@@ -1,4 +1,4 @@
-//! Requests: a message on its way, and the memory that it is sent from or received into.
+//! Requests: a message in progress, with the memory that it is sent from or received into.
 
 use std::ffi::{c_int, c_void};
 use std::rc::Rc;
@@ -7,29 +7,29 @@ use crate::comm::Comm;
 use crate::error::{HostError, checked};
 use crate::memory::{Memory, Region};
 
-/// What came of asking for a transfer.
+/// The result of starting a transfer.
 #[derive(Debug)]
 pub enum Attempt {
-    /// It is under way.
+    /// The transfer is in progress.
     Started(Request),
-    /// Not now: ask again with the same arguments, a little later.
+    /// The plugin can't start it yet. Ask again later with the same arguments.
     NotNow(Region),
 }
 
-/// What came of asking whether a transfer is done.
+/// The result of testing a transfer.
 #[derive(Debug)]
 pub enum Tested {
-    /// It is: the memory, and how many bytes of it the message had.
+    /// The transfer is done. Contains its memory and the message's size in bytes.
     Done(Region, usize),
-    /// Not yet.
+    /// The transfer is not done.
     Pending(Request),
 }
 
-/// A transfer under way. One that is dropped is given up; its memory stays until its connection is
-/// closed.
+/// A transfer in progress. Dropping it abandons the transfer, and its memory stays until the
+/// connection is closed.
 pub struct Request {
     comm: Rc<Comm>,
-    /// There until the request ends.
+    /// The request's memory. `None` only after its end.
     memory: Option<Memory>,
     raw: *mut c_void,
 }
@@ -40,7 +40,7 @@ impl std::fmt::Debug for Request {
     }
 }
 
-/// The memory of a region for a request of a communicator.
+/// Takes the memory out of a region for a request of `comm`.
 pub(crate) fn take(comm: &Rc<Comm>, mut region: Region, len: usize) -> Result<Memory, HostError> {
     if !Rc::ptr_eq(comm, &region.comm) {
         return Err(HostError::Misuse(
@@ -50,14 +50,14 @@ pub(crate) fn take(comm: &Rc<Comm>, mut region: Region, len: usize) -> Result<Me
     if len > region.len() {
         return Err(HostError::Misuse("the memory is shorter than the message"));
     }
-    // A region that has been taken apart is empty, and never comes here: its methods consume it.
+    // Methods that empty a region consume it, so the region still has its memory.
     region
         .memory
         .take()
         .ok_or(HostError::Misuse("the region has no memory"))
 }
 
-/// What `isend` or `irecv` made of `memory`.
+/// Returns the attempt that `isend` or `irecv` made with `memory`.
 pub(crate) fn started(
     comm: &Rc<Comm>,
     function: &'static str,
@@ -67,7 +67,7 @@ pub(crate) fn started(
 ) -> Result<Attempt, HostError> {
     let comm = Rc::clone(comm);
     if let Err(error) = checked(function, returned) {
-        // Whether the plugin has begun to use it is unknown.
+        // The plugin may have begun to use the memory.
         comm.park(memory);
         return Err(error);
     }
@@ -80,15 +80,15 @@ pub(crate) fn started(
 }
 
 impl Request {
-    /// Whether the transfer is done; drives the plugin.
+    /// Tests whether the transfer is done. This also makes the plugin progress.
     ///
     /// # Errors
     /// The connection is lost, and the request with it.
     pub fn test(mut self) -> Result<Tested, HostError> {
         let (mut done, mut bytes): (c_int, c_int) = (0, 0);
         let test = self.comm.context.calls().test;
-        // SAFETY: a request that `isend` or `irecv` gave and that was neither done nor failed
-        // before: either consumes it.
+        // SAFETY: `isend` or `irecv` returned the request. It was neither done nor failed before,
+        // since either consumes it.
         checked("test", unsafe {
             test(self.raw, &raw mut done, &raw mut bytes)
         })?;

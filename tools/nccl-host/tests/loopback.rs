@@ -1,8 +1,8 @@
-//! The real plugin, driven over loopback: what the safe interface promises holds with a plugin that
-//! really moves bytes.
+//! The real plugin over loopback. The tests check the promises of the safe interface with a plugin
+//! that moves bytes.
 //!
-//! Settings come from the environment, so each case runs in a process of its own: this program
-//! again, told to run that one.
+//! Settings come from the environment. Each case therefore runs in its own process, which is this
+//! program with the case's name.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -13,11 +13,10 @@ use laxity_nccl_host::{
     Attempt, Context, HostError, Plugin, RecvComm, Region, Request, SendComm, Tested,
 };
 
-/// Set in the process that runs a case.
+/// The variable that is set in the process that runs a case.
 const ROLE: &str = "LAXITY_NCCL_HOST_ROLE";
 
-/// Longest that anything here may take before it is called a hang: the machine may be building
-/// something else.
+/// Time after which a wait counts as a hang. It is long, because the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn plugin() -> PathBuf {
@@ -84,7 +83,7 @@ fn connected(context: &Context) -> (SendComm, RecvComm) {
     to.zip(from).expect("both ends")
 }
 
-/// Asks until the plugin takes it.
+/// Repeats a call until the plugin starts the transfer.
 fn started(region: Region, mut ask: impl FnMut(Region) -> Result<Attempt, HostError>) -> Request {
     let mut region = Some(region);
     patiently("a request", || {
@@ -98,7 +97,7 @@ fn started(region: Region, mut ask: impl FnMut(Region) -> Result<Attempt, HostEr
     })
 }
 
-/// Tests until all are done, in order.
+/// Tests requests in order until all are done.
 fn done(requests: Vec<Request>) -> Vec<(Region, usize)> {
     let mut left: VecDeque<Request> = requests.into();
     let mut finished = Vec::new();
@@ -129,7 +128,7 @@ fn a_message_sent_before_its_receive_arrives_though_only_the_receive_is_tested()
     with_interface(name, "=lo", |plugin| {
         let context = plugin.init(1).expect("initialises");
         let (to, from) = connected(&context);
-        // More than sockets hold.
+        // The message is larger than socket buffers.
         let size = 32 << 20;
         let region = to.register(pattern(3, size)).expect("registered");
         let sending = started(region, |region| to.send(region, size, 0));
@@ -155,13 +154,13 @@ fn messages_of_all_sizes_arrive_in_order_and_the_memory_comes_back() {
         let sizes = [0, 1, 63, 4096, 65_535, 65_537, 1 << 20, 5 << 20];
         let (mut sending, mut receiving) = (Vec::new(), Vec::new());
         for (message, &size) in sizes.iter().enumerate() {
-            // Room for one byte more than comes.
+            // The buffer has one byte more than the message.
             let region = from.register(vec![0xee; size + 1]).expect("registered");
             receiving.push(started(region, |region| from.receive(region, size + 1, 0)));
             let region = to.register(pattern(message, size)).expect("registered");
             sending.push(started(region, |region| to.send(region, size, 0)));
         }
-        // Both ends are in this thread: neither may wait for the other's turn.
+        // Both ends are in this thread, so neither may wait for the other.
         let mut all: Vec<Option<Request>> =
             sending.into_iter().chain(receiving).map(Some).collect();
         let mut results: Vec<Option<(Region, usize)>> = all.iter().map(|_| None).collect();
@@ -229,7 +228,7 @@ fn a_window_of_large_messages_goes_through_however_many_there_are() {
                 }
                 sent += 1;
             }
-            // As NCCL's proxy: the oldest of each first.
+            // Like NCCL's proxy, test the oldest of each first.
             while let Some(request) = sending.pop_front() {
                 match Request::test(request).expect("no error") {
                     Tested::Done(region, _) => out.push(region),
@@ -268,11 +267,11 @@ fn requests_that_are_given_up_leave_the_plugin_and_the_memory_in_order() {
         let receiving = started(region, |region| from.receive(region, 1 << 20, 0));
         let region = to.register(pattern(0, 64 << 20)).expect("registered");
         let sending = started(region, |region| to.send(region, 64 << 20, 0));
-        // More than the connection takes, and nobody looks: both are under way when they are
-        // dropped.
+        // The message is larger than the connection takes, and nobody tests. Both requests are in
+        // progress when they are dropped.
         drop((receiving, sending));
         drop((to, from));
-        // The plugin works on.
+        // The plugin still works.
         let (to, from) = connected(&context);
         let region = from.register(vec![0; 9]).expect("registered");
         let receiving = started(region, |region| from.receive(region, 9, 0));
@@ -334,7 +333,7 @@ fn memory_of_another_connection_or_too_little_of_it_is_refused() {
 fn a_plugin_that_finds_no_interface_says_which_it_looked_for() {
     let name = "a_plugin_that_finds_no_interface_says_which_it_looked_for";
     with_interface(name, "=nonsense0", |plugin| {
-        // A plugin may refuse, as this one does, or say that it has no device.
+        // A plugin may refuse, as this one does, or report no devices.
         let error = plugin.init(1).map(|_| ()).expect_err("no such interface");
         let text = error.to_string();
         assert!(text.starts_with("the plugin's init failed with"), "{text}");

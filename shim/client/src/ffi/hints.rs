@@ -1,4 +1,4 @@
-//! The part of `laxity.h` that says what the inference engine knows: in a lane, or from any thread.
+//! The part of `laxity.h` for an engine's hints, in a lane or from any thread.
 
 use core::ffi::{c_char, c_int};
 
@@ -6,7 +6,7 @@ use super::{INVALID, guarded, on_lane, sized, text};
 use crate::hints::{self, Facts, HintError};
 use crate::{Hint, Lane};
 
-/// `lax_request`.
+/// Facts about a request, `lax_request`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct LaxRequest {
@@ -17,7 +17,7 @@ pub struct LaxRequest {
     tenant: *const c_char,
 }
 
-/// `lax_hint_stats`.
+/// Counters of hints, `lax_hint_stats`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LaxHintStats {
@@ -53,14 +53,14 @@ fn answer(how: impl FnOnce() -> Result<(), HintError>) -> c_int {
     })
 }
 
-/// The number that stands for a text.
+/// Returns the number of an id that is a text.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_number(id: *const c_char) -> u64 {
     // SAFETY: upheld by the caller.
     unsafe { text(id) }.map_or(0, |id| hints::number_of(id.to_bytes()))
 }
 
-/// A request came in.
+/// Begins a request.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_request_begin(request: u64, facts: *const LaxRequest) -> c_int {
     let facts = if facts.is_null() {
@@ -82,18 +82,17 @@ pub unsafe extern "C" fn lax_request_begin(request: u64, facts: *const LaxReques
     answer(|| hints::request_begin(request, facts))
 }
 
-/// Functions that tell the daemon the hint of their row: the first in a lane, the second for the
-/// process.
+/// Defines the functions for each hint: the first for a lane, the second for the process.
 macro_rules! hints {
     ($($in_lane:ident, $of_process:ident => $hint:ident { $($field:ident: $type:ty),* };)*) => {$(
-        /// Tells the daemon a hint in a lane, see [`Hint`].
+        /// Sends a hint to the daemon in a lane, see [`Hint`].
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $in_lane(lane: *mut Lane, $($field: $type),*) -> c_int {
             // SAFETY: upheld by the caller.
             unsafe { tell_in(lane, Hint::$hint { $($field),* }) }
         }
 
-        /// Tells the daemon a hint, see [`Hint`].
+        /// Sends a hint to the daemon, see [`Hint`].
         #[unsafe(no_mangle)]
         pub extern "C" fn $of_process($($field: $type),*) -> c_int {
             answer(|| hints::tell(Hint::$hint { $($field),* }))
@@ -112,7 +111,7 @@ hints! {
 }
 
 /// # Safety
-/// As for all functions of [`super`].
+/// The conditions of all functions of [`super`] hold.
 unsafe fn tell_in(lane: *mut Lane, hint: Hint) -> c_int {
     // SAFETY: upheld by the caller.
     unsafe {
@@ -132,7 +131,7 @@ fn join(batch: u64, request: u64, deadline_ns: u64, bytes: u64) -> Hint {
     }
 }
 
-/// A request is a member of a batch, said in a lane.
+/// Adds a request to a batch, in a lane.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_hint_request_join(
     lane: *mut Lane,
@@ -145,13 +144,13 @@ pub unsafe extern "C" fn lax_hint_request_join(
     unsafe { tell_in(lane, join(batch, request, deadline_ns, bytes)) }
 }
 
-/// A request is a member of a batch.
+/// Adds a request to a batch.
 #[unsafe(no_mangle)]
 pub extern "C" fn lax_batch_join(batch: u64, request: u64) -> c_int {
     answer(|| hints::tell(join(batch, request, 0, 0)))
 }
 
-/// What is known and what was counted of hints.
+/// Writes the counters of hints.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_get_hint_stats(stats: *mut LaxHintStats) -> c_int {
     // SAFETY: upheld by the caller.

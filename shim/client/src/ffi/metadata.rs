@@ -1,4 +1,4 @@
-//! The part of `laxity.h` that says what transfers belong to: thread scopes and memory.
+//! The part of `laxity.h` for the metadata of transfers: thread scopes and memory.
 
 use core::ffi::{c_int, c_void};
 
@@ -7,10 +7,10 @@ use crate::Stage;
 use crate::memory::{self, MemoryError};
 use crate::scope::{self, Scope};
 
-/// `LAX_LAYER_UNKNOWN`.
+/// The number of an unknown layer, `LAX_LAYER_UNKNOWN`.
 const LAYER_UNKNOWN: u16 = u16::MAX;
 
-/// `lax_scope`.
+/// A scope, `lax_scope`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct LaxScope {
@@ -38,7 +38,7 @@ impl LaxScope {
         }
     }
 
-    /// `None` if its stage is none.
+    /// Returns the scope, or `None` if its stage is invalid.
     pub(crate) fn scope(&self) -> Option<Scope> {
         Some(Scope {
             stage: stage(self.stage)?,
@@ -50,7 +50,7 @@ impl LaxScope {
     }
 }
 
-/// `Some(None)` for "unknown", `None` for a number that is no stage.
+/// Returns `Some(None)` for "unknown", and `None` for an invalid number.
 fn stage(number: u8) -> Option<Option<Stage>> {
     match number {
         0 => Some(None),
@@ -74,7 +74,7 @@ pub unsafe extern "C" fn lax_scope_push(scope: *const LaxScope) -> c_int {
     0
 }
 
-/// What is said of a transfer that the calling thread posts from an address.
+/// Writes the values for a transfer that the calling thread posts from an address.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_scope_of(address: *const c_void, said: *mut LaxScope) -> c_int {
     // SAFETY: upheld by the caller.
@@ -106,7 +106,7 @@ fn answer(result: Result<(), MemoryError>) -> c_int {
     }
 }
 
-/// A range of memory holds the KV cache of a layer.
+/// Records that a range of memory holds the KV cache of a layer.
 #[unsafe(no_mangle)]
 pub extern "C" fn lax_memory_layer(
     address: *const c_void,
@@ -122,7 +122,7 @@ pub extern "C" fn lax_memory_layer(
     })
 }
 
-/// A range of memory holds blocks of a request.
+/// Records that a range of memory holds blocks of a request.
 #[unsafe(no_mangle)]
 pub extern "C" fn lax_memory_owner(
     address: *const c_void,
@@ -142,7 +142,7 @@ pub extern "C" fn lax_memory_owner(
     })
 }
 
-/// Nothing is known of a range of memory any more.
+/// Removes all facts about a range of memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn lax_memory_forget(address: *const c_void, bytes: u64) -> c_int {
     guarded(INVALID, || answer(memory::forget(address as u64, bytes)))

@@ -1,13 +1,13 @@
-//! A table that forgets its oldest entry when it is full: what an engine never ends must not eat
-//! its memory.
+//! A table that removes its oldest entry when it is full, so that entries which an engine never
+//! ends don't exhaust the memory.
 //!
-//! Entries leave in the order in which they came in. An entry that comes in again is young again.
-//! The queue of ages may name entries that are gone or younger by now, and is swept when those
-//! outnumber the others.
+//! Entries are removed in the order in which they were inserted. An entry that is inserted again is
+//! young again. The queue of ages may name entries that are gone or younger by now. It is cleaned
+//! up when those are the majority.
 
 use std::collections::{HashMap, VecDeque};
 
-/// At most so many entries, by number.
+/// A table of a limited number of entries, by number.
 #[derive(Debug)]
 pub(super) struct Bounded<T> {
     entries: HashMap<u64, Entry<T>>,
@@ -48,8 +48,8 @@ impl<T> Bounded<T> {
         self.entries.remove(&key).map(|entry| entry.what)
     }
 
-    /// Puts one in, or in the place of the one that has this key; gives the one that had to leave
-    /// for lack of room.
+    /// Inserts or replaces the entry of a key. Returns the oldest entry if it was removed for lack
+    /// of room.
     pub(super) fn insert(&mut self, key: u64, what: T) -> Option<(u64, T)> {
         self.arrivals += 1;
         let arrival = self.arrivals;
@@ -69,8 +69,7 @@ impl<T> Bounded<T> {
         None
     }
 
-    /// All of them, oldest first, so that whoever is told of them is told in the order in which
-    /// they came.
+    /// Returns all entries, oldest first, so that they can be sent in the order in which they came.
     pub(super) fn by_age(&self) -> Vec<(u64, &T)> {
         let mut all: Vec<_> = self.entries.iter().collect();
         all.sort_by_key(|(_, entry)| entry.arrival);

@@ -1,11 +1,10 @@
-//! Leave to send for transfers that any thread may wait for: the lanes of this process behind
-//! locks.
+//! Permits for transfers that any thread may wait for: the lanes of this process behind locks.
 //!
-//! A lane has one user at a time, and one sleeper. Here a transfer may be submitted by one thread,
-//! waited for by another and reported complete by a third. So each transfer is in one of a few
-//! lanes, mostly alone there: it goes to the first lane that has none, else to the one with the
-//! fewest. Nobody holds a lane while he sleeps. Of several who wait in one lane one sleeps, and
-//! wakes the others when it has news.
+//! A lane has one user and one sleeper at a time. Here, one thread may submit a transfer, another
+//! wait for it, and a third report its completion. Each transfer is therefore in one of a few
+//! lanes, usually alone: the first lane with the fewest transfers. A thread that sleeps doesn't
+//! hold its lane. If several threads wait in one lane, one sleeps and wakes the others when it has
+//! news.
 
 use core::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -19,22 +18,23 @@ use crate::client::Client;
 use crate::lane::Lane;
 use crate::ticket::{Permit, Ticket};
 
-/// Lanes of a process, taken when needed.
+/// Number of lanes of a process, which are taken when needed.
 pub(super) const LANES: usize = 8;
-/// Looks at a lane before the first sleep: about the time in which a daemon that is awake answers.
+/// Number of polls before the first sleep, about the time in which a daemon that is awake answers.
 const GLANCES: u32 = 32;
-/// Longest that one who waits goes without a look of his own.
+/// Longest wait of a thread without a poll of its own.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// The same while the lane has news for somebody else, who has not come for them yet.
+/// Longest wait of a thread without a poll while the lane has news for another thread, which has
+/// not come yet.
 const LOOK_AGAIN: Duration = Duration::from_micros(200);
 
-/// One lane.
+/// A lane that several threads share.
 #[derive(Debug, Default)]
 pub(super) struct Shard {
     inner: Mutex<Inner>,
-    /// Rung when the sleeper wakes.
+    /// Condition that the sleeper is awake.
     bell: Condvar,
-    /// Transfers in it. Relaxed: a hint which lane to take.
+    /// Number of transfers in the lane. Relaxed, because it is a hint for choosing a lane.
     load: AtomicUsize,
 }
 
@@ -46,7 +46,7 @@ struct Inner {
 
 impl Shard {
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // A panic in here leaves a lane that is still one.
+        // The lane stays valid after a panic.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -57,13 +57,12 @@ impl Inner {
     }
 }
 
-/// A transfer that asked for leave to send. When it is dropped, what was not sent of it is given
-/// up.
+/// A transfer that waits for permits. Dropping it cancels what was not sent.
 #[derive(Debug)]
 pub struct Transfer {
     hub: &'static Hub,
     shard: usize,
-    /// Of the process that submitted it; a forked child has no part in it.
+    /// The epoch of the process that submitted it. A forked child must not use it.
     epoch: u32,
     bytes: u64,
     state: Mutex<State>,
@@ -73,8 +72,8 @@ pub struct Transfer {
 struct State {
     ticket: Ticket,
     completed: u64,
-    /// It was given up, or all of it is sent: nothing more is to be said of it to the daemon. Bytes
-    /// that had been permitted by then.
+    /// The permitted bytes of a transfer that is cancelled or sent completely. Nothing more is
+    /// reported to the daemon then.
     over: Option<u64>,
 }
 
@@ -84,29 +83,29 @@ impl State {
     }
 }
 
-/// More was reported complete than was permitted; nothing was reported.
+/// The error of reporting more bytes complete than were permitted. Nothing was reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{reported} bytes cannot be complete: {permitted} were permitted so far, and {completed} of \
      them reported before"
 )]
 pub struct Excess {
-    /// What was reported.
+    /// Bytes in the call.
     pub reported: u64,
-    /// Permitted so far.
+    /// Bytes of the transfer that are permitted so far.
     pub permitted: u64,
-    /// Reported before.
+    /// Bytes reported before.
     pub completed: u64,
 }
 
-/// What a look gave.
+/// The result of a poll.
 enum Look {
     Permitted(Permit),
-    /// Nothing, and nobody sleeps: here is the sleep.
+    /// There is no permit, and the caller may sleep.
     Sleep(crate::wait::Sleep),
-    /// Nothing, and somebody else sleeps.
+    /// There is no permit, and another thread sleeps.
     Others,
-    /// Nothing, but there is no sleeping in this lane now.
+    /// There is no permit, and no thread may sleep in this lane now.
     Busy,
 }
 
@@ -118,7 +117,7 @@ const OVER: Permit = Permit {
     bypassed: false,
 };
 
-/// The first of the lanes with the least to do.
+/// Returns the index of the first lane with the fewest transfers.
 fn least_loaded(hub: &Hub) -> usize {
     let load = |index: &usize| hub.shards[*index].load.load(Ordering::Relaxed);
     (0..hub.shards.len()).min_by_key(load).unwrap_or(0)
@@ -146,19 +145,19 @@ impl Transfer {
         }
     }
 
-    /// Bytes of it.
+    /// Returns the transfer's size in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Bytes permitted so far.
+    /// Returns the bytes permitted so far.
     #[must_use]
     pub fn permitted(&self) -> u64 {
         self.lock().map_or(self.bytes, |state| state.permitted())
     }
 
-    /// Nothing more will be permitted.
+    /// Reports whether nothing more will be permitted.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.lock().is_none_or(|state| state.ticket.is_done())
@@ -168,13 +167,13 @@ impl Transfer {
         &self.hub.shards[self.shard]
     }
 
-    /// Whether this is a forked child of the process that submitted it: then its lane is not to be
-    /// touched, nor waited for.
+    /// Reports whether this is a forked child of the process that submitted the transfer. Its lane
+    /// must not be used then, nor waited for.
     fn is_foreign(&self) -> bool {
         self.epoch != super::epoch()
     }
 
-    /// `None` in a forked child where another thread of the parent held it.
+    /// Locks the state. Returns `None` in a forked child if another thread held the lock.
     fn lock(&self) -> Option<MutexGuard<'_, State>> {
         if self.is_foreign() {
             return self.state.try_lock().ok();
@@ -182,8 +181,7 @@ impl Transfer {
         Some(self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// What may be sent now beyond earlier permits, `None` if nothing. Never blocks for longer than
-    /// another thread's look.
+    /// Returns a permit for further bytes, or `None`. Blocks only while another thread polls.
     #[must_use]
     pub fn poll(&self) -> Option<Permit> {
         let Some(mut state) = self.lock() else {
@@ -224,8 +222,9 @@ impl Transfer {
         }
     }
 
-    /// Waits for the next permit, `limit` at most: `None` then. After the last one it gives an
-    /// empty last permit. Without a limit it ends, too: with the daemon, at the latest.
+    /// Waits for the next permit, for `limit` at most, and then returns `None`. After the last
+    /// permit it returns an empty last permit. Without a limit, the wait ends at the latest when
+    /// the daemon is gone.
     #[must_use]
     pub fn wait(&self, limit: Option<Duration>) -> Option<Permit> {
         for _ in 0..GLANCES {
@@ -262,16 +261,16 @@ impl Transfer {
         }
     }
 
-    /// `bytes` that were permitted have left the wire.
+    /// Reports that permitted `bytes` have left the wire.
     ///
     /// # Errors
-    /// [`Excess`]; nothing was reported then.
+    /// [`Excess`]. Nothing was reported then.
     pub fn complete(&self, bytes: u64) -> Result<(), Excess> {
         let Some(mut state) = self.lock() else {
             return Ok(());
         };
         if state.over.is_some() {
-            // Given up meanwhile: the daemon counts on nothing any more.
+            // The transfer was cancelled, so the daemon expects no completions.
             return Ok(());
         }
         let (permitted, completed) = (state.permitted(), state.completed);
@@ -290,7 +289,7 @@ impl Transfer {
         Ok(())
     }
 
-    /// Gives up what was not permitted and what was not sent; whether there was any.
+    /// Cancels what was not permitted or not sent. Reports whether there was any.
     pub fn cancel(&self) -> bool {
         let Some(mut state) = self.lock() else {
             return false;
@@ -319,7 +318,7 @@ pub struct Transfers {
     hub: &'static Hub,
     shard: usize,
     epoch: u32,
-    /// The last wait found something else to look at and did not sleep. Relaxed: a hint.
+    /// Whether the last wait didn't sleep, because the lane had other news. Relaxed, as a hint.
     in_vain: AtomicBool,
 }
 
@@ -335,7 +334,7 @@ impl Transfers {
         }
     }
 
-    /// [`super::submit`], in this lane.
+    /// Does the same as [`super::submit`] in this lane.
     #[must_use]
     pub fn submit(&self, asked: &super::Asked) -> Transfer {
         if self.epoch != super::epoch() {
@@ -345,8 +344,8 @@ impl Transfers {
         Transfer::submit_to(self.hub, self.shard, &flow)
     }
 
-    /// Sleeps until one of them may have more to say, or `limit` has passed. May return early: poll
-    /// them all, then come again.
+    /// Sleeps until a transfer may have a permit, or `limit` has passed. May return early. The
+    /// caller polls all transfers, then calls again.
     pub fn wait_any(&self, limit: Duration) {
         if self.epoch != super::epoch() {
             return std::thread::sleep(limit.min(LOOK_AGAIN));
@@ -368,7 +367,7 @@ impl Transfers {
                 shard.wake();
                 self.in_vain.store(false, Ordering::Relaxed);
             }
-            // News, perhaps of others in the lane who don't come for them.
+            // The news may be for other threads of the lane that don't come for it.
             None if self.in_vain.swap(true, Ordering::Relaxed) => {
                 shard.nap(limit.min(LOOK_AGAIN));
             }
@@ -395,7 +394,7 @@ impl Drop for Transfer {
 }
 
 impl Shard {
-    /// The sleeper is up.
+    /// Wakes the other threads after the sleeper woke.
     fn wake(&self) {
         let mut inner = self.lock();
         inner.asleep = false;

@@ -1,29 +1,29 @@
-//! What the engine said: which requests and batches there are, and whether the next thing it says
-//! makes sense. No I/O and no clock: what the daemon is to be told comes out as [`Hint`]s.
+//! The engine's requests and batches, and the check whether its next hint makes sense. The table
+//! does no I/O and reads no clock. It returns the [`Hint`]s for the daemon.
 //!
-//! A request or batch that is not known here need not be wrong: the scheduler of an engine begins a
-//! batch in one process, its workers compute the layers in others, and the daemon puts the two
-//! together by their numbers. So that is counted, and passed on. What cannot be right wherever the
-//! rest happens is refused.
+//! A request or batch that is unknown here need not be wrong. An engine's scheduler may begin a
+//! batch in one process while its workers compute the layers in others. The daemon combines them by
+//! their numbers. Unknown ids are therefore counted and passed on. A hint that no other process
+//! could make right is refused.
 
 use crate::hint::Hint;
 
 use super::bounded::Bounded;
 use super::sights::FirstSights;
 
-/// Requests that are remembered; beyond, the oldest is taken for ended. Those that have ended
-/// count, too: that is how ending one twice is noticed.
+/// Largest number of remembered requests. The oldest is assumed to have ended when there are more.
+/// Ended requests count, too, so that a second end is noticed.
 pub const REQUESTS_MAX: usize = 1 << 16;
-/// Batches that are remembered.
+/// Largest number of remembered batches.
 pub const BATCHES_MAX: usize = 1 << 12;
-/// Bytes of a tenant's name that are kept.
+/// Longest stored name of a tenant, in bytes.
 pub const TENANT_MAX: usize = 64;
 
-/// A hint that makes no sense. Nothing changed and the daemon was told nothing; fix the caller, or
-/// go on: no transfer depends on it.
+/// The reason why a hint makes no sense. Nothing changed, and the daemon got nothing. Fix the
+/// caller, or continue, since no transfer depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HintError {
-    /// 0 means "unknown".
+    /// The id is 0, which means "unknown".
     #[error("0 is no id of a request or batch: it means \"unknown\"")]
     NoId,
     /// The deadline is not in the future.
@@ -31,52 +31,52 @@ pub enum HintError {
         "the deadline of request {request} was {late_ns} ns ago; give one that is to come, or none"
     )]
     DeadlinePassed {
-        /// Of which request.
+        /// The request's id.
         request: u64,
-        /// How long ago.
+        /// Time since the deadline in nanoseconds.
         late_ns: u64,
     },
     /// The request has ended.
     #[error("request {request} has ended before; begin it again if its id is used again")]
     RequestEnded {
-        /// Which.
+        /// The request's id.
         request: u64,
     },
     /// The batch has no such layer.
     #[error("batch {batch} has no layer {layer}: it has {layers}, counted from 0")]
     UnknownLayer {
-        /// Which batch.
+        /// The batch's id.
         batch: u64,
-        /// Which layer.
+        /// The layer's number.
         layer: u16,
-        /// How many there are.
+        /// The batch's number of layers.
         layers: u16,
     },
-    /// A model without layers.
+    /// The batch has no layers.
     #[error("batch {batch} cannot have 0 layers")]
     NoLayers {
-        /// Which batch.
+        /// The batch's id.
         batch: u64,
     },
 }
 
-/// What is known of a request when it begins. Zeroes and emptiness for what is not.
+/// Facts about a request when it begins. Unknown ones are zero or empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Facts {
-    /// When its first token is due, absolute CLOCK_MONOTONIC nanoseconds.
+    /// Deadline of the first token in CLOCK_MONOTONIC nanoseconds.
     pub deadline_ns: u64,
-    /// Bytes that it will move.
+    /// Number of bytes that the request will move.
     pub bytes: u64,
-    /// The engine's own; larger is more urgent.
+    /// The engine's own priority. A larger one is more urgent.
     pub priority: i32,
-    /// For whom it is.
+    /// The tenant that the request belongs to.
     pub tenant: Box<str>,
 }
 
 #[derive(Debug, Default)]
 struct Request {
     facts: Facts,
-    /// The batch that it was last said to be in, 0 if none.
+    /// The batch that the request joined last, 0 if none.
     batch: u64,
     ended: bool,
 }
@@ -85,41 +85,41 @@ struct Request {
 struct Batch {
     layers: u16,
     layer_time_ns: u64,
-    /// What it waits for, 0 if for nothing.
+    /// The batch that this one waits for, 0 if none.
     ahead: u64,
-    /// The layer that it computes, if it has begun.
+    /// The layer that the batch computes, if it has begun one.
     layer: Option<u16>,
     computed: bool,
 }
 
-/// What was counted.
+/// Counters of hints.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Hints that were taken.
+    /// Number of hints that were taken.
     pub hints: u64,
-    /// Requests forgotten for lack of room.
+    /// Requests removed for lack of room.
     pub requests_evicted: u64,
-    /// Batches forgotten for lack of room.
+    /// Batches removed for lack of room.
     pub batches_evicted: u64,
-    /// Requests that began while they had not ended.
+    /// Requests that began again before their end.
     pub requests_begun_twice: u64,
-    /// Requests that ended and were not known.
+    /// Unknown requests that ended.
     pub requests_unknown: u64,
-    /// Batches that began while they had not ended.
+    /// Batches that began again before their end.
     pub batches_begun_twice: u64,
-    /// Hints about batches that were not known.
+    /// Hints about unknown batches.
     pub batches_unknown: u64,
-    /// Layers that were refused, of hints, or left out, of transfers.
+    /// Invalid layers, refused in hints or left out of transfers.
     pub layers_unknown: u64,
     /// Layers that began after a later one.
     pub layers_backwards: u64,
-    /// Deadlines that were refused, of requests, or left out, of transfers.
+    /// Deadlines in the past, refused in requests or left out of transfers.
     pub deadlines_passed: u64,
     /// Requests that ended twice.
     pub requests_ended_twice: u64,
 }
 
-/// Requests and batches of this process.
+/// The requests and batches of this process.
 #[derive(Debug)]
 pub(super) struct HintTable {
     requests: Bounded<Request>,
@@ -142,7 +142,7 @@ impl HintTable {
         }
     }
 
-    /// Requests and batches that are remembered.
+    /// Returns the numbers of remembered requests and batches.
     pub(super) fn sizes(&self) -> (usize, usize) {
         (self.requests.len(), self.batches.len())
     }
@@ -198,7 +198,7 @@ impl HintTable {
         }
     }
 
-    /// Takes a hint, and passes it on with what is known of a request that joins a batch.
+    /// Takes a hint and passes it to `say`, with the facts about a request that joins a batch.
     pub(super) fn tell(
         &mut self,
         mut hint: Hint,
@@ -317,7 +317,7 @@ impl HintTable {
         Ok(())
     }
 
-    /// The batch of a hint.
+    /// Returns the batch of a hint. Counts an unknown one.
     fn look_up(&mut self, batch: u64) -> Option<&mut Batch> {
         let known = self.batches.get_mut(batch);
         if known.is_none() {
@@ -326,26 +326,26 @@ impl HintTable {
         known
     }
 
-    /// What is known of a request that has not ended.
+    /// Returns the facts about a request that has not ended.
     pub(super) fn facts(&self, request: u64) -> Option<&Facts> {
         let known = self.requests.get(request).filter(|known| !known.ended);
         known.map(|known| &known.facts)
     }
 
-    /// The batch that a request is in, 0 if unknown.
+    /// Returns the batch of a request, 0 if unknown.
     pub(super) fn batch_of(&self, request: u64) -> u64 {
         let known = self.requests.get(request).filter(|known| !known.ended);
         known.map_or(0, |known| known.batch)
     }
 
-    /// Layers of a batch, and the one that it computes.
+    /// Returns the number of layers of a batch, and the layer that it computes.
     pub(super) fn layers(&self, batch: u64) -> Option<(u16, Option<u16>)> {
         self.batches
             .get(batch)
             .map(|known| (known.layers, known.layer))
     }
 
-    /// All of it again, for a daemon that knows nothing.
+    /// Passes all remembered requests and batches to `say`, for a new daemon.
     pub(super) fn retell(&self, say: &mut dyn FnMut(Hint)) {
         let batches = self.batches.by_age();
         for &(batch, known) in &batches {

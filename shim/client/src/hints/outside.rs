@@ -1,12 +1,11 @@
-//! The same library once more in the same process.
+//! Another copy of this library in the same process.
 //!
-//! Scopes and memory are said to whoever posts the transfer. That may be another copy of this
-//! library: the one inside a preloaded `liblaxity.so`, while this one is part of an extension of
-//! Python. Each copy has tables of its own. So what is said here is also said to the first copy
-//! that the dynamic linker finds by name, if that is not this one.
+//! Scopes and memory must reach the library that posts the transfer. That may be another copy of
+//! this library, inside a preloaded `liblaxity.so`, while this one is part of a Python extension.
+//! Each copy has its own tables. Hints that are given here are therefore also given to the first
+//! copy that the dynamic linker finds by name, if that is another one.
 //!
-//! It is looked for once: a library that is to stand before all others was loaded before any of
-//! them.
+//! The copy is looked for once. A library that precedes all others was loaded before them.
 
 use core::ffi::{c_int, c_void};
 use std::sync::OnceLock;
@@ -18,7 +17,7 @@ use laxity_shm::record::Stage;
 use crate::ffi::metadata::LaxScope;
 use crate::scope::Scope;
 
-/// The functions of `laxity.h` that have state of the process or of a thread.
+/// Functions of `laxity.h` that change the state of the process or of a thread.
 struct Other {
     scope_push: unsafe extern "C" fn(*const LaxScope) -> c_int,
     scope_pop: unsafe extern "C" fn() -> c_int,
@@ -33,10 +32,10 @@ impl Other {
         if is_own(push) {
             return None;
         }
-        // A library that exports these names keeps their signatures. The one whose arguments may
-        // change with the version of the interface is asked for it first.
+        // A library that exports these names keeps their signatures. Only one has arguments that
+        // depend on the version of the interface, so the version is checked first.
         let version = real!(find(c"lax_abi_version"), fn() -> u32)?;
-        // SAFETY: as declared in `laxity.h`.
+        // SAFETY: declared like this in `laxity.h`.
         if unsafe { version() } != crate::ffi::ABI_VERSION {
             return None;
         }
@@ -56,12 +55,12 @@ impl Other {
     }
 }
 
-/// What is said of transfers of this thread from an address, in the first copy that says so; `None`
-/// if there is no such copy. That may be this one.
+/// Returns the values for a transfer of this thread from an address, from the first copy that has
+/// this function. Returns `None` if there is no such copy. It may be this one.
 pub(super) fn scope_of(address: u64) -> Option<Scope> {
     type Ask = unsafe extern "C" fn(*const c_void, *mut LaxScope) -> c_int;
     static ASK: OnceLock<Option<Ask>> = OnceLock::new();
-    // What may grow in the struct comes behind the size that it is given.
+    // Later versions only append to the struct, and write no more than its given size.
     let ask = ASK.get_or_init(|| {
         real!(
             find(c"lax_scope_of"),
@@ -69,7 +68,7 @@ pub(super) fn scope_of(address: u64) -> Option<Scope> {
         )
     });
     let mut said = LaxScope::of(&Scope::default());
-    // SAFETY: a valid scope that says its size.
+    // SAFETY: a valid scope that contains its size.
     let answer = unsafe { (*ask)?(address as *const c_void, &raw mut said) };
     Some(match answer {
         1.. => said.scope().unwrap_or_default(),
@@ -82,7 +81,7 @@ fn other() -> Option<&'static Other> {
     OTHER.get_or_init(Other::look).as_ref()
 }
 
-/// Whether there is one.
+/// Reports whether there is another copy.
 pub fn is_there() -> bool {
     other().is_some()
 }
@@ -90,14 +89,14 @@ pub fn is_there() -> bool {
 pub(super) fn scope_push(scope: &Scope) {
     if let Some(other) = other() {
         let scope = LaxScope::of(scope);
-        // SAFETY: a valid scope that says its size.
+        // SAFETY: a valid scope that contains its size.
         unsafe { (other.scope_push)(&raw const scope) };
     }
 }
 
 pub(super) fn scope_pop() {
     if let Some(other) = other() {
-        // SAFETY: takes nothing.
+        // SAFETY: the function takes no arguments.
         unsafe { (other.scope_pop)() };
     }
 }
@@ -105,7 +104,7 @@ pub(super) fn scope_pop() {
 pub(super) fn memory_layer(address: u64, bytes: u64, layer: u16, stage: Option<Stage>) {
     if let Some(other) = other() {
         let stage = stage.map_or(0, |stage| stage as u8);
-        // SAFETY: the address is only noted.
+        // SAFETY: the function only stores the address.
         unsafe { (other.memory_layer)(address as *const c_void, bytes, layer, stage) };
     }
 }
@@ -113,14 +112,14 @@ pub(super) fn memory_layer(address: u64, bytes: u64, layer: u16, stage: Option<S
 pub(super) fn memory_owner(address: u64, bytes: u64, batch: u64, request: u64, deadline_ns: u64) {
     if let Some(other) = other() {
         let address = address as *const c_void;
-        // SAFETY: the address is only noted.
+        // SAFETY: the function only stores the address.
         unsafe { (other.memory_owner)(address, bytes, batch, request, deadline_ns) };
     }
 }
 
 pub(super) fn memory_forget(address: u64, bytes: u64) {
     if let Some(other) = other() {
-        // SAFETY: the address is only noted.
+        // SAFETY: the function only stores the address.
         unsafe { (other.memory_forget)(address as *const c_void, bytes) };
     }
 }

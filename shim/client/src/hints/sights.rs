@@ -1,10 +1,10 @@
-//! When requests were first seen: transfers that have an objective and no deadline are due an
-//! objective after that.
+//! First sights of requests, from which the deadlines of transfers with an objective and no
+//! deadline are counted.
 
 use super::REQUESTS_MAX;
 use super::bounded::Bounded;
 
-/// The first sight of each request, within limits.
+/// The time of the first sight of each request, within limits.
 #[derive(Debug)]
 pub struct FirstSights(Bounded<u64>);
 
@@ -13,13 +13,13 @@ impl FirstSights {
         Self(Bounded::new(requests))
     }
 
-    /// When a transfer is due that has an objective and no deadline: counted from the first sight
-    /// of its request; from now if it has none.
+    /// Returns the deadline of a transfer with an objective and no deadline. It is counted from the
+    /// first sight of its request, or from now without a request.
     pub fn due(&mut self, now: u64, request: u64, objective_ns: u64) -> u64 {
         if request == 0 {
             return now.saturating_add(objective_ns);
         }
-        // An engine that uses its numbers again has another request there once it is long due.
+        // An engine that uses its numbers again has another request by then.
         let is_over = |seen: u64| now.saturating_sub(seen) >= objective_ns.saturating_mul(2);
         let seen = match self.0.get(request) {
             Some(&seen) if !is_over(seen) => seen,
@@ -31,7 +31,7 @@ impl FirstSights {
         seen.saturating_add(objective_ns)
     }
 
-    /// The request has ended: its number may be used again.
+    /// Removes a request that has ended, since its number may be used again.
     pub(super) fn forget(&mut self, request: u64) {
         self.0.remove(request);
     }

@@ -1,4 +1,4 @@
-//! Credit that is lent: small work requests go on it before the daemon hears of them.
+//! Loans of credit, on which small work requests go before they are reported to the daemon.
 
 use laxity_shm::layout::{CREDIT_WHOLE, attention};
 use laxity_shm::record::Flow;
@@ -8,16 +8,16 @@ use laxity_shm::sleep::lately_ns;
 use super::Lane;
 use super::owed::Owed;
 
-/// Part of the credit at hand that is lent at a time.
+/// Divisor of the credit at hand that gives the size of a loan.
 const LOAN_SHARE: u64 = 4;
-/// How long a loan holds: so long may the daemon not hear of what goes on it.
+/// Longest time that a loan is valid, in nanoseconds, and so the longest delay of a report.
 const LOAN_NS: u64 = 10_000_000;
 
-/// Credit for work requests that are told of later, see [`Lane::lend`].
+/// Credit for work requests that are reported later, see [`Lane::lend`].
 #[derive(Debug)]
 pub struct Loan {
     header: HeaderRef,
-    /// Of the binding that lent it.
+    /// Number of the binding that made the loan.
     seat: u64,
     port: usize,
     bytes: u64,
@@ -25,14 +25,14 @@ pub struct Loan {
 }
 
 impl Loan {
-    /// Bytes that may go on it.
+    /// Returns the size of the loan in bytes.
     #[must_use]
     pub const fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Whether nothing waits on any port so far, the daemon schedules, and has been told a moment
-    /// ago.
+    /// Reports whether the loan is valid: nothing waits on any port, the daemon schedules, and the
+    /// last report is recent.
     #[inline]
     #[must_use]
     pub fn holds(&self) -> bool {
@@ -43,12 +43,12 @@ impl Loan {
 }
 
 impl Lane {
-    /// Lends some of the credit at hand, `most` bytes at most, to small work requests like `flow`:
-    /// they go before the daemon hears of them, while nothing waits on any port. It hears of them
-    /// in one flow, with [`Lane::repay`].
+    /// Makes a loan of the credit at hand, of `most` bytes at most, for small work requests like
+    /// `flow`. They go before they are reported, while nothing waits on any port. [`Lane::repay`]
+    /// reports them as one flow.
     #[must_use]
     pub fn lend(&mut self, flow: &Flow, most: u64) -> Option<Loan> {
-        // With loans little is said, and so little is noticed of a daemon that is gone.
+        // With loans the lane sends few records, so it would notice a lost daemon late.
         let now = lately_ns();
         self.notice_hangup_at(now);
         let seat = self.seat;
@@ -70,8 +70,8 @@ impl Lane {
         })
     }
 
-    /// `flow` went on a loan and is complete; what it did not use of the loan is credit again.
-    /// Where the loan was of a daemon that is gone, its bytes count as bypassed.
+    /// Reports `flow`, which went on a loan and is complete, and returns the rest of the loan to
+    /// the credit. If the loan's daemon is gone, the bytes count as bypassed.
     pub fn repay(&mut self, loan: &Loan, flow: &Flow) {
         let Some(binding) = self.binding.as_mut().filter(|_| self.seat == loan.seat) else {
             if flow.bytes > 0 {

@@ -1,4 +1,4 @@
-//! Messages to the daemon, and those that wait for a slot to be said in.
+//! Records for the daemon that wait for a slot.
 
 use laxity_shm::layout::attention;
 use laxity_shm::producer::SlotRef;
@@ -6,27 +6,27 @@ use laxity_shm::record::{Flow, Record};
 
 use super::Lane;
 
-/// Messages that may wait for a slot. A daemon that is alive never lets them; see `owe`.
+/// Largest number of records that wait for a slot. A live daemon never reaches it, see `owe`.
 const OWED_MAX: usize = 1 << 16;
-/// A message that found no slot.
+/// A record that found no slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Owed {
     Say(Record),
     Withdraw(SlotRef, u64),
-    /// A flow that went on a loan and is complete: two records.
+    /// A completed flow that went on a loan, which needs two records.
     Repay(Flow),
 }
 
 impl Lane {
-    /// Whether messages wait for a slot: the lane is full, and what completed cannot be told of.
-    /// Whoever goes away now should come back, see [`Lane::settle`].
+    /// Reports whether records wait for a slot, so that completions are not reported. The caller
+    /// should then use [`Lane::settle`] later.
     #[inline]
     #[must_use]
     pub fn owes(&self) -> bool {
         !self.owed.is_empty()
     }
 
-    /// Tells what waits for a slot, as far as there are slots by now.
+    /// Sends waiting records, as far as there are slots.
     pub fn settle(&mut self) {
         if self.owes() {
             self.pay();
@@ -57,8 +57,8 @@ impl Lane {
         }
     }
 
-    /// Keeps a message for later. Completions must not be lost: the daemon would count their
-    /// bytes as in flight for ever. A daemon that lets this many pile up is not alive.
+    /// Keeps a record for later. Completions must not be lost, because the daemon would count their
+    /// bytes as in flight for ever. A daemon that leaves so many records unread is not alive.
     #[cold]
     fn owe(&mut self, message: Owed) {
         if self.owed.len() >= OWED_MAX {
@@ -72,7 +72,7 @@ impl Lane {
         self.owes_still();
     }
 
-    /// The path on credit must not overtake what is owed.
+    /// Disables the path on credit while records wait, so that no record overtakes them.
     pub(super) fn owes_still(&mut self) {
         if let Some(binding) = &mut self.binding
             && !self.owed.is_empty()
@@ -81,7 +81,7 @@ impl Lane {
         }
     }
 
-    /// Sends what is owed, as far as there are slots.
+    /// Sends waiting records, as far as there are slots.
     #[cold]
     pub(crate) fn pay(&mut self) {
         let Some(binding) = &mut self.binding else {
@@ -115,7 +115,7 @@ impl Lane {
                 binding.notify();
             }
         } else {
-            // Slow, or gone?
+            // The daemon is slow or gone.
             self.notice_hangup();
         }
     }

@@ -1,4 +1,4 @@
-//! Sleeping until a permit comes, away from the lane.
+//! Sleeping until a permit comes, without holding the lane.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ use super::{MISSES, SLICE, SLICE_UNORDERED, any_news};
 use crate::lane::Lane;
 use crate::lane_binding::LaneBinding;
 
-/// A sleep that was announced to the daemon and has yet to be slept, away from the lane: whoever
-/// pumps the lane of others must not keep it from them meanwhile. See [`Lane::prepare_sleep`].
+/// A sleep that was announced to the daemon. It needs no access to the lane, so other threads can
+/// use the lane meanwhile. See [`Lane::prepare_sleep`].
 #[derive(Debug)]
 pub struct Sleep {
     lane: LaneMemory,
@@ -20,13 +20,13 @@ pub struct Sleep {
 }
 
 impl Sleep {
-    /// Sleeps until a permit comes in the lane, but for [`SLICE`] at most. May return early. Call
+    /// Sleeps until a permit comes in the lane, for [`SLICE`] at most. May return early. Call
     /// [`Lane::slept`] after it.
     pub fn sleep(self) {
         self.sleep_within(SLICE);
     }
 
-    /// [`Sleep::sleep`], but no longer than this.
+    /// Sleeps like [`Sleep::sleep`], but no longer than `limit`.
     pub fn sleep_within(self, limit: Duration) {
         let slice = self.slice.min(limit);
         self.lane.header().waiter.sleep(self.announced, slice);
@@ -34,9 +34,9 @@ impl Sleep {
 }
 
 impl Lane {
-    /// Prepares to sleep until a ticket of this lane has more to say. `None` if one has by now, if
-    /// none waits, or if something else should be looked at first: poll them then. One thread at a
-    /// time may sleep on a lane.
+    /// Prepares to sleep until a ticket of this lane has a permit. Returns `None` if one has it by
+    /// now, if none waits, or if the caller should first check something else. The caller polls the
+    /// tickets then. One thread at a time may sleep on a lane.
     pub fn prepare_sleep(&mut self) -> Option<Sleep> {
         if self.owes() {
             self.pay();
@@ -68,7 +68,7 @@ impl Lane {
         })
     }
 
-    /// The sleep is over: the daemon need not wake anybody in this lane.
+    /// Ends the sleep, so that the daemon need not wake a thread of this lane.
     pub fn slept(&mut self) {
         if let Some(binding) = &self.binding
             && binding.session.lost_at().is_none()
@@ -77,8 +77,8 @@ impl Lane {
         }
     }
 
-    /// Whether a flow that has to wait would find a slot. While many wait, submit no more: it would
-    /// be bypassed.
+    /// Reports whether a flow that has to wait would find a slot. Submit no more while it is false,
+    /// since further flows would be bypassed.
     #[inline]
     #[must_use]
     pub fn has_room(&self) -> bool {

@@ -1,4 +1,4 @@
-//! What tests of lanes share.
+//! Helpers for tests of lanes.
 
 use laxity_client::{Client, Flow, Lane, Stage, Ticket};
 
@@ -15,7 +15,7 @@ pub(crate) fn flow(bytes: u64) -> Flow {
     }
 }
 
-/// Collects all permits; the sum, and whether any was bypassed.
+/// Collects all permits. Returns their sum, and whether any was bypassed.
 pub(crate) fn drain(lane: &mut Lane, ticket: &mut Ticket) -> (u64, bool) {
     let (mut bytes, mut bypassed) = (0, false);
     while !ticket.is_done() {
@@ -26,7 +26,7 @@ pub(crate) fn drain(lane: &mut Lane, ticket: &mut Ticket) -> (u64, bool) {
     (bytes, bypassed)
 }
 
-/// Submits a flow of so many bytes, and drains it.
+/// Submits a flow of `bytes` and collects its permits.
 pub(crate) fn send(lane: &mut Lane, bytes: u64) -> (u64, bool) {
     let mut ticket = lane.submit(&flow(bytes));
     drain(lane, &mut ticket)
@@ -37,7 +37,7 @@ pub(crate) fn is_scheduled_in_the_end(lane: &mut Lane) {
     eventually("a flow is scheduled", || !send(lane, 1).1);
 }
 
-/// A daemon, and a client of it with a lane.
+/// Returns a daemon, and a client of it with a lane.
 pub(crate) fn attached() -> (TestDaemon, Client, Lane) {
     let daemon = TestDaemon::start();
     let client = Client::attach(daemon.options());

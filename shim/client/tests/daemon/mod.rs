@@ -1,6 +1,6 @@
-//! A daemon of one page, for tests of the client: it keeps the protocol of `laxity_shm` in full
-//! (registration, permits in chunks, credit, sleep and wake, heartbeat, release) and has no policy
-//! at all. Tests turn its knobs while it runs.
+//! A minimal daemon for tests of the client. It implements the whole protocol of `laxity_shm`
+//! (registration, permits in chunks, credit, sleep and wake, heartbeat, release) and has no policy.
+//! Tests change its knobs while it runs.
 
 #![allow(dead_code, reason = "each test binary uses some of it")]
 
@@ -20,29 +20,29 @@ use laxity_shm::served::Served;
 use laxity_shm::sleep::{self, now_ns};
 use laxity_shm::sync::heavy_fence;
 
-/// What a test may turn, and what it may read.
+/// Settings that a test may change, and counters that it may read.
 #[derive(Debug, Default)]
 pub(crate) struct Knobs {
-    /// Largest permit. Default: everything at once.
+    /// Largest permit in bytes. By default, everything is permitted at once.
     pub(crate) chunk: AtomicU64,
-    /// Permit nothing to gated flows.
+    /// Whether gated flows get no permits.
     pub(crate) hold: AtomicBool,
-    /// Do nothing at all, as a daemon that was stopped by a signal.
+    /// Whether the daemon does nothing, as if a signal had stopped it.
     pub(crate) stalled: AtomicBool,
     is_stalled: AtomicBool,
-    /// Consume nothing, but give signs of life.
+    /// Whether the daemon reads no records, but gives signs of life.
     pub(crate) deaf: AtomicBool,
-    /// Credit that every lane has for each port, in bytes; what is spent is given anew.
+    /// Credit of every lane for each port, in bytes. Spent credit is replaced.
     pub(crate) credit: AtomicU64,
-    /// Bits to raise in every attention word; those not set are lowered.
+    /// Bits to raise in every attention word. The others are lowered.
     pub(crate) attention: AtomicU32,
-    /// Switch the bypass on and off all the time.
+    /// Whether the bypass is switched on and off all the time.
     pub(crate) flicker: AtomicBool,
-    /// Refuse clients, with this reason.
+    /// The reason with which clients are refused.
     pub(crate) refuse: Mutex<Option<Reason>>,
-    /// Rounds without work before the daemon sleeps.
+    /// Number of rounds without work before the daemon sleeps.
     pub(crate) patience: AtomicU32,
-    /// Times that it slept.
+    /// Number of times that the daemon slept.
     pub(crate) sleeps: AtomicU64,
     pub(crate) records: AtomicU64,
     pub(crate) submitted_bytes: AtomicU64,
@@ -50,9 +50,9 @@ pub(crate) struct Knobs {
     pub(crate) completed_bytes: AtomicU64,
     pub(crate) garbage: AtomicU64,
     pub(crate) clients: AtomicU64,
-    /// All records but flows, in order.
+    /// All records except flows, in order.
     pub(crate) heard: Mutex<Vec<Record>>,
-    /// Flows in the order in which they were submitted, for a test that wants them kept.
+    /// Flows in the order in which they were submitted, if the test sets it.
     pub(crate) flows: Mutex<Option<Vec<Flow>>>,
     geometry: Geometry,
     stop: AtomicBool,
@@ -93,7 +93,7 @@ impl TestDaemon {
         daemon
     }
 
-    /// At a path that outlives it, so that another can take its place.
+    /// Starts a daemon at a path that stays after its end, so that another can take its place.
     pub(crate) fn at(socket: &Path, geometry: Geometry) -> Self {
         let knobs = Arc::new(Knobs {
             chunk: AtomicU64::new(u64::MAX),
@@ -123,7 +123,7 @@ impl TestDaemon {
         }
     }
 
-    /// Stops doing anything, and returns once that is so.
+    /// Makes the daemon stall, and returns once it does.
     pub(crate) fn stall(&self) {
         self.knobs.stalled.store(true, Ordering::SeqCst);
         eventually("the daemon stalls", || {
@@ -135,12 +135,12 @@ impl TestDaemon {
         knob.store(on, Ordering::SeqCst);
     }
 
-    /// Stops as SIGTERM would have it: clients are released.
+    /// Stops the daemon as SIGTERM would: clients are released.
     pub(crate) fn stop(mut self) {
         self.join();
     }
 
-    /// Vanishes as SIGKILL would have it: nothing is said to anybody.
+    /// Ends the daemon as SIGKILL would: clients get no record.
     pub(crate) fn kill(mut self) {
         self.knobs.killed.store(true, Ordering::SeqCst);
         self.join();
@@ -164,7 +164,7 @@ impl Drop for TestDaemon {
     }
 }
 
-/// Waits, generously, until something holds.
+/// Waits, for a long time at most, until a condition holds.
 pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(20);
     while !holds() {
@@ -311,7 +311,7 @@ fn serve(knobs: &Knobs, client: &mut Attached, round: u64) -> usize {
         take(knobs, waiting, lane, &incoming);
     });
     if *bad {
-        // Thrown out: the hangup tells the client.
+        // The client was released, and notices the hang-up.
         return 1;
     }
     if credit > 0 {
@@ -329,7 +329,7 @@ fn serve(knobs: &Knobs, client: &mut Attached, round: u64) -> usize {
     work
 }
 
-/// A record came out of a lane.
+/// Handles a record of a lane.
 fn take(knobs: &Knobs, waiting: &mut Vec<Waiting>, lane: u16, incoming: &Incoming) {
     let Incoming { at, record } = *incoming;
     let hear = || knobs.heard.lock().expect("heard").push(record);
@@ -365,7 +365,7 @@ fn take(knobs: &Knobs, waiting: &mut Vec<Waiting>, lane: u16, incoming: &Incomin
     }
 }
 
-/// Permits a chunk more of each flow that waits.
+/// Permits another chunk of each flow that waits.
 fn permit(knobs: &Knobs, served: &mut Served, waiting: &mut Vec<Waiting>) {
     let chunk = knobs.chunk.load(Ordering::Relaxed);
     waiting.retain_mut(|flow| {
@@ -387,7 +387,7 @@ fn permit(knobs: &Knobs, served: &mut Served, waiting: &mut Vec<Waiting>) {
     });
 }
 
-/// The daemon's side of the sleep protocol.
+/// Does the daemon's part of the sleep protocol.
 fn doze(knobs: &Knobs, listener: &OwnedFd, clients: &mut [Attached]) {
     for client in clients.iter() {
         client.served.header().raise(attention::SLEEPING);
@@ -414,7 +414,7 @@ fn doze(knobs: &Knobs, listener: &OwnedFd, clients: &mut [Attached]) {
                 .map(|client| entry(client.served.eventfd().as_raw_fd())),
         );
         let limit = if ordered { 20 } else { 1 };
-        // SAFETY: a valid array of that many entries.
+        // SAFETY: the array has that many valid entries.
         unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, limit) };
         for client in clients.iter() {
             registration::drain(client.served.eventfd());

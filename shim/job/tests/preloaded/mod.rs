@@ -1,10 +1,10 @@
-//! A library that is preloaded, as a file: what tests of each of them need.
+//! Helpers for tests of preloaded libraries as files.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// Where cargo put a library: next to the test's own directory, or in it.
+/// Returns the path of a library, which is next to the test's directory or in it.
 pub(crate) fn library(name: &str) -> PathBuf {
     let own = std::env::current_exe().expect("own path");
     let deps = own.parent().expect("deps");
@@ -14,7 +14,7 @@ pub(crate) fn library(name: &str) -> PathBuf {
         .unwrap_or_else(|| panic!("{name} is built with its tests"))
 }
 
-/// The output of a program that succeeds.
+/// Returns the output of a program, which must succeed.
 pub(crate) fn output(command: &mut Command) -> Output {
     let output = command.output().expect("the program starts");
     assert!(
@@ -29,7 +29,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// What leaves a library.
+/// Returns the symbols that a library exports.
 pub(crate) fn exported(name: &str) -> BTreeSet<String> {
     let symbols = output(
         Command::new("nm")
@@ -40,8 +40,8 @@ pub(crate) fn exported(name: &str) -> BTreeSet<String> {
     text(&symbols.stdout).lines().filter_map(last).collect()
 }
 
-/// A process that does nothing of what a library is for says nothing, not even of a profile that
-/// there isn't: nothing of the library has run.
+/// Checks that a process which doesn't use a library's functions has no output, even with a missing
+/// profile. None of the library's code may run.
 pub(crate) fn a_process_does_not_notice(name: &str) {
     let folder = tempfile::tempdir().expect("a folder");
     let report = folder.path().join("report");

@@ -1,4 +1,4 @@
-//! A call that submits: what of it goes at once, what waits, and what is handed on as it came.
+//! A call that submits transfers, and its split into those that go at once and those that wait.
 
 use core::ffi::c_int;
 use core::sync::atomic::Ordering;
@@ -11,20 +11,19 @@ use crate::hub::Hub;
 use crate::report::COUNTERS;
 use crate::runs::{self, Run, TOGETHER_BYTES};
 
-/// How long a call waits for leave that is given at once: more than a daemon that is awake takes,
-/// less than anyone notices.
+/// Longest wait of a call for an immediate permit. A daemon that is awake takes less, and the
+/// program doesn't notice it.
 const ANSWER: Duration = Duration::from_micros(500);
 impl Batch {
-    /// `submitTransfer` and `submitTransferWithNotify`; whether the worker has to look after it
-    /// from here on.
+    /// Implements `submitTransfer` and `submitTransferWithNotify`.
     ///
     /// # Safety
-    /// As the program has to call it.
+    /// The conditions of the program's function hold.
     pub(crate) unsafe fn submit(&self, state: &mut State, hub: &'static Hub, call: &Call) -> c_int {
         if let Some(code) = state.refusal {
             return code;
         }
-        // SAFETY: upheld by the caller, for the time of this call.
+        // SAFETY: upheld by the caller for the duration of this call.
         let requests = unsafe { call.requests() };
         let together = if call.notify.is_some() {
             u64::MAX
@@ -32,7 +31,7 @@ impl Batch {
             TOGETHER_BYTES
         };
         let said_of = laxity_client::hints::said_of;
-        // What is no string Mooncake may see itself.
+        // Mooncake itself handles an invalid notification.
         let is_odd = |notify: NotifyMsg| notify.name.is_null() || notify.msg.is_null();
         let whole = state.passes
             || state.gone
@@ -51,7 +50,7 @@ impl Batch {
             return unsafe { self.pass(state, call) };
         };
         if call.notify.is_some() {
-            // Never in parts, whatever is said of them.
+            // A call with a notification is never split, whatever the hints are.
             let bytes = runs
                 .iter()
                 .fold(0_u64, |sum, run| sum.saturating_add(run.bytes));
@@ -64,7 +63,7 @@ impl Batch {
     }
 
     /// # Safety
-    /// As for [`Self::submit`].
+    /// The conditions of [`Self::submit`] hold.
     unsafe fn gate(
         &self,
         state: &mut State,
@@ -84,9 +83,9 @@ impl Batch {
                     asked = Some((run, transfer));
                     break;
                 };
-                // Nobody schedules: all the rest, as it came.
+                // Without a scheduler, the rest is handed on unchanged.
                 let count = if bypassed { call.count - at } else { run.count };
-                // SAFETY: upheld by the caller: a part of its array.
+                // SAFETY: upheld by the caller. The entries are a part of its array.
                 let code = unsafe {
                     let entries = call.entries.add(at);
                     hand_on(self.engine(), self.id, entries, count, call.notify)
@@ -111,15 +110,15 @@ impl Batch {
             state.wait(requests, asked, rest);
             state.notification = call
                 .notify
-                // SAFETY: upheld by the caller; `submit` saw that they are not null.
+                // SAFETY: upheld by the caller. `submit` checked that the pointers are not null.
                 .map(|notify| unsafe { Notification::copy(notify) });
         }
         0
     }
 
-    /// Mooncake refused part of a call of which it has `at` transfers: the first part, so that the
-    /// program may hear of it, or a later one, whose transfers fail instead, as those before them
-    /// go on and the program has to wait for them.
+    /// Handles Mooncake's refusal of a part of a call, of which Mooncake has `at` transfers. If it
+    /// is the first part, the program gets the error. Otherwise the transfers of that part fail
+    /// later, since those before them go on and the program has to wait for them.
     fn refused(&self, state: &mut State, code: c_int, at: usize, count: usize) -> c_int {
         state.passes = true;
         if at == 0 {
@@ -131,10 +130,10 @@ impl Batch {
         0
     }
 
-    /// Hands a call on as it came, behind whatever waits.
+    /// Hands a call on unchanged, after all waiting transfers.
     ///
     /// # Safety
-    /// As for [`Self::submit`].
+    /// The conditions of [`Self::submit`] hold.
     unsafe fn pass(&self, state: &mut State, call: &Call) -> c_int {
         self.flush(state);
         if let Some(code) = state.refusal {
@@ -155,7 +154,7 @@ impl Batch {
             state.submitted += call.count;
             state.handed_unseen(call.count);
         } else {
-            // Mooncake may have taken part of it: what it has can't be told any more.
+            // Mooncake may have taken a part of the call, and their number is unknown.
             state.passes = true;
         }
         code

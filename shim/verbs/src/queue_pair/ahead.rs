@@ -1,43 +1,42 @@
-//! What goes before the daemon hears of it: small work requests while nothing waits on any port.
+//! Small work requests that go before they are reported, while nothing waits on any port.
 //!
-//! A record for each would cost more than the post, and tells a daemon that has nothing to decide
-//! nothing. So they go on a loan of the lane's credit, and are told of as one flow when it is used
-//! up or its time is over. How far the daemon may be behind is bounded: in bytes, in work requests
-//! and in time. It is told of each again as soon as something waits anywhere.
+//! A record for each would cost more than the post, and the daemon has nothing to decide then. The
+//! work requests use a loan of the lane's credit. They are reported as one flow when the loan is
+//! used up or its time is over. The unreported part is bounded in bytes, in work requests and in
+//! time. As soon as something waits anywhere, each is reported by itself again.
 
 use laxity_client::{Flow, Lane, Loan, memory, scope};
 use laxity_ibverbs::{ibv_send_wr, ibv_wr_opcode};
 
 use crate::work;
 
-/// Bytes of a queue pair that the daemon may not know of: little against the window of any port
-/// that RDMA runs on.
+/// Unreported bytes of a queue pair at most, little against the window of any RDMA port.
 const BYTES: u64 = 64 << 10;
-/// Work requests of a queue pair that it may not know of.
+/// Unreported work requests of a queue pair at most.
 const REQUESTS: u32 = 256;
-/// Larger ones are told of one by one.
+/// Largest work request that is reported together with others, in bytes.
 const SMALL: u64 = 8 << 10;
 
-/// What of a queue pair went ahead, and may.
+/// The loan of a queue pair and the work requests that used it.
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
     loan: Option<Loan>,
-    /// What it is for.
+    /// The opcode that the loan is for.
     opcode: ibv_wr_opcode::Type,
-    /// What is left of it.
+    /// Bytes and work requests left in the loan.
     bytes: u64,
     requests: u32,
-    /// All that went, as one flow.
+    /// All unreported work requests, as one flow.
     untold: Flow,
 }
 
 impl Ahead {
-    /// Whether a work request may go ahead; its bytes. It is not compared with the flow that the
-    /// loan is for, since that takes as long as telling: where neither threads nor memory say
-    /// anything, the opcode says it all.
+    /// Returns the bytes of a work request if it may go ahead. Its flow is not compared with that
+    /// of the loan, since that takes as long as a report. If neither thread nor memory has hints,
+    /// the opcode decides alone.
     ///
     /// # Safety
-    /// As for [`work::sges`].
+    /// The conditions of [`work::sges`] hold.
     #[inline]
     pub(super) unsafe fn takes(&self, wr: &ibv_send_wr) -> Option<u64> {
         let loan = self.loan.as_ref()?;
@@ -49,12 +48,12 @@ impl Ahead {
         if !may {
             return None;
         }
-        // SAFETY: upheld by the caller; a loan is for an opcode that moves what they name.
+        // SAFETY: upheld by the caller. A loan is for an opcode that moves these bytes.
         let bytes = work::length(unsafe { work::sges(wr) });
         (bytes <= SMALL && bytes <= self.bytes).then_some(bytes)
     }
 
-    /// It went.
+    /// Counts a work request that went ahead.
     #[inline]
     pub(super) fn went(&mut self, bytes: u64) {
         self.bytes -= bytes;
@@ -62,14 +61,14 @@ impl Ahead {
         self.untold.bytes += bytes;
     }
 
-    /// Tells of what went; nothing goes ahead for now.
+    /// Reports what went ahead and ends the loan.
     pub(super) fn repay(&mut self, lane: &mut Lane) {
         if let Some(loan) = self.loan.take() {
             lane.repay(&loan, &self.untold);
         }
     }
 
-    /// `flow` was permitted as a work request of `opcode`: more may follow.
+    /// Takes a loan after `flow` was permitted as a work request of `opcode`.
     pub(super) fn follow(&mut self, lane: &mut Lane, opcode: ibv_wr_opcode::Type, flow: &Flow) {
         let by_opcode = memory::is_silent() && scope::is_silent() && flow.deadline_ns == 0;
         if self.loan.is_some() || flow.bytes > SMALL || !by_opcode {
@@ -84,7 +83,7 @@ impl Ahead {
         }
     }
 
-    /// Whether nothing may go ahead, and all is told.
+    /// Reports whether there is no loan, so that everything is reported.
     pub(super) const fn is_idle(&self) -> bool {
         self.loan.is_none()
     }

@@ -1,4 +1,4 @@
-//! Posts while nothing waits: what has leave goes to the provider in the caller's own list.
+//! Posts while nothing waits. Permitted work requests go to the provider in the caller's own list.
 
 use laxity_ibverbs::{ibv_qp, ibv_send_wr};
 
@@ -8,10 +8,11 @@ use crate::list::{Posted, call, call_prefix, position};
 use crate::{classify, work};
 
 impl QueuePair {
-    /// Posts a single one of which the daemon need not hear now. `None`: nothing happened.
+    /// Posts a single work request without a report to the daemon. Returns `None` if that is not
+    /// possible, without any effect.
     ///
     /// # Safety
-    /// As for [`QueuePair::post`]; `one` is not null.
+    /// The conditions of [`QueuePair::post`] hold. `one` is not null.
     #[inline]
     pub(super) unsafe fn post_ahead(
         &'static self,
@@ -20,12 +21,12 @@ impl QueuePair {
         ibv: *mut ibv_qp,
         one: *mut ibv_send_wr,
     ) -> Option<Posted> {
-        // SAFETY: upheld by the caller, here and below.
+        // SAFETY: upheld by the caller.
         let wr = unsafe { &*one };
-        // SAFETY: as above.
+        // SAFETY: upheld by the caller.
         let bytes = unsafe { state.ahead.takes(wr) }?;
         let (wr_id, signaled) = (wr.wr_id, state.signals_all || work::is_signaled(wr));
-        // SAFETY: as above.
+        // SAFETY: upheld by the caller.
         let result = unsafe { call(real, ibv, one) };
         if result.is_ok() {
             state.ahead.went(bytes);
@@ -34,10 +35,10 @@ impl QueuePair {
         Some(result)
     }
 
-    /// [`QueuePair::post_at_once`] of a single one, the way most go.
+    /// Posts a single work request like [`QueuePair::post_at_once`]. It is the usual case.
     ///
     /// # Safety
-    /// As for [`QueuePair::post`]; `one` is not null.
+    /// The conditions of [`QueuePair::post`] hold. `one` is not null.
     pub(super) unsafe fn post_one(
         &'static self,
         state: &mut State,
@@ -45,30 +46,30 @@ impl QueuePair {
         ibv: *mut ibv_qp,
         one: *mut ibv_send_wr,
     ) -> Posted {
-        // SAFETY: upheld by the caller, here and below.
+        // SAFETY: upheld by the caller.
         let wr = unsafe { &*one };
         let signaled = state.signals_all || work::is_signaled(wr);
         let (opcode, mut flight) = (wr.opcode, InFlight::untold(wr.wr_id, signaled));
-        // SAFETY: as above.
+        // SAFETY: upheld by the caller.
         let mut flow = unsafe { classify::flow(wr, state.peer) };
         if let Some(flow) = &mut flow {
             let mut lane = self.shard().lane();
-            // Those before it first.
+            // Work requests that went ahead are reported first.
             state.ahead.repay(&mut lane);
             if !lane.submit_whole_into(flow, || state.nic(), &mut flight.ticket) {
                 drop(lane);
                 self.shard().is_full();
-                // SAFETY: as above.
+                // SAFETY: upheld by the caller.
                 return unsafe { self.defer(state, one, None, false) };
             }
             flight.bytes = flow.bytes;
             if lane.poll(&mut flight.ticket).is_none() {
                 drop(lane);
-                // SAFETY: as above.
+                // SAFETY: upheld by the caller.
                 return unsafe { self.defer(state, one, Some(flight.ticket), false) };
             }
         }
-        // SAFETY: as above.
+        // SAFETY: upheld by the caller.
         let result = unsafe { call(real, ibv, one) };
         if result.is_err() {
             self.shard().lane().cancel(flight.ticket);
@@ -79,7 +80,7 @@ impl QueuePair {
             let mut lane = self.shard().lane();
             state.ahead.follow(&mut lane, opcode, flow);
             if !signaled {
-                // Nobody can tell when it is complete.
+                // The completion of an unsignaled work request can't be observed.
                 self.land(&mut lane, &flight.ticket, flight.bytes);
                 flight = InFlight::untold(flight.wr_id, false);
             }
@@ -88,7 +89,7 @@ impl QueuePair {
         result
     }
 
-    /// The provider has taken one more.
+    /// Records a work request that the provider took.
     #[inline]
     fn one_launched(&'static self, state: &mut State, flight: InFlight, bytes: u64) {
         if flight.ticket.is_known() && !state.watched {
@@ -102,7 +103,7 @@ impl QueuePair {
         }
     }
 
-    /// Nothing goes ahead any more; the daemon hears of what went.
+    /// Ends the loan and reports what went ahead.
     pub(super) fn end_ahead(&self, state: &mut State) {
         if state.ahead.is_idle() {
             return;
@@ -114,10 +115,10 @@ impl QueuePair {
         }
     }
 
-    /// Nothing waits: what has leave goes, and the rest waits.
+    /// Posts the permitted part of a list while nothing waits, and defers the rest.
     ///
     /// # Safety
-    /// As for [`QueuePair::post`].
+    /// The conditions of [`QueuePair::post`] hold.
     #[inline]
     pub(super) unsafe fn post_at_once(
         &'static self,
@@ -131,9 +132,9 @@ impl QueuePair {
         let mut at = list;
         let mut gated = None;
         let mut lane = self.shard().lane();
-        // SAFETY: upheld by the caller: a list that ends.
+        // SAFETY: upheld by the caller. The list ends.
         while let Some(wr) = unsafe { at.as_ref() } {
-            // SAFETY: as above.
+            // SAFETY: upheld by the caller.
             let flow = unsafe { classify::flow(wr, state.peer) };
             let signaled = state.signals_all || work::is_signaled(wr);
             let mut flight = InFlight::untold(wr.wr_id, signaled);
@@ -166,11 +167,11 @@ impl QueuePair {
             if at.is_null() {
                 return Ok(());
             }
-            // SAFETY: upheld by the caller; `at` is the one that has to wait.
+            // SAFETY: upheld by the caller. `at` is the first work request that has to wait.
             return unsafe { self.defer(state, at, gated, atomic) };
         };
         // The provider took some of them, or none.
-        // SAFETY: `bad` is one of the list.
+        // SAFETY: `bad` is in the list.
         let taken = unsafe { position(list, bad) }.min(ready);
         let mut lane = self.shard().lane();
         for gone in state.in_flight.drain(first + taken..) {
@@ -182,7 +183,7 @@ impl QueuePair {
         drop(lane);
         self.launched(state, first);
         if atomic && taken > 0 {
-            // All or none, and some are out: the others follow, in their own time.
+            // The call promises all or none, and some are posted, so the others are deferred.
             // SAFETY: upheld by the caller.
             return unsafe { self.defer(state, bad, None, true) };
         }

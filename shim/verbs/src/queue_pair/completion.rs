@@ -1,4 +1,4 @@
-//! What of a queue pair is on the wire, and how it comes to be complete.
+//! Work requests in flight, and their completion.
 
 use core::ptr;
 
@@ -9,7 +9,7 @@ use super::{IN_FLIGHT_MAX, QueuePair, State};
 use crate::lanes;
 
 impl QueuePair {
-    /// Bytes of a ticket are complete.
+    /// Reports bytes of a ticket as complete.
     #[inline]
     pub(super) fn land(&self, lane: &mut Lane, ticket: &Ticket, bytes: u64) {
         lane.complete(ticket, bytes);
@@ -18,7 +18,7 @@ impl QueuePair {
         }
     }
 
-    /// More completions are missing than any queue holds.
+    /// Completes the oldest work requests if more are in flight than any queue holds.
     #[cold]
     pub(super) fn assume_completed(&self, state: &mut State) {
         let mut lane = self.shard().lane();
@@ -29,7 +29,7 @@ impl QueuePair {
         }
     }
 
-    /// The provider has taken all in flight from `first` on.
+    /// Records that the provider took all work requests in flight from index `first` on.
     #[inline]
     pub(super) fn launched(&'static self, state: &mut State, first: usize) {
         let count = state.in_flight.len() - first;
@@ -57,7 +57,7 @@ impl QueuePair {
         }
     }
 
-    /// A completion came; the status that the program should see, if it is another.
+    /// Handles a completion. Returns the status for the program if it differs from the provider's.
     #[inline]
     pub(crate) fn completed(
         &self,
@@ -68,8 +68,8 @@ impl QueuePair {
         self.note(&mut self.state.lock(), cq, wr_id, status)
     }
 
-    /// [`QueuePair::completed`] for a caller that may hold a lock that the provider takes in posts:
-    /// `None` if another thread has the queue pair.
+    /// Does the same as [`QueuePair::completed`] for a caller that may hold a lock that the
+    /// provider takes in posts. Returns `None` if another thread holds the queue pair.
     pub(crate) fn try_completed(
         &self,
         cq: *const ibv_cq,
@@ -92,7 +92,7 @@ impl QueuePair {
         state.progress = lanes::tick();
         state.unseen = false;
         let success = status == ibv_wc_status::IBV_WC_SUCCESS;
-        // What it mostly is.
+        // The usual case comes first.
         if success
             && let Some(front) = state.in_flight.front()
             && front.wr_id == wr_id
@@ -104,12 +104,12 @@ impl QueuePair {
             state.in_flight.pop_front();
             return None;
         }
-        // With an error no opcode says whether a receive has completed.
-        // SAFETY: a queue pair that is alive: it completes.
+        // The queue decides, since a failed completion has no opcode that distinguishes receives.
+        // SAFETY: the queue pair is alive, since it completes work requests.
         if !success && !state.ibv.0.is_null() && !ptr::eq(unsafe { (*state.ibv.0).send_cq }, cq) {
             return None;
         }
-        // In error each work request completes, and not only those that are signaled.
+        // In error, unsignaled work requests complete, too.
         let last = state
             .in_flight
             .iter()

@@ -1,21 +1,22 @@
-//! What is in flight and nobody polls for.
+//! Work requests in flight that nobody polls for.
 //!
-//! A program that waits for something else, and polls for completions later, would wait for ever if
-//! that depends on what waits in the queue pair, and would hold the port's window against all other
-//! processes. So what is in flight of a queue pair is taken for complete once its completion queue
-//! was not polled for [`UNPOLLED_TICKS`]. The pump thread of the lane looks after that
-//! ([`crate::lanes::Shard::watch`]), since the program may neither post nor poll meanwhile.
+//! Some programs wait for something else before they poll for completions. If that depends on a
+//! waiting work request, such a program would wait for ever. It would also hold the port's window
+//! against all other processes. The work requests in flight of a queue pair are therefore assumed
+//! complete once its completion queue was not polled for [`UNPOLLED_TICKS`]. The lane's pump thread
+//! checks that ([`crate::lanes::Shard::watch`]), since the program may not.
 
 use laxity_client::Ticket;
 
 use super::{QueuePair, State};
 use crate::lanes;
 
-/// About 100 ms: longer than a program that polls lets pass, and short for one that waits.
+/// Ticks without a poll after which work requests are assumed complete, about 100 ms. Programs that
+/// poll do so more often.
 const UNPOLLED_TICKS: u32 = 6;
 
 impl QueuePair {
-    /// Something is in flight that the daemon counts.
+    /// Adds the queue pair to the watched ones when a flow that the daemon counts is in flight.
     #[cold]
     pub(super) fn be_watched(&'static self, state: &mut State) {
         lanes::advance_tick();
@@ -24,10 +25,10 @@ impl QueuePair {
         self.shard().watch(self);
     }
 
-    /// Looks after what is in flight; false if nothing is that the daemon counts, and no more looks
-    /// are needed.
+    /// Checks the work requests in flight. Returns false if the daemon counts none of them, so that
+    /// no more checks are needed.
     pub(crate) fn look(&'static self) -> bool {
-        // Whoever has it is at it right now.
+        // The thread that holds the lock handles them.
         let Some(mut state) = self.state.try_lock() else {
             return true;
         };
@@ -39,14 +40,14 @@ impl QueuePair {
         state.watched
     }
 
-    /// What is in flight is complete for all that can be known, if nobody looks.
+    /// Completes the work requests in flight if nobody polls.
     pub(super) fn settle_unpolled(&self, state: &mut State) {
         let now = lanes::tick();
         let passed = |since: u32| now.wrapping_sub(since) >= UNPOLLED_TICKS;
         let Some(context) = state.context.filter(|_| passed(state.progress)) else {
             return;
         };
-        // SAFETY: a queue pair that is alive: `close` comes before its end.
+        // SAFETY: the queue pair is alive, because `close` comes before its end.
         let cq = unsafe { (*state.ibv.0).send_cq };
         let polled = context.last_polled(cq);
         if !passed(polled) {

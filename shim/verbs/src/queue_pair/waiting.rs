@@ -1,4 +1,4 @@
-//! What waits in a queue pair: how it comes to wait, and how it goes.
+//! Work requests that wait in a queue pair: deferring and posting them.
 
 use laxity_client::Ticket;
 use laxity_ibverbs::ibv_send_wr;
@@ -19,11 +19,11 @@ impl QueuePair {
         state.submitted = state.waiting.len();
     }
 
-    /// Has a list wait. `first` is the ticket of its first, if that was submitted. If all of it was
-    /// found acceptable before (`accepted`), none is refused.
+    /// Defers a list. `first` is the ticket of its first work request, if that was submitted. With
+    /// `accepted`, all of it was checked before, and none is refused.
     ///
     /// # Safety
-    /// As for [`QueuePair::post`].
+    /// The conditions of [`QueuePair::post`] hold.
     pub(super) unsafe fn defer(
         &'static self,
         state: &mut State,
@@ -37,16 +37,16 @@ impl QueuePair {
         let mut result = Ok(());
         let before = state.waiting.len();
         let mut at = list;
-        // SAFETY: upheld by the caller, here and below.
+        // SAFETY: upheld by the caller.
         while let Some(wr) = unsafe { at.as_ref() } {
             if !accepted {
-                // SAFETY: as above.
+                // SAFETY: upheld by the caller.
                 if let Err(error) = unsafe { state.takes(wr, 1) } {
                     result = Err((error, at));
                     break;
                 }
             }
-            // SAFETY: as above.
+            // SAFETY: upheld by the caller.
             let (work, flow) = unsafe { (Work::copy(wr), classify::flow(wr, peer)) };
             let permit = match (first.take(), flow) {
                 (Some(ticket), _) => PermitState::Waits(ticket),
@@ -78,7 +78,8 @@ impl QueuePair {
         result
     }
 
-    /// Posts what may go by now; whether anything went. Does nothing if another thread is at it.
+    /// Posts all permitted work requests. Reports whether there were any. Does nothing if another
+    /// thread holds the queue pair.
     pub(crate) fn pump(&'static self) -> bool {
         self.state
             .try_lock()
@@ -101,7 +102,7 @@ impl QueuePair {
         went
     }
 
-    /// Submits what can be, collects permits; whether the first that waits may go.
+    /// Submits waiting work requests and collects permits. Reports whether the first one may go.
     fn collect_permits(&self, state: &mut State) -> bool {
         if state.waiting.is_empty() {
             return false;
@@ -111,8 +112,8 @@ impl QueuePair {
             return true;
         }
         let mut lane = self.shard().lane();
-        // The first of each queue pair in any case: others that wait must not hide it from the
-        // daemon.
+        // The first of each queue pair is submitted even without room, so that other waiting ones
+        // don't hide it from the daemon.
         while state.submitted < AHEAD.min(state.waiting.len())
             && (state.submitted == 0 || lane.has_room())
         {
@@ -132,7 +133,7 @@ impl QueuePair {
             }
             state.submitted += 1;
         }
-        // The last one that may go takes along what is in front of it.
+        // The last permitted work request pulls those before it.
         let mut permitted = None;
         for (index, waits) in state.waiting.range_mut(..state.submitted).enumerate() {
             if let PermitState::Waits(ticket) = &mut waits.permit {
@@ -157,8 +158,7 @@ impl QueuePair {
         true
     }
 
-    /// Posts the first that waits, which may go; whether the provider took it, or refused it for
-    /// good.
+    /// Posts the first waiting work request, which may go. Returns false if it still waits.
     fn post_front(&'static self, state: &mut State) -> bool {
         let Some(real) = state.context.and_then(Context::post_send) else {
             return false;
@@ -167,10 +167,11 @@ impl QueuePair {
         let Some(front) = state.waiting.front_mut() else {
             return false;
         };
-        // SAFETY: our own copy, on a queue pair that is not destroyed: `close` comes before that.
+        // SAFETY: the work request is this library's copy. The queue pair is not destroyed, because
+        // `close` comes before that.
         let mut failed = match unsafe { call(real, ibv, front.work.request()) } {
             Ok(()) => false,
-            // The program has not polled the completions that make room for it.
+            // The queue has room after the program polls for completions.
             Err((error, _)) if is_full(error) => return false,
             Err(_) => true,
         };
@@ -179,11 +180,12 @@ impl QueuePair {
             state.readiness = SendReadiness::Broken;
             exports::break_queue_pair(ibv);
             front.work.hollow();
-            // SAFETY: as above. In error, the provider takes it and completes it in its turn.
+            // SAFETY: the work request is this library's copy. In error, the provider takes and
+            // completes it.
             if let Err((error, _)) = unsafe { call(real, ibv, front.work.request()) }
                 && is_full(error)
             {
-                // Tried again, and then as what it is: one that fails.
+                // The next attempt posts it as a failed work request.
                 return false;
             }
             failed = true;

@@ -1,4 +1,4 @@
-//! What of hints is taken, refused and told again.
+//! Tests of which hints are taken, refused and sent again.
 
 use super::*;
 
