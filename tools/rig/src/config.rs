@@ -16,12 +16,15 @@
 //! busy decode port. So the window has to exceed all connections' buffers together, or the port
 //! would idle.
 
+mod check;
+
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::fabric::WireClass;
 use crate::serving::{ServingConfig, TimedConfig};
+
+pub use check::InvalidLab;
 
 /// The source of the requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -232,164 +235,7 @@ impl Default for ModelConfig {
     }
 }
 
-/// A value of [`LabConfig`] that makes no sense.
-#[derive(Debug, thiserror::Error)]
-#[error("{field}: {problem}")]
-pub struct InvalidLab {
-    /// Name of the field.
-    pub field: &'static str,
-    /// The problem, with the values that are allowed.
-    pub problem: String,
-}
-
 impl LabConfig {
-    /// Checks every field.
-    ///
-    /// # Errors
-    /// Returns the first invalid field.
-    pub fn validate(&self) -> Result<(), InvalidLab> {
-        let check = |good: bool, field, problem: &str| {
-            if good {
-                Ok(())
-            } else {
-                Err(InvalidLab {
-                    field,
-                    problem: problem.to_owned(),
-                })
-            }
-        };
-        check(
-            !self.policies.is_empty(),
-            "policies",
-            "name at least one, `none` for instance",
-        )?;
-        for (i, policy) in self.policies.iter().enumerate() {
-            check(
-                !self.policies[..i].contains(policy),
-                "policies",
-                &format!("`{policy}` is listed twice"),
-            )?;
-        }
-        self.check_engine()?;
-        check((1..=8).contains(&self.units), "units", "must be 1 to 8")?;
-        check(
-            (2..=8).contains(&self.ranks),
-            "ranks",
-            "must be 2 to 8: a collective needs peers",
-        )?;
-        check((1..=8).contains(&self.decodes), "decodes", "must be 1 to 8")?;
-        check(
-            (10..=2000).contains(&self.port_mbit),
-            "port_mbit",
-            "must be 10 to 2000",
-        )?;
-        check(
-            self.duration_s.is_finite() && (0.5..=3600.0).contains(&self.duration_s),
-            "duration_s",
-            "must be 0.5 to 3600 seconds",
-        )?;
-        check(
-            self.drain_s >= 0.0 && self.drain_s <= 600.0,
-            "drain_s",
-            "must be 0 to 600",
-        )?;
-        check(
-            self.load > 0.0 && self.load <= 5.0,
-            "load",
-            "must be above 0, at most 5",
-        )?;
-        check(
-            self.requests_per_second
-                .is_none_or(|r| r > 0.0 && r <= 10_000.0),
-            "requests_per_second",
-            "must be above 0",
-        )?;
-        check(
-            (1.0..=1e6).contains(&self.slo_scale),
-            "slo_scale",
-            "must be 1 to 1000000",
-        )?;
-        check(
-            self.kill_daemon_at
-                .is_none_or(|at| (0.0..=self.duration_s).contains(&at)),
-            "kill_daemon_at",
-            "must lie between 0 and duration_s, while requests arrive",
-        )?;
-        check(
-            self.kill_coordinator_at
-                .is_none_or(|at| self.coordinator && (0.0..=self.duration_s).contains(&at)),
-            "kill_coordinator_at",
-            "needs `coordinator`, and must lie between 0 and duration_s",
-        )?;
-        check(
-            (0.0..=1.0).contains(&self.victim_share),
-            "victim_share",
-            "must be 0 to 1",
-        )?;
-        check(self.tokens_max >= 64, "tokens_max", "must be at least 64")?;
-        check(
-            self.chunk_bytes >= 1024,
-            "chunk_bytes",
-            "must be at least 1024",
-        )?;
-        check(
-            self.window_bytes >= self.chunk_bytes,
-            "window_bytes",
-            "is less than a chunk",
-        )?;
-        check(
-            self.socket_buffer_bytes >= 8192,
-            "socket_buffer_bytes",
-            "must be at least 8192",
-        )?;
-        check(
-            (1..=64).contains(&self.model.layers),
-            "model.layers",
-            "must be 1 to 64",
-        )?;
-        check(
-            (0.0..=1e9).contains(&self.model.layer_base_us),
-            "model.layer_base_us",
-            "must be 0 to 1000000000",
-        )?;
-        check(
-            self.model.layer_token_us > 0.0 && self.model.layer_token_us <= 1e9,
-            "model.layer_token_us",
-            "must be above 0",
-        )?;
-        check(
-            self.model.batch_tokens > 0,
-            "model.batch_tokens",
-            "must be above 0",
-        )?;
-        check(
-            self.model.reference_tokens > 0,
-            "model.reference_tokens",
-            "must be above 0",
-        )?;
-        check(
-            self.model.comm_share > 0.0 && self.model.comm_share < 1.0,
-            "model.comm_share",
-            "must lie between 0 and 1",
-        )?;
-        check(
-            self.model.collective_to_kv > 0.0,
-            "model.collective_to_kv",
-            "must be above 0",
-        )?;
-        check(
-            (2..=16).contains(&self.level_dscp.len()),
-            "level_dscp",
-            "needs one DSCP for each of 2 to 16 levels",
-        )?;
-        check(
-            WireClass::table(&self.level_dscp, self.scavenger_dscp).is_some(),
-            "level_dscp",
-            "at most 6 different DSCPs, each below 64, none of them 0 or 48, falling into classes \
-             that never rise again from one level to the next",
-        )
-    }
-
     /// Returns the configuration as a file that gives the same configuration when it is read. Keys
     /// without a value are comments.
     ///
@@ -552,11 +398,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_are_valid() {
-        LabConfig::default().validate().unwrap();
-    }
-
-    #[test]
     fn scaling_keeps_the_ratios_of_the_paper() {
         let config = LabConfig::default();
         let scaling = config.scaling();
@@ -568,32 +409,6 @@ mod tests {
         let collective = 2.0 * scaling.collective_bytes_per_token;
         let ratio = collective / scaling.kv_bytes_per_token;
         assert!((ratio - config.model.collective_to_kv).abs() < 1e-9);
-    }
-
-    #[test]
-    fn a_nonsense_value_is_named() {
-        let config = LabConfig {
-            ranks: 1,
-            ..LabConfig::default()
-        };
-        assert!(
-            config
-                .validate()
-                .unwrap_err()
-                .to_string()
-                .starts_with("ranks")
-        );
-        let config = LabConfig {
-            level_dscp: vec![0, 1],
-            ..LabConfig::default()
-        };
-        assert!(
-            config
-                .validate()
-                .unwrap_err()
-                .to_string()
-                .starts_with("level_dscp")
-        );
     }
 
     #[test]

@@ -2,7 +2,9 @@
 //! after another: first requests alone, then all requests under each policy. It reports to the
 //! caller on standard output, as lines of JSON.
 
-use std::collections::{BTreeMap, HashMap};
+mod messages;
+
+use std::collections::HashMap;
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -11,87 +13,22 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
-use serde::{Deserialize, Serialize};
 
 use crate::carriage::Carriage;
 use crate::client::{Answer, Job, Question, Said, now_ns};
-use crate::config::{Engine, LabConfig};
-use crate::coordinator::{Coordinator, CoordinatorRecord};
-use crate::counts::Counts;
+use crate::config::Engine;
+use crate::coordinator::Coordinator;
 use crate::daemons::Daemons;
 use crate::message;
 use crate::plan::{self, Asked};
-use crate::probe::Tools;
 use crate::processes::Engines;
 use crate::sandbox;
-use crate::wiring::{self, LinkRecord, Wiring};
+use crate::wiring::{self, Wiring};
+
+pub use messages::{Event, LabSpec, RunRecord};
 
 /// Name of the policy that runs without daemons.
 pub const NONE: &str = "none";
-
-/// The first message of the caller. The caller keeps its end of the pipe open while it lives.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct LabSpec {
-    /// Configuration of the lab.
-    pub config: LabConfig,
-    /// All requests.
-    pub asked: Vec<Asked>,
-    /// The requests that are played one by one first.
-    pub alone: Vec<Asked>,
-    /// Paths of the programs that the lab runs.
-    pub tools: Tools,
-}
-
-/// A message from the controller to the caller.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Event {
-    /// Progress of a run.
-    Progress {
-        /// Index of the run, from 0.
-        run: usize,
-        /// Requests that ended.
-        finished: usize,
-        /// Seconds since time zero of the run.
-        elapsed_s: f64,
-    },
-    /// A run ended.
-    Measured(Box<RunRecord>),
-    /// The lab failed.
-    Failed(String),
-}
-
-/// The measurements of one run.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct RunRecord {
-    /// Name of the policy.
-    pub policy: String,
-    /// Time zero, as CLOCK_MONOTONIC in ns.
-    pub begin_ns: u64,
-    /// Time of the last answer, or when the other requests were given up, as CLOCK_MONOTONIC in ns.
-    pub end_ns: u64,
-    /// Answers to the requests. Requests that were given up are missing.
-    pub answers: Vec<Answer>,
-    /// Time of the first token of each request that was given up after it, by number, as
-    /// CLOCK_MONOTONIC in ns.
-    pub firsts: BTreeMap<u64, u64>,
-    /// Counters of the engines, by host.
-    pub counts: Vec<Counts>,
-    /// Counters of the fabric, by host.
-    pub links: Vec<LinkRecord>,
-    /// Number of times that a daemon was restarted.
-    pub daemon_restarts: u32,
-    /// Counters of the NCCL plugin, if it carried exchanges.
-    #[serde(default)]
-    pub carriage: Option<Carriage>,
-    /// Counters of the daemons about the coordinator at the end, if there was one.
-    pub coordinator: Option<CoordinatorRecord>,
-    /// Whether the kernel kept its own socket buffers at some host.
-    pub buffers_unbounded: bool,
-    /// Average number of busy processors of the machine since the clients started.
-    pub busy_cores: f64,
-    /// Average number of processors that engines, clients and daemons kept busy.
-    pub lab_cores: f64,
-}
 
 /// Time between the start of the clients and time zero, in ns.
 const LEAD_NS: u64 = 500_000_000;

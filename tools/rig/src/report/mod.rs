@@ -1,5 +1,6 @@
 //! The report of a lab run: numbers ([`measure`]), a table for the terminal and a page.
 
+pub mod contents;
 pub mod distribution;
 pub mod html;
 pub mod measure;

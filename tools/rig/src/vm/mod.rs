@@ -22,6 +22,7 @@ pub mod keeper;
 pub mod machine;
 pub mod network;
 pub mod qemu;
+pub mod start;
 pub mod task;
 pub mod terminal;
 pub mod verbs;

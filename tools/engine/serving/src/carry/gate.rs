@@ -5,15 +5,15 @@
 //! The thread waits for commands and, while flows wait, for permits. It cannot wait for both at
 //! once, so while flows wait it polls for commands every [`LOOK_EVERY`].
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use laxity_client::{Client, Direction, Flow, Hint, Lane, Mode, Stage, Ticket, peers};
 
+use super::command::{Counts, GateCommand, Options, Parcel};
 use super::frame::{Head, Preamble, READ, ReadPart};
 use super::outgoing::{Load, Outgoing, Said};
 use super::{Incoming, Taker};
@@ -25,208 +25,6 @@ const LOOK_EVERY: Duration = Duration::from_micros(200);
 /// Most flows that wait in the lane at once. Others wait here, in order, because a full lane would
 /// bypass them.
 const WAITING_MAX: usize = 448;
-
-/// A parcel to submit.
-struct Parcel {
-    to: SocketAddr,
-    head: Head,
-    /// Deadline in ns, or 0 for none.
-    deadline_ns: u64,
-    /// Whether the parcel goes to the scavenger.
-    scavenged: bool,
-    /// Whether this process reads the parcel from `to`, instead of sending it.
-    read: bool,
-    bytes: u64,
-    /// Bytes of the parcel. Empty if it is read.
-    payload: Arc<Vec<u8>>,
-}
-
-/// Options of the connection to the daemon.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// Path of the daemon's socket. Without it nothing is scheduled.
-    pub socket: Option<PathBuf>,
-    /// Name of this process at the daemon.
-    pub name: String,
-    /// Index of the NIC in the daemon's configuration.
-    pub nic: u8,
-    /// Time without a sign of life after which the daemon counts as gone.
-    pub stall: Duration,
-    /// DSCP of control messages.
-    pub words_dscp: u8,
-}
-
-/// Counters of what was sent.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Bytes that were sent, by stage and DSCP.
-    pub sent_bytes: BTreeMap<(&'static str, u8), u64>,
-    /// Number of parcels.
-    pub parcels: u64,
-    /// Bytes that were sent without a permit.
-    pub bypassed_bytes: u64,
-    /// Bytes that the daemon permitted.
-    pub scheduled_bytes: u64,
-    /// Time without a daemon, in ns.
-    pub unscheduled_ns: u64,
-    /// Parcels whose receiver was lost.
-    pub lost: u64,
-}
-
-enum GateCommand {
-    Send(Parcel),
-    Words(SocketAddr, String),
-    Hint(Hint),
-    /// A batch or request has nothing more to send. The daemon gets the hint after all its bytes
-    /// have arrived.
-    EndBatch(u64),
-    EndRequest(u64),
-    /// Offer a parcel that its receiver will read.
-    Offer(SocketAddr, Head, Arc<Vec<u8>>),
-    /// Send the part of an offered parcel that its receiver may read now.
-    Give(SocketAddr, ReadPart),
-    Said(Said),
-    Stop,
-}
-
-/// A handle for sending to other processes. Clones share one thread.
-#[derive(Clone)]
-pub struct Carrier {
-    orders: Sender<GateCommand>,
-    counts: Arc<Mutex<Counts>>,
-    listens: SocketAddr,
-}
-
-impl std::fmt::Debug for Carrier {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Carrier")
-            .field("listens", &self.listens)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Carrier {
-    /// Starts the thread. `listens` is the address that identifies this process.
-    ///
-    /// # Errors
-    /// Fails if no thread can be started.
-    pub fn start(options: Options, listens: SocketAddr, taker: Taker) -> std::io::Result<Self> {
-        let (orders, incoming) = channel();
-        let counts = Arc::new(Mutex::new(Counts::default()));
-        let shared = Arc::clone(&counts);
-        let own = orders.clone();
-        std::thread::Builder::new()
-            .name("gate".to_owned())
-            .spawn(move || Gate::new(&options, listens, own, taker, shared).serve(&incoming))?;
-        Ok(Self {
-            orders,
-            counts,
-            listens,
-        })
-    }
-
-    /// Returns the address at which this process listens.
-    #[must_use]
-    pub const fn listens(&self) -> SocketAddr {
-        self.listens
-    }
-
-    // A failed send means that the thread ended, which only happens after `Stop`.
-    fn order(&self, order: GateCommand) {
-        let _ = self.orders.send(order);
-    }
-
-    /// Sends a parcel. `head` describes it, except for bytes and flow, which are set here. A
-    /// deadline of 0 means none.
-    pub fn send(&self, to: SocketAddr, head: Head, deadline_ns: u64, payload: Vec<u8>) {
-        self.order(GateCommand::Send(Parcel {
-            to,
-            head,
-            deadline_ns,
-            scavenged: false,
-            read: false,
-            bytes: payload.len() as u64,
-            payload: Arc::new(payload),
-        }));
-    }
-
-    /// Reads a parcel that another process offers, under permits of the own daemon.
-    pub fn read(&self, from: SocketAddr, head: Head, deadline_ns: u64, bytes: u64) {
-        self.order(GateCommand::Send(Parcel {
-            to: from,
-            head,
-            deadline_ns,
-            scavenged: false,
-            read: true,
-            bytes,
-            payload: Arc::default(),
-        }));
-    }
-
-    /// Offers a parcel. It is sent when its receiver reads it, without a permit of the own daemon,
-    /// like a NIC that answers an RDMA READ.
-    pub fn offer(&self, to: SocketAddr, head: Head, payload: Vec<u8>) {
-        self.order(GateCommand::Offer(to, head, Arc::new(payload)));
-    }
-
-    /// Sends a receiver a part of an offered parcel.
-    pub fn give(&self, to: SocketAddr, part: ReadPart) {
-        self.order(GateCommand::Give(to, part));
-    }
-
-    /// Reports that bytes of a flow that is read here arrived.
-    pub fn arrived(&self, flow: u64, bytes: u64) {
-        self.order(GateCommand::Said(Said::Arrived { flow, bytes }));
-    }
-
-    /// Sends a parcel of a relegated request to the scavenger, without a deadline. The daemon gets
-    /// the stage `Background`, because it keeps that stage there.
-    pub fn scavenge(&self, to: SocketAddr, head: Head, payload: Vec<u8>) {
-        self.order(GateCommand::Send(Parcel {
-            to,
-            head,
-            deadline_ns: 0,
-            scavenged: true,
-            read: false,
-            bytes: payload.len() as u64,
-            payload: Arc::new(payload),
-        }));
-    }
-
-    /// Sends a control message, which is one line.
-    pub fn say(&self, to: SocketAddr, line: String) {
-        self.order(GateCommand::Words(to, line));
-    }
-
-    /// Sends a hint to the daemon.
-    pub fn hint(&self, hint: Hint) {
-        self.order(GateCommand::Hint(hint));
-    }
-
-    /// Announces that a batch will send nothing more.
-    pub fn end_batch(&self, batch: u64) {
-        self.order(GateCommand::EndBatch(batch));
-    }
-
-    /// Announces that a request will send nothing more.
-    pub fn end_request(&self, request: u64) {
-        self.order(GateCommand::EndRequest(request));
-    }
-
-    /// Returns the counters so far.
-    #[must_use]
-    pub fn counts(&self) -> Counts {
-        self.counts
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
-    }
-
-    /// Ends the thread. Parcels that wait are dropped.
-    pub fn stop(&self) {
-        self.order(GateCommand::Stop);
-    }
-}
 
 struct Sending {
     ticket: Ticket,
@@ -250,7 +48,7 @@ struct Open {
 /// The head and payload of a parcel that its receiver may read.
 type Offered = (Head, Arc<Vec<u8>>);
 
-struct Gate {
+pub(super) struct Gate {
     client: Client,
     lane: Lane,
     nic: u8,
@@ -272,7 +70,7 @@ struct Gate {
 }
 
 impl Gate {
-    fn new(
+    pub(super) fn new(
         options: &Options,
         listens: SocketAddr,
         own: Sender<GateCommand>,
@@ -318,7 +116,7 @@ impl Gate {
         }
     }
 
-    fn serve(mut self, orders: &Receiver<GateCommand>) {
+    pub(super) fn serve(mut self, orders: &Receiver<GateCommand>) {
         loop {
             let first = if self.waiting.is_empty() {
                 orders.recv().map_err(|_| RecvTimeoutError::Disconnected)

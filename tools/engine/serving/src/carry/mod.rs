@@ -10,6 +10,8 @@
 //! connection has one thread that writes ([`outgoing`]) and one that reads ([`incoming`]). Threads
 //! that compute never wait for a permit.
 
+pub mod carrier;
+pub mod command;
 pub mod frame;
 pub mod gate;
 pub mod incoming;
@@ -19,8 +21,9 @@ mod tests;
 
 use std::net::SocketAddr;
 
+pub use carrier::Carrier;
+pub use command::{Counts, Options};
 pub use frame::{Head, Kind, ReadPart};
-pub use gate::{Carrier, Counts, Options};
 
 /// A complete parcel that arrived.
 #[derive(Clone, Debug, PartialEq)]

@@ -7,7 +7,9 @@
 pub mod sequence;
 
 mod account;
+mod handle;
 mod hints;
+mod lifecycle;
 mod lockstep;
 mod places;
 mod remote;
@@ -16,22 +18,21 @@ mod step;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use laxity_requests::Span;
-use laxity_requests::iteration::{Event, Load, Refused};
+use laxity_requests::iteration::Load;
 use laxity_requests::qoserve::Forest;
 use laxity_requests::request::RequestId;
 
 use crate::apart::between::Import;
-use crate::apart::inbox::Key;
 use crate::apart::reuse::Call;
-use crate::apart::{Asked, Net, Numbers, Spent, Words};
-use crate::carry::{Arrival, Carrier, Counts, Kind};
+use crate::apart::{Net, Numbers, Words};
+use crate::carry::Kind;
 use crate::clock;
 use crate::kv::SharedBlocks;
 use crate::model::Model;
@@ -40,7 +41,9 @@ use crate::schedule::{Room, Schedulers, Settings};
 use lockstep::Lockstep;
 use places::Placing;
 use remote::Remote;
-use sequence::{Failure, Outlet, Output, Sequence, Submission};
+use sequence::Sequence;
+
+pub use handle::{EngineCommand, EngineCommands, EngineGauges, Handle, commands};
 
 /// Pause between two checks whether waiting requests are still wanted.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -81,99 +84,6 @@ pub struct Parts {
     pub reuse: Option<Sender<Call>>,
     /// Most prompts of other processes at the same time.
     pub requests_max: usize,
-}
-
-/// A command to the engine.
-#[derive(Debug)]
-pub enum EngineCommand {
-    /// Compute a request.
-    Submit(Submission),
-    /// Handle a control message of another process.
-    Words(SocketAddr, Words),
-    /// Handle KV of another process.
-    Kv(Arrival),
-    /// Continue a request after other processes were asked for KV of its beginning.
-    Found {
-        /// Number of the request.
-        request: u64,
-        /// The process that sends blocks and their number, or `None` if no process has any.
-        found: Option<(SocketAddr, usize)>,
-    },
-    /// Handle the loss of another process.
-    Lost(SocketAddr, String),
-    /// Return the list of all requests.
-    Account(tokio::sync::oneshot::Sender<serde_json::Value>),
-    /// End the engine. Open requests are given up.
-    Stop,
-}
-
-/// The state of an engine for other threads.
-#[derive(Debug, Default)]
-pub struct EngineGauges {
-    /// Requests that were accepted and have not ended.
-    pub open: AtomicUsize,
-    /// Blocks that sequences refer to.
-    pub blocks_used: AtomicUsize,
-    /// Number of tokens that were computed.
-    pub tokens: AtomicUsize,
-    /// Prompt tokens that were found in the cache.
-    pub found_here: AtomicUsize,
-    /// Prompt tokens whose KV came from another process.
-    pub found_elsewhere: AtomicUsize,
-    /// Prompts that another process computed.
-    pub prefilled_elsewhere: AtomicUsize,
-    /// Prompts that were computed here because no other process did.
-    pub prefilled_after_all: AtomicUsize,
-    /// Number of batches that failed.
-    pub failures: AtomicUsize,
-    /// Start of the current batch, in ns. 0 between two batches.
-    pub computing_since: AtomicU64,
-    /// Whether the engine's thread has ended.
-    pub ended: AtomicBool,
-    carrier: OnceLock<Carrier>,
-}
-
-impl EngineGauges {
-    /// Returns the counters of the carrier, if there are other processes.
-    #[must_use]
-    pub fn counts(&self) -> Option<Counts> {
-        self.carrier.get().map(Carrier::counts)
-    }
-}
-
-/// A handle of an engine. Clones share the engine, which ends when all are dropped.
-#[derive(Clone, Debug)]
-pub struct Handle {
-    commands: Sender<EngineCommand>,
-    gauges: Arc<EngineGauges>,
-}
-
-impl Handle {
-    /// Sends a command. Returns false if the engine has ended.
-    #[must_use]
-    pub fn command(&self, command: EngineCommand) -> bool {
-        if matches!(command, EngineCommand::Submit(_)) {
-            // Counting here lets the limit of requests see them before the engine handles them.
-            self.gauges.open.fetch_add(1, Ordering::Relaxed);
-        }
-        self.commands.send(command).is_ok()
-    }
-
-    /// Ends the engine and waits at most `patience` until it has written its record.
-    pub fn stop(&self, patience: Duration) {
-        let end = Instant::now() + patience;
-        let mut told = self.command(EngineCommand::Stop);
-        while told && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(5));
-            told = !self.gauges.ended.load(Ordering::Acquire);
-        }
-    }
-
-    /// Returns the state of the engine.
-    #[must_use]
-    pub fn gauges(&self) -> &EngineGauges {
-        &self.gauges
-    }
 }
 
 /// The state of the engine's thread.
@@ -293,17 +203,6 @@ pub fn start(parts: Parts, commands: EngineCommands) -> anyhow::Result<Handle> {
     Ok(handle)
 }
 
-/// Both ends of the queue of an engine.
-pub type EngineCommands = (Handle, Receiver<EngineCommand>);
-
-/// Makes the queue of an engine that is to be started.
-#[must_use]
-pub fn commands() -> EngineCommands {
-    let (commands, incoming) = channel();
-    let gauges = Arc::new(EngineGauges::default());
-    (Handle { commands, gauges }, incoming)
-}
-
 /// A guard that reports the end of the engine's thread, also after a panic.
 struct Ended(Arc<EngineGauges>);
 
@@ -416,216 +315,6 @@ impl Engine {
                 command => self.deferred.push_back(command),
             }
         }
-    }
-
-    fn submit(&mut self, submission: Submission) {
-        let sequence = Sequence {
-            id: self.numbers.request(),
-            name: submission.name,
-            prompt: submission.prompt.len(),
-            tokens: submission.prompt,
-            output_max: submission.output_max,
-            blocks: Vec::new(),
-            computed: 0,
-            published: 0,
-            hashes: Vec::new(),
-            failures: 0,
-            spent: Spent::default(),
-            arrival: submission.arrival,
-            prefill: submission.prefill,
-            slo: submission.slo,
-            importance: submission.importance,
-            sampling: submission.sampling,
-            stop: submission.stop,
-            outlet: Outlet::Here(submission.outlet),
-        };
-        let needed = sequence
-            .spec(0)
-            .tokens_max()
-            .div_ceil(self.schedulers.room().block_tokens);
-        if needed > self.schedulers.room().blocks || sequence.tokens.is_empty() {
-            return self.end(sequence, Output::Failed(Failure::TooLong));
-        }
-        if self
-            .net
-            .as_ref()
-            .is_some_and(|net| !net.peers.prefill.is_empty())
-        {
-            self.outside.push_back(sequence);
-            self.send_out();
-        } else {
-            self.admit(sequence);
-        }
-    }
-
-    /// Reuses the blocks of a prompt that are in the cache. Returns the number of tokens.
-    fn find(&mut self, sequence: &mut Sequence) -> usize {
-        let size = self.model.kv().block_tokens();
-        let model = self.model.identity();
-        let count = sequence.reusable(size);
-        let found = self.blocks.find(sequence.hashes(count, size, &model));
-        let tokens = found.len() * size;
-        sequence.published = found.len();
-        sequence.blocks = found;
-        sequence.computed = tokens;
-        tokens
-    }
-
-    /// Accepts a sequence that is to be computed here.
-    pub(super) fn admit(&mut self, mut sequence: Sequence) {
-        let ready = self.find(&mut sequence);
-        if ready > 0
-            && !self
-                .schedulers
-                .reserve(clock::now(), sequence.id, ready as u32)
-        {
-            self.let_go(&mut sequence);
-        }
-        self.gauges
-            .found_here
-            .fetch_add(sequence.computed, Ordering::Relaxed);
-        match self.ask(sequence) {
-            None => {}
-            Some(sequence) => self.arrive(sequence),
-        }
-    }
-
-    /// Passes a sequence to the scheduler, with the number of tokens that are ready.
-    fn arrive(&mut self, sequence: Sequence) {
-        let import = self
-            .imports
-            .get(&sequence.id)
-            .map_or(0, |import| import.tokens);
-        let spec = sequence.spec(sequence.computed + import);
-        self.sequences.insert(sequence.id, sequence);
-        self.schedulers.handle(clock::now(), &Event::Arrived(spec));
-        self.refuse();
-    }
-
-    fn refuse(&mut self) {
-        for refusal in self.schedulers.refusals() {
-            let why = match refusal.why {
-                Refused::TooLong => Failure::TooLong,
-                Refused::Known | Refused::Senseless => {
-                    Failure::Internal(format!("the scheduler refused it: {:?}", refusal.why))
-                }
-            };
-            if let Some(sequence) = self.sequences.remove(&refusal.request) {
-                self.end(sequence, Output::Failed(why));
-            }
-        }
-    }
-
-    /// Releases a sequence's blocks. If it is computed again, then from its beginning.
-    fn let_go(&mut self, sequence: &mut Sequence) {
-        self.blocks.release(&std::mem::take(&mut sequence.blocks));
-        sequence.computed = 0;
-        sequence.published = 0;
-        self.forget_import(sequence.id);
-    }
-
-    fn forget_import(&mut self, request: RequestId) {
-        if let Some(import) = self.imports.remove(&request) {
-            self.say_computed(import.from, vec![Asked::batch(request.0)], vec![request.0]);
-            self.forget_reuse(request);
-        }
-    }
-
-    fn forget_reuse(&self, request: RequestId) {
-        if let Some(reuse) = &self.reuse {
-            // The thread ends only with the process, so a failed send has no effect.
-            let _ = reuse.send(Call::Forget(request.0));
-        }
-        if let Some(net) = &self.net {
-            let layers = 0..self.model.shape().layers as u16;
-            net.inbox
-                .forget(layers.map(|layer| Key::Reuse(request.0, layer)));
-        }
-    }
-
-    /// Ends a sequence that the scheduler does not have (any more).
-    fn end(&mut self, mut sequence: Sequence, output: Output) {
-        self.let_go(&mut sequence);
-        match (&sequence.outlet, output) {
-            (Outlet::Here(_), output) => {
-                sequence.tell(output);
-                self.gauges.open.fetch_sub(1, Ordering::Relaxed);
-            }
-            (Outlet::Away(to), Output::Failed(why)) => {
-                let request = to.request;
-                if let Some(net) = &self.net {
-                    net.say(to.to, &Words::Failed { request, why });
-                    net.carrier.end_request(request);
-                }
-            }
-            (Outlet::Away(to), _) => {
-                if let Some(net) = &self.net {
-                    net.carrier.end_request(to.request);
-                }
-            }
-        }
-    }
-
-    /// Removes a sequence from the scheduler in any of its states.
-    fn withdraw(&mut self, request: RequestId) -> Option<Sequence> {
-        let sequence = self
-            .sequences
-            .remove(&request)
-            .or_else(|| self.asking.remove(&request))
-            .or_else(|| {
-                let remote = self.remote.remove(&request)?;
-                self.leave_place(request);
-                Some(remote.sequence)
-            })
-            .or_else(|| {
-                let placing = self.placing.remove(&request)?;
-                self.leave_place(request);
-                Some(placing.sequence)
-            })?;
-        self.forget_reuse(request);
-        self.schedulers
-            .handle(clock::now(), &Event::Cancelled(request));
-        Some(sequence)
-    }
-
-    /// Ends requests that are not wanted any more, and continues those whose wait was too long.
-    fn sweep(&mut self) {
-        let unwanted = |sequence: &Sequence| !sequence.is_wanted();
-        let gone: Vec<RequestId> = self
-            .sequences
-            .values()
-            .chain(self.asking.values())
-            .chain(self.remote.values().map(|remote| &remote.sequence))
-            .chain(self.placing.values().map(|placing| &placing.sequence))
-            .filter(|sequence| unwanted(sequence))
-            .map(|sequence| sequence.id)
-            .collect();
-        for request in gone {
-            let at = self.remote.get(&request).map(|remote| remote.at);
-            if let (Some(net), Some(at)) = (&self.net, at) {
-                let request = request.0;
-                net.say(at, &Words::Cancel { request });
-            }
-            if let Some(sequence) = self.withdraw(request) {
-                metrics::counter!("laxity_engine_abandoned_total").increment(1);
-                self.end(
-                    sequence,
-                    Output::Failed(Failure::Unavailable("cancelled".to_owned())),
-                );
-            }
-        }
-        let outside = std::mem::take(&mut self.outside);
-        let (gone, stay): (Vec<_>, Vec<_>) = outside.into_iter().partition(unwanted);
-        self.outside = stay.into();
-        for sequence in gone {
-            self.end(
-                sequence,
-                Output::Failed(Failure::Unavailable("cancelled".to_owned())),
-            );
-        }
-        let now = Instant::now();
-        self.give_up_waiting(now);
-        self.send_out();
     }
 
     fn show(&self) {

@@ -1,0 +1,115 @@
+//! What other threads have of an engine: its queue of commands, and the state that it shows.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use super::sequence::Submission;
+use crate::apart::Words;
+use crate::carry::{Arrival, Carrier, Counts};
+
+/// A command to the engine.
+#[derive(Debug)]
+pub enum EngineCommand {
+    /// Compute a request.
+    Submit(Submission),
+    /// Handle a control message of another process.
+    Words(SocketAddr, Words),
+    /// Handle KV of another process.
+    Kv(Arrival),
+    /// Continue a request after other processes were asked for KV of its beginning.
+    Found {
+        /// Number of the request.
+        request: u64,
+        /// The process that sends blocks and their number, or `None` if no process has any.
+        found: Option<(SocketAddr, usize)>,
+    },
+    /// Handle the loss of another process.
+    Lost(SocketAddr, String),
+    /// Return the list of all requests.
+    Account(tokio::sync::oneshot::Sender<serde_json::Value>),
+    /// End the engine. Open requests are given up.
+    Stop,
+}
+
+/// The state of an engine for other threads.
+#[derive(Debug, Default)]
+pub struct EngineGauges {
+    /// Requests that were accepted and have not ended.
+    pub open: AtomicUsize,
+    /// Blocks that sequences refer to.
+    pub blocks_used: AtomicUsize,
+    /// Number of tokens that were computed.
+    pub tokens: AtomicUsize,
+    /// Prompt tokens that were found in the cache.
+    pub found_here: AtomicUsize,
+    /// Prompt tokens whose KV came from another process.
+    pub found_elsewhere: AtomicUsize,
+    /// Prompts that another process computed.
+    pub prefilled_elsewhere: AtomicUsize,
+    /// Prompts that were computed here because no other process did.
+    pub prefilled_after_all: AtomicUsize,
+    /// Number of batches that failed.
+    pub failures: AtomicUsize,
+    /// Start of the current batch, in ns. 0 between two batches.
+    pub computing_since: AtomicU64,
+    /// Whether the engine's thread has ended.
+    pub ended: AtomicBool,
+    pub(super) carrier: OnceLock<Carrier>,
+}
+
+impl EngineGauges {
+    /// Returns the counters of the carrier, if there are other processes.
+    #[must_use]
+    pub fn counts(&self) -> Option<Counts> {
+        self.carrier.get().map(Carrier::counts)
+    }
+}
+
+/// A handle of an engine. Clones share the engine, which ends when all are dropped.
+#[derive(Clone, Debug)]
+pub struct Handle {
+    commands: Sender<EngineCommand>,
+    pub(super) gauges: Arc<EngineGauges>,
+}
+
+impl Handle {
+    /// Sends a command. Returns false if the engine has ended.
+    #[must_use]
+    pub fn command(&self, command: EngineCommand) -> bool {
+        if matches!(command, EngineCommand::Submit(_)) {
+            // Counting here lets the limit of requests see them before the engine handles them.
+            self.gauges.open.fetch_add(1, Ordering::Relaxed);
+        }
+        self.commands.send(command).is_ok()
+    }
+
+    /// Ends the engine and waits at most `patience` until it has written its record.
+    pub fn stop(&self, patience: Duration) {
+        let end = Instant::now() + patience;
+        let mut told = self.command(EngineCommand::Stop);
+        while told && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+            told = !self.gauges.ended.load(Ordering::Acquire);
+        }
+    }
+
+    /// Returns the state of the engine.
+    #[must_use]
+    pub fn gauges(&self) -> &EngineGauges {
+        &self.gauges
+    }
+}
+
+/// Both ends of the queue of an engine.
+pub type EngineCommands = (Handle, Receiver<EngineCommand>);
+
+/// Makes the queue of an engine that is to be started.
+#[must_use]
+pub fn commands() -> EngineCommands {
+    let (commands, incoming) = channel();
+    let gauges = Arc::new(EngineGauges::default());
+    (Handle { commands, gauges }, incoming)
+}

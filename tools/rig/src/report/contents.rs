@@ -1,0 +1,257 @@
+//! What a report contains. The JSON of a report consists of the structs in this file. How they are
+//! measured is in [`measure`](super::measure).
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+
+use crate::carriage::Carriage;
+use crate::config::LabConfig;
+use crate::coordinator::CoordinatorRecord;
+use crate::report::distribution::Summary;
+use crate::trace::Fitting;
+use crate::workload::Statistics;
+
+/// The report of a lab run.
+#[derive(Clone, Debug, Serialize)]
+pub struct LabReport {
+    /// Name of the engine: `timed` or `real`.
+    pub engine: &'static str,
+    /// Results of each policy, in the configured order.
+    pub runs: Vec<PolicyRun>,
+    /// The requests.
+    pub workload: WorkloadReport,
+    /// Results of the requests that were played one by one.
+    pub alone: Alone,
+    /// The machine of the lab.
+    pub machine: Machine,
+    /// The complete configuration.
+    pub config: LabConfig,
+}
+
+impl LabReport {
+    /// Reports whether all answers have to be identical, which holds for computation on the CPU.
+    #[must_use]
+    pub fn must_agree(&self) -> bool {
+        self.config.serving().device == crate::serving::Device::Cpu
+    }
+
+    /// Returns the requests whose answer differs from the one alone, by policy.
+    #[must_use]
+    pub fn disagreements(&self) -> Vec<(&str, &[u64])> {
+        let differ = |run: &&PolicyRun| !run.answers_different.is_empty();
+        self.runs
+            .iter()
+            .filter(differ)
+            .map(|run| (run.policy.as_str(), &run.answers_different[..]))
+            .collect()
+    }
+}
+
+/// The results of one policy.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct PolicyRun {
+    /// Name of the policy.
+    pub policy: String,
+    /// Requests that arrived.
+    pub requests: usize,
+    /// Requests with a complete answer.
+    pub completed: usize,
+    /// Number of failed requests by error, without requests that were given up.
+    pub errors: BTreeMap<String, usize>,
+    /// Answers that were compared with the answers alone.
+    pub answers_compared: usize,
+    /// Requests whose answer differs from the answer alone.
+    pub answers_different: Vec<u64>,
+    /// Share of the requests whose first token came by its deadline.
+    pub ttft_slo_attainment: f64,
+    /// TTFT at the client, in ms.
+    pub ttft_ms: Summary,
+    /// TTFT divided by the request's TTFT alone.
+    pub slowdown: Summary,
+    /// Mean of the positive part of (deadline − first token) / objective.
+    pub earliness: f64,
+    /// Tokens of served prompts and answers per second, from time zero to the last answer.
+    pub tokens_per_s: f64,
+    /// Complete requests per second, from time zero to the last answer.
+    pub requests_per_s: f64,
+    /// Mean time of an exchange with experts on other hosts, in ms.
+    pub exchange_ms: f64,
+    /// Number of exchanges with experts on other hosts.
+    pub exchanges: u64,
+    /// Mean parts of the TTFT, in ms.
+    pub stages_ms: Stages,
+    /// Mean time that a layer waited for KV of another host, in ms.
+    pub kv_wait_ms: f64,
+    /// Mean time of an iteration, in ms.
+    pub iteration_ms: f64,
+    /// Prompt tokens that a prefill host found in its own cache.
+    pub tokens_found: u64,
+    /// Prompt tokens whose KV came from another prefill host.
+    pub tokens_fetched: u64,
+    /// Prompts of decode hosts that a prefill host computed.
+    pub prefilled_elsewhere: u64,
+    /// Prompts that a decode host computed itself because no prefill host did.
+    pub prefilled_after_all: u64,
+    /// Number of batches that failed.
+    pub batches_failed: u64,
+    /// Sent bytes divided by capacity, over all ports.
+    pub link_utilisation: f64,
+    /// Results of each host.
+    pub hosts: Vec<HostReport>,
+    /// Bytes that the switch's ports sent, by DSCP. `0` is unmarked.
+    pub fabric_bytes: BTreeMap<u8, u64>,
+    /// Bytes that the hosts' own ports sent, by DSCP.
+    pub nic_bytes: BTreeMap<u8, u64>,
+    /// Packets that any queue dropped.
+    pub fabric_drops: u64,
+    /// Packets that the queues dropped.
+    pub stage_bytes: BTreeMap<String, BTreeMap<u8, u64>>,
+    /// Payload bytes that went out with a permit.
+    pub scheduled_bytes: u64,
+    /// Payload bytes that went out without a permit. Without a daemon these are all bytes.
+    pub bypassed_bytes: u64,
+    /// Longest time of a host without a scheduler, in ms. [`Self::hosts`] has the time of each
+    /// host.
+    pub unscheduled_ms: f64,
+    /// Counters of the NCCL plugin, if it carried exchanges.
+    pub plugin: Option<Carriage>,
+    /// Number of times that a daemon was restarted.
+    pub daemon_restarts: u32,
+    /// Counters about the coordinator, if there was one.
+    pub coordinator: Option<CoordinatorRecord>,
+    /// Whether sockets of some host had the kernel's own buffers. Such a run cannot be compared
+    /// with others.
+    pub buffers_unbounded: bool,
+    /// Average number of busy processors of the whole machine.
+    pub busy_cores: f64,
+    /// Average number of processors that the lab's processes kept busy, including the warm-up.
+    pub lab_cores: f64,
+    /// Duration of the run, in s.
+    pub wall_s: f64,
+    /// Percentiles 0 … 100 for plots.
+    pub percentiles: Percentiles,
+}
+
+/// The results of one host.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct HostReport {
+    /// Name of the host.
+    pub host: String,
+    /// Use of the host's port towards the switch, as a share of its rate.
+    pub egress: f64,
+    /// Use of the switch's port towards the host, as a share of its rate.
+    pub ingress: f64,
+    /// Payload bytes that the host sent, by stage.
+    pub sent_bytes: BTreeMap<String, u64>,
+    /// Payload bytes that the host sent with a permit.
+    pub scheduled_bytes: u64,
+    /// Payload bytes that the host sent without a permit.
+    pub bypassed_bytes: u64,
+    /// Time that the host was without a scheduler, in ms.
+    pub unscheduled_ms: f64,
+    /// Prompt tokens that the host computed.
+    pub prompt_tokens: u64,
+}
+
+/// Percentiles 0 … 100 of several quantities.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Percentiles {
+    /// Percentiles of TTFT, in ms.
+    pub ttft_ms: Vec<f64>,
+    /// Percentiles of TTFT divided by the request's TTFT alone.
+    pub slowdown: Vec<f64>,
+    /// Percentiles of (deadline − first token) / objective.
+    pub earliness: Vec<f64>,
+}
+
+/// The requests of a run.
+#[derive(Clone, Debug, Serialize)]
+pub struct WorkloadReport {
+    /// Hash over all arrivals. Equal hashes mean equal arrivals.
+    pub arrivals_digest: String,
+    /// Statistics of the requests.
+    #[serde(flatten)]
+    pub statistics: Statistics,
+    /// Mean TTFT of a request alone, in ms. Objectives are multiples of a request's TTFT alone.
+    pub ideal_ttft_ms: f64,
+    /// Number of prefixes that were computed before each run.
+    pub prefixes: usize,
+    /// Sum of the tokens of all prefixes that were computed before each run.
+    pub prefix_tokens: u64,
+    /// How a recording was fitted, if there was one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fitting: Option<Fitting>,
+}
+
+/// Results of the requests that were played one by one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Alone {
+    /// TTFT, in ms.
+    pub ttft_ms: Summary,
+    /// Mean time of an exchange, in ms.
+    pub exchange_ms: f64,
+    /// Mean time of an iteration, in ms.
+    pub iteration_ms: f64,
+    /// Time of all requests together, in s.
+    pub wall_s: f64,
+    /// Comparison of the computed contention-free TTFT with the measured one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ideal_check: Option<IdealCheck>,
+}
+
+/// Comparison of the measured TTFT of requests alone with the computed contention-free TTFT.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct IdealCheck {
+    /// Number of requests.
+    pub requests: usize,
+    /// Mean of measured divided by computed TTFT.
+    pub measured_over_computed: f64,
+    /// Largest value of measured divided by computed TTFT.
+    pub worst: f64,
+}
+
+/// Mean parts of the TTFT, in ms.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Stages {
+    /// Time from arrival until the request's batch began.
+    pub queued: f64,
+    /// Time that the batch waited for reused KV (stage 1).
+    pub kv_reuse_stall: f64,
+    /// Time that the batch waited for collectives (stage 2).
+    pub collective: f64,
+    /// Rest of the time of the batch's layers, which is compute.
+    pub compute: f64,
+    /// Time from the last layer until decode had all KV, which is the exposed part of stage 3.
+    pub p2d_tail: f64,
+}
+
+/// The machine of a lab run.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Machine {
+    /// Number of processors.
+    pub cores: usize,
+    /// Release of the kernel.
+    pub kernel: String,
+    /// Model name of the processor.
+    pub model: String,
+}
+
+impl Machine {
+    /// Returns the description of this machine.
+    #[must_use]
+    pub fn of_this() -> Self {
+        let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+        let cpu = read("/proc/cpuinfo");
+        let model = cpu
+            .lines()
+            .find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+        Self {
+            cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            model: model
+                .map(|(_, model)| model.trim().to_owned())
+                .unwrap_or_default(),
+        }
+    }
+}
