@@ -49,8 +49,8 @@ struct Transfers {
 }
 
 impl Engine {
-    /// Computes what the scheduler planned and reports it to the scheduler. Without a plan, takes part
-    /// in the step of the other ranks only.
+    /// Computes a plan and reports the result to the scheduler. Without a plan, only takes part in
+    /// the step of the other ranks.
     pub(super) fn compute(&mut self, planned: Option<&Plan>) {
         let start = Instant::now();
         let nothing = Plan::default();
