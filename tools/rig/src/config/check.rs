@@ -13,6 +13,9 @@ pub struct InvalidLab {
     pub problem: String,
 }
 
+/// Whether a field is valid, its name, and what it must be.
+type Rule = (bool, &'static str, &'static str);
+
 impl LabConfig {
     /// Checks every field.
     ///
@@ -42,123 +45,140 @@ impl LabConfig {
             )?;
         }
         self.check_engine()?;
-        check((1..=8).contains(&self.units), "units", "must be 1 to 8")?;
-        check(
-            (2..=8).contains(&self.ranks),
-            "ranks",
-            "must be 2 to 8: a collective needs peers",
-        )?;
-        check((1..=8).contains(&self.decodes), "decodes", "must be 1 to 8")?;
-        check(
-            (10..=2000).contains(&self.port_mbit),
-            "port_mbit",
-            "must be 10 to 2000",
-        )?;
-        check(
-            self.duration_s.is_finite() && (0.5..=3600.0).contains(&self.duration_s),
-            "duration_s",
-            "must be 0.5 to 3600 seconds",
-        )?;
-        check(
-            self.drain_s >= 0.0 && self.drain_s <= 600.0,
-            "drain_s",
-            "must be 0 to 600",
-        )?;
-        check(
-            self.load > 0.0 && self.load <= 5.0,
-            "load",
-            "must be above 0, at most 5",
-        )?;
-        check(
-            self.requests_per_second
-                .is_none_or(|r| r > 0.0 && r <= 10_000.0),
-            "requests_per_second",
-            "must be above 0",
-        )?;
-        check(
-            (1.0..=1e6).contains(&self.slo_scale),
-            "slo_scale",
-            "must be 1 to 1000000",
-        )?;
-        check(
-            self.kill_daemon_at
-                .is_none_or(|at| (0.0..=self.duration_s).contains(&at)),
-            "kill_daemon_at",
-            "must lie between 0 and duration_s, while requests arrive",
-        )?;
-        check(
-            self.kill_coordinator_at
-                .is_none_or(|at| self.coordinator && (0.0..=self.duration_s).contains(&at)),
-            "kill_coordinator_at",
-            "needs `coordinator`, and must lie between 0 and duration_s",
-        )?;
-        check(
-            (0.0..=1.0).contains(&self.victim_share),
-            "victim_share",
-            "must be 0 to 1",
-        )?;
-        check(self.tokens_max >= 64, "tokens_max", "must be at least 64")?;
-        check(
-            self.chunk_bytes >= 1024,
-            "chunk_bytes",
-            "must be at least 1024",
-        )?;
-        check(
-            self.window_bytes >= self.chunk_bytes,
-            "window_bytes",
-            "is less than a chunk",
-        )?;
-        check(
-            self.socket_buffer_bytes >= 8192,
-            "socket_buffer_bytes",
-            "must be at least 8192",
-        )?;
-        check(
-            (1..=64).contains(&self.model.layers),
-            "model.layers",
-            "must be 1 to 64",
-        )?;
-        check(
-            (0.0..=1e9).contains(&self.model.layer_base_us),
-            "model.layer_base_us",
-            "must be 0 to 1000000000",
-        )?;
-        check(
-            self.model.layer_token_us > 0.0 && self.model.layer_token_us <= 1e9,
-            "model.layer_token_us",
-            "must be above 0",
-        )?;
-        check(
-            self.model.batch_tokens > 0,
-            "model.batch_tokens",
-            "must be above 0",
-        )?;
-        check(
-            self.model.reference_tokens > 0,
-            "model.reference_tokens",
-            "must be above 0",
-        )?;
-        check(
-            self.model.comm_share > 0.0 && self.model.comm_share < 1.0,
-            "model.comm_share",
-            "must lie between 0 and 1",
-        )?;
-        check(
-            self.model.collective_to_kv > 0.0,
-            "model.collective_to_kv",
-            "must be above 0",
-        )?;
-        check(
-            (2..=16).contains(&self.level_dscp.len()),
-            "level_dscp",
-            "needs one DSCP for each of 2 to 16 levels",
-        )?;
-        check(
-            WireClass::table(&self.level_dscp, self.scavenger_dscp).is_some(),
-            "level_dscp",
-            "at most 6 different DSCPs, each below 64, none of them 0 or 48, falling into classes \
+        let rules = self.run_rules().into_iter().chain(self.size_rules());
+        for (good, field, problem) in rules {
+            check(good, field, problem)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the rules of a run: whether each is kept, its field, and what the field must be.
+    fn run_rules(&self) -> [Rule; 12] {
+        [
+            ((1..=8).contains(&self.units), "units", "must be 1 to 8"),
+            (
+                (2..=8).contains(&self.ranks),
+                "ranks",
+                "must be 2 to 8: a collective needs peers",
+            ),
+            ((1..=8).contains(&self.decodes), "decodes", "must be 1 to 8"),
+            (
+                (10..=2000).contains(&self.port_mbit),
+                "port_mbit",
+                "must be 10 to 2000",
+            ),
+            (
+                self.duration_s.is_finite() && (0.5..=3600.0).contains(&self.duration_s),
+                "duration_s",
+                "must be 0.5 to 3600 seconds",
+            ),
+            (
+                self.drain_s >= 0.0 && self.drain_s <= 600.0,
+                "drain_s",
+                "must be 0 to 600",
+            ),
+            (
+                self.load > 0.0 && self.load <= 5.0,
+                "load",
+                "must be above 0, at most 5",
+            ),
+            (
+                self.requests_per_second
+                    .is_none_or(|r| r > 0.0 && r <= 10_000.0),
+                "requests_per_second",
+                "must be above 0",
+            ),
+            (
+                (1.0..=1e6).contains(&self.slo_scale),
+                "slo_scale",
+                "must be 1 to 1000000",
+            ),
+            (
+                self.kill_daemon_at
+                    .is_none_or(|at| (0.0..=self.duration_s).contains(&at)),
+                "kill_daemon_at",
+                "must lie between 0 and duration_s, while requests arrive",
+            ),
+            (
+                self.kill_coordinator_at
+                    .is_none_or(|at| self.coordinator && (0.0..=self.duration_s).contains(&at)),
+                "kill_coordinator_at",
+                "needs `coordinator`, and must lie between 0 and duration_s",
+            ),
+            (
+                (0.0..=1.0).contains(&self.victim_share),
+                "victim_share",
+                "must be 0 to 1",
+            ),
+        ]
+    }
+
+    /// Returns the rules of sizes, of the model and of classes, as [`LabConfig::run_rules`] does.
+    fn size_rules(&self) -> [Rule; 13] {
+        [
+            (self.tokens_max >= 64, "tokens_max", "must be at least 64"),
+            (
+                self.chunk_bytes >= 1024,
+                "chunk_bytes",
+                "must be at least 1024",
+            ),
+            (
+                self.window_bytes >= self.chunk_bytes,
+                "window_bytes",
+                "is less than a chunk",
+            ),
+            (
+                self.socket_buffer_bytes >= 8192,
+                "socket_buffer_bytes",
+                "must be at least 8192",
+            ),
+            (
+                (1..=64).contains(&self.model.layers),
+                "model.layers",
+                "must be 1 to 64",
+            ),
+            (
+                (0.0..=1e9).contains(&self.model.layer_base_us),
+                "model.layer_base_us",
+                "must be 0 to 1000000000",
+            ),
+            (
+                self.model.layer_token_us > 0.0 && self.model.layer_token_us <= 1e9,
+                "model.layer_token_us",
+                "must be above 0",
+            ),
+            (
+                self.model.batch_tokens > 0,
+                "model.batch_tokens",
+                "must be above 0",
+            ),
+            (
+                self.model.reference_tokens > 0,
+                "model.reference_tokens",
+                "must be above 0",
+            ),
+            (
+                self.model.comm_share > 0.0 && self.model.comm_share < 1.0,
+                "model.comm_share",
+                "must lie between 0 and 1",
+            ),
+            (
+                self.model.collective_to_kv > 0.0,
+                "model.collective_to_kv",
+                "must be above 0",
+            ),
+            (
+                (2..=16).contains(&self.level_dscp.len()),
+                "level_dscp",
+                "needs one DSCP for each of 2 to 16 levels",
+            ),
+            (
+                WireClass::table(&self.level_dscp, self.scavenger_dscp).is_some(),
+                "level_dscp",
+                "at most 6 different DSCPs, each below 64, none of them 0 or 48, falling into classes \
              that never rise again from one level to the next",
-        )
+            ),
+        ]
     }
 }
 

@@ -111,17 +111,15 @@ pub fn report(
     }
 }
 
-fn policy_run(
-    config: &LabConfig,
+/// Returns the TTFT of each request, its TTFT alone, and whether it had a token. A request without a
+/// token took at least until the lab gave it up.
+fn times(
     asked: &[Asked],
     own: &BTreeMap<u64, u64>,
+    answers: &BTreeMap<u64, &Answer>,
     record: &RunRecord,
-    reference: &BTreeMap<u64, &[u32]>,
-) -> PolicyRun {
-    let answers: BTreeMap<u64, &Answer> = record.answers.iter().map(|a| (a.id, a)).collect();
-    // (TTFT, TTFT alone, whether there was a token). A request without a token took at least until
-    // it was given up.
-    let times: Vec<(u64, u64, bool)> = asked
+) -> Vec<(u64, u64, bool)> {
+    asked
         .iter()
         .map(|request| {
             let alone = own.get(&request.id).copied().unwrap_or(1);
@@ -138,7 +136,35 @@ fn policy_run(
                 None => (record.end_ns.saturating_sub(due), alone, false),
             }
         })
-        .collect();
+        .collect()
+}
+
+/// Adds what the fabric's ports and the NICs carried.
+fn add_links(run: &mut PolicyRun, record: &RunRecord) {
+    for LinkRecord { egress, ingress } in &record.links {
+        for (&dscp, counters) in ingress {
+            *run.fabric_bytes.entry(dscp).or_default() += counters.bytes;
+        }
+        for (&dscp, counters) in egress {
+            *run.nic_bytes.entry(dscp).or_default() += counters.bytes;
+        }
+        run.fabric_drops += egress
+            .values()
+            .chain(ingress.values())
+            .map(|c| c.drops)
+            .sum::<u64>();
+    }
+}
+
+fn policy_run(
+    config: &LabConfig,
+    asked: &[Asked],
+    own: &BTreeMap<u64, u64>,
+    record: &RunRecord,
+    reference: &BTreeMap<u64, &[u32]>,
+) -> PolicyRun {
+    let answers: BTreeMap<u64, &Answer> = record.answers.iter().map(|a| (a.id, a)).collect();
+    let times = times(asked, own, &answers, record);
     let left = |&(took, alone, _): &(u64, u64, bool)| {
         let objective = alone as f64 * config.slo_scale;
         (objective - took as f64) / objective
@@ -204,19 +230,7 @@ fn policy_run(
     run.unscheduled_ms = unscheduled.fold(0.0, f64::max);
     let ports = run.hosts.len().max(1) as f64 * 2.0;
     run.link_utilisation = run.hosts.iter().map(|h| h.egress + h.ingress).sum::<f64>() / ports;
-    for LinkRecord { egress, ingress } in &record.links {
-        for (&dscp, counters) in ingress {
-            *run.fabric_bytes.entry(dscp).or_default() += counters.bytes;
-        }
-        for (&dscp, counters) in egress {
-            *run.nic_bytes.entry(dscp).or_default() += counters.bytes;
-        }
-        run.fabric_drops += egress
-            .values()
-            .chain(ingress.values())
-            .map(|c| c.drops)
-            .sum::<u64>();
-    }
+    add_links(&mut run, record);
     run
 }
 

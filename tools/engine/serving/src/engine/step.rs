@@ -88,38 +88,7 @@ impl Engine {
             }
         };
         let took = start.elapsed();
-        let composition = plan.composition();
-        let tokens = composition.prefill_tokens + composition.decodes;
-        self.gauges
-            .tokens
-            .fetch_add(tokens as usize, Ordering::Relaxed);
-        metrics::counter!("laxity_engine_prompt_tokens_total")
-            .increment(u64::from(composition.prefill_tokens));
-        metrics::counter!("laxity_engine_answer_tokens_total")
-            .increment(u64::from(composition.decodes));
-        metrics::histogram!("laxity_engine_iteration_seconds").record(took.as_secs_f64());
-        let layers = self.model.shape().layers as u64;
-        if !plan.chunks.is_empty() {
-            // A new value has weight 1/2, which suffices for the daemon's estimates.
-            let layer = took.as_nanos() as u64 / layers;
-            self.layer_time_ns = if self.layer_time_ns == 0 {
-                layer
-            } else {
-                (self.layer_time_ns + layer) / 2
-            };
-            if let Some(net) = &self.net {
-                net.running().layer_time_ns = self.layer_time_ns;
-            }
-        }
-        if plan.chunks.is_empty() {
-            // A new value has weight 1/8, because answers are long.
-            let (took, before) = (took.as_nanos() as u64, self.step_ns);
-            self.step_ns = if before == 0 {
-                took
-            } else {
-                before - before / 8 + took / 8
-            };
-        }
+        self.measure(plan, took);
         let askers = self.askers(plan);
         let ids: Vec<RequestId> = finished.iter().map(|(request, _)| *request).collect();
         let took = Span(took.as_nanos() as u64);
@@ -136,6 +105,38 @@ impl Engine {
             if let Some(sequence) = self.sequences.remove(&request) {
                 self.end(sequence, Output::Finished(reason));
             }
+        }
+    }
+
+    /// Updates the metrics and the estimates of times after an iteration.
+    fn measure(&mut self, plan: &Plan, took: Duration) {
+        let composition = plan.composition();
+        let tokens = composition.prefill_tokens + composition.decodes;
+        self.gauges
+            .tokens
+            .fetch_add(tokens as usize, Ordering::Relaxed);
+        metrics::counter!("laxity_engine_prompt_tokens_total")
+            .increment(u64::from(composition.prefill_tokens));
+        metrics::counter!("laxity_engine_answer_tokens_total")
+            .increment(u64::from(composition.decodes));
+        metrics::histogram!("laxity_engine_iteration_seconds").record(took.as_secs_f64());
+        let took = took.as_nanos() as u64;
+        if plan.chunks.is_empty() {
+            // A new value has weight 1/8, because answers are long.
+            self.step_ns = match self.step_ns {
+                0 => took,
+                before => before - before / 8 + took / 8,
+            };
+            return;
+        }
+        // A new value has weight 1/2, which suffices for the daemon's estimates.
+        let layer = took / self.model.shape().layers as u64;
+        self.layer_time_ns = match self.layer_time_ns {
+            0 => layer,
+            before => (before + layer) / 2,
+        };
+        if let Some(net) = &self.net {
+            net.running().layer_time_ns = self.layer_time_ns;
         }
     }
 
