@@ -127,6 +127,47 @@ impl Engine {
         }
     }
 
+    /// Returns why this process can't compute a prompt for another one, or `None` if it can.
+    fn why_not(
+        &self,
+        id: RequestId,
+        tokens: &[u32],
+        have: usize,
+        model: &[u8; 16],
+    ) -> Option<String> {
+        if *model != self.model.identity() {
+            return Some(
+                "this process has another model: sizes and weights of all processes must \
+                be the same"
+                    .to_owned(),
+            );
+        }
+        let shape = self.model.shape();
+        let known = |token: &u32| (*token as usize) < shape.vocab;
+        if tokens.is_empty()
+            || tokens.len() > shape.context
+            || have >= tokens.len()
+            || !tokens.iter().all(known)
+        {
+            return Some(format!(
+                "a prompt of {} tokens, of which {have} are there, is none",
+                tokens.len()
+            ));
+        }
+        if self.sequences.contains_key(&id) || self.asking.contains_key(&id) {
+            return Some("there is such a request already".to_owned());
+        }
+        if let Some(rank) = self.lost_rank() {
+            return Some(format!("{rank}, which holds experts, is gone"));
+        }
+        (self.sequences.len() + self.asking.len() >= self.requests_max).then(|| {
+            format!(
+                "{} prompts are being computed already (limits.requests_max)",
+                self.requests_max
+            )
+        })
+    }
+
     /// Accepts a prompt of another process.
     fn prefill_for(&mut self, from: SocketAddr, words: Words) {
         let Words::Prefill {
@@ -145,43 +186,13 @@ impl Engine {
             return;
         };
         self.heard.entry(from).or_default().latest = ordinal;
-        let refuse = |why: String| {
+        let id = RequestId(request);
+        if let Some(why) = self.why_not(id, &tokens, have, &model) {
             if let Some(net) = &self.net {
                 let why = Failure::Internal(why);
                 net.say(from, &Words::Failed { request, why });
             }
-        };
-        if model != self.model.identity() {
-            return refuse(
-                "this process has another model: sizes and weights of all processes must \
-                be the same"
-                    .to_owned(),
-            );
-        }
-        let shape = self.model.shape();
-        let known = |token: &u32| (*token as usize) < shape.vocab;
-        if tokens.is_empty()
-            || tokens.len() > shape.context
-            || have >= tokens.len()
-            || !tokens.iter().all(known)
-        {
-            return refuse(format!(
-                "a prompt of {} tokens, of which {have} are there, is none",
-                tokens.len()
-            ));
-        }
-        let id = RequestId(request);
-        if self.sequences.contains_key(&id) || self.asking.contains_key(&id) {
-            return refuse("there is such a request already".to_owned());
-        }
-        if let Some(rank) = self.lost_rank() {
-            return refuse(format!("{rank}, which holds experts, is gone"));
-        }
-        if self.sequences.len() + self.asking.len() >= self.requests_max {
-            return refuse(format!(
-                "{} prompts are being computed already (limits.requests_max)",
-                self.requests_max
-            ));
+            return;
         }
         let sequence = Sequence {
             id,
