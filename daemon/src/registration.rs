@@ -331,7 +331,8 @@ impl RegistrationContext {
         };
         let mode = self.service.config().mode.min(identity.mode);
         info!(
-            client = %identity.name, id = identity.id.0, pid = identity.pid, uid = identity.owner.uid,
+            client = %identity.name, id = identity.id.0, pid = identity.pid,
+            uid = identity.owner.uid,
             mode = mode.name(), lines_left_out = left_out, "a client attached"
         );
     }
@@ -342,7 +343,8 @@ impl RegistrationContext {
         };
         let (identity, counters) = (&leaving.identity, leaving.counters);
         info!(
-            client = %identity.name, id = identity.id.0, pid = identity.pid, uid = identity.owner.uid,
+            client = %identity.name, id = identity.id.0, pid = identity.pid,
+            uid = identity.owner.uid,
             permitted_bytes = counters.permitted_bytes,
             cancelled_flows = counters.cancelled_flows,
             unknown_nic_flows = counters.unknown_nic_flows,

@@ -50,7 +50,9 @@ pub(crate) fn number(id: Id) -> u64 {
 }
 
 #[pyfunction]
-#[pyo3(signature = (request_id, *, deadline_s=None, slo_ttft_s=None, tenant="", priority=0, bytes=0))]
+#[pyo3(signature = (
+    request_id, *, deadline_s=None, slo_ttft_s=None, tenant="", priority=0, bytes=0
+))]
 pub(crate) fn request_begin(
     request_id: Id,
     deadline_s: Option<f64>,

@@ -217,6 +217,13 @@ fn is_test(path: &Path) -> bool {
     parts.iter().any(|part| text.contains(part))
 }
 
+/// Reports whether the header says that the file is generated. Such a file is as long as its source
+/// makes it.
+fn is_generated(text: &str) -> bool {
+    let mut header = text.lines().take_while(|line| line.starts_with("//!"));
+    header.any(|line| line.ends_with(" Do not edit."))
+}
+
 /// Returns the number of lines before `mod tests` at the end of a file.
 fn without_tests(text: &str) -> usize {
     let lines: Vec<&str> = text.lines().collect();
@@ -289,7 +296,7 @@ fn files_functions_and_lines_fit_a_screen() {
                 wide.push(format!("{shown}:{}", at + 1));
             }
         }
-        if is_test(&file) {
+        if is_test(&file) || is_generated(&text) {
             continue;
         }
         let lines = without_tests(&text);

@@ -197,7 +197,10 @@ async fn who_watches_hears_of_what_it_asked_for() {
         .expect("in time");
     let heard = heard.expect("goes on").and_then(|event| event.event);
     assert!(
-        matches!(&heard, Some(watch_event::Event::Host(host)) if host.host == "a" && host.connected),
+        matches!(
+            &heard,
+            Some(watch_event::Event::Host(host)) if host.host == "a" && host.connected
+        ),
         "{heard:?}"
     );
     operator.set_policy(budget(6, 0, false)).await.expect("set");

@@ -177,13 +177,17 @@ mod tests {
 
     proptest! {
         #[test]
-        fn hellos_come_back_as_they_were(nonce: u64, connection: u128, streams in 1..=STREAMS_MAX, dscp in 0..64_u8) {
+        fn hellos_come_back_as_they_were(
+            nonce: u64, connection: u128, streams in 1..=STREAMS_MAX, dscp in 0..64_u8,
+        ) {
             let hello = Hello { nonce, connection, index: streams - 1, streams, dscp };
             prop_assert_eq!(Hello::decode(&hello.encode()).unwrap(), hello);
         }
 
         #[test]
-        fn parts_come_back_as_they_were(message: u64, tag: i32, offset in 0..1_u64 << 60, length in 0..1_u64 << 60) {
+        fn parts_come_back_as_they_were(
+            message: u64, tag: i32, offset in 0..1_u64 << 60, length in 0..1_u64 << 60,
+        ) {
             let part = Head::Part(Part { message, tag, total: offset + length, offset, length });
             prop_assert_eq!(Head::decode(&part.encode()).unwrap(), part);
             let posted = Head::Posted(message);
@@ -202,10 +206,12 @@ mod tests {
             let mut head = [0; HEAD_BYTES];
             head[..32].copy_from_slice(&bytes);
             let _ = Head::decode(&head);
-            let mut hello = Hello { nonce: 1, connection: 2, index: 0, streams: 1, dscp: 0 }.encode();
+            let hello = Hello { nonce: 1, connection: 2, index: 0, streams: 1, dscp: 0 };
+            let mut hello = hello.encode();
             hello[8..40].copy_from_slice(&bytes);
             if let Ok(hello) = Hello::decode(&hello) {
-                prop_assert!(hello.index < hello.streams && hello.streams <= STREAMS_MAX && hello.dscp < 64);
+                prop_assert!(hello.index < hello.streams && hello.streams <= STREAMS_MAX);
+                prop_assert!(hello.dscp < 64);
             }
         }
     }

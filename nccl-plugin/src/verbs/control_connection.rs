@@ -324,7 +324,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_farewell_of_garbage_says_nothing(bytes in prop::collection::vec(any::<u8>(), 0..80), lanes in 0..9_usize) {
+        fn a_farewell_of_garbage_says_nothing(
+            bytes in prop::collection::vec(any::<u8>(), 0..80), lanes in 0..9_usize,
+        ) {
             prop_assert_eq!(arrived(&bytes, lanes), None);
         }
     }

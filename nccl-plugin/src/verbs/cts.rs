@@ -248,7 +248,8 @@ mod tests {
     proptest! {
         #[test]
         fn a_half_written_entry_is_not_believed(
-            old in any::<u64>(), address in any::<u64>(), bytes in any::<u64>(), cut in 0..WORDS, low in any::<bool>(),
+            old in any::<u64>(), address in any::<u64>(), bytes in any::<u64>(), cut in 0..WORDS,
+            low in any::<bool>(),
         ) {
             let memory = memory();
             let before = Entry { address: old, ..entry(5, 0, 1) };
@@ -261,7 +262,9 @@ mod tests {
         }
 
         #[test]
-        fn garbage_is_not_believed(words in prop::array::uniform8(any::<u64>()), post in any::<u64>()) {
+        fn garbage_is_not_believed(
+            words in prop::array::uniform8(any::<u64>()), post in any::<u64>(),
+        ) {
             prop_assert_eq!(Entry::decode(words, post, 0), None);
             prop_assert_eq!(Entry::decode(words, words[0], 0), None);
         }

@@ -337,7 +337,10 @@ mod tests {
         }
 
         #[test]
-        fn a_body_of_garbage_is_no_end(body in prop::collection::vec(any::<u8>(), 0..600), kind in any::<u8>(), lanes in any::<u8>()) {
+        fn a_body_of_garbage_is_no_end(
+            body in prop::collection::vec(any::<u8>(), 0..600), kind in any::<u8>(),
+            lanes in any::<u8>(),
+        ) {
             let mut bytes = Word::Ready.encode(NONCE);
             bytes[10] = kind;
             bytes[11] = lanes;

@@ -136,8 +136,8 @@ impl Nic {
                 }
             };
             return Err(Fault::Usage(format!(
-                "{} is {} and the peer's device is {}: choose devices of one network on all nodes with \
-                 NCCL_IB_HCA",
+                "{} is {} and the peer's device is {}: choose devices of one network on all nodes \
+                 with NCCL_IB_HCA",
                 self.name,
                 name(self.link),
                 name(theirs.link)

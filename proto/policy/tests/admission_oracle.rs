@@ -60,7 +60,9 @@ fn event() -> impl Strategy<Value = AdmissionEvent> {
         4 => (batch(), batch())
             .prop_map(|(batch, ahead)| AdmissionEvent::BatchQueued { batch, ahead }),
         1 => (port(), rate)
-            .prop_map(|(port, bytes_per_second)| AdmissionEvent::PortRate { port, bytes_per_second }),
+            .prop_map(|(port, bytes_per_second)| {
+                AdmissionEvent::PortRate { port, bytes_per_second }
+            }),
     ]
 }
 

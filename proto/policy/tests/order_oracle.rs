@@ -658,7 +658,11 @@ fn setting(policy: PolicyKind, last_stage: LastStage) -> impl Strategy<Value = S
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1500, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 1500,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     #[test]
     fn mfs_serves_by_the_rules_of_section_4_5(

@@ -299,9 +299,12 @@ mod tests {
         }
 
         #[test]
-        fn thousandths_of_a_unit_are_taken_exactly(whole in 0_u64..1_000_000, thousandth in 0_u64..1000) {
+        fn thousandths_of_a_unit_are_taken_exactly(
+            whole in 0_u64..1_000_000, thousandth in 0_u64..1000,
+        ) {
             let text = format!("{whole}.{thousandth:03}ms");
-            proptest::prop_assert_eq!(text.parse(), Ok(Nanos(whole * 1_000_000 + thousandth * 1000)));
+            let exact = Nanos(whole * 1_000_000 + thousandth * 1000);
+            proptest::prop_assert_eq!(text.parse(), Ok(exact));
         }
 
         #[test]

@@ -9,7 +9,8 @@
 //! The daemon's side:
 //!
 //! ```no_run
-//! use laxity_shm::{layout::Geometry, record::Record, consumer::Wake, registration, served::Served};
+//! use laxity_shm::{consumer::Wake, layout::Geometry, record::Record};
+//! use laxity_shm::{registration, served::Served};
 //! use std::os::fd::AsFd;
 //!
 //! let listener = registration::listen("/run/laxity/laxityd.sock".as_ref())?;

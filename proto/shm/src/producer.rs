@@ -337,7 +337,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_slot_is_lost_or_used_twice(ops in prop::collection::vec((0..6_u8, any::<usize>()), 1..400)) {
+        fn no_slot_is_lost_or_used_twice(
+            ops in prop::collection::vec((0..6_u8, any::<usize>()), 1..400),
+        ) {
             let memory = LaneMemory::heap(16);
             let mut producer = Producer::new(memory.clone());
             let mut consumer = Consumer::new(memory, false);

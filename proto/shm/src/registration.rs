@@ -16,8 +16,12 @@ use bytemuck::{Pod, Zeroable};
 
 use crate::layout::{Geometry, Mode, VERSION};
 
+mod eventfd;
+mod packets;
 mod socket;
 
+pub use eventfd::*;
+pub use packets::*;
 pub use socket::*;
 
 /// The default path of the daemon's socket. `LAXITY_SOCKET` overrides it.

@@ -118,7 +118,10 @@ proptest! {
             Record::LayerBegin { batch: a, layer: n },
             Record::ComputeEnd { batch: a },
             Record::BatchEnd { batch: a },
-            Record::Peer { peer: n as u8, address: (u128::from(a) << 64 | u128::from(b)).to_be_bytes() },
+            Record::Peer {
+                peer: n as u8,
+                address: (u128::from(a) << 64 | u128::from(b)).to_be_bytes(),
+            },
         ] {
             prop_assert_eq!(Record::decode(&record.encode()), Ok(record));
         }

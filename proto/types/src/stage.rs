@@ -18,7 +18,9 @@ pub enum Deadline {
 }
 
 macro_rules! stages {
-    ($($(#[$attribute:meta])* $stage:ident = $number:literal, $name:literal, $deadline:ident;)*) => {
+    ($(
+        $(#[$attribute:meta])* $stage:ident = $number:literal, $name:literal, $deadline:ident;
+    )*) => {
         /// What a flow is for.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[repr(u8)]

@@ -445,7 +445,10 @@ impl Attachment {
 
 /// Reports whether a daemon listens whose backlog is full.
 fn is_backlog_full(error: &RegistrationError) -> bool {
-    matches!(error, RegistrationError::System { source, .. } if source.kind() == ErrorKind::WouldBlock)
+    matches!(
+        error,
+        RegistrationError::System { source, .. } if source.kind() == ErrorKind::WouldBlock
+    )
 }
 
 fn greet(options: &Options) -> Result<(OwnedFd, ForkGuard), RegistrationError> {

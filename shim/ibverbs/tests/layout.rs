@@ -38,7 +38,9 @@ fn equal(lines: &mut String, c: &str, rust: impl core::fmt::Display) {
 macro_rules! layout {
     (@c $field:ident) => { stringify!($field) };
     (@c $field:ident $c:literal) => { $c };
-    ($lines:ident: $($sized:ident $kind:literal $name:ident { $($field:ident $(= $c:literal)?),+ })+) => {
+    ($lines:ident: $(
+        $sized:ident $kind:literal $name:ident { $($field:ident $(= $c:literal)?),+ }
+    )+) => {
         $(
             let name = concat!($kind, " ", stringify!($name));
             if stringify!($sized) == "sized" {

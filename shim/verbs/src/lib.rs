@@ -23,7 +23,9 @@
 //! The library links no RDMA library and finds the real functions when they are first called
 //! (`laxity_job::symbol`). In a process that never opens a device, none of its code runs.
 //!
-//! # Exempt contexts Libraries that ask the daemon themselves, like the NCCL plugin, exempt their contexts with [`exempt::laxity_verbs_exempt`], which they look up at run time. Nothing is scheduled twice.
+//! # Exempt contexts
+//! Libraries that ask the daemon themselves, like the NCCL plugin, exempt their contexts with
+//! [`exempt::laxity_verbs_exempt`], which they look up at run time. Nothing is scheduled twice.
 //!
 //! # What it must not change
 //! It keeps the order and the number of work requests in a queue pair, and the payload at the time

@@ -87,7 +87,10 @@ pub(crate) struct BatchesArgs {
     #[arg(long)]
     in_trouble: bool,
     /// Maximum number of batches, from the head of the order
-    #[arg(long, value_name = "N", default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(
+        long, value_name = "N", default_value_t = 50,
+        value_parser = clap::value_parser!(u32).range(1..=1000)
+    )]
     limit: u32,
     #[command(flatten)]
     coordinator: Coordinator,

@@ -32,7 +32,8 @@ use laxity_cli::output::say;
 pub(crate) const HELP: &str = "\
 Checks RDMA devices with their GIDs and their trust in DSCP, the daemon, the preload library, job \
 profiles, traffic classes that libraries set by themselves, limits, the kernel, and processes \
-whose transfers Laxity can't see. It changes nothing. Run it as root to check the processes of all users.
+whose transfers Laxity can't see. It changes nothing. Run it as root to check the processes of \
+all users.
 
 Exit status: 0 if there is no error (there may be warnings), 1 if there is an error.";
 

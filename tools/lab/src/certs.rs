@@ -63,7 +63,10 @@ pub(crate) struct CertsArgs {
     #[arg(long, value_name = "N", group = "whom", value_parser = loads)]
     load: Option<usize>,
     /// How many days the certificates are valid. A new CA is valid for at least 10 years
-    #[arg(long, value_name = "DAYS", default_value_t = DAYS_DEFAULT, value_parser = clap::value_parser!(u32).range(1..=i64::from(DAYS_MAX)))]
+    #[arg(
+        long, value_name = "DAYS", default_value_t = DAYS_DEFAULT,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(DAYS_MAX))
+    )]
     days: u32,
     /// Print the list of files as JSON
     #[arg(long)]
@@ -171,27 +174,31 @@ fn coordinator_of(folder: &Path) -> Option<String> {
     names.min()
 }
 
-/// Returns the text that says where to put each file. Paths on this machine are in `folder`, and
-/// paths on the target machines are in `/etc/laxity`.
-fn next(folder: &Path, made: &[Made]) -> String {
+/// The coordinator's address for daemons and people.
+fn endpoint(folder: &Path, made: &[Made]) -> String {
     let coordinator = made.iter().find_map(|one| match &one.subject {
         Some(Subject::Coordinator(names)) => names.first().cloned(),
         _ => None,
     });
     let coordinator = coordinator.or_else(|| coordinator_of(folder));
     let coordinator = coordinator.unwrap_or_else(|| "COORDINATOR".into());
-    let endpoint = match coordinator.contains(':') {
+    match coordinator.contains(':') {
         true => format!("https://[{coordinator}]:7471"),
         false => format!("https://{coordinator}:7471"),
-    };
-    let ca = folder.join("ca.crt");
+    }
+}
+
+fn of<'a>(made: &'a [Made], wanted: &'static str) -> impl Iterator<Item = &'a Made> {
+    made.iter().filter(move |one| role(one) == wanted)
+}
+
+/// What the services' hosts need: settings, and copies of the files.
+fn services(text: &mut String, made: &[Made], endpoint: &str, ca: &Path) {
     let file = |path: &Path| {
         let name = path.file_name().unwrap_or_default();
         format!("/etc/laxity/{}", name.to_string_lossy())
     };
-    let mut text = String::from("Next:\n");
-    let of = |wanted: &'static str| made.iter().filter(move |one| role(one) == wanted);
-    for one in of("coordinator") {
+    for one in of(made, "coordinator") {
         let _ = write!(
             text,
             "\n* On the coordinator's host ({}), in /etc/laxity/coordinator.toml; `listen` has to \
@@ -202,8 +209,11 @@ fn next(folder: &Path, made: &[Made]) -> String {
             file(&one.key),
         );
     }
-    let hosts: Vec<&str> = of("daemon").flat_map(names).map(String::as_str).collect();
-    if let (Some(one), Some((host, others))) = (of("daemon").next(), hosts.split_first()) {
+    let hosts: Vec<&str> = of(made, "daemon")
+        .flat_map(names)
+        .map(String::as_str)
+        .collect();
+    if let (Some(one), Some((host, others))) = (of(made, "daemon").next(), hosts.split_first()) {
         let _ = write!(
             text,
             "\n* On {host}, in /etc/laxity/laxityd.toml (`host` only if the kernel has another \
@@ -221,7 +231,7 @@ fn next(folder: &Path, made: &[Made]) -> String {
             );
         }
     }
-    if let Some(one) = of("coordinator").chain(of("daemon")).next() {
+    if let Some(one) = of(made, "coordinator").chain(of(made, "daemon")).next() {
         let _ = write!(
             text,
             "\n  Copy the files there so that the services' user can read them, such as\n\n      \
@@ -233,7 +243,16 @@ fn next(folder: &Path, made: &[Made]) -> String {
             one.certificate.display(),
         );
     }
-    for one in of("viewer").chain(of("operator")) {
+}
+
+/// Returns the text that says where to put each file. Paths on this machine are in `folder`, and
+/// paths on the target machines are in `/etc/laxity`.
+fn next(folder: &Path, made: &[Made]) -> String {
+    let endpoint = endpoint(folder, made);
+    let ca = folder.join("ca.crt");
+    let mut text = String::from("Next:\n");
+    services(&mut text, made, &endpoint, &ca);
+    for one in of(made, "viewer").chain(of(made, "operator")) {
         let _ = write!(
             text,
             "\n* {}, of role {}:\n\n      laxity cluster hosts --endpoint {endpoint} --ca {} \
@@ -245,7 +264,7 @@ fn next(folder: &Path, made: &[Made]) -> String {
             one.key.display(),
         );
     }
-    for one in of("load") {
+    for one in of(made, "load") {
         let _ = write!(
             text,
             "\n* A load, of as many daemons at most:\n\n      laxity cluster load --endpoint \

@@ -41,7 +41,8 @@ pub(crate) struct LoadArgs {
     /// Private key of --cert (PEM)
     #[arg(long, value_name = "FILE", requires = "cert", help_heading = "TLS")]
     key: Option<PathBuf>,
-    /// Name in the coordinator's certificate, if it differs from the endpoint (behind a tunnel, say)
+    /// Name in the coordinator's certificate, if it differs from the endpoint (behind a tunnel,
+    /// say)
     #[arg(long, value_name = "NAME", requires = "cert", help_heading = "TLS")]
     server_name: Option<String>,
 }

@@ -328,8 +328,8 @@ fn compare(args: &RunArgs) -> Result<()> {
     let differ = outcome.disagreements();
     if let (Some((policy, requests)), true) = (differ.first(), outcome.must_agree()) {
         bail!(
-            "under `{policy}` {} requests were answered with other tokens than before (the first is \
-             request {}): \
+            "under `{policy}` {} requests were answered with other tokens than before (the first \
+             is request {}): \
              the engine's answers must not depend on how its transfers are scheduled",
             requests.len(),
             requests[0]

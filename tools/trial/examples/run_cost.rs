@@ -3,7 +3,8 @@
 //! a busy machine:
 //!
 //! ```text
-//! cargo run --release -p laxity-trial --example run_cost -- [HOSTS] [BATCHES] [EVENTS_PER_S] [RUNS]
+//! cargo run --release -p laxity-trial --example run_cost -- \
+//!     [HOSTS] [BATCHES] [EVENTS_PER_S] [RUNS]
 //! ```
 
 use laxity_coordinator::cluster::{Cluster, ClusterPolicy, Settings, Taken};

@@ -1,16 +1,16 @@
-//! The system calls of a registration: sockets, passed descriptors, credentials, eventfds.
+//! The socket of a registration: its path and who may listen there, connections, and who is at the
+//! other end.
 
 use std::io;
 use std::mem::size_of;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::layout::Geometry;
-use crate::registration::{Hello, Reason, RegistrationError, Reply};
+use crate::registration::RegistrationError;
 
-fn failed(call: &'static str) -> RegistrationError {
+pub(super) fn failed(call: &'static str) -> RegistrationError {
     RegistrationError::System {
         call,
         source: io::Error::last_os_error(),
@@ -49,7 +49,10 @@ fn address(path: &Path) -> Result<(libc::sockaddr_un, libc::socklen_t), Registra
     for (to, from) in address.sun_path.iter_mut().zip(bytes) {
         *to = *from as libc::c_char;
     }
-    const { assert!(size_of::<libc::sockaddr_un>() - size_of::<libc::sa_family_t>() > SOCKET_PATH_MAX) };
+    const {
+        let room = size_of::<libc::sockaddr_un>() - size_of::<libc::sa_family_t>();
+        assert!(room > SOCKET_PATH_MAX);
+    }
     let length = core::mem::offset_of!(libc::sockaddr_un, sun_path) + bytes.len() + 1;
     Ok((address, length as libc::socklen_t))
 }
@@ -207,8 +210,9 @@ pub fn accept(listener: BorrowedFd<'_>) -> Result<Option<OwnedFd>, RegistrationE
     }
 }
 
-/// Makes the kernel refuse descriptors that are sent to this socket. [`receive_hello`] accepts none
-/// in any case, but descriptors that a client queued would count as the daemon's while they wait.
+/// Makes the kernel refuse descriptors that are sent to this socket. [`super::receive_hello`]
+/// accepts none in any case, but descriptors that a client queued would count as the daemon's while
+/// they wait.
 fn refuse_rights(socket: BorrowedFd<'_>) {
     /// Available since Linux 6.16. The number is asm-generic's, which all supported targets use.
     const SO_PASSRIGHTS: libc::c_int = 83;
@@ -323,197 +327,6 @@ pub fn peer_groups(socket: BorrowedFd<'_>) -> Result<Vec<u32>, RegistrationError
     }
 }
 
-/// Room for two descriptors, with the alignment of `cmsghdr`.
-#[repr(C, align(8))]
-struct Control([u8; 64]);
-
-const RIGHTS: usize = 2;
-const RIGHTS_BYTES: u32 = (RIGHTS * size_of::<RawFd>()) as u32;
-
-fn send(
-    socket: BorrowedFd<'_>,
-    bytes: &[u8],
-    rights: Option<[BorrowedFd<'_>; RIGHTS]>,
-) -> Result<(), RegistrationError> {
-    let mut part = libc::iovec {
-        iov_base: bytes.as_ptr().cast_mut().cast(),
-        iov_len: bytes.len(),
-    };
-    let mut control = Control([0; 64]);
-    // SAFETY: `msghdr` is plain data, for which zero is a valid value.
-    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
-    message.msg_iov = &raw mut part;
-    message.msg_iovlen = 1;
-    if let Some(rights) = rights {
-        message.msg_control = control.0.as_mut_ptr().cast();
-        // SAFETY: CMSG_SPACE and CMSG_LEN only compute; CMSG_FIRSTHDR returns a pointer into
-        // `control`, which is aligned and has room for `RIGHTS` descriptors (asserted below).
-        unsafe {
-            message.msg_controllen = libc::CMSG_SPACE(RIGHTS_BYTES) as usize;
-            let first = libc::CMSG_FIRSTHDR(&raw const message);
-            (*first).cmsg_level = libc::SOL_SOCKET;
-            (*first).cmsg_type = libc::SCM_RIGHTS;
-            (*first).cmsg_len = libc::CMSG_LEN(RIGHTS_BYTES) as usize;
-            let data = libc::CMSG_DATA(first).cast::<RawFd>();
-            for (i, fd) in rights.iter().enumerate() {
-                data.add(i).write_unaligned(fd.as_raw_fd());
-            }
-        }
-    }
-    let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
-    // SAFETY: `message` and all that it points to live until the call returns.
-    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
-    if sent == bytes.len() as isize {
-        Ok(())
-    } else {
-        Err(failed("sendmsg"))
-    }
-}
-
-/// A packet that [`receive`] returns.
-#[derive(Debug)]
-struct Packet {
-    bytes: [u8; 128],
-    length: usize,
-    rights: Vec<OwnedFd>,
-}
-
-/// Receives one packet without blocking, or returns `None` if there is none. Without `rights` the
-/// kernel drops descriptors and marks the packet, which is then malformed.
-fn receive(socket: BorrowedFd<'_>, rights: bool) -> Result<Option<Packet>, RegistrationError> {
-    let mut packet = Packet {
-        bytes: [0; 128],
-        length: 0,
-        rights: Vec::new(),
-    };
-    let mut part = libc::iovec {
-        iov_base: packet.bytes.as_mut_ptr().cast(),
-        iov_len: packet.bytes.len(),
-    };
-    let mut control = Control([0; 64]);
-    // SAFETY: `msghdr` is plain data, for which zero is a valid value.
-    let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
-    message.msg_iov = &raw mut part;
-    message.msg_iovlen = 1;
-    if rights {
-        message.msg_control = control.0.as_mut_ptr().cast();
-        message.msg_controllen = control.0.len();
-    }
-    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
-    // SAFETY: `message` and all that it points to are valid to write to until the call returns.
-    let length = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) };
-    if length < 0 {
-        let source = io::Error::last_os_error();
-        return match source.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
-            _ => Err(RegistrationError::System {
-                call: "recvmsg",
-                source,
-            }),
-        };
-    }
-    // SAFETY: the kernel filled `control` with well-formed headers up to `msg_controllen`, which
-    // the CMSG functions walk; each descriptor in SCM_RIGHTS is fresh and ours alone.
-    unsafe {
-        let mut header = libc::CMSG_FIRSTHDR(&raw const message);
-        while !header.is_null() {
-            if (*header).cmsg_level == libc::SOL_SOCKET && (*header).cmsg_type == libc::SCM_RIGHTS {
-                let bytes = (*header).cmsg_len - libc::CMSG_LEN(0) as usize;
-                let data = libc::CMSG_DATA(header).cast::<RawFd>();
-                for i in 0..bytes / size_of::<RawFd>() {
-                    packet
-                        .rights
-                        .push(OwnedFd::from_raw_fd(data.add(i).read_unaligned()));
-                }
-            }
-            header = libc::CMSG_NXTHDR(&raw const message, header);
-        }
-    }
-    if length == 0 {
-        return Err(RegistrationError::NoAnswer);
-    }
-    packet.length = length as usize;
-    if message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
-        return Err(RegistrationError::Malformed(packet.length));
-    }
-    Ok(Some(packet))
-}
-
-/// Client: sends the greeting.
-///
-/// # Errors
-/// [`RegistrationError::System`].
-pub fn send_hello(socket: BorrowedFd<'_>, hello: &Hello) -> Result<(), RegistrationError> {
-    send(socket, bytemuck::bytes_of(hello), None)
-}
-
-/// Daemon: receives the greeting, or returns `None` if it has not come yet.
-///
-/// # Errors
-/// Every [`RegistrationError`]: answer with [`send_reject`] and close.
-pub fn receive_hello(socket: BorrowedFd<'_>) -> Result<Option<Hello>, RegistrationError> {
-    match receive(socket, false)? {
-        None => Ok(None),
-        Some(packet) => Hello::parse(&packet.bytes[..packet.length]).map(Some),
-    }
-}
-
-/// Daemon: sends the region to the client.
-///
-/// # Errors
-/// [`RegistrationError::System`]: drop the client.
-pub fn send_welcome(
-    socket: BorrowedFd<'_>,
-    geometry: Geometry,
-    memfd: BorrowedFd<'_>,
-    eventfd: BorrowedFd<'_>,
-) -> Result<(), RegistrationError> {
-    send(
-        socket,
-        bytemuck::bytes_of(&Reply::welcome(geometry)),
-        Some([memfd, eventfd]),
-    )
-}
-
-/// Daemon: refuses a client.
-///
-/// # Errors
-/// [`RegistrationError::System`]: the client has ended already.
-pub fn send_reject(socket: BorrowedFd<'_>, reason: Reason) -> Result<(), RegistrationError> {
-    send(socket, bytemuck::bytes_of(&Reply::reject(reason)), None)
-}
-
-/// The contents of a welcome.
-#[derive(Debug)]
-pub struct Welcome {
-    /// Shape of the region.
-    pub geometry: Geometry,
-    /// The region's memfd, for [`crate::region::Region::map`].
-    pub memfd: OwnedFd,
-    /// The eventfd that wakes a sleeping daemon.
-    pub eventfd: OwnedFd,
-}
-
-/// Client: receives the answer, or returns `None` if it has not come yet.
-///
-/// # Errors
-/// Every [`RegistrationError`]: run unscheduled.
-pub fn receive_reply(socket: BorrowedFd<'_>) -> Result<Option<Welcome>, RegistrationError> {
-    let Some(packet) = receive(socket, true)? else {
-        return Ok(None);
-    };
-    let geometry = Reply::parse(&packet.bytes[..packet.length])?;
-    let mut rights = packet.rights.into_iter();
-    match (rights.next(), rights.next(), rights.next()) {
-        (Some(memfd), Some(eventfd), None) => Ok(Some(Welcome {
-            geometry,
-            memfd,
-            eventfd,
-        })),
-        _ => Err(RegistrationError::Malformed(packet.length)),
-    }
-}
-
 /// Waits at most `limit` until the socket has something to read or was hung up.
 #[must_use]
 pub fn wait_readable(socket: BorrowedFd<'_>, limit: Duration) -> bool {
@@ -538,33 +351,4 @@ fn poll(socket: BorrowedFd<'_>, events: libc::c_short, limit: Duration) -> libc:
     // SAFETY: one valid pollfd.
     let ready = unsafe { libc::poll(&raw mut entry, 1, millis) };
     if ready > 0 { entry.revents } else { 0 }
-}
-
-/// Daemon: creates a non-blocking eventfd for one client.
-///
-/// # Errors
-/// [`RegistrationError::System`]: refuse the client.
-pub fn eventfd() -> Result<OwnedFd, RegistrationError> {
-    // SAFETY: plain integers; the result is checked.
-    let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
-    if fd < 0 {
-        return Err(failed("eventfd"));
-    }
-    // SAFETY: a fresh descriptor that nobody else owns.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// Client: wakes the daemon. With a full counter the daemon is being woken already.
-pub fn ring(eventfd: BorrowedFd<'_>) {
-    let one = 1_u64;
-    // SAFETY: eight bytes are read from `one`. The result does not matter: EAGAIN is a full
-    // counter, and any other error a daemon that has ended, which the waiting side detects.
-    unsafe { libc::write(eventfd.as_raw_fd(), (&raw const one).cast(), 8) };
-}
-
-/// Daemon: empties the eventfd after a wake-up.
-pub fn drain(eventfd: BorrowedFd<'_>) {
-    let mut count = 0_u64;
-    // SAFETY: eight bytes are written to `count`. EAGAIN: nothing was there.
-    unsafe { libc::read(eventfd.as_raw_fd(), (&raw mut count).cast(), 8) };
 }

@@ -30,7 +30,10 @@ pub(crate) struct Coordinator {
     #[arg(long, value_name = "URL", env = ENDPOINT_ENV, default_value = ENDPOINT_DEFAULT)]
     endpoint: String,
     /// How long to wait for an answer, in milliseconds
-    #[arg(long, value_name = "MS", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(
+        long, value_name = "MS", default_value_t = 5000,
+        value_parser = clap::value_parser!(u64).range(1..)
+    )]
     timeout_ms: u64,
     /// Certificate of the authority that signed the coordinator's certificate (PEM)
     #[arg(long, value_name = "FILE", env = "LAXITY_CA", help_heading = "TLS")]
@@ -53,7 +56,8 @@ pub(crate) struct Coordinator {
         help_heading = "TLS"
     )]
     key: Option<PathBuf>,
-    /// Name in the coordinator's certificate, if it differs from the endpoint (behind a tunnel, say)
+    /// Name in the coordinator's certificate, if it differs from the endpoint (behind a tunnel,
+    /// say)
     #[arg(long, value_name = "NAME", help_heading = "TLS")]
     server_name: Option<String>,
     /// Print JSON

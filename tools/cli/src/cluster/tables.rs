@@ -15,8 +15,17 @@ pub(crate) fn clean(text: &str) -> String {
     for c in text.chars() {
         // Bidirectional controls, zero-width characters and separators (Unicode, general categories
         // Cf, Zl, Zp).
-        let hidden = matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
-            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}');
+        let hidden = matches!(
+            c,
+            '\u{ad}'
+                | '\u{61c}'
+                | '\u{200b}'..='\u{200f}'
+                | '\u{2028}'..='\u{202e}'
+                | '\u{2060}'..='\u{206f}'
+                | '\u{feff}'
+                | '\u{fff9}'..='\u{fffb}'
+                | '\u{e0000}'..='\u{e007f}'
+        );
         if c.is_control() || hidden {
             shown.extend(c.escape_unicode());
         } else {

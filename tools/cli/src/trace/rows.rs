@@ -46,7 +46,8 @@ fn at(lives: &Lives, at_ns: u64) -> f64 {
 
 fn named(what: &str, process: u64, row: u64, name: &str, order: u64) -> [Value; 2] {
     [
-        json!({"ph": "M", "name": format!("{what}_name"), "pid": process, "tid": row, "args": {"name": name}}),
+        json!({"ph": "M", "name": format!("{what}_name"), "pid": process, "tid": row,
+            "args": {"name": name}}),
         json!({"ph": "M", "name": format!("{what}_sort_index"), "pid": process, "tid": row,
                "args": {"sort_index": order}}),
     ]
@@ -177,7 +178,8 @@ fn draw(lives: &Lives, ledger: &PermittedByKind, life: &Life, row: u64, events: 
         events.push(json!({
             "ph": "i", "s": "t", "cat": "permit", "name": "permit", "pid": process, "tid": row,
             "ts": at(lives, permit.at_ns),
-            "args": {"bytes": permit.bytes, "level": level(permit.level), "why": why(ledger, life, index)},
+            "args": {"bytes": permit.bytes, "level": level(permit.level),
+                "why": why(ledger, life, index)},
         }));
     }
 }

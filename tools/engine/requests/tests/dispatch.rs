@@ -48,7 +48,8 @@ fn step() -> impl Strategy<Value = Step> {
         6 => any::<usize>().prop_map(Step::Progress),
         4 => any::<usize>().prop_map(Step::Report),
         1 => any::<bool>().prop_map(Step::Up),
-        1 => (any::<usize>(), any::<bool>()).prop_map(|(which, drains)| Step::Down { which, drains }),
+        1 => (any::<usize>(), any::<bool>())
+            .prop_map(|(which, drains)| Step::Down { which, drains }),
         3 => (1..2_000_u64).prop_map(Step::Pass),
     ]
 }
@@ -270,7 +271,8 @@ proptest! {
 
     #[test]
     fn nobody_is_lost_or_placed_twice_and_all_end(
-        which in 0..DISPATCHERS, pools in any::<bool>(), steps in prop::collection::vec(step(), 1..150)
+        which in 0..DISPATCHERS, pools in any::<bool>(),
+        steps in prop::collection::vec(step(), 1..150)
     ) {
         let mut driver = Driver::new(dispatcher(which), pools);
         let name = driver.dispatch.name();

@@ -79,7 +79,9 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => (1..90_u32, 1..40_u32, 1..100_u64, any::<bool>())
-            .prop_map(|(prompt, output, slo, interactive)| Step::Arrive { prompt, output, slo, interactive }),
+            .prop_map(|(prompt, output, slo, interactive)| {
+                Step::Arrive { prompt, output, slo, interactive }
+            }),
         1 => any::<usize>().prop_map(Step::Cancel),
         8 => (1..12_u8).prop_map(Step::Compute),
         1 => Just(Step::Idle),
@@ -119,7 +121,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     #[test]
-    fn nobody_is_lost_under_any_structure(agent in agent(), steps in prop::collection::vec(step(), 1..120)) {
+    fn nobody_is_lost_under_any_structure(
+        agent in agent(), steps in prop::collection::vec(step(), 1..120),
+    ) {
         let mut driver = driver(agent);
         let mut capacity = BLOCKS;
         for step in steps {

@@ -344,7 +344,11 @@ proptest! {
     fn nobody_is_lost_and_no_memory_is_promised_twice(
         scripts in scripts(),
         order in prop::sample::select(orders()),
-        boundary in prop::sample::select(vec![Boundary::Hold, Boundary::MAESTRO, Boundary::Requeue]),
+        boundary in prop::sample::select(vec![
+            Boundary::Hold,
+            Boundary::MAESTRO,
+            Boundary::Requeue,
+        ]),
         mode in prop::sample::select(vec![
             Mode::MAESTRO, Mode::BIN_PACK, Mode::LoadBalance, Mode::WarmShortest,
             Mode::EndToEnd { degradation: 1.0 },

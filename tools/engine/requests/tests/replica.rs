@@ -169,7 +169,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(800))]
 
     #[test]
-    fn nobody_is_lost_and_blocks_are_balanced(discipline in discipline(), steps in prop::collection::vec(step(), 1..120)) {
+    fn nobody_is_lost_and_blocks_are_balanced(
+        discipline in discipline(), steps in prop::collection::vec(step(), 1..120),
+    ) {
         let mut driver = driver(discipline.1);
         let mut capacity = BLOCKS;
         for step in steps {

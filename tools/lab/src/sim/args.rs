@@ -33,7 +33,10 @@ pub(super) struct Changes {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000))]
     seeds: Option<u64>,
     /// The only seed
-    #[arg(long, value_name = "S", conflicts_with = "seeds", value_parser = clap::value_parser!(u64).range(..1 << 62))]
+    #[arg(
+        long, value_name = "S", conflicts_with = "seeds",
+        value_parser = clap::value_parser!(u64).range(..1 << 62)
+    )]
     seed: Option<u64>,
 }
 

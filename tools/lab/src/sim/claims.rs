@@ -17,10 +17,16 @@ use laxity_cli::output::{check, put, replace, say};
 #[derive(Args)]
 pub(crate) struct ClaimsArgs {
     /// Number of seeds
-    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    #[arg(
+        long, value_name = "N", default_value_t = 3,
+        value_parser = clap::value_parser!(u64).range(1..=1000)
+    )]
     seeds: u64,
     /// The first seed. Take another one than 1 for requests that nothing was tuned on
-    #[arg(long, value_name = "S", default_value_t = 1, value_parser = clap::value_parser!(u64).range(..1 << 62))]
+    #[arg(
+        long, value_name = "S", default_value_t = 1,
+        value_parser = clap::value_parser!(u64).range(..1 << 62)
+    )]
     first_seed: u64,
     /// Run fewer points for a shorter time. This takes seconds, and proves nothing
     #[arg(long)]

@@ -57,7 +57,10 @@ pub(crate) struct TrainArgs {
     #[arg(long, default_value = "llama-3-8b", conflicts_with_all = ["csv", "record"])]
     model: String,
     /// Number of GPUs that share the model
-    #[arg(long, value_name = "N", default_value_t = 1, conflicts_with_all = ["csv", "record"], value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(
+        long, value_name = "N", default_value_t = 1, conflicts_with_all = ["csv", "record"],
+        value_parser = clap::value_parser!(u32).range(1..=64)
+    )]
     tp: u32,
     /// Host time between two iterations of the roofline, in µs
     #[arg(long, value_name = "US", conflicts_with_all = ["csv", "record", "ratio"])]
@@ -70,13 +73,22 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "F", default_value_t = 1.0, conflicts_with_all = ["csv", "record"])]
     slower: f64,
     /// Number of iterations to draw from the roofline
-    #[arg(long, value_name = "N", default_value_t = 20_000, conflicts_with_all = ["csv", "record"], value_parser = clap::value_parser!(u32).range(100..=10_000_000))]
+    #[arg(
+        long, value_name = "N", default_value_t = 20_000, conflicts_with_all = ["csv", "record"],
+        value_parser = clap::value_parser!(u32).range(100..=10_000_000)
+    )]
     iterations: u32,
     /// Number of trees in the forest
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    #[arg(
+        long, value_name = "N", default_value_t = 16,
+        value_parser = clap::value_parser!(u16).range(1..=1000)
+    )]
     trees: u16,
     /// Maximum depth of a tree
-    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(
+        long, value_name = "N", default_value_t = 16,
+        value_parser = clap::value_parser!(u16).range(1..=64)
+    )]
     depth: u16,
     /// Seed of all random numbers
     #[arg(long, value_name = "S", default_value_t = 1)]

@@ -387,18 +387,34 @@ mod tests {
         );
     }
 
-    const RECORD: &str = r#"{"begin":{"settings":{"policy":"fcfs"},"room":{"blocks":9,"block_tokens":16}}}
-{"dispatch":{"at":0,"event":{"up":{"instance":0,"role":"decode"}}}}
-{"dispatch":{"at":1,"event":{"load":{"instance":0,"load":{"waiting":0,"running":1,"decoding":1,"prefill_tokens":0,"decode_context":9,"blocks":9,"blocks_free":8},"took":1500}}}}
-{"place":{"at":1,"decision":{"place":{"request":2,"instance":0}}}}
-{"place":{"at":1,"decision":null}}
-{"plan":{"at":1,"plan":null}}
-{"plan":{"at":2,"plan":{"drops":[],"chunks":[{"request":1,"prefix":8,"tokens":4,"last":true}],"steps":[{"request":2,"context":9}]}}}
-{"reserve":{"at":3,"request":7,"tokens":3,"granted":true}}
-{"event":{"at":4,"event":{"cancelled":7}}}
-{"event":{"at":5,"event":{"done":{"took":1500,"finished":[1]}}}}
-{"plan":{"at":6,"plan":{"drops":[],"chunks":[],"steps":[{"request":2,"context":10}]}}}
-"#;
+    const RECORD: &str = concat!(
+        r#"{"begin":{"settings":{"policy":"fcfs"},"room":{"blocks":9,"block_tokens":16}}}"#,
+        "\n",
+        r#"{"dispatch":{"at":0,"event":{"up":{"instance":0,"role":"decode"}}}}"#,
+        "\n",
+        r#"{"dispatch":{"at":1,"event":{"load":{"instance":0,"load":{"waiting":0,"running":1,"#,
+        r#""decoding":1,"prefill_tokens":0,"decode_context":9,"blocks":9,"blocks_free":8},"#,
+        r#""took":1500}}}}"#,
+        "\n",
+        r#"{"place":{"at":1,"decision":{"place":{"request":2,"instance":0}}}}"#,
+        "\n",
+        r#"{"place":{"at":1,"decision":null}}"#,
+        "\n",
+        r#"{"plan":{"at":1,"plan":null}}"#,
+        "\n",
+        r#"{"plan":{"at":2,"plan":{"drops":[],"chunks":[{"request":1,"prefix":8,"tokens":4,"#,
+        r#""last":true}],"steps":[{"request":2,"context":9}]}}}"#,
+        "\n",
+        r#"{"reserve":{"at":3,"request":7,"tokens":3,"granted":true}}"#,
+        "\n",
+        r#"{"event":{"at":4,"event":{"cancelled":7}}}"#,
+        "\n",
+        r#"{"event":{"at":5,"event":{"done":{"took":1500,"finished":[1]}}}}"#,
+        "\n",
+        r#"{"plan":{"at":6,"plan":{"drops":[],"chunks":[],"steps":[{"request":2,"#,
+        r#""context":10}]}}}"#,
+        "\n",
+    );
 
     #[test]
     fn a_record_of_the_engine_gives_the_iterations_that_ended() {

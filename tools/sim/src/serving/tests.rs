@@ -359,7 +359,11 @@ fn exact_mode_survives_experts_that_nobody_uses() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 48,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     /// Every request is served in random scenarios. Debug builds also check that bytes are
     /// conserved and that no port exceeds its rate.

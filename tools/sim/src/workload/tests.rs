@@ -49,14 +49,23 @@ pub(super) fn burstgpt(path: &Path) -> Result<Requests, WorkloadError> {
 
 const READERS: [Reader; 4] = [mooncake, qwen, azure, burstgpt];
 
-const MOONCAKE: &str = r#"{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]}
-{"timestamp": 500, "input_length": 1600, "output_length": 5, "hash_ids": [0, 1, 3, 4]}
-{"timestamp": 1000, "input_length": 512, "output_length": 5, "hash_ids": [9]}
-"#;
+const MOONCAKE: &str = concat!(
+    r#"{"timestamp": 0, "input_length": 1100, "output_length": 5, "hash_ids": [0, 1, 2]}"#,
+    "\n",
+    r#"{"timestamp": 500, "input_length": 1600, "output_length": 5, "hash_ids": [0, 1, 3, 4]}"#,
+    "\n",
+    r#"{"timestamp": 1000, "input_length": 512, "output_length": 5, "hash_ids": [9]}"#,
+    "\n",
+);
 
-const QWEN: &str = r#"{"chat_id": 1, "parent_chat_id": -1, "timestamp": 1.5, "input_length": 40, "output_length": 132, "type": "text", "turn": 1, "hash_ids": [7, 8, 9]}
-{"chat_id": 2, "parent_chat_id": 1, "timestamp": 2.75, "input_length": 64, "output_length": 20, "type": "text", "turn": 2, "hash_ids": [7, 8, 11, 9]}
-"#;
+const QWEN: &str = concat!(
+    r#"{"chat_id": 1, "parent_chat_id": -1, "timestamp": 1.5, "input_length": 40, "#,
+    r#""output_length": 132, "type": "text", "turn": 1, "hash_ids": [7, 8, 9]}"#,
+    "\n",
+    r#"{"chat_id": 2, "parent_chat_id": 1, "timestamp": 2.75, "input_length": 64, "#,
+    r#""output_length": 20, "type": "text", "turn": 2, "hash_ids": [7, 8, 11, 9]}"#,
+    "\n",
+);
 
 const AZURE: &str = "TIMESTAMP,ContextTokens,GeneratedTokens\n\
                      2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319600,3180,8\n";

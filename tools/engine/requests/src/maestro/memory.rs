@@ -195,7 +195,11 @@ mod tests {
             sizes in prop::collection::vec((0u64..100, 1u64..1000, 0usize..5), 0..20),
         ) {
             let levels = [
-                Action::Sleep, Action::Evict, Action::StopTransition, Action::SwapOut, Action::Abort,
+                Action::Sleep,
+                Action::Evict,
+                Action::StopTransition,
+                Action::SwapOut,
+                Action::Abort,
             ];
             let offers: Vec<Offer> = sizes.iter().enumerate().map(|(i, (frees, restore, level))| {
                 offer(Engine::Stage(StageId(i as u64)), levels[*level], *frees, *restore)

@@ -457,7 +457,8 @@ mod tests {
             let mut held: Vec<ModelId> = Vec::new();
             for (want, kv, hold) in wants {
                 let want = ModelId((want % table.len()) as u16);
-                let before: Vec<Readiness> = (0..table.len()).map(|m| of.at(ModelId(m as u16))).collect();
+                let models = || (0..table.len()).map(|m| ModelId(m as u16));
+                let before: Vec<Readiness> = models().map(|m| of.at(m)).collect();
                 match of.activate(want, kv, &spec, &table) {
                     Ok(_) => {
                         prop_assert_eq!(of.at(want), Readiness::Running);
@@ -468,7 +469,7 @@ mod tests {
                         }
                     }
                     Err(_) => {
-                        let after: Vec<Readiness> = (0..table.len()).map(|m| of.at(ModelId(m as u16))).collect();
+                        let after: Vec<Readiness> = models().map(|m| of.at(m)).collect();
                         prop_assert_eq!(before, after);
                         for model in held.drain(..) {
                             of.release(model);

@@ -242,7 +242,9 @@ mod tests {
         #[test]
         fn the_least_slack_is_the_least_of_all(
             jobs in prop::collection::vec(
-                (any::<bool>(), 0..5_000_u64, 0..200_u64, 0..50_u32, 0..6_000_u64, 0..100_u32), 0..40),
+                (any::<bool>(), 0..5_000_u64, 0..200_u64, 0..50_u32, 0..6_000_u64, 0..100_u32),
+                0..40,
+            ),
             now in 0..8_000_u64,
         ) {
             let all: Vec<(Job, u32)> = jobs

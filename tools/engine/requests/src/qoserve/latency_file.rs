@@ -101,7 +101,8 @@ mod tests {
 
     /// Returns a text as `laxity sim train-latency` writes it.
     fn written() -> String {
-        let errors = "{\"iterations\":10,\"mean\":1.0,\"p95\":2.0,\"most\":3.0,\"late\":0.5,\"margin\":0.07,\"late_with_margin\":0.5}";
+        let errors = "{\"iterations\":10,\"mean\":1.0,\"p95\":2.0,\"most\":3.0,\"late\":0.5,\
+                      \"margin\":0.07,\"late_with_margin\":0.5}";
         let forest = serde_json::to_string(&forest()).expect("numbers");
         format!(
             "{{\"format\":\"laxity-latency\",\"version\":1,\"trained_on\":\"a \

@@ -182,6 +182,28 @@ fn mapping() -> Mapping {
     Mapping::new(bounds.to_vec(), 200)
 }
 
+/// First tokens in time by priority, of requests that arrive when all clients are there.
+fn in_time(outcome: &Outcome, all_there_from: Time) -> Columns {
+    let all_there = |r: &Record| r.spec.arrival >= all_there_from;
+    let mut columns = Vec::new();
+    for (class, column) in ["P0, %", "P1, %", "P2, %", "P3, %"].into_iter().enumerate() {
+        let mine = |r: &&Record| usize::from(r.spec.class.0) == class && all_there(r);
+        let all = outcome.records.iter().filter(mine).count().max(1);
+        let good = outcome
+            .records
+            .iter()
+            .filter(mine)
+            .filter(|r| r.met_first())
+            .count();
+        columns.push((column, good as f64 / all as f64 * 100.0));
+    }
+    let p0 = |r: &Record| r.ttft().filter(|_| r.spec.class.0 == 0 && all_there(r));
+    let p0 = outcome.quantile_ms(0.95, p0).unwrap_or(0.0);
+    columns.push(("P0, 95th percentile, ms", p0));
+    columns.push(("attainment, %", world::attainment(outcome, |_| true)));
+    columns
+}
+
 /// Measures clients of rising priority that join one by one, with objectives from priorities (§5.2,
 /// §9.1).
 ///
@@ -229,26 +251,8 @@ pub(super) fn staged(
         (format!("staged: {rate}/s"), make)
     };
     let places: Vec<_> = rates.iter().map(place).collect();
-    measure(into, machine, &places, &rows, options, |outcome| {
-        let all_there = |r: &Record| r.spec.arrival >= Time(3 * step * SECOND);
-        let mut columns = Vec::new();
-        for (class, column) in ["P0, %", "P1, %", "P2, %", "P3, %"].into_iter().enumerate() {
-            let mine = |r: &&Record| usize::from(r.spec.class.0) == class && all_there(r);
-            let all = outcome.records.iter().filter(mine).count().max(1);
-            let good = outcome
-                .records
-                .iter()
-                .filter(mine)
-                .filter(|r| r.met_first())
-                .count();
-            columns.push((column, good as f64 / all as f64 * 100.0));
-        }
-        let p0 = |r: &Record| r.ttft().filter(|_| r.spec.class.0 == 0 && all_there(r));
-        let p0 = outcome.quantile_ms(0.95, p0).unwrap_or(0.0);
-        columns.push(("P0, 95th percentile, ms", p0));
-        columns.push(("attainment, %", world::attainment(outcome, |_| true)));
-        columns
-    });
+    let of = |outcome: &Outcome| in_time(outcome, Time(3 * step * SECOND));
+    measure(into, machine, &places, &rows, options, of);
     let columns = [
         "P0, %",
         "P1, %",
