@@ -175,8 +175,8 @@ impl LabConfig {
             (
                 WireClass::table(&self.level_dscp, self.scavenger_dscp).is_some(),
                 "level_dscp",
-                "at most 6 different DSCPs, each below 64, none of them 0 or 48, falling into classes \
-             that never rise again from one level to the next",
+                "at most 6 different DSCPs, each below 64, none of them 0 or 48, falling into \
+                 classes that never rise again from one level to the next",
             ),
         ]
     }

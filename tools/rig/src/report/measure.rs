@@ -111,8 +111,8 @@ pub fn report(
     }
 }
 
-/// Returns the TTFT of each request, its TTFT alone, and whether it had a token. A request without a
-/// token took at least until the lab gave it up.
+/// Returns the TTFT of each request, its TTFT alone, and whether it had a token. A request without
+/// a token took at least until the lab gave it up.
 fn times(
     asked: &[Asked],
     own: &BTreeMap<u64, u64>,

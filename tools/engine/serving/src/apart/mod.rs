@@ -281,8 +281,8 @@ impl Net {
         }
     }
 
-    /// Announces that a layer of these batches began, to the daemon that schedules their KV: that of
-    /// `giver`, or the one here if the KV is read.
+    /// Announces that a layer of these batches began, to the daemon that schedules their KV: that
+    /// of `giver`, or the one here if the KV is read.
     pub fn layer_began(&self, giver: SocketAddr, layer: u16, batches: &[u64]) {
         if self.reads {
             self.begin_layer(layer, batches);

@@ -99,8 +99,8 @@ pub struct QoServe {
     pub busy_ms: f64,
     /// The requests that are relegated.
     pub relegation: Relegation,
-    /// If the first waiting `paid` request has less than this share of its time left, `free` requests
-    /// are relegated. 0 ignores importance.
+    /// If the first waiting `paid` request has less than this share of its time left, `free`
+    /// requests are relegated. 0 ignores importance.
     pub hints: f64,
     /// Whether prompts are interrupted for more urgent ones.
     pub preemption: Preemption,
