@@ -151,7 +151,7 @@ def test_sglangs_own_requests_carry_it_among_their_sampling_parameters():
 
 
 def test_a_field_that_nobody_knows_needs_its_places():
-    with pytest.raises(ValueError, match="nobody knows where requests carry 'ours'"):
+    with pytest.raises(ValueError, match="requests have no known field 'ours'"):
         ObjectiveMiddleware(Engine(), Objectives(), field="ours")
     places = {"/ours": ("inner",)}
     options = {"field": "ours", "places": places}
