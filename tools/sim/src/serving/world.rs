@@ -7,7 +7,7 @@ use super::batch::Batches;
 use super::disciplines::{self, UnitLatency};
 use super::event::{Agenda, Happening};
 use super::flow::Flows;
-use super::hosts::{Hosts, Regime};
+use super::hosts::Hosts;
 use super::line::WaitingRequests;
 use super::measure::{Measure, Served};
 use super::order::Coordinator;
@@ -20,7 +20,7 @@ use super::weights::ScaleOuts;
 use super::{Inputs, SimError};
 use crate::compute::Compute;
 use crate::network::{Network, PortId};
-use crate::outcome::{Outcome, StageBytes};
+use crate::outcome::Outcome;
 use crate::scenario::Scenario;
 
 /// The meaning of a transfer on the network.
@@ -268,7 +268,7 @@ impl<'a> World<'a> {
             let counted = self.counted.get(port as usize).copied().unwrap_or(0);
             self.network.carried(id, self.now) + counted as f64
         };
-        if self.setup.regime == Regime::Alone {
+        if self.setup.regime == super::hosts::Regime::Alone {
             return;
         }
         let ranks = self.setup.layout.ranks;
@@ -277,7 +277,7 @@ impl<'a> World<'a> {
             + (0..self.setup.layout.decodes)
                 .map(|decode| carried(self.setup.layout.decode_ingress(decode).0))
                 .sum::<f64>();
-        let StageBytes {
+        let crate::outcome::StageBytes {
             kv_reuse,
             collective,
             p2d,
