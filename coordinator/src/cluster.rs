@@ -104,7 +104,7 @@ pub enum Taken {
     Replaced,
 }
 
-/// Counts for metrics.
+/// Numbers of hosts, batches and other objects, which metrics show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClusterCounters {
     /// Hosts that are known.

@@ -26,7 +26,7 @@ pub(super) struct Hosts {
     pub(super) port_hosts: Vec<Option<HostId>>,
     /// Egress ports by address. If several hosts name an address, it belongs to the first one.
     pub(super) addresses: HashMap<(Tenant, [u8; 16]), PortId>,
-    /// Quotas, by [`Charge`].
+    /// The number of entries that hosts may use, for each [`Charge`].
     quotas: [Quota; 4],
     /// Hosts with reports that no run has considered yet.
     pub(super) unconsidered: BTreeSet<HostId>,
@@ -188,7 +188,7 @@ impl Hosts {
         )))
     }
 
-    /// Refunds one charge.
+    /// Gives back one unit of what the host was charged for.
     pub(super) fn refund(&mut self, id: HostId, what: Charge) {
         if let Some(host) = self.slots.get_mut(id.0 as usize).and_then(Option::as_mut) {
             self.quotas[what as usize].give(&mut host.usage[what as usize]);

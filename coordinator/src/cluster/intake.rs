@@ -120,7 +120,7 @@ impl Cluster {
         })
     }
 
-    /// Processes a report.
+    /// Applies the report of one host to the state of the cluster.
     ///
     /// # Errors
     /// Returns the last message of the stream if the report breaks a rule of the protocol.

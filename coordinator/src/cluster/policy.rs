@@ -35,7 +35,7 @@ pub enum PolicyError {
     Stale {
         /// The revision that the change expected.
         expected: u64,
-        /// The current revision.
+        /// The revision of the policy that is in force.
         current: u64,
     },
 }

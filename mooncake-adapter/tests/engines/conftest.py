@@ -198,7 +198,8 @@ class WithDefault:
 
     def submit(self, otherwise, nbytes, address, direction, peer, whole=False):
         assert isinstance(address, int)
-        return self._permits.submit(None, nbytes, otherwise=otherwise, address=address, direction=direction, whole=whole)
+        named = {"otherwise": otherwise, "address": address, "direction": direction, "whole": whole}
+        return self._permits.submit(None, nbytes, **named)
 
 
 def pytest_sessionfinish(session, exitstatus):
