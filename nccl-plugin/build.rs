@@ -8,11 +8,7 @@
 //!   have loaded another version.
 
 fn main() {
-    for argument in [
-        "-soname,libnccl-net-laxity.so",
-        "-z,nodelete",
-        "--exclude-libs,ALL",
-    ] {
+    for argument in ["-soname,libnccl-net-laxity.so", "-z,nodelete", "--exclude-libs,ALL"] {
         println!("cargo:rustc-cdylib-link-arg=-Wl,{argument}");
     }
     println!("cargo:rerun-if-changed=build.rs");

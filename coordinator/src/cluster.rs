@@ -229,13 +229,9 @@ impl Cluster {
         let policy = self.revisions.check(wanted, change.expected_revision)?;
         if !change.dry_run {
             let config = admission_config(&policy, &self.settings.limits);
-            self.workload
-                .admission
-                .set_config(now, config)
-                .map_err(|invalid| PolicyError::Invalid {
-                    field: invalid.field,
-                    problem: invalid.problem,
-                })?;
+            self.workload.admission.set_config(now, config).map_err(|invalid| {
+                PolicyError::Invalid { field: invalid.field, problem: invalid.problem }
+            })?;
             self.revisions.set(policy, author, &change.comment, now);
             self.fetches.tokens.reopen();
         }

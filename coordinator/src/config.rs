@@ -174,10 +174,7 @@ impl Config {
             None => return Ok(Self::default()),
         };
         let read = laxity_files::read_to_string(path, laxity_files::CONFIG_BYTES_MAX);
-        let text = read.map_err(|cause| ConfigError::Read {
-            path: path.to_owned(),
-            cause,
-        })?;
+        let text = read.map_err(|cause| ConfigError::Read { path: path.to_owned(), cause })?;
         Self::parse(&text, &path.display().to_string())
     }
 
@@ -190,10 +187,9 @@ impl Config {
             origin: origin.to_owned(),
             problem: error.to_string(),
         })?;
-        config.check().map_err(|nonsense| ConfigError::Nonsense {
-            origin: origin.to_owned(),
-            nonsense,
-        })?;
+        config
+            .check()
+            .map_err(|nonsense| ConfigError::Nonsense { origin: origin.to_owned(), nonsense })?;
         Ok(config)
     }
 
@@ -230,8 +226,7 @@ impl Config {
             }
         }
         if let Some(etcd) = &self.etcd {
-            etcd.check()
-                .map_err(|(key, problem)| Nonsense::new(key, problem))?;
+            etcd.check().map_err(|(key, problem)| Nonsense::new(key, problem))?;
         }
         self.web.check()?;
         self.limits.check()?;
@@ -280,18 +275,15 @@ impl Config {
             fetches_per_port: Some(number(self.policy.fetches_per_port)),
             fetch_lease_ns: Some(self.policy.fetch_lease.0),
         };
-        ClusterPolicy::default()
-            .with(&named)
-            .map_err(|error| match error {
-                PolicyError::Invalid {
-                    field: "policy",
-                    problem,
-                } => Nonsense::new("policy.name", problem),
-                PolicyError::Invalid { field, problem } => {
-                    Nonsense::new(&format!("policy.{field}"), problem)
-                }
-                PolicyError::Stale { .. } => Nonsense::new("policy", error.to_string()),
-            })
+        ClusterPolicy::default().with(&named).map_err(|error| match error {
+            PolicyError::Invalid { field: "policy", problem } => {
+                Nonsense::new("policy.name", problem)
+            }
+            PolicyError::Invalid { field, problem } => {
+                Nonsense::new(&format!("policy.{field}"), problem)
+            }
+            PolicyError::Stale { .. } => Nonsense::new("policy", error.to_string()),
+        })
     }
 
     /// Returns the settings that the cluster model gets.
@@ -348,10 +340,7 @@ mod tests {
             }],
             ..Config::default()
         };
-        assert_eq!(
-            Config::parse(&config.to_toml(), "test").expect("valid"),
-            config
-        );
+        assert_eq!(Config::parse(&config.to_toml(), "test").expect("valid"), config);
     }
 
     #[test]
@@ -365,19 +354,14 @@ mod tests {
     #[test]
     fn the_sample_says_the_defaults_and_all_of_it_is_understood() {
         let sample = include_str!("../../dist/laxity-coordinator.toml");
-        assert_eq!(
-            Config::parse(sample, "sample").expect("valid"),
-            Config::default()
-        );
+        assert_eq!(Config::parse(sample, "sample").expect("valid"), Config::default());
         let setting = |line: &str| {
             let said = line.strip_prefix("# ")?;
             let known = said.starts_with('[') || said.contains(" = ");
             known.then(|| said.to_owned())
         };
-        let with_all: Vec<String> = sample
-            .lines()
-            .map(|line| setting(line).unwrap_or_else(|| line.to_owned()))
-            .collect();
+        let with_all: Vec<String> =
+            sample.lines().map(|line| setting(line).unwrap_or_else(|| line.to_owned())).collect();
         let all = Config::parse(&with_all.join("\n"), "sample").expect("valid");
         assert!(all.tls.is_some() && all.etcd.is_some() && all.tenant.len() == 1);
     }

@@ -99,11 +99,7 @@ impl Store {
         };
         let answer = self.etcd.txn(asked).await?;
         drop(term);
-        if answer.succeeded {
-            Ok(())
-        } else {
-            Err(SaveError::Fenced)
-        }
+        if answer.succeeded { Ok(()) } else { Err(SaveError::Fenced) }
     }
 }
 

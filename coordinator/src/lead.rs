@@ -47,22 +47,15 @@ impl Lead {
 
     /// Returns the state of one of several coordinators, which does not lead yet.
     pub(crate) fn follower() -> Self {
-        Self::with(Leadership::Follows {
-            leader: String::new(),
-        })
+        Self::with(Leadership::Follows { leader: String::new() })
     }
 
     fn with(leadership: Leadership) -> Self {
-        Self {
-            leadership: Mutex::new(leadership),
-            era: watch::channel(0).0,
-        }
+        Self { leadership: Mutex::new(leadership), era: watch::channel(0).0 }
     }
 
     fn leadership(&self) -> MutexGuard<'_, Leadership> {
-        self.leadership
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        self.leadership.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Reports whether this coordinator leads now.
@@ -105,9 +98,7 @@ impl Lead {
     pub(crate) fn follow(&self, now_leads: &str) {
         let mut leadership = self.leadership();
         let led = matches!(*leadership, Leadership::Leads { .. });
-        *leadership = Leadership::Follows {
-            leader: now_leads.to_owned(),
-        };
+        *leadership = Leadership::Follows { leader: now_leads.to_owned() };
         drop(leadership);
         if led {
             self.era.send_modify(|era| *era += 1);

@@ -79,10 +79,7 @@ impl Limits {
     #[must_use]
     pub fn within(self, descriptors: usize) -> Self {
         // If there are few descriptors, half of them are reserved.
-        let room = descriptors
-            .saturating_sub(DESCRIPTORS_RESERVED)
-            .max(descriptors / 2)
-            .max(1);
+        let room = descriptors.saturating_sub(DESCRIPTORS_RESERVED).max(descriptors / 2).max(1);
         if self.connections_max <= room {
             return self;
         }
@@ -102,46 +99,18 @@ impl Limits {
             ("limits.hosts_max", self.hosts_max, 1 << 16),
             ("limits.ports_per_host_max", self.ports_per_host_max, 256),
             ("limits.batches_max", self.batches_max, 1 << 19),
-            (
-                "limits.batches_per_host_max",
-                self.batches_per_host_max,
-                1 << 19,
-            ),
+            ("limits.batches_per_host_max", self.batches_per_host_max, 1 << 19),
             ("limits.requests_max", self.requests_max, MEMBERS_MAX),
-            (
-                "limits.requests_per_host_max",
-                self.requests_per_host_max,
-                MEMBERS_MAX,
-            ),
+            ("limits.requests_per_host_max", self.requests_per_host_max, MEMBERS_MAX),
             ("limits.loads_max", self.loads_max, 1 << 28),
-            (
-                "limits.loads_per_host_max",
-                self.loads_per_host_max,
-                1 << 28,
-            ),
+            ("limits.loads_per_host_max", self.loads_per_host_max, 1 << 28),
             ("limits.fetches_max", self.fetches_max, 1 << 19),
-            (
-                "limits.fetches_per_host_max",
-                self.fetches_per_host_max,
-                1 << 19,
-            ),
+            ("limits.fetches_per_host_max", self.fetches_per_host_max, 1 << 19),
             ("limits.hosts_per_batch_max", self.hosts_per_batch_max, 4096),
-            (
-                "limits.events_per_report_max",
-                self.events_per_report_max,
-                1 << 20,
-            ),
-            (
-                "limits.events_per_s_max",
-                self.events_per_s_max as usize,
-                100_000_000,
-            ),
+            ("limits.events_per_report_max", self.events_per_report_max, 1 << 20),
+            ("limits.events_per_s_max", self.events_per_s_max as usize, 100_000_000),
             ("limits.connections_max", self.connections_max, 1 << 20),
-            (
-                "limits.connections_per_address_max",
-                self.connections_per_address_max,
-                1 << 20,
-            ),
+            ("limits.connections_per_address_max", self.connections_per_address_max, 1 << 20),
             ("limits.message_bytes_max", self.message_bytes_max, 64 << 20),
         ] {
             if value == 0 || value > most {

@@ -235,16 +235,12 @@ fn start_log(config: &Config) -> anyhow::Result<SetLog> {
     let (filter, handle) = reload::Layer::new(EnvFilter::try_new(&config.log)?);
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let lines = match config.log_format {
-        LogFormat::Text => lines
-            .with_target(false)
-            .with_ansi(std::io::stderr().is_terminal())
-            .boxed(),
+        LogFormat::Text => {
+            lines.with_target(false).with_ansi(std::io::stderr().is_terminal()).boxed()
+        }
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
-    tracing_subscriber::registry()
-        .with(filter)
-        .with(lines)
-        .try_init()?;
+    tracing_subscriber::registry().with(filter).with(lines).try_init()?;
     Ok(Box::new(move |text| {
         if let Ok(filter) = EnvFilter::try_new(text) {
             let _ = handle.reload(filter);

@@ -25,9 +25,7 @@ pub(crate) fn page(page: Page) -> anyhow::Result<String> {
     match page {
         Page::Program => {
             let mut text = Vec::new();
-            clap_mangen::Man::new(Arguments::command())
-                .section("8")
-                .render(&mut text)?;
+            clap_mangen::Man::new(Arguments::command()).section("8").render(&mut text)?;
             let mut text = String::from_utf8(text).context("a page that is not UTF-8")?;
             text.push_str(concat!(
                 ".SH FILES\n.TP\n/etc/laxity/coordinator.toml\nconfiguration; optional\n",
@@ -54,11 +52,7 @@ fn verbatim(text: &str) -> String {
         .map(|line| {
             let line = line.replace('\\', "\\e").replace('-', "\\-");
             // A line that begins with these characters would be a roff request.
-            let mark = if line.starts_with(['.', '\'']) {
-                "\\&"
-            } else {
-                ""
-            };
+            let mark = if line.starts_with(['.', '\'']) { "\\&" } else { "" };
             format!("{mark}{line}\n")
         })
         .collect()

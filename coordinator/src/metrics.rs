@@ -20,20 +20,14 @@ const GAUGES: [(&str, &str); 5] = [
     ("laxity_coordinator_hosts_connected", "Hosts with a stream"),
     ("laxity_coordinator_batches", "Active batches"),
     ("laxity_coordinator_requests", "Requests of active batches"),
-    (
-        "laxity_coordinator_pruned_requests",
-        "Requests that are pruned",
-    ),
+    ("laxity_coordinator_pruned_requests", "Requests that are pruned"),
 ];
 
 const COUNTERS: [(&str, &str); 7] = [
     ("laxity_coordinator_reports_total", "Reports taken"),
     ("laxity_coordinator_events_total", "Events in them"),
     ("laxity_coordinator_refused_events_total", "Events refused"),
-    (
-        "laxity_coordinator_orders_total",
-        "Orders handed to streams",
-    ),
+    ("laxity_coordinator_orders_total", "Orders handed to streams"),
     (
         "laxity_coordinator_coalesced_orders_total",
         "Orders merged into a later one because the host had not read",
@@ -88,8 +82,7 @@ impl Exporter {
     pub(crate) async fn serve(self) {
         let page = self.page.clone();
         let serving =
-            self.listener
-                .serve("metrics", Limits::METRICS, rendered(move || page.render()));
+            self.listener.serve("metrics", Limits::METRICS, rendered(move || page.render()));
         let upkeep = async {
             loop {
                 tokio::time::sleep(UPKEEP_EVERY).await;
@@ -111,13 +104,8 @@ fn describe() {
 }
 
 pub(crate) fn publish((cluster, admission): (ClusterCounters, AdmissionCounters)) {
-    let gauges = [
-        cluster.hosts,
-        cluster.connected,
-        cluster.batches,
-        cluster.requests,
-        cluster.pruned,
-    ];
+    let gauges =
+        [cluster.hosts, cluster.connected, cluster.batches, cluster.requests, cluster.pruned];
     for ((name, _), value) in GAUGES.into_iter().zip(gauges) {
         gauge!(name).set(value as f64);
     }
@@ -151,10 +139,7 @@ mod tests {
     use super::*;
 
     fn all() -> impl Iterator<Item = (&'static str, &'static str)> {
-        GAUGES
-            .into_iter()
-            .chain(COUNTERS)
-            .chain([ENDED, RUN_SECONDS])
+        GAUGES.into_iter().chain(COUNTERS).chain([ENDED, RUN_SECONDS])
     }
 
     #[test]
@@ -163,9 +148,7 @@ mod tests {
         for (name, _) in all() {
             assert!(page.contains(&format!("| `{name}`")), "{name}");
         }
-        let rows = page
-            .lines()
-            .filter(|line| line.starts_with("| `laxity_coordinator_"));
+        let rows = page.lines().filter(|line| line.starts_with("| `laxity_coordinator_"));
         assert_eq!(rows.count(), all().count(), "a row for what does not exist");
     }
 
@@ -180,23 +163,13 @@ mod tests {
         });
         let page = page.render();
         for (name, meaning) in all() {
-            assert!(
-                page.contains(&format!("# HELP {name} {meaning}")),
-                "{name}: {page}"
-            );
+            assert!(page.contains(&format!("# HELP {name} {meaning}")), "{name}: {page}");
             let kind = page
                 .lines()
                 .find_map(|line| line.strip_prefix(&format!("# TYPE {name} ")))
                 .unwrap_or_else(|| panic!("{name} has no type"));
-            assert_eq!(
-                kind == "counter",
-                name.ends_with("_total"),
-                "{name}: {kind}"
-            );
+            assert_eq!(kind == "counter", name.ends_with("_total"), "{name}: {kind}");
         }
-        assert!(
-            page.contains("requests_ended_total{outcome=\"late\"} 0"),
-            "{page}"
-        );
+        assert!(page.contains("requests_ended_total{outcome=\"late\"} 0"), "{page}");
     }
 }

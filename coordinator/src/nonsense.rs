@@ -12,9 +12,6 @@ pub struct Nonsense {
 
 impl Nonsense {
     pub(crate) fn new(key: &str, problem: String) -> Self {
-        Self {
-            key: key.to_owned(),
-            problem,
-        }
+        Self { key: key.to_owned(), problem }
     }
 }

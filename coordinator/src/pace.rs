@@ -14,9 +14,7 @@ pub(crate) struct Pace {
 
 impl Pace {
     pub(crate) const fn new() -> Self {
-        Self {
-            full_at: Time::ZERO,
-        }
+        Self { full_at: Time::ZERO }
     }
 
     /// Counts `events`. Returns the pause that keeps the sustained rate of reads at `per_second`.

@@ -87,11 +87,7 @@ impl From<EtcdError> for ServerError {
 }
 
 fn taken(setting: &'static str, address: SocketAddr) -> impl Fn(io::Error) -> ServerError {
-    move |cause| ServerError::Listen {
-        setting,
-        address,
-        cause,
-    }
+    move |cause| ServerError::Listen { setting, address, cause }
 }
 
 /// A coordinator that has bound its addresses and does not serve yet.
@@ -167,9 +163,7 @@ impl Coordinator {
             None => Lead::alone(),
         };
         let address = config.listen;
-        let listener = TcpListener::bind(address)
-            .await
-            .map_err(taken("listen", address))?;
+        let listener = TcpListener::bind(address).await.map_err(taken("listen", address))?;
         let web = config
             .web
             .address()
@@ -177,13 +171,7 @@ impl Coordinator {
         let web = web.transpose()?;
         let (stop, stopping) = watch::channel(false);
         let shared = Arc::new(Shared::new(cluster, lead, store, tls, stopping, config));
-        Ok(Self {
-            shared,
-            stop,
-            listener,
-            exporter,
-            web,
-        })
+        Ok(Self { shared, stop, listener, exporter, web })
     }
 
     /// Returns the address at which daemons and operators connect.
@@ -209,10 +197,7 @@ impl Coordinator {
     /// Returns a handle that stops the coordinator or changes its configuration.
     #[must_use]
     pub fn handle(&self) -> Handle {
-        Handle {
-            shared: Arc::clone(&self.shared),
-            stop: self.stop.clone(),
-        }
+        Handle { shared: Arc::clone(&self.shared), stop: self.stop.clone() }
     }
 
     /// Serves until [`Handle::stop`].
@@ -229,12 +214,8 @@ impl Coordinator {
         let operator = OperatorServer::new(operator::Service::new(Arc::clone(&shared)))
             .max_decoding_message_size(bytes_max);
         let (health, health_service) = tonic_health::server::health_reporter();
-        health
-            .set_serving::<CoordinationServer<attend::Service>>()
-            .await;
-        health
-            .set_serving::<OperatorServer<operator::Service>>()
-            .await;
+        health.set_serving::<CoordinationServer<attend::Service>>().await;
+        health.set_serving::<OperatorServer<operator::Service>>().await;
         let reflection = tonic_reflection::server::Builder::configure()
             .register_encoded_file_descriptor_set(DESCRIPTORS)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
@@ -258,9 +239,7 @@ impl Coordinator {
                 }
             }),
         ];
-        let page = self
-            .web
-            .map(|web| tokio::spawn(web.serve(Arc::clone(&shared))));
+        let page = self.web.map(|web| tokio::spawn(web.serve(Arc::clone(&shared))));
         let mut stopping = shared.stopping.clone();
         let mut stopped = shared.stopping.clone();
         let serving = Server::builder()
@@ -322,10 +301,8 @@ impl Heir for Successor {
         let shared = &self.0;
         let config = shared.config();
         let now = shared.now();
-        let made = config
-            .cluster_policy()
-            .map_err(|nonsense| nonsense.to_string())
-            .and_then(|policy| {
+        let made =
+            config.cluster_policy().map_err(|nonsense| nonsense.to_string()).and_then(|policy| {
                 Cluster::new(now, config.settings(), policy, term)
                     .map_err(|invalid| format!("{invalid:?}"))
             });

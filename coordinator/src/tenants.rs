@@ -42,10 +42,7 @@ impl Tenants {
             if tenant.name.is_empty() {
                 return Err(Nonsense::new(&key("name"), "must not be empty".into()));
             }
-            if configured[..index]
-                .iter()
-                .any(|other| other.name == tenant.name)
-            {
+            if configured[..index].iter().any(|other| other.name == tenant.name) {
                 let problem = format!("`{}` is another tenant's, too", tenant.name);
                 return Err(Nonsense::new(&key("name"), problem));
             }

@@ -80,12 +80,7 @@ impl TlsConfig {
         let cert = Certificates::read("tls.cert", &self.cert)?;
         let clients = Certificates::read("tls.client_ca", &self.client_ca)?;
         let side = Side::Server { names };
-        Ok(laxity_credentials::check(
-            &cert,
-            &clients,
-            side,
-            UnixTime::now(),
-        )?)
+        Ok(laxity_credentials::check(&cert, &clients, side, UnixTime::now())?)
     }
 }
 

@@ -113,10 +113,7 @@ struct ExplanationBudget {
 
 impl ExplanationBudget {
     const fn new(now: Instant) -> Self {
-        Self {
-            left: EXPLAIN_PER_S,
-            since: now,
-        }
+        Self { left: EXPLAIN_PER_S, since: now }
     }
 
     fn take(&mut self, now: Instant) -> bool {
@@ -200,9 +197,7 @@ impl Site {
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             let mut refused = plain(StatusCode::METHOD_NOT_ALLOWED, "this page only shows");
-            refused
-                .headers_mut()
-                .insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
+            refused.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
             return refused;
         }
         let query = request.uri().query().unwrap_or_default();
@@ -212,10 +207,7 @@ impl Site {
             "/page.js" => answer(StatusCode::OK, "text/javascript; charset=utf-8", SCRIPT),
             "/api/state" => answer(StatusCode::OK, "application/json", self.state()),
             "/api/explain" => self.explain(query),
-            _ => plain(
-                StatusCode::NOT_FOUND,
-                "there is nothing here; the page is at /",
-            ),
+            _ => plain(StatusCode::NOT_FOUND, "there is nothing here; the page is at /"),
         }
     }
 
@@ -321,13 +313,9 @@ mod tests {
         ] {
             assert!(is_asked_for_by(known, &names), "{known}");
         }
-        for foreign in [
-            "evil.example:7473",
-            "127.0.0.1.evil.example",
-            "localhost.evil.example",
-            "",
-            "a b",
-        ] {
+        for foreign in
+            ["evil.example:7473", "127.0.0.1.evil.example", "localhost.evil.example", "", "a b"]
+        {
             assert!(!is_asked_for_by(foreign, &names), "{foreign}");
         }
     }
@@ -335,14 +323,8 @@ mod tests {
     #[test]
     fn a_query_is_read_or_refused_and_never_guessed() {
         let read = |query| wanted(query).map(|it| (it.batch, it.tenant));
-        assert_eq!(
-            read("batch=18446744073709551615"),
-            Some((u64::MAX, String::new()))
-        );
-        assert_eq!(
-            read("tenant=a%20b%C3%BC&batch=7"),
-            Some((7, "a bü".to_owned()))
-        );
+        assert_eq!(read("batch=18446744073709551615"), Some((u64::MAX, String::new())));
+        assert_eq!(read("tenant=a%20b%C3%BC&batch=7"), Some((7, "a bü".to_owned())));
         for wrong in [
             "",
             "batch=",
@@ -368,18 +350,10 @@ mod tests {
 
     #[test]
     fn the_page_has_nothing_inline_and_nothing_from_elsewhere() {
-        for forbidden in [
-            "<style", "style=", "onclick", "onload", "http:", "https:", "//cdn",
-        ] {
+        for forbidden in ["<style", "style=", "onclick", "onload", "http:", "https:", "//cdn"] {
             assert!(!PAGE.contains(forbidden), "{forbidden}");
         }
-        for forbidden in [
-            "innerHTML",
-            "outerHTML",
-            "insertAdjacent",
-            "document.write",
-            "eval(",
-        ] {
+        for forbidden in ["innerHTML", "outerHTML", "insertAdjacent", "document.write", "eval("] {
             assert!(!SCRIPT.contains(forbidden), "{forbidden}");
         }
         assert!(!STYLE.contains("url(") && !STYLE.contains("@import"));

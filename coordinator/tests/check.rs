@@ -76,15 +76,9 @@ fn certificates_that_peers_would_refuse_are_not_valid() {
         assert!(accepted, "{said}");
     }
     for (text, words) in [
-        (
-            tls("daemon-a", "ca.crt"),
-            ["tls.cert: ", "lacks serverAuth"],
-        ),
+        (tls("daemon-a", "ca.crt"), ["tls.cert: ", "lacks serverAuth"]),
         (tls("ca", "ca.crt"), ["tls.cert: ", "of an authority (CA)"]),
-        (
-            tls("theirs/coordinator-coord1", "ca.crt"),
-            ["tls.cert: ", "not in tls.client_ca"],
-        ),
+        (tls("theirs/coordinator-coord1", "ca.crt"), ["tls.cert: ", "not in tls.client_ca"]),
         (
             tls("coordinator-coord1", "daemon-a.crt"),
             ["tls.client_ca: ", "no certificate of an authority"],
@@ -97,23 +91,11 @@ fn certificates_that_peers_would_refuse_are_not_valid() {
             tls("coordinator-coord2", "ca.crt") + &etcd("coord1:7471", ""),
             ["tls.cert: ", "sent to `coord1`"],
         ),
+        (good.replace("coordinator-coord1.key", "fifo"), ["tls.key: ", "it is a FIFO"]),
+        (good.replace("PLACE/ca.crt", "/dev/zero"), ["tls.client_ca: ", "it is a device"]),
+        (etcd("coord1:7471", "ca = \"PLACE/fifo\"\n"), ["etcd.ca: ", "it is a FIFO"]),
         (
-            good.replace("coordinator-coord1.key", "fifo"),
-            ["tls.key: ", "it is a FIFO"],
-        ),
-        (
-            good.replace("PLACE/ca.crt", "/dev/zero"),
-            ["tls.client_ca: ", "it is a device"],
-        ),
-        (
-            etcd("coord1:7471", "ca = \"PLACE/fifo\"\n"),
-            ["etcd.ca: ", "it is a FIFO"],
-        ),
-        (
-            etcd(
-                "coord1:7471",
-                "cert = \"PLACE/daemon-a.crt\"\nkey = \"PLACE/ca.crt\"\n",
-            ),
+            etcd("coord1:7471", "cert = \"PLACE/daemon-a.crt\"\nkey = \"PLACE/ca.crt\"\n"),
             ["etcd.key: ", "holds no private key"],
         ),
     ] {

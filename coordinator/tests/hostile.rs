@@ -38,11 +38,8 @@ fn get(address: SocketAddr, path: &str) -> (String, Duration) {
     let begun = Instant::now();
     let mut stream = TcpStream::connect(address).expect("it listens");
     stream.set_read_timeout(Some(PATIENCE)).expect("set");
-    write!(
-        stream,
-        "GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
-    )
-    .expect("written");
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+        .expect("written");
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("an answer");
     (answer, begun.elapsed())
@@ -103,16 +100,12 @@ impl Process {
     /// Lists the hosts as an operator. Returns the time until the answer came.
     fn asked(&self) -> Duration {
         let begun = Instant::now();
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .expect("a runtime");
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async {
             let endpoint = Endpoint::from_shared(format!("http://{}", self.address));
             let channel = endpoint.expect("a URL").connect().await.expect("connected");
-            let asked = OperatorClient::new(channel)
-                .list_hosts(ListHostsRequest {})
-                .await;
+            let asked = OperatorClient::new(channel).list_hosts(ListHostsRequest {}).await;
             asked.expect("answered");
         });
         begun.elapsed()

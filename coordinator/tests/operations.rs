@@ -13,9 +13,7 @@ const DASHBOARD: &str = include_str!("../../dist/grafana/laxity.json");
 
 fn dist(name: &str) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
-    root.expect("coordinator/ has a parent")
-        .join("dist")
-        .join(name)
+    root.expect("coordinator/ has a parent").join("dist").join(name)
 }
 
 fn coordinator(arguments: &[&str]) -> (bool, String) {
@@ -90,10 +88,7 @@ fn queried(value: &serde_json::Value, found: &mut BTreeSet<String>) {
 #[test]
 fn the_dashboard_asks_for_metrics_that_exist() {
     let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).expect("JSON");
-    let pages = [
-        include_str!("../../docs/metrics.md"),
-        include_str!("../../docs/coordinator.md"),
-    ];
+    let pages = [include_str!("../../docs/metrics.md"), include_str!("../../docs/coordinator.md")];
     // Other tests compare both pages with the code.
     let documented: BTreeSet<&str> = pages
         .iter()
@@ -107,27 +102,15 @@ fn the_dashboard_asks_for_metrics_that_exist() {
     for name in &asked {
         assert!(documented.contains(name.as_str()), "{name} does not exist");
     }
-    for name in documented
-        .iter()
-        .filter(|it| it.starts_with("laxity_coordinator_"))
-    {
+    for name in documented.iter().filter(|it| it.starts_with("laxity_coordinator_")) {
         assert!(asked.contains(*name), "{name} is not on the dashboard");
     }
     let panels = dashboard["panels"].as_array().expect("panels");
     for panel in panels.iter().filter(|panel| panel["type"] != "row") {
         let title = &panel["title"];
-        assert!(
-            panel["description"].is_string(),
-            "{title} says not what it shows"
-        );
-        assert!(
-            panel["fieldConfig"]["defaults"]["unit"].is_string(),
-            "{title} has no unit"
-        );
-        assert!(
-            panel["targets"].as_array().is_some_and(|it| !it.is_empty()),
-            "{title}"
-        );
+        assert!(panel["description"].is_string(), "{title} says not what it shows");
+        assert!(panel["fieldConfig"]["defaults"]["unit"].is_string(), "{title} has no unit");
+        assert!(panel["targets"].as_array().is_some_and(|it| !it.is_empty()), "{title}");
     }
 }
 

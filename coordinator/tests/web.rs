@@ -42,16 +42,8 @@ fn busy() -> Fixture {
         batch(102, &[(3, 120_000, 2048), (4, 120_000, 64)]),
         batch(103, &[(5, -1000, 64), (6, 30_000, 9_000_000)]),
         Kind::BatchStarted(BatchStarted { batch: 101 }),
-        Kind::BatchProgress(BatchProgress {
-            batch: 101,
-            layer: 37,
-        }),
-        loaded(
-            0,
-            870,
-            &[0, 12, 300, 40, 0, 0, 0, 0, 700],
-            &[40, 12, 300, 700, 0],
-        ),
+        Kind::BatchProgress(BatchProgress { batch: 101, layer: 37 }),
+        loaded(0, 870, &[0, 12, 300, 40, 0, 0, 0, 0, 700], &[40, 12, 300, 700, 0]),
         loaded(1, 120, &[0, 3, 0, 0, 0, 0, 0, 0, 0], &[0, 3, 0, 0, 0]),
     ];
     for n in 0..30 {
@@ -60,20 +52,13 @@ fn busy() -> Fixture {
     let decode = vec![loaded(0, 30, &[0; 9], &[0; 5])];
     let fixture = Fixture::start(
         config(),
-        vec![
-            Script::new("prefill-0", prefill),
-            Script::new("decode-0", decode),
-        ],
+        vec![Script::new("prefill-0", prefill), Script::new("decode-0", decode)],
     );
     fixture.state(|state| state["totals"]["batches"] == 33 && state["runs"].as_u64() > Some(0));
     // Request 1 ends in time and request 5 late. All of batch 102 end in time.
     fixture.say(
         "prefill-0",
-        vec![
-            ended(1),
-            ended(5),
-            Kind::BatchFinished(BatchFinished { batch: 102 }),
-        ],
+        vec![ended(1), ended(5), Kind::BatchFinished(BatchFinished { batch: 102 })],
     );
     fixture.state(|state| state["totals"]["batches"] == 32);
     fixture
@@ -87,10 +72,7 @@ fn chromium() -> Option<PathBuf> {
         })
         .find(|file| file.is_file());
     if found.is_none() {
-        skip(
-            Need::Machine,
-            "there is no Chromium here; `apt-get install chromium`",
-        );
+        skip(Need::Machine, "there is no Chromium here; `apt-get install chromium`");
     }
     found
 }
@@ -143,9 +125,7 @@ fn dom(fixture: &Fixture, hash: &str) -> Option<String> {
 
 /// Returns the text from the element with this id to the end of its section.
 fn part<'a>(dom: &'a str, id: &str) -> &'a str {
-    let from = dom
-        .find(&format!("id=\"{id}\""))
-        .unwrap_or_else(|| panic!("no {id} in {dom}"));
+    let from = dom.find(&format!("id=\"{id}\"")).unwrap_or_else(|| panic!("no {id} in {dom}"));
     let rest = &dom[from..];
     &rest[..rest.find("</section>").unwrap_or(rest.len())]
 }
@@ -172,29 +152,17 @@ fn a_browser_shows_hosts_queues_order_attainment_and_policy() {
     }
     assert!(!order.contains("102"), "it has finished: {order}");
     let trouble = part(&dom, "trouble");
-    assert!(
-        trouble.contains("103") && trouble.contains("pruned"),
-        "{trouble}"
-    );
+    assert!(trouble.contains("103") && trouble.contains("pruned"), "{trouble}");
     let attainment = part(&dom, "attainment");
     assert!(attainment.contains("75.0 % of 4 requests"), "{attainment}");
     // The requests are in the open bucket, or in an earlier one if the browser was slow.
     assert!(attainment.contains("3 of 4 in time, "), "{attainment}");
     let levels = part(&dom, "levels");
-    assert!(
-        levels.contains("scavenger") && levels.contains("700 MiB"),
-        "{levels}"
-    );
+    assert!(levels.contains("scavenger") && levels.contains("700 MiB"), "{levels}");
     let stages = part(&dom, "stages");
-    assert!(
-        stages.contains("prefill→decode") && stages.contains("300 MiB"),
-        "{stages}"
-    );
+    assert!(stages.contains("prefill→decode") && stages.contains("300 MiB"), "{stages}");
     assert!(part(&dom, "policy").contains("drop_budget = "), "{dom}");
-    assert!(
-        dom.contains("id=\"explain\" hidden"),
-        "nothing was asked for"
-    );
+    assert!(dom.contains("id=\"explain\" hidden"), "nothing was asked for");
 }
 
 #[test]
@@ -204,20 +172,11 @@ fn a_link_to_a_batch_explains_it_and_one_to_a_batch_that_is_gone_says_so() {
         return;
     };
     let explain = part(&told, "explain");
-    for word in [
-        "Why is batch 103",
-        "Place ",
-        "pruned",
-        "this one",
-        "mlx5_0 egress of prefill-0",
-    ] {
+    for word in ["Why is batch 103", "Place ", "pruned", "this one", "mlx5_0 egress of prefill-0"] {
         assert!(explain.contains(word), "{word}: {explain}");
     }
     let gone = dom(&fixture, "#batch=9").expect("Chromium is here");
-    assert!(
-        part(&gone, "explain").contains("no batch 9 is active"),
-        "{gone}"
-    );
+    assert!(part(&gone, "explain").contains("no batch 9 is active"), "{gone}");
 }
 
 #[test]
@@ -232,25 +191,15 @@ fn names_from_daemons_are_text_whatever_they_hold() {
     let state =
         fixture.state(|state| state["totals"]["batches"] == 1 && state["runs"].as_u64() > Some(0));
     assert_eq!(state["hosts"][0]["host"], evil, "unchanged, in JSON");
-    for hash in [
-        "",
-        "#batch=7",
-        "#batch=%3Cimg%20src=x%20onerror=alert(1)%3E",
-    ] {
+    for hash in ["", "#batch=7", "#batch=%3Cimg%20src=x%20onerror=alert(1)%3E"] {
         let Some(dom) = dom(&fixture, hash) else {
             return;
         };
         assert!(dom.contains("<title>Laxity coordinator</title>"), "{dom}");
         assert!(!dom.contains("<img") && !dom.contains("<b>"), "{dom}");
         assert_eq!(dom.matches("<script").count(), 1, "{dom}");
-        assert!(
-            part(&dom, "hosts").contains("&lt;img src=x onerror="),
-            "{dom}"
-        );
-        assert!(
-            dom.contains("\\u{202e}") && !dom.contains('\u{202e}'),
-            "{dom}"
-        );
+        assert!(part(&dom, "hosts").contains("&lt;img src=x onerror="), "{dom}");
+        assert!(dom.contains("\\u{202e}") && !dom.contains('\u{202e}'), "{dom}");
     }
 }
 
@@ -285,28 +234,13 @@ fn what_the_server_sends_forbids_what_the_page_does_not_need() {
         let (head, _) = fixture.ask(method, path, name);
         head.split(' ').nth(1).map(str::to_owned)
     };
-    assert_eq!(
-        status("GET", "/nowhere", "localhost").as_deref(),
-        Some("404")
-    );
-    assert_eq!(
-        status("GET", "/api/explain", "localhost").as_deref(),
-        Some("400")
-    );
-    assert_eq!(
-        status("GET", "/api/explain?batch=1", "[::1]:80").as_deref(),
-        Some("404")
-    );
-    assert_eq!(
-        status("POST", "/api/state", "localhost").as_deref(),
-        Some("405")
-    );
+    assert_eq!(status("GET", "/nowhere", "localhost").as_deref(), Some("404"));
+    assert_eq!(status("GET", "/api/explain", "localhost").as_deref(), Some("400"));
+    assert_eq!(status("GET", "/api/explain?batch=1", "[::1]:80").as_deref(), Some("404"));
+    assert_eq!(status("POST", "/api/state", "localhost").as_deref(), Some("405"));
     assert_eq!(status("DELETE", "/", "localhost").as_deref(), Some("405"));
     // A foreign page whose name resolves to this address.
-    assert_eq!(
-        status("GET", "/api/state", "evil.example").as_deref(),
-        Some("421")
-    );
+    assert_eq!(status("GET", "/api/state", "evil.example").as_deref(), Some("421"));
 }
 
 #[test]
@@ -335,10 +269,8 @@ fn the_page_fits_a_desk_and_a_telephone() {
         ("phone-dark", "390,3600", true),
     ] {
         let picture = folder.join(format!("{name}.png"));
-        let mut arguments = vec![
-            format!("--screenshot={}", picture.display()),
-            format!("--window-size={size}"),
-        ];
+        let mut arguments =
+            vec![format!("--screenshot={}", picture.display()), format!("--window-size={size}")];
         if dark {
             arguments.push("--blink-settings=preferredColorScheme=0".into());
         }

@@ -58,10 +58,7 @@ impl Newcomer {
     /// # Errors
     /// The system is out of memory or descriptors. The caller refuses the client.
     pub fn new(identity: Identity, geometry: Geometry, fenced: bool) -> Result<Self, ServeError> {
-        Ok(Self {
-            identity,
-            served: Served::new(geometry, fenced)?,
-        })
+        Ok(Self { identity, served: Served::new(geometry, fenced)? })
     }
 }
 
@@ -164,10 +161,7 @@ impl Lanes {
         }
         let slots = self.slots;
         self.lanes[index].get_or_insert_with(|| {
-            Box::new(LaneState {
-                flows: Flows::new(slots),
-                hungry: [false; CREDIT_PORTS],
-            })
+            Box::new(LaneState { flows: Flows::new(slots), hungry: [false; CREDIT_PORTS] })
         })
     }
 
@@ -240,10 +234,7 @@ impl Client {
                 completed: Time::ZERO,
                 ports: vec![OnWire::default(); ports].into(),
                 may_observe: false,
-                lanes: Lanes {
-                    lanes: Vec::new(),
-                    slots,
-                },
+                lanes: Lanes { lanes: Vec::new(), slots },
                 waiting: 0,
                 quarantined_lanes: 0,
                 released: false,
@@ -292,11 +283,8 @@ impl Client {
     /// Updates how many flows the client may have now.
     pub fn set_room(&mut self) {
         let unscheduled = self.state.distrusted || self.state.suspected;
-        self.state.room = if self.mode == Mode::Off || unscheduled {
-            0
-        } else {
-            self.state.flows_max
-        };
+        self.state.room =
+            if self.mode == Mode::Off || unscheduled { 0 } else { self.state.flows_max };
     }
 
     /// Releases the client: its waiting flows go out unscheduled, and it submits no more.

@@ -51,9 +51,7 @@ impl Mode {
     /// Returns the mode that is called `name`.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Off, Self::Observe, Self::Enforce]
-            .into_iter()
-            .find(|mode| mode.name() == name)
+        [Self::Off, Self::Observe, Self::Enforce].into_iter().find(|mode| mode.name() == name)
     }
 }
 
@@ -309,8 +307,7 @@ impl NicConfig {
     /// Returns the configured or default window, in bytes.
     #[must_use]
     pub fn window_bytes(&self) -> u64 {
-        self.window
-            .map_or_else(|| self.chunk_bytes().saturating_mul(4), |window| window.0)
+        self.window.map_or_else(|| self.chunk_bytes().saturating_mul(4), |window| window.0)
     }
 }
 
@@ -345,8 +342,7 @@ impl SchedulerConfig {
     /// Returns the configured or default number of clients of one user other than root.
     #[must_use]
     pub fn clients_per_uid(&self) -> usize {
-        self.clients_per_uid_max
-            .unwrap_or_else(|| self.clients_max.div_ceil(2))
+        self.clients_per_uid_max.unwrap_or_else(|| self.clients_max.div_ceil(2))
     }
 
     /// Returns how many of `places` only root may take.
@@ -387,11 +383,7 @@ impl Default for AccessConfig {
 
 impl Default for LevelsConfig {
     fn default() -> Self {
-        Self {
-            count: 8,
-            dscp: vec![46, 34, 26, 18, 18, 10, 10, 10],
-            scavenger_dscp: 8,
-        }
+        Self { count: 8, dscp: vec![46, 34, 26, 18, 18, 10, 10, 10], scavenger_dscp: 8 }
     }
 }
 

@@ -141,16 +141,14 @@ async fn answer<'a>(
             },
             Err(error) => Response::error(error.to_string()),
         },
-        Request::TraceStart {
-            seconds,
-            events,
-            attended,
-        } => or_error(service.traces().start(seconds, events).map(|begun| {
-            if attended {
-                *trace = Some(service.traces().attend(&begun));
-            }
-            begun.message
-        })),
+        Request::TraceStart { seconds, events, attended } => {
+            or_error(service.traces().start(seconds, events).map(|begun| {
+                if attended {
+                    *trace = Some(service.traces().attend(&begun));
+                }
+                begun.message
+            }))
+        }
         Request::TraceRead => match service.traces().read().await {
             Ok(page) => Response::Trace(Box::new(page)),
             Err(problem) => Response::error(problem),

@@ -151,20 +151,10 @@ impl Daemon {
         // in use.
         let exporter = config.metrics_address().map(exporting).transpose()?;
         let (snapshots, seen) = watch::channel(None);
-        let scheduler = SchedulerHandle {
-            mailbox: mailbox.clone(),
-            snapshots: seen,
-            exchange,
-        };
+        let scheduler = SchedulerHandle { mailbox: mailbox.clone(), snapshots: seen, exchange };
         let attendant = StreamTask::new(&config, &scheduler);
         let config_in_force = Arc::clone(&config);
-        let service = Arc::new(Service::new(
-            config_in_force,
-            source,
-            set_log,
-            scheduler,
-            room,
-        ));
+        let service = Arc::new(Service::new(config_in_force, source, set_log, scheduler, room));
         if service.is_bypassed() {
             mailbox.send(Command::Bypass(true));
         }
@@ -190,10 +180,7 @@ impl Daemon {
     /// # Errors
     /// [`DaemonError::SchedulerDied`], or a system error at the start.
     pub async fn run(self) -> Result<(), DaemonError> {
-        let mut stop = [
-            signal(SignalKind::terminate())?,
-            signal(SignalKind::interrupt())?,
-        ];
+        let mut stop = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
         let hangup = signal(SignalKind::hangup())?;
         let (scheduler, died) = start(self.driver)?;
         let metrics = match &self.exporter {
@@ -211,10 +198,7 @@ impl Daemon {
                     exporting.exporter
                 }),
             )),
-            tokio::spawn(registration::serve(
-                self.registration,
-                Arc::clone(&self.service),
-            )),
+            tokio::spawn(registration::serve(self.registration, Arc::clone(&self.service))),
             tokio::spawn(control::serve(self.control, Arc::clone(&self.service))),
             tokio::spawn(reload_on(hangup, Arc::clone(&self.service))),
         ];
@@ -277,21 +261,16 @@ fn exchange(config: &Config) -> Option<CoordinatorExchange> {
     if coordinator.endpoint.is_empty() {
         return None;
     }
-    Some(CoordinatorExchange::new(
-        &coordinator.endpoint,
-        &own_host(coordinator),
-    ))
+    Some(CoordinatorExchange::new(&coordinator.endpoint, &own_host(coordinator)))
 }
 
 /// Starts the scheduler thread. The receiver resolves when the thread ends, even by a panic.
 fn start(driver: Driver) -> io::Result<(JoinHandle<()>, oneshot::Receiver<()>)> {
     let (alive, died) = oneshot::channel::<()>();
-    let thread = std::thread::Builder::new()
-        .name("scheduler".into())
-        .spawn(move || {
-            let _alive = alive;
-            driver.run();
-        })?;
+    let thread = std::thread::Builder::new().name("scheduler".into()).spawn(move || {
+        let _alive = alive;
+        driver.run();
+    })?;
     Ok((thread, died))
 }
 

@@ -54,18 +54,13 @@ pub fn room_for_clients() -> Result<usize, TooFew> {
 
 /// Returns the soft limit of open files from the text of `/proc/PID/limits`.
 fn soft_limit(limits: &str) -> Option<u64> {
-    let line = limits
-        .lines()
-        .find_map(|line| line.strip_prefix("Max open files"))?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     line.split_whitespace().next()?.parse().ok()
 }
 
 fn room_within(limit: usize) -> Result<usize, TooFew> {
     match limit.saturating_sub(reserve()) / PER_CLIENT {
-        0 => Err(TooFew {
-            limit,
-            needed: reserve() + PER_CLIENT,
-        }),
+        0 => Err(TooFew { limit, needed: reserve() + PER_CLIENT }),
         room => Ok(room),
     }
 }

@@ -168,11 +168,7 @@ impl Driver {
             order: ScanOrder::default(),
             publisher: Publisher::new(slot),
             poller,
-            spin: Spin {
-                span: Span::ZERO,
-                active: now,
-                woke_client: Time::ZERO,
-            },
+            spin: Spin { span: Span::ZERO, active: now, woke_client: Time::ZERO },
             silence: SilenceWatch::new(now),
             overdue: OverdueWatch::new(now),
             beaten: Time::ZERO,
@@ -266,10 +262,7 @@ impl Driver {
         }
         let mut woken = false;
         for (index, lane) in core::mem::take(&mut self.intake.wakes) {
-            let client = self
-                .clients
-                .get_mut(index as usize)
-                .and_then(Option::as_mut);
+            let client = self.clients.get_mut(index as usize).and_then(Option::as_mut);
             if let Some(consumer) = client.and_then(|client| client.served.consumer(lane))
                 && consumer.wake()
             {
@@ -424,11 +417,7 @@ impl Driver {
     fn sleep_limit(&self, ordered: bool) -> Span {
         let now = self.intake.now;
         let ports = &self.intake.ports;
-        let due = [
-            self.intake.hints.due(),
-            self.intake.hints.cluster.due(),
-            self.publisher.due(),
-        ];
+        let due = [self.intake.hints.due(), self.intake.hints.cluster.due(), self.publisher.due()];
         let ports_due = ports.iter().map(|port| port.due);
         let mut until = ports_due.chain(due).min().unwrap_or(Time::NEVER);
         // A waiting client looks for heartbeats, even if its fetch is held.
@@ -446,12 +435,7 @@ impl Driver {
 impl Drop for Driver {
     /// Releases all clients, even after a panic: they must not wait for a dead thread.
     fn drop(&mut self) {
-        for client in self
-            .clients
-            .iter_mut()
-            .flatten()
-            .filter(|c| !c.state.released)
-        {
+        for client in self.clients.iter_mut().flatten().filter(|c| !c.state.released) {
             client.release();
         }
     }

@@ -83,20 +83,8 @@ pub struct Inbox {
 pub fn mailbox() -> nix::Result<(Mailbox, Inbox)> {
     let (sender, receiver) = mpsc::channel();
     let fd = EventFd::from_flags(EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC)?;
-    let bell = Arc::new(Doorbell {
-        pending: AtomicBool::new(false),
-        fd,
-    });
-    Ok((
-        Mailbox {
-            commands: sender,
-            bell: Arc::clone(&bell),
-        },
-        Inbox {
-            commands: receiver,
-            bell,
-        },
-    ))
+    let bell = Arc::new(Doorbell { pending: AtomicBool::new(false), fd });
+    Ok((Mailbox { commands: sender, bell: Arc::clone(&bell) }, Inbox { commands: receiver, bell }))
 }
 
 impl Mailbox {

@@ -68,11 +68,7 @@ impl Arguments {
             sets.push(format!("control={}", quoted(&path.to_string_lossy())));
         }
         if let Some(format) = self.log_format {
-            let name = if format == LogFormat::Json {
-                "json"
-            } else {
-                "text"
-            };
+            let name = if format == LogFormat::Json { "json" } else { "text" };
             sets.push(format!("log_format={}", quoted(name)));
         }
         // An empty variable counts as unset.
@@ -112,10 +108,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(shell) = arguments.completions {
         return print(&manual::completions(shell)?);
     }
-    let source = Source {
-        file: arguments.config.clone(),
-        sets: arguments.sets(),
-    };
+    let source = Source { file: arguments.config.clone(), sets: arguments.sets() };
     let config = Config::load(source.file.as_deref(), &source.sets)?;
     if arguments.show_config {
         return print(&config.to_toml());
@@ -145,16 +138,12 @@ fn start_log(config: &Config) -> anyhow::Result<SetLog> {
     let (filter, handle) = reload::Layer::new(EnvFilter::try_new(&config.log)?);
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let lines = match config.log_format {
-        LogFormat::Text => lines
-            .with_target(false)
-            .with_ansi(std::io::stderr().is_terminal())
-            .boxed(),
+        LogFormat::Text => {
+            lines.with_target(false).with_ansi(std::io::stderr().is_terminal()).boxed()
+        }
         LogFormat::Json => lines.json().flatten_event(true).boxed(),
     };
-    tracing_subscriber::registry()
-        .with(filter)
-        .with(lines)
-        .try_init()?;
+    tracing_subscriber::registry().with(filter).with(lines).try_init()?;
     Ok(Box::new(move |text| {
         if let Ok(filter) = EnvFilter::try_new(text) {
             let _ = handle.reload(filter);

@@ -25,9 +25,8 @@ const WAITS_PER_SNAPSHOT_MAX: u64 = 20_000;
 
 /// Upper edges of `laxity_wait_seconds`, in seconds: from 250 ns (a permit without waiting) to 4 s,
 /// each four times the last.
-const WAIT_EDGES_S: [f64; 13] = [
-    250e-9, 1e-6, 4e-6, 16e-6, 64e-6, 256e-6, 1e-3, 4e-3, 16e-3, 64e-3, 256e-3, 1.0, 4.0,
-];
+const WAIT_EDGES_S: [f64; 13] =
+    [250e-9, 1e-6, 4e-6, 16e-6, 64e-6, 256e-6, 1e-3, 4e-3, 16e-3, 64e-3, 256e-3, 1.0, 4.0];
 
 /// How a metric's value is read from a `T`. The variant is the kind of the metric.
 enum Value<T: 'static> {
@@ -239,9 +238,7 @@ pub struct Exporter {
 
 impl std::fmt::Debug for Exporter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Exporter")
-            .field("counters", &self.counters.len())
-            .finish_non_exhaustive()
+        f.debug_struct("Exporter").field("counters", &self.counters.len()).finish_non_exhaustive()
     }
 }
 
@@ -316,11 +313,7 @@ impl Exporter {
         let seen = exchange.map(|exchange| {
             let (in_force, age) = exchange.in_force(Time(now_ns()));
             let view = exchange.view();
-            ClusterView {
-                view,
-                in_force,
-                age,
-            }
+            ClusterView { view, in_force, age }
         });
         self.set(CLUSTER, &[], &seen.unwrap_or_default());
     }
@@ -344,11 +337,7 @@ impl Exporter {
         }
         for stage in Stage::ALL {
             let labels = with(&at, Label::from_static_parts("stage", stage.name()));
-            self.set(
-                WAITING_BY_STAGE,
-                &labels,
-                &port.link.waiting_by_stage[stage.index()],
-            );
+            self.set(WAITING_BY_STAGE, &labels, &port.link.waiting_by_stage[stage.index()]);
             let counted = &port.counters.stages[stage.index()];
             self.set(STAGE, &labels, counted);
             for row in rows(port.levels) {
@@ -371,10 +360,7 @@ impl Exporter {
                     let key = Key::from_parts(WAIT, labels);
                     let recorder = &self.recorder;
                     let (histogram, seen) = self.waits.entry(key.clone()).or_insert_with(|| {
-                        (
-                            recorder.register_histogram(&key, &METADATA),
-                            WaitHistogram::default(),
-                        )
+                        (recorder.register_histogram(&key, &METADATA), WaitHistogram::default())
                     });
                     let now = &port.counters.stages[stage.index()].wait;
                     if pass == 0 {

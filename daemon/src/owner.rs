@@ -28,14 +28,9 @@ impl Owner {
     pub fn of(uid: u32, pid: u32) -> Self {
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
         let path = groups.lines().find_map(|line| line.strip_prefix("0::"));
-        let cgroup = path.map_or("", |path| {
-            undelegated(Path::new("/sys/fs/cgroup"), path, uid)
-        });
+        let cgroup = path.map_or("", |path| undelegated(Path::new("/sys/fs/cgroup"), path, uid));
         let kept: String = cgroup.chars().take(CGROUP_CHARS_MAX).collect();
-        Self {
-            uid,
-            cgroup: kept.into(),
-        }
+        Self { uid, cgroup: kept.into() }
     }
 }
 
@@ -45,11 +40,7 @@ fn undelegated<'a>(root: &Path, path: &'a str, uid: u32) -> &'a str {
     if uid == 0 {
         return path;
     }
-    let ends = path
-        .match_indices('/')
-        .map(|(at, _)| at)
-        .skip(1)
-        .chain([path.len()]);
+    let ends = path.match_indices('/').map(|(at, _)| at).skip(1).chain([path.len()]);
     let mut kept = "";
     for end in ends {
         let folder = root.join(path[..end].trim_start_matches('/'));

@@ -69,11 +69,7 @@ impl ClientPlaces {
     /// Makes a table with all places free, for at most `room` clients.
     #[must_use]
     pub const fn new(room: usize) -> Self {
-        Self {
-            next: 1,
-            taken: BTreeMap::new(),
-            room,
-        }
+        Self { next: 1, taken: BTreeMap::new(), room }
     }
 
     /// Returns the number of places that are taken.
@@ -122,10 +118,7 @@ mod tests {
     use super::*;
 
     fn limits(clients_max: usize) -> SchedulerConfig {
-        SchedulerConfig {
-            clients_max,
-            ..SchedulerConfig::default()
-        }
+        SchedulerConfig { clients_max, ..SchedulerConfig::default() }
     }
 
     fn fill(places: &mut ClientPlaces, uid: u32, limits: &SchedulerConfig) -> (usize, NoPlace) {
@@ -142,22 +135,10 @@ mod tests {
         let (mut places, limits) = (ClientPlaces::new(10_000), limits(256));
         let (first, why) = fill(&mut places, 7, &limits);
         assert_eq!(first, 128);
-        assert_eq!(
-            why,
-            NoPlace::Share {
-                uid: 7,
-                attached: 128
-            }
-        );
+        assert_eq!(why, NoPlace::Share { uid: 7, attached: 128 });
         let (second, why) = fill(&mut places, 8, &limits);
         assert_eq!(second, 112);
-        assert_eq!(
-            why,
-            NoPlace::Reserved {
-                attached: 240,
-                reserve: 16
-            }
-        );
+        assert_eq!(why, NoPlace::Reserved { attached: 240, reserve: 16 });
         let (root, why) = fill(&mut places, 0, &limits);
         assert_eq!((root, why), (16, NoPlace::Full { attached: 256 }));
         places.free(ClientId(1));

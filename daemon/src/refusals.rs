@@ -110,8 +110,7 @@ impl RefusalLog {
 
     /// Reports whether a refusal of `uid` is logged as a warning.
     fn is_due(&mut self, uid: u32, now: Instant) -> bool {
-        self.warned
-            .retain(|_, at| now.saturating_duration_since(*at) < WARN_EVERY);
+        self.warned.retain(|_, at| now.saturating_duration_since(*at) < WARN_EVERY);
         // Warnings about this many users are enough for the log.
         if self.warned.len() >= WARNED_MAX || self.warned.contains_key(&uid) {
             return false;
@@ -138,21 +137,14 @@ mod tests {
     #[test]
     fn the_latest_users_are_kept_and_all_refusals_are_counted() {
         let refusals = Refusals::default();
-        let peer = |uid| Peer {
-            pid: 1,
-            uid,
-            gid: 0,
-        };
+        let peer = |uid| Peer { pid: 1, uid, gid: 0 };
         for uid in 0..1000 {
             refusals.add(peer(uid), "first");
             refusals.add(peer(uid), "second");
         }
         let latest = refusals.latest();
         assert_eq!((refusals.count(), latest.len()), (2000, USERS_MAX));
-        let last = latest
-            .iter()
-            .find(|user| user.uid == 999)
-            .expect("the last");
+        let last = latest.iter().find(|user| user.uid == 999).expect("the last");
         assert_eq!((last.count, last.why.as_str()), (2, "second"));
     }
 }

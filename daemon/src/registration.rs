@@ -72,10 +72,7 @@ pub async fn serve(listener: Watched, service: Arc<Service>) {
         service,
         greetings: ConnectionSlots::new(GREETINGS_MAX, GREETINGS_PER_UID_MAX),
         farewells: ConnectionSlots::new(FAREWELLS_MAX, FAREWELLS_PER_UID_MAX),
-        lines: Arc::new(Lines {
-            attached: lines(),
-            left: lines(),
-        }),
+        lines: Arc::new(Lines { attached: lines(), left: lines() }),
     };
     let mut errors = AcceptErrors::new("the registration socket");
     loop {
@@ -210,11 +207,7 @@ struct Refusal {
 
 impl Refusal {
     const fn new(peer: Peer, why: String, reason: Reason) -> Self {
-        Self {
-            peer,
-            why,
-            reason: Some(reason),
-        }
+        Self { peer, why, reason: Some(reason) }
     }
 }
 
@@ -222,9 +215,7 @@ impl Refusal {
 fn register(hello: &Hello, from: Peer, service: &Service) -> Result<Newcomer, Refusal> {
     let full = |why: String| Refusal::new(from, why, Reason::Full);
     let config = service.config();
-    let id = service
-        .admit(from.uid)
-        .map_err(|error| full(error.to_string()))?;
+    let id = service.admit(from.uid).map_err(|error| full(error.to_string()))?;
     let identity = Identity {
         id,
         pid: if from.pid == 0 { hello.pid } else { from.pid },
@@ -249,10 +240,7 @@ async fn greeting(socket: &Watched) -> Result<Hello, RegistrationError> {
         let mut ready = socket
             .readable()
             .await
-            .map_err(|source| RegistrationError::System {
-                call: "epoll",
-                source,
-            })?;
+            .map_err(|source| RegistrationError::System { call: "epoll", source })?;
         match receive_hello(socket.get_ref().as_fd())? {
             Some(hello) => return Ok(hello),
             None => ready.clear_ready(),
@@ -291,10 +279,8 @@ impl RegistrationContext {
         };
         service.keep_region(id, Arc::clone(&region));
         let (attached, ready) = oneshot::channel();
-        if !service.send(Command::Attach {
-            newcomer: Box::new(newcomer),
-            attached,
-        }) || ready.await.is_err()
+        if !service.send(Command::Attach { newcomer: Box::new(newcomer), attached })
+            || ready.await.is_err()
         {
             let _ = send_reject(fd, Reason::Stopping);
             service.departed(id);
@@ -309,10 +295,8 @@ impl RegistrationContext {
             Err(error) => debug!(%error, "a client left before its welcome"),
         }
         let (leaving, left) = oneshot::channel();
-        if service.send(Command::Detach {
-            client: id,
-            leaving,
-        }) && let Ok(Some(leaving)) = left.await
+        if service.send(Command::Detach { client: id, leaving })
+            && let Ok(Some(leaving)) = left.await
         {
             self.say_left(&leaving);
             // Now only this task has the region. It unmaps the region to save the scheduler thread
@@ -376,20 +360,10 @@ mod tests {
     fn root_oneself_and_the_named_may_attach_and_nobody_else() {
         let own = nix::unistd::geteuid().as_raw();
         let mut access = AccessConfig::default();
-        let stranger = Peer {
-            pid: 1,
-            uid: 54_321,
-            gid: 54_321,
-        };
+        let stranger = Peer { pid: 1, uid: 54_321, gid: 54_321 };
         let may = |access: &AccessConfig, peer| may_attach(access, peer, || vec![11, 12]);
         assert!(may(&access, Peer { uid: 0, ..stranger }));
-        assert!(may(
-            &access,
-            Peer {
-                uid: own,
-                ..stranger
-            }
-        ));
+        assert!(may(&access, Peer { uid: own, ..stranger }));
         assert!(!may(&access, stranger));
         access.uids = vec![54_321];
         assert!(may(&access, stranger));
@@ -409,11 +383,8 @@ mod tests {
     fn the_groups_of_a_peer_are_those_of_its_process() {
         let (ours, _theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
         let mut seen = peer_groups(ours.as_fd()).expect("Linux 4.13 or later");
-        let mut own: Vec<u32> = nix::unistd::getgroups()
-            .expect("own groups")
-            .iter()
-            .map(|gid| gid.as_raw())
-            .collect();
+        let mut own: Vec<u32> =
+            nix::unistd::getgroups().expect("own groups").iter().map(|gid| gid.as_raw()).collect();
         seen.sort_unstable();
         own.sort_unstable();
         assert_eq!(seen, own);

@@ -44,9 +44,7 @@ impl Source {
     /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
-        self.file
-            .as_deref()
-            .unwrap_or_else(|| Path::new(FILE_DEFAULT))
+        self.file.as_deref().unwrap_or_else(|| Path::new(FILE_DEFAULT))
     }
 }
 
@@ -91,9 +89,7 @@ struct State {
 
 impl std::fmt::Debug for Service {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Service")
-            .field("state", &self.state)
-            .finish_non_exhaustive()
+        f.debug_struct("Service").field("state", &self.state).finish_non_exhaustive()
     }
 }
 
@@ -191,10 +187,8 @@ impl Service {
             return Err("the scheduler has ended; laxityd is stopping".to_owned());
         }
         let mut snapshots = self.scheduler.snapshots.clone();
-        let fresh = snapshots.wait_for(|seen| {
-            seen.as_ref()
-                .is_some_and(|snapshot| snapshot.at.0 >= asked_ns)
-        });
+        let fresh = snapshots
+            .wait_for(|seen| seen.as_ref().is_some_and(|snapshot| snapshot.at.0 >= asked_ns));
         match tokio::time::timeout(ANSWER_MAX, fresh).await {
             Ok(Ok(seen)) => {
                 let uptime_ms = self.started.elapsed().as_millis() as u64;
@@ -260,11 +254,7 @@ impl Service {
                 format!("; a restart of laxityd will not know of this ({marker}: {error})")
             }
         };
-        let said = if on {
-            "on: everything goes out unscheduled"
-        } else {
-            "off"
-        };
+        let said = if on { "on: everything goes out unscheduled" } else { "off" };
         format!("bypass is {said}{lasts} ({clients} clients attached)")
     }
 
@@ -278,9 +268,7 @@ impl Service {
             .map_err(|error: laxity_policy::config::UnknownPolicy| error.to_string())?;
         self.change(|config| config.policy = policy);
         info!(%policy, "policy changed by an operator");
-        Ok(format!(
-            "the policy is {policy} until the next reload or restart"
-        ))
+        Ok(format!("the policy is {policy} until the next reload or restart"))
     }
 
     /// Changes the mode until the next reload.
@@ -292,10 +280,7 @@ impl Service {
             .ok_or_else(|| format!("unknown mode `{mode}`; known are off, observe, enforce"))?;
         self.change(|config| config.mode = mode);
         info!(mode = mode.name(), "mode changed by an operator");
-        Ok(format!(
-            "the mode is {} until the next reload or restart",
-            mode.name()
-        ))
+        Ok(format!("the mode is {} until the next reload or restart", mode.name()))
     }
 
     fn change(&self, change: impl FnOnce(&mut Config)) {
@@ -346,10 +331,9 @@ impl Service {
         };
         match tokio::time::timeout(READ_MAX, read).await {
             Ok(Some(loaded)) => loaded,
-            Ok(None) | Err(_) => Err(ConfigError::Slow {
-                path: self.source.path().to_owned(),
-                waited: READ_MAX,
-            }),
+            Ok(None) | Err(_) => {
+                Err(ConfigError::Slow { path: self.source.path().to_owned(), waited: READ_MAX })
+            }
         }
     }
 
@@ -371,10 +355,7 @@ impl Service {
             warn!("{warning}");
         }
         for key in &needs_restart {
-            warn!(
-                key,
-                "changed in the configuration; takes effect after a restart only"
-            );
+            warn!(key, "changed in the configuration; takes effect after a restart only");
         }
         self.send(Command::Configure(effective));
         needs_restart

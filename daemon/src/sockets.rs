@@ -101,11 +101,7 @@ pub struct Bound {
 impl Bound {
     /// Makes the guard of a socket that was just bound at `path`, and sets its mode and owner.
     fn new(path: &Path, mode: u32, claim: OwnedFd) -> io::Result<Self> {
-        let bound = Self {
-            path: path.to_owned(),
-            file: identity(path)?,
-            _claim: claim,
-        };
+        let bound = Self { path: path.to_owned(), file: identity(path)?, _claim: claim };
         std::fs::set_permissions(path, Permissions::from_mode(mode))?;
         if let Some((uid, gid)) = heir(path) {
             lchown(path, Some(uid), Some(gid))?;

@@ -28,10 +28,7 @@ pub struct WaitHistogram {
 
 impl Default for WaitHistogram {
     fn default() -> Self {
-        Self {
-            counts: [0; WAIT_BUCKETS],
-            sums_ns: [0; WAIT_BUCKETS],
-        }
+        Self { counts: [0; WAIT_BUCKETS], sums_ns: [0; WAIT_BUCKETS] }
     }
 }
 
@@ -53,11 +50,7 @@ impl WaitHistogram {
     /// Returns the mean wait in ns, or zero if there are none.
     #[must_use]
     pub fn mean_ns(&self) -> u64 {
-        self.sums_ns
-            .iter()
-            .sum::<u64>()
-            .checked_div(self.count())
-            .unwrap_or(0)
+        self.sums_ns.iter().sum::<u64>().checked_div(self.count()).unwrap_or(0)
     }
 
     /// Returns the upper edge in ns of the bucket that holds the `permille`-th wait, or zero.

@@ -54,17 +54,9 @@ pub fn status(
         policy: snapshot.policy.name().to_owned(),
         mode: snapshot.mode.name().to_owned(),
         bypass: snapshot.bypass,
-        clients: snapshot
-            .clients
-            .iter()
-            .map(|c| client(snapshot, c))
-            .collect(),
+        clients: snapshot.clients.iter().map(|c| client(snapshot, c)).collect(),
         ports,
-        distrusted: snapshot
-            .distrusted
-            .iter()
-            .map(|one| distrusted(snapshot, one))
-            .collect(),
+        distrusted: snapshot.distrusted.iter().map(|one| distrusted(snapshot, one)).collect(),
         refused: refusals.latest(),
         totals,
         cluster: exchange.map(|exchange| cluster(exchange, snapshot)),
@@ -146,12 +138,7 @@ fn port(snapshot: &Snapshot, port: &PortSnapshot) -> PortStatus {
         dscp: snapshot.dscp[row],
         waiting_flows: link.waiting_by_level[row].flows,
         waiting_bytes: link.waiting_by_level[row].bytes,
-        permitted_bytes: port
-            .counters
-            .stages
-            .iter()
-            .map(|s| s.permitted_bytes[row])
-            .sum(),
+        permitted_bytes: port.counters.stages.iter().map(|s| s.permitted_bytes[row]).sum(),
     });
     let stages = Stage::ALL.map(|stage| {
         let counted = &port.counters.stages[stage.index()];
@@ -169,13 +156,11 @@ fn port(snapshot: &Snapshot, port: &PortSnapshot) -> PortStatus {
     });
     let permitted = Stage::ALL.into_iter().flat_map(|stage| {
         let bytes = port.counters.stages[stage.index()].permitted_bytes;
-        (0..Level::ROWS)
-            .filter(move |row| bytes[*row] > 0)
-            .map(move |row| PermittedBytes {
-                stage: stage.name().to_owned(),
-                level: level_name(row),
-                bytes: bytes[row],
-            })
+        (0..Level::ROWS).filter(move |row| bytes[*row] > 0).map(move |row| PermittedBytes {
+            stage: stage.name().to_owned(),
+            level: level_name(row),
+            bytes: bytes[row],
+        })
     });
     PortStatus {
         nic: port.nic,

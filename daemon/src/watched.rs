@@ -18,9 +18,6 @@ pub type Watched = AsyncFd<OwnedFd>;
 /// # Errors
 /// The system is out of descriptors or watches.
 pub fn watch(fd: OwnedFd) -> io::Result<Watched> {
-    #[expect(
-        deprecated,
-        reason = "sound for an OwnedFd, see the module; the successor is unsafe"
-    )]
+    #[expect(deprecated, reason = "sound for an OwnedFd, see the module; the successor is unsafe")]
     AsyncFd::with_interest(fd, Interest::READABLE)
 }

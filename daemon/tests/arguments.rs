@@ -1,9 +1,6 @@
 //! Tests of the program's output for valid and invalid arguments.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that panics is a test that fails"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that panics is a test that fails")]
 
 use std::process::{Command, Output};
 
@@ -23,10 +20,7 @@ fn show_config_prints_a_file_that_check_config_accepts() {
     let shown = laxityd(&["--show-config", "--set", "policy=mfs", "--socket", "x.sock"]);
     assert!(shown.status.success());
     let text = String::from_utf8(shown.stdout).unwrap();
-    assert!(
-        text.contains("policy = \"mfs\"") && text.contains("socket = \"x.sock\""),
-        "{text}"
-    );
+    assert!(text.contains("policy = \"mfs\"") && text.contains("socket = \"x.sock\""), "{text}");
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("shown.toml");
     std::fs::write(&file, text).unwrap();
@@ -38,29 +32,19 @@ fn show_config_prints_a_file_that_check_config_accepts() {
 fn a_wrong_file_is_named_with_its_line_and_the_exit_code_is_not_zero() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("laxityd.toml");
-    std::fs::write(
-        &file,
-        "mode = \"enforce\"\n\n[[nic]]\nname = \"a\"\nrate = \"fast\"\n",
-    )
-    .unwrap();
+    std::fs::write(&file, "mode = \"enforce\"\n\n[[nic]]\nname = \"a\"\nrate = \"fast\"\n")
+        .unwrap();
     let checked = laxityd(&["--config", file.to_str().unwrap(), "--check-config"]);
     assert_eq!(checked.status.code(), Some(1));
     let said = String::from_utf8_lossy(&checked.stderr);
-    assert!(
-        said.contains("laxityd.toml:5") && said.contains("`fast`"),
-        "{said}"
-    );
+    assert!(said.contains("laxityd.toml:5") && said.contains("`fast`"), "{said}");
 }
 
 #[test]
 fn the_sample_configuration_is_the_defaults() {
     let sample = concat!(env!("CARGO_MANIFEST_DIR"), "/../dist/laxityd.toml");
     let from_sample = laxityd(&["--config", sample, "--show-config"]);
-    assert!(
-        from_sample.status.success(),
-        "{}",
-        String::from_utf8_lossy(&from_sample.stderr)
-    );
+    assert!(from_sample.status.success(), "{}", String::from_utf8_lossy(&from_sample.stderr));
     let defaults = laxityd(&["--set", "mode=enforce", "--show-config"]);
     let text = |output: Output| String::from_utf8(output.stdout).unwrap();
     assert_eq!(text(from_sample), text(defaults));
@@ -135,11 +119,7 @@ fn check_coordinator(section: &str, more: &[&str]) -> (bool, String) {
     std::fs::write(folder.path().join("broken"), "nonsense").unwrap();
     let file = folder.path().join("laxityd.toml");
     let place = folder.path().display().to_string();
-    std::fs::write(
-        &file,
-        format!("[coordinator]\n{}", section.replace("PLACE", &place)),
-    )
-    .unwrap();
+    std::fs::write(&file, format!("[coordinator]\n{}", section.replace("PLACE", &place))).unwrap();
     let more: Vec<String> = more.iter().map(|it| it.replace("PLACE", &place)).collect();
     let mut arguments = vec!["--check-config", "--config", file.to_str().unwrap()];
     arguments.extend(more.iter().map(String::as_str));
@@ -174,32 +154,20 @@ fn certificates_that_cannot_be_used_are_named_with_their_line_and_setting() {
     let (accepted, said) = check_coordinator(&format!("{head}{own}"), &[]);
     assert!(accepted && said.is_empty(), "{said}");
     let (accepted, said) = check_coordinator(head, &[]);
-    assert!(
-        accepted && said.contains("coordinator.cert: there is none"),
-        "{said}"
-    );
+    assert!(accepted && said.contains("coordinator.cert: there is none"), "{said}");
     let endpoint = "endpoint = \"https://10.0.0.1:7471\"\n";
     for (lines, words) in [
-        (
-            endpoint.to_owned(),
-            [":2: coordinator.endpoint", "needs coordinator.ca"],
-        ),
+        (endpoint.to_owned(), [":2: coordinator.endpoint", "needs coordinator.ca"]),
         (
             format!("{head}cert = \"PLACE/daemon-a.crt\"\n"),
             [":4: coordinator.cert", "coordinator.key, too"],
         ),
-        (
-            format!("{head}{own}server_name = \"a b\"\n"),
-            [":7: coordinator.server_name", "`a b`"],
-        ),
+        (format!("{head}{own}server_name = \"a b\"\n"), [":7: coordinator.server_name", "`a b`"]),
         (
             format!("{endpoint}ca = \"PLACE/gone\"\n{own}"),
             [":3: coordinator.ca", "gone: cannot be read: No such file"],
         ),
-        (
-            format!("{endpoint}ca = \"PLACE\"\n{own}"),
-            [":3: coordinator.ca", "it is a folder"],
-        ),
+        (format!("{endpoint}ca = \"PLACE\"\n{own}"), [":3: coordinator.ca", "it is a folder"]),
         (
             format!("{endpoint}ca = \"PLACE/broken\"\n{own}"),
             [":3: coordinator.ca", "holds no certificate"],
@@ -224,10 +192,7 @@ fn certificates_that_cannot_be_used_are_named_with_their_line_and_setting() {
             format!("{head}{}", shown("viewer-v")),
             [":4: coordinator.cert", "this host needs laxity://daemon/a"],
         ),
-        (
-            format!("{head}{}", shown("coordinator-c")),
-            [":4: coordinator.cert", "lacks clientAuth"],
-        ),
+        (format!("{head}{}", shown("coordinator-c")), [":4: coordinator.cert", "lacks clientAuth"]),
         (
             format!("{head}{}", shown("ca")),
             [":4: coordinator.cert", "certificate of an authority (CA)"],
@@ -253,8 +218,5 @@ fn certificates_that_cannot_be_used_are_named_with_their_line_and_setting() {
     }
     let set = "coordinator.key=PLACE/daemon-b.key";
     let (accepted, said) = check_coordinator(&format!("{head}{own}"), &["--set", set]);
-    assert!(
-        !accepted && said.contains("--set coordinator.key="),
-        "{said}"
-    );
+    assert!(!accepted && said.contains("--set coordinator.key="), "{said}");
 }

@@ -1,10 +1,7 @@
 //! Tests of a real laxityd beside processes that take all resources they can. It still serves
 //! operators, scrapers and clients of root.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that panics is a test that fails"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that panics is a test that fails")]
 
 mod support;
 
@@ -68,13 +65,7 @@ fn hold_places(socket: &std::path::Path) {
             Err(why) => break why,
         }
     };
-    let is_full = matches!(
-        why,
-        RegistrationError::Rejected {
-            reason: Reason::Full,
-            ..
-        }
-    );
+    let is_full = matches!(why, RegistrationError::Rejected { reason: Reason::Full, .. });
     assert!(is_full, "{why}");
     hold_connections(socket);
 }
@@ -137,11 +128,7 @@ fn lines_of(daemon: &mut Laxityd, text: &str) -> usize {
     // `seen` then holds every line that was logged before this one.
     daemon.control().reload().unwrap();
     daemon.await_log("the configuration was reloaded");
-    daemon
-        .seen
-        .iter()
-        .filter(|line| line.contains(text))
-        .count()
+    daemon.seen.iter().filter(|line| line.contains(text)).count()
 }
 
 #[test]
@@ -159,11 +146,7 @@ fn idle_connections_to_metrics_cost_neither_operators_nor_scrapers_anything() {
     operator_and_root_are_served(&daemon);
     let text = promptly("a scrape", || daemon.scrape());
     assert!(text.contains("laxity_attached_clients"), "{text}");
-    assert!(
-        lines_of(&mut daemon, "cannot accept") <= 1,
-        "{:?}",
-        daemon.seen
-    );
+    assert!(lines_of(&mut daemon, "cannot accept") <= 1, "{:?}", daemon.seen);
     drop(idle);
 }
 
@@ -204,11 +187,7 @@ fn a_user_that_attaches_as_often_as_it_may_leaves_places_for_others_and_status_s
     let status = daemon.status();
     let of_stranger = status.clients.iter().filter(|c| c.uid == STRANGER).count();
     assert_eq!(of_stranger, 20, "half of the places");
-    let refused = status
-        .refused
-        .iter()
-        .find(|user| user.uid == STRANGER)
-        .unwrap();
+    let refused = status.refused.iter().find(|user| user.uid == STRANGER).unwrap();
     assert!(refused.count > 0 && refused.pid > 0, "{refused:?}");
 }
 
@@ -229,10 +208,7 @@ fn a_refusal_for_lack_of_a_place_says_which_limit_it_was() {
 fn the_limit_of_open_files_bounds_clients_and_leaves_operators_theirs() {
     let mut daemon = open_to_all("[scheduler]\nlanes = 1", Some(280));
     let line = daemon.await_log("leaves room for fewer clients");
-    assert!(
-        line.contains("WARN") && line.contains("LimitNOFILE"),
-        "{line}"
-    );
+    assert!(line.contains("WARN") && line.contains("LimitNOFILE"), "{line}");
     let mut held = Vec::new();
     let why = loop {
         match attach(&daemon.socket(), "one of many") {
@@ -288,9 +264,7 @@ fn a_command_of_somebody_who_says_no_more_but_listens_is_carried_out() {
     use std::io::Read;
     let daemon = Laxityd::start(SMALL);
     let mut stream = UnixStream::connect(daemon.folder.path().join("control.sock")).unwrap();
-    stream
-        .write_all(b"{\"v\":1,\"op\":\"bypass\",\"on\":true}\n")
-        .unwrap();
+    stream.write_all(b"{\"v\":1,\"op\":\"bypass\",\"on\":true}\n").unwrap();
     stream.shutdown(std::net::Shutdown::Write).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
@@ -305,16 +279,11 @@ fn a_configuration_that_never_ends_or_never_begins_is_refused_and_the_daemon_goe
     let replace = |how: &dyn Fn()| {
         std::fs::remove_file(&path).unwrap();
         how();
-        promptly("reload", || {
-            daemon.control().reload().unwrap_err().to_string()
-        })
+        promptly("reload", || daemon.control().reload().unwrap_err().to_string())
     };
     let fifo = || nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
     let said = replace(&fifo);
-    assert!(
-        said.contains("laxityd.toml") && said.contains("FIFO"),
-        "{said}"
-    );
+    assert!(said.contains("laxityd.toml") && said.contains("FIFO"), "{said}");
     let endless = || std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
     let said = replace(&endless);
     assert!(said.contains("a device"), "{said}");
@@ -333,22 +302,10 @@ fn clients_that_come_and_go_without_end_do_not_fill_the_log() {
     for _ in 0..200 {
         drop(attach(&daemon.socket(), "restless").unwrap());
     }
-    until("all are gone", || {
-        daemon.status().totals.attached_clients == 0
-    });
+    until("all are gone", || daemon.status().totals.attached_clients == 0);
     let attached = lines_of(&mut daemon, "a client attached");
-    let left = daemon
-        .seen
-        .iter()
-        .filter(|l| l.contains("a client left"))
-        .count();
-    assert!(
-        (1..150).contains(&attached) && (1..150).contains(&left),
-        "{attached}, {left}"
-    );
+    let left = daemon.seen.iter().filter(|l| l.contains("a client left")).count();
+    assert!((1..150).contains(&attached) && (1..150).contains(&left), "{attached}, {left}");
     let line = daemon.await_log("a client left");
-    assert!(
-        line.contains("INFO") && line.contains("lines_left_out=0"),
-        "{line}"
-    );
+    assert!(line.contains("INFO") && line.contains("lines_left_out=0"), "{line}");
 }

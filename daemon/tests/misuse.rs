@@ -1,9 +1,6 @@
 //! Tests of clients that break the rules by mistake or on purpose, and of the other clients.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that panics is a test that fails"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that panics is a test that fails")]
 
 mod support;
 
@@ -33,19 +30,14 @@ fn in_flight(daemon: &Laxityd) -> u64 {
 
 #[test]
 fn a_flow_whose_client_went_silent_gets_the_window_once_and_not_chunk_after_chunk() {
-    let daemon = Laxityd::start(&format!(
-        "[tuning]\ncompletion_timeout = \"200ms\"\n{SMALL}"
-    ));
+    let daemon = Laxityd::start(&format!("[tuning]\ncompletion_timeout = \"200ms\"\n{SMALL}"));
     let (dead, honest) = (daemon.client("dead"), daemon.client("honest"));
     let mut dead_lane = dead.lane();
     // The ticket is dropped, but the process and the heartbeat go on. At one window per timeout,
     // the flow would need a quarter of an hour.
     drop(dead_lane.submit(&flow(Stage::P2d, 1 << 30)));
     until("it holds the window", || in_flight(&daemon) == WINDOW);
-    assert!(goes_scheduled(
-        &mut honest.lane(),
-        &flow(Stage::P2d, 1 << 20)
-    ));
+    assert!(goes_scheduled(&mut honest.lane(), &flow(Stage::P2d, 1 << 20)));
     let totals = eventually("it is written off", || {
         let totals = daemon.status().totals;
         (totals.written_off_bytes > 0).then_some(totals)
@@ -63,9 +55,7 @@ fn a_client_that_never_completes_is_not_scheduled_for_a_while() {
     let daemon = Laxityd::start(&format!("[tuning]\ncompletion_timeout = \"1s\"\n{SMALL}"));
     let dead = daemon.client("dead");
     let mut lane = dead.lane();
-    let mut waiting: Vec<_> = (0..8)
-        .map(|_| lane.submit(&flow(Stage::P2d, WINDOW)))
-        .collect();
+    let mut waiting: Vec<_> = (0..8).map(|_| lane.submit(&flow(Stage::P2d, WINDOW))).collect();
     let mut told = 0;
     // All of the client's flows go out at the first loss, not one per timeout.
     while told < 8 * WINDOW {
@@ -82,10 +72,7 @@ fn a_client_that_never_completes_is_not_scheduled_for_a_while() {
     assert!(daemon.status().totals.written_off_bytes <= WINDOW);
     let mut next = lane.submit(&flow(Stage::P2d, 1 << 30));
     let permit = lane.wait(&mut next);
-    assert_eq!(
-        (permit.bytes, permit.level, permit.last),
-        (1 << 30, 255, true)
-    );
+    assert_eq!((permit.bytes, permit.level, permit.last), (1 << 30, 255, true));
     assert_eq!(in_flight(&daemon), 0);
     until("it is trusted again", || {
         let mut ticket = lane.submit(&flow(Stage::P2d, 1));
@@ -98,9 +85,7 @@ fn a_client_that_never_completes_is_not_scheduled_for_a_while() {
 
 #[test]
 fn completions_of_nothing_do_not_put_the_write_off_off() {
-    let daemon = Laxityd::start(&format!(
-        "[tuning]\ncompletion_timeout = \"100ms\"\n{SMALL}"
-    ));
+    let daemon = Laxityd::start(&format!("[tuning]\ncompletion_timeout = \"100ms\"\n{SMALL}"));
     let sly = daemon.client("sly");
     let mut lane = sly.lane();
     let mut ticket = lane.submit(&flow(Stage::P2d, WINDOW));
@@ -125,9 +110,7 @@ fn a_client_that_only_wants_to_be_observed_does_not_fill_the_window_of_the_other
     let mut lane = observed.lane();
     let mut ticket = lane.submit(&flow(Stage::P2d, 100 << 20));
     assert!(lane.wait(&mut ticket).last);
-    until("it is booked", || {
-        daemon.status().totals.submitted_bytes == 100 << 20
-    });
+    until("it is booked", || daemon.status().totals.submitted_bytes == 100 << 20);
     assert_eq!(in_flight(&daemon), 0);
     let enforced = daemon.client("enforced");
     let mut other = enforced.lane();
@@ -136,9 +119,7 @@ fn a_client_that_only_wants_to_be_observed_does_not_fill_the_window_of_the_other
     assert_eq!((permit.bytes, permit.last), (64 << 10, true));
     assert_eq!(in_flight(&daemon), 64 << 10);
     lane.complete(&ticket, 100 << 20);
-    until("its completion is booked too", || {
-        daemon.status().totals.completed_bytes == 100 << 20
-    });
+    until("its completion is booked too", || daemon.status().totals.completed_bytes == 100 << 20);
     assert_eq!(in_flight(&daemon), 64 << 10);
     assert_eq!(daemon.status().totals.garbage_records, 0);
 }
@@ -147,10 +128,7 @@ fn a_client_that_only_wants_to_be_observed_does_not_fill_the_window_of_the_other
 fn a_client_that_is_to_be_scheduled_cannot_say_that_it_was_only_observed() {
     let daemon = Laxityd::start(SMALL);
     let mut liar = ByHand::attach(&daemon, "liar");
-    liar.publish(&[Record::SubmitOnCredit {
-        flow: flow(Stage::P2d, 1 << 40),
-        observed: true,
-    }]);
+    liar.publish(&[Record::SubmitOnCredit { flow: flow(Stage::P2d, 1 << 40), observed: true }]);
     until("it is released", || liar.is_released());
     let status = daemon.status();
     assert_eq!(status.totals.garbage_records, 1);
@@ -164,9 +142,8 @@ fn flows_that_wait_when_the_mode_becomes_off_go_out_once_and_are_scheduled_again
     let mut lane = client.lane();
     for round in 0..20 {
         // The number is low enough that the lane has slots for all completions at once.
-        let mut tickets: Vec<_> = (0..100)
-            .map(|_| lane.submit(&flow(Stage::P2d, 16 << 10)))
-            .collect();
+        let mut tickets: Vec<_> =
+            (0..100).map(|_| lane.submit(&flow(Stage::P2d, 16 << 10))).collect();
         until("the window is full and the rest waits", || {
             daemon.status().ports[0].waiting_flows == 100 - 16
         });
@@ -260,10 +237,7 @@ fn descriptors_sent_to_the_daemon_do_not_arrive() {
     }
     assert!(matches!(
         answer(socket.as_fd()),
-        Err(RegistrationError::Rejected {
-            reason: Reason::Malformed,
-            ..
-        })
+        Err(RegistrationError::Rejected { reason: Reason::Malformed, .. })
     ));
 }
 
@@ -315,12 +289,7 @@ fn whatever_ends_a_flow_takes_its_bytes_off_the_wire() {
         let what = format!("{bytes} bytes in flight");
         until(&what, || in_flight(&daemon) == bytes);
     };
-    for stage in [
-        Stage::KvReuse,
-        Stage::Collective,
-        Stage::P2d,
-        Stage::Weights,
-    ] {
+    for stage in [Stage::KvReuse, Stage::Collective, Stage::P2d, Stage::Weights] {
         // The flow is permitted whole, on credit from the second collective on. A part of it
         // completes.
         for _ in 0..2 {
@@ -364,9 +333,7 @@ fn whatever_ends_a_flow_takes_its_bytes_off_the_wire() {
 /// Takes permits for a window of `stage` and completes nothing. The tickets keep the bytes in
 /// flight.
 fn grab(lane: &mut Lane, stage: Stage) -> Vec<laxity_client::Ticket> {
-    (0..8)
-        .map(|_| lane.submit(&flow(stage, WINDOW / 4)))
-        .collect()
+    (0..8).map(|_| lane.submit(&flow(stage, WINDOW / 4))).collect()
 }
 
 #[test]
@@ -381,24 +348,12 @@ fn a_silent_client_costs_the_others_its_patience_and_pays_when_it_speaks_again()
         assert!(goes_scheduled(&mut lane, &flow(Stage::P2d, WINDOW)));
     }
     let status = daemon.status();
-    let row = |name: &str| {
-        status
-            .clients
-            .iter()
-            .find(|c| c.name == name)
-            .unwrap()
-            .clone()
-    };
-    assert_eq!(
-        (row("silent").owed_bytes, row("silent").held),
-        (WINDOW, true)
-    );
+    let row = |name: &str| status.clients.iter().find(|c| c.name == name).unwrap().clone();
+    assert_eq!((row("silent").owed_bytes, row("silent").held), (WINDOW, true));
     assert_eq!((row("honest").owed_bytes, row("honest").held), (0, false));
     assert_eq!(status.totals.set_aside_bytes, WINDOW);
     assert_eq!(status.totals.written_off_bytes, 0);
-    until("it is a metric", || {
-        daemon.metric("laxity_owed_bytes", "") == WINDOW as f64
-    });
+    until("it is a metric", || daemon.metric("laxity_owed_bytes", "") == WINDOW as f64);
     let warning = daemon.await_log("a client completes nothing while others wait");
     assert!(warning.contains("silent"), "{warning}");
     // The client completes its owed bytes, and the rest of its flows is scheduled.
@@ -421,10 +376,7 @@ fn one_slow_moment_on_all_ports_does_not_make_an_owner_suspect() {
     let daemon = Laxityd::start(&config);
     let honest = daemon.client("honest");
     let mut lane = honest.lane();
-    let on = |nic: u8, bytes| Flow {
-        nic,
-        ..flow(Stage::P2d, bytes)
-    };
+    let on = |nic: u8, bytes| Flow { nic, ..flow(Stage::P2d, bytes) };
     let slow: Vec<_> = nics.iter().map(|nic| daemon.client(nic)).collect();
     let mut lanes: Vec<_> = slow.iter().map(laxity_client::Client::lane).collect();
     let mut tickets: Vec<_> = (lanes.iter_mut().enumerate())
@@ -480,9 +432,7 @@ fn what_attaches_anew_after_it_held_the_window_goes_unscheduled() {
     until("it holds the window", || in_flight(&daemon) == WINDOW);
     assert!(goes_scheduled(&mut lane, &flow(Stage::P2d, WINDOW)));
     drop((held, hostile_lane, hostile));
-    until("its owner is distrusted", || {
-        !daemon.status().distrusted.is_empty()
-    });
+    until("its owner is distrusted", || !daemon.status().distrusted.is_empty());
     let status = daemon.status();
     let own = nix::unistd::geteuid().as_raw();
     assert_eq!(status.distrusted.len(), 1, "{:?}", status.distrusted);

@@ -1,9 +1,6 @@
 //! Tests of what operators see and do, and of the state after a daemon has died.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that panics is a test that fails"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that panics is a test that fails")]
 
 mod support;
 
@@ -90,21 +87,12 @@ fn every_documented_metric_is_served_and_nothing_else() {
         .collect();
     assert!(documented.len() > 30);
     for name in &documented {
-        assert!(
-            text.contains(&format!("# TYPE {name} ")),
-            "{name} is documented and not served"
-        );
-        assert!(
-            text.contains(&format!("# HELP {name} ")),
-            "{name} has no help text"
-        );
+        assert!(text.contains(&format!("# TYPE {name} ")), "{name} is documented and not served");
+        assert!(text.contains(&format!("# HELP {name} ")), "{name} has no help text");
     }
     for line in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
         let name = line.split(' ').next().unwrap();
-        assert!(
-            documented.contains(&name),
-            "{name} is served and not documented"
-        );
+        assert!(documented.contains(&name), "{name} is served and not documented");
     }
 }
 
@@ -133,19 +121,12 @@ fn bypass_lets_everything_out_at_once_and_new_clients_too_until_it_is_switched_o
     assert_eq!(got + rest, 1 << 20);
     assert!(!goes_scheduled(&mut lane, &flow(Stage::P2d, 100)));
     assert!(daemon.status().bypass);
-    let other = Client::attach(Options {
-        socket: daemon.socket(),
-        ..Options::default()
-    });
+    let other = Client::attach(Options { socket: daemon.socket(), ..Options::default() });
     assert!(!goes_scheduled(&mut other.lane(), &flow(Stage::P2d, 100)));
-    until("the withdrawn bytes are counted", || {
-        daemon.status().totals.bypassed_bytes == rest
-    });
+    until("the withdrawn bytes are counted", || daemon.status().totals.bypassed_bytes == rest);
 
     daemon.control().bypass(false).unwrap();
-    until("flows are scheduled again", || {
-        goes_scheduled(&mut lane, &flow(Stage::P2d, 100))
-    });
+    until("flows are scheduled again", || goes_scheduled(&mut lane, &flow(Stage::P2d, 100)));
 }
 
 #[test]
@@ -155,11 +136,8 @@ fn sighup_changes_what_can_change_and_names_what_cannot() {
     let new = old
         .replace("rate = \"1Gbit\"", "rate = \"10Gbit\"")
         .replace("control.sock", "elsewhere.sock");
-    std::fs::write(
-        daemon.config_file(),
-        format!("policy = \"mfs\"\nmode = \"observe\"\n{new}"),
-    )
-    .unwrap();
+    std::fs::write(daemon.config_file(), format!("policy = \"mfs\"\nmode = \"observe\"\n{new}"))
+        .unwrap();
     daemon.signal(Signal::SIGHUP);
     daemon.await_log("takes effect after a restart");
     let status = eventually("the new policy holds", || {
@@ -172,10 +150,7 @@ fn sighup_changes_what_can_change_and_names_what_cannot() {
     // With an invalid file, the old configuration stays, and the error names the line.
     std::fs::write(daemon.config_file(), "polciy = \"mfs\"\n").unwrap();
     let error = daemon.control().reload().unwrap_err().to_string();
-    assert!(
-        error.contains("laxityd.toml:1") && error.contains("polciy"),
-        "{error}"
-    );
+    assert!(error.contains("laxityd.toml:1") && error.contains("polciy"), "{error}");
     assert_eq!(daemon.status().policy, "mfs");
 }
 
@@ -241,9 +216,7 @@ fn the_service_manager_is_told_when_it_is_ready_alive_and_stopping() {
 #[test]
 fn an_idle_daemon_with_clients_attached_uses_next_to_no_processor_time() {
     let daemon = Laxityd::start(SMALL);
-    let clients: Vec<_> = (0..4)
-        .map(|i| daemon.client(&format!("idle-{i}")))
-        .collect();
+    let clients: Vec<_> = (0..4).map(|i| daemon.client(&format!("idle-{i}"))).collect();
     let mut lanes: Vec<_> = clients.iter().map(Client::lane).collect();
     for lane in &mut lanes {
         send(lane, &flow(Stage::P2d, 10));
@@ -251,22 +224,13 @@ fn an_idle_daemon_with_clients_attached_uses_next_to_no_processor_time() {
     std::thread::sleep(Duration::from_millis(300));
     let ticks = || {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.child.id())).unwrap();
-        let fields: Vec<&str> = stat
-            .rsplit(')')
-            .next()
-            .unwrap()
-            .split_whitespace()
-            .collect();
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
         fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
     };
     let before = ticks();
     std::thread::sleep(Duration::from_secs(2));
     // A tick is 10 ms. Two ticks are 1 % of a core over this time, ten times the budget.
-    assert!(
-        ticks() - before <= 2,
-        "an idle daemon used {} ticks in 2 s",
-        ticks() - before
-    );
+    assert!(ticks() - before <= 2, "an idle daemon used {} ticks in 2 s", ticks() - before);
 }
 
 #[test]

@@ -1,9 +1,6 @@
 //! Tests of the real binary with real clients, and of their flows.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that panics is a test that fails"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that panics is a test that fails")]
 
 mod support;
 
@@ -20,10 +17,7 @@ fn a_flow_is_permitted_in_chunks_each_byte_once_and_status_and_metrics_say_so() 
     let mut lane = client.lane();
     let permits = send(&mut lane, &flow(Stage::P2d, 1 << 20));
     assert_eq!(permits.iter().map(|g| g.bytes).sum::<u64>(), 1 << 20);
-    assert!(
-        permits.len() >= 4,
-        "a window of four chunks allows no fewer permits than {permits:?}"
-    );
+    assert!(permits.len() >= 4, "a window of four chunks allows no fewer permits than {permits:?}");
     assert!(permits.iter().all(|g| !g.bypassed && g.level > 0));
 
     let status = eventually("the last completion is counted", || {
@@ -40,33 +34,17 @@ fn a_flow_is_permitted_in_chunks_each_byte_once_and_status_and_metrics_say_so() 
     assert_eq!(status.clients[0].flows, 0);
     assert_eq!(status.ports.len(), 2);
     let egress = &status.ports[0];
-    assert_eq!(
-        (egress.name.as_str(), egress.direction.as_str()),
-        ("eth0", "egress")
-    );
+    assert_eq!((egress.name.as_str(), egress.direction.as_str()), ("eth0", "egress"));
     assert_eq!(egress.rate_bytes_per_s, 125_000_000);
     assert_eq!(egress.in_flight_bytes, 0);
-    let p2d = egress
-        .stages
-        .iter()
-        .find(|stage| stage.stage == "p2d")
-        .unwrap();
-    assert_eq!(
-        (p2d.submitted_bytes, p2d.permitted_bytes),
-        (1 << 20, 1 << 20)
-    );
-    assert_eq!(
-        egress.permitted.iter().map(|p| p.bytes).sum::<u64>(),
-        1 << 20
-    );
+    let p2d = egress.stages.iter().find(|stage| stage.stage == "p2d").unwrap();
+    assert_eq!((p2d.submitted_bytes, p2d.permitted_bytes), (1 << 20, 1 << 20));
+    assert_eq!(egress.permitted.iter().map(|p| p.bytes).sum::<u64>(), 1 << 20);
 
     until("the metrics follow", || {
         daemon.metric("laxity_completed_bytes_total", "p2d") == f64::from(1 << 20)
     });
-    assert_eq!(
-        daemon.metric("laxity_permitted_bytes_total", "egress"),
-        f64::from(1 << 20)
-    );
+    assert_eq!(daemon.metric("laxity_permitted_bytes_total", "egress"), f64::from(1 << 20));
     assert_eq!(daemon.metric("laxity_attached_clients", ""), 1.0);
     assert_eq!(daemon.metric("laxity_wait_seconds_count", "p2d"), 1.0);
 }
@@ -101,15 +79,9 @@ fn a_higher_flow_of_another_client_overtakes_a_lower_one_that_waits() {
     // Lower levels in flight do not count against the window of the collective.
     let mut urgent = high_lane.submit(&flow(Stage::Collective, 64 << 10));
     let permit = high_lane.wait(&mut urgent);
-    assert_eq!(
-        (permit.bytes, permit.last, permit.bypassed),
-        (64 << 10, true, false)
-    );
+    assert_eq!((permit.bytes, permit.last, permit.bypassed), (64 << 10, true, false));
     let port = &daemon.status().ports[0];
-    assert_eq!(
-        (port.waiting_flows, port.in_flight_bytes),
-        (1, (256 + 64) << 10)
-    );
+    assert_eq!((port.waiting_flows, port.in_flight_bytes), (1, (256 + 64) << 10));
     assert!(low_lane.poll(&mut bulk).is_none());
 }
 
@@ -120,11 +92,7 @@ fn a_collective_without_a_batch_has_the_urgency_of_the_batch_that_its_process_co
     let (mut hints, mut lane) = (engine.lane(), nccl.lane());
     let now = laxity_shm::sleep::now_ns();
     let mut announce = |batch: u64, within: Duration| {
-        hints.hint(Hint::BatchBegin {
-            batch,
-            layers: 8,
-            layer_time_ns: 1_000_000,
-        });
+        hints.hint(Hint::BatchBegin { batch, layers: 8, layer_time_ns: 1_000_000 });
         hints.hint(Hint::RequestJoin {
             batch,
             request: batch * 10,
@@ -136,10 +104,7 @@ fn a_collective_without_a_batch_has_the_urgency_of_the_batch_that_its_process_co
     announce(6, Duration::from_secs(600));
     // The process id of both clients is this test's.
     hints.hint(Hint::LayerBegin { batch: 5, layer: 1 });
-    let loose = Flow {
-        batch: 6,
-        ..flow(Stage::Collective, 10 << 20)
-    };
+    let loose = Flow { batch: 6, ..flow(Stage::Collective, 10 << 20) };
     // The flow fills the window and waits with the rest.
     let mut bulk = lane.submit(&loose);
     take(&mut lane, &mut bulk, 256 << 10);
@@ -161,18 +126,13 @@ fn observe_accounts_for_bytes_and_delays_none() {
     // The flow is much larger than the window, completes nothing, and still goes out.
     let mut ticket = lane.submit(&flow(Stage::P2d, 100 << 20));
     let permit = lane.poll(&mut ticket).unwrap();
-    assert_eq!(
-        (permit.bytes, permit.last, permit.bypassed),
-        (100 << 20, true, false)
-    );
+    assert_eq!((permit.bytes, permit.last, permit.bypassed), (100 << 20, true, false));
     until("it is accounted", || {
         let totals = daemon.status().totals;
         totals.submitted_bytes == 100 << 20 && totals.permitted_bytes == 0
     });
     lane.complete(&ticket, 100 << 20);
-    until("so is its completion", || {
-        daemon.status().totals.completed_bytes == 100 << 20
-    });
+    until("so is its completion", || daemon.status().totals.completed_bytes == 100 << 20);
 }
 
 #[test]
@@ -264,19 +224,13 @@ fn flows_beyond_the_limit_of_a_client_and_of_unknown_nics_go_out_unscheduled() {
     let daemon = Laxityd::start(&format!("[scheduler]\nflows_per_client_max = 2\n{SMALL}"));
     let client = daemon.client("greedy");
     let mut lane = client.lane();
-    let mut tickets: Vec<_> = (0..3)
-        .map(|_| lane.submit(&flow(Stage::P2d, 1 << 20)))
-        .collect();
+    let mut tickets: Vec<_> = (0..3).map(|_| lane.submit(&flow(Stage::P2d, 1 << 20))).collect();
     let third = lane.wait(&mut tickets[2]);
     assert_eq!((third.bytes, third.last), (1 << 20, true));
     for ticket in tickets {
         lane.cancel(ticket);
     }
-    let elsewhere = Flow {
-        nic: 9,
-        direction: Direction::Ingress,
-        ..flow(Stage::P2d, 7 << 20)
-    };
+    let elsewhere = Flow { nic: 9, direction: Direction::Ingress, ..flow(Stage::P2d, 7 << 20) };
     let mut ticket = lane.submit(&elsewhere);
     let permit = lane.wait(&mut ticket);
     assert_eq!((permit.bytes, permit.last), (7 << 20, true));
@@ -292,23 +246,10 @@ fn hints_reach_admission_and_deadlines_are_judged() {
     let daemon = Laxityd::start(&format!("slo_ttft = \"1ns\"\n{SMALL}"));
     let client = daemon.client("engine");
     let mut lane = client.lane();
-    lane.hint(Hint::BatchBegin {
-        batch: 1,
-        layers: 4,
-        layer_time_ns: 1_000_000,
-    });
-    lane.hint(Hint::RequestJoin {
-        batch: 1,
-        request: 11,
-        deadline_ns: 0,
-        bytes: 1000,
-    });
+    lane.hint(Hint::BatchBegin { batch: 1, layers: 4, layer_time_ns: 1_000_000 });
+    lane.hint(Hint::RequestJoin { batch: 1, request: 11, deadline_ns: 0, bytes: 1000 });
     lane.hint(Hint::LayerBegin { batch: 1, layer: 0 });
-    let mut ticket = lane.submit(&Flow {
-        batch: 1,
-        request: 11,
-        ..flow(Stage::P2d, 1000)
-    });
+    let mut ticket = lane.submit(&Flow { batch: 1, request: 11, ..flow(Stage::P2d, 1000) });
     while !lane.wait(&mut ticket).last {}
     // The scheduler reads the clock every few microseconds.
     std::thread::sleep(Duration::from_millis(1));
@@ -320,9 +261,7 @@ fn hints_reach_admission_and_deadlines_are_judged() {
     lane.hint(Hint::ComputeEnd { batch: 1 });
     lane.hint(Hint::RequestEnd { request: 11 });
     lane.hint(Hint::BatchEnd { batch: 1 });
-    until("its end changes the order", || {
-        daemon.status().totals.orders > orders
-    });
+    until("its end changes the order", || daemon.status().totals.orders > orders);
 }
 
 #[test]
@@ -348,10 +287,7 @@ fn a_client_that_does_not_spin_is_served_by_a_daemon_that_does_not_either() {
 
 /// Makes a work request: a whole flow without anything that would order it among others.
 fn work_request(stage: Stage, bytes: u64) -> Flow {
-    Flow {
-        whole: true,
-        ..flow(stage, bytes)
-    }
+    Flow { whole: true, ..flow(stage, bytes) }
 }
 
 /// Sends a work request. Returns whether it went on credit, without an answer of the daemon.
@@ -386,13 +322,9 @@ fn work_requests_of_whoever_is_alone_on_a_port_go_on_credit_until_somebody_waits
     let (first, second) = (daemon.client("first"), daemon.client("second"));
     let (mut lane, mut other) = (first.lane(), second.lane());
     let write = work_request(Stage::P2d, 4096);
-    until("a work request goes on credit", || {
-        went_on_credit(&mut lane, &write)
-    });
+    until("a work request goes on credit", || went_on_credit(&mut lane, &write));
     let began = Instant::now();
-    let share = (0..100)
-        .filter(|_| went_on_credit(&mut lane, &write))
-        .count();
+    let share = (0..100).filter(|_| went_on_credit(&mut lane, &write)).count();
     assert!(share >= 50, "{share} of 100");
     // Flows of the same stage that can be cut may not use credit.
     let cut = flow(Stage::P2d, 4096);

@@ -1,9 +1,6 @@
 //! Tests of a daemon that can't start: its error message, and the files that it leaves alone.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that panics is a test that fails"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that panics is a test that fails")]
 
 mod support;
 
@@ -54,10 +51,7 @@ fn only_a_socket_that_was_left_behind_is_removed() {
         (&free, &link, "a symbolic link"),
     ] {
         let said = refused(socket, control, "");
-        assert!(
-            said.contains(what) && said.contains("move it away"),
-            "{said}"
-        );
+        assert!(said.contains(what) && said.contains("move it away"), "{said}");
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "data");
         assert!(link.is_symlink() && !free.exists());
     }
@@ -80,25 +74,16 @@ fn what_is_taken_by_another_daemon_is_named_once_with_what_to_do() {
     let address = format!("127.0.0.1:{}", daemon.metrics);
     let said = refused(&free, &daemon.folder.path().join("free2"), &address);
     assert_eq!(said.to_lowercase().matches("in use").count(), 1, "{said}");
-    assert!(
-        said.contains(&address) && !said.contains("FailedTo"),
-        "{said}"
-    );
+    assert!(said.contains(&address) && !said.contains("FailedTo"), "{said}");
 }
 
 #[test]
 fn a_path_that_is_too_long_for_a_socket_is_said_to_be_that() {
     let folder = tempfile::tempdir().unwrap();
-    let (free, long) = (
-        folder.path().join("free"),
-        folder.path().join("x".repeat(120)),
-    );
+    let (free, long) = (folder.path().join("free"), folder.path().join("x".repeat(120)));
     for (socket, control, key) in [(&long, &free, "socket"), (&free, &long, "control")] {
         let said = refused(socket, control, "");
-        assert!(
-            said.contains("at most 107 bytes") && said.contains(key),
-            "{said}"
-        );
+        assert!(said.contains("at most 107 bytes") && said.contains(key), "{said}");
         assert!(!said.contains("stop"), "{said}");
     }
 }
@@ -109,10 +94,7 @@ fn a_second_daemon_of_the_same_configuration_is_told_of_the_first_and_not_of_met
     let own = daemon.folder.path().join("control.sock");
     let address = format!("127.0.0.1:{}", daemon.metrics);
     let said = refused(&daemon.socket(), &own, &address);
-    assert!(
-        said.contains("another laxityd") && said.contains("laxityd.sock"),
-        "{said}"
-    );
+    assert!(said.contains("another laxityd") && said.contains("laxityd.sock"), "{said}");
     assert!(!said.contains("metrics"), "{said}");
 }
 
@@ -123,10 +105,7 @@ fn what_is_wrong_with_a_lock_is_said_of_the_lock() {
     std::fs::create_dir(folder.path().join("socket.lock")).unwrap();
     for (socket, control) in [(&socket, &free), (&free, &socket)] {
         let said = refused(socket, control, "");
-        assert!(
-            said.contains("its lock file") && said.contains("socket.lock"),
-            "{said}"
-        );
+        assert!(said.contains("its lock file") && said.contains("socket.lock"), "{said}");
     }
 }
 
@@ -134,11 +113,7 @@ fn what_is_wrong_with_a_lock_is_said_of_the_lock() {
 fn too_low_a_limit_of_open_files_is_said_with_what_is_needed() {
     let folder = tempfile::tempdir().unwrap();
     let output = Command::new("sh")
-        .args([
-            "-c",
-            "ulimit -n 60; exec \"$0\" \"$@\"",
-            env!("CARGO_BIN_EXE_laxityd"),
-        ])
+        .args(["-c", "ulimit -n 60; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_laxityd")])
         .arg("--socket")
         .arg(folder.path().join("socket"))
         .arg("--control")
@@ -161,19 +136,13 @@ fn service_role() {
         return;
     }
     let folder = PathBuf::from(std::env::var_os("FOLDER").unwrap());
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _runtime = runtime.enter();
     match sockets::bind_registration(&folder.join("laxityd.sock"), 0o666) {
         Err(error) => println!("{PLAYS}: {error}"),
         Ok(_first) => {
             let second = sockets::bind_control(&folder.join("control.sock"), 0o660);
-            println!(
-                "{PLAYS}: {}",
-                second.map_or_else(|e| e.to_string(), |_| "bound".into())
-            );
+            println!("{PLAYS}: {}", second.map_or_else(|e| e.to_string(), |_| "bound".into()));
         }
     }
 }
@@ -181,9 +150,7 @@ fn service_role() {
 /// Returns the result of starting the service in `folder`.
 fn service(folder: &Path) -> String {
     let folder = folder.display().to_string();
-    Role::start("service_role", "service", &[("FOLDER", folder)])
-        .says
-        .clone()
+    Role::start("service_role", "service", &[("FOLDER", folder)]).says.clone()
 }
 
 #[test]
@@ -202,12 +169,7 @@ fn a_daemon_that_root_started_by_hand_does_not_keep_the_service_from_starting() 
     let mut daemon = daemon.again();
     let said = service(&folder);
     assert!(said.contains("another laxityd"), "{said}");
-    assert_eq!(
-        std::fs::metadata(folder.join("control.sock"))
-            .unwrap()
-            .uid(),
-        STRANGER
-    );
+    assert_eq!(std::fs::metadata(folder.join("control.sock")).unwrap().uid(), STRANGER);
     daemon.signal(Signal::SIGKILL);
     daemon.end();
     let said = service(&folder);
@@ -241,8 +203,5 @@ fn locks_and_sockets_that_are_roots_and_nobodys_do_not_keep_the_service_from_sta
     drop(std::os::unix::net::UnixListener::bind(path("control.sock")).unwrap());
     std::fs::set_permissions(path("control.sock"), only).unwrap();
     let said = service(folder.path());
-    assert!(
-        said.contains("its lock file") && said.contains("root"),
-        "{said}"
-    );
+    assert!(said.contains("its lock file") && said.contains("root"), "{said}");
 }

@@ -24,18 +24,8 @@ create_exception!(
     HintError,
     "Memory that is registered as another layer's."
 );
-create_exception!(
-    laxity,
-    RequestEnded,
-    HintError,
-    "The request has ended before."
-);
-create_exception!(
-    laxity,
-    DeadlinePassed,
-    HintError,
-    "A deadline that is not in the future."
-);
+create_exception!(laxity, RequestEnded, HintError, "The request has ended before.");
+create_exception!(laxity, DeadlinePassed, HintError, "A deadline that is not in the future.");
 
 pub(crate) fn of_hint(error: hints::HintError) -> PyErr {
     let text = error.to_string();

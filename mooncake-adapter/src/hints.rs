@@ -21,9 +21,9 @@ pub(crate) fn nanoseconds(name: &str, seconds: f64) -> PyResult<u64> {
         ))),
         // The time is longer than can be represented.
         Err(_) if seconds > 0.0 => Ok(u64::MAX),
-        Err(_) => Err(HintError::new_err(format!(
-            "{name} is {seconds}, which is no time in seconds"
-        ))),
+        Err(_) => {
+            Err(HintError::new_err(format!("{name} is {seconds}, which is no time in seconds")))
+        }
     }
 }
 
@@ -65,22 +65,14 @@ pub(crate) fn request_begin(
         Some(_) => moment("deadline_s", deadline_s)?,
         None => moment("slo_ttft_s", slo_ttft_s)?,
     };
-    let facts = Facts {
-        deadline_ns,
-        bytes,
-        priority,
-        tenant: tenant.into(),
-    };
+    let facts = Facts { deadline_ns, bytes, priority, tenant: tenant.into() };
     hints::request_begin(request_id.0, facts).map_err(of_hint)?;
     Ok(request_id.0)
 }
 
 #[pyfunction]
 pub(crate) fn request_end(request_id: Id) -> PyResult<()> {
-    hints::tell(Hint::RequestEnd {
-        request: request_id.0,
-    })
-    .map_err(of_hint)
+    hints::tell(Hint::RequestEnd { request: request_id.0 }).map_err(of_hint)
 }
 
 #[pyfunction]
@@ -108,12 +100,7 @@ pub(crate) fn batch_begin(batch_id: Id, layers: i64, layer_time_s: f64) -> PyRes
         }
     };
     let layer_time_ns = nanoseconds("layer_time_s", layer_time_s)?;
-    hints::tell(Hint::BatchBegin {
-        batch: batch_id.0,
-        layers,
-        layer_time_ns,
-    })
-    .map_err(of_hint)
+    hints::tell(Hint::BatchBegin { batch: batch_id.0, layers, layer_time_ns }).map_err(of_hint)
 }
 
 #[pyfunction]
@@ -129,22 +116,14 @@ pub(crate) fn batch_join(batch_id: Id, request_id: Id) -> PyResult<()> {
 
 #[pyfunction]
 pub(crate) fn batch_queued(batch_id: Id, ahead: Id) -> PyResult<()> {
-    hints::tell(Hint::BatchQueued {
-        batch: batch_id.0,
-        ahead: ahead.0,
-    })
-    .map_err(of_hint)
+    hints::tell(Hint::BatchQueued { batch: batch_id.0, ahead: ahead.0 }).map_err(of_hint)
 }
 
 #[pyfunction]
 #[pyo3(signature = (batch_id, layer))]
 pub(crate) fn layer_begin(batch_id: Id, layer: i64) -> PyResult<()> {
     let layer = self::layer(layer)?;
-    hints::tell(Hint::LayerBegin {
-        batch: batch_id.0,
-        layer,
-    })
-    .map_err(of_hint)
+    hints::tell(Hint::LayerBegin { batch: batch_id.0, layer }).map_err(of_hint)
 }
 
 #[pyfunction]

@@ -72,8 +72,6 @@ impl PyScope {
 
 impl PyScope {
     fn threads(&self) -> std::sync::MutexGuard<'_, Vec<ThreadId>> {
-        self.entered
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
+        self.entered.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 }

@@ -16,9 +16,7 @@ impl<'py> FromPyObject<'_, 'py> for Given {
         let number: i64 = object.extract()?;
         let stage = u8::try_from(number).ok().and_then(Stage::from_number);
         stage.map(Self).ok_or_else(|| {
-            HintError::new_err(format!(
-                "{number} is no stage; use a member of laxity.Stage"
-            ))
+            HintError::new_err(format!("{number} is no stage; use a member of laxity.Stage"))
         })
     }
 }

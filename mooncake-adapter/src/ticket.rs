@@ -103,9 +103,7 @@ impl PyTicket {
     }
 
     fn complete(&self, nbytes: u64) -> PyResult<()> {
-        self.transfer
-            .complete(nbytes)
-            .map_err(|excess| HintError::new_err(excess.to_string()))
+        self.transfer.complete(nbytes).map_err(|excess| HintError::new_err(excess.to_string()))
     }
 
     fn cancel(&self) {
@@ -155,9 +153,7 @@ pub(crate) struct PyTransfers {
 impl PyTransfers {
     #[new]
     fn new() -> Self {
-        Self {
-            transfers: hints::transfers(),
-        }
+        Self { transfers: hints::transfers() }
     }
 
     /// Submits a transfer of `nbytes` at `address`. Its stage is `otherwise` if neither the
@@ -220,10 +216,7 @@ fn peer(address: &str) -> u8 {
     stage, nbytes, *, layer=None, batch=None, request=None, deadline_s=None, peer=None,
     direction="egress", whole=false, nic=None, address=None
 ))]
-#[expect(
-    clippy::too_many_arguments,
-    reason = "all but two are keywords, for those who call it"
-)]
+#[expect(clippy::too_many_arguments, reason = "all but two are keywords, for those who call it")]
 pub(crate) fn submit(
     stage: Option<Given>,
     nbytes: u64,

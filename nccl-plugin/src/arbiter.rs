@@ -128,9 +128,7 @@ impl Arbiter for Daemon {
         let mut classes: Classes = Classes::from_slice(&[self.client.dscp_of(stage)]);
         // The scavenger's class comes next. If the list gets truncated, scavenger flows still don't
         // travel in a higher class.
-        let levels = [laxity_client::LEVEL_SCAVENGER]
-            .into_iter()
-            .chain(1..=LEVELS_MAX);
+        let levels = [laxity_client::LEVEL_SCAVENGER].into_iter().chain(1..=LEVELS_MAX);
         for dscp in levels.map(|level| self.client.dscp(level)) {
             if classes[0] != 0 && !classes.contains(&dscp) && classes.len() < classes.inline_size()
             {

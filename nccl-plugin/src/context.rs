@@ -76,12 +76,7 @@ impl Context {
     /// Returns the context of a communicator.
     #[must_use]
     pub fn new(communicator: u64, traffic_class: i32, names: Arc<Names>) -> Self {
-        Self {
-            communicator,
-            traffic_class,
-            attribute: AtomicU32::new(0),
-            names,
-        }
+        Self { communicator, traffic_class, attribute: AtomicU32::new(0), names }
     }
 
     /// Returns the class that the application chose for the communicator, as a DSCP.
@@ -94,9 +89,7 @@ impl Context {
     /// Returns the communicator's declared or default stage.
     #[must_use]
     pub fn stage(&self) -> Stage {
-        self.names
-            .stage(self.communicator)
-            .unwrap_or(Stage::Collective)
+        self.names.stage(self.communicator).unwrap_or(Stage::Collective)
     }
 
     /// Records the operation that `setNetAttr` passes.
@@ -135,10 +128,7 @@ mod tests {
         Context::new(7, TRAFFIC_CLASS_UNSET, Arc::clone(names))
     }
 
-    const SEND: Origin = Origin {
-        communicator: 7,
-        function: Function::Send,
-    };
+    const SEND: Origin = Origin { communicator: 7, function: Function::Send };
 
     #[test]
     fn sends_are_collectives_unless_their_communicator_is_declared_otherwise() {
@@ -146,10 +136,8 @@ mod tests {
         let context = context(&names);
         assert_eq!(context.purpose(None).stage, Stage::Collective);
         assert_eq!(context.purpose(Some(SEND)).stage, Stage::Collective);
-        let settings = Settings {
-            stages: stage_rules("kv*=p2d").expect("a rule"),
-            ..Settings::default()
-        };
+        let settings =
+            Settings { stages: stage_rules("kv*=p2d").expect("a rule"), ..Settings::default() };
         names.tell(8, "kv_other", &settings);
         assert_eq!(context.purpose(None).stage, Stage::Collective);
         names.tell(7, "kv_p2p", &settings);

@@ -118,9 +118,7 @@ impl Handle {
         }
         let port = u16::from_le_bytes(word(bytes, 12));
         let damaged = || {
-            Fault::Argument(String::from(
-                "the peer's handle has a field that no version writes",
-            ))
+            Fault::Argument(String::from("the peer's handle has a field that no version writes"))
         };
         let address = match bytes[11] {
             4 => SocketAddr::new(IpAddr::V4(Ipv4Addr::from(word::<4>(bytes, 16))), port),
@@ -137,11 +135,7 @@ impl Handle {
             2 => Carrier::Verbs,
             _ => return Err(damaged()),
         };
-        Ok(Self {
-            carrier,
-            address,
-            nonce: u64::from_le_bytes(word(bytes, 40)),
-        })
+        Ok(Self { carrier, address, nonce: u64::from_le_bytes(word(bytes, 40)) })
     }
 }
 
@@ -208,10 +202,7 @@ mod tests {
         let mut bytes = [0; HANDLE_BYTES];
         bytes[0] = 2;
         let fault = Handle::decode(&bytes).unwrap_err();
-        assert!(
-            fault.to_string().contains("NCCL_NET_PLUGIN=laxity on all"),
-            "{fault}"
-        );
+        assert!(fault.to_string().contains("NCCL_NET_PLUGIN=laxity on all"), "{fault}");
         assert_eq!(fault.code(), 5);
     }
 }

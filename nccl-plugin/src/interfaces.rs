@@ -71,9 +71,7 @@ pub fn choose(all: &[Interface], settings: &Settings) -> Vec<Interface> {
             let near = || {
                 let text = settings.comm_id.as_deref()?;
                 let address = text.parse::<SocketAddr>().ok()?.ip();
-                let found = all
-                    .iter()
-                    .find(|interface| is_in_subnet(interface, address));
+                let found = all.iter().find(|interface| is_in_subnet(interface, address));
                 found.map(|interface| vec![interface.clone()])
             };
             let tries: [&dyn Fn() -> Vec<Interface>; 6] = [
@@ -85,10 +83,7 @@ pub fn choose(all: &[Interface], settings: &Settings) -> Vec<Interface> {
                 &|| matching("virbr"),
             ];
             let found = tries.iter().map(|attempt| attempt());
-            found
-                .into_iter()
-                .find(|found| !found.is_empty())
-                .unwrap_or_default()
+            found.into_iter().find(|found| !found.is_empty()).unwrap_or_default()
         }
     };
     chosen.truncate(INTERFACES_MAX);
@@ -115,20 +110,11 @@ fn running() -> Result<Vec<Interface>> {
             continue;
         };
         let prefix = entry.netmask.map_or(0, |mask| {
-            let v4 = mask
-                .as_sockaddr_in()
-                .map(|mask| mask.ip().to_bits().count_ones());
-            let v6 = || {
-                mask.as_sockaddr_in6()
-                    .map(|mask| mask.ip().to_bits().count_ones())
-            };
+            let v4 = mask.as_sockaddr_in().map(|mask| mask.ip().to_bits().count_ones());
+            let v6 = || mask.as_sockaddr_in6().map(|mask| mask.ip().to_bits().count_ones());
             v4.or_else(v6).unwrap_or(0)
         });
-        found.push(Interface {
-            name: entry.interface_name,
-            address,
-            prefix,
-        });
+        found.push(Interface { name: entry.interface_name, address, prefix });
     }
     Ok(found)
 }
@@ -149,16 +135,11 @@ pub fn devices(settings: &Settings) -> Result<Vec<(Device, SocketAddr)>> {
     let all = running()?;
     let chosen = choose(&all, settings);
     if chosen.is_empty() {
-        let names: Vec<&str> = all
-            .iter()
-            .map(|interface| interface.name.as_str())
-            .collect();
+        let names: Vec<&str> = all.iter().map(|interface| interface.name.as_str()).collect();
         let wanted = settings
             .interfaces
             .as_deref()
-            .map_or(String::new(), |text| {
-                format!(" that NCCL_SOCKET_IFNAME={text} takes")
-            });
+            .map_or(String::new(), |text| format!(" that NCCL_SOCKET_IFNAME={text} takes"));
         return Err(Fault::System(format!(
             "there is no running network interface with an address{wanted}; running here: {}. Name \
              others in NCCL_SOCKET_IFNAME",
@@ -166,9 +147,7 @@ pub fn devices(settings: &Settings) -> Result<Vec<(Device, SocketAddr)>> {
         )));
     }
     let device = |(index, interface): (usize, Interface)| {
-        let path = Path::new("/sys/class/net")
-            .join(&interface.name)
-            .join("device");
+        let path = Path::new("/sys/class/net").join(&interface.name).join("device");
         let pci_path = fs::canonicalize(path)
             .ok()
             .and_then(|path| CString::new(path.into_os_string().into_encoded_bytes()).ok());
@@ -211,10 +190,8 @@ mod tests {
     }
 
     fn names(wanted: Option<&str>, change: impl FnOnce(&mut Settings)) -> Vec<String> {
-        let mut settings = Settings {
-            interfaces: wanted.map(str::to_owned),
-            ..Settings::default()
-        };
+        let mut settings =
+            Settings { interfaces: wanted.map(str::to_owned), ..Settings::default() };
         change(&mut settings);
         let chosen = choose(&host(), &settings);
         chosen.into_iter().map(|interface| interface.name).collect()
@@ -239,13 +216,7 @@ mod tests {
 
     #[test]
     fn a_family_and_the_subnet_of_the_root_are_honoured() {
-        let six = choose(
-            &host(),
-            &Settings {
-                family: Some(6),
-                ..Settings::default()
-            },
-        );
+        let six = choose(&host(), &Settings { family: Some(6), ..Settings::default() });
         assert!(six.len() == 1 && six[0].address.is_ipv6());
         let near = |root: &str| names(None, |s| s.comm_id = Some(root.to_owned()));
         assert_eq!(near("10.1.9.9:4000"), ["eth1"]);
@@ -255,17 +226,11 @@ mod tests {
 
     #[test]
     fn this_host_has_a_device() {
-        let devices = devices(&Settings {
-            interfaces: Some("lo".into()),
-            ..Settings::default()
-        })
-        .expect("loopback is running");
+        let devices = devices(&Settings { interfaces: Some("lo".into()), ..Settings::default() })
+            .expect("loopback is running");
         assert_eq!(devices[0].0.speed_mbit, SPEED_UNKNOWN_MBIT);
         assert!(devices[0].1.ip().is_loopback());
-        let none = Settings {
-            interfaces: Some("=nonsense".into()),
-            ..Settings::default()
-        };
+        let none = Settings { interfaces: Some("=nonsense".into()), ..Settings::default() };
         let fault = super::devices(&none).unwrap_err();
         assert!(
             fault.to_string().contains("NCCL_SOCKET_IFNAME=nonsense")

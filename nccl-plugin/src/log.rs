@@ -58,22 +58,12 @@ fn say(level: c_int, subsystem: c_ulong, place: &'static core::panic::Location<'
 /// Logs a warning that needs action, shown with `NCCL_DEBUG=WARN` and above.
 #[track_caller]
 pub(crate) fn warn(text: &str) {
-    say(
-        LEVEL_WARN,
-        SUBSYSTEM_ALL,
-        core::panic::Location::caller(),
-        text,
-    );
+    say(LEVEL_WARN, SUBSYSTEM_ALL, core::panic::Location::caller(), text);
 }
 
 /// Logs information, shown with `NCCL_DEBUG=INFO`.
 #[track_caller]
 pub(crate) fn info(text: &str) {
     let subsystems = SUBSYSTEM_INIT | SUBSYSTEM_NET;
-    say(
-        LEVEL_INFO,
-        subsystems,
-        core::panic::Location::caller(),
-        text,
-    );
+    say(LEVEL_INFO, subsystems, core::panic::Location::caller(), text);
 }

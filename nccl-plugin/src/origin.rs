@@ -162,10 +162,7 @@ struct Ring<T, const N: usize> {
 
 impl<T: Copy + Default, const N: usize> Ring<T, N> {
     const fn new() -> Self {
-        Self {
-            entries: Vec::new(),
-            next: 0,
-        }
+        Self { entries: Vec::new(), next: 0 }
     }
 
     /// Stores an entry and returns the lower bits of its event.
@@ -189,8 +186,7 @@ impl<T: Copy + Default, const N: usize> Ring<T, N> {
             (last / N as u64).checked_sub(1)?
         };
         let fits = turn & TURN_MASK == event >> TURN_SHIFT & TURN_MASK;
-        fits.then(|| self.entries.get(place as usize).copied())
-            .flatten()
+        fits.then(|| self.entries.get(place as usize).copied()).flatten()
     }
 }
 
@@ -212,10 +208,7 @@ impl Events {
     /// Returns an empty set of events.
     #[must_use]
     pub const fn new() -> Self {
-        Self {
-            tasks: Mutex::new(Ring::new()),
-            operations: Mutex::new(Ring::new()),
-        }
+        Self { tasks: Mutex::new(Ring::new()), operations: Mutex::new(Ring::new()) }
     }
 
     /// Records a collective or point-to-point operation and returns its event.
@@ -268,29 +261,14 @@ pub unsafe fn ask(callback: Callback, handle: *mut c_void) -> Option<Origin> {
     if handle.is_null() {
         return None;
     }
-    let mut question = Question {
-        magic: QUESTION_MAGIC,
-        answer: None,
-    };
+    let mut question = Question { magic: QUESTION_MAGIC, answer: None };
     let mut event = core::ptr::null_mut();
     // SAFETY: upheld by the caller. The question outlives the call, and nothing stores its address.
     unsafe {
-        callback(
-            &raw mut event,
-            EVENT_START,
-            handle,
-            PLUGIN_ID,
-            (&raw mut question).cast(),
-        );
+        callback(&raw mut event, EVENT_START, handle, PLUGIN_ID, (&raw mut question).cast());
         if !event.is_null() {
             // NCCL may have called another profiler, which needs the end of each event.
-            callback(
-                &raw mut event,
-                EVENT_STOP,
-                handle,
-                PLUGIN_ID,
-                core::ptr::null_mut(),
-            );
+            callback(&raw mut event, EVENT_STOP, handle, PLUGIN_ID, core::ptr::null_mut());
         }
     }
     question.answer
@@ -303,10 +281,7 @@ mod tests {
     #[test]
     fn a_step_leads_back_to_its_collective() {
         let events = Events::new();
-        let gather = Origin {
-            communicator: 7,
-            function: Function::AllGather,
-        };
+        let gather = Origin { communicator: 7, function: Function::AllGather };
         let operation = events.operation(events.task(gather), true);
         assert_eq!(events.origin(events.step(operation)), Some(gather));
     }

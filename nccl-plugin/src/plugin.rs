@@ -113,11 +113,9 @@ fn write_report() {
 /// # Errors
 /// `init` was not called, or only in a parent process.
 pub fn get() -> Result<&'static Plugin> {
-    PLUGIN.get().ok_or_else(|| {
-        Fault::Usage(String::from(
-            "init was not called in this process, or failed",
-        ))
-    })
+    PLUGIN
+        .get()
+        .ok_or_else(|| Fault::Usage(String::from("init was not called in this process, or failed")))
 }
 
 /// Returns the network that the settings ask for, or the first one that works.
@@ -142,9 +140,7 @@ fn backend(settings: &Settings) -> Result<Box<dyn Backend>> {
             };
             log::info(&format!("no RDMA ({why}): using sockets"));
             let tcp = Tcp::new(settings).map_err(|fault| {
-                Fault::System(format!(
-                    "neither RDMA ({why}) nor sockets can be used: {fault}"
-                ))
+                Fault::System(format!("neither RDMA ({why}) nor sockets can be used: {fault}"))
             })?;
             Ok(Box::new(tcp))
         }
@@ -153,9 +149,7 @@ fn backend(settings: &Settings) -> Result<Box<dyn Backend>> {
 
 /// Returns the class that the environment pins for this network. NCCL pins none for sockets.
 fn pinned_dscp(network: &str, settings: &Settings) -> Option<u8> {
-    (network == "verbs")
-        .then(|| settings.rdma.pinned_dscp())
-        .flatten()
+    (network == "verbs").then(|| settings.rdma.pinned_dscp()).flatten()
 }
 
 impl Plugin {
@@ -213,20 +207,14 @@ impl Plugin {
     /// There is no such NIC.
     pub fn device(&self, number: i32) -> Result<&Device> {
         let all = self.devices();
-        let found = usize::try_from(number)
-            .ok()
-            .and_then(|number| all.get(number));
+        let found = usize::try_from(number).ok().and_then(|number| all.get(number));
         found.ok_or_else(|| Fault::Argument(format!("device {number} of {}", all.len())))
     }
 
     /// Returns a new context for a communicator.
     #[must_use]
     pub fn context(&self, communicator: u64, traffic_class: i32) -> Arc<Context> {
-        Arc::new(Context::new(
-            communicator,
-            traffic_class,
-            Arc::clone(names()),
-        ))
+        Arc::new(Context::new(communicator, traffic_class, Arc::clone(names())))
     }
 
     /// Returns a new context for calls that name none.
@@ -242,9 +230,7 @@ impl Plugin {
     pub fn listen(&self, device: i32) -> Result<(Box<Listening>, [u8; HANDLE_BYTES])> {
         self.device(device)?;
         let (listener, handle) = self.backend.listen(device as usize)?;
-        let listening = Listening {
-            listener: Mutex::new(Some(listener)),
-        };
+        let listening = Listening { listener: Mutex::new(Some(listener)) };
         Ok((Box::new(listening), handle.encode()))
     }
 
@@ -260,9 +246,7 @@ impl Plugin {
     ) -> Result<Option<Arc<Comm>>> {
         self.device(device)?;
         let mark = handle::mark(bytes);
-        let begun = (mark != 0)
-            .then(|| self.connects.lock().remove(&mark))
-            .flatten();
+        let begun = (mark != 0).then(|| self.connects.lock().remove(&mark)).flatten();
         let mut connect = match begun {
             Some(connect) => connect,
             None => {
@@ -270,27 +254,14 @@ impl Plugin {
                 self.check_carrier(&handle)?;
                 let classes = self.classes(context);
                 let connecting = self.backend.connect(device as usize, &handle, &classes)?;
-                Connect {
-                    connecting,
-                    classes,
-                    asked: Instant::now(),
-                }
+                Connect { connecting, classes, asked: Instant::now() }
             }
         };
         if let Some(sender) = connect.connecting.poll()? {
             handle::set_mark(bytes, 0);
-            return Ok(Some(self.connected(
-                context,
-                device,
-                sender,
-                connect.classes,
-            )));
+            return Ok(Some(self.connected(context, device, sender, connect.classes)));
         }
-        let mark = if mark == 0 {
-            self.next_connect.fetch_add(1, Ordering::Relaxed)
-        } else {
-            mark
-        };
+        let mark = if mark == 0 { self.next_connect.fetch_add(1, Ordering::Relaxed) } else { mark };
         handle::set_mark(bytes, mark);
         connect.asked = Instant::now();
         let mut connects = self.connects.lock();
@@ -331,10 +302,7 @@ impl Plugin {
         sender: Box<dyn Sender>,
         classes: Classes,
     ) -> Arc<Comm> {
-        let nic = self.devices()[device as usize]
-            .name
-            .to_string_lossy()
-            .into_owned();
+        let nic = self.devices()[device as usize].name.to_string_lossy().into_owned();
         let around = Surroundings {
             arbiter: Arc::clone(&self.arbiter),
             context: Arc::clone(context),
@@ -343,9 +311,7 @@ impl Plugin {
             nic,
             classes,
         };
-        let comm = Comm::new(Side::Send(Box::new(Mutex::new(SendSide::new(
-            sender, around,
-        )))));
+        let comm = Comm::new(Side::Send(Box::new(Mutex::new(SendSide::new(sender, around)))));
         self.sweeper.watch(&comm);
         comm
     }

@@ -57,9 +57,7 @@ impl Report {
     /// Counts a message that was begun.
     pub fn sent(&self, fate: &Fate) {
         let mut rows = self.rows.lock();
-        let row = rows
-            .entry((fate.function, fate.stage as u8, fate.dscp))
-            .or_default();
+        let row = rows.entry((fate.function, fate.stage as u8, fate.dscp)).or_default();
         row.messages += 1;
         row.bytes += fate.bytes;
         row.deferred += u64::from(fate.waited_ns > 0);
@@ -149,10 +147,7 @@ mod tests {
             known: true,
         };
         report.sent(&fate);
-        report.sent(&Fate {
-            waited_ns: 0,
-            ..fate
-        });
+        report.sent(&Fate { waited_ns: 0, ..fate });
         report.received(3);
         let line = report.line("tcp", &Stats::default()).end();
         assert!(

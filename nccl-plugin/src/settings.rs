@@ -111,23 +111,16 @@ impl Default for Settings {
 /// A text that names the wrong part and the values that are allowed.
 pub fn stage_rules(text: &str) -> Result<Vec<StageRule>, String> {
     let rule = |part: &str| {
-        let (pattern, stage) = part
-            .split_once('=')
-            .ok_or_else(|| format!("`{part}` is not NAME=STAGE"))?;
+        let (pattern, stage) =
+            part.split_once('=').ok_or_else(|| format!("`{part}` is not NAME=STAGE"))?;
         let stage = stage.trim();
         let stage = Stage::from_name(stage).ok_or_else(|| {
             let names = Stage::ALL.map(Stage::name).join(", ");
             format!("`{stage}` is no stage: {names}")
         })?;
-        Ok(StageRule {
-            pattern: pattern.trim().to_owned(),
-            stage,
-        })
+        Ok(StageRule { pattern: pattern.trim().to_owned(), stage })
     };
-    text.split(',')
-        .filter(|part| !part.trim().is_empty())
-        .map(rule)
-        .collect()
+    text.split(',').filter(|part| !part.trim().is_empty()).map(rule).collect()
 }
 
 impl Settings {
@@ -151,32 +144,18 @@ impl Settings {
         let sockets = number("LAXITY_NSOCKS", "as many as NCCL's variables say").or(product);
         let wait_ms = number("LAXITY_NCCL_WAIT_MS", "200");
         let disable = number("NCCL_IB_DISABLE", "0");
-        let modes = [
-            ("auto", ZeroCopy::Auto),
-            ("off", ZeroCopy::Off),
-            ("0", ZeroCopy::Off),
-        ];
-        let networks = [
-            ("auto", Network::Auto),
-            ("tcp", Network::Tcp),
-            ("verbs", Network::Verbs),
-        ];
+        let modes = [("auto", ZeroCopy::Auto), ("off", ZeroCopy::Off), ("0", ZeroCopy::Off)];
+        let networks = [("auto", Network::Auto), ("tcp", Network::Tcp), ("verbs", Network::Verbs)];
         let switch = [("on", true), ("1", true), ("off", false), ("0", false)];
         Self {
             network: from.choice("LAXITY_NET", &networks),
             sockets: sockets.map_or(otherwise.sockets, |sockets| {
-                usize::try_from(sockets)
-                    .unwrap_or(SOCKETS_MAX)
-                    .clamp(1, SOCKETS_MAX)
+                usize::try_from(sockets).unwrap_or(SOCKETS_MAX).clamp(1, SOCKETS_MAX)
             }),
             zero_copy: from.choice("LAXITY_ZEROCOPY", &modes),
             wait_max: wait_ms.map_or(otherwise.wait_max, Duration::from_millis),
             stages: from
-                .parsed(
-                    "LAXITY_NCCL_STAGES",
-                    "no declared communicators",
-                    stage_rules,
-                )
+                .parsed("LAXITY_NCCL_STAGES", "no declared communicators", stage_rules)
                 .unwrap_or_default(),
             interfaces: from.text("NCCL_SOCKET_IFNAME"),
             family: match from.text("NCCL_SOCKET_FAMILY").as_deref() {
@@ -224,20 +203,14 @@ mod tests {
         let (settings, problems) = said_of(&names.map(|name| (name, "what")));
         assert_eq!(problems.len(), names.len(), "{problems:?}");
         for (problem, name) in problems.iter().zip(names) {
-            assert!(
-                problem.starts_with(&format!("{name} is `what`: ")),
-                "{problem}"
-            );
+            assert!(problem.starts_with(&format!("{name} is `what`: ")), "{problem}");
         }
         assert!(settings.events && settings.network == Network::Auto);
     }
 
     #[test]
     fn nccls_own_socket_counts_are_honoured_and_bounded() {
-        let product = [
-            ("NCCL_SOCKET_NTHREADS", "2"),
-            ("NCCL_NSOCKS_PERTHREAD", "4"),
-        ];
+        let product = [("NCCL_SOCKET_NTHREADS", "2"), ("NCCL_NSOCKS_PERTHREAD", "4")];
         assert_eq!(of(&product).sockets, 8);
         assert_eq!(of(&product[..1]).sockets, 1);
         assert_eq!(of(&[("LAXITY_NSOCKS", "1000")]).sockets, SOCKETS_MAX);
@@ -248,12 +221,7 @@ mod tests {
     #[test]
     fn communicators_are_declared_by_name_or_by_the_beginning_of_one() {
         let rules = of(&[("LAXITY_NCCL_STAGES", "kv_p2p=p2d, prefix_*=kv_reuse")]).stages;
-        let stage = |name: &str| {
-            rules
-                .iter()
-                .find(|rule| rule.fits(name))
-                .map(|rule| rule.stage)
-        };
+        let stage = |name: &str| rules.iter().find(|rule| rule.fits(name)).map(|rule| rule.stage);
         assert_eq!(stage("kv_p2p"), Some(Stage::P2d));
         assert_eq!(stage("kv_p2p_2"), None);
         assert_eq!(stage("prefix_7"), Some(Stage::KvReuse));

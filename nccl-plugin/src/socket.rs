@@ -28,11 +28,7 @@ pub(crate) fn random() -> u64 {
 }
 
 fn new(address: &SocketAddr) -> Result<OwnedFd> {
-    let family = if address.is_ipv4() {
-        AddressFamily::Inet
-    } else {
-        AddressFamily::Inet6
-    };
+    let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     socket::socket(family, SockType::Stream, flags, None)
         .map_err(|error| Fault::system("no socket can be made; see `ulimit -n`", error))
@@ -143,10 +139,7 @@ impl KeepAlive {
 
 /// Returns the peer's address for messages.
 pub(crate) fn peer(stream: &TcpStream) -> String {
-    stream.peer_addr().map_or_else(
-        |_| String::from("a peer that is gone"),
-        |peer| peer.to_string(),
-    )
+    stream.peer_addr().map_or_else(|_| String::from("a peer that is gone"), |peer| peer.to_string())
 }
 
 #[cfg(test)]

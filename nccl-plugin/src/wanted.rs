@@ -31,9 +31,8 @@ impl Wanted {
             let port = fields.next().filter(|port| !port.is_empty());
             let number = port.and_then(|port| port.parse().ok());
             if let Some(port) = port.filter(|_| number.is_none()) {
-                problems.push(format!(
-                    "`{entry}`: `{port}` is no port number; all ports are meant"
-                ));
+                problems
+                    .push(format!("`{entry}`: `{port}` is no port number; all ports are meant"));
             }
             names.push((name, number));
         }
@@ -52,11 +51,7 @@ impl Wanted {
 
     fn fits(&self, name: &str, port: Option<u8>) -> bool {
         self.names.iter().any(|(wanted, wanted_port)| {
-            let named = if self.exact {
-                name == wanted
-            } else {
-                name.starts_with(wanted.as_str())
-            };
+            let named = if self.exact { name == wanted } else { name.starts_with(wanted.as_str()) };
             named && (wanted_port.is_none() || port.is_none() || *wanted_port == port)
         })
     }
@@ -69,13 +64,7 @@ mod tests {
 
     fn taken(text: &str) -> Vec<String> {
         let (wanted, _) = Wanted::parse(text);
-        let all = [
-            ("mlx5_0", 1),
-            ("mlx5_0", 2),
-            ("mlx5_1", 1),
-            ("mlx5_10", 1),
-            ("rxe0", 1),
-        ];
+        let all = [("mlx5_0", 1), ("mlx5_0", 2), ("mlx5_1", 1), ("mlx5_10", 1), ("rxe0", 1)];
         all.iter()
             .filter(|(name, port)| wanted.takes(name, *port))
             .map(|(name, port)| format!("{name}:{port}"))
@@ -89,10 +78,7 @@ mod tests {
         assert_eq!(taken("=mlx5_1"), ["mlx5_1:1"]);
         assert_eq!(taken("mlx5_0:2,rxe"), ["mlx5_0:2", "rxe0:1"]);
         assert_eq!(taken("^mlx5_1,rxe"), ["mlx5_0:1", "mlx5_0:2"]);
-        assert_eq!(
-            taken("^=mlx5_1,mlx5_0:1"),
-            ["mlx5_0:2", "mlx5_10:1", "rxe0:1"]
-        );
+        assert_eq!(taken("^=mlx5_1,mlx5_0:1"), ["mlx5_0:2", "mlx5_10:1", "rxe0:1"]);
         // The entry has a rail and a plane.
         assert_eq!(taken("=mlx5_0:1:3:0"), ["mlx5_0:1"]);
         assert_eq!(taken("=none"), Vec::<String>::new());
@@ -102,10 +88,7 @@ mod tests {
     #[test]
     fn a_port_that_is_no_number_is_said() {
         let (wanted, problems) = Wanted::parse("mlx5_0:one");
-        assert!(
-            problems[0].contains("`one` is no port number"),
-            "{problems:?}"
-        );
+        assert!(problems[0].contains("`one` is no port number"), "{problems:?}");
         assert!(wanted.takes("mlx5_0", 2));
     }
 

@@ -113,12 +113,7 @@ impl Arbiter for Difficult {
             Temper::Random(seed) => (id ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20,
             Temper::Never | Temper::Begins => 0,
         };
-        let submitted = Submitted {
-            bytes: flow.bytes,
-            permitted: 0,
-            complete: 0,
-            rank,
-        };
+        let submitted = Submitted { bytes: flow.bytes, permitted: 0, complete: 0, rank };
         self.flows.lock().insert(id, submitted);
         let mut pass = SubmittedFlow::default();
         pass.id = id;
@@ -179,10 +174,7 @@ struct Ring {
 }
 
 fn ring(ranks: usize, arbiter: Difficult, wait_max: Duration) -> Ring {
-    let settings = Settings {
-        interfaces: Some(String::from("lo")),
-        ..Settings::default()
-    };
+    let settings = Settings { interfaces: Some(String::from("lo")), ..Settings::default() };
     let tcp = Tcp::new(&settings).expect("loopback");
     let mut made = Ring {
         arbiter: Arc::new(arbiter),
@@ -227,23 +219,14 @@ fn pattern(rank: usize, step: usize, bytes: usize) -> Vec<u8> {
 }
 
 fn offer(comm: &Comm, bytes: &[u8]) -> Option<u16> {
-    let wish = Wish {
-        address: bytes.as_ptr() as usize,
-        bytes: bytes.len(),
-        tag: 0,
-        region: None,
-    };
+    let wish = Wish { address: bytes.as_ptr() as usize, bytes: bytes.len(), tag: 0, region: None };
     let side = comm.send_side().expect("its end");
     side.lock().offer(wish, || None)
 }
 
 fn post(comm: &Comm, room: &mut [u8]) -> Option<u16> {
-    let buffer = Buffer {
-        address: room.as_mut_ptr() as usize,
-        bytes: room.len(),
-        tag: 0,
-        region: None,
-    };
+    let buffer =
+        Buffer { address: room.as_mut_ptr() as usize, bytes: room.len(), tag: 0, region: None };
     let side = comm.receive_side().expect("its end");
     side.lock().post(&[buffer]).expect("fits")
 }
@@ -261,11 +244,7 @@ fn pass_around(ring: &Ring, sizes: &[usize], ahead: usize, depth: usize) -> Test
     while received.iter().any(|steps| *steps < sizes.len())
         || sending.iter().any(|queue| !queue.is_empty())
     {
-        prop_assert!(
-            Instant::now() < end,
-            "stands still at {received:?} of {}",
-            sizes.len()
-        );
+        prop_assert!(Instant::now() < end, "stands still at {received:?} of {}", sizes.len());
         for at in 0..ranks {
             // The plugin's sweeper does the same.
             let side = ring.out[at].send_side().expect("its end");
@@ -322,11 +301,7 @@ fn close(ring: &Ring) {
 }
 
 fn any_temper() -> impl Strategy<Value = Temper> {
-    prop_oneof![
-        Just(Temper::Newest),
-        Just(Temper::Largest),
-        any::<u64>().prop_map(Temper::Random),
-    ]
+    prop_oneof![Just(Temper::Newest), Just(Temper::Largest), any::<u64>().prop_map(Temper::Random),]
 }
 
 fn any_size() -> impl Strategy<Value = usize> {
@@ -369,15 +344,9 @@ fn without_any_permit_messages_go_unscheduled_after_the_longest_wait() {
     let ring = ring(2, arbiter, Duration::from_millis(20));
     let began = Instant::now();
     pass_around(&ring, &[100, 50_000, 3], 2, 4).expect("goes round");
-    assert!(
-        began.elapsed() >= Duration::from_millis(3 * 20),
-        "nothing waited"
-    );
+    assert!(began.elapsed() >= Duration::from_millis(3 * 20), "nothing waited");
     close(&ring);
-    let line = ring
-        .report
-        .line("tcp", &laxity_client::Stats::default())
-        .end();
+    let line = ring.report.line("tcp", &laxity_client::Stats::default()).end();
     assert!(line.contains("\"overdue\":6"), "{line}");
     assert!(ring.arbiter.flows.lock().is_empty(), "flows are left over");
 }
@@ -388,15 +357,9 @@ fn a_message_of_which_only_the_beginning_is_permitted_goes_on_after_the_longest_
     let ring = ring(2, arbiter, Duration::from_millis(20));
     pass_around(&ring, &[100_000, 5, 20_000], 2, 4).expect("goes round");
     close(&ring);
-    let line = ring
-        .report
-        .line("tcp", &laxity_client::Stats::default())
-        .end();
+    let line = ring.report.line("tcp", &laxity_client::Stats::default()).end();
     let rest = 2 * (100_000 - 4096 + 20_000 - 4096);
-    assert!(
-        line.contains(&format!("\"overdue_rest_bytes\":{rest}")),
-        "{line}"
-    );
+    assert!(line.contains(&format!("\"overdue_rest_bytes\":{rest}")), "{line}");
     assert!(ring.arbiter.flows.lock().is_empty(), "flows are left over");
 }
 

@@ -4,11 +4,8 @@ use std::path::PathBuf;
 
 use prost::Message as _;
 
-const FILES: [&str; 3] = [
-    "laxity/v1/order.proto",
-    "laxity/v1/coordination.proto",
-    "laxity/v1/operator.proto",
-];
+const FILES: [&str; 3] =
+    ["laxity/v1/order.proto", "laxity/v1/coordination.proto", "laxity/v1/operator.proto"];
 
 /// Messages that are shown to operators as JSON (`src/view.rs`).
 const SERIALIZED: [&str; 18] = [
@@ -63,14 +60,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let config = config
         .type_attribute("WatchEvent.event", event)
         .type_attribute("Policy", "#[derive(serde::Deserialize)]")
-        .field_attribute(
-            "PortStatus.queued_level_bytes",
-            "#[serde(rename = \"queued_by_level\")]",
-        )
-        .field_attribute(
-            "PortStatus.queued_stage_bytes",
-            "#[serde(rename = \"queued_by_stage\")]",
-        );
+        .field_attribute("PortStatus.queued_level_bytes", "#[serde(rename = \"queued_by_level\")]")
+        .field_attribute("PortStatus.queued_stage_bytes", "#[serde(rename = \"queued_by_stage\")]");
     config.compile_fds(descriptors)?;
     Ok(())
 }

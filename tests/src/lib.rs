@@ -45,8 +45,7 @@ pub fn skip(need: Need, why: impl Display) {
         .append(true)
         .open(&file)
         .unwrap_or_else(|error| panic!("LAXITY_SKIPPED={}: {error}", file.display()));
-    file.write_all(line.as_bytes())
-        .expect("a line in LAXITY_SKIPPED");
+    file.write_all(line.as_bytes()).expect("a line in LAXITY_SKIPPED");
 }
 
 /// Returns the folder that `LAXITY_DATA` names. Without it, the test is skipped.
@@ -87,9 +86,6 @@ mod tests {
         assert!(required("all", Need::Machine) && required("all", Need::Traces));
         assert!(required("machine", Need::Machine) && !required("machine", Need::Traces));
         let typo = std::panic::catch_unwind(|| is_required("al", Need::Machine));
-        assert!(
-            typo.is_err(),
-            "a typing error must not let tests be skipped"
-        );
+        assert!(typo.is_err(), "a typing error must not let tests be skipped");
     }
 }

@@ -88,10 +88,7 @@ fn check(report: &serde_json::Value, status: &Status, posts: u64) {
 /// Checks that there are far fewer flows than work requests.
 fn together(status: &Status, posts: u64) {
     let flows = status.totals.flows;
-    assert!(
-        (posts / 256..=posts / 16).contains(&flows),
-        "{flows} flows for {posts} work requests"
-    );
+    assert!((posts / 256..=posts / 16).contains(&flows), "{flows} flows for {posts} work requests");
 }
 
 #[test]
@@ -154,9 +151,7 @@ fn a_process_that_is_told_of_rarely_finds_the_next_daemon_soon() {
     eventually("it is attached", || daemon.status().totals.flows > 0);
     daemon.kill();
     daemon.launch();
-    eventually("it is attached to the next", || {
-        daemon.status().totals.attached_clients == 1
-    });
+    eventually("it is attached to the next", || daemon.status().totals.attached_clients == 1);
     assert!(child.try_wait().expect("wait").is_none(), "it still posts");
     end(child);
 }
@@ -197,12 +192,8 @@ fn a_bypass_that_is_switched_on_and_off_releases_nobody() {
     let folder = built();
     let folder = folder.path();
     let daemon = Daemon::start(folder, "");
-    let jobs: Vec<_> = (0..3)
-        .map(|_| start(folder, &[40_000, 65536, 1, 0, 10], &[]))
-        .collect();
-    eventually("all are attached", || {
-        daemon.status().totals.attached_clients == 3
-    });
+    let jobs: Vec<_> = (0..3).map(|_| start(folder, &[40_000, 65536, 1, 0, 10], &[])).collect();
+    eventually("all are attached", || daemon.status().totals.attached_clients == 3);
     let mut operator = daemon.operator();
     for _ in 0..200 {
         operator.bypass(true).expect("bypass on");
@@ -212,9 +203,7 @@ fn a_bypass_that_is_switched_on_and_off_releases_nobody() {
         let (status, _) = wait_bounded(job);
         assert!(status.success(), "{status}");
     }
-    eventually("all have left", || {
-        daemon.status().totals.attached_clients == 0
-    });
+    eventually("all have left", || daemon.status().totals.attached_clients == 0);
     let totals = daemon.status().totals;
     assert_eq!((totals.garbage_records, totals.unknown_nic_flows), (0, 0));
     let reports = fs::read_to_string(folder.join("report")).expect("reports");
@@ -243,16 +232,11 @@ fn work_that_nobody_polls_for_counts_as_complete_while_nothing_else_happens() {
     // Each work request is a flow. The process then does nothing for half a minute.
     let environment = [("POST_POLLS_NOT", "1"), ("POST_WAITS_US", "30000000")];
     let mut child = start(folder, &[8, 65536, 1], &environment);
-    eventually("all of it is permitted", || {
-        daemon.status().totals.permitted_bytes == 8 * 65536
-    });
+    eventually("all of it is permitted", || daemon.status().totals.permitted_bytes == 8 * 65536);
     eventually("all of it counts as complete", || {
         daemon.status().totals.completed_bytes == 8 * 65536
     });
-    assert!(
-        child.try_wait().expect("wait").is_none(),
-        "it is still there"
-    );
+    assert!(child.try_wait().expect("wait").is_none(), "it is still there");
     end(child);
     assert_eq!(daemon.status().totals.written_off_bytes, 0);
 }
@@ -263,11 +247,8 @@ fn the_lower_of_the_modes_holds() {
     let text = "mode = \"observe\"\n";
     fs::write(profiles.path().join("mine.toml"), text).expect("written");
     let folder = profiles.path().to_str().expect("a path");
-    let environment = [
-        ("LAXITY_PROFILE_DIR", folder),
-        ("LAXITY_PROFILE", "mine"),
-        ("LAXITY_MODE", "enforce"),
-    ];
+    let environment =
+        [("LAXITY_PROFILE_DIR", folder), ("LAXITY_PROFILE", "mine"), ("LAXITY_MODE", "enforce")];
     let (report, _) = post(&[100, BYTES, 1], &environment);
     assert_eq!(count(&report, "observed_bytes"), 100 * BYTES);
 }

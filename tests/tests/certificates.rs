@@ -37,11 +37,8 @@ impl Certs {
     /// Runs `laxity cluster …` with a certificate.
     fn cluster(&self, endpoint: &str, stem: &str, arguments: &[&str]) -> Said {
         let file = |name: &str| self.file(name);
-        let (ca, cert, key) = (
-            file("ca.crt"),
-            file(&format!("{stem}.crt")),
-            file(&format!("{stem}.key")),
-        );
+        let (ca, cert, key) =
+            (file("ca.crt"), file(&format!("{stem}.crt")), file(&format!("{stem}.key")));
         let tls = format!("--endpoint {endpoint} --ca {ca} --cert {cert} --key {key}");
         laxity(&[&["cluster"], arguments, &words(&tls)].concat())
     }
@@ -87,10 +84,7 @@ impl Coordinator {
             .read_line(&mut line)
             .expect("says where it listens");
         let address = line.trim().strip_prefix("listening on ");
-        Self {
-            endpoint: format!("https://{}", address.expect("an address")),
-            child,
-        }
+        Self { endpoint: format!("https://{}", address.expect("an address")), child }
     }
 }
 
@@ -123,11 +117,7 @@ fn a_cluster_runs_on_what_laxity_certs_made() {
         attach_timeout: PATIENCE,
         ..Options::default()
     });
-    client.lane().hint(Hint::BatchBegin {
-        batch: 7,
-        layers: 8,
-        layer_time_ns: 1_000_000,
-    });
+    client.lane().hint(Hint::BatchBegin { batch: 7, layers: 8, layer_time_ns: 1_000_000 });
     eventually("host1 follows the coordinator's order", || {
         let cluster = one.status().cluster.expect("configured");
         cluster.connected && cluster.order == "cluster"
@@ -136,9 +126,7 @@ fn a_cluster_runs_on_what_laxity_certs_made() {
     let certs = Certs::make(&certs.0, &["--daemon", "host2"]);
     let two = certs.section(endpoint, "host2", "daemon-host2");
     let two = Daemon::start(&at("two"), &two);
-    eventually("host2 is let in", || {
-        two.status().cluster.expect("configured").connected
-    });
+    eventually("host2 is let in", || two.status().cluster.expect("configured").connected);
     // This host has the certificate of another host.
     let liar = certs.section(endpoint, "host3", "daemon-host2");
     let liar = Daemon::start(&at("liar"), &liar);
@@ -148,17 +136,11 @@ fn a_cluster_runs_on_what_laxity_certs_made() {
     });
     let control = liar.control().display().to_string();
     let page = laxity(&["status", "--control", &control]).stdout;
-    assert!(
-        page.contains("needs a certificate for laxity://daemon/host3"),
-        "{page}"
-    );
+    assert!(page.contains("needs a certificate for laxity://daemon/host3"), "{page}");
 
     let hosts = certs.cluster(endpoint, "viewer-alice", &["hosts"]);
     let page = hosts.all();
-    assert!(
-        hosts.status.success() && page.contains("host1") && page.contains("host2"),
-        "{page}"
-    );
+    assert!(hosts.status.success() && page.contains("host1") && page.contains("host2"), "{page}");
     assert!(!page.contains("host3"), "{page}");
     eventually("its batch is there", || {
         let batches = certs.cluster(endpoint, "viewer-alice", &["batches"]);
@@ -168,16 +150,9 @@ fn a_cluster_runs_on_what_laxity_certs_made() {
     let refused = certs.cluster(endpoint, "viewer-alice", &set);
     assert_eq!(refused.status.code(), Some(1));
     let why = refused.all();
-    assert!(
-        why.contains("laxity://operator/NAME") && why.contains("viewer/alice"),
-        "{why}"
-    );
+    assert!(why.contains("laxity://operator/NAME") && why.contains("viewer/alice"), "{why}");
     let done = certs.cluster(endpoint, "operator-bob", &set);
-    assert!(
-        done.status.success() && done.all().contains("operator/bob"),
-        "{}",
-        done.all()
-    );
+    assert!(done.status.success() && done.all().contains("operator/bob"), "{}", done.all());
     let daemon = certs.cluster(endpoint, "daemon-host1", &["hosts"]);
     assert_eq!(daemon.status.code(), Some(1), "{}", daemon.all());
 }
@@ -190,10 +165,7 @@ fn certificates_are_listed_private_and_never_overwritten() {
     let made = certs(&["--daemon", "a,b", "--load", "3", "--days", "7", "--json"]);
     let json = made.good().json();
     let made = json["made"].as_array().expect("a list");
-    let roles: Vec<_> = made
-        .iter()
-        .map(|one| one["role"].as_str().unwrap())
-        .collect();
+    let roles: Vec<_> = made.iter().map(|one| one["role"].as_str().unwrap()).collect();
     assert_eq!(roles, ["ca", "daemon", "daemon", "load"]);
     assert_eq!(made[2]["names"][0], "b");
     for one in made {
@@ -208,38 +180,21 @@ fn certificates_are_listed_private_and_never_overwritten() {
     let key = fs::read(Path::new(&out).join("daemon-a.key")).unwrap();
     let again = certs(&["--daemon", "c", "--daemon", "a"]);
     assert_eq!(again.status.code(), Some(1));
-    assert!(
-        again.all().contains("daemon-a.crt is there already"),
-        "{}",
-        again.all()
-    );
+    assert!(again.all().contains("daemon-a.crt is there already"), "{}", again.all());
     assert_eq!(fs::read(Path::new(&out).join("daemon-a.key")).unwrap(), key);
     assert!(!Path::new(&out).join("daemon-c.crt").exists());
 
     let page = certs(&words("--coordinator c1 --daemon c --viewer v")).all();
-    for word in [
-        "[tls]",
-        "client_ca",
-        "[coordinator]",
-        "https://c1:7471",
-        "laxity cluster hosts",
-        "ca.key",
-    ] {
+    for word in
+        ["[tls]", "client_ca", "[coordinator]", "https://c1:7471", "laxity cluster hosts", "ca.key"]
+    {
         assert!(page.contains(word), "{word}: {page}");
     }
-    for wrong in [
-        &[][..],
-        &["--daemon", "a", "--days", "0"],
-        &["--load", "9999"],
-    ] {
+    for wrong in [&[][..], &["--daemon", "a", "--days", "0"], &["--load", "9999"]] {
         assert_eq!(certs(wrong).status.code(), Some(2), "{wrong:?}");
     }
     let odd = certs(&["--daemon", "a/b"]);
-    assert!(
-        odd.status.code() == Some(1) && odd.all().contains("`a/b`"),
-        "{}",
-        odd.all()
-    );
+    assert!(odd.status.code() == Some(1) && odd.all().contains("`a/b`"), "{}", odd.all());
 }
 
 #[test]

@@ -33,11 +33,7 @@ fn modules(krate: &str) -> BTreeMap<Module, String> {
 }
 
 fn file_name(module: &Module) -> String {
-    if module.is_empty() {
-        "lib.rs".to_owned()
-    } else {
-        format!("{}.rs", module.join("/"))
-    }
+    if module.is_empty() { "lib.rs".to_owned() } else { format!("{}.rs", module.join("/")) }
 }
 
 fn is_word(token: &str) -> bool {
@@ -116,11 +112,7 @@ fn paths<'a, 't>(
     found.push(path);
     // `as name`, `::*` and others may stand between a path of a tree and the next one.
     let end = tokens.iter().position(|t| matches!(*t, "," | "}" | ";"));
-    if prefix.is_empty() {
-        tokens
-    } else {
-        &tokens[end.unwrap_or(0)..]
-    }
+    if prefix.is_empty() { tokens } else { &tokens[end.unwrap_or(0)..] }
 }
 
 /// Returns the innermost module with its own file into which `path` leads from `here`.
@@ -190,10 +182,8 @@ fn dependencies(module: &Module, files: &BTreeMap<Module, String>) -> BTreeSet<M
 
 /// Returns the sets of files that all reach each other.
 fn circles(files: &BTreeMap<Module, String>) -> BTreeSet<Vec<String>> {
-    let edges: BTreeMap<&Module, BTreeSet<Module>> = files
-        .keys()
-        .map(|file| (file, dependencies(file, files)))
-        .collect();
+    let edges: BTreeMap<&Module, BTreeSet<Module>> =
+        files.keys().map(|file| (file, dependencies(file, files))).collect();
     let reached = |start: &Module| {
         let (mut seen, mut next) = (BTreeSet::new(), vec![start]);
         while let Some(file) = next.pop() {
@@ -205,17 +195,9 @@ fn circles(files: &BTreeMap<Module, String>) -> BTreeSet<Vec<String>> {
         files.keys().map(|file| (file, reached(file))).collect();
     let circle = |file: &&Module| {
         let back = |to: &&Module| reach[to].contains(*file);
-        reach[file]
-            .iter()
-            .filter(back)
-            .map(file_name)
-            .collect::<Vec<_>>()
+        reach[file].iter().filter(back).map(file_name).collect::<Vec<_>>()
     };
-    reach
-        .keys()
-        .map(circle)
-        .filter(|circle| !circle.is_empty())
-        .collect()
+    reach.keys().map(circle).filter(|circle| !circle.is_empty()).collect()
 }
 
 #[test]
@@ -226,15 +208,9 @@ fn files_of_a_crate_form_no_circles_but_the_known_ones() {
             .collect();
         let circles = circles(&modules(folder));
         let new: Vec<_> = circles.difference(&known).collect();
-        assert!(
-            new.is_empty(),
-            "{folder}: files depend on each other in a circle: {new:#?}"
-        );
+        assert!(new.is_empty(), "{folder}: files depend on each other in a circle: {new:#?}");
         let gone: Vec<_> = known.difference(&circles).collect();
-        assert!(
-            gone.is_empty(),
-            "{folder}: no longer a circle, take it off the list: {gone:#?}"
-        );
+        assert!(gone.is_empty(), "{folder}: no longer a circle, take it off the list: {gone:#?}");
     }
 }
 

@@ -15,10 +15,7 @@ fn status_and_bypass_speak_to_the_daemon_of_the_named_socket() {
     let control = daemon.control().display().to_string();
 
     let page = laxity(&["status", "--control", &control]).good().stdout;
-    assert!(
-        page.contains("policy laxity") && page.contains("enforce"),
-        "{page}"
-    );
+    assert!(page.contains("policy laxity") && page.contains("enforce"), "{page}");
     assert!(page.contains("No client is attached."), "{page}");
 
     let status = laxity(&["status", "--json", "--control", &control]).json();
@@ -55,16 +52,9 @@ fn a_command_of_the_laboratory_is_started_or_it_is_said_what_to_install() {
         assert!(said.contains("make install-lab"), "{said}");
     }
     let output = Said::of(alone(folder.path(), "").arg("stauts"));
-    assert_eq!(
-        output.status.code(),
-        Some(2),
-        "as for other wrong arguments"
-    );
+    assert_eq!(output.status.code(), Some(2), "as for other wrong arguments");
     let said = &output.stderr;
-    assert!(
-        said.contains("'stauts'") && said.contains("'status'"),
-        "{said}"
-    );
+    assert!(said.contains("'stauts'") && said.contains("'status'"), "{said}");
 
     // The found program replaces this one: arguments, output and exit code are its own.
     let path = folder.path().join("path");
@@ -95,10 +85,7 @@ fn without_a_daemon_the_error_names_the_socket_and_the_next_step() {
     let refused = laxity(&["status", "--control", &control]);
     assert_eq!(refused.status.code(), Some(1));
     let message = refused.stderr;
-    assert!(
-        message.contains(&control) && message.contains("is it running"),
-        "{message}"
-    );
+    assert!(message.contains(&control) && message.contains("is it running"), "{message}");
     assert_eq!(message.matches("os error 2").count(), 1, "{message}");
 }
 
@@ -118,10 +105,9 @@ fn an_unknown_policy_of_the_lab_is_answered_with_the_known_ones() {
 fn completions_and_manual_pages_cover_every_command() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("man");
-    for (program, commands) in [
-        ("laxity", ["bypass", "sim"]),
-        ("laxity-lab", ["contention", "certs"]),
-    ] {
+    for (program, commands) in
+        [("laxity", ["bypass", "sim"]), ("laxity-lab", ["contention", "certs"])]
+    {
         let run = |arguments: &[&str]| {
             let mut command = Command::new(binary(program));
             Said::of(command.args(arguments)).good().stdout
@@ -157,11 +143,7 @@ fn a_wrong_argument_is_answered_with_usage_and_exit_code_two() {
 
 #[test]
 fn a_reader_that_has_seen_enough_is_no_error() {
-    for arguments in [
-        &["lab", "run", "--show-config"][..],
-        &["completions", "bash"],
-        &["man"],
-    ] {
+    for arguments in [&["lab", "run", "--show-config"][..], &["completions", "bash"], &["man"]] {
         let (reader, writer) = std::io::pipe().expect("a pipe");
         drop(reader);
         let mut command = Command::new(binary("laxity"));
@@ -174,10 +156,7 @@ fn a_reader_that_has_seen_enough_is_no_error() {
 #[test]
 fn a_lab_that_fails_leaves_the_last_report_as_it_was() {
     let folder = tempfile::tempdir().unwrap();
-    let (json, html) = (
-        folder.path().join("old.json"),
-        folder.path().join("new.html"),
-    );
+    let (json, html) = (folder.path().join("old.json"), folder.path().join("new.html"));
     std::fs::write(&json, "precious").unwrap();
     let run = |json: &std::path::Path| {
         let mut command = Command::new(binary("laxity"));
@@ -189,17 +168,11 @@ fn a_lab_that_fails_leaves_the_last_report_as_it_was() {
     let said = run(&json);
     assert!(said.contains("/nonexistent"), "{said}");
     assert_eq!(std::fs::read_to_string(&json).unwrap(), "precious");
-    let left: Vec<_> = std::fs::read_dir(folder.path())
-        .unwrap()
-        .flatten()
-        .collect();
+    let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().flatten().collect();
     assert_eq!(left.len(), 1, "{left:?}");
     // A file that cannot be written is an error before anything runs.
     let said = run(&folder.path().join("none/new.json"));
-    assert!(
-        said.contains("cannot write") && said.contains("new.json"),
-        "{said}"
-    );
+    assert!(said.contains("cannot write") && said.contains("new.json"), "{said}");
     let said = run(folder.path());
     assert!(said.contains("cannot write"), "{said}");
 }
@@ -213,17 +186,12 @@ fn the_labs_configuration_shows_every_key_those_without_a_value_as_comments() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("lab.toml");
     // One of the keys needs a coordinator.
-    let on = shown
-        .replace("\n# ", "\n")
-        .replace("\ncoordinator = false", "\ncoordinator = true");
+    let on = shown.replace("\n# ", "\n").replace("\ncoordinator = false", "\ncoordinator = true");
     std::fs::write(&file, &on).unwrap();
     let file = file.to_str().unwrap();
     let again = laxity(&["lab", "run", "--show-config", "--config", file]);
     let again = again.good().stdout;
-    assert!(
-        again.contains("\nkill_daemon_at = ") && !again.contains("# "),
-        "{again}"
-    );
+    assert!(again.contains("\nkill_daemon_at = ") && !again.contains("# "), "{again}");
 }
 
 #[test]
@@ -236,23 +204,9 @@ fn a_file_that_never_ends_or_never_begins_is_refused_at_once() {
     for (arguments, complaint) in [
         (&["lab", "run", "--config", fifo][..], "a FIFO"),
         (&["lab", "run", "--config", "/dev/zero"], "a device"),
-        (
-            &[
-                "run",
-                "--library",
-                &library,
-                "--profile",
-                fifo,
-                "--",
-                "true",
-            ],
-            "a FIFO",
-        ),
+        (&["run", "--library", &library, "--profile", fifo, "--", "true"], "a FIFO"),
         (&["run", "--library", fifo, "--", "true"], "is no file"),
-        (
-            &["run", "--library", &library, "--", fifo],
-            "not executable",
-        ),
+        (&["run", "--library", &library, "--", fifo], "not executable"),
     ] {
         let log = folder.path().join("log");
         let child = Command::new(binary("laxity"))

@@ -19,11 +19,7 @@ const HISTORY: &[&str] = &["CHANGELOG.md"];
 /// before the path. Tests of `mooncake-adapter` read objectives.
 const READERS: &[(&str, &str, &[&str])] = &[
     ("laxityd", "laxityd", &["--check-config", "--config"]),
-    (
-        "coordinator",
-        "laxity-coordinator",
-        &["--check", "--config"],
-    ),
+    ("coordinator", "laxity-coordinator", &["--check", "--config"]),
     ("profile", "laxity", &["profiles"]),
     ("plan", "laxity", &["sim", "run", "--show-plan"]),
     ("model", "laxity", &["sim", "models"]),
@@ -68,10 +64,7 @@ struct Block {
 }
 
 fn pages() -> Vec<Page> {
-    let page = |path: PathBuf| Page {
-        text: text(&path),
-        path,
-    };
+    let page = |path: PathBuf| Page { text: text(&path), path };
     files(&["md"]).into_iter().map(page).collect()
 }
 
@@ -175,10 +168,8 @@ fn anchors(text: &str) -> BTreeSet<String> {
 #[test]
 fn every_relative_link_leads_to_a_file_and_a_heading() {
     let pages = pages();
-    let headings: BTreeMap<PathBuf, BTreeSet<String>> = pages
-        .iter()
-        .map(|page| (page.path.clone(), anchors(&page.text)))
-        .collect();
+    let headings: BTreeMap<PathBuf, BTreeSet<String>> =
+        pages.iter().map(|page| (page.path.clone(), anchors(&page.text))).collect();
     let mut wrong = Vec::new();
     for page in &pages {
         let folder = page.path.parent().expect("a folder");
@@ -188,11 +179,8 @@ fn every_relative_link_leads_to_a_file_and_a_heading() {
                     continue;
                 }
                 let (file, anchor) = target.split_once('#').unwrap_or((&target, ""));
-                let path = if file.is_empty() {
-                    page.path.clone()
-                } else {
-                    normal(&folder.join(file))
-                };
+                let path =
+                    if file.is_empty() { page.path.clone() } else { normal(&folder.join(file)) };
                 let heading = anchor.is_empty()
                     || headings.get(&path).is_some_and(|all| all.contains(anchor));
                 if !root().join(&path).exists() || !heading {
@@ -227,10 +215,7 @@ fn alternatives(path: &str) -> Vec<String> {
     let Some((inside, after)) = rest.split_once('}') else {
         return vec![path.to_owned()];
     };
-    inside
-        .split(',')
-        .flat_map(|choice| alternatives(&format!("{before}{choice}{after}")))
-        .collect()
+    inside.split(',').flat_map(|choice| alternatives(&format!("{before}{choice}{after}"))).collect()
 }
 
 #[test]
@@ -279,10 +264,8 @@ fn every_section_of_the_architecture_that_a_file_cites_exists() {
     let mut wrong = Vec::new();
     for file in files(&["rs", "c", "h", "py", "sh", "toml", "md"]) {
         for cited in text(&file).split("architecture §").skip(1) {
-            let number: String = cited
-                .chars()
-                .take_while(|c| c.is_ascii_digit() || *c == '.')
-                .collect();
+            let number: String =
+                cited.chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect();
             let number = number.trim_end_matches('.');
             if !number.is_empty() && !sections.contains(number) {
                 wrong.push(format!("{}: architecture §{number}", file.display()));
@@ -318,10 +301,7 @@ fn pages_fit_a_terminal_and_the_readme_a_few_screens() {
             }
         }
         if page.name() == "README.md" {
-            assert!(
-                page.text.lines().count() <= 120,
-                "README.md: 120 lines at most"
-            );
+            assert!(page.text.lines().count() <= 120, "README.md: 120 lines at most");
         }
     }
     none("lines of more than 120 columns", &wide);
@@ -353,19 +333,16 @@ fn examples_of_configuration_are_accepted_by_the_program_that_reads_them() {
         }
         let Some((_, program, arguments)) = READERS.iter().find(|(name, ..)| *name == reader)
         else {
-            wrong.push(format!(
-                "{}: write ```toml READER, see READERS",
-                block.place
-            ));
+            wrong.push(format!("{}: write ```toml READER, see READERS", block.place));
             continue;
         };
         let here = format!("{}/", certs.display());
         fs::write(&file, block.text.replace("/etc/laxity/", &here)).expect("example written");
         let mut command = Command::new(binary(program));
         match arguments.split_last() {
-            Some((last, before)) if last.ends_with('=') => command
-                .args(before)
-                .arg(format!("{last}{}", file.display())),
+            Some((last, before)) if last.ends_with('=') => {
+                command.args(before).arg(format!("{last}{}", file.display()))
+            }
             _ => command.args(*arguments).arg(&file),
         };
         let output = Said::of(&mut command);
@@ -452,9 +429,8 @@ fn commands_in_the_documentation_exist_with_their_flags() {
             let program = call.program.as_str();
             if program == "make" {
                 for target in &call.words {
-                    let known = makefile
-                        .lines()
-                        .any(|line| line.starts_with(&format!("{target}:")));
+                    let known =
+                        makefile.lines().any(|line| line.starts_with(&format!("{target}:")));
                     if !known && !target.contains('=') {
                         wrong.push(format!("{}: make {target}", block.place));
                     }

@@ -50,15 +50,8 @@ impl Waiting {
         let path = folder.path().join("sink");
         let sink = Sink::listen(&path);
         let sender = sender::start_under(command, "hold", &daemon.socket(), &path);
-        eventually("flows wait for a window that never opens", || {
-            waits(&daemon)
-        });
-        Self {
-            folder,
-            daemon,
-            sink,
-            sender,
-        }
+        eventually("flows wait for a window that never opens", || waits(&daemon));
+        Self { folder, daemon, sink, sender }
     }
 
     /// Waits until every byte has arrived, once and soon. Returns the sender's summary, and the
@@ -130,10 +123,7 @@ fn a_client_whose_clock_is_ahead_waits_for_a_daemon_that_lives() {
     let waiting = Waiting::begin(command);
     // The sleep is several times the stall timeout.
     std::thread::sleep(Duration::from_millis(500));
-    assert!(
-        waits(&waiting.daemon),
-        "it has given up a daemon that lives"
-    );
+    assert!(waits(&waiting.daemon), "it has given up a daemon that lives");
     waiting.daemon.operator().bypass(true).unwrap();
     waiting.finish();
 }
@@ -192,11 +182,8 @@ fn assert_idle(daemon: &Daemon) {
 fn a_client_killed_at_any_point_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
     let daemon = Daemon::start(folder.path(), SMALL_WINDOW);
-    let descriptors = || {
-        std::fs::read_dir(format!("/proc/{}/fd", daemon.pid()))
-            .expect("fds")
-            .count()
-    };
+    let descriptors =
+        || std::fs::read_dir(format!("/proc/{}/fd", daemon.pid())).expect("fds").count();
     let before = descriptors();
     for round in 0..12_u64 {
         let path = folder.path().join(format!("sink{round}"));
@@ -211,9 +198,7 @@ fn a_client_killed_at_any_point_leaves_nothing_behind() {
         }
         sender.kill().unwrap();
         sender.wait().unwrap();
-        eventually("the dead client is forgotten", || {
-            daemon.status().clients.is_empty()
-        });
+        eventually("the dead client is forgotten", || daemon.status().clients.is_empty());
     }
     assert_idle(&daemon);
     eventually("its descriptors are closed", || descriptors() <= before);
@@ -241,9 +226,7 @@ fn a_client_finds_a_daemon_that_comes_back() {
     until(0);
     daemon.launch();
     until(1);
-    eventually("it is seen by the new daemon", || {
-        daemon.status().clients.len() == 1
-    });
+    eventually("it is seen by the new daemon", || daemon.status().clients.len() == 1);
     drop(stream);
     assert!(wait_bounded(sender).0.success());
 }
@@ -264,11 +247,7 @@ fn a_client_that_never_waits_finds_the_next_daemon(config: &str, bypass: bool) {
     daemon.kill();
     daemon.launch();
     eventually("it has a lane of the new daemon", || {
-        daemon
-            .status()
-            .clients
-            .iter()
-            .any(|client| client.lanes > 0)
+        daemon.status().clients.iter().any(|client| client.lanes > 0)
     });
     std::fs::write(path.with_extension("stop"), "").expect("written");
     let summary = sender::finish(sender);
@@ -307,9 +286,7 @@ fn a_client_of_another_version_is_refused_and_the_daemon_stays() {
     hello.version += 1;
     registration::send_hello(socket.as_fd(), &hello).unwrap();
     assert!(registration::wait_readable(socket.as_fd(), PATIENCE));
-    let refusal = registration::receive_reply(socket.as_fd())
-        .unwrap_err()
-        .to_string();
+    let refusal = registration::receive_reply(socket.as_fd()).unwrap_err().to_string();
     assert!(refusal.contains("version"), "{refusal}");
     assert_eq!(daemon.status().totals.refusals, 1);
 }
@@ -329,25 +306,18 @@ fn vandalise(daemon_socket: &Path, seed: &mut u64) {
     let hello = Hello::new("vandal", Mode::Enforce, false);
     registration::send_hello(socket.as_fd(), &hello).expect("it takes the greeting");
     assert!(registration::wait_readable(socket.as_fd(), PATIENCE));
-    let welcome = registration::receive_reply(socket.as_fd())
-        .expect("a welcome")
-        .expect("a region");
+    let welcome =
+        registration::receive_reply(socket.as_fd()).expect("a welcome").expect("a region");
     let file = std::fs::File::from(welcome.memfd.try_clone().expect("a descriptor"));
     let length = file.metadata().expect("a size").len();
-    assert!(
-        file.set_len(length * 2).is_err() && file.set_len(0).is_err(),
-        "not sealed"
-    );
+    assert!(file.set_len(length * 2).is_err() && file.set_len(0).is_err(), "not sealed");
     let geometry = welcome.geometry;
     let region = Region::map(welcome.memfd, geometry).expect("it can be mapped");
     let write = |at: u64, word: u64| {
-        file.write_all_at(&word.to_le_bytes(), at)
-            .expect("a region can be written");
+        file.write_all_at(&word.to_le_bytes(), at).expect("a region can be written");
     };
     if next(seed).is_multiple_of(4) {
-        let noise: Vec<u8> = (0..length / 8)
-            .flat_map(|_| next(seed).to_le_bytes())
-            .collect();
+        let noise: Vec<u8> = (0..length / 8).flat_map(|_| next(seed).to_le_bytes()).collect();
         file.write_all_at(&noise, 0).expect("it can be written");
     }
     for lane in 0..4 {
@@ -409,8 +379,6 @@ fn garbage_in_every_field_of_a_region_hurts_nobody_else() {
     let log = daemon.log_text();
     assert!(daemon.is_running(), "the daemon died:\n{log}");
     assert!(!log.contains("panicked"), "{log}");
-    eventually("the vandal is forgotten", || {
-        daemon.status().clients.is_empty()
-    });
+    eventually("the vandal is forgotten", || daemon.status().clients.is_empty());
     assert_idle(&daemon);
 }

@@ -94,14 +94,7 @@ fn become_another_user() {
 }
 
 fn flow(stage: Stage, bytes: u64) -> Flow {
-    Flow {
-        stage,
-        direction: Direction::Egress,
-        bytes,
-        batch: 1,
-        request: 1,
-        ..Flow::default()
-    }
+    Flow { stage, direction: Direction::Egress, bytes, batch: 1, request: 1, ..Flow::default() }
 }
 
 /// Measures the longest time for which a thread that wants to run each millisecond did not run.
@@ -157,10 +150,7 @@ fn honest() {
     let mut windows = Vec::new();
     let mut window = Window::default();
     let mut began = now_ns();
-    for stage in [Stage::Collective, Stage::KvReuse, Stage::P2d]
-        .into_iter()
-        .cycle()
-    {
+    for stage in [Stage::Collective, Stage::KvReuse, Stage::P2d].into_iter().cycle() {
         let submitted = now_ns();
         let mut ticket = lane.submit(&flow(stage, FLOW_BYTES));
         let mut scheduled = true;
@@ -209,23 +199,13 @@ impl Attack {
     fn begin() -> Self {
         let client = Client::attach(options("hostile"));
         let lane = client.lane();
-        Self {
-            client,
-            lane,
-            tickets: Vec::new(),
-            is_found_out: false,
-        }
+        Self { client, lane, tickets: Vec::new(), is_found_out: false }
     }
 
     /// Begins with 4 MiB of flows that must not be cut, as a verbs program posts them.
     fn uncut() -> Self {
         let mut attack = Self::begin();
-        let whole = Flow {
-            whole: true,
-            batch: 0,
-            request: 0,
-            ..flow(Stage::P2d, 64 * 1024)
-        };
+        let whole = Flow { whole: true, batch: 0, request: 0, ..flow(Stage::P2d, 64 * 1024) };
         attack.tickets = (0..64).map(|_| attack.lane.submit(&whole)).collect();
         attack
     }
@@ -346,18 +326,10 @@ impl Scene {
         std::fs::set_permissions(folder.path(), open).expect("open to other users");
         let daemon = Daemon::start(folder.path(), config);
         let honest = start(&daemon, folder.path(), "honest", User::Same);
-        eventually("the honest client is attached", || {
-            daemon.status().clients.len() == 1
-        });
+        eventually("the honest client is attached", || daemon.status().clients.len() == 1);
         let alone_from = now_ns();
         std::thread::sleep(ALONE);
-        Self {
-            folder,
-            daemon,
-            honest: Some(honest),
-            alone_from,
-            alone_until: now_ns(),
-        }
+        Self { folder, daemon, honest: Some(honest), alone_from, alone_until: now_ns() }
     }
 
     /// Watches the honest client beside the client `name`, and then ends both.
@@ -398,10 +370,8 @@ impl Scene {
     /// Returns how long a new client waits for its first permit, and an operator for a bypass.
     fn serve_newcomer(&self) -> (Duration, Duration) {
         let asked = Instant::now();
-        let client = Client::attach(Options {
-            socket: self.daemon.socket(),
-            ..options("newcomer")
-        });
+        let client =
+            Client::attach(Options { socket: self.daemon.socket(), ..options("newcomer") });
         assert!(client.is_scheduled(), "a new client is not served");
         let mut lane = client.lane();
         let mut ticket = lane.submit(&flow(Stage::Collective, FLOW_BYTES));
@@ -478,9 +448,7 @@ fn is_blamed(text: &str, name: &str) -> bool {
 }
 
 fn parse(output: &str) -> Vec<Window> {
-    let lines = output
-        .lines()
-        .filter_map(|line| line.strip_prefix("WINDOW "));
+    let lines = output.lines().filter_map(|line| line.strip_prefix("WINDOW "));
     lines
         .map(|line| {
             let mut numbers = line.split(' ').map(|word| word.parse().expect("a number"));
@@ -522,11 +490,7 @@ fn check(alone: &[Window], beside: &[Window], from: u64, until: u64, user: User)
         "the machine is too busy to measure anything: {beside:?}"
     );
     let worst = fair.iter().map(|one| one.wait_max_ns).max().unwrap_or(0);
-    assert!(
-        worst <= limit,
-        "the honest client waited {} ms for a permit",
-        worst / 1_000_000
-    );
+    assert!(worst <= limit, "the honest client waited {} ms for a permit", worst / 1_000_000);
     let (before, after) = (rate(alone), rate(&fair));
     assert!(
         after >= SHARE_MIN * before,

@@ -23,9 +23,7 @@ fn alone() -> MutexGuard<'static, ()> {
 /// Returns a command for `laxity lab run` with the engine that was built here.
 fn lab() -> Command {
     let mut command = Command::new(binary("laxity"));
-    command
-        .args(["lab", "run"])
-        .env("LAXITY_ENGINE", binary("laxity-engine"));
+    command.args(["lab", "run"]).env("LAXITY_ENGINE", binary("laxity-engine"));
     command
 }
 
@@ -58,9 +56,7 @@ fn run_with(arguments: &[&str], environment: &[(&str, &str)]) -> Option<Value> {
 }
 
 fn number(value: &Value) -> f64 {
-    value
-        .as_f64()
-        .unwrap_or_else(|| panic!("{value} is no number"))
+    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
 }
 
 /// Checks that every request has its whole answer. An answer depends on every byte, so it also
@@ -75,38 +71,23 @@ fn nothing_lost(run: &Value) {
 }
 
 fn dscp_bytes(run: &Value, stage: &str, dscp: &[&str]) -> f64 {
-    dscp.iter()
-        .filter_map(|d| run["stage_bytes"][stage][d].as_f64())
-        .sum()
+    dscp.iter().filter_map(|d| run["stage_bytes"][stage][d].as_f64()).sum()
 }
 
 #[test]
 fn a_scheduled_run_marks_each_stage_and_loses_no_byte() {
     let _alone = alone();
-    let arguments = [
-        "--policies",
-        "none,two_class,mfs,laxity",
-        "--duration",
-        "3",
-        "--seed",
-        "5",
-    ];
+    let arguments = ["--policies", "none,two_class,mfs,laxity", "--duration", "3", "--seed", "5"];
     let Some(report) = run(&arguments) else {
         return;
     };
     let runs = report["runs"].as_array().expect("runs");
-    let names: Vec<_> = runs
-        .iter()
-        .map(|run| run["policy"].as_str().expect("name"))
-        .collect();
+    let names: Vec<_> = runs.iter().map(|run| run["policy"].as_str().expect("name")).collect();
     assert_eq!(names, ["none", "two_class", "mfs", "laxity"]);
     for run in runs {
         nothing_lost(run);
         for field in ["ttft_slo_attainment", "earliness", "link_utilisation"] {
-            assert!(
-                (-1.0..=1.0).contains(&number(&run[field])),
-                "{field}: {run}"
-            );
+            assert!((-1.0..=1.0).contains(&number(&run[field])), "{field}: {run}");
         }
         for field in ["mean", "p50", "p99"] {
             assert!(number(&run["ttft_ms"][field]) > 0.0);
@@ -132,17 +113,9 @@ fn a_scheduled_run_marks_each_stage_and_loses_no_byte() {
         let all: f64 = payload.map(|(_, bytes)| number(bytes)).sum();
         number(&run["fabric_bytes"]["0"]) / all
     };
-    assert!(
-        unmarked(&runs[0]) > 0.99,
-        "`none` marks nothing: {}",
-        runs[0]["fabric_bytes"]
-    );
+    assert!(unmarked(&runs[0]) > 0.99, "`none` marks nothing: {}", runs[0]["fabric_bytes"]);
     for run in &runs[1..] {
-        assert!(
-            unmarked(run) < 0.01,
-            "the fabric saw unmarked bytes: {}",
-            run["fabric_bytes"]
-        );
+        assert!(unmarked(run) < 0.01, "the fabric saw unmarked bytes: {}", run["fabric_bytes"]);
         assert_eq!(number(&run["bypassed_bytes"]), 0.0, "{run}");
         // Collectives never share a class with waiting KV, and outrank it.
         let collectives = dscp_bytes(run, "collective", &["46", "34"]);
@@ -162,16 +135,7 @@ fn a_scheduled_run_marks_each_stage_and_loses_no_byte() {
 fn the_same_seed_gives_the_same_arrivals_and_another_seed_others() {
     let _alone = alone();
     let arrivals = |seed: &str| {
-        let arguments = [
-            "--policies",
-            "none",
-            "--duration",
-            "1",
-            "--load",
-            "0.3",
-            "--seed",
-            seed,
-        ];
+        let arguments = ["--policies", "none", "--duration", "1", "--load", "0.3", "--seed", seed];
         run(&arguments).map(|report| report["workload"]["arrivals_digest"].clone())
     };
     let Some(first) = arrivals("11") else { return };
@@ -183,14 +147,7 @@ fn the_same_seed_gives_the_same_arrivals_and_another_seed_others() {
 #[test]
 fn a_daemon_killed_in_the_middle_costs_no_byte_and_is_reported() {
     let _alone = alone();
-    let arguments = [
-        "--policies",
-        "laxity",
-        "--duration",
-        "4",
-        "--kill-daemon-at",
-        "1.5",
-    ];
+    let arguments = ["--policies", "laxity", "--duration", "4", "--kill-daemon-at", "1.5"];
     let Some(report) = run(&arguments) else {
         return;
     };
@@ -321,9 +278,7 @@ fn a_lab_that_is_killed_leaves_neither_namespace_nor_process() {
         };
         nix::sys::signal::kill(pid, signal).expect("signal");
         lab.wait().expect("it ends");
-        eventually("every process of the lab is gone", || {
-            processes_with("/run/lab/") == 0
-        });
+        eventually("every process of the lab is gone", || processes_with("/run/lab/") == 0);
         eventually("every namespace of the lab is gone", || {
             network_namespaces().is_subset(&before)
         });
@@ -336,19 +291,9 @@ fn recorded_requests_are_replayed() {
     let Some(folder) = recorded_data() else {
         return;
     };
-    for trace in [
-        "mooncake_conversation.jsonl.gz",
-        "azure_llm_2023_code.csv.gz",
-    ] {
+    for trace in ["mooncake_conversation.jsonl.gz", "azure_llm_2023_code.csv.gz"] {
         let trace = folder.join("traces").join(trace).display().to_string();
-        let arguments = [
-            "--policies",
-            "laxity",
-            "--duration",
-            "2",
-            "--workload",
-            &trace,
-        ];
+        let arguments = ["--policies", "laxity", "--duration", "2", "--workload", &trace];
         let Some(report) = run(&arguments) else {
             return;
         };
@@ -358,11 +303,7 @@ fn recorded_requests_are_replayed() {
 
 fn sum(by_dscp: &Value) -> f64 {
     let by_dscp = by_dscp.as_object();
-    by_dscp
-        .into_iter()
-        .flat_map(|map| map.values())
-        .map(number)
-        .sum()
+    by_dscp.into_iter().flat_map(|map| map.values()).map(number).sum()
 }
 
 #[test]
@@ -403,44 +344,20 @@ fn the_nccl_plugin_carries_collectives_and_the_daemons_schedule_it() {
     }
     let (none, laxity) = (&report["runs"][0], &report["runs"][1]);
     let unmarked = &none["plugin"]["sent_bytes"]["collective"]["0"];
-    assert_eq!(
-        number(unmarked),
-        sum(&none["plugin"]["sent_bytes"]["collective"])
-    );
-    assert_eq!(
-        number(&none["plugin"]["clients"]),
-        0.0,
-        "no daemon, no client of it"
-    );
+    assert_eq!(number(unmarked), sum(&none["plugin"]["sent_bytes"]["collective"]));
+    assert_eq!(number(&none["plugin"]["clients"]), 0.0, "no daemon, no client of it");
 
     let plugin = &laxity["plugin"];
     let sent = &plugin["sent_bytes"]["collective"];
-    assert_eq!(
-        number(&plugin["clients"]),
-        6.0,
-        "one on each prefill host: {plugin}"
-    );
-    assert!(
-        number(&plugin["submitted_bytes"]) > 0.95 * sum(sent),
-        "{plugin}"
-    );
+    assert_eq!(number(&plugin["clients"]), 6.0, "one on each prefill host: {plugin}");
+    assert!(number(&plugin["submitted_bytes"]) > 0.95 * sum(sent), "{plugin}");
     // Collectives never share a class with waiting KV, and outrank it, also with the plugin.
     let high = |by_dscp: &Value| -> f64 {
-        ["46", "34"]
-            .iter()
-            .filter_map(|dscp| by_dscp[dscp].as_f64())
-            .sum()
+        ["46", "34"].iter().filter_map(|dscp| by_dscp[dscp].as_f64()).sum()
     };
     assert!(high(sent) > 0.95 * sum(sent), "{plugin}");
-    assert!(
-        high(&plugin["permitted_bytes"]) > 0.95 * sum(sent),
-        "{plugin}"
-    );
-    assert!(
-        high(&laxity["fabric_bytes"]) > high(sent),
-        "{}",
-        laxity["fabric_bytes"]
-    );
+    assert!(high(&plugin["permitted_bytes"]) > 0.95 * sum(sent), "{plugin}");
+    assert!(high(&laxity["fabric_bytes"]) > high(sent), "{}", laxity["fabric_bytes"]);
 }
 
 #[test]
@@ -452,10 +369,7 @@ fn a_plugin_that_is_not_there_is_named_with_the_next_step() {
         .expect("laxity runs");
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success(), "{errors}");
-    assert!(
-        errors.contains("/nowhere/libnccl-net-laxity.so is not there"),
-        "{errors}"
-    );
+    assert!(errors.contains("/nowhere/libnccl-net-laxity.so is not there"), "{errors}");
     assert!(errors.contains("--nccl-plugin"), "{errors}");
 }
 
@@ -493,25 +407,13 @@ fn the_real_engine_answers_the_same_under_every_policy_and_all_that_it_sends_is_
     let engine = binary("laxity-engine");
     let [config, page, engine] =
         [&config, &page, &engine].map(|path| path.to_str().expect("a path"));
-    let arguments = [
-        "--config",
-        config,
-        "--laxity-engine",
-        engine,
-        "--html",
-        page,
-        "--seed",
-        "5",
-    ];
+    let arguments = ["--config", config, "--laxity-engine", engine, "--html", page, "--seed", "5"];
     let Some(report) = run(&arguments) else {
         return;
     };
     assert_eq!(report["engine"], "real");
     assert!(number(&report["alone"]["ttft_ms"]["p50"]) > 0.0, "{report}");
-    assert!(
-        number(&report["workload"]["prefix_tokens"]) > 0.0,
-        "{report}"
-    );
+    assert!(number(&report["workload"]["prefix_tokens"]) > 0.0, "{report}");
     let runs = report["runs"].as_array().expect("runs");
     let names: Vec<_> = runs.iter().map(|run| run["policy"].as_str()).collect();
     assert_eq!(names, [Some("none"), Some("laxity")]);
@@ -541,10 +443,7 @@ fn the_real_engine_answers_the_same_under_every_policy_and_all_that_it_sends_is_
     // Without a daemon no byte is permitted, and none is marked.
     assert_eq!(number(&none["scheduled_bytes"]), 0.0, "{none}");
     assert_eq!(number(&none["bypassed_bytes"]), all(none), "{none}");
-    assert_eq!(
-        number(&none["stage_bytes"]["p2d"]["0"]),
-        sum(&none["stage_bytes"]["p2d"])
-    );
+    assert_eq!(number(&none["stage_bytes"]["p2d"]["0"]), sum(&none["stage_bytes"]["p2d"]));
     // With a daemon every byte is permitted, and experts' tokens outrank waiting KV.
     assert_eq!(number(&laxity["bypassed_bytes"]), 0.0, "{laxity}");
     assert_eq!(number(&laxity["scheduled_bytes"]), all(laxity), "{laxity}");
@@ -576,14 +475,8 @@ fn what_means_nothing_to_the_real_engine_is_refused_with_the_reason() {
         (&["--nccl-plugin", "/x"], "Laxity's client"),
     ] {
         let errors = refused(arguments);
-        assert!(
-            errors.contains(arguments[0]) && errors.contains(said),
-            "{errors}"
-        );
+        assert!(errors.contains(arguments[0]) && errors.contains(said), "{errors}");
     }
     let errors = refused(&["--laxity-engine", "/nowhere/laxity-engine"]);
-    assert!(
-        errors.contains("laxity-engine: /nowhere/laxity-engine is not there"),
-        "{errors}"
-    );
+    assert!(errors.contains("laxity-engine: /nowhere/laxity-engine is not there"), "{errors}");
 }

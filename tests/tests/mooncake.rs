@@ -27,10 +27,7 @@ fn shell(script: &str, folder: &Path) -> Result<String, String> {
 }
 
 fn sources() -> &'static str {
-    concat!(
-        env!("CARGO_MANIFEST_DIR"),
-        "/../shim/mooncake/tests/standin"
-    )
+    concat!(env!("CARGO_MANIFEST_DIR"), "/../shim/mooncake/tests/standin")
 }
 
 /// Builds `mover` with the stand-in.
@@ -58,16 +55,10 @@ fn real(folder: &Path) -> Result<(), String> {
     let asked =
         "import sysconfig as s; print(s.get_config_var('LIBDIR'), s.get_config_var('LDLIBRARY'))";
     let answer = shell(&format!("python3 -c \"{asked}\""), folder)?;
-    let (libraries, name) = answer
-        .trim()
-        .split_once(' ')
-        .ok_or("no libpython is known")?;
+    let (libraries, name) = answer.trim().split_once(' ').ok_or("no libpython is known")?;
     let python = PathBuf::from(libraries).join(name);
     if !name.contains(".so") || !python.is_file() {
-        return Err(format!(
-            "python3 has no shared library ({})",
-            python.display()
-        ));
+        return Err(format!("python3 has no shared library ({})", python.display()));
     }
     let (sources, python) = (sources(), python.display());
     shell(
@@ -108,12 +99,7 @@ impl Peer {
             line.strip_prefix(name).expect(name).to_owned()
         };
         let (port, base) = (next("port "), next("ready "));
-        Self {
-            child,
-            lines,
-            port,
-            base,
-        }
+        Self { child, lines, port, base }
     }
 
     fn checksum(&mut self) -> String {
@@ -132,19 +118,11 @@ impl Drop for Peer {
 
 /// Starts a program that moves bytes to or from the peer, with these libraries preloaded.
 fn start(folder: &Path, peer: &Peer, way: &str, protocol: &str, preload: &[&str]) -> Child {
-    let preload: Vec<String> = preload
-        .iter()
-        .map(|library| binary(library).display().to_string())
-        .collect();
+    let preload: Vec<String> =
+        preload.iter().map(|library| binary(library).display().to_string()).collect();
     let mut command = Command::new(folder.join("mover"));
     command
-        .args([
-            way,
-            &peer.port,
-            protocol,
-            &COUNT.to_string(),
-            &LENGTH.to_string(),
-        ])
+        .args([way, &peer.port, protocol, &COUNT.to_string(), &LENGTH.to_string()])
         .env("LD_PRELOAD", preload.join(":"))
         .env("LAXITY_SOCKET", folder.join("laxityd.sock"))
         .env("LAXITY_ATTACH_MS", "20000")
@@ -216,10 +194,7 @@ fn a_scope_that_the_program_opens_goes_with_what_it_submits() {
     let status = all_is_complete(&daemon, BYTES);
     let stages = status.ports.iter().flat_map(|port| &port.stages);
     let background = stages.filter(|stage| stage.stage == "background");
-    assert_eq!(
-        background.map(|stage| stage.completed_bytes).sum::<u64>(),
-        BYTES
-    );
+    assert_eq!(background.map(|stage| stage.completed_bytes).sum::<u64>(), BYTES);
 }
 
 #[test]
@@ -231,11 +206,7 @@ fn rdma_under_the_verbs_library_is_only_said_whose_it_is() {
     let mut peer = Peer::start(folder);
     let lines = end(start(folder, &peer, "own", "rdma", &BOTH));
     assert!(lines.contains(&String::from("owner 23")), "{lines:?}");
-    assert_eq!(
-        last(&lines),
-        "after 0",
-        "memory that is unregistered is nobody's"
-    );
+    assert_eq!(last(&lines), "after 0", "memory that is unregistered is nobody's");
     assert!(lines.contains(&peer.checksum()), "{lines:?}");
     // RDMA work requests would be flows, but the stand-in posts none.
     assert_eq!(daemon.status().totals.flows, 0);

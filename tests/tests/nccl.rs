@@ -127,8 +127,7 @@ fn both_ends(cases: &[&str]) {
 #[test]
 fn the_nccl_plugin_exports_what_nccl_looks_for_and_nothing_else() {
     let mut nm = Command::new("nm");
-    nm.args(["-D", "--defined-only", "--format=posix"])
-        .arg(plugin());
+    nm.args(["-D", "--defined-only", "--format=posix"]).arg(plugin());
     let text = Said::of(&mut nm).good().stdout;
     let lines = text.lines();
     let mut names: Vec<&str> = lines.filter_map(|line| line.split(' ').next()).collect();
@@ -164,10 +163,7 @@ fn nccl_messages_arrive_whole_and_in_order_in_every_version() {
 #[test]
 fn nccl_messages_arrive_when_there_are_many_big_or_refused_ones() {
     both_ends(&["big", "thirty_two", "refused", "many_messages", "duplex"]);
-    passes(
-        check(&plugin(), &["9", NEWEST], &["optional_completion"]),
-        2,
-    );
+    passes(check(&plugin(), &["9", NEWEST], &["optional_completion"]), 2);
 }
 
 #[test]
@@ -192,10 +188,7 @@ fn two_threads_share_nccl_comms() {
 fn nccl_collectives_of_two_to_eight_processes_have_the_right_sums() {
     every_version(&["all_reduce_2", "all_to_all_4"]);
     both_ends(&["all_reduce_4", "all_to_all_2", "all_reduce_refused"]);
-    passes(
-        check(&plugin(), &[NEWEST], &["all_reduce_8", "all_to_all_8"]),
-        2,
-    );
+    passes(check(&plugin(), &[NEWEST], &["all_reduce_8", "all_to_all_8"]), 2);
 }
 
 #[test]
@@ -210,11 +203,7 @@ fn the_profiler_half_of_the_nccl_plugin_keeps_nothing_and_follows_no_foreign_poi
 fn the_nccl_plugin_learns_from_the_profiler_which_collective_each_send_belongs_to() {
     let folder = tempfile::tempdir().expect("a folder");
     let report = folder.path().join("report");
-    for (net, case) in [
-        ("10", "profiler_v3"),
-        ("11", "profiler_v5"),
-        (NEWEST, "profiler_v6"),
-    ] {
+    for (net, case) in [("10", "profiler_v3"), ("11", "profiler_v5"), (NEWEST, "profiler_v6")] {
         let mut command = check(&plugin(), &[net], &[case]);
         command.env("LAXITY_REPORT", &report);
         passes(command, 1);
@@ -231,10 +220,7 @@ fn the_nccl_plugin_learns_from_the_profiler_which_collective_each_send_belongs_t
             }
         }
         assert!(known > 0, "{net} {case}: {text}");
-        assert!(
-            functions.iter().any(|name| name == "all_reduce"),
-            "{net} {case}: {text}"
-        );
+        assert!(functions.iter().any(|name| name == "all_reduce"), "{net} {case}: {text}");
     }
 }
 
@@ -242,19 +228,11 @@ fn the_nccl_plugin_learns_from_the_profiler_which_collective_each_send_belongs_t
 fn nccl_collectives_run_under_a_daemon_that_permits_their_bytes() {
     let folder = tempfile::tempdir().expect("a folder");
     let daemon = Daemon::start(folder.path(), "");
-    let cases = [
-        "all_reduce_4",
-        "all_to_all_4",
-        "in_order",
-        "forks",
-        "sender_killed",
-    ];
+    let cases = ["all_reduce_4", "all_to_all_4", "in_order", "forks", "sender_killed"];
     let mut command = check(&plugin(), &ENDS, &cases);
     command.env("LAXITY_SOCKET", daemon.socket());
     passes(command, 2 * cases.len());
-    eventually("all processes are gone", || {
-        daemon.status().totals.attached_clients == 0
-    });
+    eventually("all processes are gone", || daemon.status().totals.attached_clients == 0);
     let totals = daemon.status().totals;
     // 4 ranks, 3 channels and 3 rounds of 100003 floats, of which a ring sends 6/4.
     let reduced = 2 * 4 * 3 * 3 * 100_003 * 4 * 6 / 4;
@@ -266,10 +244,7 @@ fn nccl_collectives_run_under_a_daemon_that_permits_their_bytes() {
 fn the_nccl_plugin_applies_the_mode_of_the_profile() {
     let folder = tempfile::tempdir().expect("a folder");
     let daemon = Daemon::start(folder.path(), "");
-    let (profile, report) = (
-        folder.path().join("mine.toml"),
-        folder.path().join("report"),
-    );
+    let (profile, report) = (folder.path().join("mine.toml"), folder.path().join("report"));
     fs::write(&profile, "mode = \"observe\"\n").expect("a profile");
     let mut command = check(&plugin(), &[NEWEST], &["in_order"]);
     command
@@ -279,9 +254,8 @@ fn the_nccl_plugin_applies_the_mode_of_the_profile() {
         .env("LAXITY_REPORT", &report);
     passes(command, 1);
     let text = fs::read_to_string(&report).expect("a report");
-    let lines = text
-        .lines()
-        .map(|line| -> serde_json::Value { serde_json::from_str(line).expect("JSON") });
+    let lines =
+        text.lines().map(|line| -> serde_json::Value { serde_json::from_str(line).expect("JSON") });
     let sum = |name: &str| -> u64 { lines.clone().filter_map(|line| line[name].as_u64()).sum() };
     assert_eq!(sum("scheduled_bytes"), 0, "{text}");
     assert!(sum("observed_bytes") > 0, "{text}");
@@ -292,21 +266,11 @@ fn nccl_collectives_go_on_when_their_daemon_stops_answering_or_dies() {
     for signal in [Signal::SIGSTOP, Signal::SIGKILL] {
         let folder = tempfile::tempdir().expect("a folder");
         let mut daemon = Daemon::start(folder.path(), "");
-        let cases = [
-            "all_reduce_4",
-            "all_to_all_4",
-            "thirty_two",
-            "many_messages",
-        ];
+        let cases = ["all_reduce_4", "all_to_all_4", "thirty_two", "many_messages"];
         let mut command = check(&plugin(), &ENDS, &cases);
         command.env("LAXITY_SOCKET", daemon.socket());
-        let mut child = command
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("nccl_check starts");
-        eventually("ranks have attached and send", || {
-            daemon.status().totals.permitted_bytes > 0
-        });
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("nccl_check starts");
+        eventually("ranks have attached and send", || daemon.status().totals.permitted_bytes > 0);
         daemon.signal(signal);
         let mut text = String::new();
         let output = child.stdout.as_mut().expect("piped");
@@ -350,10 +314,7 @@ fn the_bandwidth_program_counts_what_it_moves_at_every_version() {
     for version in ENDS {
         let mut command = clean(&harness().join("nccl_perf"));
         let of_few = words("--bytes 65536 --window 4 --streams 3 --seconds 1 --pings 100");
-        command
-            .arg("--plugin")
-            .arg(plugin())
-            .args(["--version", version]);
+        command.arg("--plugin").arg(plugin()).args(["--version", version]);
         let line = Said::of(command.args(of_few)).good().json();
         let moved = line["moved"].as_u64().expect("bytes");
         assert!(moved > 0 && moved.is_multiple_of(65536), "{line}");
@@ -398,11 +359,7 @@ fn the_nccl_harness_passes_a_plugin_without_faults() {
     // This runs every case with the newest version.
     passes(check(&reference_plugin, &[NEWEST], &[]), 61);
     passes(
-        check(
-            &reference_plugin,
-            &["7", "8", "9", "10", "11"],
-            &["sizes", "storm", "contexts"],
-        ),
+        check(&reference_plugin, &["7", "8", "9", "10", "11"], &["sizes", "storm", "contexts"]),
         15,
     );
 }
@@ -413,17 +370,11 @@ fn the_nccl_harness_notices_each_fault_of_a_plugin() {
     for (fault, case) in FAULTS {
         let mut command = check(&reference_plugin, &[NEWEST], &[case]);
         // Some faults show as a hang. A fifth of the usual time limit is enough here.
-        command
-            .args(["--slow", "0.2"])
-            .env("REFERENCE_PLUGIN_FAULT", fault);
+        command.args(["--slow", "0.2"]).env("REFERENCE_PLUGIN_FAULT", fault);
         let output = Said::of(&mut command);
         let text = output.all();
         print!("{fault}: {text}");
-        assert_eq!(
-            output.status.code(),
-            Some(1),
-            "{fault} passed {case}: {text}"
-        );
+        assert_eq!(output.status.code(), Some(1), "{fault} passed {case}: {text}");
         assert!(text.starts_with("FAILED"), "{fault}: {text}");
         assert!(text.contains(case), "{fault}: {text}");
     }
@@ -441,10 +392,7 @@ fn the_nccl_harness_says_what_is_wrong_with_its_arguments() {
         (&["-p", "/nonexistent.so"][..], "No such file"),
         (&["-p", plugin, "-v", "6"], "no version 6"),
         (&["-p", plugin, "nonsense"], "no case nonsense"),
-        (
-            &["-p", plugin, "-n", "2", "-f", "/tmp", "sizes"],
-            "has no ranks",
-        ),
+        (&["-p", plugin, "-n", "2", "-f", "/tmp", "sizes"], "has no ranks"),
         (&["-p", plugin, "-n", "2", "duplex"], "needs --rank"),
         (&["duplex"], "usage"),
     ] {

@@ -18,10 +18,7 @@ const ROLE: &str = "LAXITY_TEST_ROLE";
 /// Returns the path of the built program `name`, beside this test's executable.
 pub(crate) fn binary(name: &str) -> PathBuf {
     let own = std::env::current_exe().expect("own path");
-    let folder = own
-        .parent()
-        .and_then(Path::parent)
-        .expect("target/<profile>/deps");
+    let folder = own.parent().and_then(Path::parent).expect("target/<profile>/deps");
     let path = folder.join(name);
     assert!(
         path.exists(),
@@ -88,10 +85,7 @@ pub(crate) fn laxity(arguments: &[&str]) -> Said {
 pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(
-            start.elapsed() < PATIENCE,
-            "still not so after {PATIENCE:?}: {what}"
-        );
+        assert!(start.elapsed() < PATIENCE, "still not so after {PATIENCE:?}: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -105,10 +99,7 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// Starts a daemon in `folder` with `extra` lines of configuration, and waits until it answers.
     pub(crate) fn start(folder: &Path, extra: &str) -> Self {
-        let mut daemon = Self {
-            folder: folder.to_owned(),
-            child: None,
-        };
+        let mut daemon = Self { folder: folder.to_owned(), child: None };
         fs::write(daemon.config(), daemon.config_text(extra)).expect("config written");
         daemon.launch();
         daemon
@@ -124,11 +115,7 @@ impl Daemon {
 
     /// Starts the program again with the same configuration.
     pub(crate) fn launch(&mut self) {
-        let log = fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(self.log())
-            .expect("log");
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.log()).expect("log");
         let child = Command::new(binary("laxityd"))
             .arg("--config")
             .arg(self.config())
@@ -138,16 +125,11 @@ impl Daemon {
             .spawn()
             .expect("laxityd starts");
         self.child = Some(child);
-        eventually("laxityd answers on its control socket", || {
-            self.ask().is_some()
-        });
+        eventually("laxityd answers on its control socket", || self.ask().is_some());
     }
 
     fn ask(&self) -> Option<laxity_wire::Status> {
-        ControlClient::connect(self.control(), Duration::from_secs(5))
-            .ok()?
-            .status()
-            .ok()
+        ControlClient::connect(self.control(), Duration::from_secs(5)).ok()?.status().ok()
     }
 
     /// Returns the daemon's current status.
@@ -207,9 +189,7 @@ impl Daemon {
 
     /// Reports whether the daemon still runs.
     pub(crate) fn is_running(&mut self) -> bool {
-        self.child
-            .as_mut()
-            .is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+        self.child.as_mut().is_some_and(|child| matches!(child.try_wait(), Ok(None)))
     }
 }
 
@@ -221,12 +201,7 @@ impl Drop for Daemon {
 
 /// Runs the test `test` of this binary as a child that plays `role`. See [`role`].
 pub(crate) fn child(test: &str, role: &str, environment: &[(&str, &str)]) -> Child {
-    child_under(
-        Command::new(std::env::current_exe().expect("own path")),
-        test,
-        role,
-        environment,
-    )
+    child_under(Command::new(std::env::current_exe().expect("own path")), test, role, environment)
 }
 
 /// Does the same as [`child`] by a command that runs this binary with the arguments that follow.

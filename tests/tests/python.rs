@@ -22,11 +22,7 @@ fn builder() -> Result<PathBuf, String> {
     let folder = target.join("python");
     let script = root().join("mooncake-adapter/setup.sh");
     let output = run(script, &[folder.to_str().expect("UTF-8")], root());
-    if output.status.success() {
-        Ok(folder)
-    } else {
-        Err(output.all())
-    }
+    if output.status.success() { Ok(folder) } else { Err(output.all()) }
 }
 
 #[test]

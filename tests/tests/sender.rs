@@ -49,11 +49,7 @@ fn whoever_attaches_takes_the_lower_of_the_profiles_mode_and_its_own() {
     let path = folder.path().join("mine.toml");
     std::fs::write(&path, "mode = \"observe\"\n").expect("a profile");
     let profile = path.to_str().expect("UTF-8");
-    for (own, holds) in [
-        ("enforce", Mode::Observe),
-        ("", Mode::Observe),
-        ("off", Mode::Off),
-    ] {
+    for (own, holds) in [("enforce", Mode::Observe), ("", Mode::Observe), ("off", Mode::Off)] {
         let variables = [("LAXITY_PROFILE", profile), ("LAXITY_MODE", own)];
         let (status, output) = wait_bounded(child("sender::sender_role", "mode", &variables));
         assert!(status.success(), "{output}");
@@ -85,9 +81,7 @@ pub(crate) fn finish(child: Child) -> Summary {
     let (status, output) = wait_bounded(child);
     assert!(status.success(), "the sender failed: {output}");
     // The test harness prints on the same line before the summary.
-    let at = output
-        .find(MARK)
-        .unwrap_or_else(|| panic!("no summary in: {output}"));
+    let at = output.find(MARK).unwrap_or_else(|| panic!("no summary in: {output}"));
     let numbers: Vec<u64> = output[at + MARK.len()..]
         .lines()
         .next()
@@ -191,22 +185,13 @@ fn send(completion: Completion) {
     assert!(client.is_scheduled(), "no daemon at the start");
     let mut lane = client.lane();
     for batch in 1..=FLOWS / 8 + 1 {
-        lane.hint(Hint::BatchBegin {
-            batch,
-            layers: 8,
-            layer_time_ns: 1_000_000,
-        });
+        lane.hint(Hint::BatchBegin { batch, layers: 8, layer_time_ns: 1_000_000 });
     }
     let mut tickets: Vec<_> = (0..FLOWS).map(|n| lane.submit(&flow(n))).collect();
     let mut word = 0_u64;
     let mut write = |bytes: u64| {
-        assert!(
-            bytes.is_multiple_of(8),
-            "chunks are whole words in this test"
-        );
-        let chunk: Vec<u8> = (word..word + bytes / 8)
-            .flat_map(u64::to_le_bytes)
-            .collect();
+        assert!(bytes.is_multiple_of(8), "chunks are whole words in this test");
+        let chunk: Vec<u8> = (word..word + bytes / 8).flat_map(u64::to_le_bytes).collect();
         sink.write_all(&chunk).expect("sink takes it");
         word += bytes / 8;
     };
@@ -267,11 +252,7 @@ fn glide() {
     while !stop.exists() || !late.is_empty() {
         assert!(start.elapsed() < PATIENCE, "nobody stops it");
         if !stop.exists() {
-            late.push(lane.submit(&Flow {
-                bytes: 8,
-                stage: Stage::Collective,
-                ..flow(0)
-            }));
+            late.push(lane.submit(&Flow { bytes: 8, stage: Stage::Collective, ..flow(0) }));
         }
         for ticket in &mut late {
             if let Some(permit) = lane.poll(ticket) {
@@ -295,10 +276,7 @@ fn linger() {
     let mut lane = client.lane();
     let start = Instant::now();
     for number in 0.. {
-        let mut ticket = lane.submit(&Flow {
-            bytes: 4096,
-            ..flow(number)
-        });
+        let mut ticket = lane.submit(&Flow { bytes: 4096, ..flow(number) });
         loop {
             let permit = lane.wait(&mut ticket);
             lane.complete(&ticket, permit.bytes);

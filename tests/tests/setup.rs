@@ -30,10 +30,7 @@ fn setup_on_a_bare_machine_installs_all_that_is_missing() {
     let log = bin.join("log");
     script(bin, "apt-get", &format!("echo \"$@\" >>{}", log.display()));
     let mut setup = Command::new("/bin/bash");
-    setup
-        .arg(root().join("tools/setup.sh"))
-        .arg("base")
-        .env("PATH", bin);
+    setup.arg(root().join("tools/setup.sh")).arg("base").env("PATH", bin);
     let said = Said::of(&mut setup).good().stdout;
     let asked = fs::read_to_string(&log).expect("apt-get was called");
     for package in ["gcc", "make", "iproute2"] {
@@ -47,9 +44,7 @@ fn install(verb: &str, built: &Path, into: &Path) {
     let script = root().join("tools/install.sh");
     let script = format!("umask 077; exec bash {} {verb}", script.display());
     let mut bash = Command::new("bash");
-    bash.args(["-c", &script])
-        .env("TARGET", built)
-        .env("DESTDIR", into);
+    bash.args(["-c", &script]).env("TARGET", built).env("DESTDIR", into);
     Said::of(&mut bash).good();
 }
 
@@ -110,29 +105,19 @@ fn what_is_installed_can_be_read_by_all_whatever_the_umask_of_who_installs_it() 
         let is_program = ["usr/local/bin/", "usr/local/sbin/"]
             .iter()
             .any(|folder| path.starts_with(into.join(folder)));
-        let wanted = if path.is_dir() || is_program {
-            0o755
-        } else {
-            0o644
-        };
+        let wanted = if path.is_dir() || is_program { 0o755 } else { 0o644 };
         assert_eq!(*mode, wanted, "{}: {mode:o}", path.display());
     }
 
     install("remove", &built, &into);
-    let left: Vec<_> = modes(&into)
-        .into_iter()
-        .filter(|(path, _)| !path.is_dir())
-        .collect();
+    let left: Vec<_> = modes(&into).into_iter().filter(|(path, _)| !path.is_dir()).collect();
     assert!(left.is_empty(), "{left:?}");
 }
 
 /// Returns the values of `key` in a unit, in order.
 fn values<'a>(unit: &'a str, key: &str) -> Vec<&'a str> {
     let lines = unit.lines().filter_map(|line| line.split_once('='));
-    lines
-        .filter(|(name, _)| *name == key)
-        .map(|(_, value)| value)
-        .collect()
+    lines.filter(|(name, _)| *name == key).map(|(_, value)| value).collect()
 }
 
 #[test]

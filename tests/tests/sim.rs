@@ -47,9 +47,7 @@ fn bad(folder: &Path, arguments: &[&str]) -> String {
 }
 
 fn json(folder: &Path, arguments: &[&str]) -> Value {
-    sim(folder, &[arguments, &["--json", "-"]].concat())
-        .good()
-        .json()
+    sim(folder, &[arguments, &["--json", "-"]].concat()).good().json()
 }
 
 fn folder() -> tempfile::TempDir {
@@ -115,10 +113,7 @@ fn an_interrupted_plan_goes_on_and_ends_with_the_same_report() {
     let again = run();
     assert!(again.status.success(), "{}", again.stderr);
     let timing: Value = serde_json::from_str(&kept("timing.json")).unwrap();
-    assert_eq!(
-        (timing["simulated"].as_u64(), timing["resumed"].as_u64()),
-        (Some(2), Some(2))
-    );
+    assert_eq!((timing["simulated"].as_u64(), timing["resumed"].as_u64()), (Some(2), Some(2)));
     for (name, before) in files.iter().zip(&whole) {
         assert!(kept(name) == *before, "{name} differs");
     }
@@ -128,18 +123,9 @@ fn an_interrupted_plan_goes_on_and_ends_with_the_same_report() {
 fn a_wrong_plan_is_answered_with_file_line_field_and_what_is_expected() {
     let folder = folder();
     for (line, words) in [
-        (
-            "cluster.nic_gbps = \"fast\"",
-            ["plan.toml:5:20: cluster.nic_gbps", "expected f64"],
-        ),
-        (
-            "cluster.nic_gpbs = 50",
-            ["plan.toml:5:9: cluster.nic_gpbs", "nic_gbps"],
-        ),
-        (
-            "cluster.nic_gbps = -50",
-            ["plan.toml:5:20: cluster.nic_gbps", "is not in 0.001..="],
-        ),
+        ("cluster.nic_gbps = \"fast\"", ["plan.toml:5:20: cluster.nic_gbps", "expected f64"]),
+        ("cluster.nic_gpbs = 50", ["plan.toml:5:9: cluster.nic_gpbs", "nic_gbps"]),
+        ("cluster.nic_gbps = -50", ["plan.toml:5:20: cluster.nic_gbps", "is not in 0.001..="]),
         ("policy.kind = \"laxly\"", ["plan.toml:5:", "two_class"]),
         ("model.name = \"gpt\"", ["model.name", "mixtral-8x7b"]),
     ] {
@@ -175,12 +161,7 @@ fn a_line_of_a_trace_that_is_wrong_is_named_with_its_field() {
         let output = with_trace(folder.path(), command, "mooncake", "bad.jsonl");
         assert_eq!(output.status.code(), Some(1), "{command:?}");
         let said = output.all();
-        for word in [
-            "bad.jsonl, line 3",
-            "`input_length`",
-            "many",
-            "a whole number",
-        ] {
+        for word in ["bad.jsonl, line 3", "`input_length`", "many", "a whole number"] {
             assert!(said.contains(word), "{command:?}: no `{word}` in {said}");
         }
         let times = said.matches("line 3").count();
@@ -206,9 +187,8 @@ fn every_format_of_traces_is_read_and_served() {
              9, \"hash_ids\": [0, {}]}}\n",
             n + 1
         );
-        let ids: Vec<u32> = (0..tokens.div_ceil(16))
-            .map(|b| if b < 10 { b } else { 1000 * n + b })
-            .collect();
+        let ids: Vec<u32> =
+            (0..tokens.div_ceil(16)).map(|b| if b < 10 { b } else { 1000 * n + b }).collect();
         qwen += &format!(
             "{{\"chat_id\": {n}, \"parent_chat_id\": -1, \"timestamp\": {}.{}, \"input_length\": \
              {tokens}, \"output_length\": 9, \"type\": \"text\", \"turn\": 1, \"hash_ids\": \
@@ -216,24 +196,15 @@ fn every_format_of_traces_is_read_and_served() {
             ms / 1000,
             ms % 1000 / 100
         );
-        azure += &format!(
-            "2023-11-16 18:17:{:02}.{:03}0000,{tokens},9\n",
-            ms / 1000,
-            ms % 1000
-        );
+        azure += &format!("2023-11-16 18:17:{:02}.{:03}0000,{tokens},9\n", ms / 1000, ms % 1000);
         burstgpt += &format!("{},ChatGPT,{tokens},9,{},API log\n", ms / 1000, tokens + 9);
     }
-    for (source, content) in [
-        ("mooncake", mooncake),
-        ("qwen", qwen),
-        ("azure", azure),
-        ("burstgpt", burstgpt),
-    ] {
+    for (source, content) in
+        [("mooncake", mooncake), ("qwen", qwen), ("azure", azure), ("burstgpt", burstgpt)]
+    {
         fs::write(folder.path().join(source), content).unwrap();
         let command = words("run smoke --only laxity --seeds 1 --csv -");
-        let rows = with_trace(folder.path(), &command, source, source)
-            .good()
-            .stdout;
+        let rows = with_trace(folder.path(), &command, source, source).good().stdout;
         assert_eq!(rows.lines().count(), 3, "{source}: {rows}");
     }
 }
@@ -261,16 +232,8 @@ fn a_model_of_ones_own_is_simulated_and_a_wrong_one_says_which_field() {
     assert_eq!(mine * 2.0, whole, "half the layers, half the KV cache");
 
     for (line, by, place) in [
-        (
-            "kv_heads = 8",
-            "kv_heads = 7",
-            "mine.toml, line 5: `kv_heads`",
-        ),
-        (
-            "kv_heads = 8",
-            "kv_haeds = 8",
-            "mine.toml, line 5: unknown field `kv_haeds`",
-        ),
+        ("kv_heads = 8", "kv_heads = 7", "mine.toml, line 5: `kv_heads`"),
+        ("kv_heads = 8", "kv_haeds = 8", "mine.toml, line 5: unknown field `kv_haeds`"),
         ("vocab = 32000\n", "", "missing field `vocab`"),
         ("top_k = 2", "top_k = 9", "mine.toml, line 9: `top_k`"),
     ] {
@@ -286,23 +249,12 @@ fn a_model_of_ones_own_is_simulated_and_a_wrong_one_says_which_field() {
 fn scheduling_pays_where_links_are_contended() {
     let folder = contended();
     let options = ["--seeds", "3", "--policies", "fair,laxity"];
-    let report = json(
-        folder.path(),
-        &[&["run", "plan.toml"][..], &options].concat(),
-    );
+    let report = json(folder.path(), &[&["run", "plan.toml"][..], &options].concat());
     let ttft = |variant| mean(&report, variant, |outcome| &outcome["ttft_ms"]["mean"]);
-    let stretch = |variant| {
-        mean(
-            &report,
-            variant,
-            |outcome| &outcome["collective_stretch"]["mean"],
-        )
-    };
+    let stretch =
+        |variant| mean(&report, variant, |outcome| &outcome["collective_stretch"]["mean"]);
     let (fair, laxity) = (ttft("fair"), ttft("laxity"));
-    assert!(
-        laxity < 0.93 * fair,
-        "mean TTFT: laxity {laxity} ms, fair {fair} ms"
-    );
+    assert!(laxity < 0.93 * fair, "mean TTFT: laxity {laxity} ms, fair {fair} ms");
     assert!(stretch("fair") > 1.1 && stretch("laxity") < 1.02);
     let in_time = |variant| mean(&report, variant, |outcome| &outcome["attainment"]);
     assert!(in_time("laxity") > in_time("fair"));

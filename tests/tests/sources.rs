@@ -19,13 +19,7 @@ pub(crate) fn text(path: impl AsRef<Path>) -> String {
 /// Returns the files that git tracks or would track and that have one of `extensions`, sorted.
 /// Paths are from the root.
 pub(crate) fn files(extensions: &[&str]) -> Vec<PathBuf> {
-    let arguments = [
-        "ls-files",
-        "-z",
-        "--cached",
-        "--others",
-        "--exclude-standard",
-    ];
+    let arguments = ["ls-files", "-z", "--cached", "--others", "--exclude-standard"];
     let mut git = Command::new("git");
     let listed = git.args(arguments).current_dir(root()).output();
     let listed = listed.expect("git runs");

@@ -58,11 +58,8 @@ const MAY_DEPEND_ON: &str = "
 /// Returns [`MAY_DEPEND_ON`] with the full names of the crates.
 fn may_depend_on() -> BTreeMap<String, BTreeSet<String>> {
     let name = |short: &str| format!("laxity-{short}");
-    let rows = MAY_DEPEND_ON
-        .lines()
-        .filter_map(|line| line.split_once(':'));
-    rows.map(|(of, on)| (name(of.trim()), on.split_whitespace().map(name).collect()))
-        .collect()
+    let rows = MAY_DEPEND_ON.lines().filter_map(|line| line.split_once(':'));
+    rows.map(|(of, on)| (name(of.trim()), on.split_whitespace().map(name).collect())).collect()
 }
 
 struct Package {
@@ -79,9 +76,7 @@ fn packages() -> BTreeMap<String, Package> {
     let package = |it: &serde_json::Value| {
         let manifest = PathBuf::from(text(&it["manifest_path"]));
         let dependencies = it["dependencies"].as_array().expect("dependencies");
-        let shipped = dependencies
-            .iter()
-            .filter(|d| d["kind"].as_str() != Some("dev"));
+        let shipped = dependencies.iter().filter(|d| d["kind"].as_str() != Some("dev"));
         let package = Package {
             folder: manifest.parent().expect("a folder").to_owned(),
             dependencies: shipped.map(|d| text(&d["name"])).collect(),
@@ -94,9 +89,7 @@ fn packages() -> BTreeMap<String, Package> {
 
 /// Returns each Rust file of the workspace with its text.
 fn sources() -> impl Iterator<Item = (PathBuf, String)> {
-    files(&["rs"])
-        .into_iter()
-        .map(|path| (path.clone(), text(path)))
+    files(&["rs"]).into_iter().map(|path| (path.clone(), text(path)))
 }
 
 #[test]
@@ -116,10 +109,7 @@ fn dependencies_between_crates_point_one_way() {
         }
     }
     let leaf = BTreeSet::from(["laxity-types".to_owned()]);
-    assert_eq!(
-        packages["laxity-policy"].dependencies, leaf,
-        "of the policy"
-    );
+    assert_eq!(packages["laxity-policy"].dependencies, leaf, "of the policy");
     assert!(packages["laxity-types"].dependencies.is_empty());
 }
 
@@ -158,14 +148,10 @@ fn the_product_links_nothing_of_the_laboratory() {
         let arguments =
             "tree --edges normal --offline --locked --prefix none --format {p} --package";
         let mut cargo = Command::new(env!("CARGO"));
-        cargo
-            .args(arguments.split(' '))
-            .arg(product)
-            .current_dir(root());
+        cargo.args(arguments.split(' ')).arg(product).current_dir(root());
         let tree = Said::of(&mut cargo).good().stdout;
-        let names: BTreeSet<&str> = (tree.lines())
-            .filter_map(|line| line.split_whitespace().next())
-            .collect();
+        let names: BTreeSet<&str> =
+            (tree.lines()).filter_map(|line| line.split_whitespace().next()).collect();
         for name in &names {
             assert!(!is_laboratory(name), "{product} links {name}");
         }
@@ -177,12 +163,8 @@ fn the_product_links_nothing_of_the_laboratory() {
 
 #[test]
 fn only_the_listed_crates_may_hold_unsafe_code() {
-    let rows = MAY_BE_UNSAFE
-        .lines()
-        .filter_map(|line| line.split_once(':'));
-    let allowed: Vec<_> = rows
-        .map(|(of, _)| format!("laxity-{}", of.trim()))
-        .collect();
+    let rows = MAY_BE_UNSAFE.lines().filter_map(|line| line.split_once(':'));
+    let allowed: Vec<_> = rows.map(|(of, _)| format!("laxity-{}", of.trim())).collect();
     for (name, package) in packages() {
         if allowed.contains(&name) || name == "laxity-tests" {
             continue;
@@ -265,10 +247,7 @@ fn functions(text: &str) -> Vec<(&str, usize)> {
 /// Reports whether a line belongs to a table or a drawing, which can't be broken.
 fn is_drawn(line: &str) -> bool {
     let line = line.trim_start();
-    line.starts_with("//")
-        && ["| ", "──", "  "]
-            .iter()
-            .any(|part| line[2..].contains(part))
+    line.starts_with("//") && ["| ", "──", "  "].iter().any(|part| line[2..].contains(part))
 }
 
 /// Compares the number of things that are too long with the known number.
@@ -279,11 +258,7 @@ fn judge(what: &str, found: &[String], known: usize) {
         found.len(),
         found.join("\n")
     );
-    assert_eq!(
-        found.len(),
-        known,
-        "fewer {what}: lower the number in tidy.rs"
-    );
+    assert_eq!(found.len(), known, "fewer {what}: lower the number in tidy.rs");
 }
 
 #[test]

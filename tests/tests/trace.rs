@@ -67,10 +67,7 @@ fn a_trace_shows_each_flow_of_a_sender_and_why_it_waited() {
     assert!(outcomes.all(|outcome| outcome == "complete"));
     let why = |flow: &&serde_json::Value| flow["args"]["why"].as_str().map(str::to_owned);
     let waited = flows.iter().filter_map(why);
-    assert!(
-        waited.filter(|why| why.contains("meanwhile went")).count() > 10,
-        "{json}"
-    );
+    assert!(waited.filter(|why| why.contains("meanwhile went")).count() > 10, "{json}");
     for (kind, start) in [
         ("thread_name", "p2d · layer "),
         ("thread_name", "collective · layer "),
@@ -172,10 +169,7 @@ fn a_trace_whose_command_line_is_killed_ends_by_itself() {
 fn a_traced_command_that_outlasts_the_trace_does_not_keep_it_from_being_written() {
     let folder = tempfile::tempdir().expect("a folder");
     let daemon = Daemon::start(folder.path(), "");
-    let (out, ended) = (
-        folder.path().join("trace.json"),
-        folder.path().join("ended"),
-    );
+    let (out, ended) = (folder.path().join("trace.json"), folder.path().join("ended"));
     // The script ends by itself after a while, whatever happens to this test.
     let script = format!(
         "trap 'echo TERM >{}; exit 7' TERM; i=0; while [ $i -lt 600 ]; do sleep 0.1; i=$((i+1)); \

@@ -14,9 +14,7 @@ fn lab(arguments: &[&str]) -> Said {
 }
 
 fn number(value: &serde_json::Value, key: &str) -> u64 {
-    value[key]
-        .as_u64()
-        .unwrap_or_else(|| panic!("no `{key}` in {value}"))
+    value[key].as_u64().unwrap_or_else(|| panic!("no `{key}` in {value}"))
 }
 
 /// Cases that only run by hand with `laxity lab verbs` (`make verbs`). Some measure, which fails on
@@ -46,9 +44,7 @@ fn unmodified_rdma_programs_run_under_the_scheduler_and_every_byte_is_accounted_
     let file = folder.path().join("report.json");
     let path = file.to_str().expect("a path");
     let listed = lab(&["verbs", "--list"]).stdout;
-    let names = listed
-        .lines()
-        .filter_map(|line| line.split_whitespace().next());
+    let names = listed.lines().filter_map(|line| line.split_whitespace().next());
     let wanted: Vec<&str> = names.filter(|name| !BY_HAND.contains(name)).collect();
     let only = wanted.join(",");
     let output = lab(&["verbs", "--keep-going", "--json", path, "--only", &only]);
@@ -60,9 +56,7 @@ fn unmodified_rdma_programs_run_under_the_scheduler_and_every_byte_is_accounted_
 
     let programs = report["programs"].as_array().expect("programs");
     let faults = report["faults"].as_array().expect("faults");
-    let plugin = report["plugin"]
-        .as_array()
-        .expect("cases of the NCCL plugin");
+    let plugin = report["plugin"].as_array().expect("cases of the NCCL plugin");
     assert_eq!(
         wanted.len(),
         programs.len() + plugin.len() + faults.len(),

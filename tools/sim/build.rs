@@ -6,14 +6,8 @@ use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 /// Sources and built-in model and GPU files that determine an outcome.
-const DECIDES: [&str; 6] = [
-    "src",
-    "../../proto/policy/src",
-    "../engine/requests/src",
-    "models",
-    "gpus",
-    "fits",
-];
+const DECIDES: [&str; 6] =
+    ["src", "../../proto/policy/src", "../engine/requests/src", "models", "gpus", "fits"];
 
 /// Folders of `src` that do not affect an outcome: they run plans and show results.
 const BESIDES: [&str; 4] = ["plan", "run", "report", "reproduce"];

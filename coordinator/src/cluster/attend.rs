@@ -47,8 +47,7 @@ impl Cluster {
         if let Some(host) = self.hosts.get_mut(id) {
             let drained = host.drained;
             host.outbox.write(Message::Welcome(welcome));
-            host.outbox
-                .write(Message::Standing(v1::Standing { drained }));
+            host.outbox.write(Message::Standing(v1::Standing { drained }));
         }
         self.hosts.list(id);
         Ok((id, stream))
@@ -141,10 +140,8 @@ impl Cluster {
         };
         for (port, info) in host.ports.iter_mut().zip(infos) {
             port.info.rate_bytes_per_s = info.rate_bytes_per_s;
-            let event = AdmissionEvent::PortRate {
-                port: port.id,
-                bytes_per_second: info.rate_bytes_per_s,
-            };
+            let event =
+                AdmissionEvent::PortRate { port: port.id, bytes_per_second: info.rate_bytes_per_s };
             self.workload.admission.handle(now, event);
         }
     }
@@ -189,13 +186,11 @@ impl Cluster {
         }
         if let Some(host) = self.hosts.get_mut(id) {
             host.drained = drain;
-            host.outbox
-                .write(Message::Standing(v1::Standing { drained: drain }));
+            host.outbox.write(Message::Standing(v1::Standing { drained: drain }));
             if !drain {
                 host.complete = false;
                 host.in_snapshot = false;
-                host.outbox
-                    .write(Message::SnapshotWanted(v1::SnapshotWanted {}));
+                host.outbox.write(Message::SnapshotWanted(v1::SnapshotWanted {}));
             }
             self.hosts.list(id);
         }

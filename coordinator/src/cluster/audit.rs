@@ -30,21 +30,15 @@ impl Cluster {
             }
         }
         let ports: usize = hosts.iter().map(|(_, host)| host.ports.len()).sum();
-        agree(hosts.port_hosts.iter().flatten().count() == ports, || {
-            "a port is nobody's".into()
-        })?;
+        agree(hosts.port_hosts.iter().flatten().count() == ports, || "a port is nobody's".into())?;
         for (&(tenant, _), &port) in &hosts.addresses {
             let host = hosts.port(port).map(|(host, _)| host);
             agree(host.is_some_and(|host| host.tenant == tenant), || {
                 format!("an address leads to port {port:?}, which is nobody's of its tenant")
             })?;
         }
-        agree(hosts.len() == hosts.iter().count(), || {
-            "a name leads to no host".into()
-        })?;
-        agree(hosts.quotas_agree(), || {
-            "what hosts share is not what they hold".into()
-        })?;
+        agree(hosts.len() == hosts.iter().count(), || "a name leads to no host".into())?;
+        agree(hosts.quotas_agree(), || "what hosts share is not what they hold".into())?;
         self.audit_batches()
     }
 
@@ -82,9 +76,7 @@ impl Cluster {
                 let known = work.requests.get(request);
                 let known = known.ok_or_else(|| format!("a request of batch {name} is gone"))?;
                 let part = |id: HostId| batch.members.contains(&id);
-                agree(known.batch == key, || {
-                    format!("request {} is in two batches", known.name)
-                })?;
+                agree(known.batch == key, || format!("request {} is in two batches", known.name))?;
                 let charged = part(known.by) && known.loads.iter().all(|load| part(load.by));
                 agree(charged, || {
                     format!(
@@ -100,15 +92,8 @@ impl Cluster {
             "hosts and batches disagree on who takes part".into()
         })?;
         let known = (work.requests.len(), work.request_names.len());
-        agree(known == (requests, requests), || {
-            "a request is in no batch".into()
-        })?;
-        let fetches: usize = hosts
-            .iter()
-            .map(|(id, _)| self.fetches.of_host(id).count())
-            .sum();
-        agree(self.fetches.len() == fetches, || {
-            "a fetch is nobody's".into()
-        })
+        agree(known == (requests, requests), || "a request is in no batch".into())?;
+        let fetches: usize = hosts.iter().map(|(id, _)| self.fetches.of_host(id).count()).sum();
+        agree(self.fetches.len() == fetches, || "a fetch is nobody's".into())
     }
 }

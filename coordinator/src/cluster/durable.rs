@@ -60,11 +60,7 @@ impl SavedNote {
     }
 
     fn restore(&self, now: Time) -> Note {
-        let aged = Span(
-            unix_ms()
-                .saturating_sub(self.unix_ms)
-                .saturating_mul(1_000_000),
-        );
+        let aged = Span(unix_ms().saturating_sub(self.unix_ms).saturating_mul(1_000_000));
         Note::new(&self.author, &self.comment, now, aged)
     }
 }
@@ -149,10 +145,7 @@ mod tests {
     use crate::limits::Limits;
 
     fn cluster() -> Cluster {
-        let settings = Settings {
-            limits: Limits::default(),
-            ..Settings::default()
-        };
+        let settings = Settings { limits: Limits::default(), ..Settings::default() };
         Cluster::new(Time(0), settings, ClusterPolicy::default(), 1).expect("valid")
     }
 
@@ -160,19 +153,13 @@ mod tests {
     fn a_successor_knows_policy_history_and_drains() {
         let mut first = cluster();
         let change = v1::SetPolicyRequest {
-            change: Some(v1::Policy {
-                drop_budget: Some(7),
-                ..v1::Policy::default()
-            }),
+            change: Some(v1::Policy { drop_budget: Some(7), ..v1::Policy::default() }),
             comment: "less".into(),
             ..v1::SetPolicyRequest::default()
         };
         first.set_policy(Time(5), &change, "me").expect("valid");
-        let drain = |drain| v1::DrainRequest {
-            host: "h9".into(),
-            drain,
-            comment: "its NIC flaps".into(),
-        };
+        let drain =
+            |drain| v1::DrainRequest { host: "h9".into(), drain, comment: "its NIC flaps".into() };
         first.drain(Time(6), &drain(true), "me").expect("drained");
         let text = serde_json::to_vec(&first.durable(Time(9))).expect("plain data");
         let mut second = cluster();
@@ -184,10 +171,7 @@ mod tests {
         assert_eq!(told.history.len(), 1);
         let hosts = second.list_hosts(Time(1)).hosts;
         let note = hosts[0].drain.clone().expect("a reason");
-        assert_eq!(
-            (note.author.as_str(), note.comment.as_str()),
-            ("me", "its NIC flaps")
-        );
+        assert_eq!((note.author.as_str(), note.comment.as_str()), ("me", "its NIC flaps"));
         assert!(second.drain(Time(2), &drain(false), "me").is_ok());
     }
 

@@ -123,10 +123,7 @@ impl Intake<'_> {
         if let Some(ahead) = said.queued_behind
             && let Ok(ahead) = self.batch_of(ahead)
         {
-            let event = AdmissionEvent::BatchQueued {
-                batch: BatchId(key),
-                ahead: BatchId(ahead),
-            };
+            let event = AdmissionEvent::BatchQueued { batch: BatchId(key), ahead: BatchId(ahead) };
             self.workload.admission.handle(self.now, event);
         }
     }
@@ -137,9 +134,7 @@ impl Intake<'_> {
         let port = ports.get(index as usize).map(|port| port.id);
         port.ok_or_else(|| {
             let count = ports.len();
-            invalid(format!(
-                "port {index} is not one of the {count} that the Hello listed"
-            ))
+            invalid(format!("port {index} is not one of the {count} that the Hello listed"))
         })
     }
 
@@ -208,11 +203,7 @@ impl Intake<'_> {
         };
         let bytes = said.bytes.min(load.bytes);
         load.bytes -= bytes;
-        let event = AdmissionEvent::BytesCompleted {
-            request: RequestId(key),
-            port,
-            bytes,
-        };
+        let event = AdmissionEvent::BytesCompleted { request: RequestId(key), port, bytes };
         self.workload.admission.handle(self.now, event);
         Ok(())
     }
@@ -223,8 +214,7 @@ impl Intake<'_> {
             return Ok(());
         };
         said.queued_level_bytes.truncate(laxity_policy::Level::ROWS);
-        said.queued_stage_bytes
-            .truncate(laxity_policy::Stage::ALL.len());
+        said.queued_stage_bytes.truncate(laxity_policy::Stage::ALL.len());
         said.load_permille = said.load_permille.min(1000);
         let rate = said.rate_bytes_per_s;
         host.counters.completed_flows += u64::from(said.completed_flows as u32);
@@ -234,10 +224,7 @@ impl Intake<'_> {
             port.load = said;
         }
         if let Some(bytes_per_second) = rate {
-            let event = AdmissionEvent::PortRate {
-                port: id,
-                bytes_per_second,
-            };
+            let event = AdmissionEvent::PortRate { port: id, bytes_per_second };
             self.workload.admission.handle(self.now, event);
         }
         Ok(())
@@ -297,12 +284,7 @@ impl Intake<'_> {
             request.is_some_and(|request| request.batch == batch)
         });
         self.hosts.charge(self.id, Charge::Fetch)?;
-        let fetch = Fetch {
-            mark: self.mark,
-            batch,
-            request: said.request,
-            victim,
-        };
+        let fetch = Fetch { mark: self.mark, batch, request: said.request, victim };
         let rank = self.workload.fetch_rank(batch, request);
         self.fetches.open(self.id, said.fetch, fetch, rank);
         let load = Load {

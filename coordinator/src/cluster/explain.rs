@@ -27,9 +27,8 @@ impl Cluster {
     #[must_use]
     pub fn list_hosts(&self, now: Time) -> v1::ListHostsResponse {
         let known = self.hosts.iter();
-        let mut hosts: Vec<v1::HostStatus> = known
-            .map(|(id, host)| self.host_status(now, id, host))
-            .collect();
+        let mut hosts: Vec<v1::HostStatus> =
+            known.map(|(id, host)| self.host_status(now, id, host)).collect();
         let drained = self.hosts.drained.iter();
         let unknown = drained.filter(|(name, _)| self.hosts.named(name).is_none());
         hosts.extend(unknown.map(|(name, drain)| v1::HostStatus {
@@ -49,9 +48,8 @@ impl Cluster {
 
     fn host_status(&self, now: Time, id: HostId, host: &Host) -> v1::HostStatus {
         let fetches = self.fetches.of_host(id);
-        let turns: Vec<Turn> = fetches
-            .filter_map(|(number, _)| self.fetches.turn(id, number))
-            .collect();
+        let turns: Vec<Turn> =
+            fetches.filter_map(|(number, _)| self.fetches.turn(id, number)).collect();
         let count = |is: fn(&Turn) -> bool| turns.iter().filter(|turn| is(turn)).count() as u32;
         let port = |port: &super::host::HostPort| v1::PortStatus {
             port: port.info.name.clone(),
@@ -102,9 +100,7 @@ impl Cluster {
             started: batch.started.is_some(),
             layer: batch.layer,
             layers: batch.layers,
-            red_remaining_ns: decision
-                .as_ref()
-                .and_then(|it| remaining(now, it.red.score)),
+            red_remaining_ns: decision.as_ref().and_then(|it| remaining(now, it.red.score)),
             finish_remaining_ns: decision
                 .as_ref()
                 .and_then(|it| remaining(now, self.finish(now, key, it))),
@@ -122,10 +118,7 @@ impl Cluster {
     /// Returns the current estimate of when the batch ends. The end of a batch that waits to
     /// compute moves on with time. The end of a batch that still exists is never in the past.
     fn finish(&self, now: Time, key: Key, decision: &Decision) -> Time {
-        let estimate = Estimate {
-            ready: self.ready(now, key, decision),
-            ..decision.estimate
-        };
+        let estimate = Estimate { ready: self.ready(now, key, decision), ..decision.estimate };
         estimate.finish().max(now)
     }
 
@@ -161,10 +154,7 @@ impl Cluster {
             .take(most)
             .map(|(key, batch)| self.batch_status(now, key, batch))
             .collect();
-        v1::ListBatchesResponse {
-            batches,
-            total: self.workload.batches.len() as u32,
-        }
+        v1::ListBatchesResponse { batches, total: self.workload.batches.len() as u32 }
     }
 
     /// Explains the place of a batch in the order.
@@ -189,10 +179,7 @@ impl Cluster {
             return Err(format!("no batch {} is active", wanted.batch));
         };
         if found.next().is_some() {
-            return Err(format!(
-                "several tenants have a batch {}; name the tenant",
-                wanted.batch
-            ));
+            return Err(format!("several tenants have a batch {}; name the tenant", wanted.batch));
         }
         let batch = self.workload.batches.get(key);
         let batch = batch.ok_or_else(|| format!("no batch {} is active", wanted.batch))?;
@@ -202,8 +189,7 @@ impl Cluster {
             ..v1::ExplainResponse::default()
         };
         let Some(decision) = self.workload.admission.last_decision(BatchId(key)) else {
-            told.text
-                .push("It arrived after the last run and has no place yet.".into());
+            told.text.push("It arrived after the last run and has no place yet.".into());
             return Ok(told);
         };
         self.explain_decision(now, key, batch, &decision, &mut told);
@@ -223,9 +209,7 @@ impl Cluster {
         told.loose_remaining_ns = remaining(now, red.loose);
         told.tight_count = red.tight_count as u32;
         told.deadline_count = red.count as u32;
-        told.bottleneck = estimate
-            .bottleneck
-            .and_then(|port| self.hosts.port_name(port));
+        told.bottleneck = estimate.bottleneck.and_then(|port| self.hosts.port_name(port));
         told.bottleneck_bytes = estimate.bytes;
         told.bottleneck_rate_bytes_per_s = estimate.rate;
         told.ready_remaining_ns = self.ready(now, key, decision).remaining_ns(now);
@@ -256,11 +240,7 @@ impl Cluster {
             };
             let before = ranking[at.saturating_sub(NEIGHBOURS)..at].iter();
             told.before = before.filter_map(neighbour).collect();
-            told.after = ranking[at + 1..]
-                .iter()
-                .take(NEIGHBOURS)
-                .filter_map(neighbour)
-                .collect();
+            told.after = ranking[at + 1..].iter().take(NEIGHBOURS).filter_map(neighbour).collect();
         }
         told.pruned = decision
             .pruned
@@ -303,10 +283,7 @@ fn due(ns: Option<i64>) -> String {
 /// Returns the numbers of an explanation as sentences.
 fn sentences(decision: &Decision, told: &v1::ExplainResponse) -> Vec<String> {
     let mut text = Vec::new();
-    let red = told
-        .status
-        .as_ref()
-        .and_then(|status| status.red_remaining_ns);
+    let red = told.status.as_ref().and_then(|status| status.red_remaining_ns);
     let place = decision.rank;
     match red {
         None => text.push(format!(
@@ -359,10 +336,7 @@ fn sentences(decision: &Decision, told: &v1::ExplainResponse) -> Vec<String> {
     }
     for pruned in &told.pruned {
         text.push(match &pruned.port {
-            None => format!(
-                "Request {} is pruned: computing alone makes it late.",
-                pruned.request
-            ),
+            None => format!("Request {} is pruned: computing alone makes it late.", pruned.request),
             Some(port) => format!(
                 "Request {} is pruned for batch {}: it loaded {} of {} most.",
                 pruned.request, pruned.for_batch, port.port, port.host

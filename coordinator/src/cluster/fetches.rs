@@ -128,8 +128,6 @@ impl Fetches {
     /// about it.
     pub(super) fn assign_tokens(&mut self, now: Time, policy: TokenPolicy) -> Vec<FetchId> {
         let turned = self.tokens.assign(now, policy).into_iter();
-        turned
-            .filter_map(|key| self.ids.get(&key).copied())
-            .collect()
+        turned.filter_map(|key| self.ids.get(&key).copied()).collect()
     }
 }

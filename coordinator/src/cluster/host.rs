@@ -9,11 +9,8 @@ use super::outbox::Outbox;
 use super::table::Key;
 
 /// Capabilities of this release beyond the first version of the protocol.
-pub(super) const CAPABILITIES: [v1::Capability; 3] = [
-    v1::Capability::OrderDeltas,
-    v1::Capability::FetchTokens,
-    v1::Capability::PruneCauses,
-];
+pub(super) const CAPABILITIES: [v1::Capability; 3] =
+    [v1::Capability::OrderDeltas, v1::Capability::FetchTokens, v1::Capability::PruneCauses];
 
 /// The id of a host: its slot in the table of hosts. The slot of a forgotten host is used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

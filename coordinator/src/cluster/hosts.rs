@@ -111,9 +111,7 @@ impl Hosts {
     /// Returns how many hosts got an order since the last call.
     pub(super) fn take_told(&mut self) -> usize {
         let hosts = self.slots.iter_mut().flatten();
-        hosts
-            .filter_map(|host| core::mem::take(&mut host.told).then_some(()))
-            .count()
+        hosts.filter_map(|host| core::mem::take(&mut host.told).then_some(())).count()
     }
 
     /// Adds a host. The caller checks the limit on their number.

@@ -46,10 +46,7 @@ fn broken(report: &Report, reported: u64, most: usize) -> Option<String> {
     };
     let requests: usize = report.events.iter().map(requests).sum();
     if report.sequence != reported + 1 {
-        Some(format!(
-            "report {} follows report {reported}; sequences grow by one",
-            report.sequence
-        ))
+        Some(format!("report {} follows report {reported}; sequences grow by one", report.sequence))
     } else if requests > most {
         Some(format!(
             "a report of {requests} requests exceeds limits.events_per_report_max = {most}; \
@@ -254,9 +251,7 @@ impl Intake<'_> {
         if self.host()?.batches.contains_key(&key) {
             Ok(key)
         } else {
-            Err(not_yours(format!(
-                "this host takes no part in batch {name}; announce it first"
-            )))
+            Err(not_yours(format!("this host takes no part in batch {name}; announce it first")))
         }
     }
 

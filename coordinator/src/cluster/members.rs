@@ -117,8 +117,7 @@ impl Intake<'_> {
             }
         }
         let is_foreign = |load: &Load| !members.contains(&load.by);
-        self.workload
-            .drop_loads(self.hosts, key, |_, load| is_foreign(load));
+        self.workload.drop_loads(self.hosts, key, |_, load| is_foreign(load));
         let Some(request) = self.workload.requests.get_mut(key) else {
             return Ok(());
         };
@@ -133,11 +132,7 @@ impl Intake<'_> {
 
     /// Ends a batch. Its members get an order in which it has no rank.
     pub(super) fn end_batch(&mut self, key: Key) {
-        *self.work += self
-            .workload
-            .batches
-            .get(key)
-            .map_or(0, |it| it.requests.len());
+        *self.work += self.workload.batches.get(key).map_or(0, |it| it.requests.len());
         self.workload.end_batch(self.now, self.hosts, key);
         self.fetches.end_batch(key);
     }
@@ -232,11 +227,8 @@ impl Intake<'_> {
         let Some(host) = self.hosts.get(id) else {
             return;
         };
-        let batches: Vec<(Key, bool)> = host
-            .batches
-            .iter()
-            .map(|(&key, &said)| (key, said == mark))
-            .collect();
+        let batches: Vec<(Key, bool)> =
+            host.batches.iter().map(|(&key, &said)| (key, said == mark)).collect();
         let fetches = self.fetches.of_host(id);
         let stale = fetches.filter(|(_, fetch)| fetch.mark != mark);
         let stale: Vec<u64> = stale.map(|(number, _)| number).collect();

@@ -20,12 +20,7 @@ pub(super) struct Note {
 impl Note {
     /// Creates the note of a change made `aged` before `now`. Long texts are cut.
     pub(super) fn new(author: &str, comment: &str, now: Time, aged: Span) -> Self {
-        Self {
-            author: cut(author),
-            comment: cut(comment),
-            at: now,
-            aged,
-        }
+        Self { author: cut(author), comment: cut(comment), at: now, aged }
     }
 
     pub(super) fn age(&self, now: Time) -> Span {

@@ -59,8 +59,7 @@ impl Outbox {
             }
         } else {
             let kind = core::mem::discriminant(&letter);
-            self.letters
-                .retain(|other| core::mem::discriminant(other) != kind);
+            self.letters.retain(|other| core::mem::discriminant(other) != kind);
         }
         self.letters.push_back(letter);
     }
@@ -68,9 +67,7 @@ impl Outbox {
     pub(super) fn take_letters(&mut self) -> impl Iterator<Item = FromCoordinator> {
         self.letters
             .drain(..)
-            .map(|letter| FromCoordinator {
-                message: Some(letter),
-            })
+            .map(|letter| FromCoordinator { message: Some(letter) })
             .collect::<Vec<_>>()
             .into_iter()
     }
@@ -104,10 +101,7 @@ impl Outbox {
     /// Clears everything that belonged to the stream before.
     pub(super) fn restart(&mut self) {
         let listed = self.listed;
-        *self = Self {
-            listed,
-            ..Self::default()
-        };
+        *self = Self { listed, ..Self::default() };
     }
 }
 
@@ -182,9 +176,7 @@ pub(super) fn pieces(
             piece.last = true;
             piece.considered_report = considered_report;
         }
-        FromCoordinator {
-            message: Some(Message::Order(piece)),
-        }
+        FromCoordinator { message: Some(Message::Order(piece)) }
     };
     pieces.into_iter().enumerate().map(number).collect()
 }
@@ -198,14 +190,8 @@ mod tests {
         let ranks = (0..2 * ORDER_PIECE_ENTRIES_MAX as u64 + 1)
             .map(|batch| v1::Rank { batch, sort_key: 1 })
             .collect();
-        let contents = Contents {
-            ranks,
-            ..Contents::default()
-        };
-        let epoch = Epoch {
-            term: 3,
-            sequence: 4,
-        };
+        let contents = Contents { ranks, ..Contents::default() };
+        let epoch = Epoch { term: 3, sequence: 4 };
         let sent = pieces(contents, epoch, None, 9);
         let orders: Vec<&Order> = sent
             .iter()
@@ -223,10 +209,7 @@ mod tests {
 
     #[test]
     fn an_order_without_contents_is_one_piece() {
-        let epoch = Epoch {
-            term: 1,
-            sequence: 1,
-        };
+        let epoch = Epoch { term: 1, sequence: 1 };
         assert_eq!(pieces(Contents::default(), epoch, None, 0).len(), 1);
     }
 

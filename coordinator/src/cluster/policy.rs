@@ -82,10 +82,8 @@ impl ClusterPolicy {
     pub fn validate(&self) -> Result<(), PolicyError> {
         let fail = |field, problem| Err(PolicyError::Invalid { field, problem });
         if !matches!(self.policy, PolicyKind::Mfs | PolicyKind::Laxity) {
-            let problem = format!(
-                "`{}` has no order between batches; write mfs or laxity",
-                self.policy
-            );
+            let problem =
+                format!("`{}` has no order between batches; write mfs or laxity", self.policy);
             return fail("policy", problem);
         }
         if self.drop_budget > MEMBERS_MAX {
@@ -97,10 +95,7 @@ impl ClusterPolicy {
             return fail("correction_permille", problem);
         }
         if self.fetches_per_port == 0 {
-            return fail(
-                "fetches_per_port",
-                "0 would let nobody fetch; write 1 or more".into(),
-            );
+            return fail("fetches_per_port", "0 would let nobody fetch; write 1 or more".into());
         }
         for (field, span) in [
             ("debounce", self.debounce),
@@ -118,10 +113,7 @@ impl ClusterPolicy {
     }
 
     pub(super) fn tokens(&self) -> TokenPolicy {
-        TokenPolicy {
-            per_port: self.fetches_per_port,
-            lease: self.fetch_lease,
-        }
+        TokenPolicy { per_port: self.fetches_per_port, lease: self.fetch_lease }
     }
 
     /// Returns this policy with the fields that `change` sets.
@@ -130,12 +122,10 @@ impl ClusterPolicy {
     /// Returns [`PolicyError::Invalid`].
     pub fn with(mut self, change: &v1::Policy) -> Result<Self, PolicyError> {
         if let Some(name) = &change.policy {
-            self.policy = name
-                .parse()
-                .map_err(|unknown: UnknownPolicy| PolicyError::Invalid {
-                    field: "policy",
-                    problem: unknown.to_string(),
-                })?;
+            self.policy = name.parse().map_err(|unknown: UnknownPolicy| PolicyError::Invalid {
+                field: "policy",
+                problem: unknown.to_string(),
+            })?;
             if change.correction_permille.is_none() {
                 self.correction_permille =
                     AdmissionConfig::for_policy(self.policy).correction_permille;
@@ -235,10 +225,7 @@ impl Revisions {
         expected: u64,
     ) -> Result<ClusterPolicy, PolicyError> {
         if expected != 0 && expected != self.current.number {
-            return Err(PolicyError::Stale {
-                expected,
-                current: self.current.number,
-            });
+            return Err(PolicyError::Stale { expected, current: self.current.number });
         }
         self.current.policy.with(change)
     }
@@ -249,8 +236,7 @@ impl Revisions {
             policy,
             note: Note::new(author, comment, at, Span::ZERO),
         };
-        self.older
-            .push_back(core::mem::replace(&mut self.current, next));
+        self.older.push_back(core::mem::replace(&mut self.current, next));
         if self.older.len() > HISTORY_MAX {
             self.older.pop_front();
         }
@@ -264,18 +250,9 @@ mod tests {
     #[test]
     fn what_a_change_does_not_name_stays() {
         let policy = ClusterPolicy::default();
-        let change = v1::Policy {
-            drop_budget: Some(7),
-            ..v1::Policy::default()
-        };
+        let change = v1::Policy { drop_budget: Some(7), ..v1::Policy::default() };
         let changed = policy.with(&change).expect("valid");
-        assert_eq!(
-            changed,
-            ClusterPolicy {
-                drop_budget: 7,
-                ..policy
-            }
-        );
+        assert_eq!(changed, ClusterPolicy { drop_budget: 7, ..policy });
     }
 
     #[test]
@@ -308,10 +285,7 @@ mod tests {
         revisions.set(ClusterPolicy::default(), "a", &"ü".repeat(1000), Time(1));
         assert_eq!(
             revisions.check(&nothing, 1),
-            Err(PolicyError::Stale {
-                expected: 1,
-                current: 2
-            })
+            Err(PolicyError::Stale { expected: 1, current: 2 })
         );
         for n in 0..2 * HISTORY_MAX as u64 {
             revisions.set(ClusterPolicy::default(), "a", "", Time(n));

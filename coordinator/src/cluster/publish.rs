@@ -26,10 +26,9 @@ impl Cluster {
             }
         }
         for &(batch, name) in &changed {
-            self.workload
-                .tell_members(&mut self.hosts, batch, |outbox| {
-                    outbox.ranks.insert(name);
-                });
+            self.workload.tell_members(&mut self.hosts, batch, |outbox| {
+                outbox.ranks.insert(name);
+            });
             self.fetches.rerank(&self.workload, batch);
         }
         changed.len()
@@ -40,12 +39,8 @@ impl Cluster {
         let order = self.workload.admission.order();
         let mut pruned: Vec<Key> = order.pruned.iter().map(|request| request.0).collect();
         let before = core::mem::take(&mut self.workload.pruned);
-        let new = pruned
-            .iter()
-            .filter(|key| before.binary_search(key).is_err());
-        let freed = before
-            .iter()
-            .filter(|key| pruned.binary_search(key).is_err());
+        let new = pruned.iter().filter(|key| before.binary_search(key).is_err());
+        let freed = before.iter().filter(|key| pruned.binary_search(key).is_err());
         let new = new.map(|&key| (key, true));
         let changed: Vec<(Key, bool)> = new.chain(freed.map(|&key| (key, false))).collect();
         for (key, is_pruned) in changed {
@@ -79,10 +74,7 @@ impl Cluster {
             host.outbox.demand_full();
         }
         self.sequence += 1;
-        let epoch = Epoch {
-            term: self.term,
-            sequence: self.sequence,
-        };
+        let epoch = Epoch { term: self.term, sequence: self.sequence };
         if host.outbox.sent.is_none() {
             host.outbox.demand_full();
         }
@@ -91,11 +83,7 @@ impl Cluster {
         let Some(host) = self.hosts.get_mut(id) else {
             return Taken::Replaced;
         };
-        let base = if host.outbox.full {
-            None
-        } else {
-            host.outbox.sent
-        };
+        let base = if host.outbox.full { None } else { host.outbox.sent };
         host.outbox.full = false;
         host.outbox.answer = false;
         host.outbox.sent = Some(epoch);
@@ -117,10 +105,7 @@ impl Cluster {
                 let Some(batch) = self.workload.batches.get(key) else {
                     continue;
                 };
-                let rank = |sort_key| v1::Rank {
-                    batch: batch.name,
-                    sort_key,
-                };
+                let rank = |sort_key| v1::Rank { batch: batch.name, sort_key };
                 contents.ranks.extend(batch.sort_key.map(rank));
                 let requests = batch.requests.iter();
                 let pruned = requests.filter_map(|&key| self.pruned_for(host, key));
@@ -141,10 +126,7 @@ impl Cluster {
                 .filter(|key| host.batches.contains_key(key))
                 .and_then(|key| self.workload.batches.get(key));
             match batch.and_then(|batch| batch.sort_key) {
-                Some(sort_key) => contents.ranks.push(v1::Rank {
-                    batch: name,
-                    sort_key,
-                }),
+                Some(sort_key) => contents.ranks.push(v1::Rank { batch: name, sort_key }),
                 None => contents.unranked.push(name),
             }
         }
@@ -164,19 +146,12 @@ impl Cluster {
     /// Returns the entry of a pruned request in a host's order. `None` if it does not concern the
     /// host.
     fn pruned_for(&self, host: &Host, key: Key) -> Option<v1::Pruned> {
-        let request = self
-            .workload
-            .requests
-            .get(key)
-            .filter(|request| request.pruned)?;
+        let request = self.workload.requests.get(key).filter(|request| request.pruned)?;
         // The host may have left the batch, or the request may have moved to another batch.
         if !host.batches.contains_key(&request.batch) {
             return None;
         }
-        let mut told = v1::Pruned {
-            request: request.name,
-            ..v1::Pruned::default()
-        };
+        let mut told = v1::Pruned { request: request.name, ..v1::Pruned::default() };
         if host.can(v1::Capability::PruneCauses)
             && let Some(cause) = self.workload.admission.prune_cause(RequestId(key))
         {

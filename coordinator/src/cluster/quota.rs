@@ -19,12 +19,7 @@ impl Quota {
         let hosts_max = if hosts_max == 0 { 1 } else { hosts_max };
         let share = total / 2 / hosts_max;
         let reserved = if share < host_max { share } else { host_max };
-        Self {
-            reserved,
-            host_max,
-            shared_max: total - reserved * hosts_max,
-            shared: 0,
-        }
+        Self { reserved, host_max, shared_max: total - reserved * hosts_max, shared: 0 }
     }
 
     /// Takes one more entry for a host that holds `held`. Returns whether the host may have it.

@@ -33,10 +33,7 @@ impl Cluster {
         let since = core::mem::take(&mut self.since);
         self.since.runs = runs;
         v1::RunSummary {
-            epoch: Some(v1::Epoch {
-                term: self.term,
-                sequence: self.sequence,
-            }),
+            epoch: Some(v1::Epoch { term: self.term, sequence: self.sequence }),
             batches: self.workload.batches.len() as u32,
             requests: self.workload.requests.len() as u32,
             pruned: self.workload.pruned.len() as u32,

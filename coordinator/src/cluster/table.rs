@@ -21,11 +21,7 @@ pub(crate) struct Table<T> {
 
 impl<T> Default for Table<T> {
     fn default() -> Self {
-        Self {
-            entries: Vec::new(),
-            free: Vec::new(),
-            arrivals: 0,
-        }
+        Self { entries: Vec::new(), free: Vec::new(), arrivals: 0 }
     }
 }
 

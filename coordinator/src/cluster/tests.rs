@@ -129,10 +129,7 @@ fn what_a_snapshot_does_not_mention_is_gone() {
     let mut world = World::new();
     let mut a = world.join("a");
     world.report(&mut a, [arrived(1, [request(11, 900, 0)])]);
-    world.report(
-        &mut a,
-        [arrived(2, [request(21, 500, 9), request(22, 500, 9)])],
-    );
+    world.report(&mut a, [arrived(2, [request(21, 500, 9), request(22, 500, 9)])]);
     world.settle_and_read(&mut [&mut a]);
     let id = a.id;
     world.detach(&a);
@@ -160,10 +157,7 @@ fn a_lost_host_is_forgotten_after_its_grace_and_the_next_member_owns_its_batches
     world.now = world.now + Span::from_millis(2);
     world.cluster.poll(world.now);
     let counters = world.counters();
-    assert_eq!(
-        (counters.hosts, counters.batches, counters.requests),
-        (1, 1, 1)
-    );
+    assert_eq!((counters.hosts, counters.batches, counters.requests), (1, 1, 1));
     world.report(&mut b, [finished(1)]);
     assert_eq!(world.counters().batches, 0);
 }
@@ -202,10 +196,7 @@ fn an_old_daemon_gets_only_full_orders_and_an_unknown_one_is_turned_away_with_a_
 
     let mut newer = hello("new");
     (newer.protocol, newer.protocol_min) = (9, 8);
-    let refused = world
-        .cluster
-        .attend(world.now, &newer)
-        .expect_err("refused");
+    let refused = world.cluster.attend(world.now, &newer).expect_err("refused");
     assert_eq!(refused.reason(), v1::GoodbyeReason::Incompatible);
     assert!(refused.detail.contains("8 to 9"));
 }
@@ -216,10 +207,7 @@ fn a_summary_says_what_has_happened_since_the_one_before() {
     let (mut a, mut b) = (world.join("a"), world.join("b"));
     world.settle_and_read(&mut [&mut a, &mut b]);
     let nobody_pruned = v1::SetPolicyRequest {
-        change: Some(v1::Policy {
-            drop_budget: Some(0),
-            ..v1::Policy::default()
-        }),
+        change: Some(v1::Policy { drop_budget: Some(0), ..v1::Policy::default() }),
         ..v1::SetPolicyRequest::default()
     };
     let set = world.cluster.set_policy(world.now, &nobody_pruned, "me");
@@ -228,19 +216,11 @@ fn a_summary_says_what_has_happened_since_the_one_before() {
     world.cluster.summary();
     let nothing = world.cluster.summary();
     assert_eq!(
-        (
-            nothing.runs,
-            nothing.ranks_changed,
-            nothing.hosts_told,
-            nothing.took_ns
-        ),
+        (nothing.runs, nothing.ranks_changed, nothing.hosts_told, nothing.took_ns),
         (0, 0, 0, 0)
     );
     let late = request(21, 1, RATE);
-    world.report(
-        &mut a,
-        [arrived(1, [request(11, 900, 10)]), arrived(2, [late])],
-    );
+    world.report(&mut a, [arrived(1, [request(11, 900, 10)]), arrived(2, [late])]);
     world.settle_and_read(&mut [&mut a, &mut b]);
     world.cluster.rest(world.now, Span(700));
     world.report(&mut a, [arrived(3, [request(31, 900, 10)])]);
@@ -249,16 +229,8 @@ fn a_summary_says_what_has_happened_since_the_one_before() {
     world.settle_and_read(&mut [&mut a]);
     let told = world.cluster.summary();
     assert_eq!((told.batches, told.requests, told.runs), (3, 3, 2));
-    assert_eq!(
-        (told.ranks_changed, told.hosts_told),
-        (3, 1),
-        "b is in none of them"
-    );
-    assert_eq!(
-        (told.took_ns, told.infeasible),
-        (1000, 3),
-        "those behind it are late, too"
-    );
+    assert_eq!((told.ranks_changed, told.hosts_told), (3, 1), "b is in none of them");
+    assert_eq!((told.took_ns, told.infeasible), (1000, 3), "those behind it are late, too");
     assert_eq!(told.epoch, a.replica.applied);
 }
 
@@ -296,20 +268,13 @@ fn a_drained_host_is_shown_with_who_took_it_out_and_why_and_whether_it_is_there(
     world.now = world.now + Span::from_millis(30);
     let note = |world: &World| world.cluster.list_hosts(world.now).hosts[0].drain.clone();
     let told = note(&world).expect("drained");
-    assert_eq!(
-        (told.author.as_str(), told.comment.as_str()),
-        ("me", "a reason")
-    );
+    assert_eq!((told.author.as_str(), told.comment.as_str()), ("me", "a reason"));
     assert_eq!(told.age_ns, 30 * MS);
     let changed = world.cluster.host_changed("a");
     assert!(changed.connected && changed.drained);
     world.detach(&a);
     assert!(!world.cluster.host_changed("a").connected);
-    let asked = v1::DrainRequest {
-        host: "a".into(),
-        drain: true,
-        comment: "x".repeat(1 << 20),
-    };
+    let asked = v1::DrainRequest { host: "a".into(), drain: true, comment: "x".repeat(1 << 20) };
     assert!(world.cluster.drain(world.now, &asked, "me").is_ok());
     assert!(note(&world).expect("drained").comment.len() <= 512);
     assert_eq!(world.drain("a", false), Ok(0));
@@ -322,22 +287,8 @@ fn an_explanation_is_in_units_that_people_read() {
     let mut a = world.join("a");
     world.report(&mut a, [arrived(1, [request(11, 900, 5 << 20)])]);
     world.settle_and_read(&mut [&mut a]);
-    let wanted = v1::ExplainRequest {
-        batch: 1,
-        ..Default::default()
-    };
-    let text = world
-        .cluster
-        .explain(world.now, &wanted)
-        .expect("there")
-        .text
-        .join(" ");
-    assert!(
-        text.contains("5 MiB of it") && text.contains("at 8 Gbit/s"),
-        "{text}"
-    );
-    assert!(
-        text.contains("in 890 ms") && text.contains("MiB more"),
-        "{text}"
-    );
+    let wanted = v1::ExplainRequest { batch: 1, ..Default::default() };
+    let text = world.cluster.explain(world.now, &wanted).expect("there").text.join(" ");
+    assert!(text.contains("5 MiB of it") && text.contains("at 8 Gbit/s"), "{text}");
+    assert!(text.contains("in 890 ms") && text.contains("MiB more"), "{text}");
 }

@@ -41,10 +41,7 @@ pub(crate) struct FetchRank {
 
 impl FetchRank {
     /// The rank of a fetch whose batch has ended.
-    pub(crate) const LAST: Self = Self {
-        need: Need::Doomed,
-        sort_key: u64::MAX,
-    };
+    pub(crate) const LAST: Self = Self { need: Need::Doomed, sort_key: u64::MAX };
 }
 
 /// How much depends on a fetch.
@@ -102,11 +99,7 @@ pub(crate) struct Tokens {
 impl Tokens {
     /// Adds a fetch from `victim` that waits for a token. The caller bounds their number.
     pub(crate) fn want(&mut self, victim: PortId, rank: FetchRank) -> Key {
-        let key = self.fetches.insert(Fetch {
-            victim,
-            rank,
-            turn: Turn::Waiting,
-        });
+        let key = self.fetches.insert(Fetch { victim, rank, turn: Turn::Waiting });
         let port = self.victims.entry(victim).or_default();
         port.waiting.insert((rank, key));
         self.open.insert(victim);
@@ -254,10 +247,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const POLICY: TokenPolicy = TokenPolicy {
-        per_port: 2,
-        lease: Span(100),
-    };
+    const POLICY: TokenPolicy = TokenPolicy { per_port: 2, lease: Span(100) };
     const HOT: PortId = PortId(7);
 
     const fn ranked(need: Need, sort_key: u64) -> FetchRank {

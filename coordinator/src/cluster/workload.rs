@@ -90,11 +90,8 @@ impl Workload {
 
     /// Passes a batch and its compute time to admission.
     pub(super) fn announce(&mut self, now: Time, batch: Key, compute: Span) {
-        let event = AdmissionEvent::BatchArrived {
-            batch: BatchId(batch),
-            requests: Vec::new(),
-            compute,
-        };
+        let event =
+            AdmissionEvent::BatchArrived { batch: BatchId(batch), requests: Vec::new(), compute };
         self.admission.handle(now, event);
     }
 
@@ -105,8 +102,7 @@ impl Workload {
         };
         batch.started = Some(now);
         let batch = BatchId(key);
-        self.admission
-            .handle(now, AdmissionEvent::BatchStarted { batch });
+        self.admission.handle(now, AdmissionEvent::BatchStarted { batch });
         true
     }
 
@@ -124,9 +120,7 @@ impl Workload {
         for request in requests {
             self.remove_request(hosts, request);
         }
-        let event = AdmissionEvent::BatchDeparted {
-            batch: BatchId(key),
-        };
+        let event = AdmissionEvent::BatchDeparted { batch: BatchId(key) };
         self.admission.handle(now, event);
         let Some(batch) = self.batches.remove(key) else {
             return;
@@ -158,10 +152,7 @@ impl Workload {
 
     /// Returns the ids of the pruned requests of a batch.
     pub(super) fn pruned_of(&self, batch: &Batch) -> Vec<u64> {
-        let requests = batch
-            .requests
-            .iter()
-            .filter_map(|&it| self.requests.get(it));
+        let requests = batch.requests.iter().filter_map(|&it| self.requests.get(it));
         let pruned = requests.filter(|request| request.pruned);
         pruned.map(|request| request.name).collect()
     }
@@ -178,10 +169,7 @@ impl Workload {
             Need::Ahead
         };
         let sort_key = batch.and_then(|batch| batch.sort_key);
-        FetchRank {
-            need,
-            sort_key: sort_key.unwrap_or(SORT_KEY_LAST),
-        }
+        FetchRank { need, sort_key: sort_key.unwrap_or(SORT_KEY_LAST) }
     }
 
     /// Adds a request that is not known yet. The caller has charged its host.

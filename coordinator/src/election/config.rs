@@ -46,23 +46,14 @@ impl EtcdConfig {
     /// Returns the key and the problem of the first invalid value.
     pub(crate) fn check(&self) -> Result<(), (&'static str, String)> {
         if self.endpoints.is_empty() {
-            return Err((
-                "etcd.endpoints",
-                "names none; write [\"http://127.0.0.1:2379\"]".into(),
-            ));
+            return Err(("etcd.endpoints", "names none; write [\"http://127.0.0.1:2379\"]".into()));
         }
         let odd = |url: &&String| !(url.starts_with("http://") || url.starts_with("https://"));
         if let Some(url) = self.endpoints.iter().find(odd) {
-            return Err((
-                "etcd.endpoints",
-                format!("`{url}` is no http:// or https:// address"),
-            ));
+            return Err(("etcd.endpoints", format!("`{url}` is no http:// or https:// address")));
         }
         if self.advertise.is_empty() {
-            return Err((
-                "etcd.advertise",
-                "is empty; write the address that daemons use".into(),
-            ));
+            return Err(("etcd.advertise", "is empty; write the address that daemons use".into()));
         }
         if !(2_000_000_000..=60_000_000_000).contains(&self.ttl.0) {
             return Err(("etcd.ttl", format!("{} is not in 2s..=60s", self.ttl)));

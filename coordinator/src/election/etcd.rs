@@ -103,10 +103,7 @@ impl Etcd {
                 Err(status) => last = status,
             }
         }
-        Err(EtcdError::Call {
-            endpoints: self.endpoints.join(", "),
-            status: last,
-        })
+        Err(EtcdError::Call { endpoints: self.endpoints.join(", "), status: last })
     }
 
     /// Creates a lease of `ttl_s` seconds. Returns its id and its TTL in seconds.
@@ -127,10 +124,7 @@ impl Etcd {
     pub(super) async fn keep_alive(&self, id: i64) -> Result<Option<i64>, EtcdError> {
         let act = |channel| async move {
             let asked = once(pb::LeaseKeepAliveRequest { id });
-            let mut answers = LeaseClient::new(channel)
-                .lease_keep_alive(asked)
-                .await?
-                .into_inner();
+            let mut answers = LeaseClient::new(channel).lease_keep_alive(asked).await?.into_inner();
             let answer = answers.message().await?;
             answer.ok_or_else(|| Status::unavailable("the stream ended without an answer"))
         };
@@ -143,10 +137,7 @@ impl Etcd {
     }
 
     pub(super) async fn get(&self, key: &str) -> Result<Option<pb::KeyValue>, EtcdError> {
-        let asked = pb::RangeRequest {
-            key: key.into(),
-            ..pb::RangeRequest::default()
-        };
+        let asked = pb::RangeRequest { key: key.into(), ..pb::RangeRequest::default() };
         let act = |channel| {
             let asked = asked.clone();
             async move { KvClient::new(channel).range(asked).await }

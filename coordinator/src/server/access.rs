@@ -73,10 +73,7 @@ pub(crate) struct ConnectInfo {
 
 impl ConnectInfo {
     pub(crate) fn new(peer: Peer) -> Self {
-        Self {
-            peer,
-            served: Served::default(),
-        }
+        Self { peer, served: Served::default() }
     }
 
     /// Reports whether a stream is served on the connection.
@@ -146,8 +143,7 @@ impl Peer {
     /// Checks that the peer may report for this host.
     pub(crate) fn may_report(self, host: &str) -> Result<(), Status> {
         let own = |role: &Role| matches!(role, Role::Daemon(name) if name == host);
-        self.with(own, &format!("laxity://daemon/{host}"))
-            .map(|_| ())
+        self.with(own, &format!("laxity://daemon/{host}")).map(|_| ())
     }
 
     fn with(self, fits: impl Fn(&Role) -> bool, wanted: &str) -> Result<Self, Status> {
@@ -180,10 +176,7 @@ mod tests {
 
     #[test]
     fn a_uri_names_a_role_only_if_it_is_exactly_one() {
-        assert_eq!(
-            Role::parse("laxity://daemon/h1"),
-            Some(Role::Daemon("h1".into()))
-        );
+        assert_eq!(Role::parse("laxity://daemon/h1"), Some(Role::Daemon("h1".into())));
         for uri in [
             "laxity://daemon/",
             "laxity://daemon",
@@ -200,9 +193,7 @@ mod tests {
     fn each_role_may_what_it_is_for_and_nothing_else() {
         let known = |role: Role| {
             let mut request = Request::new(());
-            request
-                .extensions_mut()
-                .insert(super::ConnectInfo::new(Peer::Known([role].into())));
+            request.extensions_mut().insert(super::ConnectInfo::new(Peer::Known([role].into())));
             request
         };
         let daemon = known(Role::Daemon("a".into()));

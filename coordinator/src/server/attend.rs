@@ -92,9 +92,7 @@ impl Coordination for Service {
 }
 
 fn message(message: Message) -> FromCoordinator {
-    FromCoordinator {
-        message: Some(message),
-    }
+    FromCoordinator { message: Some(message) }
 }
 
 fn not_leader(shared: &Shared) -> Goodbye {
@@ -104,10 +102,7 @@ fn not_leader(shared: &Shared) -> Goodbye {
     } else {
         format!("this coordinator does not lead; {leader} does")
     };
-    Goodbye {
-        leader,
-        ..goodbye(GoodbyeReason::NotLeader, detail)
-    }
+    Goodbye { leader, ..goodbye(GoodbyeReason::NotLeader, detail) }
 }
 
 async fn serve(
@@ -117,9 +112,7 @@ async fn serve(
     sender: Sender,
 ) {
     let hello = match tokio::time::timeout(HELLO_MAX, inbound.message()).await {
-        Ok(Ok(Some(FromDaemon {
-            message: Some(from_daemon::Message::Hello(hello)),
-        }))) => hello,
+        Ok(Ok(Some(FromDaemon { message: Some(from_daemon::Message::Hello(hello)) }))) => hello,
         Ok(Ok(Some(_))) => {
             let detail = "the first message of a stream is Hello";
             return part(&sender, goodbye(GoodbyeReason::Protocol, detail)).await;
@@ -156,12 +149,7 @@ async fn serve(
     woken.notify_one();
     shared.writers().insert(stream, Arc::clone(&woken));
     shared.stir();
-    let writer = tokio::spawn(write(
-        Arc::clone(&shared),
-        (id, stream),
-        sender.clone(),
-        woken,
-    ));
+    let writer = tokio::spawn(write(Arc::clone(&shared), (id, stream), sender.clone(), woken));
     let last = read(&shared, (id, stream), &hello, &mut inbound, era).await;
     writer.abort();
     // The writer may stop within an order. The daemon drops an order without its last piece.

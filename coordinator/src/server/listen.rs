@@ -232,11 +232,7 @@ pub(crate) fn accept(
                 debug!(%address, "a connection beyond limits.connections_* was closed");
                 continue;
             };
-            let mut visit = Visit {
-                slots: visitors.clone(),
-                address: address.ip(),
-                lost: None,
-            };
+            let mut visit = Visit { slots: visitors.clone(), address: address.ip(), lost: None };
             visit.enter();
             let _ = stream.set_nodelay(true);
             let Some(tls) = tls.clone() else {

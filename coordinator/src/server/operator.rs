@@ -119,9 +119,7 @@ impl Operator for Service {
         Peer::viewer(&request)?;
         let now = self.shared.now();
         let most = request.get_ref().history;
-        Ok(Response::new(
-            self.shared.cluster().policy_history(now, most),
-        ))
+        Ok(Response::new(self.shared.cluster().policy_history(now, most)))
     }
 
     async fn set_policy(
@@ -133,23 +131,20 @@ impl Operator for Service {
         self.must_lead()?;
         let now = self.shared.now();
         let change = request.get_ref();
-        let current = self
-            .shared
-            .cluster()
-            .set_policy(now, change, &author)
-            .map_err(|error| match error {
-                PolicyError::Invalid { .. } => Status::invalid_argument(error.to_string()),
-                PolicyError::Stale { .. } => Status::failed_precondition(error.to_string()),
-            })?;
+        let current =
+            self.shared.cluster().set_policy(now, change, &author).map_err(
+                |error| match error {
+                    PolicyError::Invalid { .. } => Status::invalid_argument(error.to_string()),
+                    PolicyError::Stale { .. } => Status::failed_precondition(error.to_string()),
+                },
+            )?;
         if !change.dry_run {
             info!(%author, revision = current.revision, "the policy was changed");
             self.shared.stir();
             self.shared.tell_watchers(Event::Policy(current.clone()));
             self.save().await?;
         }
-        Ok(Response::new(SetPolicyResponse {
-            current: Some(current),
-        }))
+        Ok(Response::new(SetPolicyResponse { current: Some(current) }))
     }
 
     async fn drain(
@@ -198,9 +193,9 @@ impl Operator for Service {
                 let event = match event {
                     Ok(event) if is_wanted(&wanted, &event) => event,
                     Ok(_) => continue,
-                    Err(RecvError::Lagged(missed)) => WatchEvent {
-                        event: Some(Event::Missed(missed)),
-                    },
+                    Err(RecvError::Lagged(missed)) => {
+                        WatchEvent { event: Some(Event::Missed(missed)) }
+                    }
                     Err(RecvError::Closed) => return,
                 };
                 // A watcher that does not read must not delay the stop.

@@ -31,10 +31,7 @@ impl WebConfig {
         let fail = |problem: String| Err(Nonsense::new("web.listen", problem));
         match self.address() {
             None if self.listen.is_empty() => Ok(()),
-            None => fail(format!(
-                "`{}` is no address; write 127.0.0.1:7473",
-                self.listen
-            )),
+            None => fail(format!("`{}` is no address; write 127.0.0.1:7473", self.listen)),
             Some(address) if !address.ip().is_loopback() && !self.insecure => fail(format!(
                 "{address} is reachable from other hosts, and the page has neither TLS nor \
                  passwords; listen on 127.0.0.1 and reach it by ssh -L or a proxy, or set \

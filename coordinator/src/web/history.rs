@@ -52,11 +52,7 @@ mod tests {
     use super::*;
 
     fn sums(in_time: u64, late: u64) -> Ended {
-        Ended {
-            in_time,
-            late,
-            ..Ended::default()
-        }
+        Ended { in_time, late, ..Ended::default() }
     }
 
     #[test]

@@ -70,10 +70,8 @@ pub(super) fn state(shared: &Shared, history: &Mutex<History>) -> State {
     let now = shared.now();
     let (hosts, batches, trouble, policy, (cluster, _)) = {
         let known = shared.cluster();
-        let head = v1::ListBatchesRequest {
-            limit: BATCHES_MAX,
-            ..v1::ListBatchesRequest::default()
-        };
+        let head =
+            v1::ListBatchesRequest { limit: BATCHES_MAX, ..v1::ListBatchesRequest::default() };
         let worst = v1::ListBatchesRequest {
             in_trouble: true,
             limit: TROUBLE_MAX,
@@ -170,27 +168,18 @@ mod tests {
 
     #[test]
     fn queues_of_hosts_with_different_numbers_of_levels_add_up() {
-        let hosts = [
-            host("a", true, &[1, 10]),
-            host("b", true, &[2, 3, u64::MAX]),
-        ];
+        let hosts = [host("a", true, &[1, 10]), host("b", true, &[2, 3, u64::MAX])];
         let sums = queues(&hosts[..1]);
         assert_eq!(sums.bytes, 1);
         let sums = {
             let mut sums = Queues::default();
             for host in &hosts {
-                add(
-                    &mut sums.by_level,
-                    view::by_level(&host.ports[0].queued_level_bytes),
-                );
+                add(&mut sums.by_level, view::by_level(&host.ports[0].queued_level_bytes));
             }
             sums
         };
-        let told: Vec<(&str, u64)> = sums
-            .by_level
-            .iter()
-            .map(|queue| (queue.name.as_str(), queue.bytes))
-            .collect();
+        let told: Vec<(&str, u64)> =
+            sums.by_level.iter().map(|queue| (queue.name.as_str(), queue.bytes)).collect();
         assert_eq!(told, [("P1", 3), ("P2", 3), ("scavenger", u64::MAX)]);
     }
 
@@ -202,10 +191,7 @@ mod tests {
             host("c", false, &[0]),
             host("d", true, &[1]),
         ];
-        let names: Vec<String> = first(hosts.into())
-            .into_iter()
-            .map(|host| host.host)
-            .collect();
+        let names: Vec<String> = first(hosts.into()).into_iter().map(|host| host.host).collect();
         assert_eq!(names, ["c", "b", "a", "d"]);
     }
 }

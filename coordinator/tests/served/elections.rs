@@ -25,10 +25,7 @@ async fn set_drop_budget(group: &Group, nth: usize, budget: u32) -> bool {
         return false;
     };
     let asked = SetPolicyRequest {
-        change: Some(Policy {
-            drop_budget: Some(budget),
-            ..Policy::default()
-        }),
+        change: Some(Policy { drop_budget: Some(budget), ..Policy::default() }),
         ..SetPolicyRequest::default()
     };
     OperatorClient::new(channel).set_policy(asked).await.is_ok()
@@ -61,9 +58,7 @@ async fn leading_drop_budget(group: &Group) -> Option<u32> {
 /// Returns the drop budget of coordinator `nth`, and its number of older revisions.
 async fn drop_budget(group: &Group, nth: usize) -> (Option<u32>, usize) {
     let channel = group.channel(nth).await.expect("it runs");
-    let told = OperatorClient::new(channel)
-        .get_policy(GetPolicyRequest { history: 9 })
-        .await;
+    let told = OperatorClient::new(channel).get_policy(GetPolicyRequest { history: 9 }).await;
     let told = told.expect("told").into_inner();
     let policy = told.current.and_then(|current| current.policy);
     let budget = policy.and_then(|policy| policy.drop_budget);
@@ -123,11 +118,7 @@ async fn a_leader_that_was_paused_sends_no_order_when_it_goes_on() {
     group.members[first].signal(Signal::SIGCONT);
     let last = old.rest(Duration::from_secs(5)).await;
     assert_eq!(last, Some(GoodbyeReason::NotLeader));
-    assert_eq!(
-        fence.accepted(),
-        before,
-        "nothing of the old leader is in force"
-    );
+    assert_eq!(fence.accepted(), before, "nothing of the old leader is in force");
     assert_eq!(fence.refused(), 0, "and nothing was sent");
     fence.check();
 }
@@ -144,10 +135,7 @@ async fn without_etcd_nobody_leads_for_longer_than_the_lease_and_with_it_somebod
     let stopped = Instant::now();
     let last = stream.rest(Duration::from_secs(20)).await;
     assert_eq!(last, Some(GoodbyeReason::NotLeader));
-    println!(
-        "stepped down {:?} after etcd went silent",
-        stopped.elapsed()
-    );
+    println!("stepped down {:?} after etcd went silent", stopped.elapsed());
     group.etcd.signal(Signal::SIGCONT);
     let (_, _stream) = ordered(&group, &fence, 1).await;
     assert!(fence.largest() > term, "a term of its own");
@@ -165,11 +153,7 @@ async fn members_of_etcd_die_and_terms_only_grow_and_the_policy_stays() {
     let mut budgets = 1;
     for kill_leader in [false, true] {
         let etcd_leader = group.etcd.leader().await;
-        let victim = if kill_leader {
-            etcd_leader
-        } else {
-            (etcd_leader + 1) % 3
-        };
+        let victim = if kill_leader { etcd_leader } else { (etcd_leader + 1) % 3 };
         let before = fence.largest();
         group.etcd.kill(victim);
         group.etcd.leader().await;
@@ -242,10 +226,7 @@ async fn no_order_of_a_fenced_leader_is_in_force_whatever_fails() {
         streams.push(stream);
         let wait = Duration::from_millis(random.random_range(0..TTL_S * 1500));
         let kind = random.random_range(0..kinds);
-        println!(
-            "fault {fault}: kind {kind} at {leader}, {wait:?}, term {}",
-            fence.largest()
-        );
+        println!("fault {fault}: kind {kind} at {leader}, {wait:?}, term {}", fence.largest());
         match kind {
             0 => {
                 group.members[leader].child.kill().expect("killed");

@@ -54,11 +54,7 @@ impl Etcd {
     /// Starts etcd. Returns `None`, and the test is skipped, if etcd is not installed.
     fn start(host: &str, count: usize) -> Option<Self> {
         let address = || format!("{host}:{}", free_port(host));
-        let member = |_| EtcdMember {
-            child: None,
-            client: address(),
-            peer: address(),
-        };
+        let member = |_| EtcdMember { child: None, client: address(), peer: address() };
         let mut etcd = Self {
             members: (0..count).map(member).collect(),
             folder: tempfile::tempdir().expect("a folder"),
@@ -149,10 +145,7 @@ impl Etcd {
             if let (true, Some(&(nth, _))) = (agreed, found) {
                 return nth;
             }
-            assert!(
-                begun.elapsed() < ELECTED_MAX,
-                "etcd has no leader: {told:?}"
-            );
+            assert!(begun.elapsed() < ELECTED_MAX, "etcd has no leader: {told:?}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -168,18 +161,14 @@ impl Drop for Etcd {
 
 async fn connect(address: &str) -> Option<Channel> {
     let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("a URL");
-    let endpoint = endpoint
-        .timeout(Duration::from_secs(2))
-        .connect_timeout(Duration::from_secs(2));
+    let endpoint = endpoint.timeout(Duration::from_secs(2)).connect_timeout(Duration::from_secs(2));
     endpoint.connect().await.ok()
 }
 
 /// Returns the coordinator's term if it leads.
 async fn leads(address: &str) -> Option<u64> {
     let channel = connect(address).await?;
-    let asked = OperatorClient::new(channel)
-        .list_hosts(ListHostsRequest {})
-        .await;
+    let asked = OperatorClient::new(channel).list_hosts(ListHostsRequest {}).await;
     let told = asked.ok()?.into_inner();
     told.leading.then_some(told.term)
 }
@@ -208,11 +197,7 @@ impl Group {
     }
 
     fn of(count: usize, etcds: usize, net: Option<Net>) -> Option<Self> {
-        let host = if net.is_some() {
-            ETCD_HOST
-        } else {
-            "127.0.0.1"
-        };
+        let host = if net.is_some() { ETCD_HOST } else { "127.0.0.1" };
         let mut group = Self {
             members: Vec::new(),
             etcd: Etcd::start(host, etcds)?,
@@ -346,11 +331,7 @@ impl Fence {
 
     pub(crate) fn check(&self) {
         let seen = self.0.borrow();
-        assert!(
-            seen.accepted.is_sorted(),
-            "an older order was accepted: {:?}",
-            seen.accepted
-        );
+        assert!(seen.accepted.is_sorted(), "an older order was accepted: {:?}", seen.accepted);
     }
 }
 
@@ -366,11 +347,7 @@ impl<'a> Fenced<'a> {
     async fn attend(member: &Process, fence: &'a Fence) -> Option<Self> {
         let known = vec![fence.largest()];
         let daemon = member.daemon("a").await?;
-        Some(Self {
-            daemon,
-            fence,
-            known,
-        })
+        Some(Self { daemon, fence, known })
     }
 
     /// Reports that a batch arrived.

@@ -89,9 +89,7 @@ impl Net {
             ip(&format!("-n {own} link set lo up"))?;
             for (net, link) in ["etcd", "hosts"].iter().enumerate() {
                 let far = format!("{link}{nth}");
-                ip(&format!(
-                    "-n {hub} link add {far} type veth peer name {link} netns {own}"
-                ))?;
+                ip(&format!("-n {hub} link add {far} type veth peer name {link} netns {own}"))?;
                 ip(&format!("-n {hub} link set {far} master {link} up"))?;
                 let address = format!("198.18.{net}.{}/24", 10 + nth);
                 ip(&format!("-n {own} addr add {address} dev {link}"))?;
@@ -164,9 +162,7 @@ fn ip(words: &str) -> Result<(), String> {
 fn names() -> Vec<String> {
     let listed = fs::read_dir(NAMES).into_iter().flatten().flatten();
     let names = listed.filter_map(|entry| entry.file_name().into_string().ok());
-    names
-        .filter(|name| name.starts_with(&format!("{NAME}-")))
-        .collect()
+    names.filter(|name| name.starts_with(&format!("{NAME}-"))).collect()
 }
 
 /// Removes the namespaces of runs that were killed.

@@ -17,10 +17,7 @@ use crate::daemon::{PATIENCE, Served, arrived};
 
 fn budget(drops: u32, expected_revision: u64, dry_run: bool) -> SetPolicyRequest {
     SetPolicyRequest {
-        change: Some(Policy {
-            drop_budget: Some(drops),
-            ..Policy::default()
-        }),
+        change: Some(Policy { drop_budget: Some(drops), ..Policy::default() }),
         comment: format!("{drops} drops"),
         expected_revision,
         dry_run,
@@ -31,54 +28,24 @@ fn budget(drops: u32, expected_revision: u64, dry_run: bool) -> SetPolicyRequest
 async fn the_policy_is_checked_numbered_and_remembered() {
     let served = Served::start(Config::default()).await;
     let mut operator = served.operator().await;
-    operator
-        .set_policy(budget(5, 1, true))
-        .await
-        .expect("would do");
-    let set = operator
-        .set_policy(budget(6, 1, false))
-        .await
-        .expect("set")
-        .into_inner();
+    operator.set_policy(budget(5, 1, true)).await.expect("would do");
+    let set = operator.set_policy(budget(6, 1, false)).await.expect("set").into_inner();
     assert_eq!(set.current.expect("one").revision, 2);
-    let stale = operator
-        .set_policy(budget(7, 1, false))
-        .await
-        .expect_err("changed meanwhile");
+    let stale = operator.set_policy(budget(7, 1, false)).await.expect_err("changed meanwhile");
     assert_eq!(stale.code(), Code::FailedPrecondition);
     let odd = operator.set_policy(SetPolicyRequest {
-        change: Some(Policy {
-            policy: Some("edf".into()),
-            ..Policy::default()
-        }),
+        change: Some(Policy { policy: Some("edf".into()), ..Policy::default() }),
         ..SetPolicyRequest::default()
     });
-    assert_eq!(
-        odd.await.expect_err("no such order").code(),
-        Code::InvalidArgument
-    );
+    assert_eq!(odd.await.expect_err("no such order").code(), Code::InvalidArgument);
     operator.set_policy(budget(8, 0, false)).await.expect("set");
-    let told = operator
-        .get_policy(GetPolicyRequest { history: 10 })
-        .await
-        .expect("told");
+    let told = operator.get_policy(GetPolicyRequest { history: 10 }).await.expect("told");
     let told = told.into_inner();
     let current = told.current.expect("one");
-    assert_eq!(
-        current.policy.and_then(|policy| policy.drop_budget),
-        Some(8)
-    );
+    assert_eq!(current.policy.and_then(|policy| policy.drop_budget), Some(8));
     assert_eq!(current.comment, "8 drops");
-    assert!(
-        current.author.starts_with("127.0.0.1:"),
-        "{}",
-        current.author
-    );
-    let numbers: Vec<u64> = told
-        .history
-        .iter()
-        .map(|revision| revision.revision)
-        .collect();
+    assert!(current.author.starts_with("127.0.0.1:"), "{}", current.author);
+    let numbers: Vec<u64> = told.history.iter().map(|revision| revision.revision).collect();
     assert_eq!(numbers, [2, 1]);
 }
 
@@ -87,20 +54,10 @@ async fn a_drained_host_is_told_and_forgotten_and_asked_again_when_it_is_back() 
     let served = Served::start(Config::default()).await;
     let mut daemon = served.settled("a", vec![arrived(1, 900)]).await;
     let mut operator = served.operator().await;
-    let drain = |drain| DrainRequest {
-        host: "a".into(),
-        drain,
-        comment: "its NIC flaps".into(),
-    };
-    let watch = WatchRequest {
-        kinds: vec![WatchKind::Hosts as i32],
-    };
+    let drain = |drain| DrainRequest { host: "a".into(), drain, comment: "its NIC flaps".into() };
+    let watch = WatchRequest { kinds: vec![WatchKind::Hosts as i32] };
     let mut events = operator.watch(watch).await.expect("watches").into_inner();
-    let drained = operator
-        .drain(drain(true))
-        .await
-        .expect("drained")
-        .into_inner();
+    let drained = operator.drain(drain(true)).await.expect("drained").into_inner();
     assert_eq!(drained.batches, 1);
     let standing = |message: &Message| match message {
         Message::Standing(standing) => Some(standing.drained),
@@ -116,10 +73,7 @@ async fn a_drained_host_is_told_and_forgotten_and_asked_again_when_it_is_back() 
     let note = hosts.hosts[0].drain.as_ref().expect("a reason");
     assert_eq!(note.comment, "its NIC flaps");
     assert!(note.author.starts_with("127.0.0.1:"), "{note:?}");
-    let listed = operator
-        .list_batches(ListBatchesRequest::default())
-        .await
-        .expect("lists");
+    let listed = operator.list_batches(ListBatchesRequest::default()).await.expect("lists");
     assert_eq!(listed.into_inner().total, 0);
     operator.drain(drain(false)).await.expect("back");
     let wanted = |message: &Message| matches!(message, Message::SnapshotWanted(_)).then_some(());
@@ -127,58 +81,26 @@ async fn a_drained_host_is_told_and_forgotten_and_asked_again_when_it_is_back() 
     daemon.snapshot(vec![arrived(1, 900)]).await;
     daemon.settled().await;
     assert_eq!(daemon.served(), [1]);
-    let again = operator
-        .drain(drain(false))
-        .await
-        .expect_err("is not drained");
+    let again = operator.drain(drain(false)).await.expect_err("is not drained");
     assert_eq!(again.code(), Code::FailedPrecondition);
 }
 
 #[tokio::test]
 async fn hosts_and_batches_are_listed_and_a_place_is_explained() {
     let served = Served::start(Config::default()).await;
-    let _daemon = served
-        .settled("a", vec![arrived(1, 9000), arrived(2, 5000)])
-        .await;
+    let _daemon = served.settled("a", vec![arrived(1, 9000), arrived(2, 5000)]).await;
     let mut operator = served.operator().await;
     let hosts = served.hosts().await;
-    assert!(
-        hosts.leading && hosts.term == 7 && hosts.hosts[0].connected,
-        "{hosts:?}"
-    );
-    let listed = operator
-        .list_batches(ListBatchesRequest::default())
-        .await
-        .expect("lists");
-    let ids: Vec<u64> = listed
-        .into_inner()
-        .batches
-        .iter()
-        .map(|batch| batch.batch)
-        .collect();
+    assert!(hosts.leading && hosts.term == 7 && hosts.hosts[0].connected, "{hosts:?}");
+    let listed = operator.list_batches(ListBatchesRequest::default()).await.expect("lists");
+    let ids: Vec<u64> = listed.into_inner().batches.iter().map(|batch| batch.batch).collect();
     assert_eq!(ids, [2, 1]);
-    let ask = |batch| ExplainRequest {
-        batch,
-        tenant: String::new(),
-    };
-    let told = operator
-        .explain(ask(1))
-        .await
-        .expect("explains")
-        .into_inner();
+    let ask = |batch| ExplainRequest { batch, tenant: String::new() };
+    let told = operator.explain(ask(1)).await.expect("explains").into_inner();
     assert_eq!(told.status.as_ref().and_then(|status| status.rank), Some(1));
-    assert_eq!(
-        told.bottleneck.as_ref().map(|port| port.host.as_str()),
-        Some("a")
-    );
-    assert!(
-        !told.text.is_empty() && told.before[0].batch == 2,
-        "{told:?}"
-    );
-    assert_eq!(
-        operator.explain(ask(77)).await.expect_err("unknown").code(),
-        Code::NotFound
-    );
+    assert_eq!(told.bottleneck.as_ref().map(|port| port.host.as_str()), Some("a"));
+    assert!(!told.text.is_empty() && told.before[0].batch == 2, "{told:?}");
+    assert_eq!(operator.explain(ask(77)).await.expect_err("unknown").code(), Code::NotFound);
 }
 
 #[tokio::test]
@@ -186,15 +108,10 @@ async fn who_watches_hears_of_what_it_asked_for() {
     let served = Served::start(Config::default()).await;
     let mut operator = served.operator().await;
     let kinds = vec![WatchKind::Policy as i32, WatchKind::Hosts as i32];
-    let watch = operator
-        .watch(WatchRequest { kinds })
-        .await
-        .expect("watches");
+    let watch = operator.watch(WatchRequest { kinds }).await.expect("watches");
     let mut events = watch.into_inner();
     let _daemon = served.daemon("a").await;
-    let heard = tokio::time::timeout(PATIENCE, events.message())
-        .await
-        .expect("in time");
+    let heard = tokio::time::timeout(PATIENCE, events.message()).await.expect("in time");
     let heard = heard.expect("goes on").and_then(|event| event.event);
     assert!(
         matches!(
@@ -204,9 +121,7 @@ async fn who_watches_hears_of_what_it_asked_for() {
         "{heard:?}"
     );
     operator.set_policy(budget(6, 0, false)).await.expect("set");
-    let heard = tokio::time::timeout(PATIENCE, events.message())
-        .await
-        .expect("in time");
+    let heard = tokio::time::timeout(PATIENCE, events.message()).await.expect("in time");
     let heard = heard.expect("goes on").and_then(|event| event.event);
     assert!(
         matches!(&heard, Some(watch_event::Event::Policy(new)) if new.revision == 2),
@@ -237,11 +152,7 @@ async fn health_and_reflection_answer() {
     let Some(MessageResponse::ListServicesResponse(services)) = answer else {
         panic!("{answer:?}");
     };
-    let names: Vec<&str> = services
-        .service
-        .iter()
-        .map(|one| one.name.as_str())
-        .collect();
+    let names: Vec<&str> = services.service.iter().map(|one| one.name.as_str()).collect();
     assert!(
         names.contains(&"laxity.v1.Coordination") && names.contains(&"laxity.v1.Operator"),
         "{names:?}"

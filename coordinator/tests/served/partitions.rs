@@ -87,10 +87,7 @@ async fn a_leader_that_is_cut_off_from_etcd_makes_no_order_when_another_leads_an
         // The daemon reaches both coordinators, and the old leader gets reports the whole time.
         let (last, (_, _new)) = tokio::join!(pressed(&mut old), another(&group, &fence, first));
         // There is no goodbye if it came too late.
-        assert!(
-            matches!(last, None | Some(GoodbyeReason::NotLeader)),
-            "{cut:?}: {last:?}"
-        );
+        assert!(matches!(last, None | Some(GoodbyeReason::NotLeader)), "{cut:?}: {last:?}");
         assert!(fence.largest() > term, "terms grow");
         let then = fence.largest();
         assert_eq!(

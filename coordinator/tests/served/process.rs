@@ -45,17 +45,9 @@ impl Process {
             .expect("built");
         let mut line = String::new();
         let out = child.stdout.take().expect("piped");
-        BufReader::new(out)
-            .read_line(&mut line)
-            .expect("says where it listens");
-        let address = line
-            .trim()
-            .strip_prefix("listening on ")
-            .expect("an address");
-        Self {
-            address: address.to_owned(),
-            child,
-        }
+        BufReader::new(out).read_line(&mut line).expect("says where it listens");
+        let address = line.trim().strip_prefix("listening on ").expect("an address");
+        Self { address: address.to_owned(), child }
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
@@ -97,21 +89,12 @@ fn the_check_says_whether_a_configuration_can_be_used_and_what_is_wrong() {
             "[tls]\ncert = \"/none\"\nkey = \"/none\"\nclient_ca = \"/none\"",
             "tls.cert: /none: cannot be read",
         ),
-        (
-            "[etcd]\nendpoints = []\nadvertise = \"a\"",
-            "etcd.endpoints",
-        ),
-        (
-            "[etcd]\nendpoints = [\"http://a\"]\nadvertise = \"a\"\nttl = \"1s\"",
-            "etcd.ttl",
-        ),
+        ("[etcd]\nendpoints = []\nadvertise = \"a\"", "etcd.endpoints"),
+        ("[etcd]\nendpoints = [\"http://a\"]\nadvertise = \"a\"\nttl = \"1s\"", "etcd.ttl"),
     ] {
         let bad = check(text);
         let said = String::from_utf8_lossy(&bad.stderr);
-        assert!(
-            !bad.status.success() && said.contains(word),
-            "{text}: {said}"
-        );
+        assert!(!bad.status.success() && said.contains(word), "{text}: {said}");
     }
 }
 
@@ -151,11 +134,8 @@ async fn a_hangup_rereads_the_configuration_and_a_bad_one_is_not_taken() {
 async fn on_terminate_it_says_goodbye_and_ends_well() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("coordinator.toml");
-    fs::write(
-        &path,
-        "listen = \"127.0.0.1:0\"\nlog = \"error\"\nheartbeat = \"10s\"\n",
-    )
-    .expect("written");
+    fs::write(&path, "listen = \"127.0.0.1:0\"\nlog = \"error\"\nheartbeat = \"10s\"\n")
+        .expect("written");
     let mut process = Process::start(&path);
     let mut daemon = process.daemon("a").await.expect("let in");
     daemon.snapshot(Vec::new()).await;

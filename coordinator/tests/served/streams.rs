@@ -27,13 +27,8 @@ async fn a_full_order_answers_the_snapshot_and_deltas_follow() {
         "{welcome:?}"
     );
     let standing = daemon.next().await.expect("an answer");
-    assert!(
-        matches!(&standing, Message::Standing(s) if !s.drained),
-        "{standing:?}"
-    );
-    daemon
-        .snapshot(vec![arrived(1, 900), arrived(2, 500)])
-        .await;
+    assert!(matches!(&standing, Message::Standing(s) if !s.drained), "{standing:?}");
+    daemon.snapshot(vec![arrived(1, 900), arrived(2, 500)]).await;
     let full = daemon.settled().await;
     assert_eq!((full.base, full.considered_report), (None, 1));
     assert_eq!(daemon.served(), [2, 1]);
@@ -56,10 +51,7 @@ async fn a_daemon_that_lost_track_gets_everything_again_and_acks_are_seen() {
     assert_eq!((full.base, full.ranks.len()), (None, 1));
     daemon
         .say(from_daemon::Message::Nack(Nack {
-            epoch: Some(Epoch {
-                term: 1,
-                sequence: 1,
-            }),
+            epoch: Some(Epoch { term: 1, sequence: 1 }),
             reason: NackReason::WrongBase as i32,
             detail: String::new(),
         }))
@@ -128,9 +120,7 @@ async fn a_second_stream_of_a_host_replaces_the_first_and_stopping_says_so() {
 #[tokio::test]
 async fn a_hostile_daemon_cannot_end_start_or_rank_what_is_anothers() {
     let served = Served::start(Config::default()).await;
-    let mut honest = served
-        .settled("honest", vec![arrived(1, 60_000), arrived(2, 50_000)])
-        .await;
+    let mut honest = served.settled("honest", vec![arrived(1, 60_000), arrived(2, 50_000)]).await;
     let before = honest.ranks.clone();
     let mut hostile = served.daemon("hostile").await;
     hostile.snapshot(Vec::new()).await;
@@ -157,41 +147,25 @@ async fn a_hostile_daemon_cannot_end_start_or_rank_what_is_anothers() {
     honest.report(vec![arrived(3, 70_000)]).await;
     honest.settled().await;
     assert_eq!(honest.served(), [2, 1, 3]);
-    assert_eq!(
-        (honest.ranks[&1], honest.ranks[&2]),
-        (before[&1], before[&2])
-    );
+    assert_eq!((honest.ranks[&1], honest.ranks[&2]), (before[&1], before[&2]));
 }
 
 #[tokio::test]
 async fn what_a_daemon_can_make_the_coordinator_remember_is_bounded() {
-    let limits = Limits {
-        batches_per_host_max: 4,
-        requests_per_host_max: 4,
-        ..Limits::default()
-    };
+    let limits = Limits { batches_per_host_max: 4, requests_per_host_max: 4, ..Limits::default() };
     let served = Served::limited(limits).await;
     let mut hostile = served.daemon("hostile").await;
-    hostile
-        .snapshot((1..=1000).map(|batch| arrived(batch, 10_000)).collect())
-        .await;
+    hostile.snapshot((1..=1000).map(|batch| arrived(batch, 10_000)).collect()).await;
     let refused = hostile.refusal().await;
     assert_eq!(refused.reason(), RefusalReason::Limit);
     assert!(refused.count >= 996, "{refused:?}");
     let hosts = served.hosts().await;
-    assert!(
-        hosts.hosts[0].batches <= 4 && hosts.hosts[0].requests <= 4,
-        "{hosts:?}"
-    );
+    assert!(hosts.hosts[0].batches <= 4 && hosts.hosts[0].requests <= 4, "{hosts:?}");
 }
 
 #[tokio::test]
 async fn messages_and_reports_beyond_their_size_end_that_stream_only() {
-    let limits = Limits {
-        message_bytes_max: 8192,
-        events_per_report_max: 10,
-        ..Limits::default()
-    };
+    let limits = Limits { message_bytes_max: 8192, events_per_report_max: 10, ..Limits::default() };
     let served = Served::limited(limits).await;
     let mut good = served.daemon("good").await;
     good.snapshot(vec![arrived(1, 900)]).await;
@@ -199,16 +173,9 @@ async fn messages_and_reports_beyond_their_size_end_that_stream_only() {
     long.snapshot((1..=11).map(finished).collect()).await;
     assert_eq!(long.goodbye().await.reason(), GoodbyeReason::Protocol);
     let mut large = served.daemon("large").await;
-    large
-        .snapshot((1..=1000).map(|batch| arrived(batch, 900)).collect())
-        .await;
-    let ended = async {
-        while large
-            .next()
-            .await
-            .is_ok_and(|m| !matches!(m, Message::Goodbye(_)))
-        {}
-    };
+    large.snapshot((1..=1000).map(|batch| arrived(batch, 900)).collect()).await;
+    let ended =
+        async { while large.next().await.is_ok_and(|m| !matches!(m, Message::Goodbye(_))) {} };
     in_time(ended, "the stream is ended").await;
     good.settled().await;
     assert_eq!(good.served(), [1]);
@@ -216,10 +183,7 @@ async fn messages_and_reports_beyond_their_size_end_that_stream_only() {
 
 #[tokio::test]
 async fn connections_beyond_the_cap_are_closed_and_places_come_back() {
-    let limits = Limits {
-        connections_max: 2,
-        ..Limits::default()
-    };
+    let limits = Limits { connections_max: 2, ..Limits::default() };
     let served = Served::limited(limits).await;
     let _first = served.settled("a", Vec::new()).await;
     let second = served.operator().await;
@@ -245,9 +209,7 @@ async fn for_a_reader_that_is_slow_orders_are_merged_and_the_last_one_is_true() 
     let endpoint = served.endpoint();
     let narrow = endpoint.initial_stream_window_size(65_535);
     let channel = narrow.connect().await.expect("listens");
-    let mut slow = Daemon::attend(channel, hello("slow"))
-        .await
-        .expect("let in");
+    let mut slow = Daemon::attend(channel, hello("slow")).await.expect("let in");
     let all = (1..=1000).map(|batch| arrived(batch, 60_000)).collect();
     slow.snapshot(all).await;
     slow.settled().await;
@@ -271,10 +233,7 @@ async fn for_a_reader_that_is_slow_orders_are_merged_and_the_last_one_is_true() 
         }
     };
     in_time(quiet, "it stops sending").await;
-    assert!(
-        orders < ASKED / 4,
-        "{orders} orders were made for one that does not read"
-    );
+    assert!(orders < ASKED / 4, "{orders} orders were made for one that does not read");
     slow.settled().await;
     assert_eq!(slow.ranks.len(), 1001);
     assert_eq!(slow.served()[0], 5000);
@@ -285,9 +244,7 @@ async fn a_stream_that_was_replaced_ends_though_it_goes_on_with_heartbeats() {
     let served = Served::start(Config::default()).await;
     let mut first = served.settled("a", Vec::new()).await;
     let mut second = served.settled("a", Vec::new()).await;
-    first
-        .say(from_daemon::Message::Heartbeat(Heartbeat {}))
-        .await;
+    first.say(from_daemon::Message::Heartbeat(Heartbeat {})).await;
     while first.next().await.is_ok() {}
     second.report(vec![arrived(1, 100)]).await;
     second.settled().await;
@@ -295,21 +252,15 @@ async fn a_stream_that_was_replaced_ends_though_it_goes_on_with_heartbeats() {
 
 #[tokio::test]
 async fn a_connection_that_says_nothing_gives_its_place_back() {
-    let limits = Limits {
-        connections_max: 1,
-        ..Limits::default()
-    };
+    let limits = Limits { connections_max: 1, ..Limits::default() };
     let served = Served::limited(limits).await;
-    let mut silent = tokio::net::TcpStream::connect(served.address)
-        .await
-        .expect("listens");
+    let mut silent = tokio::net::TcpStream::connect(served.address).await.expect("listens");
     let mut byte = [0];
     let ended = async {
         // The server sends its settings first, and then closes the connection.
-        while tokio::io::AsyncReadExt::read(&mut silent, &mut byte)
-            .await
-            .is_ok_and(|read| read > 0)
-        {}
+        while tokio::io::AsyncReadExt::read(&mut silent, &mut byte).await.is_ok_and(|read| read > 0)
+        {
+        }
     };
     in_time(ended, "it is closed").await;
     let place = async {
@@ -329,10 +280,7 @@ async fn a_connection_that_says_nothing_gives_its_place_back() {
 
 #[tokio::test]
 async fn one_that_reads_nothing_does_not_keep_a_coordinator_from_stopping() {
-    let config = Config {
-        listen: ([127, 0, 0, 1], 0).into(),
-        ..Config::default()
-    };
+    let config = Config { listen: ([127, 0, 0, 1], 0).into(), ..Config::default() };
     let coordinator = Coordinator::bind(config, 7).await.expect("starts");
     let (address, handle) = (coordinator.address().expect("bound"), coordinator.handle());
     let running = tokio::spawn(coordinator.run());
@@ -340,18 +288,13 @@ async fn one_that_reads_nothing_does_not_keep_a_coordinator_from_stopping() {
     // The window leaves no room for a byte from the coordinator.
     let deaf = endpoint.initial_stream_window_size(0);
     let channel = deaf.connect().await.expect("listens");
-    let mut daemon = Daemon::attend(channel, hello("deaf"))
-        .await
-        .expect("let in");
+    let mut daemon = Daemon::attend(channel, hello("deaf")).await.expect("let in");
     daemon.snapshot(vec![arrived(1, 900)]).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     let asked = Instant::now();
     handle.stop();
     let ended = tokio::time::timeout(PATIENCE, running).await;
-    ended
-        .expect("it stops")
-        .expect("no panic")
-        .expect("in order");
+    ended.expect("it stops").expect("no panic").expect("in order");
     assert!(asked.elapsed() < Duration::from_secs(15));
 }
 

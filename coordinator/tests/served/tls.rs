@@ -60,10 +60,7 @@ async fn connect(
         .ca_certificate(Certificate::from_pem(read(trust, "ca.crt")));
     if let Some((folder, stem)) = certificate {
         let crt = read(folder, &format!("{stem}.crt"));
-        tls = tls.identity(Identity::from_pem(
-            crt,
-            read(folder, &format!("{stem}.key")),
-        ));
+        tls = tls.identity(Identity::from_pem(crt, read(folder, &format!("{stem}.key"))));
     }
     let endpoint = Endpoint::from_shared(format!("https://{}", served.address))?;
     endpoint.tls_config(tls)?.connect().await
@@ -75,9 +72,7 @@ async fn works(served: &Served, trust: &Path, certificate: Option<(&Path, &str)>
     let Ok(channel) = connect(served, trust, certificate).await else {
         return false;
     };
-    let asked = OperatorClient::new(channel)
-        .list_hosts(ListHostsRequest {})
-        .await;
+    let asked = OperatorClient::new(channel).list_hosts(ListHostsRequest {}).await;
     match asked {
         Ok(_) => true,
         Err(status) => status.code() == Code::PermissionDenied,
@@ -89,30 +84,20 @@ async fn a_role_may_what_it_is_for_and_nothing_else() {
     let folder = folder();
     let at = folder.path();
     let served = Served::start(config(at)).await;
-    let by = async |stem| {
-        connect(&served, at, Some((at, stem)))
-            .await
-            .expect("greeted")
-    };
+    let by = async |stem| connect(&served, at, Some((at, stem))).await.expect("greeted");
 
-    let mut daemon = Daemon::attend(by("daemon-a").await, hello("a"))
-        .await
-        .expect("itself");
+    let mut daemon = Daemon::attend(by("daemon-a").await, hello("a")).await.expect("itself");
     daemon.snapshot(vec![arrived(1, 900)]).await;
     daemon.settled().await;
     for (stem, host) in [("daemon-a", "b"), ("operator-o", "a"), ("viewer-v", "a")] {
-        let mut other = Daemon::attend(by(stem).await, hello(host))
-            .await
-            .expect("answered");
+        let mut other = Daemon::attend(by(stem).await, hello(host)).await.expect("answered");
         let refused = other.next().await.expect_err("not its own host");
         assert_eq!(refused.code(), Code::PermissionDenied, "{stem} for {host}");
     }
     let set = SetPolicyRequest::default;
-    for (stem, may_look, may_change) in [
-        ("daemon-a", false, false),
-        ("viewer-v", true, false),
-        ("operator-o", true, true),
-    ] {
+    for (stem, may_look, may_change) in
+        [("daemon-a", false, false), ("viewer-v", true, false), ("operator-o", true, true)]
+    {
         let mut client = OperatorClient::new(by(stem).await);
         let looked = client.list_hosts(ListHostsRequest {}).await;
         assert_eq!(looked.is_ok(), may_look, "{stem}");
@@ -123,10 +108,7 @@ async fn a_role_may_what_it_is_for_and_nothing_else() {
         }
     }
     let mut client = OperatorClient::new(by("viewer-v").await);
-    let told = client
-        .get_policy(GetPolicyRequest { history: 0 })
-        .await
-        .expect("told");
+    let told = client.get_policy(GetPolicyRequest { history: 0 }).await.expect("told");
     assert_eq!(told.into_inner().current.expect("one").author, "operator/o");
 }
 
@@ -137,24 +119,12 @@ async fn no_certificate_anothers_ca_a_servers_certificate_and_no_tls_at_all_are_
     let served = Served::start(config(ours)).await;
     assert!(works(&served, ours, Some((ours, "operator-o"))).await);
     assert!(!works(&served, ours, None).await, "no certificate");
-    assert!(
-        !works(&served, ours, Some((theirs, "operator-o"))).await,
-        "another's CA"
-    );
-    assert!(
-        !works(&served, ours, Some((ours, "coordinator-localhost"))).await,
-        "a server's"
-    );
-    assert!(
-        !works(&served, theirs, Some((ours, "operator-o"))).await,
-        "the client checks, too"
-    );
+    assert!(!works(&served, ours, Some((theirs, "operator-o"))).await, "another's CA");
+    assert!(!works(&served, ours, Some((ours, "coordinator-localhost"))).await, "a server's");
+    assert!(!works(&served, theirs, Some((ours, "operator-o"))).await, "the client checks, too");
     let plain = served.endpoint();
     let asked = match plain.connect().await {
-        Ok(channel) => OperatorClient::new(channel)
-            .list_hosts(ListHostsRequest {})
-            .await
-            .is_ok(),
+        Ok(channel) => OperatorClient::new(channel).list_hosts(ListHostsRequest {}).await.is_ok(),
         Err(_) => false,
     };
     assert!(!asked, "no TLS at all");
@@ -165,31 +135,20 @@ async fn certificates_are_exchanged_while_it_runs_and_broken_ones_are_not_taken(
     let (old, new) = (folder(), folder());
     let (old, new) = (old.path(), new.path());
     let served = Served::start(config(old)).await;
-    let kept = connect(&served, old, Some((old, "operator-o")))
-        .await
-        .expect("greeted");
+    let kept = connect(&served, old, Some((old, "operator-o"))).await.expect("greeted");
     let keys = served.handle.reload(config(new)).expect("taken");
     assert!(keys.iter().all(|key| *key == "listen"), "{keys:?}");
     assert!(works(&served, new, Some((new, "operator-o"))).await);
     assert!(!works(&served, new, Some((old, "operator-o"))).await);
-    let asked = OperatorClient::new(kept)
-        .list_hosts(ListHostsRequest {})
-        .await;
+    let asked = OperatorClient::new(kept).list_hosts(ListHostsRequest {}).await;
     assert!(asked.is_ok(), "an open connection goes on");
     fs::write(new.join("coordinator-localhost.key"), "nonsense").expect("written");
-    let error = served
-        .handle
-        .reload(config(new))
-        .expect_err("broken")
-        .to_string();
+    let error = served.handle.reload(config(new)).expect_err("broken").to_string();
     assert!(
         error.contains("coordinator-localhost.key") && error.contains("laxity certs"),
         "{error}"
     );
-    assert!(
-        works(&served, new, Some((new, "operator-o"))).await,
-        "the old ones hold"
-    );
+    assert!(works(&served, new, Some((new, "operator-o"))).await, "the old ones hold");
     // A reload does not replace good certificates by ones that daemons would refuse.
     let mut clients = config(new);
     if let Some(tls) = &mut clients.tls {

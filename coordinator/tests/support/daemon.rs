@@ -43,10 +43,7 @@ impl Served {
     }
 
     pub(crate) async fn limited(limits: Limits) -> Self {
-        let config = Config {
-            limits,
-            ..Config::default()
-        };
+        let config = Config { limits, ..Config::default() };
         Self::start(config).await
     }
 
@@ -108,10 +105,7 @@ pub(crate) fn hello(host: &str) -> Hello {
         protocol: v1::PROTOCOL,
         protocol_min: v1::PROTOCOL_MIN,
         software: "a test".into(),
-        capabilities: vec![
-            Capability::OrderDeltas as i32,
-            Capability::PruneCauses as i32,
-        ],
+        capabilities: vec![Capability::OrderDeltas as i32, Capability::PruneCauses as i32],
         host: host.into(),
         instance: 1,
         ports: vec![port(Direction::Egress), port(Direction::Ingress)],
@@ -127,10 +121,7 @@ pub(crate) fn arrived(batch: u64, due_ms: i64) -> Kind {
         requests: vec![RequestLoad {
             request: batch,
             remaining_ns: Some(due_ms * 1_000_000),
-            loads: vec![PortBytes {
-                port: 0,
-                bytes: 1 << 20,
-            }],
+            loads: vec![PortBytes { port: 0, bytes: 1 << 20 }],
             started: false,
         }],
         ..BatchArrived::default()
@@ -150,12 +141,8 @@ impl Daemon {
     pub(crate) async fn attend(channel: Channel, hello: Hello) -> Result<Self, Status> {
         let (to, messages) = mpsc::channel(256);
         let hello = from_daemon::Message::Hello(hello);
-        let _ = to.try_send(FromDaemon {
-            message: Some(hello),
-        });
-        let answer = CoordinationClient::new(channel)
-            .attend(ReceiverStream::new(messages))
-            .await?;
+        let _ = to.try_send(FromDaemon { message: Some(hello) });
+        let answer = CoordinationClient::new(channel).attend(ReceiverStream::new(messages)).await?;
         Ok(Self {
             to,
             from: answer.into_inner(),
@@ -204,16 +191,9 @@ impl Daemon {
     pub(crate) async fn next(&mut self) -> Result<Message, Status> {
         loop {
             let read = tokio::time::timeout(PATIENCE, self.from.message());
-            match read
-                .await
-                .expect("something within the patience of the test")?
-            {
-                Some(FromCoordinator {
-                    message: Some(Message::Heartbeat(_)) | None,
-                }) => {}
-                Some(FromCoordinator {
-                    message: Some(message),
-                }) => return Ok(message),
+            match read.await.expect("something within the patience of the test")? {
+                Some(FromCoordinator { message: Some(Message::Heartbeat(_)) | None }) => {}
+                Some(FromCoordinator { message: Some(message) }) => return Ok(message),
                 None => return Err(Status::cancelled("the stream is over")),
             }
         }
@@ -284,9 +264,7 @@ impl Daemon {
     }
 
     pub(crate) async fn ack(&self) {
-        let ack = Ack {
-            epoch: self.applied,
-        };
+        let ack = Ack { epoch: self.applied };
         self.say(from_daemon::Message::Ack(ack)).await;
     }
 

@@ -35,12 +35,7 @@ pub(crate) struct Script {
 impl Script {
     /// Creates a daemon with a NIC of 50 GB/s.
     pub(crate) fn new(host: &str, events: Vec<Kind>) -> Self {
-        Self {
-            host: host.into(),
-            software: "laxityd 0.1.0".into(),
-            nic: "mlx5_0".into(),
-            events,
-        }
+        Self { host: host.into(), software: "laxityd 0.1.0".into(), nic: "mlx5_0".into(), events }
     }
 }
 
@@ -98,13 +93,7 @@ impl Fixture {
             });
         });
         let (address, web, handle) = told.recv().expect("it starts");
-        Self {
-            address,
-            web,
-            say,
-            handle,
-            thread: Some(thread),
-        }
+        Self { address, web, say, handle, thread: Some(thread) }
     }
 
     /// Makes the daemon of a host report events.
@@ -179,10 +168,7 @@ pub(crate) fn batch(id: u64, requests: &[(u64, i64, u64)]) -> Kind {
     let load = |&(request, left_ms, mib): &(u64, i64, u64)| RequestLoad {
         request,
         remaining_ns: Some(left_ms * 1_000_000),
-        loads: vec![PortBytes {
-            port: 0,
-            bytes: mib << 20,
-        }],
+        loads: vec![PortBytes { port: 0, bytes: mib << 20 }],
         started: false,
     };
     Kind::BatchArrived(BatchArrived {

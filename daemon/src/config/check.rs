@@ -30,10 +30,7 @@ fn ensure<P: Into<String>>(right: bool, key: &str, problem: impl FnOnce() -> P) 
     if right {
         return Ok(());
     }
-    Err(Nonsense {
-        key: key.to_owned(),
-        problem: problem().into(),
-    })
+    Err(Nonsense { key: key.to_owned(), problem: problem().into() })
 }
 
 fn within<T: Copy + PartialOrd + Display>(
@@ -97,11 +94,9 @@ impl Config {
     /// Checks all values. Returns the first one that makes no sense.
     pub(super) fn check(&self) -> Checked {
         let metrics = &self.metrics;
-        ensure(
-            metrics.is_empty() || self.metrics_address().is_some(),
-            "metrics",
-            || format!("`{metrics}` is not ADDRESS:PORT; use \"\" for none"),
-        )?;
+        ensure(metrics.is_empty() || self.metrics_address().is_some(), "metrics", || {
+            format!("`{metrics}` is not ADDRESS:PORT; use \"\" for none")
+        })?;
         for (key, path) in [("socket", &self.socket), ("control", &self.control)] {
             let length = path.as_os_str().len();
             ensure((1..=SOCKET_PATH_MAX).contains(&length), key, || {
@@ -111,20 +106,14 @@ impl Config {
                 )
             })?;
         }
-        ensure(
-            self.socket != self.control,
-            "control",
-            || "must be another path than `socket`",
-        )?;
+        ensure(self.socket != self.control, "control", || "must be another path than `socket`")?;
         check_log(&self.log).or_else(|problem| ensure(false, "log", || problem))?;
         self.check_scheduler()?;
         for (key, mode) in [
             ("access.socket_mode", self.access.socket_mode),
             ("access.control_mode", self.access.control_mode),
         ] {
-            ensure(mode <= 0o777, key, || {
-                format!("{mode:o} is not a file mode; write \"0660\"")
-            })?;
+            ensure(mode <= 0o777, key, || format!("{mode:o} is not a file mode; write \"0660\""))?;
         }
         self.check_levels()?;
         ensure(
@@ -159,11 +148,7 @@ impl Config {
             })?;
         }
         let flows_max = scheduler.flows_per_client_max;
-        ensure(
-            flows_max > 0,
-            "scheduler.flows_per_client_max",
-            || "must be at least 1",
-        )?;
+        ensure(flows_max > 0, "scheduler.flows_per_client_max", || "must be at least 1")?;
         ensure(
             scheduler.spin_us <= 1_000_000,
             "scheduler.spin_us",
@@ -185,11 +170,7 @@ impl Config {
             })?;
         }
         let ascend = coordinator.backoff_min <= coordinator.backoff_max;
-        ensure(
-            ascend,
-            "coordinator.backoff_max",
-            || "is less than coordinator.backoff_min",
-        )?;
+        ensure(ascend, "coordinator.backoff_max", || "is less than coordinator.backoff_min")?;
         let host = &coordinator.host;
         let right = host.len() <= 253 && !host.contains(char::is_control);
         ensure(
@@ -211,16 +192,8 @@ impl Config {
             "http:// is without TLS, and there are certificates: write https://, or take ca, \
              cert and key away"
         })?;
-        ensure(
-            key || !cert,
-            "coordinator.cert",
-            || "needs coordinator.key, too",
-        )?;
-        ensure(
-            cert || !key,
-            "coordinator.key",
-            || "needs coordinator.cert, too",
-        )?;
+        ensure(key || !cert, "coordinator.cert", || "needs coordinator.key, too")?;
+        ensure(cert || !key, "coordinator.key", || "needs coordinator.cert, too")?;
         let name = &coordinator.server_name;
         let right = name.is_empty() || credentials::is_server_name(name);
         ensure(right, "coordinator.server_name", || {

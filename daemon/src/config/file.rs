@@ -24,12 +24,8 @@ impl Config {
     }
 
     fn from_file(path: &Path) -> Result<Self, ConfigError> {
-        let text = laxity_files::read_to_string(path, CONFIG_BYTES_MAX).map_err(|cause| {
-            ConfigError::Read {
-                path: path.to_owned(),
-                cause,
-            }
-        })?;
+        let text = laxity_files::read_to_string(path, CONFIG_BYTES_MAX)
+            .map_err(|cause| ConfigError::Read { path: path.to_owned(), cause })?;
         Self::parse(&text, &path.display().to_string())
     }
 
@@ -50,10 +46,7 @@ impl Config {
             key.trim() == nonsense.key
         };
         if let Some(assignment) = sets.iter().rfind(names) {
-            return Err(ConfigError::Set {
-                assignment: assignment.clone(),
-                problem,
-            });
+            return Err(ConfigError::Set { assignment: assignment.clone(), problem });
         }
         let path = path.unwrap_or_else(|| Path::new(FILE_DEFAULT));
         let text = laxity_files::read_to_string(path, CONFIG_BYTES_MAX).unwrap_or_default();
@@ -68,16 +61,10 @@ impl Config {
     pub fn parse(text: &str, origin: &str) -> Result<Self, ConfigError> {
         let fail = |problem, offset| at(text, origin, problem, offset);
         let config: Self = toml::from_str(text).map_err(|error| {
-            fail(
-                error.message().to_owned(),
-                error.span().map_or(0, |span| span.start),
-            )
+            fail(error.message().to_owned(), error.span().map_or(0, |span| span.start))
         })?;
         config.check().map_err(|nonsense| {
-            fail(
-                format!("{}: {}", nonsense.key, nonsense.problem),
-                locate(text, &nonsense.key),
-            )
+            fail(format!("{}: {}", nonsense.key, nonsense.problem), locate(text, &nonsense.key))
         })?;
         Ok(config)
     }
@@ -90,10 +77,8 @@ impl Config {
         }
         let mut config = self;
         for assignment in sets {
-            let fail = |problem: String| ConfigError::Set {
-                assignment: assignment.clone(),
-                problem,
-            };
+            let fail =
+                |problem: String| ConfigError::Set { assignment: assignment.clone(), problem };
             let (key, text) = assignment
                 .split_once('=')
                 .ok_or_else(|| fail("write key=value, such as scheduler.spin_us=0".into()))?;
@@ -107,18 +92,9 @@ impl Config {
                 fail("no such place; `laxityd --show-config` lists every key".into())
             })? = value;
             config = root.try_into().map_err(|error: toml::de::Error| {
-                fail(
-                    error
-                        .message()
-                        .lines()
-                        .next()
-                        .unwrap_or_default()
-                        .to_owned(),
-                )
+                fail(error.message().lines().next().unwrap_or_default().to_owned())
             })?;
-            config
-                .check()
-                .map_err(|e| fail(format!("{}: {}", e.key, e.problem)))?;
+            config.check().map_err(|e| fail(format!("{}: {}", e.key, e.problem)))?;
         }
         Ok(config)
     }
@@ -190,12 +166,7 @@ fn at(text: &str, origin: &str, problem: String, offset: usize) -> ConfigError {
     if let Some(written) = text.lines().nth(line - 1) {
         let _ = writeln!(excerpt, "{line:>5} | {written}");
     }
-    ConfigError::File {
-        origin: origin.to_owned(),
-        line,
-        problem,
-        excerpt,
-    }
+    ConfigError::File { origin: origin.to_owned(), line, problem, excerpt }
 }
 
 /// Returns the value at a dotted `key`. A leaf that is missing in its table is created, so that
@@ -204,9 +175,9 @@ fn place<'v>(root: &'v mut toml::Value, key: &str) -> Option<&'v mut toml::Value
     let mut at = root;
     for part in key.split('.') {
         at = match at {
-            toml::Value::Table(table) => table
-                .entry(part.to_owned())
-                .or_insert(toml::Value::Boolean(false)),
+            toml::Value::Table(table) => {
+                table.entry(part.to_owned()).or_insert(toml::Value::Boolean(false))
+            }
             toml::Value::Array(array) => array.get_mut(part.parse::<usize>().ok()?)?,
             _ => return None,
         };

@@ -18,14 +18,8 @@ impl Config {
         differs("metrics", self.metrics != running.metrics);
         differs("log_format", self.log_format != running.log_format);
         differs("scheduler.cpu", self.scheduler.cpu != running.scheduler.cpu);
-        differs(
-            "access.socket_mode",
-            self.access.socket_mode != running.access.socket_mode,
-        );
-        differs(
-            "access.control_mode",
-            self.access.control_mode != running.access.control_mode,
-        );
+        differs("access.socket_mode", self.access.socket_mode != running.access.socket_mode);
+        differs("access.control_mode", self.access.control_mode != running.access.control_mode);
         let dialled = |config: &Self| CoordinatorConfig {
             order_age_limit: self.coordinator.order_age_limit,
             fetch_wait_max: self.coordinator.fetch_wait_max,
@@ -35,10 +29,7 @@ impl Config {
             "coordinator (all but order_age_limit and fetch_wait_max)",
             dialled(self) != dialled(running),
         );
-        differs(
-            "nic (names, addresses and their number)",
-            !self.has_nics_of(running),
-        );
+        differs("nic (names, addresses and their number)", !self.has_nics_of(running));
         keys
     }
 
@@ -56,10 +47,7 @@ impl Config {
             control: running.control.clone(),
             metrics: running.metrics.clone(),
             log_format: running.log_format,
-            scheduler: SchedulerConfig {
-                cpu: running.scheduler.cpu,
-                ..self.scheduler.clone()
-            },
+            scheduler: SchedulerConfig { cpu: running.scheduler.cpu, ..self.scheduler.clone() },
             access: AccessConfig {
                 socket_mode: running.access.socket_mode,
                 control_mode: running.access.control_mode,
@@ -70,11 +58,7 @@ impl Config {
                 fetch_wait_max: self.coordinator.fetch_wait_max,
                 ..running.coordinator.clone()
             },
-            nic: if self.has_nics_of(running) {
-                self.nic.clone()
-            } else {
-                running.nic.clone()
-            },
+            nic: if self.has_nics_of(running) { self.nic.clone() } else { running.nic.clone() },
             ..self.clone()
         }
     }

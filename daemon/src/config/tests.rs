@@ -53,72 +53,33 @@ fn what_is_wrong_is_shown_with_its_line_and_what_would_be_right() {
         ("[scheduler]\n\nspin = 3\n", "3: ", "spin = 3"),
         ("[scheduler]\nspin = 3\n", "2: ", "spin_us"),
         ("[scheduler]\nspin = 3\n", "2: ", "--check-config"),
-        (
-            "[[nic]]\nname = \"a\"\nrate = \"100 furlongs\"\n",
-            "3: ",
-            "Gbit",
-        ),
+        ("[[nic]]\nname = \"a\"\nrate = \"100 furlongs\"\n", "3: ", "Gbit"),
         (nics, "9: nic.1.window", "less than a chunk,"),
         (&long[..], "1: socket", "107"),
-        (
-            &levels("count = 4")[..],
-            "1: levels.dscp: has 8 entries for 4",
-            "",
-        ),
+        (&levels("count = 4")[..], "1: levels.dscp: has 8 entries for 4", ""),
         (&levels("count = 1\ndscp = [46]")[..], "2: levels.count", ""),
-        (
-            &levels("count = 3\ndscp = [46, 10, 46]")[..],
-            "3: levels.dscp",
-            "P1 and P3",
-        ),
+        (&levels("count = 3\ndscp = [46, 10, 46]")[..], "3: levels.dscp", "P1 and P3"),
         (
             &levels("count = 3\nscavenger_dscp = 34\ndscp = [46, 34, 10]")[..],
             "3: levels.scavenger_dscp",
             "P2",
         ),
-        (
-            "mode = \"off\"\nmetrics = \"everywhere\"\n",
-            "2: metrics",
-            "",
-        ),
+        ("mode = \"off\"\nmetrics = \"everywhere\"\n", "2: metrics", ""),
         ("policy = \"fastest\"\n", "1: ", "two_class"),
         ("mode = \"off\"\n[nic\n", "2: ", ""),
-        (
-            "[tuning]\ncompletion_timeout = \"0s\"\n",
-            "2: tuning.completion_timeout",
-            "",
-        ),
-        (
-            "[tuning]\novercommit = 0\n",
-            "2: tuning.overcommit: must be at least 1",
-            "",
-        ),
-        (
-            "[scheduler]\nclients_per_uid_max = 0\n",
-            "2: scheduler.clients_per_uid_max",
-            "",
-        ),
-        (
-            "[scheduler]\nclients_per_uid_max = 257\n",
-            "2: scheduler.clients_per_uid_max",
-            "",
-        ),
+        ("[tuning]\ncompletion_timeout = \"0s\"\n", "2: tuning.completion_timeout", ""),
+        ("[tuning]\novercommit = 0\n", "2: tuning.overcommit: must be at least 1", ""),
+        ("[scheduler]\nclients_per_uid_max = 0\n", "2: scheduler.clients_per_uid_max", ""),
+        ("[scheduler]\nclients_per_uid_max = 257\n", "2: scheduler.clients_per_uid_max", ""),
         ("log = \"inof\"\n", "1: log: ", "inof"),
         ("log = \"info,wran\"\n", "1: log: ", "wran"),
-        (
-            "log = \"laxity_daemon::driver\"\n",
-            "1: log: ",
-            "warn, info",
-        ),
+        ("log = \"laxity_daemon::driver\"\n", "1: log: ", "warn, info"),
         ("log = \"\"\n", "1: log: ", "warn, info"),
         ("log = \"laxity_daemon=inof\"\n", "1: log: ", "inof"),
     ] {
         let shown = Config::parse(text, "laxityd.toml").unwrap_err().to_string();
         let start = format!("laxityd.toml:{place}");
-        assert!(
-            shown.starts_with(&start) && shown.contains(words),
-            "{shown}"
-        );
+        assert!(shown.starts_with(&start) && shown.contains(words), "{shown}");
     }
     for right in [
         "log = \"off\"",
@@ -140,24 +101,13 @@ fn assignments_override_single_keys_and_name_themselves_when_wrong() {
         let sets: Vec<String> = sets.iter().map(|s| (*s).to_owned()).collect();
         Config::default().with_assignments(&sets)
     };
-    let config = set(&[
-        "scheduler.spin_us=0",
-        "nic.0.rate=25Gbit",
-        "policy=mfs",
-        "slo_ttft=1s",
-    ])
-    .unwrap();
+    let config =
+        set(&["scheduler.spin_us=0", "nic.0.rate=25Gbit", "policy=mfs", "slo_ttft=1s"]).unwrap();
     assert_eq!(config.scheduler.spin_us, 0);
     assert_eq!(config.nic[0].rate, Rate(3_125_000_000));
     assert_eq!(config.policy, PolicyKind::Mfs);
     assert_eq!(config.slo_ttft, Some(Nanos(1_000_000_000)));
-    for bad in [
-        "spin",
-        "scheduler.spin=1",
-        "nic.7.rate=1Gbit",
-        "mode.x=1",
-        "mode=fast",
-    ] {
+    for bad in ["spin", "scheduler.spin=1", "nic.7.rate=1Gbit", "mode.x=1", "mode=fast"] {
         let text = set(&[bad]).unwrap_err().to_string();
         assert!(text.starts_with(&format!("--set {bad}: ")), "{text}");
     }
@@ -199,33 +149,14 @@ fn how_many_windows_may_be_in_flight_is_set_for_all_nics_and_is_one_by_default()
 #[test]
 fn what_will_not_do_what_it_says_is_warned_of() {
     let warned = |text: &str| Config::parse(text, "x").unwrap().warnings();
-    assert_eq!(
-        warned("[access]\ncontrol_mode = \"0660\""),
-        Vec::<String>::new()
-    );
+    assert_eq!(warned("[access]\ncontrol_mode = \"0660\""), Vec::<String>::new());
     assert_eq!(warned("[scheduler]\ncpu = 0"), Vec::<String>::new());
     for (text, key, way_out) in [
         ("[scheduler]\ncpu = 100000", "scheduler.cpu", "100000"),
-        (
-            "[[nic]]\nname = \"a\"\nrate = 100",
-            "nic.0.rate: ",
-            "100Gbit",
-        ),
-        (
-            "[access]\ncontrol_mode = \"0777\"",
-            "access.control_mode: 0777",
-            "0660",
-        ),
-        (
-            "[access]\ncontrol_mode = \"0662\"",
-            "access.control_mode: 0662",
-            "0660",
-        ),
-        (
-            "[access]\nanyone = true\nsocket_mode = \"0600\"",
-            "access.socket_mode: 0600",
-            "0666",
-        ),
+        ("[[nic]]\nname = \"a\"\nrate = 100", "nic.0.rate: ", "100Gbit"),
+        ("[access]\ncontrol_mode = \"0777\"", "access.control_mode: 0777", "0660"),
+        ("[access]\ncontrol_mode = \"0662\"", "access.control_mode: 0662", "0660"),
+        ("[access]\nanyone = true\nsocket_mode = \"0600\"", "access.socket_mode: 0600", "0666"),
     ] {
         let warned = warned(text);
         assert!(
@@ -245,10 +176,7 @@ fn what_show_config_prints_has_every_key_those_without_a_value_as_comments() {
         "# chunk = 1048576",
         "# window = 4194304",
     ] {
-        assert!(
-            shown.lines().any(|l| l.starts_with(line)),
-            "no `{line}` in\n{shown}"
-        );
+        assert!(shown.lines().any(|l| l.starts_with(line)), "no `{line}` in\n{shown}");
     }
     // Each comment has to be valid TOML once its `#` is removed.
     let on: String = shown
@@ -257,10 +185,7 @@ fn what_show_config_prints_has_every_key_those_without_a_value_as_comments() {
         .collect();
     let config = Config::parse(&on, "x").unwrap_or_else(|error| panic!("{error}\n{on}"));
     assert!(config.slo_ttft.is_some() && config.scheduler.cpu.is_some());
-    assert_eq!(
-        config.nic[0].chunk_bytes(),
-        Config::default().nic[0].chunk_bytes()
-    );
+    assert_eq!(config.nic[0].chunk_bytes(), Config::default().nic[0].chunk_bytes());
     assert_eq!(config.nic[0].window.map(|w| w.0), Some(4 << 20));
     // A key with a value has no comment.
     assert!(!config.to_toml().contains('#'), "{}", config.to_toml());

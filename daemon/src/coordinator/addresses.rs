@@ -27,10 +27,7 @@ pub fn own_host(config: &CoordinatorConfig) -> String {
     }
     // A system call is used, because the unit hides /proc/sys from the daemon.
     let names = nix::sys::utsname::uname();
-    names.map_or_else(
-        |_| String::new(),
-        |names| names.nodename().to_string_lossy().into_owned(),
-    )
+    names.map_or_else(|_| String::new(), |names| names.nodename().to_string_lossy().into_owned())
 }
 
 /// Returns the ports for the coordinator. Addresses are read at each call, because interfaces may
@@ -97,14 +94,10 @@ fn of_rdma_devices(root: &Path, name: &str) -> Vec<Ipv6Addr> {
         name == ALL || device.file_name().is_some_and(|file| file == name)
     };
     let devices = entries(root);
-    let ports = devices
-        .iter()
-        .filter(is_ours)
-        .flat_map(|device| entries(&device.join("ports")));
+    let ports = devices.iter().filter(is_ours).flat_map(|device| entries(&device.join("ports")));
     let gids = ports.flat_map(|port| entries(&port.join("gids")));
     // A GID that is not set reads as zeroes or can't be read.
-    gids.filter_map(|gid| fs::read_to_string(gid).ok()?.trim().parse().ok())
-        .collect()
+    gids.filter_map(|gid| fs::read_to_string(gid).ok()?.trim().parse().ok()).collect()
 }
 
 #[cfg(test)]
@@ -114,10 +107,7 @@ mod tests {
     fn nic(name: &str, addresses: &[&str]) -> NicConfig {
         let mut nic = crate::config::Config::default().nic.remove(0);
         nic.name = name.into();
-        nic.addresses = addresses
-            .iter()
-            .map(|a| a.parse().expect("an address"))
-            .collect();
+        nic.addresses = addresses.iter().map(|a| a.parse().expect("an address")).collect();
         nic
     }
 

@@ -90,8 +90,7 @@ impl Partial {
     fn add(&mut self, piece: &Order) {
         self.next += 1;
         let ranks = piece.ranks.iter().filter(|rank| rank.batch != 0);
-        self.ranks
-            .extend(ranks.map(|rank| (rank.batch, rank.sort_key)));
+        self.ranks.extend(ranks.map(|rank| (rank.batch, rank.sort_key)));
         self.unranked.extend(&piece.unranked);
         let pruned = piece.pruned.iter().map(|pruned| pruned.request);
         self.pruned.extend(pruned);
@@ -260,10 +259,7 @@ impl OrderAssembler {
         self.applied = Some(whole.epoch);
         self.base = self.applied;
         Assembled::Whole {
-            order: ClusterOrder {
-                epoch: whole.epoch,
-                content: Arc::clone(&self.content),
-            },
+            order: ClusterOrder { epoch: whole.epoch, content: Arc::clone(&self.content) },
             considered,
         }
     }
@@ -279,9 +275,7 @@ impl OrderAssembler {
         if core::mem::replace(&mut self.awaits_full, true) {
             return Assembled::Incomplete;
         }
-        Assembled::Reply(Message::Resync(Resync {
-            applied: self.applied,
-        }))
+        Assembled::Reply(Message::Resync(Resync { applied: self.applied }))
     }
 }
 
@@ -301,13 +295,7 @@ mod tests {
             base,
             piece,
             last,
-            ranks: ranks
-                .iter()
-                .map(|&batch| Rank {
-                    batch,
-                    sort_key: u64::MAX - batch,
-                })
-                .collect(),
+            ranks: ranks.iter().map(|&batch| Rank { batch, sort_key: u64::MAX - batch }).collect(),
             considered_report: u64::from(last) * 3,
             ..Order::default()
         }
@@ -324,9 +312,7 @@ mod tests {
         let Assembled::Whole { order, .. } = assembled else {
             return None;
         };
-        let order = order
-            .content
-            .merged_with(&event::Order::default(), |_| BatchId(0));
+        let order = order.content.merged_with(&event::Order::default(), |_| BatchId(0));
         Some(order.sigma.iter().map(|batch| batch.0).collect())
     }
 
@@ -338,14 +324,8 @@ mod tests {
     fn nothing_is_handed_over_before_the_last_piece_and_then_all_of_it() {
         let mut assembler = begun(5);
         let at = epoch(5, 1);
-        assert_eq!(
-            assembler.take(&piece(at, None, 0, false, &[1, 2])),
-            Assembled::Incomplete
-        );
-        assert_eq!(
-            assembler.take(&piece(at, None, 1, false, &[3])),
-            Assembled::Incomplete
-        );
+        assert_eq!(assembler.take(&piece(at, None, 0, false, &[1, 2])), Assembled::Incomplete);
+        assert_eq!(assembler.take(&piece(at, None, 1, false, &[3])), Assembled::Incomplete);
         assert_eq!(assembler.applied(), None);
         let whole = assembler.take(&piece(at, None, 2, true, &[4]));
         assert_eq!(sigma(&whole), Some(vec![4, 3, 2, 1]));
@@ -358,10 +338,7 @@ mod tests {
         assembler.take(&piece(epoch(5, 1), None, 0, true, &[1, 2, 3]));
         let mut delta = piece(epoch(5, 4), Some(epoch(5, 1)), 0, true, &[9]);
         delta.unranked = vec![2];
-        delta.pruned = vec![Pruned {
-            request: 77,
-            ..Pruned::default()
-        }];
+        delta.pruned = vec![Pruned { request: 77, ..Pruned::default() }];
         let Assembled::Whole { order, considered } = assembler.take(&delta) else {
             panic!("not whole");
         };
@@ -378,18 +355,9 @@ mod tests {
     fn an_order_with_a_gap_a_wrong_base_or_another_within_is_dropped_whole() {
         let at = epoch(5, 2);
         for (first, second) in [
-            (
-                piece(at, None, 0, false, &[8]),
-                piece(at, None, 2, true, &[9]),
-            ),
-            (
-                piece(at, None, 0, false, &[8]),
-                piece(epoch(5, 3), None, 0, true, &[9]),
-            ),
-            (
-                piece(at, None, 0, false, &[8]),
-                piece(at, Some(epoch(5, 1)), 1, true, &[9]),
-            ),
+            (piece(at, None, 0, false, &[8]), piece(at, None, 2, true, &[9])),
+            (piece(at, None, 0, false, &[8]), piece(epoch(5, 3), None, 0, true, &[9])),
+            (piece(at, None, 0, false, &[8]), piece(at, Some(epoch(5, 1)), 1, true, &[9])),
         ] {
             let mut assembler = begun(5);
             assembler.take(&piece(epoch(5, 1), None, 0, true, &[1]));
@@ -405,17 +373,8 @@ mod tests {
             assert_eq!(sigma(&full), Some(vec![6]));
         }
         let mut assembler = begun(5);
-        assert!(asks_for_all(&assembler.take(&piece(
-            at,
-            Some(epoch(5, 1)),
-            0,
-            true,
-            &[1]
-        ))));
-        assert!(matches!(
-            assembler.take(&Order::default()),
-            Assembled::Incomplete
-        ));
+        assert!(asks_for_all(&assembler.take(&piece(at, Some(epoch(5, 1)), 0, true, &[1]))));
+        assert!(matches!(assembler.take(&Order::default()), Assembled::Incomplete));
     }
 
     #[test]

@@ -17,11 +17,7 @@ impl Backoff {
     /// Makes waits from `least` to `most`.
     #[must_use]
     pub fn new(least: Duration, most: Duration) -> Self {
-        Self {
-            least,
-            most: most.max(least),
-            next: least,
-        }
+        Self { least, most: most.max(least), next: least }
     }
 
     /// Makes the next wait short, after a useful stream.
@@ -50,11 +46,7 @@ mod tests {
     fn waits_double_up_to_the_most_and_start_anew_after_a_success() {
         let mut backoff = Backoff::new(ms(100), ms(1000));
         let waits: Vec<_> = (0..6).map(|_| backoff.wait(u64::MAX)).collect();
-        assert_eq!(
-            waits,
-            [100, 200, 400, 800, 1000, 1000].map(ms),
-            "the upper ends"
-        );
+        assert_eq!(waits, [100, 200, 400, 800, 1000, 1000].map(ms), "the upper ends");
         backoff.reset();
         assert_eq!(backoff.wait(0), ms(50), "the lower end");
     }

@@ -44,9 +44,7 @@ pub struct EndpointAddress {
 /// The URL can't be a coordinator's. The error is text for people.
 pub fn place(url: &str) -> Result<EndpointAddress, String> {
     let shape = "write https://HOST:PORT, or http://127.0.0.1:PORT for one on this host";
-    let uri: Uri = url
-        .parse()
-        .map_err(|error| format!("`{url}`: {error}; {shape}"))?;
+    let uri: Uri = url.parse().map_err(|error| format!("`{url}`: {error}; {shape}"))?;
     let scheme = match uri.scheme_str() {
         Some("http") => Scheme::Http,
         Some("https") => Scheme::Https,
@@ -161,11 +159,7 @@ mod tests {
     use super::*;
 
     fn config(insecure: bool, ca: &str) -> CoordinatorConfig {
-        CoordinatorConfig {
-            insecure,
-            ca: ca.into(),
-            ..CoordinatorConfig::default()
-        }
+        CoordinatorConfig { insecure, ca: ca.into(), ..CoordinatorConfig::default() }
     }
 
     #[test]

@@ -28,9 +28,8 @@ pub fn read(config: &CoordinatorConfig, host: &str) -> Result<ClientTlsConfig, U
     };
     let ca = Certificates::read("coordinator.ca", &config.ca)?;
     let roots = ca.roots()?;
-    let tls = ClientTlsConfig::new()
-        .ca_certificate(Certificate::from_pem(&ca.pem))
-        .domain_name(name);
+    let tls =
+        ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&ca.pem)).domain_name(name);
     if config.cert.as_os_str().is_empty() {
         return Ok(tls);
     }
@@ -41,9 +40,7 @@ pub fn read(config: &CoordinatorConfig, host: &str) -> Result<ClientTlsConfig, U
     ClientConfig::builder_with_provider(Arc::new(default_provider()))
         .with_safe_default_protocol_versions()
         .and_then(|builder| {
-            builder
-                .with_root_certificates(roots)
-                .with_client_auth_cert(cert.all, private)
+            builder.with_root_certificates(roots).with_client_auth_cert(cert.all, private)
         })
         .map_err(|error| {
             let problem = format!(

@@ -191,8 +191,7 @@ impl CoordinatorExchange {
 
     /// Begins a stream, on which the coordinator needs a snapshot.
     pub fn begin(&self, mailbox: &Mailbox, events_max: usize, age_max_ns: u64) {
-        self.events_max
-            .store(events_max.clamp(1, EVENTS_MAX), Ordering::Relaxed);
+        self.events_max.store(events_max.clamp(1, EVENTS_MAX), Ordering::Relaxed);
         self.age_max_ns.store(age_max_ns, Ordering::Relaxed);
         {
             let mut state = self.state.lock();
@@ -298,11 +297,7 @@ mod tests {
     use laxity_wire::v1::SnapshotPiece;
 
     fn report() -> OutgoingReport {
-        OutgoingReport {
-            at: Time(0),
-            piece: SnapshotPiece::Unspecified,
-            events: Vec::new(),
-        }
+        OutgoingReport { at: Time(0), piece: SnapshotPiece::Unspecified, events: Vec::new() }
     }
 
     #[test]

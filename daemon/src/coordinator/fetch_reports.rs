@@ -26,11 +26,7 @@ impl FetchReports {
     /// Adds a flow of `bytes` bytes to a fetch. Returns whether the fetch is new.
     pub(super) fn add(&mut self, number: u64, name: Name, bytes: u64) -> bool {
         let is_new = !self.open.contains_key(&number);
-        let fetch = self.open.entry(number).or_insert(Fetch {
-            name,
-            bytes: 0,
-            told: false,
-        });
+        let fetch = self.open.entry(number).or_insert(Fetch { name, bytes: 0, told: false });
         fetch.bytes = fetch.bytes.saturating_add(bytes);
         is_new
     }

@@ -38,12 +38,7 @@ impl OrderContent {
         let ranks = sigma.iter().enumerate().map(|(rank, &id)| (id, rank));
         let mut pruned: Vec<RequestId> = pruned.map(RequestId).collect();
         pruned.sort_unstable();
-        Self {
-            ranks: ranks.collect(),
-            sigma,
-            pruned,
-            held: Vec::new(),
-        }
+        Self { ranks: ranks.collect(), sigma, pruned, held: Vec::new() }
     }
 
     /// Adds held fetches, given in any order.
@@ -107,11 +102,7 @@ impl OrderContent {
         pruned.extend(own.filter(|&request| !self.ranks(batch_of(request))));
         pruned.sort_unstable();
         pruned.dedup();
-        Order {
-            epoch: local.epoch,
-            sigma,
-            pruned,
-        }
+        Order { epoch: local.epoch, sigma, pruned }
     }
 }
 

@@ -98,10 +98,7 @@ impl ReportState {
     /// Makes an empty state without a stream.
     #[must_use]
     pub fn new(port: u32) -> Self {
-        Self {
-            port,
-            ..Self::default()
-        }
+        Self { port, ..Self::default() }
     }
 
     /// Returns how soon [`ReportState::next_report`] has to be called.
@@ -178,13 +175,7 @@ impl ReportState {
                 _ => return,
             }
         }
-        let entry = Request {
-            batch,
-            deadline,
-            left: bytes,
-            untold: 0,
-            told,
-        };
+        let entry = Request { batch, deadline, left: bytes, untold: 0, told };
         self.requests.insert(request, entry);
         if let Some(batch) = self.batches.get_mut(&arrival) {
             batch.requests.insert(request);
@@ -289,11 +280,7 @@ impl ReportState {
         }
         if core::mem::take(&mut self.ends_first) {
             self.in_parts = false;
-            return Some(OutgoingReport {
-                at: now,
-                piece: SnapshotPiece::End,
-                events: Vec::new(),
-            });
+            return Some(OutgoingReport { at: now, piece: SnapshotPiece::End, events: Vec::new() });
         }
         let mut draft = Draft::new(events_max);
         while !draft.is_full()
@@ -325,11 +312,7 @@ impl ReportState {
         }
         let events = draft.events;
         let empty = events.is_empty() && piece == SnapshotPiece::Unspecified;
-        (!empty).then_some(OutgoingReport {
-            at: now,
-            piece,
-            events,
-        })
+        (!empty).then_some(OutgoingReport { at: now, piece, events })
     }
 
     /// Adds one batch to `draft`, which has room for at least one event and one request. Returns
@@ -373,10 +356,7 @@ impl ReportState {
         }
         if batch.step() > batch.step_told {
             let layer = u32::from(batch.layer);
-            if !draft.push(Kind::BatchProgress(BatchProgress {
-                batch: batch.id,
-                layer,
-            })) {
+            if !draft.push(Kind::BatchProgress(BatchProgress { batch: batch.id, layer })) {
                 return false;
             }
             batch.step_told = batch.step();
@@ -404,11 +384,7 @@ impl ReportState {
             self.close(oldest);
         }
         self.arrivals += 1;
-        let batch = Batch {
-            id,
-            changed: true,
-            ..Batch::default()
-        };
+        let batch = Batch { id, changed: true, ..Batch::default() };
         self.batches.insert(self.arrivals, batch);
         self.names.insert(id, self.arrivals);
         self.arrivals
@@ -484,10 +460,7 @@ impl Request {
                 i64::try_from(left).unwrap_or(if left < 0 { i64::MIN } else { i64::MAX })
             }),
             loads: (self.left > 0)
-                .then_some(PortBytes {
-                    port,
-                    bytes: self.left,
-                })
+                .then_some(PortBytes { port, bytes: self.left })
                 .into_iter()
                 .collect(),
             started: false,

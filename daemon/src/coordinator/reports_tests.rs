@@ -1,9 +1,6 @@
 //! Tests of the report state, and the property that all reports together equal the state.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that panics is a test that fails"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that panics is a test that fails")]
 
 use std::collections::BTreeMap;
 
@@ -42,19 +39,10 @@ fn an_arrival_is_one_event_with_its_requests_and_deadlines_are_what_remains() {
     let [Kind::BatchArrived(batch)] = &kinds(&told)[..] else {
         panic!("{told:?}");
     };
-    assert_eq!(
-        (batch.batch, batch.compute_ns, batch.layers),
-        (7, 8_000_000, 8)
-    );
+    assert_eq!((batch.batch, batch.compute_ns, batch.layers), (7, 8_000_000, 8));
     let left: Vec<_> = batch.requests.iter().map(|r| r.remaining_ns).collect();
     assert_eq!(left, [Some(3_000), None, Some(-1_000)]);
-    assert_eq!(
-        batch.requests[0].loads,
-        [PortBytes {
-            port: 0,
-            bytes: 1 << 20
-        }]
-    );
+    assert_eq!(batch.requests[0].loads, [PortBytes { port: 0, bytes: 1 << 20 }]);
     assert!(batch.requests[1].loads.is_empty());
     assert_eq!(state.urgency(), Urgency::Nothing);
     assert_eq!(state.next_report(Time(2_000), 100), None);
@@ -87,11 +75,7 @@ fn progress_and_bytes_are_coarse_and_can_wait() {
     }
     assert_eq!(state.urgency(), Urgency::Later);
     let told = kinds(&state.next_report(Time(0), 100).unwrap());
-    let sum = BytesCompleted {
-        request: 70,
-        port: 0,
-        bytes: 400,
-    };
+    let sum = BytesCompleted { request: 70, port: 0, bytes: 400 };
     assert_eq!(told, [Kind::BytesCompleted(sum)]);
 }
 

@@ -73,10 +73,7 @@ struct Ended {
 
 impl Ended {
     fn because(problem: impl Into<String>) -> Self {
-        Self {
-            problem: problem.into(),
-            ..Self::default()
-        }
+        Self { problem: problem.into(), ..Self::default() }
     }
 }
 
@@ -90,10 +87,7 @@ fn random() -> u64 {
 }
 
 fn shortened(text: &str) -> String {
-    text.chars()
-        .filter(|c| !c.is_control())
-        .take(TEXT_MAX)
-        .collect()
+    text.chars().filter(|c| !c.is_control()).take(TEXT_MAX).collect()
 }
 
 impl StreamTask {
@@ -115,17 +109,13 @@ impl StreamTask {
 
     /// Runs for as long as the daemon.
     pub async fn attend(mut self) {
-        let mut backoff = Backoff::new(
-            self.config.backoff_min.into(),
-            self.config.backoff_max.into(),
-        );
+        let mut backoff =
+            Backoff::new(self.config.backoff_min.into(), self.config.backoff_max.into());
         let mut elsewhere = None;
         let mut was_there = true;
         let mut told = String::new();
         loop {
-            let url = elsewhere
-                .take()
-                .unwrap_or_else(|| self.config.endpoint.clone());
+            let url = elsewhere.take().unwrap_or_else(|| self.config.endpoint.clone());
             let connects = self.exchange.view().connects;
             let ended = self.once(&url).await;
             self.exchange.end(&self.mailbox);
@@ -183,10 +173,8 @@ impl StreamTask {
             Ok(Err(status)) => return Ended::because(shortened(&channel::refusal(&status))),
             Err(_) => return Ended::because("it does not welcome this host"),
         };
-        let (ours, theirs) = (
-            (v1::PROTOCOL, v1::PROTOCOL_MIN),
-            (welcome.protocol, welcome.protocol_min),
-        );
+        let (ours, theirs) =
+            ((v1::PROTOCOL, v1::PROTOCOL_MIN), (welcome.protocol, welcome.protocol_min));
         if v1::common_protocol(ours, theirs).is_none() {
             return Ended {
                 problem: format!(
@@ -200,13 +188,9 @@ impl StreamTask {
         }
         if !self.assembler.begin(welcome.term) {
             let refused = self.assembler.refused();
-            self.exchange
-                .update_view(|view| view.stale_orders = refused.stale);
+            self.exchange.update_view(|view| view.stale_orders = refused.stale);
             let nack = Nack {
-                epoch: Some(v1::Epoch {
-                    term: welcome.term,
-                    sequence: 0,
-                }),
+                epoch: Some(v1::Epoch { term: welcome.term, sequence: 0 }),
                 reason: NackReason::Fenced as i32,
                 detail: "a later term was seen".into(),
             };
@@ -367,20 +351,13 @@ impl StreamTask {
             events.retain(|event| !event.event.as_ref().is_some_and(of_fetch));
         }
         let asks = |event: &Event| {
-            matches!(
-                event.event,
-                Some(Kind::BatchArrived(_) | Kind::BatchFinished(_))
-            )
+            matches!(event.event, Some(Kind::BatchArrived(_) | Kind::BatchFinished(_)))
         };
         if piece == SnapshotPiece::End || events.iter().any(asks) {
             stream.owed = stream.reported;
         }
         self.exchange.update_view(|view| view.reports += 1);
-        Message::Report(Report {
-            sequence: stream.reported,
-            snapshot: piece as i32,
-            events,
-        })
+        Message::Report(Report { sequence: stream.reported, snapshot: piece as i32, events })
     }
 
     /// Processes a message. Returns the goodbye if it is one.
@@ -397,8 +374,7 @@ impl StreamTask {
                     "the coordinator refused events"
                 );
                 let count = u64::from(refusal.count);
-                self.exchange
-                    .update_view(|view| view.refused_events += count);
+                self.exchange.update_view(|view| view.refused_events += count);
             }
             Some(from_coordinator::Message::SnapshotWanted(_)) => stream.snapshot_wanted = true,
             // The coordinator is alive and has considered all reports that may change its order.
@@ -420,10 +396,7 @@ impl StreamTask {
     fn stand(&mut self, stream: &mut StreamState, standing: v1::Standing) {
         let drained = standing.drained;
         if self.exchange.view().drained != drained {
-            info!(
-                drained,
-                "an operator changed this host's part in the cluster's order"
-            );
+            info!(drained, "an operator changed this host's part in the cluster's order");
         }
         self.exchange.update_view(|view| view.drained = drained);
         if drained {
@@ -462,7 +435,5 @@ impl StreamTask {
 }
 
 const fn say(message: Message) -> FromDaemon {
-    FromDaemon {
-        message: Some(message),
-    }
+    FromDaemon { message: Some(message) }
 }

@@ -9,11 +9,8 @@ use tokio::time::Instant;
 use super::port_loads::PortLoads;
 
 /// What this daemon supports beyond the first version.
-pub(super) const CAPABILITIES: [Capability; 3] = [
-    Capability::OrderDeltas,
-    Capability::FetchTokens,
-    Capability::PruneCauses,
-];
+pub(super) const CAPABILITIES: [Capability; 3] =
+    [Capability::OrderDeltas, Capability::FetchTokens, Capability::PruneCauses];
 /// Shortest heartbeat period that is accepted.
 const HEARTBEAT_MIN: Duration = Duration::from_millis(10);
 const HEARTBEAT_MAX: Duration = Duration::from_secs(60);

@@ -52,10 +52,7 @@ impl Cluster {
     #[must_use]
     pub fn alone() -> Self {
         let nobody = Arc::new(CoordinatorExchange::new("", ""));
-        Self {
-            attends: false,
-            ..Self::new(nobody, 0, &Config::default())
-        }
+        Self { attends: false, ..Self::new(nobody, 0, &Config::default()) }
     }
 
     /// Reports whether there is a coordinator, so that reports are kept for it.
@@ -92,8 +89,7 @@ impl Cluster {
     pub fn configure(&mut self, config: &Config) {
         self.age_limit = Span(config.coordinator.order_age_limit.0);
         self.debounce = Span(config.tuning.order_debounce.0);
-        self.fetches
-            .set_wait_max(Span(config.coordinator.fetch_wait_max.0));
+        self.fetches.set_wait_max(Span(config.coordinator.fetch_wait_max.0));
     }
 
     /// Returns the content of the coordinator's order, if it is in force.
@@ -124,11 +120,7 @@ impl Cluster {
         if !self.attends {
             return FetchState::None;
         }
-        let name = Name {
-            batch: spec.batch.0,
-            request: spec.request.0,
-            peer,
-        };
+        let name = Name { batch: spec.batch.0, request: spec.request.0, peer };
         let Some((number, waits)) = self.fetches.joined(name, spec.flow, port) else {
             return FetchState::None;
         };
@@ -177,12 +169,8 @@ impl Cluster {
     }
 
     fn look(&mut self, now: Time) -> bool {
-        let Some(Update {
-            stream,
-            snapshot_wanted,
-            has_room,
-            order,
-        }) = self.exchange.look(self.stream)
+        let Some(Update { stream, snapshot_wanted, has_room, order }) =
+            self.exchange.look(self.stream)
         else {
             self.look_at = now + BUSY;
             return self.expire(now);

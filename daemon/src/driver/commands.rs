@@ -73,19 +73,13 @@ impl Driver {
     }
 
     fn attach(&mut self, newcomer: Newcomer) {
-        let index = self
-            .clients
-            .iter()
-            .position(Option::is_none)
-            .unwrap_or_else(|| {
-                self.clients.push(None);
-                self.clients.len() - 1
-            });
+        let index = self.clients.iter().position(Option::is_none).unwrap_or_else(|| {
+            self.clients.push(None);
+            self.clients.len() - 1
+        });
         let now = self.intake.now;
-        let (flows_max, ports) = (
-            self.config.scheduler.flows_per_client_max,
-            self.intake.ports.len(),
-        );
+        let (flows_max, ports) =
+            (self.config.scheduler.flows_per_client_max, self.intake.ports.len());
         let mut client = Client::new(newcomer, now, flows_max, ports);
         let owner = &client.state.identity.owner;
         client.state.suspected = self.suspects(owner);
@@ -163,11 +157,8 @@ impl Driver {
         // On one core, a spinning thread keeps its clients from running. The count is of the
         // machine: a daemon confined to one of many cores has its clients on the others.
         let alone = sysconf(SysconfVar::_NPROCESSORS_ONLN) == Ok(Some(1));
-        self.spin.span = if alone {
-            Span::ZERO
-        } else {
-            Span::from_micros(config.scheduler.spin_us)
-        };
+        self.spin.span =
+            if alone { Span::ZERO } else { Span::from_micros(config.scheduler.spin_us) };
         if let Some(port) = self.intake.ports.first() {
             self.intake.credit.level = port.link.credit_level(now);
         }

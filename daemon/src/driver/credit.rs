@@ -31,12 +31,7 @@ impl CreditTerms {
     /// Makes conditions without credit.
     #[must_use]
     pub const fn new(now: Time) -> Self {
-        Self {
-            is_given: false,
-            level: Level::FIRST_UNRESERVED,
-            is_idle: false,
-            idle_since: now,
-        }
+        Self { is_given: false, level: Level::FIRST_UNRESERVED, is_idle: false, idle_since: now }
     }
 
     /// Reports whether no port has had waiting flows for [`IDLE_AFTER`].
@@ -49,11 +44,7 @@ impl CreditTerms {
     /// Returns the stages that may use credit, in the format of a region's header.
     #[must_use]
     pub const fn stages(&self) -> u8 {
-        if self.is_idle {
-            COLLECTIVES | CREDIT_WHOLE
-        } else {
-            COLLECTIVES
-        }
+        if self.is_idle { COLLECTIVES | CREDIT_WHOLE } else { COLLECTIVES }
     }
 
     /// Records whether any flow waits. Returns whether the stages that may use credit have changed:

@@ -63,11 +63,7 @@ impl Deadlines {
         self.forget(request);
         self.sights += 1;
         let sight = self.sights;
-        let known = Known {
-            deadline,
-            batch,
-            sight,
-        };
+        let known = Known { deadline, batch, sight };
         self.known.insert(request, known);
         if batch != BatchId(0) {
             self.members.entry(batch).or_default().insert(request);
@@ -108,10 +104,7 @@ mod tests {
     const SLO: Span = Span::from_millis(100);
 
     fn deadlines() -> Deadlines {
-        Deadlines {
-            slo: Some(SLO),
-            ..Deadlines::default()
-        }
+        Deadlines { slo: Some(SLO), ..Deadlines::default() }
     }
 
     #[test]

@@ -42,8 +42,7 @@ impl Intake {
         let on_wire = &mut state.ports[usize::from(flow.port)];
         match flow.accounting {
             Accounting::Link => {
-                port.link
-                    .handle(now, Event::BytesCompleted { flow: id, bytes });
+                port.link.handle(now, Event::BytesCompleted { flow: id, bytes });
                 on_wire.done(bytes);
             }
             Accounting::Driver => {

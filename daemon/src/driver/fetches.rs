@@ -141,12 +141,8 @@ impl Fetches {
     fn begin(&mut self, name: Name) -> u64 {
         self.last += 1;
         self.counters.fetches += 1;
-        let fetch = Fetch {
-            name,
-            flows: HashMap::new(),
-            state: HoldState::Goes,
-            ended: Time::NEVER,
-        };
+        let fetch =
+            Fetch { name, flows: HashMap::new(), state: HoldState::Goes, ended: Time::NEVER };
         self.open.insert(self.last, fetch);
         self.names.insert(name, self.last);
         self.last
@@ -168,15 +164,7 @@ impl Fetches {
 
     /// Applies an order's held fetches. `None` means that no cluster order is in force.
     pub fn apply_order(&mut self, now: Time, order: Option<&OrderContent>) {
-        let Self {
-            open,
-            moves,
-            timers,
-            counters,
-            waiting,
-            wait_max,
-            ..
-        } = self;
+        let Self { open, moves, timers, counters, waiting, wait_max, .. } = self;
         for (&number, fetch) in open {
             let holds = order.is_some_and(|order| order.holds(number));
             let before = fetch.state;
@@ -185,9 +173,8 @@ impl Fetches {
                 (_, false) => HoldState::Goes,
                 (same, true) => same,
             };
-            let (waited, waits) = [before, fetch.state]
-                .map(|state| matches!(state, HoldState::Waits(_)))
-                .into();
+            let (waited, waits) =
+                [before, fetch.state].map(|state| matches!(state, HoldState::Waits(_))).into();
             if waits && !waited {
                 counters.held += 1;
                 *waiting += 1;
@@ -278,11 +265,7 @@ mod tests {
     const WAIT: Span = Span::from_millis(500);
 
     fn name(request: u64) -> Name {
-        Name {
-            batch: 1,
-            request,
-            peer: [7; 16],
-        }
+        Name { batch: 1, request, peer: [7; 16] }
     }
 
     fn at(ms: u64) -> Time {
@@ -336,11 +319,7 @@ mod tests {
         fetches.apply_order(at(503), Some(&held(&[])));
         fetches.apply_order(at(504), Some(&held(&[1])));
         assert_eq!(moved(&mut fetches), [(10, true), (11, true)]);
-        let counters = FetchCounters {
-            fetches: 1,
-            held: 2,
-            ahead: 1,
-        };
+        let counters = FetchCounters { fetches: 1, held: 2, ahead: 1 };
         assert_eq!(fetches.counters(), counters);
         // The longest wait may change while a fetch is held.
         fetches.set_wait_max(Span::from_millis(5000));

@@ -137,11 +137,7 @@ impl Flows {
     #[must_use]
     pub fn new(expected: usize) -> Self {
         let size = (expected * 2).next_power_of_two().max(16);
-        Self {
-            direct: vec![Flow::NONE; size].into(),
-            spilled: HashMap::new(),
-            len: 0,
-        }
+        Self { direct: vec![Flow::NONE; size].into(), spilled: HashMap::new(), len: 0 }
     }
 
     #[inline]
@@ -211,10 +207,7 @@ impl Flows {
 
     /// Returns the flows in an arbitrary order.
     pub fn iter(&self) -> impl Iterator<Item = &Flow> {
-        self.direct
-            .iter()
-            .filter(|flow| flow.seq != FREE)
-            .chain(self.spilled.values())
+        self.direct.iter().filter(|flow| flow.seq != FREE).chain(self.spilled.values())
     }
 
     /// Returns the sequences of the flows, ascending.
@@ -249,17 +242,11 @@ mod tests {
         let mut random = 7_u64;
         let base = 5 << SEQ_BITS;
         for step in 0..10_000_u64 {
-            random = random
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let seq = base + (random >> 33) % 64;
             if random >> 63 == 0 {
                 if let std::collections::btree_map::Entry::Vacant(entry) = oracle.entry(seq) {
-                    flows.insert(Flow {
-                        seq,
-                        bytes: step,
-                        ..Flow::NONE
-                    });
+                    flows.insert(Flow { seq, bytes: step, ..Flow::NONE });
                     entry.insert(step);
                 }
             } else {
@@ -269,10 +256,7 @@ mod tests {
             for seq in base..base + 64 {
                 let expected = oracle.get(&seq).copied();
                 assert_eq!(flows.get_mut(seq).map(|flow| flow.bytes), expected);
-                assert_eq!(
-                    flows.get_mut(seq & SEQ_MASK).map(|flow| flow.bytes),
-                    expected
-                );
+                assert_eq!(flows.get_mut(seq & SEQ_MASK).map(|flow| flow.bytes), expected);
             }
         }
         assert!(flows.get_mut(u64::MAX).is_none());

@@ -82,13 +82,7 @@ impl Hints {
         let rates = config.nic.iter().flat_map(|nic| [nic.rate.0; 2]);
         for (index, bytes_per_second) in rates.enumerate() {
             let port = PortId(index as u32);
-            self.admission.handle(
-                now,
-                AdmissionEvent::PortRate {
-                    port,
-                    bytes_per_second,
-                },
-            );
+            self.admission.handle(now, AdmissionEvent::PortRate { port, bytes_per_second });
         }
         Ok(())
     }
@@ -105,11 +99,7 @@ impl Hints {
         let moves = self.cluster.fetches.take_moves();
         for &Move { port, flow, hold } in &moves {
             let port = &mut ports[usize::from(port)];
-            let event = if hold {
-                Event::FlowHeld { flow }
-            } else {
-                Event::FlowReleased { flow }
-            };
+            let event = if hold { Event::FlowHeld { flow } } else { Event::FlowReleased { flow } };
             port.link.handle(now, event);
             port.dirty = true;
         }
@@ -134,14 +124,7 @@ impl Hints {
     pub fn completed(&mut self, now: Time, request: RequestId, port: u16, bytes: u64) {
         if request != RequestId(0) && self.admission.active_batches() > 0 {
             let port = PortId(u32::from(port));
-            self.admission.handle(
-                now,
-                AdmissionEvent::BytesCompleted {
-                    request,
-                    port,
-                    bytes,
-                },
-            );
+            self.admission.handle(now, AdmissionEvent::BytesCompleted { request, port, bytes });
             if self.cluster.attends() {
                 self.cluster.reports.completed(request.0, port.0, bytes);
                 self.cluster.noted(now);
@@ -156,17 +139,10 @@ impl Hints {
         }
         let reports = &mut self.cluster.reports;
         match *record {
-            Record::BatchBegin {
-                batch,
-                layers,
-                layer_time_ns,
-            } => reports.batch_began(batch, layers, Span(layer_time_ns)),
-            Record::RequestJoin {
-                batch,
-                request,
-                bytes,
-                ..
-            } => {
+            Record::BatchBegin { batch, layers, layer_time_ns } => {
+                reports.batch_began(batch, layers, Span(layer_time_ns))
+            }
+            Record::RequestJoin { batch, request, bytes, .. } => {
                 let deadline = self.requests.known(RequestId(request));
                 reports.joined(batch, request, deadline, bytes);
             }
@@ -204,31 +180,18 @@ impl Hints {
     fn pass_on(&mut self, now: Time, record: &Record, ports: &mut [Port]) {
         use AdmissionEvent as Between;
         let (between, event) = match *record {
-            Record::RequestJoin {
-                batch,
-                request,
-                deadline_ns,
-                bytes,
-            } => {
+            Record::RequestJoin { batch, request, deadline_ns, bytes } => {
                 let member = (BatchId(batch), RequestId(request));
                 return self.request_joined(now, member, deadline_ns, bytes, ports);
             }
-            Record::BatchBegin {
-                batch,
-                layers,
-                layer_time_ns,
-            } => {
+            Record::BatchBegin { batch, layers, layer_time_ns } => {
                 let (batch, layer_time) = (BatchId(batch), Span(layer_time_ns));
                 let arrived = Between::BatchArrived {
                     batch,
                     requests: Vec::new(),
                     compute: layer_time.times(u64::from(layers)),
                 };
-                let spec = BatchSpec {
-                    batch,
-                    layers,
-                    layer_time,
-                };
+                let spec = BatchSpec { batch, layers, layer_time };
                 (Some(arrived), Event::BatchBegan(spec))
             }
             Record::RequestEnd { request } => {
@@ -287,8 +250,7 @@ impl Hints {
             ports: vec![(PortId(REQUEST_PORT as u32), bytes)],
             started: false,
         };
-        self.admission
-            .handle(now, AdmissionEvent::RequestJoined { batch, load });
+        self.admission.handle(now, AdmissionEvent::RequestJoined { batch, load });
         for (index, port) in ports.iter_mut().enumerate() {
             let event = Event::RequestJoined {
                 batch,
@@ -369,11 +331,7 @@ mod tests {
     fn admission_rests_for_a_multiple_of_what_it_took() {
         let config = Config::default();
         let mut hints = Hints::new(Time::ZERO, &config).expect("the defaults are valid");
-        let begin = Record::BatchBegin {
-            batch: 1,
-            layers: 1,
-            layer_time_ns: 1,
-        };
+        let begin = Record::BatchBegin { batch: 1, layers: 1, layer_time_ns: 1 };
         hints.take(Time::ZERO, 1, &begin, &mut []);
         assert!(hints.due() < Time::NEVER);
         let now = Time(9_000_000);

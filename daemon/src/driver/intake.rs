@@ -121,11 +121,7 @@ impl Intake {
         let port = &mut self.ports[usize::from(index)];
         let held =
             fetch == FetchState::Waits || from.state.ports[usize::from(index)].holds(spec.stage);
-        let permit = if held {
-            None
-        } else {
-            port.permit_at_once(now, &spec)
-        };
+        let permit = if held { None } else { port.permit_at_once(now, &spec) };
         let decision = if let Some(permit) = permit {
             // The slot waits, because its submit was consumed just now. So the permit can't be
             // stale.
@@ -184,11 +180,7 @@ impl Intake {
             outcome: SubmitOutcome::AtOnce,
             level: permit.level.0,
             bytes: permit.bytes,
-            accounting: if permit.last {
-                Accounting::Driver
-            } else {
-                Accounting::Link
-            },
+            accounting: if permit.last { Accounting::Driver } else { Accounting::Link },
             fetch,
         }
     }
@@ -238,10 +230,7 @@ impl Intake {
             port: index,
             standing: decision.outcome,
             granted: (decision.bytes, decision.level),
-            window: (
-                link.in_flight_bytes().saturating_sub(own),
-                link.config().window_bytes,
-            ),
+            window: (link.in_flight_bytes().saturating_sub(own), link.config().window_bytes),
             ahead: (link.waiting_flows() as u64).saturating_sub(u64::from(waits)),
         };
         self.trace.note(self.now, seen);
@@ -343,13 +332,7 @@ impl Intake {
         from.state.counters.permitted_bytes += spec.bytes;
         from.state.ports[usize::from(index)].sent(spec.bytes);
         let fetch = self.fetch_of(from, &spec, flow, index);
-        self.keep(
-            from,
-            at,
-            index,
-            &spec,
-            SubmitDecision::whole(level, &spec, fetch),
-        );
+        self.keep(from, at, index, &spec, SubmitDecision::whole(level, &spec, fetch));
     }
 
     /// Accounts for a flow that its client sent without a permit in mode `observe`. The link does

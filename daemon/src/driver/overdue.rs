@@ -106,10 +106,7 @@ impl Intake {
             return;
         };
         if flow.waits() {
-            let at = SlotRef {
-                slot: flow.slot,
-                tag: flow.seq,
-            };
+            let at = SlotRef { slot: flow.slot, tag: flow.seq };
             client.state.counters.bypassed_bytes += flow.bytes - flow.permitted;
             // An unscheduled flow must not overtake scheduled ones, so it goes as scavenger. A
             // client that withdrew the flow does not see this permit.

@@ -40,8 +40,7 @@ impl Poller {
     /// Watches the eventfd of the client with index `client`.
     pub(crate) fn watch(&self, client: u32, eventfd: BorrowedFd<'_>) -> nix::Result<()> {
         let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
-        self.epoll
-            .add(eventfd, EpollEvent::new(flags, u64::from(client)))
+        self.epoll.add(eventfd, EpollEvent::new(flags, u64::from(client)))
     }
 
     /// Stops watching an eventfd. Closing it is not enough, because the client holds a duplicate.
@@ -56,16 +55,11 @@ impl Poller {
         if !forever {
             let at =
                 TimeSpec::from_duration(Duration::from_nanos(limit.0).max(Duration::from_nanos(1)));
-            let _ = self
-                .timer
-                .set(Expiration::OneShot(at), TimerSetTimeFlags::empty());
+            let _ = self.timer.set(Expiration::OneShot(at), TimerSetTimeFlags::empty());
         }
         // An interrupted or failed wait counts as an early wake-up, after which the caller scans
         // all.
-        let count = self
-            .epoll
-            .wait(&mut events, EpollTimeout::NONE)
-            .unwrap_or(0);
+        let count = self.epoll.wait(&mut events, EpollTimeout::NONE).unwrap_or(0);
         if !forever {
             let _ = self.timer.unset();
         }

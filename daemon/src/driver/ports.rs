@@ -118,8 +118,7 @@ impl Port {
     #[inline]
     #[must_use]
     pub fn has_one_user(&self, now: Time) -> bool {
-        self.shared
-            .is_none_or(|then| now.since(then) >= ALONE_AFTER)
+        self.shared.is_none_or(|then| now.since(then) >= ALONE_AFTER)
     }
 
     /// Reports whether anonymous flows of the port's only user may go at once. They keep nobody
@@ -192,12 +191,7 @@ impl Port {
             state.lanes.at(lane).hungry[index] = false;
             let feeds = !state.released && state.room > 0 && !state.ports[index].is_held();
             if let Some(consumer) = served.consumer(lane).filter(|_| feeds) {
-                let mut from = RecordOrigin {
-                    client,
-                    state,
-                    lane,
-                    consumer,
-                };
+                let mut from = RecordOrigin { client, state, lane, consumer };
                 self.feed_collectives(now, &mut from, index);
             }
         }

@@ -40,12 +40,7 @@ impl<'a> RecordSink<'a> {
     /// Makes a sink for records of the client with index `client`.
     #[inline]
     pub(super) fn new(intake: &'a mut Intake, client: u32, state: &'a mut ClientState) -> Self {
-        Self {
-            intake,
-            client,
-            state,
-            violation: None,
-        }
+        Self { intake, client, state, violation: None }
     }
 
     #[inline(always)]
@@ -54,12 +49,7 @@ impl<'a> RecordSink<'a> {
         lane: u16,
         consumer: &'b mut Consumer,
     ) -> (&'b mut Intake, RecordOrigin<'b>) {
-        let from = RecordOrigin {
-            client: self.client,
-            state: self.state,
-            lane,
-            consumer,
-        };
+        let from = RecordOrigin { client: self.client, state: self.state, lane, consumer };
         (self.intake, from)
     }
 }

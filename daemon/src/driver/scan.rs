@@ -78,13 +78,7 @@ impl Driver {
         let Some(client) = self.clients[index as usize].as_mut() else {
             return 0;
         };
-        let Client {
-            state,
-            served,
-            idle_scans,
-            budget,
-            ..
-        } = client;
+        let Client { state, served, idle_scans, budget, .. } = client;
         if state.released {
             return 0;
         }
@@ -137,10 +131,7 @@ impl Driver {
 
     fn switch_doorbells(&mut self) -> usize {
         let clients = self.clients.iter().flatten();
-        if self
-            .order
-            .count_lanes(clients.map(|client| client.lanes).sum())
-        {
+        if self.order.count_lanes(clients.map(|client| client.lanes).sum()) {
             for client in self.clients.iter_mut().flatten() {
                 client.served.set_doorbell(self.order.doorbells());
             }
@@ -152,10 +143,7 @@ impl Driver {
 
     /// Scans every lane of every client, regardless of claims and doorbells.
     pub(super) fn sweep_lanes(&mut self) -> Swept {
-        let mut swept = Swept {
-            records: 0,
-            is_all: true,
-        };
+        let mut swept = Swept { records: 0, is_all: true };
         for index in 0..self.clients.len() as u32 {
             let taken = self.sweep(index);
             swept.records += taken;

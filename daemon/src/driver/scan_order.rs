@@ -88,26 +88,15 @@ mod tests {
         assert_eq!((turns.len(), order.hot.len()), (3, 1));
         order.warm(turns[0]);
         order.remove(turns[1]);
-        assert_eq!(
-            (0..2).map(|_| order.take_cold()).collect::<Vec<_>>(),
-            [Some(turns[2]); 2]
-        );
+        assert_eq!((0..2).map(|_| order.take_cold()).collect::<Vec<_>>(), [Some(turns[2]); 2]);
         assert_eq!(order.looks(), 2);
     }
 
     #[test]
     fn doorbells_are_switched_on_above_a_count_of_lanes_and_off_at_half_of_it() {
         let mut order = ScanOrder::default();
-        let counts = [
-            DOORBELL_ABOVE,
-            DOORBELL_ABOVE + 1,
-            DOORBELL_ABOVE / 2 + 1,
-            0,
-        ];
+        let counts = [DOORBELL_ABOVE, DOORBELL_ABOVE + 1, DOORBELL_ABOVE / 2 + 1, 0];
         let seen = counts.map(|lanes| (order.count_lanes(lanes), order.doorbells()));
-        assert_eq!(
-            seen,
-            [(false, false), (true, true), (false, true), (true, false)]
-        );
+        assert_eq!(seen, [(false, false), (true, true), (false, true), (true, false)]);
     }
 }

@@ -28,12 +28,7 @@ impl Intake {
         self.ports[index].dirty = false;
         while self.ports[index].link.waiting_flows() > 0 {
             match self.ports[index].link.poll_action(self.now) {
-                Some(Action::Permit {
-                    flow,
-                    bytes,
-                    level,
-                    last,
-                }) => {
+                Some(Action::Permit { flow, bytes, level, last }) => {
                     let permit = Permit { bytes, level, last };
                     self.permit(clients, flow, permit);
                 }
@@ -46,11 +41,7 @@ impl Intake {
         // A link without waiting flows has nothing to permit or to move.
         port.due = match port.link.waiting_flows() {
             0 => Time::NEVER,
-            _ => port
-                .link
-                .next_deadline()
-                .unwrap_or(Time::NEVER)
-                .max(self.now + DUE_MIN),
+            _ => port.link.next_deadline().unwrap_or(Time::NEVER).max(self.now + DUE_MIN),
         };
         if !port.credit.hungry.is_empty() && self.credit.is_given {
             port.feed_hungry(self.now, clients, index);
@@ -76,10 +67,7 @@ impl Intake {
         flow.permitted = flow.permitted.saturating_add(bytes).min(flow.bytes);
         flow.touched = self.now;
         state.waiting -= usize::from(!flow.waits());
-        let at = SlotRef {
-            slot: flow.slot,
-            tag: flow.seq,
-        };
+        let at = SlotRef { slot: flow.slot, tag: flow.seq };
         let Some(consumer) = client.served.consumer(lane) else {
             return;
         };
@@ -103,7 +91,6 @@ impl Intake {
             counted.completed_flows += 1;
             state.flows -= usize::from(flows.remove(seq));
         }
-        self.trace
-            .note(self.now, Seen::Permitted(id.0, bytes, level, last));
+        self.trace.note(self.now, Seen::Permitted(id.0, bytes, level, last));
     }
 }

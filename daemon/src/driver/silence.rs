@@ -140,8 +140,7 @@ impl Port {
         let bytes = flow.outstanding();
         match flow.accounting {
             Accounting::Link => {
-                self.link
-                    .handle(now, Event::BytesCompleted { flow: id, bytes });
+                self.link.handle(now, Event::BytesCompleted { flow: id, bytes });
                 if !flow.waits() {
                     return Accounting::Owed;
                 }

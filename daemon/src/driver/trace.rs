@@ -94,12 +94,7 @@ impl Recorder {
     /// Makes a trace of `most` events at a time, which ends at `until`.
     #[must_use]
     pub fn new(most: usize, until: Time) -> Self {
-        Self {
-            entries: Vec::with_capacity(most),
-            most,
-            lost: 0,
-            until,
-        }
+        Self { entries: Vec::with_capacity(most), most, lost: 0, until }
     }
 
     /// Records an event.
@@ -164,10 +159,10 @@ impl Tracer {
                 let _ = reply.send(taken.unwrap_or_else(over));
             }
             TraceCommand::End { reply } => {
-                let taken = self.0.take().map(|mut trace| Taken {
-                    is_over: true,
-                    ..trace.take(now, Vec::new())
-                });
+                let taken = self
+                    .0
+                    .take()
+                    .map(|mut trace| Taken { is_over: true, ..trace.take(now, Vec::new()) });
                 let _ = reply.send(taken.unwrap_or_else(over));
             }
         }
@@ -175,20 +170,14 @@ impl Tracer {
 }
 
 fn over() -> Taken {
-    Taken {
-        is_over: true,
-        ..Taken::default()
-    }
+    Taken { is_over: true, ..Taken::default() }
 }
 
 impl Entry {
     /// Converts to the event on the wire. `None` if the event is not shown.
     #[must_use]
     pub fn event(&self) -> Option<TraceEvent> {
-        self.seen.kind().map(|what| TraceEvent {
-            at_ns: self.at.0,
-            what,
-        })
+        self.seen.kind().map(|what| TraceEvent { at_ns: self.at.0, what })
     }
 }
 
@@ -224,12 +213,9 @@ impl Seen {
                 window_bytes,
                 ahead,
             }),
-            Self::Permitted(flow, bytes, level, last) => TraceKind::Permitted {
-                flow,
-                bytes,
-                level,
-                last,
-            },
+            Self::Permitted(flow, bytes, level, last) => {
+                TraceKind::Permitted { flow, bytes, level, last }
+            }
             Self::Completed(flow, bytes) => TraceKind::Completed { flow, bytes },
             Self::Cancelled(flow) => TraceKind::Cancelled { flow },
             Self::Hint(record) => return hint(record),
@@ -240,16 +226,9 @@ impl Seen {
 fn hint(record: Record) -> Option<TraceKind> {
     Some(match record {
         Record::BatchBegin { batch, layers, .. } => TraceKind::BatchBegin { batch, layers },
-        Record::RequestJoin {
-            batch,
-            request,
-            deadline_ns,
-            ..
-        } => TraceKind::RequestJoin {
-            batch,
-            request,
-            deadline_ns,
-        },
+        Record::RequestJoin { batch, request, deadline_ns, .. } => {
+            TraceKind::RequestJoin { batch, request, deadline_ns }
+        }
         Record::BatchQueued { batch, ahead } => TraceKind::BatchQueued { batch, ahead },
         Record::LayerBegin { batch, layer } => TraceKind::LayerBegin { batch, layer },
         Record::ComputeEnd { batch } => TraceKind::ComputeEnd { batch },
@@ -286,24 +265,15 @@ mod tests {
             trace.note(Time(request), end(request));
         }
         let taken = swap(&mut trace, Time(10), 2);
-        assert_eq!(
-            (taken.entries.len(), taken.lost, taken.is_over),
-            (2, 3, false)
-        );
+        assert_eq!((taken.entries.len(), taken.lost, taken.is_over), (2, 3, false));
         assert_eq!(
             taken.entries[1].event(),
-            Some(TraceEvent {
-                at_ns: 2,
-                what: TraceKind::RequestEnd { request: 2 }
-            })
+            Some(TraceEvent { at_ns: 2, what: TraceKind::RequestEnd { request: 2 } })
         );
         trace.note(Time(99), end(6));
         trace.note(Time(101), end(7));
         let taken = swap(&mut trace, Time(101), 2);
-        assert_eq!(
-            (taken.entries.len(), taken.lost, taken.is_over),
-            (1, 3, true)
-        );
+        assert_eq!((taken.entries.len(), taken.lost, taken.is_over), (1, 3, true));
     }
 
     #[test]

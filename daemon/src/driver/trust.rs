@@ -124,28 +124,22 @@ impl Trust {
     /// Reports whether new clients of the owner are unscheduled.
     #[must_use]
     pub fn distrusts(&self, owner: &Owner) -> bool {
-        self.owners
-            .get(owner)
-            .is_some_and(|record| record.distrusted)
+        self.owners.get(owner).is_some_and(|record| record.distrusted)
     }
 
     /// Returns the distrusted owners in order, each with the end of its distrust.
     #[must_use]
     pub fn distrusted(&self) -> Vec<(Owner, Time)> {
         let distrusted = self.owners.iter().filter(|(_, record)| record.distrusted);
-        let mut all: Vec<_> = distrusted
-            .map(|(owner, record)| (owner.clone(), record.until))
-            .collect();
+        let mut all: Vec<_> =
+            distrusted.map(|(owner, record)| (owner.clone(), record.until)).collect();
         all.sort();
         all
     }
 
     fn record(&mut self, owner: &Owner) -> &mut Record {
         if self.owners.len() >= OWNERS_MAX && !self.owners.contains_key(owner) {
-            let first = self
-                .owners
-                .iter()
-                .min_by_key(|(owner, r)| (r.until, *owner));
+            let first = self.owners.iter().min_by_key(|(owner, r)| (r.until, *owner));
             if let Some(first) = first.map(|(owner, _)| owner.clone()) {
                 self.owners.remove(&first);
             }
@@ -207,17 +201,11 @@ mod tests {
     const TIMEOUT: Span = Span::from_millis(10);
 
     fn owner(uid: u32) -> Owner {
-        Owner {
-            uid,
-            cgroup: "".into(),
-        }
+        Owner { uid, cgroup: "".into() }
     }
 
     fn trust() -> Trust {
-        Trust {
-            timeout: TIMEOUT,
-            ..Trust::default()
-        }
+        Trust { timeout: TIMEOUT, ..Trust::default() }
     }
 
     /// Returns the timeouts until the owner is trusted again.

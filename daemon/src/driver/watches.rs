@@ -16,10 +16,7 @@ pub(super) struct SilenceWatch {
 
 impl SilenceWatch {
     pub(super) const fn new(now: Time) -> Self {
-        Self {
-            looked: now,
-            warned: Time::ZERO,
-        }
+        Self { looked: now, warned: Time::ZERO }
     }
 
     /// Returns when the next check is due, if anything waits.
@@ -38,10 +35,7 @@ pub(super) struct OverdueWatch {
 
 impl OverdueWatch {
     pub(super) const fn new(now: Time) -> Self {
-        Self {
-            looked: now,
-            at: (0, 0),
-        }
+        Self { looked: now, at: (0, 0) }
     }
 
     /// Reports whether a check is due, and if so, schedules the next one.

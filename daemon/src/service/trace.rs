@@ -77,10 +77,7 @@ impl Traces {
     /// Makes a state without a trace. `mailbox` leads to the scheduler.
     #[must_use]
     pub fn new(mailbox: Mailbox) -> Self {
-        Self {
-            mailbox,
-            latest: Mutex::default(),
-        }
+        Self { mailbox, latest: Mutex::default() }
     }
 
     /// Begins a trace.
@@ -89,9 +86,7 @@ impl Traces {
     /// A trace is running, or a number is out of range. The error is text for the operator.
     pub fn start(&self, seconds: u64, events: u64) -> Result<Begun, String> {
         if !(1..=SECONDS_MAX).contains(&seconds) {
-            return Err(format!(
-                "a trace takes 1 to {SECONDS_MAX} seconds, not {seconds}"
-            ));
+            return Err(format!("a trace takes 1 to {SECONDS_MAX} seconds, not {seconds}"));
         }
         if !(1..=EVENTS_MAX).contains(&events) {
             return Err(format!(
@@ -120,10 +115,7 @@ impl Traces {
         drop(trace);
         let until = Time(now_ns().saturating_add(length.as_nanos() as u64));
         let recorder = Box::new(Recorder::new(events as usize, until));
-        if !self
-            .mailbox
-            .send(Command::Trace(TraceCommand::Begin(recorder)))
-        {
+        if !self.mailbox.send(Command::Trace(TraceCommand::Begin(recorder))) {
             return Err("the scheduler has ended; laxityd is stopping".to_owned());
         }
         info!(seconds, events, "a trace begins");
@@ -135,10 +127,7 @@ impl Traces {
 
     /// Returns a guard that ends the trace when dropped.
     pub fn attend(&self, begun: &Begun) -> AttendedTrace<'_> {
-        AttendedTrace {
-            traces: self,
-            number: begun.number,
-        }
+        AttendedTrace { traces: self, number: begun.number }
     }
 
     /// Ends trace `number` if it is still the current one, and drops its unread events.
@@ -148,16 +137,10 @@ impl Traces {
             return;
         }
         let was_over = trace.is_over;
-        *trace = Trace {
-            number,
-            ..Trace::default()
-        };
+        *trace = Trace { number, ..Trace::default() };
         let (reply, taken) = oneshot::channel();
         // The lock is held, so that this end can't follow the beginning of the next trace.
-        let ends = !was_over
-            && self
-                .mailbox
-                .send(Command::Trace(TraceCommand::End { reply }));
+        let ends = !was_over && self.mailbox.send(Command::Trace(TraceCommand::End { reply }));
         drop(trace);
         if ends {
             info!("the trace ends: whoever began it has left");
@@ -214,9 +197,7 @@ impl Traces {
         let unread = trace.unread.len();
         drop(trace);
         info!(unread, "the trace ends");
-        Ok(format!(
-            "the trace has ended; {unread} events wait to be read"
-        ))
+        Ok(format!("the trace has ended; {unread} events wait to be read"))
     }
 
     async fn ask(
@@ -230,9 +211,7 @@ impl Traces {
         match tokio::time::timeout(ANSWER_MAX, taken).await {
             Ok(Ok(taken)) => Ok(taken),
             Ok(Err(_)) => Err("laxityd is stopping".to_owned()),
-            Err(_) => Err(format!(
-                "the scheduler did not answer within {ANSWER_MAX:?}; ask again"
-            )),
+            Err(_) => Err(format!("the scheduler did not answer within {ANSWER_MAX:?}; ask again")),
         }
     }
 }

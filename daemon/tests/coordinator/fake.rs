@@ -46,9 +46,7 @@ struct Service {
 }
 
 pub(crate) fn frame(message: Message) -> FromCoordinator {
-    FromCoordinator {
-        message: Some(message),
-    }
+    FromCoordinator { message: Some(message) }
 }
 
 #[tonic::async_trait]
@@ -65,28 +63,20 @@ impl Coordination for Service {
         let mut inbound = request.into_inner();
         let beats = say.clone();
         tokio::spawn(async move {
-            let Ok(Some(FromDaemon {
-                message: Some(from_daemon::Message::Hello(hello)),
-            })) = inbound.message().await
+            let Ok(Some(FromDaemon { message: Some(from_daemon::Message::Hello(hello)) })) =
+                inbound.message().await
             else {
                 return;
             };
             let handle = tokio::runtime::Handle::current();
-            let peer = Peer {
-                hello,
-                say,
-                heard,
-                handle,
-            };
+            let peer = Peer { hello, say, heard, handle };
             let _ = peers.send(peer);
             loop {
                 while !reads.load(Ordering::Acquire) {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
                 match inbound.message().await {
-                    Ok(Some(FromDaemon {
-                        message: Some(message),
-                    })) => {
+                    Ok(Some(FromDaemon { message: Some(message) })) => {
                         if sender.send(message).is_err() {
                             return;
                         }
@@ -98,11 +88,7 @@ impl Coordination for Service {
         });
         tokio::spawn(async move {
             tokio::time::sleep(HEARTBEAT).await;
-            while beats
-                .send(Ok(frame(Message::Heartbeat(Heartbeat {}))))
-                .await
-                .is_ok()
-            {
+            while beats.send(Ok(frame(Message::Heartbeat(Heartbeat {})))).await.is_ok() {
                 tokio::time::sleep(HEARTBEAT).await;
             }
         });
@@ -139,17 +125,12 @@ impl Fake {
             .build()
             .unwrap();
         let listener = crate::support::eventually("the address is free", || {
-            runtime
-                .block_on(tokio::net::TcpListener::bind(address))
-                .ok()
+            runtime.block_on(tokio::net::TcpListener::bind(address)).ok()
         });
         let address = listener.local_addr().unwrap();
         let (sender, peers) = channel();
         let reads = Arc::new(AtomicBool::new(true));
-        let service = Service {
-            peers: sender,
-            reads: Arc::clone(&reads),
-        };
+        let service = Service { peers: sender, reads: Arc::clone(&reads) };
         let mut server = tonic::transport::Server::builder();
         if let Some(tls) = tls {
             server = server.tls_config(tls).unwrap();
@@ -159,12 +140,7 @@ impl Fake {
                 .add_service(CoordinationServer::new(service))
                 .serve_with_incoming(TcpIncoming::from(listener).with_nodelay(Some(true))),
         );
-        Self {
-            address,
-            peers,
-            reads,
-            runtime: Some(runtime),
-        }
+        Self { address, peers, reads, runtime: Some(runtime) }
     }
 
     /// Reports whether no daemon has come since the last one that was taken.
@@ -248,9 +224,7 @@ impl Peer {
                 return None;
             };
             let kinds = report.events.iter();
-            kinds
-                .filter_map(|event: &Event| event.event.as_ref())
-                .find_map(&mut wanted)
+            kinds.filter_map(|event: &Event| event.event.as_ref()).find_map(&mut wanted)
         })
     }
 

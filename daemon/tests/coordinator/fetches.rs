@@ -37,19 +37,11 @@ fn told(peer: &Peer) -> (u64, u64, u8) {
 }
 
 fn holding(sequence: u64, fetches: &[u64]) -> Order {
-    Order {
-        held: fetches.to_vec(),
-        ..pruning(5, sequence, &[])
-    }
+    Order { held: fetches.to_vec(), ..pruning(5, sequence, &[]) }
 }
 
 fn held_flows(daemon: &Laxityd) -> u64 {
-    daemon
-        .status()
-        .ports
-        .iter()
-        .map(|port| port.held_flows)
-        .sum()
+    daemon.status().ports.iter().map(|port| port.held_flows).sum()
 }
 
 /// Completes `permitted` bytes, and further permits until none comes for a while. Returns the sum
@@ -118,10 +110,7 @@ fn a_fetch_goes_ahead_waits_when_told_to_and_goes_on_when_released() {
         epoch: epoch(5, 2),
         base: epoch(5, 1),
         last: true,
-        tokens: vec![FetchToken {
-            fetch,
-            lease_ns: 1_000_000_000,
-        }],
+        tokens: vec![FetchToken { fetch, lease_ns: 1_000_000_000 }],
         ..Order::default()
     });
     in_force(&daemon, 2);
@@ -136,13 +125,8 @@ fn a_fetch_goes_ahead_waits_when_told_to_and_goes_on_when_released() {
         (ended.contains(&fetch) && ended.contains(&second)).then_some(())
     });
     let status = daemon.status().cluster.expect("a coordinator");
-    assert_eq!(
-        (status.fetches, status.fetches_held, status.fetches_ahead),
-        (2, 1, 0)
-    );
-    until("metrics say so", || {
-        daemon.metric("laxity_cluster_fetches_held_total", "") == 1.0
-    });
+    assert_eq!((status.fetches, status.fetches_held, status.fetches_ahead), (2, 1, 0));
+    until("metrics say so", || daemon.metric("laxity_cluster_fetches_held_total", "") == 1.0);
 }
 
 #[test]
@@ -208,10 +192,7 @@ fn a_coordinator_that_does_not_know_fetches_is_told_of_none() {
     barrier(&peer, &daemon);
     begin(&_client, 8, &[(80, 0)]);
     peer.event("the next batch", |kind| {
-        assert!(
-            !matches!(kind, Kind::FetchWanted(_) | Kind::FetchFinished(_)),
-            "{kind:?}"
-        );
+        assert!(!matches!(kind, Kind::FetchWanted(_) | Kind::FetchFinished(_)), "{kind:?}");
         matches!(kind, Kind::BatchArrived(batch) if batch.batch == 8).then_some(())
     });
 }
@@ -252,10 +233,7 @@ fn a_read_of_nothing_is_no_fetch() {
     let daemon = attending(&format!("http://{}", fake.address), "host-a", 60_000);
     let peer = fake.welcomed(5);
     let (_client, mut lane) = reader(&daemon);
-    let mut nothing = lane.submit(&Flow {
-        bytes: 0,
-        ..read(70, 8)
-    });
+    let mut nothing = lane.submit(&Flow { bytes: 0, ..read(70, 8) });
     assert_eq!(lane.wait(&mut nothing).bytes, 0);
     let mut ticket = lane.submit(&read(71, 9));
     assert_eq!(told(&peer).2, 9);

@@ -1,9 +1,6 @@
 //! Tests of the real daemon with two coordinators: a fake one that misbehaves, and the real one.
 
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that panics is a test that fails"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that panics is a test that fails")]
 
 mod fake;
 mod fetches;
@@ -44,11 +41,7 @@ pub(crate) fn cluster(daemon: &Laxityd) -> ClusterStatus {
 
 pub(crate) fn begin(client: &Client, batch: u64, requests: &[(u64, u64)]) {
     let mut lane = client.lane();
-    lane.hint(Hint::BatchBegin {
-        batch,
-        layers: 8,
-        layer_time_ns: 1_000_000,
-    });
+    lane.hint(Hint::BatchBegin { batch, layers: 8, layer_time_ns: 1_000_000 });
     for &(request, bytes) in requests {
         lane.hint(Hint::RequestJoin {
             batch,
@@ -68,17 +61,8 @@ pub(crate) fn pruning(term: u64, sequence: u64, requests: &[u64]) -> Order {
     Order {
         epoch: epoch(term, sequence),
         last: true,
-        ranks: vec![Rank {
-            batch: 7,
-            sort_key: 1,
-        }],
-        pruned: requests
-            .iter()
-            .map(|&request| Pruned {
-                request,
-                ..Pruned::default()
-            })
-            .collect(),
+        ranks: vec![Rank { batch: 7, sort_key: 1 }],
+        pruned: requests.iter().map(|&request| Pruned { request, ..Pruned::default() }).collect(),
         considered_report: u64::MAX,
         ..Order::default()
     }
@@ -94,13 +78,8 @@ pub(crate) fn in_force(daemon: &Laxityd, sequence: u64) -> ClusterStatus {
 /// Returns once the daemon has read all messages sent before.
 pub(crate) fn barrier(peer: &fake::Peer, daemon: &Laxityd) {
     let before = cluster(daemon).refused_events;
-    peer.say(Message::Refusal(Refusal {
-        count: 1,
-        ..Refusal::default()
-    }));
-    until("it has read", || {
-        cluster(daemon).refused_events == before + 1
-    });
+    peer.say(Message::Refusal(Refusal { count: 1, ..Refusal::default() }));
+    until("it has read", || cluster(daemon).refused_events == before + 1);
 }
 
 #[test]
@@ -108,16 +87,8 @@ fn a_daemon_reports_what_it_knows_and_applies_an_order_whole() {
     let fake = Fake::start();
     let daemon = of(&fake, 60_000);
     let peer = fake.welcomed(5);
-    assert_eq!(
-        (peer.hello.protocol, peer.hello.host.as_str()),
-        (1, "host-a")
-    );
-    let ports: Vec<_> = peer
-        .hello
-        .ports
-        .iter()
-        .map(|p| p.rate_bytes_per_s)
-        .collect();
+    assert_eq!((peer.hello.protocol, peer.hello.host.as_str()), (1, "host-a"));
+    let ports: Vec<_> = peer.hello.ports.iter().map(|p| p.rate_bytes_per_s).collect();
     assert_eq!(ports, [125_000_000; 2]);
 
     let client = daemon.client("engine");
@@ -130,10 +101,7 @@ fn a_daemon_reports_what_it_knows_and_applies_an_order_whole() {
         assert_eq!((batch.batch, batch.layers), (7, 8));
         for load in &batch.requests {
             let left = load.remaining_ns.expect("a deadline");
-            assert!(
-                left > 0 && left <= 3_000_000_000,
-                "{left} is not what remains"
-            );
+            assert!(left > 0 && left <= 3_000_000_000, "{left} is not what remains");
             seen.push(load.request);
         }
         (seen.contains(&70) && seen.contains(&71)).then_some(())
@@ -158,9 +126,7 @@ fn a_daemon_reports_what_it_knows_and_applies_an_order_whole() {
     assert_eq!(acked, epoch(5, 9));
     let said = in_force(&daemon, 9);
     assert_eq!((said.term, said.orders), (Some(5), 1));
-    until("the links have it", || {
-        daemon.status().totals.pruned_requests == 2
-    });
+    until("the links have it", || daemon.status().totals.pruned_requests == 2);
     until("metrics say so", || {
         daemon.metric("laxity_cluster_order_in_force", "") == 1.0
             && daemon.metric("laxity_cluster_order_sequence", "") == 9.0
@@ -173,11 +139,7 @@ fn a_daemon_reports_what_it_knows_and_applies_an_order_whole() {
     let mut ticket = lane.submit(&pruned);
     let permit = lane.wait(&mut ticket);
     lane.complete(&ticket, permit.bytes);
-    assert_eq!(
-        permit.level,
-        laxity_policy::Level::SCAVENGER.0,
-        "{permit:?}"
-    );
+    assert_eq!(permit.level, laxity_policy::Level::SCAVENGER.0, "{permit:?}");
 
     // The ends of requests and batches are reported.
     let mut lane = client.lane();
@@ -247,10 +209,7 @@ fn a_coordinator_of_an_older_term_is_refused_on_any_stream() {
         peer.welcome(4);
     }
     let said = cluster(&daemon);
-    assert!(
-        !said.connected && said.problem.contains("overtaken"),
-        "{said:?}"
-    );
+    assert!(!said.connected && said.problem.contains("overtaken"), "{said:?}");
     assert_eq!((said.sequence, said.order.as_str()), (Some(7), "cluster"));
     let peer = fenced.peer();
     peer.welcome(6);
@@ -266,9 +225,7 @@ fn without_a_coordinator_its_order_holds_until_it_is_too_old_and_then_the_daemon
     let client = daemon.client("engine");
     let peer = fake.welcomed(5);
     begin(&client, 7, &[(70, 1 << 10)]);
-    peer.event("the batch", |kind| {
-        matches!(kind, Kind::BatchArrived(_)).then_some(())
-    });
+    peer.event("the batch", |kind| matches!(kind, Kind::BatchArrived(_)).then_some(()));
     peer.order(pruning(5, 1, &[70]));
     in_force(&daemon, 1);
     let address = fake.address;
@@ -310,26 +267,13 @@ fn a_coordinator_that_does_not_read_never_keeps_the_daemon_waiting() {
         let path = format!("/proc/{}/status", daemon.child.id());
         let status = std::fs::read_to_string(path).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-        line.unwrap()
-            .trim()
-            .trim_end_matches(" kB")
-            .parse()
-            .unwrap()
+        line.unwrap().trim().trim_end_matches(" kB").parse().unwrap()
     };
     let mut lane = client.lane();
     let mut before_kib = 0;
     for batch in 1..=60_000_u64 {
-        lane.hint(Hint::BatchBegin {
-            batch,
-            layers: 8,
-            layer_time_ns: 1000,
-        });
-        lane.hint(Hint::RequestJoin {
-            batch,
-            request: batch,
-            deadline_ns: 0,
-            bytes: 10,
-        });
+        lane.hint(Hint::BatchBegin { batch, layers: 8, layer_time_ns: 1000 });
+        lane.hint(Hint::RequestJoin { batch, request: batch, deadline_ns: 0, bytes: 10 });
         if batch > 100 {
             lane.hint(Hint::BatchEnd { batch: batch - 100 });
         }
@@ -347,10 +291,7 @@ fn a_coordinator_that_does_not_read_never_keeps_the_daemon_waiting() {
     }
     assert!(cluster(&daemon).connected);
     let grown_kib = rss_kib().saturating_sub(before_kib);
-    assert!(
-        grown_kib < 16 << 10,
-        "grew by {grown_kib} KiB while nobody read"
-    );
+    assert!(grown_kib < 16 << 10, "grew by {grown_kib} KiB while nobody read");
     // Once it reads again, it gets the newest values and not every change.
     fake.reads.store(true, Ordering::Release);
     peer.event("the newest batch", |kind| match kind {
@@ -406,9 +347,7 @@ fn garbage_ends_the_stream_and_nothing_else() {
     let daemon = of(&fake, 60_000);
     let first = fake.peer();
     first.order(pruning(5, 1, &[70]));
-    until("a stream without a welcome is left", || {
-        cluster(&daemon).problem.contains("Welcome")
-    });
+    until("a stream without a welcome is left", || cluster(&daemon).problem.contains("Welcome"));
     let peer = fake.welcomed(5);
     peer.order(Order::default());
     peer.hear("a resync", |message| {
@@ -419,9 +358,7 @@ fn garbage_ends_the_stream_and_nothing_else() {
         (endless.last, endless.piece) = (false, piece);
         peer.order(endless);
     }
-    until("a stream without end is left", || {
-        cluster(&daemon).problem.contains("pieces")
-    });
+    until("a stream without end is left", || cluster(&daemon).problem.contains("pieces"));
     let peer = fake.welcomed(5);
     assert_eq!(cluster(&daemon).order, "own");
     peer.order(pruning(5, 3, &[70]));

@@ -16,10 +16,7 @@ pub(crate) struct Real {
 
 impl Real {
     fn start(listen: SocketAddr, term: u64) -> Self {
-        let config = Config {
-            listen,
-            ..Config::default()
-        };
+        let config = Config { listen, ..Config::default() };
         Self::with(&config, term)
     }
 
@@ -30,17 +27,11 @@ impl Real {
             .build()
             .unwrap();
         let coordinator = eventually("the address is free", || {
-            runtime
-                .block_on(Coordinator::bind(config.clone(), term))
-                .ok()
+            runtime.block_on(Coordinator::bind(config.clone(), term)).ok()
         });
         let (address, handle) = (coordinator.address().unwrap(), coordinator.handle());
         runtime.spawn(coordinator.run());
-        Self {
-            address,
-            handle,
-            runtime: Some(runtime),
-        }
+        Self { address, handle, runtime: Some(runtime) }
     }
 }
 
@@ -56,10 +47,7 @@ impl Drop for Real {
 fn what_one_host_cannot_make_in_time_the_other_learns_from_the_coordinator() {
     let real = Real::start(SocketAddr::from(([127, 0, 0, 1], 0)), 5);
     let endpoint = format!("http://{}", real.address);
-    let (one, two) = (
-        attending(&endpoint, "one", 1500),
-        attending(&endpoint, "two", 1500),
-    );
+    let (one, two) = (attending(&endpoint, "one", 1500), attending(&endpoint, "two", 1500));
     let engines = [one.client("engine"), two.client("engine")];
     // 3 s at 1 Gbit/s carry 375 MB, so request 70 can't meet its deadline. Only one host can
     // compute that.
@@ -71,9 +59,7 @@ fn what_one_host_cannot_make_in_time_the_other_learns_from_the_coordinator() {
         said.order == "cluster" && said.orders > 1 && pruned(&one) == 1
     });
     begin(&engines[1], 7, &[(71, 1000), (70, 0)]);
-    until("the second host knows", || {
-        cluster(&two).order == "cluster" && pruned(&two) == 1
-    });
+    until("the second host knows", || cluster(&two).order == "cluster" && pruned(&two) == 1);
 
     // Whether the coordinator stops or is killed, each daemon goes on with its own order.
     real.handle.stop();
@@ -86,9 +72,7 @@ fn what_one_host_cannot_make_in_time_the_other_learns_from_the_coordinator() {
     let again = Real::start(address, 6);
     until("both follow the new one", || {
         let said = [cluster(&one), cluster(&two)];
-        let follows = said
-            .iter()
-            .all(|said| said.order == "cluster" && said.term == Some(6));
+        let follows = said.iter().all(|said| said.order == "cluster" && said.term == Some(6));
         follows && pruned(&two) == 1
     });
     drop(again);

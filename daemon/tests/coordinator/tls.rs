@@ -84,10 +84,7 @@ fn refused(daemon: &mut Laxityd, reason: &str) {
     let mut last = ClusterStatus::default();
     let begun = std::time::Instant::now();
     while !(last.failures >= 2 && last.problem.contains(reason)) {
-        assert!(
-            begun.elapsed() < crate::support::SOON,
-            "`{reason}` is not why: {last:?}"
-        );
+        assert!(begun.elapsed() < crate::support::SOON, "`{reason}` is not why: {last:?}");
         assert!(!last.connected, "{last:?}");
         std::thread::sleep(std::time::Duration::from_millis(5));
         last = cluster(daemon);
@@ -152,11 +149,7 @@ fn no_certificate_or_one_of_another_ca_is_refused_on_either_side_and_says_why() 
     plain.await_log("no coordinator");
     goes_on(&plain);
     let fake = Fake::start();
-    let mut sealed = daemon(
-        &format!("https://{}", fake.address),
-        &ours.at("ca.crt"),
-        &own,
-    );
+    let mut sealed = daemon(&format!("https://{}", fake.address), &ours.at("ca.crt"), &own);
     refused(&mut sealed, "does not speak TLS there");
     assert!(fake.is_alone());
 }
@@ -195,11 +188,8 @@ fn files_that_change_are_used_by_the_next_connection() {
 #[test]
 fn a_goodbye_leads_to_the_leader_with_the_same_certificates_and_never_out_of_tls() {
     let folder = Folder::new();
-    let (first, leader, plain) = (
-        Fake::start_tls(folder.0.path()),
-        Fake::start_tls(folder.0.path()),
-        Fake::start(),
-    );
+    let (first, leader, plain) =
+        (Fake::start_tls(folder.0.path()), Fake::start_tls(folder.0.path()), Fake::start());
     let own = shows(&folder, "daemon-host-a");
     // `insecure` must not allow a way out of TLS, even if the operator has set it.
     let lines = format!("insecure = true\n{own}");

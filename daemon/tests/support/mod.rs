@@ -38,11 +38,7 @@ window = "256KiB"
 
 /// Makes a flow that has only a stage and a size.
 pub(crate) fn flow(stage: Stage, bytes: u64) -> Flow {
-    Flow {
-        stage,
-        bytes,
-        ..Flow::default()
-    }
+    Flow { stage, bytes, ..Flow::default() }
 }
 
 /// Sends a flow to its end, as an application does. Returns the permits.
@@ -214,18 +210,10 @@ impl Laxityd {
                 let _ = sender.send(line);
             }
         });
-        let mut daemon = Self {
-            folder,
-            child,
-            metrics: 0,
-            log,
-            seen: Vec::new(),
-        };
+        let mut daemon = Self { folder, child, metrics: 0, log, seen: Vec::new() };
         let ready = daemon.await_log("laxityd is ready");
         let (_, port) = ready.split_once("metrics=127.0.0.1:").unwrap();
-        let digits = port
-            .find(|c: char| !c.is_ascii_digit())
-            .unwrap_or(port.len());
+        let digits = port.find(|c: char| !c.is_ascii_digit()).unwrap_or(port.len());
         daemon.metrics = port[..digits].parse().unwrap();
         daemon
     }
@@ -236,10 +224,7 @@ impl Laxityd {
             return line.clone();
         }
         let end = Instant::now() + SOON;
-        while let Ok(line) = self
-            .log
-            .recv_timeout(end.saturating_duration_since(Instant::now()))
-        {
+        while let Ok(line) = self.log.recv_timeout(end.saturating_duration_since(Instant::now())) {
             self.seen.push(line.clone());
             if line.contains(text) {
                 return line;
@@ -309,10 +294,7 @@ impl Laxityd {
     pub(crate) fn metric(&self, name: &str, labels: &str) -> f64 {
         self.scrape()
             .lines()
-            .filter(|line| {
-                line.strip_prefix(name)
-                    .is_some_and(|rest| rest.starts_with(['{', ' ']))
-            })
+            .filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with(['{', ' '])))
             .filter(|line| line.contains(labels))
             .filter_map(|line| line.rsplit_once(' '))
             .map(|(_, value)| value.parse::<f64>().unwrap())
@@ -324,12 +306,7 @@ impl Laxityd {
         let proc = PathBuf::from(format!("/proc/{}", self.child.id()));
         let descriptors = std::fs::read_dir(proc.join("fd")).unwrap().count();
         let maps = std::fs::read_to_string(proc.join("maps")).unwrap();
-        (
-            descriptors,
-            maps.lines()
-                .filter(|line| line.contains("laxity-region"))
-                .count(),
-        )
+        (descriptors, maps.lines().filter(|line| line.contains("laxity-region")).count())
     }
 }
 
@@ -370,10 +347,7 @@ impl Role {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let says = lines
-            .by_ref()
-            .map_while(Result::ok)
-            .find(|line| line.contains(PLAYS));
+        let says = lines.by_ref().map_while(Result::ok).find(|line| line.contains(PLAYS));
         // Further output of the process is dropped.
         std::thread::spawn(move || lines.count());
         match says {

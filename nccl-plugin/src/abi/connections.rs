@@ -69,9 +69,7 @@ unsafe fn traffic_class(config: *mut CommConfig) -> c_int {
 /// # Safety
 /// `context` is null, or came from [`init_context`] and was not finalised.
 unsafe fn context_at(context: *mut c_void) -> Result<Arc<Context>> {
-    let context = not_null(context, "the context")?
-        .cast::<Context>()
-        .cast_const();
+    let context = not_null(context, "the context")?.cast::<Context>().cast_const();
     // SAFETY: upheld by the caller. NCCL keeps its own reference count.
     unsafe {
         Arc::increment_strong_count(context);

@@ -118,14 +118,7 @@ pub struct Profiler<Init> {
 
 impl<Init> Profiler<Init> {
     const fn new(init: Init, start: Start) -> Self {
-        Self {
-            name: NAME,
-            init,
-            start,
-            stop,
-            record,
-            finalize,
-        }
+        Self { name: NAME, init, start, stop, record, finalize }
     }
 }
 
@@ -171,11 +164,7 @@ unsafe fn init(
                 *context = ptr::without_provenance_mut(communicator as usize);
             }
             if let Some(mask) = mask.as_mut() {
-                *mask = if plugin::settings().events {
-                    origin::EVENTS_WANTED
-                } else {
-                    0
-                };
+                *mask = if plugin::settings().events { origin::EVENTS_WANTED } else { 0 };
             }
             tell_name(communicator, name);
         }
@@ -190,11 +179,7 @@ unsafe fn tell_name(communicator: u64, name: *const c_char) {
     let name = unsafe { bytes(name) };
     if !name.is_empty() {
         let names: &Names = plugin::names();
-        names.tell(
-            communicator,
-            &String::from_utf8_lossy(name),
-            plugin::settings(),
-        );
+        names.tell(communicator, &String::from_utf8_lossy(name), plugin::settings());
     }
 }
 
@@ -240,10 +225,7 @@ unsafe extern "C" fn init_v5(
 unsafe fn task(communicator: u64, function: *const c_char) -> u64 {
     // SAFETY: upheld by the caller.
     let function = Function::from_name(unsafe { bytes(function) });
-    EVENTS.task(Origin {
-        communicator,
-        function,
-    })
+    EVENTS.task(Origin { communicator, function })
 }
 
 /// Answers the question that a network event of this plugin carries.

@@ -61,12 +61,7 @@ pub(super) unsafe extern "C" fn reg_mr<Size: TryInto<usize>>(
     kind: c_int,
     handle: *mut *mut c_void,
 ) -> Code {
-    let memory = Memory {
-        address: data as usize,
-        bytes: bytes(size),
-        kind,
-        dma_buf: None,
-    };
+    let memory = Memory { address: data as usize, bytes: bytes(size), kind, dma_buf: None };
     // SAFETY: upheld by the caller.
     unsafe { register(comm, memory, handle) }
 }
@@ -162,17 +157,7 @@ pub(super) unsafe extern "C" fn isend<Size: TryInto<usize>>(
     request: *mut *mut c_void,
 ) -> Code {
     // SAFETY: upheld by the caller.
-    unsafe {
-        isend_profiled(
-            comm,
-            data,
-            bytes(size),
-            tag,
-            memory,
-            ptr::null_mut(),
-            request,
-        )
-    }
+    unsafe { isend_profiled(comm, data, bytes(size), tag, memory, ptr::null_mut(), request) }
 }
 
 /// Returns the buffers of a grouped receive or flush. NCCL's arrays are invalid after the call.
@@ -205,11 +190,7 @@ unsafe fn buffers<'a, Size: TryInto<usize>>(
             Buffer {
                 address: data.add(at).read() as usize,
                 bytes: bytes(sizes.add(at).read()),
-                tag: if tags.is_null() {
-                    0
-                } else {
-                    tags.add(at).read()
-                },
+                tag: if tags.is_null() { 0 } else { tags.add(at).read() },
                 region: region.map(|handle| &handle.region),
             }
         }
@@ -314,9 +295,7 @@ pub(super) unsafe extern "C" fn test(
             if let Outcome::Done(of) = comm.test(index)? {
                 if !sizes.is_null() {
                     for (at, size) in of.iter().enumerate() {
-                        sizes
-                            .add(at)
-                            .write(c_int::try_from(*size).unwrap_or(c_int::MAX));
+                        sizes.add(at).write(c_int::try_from(*size).unwrap_or(c_int::MAX));
                     }
                 }
                 done.write(1);

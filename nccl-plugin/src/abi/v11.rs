@@ -23,10 +23,7 @@ pub struct Rest {
 
 impl Fields for Rest {
     fn of(device: &Device, number: c_int) -> Self {
-        Self {
-            limits: Limits::of(device, number),
-            max_multi_request_size: 1,
-        }
+        Self { limits: Limits::of(device, number), max_multi_request_size: 1 }
     }
 }
 

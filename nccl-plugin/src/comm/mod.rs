@@ -86,11 +86,7 @@ impl Comm {
             let request = |index| Request { comm, index };
             (0..REQUESTS as u16).map(request).collect()
         };
-        Arc::new_cyclic(|weak| Self {
-            magic: MAGIC,
-            side,
-            requests: make(weak.as_ptr()),
-        })
+        Arc::new_cyclic(|weak| Self { magic: MAGIC, side, requests: make(weak.as_ptr()) })
     }
 
     /// Returns the connection that NCCL passed, after checking the pointer.
@@ -168,9 +164,7 @@ impl Comm {
     /// Returns NCCL's pointer to a request.
     #[must_use]
     pub fn request(&self, index: u16) -> *mut core::ffi::c_void {
-        (&raw const self.requests[usize::from(index)])
-            .cast_mut()
-            .cast()
+        (&raw const self.requests[usize::from(index)]).cast_mut().cast()
     }
 
     /// Returns the state of a request.

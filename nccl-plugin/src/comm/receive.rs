@@ -19,9 +19,7 @@ pub struct ReceiveSide {
 
 impl core::fmt::Debug for ReceiveSide {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        f.debug_struct("ReceiveSide")
-            .field("fault", &self.fault)
-            .finish_non_exhaustive()
+        f.debug_struct("ReceiveSide").field("fault", &self.fault).finish_non_exhaustive()
     }
 }
 
@@ -87,9 +85,7 @@ impl ReceiveSide {
             return Err(Fault::Argument(String::from("too many buffers to flush")));
         }
         let Some(slot) = self.slots.free() else {
-            return Err(Fault::Internal(String::from(
-                "no request is free for a flush",
-            )));
+            return Err(Fault::Internal(String::from("no request is free for a flush")));
         };
         let post = self.receiver()?.flush(buffers);
         Ok(post.map(|post| {

@@ -211,11 +211,7 @@ impl SendSide {
             }
         };
         let permit = if bytes == 0 {
-            Some(Permit {
-                last: true,
-                bypassed: true,
-                ..Permit::default()
-            })
+            Some(Permit { last: true, bypassed: true, ..Permit::default() })
         } else {
             self.around.arbiter.poll(&mut offer.flow)
         };
@@ -228,12 +224,7 @@ impl SendSide {
             Some(permit) => permit,
             None if overdue => {
                 self.around.arbiter.cancel(core::mem::take(&mut offer.flow));
-                Permit {
-                    bytes,
-                    last: true,
-                    bypassed: true,
-                    ..Permit::default()
-                }
+                Permit { bytes, last: true, bypassed: true, ..Permit::default() }
             }
             None => {
                 if offer.since_ns == 0 {
@@ -243,11 +234,7 @@ impl SendSide {
                 return Ok(Verdict::Wait);
             }
         };
-        let decision = Decision {
-            permit,
-            waited_ns,
-            overdue,
-        };
+        let decision = Decision { permit, waited_ns, overdue };
         self.begin(slot, wish, offer, decision)?;
         Ok(Verdict::Begun)
     }
@@ -265,19 +252,9 @@ impl SendSide {
             bytes,
             ..Flow::default()
         };
-        let flow = if bytes == 0 {
-            SubmittedFlow::default()
-        } else {
-            self.around.arbiter.submit(&asked)
-        };
-        Offer {
-            flow,
-            bytes,
-            tag,
-            since_ns: 0,
-            purpose,
-            known: origin.is_some(),
-        }
+        let flow =
+            if bytes == 0 { SubmittedFlow::default() } else { self.around.arbiter.submit(&asked) };
+        Offer { flow, bytes, tag, since_ns: 0, purpose, known: origin.is_some() }
     }
 
     fn begin(&mut self, slot: u16, wish: Wish<'_>, offer: Offer, decision: Decision) -> Result<()> {
@@ -353,9 +330,7 @@ impl SendSide {
             } else if newest.waits_since_ns == 0 {
                 newest.waits_since_ns = now_ns();
             } else if is_overdue(newest.waits_since_ns, self.around.wait_max) {
-                self.around
-                    .arbiter
-                    .cancel(core::mem::take(&mut newest.flow));
+                self.around.arbiter.cancel(core::mem::take(&mut newest.flow));
                 permitted = newest.bytes - newest.pushed;
                 self.around.report.overdue(permitted);
             }
@@ -413,11 +388,7 @@ impl SendSide {
         }
         // The bytes of a message without exact accounting count as sent when it is done.
         let rest = entry.pushed - entry.left;
-        let left = if sent.done && !entry.accounted {
-            rest
-        } else {
-            rest.min(sent.left as u64)
-        };
+        let left = if sent.done && !entry.accounted { rest } else { rest.min(sent.left as u64) };
         if left > 0 {
             entry.left += left;
             self.around.arbiter.complete(&entry.flow, left);
@@ -454,10 +425,7 @@ impl SendSide {
     pub fn lingers(&self) -> bool {
         self.fault.is_none()
             && (!self.kept.is_empty()
-                || self
-                    .underway
-                    .iter()
-                    .any(|entry| entry.done || entry.was_kept))
+                || self.underway.iter().any(|entry| entry.done || entry.was_kept))
     }
 
     /// Drives the connection for the sweeper. Only memory of messages that the host may not have

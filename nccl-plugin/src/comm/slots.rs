@@ -28,10 +28,7 @@ pub(super) struct Slots {
 
 impl Slots {
     pub(super) fn new() -> Self {
-        Self {
-            slots: vec![Slot::Free; REQUESTS].into(),
-            next: 0,
-        }
+        Self { slots: vec![Slot::Free; REQUESTS].into(), next: 0 }
     }
 
     /// Returns the index of a request that is not in use. It stays free until [`Slots::set`].

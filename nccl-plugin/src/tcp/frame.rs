@@ -87,9 +87,7 @@ impl Hello {
     /// A text that says what is wrong with it.
     pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, String> {
         if word::<8>(bytes, 0) != HELLO_MAGIC {
-            return Err(String::from(
-                "what connected does not speak Laxity's protocol",
-            ));
+            return Err(String::from("what connected does not speak Laxity's protocol"));
         }
         let version = u16::from_le_bytes(word(bytes, 8));
         if version != VERSION {
@@ -106,10 +104,7 @@ impl Hello {
             connection: u128::from_le_bytes(word(bytes, 24)),
         };
         if hello.streams == 0 || hello.streams > STREAMS_MAX || hello.index >= hello.streams {
-            return Err(format!(
-                "socket {} of {} makes no sense",
-                hello.index, hello.streams
-            ));
+            return Err(format!("socket {} of {} makes no sense", hello.index, hello.streams));
         }
         if hello.dscp > 63 {
             return Err(format!("{} is no DSCP", hello.dscp));

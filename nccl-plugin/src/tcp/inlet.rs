@@ -106,10 +106,7 @@ impl ReceiveSocket {
         bytes.copy_from_slice(&self.stage[self.from..self.from + HEAD_BYTES]);
         self.from += HEAD_BYTES;
         let garbled = |what: String| {
-            Fault::Remote(format!(
-                "{} sent {what}: the connection is garbled",
-                peer(&self.stream)
-            ))
+            Fault::Remote(format!("{} sent {what}: the connection is garbled", peer(&self.stream)))
         };
         match Head::decode(&bytes).map_err(garbled)? {
             Head::Part(part) => Ok(part),
@@ -142,17 +139,12 @@ impl ReceiveSocket {
         if rest < STAGE_BYTES / 2 {
             // The next head may come with the same call.
             let filled = self.fill()?;
-            return if filled > 0 {
-                self.take_body(part, done, base)
-            } else {
-                Ok(None)
-            };
+            return if filled > 0 { self.take_body(part, done, base) } else { Ok(None) };
         }
         // SAFETY: the shelf ensures that the message fits there, and the head that the part lies
         // within the message.
         let count = unsafe { socket::receive(self.stream.as_raw_fd(), to as *mut u8, rest) };
-        self.counted(count)
-            .map(|count| (count > 0).then_some(count))
+        self.counted(count).map(|count| (count > 0).then_some(count))
     }
 
     /// Reads into the stage. Returns 0 if nothing is there.
@@ -183,10 +175,9 @@ impl ReceiveSocket {
                 self.closed = true;
                 Ok(0)
             }
-            Err(error) => Err(Fault::Remote(format!(
-                "receiving from {}: {error}",
-                peer(&self.stream)
-            ))),
+            Err(error) => {
+                Err(Fault::Remote(format!("receiving from {}: {error}", peer(&self.stream))))
+            }
         }
     }
 }

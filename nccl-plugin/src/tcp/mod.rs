@@ -78,11 +78,7 @@ impl Backend for Tcp {
             .local_addr()
             .map_err(|error| Fault::system("the listener's address", error))?;
         let nonce = random();
-        let handle = Handle {
-            carrier: Carrier::Tcp,
-            address,
-            nonce,
-        };
+        let handle = Handle { carrier: Carrier::Tcp, address, nonce };
         let accepting = Accepting {
             listener,
             nonce,
@@ -104,19 +100,8 @@ impl Backend for Tcp {
         let opening = (0..streams).map(|index| {
             let dscp = classes[usize::from(index) / self.sockets];
             let stream = socket::connect(self.addresses[device], handle.address, dscp)?;
-            let hello = Hello {
-                nonce: handle.nonce,
-                connection,
-                index,
-                streams,
-                dscp,
-            };
-            Ok(Opening {
-                stream,
-                hello: hello.encode(),
-                sent: 0,
-                connected: false,
-            })
+            let hello = Hello { nonce: handle.nonce, connection, index, streams, dscp };
+            Ok(Opening { stream, hello: hello.encode(), sent: 0, connected: false })
         });
         Ok(Box::new(Dialing {
             opening: opening.collect::<Result<_>>()?,
@@ -146,9 +131,7 @@ impl Opening {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => {
-                    return Err(Fault::Remote(format!(
-                        "{to} hung up during the hello: {error}"
-                    )));
+                    return Err(Fault::Remote(format!("{to} hung up during the hello: {error}")));
                 }
             }
         }
@@ -171,16 +154,8 @@ impl Connecting for Dialing {
                 return Ok(None);
             }
         }
-        let streams = self
-            .opening
-            .drain(..)
-            .map(|opening| opening.stream)
-            .collect();
-        Ok(Some(Box::new(TcpSender::new(
-            streams,
-            self.sockets,
-            self.zero_copy,
-        ))))
+        let streams = self.opening.drain(..).map(|opening| opening.stream).collect();
+        Ok(Some(Box::new(TcpSender::new(streams, self.sockets, self.zero_copy))))
     }
 }
 

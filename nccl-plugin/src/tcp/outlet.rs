@@ -128,11 +128,7 @@ impl SendSocket {
         while let Some(first) = self.queue.front() {
             let without_copy =
                 self.zero_copy && first.bytes >= ZERO_COPY_BYTES_MIN && self.held.len() < HELD_MAX;
-            let count = if without_copy {
-                self.send_without_copy()
-            } else {
-                self.send_several()
-            };
+            let count = if without_copy { self.send_without_copy() } else { self.send_several() };
             match count {
                 Ok(Some(count)) => self.took(count, fates),
                 Ok(None) => break,
@@ -192,10 +188,8 @@ impl SendSocket {
             return unsafe { socket::send(fd, &[piece], libc::MSG_MORE) };
         }
         let body = self.sent - HEAD_BYTES;
-        let piece = libc::iovec {
-            iov_base: (part.address + body) as *mut _,
-            iov_len: part.bytes - body,
-        };
+        let piece =
+            libc::iovec { iov_base: (part.address + body) as *mut _, iov_len: part.bytes - body };
         // SAFETY: the memory of a message stays until it is done. It is done only after the error
         // queue reported this send.
         match unsafe { socket::send(fd, &[piece], libc::MSG_ZEROCOPY) } {
@@ -234,11 +228,7 @@ impl SendSocket {
             let send = self.next_send.wrapping_sub(1);
             let waits = self.let_go.is_none_or(|through| !is_through(through, send));
             if core::mem::take(&mut self.is_held) && waits {
-                self.held.push_back(Held {
-                    send,
-                    message,
-                    bytes,
-                });
+                self.held.push_back(Held { send, message, bytes });
             } else {
                 fates.push(PartOutcome::Taken { message, bytes });
             }
@@ -266,10 +256,7 @@ impl SendSocket {
         let is_free = |held: &Held| is_through(told.through, held.send);
         while let Some(held) = self.held.front().copied().filter(is_free) {
             self.held.pop_front();
-            fates.push(PartOutcome::Taken {
-                message: held.message,
-                bytes: held.bytes,
-            });
+            fates.push(PartOutcome::Taken { message: held.message, bytes: held.bytes });
         }
     }
 
@@ -286,10 +273,7 @@ impl SendSocket {
             if bytes == 0 {
                 break;
             }
-            fates.push(PartOutcome::Arrived {
-                message: first.message,
-                bytes,
-            });
+            fates.push(PartOutcome::Arrived { message: first.message, bytes });
             first.bytes -= bytes;
             if first.bytes > 0 {
                 break;
@@ -349,13 +333,7 @@ mod tests {
         outlet.took(HEAD_BYTES + 1000, &mut fates);
         assert_eq!(fates, []);
         // One report covers both sends and says that the kernel copied. The rest goes with a copy.
-        outlet.released(
-            socket::Released {
-                through: 1,
-                copied: true,
-            },
-            &mut fates,
-        );
+        outlet.released(socket::Released { through: 1, copied: true }, &mut fates);
         assert_eq!(fates, [PartOutcome::Taken { message: 0, bytes }]);
         outlet.took(bytes - 1000, &mut fates);
         assert_eq!(fates[1..], [PartOutcome::Taken { message: 1, bytes }]);

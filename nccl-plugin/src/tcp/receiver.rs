@@ -100,10 +100,7 @@ impl Posted {
                     .or_else(|| group.targets.iter().position(free))
                     .or_else(|| group.targets.iter().position(alone));
                 let place = place.ok_or_else(|| {
-                    garbled(&format!(
-                        "has tag {}, which no buffer of its group has",
-                        part.tag
-                    ))
+                    garbled(&format!("has tag {}, which no buffer of its group has", part.tag))
                 })?;
                 let room = group.targets[place].bytes;
                 if part.total > room as u64 {
@@ -153,10 +150,7 @@ impl Shelf for Posted {
             self.first += first.targets.len() as u64;
             let sizes: SmallVec<[usize; GROUP_MAX]> =
                 first.targets.iter().map(|target| target.size).collect();
-            self.complete.push(Received {
-                post: first.post,
-                sizes,
-            });
+            self.complete.push(Received { post: first.post, sizes });
             self.groups.pop_front();
         }
     }
@@ -256,11 +250,7 @@ impl Receiver for TcpReceiver {
         }
         self.turn = self.turn.wrapping_add(1);
         let warm = &mut self.inlets[self.warm];
-        let mut moved = if warm.is_closed() {
-            0
-        } else {
-            warm.read(&mut self.posted)?
-        };
+        let mut moved = if warm.is_closed() { 0 } else { warm.read(&mut self.posted)? };
         let look_around =
             self.turn.is_multiple_of(COLD_TURNS) || self.inlets.iter().any(ReceiveSocket::is_amid);
         if moved == 0 && (look_around || self.inlets.iter().any(ReceiveSocket::is_closed)) {

@@ -159,26 +159,16 @@ impl TcpSender {
                     };
                     begun.taken += bytes;
                     if !begun.accounted && bytes > 0 {
-                        sent.push(Sent {
-                            message,
-                            left: bytes,
-                            done: false,
-                        });
+                        sent.push(Sent { message, left: bytes, done: false });
                     }
                     if begun.taken == begun.bytes && !begun.told {
                         begun.told = true;
-                        sent.push(Sent {
-                            message,
-                            left: 0,
-                            done: true,
-                        });
+                        sent.push(Sent { message, left: 0, done: true });
                     }
                 }
-                PartOutcome::Arrived { message, bytes } => sent.push(Sent {
-                    message,
-                    left: bytes,
-                    done: false,
-                }),
+                PartOutcome::Arrived { message, bytes } => {
+                    sent.push(Sent { message, left: bytes, done: false })
+                }
             }
         }
         while self.begun.front().is_some_and(Begun::is_done) {
@@ -310,11 +300,8 @@ impl Sender for TcpSender {
         }
         // Closing with unread data, or receiving data after the close, resets the connection. The
         // peer can still read what its kernel has. Anything else is lost.
-        let patience = if CLOSED_IN_VAIN.load(Ordering::Relaxed) {
-            CLOSE_WAIT_SHORT
-        } else {
-            CLOSE_WAIT
-        };
+        let patience =
+            if CLOSED_IN_VAIN.load(Ordering::Relaxed) { CLOSE_WAIT_SHORT } else { CLOSE_WAIT };
         let give_up = Instant::now() + patience;
         let mut pause = Duration::from_micros(20);
         while Instant::now() < give_up {

@@ -57,11 +57,7 @@ fn set(socket: &impl AsRawFd, level: c_int, name: c_int, value: c_int) -> bool {
 /// Makes the kernel probe the peer's host, also while nothing is in flight. The times are long,
 /// because a low class may be silent for long.
 pub(super) fn notice_silence(stream: &TcpStream) {
-    let keep_alive = KeepAlive {
-        idle_s: 30,
-        every_s: 10,
-        times: 9,
-    };
+    let keep_alive = KeepAlive { idle_s: 30, every_s: 10, times: 9 };
     keep_alive.set(stream);
     set(stream, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 120_000);
 }
@@ -146,10 +142,7 @@ pub(super) fn acknowledge(stream: &TcpStream) {
 
 /// Resets the connection on close, so that the peer notices at once. Unsent bytes are dropped.
 pub(super) fn reset_on_close(stream: &TcpStream) {
-    let linger = libc::linger {
-        l_onoff: 1,
-        l_linger: 0,
-    };
+    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
     let _ = setsockopt(stream, sockopt::Linger, &linger);
 }
 
@@ -196,9 +189,8 @@ pub(super) fn released(stream: &TcpStream) -> Option<Released> {
             let of_ip = (found.cmsg_level == libc::SOL_IP && found.cmsg_type == libc::IP_RECVERR)
                 || (found.cmsg_level == libc::SOL_IPV6 && found.cmsg_type == libc::IPV6_RECVERR);
             if of_ip {
-                let error = libc::CMSG_DATA(header)
-                    .cast::<libc::sock_extended_err>()
-                    .read_unaligned();
+                let error =
+                    libc::CMSG_DATA(header).cast::<libc::sock_extended_err>().read_unaligned();
                 if error.ee_origin == ORIGIN_ZEROCOPY {
                     return Some(Released {
                         through: error.ee_data,

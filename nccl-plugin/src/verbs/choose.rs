@@ -14,11 +14,7 @@ pub(super) enum GidKind {
 impl GidKind {
     /// Parses the text in `gid_attrs/types`.
     pub(super) fn parse(text: &str) -> Self {
-        if text.trim() == "RoCE v2" {
-            Self::RoceV2
-        } else {
-            Self::Other
-        }
+        if text.trim() == "RoCE v2" { Self::RoceV2 } else { Self::Other }
     }
 }
 

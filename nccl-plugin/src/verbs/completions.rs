@@ -53,10 +53,7 @@ impl Completions {
         if cq.is_null() {
             return Err(nic.refused("gives no completion queue", os_error()));
         }
-        Ok(Self {
-            cq,
-            nic: Arc::clone(nic),
-        })
+        Ok(Self { cq, nic: Arc::clone(nic) })
     }
 
     /// Takes completions, up to a batch. Returns their number.
@@ -92,13 +89,7 @@ impl Completions {
 
 impl Completion {
     /// An empty completion.
-    pub(super) const NONE: Self = Self {
-        id: 0,
-        status: 0,
-        opcode: 0,
-        immediate: 0,
-        number: 0,
-    };
+    pub(super) const NONE: Self = Self { id: 0, status: 0, opcode: 0, immediate: 0, number: 0 };
 }
 
 impl Drop for Completions {
@@ -129,21 +120,14 @@ impl SharedReceive {
     pub(super) fn new(nic: &Arc<Nic>, work_requests: u32) -> Result<Self> {
         let mut attr = ibv_srq_init_attr {
             srq_context: ptr::null_mut(),
-            attr: ibv_srq_attr {
-                max_wr: work_requests,
-                max_sge: 1,
-                srq_limit: 0,
-            },
+            attr: ibv_srq_attr { max_wr: work_requests, max_sge: 1, srq_limit: 0 },
         };
         // SAFETY: the domain is alive. The struct is this function's own.
         let srq = unsafe { (nic.library.create_srq)(nic.pd, &mut attr) };
         if srq.is_null() {
             return Err(nic.refused("gives no shared receive queue", os_error()));
         }
-        Ok(Self {
-            srq,
-            nic: Arc::clone(nic),
-        })
+        Ok(Self { srq, nic: Arc::clone(nic) })
     }
 
     /// Posts a work request for one more arrival.
@@ -151,12 +135,8 @@ impl SharedReceive {
     /// # Errors
     /// The device refused.
     pub(super) fn post(&self) -> Result<()> {
-        let mut request = ibv_recv_wr {
-            wr_id: 0,
-            next: ptr::null_mut(),
-            sg_list: ptr::null_mut(),
-            num_sge: 0,
-        };
+        let mut request =
+            ibv_recv_wr { wr_id: 0, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 0 };
         let mut bad = ptr::null_mut();
         // SAFETY: the queue is alive, with its context's table of operations. The call reads the
         // request before it returns.

@@ -84,20 +84,11 @@ impl Listener {
     /// The operating system refused.
     pub(super) fn new(nic: &Arc<Nic>, at: SocketAddr) -> Result<(Self, Handle)> {
         let socket = listen(at)?;
-        let address = socket
-            .local_addr()
-            .map_err(|error| Fault::system("the listener's address", error))?;
-        let handle = Handle {
-            carrier: Carrier::Verbs,
-            address,
-            nonce: random(),
-        };
-        let listener = Self {
-            nic: Arc::clone(nic),
-            socket,
-            nonce: handle.nonce,
-            guests: Vec::new(),
-        };
+        let address =
+            socket.local_addr().map_err(|error| Fault::system("the listener's address", error))?;
+        let handle = Handle { carrier: Carrier::Verbs, address, nonce: random() };
+        let listener =
+            Self { nic: Arc::clone(nic), socket, nonce: handle.nonce, guests: Vec::new() };
         Ok((listener, handle))
     }
 
@@ -132,10 +123,7 @@ impl IncomingConnection {
     }
 
     fn dropped(&self, why: &Unheard) -> Fate {
-        log::info(&format!(
-            "a connection from {} is dropped: {why}",
-            self.talk.peer()
-        ));
+        log::info(&format!("a connection from {} is dropped: {why}", self.talk.peer()));
         Fate::Dropped
     }
 
@@ -173,10 +161,7 @@ impl IncomingConnection {
             },
             // The sender gave up.
             Ok(Some(Word::Refusal(why))) => {
-                log::warn(&format!(
-                    "{} does not connect after all: {why}",
-                    self.talk.peer()
-                ));
+                log::warn(&format!("{} does not connect after all: {why}", self.talk.peer()));
                 Fate::Dropped
             }
             Ok(Some(_)) => self.dropped(&Unheard::Closed),
@@ -230,10 +215,7 @@ impl Connecting {
     /// The operating system or the device refused.
     pub(super) fn new(nic: &Arc<Nic>, handle: &Handle, classes: &Classes) -> Result<Self> {
         if classes.is_empty() || classes.len() > LANES_MAX {
-            return Err(Fault::Internal(format!(
-                "a connection has {} classes",
-                classes.len()
-            )));
+            return Err(Fault::Internal(format!("a connection has {} classes", classes.len())));
         }
         Ok(Self {
             nic: Arc::clone(nic),
@@ -245,20 +227,14 @@ impl Connecting {
     }
 
     fn lost(&self, why: &Unheard) -> Fault {
-        Fault::Remote(format!(
-            "the receiver at {} is lost while connecting: {why}",
-            self.to
-        ))
+        Fault::Remote(format!("the receiver at {} is lost while connecting: {why}", self.to))
     }
 
     fn welcomed(&mut self, word: Word, mut talk: ControlConnection) -> Result<()> {
         let theirs = match word {
             Word::Welcome(theirs) => theirs,
             Word::Refusal(why) => {
-                return Err(Fault::Remote(format!(
-                    "the receiver at {} refuses: {why}",
-                    self.to
-                )));
+                return Err(Fault::Remote(format!("the receiver at {} refuses: {why}", self.to)));
             }
             _ => return Err(self.lost(&Unheard::Closed)),
         };

@@ -19,11 +19,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 const CALLS: u32 = 64;
 /// Time after a close until completions of what the peer's NIC acknowledged have arrived.
 const GRACE: Duration = Duration::from_millis(20);
-const KEEP_ALIVE: KeepAlive = KeepAlive {
-    idle_s: 10,
-    every_s: 5,
-    times: 4,
-};
+const KEEP_ALIVE: KeepAlive = KeepAlive { idle_s: 10, every_s: 5, times: 4 };
 /// Largest message from the peer after the handshake, in bytes. It is a farewell.
 const FAREWELL_BYTES_MAX: usize = 4096;
 
@@ -58,13 +54,7 @@ pub(super) struct ControlConnection {
 impl ControlConnection {
     /// Returns a control connection over a non-blocking stream.
     pub(super) fn new(stream: TcpStream, nonce: u64) -> Self {
-        Self {
-            stream,
-            nonce,
-            out: Vec::new(),
-            heard: Vec::new(),
-            head: None,
-        }
+        Self { stream, nonce, out: Vec::new(), heard: Vec::new(), head: None }
     }
 
     /// Queues a message for the next `flush`.
@@ -173,11 +163,7 @@ impl Watch {
     /// Checks the peer if the last check is long enough ago.
     pub(super) fn look(&mut self) -> Sight {
         if let Some(gone) = self.gone {
-            return if gone.elapsed() < GRACE {
-                Sight::Leaving
-            } else {
-                Sight::Gone
-            };
+            return if gone.elapsed() < GRACE { Sight::Leaving } else { Sight::Gone };
         }
         self.calls = self.calls.wrapping_add(1);
         if self.calls % CALLS != 1 {
@@ -238,12 +224,7 @@ pub(super) fn arrived(farewell: &[u8], lanes: usize) -> Option<Vec<u64>> {
         return None;
     }
     let (counts, _) = counts.as_chunks::<8>();
-    Some(
-        counts
-            .iter()
-            .map(|count| u64::from_le_bytes(*count))
-            .collect(),
-    )
+    Some(counts.iter().map(|count| u64::from_le_bytes(*count)).collect())
 }
 
 #[cfg(test)]
@@ -267,10 +248,7 @@ mod tests {
             if let Some(done) = step() {
                 return done;
             }
-            assert!(
-                began.elapsed() < Duration::from_secs(20),
-                "it does not come"
-            );
+            assert!(began.elapsed() < Duration::from_secs(20), "it does not come");
             std::thread::sleep(Duration::from_millis(1));
         }
     }
@@ -293,14 +271,10 @@ mod tests {
     #[test]
     fn a_stranger_and_one_who_hangs_up_are_no_words() {
         let (mut near, far) = pair();
-        near.write_all(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n")
-            .unwrap();
+        near.write_all(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n").unwrap();
         let mut talk = ControlConnection::new(far, 7);
         let refused = until(|| talk.hear().err());
-        assert!(
-            matches!(refused, Unheard::Garbled(Garbled::Stranger)),
-            "{refused}"
-        );
+        assert!(matches!(refused, Unheard::Garbled(Garbled::Stranger)), "{refused}");
         let (near, far) = pair();
         drop(near);
         let mut talk = ControlConnection::new(far, 7);
@@ -312,9 +286,7 @@ mod tests {
         let (near, far) = pair();
         let mut watch = ControlConnection::new(far, 7).watch();
         assert!(matches!(watch.look(), Sight::Looked));
-        ControlConnection::new(near, 7)
-            .watch()
-            .part(&[3, 0, 1 << 40]);
+        ControlConnection::new(near, 7).watch().part(&[3, 0, 1 << 40]);
         let sight = until(|| Some(watch.look()).filter(|sight| *sight == Sight::Leaving));
         assert_eq!(sight, Sight::Leaving);
         assert_eq!(arrived(watch.farewell(), 3), Some(vec![3, 0, 1 << 40]));

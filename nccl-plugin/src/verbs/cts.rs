@@ -229,13 +229,9 @@ mod tests {
 
     #[test]
     fn a_size_stands_in_the_immediate_data_or_in_the_table() {
-        for (bytes, in_table) in [
-            (0, false),
-            (1, false),
-            ((8 << 20) - 1, false),
-            (8 << 20, true),
-            (1 << 30, true),
-        ] {
+        for (bytes, in_table) in
+            [(0, false), (1, false), ((8 << 20) - 1, false), (8 << 20, true), (1 << 30, true)]
+        {
             let entry = entry(37, 6, 8);
             let (immediate, table) = Arrival::encode(&entry, bytes);
             assert_eq!(table, in_table);

@@ -47,11 +47,7 @@ pub(super) const LANES_MAX: usize = 32;
 const REASON_BYTES_MAX: usize = 1024;
 const BODY_BYTES_MAX: usize = {
     let end = END_BYTES + LANES_MAX * LANE_BYTES;
-    if end > REASON_BYTES_MAX {
-        end
-    } else {
-        REASON_BYTES_MAX
-    }
+    if end > REASON_BYTES_MAX { end } else { REASON_BYTES_MAX }
 };
 
 /// A queue pair and its class.
@@ -147,11 +143,7 @@ impl Head {
         if !right || body > BODY_BYTES_MAX {
             return Err(Garbled::Nonsense("length"));
         }
-        Ok(Self {
-            kind: head[10],
-            lanes,
-            body,
-        })
+        Ok(Self { kind: head[10], lanes, body })
     }
 }
 
@@ -264,24 +256,10 @@ mod tests {
     const NONCE: u64 = 0x0123_4567_89ab_cdef;
 
     fn any_end() -> impl Strategy<Value = End> {
-        let lane =
-            (0..64_u8, 0..1_u32 << 24, 0..1_u32 << 24).prop_map(|(dscp, number, first_packet)| {
-                ClassQueuePair {
-                    dscp,
-                    number,
-                    first_packet,
-                }
-            });
+        let lane = (0..64_u8, 0..1_u32 << 24, 0..1_u32 << 24)
+            .prop_map(|(dscp, number, first_packet)| ClassQueuePair { dscp, number, first_packet });
         let lanes = prop::collection::vec(lane, 1..=LANES_MAX);
-        (
-            any::<[u8; 16]>(),
-            any::<u16>(),
-            1..=5_u32,
-            any::<u8>(),
-            any::<u32>(),
-            any::<u64>(),
-            lanes,
-        )
+        (any::<[u8; 16]>(), any::<u16>(), 1..=5_u32, any::<u8>(), any::<u32>(), any::<u64>(), lanes)
             .prop_map(|(gid, lid, mtu, link, rkey, address, lanes)| End {
                 gid,
                 lid,
@@ -365,9 +343,6 @@ mod tests {
     #[test]
     fn a_refusal_is_shown_without_control_characters() {
         let word = Word::Refusal("no\u{1b}[2J room".into());
-        assert_eq!(
-            decode(&word.encode(NONCE), NONCE),
-            Ok(Word::Refusal("no [2J room".into()))
-        );
+        assert_eq!(decode(&word.encode(NONCE), NONCE), Ok(Word::Refusal("no [2J room".into())));
     }
 }

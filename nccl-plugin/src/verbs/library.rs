@@ -82,10 +82,7 @@ impl Library {
     /// Returns the library. The first call opens it, and nothing closes it.
     pub(super) fn get() -> Result<&'static Self, &'static str> {
         static LIBRARY: OnceLock<Result<Library, String>> = OnceLock::new();
-        LIBRARY
-            .get_or_init(Self::open)
-            .as_ref()
-            .map_err(String::as_str)
+        LIBRARY.get_or_init(Self::open).as_ref().map_err(String::as_str)
     }
 
     fn open() -> Result<Self, String> {
@@ -167,9 +164,7 @@ fn text(text: *const c_char) -> String {
         return String::from("unknown");
     }
     // SAFETY: the library returns static C strings.
-    unsafe { CStr::from_ptr(text) }
-        .to_string_lossy()
-        .into_owned()
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
 /// Exempts a context from liblaxity.so, if that is preloaded. This plugin asks for its own permits,

@@ -53,11 +53,7 @@ impl Span {
                 None => (memory.address, Some((fd, offset))),
             },
         };
-        Ok(Self {
-            start,
-            bytes: end - start,
-            dma_buf,
-        })
+        Ok(Self { start, bytes: end - start, dma_buf })
     }
 
     /// Reports whether this span contains the other. Descriptors are not compared, since they
@@ -86,10 +82,7 @@ pub(super) struct Cache<H> {
 
 impl<H: Copy> Cache<H> {
     pub(super) const fn new() -> Self {
-        Self {
-            entries: Vec::new(),
-            next: 0,
-        }
+        Self { entries: Vec::new(), next: 0 }
     }
 
     /// Returns the handle and the number of a registration that covers a span. Calls `register` if
@@ -102,23 +95,14 @@ impl<H: Copy> Cache<H> {
         span: Span,
         register: impl FnOnce(&Span) -> Result<H>,
     ) -> Result<(u64, H)> {
-        if let Some(entry) = self
-            .entries
-            .iter_mut()
-            .find(|entry| entry.span.covers(&span))
-        {
+        if let Some(entry) = self.entries.iter_mut().find(|entry| entry.span.covers(&span)) {
             entry.users += 1;
             return Ok((entry.id, entry.handle));
         }
         let handle = register(&span)?;
         let id = self.next;
         self.next += 1;
-        self.entries.push(Entry {
-            id,
-            span,
-            users: 1,
-            handle,
-        });
+        self.entries.push(Entry { id, span, users: 1, handle });
         Ok((id, handle))
     }
 
@@ -159,12 +143,7 @@ mod tests {
     const PAGE: usize = 4096;
 
     fn host(address: usize, bytes: usize) -> Memory {
-        Memory {
-            address,
-            bytes,
-            kind: POINTER_HOST,
-            dma_buf: None,
-        }
+        Memory { address, bytes, kind: POINTER_HOST, dma_buf: None }
     }
 
     fn span(address: usize, bytes: usize) -> Span {
@@ -193,20 +172,11 @@ mod tests {
 
     #[test]
     fn spans_are_whole_pages() {
-        assert_eq!(
-            (span(0x1001, 1).start, span(0x1001, 1).bytes),
-            (0x1000, PAGE)
-        );
-        assert_eq!(
-            (span(0x1fff, 2).start, span(0x1fff, 2).bytes),
-            (0x1000, 2 * PAGE)
-        );
+        assert_eq!((span(0x1001, 1).start, span(0x1001, 1).bytes), (0x1000, PAGE));
+        assert_eq!((span(0x1fff, 2).start, span(0x1fff, 2).bytes), (0x1000, 2 * PAGE));
         let gpu = |address, offset| {
-            let memory = Memory {
-                kind: POINTER_DMABUF,
-                dma_buf: Some((3, offset)),
-                ..host(address, 100)
-            };
+            let memory =
+                Memory { kind: POINTER_DMABUF, dma_buf: Some((3, offset)), ..host(address, 100) };
             let span = Span::of(memory, PAGE).expect("a span");
             (span.start, span.bytes, span.dma_buf)
         };
@@ -219,11 +189,7 @@ mod tests {
         let refused = |memory| Span::of(memory, PAGE).unwrap_err().to_string();
         assert!(refused(host(0x1000, 0)).contains("nothing to register"));
         assert!(refused(host(usize::MAX - 5, 100)).contains("beyond the address space"));
-        let fd = Memory {
-            kind: POINTER_CUDA,
-            dma_buf: Some((3, 0)),
-            ..host(0x1000, 1)
-        };
+        let fd = Memory { kind: POINTER_CUDA, dma_buf: Some((3, 0)), ..host(0x1000, 1) };
         assert!(refused(fd).contains("DMA-BUF"));
     }
 
@@ -231,16 +197,10 @@ mod tests {
     fn a_registration_is_shared_and_goes_with_its_last_user() {
         let mut cache = Cache::new();
         let mut fake = Fake::default();
-        let (whole, key) = cache
-            .take(span(0x10000, 8 * PAGE), |s| fake.register(s))
-            .unwrap();
-        let (part, same) = cache
-            .take(span(0x11004, 100), |s| fake.register(s))
-            .unwrap();
+        let (whole, key) = cache.take(span(0x10000, 8 * PAGE), |s| fake.register(s)).unwrap();
+        let (part, same) = cache.take(span(0x11004, 100), |s| fake.register(s)).unwrap();
         assert_eq!((whole, key), (part, same));
-        let (other, _) = cache
-            .take(span(0x17000, 2 * PAGE), |s| fake.register(s))
-            .unwrap();
+        let (other, _) = cache.take(span(0x17000, 2 * PAGE), |s| fake.register(s)).unwrap();
         assert_ne!(whole, other);
         cache.give_back(whole, |key| fake.deregister(key)).unwrap();
         assert_eq!(fake.live.len(), 2);

@@ -88,11 +88,7 @@ impl Verbs {
         let nics = open::open_all(options)?;
         for nic in &nics {
             let device = nic.device();
-            let link = if nic.link == nic::INFINIBAND {
-                "InfiniBand"
-            } else {
-                "RoCE"
-            };
+            let link = if nic.link == nic::INFINIBAND { "InfiniBand" } else { "RoCE" };
             log::info(&format!(
                 "{}:{} {link} {} Mbit/s, GID {} ({}){}",
                 nic.name,
@@ -100,26 +96,15 @@ impl Verbs {
                 device.speed_mbit,
                 nic.gid_index,
                 device.address,
-                if device.pointers & POINTER_DMABUF != 0 {
-                    ", takes DMA-BUFs"
-                } else {
-                    ""
-                },
+                if device.pointers & POINTER_DMABUF != 0 { ", takes DMA-BUFs" } else { "" },
             ));
         }
-        Ok(Self {
-            devices: nics.iter().map(|nic| nic.device().clone()).collect(),
-            nics,
-            meet_at,
-        })
+        Ok(Self { devices: nics.iter().map(|nic| nic.device().clone()).collect(), nics, meet_at })
     }
 
     fn nic(&self, device: usize) -> Result<&Arc<Nic>> {
         self.nics.get(device).ok_or_else(|| {
-            Fault::Argument(format!(
-                "there is no device {device}: there are {}",
-                self.nics.len()
-            ))
+            Fault::Argument(format!("there is no device {device}: there are {}", self.nics.len()))
         })
     }
 }
@@ -135,9 +120,7 @@ impl Backend for Verbs {
 
     fn listen(&self, device: usize) -> Result<(Box<dyn Listener>, Handle)> {
         let nic = self.nic(device)?;
-        let at = self
-            .meet_at
-            .unwrap_or_else(|| SocketAddr::new(nic.device().address, 0));
+        let at = self.meet_at.unwrap_or_else(|| SocketAddr::new(nic.device().address, 0));
         let (listener, handle) = connect::Listener::new(nic, at)?;
         Ok((Box::new(listener), handle))
     }

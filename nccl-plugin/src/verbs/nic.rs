@@ -46,9 +46,7 @@ pub(super) struct Registered {
 /// The registration is of another network.
 pub(super) fn registered(region: &Region) -> Result<&Registered> {
     (**region).downcast_ref().ok_or_else(|| {
-        Fault::Argument(String::from(
-            "a memory registration of another network was passed",
-        ))
+        Fault::Argument(String::from("a memory registration of another network was passed"))
     })
 }
 
@@ -129,11 +127,7 @@ impl Nic {
     pub(super) fn check_link(&self, theirs: &End) -> Result<()> {
         if theirs.link != self.link {
             let name = |link| {
-                if link == INFINIBAND {
-                    "InfiniBand"
-                } else {
-                    "Ethernet"
-                }
+                if link == INFINIBAND { "InfiniBand" } else { "Ethernet" }
             };
             return Err(Fault::Usage(format!(
                 "{} is {} and the peer's device is {}: choose devices of one network on all nodes \
@@ -169,19 +163,11 @@ impl Nic {
                 POINTER_DMABUF => "DMA-BUFs: the kernel or rdma-core is too old",
                 _ => "that kind of memory",
             };
-            return Err(Fault::System(format!(
-                "{} can't register {what}",
-                self.name
-            )));
+            return Err(Fault::System(format!("{} can't register {what}", self.name)));
         }
         let span = Span::of(memory, page_bytes())?;
         let (id, keys) = self.state.cache.lock().take(span, |span| self.pin(span))?;
-        Ok(Registered {
-            id,
-            lkey: keys.local,
-            rkey: keys.remote,
-            kind: memory.kind,
-        })
+        Ok(Registered { id, lkey: keys.local, rkey: keys.remote, kind: memory.kind })
     }
 
     fn pin(&self, span: &Span) -> Result<Keys> {
@@ -192,33 +178,14 @@ impl Nic {
         let start = span.start as *mut c_void;
         // SAFETY: the domain is this port's own. The kernel checks whether the memory exists.
         let mr = unsafe {
-            match (
-                span.dma_buf,
-                self.library.reg_dmabuf_mr,
-                self.library.reg_mr_iova2,
-            ) {
+            match (span.dma_buf, self.library.reg_dmabuf_mr, self.library.reg_mr_iova2) {
                 (Some((fd, offset)), Some(register), _) => {
-                    let flags = if self.options.relaxed_ordering {
-                        flags | relaxed
-                    } else {
-                        flags
-                    };
-                    register(
-                        self.pd,
-                        offset,
-                        span.bytes,
-                        span.start as u64,
-                        fd,
-                        flags as c_int,
-                    )
+                    let flags = if self.options.relaxed_ordering { flags | relaxed } else { flags };
+                    register(self.pd, offset, span.bytes, span.start as u64, fd, flags as c_int)
                 }
-                (None, _, Some(register)) if self.options.relaxed_ordering => register(
-                    self.pd,
-                    start,
-                    span.bytes,
-                    span.start as u64,
-                    flags | relaxed,
-                ),
+                (None, _, Some(register)) if self.options.relaxed_ordering => {
+                    register(self.pd, start, span.bytes, span.start as u64, flags | relaxed)
+                }
                 _ => (self.library.reg_mr)(self.pd, start, span.bytes, flags as c_int),
             }
         };
@@ -256,10 +223,7 @@ impl Nic {
     /// # Errors
     /// The device refused.
     pub(super) fn deregister(&self, registered: &Registered) -> Result<()> {
-        self.state
-            .cache
-            .lock()
-            .give_back(registered.id, |keys| self.unpin(keys))
+        self.state.cache.lock().give_back(registered.id, |keys| self.unpin(keys))
     }
 
     /// Handles the device's pending events. Never waits.
@@ -267,22 +231,14 @@ impl Nic {
     /// # Errors
     /// The device is broken.
     pub(super) fn look(&self) -> Result<()> {
-        let mut event = AsyncEvent {
-            element: core::ptr::null_mut(),
-            kind: 0,
-        };
+        let mut event = AsyncEvent { element: core::ptr::null_mut(), kind: 0 };
         while self.is_ours() {
             // SAFETY: the context is open, and the struct is this function's own. Each event is
             // acknowledged once.
             if unsafe { (self.library.get_async_event)(self.context, &mut event) } != 0 {
                 break;
             }
-            let text = format!(
-                "{}:{}: {}",
-                self.name,
-                self.port,
-                self.library.event(event.kind)
-            );
+            let text = format!("{}:{}: {}", self.name, self.port, self.library.event(event.kind));
             match event.kind {
                 DEVICE_FATAL => {
                     log::warn(&text);
@@ -295,10 +251,7 @@ impl Nic {
             unsafe { (self.library.ack_async_event)(&mut event) };
         }
         if self.state.failed.load(Ordering::Relaxed) {
-            return Err(Fault::System(format!(
-                "{} has failed (device fatal event)",
-                self.name
-            )));
+            return Err(Fault::System(format!("{} has failed (device fatal event)", self.name)));
         }
         Ok(())
     }

@@ -39,10 +39,7 @@ fn sysfs(name: &str) -> PathBuf {
 fn pci_path(name: &str) -> Option<CString> {
     let path = fs::canonicalize(sysfs(name).join("device")).ok()?;
     let mut bytes = path.into_os_string().into_encoded_bytes();
-    let function = bytes
-        .len()
-        .checked_sub(2)
-        .is_some_and(|at| bytes[at] == b'.');
+    let function = bytes.len().checked_sub(2).is_some_and(|at| bytes[at] == b'.');
     if function && let Some(last) = bytes.last_mut() {
         *last = b'0';
     }
@@ -98,10 +95,7 @@ pub(super) fn open_all(options: &Options) -> Result<Vec<Arc<Nic>>, String> {
         if passed_over.is_empty() {
             return Err(String::from("there is no RDMA device"));
         }
-        return Err(format!(
-            "no RDMA device can be used: {}",
-            passed_over.join("; ")
-        ));
+        return Err(format!("no RDMA device can be used: {}", passed_over.join("; ")));
     }
     for why in passed_over {
         log::info(&why);
@@ -129,10 +123,7 @@ impl Nic {
             // SAFETY: upheld by the caller.
             unsafe { Self::open_port(library, context, name, port, &attr, options) }
         } else {
-            Err(format!(
-                "{name} does not answer: {}",
-                std::io::Error::from_raw_os_error(refused)
-            ))
+            Err(format!("{name} does not answer: {}", std::io::Error::from_raw_os_error(refused)))
         };
         if opened.is_err() {
             // SAFETY: the context is open, owned here, and has no resources.
@@ -194,9 +185,7 @@ impl Nic {
             gid: gid.raw,
             lid: state.lid,
             link: state.link_layer,
-            mtu: state
-                .active_mtu
-                .clamp(ibv_mtu::IBV_MTU_256, ibv_mtu::IBV_MTU_4096),
+            mtu: state.active_mtu.clamp(ibv_mtu::IBV_MTU_256, ibv_mtu::IBV_MTU_4096),
             piece_max: (state.max_msg_sz as usize).clamp(4096, PIECE_MAX),
             work_requests_max: u32::try_from(attr.max_qp_wr).unwrap_or(0).max(16),
             completions_max: u32::try_from(attr.max_cqe).unwrap_or(0).max(16),
@@ -326,8 +315,5 @@ unsafe fn takes_dma_buf(library: &Library, pd: *mut ibv_pd) -> bool {
         // SAFETY: the registration was just made.
         unsafe { (library.dereg_mr)(mr) };
     }
-    !matches!(
-        error,
-        Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::ENOSYS)
-    )
+    !matches!(error, Some(libc::EOPNOTSUPP | libc::EPROTONOSUPPORT | libc::ENOSYS))
 }

@@ -118,14 +118,8 @@ mod tests {
             ("NCCL_IB_GID_INDEX", "3"),
             ("NCCL_IB_PCI_RELAXED_ORDERING", "0"),
         ]);
-        assert_eq!(
-            (options.timeout, options.retries, options.service_level),
-            (14, 3, 5)
-        );
-        assert_eq!(
-            (options.gid_index, options.relaxed_ordering),
-            (Some(3), false)
-        );
+        assert_eq!((options.timeout, options.retries, options.service_level), (14, 3, 5));
+        assert_eq!((options.gid_index, options.relaxed_ordering), (Some(3), false));
     }
 
     #[test]

@@ -79,12 +79,7 @@ impl Newest {
                 // provider's barriers order the post.
                 sizes.words()[at].store((self.bytes as u64).to_le(), Ordering::Relaxed);
                 let offset = at as u64 * 8;
-                (
-                    sizes.address() + offset,
-                    8,
-                    address.wrapping_add(offset),
-                    rkey,
-                )
+                (sizes.address() + offset, 8, address.wrapping_add(offset), rkey)
             }
         };
         Request {
@@ -102,12 +97,7 @@ impl Newest {
 
     /// Returns the record of a work request, which is kept until its completion.
     pub(super) fn piece(&self, bytes: usize, last: bool) -> Piece {
-        Piece {
-            message: self.message,
-            bytes,
-            last,
-            accounted: self.accounted,
-        }
+        Piece { message: self.message, bytes, last, accounted: self.accounted }
     }
 }
 
@@ -115,15 +105,9 @@ impl Outgoing {
     /// Posts waiting work requests, as far as there is room.
     pub(super) fn post(&mut self) -> Result<()> {
         while !self.waiting.is_empty() && self.in_flight.len() < self.room {
-            let count = BATCH
-                .min(self.room - self.in_flight.len())
-                .min(self.waiting.len());
-            let requests: SmallVec<[Request; BATCH]> = self
-                .waiting
-                .iter()
-                .take(count)
-                .map(|(request, _)| *request)
-                .collect();
+            let count = BATCH.min(self.room - self.in_flight.len()).min(self.waiting.len());
+            let requests: SmallVec<[Request; BATCH]> =
+                self.waiting.iter().take(count).map(|(request, _)| *request).collect();
             // SAFETY: the memory of a message stays until its completion makes it done (the
             // contract of `backend::Message`). The memory of sizes stays until the message is done.
             // The queue pair is dropped before either.
@@ -132,8 +116,7 @@ impl Outgoing {
                 Posted::All => count,
                 Posted::Some(taken) => taken,
             };
-            self.in_flight
-                .extend(self.waiting.drain(..taken).map(|(_, piece)| piece));
+            self.in_flight.extend(self.waiting.drain(..taken).map(|(_, piece)| piece));
             if taken < count {
                 break;
             }
@@ -149,11 +132,7 @@ impl Outgoing {
         self.done += u64::from(piece.last);
         let left = if piece.accounted { piece.bytes } else { 0 };
         if piece.last || left > 0 {
-            sent.push(Sent {
-                message: piece.message,
-                left,
-                done: piece.last,
-            });
+            sent.push(Sent { message: piece.message, left, done: piece.last });
         }
         true
     }

@@ -55,21 +55,13 @@ impl Pinned {
             let error = os_error();
             // SAFETY: allocated above, with this layout.
             unsafe { dealloc(memory.as_ptr(), layout) };
-            return Err(nic.refused(
-                "refuses to register a connection's own memory (ulimit -l?)",
-                error,
-            ));
+            return Err(
+                nic.refused("refuses to register a connection's own memory (ulimit -l?)", error)
+            );
         }
         // SAFETY: the registration was just made.
         let (lkey, rkey) = unsafe { ((*mr).lkey, (*mr).rkey) };
-        Ok(Self {
-            memory,
-            layout,
-            mr,
-            lkey,
-            rkey,
-            nic: Arc::clone(nic),
-        })
+        Ok(Self { memory, layout, mr, lkey, rkey, nic: Arc::clone(nic) })
     }
 
     /// Returns the memory's address.

@@ -101,11 +101,7 @@ impl QueuePair {
             | mask::IBV_QP_PKEY_INDEX
             | mask::IBV_QP_PORT
             | mask::IBV_QP_ACCESS_FLAGS;
-        made.modify(
-            &mut attr,
-            change,
-            "can't initialize a queue pair (NCCL_IB_PKEY?)",
-        )?;
+        made.modify(&mut attr, change, "can't initialize a queue pair (NCCL_IB_PKEY?)")?;
         Ok(made)
     }
 
@@ -136,11 +132,7 @@ impl QueuePair {
         if qp.is_null() {
             return Err(nic.refused("gives no queue pair", os_error()));
         }
-        Ok(Self {
-            qp,
-            inline: attr.cap.max_inline_data as usize,
-            nic: Arc::clone(nic),
-        })
+        Ok(Self { qp, inline: attr.cap.max_inline_data as usize, nic: Arc::clone(nic) })
     }
 
     /// Returns the queue pair's number.
@@ -239,19 +231,11 @@ impl QueuePair {
         if count == 0 {
             return Ok(Posted::All);
         }
-        let mut pieces: [ibv_sge; BATCH] = [ibv_sge {
-            addr: 0,
-            length: 0,
-            lkey: 0,
-        }; BATCH];
+        let mut pieces: [ibv_sge; BATCH] = [ibv_sge { addr: 0, length: 0, lkey: 0 }; BATCH];
         // SAFETY: plain data that may be zero.
         let mut list: [ibv_send_wr; BATCH] = unsafe { mem::zeroed() };
         for (at, request) in requests[..count].iter().enumerate() {
-            pieces[at] = ibv_sge {
-                addr: request.local,
-                length: request.bytes,
-                lkey: request.lkey,
-            };
+            pieces[at] = ibv_sge { addr: request.local, length: request.bytes, lkey: request.lkey };
             let piece = &raw mut pieces[at];
             let entry = &mut list[at];
             entry.wr_id = request.id;
@@ -292,9 +276,7 @@ impl QueuePair {
             return Ok(Posted::All);
         }
         // The device took all requests before the refused one.
-        let taken = (0..count)
-            .position(|at| ptr::eq(bad, first.wrapping_add(at)))
-            .unwrap_or(0);
+        let taken = (0..count).position(|at| ptr::eq(bad, first.wrapping_add(at))).unwrap_or(0);
         if result.abs() == libc::ENOMEM {
             return Ok(Posted::Some(taken));
         }

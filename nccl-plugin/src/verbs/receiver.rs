@@ -69,12 +69,7 @@ impl Welcoming {
             Ok((qp, ours))
         };
         Ok(Self {
-            lanes: theirs
-                .lanes
-                .iter()
-                .enumerate()
-                .map(lane)
-                .collect::<Result<_>>()?,
+            lanes: theirs.lanes.iter().enumerate().map(lane).collect::<Result<_>>()?,
             table: Pinned::new(nic, TABLE_BYTES, true)?,
             shadow: Pinned::new(nic, FIFO_BYTES, false)?,
             shared,
@@ -210,9 +205,7 @@ impl Receiver {
         // again only after all messages of the group arrived, when the sender has read it.
         let posted = unsafe { self.lanes[0].post(&[request]) }?;
         if posted != Posted::All {
-            return Err(Fault::Internal(String::from(
-                "the queue for announcements is full",
-            )));
+            return Err(Fault::Internal(String::from("the queue for announcements is full")));
         }
         self.announcements += 1;
         self.untold = if told { 0 } else { self.untold + 1 };
@@ -260,19 +253,12 @@ impl Receiver {
 
     /// Handles the arrival of a message.
     fn arrive(&mut self, completion: &Completion, received: &mut Vec<Received>) -> Result<()> {
-        if let Some(lane) = self
-            .numbers
-            .iter()
-            .position(|number| *number == completion.number)
-        {
+        if let Some(lane) = self.numbers.iter().position(|number| *number == completion.number) {
             self.arrived[lane] += 1;
         }
         let arrival = Arrival::decode(completion.immediate);
         let nonsense = |what: &str| {
-            Fault::Remote(format!(
-                "the sender at {} announces {what}",
-                self.watch.peer()
-            ))
+            Fault::Remote(format!("the sender at {} announces {what}", self.watch.peer()))
         };
         let slot = &mut self.slots[arrival.slot];
         let Some(room) = slot.rooms.get(arrival.index).copied() else {
@@ -293,10 +279,7 @@ impl Receiver {
         slot.filled |= 1 << arrival.index;
         if slot.filled.count_ones() as usize == slot.rooms.len() {
             let slot = core::mem::take(slot);
-            received.push(Received {
-                post: slot.post,
-                sizes: slot.sizes,
-            });
+            received.push(Received { post: slot.post, sizes: slot.sizes });
         }
         Ok(())
     }
@@ -310,10 +293,7 @@ impl Receiver {
         }
         if completion.id & FLUSH != 0 {
             self.flushes.retain(|flush| *flush != completion.id);
-            received.push(Received {
-                post: completion.id,
-                sizes: SmallVec::new(),
-            });
+            received.push(Received { post: completion.id, sizes: SmallVec::new() });
             return Ok(());
         }
         self.announcements = self.announcements.saturating_sub(completion.id as usize);
@@ -398,14 +378,10 @@ impl backend::Receiver for Receiver {
     }
 
     fn flush(&mut self, buffers: &[Buffer<'_>]) -> Option<u64> {
-        let last = buffers
-            .iter()
-            .rev()
-            .filter(|buffer| buffer.bytes > 0)
-            .find_map(|buffer| {
-                let registered = registered(buffer.region?).ok()?;
-                is_gpu(registered.kind).then_some((buffer.address, registered.rkey))
-            });
+        let last = buffers.iter().rev().filter(|buffer| buffer.bytes > 0).find_map(|buffer| {
+            let registered = registered(buffer.region?).ok()?;
+            is_gpu(registered.kind).then_some((buffer.address, registered.rkey))
+        });
         let (address, rkey) = last?;
         let number = FLUSH | self.flushed;
         self.flushed += 1;

@@ -107,9 +107,7 @@ impl Greeting {
     pub(super) fn connect(self, theirs: &End) -> Result<Sender> {
         self.nic.check_link(theirs)?;
         if theirs.lanes.len() != self.lanes.len() {
-            return Err(Fault::Remote(String::from(
-                "the receiver has another number of classes",
-            )));
+            return Err(Fault::Remote(String::from("the receiver has another number of classes")));
         }
         for ((qp, ours), theirs_lane) in self.lanes.iter().zip(&theirs.lanes) {
             qp.connect(ours, theirs_lane, theirs)?;
@@ -157,9 +155,7 @@ impl Sender {
     }
 
     fn in_flight(&self) -> bool {
-        self.lanes
-            .iter()
-            .any(|lane| !lane.in_flight.is_empty() || !lane.waiting.is_empty())
+        self.lanes.iter().any(|lane| !lane.in_flight.is_empty() || !lane.waiting.is_empty())
     }
 
     /// Handles all completions.
@@ -225,11 +221,7 @@ impl Sender {
             Sight::Leaving => self.settle(sent, false),
             Sight::Gone => {
                 self.settle(sent, false);
-                let messages = if self.in_flight() {
-                    " with messages in flight"
-                } else {
-                    ""
-                };
+                let messages = if self.in_flight() { " with messages in flight" } else { "" };
                 let fault =
                     Fault::Remote(format!("the receiver at {} is gone{messages}", self.peer()));
                 self.break_with(fault);
@@ -263,14 +255,9 @@ impl Sender {
             let last = over && newest.pushed + count == newest.bytes;
             let announces = last && !announced_apart;
             if count > 0 || announces {
-                let work = if announces {
-                    Work::Announce(immediate)
-                } else {
-                    Work::Write
-                };
+                let work = if announces { Work::Announce(immediate) } else { Work::Write };
                 let request = newest.request(work, count);
-                lane.waiting
-                    .push_back((request, newest.piece(count, announces)));
+                lane.waiting.push_back((request, newest.piece(count, announces)));
                 newest.pushed += count;
             }
             if newest.pushed == end {
@@ -331,9 +318,7 @@ impl backend::Sender for Sender {
         let number = self.begun;
         self.begun += 1;
         let Some(at) = self.matched.take() else {
-            self.break_with(Fault::Internal(String::from(
-                "a message was begun before it might",
-            )));
+            self.break_with(Fault::Internal(String::from("a message was begun before it might")));
             return number;
         };
         let entry = self.group[at];
@@ -360,11 +345,7 @@ impl backend::Sender for Sender {
         };
         self.newest = keys.map(|(lkey, kind)| Newest {
             message: number,
-            class: if message.class < self.lanes.len() {
-                message.class
-            } else {
-                0
-            },
+            class: if message.class < self.lanes.len() { message.class } else { 0 },
             entry,
             address: message.address,
             lkey,

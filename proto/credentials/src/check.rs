@@ -169,10 +169,8 @@ fn check_purpose(leaf: &X509Certificate<'_>, side: Side<'_>) -> Result<(), Strin
                 .into(),
         ),
         Side::Client { uri } if !uris.contains(&uri) => {
-            let of_laxity: Vec<&str> = uris
-                .into_iter()
-                .filter(|uri| uri.starts_with("laxity://"))
-                .collect();
+            let of_laxity: Vec<&str> =
+                uris.into_iter().filter(|uri| uri.starts_with("laxity://")).collect();
             let has = match of_laxity.as_slice() {
                 [] => "no laxity:// URI".to_owned(),
                 some => format!("only {}", some.join(", ")),
@@ -374,18 +372,12 @@ mod tests {
             (early, "is not valid yet: it is good from Aug  1"),
             (authority, "certificate of an authority (CA)"),
             (coordinator(), "lacks clientAuth"),
-            (
-                leaf(&["laxity://daemon/b"], &[], &client),
-                "only laxity://daemon/b",
-            ),
+            (leaf(&["laxity://daemon/b"], &[], &client), "only laxity://daemon/b"),
             (leaf(&[], &["a"], &client), "no laxity:// URI"),
         ] {
             let said = said(&leaf);
             assert!(said.contains(words), "{words}: {said}");
-            assert!(
-                said.starts_with("cert: ") && said.contains("leaf.crt"),
-                "{said}"
-            );
+            assert!(said.starts_with("cert: ") && said.contains("leaf.crt"), "{said}");
         }
     }
 
@@ -412,10 +404,9 @@ mod tests {
     #[test]
     fn another_authority_is_told_unless_the_file_leads_to_it() {
         let (ours, theirs) = (Pki::new("ours"), Pki::new("theirs"));
-        for (side, leaf) in [
-            (Side::Client { uri: HOST }, daemon()),
-            (Side::Server { names: &[] }, coordinator()),
-        ] {
+        for (side, leaf) in
+            [(Side::Client { uri: HOST }, daemon()), (Side::Server { names: &[] }, coordinator())]
+        {
             let path = theirs.sign(&leaf);
             let said = checked(&path, &ours.ca(), side);
             for word in ["CN=theirs", "CN=ours", "append its certificate"] {

@@ -66,13 +66,7 @@ pub fn cause(error: &dyn Error, settings: &Settings) -> Cause {
 
 /// Returns the remedy for an error with this text, if it is one of TLS.
 fn hint(text: &str, settings: &Settings) -> Option<String> {
-    let Settings {
-        ca,
-        cert,
-        key,
-        server_name,
-        endpoint,
-    } = settings;
+    let Settings { ca, cert, key, server_name, endpoint } = settings;
     let has = |mark: &str| text.contains(mark);
     let alert = has("alert: ");
     let hint = if has("CertificateRequired") {
@@ -123,47 +117,20 @@ mod tests {
         use tokio_rustls::rustls::pki_types::UnixTime;
         use tokio_rustls::rustls::{AlertDescription, CertificateError, Error, InvalidMessage};
         let at = |seconds| UnixTime::since_unix_epoch(std::time::Duration::from_secs(seconds));
-        let expired = CertificateError::ExpiredContext {
-            time: at(2),
-            not_after: at(1),
-        };
-        let early = CertificateError::NotValidYetContext {
-            time: at(1),
-            not_before: at(2),
-        };
+        let expired = CertificateError::ExpiredContext { time: at(2), not_after: at(1) };
+        let early = CertificateError::NotValidYetContext { time: at(1), not_before: at(2) };
         for (error, words) in [
-            (
-                Error::AlertReceived(AlertDescription::CertificateRequired),
-                "set --cert and --key",
-            ),
-            (
-                Error::AlertReceived(AlertDescription::UnknownCA),
-                "signed --cert",
-            ),
-            (
-                Error::AlertReceived(AlertDescription::CertificateExpired),
-                "--cert has expired",
-            ),
-            (
-                Error::AlertReceived(AlertDescription::BadCertificate),
-                "refuses --cert",
-            ),
+            (Error::AlertReceived(AlertDescription::CertificateRequired), "set --cert and --key"),
+            (Error::AlertReceived(AlertDescription::UnknownCA), "signed --cert"),
+            (Error::AlertReceived(AlertDescription::CertificateExpired), "--cert has expired"),
+            (Error::AlertReceived(AlertDescription::BadCertificate), "refuses --cert"),
             (CertificateError::UnknownIssuer.into(), "--ca is not who"),
             (expired.into(), "has expired: renew it there"),
-            (
-                CertificateError::Expired.into(),
-                "has expired: renew it there",
-            ),
+            (CertificateError::Expired.into(), "has expired: renew it there"),
             (early.into(), "is this host's clock right"),
-            (
-                CertificateError::NotValidForName.into(),
-                "set --server-name",
-            ),
+            (CertificateError::NotValidForName.into(), "set --server-name"),
             (CertificateError::InvalidPurpose.into(), "not for servers"),
-            (
-                InvalidMessage::InvalidContentType.into(),
-                "does not speak TLS there",
-            ),
+            (InvalidMessage::InvalidContentType.into(), "does not speak TLS there"),
         ] {
             let said = cause(&Wrapped(error), &SETTINGS).to_string();
             assert!(said.contains(words), "{words}: {said}");

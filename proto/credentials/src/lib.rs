@@ -31,10 +31,7 @@ pub struct Unusable {
 /// Makes an error about the file at `path`, which the setting `key` names.
 #[must_use]
 pub fn unusable(key: &'static str, path: &Path, problem: &dyn fmt::Display) -> Unusable {
-    Unusable {
-        key,
-        problem: format!("{}: {problem}", path.display()),
-    }
+    Unusable { key, problem: format!("{}: {problem}", path.display()) }
 }
 
 /// Reads a file of up to [`CONFIG_BYTES_MAX`] without blocking on a writer.
@@ -71,12 +68,7 @@ impl<'a> Certificates<'a> {
         if all.is_empty() {
             return Err(unusable(key, path, &"holds no certificate in PEM"));
         }
-        Ok(Self {
-            key,
-            path,
-            pem,
-            all,
-        })
+        Ok(Self { key, path, pem, all })
     }
 
     /// Returns the certificates as authorities that a peer's certificate must come from.
@@ -86,9 +78,7 @@ impl<'a> Certificates<'a> {
     pub fn roots(&self) -> Result<RootCertStore, Unusable> {
         let mut roots = RootCertStore::empty();
         for authority in &self.all {
-            roots
-                .add(authority.clone())
-                .map_err(|error| self.unusable(&error))?;
+            roots.add(authority.clone()).map_err(|error| self.unusable(&error))?;
         }
         Ok(roots)
     }

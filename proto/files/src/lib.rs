@@ -90,9 +90,7 @@ pub fn open(path: &Path) -> Result<File, ReadError> {
 /// meanwhile.
 pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, ReadError> {
     let mut bytes = Vec::new();
-    open(path)?
-        .take(limit.saturating_add(1))
-        .read_to_end(&mut bytes)?;
+    open(path)?.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit {
         return Err(ReadError::TooLong { limit });
     }
@@ -104,9 +102,8 @@ pub fn read(path: &Path, limit: u64) -> Result<Vec<u8>, ReadError> {
 /// # Errors
 /// The errors of [`read`], and [`ReadError::NotText`] if the file is not UTF-8 text.
 pub fn read_to_string(path: &Path, limit: u64) -> Result<String, ReadError> {
-    String::from_utf8(read(path, limit)?).map_err(|error| ReadError::NotText {
-        at: error.utf8_error().valid_up_to(),
-    })
+    String::from_utf8(read(path, limit)?)
+        .map_err(|error| ReadError::NotText { at: error.utf8_error().valid_up_to() })
 }
 
 /// Creates a reader that fails beyond `limit` bytes instead of ending there. It is for content
@@ -114,11 +111,7 @@ pub fn read_to_string(path: &Path, limit: u64) -> Result<String, ReadError> {
 ///
 /// The [`io::Error`] beyond the limit contains [`ReadError::TooLong`].
 pub const fn limited<R: Read>(from: R, limit: u64) -> Limited<R> {
-    Limited {
-        from,
-        limit,
-        left: limit,
-    }
+    Limited { from, limit, left: limit }
 }
 
 /// A reader that fails beyond a limit, see [`limited`].
@@ -143,11 +136,7 @@ impl<R: Read> Read for Limited<R> {
 /// Returns the lines of a text, without their ends. A line of more than `longest` bytes is an error
 /// and the last item.
 pub const fn lines<R: BufRead>(from: R, longest: u64) -> Lines<R> {
-    Lines {
-        from,
-        longest,
-        ended: false,
-    }
+    Lines { from, longest, ended: false }
 }
 
 /// An iterator over the lines of a text, see [`lines`].
@@ -206,15 +195,9 @@ mod tests {
         let path = folder.path().join("a.toml");
         fs::write(&path, "1234").unwrap();
         assert_eq!(read_to_string(&path, 4).unwrap(), "1234");
-        assert!(matches!(
-            read(&path, 3),
-            Err(ReadError::TooLong { limit: 3 })
-        ));
+        assert!(matches!(read(&path, 3), Err(ReadError::TooLong { limit: 3 })));
         fs::write(&path, b"12\xff4").unwrap();
-        assert!(matches!(
-            read_to_string(&path, 4),
-            Err(ReadError::NotText { at: 2 })
-        ));
+        assert!(matches!(read_to_string(&path, 4), Err(ReadError::NotText { at: 2 })));
     }
 
     #[test]
@@ -246,10 +229,7 @@ mod tests {
             lines(text.as_bytes(), 4).map(Result::ok).collect()
         };
         let some = |line: &str| Some(line.to_owned());
-        assert_eq!(
-            read("a\n\n1234\r\nlast"),
-            [some("a"), some(""), some("1234"), some("last")]
-        );
+        assert_eq!(read("a\n\n1234\r\nlast"), [some("a"), some(""), some("1234"), some("last")]);
         assert_eq!(read("a\n12345\nb"), [some("a"), None]);
         assert_eq!(read("12345"), [None]);
         let mut endless = lines(io::BufReader::new(io::repeat(b'x')), 4);

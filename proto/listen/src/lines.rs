@@ -19,13 +19,7 @@ impl LineLimit {
     /// Allows `burst` lines in each period of `every`.
     #[must_use]
     pub const fn new(burst: u32, every: Duration) -> Self {
-        Self {
-            burst,
-            every,
-            since: None,
-            said: 0,
-            left_out: 0,
-        }
+        Self { burst, every, since: None, said: 0, left_out: 0 }
     }
 
     /// Returns the lines omitted since the last one if a line may be logged at `now`. Returns
@@ -60,10 +54,7 @@ impl AcceptErrors {
     /// Makes a handler for the listener that the log calls `what`.
     #[must_use]
     pub const fn new(what: &'static str) -> Self {
-        Self {
-            what,
-            lines: LineLimit::new(1, Duration::from_secs(60)),
-        }
+        Self { what, lines: LineLimit::new(1, Duration::from_secs(60)) }
     }
 
     /// Logs `error` at most once a minute, and waits for [`Self::REST`].

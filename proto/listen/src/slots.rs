@@ -23,10 +23,7 @@ pub struct ConnectionSlots<H> {
 
 impl<H> Clone for ConnectionSlots<H> {
     fn clone(&self) -> Self {
-        Self {
-            held: Arc::clone(&self.held),
-            ..*self
-        }
+        Self { held: Arc::clone(&self.held), ..*self }
     }
 }
 
@@ -64,10 +61,7 @@ impl<H: Clone + Ord> ConnectionSlots<H> {
     #[must_use]
     pub fn new(max: usize, per_holder_max: usize) -> Self {
         Self {
-            held: Arc::new(Mutex::new(Held {
-                next: 0,
-                slots: BTreeMap::new(),
-            })),
+            held: Arc::new(Mutex::new(Held { next: 0, slots: BTreeMap::new() })),
             max,
             per_holder_max,
         }
@@ -90,18 +84,9 @@ impl<H: Clone + Ord> ConnectionSlots<H> {
         }
         let (keep, lost) = oneshot::channel();
         let number = held.stamp();
-        let holding = Holding {
-            holder,
-            is_privileged,
-            age: number,
-            _keep: keep,
-        };
+        let holding = Holding { holder, is_privileged, age: number, _keep: keep };
         held.slots.insert(number, holding);
-        Some(ConnectionSlot {
-            held: Arc::clone(&self.held),
-            number,
-            lost,
-        })
+        Some(ConnectionSlot { held: Arc::clone(&self.held), number, lost })
     }
 
     /// Takes a slot for `holder` only if one is free. Otherwise returns `None`.

@@ -40,12 +40,7 @@ fn mix(seed: u64) -> u64 {
 fn request(id: u64, situation: Situation) -> RequestLoad {
     let mut ports: Vec<(PortId, u64)> = (0..PORTS_PER_REQUEST)
         .map(|nth| mix(id * PORTS_PER_REQUEST + nth))
-        .map(|bits| {
-            (
-                PortId((bits % PORTS) as u32),
-                (8 << 20) + (bits >> 32) % (64 << 20),
-            )
-        })
+        .map(|bits| (PortId((bits % PORTS) as u32), (8 << 20) + (bits >> 32) % (64 << 20)))
         .collect();
     if matches!(situation, Situation::HotPort) {
         ports[0] = (PortId(0), (8 << 20) + mix(!id) % (64 << 20));
@@ -67,9 +62,7 @@ fn batch(id: u64, situation: Situation) -> AdmissionEvent {
     let first = id * REQUESTS_PER_BATCH;
     AdmissionEvent::BatchArrived {
         batch: BatchId(id),
-        requests: (0..REQUESTS_PER_BATCH)
-            .map(|n| request(first + n, situation))
-            .collect(),
+        requests: (0..REQUESTS_PER_BATCH).map(|n| request(first + n, situation)).collect(),
         compute: Span::from_millis(50),
     }
 }
@@ -99,12 +92,7 @@ fn time_runs(runs: u64, batches: u64, drop_budget: usize, situation: Situation) 
         assert!(matches!(situation, Situation::Feasible) || order.pruned.len() == drop_budget);
         // The pruned requests end and similar ones join, so that the next run has to prune again.
         for &request_id in &order.pruned {
-            admission.handle(
-                NOW,
-                AdmissionEvent::RequestEnded {
-                    request: request_id,
-                },
-            );
+            admission.handle(NOW, AdmissionEvent::RequestEnded { request: request_id });
             let home = BatchId(request_id.0 / REQUESTS_PER_BATCH);
             let load = request(request_id.0, situation);
             admission.handle(NOW, AdmissionEvent::RequestJoined { batch: home, load });
@@ -118,9 +106,7 @@ fn time_runs(runs: u64, batches: u64, drop_budget: usize, situation: Situation) 
 
 fn run(c: &mut Criterion) {
     let mut group = c.benchmark_group("admission_run");
-    group
-        .sample_size(20)
-        .measurement_time(Duration::from_secs(3));
+    group.sample_size(20).measurement_time(Duration::from_secs(3));
     for batches in [1_000, 10_000] {
         for (name, budget, situation) in [
             ("feasible", 64, Situation::Feasible),
@@ -151,10 +137,7 @@ fn events(c: &mut Criterion) {
             b.iter_batched(
                 || {
                     next += 1;
-                    (
-                        batch(next - 1, Situation::Feasible),
-                        BatchId(next - 1 - batches),
-                    )
+                    (batch(next - 1, Situation::Feasible), BatchId(next - 1 - batches))
                 },
                 |(arrival, batch)| {
                     admission.handle(NOW, AdmissionEvent::BatchDeparted { batch });

@@ -66,10 +66,7 @@ struct Rig {
 
 impl Rig {
     fn new(policy: PolicyKind, queued: u64, boundaries: bool) -> Self {
-        let config = LinkConfig {
-            policy,
-            ..LinkConfig::default()
-        };
+        let config = LinkConfig { policy, ..LinkConfig::default() };
         // The time that the port, a third of which is for P2D, needs for all waiting bytes.
         let horizon_ns = Span::transfer(queued * 3 * (1 << 20), config.rate).0;
         let mut rig = Self {
@@ -101,28 +98,13 @@ impl Rig {
 
     fn begin(&mut self, id: u64) {
         let batch = BatchId(id);
-        let spec = BatchSpec {
-            batch,
-            layers: LAYERS,
-            layer_time: self.layer_time,
-        };
+        let spec = BatchSpec { batch, layers: LAYERS, layer_time: self.layer_time };
         self.link.handle(self.now, Event::BatchBegan(spec));
-        self.link.handle(
-            self.now,
-            Event::LayerBegan {
-                batch,
-                layer: Layer(0),
-            },
-        );
+        self.link.handle(self.now, Event::LayerBegan { batch, layer: Layer(0) });
         for nth in 0..REQUESTS_PER_BATCH {
             let request = RequestId(id * REQUESTS_PER_BATCH + nth);
             let deadline = Time(self.now.0 + mix(request.0) % (2 * self.horizon_ns));
-            let joined = Event::RequestJoined {
-                batch,
-                request,
-                deadline,
-                bytes: 0,
-            };
+            let joined = Event::RequestJoined { batch, request, deadline, bytes: 0 };
             self.link.handle(self.now, joined);
         }
     }
@@ -134,13 +116,7 @@ impl Rig {
         self.batches[index].age += 1;
         match age + 1 {
             layer if layer < LAYERS => {
-                self.link.handle(
-                    self.now,
-                    Event::LayerBegan {
-                        batch,
-                        layer: Layer(layer),
-                    },
-                );
+                self.link.handle(self.now, Event::LayerBegan { batch, layer: Layer(layer) });
             }
             LAYERS => self.link.handle(self.now, Event::ComputeFinished { batch }),
             LIFE => {
@@ -149,10 +125,7 @@ impl Rig {
                     self.link.handle(self.now, Event::RequestEnded { request });
                 }
                 self.link.handle(self.now, Event::BatchEnded { batch });
-                self.batches[index] = Batch {
-                    id: id + BATCHES,
-                    age: 0,
-                };
+                self.batches[index] = Batch { id: id + BATCHES, age: 0 };
                 self.begin(id + BATCHES);
             }
             _ => {}
@@ -191,9 +164,7 @@ impl Rig {
         let mut permits = 0;
         while let Some(action) = black_box(self.link.poll_action(self.now)) {
             match action {
-                Action::Permit {
-                    flow, bytes, last, ..
-                } => {
+                Action::Permit { flow, bytes, last, .. } => {
                     self.in_flight.push_back((flow, bytes, last));
                     permits += 1;
                 }
@@ -205,10 +176,8 @@ impl Rig {
 
     /// Completes one chunk and returns the number of events that this caused.
     fn cycle(&mut self) -> u64 {
-        let (flow, bytes, last) = self
-            .in_flight
-            .pop_front()
-            .expect("a busy port has bytes in flight");
+        let (flow, bytes, last) =
+            self.in_flight.pop_front().expect("a busy port has bytes in flight");
         self.now = self.now + Span::transfer(bytes, self.link.config().rate);
         while self.next_boundary <= self.now {
             self.move_on(self.next_batch);
@@ -216,8 +185,7 @@ impl Rig {
             self.next_boundary =
                 self.now.max(self.next_boundary) + Span(self.layer_time.0 / BATCHES);
         }
-        self.link
-            .handle(self.now, Event::BytesCompleted { flow, bytes });
+        self.link.handle(self.now, Event::BytesCompleted { flow, bytes });
         if last {
             self.arrive();
         }
@@ -227,9 +195,7 @@ impl Rig {
 
 fn events(c: &mut Criterion, name: &str, boundaries: bool) {
     let mut group = c.benchmark_group(name);
-    group
-        .sample_size(20)
-        .measurement_time(Duration::from_secs(3));
+    group.sample_size(20).measurement_time(Duration::from_secs(3));
     for policy in [PolicyKind::Mfs, PolicyKind::Laxity] {
         for queued in [1_000, 10_000, 100_000] {
             let mut rig = None;
@@ -258,10 +224,7 @@ fn events(c: &mut Criterion, name: &str, boundaries: bool) {
             });
             let Some(rig) = rig else { continue };
             let waiting = rig.link.waiting_flows() as u64;
-            assert!(
-                waiting > queued * 9 / 10,
-                "{waiting} flows wait instead of {queued}"
-            );
+            assert!(waiting > queued * 9 / 10, "{waiting} flows wait instead of {queued}");
             let moves = (rig.moves - moves_before) as f64 / f64::max(all as f64, 1.0);
             println!("{policy}, {queued} queued: {moves:.3} changes of level per event");
         }
@@ -279,9 +242,7 @@ fn event_without_boundaries(c: &mut Criterion) {
 
 fn layer_boundary(c: &mut Criterion) {
     let mut group = c.benchmark_group("link_layer_boundary");
-    group
-        .sample_size(20)
-        .measurement_time(Duration::from_secs(2));
+    group.sample_size(20).measurement_time(Duration::from_secs(2));
     for policy in [PolicyKind::Mfs, PolicyKind::Laxity] {
         for queued in [1_000, 10_000, 100_000] {
             let mut rig = None;

@@ -155,8 +155,7 @@ impl Admission {
         if config.correction_permille == 0 {
             self.pace = PACE_UNIT;
         }
-        self.traffic
-            .configure(config.default_rate, config.ports_max);
+        self.traffic.configure(config.default_rate, config.ports_max);
         self.config = config;
         self.unforecast.clear();
         for (slot, batch) in self.batches.iter_mut().enumerate() {
@@ -173,11 +172,9 @@ impl Admission {
     /// Records an event. [`Admission::poll_action`] does the work.
     pub fn handle(&mut self, now: Time, event: AdmissionEvent) {
         let known = match event {
-            AdmissionEvent::BatchArrived {
-                batch,
-                requests,
-                compute,
-            } => self.batch_arrived(now, batch, &requests, compute),
+            AdmissionEvent::BatchArrived { batch, requests, compute } => {
+                self.batch_arrived(now, batch, &requests, compute)
+            }
             AdmissionEvent::RequestJoined { batch, load } => self.request_joined(now, batch, &load),
             AdmissionEvent::RequestStarted { request } => {
                 self.with_request(request, |this, slot| this.traffic.started(slot))
@@ -186,18 +183,13 @@ impl Admission {
                 this.pruned.remove(&request);
                 this.leave(request, slot);
             }),
-            AdmissionEvent::BytesCompleted {
-                request,
-                port,
-                bytes,
-            } => self.with_request(request, |this, slot| this.traffic.moved(slot, port, bytes)),
+            AdmissionEvent::BytesCompleted { request, port, bytes } => {
+                self.with_request(request, |this, slot| this.traffic.moved(slot, port, bytes))
+            }
             AdmissionEvent::BatchStarted { batch } => self.batch_started(now, batch),
             AdmissionEvent::BatchQueued { batch, ahead } => self.batch_queued(now, batch, ahead),
             AdmissionEvent::BatchDeparted { batch } => self.batch_departed(now, batch),
-            AdmissionEvent::PortRate {
-                port,
-                bytes_per_second,
-            } => {
+            AdmissionEvent::PortRate { port, bytes_per_second } => {
                 let known = self.traffic.set_rate(port, bytes_per_second);
                 self.counters.loads_refused += u64::from(!known);
                 true
@@ -212,8 +204,7 @@ impl Admission {
             return None;
         }
         self.due = None;
-        self.run(now)
-            .then(|| AdmissionAction::OrderChanged(self.order.clone()))
+        self.run(now).then(|| AdmissionAction::OrderChanged(self.order.clone()))
     }
 
     /// Returns when to call [`Admission::poll_action`] if no event comes before.
@@ -315,9 +306,7 @@ impl Admission {
     }
 
     fn batch_mut(&mut self, slot: BatchSlot) -> &mut Batch {
-        self.batches[slot as usize]
-            .as_mut()
-            .expect("slots in the maps are of active batches")
+        self.batches[slot as usize].as_mut().expect("slots in the maps are of active batches")
     }
 
     fn open(&mut self, id: BatchId) -> BatchSlot {
@@ -415,11 +404,7 @@ impl Admission {
             self.ranks[slot as usize] = rank as u32;
         }
         let drops = self.config.drop_budget.saturating_sub(self.pruned.len());
-        let limits = PruneLimits {
-            drops,
-            doomed: self.config.doomed,
-            pace: self.pace,
-        };
+        let limits = PruneLimits { drops, doomed: self.config.doomed, pace: self.pace };
         self.pruner.run(&mut self.traffic, &self.turns, &limits);
         for pruning in self.pruner.pruned() {
             let (batch, port) = (sigma[pruning.turn].1, pruning.port);
@@ -458,21 +443,15 @@ impl Admission {
         let mut by_slot = core::mem::take(&mut self.turns_by_slot);
         by_slot.clear();
         for slot in 0..self.batches.len() as BatchSlot {
-            let mut turn = Turn {
-                batch: slot,
-                ready: Time::ZERO,
-                limit: Time::ZERO,
-                first_due: Time::ZERO,
-            };
+            let mut turn =
+                Turn { batch: slot, ready: Time::ZERO, limit: Time::ZERO, first_due: Time::ZERO };
             if let Some(batch) = &mut self.batches[slot as usize] {
                 if batch.red_stale {
                     let members = self.traffic.members_of(slot).iter();
                     let members = members.map(|&member| self.traffic.member(member));
                     deadlines.clear();
                     deadlines.extend(
-                        members
-                            .filter(|m| !(set_aside && m.pruned))
-                            .map(|member| member.deadline),
+                        members.filter(|m| !(set_aside && m.pruned)).map(|member| member.deadline),
                     );
                     deadlines.sort_unstable();
                     batch.red = Red::of_sorted(&deadlines);

@@ -39,10 +39,7 @@ fn tie(ties: Ties) -> Tie {
 /// Returns a position in `queue` at the configured granularity, where equal flows share.
 fn shared(queue: QueueId, granularity: Granularity, level: Level) -> QueuePosition {
     let scope = scope(granularity);
-    QueuePosition {
-        tie: Tie::Share,
-        ..QueuePosition::new(queue, scope, 0, level)
-    }
+    QueuePosition { tie: Tie::Share, ..QueuePosition::new(queue, scope, 0, level) }
 }
 
 fn scope(granularity: Granularity) -> Scope {
@@ -55,17 +52,8 @@ fn scope(granularity: Granularity) -> Scope {
 /// Returns the rank of a group in a fairly shared queue. Coflows rank by the bytes they have had.
 fn share_rank(tier: u8, group: &Group) -> Option<Rank> {
     let (_, _, seq, _) = group.head()?;
-    let major = if group.scope == Scope::Coflow {
-        group.share
-    } else {
-        0
-    };
-    Some(Rank {
-        tier,
-        major,
-        minor: 0,
-        seq,
-    })
+    let major = if group.scope == Scope::Coflow { group.share } else { 0 };
+    Some(Rank { tier, major, minor: 0, seq })
 }
 
 /// Returns the rank of a group by `key`. Coflows with the same key rank by the tie rule.
@@ -76,12 +64,7 @@ fn key_rank(tier: u8, key: u64, ties: Ties, group: &Group) -> Option<Rank> {
         (Scope::Coflow, Ties::Shortest) => group.bytes,
         _ => 0,
     };
-    Some(Rank {
-        tier,
-        major: key,
-        minor,
-        seq,
-    })
+    Some(Rank { tier, major: key, minor, seq })
 }
 
 /// Returns the level for a flow of this size, so that the fabric follows a size-based policy too:

@@ -250,28 +250,16 @@ impl LinkConfig {
             return fail("overcommit", "must be at least 1".into());
         }
         if self.levels < 2 || self.levels > Level::COUNT_MAX {
-            return fail(
-                "levels",
-                format!("{} is not in 2..={}", self.levels, Level::COUNT_MAX),
-            );
+            return fail("levels", format!("{} is not in 2..={}", self.levels, Level::COUNT_MAX));
         }
         if !(self.threshold_base.is_finite() && self.threshold_base > 1.0) {
-            return fail(
-                "threshold_base",
-                format!("{} is not above 1", self.threshold_base),
-            );
+            return fail("threshold_base", format!("{} is not above 1", self.threshold_base));
         }
         if !(self.threshold_scale.is_finite() && self.threshold_scale > 0.0) {
-            return fail(
-                "threshold_scale",
-                format!("{} is not above 0", self.threshold_scale),
-            );
+            return fail("threshold_scale", format!("{} is not above 0", self.threshold_scale));
         }
         if self.scavenger_permille > 1000 {
-            return fail(
-                "scavenger_permille",
-                format!("{} exceeds 1000", self.scavenger_permille),
-            );
+            return fail("scavenger_permille", format!("{} exceeds 1000", self.scavenger_permille));
         }
         Ok(())
     }

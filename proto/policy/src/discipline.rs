@@ -32,15 +32,7 @@ pub(crate) struct QueuePosition {
 impl QueuePosition {
     /// Returns a position in `queue` with a fixed level, where equal flows are served by arrival.
     pub(crate) const fn new(queue: QueueId, scope: Scope, order: u64, level: Level) -> Self {
-        Self {
-            queue,
-            scope,
-            order,
-            tie: Tie::Arrival,
-            level,
-            climbs: false,
-            check_at: Time::NEVER,
-        }
+        Self { queue, scope, order, tie: Tie::Arrival, level, climbs: false, check_at: Time::NEVER }
     }
 
     /// Returns a position in the scavenger, in the order of arrival.

@@ -94,10 +94,7 @@ impl Laxity {
         let collective = Level::FIRST_UNRESERVED.min(Level(config.levels - 1));
         let mut edges_ns = [f64::INFINITY; Level::COUNT_MAX as usize];
         let mut edge_ns = config.promotion_period.times(SLACK_PERIODS).0 as f64;
-        for edge in edges_ns
-            .iter_mut()
-            .take(usize::from(config.levels - collective.0 - 1))
-        {
+        for edge in edges_ns.iter_mut().take(usize::from(config.levels - collective.0 - 1)) {
             *edge = edge_ns;
             edge_ns *= config.threshold_base;
         }
@@ -150,9 +147,7 @@ impl Laxity {
         }
         let batch = port.batches.batch(flow.batch);
         if !batch.has_deadlines()
-            || port
-                .batches
-                .speaks_for(flow.request, flow.batch, flow.deadline)
+            || port.batches.speaks_for(flow.request, flow.batch, flow.deadline)
         {
             return key;
         }
@@ -171,11 +166,7 @@ impl Laxity {
             return flow.remaining;
         }
         let group = port.queues.get(flow.group);
-        if group.scope == Scope::Request {
-            group.bytes
-        } else {
-            flow.remaining
-        }
+        if group.scope == Scope::Request { group.bytes } else { flow.remaining }
     }
 
     /// Returns the level of a flow of rule 3 with this key.
@@ -300,22 +291,13 @@ impl Discipline for Laxity {
             COLLECTIVE if lone => (2, order, 0),
             COLLECTIVE => (2, batch_key(), 0),
             REUSE if lone => (3, order, if order < UNKNOWN { 0 } else { NO_LAYER }),
-            REUSE => (
-                3,
-                batch_key(),
-                u64::from(port.rli(group.batch, flow.spec.layer)),
-            ),
+            REUSE => (3, batch_key(), u64::from(port.rli(group.batch, flow.spec.layer))),
             _ => match self.last_stage_key(port, group) {
                 Time::NEVER => (3, UNKNOWN, NO_LAYER),
                 key => (3, key.0, NO_LAYER),
             },
         };
-        Some(Rank {
-            tier,
-            major,
-            minor,
-            seq,
-        })
+        Some(Rank { tier, major, minor, seq })
     }
 
     fn level(&self, port: &Port, now: Time, flow: &Flow, group: &Group) -> Level {
@@ -352,12 +334,7 @@ impl Discipline for Laxity {
         let urgent_at = self.urgent_at(flow, Self::waiting_with(port, flow));
         if urgent_at <= now {
             let latest = self.latest_start(flow.deadline, flow.remaining);
-            Check::Move(QueuePosition::new(
-                URGENT,
-                Scope::Port,
-                latest.0,
-                Level::HIGHEST,
-            ))
+            Check::Move(QueuePosition::new(URGENT, Scope::Port, latest.0, Level::HIGHEST))
         } else {
             Check::Later(self.next_look(now, urgent_at))
         }
@@ -368,11 +345,7 @@ impl Discipline for Laxity {
             // A late flow without a batch ranks after all that can meet their deadlines.
             let late = group.scope == Scope::Port && flow.order.0 < UNKNOWN && flow.deadline < now;
             let behind = QueuePosition::new(group.queue, Scope::Port, DOOMED, flow.level);
-            return if late {
-                Feasibility::Behind(behind)
-            } else {
-                Feasibility::Alive
-            };
+            return if late { Feasibility::Behind(behind) } else { Feasibility::Alive };
         }
         if flow.remaining == 0 || flow.deadline == Time::NEVER {
             return Feasibility::Alive;
@@ -401,11 +374,6 @@ impl Discipline for Laxity {
     }
 
     fn credit_bar(&self) -> Rank {
-        Rank {
-            tier: 2,
-            major: u64::MAX,
-            minor: u64::MAX,
-            seq: u64::MAX,
-        }
+        Rank { tier: 2, major: u64::MAX, minor: u64::MAX, seq: u64::MAX }
     }
 }

@@ -202,11 +202,7 @@ impl Link {
             return None;
         }
         let level = self.level_alone(now, spec);
-        self.fits(now, level, bytes).then_some(Permit {
-            bytes,
-            level,
-            last: bytes == spec.bytes,
-        })
+        self.fits(now, level, bytes).then_some(Permit { bytes, level, last: bytes == spec.bytes })
     }
 
     /// Accounts for the permit that [`Link::peek_permit`] gave for the same `spec`.
@@ -262,12 +258,7 @@ impl Link {
             Event::FlowHeld { flow } => self.hold(now, flow),
             Event::FlowReleased { flow } => self.release(now, flow),
             Event::BatchBegan(spec) => self.batch_began(now, &spec),
-            Event::RequestJoined {
-                batch,
-                request,
-                deadline,
-                bytes: _,
-            } => {
+            Event::RequestJoined { batch, request, deadline, bytes: _ } => {
                 self.request_joined(now, batch, request, deadline);
             }
             Event::RequestEnded { request } => self.request_ended(now, request),
@@ -349,10 +340,7 @@ impl Link {
             Some((rank, _)) if rank <= self.discipline.credit_bar() => 0,
             _ => {
                 let level = self.collective_level.unwrap_or(Level::SCAVENGER);
-                self.port
-                    .config
-                    .window_bytes
-                    .saturating_sub(self.in_flight.at_or_above(level))
+                self.port.config.window_bytes.saturating_sub(self.in_flight.at_or_above(level))
             }
         }
     }
@@ -365,10 +353,7 @@ impl Link {
         if self.waiting != 0 {
             return 0;
         }
-        self.port
-            .config
-            .window_bytes
-            .saturating_sub(self.in_flight.all)
+        self.port.config.window_bytes.saturating_sub(self.in_flight.all)
     }
 
     /// Returns the number of flows that have bytes still to be permitted and are not held.
@@ -385,11 +370,7 @@ impl Link {
 
     /// Returns the size of the next permit for a flow that has `remaining` bytes left.
     fn piece(&self, spec: &FlowSpec, remaining: u64) -> u64 {
-        if spec.whole {
-            remaining
-        } else {
-            remaining.min(self.port.config.chunk_bytes)
-        }
+        if spec.whole { remaining } else { remaining.min(self.port.config.chunk_bytes) }
     }
 
     /// Reports whether the window has room for a piece. A piece larger than a chunk counts as a
@@ -407,9 +388,7 @@ impl Link {
     /// Reports whether `overcommit` windows have room for these bytes.
     fn overcommits(&self, bytes: u64) -> bool {
         let config = &self.port.config;
-        let most = config
-            .window_bytes
-            .saturating_mul(u64::from(config.overcommit));
+        let most = config.window_bytes.saturating_mul(u64::from(config.overcommit));
         config.overcommit > 1 && self.in_flight.all.saturating_add(bytes) <= most
     }
 
@@ -429,18 +408,9 @@ impl Link {
 
     /// Returns the discipline's level for a flow if no other flow waits.
     fn lone_level(&self, now: Time, spec: &FlowSpec) -> Level {
-        let batch = self
-            .port
-            .batches
-            .find_batch(spec.batch)
-            .unwrap_or(NULL_BATCH);
+        let batch = self.port.batches.find_batch(spec.batch).unwrap_or(NULL_BATCH);
         let request = self.port.batches.find_request(spec.request).unwrap_or(NONE);
-        let lone = Lone {
-            spec,
-            deadline: self.deadline(spec, request),
-            batch,
-            request,
-        };
+        let lone = Lone { spec, deadline: self.deadline(spec, request), batch, request };
         self.discipline.lone_level(&self.port, now, &lone)
     }
 

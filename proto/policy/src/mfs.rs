@@ -53,10 +53,7 @@ pub(crate) struct Mfs {
 
 impl Mfs {
     pub(crate) fn new(config: &LinkConfig) -> Self {
-        Self {
-            last_stage: config.last_stage,
-            mlu_scope: config.mlu_scope,
-        }
+        Self { last_stage: config.last_stage, mlu_scope: config.mlu_scope }
     }
 
     /// Returns the tier and the major number of a [`Rank`] under rules 1 to 3.
@@ -67,10 +64,7 @@ impl Mfs {
             _ => 1,
         };
         let rli = u64::from(rli.min(u32::from(u16::MAX) + 1));
-        (
-            tier,
-            u64::from(level.0) << 32 | u64::from(last_stage) << 31 | rli,
-        )
+        (tier, u64::from(level.0) << 32 | u64::from(last_stage) << 31 | rli)
     }
 
     /// Returns the bytes that MLU counts against the deadline of `flow`.
@@ -79,11 +73,7 @@ impl Mfs {
             return flow.remaining;
         }
         // The list of waiting flows does not contain an arriving flow yet.
-        let mut bytes = if flow.group == NONE {
-            flow.remaining
-        } else {
-            0
-        };
+        let mut bytes = if flow.group == NONE { flow.remaining } else { 0 };
         let mut next = port.batches.request(flow.request).first;
         while next != NONE {
             let sibling = port.flows.get(next);
@@ -102,10 +92,7 @@ impl Mfs {
         let rate = port.config.rate;
         let size = self.size_left(port, flow);
         let urgency = mlu::mlu(size, flow.deadline, now, rate, rho)?;
-        let level = promoted(
-            port.ladder.level_of(urgency),
-            flow.level.min(port.ladder.lowest()),
-        );
+        let level = promoted(port.ladder.level_of(urgency), flow.level.min(port.ladder.lowest()));
         let mut position = QueuePosition::new(LAST_STAGE + level.0, Scope::Batch, 0, level);
         position.check_at = self.next_look(port, now, (flow, size), level, rho);
         Some(position)
@@ -156,9 +143,7 @@ impl Discipline for Mfs {
                     ..QueuePosition::new(REUSE, Scope::Batch, order, level)
                 }
             }
-            _ => self
-                .place_last(port, now, flow)
-                .unwrap_or(QueuePosition::scavenger()),
+            _ => self.place_last(port, now, flow).unwrap_or(QueuePosition::scavenger()),
         }
     }
 
@@ -189,12 +174,7 @@ impl Discipline for Mfs {
             queue => self.standing(Level(queue - LAST_STAGE), true, 0),
         };
         let minor = u64::from(port.batches.batch(group.batch).sigma);
-        Some(Rank {
-            tier,
-            major,
-            minor,
-            seq,
-        })
+        Some(Rank { tier, major, minor, seq })
     }
 
     fn level(&self, port: &Port, _now: Time, flow: &Flow, group: &Group) -> Level {
@@ -223,11 +203,7 @@ impl Discipline for Mfs {
 
     fn feasibility(&self, _port: &Port, now: Time, flow: &Flow, group: &Group) -> Feasibility {
         let lost = group.queue > LAST_STAGE && flow.remaining > 0 && flow.deadline <= now;
-        if lost {
-            Feasibility::FlowLost
-        } else {
-            Feasibility::Alive
-        }
+        if lost { Feasibility::FlowLost } else { Feasibility::Alive }
     }
 
     fn checks_at_boundaries(&self) -> bool {
@@ -244,11 +220,6 @@ impl Discipline for Mfs {
 
     fn credit_bar(&self) -> Rank {
         let (tier, major) = self.standing(Level::FIRST_UNRESERVED, false, 0);
-        Rank {
-            tier,
-            major,
-            minor: u64::MAX,
-            seq: u64::MAX,
-        }
+        Rank { tier, major, minor: u64::MAX, seq: u64::MAX }
     }
 }

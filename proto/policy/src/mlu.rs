@@ -103,11 +103,7 @@ impl LoadMeter {
     /// Returns `ρ` at `now`, from 0 to 1.
     #[must_use]
     pub fn rho(&self, now: Time) -> f64 {
-        if now < self.step_end {
-            self.average.min(1.0)
-        } else {
-            self.advanced(now).0.min(1.0)
-        }
+        if now < self.step_end { self.average.min(1.0) } else { self.advanced(now).0.min(1.0) }
     }
 
     /// Adds the steps that ended by `now` to the average.
@@ -152,10 +148,7 @@ mod tests {
         let at = |rho| mlu(1_000_000, Time(10_000_000), Time::ZERO, GB, rho).unwrap();
         assert!((at(0.0) - 0.1).abs() < 1e-12);
         assert!((at(0.5) - 0.2).abs() < 1e-12);
-        assert!(
-            (at(1.0) - at(RHO_MAX)).abs() < 1e-12,
-            "a full link is not infinitely urgent"
-        );
+        assert!((at(1.0) - at(RHO_MAX)).abs() < 1e-12, "a full link is not infinitely urgent");
     }
 
     #[test]
@@ -170,11 +163,7 @@ mod tests {
 
     #[test]
     fn at_the_crossing_time_the_metric_equals_the_threshold() {
-        for (size, rho, q) in [
-            (1_000_000, 0.0, 0.125),
-            (77_777, 0.4, 0.03125),
-            (5, 0.9, 0.5),
-        ] {
+        for (size, rho, q) in [(1_000_000, 0.0, 0.125), (77_777, 0.4, 0.03125), (5, 0.9, 0.5)] {
             let d = Time(3_000_000_000);
             let t = crossing(size, d, GB, rho, q).unwrap();
             let before = mlu(size, d, Time(t.0 - 2), GB, rho).unwrap();

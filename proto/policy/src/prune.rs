@@ -126,11 +126,7 @@ impl Estimate {
     /// Returns how long the batch communicates, before [`PruneLimits::pace`] applies.
     #[must_use]
     pub const fn communication(&self) -> Span {
-        if self.bytes == 0 {
-            Span::ZERO
-        } else {
-            Span::transfer(self.bytes, self.rate)
-        }
+        if self.bytes == 0 { Span::ZERO } else { Span::transfer(self.bytes, self.rate) }
     }
 
     /// Returns `F̂_i`.
@@ -141,11 +137,7 @@ impl Estimate {
         }
         let work = u128::from(self.bytes) * 1_000_000_000 * u128::from(self.pace);
         let speed = u128::from(self.rate) * u128::from(PACE_UNIT);
-        let ns = if speed == 0 {
-            u128::MAX
-        } else {
-            work.div_ceil(speed)
-        };
+        let ns = if speed == 0 { u128::MAX } else { work.div_ceil(speed) };
         self.ready + Span(u64::try_from(ns).unwrap_or(u64::MAX))
     }
 
@@ -312,11 +304,7 @@ impl Pruner {
         for sum in self.window.of(traffic, turns, position) {
             let bytes = &mut self.total[sum.port as usize];
             *bytes += sum.bytes;
-            let port = Worst {
-                port: sum.port,
-                bytes: *bytes,
-                rate: rates[sum.port as usize],
-            };
+            let port = Worst { port: sum.port, bytes: *bytes, rate: rates[sum.port as usize] };
             keep_worse(traffic, &mut worst, port);
         }
         worst
@@ -328,11 +316,7 @@ impl Pruner {
         let mut worst = None;
         for sum in traffic.sums(batch) {
             let slot = sum.port as usize;
-            let port = Worst {
-                port: sum.port,
-                bytes: self.total[slot],
-                rate: rates[slot],
-            };
+            let port = Worst { port: sum.port, bytes: self.total[slot], rate: rates[slot] };
             keep_worse(traffic, &mut worst, port);
         }
         worst
@@ -375,12 +359,7 @@ impl Pruner {
         }
         let request = traffic.member(member).request;
         let port = port.map(|port| traffic.port_id(port));
-        self.pruned.push(Pruning {
-            request,
-            member,
-            turn,
-            port,
-        });
+        self.pruned.push(Pruning { request, member, turn, port });
     }
 
     /// Returns `r*`: the request that loads `port` most, of the batches up to `position`.
@@ -392,8 +371,7 @@ impl Pruner {
     ) -> Option<MemberSlot> {
         let known = self.pool_of[port as usize];
         let index = if known == NONE {
-            self.pools
-                .push(Pool::of_port(traffic, port, position, &self.positions));
+            self.pools.push(Pool::of_port(traffic, port, position, &self.positions));
             self.pool_of[port as usize] = (self.pools.len() - 1) as u32;
             self.pools.len() - 1
         } else {

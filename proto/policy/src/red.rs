@@ -59,21 +59,12 @@ impl Red {
     /// In debug builds, if the deadlines are not in ascending order.
     #[must_use]
     pub fn of_sorted(deadlines: &[Time]) -> Self {
-        debug_assert!(
-            deadlines.is_sorted(),
-            "deadlines must be in ascending order"
-        );
+        debug_assert!(deadlines.is_sorted(), "deadlines must be in ascending order");
         let count = deadlines.partition_point(|&deadline| deadline < Time::NEVER);
         let due = &deadlines[..count];
         match *due {
             [] => Self::NONE,
-            [only] => Self {
-                score: only,
-                tight: only,
-                loose: only,
-                tight_count: 0,
-                count: 1,
-            },
+            [only] => Self { score: only, tight: only, loose: only, tight_count: 0, count: 1 },
             [tight, ..] => {
                 let tight_count = widest_gap(due);
                 let loose = due[tight_count];

@@ -105,10 +105,7 @@ mod tests {
         let ladder = Ladder::new(8, 0.5, 4.0);
         assert_eq!(ladder.threshold(1), Some(0.125));
         for i in 1..7 {
-            assert_eq!(
-                ladder.threshold(i).unwrap() / ladder.threshold(i + 1).unwrap(),
-                4.0
-            );
+            assert_eq!(ladder.threshold(i).unwrap() / ladder.threshold(i + 1).unwrap(), 4.0);
         }
         assert_eq!(ladder.threshold(0), None);
         assert_eq!(ladder.threshold(8), None);

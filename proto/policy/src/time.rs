@@ -36,11 +36,7 @@ impl Time {
             if left > clamp { i64::MAX } else { left as i64 }
         } else {
             let late = now.0 - self.0;
-            if late > clamp {
-                i64::MIN
-            } else {
-                -(late as i64)
-            }
+            if late > clamp { i64::MIN } else { -(late as i64) }
         }
     }
 }
@@ -68,11 +64,7 @@ impl Span {
             return Self(u64::MAX);
         }
         let ns = (bytes as u128 * 1_000_000_000).div_ceil(bytes_per_second as u128);
-        if ns > u64::MAX as u128 {
-            Self(u64::MAX)
-        } else {
-            Self(ns as u64)
-        }
+        if ns > u64::MAX as u128 { Self(u64::MAX) } else { Self(ns as u64) }
     }
 
     /// Returns `self · n`, saturating.

@@ -13,10 +13,7 @@ use proptest::prelude::*;
 const PORT: u32 = 1;
 
 fn config() -> AdmissionConfig {
-    AdmissionConfig {
-        default_rate: 1_000_000_000,
-        ..AdmissionConfig::default()
-    }
+    AdmissionConfig { default_rate: 1_000_000_000, ..AdmissionConfig::default() }
 }
 
 fn admission(config: AdmissionConfig) -> Admission {
@@ -27,20 +24,13 @@ fn load(request: u64, deadline: u64, ports: &[(u32, u64)]) -> RequestLoad {
     RequestLoad {
         request: RequestId(request),
         deadline: Time(deadline),
-        ports: ports
-            .iter()
-            .map(|&(port, bytes)| (PortId(port), bytes))
-            .collect(),
+        ports: ports.iter().map(|&(port, bytes)| (PortId(port), bytes)).collect(),
         started: false,
     }
 }
 
 fn arrived(batch: u64, compute: u64, requests: Vec<RequestLoad>) -> AdmissionEvent {
-    AdmissionEvent::BatchArrived {
-        batch: BatchId(batch),
-        requests,
-        compute: Span(compute),
-    }
+    AdmissionEvent::BatchArrived { batch: BatchId(batch), requests, compute: Span(compute) }
 }
 
 /// Returns the arrival of a batch. Each request is `(id, deadline, bytes)`.
@@ -67,24 +57,17 @@ fn decision(admission: &Admission, batch: u64) -> Decision {
 }
 
 fn departure(batch: u64) -> AdmissionEvent {
-    AdmissionEvent::BatchDeparted {
-        batch: BatchId(batch),
-    }
+    AdmissionEvent::BatchDeparted { batch: BatchId(batch) }
 }
 
 /// Returns the order that a poll at `now` issues, if any.
 fn order(admission: &mut Admission, now: u64) -> Option<Order> {
-    admission
-        .poll_action(Time(now))
-        .map(|AdmissionAction::OrderChanged(order)| order)
+    admission.poll_action(Time(now)).map(|AdmissionAction::OrderChanged(order)| order)
 }
 
 fn ids(order: &Order) -> (Vec<u64>, Vec<u64>) {
     let sigma = order.sigma.iter().map(|batch| batch.0).collect();
-    (
-        sigma,
-        order.pruned.iter().map(|request| request.0).collect(),
-    )
+    (sigma, order.pruned.iter().map(|request| request.0).collect())
 }
 
 /// Returns the order that a poll at `now` must issue.
@@ -112,9 +95,7 @@ fn the_ranking_has_the_red_of_each_batch_and_nobody_that_left_or_came_since_the_
     order(&mut admission, 0);
     let ranking = |admission: &Admission| {
         let ranking = admission.ranking();
-        ranking
-            .map(|(batch, red)| (batch.0, red.0))
-            .collect::<Vec<_>>()
+        ranking.map(|(batch, red)| (batch.0, red.0)).collect::<Vec<_>>()
     };
     assert_eq!(ranking(&admission), [(2, 500), (3, 700), (1, 900)]);
     admission.handle(Time(0), departure(3));
@@ -126,20 +107,14 @@ fn the_ranking_has_the_red_of_each_batch_and_nobody_that_left_or_came_since_the_
 fn a_batch_whose_traffic_does_not_fit_loses_its_heaviest_requests() {
     let mut admission = admission(config());
     // 600 ns of traffic, due at 400. Without the request of 250 bytes, 350 ns remain.
-    admission.handle(
-        Time(0),
-        arrival(1, &[(1, 400, 200), (2, 400, 250), (3, 400, 150)]),
-    );
+    admission.handle(Time(0), arrival(1, &[(1, 400, 200), (2, 400, 250), (3, 400, 150)]));
     assert_eq!(issued(&mut admission, 0), (vec![1], vec![2]));
     let said = decision(&admission, 1);
     assert_eq!(said.estimate.finish(), Time(350));
     assert_eq!(said.estimate.bottleneck, Some(PortId(PORT)));
     assert!(said.feasible);
     assert_eq!(said.pruned, [RequestId(2)]);
-    let cause = PruneCause {
-        batch: BatchId(1),
-        port: Some(PortId(PORT)),
-    };
+    let cause = PruneCause { batch: BatchId(1), port: Some(PortId(PORT)) };
     assert_eq!(admission.prune_cause(RequestId(2)), Some(cause));
     assert_eq!(admission.prune_cause(RequestId(1)), None);
 }
@@ -153,24 +128,15 @@ fn an_earlier_batch_that_loses_a_request_is_estimated_again() {
     assert_eq!(issued(&mut admission, 0), (vec![1, 2], vec![1]));
     let finish = |batch| decision(&admission, batch).estimate.finish();
     assert_eq!((finish(1), finish(2)), (Time(300), Time(500)));
-    assert_eq!(
-        admission.prune_cause(RequestId(1)).map(|cause| cause.batch),
-        Some(BatchId(2))
-    );
+    assert_eq!(admission.prune_cause(RequestId(1)).map(|cause| cause.batch), Some(BatchId(2)));
 }
 
 #[test]
 fn the_bottleneck_is_the_port_that_takes_longest_not_the_one_with_most_bytes() {
     let mut admission = admission(config());
-    let slow = AdmissionEvent::PortRate {
-        port: PortId(2),
-        bytes_per_second: 100_000_000,
-    };
+    let slow = AdmissionEvent::PortRate { port: PortId(2), bytes_per_second: 100_000_000 };
     admission.handle(Time(0), slow);
-    admission.handle(
-        Time(0),
-        arrived(1, 50, vec![load(1, 5000, &[(1, 400), (2, 100)])]),
-    );
+    admission.handle(Time(0), arrived(1, 50, vec![load(1, 5000, &[(1, 400), (2, 100)])]));
     order(&mut admission, 7).expect("a batch arrived");
     let said = decision(&admission, 1);
     assert_eq!(said.estimate.bottleneck, Some(PortId(2)));
@@ -192,10 +158,7 @@ fn the_paper_prunes_innocents_for_a_lost_batch_and_setting_aside_does_not() {
     let tell = |doomed| {
         let mut admission = admission(AdmissionConfig { doomed, ..config() });
         admission.handle(Time(0), arrival(1, &[(1, 1000, 300)]));
-        admission.handle(
-            Time(0),
-            arrived(2, 2000, vec![load(2, 1100, &[(PORT, 100)])]),
-        );
+        admission.handle(Time(0), arrived(2, 2000, vec![load(2, 1100, &[(PORT, 100)])]));
         let order = order(&mut admission, 0).expect("batches arrived");
         let cause = admission.prune_cause(RequestId(2));
         (ids(&order).1, cause.and_then(|cause| cause.port))
@@ -233,10 +196,7 @@ fn the_computing_that_remains_shrinks_while_a_batch_runs() {
 }
 
 fn queued(batch: u64, ahead: u64) -> AdmissionEvent {
-    AdmissionEvent::BatchQueued {
-        batch: BatchId(batch),
-        ahead: BatchId(ahead),
-    }
+    AdmissionEvent::BatchQueued { batch: BatchId(batch), ahead: BatchId(ahead) }
 }
 
 fn ready(admission: &mut Admission, now: u64, batch: u64) -> u64 {
@@ -253,20 +213,14 @@ fn a_batch_that_waits_behind_others_computes_after_what_is_left_of_them() {
     for (batch, compute) in [(1, 100), (2, 30), (3, 7), (4, 1000)] {
         admission.handle(Time(0), computing(batch, compute, &[(batch, 5000, 1)]));
     }
-    let started = |batch| AdmissionEvent::BatchStarted {
-        batch: BatchId(batch),
-    };
+    let started = |batch| AdmissionEvent::BatchStarted { batch: BatchId(batch) };
     admission.handle(Time(0), started(1));
     admission.handle(Time(0), started(4)); // on another unit: delays nobody here
     admission.handle(Time(0), queued(2, 1));
     admission.handle(Time(0), queued(3, 2));
     assert_eq!(ready(&mut admission, 40, 3), 40 + (60 + 30 + 7));
     assert_eq!(ready(&mut admission, 40, 1), 40 + 60);
-    assert_eq!(
-        ready(&mut admission, 150, 3),
-        150 + 37,
-        "1 takes longer than it said"
-    );
+    assert_eq!(ready(&mut admission, 150, 3), 150 + 37, "1 takes longer than it said");
     admission.handle(Time(150), started(2));
     admission.handle(Time(150), queued(2, 1)); // too late: it computes
     assert_eq!(ready(&mut admission, 160, 3), 160 + (20 + 7));
@@ -325,10 +279,7 @@ fn a_long_queue_is_counted_as_far_as_the_bound_and_a_ring_is_cut() {
 
 #[test]
 fn a_pruned_request_stays_pruned_until_it_ends_and_then_frees_the_budget() {
-    let mut admission = admission(AdmissionConfig {
-        drop_budget: 1,
-        ..config()
-    });
+    let mut admission = admission(AdmissionConfig { drop_budget: 1, ..config() });
     admission.handle(Time(0), arrival(1, &[(1, 100, 90), (2, 100, 80)]));
     assert_eq!(issued(&mut admission, 0).1, [1]);
     // The budget is spent: batch 2 is late, but no request can be pruned for it.
@@ -350,14 +301,7 @@ fn bytes_that_left_the_wire_load_it_no_longer() {
     admission.handle(Time(0), arrival(1, &[(1, 1000, 700)]));
     order(&mut admission, 0);
     let (request, port) = (RequestId(1), PortId(PORT));
-    admission.handle(
-        Time(0),
-        AdmissionEvent::BytesCompleted {
-            request,
-            port,
-            bytes: 600,
-        },
-    );
+    admission.handle(Time(0), AdmissionEvent::BytesCompleted { request, port, bytes: 600 });
     assert_eq!(order(&mut admission, 0), None, "progress triggers nothing");
     admission.handle(Time(0), arrival(2, &[]));
     order(&mut admission, 0);
@@ -367,18 +311,11 @@ fn bytes_that_left_the_wire_load_it_no_longer() {
 
 #[test]
 fn triggers_within_the_debounce_are_covered_by_one_run() {
-    let mut admission = admission(AdmissionConfig {
-        debounce: Span(100),
-        ..config()
-    });
+    let mut admission = admission(AdmissionConfig { debounce: Span(100), ..config() });
     assert_eq!(admission.next_deadline(), None);
     admission.handle(Time(10), arrival(1, &[(1, 500, 1)]));
     admission.handle(Time(90), arrival(2, &[(2, 400, 1)]));
-    assert_eq!(
-        admission.next_deadline(),
-        Some(Time(110)),
-        "the second does not postpone the run"
-    );
+    assert_eq!(admission.next_deadline(), Some(Time(110)), "the second does not postpone the run");
     assert_eq!(order(&mut admission, 109), None);
     assert_eq!(issued(&mut admission, 110).0, [2, 1]);
     assert_eq!(admission.next_deadline(), None);
@@ -391,26 +328,16 @@ fn an_order_is_issued_only_when_it_differs() {
     admission.handle(Time(0), arrival(1, &[(1, 500, 1)]));
     assert_eq!(order(&mut admission, 0).expect("a batch arrived").epoch, 1);
     admission.handle(Time(5), arrival(1, &[(1, 600, 2)]));
-    assert_eq!(
-        order(&mut admission, 5),
-        None,
-        "the same batch alone, announced again"
-    );
+    assert_eq!(order(&mut admission, 5), None, "the same batch alone, announced again");
     admission.handle(Time(6), departure(1));
     let order = order(&mut admission, 6).expect("it departed");
     assert_eq!((order.epoch, ids(&order)), (2, (vec![], vec![])));
-    assert_eq!(
-        (admission.counters().runs, admission.counters().orders),
-        (3, 2)
-    );
+    assert_eq!((admission.counters().runs, admission.counters().orders), (3, 2));
 }
 
 #[test]
 fn the_oldest_batch_makes_room_for_the_newest() {
-    let mut admission = admission(AdmissionConfig {
-        batches_max: 2,
-        ..config()
-    });
+    let mut admission = admission(AdmissionConfig { batches_max: 2, ..config() });
     for batch in [7, 3, 5] {
         admission.handle(Time(0), arrival(batch, &[(batch, 100 * batch, 1)]));
     }
@@ -421,10 +348,7 @@ fn the_oldest_batch_makes_room_for_the_newest() {
 
 #[test]
 fn a_request_that_alone_exceeds_a_cap_is_refused_and_pushes_nobody_out() {
-    let mut admission = admission(AdmissionConfig {
-        loads_max: 3,
-        ..config()
-    });
+    let mut admission = admission(AdmissionConfig { loads_max: 3, ..config() });
     admission.handle(Time(0), arrival(1, &[(1, 100, 1)]));
     let requests = vec![load(2, 100, &[(1, 1), (2, 1), (3, 1), (4, 1)])];
     admission.handle(Time(0), arrived(2, 0, requests));
@@ -434,10 +358,7 @@ fn a_request_that_alone_exceeds_a_cap_is_refused_and_pushes_nobody_out() {
 
 #[test]
 fn estimates_follow_what_was_observed_if_they_are_asked_to() {
-    let mut admission = admission(AdmissionConfig {
-        correction_permille: 500,
-        ..config()
-    });
+    let mut admission = admission(AdmissionConfig { correction_permille: 500, ..config() });
     admission.handle(Time(0), arrival(1, &[(1, 10_000, 1000)]));
     order(&mut admission, 0);
     // The batch took twice its estimate, so the next estimate is multiplied by 1.5.
@@ -457,23 +378,13 @@ fn estimates_follow_what_was_observed_if_they_are_asked_to() {
 
 #[test]
 fn a_new_configuration_takes_effect_and_a_senseless_one_does_not() {
-    let mut admission = admission(AdmissionConfig {
-        drop_budget: 0,
-        ..config()
-    });
+    let mut admission = admission(AdmissionConfig { drop_budget: 0, ..config() });
     admission.handle(Time(0), arrival(1, &[(1, 100, 200)]));
     assert_eq!(issued(&mut admission, 0).1, []);
-    let senseless = AdmissionConfig {
-        default_rate: 0,
-        ..config()
-    };
-    let error = admission
-        .set_config(Time(1), senseless)
-        .expect_err("no port is that slow");
+    let senseless = AdmissionConfig { default_rate: 0, ..config() };
+    let error = admission.set_config(Time(1), senseless).expect_err("no port is that slow");
     assert_eq!(error.field, "default_rate");
-    admission
-        .set_config(Time(1), config())
-        .expect("it is valid");
+    admission.set_config(Time(1), config()).expect("it is valid");
     assert_eq!(issued(&mut admission, 1).1, [1]);
 }
 

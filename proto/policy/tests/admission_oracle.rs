@@ -26,12 +26,7 @@ fn load() -> impl Strategy<Value = RequestLoad> {
     let ports = proptest::collection::vec((port, bytes), 0..5);
     (1..16_u64, deadline, ports, any::<bool>()).prop_map(|(request, deadline, ports, started)| {
         let (request, deadline) = (RequestId(request), Time(deadline));
-        RequestLoad {
-            request,
-            deadline,
-            ports,
-            started,
-        }
+        RequestLoad { request, deadline, ports, started }
     })
 }
 

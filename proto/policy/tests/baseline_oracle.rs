@@ -72,11 +72,8 @@ struct Model {
 
 impl Model {
     fn new(policy: PolicyKind) -> Self {
-        let config = LinkConfig {
-            scavenger_permille: 0,
-            slack_threshold: Span(SLACK_NS),
-            ..config(policy)
-        };
+        let config =
+            LinkConfig { scavenger_permille: 0, slack_threshold: Span(SLACK_NS), ..config(policy) };
         Self {
             link: Link::new(config).expect("valid"),
             policy,
@@ -128,20 +125,10 @@ impl Model {
         }
         self.seq += 1;
         // The deadline of a flow must not depend on other properties of its request.
-        let spec = FlowSpec {
-            flow: FlowId(self.seq),
-            batch: BatchId(0),
-            request: RequestId(0),
-            ..spec
-        };
-        let mut flow = Waiting {
-            spec,
-            seq: self.seq,
-            left: spec.bytes,
-            share: 0,
-            due: None,
-            promoted: false,
-        };
+        let spec =
+            FlowSpec { flow: FlowId(self.seq), batch: BatchId(0), request: RequestId(0), ..spec };
+        let mut flow =
+            Waiting { spec, seq: self.seq, left: spec.bytes, share: 0, due: None, promoted: false };
         let deadline = spec.deadline.0;
         if flow.explicit() && deadline > self.now {
             flow.due = Some(self.now);
@@ -191,8 +178,7 @@ impl Model {
             Step::Arrive(spec) => self.arrive(*spec),
             Step::CompleteAll => {
                 for (flow, bytes) in core::mem::take(&mut self.flying) {
-                    self.link
-                        .handle(Time(self.now), Event::BytesCompleted { flow, bytes });
+                    self.link.handle(Time(self.now), Event::BytesCompleted { flow, bytes });
                 }
             }
             Step::Pass(ns) => self.pass(*ns),
@@ -223,9 +209,7 @@ impl Model {
         }
         while let Some(action) = self.link.poll_action(Time(now)) {
             match action {
-                Action::Permit {
-                    flow, bytes, last, ..
-                } => self.served(flow, bytes, last),
+                Action::Permit { flow, bytes, last, .. } => self.served(flow, bytes, last),
                 Action::Moved { flow, to, .. } if self.policy == PolicyKind::TentEdf => {
                     let flow = self.flows.get_mut(&flow).expect("waits");
                     assert_eq!(to, Level::HIGHEST);

@@ -8,10 +8,7 @@ use laxity_policy::{
 use virtual_time::{Port, TICK, at, batch_ended, flow, fluid};
 
 fn due(id: u64, units: f64, deadline: f64) -> FlowSpec {
-    FlowSpec {
-        deadline: at(deadline),
-        ..flow(id, Stage::P2d, units)
-    }
+    FlowSpec { deadline: at(deadline), ..flow(id, Stage::P2d, units) }
 }
 
 fn near(got: f64, want: f64) -> bool {
@@ -25,19 +22,11 @@ fn fluid_fair(flows: &[(f64, f64)]) -> Vec<f64> {
     let mut finish = vec![f64::NAN; flows.len()];
     let mut now = 0.0;
     loop {
-        let active: Vec<usize> = (0..flows.len())
-            .filter(|&i| flows[i].0 <= now && left[i] > 1e-9)
-            .collect();
-        let arrival = flows
-            .iter()
-            .map(|f| f.0)
-            .filter(|&a| a > now)
-            .fold(f64::INFINITY, f64::min);
+        let active: Vec<usize> =
+            (0..flows.len()).filter(|&i| flows[i].0 <= now && left[i] > 1e-9).collect();
+        let arrival = flows.iter().map(|f| f.0).filter(|&a| a > now).fold(f64::INFINITY, f64::min);
         let share = 1.0 / active.len() as f64;
-        let soonest = active
-            .iter()
-            .map(|&i| left[i] / share)
-            .fold(f64::INFINITY, f64::min);
+        let soonest = active.iter().map(|&i| left[i] / share).fold(f64::INFINITY, f64::min);
         let span = soonest.min(arrival - now);
         if span.is_infinite() {
             return finish;
@@ -54,54 +43,29 @@ fn fluid_fair(flows: &[(f64, f64)]) -> Vec<f64> {
 
 #[test]
 fn fair_is_max_min_as_flows_come_and_go() {
-    let flows = [
-        (0.0, 3.0),
-        (0.0, 1.0),
-        (0.5, 2.0),
-        (2.25, 0.5),
-        (6.0, 4.0),
-        (20.0, 1.0),
-    ];
+    let flows = [(0.0, 3.0), (0.0, 1.0), (0.5, 2.0), (2.25, 0.5), (6.0, 4.0), (20.0, 1.0)];
     let mut port = virtual_time::port(PolicyKind::Fair);
     for (id, &(arrival, size)) in (0..).zip(&flows) {
         port.run_until(at(arrival));
-        port.submit(flow(
-            id,
-            if id % 2 == 0 {
-                Stage::KvReuse
-            } else {
-                Stage::P2d
-            },
-            size,
-        ));
+        port.submit(flow(id, if id % 2 == 0 { Stage::KvReuse } else { Stage::P2d }, size));
     }
     port.run_out();
     for (id, want) in (0..).zip(fluid_fair(&flows)) {
         let got = port.finish(id);
-        assert!(
-            (got - want).abs() < 0.1,
-            "flow {id}: {got} instead of {want}"
-        );
+        assert!((got - want).abs() < 0.1, "flow {id}: {got} instead of {want}");
     }
 }
 
 #[test]
 fn fair_between_coflows_does_not_reward_many_flows() {
-    let config = LinkConfig {
-        policy: PolicyKind::Fair,
-        granularity: Granularity::Coflow,
-        ..fluid()
-    };
+    let config =
+        LinkConfig { policy: PolicyKind::Fair, granularity: Granularity::Coflow, ..fluid() };
     let mut port = Port::new(config);
     for id in 0..9 {
         // Eight flows are in one coflow, and one flow is in another.
         let batch = BatchId(1 + u64::from(id == 8));
         let units = if id == 8 { 2.0 } else { 0.5 };
-        port.submit(FlowSpec {
-            batch,
-            layer: Layer(1),
-            ..flow(id, Stage::KvReuse, units)
-        });
+        port.submit(FlowSpec { batch, layer: Layer(1), ..flow(id, Stage::KvReuse, units) });
     }
     port.run_out();
     assert!(near(port.finish(8), 4.0), "{}", port.finish(8));
@@ -129,20 +93,13 @@ fn edf_serves_explicit_deadlines_in_their_order_and_lets_the_rest_share() {
     port.run_out();
     let finish: Vec<f64> = (1..=5).map(|id| port.finish(id)).collect();
     assert!(near(finish[2], 1.0) && near(finish[1], 2.0), "{finish:?}");
-    assert!(
-        near(finish[0], 5.0) && near(finish[3], 5.0) && near(finish[4], 5.0),
-        "{finish:?}"
-    );
+    assert!(near(finish[0], 5.0) && near(finish[3], 5.0) && near(finish[4], 5.0), "{finish:?}");
 }
 
 #[test]
 fn edf_orders_equal_deadlines_as_configured() {
     let run = |ties| {
-        let mut port = Port::new(LinkConfig {
-            policy: PolicyKind::Edf,
-            ties,
-            ..fluid()
-        });
+        let mut port = Port::new(LinkConfig { policy: PolicyKind::Edf, ties, ..fluid() });
         port.submit(due(1, 2.0, 50.0));
         port.submit(due(2, 1.0, 50.0));
         port.run_out();
@@ -183,11 +140,7 @@ fn karuna_meets_deadlines_under_load_and_gives_the_rest_to_the_shortest() {
     port.submit(flow(3, Stage::Collective, 1.0));
     port.run_out();
     assert!((3.8..=4.0).contains(&port.finish(1)), "{}", port.finish(1));
-    assert!(
-        near(port.finish(3), 2.0) && near(port.finish(2), 6.0),
-        "{}",
-        port.finish(2)
-    );
+    assert!(near(port.finish(3), 2.0) && near(port.finish(2), 6.0), "{}", port.finish(2));
 }
 
 #[test]
@@ -226,11 +179,8 @@ fn two_class_shares_inside_a_class_and_nothing_between() {
 
 #[test]
 fn tent_promotes_when_slack_falls_below_the_threshold() {
-    let config = LinkConfig {
-        policy: PolicyKind::TentEdf,
-        slack_threshold: Span(TICK / 2),
-        ..fluid()
-    };
+    let config =
+        LinkConfig { policy: PolicyKind::TentEdf, slack_threshold: Span(TICK / 2), ..fluid() };
     let mut port = Port::new(config);
     port.submit(due(1, 1.0, 4.0)); // slack falls to a half at 2.5
     port.submit(flow(2, Stage::Collective, 10.0));
@@ -256,18 +206,11 @@ fn a_change_of_policy_takes_effect_on_what_waits() {
     port.submit(flow(1, Stage::KvReuse, 2.0));
     port.submit(flow(2, Stage::Collective, 2.0));
     port.run_until(at(1.0)); // half a unit of each
-    let config = LinkConfig {
-        policy: PolicyKind::TwoClass,
-        ..fluid()
-    };
+    let config = LinkConfig { policy: PolicyKind::TwoClass, ..fluid() };
     port.link.set_config(port.now, config).expect("valid");
     port.run_out();
     assert!(near(port.finish(2), 2.5) && near(port.finish(1), 4.0));
-    assert!(
-        port.link
-            .set_config(port.now, LinkConfig { rate: 0, ..fluid() })
-            .is_err()
-    );
+    assert!(port.link.set_config(port.now, LinkConfig { rate: 0, ..fluid() }).is_err());
     assert_eq!(port.link.config().policy, PolicyKind::TwoClass);
 }
 
@@ -275,10 +218,7 @@ fn a_change_of_policy_takes_effect_on_what_waits() {
 fn a_forgotten_batch_does_not_matter_to_a_baseline() {
     let mut port = virtual_time::port(PolicyKind::Sjf);
     port.tell(batch_ended(7));
-    port.submit(FlowSpec {
-        batch: BatchId(7),
-        ..flow(1, Stage::KvReuse, 1.0)
-    });
+    port.submit(FlowSpec { batch: BatchId(7), ..flow(1, Stage::KvReuse, 1.0) });
     port.run_out();
     assert!(near(port.finish(1), 1.0));
 }

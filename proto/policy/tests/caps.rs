@@ -8,11 +8,7 @@ use virtual_time::{CHUNK, at, flow, fluid};
 
 #[test]
 fn more_waiting_batches_than_can_be_known_are_all_served() {
-    let mut link = Link::new(LinkConfig {
-        window_bytes: CHUNK,
-        ..fluid()
-    })
-    .expect("valid");
+    let mut link = Link::new(LinkConfig { window_bytes: CHUNK, ..fluid() }).expect("valid");
     let total = REQUESTS_MAX as u64 + 5000;
     for id in 1..=total {
         let spec = FlowSpec {

@@ -22,11 +22,7 @@ fn mfs() -> Port {
 }
 
 fn reuse(id: u64, batch: u64, layer: u16) -> FlowSpec {
-    FlowSpec {
-        batch: BatchId(batch),
-        layer: Layer(layer),
-        ..flow(id, Stage::KvReuse, 1.0)
-    }
+    FlowSpec { batch: BatchId(batch), layer: Layer(layer), ..flow(id, Stage::KvReuse, 1.0) }
 }
 
 /// Returns the levels of the waiting stage-1 flows, highest first.
@@ -137,11 +133,7 @@ fn the_last_stage_is_promoted_at_layer_boundaries_while_its_batch_computes() {
     port.tell(layer_began(1, 0));
     port.submit(urgent_from(1, 1, 4.5));
     port.run_until(at(5.9));
-    assert!(
-        moved(&port, 1).is_empty(),
-        "between boundaries: {:?}",
-        moved(&port, 1)
-    );
+    assert!(moved(&port, 1).is_empty(), "between boundaries: {:?}", moved(&port, 1));
     port.tell(layer_began(1, 1));
     port.run_until(at(6.5));
     assert_eq!(moved(&port, 1), [(5.9, 1)]);
@@ -149,11 +141,7 @@ fn the_last_stage_is_promoted_at_layer_boundaries_while_its_batch_computes() {
 
 /// Returns how many of two layers' transfers are urgent, neither of which is urgent by itself.
 fn urgent_of_two(mlu_scope: MluScope) -> u64 {
-    let mut port = Port::new(LinkConfig {
-        policy: PolicyKind::Mfs,
-        mlu_scope,
-        ..fluid()
-    });
+    let mut port = Port::new(LinkConfig { policy: PolicyKind::Mfs, mlu_scope, ..fluid() });
     port.submit(flow(1000, Stage::Collective, 100.0));
     port.poll();
     // Each needs less than an eighth of the port until its deadline, but both together need more.
@@ -186,10 +174,7 @@ fn the_last_stage_is_promoted_periodically_once_its_batch_has_computed() {
     port.run_until(at(6.0));
     let moves = moved(&port, 1);
     assert_eq!(moves.len(), 1);
-    assert!(
-        (4.5..4.502).contains(&moves[0].0) && moves[0].1 == 1,
-        "{moves:?}"
-    );
+    assert!((4.5..4.502).contains(&moves[0].0) && moves[0].1 == 1, "{moves:?}");
 }
 
 #[test]
@@ -232,19 +217,12 @@ fn a_batch_that_hangs_is_looked_at_seldom_and_promoted_within_a_period() {
 
 #[test]
 fn receiver_bound_p2d_passes_collectives_when_its_slack_is_gone_and_no_other_does() {
-    let config = LinkConfig {
-        policy: PolicyKind::Laxity,
-        ..fluid()
-    };
+    let config = LinkConfig { policy: PolicyKind::Laxity, ..fluid() };
     for receiver_bound in [true, false] {
         let mut port = Port::new(config.clone());
         port.submit(flow(9, Stage::Collective, 20.0));
         let deadline = at(6.0); // needs half of the port, U, from 4 on
-        port.submit(FlowSpec {
-            deadline,
-            receiver_bound,
-            ..flow(1, Stage::P2d, 1.0)
-        });
+        port.submit(FlowSpec { deadline, receiver_bound, ..flow(1, Stage::P2d, 1.0) });
         port.run_out();
         let finish = port.finish(1);
         if receiver_bound {
@@ -258,11 +236,7 @@ fn receiver_bound_p2d_passes_collectives_when_its_slack_is_gone_and_no_other_doe
 #[test]
 fn credit_is_what_is_left_of_the_window_unless_something_waits_at_or_above() {
     for policy in PolicyKind::ALL {
-        let config = LinkConfig {
-            policy,
-            window_bytes: 10 * CHUNK,
-            ..fluid()
-        };
+        let config = LinkConfig { policy, window_bytes: 10 * CHUNK, ..fluid() };
         let mut link = Link::new(config).expect("valid");
         let now = Time(1);
         assert_eq!(link.credit_allowance(now), 10 * CHUNK);
@@ -271,11 +245,7 @@ fn credit_is_what_is_left_of_the_window_unless_something_waits_at_or_above() {
         assert_eq!(link.credit_allowance(now), 7 * CHUNK, "{policy}");
         assert_eq!(link.in_flight_bytes(), 3 * CHUNK);
         link.handle(now, Event::FlowArrived(flow(2, Stage::Collective, 1.0)));
-        assert_eq!(
-            link.credit_allowance(now),
-            0,
-            "{policy}: a collective waits"
-        );
+        assert_eq!(link.credit_allowance(now), 0, "{policy}: a collective waits");
         link.handle(now, cancelled(2));
         link.land(now, level, 3 * CHUNK);
         assert_eq!(link.credit_allowance(now), 10 * CHUNK, "{policy}");
@@ -283,10 +253,7 @@ fn credit_is_what_is_left_of_the_window_unless_something_waits_at_or_above() {
         let far_more = flow(3, Stage::Collective, 5.0).bytes;
         link.launch(now, Stage::Collective, level, far_more);
         assert_eq!(link.credit_allowance(now), 0);
-        assert_eq!(
-            link.peek_permit(now, &flow(4, Stage::Collective, 5.0)),
-            None
-        );
+        assert_eq!(link.peek_permit(now, &flow(4, Stage::Collective, 5.0)), None);
     }
 }
 
@@ -296,22 +263,15 @@ fn a_name_that_is_taken_and_names_that_mean_nothing_are_ignored() {
         let mut port = virtual_time::port(policy);
         port.submit(flow(1, Stage::KvReuse, 1.0));
         port.poll();
-        port.link
-            .handle(port.now, Event::FlowArrived(flow(1, Stage::P2d, 9.0)));
+        port.link.handle(port.now, Event::FlowArrived(flow(1, Stage::P2d, 9.0)));
         assert_eq!(port.link.waiting_flows(), 1);
         let nobody = BatchId(77);
         for event in [
             completed(99, 5),
             cancelled(99),
             request_ended(99),
-            Event::BatchQueued {
-                batch: nobody,
-                ahead: BatchId(78),
-            },
-            Event::LayerBegan {
-                batch: nobody,
-                layer: Layer(u16::MAX),
-            },
+            Event::BatchQueued { batch: nobody, ahead: BatchId(78) },
+            Event::LayerBegan { batch: nobody, layer: Layer(u16::MAX) },
             layer_began(0, 3),
             Event::ComputeFinished { batch: nobody },
             compute_finished(0),
@@ -334,12 +294,7 @@ fn a_name_that_is_taken_and_names_that_mean_nothing_are_ignored() {
 #[test]
 fn extreme_numbers_are_survived() {
     for policy in PolicyKind::ALL {
-        let mut link = Link::new(LinkConfig {
-            policy,
-            rate: 1,
-            ..fluid()
-        })
-        .expect("valid");
+        let mut link = Link::new(LinkConfig { policy, rate: 1, ..fluid() }).expect("valid");
         let far = Time(u64::MAX - 1);
         link.handle(
             Time(0),
@@ -371,11 +326,7 @@ fn extreme_numbers_are_survived() {
                     break;
                 }
             }
-            let _ = (
-                link.snapshot(),
-                link.next_deadline(),
-                link.credit_allowance(now),
-            );
+            let _ = (link.snapshot(), link.next_deadline(), link.credit_allowance(now));
         }
     }
 }
@@ -383,39 +334,17 @@ fn extreme_numbers_are_survived() {
 #[test]
 fn hints_without_end_are_forgotten_oldest_first() {
     let mut link = Link::new(LinkConfig::default()).expect("valid");
-    let waits = FlowSpec {
-        batch: BatchId(1),
-        request: RequestId(1),
-        ..flow(1, Stage::P2d, 1e4)
-    };
+    let waits = FlowSpec { batch: BatchId(1), request: RequestId(1), ..flow(1, Stage::P2d, 1e4) };
     link.handle(Time(0), Event::FlowArrived(waits));
     let total = REQUESTS_MAX as u64 + 5000;
     for id in 1..=total {
         let batch = BatchId(id);
-        let spec = BatchSpec {
-            batch,
-            layers: 1,
-            layer_time: Span::ZERO,
-        };
+        let spec = BatchSpec { batch, layers: 1, layer_time: Span::ZERO };
         link.handle(Time(id), Event::BatchBegan(spec));
         let request = RequestId(id);
         let deadline = Time(id + 1);
-        link.handle(
-            Time(id),
-            Event::RequestJoined {
-                batch,
-                request,
-                deadline,
-                bytes: 0,
-            },
-        );
-        link.handle(
-            Time(id),
-            Event::BatchQueued {
-                batch,
-                ahead: BatchId(1),
-            },
-        );
+        link.handle(Time(id), Event::RequestJoined { batch, request, deadline, bytes: 0 });
+        link.handle(Time(id), Event::BatchQueued { batch, ahead: BatchId(1) });
     }
     let snapshot = link.snapshot();
     assert_eq!(snapshot.batches, BATCHES_MAX);
@@ -427,11 +356,7 @@ fn hints_without_end_are_forgotten_oldest_first() {
         link.handle(Time(total), batch_ended(id));
     }
     let snapshot = link.snapshot();
-    assert_eq!(
-        (snapshot.batches, snapshot.requests),
-        (1, 1),
-        "the one that waits"
-    );
+    assert_eq!((snapshot.batches, snapshot.requests), (1, 1), "the one that waits");
     link.handle(Time(total), cancelled(1));
     let snapshot = link.snapshot();
     assert_eq!((snapshot.batches, snapshot.requests), (0, 0));
@@ -439,11 +364,7 @@ fn hints_without_end_are_forgotten_oldest_first() {
 
 #[test]
 fn without_hints_what_flows_name_is_known_only_while_they_wait() {
-    let mut link = Link::new(LinkConfig {
-        window_bytes: CHUNK,
-        ..fluid()
-    })
-    .expect("valid");
+    let mut link = Link::new(LinkConfig { window_bytes: CHUNK, ..fluid() }).expect("valid");
     for id in 0..10_000 {
         let spec = FlowSpec {
             batch: BatchId(id + 1),
@@ -473,17 +394,11 @@ fn bytes_stuck_in_a_lower_class_do_not_hold_up_a_collective() {
         .unwrap();
         let spec = |id, stage, bytes| FlowSpec::anonymous(FlowId(id), stage, bytes);
         // A transfer to a busy receiver fills the window, and none of it completes.
-        link.handle(
-            Time(1),
-            Event::FlowArrived(spec(1, Stage::P2d, 100 * CHUNK)),
-        );
+        link.handle(Time(1), Event::FlowArrived(spec(1, Stage::P2d, 100 * CHUNK)));
         while link.poll_action(Time(1)).is_some() {}
         assert_eq!(link.in_flight_bytes(), 4 * CHUNK, "{policy}");
         // A collective to an idle receiver is sent anyway, within a window of its own.
-        link.handle(
-            Time(2),
-            Event::FlowArrived(spec(2, Stage::Collective, 100 * CHUNK)),
-        );
+        link.handle(Time(2), Event::FlowArrived(spec(2, Stage::Collective, 100 * CHUNK)));
         let mut permitted = 0;
         while let Some(action) = link.poll_action(Time(2)) {
             if let Action::Permit { flow, bytes, .. } = action {
@@ -514,15 +429,9 @@ fn bytes_stuck_before_a_receiver_do_not_idle_the_port() {
         link.in_flight_bytes() / CHUNK
     };
     let waits = |overcommit| {
-        let config = LinkConfig {
-            overcommit,
-            ..config.clone()
-        };
+        let config = LinkConfig { overcommit, ..config.clone() };
         let mut link = Link::new(config).unwrap();
-        let spec = FlowSpec {
-            bytes: 100 * CHUNK,
-            ..flow(1, Stage::P2d, 0.0)
-        };
+        let spec = FlowSpec { bytes: 100 * CHUNK, ..flow(1, Stage::P2d, 0.0) };
         link.handle(ms(10), Event::FlowArrived(spec));
         link
     };
@@ -534,11 +443,7 @@ fn bytes_stuck_before_a_receiver_do_not_idle_the_port() {
     assert_eq!(permitted_by(&mut link, ms(11)), 3);
     assert_eq!(permitted_by(&mut link, ms(12)), 4);
     assert_eq!(permitted_by(&mut link, ms(20)), 6);
-    assert_eq!(
-        link.next_deadline(),
-        None,
-        "there is nothing to wait for but completions"
-    );
+    assert_eq!(link.next_deadline(), None, "there is nothing to wait for but completions");
     // With an overcommit of one window, no more is permitted.
     let mut link = waits(1);
     assert_eq!(permitted_by(&mut link, ms(20)), 2);
@@ -547,10 +452,7 @@ fn bytes_stuck_before_a_receiver_do_not_idle_the_port() {
 
 #[test]
 fn kv_reuse_that_is_needed_soon_carries_the_level_of_collectives() {
-    let config = LinkConfig {
-        policy: PolicyKind::Laxity,
-        ..LinkConfig::default()
-    };
+    let config = LinkConfig { policy: PolicyKind::Laxity, ..LinkConfig::default() };
     let mut link = Link::new(config).unwrap();
     let now = Time(1);
     link.handle(now, batch(1, 64, 1.0));
@@ -569,34 +471,23 @@ fn kv_reuse_that_is_needed_soon_carries_the_level_of_collectives() {
     assert_eq!(level_of(&link, 1, 11), collective);
     assert_eq!(level_of(&link, 1, 18), collective);
     assert!(level_of(&link, 1, 19) > collective);
-    assert!(
-        level_of(&link, 2, 0) > collective,
-        "of an unknown batch nothing is known"
-    );
+    assert!(level_of(&link, 2, 0) > collective, "of an unknown batch nothing is known");
 }
 
 #[test]
 fn what_cannot_be_cut_goes_in_one_piece_when_a_chunk_would_fit() {
-    let config = LinkConfig {
-        chunk_bytes: CHUNK,
-        window_bytes: 4 * CHUNK,
-        ..LinkConfig::default()
-    };
+    let config =
+        LinkConfig { chunk_bytes: CHUNK, window_bytes: 4 * CHUNK, ..LinkConfig::default() };
     let mut link = Link::new(config).unwrap();
-    let spec = |id, bytes, whole| FlowSpec {
-        whole,
-        ..FlowSpec::anonymous(FlowId(id), Stage::P2d, bytes)
-    };
+    let spec =
+        |id, bytes, whole| FlowSpec { whole, ..FlowSpec::anonymous(FlowId(id), Stage::P2d, bytes) };
     // The flow is larger than the window but permitted, because nothing is in flight.
     link.handle(Time(1), Event::FlowArrived(spec(1, 10 * CHUNK, true)));
     link.handle(Time(1), Event::FlowArrived(spec(2, 10 * CHUNK, true)));
     let permitted = |link: &mut Link, now| {
         let mut got = Vec::new();
         while let Some(action) = link.poll_action(Time(now)) {
-            if let Action::Permit {
-                flow, bytes, last, ..
-            } = action
-            {
+            if let Action::Permit { flow, bytes, last, .. } = action {
                 got.push((flow.0, bytes, last));
             }
         }
@@ -604,10 +495,7 @@ fn what_cannot_be_cut_goes_in_one_piece_when_a_chunk_would_fit() {
     };
     assert_eq!(permitted(&mut link, 1), [(1, 10 * CHUNK, true)]);
     assert_eq!(link.idle_allowance(), 0, "something waits");
-    let done = |flow, bytes| Event::BytesCompleted {
-        flow: FlowId(flow),
-        bytes,
-    };
+    let done = |flow, bytes| Event::BytesCompleted { flow: FlowId(flow), bytes };
     link.handle(Time(2), done(1, 6 * CHUNK));
     assert_eq!(permitted(&mut link, 2), [], "the window is full");
     link.handle(Time(3), done(1, CHUNK));
@@ -631,10 +519,7 @@ fn busy() -> Port {
 }
 
 fn of_request(id: u64, request: u64) -> FlowSpec {
-    FlowSpec {
-        request: RequestId(request),
-        ..reuse(id, 1, 1)
-    }
+    FlowSpec { request: RequestId(request), ..reuse(id, 1, 1) }
 }
 
 #[test]
@@ -649,10 +534,7 @@ fn a_held_flow_has_no_part_in_arbitration_until_it_is_released() {
     assert_eq!(port.link.waiting_flows(), 2);
     port.run_until(at(1e5));
     // All other flows are done. Only the held flow is left, though the port is idle.
-    assert_eq!(
-        (port.link.waiting_flows(), port.link.in_flight_bytes()),
-        (0, 0)
-    );
+    assert_eq!((port.link.waiting_flows(), port.link.in_flight_bytes()), (0, 0));
     assert_eq!(port.link.snapshot().held.flows, 1);
     assert_eq!(port.link.next_deadline(), None);
     port.tell(released(1));

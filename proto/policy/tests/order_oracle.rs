@@ -107,9 +107,7 @@ fn member_deadline(request: u64) -> u64 {
 
 impl Model {
     fn new(setting: Setting) -> Self {
-        let Setting {
-            policy, last_stage, ..
-        } = setting;
+        let Setting { policy, last_stage, .. } = setting;
         let config = LinkConfig {
             policy,
             last_stage,
@@ -155,10 +153,7 @@ impl Model {
             // Batch 3 waits behind batch 2, and batch 4 behind batch 3.
             if b >= 3 {
                 batch.ahead = Some(b - 1);
-                model.tell(Event::BatchQueued {
-                    batch: BatchId(b),
-                    ahead: BatchId(b - 1),
-                });
+                model.tell(Event::BatchQueued { batch: BatchId(b), ahead: BatchId(b - 1) });
             }
             model.batches.insert(b, batch);
         }
@@ -171,11 +166,7 @@ impl Model {
 
     fn layers_left(&self, b: u64) -> u64 {
         let batch = &self.batches[&b];
-        if batch.finished {
-            0
-        } else {
-            u64::from(LAYERS - batch.current)
-        }
+        if batch.finished { 0 } else { u64::from(LAYERS - batch.current) }
     }
 
     /// Returns the number of layers before layer 0 of `b`, less the batch's own progress.
@@ -190,11 +181,7 @@ impl Model {
     }
 
     fn rli(&self, spec: &FlowSpec) -> u64 {
-        let before = if spec.batch.0 == 0 {
-            0
-        } else {
-            self.layers_before(spec.batch.0)
-        };
+        let before = if spec.batch.0 == 0 { 0 } else { self.layers_before(spec.batch.0) };
         (i64::from(spec.layer.0) + before).max(0) as u64
     }
 
@@ -230,9 +217,7 @@ impl Model {
             return K;
         }
         let mlu = self.mlu(flow) * push;
-        1 + (1..K)
-            .filter(|&i| mlu < 0.5 * 4f64.powi(-i32::from(i)))
-            .count() as u8
+        1 + (1..K).filter(|&i| mlu < 0.5 * 4f64.powi(-i32::from(i))).count() as u8
     }
 
     fn ns(bytes: u64) -> u64 {
@@ -250,11 +235,7 @@ impl Model {
                 && !other.scavenged
                 && other.level != 1
         };
-        self.flows
-            .values()
-            .filter(same)
-            .map(|other| other.left)
-            .sum()
+        self.flows.values().filter(same).map(|other| other.left).sum()
     }
 
     /// Returns the key of a flow's batch. A flow without a batch has its own deadline. The deadline
@@ -315,15 +296,7 @@ impl Model {
             Stage::KvReuse => [3, self.batch_key(spec), 0, self.rli(spec), 0],
             _ if flow.level == 1 => [1, spec.deadline.0 - Self::ns(flow.left), 0, 0, 0],
             _ if spec.deadline == Time::NEVER => [3, NO_DEADLINE, 1, 0, 0],
-            _ => [
-                3,
-                spec.deadline
-                    .0
-                    .saturating_sub(Self::ns(self.with_request(flow))),
-                1,
-                0,
-                0,
-            ],
+            _ => [3, spec.deadline.0.saturating_sub(Self::ns(self.with_request(flow))), 1, 0, 0],
         }
     }
 
@@ -407,32 +380,16 @@ impl Model {
             }
         };
         let layer = Layer(spec.layer.0 % LAYERS);
-        let spec = FlowSpec {
-            flow: FlowId(self.seq),
-            batch,
-            request,
-            deadline,
-            layer,
-            ..spec
-        };
-        let mut flow = Waiting {
-            spec,
-            seq: self.seq,
-            left: spec.bytes,
-            level: K,
-            scavenged: false,
-        };
+        let spec = FlowSpec { flow: FlowId(self.seq), batch, request, deadline, layer, ..spec };
+        let mut flow =
+            Waiting { spec, seq: self.seq, left: spec.bytes, level: K, scavenged: false };
         flow.scavenged = match spec.stage {
             stage if stage.is_scavenged() => true,
             Stage::P2d if self.lost.contains(&request) => true,
             Stage::P2d | Stage::KvReuse if self.pruning_takes(&spec) => true,
             Stage::P2d => {
                 let alone = flow.left > 0 && deadline != Time::NEVER;
-                let margin = if self.policy == PolicyKind::Mfs {
-                    1
-                } else {
-                    Self::ns(flow.left)
-                };
+                let margin = if self.policy == PolicyKind::Mfs { 1 } else { Self::ns(flow.left) };
                 alone && deadline.0 < self.now + margin
             }
             _ => false,
@@ -458,25 +415,12 @@ impl Model {
 
     fn note(&mut self, action: Action) {
         match action {
-            Action::Permit {
-                flow: id,
-                bytes,
-                last,
-                ..
-            } => {
+            Action::Permit { flow: id, bytes, last, .. } => {
                 let flow = self.flows[&id].clone();
                 self.check_share(&flow, bytes);
-                let rivals = self
-                    .flows
-                    .values()
-                    .filter(|f| !flow.scavenged || f.scavenged);
+                let rivals = self.flows.values().filter(|f| !flow.scavenged || f.scavenged);
                 let best = rivals.map(|flow| self.key(flow)).min();
-                assert_eq!(
-                    Some(self.key(&flow)),
-                    best,
-                    "{} served {flow:?}",
-                    self.policy
-                );
+                assert_eq!(Some(self.key(&flow)), best, "{} served {flow:?}", self.policy);
                 for other in self.flows.values() {
                     let equal = other.spec.batch == flow.spec.batch
                         && other.spec.stage == flow.spec.stage
@@ -484,10 +428,7 @@ impl Model {
                         && self.key(other) == self.key(&flow)
                         && !flow.scavenged
                         && flow.spec.stage != Stage::P2d;
-                    assert!(
-                        !equal || other.seq >= flow.seq,
-                        "{other:?} came before {flow:?}"
-                    );
+                    assert!(!equal || other.seq >= flow.seq, "{other:?} came before {flow:?}");
                 }
                 assert!(flow.scavenged || flow.spec.stage != Stage::P2d || !self.hopeless(&flow));
                 *self.flying.entry(id).or_default() += bytes;
@@ -511,11 +452,7 @@ impl Model {
                     assert!(self.pruning_takes(&flow.spec), "not pruned: {flow:?}");
                     return;
                 }
-                assert_eq!(
-                    flow.spec.stage,
-                    Stage::P2d,
-                    "only the last stage moves here"
-                );
+                assert_eq!(flow.spec.stage, Stage::P2d, "only the last stage moves here");
                 if to == Level::SCAVENGER {
                     let lost = self.lost.contains(&flow.spec.request);
                     assert!(lost || self.hopeless(&flow), "{flow:?} at {}", self.now);
@@ -528,17 +465,11 @@ impl Model {
                 assert!(to.0 < flow.level, "demoted from {} to {to}", flow.level);
                 if self.policy == PolicyKind::Mfs {
                     let right = [1.0 - 1e-9, 1.0 + 1e-9].map(|push| self.mfs_level(&flow, push));
-                    assert!(
-                        right.contains(&to.0),
-                        "to {to} instead of {right:?}: {flow:?}"
-                    );
+                    assert!(right.contains(&to.0), "to {to} instead of {right:?}: {flow:?}");
                 } else {
                     let needs = 2 * Self::ns(self.with_request(&flow)) + 2;
                     assert!(flow.spec.receiver_bound && to == Level(1));
-                    assert!(
-                        flow.spec.deadline.0 <= self.now + needs,
-                        "urgent early: {flow:?}"
-                    );
+                    assert!(flow.spec.deadline.0 <= self.now + needs, "urgent early: {flow:?}");
                 }
                 self.flows.get_mut(&id).expect("waits").level = to.0;
             }
@@ -567,10 +498,7 @@ impl Model {
             } as f64
                 - PERIOD_NS as f64
                 - 1.0;
-            assert!(
-                crossing > by,
-                "not promoted though it crossed at {crossing}: {flow:?}"
-            );
+            assert!(crossing > by, "not promoted though it crossed at {crossing}: {flow:?}");
         }
     }
 
@@ -596,10 +524,7 @@ impl Model {
             let rescued = !ran && spec.batch.0 == b && self.pruned.contains(&spec.request.0);
             flow.scavenged &= !(rescued && spec.stage == Stage::KvReuse);
         }
-        self.tell(Event::LayerBegan {
-            batch: BatchId(b),
-            layer,
-        });
+        self.tell(Event::LayerBegan { batch: BatchId(b), layer });
     }
 
     fn apply(&mut self, step: &Step, epoch: u64) {

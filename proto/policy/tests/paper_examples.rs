@@ -19,11 +19,7 @@ fn config(policy: PolicyKind) -> LinkConfig {
 }
 
 fn defer_and_promote() -> LinkConfig {
-    LinkConfig {
-        threshold_scale: 0.99 * 4.0,
-        threshold_base: 4.0,
-        ..config(PolicyKind::Mfs)
-    }
+    LinkConfig { threshold_scale: 0.99 * 4.0, threshold_base: 4.0, ..config(PolicyKind::Mfs) }
 }
 
 const A: u64 = 1;
@@ -42,12 +38,9 @@ fn table_1(config: LinkConfig) -> [f64; 3] {
         port.tell(layer_began(id, 0));
     }
     port.tell(compute_finished(4));
-    for (batch, request, deadline) in [
-        (1, 1, 18.0),
-        (2, 2, 12.0),
-        (2, 3, 12.0),
-        (4, 4, 7.0 + GRAIN),
-    ] {
+    for (batch, request, deadline) in
+        [(1, 1, 18.0), (2, 2, 12.0), (2, 3, 12.0), (4, 4, 7.0 + GRAIN)]
+    {
         port.tell(joined(batch, request, at(deadline)));
     }
     let a = FlowSpec {
@@ -56,10 +49,7 @@ fn table_1(config: LinkConfig) -> [f64; 3] {
         layer: Layer(1),
         ..flow(A, Stage::KvReuse, 2.0)
     };
-    let b = FlowSpec {
-        batch: BatchId(2),
-        ..flow(B, Stage::Collective, 4.0)
-    };
+    let b = FlowSpec { batch: BatchId(2), ..flow(B, Stage::Collective, 4.0) };
     let c = FlowSpec {
         batch: BatchId(4),
         request: RequestId(4),
@@ -85,10 +75,7 @@ fn near(got: f64, want: f64) -> bool {
 fn table_1_fair_sharing_fails_to_protect_the_urgent_flow() {
     let finish = table_1(config(PolicyKind::Fair));
     // All three share until A is done at 6; then B and C until C is done at 8.
-    assert!(
-        near(finish[0], 6.0) && near(finish[1], 9.0) && near(finish[2], 8.0),
-        "{finish:?}"
-    );
+    assert!(near(finish[0], 6.0) && near(finish[1], 9.0) && near(finish[2], 8.0), "{finish:?}");
     assert_eq!(met(finish), [true, false, false]);
 }
 
@@ -96,10 +83,7 @@ fn table_1_fair_sharing_fails_to_protect_the_urgent_flow() {
 fn table_1_shortest_job_first_fails_to_protect_the_urgent_flow() {
     let finish = table_1(config(PolicyKind::Sjf));
     // The order is A, then C, then B.
-    assert!(
-        near(finish[0], 2.0) && near(finish[1], 9.0) && near(finish[2], 5.0),
-        "{finish:?}"
-    );
+    assert!(near(finish[0], 2.0) && near(finish[1], 9.0) && near(finish[2], 5.0), "{finish:?}");
     assert_eq!(met(finish), [true, false, true]);
 }
 
@@ -107,10 +91,7 @@ fn table_1_shortest_job_first_fails_to_protect_the_urgent_flow() {
 fn table_1_edf_completes_the_explicit_deadline_unnecessarily_early() {
     let finish = table_1(config(PolicyKind::Edf));
     // C is first although it has until 7; then A and B share.
-    assert!(
-        near(finish[0], 7.0) && near(finish[1], 9.0) && near(finish[2], 3.0),
-        "{finish:?}"
-    );
+    assert!(near(finish[0], 7.0) && near(finish[1], 9.0) && near(finish[2], 3.0), "{finish:?}");
     assert_eq!(met(finish), [true, false, true]);
 }
 
@@ -118,10 +99,7 @@ fn table_1_edf_completes_the_explicit_deadline_unnecessarily_early() {
 fn table_1_defer_and_promote_meets_every_deadline_just_in_time() {
     let finish = table_1(defer_and_promote());
     // B starts at once, C at its last safe moment, 4. A has the remaining time.
-    assert!(
-        near(finish[0], 9.0) && near(finish[1], 4.0) && near(finish[2], 7.0),
-        "{finish:?}"
-    );
+    assert!(near(finish[0], 9.0) && near(finish[1], 4.0) && near(finish[2], 7.0), "{finish:?}");
     assert_eq!(met(finish), [true, true, true]);
 }
 
@@ -131,10 +109,7 @@ fn table_1_defer_and_promote_meets_every_deadline_just_in_time() {
 #[test]
 fn table_1_mfs_with_default_thresholds_misses_b() {
     let finish = table_1(config(PolicyKind::Mfs));
-    assert!(
-        near(finish[0], 9.0) && near(finish[1], 7.0) && near(finish[2], 3.0),
-        "{finish:?}"
-    );
+    assert!(near(finish[0], 9.0) && near(finish[1], 7.0) && near(finish[2], 3.0), "{finish:?}");
     assert_eq!(met(finish), [true, false, true]);
 }
 
@@ -142,10 +117,7 @@ fn table_1_mfs_with_default_thresholds_misses_b() {
 fn table_1_laxity_meets_every_deadline_with_its_defaults() {
     // B, which blocks a computation, is first. Then C, with a laxity of 4, precedes A, with 8.
     let finish = table_1(config(PolicyKind::Laxity));
-    assert!(
-        near(finish[0], 9.0) && near(finish[1], 4.0) && near(finish[2], 7.0),
-        "{finish:?}"
-    );
+    assert!(near(finish[0], 9.0) && near(finish[1], 4.0) && near(finish[2], 7.0), "{finish:?}");
     assert_eq!(met(finish), [true, true, true]);
 }
 
@@ -155,10 +127,7 @@ fn collective_beside(config: LinkConfig, collective: f64, kv: FlowSpec) -> f64 {
     let mut port = Port::new(config);
     port.tell(batch(1, 64, 1.0));
     port.tell(layer_began(1, 0));
-    let blocking = FlowSpec {
-        batch: BatchId(1),
-        ..flow(A, Stage::Collective, collective)
-    };
+    let blocking = FlowSpec { batch: BatchId(1), ..flow(A, Stage::Collective, collective) };
     port.submit(blocking);
     port.submit(kv);
     port.run_out();
@@ -181,11 +150,7 @@ fn figure_6_the_next_layer_starts_at_2_instead_of_3() {
         let start = collective_beside(config(policy), 2.0, kv);
         assert!(near(start, 3.0), "{policy}: {start}");
     }
-    for config in [
-        defer_and_promote(),
-        config(PolicyKind::Mfs),
-        config(PolicyKind::Laxity),
-    ] {
+    for config in [defer_and_promote(), config(PolicyKind::Mfs), config(PolicyKind::Laxity)] {
         let start = collective_beside(config.clone(), 2.0, kv);
         assert!(near(start, 2.0), "{}: {start}", config.policy);
     }
@@ -197,19 +162,12 @@ fn figure_6_the_next_layer_starts_at_2_instead_of_3() {
 /// collective 3 units, KV flow 1 unit.
 #[test]
 fn figure_7_the_layer_ends_at_3_instead_of_4() {
-    let kv = FlowSpec {
-        layer: Layer(5),
-        ..flow(B, Stage::KvReuse, 1.0)
-    };
+    let kv = FlowSpec { layer: Layer(5), ..flow(B, Stage::KvReuse, 1.0) };
     for policy in [PolicyKind::Fair, PolicyKind::Sjf, PolicyKind::Edf] {
         let end = collective_beside(config(policy), 3.0, kv);
         assert!(near(end, 4.0), "{policy}: {end}");
     }
-    for config in [
-        defer_and_promote(),
-        config(PolicyKind::Mfs),
-        config(PolicyKind::Laxity),
-    ] {
+    for config in [defer_and_promote(), config(PolicyKind::Mfs), config(PolicyKind::Laxity)] {
         let end = collective_beside(config.clone(), 3.0, kv);
         assert!(near(end, 3.0), "{}: {end}", config.policy);
     }

@@ -10,47 +10,24 @@ fn variants() -> Vec<LinkConfig> {
     let mut all: Vec<LinkConfig> = PolicyKind::ALL.map(config).to_vec();
     for granularity in [Granularity::Flow, Granularity::Coflow] {
         for ties in [Ties::Fair, Ties::Shortest] {
-            for policy in [
-                PolicyKind::Fair,
-                PolicyKind::Sjf,
-                PolicyKind::Edf,
-                PolicyKind::EdfLow,
-            ] {
-                all.push(LinkConfig {
-                    granularity,
-                    ties,
-                    ..config(policy)
-                });
+            for policy in [PolicyKind::Fair, PolicyKind::Sjf, PolicyKind::Edf, PolicyKind::EdfLow] {
+                all.push(LinkConfig { granularity, ties, ..config(policy) });
             }
         }
     }
-    all.push(LinkConfig {
-        ties: Ties::Fair,
-        ..config(PolicyKind::TentEdf)
-    });
+    all.push(LinkConfig { ties: Ties::Fair, ..config(PolicyKind::TentEdf) });
     let within = laxity_policy::LastStage::WithinLevel;
-    all.push(LinkConfig {
-        last_stage: within,
-        ..config(PolicyKind::Mfs)
-    });
+    all.push(LinkConfig { last_stage: within, ..config(PolicyKind::Mfs) });
     for levels in [2, 3, 4, 16] {
         for policy in PolicyKind::ALL {
-            all.push(LinkConfig {
-                levels,
-                scavenger_permille: 300,
-                ..config(policy)
-            });
+            all.push(LinkConfig { levels, scavenger_permille: 300, ..config(policy) });
         }
     }
     all
 }
 
 fn permits(actions: &[Action]) -> Vec<Action> {
-    actions
-        .iter()
-        .copied()
-        .filter(|action| matches!(action, Action::Permit { .. }))
-        .collect()
+    actions.iter().copied().filter(|action| matches!(action, Action::Permit { .. })).collect()
 }
 
 proptest! {

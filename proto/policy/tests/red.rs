@@ -6,11 +6,8 @@ use proptest::prelude::*;
 
 /// Returns `(RED, D^Lo, k*)` by the definition: tries every split and keeps the best.
 fn oracle(deadlines: &[Time]) -> (Time, Time, usize) {
-    let mut due: Vec<u128> = deadlines
-        .iter()
-        .filter(|&&d| d != Time::NEVER)
-        .map(|d| u128::from(d.0))
-        .collect();
+    let mut due: Vec<u128> =
+        deadlines.iter().filter(|&&d| d != Time::NEVER).map(|d| u128::from(d.0)).collect();
     due.sort_unstable();
     let n = due.len();
     if n == 0 {
@@ -27,11 +24,7 @@ fn oracle(deadlines: &[Time]) -> (Time, Time, usize) {
     // RED = loose − f · (loose − tight), rounded down: the paper's form, differently arranged.
     let (first_tight, first_loose) = (tight[0], loose[0]);
     let shift = (tight.len() as u128 * (first_loose - first_tight)).div_ceil(n as u128);
-    (
-        Time((first_loose - shift) as u64),
-        Time(first_loose as u64),
-        k,
-    )
+    (Time((first_loose - shift) as u64), Time(first_loose as u64), k)
 }
 
 fn deadline() -> impl Strategy<Value = Time> {

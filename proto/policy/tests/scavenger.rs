@@ -13,32 +13,20 @@ const OURS: [PolicyKind; 2] = [PolicyKind::Mfs, PolicyKind::Laxity];
 
 fn order(epoch: u64, pruned: &[u64]) -> Event {
     let pruned = pruned.iter().copied().map(RequestId).collect();
-    Event::OrderChanged(Order {
-        epoch,
-        sigma: Vec::new(),
-        pruned,
-    })
+    Event::OrderChanged(Order { epoch, sigma: Vec::new(), pruned })
 }
 
 fn of_request(spec: FlowSpec, batch: u64, request: u64, layer: u16) -> FlowSpec {
     let (batch, request, layer) = (BatchId(batch), RequestId(request), Layer(layer));
-    FlowSpec {
-        batch,
-        request,
-        layer,
-        ..spec
-    }
+    FlowSpec { batch, request, layer, ..spec }
 }
 
 fn level_of(port: &Port, id: u64) -> Option<Level> {
-    port.actions
-        .iter()
-        .rev()
-        .find_map(|(_, action)| match *action {
-            Action::Moved { flow, to, .. } if flow == FlowId(id) => Some(to),
-            Action::Permit { flow, level, .. } if flow == FlowId(id) => Some(level),
-            _ => None,
-        })
+    port.actions.iter().rev().find_map(|(_, action)| match *action {
+        Action::Moved { flow, to, .. } if flow == FlowId(id) => Some(to),
+        Action::Permit { flow, level, .. } if flow == FlowId(id) => Some(level),
+        _ => None,
+    })
 }
 
 /// Keeps a port busy with collectives for ever. Returns the share of the bytes that a scavenged
@@ -63,29 +51,15 @@ fn share_under_load(config: LinkConfig, units: f64, ticks: f64) -> (f64, bool) {
 fn scavenged_work_gets_its_share_of_a_port_that_never_idles_and_finishes() {
     for policy in OURS {
         for permille in [10, 100] {
-            let config = LinkConfig {
-                policy,
-                scavenger_permille: permille,
-                ..fluid()
-            };
+            let config = LinkConfig { policy, scavenger_permille: permille, ..fluid() };
             let (share, finished) = share_under_load(config, 2.0, 400.0);
             let want = f64::from(permille) / 1000.0;
             assert!(finished, "{policy}: not finished");
-            assert!(
-                (share - want).abs() < want * 0.1,
-                "{policy} {permille}: {share}"
-            );
+            assert!((share - want).abs() < want * 0.1, "{policy} {permille}: {share}");
         }
-        let config = LinkConfig {
-            policy,
-            scavenger_permille: 0,
-            ..fluid()
-        };
+        let config = LinkConfig { policy, scavenger_permille: 0, ..fluid() };
         let (_, finished) = share_under_load(config, 2.0, 100.0);
-        assert!(
-            !finished,
-            "{policy}: no guarantee, no idle moment, yet it finished"
-        );
+        assert!(!finished, "{policy}: no guarantee, no idle moment, yet it finished");
     }
 }
 
@@ -121,21 +95,13 @@ fn pruning_takes_the_last_stage_and_what_has_not_started_and_nothing_else() {
             .actions
             .iter()
             .filter_map(|(_, action)| match *action {
-                Action::Moved {
-                    flow,
-                    to: Level::SCAVENGER,
-                    ..
-                } => Some(flow),
+                Action::Moved { flow, to: Level::SCAVENGER, .. } => Some(flow),
                 _ => None,
             })
             .collect();
         // `laxity` does not demote KV reuse, because the batch would stall on it.
         let reuse_gives_way = policy == PolicyKind::Mfs;
-        let gave_way = if reuse_gives_way {
-            vec![FlowId(2), FlowId(4)]
-        } else {
-            vec![FlowId(2)]
-        };
+        let gave_way = if reuse_gives_way { vec![FlowId(2), FlowId(4)] } else { vec![FlowId(2)] };
         assert_eq!(moved, gave_way, "{policy}");
         // A later flow of a pruned request is pruned too.
         port.submit(of_request(flow(5, Stage::P2d, 1.0), 1, 1, 1));
@@ -145,10 +111,7 @@ fn pruning_takes_the_last_stage_and_what_has_not_started_and_nothing_else() {
         );
         port.run_out();
         for (early, late) in [(1, 2), (3, 4), (1, 5)] {
-            assert!(
-                port.finish(early) < port.finish(late),
-                "{policy}: {early} before {late}"
-            );
+            assert!(port.finish(early) < port.finish(late), "{policy}: {early} before {late}");
         }
     }
 }
@@ -164,15 +127,9 @@ fn a_pruned_request_whose_batch_runs_after_all_gets_its_blocks_back() {
     port.tell(order(1, &[1]));
     port.submit(of_request(flow(1, Stage::KvReuse, 1.0), 1, 1, 0));
     port.submit(flow(2, Stage::P2d, 3.0));
-    assert_eq!(
-        port.link.snapshot().waiting_by_level[Level::SCAVENGER.row()].flows,
-        1
-    );
+    assert_eq!(port.link.snapshot().waiting_by_level[Level::SCAVENGER.row()].flows, 1);
     port.tell(layer_began(1, 0));
-    assert_eq!(
-        port.link.snapshot().waiting_by_level[Level::SCAVENGER.row()].flows,
-        0
-    );
+    assert_eq!(port.link.snapshot().waiting_by_level[Level::SCAVENGER.row()].flows, 0);
     port.run_out();
     assert!(port.finish(1) < port.finish(2), "{policy}");
 }
@@ -212,10 +169,7 @@ fn a_request_that_cannot_make_it_is_given_up_as_a_whole() {
     let mut port = virtual_time::port(PolicyKind::Laxity);
     for (id, request) in [(1, 1), (2, 1), (3, 1), (4, 2)] {
         let spec = of_request(flow(id, Stage::P2d, 1.0), 0, request, id as u16);
-        port.submit(FlowSpec {
-            deadline: at(2.0),
-            ..spec
-        });
+        port.submit(FlowSpec { deadline: at(2.0), ..spec });
     }
     port.run_out();
     assert!(port.finish(4) <= 1.05, "{}", port.finish(4));
@@ -225,10 +179,7 @@ fn a_request_that_cannot_make_it_is_given_up_as_a_whole() {
 #[test]
 fn a_flow_that_fell_keeps_on_the_wire_the_level_of_its_first_permit() {
     let mut port = virtual_time::port(PolicyKind::Mfs);
-    port.submit(FlowSpec {
-        deadline: at(1.0),
-        ..flow(1, Stage::P2d, 2.0)
-    });
+    port.submit(FlowSpec { deadline: at(1.0), ..flow(1, Stage::P2d, 2.0) });
     port.run_out();
     let levels: Vec<Level> = port
         .actions

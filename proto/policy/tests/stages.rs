@@ -68,11 +68,7 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(config: LinkConfig, plan: &'a [Prefill]) -> Self {
-        let arrivals = plan
-            .iter()
-            .zip(0..)
-            .map(|(p, i)| (at(p.arrival), i, false))
-            .collect();
+        let arrivals = plan.iter().zip(0..).map(|(p, i)| (at(p.arrival), i, false)).collect();
         Self {
             port: Port::new(config),
             plan,
@@ -93,11 +89,7 @@ impl<'a> Run<'a> {
             batch: BatchId(i as u64 + 1),
             request: RequestId(if whole_batch { 0 } else { i as u64 + 1 }),
             layer: Layer(layer),
-            deadline: if stage == Stage::P2d {
-                at(self.plan[i].deadline)
-            } else {
-                Time::NEVER
-            },
+            deadline: if stage == Stage::P2d { at(self.plan[i].deadline) } else { Time::NEVER },
             ..flow(id, stage, units)
         });
     }
@@ -114,12 +106,7 @@ impl<'a> Run<'a> {
             bytes: 0,
         });
         let unit = prefill.unit;
-        let behind = self
-            .queued
-            .entry(unit)
-            .or_default()
-            .back()
-            .or(self.running.get(&unit));
+        let behind = self.queued.entry(unit).or_default().back().or(self.running.get(&unit));
         if let Some(&ahead) = behind {
             let ahead = BatchId(ahead as u64 + 1);
             self.port.tell(Event::BatchQueued { batch: id, ahead });
@@ -202,11 +189,7 @@ impl<'a> Run<'a> {
     }
 
     fn run(mut self) -> Outcome {
-        while self
-            .progress
-            .iter()
-            .any(|progress| progress.finished.is_none())
-        {
+        while self.progress.iter().any(|progress| progress.finished.is_none()) {
             let next = self.timers.first().map_or(at(1e6), |&(time, ..)| time);
             if self.port.step(next) {
                 let id = self.port.latest.expect("a flow finished");
@@ -223,16 +206,8 @@ impl<'a> Run<'a> {
         let n = self.plan.len() as f64;
         let done: Vec<f64> = self.progress.iter().filter_map(|p| p.finished).collect();
         Outcome {
-            attained: done
-                .iter()
-                .zip(self.plan)
-                .filter(|(done, p)| **done <= p.deadline)
-                .count(),
-            mean_ttft: done
-                .iter()
-                .zip(self.plan)
-                .map(|(done, p)| done - p.arrival)
-                .sum::<f64>()
+            attained: done.iter().zip(self.plan).filter(|(done, p)| **done <= p.deadline).count(),
+            mean_ttft: done.iter().zip(self.plan).map(|(done, p)| done - p.arrival).sum::<f64>()
                 / n,
             mean_collective: self.collective_times.iter().sum::<f64>()
                 / self.collective_times.len() as f64,
@@ -245,10 +220,8 @@ struct Lcg(u64);
 
 impl Lcg {
     fn next(&mut self) -> f64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 11) as f64 / (1u64 << 53) as f64
     }
 }
@@ -265,41 +238,11 @@ struct Mix {
 }
 
 const MIXES: [Mix; 5] = [
-    Mix {
-        compute: 0.4,
-        reuse: 0.5,
-        collective: 0.3,
-        p2d: 0.4,
-        uneven: false,
-    },
-    Mix {
-        compute: 0.4,
-        reuse: 0.5,
-        collective: 0.3,
-        p2d: 0.4,
-        uneven: true,
-    },
-    Mix {
-        compute: 0.8,
-        reuse: 0.2,
-        collective: 0.5,
-        p2d: 0.2,
-        uneven: true,
-    },
-    Mix {
-        compute: 0.4,
-        reuse: 0.3,
-        collective: 0.2,
-        p2d: 0.8,
-        uneven: true,
-    },
-    Mix {
-        compute: 0.4,
-        reuse: 0.8,
-        collective: 0.2,
-        p2d: 0.2,
-        uneven: true,
-    },
+    Mix { compute: 0.4, reuse: 0.5, collective: 0.3, p2d: 0.4, uneven: false },
+    Mix { compute: 0.4, reuse: 0.5, collective: 0.3, p2d: 0.4, uneven: true },
+    Mix { compute: 0.8, reuse: 0.2, collective: 0.5, p2d: 0.2, uneven: true },
+    Mix { compute: 0.4, reuse: 0.3, collective: 0.2, p2d: 0.8, uneven: true },
+    Mix { compute: 0.4, reuse: 0.8, collective: 0.2, p2d: 0.2, uneven: true },
 ];
 
 /// Returns `n` prefills over three units, with a port load of about `load`. Deadlines are three
@@ -353,10 +296,8 @@ fn stage_aware_policies_meet_more_deadlines_with_shorter_collectives() {
     use PolicyKind::{Edf, EdfLow, Fair, Laxity, Mfs, TentEdf, TwoClass};
     let mut sums: BTreeMap<PolicyKind, usize> = BTreeMap::new();
     for mix in MIXES {
-        let table: BTreeMap<PolicyKind, (usize, f64, f64)> = PolicyKind::ALL
-            .iter()
-            .map(|&policy| (policy, outcome(policy, mix)))
-            .collect();
+        let table: BTreeMap<PolicyKind, (usize, f64, f64)> =
+            PolicyKind::ALL.iter().map(|&policy| (policy, outcome(policy, mix))).collect();
         println!("{mix:?}");
         for (policy, (attained, ttft, collective)) in &table {
             println!(
@@ -366,24 +307,13 @@ fn stage_aware_policies_meet_more_deadlines_with_shorter_collectives() {
         }
         let (attained, _, collective) = table[&Laxity];
         for other in [Fair, Edf, EdfLow, TwoClass, TentEdf, Mfs] {
-            assert!(
-                attained > table[&other].0,
-                "laxity not above {other}: {table:?}"
-            );
+            assert!(attained > table[&other].0, "laxity not above {other}: {table:?}");
         }
         assert!(collective < 0.6 * table[&Fair].2 && collective <= table[&TwoClass].2 * 1.01);
-        assert!(
-            table[&Mfs].2 < 0.7 * table[&Fair].2,
-            "mfs collectives: {table:?}"
-        );
+        assert!(table[&Mfs].2 < 0.7 * table[&Fair].2, "mfs collectives: {table:?}");
     }
     println!("{sums:?}");
-    assert!(
-        PolicyKind::ALL
-            .iter()
-            .all(|policy| sums[policy] <= sums[&Laxity]),
-        "{sums:?}"
-    );
+    assert!(PolicyKind::ALL.iter().all(|policy| sums[policy] <= sums[&Laxity]), "{sums:?}");
     for other in [Fair, Edf, EdfLow, TwoClass] {
         assert!(sums[&Mfs] > sums[&other], "mfs not above {other}: {sums:?}");
     }

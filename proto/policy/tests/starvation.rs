@@ -69,13 +69,7 @@ fn kinds(deadlines: &[Option<i64>]) -> Vec<Kind> {
             for request in KNOWN {
                 for &deadline_s in deadlines {
                     for layer in [0, 7] {
-                        kinds.push(Kind {
-                            stage,
-                            batch,
-                            request,
-                            deadline_s,
-                            layer,
-                        });
+                        kinds.push(Kind { stage, batch, request, deadline_s, layer });
                     }
                 }
             }
@@ -95,13 +89,7 @@ fn loads() -> Vec<Kind> {
             (Known::Named, Known::Nothing, Some(1)),
             (Known::Hinted, Known::Hinted, Some(1)),
         ] {
-            loads.push(Kind {
-                stage,
-                batch,
-                request,
-                deadline_s,
-                layer: 0,
-            });
+            loads.push(Kind { stage, batch, request, deadline_s, layer: 0 });
         }
     }
     loads
@@ -123,12 +111,7 @@ fn submit(port: &mut Port, kind: Kind, id: u64, name: u64, bytes: u64) {
         port.tell(batch(name, 8, 0.0));
     }
     if kind.request == Known::Hinted {
-        port.tell(Event::RequestJoined {
-            batch: batch_id,
-            request,
-            deadline: due,
-            bytes: 0,
-        });
+        port.tell(Event::RequestJoined { batch: batch_id, request, deadline: due, bytes: 0 });
     }
     let unless_unknown = |known, id| if known == Known::Nothing { 0 } else { id };
     port.submit(FlowSpec {
@@ -265,10 +248,7 @@ fn collectives_on_credit_do_not_keep_others_out_for_ever() {
 fn a_feasible_deadline_is_met_whatever_else_is_known_of_the_flow() {
     for load in loads() {
         // The load's deadlines are later, so serving the tested flow first is feasible.
-        let load = Kind {
-            deadline_s: load.deadline_s.map(|_| 20),
-            ..load
-        };
+        let load = Kind { deadline_s: load.deadline_s.map(|_| 20), ..load };
         for kind in kinds(&[Some(1)]) {
             let collectives = [load, kind].map(|kind| kind.stage == Stage::Collective);
             let scavenged = kind.stage.is_scavenged();
@@ -325,10 +305,7 @@ fn the_deadline_of_one_flow_counts_for_its_batch_whatever_the_others_have() {
             let start = Time(10 * SECOND);
             let seconds = |id| port.finished[&FlowId(id)].since(start).0 as f64 / SECOND as f64;
             let [other, urgent] = [200, 201].map(seconds);
-            assert!(
-                urgent < 0.1 && other <= urgent,
-                "{other} {urgent} {others:?} {member:?}"
-            );
+            assert!(urgent < 0.1 && other <= urgent, "{other} {urgent} {others:?} {member:?}");
         }
     }
 }

@@ -92,9 +92,8 @@ fn parse(text: &str, units: &[(&str, u64, u64)]) -> Option<u64> {
     let text = text.trim();
     let split = text.find(|c: char| !(c.is_ascii_digit() || c == '.' || c == '_'))?;
     let (number, unit) = (text[..split].replace('_', ""), text[split..].trim());
-    let (_, numerator, denominator) = units
-        .iter()
-        .find(|(name, ..)| name.eq_ignore_ascii_case(unit))?;
+    let (_, numerator, denominator) =
+        units.iter().find(|(name, ..)| name.eq_ignore_ascii_case(unit))?;
     let (whole, fraction) = number.split_once('.').unwrap_or((&number, ""));
     if whole.is_empty() || fraction.len() > 9 || fraction.contains('.') {
         return None;
@@ -125,17 +124,10 @@ macro_rules! quantity {
         impl FromStr for $type {
             type Err = NotAQuantity;
             fn from_str(text: &str) -> Result<Self, NotAQuantity> {
-                let bare = if $bare {
-                    text.trim().parse().ok()
-                } else {
-                    None
-                };
+                let bare = if $bare { text.trim().parse().ok() } else { None };
                 bare.or_else(|| parse(text, $units))
                     .map(Self)
-                    .ok_or_else(|| NotAQuantity {
-                        text: text.to_owned(),
-                        wanted: $wanted,
-                    })
+                    .ok_or_else(|| NotAQuantity { text: text.to_owned(), wanted: $wanted })
             }
         }
 
@@ -205,11 +197,7 @@ impl Bytes {
     /// Formats the size for people, rounded, as `11.6 GiB`. The result is not for parsing.
     #[must_use]
     pub fn about(self) -> String {
-        about(
-            self.0 as f64,
-            1024.0,
-            &["B", "KiB", "MiB", "GiB", "TiB", "PiB"],
-        )
+        about(self.0 as f64, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB"])
     }
 }
 
@@ -218,11 +206,7 @@ impl Rate {
     #[must_use]
     pub fn about(self) -> String {
         let bits = self.0 as f64 * 8.0;
-        about(
-            bits,
-            1000.0,
-            &["bit/s", "Kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"],
-        )
+        about(bits, 1000.0, &["bit/s", "Kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"])
     }
 }
 
@@ -256,18 +240,7 @@ mod tests {
 
     #[test]
     fn what_is_shown_reads_back_as_the_same_value() {
-        for n in [
-            0,
-            1,
-            7,
-            1000,
-            1024,
-            1536,
-            1 << 20,
-            12_500_000_000,
-            1_000_000_007,
-            u64::MAX,
-        ] {
+        for n in [0, 1, 7, 1000, 1024, 1536, 1 << 20, 12_500_000_000, 1_000_000_007, u64::MAX] {
             assert_eq!(Bytes(n).to_string().parse(), Ok(Bytes(n)));
             assert_eq!(Rate(n).to_string().parse(), Ok(Rate(n)), "{}", Rate(n));
             assert_eq!(Nanos(n).to_string().parse(), Ok(Nanos(n)));
@@ -315,15 +288,7 @@ mod tests {
 
     #[test]
     fn what_is_no_quantity_is_told_what_would_be_one() {
-        for text in [
-            "",
-            "fast",
-            "1 parsec",
-            "1.2.3MiB",
-            "-1KiB",
-            "99999999999GiB",
-            ".5ms",
-        ] {
+        for text in ["", "fast", "1 parsec", "1.2.3MiB", "-1KiB", "99999999999GiB", ".5ms"] {
             assert!(text.parse::<Bytes>().is_err(), "{text}");
         }
         let error = "20".parse::<Nanos>().unwrap_err().to_string();

@@ -194,10 +194,7 @@ impl Consumer {
             prefetch(ahead);
         }
         let descriptor = slot.read();
-        let at = SlotRef {
-            slot: self.at,
-            tag: self.seq,
-        };
+        let at = SlotRef { slot: self.at, tag: self.seq };
         if let Err(garbage) = self.take(lane, sink, &descriptor) {
             self.refused = Some(Refused { at, descriptor });
             sink.garbage(lane, self, garbage);
@@ -213,10 +210,7 @@ impl Consumer {
         sink: &mut S,
         descriptor: &Descriptor,
     ) -> Result<(), Garbage> {
-        let at = SlotRef {
-            slot: self.at,
-            tag: self.seq,
-        };
+        let at = SlotRef { slot: self.at, tag: self.seq };
         match descriptor.opcode() {
             OP_SUBMIT => {
                 let flow = decode_flow(descriptor)?;
@@ -305,11 +299,7 @@ impl Consumer {
             self.flushed = consumed;
             // Release: pairs with the Acquire load in `Producer::look_again`. The copies of the
             // descriptors come before it.
-            self.memory
-                .header()
-                .consumed
-                .consumed
-                .store(consumed, Ordering::Release);
+            self.memory.header().consumed.consumed.store(consumed, Ordering::Release);
         }
     }
 

@@ -78,10 +78,7 @@ impl ForkGuard {
     ) -> Result<Self, Unguarded> {
         let (socket, eventfd) = (socket.as_raw_fd(), eventfd.as_raw_fd());
         let entry = enter(region.address(), region.bytes(), socket, eventfd)?;
-        Ok(Self {
-            entry,
-            _region: Some(Arc::clone(region)),
-        })
+        Ok(Self { entry, _region: Some(Arc::clone(region)) })
     }
 
     /// Hides a registration socket from future children.
@@ -90,10 +87,7 @@ impl ForkGuard {
     /// [`Unguarded`].
     pub fn socket(socket: BorrowedFd<'_>) -> Result<Self, Unguarded> {
         let entry = enter(NO_REGION, 0, socket.as_raw_fd(), NONE)?;
-        Ok(Self {
-            entry,
-            _region: None,
-        })
+        Ok(Self { entry, _region: None })
     }
 }
 
@@ -112,9 +106,7 @@ fn enter(address: usize, bytes: usize, socket: i32, eventfd: i32) -> Result<usiz
     }
     for (index, entry) in TABLE.iter().enumerate() {
         let taken =
-            entry
-                .address
-                .compare_exchange(FREE, FILLING, Ordering::Acquire, Ordering::Relaxed);
+            entry.address.compare_exchange(FREE, FILLING, Ordering::Acquire, Ordering::Relaxed);
         if taken.is_ok() {
             entry.bytes.store(bytes, Ordering::Relaxed);
             entry.socket.store(socket, Ordering::Relaxed);

@@ -139,9 +139,7 @@ impl Header {
                 colour: AtomicU8::new(0),
                 daemon_pid: AtomicU32::new(0),
             },
-            heartbeat: HeartbeatLine {
-                heartbeat_ns: AtomicU64::new(0),
-            },
+            heartbeat: HeartbeatLine { heartbeat_ns: AtomicU64::new(0) },
             attention: AttentionLine {
                 attention: AtomicU32::new(0),
                 daemon_cpu: AtomicU32::new(u32::MAX),
@@ -150,12 +148,8 @@ impl Header {
                 dscp: core::array::from_fn(|_| AtomicU8::new(0)),
                 stage_dscp: core::array::from_fn(|_| AtomicU8::new(0)),
             },
-            claims: ClaimLines {
-                claimed: core::array::from_fn(|_| AtomicU64::new(0)),
-            },
-            doorbells: DoorbellLines {
-                rings: core::array::from_fn(|_| AtomicU16::new(0)),
-            },
+            claims: ClaimLines { claimed: core::array::from_fn(|_| AtomicU64::new(0)) },
+            doorbells: DoorbellLines { rings: core::array::from_fn(|_| AtomicU16::new(0)) },
             nics: NicLines {
                 names: core::array::from_fn(|_| core::array::from_fn(|_| AtomicU64::new(0))),
             },
@@ -235,9 +229,7 @@ impl Header {
 
     /// Daemon: sets which flows may use credit, see [`Header::credit_stages`].
     pub fn set_credit_stages(&self, stages: u8) {
-        self.attention
-            .credit_stages
-            .store(stages, Ordering::Relaxed);
+        self.attention.credit_stages.store(stages, Ordering::Relaxed);
     }
 
     /// Returns the DSCP of a level, which is 0 (unmarked) for level 0 and unknown levels.
@@ -290,10 +282,7 @@ impl Header {
         let find = |name| {
             let wanted = nic_name(name);
             let is = |cells: &[AtomicU64; NIC_NAME_BYTES / 8]| {
-                cells
-                    .iter()
-                    .zip(wanted)
-                    .all(|(cell, word)| cell.load(Ordering::Relaxed) == word)
+                cells.iter().zip(wanted).all(|(cell, word)| cell.load(Ordering::Relaxed) == word)
             };
             self.nics.names.iter().position(is)
         };
@@ -322,10 +311,7 @@ impl Header {
     #[inline]
     #[must_use]
     pub fn claimed(&self, word: usize) -> u64 {
-        self.claims
-            .claimed
-            .get(word)
-            .map_or(0, |w| w.load(Ordering::Acquire))
+        self.claims.claimed.get(word).map_or(0, |w| w.load(Ordering::Acquire))
     }
 
     /// Client: returns the attention word after publishing a record. Zero needs no further action.
@@ -359,10 +345,7 @@ impl Header {
     /// Daemon: returns the lane's doorbell counter, modulo 2^16. Pairs with `answer`.
     #[inline]
     pub fn rings(&self, lane: u16) -> u16 {
-        self.doorbells
-            .rings
-            .get(usize::from(lane))
-            .map_or(0, |b| b.load(Ordering::Acquire))
+        self.doorbells.rings.get(usize::from(lane)).map_or(0, |b| b.load(Ordering::Acquire))
     }
 }
 

@@ -98,11 +98,7 @@ impl LaneMemory {
     #[must_use]
     pub fn mapped(region: &Arc<crate::region::Region>, index: u16) -> Option<Self> {
         let (header, slots) = region.lane_parts(index)?;
-        Some(Self {
-            header,
-            slots,
-            _keep: Keep::Mapped(Arc::clone(region)),
-        })
+        Some(Self { header, slots, _keep: Keep::Mapped(Arc::clone(region)) })
     }
 
     /// Returns the lane's header, which precedes its slots.

@@ -110,11 +110,7 @@ pub struct Geometry {
 
 impl Default for Geometry {
     fn default() -> Self {
-        Self {
-            lanes: 64,
-            slots: 256,
-            colour: 0,
-        }
+        Self { lanes: 64, slots: 256, colour: 0 }
     }
 }
 
@@ -190,9 +186,7 @@ impl Slot {
     /// before. If a client writes meanwhile, the copy is a mixture, which may be garbage.
     #[inline]
     pub(crate) fn read(&self) -> Descriptor {
-        Descriptor(core::array::from_fn(|i| {
-            self.words[i].load(Ordering::Relaxed)
-        }))
+        Descriptor(core::array::from_fn(|i| self.words[i].load(Ordering::Relaxed)))
     }
 
     pub(crate) fn new() -> Self {
@@ -269,19 +263,10 @@ pub struct LaneHeader {
 impl LaneHeader {
     pub(crate) fn new() -> Self {
         Self {
-            waiter: WaiterLine {
-                awaited: AtomicU64::new(0),
-                wakes: AtomicU32::new(0),
-            },
-            owner: OwnerLine {
-                thread: AtomicU32::new(0),
-            },
-            consumed: ConsumedLine {
-                consumed: AtomicU64::new(0),
-            },
-            credit: CreditLine {
-                granted: core::array::from_fn(|_| AtomicU64::new(0)),
-            },
+            waiter: WaiterLine { awaited: AtomicU64::new(0), wakes: AtomicU32::new(0) },
+            owner: OwnerLine { thread: AtomicU32::new(0) },
+            consumed: ConsumedLine { consumed: AtomicU64::new(0) },
+            credit: CreditLine { granted: core::array::from_fn(|_| AtomicU64::new(0)) },
         }
     }
 }
@@ -302,11 +287,7 @@ mod tests {
         for lanes in [1, 2, 63, 64, LANES_MAX] {
             for slots in [SLOTS_MIN, 9, 256, SLOTS_MAX] {
                 for colour in [0, 1, COLOURS - 1] {
-                    let g = Geometry {
-                        lanes,
-                        slots,
-                        colour,
-                    };
+                    let g = Geometry { lanes, slots, colour };
                     assert!(g.is_valid());
                     let need = (LANE_HEADER_LINES + usize::from(slots)) * LINE_BYTES;
                     assert!(g.lane_stride() >= need);
@@ -321,9 +302,8 @@ mod tests {
     #[test]
     fn polled_lines_of_64_lanes_fall_into_64_cache_sets() {
         let g = Geometry::default();
-        let sets: std::collections::BTreeSet<_> = (0..64)
-            .map(|lane| g.lane_offset(lane) / LINE_BYTES % 64)
-            .collect();
+        let sets: std::collections::BTreeSet<_> =
+            (0..64).map(|lane| g.lane_offset(lane) / LINE_BYTES % 64).collect();
         assert_eq!(sets.len(), 64);
     }
 }

@@ -58,11 +58,7 @@ pub const fn published(seq: u64) -> u64 {
 #[inline]
 #[must_use]
 pub const fn permit(cumulative: u64, level: u8, last: bool) -> u64 {
-    let bytes = if cumulative > PAYLOAD_MASK {
-        PAYLOAD_MASK
-    } else {
-        cumulative
-    };
+    let bytes = if cumulative > PAYLOAD_MASK { PAYLOAD_MASK } else { cumulative };
     let kind = if last { PERMIT_LAST } else { PERMIT };
     (kind << KIND_SHIFT) | ((level as u64) << LEVEL_SHIFT) | bytes
 }
@@ -76,16 +72,8 @@ pub const fn decode(word: u64) -> State {
     match word >> KIND_SHIFT {
         PUBLISHED if word == 0 => State::Empty,
         PUBLISHED => State::Published(word),
-        PERMIT => State::Permit {
-            cumulative: payload,
-            level,
-            last: false,
-        },
-        PERMIT_LAST => State::Permit {
-            cumulative: payload,
-            level,
-            last: true,
-        },
+        PERMIT => State::Permit { cumulative: payload, level, last: false },
+        PERMIT_LAST => State::Permit { cumulative: payload, level, last: true },
         _ => State::Invalid,
     }
 }

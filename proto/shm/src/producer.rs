@@ -112,18 +112,9 @@ impl Producer {
     #[must_use]
     pub fn new(memory: LaneMemory) -> Self {
         let slots = memory.slots().len();
-        assert!(
-            slots >= usize::from(SLOTS_MIN),
-            "a lane has at least {SLOTS_MIN} slots"
-        );
+        assert!(slots >= usize::from(SLOTS_MIN), "a lane has at least {SLOTS_MIN} slots");
         let (circle, spare) = (Circle::new(slots), (slots / 8) as u32);
-        Self {
-            memory,
-            seq: 1,
-            consumed: 0,
-            circle,
-            spare,
-        }
+        Self { memory, seq: 1, consumed: 0, circle, spare }
     }
 
     /// Returns the lane's memory.
@@ -202,27 +193,18 @@ impl Producer {
     fn look_again(&mut self) -> Result<u16, LaneFull> {
         // Acquire: pairs with the Release store in `Consumer::flush`. The slots that come back
         // are overwritten later, which must come after the daemon's copies.
-        self.consumed = self
-            .memory
-            .header()
-            .consumed
-            .consumed
-            .load(Ordering::Acquire);
+        self.consumed = self.memory.header().consumed.consumed.load(Ordering::Acquire);
         self.circle.next(self.consumed).ok_or(LaneFull)
     }
 
     /// Publishes into the slot of this turn.
     #[inline]
     fn put(&mut self, descriptor: &Descriptor) -> SlotRef {
-        let at = SlotRef {
-            slot: self.circle.turn,
-            tag: self.seq,
-        };
+        let at = SlotRef { slot: self.circle.turn, tag: self.seq };
         let slot = self.slot(at.slot);
         slot.write(descriptor);
         // Release: pairs with the consumer's Acquire load in `Consumer::poll`.
-        slot.state
-            .store(permit::published(at.tag), Ordering::Release);
+        slot.state.store(permit::published(at.tag), Ordering::Release);
         self.seq += 1;
         at
     }
@@ -241,9 +223,7 @@ impl Producer {
     pub fn word(&self, slot: u16) -> u64 {
         // Acquire: pairs with the Release store of a permit. After a last permit the slot may be
         // overwritten, which must come after the daemon's copy of the descriptor.
-        self.memory.slots()[usize::from(slot)]
-            .state
-            .load(Ordering::Acquire)
+        self.memory.slots()[usize::from(slot)].state.load(Ordering::Acquire)
     }
 
     /// Returns the daemon's answer to a gated flow.
@@ -266,10 +246,7 @@ impl Producer {
     /// # Errors
     /// [`LaneFull`]: nothing happened, and the flow still holds its slot. Try again later.
     pub fn withdraw(&mut self, at: SlotRef, granted: u64) -> Result<(), LaneFull> {
-        let message = self.publish(&Record::Cancelled {
-            tag: at.tag,
-            granted,
-        })?;
+        let message = self.publish(&Record::Cancelled { tag: at.tag, granted })?;
         self.circle.insert(at.slot, message.tag);
         Ok(())
     }
@@ -291,12 +268,7 @@ impl Producer {
     /// path, because the daemon writes that counter.
     #[must_use]
     pub fn backlog(&self) -> u64 {
-        let consumed = self
-            .memory
-            .header()
-            .consumed
-            .consumed
-            .load(Ordering::Relaxed);
+        let consumed = self.memory.header().consumed.consumed.load(Ordering::Relaxed);
         (self.seq - 1).saturating_sub(consumed)
     }
 
@@ -305,12 +277,7 @@ impl Producer {
     #[must_use]
     pub fn credit(&self, port: usize) -> u64 {
         // Relaxed: no other data depends on this number.
-        self.memory
-            .header()
-            .credit
-            .granted
-            .get(port)
-            .map_or(0, |c| c.load(Ordering::Relaxed))
+        self.memory.header().credit.granted.get(port).map_or(0, |c| c.load(Ordering::Relaxed))
     }
 }
 

@@ -81,11 +81,7 @@ impl Flow {
     #[must_use]
     pub const fn credit_port(&self) -> Option<usize> {
         let port = ((self.nic as usize) << 1) | self.direction as usize;
-        if port < crate::layout::CREDIT_PORTS {
-            Some(port)
-        } else {
-            None
-        }
+        if port < crate::layout::CREDIT_PORTS { Some(port) } else { None }
     }
 }
 
@@ -245,11 +241,7 @@ impl Descriptor {
     #[inline]
     pub(crate) const fn opcode(&self) -> u32 {
         let opcode = self.0[5] >> 16;
-        if opcode > u32::MAX as u64 {
-            u32::MAX
-        } else {
-            opcode as u32
-        }
+        if opcode > u32::MAX as u64 { u32::MAX } else { opcode as u32 }
     }
 }
 
@@ -270,14 +262,7 @@ impl Flow {
 #[inline]
 const fn encode_flow(opcode: u32, flow: &Flow) -> Descriptor {
     let last = tail(opcode, 0);
-    Descriptor([
-        flow.head(),
-        flow.bytes,
-        flow.batch,
-        flow.request,
-        flow.deadline_ns,
-        last,
-    ])
+    Descriptor([flow.head(), flow.bytes, flow.batch, flow.request, flow.deadline_ns, last])
 }
 
 /// Decodes a flow.
@@ -335,28 +320,17 @@ impl Record {
     pub const fn encode(&self) -> Descriptor {
         match *self {
             Self::Submit(ref flow) => encode_flow(OP_SUBMIT, flow),
-            Self::SubmitOnCredit {
-                ref flow,
-                observed: false,
-            } => encode_flow(OP_CREDIT, flow),
-            Self::SubmitOnCredit {
-                ref flow,
-                observed: true,
-            } => encode_flow(OP_OBSERVED, flow),
+            Self::SubmitOnCredit { ref flow, observed: false } => encode_flow(OP_CREDIT, flow),
+            Self::SubmitOnCredit { ref flow, observed: true } => encode_flow(OP_OBSERVED, flow),
             Self::Completed { tag, bytes } => simple(OP_COMPLETED, 0, [bytes, tag, 0, 0]),
             Self::Cancelled { tag, granted } => simple(OP_CANCELLED, 0, [granted, tag, 0, 0]),
             Self::LaneReset => simple(OP_LANE_RESET, 0, [0; 4]),
-            Self::BatchBegin {
-                batch,
-                layers,
-                layer_time_ns,
-            } => simple(OP_BATCH_BEGIN, layers, [layer_time_ns, batch, 0, 0]),
-            Self::RequestJoin {
-                batch,
-                request,
-                deadline_ns,
-                bytes,
-            } => simple(OP_REQUEST_JOIN, 0, [bytes, batch, request, deadline_ns]),
+            Self::BatchBegin { batch, layers, layer_time_ns } => {
+                simple(OP_BATCH_BEGIN, layers, [layer_time_ns, batch, 0, 0])
+            }
+            Self::RequestJoin { batch, request, deadline_ns, bytes } => {
+                simple(OP_REQUEST_JOIN, 0, [bytes, batch, request, deadline_ns])
+            }
             Self::RequestEnd { request } => simple(OP_REQUEST_END, 0, [0, 0, request, 0]),
             Self::BatchQueued { batch, ahead } => simple(OP_BATCH_QUEUED, 0, [ahead, batch, 0, 0]),
             Self::LayerBegin { batch, layer } => simple(OP_LAYER_BEGIN, layer, [0, batch, 0, 0]),
@@ -378,14 +352,12 @@ impl Record {
     pub fn decode(descriptor: &Descriptor) -> Result<Self, Garbage> {
         match descriptor.opcode() {
             OP_SUBMIT => Ok(Self::Submit(decode_flow(descriptor)?)),
-            OP_CREDIT => Ok(Self::SubmitOnCredit {
-                flow: decode_flow(descriptor)?,
-                observed: false,
-            }),
-            OP_OBSERVED => Ok(Self::SubmitOnCredit {
-                flow: decode_flow(descriptor)?,
-                observed: true,
-            }),
+            OP_CREDIT => {
+                Ok(Self::SubmitOnCredit { flow: decode_flow(descriptor)?, observed: false })
+            }
+            OP_OBSERVED => {
+                Ok(Self::SubmitOnCredit { flow: decode_flow(descriptor)?, observed: true })
+            }
             OP_COMPLETED => {
                 let (tag, bytes) = decode_completed(descriptor)?;
                 Ok(Self::Completed { tag, bytes })
@@ -400,27 +372,12 @@ impl Record {
         let [head, bytes, batch, request, deadline_ns, _] = descriptor.0;
         let layer = (head >> 32) as u16;
         let record = match opcode {
-            OP_CANCELLED => Self::Cancelled {
-                tag: batch,
-                granted: bytes,
-            },
+            OP_CANCELLED => Self::Cancelled { tag: batch, granted: bytes },
             OP_LANE_RESET => Self::LaneReset,
-            OP_BATCH_BEGIN => Self::BatchBegin {
-                batch,
-                layers: layer,
-                layer_time_ns: bytes,
-            },
-            OP_REQUEST_JOIN => Self::RequestJoin {
-                batch,
-                request,
-                deadline_ns,
-                bytes,
-            },
+            OP_BATCH_BEGIN => Self::BatchBegin { batch, layers: layer, layer_time_ns: bytes },
+            OP_REQUEST_JOIN => Self::RequestJoin { batch, request, deadline_ns, bytes },
             OP_REQUEST_END => Self::RequestEnd { request },
-            OP_BATCH_QUEUED => Self::BatchQueued {
-                batch,
-                ahead: bytes,
-            },
+            OP_BATCH_QUEUED => Self::BatchQueued { batch, ahead: bytes },
             OP_LAYER_BEGIN => Self::LayerBegin { batch, layer },
             OP_COMPUTE_END => Self::ComputeEnd { batch },
             OP_BATCH_END => Self::BatchEnd { batch },

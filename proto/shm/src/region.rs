@@ -52,10 +52,7 @@ pub enum RegionError {
 }
 
 fn system(call: &'static str) -> RegionError {
-    RegionError::System {
-        call,
-        source: io::Error::last_os_error(),
-    }
+    RegionError::System { call, source: io::Error::last_os_error() }
 }
 
 /// A mapped region.
@@ -109,9 +106,7 @@ impl Region {
         identity.slots.store(geometry.slots, Ordering::Relaxed);
         identity.colour.store(geometry.colour, Ordering::Relaxed);
         identity.region_bytes.store(bytes as u64, Ordering::Relaxed);
-        identity
-            .daemon_pid
-            .store(std::process::id(), Ordering::Relaxed);
+        identity.daemon_pid.store(std::process::id(), Ordering::Relaxed);
         identity.version.store(VERSION, Ordering::Relaxed);
         region.header().set_daemon_cpu(None);
         // The system call that hands the region over orders these stores anyway.
@@ -154,10 +149,7 @@ impl Region {
         }
         let stated = identity.region_bytes.load(Ordering::Relaxed);
         if stated != expected {
-            return Err(RegionError::Size {
-                expected,
-                found: stated,
-            });
+            return Err(RegionError::Size { expected, found: stated });
         }
         Ok(Arc::new(region))
     }
@@ -175,12 +167,9 @@ impl Region {
             )
         };
         match NonNull::new(base.cast::<u8>()) {
-            Some(base) if base.as_ptr().cast() != libc::MAP_FAILED => Ok(Self {
-                base,
-                bytes,
-                geometry,
-                fd,
-            }),
+            Some(base) if base.as_ptr().cast() != libc::MAP_FAILED => {
+                Ok(Self { base, bytes, geometry, fd })
+            }
             _ => Err(system("mmap")),
         }
     }
@@ -242,10 +231,7 @@ impl Region {
         unsafe {
             let header = self.base.add(offset).cast::<LaneHeader>();
             let slots = self.base.add(slots_at).cast::<Slot>();
-            Some((
-                header,
-                NonNull::slice_from_raw_parts(slots, usize::from(self.geometry.slots)),
-            ))
+            Some((header, NonNull::slice_from_raw_parts(slots, usize::from(self.geometry.slots))))
         }
     }
 }
@@ -266,10 +252,7 @@ impl HeaderRef {
     /// Creates a reference to the header of `region`.
     #[must_use]
     pub fn new(region: &Arc<Region>) -> Self {
-        Self {
-            header: NonNull::from(region.header()),
-            _region: Arc::clone(region),
-        }
+        Self { header: NonNull::from(region.header()), _region: Arc::clone(region) }
     }
 }
 

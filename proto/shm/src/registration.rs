@@ -158,11 +158,7 @@ impl Hello {
     /// Returns the name without control characters, which could harm a terminal or a label.
     #[must_use]
     pub fn name(&self) -> String {
-        let end = self
-            .name
-            .iter()
-            .position(|&b| b == 0)
-            .unwrap_or(self.name.len());
+        let end = self.name.iter().position(|&b| b == 0).unwrap_or(self.name.len());
         String::from_utf8_lossy(&self.name[..end])
             .chars()
             .map(|c| if c.is_control() { '?' } else { c })
@@ -193,11 +189,7 @@ impl Hello {
         }
         let hello: Self = bytemuck::try_pod_read_unaligned(packet).map_err(|_| malformed())?;
         let known = hello.flags & !HELLO_FENCED == 0 && hello.reserved == [0; 2];
-        if known && hello.mode().is_some() {
-            Ok(hello)
-        } else {
-            Err(malformed())
-        }
+        if known && hello.mode().is_some() { Ok(hello) } else { Err(malformed()) }
     }
 }
 
@@ -221,19 +213,11 @@ impl Reply {
     /// Returns a refusal.
     #[must_use]
     pub fn reject(reason: Reason) -> Self {
-        Self {
-            kind: REJECT,
-            reason: reason as u32,
-            ..Self::zeroed().addressed()
-        }
+        Self { kind: REJECT, reason: reason as u32, ..Self::zeroed().addressed() }
     }
 
     fn addressed(self) -> Self {
-        Self {
-            magic: REPLY_MAGIC,
-            version: VERSION,
-            ..self
-        }
+        Self { magic: REPLY_MAGIC, version: VERSION, ..self }
     }
 
     /// Client: decodes a packet. Returns the shape of the region if the packet is a welcome.
@@ -261,11 +245,7 @@ impl Reply {
             (WELCOME, _) if version != VERSION => Err(RegistrationError::Version(version)),
             (WELCOME, _) => {
                 let (lanes, slots, colour) = (reply.lanes, reply.slots, reply.colour);
-                let geometry = Geometry {
-                    lanes,
-                    slots,
-                    colour,
-                };
+                let geometry = Geometry { lanes, slots, colour };
                 if geometry.is_valid() && geometry.region_bytes() as u64 == reply.region_bytes {
                     Ok(geometry)
                 } else {

@@ -138,12 +138,7 @@ impl Served {
         // One less, so that the first poll with a doorbell does not skip the lane.
         let rings = self.region.header().rings(index).wrapping_sub(1);
         let consumer = Consumer::new(memory, self.fenced);
-        self.lanes.push(Active {
-            index,
-            rings,
-            claimed: true,
-            consumer,
-        });
+        self.lanes.push(Active { index, rings, claimed: true, consumer });
     }
 
     /// Polls the lanes that may have records, at most `budget` records of each. `sink` gets each
@@ -225,16 +220,12 @@ impl Served {
     #[must_use]
     pub fn consumer(&mut self, lane: u16) -> Option<&mut Consumer> {
         let at = (*self.by_index.get(usize::from(lane))?)?;
-        self.lanes
-            .get_mut(usize::from(at))
-            .map(|active| &mut active.consumer)
+        self.lanes.get_mut(usize::from(at)).map(|active| &mut active.consumer)
     }
 
     /// Returns all consumers with their lanes.
     pub fn consumers(&mut self) -> impl Iterator<Item = (u16, &mut Consumer)> {
-        self.lanes
-            .iter_mut()
-            .map(|active| (active.index, &mut active.consumer))
+        self.lanes.iter_mut().map(|active| (active.index, &mut active.consumer))
     }
 
     /// Sets and clears bits of the attention word and wakes all sleeping threads of this client. It

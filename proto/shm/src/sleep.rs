@@ -93,10 +93,7 @@ impl WaiterLine {
         // store, so it is never part of the value that the sleep compares with.
         let wakes = self.wakes.load(Ordering::Acquire);
         self.awaited.store(what.encode(turn), Ordering::Relaxed);
-        Announced {
-            wakes,
-            ordered: crate::sync::heavy_fence(),
-        }
+        Announced { wakes, ordered: crate::sync::heavy_fence() }
     }
 
     /// Client: announces that it is awake.
@@ -205,10 +202,7 @@ mod system {
     }
 
     fn read(clock: libc::clockid_t) -> u64 {
-        let mut time = libc::timespec {
-            tv_sec: 0,
-            tv_nsec: 0,
-        };
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
         // SAFETY: `time` is a valid timespec to write to; both clocks always exist.
         unsafe { libc::clock_gettime(clock, &raw mut time) };
         time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64

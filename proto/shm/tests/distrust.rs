@@ -14,11 +14,7 @@ use laxity_shm::record::{Descriptor, Direction, Flow, Garbage, Record, Stage};
 use laxity_shm::served::Served;
 use proptest::prelude::*;
 
-const SMALL: Geometry = Geometry {
-    lanes: 3,
-    slots: 16,
-    colour: 2,
-};
+const SMALL: Geometry = Geometry { lanes: 3, slots: 16, colour: 2 };
 
 /// Returns a served client and the file of its region, for writing anywhere.
 fn served() -> (Served, File) {
@@ -33,8 +29,7 @@ fn served() -> (Served, File) {
 fn publish(file: &File, slot: u16, seq: u64, words: [u64; 6]) {
     let at = SMALL.lane_offset(0) as u64 + 256 + u64::from(slot) * 64;
     for (i, word) in words.iter().chain(&[0, published(seq)]).enumerate() {
-        file.write_all_at(&word.to_le_bytes(), at + i as u64 * 8)
-            .expect("writes");
+        file.write_all_at(&word.to_le_bytes(), at + i as u64 * 8).expect("writes");
     }
 }
 
@@ -53,12 +48,7 @@ fn lane() -> (Producer, Consumer) {
 }
 
 fn submit(bytes: u64) -> Descriptor {
-    Record::Submit(Flow {
-        bytes,
-        stage: Stage::P2d,
-        ..Flow::default()
-    })
-    .encode()
+    Record::Submit(Flow { bytes, stage: Stage::P2d, ..Flow::default() }).encode()
 }
 
 proptest! {
@@ -186,9 +176,7 @@ fn garbage_kills_the_lane_and_only_the_lane() {
     publish(&file, 0, 1, Record::LaneReset.encode().with_next(1).0);
     assert_eq!(first(&mut served), None, "dead");
     let other = LaneMemory::mapped(served.region(), 1).expect("lane");
-    Producer::new(other)
-        .publish(&Record::LaneReset)
-        .expect("room");
+    Producer::new(other).publish(&Record::LaneReset).expect("room");
     served.header().set_claimed(1, true);
     served.refresh();
     assert_eq!(first(&mut served), Some(Ok(Record::LaneReset)));
@@ -205,19 +193,11 @@ fn a_chain_that_leaves_the_lane_or_bites_itself_is_garbage() {
     publish(&file, 0, 1, submit(5).with_next(1).0);
     assert_eq!(first(&mut served).map(|r| r.is_ok()), Some(true));
     publish(&file, 1, 2, Record::LaneReset.encode().with_next(2).0);
-    assert_eq!(
-        first(&mut served).map(|r| r.is_ok()),
-        Some(true),
-        "a reset ends the flow"
-    );
+    assert_eq!(first(&mut served).map(|r| r.is_ok()), Some(true), "a reset ends the flow");
     publish(&file, 2, 3, submit(5).with_next(3).0);
     assert_eq!(first(&mut served).map(|r| r.is_ok()), Some(true));
     publish(&file, 3, 4, submit(5).with_next(2).0);
-    assert_eq!(
-        first(&mut served),
-        Some(Err(Garbage::Next(2))),
-        "slot 2 waits for a permit"
-    );
+    assert_eq!(first(&mut served), Some(Err(Garbage::Next(2))), "slot 2 waits for a permit");
 }
 
 #[test]
@@ -225,11 +205,7 @@ fn credit_of_a_record_that_is_refused_is_not_spent() {
     let (mut served, file) = served();
     served.consumer(0).expect("seen").grant_credit(0, 100);
     let record = Record::SubmitOnCredit {
-        flow: Flow {
-            bytes: 60,
-            stage: Stage::Collective,
-            ..Flow::default()
-        },
+        flow: Flow { bytes: 60, stage: Stage::Collective, ..Flow::default() },
         observed: false,
     };
     publish(&file, 0, 1, record.encode().with_next(0).0);
@@ -248,10 +224,7 @@ fn a_sweep_that_its_budget_stops_leaves_the_bell_ringing() {
     for _ in 0..10 {
         producer.publish(&Record::LaneReset).expect("room");
     }
-    assert_eq!(
-        served.sweep(4, |_, _, incoming| assert!(incoming.is_ok())),
-        4
-    );
+    assert_eq!(served.sweep(4, |_, _, incoming| assert!(incoming.is_ok())), 4);
     let mut came = 4;
     for _ in 0..4 {
         came += served.scan(4, |_, _, incoming| assert!(incoming.is_ok()));
@@ -265,16 +238,9 @@ fn credit_of_each_port_is_its_own() {
     let mut producer = Producer::new(LaneMemory::mapped(served.region(), 0).expect("lane"));
     for port in 0..CREDIT_PORTS {
         let granted = 10 + port as u64;
-        served
-            .consumer(0)
-            .expect("seen")
-            .grant_credit(port, granted);
+        served.consumer(0).expect("seen").grant_credit(port, granted);
         assert_eq!(producer.credit(port), granted);
-        let direction = if port % 2 == 0 {
-            Direction::Egress
-        } else {
-            Direction::Ingress
-        };
+        let direction = if port % 2 == 0 { Direction::Egress } else { Direction::Ingress };
         let flow = Flow {
             bytes: granted,
             nic: (port / 2) as u8,
@@ -282,10 +248,7 @@ fn credit_of_each_port_is_its_own() {
             stage: Stage::Collective,
             ..Flow::default()
         };
-        let record = Record::SubmitOnCredit {
-            flow,
-            observed: false,
-        };
+        let record = Record::SubmitOnCredit { flow, observed: false };
         producer.publish(&record).expect("room");
         assert_eq!(first(&mut served), Some(Ok(record)));
         let consumer = served.consumer(0).expect("seen");
@@ -297,52 +260,29 @@ fn credit_of_each_port_is_its_own() {
 fn credit_cannot_be_overdrawn() {
     let (mut served, _file) = served();
     let mut producer = Producer::new(LaneMemory::mapped(served.region(), 0).expect("lane"));
-    let flow = |bytes, nic| Flow {
-        bytes,
-        nic,
-        stage: Stage::Collective,
-        ..Flow::default()
-    };
+    let flow = |bytes, nic| Flow { bytes, nic, stage: Stage::Collective, ..Flow::default() };
     served.consumer(0).expect("seen").grant_credit(0, 100);
     assert_eq!(producer.credit(0), 100);
-    let on_credit = |flow| Record::SubmitOnCredit {
-        flow,
-        observed: false,
-    };
+    let on_credit = |flow| Record::SubmitOnCredit { flow, observed: false };
     producer.publish(&on_credit(flow(100, 0))).expect("room");
     assert!(matches!(first(&mut served), Some(Ok(_))));
     assert_eq!(served.consumer(0).expect("seen").credit(0), (100, 100));
     producer
-        .publish(&Record::SubmitOnCredit {
-            flow: flow(500, 99),
-            observed: true,
-        })
+        .publish(&Record::SubmitOnCredit { flow: flow(500, 99), observed: true })
         .expect("room");
-    assert!(
-        matches!(first(&mut served), Some(Ok(_))),
-        "observed flows use none"
-    );
+    assert!(matches!(first(&mut served), Some(Ok(_))), "observed flows use none");
     producer.publish(&on_credit(flow(1, 0))).expect("room");
     assert_eq!(first(&mut served), Some(Err(Garbage::Overdraft(1))));
 
     let (mut producer, mut consumer) = lane();
-    producer
-        .publish(&on_credit(flow(7, CREDIT_PORTS as u8)))
-        .expect("room");
-    assert_eq!(
-        consumer.poll(),
-        Some(Err(Garbage::Overdraft(7))),
-        "no counter, no credit"
-    );
+    producer.publish(&on_credit(flow(7, CREDIT_PORTS as u8))).expect("room");
+    assert_eq!(consumer.poll(), Some(Err(Garbage::Overdraft(7))), "no counter, no credit");
 }
 
 #[test]
 fn a_permit_for_a_flow_that_is_not_there_writes_nothing() {
     let (mut producer, mut consumer) = lane();
-    let at = producer.publish_gated(&Record::Submit(Flow {
-        bytes: 9,
-        ..Flow::default()
-    }));
+    let at = producer.publish_gated(&Record::Submit(Flow { bytes: 9, ..Flow::default() }));
     let at = at.expect("room");
     let word = producer.word(at.slot);
     for wrong in [
@@ -350,14 +290,9 @@ fn a_permit_for_a_flow_that_is_not_there_writes_nothing() {
         SlotRef { tag: 0, ..at },
         SlotRef { tag: 2, ..at },
         SlotRef { slot: 5, ..at },
-        SlotRef {
-            slot: u16::MAX,
-            ..at
-        },
+        SlotRef { slot: u16::MAX, ..at },
     ] {
-        consumer
-            .permit(wrong, 9, 1, true)
-            .expect_err("not consumed, or not there");
+        consumer.permit(wrong, 9, 1, true).expect_err("not consumed, or not there");
         assert!(!consumer.is_waiting(wrong));
     }
     assert_eq!(producer.word(at.slot), word);
@@ -370,19 +305,12 @@ fn a_permit_for_a_flow_that_is_not_there_writes_nothing() {
 #[test]
 fn slots_come_back_in_any_order_and_a_full_lane_says_so() {
     let (mut producer, mut consumer) = lane();
-    let submit = Record::Submit(Flow {
-        bytes: 1,
-        ..Flow::default()
-    });
+    let submit = Record::Submit(Flow { bytes: 1, ..Flow::default() });
     let mut flows = Vec::new();
     while let Ok(at) = producer.publish_gated(&submit) {
         flows.push(at);
     }
-    assert_eq!(
-        flows.len(),
-        13,
-        "one slot reserved, two kept for other messages"
-    );
+    assert_eq!(flows.len(), 13, "one slot reserved, two kept for other messages");
     producer.publish(&Record::LaneReset).expect("kept for this");
     producer.publish(&Record::LaneReset).expect("kept for this");
     producer.publish(&Record::LaneReset).expect_err("full");

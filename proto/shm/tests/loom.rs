@@ -39,22 +39,11 @@ fn bounded(preemptions: usize, model: impl Fn() + Send + Sync + 'static) {
 
 /// Returns a record whose fields all depend on `n`, so that a torn or stale copy shows.
 fn hint(n: u64) -> Record {
-    Record::RequestJoin {
-        batch: n,
-        request: n << 8,
-        deadline_ns: !n,
-        bytes: n * 3,
-    }
+    Record::RequestJoin { batch: n, request: n << 8, deadline_ns: !n, bytes: n * 3 }
 }
 
 fn flow(bytes: u64) -> Flow {
-    Flow {
-        bytes,
-        batch: bytes,
-        request: bytes,
-        deadline_ns: bytes,
-        ..Flow::default()
-    }
+    Flow { bytes, batch: bytes, request: bytes, deadline_ns: bytes, ..Flow::default() }
 }
 
 fn take(consumer: &mut Consumer) -> laxity_shm::consumer::Incoming {
@@ -117,15 +106,10 @@ fn a_permit_in_chunks_is_granted_once_and_its_slot_is_free_after_the_last() {
     bounded(3, || {
         let (mut producer, mut consumer) = lane();
         let client = thread::spawn(move || {
-            let at = producer
-                .publish_gated(&Record::Submit(flow(10)))
-                .expect("room");
+            let at = producer.publish_gated(&Record::Submit(flow(10))).expect("room");
             let mut granted = 0;
             loop {
-                if let State::Permit {
-                    cumulative, last, ..
-                } = producer.state(at)
-                {
+                if let State::Permit { cumulative, last, .. } = producer.state(at) {
                     assert!(cumulative >= granted, "never takes back");
                     granted = cumulative;
                     if last {
@@ -142,9 +126,7 @@ fn a_permit_in_chunks_is_granted_once_and_its_slot_is_free_after_the_last() {
         assert_eq!(first.record, Record::Submit(flow(10)));
         let _ = consumer.permit(first.at, 4, 2, false).expect("waits");
         let _ = consumer.permit(first.at, 10, 2, true).expect("waits");
-        consumer
-            .permit(first.at, 10, 2, true)
-            .expect_err("had its last");
+        consumer.permit(first.at, 10, 2, true).expect_err("had its last");
         assert_eq!(take(&mut consumer).record, hint(7));
         client.join().expect("client");
     });
@@ -157,20 +139,10 @@ fn a_permit_that_crosses_a_withdrawal_reaches_nobody() {
     bounded(3, || {
         let (mut producer, mut consumer) = lane();
         let client = thread::spawn(move || {
-            let at = producer
-                .publish_gated(&Record::Submit(flow(10)))
-                .expect("room");
+            let at = producer.publish_gated(&Record::Submit(flow(10))).expect("room");
             let seen = match producer.state(at) {
-                State::Permit {
-                    cumulative,
-                    last: false,
-                    ..
-                } => cumulative,
-                State::Permit {
-                    cumulative,
-                    last: true,
-                    ..
-                } => {
+                State::Permit { cumulative, last: false, .. } => cumulative,
+                State::Permit { cumulative, last: true, .. } => {
                     producer.release(at);
                     return (cumulative, 0, None);
                 }
@@ -205,10 +177,7 @@ fn a_permit_that_crosses_a_withdrawal_reaches_nobody() {
         {
             told = Some(granted);
         }
-        assert_eq!(
-            told, withdrawn,
-            "the daemon learns how much went out with its leave"
-        );
+        assert_eq!(told, withdrawn, "the daemon learns how much went out with its leave");
     });
 }
 
@@ -217,9 +186,7 @@ fn a_withdrawn_slot_comes_back_only_after_the_daemon_forgot_the_flow() {
     bounded(2, || {
         let (mut producer, mut consumer) = lane();
         let client = thread::spawn(move || {
-            let at = producer
-                .publish_gated(&Record::Submit(flow(10)))
-                .expect("room");
+            let at = producer.publish_gated(&Record::Submit(flow(10))).expect("room");
             producer.withdraw(at, 0).expect("room");
             // Fill the lane, so that the slot is used again.
             let mut rounds = 0;
@@ -233,20 +200,11 @@ fn a_withdrawn_slot_comes_back_only_after_the_daemon_forgot_the_flow() {
         let first = take(&mut consumer);
         // The latest possible permit: just before the daemon reads the withdrawal.
         let _ = consumer.permit(first.at, 10, 2, false);
-        assert!(matches!(
-            take(&mut consumer).record,
-            Record::Cancelled { granted: 0, .. }
-        ));
-        consumer
-            .permit(first.at, 10, 2, true)
-            .expect_err("forgotten");
+        assert!(matches!(take(&mut consumer).record, Record::Cancelled { granted: 0, .. }));
+        consumer.permit(first.at, 10, 2, true).expect_err("forgotten");
         consumer.flush();
         for n in 1..=u64::from(SLOTS) {
-            assert_eq!(
-                take(&mut consumer).record,
-                hint(n),
-                "not torn by a late permit"
-            );
+            assert_eq!(take(&mut consumer).record, hint(n), "not torn by a late permit");
             consumer.flush();
         }
         client.join().expect("client");
@@ -276,9 +234,7 @@ fn credit_only_grows_and_is_never_seen_larger_than_granted() {
 fn no_wake_up_of_a_client_is_lost() {
     bounded(3, || {
         let (mut producer, mut consumer) = lane();
-        let at = producer
-            .publish_gated(&Record::Submit(flow(10)))
-            .expect("room");
+        let at = producer.publish_gated(&Record::Submit(flow(10))).expect("room");
         let client = thread::spawn(move || {
             let mut known = producer.word(at.slot);
             for turn in 1.. {
@@ -313,9 +269,7 @@ fn no_wake_up_of_a_client_is_lost() {
 fn the_waker_sees_the_sleeper_or_the_sleeper_sees_the_permit() {
     loom::model(|| {
         let (mut producer, mut consumer) = lane();
-        let at = producer
-            .publish_gated(&Record::Submit(flow(10)))
-            .expect("room");
+        let at = producer.publish_gated(&Record::Submit(flow(10))).expect("room");
         let first = take(&mut consumer);
         let client = thread::spawn(move || {
             let known = producer.word(at.slot);
@@ -377,9 +331,6 @@ fn no_record_is_missed_when_doorbells_are_switched_on() {
         heavy_fence();
         let found = consumer.poll().is_some();
         client.join().expect("client");
-        assert!(
-            found || header.rings(0) == 1,
-            "in the lane, and no bell rang"
-        );
+        assert!(found || header.rings(0) == 1, "in the lane, and no bell rang");
     });
 }

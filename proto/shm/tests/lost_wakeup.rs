@@ -35,10 +35,8 @@ struct Disorder(u64);
 
 impl Disorder {
     fn below(&mut self, n: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % n
     }
 
@@ -73,30 +71,12 @@ fn no_wake_up_is_lost_in_a_thousand_runs_of_four_clients() {
         .collect();
     let mut clients = Vec::new();
     while clients.len() < CLIENTS {
-        assert!(
-            registration::wait_readable(listener.as_fd(), WATCHDOG),
-            "clients come"
-        );
-        let socket = registration::accept(listener.as_fd())
-            .expect("accepts")
-            .expect("readable");
-        assert!(
-            registration::wait_readable(socket.as_fd(), WATCHDOG),
-            "clients greet"
-        );
-        registration::receive_hello(socket.as_fd())
-            .expect("greets")
-            .expect("readable");
+        assert!(registration::wait_readable(listener.as_fd(), WATCHDOG), "clients come");
+        let socket = registration::accept(listener.as_fd()).expect("accepts").expect("readable");
+        assert!(registration::wait_readable(socket.as_fd(), WATCHDOG), "clients greet");
+        registration::receive_hello(socket.as_fd()).expect("greets").expect("readable");
         let colour = clients.len() as u8;
-        let served = Served::new(
-            Geometry {
-                lanes: 1,
-                slots: 16,
-                colour,
-            },
-            false,
-        )
-        .expect("region");
+        let served = Served::new(Geometry { lanes: 1, slots: 16, colour }, false).expect("region");
         served.welcome(socket.as_fd()).expect("welcomed");
         clients.push((socket, served));
     }
@@ -135,11 +115,7 @@ fn serve(clients: &mut Vec<(OwnedFd, Served)>) -> u64 {
             work += permit_first(index, served, &mut second, &mut flows);
         }
         if work == 0 {
-            let entry = |fd: i32| libc::pollfd {
-                fd,
-                events: libc::POLLIN,
-                revents: 0,
-            };
+            let entry = |fd: i32| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
             let mut fds: Vec<_> = clients
                 .iter()
                 .flat_map(|(socket, served)| [socket.as_raw_fd(), served.eventfd().as_raw_fd()])
@@ -191,9 +167,7 @@ fn a_client_process_of_the_stress() {
     registration::send_hello(socket.as_fd(), &Hello::new("stress", Mode::Enforce, false))
         .expect("greets");
     assert!(registration::wait_readable(socket.as_fd(), WATCHDOG));
-    let welcome = registration::receive_reply(socket.as_fd())
-        .expect("welcome")
-        .expect("readable");
+    let welcome = registration::receive_reply(socket.as_fd()).expect("welcome").expect("readable");
     let region = Region::map(welcome.memfd, welcome.geometry).expect("maps");
     let mut producer = Producer::new(LaneMemory::mapped(&region, 0).expect("lane"));
     region.header().set_claimed(0, true);
@@ -204,10 +178,7 @@ fn a_client_process_of_the_stress() {
             until_the_daemon_sleeps(&region);
         }
         for _ in 0..FLOWS {
-            let record = Record::Submit(Flow {
-                bytes: 10,
-                ..Flow::default()
-            });
+            let record = Record::Submit(Flow { bytes: 10, ..Flow::default() });
             let at = producer.publish_gated(&record).expect("room");
             let seen = region.header().after_publish();
             if seen != 0 && region.header().answer(0, seen) {
@@ -228,11 +199,7 @@ fn await_all(producer: &mut Producer, at: SlotRef, turn: &mut u64, disorder: &mu
         }
         *turn += 1;
         let waiter = &producer.memory().header().waiter;
-        let what = if turn.is_multiple_of(2) {
-            Awaited::Any
-        } else {
-            Awaited::Slot(at.slot)
-        };
+        let what = if turn.is_multiple_of(2) { Awaited::Any } else { Awaited::Slot(at.slot) };
         let announced = waiter.announce(what, *turn);
         assert!(announced.ordered);
         if producer.word(at.slot) == known {

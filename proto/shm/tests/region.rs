@@ -19,11 +19,7 @@ use laxity_shm::served::Served;
 const SMALL: Geometry = shape(2, 16, 1);
 
 const fn shape(lanes: u16, slots: u16, colour: u8) -> Geometry {
-    Geometry {
-        lanes,
-        slots,
-        colour,
-    }
+    Geometry { lanes, slots, colour }
 }
 
 fn copy(fd: impl AsFd) -> OwnedFd {
@@ -78,17 +74,10 @@ fn a_region_of_another_size_or_shape_is_refused() {
             answer => panic!("{other:?}: {answer:?}"),
         }
     }
-    for invalid in [
-        shape(0, 16, 1),
-        shape(1025, 16, 1),
-        shape(2, 7, 1),
-        shape(2, 4097, 1),
-        shape(2, 16, 64),
-    ] {
-        for refused in [
-            Region::create(invalid),
-            Region::map(copy(region.memfd()), invalid),
-        ] {
+    for invalid in
+        [shape(0, 16, 1), shape(1025, 16, 1), shape(2, 7, 1), shape(2, 4097, 1), shape(2, 16, 64)]
+    {
+        for refused in [Region::create(invalid), Region::map(copy(region.memfd()), invalid)] {
             assert!(matches!(refused, Err(RegionError::Geometry(_))));
         }
     }
@@ -113,66 +102,37 @@ fn connected() -> (tempfile::TempDir, OwnedFd, OwnedFd) {
     let dir = tempfile::tempdir().expect("temporary directory");
     let path = dir.path().join("s");
     let listener = registration::listen(&path).expect("listens");
-    assert!(
-        registration::accept(listener.as_fd())
-            .expect("accepts")
-            .is_none(),
-        "nobody yet"
-    );
+    assert!(registration::accept(listener.as_fd()).expect("accepts").is_none(), "nobody yet");
     let client = registration::connect(&path).expect("connects");
-    let daemon = registration::accept(listener.as_fd())
-        .expect("accepts")
-        .expect("one waits");
+    let daemon = registration::accept(listener.as_fd()).expect("accepts").expect("one waits");
     (dir, client, daemon)
 }
 
 #[test]
 fn a_client_registers_and_gets_a_region_and_an_eventfd() {
     let (_dir, client, daemon) = connected();
-    assert!(
-        receive_hello(daemon.as_fd()).expect("open").is_none(),
-        "has not spoken yet"
-    );
+    assert!(receive_hello(daemon.as_fd()).expect("open").is_none(), "has not spoken yet");
     let hello = Hello::new("näme\u{7}", Mode::Observe, true);
     registration::send_hello(client.as_fd(), &hello).expect("greets");
-    let heard = receive_hello(daemon.as_fd())
-        .expect("valid")
-        .expect("arrived");
+    let heard = receive_hello(daemon.as_fd()).expect("valid").expect("arrived");
     assert_eq!(heard, hello);
-    assert_eq!(
-        (heard.name().as_str(), heard.mode()),
-        ("näme?", Some(Mode::Observe))
-    );
-    assert_eq!(
-        heard.flags & registration::HELLO_FENCED,
-        registration::HELLO_FENCED
-    );
+    assert_eq!((heard.name().as_str(), heard.mode()), ("näme?", Some(Mode::Observe)));
+    assert_eq!(heard.flags & registration::HELLO_FENCED, registration::HELLO_FENCED);
     let peer = registration::peer(daemon.as_fd()).expect("credentials");
     assert_eq!(peer.pid, std::process::id());
 
     let served = Served::new(SMALL, false).expect("served");
     assert!(receive_reply(client.as_fd()).expect("open").is_none());
     served.welcome(daemon.as_fd()).expect("sends");
-    assert!(registration::wait_readable(
-        client.as_fd(),
-        Duration::from_secs(5)
-    ));
-    let welcome = receive_reply(client.as_fd())
-        .expect("valid")
-        .expect("arrived");
+    assert!(registration::wait_readable(client.as_fd(), Duration::from_secs(5)));
+    let welcome = receive_reply(client.as_fd()).expect("valid").expect("arrived");
     assert_eq!(welcome.geometry, SMALL);
     let region = Region::map(welcome.memfd, welcome.geometry).expect("maps");
     assert_eq!(region.header().daemon_pid(), std::process::id());
     registration::ring(welcome.eventfd.as_fd());
-    assert!(registration::wait_readable(
-        served.eventfd(),
-        Duration::from_secs(5)
-    ));
+    assert!(registration::wait_readable(served.eventfd(), Duration::from_secs(5)));
     registration::drain(served.eventfd());
-    assert!(!registration::wait_readable(
-        served.eventfd(),
-        Duration::ZERO
-    ));
+    assert!(!registration::wait_readable(served.eventfd(), Duration::ZERO));
 
     assert!(!registration::is_hung_up(client.as_fd()));
     drop(daemon);
@@ -196,10 +156,7 @@ fn another_version_is_told_apart_from_nonsense() {
     newer[4..8].copy_from_slice(&(VERSION + 1).to_le_bytes());
     assert!(matches!(Hello::parse(&newer), Err(RegistrationError::Version(v)) if v == VERSION + 1));
     newer.extend_from_slice(&[0; 40]);
-    assert!(
-        matches!(Hello::parse(&newer), Err(RegistrationError::Version(_))),
-        "of any length"
-    );
+    assert!(matches!(Hello::parse(&newer), Err(RegistrationError::Version(_))), "of any length");
     let changed = |offset: usize, value| {
         let mut changed = bytes.clone();
         changed[offset] = value;
@@ -224,10 +181,7 @@ fn a_rejection_says_why_and_by_which_version() {
     let (_dir, client, daemon) = connected();
     registration::send_reject(daemon.as_fd(), Reason::Version).expect("sends");
     match receive_reply(client.as_fd()) {
-        Err(RegistrationError::Rejected {
-            reason: Reason::Version,
-            version: VERSION,
-        }) => {}
+        Err(RegistrationError::Rejected { reason: Reason::Version, version: VERSION }) => {}
         other => panic!("{other:?}"),
     }
     let mut reply = bytemuck::bytes_of(&Reply::welcome(SMALL)).to_vec();
@@ -237,19 +191,14 @@ fn a_rejection_says_why_and_by_which_version() {
     assert!(matches!(answer, Err(RegistrationError::Version(_))));
     reply[4] -= 1;
     reply[17] += 1;
-    assert!(
-        matches!(Reply::parse(&reply), Err(RegistrationError::Malformed(_))),
-        "size disagrees"
-    );
+    assert!(matches!(Reply::parse(&reply), Err(RegistrationError::Malformed(_))), "size disagrees");
 }
 
 #[test]
 fn a_welcome_without_its_descriptors_is_refused() {
     let (_dir, client, daemon) = connected();
     let stream = UnixStream::from(copy(&daemon));
-    (&stream)
-        .write_all(bytemuck::bytes_of(&Reply::welcome(SMALL)))
-        .expect("sends");
+    (&stream).write_all(bytemuck::bytes_of(&Reply::welcome(SMALL))).expect("sends");
     let answer = receive_reply(client.as_fd());
     assert!(matches!(answer, Err(RegistrationError::Malformed(_))));
     drop(stream);

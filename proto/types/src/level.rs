@@ -22,20 +22,12 @@ impl Level {
     /// Returns the zero-based row in a table of [`Level::ROWS`]. The scavenger has the last row.
     #[must_use]
     pub const fn row(self) -> usize {
-        if self.0 >= 1 && self.0 <= Self::COUNT_MAX {
-            self.0 as usize - 1
-        } else {
-            Self::ROWS - 1
-        }
+        if self.0 >= 1 && self.0 <= Self::COUNT_MAX { self.0 as usize - 1 } else { Self::ROWS - 1 }
     }
 }
 
 impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if *self == Self::SCAVENGER {
-            f.write_str("scavenger")
-        } else {
-            write!(f, "P{}", self.0)
-        }
+        if *self == Self::SCAVENGER { f.write_str("scavenger") } else { write!(f, "P{}", self.0) }
     }
 }

@@ -104,16 +104,10 @@ impl fmt::Display for Stage {
 const _: () = {
     let mut index = 0;
     while index < Stage::ALL.len() {
-        assert!(
-            Stage::ALL[index].index() == index,
-            "numbers follow each other from 1"
-        );
+        assert!(Stage::ALL[index].index() == index, "numbers follow each other from 1");
         index += 1;
     }
-    assert!(
-        Stage::ALL.len() < 8,
-        "`Stage::bit` has room for seven stages"
-    );
+    assert!(Stage::ALL.len() < 8, "`Stage::bit` has room for seven stages");
 };
 
 stages! {

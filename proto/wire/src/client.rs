@@ -97,11 +97,7 @@ impl ControlClient {
             Ok(stream)
         };
         match open() {
-            Ok(stream) => Ok(Self {
-                path,
-                timeout,
-                stream: BufReader::new(stream),
-            }),
+            Ok(stream) => Ok(Self { path, timeout, stream: BufReader::new(stream) }),
             Err(cause) => Err(ControlError::Connect { path, cause }),
         }
     }
@@ -114,10 +110,7 @@ impl ControlClient {
         let mut line = serde_json::to_vec(&Envelope::new(request))
             .map_err(|e| self.malformed(e.to_string()))?;
         line.push(b'\n');
-        self.stream
-            .get_mut()
-            .write_all(&line)
-            .map_err(|e| self.io(e))?;
+        self.stream.get_mut().write_all(&line).map_err(|e| self.io(e))?;
 
         line.clear();
         let limit = RESPONSE_BYTES_MAX as u64;
@@ -170,11 +163,7 @@ impl ControlClient {
     /// # Errors
     /// As [`Self::call`].
     pub fn trace_start(&mut self, seconds: u64, events: u64) -> Result<String, ControlError> {
-        self.message(&Request::TraceStart {
-            seconds,
-            events,
-            attended: true,
-        })
+        self.message(&Request::TraceStart { seconds, events, attended: true })
     }
 
     /// Returns the next part of the trace.
@@ -204,19 +193,15 @@ impl ControlClient {
     }
 
     fn malformed(&self, problem: String) -> ControlError {
-        ControlError::Malformed {
-            path: self.path.clone(),
-            problem,
-        }
+        ControlError::Malformed { path: self.path.clone(), problem }
     }
 
     fn io(&self, cause: std::io::Error) -> ControlError {
         let path = self.path.clone();
         match cause.kind() {
-            ErrorKind::WouldBlock | ErrorKind::TimedOut => ControlError::Timeout {
-                path,
-                timeout: self.timeout,
-            },
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => {
+                ControlError::Timeout { path, timeout: self.timeout }
+            }
             _ => ControlError::Broken { path, cause },
         }
     }

@@ -126,17 +126,12 @@ pub enum Response {
 impl Response {
     /// Makes an answer that says what happened.
     pub fn done(message: impl Into<String>) -> Self {
-        Self::Done {
-            message: message.into(),
-            needs_restart: Vec::new(),
-        }
+        Self::Done { message: message.into(), needs_restart: Vec::new() }
     }
 
     /// Makes an answer that says what was wrong.
     pub fn error(message: impl Into<String>) -> Self {
-        Self::Error {
-            message: message.into(),
-        }
+        Self::Error { message: message.into() }
     }
 }
 
@@ -172,10 +167,7 @@ mod tests {
     fn a_request_is_one_flat_object_with_a_version() {
         let line = serde_json::to_string(&Envelope::new(Request::Bypass { on: true })).unwrap();
         assert_eq!(line, r#"{"v":1,"op":"bypass","on":true}"#);
-        assert_eq!(
-            parse_request(line.as_bytes()),
-            Ok(Request::Bypass { on: true })
-        );
+        assert_eq!(parse_request(line.as_bytes()), Ok(Request::Bypass { on: true }));
     }
 
     #[test]
@@ -183,18 +175,10 @@ mod tests {
         for request in [
             Request::Status,
             Request::Bypass { on: false },
-            Request::SetPolicy {
-                policy: "mfs".into(),
-            },
-            Request::SetMode {
-                mode: "observe".into(),
-            },
+            Request::SetPolicy { policy: "mfs".into() },
+            Request::SetMode { mode: "observe".into() },
             Request::Reload,
-            Request::TraceStart {
-                seconds: 10,
-                events: 1000,
-                attended: true,
-            },
+            Request::TraceStart { seconds: 10, events: 1000, attended: true },
             Request::TraceRead,
             Request::TraceStop,
             Request::Version,
@@ -213,10 +197,7 @@ mod tests {
     #[test]
     fn an_unknown_operation_lists_the_known_ones() {
         let error = parse_request(br#"{"v":1,"op":"levitate"}"#).unwrap_err();
-        assert!(
-            error.contains("levitate") && error.contains("status"),
-            "{error}"
-        );
+        assert!(error.contains("levitate") && error.contains("status"), "{error}");
     }
 
     #[test]

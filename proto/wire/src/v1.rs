@@ -88,16 +88,10 @@ mod tests {
         // Field 900, length-delimited, with the value "x": an arm of the oneof that no release has.
         let unknown = [0xa2, 0x38, 0x01, b'x'];
         assert_eq!(Event::decode(&unknown[..]), Ok(Event { event: None }));
-        let mut report = Report {
-            sequence: 4,
-            ..Report::default()
-        }
-        .encode_to_vec();
+        let mut report = Report { sequence: 4, ..Report::default() }.encode_to_vec();
         report.extend([0x1a, unknown.len() as u8]);
         report.extend(unknown);
-        let known = Event {
-            event: Some(event::Event::BatchStarted(BatchStarted { batch: 9 })),
-        };
+        let known = Event { event: Some(event::Event::BatchStarted(BatchStarted { batch: 9 })) };
         let encoded = known.encode_to_vec();
         report.extend([0x1a, encoded.len() as u8]);
         report.extend(encoded);
@@ -107,10 +101,7 @@ mod tests {
 
     #[test]
     fn an_unknown_field_of_a_message_is_ignored() {
-        let mut hello = Hello {
-            host: "a".into(),
-            ..Hello::default()
-        };
+        let mut hello = Hello { host: "a".into(), ..Hello::default() };
         let mut bytes = hello.encode_to_vec();
         bytes.extend([0xa2, 0x38, 0x01, b'x']);
         hello.applied = None;

@@ -36,10 +36,7 @@ pub fn by_level(bytes: &[u64]) -> Vec<Queue> {
         last if last == bytes.len() => "scavenger".to_owned(),
         level => format!("P{level}"),
     };
-    let queue = |(index, &bytes)| Queue {
-        name: name(index),
-        bytes,
-    };
+    let queue = |(index, &bytes)| Queue { name: name(index), bytes };
     bytes.iter().enumerate().map(queue).collect()
 }
 
@@ -47,10 +44,7 @@ pub fn by_level(bytes: &[u64]) -> Vec<Queue> {
 /// does not have are left out.
 #[must_use]
 pub fn by_stage(bytes: &[u64]) -> Vec<Queue> {
-    let queue = |(stage, &bytes): (Stage, &u64)| Queue {
-        name: stage.name().to_owned(),
-        bytes,
-    };
+    let queue = |(stage, &bytes): (Stage, &u64)| Queue { name: stage.name().to_owned(), bytes };
     Stage::ALL.into_iter().zip(bytes).map(queue).collect()
 }
 
@@ -103,10 +97,7 @@ mod tests {
 
     #[test]
     fn an_id_of_64_bits_survives_readers_of_json_that_keep_53() {
-        let status = v1::BatchStatus {
-            batch: u64::MAX,
-            ..v1::BatchStatus::default()
-        };
+        let status = v1::BatchStatus { batch: u64::MAX, ..v1::BatchStatus::default() };
         let json = serde_json::to_value(&status).expect("JSON");
         assert_eq!(json["batch"], u64::MAX.to_string());
         assert!(json["rank"].is_null(), "keys are always there");
@@ -124,10 +115,7 @@ mod tests {
         let queues =
             r#""queued_by_level":[{"name":"P1","bytes":1},{"name":"scavenger","bytes":2}]"#;
         assert!(json.contains(queues), "{json}");
-        assert!(
-            json.starts_with(r#"{"port":"eth0","direction":"egress","rate"#),
-            "{json}"
-        );
+        assert!(json.starts_with(r#"{"port":"eth0","direction":"egress","rate"#), "{json}");
         let events = [
             (Event::Missed(3), r#"{"event":"missed","events":3}"#),
             (

@@ -1,8 +1,5 @@
 //! Tests of the blocking client against scripted daemons.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test that panics is a test that fails"
-)]
+#![allow(clippy::unwrap_used, reason = "a test that panics is a test that fails")]
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixListener;
@@ -40,10 +37,9 @@ fn line(response: &Response) -> Vec<u8> {
 #[test]
 fn a_status_and_a_bypass_make_the_round_trip_on_one_connection() {
     let path = daemon("round", |request| match parse_request(request).unwrap() {
-        Request::Status => line(&Response::Status(Box::new(Status {
-            pid: 42,
-            ..Status::default()
-        }))),
+        Request::Status => {
+            line(&Response::Status(Box::new(Status { pid: 42, ..Status::default() })))
+        }
         Request::Bypass { on } => line(&Response::done(format!("bypass {on}"))),
         _ => line(&Response::error("no")),
     });
@@ -76,10 +72,7 @@ fn no_daemon_is_named_with_its_socket() {
 fn an_answer_that_is_no_answer_is_malformed() {
     let path = daemon("garbage", |_| b"HTTP/1.1 400 Bad Request\n".to_vec());
     let mut client = ControlClient::connect(&path, Duration::from_secs(5)).unwrap();
-    assert!(matches!(
-        client.status(),
-        Err(ControlError::Malformed { .. })
-    ));
+    assert!(matches!(client.status(), Err(ControlError::Malformed { .. })));
     std::fs::remove_file(path).unwrap();
 }
 
@@ -91,10 +84,7 @@ fn who_may_not_operate_the_daemon_is_told_who_may() {
         ControlError::Connect { path, cause }.to_string()
     };
     let denied = text(std::io::ErrorKind::PermissionDenied);
-    assert!(
-        denied.contains("sudo") && !denied.contains("is it running"),
-        "{denied}"
-    );
+    assert!(denied.contains("sudo") && !denied.contains("is it running"), "{denied}");
     let nobody = text(std::io::ErrorKind::ConnectionRefused);
     assert!(nobody.contains("is it running"), "{nobody}");
 }

@@ -18,26 +18,20 @@ use laxity_shm::record::Record;
 fn library() -> PathBuf {
     let own = std::env::current_exe().expect("own path");
     let deps = own.parent().expect("deps").to_owned();
-    let named = [
-        deps.join("liblaxity_client.a"),
-        deps.join("../liblaxity_client.a"),
-    ];
-    named
-        .into_iter()
-        .find(|path| path.exists())
-        .unwrap_or_else(|| {
-            // File names have hashes, so take the newest.
-            let mut found: Vec<_> = std::fs::read_dir(&deps)
-                .expect("deps")
-                .flatten()
-                .filter(|entry| {
-                    let name = entry.file_name().to_string_lossy().into_owned();
-                    name.starts_with("liblaxity_client") && name.ends_with(".a")
-                })
-                .collect();
-            found.sort_by_key(|entry| entry.metadata().and_then(|m| m.modified()).ok());
-            found.pop().expect("a static library").path()
-        })
+    let named = [deps.join("liblaxity_client.a"), deps.join("../liblaxity_client.a")];
+    named.into_iter().find(|path| path.exists()).unwrap_or_else(|| {
+        // File names have hashes, so take the newest.
+        let mut found: Vec<_> = std::fs::read_dir(&deps)
+            .expect("deps")
+            .flatten()
+            .filter(|entry| {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                name.starts_with("liblaxity_client") && name.ends_with(".a")
+            })
+            .collect();
+        found.sort_by_key(|entry| entry.metadata().and_then(|m| m.modified()).ok());
+        found.pop().expect("a static library").path()
+    })
 }
 
 fn compile(compiler: &str, flags: &[&str], example: &str, into: &Path) -> Output {
@@ -64,11 +58,7 @@ fn run(program: &Path, socket: &Path) -> Vec<String> {
         .output()
         .expect("the program runs");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        output.status.success(),
-        "{text}{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     text.lines().map(str::to_owned).collect()
 }
 
@@ -77,11 +67,7 @@ fn a_c_program_sends_under_the_scheduler_and_without_it() {
     let dir = tempfile::tempdir().expect("temporary directory");
     let program = dir.path().join("send");
     let compiled = compile("cc", &["-std=c99"], "send.c", &program);
-    assert!(
-        compiled.status.success(),
-        "{}",
-        String::from_utf8_lossy(&compiled.stderr)
-    );
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
 
     let alone = run(&program, &dir.path().join("none.sock"));
     assert_eq!(alone[0], "sizes 40 48 64 16 64");
@@ -91,10 +77,7 @@ fn a_c_program_sends_under_the_scheduler_and_without_it() {
     let daemon = TestDaemon::start();
     daemon.knobs.chunk.store(1000, Ordering::SeqCst);
     let together = run(&program, &daemon.socket);
-    assert!(
-        together[2].starts_with("sent 141005 scheduled 141000 bypassed 0"),
-        "{together:?}"
-    );
+    assert!(together[2].starts_with("sent 141005 scheduled 141000 bypassed 0"), "{together:?}");
     eventually("completions arrive", || {
         daemon.knobs.completed_bytes.load(Ordering::SeqCst) == 141_000
     });
@@ -107,16 +90,8 @@ fn a_c_program_sends_under_the_scheduler_and_without_it() {
         matches!(
             hints[..],
             [
-                Record::BatchBegin {
-                    batch: 1,
-                    layers: 32,
-                    layer_time_ns: 2_000_000
-                },
-                Record::RequestJoin {
-                    batch: 1,
-                    request: 7,
-                    ..
-                },
+                Record::BatchBegin { batch: 1, layers: 32, layer_time_ns: 2_000_000 },
+                Record::RequestJoin { batch: 1, request: 7, .. },
                 Record::LayerBegin { batch: 1, layer: 3 },
                 Record::ComputeEnd { batch: 1 },
                 Record::RequestEnd { request: 7 },
@@ -136,11 +111,7 @@ fn the_header_is_accepted_by_a_cpp_compiler() {
     let flags = ["-std=c++11", "-x", "c++", "-Wno-missing-field-initializers"];
     for example in ["send.c", "hints.c"] {
         let compiled = compile("c++", &flags, example, &dir.path().join("program"));
-        assert!(
-            compiled.status.success(),
-            "{}",
-            String::from_utf8_lossy(&compiled.stderr)
-        );
+        assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
     }
 }
 
@@ -149,11 +120,7 @@ fn a_c_engine_says_what_it_knows_and_hears_what_makes_no_sense() {
     let dir = tempfile::tempdir().expect("temporary directory");
     let program = dir.path().join("hints");
     let compiled = compile("cc", &["-std=c99"], "hints.c", &program);
-    assert!(
-        compiled.status.success(),
-        "{}",
-        String::from_utf8_lossy(&compiled.stderr)
-    );
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
     let said = [
         "sizes 32 112",
         "offsets 24 104",
@@ -171,11 +138,7 @@ fn a_c_engine_says_what_it_knows_and_hears_what_makes_no_sense() {
         matches!(
             heard[..],
             [
-                Record::BatchBegin {
-                    batch: 1,
-                    layers: 32,
-                    layer_time_ns: 2_000_000
-                },
+                Record::BatchBegin { batch: 1, layers: 32, layer_time_ns: 2_000_000 },
                 Record::RequestJoin {
                     batch: 1,
                     request: 0xaf63_dc4c_8601_ec8c,
@@ -185,9 +148,7 @@ fn a_c_engine_says_what_it_knows_and_hears_what_makes_no_sense() {
                 Record::BatchQueued { batch: 1, ahead: 9 },
                 Record::LayerBegin { batch: 1, layer: 3 },
                 Record::ComputeEnd { batch: 1 },
-                Record::RequestEnd {
-                    request: 0xaf63_dc4c_8601_ec8c
-                },
+                Record::RequestEnd { request: 0xaf63_dc4c_8601_ec8c },
                 Record::BatchEnd { batch: 1 },
                 ..
             ]

@@ -167,9 +167,7 @@ impl Client {
     /// Reports whether this process is attached to a daemon, whatever its mode.
     #[must_use]
     pub fn is_attached(&self) -> bool {
-        self.core
-            .standing()
-            .is_some_and(|session| session.look().is_none())
+        self.core.standing().is_some_and(|session| session.look().is_none())
     }
 
     /// Returns the reason why the last daemon refuses this process, such as another version. It is
@@ -215,10 +213,7 @@ impl Client {
     /// a number that no daemon knows. Such flows go out unscheduled, and the daemon counts them.
     #[must_use]
     pub fn nic(&self, name: &str) -> u8 {
-        self.core
-            .standing()
-            .and_then(|session| session.header().nic(name))
-            .unwrap_or(u8::MAX)
+        self.core.standing().and_then(|session| session.header().nic(name)).unwrap_or(u8::MAX)
     }
 
     /// Returns the number of daemons found so far. Values from a daemon, such as [`Client::nic`],
@@ -245,9 +240,7 @@ impl Client {
     /// Returns the DSCP of a level, or 0 (unmarked) without a daemon.
     #[must_use]
     pub fn dscp(&self, level: u8) -> u8 {
-        self.core
-            .standing()
-            .map_or(0, |session| session.header().dscp(level))
+        self.core.standing().map_or(0, |session| session.header().dscp(level))
     }
 }
 
@@ -269,11 +262,7 @@ impl Core {
             return None;
         }
         let patience = || {
-            if self.is_forked() {
-                LOCK_PATIENCE_FORKED
-            } else {
-                LOCK_PATIENCE
-            }
+            if self.is_forked() { LOCK_PATIENCE_FORKED } else { LOCK_PATIENCE }
         };
         let standing = shortly(patience, || self.attachment.try_read()).map(|is| is.standing());
         let Some(standing) = standing else {
@@ -289,8 +278,7 @@ impl Core {
         };
         let now = now_ns();
         let (session, next) = attachment.advance(&self.options, now);
-        self.generation
-            .store(attachment.attached, Ordering::Relaxed);
+        self.generation.store(attachment.attached, Ordering::Relaxed);
         self.next_ns.store(next, Ordering::Relaxed);
         session
     }
@@ -310,9 +298,7 @@ impl Core {
             LOCK_RETRY_NS
         };
         let later = now_ns().saturating_add(after_ns);
-        let _ = self
-            .next_ns
-            .compare_exchange(seen, later, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = self.next_ns.compare_exchange(seen, later, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// Sets the time of the next attempt, for a lane whose session is lost or full.
@@ -328,8 +314,7 @@ impl Core {
         let mut attachment = attachment.unwrap_or_else(PoisonError::into_inner);
         loop {
             let (session, next) = attachment.advance(&self.options, now_ns());
-            self.generation
-                .store(attachment.attached, Ordering::Relaxed);
+            self.generation.store(attachment.attached, Ordering::Relaxed);
             self.next_ns.store(next, Ordering::Relaxed);
             let now = now_ns();
             let left = end.saturating_sub(now);
@@ -383,54 +368,40 @@ impl Attachment {
         }
         match std::mem::replace(&mut self.link, Link::Detached) {
             // The guard is bound last, so it is dropped first.
-            Link::Asked {
-                socket,
-                since_ns,
-                pid,
-                guard,
-            } => match registration::receive_reply(socket.as_fd()) {
-                Ok(None) => {
-                    self.link = Link::Asked {
-                        guard,
-                        socket,
-                        since_ns,
-                        pid,
-                    };
-                    (None, now + ANSWER_POLL_NS)
-                }
-                Ok(Some(welcome)) => match Session::new(socket, welcome, guard) {
-                    Some(session) => {
-                        let session = Arc::new(session);
-                        self.link = Link::Attached(Arc::clone(&session));
-                        self.attached += 1;
-                        self.refusal = None;
-                        if let Some(since) = self.detached_ns.take() {
-                            self.unscheduled_ns += now.saturating_sub(since);
-                        }
-                        (Some(session), 0)
+            Link::Asked { socket, since_ns, pid, guard } => {
+                match registration::receive_reply(socket.as_fd()) {
+                    Ok(None) => {
+                        self.link = Link::Asked { guard, socket, since_ns, pid };
+                        (None, now + ANSWER_POLL_NS)
                     }
-                    None => (None, retry),
-                },
-                Err(
-                    refusal @ (RegistrationError::Rejected { .. } | RegistrationError::Version(_)),
-                ) => {
-                    self.refusal = Some(refusal.to_string());
-                    let every = options.reattach_every.as_nanos() as u64;
-                    (
-                        None,
-                        now.saturating_add(every.saturating_mul(REFUSED_FACTOR)),
-                    )
+                    Ok(Some(welcome)) => match Session::new(socket, welcome, guard) {
+                        Some(session) => {
+                            let session = Arc::new(session);
+                            self.link = Link::Attached(Arc::clone(&session));
+                            self.attached += 1;
+                            self.refusal = None;
+                            if let Some(since) = self.detached_ns.take() {
+                                self.unscheduled_ns += now.saturating_sub(since);
+                            }
+                            (Some(session), 0)
+                        }
+                        None => (None, retry),
+                    },
+                    Err(
+                        refusal @ (RegistrationError::Rejected { .. }
+                        | RegistrationError::Version(_)),
+                    ) => {
+                        self.refusal = Some(refusal.to_string());
+                        let every = options.reattach_every.as_nanos() as u64;
+                        (None, now.saturating_add(every.saturating_mul(REFUSED_FACTOR)))
+                    }
+                    Err(_) => (None, retry),
                 }
-                Err(_) => (None, retry),
-            },
+            }
             _ => match greet(options) {
                 Ok((socket, guard)) => {
-                    self.link = Link::Asked {
-                        guard,
-                        socket,
-                        since_ns: now,
-                        pid: std::process::id(),
-                    };
+                    self.link =
+                        Link::Asked { guard, socket, since_ns: now, pid: std::process::id() };
                     (None, now + ANSWER_POLL_NS)
                 }
                 Err(error) if is_backlog_full(&error) => {

@@ -9,10 +9,7 @@
 //! size in its first field. Clients and lanes come from `lax_attach` and `lax_lane_open`, and are
 //! not used after `lax_detach` and `lax_lane_close`. No two threads use a lane at the same time.
 
-#![allow(
-    clippy::missing_safety_doc,
-    reason = "said above, once for all functions"
-)]
+#![allow(clippy::missing_safety_doc, reason = "said above, once for all functions")]
 
 pub mod hints;
 pub mod metadata;
@@ -107,10 +104,7 @@ const _: () = {
 
 impl LaxTicket {
     const fn new(ticket: Ticket) -> Self {
-        Self {
-            ticket,
-            reserved: [0; 4],
-        }
+        Self { ticket, reserved: [0; 4] }
     }
 }
 
@@ -200,10 +194,7 @@ impl LaxOptions {
     /// # Safety
     /// The strings are null or C strings.
     unsafe fn options(&self) -> Option<Options> {
-        let mut options = Options {
-            mode: mode(self.mode)?,
-            ..Options::default()
-        };
+        let mut options = Options { mode: mode(self.mode)?, ..Options::default() };
         // SAFETY: upheld by the caller.
         if let Some(socket) = unsafe { text(self.socket) } {
             options.socket = PathBuf::from(OsStr::from_bytes(socket.to_bytes()));
@@ -362,10 +353,8 @@ unsafe fn permit(
             Err(_) => Some(ticket.rest()),
         },
     };
-    *permit = LaxPermit::of(result.unwrap_or(Permit {
-        last: ticket.is_done(),
-        ..Permit::default()
-    }));
+    *permit =
+        LaxPermit::of(result.unwrap_or(Permit { last: ticket.is_done(), ..Permit::default() }));
     c_int::from(result.is_some())
 }
 
@@ -407,11 +396,7 @@ unsafe fn on_lane(lane: *mut Lane, body: impl FnOnce(&mut Lane) -> c_int) -> c_i
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn lax_wait_any(lane: *mut Lane, timeout_ns: u64) -> c_int {
     // SAFETY: upheld by the caller.
-    unsafe {
-        on_lane(lane, |lane| {
-            lane.wait_any(Duration::from_nanos(timeout_ns)).into()
-        })
-    }
+    unsafe { on_lane(lane, |lane| lane.wait_any(Duration::from_nanos(timeout_ns)).into()) }
 }
 
 /// Reports that bytes have left the wire.
@@ -441,13 +426,8 @@ pub unsafe extern "C" fn lax_cancel(lane: *mut Lane, ticket: *mut LaxTicket) -> 
     let Some(ticket) = (unsafe { ticket.as_mut() }) else {
         return INVALID;
     };
-    let ticket = core::mem::replace(
-        &mut ticket.ticket,
-        Ticket {
-            mark: Mark::DONE,
-            ..Ticket::bypassed(0)
-        },
-    );
+    let ticket =
+        core::mem::replace(&mut ticket.ticket, Ticket { mark: Mark::DONE, ..Ticket::bypassed(0) });
     // SAFETY: upheld by the caller.
     unsafe {
         on_lane(lane, |lane| {

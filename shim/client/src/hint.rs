@@ -72,26 +72,12 @@ impl Hint {
 
     pub(crate) fn record(self) -> Record {
         match self {
-            Self::BatchBegin {
-                batch,
-                layers,
-                layer_time_ns,
-            } => Record::BatchBegin {
-                batch,
-                layers,
-                layer_time_ns,
-            },
-            Self::RequestJoin {
-                batch,
-                request,
-                deadline_ns,
-                bytes,
-            } => Record::RequestJoin {
-                batch,
-                request,
-                deadline_ns,
-                bytes,
-            },
+            Self::BatchBegin { batch, layers, layer_time_ns } => {
+                Record::BatchBegin { batch, layers, layer_time_ns }
+            }
+            Self::RequestJoin { batch, request, deadline_ns, bytes } => {
+                Record::RequestJoin { batch, request, deadline_ns, bytes }
+            }
             Self::RequestEnd { request } => Record::RequestEnd { request },
             Self::BatchQueued { batch, ahead } => Record::BatchQueued { batch, ahead },
             Self::LayerBegin { batch, layer } => Record::LayerBegin { batch, layer },

@@ -67,11 +67,7 @@ fn hub() -> &'static Hub {
         Hub {
             client,
             epoch: epoch(),
-            channel: Mutex::new(HintChannel {
-                table: HintTable::new(),
-                lane: None,
-                told,
-            }),
+            channel: Mutex::new(HintChannel { table: HintTable::new(), lane: None, told }),
             shards: Default::default(),
             dropped: AtomicU64::new(0),
         }

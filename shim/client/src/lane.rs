@@ -96,17 +96,10 @@ impl Lane {
     fn submit_on_hand(&mut self, flow: &Flow, ticket: &mut Ticket) -> bool {
         if let Some(binding) = &mut self.binding
             && flow.key() == binding.credit.key
-            && let Some(tag) = binding
-                .producer
-                .publish_on_credit(flow, &mut binding.credit.left)
+            && let Some(tag) = binding.producer.publish_on_credit(flow, &mut binding.credit.left)
         {
             let attention = binding.header.after_publish();
-            *ticket = Ticket {
-                tag,
-                total: flow.bytes,
-                permitted: 0,
-                mark: binding.credit.mark,
-            };
+            *ticket = Ticket { tag, total: flow.bytes, permitted: 0, mark: binding.credit.mark };
             if attention != 0 {
                 self.attend(ticket);
             }
@@ -186,22 +179,14 @@ impl Lane {
         if (idle || stages & flow.stage.bit() != 0) && binding.find_credit(flow) {
             return self.submit_on_credit(flow);
         }
-        let at = binding
-            .producer
-            .publish_gated(&Record::Submit(*flow))
-            .ok()?;
+        let at = binding.producer.publish_gated(&Record::Submit(*flow)).ok()?;
         binding.notify();
         if binding.pending.is_empty() {
             self.spin.quiet_since_ns = 0;
         }
         binding.pending.add(at);
         let mark = Mark::of(self.seat).gated(at.slot);
-        Some(Ticket {
-            tag: at.tag,
-            total: flow.bytes,
-            permitted: 0,
-            mark,
-        })
+        Some(Ticket { tag: at.tag, total: flow.bytes, permitted: 0, mark })
     }
 
     /// Sends the address of a peer to the daemon, once per lane. Flows on credit came here before.
@@ -219,18 +204,11 @@ impl Lane {
         let Some(binding) = &mut self.binding else {
             return Some(self.bypassed(flow.bytes));
         };
-        let record = Record::SubmitOnCredit {
-            flow: *flow,
-            observed: false,
-        };
+        let record = Record::SubmitOnCredit { flow: *flow, observed: false };
         let at = binding.producer.publish(&record).ok()?;
         binding.credit.left -= flow.bytes;
-        let mut ticket = Ticket {
-            tag: at.tag,
-            total: flow.bytes,
-            permitted: 0,
-            mark: binding.credit.mark,
-        };
+        let mut ticket =
+            Ticket { tag: at.tag, total: flow.bytes, permitted: 0, mark: binding.credit.mark };
         self.attend(&mut ticket);
         Some(ticket)
     }
@@ -264,10 +242,7 @@ impl Lane {
     /// because the daemon counts bytes in flight. Does nothing for bypassed flows.
     pub fn complete(&mut self, ticket: &Ticket, bytes: u64) {
         if self.knows(ticket) {
-            self.say(Record::Completed {
-                tag: ticket.tag,
-                bytes,
-            });
+            self.say(Record::Completed { tag: ticket.tag, bytes });
         }
     }
 
@@ -303,9 +278,7 @@ impl Lane {
     /// Reports whether flows submitted now are scheduled (or, in mode `observe`, accounted for).
     #[must_use]
     pub fn is_attached(&self) -> bool {
-        self.binding
-            .as_ref()
-            .is_some_and(|binding| binding.session.lost_at().is_none())
+        self.binding.as_ref().is_some_and(|binding| binding.session.lost_at().is_none())
     }
 
     /// Reports whether the current daemon has this flow.
@@ -322,10 +295,7 @@ impl Lane {
             }
             self.send(Owed::Withdraw(at, ticket.permitted));
         } else {
-            self.send(Owed::Say(Record::Cancelled {
-                tag: at.tag,
-                granted: ticket.permitted,
-            }));
+            self.send(Owed::Say(Record::Cancelled { tag: at.tag, granted: ticket.permitted }));
         }
         // Completions of the flow are ignored from now on.
         ticket.mark = Mark::DONE;
@@ -374,20 +344,12 @@ impl Lane {
             // be a protocol violation for a daemon that didn't order it.
             return self.submit_gated(flow);
         }
-        let record = Record::SubmitOnCredit {
-            flow: *flow,
-            observed: true,
-        };
+        let record = Record::SubmitOnCredit { flow: *flow, observed: true };
         let at = binding.producer.publish(&record).ok()?;
         binding.notify();
         self.counters.observed_bytes.add(flow.bytes);
         let mark = Mark::of(self.seat).observed();
-        Some(Ticket {
-            tag: at.tag,
-            total: flow.bytes,
-            permitted: 0,
-            mark,
-        })
+        Some(Ticket { tag: at.tag, total: flow.bytes, permitted: 0, mark })
     }
 
     #[cold]

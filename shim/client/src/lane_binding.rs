@@ -51,15 +51,7 @@ pub(crate) struct Credit {
 impl Credit {
     /// Returns the credit of a lane. `used` is what earlier owners of the seat have used.
     fn new(used: [u64; CREDIT_PORTS], mark: Mark) -> Self {
-        Self {
-            key: 0,
-            mark,
-            left: 0,
-            low: 0,
-            port: 0,
-            parked: [0; CREDIT_PORTS],
-            seen: used,
-        }
+        Self { key: 0, mark, left: 0, low: 0, port: 0, parked: [0; CREDIT_PORTS], seen: used }
     }
 
     /// Returns the bytes used per port since the lane began.
@@ -107,11 +99,7 @@ pub(crate) struct Pending {
 impl Pending {
     fn new(slots: usize) -> Self {
         let waits = vec![0; slots.div_ceil(64)].into_boxed_slice();
-        Self {
-            seen: vec![0; slots].into_boxed_slice(),
-            waits,
-            count: 0,
-        }
+        Self { seen: vec![0; slots].into_boxed_slice(), waits, count: 0 }
     }
 
     #[inline]
@@ -197,11 +185,7 @@ impl LaneBinding {
         self.credit.key = if enough { flow.key() } else { 0 };
         // The daemon decides the level of a flow that goes because its port is idle.
         let decided = self.header.credit_stages() & flow.stage.bit() != 0;
-        let mark = if decided {
-            self.header.credit_mark()
-        } else {
-            0
-        };
+        let mark = if decided { self.header.credit_mark() } else { 0 };
         self.credit.mark = self.credit.mark.on_credit(mark);
         enough
     }
@@ -245,10 +229,7 @@ impl LaneBinding {
 
     /// Returns the flows that hold slots, without their tags, which are not needed any more.
     pub(crate) fn waiting(&self) -> Vec<SlotRef> {
-        self.pending
-            .slots()
-            .map(|slot| SlotRef { slot, tag: 0 })
-            .collect()
+        self.pending.slots().map(|slot| SlotRef { slot, tag: 0 }).collect()
     }
 
     /// Publishes a record. Returns false if there is no slot.

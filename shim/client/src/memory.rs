@@ -61,9 +61,7 @@ struct Ranges<T> {
 
 impl<T: Copy> Ranges<T> {
     const fn new() -> Self {
-        Self {
-            map: BTreeMap::new(),
-        }
+        Self { map: BTreeMap::new() }
     }
 
     fn find(&self, address: u64) -> Option<T> {
@@ -78,8 +76,7 @@ impl<T: Copy> Ranges<T> {
         let before = before.filter(|(_, (last, _))| *last > start);
         let inside = self.map.range(start..end);
         let all = before.into_iter().chain(inside);
-        all.map(|(first, (last, what))| (*first, *last, *what))
-            .collect()
+        all.map(|(first, (last, what))| (*first, *last, *what)).collect()
     }
 
     /// Removes `start..end` from the ranges that contain it.
@@ -137,10 +134,7 @@ fn tables() -> &'static RwLock<Tables> {
     TABLES.get_or_make(|| {
         // A forked child has no facts about its parent's memory.
         COUNT.store(0, Ordering::Relaxed);
-        RwLock::new(Tables {
-            layers: Ranges::new(),
-            owners: Ranges::new(),
-        })
+        RwLock::new(Tables { layers: Ranges::new(), owners: Ranges::new() })
     })
 }
 
@@ -216,11 +210,7 @@ pub fn set_owner(
     deadline_ns: u64,
 ) -> Result<(), MemoryError> {
     let (start, end) = range(address, bytes)?;
-    let owner = MemoryOwner {
-        batch,
-        request,
-        deadline_ns,
-    };
+    let owner = MemoryOwner { batch, request, deadline_ns };
     change(|tables| tables.owners.set(start, end, owner))
 }
 
@@ -277,9 +267,7 @@ mod tests {
         let mut oracle = [None; 64];
         let mut state = 1u64;
         for step in 0..4000 {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             let start = (state >> 33) % 60;
             let end = start + 1 + (state >> 45) % (64 - start - 1).max(1);
             let cells = start as usize..end as usize;
@@ -309,10 +297,7 @@ mod tests {
         assert_eq!(at(base + 2048).map(|s| s.request), Some(0));
         forget(base, 4096).expect("a range");
         assert_eq!(at(base + 1024), None);
-        assert!(matches!(
-            set_layer(u64::MAX, 2, 0, None),
-            Err(MemoryError::NoRange { .. })
-        ));
+        assert!(matches!(set_layer(u64::MAX, 2, 0, None), Err(MemoryError::NoRange { .. })));
         assert!(matches!(forget(base, 0), Err(MemoryError::NoRange { .. })));
     }
 }

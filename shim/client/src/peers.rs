@@ -25,10 +25,7 @@ struct PeerEntry {
 }
 
 static ENTRIES: [PeerEntry; PEERS_MAX] = [const {
-    PeerEntry {
-        state: AtomicU8::new(FREE),
-        halves: [AtomicU64::new(0), AtomicU64::new(0)],
-    }
+    PeerEntry { state: AtomicU8::new(FREE), halves: [AtomicU64::new(0), AtomicU64::new(0)] }
 }; PEERS_MAX];
 
 impl PeerEntry {
@@ -45,8 +42,7 @@ impl PeerEntry {
     /// Writes an address into a free entry. Returns false if another thread took it.
     fn take(&self, address: [u8; 16]) -> bool {
         let taken =
-            self.state
-                .compare_exchange(FREE, WRITTEN, Ordering::Relaxed, Ordering::Relaxed);
+            self.state.compare_exchange(FREE, WRITTEN, Ordering::Relaxed, Ordering::Relaxed);
         if taken.is_err() {
             return false;
         }

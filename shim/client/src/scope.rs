@@ -78,9 +78,8 @@ pub fn push(scope: Scope) {
     STACK.with(|stack| {
         let depth = stack.depth.get();
         if let Some(cell) = stack.scopes.get(depth) {
-            let outer = depth
-                .checked_sub(1)
-                .map_or_else(Scope::default, |at| stack.scopes[at].get());
+            let outer =
+                depth.checked_sub(1).map_or_else(Scope::default, |at| stack.scopes[at].get());
             cell.set(scope.within(outer));
         }
         stack.depth.set(depth + 1);
@@ -143,26 +142,16 @@ mod tests {
     #[test]
     fn inner_scopes_inherit_and_end() {
         assert_eq!(current(), None);
-        let outer = Scope {
-            stage: Some(Stage::P2d),
-            batch: 7,
-            deadline_ns: 99,
-            ..Scope::default()
-        };
+        let outer =
+            Scope { stage: Some(Stage::P2d), batch: 7, deadline_ns: 99, ..Scope::default() };
         push(outer);
-        push(Scope {
-            layer: Some(3),
-            request: 5,
-            ..Scope::default()
-        });
+        push(Scope { layer: Some(3), request: 5, ..Scope::default() });
         let both = current().expect("two are open");
         assert_eq!((both.stage, both.layer), (Some(Stage::P2d), Some(3)));
         assert_eq!((both.batch, both.request, both.deadline_ns), (7, 5, 99));
         assert!(pop());
         assert_eq!(current(), Some(outer));
-        std::thread::spawn(|| assert_eq!(current(), None))
-            .join()
-            .expect("another thread has none");
+        std::thread::spawn(|| assert_eq!(current(), None)).join().expect("another thread has none");
         assert!(pop());
         assert_eq!(current(), None);
         assert!(!pop());
@@ -177,19 +166,13 @@ mod tests {
             request: 5,
             deadline_ns: 99,
         };
-        let of = |request| Scope {
-            request,
-            ..Scope::default()
-        };
+        let of = |request| Scope { request, ..Scope::default() };
         assert_eq!(of(5).within(outer), outer);
         assert_eq!(of(0).within(outer), outer);
         let other = of(6).within(outer);
         assert_eq!((other.stage, other.layer), (Some(Stage::P2d), Some(3)));
         assert_eq!((other.request, other.batch, other.deadline_ns), (6, 0, 0));
-        let outer = Scope {
-            request: 0,
-            ..outer
-        };
+        let outer = Scope { request: 0, ..outer };
         let member = of(6).within(outer);
         assert_eq!((member.batch, member.deadline_ns), (7, 99));
     }
@@ -197,10 +180,7 @@ mod tests {
     #[test]
     fn too_deep_is_counted_and_harmless() {
         for depth in 0..DEPTH_MAX as u64 + 3 {
-            push(Scope {
-                batch: depth + 1,
-                ..Scope::default()
-            });
+            push(Scope { batch: depth + 1, ..Scope::default() });
         }
         assert_eq!(current().map(|s| s.batch), Some(DEPTH_MAX as u64));
         for _ in 0..DEPTH_MAX + 3 {

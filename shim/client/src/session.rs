@@ -64,13 +64,7 @@ impl Seat {
         credit_used: [u64; CREDIT_PORTS],
         turn: u64,
     ) -> Self {
-        Self {
-            index,
-            producer,
-            credit_used,
-            turn,
-            leftover: None,
-        }
+        Self { index, producer, credit_used, turn, leftover: None }
     }
 }
 
@@ -105,9 +99,7 @@ impl Session {
             self.lose();
         }
         // Acquire, which pairs with the Release in `lose`.
-        self.lost
-            .load(Ordering::Acquire)
-            .then(|| self.lost_ns.load(Ordering::Relaxed))
+        self.lost.load(Ordering::Acquire).then(|| self.lost_ns.load(Ordering::Relaxed))
     }
 
     /// Marks the daemon as lost for all lanes. The region is not written any more, and nothing
@@ -194,11 +186,7 @@ impl Session {
         // takes this seat before a new one. A process therefore has as many claimed lanes as it
         // ever had owners at once.
         seat.producer.memory().header().owner.set_thread(0);
-        self.seats
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .left
-            .push(seat);
+        self.seats.lock().unwrap_or_else(PoisonError::into_inner).left.push(seat);
     }
 }
 
@@ -211,19 +199,12 @@ mod tests {
     use super::*;
 
     fn session(lanes: u16) -> Session {
-        let geometry = Geometry {
-            lanes,
-            slots: 16,
-            colour: 0,
-        };
+        let geometry = Geometry { lanes, slots: 16, colour: 0 };
         let region = Region::create(geometry).expect("a region");
         let owned = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().expect("a copy");
         let (socket, other) = UnixStream::pair().expect("a pair");
-        let welcome = Welcome {
-            geometry,
-            memfd: owned(region.memfd()),
-            eventfd: owned(other.as_fd()),
-        };
+        let welcome =
+            Welcome { geometry, memfd: owned(region.memfd()), eventfd: owned(other.as_fd()) };
         let guard = ForkGuard::socket(socket.as_fd()).expect("room in the table");
         Session::new(socket.into(), welcome, guard).expect("a session")
     }

@@ -56,10 +56,7 @@ impl Counter {
     /// Adds to the counter. Only its writer calls this. Relaxed, because it is a statistic.
     #[inline]
     pub(crate) fn add(&self, n: u64) {
-        self.0.store(
-            self.0.load(Ordering::Relaxed).wrapping_add(n),
-            Ordering::Relaxed,
-        );
+        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(n), Ordering::Relaxed);
     }
 
     pub(crate) fn get(&self) -> u64 {

@@ -104,13 +104,7 @@ impl Mark {
     const fn permit(self, bytes: u64) -> Permit {
         let level = (self.0 >> LEVEL_SHIFT) as u8;
         let dscp = (self.0 >> DSCP_SHIFT) as u8;
-        Permit {
-            bytes,
-            level,
-            dscp,
-            last: true,
-            bypassed: self.0 & BYPASS != 0,
-        }
+        Permit { bytes, level, dscp, last: true, bypassed: self.0 & BYPASS != 0 }
     }
 }
 
@@ -120,21 +114,11 @@ pub(crate) const SEATS: u64 = 1 << (64 - SEAT_SHIFT);
 
 impl Ticket {
     /// A ticket that is done, which is the default.
-    pub const DONE: Self = Self {
-        tag: 0,
-        total: 0,
-        permitted: 0,
-        mark: Mark::DONE,
-    };
+    pub const DONE: Self = Self { tag: 0, total: 0, permitted: 0, mark: Mark::DONE };
 
     /// Returns the ticket of a flow that is not sent to the daemon.
     pub(crate) const fn bypassed(bytes: u64) -> Self {
-        Self {
-            tag: 0,
-            total: bytes,
-            permitted: 0,
-            mark: Mark::BYPASSED,
-        }
+        Self { tag: 0, total: bytes, permitted: 0, mark: Mark::BYPASSED }
     }
 
     /// Returns the bytes permitted and collected so far.
@@ -166,10 +150,7 @@ impl Ticket {
 
     #[inline]
     pub(crate) fn at(&self) -> SlotRef {
-        SlotRef {
-            slot: self.mark.slot(),
-            tag: self.tag,
-        }
+        SlotRef { slot: self.mark.slot(), tag: self.tag }
     }
 
     /// Returns the permit of a flow that may go completely.

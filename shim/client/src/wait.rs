@@ -88,11 +88,7 @@ impl Default for Spin {
 
 impl Spin {
     fn limit_ns(&self) -> u64 {
-        if self.in_vain >= SPINS_IN_VAIN {
-            SPIN_SHORT_NS
-        } else {
-            self.budget_ns
-        }
+        if self.in_vain >= SPINS_IN_VAIN { SPIN_SHORT_NS } else { self.budget_ns }
     }
 
     /// Returns the time of the last sign of life by this process's clock, `now` if the heartbeat
@@ -145,11 +141,7 @@ impl Lane {
             let slot = ticket.mark.slot();
             let word = binding.producer.word(slot);
             if word != binding.pending.seen(slot)
-                && let State::Permit {
-                    cumulative,
-                    level,
-                    last,
-                } = permit::decode(word)
+                && let State::Permit { cumulative, level, last } = permit::decode(word)
             {
                 binding.pending.saw(slot, word);
                 return Some(self.take(ticket, cumulative, level, last));
@@ -177,11 +169,7 @@ impl Lane {
     #[inline]
     fn take(&mut self, ticket: &mut Ticket, cumulative: u64, level: u8, last: bool) -> Permit {
         // No permit follows the last one, so the rest may go whatever its count is.
-        let upto = if last {
-            ticket.total
-        } else {
-            cumulative.min(ticket.total)
-        };
+        let upto = if last { ticket.total } else { cumulative.min(ticket.total) };
         let bytes = upto.saturating_sub(ticket.permitted);
         let mut dscp = 0;
         if let Some(binding) = &mut self.binding {
@@ -198,13 +186,7 @@ impl Lane {
         self.spin.heard = true;
         self.spin.quiet_since_ns = 0;
         self.counters.scheduled_bytes.add(bytes);
-        Permit {
-            bytes,
-            level,
-            dscp,
-            last,
-            bypassed: false,
-        }
+        Permit { bytes, level, dscp, last, bypassed: false }
     }
 
     /// Permits the rest of a flow without the daemon, and withdraws the flow if there is a daemon.
@@ -217,11 +199,7 @@ impl Lane {
         // The withdrawal precedes `rest`, so that the daemon gets the permitted bytes.
         if ticket.mark.is_of(self.seat) && self.binding.is_some() {
             self.withdraw(ticket);
-            if self
-                .binding
-                .as_ref()
-                .is_some_and(|binding| binding.session.lost_at().is_some())
-            {
+            if self.binding.as_ref().is_some_and(|binding| binding.session.lost_at().is_some()) {
                 self.lose_binding();
             }
         }
@@ -243,10 +221,8 @@ impl Lane {
         if self.spin.quiet_since_ns == 0 {
             self.spin.quiet_since_ns = now;
         }
-        let sign = self
-            .spin
-            .quiet_since_ns
-            .max(self.spin.last_beat(binding.header.heartbeat_ns(), now));
+        let sign =
+            self.spin.quiet_since_ns.max(self.spin.last_beat(binding.header.heartbeat_ns(), now));
         let stalled = now.saturating_sub(sign) > self.core.options.stall_timeout.as_nanos() as u64;
         let gone = stalled || self.spin.sees_hangup(binding, now);
         if gone {
@@ -315,10 +291,7 @@ impl Lane {
                 return permit;
             }
             if ticket.is_done() {
-                return Permit {
-                    last: true,
-                    ..Permit::default()
-                };
+                return Permit { last: true, ..Permit::default() };
             }
             let slot = ticket.mark.slot();
             if self.glance(slot) {
@@ -364,11 +337,7 @@ impl Lane {
             if now >= end {
                 return false;
             }
-            self.doze(
-                Awaited::Any,
-                SLICE.min(Duration::from_nanos(end - now)),
-                any_news,
-            );
+            self.doze(Awaited::Any, SLICE.min(Duration::from_nanos(end - now)), any_news);
         }
     }
 
@@ -414,11 +383,7 @@ impl Lane {
         binding.turn += 1;
         let announced = waiter.announce(what, binding.turn);
         if !stop(binding) {
-            let slice = if announced.ordered {
-                limit
-            } else {
-                limit.min(SLICE_UNORDERED)
-            };
+            let slice = if announced.ordered { limit } else { limit.min(SLICE_UNORDERED) };
             waiter.sleep(announced, slice);
         }
         waiter.awake();
@@ -429,9 +394,7 @@ impl Lane {
 
 fn any_news(binding: &LaneBinding) -> bool {
     let pending = &binding.pending;
-    pending
-        .slots()
-        .any(|slot| binding.producer.word(slot) != pending.seen(slot))
+    pending.slots().any(|slot| binding.producer.word(slot) != pending.seen(slot))
 }
 
 #[cfg(test)]

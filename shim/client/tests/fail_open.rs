@@ -31,10 +31,7 @@ fn without_a_daemon_every_flow_is_granted_at_once_and_counted() {
     for bytes in [0, 1, 4096, u64::from(u32::MAX)] {
         let mut ticket = lane.submit(&flow(bytes));
         let permit = lane.poll(&mut ticket).expect("permitted at once");
-        assert_eq!(
-            (permit.bytes, permit.last, permit.bypassed),
-            (bytes, true, true)
-        );
+        assert_eq!((permit.bytes, permit.last, permit.bypassed), (bytes, true, true));
         assert_eq!((permit.level, permit.dscp), (0, 0));
         assert_eq!(lane.poll(&mut ticket), None);
         assert!(ticket.is_done());
@@ -43,30 +40,20 @@ fn without_a_daemon_every_flow_is_granted_at_once_and_counted() {
         lane.complete(&ticket, bytes);
     }
     lane.hint(Hint::LayerBegin { batch: 1, layer: 2 });
-    assert!(
-        lane.wait_any(Duration::from_secs(60)),
-        "nothing to wait for"
-    );
+    assert!(lane.wait_any(Duration::from_secs(60)), "nothing to wait for");
     let stats = client.stats();
     assert_eq!(stats.bypassed_flows, 4);
     assert_eq!(stats.bypassed_bytes, 4097 + u64::from(u32::MAX));
     assert_eq!(stats.scheduled_bytes, 0);
     assert!(stats.unscheduled_ns > 0);
     drop(lane);
-    assert_eq!(
-        client.stats().bypassed_flows,
-        4,
-        "a lane that is gone still counts"
-    );
+    assert_eq!(client.stats().bypassed_flows, 4, "a lane that is gone still counts");
 }
 
 #[test]
 fn mode_off_never_talks_to_the_daemon() {
     let daemon = TestDaemon::start();
-    let client = Client::attach(Options {
-        mode: Mode::Off,
-        ..daemon.options()
-    });
+    let client = Client::attach(Options { mode: Mode::Off, ..daemon.options() });
     let mut lane = client.lane();
     assert_eq!(send(&mut lane, 5), (5, true));
     assert_eq!(daemon.knobs.clients.load(Ordering::SeqCst), 0);
@@ -80,10 +67,7 @@ fn the_class_of_a_stage_is_the_one_that_the_daemon_says() {
         Stage::ALL.map(|stage| client.dscp_of(stage))
     };
     assert_eq!(of(daemon.options()), [51, 52, 53, 54, 55]);
-    let observed = Options {
-        mode: Mode::Observe,
-        ..daemon.options()
-    };
+    let observed = Options { mode: Mode::Observe, ..daemon.options() };
     assert_eq!((of(observed), of(nowhere())), ([0; 5], [0; 5]));
 }
 
@@ -114,17 +98,12 @@ fn bypass_resolves_waiting_flows_at_once_and_new_ones_too() {
     let some = lane.wait(&mut first).bytes;
     daemon.set(&daemon.knobs.hold, true);
     let mut second = lane.submit(&flow(500));
-    daemon
-        .knobs
-        .attention
-        .store(attention::BYPASS, Ordering::SeqCst);
+    daemon.knobs.attention.store(attention::BYPASS, Ordering::SeqCst);
     assert_eq!(drain(&mut lane, &mut first).0 + some, 1000);
     assert_eq!(drain(&mut lane, &mut second), (500, true));
     assert!(!client.is_scheduled());
     assert_eq!(send(&mut lane, 7), (7, true));
-    eventually("the daemon is told", || {
-        !daemon.knobs.heard.lock().expect("heard").is_empty()
-    });
+    eventually("the daemon is told", || !daemon.knobs.heard.lock().expect("heard").is_empty());
     let stats = client.stats();
     assert_eq!(stats.scheduled_bytes + stats.bypassed_bytes, 1507);
 }
@@ -133,10 +112,7 @@ fn bypass_resolves_waiting_flows_at_once_and_new_ones_too() {
 fn observe_reports_every_flow_and_delays_none() {
     let daemon = TestDaemon::start();
     daemon.set(&daemon.knobs.hold, true);
-    let client = Client::attach(Options {
-        mode: Mode::Observe,
-        ..daemon.options()
-    });
+    let client = Client::attach(Options { mode: Mode::Observe, ..daemon.options() });
     let mut lane = client.lane();
     for _ in 0..10 {
         let mut ticket = lane.submit(&flow(100));
@@ -152,14 +128,7 @@ fn observe_reports_every_flow_and_delays_none() {
     });
     assert_eq!(daemon.knobs.submitted_bytes.load(Ordering::SeqCst), 1000);
     let stats = client.stats();
-    assert_eq!(
-        (
-            stats.observed_bytes,
-            stats.bypassed_bytes,
-            stats.scheduled_bytes
-        ),
-        (1000, 0, 0)
-    );
+    assert_eq!((stats.observed_bytes, stats.bypassed_bytes, stats.scheduled_bytes), (1000, 0, 0));
 }
 
 #[test]
@@ -190,10 +159,7 @@ fn a_daemon_that_dies_leaves_each_byte_granted_once_and_lanes_move_to_the_next()
     assert_eq!(stats.reattaches, 1);
     assert!(stats.unscheduled_ns > 0);
     let settled = client.stats().unscheduled_ns;
-    assert_eq!(
-        settled, stats.unscheduled_ns,
-        "does not grow while scheduled"
-    );
+    assert_eq!(settled, stats.unscheduled_ns, "does not grow while scheduled");
     next.stop();
 }
 
@@ -257,10 +223,7 @@ fn a_lane_that_never_waits_finds_the_next_daemon(attention: u32, stage: Stage) {
         lane.is_attached()
     });
     let stats = client.stats();
-    assert!(
-        stats.reattaches == 1 && stats.unscheduled_ns > 0,
-        "{stats:?}"
-    );
+    assert!(stats.reattaches == 1 && stats.unscheduled_ns > 0, "{stats:?}");
 }
 
 #[test]
@@ -279,9 +242,7 @@ fn a_death_is_seen_in_the_counters_of_a_process_that_submits_nothing() {
     let _lane = client.lane();
     let before = client.stats().unscheduled_ns;
     daemon.kill();
-    eventually("the time without a scheduler grows", || {
-        client.stats().unscheduled_ns > before
-    });
+    eventually("the time without a scheduler grows", || client.stats().unscheduled_ns > before);
     assert!(!client.is_scheduled());
 }
 
@@ -301,10 +262,7 @@ fn a_daemon_that_stops_releases_its_clients() {
 fn a_daemon_that_stalls_is_given_up_within_the_bound_and_taken_back_when_it_goes_on() {
     let daemon = TestDaemon::start();
     let stall = Duration::from_millis(300);
-    let client = Client::attach(Options {
-        stall_timeout: stall,
-        ..daemon.options()
-    });
+    let client = Client::attach(Options { stall_timeout: stall, ..daemon.options() });
     let mut lane = client.lane();
     let mut other = client.lane();
     assert_eq!(send(&mut lane, 1), (1, false));
@@ -315,27 +273,20 @@ fn a_daemon_that_stalls_is_given_up_within_the_bound_and_taken_back_when_it_goes
     assert_eq!(drain(&mut lane, &mut ticket), (10, true));
     let took = began.elapsed();
     assert!(took < stall * 20, "bounded: {took:?}");
-    let permit = other
-        .poll(&mut polled)
-        .expect("one lane's finding holds for all");
+    let permit = other.poll(&mut polled).expect("one lane's finding holds for all");
     assert_eq!((permit.bytes, permit.bypassed), (20, true));
     assert!(!client.is_scheduled());
     daemon.set(&daemon.knobs.stalled, false);
     is_scheduled_in_the_end(&mut lane);
     is_scheduled_in_the_end(&mut other);
-    eventually("the old attachment is closed", || {
-        daemon.knobs.clients.load(Ordering::SeqCst) == 1
-    });
+    eventually("the old attachment is closed", || daemon.knobs.clients.load(Ordering::SeqCst) == 1);
 }
 
 #[test]
 fn an_event_loop_that_only_polls_notices_a_stall_too() {
     let daemon = TestDaemon::start();
     let stall = Duration::from_millis(50);
-    let client = Client::attach(Options {
-        stall_timeout: stall,
-        ..daemon.options()
-    });
+    let client = Client::attach(Options { stall_timeout: stall, ..daemon.options() });
     let mut lane = client.lane();
     daemon.stall();
     let mut ticket = lane.submit(&flow(10));
@@ -352,16 +303,10 @@ fn a_slow_daemon_that_shows_life_is_waited_for() {
     let daemon = TestDaemon::start();
     daemon.set(&daemon.knobs.hold, true);
     let stall = Duration::from_secs(3);
-    let client = Client::attach(Options {
-        stall_timeout: stall,
-        ..daemon.options()
-    });
+    let client = Client::attach(Options { stall_timeout: stall, ..daemon.options() });
     let mut lane = client.lane();
     let mut ticket = lane.submit(&flow(10));
-    assert!(
-        !lane.wait_any(Duration::from_millis(100)),
-        "nothing came, and that is no loss"
-    );
+    assert!(!lane.wait_any(Duration::from_millis(100)), "nothing came, and that is no loss");
     assert_eq!(lane.poll(&mut ticket), None);
     daemon.set(&daemon.knobs.hold, false);
     assert!(lane.wait_any(Duration::from_secs(20)));
@@ -404,24 +349,15 @@ fn in_mode_off_the_daemon_still_learns_what_became_of_flows_that_it_knows() {
     assert!(lane.wait(&mut sent).last);
     daemon.set(&daemon.knobs.hold, true);
     let mut waiting = lane.submit(&flow(10));
-    daemon
-        .knobs
-        .attention
-        .store(attention::OFF, Ordering::SeqCst);
+    daemon.knobs.attention.store(attention::OFF, Ordering::SeqCst);
     eventually("the mode reaches the client", || !client.is_scheduled());
     let permit = lane.wait(&mut waiting);
-    assert_eq!(
-        (permit.bytes, permit.last, permit.bypassed),
-        (10, true, true)
-    );
+    assert_eq!((permit.bytes, permit.last, permit.bypassed), (10, true, true));
     lane.hint(Hint::ComputeEnd { batch: 1 });
     lane.complete(&sent, 1000);
     eventually("the completion arrives", || {
         daemon.knobs.completed_bytes.load(Ordering::SeqCst) == 1000
     });
     let heard = daemon.knobs.heard.lock().unwrap();
-    assert!(
-        matches!(heard[..], [Record::Cancelled { granted: 0, .. }]),
-        "{heard:?}"
-    );
+    assert!(matches!(heard[..], [Record::Cancelled { granted: 0, .. }]), "{heard:?}");
 }

@@ -9,10 +9,7 @@ use daemon::{TestDaemon, eventually};
 use laxity_client::{Client, Flow, Lane, Ticket};
 
 fn flow(bytes: u64) -> Flow {
-    Flow {
-        bytes,
-        ..Flow::default()
-    }
+    Flow { bytes, ..Flow::default() }
 }
 
 /// A child that does nothing, and is killed when dropped.
@@ -54,10 +51,7 @@ fn child(client: &Client, lane: &mut Lane, waiting: &mut Ticket) -> i32 {
         _ => return 1,
     }
     let mut ticket = lane.submit(&flow(5));
-    if lane
-        .poll(&mut ticket)
-        .is_none_or(|permit| permit.bytes != 5)
-    {
+    if lane.poll(&mut ticket).is_none_or(|permit| permit.bytes != 5) {
         return 2;
     }
     let end = Instant::now() + Duration::from_secs(20);
@@ -100,17 +94,10 @@ fn a_forked_child_leaves_its_parents_lanes_alone_and_attaches_for_itself() {
     eventually("the child attaches under its own connection", || {
         daemon.knobs.clients.load(Ordering::SeqCst) == 2
     });
-    assert_eq!(
-        lane.poll(&mut ticket),
-        None,
-        "the parent still waits, as the daemon wants it"
-    );
+    assert_eq!(lane.poll(&mut ticket), None, "the parent still waits, as the daemon wants it");
     daemon.set(&daemon.knobs.hold, false);
     let permit = lane.wait(&mut ticket);
-    assert_eq!(
-        (permit.bytes, permit.last, permit.bypassed),
-        (10, true, false)
-    );
+    assert_eq!((permit.bytes, permit.last, permit.bypassed), (10, true, false));
     let mut status = 0;
     // SAFETY: the call waits for this process's own child.
     unsafe { libc::waitpid(pid, &raw mut status, 0) };
@@ -118,20 +105,14 @@ fn a_forked_child_leaves_its_parents_lanes_alone_and_attaches_for_itself() {
     assert_eq!(libc::WEXITSTATUS(status), 0);
     assert_eq!(daemon.knobs.garbage.load(Ordering::SeqCst), 0);
     assert!(client.is_scheduled());
-    assert_eq!(
-        client.stats().bypassed_bytes,
-        0,
-        "what the child did is the child's"
-    );
+    assert_eq!(client.stats().bypassed_bytes, 0, "what the child did is the child's");
 }
 
 #[test]
 fn a_child_that_lives_on_does_not_keep_its_parents_attachment_alive() {
     let daemon = TestDaemon::start();
     let client = Client::attach(daemon.options());
-    eventually("attached", || {
-        daemon.knobs.clients.load(Ordering::SeqCst) == 1
-    });
+    eventually("attached", || daemon.knobs.clients.load(Ordering::SeqCst) == 1);
     let child = Sleeper::fork();
     drop(client);
     eventually("the daemon sees the parent leave", || {
@@ -152,14 +133,11 @@ fn a_child_holds_no_socket_on_which_its_parent_waits_for_an_answer() {
         attach_timeout: Duration::from_millis(10),
         ..laxity_client::Options::default()
     });
-    let socket = registration::accept(listener.as_fd())
-        .expect("accepts")
-        .expect("it has connected");
+    let socket =
+        registration::accept(listener.as_fd()).expect("accepts").expect("it has connected");
     let child = Sleeper::fork();
     drop(client);
-    eventually("the daemon sees the parent leave", || {
-        registration::is_hung_up(socket.as_fd())
-    });
+    eventually("the daemon sees the parent leave", || registration::is_hung_up(socket.as_fd()));
     drop(child);
 }
 
@@ -167,9 +145,7 @@ fn a_child_holds_no_socket_on_which_its_parent_waits_for_an_answer() {
 fn a_process_may_have_more_clients_than_anyone_counts() {
     const CLIENTS: u64 = 130;
     let daemon = TestDaemon::start();
-    let clients: Vec<Client> = (0..CLIENTS)
-        .map(|_| Client::attach(daemon.options()))
-        .collect();
+    let clients: Vec<Client> = (0..CLIENTS).map(|_| Client::attach(daemon.options())).collect();
     eventually("every client attaches, and is guarded against fork", || {
         // Lanes attach, so the loop opens one.
         clients.iter().all(|client| {

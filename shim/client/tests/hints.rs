@@ -16,10 +16,7 @@ use laxity_shm::record::Record;
 fn heard(daemon: &TestDaemon) -> Vec<Record> {
     let heard = daemon.knobs.heard.lock().expect("heard");
     let is_hint = |record: &&Record| {
-        !matches!(
-            record,
-            Record::Cancelled { .. } | Record::LaneReset | Record::Peer { .. }
-        )
+        !matches!(record, Record::Cancelled { .. } | Record::LaneReset | Record::Peer { .. })
     };
     heard.iter().filter(is_hint).copied().collect()
 }
@@ -36,25 +33,12 @@ fn a_new_daemon_is_told_what_is_under_way_and_transfers_wait_for_it() {
     }
     let first = TestDaemon::at(&socket, Geometry::default());
     let due = hints::now() + 60_000_000_000;
-    let facts = Facts {
-        deadline_ns: due,
-        bytes: 77,
-        ..Facts::default()
-    };
-    let joins = |request| Hint::RequestJoin {
-        batch: 1,
-        request,
-        deadline_ns: 0,
-        bytes: 0,
-    };
+    let facts = Facts { deadline_ns: due, bytes: 77, ..Facts::default() };
+    let joins = |request| Hint::RequestJoin { batch: 1, request, deadline_ns: 0, bytes: 0 };
     hints::request_begin(4, facts).expect("new");
     hints::request_begin(5, Facts::default()).expect("new");
     for hint in [
-        Hint::BatchBegin {
-            batch: 1,
-            layers: 32,
-            layer_time_ns: 1000,
-        },
+        Hint::BatchBegin { batch: 1, layers: 32, layer_time_ns: 1000 },
         joins(4),
         joins(5),
         Hint::RequestEnd { request: 5 },
@@ -62,17 +46,8 @@ fn a_new_daemon_is_told_what_is_under_way_and_transfers_wait_for_it() {
     ] {
         hints::tell(hint).expect("it makes sense");
     }
-    let begin = Record::BatchBegin {
-        batch: 1,
-        layers: 32,
-        layer_time_ns: 1000,
-    };
-    let join = Record::RequestJoin {
-        batch: 1,
-        request: 4,
-        deadline_ns: due,
-        bytes: 77,
-    };
+    let begin = Record::BatchBegin { batch: 1, layers: 32, layer_time_ns: 1000 };
+    let join = Record::RequestJoin { batch: 1, request: 4, deadline_ns: due, bytes: 77 };
     eventually("all hints arrive", || heard(&first).len() == 5);
     assert_eq!(heard(&first)[..2], [begin, join]);
 
@@ -80,10 +55,7 @@ fn a_new_daemon_is_told_what_is_under_way_and_transfers_wait_for_it() {
     first.set(&first.knobs.hold, true);
     let asked = Asked {
         bytes: 1000,
-        said: Scope {
-            request: 4,
-            ..Scope::default()
-        },
+        said: Scope { request: 4, ..Scope::default() },
         otherwise: Some(Stage::P2d),
         direction: Direction::Egress,
         ..Asked::default()
@@ -102,12 +74,7 @@ fn a_new_daemon_is_told_what_is_under_way_and_transfers_wait_for_it() {
     assert!(given_up.cancel() && !given_up.cancel());
     assert_eq!((given_up.permitted(), given_up.is_done()), (1000, true));
     assert_eq!(given_up.complete(1000), Ok(()), "too late to matter");
-    assert_eq!(
-        given_up
-            .wait(None)
-            .map(|permit| (permit.bytes, permit.last)),
-        Some((0, true))
-    );
+    assert_eq!(given_up.wait(None).map(|permit| (permit.bytes, permit.last)), Some((0, true)));
 
     first.kill();
     let second = TestDaemon::at(&socket, Geometry::default());

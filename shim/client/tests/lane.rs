@@ -58,10 +58,7 @@ fn a_flow_is_permitted_in_chunks_that_add_up_to_it() {
 fn collectives_go_on_credit_as_far_as_it_reaches_and_wait_beyond() {
     let (daemon, _client, mut lane) = attached();
     daemon.knobs.credit.store(10_000, Ordering::SeqCst);
-    let collective = Flow {
-        stage: Stage::Collective,
-        ..flow(4000)
-    };
+    let collective = Flow { stage: Stage::Collective, ..flow(4000) };
     eventually("credit arrives", || {
         let mut ticket = lane.submit(&collective);
         let permit = lane.poll(&mut ticket);
@@ -79,21 +76,12 @@ fn collectives_go_on_credit_as_far_as_it_reaches_and_wait_beyond() {
             None => waiting.push(ticket),
         }
     }
-    assert!(
-        on_credit <= 20_000 && !waiting.is_empty(),
-        "credit is bounded: {on_credit}"
-    );
+    assert!(on_credit <= 20_000 && !waiting.is_empty(), "credit is bounded: {on_credit}");
     // Other stages, and ports without a counter, have no credit.
     for other in [
         flow(1),
-        Flow {
-            nic: 200,
-            ..collective
-        },
-        Flow {
-            direction: Direction::Ingress,
-            ..flow(1)
-        },
+        Flow { nic: 200, ..collective },
+        Flow { direction: Direction::Ingress, ..flow(1) },
     ] {
         let mut ticket = lane.submit(&other);
         assert_eq!(lane.poll(&mut ticket), None);
@@ -108,11 +96,7 @@ fn collectives_go_on_credit_as_far_as_it_reaches_and_wait_beyond() {
 
 #[test]
 fn a_full_lane_bypasses_counts_and_recovers() {
-    let geometry = Geometry {
-        lanes: 2,
-        slots: 16,
-        colour: 3,
-    };
+    let geometry = Geometry { lanes: 2, slots: 16, colour: 3 };
     let daemon = TestDaemon::with(geometry);
     daemon.set(&daemon.knobs.hold, true);
     let client = Client::attach(daemon.options());
@@ -127,21 +111,14 @@ fn a_full_lane_bypasses_counts_and_recovers() {
         heard.contains(&Record::LayerBegin { batch: 9, layer: 9 })
     });
     daemon.set(&daemon.knobs.hold, false);
-    let total: u64 = tickets
-        .iter_mut()
-        .map(|ticket| drain(&mut lane, ticket).0)
-        .sum();
+    let total: u64 = tickets.iter_mut().map(|ticket| drain(&mut lane, ticket).0).sum();
     assert_eq!(total, 400);
     assert_eq!(send(&mut lane, 10), (10, false), "slots came back");
 }
 
 #[test]
 fn more_lanes_than_seats_work_unscheduled_until_one_is_free() {
-    let daemon = TestDaemon::with(Geometry {
-        lanes: 2,
-        slots: 16,
-        colour: 0,
-    });
+    let daemon = TestDaemon::with(Geometry { lanes: 2, slots: 16, colour: 0 });
     let client = Client::attach(daemon.options());
     let mut first = client.lane();
     let second = client.lane();
@@ -157,11 +134,7 @@ fn more_lanes_than_seats_work_unscheduled_until_one_is_free() {
 
 #[test]
 fn a_lane_dropped_with_flows_waiting_withdraws_them() {
-    let daemon = TestDaemon::with(Geometry {
-        lanes: 1,
-        slots: 16,
-        colour: 0,
-    });
+    let daemon = TestDaemon::with(Geometry { lanes: 1, slots: 16, colour: 0 });
     daemon.set(&daemon.knobs.hold, true);
     let client = Client::attach(daemon.options());
     for _ in 0..10 {
@@ -186,11 +159,7 @@ fn a_lane_dropped_with_flows_waiting_withdraws_them() {
 
 #[test]
 fn cancelling_frees_the_slot_and_tells_the_daemon_what_went_out() {
-    let daemon = TestDaemon::with(Geometry {
-        lanes: 1,
-        slots: 16,
-        colour: 0,
-    });
+    let daemon = TestDaemon::with(Geometry { lanes: 1, slots: 16, colour: 0 });
     daemon.knobs.chunk.store(10, Ordering::SeqCst);
     let client = Client::attach(daemon.options());
     let mut lane = client.lane();
@@ -230,10 +199,7 @@ fn a_flow_too_large_for_a_permit_goes_out_unscheduled() {
 
 #[test]
 fn completions_that_found_no_slot_are_paid_by_a_thread_that_only_polls() {
-    let daemon = TestDaemon::with(Geometry {
-        slots: 16,
-        ..Geometry::default()
-    });
+    let daemon = TestDaemon::with(Geometry { slots: 16, ..Geometry::default() });
     let client = Client::attach(daemon.options());
     let mut lane = client.lane();
     let mut sent = lane.submit(&flow(1000));
@@ -282,10 +248,8 @@ fn threads_that_begin_together_are_all_scheduled() {
                 drained
             };
             let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(begin)).collect();
-            let drained: Vec<_> = threads
-                .into_iter()
-                .map(std::thread::ScopedJoinHandle::join)
-                .collect();
+            let drained: Vec<_> =
+                threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
             over.store(true, Ordering::Relaxed);
             for drained in drained {
                 assert_eq!(drained.expect("a thread"), (4096, false));

@@ -26,11 +26,7 @@ fn compile(folder: &Path, lines: &str) -> Result<(), String> {
 }
 
 fn equal(lines: &mut String, c: &str, rust: impl core::fmt::Display) {
-    writeln!(
-        lines,
-        "_Static_assert({c} == {rust}, \"{c} is not {rust}\");"
-    )
-    .expect("a string");
+    writeln!(lines, "_Static_assert({c} == {rust}, \"{c} is not {rust}\");").expect("a string");
 }
 
 /// Checks the offsets of fields. A field has the same name in C unless another is given. With
@@ -139,16 +135,9 @@ fn the_bindings_are_laid_out_as_the_installed_header_says() {
         (offset_of!(ibv_send_wr, wr.rdma.rkey), "wr.rdma.rkey"),
         (offset_of!(ibv_send_wr, wr.atomic.swap), "wr.atomic.swap"),
         (offset_of!(ibv_send_wr, wr.atomic.rkey), "wr.atomic.rkey"),
-        (
-            offset_of!(ibv_send_wr, wr.ud.remote_qkey),
-            "wr.ud.remote_qkey",
-        ),
+        (offset_of!(ibv_send_wr, wr.ud.remote_qkey), "wr.ud.remote_qkey"),
     ] {
-        equal(
-            &mut lines,
-            &format!("offsetof(struct ibv_send_wr, {c})"),
-            rust,
-        );
+        equal(&mut lines, &format!("offsetof(struct ibv_send_wr, {c})"), rust);
     }
     // This struct grows at its beginning.
     let context = offset_of!(verbs_context, context);

@@ -15,10 +15,7 @@ impl<'a> Environment<'a> {
     /// Returns an environment in which `get` returns the value of each variable.
     #[must_use]
     pub fn new(get: &'a dyn Fn(&str) -> Option<String>) -> Self {
-        Self {
-            get,
-            problems: Vec::new(),
-        }
+        Self { get, problems: Vec::new() }
     }
 
     /// Returns the environment of this process.
@@ -54,9 +51,7 @@ impl<'a> Environment<'a> {
     /// Parses a whole number of `unit`. Returns `None` as [`Environment::parsed`] does.
     pub fn number<T: FromStr>(&mut self, name: &str, unit: &str, holds: &str) -> Option<T> {
         let expected = format!("write a whole number of {unit}");
-        self.parsed(name, holds, |text| {
-            text.trim().parse().map_err(|_| expected)
-        })
+        self.parsed(name, holds, |text| text.trim().parse().map_err(|_| expected))
     }
 
     /// Parses one of several named values. The first of them is the default.
@@ -73,8 +68,7 @@ impl<'a> Environment<'a> {
 
     /// Notes that a value can't be used. `holds` describes the value that is used instead.
     pub fn note(&mut self, problem: impl Display, holds: &str) {
-        self.problems
-            .push(format!("{problem}; going on with {holds}"));
+        self.problems.push(format!("{problem}; going on with {holds}"));
     }
 
     /// Returns the notes about unusable values.

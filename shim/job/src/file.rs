@@ -17,11 +17,8 @@ pub(crate) fn stage<'de, D: Deserializer<'de>>(d: D) -> Result<Stage, D::Error> 
 
 pub(crate) fn mode<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Mode>, D::Error> {
     let name = String::deserialize(d)?;
-    let unknown = || {
-        D::Error::custom(format!(
-            "no mode is called `{name}`; write off, observe or enforce"
-        ))
-    };
+    let unknown =
+        || D::Error::custom(format!("no mode is called `{name}`; write off, observe or enforce"));
     Mode::from_name(&name).map(Some).ok_or_else(unknown)
 }
 

@@ -71,10 +71,7 @@ impl<T: Send + Sync> Leaked<T> {
     pub fn make(&self, make: impl FnOnce() -> T) -> &'static T {
         let made = Box::into_raw(Box::new(make()));
         let none = ptr::null_mut();
-        match self
-            .0
-            .compare_exchange(none, made, Ordering::AcqRel, Ordering::Acquire)
-        {
+        match self.0.compare_exchange(none, made, Ordering::AcqRel, Ordering::Acquire) {
             // SAFETY: the pointer comes from `Box::into_raw` and is never freed.
             Ok(_) => unsafe { &*made },
             Err(there) => {

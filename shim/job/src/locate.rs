@@ -38,9 +38,8 @@ impl Profile {
     /// Returns the built-in profiles, ordered by name. Files are not considered.
     #[must_use]
     pub fn builtin() -> Vec<Self> {
-        let parsed = BUILTIN
-            .iter()
-            .filter_map(|(name, text)| Self::parse(name, Origin::Builtin, text).ok());
+        let parsed =
+            BUILTIN.iter().filter_map(|(name, text)| Self::parse(name, Origin::Builtin, text).ok());
         parsed.collect()
     }
 
@@ -58,20 +57,15 @@ pub(crate) struct Folders(pub(crate) Vec<PathBuf>);
 impl Folders {
     pub(crate) fn of_this_process() -> Self {
         let own = std::env::var_os(FOLDER_ENV).filter(|folder| !folder.is_empty());
-        Self(
-            own.map(PathBuf::from)
-                .into_iter()
-                .chain([PathBuf::from(FOLDER)])
-                .collect(),
-        )
+        Self(own.map(PathBuf::from).into_iter().chain([PathBuf::from(FOLDER)]).collect())
     }
 
     pub(crate) fn load(&self, name: &str) -> Result<Profile, ProfileError> {
         let (origin, text) = self.text(name)?;
         let stem = match &origin {
-            Origin::File(path) if name.contains('/') => path
-                .file_stem()
-                .map(|stem| stem.to_string_lossy().into_owned()),
+            Origin::File(path) if name.contains('/') => {
+                path.file_stem().map(|stem| stem.to_string_lossy().into_owned())
+            }
             _ => None,
         };
         Profile::parse(stem.as_deref().unwrap_or(name), origin, &text)
@@ -123,20 +117,12 @@ fn listed(items: impl IntoIterator<Item = String>) -> String {
 fn read(path: &Path) -> Result<Option<String>, ProfileError> {
     match laxity_files::read_to_string(path, FILE_BYTES_MAX) {
         Ok(text) => Ok(Some(text)),
-        Err(ReadError::TooLong { .. }) => Err(ProfileError::TooLarge {
-            path: path.to_owned(),
-        }),
+        Err(ReadError::TooLong { .. }) => Err(ProfileError::TooLarge { path: path.to_owned() }),
         Err(error) if missing(&error) => Ok(None),
-        Err(cause) => Err(ProfileError::Unreadable {
-            path: path.to_owned(),
-            cause,
-        }),
+        Err(cause) => Err(ProfileError::Unreadable { path: path.to_owned(), cause }),
     }
 }
 
 fn missing(error: &ReadError) -> bool {
-    matches!(
-        error.io_kind(),
-        Some(ErrorKind::NotFound | ErrorKind::NotADirectory)
-    )
+    matches!(error.io_kind(), Some(ErrorKind::NotFound | ErrorKind::NotADirectory))
 }

@@ -220,10 +220,6 @@ impl Profile {
                 problem: error.message().replace('\n', "; "),
             }
         })?;
-        Ok(Self {
-            name: name.to_owned(),
-            origin,
-            ..read
-        })
+        Ok(Self { name: name.to_owned(), origin, ..read })
     }
 }

@@ -80,10 +80,7 @@ impl ReportLine {
         let Some(path) = std::env::var_os(REPORT_ENV).filter(|path| !path.is_empty()) else {
             return;
         };
-        let file = std::fs::OpenOptions::new()
-            .create(true)
-            .append(true)
-            .open(&path);
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(&path);
         // The line is one write, so that lines of several processes don't mix.
         let result = file.and_then(|mut file| file.write_all(self.end().as_bytes()));
         if let Err(error) = result {
@@ -124,9 +121,6 @@ mod tests {
         line.counts([("some", 7), ("more", 0)]);
         let line = line.end();
         assert!(line.starts_with(r#"{"library":"some \"library\"","program":"#));
-        assert!(
-            line.ends_with(",\"list\":[1,2],\"some\":7,\"more\":0}\n"),
-            "{line}"
-        );
+        assert!(line.ends_with(",\"list\":[1,2],\"some\":7,\"more\":0}\n"), "{line}");
     }
 }

@@ -34,9 +34,7 @@ impl Job {
     /// Returns the objective in nanoseconds, or 0 for none.
     #[must_use]
     pub fn objective_ns(&self) -> u64 {
-        self.slo_ttft.map_or(0, |objective| {
-            u64::try_from(objective.as_nanos()).unwrap_or(u64::MAX)
-        })
+        self.slo_ttft.map_or(0, |objective| u64::try_from(objective.as_nanos()).unwrap_or(u64::MAX))
     }
 
     /// Returns the job of this process. No setting stops a process: an unusable one is replaced.
@@ -76,10 +74,8 @@ impl Job {
                 text.parse::<Nanos>().map(Duration::from)
             })
         });
-        let mut millis = |name, holds| {
-            from.number(name, "milliseconds", holds)
-                .map(Duration::from_millis)
-        };
+        let mut millis =
+            |name, holds| from.number(name, "milliseconds", holds).map(Duration::from_millis);
         let stall_timeout = millis("LAXITY_STALL_MS", "100");
         let attach_timeout = millis("LAXITY_ATTACH_MS", "the default");
         Self {
@@ -112,8 +108,7 @@ fn lower(profile: &Profile, from: &mut Environment<'_>) -> Mode {
         // A misspelt mode must not delay traffic.
         from.parsed("LAXITY_MODE", "off", read).unwrap_or(Mode::Off)
     });
-    own.unwrap_or_default()
-        .min(profile.mode.unwrap_or_default())
+    own.unwrap_or_default().min(profile.mode.unwrap_or_default())
 }
 
 #[cfg(test)]
@@ -157,23 +152,12 @@ mod tests {
             ("LAXITY_ATTACH_MS", "-1"),
         ]);
         assert_eq!((job.profile, job.mode), (Profile::default(), Mode::Off));
-        assert_eq!(
-            (job.slo_ttft, job.stall_timeout, job.attach_timeout),
-            (None, None, None)
-        );
-        let names = [
-            "no-such",
-            "LAXITY_SLO_TTFT",
-            "STALL_MS",
-            "ATTACH_MS",
-            "LAXITY_MODE is `fast`",
-        ];
+        assert_eq!((job.slo_ttft, job.stall_timeout, job.attach_timeout), (None, None, None));
+        let names =
+            ["no-such", "LAXITY_SLO_TTFT", "STALL_MS", "ATTACH_MS", "LAXITY_MODE is `fast`"];
         assert_eq!(job.problems.len(), names.len(), "{:?}", job.problems);
         for (problem, name) in job.problems.iter().zip(names) {
-            assert!(
-                problem.contains(name) && problem.contains("going on with"),
-                "{problem}"
-            );
+            assert!(problem.contains(name) && problem.contains("going on with"), "{problem}");
         }
         assert_eq!(of(&[]).problems, Vec::<String>::new());
     }

@@ -30,12 +30,7 @@ impl Symbol {
         version: Option<&'static CStr>,
         library: Option<&'static CStr>,
     ) -> Self {
-        Self {
-            name,
-            version,
-            library,
-            address: AtomicUsize::new(0),
-        }
+        Self { name, version, library, address: AtomicUsize::new(0) }
     }
 
     /// Returns the function's name.
@@ -60,12 +55,10 @@ impl Symbol {
         let opened = self.library.and_then(open);
         // Another preloaded library may interpose the function, too, and has to be called first.
         // `RTLD_NEXT` finds nothing in a library that Python opened with RTLD_LOCAL.
-        let found = self
-            .look_up(libc::RTLD_NEXT)
-            .or_else(|| match self.library {
-                Some(_) => self.look_up(opened?),
-                None => loaded().iter().find_map(|library| self.find_in(library)),
-            })?;
+        let found = self.look_up(libc::RTLD_NEXT).or_else(|| match self.library {
+            Some(_) => self.look_up(opened?),
+            None => loaded().iter().find_map(|library| self.find_in(library)),
+        })?;
         self.address.store(found as usize, Ordering::Relaxed);
         Some(found)
     }

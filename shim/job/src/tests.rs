@@ -26,10 +26,7 @@ fn every_builtin_profile_parses_and_describes_itself() {
 #[test]
 fn the_file_of_the_default_profile_says_what_the_code_says() {
     let builtin = Profile::builtin().swap_remove(0);
-    let code = Profile {
-        description: builtin.description.clone(),
-        ..Profile::default()
-    };
+    let code = Profile { description: builtin.description.clone(), ..Profile::default() };
     assert_eq!(builtin, code);
     let empty = Profile::parse("default", Origin::Builtin, "").unwrap();
     assert_eq!((empty.stage, empty.qp), (code.stage, code.qp));
@@ -43,12 +40,7 @@ fn profiles_classify_as_documented() {
     assert_eq!(profile("mooncake").stage.read, Stage::KvReuse);
     assert_eq!(profile("mooncake").qp.pin_variables, ["MC_IB_TC"]);
     let nccl = profile("nccl");
-    let all = [
-        nccl.stage.write,
-        nccl.stage.read,
-        nccl.stage.send,
-        nccl.stage.atomic,
-    ];
+    let all = [nccl.stage.write, nccl.stage.read, nccl.stage.send, nccl.stage.atomic];
     assert_eq!(all, [Stage::Collective; 4]);
     assert_eq!(nccl.qp.stage, Stage::Collective);
     assert_eq!(profile("ucx").qp.default_traffic_class, 106);
@@ -81,11 +73,7 @@ pin_variables = []
     assert_eq!(profile.slo_ttft, Some(Duration::from_millis(1500)));
     assert_eq!(profile.mode, Some(Mode::Observe));
     assert_eq!(profile.stage.write, Stage::Weights);
-    assert_eq!(
-        profile.stage.read,
-        Stage::KvReuse,
-        "left out, so as in default"
-    );
+    assert_eq!(profile.stage.read, Stage::KvReuse, "left out, so as in default");
     assert_eq!(profile.qp.default_traffic_class, 255);
     assert!(profile.qp.pin_variables.is_empty());
 }
@@ -102,16 +90,10 @@ fn a_mistake_is_named_by_file_line_and_key_with_what_to_write() {
     assert!(said.starts_with("p.toml, line 2, `slo_ttft`:"), "{said}");
     assert!(said.contains("ms"), "{said}");
     let said = error("[qp]\ndefault_traffic_class = 256");
-    assert!(
-        said.starts_with("p.toml, line 2, `qp.default_traffic_class`:"),
-        "{said}"
-    );
+    assert!(said.starts_with("p.toml, line 2, `qp.default_traffic_class`:"), "{said}");
     assert!(said.contains("0 to 255"), "{said}");
     let said = error("[qp]\nstages = \"p2d\"\n");
-    assert!(
-        said.starts_with("p.toml, line 2, `qp.stages`: unknown field"),
-        "{said}"
-    );
+    assert!(said.starts_with("p.toml, line 2, `qp.stages`: unknown field"), "{said}");
     assert!(said.contains("default_traffic_class"), "{said}");
     let said = error("mode = \"on\"");
     assert!(said.contains("off, observe or enforce"), "{said}");
@@ -141,20 +123,14 @@ fn the_first_folder_wins_then_the_second_then_the_builtin_one() {
     let file = second.path().join("nccl.toml");
     fs::write(&file, "description = \"second\"").unwrap();
     let found = folders.load("nccl").unwrap();
-    assert_eq!(
-        (found.description.as_str(), found.origin),
-        ("second", Origin::File(file.clone()))
-    );
+    assert_eq!((found.description.as_str(), found.origin), ("second", Origin::File(file.clone())));
 
     fs::write(first.path().join("nccl.toml"), "description = \"first\"").unwrap();
     assert_eq!(folders.load("nccl").unwrap().description, "first");
 
     let path = file.display().to_string();
     let found = folders.load(&path).unwrap();
-    assert_eq!(
-        (found.name.as_str(), found.description.as_str()),
-        ("nccl", "second")
-    );
+    assert_eq!((found.name.as_str(), found.description.as_str()), ("nccl", "second"));
 }
 
 #[test]
@@ -164,10 +140,7 @@ fn names_are_those_of_the_folders_and_the_builtin_ones() {
     fs::write(folder.path().join("nccl.toml"), "").unwrap();
     fs::write(folder.path().join("README"), "").unwrap();
     let names = Folders(vec![folder.path().into(), "/nowhere".into()]).names();
-    assert_eq!(
-        names,
-        ["default", "mooncake", "nccl", "ours", "perftest", "ucx"]
-    );
+    assert_eq!(names, ["default", "mooncake", "nccl", "ours", "perftest", "ucx"]);
 }
 
 #[test]
@@ -175,10 +148,7 @@ fn what_is_not_found_says_where_it_was_looked_for_and_what_there_is() {
     let folder = tempfile::tempdir().unwrap();
     let folders = Folders(vec![folder.path().into()]);
     let said = folders.load("monkcake").unwrap_err().to_string();
-    assert!(
-        said.contains("monkcake.toml") && said.contains("mooncake, nccl"),
-        "{said}"
-    );
+    assert!(said.contains("monkcake.toml") && said.contains("mooncake, nccl"), "{said}");
     let said = folders.load("/nowhere/x.toml").unwrap_err().to_string();
     assert!(said.contains("/nowhere/x.toml"), "{said}");
 }
@@ -200,9 +170,6 @@ fn what_is_no_profile_file_is_refused_without_waiting_or_reading_it_all() {
     assert!(matches!(said, ProfileError::TooLarge { .. }), "{said}");
     let binary = folder.path().join("binary");
     fs::write(&binary, [0xff, 0xfe]).unwrap();
-    let said = folders
-        .load(&binary.display().to_string())
-        .unwrap_err()
-        .to_string();
+    let said = folders.load(&binary.display().to_string()).unwrap_err().to_string();
     assert!(said.contains("UTF-8"), "{said}");
 }

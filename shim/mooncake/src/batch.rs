@@ -119,12 +119,7 @@ fn is_over(answer: &TransferStatus) -> bool {
 
 impl Batch {
     pub(crate) fn new(engine: Handle, id: u64, capacity: usize) -> Self {
-        Self {
-            engine: engine as usize,
-            id,
-            capacity,
-            state: Mutex::default(),
-        }
+        Self { engine: engine as usize, id, capacity, state: Mutex::default() }
     }
 
     fn engine(&self) -> Handle {
@@ -138,9 +133,7 @@ impl Batch {
             && let Some(group) = state.waiting.front_mut()
         {
             let run = group.run;
-            let transfer = group
-                .transfer
-                .get_or_insert_with(|| hub.ask(self.engine(), &run));
+            let transfer = group.transfer.get_or_insert_with(|| hub.ask(self.engine(), &run));
             match wait_for_permits(transfer, Duration::ZERO) {
                 None => break,
                 // No daemon schedules any more.
@@ -177,13 +170,7 @@ impl Batch {
         // reads the array only during the call.
         let code = unsafe {
             let notify = notify.as_ref().map(Notification::message);
-            hand_on(
-                self.engine(),
-                self.id,
-                group.requests.as_mut_ptr(),
-                count,
-                notify,
-            )
+            hand_on(self.engine(), self.id, group.requests.as_mut_ptr(), count, notify)
         };
         if code == 0 {
             match group.transfer.take_if(|transfer| transfer.is_done()) {
@@ -202,9 +189,7 @@ impl Batch {
         for group in state.waiting.drain(..) {
             WAITING.fetch_sub(group.requests.len(), Ordering::Relaxed);
         }
-        COUNTERS
-            .failed_late
-            .add((state.submitted - state.handed) as u64);
+        COUNTERS.failed_late.add((state.submitted - state.handed) as u64);
         static SAID: std::sync::Once = std::sync::Once::new();
         SAID.call_once(|| {
             eprintln!(
@@ -221,17 +206,13 @@ impl Batch {
         if state.gone {
             return false;
         }
-        let State {
-            under_way, over, ..
-        } = state;
+        let State { under_way, over, .. } = state;
         let mut happened = false;
         under_way.retain_mut(|part| {
             while part.next < part.end {
                 if !over[part.next] {
-                    let mut answer = TransferStatus {
-                        status: status::WAITING,
-                        transferred_bytes: 0,
-                    };
+                    let mut answer =
+                        TransferStatus { status: status::WAITING, transferred_bytes: 0 };
                     let code =
                         // SAFETY: Mooncake has the transfer, and nobody frees the batch meanwhile.
                         unsafe { ask_after(self.engine(), self.id, part.next, &raw mut answer) };
@@ -279,11 +260,7 @@ impl Batch {
         // SAFETY: upheld by the caller, since `answer` is not null.
         unsafe {
             answer.write(TransferStatus {
-                status: if waits {
-                    status::WAITING
-                } else {
-                    status::FAILED
-                },
+                status: if waits { status::WAITING } else { status::FAILED },
                 transferred_bytes: 0,
             });
         }
@@ -343,12 +320,7 @@ impl State {
         let next = self.handed;
         self.handed += count;
         self.over.resize(self.handed, false);
-        self.under_way.push(UnderWay {
-            transfer,
-            next,
-            end: self.handed,
-            failed: false,
-        });
+        self.under_way.push(UnderWay { transfer, next, end: self.handed, failed: false });
     }
 
     /// Counts transfers that were handed on unscheduled. Their end is not reported to the daemon.

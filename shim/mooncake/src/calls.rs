@@ -30,10 +30,7 @@ impl Notification {
     }
 
     pub(crate) fn message(&self) -> NotifyMsg {
-        NotifyMsg {
-            name: self.name.as_ptr().cast_mut(),
-            msg: self.message.as_ptr().cast_mut(),
-        }
+        NotifyMsg { name: self.name.as_ptr().cast_mut(), msg: self.message.as_ptr().cast_mut() }
     }
 }
 
@@ -71,10 +68,8 @@ pub(crate) unsafe fn hand_on(
     unsafe {
         match notify {
             None => {
-                let real = real!(
-                    c"submitTransfer",
-                    fn(Handle, u64, *mut TransferRequest, usize) -> c_int
-                );
+                let real =
+                    real!(c"submitTransfer", fn(Handle, u64, *mut TransferRequest, usize) -> c_int);
                 real.map_or(REFUSED, |real| real(engine, batch, entries, count))
             }
             Some(notify) => {
@@ -98,10 +93,7 @@ pub(crate) unsafe fn ask_after(
     task: usize,
     answer: *mut TransferStatus,
 ) -> c_int {
-    let real = real!(
-        c"getTransferStatus",
-        fn(Handle, u64, usize, *mut TransferStatus) -> c_int
-    );
+    let real = real!(c"getTransferStatus", fn(Handle, u64, usize, *mut TransferStatus) -> c_int);
     // SAFETY: upheld by the caller. The type is that of `transfer_engine_c.h`.
     real.map_or(REFUSED, |real| unsafe { real(engine, batch, task, answer) })
 }

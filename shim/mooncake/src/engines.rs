@@ -66,11 +66,7 @@ impl Engine {
         // TENT chooses a protocol for each piece of a request. The verbs library sees the work
         // requests of its RDMA. A transfer that waits here, too, could wait for itself.
         if self.is_tent {
-            return if is_preloaded {
-                Handling::Hint
-            } else {
-                Handling::Pass
-            };
+            return if is_preloaded { Handling::Hint } else { Handling::Pass };
         }
         let mut handling = Handling::Pass;
         for protocol in &self.protocols {
@@ -203,10 +199,7 @@ impl Engines {
     /// Returns the peer of a segment, or 0 if unknown.
     pub(crate) fn peer(&self, engine: *mut c_void, segment: i32) -> u8 {
         let engine = self.engines.get(&(engine as usize));
-        engine
-            .and_then(|engine| engine.peers.get(&segment))
-            .copied()
-            .unwrap_or(0)
+        engine.and_then(|engine| engine.peers.get(&segment)).copied().unwrap_or(0)
     }
 }
 
@@ -242,11 +235,7 @@ mod tests {
         assert_eq!(handling_of(&["efa"], true), Handling::Gate);
         assert_eq!(handling_of(&["nvlink"], true), Handling::Pass);
         assert_eq!(handling_of(&[], true), Handling::Pass);
-        assert_eq!(
-            handling_of(&["tcp", "rdma"], true),
-            Handling::Hint,
-            "never twice"
-        );
+        assert_eq!(handling_of(&["tcp", "rdma"], true), Handling::Hint, "never twice");
         assert_eq!(handling_of(&["nvlink", "tcp"], true), Handling::Gate);
     }
 
@@ -257,28 +246,14 @@ mod tests {
             engines.made(ENGINE, discovers, around);
             engines.handling(ENGINE, true)
         };
-        let with_hca = || Surroundings {
-            has_hca: true,
-            ..NOTHING
-        };
+        let with_hca = || Surroundings { has_hca: true, ..NOTHING };
         assert_eq!(handling(&NOTHING, true), Handling::Gate);
         assert_eq!(handling(&NOTHING, false), Handling::Pass);
         assert_eq!(handling(&with_hca(), true), Handling::Hint);
-        let forced = Surroundings {
-            force_tcp: true,
-            ..with_hca()
-        };
+        let forced = Surroundings { force_tcp: true, ..with_hca() };
         assert_eq!(handling(&forced, true), Handling::Gate);
-        let tent = Surroundings {
-            tent: true,
-            force_tcp: true,
-            ..NOTHING
-        };
-        assert_eq!(
-            handling(&tent, false),
-            Handling::Hint,
-            "TENT installs nothing"
-        );
+        let tent = Surroundings { tent: true, force_tcp: true, ..NOTHING };
+        assert_eq!(handling(&tent, false), Handling::Hint, "TENT installs nothing");
     }
 
     #[test]

@@ -4,11 +4,7 @@
 //! # Safety
 //! Callers of each function here uphold the conditions of `transfer_engine_c.h`.
 
-#![allow(
-    clippy::missing_safety_doc,
-    missing_docs,
-    reason = "said above, once for all functions"
-)]
+#![allow(clippy::missing_safety_doc, missing_docs, reason = "said above, once for all functions")]
 
 use core::ffi::{CStr, c_char, c_int, c_void};
 use core::sync::atomic::{AtomicBool, Ordering};
@@ -87,10 +83,7 @@ pub unsafe extern "C" fn installTransport(
     protocol: *const c_char,
     args: *mut *mut c_void,
 ) -> Handle {
-    let real = real!(
-        c"installTransport",
-        fn(Handle, *const c_char, *mut *mut c_void) -> Handle
-    );
+    let real = real!(c"installTransport", fn(Handle, *const c_char, *mut *mut c_void) -> Handle);
     let Some(real) = real else {
         return core::ptr::null_mut();
     };
@@ -248,17 +241,12 @@ pub unsafe extern "C" fn unregisterLocalMemoryBatch(
     addresses: *mut *mut c_void,
     count: usize,
 ) -> c_int {
-    let real = real!(
-        c"unregisterLocalMemoryBatch",
-        fn(Handle, *mut *mut c_void, usize) -> c_int
-    );
+    let real = real!(c"unregisterLocalMemoryBatch", fn(Handle, *mut *mut c_void, usize) -> c_int);
     let Some(real) = real else { return REFUSED };
     if !addresses.is_null() {
         besides(|| {
             // SAFETY: upheld by the caller.
-            disown(engine, unsafe {
-                core::slice::from_raw_parts(addresses, count)
-            });
+            disown(engine, unsafe { core::slice::from_raw_parts(addresses, count) });
         });
     }
     // SAFETY: upheld by the caller.
@@ -351,11 +339,7 @@ unsafe fn note(hub: Option<&Hub>, engine: Handle, call: &Call) {
     let requests = unsafe { core::slice::from_raw_parts(call.entries, call.count) };
     COUNTERS.calls.add(1);
     COUNTERS.transfers.add(call.count as u64);
-    COUNTERS.bytes.add(
-        requests
-            .iter()
-            .fold(0, |sum: u64, r| sum.wrapping_add(r.length)),
-    );
+    COUNTERS.bytes.add(requests.iter().fold(0, |sum: u64, r| sum.wrapping_add(r.length)));
     if hub.is_some_and(|hub| hub.handling(engine) == Handling::Hint) {
         own(requests.iter().map(|r| (r.source as u64, r.length)));
     }
@@ -368,11 +352,7 @@ pub unsafe extern "C" fn submitTransfer(
     entries: *mut TransferRequest,
     count: usize,
 ) -> c_int {
-    let call = Call {
-        entries,
-        count,
-        notify: None,
-    };
+    let call = Call { entries, count, notify: None };
     // SAFETY: upheld by the caller.
     unsafe { submit(engine, batch, &call) }
 }
@@ -385,11 +365,7 @@ pub unsafe extern "C" fn submitTransferWithNotify(
     count: usize,
     notify: NotifyMsg,
 ) -> c_int {
-    let call = Call {
-        entries,
-        count,
-        notify: Some(notify),
-    };
+    let call = Call { entries, count, notify: Some(notify) };
     // SAFETY: upheld by the caller.
     unsafe { submit(engine, batch, &call) }
 }

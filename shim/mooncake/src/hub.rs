@@ -239,10 +239,7 @@ impl Hub {
                 happened |= batch.advance(&mut state, self);
                 if state.is_idle() {
                     state.listed = false;
-                    worker
-                        .list
-                        .lock()
-                        .retain(|listed| !Arc::ptr_eq(listed, &batch));
+                    worker.list.lock().retain(|listed| !Arc::ptr_eq(listed, &batch));
                 } else {
                     waits |= state.waits();
                     moves |= state.moves();

@@ -90,10 +90,7 @@ mod tests {
 
     #[test]
     fn what_belongs_to_different_layers_or_goes_another_way_leaves_apart() {
-        let layers = |address: u64| Scope {
-            layer: Some(address as u16),
-            ..Scope::default()
-        };
+        let layers = |address: u64| Scope { layer: Some(address as u16), ..Scope::default() };
         let requests = [
             request(WRITE, 1, 10),
             request(WRITE, 1, 10),

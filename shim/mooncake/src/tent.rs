@@ -22,11 +22,7 @@
 //! # Safety
 //! Callers of each function here uphold the conditions of `tent/transfer_engine.h`.
 
-#![allow(
-    clippy::missing_safety_doc,
-    missing_docs,
-    reason = "said above, once for all functions"
-)]
+#![allow(clippy::missing_safety_doc, missing_docs, reason = "said above, once for all functions")]
 
 use core::ffi::{c_char, c_int, c_void};
 
@@ -89,15 +85,11 @@ fn filled(
         UNSET => stage_of(request.source as u64).map_or(UNSET, priority),
         chosen => chosen,
     };
-    let first = requests
-        .iter()
-        .position(|request| wanted(request) != request.priority)?;
+    let first = requests.iter().position(|request| wanted(request) != request.priority)?;
     let mut copy = requests.to_vec();
     for request in &mut copy[first..] {
         let wanted = wanted(request);
-        COUNTERS
-            .prioritized
-            .add(u64::from(wanted != request.priority));
+        COUNTERS.prioritized.add(u64::from(wanted != request.priority));
         request.priority = wanted;
     }
     Some(copy)
@@ -118,9 +110,7 @@ unsafe fn prepare(entries: *mut TentRequest, count: usize) -> Option<Vec<TentReq
         }
         // SAFETY: upheld by the caller. The library's requests have this layout.
         let requests = unsafe { core::slice::from_raw_parts(entries, count) };
-        own(requests
-            .iter()
-            .map(|request| (request.source as u64, request.length)));
+        own(requests.iter().map(|request| (request.source as u64, request.length)));
         instead = filled(requests, |address| hints::said_of(address).stage);
     });
     instead
@@ -133,10 +123,7 @@ pub unsafe extern "C" fn tent_submit(
     entries: *mut TentRequest,
     count: usize,
 ) -> c_int {
-    let real = real!(
-        c"tent_submit",
-        fn(Handle, u64, *mut TentRequest, usize) -> c_int
-    );
+    let real = real!(c"tent_submit", fn(Handle, u64, *mut TentRequest, usize) -> c_int);
     let Some(real) = real else { return REFUSED };
     // SAFETY: upheld by the caller. TENT reads the array during the call only.
     unsafe {
@@ -197,11 +184,7 @@ mod tests {
         let filled = filled(&requests, stage).expect("something to fill in");
         let priorities: Vec<_> = filled.iter().map(|request| request.priority).collect();
         assert_eq!(priorities, [0, LOW, MEDIUM, 0, LOW, MEDIUM]);
-        assert!(
-            filled
-                .iter()
-                .all(|r| (r.opcode, r.target_id, r.transport_hint) == (1, 2, 7))
-        );
+        assert!(filled.iter().all(|r| (r.opcode, r.target_id, r.transport_hint) == (1, 2, 7)));
     }
 
     #[test]

@@ -42,11 +42,7 @@ fn built() -> &'static Path {
                  -ltransfer_engine -lpthread -ldl \
                     -Wl,-rpath,$PWD"
             );
-            output(
-                Command::new("sh")
-                    .args(["-c", &script])
-                    .current_dir(&folder),
-            );
+            output(Command::new("sh").args(["-c", &script]).current_dir(&folder));
             folder
         })
         .path()
@@ -109,13 +105,7 @@ impl Job {
         let folder = tempfile::tempdir().expect("a folder");
         let mut command = Command::new(built().join(program));
         command
-            .args([
-                way,
-                &peer.port,
-                protocol,
-                &count.to_string(),
-                &LENGTH.to_string(),
-            ])
+            .args([way, &peer.port, protocol, &count.to_string(), &LENGTH.to_string()])
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .env("STANDIN_LOG", folder.path().join("log"))
@@ -162,12 +152,7 @@ impl Job {
         }
         let output = child.wait_with_output().expect("its output");
         let errors = text(&output.stderr);
-        assert!(
-            output.status.success(),
-            "{:?}: {errors}{}",
-            self.command,
-            self.log()
-        );
+        assert!(output.status.success(), "{:?}: {errors}{}", self.command, self.log());
         let report = fs::read_to_string(self.folder.path().join("report")).unwrap_or_default();
         Done {
             lines: text(&output.stdout).lines().map(str::to_owned).collect(),
@@ -204,14 +189,9 @@ impl Done {
 
     fn count(&self, name: &str) -> u64 {
         let key = format!("\"{name}\":");
-        let at = self
-            .report
-            .find(&key)
-            .unwrap_or_else(|| panic!("{name} in {:?}", self.report));
+        let at = self.report.find(&key).unwrap_or_else(|| panic!("{name} in {:?}", self.report));
         let digits = self.report[at + key.len()..].split([',', '}']).next();
-        digits
-            .and_then(|digits| digits.parse().ok())
-            .expect("a number")
+        digits.and_then(|digits| digits.parse().ok()).expect("a number")
     }
 }
 
@@ -259,37 +239,18 @@ fn a_process_without_mooncake_does_not_notice_it() {
 
 #[test]
 fn without_a_daemon_mooncake_gets_every_call_as_the_program_made_it_and_one_warning_says_so() {
-    for (way, opcode) in [
-        ("write", 1),
-        ("read", 0),
-        ("notify", 1),
-        ("threads", 1),
-        ("free", 1),
-    ] {
+    for (way, opcode) in [("write", 1), ("read", 0), ("notify", 1), ("threads", 1), ("free", 1)] {
         let mut peer = Peer::start(BYTES);
         let alone = Job::new("mover", way, &peer, "tcp", COUNT).run();
-        let without = Job::new("mover", way, &peer, "tcp", COUNT)
-            .preloaded()
-            .run();
+        let without = Job::new("mover", way, &peer, "tcp", COUNT).preloaded().run();
         assert_eq!(without.log, alone.log, "{way}");
         assert_eq!(without.taken(), expected(opcode), "{way}");
         assert_eq!(without.checksum(), peer.checksum(), "{way}");
-        let warnings = without
-            .errors
-            .lines()
-            .filter(|line| line.starts_with("laxity: "));
+        let warnings = without.errors.lines().filter(|line| line.starts_with("laxity: "));
         assert_eq!(warnings.count(), 1, "{way}: {}", without.errors);
-        assert!(
-            without.errors.contains("nowhere.sock"),
-            "{}",
-            without.errors
-        );
+        assert!(without.errors.contains("nowhere.sock"), "{}", without.errors);
         // The program submits one more transfer of one byte, for which the batch has no room.
-        assert_eq!(
-            without.count("bytes"),
-            BYTES + u64::from(way == "write"),
-            "{way}"
-        );
+        assert_eq!(without.count("bytes"), BYTES + u64::from(way == "write"), "{way}");
     }
 }
 
@@ -318,11 +279,7 @@ fn bytes_that_waited_for_leave_arrive_once_each_and_the_daemon_knows_of_all_of_t
             // The notification is copied, submitted in one call, and sent after all of the bytes.
             let call = format!("submit {COUNT} -> 0 request-17=arrived\n");
             assert!(done.log.contains(&call), "{}", done.log);
-            assert!(
-                done.log.contains("notified request-17=arrived after 8\n"),
-                "{}",
-                done.log
-            );
+            assert!(done.log.contains("notified request-17=arrived after 8\n"), "{}", done.log);
         }
     }
 }
@@ -346,14 +303,8 @@ fn a_batch_that_waits_is_busy_and_what_waited_is_handed_on() {
     let daemon = TestDaemon::start();
     daemon.set(&daemon.knobs.hold, true);
     let mut peer = Peer::start(BYTES);
-    let done = Job::new("mover", "free", &peer, "tcp", COUNT)
-        .under(&daemon)
-        .run();
-    assert!(
-        done.lines.contains(&String::from("busy 4")),
-        "{:?}",
-        done.lines
-    );
+    let done = Job::new("mover", "free", &peer, "tcp", COUNT).under(&daemon).run();
+    assert!(done.lines.contains(&String::from("busy 4")), "{:?}", done.lines);
     assert_eq!(done.taken(), expected(1));
     assert_eq!(done.checksum(), peer.checksum());
 }
@@ -363,9 +314,7 @@ fn an_engine_that_goes_takes_nothing_along_that_was_submitted() {
     let daemon = TestDaemon::start();
     daemon.set(&daemon.knobs.hold, true);
     let peer = Peer::start(BYTES);
-    let done = Job::new("mover", "unplug", &peer, "tcp", COUNT)
-        .under(&daemon)
-        .run();
+    let done = Job::new("mover", "unplug", &peer, "tcp", COUNT).under(&daemon).run();
     assert_eq!(done.taken(), expected(1));
     assert!(done.log.ends_with("destroy\n"), "{}", done.log);
 }
@@ -385,20 +334,10 @@ fn what_mooncake_refuses_late_fails_when_it_is_asked_after() {
     let is = |i, status| done.lines.contains(&format!("{i}: 0 {status}"));
     assert!((0..COUNT / 2).all(|i| is(i, 4)), "{:?}", done.lines);
     assert!((COUNT / 2..COUNT).all(|i| is(i, 6)), "{:?}", done.lines);
-    assert!(
-        done.errors.contains("refused a transfer (1)"),
-        "{}",
-        done.errors
-    );
+    assert!(done.errors.contains("refused a transfer (1)"), "{}", done.errors);
     // Where nothing waits, the call returns the error at once, as without the library.
-    let without = Job::new("mover", "refused", &peer, "tcp", COUNT)
-        .preloaded()
-        .run();
-    assert!(
-        without.lines.contains(&String::from("refused 1")),
-        "{:?}",
-        without.lines
-    );
+    let without = Job::new("mover", "refused", &peer, "tcp", COUNT).preloaded().run();
+    assert!(without.lines.contains(&String::from("refused 1")), "{:?}", without.lines);
 }
 
 #[test]
@@ -406,30 +345,15 @@ fn what_the_engine_says_of_the_memory_goes_with_the_flow() {
     let daemon = TestDaemon::start();
     *daemon.knobs.flows.lock().expect("flows") = Some(Vec::new());
     let mut peer = Peer::start(BYTES);
-    let done = Job::new("sayer", "read", &peer, "tcp", COUNT)
-        .under(&daemon)
-        .run();
+    let done = Job::new("sayer", "read", &peer, "tcp", COUNT).under(&daemon).run();
     assert_eq!(done.checksum(), peer.checksum());
     eventually("all is complete", || completed(&daemon) == BYTES);
-    let flows = daemon
-        .knobs
-        .flows
-        .lock()
-        .expect("flows")
-        .take()
-        .expect("kept");
+    let flows = daemon.knobs.flows.lock().expect("flows").take().expect("kept");
     assert_eq!(flows.len(), 8, "a flow for each layer: {flows:?}");
     for (layer, flow) in flows.iter().enumerate() {
-        let stage = if layer < 4 {
-            Stage::KvReuse
-        } else {
-            Stage::Background
-        };
+        let stage = if layer < 4 { Stage::KvReuse } else { Stage::Background };
         assert_eq!((usize::from(flow.layer), flow.stage), (layer, stage));
-        assert_eq!(
-            (flow.request, flow.direction, flow.whole),
-            (17, Direction::Ingress, true)
-        );
+        assert_eq!((flow.request, flow.direction, flow.whole), (17, Direction::Ingress, true));
         assert_ne!(flow.peer, 0);
     }
 }
@@ -440,9 +364,7 @@ fn what_no_port_carries_passes_and_rdma_that_no_library_sees_waits_here() {
         let daemon = TestDaemon::start();
         daemon.set(&daemon.knobs.hold, hold);
         let mut peer = Peer::start(BYTES);
-        let done = Job::new("mover", "write", &peer, protocol, COUNT)
-            .under(&daemon)
-            .run();
+        let done = Job::new("mover", "write", &peer, protocol, COUNT).under(&daemon).run();
         assert_eq!(done.checksum(), peer.checksum(), "{protocol}");
         assert_eq!(submitted(&daemon), waits, "{protocol}");
     }
@@ -452,19 +374,12 @@ fn what_no_port_carries_passes_and_rdma_that_no_library_sees_waits_here() {
 fn batch_after_batch_nothing_grows() {
     let daemon = TestDaemon::start();
     let peer = Peer::start(BYTES);
-    let done = Job::new("mover", "many", &peer, "tcp", 2)
-        .under(&daemon)
-        .run();
-    let grew = done
-        .lines
-        .iter()
-        .find_map(|line| line.strip_prefix("grew "));
+    let done = Job::new("mover", "many", &peer, "tcp", 2).under(&daemon).run();
+    let grew = done.lines.iter().find_map(|line| line.strip_prefix("grew "));
     let grew: i64 = grew.expect("a line").parse().expect("a number");
     assert!(grew < 1 << 20, "{grew} bytes in 2500 batches");
     assert_eq!(done.taken().len(), 6000);
-    eventually("all is complete", || {
-        completed(&daemon) == 6000 * LENGTH as u64
-    });
+    eventually("all is complete", || completed(&daemon) == 6000 * LENGTH as u64);
 }
 
 #[test]
@@ -479,13 +394,8 @@ fn tents_requests_get_a_priority_where_the_engine_says_the_stage() {
         }
         output(&mut command);
         let log = fs::read_to_string(log).expect("a log");
-        let priorities = log
-            .lines()
-            .filter_map(|line| line.split("priority ").nth(1));
-        (
-            log.lines().count(),
-            priorities.map(str::to_owned).collect::<Vec<_>>(),
-        )
+        let priorities = log.lines().filter_map(|line| line.split("priority ").nth(1));
+        (log.lines().count(), priorities.map(str::to_owned).collect::<Vec<_>>())
     };
     let as_given = ["0 hint 7", "0 hint 0", "1 hint 0", "0 hint 7", "0 hint 0"];
     let filled = ["0 hint 7", "2 hint 0", "1 hint 0", "0 hint 7", "2 hint 0"];

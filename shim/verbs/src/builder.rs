@@ -58,10 +58,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
         let queue_pair = context.queue_pairs.make((*qp).qp_num);
         queue_pair.open(context, qp, Some((limits, attr.sq_sig_all != 0)));
         let with = ibv_qp_init_attr_mask::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS;
-        let scheduled = matches!(
-            (*qp).qp_type,
-            ibv_qp_type::IBV_QPT_RC | ibv_qp_type::IBV_QPT_UC
-        );
+        let scheduled = matches!((*qp).qp_type, ibv_qp_type::IBV_QPT_RC | ibv_qp_type::IBV_QPT_UC);
         if scheduled && attr.comp_mask & with != 0 && attr.send_ops_flags & !KNOWN == 0 {
             hook(qp.cast());
         }
@@ -260,11 +257,7 @@ unsafe extern "C" fn set_sge_list(qp: *mut ibv_qp_ex, count: usize, list: *const
     // SAFETY: upheld by the program. The list has `count` entries, unless `count` is 0.
     unsafe {
         if let Some(work) = last(qp) {
-            let sges = if count == 0 {
-                &[]
-            } else {
-                core::slice::from_raw_parts(list, count)
-            };
+            let sges = if count == 0 { &[] } else { core::slice::from_raw_parts(list, count) };
             work.set_sges(sges);
         }
     }

@@ -31,9 +31,8 @@ pub(crate) fn apply(attr: &mut ibv_qp_attr, mask: i32) {
     }
     let class = &mut attr.ah_attr.grh.traffic_class;
     let queue_pairs = &Job::of_this_process().profile.qp;
-    let is_pin = queue_pairs.is_pin(*class, |name| {
-        std::env::var_os(name).is_some_and(|value| !value.is_empty())
-    });
+    let is_pin = queue_pairs
+        .is_pin(*class, |name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
     *class = chosen(*class, is_pin, || dscp_of(queue_pairs.stage));
     report::note_dscp(*class >> 2);
 }
@@ -66,11 +65,7 @@ mod tests {
             assert_eq!(chosen(pinned, true, || Some(wanted)), pinned);
         }
         assert_eq!(chosen(0, false, || Some(34)), 136);
-        assert_eq!(
-            chosen(0b10, false, || Some(34)),
-            138,
-            "ECN is the network's"
-        );
+        assert_eq!(chosen(0b10, false, || Some(34)), 138, "ECN is the network's");
         assert_eq!(chosen(106, false, || None), 106, "nobody schedules");
     }
 

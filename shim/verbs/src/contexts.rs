@@ -176,16 +176,8 @@ pub(crate) unsafe fn hook(ibv: *mut ibv_context) {
         put_before!(ops.post_send, post::post_send, context.post_send);
         put_before!(ops.poll_cq, poll::poll_cq, context.poll_cq);
         if let Some(verbs) = extended(ibv) {
-            put_before!(
-                (*verbs).create_qp_ex,
-                builder::create_qp_ex,
-                context.create_qp_ex
-            );
-            put_before!(
-                (*verbs).create_cq_ex,
-                poll_ex::create_cq_ex,
-                context.create_cq_ex
-            );
+            put_before!((*verbs).create_qp_ex, builder::create_qp_ex, context.create_qp_ex);
+            put_before!((*verbs).create_cq_ex, poll_ex::create_cq_ex, context.create_cq_ex);
         }
     }
     context.ibv.store(ibv, Ordering::Release);
@@ -203,16 +195,8 @@ pub(crate) unsafe fn unhook(ibv: *mut ibv_context) {
         put_back!(ops.post_send, post::post_send, context.post_send());
         put_back!(ops.poll_cq, poll::poll_cq, context.poll_cq());
         if let Some(verbs) = extended(ibv) {
-            put_back!(
-                (*verbs).create_qp_ex,
-                builder::create_qp_ex,
-                context.create_qp_ex()
-            );
-            put_back!(
-                (*verbs).create_cq_ex,
-                poll_ex::create_cq_ex,
-                context.create_cq_ex()
-            );
+            put_back!((*verbs).create_qp_ex, builder::create_qp_ex, context.create_qp_ex());
+            put_back!((*verbs).create_cq_ex, poll_ex::create_cq_ex, context.create_cq_ex());
         }
     }
 }
@@ -236,10 +220,8 @@ pub(crate) fn let_go(ibv: *mut ibv_context) {
 unsafe fn extended(ibv: *mut ibv_context) -> Option<*mut verbs_context> {
     // SAFETY: upheld by the caller. The marker shows that the context is part of a `verbs_context`.
     unsafe {
-        ((*ibv).abi_compat as usize == EXTENDED).then(|| {
-            ibv.byte_sub(core::mem::offset_of!(verbs_context, context))
-                .cast()
-        })
+        ((*ibv).abi_compat as usize == EXTENDED)
+            .then(|| ibv.byte_sub(core::mem::offset_of!(verbs_context, context)).cast())
     }
 }
 
@@ -260,8 +242,7 @@ impl Context {
             return known as u8;
         }
         let nic = client.nic(&self.device());
-        self.nic
-            .store(asked << 8 | u64::from(nic), Ordering::Relaxed);
+        self.nic.store(asked << 8 | u64::from(nic), Ordering::Relaxed);
         nic
     }
 
@@ -274,8 +255,7 @@ impl Context {
     /// Records that the program polls a completion queue.
     #[inline]
     pub(crate) fn polls(&self, cq: *const ibv_cq) {
-        self.polled_entry(cq)
-            .store(lanes::tick(), Ordering::Relaxed);
+        self.polled_entry(cq).store(lanes::tick(), Ordering::Relaxed);
     }
 
     /// Returns the tick in which a completion queue was last polled.
@@ -295,9 +275,7 @@ impl Context {
             if device.is_null() {
                 return String::new();
             }
-            CStr::from_ptr((*device).name.as_ptr())
-                .to_string_lossy()
-                .into_owned()
+            CStr::from_ptr((*device).name.as_ptr()).to_string_lossy().into_owned()
         }
     }
 }

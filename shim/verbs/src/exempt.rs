@@ -22,9 +22,7 @@ static TABLE: [AtomicPtr<ibv_context>; EXEMPT] =
 
 /// Reports whether a context is exempt.
 pub(crate) fn is_exempt(ibv: *mut ibv_context) -> bool {
-    TABLE
-        .iter()
-        .any(|entry| entry.load(Ordering::Acquire) == ibv)
+    TABLE.iter().any(|entry| entry.load(Ordering::Acquire) == ibv)
 }
 
 /// Ends the exemption of a closed context, since another one may get its address.
@@ -52,12 +50,7 @@ pub unsafe extern "C" fn laxity_verbs_exempt(context: *mut ibv_context) {
     }
     let entered = TABLE.iter().any(|entry| {
         entry
-            .compare_exchange(
-                ptr::null_mut(),
-                context,
-                Ordering::AcqRel,
-                Ordering::Relaxed,
-            )
+            .compare_exchange(ptr::null_mut(), context, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
     });
     if !entered {
@@ -109,10 +102,7 @@ mod tests {
         // SAFETY: a context with operations that only this thread uses.
         unsafe { laxity_verbs_exempt(ibv) };
         assert_eq!(posts_by(&context), provider);
-        assert!(
-            contexts::find(ibv).is_none(),
-            "what is left alone is not known"
-        );
+        assert!(contexts::find(ibv).is_none(), "what is left alone is not known");
         // `verbs_set_ops` repeats these calls whenever a provider sets its operations.
         // SAFETY: a context with operations that only this thread uses.
         unsafe {

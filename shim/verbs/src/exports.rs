@@ -7,10 +7,7 @@
 //! # Safety
 //! Callers of each `ibv_*` function here uphold the conditions of its manual page.
 
-#![allow(
-    clippy::missing_safety_doc,
-    reason = "said above, once for all functions"
-)]
+#![allow(clippy::missing_safety_doc, reason = "said above, once for all functions")]
 
 use core::cell::Cell;
 use core::ffi::{CStr, c_int};
@@ -52,10 +49,7 @@ fn set_errno(error: c_int) {
 /// Opens a device like `ibv_open_device`, and hooks its context.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
-    let Some(open) = real!(
-        OPEN_DEVICE.address(),
-        fn(*mut ibv_device) -> *mut ibv_context
-    ) else {
+    let Some(open) = real!(OPEN_DEVICE.address(), fn(*mut ibv_device) -> *mut ibv_context) else {
         set_errno(libc::ENOSYS);
         return ptr::null_mut();
     };
@@ -102,10 +96,9 @@ pub unsafe extern "C" fn ibv_create_qp(
     pd: *mut ibv_pd,
     attr: *mut ibv_qp_init_attr,
 ) -> *mut ibv_qp {
-    let Some(create) = real!(
-        CREATE_QP.address(),
-        fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp
-    ) else {
+    let Some(create) =
+        real!(CREATE_QP.address(), fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp)
+    else {
         set_errno(libc::ENOSYS);
         return ptr::null_mut();
     };
@@ -144,10 +137,7 @@ pub unsafe extern "C" fn ibv_modify_qp(
 }
 
 fn real_modify() -> Option<ModifyQp> {
-    real!(
-        MODIFY_QP.address(),
-        fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int
-    )
+    real!(MODIFY_QP.address(), fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int)
 }
 
 /// Destroys a queue pair like `ibv_destroy_qp`, and removes it here.

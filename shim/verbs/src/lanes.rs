@@ -105,8 +105,7 @@ pub(crate) fn client() -> &'static Client {
 
 /// Returns the client's statistics, or zeros if the process never looked for a daemon.
 pub(crate) fn stats() -> Stats {
-    ALL.get()
-        .map_or_else(Stats::default, |all| all.client.stats())
+    ALL.get().map_or_else(Stats::default, |all| all.client.stats())
 }
 
 /// Posts all permitted work requests in all lanes. The program's polls call this.

@@ -75,18 +75,10 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
         if cq.is_null() {
             return real(ibv, attr);
         }
-        if let (Some(start_poll), Some(next_poll), Some(end_poll), Some(_)) = (
-            (*cq).start_poll,
-            (*cq).next_poll,
-            (*cq).end_poll,
-            (*cq).read_qp_num,
-        ) {
-            let before = Before {
-                context,
-                start_poll,
-                next_poll,
-                end_poll,
-            };
+        if let (Some(start_poll), Some(next_poll), Some(end_poll), Some(_)) =
+            ((*cq).start_poll, (*cq).next_poll, (*cq).end_poll, (*cq).read_qp_num)
+        {
+            let before = Before { context, start_poll, next_poll, end_poll };
             queues().write().insert(cq as usize, before);
             (*cq).start_poll = Some(start);
             (*cq).next_poll = Some(next);
@@ -125,8 +117,7 @@ unsafe extern "C" fn end(cq: *mut ibv_cq_ex) {
     // SAFETY: upheld by the caller.
     unsafe { (before.end_poll)(cq) };
     for kept in KEPT.take() {
-        kept.queue_pair
-            .completed(kept.cq as *const ibv_cq, kept.wr_id, kept.status);
+        kept.queue_pair.completed(kept.cq as *const ibv_cq, kept.wr_id, kept.status);
     }
 }
 
@@ -153,19 +144,11 @@ unsafe fn account(cq: *mut ibv_cq_ex, before: &Before, result: c_int) {
     // SAFETY: upheld by the caller. The queue was made with these readers.
     unsafe {
         let success = (*cq).status == ibv_wc_status::IBV_WC_SUCCESS;
-        let received = success
-            && (*cq)
-                .read_opcode
-                .is_some_and(|read| poll::is_receive(read(cq)));
+        let received = success && (*cq).read_opcode.is_some_and(|read| poll::is_receive(read(cq)));
         let Some(number) = (*cq).read_qp_num.map(|read| read(cq)) else {
             return;
         };
-        let Some(queue_pair) = before
-            .context
-            .queue_pairs
-            .find(number)
-            .filter(|_| !received)
-        else {
+        let Some(queue_pair) = before.context.queue_pairs.find(number).filter(|_| !received) else {
             return;
         };
         let (wr_id, status) = ((*cq).wr_id, (*cq).status);
@@ -173,12 +156,7 @@ unsafe fn account(cq: *mut ibv_cq_ex, before: &Before, result: c_int) {
             Some(Some(other)) => (*cq).status = other,
             Some(None) => {}
             None => KEPT.with_borrow_mut(|kept| {
-                kept.push(Kept {
-                    queue_pair,
-                    cq: cq as usize,
-                    wr_id,
-                    status,
-                });
+                kept.push(Kept { queue_pair, cq: cq as usize, wr_id, status });
             }),
         }
     }

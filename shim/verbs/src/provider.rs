@@ -7,10 +7,7 @@
 //! # Safety
 //! Callers of each function here uphold the conditions that libibverbs sets for its providers.
 
-#![allow(
-    clippy::missing_safety_doc,
-    reason = "said above, once for all functions"
-)]
+#![allow(clippy::missing_safety_doc, reason = "said above, once for all functions")]
 
 use core::ffi::c_int;
 
@@ -47,10 +44,8 @@ pub struct Command {
 /// operations at a time, and must find its own between the calls.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn verbs_set_ops(verbs: *mut verbs_context, ops: *const VerbsContextOps) {
-    let Some(set_ops) = real!(
-        SET_OPS.address(),
-        fn(*mut verbs_context, *const VerbsContextOps)
-    ) else {
+    let Some(set_ops) = real!(SET_OPS.address(), fn(*mut verbs_context, *const VerbsContextOps))
+    else {
         return;
     };
     // SAFETY: upheld by the caller.

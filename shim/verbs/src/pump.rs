@@ -19,9 +19,7 @@ const RETRY: Duration = Duration::from_micros(100);
 
 /// Starts the thread of a lane.
 pub(crate) fn start(shard: &'static Shard) {
-    let builder = thread::Builder::new()
-        .name(String::from("laxity-pump"))
-        .stack_size(256 << 10);
+    let builder = thread::Builder::new().name(String::from("laxity-pump")).stack_size(256 << 10);
     if let Err(error) = laxity_job::thread::spawn(builder, move || run(shard)) {
         eprintln!(
             "laxity: cannot start a thread ({error}); work requests that wait are posted when the \

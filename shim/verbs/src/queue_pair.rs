@@ -115,13 +115,7 @@ struct InFlight {
 impl InFlight {
     /// Returns a work request in flight that is not part of a reported flow.
     const fn untold(wr_id: u64, signaled: bool) -> Self {
-        Self {
-            wr_id,
-            signaled,
-            bytes: 0,
-            ticket: Ticket::DONE,
-            failed: false,
-        }
+        Self { wr_id, signaled, bytes: 0, ticket: Ticket::DONE, failed: false }
     }
 }
 
@@ -257,9 +251,7 @@ impl QueuePair {
     /// it too long, since this is for the process's end.
     pub(crate) fn counts(&self) -> Counts {
         let patience = core::time::Duration::from_millis(100);
-        self.state
-            .try_lock_for(patience)
-            .map_or_else(Counts::default, |state| state.counts)
+        self.state.try_lock_for(patience).map_or_else(Counts::default, |state| state.counts)
     }
 
     /// Records the result of a change of state.
@@ -396,14 +388,8 @@ impl State {
     /// The conditions of [`work::sges`] hold.
     unsafe fn takes(&self, wr: &ibv_send_wr, nth: usize) -> Result<(), c_int> {
         // While nothing waits, the provider counts.
-        let outstanding = if self.waiting.is_empty() {
-            0
-        } else {
-            self.outstanding()
-        };
-        let full = self
-            .limits
-            .is_some_and(|l| outstanding + nth > l.work_requests);
+        let outstanding = if self.waiting.is_empty() { 0 } else { self.outstanding() };
+        let full = self.limits.is_some_and(|l| outstanding + nth > l.work_requests);
         // SAFETY: upheld by the caller.
         let valid = unsafe { work::is_valid(wr, self.limits.as_ref()) };
         if full || !valid {

@@ -57,9 +57,7 @@ pub(crate) fn free() -> &'static Mutex<Vec<&'static QueuePair>> {
 
 impl Table {
     pub(crate) const fn new() -> Self {
-        Self {
-            pages: [const { Leaked::none() }; PAGE],
-        }
+        Self { pages: [const { Leaked::none() }; PAGE] }
     }
 
     #[inline]

@@ -98,21 +98,13 @@ impl Work {
             }
             Self::inline(own, inline)
         } else {
-            Self {
-                wr: own,
-                sges: sges.into(),
-                inline: Inline::new(),
-            }
+            Self { wr: own, sges: sges.into(), inline: Inline::new() }
         }
     }
 
     /// Returns a work request that is being built and has no memory yet.
     pub(crate) fn new(wr: ibv_send_wr) -> Self {
-        Self {
-            wr,
-            sges: Sges::new(),
-            inline: Inline::new(),
-        }
+        Self { wr, sges: Sges::new(), inline: Inline::new() }
     }
 
     fn inline(wr: ibv_send_wr, inline: Inline) -> Self {
@@ -123,11 +115,7 @@ impl Work {
 
     pub(crate) fn set_inline(&mut self, inline: Inline) {
         self.wr.send_flags |= INLINE;
-        self.set_sges(&[ibv_sge {
-            addr: 0,
-            length: inline.len() as u32,
-            lkey: 0,
-        }]);
+        self.set_sges(&[ibv_sge { addr: 0, length: inline.len() as u32, lkey: 0 }]);
         self.inline = inline;
     }
 

@@ -33,9 +33,8 @@ const LIBRARY: &str = "liblaxity.so";
 fn declared() -> BTreeSet<String> {
     let header = include_str!("../../client-c/include/laxity.h");
     let name = |text: &str| {
-        let start = text
-            .rfind(|c: char| !c.is_ascii_alphanumeric() && c != '_')
-            .map_or(0, |at| at + 1);
+        let start =
+            text.rfind(|c: char| !c.is_ascii_alphanumeric() && c != '_').map_or(0, |at| at + 1);
         text[start..].to_owned()
     };
     header
@@ -63,9 +62,7 @@ fn it_needs_no_rdma_library() {
         .collect();
     assert!(!needed.is_empty());
     assert!(
-        needed
-            .iter()
-            .all(|line| !line.contains("ibverbs") && !line.contains("rdmacm")),
+        needed.iter().all(|line| !line.contains("ibverbs") && !line.contains("rdmacm")),
         "{needed:?}"
     );
 }

@@ -24,17 +24,9 @@ pub(crate) struct Effort {
 
 impl Effort {
     /// The effort with which gates are judged.
-    pub(crate) const FULL: Self = Self {
-        repetitions: 9,
-        round_trips: 100_000,
-        idle_seconds: 10,
-    };
+    pub(crate) const FULL: Self = Self { repetitions: 9, round_trips: 100_000, idle_seconds: 10 };
     /// A small effort for a first impression.
-    pub(crate) const QUICK: Self = Self {
-        repetitions: 3,
-        round_trips: 20_000,
-        idle_seconds: 2,
-    };
+    pub(crate) const QUICK: Self = Self { repetitions: 3, round_trips: 20_000, idle_seconds: 2 };
 
     /// Returns for how long one repetition measures a rate.
     pub(crate) fn stretch(self) -> Duration {
@@ -111,10 +103,7 @@ impl Bench {
     /// # Errors
     /// Returns [`Skip`] on a machine with one core.
     pub(crate) fn far_core(&self) -> anyhow::Result<usize> {
-        Ok(self
-            .cores
-            .far
-            .ok_or_else(|| Skip("needs two cores".into()))?)
+        Ok(self.cores.far.ok_or_else(|| Skip("needs two cores".into()))?)
     }
 
     /// Repeats a round trip with P1 and P before and after each repetition. If these differ much,
@@ -132,11 +121,7 @@ impl Bench {
             let after = self.references_now()?;
             if patience == 0 || before.agrees_with(after) {
                 let beside = before.between(after);
-                all.push(Paired {
-                    percentiles,
-                    p: beside.p,
-                    p1: beside.p1,
-                });
+                all.push(Paired { percentiles, p: beside.p, p1: beside.p1 });
             } else {
                 patience -= 1;
             }
@@ -170,10 +155,7 @@ impl Bench {
         let p = || beside.iter().filter_map(|beside| beside.p);
         let (least, most) = (p().fold(f64::MAX, f64::min), p().fold(0.0, f64::max));
         let remark = format!("P was {least:.0} to {most:.0} ns meanwhile.");
-        Ok(Measured {
-            summary: Summary::of_numbers(all),
-            remark: Some(remark),
-        })
+        Ok(Measured { summary: Summary::of_numbers(all), remark: Some(remark) })
     }
 
     /// Measures P1 and P once more if there are two cores. Returns their medians.
@@ -186,10 +168,7 @@ impl Bench {
         let p = reference::two_lines(self.clock, far, round_trips)?;
         self.p1.push(p1);
         self.p.push(p);
-        Ok(Beside {
-            p: Some(p.p50),
-            p1: Some(p1.p50),
-        })
+        Ok(Beside { p: Some(p.p50), p1: Some(p1.p50) })
     }
 }
 
@@ -212,9 +191,6 @@ impl Beside {
 
     fn between(self, other: Self) -> Self {
         let middle = |a: Option<f64>, b: Option<f64>| Some(f64::midpoint(a?, b?));
-        Self {
-            p: middle(self.p, other.p),
-            p1: middle(self.p1, other.p1),
-        }
+        Self { p: middle(self.p, other.p), p1: middle(self.p1, other.p1) }
     }
 }

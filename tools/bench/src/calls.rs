@@ -62,9 +62,7 @@ pub(crate) fn rows(bench: &mut Bench) {
         let (client, daemon) = (list(&all[0]), list(&all[1]));
         Ok(Measured {
             summary: Summary::of_numbers(rates),
-            remark: Some(format!(
-                "{permits} permits in all; client: {client}; daemon: {daemon}."
-            )),
+            remark: Some(format!("{permits} permits in all; client: {client}; daemon: {daemon}.")),
         })
     });
 }

@@ -101,9 +101,7 @@ impl Clock {
     /// Returns the nanoseconds between `begin()` and `end()`, less the cost of the bracket itself.
     #[inline(always)]
     pub(crate) fn between_ns(self, begin: u64, end: u64) -> f64 {
-        end.saturating_sub(begin)
-            .saturating_sub(self.overhead_ticks) as f64
-            * self.ns_per_tick
+        end.saturating_sub(begin).saturating_sub(self.overhead_ticks) as f64 * self.ns_per_tick
     }
 
     /// Returns the step of the clock, which is 10 ns on some processors at any frequency.
@@ -141,9 +139,8 @@ impl Clock {
 
 /// Returns CLOCK_MONOTONIC in nanoseconds.
 pub(crate) fn monotonic_ns() -> u64 {
-    nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC).map_or(0, |t| {
-        t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64
-    })
+    nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)
+        .map_or(0, |t| t.tv_sec() as u64 * 1_000_000_000 + t.tv_nsec() as u64)
 }
 
 /// Reports whether the TSC has a constant rate, never stops, and can be read with `rdtscp`.

@@ -65,22 +65,12 @@ pub(crate) struct Gate {
 impl Gate {
     /// Creates a gate whose quantile may not exceed `limit`.
     pub(crate) const fn at_most(quantile: Quantile, limit: Limit) -> Self {
-        Self {
-            quantile,
-            side: Side::AtMost,
-            limit,
-            excellent: None,
-        }
+        Self { quantile, side: Side::AtMost, limit, excellent: None }
     }
 
     /// Creates a gate whose median may not be below `limit`.
     pub(crate) const fn at_least(limit: Limit) -> Self {
-        Self {
-            quantile: Quantile::P50,
-            side: Side::AtLeast,
-            limit,
-            excellent: None,
-        }
+        Self { quantile: Quantile::P50, side: Side::AtLeast, limit, excellent: None }
     }
 
     /// Adds a limit for the verdict `excellent`.
@@ -168,13 +158,7 @@ impl Row {
     /// Creates a row in another unit.
     pub(crate) fn counting(name: &'static str, title: impl Into<String>, unit: Unit) -> Self {
         let (title, gates, note) = (title.into(), Vec::new(), None);
-        Self {
-            name,
-            title,
-            unit,
-            gates,
-            note,
-        }
+        Self { name, title, unit, gates, note }
     }
 
     /// Adds gates.
@@ -216,12 +200,8 @@ impl Figure {
             Outcome::Skipped(_) => return Verdict::Skipped,
             Outcome::Failed(_) => return Verdict::Failed,
         };
-        let verdicts: Vec<Verdict> = self
-            .row
-            .gates
-            .iter()
-            .map(|gate| gate.judge(summary))
-            .collect();
+        let verdicts: Vec<Verdict> =
+            self.row.gates.iter().map(|gate| gate.judge(summary)).collect();
         [Verdict::Missed, Verdict::Excellent, Verdict::Ok]
             .into_iter()
             .find(|verdict| verdicts.contains(verdict))
@@ -234,11 +214,7 @@ mod tests {
     use super::*;
 
     fn figure(p50: f64, p99: f64, p: f64, p1: f64) -> Figure {
-        let ratios = |ns| Ratios {
-            p50: p50 / ns,
-            p99: p99 / ns,
-            p999: 0.0,
-        };
+        let ratios = |ns| Ratios { p50: p50 / ns, p99: p99 / ns, p999: 0.0 };
         Figure {
             row: Row::latency("x", "x").gates([
                 Gate::at_most(Quantile::P50, Limit::TimesP(1.15)).excellent(Limit::TimesP1(1.05)),
@@ -268,10 +244,7 @@ mod tests {
     #[test]
     fn without_a_reference_no_ratio_is_judged() {
         let mut figure = figure(230.0, 300.0, 1.0, 1.0);
-        figure.outcome = Outcome::Measured(Summary {
-            p50: 230.0,
-            ..Summary::default()
-        });
+        figure.outcome = Outcome::Measured(Summary { p50: 230.0, ..Summary::default() });
         assert_eq!(figure.verdict(), Verdict::None);
     }
 }

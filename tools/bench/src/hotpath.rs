@@ -30,14 +30,7 @@ const WINDOW: usize = 64;
 
 /// Returns a flow of `stage` through the first port.
 pub(crate) fn flow(stage: Stage) -> Flow {
-    Flow {
-        stage,
-        layer: 1,
-        bytes: FLOW_BYTES,
-        batch: 1,
-        request: 1,
-        ..Flow::default()
-    }
+    Flow { stage, layer: 1, bytes: FLOW_BYTES, batch: 1, request: 1, ..Flow::default() }
 }
 
 /// Measures all rows of this module.
@@ -141,10 +134,7 @@ fn gated_flows(
     // If other programs keep the daemon from its core for longer than the stall timeout, flows are
     // bypassed. Up to 1 % is noise, and more is an error.
     let bypassed = client.stats().bypassed_flows as usize;
-    ensure!(
-        bypassed <= count / 100,
-        "{bypassed} of {count} flows were bypassed"
-    );
+    ensure!(bypassed <= count / 100, "{bypassed} of {count} flows were bypassed");
     Ok(recorder.finish(clock))
 }
 
@@ -176,9 +166,7 @@ fn same_core(bench: &mut Bench) -> anyhow::Result<Summary> {
 fn credit(bench: &mut Bench) {
     let row = Row::latency("credit-submit", "submit with credit")
         .gates([Gate::at_most(Quantile::P50, Limit::Value(15.0))])
-        .note(format!(
-            "per submit, in bursts of {CREDIT_BURST}, completions not timed."
-        ));
+        .note(format!("per submit, in bursts of {CREDIT_BURST}, completions not timed."));
     bench.measure(row, |bench| {
         let far = bench.far_core()?;
         bench.latencies(|bench| {
@@ -242,10 +230,7 @@ fn throughput(bench: &mut Bench) {
     for (name, producers) in [("producers-1", 1), ("producers-2", 2), ("producers-4", 4)] {
         let mut row = Row::counting(
             name,
-            format!(
-                "records, {producers} producer{}",
-                if producers == 1 { "" } else { "s" }
-            ),
+            format!("records, {producers} producer{}", if producers == 1 { "" } else { "s" }),
             Unit::PerSecond,
         )
         .note("credited submits and their completions, both counted.");
@@ -284,13 +269,8 @@ fn records_per_second(bench: &mut Bench, producers: usize) -> anyhow::Result<Mea
         let daemon = Laxityd::open(&bench.cores, far)?;
         let client = daemon.attach("bench")?;
         // Producers use the cores other than the daemon's. With few cores they share them.
-        let near: Vec<usize> = bench
-            .cores
-            .all
-            .iter()
-            .copied()
-            .filter(|core| *core != far)
-            .collect();
+        let near: Vec<usize> =
+            bench.cores.all.iter().copied().filter(|core| *core != far).collect();
         let (stop, start) = (AtomicBool::new(false), Barrier::new(producers + 1));
         let (produced, seconds) = std::thread::scope(|scope| {
             let workers: Vec<_> = (0..producers)
@@ -310,9 +290,7 @@ fn records_per_second(bench: &mut Bench, producers: usize) -> anyhow::Result<Mea
             stop.store(true, Ordering::Relaxed);
             let mut sum = Produced::default();
             for worker in workers {
-                let one = worker
-                    .join()
-                    .map_err(|_| anyhow::anyhow!("a producer panicked"))??;
+                let one = worker.join().map_err(|_| anyhow::anyhow!("a producer panicked"))??;
                 sum.accepted += one.accepted;
                 sum.gated += one.gated;
                 sum.refused += one.refused;

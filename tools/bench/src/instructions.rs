@@ -26,21 +26,14 @@ const ATTEMPTS: usize = 8;
 
 /// Measures the row of this module.
 pub(crate) fn rows(bench: &mut Bench) {
-    let row = Row::counting(
-        "credit-instructions",
-        "submit with credit",
-        Unit::Instructions,
-    )
-    .gates([Gate::at_most(Quantile::P50, Limit::Value(50.0))])
-    .note(
-        "callgrind, with the call of a function that does nothing else; the daemon spins for \
+    let row = Row::counting("credit-instructions", "submit with credit", Unit::Instructions)
+        .gates([Gate::at_most(Quantile::P50, Limit::Value(50.0))])
+        .note(
+            "callgrind, with the call of a function that does nothing else; the daemon spins for \
         long, as valgrind makes the client slow.",
-    );
+        );
     bench.measure(row, |bench| {
-        let version = Command::new("valgrind")
-            .arg("--version")
-            .stdout(Stdio::null())
-            .status();
+        let version = Command::new("valgrind").arg("--version").stdout(Stdio::null()).status();
         if !version.is_ok_and(|status| status.success()) {
             return Err(Skip("valgrind is not installed".into()).into());
         }
@@ -72,13 +65,7 @@ fn collect(cores: &Cores, bursts: usize) -> anyhow::Result<u64> {
         .arg("--toggle-collect=laxity_bench_credited_submit")
         .arg(format!("--callgrind-out-file={}", counts.display()))
         .arg(program)
-        .args([
-            "peer",
-            "--core",
-            &cores.near.to_string(),
-            "--count",
-            &bursts.to_string(),
-        ])
+        .args(["peer", "--core", &cores.near.to_string(), "--count", &bursts.to_string()])
         .arg("--name")
         .arg(daemon.socket())
         .arg(CREDIT_ROLE)
@@ -86,12 +73,7 @@ fn collect(cores: &Cores, bursts: usize) -> anyhow::Result<u64> {
         .output()
         .context("run valgrind")?;
     let complaint = String::from_utf8_lossy(&output.stderr);
-    let last = complaint
-        .lines()
-        .rev()
-        .take(4)
-        .collect::<Vec<_>>()
-        .join(" / ");
+    let last = complaint.lines().rev().take(4).collect::<Vec<_>>().join(" / ");
     ensure!(output.status.success(), "under valgrind: {last}");
     let text = std::fs::read_to_string(&counts).context("read callgrind's counts")?;
     parse_total(&text).with_context(|| format!("no total in callgrind's counts: {last}"))
@@ -100,10 +82,7 @@ fn collect(cores: &Cores, bursts: usize) -> anyhow::Result<u64> {
 /// Returns the count of a callgrind file: `summary:`, or `totals:` if the former is zero.
 fn parse_total(text: &str) -> Option<u64> {
     text.lines()
-        .filter_map(|line| {
-            line.strip_prefix("summary: ")
-                .or_else(|| line.strip_prefix("totals: "))
-        })
+        .filter_map(|line| line.strip_prefix("summary: ").or_else(|| line.strip_prefix("totals: ")))
         .filter_map(|counts| counts.split_whitespace().next()?.parse().ok())
         .max()
 }

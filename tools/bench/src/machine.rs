@@ -50,11 +50,7 @@ impl Machine {
         let kernel = nix::sys::utsname::uname().map_or_else(
             |_| "unknown".to_owned(),
             |name| {
-                format!(
-                    "{} {}",
-                    name.sysname().to_string_lossy(),
-                    name.release().to_string_lossy()
-                )
+                format!("{} {}", name.sysname().to_string_lossy(), name.release().to_string_lossy())
             },
         );
         Self {
@@ -99,25 +95,17 @@ impl Cores {
     /// use.
     pub(crate) fn choose(wanted: Option<&[usize]>) -> anyhow::Result<Self> {
         let mask = sched_getaffinity(Pid::from_raw(0)).context("read the CPU affinity")?;
-        let allowed: Vec<usize> = (0..CpuSet::count())
-            .filter(|cpu| mask.is_set(*cpu).unwrap_or(false))
-            .collect();
+        let allowed: Vec<usize> =
+            (0..CpuSet::count()).filter(|cpu| mask.is_set(*cpu).unwrap_or(false)).collect();
         let (near, far) = match wanted {
             Some([near, far]) if near != far => (*near, Some(*far)),
             Some([near]) => (*near, None),
             Some(_) => bail!("--cores takes one core, or two different ones: --cores 0,1"),
             None => {
-                let Some(near) = allowed.first().copied() else {
-                    bail!("no CPU is allowed")
-                };
+                let Some(near) = allowed.first().copied() else { bail!("no CPU is allowed") };
                 let siblings = siblings_of(near);
                 let others = || allowed.iter().copied().filter(|cpu| *cpu != near);
-                (
-                    near,
-                    others()
-                        .find(|cpu| !siblings.contains(cpu))
-                        .or_else(|| others().next()),
-                )
+                (near, others().find(|cpu| !siblings.contains(cpu)).or_else(|| others().next()))
             }
         };
         for cpu in [Some(near), far].into_iter().flatten() {
@@ -126,12 +114,7 @@ impl Cores {
             }
         }
         let mut all = vec![near];
-        all.extend(
-            allowed
-                .iter()
-                .copied()
-                .filter(|cpu| *cpu != near && Some(*cpu) != far),
-        );
+        all.extend(allowed.iter().copied().filter(|cpu| *cpu != near && Some(*cpu) != far));
         all.extend(far);
         Ok(Self { near, far, all })
     }

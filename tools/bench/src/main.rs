@@ -112,11 +112,7 @@ fn run(arguments: &RunArguments) -> anyhow::Result<bool> {
     machine::pin_thread(cores.near)?;
     let clock = Clock::calibrate();
     let machine = Machine::probe(clock.describe(), &cores);
-    let effort = if arguments.quick {
-        Effort::QUICK
-    } else {
-        Effort::FULL
-    };
+    let effort = if arguments.quick { Effort::QUICK } else { Effort::FULL };
     eprintln!("{machine}");
     if cfg!(debug_assertions) {
         eprintln!("this is a debug build: its figures mean nothing; build with --release");
@@ -183,10 +179,7 @@ fn report(
     println!(
         "cores    client on {}, daemon on {}; {} repetitions, medians",
         bench.cores.near,
-        bench
-            .cores
-            .far
-            .map_or_else(|| "the same".to_owned(), |far| far.to_string()),
+        bench.cores.far.map_or_else(|| "the same".to_owned(), |far| far.to_string()),
         bench.effort.repetitions
     );
     println!("{}", table::render(figures));

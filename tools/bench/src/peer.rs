@@ -69,10 +69,7 @@ pub(crate) fn settle(core: usize) -> anyhow::Result<()> {
 
 /// Returns the shared medium on the peer's side.
 pub(crate) fn medium() -> anyhow::Result<OwnedFd> {
-    std::io::stdin()
-        .as_fd()
-        .try_clone_to_owned()
-        .context("take over standard input")
+    std::io::stdin().as_fd().try_clone_to_owned().context("take over standard input")
 }
 
 /// A page that the pair shares. Words are 128 bytes apart, so that no prefetcher couples them.
@@ -116,12 +113,7 @@ impl SharedPage {
         assert!(line < PAGE_BYTES.get() / LINE_BYTES);
         // SAFETY: `base` maps PAGE_BYTES until `self` is dropped, the offset is in range and a
         // multiple of 128, and both processes touch the page through atomics only.
-        unsafe {
-            self.base
-                .byte_add(line * LINE_BYTES)
-                .cast::<AtomicU64>()
-                .as_ref()
-        }
+        unsafe { self.base.byte_add(line * LINE_BYTES).cast::<AtomicU64>().as_ref() }
     }
 
     /// Signals that the peer is ready.

@@ -31,11 +31,8 @@ impl Recorder {
 
     /// Returns the percentiles and clears the recorder for the next repetition.
     pub(crate) fn finish(&mut self, clock: Clock) -> Percentiles {
-        let mut ns: Vec<f64> = self
-            .ticks
-            .drain(..)
-            .map(|(begin, end)| clock.between_ns(begin, end))
-            .collect();
+        let mut ns: Vec<f64> =
+            self.ticks.drain(..).map(|(begin, end)| clock.between_ns(begin, end)).collect();
         Percentiles::of(&mut ns, clock.resolution_ns())
     }
 }
@@ -66,11 +63,7 @@ impl Percentiles {
             let begin = values.partition_point(|v| *v < value);
             let equal = values.partition_point(|v| *v <= value) - begin;
             let share = (quantile * values.len() as f64 - begin as f64) / equal as f64;
-            if equal == 1 {
-                value
-            } else {
-                (value + step * (share - 0.5)).max(0.0)
-            }
+            if equal == 1 { value } else { (value + step * (share - 0.5)).max(0.0) }
         };
         Self {
             p50: rank(0.5),
@@ -123,11 +116,7 @@ impl Ratios {
                 .collect::<Option<Vec<f64>>>()
                 .map(|ratios| median(ratios).0)
         };
-        Some(Self {
-            p50: ratios(|p| p.p50)?,
-            p99: ratios(|p| p.p99)?,
-            p999: ratios(|p| p.p999)?,
-        })
+        Some(Self { p50: ratios(|p| p.p50)?, p99: ratios(|p| p.p99)?, p999: ratios(|p| p.p999)? })
     }
 }
 
@@ -179,12 +168,7 @@ impl Summary {
     pub(crate) fn of_numbers(values: Vec<f64>) -> Self {
         let repetitions = values.len();
         let (p50, spread) = median(values);
-        Self {
-            p50,
-            spread,
-            repetitions,
-            ..Self::default()
-        }
+        Self { p50, spread, repetitions, ..Self::default() }
     }
 }
 
@@ -224,11 +208,7 @@ mod tests {
     #[test]
     fn ratios_are_taken_beside_each_repetition_and_not_between_medians() {
         let pair = |p50, p| Paired {
-            percentiles: Percentiles {
-                p50,
-                p99: 2.0 * p50,
-                ..Percentiles::default()
-            },
+            percentiles: Percentiles { p50, p99: 2.0 * p50, ..Percentiles::default() },
             p: Some(p),
             p1: None,
         };

@@ -124,9 +124,7 @@ impl Laxityd {
     /// Returns the CPU time of all threads.
     pub(crate) fn cpu_time(&self) -> anyhow::Result<Duration> {
         let clock = nix::time::clock_getcpuclockid(self.pid()).context("clock of laxityd")?;
-        Ok(nix::time::clock_gettime(clock)
-            .context("CPU time of laxityd")?
-            .into())
+        Ok(nix::time::clock_gettime(clock).context("CPU time of laxityd")?.into())
     }
 
     /// Returns the threads and the CPU time of each in nanoseconds.
@@ -136,11 +134,7 @@ impl Laxityd {
             let entry = entry?;
             let tid: i32 = entry.file_name().to_string_lossy().parse()?;
             let stat = fs::read_to_string(entry.path().join("schedstat")).unwrap_or_default();
-            let ns = stat
-                .split_whitespace()
-                .next()
-                .and_then(|n| n.parse().ok())
-                .unwrap_or(0);
+            let ns = stat.split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(0);
             threads.push((Pid::from_raw(tid), ns));
         }
         Ok(threads)
@@ -153,10 +147,7 @@ impl Laxityd {
         self.threads()?
             .into_iter()
             .max_by_key(|(tid, ns)| {
-                let earlier = before
-                    .iter()
-                    .find(|(t, _)| t == tid)
-                    .map_or(0, |(_, ns)| *ns);
+                let earlier = before.iter().find(|(t, _)| t == tid).map_or(0, |(_, ns)| *ns);
                 ns - earlier
             })
             .map(|(tid, _)| tid)

@@ -70,11 +70,7 @@ fn naps(bench: &Bench, core: usize, whole: bool) -> anyhow::Result<crate::sample
         recorder.note(begin, if whole { permitted } else { submitted });
     }
     let percentiles = recorder.finish(clock);
-    anyhow::ensure!(
-        percentiles.p50 > 0.0,
-        "every flow was bypassed: {:?}",
-        client.stats()
-    );
+    anyhow::ensure!(percentiles.p50 > 0.0, "every flow was bypassed: {:?}", client.stats());
     Ok(percentiles)
 }
 

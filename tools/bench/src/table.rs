@@ -35,13 +35,10 @@ pub(crate) fn render(figures: &[Figure]) -> String {
             Outcome::Failed(why) => Some(format!("failed: {why}")),
         };
         if let Some(note) = note {
-            let number = notes
-                .iter()
-                .position(|known| *known == note)
-                .unwrap_or_else(|| {
-                    notes.push(note);
-                    notes.len() - 1
-                });
+            let number = notes.iter().position(|known| *known == note).unwrap_or_else(|| {
+                notes.push(note);
+                notes.len() - 1
+            });
             let _ = write!(title, " [{}]", number + 1);
         }
         let mut cells = vec![Cell::new(title)];
@@ -164,23 +161,13 @@ mod tests {
     fn a_row_shows_its_numbers_its_gate_and_why_another_was_skipped() {
         let gate = Gate::at_most(Quantile::P50, Limit::Value(15.0));
         let row = Row::latency("submit", "submit").gates([gate]);
-        let figure = |outcome| Figure {
-            row: row.clone(),
-            outcome,
-        };
+        let figure = |outcome| Figure { row: row.clone(), outcome };
         let text = render(&[
-            figure(Outcome::Measured(Summary::of_numbers(vec![
-                12.0, 13.0, 14.0,
-            ]))),
+            figure(Outcome::Measured(Summary::of_numbers(vec![12.0, 13.0, 14.0]))),
             figure(Outcome::Skipped("no valgrind".into())),
         ]);
-        for part in [
-            "13.0 ns",
-            "12.0 ns … 14.0 ns",
-            "≤ 15.0 ns",
-            "ok",
-            "[1] skipped: no valgrind",
-        ] {
+        for part in ["13.0 ns", "12.0 ns … 14.0 ns", "≤ 15.0 ns", "ok", "[1] skipped: no valgrind"]
+        {
             assert!(text.contains(part), "{part} is missing in\n{text}");
         }
     }

@@ -69,36 +69,21 @@ struct Report<'a> {
 /// Runs all checks and prints the findings. Returns failure if there is an error.
 pub(crate) fn doctor(args: &DoctorArgs) -> Result<ExitCode> {
     let findings = examine(args);
-    let worst = findings
-        .iter()
-        .map(|f| f.severity)
-        .max()
-        .unwrap_or(Severity::Ok);
+    let worst = findings.iter().map(|f| f.severity).max().unwrap_or(Severity::Ok);
     let text = if args.json {
-        let report = Report {
-            version: env!("CARGO_PKG_VERSION"),
-            worst,
-            findings: &findings,
-        };
+        let report = Report { version: env!("CARGO_PKG_VERSION"), worst, findings: &findings };
         serde_json::to_string_pretty(&report).context("cannot write the findings as JSON")?
     } else {
         let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         finding::page(&findings, io::stdout().is_terminal() && !plain)
     };
     say(&text)?;
-    Ok(if worst == Severity::Error {
-        ExitCode::FAILURE
-    } else {
-        ExitCode::SUCCESS
-    })
+    Ok(if worst == Severity::Error { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 fn examine(args: &DoctorArgs) -> Vec<Finding> {
     let root = Root::new(&args.root);
-    let answer = args
-        .endpoint
-        .connect()
-        .and_then(|mut daemon| daemon.status());
+    let answer = args.endpoint.connect().and_then(|mut daemon| daemon.status());
     let status = answer.as_ref().ok();
     let socket = args.socket.clone();
     let socket = socket.unwrap_or_else(laxity_shm::registration::socket_path);
@@ -133,7 +118,5 @@ fn output(program: &str, arguments: &[&str]) -> Option<String> {
         .stderr(Stdio::null())
         .output()
         .ok()?;
-    run.status
-        .success()
-        .then(|| String::from_utf8_lossy(&run.stdout).into_owned())
+    run.status.success().then(|| String::from_utf8_lossy(&run.stdout).into_owned())
 }

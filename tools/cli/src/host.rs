@@ -93,10 +93,7 @@ fn cluster_line(cluster: &ClusterStatus) -> String {
     } else if cluster.problem.is_empty() {
         format!("connects to {}", cluster.endpoint)
     } else {
-        format!(
-            "no coordinator at {}: {}",
-            cluster.endpoint, cluster.problem
-        )
+        format!("no coordinator at {}: {}", cluster.endpoint, cluster.problem)
     };
     let epoch = match (cluster.term, cluster.sequence, cluster.age_ms) {
         (Some(term), Some(sequence), age) => {
@@ -137,10 +134,7 @@ fn headline(status: &Status) -> String {
     };
     // Clients do not submit what they bypass, so it can't be counted.
     let bypassed = if status.bypass || status.mode == "off" {
-        format!(
-            "{} bypassed before (not counted now)",
-            bytes(totals.bypassed_bytes)
-        )
+        format!("{} bypassed before (not counted now)", bytes(totals.bypassed_bytes))
     } else {
         format!("{} bypassed", bytes(totals.bypassed_bytes))
     };
@@ -259,13 +253,7 @@ fn clients(status: &Status) -> String {
 }
 
 fn port_lines(port: &PortStatus) -> String {
-    let mut table = table(&[
-        "level",
-        "dscp",
-        "waiting flows",
-        "waiting bytes",
-        "permitted",
-    ]);
+    let mut table = table(&["level", "dscp", "waiting flows", "waiting bytes", "permitted"]);
     for level in &port.levels {
         table.add_row(vec![
             level.level.clone(),
@@ -310,17 +298,8 @@ mod tests {
 
     #[test]
     fn the_overview_says_first_whether_anything_is_scheduled() {
-        let status = Status {
-            bypass: true,
-            version: "1".into(),
-            ..Status::default()
-        };
-        assert!(
-            overview(&status)
-                .lines()
-                .next()
-                .is_some_and(|line| line.contains("BYPASSED"))
-        );
+        let status = Status { bypass: true, version: "1".into(), ..Status::default() };
+        assert!(overview(&status).lines().next().is_some_and(|line| line.contains("BYPASSED")));
         assert!(overview(&status).contains("No client is attached."));
         let refusal = laxity_wire::RefusalStatus {
             uid: 1001,
@@ -329,30 +308,18 @@ mod tests {
             last_ms: 1500,
             why: "user 1001 has 128 clients attached, its share".into(),
         };
-        let refused = Status {
-            refused: vec![refusal],
-            ..Status::default()
-        };
+        let refused = Status { refused: vec![refusal], ..Status::default() };
         let shown = overview(&refused);
         assert!(shown.contains("refused 9 of user 1001") && shown.contains("its share"));
-        let off = Status {
-            mode: "off".into(),
-            ..Status::default()
-        };
+        let off = Status { mode: "off".into(), ..Status::default() };
         assert!(overview(&off).contains("nothing is scheduled"));
     }
 
     #[test]
     fn what_is_bypassed_is_not_shown_as_nothing() {
-        let client = ClientStatus {
-            mode: "enforce".into(),
-            ..ClientStatus::default()
-        };
-        let mut status = Status {
-            mode: "enforce".into(),
-            clients: vec![client],
-            ..Status::default()
-        };
+        let client = ClientStatus { mode: "enforce".into(), ..ClientStatus::default() };
+        let mut status =
+            Status { mode: "enforce".into(), clients: vec![client], ..Status::default() };
         let says = |status: &Status| overview(status).contains("not counted");
         assert!(!says(&status) && overview(&status).contains("0 B bypassed"));
         status.bypass = true;

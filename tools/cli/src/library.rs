@@ -106,10 +106,7 @@ mod tests {
     fn the_library_is_preloaded_first_and_the_rest_keeps_its_order() {
         assert_eq!(preload("/a/l.so", None), "/a/l.so");
         assert_eq!(preload("/a/l.so", Some("")), "/a/l.so");
-        assert_eq!(
-            preload("/a/l.so", Some("/b.so /c.so:/d.so")),
-            "/a/l.so:/b.so:/c.so:/d.so"
-        );
+        assert_eq!(preload("/a/l.so", Some("/b.so /c.so:/d.so")), "/a/l.so:/b.so:/c.so:/d.so");
         assert_eq!(preload("/a/l.so", Some("/b.so:/a/l.so")), "/a/l.so:/b.so");
     }
 
@@ -118,10 +115,7 @@ mod tests {
         let places = places(Some("/usr/local/bin/laxity".as_ref()));
         assert_eq!(places[0], Path::new("/usr/local/bin/liblaxity.so"));
         assert!(places.contains(&PathBuf::from("/usr/local/lib/liblaxity.so")));
-        let multiarch = format!(
-            "/usr/lib/{}-linux-gnu/laxity/liblaxity.so",
-            env::consts::ARCH
-        );
+        let multiarch = format!("/usr/lib/{}-linux-gnu/laxity/liblaxity.so", env::consts::ARCH);
         assert!(places.contains(&PathBuf::from(multiarch)));
         let mut once = places.clone();
         once.sort();

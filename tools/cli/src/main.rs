@@ -25,12 +25,7 @@ use laxity_cli::manual;
 /// Schedules the network traffic of LLM inference: runs programs under the scheduler, shows what a
 /// host's daemon and a cluster's coordinator do, and switches scheduling off and on.
 #[derive(Parser)]
-#[command(
-    name = "laxity",
-    version,
-    arg_required_else_help = true,
-    max_term_width = 100
-)]
+#[command(name = "laxity", version, arg_required_else_help = true, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

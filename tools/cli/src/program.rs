@@ -74,9 +74,7 @@ pub fn inspect(path: &Path) -> Result<Kind, ReadError> {
     if let Some(line) = head.strip_prefix(b"#!") {
         let line = line.split(|&byte| byte == b'\n').next().unwrap_or_default();
         let line = String::from_utf8_lossy(line);
-        return Ok(Kind::Script(
-            line.split_whitespace().map(str::to_owned).collect(),
-        ));
+        return Ok(Kind::Script(line.split_whitespace().map(str::to_owned).collect()));
     }
     Ok(elf(&file, head).unwrap_or(Kind::Other))
 }
@@ -99,11 +97,7 @@ fn elf(file: &File, head: &[u8]) -> Option<Kind> {
     if kind != ET_EXEC && kind != ET_DYN {
         return None;
     }
-    let binary = Binary {
-        bits,
-        machine: half(18)?,
-        shared: kind == ET_DYN,
-    };
+    let binary = Binary { bits, machine: half(18)?, shared: kind == ET_DYN };
     for index in 0..u64::from(entries) {
         let mut kind = [0; 4];
         let at = offset.checked_add(index * u64::from(entry_bytes))?;
@@ -144,9 +138,7 @@ fn interpreter(line: &[String]) -> Option<PathBuf> {
     if first.file_name() != Some(OsStr::new("env")) {
         return Some(first);
     }
-    let looked_up = line[1..]
-        .iter()
-        .find(|word| !word.starts_with('-') && !word.contains('='))?;
+    let looked_up = line[1..].iter().find(|word| !word.starts_with('-') && !word.contains('='))?;
     resolve(OsStr::new(looked_up), env::var_os("PATH").as_deref())
 }
 
@@ -208,11 +200,7 @@ mod tests {
         fs::write(&script, "#!/usr/bin/env -S A=1 sh -e\n").unwrap();
         assert_eq!(ignored(&script, own()), None);
         fs::write(&script, format!("#!{}\n", script.display())).unwrap();
-        assert_eq!(
-            ignored(&script, own()),
-            None,
-            "a script that interprets itself ends"
-        );
+        assert_eq!(ignored(&script, own()), None, "a script that interprets itself ends");
     }
 
     #[test]

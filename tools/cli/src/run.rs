@@ -165,10 +165,7 @@ fn plan(args: &RunArgs) -> Result<Plan> {
     }
     if let Some(name) = &args.name {
         if name.is_empty() || name.len() > NAME_BYTES_MAX {
-            bail!(
-                "--name wants 1 to {NAME_BYTES_MAX} bytes, `{name}` has {}",
-                name.len()
-            );
+            bail!("--name wants 1 to {NAME_BYTES_MAX} bytes, `{name}` has {}", name.len());
         }
         command.env("LAXITY_NAME", name);
     }
@@ -192,11 +189,8 @@ fn profile(args: &RunArgs) -> Result<(OsString, Profile)> {
     let name = args.profile.clone().or(inherited);
     let name = name.unwrap_or_else(|| "default".to_owned());
     let profile = Profile::load(&name)?;
-    let name = if name.contains('/') {
-        absolute(Path::new(&name))?.into_os_string()
-    } else {
-        name.into()
-    };
+    let name =
+        if name.contains('/') { absolute(Path::new(&name))?.into_os_string() } else { name.into() };
     Ok((name, profile))
 }
 
@@ -253,10 +247,7 @@ fn preload(
         let second = second.to_string_lossy().into_owned();
         present = Some(library::preload(&second, present.as_deref()));
     }
-    command.env(
-        "LD_PRELOAD",
-        library::preload(&path.to_string_lossy(), present.as_deref()),
-    );
+    command.env("LD_PRELOAD", library::preload(&path.to_string_lossy(), present.as_deref()));
 
     let search = env::var_os("PATH");
     let resolved = program::resolve(&args.command[0], search.as_deref());
@@ -289,16 +280,12 @@ fn daemon(args: &RunArgs, warnings: &mut Vec<String>) -> Result<()> {
     let Err(error) = registration::probe(&socket, "laxity run") else {
         return Ok(());
     };
-    let problem = format!(
-        "laxityd at {} does not admit this job: {error}",
-        socket.display()
-    );
+    let problem = format!("laxityd at {} does not admit this job: {error}", socket.display());
     if args.require {
         bail!("{problem}; not started, because of --require (`laxity doctor` says more)");
     }
-    warnings.push(format!(
-        "{problem}; it runs unscheduled until one does (`laxity doctor` says more)"
-    ));
+    warnings
+        .push(format!("{problem}; it runs unscheduled until one does (`laxity doctor` says more)"));
     Ok(())
 }
 
@@ -308,16 +295,12 @@ fn become_it(command: &mut Command, name: &OsStr) -> Result<Infallible, (u8, Str
     let shown = name.to_string_lossy();
     let found = program::resolve(name, env::var_os("PATH").as_deref());
     Err(match (error.kind(), found) {
-        (ErrorKind::NotFound, None) => (
-            EXIT_NOT_FOUND,
-            format!("{shown}: no such command; is it in PATH?"),
-        ),
+        (ErrorKind::NotFound, None) => {
+            (EXIT_NOT_FOUND, format!("{shown}: no such command; is it in PATH?"))
+        }
         (ErrorKind::NotFound, Some(file)) => (
             EXIT_NOT_FOUND,
-            format!(
-                "{}: the interpreter that it names does not exist",
-                file.display()
-            ),
+            format!("{}: the interpreter that it names does not exist", file.display()),
         ),
         (ErrorKind::PermissionDenied, _) => (
             EXIT_NOT_EXECUTABLE,

@@ -57,8 +57,7 @@ impl Endings {
 /// Returns the ignored signals from the text of /proc/self/status, as bit `n - 1` for signal `n`.
 fn ignored(status: &str) -> u64 {
     let line = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .unwrap_or(0)
+    line.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -49,34 +49,21 @@ impl Cluster {
         let fixture = Fixture::start(config(), vec![Script::new("prefill-0", prefill), evil]);
         fixture.state(|state| {
             state["totals"]["connected"] == 2
-                && state["trouble"]
-                    .as_array()
-                    .is_some_and(|all| !all.is_empty())
+                && state["trouble"].as_array().is_some_and(|all| !all.is_empty())
         });
         let endpoint = format!("http://{}", fixture.address);
-        Self {
-            _running: fixture,
-            endpoint,
-        }
+        Self { _running: fixture, endpoint }
     }
 
     fn run(&self, arguments: &[&str]) -> Output {
-        laxity(&self.endpoint, arguments)
-            .output()
-            .expect("laxity runs")
+        laxity(&self.endpoint, arguments).output().expect("laxity runs")
     }
 
     fn says(&self, arguments: &[&str]) -> String {
         let output = self.run(arguments);
-        assert!(
-            output.status.success(),
-            "{arguments:?}: {}",
-            text(&output.stderr)
-        );
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
         let said = text(&output.stdout);
-        let wild = said
-            .chars()
-            .find(|&c| (c.is_control() && c != '\n') || c == '\u{202e}');
+        let wild = said.chars().find(|&c| (c.is_control() && c != '\n') || c == '\u{202e}');
         assert_eq!(wild, None, "{arguments:?}: {said:?}");
         said
     }
@@ -85,11 +72,7 @@ impl Cluster {
         let mut arguments = arguments.to_vec();
         arguments.push("--json");
         let output = self.run(&arguments);
-        assert!(
-            output.status.success(),
-            "{arguments:?}: {}",
-            text(&output.stderr)
-        );
+        assert!(output.status.success(), "{arguments:?}: {}", text(&output.stderr));
         serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
@@ -105,43 +88,22 @@ impl Cluster {
 fn hosts_and_batches_are_listed_and_a_batch_is_explained() {
     let cluster = Cluster::start();
     let hosts = cluster.says(&["hosts"]);
-    assert!(
-        hosts.starts_with("2 of 2 hosts connected; term 7"),
-        "{hosts}"
-    );
-    assert!(
-        hosts.contains("prefill-0") && hosts.contains("decode-0\\u{202e}"),
-        "{hosts}"
-    );
+    assert!(hosts.starts_with("2 of 2 hosts connected; term 7"), "{hosts}");
+    assert!(hosts.contains("prefill-0") && hosts.contains("decode-0\\u{202e}"), "{hosts}");
     let one = cluster.says(&["hosts", "prefill-0"]);
-    assert!(
-        one.contains("mlx5_0 egress") && one.contains("46.6 GiB/s"),
-        "{one}"
-    );
+    assert!(one.contains("mlx5_0 egress") && one.contains("46.6 GiB/s"), "{one}");
     assert!(!one.contains("decode-0"), "{one}");
     let json = cluster.json(&["hosts"]);
     assert_eq!(json["hosts"][1]["host"], "prefill-0");
     assert_eq!(json["hosts"][1]["ports"][0]["direction"], "egress");
-    assert!(
-        cluster
-            .fails(&["hosts", "nobody"])
-            .contains("knows no host nobody")
-    );
+    assert!(cluster.fails(&["hosts", "nobody"]).contains("knows no host nobody"));
 
     let batches = cluster.says(&["batches"]);
-    for word in [
-        "3 active batches",
-        "101",
-        "18446744073709551615",
-        "prefill-0",
-    ] {
+    for word in ["3 active batches", "101", "18446744073709551615", "prefill-0"] {
         assert!(batches.contains(word), "{word}: {batches}");
     }
     let trouble = cluster.says(&["batches", "--in-trouble"]);
-    assert!(
-        trouble.starts_with("1 of 3 active batches") && trouble.contains("103"),
-        "{trouble}"
-    );
+    assert!(trouble.starts_with("1 of 3 active batches") && trouble.contains("103"), "{trouble}");
     let head = cluster.says(&["batches", "--limit", "1"]);
     assert!(head.starts_with("The first 1 of 3"), "{head}");
     let of_decode = cluster.says(&["batches", "--host", "decode-0"]);
@@ -157,12 +119,7 @@ fn hosts_and_batches_are_listed_and_a_batch_is_explained() {
     assert!(ids.contains(&"18446744073709551615"), "{json}");
 
     let told = cluster.says(&["explain", "101"]);
-    for word in [
-        "Batch 101 of prefill-0",
-        "Place ",
-        "Around it in the order",
-        "<- this one",
-    ] {
+    for word in ["Batch 101 of prefill-0", "Place ", "Around it in the order", "<- this one"] {
         assert!(told.contains(word), "{word}: {told}");
     }
     let json = cluster.json(&["explain", "103"]);
@@ -195,17 +152,11 @@ fn the_policy_is_shown_changed_refused_and_remembered() {
         "--expect",
         "1",
     ]);
-    assert!(
-        set.contains("revision 2") && set.contains("drop_budget = 5"),
-        "{set}"
-    );
+    assert!(set.contains("revision 2") && set.contains("drop_budget = 5"), "{set}");
     let stale = cluster.fails(&["policy", "set", "drop_budget=6", "--expect", "1"]);
     assert!(stale.contains("revision 2, not 1"), "{stale}");
     let wrong = cluster.fails(&["policy", "set", "fetches_per_port=0"]);
-    assert!(
-        wrong.contains("fetches_per_port: 0 would let nobody fetch"),
-        "{wrong}"
-    );
+    assert!(wrong.contains("fetches_per_port: 0 would let nobody fetch"), "{wrong}");
     let key = cluster.fails(&["policy", "set", "colour=red"]);
     assert!(key.contains("the keys are"), "{key}");
     let history = cluster.says(&["policy", "history"]);
@@ -222,24 +173,14 @@ fn the_policy_is_shown_changed_refused_and_remembered() {
 fn a_host_is_drained_and_taken_back() {
     let cluster = Cluster::start();
     let drained = cluster.says(&["drain", "prefill-0", "--comment", "new NIC"]);
-    assert!(
-        drained.contains("prefill-0 is drained: 3 batches"),
-        "{drained}"
-    );
+    assert!(drained.contains("prefill-0 is drained: 3 batches"), "{drained}");
     assert!(cluster.says(&["hosts"]).contains("drained"));
-    assert!(
-        cluster
-            .says(&["drain", "prefill-0", "--undo"])
-            .contains("back in")
-    );
+    assert!(cluster.says(&["drain", "prefill-0", "--undo"]).contains("back in"));
     let again = cluster.fails(&["drain", "prefill-0", "--undo"]);
     assert!(again.contains("is not drained"), "{again}");
     let unknown = cluster.says(&["drain", "prefil-0"]);
     assert!(unknown.contains("check the name"), "{unknown}");
-    assert_eq!(
-        cluster.json(&["drain", "prefil-0", "--undo"])["drained"],
-        false
-    );
+    assert_eq!(cluster.json(&["drain", "prefil-0", "--undo"])["drained"], false);
 }
 
 #[test]
@@ -263,10 +204,7 @@ fn watch_writes_a_line_per_event_and_ends_when_nobody_reads() {
     assert_eq!(next("policy")["policy"]["drop_budget"], 7);
     cluster.says(&["drain", "prefill-0"]);
     let host = next("host");
-    assert_eq!(
-        (&host["host"], &host["drained"]),
-        (&"prefill-0".into(), &true.into())
-    );
+    assert_eq!((&host["host"], &host["drained"]), (&"prefill-0".into(), &true.into()));
     drop(lines);
     let begun = Instant::now();
     while child.try_wait().expect("ours").is_none() {
@@ -290,22 +228,14 @@ fn a_coordinator_that_is_not_there_or_says_nothing_is_an_error_with_a_next_step(
     let nobody = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = nobody.local_addr().expect("its address");
     // The kernel accepts the connection, and nothing answers.
-    let silent = laxity(
-        &format!("http://{address}"),
-        &["hosts", "--timeout-ms", "300"],
-    )
-    .output()
-    .expect("laxity runs");
-    assert_eq!(silent.status.code(), Some(1));
-    let said = text(&silent.stderr);
-    assert!(
-        said.contains("300ms") && said.contains("--timeout-ms"),
-        "{said}"
-    );
-    drop(nobody);
-    let gone = laxity(&format!("http://{address}"), &["hosts"])
+    let silent = laxity(&format!("http://{address}"), &["hosts", "--timeout-ms", "300"])
         .output()
         .expect("laxity runs");
+    assert_eq!(silent.status.code(), Some(1));
+    let said = text(&silent.stderr);
+    assert!(said.contains("300ms") && said.contains("--timeout-ms"), "{said}");
+    drop(nobody);
+    let gone = laxity(&format!("http://{address}"), &["hosts"]).output().expect("laxity runs");
     let said = text(&gone.stderr);
     assert_eq!(gone.status.code(), Some(1));
     assert!(
@@ -316,21 +246,13 @@ fn a_coordinator_that_is_not_there_or_says_nothing_is_an_error_with_a_next_step(
         ("127.0.0.1:7471", vec!["hosts"], "write http://HOST:PORT"),
         ("ftp://x", vec!["hosts"], "write http://HOST:PORT"),
         ("https://x:1", vec!["hosts"], "--ca FILE"),
-        (
-            "http://x:1",
-            vec!["hosts", "--ca", "/dev/null"],
-            "write https://",
-        ),
+        ("http://x:1", vec!["hosts", "--ca", "/dev/null"], "write https://"),
         (
             "https://x:1",
             vec!["hosts", "--ca", "/nonexistent"],
             "--ca: /nonexistent: cannot be read: No such file",
         ),
-        (
-            "https://x:1",
-            vec!["hosts", "--ca", "/dev/zero"],
-            "it is a device",
-        ),
+        ("https://x:1", vec!["hosts", "--ca", "/dev/zero"], "it is a device"),
     ] {
         let output = laxity(endpoint, &arguments).output().expect("laxity runs");
         assert_eq!(output.status.code(), Some(1), "{endpoint}");
@@ -430,10 +352,7 @@ fn what_tls_does_not_like_is_said_with_what_to_do() {
     let said = refusal(&url, ours, None, &[]);
     assert!(said.contains("set --cert and --key"), "{said}");
     let said = refusal(&url, ours, Some((theirs, "viewer-v")), &[]);
-    assert!(
-        said.contains("does not know the CA that signed --cert"),
-        "{said}"
-    );
+    assert!(said.contains("does not know the CA that signed --cert"), "{said}");
     let said = refusal(&url, ours, Some((ours, "old-viewer")), &[]);
     assert!(said.contains("--cert has expired"), "{said}");
     let said = refusal(&url, theirs, viewer, &[]);
@@ -448,9 +367,8 @@ fn what_tls_does_not_like_is_said_with_what_to_do() {
     assert!(said.contains("has expired: renew it there"), "{said}");
 
     // Connect without TLS to a coordinator with TLS, and the reverse.
-    let output = laxity(&format!("http://{}", serving.address), &["hosts"])
-        .output()
-        .expect("laxity runs");
+    let output =
+        laxity(&format!("http://{}", serving.address), &["hosts"]).output().expect("laxity runs");
     let said = text(&output.stderr);
     assert!(said.contains("https://"), "{said}");
     let plain = Fixture::start(config(), Vec::new());

@@ -31,15 +31,7 @@ fn json_has_every_finding_with_its_severity_reason_and_action() {
     let report: serde_json::Value = serde_json::from_slice(&seen.stdout).unwrap();
     assert_eq!(report["worst"], "error");
     let findings = report["findings"].as_array().unwrap();
-    for id in [
-        "device",
-        "daemon",
-        "registration",
-        "library",
-        "profile",
-        "coverage",
-        "memlock",
-    ] {
+    for id in ["device", "daemon", "registration", "library", "profile", "coverage", "memlock"] {
         let finding = findings.iter().find(|finding| finding["id"] == id);
         let finding = finding.unwrap_or_else(|| panic!("{id} is missing"));
         for key in ["severity", "subject", "found", "why", "action"] {

@@ -17,15 +17,8 @@ struct Place {
 
 impl Place {
     fn new() -> Self {
-        let place = Self {
-            folder: tempfile::tempdir().expect("a folder"),
-        };
-        place.build(
-            "library.c",
-            "int laxity_nothing;",
-            &["-shared", "-fPIC"],
-            &place.library(),
-        );
+        let place = Self { folder: tempfile::tempdir().expect("a folder") };
+        place.build("library.c", "int laxity_nothing;", &["-shared", "-fPIC"], &place.library());
         place
     }
 
@@ -40,11 +33,7 @@ impl Place {
     fn build(&self, source: &str, text: &str, flags: &[&str], out: &Path) {
         let source = self.path(source);
         fs::write(&source, text).expect("source written");
-        let built = Command::new("cc")
-            .args(flags)
-            .arg("-o")
-            .args([out, &source])
-            .status();
+        let built = Command::new("cc").args(flags).arg("-o").args([out, &source]).status();
         assert!(built.expect("cc runs").success());
     }
 
@@ -85,8 +74,7 @@ fn text(bytes: &[u8]) -> String {
 fn value(environment: &Output, name: &str) -> Option<String> {
     let prefix = format!("{name}=");
     let text = text(&environment.stdout);
-    text.lines()
-        .find_map(|line| line.strip_prefix(&prefix).map(str::to_owned))
+    text.lines().find_map(|line| line.strip_prefix(&prefix).map(str::to_owned))
 }
 
 #[test]
@@ -116,15 +104,9 @@ fn the_command_gets_the_library_and_the_options_as_variables() {
     assert_eq!(value(&seen, "LAXITY_SLO_TTFT").as_deref(), Some("500ms"));
     assert_eq!(value(&seen, "LAXITY_MODE").as_deref(), Some("observe"));
     assert_eq!(value(&seen, "LAXITY_NAME").as_deref(), Some("job"));
-    assert_eq!(
-        value(&seen, "LAXITY_REPORT"),
-        Some(report.display().to_string())
-    );
+    assert_eq!(value(&seen, "LAXITY_REPORT"), Some(report.display().to_string()));
     let socket = std::env::current_dir().unwrap().join("relative.sock");
-    assert_eq!(
-        value(&seen, "LAXITY_SOCKET"),
-        Some(socket.display().to_string())
-    );
+    assert_eq!(value(&seen, "LAXITY_SOCKET"), Some(socket.display().to_string()));
 }
 
 #[test]
@@ -155,10 +137,7 @@ fn without_options_only_the_profile_and_the_library_are_set_and_the_environment_
         .unwrap();
     assert_eq!(value(&seen, "LAXITY_PROFILE").as_deref(), Some("default"));
     assert_eq!(value(&seen, "LAXITY_MODE").as_deref(), Some("observe"));
-    assert_eq!(
-        value(&seen, "LAXITY_PROFILE_DIR").as_deref(),
-        Some("/nowhere")
-    );
+    assert_eq!(value(&seen, "LAXITY_PROFILE_DIR").as_deref(), Some("/nowhere"));
     for unset in ["LAXITY_SLO_TTFT", "LAXITY_NAME", "LAXITY_REPORT"] {
         assert_eq!(value(&seen, unset), None);
     }
@@ -172,18 +151,10 @@ fn what_was_preloaded_before_stays_behind_the_library_in_its_order() {
         fs::copy(place.library(), other).unwrap();
     }
     let before = format!("{} {}", first.display(), second.display());
-    let seen = place
-        .run(&["env"])
-        .env("LD_PRELOAD", before)
-        .output()
-        .unwrap();
+    let seen = place.run(&["env"]).env("LD_PRELOAD", before).output().unwrap();
     let expected = [place.library(), first, second].map(|p| p.display().to_string());
     assert_eq!(value(&seen, "LD_PRELOAD"), Some(expected.join(":")));
-    assert!(
-        !text(&seen.stderr).contains("ld.so"),
-        "{}",
-        text(&seen.stderr)
-    );
+    assert!(!text(&seen.stderr).contains("ld.so"), "{}", text(&seen.stderr));
 }
 
 #[test]
@@ -196,10 +167,7 @@ fn the_library_is_really_loaded_into_the_command() {
 #[test]
 fn exit_codes_signals_and_the_process_id_are_those_of_the_command() {
     let place = Place::new();
-    assert_eq!(
-        place.output(&["--", "sh", "-c", "exit 42"]).status.code(),
-        Some(42)
-    );
+    assert_eq!(place.output(&["--", "sh", "-c", "exit 42"]).status.code(), Some(42));
     let killed = place.output(&["--", "sh", "-c", "kill -TERM $$"]);
     assert_eq!(killed.status.signal(), Some(15));
     let child = place
@@ -219,11 +187,7 @@ fn options_behind_the_command_are_the_commands() {
     let seen = place.output(&["echo", "--profile", "nonsense", "-x", "--", "y"]);
     assert_eq!(text(&seen.stdout).trim(), "--profile nonsense -x -- y");
     let wrong = place.output(&["--profle", "nccl", "echo"]);
-    assert_eq!(
-        wrong.status.code(),
-        Some(2),
-        "a misspelt option is no command"
-    );
+    assert_eq!(wrong.status.code(), Some(2), "a misspelt option is no command");
 }
 
 #[test]
@@ -232,10 +196,7 @@ fn without_a_daemon_the_command_runs_with_a_warning_unless_one_is_required() {
     let seen = place.output(&["echo", "ran"]);
     assert_eq!(text(&seen.stdout), "ran\n");
     let said = text(&seen.stderr);
-    assert!(
-        said.contains("warning") && said.contains("nobody.sock"),
-        "{said}"
-    );
+    assert!(said.contains("warning") && said.contains("nobody.sock"), "{said}");
     assert!(said.contains("unscheduled"), "{said}");
 
     let refused = place.output(&["--require", "echo", "ran"]);
@@ -244,11 +205,7 @@ fn without_a_daemon_the_command_runs_with_a_warning_unless_one_is_required() {
     assert!(text(&refused.stderr).contains("--require"));
 
     let off = place.output(&["--mode", "off", "echo", "ran"]);
-    assert_eq!(
-        text(&off.stderr),
-        "",
-        "who schedules nothing needs no daemon"
-    );
+    assert_eq!(text(&off.stderr), "", "who schedules nothing needs no daemon");
 }
 
 #[test]
@@ -300,11 +257,7 @@ fn mistakes_are_found_before_the_command_starts() {
         let refused = place.output(&[&arguments[..], &["echo"]].concat());
         assert_eq!(refused.status.code(), Some(2), "{arguments:?}");
     }
-    let refused = place
-        .run(&["echo"])
-        .env("LAXITY_MODE", "fast")
-        .output()
-        .unwrap();
+    let refused = place.run(&["echo"]).env("LAXITY_MODE", "fast").output().unwrap();
     assert_eq!(refused.status.code(), Some(125));
     assert!(text(&refused.stderr).contains("off, observe or enforce"));
 }
@@ -326,12 +279,7 @@ fn a_profile_named_by_path_is_passed_on_as_an_absolute_one() {
 fn a_library_that_would_be_ignored_and_a_pinned_class_are_warned_of() {
     let place = Place::new();
     let fixed = place.path("fixed");
-    place.build(
-        "fixed.c",
-        "int main(void) { return 7; }",
-        &["-static"],
-        &fixed,
-    );
+    place.build("fixed.c", "int main(void) { return 7; }", &["-static"], &fixed);
     let seen = place.output(&[fixed.to_str().unwrap()]);
     assert_eq!(seen.status.code(), Some(7), "it runs all the same");
     assert!(text(&seen.stderr).contains("linked statically"));
@@ -340,16 +288,10 @@ fn a_library_that_would_be_ignored_and_a_pinned_class_are_warned_of() {
     fs::write(&script, "#!/bin/sh\nexit 9\n").unwrap();
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
     let seen = place.output(&["--mode", "off", script.to_str().unwrap()]);
-    assert_eq!(
-        (seen.status.code(), text(&seen.stderr).as_str()),
-        (Some(9), "")
-    );
+    assert_eq!((seen.status.code(), text(&seen.stderr).as_str()), (Some(9), ""));
 
-    let pinned = place
-        .run(&["--profile", "mooncake", "true"])
-        .env("MC_IB_TC", "106")
-        .output()
-        .unwrap();
+    let pinned =
+        place.run(&["--profile", "mooncake", "true"]).env("MC_IB_TC", "106").output().unwrap();
     assert!(text(&pinned.stderr).contains("MC_IB_TC=106 pins"));
 }
 

@@ -32,10 +32,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 fn tcp() -> &'static Tcp {
     static TCP: OnceLock<Tcp> = OnceLock::new();
     TCP.get_or_init(|| {
-        let settings = Settings {
-            interfaces: Some(String::from("lo")),
-            ..Settings::default()
-        };
+        let settings = Settings { interfaces: Some(String::from("lo")), ..Settings::default() };
         Tcp::new(&settings).expect("loopback")
     })
 }
@@ -57,10 +54,7 @@ fn handle(bytes: &[u8]) {
 fn stranger(to: SocketAddr, pieces: [&[u8]; 2]) -> TcpStream {
     let mut stream = TcpStream::connect(to).expect("it listens");
     // A reset avoids thousands of ports in TIME_WAIT.
-    let reset = nix::libc::linger {
-        l_onoff: 1,
-        l_linger: 0,
-    };
+    let reset = nix::libc::linger { l_onoff: 1, l_linger: 0 };
     let _ = setsockopt(&stream, sockopt::Linger, &reset);
     for piece in pieces {
         // The listener may close the connection meanwhile.
@@ -87,12 +81,7 @@ fn accepted(
 /// that nothing is written beyond the buffer.
 fn receive(receiver: &mut dyn Receiver, steps: usize) -> (Vec<usize>, [u8; ROOM]) {
     let mut room = [UNTOUCHED; 2 * ROOM];
-    let buffer = Buffer {
-        address: room.as_mut_ptr() as usize,
-        bytes: ROOM,
-        tag: 0,
-        region: None,
-    };
+    let buffer = Buffer { address: room.as_mut_ptr() as usize, bytes: ROOM, tag: 0, region: None };
     receiver.post(&[buffer]);
     let mut received = Vec::new();
     let mut left = steps;
@@ -103,16 +92,10 @@ fn receive(receiver: &mut dyn Receiver, steps: usize) -> (Vec<usize>, [u8; ROOM]
             left = left.min(AFTER);
         }
     }
-    let sizes: Vec<usize> = received
-        .iter()
-        .flat_map(|done| done.sizes.to_vec())
-        .collect();
+    let sizes: Vec<usize> = received.iter().flat_map(|done| done.sizes.to_vec()).collect();
     assert!(sizes.iter().all(|size| *size <= ROOM));
     let (inside, beyond) = room.split_at(ROOM);
-    assert!(
-        beyond.iter().all(|byte| *byte == UNTOUCHED),
-        "beyond the buffer"
-    );
+    assert!(beyond.iter().all(|byte| *byte == UNTOUCHED), "beyond the buffer");
     (sizes, inside.try_into().expect("half of the room"))
 }
 
@@ -157,13 +140,7 @@ fn converse(listener: &mut dyn Listener, handle: &Handle) {
 
 fn listener(mut input: Input<'_>) {
     let (mut listener, handle) = tcp().listen(0).expect("a port");
-    let hello = Hello {
-        nonce: handle.nonce,
-        connection: 1,
-        index: 0,
-        streams: 1,
-        dscp: 0,
-    };
+    let hello = Hello { nonce: handle.nonce, connection: 1, index: 0, streams: 1, dscp: 0 };
     let mut first = hello.encode();
     // Position and value of the change of the hello. A value of 0 changes nothing.
     let (at, change) = (usize::from(input.byte()), input.byte());
@@ -171,11 +148,7 @@ fn listener(mut input: Input<'_>) {
     let rest = input.take(usize::MAX);
     let stranger = stranger(handle.address, [&first, rest]);
     let valid = change == 0;
-    let patience = if valid {
-        PATIENCE
-    } else {
-        Duration::from_millis(1)
-    };
+    let patience = if valid { PATIENCE } else { Duration::from_millis(1) };
     let mut let_in = accepted(&mut *listener, 1, patience);
     assert!(!valid || let_in.len() == 1, "a true hello is let in");
     for receiver in &mut let_in {
@@ -198,20 +171,10 @@ pub fn run(bytes: &[u8]) {
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let address = SocketAddr::from(([127, 0, 0, 1], 4000));
-    let of = |carrier| Handle {
-        carrier,
-        address,
-        nonce: 7,
-    };
+    let of = |carrier| Handle { carrier, address, nonce: 7 };
     let with = |kind: u8, rest: &[u8]| [&[kind], rest].concat();
     let part = |message, offset, length| {
-        let part = Part {
-            message,
-            tag: 0,
-            total: 60,
-            offset,
-            length,
-        };
+        let part = Part { message, tag: 0, total: 60, offset, length };
         let mut bytes = Head::Part(part).encode().to_vec();
         bytes.resize(HEAD_BYTES + length as usize, 9);
         bytes

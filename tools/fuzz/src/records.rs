@@ -21,11 +21,7 @@ use laxity_wire::v1::{RefusalReason, Report, from_coordinator::Message};
 use crate::Input;
 use crate::wire::hello;
 
-const GEOMETRY: Geometry = Geometry {
-    lanes: 2,
-    slots: 16,
-    colour: 0,
-};
+const GEOMETRY: Geometry = Geometry { lanes: 2, slots: 16, colour: 0 };
 /// Most steps of one input.
 const STEPS_MAX: usize = 256;
 /// Bytes of credit that the lane gets.
@@ -150,31 +146,19 @@ impl Told {
         let (id, stream) = cluster.attend(now, &hello("a")).expect("let in");
         let mut ledger = ReportState::new(0);
         ledger.attend();
-        Self {
-            ledger,
-            cluster,
-            id,
-            stream,
-            sequence: 0,
-            now,
-        }
+        Self { ledger, cluster, id, stream, sequence: 0, now }
     }
 
     /// Processes a record as the daemon's driver does.
     fn note(&mut self, record: Record) {
         let due = |ns| if ns == 0 { Time::NEVER } else { Time(ns) };
         match record {
-            Record::BatchBegin {
-                batch,
-                layers,
-                layer_time_ns,
-            } => self.ledger.batch_began(batch, layers, Span(layer_time_ns)),
-            Record::RequestJoin {
-                batch,
-                request,
-                deadline_ns,
-                bytes,
-            } => self.ledger.joined(batch, request, due(deadline_ns), bytes),
+            Record::BatchBegin { batch, layers, layer_time_ns } => {
+                self.ledger.batch_began(batch, layers, Span(layer_time_ns))
+            }
+            Record::RequestJoin { batch, request, deadline_ns, bytes } => {
+                self.ledger.joined(batch, request, due(deadline_ns), bytes)
+            }
             Record::RequestEnd { request } => self.ledger.ended(request),
             Record::BatchQueued { batch, ahead } => self.ledger.queued(batch, ahead),
             Record::LayerBegin { batch, layer } => self.ledger.layer(self.now, batch, layer),
@@ -198,11 +182,7 @@ impl Told {
             assert_eq!(taken, Ok(()));
         }
         self.now = self.now + Span::from_millis(5);
-        while self
-            .cluster
-            .next_deadline()
-            .is_some_and(|at| at <= self.now)
-        {
+        while self.cluster.next_deadline().is_some_and(|at| at <= self.now) {
             self.cluster.poll(self.now);
         }
         let Taken::Frames(frames) = self.cluster.take(self.now, self.id, self.stream) else {
@@ -234,11 +214,7 @@ pub fn run(bytes: &[u8]) {
             // Small numbers are more often equal ids.
             let small = step & 8 != 0;
             for word in &mut words {
-                *word = if small {
-                    u64::from(input.byte())
-                } else {
-                    input.word()
-                };
+                *word = if small { u64::from(input.byte()) } else { input.word() };
             }
             if step & 7 != 1 {
                 // A valid opcode and next slot let more inputs through.
@@ -264,13 +240,8 @@ pub fn run(bytes: &[u8]) {
 /// Returns inputs that reach much of the code.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
-    let flow = Flow {
-        stage: Stage::Collective,
-        bytes: 4096,
-        batch: 1,
-        request: 11,
-        ..Flow::default()
-    };
+    let flow =
+        Flow { stage: Stage::Collective, bytes: 4096, batch: 1, request: 11, ..Flow::default() };
     let join = |request| Record::RequestJoin {
         batch: 1,
         request,
@@ -278,24 +249,13 @@ pub fn seeds() -> Vec<Vec<u8>> {
         bytes: 1 << 20,
     };
     let story = [
-        Record::BatchBegin {
-            batch: 1,
-            layers: 8,
-            layer_time_ns: 1_000_000,
-        },
+        Record::BatchBegin { batch: 1, layers: 8, layer_time_ns: 1_000_000 },
         join(11),
         join(12),
-        Record::BatchBegin {
-            batch: 2,
-            layers: 8,
-            layer_time_ns: 0,
-        },
+        Record::BatchBegin { batch: 2, layers: 8, layer_time_ns: 0 },
         Record::BatchQueued { batch: 2, ahead: 1 },
         Record::LayerBegin { batch: 1, layer: 4 },
-        Record::SubmitOnCredit {
-            flow,
-            observed: false,
-        },
+        Record::SubmitOnCredit { flow, observed: false },
         Record::Submit(flow),
         Record::Cancelled { tag: 8, granted: 9 },
         Record::Completed { tag: 7, bytes: 64 },

@@ -25,23 +25,12 @@ fn pair() -> (OwnedFd, OwnedFd) {
 /// Sends a packet with `rights` descriptors.
 fn send(socket: &OwnedFd, packet: &[u8], rights: usize) {
     let file = (rights > 0).then(|| File::open("/dev/null").expect("there is one"));
-    let fds: Vec<i32> = file
-        .iter()
-        .map(AsRawFd::as_raw_fd)
-        .cycle()
-        .take(rights)
-        .collect();
+    let fds: Vec<i32> = file.iter().map(AsRawFd::as_raw_fd).cycle().take(rights).collect();
     let control = [ControlMessage::ScmRights(&fds)];
     let control = if rights > 0 { &control[..] } else { &[] };
     let part = [std::io::IoSlice::new(packet)];
     // The call fails for a packet that is too long or empty, and then there is none.
-    let _ = sendmsg::<()>(
-        socket.as_raw_fd(),
-        &part,
-        control,
-        MsgFlags::MSG_NOSIGNAL,
-        None,
-    );
+    let _ = sendmsg::<()>(socket.as_raw_fd(), &part, control, MsgFlags::MSG_NOSIGNAL, None);
 }
 
 fn check_hello(hello: &Hello) {
@@ -116,16 +105,10 @@ pub fn seeds() -> Vec<Vec<u8>> {
     let hellos = [
         hello(Mode::default(), false),
         hello(Mode::Observe, true),
-        Hello {
-            version: 1,
-            ..hello(Mode::default(), false)
-        },
+        Hello { version: 1, ..hello(Mode::default(), false) },
     ];
-    let replies = [
-        Reply::welcome(geometry),
-        Reply::reject(Reason::Full),
-        Reply::reject(Reason::Version),
-    ];
+    let replies =
+        [Reply::welcome(geometry), Reply::reject(Reason::Full), Reply::reject(Reason::Version)];
     let mut seeds: Vec<Vec<u8>> = Vec::new();
     let packets = hellos.iter().map(bytemuck::bytes_of);
     for packet in packets.chain(replies.iter().map(bytemuck::bytes_of)) {

@@ -55,11 +55,7 @@ pub fn hello(host: &str) -> Hello {
         rate_bytes_per_s: 1_000_000_000,
         addresses: vec![address(host)],
     };
-    let capabilities = [
-        Capability::OrderDeltas,
-        Capability::FetchTokens,
-        Capability::PruneCauses,
-    ];
+    let capabilities = [Capability::OrderDeltas, Capability::FetchTokens, Capability::PruneCauses];
     Hello {
         protocol: v1::PROTOCOL,
         protocol_min: v1::PROTOCOL_MIN,
@@ -108,11 +104,7 @@ impl World {
             events_per_report_max: 64,
             ..Limits::default()
         };
-        let settings = Settings {
-            limits,
-            host_grace: GRACE,
-            ..Settings::default()
-        };
+        let settings = Settings { limits, host_grace: GRACE, ..Settings::default() };
         let now = Time(1 << 40);
         let cluster = Cluster::new(now, settings, ClusterPolicy::default(), TERM);
         let mut world = Self {
@@ -144,11 +136,8 @@ impl World {
     }
 
     fn report(&mut self, host: usize, piece: SnapshotPiece, events: Vec<Event>) {
-        let report = Report {
-            sequence: self.daemons[host].sequence + 1,
-            snapshot: piece as i32,
-            events,
-        };
+        let report =
+            Report { sequence: self.daemons[host].sequence + 1, snapshot: piece as i32, events };
         self.say(host, Message::Report(report));
     }
 
@@ -254,10 +243,7 @@ impl World {
                 let listed = self.cluster.list_batches(self.now, &Default::default());
                 for batch in listed.batches {
                     assert!(batch.finish_remaining_ns.is_none_or(|left| left >= 0));
-                    let wanted = v1::ExplainRequest {
-                        batch: batch.batch,
-                        tenant: String::new(),
-                    };
+                    let wanted = v1::ExplainRequest { batch: batch.batch, tenant: String::new() };
                     let told = self.cluster.explain(self.now, &wanted);
                     assert!(told.is_ok_and(|told| !told.text.is_empty()));
                 }
@@ -275,9 +261,7 @@ impl World {
     /// Passes an order of a malicious coordinator to a daemon's assembler.
     fn mislead(&mut self, packet: &[u8]) {
         let order = match FromCoordinator::decode(packet) {
-            Ok(FromCoordinator {
-                message: Some(from_coordinator::Message::Order(order)),
-            }) => order,
+            Ok(FromCoordinator { message: Some(from_coordinator::Message::Order(order)) }) => order,
             _ => match Order::decode(packet) {
                 Ok(order) => order,
                 Err(_) => return,
@@ -295,10 +279,7 @@ impl World {
         let host = usize::from(step & 3);
         match step >> 2 & 7 {
             SAY => {
-                if let Ok(FromDaemon {
-                    message: Some(message),
-                }) = FromDaemon::decode(packet)
-                {
+                if let Ok(FromDaemon { message: Some(message) }) = FromDaemon::decode(packet) {
                     self.say(host, message);
                 }
             }
@@ -333,10 +314,7 @@ impl World {
         assert_eq!(self.cluster.audit(), Ok(()));
         let (counters, admission) = self.cluster.counters();
         assert!(counters.hosts <= 6 && counters.batches <= 24 && counters.requests <= 48);
-        assert_eq!(
-            admission.batches_forgotten, 0,
-            "admission keeps what is charged"
-        );
+        assert_eq!(admission.batches_forgotten, 0, "admission keeps what is charged");
     }
 
     /// Checks that deltas lead to the same order as a full order.

@@ -139,10 +139,7 @@ pub(crate) fn certs(args: &CertsArgs) -> Result<()> {
             valid_until_s: made.until_s,
             valid_until: &made.until,
         };
-        let listed = Listed {
-            folder: &args.out,
-            made: made.iter().map(entry).collect(),
-        };
+        let listed = Listed { folder: &args.out, made: made.iter().map(entry).collect() };
         return put((serde_json::to_string_pretty(&listed)? + "\n").as_bytes());
     }
     let mut rows = table(&["for", "name", "certificate", "key", "good until"]);
@@ -209,10 +206,7 @@ fn services(text: &mut String, made: &[Made], endpoint: &str, ca: &Path) {
             file(&one.key),
         );
     }
-    let hosts: Vec<&str> = of(made, "daemon")
-        .flat_map(names)
-        .map(String::as_str)
-        .collect();
+    let hosts: Vec<&str> = of(made, "daemon").flat_map(names).map(String::as_str).collect();
     if let (Some(one), Some((host, others))) = (of(made, "daemon").next(), hosts.split_first()) {
         let _ = write!(
             text,
@@ -224,11 +218,8 @@ fn services(text: &mut String, made: &[Made], endpoint: &str, ca: &Path) {
             file(&one.key),
         );
         if !others.is_empty() {
-            let _ = write!(
-                text,
-                "\n  And with their own names and files on {}.\n",
-                others.join(", ")
-            );
+            let _ =
+                write!(text, "\n  And with their own names and files on {}.\n", others.join(", "));
         }
     }
     if let Some(one) = of(made, "coordinator").chain(of(made, "daemon")).next() {

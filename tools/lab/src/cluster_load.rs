@@ -67,13 +67,8 @@ impl LoadArgs {
 /// Parses a duration with a unit, or plain seconds.
 fn duration(text: &str) -> Result<Nanos, String> {
     let seconds = text.chars().all(|c| c.is_ascii_digit() || c == '.');
-    let text = if seconds {
-        format!("{text}s")
-    } else {
-        text.to_owned()
-    };
-    text.parse()
-        .map_err(|error: laxity_quantity::NotAQuantity| error.to_string())
+    let text = if seconds { format!("{text}s") } else { text.to_owned() };
+    text.parse().map_err(|error: laxity_quantity::NotAQuantity| error.to_string())
 }
 
 /// Makes the load and prints the results, also if the load ended early.
@@ -91,16 +86,9 @@ pub(crate) fn load(args: &LoadArgs) -> anyhow::Result<()> {
     });
     match ended {
         Ok(report) => show(args, &report),
-        Err(LoadError::Stopped {
-            cause,
-            partial: Some(partial),
-        }) => {
+        Err(LoadError::Stopped { cause, partial: Some(partial) }) => {
             show(args, &partial)?;
-            Err(LoadError::Stopped {
-                cause,
-                partial: None,
-            }
-            .into())
+            Err(LoadError::Stopped { cause, partial: None }.into())
         }
         Err(error) => Err(error.into()),
     }

@@ -66,11 +66,5 @@ fn config(args: &ContentionArgs) -> Result<ContentionConfig> {
 
 pub(crate) fn run(args: &ContentionArgs) -> Result<ExitCode> {
     let contention = Some(config(args)?);
-    args.lab.run(|programs| {
-        Ok(VerbsConfig {
-            programs,
-            contention,
-            ..VerbsConfig::default()
-        })
-    })
+    args.lab.run(|programs| Ok(VerbsConfig { programs, contention, ..VerbsConfig::default() }))
 }

@@ -178,10 +178,7 @@ impl RunArgs {
         config.kill_daemon_at = self.kill_daemon_at.or(config.kill_daemon_at);
         config.reads |= self.reads;
         config.coordinator |= self.coordinator;
-        config.coordinator_config = self
-            .coordinator_config
-            .clone()
-            .or(config.coordinator_config);
+        config.coordinator_config = self.coordinator_config.clone().or(config.coordinator_config);
         config.kill_coordinator_at = self.kill_coordinator_at.or(config.kill_coordinator_at);
         config.nccl_plugin = self.nccl_plugin.clone().or(config.nccl_plugin);
         config.laxityd = self.laxityd.clone().or(config.laxityd);
@@ -229,19 +226,12 @@ impl RunArgs {
     fn refuse_what_means_nothing_to(&self, engine: Engine) -> Result<()> {
         for (given, flag, field) in [
             (self.load.is_some(), "--load", "load"),
-            (
-                self.victim_share.is_some(),
-                "--victim-share",
-                "victim_share",
-            ),
+            (self.victim_share.is_some(), "--victim-share", "victim_share"),
             (self.collectives.is_some(), "--collectives", "collectives"),
             (self.nccl_plugin.is_some(), "--nccl-plugin", "nccl_plugin"),
         ] {
             if let Some(why) = LabConfig::no_use_with(engine, field).filter(|_| given) {
-                bail!(
-                    "{flag} means nothing with --engine {}: {why}",
-                    engine.name()
-                );
+                bail!("{flag} means nothing with --engine {}: {why}", engine.name());
             }
         }
         Ok(())
@@ -270,8 +260,7 @@ fn existing_file(name: &str) -> Result<PathBuf> {
         bail!("workload `{name}` is neither `conversation` nor `agent` nor a file that exists");
     }
     // The processes of the lab run in another folder, where a relative path is wrong.
-    path.canonicalize()
-        .with_context(|| format!("cannot resolve {name}"))
+    path.canonicalize().with_context(|| format!("cannot resolve {name}"))
 }
 
 /// Runs this process's part of a lab if the lab itself started the process.
@@ -309,17 +298,10 @@ fn compare(args: &RunArgs) -> Result<()> {
         );
     }
     if args.show_config {
-        return say(config
-            .to_toml()
-            .context("cannot show the configuration")?
-            .trim_end());
+        return say(config.to_toml().context("cannot show the configuration")?.trim_end());
     }
     // Check that the results can be written before the run takes minutes.
-    for path in [&args.json, &args.html]
-        .into_iter()
-        .flatten()
-        .filter(|p| p.as_os_str() != "-")
-    {
+    for path in [&args.json, &args.html].into_iter().flatten().filter(|p| p.as_os_str() != "-") {
         output::check(path)?;
     }
     let progress = !args.quiet && io::stderr().is_terminal();

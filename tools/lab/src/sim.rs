@@ -164,12 +164,7 @@ enum Paper {
 #[derive(Args)]
 pub(crate) struct MfsArgs {
     /// Figures to repeat: 5, 10, 11, 12, 13, 14, or all
-    #[arg(
-        long,
-        value_name = "N,…|all",
-        value_delimiter = ',',
-        default_value = "all"
-    )]
+    #[arg(long, value_name = "N,…|all", value_delimiter = ',', default_value = "all")]
     figure: Vec<String>,
     #[command(flatten)]
     changes: Changes,
@@ -217,13 +212,7 @@ pub(crate) fn run(command: SimCommand, simulate: &Simulate<'_>) -> Result<ExitCo
         SimCommand::Run(args) => {
             let mut plan = Plan::load(&args.plan)?;
             args.changes.apply(&mut plan)?;
-            execute(
-                &plan,
-                simulate,
-                &args.execution,
-                &args.keeping,
-                &args.destinations,
-            )
+            execute(&plan, simulate, &args.execution, &args.keeping, &args.destinations)
         }
         SimCommand::Sweep(args) => {
             let mut plan = match &args.plan {
@@ -234,13 +223,7 @@ pub(crate) fn run(command: SimCommand, simulate: &Simulate<'_>) -> Result<ExitCo
             if plan.axes.is_empty() {
                 bail!("nothing to vary: give --axis FIELD=VALUE,VALUE,…");
             }
-            execute(
-                &plan,
-                simulate,
-                &args.execution,
-                &args.keeping,
-                &args.destinations,
-            )
+            execute(&plan, simulate, &args.execution, &args.keeping, &args.destinations)
         }
         SimCommand::Reproduce(args) => match args.paper {
             Paper::Mfs(args) => reproduce(&args, simulate),
@@ -291,19 +274,13 @@ fn execute(
 }
 
 fn exit_code(whole: bool) -> ExitCode {
-    if whole {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    }
+    if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn reproduce(args: &MfsArgs, simulate: &Simulate<'_>) -> Result<ExitCode> {
     let mut plans = Vec::new();
     for wanted in &args.figure {
-        let chosen = FIGURES
-            .iter()
-            .filter(|number| wanted == "all" || *number == wanted);
+        let chosen = FIGURES.iter().filter(|number| wanted == "all" || *number == wanted);
         let before = plans.len();
         for number in chosen {
             let mut plan = Plan::load(&format!("mfs-figure-{number}"))?;
@@ -351,9 +328,9 @@ fn plans(args: &PlansArgs) -> Result<()> {
     match built_in().iter().find(|plan| plan.name == name) {
         Some(plan) => put(plan.text.as_bytes()),
         // The error of `Plan::load` lists the names that exist.
-        None => Plan::load(name)
-            .map_err(Into::into)
-            .and_then(|plan| put(plan.to_toml().as_bytes())),
+        None => {
+            Plan::load(name).map_err(Into::into).and_then(|plan| put(plan.to_toml().as_bytes()))
+        }
     }
 }
 
@@ -361,11 +338,7 @@ fn fields(args: &FieldsArgs) -> Result<()> {
     let mut rows = new_table(&["field", "default", "words"]);
     let mut any = false;
     for field in laxity_sim::plan::fields() {
-        if args
-            .part
-            .as_ref()
-            .is_none_or(|part| field.name.contains(part))
-        {
+        if args.part.as_ref().is_none_or(|part| field.name.contains(part)) {
             rows.add_row([field.name, field.default, field.words.join(", ")]);
             any = true;
         }

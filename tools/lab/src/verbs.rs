@@ -109,10 +109,9 @@ impl LabArgs {
             },
             nccl: match self.nccl_plugin()? {
                 None => None,
-                Some(plugin) => Some(Nccl {
-                    plugin,
-                    checks: prepare::checks(&self.nccl_sources, None)?,
-                }),
+                Some(plugin) => {
+                    Some(Nccl { plugin, checks: prepare::checks(&self.nccl_sources, None)? })
+                }
             },
             laxity: program("laxity")?,
             library: absolute(&library::find(self.library.as_deref())?)?,
@@ -130,10 +129,7 @@ impl LabArgs {
 
     /// Returns the path of the NCCL plugin, or `None` if none was named and none is installed.
     fn nccl_plugin(&self) -> Result<Option<PathBuf>> {
-        let config = LabConfig {
-            nccl_plugin: self.nccl_plugin.clone(),
-            ..LabConfig::default()
-        };
+        let config = LabConfig { nccl_plugin: self.nccl_plugin.clone(), ..LabConfig::default() };
         match find_nccl_plugin(&config) {
             Ok(plugin) => Ok(Some(plugin)),
             Err(lack) if self.nccl_plugin.is_some() => bail!("{lack}"),
@@ -157,10 +153,7 @@ impl LabArgs {
         &self,
         config: impl FnOnce(Programs) -> Result<VerbsConfig>,
     ) -> Result<ExitCode> {
-        let to_stdout = self
-            .json
-            .as_ref()
-            .is_some_and(|path| path.as_os_str() == "-");
+        let to_stdout = self.json.as_ref().is_some_and(|path| path.as_os_str() == "-");
         let file = match &self.json {
             // Check that the report can be written before the job takes minutes.
             Some(path) if !to_stdout => Some((
@@ -191,20 +184,13 @@ impl LabArgs {
         } else {
             writeln!(io::stdout(), "{table}").context("cannot write to standard output")?;
         }
-        Ok(if report.passed() {
-            ExitCode::SUCCESS
-        } else {
-            ExitCode::FAILURE
-        })
+        Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
 impl VerbsArgs {
     fn config(&self, programs: Programs) -> Result<VerbsConfig> {
-        let mut config = VerbsConfig {
-            programs,
-            ..VerbsConfig::default()
-        };
+        let mut config = VerbsConfig { programs, ..VerbsConfig::default() };
         let mut only = self.only.clone();
         only.retain(|name| name != CONTENTION && name != PLUGIN_CONTENTION);
         let wants = |name: &str| self.only.is_empty() || self.only.iter().any(|only| only == name);
@@ -212,10 +198,8 @@ impl VerbsArgs {
             config.contention = Some(ContentionConfig::default());
         }
         if wants(PLUGIN_CONTENTION) && config.programs.nccl.is_some() {
-            config.plugin_contention = Some(ContentionConfig {
-                plugin: true,
-                ..ContentionConfig::default()
-            });
+            config.plugin_contention =
+                Some(ContentionConfig { plugin: true, ..ContentionConfig::default() });
         }
         if self.only.is_empty() || !only.is_empty() {
             config.matrix = Some(Matrix {

@@ -71,10 +71,7 @@ pub(crate) struct ExecArgs {
 
 impl GuestArgs {
     fn config(&self) -> Result<VmConfig> {
-        let mut network = NetworkConfig {
-            rate_mbit: self.rate_mbit,
-            ..NetworkConfig::default()
-        };
+        let mut network = NetworkConfig { rate_mbit: self.rate_mbit, ..NetworkConfig::default() };
         if let Some(order) = &self.dscp_order {
             network.dscp_order.clone_from(order);
         }
@@ -151,10 +148,7 @@ pub(crate) fn probe() -> Result<()> {
 
 pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
     let config = args.guest.config()?;
-    let to_stderr = args
-        .json
-        .as_ref()
-        .is_some_and(|path| path.as_os_str() == "-");
+    let to_stderr = args.json.as_ref().is_some_and(|path| path.as_os_str() == "-");
     let file = match &args.json {
         // Check that the file can be written before the command takes time.
         Some(path) if !to_stderr => Some((
@@ -164,11 +158,7 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
         _ => None,
     };
     let job = Job::Exec(like_this(args.command.clone())?);
-    let input = if io::stdin().is_terminal() {
-        Input::Empty
-    } else {
-        Input::Stdin
-    };
+    let input = if io::stdin().is_terminal() { Input::Empty } else { Input::Stdin };
     let report = match vm::run(&config, &job, input, &mut print) {
         Ok(report) => report,
         Err(error) => return Ok(failed(&error)),
@@ -192,14 +182,7 @@ pub(crate) fn shell(args: &GuestArgs) -> Result<ExitCode> {
     let (rows, columns) = vm::terminal::size();
     // script(1) gives the shell a terminal, whose size has to be set.
     let start = format!("stty sane rows {rows} columns {columns}; exec '{shell}'");
-    let script = [
-        "script",
-        "--quiet",
-        "--return",
-        "--command",
-        &start,
-        "/dev/null",
-    ];
+    let script = ["script", "--quiet", "--return", "--command", &start, "/dev/null"];
     let job = Job::Exec(like_this(script.map(String::from).into())?);
     let guest = match vm::Vm::boot(&config, &job) {
         Ok(guest) => guest,

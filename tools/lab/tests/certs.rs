@@ -20,9 +20,8 @@ fn certs(blocks: &str, out: &Path, more: &[&str]) -> Output {
 
 fn listed(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).expect("a folder").flatten();
-    let mut names: Vec<String> = entries
-        .map(|entry| entry.file_name().to_string_lossy().into_owned())
-        .collect();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
     names
 }
@@ -63,8 +62,5 @@ fn a_ca_that_is_no_file_is_refused_at_once() {
     fs::write(folder.path().join("ca.crt"), "").expect("written");
     let failed = certs("unlimited", folder.path(), &["--daemon", "a"]);
     let said = String::from_utf8_lossy(&failed.stderr);
-    assert!(
-        said.contains("ca.key") && said.contains("it is a FIFO"),
-        "{said}"
-    );
+    assert!(said.contains("ca.key") && said.contains("it is a FIFO"), "{said}");
 }

@@ -46,11 +46,7 @@ impl Load {
             .stderr(file("err"))
             .spawn()
             .expect("laxity runs");
-        Self {
-            child,
-            said,
-            folder,
-        }
+        Self { child, said, folder }
     }
 
     /// Its coordinator, once it has attended to daemons for a while.
@@ -81,19 +77,13 @@ impl Load {
         let mut child = self.child;
         let status = eventually("it ends", || child.try_wait().expect("ours"));
         let read = |name| fs::read(self.said.path().join(name)).expect("written");
-        let output = Output {
-            status,
-            stdout: read("out"),
-            stderr: read("err"),
-        };
+        let output = Output { status, stdout: read("out"), stderr: read("err") };
         (output, self.folder)
     }
 }
 
 fn kill(signal: &str, pid: u32) {
-    let killed = Command::new("kill")
-        .args([format!("-{signal}"), pid.to_string()])
-        .status();
+    let killed = Command::new("kill").args([format!("-{signal}"), pid.to_string()]).status();
     assert!(killed.expect("kill runs").success(), "{pid} is not there");
 }
 
@@ -112,8 +102,7 @@ fn is_gone(pid: u32) {
     eventually("the coordinator ends", || {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat"));
         // Whoever took it over may leave it a zombie.
-        stat.map_or(true, |stat| stat.contains(") Z "))
-            .then_some(())
+        stat.map_or(true, |stat| stat.contains(") Z ")).then_some(())
     });
 }
 
@@ -121,14 +110,8 @@ fn is_partial(output: &Output) {
     let figures: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
     assert_eq!(figures["complete"], false, "{figures}");
     assert_eq!(figures["daemons"], 4, "{figures}");
-    assert!(
-        figures["seconds"].as_f64().is_some_and(|it| it > 0.0),
-        "{figures}"
-    );
-    assert!(
-        figures["answered"].as_u64().is_some_and(|it| it > 0),
-        "{figures}"
-    );
+    assert!(figures["seconds"].as_f64().is_some_and(|it| it > 0.0), "{figures}");
+    assert!(figures["answered"].as_u64().is_some_and(|it| it > 0), "{figures}");
 }
 
 #[test]
@@ -140,10 +123,7 @@ fn a_signal_ends_the_load_with_its_coordinator_its_files_and_the_figures_so_far(
         let (output, folder) = load.end();
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{said}");
-        assert!(
-            said.contains(&format!("SIG{signal} ended the load")),
-            "{said}"
-        );
+        assert!(said.contains(&format!("SIG{signal} ended the load")), "{said}");
         is_partial(&output);
         is_gone(coordinator);
         let left = fs::read_dir(folder.path()).expect("a folder").count();
@@ -168,10 +148,7 @@ fn a_coordinator_that_dies_is_the_cause_and_the_figures_so_far_are_shown() {
     let (output, _) = load.end();
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(
-        said.contains("was killed by SIGKILL") && !said.contains("h2"),
-        "{said}"
-    );
+    assert!(said.contains("was killed by SIGKILL") && !said.contains("h2"), "{said}");
     is_partial(&output);
 }
 
@@ -197,10 +174,7 @@ fn a_coordinator_of_others_that_dies_is_named_by_its_endpoint() {
     theirs.wait().expect("ours");
     let (output, _) = load.end();
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        said.contains(&format!("the coordinator at http://{address}: ")),
-        "{said}"
-    );
+    assert!(said.contains(&format!("the coordinator at http://{address}: ")), "{said}");
     assert!(!said.contains("transport error"), "{said}");
     let _ = out.read_to_string(&mut line);
 }

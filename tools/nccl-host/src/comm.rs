@@ -77,11 +77,7 @@ pub struct Connecting {
 
 impl Connecting {
     pub(crate) fn new(context: Rc<ContextInner>, device: c_int, handle: Handle) -> Self {
-        Self {
-            context,
-            device,
-            handle: Box::new(Placed(handle)),
-        }
+        Self { context, device, handle: Box::new(Placed(handle)) }
     }
 
     /// Returns the connection once it is complete. Never blocks. Must not be called after that.
@@ -124,12 +120,7 @@ pub(crate) struct Comm {
 
 impl Comm {
     fn new(context: &Rc<ContextInner>, raw: *mut c_void, side: Side) -> Rc<Self> {
-        Rc::new(Self {
-            context: Rc::clone(context),
-            raw,
-            side,
-            parked: RefCell::new(Vec::new()),
-        })
+        Rc::new(Self { context: Rc::clone(context), raw, side, parked: RefCell::new(Vec::new()) })
     }
 
     fn register(self: &Rc<Self>, bytes: Vec<u8>) -> Result<Region, HostError> {
@@ -147,19 +138,14 @@ impl Comm {
             )
         };
         checked("regMr", returned)?;
-        Ok(Region {
-            comm: Rc::clone(self),
-            memory: Some(memory),
-        })
+        Ok(Region { comm: Rc::clone(self), memory: Some(memory) })
     }
 
     pub(crate) fn deregister(&self, memory: &Memory) -> Result<(), HostError> {
         let deregister = self.context.calls().deregister;
         // SAFETY: the communicator is alive. The memory was registered with it and is deregistered
         // once, because its owner frees it, or parks it if this fails.
-        checked("deregMr", unsafe {
-            deregister(self.raw, memory.registration)
-        })
+        checked("deregMr", unsafe { deregister(self.raw, memory.registration) })
     }
 
     /// Keeps memory until the communicator is closed.
@@ -277,10 +263,7 @@ impl RecvComm {
 /// Returns an error if a call succeeded without the object that the interface promises.
 fn present(function: &'static str, problem: &str, object: *mut c_void) -> Result<(), HostError> {
     if object.is_null() {
-        return Err(HostError::Broken {
-            function,
-            problem: problem.to_owned(),
-        });
+        return Err(HostError::Broken { function, problem: problem.to_owned() });
     }
     Ok(())
 }

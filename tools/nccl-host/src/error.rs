@@ -88,11 +88,7 @@ pub(crate) fn checked(function: &'static str, returned: c_int) -> Result<(), Hos
     if returned == 0 {
         return Ok(());
     }
-    Err(HostError::Call {
-        function,
-        result: ResultCode(returned),
-        said: log::warnings(),
-    })
+    Err(HostError::Call { function, result: ResultCode(returned), said: log::warnings() })
 }
 
 #[cfg(test)]
@@ -103,9 +99,6 @@ mod tests {
     fn an_error_names_the_function_and_nccls_own_name_of_the_result() {
         assert!(checked("isend", 0).is_ok());
         let text = checked("isend", 6).unwrap_err().to_string();
-        assert!(
-            text.starts_with("the plugin's isend failed with ncclRemoteError (6)"),
-            "{text}"
-        );
+        assert!(text.starts_with("the plugin's isend failed with ncclRemoteError (6)"), "{text}");
     }
 }

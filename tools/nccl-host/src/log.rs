@@ -38,11 +38,8 @@ pub fn lines() -> Vec<String> {
 /// Returns the plugin's last warnings, for the end of an error's text.
 pub(crate) fn warnings() -> String {
     let lines = all();
-    let warned: Vec<&str> = lines
-        .iter()
-        .filter(|line| line.warns)
-        .map(|line| line.text.as_str())
-        .collect();
+    let warned: Vec<&str> =
+        lines.iter().filter(|line| line.warns).map(|line| line.text.as_str()).collect();
     let last = &warned[warned.len().saturating_sub(SHOWN_MAX)..];
     last.iter().fold(String::new(), |mut text, line| {
         text.push_str("\n  the plugin: ");
@@ -73,9 +70,7 @@ pub(crate) unsafe fn text_of(text: *const c_char) -> String {
         return String::new();
     }
     // SAFETY: not null, so it is a C string, as the caller ensures.
-    unsafe { CStr::from_ptr(text) }
-        .to_string_lossy()
-        .into_owned()
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
 }
 
 /// Takes a line from `logger.c`.
@@ -103,10 +98,7 @@ unsafe extern "C" fn laxity_nccl_host_note(
         (file, 0) => format!("{file}: "),
         (file, line) => format!("{file}:{line}: "),
     };
-    keep(LogLine {
-        warns: level == WARN,
-        text: format!("{place}{text}"),
-    });
+    keep(LogLine { warns: level == WARN, text: format!("{place}{text}") });
 }
 
 #[cfg(test)]
@@ -144,10 +136,7 @@ mod tests {
             laxity_nccl_host_logger(3, 16, c"net".as_ptr(), 0, std::ptr::null());
         }
         let lines = lines();
-        assert!(
-            lines.contains(&"net.rs:7: device -3 of eth0: 9000000000".to_owned()),
-            "{lines:?}"
-        );
+        assert!(lines.contains(&"net.rs:7: device -3 of eth0: 9000000000".to_owned()), "{lines:?}");
         assert!(lines.iter().any(|line| line.len() == 1023), "cut, not lost");
         assert!(lines.contains(&"net: ".to_owned()), "a null format");
         assert!(!lines.iter().any(|line| line.contains("trace")));

@@ -21,11 +21,7 @@ pub(crate) struct Memory {
 impl Memory {
     pub(crate) fn new(bytes: Vec<u8>) -> Self {
         let bytes = Box::leak(bytes.into_boxed_slice());
-        Self {
-            len: bytes.len(),
-            start: NonNull::from(bytes).cast(),
-            registration: ptr::null_mut(),
-        }
+        Self { len: bytes.len(), start: NonNull::from(bytes).cast(), registration: ptr::null_mut() }
     }
 
     pub(crate) const fn start(&self) -> *mut u8 {

@@ -39,10 +39,7 @@ unsafe extern "C" fn no_profiler(
 fn check(slots: &[usize; SLOTS], path: &Path) -> Result<(), HostError> {
     let lacking = abi::NEEDED.iter().find(|(slot, _)| slots[*slot] == 0);
     lacking.map_or(Ok(()), |(_, function)| {
-        Err(HostError::Incomplete {
-            path: path.to_owned(),
-            function,
-        })
+        Err(HostError::Incomplete { path: path.to_owned(), function })
     })
 }
 
@@ -80,9 +77,7 @@ impl Plugin {
                     reason: reason(&error),
                 }
             })?;
-        let no_table = || HostError::NoTable {
-            path: path.to_owned(),
-        };
+        let no_table = || HostError::NoTable { path: path.to_owned() };
         // SAFETY: an object of this name is a table of this layout in every plugin. The pointer is
         // used while the library is loaded. Only its address is taken here.
         let table = unsafe { library.get::<*const NetTable>(SYMBOL.as_bytes()) }
@@ -100,11 +95,7 @@ impl Plugin {
         let table = unsafe { *table };
         // SAFETY: the name is null or a string that lives as long as the library.
         let name = unsafe { text_of(table.name) };
-        Ok(Self(Rc::new(Loaded {
-            name,
-            calls: table,
-            _library: library,
-        })))
+        Ok(Self(Rc::new(Loaded { name, calls: table, _library: library })))
     }
 
     /// Returns the plugin's name.
@@ -120,9 +111,7 @@ impl Plugin {
     /// The plugin finds no usable device. The error contains the plugin's warnings.
     pub fn init(&self, comm_id: u64) -> Result<Context, HostError> {
         let mut raw = ptr::null_mut();
-        let mut config = CommConfig {
-            traffic_class: abi::TRAFFIC_CLASS_UNDEFINED,
-        };
+        let mut config = CommConfig { traffic_class: abi::TRAFFIC_CLASS_UNDEFINED };
         // SAFETY: all pointers are to objects that outlive the call. The interface requires the
         // plugin to copy what it keeps of the configuration. Both callbacks may be called from any
         // thread and at any time.
@@ -136,10 +125,7 @@ impl Plugin {
             )
         };
         checked("init", returned)?;
-        Ok(Context(Rc::new(ContextInner {
-            loaded: Rc::clone(&self.0),
-            raw,
-        })))
+        Ok(Context(Rc::new(ContextInner { loaded: Rc::clone(&self.0), raw })))
     }
 }
 
@@ -199,9 +185,7 @@ impl Context {
     pub fn devices(&self) -> Result<usize, HostError> {
         let mut count: c_int = 0;
         // SAFETY: the pointer is to an integer that outlives the call.
-        checked("devices", unsafe {
-            (self.0.calls().devices)(&raw mut count)
-        })?;
+        checked("devices", unsafe { (self.0.calls().devices)(&raw mut count) })?;
         usize::try_from(count).map_err(|_| HostError::Broken {
             function: "devices",
             problem: format!("says that there are {count}"),
@@ -244,11 +228,7 @@ impl Context {
     #[must_use]
     pub fn connect(&self, device: usize, handle: Handle) -> Connecting {
         // The plugin refuses a device number that the interface can't have.
-        Connecting::new(
-            Rc::clone(&self.0),
-            c_int::try_from(device).unwrap_or(-1),
-            handle,
-        )
+        Connecting::new(Rc::clone(&self.0), c_int::try_from(device).unwrap_or(-1), handle)
     }
 }
 
@@ -267,21 +247,13 @@ mod tests {
         assert!(text.contains("/nowhere/libnccl-net-laxity.so"), "{text}");
         assert!(text.contains("No such file"), "{text}");
         let no_plugin = Plugin::load("libc.so.6".as_ref()).unwrap_err();
-        assert!(
-            no_plugin
-                .to_string()
-                .contains("no `ncclNetPlugin_v12` in it"),
-            "{no_plugin}"
-        );
+        assert!(no_plugin.to_string().contains("no `ncclNetPlugin_v12` in it"), "{no_plugin}");
     }
 
     #[test]
     fn a_table_without_a_function_that_it_needs_is_refused() {
         let refused = check(&[0; SLOTS], "p.so".as_ref()).expect_err("refused");
-        assert_eq!(
-            refused.to_string(),
-            "p.so: its `ncclNetPlugin_v12` has no `init`"
-        );
+        assert_eq!(refused.to_string(), "p.so: its `ncclNetPlugin_v12` has no `init`");
         let mut slots = [1; SLOTS];
         slots[std::mem::offset_of!(NetTable, close_listen) / 8] = 0;
         let refused = check(&slots, "p.so".as_ref()).expect_err("refused");

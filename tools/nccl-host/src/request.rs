@@ -43,18 +43,13 @@ impl std::fmt::Debug for Request {
 /// Takes the memory out of a region for a request of `comm`.
 pub(crate) fn take(comm: &Rc<Comm>, mut region: Region, len: usize) -> Result<Memory, HostError> {
     if !Rc::ptr_eq(comm, &region.comm) {
-        return Err(HostError::Misuse(
-            "the memory is registered with another connection",
-        ));
+        return Err(HostError::Misuse("the memory is registered with another connection"));
     }
     if len > region.len() {
         return Err(HostError::Misuse("the memory is shorter than the message"));
     }
     // Methods that empty a region consume it, so the region still has its memory.
-    region
-        .memory
-        .take()
-        .ok_or(HostError::Misuse("the region has no memory"))
+    region.memory.take().ok_or(HostError::Misuse("the region has no memory"))
 }
 
 /// Returns the attempt that `isend` or `irecv` made with `memory`.
@@ -89,18 +84,13 @@ impl Request {
         let test = self.comm.context.calls().test;
         // SAFETY: `isend` or `irecv` returned the request. It was neither done nor failed before,
         // since either consumes it.
-        checked("test", unsafe {
-            test(self.raw, &raw mut done, &raw mut bytes)
-        })?;
+        checked("test", unsafe { test(self.raw, &raw mut done, &raw mut bytes) })?;
         if done == 0 {
             return Ok(Tested::Pending(self));
         }
         let memory = self.memory.take();
         let len = memory.as_ref().map_or(0, Memory::len);
-        let region = Region {
-            comm: Rc::clone(&self.comm),
-            memory,
-        };
+        let region = Region { comm: Rc::clone(&self.comm), memory };
         match usize::try_from(bytes) {
             Ok(bytes) if bytes <= len => Ok(Tested::Done(region, bytes)),
             _ => Err(HostError::Broken {

@@ -25,13 +25,10 @@ fn plugin() -> PathBuf {
     }
     let own = std::env::current_exe().expect("own path");
     let deps = own.parent().expect("target/<profile>/deps");
-    [
-        deps.join("../libnccl_net_laxity.so"),
-        deps.join("libnccl_net_laxity.so"),
-    ]
-    .into_iter()
-    .find(|path| path.exists())
-    .expect("libnccl_net_laxity.so is not built: `cargo build -p laxity-nccl` (make test does)")
+    [deps.join("../libnccl_net_laxity.so"), deps.join("libnccl_net_laxity.so")]
+        .into_iter()
+        .find(|path| path.exists())
+        .expect("libnccl_net_laxity.so is not built: `cargo build -p laxity-nccl` (make test does)")
 }
 
 /// Runs `case` with the plugin on `interface`, in a child that runs the test `name`.
@@ -59,10 +56,7 @@ fn patiently<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = attempt() {
             return found;
         }
-        assert!(
-            start.elapsed() < PATIENCE,
-            "not within {PATIENCE:?}: {what}"
-        );
+        assert!(start.elapsed() < PATIENCE, "not within {PATIENCE:?}: {what}");
         std::thread::sleep(Duration::from_micros(50));
     }
 }
@@ -86,13 +80,11 @@ fn connected(context: &Context) -> (SendComm, RecvComm) {
 /// Repeats a call until the plugin starts the transfer.
 fn started(region: Region, mut ask: impl FnMut(Region) -> Result<Attempt, HostError>) -> Request {
     let mut region = Some(region);
-    patiently("a request", || {
-        match ask(region.take().expect("given back")).expect("taken") {
-            Attempt::Started(request) => Some(request),
-            Attempt::NotNow(back) => {
-                region = Some(back);
-                None
-            }
+    patiently("a request", || match ask(region.take().expect("given back")).expect("taken") {
+        Attempt::Started(request) => Some(request),
+        Attempt::NotNow(back) => {
+            region = Some(back);
+            None
         }
     })
 }
@@ -117,9 +109,7 @@ fn done(requests: Vec<Request>) -> Vec<(Region, usize)> {
 }
 
 fn pattern(message: usize, bytes: usize) -> Vec<u8> {
-    (0..bytes)
-        .map(|at| (at * 31 + at / 251 + message * 7) as u8)
-        .collect()
+    (0..bytes).map(|at| (at * 31 + at / 251 + message * 7) as u8).collect()
 }
 
 #[test]
@@ -291,26 +281,15 @@ fn a_peer_that_closes_is_an_error_with_the_functions_name_and_not_a_hang() {
         let region = from.register(vec![0; 100]).expect("registered");
         let mut receiving = Some(started(region, |region| from.receive(region, 100, 0)));
         drop(to);
-        let error = patiently("an error", || {
-            match receiving.take().expect("pending").test() {
-                Ok(Tested::Pending(request)) => {
-                    receiving = Some(request);
-                    None
-                }
-                Ok(Tested::Done(_, bytes)) => panic!("{bytes} bytes of nobody"),
-                Err(error) => Some(error),
+        let error = patiently("an error", || match receiving.take().expect("pending").test() {
+            Ok(Tested::Pending(request)) => {
+                receiving = Some(request);
+                None
             }
+            Ok(Tested::Done(_, bytes)) => panic!("{bytes} bytes of nobody"),
+            Err(error) => Some(error),
         });
-        assert!(
-            matches!(
-                error,
-                HostError::Call {
-                    function: "test",
-                    ..
-                }
-            ),
-            "{error}"
-        );
+        assert!(matches!(error, HostError::Call { function: "test", .. }), "{error}");
     });
 }
 

@@ -26,10 +26,7 @@ fn main() -> ExitCode {
                 eprintln!("lab: cannot write {}: {error}", page.display());
             }
             eprintln!("{}", report::table(&report));
-            println!(
-                "{}",
-                serde_json::to_string_pretty(&report).unwrap_or_default()
-            );
+            println!("{}", serde_json::to_string_pretty(&report).unwrap_or_default());
             ExitCode::SUCCESS
         }
         Err(error) => {

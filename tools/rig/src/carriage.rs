@@ -28,10 +28,7 @@ pub fn environment(
 ) -> Vec<(&'static str, OsString)> {
     let mut environment: Vec<(&'static str, OsString)> = vec![
         // With `=` NCCL takes the exact name. Without it the name is a prefix.
-        (
-            "NCCL_SOCKET_IFNAME",
-            format!("={}", fabric::HOST_PORT).into(),
-        ),
+        ("NCCL_SOCKET_IFNAME", format!("={}", fabric::HOST_PORT).into()),
         ("NCCL_SOCKET_FAMILY", "AF_INET".into()),
         ("LAXITY_NET", "tcp".into()),
         // The default would be too short on a busy machine, and the plugin would then send
@@ -41,10 +38,7 @@ pub fn environment(
         ("LAXITY_NSOCKS", "1".into()),
         ("LAXITY_NAME", config.host_name(host).into()),
         ("LAXITY_REPORT", report_path(folder, host).into()),
-        (
-            "LAXITY_STALL_MS",
-            config.serving().stall_ms.to_string().into(),
-        ),
+        ("LAXITY_STALL_MS", config.serving().stall_ms.to_string().into()),
     ];
     environment.push(if scheduled {
         ("LAXITY_SOCKET", daemon_socket(folder, host).into())
@@ -178,10 +172,7 @@ no report
 "#,
         );
         carriage.add_report("");
-        assert_eq!(
-            carriage.sent_bytes["collective"],
-            BTreeMap::from([(0, 4), (34, 20)])
-        );
+        assert_eq!(carriage.sent_bytes["collective"], BTreeMap::from([(0, 4), (34, 20)]));
         let counts = (carriage.deferred, carriage.bypassed, carriage.overdue);
         assert_eq!(counts, (1, 1, 1));
     }
@@ -195,10 +186,7 @@ no report
         let config = LabConfig::default();
         let folder = Path::new("/run/lab/0");
         let scheduled = environment(&config, folder, 1, true);
-        assert_eq!(
-            value(&scheduled, "LAXITY_SOCKET").as_deref(),
-            Some("/run/lab/0/laxityd1.sock")
-        );
+        assert_eq!(value(&scheduled, "LAXITY_SOCKET").as_deref(), Some("/run/lab/0/laxityd1.sock"));
         assert_eq!(value(&scheduled, "LAXITY_NAME").as_deref(), Some("unit0.1"));
         assert_eq!(client_name(&config, 1), "unit0.1/nccl");
         assert_eq!(value(&scheduled, "LAXITY_MODE"), None);

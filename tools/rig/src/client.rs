@@ -46,9 +46,7 @@ pub fn now_ns() -> std::io::Result<u64> {
 fn bound_buffers(bytes: u32) -> bool {
     let value = format!("4096 {bytes} {bytes}");
     let set = |name| std::fs::write(Path::new("/proc/sys/net/ipv4").join(name), &value);
-    ["tcp_wmem", "tcp_rmem"]
-        .iter()
-        .all(|name| set(name).is_ok())
+    ["tcp_wmem", "tcp_rmem"].iter().all(|name| set(name).is_ok())
 }
 
 /// A job of a client.
@@ -156,10 +154,7 @@ pub fn run() -> anyhow::Result<()> {
         }
         Job::Await => runtime.block_on(there()),
         Job::Metrics => runtime.block_on(metrics()),
-        Job::Ask {
-            questions,
-            begin_ns,
-        } => runtime.block_on(ask_all(questions, begin_ns)),
+        Job::Ask { questions, begin_ns } => runtime.block_on(ask_all(questions, begin_ns)),
     };
     if let Err(error) = outcome {
         say(&Said::Failed(format!("{error:#}")));
@@ -170,9 +165,7 @@ pub fn run() -> anyhow::Result<()> {
 fn say(said: &Said) {
     // If the write fails, the controller is gone and this process ends soon, too.
     let mut out = std::io::stdout().lock();
-    let _ = out
-        .write_all(&message::line(said))
-        .and_then(|()| out.flush());
+    let _ = out.write_all(&message::line(said)).and_then(|()| out.flush());
 }
 
 async fn send(request: Request<Full<Bytes>>) -> anyhow::Result<Response<hyper::body::Incoming>> {
@@ -185,10 +178,7 @@ async fn send(request: Request<Full<Bytes>>) -> anyhow::Result<Response<hyper::b
 }
 
 fn request(method: Method, path: &str) -> hyper::http::request::Builder {
-    Request::builder()
-        .method(method)
-        .uri(path)
-        .header(header::HOST, ENDPOINT.to_string())
+    Request::builder().method(method).uri(path).header(header::HOST, ENDPOINT.to_string())
 }
 
 async fn get(path: &str) -> anyhow::Result<String> {
@@ -238,19 +228,13 @@ async fn ask_all(questions: Vec<Question>, begin_ns: Option<u64>) -> anyhow::Res
 }
 
 async fn ask(question: Question, begin_ns: u64) -> Answer {
-    let mut answer = Answer {
-        id: question.id,
-        begin_ns,
-        ..Answer::default()
-    };
+    let mut answer = Answer { id: question.id, begin_ns, ..Answer::default() };
     let wanted = question.output_tokens as usize;
     if let Err(error) = stream(question, &mut answer).await {
         answer.error = Some(format!("{error:#}"));
     } else if answer.tokens.len() != wanted {
-        answer.error = Some(format!(
-            "{} tokens came, and {wanted} were asked for",
-            answer.tokens.len()
-        ));
+        answer.error =
+            Some(format!("{} tokens came, and {wanted} were asked for", answer.tokens.len()));
     }
     answer.end_ns = now_ns().unwrap_or(begin_ns);
     answer
@@ -290,10 +274,7 @@ async fn stream(question: Question, answer: &mut Answer) -> anyhow::Result<()> {
             if !tokens.is_empty() && answer.first_ns.is_none() {
                 let first_ns = now_ns()?;
                 answer.first_ns = Some(first_ns);
-                say(&Said::First {
-                    id: answer.id,
-                    first_ns,
-                });
+                say(&Said::First { id: answer.id, first_ns });
             }
             answer.tokens.extend(tokens);
         }

@@ -162,9 +162,7 @@ impl Default for LabConfig {
     fn default() -> Self {
         Self {
             engine: Engine::Timed,
-            policies: ["none", "two_class", "mfs", "laxity"]
-                .map(str::to_owned)
-                .into(),
+            policies: ["none", "two_class", "mfs", "laxity"].map(str::to_owned).into(),
             seed: 1,
             workload: WorkloadSource::default(),
             duration_s: 20.0,
@@ -375,11 +373,7 @@ impl Scaling {
     /// Returns the KV bytes of one rank and layer for `tokens` tokens.
     #[must_use]
     pub fn kv_bytes(&self, tokens: u32) -> u64 {
-        if tokens == 0 {
-            0
-        } else {
-            bytes(self.kv_bytes_per_token * f64::from(tokens))
-        }
+        if tokens == 0 { 0 } else { bytes(self.kv_bytes_per_token * f64::from(tokens)) }
     }
 
     /// Returns the compute time of one layer of a batch, in ns.

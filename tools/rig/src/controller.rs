@@ -79,16 +79,11 @@ fn read_spec() -> anyhow::Result<LabSpec> {
 /// # Errors
 /// Fails if a part of the lab fails.
 fn run(spec: &LabSpec) -> anyhow::Result<()> {
-    let lab = Lab {
-        spec,
-        wiring: Wiring::build(&spec.config, &spec.tools)?,
-    };
+    let lab = Lab { spec, wiring: Wiring::build(&spec.config, &spec.tools)? };
     let mut alone = RunRecord::default();
     let first = usize::from(!spec.alone.is_empty());
     if first > 0 {
-        alone = lab
-            .play(0, NONE, &spec.alone, None)
-            .context("playing requests one by one")?;
+        alone = lab.play(0, NONE, &spec.alone, None).context("playing requests one by one")?;
         tell(&Event::Measured(Box::new(alone.clone())));
     }
     let objectives = objectives(spec, &alone)?;
@@ -156,11 +151,9 @@ impl Lab<'_> {
         fs::create_dir_all(&folder)?;
         let scheduled = policy != NONE;
         let coordinator = match &tools.coordinator {
-            Some(program) if scheduled => Some(Coordinator::start(
-                program,
-                config.coordinator_config.as_deref(),
-                &folder,
-            )?),
+            Some(program) if scheduled => {
+                Some(Coordinator::start(program, config.coordinator_config.as_deref(), &folder)?)
+            }
             _ => None,
         };
         let daemons = match (&tools.laxityd, scheduled) {
@@ -174,15 +167,7 @@ impl Lab<'_> {
         let cpu_before = children_cpu_s();
         let started = Instant::now();
         let mut engines = Engines::start(config, &folder, tools, scheduled, &self.spec.asked)?;
-        let mut run = Run {
-            index,
-            policy,
-            asked,
-            objectives,
-            folder,
-            daemons,
-            coordinator,
-        };
+        let mut run = Run { index, policy, asked, objectives, folder, daemons, coordinator };
         let record = self.measure(&mut run, &mut engines);
         let buffers_unbounded = engines.buffers_unbounded;
         let mut carriage = tools.nccl_plugin.as_ref().map(|_| Carriage::default());
@@ -273,10 +258,7 @@ impl Lab<'_> {
         if left == 0 {
             return Ok(());
         }
-        let job = Job::Ask {
-            questions,
-            begin_ns: None,
-        };
+        let job = Job::Ask { questions, begin_ns: None };
         let host = self.spec.config.decode_host(decode);
         let mut clients = engines.clients([(host, job)])?;
         let mut until = Instant::now() + ALONE_WITHIN;
@@ -295,11 +277,7 @@ impl Lab<'_> {
     }
 
     fn measure(&self, run: &mut Run<'_>, engines: &mut Engines) -> anyhow::Result<RunRecord> {
-        let before_warming = Event::Progress {
-            run: run.index,
-            finished: 0,
-            elapsed_s: 0.0,
-        };
+        let before_warming = Event::Progress { run: run.index, finished: 0, elapsed_s: 0.0 };
         tell(&before_warming);
         self.warm(engines)?;
         let counts_before = engines.counts()?;
@@ -335,10 +313,7 @@ impl Lab<'_> {
     /// Plays each request after the answer to the previous one.
     fn alone(&self, run: &Run<'_>, engines: &mut Engines) -> anyhow::Result<RunRecord> {
         let config = &self.spec.config;
-        let mut record = RunRecord {
-            begin_ns: now_ns()?,
-            ..RunRecord::default()
-        };
+        let mut record = RunRecord { begin_ns: now_ns()?, ..RunRecord::default() };
         for decode in 0..config.decodes {
             let of_host = run.asked.iter().filter(|a| a.decode == decode);
             let questions: Vec<Question> = of_host.map(|a| self.question(a, None)).collect();
@@ -359,10 +334,7 @@ impl Lab<'_> {
     /// Plays each request at its arrival time.
     fn together(&self, run: &mut Run<'_>, engines: &mut Engines) -> anyhow::Result<RunRecord> {
         let config = &self.spec.config;
-        let mut record = RunRecord {
-            begin_ns: now_ns()? + LEAD_NS,
-            ..RunRecord::default()
-        };
+        let mut record = RunRecord { begin_ns: now_ns()? + LEAD_NS, ..RunRecord::default() };
         let begun = Instant::now() + Duration::from_nanos(LEAD_NS);
         let (asked, objectives, begin_ns) = (run.asked, run.objectives, record.begin_ns);
         let jobs = (0..config.decodes).map(|decode| {
@@ -433,17 +405,8 @@ fn busy_jiffies() -> u64 {
     let Some(line) = stat.lines().next() else {
         return 0;
     };
-    let columns: Vec<u64> = line
-        .split_whitespace()
-        .skip(1)
-        .filter_map(|column| column.parse().ok())
-        .collect();
+    let columns: Vec<u64> =
+        line.split_whitespace().skip(1).filter_map(|column| column.parse().ok()).collect();
     // user nice system idle iowait irq softirq steal. Later columns are contained in user and nice.
-    columns
-        .iter()
-        .take(8)
-        .enumerate()
-        .filter(|(i, _)| *i != 3 && *i != 4)
-        .map(|(_, n)| n)
-        .sum()
+    columns.iter().take(8).enumerate().filter(|(i, _)| *i != 3 && *i != 4).map(|(_, n)| n).sum()
 }

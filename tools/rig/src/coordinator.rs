@@ -77,10 +77,7 @@ impl Coordinator {
             .stderr(log)
             .spawn()
             .with_context(|| format!("starting {}", program.display()))?;
-        Ok(Self {
-            child,
-            killed: false,
-        })
+        Ok(Self { child, killed: false })
     }
 
     /// Waits until all daemons have a cluster order, so that all runs start in the same state.
@@ -114,10 +111,7 @@ impl Coordinator {
     /// Collects the daemons' counters and ends the coordinator.
     #[must_use]
     pub fn record(self, hosts: usize, folder: &Path) -> CoordinatorRecord {
-        let mut record = CoordinatorRecord {
-            killed: self.killed,
-            ..CoordinatorRecord::default()
-        };
+        let mut record = CoordinatorRecord { killed: self.killed, ..CoordinatorRecord::default() };
         for said in (0..hosts).filter_map(|host| ask(folder, host)) {
             record.following += u32::from(said.order == "cluster");
             record.orders += said.orders;

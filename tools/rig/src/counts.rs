@@ -65,11 +65,7 @@ impl Counts {
     #[must_use]
     pub fn mean(&self, histogram: &str) -> f64 {
         let count = self.get(&format!("{histogram}_count"));
-        if count > 0.0 {
-            self.get(&format!("{histogram}_sum")) / count
-        } else {
-            0.0
-        }
+        if count > 0.0 { self.get(&format!("{histogram}_sum")) / count } else { 0.0 }
     }
 
     /// Returns the difference to an earlier reading.

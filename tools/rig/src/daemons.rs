@@ -116,10 +116,7 @@ pub fn daemon_toml(
         control: control_socket(folder, host),
         metrics: "",
         // Eight daemons and eight engines share two cores, so the scheduler thread must not spin.
-        scheduler: Scheduler {
-            spin_us: 0,
-            slots: LANE_SLOTS,
-        },
+        scheduler: Scheduler { spin_us: 0, slots: LANE_SLOTS },
         nic: vec![Nic {
             name: fabric::HOST_PORT.to_owned(),
             rate: format!("{}Mbit", config.port_mbit),
@@ -131,10 +128,7 @@ pub fn daemon_toml(
             dscp: &config.level_dscp,
             scavenger_dscp: config.scavenger_dscp,
         },
-        tuning: Tuning {
-            load_time_constant: "100ms",
-            promotion_period: "10ms",
-        },
+        tuning: Tuning { load_time_constant: "100ms", promotion_period: "10ms" },
         coordinator: config.coordinator.then(|| Attendance {
             endpoint: format!("http://{}", fabric::COORDINATOR),
             insecure: true,
@@ -191,11 +185,7 @@ impl Daemons {
         }
         let give_up = Instant::now() + START_WITHIN;
         while !(0..config.hosts()).all(|host| daemon_socket(folder, host).exists()) {
-            let refused = daemons
-                .refused
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .clone();
+            let refused = daemons.refused.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let restarts = daemons.restarts.load(Ordering::Relaxed);
             if refused.is_some() || restarts > 0 || Instant::now() > give_up {
                 let logs: String = (0..config.hosts())
@@ -307,11 +297,7 @@ pub fn tail(log: &Path) -> String {
     let text = String::from_utf8_lossy(&text);
     let lines: Vec<&str> = text.lines().collect();
     let last = &lines[lines.len().saturating_sub(LINES)..];
-    if last.is_empty() {
-        String::new()
-    } else {
-        format!("\n  {}", last.join("\n  "))
-    }
+    if last.is_empty() { String::new() } else { format!("\n  {}", last.join("\n  ")) }
 }
 
 #[cfg(test)]

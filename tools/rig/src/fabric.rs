@@ -113,10 +113,7 @@ pub fn management_script(hosts: usize) -> String {
 /// Returns the `ip -batch` input for a host's end of the management network.
 #[must_use]
 pub fn management_host_script(host: usize) -> String {
-    format!(
-        "link set mgmt addrgenmode none up\naddr add 10.78.0.{}/24 dev mgmt\n",
-        host + 1
-    )
+    format!("link set mgmt addrgenmode none up\naddr add 10.78.0.{}/24 dev mgmt\n", host + 1)
 }
 
 /// Returns the name of a host's network namespace.
@@ -174,11 +171,8 @@ pub fn host_script(host: usize, hosts: usize, congestion_control: &str) -> Strin
     );
     for peer in (0..hosts).filter(|&peer| peer != host) {
         let (address, mac) = (self::address(peer), mac(peer));
-        writeln!(
-            script,
-            "neigh replace {address} lladdr {mac} dev {HOST_PORT} nud permanent"
-        )
-        .expect("a String takes all");
+        writeln!(script, "neigh replace {address} lladdr {mac} dev {HOST_PORT} nud permanent")
+            .expect("a String takes all");
     }
     script
 }
@@ -256,17 +250,9 @@ pub fn parse_counters(
     let mut counters = PortCounters::new();
     for line in lines {
         let handle = u32::from_str_radix(line.handle.trim_end_matches(':'), 16).unwrap_or(0);
-        let class = handle
-            .checked_sub(MINOR_FIRST)
-            .and_then(|i| classes.get(i as usize));
+        let class = handle.checked_sub(MINOR_FIRST).and_then(|i| classes.get(i as usize));
         if let Some(class) = class {
-            counters.insert(
-                class.dscp,
-                QueueCounters {
-                    bytes: line.bytes,
-                    drops: line.drops,
-                },
-            );
+            counters.insert(class.dscp, QueueCounters { bytes: line.bytes, drops: line.drops });
         }
     }
     Ok(counters)
@@ -293,12 +279,7 @@ mod tests {
     use super::*;
 
     fn dscps(levels: &[u8], scavenger: u8) -> Option<Vec<u8>> {
-        Some(
-            WireClass::table(levels, scavenger)?
-                .iter()
-                .map(|class| class.dscp)
-                .collect(),
-        )
+        Some(WireClass::table(levels, scavenger)?.iter().map(|class| class.dscp).collect())
     }
 
     #[test]
@@ -327,10 +308,7 @@ mod tests {
         assert_eq!(script.matches("class add").count(), classes.len() + 1);
         assert_eq!(script.matches("bfifo").count(), classes.len());
         assert_eq!(script.matches("protocol ip ").count(), classes.len() - 1);
-        assert!(
-            script.contains("htb default 15 "),
-            "unmarked is the sixth class: {script}"
-        );
+        assert!(script.contains("htb default 15 "), "unmarked is the sixth class: {script}");
         assert!(script.contains("match ip dsfield 0xb8 0xfc flowid 1:11\n"));
         assert!(script.contains("prio 7 quantum"));
         assert!(script.lines().all(|line| line.contains("dev port3")));
@@ -343,29 +321,11 @@ mod tests {
             {"kind":"bfifo","handle":"11:","parent":"1:11","bytes":70,"packets":1,"drops":2},
             {"kind":"bfifo","handle":"13:","parent":"1:13","bytes":5,"drops":0}]"#;
         let counters = parse_counters(json, &classes).unwrap();
-        assert_eq!(
-            counters[&46],
-            QueueCounters {
-                bytes: 70,
-                drops: 2
-            }
-        );
+        assert_eq!(counters[&46], QueueCounters { bytes: 70, drops: 2 });
         assert_eq!(counters[&34], QueueCounters { bytes: 5, drops: 0 });
         assert_eq!(counters.len(), 2);
-        let later = PortCounters::from([(
-            46,
-            QueueCounters {
-                bytes: 100,
-                drops: 2,
-            },
-        )]);
-        assert_eq!(
-            since(&counters, &later)[&46],
-            QueueCounters {
-                bytes: 30,
-                drops: 0
-            }
-        );
+        let later = PortCounters::from([(46, QueueCounters { bytes: 100, drops: 2 })]);
+        assert_eq!(since(&counters, &later)[&46], QueueCounters { bytes: 30, drops: 0 });
     }
 
     #[test]

@@ -37,10 +37,7 @@ fn message_ns(scaling: &Scaling, bytes: f64) -> f64 {
 #[must_use]
 pub fn service_ns(scaling: &Scaling, new_tokens: u32) -> u64 {
     let peers = scaling.ranks as u64 - 1;
-    let phase = message_ns(
-        scaling,
-        (scaling.collective_bytes(new_tokens) * peers) as f64,
-    );
+    let phase = message_ns(scaling, (scaling.collective_bytes(new_tokens) * peers) as f64);
     let layer = scaling.compute_ns(new_tokens) as f64 + 2.0 * phase;
     (f64::from(scaling.layers) * layer) as u64
 }
@@ -57,11 +54,7 @@ impl Ideal {
     /// Returns the inputs of the timed engine of a lab, or `None` for another engine.
     #[must_use]
     pub fn new(config: &LabConfig) -> Option<Self> {
-        Some(Self {
-            scaling: config.scaling(),
-            serving: config.serving(),
-            times: config.times(0)?,
-        })
+        Some(Self { scaling: config.scaling(), serving: config.serving(), times: config.times(0)? })
     }
 
     /// Returns the contention-free TTFT, in ns, of a request that computes `new` tokens and reuses

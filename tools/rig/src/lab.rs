@@ -75,10 +75,7 @@ pub fn run(config: &LabConfig, progress: bool) -> anyhow::Result<LabReport> {
     bar.set_prefix("probing");
     let tools = probe::find(config)?;
     let asking = asking(config)?;
-    let last_s = asking
-        .asked
-        .last()
-        .map_or(0.0, |a| a.arrival_ns as f64 / 1e9);
+    let last_s = asking.asked.last().map_or(0.0, |a| a.arrival_ns as f64 / 1e9);
     let alone = alone(config, &asking.asked);
     let run = |label: &str, asked: &[Asked]| Shown {
         label: label.to_owned(),
@@ -90,26 +87,11 @@ pub fn run(config: &LabConfig, progress: bool) -> anyhow::Result<LabReport> {
     let policies = config.policies.iter();
     let policies = policies.map(|policy| run(policy, &asking.asked));
     let runs: Vec<Shown> = first.into_iter().chain(policies).collect();
-    let spec = LabSpec {
-        config: config.clone(),
-        asked: asking.asked.clone(),
-        alone,
-        tools,
-    };
+    let spec = LabSpec { config: config.clone(), asked: asking.asked.clone(), alone, tools };
     let mut records = play(&spec, &runs, &bar)?;
     bar.finish_and_clear();
-    let alone = if plays_alone {
-        records.remove(0)
-    } else {
-        RunRecord::default()
-    };
-    Ok(report::measure::report(
-        config,
-        &asking,
-        &alone,
-        &records,
-        Machine::of_this(),
-    ))
+    let alone = if plays_alone { records.remove(0) } else { RunRecord::default() };
+    Ok(report::measure::report(config, &asking, &alone, &records, Machine::of_this()))
 }
 
 /// The fields of a run that the progress bar shows.
@@ -137,11 +119,7 @@ fn play(spec: &LabSpec, runs: &[Shown], bar: &ProgressBar) -> anyhow::Result<Vec
         let mut records = Vec::new();
         for line in BufReader::new(events).lines() {
             match serde_json::from_str(&line?).context("the sandbox speaks another version")? {
-                Event::Progress {
-                    run,
-                    finished,
-                    elapsed_s,
-                } => {
+                Event::Progress { run, finished, elapsed_s } => {
                     show(bar, runs, run, finished, elapsed_s);
                 }
                 Event::Failed(message) => bail!(message),
@@ -149,11 +127,7 @@ fn play(spec: &LabSpec, runs: &[Shown], bar: &ProgressBar) -> anyhow::Result<Vec
             }
         }
         if records.len() < runs.len() {
-            bail!(
-                "the lab ended after {} of {} runs",
-                records.len(),
-                runs.len()
-            );
+            bail!("the lab ended after {} of {} runs", records.len(), runs.len());
         }
         Ok(records)
     };
@@ -182,27 +156,19 @@ pub fn probe(config: &LabConfig) -> Findings {
 /// Does this process's part if the lab itself started it. `main` must call this first.
 pub fn internal_call() -> Option<ExitCode> {
     let mut args = std::env::args_os().skip(1);
-    args.next()
-        .is_some_and(|first| first == INTERNAL)
-        .then(|| internal_main(args))
+    args.next().is_some_and(|first| first == INTERNAL).then(|| internal_main(args))
 }
 
 /// Handles a call of this program by the lab itself. `args` are the arguments after [`INTERNAL`].
 pub fn internal_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let args: Vec<OsString> = args.into_iter().collect();
-    let text = |index: usize| {
-        args.get(index)
-            .and_then(|arg| arg.to_str())
-            .unwrap_or_default()
-    };
+    let text = |index: usize| args.get(index).and_then(|arg| arg.to_str()).unwrap_or_default();
     let outcome = match text(0) {
         "enter" => match sandbox::enter() {
             Ok(code) => return ExitCode::from(u8::try_from(code).unwrap_or(1)),
             Err(error) => {
                 let event = Event::Failed(format!("{error:#}"));
-                std::io::stdout()
-                    .write_all(&crate::message::line(&event))
-                    .map_err(Into::into)
+                std::io::stdout().write_all(&crate::message::line(&event)).map_err(Into::into)
             }
         },
         "init" => return ExitCode::from(u8::try_from(controller::init()).unwrap_or(1)),
@@ -212,9 +178,7 @@ pub fn internal_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         "guest-job" => vm::guest::job_process(),
         "client" => run_client(text(1)),
         "in" if args.len() >= 3 => Err(sandbox::become_program(text(1), &args[2], &args[3..])),
-        other => Err(anyhow::anyhow!(
-            "`{other}` is no part of the lab; use `laxity lab`"
-        )),
+        other => Err(anyhow::anyhow!("`{other}` is no part of the lab; use `laxity lab`")),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

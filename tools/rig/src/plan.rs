@@ -112,11 +112,7 @@ pub fn asking(config: &LabConfig) -> anyhow::Result<Asking> {
             placed: None,
         })
         .collect();
-    let mut asking = Asking {
-        requests,
-        asked,
-        fitting,
-    };
+    let mut asking = Asking { requests, asked, fitting };
     place(config, &mut asking);
     Ok(asking)
 }
@@ -127,9 +123,7 @@ type Source = dyn Fn(f64, f64) -> (Vec<Request>, Option<Fitting>);
 fn source(config: &LabConfig) -> anyhow::Result<Box<Source>> {
     let (seed, longest) = (config.seed, config.tokens_max);
     let real = (config.engine == Engine::Real).then(|| config.serving());
-    let mean = real
-        .as_ref()
-        .map_or(CONVERSATION.tokens_mean, |real| real.tokens_mean);
+    let mean = real.as_ref().map_or(CONVERSATION.tokens_mean, |real| real.tokens_mean);
     Ok(match &config.workload {
         WorkloadSource::File(path) => {
             let recorded = trace::read(path)?;
@@ -260,11 +254,8 @@ fn place(config: &LabConfig, asking: &mut Asking) {
         let host = host.unwrap_or(0);
         idle_at_ns[host] = idle_at_ns[host].max(request.arrival_ns) + own_ns;
         let fetched = fetched_at(host);
-        request.placed = Some(Placed {
-            host,
-            fetched,
-            ideal_ns: ideal.ttft_ns(new, request.reused, fetched),
-        });
+        request.placed =
+            Some(Placed { host, fetched, ideal_ns: ideal.ttft_ns(new, request.reused, fetched) });
     }
 }
 
@@ -301,10 +292,7 @@ pub fn shared(asked: &[Asked]) -> Vec<(u64, u32)> {
     }
     let mut prefixes: Vec<_> = longest.into_iter().collect();
     prefixes.sort_by_key(|&(prefix, (wanted, _))| (std::cmp::Reverse(wanted), prefix));
-    prefixes
-        .into_iter()
-        .map(|(prefix, (_, tokens))| (prefix, tokens))
-        .collect()
+    prefixes.into_iter().map(|(prefix, (_, tokens))| (prefix, tokens)).collect()
 }
 
 #[cfg(test)]
@@ -354,10 +342,7 @@ mod tests {
         let victim = requests.iter().filter(|r| places[&r.prefix] == 0);
         let victim: u64 = victim.map(|r| u64::from(r.reused)).sum();
         assert!((victim as f64 / total as f64 - 0.6).abs() < 0.05);
-        assert_eq!(
-            places[&1], 0,
-            "the hottest prefix of a Zipf law is number 1"
-        );
+        assert_eq!(places[&1], 0, "the hottest prefix of a Zipf law is number 1");
         assert!(places.values().any(|&unit| unit == 1) && places.values().any(|&unit| unit == 2));
     }
 
@@ -385,10 +370,7 @@ mod tests {
     #[test]
     fn the_rate_for_a_load_is_proportional_to_it() {
         let at = |load| {
-            let config = LabConfig {
-                load,
-                ..LabConfig::default()
-            };
+            let config = LabConfig { load, ..LabConfig::default() };
             rate_for_load(&config, &conversation())
         };
         assert!((at(1.0) / at(0.5) - 2.0).abs() < 1e-9);

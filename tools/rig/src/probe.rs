@@ -79,10 +79,7 @@ impl fmt::Display for Lack {
 pub struct CannotRun(pub Vec<Lack>);
 
 fn lack(what: &str, next_step: impl Into<String>) -> Lack {
-    Lack {
-        what: what.to_owned(),
-        next_step: next_step.into(),
-    }
+    Lack { what: what.to_owned(), next_step: next_step.into() }
 }
 
 /// Finds one of Laxity's programs: the configured one, the one in an environment variable, next to
@@ -93,9 +90,7 @@ fn find_named(
     configured: Option<&PathBuf>,
     variable: &str,
 ) -> Result<PathBuf, Lack> {
-    let named = configured
-        .cloned()
-        .or_else(|| std::env::var_os(variable).map(PathBuf::from));
+    let named = configured.cloned().or_else(|| std::env::var_os(variable).map(PathBuf::from));
     if let Some(path) = named {
         return std::fs::canonicalize(&path)
             .map_err(|error| lack(name, format!("{} is not there: {error}", path.display())));
@@ -115,11 +110,7 @@ fn find_named(
 fn find_own(name: &str) -> Option<PathBuf> {
     let beside = std::env::current_exe().ok().and_then(|exe| {
         // Examples and tests of a cargo build are one folder below the programs.
-        exe.ancestors()
-            .skip(1)
-            .take(2)
-            .map(|folder| folder.join(name))
-            .find(|file| file.is_file())
+        exe.ancestors().skip(1).take(2).map(|folder| folder.join(name)).find(|file| file.is_file())
     });
     beside.or_else(|| find_program(name))
 }
@@ -131,9 +122,7 @@ fn find_own(name: &str) -> Option<PathBuf> {
 /// Returns the places that were searched if there is no plugin.
 pub fn find_nccl_plugin(config: &LabConfig) -> Result<PathBuf, Lack> {
     let named = config.nccl_plugin.clone().or_else(|| {
-        std::env::var_os(NCCL_PLUGIN_VARIABLE)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
+        std::env::var_os(NCCL_PLUGIN_VARIABLE).filter(|value| !value.is_empty()).map(PathBuf::from)
     });
     if let Some(path) = named {
         return std::fs::canonicalize(&path).map_err(|error| {
@@ -153,21 +142,19 @@ pub fn find_nccl_plugin(config: &LabConfig) -> Result<PathBuf, Lack> {
         .iter()
         .flat_map(|folder| NCCL_PLUGIN_NAMES.map(|name| folder.join(name)))
         .find(|file| file.is_file());
-    found
-        .map(|file| std::fs::canonicalize(&file).unwrap_or(file))
-        .ok_or_else(|| {
-            let looked: Vec<String> = folders.iter().map(|f| f.display().to_string()).collect();
-            lack(
-                NCCL_PLUGIN,
-                format!(
-                    "{} is in none of {}; build it with `cargo build --release -p laxity-nccl`, \
+    found.map(|file| std::fs::canonicalize(&file).unwrap_or(file)).ok_or_else(|| {
+        let looked: Vec<String> = folders.iter().map(|f| f.display().to_string()).collect();
+        lack(
+            NCCL_PLUGIN,
+            format!(
+                "{} is in none of {}; build it with `cargo build --release -p laxity-nccl`, \
                      name it with --nccl-plugin PATH \
                      or {NCCL_PLUGIN_VARIABLE}, or run with --collectives sockets",
-                    NCCL_PLUGIN_NAMES[0],
-                    looked.join(", ")
-                ),
-            )
-        })
+                NCCL_PLUGIN_NAMES[0],
+                looked.join(", ")
+            ),
+        )
+    })
 }
 
 /// Returns the folders that may have Laxity's libraries, most likely first.
@@ -228,10 +215,9 @@ pub fn findings(config: &LabConfig) -> Findings {
     for name in ["ip", "tc"] {
         match find_program(name) {
             Some(path) => findings.found.push((name, path)),
-            None => findings.lacks.push(lack(
-                name,
-                "install iproute2 (Debian, Ubuntu: apt install iproute2)",
-            )),
+            None => findings
+                .lacks
+                .push(lack(name, "install iproute2 (Debian, Ubuntu: apt install iproute2)")),
         }
     }
     if let [(_, ip), (_, tc)] = &findings.found[..] {
@@ -282,13 +268,7 @@ pub fn findings(config: &LabConfig) -> Findings {
 /// Returns all that is lacking on this machine.
 pub fn find(config: &LabConfig) -> Result<Tools, CannotRun> {
     let findings = findings(config);
-    let path = |name| {
-        findings
-            .found
-            .iter()
-            .find(|(n, _)| *n == name)
-            .map(|(_, path)| path.clone())
-    };
+    let path = |name| findings.found.iter().find(|(n, _)| *n == name).map(|(_, path)| path.clone());
     match (path("ip"), path("tc")) {
         (Some(ip), Some(tc)) if findings.can_run() => Ok(Tools {
             ip,
@@ -316,10 +296,7 @@ fn probe_kernel(tools: &Tools) -> Vec<Lack> {
         Ok(serde_json::from_slice(&child.wait_with_output()?.stdout)?)
     };
     ask().unwrap_or_else(|error| {
-        vec![lack(
-            "the probe",
-            format!("could not run this program again ({error:#})"),
-        )]
+        vec![lack("the probe", format!("could not run this program again ({error:#})"))]
     })
 }
 
@@ -344,12 +321,7 @@ fn try_kernel(tools: &Tools) -> Vec<Lack> {
         format!("the kernel has no {name}; load the module `{option}` or use a kernel that has it")
     };
     let steps: [(&str, &PathBuf, String, String); 6] = [
-        (
-            "bridge",
-            &tools.ip,
-            "link add probe0 type bridge".into(),
-            module("bridge", "bridge"),
-        ),
+        ("bridge", &tools.ip, "link add probe0 type bridge".into(), module("bridge", "bridge")),
         (
             "veth",
             &tools.ip,
@@ -386,11 +358,7 @@ fn try_kernel(tools: &Tools) -> Vec<Lack> {
     let mut lacks = Vec::new();
     for (what, tool, script, next_step) in steps {
         if let Err(said) = feed(tool, &script) {
-            let said = if said.is_empty() {
-                next_step
-            } else {
-                format!("{next_step} ({said})")
-            };
+            let said = if said.is_empty() { next_step } else { format!("{next_step} ({said})") };
             lacks.push(lack(what, said));
         }
     }

@@ -93,19 +93,12 @@ impl Client {
             .spawn()
             .context("starting a client")?;
         // From here on, dropping the client kills the process, also if it does not read its job.
-        let mut client = Self {
-            host,
-            child,
-            owes: job.answers(),
-            log,
-        };
+        let mut client = Self { host, child, owes: job.answers(), log };
         let pipes = (client.child.stdin.take(), client.child.stdout.take());
         let (Some(mut orders), Some(said)) = pipes else {
             bail!("a client has no pipes");
         };
-        orders
-            .write_all(&message::line(job))
-            .context("a client takes no job")?;
+        orders.write_all(&message::line(job)).context("a client takes no job")?;
         std::thread::spawn(move || {
             for line in BufReader::new(said).lines() {
                 if sender.send((number, Heard::line(line))).is_err() {
@@ -157,17 +150,12 @@ impl Engines {
     ) -> anyhow::Result<Self> {
         let program = tools.laxity_engine.as_deref();
         let program = program.context("there is no laxity-engine")?;
-        let mut engines = Self {
-            folder: folder.to_owned(),
-            children: Vec::new(),
-            buffers_unbounded: false,
-        };
+        let mut engines =
+            Self { folder: folder.to_owned(), children: Vec::new(), buffers_unbounded: false };
         let hosts: Vec<usize> = (0..config.hosts()).collect();
         let buffers = Job::Buffers(config.socket_buffer_bytes);
         let bounded = engines.each(&hosts, &buffers, ANSWER_WITHIN)?;
-        engines.buffers_unbounded = bounded
-            .iter()
-            .any(|said| matches!(said, Said::Buffers(false)));
+        engines.buffers_unbounded = bounded.iter().any(|said| matches!(said, Said::Buffers(false)));
         if config.engine == Engine::Timed {
             for (host, prompts) in held(config, asked).into_iter().enumerate() {
                 fs::write(holds_file(folder, host), serde_json::to_vec(&prompts)?)?;
@@ -242,11 +230,7 @@ impl Engines {
             let log = self.folder.join(format!("client{host}.log"));
             Client::start(command(host), (number, host), &job, log, sender.clone())
         };
-        let clients = jobs
-            .into_iter()
-            .enumerate()
-            .map(start)
-            .collect::<anyhow::Result<_>>()?;
+        let clients = jobs.into_iter().enumerate().map(start).collect::<anyhow::Result<_>>()?;
         Ok(Clients { clients, heard })
     }
 
@@ -286,10 +270,7 @@ impl Engines {
     ) -> anyhow::Result<Option<(usize, Said)>> {
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            match clients
-                .heard
-                .recv_timeout(left.min(Duration::from_millis(200)))
-            {
+            match clients.heard.recv_timeout(left.min(Duration::from_millis(200))) {
                 Ok((number, heard)) => {
                     let client = &mut clients.clients[number];
                     let host = client.host;
@@ -368,11 +349,7 @@ mod tests {
     use crate::client::{Answer, Question};
 
     fn engines(folder: &tempfile::TempDir) -> Engines {
-        Engines {
-            folder: folder.path().to_owned(),
-            children: Vec::new(),
-            buffers_unbounded: false,
-        }
+        Engines { folder: folder.path().to_owned(), children: Vec::new(), buffers_unbounded: false }
     }
 
     fn ask(questions: usize, tokens: usize) -> Job {
@@ -384,10 +361,7 @@ mod tests {
             ttft_ms: 1.0,
             prefill: None,
         };
-        Job::Ask {
-            questions: vec![question; questions],
-            begin_ns: None,
-        }
+        Job::Ask { questions: vec![question; questions], begin_ns: None }
     }
 
     fn shell(script: String) -> Command {
@@ -405,9 +379,8 @@ mod tests {
         let says = String::from_utf8([first, answered].concat()).unwrap();
         let mut hear = |questions, end: &str| {
             let script = format!("read job; printf '%s' '{says}'; {end}");
-            let mut clients = engines
-                .clients_by([(3, ask(questions, 1))], |_| shell(script.clone()))
-                .unwrap();
+            let mut clients =
+                engines.clients_by([(3, ask(questions, 1))], |_| shell(script.clone())).unwrap();
             let within = |time| Instant::now() + Duration::from_millis(time);
             for _ in 0..2 {
                 let said = engines.hear(&mut clients, within(60_000)).unwrap();

@@ -91,32 +91,14 @@ const NO_NAMESPACES: &str = "the kernel allows this user no namespaces of its ow
 /// Fails if a mount is refused.
 pub fn furnish() -> anyhow::Result<()> {
     let nothing = None::<&Path>;
-    mount(
-        nothing,
-        "/",
-        nothing,
-        MsFlags::MS_REC | MsFlags::MS_PRIVATE,
-        nothing,
-    )
-    .context(NO_NAMESPACES)
-    .context("making mounts private")?;
+    mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing)
+        .context(NO_NAMESPACES)
+        .context("making mounts private")?;
     // A new /proc shows the processes of the new pid namespace. A container that hides parts of
     // /proc refuses the mount, and the old /proc works, too.
-    let _ = mount(
-        Some("proc"),
-        "/proc",
-        Some("proc"),
-        MsFlags::empty(),
-        nothing,
-    );
-    mount(
-        Some("lab"),
-        "/run",
-        Some("tmpfs"),
-        MsFlags::empty(),
-        Some("mode=0755"),
-    )
-    .context("mounting a tmpfs over /run")?;
+    let _ = mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), nothing);
+    mount(Some("lab"), "/run", Some("tmpfs"), MsFlags::empty(), Some("mode=0755"))
+        .context("mounting a tmpfs over /run")?;
     for folder in ["/run/netns", FOLDER] {
         fs::create_dir_all(folder).with_context(|| format!("creating {folder}"))?;
     }

@@ -117,12 +117,7 @@ pub struct TimedConfig {
 
 impl Default for TimedConfig {
     fn default() -> Self {
-        Self {
-            order: Policy::Fcfs,
-            kv_blocks: 16_384,
-            output_tokens: 2,
-            stall_ms: 5_000,
-        }
+        Self { order: Policy::Fcfs, kv_blocks: 16_384, output_tokens: 2, stall_ms: 5_000 }
     }
 }
 
@@ -146,12 +141,7 @@ impl Times {
 }
 
 /// Times of a decode host. They are short so that decode does not delay answers.
-const DECODE: Times = Times {
-    layer_us: 250.0,
-    token_us: 1.0,
-    expert_us: 250.0,
-    row_us: 1.0,
-};
+const DECODE: Times = Times { layer_us: 250.0, token_us: 1.0, expert_us: 250.0, row_us: 1.0 };
 
 /// Largest allowed number of tokens of an answer.
 const OUTPUT_TOKENS_MAX: u32 = 65_536;
@@ -202,10 +192,7 @@ impl LabConfig {
     /// Returns the defaults with all settings of the timed engine.
     #[must_use]
     pub fn timed() -> Self {
-        Self {
-            timed: Some(TimedConfig::default()),
-            ..Self::default()
-        }
+        Self { timed: Some(TimedConfig::default()), ..Self::default() }
     }
 
     /// Returns the model that the engine serves.
@@ -248,10 +235,8 @@ impl LabConfig {
         if host >= self.units * self.ranks {
             return Some(DECODE);
         }
-        let (layer_us, token_us) = (
-            self.model.layer_base_us / 2.0,
-            self.model.layer_token_us / 2.0,
-        );
+        let (layer_us, token_us) =
+            (self.model.layer_base_us / 2.0, self.model.layer_token_us / 2.0);
         Some(Times {
             layer_us,
             token_us,
@@ -297,10 +282,7 @@ impl LabConfig {
             ("collectives", self.collectives != Collectives::Sockets),
             ("nccl_plugin", self.nccl_plugin.is_some()),
             ("model", self.model != unused.model),
-            (
-                "validate_ideal",
-                self.validate_ideal != unused.validate_ideal,
-            ),
+            ("validate_ideal", self.validate_ideal != unused.validate_ideal),
         ] {
             if let Some(why) = Self::no_use_with(self.engine, field).filter(|_| changed) {
                 let name = self.engine.name();
@@ -334,10 +316,7 @@ impl LabConfig {
     fn check_real(&self) -> Result<(), InvalidLab> {
         let fail = |field, problem: String| Err(InvalidLab { field, problem });
         if self.requests_per_second.is_none() {
-            return fail(
-                "requests_per_second",
-                "has to be set for the real engine".to_owned(),
-            );
+            return fail("requests_per_second", "has to be set for the real engine".to_owned());
         }
         let real = self.serving();
         let least = |field, value: u64, least: u64| {
@@ -377,10 +356,7 @@ impl LabConfig {
         if real.kv_blocks < context {
             return fail(
                 "real.kv_blocks",
-                format!(
-                    "is {}: one request of tokens_max takes {context}",
-                    real.kv_blocks
-                ),
+                format!("is {}: one request of tokens_max takes {context}", real.kv_blocks),
             );
         }
         if !(real.tokens_mean.is_finite() && real.tokens_mean >= 64.0) {

@@ -89,30 +89,17 @@ pub struct Fitting {
 /// # Errors
 /// Returns a [`TraceError`].
 pub fn read(path: &Path) -> Result<Vec<Recorded>, TraceError> {
-    let unreadable = |cause| TraceError::Read {
-        path: path.to_owned(),
-        cause,
-    };
+    let unreadable = |cause| TraceError::Read { path: path.to_owned(), cause };
     let failed = |cause: io::Error| unreadable(cause.into());
     let mut raw = BufReader::new(laxity_files::open(path).map_err(unreadable)?);
     let gzipped = raw.fill_buf().map_err(failed)?.starts_with(&[0x1f, 0x8b]);
-    let plain: Box<dyn Read> = if gzipped {
-        Box::new(flate2::read::MultiGzDecoder::new(raw))
-    } else {
-        Box::new(raw)
-    };
+    let plain: Box<dyn Read> =
+        if gzipped { Box::new(flate2::read::MultiGzDecoder::new(raw)) } else { Box::new(raw) };
     let mut text = BufReader::new(laxity_files::limited(plain, BYTES_MAX));
     let jsonl = text.fill_buf().map_err(failed)?.starts_with(b"{");
-    let mut recorded = if jsonl {
-        read_mooncake(path, text)?
-    } else {
-        read_azure(path, text)?
-    };
+    let mut recorded = if jsonl { read_mooncake(path, text)? } else { read_azure(path, text)? };
     if recorded.len() < 2 {
-        return Err(TraceError::TooShort {
-            path: path.to_owned(),
-            found: recorded.len(),
-        });
+        return Err(TraceError::TooShort { path: path.to_owned(), found: recorded.len() });
     }
     recorded.sort_by(|a, b| a.at_s.total_cmp(&b.at_s));
     let first = recorded[0].at_s;
@@ -166,20 +153,12 @@ struct AzureLine {
 fn read_azure(path: &Path, text: impl Read) -> Result<Vec<Recorded>, TraceError> {
     let mut recorded = Vec::new();
     for (index, line) in csv::Reader::from_reader(text).deserialize().enumerate() {
-        let wrong = |problem| TraceError::Line {
-            path: path.to_owned(),
-            line: index + 2,
-            problem,
-        };
+        let wrong = |problem| TraceError::Line { path: path.to_owned(), line: index + 2, problem };
         let line: AzureLine =
             line.map_err(|error| wrong(format!("not an Azure request: {error}")))?;
         let at_s = seconds(&line.timestamp)
             .ok_or_else(|| wrong(format!("`{}` is no time", line.timestamp)))?;
-        recorded.push(Recorded {
-            at_s,
-            tokens: line.context_tokens.max(1),
-            blocks: Vec::new(),
-        });
+        recorded.push(Recorded { at_s, tokens: line.context_tokens.max(1), blocks: Vec::new() });
     }
     Ok(recorded)
 }
@@ -193,11 +172,7 @@ fn seconds(timestamp: &str) -> Option<f64> {
     let mut time = time.splitn(3, ':').map(|part| part.parse::<f64>().ok());
     let (hour, minute, second) = (time.next()??, time.next()??, time.next()??);
     // Days from the civil date, with years that begin in March (H. Hinnant's algorithm).
-    let (year, month) = if month > 2 {
-        (year, month - 3)
-    } else {
-        (year - 1, month + 9)
-    };
+    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
     let era = year.div_euclid(400);
     let of_era = year.rem_euclid(400);
     let day_of_year = (153 * month + 2) / 5 + day - 1;
@@ -223,13 +198,8 @@ pub fn fit(
     let first_s = replayed.first().map_or(0.0, |r| r.at_s);
     let span_s = (replayed.last().map_or(0.0, |r| r.at_s) - first_s).max(1e-9);
     let time_factor = (replayed.len().max(2) - 1) as f64 / span_s / requests_per_s;
-    let mut fitting = Fitting {
-        recorded: recorded.len(),
-        warm_up,
-        token_factor,
-        time_factor,
-        clipped: 0,
-    };
+    let mut fitting =
+        Fitting { recorded: recorded.len(), warm_up, token_factor, time_factor, clipped: 0 };
     let mut known: HashSet<u64> = HashSet::new();
     for request in &recorded[..warm_up] {
         known.extend(&request.blocks);
@@ -240,11 +210,7 @@ pub fn fit(
         if arrival_s >= duration_s {
             break;
         }
-        let hits = request
-            .blocks
-            .iter()
-            .take_while(|block| known.contains(block))
-            .count();
+        let hits = request.blocks.iter().take_while(|block| known.contains(block)).count();
         known.extend(&request.blocks);
         let reused_share =
             (hits as f64 * f64::from(MOONCAKE_BLOCK_TOKENS) / f64::from(request.tokens)).min(1.0);
@@ -254,17 +220,8 @@ pub fn fit(
         let reused = (f64::from(tokens) * reused_share) as u32;
         // Nearly all requests share the first block, a system prompt. The second block identifies a
         // conversation, whose blocks are in the same place.
-        let prefix = request
-            .blocks
-            .get(usize::from(hits > 1))
-            .copied()
-            .unwrap_or_default();
-        requests.push(Request {
-            arrival_s,
-            tokens,
-            reused: reused.min(tokens - 1),
-            prefix,
-        });
+        let prefix = request.blocks.get(usize::from(hits > 1)).copied().unwrap_or_default();
+        requests.push(Request { arrival_s, tokens, reused: reused.min(tokens - 1), prefix });
     }
     (requests, fitting)
 }
@@ -310,10 +267,7 @@ mod tests {
         }
         let (_folder, endless) = file("t.jsonl.gz", &encoder.finish().unwrap());
         let found = read(&endless).unwrap_err().to_string();
-        assert!(
-            found.contains("line 1") && found.contains("longer than"),
-            "{found}"
-        );
+        assert!(found.contains("line 1") && found.contains("longer than"), "{found}");
     }
 
     #[test]
@@ -333,10 +287,8 @@ mod tests {
         let (_folder, path) = file("t.jsonl", b"{\"timestamp\": 1}\n");
         let message = read(&path).unwrap_err().to_string();
         assert!(message.contains("line 1"), "{message}");
-        let (_folder, path) = file(
-            "t.csv",
-            b"TIMESTAMP,ContextTokens,GeneratedTokens\nnever,1,1\n",
-        );
+        let (_folder, path) =
+            file("t.csv", b"TIMESTAMP,ContextTokens,GeneratedTokens\nnever,1,1\n");
         assert!(read(&path).unwrap_err().to_string().contains("line 2"));
     }
 
@@ -363,11 +315,7 @@ mod tests {
         let (requests, fitting) = fit(&recorded, 10.0, 5.0, 2000.0, 8192);
         assert_eq!(fitting.warm_up, 100);
         assert!((48..=52).contains(&requests.len()), "{}", requests.len());
-        assert!(
-            requests
-                .iter()
-                .all(|r| r.tokens == 2000 && r.reused == 1000)
-        );
+        assert!(requests.iter().all(|r| r.tokens == 2000 && r.reused == 1000));
         assert_eq!(requests[0].prefix, requests[7].prefix);
         assert_ne!(requests[0].prefix, requests[1].prefix);
     }

@@ -54,9 +54,8 @@ impl<'a> Wiring<'a> {
             .context("level_dscp: the fabric cannot keep this order")?;
         let (ip, tc) = (&tools.ip, &tools.tc);
         let hosts = config.hosts();
-        let namespaces: String = (0..hosts)
-            .map(|host| format!("netns add {}\n", fabric::namespace(host)))
-            .collect();
+        let namespaces: String =
+            (0..hosts).map(|host| format!("netns add {}\n", fabric::namespace(host))).collect();
         batch(None, ip, &namespaces)?;
         batch(None, ip, &fabric::switch_script(hosts))?;
         let congestion_control = congestion_control();
@@ -85,10 +84,7 @@ impl<'a> Wiring<'a> {
     pub fn counters(&self) -> anyhow::Result<Vec<LinkRecord>> {
         let read = |namespace: Option<&str>, device: &str| -> anyhow::Result<PortCounters> {
             let show = ["-s", "-j", "qdisc", "show", "dev", device];
-            let output = program(namespace, self.tc)
-                .args(show)
-                .stdin(Stdio::null())
-                .output()?;
+            let output = program(namespace, self.tc).args(show).stdin(Stdio::null()).output()?;
             let text = String::from_utf8_lossy(&output.stdout);
             fabric::parse_counters(&text, &self.classes)
                 .with_context(|| format!("reading the counters of {device}: {text}"))

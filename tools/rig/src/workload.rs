@@ -49,22 +49,12 @@ pub struct Synthetic {
 }
 
 /// Statistics of QwenA-Conv in MFS §6.2.
-pub const CONVERSATION: Synthetic = Synthetic {
-    tokens_mean: 2000.0,
-    tokens_sigma: 0.7,
-    reuse: 0.5,
-    prefixes: 256,
-    zipf: 1.0,
-};
+pub const CONVERSATION: Synthetic =
+    Synthetic { tokens_mean: 2000.0, tokens_sigma: 0.7, reuse: 0.5, prefixes: 256, zipf: 1.0 };
 
 /// Statistics of QwenB-Agent in MFS §6.2. Prompts are shorter, and more requests share a prefix.
-pub const AGENT: Synthetic = Synthetic {
-    tokens_mean: 1000.0,
-    tokens_sigma: 0.7,
-    reuse: 0.65,
-    prefixes: 64,
-    zipf: 1.2,
-};
+pub const AGENT: Synthetic =
+    Synthetic { tokens_mean: 1000.0, tokens_sigma: 0.7, reuse: 0.65, prefixes: 64, zipf: 1.2 };
 
 /// Share of requests that open a conversation. They reuse at most a system prompt.
 const OPENING_SHARE: f64 = 0.2;
@@ -93,10 +83,7 @@ pub fn synthesise(
     loop {
         // Every request draws the same number of times, so clipping one does not change later ones.
         arrival_s += gap.sample(&mut rng);
-        let tokens = length
-            .sample(&mut rng)
-            .round()
-            .clamp(64.0, f64::from(tokens_max)) as u32;
+        let tokens = length.sample(&mut rng).round().clamp(64.0, f64::from(tokens_max)) as u32;
         let opening = rng.random::<f64>() < OPENING_SHARE;
         let place = rng.random::<f64>();
         let prefix = popularity.sample(&mut rng) as u64;
@@ -109,12 +96,7 @@ pub fn synthesise(
             turn_mean + spread * (2.0 * place - 1.0)
         };
         let reused = (f64::from(tokens) * share) as u32 / BLOCK_TOKENS * BLOCK_TOKENS;
-        requests.push(Request {
-            arrival_s,
-            tokens,
-            reused: reused.min(tokens - 1),
-            prefix,
-        });
+        requests.push(Request { arrival_s, tokens, reused: reused.min(tokens - 1), prefix });
     }
 }
 
@@ -181,10 +163,7 @@ mod tests {
         let found = statistics(&requests, 400.0);
         assert!((found.tokens_mean / 2000.0 - 1.0).abs() < 0.05, "{found:?}");
         assert!((found.reuse - 0.5).abs() < 0.03, "{found:?}");
-        assert!(
-            (found.requests_per_s / 50.0 - 1.0).abs() < 0.05,
-            "{found:?}"
-        );
+        assert!((found.requests_per_s / 50.0 - 1.0).abs() < 0.05, "{found:?}");
     }
 
     #[test]
@@ -197,10 +176,8 @@ mod tests {
     #[test]
     fn arrivals_are_poisson_so_gaps_vary_as_much_as_they_last() {
         let requests = long(&CONVERSATION);
-        let gaps: Vec<f64> = requests
-            .windows(2)
-            .map(|pair| pair[1].arrival_s - pair[0].arrival_s)
-            .collect();
+        let gaps: Vec<f64> =
+            requests.windows(2).map(|pair| pair[1].arrival_s - pair[0].arrival_s).collect();
         let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
         let variance = gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64;
         assert!((variance.sqrt() / mean - 1.0).abs() < 0.05);

@@ -41,13 +41,7 @@ fn main() -> ExitCode {
     }
     if std::env::args().nth(1).as_deref() == Some(VICTIM) {
         // It is killed before this ends.
-        let _ = lab::run(
-            &LabConfig {
-                duration_s: 60.0,
-                ..short()
-            },
-            false,
-        );
+        let _ = lab::run(&LabConfig { duration_s: 60.0, ..short() }, false);
         return ExitCode::SUCCESS;
     }
     // Speaks the test harness's protocol, so that nextest can list and pick.
@@ -63,18 +57,9 @@ fn main() -> ExitCode {
         })
     };
     let trials = vec![
-        trial(
-            "a_run_moves_every_byte_once_and_reports_it",
-            a_run_moves_every_byte_once,
-        ),
-        trial(
-            "a_killed_lab_leaves_nothing_behind",
-            a_killed_lab_leaves_nothing_behind,
-        ),
-        trial(
-            "an_impossible_run_is_refused_with_a_reason",
-            an_impossible_run_is_refused,
-        ),
+        trial("a_run_moves_every_byte_once_and_reports_it", a_run_moves_every_byte_once),
+        trial("a_killed_lab_leaves_nothing_behind", a_killed_lab_leaves_nothing_behind),
+        trial("an_impossible_run_is_refused_with_a_reason", an_impossible_run_is_refused),
     ];
     let mut arguments = Arguments::from_args();
     // Each run loads the machine, and the kill test looks at all processes.
@@ -91,10 +76,7 @@ fn a_run_moves_every_byte_once() {
     assert_eq!(run.fabric_drops, 0, "the fabric is lossless");
     let (words, unmarked) = (run.fabric_bytes[&48], run.fabric_bytes[&0]);
     assert_eq!(run.fabric_bytes.values().sum::<u64>(), words + unmarked);
-    assert!(
-        unmarked >= run.bypassed_bytes,
-        "unmarked, and headers come on top"
-    );
+    assert!(unmarked >= run.bypassed_bytes, "unmarked, and headers come on top");
     let asked = asking(&config).expect("arrivals").asked;
     let tokens: usize = asked.iter().map(|one| one.tokens as usize).sum();
     let serving = config.serving();
@@ -108,18 +90,12 @@ fn a_run_moves_every_byte_once() {
     assert_eq!(json["runs"][0]["policy"], "none");
     assert!(report::table(&report).contains("none"));
     let left = descendants(std::process::id());
-    assert!(
-        left.is_empty(),
-        "processes of the sandbox are left: {left:?}"
-    );
+    assert!(left.is_empty(), "processes of the sandbox are left: {left:?}");
 }
 
 fn processes() -> Vec<u32> {
     let entries = fs::read_dir("/proc").expect("/proc");
-    entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .collect()
+    entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
 /// Parent and start time of a process: together with its number they name it for ever.
@@ -154,11 +130,7 @@ fn descendants(root: u32) -> BTreeSet<(u32, u64)> {
 
 fn a_killed_lab_leaves_nothing_behind() {
     let this = std::env::current_exe().expect("this program");
-    let mut victim = Command::new(this)
-        .arg(VICTIM)
-        .stdout(Stdio::null())
-        .spawn()
-        .expect("starts");
+    let mut victim = Command::new(this).arg(VICTIM).stdout(Stdio::null()).spawn().expect("starts");
     // The sandbox's two processes and an engine per host.
     let whole = 2 + short().hosts();
     let give_up = Instant::now() + Duration::from_secs(30);
@@ -167,10 +139,7 @@ fn a_killed_lab_leaves_nothing_behind() {
         if parts.len() >= whole {
             break parts;
         }
-        assert!(
-            Instant::now() < give_up,
-            "the lab does not start: {parts:?}"
-        );
+        assert!(Instant::now() < give_up, "the lab does not start: {parts:?}");
         std::thread::sleep(Duration::from_millis(20));
     };
     victim.kill().expect("SIGKILL");
@@ -192,23 +161,11 @@ fn a_killed_lab_leaves_nothing_behind() {
 fn an_impossible_run_is_refused() {
     let refused =
         |config: LabConfig| format!("{:#}", lab::run(&config, false).expect_err("refused"));
-    let message = refused(LabConfig {
-        ranks: 1,
-        ..short()
-    });
+    let message = refused(LabConfig { ranks: 1, ..short() });
     assert!(message.starts_with("ranks"), "{message}");
-    let message = refused(LabConfig {
-        policies: vec!["best".into()],
-        ..short()
-    });
-    assert!(
-        message.contains("laxity") && message.contains("best"),
-        "{message}"
-    );
+    let message = refused(LabConfig { policies: vec!["best".into()], ..short() });
+    assert!(message.contains("laxity") && message.contains("best"), "{message}");
     let file = lab::WorkloadSource::File("/nowhere/requests.jsonl".into());
-    let message = refused(LabConfig {
-        workload: file,
-        ..short()
-    });
+    let message = refused(LabConfig { workload: file, ..short() });
     assert!(message.contains("/nowhere/requests.jsonl"), "{message}");
 }

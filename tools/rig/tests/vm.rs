@@ -29,18 +29,12 @@ fn main() -> ExitCode {
         })
     };
     let trials = vec![
-        trial(
-            "a_pair_crosses_the_router_and_is_counted_by_its_dscp",
-            a_pair_crosses_the_router,
-        ),
+        trial("a_pair_crosses_the_router_and_is_counted_by_its_dscp", a_pair_crosses_the_router),
         trial(
             "when_the_time_is_up_the_guest_is_killed_without_a_trace",
             when_the_time_is_up_the_guest_is_killed,
         ),
-        trial(
-            "a_hang_and_a_panic_are_told_apart",
-            a_hang_and_a_panic_are_told_apart,
-        ),
+        trial("a_hang_and_a_panic_are_told_apart", a_hang_and_a_panic_are_told_apart),
     ];
     let mut arguments = Arguments::from_args();
     // A guest takes the whole machine, and one test looks for what others might leave.
@@ -95,10 +89,7 @@ const PAIR: &str = "
 
 fn a_pair_crosses_the_router() {
     const BYTES: u64 = 50 * 65536;
-    let config = VmConfig {
-        limit: Some(Duration::from_secs(90)),
-        ..VmConfig::default()
-    };
+    let config = VmConfig { limit: Some(Duration::from_secs(90)), ..VmConfig::default() };
     let (printed, report) = run(&config, PAIR);
     let report = report.unwrap_or_else(|error| panic!("{error}\n{printed}"));
     assert_eq!(report.finished.exit_code, 37, "{printed}");
@@ -123,12 +114,8 @@ fn a_pair_crosses_the_router() {
 /// Folders of guests.
 fn folders() -> BTreeSet<String> {
     let entries = fs::read_dir(std::env::temp_dir()).expect("a folder");
-    let names = entries
-        .flatten()
-        .map(|entry| entry.file_name().to_string_lossy().into_owned());
-    names
-        .filter(|name| name.starts_with("laxity-vm-"))
-        .collect()
+    let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    names.filter(|name| name.starts_with("laxity-vm-")).collect()
 }
 
 /// Whether a process has this text in its command line.
@@ -142,17 +129,12 @@ fn runs(text: &str) -> bool {
 
 fn when_the_time_is_up_the_guest_is_killed() {
     let before = folders();
-    let config = VmConfig {
-        limit: Some(Duration::from_secs(2)),
-        ..VmConfig::default()
-    };
+    let config = VmConfig { limit: Some(Duration::from_secs(2)), ..VmConfig::default() };
     let guest = Vm::boot(&config, &sh("sleep 600")).expect("boots");
     let made: Vec<String> = folders().difference(&before).cloned().collect();
     assert!(made.iter().any(|folder| runs(folder)), "{made:?}");
     let began = Instant::now();
-    let error = guest
-        .finish(Input::Empty, &mut |_, _| Ok(()))
-        .expect_err("the time is up");
+    let error = guest.finish(Input::Empty, &mut |_, _| Ok(())).expect_err("the time is up");
     assert!(matches!(error, VmError::TimedOut { .. }), "{error}");
     assert!(began.elapsed() < Duration::from_secs(20));
     for folder in made {
@@ -162,10 +144,7 @@ fn when_the_time_is_up_the_guest_is_killed() {
 }
 
 fn a_hang_and_a_panic_are_told_apart() {
-    let config = VmConfig {
-        silence_limit: Duration::from_secs(5),
-        ..VmConfig::default()
-    };
+    let config = VmConfig { silence_limit: Duration::from_secs(5), ..VmConfig::default() };
     // The parent is the lab's process, whose heartbeat ends with it.
     let (_, hung) = run(&config, "kill -STOP $PPID; sleep 600");
     assert!(matches!(hung, Err(VmError::Hung { .. })), "{hung:?}");

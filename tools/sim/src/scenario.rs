@@ -250,12 +250,7 @@ pub enum SloKind {
 
 impl Default for Slo {
     fn default() -> Self {
-        Self {
-            kind: SloKind::Alone,
-            factor: 3.0,
-            fixed_ms: 500.0,
-            least_ms: 0.0,
-        }
+        Self { kind: SloKind::Alone, factor: 3.0, fixed_ms: 500.0, least_ms: 0.0 }
     }
 }
 

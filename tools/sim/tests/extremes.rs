@@ -49,25 +49,14 @@ const FLOATS: [f64; 14] = [
     f64::NAN,
 ];
 /// Extreme integers. Cluster sizes that are allowed and take minutes are excluded.
-const WHOLE: [i64; 8] = [
-    0,
-    1,
-    -1,
-    7,
-    4_294_967_295,
-    4_294_967_296,
-    i64::MAX,
-    i64::MIN,
-];
+const WHOLE: [i64; 8] = [0, 1, -1, 7, 4_294_967_295, 4_294_967_296, i64::MAX, i64::MIN];
 
 /// Returns the small scenario as a tree with all numeric fields.
 fn tree() -> Table {
     let small: Scenario = toml::from_str(SMALL).expect("a scenario");
     let mut tree = Table::try_from(small).expect("a tree");
     let serving = tree["serving"].as_table_mut().expect("a group");
-    serving
-        .entry("scale_out_every_s")
-        .or_insert(Value::Float(0.0));
+    serving.entry("scale_out_every_s").or_insert(Value::Float(0.0));
     tree
 }
 
@@ -78,11 +67,7 @@ fn outcome(tree: Table, field: &str) -> Result<(), String> {
     };
     if let Err(wrong) = scenario.validate() {
         let named = wrong.field.split('.').count() == 2 && !wrong.problem.is_empty();
-        return if named {
-            Ok(())
-        } else {
-            Err(wrong.to_string())
-        };
+        return if named { Ok(()) } else { Err(wrong.to_string()) };
     }
     let (tell, told) = channel();
     let asked = field.to_owned();

@@ -29,11 +29,7 @@ policy.no_contention = true
 ";
 
 fn results(plan: &Plan) -> Results {
-    let options = Options {
-        jobs: NonZeroUsize::new(2).expect("two"),
-        out: None,
-        progress: false,
-    };
+    let options = Options { jobs: NonZeroUsize::new(2).expect("two"), out: None, progress: false };
     let report = run(plan, &fake::simulate, &options).expect("it runs");
     let took = Some(report.timing.clone());
     Results { report, took }
@@ -43,9 +39,7 @@ fn results(plan: &Plan) -> Results {
 fn known(name: &str) -> Result<Results, String> {
     match name {
         "missing" => Err("run it".to_owned()),
-        "two" => Ok(results(
-            &Plan::parse("two", "two.toml", PLAN).expect("a plan"),
-        )),
+        "two" => Ok(results(&Plan::parse("two", "two.toml", PLAN).expect("a plan"))),
         _ => {
             let mut plan = Plan::load(name).map_err(|error| error.to_string())?;
             plan.seeds.truncate(2);
@@ -70,10 +64,7 @@ fn block(asked: &str) -> String {
 fn content(asked: &str) -> String {
     let text = filled(&block(asked)).text;
     let text = text.split_once("-->\n").expect("a start").1;
-    text.split_once("<!-- end -->")
-        .expect("an end")
-        .0
-        .to_owned()
+    text.split_once("<!-- end -->").expect("an end").0.to_owned()
 }
 
 /// Returns the tables of a text as rows of cells. Fails if one is not a valid GitHub table.
@@ -113,10 +104,7 @@ fn only_what_stands_between_markers_is_replaced() {
     );
     let new = filled(&old);
     assert_eq!(new.stale.len(), 2);
-    assert!(
-        new.text
-            .starts_with("# Head\n\nProse ±.\n\n<!-- laxity sim: two attainment -->\n\n")
-    );
+    assert!(new.text.starts_with("# Head\n\nProse ±.\n\n<!-- laxity sim: two attainment -->\n\n"));
     assert!(new.text.contains(".\n\n<!-- end -->\nBetween.\n<!--"));
     assert!(new.text.ends_with("<!-- end -->\nLast line"));
     assert!(!new.text.contains("old"));
@@ -163,19 +151,13 @@ fn attainment_is_a_table_for_each_panel_with_the_best_policy_in_bold() {
     assert_eq!(table[0][1..], ["0.4", "0.8", "1.2", "1.6"]);
     let names: Vec<&str> = table[2..].iter().map(|row| row[0].as_str()).collect();
     assert_eq!(names[4..], ["laxity", "*no contention*"]);
-    assert!(
-        table[6][3].starts_with("**") && table[6][3].contains(" ± "),
-        "{text}"
-    );
+    assert!(table[6][3].starts_with("**") && table[6][3].contains(" ± "), "{text}");
     let overloaded = &tables[0];
     assert!(
         overloaded[2..].iter().all(|row| !row[4].starts_with("**")),
         "all are the same there: {text}"
     );
-    assert!(
-        !table[7].iter().any(|cell| cell.starts_with("**")),
-        "a bound is no policy"
-    );
+    assert!(!table[7].iter().any(|cell| cell.starts_with("**")), "a bound is no policy");
 }
 
 #[test]
@@ -205,20 +187,12 @@ fn sustained_rates_are_set_in_relation_to_two_policies() {
 
 #[test]
 fn a_point_is_looked_at_closely_where_it_is_asked_for() {
-    for (section, columns) in [
-        ("ttft", 5),
-        ("collectives", 4),
-        ("earliness", 4),
-        ("waiting", 7),
-    ] {
+    for (section, columns) in [("ttft", 5), ("collectives", 4), ("earliness", 4), ("waiting", 7)] {
         let text = content(&format!("two {section} at=1.2 only=\"fair,no contention\""));
         let tables = tables(&text);
         assert_eq!(tables.len(), 2, "{section}");
         assert_eq!((tables[0].len(), tables[0][0].len()), (4, columns));
-        assert!(
-            text.contains("at request rate 1.2/s per prefill GPU:"),
-            "{text}"
-        );
+        assert!(text.contains("at request rate 1.2/s per prefill GPU:"), "{text}");
     }
 }
 
@@ -227,10 +201,7 @@ fn differences_and_what_a_paper_says_are_tables_too() {
     let against = content("two against");
     assert_eq!(tables(&against)[0].len(), 2 + 4);
     assert!(against.contains("laxity less the others"));
-    assert!(
-        against.contains("(200, ") && !against.contains("one seed"),
-        "{against}"
-    );
+    assert!(against.contains("(200, ") && !against.contains("one seed"), "{against}");
     let paper = content("mfs-figure-12 paper");
     assert_eq!(tables(&paper)[0].len(), 2 + 3);
     assert!(paper.contains("| long agent | 1.15 × |"), "{paper}");
@@ -247,10 +218,7 @@ fn every_block_says_where_its_numbers_are_from() {
         Ok(results(&plan))
     });
     let text = changed.expect("a page").text;
-    assert!(
-        text.contains("sim run smoke`, with changes to the plan."),
-        "{text}"
-    );
+    assert!(text.contains("sim run smoke`, with changes to the plan."), "{text}");
 }
 
 #[test]

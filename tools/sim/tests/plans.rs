@@ -40,11 +40,7 @@ fn plan() -> Plan {
 }
 
 fn options(jobs: usize, out: Option<&Path>) -> Options<'_> {
-    Options {
-        jobs: NonZeroUsize::new(jobs).expect("at least one"),
-        out,
-        progress: false,
-    }
+    Options { jobs: NonZeroUsize::new(jobs).expect("at least one"), out, progress: false }
 }
 
 fn report(plan: &Plan) -> Report {
@@ -74,10 +70,7 @@ fn the_report_is_the_same_on_one_thread_and_on_two() {
     let on = |jobs| run(&plan(), &fake::simulate, &options(jobs, None)).expect("it runs");
     let (one, two) = (on(1), on(2));
     assert_eq!(one.runs.len(), 2 * 4 * 5 * 3);
-    assert!(
-        json::json(&one, false) == json::json(&two, false),
-        "the same bytes"
-    );
+    assert!(json::json(&one, false) == json::json(&two, false), "the same bytes");
     assert!(csv::csv(&one) == csv::csv(&two));
     assert!(page::page(&one, false) == page::page(&two, false));
     assert_eq!(table::table(&one), table::table(&two));
@@ -92,23 +85,13 @@ fn a_run_that_was_cut_off_goes_on_where_it_was() {
     assert_eq!(lines, whole.runs.len());
     let (count, again) = resumed(folder.path());
     assert_eq!(count, 0, "nothing is left to do");
-    assert!(
-        json::json(&whole, false) == json::json(&again, false),
-        "the same bytes"
-    );
+    assert!(json::json(&whole, false) == json::json(&again, false), "the same bytes");
     // The run was killed while it wrote a line.
-    let tenth = bytes
-        .split_inclusive(|&b| b == b'\n')
-        .take(10)
-        .map(<[u8]>::len)
-        .sum::<usize>();
+    let tenth = bytes.split_inclusive(|&b| b == b'\n').take(10).map(<[u8]>::len).sum::<usize>();
     fs::write(&journal, &bytes[..tenth + 100]).expect("written");
     let (count, again) = resumed(folder.path());
     assert_eq!(count, whole.runs.len() - 10);
-    assert!(
-        json::json(&whole, false) == json::json(&again, false),
-        "the same bytes"
-    );
+    assert!(json::json(&whole, false) == json::json(&again, false), "the same bytes");
     let (count, _) = resumed(folder.path());
     assert_eq!(count, 0, "what followed the torn line was kept, too");
 }
@@ -138,10 +121,7 @@ fn results_of_other_scenarios_or_other_code_are_not_taken_over() {
 fn a_folder_is_shown_again_without_running_anything() {
     let (folder, whole) = kept();
     let again = collect(&plan(), folder.path()).expect("results");
-    assert!(
-        json::json(&whole, false) == json::json(&again, false),
-        "the same bytes"
-    );
+    assert!(json::json(&whole, false) == json::json(&again, false), "the same bytes");
     let journal = folder.path().join("results.jsonl");
     let text = fs::read_to_string(&journal).expect("a journal");
     let half: String = text.lines().take(20).map(|l| format!("{l}\n")).collect();
@@ -170,8 +150,7 @@ fn two_runs_do_not_write_into_the_same_folder() {
 fn what_fails_is_reported_with_its_scenario_and_stops_nothing() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut plan = plan();
-    plan.vary("workload.rate_per_gpu=0.4,99,1000")
-        .expect("rates");
+    plan.vary("workload.rate_per_gpu=0.4,99,1000").expect("rates");
     let report = run(&plan, &fake::simulate, &options(2, Some(folder.path()))).expect("it runs");
     assert_eq!(report.runs.len(), 2 * 5 * 3);
     assert_eq!(report.failures.len(), 2 * 2 * 5 * 3);
@@ -179,10 +158,7 @@ fn what_fails_is_reported_with_its_scenario_and_stops_nothing() {
     let failure = &report.failures[0];
     assert_eq!(failure.scenario.workload.rate_per_gpu, 99.0);
     assert!(failure.problem.contains("beyond belief"));
-    let panicked = report
-        .failures
-        .iter()
-        .any(|f| f.problem == "panicked: nobody asks so much");
+    let panicked = report.failures.iter().any(|f| f.problem == "panicked: nobody asks so much");
     assert!(panicked, "a panic is a failure of one run");
     assert!(table::table(&report).contains("\"rate_per_gpu\":99.0"));
     assert!(page::page(&report, false).contains("60 runs failed"));
@@ -210,10 +186,7 @@ fn timing_is_in_the_json_only_if_it_is_asked_for() {
         serde_json::from_str(&json::json(&report, true)).expect("it is JSON");
     assert!(timed["run"]["events_per_s"].as_f64().expect("a number") > 0.0);
     assert!(timed["run"]["peak_rss_bytes"].as_u64().expect("a number") > 0);
-    assert_eq!(
-        timed["run"]["runs"].as_array().expect("a list").len(),
-        report.runs.len()
-    );
+    assert_eq!(timed["run"]["runs"].as_array().expect("a list").len(), report.runs.len());
     assert!(report.timing.to_string().contains("peak memory"));
 }
 
@@ -252,9 +225,8 @@ fn laxity_is_compared_seed_by_seed_with_every_policy_but_not_with_the_bound() {
     assert!(report.is_bound(bound));
     assert!(comparisons.iter().all(|c| c.other != bound));
     // Far beyond the knee of fair sharing the difference is significant.
-    let plain = comparisons
-        .iter()
-        .find(|c| report.point_name(c.point) == "200, 1.2" && c.other == 0);
+    let plain =
+        comparisons.iter().find(|c| report.point_name(c.point) == "200, 1.2" && c.other == 0);
     assert_eq!(plain.expect("it is there").standing, Verdict::Above);
     let text = table::table(&report);
     assert!(text.contains("laxity less the others"), "{text}");
@@ -313,12 +285,7 @@ fn every_file_of_plans_is_built_in() {
     let mut files: Vec<String> = fs::read_dir(folder)
         .expect("plans")
         .map(|entry| entry.expect("an entry").path())
-        .map(|path| {
-            path.file_stem()
-                .expect("a name")
-                .to_string_lossy()
-                .into_owned()
-        })
+        .map(|path| path.file_stem().expect("a name").to_string_lossy().into_owned())
         .collect();
     files.sort();
     let mut names: Vec<&str> = built_in().iter().map(|plan| plan.name).collect();
@@ -346,10 +313,7 @@ fn a_single_point_is_shown_without_axes() {
     let report = report(&plan);
     assert_eq!(report.runs.len(), 1);
     let text = table::table(&report);
-    assert!(
-        text.contains("mfs") && !text.contains("less the others"),
-        "{text}"
-    );
+    assert!(text.contains("mfs") && !text.contains("less the others"), "{text}");
     let page = page::page(&report, true);
     assert!(page.contains("What it took"));
     assert!(!page.contains("no plot"));

@@ -52,10 +52,7 @@ fn outcomes_are_what_they_were_before_requests_had_schedulers() {
                 s.serving.requests_per_batch = 2;
             }),
         ),
-        (
-            "whole prompts",
-            point(PolicyKind::TwoClass, |s| s.serving.chunked = false),
-        ),
+        ("whole prompts", point(PolicyKind::TwoClass, |s| s.serving.chunked = false)),
         ("laxity, ring", point(PolicyKind::Laxity, ring)),
         ("mfs, ring", point(PolicyKind::Mfs, ring)),
     ];

@@ -14,9 +14,8 @@ use laxity_wire::v1::{Event, Report, SnapshotPiece, event::Event as Kind};
 use nix::time::{ClockId, clock_gettime};
 
 fn cpu_ns() -> u64 {
-    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(0, |at| {
-        at.tv_sec() as u64 * 1_000_000_000 + at.tv_nsec() as u64
-    })
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)
+        .map_or(0, |at| at.tv_sec() as u64 * 1_000_000_000 + at.tv_nsec() as u64)
 }
 
 struct Phase {
@@ -26,10 +25,7 @@ struct Phase {
 
 impl Phase {
     const fn new(name: &'static str) -> Self {
-        Self {
-            name,
-            spent_ns: Vec::new(),
-        }
+        Self { name, spent_ns: Vec::new() }
     }
 
     fn time<T>(&mut self, act: impl FnOnce() -> T) -> T {
@@ -79,10 +75,7 @@ fn main() {
             let report = Report {
                 sequence: sequences[nth],
                 snapshot: snapshot as i32,
-                events: events
-                    .into_iter()
-                    .map(|event| Event { event: Some(event) })
-                    .collect(),
+                events: events.into_iter().map(|event| Event { event: Some(event) }).collect(),
             };
             let (id, stream) = streams[nth];
             cluster.report(now, id, stream, report).expect("taken");
@@ -141,11 +134,7 @@ fn main() {
         phase.print();
     }
     let per_run = |count: usize| count as f64 / runs as f64;
-    println!(
-        "frames a run {:.1}, ranks changed a run {:.1}",
-        per_run(told),
-        per_run(changed)
-    );
+    println!("frames a run {:.1}, ranks changed a run {:.1}", per_run(told), per_run(changed));
     let (sum, _) = cluster.counters();
     println!("pruned {} refused {}", sum.pruned, sum.refused_events);
 }

@@ -163,10 +163,7 @@ pub enum CertsError {
 
 fn unwritable(path: &Path) -> impl Fn(io::Error) -> CertsError {
     let path = path.to_owned();
-    move |cause| CertsError::File {
-        path: path.clone(),
-        cause,
-    }
+    move |cause| CertsError::File { path: path.clone(), cause }
 }
 
 /// A certificate that was created.
@@ -267,11 +264,10 @@ fn put_all(folder: &Path, files: &[(PathBuf, String, u32)]) -> Result<(), CertsE
     let mut named: Vec<&Path> = Vec::new();
     let name_all = || {
         for (path, file) in written {
-            file.persist_noclobber(path)
-                .map_err(|persist| match persist.error.kind() {
-                    io::ErrorKind::AlreadyExists => CertsError::There(path.clone()),
-                    _ => unwritable(path)(persist.error),
-                })?;
+            file.persist_noclobber(path).map_err(|persist| match persist.error.kind() {
+                io::ErrorKind::AlreadyExists => CertsError::There(path.clone()),
+                _ => unwritable(path)(persist.error),
+            })?;
             named.push(path);
         }
         let synced = File::open(folder).and_then(|folder| folder.sync_all());
@@ -293,12 +289,7 @@ fn announce(subject: Option<&Subject>, certificate: PathBuf, key: PathBuf, until
         certificate,
         key,
         until_s,
-        until: format!(
-            "{:04}-{:02}-{:02}",
-            day.year(),
-            u8::from(day.month()),
-            day.day()
-        ),
+        until: format!("{:04}-{:02}-{:02}", day.year(), u8::from(day.month()), day.day()),
     }
 }
 
@@ -332,19 +323,10 @@ impl Authority {
         // The mark gives each CA its own name. Otherwise a certificate of another CA would be
         // refused as broken, and not as unknown.
         let identifier = parameters.key_identifier(&key);
-        let mark: String = identifier
-            .iter()
-            .take(4)
-            .map(|b| format!("{b:02x}"))
-            .collect();
-        parameters
-            .distinguished_name
-            .push(DnType::CommonName, format!("Laxity trial CA {mark}"));
+        let mark: String = identifier.iter().take(4).map(|b| format!("{b:02x}")).collect();
+        parameters.distinguished_name.push(DnType::CommonName, format!("Laxity trial CA {mark}"));
         let signed = CertifiedIssuer::self_signed(parameters, key)?;
-        let pem = Pem {
-            certificate: signed.pem(),
-            key: signed.key().serialize_pem(),
-        };
+        let pem = Pem { certificate: signed.pem(), key: signed.key().serialize_pem() };
         let issuer = Issuer::from_ca_cert_pem(&pem.certificate, KeyPair::from_pem(&pem.key)?)?;
         let until_s = until_s as i64;
         Ok((Self { issuer, until_s }, pem))
@@ -352,10 +334,8 @@ impl Authority {
 
     /// Reads the CA of a folder.
     fn read(crt: &Path, secret: &Path) -> Result<Self, CertsError> {
-        let fail = |path: &Path, problem: String| CertsError::Authority {
-            path: path.to_owned(),
-            problem,
-        };
+        let fail =
+            |path: &Path, problem: String| CertsError::Authority { path: path.to_owned(), problem };
         let read = |path: &Path| {
             laxity_files::read_to_string(path, laxity_files::CONFIG_BYTES_MAX).map_err(|error| {
                 fail(
@@ -391,10 +371,7 @@ impl Authority {
     pub(crate) fn sign(&self, subject: &Subject, until_s: u64) -> Result<Pem, CertsError> {
         let key = KeyPair::generate()?;
         let certificate = parameters(subject, until_s)?.signed_by(&key, &self.issuer)?;
-        Ok(Pem {
-            certificate: certificate.pem(),
-            key: key.serialize_pem(),
-        })
+        Ok(Pem { certificate: certificate.pem(), key: key.serialize_pem() })
     }
 }
 
@@ -468,28 +445,20 @@ mod tests {
 
     #[test]
     fn a_ca_that_cannot_sign_is_told_and_certificates_end_with_theirs() {
-        let (one, two) = (
-            tempfile::tempdir().expect("a folder"),
-            tempfile::tempdir().expect("a folder"),
-        );
+        let (one, two) =
+            (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
         let daemon = |name: &str| [Subject::Daemon(name.into())];
         let made = make(one.path(), &daemon("a"), 1).expect("made");
         let hours = (made[1].until_s - now_s() as i64) / 3600;
         assert!((23..=24).contains(&hours), "{hours}");
         let made = make(one.path(), &daemon("b"), DAYS_MAX).expect("made");
         let days = (made[0].until_s - now_s() as i64) / DAY_S as i64;
-        assert!(
-            (3649..=3650).contains(&days),
-            "{days}: no longer than its CA"
-        );
+        assert!((3649..=3650).contains(&days), "{days}: no longer than its CA");
 
         make(two.path(), &daemon("a"), 1).expect("made");
         fs::copy(two.path().join("ca.key"), one.path().join("ca.key")).expect("copied");
         let other = make(one.path(), &daemon("c"), 1).expect_err("another's key");
-        assert!(
-            other.to_string().contains("not the key of ca.crt"),
-            "{other}"
-        );
+        assert!(other.to_string().contains("not the key of ca.crt"), "{other}");
         fs::remove_file(one.path().join("ca.key")).expect("removed");
         let none = make(one.path(), &daemon("c"), 1).expect_err("no key");
         assert!(none.to_string().contains("is missing"), "{none}");

@@ -146,14 +146,9 @@ pub fn arrival(batch: u64, lifetime_ns: u64, left_permille: u64) -> Kind {
 
 /// Returns the departure of a batch. `examples/run_cost.rs` uses it, too.
 pub fn departure(batch: u64) -> Vec<Kind> {
-    let requests = (0..REQUESTS_PER_BATCH).map(|nth| {
-        Kind::RequestEnded(RequestEnded {
-            request: batch * REQUESTS_PER_BATCH + nth,
-        })
-    });
-    requests
-        .chain([Kind::BatchFinished(BatchFinished { batch })])
-        .collect()
+    let requests = (0..REQUESTS_PER_BATCH)
+        .map(|nth| Kind::RequestEnded(RequestEnded { request: batch * REQUESTS_PER_BATCH + nth }));
+    requests.chain([Kind::BatchFinished(BatchFinished { batch })]).collect()
 }
 
 /// Returns the host name of a daemon.
@@ -177,10 +172,7 @@ pub fn hello(nth: usize) -> Hello {
         protocol: v1::PROTOCOL,
         protocol_min: v1::PROTOCOL_MIN,
         software: "laxity cluster load".into(),
-        capabilities: vec![
-            Capability::OrderDeltas as i32,
-            Capability::PruneCauses as i32,
-        ],
+        capabilities: vec![Capability::OrderDeltas as i32, Capability::PruneCauses as i32],
         host: host(nth),
         instance: nth as u64,
         ports: (0..NICS * 2).map(port).collect(),
@@ -201,10 +193,8 @@ pub fn run(plan: &LoadPlan) -> Result<LoadReport, LoadError> {
     }
     let none =
         |cause: std::io::Error| LoadError::Plan(format!("cannot start the runtime: {cause}"));
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(none)?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(none)?;
     runtime.block_on(async {
         // Handle signals before anything starts that a signal would leave behind.
         let mut signals = Signals::new().map_err(none)?;
@@ -220,9 +210,7 @@ pub fn run(plan: &LoadPlan) -> Result<LoadReport, LoadError> {
         let Some(stopped) = stopped else {
             return Ok(progress.report(plan, true));
         };
-        let partial = progress
-            .begun
-            .map(|_| Box::new(progress.report(plan, false)));
+        let partial = progress.begun.map(|_| Box::new(progress.report(plan, false)));
         let cause = match (stopped, &mut own) {
             (Stop::Plan(error), _) => return Err(error),
             (Stop::Signal(name), _) => format!("{name} ended the load before its time"),
@@ -269,10 +257,7 @@ impl Signals {
 /// Starts a coordinator if the plan names none, and loads it.
 async fn make(plan: &LoadPlan, own: &mut Option<Own>, progress: &mut Progress) -> Result<(), Stop> {
     let (endpoint, identities) = match &plan.endpoint {
-        Some(endpoint) => (
-            endpoint.clone(),
-            identities(plan, endpoint).map_err(Stop::Plan)?,
-        ),
+        Some(endpoint) => (endpoint.clone(), identities(plan, endpoint).map_err(Stop::Plan)?),
         None if matches!(plan.tls, LoadTls::Files(_)) => {
             return Err(Stop::Plan(LoadError::Plan(
                 "certificates are for a coordinator that runs: name it with --endpoint, or start \
@@ -300,9 +285,9 @@ fn identities(plan: &LoadPlan, endpoint: &str) -> Result<Option<Identities>, Loa
     let fail = |problem: &str| Err(LoadError::Plan(problem.into()));
     match (&plan.tls, endpoint.starts_with("https://")) {
         (LoadTls::Off, false) => Ok(None),
-        (LoadTls::Files(files), true) => Identities::read(files, plan.daemons)
-            .map(Some)
-            .map_err(LoadError::Plan),
+        (LoadTls::Files(files), true) => {
+            Identities::read(files, plan.daemons).map(Some).map_err(LoadError::Plan)
+        }
         (LoadTls::Off, true) => fail(
             "https:// needs --ca, --cert and --key; `laxity certs --load N` makes a certificate \
              for N daemons",
@@ -355,10 +340,8 @@ struct Progress {
 impl Progress {
     /// Returns the result so far.
     fn report(&self, plan: &LoadPlan, complete: bool) -> LoadReport {
-        let measured = self
-            .measured
-            .or_else(|| self.begun.map(|begun| begun.elapsed()))
-            .unwrap_or_default();
+        let measured =
+            self.measured.or_else(|| self.begun.map(|begun| begun.elapsed())).unwrap_or_default();
         let seconds = measured.as_secs_f64();
         let end = self.end.or_else(|| self.pid.and_then(usage::of));
         let mut samples = Vec::new();
@@ -392,10 +375,7 @@ impl Progress {
 
     /// Returns why a daemon's stream ended, if one has.
     fn ended(&self) -> Option<String> {
-        let mut ends = self
-            .daemons
-            .iter()
-            .map(|daemon| daemon.book().ended.clone());
+        let mut ends = self.daemons.iter().map(|daemon| daemon.book().ended.clone());
         ends.find_map(|ended| ended)
     }
 }
@@ -466,9 +446,7 @@ async fn drive(
             };
             for nth in [owner(batch, count), member(batch, count)] {
                 let daemon = &progress.daemons[nth];
-                daemon
-                    .report(SnapshotPiece::Unspecified, events.clone())
-                    .await;
+                daemon.report(SnapshotPiece::Unspecified, events.clone()).await;
                 if count == 1 {
                     break;
                 }

@@ -62,10 +62,7 @@ fn an_address_that_nobody_named_is_nobodys_and_one_is_the_first_hosts() {
     world.settle_and_read(&mut [&mut a, &mut victim]);
     assert!(a.replica.tokens.contains(&2) && a.replica.held.contains(&3));
     let first = world.cluster.hosts.addresses[&(0, ADDRESS)];
-    assert_eq!(
-        world.cluster.hosts.port_hosts[first.0 as usize],
-        Some(victim.id)
-    );
+    assert_eq!(world.cluster.hosts.port_hosts[first.0 as usize], Some(victim.id));
     assert_ne!(victim.id, thief);
     let mut short = hello("short");
     short.ports[0].addresses = vec![vec![1; 4]];
@@ -125,10 +122,7 @@ fn the_fetches_of_a_daemon_that_was_restarted_are_not_those_of_the_one_before() 
     let mut world = World::new();
     let (_victim, mut reader) = waiting_reader(&mut world, 2);
     let mut other = world.join("other");
-    world.report(
-        &mut other,
-        [arrived(2, [request(20, 100, 0)]), reads(7, 2, 20)],
-    );
+    world.report(&mut other, [arrived(2, [request(20, 100, 0)]), reads(7, 2, 20)]);
     world.settle_and_read(&mut [&mut reader, &mut other]);
     assert!(other.replica.tokens.contains(&7) && reader.replica.held.contains(&1));
     // The same number now names a fetch of another request, whose batch runs.
@@ -149,11 +143,7 @@ fn a_fetch_that_crosses_the_end_of_its_batch_is_no_offence() {
     let (_victim, mut reader) = waiting_reader(&mut world, 1);
     world.report(&mut reader, [finished(1), reads(9, 1, 10)]);
     world.settle_and_read(&mut [&mut reader]);
-    assert!(
-        reader.replica.refusals.is_empty(),
-        "{:?}",
-        reader.replica.refusals
-    );
+    assert!(reader.replica.refusals.is_empty(), "{:?}", reader.replica.refusals);
 }
 
 #[test]

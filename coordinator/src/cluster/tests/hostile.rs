@@ -22,21 +22,11 @@ fn nobody_ends_or_changes_what_is_anothers() {
     // The host takes part in the batch and invents requests that are due at once.
     world.report(
         &mut evil,
-        [
-            arrived(1, [request(11, 1, 10), request(12, 1, 10)]),
-            ended(11),
-            started(1),
-            finished(1),
-        ],
+        [arrived(1, [request(11, 1, 10), request(12, 1, 10)]), ended(11), started(1), finished(1)],
     );
     world.settle_and_read(&mut [&mut a, &mut evil]);
     assert_eq!(a.replica.ranks, before);
-    assert_eq!(
-        reasons(&evil),
-        [RefusalReason::NotYours; 2],
-        "{:?}",
-        evil.replica.refusals
-    );
+    assert_eq!(reasons(&evil), [RefusalReason::NotYours; 2], "{:?}", evil.replica.refusals);
     let listed = world.batches();
     assert!(!listed[0].started, "left aside");
     assert_eq!(world.counters().batches, 1);
@@ -81,16 +71,8 @@ fn hosts_of_two_tenants_never_meet() {
 
 #[test]
 fn a_flood_is_capped_and_leaves_room_for_others() {
-    let limits = Limits {
-        hosts_max: 4,
-        batches_max: 40,
-        requests_max: 80,
-        ..Limits::default()
-    };
-    let mut world = World::with(Settings {
-        limits,
-        ..Settings::default()
-    });
+    let limits = Limits { hosts_max: 4, batches_max: 40, requests_max: 80, ..Limits::default() };
+    let mut world = World::with(Settings { limits, ..Settings::default() });
     let (mut evil, mut a) = (world.join("evil"), world.join("a"));
     for batch in 1..1000 {
         let requests = vec![request(batch * 2, 1, 1), request(batch * 2 + 1, 1, 1)];
@@ -100,11 +82,7 @@ fn a_flood_is_capped_and_leaves_room_for_others() {
     world.settle_and_read(&mut [&mut a, &mut evil]);
     assert_eq!(a.replica.sigma(), [5000]);
     assert!(evil.replica.sigma().len() <= 25);
-    assert!(
-        reasons(&evil)
-            .iter()
-            .all(|&reason| reason == RefusalReason::Limit)
-    );
+    assert!(reasons(&evil).iter().all(|&reason| reason == RefusalReason::Limit));
     let (counters, admission) = world.cluster.counters();
     assert!(counters.batches <= 40 && counters.requests <= 80);
     assert_eq!(admission.batches_forgotten, 0);
@@ -119,15 +97,9 @@ fn ports_are_the_hosts_own_and_a_report_out_of_sequence_ends_the_stream() {
     world.report(&mut a, [arrived(1, [load])]);
     world.settle_and_read(&mut [&mut a]);
     assert_eq!(reasons(&a), [RefusalReason::Invalid]);
-    let report = Report {
-        sequence: 9,
-        ..Report::default()
-    };
+    let report = Report { sequence: 9, ..Report::default() };
     let broken = world.cluster.report(world.now, a.id, a.stream, report);
-    assert_eq!(
-        broken.expect_err("ended").reason(),
-        v1::GoodbyeReason::Protocol
-    );
+    assert_eq!(broken.expect_err("ended").reason(), v1::GoodbyeReason::Protocol);
 }
 
 /// An honest daemon can't know that another host announced the batch first.
@@ -143,11 +115,7 @@ fn a_member_that_says_what_only_the_owner_may_is_left_aside_and_not_refused() {
             started(1),
             progress(7),
             Kind::RequestStarted(v1::RequestStarted { request: 11 }),
-            Kind::BytesCompleted(v1::BytesCompleted {
-                request: 11,
-                port,
-                bytes: 4,
-            }),
+            Kind::BytesCompleted(v1::BytesCompleted { request: 11, port, bytes: 4 }),
         ]
     };
     world.report(&mut b, says(0));
@@ -170,10 +138,7 @@ fn a_member_that_says_what_only_the_owner_may_is_left_aside_and_not_refused() {
     assert_eq!(b.replica.refusals, []);
     // Events of a host that takes no part are refused.
     world.report(&mut a, [arrived(2, [request(21, 500, 10)])]);
-    let completed = v1::BytesCompleted {
-        request: 21,
-        ..Default::default()
-    };
+    let completed = v1::BytesCompleted { request: 21, ..Default::default() };
     let events = [
         started(2),
         Kind::RequestStarted(v1::RequestStarted { request: 21 }),
@@ -205,22 +170,13 @@ fn what_makes_much_work_counts_for_much() {
     let left = world.cluster.take_work();
     world.snapshot(&mut a, [arrived(1, [])]);
     let swept = world.cluster.take_work();
-    assert!(
-        [joined, left, swept].iter().all(|&work| work >= 250),
-        "{joined} {left} {swept}"
-    );
+    assert!([joined, left, swept].iter().all(|&work| work >= 250), "{joined} {left} {swept}");
 }
 
 #[test]
 fn a_report_of_more_requests_than_events_may_be_ends_the_stream() {
-    let limits = Limits {
-        events_per_report_max: 10,
-        ..Limits::default()
-    };
-    let mut world = World::with(Settings {
-        limits,
-        ..Settings::default()
-    });
+    let limits = Limits { events_per_report_max: 10, ..Limits::default() };
+    let mut world = World::with(Settings { limits, ..Settings::default() });
     let mut a = world.join("a");
     let many = |from: u64, count: u64| (from..from + count).map(|id| request(id, 900, 1));
     world.report(&mut a, [arrived(1, many(1, 10))]);
@@ -262,10 +218,7 @@ fn numbers_as_large_as_they_come_break_no_sum() {
             ..BatchArrived::default()
         })
     };
-    world.report(
-        &mut a,
-        [arrival(u64::MAX, 0), arrival(u64::MAX / 2, u64::MAX)],
-    );
+    world.report(&mut a, [arrival(u64::MAX, 0), arrival(u64::MAX / 2, u64::MAX)]);
     let far = vec![extreme(7, i64::MAX, 5)];
     world.report(&mut a, [arrived(3, far)]);
     let load = v1::PortLoad {
@@ -293,21 +246,10 @@ fn invitations_cost_the_same_however_long_the_names_are() {
     let (mut a, mut b) = (world.join("a"), world.join("b"));
     let mut hosts = vec!["x".repeat(10_000); 3000];
     hosts[0] = "b".into();
-    let arrival = BatchArrived {
-        batch: 1,
-        hosts,
-        ..BatchArrived::default()
-    };
+    let arrival = BatchArrived { batch: 1, hosts, ..BatchArrived::default() };
     world.report(&mut a, [Kind::BatchArrived(arrival)]);
     let key = world.cluster.workload.batch_names[&(0, 1)];
-    let invited = world
-        .cluster
-        .workload
-        .batches
-        .get(key)
-        .expect("there")
-        .invited
-        .capacity();
+    let invited = world.cluster.workload.batches.get(key).expect("there").invited.capacity();
     assert!(invited <= 2 * Limits::default().hosts_per_batch_max);
     // The invitation of b holds.
     world.report(&mut b, [arrived(1, [request(12, 100, 0)])]);

@@ -61,8 +61,7 @@ impl Replica {
         for piece in pieces {
             assert_eq!((piece.epoch, piece.base), (epoch, base));
             let ranks = piece.ranks.into_iter();
-            self.ranks
-                .extend(ranks.map(|rank| (rank.batch, rank.sort_key)));
+            self.ranks.extend(ranks.map(|rank| (rank.batch, rank.sort_key)));
             for batch in piece.unranked {
                 self.ranks.remove(&batch);
             }

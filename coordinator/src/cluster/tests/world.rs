@@ -44,18 +44,11 @@ pub(super) fn hello(host: &str) -> Hello {
     Hello {
         protocol: 1,
         protocol_min: 1,
-        capabilities: [
-            Capability::OrderDeltas,
-            Capability::FetchTokens,
-            Capability::PruneCauses,
-        ]
-        .map(|one| one as i32)
-        .to_vec(),
+        capabilities: [Capability::OrderDeltas, Capability::FetchTokens, Capability::PruneCauses]
+            .map(|one| one as i32)
+            .to_vec(),
         host: host.into(),
-        ports: vec![
-            port("eth0", Direction::Egress),
-            port("eth0", Direction::Ingress),
-        ],
+        ports: vec![port("eth0", Direction::Egress), port("eth0", Direction::Ingress)],
         ..Hello::default()
     }
 }
@@ -95,32 +88,18 @@ pub(super) fn fetched(fetch: u64) -> Kind {
 
 impl World {
     pub(super) fn new() -> Self {
-        Self::with(Settings {
-            host_grace: Span::from_millis(100),
-            ..Settings::default()
-        })
+        Self::with(Settings { host_grace: Span::from_millis(100), ..Settings::default() })
     }
 
     pub(super) fn with(settings: Settings) -> Self {
-        let policy = ClusterPolicy {
-            fetches_per_port: 1,
-            ..ClusterPolicy::default()
-        };
+        let policy = ClusterPolicy { fetches_per_port: 1, ..ClusterPolicy::default() };
         let now = Time(10_000 * MS);
-        Self {
-            cluster: Cluster::new(now, settings, policy, 7).expect("valid"),
-            now,
-        }
+        Self { cluster: Cluster::new(now, settings, policy, 7).expect("valid"), now }
     }
 
     pub(super) fn attend(&mut self, hello: &Hello) -> Daemon {
         let (id, stream) = self.cluster.attend(self.now, hello).expect("let in");
-        Daemon {
-            id,
-            stream,
-            sent: 0,
-            replica: Replica::default(),
-        }
+        Daemon { id, stream, sent: 0, replica: Replica::default() }
     }
 
     /// Attends with a daemon that sends an empty snapshot.
@@ -146,11 +125,8 @@ impl World {
     ) {
         from.sent += 1;
         let events = events.into_iter().map(|event| Event { event: Some(event) });
-        let report = Report {
-            sequence: from.sent,
-            snapshot: snapshot as i32,
-            events: events.collect(),
-        };
+        let report =
+            Report { sequence: from.sent, snapshot: snapshot as i32, events: events.collect() };
         let taken = self.cluster.report(self.now, from.id, from.stream, report);
         assert_eq!((taken, self.cluster.audit()), (Ok(()), Ok(())));
     }
@@ -164,10 +140,7 @@ impl World {
     }
 
     pub(super) fn explain(&self, batch: u64) -> v1::ExplainResponse {
-        let wanted = v1::ExplainRequest {
-            batch,
-            ..Default::default()
-        };
+        let wanted = v1::ExplainRequest { batch, ..Default::default() };
         self.cluster.explain(self.now, &wanted).expect("there")
     }
 
@@ -181,11 +154,7 @@ impl World {
     }
 
     pub(super) fn drain(&mut self, host: &str, drain: bool) -> Result<u32, String> {
-        let asked = v1::DrainRequest {
-            host: host.into(),
-            drain,
-            comment: "a reason".into(),
-        };
+        let asked = v1::DrainRequest { host: host.into(), drain, comment: "a reason".into() };
         self.cluster.drain(self.now, &asked, "me")
     }
 
@@ -193,11 +162,7 @@ impl World {
     pub(super) fn settle(&mut self) -> Option<RunReport> {
         self.now = self.now + Span(10 * MS);
         let mut last = None;
-        while self
-            .cluster
-            .next_deadline()
-            .is_some_and(|due| due <= self.now)
-        {
+        while self.cluster.next_deadline().is_some_and(|due| due <= self.now) {
             last = self.cluster.poll(self.now).or(last);
         }
         assert_eq!(self.cluster.audit(), Ok(()));

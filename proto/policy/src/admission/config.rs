@@ -51,16 +51,9 @@ impl AdmissionConfig {
     /// (docs/notes/simulator.md).
     #[must_use]
     pub fn for_policy(policy: PolicyKind) -> Self {
-        let (doomed, correction_permille) = if policy == PolicyKind::Mfs {
-            (Doomed::Counted, 0)
-        } else {
-            (Doomed::SetAside, 50)
-        };
-        Self {
-            doomed,
-            correction_permille,
-            ..Self::default()
-        }
+        let (doomed, correction_permille) =
+            if policy == PolicyKind::Mfs { (Doomed::Counted, 0) } else { (Doomed::SetAside, 50) };
+        Self { doomed, correction_permille, ..Self::default() }
     }
 
     /// Checks every field.
@@ -71,10 +64,7 @@ impl AdmissionConfig {
     pub fn validate(&self) -> Result<(), InvalidConfig> {
         let fail = |field, problem: String| Err(InvalidConfig { field, problem });
         if self.default_rate == 0 {
-            return fail(
-                "default_rate",
-                "must be greater than zero bytes per second".into(),
-            );
+            return fail("default_rate", "must be greater than zero bytes per second".into());
         }
         if self.correction_permille > 1000 {
             let problem = format!("{} exceeds 1000", self.correction_permille);

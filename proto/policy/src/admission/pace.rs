@@ -24,9 +24,7 @@ impl Admission {
             };
             let estimate = self.pruner.estimates()[self.ranks[slot as usize] as usize];
             if estimate.bytes > 0 {
-                batch
-                    .forecast
-                    .get_or_insert((estimate.ready, estimate.communication()));
+                batch.forecast.get_or_insert((estimate.ready, estimate.communication()));
             }
             batch.forecast.is_none()
         });

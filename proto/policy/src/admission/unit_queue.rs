@@ -41,8 +41,6 @@ impl Admission {
             let elapsed = batch.started.map_or(Span::ZERO, |at| now.since(at));
             Span(batch.compute.0.saturating_sub(elapsed.0))
         };
-        self.batches[slot as usize]
-            .as_ref()
-            .map_or(Span::ZERO, left)
+        self.batches[slot as usize].as_ref().map_or(Span::ZERO, left)
     }
 }

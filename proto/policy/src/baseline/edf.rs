@@ -30,27 +30,16 @@ pub(crate) struct Edf {
 impl Edf {
     /// Creates the `edf` policy.
     pub(crate) fn explicit_first(config: &LinkConfig) -> Self {
-        Self {
-            granularity: config.granularity,
-            ties: config.ties,
-            explicit_first: true,
-        }
+        Self { granularity: config.granularity, ties: config.ties, explicit_first: true }
     }
 
     /// Creates the `edf_low` policy.
     pub(crate) fn explicit_last(config: &LinkConfig) -> Self {
-        Self {
-            explicit_first: false,
-            ..Self::explicit_first(config)
-        }
+        Self { explicit_first: false, ..Self::explicit_first(config) }
     }
 
     fn level(&self, port: &Port, explicit: bool) -> Level {
-        if explicit == self.explicit_first {
-            Level::FIRST_UNRESERVED
-        } else {
-            port.ladder.lowest()
-        }
+        if explicit == self.explicit_first { Level::FIRST_UNRESERVED } else { port.ladder.lowest() }
     }
 }
 

@@ -19,9 +19,7 @@ pub(crate) struct Fair {
 
 impl Fair {
     pub(crate) fn new(config: &LinkConfig) -> Self {
-        Self {
-            granularity: config.granularity,
-        }
+        Self { granularity: config.granularity }
     }
 }
 

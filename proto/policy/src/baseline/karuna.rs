@@ -35,16 +35,12 @@ pub(crate) struct Karuna {
 impl Karuna {
     /// Creates the `karuna` policy.
     pub(crate) fn strict(_config: &LinkConfig) -> Self {
-        Self {
-            work_conserving: false,
-        }
+        Self { work_conserving: false }
     }
 
     /// Creates the `karuna_wc` policy.
     pub(crate) fn work_conserving(_config: &LinkConfig) -> Self {
-        Self {
-            work_conserving: true,
-        }
+        Self { work_conserving: true }
     }
 
     fn due(at: Time) -> QueuePosition {
@@ -74,12 +70,7 @@ impl Discipline for Karuna {
             _ if self.work_conserving => 3,
             _ => return None,
         };
-        Some(Rank {
-            tier,
-            major: 0,
-            minor: 0,
-            seq,
-        })
+        Some(Rank { tier, major: 0, minor: 0, seq })
     }
 
     fn served(&self, port: &Port, now: Time, flow: &Flow, bytes: u64) -> Option<QueuePosition> {
@@ -109,11 +100,6 @@ impl Discipline for Karuna {
 
     fn credit_bar(&self) -> Rank {
         // A deadline flow that waits for its pace does not prevent credit.
-        Rank {
-            tier: 2,
-            major: u64::MAX,
-            minor: u64::MAX,
-            seq: u64::MAX,
-        }
+        Rank { tier: 2, major: u64::MAX, minor: u64::MAX, seq: u64::MAX }
     }
 }

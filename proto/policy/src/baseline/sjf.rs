@@ -22,21 +22,14 @@ pub(crate) struct Sjf {
 
 impl Sjf {
     pub(crate) fn new(config: &LinkConfig) -> Self {
-        Self {
-            granularity: config.granularity,
-            ties: config.ties,
-        }
+        Self { granularity: config.granularity, ties: config.ties }
     }
 }
 
 impl Discipline for Sjf {
     fn place(&self, port: &Port, _now: Time, flow: &Flow) -> QueuePosition {
         let level = size_level(port, Level::HIGHEST, flow.remaining);
-        let order = if self.granularity == Granularity::Flow {
-            flow.remaining
-        } else {
-            0
-        };
+        let order = if self.granularity == Granularity::Flow { flow.remaining } else { 0 };
         QueuePosition {
             tie: tie(self.ties),
             ..QueuePosition::new(0, scope(self.granularity), order, level)
@@ -44,11 +37,7 @@ impl Discipline for Sjf {
     }
 
     fn rank(&self, _port: &Port, _now: Time, group: &Group) -> Option<Rank> {
-        let key = if group.scope == Scope::Coflow {
-            group.bytes
-        } else {
-            0
-        };
+        let key = if group.scope == Scope::Coflow { group.bytes } else { 0 };
         key_rank(1, key, self.ties, group)
     }
 

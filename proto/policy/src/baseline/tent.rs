@@ -33,10 +33,7 @@ pub(crate) struct Tent {
 
 impl Tent {
     pub(crate) fn new(config: &LinkConfig) -> Self {
-        Self {
-            ties: config.ties,
-            threshold: config.slack_threshold,
-        }
+        Self { ties: config.ties, threshold: config.slack_threshold }
     }
 
     /// Returns when the flow's slack falls to the threshold.
@@ -68,15 +65,8 @@ impl Discipline for Tent {
             return self.in_queue(PROMOTED, flow, Level::HIGHEST);
         }
         let level = Level(queue + 1).min(port.ladder.lowest());
-        let check_at = if flow.deadline > now {
-            promoted_at
-        } else {
-            Time::NEVER
-        };
-        QueuePosition {
-            check_at,
-            ..self.in_queue(queue, flow, level)
-        }
+        let check_at = if flow.deadline > now { promoted_at } else { Time::NEVER };
+        QueuePosition { check_at, ..self.in_queue(queue, flow, level) }
     }
 
     fn rank(&self, _port: &Port, _now: Time, group: &Group) -> Option<Rank> {
@@ -95,11 +85,6 @@ impl Discipline for Tent {
     }
 
     fn credit_bar(&self) -> Rank {
-        Rank {
-            tier: 1,
-            major: u64::MAX,
-            minor: u64::MAX,
-            seq: u64::MAX,
-        }
+        Rank { tier: 1, major: u64::MAX, minor: u64::MAX, seq: u64::MAX }
     }
 }

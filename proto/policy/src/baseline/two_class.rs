@@ -45,11 +45,6 @@ impl Discipline for TwoClass {
     }
 
     fn credit_bar(&self) -> Rank {
-        Rank {
-            tier: 1,
-            major: u64::MAX,
-            minor: u64::MAX,
-            seq: u64::MAX,
-        }
+        Rank { tier: 1, major: u64::MAX, minor: u64::MAX, seq: u64::MAX }
     }
 }

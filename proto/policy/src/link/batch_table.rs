@@ -101,11 +101,7 @@ impl Batch {
 
     /// Returns the number of layers that are not computed yet, including the current one.
     pub(crate) fn layers_left(&self) -> u64 {
-        if self.finished {
-            0
-        } else {
-            u64::from(self.layers.saturating_sub(self.layer.0))
-        }
+        if self.finished { 0 } else { u64::from(self.layers.saturating_sub(self.layer.0)) }
     }
 
     /// Returns the `RLI` of a flow for `layer`.
@@ -145,10 +141,7 @@ impl Batch {
         let members = self.members.range((earliest, RequestId(0))..).next();
         let flows = self.flow_deadlines.range((earliest, 0)..).next();
         let members = members.map(|&(deadline, _)| deadline);
-        members
-            .into_iter()
-            .chain(flows.map(|&(deadline, _)| deadline))
-            .min()
+        members.into_iter().chain(flows.map(|&(deadline, _)| deadline)).min()
     }
 }
 
@@ -209,11 +202,7 @@ impl BatchTable {
 
     /// Returns the slot of a batch. The id 0 gives [`NULL_BATCH`].
     pub(crate) fn find_batch(&self, id: BatchId) -> Option<Slot> {
-        if id == BatchId(0) {
-            Some(NULL_BATCH)
-        } else {
-            self.batches.find(id)
-        }
+        if id == BatchId(0) { Some(NULL_BATCH) } else { self.batches.find(id) }
     }
 
     /// Returns the slot of a request.
@@ -403,9 +392,7 @@ impl BatchTable {
     fn detach(&mut self, batch: Slot) {
         let ahead = core::mem::replace(&mut self.batch_mut(batch).ahead, NONE);
         if ahead != NONE {
-            self.batch_mut(ahead)
-                .followers
-                .retain(|&follower| follower != batch);
+            self.batch_mut(ahead).followers.retain(|&follower| follower != batch);
         }
     }
 

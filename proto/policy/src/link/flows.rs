@@ -40,12 +40,7 @@ pub(crate) struct Age {
 
 impl Default for Age {
     fn default() -> Self {
-        Self {
-            since: Time::NEVER,
-            starved: false,
-            next: NONE,
-            previous: NONE,
-        }
+        Self { since: Time::NEVER, starved: false, next: NONE, previous: NONE }
     }
 }
 

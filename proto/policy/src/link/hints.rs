@@ -48,8 +48,7 @@ impl Link {
                 let flow = self.port.flows.get(slot);
                 if self.port.queues.get(flow.group).queue != SCAVENGER {
                     let position =
-                        self.discipline
-                            .place(&self.port, now, self.port.flows.get(slot));
+                        self.discipline.place(&self.port, now, self.port.flows.get(slot));
                     let moved = self.relocate(now, slot, position);
                     self.moved.extend(moved);
                 }
@@ -151,13 +150,7 @@ impl Link {
     /// Moves KV reuse of pruned requests out of the scavenger when their batch starts, because the
     /// batch would stall on it. The move is a promotion, so promotion stays monotonic.
     fn rescue(&mut self, now: Time, batch: Slot) {
-        let members = self
-            .port
-            .batches
-            .batch(batch)
-            .members
-            .iter()
-            .map(|&(_, id)| id);
+        let members = self.port.batches.batch(batch).members.iter().map(|&(_, id)| id);
         let pruned: Vec<RequestId> = members.filter(|&id| self.port.is_pruned(id)).collect();
         for id in pruned {
             let Some(request) = self.port.batches.find_request(id) else {
@@ -183,9 +176,7 @@ impl Link {
             if batch.climbing > 0 && batch.progress != was {
                 for &group in &batch.groups {
                     for (&layer, tally) in &self.port.queues.get(group).layers {
-                        let before = self
-                            .discipline
-                            .climb(&self.port, rli::rli(Layer(layer), was));
+                        let before = self.discipline.climb(&self.port, rli::rli(Layer(layer), was));
                         let after = self.discipline.climb(&self.port, batch.rli(Layer(layer)));
                         if after < before {
                             self.promotions += tally.flows;

@@ -24,8 +24,6 @@ impl InFlight {
 
     /// Returns the bytes that compete with a chunk of `level` in a fabric of strict priorities.
     pub(super) fn at_or_above(&self, level: Level) -> u64 {
-        self.by_level[..=level.row()]
-            .iter()
-            .fold(0, |sum, &bytes| sum.saturating_add(bytes))
+        self.by_level[..=level.row()].iter().fold(0, |sum, &bytes| sum.saturating_add(bytes))
     }
 }

@@ -41,19 +41,10 @@ pub(crate) struct Rank {
 
 impl Rank {
     /// The worst rank outside the scavenger.
-    pub(crate) const LAST: Self = Self {
-        tier: u8::MAX - 1,
-        major: u64::MAX,
-        minor: u64::MAX,
-        seq: u64::MAX,
-    };
+    pub(crate) const LAST: Self =
+        Self { tier: u8::MAX - 1, major: u64::MAX, minor: u64::MAX, seq: u64::MAX };
     /// The rank of the scavenger, after all levels.
-    pub(crate) const SCAVENGER: Self = Self {
-        tier: u8::MAX,
-        major: 0,
-        minor: 0,
-        seq: 0,
-    };
+    pub(crate) const SCAVENGER: Self = Self { tier: u8::MAX, major: 0, minor: 0, seq: 0 };
 }
 
 /// A number of flows, and the bytes of them that are not permitted yet.
@@ -205,9 +196,7 @@ impl Queues {
 
     /// Returns the best rank and its group.
     pub(crate) fn first(&self) -> Option<(Rank, Slot)> {
-        self.index
-            .first_key_value()
-            .map(|(&rank, &slot)| (rank, slot))
+        self.index.first_key_value().map(|(&rank, &slot)| (rank, slot))
     }
 
     /// Returns the group of scavenged work, if any waits.
@@ -218,9 +207,6 @@ impl Queues {
     /// Returns the groups whose levels follow the progress of their batch.
     pub(crate) fn climbing(&self) -> impl Iterator<Item = &Group> {
         // The index gives them in the order of ranks.
-        self.index
-            .values()
-            .map(|&slot| self.get(slot))
-            .filter(|group| !group.layers.is_empty())
+        self.index.values().map(|&slot| self.get(slot)).filter(|group| !group.layers.is_empty())
     }
 }

@@ -22,18 +22,13 @@ impl Link {
             return None;
         }
         let &(_, _, slot) = self.port.batches.batch(batch).checks.first()?;
-        Some(
-            match self
-                .discipline
-                .check(&self.port, now, self.port.flows.get(slot))
-            {
-                Check::Move(position) => self.relocate(now, slot, position),
-                Check::Later(at) => {
-                    self.recheck(slot, at.max(now + Span(1)));
-                    None
-                }
-            },
-        )
+        Some(match self.discipline.check(&self.port, now, self.port.flows.get(slot)) {
+            Check::Move(position) => self.relocate(now, slot, position),
+            Check::Later(at) => {
+                self.recheck(slot, at.max(now + Span(1)));
+                None
+            }
+        })
     }
 
     fn recheck(&mut self, slot: Slot, at: Time) {
@@ -152,10 +147,7 @@ impl Link {
         if standing.queue == SCAVENGER {
             return flow.level;
         }
-        promoted(
-            flow.level,
-            self.discipline.level(&self.port, now, flow, standing),
-        )
+        promoted(flow.level, self.discipline.level(&self.port, now, flow, standing))
     }
 
     fn permit(&mut self, now: Time, slot: Slot, level: Level, bytes: u64) -> Action {
@@ -175,12 +167,7 @@ impl Link {
         let level = *flow.wire.get_or_insert(level);
         let (id, last) = (flow.spec.flow, flow.remaining == bytes);
         self.serve(now, slot, bytes);
-        Action::Permit {
-            flow: id,
-            bytes,
-            level,
-            last,
-        }
+        Action::Permit { flow: id, bytes, level, last }
     }
 
     /// Moves `bytes` of a waiting flow from waiting to in flight.
@@ -211,11 +198,8 @@ impl Link {
         }
         self.shrink(slot, bytes);
         let flow = self.port.flows.get(slot);
-        let elsewhere = if scavenged {
-            None
-        } else {
-            self.discipline.served(&self.port, now, flow, bytes)
-        };
+        let elsewhere =
+            if scavenged { None } else { self.discipline.served(&self.port, now, flow, bytes) };
         if let Some(position) = elsewhere {
             // The next permit reports a level that service changed.
             let _ = self.relocate(now, slot, position);

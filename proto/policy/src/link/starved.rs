@@ -35,10 +35,7 @@ struct Fifo {
 }
 
 impl Fifo {
-    const EMPTY: Self = Self {
-        first: NONE,
-        last: NONE,
-    };
+    const EMPTY: Self = Self { first: NONE, last: NONE };
 
     fn push(&mut self, flows: &mut Flows, slot: Slot) {
         let age = &mut flows.get_mut(slot).age;
@@ -104,11 +101,7 @@ impl Starved {
     }
 
     fn fifo(&mut self, starved: bool) -> &mut Fifo {
-        if starved {
-            &mut self.starved
-        } else {
-            &mut self.fresh
-        }
+        if starved { &mut self.starved } else { &mut self.fresh }
     }
 
     pub(crate) const fn is_empty(&self) -> bool {

@@ -24,20 +24,15 @@ impl Link {
         }
         let batches = &mut self.port.batches;
         let batch = batches.enter_batch(spec.batch);
-        let request = if spec.request == RequestId(0) {
-            NONE
-        } else {
-            batches.enter_request(spec.request)
-        };
+        let request =
+            if spec.request == RequestId(0) { NONE } else { batches.enter_request(spec.request) };
         let deadline = self.deadline(&spec, request);
         let mut flow = Flow::new(spec, deadline, batch, request);
         self.arrivals += 1;
         flow.seq = self.arrivals;
         let slot = self.port.flows.insert(flow)?;
         self.join(now, slot);
-        let position = self
-            .discipline
-            .place(&self.port, now, self.port.flows.get(slot));
+        let position = self.discipline.place(&self.port, now, self.port.flows.get(slot));
         self.enqueue(now, slot, position);
         Some(slot)
     }
@@ -84,11 +79,7 @@ impl Link {
     pub(super) fn forget_deadline(&mut self, slot: Slot) {
         let flow = self.port.flows.get(slot);
         let (batch, noted) = (flow.batch, (flow.deadline, flow.seq));
-        self.port
-            .batches
-            .batch_mut(batch)
-            .flow_deadlines
-            .remove(&noted);
+        self.port.batches.batch_mut(batch).flow_deadlines.remove(&noted);
     }
 
     /// Holds a waiting flow: takes it out of its queue and keeps its record.
@@ -121,11 +112,8 @@ impl Link {
         // The batch and the request may have appeared or ended during the hold.
         let batches = &mut self.port.batches;
         let batch = batches.enter_batch(spec.batch);
-        let request = if spec.request == RequestId(0) {
-            NONE
-        } else {
-            batches.enter_request(spec.request)
-        };
+        let request =
+            if spec.request == RequestId(0) { NONE } else { batches.enter_request(spec.request) };
         let deadline = self.deadline(&spec, request);
         // A batch that began meanwhile stalls on its KV reuse, pruned or not (see `hints::rescue`).
         let rescued = spec.stage == Stage::KvReuse
@@ -196,19 +184,13 @@ impl Link {
         let standing = self.port.queues.get_mut(group);
         let flow = self.port.flows.get_mut(slot);
         flow.group = group;
-        flow.level = if position.queue == SCAVENGER {
-            Level::SCAVENGER
-        } else {
-            position.level
-        };
+        flow.level = if position.queue == SCAVENGER { Level::SCAVENGER } else { position.level };
         flow.share = flow.share.max(standing.virtual_time);
         flow.tie = position.tie;
         flow.order = (position.order, tie_order(flow));
         flow.check_at = position.check_at;
         let (remaining, layer, stage) = (flow.remaining, flow.spec.layer, flow.spec.stage);
-        standing
-            .members
-            .insert((flow.order.0, flow.order.1, flow.seq, slot));
+        standing.members.insert((flow.order.0, flow.order.1, flow.seq, slot));
         standing.bytes = standing.bytes.saturating_add(remaining);
         if position.climbs {
             standing.layers.entry(layer.0).or_default().add(remaining);
@@ -264,11 +246,7 @@ impl Link {
         if standing.members.is_empty() {
             if standing.scope == Scope::Batch {
                 let batch = standing.batch;
-                self.port
-                    .batches
-                    .batch_mut(batch)
-                    .groups
-                    .retain(|&other| other != group);
+                self.port.batches.batch_mut(batch).groups.retain(|&other| other != group);
             }
             self.port.queues.drop_group(group);
             return;
@@ -293,13 +271,7 @@ impl Link {
     ) -> Option<Action> {
         let flow = self.port.flows.get(slot);
         let (id, mut from) = (flow.spec.flow, flow.level);
-        if self
-            .port
-            .queues
-            .get(flow.group)
-            .layers
-            .contains_key(&flow.spec.layer.0)
-        {
+        if self.port.queues.get(flow.group).layers.contains_key(&flow.spec.layer.0) {
             let rli = self.port.rli(flow.batch, flow.spec.layer);
             from = promoted(from, self.discipline.climb(&self.port, rli));
         }

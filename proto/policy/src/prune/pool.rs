@@ -56,10 +56,7 @@ impl Pool {
                 later.push((Reverse(position), candidate));
             }
         }
-        Self {
-            candidates: candidates.into(),
-            later: later.into(),
-        }
+        Self { candidates: candidates.into(), later: later.into() }
     }
 
     /// Removes and returns the heaviest request that is not pruned and whose batch had its turn.

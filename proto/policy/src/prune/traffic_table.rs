@@ -184,11 +184,7 @@ impl TrafficTable {
         let mut loads = Vec::with_capacity(ports.len());
         for &(port, bytes) in ports.iter().filter(|(_, bytes)| *bytes > 0) {
             match self.intern(port) {
-                Some(port) => loads.push(Load {
-                    port,
-                    at: 0,
-                    bytes: bytes.min(LOAD_BYTES_MAX),
-                }),
+                Some(port) => loads.push(Load { port, at: 0, bytes: bytes.min(LOAD_BYTES_MAX) }),
                 None => refused += 1,
             }
         }
@@ -202,10 +198,7 @@ impl TrafficTable {
         });
         self.load_count += loads.len();
 
-        let slot = self
-            .free_members
-            .pop()
-            .unwrap_or(self.members.len() as MemberSlot);
+        let slot = self.free_members.pop().unwrap_or(self.members.len() as MemberSlot);
         for load in &mut loads {
             let users = &mut self.ports[load.port as usize].users;
             load.at = users.len() as u32;
@@ -225,12 +218,7 @@ impl TrafficTable {
                 add(sums, load.port, load.bytes);
             }
         }
-        let entry = MemberEntry {
-            member,
-            batch,
-            seat,
-            loads,
-        };
+        let entry = MemberEntry { member, batch, seat, loads };
         match self.members.get_mut(slot as usize) {
             Some(reused) => *reused = entry,
             None => self.members.push(entry),
@@ -367,11 +355,7 @@ impl TrafficTable {
         if self.port_slots.len() >= self.ports_max {
             return None;
         }
-        let port = Port {
-            id,
-            users: Vec::new(),
-            reported: false,
-        };
+        let port = Port { id, users: Vec::new(), reported: false };
         let slot = match self.free_ports.pop() {
             Some(slot) => {
                 self.ports[slot as usize] = port;
@@ -460,12 +444,7 @@ mod tests {
     }
 
     fn member(pruned: bool) -> Member {
-        Member {
-            request: RequestId(1),
-            deadline: Time(9),
-            started: false,
-            pruned,
-        }
+        Member { request: RequestId(1), deadline: Time(9), started: false, pruned }
     }
 
     #[test]
@@ -486,18 +465,8 @@ mod tests {
         let mut traffic = TrafficTable::new(u64::MAX, 4);
         let batch = traffic.open_batch();
         let port = PortId(1);
-        traffic.join(
-            batch,
-            member(false),
-            &[(port, u64::MAX), (port, u64::MAX), (port, 1)],
-        );
-        assert_eq!(
-            traffic.sums(batch),
-            [Sum {
-                port: 0,
-                bytes: LOAD_BYTES_MAX
-            }]
-        );
+        traffic.join(batch, member(false), &[(port, u64::MAX), (port, u64::MAX), (port, 1)]);
+        assert_eq!(traffic.sums(batch), [Sum { port: 0, bytes: LOAD_BYTES_MAX }]);
         assert_eq!(traffic.rates(), [RATE_MAX]);
     }
 

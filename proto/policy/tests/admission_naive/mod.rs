@@ -59,11 +59,7 @@ impl Naive {
 
     pub(crate) fn handle(&mut self, now: u64, event: &AdmissionEvent) {
         match event {
-            AdmissionEvent::BatchArrived {
-                batch,
-                requests,
-                compute,
-            } => {
+            AdmissionEvent::BatchArrived { batch, requests, compute } => {
                 self.batches.entry(batch.0).or_default().compute = compute.0;
                 for load in requests {
                     self.join(batch.0, load);
@@ -75,19 +71,13 @@ impl Naive {
                 }
             }
             AdmissionEvent::RequestStarted { request } => {
-                self.requests()
-                    .filter(|r| r.id == request.0)
-                    .for_each(|r| r.started = true);
+                self.requests().filter(|r| r.id == request.0).for_each(|r| r.started = true);
             }
             AdmissionEvent::RequestEnded { request } => {
                 self.remove(request.0);
                 self.pruned.remove(&request.0);
             }
-            AdmissionEvent::BytesCompleted {
-                request,
-                port,
-                bytes,
-            } => {
+            AdmissionEvent::BytesCompleted { request, port, bytes } => {
                 for r in self.requests().filter(|r| r.id == request.0) {
                     if let Some(left) = r.bytes.get_mut(port.0 as usize) {
                         *left = left.saturating_sub(*bytes);
@@ -115,16 +105,12 @@ impl Naive {
                 }
             }
             AdmissionEvent::BatchDeparted { batch } => {
-                self.queued
-                    .retain(|pair| pair.0 != batch.0 && pair.1 != batch.0);
+                self.queued.retain(|pair| pair.0 != batch.0 && pair.1 != batch.0);
                 for request in self.batches.remove(&batch.0).unwrap_or_default().requests {
                     self.pruned.remove(&request.id);
                 }
             }
-            AdmissionEvent::PortRate {
-                port,
-                bytes_per_second,
-            } => {
+            AdmissionEvent::PortRate { port, bytes_per_second } => {
                 self.rates[port.0 as usize] = *bytes_per_second;
             }
         }
@@ -156,9 +142,7 @@ impl Naive {
     }
 
     fn requests(&mut self) -> impl Iterator<Item = &mut Request> {
-        self.batches
-            .values_mut()
-            .flat_map(|batch| &mut batch.requests)
+        self.batches.values_mut().flat_map(|batch| &mut batch.requests)
     }
 
     fn remove(&mut self, request: u64) {
@@ -173,28 +157,15 @@ impl Naive {
         for (port, more) in &load.ports {
             bytes[port.0 as usize] += more;
         }
-        let request = Request {
-            id: load.request.0,
-            deadline: load.deadline.0,
-            bytes,
-            started: load.started,
-        };
-        self.batches
-            .get_mut(&batch)
-            .expect("checked by the caller")
-            .requests
-            .push(request);
+        let request =
+            Request { id: load.request.0, deadline: load.deadline.0, bytes, started: load.started };
+        self.batches.get_mut(&batch).expect("checked by the caller").requests.push(request);
     }
 
     /// Returns `(RED, D^Lo)` of a batch.
     fn red(&self, batch: &Batch) -> (u64, u64) {
         let counts = |r: &&Request| !(self.set_aside && self.pruned.contains(&r.id));
-        let mut d: Vec<u64> = batch
-            .requests
-            .iter()
-            .filter(counts)
-            .map(|r| r.deadline)
-            .collect();
+        let mut d: Vec<u64> = batch.requests.iter().filter(counts).map(|r| r.deadline).collect();
         d.retain(|&deadline| deadline != u64::MAX);
         d.sort_unstable();
         match d.len() {
@@ -202,9 +173,7 @@ impl Naive {
             1 => (d[0], d[0]),
             n => {
                 let widest = (1..n).map(|k| d[k] - d[k - 1]).max().expect("n > 1");
-                let k = (1..n)
-                    .find(|&k| d[k] - d[k - 1] == widest)
-                    .expect("it was found");
+                let k = (1..n).find(|&k| d[k] - d[k - 1] == widest).expect("it was found");
                 let weighed = k as u128 * u128::from(d[0]) + (n - k) as u128 * u128::from(d[k]);
                 ((weighed / n as u128) as u64, d[k])
             }
@@ -213,11 +182,7 @@ impl Naive {
 
     fn dense_load(&self, batch: &Batch) -> [u64; PORTS] {
         let mut load = [0; PORTS];
-        for request in batch
-            .requests
-            .iter()
-            .filter(|r| !self.pruned.contains(&r.id))
-        {
+        for request in batch.requests.iter().filter(|r| !self.pruned.contains(&r.id)) {
             for (sum, bytes) in load.iter_mut().zip(request.bytes) {
                 *sum += bytes;
             }
@@ -254,10 +219,7 @@ impl Naive {
             sigma.push((red, id, loose));
         }
         sigma.sort_unstable();
-        let sorted: Vec<Batch> = sigma
-            .iter()
-            .map(|(_, id, _)| self.batches[id].clone())
-            .collect();
+        let sorted: Vec<Batch> = sigma.iter().map(|(_, id, _)| self.batches[id].clone()).collect();
         let ready: Vec<u64> = sigma
             .iter()
             .map(|&(_, id, _)| {
@@ -308,13 +270,7 @@ impl Naive {
                 let mut pruned: Vec<u64> = sorted[i].requests.iter().map(|r| r.id).collect();
                 pruned.retain(|id| self.pruned.contains(id));
                 pruned.sort_unstable();
-                Verdict {
-                    batch: sigma[i].1,
-                    finish,
-                    bottleneck,
-                    limit: sigma[i].2,
-                    pruned,
-                }
+                Verdict { batch: sigma[i].1, finish, bottleneck, limit: sigma[i].2, pruned }
             })
             .collect()
     }
@@ -339,12 +295,7 @@ impl Naive {
     /// Reports whether port `u` is loaded by a request that is not pruned and whose batch comes no
     /// later than `batch` in `verdicts`.
     pub(crate) fn has_candidate(&self, verdicts: &[Verdict], batch: u64, u: usize) -> bool {
-        let last = verdicts
-            .iter()
-            .position(|v| v.batch == batch)
-            .expect("it has a verdict");
-        verdicts[..=last]
-            .iter()
-            .any(|v| self.dense_load(&self.batches[&v.batch])[u] > 0)
+        let last = verdicts.iter().position(|v| v.batch == batch).expect("it has a verdict");
+        verdicts[..=last].iter().any(|v| self.dense_load(&self.batches[&v.batch])[u] > 0)
     }
 }

@@ -72,8 +72,8 @@ pub fn flow() -> impl Strategy<Value = FlowSpec> {
         any::<bool>(),
         prop::bool::weighted(0.2),
     )
-        .prop_map(
-            |(stage, batch, request, layer, bytes, deadline, receiver_bound, whole)| FlowSpec {
+        .prop_map(|(stage, batch, request, layer, bytes, deadline, receiver_bound, whole)| {
+            FlowSpec {
                 whole,
                 flow: FlowId(0),
                 stage,
@@ -83,27 +83,18 @@ pub fn flow() -> impl Strategy<Value = FlowSpec> {
                 bytes,
                 deadline,
                 receiver_bound,
-            },
-        )
+            }
+        })
 }
 
 fn hint() -> impl Strategy<Value = Event> {
     prop_oneof![
         (batch_id(), any::<u8>(), 0u64..5000).prop_map(|(batch, layers, ns)| {
             let (layers, layer_time) = (u16::from(layers % 16), Span(ns));
-            Event::BatchBegan(BatchSpec {
-                batch,
-                layers,
-                layer_time,
-            })
+            Event::BatchBegan(BatchSpec { batch, layers, layer_time })
         }),
         (batch_id(), request_id(), deadline()).prop_map(|(batch, request, deadline)| {
-            Event::RequestJoined {
-                batch,
-                request,
-                deadline,
-                bytes: 0,
-            }
+            Event::RequestJoined { batch, request, deadline, bytes: 0 }
         }),
         request_id().prop_map(|request| Event::RequestEnded { request }),
         (batch_id(), batch_id()).prop_map(|(batch, ahead)| Event::BatchQueued { batch, ahead }),
@@ -117,11 +108,7 @@ fn hint() -> impl Strategy<Value = Event> {
             prop::collection::vec(request_id(), 0..4)
         )
             .prop_map(|(epoch, sigma, pruned)| {
-                Event::OrderChanged(Order {
-                    epoch,
-                    sigma,
-                    pruned,
-                })
+                Event::OrderChanged(Order { epoch, sigma, pruned })
             }),
     ]
 }
@@ -219,10 +206,7 @@ impl Shadowed {
     }
 
     pub fn in_flight(&self) -> u64 {
-        self.accounts
-            .values()
-            .map(|account| account.in_flight)
-            .sum()
+        self.accounts.values().map(|account| account.in_flight).sum()
     }
 
     /// Applies `op`, takes every action and checks the accounts.
@@ -230,13 +214,7 @@ impl Shadowed {
         match op {
             Op::Arrive { spec, credit } => {
                 self.arrivals += 1;
-                self.arrive(
-                    FlowSpec {
-                        flow: FlowId(self.arrivals),
-                        ..*spec
-                    },
-                    *credit,
-                );
+                self.arrive(FlowSpec { flow: FlowId(self.arrivals), ..*spec }, *credit);
             }
             Op::Complete { which, bytes } => {
                 let flying: Vec<FlowId> = self
@@ -249,13 +227,7 @@ impl Shadowed {
                     self.complete(flow, *bytes);
                 } else {
                     let flow = FlowId(u64::MAX - 1);
-                    self.link.handle(
-                        self.now,
-                        Event::BytesCompleted {
-                            flow,
-                            bytes: *bytes,
-                        },
-                    );
+                    self.link.handle(self.now, Event::BytesCompleted { flow, bytes: *bytes });
                 }
             }
             Op::Cancel { which } => {
@@ -290,13 +262,8 @@ impl Shadowed {
             Op::Hint(event) => self.link.handle(self.now, event.clone()),
             Op::Pass { ns } => self.now = self.now + Span(*ns),
             Op::Reconfigure { policy, levels } => {
-                let config = LinkConfig {
-                    levels: *levels,
-                    ..config(*policy)
-                };
-                self.link
-                    .set_config(self.now, config)
-                    .expect("a valid configuration");
+                let config = LinkConfig { levels: *levels, ..config(*policy) };
+                self.link.set_config(self.now, config).expect("a valid configuration");
                 for account in self.accounts.values_mut() {
                     account.host = None;
                 }
@@ -314,8 +281,7 @@ impl Shadowed {
         if let Some(level) = account.launched {
             self.link.land(self.now, level, landed);
         } else {
-            self.link
-                .handle(self.now, Event::BytesCompleted { flow, bytes });
+            self.link.handle(self.now, Event::BytesCompleted { flow, bytes });
         }
     }
 
@@ -355,12 +321,7 @@ impl Shadowed {
             self.link.commit_permit(self.now, &spec, permit);
             let laxity_policy::Permit { bytes, level, last } = permit;
             self.accounts.get_mut(&spec.flow).expect("arrived").launched = last.then_some(level);
-            self.note(Action::Permit {
-                flow: spec.flow,
-                bytes,
-                level,
-                last,
-            });
+            self.note(Action::Permit { flow: spec.flow, bytes, level, last });
             return;
         }
         self.link.handle(self.now, Event::FlowArrived(spec));
@@ -377,23 +338,12 @@ impl Shadowed {
     fn note(&mut self, action: Action) {
         self.actions.push(action);
         match action {
-            Action::Permit {
-                flow,
-                bytes,
-                level,
-                last,
-            } => {
+            Action::Permit { flow, bytes, level, last } => {
                 let account = self.accounts.get_mut(&flow).expect("a flow that arrived");
-                assert!(
-                    account.waits(),
-                    "permit for a flow that is done: {action:?}"
-                );
+                assert!(account.waits(), "permit for a flow that is done: {action:?}");
                 account.permitted += bytes;
                 account.in_flight += bytes;
-                assert!(
-                    account.permitted <= account.spec.bytes,
-                    "too much: {action:?}"
-                );
+                assert!(account.permitted <= account.spec.bytes, "too much: {action:?}");
                 assert_eq!(last, account.permitted == account.spec.bytes, "{action:?}");
                 account.last = last;
                 if account.spec.whole {
@@ -408,11 +358,7 @@ impl Shadowed {
                 if let Some(host) = account.host.filter(|_| account.wire.is_none()) {
                     assert!(level != Level::SCAVENGER || host == Level::SCAVENGER);
                 }
-                assert_eq!(
-                    *account.wire.get_or_insert(level),
-                    level,
-                    "the wire level changed"
-                );
+                assert_eq!(*account.wire.get_or_insert(level), level, "the wire level changed");
                 // A flow that cannot be cut may exceed it by what it is larger than a chunk.
                 let excess = bytes.saturating_sub(CHUNK);
                 // Scavenged work that was due for long may exceed it by a chunk (`scavenger.rs`). A
@@ -440,10 +386,7 @@ impl Shadowed {
                 }
                 let rescued = from == Level::SCAVENGER && account.spec.stage == Stage::KvReuse;
                 let up = to < from && (from != Level::SCAVENGER || rescued);
-                assert!(
-                    up || (to == Level::SCAVENGER && from != to),
-                    "demoted: {action:?}"
-                );
+                assert!(up || (to == Level::SCAVENGER && from != to), "demoted: {action:?}");
                 account.host = Some(to);
             }
         }
@@ -457,14 +400,8 @@ impl Shadowed {
         assert_eq!(link.waiting_flows(), waiting.len());
         let bytes: u64 = waiting.iter().map(|a| a.spec.bytes - a.permitted).sum();
         let snapshot = link.snapshot();
-        for rows in [
-            &snapshot.waiting_by_level[..],
-            &snapshot.waiting_by_stage[..],
-        ] {
-            assert_eq!(
-                rows.iter().map(|row| row.flows).sum::<u64>(),
-                waiting.len() as u64
-            );
+        for rows in [&snapshot.waiting_by_level[..], &snapshot.waiting_by_stage[..]] {
+            assert_eq!(rows.iter().map(|row| row.flows).sum::<u64>(), waiting.len() as u64);
             assert_eq!(rows.iter().map(|row| row.bytes).sum::<u64>(), bytes);
         }
         let held = self
@@ -475,26 +412,14 @@ impl Shadowed {
         assert_eq!(snapshot.held.bytes, held.clone().sum::<u64>());
         assert_eq!(snapshot.held.flows, held.count() as u64);
         if let Some(due) = link.next_deadline() {
-            assert!(
-                due > self.now,
-                "a timer that is due was left: {due:?} at {:?}",
-                self.now
-            );
+            assert!(due > self.now, "a timer that is due was left: {due:?} at {:?}", self.now);
         }
         let idles = self.drained <= self.now + Span::transfer(CHUNK, link.config().rate);
-        let most = if idles {
-            u64::from(OVERCOMMIT) * WINDOW
-        } else {
-            WINDOW
-        };
+        let most = if idles { u64::from(OVERCOMMIT) * WINDOW } else { WINDOW };
         let room = self.in_flight() + CHUNK <= most;
         if room && !waiting.is_empty() {
             // Only Karuna delays work on an idle port, and only until a known time.
-            assert_eq!(
-                link.config().policy,
-                PolicyKind::Karuna,
-                "idle with work waiting"
-            );
+            assert_eq!(link.config().policy, PolicyKind::Karuna, "idle with work waiting");
             assert!(link.next_deadline().is_some());
         }
     }
@@ -523,10 +448,7 @@ impl Shadowed {
                 .map(|(&id, account)| (id, account.in_flight))
                 .collect();
             if flying.is_empty() {
-                self.now = self
-                    .link
-                    .next_deadline()
-                    .expect("held back until some time");
+                self.now = self.link.next_deadline().expect("held back until some time");
             }
             for (flow, bytes) in flying {
                 self.complete(flow, bytes);

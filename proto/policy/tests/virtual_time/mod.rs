@@ -3,11 +3,7 @@
 //! The wire serves permitted chunks one after the other at the port's rate. With a window of one
 //! small chunk it approaches the fluid, preemptive model of MFS Appendix A. Sizes are in units and
 //! times in ticks: one unit takes one tick.
-#![allow(
-    dead_code,
-    unreachable_pub,
-    reason = "each test crate uses its part of the driver"
-)]
+#![allow(dead_code, unreachable_pub, reason = "each test crate uses its part of the driver")]
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -88,12 +84,7 @@ pub fn request_ended(request: u64) -> Event {
 
 /// Returns the event that a request without announced bytes joins a batch.
 pub fn joined(batch: u64, request: u64, deadline: Time) -> Event {
-    Event::RequestJoined {
-        batch: BatchId(batch),
-        request: RequestId(request),
-        deadline,
-        bytes: 0,
-    }
+    Event::RequestJoined { batch: BatchId(batch), request: RequestId(request), deadline, bytes: 0 }
 }
 
 pub fn completed(flow: u64, bytes: u64) -> Event {
@@ -165,10 +156,7 @@ impl Port {
     pub fn poll(&mut self) {
         while let Some(action) = self.link.poll_action(self.now) {
             self.actions.push((self.now, action));
-            if let Action::Permit {
-                flow, bytes, level, ..
-            } = action
-            {
+            if let Action::Permit { flow, bytes, level, .. } = action {
                 if self.wire.is_empty() {
                     self.wire_free_at = self.now + self.span(bytes);
                 }
@@ -200,10 +188,7 @@ impl Port {
             }
             if next == self.now && self.wire.is_empty() {
                 // Polling must have handled every timer that is due.
-                assert!(
-                    self.link.next_deadline().is_none_or(|due| due > self.now),
-                    "busy loop"
-                );
+                assert!(self.link.next_deadline().is_none_or(|due| due > self.now), "busy loop");
             }
             self.now = next;
             if !self.wire.is_empty() && self.wire_free_at <= self.now {
@@ -211,8 +196,7 @@ impl Port {
                 if let Some(&(_, bytes)) = self.wire.front() {
                     self.wire_free_at = self.now + self.span(bytes);
                 }
-                self.link
-                    .handle(self.now, Event::BytesCompleted { flow, bytes });
+                self.link.handle(self.now, Event::BytesCompleted { flow, bytes });
                 let left = self.left.get_mut(&flow).expect("permitted, so submitted");
                 *left -= bytes;
                 if *left == 0 {

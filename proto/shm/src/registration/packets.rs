@@ -21,10 +21,7 @@ fn send(
     bytes: &[u8],
     rights: Option<[BorrowedFd<'_>; RIGHTS]>,
 ) -> Result<(), RegistrationError> {
-    let mut part = libc::iovec {
-        iov_base: bytes.as_ptr().cast_mut().cast(),
-        iov_len: bytes.len(),
-    };
+    let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     let mut control = Control([0; 64]);
     // SAFETY: `msghdr` is plain data, for which zero is a valid value.
     let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
@@ -49,11 +46,7 @@ fn send(
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     // SAFETY: `message` and all that it points to live until the call returns.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) };
-    if sent == bytes.len() as isize {
-        Ok(())
-    } else {
-        Err(failed("sendmsg"))
-    }
+    if sent == bytes.len() as isize { Ok(()) } else { Err(failed("sendmsg")) }
 }
 
 /// A packet that [`receive`] returns.
@@ -67,15 +60,9 @@ struct Packet {
 /// Receives one packet without blocking, or returns `None` if there is none. Without `rights` the
 /// kernel drops descriptors and marks the packet, which is then malformed.
 fn receive(socket: BorrowedFd<'_>, rights: bool) -> Result<Option<Packet>, RegistrationError> {
-    let mut packet = Packet {
-        bytes: [0; 128],
-        length: 0,
-        rights: Vec::new(),
-    };
-    let mut part = libc::iovec {
-        iov_base: packet.bytes.as_mut_ptr().cast(),
-        iov_len: packet.bytes.len(),
-    };
+    let mut packet = Packet { bytes: [0; 128], length: 0, rights: Vec::new() };
+    let mut part =
+        libc::iovec { iov_base: packet.bytes.as_mut_ptr().cast(), iov_len: packet.bytes.len() };
     let mut control = Control([0; 64]);
     // SAFETY: `msghdr` is plain data, for which zero is a valid value.
     let mut message: libc::msghdr = unsafe { core::mem::zeroed() };
@@ -92,10 +79,7 @@ fn receive(socket: BorrowedFd<'_>, rights: bool) -> Result<Option<Packet>, Regis
         let source = io::Error::last_os_error();
         return match source.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
-            _ => Err(RegistrationError::System {
-                call: "recvmsg",
-                source,
-            }),
+            _ => Err(RegistrationError::System { call: "recvmsg", source }),
         };
     }
     // SAFETY: the kernel filled `control` with well-formed headers up to `msg_controllen`, which
@@ -107,9 +91,7 @@ fn receive(socket: BorrowedFd<'_>, rights: bool) -> Result<Option<Packet>, Regis
                 let bytes = (*header).cmsg_len - libc::CMSG_LEN(0) as usize;
                 let data = libc::CMSG_DATA(header).cast::<RawFd>();
                 for i in 0..bytes / size_of::<RawFd>() {
-                    packet
-                        .rights
-                        .push(OwnedFd::from_raw_fd(data.add(i).read_unaligned()));
+                    packet.rights.push(OwnedFd::from_raw_fd(data.add(i).read_unaligned()));
                 }
             }
             header = libc::CMSG_NXTHDR(&raw const message, header);
@@ -154,11 +136,7 @@ pub fn send_welcome(
     memfd: BorrowedFd<'_>,
     eventfd: BorrowedFd<'_>,
 ) -> Result<(), RegistrationError> {
-    send(
-        socket,
-        bytemuck::bytes_of(&Reply::welcome(geometry)),
-        Some([memfd, eventfd]),
-    )
+    send(socket, bytemuck::bytes_of(&Reply::welcome(geometry)), Some([memfd, eventfd]))
 }
 
 /// Daemon: refuses a client.
@@ -191,11 +169,7 @@ pub fn receive_reply(socket: BorrowedFd<'_>) -> Result<Option<Welcome>, Registra
     let geometry = Reply::parse(&packet.bytes[..packet.length])?;
     let mut rights = packet.rights.into_iter();
     match (rights.next(), rights.next(), rights.next()) {
-        (Some(memfd), Some(eventfd), None) => Ok(Some(Welcome {
-            geometry,
-            memfd,
-            eventfd,
-        })),
+        (Some(memfd), Some(eventfd), None) => Ok(Some(Welcome { geometry, memfd, eventfd })),
         _ => Err(RegistrationError::Malformed(packet.length)),
     }
 }

@@ -11,10 +11,7 @@ use std::time::Duration;
 use crate::registration::RegistrationError;
 
 pub(super) fn failed(call: &'static str) -> RegistrationError {
-    RegistrationError::System {
-        call,
-        source: io::Error::last_os_error(),
-    }
+    RegistrationError::System { call, source: io::Error::last_os_error() }
 }
 
 fn socket() -> Result<OwnedFd, RegistrationError> {
@@ -94,9 +91,8 @@ pub fn claim(path: &Path) -> Result<OwnedFd, RegistrationError> {
             };
             return Err(failed("flock of the socket's lock file", source));
         }
-        let locked = file
-            .metadata()
-            .map_err(|source| failed("stat of the socket's lock file", source))?;
+        let locked =
+            file.metadata().map_err(|source| failed("stat of the socket's lock file", source))?;
         let has_name = std::fs::symlink_metadata(&name)
             .is_ok_and(|named| (named.dev(), named.ino()) == (locked.dev(), locked.ino()));
         if has_name {
@@ -138,10 +134,8 @@ const BACKLOG: libc::c_int = 512;
 /// [`RegistrationError::System`]; `AddrInUse` means that another daemon runs, `AlreadyExists` that
 /// the path names something else than a socket.
 pub fn listen(path: &Path) -> Result<OwnedFd, RegistrationError> {
-    let there = is_socket(path).map_err(|source| RegistrationError::System {
-        call: "bind",
-        source,
-    })?;
+    let there =
+        is_socket(path).map_err(|source| RegistrationError::System { call: "bind", source })?;
     if there {
         match connect(path) {
             // A killed daemon's socket, perhaps another user's. The claim makes it ours to remove.
@@ -203,10 +197,7 @@ pub fn accept(listener: BorrowedFd<'_>) -> Result<Option<OwnedFd>, RegistrationE
         e if e.kind() == io::ErrorKind::WouldBlock => Ok(None),
         // The peer hung up before the call.
         e if e.kind() == io::ErrorKind::ConnectionAborted => Ok(None),
-        source => Err(RegistrationError::System {
-            call: "accept",
-            source,
-        }),
+        source => Err(RegistrationError::System { call: "accept", source }),
     }
 }
 
@@ -259,11 +250,7 @@ pub struct Peer {
 /// # Errors
 /// [`RegistrationError::System`].
 pub fn peer(socket: BorrowedFd<'_>) -> Result<Peer, RegistrationError> {
-    let mut cred = libc::ucred {
-        pid: 0,
-        uid: 0,
-        gid: 0,
-    };
+    let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: `cred` and `length` are valid to write to and belong together.
     let rc = unsafe {
@@ -278,11 +265,7 @@ pub fn peer(socket: BorrowedFd<'_>) -> Result<Peer, RegistrationError> {
     if rc != 0 {
         return Err(failed("getsockopt(SO_PEERCRED)"));
     }
-    Ok(Peer {
-        pid: cred.pid as u32,
-        uid: cred.uid,
-        gid: cred.gid,
-    })
+    Ok(Peer { pid: cred.pid as u32, uid: cred.uid, gid: cred.gid })
 }
 
 /// Maximum number of groups that [`peer_groups`] reads, which is Linux's limit for a process.
@@ -320,10 +303,7 @@ pub fn peer_groups(socket: BorrowedFd<'_>) -> Result<Vec<u32>, RegistrationError
             groups.resize(count, 0);
             continue;
         }
-        return Err(RegistrationError::System {
-            call: "getsockopt(SO_PEERGROUPS)",
-            source,
-        });
+        return Err(RegistrationError::System { call: "getsockopt(SO_PEERGROUPS)", source });
     }
 }
 
@@ -342,11 +322,7 @@ pub fn is_hung_up(socket: BorrowedFd<'_>) -> bool {
 }
 
 fn poll(socket: BorrowedFd<'_>, events: libc::c_short, limit: Duration) -> libc::c_short {
-    let mut entry = libc::pollfd {
-        fd: socket.as_raw_fd(),
-        events,
-        revents: 0,
-    };
+    let mut entry = libc::pollfd { fd: socket.as_raw_fd(), events, revents: 0 };
     let millis = i32::try_from(limit.as_micros().div_ceil(1000)).unwrap_or(i32::MAX);
     // SAFETY: one valid pollfd.
     let ready = unsafe { libc::poll(&raw mut entry, 1, millis) };

@@ -123,12 +123,7 @@ unsafe fn tell_in(lane: *mut Lane, hint: Hint) -> c_int {
 }
 
 fn join(batch: u64, request: u64, deadline_ns: u64, bytes: u64) -> Hint {
-    Hint::RequestJoin {
-        batch,
-        request,
-        deadline_ns,
-        bytes,
-    }
+    Hint::RequestJoin { batch, request, deadline_ns, bytes }
 }
 
 /// Adds a request to a batch, in a lane.

@@ -83,10 +83,7 @@ pub unsafe extern "C" fn lax_scope_of(address: *const c_void, said: *mut LaxScop
     };
     guarded(INVALID, || {
         let found = scope::said_of(address as u64);
-        *said = LaxScope {
-            size: said.size,
-            ..LaxScope::of(&found)
-        };
+        *said = LaxScope { size: said.size, ..LaxScope::of(&found) };
         c_int::from(found != Scope::default())
     })
 }
@@ -117,9 +114,7 @@ pub extern "C" fn lax_memory_layer(
     let Some(stage) = stage(stage_number) else {
         return INVALID;
     };
-    guarded(INVALID, || {
-        answer(memory::set_layer(address as u64, bytes, layer, stage))
-    })
+    guarded(INVALID, || answer(memory::set_layer(address as u64, bytes, layer, stage)))
 }
 
 /// Records that a range of memory holds blocks of a request.
@@ -132,13 +127,7 @@ pub extern "C" fn lax_memory_owner(
     deadline_ns: u64,
 ) -> c_int {
     guarded(INVALID, || {
-        answer(memory::set_owner(
-            address as u64,
-            bytes,
-            batch,
-            request,
-            deadline_ns,
-        ))
+        answer(memory::set_owner(address as u64, bytes, batch, request, deadline_ns))
     })
 }
 

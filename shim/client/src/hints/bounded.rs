@@ -24,12 +24,7 @@ struct Entry<T> {
 
 impl<T> Bounded<T> {
     pub(super) fn new(most: usize) -> Self {
-        Self {
-            entries: HashMap::new(),
-            ages: VecDeque::new(),
-            arrivals: 0,
-            most: most.max(1),
-        }
+        Self { entries: HashMap::new(), ages: VecDeque::new(), arrivals: 0, most: most.max(1) }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -73,9 +68,7 @@ impl<T> Bounded<T> {
     pub(super) fn by_age(&self) -> Vec<(u64, &T)> {
         let mut all: Vec<_> = self.entries.iter().collect();
         all.sort_by_key(|(_, entry)| entry.arrival);
-        all.into_iter()
-            .map(|(key, entry)| (*key, &entry.what))
-            .collect()
+        all.into_iter().map(|(key, entry)| (*key, &entry.what)).collect()
     }
 }
 

@@ -109,13 +109,7 @@ enum Look {
     Busy,
 }
 
-const OVER: Permit = Permit {
-    bytes: 0,
-    level: 0,
-    dscp: 0,
-    last: true,
-    bypassed: false,
-};
+const OVER: Permit = Permit { bytes: 0, level: 0, dscp: 0, last: true, bypassed: false };
 
 /// Returns the index of the first lane with the fewest transfers.
 fn least_loaded(hub: &Hub) -> usize {
@@ -137,11 +131,7 @@ impl Transfer {
             shard,
             epoch: hub.epoch,
             bytes: flow.bytes,
-            state: Mutex::new(State {
-                ticket,
-                completed: 0,
-                over: None,
-            }),
+            state: Mutex::new(State { ticket, completed: 0, over: None }),
         }
     }
 
@@ -275,11 +265,7 @@ impl Transfer {
         }
         let (permitted, completed) = (state.permitted(), state.completed);
         if bytes > permitted.saturating_sub(completed) {
-            return Err(Excess {
-                reported: bytes,
-                permitted,
-                completed,
-            });
+            return Err(Excess { reported: bytes, permitted, completed });
         }
         state.completed += bytes;
         if !self.is_foreign() && bytes > 0 {
@@ -326,12 +312,7 @@ impl Transfers {
     pub(super) fn open(hub: &'static Hub) -> Self {
         let shard = least_loaded(hub);
         hub.shards[shard].load.fetch_add(1, Ordering::Relaxed);
-        Self {
-            hub,
-            shard,
-            epoch: hub.epoch,
-            in_vain: AtomicBool::new(false),
-        }
+        Self { hub, shard, epoch: hub.epoch, in_vain: AtomicBool::new(false) }
     }
 
     /// Does the same as [`super::submit`] in this lane.

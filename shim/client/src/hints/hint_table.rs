@@ -159,10 +159,7 @@ impl HintTable {
         }
         if facts.deadline_ns != 0 && facts.deadline_ns <= now {
             self.counts.deadlines_passed += 1;
-            return Err(HintError::DeadlinePassed {
-                request,
-                late_ns: now - facts.deadline_ns,
-            });
+            return Err(HintError::DeadlinePassed { request, late_ns: now - facts.deadline_ns });
         }
         if facts.tenant.len() > TENANT_MAX {
             let end = (0..=TENANT_MAX).rfind(|&end| facts.tenant.is_char_boundary(end));
@@ -177,15 +174,7 @@ impl HintTable {
                 say(join(batch, request, &facts));
             }
         }
-        self.put(
-            request,
-            Request {
-                facts,
-                batch,
-                ended: false,
-            },
-            say,
-        );
+        self.put(request, Request { facts, batch, ended: false }, say);
         Ok(())
     }
 
@@ -208,17 +197,10 @@ impl HintTable {
             return Err(HintError::NoId);
         }
         match &mut hint {
-            Hint::BatchBegin {
-                batch,
-                layers,
-                layer_time_ns,
-            } => self.batch_begin(*batch, *layers, *layer_time_ns, say)?,
-            Hint::RequestJoin {
-                batch,
-                request,
-                deadline_ns,
-                bytes,
-            } => {
+            Hint::BatchBegin { batch, layers, layer_time_ns } => {
+                self.batch_begin(*batch, *layers, *layer_time_ns, say)?
+            }
+            Hint::RequestJoin { batch, request, deadline_ns, bytes } => {
                 if let Some(known) = self.requests.get_mut(*request) {
                     if known.ended {
                         return Err(HintError::RequestEnded { request: *request });
@@ -252,10 +234,7 @@ impl HintTable {
 
     fn request_end(&mut self, request: u64, say: &mut dyn FnMut(Hint)) -> Result<(), HintError> {
         self.sights.forget(request);
-        let ended = Request {
-            ended: true,
-            ..Request::default()
-        };
+        let ended = Request { ended: true, ..Request::default() };
         match self.requests.get_mut(request) {
             Some(known) if known.ended => {
                 self.counts.requests_ended_twice += 1;
@@ -284,13 +263,7 @@ impl HintTable {
         if self.batches.get(batch).is_some() {
             self.counts.batches_begun_twice += 1;
         }
-        let known = Batch {
-            layers,
-            layer_time_ns,
-            ahead: 0,
-            layer: None,
-            computed: false,
-        };
+        let known = Batch { layers, layer_time_ns, ahead: 0, layer: None, computed: false };
         if let Some((batch, _)) = self.batches.insert(batch, known) {
             self.counts.batches_evicted += 1;
             say(Hint::BatchEnd { batch });
@@ -305,11 +278,7 @@ impl HintTable {
         let layers = known.layers;
         if layer >= layers {
             self.counts.layers_unknown += 1;
-            return Err(HintError::UnknownLayer {
-                batch,
-                layer,
-                layers,
-            });
+            return Err(HintError::UnknownLayer { batch, layer, layers });
         }
         let before = known.layer.replace(layer);
         known.ahead = 0;
@@ -340,9 +309,7 @@ impl HintTable {
 
     /// Returns the number of layers of a batch, and the layer that it computes.
     pub(super) fn layers(&self, batch: u64) -> Option<(u16, Option<u16>)> {
-        self.batches
-            .get(batch)
-            .map(|known| (known.layers, known.layer))
+        self.batches.get(batch).map(|known| (known.layers, known.layer))
     }
 
     /// Passes all remembered requests and batches to `say`, for a new daemon.
@@ -376,12 +343,7 @@ impl HintTable {
 }
 
 fn join(batch: u64, request: u64, facts: &Facts) -> Hint {
-    Hint::RequestJoin {
-        batch,
-        request,
-        deadline_ns: facts.deadline_ns,
-        bytes: facts.bytes,
-    }
+    Hint::RequestJoin { batch, request, deadline_ns: facts.deadline_ns, bytes: facts.bytes }
 }
 
 #[cfg(test)]

@@ -61,12 +61,8 @@ pub(super) fn scope_of(address: u64) -> Option<Scope> {
     type Ask = unsafe extern "C" fn(*const c_void, *mut LaxScope) -> c_int;
     static ASK: OnceLock<Option<Ask>> = OnceLock::new();
     // Later versions only append to the struct, and write no more than its given size.
-    let ask = ASK.get_or_init(|| {
-        real!(
-            find(c"lax_scope_of"),
-            fn(*const c_void, *mut LaxScope) -> c_int
-        )
-    });
+    let ask =
+        ASK.get_or_init(|| real!(find(c"lax_scope_of"), fn(*const c_void, *mut LaxScope) -> c_int));
     let mut said = LaxScope::of(&Scope::default());
     // SAFETY: a valid scope that contains its size.
     let answer = unsafe { (*ask)?(address as *const c_void, &raw mut said) };

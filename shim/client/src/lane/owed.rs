@@ -90,17 +90,11 @@ impl Lane {
         let (mut moved, mut urgent) = (false, false);
         while let Some(message) = self.owed.front_mut() {
             if let Owed::Repay(flow) = *message {
-                let record = Record::SubmitOnCredit {
-                    flow,
-                    observed: false,
-                };
+                let record = Record::SubmitOnCredit { flow, observed: false };
                 let Ok(at) = binding.producer.publish(&record) else {
                     break;
                 };
-                *message = Owed::Say(Record::Completed {
-                    tag: at.tag,
-                    bytes: flow.bytes,
-                });
+                *message = Owed::Say(Record::Completed { tag: at.tag, bytes: flow.bytes });
             } else {
                 if !binding.publish(*message) {
                     break;

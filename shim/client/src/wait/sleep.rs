@@ -56,16 +56,8 @@ impl Lane {
             lane.header().waiter.awake();
             return None;
         }
-        let slice = if announced.ordered {
-            SLICE
-        } else {
-            SLICE_UNORDERED
-        };
-        Some(Sleep {
-            lane,
-            announced,
-            slice,
-        })
+        let slice = if announced.ordered { SLICE } else { SLICE_UNORDERED };
+        Some(Sleep { lane, announced, slice })
     }
 
     /// Ends the sleep, so that the daemon need not wake a thread of this lane.

@@ -5,14 +5,7 @@ use laxity_client::{Client, Flow, Lane, Stage, Ticket};
 use crate::daemon::{TestDaemon, eventually};
 
 pub(crate) fn flow(bytes: u64) -> Flow {
-    Flow {
-        stage: Stage::KvReuse,
-        bytes,
-        layer: 1,
-        batch: 1,
-        request: 1,
-        ..Flow::default()
-    }
+    Flow { stage: Stage::KvReuse, bytes, layer: 1, batch: 1, request: 1, ..Flow::default() }
 }
 
 /// Collects all permits. Returns their sum, and whether any was bypassed.

@@ -104,12 +104,7 @@ impl TestDaemon {
         let listener = registration::listen(socket).expect("socket of the test daemon");
         let theirs = Arc::clone(&knobs);
         let thread = std::thread::spawn(move || run(&theirs, &listener));
-        Self {
-            socket: socket.to_owned(),
-            knobs,
-            thread: Some(thread),
-            _dir: None,
-        }
+        Self { socket: socket.to_owned(), knobs, thread: Some(thread), _dir: None }
     }
 
     pub(crate) fn options(&self) -> laxity_client::Options {
@@ -126,9 +121,7 @@ impl TestDaemon {
     /// Makes the daemon stall, and returns once it does.
     pub(crate) fn stall(&self) {
         self.knobs.stalled.store(true, Ordering::SeqCst);
-        eventually("the daemon stalls", || {
-            self.knobs.is_stalled.load(Ordering::SeqCst)
-        });
+        eventually("the daemon stalls", || self.knobs.is_stalled.load(Ordering::SeqCst));
     }
 
     pub(crate) fn set(&self, knob: &AtomicBool, on: bool) {
@@ -243,10 +236,7 @@ fn register(
                 return false;
             }
             let colour = (clients.len() % 64) as u8;
-            let geometry = Geometry {
-                colour,
-                ..knobs.geometry
-            };
+            let geometry = Geometry { colour, ..knobs.geometry };
             let fenced = hello.flags & registration::HELLO_FENCED != 0;
             let served = Served::new(geometry, fenced).expect("region");
             let header = served.header();
@@ -259,12 +249,7 @@ fn register(
             header.beat(now_ns());
             if served.welcome(socket.as_fd()).is_ok() {
                 let socket = socket.try_clone().expect("dup");
-                clients.push(Attached {
-                    socket,
-                    served,
-                    waiting: Vec::new(),
-                    bad: false,
-                });
+                clients.push(Attached { socket, served, waiting: Vec::new(), bad: false });
             }
             false
         }
@@ -295,12 +280,7 @@ fn serve(knobs: &Knobs, client: &mut Attached, round: u64) -> usize {
         client.served.refresh();
     }
     let credit = knobs.credit.load(Ordering::Relaxed);
-    let Attached {
-        served,
-        waiting,
-        bad,
-        ..
-    } = client;
+    let Attached { served, waiting, bad, .. } = client;
     let mut work = served.scan(32, |lane, _, incoming| {
         knobs.records.fetch_add(1, Ordering::Relaxed);
         let Ok(incoming) = incoming else {
@@ -338,16 +318,9 @@ fn take(knobs: &Knobs, waiting: &mut Vec<Waiting>, lane: u16, incoming: &Incomin
             if let Some(flows) = &mut *knobs.flows.lock().expect("flows") {
                 flows.push(flow);
             }
-            knobs
-                .submitted_bytes
-                .fetch_add(flow.bytes, Ordering::Relaxed);
+            knobs.submitted_bytes.fetch_add(flow.bytes, Ordering::Relaxed);
             if matches!(record, Record::Submit(_)) {
-                waiting.push(Waiting {
-                    lane,
-                    at,
-                    flow,
-                    permitted: 0,
-                });
+                waiting.push(Waiting { lane, at, flow, permitted: 0 });
             }
         }
         Record::Completed { bytes, .. } => {
@@ -402,17 +375,9 @@ fn doze(knobs: &Knobs, listener: &OwnedFd, clients: &mut [Attached]) {
     }
     if found == 0 {
         knobs.sleeps.fetch_add(1, Ordering::Relaxed);
-        let entry = |fd: i32| libc::pollfd {
-            fd,
-            events: libc::POLLIN,
-            revents: 0,
-        };
+        let entry = |fd: i32| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
         let mut fds = vec![entry(listener.as_raw_fd())];
-        fds.extend(
-            clients
-                .iter()
-                .map(|client| entry(client.served.eventfd().as_raw_fd())),
-        );
+        fds.extend(clients.iter().map(|client| entry(client.served.eventfd().as_raw_fd())));
         let limit = if ordered { 20 } else { 1 };
         // SAFETY: the array has that many valid entries.
         unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, limit) };

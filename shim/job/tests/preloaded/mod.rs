@@ -17,11 +17,7 @@ pub(crate) fn library(name: &str) -> PathBuf {
 /// Returns the output of a program, which must succeed.
 pub(crate) fn output(command: &mut Command) -> Output {
     let output = command.output().expect("the program starts");
-    assert!(
-        output.status.success(),
-        "{command:?}: {}",
-        text(&output.stderr)
-    );
+    assert!(output.status.success(), "{command:?}: {}", text(&output.stderr));
     output
 }
 
@@ -31,11 +27,7 @@ pub(crate) fn text(bytes: &[u8]) -> String {
 
 /// Returns the symbols that a library exports.
 pub(crate) fn exported(name: &str) -> BTreeSet<String> {
-    let symbols = output(
-        Command::new("nm")
-            .args(["-D", "--defined-only"])
-            .arg(library(name)),
-    );
+    let symbols = output(Command::new("nm").args(["-D", "--defined-only"]).arg(library(name)));
     let last = |line: &str| line.split_whitespace().last().map(str::to_owned);
     text(&symbols.stdout).lines().filter_map(last).collect()
 }

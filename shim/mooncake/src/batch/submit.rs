@@ -25,11 +25,7 @@ impl Batch {
         }
         // SAFETY: upheld by the caller for the duration of this call.
         let requests = unsafe { call.requests() };
-        let together = if call.notify.is_some() {
-            u64::MAX
-        } else {
-            TOGETHER_BYTES
-        };
+        let together = if call.notify.is_some() { u64::MAX } else { TOGETHER_BYTES };
         let said_of = laxity_client::hints::said_of;
         // Mooncake itself handles an invalid notification.
         let is_odd = |notify: NotifyMsg| notify.name.is_null() || notify.msg.is_null();
@@ -39,11 +35,7 @@ impl Batch {
             || call.notify.is_some() && state.submitted > 0
             || state.submitted.saturating_add(call.count) > self.capacity
             || call.count > WAITING_MAX.saturating_sub(WAITING.load(Ordering::Relaxed));
-        let split = if whole {
-            None
-        } else {
-            runs::split(requests, together, said_of)
-        };
+        let split = if whole { None } else { runs::split(requests, together, said_of) };
         state.passes |= call.notify.is_some();
         let Some(mut runs) = split else {
             // SAFETY: upheld by the caller.
@@ -51,9 +43,7 @@ impl Batch {
         };
         if call.notify.is_some() {
             // A call with a notification is never split, whatever the hints are.
-            let bytes = runs
-                .iter()
-                .fold(0_u64, |sum, run| sum.saturating_add(run.bytes));
+            let bytes = runs.iter().fold(0_u64, |sum, run| sum.saturating_add(run.bytes));
             runs.truncate(1);
             runs[0].bytes = bytes;
             runs[0].count = call.count;
@@ -140,15 +130,8 @@ impl Batch {
             return code;
         }
         // SAFETY: upheld by the caller.
-        let code = unsafe {
-            hand_on(
-                self.engine(),
-                self.id,
-                call.entries,
-                call.count,
-                call.notify,
-            )
-        };
+        let code =
+            unsafe { hand_on(self.engine(), self.id, call.entries, call.count, call.notify) };
         if code == 0 {
             COUNTERS.passed.add(call.count as u64);
             state.submitted += call.count;

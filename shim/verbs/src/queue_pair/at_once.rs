@@ -156,11 +156,7 @@ impl QueuePair {
         let ready = state.in_flight.len() - first;
         // SAFETY: upheld by the caller.
         let result = unsafe {
-            if at.is_null() {
-                call(real, ibv, list)
-            } else {
-                call_prefix(real, ibv, list, ready)
-            }
+            if at.is_null() { call(real, ibv, list) } else { call_prefix(real, ibv, list, ready) }
         };
         let Err((error, bad)) = result else {
             self.launched(state, first);

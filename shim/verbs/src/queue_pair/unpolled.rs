@@ -33,10 +33,7 @@ impl QueuePair {
             return true;
         };
         self.settle_unpolled(&mut state);
-        state.watched = state
-            .in_flight
-            .iter()
-            .any(|flight| flight.ticket.is_known());
+        state.watched = state.in_flight.iter().any(|flight| flight.ticket.is_known());
         state.watched
     }
 

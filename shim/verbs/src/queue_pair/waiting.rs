@@ -81,9 +81,7 @@ impl QueuePair {
     /// Posts all permitted work requests. Reports whether there were any. Does nothing if another
     /// thread holds the queue pair.
     pub(crate) fn pump(&'static self) -> bool {
-        self.state
-            .try_lock()
-            .is_some_and(|mut state| self.advance(&mut state))
+        self.state.try_lock().is_some_and(|mut state| self.advance(&mut state))
     }
 
     pub(super) fn advance(&'static self, state: &mut State) -> bool {

@@ -39,22 +39,10 @@ pub(crate) struct Coordinator {
     #[arg(long, value_name = "FILE", env = "LAXITY_CA", help_heading = "TLS")]
     ca: Option<PathBuf>,
     /// Certificate of this client, with the role viewer or operator (PEM)
-    #[arg(
-        long,
-        value_name = "FILE",
-        env = "LAXITY_CERT",
-        requires = "key",
-        help_heading = "TLS"
-    )]
+    #[arg(long, value_name = "FILE", env = "LAXITY_CERT", requires = "key", help_heading = "TLS")]
     cert: Option<PathBuf>,
     /// Private key of --cert (PEM)
-    #[arg(
-        long,
-        value_name = "FILE",
-        env = "LAXITY_KEY",
-        requires = "cert",
-        help_heading = "TLS"
-    )]
+    #[arg(long, value_name = "FILE", env = "LAXITY_KEY", requires = "cert", help_heading = "TLS")]
     key: Option<PathBuf>,
     /// Name in the coordinator's certificate, if it differs from the endpoint (behind a tunnel,
     /// say)
@@ -146,16 +134,9 @@ impl Coordinator {
             .build()
             .context("cannot start the runtime")?;
         runtime.block_on(async {
-            let channel = endpoint
-                .connect()
-                .await
-                .map_err(|error| self.unreachable(&error))?;
+            let channel = endpoint.connect().await.map_err(|error| self.unreachable(&error))?;
             let operator = OperatorClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
-            work(Client {
-                operator,
-                timeout: self.timeout(),
-            })
-            .await
+            work(Client { operator, timeout: self.timeout() }).await
         })
     }
 
@@ -174,11 +155,7 @@ impl Coordinator {
                  ${ENDPOINT_ENV})"
             ),
         };
-        anyhow!(
-            "cannot reach the coordinator at {}: {}; {next}",
-            self.url(),
-            cause.text
-        )
+        anyhow!("cannot reach the coordinator at {}: {}; {next}", self.url(), cause.text)
     }
 }
 

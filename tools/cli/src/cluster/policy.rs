@@ -55,12 +55,7 @@ pub(crate) struct SetArgs {
     #[arg(long, value_name = "TEXT")]
     comment: Option<String>,
     /// Change the policy only if this is still its revision
-    #[arg(
-        long,
-        value_name = "REVISION",
-        default_value_t = 0,
-        hide_default_value = true
-    )]
+    #[arg(long, value_name = "REVISION", default_value_t = 0, hide_default_value = true)]
     expect: u64,
     /// Check the change without making it
     #[arg(long)]
@@ -90,9 +85,7 @@ pub(super) fn run(command: &PolicyCommand) -> Result<()> {
 fn ask(coordinator: &Coordinator, history: u32) -> Result<GetPolicyResponse> {
     coordinator.run(async |client| {
         let mut operator = client.operator.clone();
-        client
-            .answer(operator.get_policy(GetPolicyRequest { history }))
-            .await
+        client.answer(operator.get_policy(GetPolicyRequest { history })).await
     })
 }
 
@@ -101,9 +94,7 @@ fn get(args: &GetArgs) -> Result<()> {
     match told.current {
         Some(current) if args.coordinator.json => json(&current),
         Some(current) => say(tables::revision(&current)),
-        None => Err(anyhow!(
-            "the coordinator told no policy; is it of a later release?"
-        )),
+        None => Err(anyhow!("the coordinator told no policy; is it of a later release?")),
     }
 }
 
@@ -136,10 +127,9 @@ fn set(args: &SetArgs) -> Result<()> {
         .ok_or_else(|| anyhow!("the coordinator told no policy; is it of a later release?"))?;
     match (args.coordinator.json, args.dry_run) {
         (true, _) => json(&current),
-        (false, true) => say(format!(
-            "This would be accepted; revision {} holds unchanged.",
-            current.revision
-        )),
+        (false, true) => {
+            say(format!("This would be accepted; revision {} holds unchanged.", current.revision))
+        }
         (false, false) => say(tables::revision(&current)),
     }
 }
@@ -148,20 +138,15 @@ fn set(args: &SetArgs) -> Result<()> {
 fn apply(change: &mut Policy, text: &str) -> Result<(), String> {
     const KEYS: &str = "policy, drop_budget, debounce, rank_margin, correction_permille, \
         fetches_per_port, fetch_lease";
-    let (key, value) = text
-        .split_once('=')
-        .ok_or_else(|| format!("write KEY=VALUE; the keys are {KEYS}"))?;
+    let (key, value) =
+        text.split_once('=').ok_or_else(|| format!("write KEY=VALUE; the keys are {KEYS}"))?;
     let number = || {
         let parsed = value.parse::<u32>();
-        parsed
-            .map(Some)
-            .map_err(|_| format!("`{value}` is no whole number"))
+        parsed.map(Some).map_err(|_| format!("`{value}` is no whole number"))
     };
     let nanos = || {
         let parsed = value.parse::<Nanos>();
-        parsed
-            .map(|nanos| Some(nanos.0))
-            .map_err(|error| error.to_string())
+        parsed.map(|nanos| Some(nanos.0)).map_err(|error| error.to_string())
     };
     match key {
         "policy" => change.policy = Some(value.to_owned()),

@@ -15,9 +15,7 @@ pub(super) fn json(value: &impl Serialize) -> Result<()> {
 pub(super) fn hosts(args: &HostsArgs) -> Result<()> {
     let mut told = args.coordinator.run(async |client| {
         let mut operator = client.operator.clone();
-        client
-            .answer(operator.list_hosts(ListHostsRequest {}))
-            .await
+        client.answer(operator.list_hosts(ListHostsRequest {})).await
     })?;
     for wanted in &args.hosts {
         if !told.hosts.iter().any(|host| host.host == *wanted) {
@@ -59,10 +57,8 @@ pub(super) fn batches(args: &BatchesArgs) -> Result<()> {
 }
 
 pub(super) fn explain(args: &ExplainArgs) -> Result<()> {
-    let wanted = ExplainRequest {
-        batch: args.batch,
-        tenant: args.tenant.clone().unwrap_or_default(),
-    };
+    let wanted =
+        ExplainRequest { batch: args.batch, tenant: args.tenant.clone().unwrap_or_default() };
     let told = args
         .coordinator
         .run(async |client| {
@@ -92,19 +88,13 @@ pub(super) fn drain(args: &DrainArgs) -> Result<()> {
     let (told, known) = args.coordinator.run(async |client| {
         let mut operator = client.operator.clone();
         let told = client.answer(operator.drain(wanted)).await?;
-        let hosts = client
-            .answer(operator.list_hosts(ListHostsRequest {}))
-            .await?;
+        let hosts = client.answer(operator.list_hosts(ListHostsRequest {})).await?;
         let mut hosts = hosts.hosts.iter();
         let known = hosts.any(|host| host.host == args.host && host.connected);
         Ok((told, known))
     })?;
     if args.coordinator.json {
-        return json(&Drained {
-            host: &args.host,
-            drained: !args.undo,
-            batches: told.batches,
-        });
+        return json(&Drained { host: &args.host, drained: !args.undo, batches: told.batches });
     }
     let host = tables::clean(&args.host);
     let mut text = if args.undo {

@@ -95,11 +95,7 @@ pub(crate) fn hosts(told: &ListHostsResponse) -> String {
         told.hosts.len(),
         told.term,
         told.run,
-        if told.leading {
-            ""
-        } else {
-            "; this coordinator does not lead"
-        }
+        if told.leading { "" } else { "; this coordinator does not lead" }
     );
     if told.hosts.is_empty() {
         return format!(
@@ -115,15 +111,12 @@ pub(crate) fn hosts(told: &ListHostsResponse) -> String {
         table.add_row(vec![
             clean(&host.host),
             state(host).to_owned(),
-            host.silent_ns
-                .map_or_else(|| "never".into(), |ns| format!("{} ago", span(ns))),
+            host.silent_ns.map_or_else(|| "never".into(), |ns| format!("{} ago", span(ns))),
             host.batches.to_string(),
             host.requests.to_string(),
             bytes(waiting(host)),
-            busiest.map_or_else(
-                || "-".into(),
-                |port| format!("{} {}", port_name(port), load(port)),
-            ),
+            busiest
+                .map_or_else(|| "-".into(), |port| format!("{} {}", port_name(port), load(port))),
             late(host),
             host.refused_events.to_string(),
         ]);
@@ -149,14 +142,9 @@ fn drained(host: &HostStatus) -> Option<String> {
 
 fn split(queues: &[Queue]) -> String {
     let full = queues.iter().filter(|queue| queue.bytes > 0);
-    let parts: Vec<String> = full
-        .map(|queue| format!("{} {}", queue.name, bytes(queue.bytes)))
-        .collect();
-    if parts.is_empty() {
-        "-".into()
-    } else {
-        parts.join(", ")
-    }
+    let parts: Vec<String> =
+        full.map(|queue| format!("{} {}", queue.name, bytes(queue.bytes))).collect();
+    if parts.is_empty() { "-".into() } else { parts.join(", ") }
 }
 
 /// Returns all details of one host.
@@ -166,24 +154,17 @@ pub(crate) fn host(host: &HostStatus) -> String {
         clean(&host.host),
         state(host),
         clean(&host.tenant),
-        if host.software.is_empty() {
-            "release unknown".into()
-        } else {
-            clean(&host.software)
-        },
+        if host.software.is_empty() { "release unknown".into() } else { clean(&host.software) },
         host.batches,
         host.requests,
         host.fetches_granted,
         host.fetches_waiting,
     )];
     lines.extend(drained(host));
-    let heard = host
-        .silent_ns
-        .map_or_else(|| "never".into(), |ns| format!("{} ago", span(ns)));
-    let applied = host.applied.map_or_else(
-        || "none".into(),
-        |epoch| format!("{}/{}", epoch.term, epoch.sequence),
-    );
+    let heard = host.silent_ns.map_or_else(|| "never".into(), |ns| format!("{} ago", span(ns)));
+    let applied = host
+        .applied
+        .map_or_else(|| "none".into(), |epoch| format!("{}/{}", epoch.term, epoch.sequence));
     lines.push(format!(
         "heard {heard}; {} reports, {} events, {} refused; {} orders, {} merged into later ones, \
          newest applied {applied}; {} of {} flows late",
@@ -242,9 +223,7 @@ pub(crate) fn batches(listed: &[BatchStatus], total: u32, filtered: bool) -> Str
             (true, layers) => format!("layer {}/{layers}", batch.layer),
         };
         table.add_row(vec![
-            batch
-                .rank
-                .map_or_else(|| "-".into(), |rank| rank.to_string()),
+            batch.rank.map_or_else(|| "-".into(), |rank| rank.to_string()),
             batch.batch.to_string(),
             clean(&batch.owner),
             batch.hosts.len().to_string(),
@@ -284,16 +263,9 @@ pub(crate) fn explanation(told: &ExplainResponse) -> String {
     };
     let mut order = table(&["batch", "due (RED)", ""]);
     let row = |other: &Neighbour, mark: &str| {
-        vec![
-            other.batch.to_string(),
-            until(other.red_remaining_ns),
-            mark.to_owned(),
-        ]
+        vec![other.batch.to_string(), until(other.red_remaining_ns), mark.to_owned()]
     };
-    let this = Neighbour {
-        batch: batch.batch,
-        red_remaining_ns: batch.red_remaining_ns,
-    };
+    let this = Neighbour { batch: batch.batch, red_remaining_ns: batch.red_remaining_ns };
     order.add_rows(told.before.iter().map(|other| row(other, "")));
     order.add_row(row(&this, "<- this one"));
     order.add_rows(told.after.iter().map(|other| row(other, "")));
@@ -343,9 +315,7 @@ pub(crate) fn policy(policy: &Policy) -> Vec<(&'static str, String)> {
         ("fetch_lease", nanos(policy.fetch_lease_ns)),
     ];
     let known = all.into_iter();
-    known
-        .filter_map(|(key, value)| Some((key, value?)))
-        .collect()
+    known.filter_map(|(key, value)| Some((key, value?))).collect()
 }
 
 /// Returns a line with who made a revision, when and why.
@@ -366,9 +336,7 @@ pub(crate) fn revision_line(revision: &PolicyRevision) -> String {
 /// Returns a revision with all values.
 pub(crate) fn revision(revision: &PolicyRevision) -> String {
     let pairs = pairs(revision);
-    let lines = pairs
-        .iter()
-        .map(|(key, value)| format!("  {key} = {value}"));
+    let lines = pairs.iter().map(|(key, value)| format!("  {key} = {value}"));
     let lines: Vec<String> = lines.collect();
     format!("{}\n{}", revision_line(revision), lines.join("\n"))
 }
@@ -379,10 +347,7 @@ pub(crate) fn history(revisions: &[PolicyRevision]) -> String {
     for (index, one) in revisions.iter().enumerate() {
         let before = revisions.get(index + 1).map(pairs);
         let changed: Vec<String> = match before {
-            None => pairs(one)
-                .into_iter()
-                .map(|(key, value)| format!("{key}={value}"))
-                .collect(),
+            None => pairs(one).into_iter().map(|(key, value)| format!("{key}={value}")).collect(),
             Some(before) => pairs(one)
                 .into_iter()
                 .filter(|pair| !before.contains(pair))
@@ -396,11 +361,7 @@ pub(crate) fn history(revisions: &[PolicyRevision]) -> String {
         lines.push(revision_line(one));
         lines.push(format!(
             "  {}",
-            if changed.is_empty() {
-                "nothing changed".into()
-            } else {
-                changed.join(", ")
-            }
+            if changed.is_empty() { "nothing changed".into() } else { changed.join(", ") }
         ));
     }
     lines.join("\n")
@@ -428,11 +389,7 @@ mod tests {
             ..v1::ListHostsResponse::default()
         };
         let said = "prefill-3: drained 3 min ago by laxity://operator/ann: its NIC flaps";
-        assert!(
-            hosts(&told).lines().any(|line| line == said),
-            "{}",
-            hosts(&told)
-        );
+        assert!(hosts(&told).lines().any(|line| line == said), "{}", hosts(&told));
         assert!(host(&told.hosts[0]).contains(said));
         assert_eq!(drained(&told.hosts[1]), None);
     }
@@ -471,9 +428,6 @@ mod tests {
         let text = history(&[of(3, 8), of(2, 64), of(1, 64)]);
         assert!(text.contains("drop_budget: 64 -> 8"), "{text}");
         assert!(text.contains("nothing changed"), "{text}");
-        assert!(
-            text.contains("policy=laxity, drop_budget=64, debounce=3ms"),
-            "{text}"
-        );
+        assert!(text.contains("policy=laxity, drop_budget=64, debounce=3ms"), "{text}");
     }
 }

@@ -37,9 +37,7 @@ pub(super) fn watch(args: &WatchArgs) -> Result<()> {
         Kind::Runs => WatchKind::Runs as i32,
         Kind::Policy => WatchKind::Policy as i32,
     });
-    let request = WatchRequest {
-        kinds: kinds.collect(),
-    };
+    let request = WatchRequest { kinds: kinds.collect() };
     args.coordinator.run(async |client| {
         let mut operator = client.operator.clone();
         let mut events = client.answer(operator.watch(request)).await?;
@@ -104,15 +102,9 @@ fn line(event: &Event) -> String {
         }
         Event::Policy(revision) => {
             let pairs = tables::pairs(revision);
-            let pairs: Vec<String> = pairs
-                .iter()
-                .map(|(key, value)| format!("{key}={value}"))
-                .collect();
-            format!(
-                "policy  {}; {}",
-                tables::revision_line(revision),
-                pairs.join(" ")
-            )
+            let pairs: Vec<String> =
+                pairs.iter().map(|(key, value)| format!("{key}={value}")).collect();
+            format!("policy  {}; {}", tables::revision_line(revision), pairs.join(" "))
         }
         Event::Missed(events) => {
             format!("missed  {events} events: this terminal is too slow for them")

@@ -34,9 +34,7 @@ impl Choice<'_> {
 /// best effort, then the daemon's levels in their order. Without a daemon, the class selector
 /// counts.
 fn standing(dscp: u8, status: Option<&Status>) -> usize {
-    let levels = status
-        .and_then(|status| status.ports.first())
-        .map(|port| &port.levels);
+    let levels = status.and_then(|status| status.ports.first()).map(|port| &port.levels);
     let place = levels.and_then(|levels| levels.iter().position(|level| level.dscp == dscp));
     match (dscp, place) {
         (8, _) => 0,
@@ -49,16 +47,8 @@ fn standing(dscp: u8, status: Option<&Status>) -> usize {
 fn choices(process: &Process) -> (Vec<Choice<'_>>, Vec<Choice<'_>>) {
     let choice = |library, variable: &str, default| {
         // UCX has "auto" for its default, which is not a number.
-        let set = process
-            .variables
-            .get(variable)
-            .and_then(|value| value.trim().parse().ok());
-        Choice {
-            process,
-            library,
-            class: set.unwrap_or(default),
-            pinned: set.is_some(),
-        }
+        let set = process.variables.get(variable).and_then(|value| value.trim().parse().ok());
+        Choice { process, library, class: set.unwrap_or(default), pinned: set.is_some() }
     };
     let (mut kv, mut collectives) = (Vec::new(), Vec::new());
     if process.mooncake {
@@ -96,11 +86,8 @@ pub(crate) fn inverted(seen: &Seen, status: Option<&Status>) -> Vec<Finding> {
     let mut findings = Vec::new();
     match (best, worst) {
         (Some(kv), Some(collective)) if rank(&kv) > rank(&collective) => {
-            let found = format!(
-                "KV transfer is above collectives: {}; {}",
-                kv.words(),
-                collective.words()
-            );
+            let found =
+                format!("KV transfer is above collectives: {}; {}", kv.words(), collective.words());
             let finding = Finding::warn("inverted-classes", found)
                 .because(
                     "a GPU waits for a collective, and on this fabric a KV transfer that \
@@ -135,11 +122,7 @@ pub(crate) fn inverted(seen: &Seen, status: Option<&Status>) -> Vec<Finding> {
             "no KV transfer and collectives side by side that choose their own classes",
         )),
     }
-    for pinned in kv
-        .iter()
-        .chain(&collectives)
-        .filter(|c| c.pinned && c.process.preloaded)
-    {
+    for pinned in kv.iter().chain(&collectives).filter(|c| c.pinned && c.process.preloaded) {
         let finding = Finding::info("pinned-class", pinned.words())
             .about(pinned.process.subject())
             .because("Laxity keeps it: transfers of every stage go in its class")

@@ -91,9 +91,7 @@ pub(crate) fn devices(ports: &[Port], status: Option<&Status>) -> Vec<Finding> {
     let mut findings = Vec::new();
     for port in ports {
         let layer = if port.ethernet { "RoCE" } else { "InfiniBand" };
-        let rate = port
-            .rate_gbit
-            .map_or("rate unknown".to_owned(), |r| format!("{r} Gbit/s"));
+        let rate = port.rate_gbit.map_or("rate unknown".to_owned(), |r| format!("{r} Gbit/s"));
         let netdev = port.netdev.as_deref().unwrap_or("no network interface");
         let found = format!("{}, {layer}, {rate}, {netdev}", port.state);
         findings.push(if port.active {
@@ -102,10 +100,7 @@ pub(crate) fn devices(ports: &[Port], status: Option<&Status>) -> Vec<Finding> {
             Finding::warn("device", found)
                 .about(port.subject())
                 .because("no traffic passes through a port that is not active")
-                .action(format!(
-                    "rdma link show {}; check cable and switch",
-                    port.subject()
-                ))
+                .action(format!("rdma link show {}; check cable and switch", port.subject()))
         });
         if !port.ethernet {
             let note = Finding::info("marking", "InfiniBand: packets carry no DSCP")
@@ -126,20 +121,14 @@ pub(crate) fn devices(ports: &[Port], status: Option<&Status>) -> Vec<Finding> {
 /// Checks whether the daemon's NICs and rates match those of the host.
 fn configured(ports: &[Port], status: &Status) -> Vec<Finding> {
     let active: Vec<&Port> = ports.iter().filter(|port| port.active).collect();
-    let nics: Vec<_> = status
-        .ports
-        .iter()
-        .filter(|p| p.direction == "egress")
-        .collect();
+    let nics: Vec<_> = status.ports.iter().filter(|p| p.direction == "egress").collect();
     let mut findings = Vec::new();
     for port in &active {
         let named = nics
             .iter()
             .find(|nic| nic.name == port.device || Some(&nic.name) == port.netdev.as_ref());
         // With one NIC and one port, they belong together whatever their names are.
-        let only = nics
-            .first()
-            .filter(|_| nics.len() == 1 && active.len() == 1);
+        let only = nics.first().filter(|_| nics.len() == 1 && active.len() == 1);
         let Some(nic) = named.or(only) else {
             let missing = Finding::warn(
                 "nic",
@@ -188,8 +177,7 @@ fn configured(ports: &[Port], status: &Status) -> Vec<Finding> {
 /// Checks whether each RoCE port has an address whose packets carry a DSCP.
 pub(crate) fn gids(root: &Root, ports: &[Port]) -> Vec<Finding> {
     let roce = ports.iter().filter(|port| port.ethernet);
-    roce.map(|port| gid(root, port).about(port.subject()))
-        .collect()
+    roce.map(|port| gid(root, port).about(port.subject())).collect()
 }
 
 fn gid(root: &Root, port: &Port) -> Finding {
@@ -209,31 +197,20 @@ fn gid(root: &Root, port: &Port) -> Finding {
             _ => v1.push(index),
         }
     }
-    let address = format!(
-        "ip address add … dev {}",
-        port.netdev.as_deref().unwrap_or("…")
-    );
+    let address = format!("ip address add … dev {}", port.netdev.as_deref().unwrap_or("…"));
     if !mapped.is_empty() {
-        Finding::ok(
-            "gid",
-            format!("RoCEv2 over IPv4 at index {}", mapped.join(", ")),
-        )
+        Finding::ok("gid", format!("RoCEv2 over IPv4 at index {}", mapped.join(", ")))
     } else if !other_v2.is_empty() {
-        Finding::info(
-            "gid",
-            format!("RoCEv2 over IPv6 only, at index {}", other_v2.join(", ")),
-        )
-        .because("packets carry a DSCP; libraries that pick a GID by IPv4 find none")
-        .action(address)
+        Finding::info("gid", format!("RoCEv2 over IPv6 only, at index {}", other_v2.join(", ")))
+            .because("packets carry a DSCP; libraries that pick a GID by IPv4 find none")
+            .action(address)
     } else if !v1.is_empty() {
         Finding::warn("gid", "RoCE v1 only")
             .because(
                 "its packets have no IP header, so no DSCP: switches can't tell Laxity's \
                 levels apart",
             )
-            .action(format!(
-                "{address}; the kernel adds a RoCEv2 GID for each address"
-            ))
+            .action(format!("{address}; the kernel adds a RoCEv2 GID for each address"))
     } else {
         Finding::warn("gid", "no GID")
             .because("no queue pair can be connected through this port")
@@ -289,9 +266,7 @@ pub(crate) fn forced_class(root: &Root, ports: &[Port]) -> Vec<Finding> {
 
 /// Returns the last number of `text`, if it is not negative.
 fn number_in(text: &str) -> Option<u8> {
-    let digits = text
-        .rsplit(|c: char| !c.is_ascii_digit())
-        .find(|d| !d.is_empty())?;
+    let digits = text.rsplit(|c: char| !c.is_ascii_digit()).find(|d| !d.is_empty())?;
     let negative = text.contains(&format!("-{digits}"));
     digits.parse().ok().filter(|_| !negative)
 }
@@ -349,8 +324,7 @@ fn lossless(root: &Root, netdev: &str, qos: Option<&str>) -> Finding {
     let enabled = |side: &str| {
         let folder = format!("/sys/class/net/{netdev}/ecn/{side}/enable");
         let on = |priority: &String| {
-            root.text(&format!("{folder}/{priority}"))
-                .is_some_and(|value| value == "1")
+            root.text(&format!("{folder}/{priority}")).is_some_and(|value| value == "1")
         };
         let on: Vec<String> = root.names(&folder).into_iter().filter(on).collect();
         root.has(&folder).then(|| on.join(","))
@@ -363,18 +337,11 @@ fn lossless(root: &Root, netdev: &str, qos: Option<&str>) -> Finding {
     let row = qos.and_then(|text| text.lines().find_map(|l| l.trim().strip_prefix("enabled")));
     let pfc = match row {
         Some(row) => {
-            let on = row
-                .split_whitespace()
-                .enumerate()
-                .filter(|(_, bit)| *bit == "1");
+            let on = row.split_whitespace().enumerate().filter(|(_, bit)| *bit == "1");
             let on: Vec<String> = on.map(|(priority, _)| priority.to_string()).collect();
             format!(
                 "PFC on priorities {}",
-                if on.is_empty() {
-                    "none".into()
-                } else {
-                    on.join(",")
-                }
+                if on.is_empty() { "none".into() } else { on.join(",") }
             )
         }
         None => "PFC unreadable here".to_owned(),

@@ -93,11 +93,7 @@ pub(crate) fn page(findings: &[Finding], coloured: bool) -> String {
             Severity::Warn => ("warn ", 33),
             Severity::Error => ("ERROR", 31),
         };
-        let name = if coloured {
-            format!("\x1b[{colour}m{name}\x1b[0m")
-        } else {
-            name.to_owned()
-        };
+        let name = if coloured { format!("\x1b[{colour}m{name}\x1b[0m") } else { name.to_owned() };
         let found = printable(&finding.found);
         // Writing to a `String` does not fail.
         let _ = writeln!(page, "{name}  {:width$}  {found}", heading(finding));
@@ -129,9 +125,7 @@ fn heading(finding: &Finding) -> String {
 
 /// Replaces control characters, because users choose names of processes and values of variables.
 fn printable(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect()
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
 #[cfg(test)]
@@ -141,23 +135,15 @@ mod tests {
     #[test]
     fn the_worst_comes_last_with_its_reason_and_what_to_do() {
         let findings = [
-            Finding::error("daemon", "none")
-                .because("reason")
-                .action("systemctl start"),
+            Finding::error("daemon", "none").because("reason").action("systemctl start"),
             Finding::ok("kernel", "6.1"),
         ];
         let page = page(&findings, false);
         let lines: Vec<&str> = page.lines().collect();
-        assert!(
-            lines[0].starts_with("ok") && lines[1].starts_with("ERROR"),
-            "{page}"
-        );
+        assert!(lines[0].starts_with("ok") && lines[1].starts_with("ERROR"), "{page}");
         assert_eq!(lines[2], "       why: reason");
         assert_eq!(lines[3], "       do:  systemctl start");
-        assert!(
-            page.ends_with("1 ok, 0 to know, 0 warnings, 1 errors"),
-            "{page}"
-        );
+        assert!(page.ends_with("1 ok, 0 to know, 0 warnings, 1 errors"), "{page}");
     }
 
     #[test]

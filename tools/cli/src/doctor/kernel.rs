@@ -20,25 +20,17 @@ pub(crate) struct Tried {
 
 /// Tries the kernel features.
 pub(crate) fn try_out() -> Tried {
-    let smallest = Geometry {
-        lanes: 1,
-        slots: SLOTS_MIN,
-        colour: 0,
-    };
+    let smallest = Geometry { lanes: 1, slots: SLOTS_MIN, colour: 0 };
     Tried {
         membarrier: laxity_shm::sleep::register(),
-        region: Region::create(smallest)
-            .map(drop)
-            .map_err(|error| error.to_string()),
+        region: Region::create(smallest).map(drop).map_err(|error| error.to_string()),
     }
 }
 
 /// Checks the version, `membarrier` and sealed memory.
 pub(crate) fn kernel(root: &Root, tried: &Tried) -> Vec<Finding> {
     let release = root.text("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let mut numbers = release
-        .split(['.', '-'])
-        .map_while(|part| part.parse().ok());
+    let mut numbers = release.split(['.', '-']).map_while(|part| part.parse().ok());
     let version = numbers.next().zip(numbers.next());
     let version = match version {
         Some(version) if version < VERSION_MIN => Finding::warn(

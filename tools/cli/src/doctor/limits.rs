@@ -45,27 +45,19 @@ fn own(root: &Root, has_devices: bool) -> Finding {
                 (true, _) | (_, false) => Severity::Info,
                 (false, true) => Severity::Warn,
             };
-            let note = if lifted {
-                ", which CAP_IPC_LOCK lifts"
-            } else {
-                ""
-            };
-            Finding::new(
-                "memlock",
-                severity,
-                format!("{} in this shell{note}", shown(bytes)),
-            )
-            .because(if lifted {
-                "RDMA locks the memory that it registers: jobs without that capability (in \
+            let note = if lifted { ", which CAP_IPC_LOCK lifts" } else { "" };
+            Finding::new("memlock", severity, format!("{} in this shell{note}", shown(bytes)))
+                .because(if lifted {
+                    "RDMA locks the memory that it registers: jobs without that capability (in \
                      containers, of other users) fail with ENOMEM beyond the limit"
-            } else {
-                "RDMA locks the memory that it registers: jobs started from here fail with \
+                } else {
+                    "RDMA locks the memory that it registers: jobs started from here fail with \
                      ENOMEM beyond the limit"
-            })
-            .action(
-                "ulimit -l unlimited; to keep it, `* - memlock unlimited` in \
+                })
+                .action(
+                    "ulimit -l unlimited; to keep it, `* - memlock unlimited` in \
                     /etc/security/limits.d/rdma.conf",
-            )
+                )
         }
     }
 }
@@ -73,9 +65,7 @@ fn own(root: &Root, has_devices: bool) -> Finding {
 /// Returns the soft limit in bytes, or `u64::MAX` if there is none.
 fn limit(root: &Root, pid: &str) -> Option<u64> {
     let text = root.text(&format!("/proc/{pid}/limits"))?;
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix("Max locked memory"))?;
+    let line = text.lines().find_map(|line| line.strip_prefix("Max locked memory"))?;
     match line.split_whitespace().next()? {
         "unlimited" => Some(u64::MAX),
         bytes => bytes.parse().ok(),
@@ -83,9 +73,7 @@ fn limit(root: &Root, pid: &str) -> Option<u64> {
 }
 
 fn may_lock(root: &Root, pid: &str) -> bool {
-    let status = root
-        .text(&format!("/proc/{pid}/status"))
-        .unwrap_or_default();
+    let status = root.text(&format!("/proc/{pid}/status")).unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     mask.is_some_and(|mask| mask & (1 << CAP_IPC_LOCK) != 0)
@@ -95,26 +83,14 @@ fn may_lock(root: &Root, pid: &str) -> bool {
 fn configured(root: &Root) -> Vec<Finding> {
     let mut files = vec!["/etc/security/limits.conf".to_owned()];
     let folder = "/etc/security/limits.d";
-    files.extend(
-        root.names(folder)
-            .iter()
-            .map(|name| format!("{folder}/{name}")),
-    );
+    files.extend(root.names(folder).iter().map(|name| format!("{folder}/{name}")));
     files.push("/etc/systemd/system.conf".to_owned());
     let folder = "/etc/systemd/system.conf.d";
-    files.extend(
-        root.names(folder)
-            .iter()
-            .map(|name| format!("{folder}/{name}")),
-    );
+    files.extend(root.names(folder).iter().map(|name| format!("{folder}/{name}")));
     let mut findings = Vec::new();
     for file in files {
         let text = root.text(&file).unwrap_or_default();
-        for line in text
-            .lines()
-            .map(str::trim)
-            .filter(|line| !line.starts_with('#'))
-        {
+        for line in text.lines().map(str::trim).filter(|line| !line.starts_with('#')) {
             let words: Vec<&str> = line.split_whitespace().collect();
             let says = line.starts_with("DefaultLimitMEMLOCK=")
                 || matches!(words.as_slice(), [_, _, "memlock", _]);

@@ -51,15 +51,10 @@ pub(crate) struct Seen {
 /// Finds all processes with an RDMA library.
 pub(crate) fn scan(root: &Root) -> Seen {
     let mut seen = Seen::default();
-    for pid in root
-        .names("/proc")
-        .iter()
-        .filter_map(|name| name.parse().ok())
-    {
+    for pid in root.names("/proc").iter().filter_map(|name| name.parse().ok()) {
         match root.bytes(&format!("/proc/{pid}/maps")) {
             Some(maps) => {
-                seen.processes
-                    .extend(process(root, pid, &String::from_utf8_lossy(&maps)));
+                seen.processes.extend(process(root, pid, &String::from_utf8_lossy(&maps)));
             }
             // The process may have ended meanwhile.
             None if root.has(&format!("/proc/{pid}")) => seen.unreadable += 1,
@@ -74,8 +69,7 @@ fn process(root: &Root, pid: u32, maps: &str) -> Option<Process> {
     let has = |beginning: &str| maps.contains(&format!("/{beginning}"));
     let fds = format!("/proc/{pid}/fd");
     let is_device = |fd: &String| {
-        root.link(&format!("{fds}/{fd}"))
-            .is_some_and(|to| to.starts_with("/dev/infiniband/uverbs"))
+        root.link(&format!("{fds}/{fd}")).is_some_and(|to| to.starts_with("/dev/infiniband/uverbs"))
     };
     let verbs = has("libibverbs");
     let uses_rdma = root.names(&fds).iter().any(is_device);
@@ -96,9 +90,7 @@ fn process(root: &Root, pid: u32, maps: &str) -> Option<Process> {
 }
 
 fn variables(root: &Root, pid: u32) -> BTreeMap<String, String> {
-    let bytes = root
-        .bytes(&format!("/proc/{pid}/environ"))
-        .unwrap_or_default();
+    let bytes = root.bytes(&format!("/proc/{pid}/environ")).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
     text.split('\0')
         .filter_map(|entry| entry.split_once('='))
@@ -138,10 +130,7 @@ pub(crate) fn coverage(seen: &Seen, status: Option<&Status>) -> Vec<Finding> {
         let found = format!("{covered} processes with RDMA libraries are under Laxity");
         findings.push(Finding::ok("coverage", found));
     } else if seen.processes.is_empty() {
-        findings.push(Finding::ok(
-            "coverage",
-            "no process has an RDMA library in it",
-        ));
+        findings.push(Finding::ok("coverage", "no process has an RDMA library in it"));
     }
     if seen.unreadable > 0 {
         let found = format!("{} processes could not be looked into", seen.unreadable);
@@ -170,9 +159,7 @@ fn uncovered(process: &Process) -> Option<Finding> {
         "it could use RDMA (no device is open), and liblaxity.so is not in it",
     )
     .about(process.subject())
-    .action(format!(
-        "if it moves KV cache or runs collectives: {command}"
-    ));
+    .action(format!("if it moves KV cache or runs collectives: {command}"));
     Some(finding)
 }
 
@@ -192,13 +179,13 @@ fn bypasses(process: &Process) -> Vec<Finding> {
     let mut findings = Vec::new();
     let transports = process.variables.get("UCX_TLS");
     if process.uses_rdma && process.ucx_mlx5 && transports.is_none_or(|tls| allows_mlx5(tls)) {
-        let finding = Finding::warn(
-            "bypass-verbs",
-            "UCX on mlx5 builds its work requests itself (DEVX)",
-        )
-        .about(process.subject())
-        .because("no verbs library sees them, liblaxity.so neither: they go out unscheduled")
-        .action("start it with UCX_TLS=rc_verbs,ud_verbs,self,sm,cuda");
+        let finding =
+            Finding::warn("bypass-verbs", "UCX on mlx5 builds its work requests itself (DEVX)")
+                .about(process.subject())
+                .because(
+                    "no verbs library sees them, liblaxity.so neither: they go out unscheduled",
+                )
+                .action("start it with UCX_TLS=rc_verbs,ud_verbs,self,sm,cuda");
         findings.push(finding);
     }
     if process.gpu_initiated {

@@ -36,9 +36,8 @@ impl Root {
     /// Returns the sorted names in a folder. There are none if it does not exist.
     pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let entries = fs::read_dir(self.at(path)).into_iter().flatten().flatten();
-        let mut names: Vec<String> = entries
-            .map(|entry| entry.file_name().to_string_lossy().into_owned())
-            .collect();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
         names.sort_by_key(|name| (name.parse::<u64>().ok(), name.clone()));
         names
     }

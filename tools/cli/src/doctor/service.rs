@@ -57,12 +57,9 @@ fn version(daemon: &str, cli: &str) -> Finding {
     if daemon == cli {
         return Finding::ok("version", format!("daemon and tools are both {cli}"));
     }
-    Finding::warn(
-        "version",
-        format!("the daemon is {daemon}, these tools are {cli}"),
-    )
-    .because("a client of another release may not be understood, and would go on unscheduled")
-    .action("install one release everywhere; systemctl restart laxityd")
+    Finding::warn("version", format!("the daemon is {daemon}, these tools are {cli}"))
+        .because("a client of another release may not be understood, and would go on unscheduled")
+        .action("install one release everywhere; systemctl restart laxityd")
 }
 
 fn switched(status: &Status) -> Finding {
@@ -77,9 +74,7 @@ fn switched(status: &Status) -> Finding {
         "observe" => Finding::info("mode", "observe")
             .because("transfers are accounted for, none is delayed")
             .action(change),
-        mode => Finding::warn("mode", mode)
-            .because("nothing is scheduled")
-            .action(change),
+        mode => Finding::warn("mode", mode).because("nothing is scheduled").action(change),
     }
 }
 
@@ -125,22 +120,17 @@ pub(crate) fn registration(socket: &Path, answer: &Result<(), RegistrationError>
     let finding = Finding::error("registration", format!("{shown}: {error}"))
         .because("jobs of this user go out unscheduled");
     finding.action(match error {
-        RegistrationError::Rejected {
-            reason: Reason::Forbidden,
-            ..
-        } => {
+        RegistrationError::Rejected { reason: Reason::Forbidden, .. } => {
             "add its user or group to [access] in /etc/laxity/laxityd.toml; systemctl reload \
              laxityd"
         }
-        RegistrationError::Rejected {
-            reason: Reason::Full,
-            ..
-        } => "raise scheduler.clients_max in /etc/laxity/laxityd.toml; systemctl reload laxityd",
+        RegistrationError::Rejected { reason: Reason::Full, .. } => {
+            "raise scheduler.clients_max in /etc/laxity/laxityd.toml; systemctl reload laxityd"
+        }
         RegistrationError::Version(_)
-        | RegistrationError::Rejected {
-            reason: Reason::Version,
-            ..
-        } => "install one release everywhere; systemctl restart laxityd",
+        | RegistrationError::Rejected { reason: Reason::Version, .. } => {
+            "install one release everywhere; systemctl restart laxityd"
+        }
         RegistrationError::System { source, .. }
             if source.kind() == std::io::ErrorKind::PermissionDenied =>
         {

@@ -20,9 +20,7 @@ struct Host {
 
 impl Host {
     fn new() -> Self {
-        Self {
-            folder: tempfile::tempdir().unwrap(),
-        }
+        Self { folder: tempfile::tempdir().unwrap() }
     }
 
     fn root(&self) -> Root {
@@ -82,10 +80,7 @@ fn nothing(_: &str, _: &[&str]) -> Option<String> {
 }
 
 fn status() -> Status {
-    let level = |dscp| LevelStatus {
-        dscp,
-        ..LevelStatus::default()
-    };
+    let level = |dscp| LevelStatus { dscp, ..LevelStatus::default() };
     Status {
         version: env!("CARGO_PKG_VERSION").into(),
         mode: "enforce".into(),
@@ -102,17 +97,11 @@ fn status() -> Status {
 
 fn severity(findings: &[Finding], id: &str) -> Severity {
     let of_id = findings.iter().filter(|finding| finding.id == id);
-    of_id
-        .map(|f| f.severity)
-        .max()
-        .unwrap_or_else(|| panic!("no {id} in {findings:?}"))
+    of_id.map(|f| f.severity).max().unwrap_or_else(|| panic!("no {id} in {findings:?}"))
 }
 
 fn text(findings: &[Finding]) -> String {
-    findings
-        .iter()
-        .map(|f| format!("{} {} {} {}\n", f.subject, f.found, f.why, f.action))
-        .collect()
+    findings.iter().map(|f| format!("{} {} {} {}\n", f.subject, f.found, f.why, f.action)).collect()
 }
 
 #[test]
@@ -130,10 +119,7 @@ fn an_active_port_of_the_rate_that_the_daemon_believes_is_fine() {
     let findings = fabric::devices(&fabric::ports(&host.root()), Some(&status()));
     assert_eq!(severity(&findings, "device"), Severity::Ok);
     assert_eq!(severity(&findings, "nic"), Severity::Ok);
-    assert!(
-        text(&findings).contains("RoCE, 100 Gbit/s, eth0"),
-        "{findings:?}"
-    );
+    assert!(text(&findings).contains("RoCE, 100 Gbit/s, eth0"), "{findings:?}");
 }
 
 #[test]
@@ -144,19 +130,13 @@ fn a_port_that_is_down_faster_than_believed_or_unknown_to_the_daemon_is_a_warnin
     let findings = fabric::devices(&fabric::ports(&down.root()), None);
     assert_eq!(severity(&findings, "device"), Severity::Warn);
 
-    let fast = Host::new().roce("mlx5_0", "eth0", &[]).file(
-        "sys/class/infiniband/mlx5_0/ports/1/rate",
-        "400 Gb/sec (4X NDR)",
-    );
-    let findings = fabric::devices(&fabric::ports(&fast.root()), Some(&status()));
-    assert!(
-        text(&findings).contains("rate = \"400Gbit\""),
-        "{findings:?}"
-    );
-
-    let two = Host::new()
+    let fast = Host::new()
         .roce("mlx5_0", "eth0", &[])
-        .roce("mlx5_1", "eth1", &[]);
+        .file("sys/class/infiniband/mlx5_0/ports/1/rate", "400 Gb/sec (4X NDR)");
+    let findings = fabric::devices(&fabric::ports(&fast.root()), Some(&status()));
+    assert!(text(&findings).contains("rate = \"400Gbit\""), "{findings:?}");
+
+    let two = Host::new().roce("mlx5_0", "eth0", &[]).roce("mlx5_1", "eth1", &[]);
     let mut known = status();
     known.ports[0].name = "eth1".into();
     let findings = fabric::devices(&fabric::ports(&two.root()), Some(&known));
@@ -168,10 +148,9 @@ fn a_port_that_is_down_faster_than_believed_or_unknown_to_the_daemon_is_a_warnin
 
 #[test]
 fn infiniband_is_told_that_it_carries_no_dscp() {
-    let host = Host::new().roce("mlx5_0", "ib0", &[]).file(
-        "sys/class/infiniband/mlx5_0/ports/1/link_layer",
-        "InfiniBand",
-    );
+    let host = Host::new()
+        .roce("mlx5_0", "ib0", &[])
+        .file("sys/class/infiniband/mlx5_0/ports/1/link_layer", "InfiniBand");
     let findings = fabric::devices(&fabric::ports(&host.root()), None);
     assert_eq!(severity(&findings, "marking"), Severity::Info);
 }
@@ -182,16 +161,9 @@ fn a_rocev2_gid_over_ipv4_is_wanted_and_what_is_there_instead_is_said() {
         let host = Host::new().roce("mlx5_0", "eth0", gids);
         fabric::gids(&host.root(), &fabric::ports(&host.root())).remove(0)
     };
-    let good = gid(&[
-        (LOCAL, "IB/RoCE v1"),
-        (LOCAL, "RoCE v2"),
-        (EMPTY, ""),
-        (MAPPED, "RoCE v2\n"),
-    ]);
-    assert_eq!(
-        (good.severity, good.found.as_str()),
-        (Severity::Ok, "RoCEv2 over IPv4 at index 3")
-    );
+    let good =
+        gid(&[(LOCAL, "IB/RoCE v1"), (LOCAL, "RoCE v2"), (EMPTY, ""), (MAPPED, "RoCE v2\n")]);
+    assert_eq!((good.severity, good.found.as_str()), (Severity::Ok, "RoCEv2 over IPv4 at index 3"));
     assert_eq!(gid(&[(LOCAL, "RoCE v2")]).severity, Severity::Info);
     assert_eq!(gid(&[(MAPPED, "IB/RoCE v1")]).severity, Severity::Warn);
     let none = gid(&[(EMPTY, "")]);
@@ -236,14 +208,8 @@ fn a_class_that_is_forced_on_everything_is_an_error_and_a_default_one_is_mention
     let ports = fabric::ports(&host.root());
     assert!(fabric::forced_class(&host.root(), &ports).is_empty());
     let host = host
-        .file(
-            "sys/class/infiniband/mlx5_0/tc/1/traffic_class",
-            "Global tclass=106\n",
-        )
-        .file(
-            "sys/kernel/config/rdma_cm/mlx5_0/ports/1/default_roce_tos",
-            "104\n",
-        );
+        .file("sys/class/infiniband/mlx5_0/tc/1/traffic_class", "Global tclass=106\n")
+        .file("sys/kernel/config/rdma_cm/mlx5_0/ports/1/default_roce_tos", "104\n");
     let findings = fabric::forced_class(&host.root(), &ports);
     assert_eq!(severity(&findings, "forced-class"), Severity::Error);
     assert!(text(&findings).contains("106"));
@@ -254,14 +220,12 @@ fn a_class_that_is_forced_on_everything_is_an_error_and_a_default_one_is_mention
 
 #[test]
 fn kv_transfer_above_collectives_is_found_from_the_libraries_defaults() {
-    let host = Host::new()
-        .process(10, &["libucp.so.0", "libibverbs.so.1"], &[], true)
-        .process(
-            11,
-            &["libnccl.so.2", "libibverbs.so.1"],
-            &["HOME=/root"],
-            true,
-        );
+    let host = Host::new().process(10, &["libucp.so.0", "libibverbs.so.1"], &[], true).process(
+        11,
+        &["libnccl.so.2", "libibverbs.so.1"],
+        &["HOME=/root"],
+        true,
+    );
     let seen = processes::scan(&host.root());
     for status in [None, Some(&status())] {
         let findings = classes::inverted(&seen, status);
@@ -276,19 +240,17 @@ fn kv_transfer_above_collectives_is_found_from_the_libraries_defaults() {
 #[test]
 fn classes_that_an_operator_pinned_the_right_way_round_are_fine() {
     let host = Host::new()
-        .process(
-            10,
-            &["libucp-9ab1.so.0"],
-            &["UCX_IB_TRAFFIC_CLASS=72"],
-            true,
-        )
+        .process(10, &["libucp-9ab1.so.0"], &["UCX_IB_TRAFFIC_CLASS=72"], true)
         .process(11, &["libnccl.so.2"], &["NCCL_IB_TC=184"], true);
     let findings = classes::inverted(&processes::scan(&host.root()), Some(&status()));
     assert_eq!(severity(&findings, "inverted-classes"), Severity::Ok);
     // CS1 is below best effort.
-    let host = Host::new()
-        .process(10, &["libtransfer_engine.so"], &["MC_IB_TC=32"], true)
-        .process(11, &["libnccl.so.2"], &[], true);
+    let host = Host::new().process(10, &["libtransfer_engine.so"], &["MC_IB_TC=32"], true).process(
+        11,
+        &["libnccl.so.2"],
+        &[],
+        true,
+    );
     let findings = classes::inverted(&processes::scan(&host.root()), None);
     assert_eq!(severity(&findings, "inverted-classes"), Severity::Ok);
 }
@@ -296,9 +258,12 @@ fn classes_that_an_operator_pinned_the_right_way_round_are_fine() {
 #[test]
 fn under_the_library_defaults_do_not_count_and_pins_are_mentioned() {
     let shim = "liblaxity.so";
-    let host = Host::new()
-        .process(10, &["libucp.so.0", shim], &[], true)
-        .process(11, &["libnccl.so.2", shim], &["NCCL_IB_TC=0"], true);
+    let host = Host::new().process(10, &["libucp.so.0", shim], &[], true).process(
+        11,
+        &["libnccl.so.2", shim],
+        &["NCCL_IB_TC=0"],
+        true,
+    );
     let findings = classes::inverted(&processes::scan(&host.root()), None);
     assert_eq!(severity(&findings, "inverted-classes"), Severity::Ok);
     assert!(
@@ -310,12 +275,7 @@ fn under_the_library_defaults_do_not_count_and_pins_are_mentioned() {
 #[test]
 fn rdma_without_the_library_is_a_warning_that_names_the_process_and_the_command() {
     let host = Host::new()
-        .process(
-            10,
-            &["libibverbs.so.1", "mooncake/engine.so", "libnccl.so.2"],
-            &[],
-            true,
-        )
+        .process(10, &["libibverbs.so.1", "mooncake/engine.so", "libnccl.so.2"], &[], true)
         .process(11, &["libibverbs.so.1"], &[], false)
         .process(12, &["libc.so.6"], &[], false);
     let findings = processes::coverage(&processes::scan(&host.root()), None);
@@ -332,33 +292,16 @@ fn rdma_without_the_library_is_a_warning_that_names_the_process_and_the_command(
 fn preloaded_and_attached_is_covered_and_preloaded_alone_is_not() {
     let host = Host::new().process(10, &["libibverbs.so.1", "liblaxity.so"], &[], true);
     let seen = processes::scan(&host.root());
-    assert_eq!(
-        severity(&processes::coverage(&seen, None), "coverage"),
-        Severity::Ok
-    );
+    assert_eq!(severity(&processes::coverage(&seen, None), "coverage"), Severity::Ok);
     let mut status = status();
-    assert_eq!(
-        severity(&processes::coverage(&seen, Some(&status)), "coverage"),
-        Severity::Warn
-    );
-    status.clients.push(ClientStatus {
-        pid: 10,
-        ..ClientStatus::default()
-    });
-    assert_eq!(
-        severity(&processes::coverage(&seen, Some(&status)), "coverage"),
-        Severity::Ok
-    );
+    assert_eq!(severity(&processes::coverage(&seen, Some(&status)), "coverage"), Severity::Warn);
+    status.clients.push(ClientStatus { pid: 10, ..ClientStatus::default() });
+    assert_eq!(severity(&processes::coverage(&seen, Some(&status)), "coverage"), Severity::Ok);
 }
 
 #[test]
 fn ucx_on_mlx5_goes_past_verbs_unless_it_is_told_to_use_them() {
-    let libraries = [
-        "libibverbs.so.1",
-        "libmlx5-rdmav34.so",
-        "ucx/libuct_ib.so.0",
-        "liblaxity.so",
-    ];
+    let libraries = ["libibverbs.so.1", "libmlx5-rdmav34.so", "ucx/libuct_ib.so.0", "liblaxity.so"];
     let host = Host::new().process(10, &libraries, &[], true).process(
         11,
         &libraries,
@@ -368,10 +311,7 @@ fn ucx_on_mlx5_goes_past_verbs_unless_it_is_told_to_use_them() {
     let findings = processes::coverage(&processes::scan(&host.root()), None);
     let past: Vec<_> = findings.iter().filter(|f| f.id == "bypass-verbs").collect();
     assert_eq!(past.len(), 1);
-    assert_eq!(
-        (past[0].severity, past[0].subject.as_str()),
-        (Severity::Warn, "10 (engine)")
-    );
+    assert_eq!((past[0].severity, past[0].subject.as_str()), (Severity::Warn, "10 (engine)"));
 }
 
 #[test]
@@ -399,21 +339,12 @@ fn memory_that_may_not_be_locked_is_a_warning_where_there_are_devices() {
         .process(10, &["libibverbs.so.1"], &[], true)
         .file("proc/10/limits", &limits("65536"))
         .file("proc/10/status", "CapEff:\t0000000000000000\n")
-        .file(
-            "etc/security/limits.d/rdma.conf",
-            "# x\n* - memlock unlimited\n* - nofile 9\n",
-        )
-        .file(
-            "etc/systemd/system.conf",
-            "#DefaultLimitMEMLOCK=8M\nDefaultLimitMEMLOCK=infinity\n",
-        );
+        .file("etc/security/limits.d/rdma.conf", "# x\n* - memlock unlimited\n* - nofile 9\n")
+        .file("etc/systemd/system.conf", "#DefaultLimitMEMLOCK=8M\nDefaultLimitMEMLOCK=infinity\n");
     let findings = limits::memlock(&host.root(), &processes::scan(&host.root()), true);
     let said = text(&findings);
     assert!(said.contains("10 (engine) it may lock 64 KiB"), "{said}");
-    let configured: Vec<_> = findings
-        .iter()
-        .filter(|f| f.id == "memlock-configured")
-        .collect();
+    let configured: Vec<_> = findings.iter().filter(|f| f.id == "memlock-configured").collect();
     assert_eq!(configured.len(), 2, "{said}");
 }
 
@@ -425,10 +356,7 @@ fn an_old_kernel_a_refused_barrier_and_unsealable_memory_are_said_by_their_weigh
     };
     let host = Host::new().file("proc/sys/kernel/osrelease", "6.1.0-18-amd64\n");
     let findings = kernel::kernel(&host.root(), &tried(true, Ok(())));
-    assert!(
-        findings.iter().all(|f| f.severity == Severity::Ok),
-        "{findings:?}"
-    );
+    assert!(findings.iter().all(|f| f.severity == Severity::Ok), "{findings:?}");
     let host = host.file("proc/sys/kernel/osrelease", "4.15.0\n");
     let findings = kernel::kernel(&host.root(), &tried(false, Err("fcntl")));
     assert_eq!(severity(&findings, "kernel"), Severity::Warn);
@@ -439,10 +367,8 @@ fn an_old_kernel_a_refused_barrier_and_unsealable_memory_are_said_by_their_weigh
 #[test]
 fn a_daemon_that_is_absent_bypassed_or_of_another_release_is_told_apart() {
     let nobody = || std::io::Error::from(std::io::ErrorKind::NotFound);
-    let absent = service::daemon(&Err(ControlError::Connect {
-        path: "/run/x".into(),
-        cause: nobody(),
-    }));
+    let absent =
+        service::daemon(&Err(ControlError::Connect { path: "/run/x".into(), cause: nobody() }));
     assert_eq!(severity(&absent, "daemon"), Severity::Error);
     assert!(text(&absent).contains("systemctl enable --now laxityd"));
     let forbidden = service::daemon(&Err(ControlError::Connect {
@@ -456,18 +382,11 @@ fn a_daemon_that_is_absent_bypassed_or_of_another_release_is_told_apart() {
     );
 
     let good = service::daemon(&Ok(status()));
-    assert_eq!(
-        good.iter().map(|f| f.severity).max(),
-        Some(Severity::Info),
-        "no client yet"
-    );
+    assert_eq!(good.iter().map(|f| f.severity).max(), Some(Severity::Info), "no client yet");
     let mut odd = status();
     odd.version = "0.0.1".into();
     odd.bypass = true;
-    odd.clients.push(ClientStatus {
-        garbage_records: 3,
-        ..ClientStatus::default()
-    });
+    odd.clients.push(ClientStatus { garbage_records: 3, ..ClientStatus::default() });
     let odd = service::daemon(&Ok(odd));
     for id in ["version", "mode", "clients"] {
         assert_eq!(severity(&odd, id), Severity::Warn, "{id}");
@@ -477,10 +396,7 @@ fn a_daemon_that_is_absent_bypassed_or_of_another_release_is_told_apart() {
 #[test]
 fn a_refused_registration_says_what_to_change() {
     let socket = "/run/laxity/laxityd.sock".as_ref();
-    assert_eq!(
-        service::registration(socket, &Ok(())).severity,
-        Severity::Ok
-    );
+    assert_eq!(service::registration(socket, &Ok(())).severity, Severity::Ok);
     let rejected = |reason| {
         let error = RegistrationError::Rejected { reason, version: 1 };
         service::registration(socket, &Err(error))

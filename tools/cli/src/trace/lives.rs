@@ -54,19 +54,9 @@ pub(super) struct Spell {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spelled {
-    Layer {
-        batch: u64,
-        layer: u16,
-    },
-    Queued {
-        batch: u64,
-        ahead: u64,
-    },
-    Request {
-        batch: u64,
-        request: u64,
-        deadline_ns: u64,
-    },
+    Layer { batch: u64, layer: u16 },
+    Queued { batch: u64, ahead: u64 },
+    Request { batch: u64, request: u64, deadline_ns: u64 },
 }
 
 impl Spelled {
@@ -107,14 +97,10 @@ pub(super) fn lives(events: &[TraceEvent]) -> Lives {
                 living.insert(flow.flow, all.flows.len());
                 all.flows.push(born(at_ns, flow));
             }
-            TraceKind::Permitted {
-                flow, bytes, level, ..
-            } => match living.get(flow) {
-                Some(&at) => all.flows[at].permits.push(Permit {
-                    at_ns,
-                    bytes: *bytes,
-                    level: *level,
-                }),
+            TraceKind::Permitted { flow, bytes, level, .. } => match living.get(flow) {
+                Some(&at) => {
+                    all.flows[at].permits.push(Permit { at_ns, bytes: *bytes, level: *level })
+                }
                 None => all.strays += 1,
             },
             TraceKind::Completed { flow, bytes } => match living.get(flow) {
@@ -138,12 +124,11 @@ pub(super) fn lives(events: &[TraceEvent]) -> Lives {
     let last_ns = all.last_ns;
     let mut left: Vec<_> = open.into_values().collect();
     left.sort_by_key(|(begin_ns, what)| (*begin_ns, what.key()));
-    all.spells
-        .extend(left.into_iter().map(|(begin_ns, what)| Spell {
-            begin_ns,
-            end_ns: last_ns,
-            what,
-        }));
+    all.spells.extend(left.into_iter().map(|(begin_ns, what)| Spell {
+        begin_ns,
+        end_ns: last_ns,
+        what,
+    }));
     all
 }
 
@@ -156,11 +141,7 @@ fn born(at_ns: u64, flow: &TracedFlow) -> Life {
         ended: None,
     };
     if flow.granted > 0 && flow.standing != SubmitOutcome::Observed {
-        life.permits.push(Permit {
-            at_ns,
-            bytes: flow.granted,
-            level: flow.level,
-        });
+        life.permits.push(Permit { at_ns, bytes: flow.granted, level: flow.level });
     }
     // An empty flow has no completions.
     if flow.bytes == 0 {
@@ -184,27 +165,14 @@ fn spell(
             ((false, batch), Some(Spelled::Queued { batch, ahead }))
         }
         TraceKind::ComputeEnd { batch } | TraceKind::BatchEnd { batch } => ((false, batch), None),
-        TraceKind::RequestJoin {
-            batch,
-            request,
-            deadline_ns,
-        } => (
-            (true, request),
-            Some(Spelled::Request {
-                batch,
-                request,
-                deadline_ns,
-            }),
-        ),
+        TraceKind::RequestJoin { batch, request, deadline_ns } => {
+            ((true, request), Some(Spelled::Request { batch, request, deadline_ns }))
+        }
         TraceKind::RequestEnd { request } => ((true, request), None),
         _ => return,
     };
     if let Some((begin_ns, what)) = open.remove(&key) {
-        spells.push(Spell {
-            begin_ns,
-            end_ns: at_ns,
-            what,
-        });
+        spells.push(Spell { begin_ns, end_ns: at_ns, what });
     }
     if let Some(what) = begins {
         open.insert(key, (at_ns, what));

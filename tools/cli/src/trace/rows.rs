@@ -94,27 +94,18 @@ fn ports(lives: &Lives, nics: &[String], events: &mut Vec<Value>) {
         let flow = &flows[0].flow;
         if process != seen {
             seen = process;
-            let name = nics
-                .get(usize::from(flow.nic))
-                .map_or_else(|| flow.nic.to_string(), Clone::clone);
+            let name =
+                nics.get(usize::from(flow.nic)).map_or_else(|| flow.nic.to_string(), Clone::clone);
             let direction = if flow.ingress { "ingress" } else { "egress" };
-            events.extend(named(
-                "process",
-                process,
-                0,
-                &format!("{name} {direction}"),
-                process,
-            ));
+            events.extend(named("process", process, 0, &format!("{name} {direction}"), process));
         }
         let standing = match number {
             0 => "without leave".to_owned(),
             number => level(number),
         };
         let name = format!("{} · layer {layer} · {standing}", flow.stage);
-        let spans: Vec<_> = flows
-            .iter()
-            .map(|life| (life.submitted_ns, life.end_ns(lives.last_ns)))
-            .collect();
+        let spans: Vec<_> =
+            flows.iter().map(|life| (life.submitted_ns, life.end_ns(lives.last_ns))).collect();
         let places = spread(&spans);
         let copies = places.iter().max().map_or(0, |most| most + 1);
         for copy in 0..copies {
@@ -210,9 +201,7 @@ fn engine(lives: &Lives, events: &mut Vec<Value>) {
                 Spelled::Queued { batch, ahead } => {
                     (format!("waits for batch {ahead}"), json!({"batch": batch}))
                 }
-                Spelled::Request {
-                    batch, deadline_ns, ..
-                } => (
+                Spelled::Request { batch, deadline_ns, .. } => (
                     format!("in batch {batch}"),
                     match deadline_ns {
                         0 => json!({"batch": batch}),

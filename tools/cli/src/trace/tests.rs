@@ -33,54 +33,28 @@ fn at(at_ns: u64, what: TraceKind) -> TraceEvent {
 }
 
 fn permit(flow: u64, bytes: u64, level: u8, last: bool) -> TraceKind {
-    TraceKind::Permitted {
-        flow,
-        bytes,
-        level,
-        last,
-    }
+    TraceKind::Permitted { flow, bytes, level, last }
 }
 
 /// Returns events in which a p2d flow waits behind a collective, and then goes in two parts, late.
 fn story() -> Vec<TraceEvent> {
-    let waits = TracedFlow {
-        deadline_ns: 8_000,
-        ..flow(1, "p2d", 3000, SubmitOutcome::BehindOthers)
-    };
+    let waits =
+        TracedFlow { deadline_ns: 8_000, ..flow(1, "p2d", 3000, SubmitOutcome::BehindOthers) };
     let goes = TracedFlow {
         granted: 2048,
         level: 2,
         ..flow(2, "collective", 2048, SubmitOutcome::AtOnce)
     };
     vec![
-        at(
-            500,
-            TraceKind::RequestJoin {
-                batch: 7,
-                request: 1,
-                deadline_ns: 8_000,
-            },
-        ),
+        at(500, TraceKind::RequestJoin { batch: 7, request: 1, deadline_ns: 8_000 }),
         at(600, TraceKind::LayerBegin { batch: 7, layer: 3 }),
         at(1_000, TraceKind::Submitted(waits)),
         at(2_000, TraceKind::Submitted(goes)),
-        at(
-            3_000,
-            TraceKind::Completed {
-                flow: 2,
-                bytes: 2048,
-            },
-        ),
+        at(3_000, TraceKind::Completed { flow: 2, bytes: 2048 }),
         at(4_000, permit(1, 1000, 5, false)),
         at(5_000, TraceKind::LayerBegin { batch: 7, layer: 4 }),
         at(6_000, permit(1, 2000, 5, true)),
-        at(
-            9_000,
-            TraceKind::Completed {
-                flow: 1,
-                bytes: 3000,
-            },
-        ),
+        at(9_000, TraceKind::Completed { flow: 1, bytes: 3000 }),
         at(9_500, TraceKind::ComputeEnd { batch: 7 }),
         at(9_600, TraceKind::Completed { flow: 99, bytes: 1 }),
     ]
@@ -127,15 +101,7 @@ fn there_is_a_row_for_each_stage_layer_and_level_and_slices_lie_inside_each_othe
         .iter()
         .map(|event| event["args"]["name"].as_str().expect("a name").to_owned())
         .collect();
-    assert_eq!(
-        names,
-        [
-            "batch 7",
-            "request 1",
-            "collective · layer 3 · P2",
-            "p2d · layer 3 · P5"
-        ]
-    );
+    assert_eq!(names, ["batch 7", "request 1", "collective · layer 3 · P2", "p2d · layer 3 · P5"]);
     let processes: Vec<_> = with(&picture, "name", "process_name")
         .iter()
         .map(|event| event["args"]["name"].clone())
@@ -143,10 +109,7 @@ fn there_is_a_row_for_each_stage_layer_and_level_and_slices_lie_inside_each_othe
     assert_eq!(processes, ["engine", "eth0 egress"]);
     let flows = with(&picture, "cat", "flow");
     assert_eq!(flows.len(), 2);
-    let p2d = flows
-        .iter()
-        .find(|event| event["args"]["request"] == 1)
-        .expect("the p2d flow");
+    let p2d = flows.iter().find(|event| event["args"]["request"] == 1).expect("the p2d flow");
     assert_eq!((&p2d["ts"], &p2d["dur"]), (&0.5.into(), &8.0.into()));
     assert_eq!(p2d["args"]["outcome"], "late");
     assert_eq!(p2d["args"]["waited_us"], 3.0);
@@ -159,19 +122,10 @@ fn there_is_a_row_for_each_stage_layer_and_level_and_slices_lie_inside_each_othe
 #[test]
 fn what_did_not_end_lasts_until_the_trace_does_and_a_number_may_be_used_again() {
     let again = [
-        at(
-            10,
-            TraceKind::Submitted(flow(1, "p2d", 5, SubmitOutcome::WindowFull)),
-        ),
+        at(10, TraceKind::Submitted(flow(1, "p2d", 5, SubmitOutcome::WindowFull))),
         at(20, TraceKind::Cancelled { flow: 1 }),
-        at(
-            30,
-            TraceKind::Submitted(flow(1, "p2d", 5, SubmitOutcome::Observed)),
-        ),
-        at(
-            40,
-            TraceKind::Submitted(flow(2, "p2d", 0, SubmitOutcome::OnCredit)),
-        ),
+        at(30, TraceKind::Submitted(flow(1, "p2d", 5, SubmitOutcome::Observed))),
+        at(40, TraceKind::Submitted(flow(2, "p2d", 0, SubmitOutcome::OnCredit))),
     ];
     let lives = lives(&again);
     assert_eq!(lives.flows[0].ended, Some(Ended::Cancelled(20)));

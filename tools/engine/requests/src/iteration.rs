@@ -89,12 +89,8 @@ impl Plan {
         let chunks = self
             .chunks
             .iter()
-            .fold(Composition::default(), |sum, chunk| {
-                sum.with_chunk(chunk.prefix, chunk.tokens)
-            });
-        self.steps
-            .iter()
-            .fold(chunks, |sum, step| sum.with_decode(step.context))
+            .fold(Composition::default(), |sum, chunk| sum.with_chunk(chunk.prefix, chunk.tokens));
+        self.steps.iter().fold(chunks, |sum, step| sum.with_decode(step.context))
     }
 }
 
@@ -141,10 +137,7 @@ pub struct Load {
     pub blocks_free: u32,
 }
 
-#[expect(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "serde hands out references"
-)]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands out references")]
 const fn is_none(count: &u32) -> bool {
     *count == 0
 }

@@ -44,19 +44,11 @@ impl Job {
         // The pass that generates a token computes the KV of the token before it.
         let computed = spec.prompt.saturating_add(spec.generated.saturating_sub(1));
         let decodes = spec.generated > 0 && spec.ready >= computed;
-        let target = if decodes {
-            computed
-        } else {
-            spec.prompt.saturating_add(spec.generated)
-        };
+        let target = if decodes { computed } else { spec.prompt.saturating_add(spec.generated) };
         let most = if decodes { target } else { target - 1 };
         Self {
             spec,
-            phase: if decodes {
-                Phase::Decoding
-            } else {
-                Phase::Waiting
-            },
+            phase: if decodes { Phase::Decoding } else { Phase::Waiting },
             context: if spec.ready < most { spec.ready } else { most },
             target,
             generated: spec.generated,

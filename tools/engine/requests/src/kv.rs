@@ -28,12 +28,7 @@ impl Pool {
     /// Creates a pool of `capacity` blocks of `block_tokens` tokens (at least 1).
     #[must_use]
     pub fn new(capacity: u32, block_tokens: u32) -> Self {
-        Self {
-            block_tokens: block_tokens.max(1),
-            capacity,
-            used: 0,
-            held: FxHashMap::default(),
-        }
+        Self { block_tokens: block_tokens.max(1), capacity, used: 0, held: FxHashMap::default() }
     }
 
     /// Returns the number of blocks that `tokens` tokens need.
@@ -117,11 +112,7 @@ impl Pool {
     /// Reports whether the blocks of all requests add up to the used blocks. For tests.
     #[must_use]
     pub fn is_balanced(&self) -> bool {
-        self.held
-            .values()
-            .map(|blocks| u64::from(*blocks))
-            .sum::<u64>()
-            == u64::from(self.used)
+        self.held.values().map(|blocks| u64::from(*blocks)).sum::<u64>() == u64::from(self.used)
             && self.held.values().all(|blocks| *blocks > 0)
     }
 }

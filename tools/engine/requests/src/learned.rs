@@ -128,9 +128,7 @@ impl Fit {
     /// coefficients and takes the others as zero.
     fn fit(&mut self) {
         let cost = |x: &[f64; TERMS]| -> f64 {
-            let quadratic: f64 = (0..TERMS)
-                .map(|at| x[at] * product(&self.normal[at], x))
-                .sum();
+            let quadratic: f64 = (0..TERMS).map(|at| x[at] * product(&self.normal[at], x)).sum();
             quadratic - 2.0 * product(&self.right, x)
         };
         let mut best: Option<([f64; TERMS], f64)> = None;

@@ -30,10 +30,9 @@ impl Targets {
     pub fn of(spec: &Spec) -> Self {
         match spec.slo {
             Slo::Interactive { ttft, tbt } => Self { ttft, tpot: tbt },
-            Slo::Batch { ttlt } => Self {
-                ttft: ttlt / 2,
-                tpot: ttlt / 2 / u64::from(spec.output_max.max(1)),
-            },
+            Slo::Batch { ttlt } => {
+                Self { ttft: ttlt / 2, tpot: ttlt / 2 / u64::from(spec.output_max.max(1)) }
+            }
         }
     }
 }
@@ -99,11 +98,7 @@ impl Row {
             blocks: 0,
             blocks_free: 0,
         };
-        let placed = Prompts {
-            requests: 0.0,
-            tokens: 0.0,
-            squares: 0.0,
-        };
+        let placed = Prompts { requests: 0.0, tokens: 0.0, squares: 0.0 };
         Self {
             role,
             load,
@@ -123,11 +118,7 @@ impl Row {
         let load = &self.load;
         let tokens = load.prefill_tokens as f64;
         let requests = f64::from(load.waiting + load.running.saturating_sub(load.decoding));
-        let squares = if requests > 0.0 {
-            tokens * tokens / requests
-        } else {
-            0.0
-        };
+        let squares = if requests > 0.0 { tokens * tokens / requests } else { 0.0 };
         Prompts {
             requests: requests + self.placed.requests,
             tokens: tokens + self.placed.tokens,
@@ -144,10 +135,7 @@ impl Row {
             let context = self.tokens.max(self.load.decode_context);
             return (f64::from(requests), context as f64);
         }
-        (
-            f64::from(self.load.decoding),
-            self.load.decode_context as f64,
-        )
+        (f64::from(self.load.decoding), self.load.decode_context as f64)
     }
 
     /// Returns the number of tokens for which there is room, with blocks of `block_tokens`. Without
@@ -249,11 +237,7 @@ impl InstanceTable {
         row.requests += 1;
         row.tokens += u64::from(tokens);
         *row.tpots.entry(tpot).or_default() += 1;
-        let home = Home {
-            instance,
-            tokens,
-            tpot,
-        };
+        let home = Home { instance, tokens, tpot };
         self.homes.insert(spec.id, home);
     }
 

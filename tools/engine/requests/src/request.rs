@@ -109,9 +109,7 @@ impl Spec {
     /// Returns the most tokens of KV that the request needs. The last generated token needs none.
     #[must_use]
     pub const fn tokens_max(&self) -> u32 {
-        self.prompt
-            .saturating_add(self.output_max)
-            .saturating_sub(1)
+        self.prompt.saturating_add(self.output_max).saturating_sub(1)
     }
 
     /// Returns the deadline of token `n`, as [`Slo::deadline`].

@@ -14,10 +14,7 @@ use laxity_requests::request::{
 use laxity_requests::{Span, Time};
 use proptest::prelude::*;
 
-const MODEL: Linear = Linear {
-    prefill: [8e6, 60_000.0, 1.5],
-    decode: [7e6, 12.0, 20_000.0],
-};
+const MODEL: Linear = Linear { prefill: [8e6, 60_000.0, 1.5], decode: [7e6, 12.0, 20_000.0] };
 const BLOCKS: u32 = 400;
 const BLOCK_TOKENS: u32 = 16;
 
@@ -73,10 +70,7 @@ fn dispatcher(which: usize) -> Box<dyn Dispatch> {
             scan_max: 3,
             ..options
         })),
-        _ => Box::new(HyperFlexis::with_priorities(
-            options,
-            Mapping::new(bounds, 16),
-        )),
+        _ => Box::new(HyperFlexis::with_priorities(options, Mapping::new(bounds, 16))),
     }
 }
 
@@ -144,11 +138,8 @@ impl Driver {
                 other => panic!("{request:?} is placed twice: {other:?}"),
             };
         }
-        let waiting = self
-            .live
-            .values()
-            .filter(|(_, at)| matches!(at, At::Line | At::Computed))
-            .count();
+        let waiting =
+            self.live.values().filter(|(_, at)| matches!(at, At::Line | At::Computed)).count();
         assert_eq!(self.dispatch.waiting(), waiting);
         // A wake-up that isn't in the future would make the driver spin.
         if let Some(wake) = self.dispatch.next_deadline() {
@@ -213,11 +204,7 @@ impl Driver {
         let (spec, at) = self.live[&request];
         match at {
             At::Placed(instance) if self.pools => {
-                let spec = Spec {
-                    ready: spec.prompt,
-                    generated: 1,
-                    ..spec
-                };
+                let spec = Spec { ready: spec.prompt, generated: 1, ..spec };
                 self.live.insert(request, (spec, At::Computed));
                 self.tell(&Event::Prefilled { spec, instance });
             }
@@ -238,10 +225,7 @@ impl Driver {
     }
 
     fn report(&mut self, instance: InstanceId) {
-        let mut load = Load {
-            blocks: BLOCKS,
-            ..Load::default()
-        };
+        let mut load = Load { blocks: BLOCKS, ..Load::default() };
         for (nth, (spec, at)) in self.live.values().enumerate() {
             match at {
                 At::Placed(other) if *other == instance && nth % 2 == 0 => {
@@ -258,11 +242,7 @@ impl Driver {
         }
         let held = load.decode_context / u64::from(BLOCK_TOKENS);
         load.blocks_free = BLOCKS.saturating_sub(held as u32);
-        self.tell(&Event::Load {
-            instance,
-            load,
-            took: 20_000_000,
-        });
+        self.tell(&Event::Load { instance, load, took: 20_000_000 });
     }
 }
 

@@ -52,23 +52,14 @@ fn arrive(driver: &mut Driver, prompt: u32, output: u32, slo: Slo) -> RequestId 
         generated: 0,
         class: ClassId(0),
         application: ApplicationId((id.0 % 3) as u32),
-        importance: if id.0.is_multiple_of(2) {
-            Importance::Low
-        } else {
-            Importance::Important
-        },
+        importance: if id.0.is_multiple_of(2) { Importance::Low } else { Importance::Important },
         slo,
     })
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    Arrive {
-        prompt: u32,
-        output: u32,
-        slo: u64,
-        interactive: bool,
-    },
+    Arrive { prompt: u32, output: u32, slo: u64, interactive: bool },
     Cancel(usize),
     Compute(u8),
     Idle,
@@ -107,10 +98,7 @@ fn agent() -> impl Strategy<Value = Agent> {
                 statera,
                 chunk,
                 chunk_min: 1,
-                hints: Hints {
-                    lane_split: Span::from_millis(400),
-                    fast_weight: 2,
-                },
+                hints: Hints { lane_split: Span::from_millis(400), fast_weight: 2 },
             };
             Agent::new(kind, config, cognition(Span::from_millis(service)))
         },
@@ -163,20 +151,13 @@ proptest! {
 }
 
 fn interactive() -> Slo {
-    Slo::Interactive {
-        ttft: 2_000_000_000,
-        tbt: 200_000_000,
-    }
+    Slo::Interactive { ttft: 2_000_000_000, tbt: 200_000_000 }
 }
 
 /// Perception takes an hour for each request.
 #[test]
 fn nobody_waits_for_perception() {
-    let agent = Agent::new(
-        Kind::Sjf,
-        Config::default(),
-        cognition(Span::from_millis(3_600_000)),
-    );
+    let agent = Agent::new(Kind::Sjf, Config::default(), cognition(Span::from_millis(3_600_000)));
     let mut driver = driver(agent);
     for _ in 0..100 {
         arrive(&mut driver, 20, 5, interactive());
@@ -207,10 +188,7 @@ fn order(kind: Kind) -> Vec<RequestId> {
         statera: None,
         chunk: 20,
         chunk_min: 1,
-        hints: Hints {
-            lane_split: Span::from_millis(300),
-            fast_weight: 4,
-        },
+        hints: Hints { lane_split: Span::from_millis(300), fast_weight: 4 },
     };
     let mut driver = driver(Agent::new(kind, config, exact()));
     for _ in 0..9 {
@@ -244,10 +222,7 @@ fn the_slow_lane_gets_its_share_while_short_requests_keep_coming() {
         statera: None,
         chunk: 16,
         chunk_min: 1,
-        hints: Hints {
-            lane_split: Span::from_millis(300),
-            fast_weight: 2,
-        },
+        hints: Hints { lane_split: Span::from_millis(300), fast_weight: 2 },
     };
     let mut driver = driver(Agent::new(Kind::TwoLane, config, exact()));
     let slow = arrive(&mut driver, 40, 30, interactive());

@@ -10,10 +10,7 @@ use laxity_requests::request::{
 use laxity_requests::{Span, Time};
 
 /// A prefill takes 10 ms and 0.1 ms per token, and a step 10 ms and 10 µs per request.
-const MODEL: Linear = Linear {
-    prefill: [10e6, 100_000.0, 0.0],
-    decode: [10e6, 0.0, 10_000.0],
-};
+const MODEL: Linear = Linear { prefill: [10e6, 100_000.0, 0.0], decode: [10e6, 0.0, 10_000.0] };
 const START: Time = Time(10_000_000_000);
 
 fn spec(id: u64, arrival: Time, prompt: u32, (ttft, tbt): (u64, u64)) -> Spec {
@@ -27,10 +24,7 @@ fn spec(id: u64, arrival: Time, prompt: u32, (ttft, tbt): (u64, u64)) -> Spec {
         class: ClassId(0),
         application: ApplicationId(0),
         importance: Importance::Important,
-        slo: Slo::Interactive {
-            ttft: ttft * 1_000_000,
-            tbt: tbt * 1_000_000,
-        },
+        slo: Slo::Interactive { ttft: ttft * 1_000_000, tbt: tbt * 1_000_000 },
     }
 }
 
@@ -67,11 +61,7 @@ fn load(decoding: u32, prefill_tokens: u64) -> Load {
 }
 
 fn report(at: u32, load: Load) -> Event {
-    Event::Load {
-        instance: InstanceId(at),
-        load,
-        took: 10_000_000,
-    }
+    Event::Load { instance: InstanceId(at), load, took: 10_000_000 }
 }
 
 #[test]
@@ -109,11 +99,7 @@ fn an_instance_with_nothing_to_do_takes_one_prompt_above_every_budget() {
     assert_eq!(placed(&mut dispatch, START), [(0, 0)]);
     let end = START + Span::from_millis(2_000);
     dispatch.handle(end, &report(0, load(1, 0)));
-    assert_eq!(
-        placed(&mut dispatch, end),
-        [],
-        "one that decodes is not idle"
-    );
+    assert_eq!(placed(&mut dispatch, end), [], "one that decodes is not idle");
     dispatch.handle(end, &report(0, load(0, 0)));
     assert_eq!(placed(&mut dispatch, end), [(1, 0)]);
 }
@@ -149,27 +135,14 @@ fn where_a_request_decodes_is_decided_when_its_prompt_is_computed() {
     // By then a decode step of the first instance takes longer than this request's tokens may.
     dispatch.handle(START, &report(1, load(400, 0)));
     let now = START + Span::from_millis(110);
-    let computed = Spec {
-        ready: 1_000,
-        generated: 1,
-        ..asked
-    };
-    dispatch.handle(
-        now,
-        &Event::Prefilled {
-            spec: computed,
-            instance: InstanceId(0),
-        },
-    );
+    let computed = Spec { ready: 1_000, generated: 1, ..asked };
+    dispatch.handle(now, &Event::Prefilled { spec: computed, instance: InstanceId(0) });
     assert_eq!(placed(&mut dispatch, now), [(0, 2)]);
 }
 
 #[test]
 fn without_any_report_prompts_count_as_computed_when_their_instance_is_mature() {
-    let options = Options {
-        monitor: Span::from_millis(60_000),
-        ..Options::new(MODEL, 16)
-    };
+    let options = Options { monitor: Span::from_millis(60_000), ..Options::new(MODEL, 16) };
     let mut dispatch = dispatch(&[Role::Whole], options);
     let mut now = START;
     for round in 0..20 {

@@ -166,10 +166,7 @@ impl World {
         while let Some(decision) = self.scheduler.poll_decision(Time(self.now)) {
             match decision {
                 Decision::Start { stage, node, kv } => {
-                    assert!(
-                        self.ready.remove(&stage),
-                        "{stage:?} starts and was not waiting"
-                    );
+                    assert!(self.ready.remove(&stage), "{stage:?} starts and was not waiting");
                     let (job, at) = ((stage.0 / 100) as usize, (stage.0 % 100) as usize);
                     let (model, prompt, output) = self.scripts[job].stages[at];
                     let needed = models()[usize::from(model)].kv(prompt, f64::from(output));
@@ -184,10 +181,7 @@ impl World {
                     self.asked.remove(&stage);
                 }
                 Decision::SwapOut(stage) | Decision::Abort(stage) => {
-                    assert!(
-                        self.running.remove(&stage).is_some(),
-                        "{stage:?} did not run"
-                    );
+                    assert!(self.running.remove(&stage).is_some(), "{stage:?} did not run");
                     self.asked.remove(&stage);
                     self.ready.insert(stage);
                 }
@@ -196,17 +190,14 @@ impl World {
                     self.refused += 1;
                     self.cancel((stage.0 / 100) as usize);
                 }
-                Decision::Demote {
-                    node, model, takes, ..
-                } => {
+                Decision::Demote { node, model, takes, .. } => {
                     if takes > Span::ZERO {
                         self.leaves.push((self.now + takes.0, node, model));
                     }
                 }
                 Decision::StopTransition { node, model } => {
                     let before = self.leaves.len();
-                    self.leaves
-                        .retain(|(_, at, other)| (*at, *other) != (node, model));
+                    self.leaves.retain(|(_, at, other)| (*at, *other) != (node, model));
                     assert!(self.leaves.len() < before, "{model:?} was not leaving");
                 }
                 Decision::Preempted(_) => {}
@@ -238,12 +229,8 @@ impl World {
             return true;
         }
         // A stage that waits for more KV can't finish.
-        let goes_on: Vec<StageId> = self
-            .running
-            .keys()
-            .filter(|stage| !self.asked.contains(*stage))
-            .copied()
-            .collect();
+        let goes_on: Vec<StageId> =
+            self.running.keys().filter(|stage| !self.asked.contains(*stage)).copied().collect();
         let happening = self.loads.len() + goes_on.len();
         if happening == 0 {
             let next = self.leaves.iter().map(|(at, ..)| *at).min();
@@ -298,10 +285,7 @@ impl World {
 
 fn orders() -> Vec<StageOrder> {
     vec![
-        StageOrder::Remaining {
-            aging: 0.1,
-            aging_interactive: 0.0,
-        },
+        StageOrder::Remaining { aging: 0.1, aging_interactive: 0.0 },
         StageOrder::Fcfs,
         StageOrder::Edf,
         StageOrder::EdfByClass,
@@ -321,20 +305,14 @@ fn scripts() -> impl Strategy<Value = Vec<Script>> {
         prop::collection::vec(stage, 1..6),
         prop::option::weighted(0.1, 0u8..4),
     )
-        .prop_map(
-            |(batch, source, confined, wide, stages, cancelled_after)| Script {
-                class: if batch {
-                    Class::Batch
-                } else {
-                    Class::Interactive
-                },
-                source,
-                confined,
-                wide,
-                stages,
-                cancelled_after,
-            },
-        );
+        .prop_map(|(batch, source, confined, wide, stages, cancelled_after)| Script {
+            class: if batch { Class::Batch } else { Class::Interactive },
+            source,
+            confined,
+            wide,
+            stages,
+            cancelled_after,
+        });
     prop::collection::vec(script, 1..25)
 }
 
@@ -424,11 +402,7 @@ fn a_stage_whose_weights_find_no_room_is_not_overtaken_for_ever() {
     }
     let mut submitted = 20;
     while world.jobs.contains_key(&5) {
-        assert!(
-            submitted < 60,
-            "it waits while {} others ended",
-            world.finished
-        );
+        assert!(submitted < 60, "it waits while {} others ended", world.finished);
         // Each step takes a second.
         world.step(S - 1);
         if world.jobs.len() < 20 {

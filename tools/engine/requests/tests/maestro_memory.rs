@@ -61,8 +61,7 @@ fn node() -> Node {
     for (stage, model) in [(1, LARGE), (2, SMALL)] {
         let now = Time(stage * 20 * S);
         let class = Class::Interactive;
-        node.place(&ask(stage, model, class, 1), &table, now)
-            .expect("there is room");
+        node.place(&ask(stage, model, class, 1), &table, now).expect("there is room");
         node.activated(model);
         assert_eq!(node.start(&table, now), Some((StageId(stage), GB)));
     }
@@ -78,9 +77,8 @@ fn who_is_promised_memory_of_weights_that_leave_starts_when_they_have_left() {
     let (table, mut node) = (table(), node());
     let estimate = node.estimate(&ask(3, SMALL, Class::Batch, 10), &table, NOW);
     assert_eq!(estimate.expect("possible").activation, Span(S));
-    let done = node
-        .place(&ask(3, SMALL, Class::Batch, 10), &table, NOW)
-        .expect("the large one can sleep");
+    let done =
+        node.place(&ask(3, SMALL, Class::Batch, 10), &table, NOW).expect("the large one can sleep");
     assert_eq!(done.moves, [(LARGE, Readiness::Sleeping)]);
     assert_eq!(done.leaving, [(LARGE, Span(S))]);
     assert_eq!(node.start(&table, NOW), None);
@@ -98,8 +96,7 @@ fn who_is_promised_memory_of_weights_that_leave_starts_when_they_have_left() {
 fn an_interactive_stage_stops_a_transition_that_it_would_have_to_wait_for_and_a_batch_stage_waits()
 {
     let (table, mut node) = (table(), node());
-    node.place(&ask(3, SMALL, Class::Batch, 10), &table, NOW)
-        .expect("the large one can sleep");
+    node.place(&ask(3, SMALL, Class::Batch, 10), &table, NOW).expect("the large one can sleep");
     // Without the large model 33.5 GB are free later. The stage may use 10 GB of them, so 23.5 GB
     // are left.
     assert_eq!(node.headroom(&table), 0);
@@ -134,8 +131,7 @@ fn a_stage_that_grows_into_memory_of_weights_that_leave_goes_on_when_they_have_l
 #[test]
 fn a_model_that_is_wanted_again_while_it_leaves_is_counted_once() {
     let (table, mut node) = (table(), node());
-    node.place(&ask(3, SMALL, Class::Batch, 10), &table, NOW)
-        .expect("the large one can sleep");
+    node.place(&ask(3, SMALL, Class::Batch, 10), &table, NOW).expect("the large one can sleep");
     node.remove(StageId(3));
     let done = node
         .place(&ask(6, LARGE, Class::Interactive, 1), &table, NOW)
@@ -153,15 +149,11 @@ fn a_model_that_is_wanted_again_while_it_leaves_is_counted_once() {
 fn an_estimate_says_when_what_has_to_leave_has_left() {
     const MIDDLE: ModelId = ModelId(2);
     let (mut table, spec) = (table(), *node().spec());
-    table.push(ModelSpec {
-        weights: 6 * GB,
-        ..table[1]
-    });
+    table.push(ModelSpec { weights: 6 * GB, ..table[1] });
     let mut node = Node::new(spec, &table);
     for (stage, model) in [(1, LARGE), (2, MIDDLE), (3, SMALL)] {
         let now = Time(stage * 20 * S);
-        node.place(&ask(stage, model, Class::Interactive, 1), &table, now)
-            .expect("there is room");
+        node.place(&ask(stage, model, Class::Interactive, 1), &table, now).expect("there is room");
         node.activated(model);
         assert_eq!(node.start(&table, now), Some((StageId(stage), GB)));
     }

@@ -19,14 +19,7 @@ const BLOCK_TOKENS: u32 = 4;
 
 #[derive(Clone, Debug)]
 enum Step {
-    Arrive {
-        prompt: u32,
-        output: u32,
-        ready: u32,
-        slo: u64,
-        interactive: bool,
-        important: bool,
-    },
+    Arrive { prompt: u32, output: u32, ready: u32, slo: u64, interactive: bool, important: bool },
     Cancel(usize),
     Compute,
     Capacity(u32),
@@ -59,11 +52,7 @@ fn chosen(settings: impl std::fmt::Debug, discipline: impl Discipline + Send + '
 }
 
 fn fixed() -> impl Strategy<Value = Chosen> {
-    let order = prop_oneof![
-        Just(LineOrder::Fcfs),
-        Just(LineOrder::Edf),
-        Just(LineOrder::Srpf)
-    ];
+    let order = prop_oneof![Just(LineOrder::Fcfs), Just(LineOrder::Edf), Just(LineOrder::Srpf)];
     (order, 1..40_u32).prop_map(|(order, tokens)| {
         let fixed = Fixed { order, tokens };
         chosen(fixed, fixed)
@@ -80,11 +69,7 @@ impl Latency for Linear {
 }
 
 fn relegating() -> impl Strategy<Value = Chosen> {
-    let order = prop_oneof![
-        Just(LineOrder::Fcfs),
-        Just(LineOrder::Edf),
-        Just(LineOrder::Srpf)
-    ];
+    let order = prop_oneof![Just(LineOrder::Fcfs), Just(LineOrder::Edf), Just(LineOrder::Srpf)];
     (order, 1..40_u32).prop_map(|(order, tokens)| {
         let inner = Fixed { order, tokens };
         let latency = Linear;
@@ -109,29 +94,16 @@ fn qoserve() -> impl Strategy<Value = Chosen> {
             busy: Span(busy)
         }),
     ];
-    let relegation = prop_oneof![
-        Just(Relegation::Off),
-        Just(Relegation::Strict),
-        Just(Relegation::LookAhead)
-    ];
-    let preemption = prop_oneof![
-        Just(Preemption::Never),
-        Just(Preemption::Selective),
-        Just(Preemption::Always)
-    ];
+    let relegation =
+        prop_oneof![Just(Relegation::Off), Just(Relegation::Strict), Just(Relegation::LookAhead)];
+    let preemption =
+        prop_oneof![Just(Preemption::Never), Just(Preemption::Selective), Just(Preemption::Always)];
     let hints = prop::option::of(0.0..1.0);
     let rest = (hints, 0.0..0.2, any::<bool>());
     (chunking, alpha, relegation, preemption, rest).prop_map(
         |(chunking, alpha, relegation, preemption, (hints, margin, keep_blocks))| {
-            let options = Options {
-                chunking,
-                alpha,
-                relegation,
-                hints,
-                preemption,
-                margin,
-                keep_blocks,
-            };
+            let options =
+                Options { chunking, alpha, relegation, hints, preemption, margin, keep_blocks };
             chosen(options, QoServe::new(options, Linear))
         },
     )
@@ -156,11 +128,7 @@ fn arrive(driver: &mut Driver, prompt: u32, output: u32, ready: u32, slo: Slo, i
         generated: 0,
         class: ClassId(0),
         application: ApplicationId(prompt % 3),
-        importance: if important {
-            Importance::Important
-        } else {
-            Importance::Low
-        },
+        importance: if important { Importance::Important } else { Importance::Low },
         slo,
     });
 }
@@ -220,11 +188,7 @@ impl Discipline for Alone {
     }
 
     fn start(&mut self, _: Time, _: &Job, view: &dyn View) -> Start {
-        if view.pool().used() > 0 {
-            Start::Nobody
-        } else {
-            Start::Now
-        }
+        if view.pool().used() > 0 { Start::Nobody } else { Start::Now }
     }
 
     fn begun_first(&self) -> bool {

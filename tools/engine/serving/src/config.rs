@@ -103,11 +103,7 @@ pub struct Kv {
 
 impl Default for Kv {
     fn default() -> Self {
-        Self {
-            blocks: 1024,
-            block_tokens: 16,
-            keep_fetched: true,
-        }
+        Self { blocks: 1024, block_tokens: 16, keep_fetched: true }
     }
 }
 
@@ -262,20 +258,13 @@ pub enum ConfigError {
     },
 }
 
-#[expect(
-    clippy::needless_pass_by_value,
-    reason = "numbers and texts, mostly made for it"
-)]
+#[expect(clippy::needless_pass_by_value, reason = "numbers and texts, mostly made for it")]
 pub(crate) fn value(
     field: &'static str,
     value: impl ToString,
     wanted: impl Into<String>,
 ) -> ConfigError {
-    ConfigError::Value {
-        field,
-        value: value.to_string(),
-        wanted: wanted.into(),
-    }
+    ConfigError::Value { field, value: value.to_string(), wanted: wanted.into() }
 }
 
 impl Config {
@@ -284,12 +273,8 @@ impl Config {
     /// # Errors
     /// Returns the first thing that is wrong.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
-        let text = laxity_files::read_to_string(path, CONFIG_BYTES_MAX).map_err(|cause| {
-            ConfigError::File {
-                path: path.to_owned(),
-                cause,
-            }
-        })?;
+        let text = laxity_files::read_to_string(path, CONFIG_BYTES_MAX)
+            .map_err(|cause| ConfigError::File { path: path.to_owned(), cause })?;
         let config: Self = toml::from_str(&text).map_err(|cause| ConfigError::Syntax {
             path: path.to_owned(),
             cause: Box::new(cause),
@@ -301,19 +286,13 @@ impl Config {
     /// Returns the size of the KV cache in the form that the scheduler takes.
     #[must_use]
     pub const fn room(&self) -> Room {
-        Room {
-            blocks: self.kv.blocks,
-            block_tokens: self.kv.block_tokens,
-        }
+        Room { blocks: self.kv.blocks, block_tokens: self.kv.block_tokens }
     }
 
     /// Returns the rule that chooses prefill processes, or `None` if there are none.
     #[must_use]
     pub fn places(&self) -> Option<Places> {
-        let peers = self
-            .peers
-            .as_ref()
-            .filter(|peers| !peers.prefill.is_empty())?;
+        let peers = self.peers.as_ref().filter(|peers| !peers.prefill.is_empty())?;
         Some(Places {
             rule: peers.dispatch,
             // The default makes the time proportional to the tokens. Rules that allow a missing
@@ -329,10 +308,7 @@ impl Config {
         let Some(peers) = &self.peers else {
             return NetPeers::default();
         };
-        let own = peers
-            .experts
-            .iter()
-            .position(|address| *address == peers.listen);
+        let own = peers.experts.iter().position(|address| *address == peers.listen);
         NetPeers {
             prefill: peers.prefill.clone(),
             reuse: peers.reuse.clone(),
@@ -344,9 +320,7 @@ impl Config {
     #[must_use]
     pub fn patience(&self) -> Duration {
         Duration::from_millis(
-            self.peers
-                .as_ref()
-                .map_or_else(patience_ms, |peers| peers.patience_ms),
+            self.peers.as_ref().map_or_else(patience_ms, |peers| peers.patience_ms),
         )
     }
 }
@@ -360,9 +334,7 @@ mod tests {
 
     #[test]
     fn a_configuration_without_an_end_is_refused() {
-        let error = Config::load(Path::new("/dev/zero"))
-            .unwrap_err()
-            .to_string();
+        let error = Config::load(Path::new("/dev/zero")).unwrap_err().to_string();
         assert!(error.contains("it is a device"), "{error}");
     }
 
@@ -404,10 +376,7 @@ mod tests {
                 "schedule = { qoserve = { chunk_least = 90, chunk_most = 80 } }",
                 "chunk_least is 90: 1 to schedule.qoserve.chunk_most, which is 80",
             ),
-            (
-                "schedule = { qoserve = { chunk_step = 0 } }",
-                "schedule.qoserve.chunk_step",
-            ),
+            ("schedule = { qoserve = { chunk_step = 0 } }", "schedule.qoserve.chunk_step"),
             (
                 "schedule = { qoserve = { alpha_ms = nan } }",
                 "schedule.qoserve.alpha_ms is NaN: 0 to 1000",
@@ -416,29 +385,14 @@ mod tests {
                 "schedule = { qoserve = { alpha_low_ms = 9.0 } }",
                 "schedule.qoserve.alpha_low_ms is 9: 0 to 8",
             ),
-            (
-                "schedule = { qoserve = { hints = 1.5 } }",
-                "schedule.qoserve.hints",
-            ),
-            (
-                "schedule = { qoserve = { margin = -0.1 } }",
-                "schedule.qoserve.margin",
-            ),
-            (
-                "schedule = { qoserve = { busy_ms = inf } }",
-                "schedule.qoserve.busy_ms",
-            ),
-            (
-                "schedule = { qoserve = { relegation = \"some\" } }",
-                "look_ahead",
-            ),
+            ("schedule = { qoserve = { hints = 1.5 } }", "schedule.qoserve.hints"),
+            ("schedule = { qoserve = { margin = -0.1 } }", "schedule.qoserve.margin"),
+            ("schedule = { qoserve = { busy_ms = inf } }", "schedule.qoserve.busy_ms"),
+            ("schedule = { qoserve = { relegation = \"some\" } }", "look_ahead"),
             ("schedule = { qoserve = { chunk = 1 } }", "unknown field"),
             ("schedule = { hmas = { epsilon = 0.0 } }", "epsilon"),
             ("schedule = { hmas = { chunk_min = 0 } }", "chunk_min"),
-            (
-                "schedule = { hmas = { lane_split_ms = 1 } }",
-                "lane_split_ms is 1: 10..=600000",
-            ),
+            ("schedule = { hmas = { lane_split_ms = 1 } }", "lane_split_ms is 1: 10..=600000"),
             ("schedule = { hmas = { fast_weight = 17 } }", "1..=16"),
             ("schedule = { hmas = { order = \"lifo\" } }", "two_lane"),
             (
@@ -463,34 +417,20 @@ mod tests {
             ("limits = { ttft_ms = -1.0 }", "limits.ttft_ms is -1"),
             ("limits = { ttft_ms = nan }", "limits.ttft_ms"),
             ("peers = { listen = \"0.0.0.0:0\" }", "peers.listen"),
-            (
-                "peers = { listen = \"127.0.0.1:1\", experts = [\"127.0.0.1:1\"] }",
-                "model.moe",
-            ),
+            ("peers = { listen = \"127.0.0.1:1\", experts = [\"127.0.0.1:1\"] }", "model.moe"),
             (
                 "peers = { listen = \"127.0.0.1:1\", nccl_plugin = \"/x.so\" }",
                 "peers.nccl_plugin is /x.so",
             ),
-            (
-                "peers = { listen = \"127.0.0.1:1\", lockstep = true }",
-                "peers.lockstep is true",
-            ),
-            (
-                "role = \"decode\"\npeers = { listen = \"127.0.0.1:1\" }",
-                "peers.prefill",
-            ),
-            (
-                "peers = { listen = \"127.0.0.1:1\", reuse = [\"127.0.0.1:1\"] }",
-                "peers.reuse",
-            ),
+            ("peers = { listen = \"127.0.0.1:1\", lockstep = true }", "peers.lockstep is true"),
+            ("role = \"decode\"\npeers = { listen = \"127.0.0.1:1\" }", "peers.prefill"),
+            ("peers = { listen = \"127.0.0.1:1\", reuse = [\"127.0.0.1:1\"] }", "peers.reuse"),
             ("![model]\nname = \"x\"", "missing field"),
         ] {
             let error = load(text).unwrap_err();
             assert!(error.contains(said), "{text}: {error}");
         }
-        let error = Config::load(Path::new("/nowhere/engine.toml"))
-            .unwrap_err()
-            .to_string();
+        let error = Config::load(Path::new("/nowhere/engine.toml")).unwrap_err().to_string();
         assert!(error.contains("/nowhere/engine.toml"), "{error}");
     }
 }

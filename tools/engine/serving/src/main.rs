@@ -47,12 +47,7 @@ use tracing_subscriber::EnvFilter;
 /// Weights are drawn from a seed (weights = { seed = 1 }) unless files are given (weights = {
 /// safetensors = ["model.safetensors"] }). Text is tokenized by bytes: each byte is a token.
 #[derive(Debug, Parser)]
-#[command(
-    name = "laxity-engine",
-    version,
-    max_term_width = 100,
-    verbatim_doc_comment
-)]
+#[command(name = "laxity-engine", version, max_term_width = 100, verbatim_doc_comment)]
 struct Arguments {
     /// Path of the configuration
     #[arg(long, value_name = "FILE", env = "LAXITY_ENGINE_CONFIG", global = true)]
@@ -64,12 +59,7 @@ struct Arguments {
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
     /// What is logged: a level or a filter
-    #[arg(
-        long,
-        value_name = "FILTER",
-        env = "LAXITY_LOG",
-        default_value = "info"
-    )]
+    #[arg(long, value_name = "FILTER", env = "LAXITY_LOG", default_value = "info")]
     log: String,
     #[command(subcommand)]
     command: Option<Command>,
@@ -145,11 +135,7 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
             .await
             .with_context(|| format!("cannot listen on {} (listen)", config.listen))?;
         let here = listener.local_addr().context("no address")?;
-        tracing::info!(
-            "{:?} of model {} on http://{here}",
-            config.role,
-            config.model.name
-        );
+        tracing::info!("{:?} of model {} on http://{here}", config.role, config.model.name);
         let mut terminate = signal(SignalKind::terminate()).context("no signals")?;
         let mut interrupt = signal(SignalKind::interrupt()).context("no signals")?;
         let (stop, mut stopped) = tokio::sync::watch::channel(false);
@@ -187,9 +173,7 @@ async fn ended(engine: &Handle) {
 fn summary(config: &Config) -> String {
     let model = &config.model;
     let network = 3 * model.hidden * model.ffn;
-    let networks = model
-        .moe
-        .map_or(network, |moe| moe.experts * (network + model.hidden));
+    let networks = model.moe.map_or(network, |moe| moe.experts * (network + model.hidden));
     let attention = 2 * model.hidden * (model.heads * model.head_dim() + model.kv_width());
     let embeddings = if model.tied_embeddings { 1 } else { 2 } * model.vocab * model.hidden;
     let parameters =

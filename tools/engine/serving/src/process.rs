@@ -48,10 +48,7 @@ fn device(wanted: crate::config::Compute) -> anyhow::Result<candle_core::Device>
 #[cfg(feature = "compute")]
 fn computed(config: &Config, holds: &dyn Fn(usize) -> bool) -> anyhow::Result<Arc<dyn Model>> {
     let device = device(config.device)?;
-    tracing::info!(
-        "computing on the {}",
-        if device.is_cuda() { "GPU" } else { "CPU" }
-    );
+    tracing::info!("computing on the {}", if device.is_cuda() { "GPU" } else { "CPU" });
     let model = crate::model::computed::Decoder::load(&config.model, holds, &device, config.room())
         .context("cannot have the model's weights")?;
     Ok(Arc::new(model))
@@ -78,9 +75,8 @@ fn timed(
         let size = config.room().block_tokens as usize;
         for tokens in prompts {
             let hashes = chain(&model.identity(), &tokens, size);
-            let taken = blocks
-                .take(hashes.len())
-                .context("kv.blocks is too small for timing.holds")?;
+            let taken =
+                blocks.take(hashes.len()).context("kv.blocks is too small for timing.holds")?;
             model.fill(&tokens[..taken.len() * size], &taken)?;
             for (block, hash) in taken.iter().zip(hashes) {
                 blocks.publish(*block, hash);
@@ -171,11 +167,7 @@ fn connect(
         .context("no thread for experts")?;
     std::thread::Builder::new()
         .name("experts' post".to_owned())
-        .spawn(move || {
-            serving
-                .into_iter()
-                .all(|arrival| experts.send(arrival).is_ok())
-        })
+        .spawn(move || serving.into_iter().all(|arrival| experts.send(arrival).is_ok()))
         .context("no thread for experts")?;
     listen(others.listen, taker)
         .with_context(|| format!("cannot listen on {} (peers.listen)", others.listen))?;
@@ -228,13 +220,7 @@ struct Receivers {
 
 /// Returns the function that hands each arriving parcel to its receiver.
 fn taker(receivers: Receivers) -> Taker {
-    let Receivers {
-        engine,
-        inbox,
-        experts,
-        reuse,
-        own,
-    } = receivers;
+    let Receivers { engine, inbox, experts, reuse, own } = receivers;
     Arc::new(move |incoming| match incoming {
         Incoming::Parcel(arrival) => match arrival.head.kind {
             Kind::KvReuse => {

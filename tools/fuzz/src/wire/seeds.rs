@@ -44,14 +44,7 @@ fn arrivals() -> Vec<(u8, Kind)> {
         })
     };
     vec![
-        (
-            0,
-            arrived(
-                1,
-                vec![request(11, 500, 1 << 20), request(12, 90, 1 << 30)],
-                &["h1"],
-            ),
-        ),
+        (0, arrived(1, vec![request(11, 500, 1 << 20), request(12, 90, 1 << 30)], &["h1"])),
         (1, arrived(1, vec![request(11, 500, 1 << 10)], &[])),
         (1, arrived(2, vec![request(21, 40, 1 << 20)], &[])),
         (2, arrived(3, Vec::new(), &["h0"])),
@@ -62,26 +55,10 @@ fn arrivals() -> Vec<(u8, Kind)> {
 fn progress() -> Vec<(u8, Kind)> {
     vec![
         (0, Kind::BatchStarted(v1::BatchStarted { batch: 1 })),
-        (
-            1,
-            Kind::BatchProgress(v1::BatchProgress { batch: 1, layer: 3 }),
-        ),
-        (
-            2,
-            Kind::RequestJoined(RequestJoined {
-                batch: 3,
-                request: Some(request(31, -5, 99)),
-            }),
-        ),
+        (1, Kind::BatchProgress(v1::BatchProgress { batch: 1, layer: 3 })),
+        (2, Kind::RequestJoined(RequestJoined { batch: 3, request: Some(request(31, -5, 99)) })),
         (0, Kind::RequestStarted(v1::RequestStarted { request: 11 })),
-        (
-            0,
-            Kind::BytesCompleted(v1::BytesCompleted {
-                request: 11,
-                port: 0,
-                bytes: 1000,
-            }),
-        ),
+        (0, Kind::BytesCompleted(v1::BytesCompleted { request: 11, port: 0, bytes: 1000 })),
         (
             1,
             Kind::FetchWanted(FetchWanted {
@@ -125,9 +102,7 @@ fn progress() -> Vec<(u8, Kind)> {
 /// Returns inputs that reach much of the code.
 #[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
-    let wrapped = |kind: &Kind| Event {
-        event: Some(kind.clone()),
-    };
+    let wrapped = |kind: &Kind| Event { event: Some(kind.clone()) };
     let story = story();
     let mut all = Vec::new();
     let mut seeds = Vec::new();
@@ -145,18 +120,12 @@ pub fn seeds() -> Vec<Vec<u8>> {
     }
     seeds.push(all.clone());
     let events: Vec<Event> = story.iter().map(|(_, kind)| wrapped(kind)).collect();
-    for piece in [
-        SnapshotPiece::Unspecified,
-        SnapshotPiece::Part,
-        SnapshotPiece::End,
-    ] {
+    for piece in [SnapshotPiece::Unspecified, SnapshotPiece::Part, SnapshotPiece::End] {
         seeds.push(reports(piece, &events));
     }
     let mut seed = all;
     for message in messages() {
-        let message = FromDaemon {
-            message: Some(message),
-        };
+        let message = FromDaemon { message: Some(message) };
         put(&mut seed, 3, SAY, &message.encode_to_vec());
     }
     seeds.push(seed);
@@ -166,11 +135,7 @@ pub fn seeds() -> Vec<Vec<u8>> {
 
 /// A seed of reports from two hosts, with all events at once.
 fn reports(piece: SnapshotPiece, events: &[Event]) -> Vec<u8> {
-    let report = Report {
-        sequence: 2,
-        snapshot: piece as i32,
-        events: events.to_vec(),
-    };
+    let report = Report { sequence: 2, snapshot: piece as i32, events: events.to_vec() };
     let mut seed = Vec::new();
     put(&mut seed, 0, REPORT, &report.encode_to_vec());
     put(&mut seed, 1, REPORT, &report.encode_to_vec());
@@ -180,27 +145,16 @@ fn reports(piece: SnapshotPiece, events: &[Event]) -> Vec<u8> {
 }
 
 const fn epoch(sequence: u64) -> Epoch {
-    Epoch {
-        term: TERM,
-        sequence,
-    }
+    Epoch { term: TERM, sequence }
 }
 
 /// What a daemon says besides its reports.
 fn messages() -> [Message; 5] {
     [
         Message::Hello(hello("h3")),
-        Message::Ack(Ack {
-            epoch: Some(epoch(1)),
-        }),
-        Message::Nack(Nack {
-            epoch: Some(epoch(1)),
-            reason: 2,
-            detail: "no".into(),
-        }),
-        Message::Resync(v1::Resync {
-            applied: Some(epoch(3)),
-        }),
+        Message::Ack(Ack { epoch: Some(epoch(1)) }),
+        Message::Nack(Nack { epoch: Some(epoch(1)), reason: 2, detail: "no".into() }),
+        Message::Resync(v1::Resync { applied: Some(epoch(3)) }),
         Message::Heartbeat(v1::Heartbeat {}),
     ]
 }
@@ -212,20 +166,11 @@ fn orders() -> Vec<u8> {
         base,
         piece,
         last,
-        ranks: vec![Rank {
-            batch: sequence,
-            sort_key: 9,
-        }],
+        ranks: vec![Rank { batch: sequence, sort_key: 9 }],
         unranked: vec![1],
-        pruned: vec![v1::Pruned {
-            request: 11,
-            ..v1::Pruned::default()
-        }],
+        pruned: vec![v1::Pruned { request: 11, ..v1::Pruned::default() }],
         unpruned: vec![12],
-        tokens: vec![v1::FetchToken {
-            fetch: 5,
-            lease_ns: 1,
-        }],
+        tokens: vec![v1::FetchToken { fetch: 5, lease_ns: 1 }],
         considered_report: 3,
         held: vec![5, 6],
     };
@@ -239,9 +184,7 @@ fn orders() -> Vec<u8> {
         order(6, None, 0, true),
     ];
     for order in orders {
-        let message = FromCoordinator {
-            message: Some(from_coordinator::Message::Order(order)),
-        };
+        let message = FromCoordinator { message: Some(from_coordinator::Message::Order(order)) };
         put(&mut seed, 0, ORDER, &message.encode_to_vec());
     }
     seed

@@ -22,12 +22,7 @@ pub(super) struct Changes {
     #[arg(long, value_delimiter = ',', value_name = "NAME,…")]
     policies: Vec<String>,
     /// Run only these variants of the plan
-    #[arg(
-        long,
-        value_delimiter = ',',
-        value_name = "NAME,…",
-        conflicts_with = "policies"
-    )]
+    #[arg(long, value_delimiter = ',', value_name = "NAME,…", conflicts_with = "policies")]
     only: Vec<String>,
     /// Number of seeds, which are 1, 2, …
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=10_000))]

@@ -62,9 +62,7 @@ pub(crate) struct QoserveArgs {
 pub(super) fn run_qoserve(args: &QoserveArgs) -> Result<ExitCode> {
     let model = args.latency_model.as_deref().map(LatencyFile::read);
     let model = model.transpose()?;
-    run(&args.claims, |options| {
-        qoserve::reproduce_with(options, model.as_ref())
-    })
+    run(&args.claims, |options| qoserve::reproduce_with(options, model.as_ref()))
 }
 
 /// Runs the points that check a paper's claims, and writes the results.
@@ -80,10 +78,7 @@ pub(super) fn run(
             data.display()
         );
     }
-    let to_output = args
-        .json
-        .as_ref()
-        .is_some_and(|path| path.as_os_str() == "-");
+    let to_output = args.json.as_ref().is_some_and(|path| path.as_os_str() == "-");
     let files = args.json.iter().filter(|_| !to_output);
     for file in files.chain(&args.markdown) {
         check(file)?;

@@ -62,9 +62,7 @@ pub(super) fn models(args: &ModelsArgs) -> Result<()> {
     let mut rows = table::table(&header);
     for model in models {
         let billions = |n: u64| format!("{:.1} G", n as f64 / 1e9);
-        let cache: u64 = (0..model.layers)
-            .map(|layer| model.kv_bytes_per_token(layer))
-            .sum();
+        let cache: u64 = (0..model.layers).map(|layer| model.kv_bytes_per_token(layer)).sum();
         rows.add_row([
             model.name.clone(),
             model.layers.to_string(),

@@ -136,10 +136,7 @@ fn sampled(args: &TrainArgs) -> Result<LatencyFile> {
         roofline.host(),
         args.slower
     );
-    let clock = Slowed {
-        roofline,
-        factor: args.slower,
-    };
+    let clock = Slowed { roofline, factor: args.slower };
     let training = Training {
         iterations: args.iterations as usize,
         trees: args.trees.into(),
@@ -159,11 +156,7 @@ fn from_measured(args: &TrainArgs) -> Result<LatencyFile> {
     for file in &args.record {
         rows.extend(measured::record(file)?);
     }
-    let shape = Shape {
-        trees: args.trees.into(),
-        depth: args.depth,
-        seed: args.seed,
-    };
+    let shape = Shape { trees: args.trees.into(), depth: args.depth, seed: args.seed };
     let (forest, errors) = train_on(&rows, shape)?;
     let files: Vec<String> = args
         .csv
@@ -174,24 +167,12 @@ fn from_measured(args: &TrainArgs) -> Result<LatencyFile> {
             name.to_string_lossy().into_owned()
         })
         .collect();
-    let words = format!(
-        "{} measured iterations from {}",
-        rows.len(),
-        files.join(", ")
-    );
+    let words = format!("{} measured iterations from {}", rows.len(), files.join(", "));
     Ok(LatencyFile::new(words, errors, forest))
 }
 
 fn show(args: &TrainArgs, found: &LatencyFile) -> Result<()> {
-    let Errors {
-        iterations,
-        mean,
-        p95,
-        most,
-        late,
-        margin,
-        late_with_margin,
-    } = found.errors;
+    let Errors { iterations, mean, p95, most, late, margin, late_with_margin } = found.errors;
     if args.json {
         return say(serde_json::to_string_pretty(&serde_json::json!({
             "file": args.file,
@@ -205,11 +186,7 @@ fn show(args: &TrainArgs, found: &LatencyFile) -> Result<()> {
     rows.add_row(["trained on", found.trained_on.as_str()]);
     rows.add_row([
         "forest".to_owned(),
-        format!(
-            "{} trees of {} nodes in all",
-            found.forest.trees(),
-            found.forest.size()
-        ),
+        format!("{} trees of {} nodes in all", found.forest.trees(), found.forest.size()),
     ]);
     rows.add_row(["iterations held out".to_owned(), iterations.to_string()]);
     for (what, percent) in [

@@ -27,9 +27,7 @@ pub(super) struct Destinations {
 
 impl Destinations {
     fn all(&self) -> impl Iterator<Item = &Path> {
-        [&self.json, &self.csv, &self.html]
-            .into_iter()
-            .filter_map(|path| path.as_deref())
+        [&self.json, &self.csv, &self.html].into_iter().filter_map(|path| path.as_deref())
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -41,9 +39,7 @@ impl Destinations {
         if self.all().filter(|path| is_stdout(path)).count() > 1 {
             bail!("only one of --json, --csv and --html can go to standard output");
         }
-        self.all()
-            .filter(|path| !is_stdout(path))
-            .try_for_each(output::check)
+        self.all().filter(|path| !is_stdout(path)).try_for_each(output::check)
     }
 
     /// Writes the report to all destinations. Prints its table to standard output, or to standard
@@ -55,11 +51,7 @@ impl Destinations {
         } else {
             say(&table)?;
         }
-        for (what, path) in [
-            ("data", &self.json),
-            ("rows", &self.csv),
-            ("page", &self.html),
-        ] {
+        for (what, path) in [("data", &self.json), ("rows", &self.csv), ("page", &self.html)] {
             let Some(path) = path else { continue };
             let text = match what {
                 "data" => json::json(report, timing),
@@ -120,10 +112,7 @@ impl<'a> Folder<'a> {
     pub(super) fn plan(&self) -> Result<Plan> {
         let path = self.0.join("plan.toml");
         if !self.has_plan() {
-            bail!(
-                "{} holds no results: there is no plan.toml in it",
-                self.0.display()
-            );
+            bail!("{} holds no results: there is no plan.toml in it", self.0.display());
         }
         Ok(Plan::load(&path.display().to_string())?)
     }
@@ -154,8 +143,6 @@ impl<'a> Folder<'a> {
             return Ok(None);
         }
         let read = || -> Result<Timing> { Ok(serde_json::from_slice(&fs::read(&path)?)?) };
-        read()
-            .map(Some)
-            .with_context(|| format!("cannot read {}", path.display()))
+        read().map(Some).with_context(|| format!("cannot read {}", path.display()))
     }
 }

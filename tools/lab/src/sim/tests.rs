@@ -73,28 +73,17 @@ fn a_run_leaves_its_report_in_files_and_a_folder_that_can_be_shown_again() {
     assert_eq!(inside("results.jsonl").lines().count(), 18);
     // The results of an interrupted run can be shown.
     let journal = Path::new(&out).join("results.jsonl");
-    let half: String = inside("results.jsonl")
-        .lines()
-        .take(9)
-        .map(|l| format!("{l}\n"))
-        .collect();
+    let half: String = inside("results.jsonl").lines().take(9).map(|l| format!("{l}\n")).collect();
     fs::write(&journal, half).expect("written");
     let code = laxity(&["page", &out]);
-    assert_eq!(
-        shown(&code),
-        shown(&Ok(ExitCode::FAILURE)),
-        "it is not whole"
-    );
+    assert_eq!(shown(&code), shown(&Ok(ExitCode::FAILURE)), "it is not whole");
     assert!(inside("page.html").contains("9 runs of this plan have not been run"));
     // The interrupted run can be continued.
     laxity(&run).expect("it runs");
     assert_eq!(inside("report.json"), text);
     let (_folder, html) = place("again.html");
     laxity(&["page", &out, "--html", &html]).expect("it is whole");
-    assert_eq!(
-        fs::read_to_string(html).expect("a page"),
-        inside("page.html")
-    );
+    assert_eq!(fs::read_to_string(html).expect("a page"), inside("page.html"));
 }
 
 #[test]
@@ -127,45 +116,22 @@ fn a_sweep_needs_an_axis_and_takes_policies() {
     .expect("it runs");
     let rows = fs::read_to_string(csv).expect("rows");
     assert_eq!(rows.lines().count(), 1 + 8);
-    assert!(
-        rows.lines()
-            .nth(1)
-            .expect("a row")
-            .starts_with("0.5,50,mfs,7,"),
-        "{rows}"
-    );
+    assert!(rows.lines().nth(1).expect("a row").starts_with("0.5,50,mfs,7,"), "{rows}");
 }
 
 #[test]
 fn figures_go_into_folders_of_their_own() {
     let (_folder, out) = place("mfs");
-    laxity(&[
-        "reproduce",
-        "mfs",
-        "-q",
-        "--figure",
-        "13,14",
-        "--seeds",
-        "1",
-        "--out",
-        &out,
-    ])
-    .expect("it runs");
+    laxity(&["reproduce", "mfs", "-q", "--figure", "13,14", "--seeds", "1", "--out", &out])
+        .expect("it runs");
     for plan in ["mfs-figure-13", "mfs-figure-14"] {
         let page = Path::new(&out).join(plan).join("page.html");
-        assert!(
-            fs::read_to_string(page)
-                .expect("a page")
-                .contains("the paper says")
-        );
+        assert!(fs::read_to_string(page).expect("a page").contains("the paper says"));
     }
     let again = Path::new(&out).join("mfs-figure-13");
     laxity(&["page", &again.display().to_string()]).expect("it is whole");
     let page = fs::read_to_string(again.join("page.html")).expect("a page");
-    assert!(
-        page.contains("the paper says"),
-        "the plan is still known as the figure's"
-    );
+    assert!(page.contains("the paper says"), "the plan is still known as the figure's");
     let error = laxity(&["reproduce", "mfs", "--figure", "9"]).expect_err("a testbed's");
     assert!(error.to_string().contains("5, 10, 11"), "{error}");
 }
@@ -207,11 +173,7 @@ fn every_paper_can_be_reproduced_quickly_and_mistakes_are_told_before() {
     for paper in ["qoserve", "hyperflexis", "hmas", "maestro", "together"] {
         let reproduce = ["reproduce", paper];
         let with = |more: &[&'static str]| -> Vec<&'static str> {
-            reproduce
-                .iter()
-                .copied()
-                .chain(more.iter().copied())
-                .collect()
+            reproduce.iter().copied().chain(more.iter().copied()).collect()
         };
         assert!(error(&with(&["--data", "/nowhere"])).contains("no such folder"));
         assert!(error(&with(&["--json", "/nowhere/a.json"])).contains("cannot write"));
@@ -224,14 +186,8 @@ fn plans_are_listed_and_printed() {
     laxity(&["plans"]).expect("a list");
     laxity(&["plans", "nic-rates"]).expect("a plan");
     laxity(&["plans", "mfs-common"]).expect("also what others inherit from");
-    laxity(&[
-        "run",
-        "mfs-figure-11",
-        "--show-plan",
-        "--set",
-        "cluster.servers=256",
-    ])
-    .expect("shown");
+    laxity(&["run", "mfs-figure-11", "--show-plan", "--set", "cluster.servers=256"])
+        .expect("shown");
     laxity(&["plans", "nothing"]).expect_err("no plan");
 }
 
@@ -266,19 +222,14 @@ fn a_page_is_filled_from_folders_and_checked_and_says_what_to_run() {
     assert_eq!(findings(&[]), good);
     assert_eq!(findings(&["--check"]), good);
     let whole = read();
-    assert!(
-        whole.contains("| laxity | ") && whole.contains("`laxity sim run smoke`"),
-        "{whole}"
-    );
+    assert!(whole.contains("| laxity | ") && whole.contains("`laxity sim run smoke`"), "{whole}");
     // A run with nothing left to simulate keeps the timing of the run before.
     laxity(&run).expect("it runs");
     assert_eq!(findings(&[]), good);
     assert_eq!(read(), whole);
     // Results of another machine are accepted, other numbers are not.
     let timing = out.join("timing.json");
-    let other = fs::read_to_string(&timing)
-        .expect("timing")
-        .replace("wall_s", "wall");
+    let other = fs::read_to_string(&timing).expect("timing").replace("wall_s", "wall");
     fs::write(&timing, other.replace("\"runs\": [", "\"old\": [")).expect("written");
     assert_eq!(findings(&["--check"]), good);
     fs::write(&page, whole.replacen("| laxity | ", "| laxity | 1", 1)).expect("written");
@@ -315,28 +266,13 @@ fn a_predictor_is_trained_on_what_was_measured_or_drawn_and_used_from_its_file()
     let trained = laxity(&["train-latency", &out, "--csv", &table, "--trees", "4"]);
     assert_eq!(shown(&trained), shown(&Ok(ExitCode::SUCCESS)));
     let read = LatencyFile::read(Path::new(&out)).expect("as it was written");
-    assert_eq!(
-        read.trained_on,
-        "400 measured iterations from iterations.csv"
-    );
+    assert_eq!(read.trained_on, "400 measured iterations from iterations.csv");
     assert_eq!((read.forest.trees(), read.errors.iterations), (4, 40));
     assert!(read.errors.mean < 5.0, "{:?}", read.errors);
-    let drawn = [
-        "train-latency",
-        &out,
-        "--ratio",
-        "2",
-        "--iterations",
-        "300",
-        "--json",
-    ];
+    let drawn = ["train-latency", &out, "--ratio", "2", "--iterations", "300", "--json"];
     assert_eq!(shown(&laxity(&drawn)), shown(&Ok(ExitCode::SUCCESS)));
     let again = LatencyFile::read(Path::new(&out)).expect("as it was written");
-    assert!(
-        again
-            .trained_on
-            .starts_with("the roofline of llama-3-8b on a100")
-    );
+    assert!(again.trained_on.starts_with("the roofline of llama-3-8b on a100"));
     let (_results, json) = place("claims.json");
     let reproduced = [
         "reproduce",
@@ -378,18 +314,11 @@ fn a_predictor_that_cannot_be_trained_or_read_is_said_with_its_cause() {
         (&["--csv", "x", "--gpu", "a100"], "cannot be used with"),
         (&["--iterations", "5"], "5 is not in 100"),
     ] {
-        let line: Vec<&str> = ["train-latency", &out]
-            .iter()
-            .chain(line)
-            .copied()
-            .collect();
+        let line: Vec<&str> = ["train-latency", &out].iter().chain(line).copied().collect();
         let error = shown(&laxity(&line));
         assert!(error.contains(says), "{error}");
     }
     fs::write(&table, "{}").expect("written");
     let error = shown(&laxity(&["reproduce", "qoserve", "--latency-model", &csv]));
-    assert!(
-        error.contains("its format is not laxity-latency"),
-        "{error}"
-    );
+    assert!(error.contains("its format is not laxity-latency"), "{error}");
 }

@@ -23,20 +23,9 @@ impl LabConfig {
     /// Returns the first invalid field.
     pub fn validate(&self) -> Result<(), InvalidLab> {
         let check = |good: bool, field, problem: &str| {
-            if good {
-                Ok(())
-            } else {
-                Err(InvalidLab {
-                    field,
-                    problem: problem.to_owned(),
-                })
-            }
+            if good { Ok(()) } else { Err(InvalidLab { field, problem: problem.to_owned() }) }
         };
-        check(
-            !self.policies.is_empty(),
-            "policies",
-            "name at least one, `none` for instance",
-        )?;
+        check(!self.policies.is_empty(), "policies", "name at least one, `none` for instance")?;
         for (i, policy) in self.policies.iter().enumerate() {
             check(
                 !self.policies[..i].contains(policy),
@@ -56,46 +45,24 @@ impl LabConfig {
     fn run_rules(&self) -> [Rule; 12] {
         [
             ((1..=8).contains(&self.units), "units", "must be 1 to 8"),
-            (
-                (2..=8).contains(&self.ranks),
-                "ranks",
-                "must be 2 to 8: a collective needs peers",
-            ),
+            ((2..=8).contains(&self.ranks), "ranks", "must be 2 to 8: a collective needs peers"),
             ((1..=8).contains(&self.decodes), "decodes", "must be 1 to 8"),
-            (
-                (10..=2000).contains(&self.port_mbit),
-                "port_mbit",
-                "must be 10 to 2000",
-            ),
+            ((10..=2000).contains(&self.port_mbit), "port_mbit", "must be 10 to 2000"),
             (
                 self.duration_s.is_finite() && (0.5..=3600.0).contains(&self.duration_s),
                 "duration_s",
                 "must be 0.5 to 3600 seconds",
             ),
+            (self.drain_s >= 0.0 && self.drain_s <= 600.0, "drain_s", "must be 0 to 600"),
+            (self.load > 0.0 && self.load <= 5.0, "load", "must be above 0, at most 5"),
             (
-                self.drain_s >= 0.0 && self.drain_s <= 600.0,
-                "drain_s",
-                "must be 0 to 600",
-            ),
-            (
-                self.load > 0.0 && self.load <= 5.0,
-                "load",
-                "must be above 0, at most 5",
-            ),
-            (
-                self.requests_per_second
-                    .is_none_or(|r| r > 0.0 && r <= 10_000.0),
+                self.requests_per_second.is_none_or(|r| r > 0.0 && r <= 10_000.0),
                 "requests_per_second",
                 "must be above 0",
             ),
+            ((1.0..=1e6).contains(&self.slo_scale), "slo_scale", "must be 1 to 1000000"),
             (
-                (1.0..=1e6).contains(&self.slo_scale),
-                "slo_scale",
-                "must be 1 to 1000000",
-            ),
-            (
-                self.kill_daemon_at
-                    .is_none_or(|at| (0.0..=self.duration_s).contains(&at)),
+                self.kill_daemon_at.is_none_or(|at| (0.0..=self.duration_s).contains(&at)),
                 "kill_daemon_at",
                 "must lie between 0 and duration_s, while requests arrive",
             ),
@@ -105,11 +72,7 @@ impl LabConfig {
                 "kill_coordinator_at",
                 "needs `coordinator`, and must lie between 0 and duration_s",
             ),
-            (
-                (0.0..=1.0).contains(&self.victim_share),
-                "victim_share",
-                "must be 0 to 1",
-            ),
+            ((0.0..=1.0).contains(&self.victim_share), "victim_share", "must be 0 to 1"),
         ]
     }
 
@@ -117,26 +80,10 @@ impl LabConfig {
     fn size_rules(&self) -> [Rule; 13] {
         [
             (self.tokens_max >= 64, "tokens_max", "must be at least 64"),
-            (
-                self.chunk_bytes >= 1024,
-                "chunk_bytes",
-                "must be at least 1024",
-            ),
-            (
-                self.window_bytes >= self.chunk_bytes,
-                "window_bytes",
-                "is less than a chunk",
-            ),
-            (
-                self.socket_buffer_bytes >= 8192,
-                "socket_buffer_bytes",
-                "must be at least 8192",
-            ),
-            (
-                (1..=64).contains(&self.model.layers),
-                "model.layers",
-                "must be 1 to 64",
-            ),
+            (self.chunk_bytes >= 1024, "chunk_bytes", "must be at least 1024"),
+            (self.window_bytes >= self.chunk_bytes, "window_bytes", "is less than a chunk"),
+            (self.socket_buffer_bytes >= 8192, "socket_buffer_bytes", "must be at least 8192"),
+            ((1..=64).contains(&self.model.layers), "model.layers", "must be 1 to 64"),
             (
                 (0.0..=1e9).contains(&self.model.layer_base_us),
                 "model.layer_base_us",
@@ -147,26 +94,14 @@ impl LabConfig {
                 "model.layer_token_us",
                 "must be above 0",
             ),
-            (
-                self.model.batch_tokens > 0,
-                "model.batch_tokens",
-                "must be above 0",
-            ),
-            (
-                self.model.reference_tokens > 0,
-                "model.reference_tokens",
-                "must be above 0",
-            ),
+            (self.model.batch_tokens > 0, "model.batch_tokens", "must be above 0"),
+            (self.model.reference_tokens > 0, "model.reference_tokens", "must be above 0"),
             (
                 self.model.comm_share > 0.0 && self.model.comm_share < 1.0,
                 "model.comm_share",
                 "must lie between 0 and 1",
             ),
-            (
-                self.model.collective_to_kv > 0.0,
-                "model.collective_to_kv",
-                "must be above 0",
-            ),
+            (self.model.collective_to_kv > 0.0, "model.collective_to_kv", "must be above 0"),
             (
                 (2..=16).contains(&self.level_dscp.len()),
                 "level_dscp",
@@ -193,27 +128,9 @@ mod tests {
 
     #[test]
     fn a_nonsense_value_is_named() {
-        let config = LabConfig {
-            ranks: 1,
-            ..LabConfig::default()
-        };
-        assert!(
-            config
-                .validate()
-                .unwrap_err()
-                .to_string()
-                .starts_with("ranks")
-        );
-        let config = LabConfig {
-            level_dscp: vec![0, 1],
-            ..LabConfig::default()
-        };
-        assert!(
-            config
-                .validate()
-                .unwrap_err()
-                .to_string()
-                .starts_with("level_dscp")
-        );
+        let config = LabConfig { ranks: 1, ..LabConfig::default() };
+        assert!(config.validate().unwrap_err().to_string().starts_with("ranks"));
+        let config = LabConfig { level_dscp: vec![0, 1], ..LabConfig::default() };
+        assert!(config.validate().unwrap_err().to_string().starts_with("level_dscp"));
     }
 }

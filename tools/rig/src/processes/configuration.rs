@@ -171,46 +171,24 @@ pub fn engine_toml(
             ffn,
             vocab,
             context: config.serving().context(config.tokens_max),
-            moe: Moe {
-                experts,
-                per_token: experts_per_token,
-            },
+            moe: Moe { experts, per_token: experts_per_token },
             weights: Weights { seed: weights_seed },
         },
-        timing: times.map(|times| Timing {
-            times,
-            holds: holds_file(folder, host),
-        }),
+        timing: times.map(|times| Timing { times, holds: holds_file(folder, host) }),
         kv: Kv {
             blocks: kv_blocks,
             block_tokens,
             // A timed engine keeps no fetched copies, so hot prefixes stay on their hosts.
             keep_fetched: times.is_none(),
         },
-        schedule: Schedule {
-            policy: order,
-            tokens: chunk_tokens,
-        },
-        limits: Limits {
-            requests_max: 4096,
-            output_max: output_tokens,
-        },
+        schedule: Schedule { policy: order, tokens: chunk_tokens },
+        limits: Limits { requests_max: 4096, output_max: output_tokens },
         peers: Peers {
             listen: peer(host),
-            prefill: if prefills {
-                Vec::new()
-            } else {
-                (0..prefill_hosts).map(peer).collect()
-            },
-            reuse: if prefills {
-                others.collect()
-            } else {
-                Vec::new()
-            },
+            prefill: if prefills { Vec::new() } else { (0..prefill_hosts).map(peer).collect() },
+            reuse: if prefills { others.collect() } else { Vec::new() },
             experts: if prefills {
-                (unit * config.ranks..(unit + 1) * config.ranks)
-                    .map(peer)
-                    .collect()
+                (unit * config.ranks..(unit + 1) * config.ranks).map(peer).collect()
             } else {
                 Vec::new()
             },
@@ -270,20 +248,11 @@ mod tests {
         let prefill = table(0, true);
         assert_eq!(prefill["role"].as_str(), Some("prefill"));
         assert_eq!(prefill["peers"]["experts"].as_array().unwrap().len(), 2);
-        assert_eq!(
-            prefill["peers"]["reuse"][0].as_str(),
-            Some("10.77.0.2:7500")
-        );
-        assert_eq!(
-            prefill["laxity"]["socket"].as_str(),
-            Some("/run/lab/1/laxityd0.sock")
-        );
+        assert_eq!(prefill["peers"]["reuse"][0].as_str(), Some("10.77.0.2:7500"));
+        assert_eq!(prefill["laxity"]["socket"].as_str(), Some("/run/lab/1/laxityd0.sock"));
         let decode = table(3, false);
         assert_eq!(decode["role"].as_str(), Some("decode"));
         assert_eq!(decode["peers"]["prefill"].as_array().unwrap().len(), 2);
-        assert!(
-            decode["laxity"].get("socket").is_none(),
-            "unscheduled is without a socket"
-        );
+        assert!(decode["laxity"].get("socket").is_none(), "unscheduled is without a socket");
     }
 }

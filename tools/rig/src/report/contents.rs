@@ -243,15 +243,11 @@ impl Machine {
     pub fn of_this() -> Self {
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
         let cpu = read("/proc/cpuinfo");
-        let model = cpu
-            .lines()
-            .find_map(|line| line.strip_prefix("model name")?.split_once(':'));
+        let model = cpu.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
         Self {
             cores: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
             kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
-            model: model
-                .map(|(_, model)| model.trim().to_owned())
-                .unwrap_or_default(),
+            model: model.map(|(_, model)| model.trim().to_owned()).unwrap_or_default(),
         }
     }
 }

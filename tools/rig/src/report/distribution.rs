@@ -10,10 +10,7 @@ impl Sample {
     /// Makes a sample of the values. Values that are not finite are left out.
     #[must_use]
     pub fn new(values: impl IntoIterator<Item = f64>) -> Self {
-        let mut values: Vec<f64> = values
-            .into_iter()
-            .filter(|value| value.is_finite())
-            .collect();
+        let mut values: Vec<f64> = values.into_iter().filter(|value| value.is_finite()).collect();
         values.sort_by(f64::total_cmp);
         Self(values)
     }
@@ -21,21 +18,14 @@ impl Sample {
     /// Returns the mean, or 0 of an empty sample.
     #[must_use]
     pub fn mean(&self) -> f64 {
-        if self.0.is_empty() {
-            0.0
-        } else {
-            self.0.iter().sum::<f64>() / self.0.len() as f64
-        }
+        if self.0.is_empty() { 0.0 } else { self.0.iter().sum::<f64>() / self.0.len() as f64 }
     }
 
     /// Returns the quantile of the nearest rank, or 0 of an empty sample.
     #[must_use]
     pub fn quantile(&self, share: f64) -> f64 {
         let rank = (share * self.0.len() as f64).ceil() as usize;
-        self.0
-            .get(rank.clamp(1, self.0.len().max(1)) - 1)
-            .copied()
-            .unwrap_or(0.0)
+        self.0.get(rank.clamp(1, self.0.len().max(1)) - 1).copied().unwrap_or(0.0)
     }
 
     /// Returns the number of values.
@@ -56,9 +46,7 @@ impl Sample {
         if self.0.is_empty() {
             return Vec::new();
         }
-        (0..=100)
-            .map(|percent| self.quantile(f64::from(percent) / 100.0))
-            .collect()
+        (0..=100).map(|percent| self.quantile(f64::from(percent) / 100.0)).collect()
     }
 
     /// Returns the summary of the sample.

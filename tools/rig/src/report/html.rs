@@ -38,11 +38,7 @@ fn legend<'a>(names: impl IntoIterator<Item = &'a str>) -> Markup {
 
 /// Returns the points of the cumulative distribution for these percentiles.
 fn cumulative(percentiles: &[f64]) -> Vec<(f64, f64)> {
-    percentiles
-        .iter()
-        .enumerate()
-        .map(|(i, &value)| (value, i as f64 / 100.0))
-        .collect()
+    percentiles.iter().enumerate().map(|(i, &value)| (value, i as f64 / 100.0)).collect()
 }
 
 fn figure(title: &str, explanation: &str, legend: &Markup, svg: String) -> Markup {
@@ -107,11 +103,7 @@ fn lead(report: &LabReport) -> String {
 }
 
 fn numbers(report: &LabReport) -> Markup {
-    let best = report
-        .runs
-        .iter()
-        .map(|run| run.ttft_slo_attainment)
-        .fold(0.0, f64::max);
+    let best = report.runs.iter().map(|run| run.ttft_slo_attainment).fold(0.0, f64::max);
     let megabytes = |bytes: u64| format!("{:.1}", bytes as f64 / 1e6);
     html! {
         div.wide { table {
@@ -150,13 +142,7 @@ fn policies(report: &LabReport) -> Markup {
 
 fn figures(report: &LabReport) -> Markup {
     let names: Vec<String> = report.runs.iter().map(|run| run.policy.clone()).collect();
-    let attainment = vec![
-        report
-            .runs
-            .iter()
-            .map(|run| run.ttft_slo_attainment)
-            .collect(),
-    ];
+    let attainment = vec![report.runs.iter().map(|run| run.ttft_slo_attainment).collect()];
     let series = |of: fn(&PolicyRun) -> &Vec<f64>| -> Vec<Vec<(f64, f64)>> {
         report.runs.iter().map(|run| cumulative(of(run))).collect()
     };
@@ -239,12 +225,7 @@ fn by_host(report: &LabReport) -> Markup {
     let values: Vec<Vec<f64>> = report
         .runs
         .iter()
-        .map(|run| {
-            run.hosts
-                .iter()
-                .map(|host| host.egress.max(host.ingress))
-                .collect()
-        })
+        .map(|run| run.hosts.iter().map(|host| host.egress.max(host.ingress)).collect())
         .collect();
     figure(
         "Utilisation by host",

@@ -79,9 +79,8 @@ pub fn report(
     let own = alone_ns(&asking.asked, alone);
     // All answers to a request are compared with the first complete one.
     let mut reference = BTreeMap::new();
-    for (id, tokens) in std::iter::once(alone)
-        .chain(records)
-        .flat_map(|record| complete(&record.answers))
+    for (id, tokens) in
+        std::iter::once(alone).chain(records).flat_map(|record| complete(&record.answers))
     {
         reference.entry(id).or_insert(tokens);
     }
@@ -148,11 +147,7 @@ fn add_links(run: &mut PolicyRun, record: &RunRecord) {
         for (&dscp, counters) in egress {
             *run.nic_bytes.entry(dscp).or_default() += counters.bytes;
         }
-        run.fabric_drops += egress
-            .values()
-            .chain(ingress.values())
-            .map(|c| c.drops)
-            .sum::<u64>();
+        run.fabric_drops += egress.values().chain(ingress.values()).map(|c| c.drops).sum::<u64>();
     }
 }
 
@@ -310,17 +305,8 @@ pub(crate) mod tests {
     }
 
     fn example_with(change: impl Fn(&mut RunRecord)) -> LabReport {
-        let config = LabConfig {
-            slo_scale: 2.0,
-            decodes: 1,
-            ..LabConfig::real()
-        };
-        let request = |arrival_s| Request {
-            arrival_s,
-            tokens: 100,
-            reused: 16,
-            prefix: 1,
-        };
+        let config = LabConfig { slo_scale: 2.0, decodes: 1, ..LabConfig::real() };
+        let request = |arrival_s| Request { arrival_s, tokens: 100, reused: 16, prefix: 1 };
         let asking = Asking {
             requests: vec![request(0.0), request(0.1), request(0.2)],
             asked: vec![asked(1, 0), asked(2, 100), asked(3, 200)],
@@ -335,9 +321,7 @@ pub(crate) mod tests {
         let alone = RunRecord {
             policy: "none".to_owned(),
             end_ns: 600_000_000,
-            answers: [1, 2, 3]
-                .map(|id| answer(id, 200 * id, 100, &[id as u32]))
-                .into(),
+            answers: [1, 2, 3].map(|id| answer(id, 200 * id, 100, &[id as u32])).into(),
             counts: vec![counts(0), counts(0), counts(0)],
             ..RunRecord::default()
         };
@@ -345,32 +329,14 @@ pub(crate) mod tests {
         failed.first_ns = None;
         failed.error = Some("503: not now".to_owned());
         let link = LinkRecord {
-            egress: [(
-                46,
-                QueueCounters {
-                    bytes: 10,
-                    drops: 0,
-                },
-            )]
-            .into(),
-            ingress: [(
-                46,
-                QueueCounters {
-                    bytes: 10,
-                    drops: 0,
-                },
-            )]
-            .into(),
+            egress: [(46, QueueCounters { bytes: 10, drops: 0 })].into(),
+            ingress: [(46, QueueCounters { bytes: 10, drops: 0 })].into(),
         };
         let mut record = RunRecord {
             policy: "laxity".to_owned(),
             begin_ns: 1_000_000_000,
             end_ns: 2_000_000_000,
-            answers: vec![
-                answer(1, 1000, 150, &[1]),
-                answer(2, 1100, 300, &[9]),
-                failed,
-            ],
+            answers: vec![answer(1, 1000, 150, &[1]), answer(2, 1100, 300, &[9]), failed],
             counts: vec![counts(46), counts(46), counts(10)],
             links: vec![link.clone(), link.clone(), link],
             ..RunRecord::default()

@@ -55,9 +55,7 @@ fn svg(draw: impl FnOnce(&DrawingArea<SVGBackend<'_>, Shift>) -> Drawn) -> Strin
     }
     // A view box instead of a size allows the page to scale the plot.
     let size = format!("width=\"{}\" height=\"{}\" ", SIZE.0, SIZE.1);
-    text.replacen(&size, "", 1)
-        .replace("#010203", "currentColor")
-        .replace("#040506", "var(--grid)")
+    text.replacen(&size, "", 1).replace("#010203", "currentColor").replace("#040506", "var(--grid)")
 }
 
 fn ink(size: u32) -> TextStyle<'static> {
@@ -73,14 +71,7 @@ pub fn shares(
     mark: Option<f64>,
     series: &[Vec<(f64, f64)>],
 ) -> String {
-    let (low, high) = (
-        range.0,
-        if range.1 > range.0 {
-            range.1
-        } else {
-            range.0 + 1.0
-        },
-    );
+    let (low, high) = (range.0, if range.1 > range.0 { range.1 } else { range.0 + 1.0 });
     svg(|area| {
         let mut chart = ChartBuilder::on(area)
             .margin(8)
@@ -97,11 +88,7 @@ pub fn shares(
             .label_style(ink(13))
             .axis_desc_style(ink(14))
             .x_label_formatter(&|value| {
-                if high > 10.0 {
-                    format!("{value:.0}")
-                } else {
-                    format!("{value:.1}")
-                }
+                if high > 10.0 { format!("{value:.0}") } else { format!("{value:.1}") }
             })
             .y_label_formatter(&|share| format!("{:.0} %", share * 100.0))
             .draw()?;
@@ -109,9 +96,7 @@ pub fn shares(
             chart.draw_series(LineSeries::new([(at, 0.0), (at, 1.0)], INK.stroke_width(1)))?;
         }
         for (number, points) in series.iter().enumerate() {
-            let clipped = points
-                .iter()
-                .map(|&(x, y)| (x.clamp(low, high), y.clamp(0.0, 1.0)));
+            let clipped = points.iter().map(|&(x, y)| (x.clamp(low, high), y.clamp(0.0, 1.0)));
             chart.draw_series(LineSeries::new(clipped, colour(number).stroke_width(2)))?;
         }
         Ok(())
@@ -121,11 +106,7 @@ pub fn shares(
 /// Returns a plot of bars in groups, side by side or stacked, of `values[series][group]`.
 #[must_use]
 pub fn bars(vertical: &str, groups: &[String], values: &[Vec<f64>], stacked: bool) -> String {
-    let width = if stacked {
-        0.6
-    } else {
-        0.8 / values.len().max(1) as f64
-    };
+    let width = if stacked { 0.6 } else { 0.8 / values.len().max(1) as f64 };
     let top = 1.0_f64.max(if stacked {
         0.0
     } else {
@@ -185,19 +166,9 @@ mod tests {
 
     #[test]
     fn a_plot_is_svg_that_follows_the_theme() {
-        let lines = shares(
-            "ms",
-            "requests",
-            (0.0, 10.0),
-            Some(5.0),
-            &[vec![(0.0, 0.0), (20.0, 1.0)]],
-        );
-        let bars = bars(
-            "share",
-            &["a".into(), "b".into()],
-            &[vec![0.5, 0.25]],
-            false,
-        );
+        let lines =
+            shares("ms", "requests", (0.0, 10.0), Some(5.0), &[vec![(0.0, 0.0), (20.0, 1.0)]]);
+        let bars = bars("share", &["a".into(), "b".into()], &[vec![0.5, 0.25]], false);
         for text in [lines, bars] {
             assert!(text.contains("<svg") && text.contains("</svg>"));
             assert!(text.contains("currentColor") && !text.contains("#010203"));

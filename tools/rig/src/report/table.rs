@@ -9,11 +9,8 @@ use crate::carriage::Carriage;
 use crate::controller::NONE;
 
 /// Stages in the order of a request's life, and their names in the table.
-pub const STAGES: [(&str, &str); 3] = [
-    ("kv_reuse", "reuse"),
-    ("collective", "experts"),
-    ("p2d", "P2D"),
-];
+pub const STAGES: [(&str, &str); 3] =
+    [("kv_reuse", "reuse"), ("collective", "experts"), ("p2d", "P2D")];
 
 fn megabytes(bytes: u64) -> String {
     format!("{:.1}", bytes as f64 / 1e6)
@@ -151,10 +148,9 @@ fn carried(plugin: &Carriage) -> String {
         };
         write!(text, ", {} MB {name}", megabytes(*bytes)).expect("a String takes all");
     }
-    for (count, what) in [
-        (plugin.deferred, "had to wait"),
-        (plugin.overdue, "for as long as they may"),
-    ] {
+    for (count, what) in
+        [(plugin.deferred, "had to wait"), (plugin.overdue, "for as long as they may")]
+    {
         if count > 0 {
             write!(text, ", {count} {what}").expect("a String takes all");
         }
@@ -174,12 +170,8 @@ fn remark(run: &PolicyRun) -> String {
     add(if run.answers_different.is_empty() {
         format!("{} answers, the same as alone", run.answers_compared)
     } else {
-        let numbers: Vec<String> = run
-            .answers_different
-            .iter()
-            .take(8)
-            .map(u64::to_string)
-            .collect();
+        let numbers: Vec<String> =
+            run.answers_different.iter().take(8).map(u64::to_string).collect();
         format!(
             "{} of {} answers are NOT those that the requests got alone (requests {})",
             run.answers_different.len(),
@@ -201,10 +193,7 @@ fn remark(run: &PolicyRun) -> String {
         add(format!("{unfinished} requests unfinished"));
     }
     if run.prefilled_after_all > 0 {
-        add(format!(
-            "{} prompts computed by decode hosts",
-            run.prefilled_after_all
-        ));
+        add(format!("{} prompts computed by decode hosts", run.prefilled_after_all));
     }
     if run.batches_failed > 0 {
         add(format!("{} batches failed", run.batches_failed));
@@ -213,20 +202,13 @@ fn remark(run: &PolicyRun) -> String {
         add(carried(plugin));
     }
     if run.policy != NONE && run.unscheduled_ms > 0.0 {
-        add(format!(
-            "unscheduled for {:.0} ms (the longest at any host)",
-            run.unscheduled_ms
-        ));
+        add(format!("unscheduled for {:.0} ms (the longest at any host)", run.unscheduled_ms));
     }
     if run.daemon_restarts > 0 {
         add(format!("{} daemons restarted", run.daemon_restarts));
     }
     if let Some(said) = &run.coordinator {
-        let fate = if said.killed {
-            " (killed on the way)"
-        } else {
-            ""
-        };
+        let fate = if said.killed { " (killed on the way)" } else { "" };
         let fetches = match said.fetches {
             0 => String::new(),
             fetches => format!(

@@ -30,21 +30,15 @@ pub enum Kind {
 
 impl Kind {
     fn of(byte: u8) -> io::Result<Self> {
-        [
-            Self::Ready,
-            Self::Stdout,
-            Self::Stderr,
-            Self::Alive,
-            Self::Stdin,
-        ]
-        .into_iter()
-        .find(|kind| *kind as u8 == byte)
-        .ok_or_else(|| {
-            io::Error::new(
-                io::ErrorKind::InvalidData,
-                format!("no frame is of kind {byte:#04x}"),
-            )
-        })
+        [Self::Ready, Self::Stdout, Self::Stderr, Self::Alive, Self::Stdin]
+            .into_iter()
+            .find(|kind| *kind as u8 == byte)
+            .ok_or_else(|| {
+                io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    format!("no frame is of kind {byte:#04x}"),
+                )
+            })
     }
 }
 
@@ -106,10 +100,7 @@ mod tests {
             got.extend(content);
         }
         assert_eq!(got, long);
-        assert_eq!(
-            receive(&mut wire).expect("a frame"),
-            (Kind::Stdin, Vec::new())
-        );
+        assert_eq!(receive(&mut wire).expect("a frame"), (Kind::Stdin, Vec::new()));
         assert!(receive(&mut wire).is_err(), "the end");
     }
 

@@ -69,10 +69,7 @@ pub fn read(config: &NetworkConfig) -> anyhow::Result<RouterCounters> {
             queues: queues_of(&queues, &config.dscp_order).context("what tc says of queues")?,
         })
     };
-    Ok(RouterCounters {
-        to_host0: port(PORTS[0])?,
-        to_host1: port(PORTS[1])?,
-    })
+    Ok(RouterCounters { to_host0: port(PORTS[0])?, to_host1: port(PORTS[1])? })
 }
 
 #[derive(Deserialize)]
@@ -126,11 +123,7 @@ fn queues_of(json: &str, dscp_order: &[u8]) -> anyhow::Result<BTreeMap<u8, Queue
         let class = line.parent.strip_prefix("2:")?;
         let class = usize::from_str_radix(class, 16).ok()?;
         let dscp = *dscp_order.get(class.checked_sub(1)?)?;
-        let queue = Queue {
-            sent: line.passed,
-            drops: line.drops,
-            backlog_bytes: line.backlog,
-        };
+        let queue = Queue { sent: line.passed, drops: line.drops, backlog_bytes: line.backlog };
         (line.kind == "pfifo").then_some((dscp, queue))
     };
     Ok(lines
@@ -150,30 +143,14 @@ mod tests {
             {"kind":"flower","options":{"handle":47,"keys":{"ip_tos":"0xb8/0xfc"},"actions":
              [{"order":1,"kind":"gact","stats":{"bytes":13296000,"packets":3200,"drops":0}}]}},
             {"kind":"flower","options":{"handle":1,"actions":[{"stats":{"bytes":0,"packets":0}}]}}]"#;
-        let passed = Passed {
-            bytes: 13_296_000,
-            packets: 3200,
-        };
-        assert_eq!(
-            offered(filters).expect("JSON"),
-            BTreeMap::from([(46, passed)])
-        );
+        let passed = Passed { bytes: 13_296_000, packets: 3200 };
+        assert_eq!(offered(filters).expect("JSON"), BTreeMap::from([(46, passed)]));
         let qdiscs = r#"[{"kind":"tbf","handle":"1:","root":true,"bytes":9,"packets":1},
             {"kind":"prio","handle":"2:","parent":"1:1","bytes":9,"packets":1},
             {"kind":"pfifo","handle":"12:","parent":"2:2","bytes":9,"packets":1,"drops":3,
              "backlog":7},
             {"kind":"pfifo","handle":"11:","parent":"2:1","bytes":0,"packets":0}]"#;
-        let queue = Queue {
-            sent: Passed {
-                bytes: 9,
-                packets: 1,
-            },
-            drops: 3,
-            backlog_bytes: 7,
-        };
-        assert_eq!(
-            queues_of(qdiscs, &[46, 0]).expect("JSON"),
-            BTreeMap::from([(0, queue)])
-        );
+        let queue = Queue { sent: Passed { bytes: 9, packets: 1 }, drops: 3, backlog_bytes: 7 };
+        assert_eq!(queues_of(qdiscs, &[46, 0]).expect("JSON"), BTreeMap::from([(0, queue)]));
     }
 }

@@ -38,9 +38,7 @@ pub fn run(config: &Exec, guest: &mut Guest) -> anyhow::Result<i32> {
         Ok(child) => child,
         Err(error) => {
             let cwd = config.cwd.display();
-            guest.say(&format!(
-                "laxity: cannot start `{program}` in {cwd}: {error}"
-            ))?;
+            guest.say(&format!("laxity: cannot start `{program}` in {cwd}: {error}"))?;
             let missing = error.kind() == std::io::ErrorKind::NotFound;
             return Ok(if missing { NOT_FOUND } else { NOT_RUN });
         }

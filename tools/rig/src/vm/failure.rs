@@ -94,11 +94,7 @@ pub(super) fn tail(console: &str) -> String {
     };
     let last = lines.len().min(first + CONSOLE_LINES);
     let tail = lines[first..last].join("\n");
-    if tail.trim().is_empty() {
-        "(nothing)".into()
-    } else {
-        tail
-    }
+    if tail.trim().is_empty() { "(nothing)".into() } else { tail }
 }
 
 #[cfg(test)]
@@ -109,10 +105,7 @@ mod tests {
     fn the_tail_of_a_console_is_its_last_lines() {
         let long: String = (0..100).map(|line| format!("line {line}\r\n")).collect();
         let tail = tail(&long);
-        assert!(
-            tail.starts_with("line 75\n") && tail.ends_with("line 99"),
-            "{tail}"
-        );
+        assert!(tail.starts_with("line 75\n") && tail.ends_with("line 99"), "{tail}");
         assert_eq!(super::tail("\n"), "(nothing)");
         let panicked = format!("a\nb\n[1.0] {PANIC} - not syncing: crash\n{long}");
         assert!(super::tail(&panicked).starts_with("a\nb\n[1.0] Kernel panic"));

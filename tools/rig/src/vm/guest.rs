@@ -87,14 +87,8 @@ fn furnish() -> anyhow::Result<()> {
     // modprobe then finds the modules of the guest's kernel instead of the host's.
     let modules = Path::new("/lib/modules").join(&guest_job.release);
     fs::create_dir_all(&modules).with_context(|| format!("creating {}", modules.display()))?;
-    mount(
-        Some(&guest_job.modules),
-        &modules,
-        None::<&str>,
-        MsFlags::MS_BIND,
-        None::<&str>,
-    )
-    .with_context(|| format!("mounting {}", modules.display()))?;
+    mount(Some(&guest_job.modules), &modules, None::<&str>, MsFlags::MS_BIND, None::<&str>)
+        .with_context(|| format!("mounting {}", modules.display()))?;
     for share in &guest_job.shares {
         mount(
             Some(share.tag.as_str()),
@@ -164,11 +158,7 @@ fn answer() -> anyhow::Result<Finished> {
     let guest_job = read_guest_job()?;
     let mut guest = Guest::set_up(&guest_job)?;
     let (exit_code, details) = job::run(&guest_job.job, &mut guest)?;
-    Ok(Finished {
-        exit_code,
-        details,
-        router: guest.counters()?,
-    })
+    Ok(Finished { exit_code, details, router: guest.counters()? })
 }
 
 /// The guest, as a job uses it.
@@ -281,12 +271,7 @@ impl Guest {
     ) -> Task {
         let mut env = self.environment();
         env.extend([("PATH", PATH), ("HOME", "/root"), ("LANG", "C.UTF-8")].map(pair));
-        Task {
-            argv: argv.into_iter().map(Into::into).collect(),
-            env,
-            cwd: SCRATCH.into(),
-            limit,
-        }
+        Task { argv: argv.into_iter().map(Into::into).collect(), env, cwd: SCRATCH.into(), limit }
     }
 
     /// Returns the variables that describe the lab to programs.
@@ -320,11 +305,8 @@ pub fn with_lab_variables(
     env: &[(String, String)],
     lab: Vec<(String, String)>,
 ) -> Vec<(String, String)> {
-    let mut all: Vec<(String, String)> = env
-        .iter()
-        .filter(|(name, _)| lab.iter().all(|(lab, _)| lab != name))
-        .cloned()
-        .collect();
+    let mut all: Vec<(String, String)> =
+        env.iter().filter(|(name, _)| lab.iter().all(|(lab, _)| lab != name)).cloned().collect();
     match all.iter_mut().find(|(name, _)| name == "PATH") {
         Some((_, path)) => {
             let lacking: Vec<&str> = PATH

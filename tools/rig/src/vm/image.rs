@@ -85,11 +85,7 @@ pub struct Image {
 /// Returns the folder for images: `LAXITY_VM_CACHE`, or `laxity/vm` in the user's cache folder.
 #[must_use]
 pub fn cache_folder() -> PathBuf {
-    let named = |name| {
-        std::env::var_os(name)
-            .filter(|v| !v.is_empty())
-            .map(PathBuf::from)
-    };
+    let named = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     named(CACHE_VARIABLE)
         .or_else(|| named("XDG_CACHE_HOME").map(|folder| folder.join("laxity/vm")))
         .or_else(|| named("HOME").map(|folder| folder.join(".cache/laxity/vm")))
@@ -110,10 +106,7 @@ fn is_unfinished(path: &Path) -> bool {
 }
 
 fn file_name(path: &Path) -> String {
-    path.file_name()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .into_owned()
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// Returns the numbers of a release as a sort key, so that 6.1.0-9 is older than 6.1.0-56.
@@ -176,9 +169,7 @@ fn kernel_package() -> Option<String> {
 }
 
 fn package_of(depends: &str) -> Option<String> {
-    let named = depends
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("Depends: "));
+    let named = depends.lines().filter_map(|line| line.trim().strip_prefix("Depends: "));
     named
         .map(str::trim)
         .find(|name| {
@@ -191,8 +182,7 @@ fn package_of(depends: &str) -> Option<String> {
 fn is_static(elf: &[u8]) -> bool {
     const INTERPRETER: u32 = 3;
     let number = |at: usize, bytes: usize| {
-        elf.get(at..at + bytes)
-            .map(|b| b.iter().rev().fold(0, |sum, &b| sum << 8 | u64::from(b)))
+        elf.get(at..at + bytes).map(|b| b.iter().rev().fold(0, |sum, &b| sum << 8 | u64::from(b)))
     };
     let headers = || {
         let (first, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
@@ -210,10 +200,7 @@ fn is_static(elf: &[u8]) -> bool {
 /// Fails if a download or a program fails. The message names it and has its output.
 pub fn prepare(cache: &Path, say: &dyn Fn(&str)) -> anyhow::Result<Image> {
     fs::create_dir_all(cache).with_context(|| {
-        format!(
-            "creating the cache folder {}; name another in {CACHE_VARIABLE}",
-            cache.display()
-        )
+        format!("creating the cache folder {}; name another in {CACHE_VARIABLE}", cache.display())
     })?;
     let lock = fs::File::create(cache.join(".lock"))
         .and_then(|file| file.lock().map(|()| file))
@@ -226,30 +213,22 @@ pub fn prepare(cache: &Path, say: &dyn Fn(&str)) -> anyhow::Result<Image> {
     let modules = folder.join("lib/modules").join(&release);
     let initrd = initrd(&folder, &release)?;
     drop(lock);
-    Ok(Image {
-        kernel: folder.join("vmlinux"),
-        initrd,
-        modules,
-        release,
-    })
+    Ok(Image { kernel: folder.join("vmlinux"), initrd, modules, release })
 }
 
 /// Downloads and unpacks the kernel, and returns its folder.
 fn unpack_kernel(cache: &Path, say: &dyn Fn(&str)) -> anyhow::Result<PathBuf> {
     let package = kernel_package()
         .with_context(|| format!("apt knows no {META_PACKAGE}; run `apt-get update` as root"))?;
-    say(&format!(
-        "getting the guest's kernel, once: {package} (70 MB) into {}",
-        cache.display()
-    ));
+    say(&format!("getting the guest's kernel, once: {package} (70 MB) into {}", cache.display()));
     let new = cache.join(format!(".new-{}", std::process::id()));
     let _ = fs::remove_dir_all(&new);
     fs::create_dir_all(&new).with_context(|| format!("creating {}", new.display()))?;
     let made = (|| {
-        run(Command::new(program("apt-get"))
-            .args(["-q", "download", &package])
-            .current_dir(&new))
-        .with_context(|| format!("downloading {package} (no network, or old package lists?)"))?;
+        run(Command::new(program("apt-get")).args(["-q", "download", &package]).current_dir(&new))
+            .with_context(|| {
+                format!("downloading {package} (no network, or old package lists?)")
+            })?;
         let package_file = fs::read_dir(&new)?
             .flatten()
             .map(|entry| entry.path())
@@ -293,9 +272,7 @@ fn unpack(package: &Path, into: &Path) -> anyhow::Result<()> {
         .spawn()
         .context("starting dpkg-deb")?;
     let archive = unpacked.stdout.take().context("dpkg-deb has no output")?;
-    let left_out = LEFT_OUT
-        .iter()
-        .map(|part| format!("--exclude=./lib/modules/*/kernel/{part}"));
+    let left_out = LEFT_OUT.iter().map(|part| format!("--exclude=./lib/modules/*/kernel/{part}"));
     run(Command::new(program("tar"))
         .args(["-x", "--no-same-owner", "--wildcards", "-f", "-", "-C"])
         .arg(into)
@@ -312,16 +289,10 @@ fn unpack(package: &Path, into: &Path) -> anyhow::Result<()> {
 /// Runs a program to its end and returns its output.
 fn run(command: &mut Command) -> anyhow::Result<String> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let output = command
-        .output()
-        .with_context(|| format!("starting {name}"))?;
+    let output = command.output().with_context(|| format!("starting {name}"))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     if !output.status.success() {
-        bail!(
-            "{name} failed ({}): {}",
-            output.status,
-            text(&output.stderr)
-        );
+        bail!("{name} failed ({}): {}", output.status, text(&output.stderr));
     }
     Ok(text(&output.stdout))
 }
@@ -359,9 +330,7 @@ fn initrd(folder: &Path, release: &str) -> anyhow::Result<PathBuf> {
     if initrd.is_file() {
         return Ok(initrd);
     }
-    let staged = tempfile::Builder::new()
-        .prefix(".initrd-")
-        .tempdir_in(folder)?;
+    let staged = tempfile::Builder::new().prefix(".initrd-").tempdir_in(folder)?;
     let root = staged.path().join("root");
     let mut names = Vec::from(["bin", "dev", "lower", "modules", "proc", "sys", "upper"]);
     for name in &names {
@@ -381,10 +350,7 @@ fn initrd(folder: &Path, release: &str) -> anyhow::Result<PathBuf> {
         modules.push_str(&format!("{name}.ko\n"));
     }
     fs::write(root.join("modules/order"), &modules)?;
-    let modules: Vec<_> = modules
-        .lines()
-        .map(|name| format!("modules/{name}"))
-        .collect();
+    let modules: Vec<_> = modules.lines().map(|name| format!("modules/{name}")).collect();
     names.extend(["init", "bin/busybox", "modules/order"]);
     names.extend(modules.iter().map(String::as_str));
     let (list, archive) = (staged.path().join("list"), staged.path().join("archive"));
@@ -405,14 +371,8 @@ mod tests {
     #[test]
     fn the_stock_kernel_is_taken_and_no_variant() {
         let depends = "linux-image-amd64\n  Depends: linux-image-6.1.0-56-amd64\n";
-        assert_eq!(
-            package_of(depends).as_deref(),
-            Some("linux-image-6.1.0-56-amd64")
-        );
-        assert_eq!(
-            package_of("  Depends: linux-image-6.1.0-56-cloud-amd64"),
-            None
-        );
+        assert_eq!(package_of(depends).as_deref(), Some("linux-image-6.1.0-56-amd64"));
+        assert_eq!(package_of("  Depends: linux-image-6.1.0-56-cloud-amd64"), None);
         assert_eq!(package_of(""), None);
     }
 
@@ -428,10 +388,7 @@ mod tests {
         made("6.1.0-56-amd64");
         made(".new-1");
         fs::create_dir(cache.path().join("6.9.0-1-amd64")).expect("an incomplete one");
-        assert_eq!(
-            cached_kernel(cache.path()),
-            Some(cache.path().join("6.1.0-56-amd64"))
-        );
+        assert_eq!(cached_kernel(cache.path()), Some(cache.path().join("6.1.0-56-amd64")));
     }
 
     #[test]

@@ -91,10 +91,7 @@ fn watch(charge: &Charge, mut caller_is_gone: impl FnMut() -> bool) -> anyhow::R
         .with_context(|| format!("starting {}", charge.program.display()))?;
     loop {
         if let Some(status) = qemu.try_wait().context("waiting for QEMU")? {
-            let ended = Ended {
-                code: status.code(),
-                signal: status.signal(),
-            };
+            let ended = Ended { code: status.code(), signal: status.signal() };
             // A caller that does not read is no error.
             let _ = writeln!(std::io::stdout(), "{}", serde_json::to_string(&ended)?);
             return Ok(());
@@ -129,9 +126,7 @@ impl Keeper {
             let events = child.stdout.take().context("the keeper has no output")?;
             let line = serde_json::to_string(charge)? + "\n";
             let stdin = child.stdin.as_mut().context("the keeper has no input")?;
-            stdin
-                .write_all(line.as_bytes())
-                .context("telling the keeper")?;
+            stdin.write_all(line.as_bytes()).context("telling the keeper")?;
             Ok((Self { child }, events))
         };
         start().inspect_err(|_| {

@@ -64,19 +64,17 @@ pub struct VmReport {
 /// Returns what this machine lacks to run the SoftRoCE lab.
 #[must_use]
 pub fn lacks(config: &VmConfig) -> Vec<Lack> {
-    let mut lacks: Vec<Lack> = [
-        (QEMU, "qemu-system-x86"),
-        ("ip", "iproute2"),
-        ("tc", "iproute2"),
-        ("rdma", "iproute2"),
-    ]
-    .into_iter()
-    .filter(|(program, _)| find_program(program).is_none())
-    .map(|(program, package)| Lack {
-        what: program.into(),
-        next_step: format!("run `tools/setup.sh verbs` (Debian, Ubuntu: apt install {package})"),
-    })
-    .collect();
+    let mut lacks: Vec<Lack> =
+        [(QEMU, "qemu-system-x86"), ("ip", "iproute2"), ("tc", "iproute2"), ("rdma", "iproute2")]
+            .into_iter()
+            .filter(|(program, _)| find_program(program).is_none())
+            .map(|(program, package)| Lack {
+                what: program.into(),
+                next_step: format!(
+                    "run `tools/setup.sh verbs` (Debian, Ubuntu: apt install {package})"
+                ),
+            })
+            .collect();
     lacks.extend(image::lacks(&config.cache));
     lacks
 }
@@ -142,10 +140,7 @@ impl Vm {
             let _ = to_events.send(Event::QemuEnded(serde_json::from_str(&line).ok()));
         });
         let channel = connect(&folder, &events)?;
-        let mut frames = channel
-            .try_clone()
-            .context("the channel")
-            .map_err(VmError::Start)?;
+        let mut frames = channel.try_clone().context("the channel").map_err(VmError::Start)?;
         let to_events = events_in.clone();
         std::thread::spawn(move || {
             while let Ok((kind, content)) = channel::receive(&mut frames) {
@@ -195,9 +190,10 @@ impl Vm {
                     return Ok(());
                 }
                 Ok(Event::QemuEnded(ended)) => {
-                    return Err(self.verdict(ended).err().unwrap_or_else(|| VmError::Lost {
-                        console: self.console(),
-                    }));
+                    return Err(self
+                        .verdict(ended)
+                        .err()
+                        .unwrap_or_else(|| VmError::Lost { console: self.console() }));
                 }
                 Ok(_) => {}
                 Err(_) => {
@@ -230,15 +226,10 @@ impl Vm {
             let now = Instant::now();
             let silent = heard + self.config.silence_limit;
             if give_up.is_some_and(|give_up| now >= give_up) {
-                return Err(VmError::TimedOut {
-                    limit: self.config.limit.unwrap_or_default(),
-                });
+                return Err(VmError::TimedOut { limit: self.config.limit.unwrap_or_default() });
             }
             let until = give_up.map_or(silent, |give_up| give_up.min(silent));
-            match self
-                .events
-                .recv_timeout(until.saturating_duration_since(now))
-            {
+            match self.events.recv_timeout(until.saturating_duration_since(now)) {
                 Ok(Event::Frame(kind, content)) => {
                     match kind {
                         Kind::Stdout => output(Stream::Stdout, &content),
@@ -272,11 +263,8 @@ impl Vm {
 
     /// Forwards the job's input, in a detached thread.
     fn pass_on(&self, input: Input) -> Result<(), VmError> {
-        let mut channel = self
-            .channel
-            .try_clone()
-            .context("the channel")
-            .map_err(VmError::Start)?;
+        let mut channel =
+            self.channel.try_clone().context("the channel").map_err(VmError::Start)?;
         let events = self.events_in.clone();
         std::thread::spawn(move || {
             let mut buffer = vec![0; CONTENT_BYTES_MAX];
@@ -315,13 +303,8 @@ impl Vm {
                 let said = fs::read_to_string(self.folder.join("qemu.log")).unwrap_or_default();
                 return Err(VmError::Qemu {
                     status: match ended {
-                        Some(Ended {
-                            code: Some(code), ..
-                        }) => format!("status {code}"),
-                        Some(Ended {
-                            signal: Some(signal),
-                            ..
-                        }) => format!("signal {signal}"),
+                        Some(Ended { code: Some(code), .. }) => format!("status {code}"),
+                        Some(Ended { signal: Some(signal), .. }) => format!("signal {signal}"),
                         _ => "an unknown status".into(),
                     },
                     said: said.trim().to_owned(),

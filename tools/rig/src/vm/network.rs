@@ -194,11 +194,7 @@ fn shaping_script(port: &str, rate_mbit: u32, config: &NetworkConfig) -> String 
     // The burst is two milliseconds of the rate, but at least two packets.
     let burst = (u64::from(rate_mbit) * 250).max(2 * (u64::from(MTU) + 14));
     let bands = config.dscp_order.len().max(2);
-    let others = config
-        .dscp_order
-        .iter()
-        .position(|&dscp| dscp == 0)
-        .unwrap_or(0);
+    let others = config.dscp_order.iter().position(|&dscp| dscp == 0).unwrap_or(0);
     let map = vec![others.to_string(); 16].join(" ");
     let mut script = format!(
         "qdisc add dev {port} root handle 1: tbf rate {rate_mbit}mbit burst {burst} limit 1000000\n\
@@ -345,11 +341,7 @@ fn wait_for_gid(host: usize) -> anyhow::Result<u32> {
             _ if Instant::now() > give_up => bail!(
                 "{} does not come up: its port is `{state}`, GID {gid} {}",
                 DEVICES[host],
-                if found.is_some() {
-                    "is there"
-                } else {
-                    "is not there"
-                }
+                if found.is_some() { "is there" } else { "is not there" }
             ),
             _ => std::thread::sleep(Duration::from_millis(5)),
         }
@@ -373,20 +365,14 @@ mod tests {
         assert_eq!(check(|c| c.dscp_order = vec![46, 0, 46]), order);
         assert_eq!(check(|c| c.dscp_order = vec![64, 0]), order);
         assert_eq!(check(|c| c.dscp_order = (0..17).collect()), order);
-        assert_eq!(
-            check(|c| c.queue_packets = 16),
-            Err(BadNetwork::QueuePackets)
-        );
+        assert_eq!(check(|c| c.queue_packets = 16), Err(BadNetwork::QueuePackets));
         assert_eq!(check(|c| c.rate_mbit = Some(0)), Err(BadNetwork::Rate));
     }
 
     #[test]
     fn shaping_is_taken_away_before_it_is_changed() {
         let plain = NetworkConfig::default();
-        let shaped = NetworkConfig {
-            rate_mbit: Some(24),
-            ..plain.clone()
-        };
+        let shaped = NetworkConfig { rate_mbit: Some(24), ..plain.clone() };
         assert_eq!(reshaping_script(&plain, &plain), "");
         let script = reshaping_script(&shaped, &plain);
         assert_eq!(script, "qdisc del dev r0 root\nqdisc del dev r1 root\n");
@@ -397,25 +383,13 @@ mod tests {
 
     #[test]
     fn nothing_is_queued_at_the_devices_own_interfaces() {
-        let config = NetworkConfig {
-            rate_mbit: Some(24),
-            ..NetworkConfig::default()
-        };
+        let config = NetworkConfig { rate_mbit: Some(24), ..NetworkConfig::default() };
         let script = ports_script(&config);
         for line in script.lines() {
-            assert!(
-                line.contains(" dev r0 ") || line.contains(" dev r1 "),
-                "{line}"
-            );
+            assert!(line.contains(" dev r0 ") || line.contains(" dev r1 "), "{line}");
         }
-        assert!(
-            script.contains("tbf rate 24mbit burst 8428 "),
-            "two packets at least"
-        );
-        assert!(
-            script.contains("prio bands 8 priomap 5 5 5"),
-            "unmarked is class 6"
-        );
+        assert!(script.contains("tbf rate 24mbit burst 8428 "), "two packets at least");
+        assert!(script.contains("prio bands 8 priomap 5 5 5"), "unmarked is class 6");
         assert!(script.contains("flower ip_tos 0xb8/0xfc classid 2:2\n"));
     }
 }

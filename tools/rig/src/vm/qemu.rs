@@ -112,20 +112,14 @@ pub fn arguments(image: &Image, machine: &Machine) -> Vec<OsString> {
     option("-serial", joined(&[&"file:", &machine.console]));
     option(
         "-chardev",
-        joined(&[
-            &"socket,id=channel,server=on,wait=on,path=",
-            &quoted(&machine.channel),
-        ]),
+        joined(&[&"socket,id=channel,server=on,wait=on,path=", &quoted(&machine.channel)]),
     );
     // The guest sees the host's files as this process does, including other mounts.
     option(
         "-fsdev",
         "local,id=hostroot,path=/,security_model=none,readonly=on,multidevs=remap".into(),
     );
-    option(
-        "-device",
-        "virtio-9p-pci,fsdev=hostroot,mount_tag=hostroot".into(),
-    );
+    option("-device", "virtio-9p-pci,fsdev=hostroot,mount_tag=hostroot".into());
     for share in &machine.shares {
         let tag = &share.tag;
         option(
@@ -135,10 +129,7 @@ pub fn arguments(image: &Image, machine: &Machine) -> Vec<OsString> {
                 &quoted(&share.folder),
             ]),
         );
-        option(
-            "-device",
-            format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}").into(),
-        );
+        option("-device", format!("virtio-9p-pci,fsdev={tag},mount_tag={tag}").into());
     }
     args
 }
@@ -160,10 +151,7 @@ mod tests {
             processors: 3,
             console: "/t/console".into(),
             channel: "/t,1/channel".into(),
-            shares: vec![Share {
-                tag: "w0".into(),
-                folder: "/out,put".into(),
-            }],
+            shares: vec![Share { tag: "w0".into(), folder: "/out,put".into() }],
         };
         let line: Vec<String> = arguments(&image, &machine)
             .into_iter()

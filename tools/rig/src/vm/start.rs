@@ -69,10 +69,7 @@ pub(super) fn power_on(
             let folder = fs::canonicalize(folder)
                 .with_context(|| format!("the writable folder {}", folder.display()))?;
             anyhow::ensure!(folder.is_dir(), "{} is no folder", folder.display());
-            Ok(Share {
-                tag: format!("share{index}"),
-                folder,
-            })
+            Ok(Share { tag: format!("share{index}"), folder })
         })
         .collect::<anyhow::Result<_>>()?;
     let folder = tempfile::Builder::new()
@@ -88,19 +85,13 @@ pub(super) fn power_on(
         release: image.release.clone(),
         job: job.clone(),
     };
-    fs::write(
-        control.join(GUEST_JOB_FILE),
-        serde_json::to_vec(&guest_job)?,
-    )
-    .context("the guest_job")?;
+    fs::write(control.join(GUEST_JOB_FILE), serde_json::to_vec(&guest_job)?)
+        .context("the guest_job")?;
     let start = control.join("start");
     fs::write(&start, start_script(&program)?)
         .and_then(|()| fs::set_permissions(&start, fs::Permissions::from_mode(0o755)))
         .context("the start script")?;
-    let mut all_shares = vec![Share {
-        tag: "control".into(),
-        folder: control,
-    }];
+    let mut all_shares = vec![Share { tag: "control".into(), folder: control }];
     all_shares.extend(shares);
     let machine = Machine {
         memory_mib: config.memory_mib,
@@ -123,9 +114,7 @@ pub(super) fn power_on(
 
 /// Returns the script for the initramfs, which starts this program as the guest's first process.
 fn start_script(program: &Path) -> anyhow::Result<String> {
-    let program = program
-        .to_str()
-        .with_context(|| format!("{} is no UTF-8", program.display()))?;
+    let program = program.to_str().with_context(|| format!("{} is no UTF-8", program.display()))?;
     let quoted = program.replace('\'', r"'\''");
     Ok(format!("#!/bin/sh\nexec '{quoted}' {INTERNAL} guest\n"))
 }
@@ -137,9 +126,6 @@ mod tests {
     #[test]
     fn the_start_script_survives_quotes() {
         let script = start_script(Path::new("/a b/it's")).expect("UTF-8");
-        assert_eq!(
-            script,
-            "#!/bin/sh\nexec '/a b/it'\\''s' lab-internal guest\n"
-        );
+        assert_eq!(script, "#!/bin/sh\nexec '/a b/it'\\''s' lab-internal guest\n");
     }
 }

@@ -89,11 +89,7 @@ impl TaskReport {
     /// # Errors
     /// Returns [`TaskError::Failed`] with the report.
     pub fn expect_success(self) -> Result<Self, TaskError> {
-        if self.succeeded() {
-            Ok(self)
-        } else {
-            Err(TaskError::Failed(Box::new(self)))
-        }
+        if self.succeeded() { Ok(self) } else { Err(TaskError::Failed(Box::new(self))) }
     }
 }
 
@@ -113,10 +109,7 @@ impl std::fmt::Display for TaskReport {
 /// Returns the exit code of a status as a shell would give it.
 #[must_use]
 pub fn shell_code(status: ExitStatus) -> i32 {
-    status
-        .code()
-        .or_else(|| status.signal().map(|signal| 128 + signal))
-        .unwrap_or(1)
+    status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1)
 }
 
 /// The bytes that a stream delivered so far.
@@ -303,9 +296,7 @@ mod tests {
     fn sh(script: &str, limit: Duration) -> Running {
         let task = Task {
             argv: ["sh", "-c", script].map(str::to_owned).into(),
-            env: std::env::vars()
-                .filter(|(name, _)| name == "PATH")
-                .collect(),
+            env: std::env::vars().filter(|(name, _)| name == "PATH").collect(),
             cwd: "/".into(),
             limit,
         };

@@ -35,11 +35,8 @@ impl Drop for Raw {
 /// Returns the rows and columns of the terminal on standard input, as `stty` reports them.
 #[must_use]
 pub fn size() -> (u16, u16) {
-    let output = Command::new("stty")
-        .arg("size")
-        .stdin(Stdio::inherit())
-        .stderr(Stdio::null())
-        .output();
+    let output =
+        Command::new("stty").arg("size").stdin(Stdio::inherit()).stderr(Stdio::null()).output();
     output
         .ok()
         .and_then(|output| parse_size(&String::from_utf8_lossy(&output.stdout)))

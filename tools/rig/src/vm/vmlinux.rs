@@ -23,22 +23,14 @@ fn decompress(program: &[&str], data: &[u8]) -> Vec<u8> {
     let mut command = Command::new(program[0]);
     let command = command.args(&program[1..]);
     let (stdin, stdout) = (Stdio::piped(), Stdio::piped());
-    let Ok(mut child) = command
-        .stdin(stdin)
-        .stdout(stdout)
-        .stderr(Stdio::null())
-        .spawn()
-    else {
+    let Ok(mut child) = command.stdin(stdin).stdout(stdout).stderr(Stdio::null()).spawn() else {
         return Vec::new();
     };
     let stdin = child.stdin.take();
     std::thread::scope(|scope| {
         // The program stops reading after its part. Output before that is kept.
         scope.spawn(move || stdin.map(|mut stdin| stdin.write_all(data)));
-        child
-            .wait_with_output()
-            .map(|output| output.stdout)
-            .unwrap_or_default()
+        child.wait_with_output().map(|output| output.stdout).unwrap_or_default()
     })
 }
 

@@ -150,11 +150,7 @@ fn check(document: &Document, field: &str, tree: &Value) -> Result<(), FileError
         };
     };
     for (name, inner) in table {
-        let field = if field.is_empty() {
-            name.clone()
-        } else {
-            format!("{field}.{name}")
-        };
+        let field = if field.is_empty() { name.clone() } else { format!("{field}.{name}") };
         check(document, &field, inner)?;
     }
     Ok(())

@@ -68,10 +68,7 @@ pub(crate) fn least_squares<const N: usize>(
 }
 
 fn cost(residuals: &[f64]) -> f64 {
-    residuals
-        .iter()
-        .map(|r| 2.0 * SCALE * SCALE * ((1.0 + (r / SCALE).powi(2)).sqrt() - 1.0))
-        .sum()
+    residuals.iter().map(|r| 2.0 * SCALE * SCALE * ((1.0 + (r / SCALE).powi(2)).sqrt() - 1.0)).sum()
 }
 
 /// Returns gradient and approximate curvature of the cost, by forward differences.

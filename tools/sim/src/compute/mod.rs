@@ -116,10 +116,7 @@ impl Compute {
         Self {
             full: parts.full_attention(heads, kv_heads, head_dim),
             attention: Attention::new(&gpu.coefficients, gpu, heads, head_dim, kv_bytes),
-            linear: model
-                .linear_attention
-                .as_ref()
-                .map(|linear| parts.linear_attention(linear)),
+            linear: model.linear_attention.as_ref().map(|linear| parts.linear_attention(linear)),
             full_attention_every: u32::from(model.full_attention_every),
             mlp: parts.mlp(model.ffn),
             experts: Experts {
@@ -187,10 +184,7 @@ impl Compute {
         if tokens == 0 {
             return 0;
         }
-        let Experts {
-            mlp,
-            copies_per_pair,
-        } = &self.experts;
+        let Experts { mlp, copies_per_pair } = &self.experts;
         let used = (experts as usize).clamp(1, copies_per_pair.len());
         let (rows, groups) = (tokens as f64, used as f64);
         whole(
@@ -227,17 +221,9 @@ impl Compute {
         if tokens == 0 {
             return 0;
         }
-        let Ends {
-            embedding,
-            reduce,
-            head,
-        } = &self.ends;
+        let Ends { embedding, reduce, head } = &self.ends;
         let rows = tokens as f64;
-        let head = if requests > 0 {
-            head.ns(requests as f64, 1.0)
-        } else {
-            0.0
-        };
+        let head = if requests > 0 { head.ns(requests as f64, 1.0) } else { 0.0 };
         whole(embedding.ns(rows) + reduce.ns(rows) + head)
     }
 }
@@ -252,9 +238,7 @@ fn copies_per_pair(experts: u32, top_k: u32) -> Vec<f64> {
     let all = f64::from(experts);
     let ratio = |used: u32| {
         let used = f64::from(used);
-        let none: f64 = (0..top_k)
-            .map(|j| (1.0 - used / (all - f64::from(j))).max(0.0))
-            .product();
+        let none: f64 = (0..top_k).map(|j| (1.0 - used / (all - f64::from(j))).max(0.0)).product();
         (1.0 - none) / (f64::from(top_k) * used / all)
     };
     (1..=experts).map(ratio).collect()
@@ -298,10 +282,7 @@ impl Parts<'_> {
         let of = &self.gpu.coefficients.stream;
         let hidden = self.hidden();
         let norm = self.stream(&of.norm, 2.0 * hidden);
-        let mut streams = norm
-            .then(norm)
-            .then(between)
-            .then(self.stream(&of.add, 3.0 * hidden));
+        let mut streams = norm.then(norm).then(between).then(self.stream(&of.add, 3.0 * hidden));
         let router = self.model.has_experts().then(|| {
             // Logits have 32 bits, so each counts as two 16-bit values read and two written.
             let experts = f64::from(self.model.experts);
@@ -360,10 +341,7 @@ impl Parts<'_> {
         let of = &self.gpu.coefficients.stream;
         let moved = self.stream(&of.add, 2.0 * self.hidden());
         let mlp = self.mlp(self.model.ffn);
-        Mlp {
-            streams: mlp.streams.then(moved),
-            ..mlp
-        }
+        Mlp { streams: mlp.streams.then(moved), ..mlp }
     }
 
     fn ends(&self) -> Ends {

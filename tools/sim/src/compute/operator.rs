@@ -73,10 +73,7 @@ impl LinearCost {
 
     /// Returns the cost of two operators that run one after the other.
     pub(crate) fn then(self, next: Self) -> Self {
-        Self {
-            fixed: self.fixed + next.fixed,
-            per_row: self.per_row + next.per_row,
-        }
+        Self { fixed: self.fixed + next.fixed, per_row: self.per_row + next.per_row }
     }
 
     pub(crate) fn ns(&self, rows: f64) -> f64 {
@@ -133,10 +130,7 @@ impl AllReduce {
             fixed: (ring.latency_us + ring.hop_us * (gpus - 1.0)) * 1e3,
             per_row: carried * 1e9 / (gpu.nvlink_bytes_per_second * ring.nvlink),
         };
-        Self {
-            small: line(&of.small),
-            large: line(&of.large),
-        }
+        Self { small: line(&of.small), large: line(&of.large) }
     }
 
     pub(crate) fn ns(&self, rows: f64) -> f64 {

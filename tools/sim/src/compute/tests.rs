@@ -31,9 +31,7 @@ fn layer(compute: &Compute, model: &Model, tokens: u64, layer: u16) -> u64 {
 /// rate that it reaches (2 operations per weight except the embedding, and masked attention).
 fn prefill(gpu: &Gpu, model: &Model, tp: u32, tokens: u64) -> (f64, f64) {
     let compute = Compute::new(gpu, model, tp);
-    let layers: u64 = (0..model.layers)
-        .map(|index| layer(&compute, model, tokens, index))
-        .sum();
+    let layers: u64 = (0..model.layers).map(|index| layer(&compute, model, tokens, index)).sum();
     let seconds = (layers + compute.ends_ns(tokens, 1)) as f64 / 1e9;
     let embedding = 2 * u64::from(model.vocab) * u64::from(model.hidden);
     let weights = (model.active_parameters() - embedding) as f64;
@@ -118,10 +116,7 @@ fn a_rank_without_tokens_takes_no_time() {
         let compute = Compute::new(&gpu("a100"), &model, 2);
         assert_eq!(compute.attention_ns(0, 0, 0), 0);
         assert_eq!(compute.experts_ns(0, 0), 0);
-        assert_eq!(
-            compute.mlp_ns(0) + compute.shared_ns(0) + compute.ends_ns(0, 0),
-            0
-        );
+        assert_eq!(compute.mlp_ns(0) + compute.shared_ns(0) + compute.ends_ns(0, 0), 0);
     }
 }
 
@@ -172,11 +167,7 @@ fn a_users_gpu_borrows_coefficients_and_is_checked() {
     let read = |text: &str| {
         std::fs::write(&path, text).unwrap();
         let read = Gpu::named(path.to_str().unwrap());
-        read.map_err(|error| {
-            error
-                .to_string()
-                .replace(folder.path().to_str().unwrap(), "")
-        })
+        read.map_err(|error| error.to_string().replace(folder.path().to_str().unwrap(), ""))
     };
     assert_eq!(read(text).unwrap().coefficients, gpu("a100").coefficients);
     for (from, to, error) in [
@@ -195,10 +186,7 @@ fn a_users_gpu_borrows_coefficients_and_is_checked() {
         assert_eq!(read(&text.replace(from, to)).unwrap_err(), error);
     }
     let error = Gpu::named("tpu").unwrap_err().to_string();
-    assert_eq!(
-        error,
-        "no GPU `tpu`: built in are a100, h100; or give the path of a TOML file"
-    );
+    assert_eq!(error, "no GPU `tpu`: built in are a100, h100; or give the path of a TOML file");
 }
 
 #[test]

@@ -56,12 +56,8 @@ impl Document {
         let text = match built_in.iter().find(|(known, _)| *known == name) {
             Some((_, text)) => (*text).to_owned(),
             None if Self::is_path(name) => {
-                laxity_files::read_to_string(Path::new(name), CONFIG_BYTES_MAX).map_err(
-                    |cause| FileError::Read {
-                        path: name.into(),
-                        cause,
-                    },
-                )?
+                laxity_files::read_to_string(Path::new(name), CONFIG_BYTES_MAX)
+                    .map_err(|cause| FileError::Read { path: name.into(), cause })?
             }
             None => {
                 let known: Vec<&str> = built_in.iter().map(|(known, _)| *known).collect();
@@ -72,10 +68,7 @@ impl Document {
                 });
             }
         };
-        Ok(Self {
-            name: name.to_owned(),
-            text,
-        })
+        Ok(Self { name: name.to_owned(), text })
     }
 
     /// Reports whether `name` is a path rather than the name of something built in.
@@ -105,18 +98,11 @@ impl Document {
 
     /// Returns an error about a field (`table.key` for a field in a table).
     pub(crate) fn wrong(&self, field: &str, expected: &str) -> FileError {
-        self.wrong_at(
-            self.line_of(field),
-            format!("`{field}`: expected {expected}"),
-        )
+        self.wrong_at(self.line_of(field), format!("`{field}`: expected {expected}"))
     }
 
     fn wrong_at(&self, line: Option<usize>, problem: String) -> FileError {
-        FileError::Content {
-            file: self.name.clone(),
-            line,
-            problem,
-        }
+        FileError::Content { file: self.name.clone(), line, problem }
     }
 
     /// Returns the key that a line assigns.

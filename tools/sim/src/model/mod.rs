@@ -88,22 +88,10 @@ const BUILT_IN: [(&str, &str); 8] = [
     ("grok-2", include_str!("../../models/grok-2.toml")),
     ("llama-3-8b", include_str!("../../models/llama-3-8b.toml")),
     ("llama-3-70b", include_str!("../../models/llama-3-70b.toml")),
-    (
-        "mixtral-8x7b",
-        include_str!("../../models/mixtral-8x7b.toml"),
-    ),
-    (
-        "mixtral-8x22b",
-        include_str!("../../models/mixtral-8x22b.toml"),
-    ),
-    (
-        "qwen3-coder-480b",
-        include_str!("../../models/qwen3-coder-480b.toml"),
-    ),
-    (
-        "qwen3-coder-next",
-        include_str!("../../models/qwen3-coder-next.toml"),
-    ),
+    ("mixtral-8x7b", include_str!("../../models/mixtral-8x7b.toml")),
+    ("mixtral-8x22b", include_str!("../../models/mixtral-8x22b.toml")),
+    ("qwen3-coder-480b", include_str!("../../models/qwen3-coder-480b.toml")),
+    ("qwen3-coder-next", include_str!("../../models/qwen3-coder-next.toml")),
 ];
 
 impl Model {

@@ -64,27 +64,17 @@ impl Routing {
         after.reverse();
         let all = before[experts][top_k];
         let without = |range: Range<usize>, k: usize| -> f64 {
-            (0..=k)
-                .map(|j| before[range.start][j] * after[range.end][k - j])
-                .sum()
+            (0..=k).map(|j| before[range.start][j] * after[range.end][k - j]).sum()
         };
-        let chosen: Vec<f64> = (0..experts)
-            .map(|i| weights[i] * without(i..i + 1, top_k - 1) / all)
-            .collect();
+        let chosen: Vec<f64> =
+            (0..experts).map(|i| weights[i] * without(i..i + 1, top_k - 1) / all).collect();
         let first: Vec<u32> = (0..=ranks)
             .map(|rank| (u64::from(rank) * experts as u64 / u64::from(ranks)) as u32)
             .collect();
         let ranges = || first.windows(2).map(|w| w[0] as usize..w[1] as usize);
         let pairs = ranges().map(|on| chosen[on].iter().sum()).collect();
-        let reached = ranges()
-            .map(|on| (1.0 - without(on, top_k) / all).clamp(0.0, 1.0))
-            .collect();
-        Self {
-            chosen,
-            first,
-            pairs,
-            reached,
-        }
+        let reached = ranges().map(|on| (1.0 - without(on, top_k) / all).clamp(0.0, 1.0)).collect();
+        Self { chosen, first, pairs, reached }
     }
 
     /// Returns the experts of a rank.
@@ -112,10 +102,7 @@ impl Routing {
     #[must_use]
     pub fn active_experts(&self, rank: usize, tokens: u64) -> f64 {
         let on = self.first[rank] as usize..self.first[rank + 1] as usize;
-        self.chosen[on]
-            .iter()
-            .map(|p| 1.0 - power((1.0 - p).max(0.0), tokens))
-            .sum()
+        self.chosen[on].iter().map(|p| 1.0 - power((1.0 - p).max(0.0), tokens)).sum()
     }
 }
 
@@ -163,14 +150,10 @@ fn power(mut base: f64, mut exponent: u64) -> f64 {
 
 /// Returns `1 / r^skew` for r = 1 to `count`, scaled to a mean of 1.
 fn zipf(count: u32, skew: f64) -> Vec<f64> {
-    let weights: Vec<f64> = (1..=count)
-        .map(|r| exponential(-skew * logarithm(f64::from(r))))
-        .collect();
+    let weights: Vec<f64> =
+        (1..=count).map(|r| exponential(-skew * logarithm(f64::from(r)))).collect();
     let sum: f64 = weights.iter().sum();
-    weights
-        .iter()
-        .map(|weight| weight * f64::from(count) / sum)
-        .collect()
+    weights.iter().map(|weight| weight * f64::from(count) / sum).collect()
 }
 
 const SQRT_2: f64 = std::f64::consts::SQRT_2;

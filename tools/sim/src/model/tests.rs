@@ -4,10 +4,7 @@ use super::*;
 
 fn billions(model: &str) -> (f64, f64) {
     let model = Model::named(model).unwrap();
-    (
-        model.parameters() as f64 / 1e9,
-        model.active_parameters() as f64 / 1e9,
-    )
+    (model.parameters() as f64 / 1e9, model.active_parameters() as f64 / 1e9)
 }
 
 #[test]
@@ -52,9 +49,8 @@ fn kv_bytes_are_keys_and_values_of_all_heads() {
 #[test]
 fn a_hybrid_keeps_kv_in_every_fourth_layer_and_a_state_in_the_others() {
     let hybrid = Model::named("qwen3-coder-next").unwrap();
-    let full: Vec<u16> = (0..hybrid.layers)
-        .filter(|&layer| hybrid.is_full_attention(layer))
-        .collect();
+    let full: Vec<u16> =
+        (0..hybrid.layers).filter(|&layer| hybrid.is_full_attention(layer)).collect();
     assert_eq!(full, (0..12).map(|i| 4 * i + 3).collect::<Vec<_>>());
     assert_eq!(hybrid.kv_bytes_per_token(0), 0);
     assert_eq!(hybrid.kv_bytes_per_token(3), 2 * 2 * 256 * 2);
@@ -67,11 +63,8 @@ fn from_file(text: &str) -> Result<Model, String> {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mine.toml");
     std::fs::write(&path, text).unwrap();
-    Model::named(path.to_str().unwrap()).map_err(|error| {
-        error
-            .to_string()
-            .replace(&format!("{}/", folder.path().display()), "")
-    })
+    Model::named(path.to_str().unwrap())
+        .map_err(|error| error.to_string().replace(&format!("{}/", folder.path().display()), ""))
 }
 
 const MINE: &str = "name = 'mine'\nlayers = 2\nhidden = 64\nheads = 4\nkv_heads = 2\nhead_dim = \
@@ -99,11 +92,7 @@ fn errors_say_file_line_field_and_what_was_expected() {
             "kv_heads = 3",
             "mine.toml, line 5: `kv_heads`: expected a divisor of `heads`, 4",
         ),
-        (
-            "vocab = 100",
-            "vocab = 0",
-            "mine.toml, line 8: `vocab`: expected 1 to 16777216",
-        ),
+        ("vocab = 100", "vocab = 0", "mine.toml, line 8: `vocab`: expected 1 to 16777216"),
         (
             "vocab = 100",
             "vocab = 100\ntop_k = 2",

@@ -159,11 +159,7 @@ impl Network {
         let capacity = self.lanes.ports[port as usize].capacity;
         let rate = capacity - self.left_by(port, self.lanes.classes());
         if rate > capacity * (1.0 + ROUNDING) {
-            return Err(CheckError::Capacity {
-                port,
-                rate,
-                capacity,
-            });
+            return Err(CheckError::Capacity { port, rate, capacity });
         }
         Ok(())
     }
@@ -229,9 +225,7 @@ impl Network {
     /// Returns the remaining bytes of a transfer at `now`.
     pub(super) fn remaining(&self, id: TransferId, now: Time) -> f64 {
         let now_ns = self.not_before(now);
-        self.slab
-            .find(id)
-            .map_or(0.0, |index| self.bytes_left(index, now_ns))
+        self.slab.find(id).map_or(0.0, |index| self.bytes_left(index, now_ns))
     }
 }
 

@@ -82,9 +82,8 @@ impl Events {
         let event = self.heap[place];
         loop {
             let first = place * ARITY + 1;
-            let Some(children) = self
-                .heap
-                .get(first..(first + ARITY).min(self.heap.len()).max(first))
+            let Some(children) =
+                self.heap.get(first..(first + ARITY).min(self.heap.len()).max(first))
             else {
                 break;
             };

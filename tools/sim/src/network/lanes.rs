@@ -54,10 +54,7 @@ impl Level {
 
     /// Returns the level of a lane that leaves nothing to others.
     pub(super) const fn of(level: f64) -> Self {
-        Self {
-            level,
-            care: Care::Every(0.0),
-        }
+        Self { level, care: Care::Every(0.0) }
     }
 
     /// Reports whether the lane does not track what it leaves to others.
@@ -106,12 +103,7 @@ pub(super) struct Lanes {
 impl Lanes {
     /// Adds a port and returns its number.
     pub(super) fn add_port(&mut self, capacity: f64) -> u32 {
-        self.ports.push(Port {
-            capacity,
-            active: 0,
-            count: 0,
-            near: [NONE; NEAR],
-        });
+        self.ports.push(Port { capacity, active: 0, count: 0, near: [NONE; NEAR] });
         for far in &mut self.far {
             far.push(NONE);
         }

@@ -152,10 +152,7 @@ impl Network {
             path.len()
         );
         assert!(class < CLASSES_MAX, "class {class} is too high");
-        assert!(
-            weight > 0.0 && weight.is_finite(),
-            "a weight cannot be {weight}"
-        );
+        assert!(weight > 0.0 && weight.is_finite(), "a weight cannot be {weight}");
         self.advance(now);
         let order = self.started;
         self.started += 1;
@@ -234,9 +231,7 @@ impl Network {
     /// last call and the result of [`Network::next_end`]. Visits all transfers of the port.
     #[must_use]
     pub fn carried(&self, port: PortId, now: Time) -> f64 {
-        (0..self.lanes.classes())
-            .map(|class| self.carried_in_class(port, class, now))
-            .sum()
+        (0..self.lanes.classes()).map(|class| self.carried_in_class(port, class, now)).sum()
     }
 
     fn carried_in_class(&self, port: PortId, class: u8, now: Time) -> f64 {
@@ -251,8 +246,7 @@ impl Network {
 
     fn entries(&self, port: u32, class: u8) -> impl Iterator<Item = &Entry> {
         let lane = self.lanes.find(port, class);
-        lane.into_iter()
-            .flat_map(|lane| self.lanes.lanes[lane as usize].iter())
+        lane.into_iter().flat_map(|lane| self.lanes.lanes[lane as usize].iter())
     }
 
     fn not_before(&self, now: Time) -> u64 {
@@ -333,9 +327,7 @@ impl Network {
     }
 
     fn note_ended(&mut self, order: u64, id: TransferId) {
-        self.sorted &= self.ended[self.told..]
-            .last()
-            .is_none_or(|last| last.order < order);
+        self.sorted &= self.ended[self.told..].last().is_none_or(|last| last.order < order);
         self.ended.push(Ended { order, id });
     }
 
@@ -393,10 +385,8 @@ impl Network {
         for (hop, number) in transfer.path() {
             let lane = &mut self.lanes.lanes[number as usize];
             lane.room = self.lanes.ports[lane.port as usize].capacity;
-            self.lanes.levels[number as usize] = Level {
-                level: f64::INFINITY,
-                care: Care::Above(lane.room / weight),
-            };
+            self.lanes.levels[number as usize] =
+                Level { level: f64::INFINITY, care: Care::Above(lane.room / weight) };
             if lane.room < rate {
                 (slowest, rate) = (hop, lane.room);
             }

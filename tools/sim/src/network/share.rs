@@ -153,9 +153,7 @@ impl Sharing<'_> {
     /// Writes the bounds of a lane's transfers by other ports into the scratch buffers. Returns `Σ
     /// w·b` and `Σ w`.
     fn look(&mut self, number: u32) -> (f64, f64) {
-        let Scratch {
-            bounds, weights, ..
-        } = &mut *self.scratch;
+        let Scratch { bounds, weights, .. } = &mut *self.scratch;
         let lane = &self.lanes.lanes[number as usize];
         bounds.resize(lane.len(), 0.0);
         if let [entry] = lane.parts()[0]
@@ -181,9 +179,7 @@ impl Sharing<'_> {
     /// Solves the equation of a lane, given the levels of the others.
     fn solve(&mut self, number: u32, room: f64, before: f64) -> Solution {
         let (need, weight) = self.look(number);
-        let Scratch {
-            bounds, weights, ..
-        } = &*self.scratch;
+        let Scratch { bounds, weights, .. } = &*self.scratch;
         let lane = &self.lanes.lanes[number as usize];
         if room <= 0.0 || need > room * (1.0 + SAME) {
             let level = match bounds.len() {
@@ -191,12 +187,7 @@ impl Sharing<'_> {
                 1 => room / weight,
                 _ => water::level(room, bounds, weights, weight, before),
             };
-            return Solution {
-                room,
-                left: 0.0,
-                weight,
-                level: Level::of(level),
-            };
+            return Solution { room, left: 0.0, weight, level: Level::of(level) };
         }
         let even = room / weight;
         let dust = self.lanes.ports[lane.port as usize].capacity * DUST;
@@ -211,15 +202,7 @@ impl Sharing<'_> {
         } else {
             Care::Every(left)
         };
-        Solution {
-            room,
-            left,
-            weight,
-            level: Level {
-                level: f64::INFINITY,
-                care,
-            },
-        }
+        Solution { room, left, weight, level: Level { level: f64::INFINITY, care } }
     }
 
     /// Applies the solution to the lane. Transfers that the lane starts or stops to bound are
@@ -231,10 +214,7 @@ impl Sharing<'_> {
         if !changed {
             now = before;
         }
-        *level = Level {
-            level: now,
-            ..solution.level
-        };
+        *level = Level { level: now, ..solution.level };
         let lane = &mut self.lanes.lanes[number as usize];
         if changed {
             lane.settle(before, self.now_ns);

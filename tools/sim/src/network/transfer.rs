@@ -67,10 +67,7 @@ pub(super) struct Slab {
 
 impl Slab {
     pub(super) fn new() -> Self {
-        Self {
-            slots: Vec::new(),
-            free: NONE,
-        }
+        Self { slots: Vec::new(), free: NONE }
     }
 
     /// Puts a transfer into a free slot. Only the generation of the slot's last use is kept.
@@ -101,10 +98,7 @@ impl Slab {
     }
 
     pub(super) fn id(&self, index: u32) -> TransferId {
-        TransferId {
-            index,
-            generation: self.slots[index as usize].generation,
-        }
+        TransferId { index, generation: self.slots[index as usize].generation }
     }
 
     /// Returns the slot of `id`, unless the transfer was popped.

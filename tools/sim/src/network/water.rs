@@ -60,19 +60,11 @@ pub(super) fn sums(bounds: &[f64], weights: &[f64]) -> (f64, f64) {
 pub(super) fn level(room: f64, bounds: &[f64], weights: &[f64], weight: f64, guess: f64) -> f64 {
     // Every transfer gets at least this.
     let floor = room / weight;
-    let mut level = if guess.is_finite() {
-        guess.max(floor)
-    } else {
-        floor
-    };
+    let mut level = if guess.is_finite() { guess.max(floor) } else { floor };
     // Each step except the first bounds at least one more transfer.
     for _ in 0..bounds.len() + 2 {
         let (below, above) = split(bounds, weights, level);
-        let next = if above > 0.0 {
-            ((room - below) / above).max(floor)
-        } else {
-            floor
-        };
+        let next = if above > 0.0 { ((room - below) / above).max(floor) } else { floor };
         if next == level {
             break;
         }

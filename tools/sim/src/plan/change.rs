@@ -18,11 +18,8 @@ impl Plan {
     pub fn set(&mut self, assignment: &str) -> Result<(), PlanError> {
         let place = SourceLocation::whole("--set");
         let (field, value) = split(&place, assignment, "FIELD=VALUE")?;
-        let setting = Setting {
-            field: field.to_owned(),
-            value: typed(value),
-            place: place.clone(),
-        };
+        let setting =
+            Setting { field: field.to_owned(), value: typed(value), place: place.clone() };
         setting.check(&place)?;
         let in_variant = |v: &Variant| v.settings.iter().any(|s| s.field == field);
         if field == KIND || self.variants.iter().all(in_variant) {
@@ -32,8 +29,7 @@ impl Plan {
                 "is what variants differ in; choose them with --only or --policies",
             ));
         }
-        self.axes
-            .retain(|axis| axis.field.as_deref() != Some(field));
+        self.axes.retain(|axis| axis.field.as_deref() != Some(field));
         for axis in &mut self.axes {
             axis.forget(field);
         }
@@ -50,11 +46,7 @@ impl Plan {
         let (field, values) = split(&place, axis, "FIELD=VALUE,VALUE,…")?;
         let mut choices: Vec<Choice> = Vec::new();
         for value in list(values) {
-            let setting = Setting {
-                field: field.to_owned(),
-                value,
-                place: place.clone(),
-            };
+            let setting = Setting { field: field.to_owned(), value, place: place.clone() };
             setting.check(&place)?;
             let choice = Choice::of(setting);
             if choices.iter().any(|c| c.name == choice.name) {
@@ -71,11 +63,7 @@ impl Plan {
             field: Some(field.to_owned()),
             values: choices,
         };
-        match self
-            .axes
-            .iter_mut()
-            .find(|axis| axis.field.as_deref() == Some(field))
-        {
+        match self.axes.iter_mut().find(|axis| axis.field.as_deref() == Some(field)) {
             Some(old) => *old = new,
             None => self.axes.push(new),
         }
@@ -93,9 +81,8 @@ impl Plan {
         let place = SourceLocation::whole("--policies");
         let mut variants: Vec<Variant> = Vec::new();
         for name in policies {
-            let kind: PolicyKind = name
-                .parse()
-                .map_err(|error| PlanError::new(&place, "", format!("{error}")))?;
+            let kind: PolicyKind =
+                name.parse().map_err(|error| PlanError::new(&place, "", format!("{error}")))?;
             if variants.iter().any(|v| v.name == kind.name()) {
                 return Err(PlanError::new(&place, "", format!("{name} is there twice")));
             }
@@ -151,9 +138,7 @@ impl Choice {
     fn sets_the_same(&self, other: &Self) -> bool {
         let of = |choice: &Self| -> BTreeMap<String, String> {
             let settings = choice.settings.iter();
-            settings
-                .map(|setting| (setting.field.clone(), setting.value.to_string()))
-                .collect()
+            settings.map(|setting| (setting.field.clone(), setting.value.to_string())).collect()
         };
         of(self) == of(other)
     }
@@ -168,11 +153,7 @@ fn split<'a>(
         Some((field, value)) if !field.trim().is_empty() && !value.trim().is_empty() => {
             Ok((field.trim(), value))
         }
-        _ => Err(PlanError::new(
-            place,
-            "",
-            format!("expected {form}, found `{assignment}`"),
-        )),
+        _ => Err(PlanError::new(place, "", format!("expected {form}, found `{assignment}`"))),
     }
 }
 

@@ -22,12 +22,7 @@ impl SourceLocation {
     /// Returns the location of a whole file, or of an option.
     #[must_use]
     pub fn whole(file: &str) -> Self {
-        Self {
-            file: file.into(),
-            line: 0,
-            column: 0,
-            text: "".into(),
-        }
+        Self { file: file.into(), line: 0, column: 0, text: "".into() }
     }
 }
 
@@ -40,19 +35,11 @@ pub(super) struct Places<'a> {
 
 impl<'a> Places<'a> {
     pub(super) fn of(file: &str, text: &'a str) -> Self {
-        Self {
-            file: file.into(),
-            text,
-        }
+        Self { file: file.into(), text }
     }
 
     pub(super) fn whole(&self) -> SourceLocation {
-        SourceLocation {
-            file: Arc::clone(&self.file),
-            line: 0,
-            column: 0,
-            text: "".into(),
-        }
+        SourceLocation { file: Arc::clone(&self.file), line: 0, column: 0, text: "".into() }
     }
 
     pub(super) fn at(&self, span: &Range<usize>) -> SourceLocation {
@@ -101,11 +88,7 @@ impl PlanError {
 
     /// Returns an error about a whole file.
     pub(super) fn file(path: &Path, problem: impl Into<String>) -> Self {
-        Self::new(
-            &SourceLocation::whole(&path.display().to_string()),
-            "",
-            problem,
-        )
+        Self::new(&SourceLocation::whole(&path.display().to_string()), "", problem)
     }
 }
 
@@ -154,10 +137,7 @@ mod tests {
         let place = Places::of("f.toml", text).at(&(start..start + 1));
         assert_eq!((place.line, place.column), (2, 9));
         let shown = PlanError::new(&place, "β", "is odd").to_string();
-        assert_eq!(
-            shown,
-            "f.toml:2:9: β: is odd\n  2 | β = \"é\" # x\n    |         ^"
-        );
+        assert_eq!(shown, "f.toml:2:9: β: is odd\n  2 | β = \"é\" # x\n    |         ^");
     }
 
     #[test]

@@ -29,9 +29,7 @@ impl Plan {
     /// Returns all points. The last axis changes fastest. Without axes there is one point.
     #[must_use]
     pub fn points(&self) -> Vec<Point> {
-        let mut points = vec![Point {
-            choices: Vec::new(),
-        }];
+        let mut points = vec![Point { choices: Vec::new() }];
         for axis in &self.axes {
             points = points
                 .iter()
@@ -60,10 +58,7 @@ impl Plan {
                     jobs.push(Job {
                         point: index,
                         variant: number,
-                        scenario: Scenario {
-                            seed,
-                            ..scenario.clone()
-                        },
+                        scenario: Scenario { seed, ..scenario.clone() },
                     });
                 }
             }
@@ -113,10 +108,7 @@ impl Plan {
 
     /// Returns the axes and their values at a point.
     pub fn at<'a>(&'a self, point: &'a Point) -> impl Iterator<Item = (&'a Axis, &'a Choice)> {
-        self.axes
-            .iter()
-            .zip(&point.choices)
-            .map(|(axis, &value)| (axis, &axis.values[value]))
+        self.axes.iter().zip(&point.choices).map(|(axis, &value)| (axis, &axis.values[value]))
     }
 
     fn describe(&self, point: &Point, variant: &Variant) -> String {

@@ -33,12 +33,8 @@ impl Plan {
             text += &axis_text(axis);
         }
         for variant in &self.variants {
-            writeln!(
-                text,
-                "\n[[variant]]\nname = {}",
-                Value::from(variant.name.as_str())
-            )
-            .expect("a String takes all");
+            writeln!(text, "\n[[variant]]\nname = {}", Value::from(variant.name.as_str()))
+                .expect("a String takes all");
             for setting in &variant.settings {
                 writeln!(text, "{}", assignment(setting)).expect("a String takes all");
             }
@@ -92,9 +88,7 @@ fn assignment(setting: &Setting) -> String {
 
 /// Converts seeds to TOML. They fit, because they were read from TOML or counted from one.
 fn integers(seeds: &[u64]) -> Value {
-    let values = seeds
-        .iter()
-        .map(|&seed| Value::Integer(i64::try_from(seed).unwrap_or(i64::MAX)))
-        .collect();
+    let values =
+        seeds.iter().map(|&seed| Value::Integer(i64::try_from(seed).unwrap_or(i64::MAX))).collect();
     Value::Array(values)
 }

@@ -118,10 +118,7 @@ impl<'a> Reader<'a> {
         }
         policies.append(&mut variants);
         for (index, (variant, place)) in policies.iter().enumerate() {
-            if policies[..index]
-                .iter()
-                .any(|(v, _)| v.name == variant.name)
-            {
+            if policies[..index].iter().any(|(v, _)| v.name == variant.name) {
                 return Err(PlanError::new(
                     place,
                     "variant",
@@ -168,13 +165,7 @@ impl<'a> Reader<'a> {
                 place: place.clone(),
             };
             setting.check(&place)?;
-            found.push((
-                Variant {
-                    name,
-                    settings: vec![setting],
-                },
-                place,
-            ));
+            found.push((Variant { name, settings: vec![setting] }, place));
         }
         Ok(found)
     }
@@ -235,11 +226,7 @@ impl<'a> Reader<'a> {
     }
 
     fn setting(&self, field: &str, node: Node<'_, '_>) -> Setting {
-        Setting {
-            field: field.to_owned(),
-            value: value_of(node),
-            place: self.place(node),
-        }
+        Setting { field: field.to_owned(), value: value_of(node), place: self.place(node) }
     }
 
     fn axes(&self, node: Node<'_, '_>) -> Result<Vec<Axis>, PlanError> {
@@ -273,11 +260,7 @@ impl<'a> Reader<'a> {
             Some(node) => Some(self.text(node, "axis.label")?),
             None => None,
         };
-        let axis = match (
-            table.get("field"),
-            table.get("values"),
-            table.get("settings"),
-        ) {
+        let axis = match (table.get("field"), table.get("values"), table.get("settings")) {
             (Some(field), Some(values), None) => {
                 let names = table.get("names");
                 self.axis_of_values(field, values, names, label)?
@@ -350,11 +333,7 @@ impl<'a> Reader<'a> {
                 settings: self.settings(table, &["name"])?,
             });
         }
-        Ok(Axis {
-            label,
-            field: None,
-            values: choices,
-        })
+        Ok(Axis { label, field: None, values: choices })
     }
 
     fn plot(&self, table: &DeTable<'_>, draft: &mut Draft) -> Result<(), PlanError> {

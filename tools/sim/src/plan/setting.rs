@@ -154,11 +154,8 @@ fn words(field: &str, value: &Value) -> Vec<String> {
         _ => return Vec::new(),
     };
     let mut tree = DEFAULTS.clone();
-    let setting = Setting {
-        field: field.to_owned(),
-        value: wrong,
-        place: SourceLocation::whole(""),
-    };
+    let setting =
+        Setting { field: field.to_owned(), value: wrong, place: SourceLocation::whole("") };
     setting.apply(&mut tree);
     let Err(problem) = scenario_of(tree) else {
         return Vec::new();
@@ -167,18 +164,12 @@ fn words(field: &str, value: &Value) -> Vec<String> {
         return known.split(", ").map(str::to_owned).collect();
     }
     let quoted = problem.split('`').skip(1).step_by(2);
-    quoted
-        .filter(|word| *word != "?")
-        .map(str::to_owned)
-        .collect()
+    quoted.filter(|word| *word != "?").map(str::to_owned).collect()
 }
 
 fn names(group: &Table) -> String {
-    let names: Vec<&str> = group
-        .keys()
-        .map(String::as_str)
-        .filter(|&name| name != "seed")
-        .collect();
+    let names: Vec<&str> =
+        group.keys().map(String::as_str).filter(|&name| name != "seed").collect();
     names.join(", ")
 }
 
@@ -212,9 +203,7 @@ pub fn shown(value: &Value) -> String {
 
 /// Parses the value of `--set field=`: TOML or a bare word.
 pub(super) fn typed(text: &str) -> Value {
-    text.trim()
-        .parse::<Value>()
-        .unwrap_or_else(|_| Value::String(text.trim().to_owned()))
+    text.trim().parse::<Value>().unwrap_or_else(|_| Value::String(text.trim().to_owned()))
 }
 
 #[cfg(test)]
@@ -223,13 +212,9 @@ mod tests {
 
     fn check(field: &str, value: impl Into<Value>) -> Result<(), String> {
         let place = SourceLocation::whole("t");
-        Setting {
-            field: field.to_owned(),
-            value: value.into(),
-            place: place.clone(),
-        }
-        .check(&place)
-        .map_err(|error| error.problem)
+        Setting { field: field.to_owned(), value: value.into(), place: place.clone() }
+            .check(&place)
+            .map_err(|error| error.problem)
     }
 
     #[test]
@@ -244,10 +229,7 @@ mod tests {
         assert!(problem.contains("`workload` has"), "{problem}");
         assert!(problem.contains("rate_per_gpu"), "{problem}");
         let problem = check("rate_per_gpu", 1.0).expect_err("no group");
-        assert!(
-            problem.contains("`workload.rate_per_gpu`"),
-            "the group is guessed: {problem}"
-        );
+        assert!(problem.contains("`workload.rate_per_gpu`"), "the group is guessed: {problem}");
         let problem = check("cluster", 1).expect_err("a group");
         assert!(problem.contains("is a group"), "{problem}");
         let problem = check("cluster.servers", "many").expect_err("no number");

@@ -39,10 +39,7 @@ impl Source {
                 .collect();
             return Err(PlanError::file(
                 path,
-                format!(
-                    "neither a file nor a built-in plan; those are {}",
-                    known.join(", ")
-                ),
+                format!("neither a file nor a built-in plan; those are {}", known.join(", ")),
             ));
         }
         Self::read(path)
@@ -50,15 +47,12 @@ impl Source {
 
     fn built_in(name: &str) -> Option<Self> {
         let name = name.strip_suffix(".toml").unwrap_or(name);
-        built_in::built_in()
-            .iter()
-            .find(|plan| plan.name == name)
-            .map(|plan| Self {
-                name: plan.name.to_owned(),
-                shown: format!("built-in plan {}", plan.name),
-                text: plan.text.to_owned(),
-                folder: None,
-            })
+        built_in::built_in().iter().find(|plan| plan.name == name).map(|plan| Self {
+            name: plan.name.to_owned(),
+            shown: format!("built-in plan {}", plan.name),
+            text: plan.text.to_owned(),
+            folder: None,
+        })
     }
 
     fn read(path: &Path) -> Result<Self, PlanError> {
@@ -163,9 +157,7 @@ impl Draft {
             variants,
             plot: Plot {
                 x: self.x.map(|(x, _)| x),
-                metrics: self
-                    .metrics
-                    .unwrap_or_else(|| vec![&crate::report::metric::ATTAINMENT]),
+                metrics: self.metrics.unwrap_or_else(|| vec![&crate::report::metric::ATTAINMENT]),
                 at: self.at.as_ref().map(|(at, _)| at.clone()),
             },
             reference: self.reference.map(|(name, _)| name),
@@ -208,10 +200,7 @@ impl Plan {
     /// Returns a plan without axes.
     #[must_use]
     pub fn empty(name: &str, title: &str) -> Self {
-        let draft = Draft {
-            title: Some(title.to_owned()),
-            ..Draft::default()
-        };
+        let draft = Draft { title: Some(title.to_owned()), ..Draft::default() };
         draft
             .finish(name.to_owned(), SourceLocation::whole(name))
             .expect("nothing in it can be wrong")
@@ -227,9 +216,7 @@ impl Plan {
 fn read(source: &Source, chain: &mut Vec<String>) -> Result<Draft, PlanError> {
     let places = Places::of(&source.shown, &source.text);
     let table = DeTable::parse(&source.text).map_err(|error| {
-        let place = error
-            .span()
-            .map_or_else(|| places.whole(), |span| places.at(&span));
+        let place = error.span().map_or_else(|| places.whole(), |span| places.at(&span));
         PlanError::new(&place, "", error.message())
     })?;
     let (draft, parent) = Reader::of(places).plan(table.get_ref())?;

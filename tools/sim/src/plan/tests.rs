@@ -8,16 +8,9 @@ fn parse(text: &str) -> Result<Plan, PlanError> {
 
 /// Returns line, column, field and message of the mistake in a text.
 fn mistake(text: &str) -> (usize, usize, String, String) {
-    let error = parse(text)
-        .and_then(|plan| plan.jobs().map(drop))
-        .expect_err("a mistake");
+    let error = parse(text).and_then(|plan| plan.jobs().map(drop)).expect_err("a mistake");
     assert_eq!(&*error.place.file, "p.toml", "{error}");
-    (
-        error.place.line,
-        error.place.column,
-        error.field.clone(),
-        error.to_string(),
-    )
+    (error.place.line, error.place.column, error.field.clone(), error.to_string())
 }
 
 /// Line, column, field, message and plan of each mistake. Semicolons stand for line ends.
@@ -66,12 +59,7 @@ fn a_mistake_is_told_with_its_line_column_and_field() {
         };
         let found = mistake(&text.replace(';', "\n"));
         let place_found = format!("{}:{}", found.0, found.1);
-        assert_eq!(
-            (place_found.as_str(), found.2.as_str()),
-            (place, field),
-            "{}",
-            found.3
-        );
+        assert_eq!((place_found.as_str(), found.2.as_str()), (place, field), "{}", found.3);
         assert!(found.3.contains(said), "{}", found.3);
     }
 }
@@ -94,9 +82,7 @@ settings = [
     let found = mistake(text);
     assert_eq!((found.0, found.1), (12, 34), "{}", found.3);
     assert!(
-        found
-            .3
-            .contains("(with workload.rate_per_gpu = 0.5, model = large, variant fair)"),
+        found.3.contains("(with workload.rate_per_gpu = 0.5, model = large, variant fair)"),
         "{}",
         found.3
     );
@@ -104,11 +90,7 @@ settings = [
     // The invalid value is a default, so the error is about the whole plan.
     let error = parse("[base]\ncluster.servers = 12").and_then(|p| p.jobs());
     let error = error.expect_err("48 GPUs are no multiple of 32");
-    assert_eq!(
-        (error.place.line, error.field.as_str()),
-        (0, "model.tp"),
-        "{error}"
-    );
+    assert_eq!((error.place.line, error.field.as_str()), (0, "model.tp"), "{error}");
     assert!(error.to_string().starts_with("p.toml: "), "{error}");
 }
 
@@ -134,12 +116,7 @@ names = ['low', 'middle', 'high']
         .iter()
         .map(|job| {
             let s = &job.scenario;
-            (
-                s.cluster.nic_gbps,
-                s.workload.rate_per_gpu,
-                s.policy.kind.name(),
-                s.seed,
-            )
+            (s.cluster.nic_gbps, s.workload.rate_per_gpu, s.policy.kind.name(), s.seed)
         })
         .collect();
     assert_eq!(
@@ -194,10 +171,7 @@ values = [2, 3, 4]
     );
     let load = |name: &str| Plan::load(&folder.path().join(name).display().to_string());
     let plan = load("child.toml").expect("a plan");
-    assert_eq!(
-        (plan.name.as_str(), plan.title.as_str()),
-        ("child", "child")
-    );
+    assert_eq!((plan.name.as_str(), plan.title.as_str()), ("child", "child"));
     assert_eq!(plan.seeds, [1, 2, 3]);
     let jobs = plan.jobs().expect("it makes sense");
     assert_eq!(jobs.len(), 3 * 2 * 3, "its own axis only");
@@ -255,11 +229,7 @@ settings = [
     )
     .expect("a plan");
     plan.set("serving.routing=static_homes").expect("a field");
-    let names: Vec<&str> = plan.axes[0]
-        .values
-        .iter()
-        .map(|choice| choice.name.as_str())
-        .collect();
+    let names: Vec<&str> = plan.axes[0].values.iter().map(|choice| choice.name.as_str()).collect();
     assert_eq!(names, ["defaults", "one level less"]);
 }
 
@@ -271,10 +241,7 @@ fn a_setting_from_outside_holds_everywhere() {
     let jobs = plan.jobs().expect("it makes sense");
     assert_eq!(jobs.len(), 2 * 2, "the axis of rates is gone");
     assert!(jobs.iter().all(|job| job.scenario.model.tp == 4));
-    assert!(
-        jobs.iter()
-            .all(|job| job.scenario.workload.rate_per_gpu == 0.7)
-    );
+    assert!(jobs.iter().all(|job| job.scenario.workload.rate_per_gpu == 0.7));
     plan.set("workload.source=conversation").expect("a word");
     let mut says = |assignment: &str| {
         let error = plan.set(assignment).expect_err("a mistake").to_string();
@@ -293,30 +260,23 @@ fn a_setting_that_makes_no_sense_is_told_as_the_flag() {
     let mut plan = small();
     plan.set("cluster.prefill_share=1").expect("a field");
     let error = plan.jobs().expect_err("no decode").to_string();
-    assert!(
-        error.starts_with("--set: cluster.prefill_share: 1 is not between 0 and 1"),
-        "{error}"
-    );
+    assert!(error.starts_with("--set: cluster.prefill_share: 1 is not between 0 and 1"), "{error}");
 }
 
 #[test]
 fn axes_and_variants_can_be_given_from_outside() {
     let mut plan = Plan::empty("sweep", "a sweep");
     plan.vary("workload.rate_per_gpu=0.3,0.5").expect("an axis");
-    plan.vary("serving.routing=kv_aware,round_robin")
-        .expect("words");
-    plan.compare(&["mfs".into(), "laxity".into()])
-        .expect("policies");
+    plan.vary("serving.routing=kv_aware,round_robin").expect("words");
+    plan.compare(&["mfs".into(), "laxity".into()]).expect("policies");
     assert_eq!(plan.jobs().expect("it makes sense").len(), 2 * 2 * 2);
-    plan.vary("workload.rate_per_gpu=0.4")
-        .expect("in its place");
+    plan.vary("workload.rate_per_gpu=0.4").expect("in its place");
     assert_eq!(plan.axes.len(), 2);
     plan.only(&["mfs".into()]).expect("a variant");
     assert_eq!(plan.jobs().expect("it makes sense").len(), 2);
     let error = plan.only(&["fair".into()]).expect_err("not there");
     assert!(error.to_string().contains("there are mfs"), "{error}");
-    plan.vary("workload.rate_per_gpu=0.4,0.4")
-        .expect_err("twice");
+    plan.vary("workload.rate_per_gpu=0.4,0.4").expect_err("twice");
     plan.vary("workload.rate_per_gpu=").expect_err("nothing");
     plan.vary("policy.kind=mfs,fair").expect_err("no axis");
     plan.compare(&["best".into()]).expect_err("no policy");
@@ -326,21 +286,11 @@ fn axes_and_variants_can_be_given_from_outside() {
 fn what_a_plan_compares_with_follows_from_its_variants() {
     let reference = |text: &str| {
         let plan = parse(text).expect("a plan");
-        plan.reference()
-            .map(|index| plan.variants[index].name.clone())
+        plan.reference().map(|index| plan.variants[index].name.clone())
     };
-    assert_eq!(
-        reference("policies = ['fair', 'laxity']").as_deref(),
-        Some("laxity")
-    );
-    assert_eq!(
-        reference("policies = ['fair', 'mfs']").as_deref(),
-        Some("mfs")
-    );
-    assert_eq!(
-        reference("policies = ['sjf', 'fair']").as_deref(),
-        Some("sjf")
-    );
+    assert_eq!(reference("policies = ['fair', 'laxity']").as_deref(), Some("laxity"));
+    assert_eq!(reference("policies = ['fair', 'mfs']").as_deref(), Some("mfs"));
+    assert_eq!(reference("policies = ['sjf', 'fair']").as_deref(), Some("sjf"));
     assert_eq!(
         reference("reference = 'fair'\npolicies = ['laxity', 'fair']").as_deref(),
         Some("fair")

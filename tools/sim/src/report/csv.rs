@@ -12,9 +12,7 @@ pub fn csv(report: &Report) -> String {
         .chain(["variant", "seed"])
         .chain(metric::ALL.iter().map(|metric| metric.key))
         .collect();
-    writer
-        .write_record(&heading)
-        .expect("memory takes all that is written");
+    writer.write_record(&heading).expect("memory takes all that is written");
     for run in &report.runs {
         let mut row: Vec<String> = report
             .plan
@@ -26,17 +24,9 @@ pub fn csv(report: &Report) -> String {
             .collect();
         row.push(report.plan.variants[run.variant].name.clone());
         row.push(run.seed.to_string());
-        row.extend(
-            metric::ALL
-                .iter()
-                .map(|metric| (metric.of)(&run.outcome).to_string()),
-        );
-        writer
-            .write_record(&row)
-            .expect("rows are as long as the heading");
+        row.extend(metric::ALL.iter().map(|metric| (metric.of)(&run.outcome).to_string()));
+        writer.write_record(&row).expect("rows are as long as the heading");
     }
-    let bytes = writer
-        .into_inner()
-        .expect("memory takes all that is written");
+    let bytes = writer.into_inner().expect("memory takes all that is written");
     String::from_utf8(bytes).expect("what was written is text")
 }

@@ -27,11 +27,7 @@ impl Estimate {
             let deviation = (squares / (count - 1) as f64).sqrt();
             t_quantile(count - 1) * deviation / (count as f64).sqrt()
         });
-        Some(Self {
-            mean,
-            half_width,
-            count,
-        })
+        Some(Self { mean, half_width, count })
     }
 
     /// Returns the lower end of the interval, or the mean if there is no interval.

@@ -15,10 +15,7 @@ const FORMAT: u32 = 1;
 pub fn json(report: &Report, with_timing: bool) -> String {
     let mut fields = vec![
         ("format", json!(FORMAT)),
-        (
-            "made_by",
-            json!(concat!("laxity-sim ", env!("CARGO_PKG_VERSION"))),
-        ),
+        ("made_by", json!(concat!("laxity-sim ", env!("CARGO_PKG_VERSION")))),
         ("plan", plan(report)),
         ("summary", summary(report).into()),
         ("sustained", sustained(report).into()),
@@ -31,10 +28,8 @@ pub fn json(report: &Report, with_timing: bool) -> String {
     if with_timing {
         fields.push(("run", json!(report.timing)));
     }
-    let fields: Vec<String> = fields
-        .iter()
-        .map(|(name, value)| format!("  \"{name}\": {}", lines(value)))
-        .collect();
+    let fields: Vec<String> =
+        fields.iter().map(|(name, value)| format!("  \"{name}\": {}", lines(value))).collect();
     format!("{{\n{}\n}}\n", fields.join(",\n"))
 }
 

@@ -163,15 +163,8 @@ mod tests {
     #[test]
     fn every_metric_has_a_name_of_its_own() {
         for (index, metric) in ALL.iter().enumerate() {
-            assert!(
-                ALL[..index].iter().all(|other| other.key != metric.key),
-                "{}",
-                metric.key
-            );
-            assert_eq!(
-                Metric::named(metric.key).expect("listed").label,
-                metric.label
-            );
+            assert!(ALL[..index].iter().all(|other| other.key != metric.key), "{}", metric.key);
+            assert_eq!(Metric::named(metric.key).expect("listed").label, metric.label);
         }
     }
 

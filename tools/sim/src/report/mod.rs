@@ -89,27 +89,20 @@ pub struct Panel {
 impl Report {
     /// Returns the runs of a variant at a point, by seed.
     pub fn runs_of(&self, point: usize, variant: usize) -> impl Iterator<Item = &Run> {
-        self.runs
-            .iter()
-            .filter(move |run| run.point == point && run.variant == variant)
+        self.runs.iter().filter(move |run| run.point == point && run.variant == variant)
     }
 
     /// Returns a metric's values for a variant at a point, by seed.
     #[must_use]
     pub fn values(&self, point: usize, variant: usize, metric: &Metric) -> Vec<(u64, f64)> {
-        self.runs_of(point, variant)
-            .map(|run| (run.seed, (metric.of)(&run.outcome)))
-            .collect()
+        self.runs_of(point, variant).map(|run| (run.seed, (metric.of)(&run.outcome))).collect()
     }
 
     /// Returns a metric's mean over seeds for a variant at a point, or `None` if nothing was run.
     #[must_use]
     pub fn estimate(&self, point: usize, variant: usize, metric: &Metric) -> Option<Estimate> {
-        let values: Vec<f64> = self
-            .values(point, variant, metric)
-            .into_iter()
-            .map(|(_, value)| value)
-            .collect();
+        let values: Vec<f64> =
+            self.values(point, variant, metric).into_iter().map(|(_, value)| value).collect();
         Estimate::of(&values)
     }
 
@@ -123,16 +116,11 @@ impl Report {
             let name = self.panel_name(point, x);
             match panels.iter_mut().find(|panel| panel.name == name) {
                 Some(panel) => panel.points.push(index),
-                None => panels.push(Panel {
-                    name,
-                    points: vec![index],
-                }),
+                None => panels.push(Panel { name, points: vec![index] }),
             }
         }
         for panel in &mut panels {
-            panel
-                .points
-                .sort_by(|&a, &b| self.x_of(a).total_cmp(&self.x_of(b)));
+            panel.points.sort_by(|&a, &b| self.x_of(a).total_cmp(&self.x_of(b)));
         }
         panels
     }
@@ -180,9 +168,9 @@ impl Report {
     /// Returns the shown value of the horizontal axis at a point. Empty if there is none.
     #[must_use]
     pub fn x_name(&self, point: usize) -> &str {
-        self.plan.x().map_or("", |axis| {
-            &self.plan.axes[axis].values[self.points[point].choices[axis]].name
-        })
+        self.plan
+            .x()
+            .map_or("", |axis| &self.plan.axes[axis].values[self.points[point].choices[axis]].name)
     }
 
     /// Returns the point of a panel at which distributions are shown: the plan's choice, or else
@@ -250,10 +238,8 @@ impl Report {
 
     /// Returns the name of a failed run, such as `mfs, seed 3 (DBRX, 0.7)`.
     pub(crate) fn failure_name(&self, failure: &Failure) -> String {
-        let mut name = format!(
-            "{}, seed {}",
-            self.plan.variants[failure.variant].name, failure.scenario.seed
-        );
+        let mut name =
+            format!("{}, seed {}", self.plan.variants[failure.variant].name, failure.scenario.seed);
         if self.points.len() > 1 {
             write!(name, " ({})", self.point_name(failure.point)).expect("a String takes all");
         }

@@ -31,13 +31,7 @@ pub(super) struct Look {
 }
 
 const fn look(light: &'static str, dark: &'static str, dash: &'static str) -> Look {
-    Look {
-        light,
-        dark,
-        dash,
-        width: 18,
-        layer: 1,
-    }
+    Look { light, dark, dash, width: 18, layer: 1 }
 }
 
 /// Looks of further variants of a policy.
@@ -50,13 +44,7 @@ const MORE: [Look; 6] = [
     look("#9d3c72", "#e59cc4", "20 10"),
 ];
 
-const BOUND: Look = Look {
-    light: "#444b55",
-    dark: "#d5dae1",
-    dash: "4 8",
-    width: 22,
-    layer: 0,
-};
+const BOUND: Look = Look { light: "#444b55", dark: "#d5dae1", dash: "4 8", width: 22, layer: 0 };
 
 fn of_kind(kind: &str) -> Look {
     match kind {
@@ -68,16 +56,8 @@ fn of_kind(kind: &str) -> Look {
         "karuna_wc" => look("#8a3ffc", "#b992ff", "12 7"),
         "two_class" => look("#8d5a3b", "#cf9d7c", ""),
         "tent_edf" => look("#d6409f", "#f590cc", ""),
-        "mfs" => Look {
-            width: 28,
-            layer: 2,
-            ..look("#1f6feb", "#6cb0ff", "")
-        },
-        _ => Look {
-            width: 36,
-            layer: 3,
-            ..look("#d92d20", "#ff7a6b", "")
-        },
+        "mfs" => Look { width: 28, layer: 2, ..look("#1f6feb", "#6cb0ff", "") },
+        _ => Look { width: 36, layer: 3, ..look("#d92d20", "#ff7a6b", "") },
     }
 }
 
@@ -113,9 +93,7 @@ pub(super) fn class(variant: usize) -> String {
 
 /// Replaces the placeholder colours of an SVG by CSS classes.
 pub(super) fn resolve(svg: &str, looks: &[Look]) -> String {
-    let mut text = svg
-        .replace(&hex(INK), "currentColor")
-        .replace(&hex(GRID), "var(--grid)");
+    let mut text = svg.replace(&hex(INK), "currentColor").replace(&hex(GRID), "var(--grid)");
     for (number, look) in looks.iter().enumerate() {
         let stand_in = hex(colour(number));
         let variable = format!("var(--v{number})");

@@ -30,11 +30,7 @@ impl Scale {
     pub(super) fn linear(label: impl Into<String>, range: (f64, f64)) -> Self {
         Self {
             label: label.into(),
-            range: if range.1 > range.0 {
-                range
-            } else {
-                (range.0, range.0 + 1.0)
-            },
+            range: if range.1 > range.0 { range } else { (range.0, range.0 + 1.0) },
             logarithmic: false,
             factor: 1.0,
         }
@@ -42,20 +38,14 @@ impl Scale {
 
     /// Returns a scale from 0 to 100 %.
     pub(super) fn share(label: impl Into<String>) -> Self {
-        Self {
-            factor: 100.0,
-            ..Self::linear(label, (0.0, 1.0))
-        }
+        Self { factor: 100.0, ..Self::linear(label, (0.0, 1.0)) }
     }
 
     /// Returns a scale for these values. It is logarithmic if they are above zero and span more
     /// than `ratio`, and else starts at zero.
     pub(super) fn around(label: impl Into<String>, least: f64, most: f64, ratio: f64) -> Self {
         if least > 0.0 && most / least > ratio {
-            return Self {
-                logarithmic: true,
-                ..Self::linear(label, (least, most))
-            };
+            return Self { logarithmic: true, ..Self::linear(label, (least, most)) };
         }
         Self::linear(label, (0.0, most.max(0.0) * 1.05))
     }
@@ -63,11 +53,7 @@ impl Scale {
     /// Returns the drawn position of a value.
     fn place(&self, value: f64) -> f64 {
         let value = value.clamp(self.range.0, self.range.1);
-        if self.logarithmic {
-            value.log10()
-        } else {
-            value
-        }
+        if self.logarithmic { value.log10() } else { value }
     }
 
     fn ends(&self) -> std::ops::Range<f64> {
@@ -105,11 +91,7 @@ impl Scale {
     fn ticked(&self, count: usize) -> Ticked {
         Ticked {
             range: self.ends(),
-            ticks: self
-                .ticks(count)
-                .into_iter()
-                .map(|t| self.place(t))
-                .collect(),
+            ticks: self.ticks(count).into_iter().map(|t| self.place(t)).collect(),
         }
     }
 
@@ -194,11 +176,7 @@ pub(super) fn lines(
             .y_label_area_size(62 * SCALE)
             .build_cartesian_2d(x.ticked(size.0 as usize / 70), y.ticked(5))?;
         let back = |scale: &Scale, place: f64| {
-            scale.shown(if scale.logarithmic {
-                10f64.powf(place)
-            } else {
-                place
-            })
+            scale.shown(if scale.logarithmic { 10f64.powf(place) } else { place })
         };
         chart
             .configure_mesh()
@@ -265,11 +243,7 @@ impl Ranged for Ticked {
     }
 
     fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
-        if hint.weight().allow_light_points() {
-            Vec::new()
-        } else {
-            self.ticks.clone()
-        }
+        if hint.weight().allow_light_points() { Vec::new() } else { self.ticks.clone() }
     }
 
     fn range(&self) -> std::ops::Range<f64> {
@@ -284,11 +258,7 @@ mod tests {
     #[test]
     fn ticks_are_round_and_within_the_range() {
         let shown = |scale: &Scale, count| -> Vec<String> {
-            scale
-                .ticks(count)
-                .into_iter()
-                .map(|t| scale.shown(t))
-                .collect()
+            scale.ticks(count).into_iter().map(|t| scale.shown(t)).collect()
         };
         let share = Scale::share("");
         assert_eq!(shown(&share, 5), ["0", "20", "40", "60", "80", "100"]);

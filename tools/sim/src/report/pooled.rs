@@ -24,11 +24,7 @@ fn pool<'a>(samples: impl Iterator<Item = &'a Distribution>) -> Curve {
         // Percentiles are ends of 100 equal parts, so the outer two have half the weight.
         let last = sample.percentiles.len().saturating_sub(1);
         for (index, &value) in sample.percentiles.iter().enumerate() {
-            let part = if index == 0 || index == last {
-                0.5
-            } else {
-                1.0
-            };
+            let part = if index == 0 || index == last { 0.5 } else { 1.0 };
             weighted.push((value, part * sample.count as f64));
         }
     }
@@ -52,11 +48,7 @@ fn pool<'a>(samples: impl Iterator<Item = &'a Distribution>) -> Curve {
 
 /// Returns the value below which `share` of the curve lies.
 pub(super) fn quantile(curve: &Curve, share: f64) -> f64 {
-    curve
-        .iter()
-        .find(|point| point.1 >= share)
-        .or(curve.last())
-        .map_or(0.0, |point| point.0)
+    curve.iter().find(|point| point.1 >= share).or(curve.last()).map_or(0.0, |point| point.0)
 }
 
 #[cfg(test)]
@@ -69,17 +61,9 @@ mod tests {
         let many = Distribution::of((0..300).map(|i| f64::from(i) / 10.0).collect());
         let pooled = pool([&few, &many].into_iter());
         assert!(quantile(&pooled, 0.5) < 30.0);
-        assert_eq!(
-            quantile(&pooled, 0.8),
-            100.0,
-            "the upper quarter is the few"
-        );
+        assert_eq!(quantile(&pooled, 0.8), 100.0, "the upper quarter is the few");
         assert_eq!(quantile(&pooled, 1.0), 100.0);
-        assert!(
-            pooled
-                .windows(2)
-                .all(|p| p[0].0 <= p[1].0 && p[0].1 < p[1].1)
-        );
+        assert!(pooled.windows(2).all(|p| p[0].0 <= p[1].0 && p[0].1 < p[1].1));
         assert!(pool([].into_iter()).is_empty());
         assert!(pool([&Distribution::default()].into_iter()).is_empty());
     }

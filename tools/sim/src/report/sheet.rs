@@ -57,20 +57,12 @@ impl Cell {
 
 impl Sheet {
     pub(super) fn new(names: usize, heading: Vec<Cell>) -> Self {
-        Self {
-            names,
-            heading,
-            ..Self::default()
-        }
+        Self { names, heading, ..Self::default() }
     }
 
     /// Returns the table with a panel name and a caption.
     pub(super) fn about(self, panel: &str, caption: &str) -> Self {
-        Self {
-            of: panel.to_owned(),
-            caption: caption.to_owned(),
-            ..self
-        }
+        Self { of: panel.to_owned(), caption: caption.to_owned(), ..self }
     }
 
     /// Adds a row, which must be as long as the heading.
@@ -100,16 +92,9 @@ impl Sheet {
     }
 
     pub(super) fn terminal(&self) -> String {
-        let texts = |cells: &[Cell]| {
-            cells
-                .iter()
-                .map(|c| c.text().to_owned())
-                .collect::<Vec<_>>()
-        };
+        let texts = |cells: &[Cell]| cells.iter().map(|c| c.text().to_owned()).collect::<Vec<_>>();
         let mut table = Table::new();
-        table
-            .load_style(presets::UTF8_FULL_CONDENSED)
-            .set_header(texts(&self.heading));
+        table.load_style(presets::UTF8_FULL_CONDENSED).set_header(texts(&self.heading));
         for row in &self.rows {
             table.add_row(texts(row));
         }
@@ -177,10 +162,7 @@ mod tests {
     fn a_table_has_a_rule_below_its_heading_and_names_cannot_break_it() {
         let mut table = Sheet::new(1, vec!["who".into(), "%".into()]);
         table.add(vec![Cell::name("a|b*"), Cell::Best("1.0".to_owned())]);
-        assert_eq!(
-            table.markdown(),
-            "| who | % |\n|---|---:|\n| a\\|b\\* | **1.0** |\n"
-        );
+        assert_eq!(table.markdown(), "| who | % |\n|---|---:|\n| a\\|b\\* | **1.0** |\n");
         let table = table.about("DBRX", "in time");
         assert!(table.markdown().starts_with("**DBRX**, in time:\n\n| who"));
         assert!(table.terminal().starts_with("DBRX, in time\n"));

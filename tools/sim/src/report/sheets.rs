@@ -125,8 +125,7 @@ fn shares(view: &View<'_>, point: usize) -> Vec<Cell> {
     let mean = |e: &Option<Estimate>| e.map(|e| ATTAINMENT.unit.shown(e.mean));
     let policies = || {
         let all = view.variants.iter().zip(&estimates);
-        all.filter(|(variant, _)| !view.report.is_bound(**variant))
-            .map(|(_, estimate)| estimate)
+        all.filter(|(variant, _)| !view.report.is_bound(**variant)).map(|(_, estimate)| estimate)
     };
     let best = policies()
         .filter(|e| e.is_some())
@@ -192,14 +191,9 @@ const MEASURES: [&str; 2] = ["karuna", "two_class"];
 /// Returns tables of the request rates with 90 % and 50 % attainment.
 pub(super) fn sustained(view: &View<'_>) -> Result<Vec<Sheet>, String> {
     let report = view.report;
-    let x = report
-        .plan
-        .rate_axis()
-        .ok_or("the plan does not vary the request rate")?;
-    let measures: Vec<(&str, usize)> = MEASURES
-        .iter()
-        .filter_map(|name| Some((*name, view.variant(name)?)))
-        .collect();
+    let x = report.plan.rate_axis().ok_or("the plan does not vary the request rate")?;
+    let measures: Vec<(&str, usize)> =
+        MEASURES.iter().filter_map(|name| Some((*name, view.variant(name)?))).collect();
     let mut heading = vec!["variant".into()];
     for share in ["at 90 %", "at 50 %"] {
         heading.push(share.into());
@@ -244,18 +238,13 @@ fn ratio(own: Option<&Sustained>, other: Option<&Sustained>) -> String {
 /// Returns a table of the reference minus each other variant, over all points.
 pub(super) fn against(view: &View<'_>) -> Result<Sheet, String> {
     let report = view.report;
-    let reference = report
-        .plan
-        .reference()
-        .ok_or("there is nothing to compare")?;
+    let reference = report.plan.reference().ok_or("there is nothing to compare")?;
     let mut comparisons = report.comparisons();
     comparisons.retain(|c| {
         let mut points = view.panels.iter().flat_map(|panel| &panel.points);
         points.any(|&point| point == c.point) && view.variants.contains(&c.other)
     });
-    let unknown = comparisons
-        .iter()
-        .any(|c| c.difference.half_width.is_none());
+    let unknown = comparisons.iter().any(|c| c.difference.half_width.is_none());
     let mut heading = vec!["against", "points better", "level", "worse"];
     if unknown {
         heading.push("one seed");

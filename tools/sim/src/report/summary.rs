@@ -69,10 +69,8 @@ impl Report {
         let rates: Vec<Option<Sustained>> = (0..self.plan.variants.len())
             .map(|variant| Sustained::with(asked, &self.curves(panel, variant)))
             .collect();
-        let reference = self
-            .plan
-            .reference()
-            .and_then(|reference| rates[reference].as_ref()?.rate());
+        let reference =
+            self.plan.reference().and_then(|reference| rates[reference].as_ref()?.rate());
         rates
             .into_iter()
             .enumerate()
@@ -159,11 +157,8 @@ impl Report {
     /// Returns the values of the axes at a point in a few words: `DBRX, 0.7`.
     #[must_use]
     pub fn point_name(&self, point: usize) -> String {
-        let names: Vec<&str> = self
-            .plan
-            .at(&self.points[point])
-            .map(|(_, choice)| choice.name.as_str())
-            .collect();
+        let names: Vec<&str> =
+            self.plan.at(&self.points[point]).map(|(_, choice)| choice.name.as_str()).collect();
         names.join(", ")
     }
 
@@ -176,12 +171,7 @@ impl Report {
         };
         let name = |variant: usize| self.plan.variants[variant].name.as_str();
         let comparisons = self.comparisons();
-        let count = |standing| {
-            comparisons
-                .iter()
-                .filter(|c| c.standing == standing)
-                .count()
-        };
+        let count = |standing| comparisons.iter().filter(|c| c.standing == standing).count();
         if !comparisons.is_empty() && count(Verdict::Unknown) == 0 {
             let mut text = format!(
                 "Against the others, {} is better in {} of {} comparisons, level within noise in \
@@ -212,16 +202,12 @@ impl Report {
         }
         for panel in self.panels() {
             let rates = self.sustained(&panel);
-            let policies = rates
-                .iter()
-                .filter(|r| r.variant != reference && !self.is_bound(r.variant));
+            let policies =
+                rates.iter().filter(|r| r.variant != reference && !self.is_bound(r.variant));
             let best = policies
                 .filter_map(|r| Some((r.variant, r.rate?.rate()?)))
                 .max_by(|a, b| a.1.total_cmp(&b.1));
-            let own = rates
-                .get(reference)
-                .and_then(|r| r.rate.as_ref())
-                .and_then(Sustained::rate);
+            let own = rates.get(reference).and_then(|r| r.rate.as_ref()).and_then(Sustained::rate);
             if let (Some((other, theirs)), Some(own)) = (best, own) {
                 let place = match panel.name.as_str() {
                     "" => String::new(),

@@ -88,9 +88,7 @@ fn crossing(asked: f64, curve: &[(f64, f64)]) -> Option<Sustained> {
     if first < asked {
         return Some(Sustained::BelowLowest(lowest));
     }
-    let fall = curve
-        .windows(2)
-        .find(|pair| pair[0].1 >= asked && pair[1].1 < asked);
+    let fall = curve.windows(2).find(|pair| pair[0].1 >= asked && pair[1].1 < asked);
     Some(match fall {
         None => Sustained::AboveHighest(highest),
         Some(pair) => {
@@ -123,10 +121,7 @@ mod tests {
     use super::*;
 
     fn rates(attainments: &[f64]) -> Vec<(f64, f64)> {
-        (1..)
-            .map(f64::from)
-            .zip(attainments.iter().copied())
-            .collect()
+        (1..).map(f64::from).zip(attainments.iter().copied()).collect()
     }
 
     #[test]
@@ -144,21 +139,11 @@ mod tests {
 
     #[test]
     fn beyond_the_rates_it_says_on_which_side() {
-        assert_eq!(
-            Sustained::of(&[rates(&[0.89, 0.95])]),
-            Some(Sustained::BelowLowest(1.0))
-        );
-        assert_eq!(
-            Sustained::of(&[rates(&[0.99, 0.9])]),
-            Some(Sustained::AboveHighest(2.0))
-        );
+        assert_eq!(Sustained::of(&[rates(&[0.89, 0.95])]), Some(Sustained::BelowLowest(1.0)));
+        assert_eq!(Sustained::of(&[rates(&[0.99, 0.9])]), Some(Sustained::AboveHighest(2.0)));
         assert_eq!(Sustained::of(&[]), None);
         assert_eq!(Sustained::of(&[vec![]]), None);
-        assert_eq!(
-            Sustained::AboveHighest(2.0).to_string(),
-            "> 2",
-            "as tables show it"
-        );
+        assert_eq!(Sustained::AboveHighest(2.0).to_string(), "> 2", "as tables show it");
     }
 
     #[test]

@@ -52,11 +52,7 @@ impl<'a> View<'a> {
     /// Returns a variant's name as a table cell.
     pub(super) fn name(&self, variant: usize) -> Cell {
         let name = self.report.plan.variants[variant].name.clone();
-        if self.report.is_bound(variant) {
-            Cell::Bound(name)
-        } else {
-            Cell::Name(name)
-        }
+        if self.report.is_bound(variant) { Cell::Bound(name) } else { Cell::Name(name) }
     }
 
     /// Returns the point of a panel at which details are shown.
@@ -77,10 +73,7 @@ impl<'a> View<'a> {
         let Some(axis) = self.report.plan.x() else {
             return String::new();
         };
-        let (label, value) = (
-            &self.report.plan.axes[axis].label,
-            self.report.x_name(point),
-        );
+        let (label, value) = (&self.report.plan.axes[axis].label, self.report.x_name(point));
         match label.split_once(", ") {
             Some((label, unit)) => match unit.strip_prefix("1/") {
                 Some(per) => format!("at {label} {value}/{per}"),
@@ -94,13 +87,8 @@ impl<'a> View<'a> {
 /// Returns indices of the wanted names, or of all if none is wanted.
 fn chosen(wanted: &[String], names: &[&str], what: &str) -> Result<Vec<usize>, String> {
     if let Some(strange) = wanted.iter().find(|w| !names.contains(&w.as_str())) {
-        return Err(format!(
-            "no {what} is called {strange}; there are {}",
-            names.join(", ")
-        ));
+        return Err(format!("no {what} is called {strange}; there are {}", names.join(", ")));
     }
     let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|w| w == name);
-    Ok((0..names.len())
-        .filter(|&index| is_wanted(names[index]))
-        .collect())
+    Ok((0..names.len()).filter(|&index| is_wanted(names[index])).collect())
 }

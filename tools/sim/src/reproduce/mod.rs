@@ -144,11 +144,9 @@ impl Figures for Measured<'_> {
             })
             .collect();
         let found = match (function, names?.as_slice()) {
-            ("figure", [policy, metric]) => self.mean(
-                self.report.telling(self.panel),
-                policy,
-                Metric::named(metric)?,
-            ),
+            ("figure", [policy, metric]) => {
+                self.mean(self.report.telling(self.panel), policy, Metric::named(metric)?)
+            }
             ("rate", [policy]) => self.rate(policy),
             ("attainment_over", [policy, others @ ..]) => self.attainment_over(policy, others),
             _ => return None,

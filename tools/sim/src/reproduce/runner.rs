@@ -74,10 +74,8 @@ struct File {
 /// # Errors
 /// Returns the first claim that cannot be evaluated.
 pub fn run(file: &str, figures: &dyn Figures) -> Result<Vec<Claim>, ClaimError> {
-    let file: File = toml::from_str(file).map_err(|error| ClaimError {
-        says: String::new(),
-        problem: error.to_string(),
-    })?;
+    let file: File = toml::from_str(file)
+        .map_err(|error| ClaimError { says: String::new(), problem: error.to_string() })?;
     let mut found = Vec::new();
     for claim in &file.claim {
         let places = match claim.each.as_slice() {
@@ -125,10 +123,7 @@ impl<'a> Scope<'a> {
     /// Creates a scope without variables.
     #[must_use]
     pub const fn new(figures: &'a dyn Figures) -> Self {
-        Self {
-            figures,
-            variables: Vec::new(),
-        }
+        Self { figures, variables: Vec::new() }
     }
 
     /// Sets a variable. A later value replaces an earlier one.

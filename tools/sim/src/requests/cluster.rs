@@ -141,10 +141,7 @@ pub fn run(config: Config<'_>, asked: &[Asked]) -> Outcome {
         sequence: 0,
         instances: BTreeMap::new(),
         next_instance: 0,
-        records: asked
-            .iter()
-            .map(|a| Record::new(a.spec, a.output))
-            .collect(),
+        records: asked.iter().map(|a| Record::new(a.spec, a.output)).collect(),
         index: HashMap::new(),
         places: HashMap::new(),
         moves: HashMap::new(),
@@ -279,25 +276,14 @@ impl Run<'_> {
 
     fn cancel_at(&mut self, id: InstanceId, request: RequestId) {
         if let Some(instance) = self.instances.get_mut(&id) {
-            instance
-                .replica
-                .handle(self.now, &Event::Cancelled(request));
+            instance.replica.handle(self.now, &Event::Cancelled(request));
         }
     }
 
     fn place(&mut self, request: RequestId, to: InstanceId) {
-        let spec = self
-            .unplaced
-            .remove(&request)
-            .expect("only what waits is placed");
-        let instance = self
-            .instances
-            .get_mut(&to)
-            .expect("a place at an instance that is there");
-        assert!(
-            instance.ready && instance.leaves.is_none(),
-            "{to:?} takes none"
-        );
+        let spec = self.unplaced.remove(&request).expect("only what waits is placed");
+        let instance = self.instances.get_mut(&to).expect("a place at an instance that is there");
+        assert!(instance.ready && instance.leaves.is_none(), "{to:?} takes none");
         self.places.insert(request, to);
         if let Some(moved) = self.moves.get_mut(&request) {
             moved.to = Some(to);
@@ -346,9 +332,7 @@ impl Run<'_> {
         if let Some(to) = moved.to
             && let Some(instance) = self.instances.get_mut(&to)
         {
-            instance
-                .replica
-                .handle(self.now, &Event::Arrived(moved.spec));
+            instance.replica.handle(self.now, &Event::Arrived(moved.spec));
             self.refusals(to);
         }
     }
@@ -420,10 +404,7 @@ impl Run<'_> {
             }
         }
         let took = now.since(since);
-        let done = Event::Done {
-            took,
-            finished: finished.clone(),
-        };
+        let done = Event::Done { took, finished: finished.clone() };
         instance.replica.handle(now, &done);
         let mut events = Vec::new();
         for request in moving {
@@ -436,11 +417,7 @@ impl Run<'_> {
             // The blocks stay reserved until the KV cache has arrived elsewhere.
             let held = instance.replica.reserve(request, spec.ready);
             debug_assert!(held.is_ok(), "just given back");
-            let moved = Move {
-                spec,
-                from: id,
-                to: None,
-            };
+            let moved = Move { spec, from: id, to: None };
             self.moves.insert(request, moved);
             self.places.remove(&request);
             self.unplaced.insert(request, spec);

@@ -22,22 +22,10 @@ fn roofline() -> Roofline {
 fn recipe(rate: f64) -> Recipe {
     Recipe {
         lengths: Lengths::like_azure_code(),
-        phases: vec![Phase {
-            lasts: Span(120 * SECOND),
-            rate,
-        }],
+        phases: vec![Phase { lasts: Span(120 * SECOND), rate }],
         classes: vec![
-            Class {
-                slo: Slo::Interactive {
-                    ttft: 6 * SECOND,
-                    tbt: SECOND / 20,
-                },
-                share: 1.0,
-            },
-            Class {
-                slo: Slo::Batch { ttlt: 600 * SECOND },
-                share: 1.0,
-            },
+            Class { slo: Slo::Interactive { ttft: 6 * SECOND, tbt: SECOND / 20 }, share: 1.0 },
+            Class { slo: Slo::Batch { ttlt: 600 * SECOND }, share: 1.0 },
         ],
         applications: 1,
         low: 0.2,
@@ -70,10 +58,8 @@ fn every_request_ends_with_all_its_tokens_whoever_decides() {
     assert!(asked.len() > 600);
     let whole = [Role::Whole; 3];
     let split = [Role::Prefill, Role::Prefill, Role::Decode];
-    let dispatchers: [fn() -> Box<dyn Dispatch>; 2] = [
-        || Box::new(RoundRobin::default()),
-        || Box::new(LeastLoaded::default()),
-    ];
+    let dispatchers: [fn() -> Box<dyn Dispatch>; 2] =
+        [|| Box::new(RoundRobin::default()), || Box::new(LeastLoaded::default())];
     for dispatch in dispatchers {
         for order in [LineOrder::Fcfs, LineOrder::Edf, LineOrder::Srpf] {
             for roles in [&whole[..], &split[..]] {
@@ -98,12 +84,7 @@ fn a_request_alone_takes_as_long_as_its_iterations() {
     asked.truncate(1);
     asked[0].spec.prompt = 1000;
     asked[0].output = 3;
-    let outcome = with(
-        &[Role::Whole],
-        Box::new(RoundRobin::default()),
-        LineOrder::Fcfs,
-        &asked,
-    );
+    let outcome = with(&[Role::Whole], Box::new(RoundRobin::default()), LineOrder::Fcfs, &asked);
     let clock = roofline();
     let empty = laxity_requests::latency::Composition::default;
     let first = clock.iteration(&empty().with_chunk(0, 512))
@@ -121,15 +102,8 @@ fn deadlines_help_those_who_have_them() {
     // The rate is more than one replica can serve.
     let asked = recipe(7.0).requests(5);
     let met = |order| {
-        let outcome = with(
-            &[Role::Whole],
-            Box::new(RoundRobin::default()),
-            order,
-            &asked,
-        );
-        outcome
-            .met(|record| record.spec.class.0 == 0)
-            .expect("some")
+        let outcome = with(&[Role::Whole], Box::new(RoundRobin::default()), order, &asked);
+        outcome.met(|record| record.spec.class.0 == 0).expect("some")
     };
     assert!(met(LineOrder::Edf) > met(LineOrder::Fcfs) + 20.0);
 }
@@ -138,12 +112,7 @@ fn deadlines_help_those_who_have_them() {
 fn what_is_too_long_is_refused_and_counts_as_late() {
     let mut asked = recipe(1.0).requests(1);
     asked[0].spec.prompt = 70_000;
-    let outcome = with(
-        &[Role::Whole],
-        Box::new(RoundRobin::default()),
-        LineOrder::Fcfs,
-        &asked,
-    );
+    let outcome = with(&[Role::Whole], Box::new(RoundRobin::default()), LineOrder::Fcfs, &asked);
     assert!(outcome.records[0].refused && !outcome.records[0].met());
     assert_eq!(outcome.summary().refused, 1);
     assert!(outcome.records[1..].iter().all(Record::complete));
@@ -180,22 +149,14 @@ impl Scaling for Eager {
 #[test]
 fn instances_come_and_go_and_no_request_is_lost() {
     let mut recipe = recipe(12.0);
-    recipe.phases.push(Phase {
-        lasts: Span(200 * SECOND),
-        rate: 0.2,
-    });
+    recipe.phases.push(Phase { lasts: Span(200 * SECOND), rate: 0.2 });
     let asked = recipe.requests(7);
     let clock = roofline();
     let make = |_: InstanceId, _: Role| {
-        let discipline = Fixed {
-            order: LineOrder::Fcfs,
-            tokens: 512,
-        };
+        let discipline = Fixed { order: LineOrder::Fcfs, tokens: 512 };
         Replica::new(Pool::new(4000, 16), 40, Box::new(discipline))
     };
-    let decides = Box::new(Eager {
-        decisions: Vec::new(),
-    });
+    let decides = Box::new(Eager { decisions: Vec::new() });
     let outcome = run(
         Config {
             roles: vec![Role::Whole],
@@ -251,10 +212,7 @@ fn first_token_of_a_started_one(weights: scaling::Weights, fail_every: u64) -> f
     let asked = recipe(12.0).requests(7);
     let clock = roofline();
     let make = |_: InstanceId, _: Role| {
-        let discipline = Fixed {
-            order: LineOrder::Fcfs,
-            tokens: 512,
-        };
+        let discipline = Fixed { order: LineOrder::Fcfs, tokens: 512 };
         Replica::new(Pool::new(4000, 16), 40, Box::new(discipline))
     };
     let role = Role::Whole;

@@ -62,18 +62,12 @@ impl Roofline {
     #[must_use]
     pub fn calibrated(gpu: &Gpu, model: &Model, tp: u32, ratio: f64) -> Option<Self> {
         let bare = Self::new(gpu, model, tp, Span::ZERO);
-        let ns = |tokens| {
-            bare.iteration(&Composition::default().with_chunk(0, tokens))
-                .0 as f64
-        };
+        let ns = |tokens| bare.iteration(&Composition::default().with_chunk(0, tokens)).0 as f64;
         let (small, large) = (ns(256), ns(2500));
         // Solves (2500 / (large + h)) / (256 / (small + h)) = ratio for h.
         let wanted = ratio * 256.0 / 2500.0;
         let host = (wanted * large - small) / (1.0 - wanted);
-        (host >= 0.0 && wanted < 1.0).then_some(Self {
-            host_ns: host as u64,
-            ..bare
-        })
+        (host >= 0.0 && wanted < 1.0).then_some(Self { host_ns: host as u64, ..bare })
     }
 
     /// Returns the host time of an iteration.
@@ -186,17 +180,12 @@ mod tests {
         for more in [
             some.with_chunk(0, 256),
             some.with_decode(5000),
-            Composition::default()
-                .with_chunk(9000, 256)
-                .with_decode(900),
+            Composition::default().with_chunk(9000, 256).with_decode(900),
         ] {
             assert!(roofline.iteration(&more) > took, "{more:?}");
         }
         // Decodes are bound by reading weights: 16 GB at 2 TB/s take 8 ms.
         let decode = roofline.iteration(&Composition::default().with_decode(100));
-        assert!(
-            (Span::from_millis(7)..Span::from_millis(20)).contains(&decode),
-            "{decode}"
-        );
+        assert!((Span::from_millis(7)..Span::from_millis(20)).contains(&decode), "{decode}");
     }
 }

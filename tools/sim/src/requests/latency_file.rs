@@ -50,13 +50,7 @@ impl LatencyFile {
     /// Creates the content of a file.
     #[must_use]
     pub fn new(trained_on: String, errors: Errors, forest: Forest) -> Self {
-        Self {
-            format: FORMAT.to_owned(),
-            version: VERSION,
-            trained_on,
-            errors,
-            forest,
-        }
+        Self { format: FORMAT.to_owned(), version: VERSION, trained_on, errors, forest }
     }
 
     /// Reads a file.
@@ -64,16 +58,9 @@ impl LatencyFile {
     /// # Errors
     /// Returns an error if the file has no valid predictor.
     pub fn read(file: &Path) -> Result<Self, LatencyFileError> {
-        let wrong = |wrong: String| LatencyFileError::Wrong {
-            file: file.to_owned(),
-            wrong,
-        };
-        let text = laxity_files::read_to_string(file, BYTES_MAX).map_err(|cause| {
-            LatencyFileError::File {
-                file: file.to_owned(),
-                cause,
-            }
-        })?;
+        let wrong = |wrong: String| LatencyFileError::Wrong { file: file.to_owned(), wrong };
+        let text = laxity_files::read_to_string(file, BYTES_MAX)
+            .map_err(|cause| LatencyFileError::File { file: file.to_owned(), cause })?;
         // Schedulers parse the file in the same way.
         Trained::parse(&text).map_err(|error| wrong(error.to_string()))?;
         serde_json::from_str(&text).map_err(|cause| wrong(cause.to_string()))
@@ -132,22 +119,13 @@ mod tests {
             ),
             (sound.replace("\"version\":1,", ""), "it has no version"),
             (sound.replace("0.25", "\"x\""), "invalid type"),
-            (
-                sound.replace("1000000.0", "-1.0"),
-                "the line under a forest",
-            ),
-            (
-                sound.replace("\"margin\":0.05", "\"margin\":-1.0"),
-                "its margin is -1",
-            ),
+            (sound.replace("1000000.0", "-1.0"), "the line under a forest"),
+            (sound.replace("\"margin\":0.05", "\"margin\":-1.0"), "its margin is -1"),
             (sound[..sound.len() / 2].to_owned(), "EOF"),
         ] {
             std::fs::write(file.path(), text).expect("written");
             let error = LatencyFile::read(file.path()).expect_err(says).to_string();
-            assert!(
-                error.contains(says) && error.contains("train-latency"),
-                "{error}"
-            );
+            assert!(error.contains(says) && error.contains("train-latency"), "{error}");
         }
         let missing = LatencyFile::read(Path::new("/no/such/model.json")).expect_err("none");
         assert!(missing.to_string().starts_with("/no/such/model.json: "));

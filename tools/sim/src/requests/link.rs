@@ -88,10 +88,7 @@ mod tests {
         let mut link = Link::new(1_000_000_000, Span::ZERO).with_weights_failing(2);
         assert_eq!(link.transfer(Time(0), a, b, 100), Time(100));
         assert_eq!(link.weights(Time(0), a, c, 1_000), Ok(Time(1_100)));
-        assert_eq!(
-            link.weights(Time(2_000), a, c, 1_000),
-            Err(Failed { at: Time(2_500) })
-        );
+        assert_eq!(link.weights(Time(2_000), a, c, 1_000), Err(Failed { at: Time(2_500) }));
         assert_eq!(link.transfer(Time(2_000), a, b, 100), Time(2_600));
     }
 }

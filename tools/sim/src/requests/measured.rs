@@ -93,7 +93,7 @@ impl Row {
     fn timed(&self) -> Result<Timed, String> {
         if self.prefill_tokens == 0 && self.decodes == 0 {
             return Err(
-                "neither prefill_tokens nor decodes: an iteration computes something".into(),
+                "neither prefill_tokens nor decodes: an iteration computes something".into()
             );
         }
         bounded("prefill_tokens", self.prefill_tokens.into())?;
@@ -139,17 +139,10 @@ impl Row {
 /// Returns an error if the file cannot be read or a line is invalid.
 pub fn table(file: &Path) -> Result<Vec<Timed>, MeasuredError> {
     let opened = open(file)?;
-    let mut reader = csv::ReaderBuilder::new()
-        .trim(csv::Trim::All)
-        .from_reader(BufReader::new(opened));
-    let header = |wrong: String| MeasuredError::Header {
-        file: file.to_owned(),
-        wrong,
-    };
-    let named = reader
-        .headers()
-        .map_err(|cause| header(cause.to_string()))?
-        .clone();
+    let mut reader =
+        csv::ReaderBuilder::new().trim(csv::Trim::All).from_reader(BufReader::new(opened));
+    let header = |wrong: String| MeasuredError::Header { file: file.to_owned(), wrong };
+    let named = reader.headers().map_err(|cause| header(cause.to_string()))?.clone();
     for needed in ["prefill_tokens", "prefix", "decodes", "context", "ms"] {
         if !named.iter().any(|name| name == needed) {
             return Err(header(format!("no column {needed}")));
@@ -159,24 +152,15 @@ pub fn table(file: &Path) -> Result<Vec<Timed>, MeasuredError> {
     let mut record = csv::StringRecord::new();
     loop {
         let line = reader.position().line();
-        let wrong = |wrong: String| MeasuredError::Line {
-            file: file.to_owned(),
-            line,
-            wrong,
-        };
+        let wrong = |wrong: String| MeasuredError::Line { file: file.to_owned(), line, wrong };
         let more = reader.read_record(&mut record);
         if !more.map_err(|cause| wrong(plain(&cause)))? {
             return Ok(rows);
         }
         let line = record.position().map_or(line, csv::Position::line);
-        let wrong = |wrong: String| MeasuredError::Line {
-            file: file.to_owned(),
-            line,
-            wrong,
-        };
-        let row: Row = record
-            .deserialize(Some(&named))
-            .map_err(|cause| wrong(cell(&cause, &named)))?;
+        let wrong = |wrong: String| MeasuredError::Line { file: file.to_owned(), line, wrong };
+        let row: Row =
+            record.deserialize(Some(&named)).map_err(|cause| wrong(cell(&cause, &named)))?;
         rows.push(row.timed().map_err(wrong)?);
     }
 }
@@ -184,9 +168,9 @@ pub fn table(file: &Path) -> Result<Vec<Timed>, MeasuredError> {
 /// Describes an error of a row as a whole.
 fn plain(error: &csv::Error) -> String {
     match error.kind() {
-        csv::ErrorKind::UnequalLengths {
-            expected_len, len, ..
-        } => format!("{len} columns; the header has {expected_len}"),
+        csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
+            format!("{len} columns; the header has {expected_len}")
+        }
         csv::ErrorKind::Utf8 { .. } => "no text".to_owned(),
         _ => error.to_string(),
     }
@@ -196,9 +180,7 @@ fn plain(error: &csv::Error) -> String {
 fn cell(error: &csv::Error, header: &csv::StringRecord) -> String {
     match error.kind() {
         csv::ErrorKind::Deserialize { err, .. } => {
-            let column = err
-                .field()
-                .and_then(|field| header.get(usize::try_from(field).ok()?));
+            let column = err.field().and_then(|field| header.get(usize::try_from(field).ok()?));
             format!("{}: {}", column.unwrap_or("a column"), err.kind())
         }
         _ => plain(error),
@@ -211,10 +193,8 @@ const BYTES_MAX: u64 = 10_000_000_000;
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
 fn open(file: &Path) -> Result<impl Read + use<>, MeasuredError> {
-    let opened = laxity_files::open(file).map_err(|cause| MeasuredError::File {
-        file: file.to_owned(),
-        cause,
-    })?;
+    let opened = laxity_files::open(file)
+        .map_err(|cause| MeasuredError::File { file: file.to_owned(), cause })?;
     Ok(laxity_files::limited(opened, BYTES_MAX))
 }
 
@@ -261,11 +241,7 @@ pub fn record(file: &Path) -> Result<Vec<Timed>, MeasuredError> {
     let mut rows = Vec::new();
     let mut planned: Option<(Plan, Composition)> = None;
     for (line, text) in (1_u64..).zip(laxity_files::lines(opened, LINE_BYTES_MAX)) {
-        let wrong = |wrong: String| MeasuredError::Line {
-            file: file.to_owned(),
-            line,
-            wrong,
-        };
+        let wrong = |wrong: String| MeasuredError::Line { file: file.to_owned(), line, wrong };
         let text = text.map_err(|cause| wrong(cause.to_string()))?;
         let parsed = serde_json::from_str(&text).map_err(|cause| {
             wrong(format!(
@@ -286,9 +262,7 @@ pub fn record(file: &Path) -> Result<Vec<Timed>, MeasuredError> {
                     planned = (!of.is_empty()).then_some((plan, of));
                 }
             }
-            RecordLine::Event {
-                event: Event::Done { took, .. },
-            } => {
+            RecordLine::Event { event: Event::Done { took, .. } } => {
                 // An event without a plan belongs to an iteration that only released blocks or that
                 // failed.
                 if let Some((_, of)) = planned.take() {
@@ -301,9 +275,7 @@ pub fn record(file: &Path) -> Result<Vec<Timed>, MeasuredError> {
                     rows.push(Timed { of, ns: took.0 });
                 }
             }
-            RecordLine::Event {
-                event: Event::Cancelled(request),
-            } => {
+            RecordLine::Event { event: Event::Cancelled(request) } => {
                 planned.take_if(|(plan, _)| computes(plan, request));
             }
             RecordLine::Event { .. }
@@ -342,9 +314,7 @@ mod tests {
     #[test]
     fn what_has_no_end_is_refused() {
         for read in [table, record] {
-            let error = read(Path::new("/dev/zero"))
-                .expect_err("no file")
-                .to_string();
+            let error = read(Path::new("/dev/zero")).expect_err("no file").to_string();
             assert!(error.contains("it is a device"), "{error}");
         }
     }
@@ -367,10 +337,7 @@ mod tests {
                 "4294967295,4294967295,0,0,1\n",
                 "line 3: prefill_tokens is 4294967295; expected at most 16777216",
             ),
-            (
-                "5,16777217,0,0,1\n",
-                "line 3: prefix is 16777217; expected at most 16777216",
-            ),
+            ("5,16777217,0,0,1\n", "line 3: prefix is 16777217; expected at most 16777216"),
         ] {
             let whole = if says.starts_with("no column") {
                 text.to_owned()
@@ -381,10 +348,7 @@ mod tests {
             assert!(error.contains(says), "{error}");
         }
         let missing = table(Path::new("/no/such/table.csv")).expect_err("there is none");
-        assert!(
-            missing.to_string().starts_with("/no/such/table.csv: "),
-            "{missing}"
-        );
+        assert!(missing.to_string().starts_with("/no/such/table.csv: "), "{missing}");
     }
 
     const RECORD: &str = concat!(
@@ -427,49 +391,20 @@ mod tests {
     fn an_iteration_that_failed_gives_nothing_and_the_one_after_it_does() {
         let failed = RECORD
             .replace(r#"{"cancelled":7}"#, r#"{"cancelled":2}"#)
-            .replace(
-                r#""took":1500,"finished":[1]"#,
-                r#""took":30000000000,"finished":[]"#,
-            );
+            .replace(r#""took":1500,"finished":[1]"#, r#""took":30000000000,"finished":[]"#);
         let again = r#"{"event":{"at":7,"event":{"done":{"took":900,"finished":[]}}}}"#;
-        let timed = Timed {
-            of: Composition::default().with_decode(10),
-            ns: 900,
-        };
-        assert_eq!(
-            record(file(&[&failed, again].concat()).path()).expect("sound"),
-            [timed]
-        );
+        let timed = Timed { of: Composition::default().with_decode(10), ns: 900 };
+        assert_eq!(record(file(&[&failed, again].concat()).path()).expect("sound"), [timed]);
     }
 
     #[test]
     fn numbers_of_a_record_that_no_iteration_has_are_said_with_their_line() {
         for (number, put, says) in [
-            (
-                "\"took\":1500,\"f",
-                "\"took\":0,\"f",
-                "line 10: took is 0; expected nanoseconds",
-            ),
-            (
-                "\"took\":1500,\"f",
-                "\"took\":3600000000001,\"f",
-                "below an hour",
-            ),
-            (
-                "\"tokens\":4,",
-                "\"tokens\":4294967295,",
-                "line 7: the sum of the chunks' tokens",
-            ),
-            (
-                "\"prefix\":8,",
-                "\"prefix\":16777217,",
-                "line 7: the prefix of a chunk",
-            ),
-            (
-                "\"context\":9}",
-                "\"context\":16777217}",
-                "line 7: the context of a step",
-            ),
+            ("\"took\":1500,\"f", "\"took\":0,\"f", "line 10: took is 0; expected nanoseconds"),
+            ("\"took\":1500,\"f", "\"took\":3600000000001,\"f", "below an hour"),
+            ("\"tokens\":4,", "\"tokens\":4294967295,", "line 7: the sum of the chunks' tokens"),
+            ("\"prefix\":8,", "\"prefix\":16777217,", "line 7: the prefix of a chunk"),
+            ("\"context\":9}", "\"context\":16777217}", "line 7: the context of a step"),
         ] {
             assert!(RECORD.contains(number), "{number}");
             let text = RECORD.replace(number, put);

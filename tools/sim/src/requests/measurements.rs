@@ -30,10 +30,8 @@ impl Measurements {
     }
 
     fn find(&self, place: &str, row: &str, column: &str) -> Option<&[f64]> {
-        let mut found = self
-            .values
-            .iter()
-            .filter(|((p, r, c), _)| p == place && r == row && *c == column);
+        let mut found =
+            self.values.iter().filter(|((p, r, c), _)| p == place && r == row && *c == column);
         found.next().map(|(_, values)| values.as_slice())
     }
 
@@ -58,17 +56,11 @@ impl Measurements {
     ) -> Section {
         let mut head = vec!["setting".to_owned()];
         for (_, name) in places {
-            head.extend(
-                columns
-                    .iter()
-                    .map(|column| format!("{name} {column}").trim().to_owned()),
-            );
+            head.extend(columns.iter().map(|column| format!("{name} {column}").trim().to_owned()));
         }
         let row = |row: &str| {
             let cells = places.iter().flat_map(|(place, _)| {
-                columns
-                    .iter()
-                    .map(|column| spread(self.of(place, row, column)))
+                columns.iter().map(|column| spread(self.of(place, row, column)))
             });
             std::iter::once(row.to_owned()).chain(cells).collect()
         };
@@ -117,9 +109,7 @@ impl Figures for Measurements {
                 let rows = self.rows.iter();
                 let rows =
                     rows.filter(|(place, other)| place.starts_with(&places) && *other == row);
-                Some(list(
-                    rows.map(|(place, row)| mean(self.of(place, row, &column))),
-                ))
+                Some(list(rows.map(|(place, row)| mean(self.of(place, row, &column)))))
             }
             "interval" => {
                 let requests: f64 = numbers(arguments.first()?)?.iter().sum();
@@ -142,11 +132,7 @@ impl Figures for Measurements {
                 let rows = self.in_place(&place);
                 let rows = rows.filter(|row| row.starts_with(&start) && !row.contains('+'));
                 let by = |a: &&str, b: &&str| mean(a).total_cmp(&mean(b));
-                let best = if text(3)? == "most" {
-                    rows.max_by(by)
-                } else {
-                    rows.min_by(by)
-                };
+                let best = if text(3)? == "most" { rows.max_by(by) } else { rows.min_by(by) };
                 best.map(Value::from)
             }
             _ => None,

@@ -86,8 +86,7 @@ impl Record {
     /// Reports whether the first token met its deadline.
     #[must_use]
     pub fn met_first(&self) -> bool {
-        self.first
-            .is_some_and(|first| first <= self.spec.first_deadline())
+        self.first.is_some_and(|first| first <= self.spec.first_deadline())
     }
 
     /// Returns the time to the first token.
@@ -153,10 +152,7 @@ impl Outcome {
     /// Returns the summary of the run.
     #[must_use]
     pub fn summary(&self) -> Summary {
-        let span = self
-            .records
-            .last()
-            .map_or(0.0, |r| r.spec.arrival.0 as f64 / 1e9);
+        let span = self.records.last().map_or(0.0, |r| r.spec.arrival.0 as f64 / 1e9);
         let met = self.records.iter().filter(|record| record.met()).count();
         let classes = self.records.iter().map(|r| r.spec.class.0).max();
         Summary {

@@ -195,10 +195,7 @@ fn draw(rng: &mut ChaCha12Rng, of: &Training) -> Composition {
 fn timed(latency: &dyn Latency, of: &Training, count: usize, seed: u64) -> Vec<Timed> {
     let mut rng = ChaCha12Rng::seed_from_u64(seed);
     let drawn = (0..count).map(|_| draw(&mut rng, of));
-    let time = |of| Timed {
-        of,
-        ns: latency.iteration(&of).0,
-    };
+    let time = |of| Timed { of, ns: latency.iteration(&of).0 };
     drawn.map(time).collect()
 }
 
@@ -218,11 +215,7 @@ pub fn train(latency: &dyn Latency, of: &Training) -> Result<(Forest, Errors), T
         return Err(TrainingError::Few(of.iterations));
     }
     let timed = timed(latency, of, of.iterations, of.seed);
-    let shape = Shape {
-        trees: of.trees,
-        depth: of.depth,
-        seed: of.seed,
-    };
+    let shape = Shape { trees: of.trees, depth: of.depth, seed: of.seed };
     grow(&timed, shape)
 }
 
@@ -300,10 +293,7 @@ fn line(of: &[Timed]) -> LinearTerms {
             let line = of(parameters);
             out.clear();
             out.extend(
-                features
-                    .iter()
-                    .zip(&times)
-                    .map(|(features, time)| (line.ns(features) / time).ln()),
+                features.iter().zip(&times).map(|(features, time)| (line.ns(features) / time).ln()),
             );
         },
     );
@@ -357,19 +347,12 @@ mod tests {
         let gpu = Gpu::named("a100").expect("built in");
         let model = Model::named("llama-3-8b").expect("built in");
         let roofline = Roofline::new(&gpu, &model, 1, Span::from_millis(2));
-        let training = Training {
-            iterations: 3_000,
-            trees: 8,
-            ..Training::default()
-        };
+        let training = Training { iterations: 3_000, trees: 8, ..Training::default() };
         let (forest, errors) = train(&roofline, &training).expect("enough to learn from");
         assert_eq!((forest.trees(), errors.iterations), (8, 300));
         assert!(errors.mean < 10.0, "{errors:?}");
         assert!(errors.p95 < 30.0, "{errors:?}");
-        assert!(
-            errors.margin >= 0.05 && errors.late_with_margin <= 2.0,
-            "{errors:?}"
-        );
+        assert!(errors.margin >= 0.05 && errors.late_with_margin <= 2.0, "{errors:?}");
         // The same seed gives the same forest, also after it was serialised.
         let text = serde_json::to_string(&forest).expect("numbers");
         let read: Forest = serde_json::from_str(&text).expect("as it was written");
@@ -383,18 +366,11 @@ mod tests {
         let gpu = Gpu::named("a100").expect("built in");
         let model = Model::named("llama-3-8b").expect("built in");
         let roofline = Roofline::new(&gpu, &model, 1, Span::from_millis(2));
-        let training = Training {
-            iterations: 3_000,
-            ..Training::default()
-        };
+        let training = Training { iterations: 3_000, ..Training::default() };
         let mut rows = timed(&roofline, &training, 3_000, 5);
         // The order of times is that of a test with growing load.
         rows.sort_by_key(|row| row.ns);
-        let shape = Shape {
-            trees: 8,
-            depth: 12,
-            seed: 3,
-        };
+        let shape = Shape { trees: 8, depth: 12, seed: 3 };
         let (_, clean) = train_on(&rows, shape).expect("enough to learn from");
         assert!(clean.iterations == 300 && clean.mean < 2.0, "{clean:?}");
         // One in twenty iterations takes 1.5 times as long.
@@ -403,25 +379,16 @@ mod tests {
         }
         let (_, noisy) = train_on(&rows, shape).expect("enough to learn from");
         assert!(noisy.margin > 0.3, "{noisy:?}");
-        assert!(
-            noisy.late > 2.0 && noisy.late_with_margin < noisy.late,
-            "{noisy:?}"
-        );
+        assert!(noisy.late > 2.0 && noisy.late_with_margin < noisy.late, "{noisy:?}");
     }
 
     #[test]
     fn a_predictor_of_another_machine_is_judged_by_the_one_that_it_is_used_on() {
         let of = |ns: f64| {
-            let line = LinearTerms {
-                fixed: ns,
-                ..LinearTerms::NONE
-            };
+            let line = LinearTerms { fixed: ns, ..LinearTerms::NONE };
             Forest::new(line, &[vec![Node::Leaf(0.0)]]).expect("a leaf")
         };
-        let training = Training {
-            iterations: 1_000,
-            ..Training::default()
-        };
+        let training = Training { iterations: 1_000, ..Training::default() };
         let errors = judge(&of(1e6), &of(1.2e6), &training, 0.1);
         assert_eq!((errors.iterations, errors.late_with_margin), (100, 100.0));
         assert!((errors.mean - 100.0 / 6.0).abs() < 0.1, "{errors:?}");
@@ -433,10 +400,7 @@ mod tests {
     fn too_little_to_learn_from_is_said() {
         let nothing: &dyn Latency =
             &Forest::new(LinearTerms::NONE, &[vec![Node::Leaf(1.0)]]).expect("a leaf");
-        let training = Training {
-            iterations: 50,
-            ..Training::default()
-        };
+        let training = Training { iterations: 50, ..Training::default() };
         let error = train(nothing, &training).expect_err("too few");
         assert!(error.to_string().starts_with("50 iterations"), "{error}");
     }

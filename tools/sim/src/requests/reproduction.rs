@@ -192,11 +192,8 @@ pub fn each<P: Sync, R: Send>(
     options: &Options,
     work: impl Fn(&P) -> R + Sync,
 ) -> Vec<R> {
-    let target = if options.progress {
-        ProgressDrawTarget::stderr()
-    } else {
-        ProgressDrawTarget::hidden()
-    };
+    let target =
+        if options.progress { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
     let bar = ProgressBar::with_draw_target(Some(points.len() as u64), target);
     bar.set_style(
         ProgressStyle::with_template("{bar:30} {pos}/{len} runs, {elapsed} so far, {eta} to go")
@@ -252,18 +249,10 @@ mod tests {
 
     #[test]
     fn results_come_in_the_order_of_their_points_however_many_work() {
-        let options = Options {
-            jobs: NonZero::new(3).expect("three"),
-            ..Options::quick(1)
-        };
+        let options = Options { jobs: NonZero::new(3).expect("three"), ..Options::quick(1) };
         let points: Vec<u64> = (0..50).collect();
         let squares = each(&points, &options, |point| point * point);
-        assert!(
-            squares
-                .iter()
-                .zip(&points)
-                .all(|(square, point)| *square == point * point)
-        );
+        assert!(squares.iter().zip(&points).all(|(square, point)| *square == point * point));
     }
 
     #[test]
@@ -284,10 +273,7 @@ mod tests {
         };
         let shown = found.table();
         assert!(shown.contains("Claims: 1 of 2 hold"), "{shown}");
-        assert!(
-            shown.contains("\nno   it is cheaper\n     regime    overload\n"),
-            "{shown}"
-        );
+        assert!(shown.contains("\nno   it is cheaper\n     regime    overload\n"), "{shown}");
         assert!(!shown.contains("baseline"), "{shown}");
         assert!(found.markdown().contains("| it is faster | 2 times |"));
     }

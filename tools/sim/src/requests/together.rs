@@ -21,12 +21,8 @@ use crate::simulate;
 const FLOWS: [PolicyKind; 10] = PolicyKind::ALL;
 
 /// Policies under which parts of the shared slack are compared one by one.
-const PARTS: [PolicyKind; 4] = [
-    PolicyKind::Fair,
-    PolicyKind::TwoClass,
-    PolicyKind::Mfs,
-    PolicyKind::Laxity,
-];
+const PARTS: [PolicyKind; 4] =
+    [PolicyKind::Fair, PolicyKind::TwoClass, PolicyKind::Mfs, PolicyKind::Laxity];
 
 /// A cluster with its workload.
 struct Regime {
@@ -203,10 +199,7 @@ impl Grid {
             .zip(&outcomes)
             .map(|(point, outcome)| Gave::of(&point.scenario, outcome))
             .collect();
-        let by_seed: Vec<_> = gave
-            .chunks(options.seeds.len())
-            .map(<[_]>::to_vec)
-            .collect();
+        let by_seed: Vec<_> = gave.chunks(options.seeds.len()).map(<[_]>::to_vec).collect();
         let by_flow: Vec<_> = by_seed.chunks(FLOWS.len()).map(<[_]>::to_vec).collect();
         Ok(Self(by_flow.chunks(all.len()).map(<[_]>::to_vec).collect()))
     }
@@ -222,12 +215,7 @@ impl Grid {
                 std::iter::once(scheduler.name).chain(cells).collect()
             })
             .collect();
-        Section {
-            title,
-            head: head.chain(flows).collect(),
-            rows,
-            notes: String::new(),
-        }
+        Section { title, head: head.chain(flows).collect(), rows, notes: String::new() }
     }
 
     /// Returns the gains at a rate by seed: of the best request scheduler under `fair`, of `laxity`
@@ -240,19 +228,13 @@ impl Grid {
         // fact. Among equals it is the first.
         let best = |flow: usize| {
             let mean = |s: &usize| mean(&attainment(&grid[*s][flow]));
-            (0..grid.len())
-                .rev()
-                .max_by(|a, b| mean(a).total_cmp(&mean(b)))
-                .unwrap_or(0)
+            (0..grid.len()).rev().max_by(|a, b| mean(a).total_cmp(&mean(b))).unwrap_or(0)
         };
         let names = schedulers(regime);
         let start = attainment(&grid[0][fair]);
         let at = |scheduler: usize, flow: usize| {
             let seeds = &grid[scheduler][flow];
-            let points = attainment(seeds)
-                .into_iter()
-                .zip(&start)
-                .map(|(a, b)| a - b);
+            let points = attainment(seeds).into_iter().zip(&start).map(|(a, b)| a - b);
             Gain {
                 scheduler: names[scheduler].name.clone(),
                 points: points.collect(),
@@ -379,9 +361,7 @@ fn parts(options: &Options) -> Result<Section, PaperError> {
         .iter()
         .zip(cells.chunks(PARTS.len()))
         .map(|((name, _), cells)| {
-            std::iter::once((*name).to_owned())
-                .chain(cells.iter().cloned())
-                .collect()
+            std::iter::once((*name).to_owned()).chain(cells.iter().cloned()).collect()
         })
         .collect();
     let flows = PARTS.iter().map(|kind| kind.name().to_owned());
@@ -405,11 +385,7 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     let mut claims = Vec::new();
     let mut worth_rows = Vec::new();
     for regime in &REGIMES {
-        let rates = if options.quick {
-            &regime.rates[..1]
-        } else {
-            regime.rates
-        };
+        let rates = if options.quick { &regime.rates[..1] } else { regime.rates };
         let grid = Grid::run(regime, rates, options)?;
         for (at, rate) in rates.iter().enumerate() {
             let place = format!("{rate} requests/s per GPU, {}", regime.name);
@@ -485,12 +461,7 @@ mod tests {
 
     #[test]
     fn a_seed_that_served_nobody_makes_no_cost_that_is_not_there() {
-        let gave = |in_time| Gave {
-            attainment: 0.0,
-            in_time,
-            seconds: 10.0,
-            gpu_seconds: 320.0,
-        };
+        let gave = |in_time| Gave { attainment: 0.0, in_time, seconds: 10.0, gpu_seconds: 320.0 };
         assert_eq!(cost(&[gave(160.0)]), "2.00");
         assert_eq!(cost(&[gave(160.0), gave(0.0)]), "4.00 (2.00 to ∞)");
         assert_eq!(cost(&[gave(0.0)]), "∞");

@@ -53,20 +53,14 @@ impl Lengths {
     #[must_use]
     pub const fn like_azure_code() -> Self {
         // A log-normal distribution has σ = ln(p90 / p50) / 1.2816.
-        Self::LogNormal {
-            prompt: (1930.0, 0.917, 8192),
-            output: (8.0, 1.312, 1024),
-        }
+        Self::LogNormal { prompt: (1930.0, 0.917, 8192), output: (8.0, 1.312, 1024) }
     }
 
     /// Returns lengths with the medians and 90th percentiles of Azure's 2023 conversation trace
     /// (prompts 928 and 3830, outputs 41 and 342: QoServe table 2).
     #[must_use]
     pub const fn like_azure_conversation() -> Self {
-        Self::LogNormal {
-            prompt: (928.0, 1.106, 8192),
-            output: (41.0, 1.655, 1024),
-        }
+        Self::LogNormal { prompt: (928.0, 1.106, 8192), output: (41.0, 1.655, 1024) }
     }
 
     fn draw(&self, rng: &mut ChaCha12Rng) -> (u32, u32) {
@@ -163,11 +157,7 @@ impl Recipe {
                         application: ApplicationId(
                             class as u32 * self.applications.max(1) + application,
                         ),
-                        importance: if low {
-                            Importance::Low
-                        } else {
-                            Importance::Important
-                        },
+                        importance: if low { Importance::Low } else { Importance::Important },
                         slo: self.classes[class].slo,
                     },
                     output,

@@ -16,10 +16,7 @@ const FORMAT: u32 = 1;
 /// Returns the first 128 bits of a digest in hexadecimal.
 fn text(digest: Sha256) -> String {
     let bytes = digest.finalize();
-    bytes[..16]
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    bytes[..16].iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Computes fingerprints of one plan's runs and caches the files that it has read.

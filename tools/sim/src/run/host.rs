@@ -87,10 +87,7 @@ pub(super) fn peak_rss_bytes() -> u64 {
 
 /// Returns the processor's name, or an empty text if it is unknown.
 pub(super) fn processor() -> String {
-    fs::read_to_string("/proc/cpuinfo")
-        .ok()
-        .and_then(|text| model_name(&text))
-        .unwrap_or_default()
+    fs::read_to_string("/proc/cpuinfo").ok().and_then(|text| model_name(&text)).unwrap_or_default()
 }
 
 fn model_name(cpuinfo: &str) -> Option<String> {

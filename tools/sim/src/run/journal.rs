@@ -70,17 +70,9 @@ impl Journal {
     /// fingerprint. Later runs replace earlier ones with the same fingerprint.
     pub(super) fn open(folder: &Path) -> Result<(Self, BTreeMap<String, Entry>), JournalError> {
         let path = folder.join(NAME);
-        let io = |cause| JournalError::Io {
-            path: path.clone(),
-            cause,
-        };
+        let io = |cause| JournalError::Io { path: path.clone(), cause };
         fs::create_dir_all(folder).map_err(io)?;
-        let file = File::options()
-            .read(true)
-            .append(true)
-            .create(true)
-            .open(&path)
-            .map_err(io)?;
+        let file = File::options().read(true).append(true).create(true).open(&path).map_err(io)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(JournalError::Busy { path }),
@@ -89,10 +81,7 @@ impl Journal {
         let (entries, complete) = read(&file).map_err(io)?;
         // Removes a partial line, so that the next one starts on a line of its own.
         file.set_len(complete).map_err(io)?;
-        let entries = entries
-            .into_iter()
-            .map(|entry| (entry.fingerprint.clone(), entry))
-            .collect();
+        let entries = entries.into_iter().map(|entry| (entry.fingerprint.clone(), entry)).collect();
         Ok((Self { path, file }, entries))
     }
 
@@ -105,26 +94,17 @@ impl Journal {
         text += "}\n";
         self.file
             .write_all(text.as_bytes())
-            .map_err(|cause| JournalError::Io {
-                path: self.path.clone(),
-                cause,
-            })
+            .map_err(|cause| JournalError::Io { path: self.path.clone(), cause })
     }
 }
 
 /// Returns the latest runs of a folder by scenario, for any version of the code.
 pub(super) fn by_scenario(folder: &Path) -> Result<BTreeMap<String, Entry>, JournalError> {
     let path = folder.join(NAME);
-    let io = |cause| JournalError::Io {
-        path: path.clone(),
-        cause,
-    };
+    let io = |cause| JournalError::Io { path: path.clone(), cause };
     let file = File::open(&path).map_err(io)?;
     let (entries, _) = read(&file).map_err(io)?;
-    Ok(entries
-        .into_iter()
-        .map(|entry| (entry.scenario_id.clone(), entry))
-        .collect())
+    Ok(entries.into_iter().map(|entry| (entry.scenario_id.clone(), entry)).collect())
 }
 
 /// Returns the entries, and the length of the file up to its last complete line. Lines of other

@@ -93,11 +93,7 @@ pub fn run(
             Some(entry) => done.push(Some(Done::kept(entry))),
             None => {
                 done.push(None);
-                tasks.push(Task {
-                    index,
-                    job,
-                    fingerprint,
-                });
+                tasks.push(Task { index, job, fingerprint });
             }
         }
     }
@@ -110,13 +106,7 @@ pub fn run(
         next: AtomicUsize::new(0),
         stop: AtomicBool::new(false),
         progress: Progress::new(jobs.len(), resumed, options.progress),
-        state: Mutex::new(State {
-            done,
-            journal,
-            events: 0,
-            failed: 0,
-            broken: None,
-        }),
+        state: Mutex::new(State { done, journal, events: 0, failed: 0, broken: None }),
     };
     let threads = options.jobs.get().min(tasks.len());
     thread::scope(|scope| {
@@ -128,10 +118,7 @@ pub fn run(
         }
     });
     work.progress.finish();
-    let state = work
-        .state
-        .into_inner()
-        .unwrap_or_else(PoisonError::into_inner);
+    let state = work.state.into_inner().unwrap_or_else(PoisonError::into_inner);
     if let Some(error) = state.broken {
         return Err(error.into());
     }
@@ -158,14 +145,9 @@ pub fn run(
 pub fn collect(plan: &Plan, folder: &Path) -> Result<Report, RunError> {
     let jobs = plan.jobs()?;
     let kept = journal::by_scenario(folder)?;
-    let done: Vec<Option<Done>> = jobs
-        .iter()
-        .map(|job| kept.get(&scenario_id(&job.scenario)).map(Done::kept))
-        .collect();
-    let timing = Timing {
-        resumed: done.iter().flatten().count(),
-        ..Timing::default()
-    };
+    let done: Vec<Option<Done>> =
+        jobs.iter().map(|job| kept.get(&scenario_id(&job.scenario)).map(Done::kept)).collect();
+    let timing = Timing { resumed: done.iter().flatten().count(), ..Timing::default() };
     Ok(report(plan, &jobs, done, timing))
 }
 
@@ -186,11 +168,7 @@ struct Done {
 
 impl Done {
     fn kept(entry: &Entry) -> Self {
-        Self {
-            result: Ok(entry.outcome.clone()),
-            wall_s: entry.wall_s,
-            resumed: true,
-        }
+        Self { result: Ok(entry.outcome.clone()), wall_s: entry.wall_s, resumed: true }
     }
 }
 
@@ -260,11 +238,8 @@ impl Work<'_> {
             // Failures are not stored, so that the next attempt repeats them.
             Err(_) => state.failed += 1,
         }
-        state.done[task.index] = Some(Done {
-            result: result.map(|(outcome, _)| outcome),
-            wall_s,
-            resumed: false,
-        });
+        state.done[task.index] =
+            Some(Done { result: result.map(|(outcome, _)| outcome), wall_s, resumed: false });
         self.progress.advance(state.events, state.failed);
     }
 }
@@ -306,27 +281,12 @@ fn report(plan: &Plan, jobs: &[Job], done: Vec<Option<Done>>, mut timing: Timing
                     events_per_s: outcome.events as f64 / done.wall_s.max(1e-9),
                     resumed: done.resumed,
                 });
-                runs.push(Run {
-                    point,
-                    variant,
-                    seed,
-                    outcome,
-                });
+                runs.push(Run { point, variant, seed, outcome });
             }
-            Err(problem) => failures.push(Failure {
-                point,
-                variant,
-                scenario: job.scenario.clone(),
-                problem,
-            }),
+            Err(problem) => {
+                failures.push(Failure { point, variant, scenario: job.scenario.clone(), problem })
+            }
         }
     }
-    Report {
-        plan: plan.clone(),
-        points: plan.points(),
-        runs,
-        failures,
-        missing,
-        timing,
-    }
+    Report { plan: plan.clone(), points: plan.points(), runs, failures, missing, timing }
 }

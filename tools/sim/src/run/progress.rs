@@ -16,11 +16,8 @@ pub(super) struct Progress {
 impl Progress {
     /// Creates the progress of `total` runs, `done` of them complete. `shown` makes it visible.
     pub(super) fn new(total: usize, done: usize, shown: bool) -> Self {
-        let target = if shown {
-            ProgressDrawTarget::stderr()
-        } else {
-            ProgressDrawTarget::hidden()
-        };
+        let target =
+            if shown { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
         let bar = ProgressBar::with_draw_target(Some(total as u64), target);
         bar.set_style(
             ProgressStyle::with_template(
@@ -34,10 +31,7 @@ impl Progress {
         if shown {
             bar.enable_steady_tick(Duration::from_millis(500));
         }
-        Self {
-            bar,
-            since: Instant::now(),
-        }
+        Self { bar, since: Instant::now() }
     }
 
     /// Counts one more run. `events` and `failed` are totals.
@@ -47,8 +41,7 @@ impl Progress {
             0 => String::new(),
             failed => format!("{failed} failed, "),
         };
-        self.bar
-            .set_message(format!("{failures}{} events/s, ", thousands(rate)));
+        self.bar.set_message(format!("{failures}{} events/s, ", thousands(rate)));
         self.bar.inc(1);
     }
 

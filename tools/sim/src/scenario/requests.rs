@@ -24,13 +24,8 @@ pub enum RequestOrder {
 
 impl RequestOrder {
     /// All request schedulers, in the order in which tables show them.
-    pub const ALL: [Self; 5] = [
-        Self::Fcfs,
-        Self::Srpf,
-        Self::Edf,
-        Self::EdfRelegate,
-        Self::Qoserve,
-    ];
+    pub const ALL: [Self; 5] =
+        [Self::Fcfs, Self::Srpf, Self::Edf, Self::EdfRelegate, Self::Qoserve];
 
     /// Returns the scheduler's name in plan files.
     #[must_use]

@@ -33,10 +33,7 @@ impl std::error::Error for Invalid {}
 type Checked = Result<(), Invalid>;
 
 fn fail(field: &'static str, problem: impl Into<String>) -> Checked {
-    Err(Invalid {
-        field,
-        problem: problem.into(),
-    })
+    Err(Invalid { field, problem: problem.into() })
 }
 
 /// Longest prompt that is allowed, in tokens.
@@ -161,31 +158,18 @@ fn cluster(c: &Cluster) -> Checked {
         return fail("cluster.gpu", "empty; a name or a file is needed");
     }
     within("cluster.nic_gbps", c.nic_gbps, 1e-3..=1e6, " Gb/s")?;
-    within_or_zero(
-        "cluster.nvlink_gbytes",
-        c.nvlink_gbytes,
-        1e-3..=1e6,
-        " GB/s",
-    )?;
+    within_or_zero("cluster.nvlink_gbytes", c.nvlink_gbytes, 1e-3..=1e6, " GB/s")?;
     at_least_one("cluster.servers_per_rack", c.servers_per_rack)?;
-    within(
-        "cluster.oversubscription",
-        c.oversubscription,
-        1e-3..=1e4,
-        "",
-    )
+    within("cluster.oversubscription", c.oversubscription, 1e-3..=1e4, "")
 }
 
 fn model(m: &ModelChoice, c: &Cluster) -> Checked {
     if m.name.is_empty() {
         return fail("model.name", "empty; a name or a file is needed");
     }
-    for (field, value) in [
-        ("model.tp", m.tp),
-        ("model.ep", m.ep),
-        ("model.sp", m.sp),
-        ("model.dp", m.dp),
-    ] {
+    for (field, value) in
+        [("model.tp", m.tp), ("model.ep", m.ep), ("model.sp", m.sp), ("model.dp", m.dp)]
+    {
         within(field, value, 1..=65_536, "")?;
     }
     whole_groups("model.tp", m.tp, c)?;
@@ -201,16 +185,10 @@ fn model(m: &ModelChoice, c: &Cluster) -> Checked {
                 "sp" => "model.sp",
                 _ => "model.dp",
             },
-            format!(
-                "{} are both above 1; at most one of ep, sp and dp is",
-                split.join(" and ")
-            ),
+            format!("{} are both above 1; at most one of ep, sp and dp is", split.join(" and ")),
         );
     }
-    let (unit, prefill) = (
-        u64::from(m.tp) * u64::from(m.ranks()),
-        u64::from(c.prefill_gpus()),
-    );
+    let (unit, prefill) = (u64::from(m.tp) * u64::from(m.ranks()), u64::from(c.prefill_gpus()));
     if !prefill.is_multiple_of(unit) {
         return fail(
             "model.tp",
@@ -255,12 +233,7 @@ fn serving(s: &Serving, c: &Cluster) -> Checked {
     at_least_one("serving.token_budget", s.token_budget)?;
     at_least_one("serving.requests_per_batch", s.requests_per_batch)?;
     within("serving.overlap_weight", s.overlap_weight, 0.0..=1e6, "")?;
-    within_or_zero(
-        "serving.scale_out_every_s",
-        s.scale_out_every_s,
-        0.01..=1e6,
-        " s",
-    )?;
+    within_or_zero("serving.scale_out_every_s", s.scale_out_every_s, 0.01..=1e6, " s")?;
     whole_groups("serving.decode_tp", s.decode_tp, c)
 }
 
@@ -293,12 +266,7 @@ fn workload(w: &Workload) -> Checked {
         }
         _ => {}
     }
-    within(
-        "workload.rate_per_gpu",
-        w.rate_per_gpu,
-        1e-6..=1e4,
-        " a second",
-    )?;
+    within("workload.rate_per_gpu", w.rate_per_gpu, 1e-6..=1e4, " a second")?;
     if w.arrivals == Arrivals::Recorded && !w.source.is_recorded() {
         return fail(
             "workload.arrivals",
@@ -313,10 +281,7 @@ fn workload(w: &Workload) -> Checked {
     if !(0.0..1.0).contains(&w.warm_up) {
         return fail(
             "workload.warm_up",
-            format!(
-                "{} is not in 0..1: requests must be left to count",
-                w.warm_up
-            ),
+            format!("{} is not in 0..1: requests must be left to count", w.warm_up),
         );
     }
     within("workload.length_scale", w.length_scale, 1e-3..=1e3, "")?;
@@ -331,10 +296,7 @@ fn network(n: &Network) -> Checked {
     if n.window_bytes < n.chunk_bytes {
         return fail(
             "network.window_bytes",
-            format!(
-                "{} bytes are less than a chunk, {} bytes",
-                n.window_bytes, n.chunk_bytes
-            ),
+            format!("{} bytes are less than a chunk, {} bytes", n.window_bytes, n.chunk_bytes),
         );
     }
     if n.window_bytes > WINDOW_BYTES_MOST {
@@ -344,12 +306,7 @@ fn network(n: &Network) -> Checked {
         );
     }
     at_least_one("network.overcommit", n.overcommit)?;
-    within(
-        "network.collective_weight",
-        n.collective_weight,
-        1e-3..=1e3,
-        "",
-    )?;
+    within("network.collective_weight", n.collective_weight, 1e-3..=1e3, "")?;
     within("network.p2d_weight", n.p2d_weight, 1e-3..=1e3, "")?;
     within("network.latency_us", n.latency_us, 0.0..=1e7, " µs")
 }

@@ -23,11 +23,7 @@ impl Setup<'_> {
         let (mut clock, mut fetched, mut arrived) = (0.0_f64, 0.0_f64, 0.0_f64);
         let mut before = reused;
         while before < prompt {
-            let most = if serving.chunked {
-                serving.token_budget
-            } else {
-                prompt
-            };
+            let most = if serving.chunked { serving.token_budget } else { prompt };
             let tokens = (prompt - before).min(most);
             let attended = share(pairs(tokens, before));
             let ends = self.compute.ends_ns(u64::from(tokens), 1) as f64;
@@ -36,9 +32,7 @@ impl Setup<'_> {
                 .layer_of_kind
                 .iter()
                 .map(|&layer| {
-                    self.compute
-                        .attention_ns(share(u64::from(tokens)), attended, layer)
-                        as f64
+                    self.compute.attention_ns(share(u64::from(tokens)), attended, layer) as f64
                 })
                 .collect();
             let (exchange, rest) = self.layer_alone(u64::from(tokens), u64::from(tokens));
@@ -52,17 +46,9 @@ impl Setup<'_> {
                 }
                 let attention = attention[usize::from(per_token == 0.0)];
                 clock += self.attention_alone(attention, u64::from(before + tokens), layer as u16);
-                let sent = if before == reused {
-                    prompt.min(before + tokens)
-                } else {
-                    tokens
-                };
+                let sent = if before == reused { prompt.min(before + tokens) } else { tokens };
                 let last = before + tokens == prompt;
-                let state = if last {
-                    self.state_bytes[layer] as f64
-                } else {
-                    0.0
-                };
+                let state = if last { self.state_bytes[layer] as f64 } else { 0.0 };
                 let bytes = f64::from(sent) * per_token + state;
                 arrived = arrived.max(clock) + seconds(bytes, to_decode);
                 clock += exchange + rest;
@@ -84,14 +70,10 @@ impl Setup<'_> {
         let attention = |layer: u16| {
             let kind = usize::from(self.kv_bytes[usize::from(layer)] == 0);
             let kind = self.layer_of_kind[kind];
-            let takes = self
-                .compute
-                .attention_ns(share(tokens), share(attended), kind);
+            let takes = self.compute.attention_ns(share(tokens), share(attended), kind);
             self.attention_alone(takes as f64, context, layer)
         };
-        let layers = (0..self.layers)
-            .map(|layer| attention(layer) + exchange + rest)
-            .sum::<f64>();
+        let layers = (0..self.layers).map(|layer| attention(layer) + exchange + rest).sum::<f64>();
         self.compute.ends_ns(tokens, 1) as f64 + layers
     }
 
@@ -117,11 +99,7 @@ impl Setup<'_> {
         let seconds =
             (shard * near / self.layout.nvlink_rate).max(shard * far / self.layout.rank_rate);
         let exchange = seconds * 1e9 + self.latency.0 as f64;
-        if ring {
-            attention.max(exchange)
-        } else {
-            attention + exchange
-        }
+        if ring { attention.max(exchange) } else { attention + exchange }
     }
 
     /// Returns the times of exchange and computing of a layer after attention. One rank has at most
@@ -133,11 +111,7 @@ impl Setup<'_> {
             return (0.0, self.compute.mlp_ns(share(most)) as f64);
         }
         let use_ = &self.experts[0];
-        let own = if self.scenario.model.ep > 1 {
-            all
-        } else {
-            share(most)
-        };
+        let own = if self.scenario.model.ep > 1 { all } else { share(most) };
         let rest = self.experts_of(use_, own) as f64;
         let shared = self.compute.shared_ns(share(most)) as f64;
         if self.striped || self.scenario.model.ep <= 1 {

@@ -12,11 +12,7 @@ impl World<'_> {
         let ranks = u64::from(self.setup.layout.ranks_per_unit);
         let batch = &self.batches[slot];
         let share = |n: u64| {
-            if self.setup.striped {
-                n.div_ceil(ranks)
-            } else {
-                n
-            }
+            if self.setup.striped { n.div_ceil(ranks) } else { n }
         };
         let mut attention = [0; 2];
         for (&tokens, &pairs) in batch.tokens.iter().zip(&batch.pairs) {
@@ -25,10 +21,7 @@ impl World<'_> {
             }
             for (kind, worst) in attention.iter_mut().enumerate() {
                 let layer = self.setup.layer_of_kind[kind];
-                let takes = self
-                    .setup
-                    .compute
-                    .attention_ns(share(tokens), share(pairs), layer);
+                let takes = self.setup.compute.attention_ns(share(tokens), share(pairs), layer);
                 *worst = takes.max(*worst);
             }
         }
@@ -37,9 +30,7 @@ impl World<'_> {
         let all = batch.tokens.iter().sum();
         let (exchange, rest) = self.setup.layer_alone(most, all);
         let layer = self.setup.layer_of_kind[0];
-        let attended = self
-            .setup
-            .attention_alone(attention[0] as f64, batch.context, layer);
+        let attended = self.setup.attention_alone(attention[0] as f64, batch.context, layer);
         let layer_ns = attended + exchange + rest;
         let batch = &mut self.batches[slot];
         batch.attention_ns = attention;
@@ -78,10 +69,7 @@ impl World<'_> {
             } else {
                 rank..rank + 1
             };
-            let mut ports = vec![(
-                PortId(self.setup.layout.decode_ingress(decode).0),
-                last_stage,
-            )];
+            let mut ports = vec![(PortId(self.setup.layout.decode_ingress(decode).0), last_stage)];
             for rank in senders {
                 let egress = PortId(self.setup.layout.egress(rank).0);
                 ports.push((egress, last_stage / stripes + collective));
@@ -121,11 +109,7 @@ impl World<'_> {
         for (request, port, bytes) in &self.batches[slot].loads {
             coordinator.handle(
                 self.now,
-                AdmissionEvent::BytesCompleted {
-                    request: *request,
-                    port: *port,
-                    bytes: bytes / 4,
-                },
+                AdmissionEvent::BytesCompleted { request: *request, port: *port, bytes: bytes / 4 },
             );
         }
     }

@@ -91,11 +91,7 @@ impl Batch {
 
     pub(super) fn progress(&self, layers: u16) -> Progress {
         Progress {
-            spec: BatchSpec {
-                batch: self.policy_id(),
-                layers,
-                layer_time: Span(self.layer_ns),
-            },
+            spec: BatchSpec { batch: self.policy_id(), layers, layer_time: Span(self.layer_ns) },
             layer: self.layer,
             started: self.started.is_some(),
             finished: self.finished,

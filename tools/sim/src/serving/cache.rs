@@ -44,11 +44,7 @@ pub(super) struct Caches {
 
 impl Caches {
     pub(super) fn new(blocks: u32, units: u32, ranks_per_unit: u32, blocks_max: u64) -> Self {
-        let shelf = Shelf {
-            newest: NONE,
-            oldest: NONE,
-            blocks: 0,
-        };
+        let shelf = Shelf { newest: NONE, oldest: NONE, blocks: 0 };
         Self {
             first: vec![NONE; blocks as usize],
             entries: Vec::new(),

@@ -114,10 +114,7 @@ impl World<'_> {
     fn start_egress(&mut self, unit: u32, rank: usize, exact: bool) {
         let now = self.now;
         let global = self.setup.layout.ranks_of(unit).start + rank as u32;
-        let bytes = self.units[unit as usize]
-            .collective
-            .exchange
-            .piece(2 * rank);
+        let bytes = self.units[unit as usize].collective.exchange.piece(2 * rank);
         if bytes == 0 {
             return;
         }
@@ -128,13 +125,7 @@ impl World<'_> {
             Regime::Daemons if exact || self.network.active(port) > 0 => {
                 let level = self.hosts.collective_level(host, now, bytes);
                 self.hosts.launch(host, now, level, bytes);
-                self.send_egress(
-                    unit,
-                    rank,
-                    level,
-                    LinkAccounting::Launched(level, bytes),
-                    exact,
-                );
+                self.send_egress(unit, rank, level, LinkAccounting::Launched(level, bytes), exact);
             }
             Regime::Static if exact || self.network.active(port) > 0 => {
                 let level = self.static_level(Stage::Collective);
@@ -148,10 +139,7 @@ impl World<'_> {
         let global = self.setup.layout.ranks_of(unit).start + rank as u32;
         let port = self.setup.layout.ingress(global);
         if self.network.active(port) > 0 {
-            let bytes = self.units[unit as usize]
-                .collective
-                .exchange
-                .piece(2 * rank + 1);
+            let bytes = self.units[unit as usize].collective.exchange.piece(2 * rank + 1);
             self.send_aggregate(unit, 2 * rank + 1, port, bytes, LinkAccounting::Unknown);
         }
     }
@@ -206,10 +194,7 @@ impl World<'_> {
         let global = first + rank as u32;
         self.units[unit as usize].collective.level = Some(level);
         if !exact {
-            let bytes = self.units[unit as usize]
-                .collective
-                .exchange
-                .piece(2 * rank);
+            let bytes = self.units[unit as usize].collective.exchange.piece(2 * rank);
             let port = self.setup.layout.egress(global);
             self.send_aggregate(unit, 2 * rank, port, bytes, book);
             return;
@@ -227,8 +212,7 @@ impl World<'_> {
                 / self.units[unit as usize].collective.exchange.peers();
             let tag = Tag::Collective(2 * global).pack();
             self.make_room_for(&ports[..count], Some(unit));
-            self.network
-                .start(self.now, &ports[..count], bytes, class, weight, tag);
+            self.network.start(self.now, &ports[..count], bytes, class, weight, tag);
             let collective = &mut self.units[unit as usize].collective;
             collective.pending += 1;
             collective.sending[rank] += 1;
@@ -249,8 +233,7 @@ impl World<'_> {
             LinkAccounting::Launched(level, bytes) => self.hosts.land(host, now, level, bytes),
             LinkAccounting::Permitted(bytes) => {
                 let flow = collective_flow(rank);
-                self.hosts
-                    .handle(host, now, Event::BytesCompleted { flow, bytes });
+                self.hosts.handle(host, now, Event::BytesCompleted { flow, bytes });
             }
         }
     }
@@ -278,13 +261,9 @@ impl World<'_> {
         }
         let now = self.now;
         let first = self.setup.layout.ranks_of(unit).start;
-        let level = match (
-            self.setup.regime,
-            self.units[unit as usize].collective.level,
-        ) {
+        let level = match (self.setup.regime, self.units[unit as usize].collective.level) {
             (Regime::Daemons, None) => {
-                self.hosts
-                    .collective_level(Hosts::egress(first), now, bytes)
+                self.hosts.collective_level(Hosts::egress(first), now, bytes)
             }
             (Regime::Daemons, Some(level)) => level,
             _ => self.static_level(Stage::Collective),
@@ -315,12 +294,8 @@ impl World<'_> {
     /// Puts the aggregate of this port on the network, if its end was computed and has not passed.
     pub(super) fn materialise(&mut self, unit: u32, port: PortId) {
         let now = self.now;
-        let piece = (port.0
-            - self
-                .setup
-                .layout
-                .egress(self.setup.layout.ranks_of(unit).start)
-                .0) as usize;
+        let piece =
+            (port.0 - self.setup.layout.egress(self.setup.layout.ranks_of(unit).start).0) as usize;
         let collective = &self.units[unit as usize].collective;
         if !collective.active || collective.pieces[piece] != Piece::Counted {
             return;
@@ -377,11 +352,7 @@ impl World<'_> {
 
     /// Handles a unit's step that is due. Returns true unless its collective still runs.
     pub(super) fn end_collective(&mut self, unit: u32) -> bool {
-        let first = self
-            .setup
-            .layout
-            .egress(self.setup.layout.ranks_of(unit).start)
-            .0 as usize;
+        let first = self.setup.layout.egress(self.setup.layout.ranks_of(unit).start).0 as usize;
         let unit = &mut self.units[unit as usize];
         let collective = &mut unit.collective;
         if !collective.active {
@@ -449,9 +420,5 @@ pub(super) const fn collective_flow(rank: u32) -> FlowId {
 
 /// Returns the rank of a collective's flow.
 pub(super) const fn rank_of_flow(flow: FlowId) -> Option<u32> {
-    if flow.0 >> 63 == 1 {
-        Some(flow.0 as u32)
-    } else {
-        None
-    }
+    if flow.0 >> 63 == 1 { Some(flow.0 as u32) } else { None }
 }

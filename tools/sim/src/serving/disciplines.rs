@@ -34,10 +34,7 @@ impl UnitLatency {
         let (tokens, prefix) = (1 << 11, 1 << 16);
         let (without, with) = (pairs(tokens, 0), pairs(tokens, prefix));
         let [short, long] = [without, with].map(|p| setup.computing_alone(u64::from(tokens), p));
-        Self {
-            points,
-            pair_ns: ((long - short) / (with - without) as f64).max(0.0),
-        }
+        Self { points, pair_ns: ((long - short) / (with - without) as f64).max(0.0) }
     }
 }
 
@@ -47,10 +44,8 @@ impl Latency for UnitLatency {
         if of.prefill_tokens == 0 {
             return Span::ZERO;
         }
-        let above = self
-            .points
-            .partition_point(|point| point.0 < tokens)
-            .clamp(1, self.points.len() - 1);
+        let above =
+            self.points.partition_point(|point| point.0 < tokens).clamp(1, self.points.len() - 1);
         let ((x0, y0), (x1, y1)) = (self.points[above - 1], self.points[above]);
         let base = y0 + (y1 - y0) * (tokens - x0) / (x1 - x0);
         let more = of.prefill_pairs as f64 - pairs(of.prefill_tokens, 0) as f64;
@@ -60,25 +55,18 @@ impl Latency for UnitLatency {
 
 /// Returns the request scheduler of one line. Budgets of its own stay below the batch's.
 pub(super) fn discipline(serving: &Serving, latency: &UnitLatency) -> Box<dyn Discipline + Send> {
-    let fixed = |order| Fixed {
-        order,
-        tokens: serving.token_budget,
-    };
+    let fixed = |order| Fixed { order, tokens: serving.token_budget };
     match serving.requests {
         RequestOrder::Fcfs => Box::new(fixed(LineOrder::Fcfs)),
         RequestOrder::Edf => Box::new(fixed(LineOrder::Edf)),
         RequestOrder::Srpf => Box::new(fixed(LineOrder::Srpf)),
-        RequestOrder::EdfRelegate => Box::new(Relegating {
-            inner: fixed(LineOrder::Edf),
-            latency: latency.clone(),
-        }),
+        RequestOrder::EdfRelegate => {
+            Box::new(Relegating { inner: fixed(LineOrder::Edf), latency: latency.clone() })
+        }
         RequestOrder::Qoserve => {
             // Without decodes there is no slack to fit chunks into. All have the budget's size.
             let chunking = Chunking::Fixed(serving.token_budget);
-            let options = Options {
-                chunking,
-                ..Options::default()
-            };
+            let options = Options { chunking, ..Options::default() };
             Box::new(QoServe::new(options, latency.clone()))
         }
     }

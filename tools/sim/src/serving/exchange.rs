@@ -45,17 +45,16 @@ impl Exchange {
     ) {
         self.pattern = Some(pattern);
         self.per_server = layout.ranks_per_server as usize;
-        let fill =
-            |to: &mut Vec<f64>, of_server: &mut Vec<f64>, from: &mut dyn Iterator<Item = f64>| {
-                to.clear();
-                to.extend(from);
-                of_server.clear();
-                of_server.extend(
-                    to.chunks(layout.ranks_per_server as usize)
-                        .map(|c| c.iter().sum::<f64>()),
-                );
-                of_server.iter().sum()
-            };
+        let fill = |to: &mut Vec<f64>,
+                    of_server: &mut Vec<f64>,
+                    from: &mut dyn Iterator<Item = f64>| {
+            to.clear();
+            to.extend(from);
+            of_server.clear();
+            of_server
+                .extend(to.chunks(layout.ranks_per_server as usize).map(|c| c.iter().sum::<f64>()));
+            of_server.iter().sum()
+        };
         let (mut source, mut sink) = (source, sink);
         self.sources = fill(&mut self.source, &mut self.source_of_server, &mut source);
         self.sinks = fill(&mut self.sink, &mut self.sink_of_server, &mut sink);

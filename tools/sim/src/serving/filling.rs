@@ -40,10 +40,7 @@ impl World<'_> {
         };
         let batch = &self.batches[current];
         let computes = Span(batch.layer_ns * u64::from(self.setup.layers));
-        batch
-            .started
-            .map_or(self.now, |at| at + computes)
-            .max(self.now)
+        batch.started.map_or(self.now, |at| at + computes).max(self.now)
     }
 
     /// Fills the next batch up to its limits.
@@ -193,12 +190,8 @@ impl World<'_> {
 
     fn open_batch(&mut self, unit: u32) -> u32 {
         let state = &mut self.units[unit as usize];
-        let slot = self
-            .batches
-            .open(unit, state.lines.len(), self.setup.layers);
-        self.batches[slot].ahead = state
-            .current
-            .map(|current| self.batches[current].policy_id());
+        let slot = self.batches.open(unit, state.lines.len(), self.setup.layers);
+        self.batches[slot].ahead = state.current.map(|current| self.batches[current].policy_id());
         state.next = Some(slot);
         slot
     }

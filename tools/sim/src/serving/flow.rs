@@ -76,17 +76,13 @@ impl Flows {
     }
 
     pub(super) fn get_mut(&mut self, slot: u32) -> &mut Flow {
-        self.slots[slot as usize]
-            .as_mut()
-            .expect("the slot of a living flow")
+        self.slots[slot as usize].as_mut().expect("the slot of a living flow")
     }
 
     /// Removes a flow that has ended.
     pub(super) fn take(&mut self, slot: u32) -> Flow {
         self.free.push(slot);
-        self.slots[slot as usize]
-            .take()
-            .expect("the slot of a living flow")
+        self.slots[slot as usize].take().expect("the slot of a living flow")
     }
 
     #[cfg(any(test, debug_assertions))]

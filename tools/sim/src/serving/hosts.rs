@@ -89,11 +89,7 @@ pub(super) fn link_config(scenario: &Scenario, rate: f64) -> LinkConfig {
         overcommit: network.overcommit,
         levels: policy.levels,
         // Unreachable thresholds leave every P2D flow at the lowest level.
-        threshold_scale: if without_mlu {
-            1e30
-        } else {
-            policy.threshold_scale
-        },
+        threshold_scale: if without_mlu { 1e30 } else { policy.threshold_scale },
         threshold_base: policy.threshold_base,
         last_stage: policy.last_stage,
         mlu_scope: policy.mlu,
@@ -122,11 +118,7 @@ pub(super) fn classes(levels: u8, on_wire: u8) -> [u8; Level::ROWS] {
 impl Hosts {
     pub(super) fn new(scenario: &Scenario, ranks: u32, rate: f64) -> Result<Self, SimError> {
         let config = link_config(scenario, rate);
-        let links = if Regime::of(scenario) == Regime::Daemons {
-            2 * ranks
-        } else {
-            1
-        };
+        let links = if Regime::of(scenario) == Regime::Daemons { 2 * ranks } else { 1 };
         let hosts = (0..links)
             .map(|_| {
                 Ok(Host {
@@ -199,9 +191,7 @@ impl Hosts {
     /// Reports bytes that are sent on credit.
     pub(super) fn launch(&mut self, host: u32, now: Time, level: Level, bytes: u64) {
         let stage = Stage::Collective;
-        self.hosts[host as usize]
-            .link
-            .launch(now, stage, level, bytes);
+        self.hosts[host as usize].link.launch(now, stage, level, bytes);
     }
 
     pub(super) fn land(&mut self, host: u32, now: Time, level: Level, bytes: u64) {
@@ -250,8 +240,7 @@ impl Hosts {
         let at = known.unwrap_or_else(|| {
             host.link.handle(now, Event::BatchBegan(progress.spec));
             if let Some(ahead) = progress.ahead {
-                host.link
-                    .handle(now, Event::BatchQueued { batch: id, ahead });
+                host.link.handle(now, Event::BatchQueued { batch: id, ahead });
             }
             // The link's current order does not contain the batch.
             host.order_epoch = 0;
@@ -272,8 +261,7 @@ impl Hosts {
         if progress.started && told.layer != progress.layer && !progress.finished {
             told.layer = progress.layer;
             let layer = Layer(if without_layers { 0 } else { progress.layer });
-            host.link
-                .handle(now, Event::LayerBegan { batch: id, layer });
+            host.link.handle(now, Event::LayerBegan { batch: id, layer });
         }
         if progress.finished && !told.finished {
             told.finished = true;

@@ -101,10 +101,7 @@ impl Layout {
             first += 2 * bundles;
             placed += servers;
         }
-        self.leaves = Some(Leaves {
-            servers_per_rack: cluster.servers_per_rack,
-            racks,
-        });
+        self.leaves = Some(Leaves { servers_per_rack: cluster.servers_per_rack, racks });
     }
 
     pub(super) const fn egress(&self, rank: u32) -> PortId {
@@ -121,11 +118,7 @@ impl Layout {
 
     /// Returns the prefill rank of this port, or `None` if it belongs to none.
     pub(super) const fn rank_of_port(&self, port: PortId) -> Option<u32> {
-        if port.0 < 2 * self.ranks {
-            Some(port.0 / 2)
-        } else {
-            None
-        }
+        if port.0 < 2 * self.ranks { Some(port.0 / 2) } else { None }
     }
 
     pub(super) const fn unit_of(&self, rank: u32) -> u32 {
@@ -171,10 +164,7 @@ impl Layout {
         let Some(leaves) = &self.leaves else {
             return (ports, 2);
         };
-        let racks = (
-            servers.0 / leaves.servers_per_rack,
-            servers.1 / leaves.servers_per_rack,
-        );
+        let racks = (servers.0 / leaves.servers_per_rack, servers.1 / leaves.servers_per_rack);
         if racks.0 == racks.1 {
             return (ports, 2);
         }

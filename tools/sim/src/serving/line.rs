@@ -178,9 +178,7 @@ impl WaitingRequests {
     }
 
     fn places(&self) -> impl Iterator<Item = &WaitingKey> {
-        let State {
-            line, begun, aside, ..
-        } = &self.state;
+        let State { line, begun, aside, .. } = &self.state;
         begun.iter().chain(line).chain(aside)
     }
 
@@ -206,10 +204,7 @@ impl WaitingRequests {
             }
             false
         });
-        given_up
-            .into_iter()
-            .map(|RequestId(number)| number as u32)
-            .collect()
+        given_up.into_iter().map(|RequestId(number)| number as u32).collect()
     }
 
     /// Returns the prompt tokens of this line that a batch may compute.

@@ -55,10 +55,7 @@ pub(super) struct Measure {
 impl Measure {
     /// Creates measurements that count requests that arrive from `from` on.
     pub(super) fn after(from: Time) -> Self {
-        Self {
-            from,
-            ..Self::default()
-        }
+        Self { from, ..Self::default() }
     }
 
     /// Starts to count collectives once the warm-up is over.
@@ -114,11 +111,7 @@ impl Measure {
         let requests = self.ttft_ms.len() as f64;
         let mean = |sum: f64| if requests > 0.0 { sum / requests } else { 0.0 };
         let per = |part: u64, all: u64| {
-            if all > 0 {
-                part as f64 / all as f64
-            } else {
-                0.0
-            }
+            if all > 0 { part as f64 / all as f64 } else { 0.0 }
         };
         Outcome {
             requests: self.ttft_ms.len() as u64,

@@ -96,11 +96,7 @@ impl Inputs {
         let (model, gpu) = hardware(scenario)?;
         let gpus = f64::from(scenario.cluster.prefill_gpus());
         let rate = scenario.workload.rate_per_gpu * gpus;
-        Ok(Self {
-            model,
-            gpu,
-            requests: workload::load(&scenario.workload, rate, scenario.seed)?,
-        })
+        Ok(Self { model, gpu, requests: workload::load(&scenario.workload, rate, scenario.seed)? })
     }
 }
 

@@ -48,10 +48,7 @@ impl Coordinator {
         for (port, rate) in rates {
             admission.handle(
                 Time::ZERO,
-                AdmissionEvent::PortRate {
-                    port: PortId(port),
-                    bytes_per_second: rate as u64,
-                },
+                AdmissionEvent::PortRate { port: PortId(port), bytes_per_second: rate as u64 },
             );
         }
         Ok(Some(Self {
@@ -87,12 +84,7 @@ impl Coordinator {
         if self.by_arrival {
             self.order.sigma.sort_unstable();
         }
-        let ranked = self
-            .order
-            .sigma
-            .iter()
-            .zip(0..)
-            .map(|(&batch, rank)| (batch, rank));
+        let ranked = self.order.sigma.iter().zip(0..).map(|(&batch, rank)| (batch, rank));
         self.ranks.extend(ranked);
         self.ranks.sort_unstable();
         Some(&self.order.pruned)
@@ -116,10 +108,7 @@ impl Coordinator {
     /// Returns the order, restricted to the batches of one link.
     pub(super) fn order_for(&self, batches: impl Iterator<Item = BatchId>) -> Order {
         let rank = |batch: BatchId| {
-            let at = self
-                .ranks
-                .binary_search_by_key(&batch, |ranked| ranked.0)
-                .ok()?;
+            let at = self.ranks.binary_search_by_key(&batch, |ranked| ranked.0).ok()?;
             Some((self.ranks[at].1, batch))
         };
         let mut ranked: Vec<_> = batches.filter_map(rank).collect();
@@ -145,10 +134,5 @@ pub(super) fn load(
     ports: Vec<(PortId, u64)>,
     started: bool,
 ) -> RequestLoad {
-    RequestLoad {
-        request,
-        deadline,
-        ports,
-        started,
-    }
+    RequestLoad { request, deadline, ports, started }
 }

@@ -39,10 +39,7 @@ fn a_small_prefix_does_not_outweigh_a_long_queue() {
     let home = unit(0);
     assert_eq!(unit(2), home, "the prefix is there");
     let behind = (3..6).filter(|&number| unit(number) == home).count();
-    assert!(
-        behind < 3,
-        "{behind} of 3 prompts wait behind 60 000 tokens for the sake of 1 000"
-    );
+    assert!(behind < 3, "{behind} of 3 prompts wait behind 60 000 tokens for the sake of 1 000");
 }
 
 /// One striped unit has three long prompts queued and the other is idle. The router must choose the
@@ -55,10 +52,7 @@ fn a_busy_striped_unit_is_not_as_good_as_an_idle_one() {
     let inputs = inputs(&scenario, &list);
     for turn in 0..2 {
         let mut world = world(&scenario, &inputs);
-        assert_eq!(
-            (world.setup.layout.units, world.setup.layout.ranks_per_unit),
-            (2, 4)
-        );
+        assert_eq!((world.setup.layout.units, world.setup.layout.ranks_per_unit), (2, 4));
         // Records three prompts of 60 000 tokens as queued at unit 0, as `arrive` does.
         for rank in 0..3 {
             world.router.queued[rank] += 60_000;
@@ -78,10 +72,7 @@ fn a_busy_striped_unit_is_not_as_good_as_an_idle_one() {
             0,
         );
         let unit = world.setup.layout.unit_of(route.rank);
-        assert_eq!(
-            unit, 1,
-            "180 000 tokens wait at unit 0 and none at unit 1 (turn {turn})"
-        );
+        assert_eq!(unit, 1, "180 000 tokens wait at unit 0 and none at unit 1 (turn {turn})");
     }
 }
 
@@ -93,9 +84,8 @@ fn layer_time_that_the_policy_is_told_is_what_a_layer_takes() {
     scenario.model.expert_skew = 0.0;
     scenario.policy.no_contention = true;
     scenario.serving.routing = Routing::RoundRobin;
-    let list: Vec<_> = (0..17)
-        .map(|n| (u64::from(n > 0), if n == 0 { 16 } else { 8_000 }, n))
-        .collect();
+    let list: Vec<_> =
+        (0..17).map(|n| (u64::from(n > 0), if n == 0 { 16 } else { 8_000 }, n)).collect();
     let inputs = inputs(&scenario, &list);
     let mut world = world(&scenario, &inputs);
     world.run();
@@ -144,10 +134,7 @@ fn coordinator_is_told_of_what_leaves_a_server() {
     let told = (world.setup.collective_bytes_per_token * 4_000) as f64;
     world.run();
     let ratio = told / world.measure.bytes.collective as f64;
-    assert!(
-        ratio < 1.05,
-        "told {ratio:.2} times what all ranks of the unit sent"
-    );
+    assert!(ratio < 1.05, "told {ratio:.2} times what all ranks of the unit sent");
 }
 
 /// All stripes of a sequence-parallel unit write to one decode rank. With 4 ranks of tp 4 and a
@@ -176,11 +163,7 @@ fn blocks_over_nvlink_are_not_counted_as_fetched_by_striped_units() {
     scenario.serving.routing = Routing::RoundRobin;
     let outcome = run(&scenario, &[(0, 1600, 0), (5_000, 1600, 0)]);
     assert_eq!(outcome.bytes.kv_reuse, 0, "one server: NVLink");
-    assert!(
-        outcome.fetched == 0.0,
-        "fetched {} over a network that carried none",
-        outcome.fetched
-    );
+    assert!(outcome.fetched == 0.0, "fetched {} over a network that carried none", outcome.fetched);
 }
 
 /// Each rank of a sequence-parallel unit computes the shared expert for its own tokens.
@@ -194,10 +177,7 @@ fn shared_experts_of_striped_units_are_shared_out() {
     scenario.slo.factor = 1.0;
     scenario.serving.token_budget = 1 << 20;
     let over = run(&scenario, &[(0, 20_000, 0)]).ttft_over_slo.mean;
-    assert!(
-        (0.98..1.02).contains(&over),
-        "alone, it takes {over} times what it takes alone"
-    );
+    assert!((0.98..1.02).contains(&over), "alone, it takes {over} times what it takes alone");
 }
 
 /// With coflow granularity, the flows of a coflow on a port have weight one together.
@@ -207,9 +187,8 @@ fn a_coflow_weighs_one_at_each_port() {
     scenario.policy.kind = PolicyKind::Fair;
     scenario.policy.granularity = Granularity::Coflow;
     scenario.serving.routing = Routing::RoundRobin;
-    let list: Vec<_> = (0..9)
-        .map(|n| (u64::from(n > 0), if n == 0 { 16 } else { 4_000 }, n))
-        .collect();
+    let list: Vec<_> =
+        (0..9).map(|n| (u64::from(n > 0), if n == 0 { 16 } else { 4_000 }, n)).collect();
     let inputs = inputs(&scenario, &list);
     let mut world = world(&scenario, &inputs);
     let mut coflows = 0;
@@ -217,9 +196,8 @@ fn a_coflow_weighs_one_at_each_port() {
         let mut weights = std::collections::BTreeMap::<(u32, u32, u16), f64>::new();
         for flow in world.flows.iter() {
             if flow.stage == laxity_policy::Stage::P2d {
-                *weights
-                    .entry((flow.batch, flow.from, flow.layer))
-                    .or_default() += f64::from(flow.weight());
+                *weights.entry((flow.batch, flow.from, flow.layer)).or_default() +=
+                    f64::from(flow.weight());
             }
         }
         coflows += weights.len();
@@ -262,11 +240,7 @@ fn fetched_blocks_are_there() {
             fetched += 1;
             let requests = &world.setup.inputs.requests;
             let first = requests.blocks_of(&requests.list[flow.request as usize])[0];
-            let there = world
-                .prefixes
-                .caches
-                .holders(first)
-                .any(|rank| rank == flow.from);
+            let there = world.prefixes.caches.holders(first).any(|rank| rank == flow.from);
             missing += u32::from(!there);
         }
     });
@@ -324,11 +298,9 @@ fn a_partial_rack_is_oversubscribed_too() {
 fn odd_scenarios_end() {
     for kind in PolicyKind::ALL {
         for mode in [Mode::Fast, Mode::Exact] {
-            for (cache, budget, lookahead, per_batch, decode_tp) in [
-                (0, 1, 0, 1, 1),
-                (16, 7, 1, 2, 8),
-                (1 << 40, u32::MAX, u16::MAX, u32::MAX, 4),
-            ] {
+            for (cache, budget, lookahead, per_batch, decode_tp) in
+                [(0, 1, 0, 1, 1), (16, 7, 1, 2, 8), (1 << 40, u32::MAX, u16::MAX, u32::MAX, 4)]
+            {
                 let mut scenario = small();
                 scenario.policy.kind = kind;
                 scenario.network.mode = mode;
@@ -337,10 +309,8 @@ fn odd_scenarios_end() {
                 scenario.serving.lookahead_layers = lookahead;
                 scenario.serving.requests_per_batch = per_batch;
                 scenario.serving.decode_tp = decode_tp;
-                let mut inputs = inputs(
-                    &scenario,
-                    &[(0, 1, 0), (0, 1, 0), (0, 40, 1), (0, 33, 1), (7, 100, 0)],
-                );
+                let mut inputs =
+                    inputs(&scenario, &[(0, 1, 0), (0, 1, 0), (0, 40, 1), (0, 33, 1), (7, 100, 0)]);
                 inputs.model.layers = 1;
                 let outcome = simulate_with(&scenario, &inputs).expect("valid");
                 assert_eq!(outcome.requests_in_all, 5);
@@ -355,10 +325,8 @@ fn coordinator_is_told_of_all_ports_of_a_striped_unit() {
     let scenario = long();
     let inputs = inputs(&scenario, &[(0, 8_000, 0)]);
     let mut world = world(&scenario, &inputs);
-    let (mut told, mut used) = (
-        std::collections::BTreeSet::new(),
-        std::collections::BTreeSet::new(),
-    );
+    let (mut told, mut used) =
+        (std::collections::BTreeSet::new(), std::collections::BTreeSet::new());
     world.run_observed(|world| {
         for flow in world.flows.iter() {
             used.insert(world.setup.layout.egress(flow.from).0);
@@ -409,10 +377,7 @@ fn a_coflow_of_reuse_weighs_one_at_its_reader() {
         }
         most = weights.values().copied().fold(most, f64::max);
     });
-    assert!(
-        most > 0.0 && most < 2.09,
-        "a coflow weighs {most} at the port of its reader"
-    );
+    assert!(most > 0.0 && most < 2.09, "a coflow weighs {most} at the port of its reader");
 }
 
 /// The phases of a TTFT add up to no more than the TTFT, although a ring computes meanwhile.
@@ -423,11 +388,7 @@ fn parts_of_a_ttft_are_no_more_than_the_ttft() {
     let outcome = run(&scenario, &[(0, 60_000, 0)]);
     let w = &outcome.waiting_ms;
     let sum = w.queue + w.kv_reuse + w.collective + w.compute + w.p2d;
-    assert!(
-        sum <= outcome.ttft_ms.mean * 1.001,
-        "{sum} ms of {} ms: {w:?}",
-        outcome.ttft_ms.mean
-    );
+    assert!(sum <= outcome.ttft_ms.mean * 1.001, "{sum} ms of {} ms: {w:?}", outcome.ttft_ms.mean);
 }
 
 /// A very large `servers_per_rack` means one rack for all servers.

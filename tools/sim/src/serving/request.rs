@@ -38,11 +38,7 @@ pub(super) struct Request {
 impl Request {
     /// Returns the deadline of the first token for flow scheduling. A relegated request has none.
     pub(super) const fn due(&self) -> Time {
-        if self.relegated {
-            Time::NEVER
-        } else {
-            self.deadline
-        }
+        if self.relegated { Time::NEVER } else { self.deadline }
     }
 }
 
@@ -54,10 +50,7 @@ pub(super) fn all(setup: &Setup<'_>) -> Vec<Request> {
     let mut alone = Vec::with_capacity(requests.list.len());
     for request in &requests.list {
         let blocks = requests.blocks_of(request);
-        let known = blocks
-            .iter()
-            .take_while(|&&block| seen[block as usize])
-            .count() as u32;
+        let known = blocks.iter().take_while(|&&block| seen[block as usize]).count() as u32;
         for &block in blocks {
             seen[block as usize] = true;
         }

@@ -72,9 +72,7 @@ impl Router {
         let mut reusable = 0;
         for &block in requests.blocks_of(request) {
             // The last token is always computed, because its output is the first token.
-            let more = requests
-                .block_tokens
-                .min((tokens - 1).saturating_sub(reusable));
+            let more = requests.block_tokens.min((tokens - 1).saturating_sub(reusable));
             if more == 0 || caches.holders(block).next().is_none() {
                 break;
             }
@@ -108,23 +106,14 @@ impl Router {
                 None => sources.push((from, more)),
             }
         }
-        Route {
-            rank,
-            sources,
-            reused: reusable,
-            blocks,
-        }
+        Route { rank, sources, reused: reusable, blocks }
     }
 
     /// Returns the tokens that a new request waits for, on the unit's rank with the fewest.
     fn queued_before(&self, layout: &Layout, unit: u32) -> u64 {
         let ranks = layout.ranks_of(unit);
         let queued = ranks.map(|rank| self.queued[rank as usize]);
-        if self.striped {
-            queued.sum()
-        } else {
-            queued.min().unwrap_or(0)
-        }
+        if self.striped { queued.sum() } else { queued.min().unwrap_or(0) }
     }
 
     fn unit(&mut self, layout: &Layout, reusable: u32) -> u32 {
@@ -159,9 +148,7 @@ impl Router {
         let mut total = 0;
         for &(block, more) in held {
             total += u64::from(more);
-            let Some(holder) = caches
-                .holders(block)
-                .find(|&rank| layout.unit_of(rank) == unit)
+            let Some(holder) = caches.holders(block).find(|&rank| layout.unit_of(rank) == unit)
             else {
                 continue;
             };
@@ -199,9 +186,7 @@ impl Router {
                 let first = self.decode_turn;
                 self.decode_turn = (self.decode_turn + 1) % count;
                 let in_turn = (0..count).map(|n| (first + n) % count);
-                in_turn
-                    .min_by_key(|&decode| self.decode_load[decode as usize])
-                    .unwrap_or(0)
+                in_turn.min_by_key(|&decode| self.decode_load[decode as usize]).unwrap_or(0)
             }
         };
         self.decode_load[decode as usize] += bytes;
@@ -223,12 +208,6 @@ fn nearest(layout: &Layout, caches: &Caches, block: u32, rank: u32, number: u64)
     };
     caches
         .holders(block)
-        .min_by_key(|&holder| {
-            (
-                distance(holder),
-                mix(number << 20 ^ u64::from(holder)),
-                holder,
-            )
-        })
+        .min_by_key(|&holder| (distance(holder), mix(number << 20 ^ u64::from(holder)), holder))
         .unwrap_or(rank)
 }

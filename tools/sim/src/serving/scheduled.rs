@@ -48,13 +48,7 @@ fn order_of(scenario: &Scenario, list: &[(u64, u32, u32)]) -> Vec<usize> {
 #[test]
 fn the_discipline_says_who_computes_first() {
     // The first request computes and the second is in the next batch when the others arrive.
-    let list = [
-        (0, 6_000, 0),
-        (1, 6_000, 1),
-        (2, 20_000, 2),
-        (3, 10_000, 3),
-        (4, 4_000, 4),
-    ];
+    let list = [(0, 6_000, 0), (1, 6_000, 1), (2, 20_000, 2), (3, 10_000, 3), (4, 4_000, 4)];
     let of = |order| order_of(&queue(order, PolicyKind::Laxity), &list);
     assert_eq!(of(RequestOrder::Fcfs), [0, 1, 2, 3, 4]);
     // Objectives are three times the request's time alone, so short requests are due first.
@@ -138,10 +132,7 @@ fn weights_go_beside_the_traffic_and_all_of_them_arrive() {
         assert_eq!(weights.bytes, weights.begun * each, "{kind}");
         assert!(weights.done >= 5, "{kind}: {weights:?}");
         let alone = each as f64 / 8.0 / (2.0 * 25e9);
-        assert!(
-            weights.mean_s >= alone * 0.99,
-            "{kind}: {weights:?} {alone}"
-        );
+        assert!(weights.mean_s >= alone * 0.99, "{kind}: {weights:?} {alone}");
     }
 }
 

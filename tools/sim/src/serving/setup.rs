@@ -81,9 +81,8 @@ impl<'a> Setup<'a> {
             ));
         }
         let model = &inputs.model;
-        let kv_bytes: Vec<u64> = (0..model.layers)
-            .map(|layer| model.kv_bytes_per_token(layer))
-            .collect();
+        let kv_bytes: Vec<u64> =
+            (0..model.layers).map(|layer| model.kv_bytes_per_token(layer)).collect();
         let of_kind = |keeps: bool| kv_bytes.iter().position(|&bytes| (bytes > 0) == keeps);
         let with_cache = of_kind(true).unwrap_or(0) as u16;
         let without_cache = of_kind(false).map_or(with_cache, |at| at as u16);
@@ -102,9 +101,7 @@ impl<'a> Setup<'a> {
             layers: model.layers,
             latency: Span((scenario.network.latency_us * 1e3) as u64),
             kv_bytes_all_layers: kv_bytes.iter().sum(),
-            state_bytes: (0..model.layers)
-                .map(|layer| model.state_bytes(layer))
-                .collect(),
+            state_bytes: (0..model.layers).map(|layer| model.state_bytes(layer)).collect(),
             kv_bytes,
             layer_of_kind: [with_cache, without_cache],
             activation_bytes: model.activation_bytes() as f64,
@@ -124,11 +121,7 @@ impl<'a> Setup<'a> {
         if model.experts <= 1 {
             return;
         }
-        let ranks = if self.scenario.model.ep > 1 {
-            self.layout.ranks_per_unit
-        } else {
-            1
-        };
+        let ranks = if self.scenario.model.ep > 1 { self.layout.ranks_per_unit } else { 1 };
         let skew = self.scenario.model.expert_skew;
         for unit in 0..self.layout.units {
             for layer in 0..self.layers {
@@ -140,9 +133,8 @@ impl<'a> Setup<'a> {
                         (worst, pairs) = (rank, here);
                     }
                 }
-                let copies = (0..ranks as usize)
-                    .map(|rank| routing.expected_copies(rank))
-                    .collect();
+                let copies =
+                    (0..ranks as usize).map(|rank| routing.expected_copies(rank)).collect();
                 let local = routing.experts_of(worst).len() as u32;
                 self.experts.push(ExpertUse {
                     copies,

@@ -55,11 +55,7 @@ impl Sketch {
             let high = f64::from_bits((self.first + at as u64 + 1) << SHIFT);
             percentiles.push(((low + high) / 2.0).clamp(self.least, self.most));
         }
-        Distribution {
-            count: self.count,
-            mean: self.sum / self.count as f64,
-            percentiles,
-        }
+        Distribution { count: self.count, mean: self.sum / self.count as f64, percentiles }
     }
 }
 

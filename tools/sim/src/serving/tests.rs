@@ -24,11 +24,7 @@ fn requests(list: &[(u64, u32, u32)]) -> Requests {
     const BLOCK: u32 = 16;
     let families = list.iter().map(|request| request.2).max().unwrap_or(0) + 1;
     // Shared blocks come first, then those of a single request.
-    let longest = list
-        .iter()
-        .map(|request| request.1.div_ceil(BLOCK))
-        .max()
-        .unwrap_or(1);
+    let longest = list.iter().map(|request| request.1.div_ceil(BLOCK)).max().unwrap_or(1);
     let mut requests = Requests {
         list: Vec::new(),
         blocks: Vec::new(),
@@ -130,11 +126,7 @@ fn copies_spare_later_readers_the_way() {
     let without = run(&scenario, &list);
     scenario.serving.copy_on_fetch = true;
     let with = run(&scenario, &list);
-    assert!(
-        with.bytes.kv_reuse < without.bytes.kv_reuse / 2,
-        "{:?}",
-        with.bytes
-    );
+    assert!(with.bytes.kv_reuse < without.bytes.kv_reuse / 2, "{:?}", with.bytes);
 }
 
 #[test]
@@ -156,9 +148,8 @@ fn no_policy_passes_the_bound_without_contention() {
     let mut scenario = small();
     scenario.cluster.nic_gbps = 50.0;
     // The load is low, because near saturation a delay can by chance form a better batch.
-    let list: Vec<_> = (0..120)
-        .map(|n| (n * 150, 400 + 97 * (n as u32 % 23), n as u32 % 5))
-        .collect();
+    let list: Vec<_> =
+        (0..120).map(|n| (n * 150, 400 + 97 * (n as u32 % 23), n as u32 % 5)).collect();
     scenario.policy.no_contention = true;
     let bound = run(&scenario, &list);
     scenario.policy.no_contention = false;
@@ -179,9 +170,8 @@ fn no_policy_passes_the_bound_without_contention() {
 #[test]
 fn aggregates_agree_with_pairs() {
     // docs/notes/simulator.md says how far both may differ, and why fair sharing differs most.
-    let list: Vec<_> = (0..80)
-        .map(|n| (n * 12, 500 + 131 * (n as u32 % 17), n as u32 % 4))
-        .collect();
+    let list: Vec<_> =
+        (0..80).map(|n| (n * 12, 500 + 131 * (n as u32 % 17), n as u32 % 4)).collect();
     for kind in policies() {
         let mut scenario = small();
         scenario.cluster.nic_gbps = 100.0;
@@ -191,17 +181,9 @@ fn aggregates_agree_with_pairs() {
         let exact = run(&scenario, &list);
         let apart = fast.ttft_ms.mean / exact.ttft_ms.mean - 1.0;
         let most = if kind == PolicyKind::Fair { 0.10 } else { 0.05 };
-        assert!(
-            apart.abs() < most,
-            "{kind}: TTFT {:.1} % apart",
-            100.0 * apart
-        );
+        assert!(apart.abs() < most, "{kind}: TTFT {:.1} % apart", 100.0 * apart);
         let apart = fast.collective_ms.mean / exact.collective_ms.mean - 1.0;
-        assert!(
-            apart.abs() < 2.0 * most,
-            "{kind}: collectives {:.1} % apart",
-            100.0 * apart
-        );
+        assert!(apart.abs() < 2.0 * most, "{kind}: collectives {:.1} % apart", 100.0 * apart);
     }
 }
 
@@ -223,9 +205,7 @@ fn collectives_that_weigh_more_are_shorter_under_fair_sharing() {
 
 #[test]
 fn the_same_twice_is_the_same() {
-    let list: Vec<_> = (0..60)
-        .map(|n| (n * 9, 300 + 53 * (n as u32 % 31), n as u32 % 3))
-        .collect();
+    let list: Vec<_> = (0..60).map(|n| (n * 9, 300 + 53 * (n as u32 % 31), n as u32 % 3)).collect();
     for kind in policies() {
         let mut scenario = small();
         scenario.policy.kind = kind;
@@ -258,19 +238,10 @@ fn data_parallel_ranks_do_not_compute_each_others_experts() {
     scenario.policy.no_contention = true;
     let one = run(&scenario, &[(0, 4_000, 0)]);
     // The first request occupies the unit for a moment, and the other four form one batch.
-    let list = [
-        (0, 16, 9),
-        (1, 4_000, 0),
-        (1, 4_000, 1),
-        (1, 4_000, 2),
-        (1, 4_000, 3),
-    ];
+    let list = [(0, 16, 9), (1, 4_000, 0), (1, 4_000, 1), (1, 4_000, 2), (1, 4_000, 3)];
     let four = run(&scenario, &list);
     let ratio = four.ttft_ms.percentile(100) / one.ttft_ms.mean;
-    assert!(
-        ratio < 1.5,
-        "four ranks side by side take {ratio} times as long as one"
-    );
+    assert!(ratio < 1.5, "four ranks side by side take {ratio} times as long as one");
 }
 
 /// With an all-gather, the TTFT of a request alone equals its objective at factor 1.
@@ -328,11 +299,7 @@ fn idle_ranks_take_turns() {
         world.run();
         let ranks: std::collections::BTreeSet<u32> =
             world.requests.iter().map(|request| request.rank).collect();
-        assert!(
-            ranks.len() >= 16,
-            "{routing:?}: 64 requests on {} of 32 ranks",
-            ranks.len()
-        );
+        assert!(ranks.len() >= 16, "{routing:?}: 64 requests on {} of 32 ranks", ranks.len());
     }
 }
 
@@ -350,9 +317,8 @@ fn exact_mode_survives_experts_that_nobody_uses() {
             scenario.network.mode = Mode::Exact;
             scenario.cluster.nic_gbps = 50.0;
             scenario.policy.kind = kind;
-            let list: Vec<_> = (0..40)
-                .map(|n| (n * 7, 20 + 531 * (n as u32 % 7), n as u32 % 3))
-                .collect();
+            let list: Vec<_> =
+                (0..40).map(|n| (n * 7, 20 + 531 * (n as u32 % 7), n as u32 % 3)).collect();
             assert_eq!(run(&scenario, &list).requests_in_all, 40, "{kind} {skew}");
         }
     }

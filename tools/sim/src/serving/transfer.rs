@@ -89,19 +89,13 @@ impl World<'_> {
 
     /// Returns when `bytes` of a request arrive if they contend only with the same request.
     fn alone_until(&mut self, request: u32, to: To, bytes: u64) -> Time {
-        let stripes = if self.setup.striped {
-            f64::from(self.setup.layout.ranks_per_unit)
-        } else {
-            1.0
-        };
+        let stripes =
+            if self.setup.striped { f64::from(self.setup.layout.ranks_per_unit) } else { 1.0 };
         let all = self.setup.layout.rank_rate * stripes;
         let request = &mut self.requests[request as usize];
         let (busy, rate) = match to {
             To::Rank(_) => (&mut request.fetching_until, all),
-            To::Decode(_) => (
-                &mut request.sending_until,
-                all.min(self.setup.layout.decode_rate),
-            ),
+            To::Decode(_) => (&mut request.sending_until, all.min(self.setup.layout.decode_rate)),
         };
         let takes = Span((bytes as f64 / rate * 1e9).ceil() as u64);
         *busy = self.now.max(*busy) + takes;
@@ -119,13 +113,11 @@ impl World<'_> {
             stage: flow.stage,
             batch: self.batches[flow.batch].policy_id(),
             request: RequestId(u64::from(flow.request) + 1),
-            layer: Layer(
-                if self.setup.without_layers && flow.stage == Stage::KvReuse {
-                    0
-                } else {
-                    flow.layer
-                },
-            ),
+            layer: Layer(if self.setup.without_layers && flow.stage == Stage::KvReuse {
+                0
+            } else {
+                flow.layer
+            }),
             bytes: flow.left,
             deadline: self.due(&flow),
             receiver_bound: self.setup.receiver_bound,
@@ -171,8 +163,7 @@ impl World<'_> {
         let class = self.hosts.class(flow.level);
         let weight = f64::from(flow.weight);
         let tag = Tag::Flow(slot).pack();
-        self.network
-            .start(self.now, ports, flow.unsent, class, weight, tag);
+        self.network.start(self.now, ports, flow.unsent, class, weight, tag);
         let flow = self.flows.get_mut(slot);
         flow.sending = flow.unsent;
         flow.unsent = 0;
@@ -192,8 +183,7 @@ impl World<'_> {
                 self.hosts.land(host, now, flow.level, bytes);
             } else {
                 let flow = flow.id(slot);
-                self.hosts
-                    .handle(host, now, Event::BytesCompleted { flow, bytes });
+                self.hosts.handle(host, now, Event::BytesCompleted { flow, bytes });
             }
         }
         self.send(slot);
@@ -223,10 +213,7 @@ impl World<'_> {
         let now = self.now;
         self.tell_order(host);
         while let Some(action) = self.hosts.poll(host, now) {
-            let Action::Permit {
-                flow, bytes, level, ..
-            } = action
-            else {
+            let Action::Permit { flow, bytes, level, .. } = action else {
                 continue;
             };
             if let Some(rank) = rank_of_flow(flow) {
@@ -307,11 +294,7 @@ impl World<'_> {
 
     /// Schedules a run of the coordinator, if one is needed.
     pub(super) fn schedule_order(&mut self) {
-        if let Some(at) = self
-            .coordinator
-            .as_mut()
-            .and_then(super::order::Coordinator::next_due)
-        {
+        if let Some(at) = self.coordinator.as_mut().and_then(super::order::Coordinator::next_due) {
             self.agenda.push(at.max(self.now), Happening::Order);
         }
     }

@@ -32,10 +32,7 @@ impl World<'_> {
         let lookahead = self.setup.scenario.serving.lookahead_layers;
         let batch = &self.batches[slot];
         let first = batch.fetched;
-        let until = batch
-            .layer
-            .saturating_add(lookahead.max(1))
-            .min(self.setup.layers);
+        let until = batch.layer.saturating_add(lookahead.max(1)).min(self.setup.layers);
         if first >= until {
             return;
         }
@@ -53,17 +50,11 @@ impl World<'_> {
     pub(super) fn fetch(&mut self, slot: u32, request: u32, layer: u16) {
         let state = &self.requests[request as usize];
         let (first, count, rank) = (state.first_source, state.sources, state.rank);
-        let alike = if self.setup.coflows {
-            self.fetches_at(slot, self.seat(request))
-        } else {
-            1
-        };
+        let alike = if self.setup.coflows { self.fetches_at(slot, self.seat(request)) } else { 1 };
         for at in first..first + count {
             let (from, tokens) = self.sources[at as usize];
             // Linear attention continues from its state after the last reused token.
-            let bytes = self
-                .setup
-                .layer_bytes(layer, tokens, at + 1 == first + count);
+            let bytes = self.setup.layer_bytes(layer, tokens, at + 1 == first + count);
             if bytes == 0 {
                 continue;
             }
@@ -74,10 +65,7 @@ impl World<'_> {
                 }
                 continue;
             }
-            let (unit, home) = (
-                self.setup.layout.unit_of(rank),
-                self.setup.layout.unit_of(from),
-            );
+            let (unit, home) = (self.setup.layout.unit_of(rank), self.setup.layout.unit_of(from));
             if unit == home {
                 continue;
             }
@@ -86,13 +74,7 @@ impl World<'_> {
                 let from = self.setup.layout.ranks_of(home).start + n;
                 let to = To::Rank(self.setup.layout.ranks_of(unit).start + n);
                 self.batches[slot].reuse_left[usize::from(layer)] += 1;
-                self.submit(
-                    (request, slot, layer),
-                    from,
-                    to,
-                    bytes / u64::from(stripes),
-                    alike,
-                );
+                self.submit((request, slot, layer), from, to, bytes / u64::from(stripes), alike);
             }
         }
     }
@@ -100,11 +82,9 @@ impl World<'_> {
     /// Returns the number of sources that the batch's members of one line fetch a layer from.
     fn fetches_at(&self, slot: u32, seat: usize) -> u32 {
         let members = &self.batches[slot].members;
-        let here = members
-            .iter()
-            .filter(|member| member.first && self.seat(member.request) == seat);
-        here.map(|member| self.requests[member.request as usize].sources)
-            .sum()
+        let here =
+            members.iter().filter(|member| member.first && self.seat(member.request) == seat);
+        here.map(|member| self.requests[member.request as usize].sources).sum()
     }
 
     /// Handles the arrival of a KV reuse flow of a layer.
@@ -172,9 +152,7 @@ impl World<'_> {
     }
 
     pub(super) fn running(&self, unit: u32) -> u32 {
-        self.units[unit as usize]
-            .current
-            .expect("a unit with a step has a batch")
+        self.units[unit as usize].current.expect("a unit with a step has a batch")
     }
 
     /// Informs links with waiting flows of the batch about the layer.
@@ -212,17 +190,11 @@ impl World<'_> {
         let ranks = self.setup.layout.ranks_per_unit as usize;
         let shard = (batch.context * per_token) as f64 / ranks as f64;
         let ring = self.setup.scenario.model.sp_exchange == SpExchange::Ring;
-        let pattern = if ring {
-            Pattern::Ring
-        } else {
-            Pattern::AllGather
-        };
+        let pattern = if ring { Pattern::Ring } else { Pattern::AllGather };
         let collective = &mut self.units[unit as usize].collective;
         let source = core::iter::repeat_n(shard, ranks);
         let sink = core::iter::repeat_n(1.0, ranks);
-        collective
-            .exchange
-            .set(&self.setup.layout, pattern, source, sink);
+        collective.exchange.set(&self.setup.layout, pattern, source, sink);
         if ring {
             self.start_collective(unit, delay + Span(takes), Span::ZERO);
         } else {
@@ -286,11 +258,7 @@ impl World<'_> {
         let most = self.batches[slot].tokens.iter().copied().max();
         let most = most.unwrap_or(0);
         let ranks = u64::from(self.setup.layout.ranks_per_unit);
-        self.setup.compute.shared_ns(if self.setup.striped {
-            most.div_ceil(ranks)
-        } else {
-            most
-        })
+        self.setup.compute.shared_ns(if self.setup.striped { most.div_ceil(ranks) } else { most })
     }
 
     /// Sends the layer's new and reused KV cache to the decode ranks.
@@ -307,11 +275,7 @@ impl World<'_> {
             }
             let (rank, to) = (request.rank, To::Decode(request.decode));
             let alike = batch.seats[self.seat(member.request)];
-            let stripes = if self.setup.striped {
-                self.setup.layout.ranks_per_unit
-            } else {
-                1
-            };
+            let stripes = if self.setup.striped { self.setup.layout.ranks_per_unit } else { 1 };
             let unit = self.setup.layout.unit_of(rank);
             for n in 0..stripes {
                 let from = if self.setup.striped {
@@ -426,14 +390,9 @@ impl World<'_> {
     fn set_exchange(&mut self, unit: u32, slot: u32, pattern: Pattern) {
         let batch = &self.batches[slot];
         let activation = self.setup.activation_bytes;
-        let source = batch
-            .tokens
-            .iter()
-            .map(|&tokens| tokens as f64 * activation);
+        let source = batch.tokens.iter().map(|&tokens| tokens as f64 * activation);
         let copies = &self.setup.expert_use(unit, batch.layer).copies;
         let collective = &mut self.units[unit as usize].collective;
-        collective
-            .exchange
-            .set(&self.setup.layout, pattern, source, copies.iter().copied());
+        collective.exchange.set(&self.setup.layout, pattern, source, copies.iter().copied());
     }
 }

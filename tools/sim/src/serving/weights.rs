@@ -80,11 +80,8 @@ impl World<'_> {
         };
         let inside = self.setup.layout.server_of(from) == self.setup.layout.server_of(reader);
         if inside || self.setup.regime == Regime::Alone {
-            let rate = if inside {
-                self.setup.layout.nvlink_rate
-            } else {
-                self.setup.layout.rank_rate
-            };
+            let rate =
+                if inside { self.setup.layout.nvlink_rate } else { self.setup.layout.rank_rate };
             let slot = self.flows.add(flow);
             let at = now + Span((bytes as f64 / rate * 1e9).ceil() as u64);
             self.agenda.push(at, Happening::Delivered { flow: slot });

@@ -41,11 +41,7 @@ impl Tag {
     }
 
     const fn unpack(tag: u32) -> Self {
-        if tag >> 31 == 1 {
-            Self::Collective(tag & !(1 << 31))
-        } else {
-            Self::Flow(tag)
-        }
+        if tag >> 31 == 1 { Self::Collective(tag & !(1 << 31)) } else { Self::Flow(tag) }
     }
 }
 
@@ -91,11 +87,7 @@ impl<'a> World<'a> {
         let warm_up = (list.len() as f64 * scenario.workload.warm_up) as usize;
         // There is a line before each rank. A unit that computes one request after the other has a
         // single line.
-        let lines = if setup.striped {
-            1
-        } else {
-            layout.ranks_per_unit
-        };
+        let lines = if setup.striped { 1 } else { layout.ranks_per_unit };
         let latency = UnitLatency::of(&setup);
         let unit = || Unit {
             lines: (0..lines)
@@ -134,8 +126,7 @@ impl<'a> World<'a> {
 
     /// Runs until all requests are served, and calls `look` after each event.
     pub(super) fn run_observed(&mut self, mut look: impl FnMut(&Self)) {
-        self.agenda
-            .push(self.requests[0].arrival, Happening::Arrival);
+        self.agenda.push(self.requests[0].arrival, Happening::Arrival);
         self.schedule_scale_out();
         while self.measure.served < self.requests.len() as u64 {
             let drained = self.network.next_end(self.now);
@@ -186,9 +177,7 @@ impl<'a> World<'a> {
         }
         self.measure.at(self.now);
         let requests = &self.setup.inputs.requests;
-        let route = self
-            .router
-            .route(&self.setup.layout, &self.prefixes.caches, requests, number);
+        let route = self.router.route(&self.setup.layout, &self.prefixes.caches, requests, number);
         let unit = self.setup.layout.unit_of(route.rank);
         let fetched = self.setup.over_the_network(&route);
         let request = &mut self.requests[number];
@@ -245,11 +234,7 @@ impl<'a> World<'a> {
         let busy = |port: u32| {
             let id = PortId(port);
             let bytes = self.network.carried(id, self.now) + self.counted[port as usize] as f64;
-            if seconds > 0.0 {
-                bytes / (self.setup.layout.rank_rate * seconds)
-            } else {
-                0.0
-            }
+            if seconds > 0.0 { bytes / (self.setup.layout.rank_rate * seconds) } else { 0.0 }
         };
         let ports = 2 * self.setup.layout.ranks;
         Outcome {
@@ -277,23 +262,13 @@ impl<'a> World<'a> {
             + (0..self.setup.layout.decodes)
                 .map(|decode| carried(self.setup.layout.decode_ingress(decode).0))
                 .sum::<f64>();
-        let crate::outcome::StageBytes {
-            kv_reuse,
-            collective,
-            p2d,
-        } = self.measure.bytes;
+        let crate::outcome::StageBytes { kv_reuse, collective, p2d } = self.measure.bytes;
         // Weights may still be on their way when the last request is served.
         let (weights, under_way) = (self.scale_outs.outcome().bytes, self.weights_left());
         let wanted = (kv_reuse + collective + p2d + weights) as f64;
         // Shares of a collective are rounded down to whole bytes on each side separately.
         let slack = 1e-6 * wanted + 1e6 + under_way as f64;
-        assert!(
-            (sent - wanted).abs() <= slack,
-            "{wanted} bytes were to be sent, {sent} were"
-        );
-        assert!(
-            (received - sent).abs() <= slack,
-            "{sent} bytes were sent, {received} arrived"
-        );
+        assert!((sent - wanted).abs() <= slack, "{wanted} bytes were to be sent, {sent} were");
+        assert!((received - sent).abs() <= slack, "{sent} bytes were sent, {received} arrived");
     }
 }

@@ -52,10 +52,7 @@ impl Gaps {
         } else if variation == 1.0 {
             Self::Exponential
         } else {
-            Self::Gamma {
-                gap: gamma(shape),
-                around: gamma(shape + 1.0),
-            }
+            Self::Gamma { gap: gamma(shape), around: gamma(shape + 1.0) }
         }
     }
 
@@ -87,9 +84,7 @@ pub(super) fn recorded(
     let count = list.len() as f64;
     let span_ns = list.last().map_or(0, |last| last.arrival.0);
     if span_ns == 0 {
-        return Err(WorkloadError::NoTimes {
-            requests: list.len(),
-        });
+        return Err(WorkloadError::NoTimes { requests: list.len() });
     }
     let factor = (count - 1.0) / (rate * span_ns as f64);
     let mut times = Vec::new();
@@ -122,8 +117,7 @@ pub(super) fn retimed(mut from: Requests, times: &[Time]) -> Result<Requests, Wo
     let total = rounds as u64 * recorded_blocks as u64 + rest_blocks as u64;
     within(total, MOST_BLOCKS, "blocks")?;
     from.list.reserve(times.len().saturating_sub(recorded));
-    from.blocks
-        .reserve((total as usize).saturating_sub(recorded_blocks));
+    from.blocks.reserve((total as usize).saturating_sub(recorded_blocks));
     for round in 1..=rounds {
         let length = if round < rounds { recorded } else { rest };
         let first_block = (round * recorded_blocks) as u32;
@@ -133,11 +127,7 @@ pub(super) fn retimed(mut from: Requests, times: &[Time]) -> Result<Requests, Wo
             request.first_block += first_block;
             from.list.push(request);
         }
-        let length = if round < rounds {
-            recorded_blocks
-        } else {
-            rest_blocks
-        };
+        let length = if round < rounds { recorded_blocks } else { rest_blocks };
         for index in 0..length {
             from.blocks.push(from.blocks[index] + first_id);
         }
@@ -158,12 +148,7 @@ mod tests {
     use super::*;
 
     fn workload(arrivals: Arrivals, burstiness: f64, seconds: f64) -> Workload {
-        Workload {
-            arrivals,
-            burstiness,
-            seconds,
-            ..Workload::default()
-        }
+        Workload { arrivals, burstiness, seconds, ..Workload::default() }
     }
 
     /// Returns the rate and the coefficient of variation of the gaps.
@@ -262,9 +247,6 @@ mod tests {
         assert_eq!(to.blocks, [0, 1, 0, 2]);
         assert_eq!(to.distinct_blocks, 3);
         let times: Vec<Time> = (0..3).map(Time).collect();
-        assert_eq!(
-            retimed(recording(&[0, 1, 4]), &times).unwrap().blocks.len(),
-            6
-        );
+        assert_eq!(retimed(recording(&[0, 1, 4]), &times).unwrap().blocks.len(), 6);
     }
 }

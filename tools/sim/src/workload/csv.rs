@@ -52,9 +52,7 @@ pub(super) fn read(path: &Path, format: &Format) -> Result<Requests, WorkloadErr
     let header: Vec<String> = header.into_iter().map(str::to_owned).collect();
     let mut places = [0; 3];
     for (place, column) in places.iter_mut().zip(format.columns) {
-        let found = header
-            .iter()
-            .position(|name| name.eq_ignore_ascii_case(column));
+        let found = header.iter().position(|name| name.eq_ignore_ascii_case(column));
         *place = found.ok_or_else(|| {
             let names = shown(&header.join(", "));
             lines.wrong(format!("there is no column `{column}`; found {names}"))
@@ -83,9 +81,7 @@ fn take(
 ) -> Result<(i64, u32, u32), String> {
     if row.len() != columns {
         let found = row.len();
-        return Err(format!(
-            "has {found} fields; expected {columns} as in the first line"
-        ));
+        return Err(format!("has {found} fields; expected {columns} as in the first line"));
     }
     let [time, prompt, output] = places.map(|place| row[place]);
     Ok((
@@ -140,46 +136,25 @@ mod tests {
             "Timestamp,Request tokens,Response tokens\n1,2,3\n\n",
         );
         for (row, expected) in [
-            (
-                "never,1,1",
-                "`TIMESTAMP` is never; expected a time such as 2023-11-16",
-            ),
-            (
-                "2023-02-29 00:00:00,1,1",
-                "`TIMESTAMP` is 2023-02-29 00:00:00; expected",
-            ),
+            ("never,1,1", "`TIMESTAMP` is never; expected a time such as 2023-11-16"),
+            ("2023-02-29 00:00:00,1,1", "`TIMESTAMP` is 2023-02-29 00:00:00; expected"),
             (
                 "2023-11-16 23:59:59,-3,1",
                 "`ContextTokens` is -3; expected a whole number from 0 to 2^32-1",
             ),
-            (
-                "2023-11-16 23:59:59,1,",
-                "`GeneratedTokens` is empty; expected",
-            ),
+            ("2023-11-16 23:59:59,1,", "`GeneratedTokens` is empty; expected"),
             ("2023-11-16 23:59:59,1", "has 2 fields; expected 3"),
         ] {
             let message = message(azure, format!("{azure_head}{row}\n").as_bytes());
-            assert!(
-                message.contains(&format!("line 4: {expected}")),
-                "{message}"
-            );
+            assert!(message.contains(&format!("line 4: {expected}")), "{message}");
         }
         for (row, expected) in [
-            (
-                "x,1,1",
-                "`Timestamp` is x; expected a number of seconds from 0 to 9e9",
-            ),
+            ("x,1,1", "`Timestamp` is x; expected a number of seconds from 0 to 9e9"),
             ("nan,1,1", "`Timestamp` is nan; expected"),
-            (
-                "1,1.5,1",
-                "`Request tokens` is 1.5; expected a whole number",
-            ),
+            ("1,1.5,1", "`Request tokens` is 1.5; expected a whole number"),
         ] {
             let message = message(burstgpt, format!("{burstgpt_head}{row}\n").as_bytes());
-            assert!(
-                message.contains(&format!("line 4: {expected}")),
-                "{message}"
-            );
+            assert!(message.contains(&format!("line 4: {expected}")), "{message}");
         }
         let message = message(azure, b"TIMESTAMP,Tokens\n1,2\n");
         assert!(

@@ -28,11 +28,7 @@ struct TraceLine {
 
 impl Draft {
     pub(super) fn new(block_tokens: u32) -> Self {
-        Self {
-            block_tokens,
-            lines: Vec::new(),
-            hashes: Vec::new(),
-        }
+        Self { block_tokens, lines: Vec::new(), hashes: Vec::new() }
     }
 
     /// Adds a request. `hashes` are the ids of its blocks, or `None` if the format has none. The id
@@ -77,9 +73,7 @@ impl Draft {
     pub(super) fn finish(mut self, path: &Path) -> Result<Requests, WorkloadError> {
         self.lines.sort_by_key(|line| line.at_ns);
         let Some(first) = self.lines.first() else {
-            return Err(WorkloadError::Empty {
-                path: path.to_owned(),
-            });
+            return Err(WorkloadError::Empty { path: path.to_owned() });
         };
         let start_ns = first.at_ns;
         let most_blocks = self.hashes.len() + self.lines.len();
@@ -112,12 +106,7 @@ impl Draft {
                 blocks: (blocks.len() - first_block) as u32,
             });
         }
-        Ok(Requests {
-            list,
-            blocks,
-            distinct_blocks,
-            block_tokens: self.block_tokens,
-        })
+        Ok(Requests { list, blocks, distinct_blocks, block_tokens: self.block_tokens })
     }
 }
 

@@ -40,11 +40,7 @@ pub(super) fn nanoseconds(field: &str, found: &str, unit_s: f64) -> Result<i64, 
         .filter(|number| (0.0..=LATEST_S).contains(&(number * unit_s)))
         .map(|number| (number * (unit_s * 1e9)).round() as i64)
         .ok_or_else(|| {
-            let unit = if unit_s < 1.0 {
-                "milliseconds"
-            } else {
-                "seconds"
-            };
+            let unit = if unit_s < 1.0 { "milliseconds" } else { "seconds" };
             let expected = format!("a number of {unit} from 0 to {:e}", LATEST_S / unit_s);
             unfit(field, found, &expected)
         })

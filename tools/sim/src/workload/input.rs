@@ -16,10 +16,7 @@ const GZIP: [u8; 2] = [0x1f, 0x8b];
 
 /// Opens a file and unpacks gzip of one or more members on the fly.
 fn open(path: &Path) -> Result<Box<dyn BufRead>, WorkloadError> {
-    let failed = |cause| WorkloadError::Read {
-        path: path.to_owned(),
-        cause,
-    };
+    let failed = |cause| WorkloadError::Read { path: path.to_owned(), cause };
     let mut raw = BufReader::new(laxity_files::open(path).map_err(failed)?);
     let packed = raw.fill_buf().map_err(|cause| failed(cause.into()))?;
     let plain: Box<dyn Read> = if packed.starts_with(&GZIP) {
@@ -59,25 +56,17 @@ pub(super) struct Lines {
 
 impl Lines {
     pub(super) fn open(path: &Path) -> Result<Self, WorkloadError> {
-        Ok(Self {
-            path: path.to_owned(),
-            from: open(path)?,
-            number: 0,
-            bytes: Vec::new(),
-        })
+        Ok(Self { path: path.to_owned(), from: open(path)?, number: 0, bytes: Vec::new() })
     }
 
     /// Returns the next line that is not blank, without its end, or `None` at the end of the file.
     pub(super) fn next(&mut self) -> Result<Option<&str>, WorkloadError> {
         loop {
             self.bytes.clear();
-            let read = (&mut self.from)
-                .take(LONGEST_LINE)
-                .read_until(b'\n', &mut self.bytes)
-                .map_err(|cause| WorkloadError::Read {
-                    path: self.path.clone(),
-                    cause: cause.into(),
-                })?;
+            let read =
+                (&mut self.from).take(LONGEST_LINE).read_until(b'\n', &mut self.bytes).map_err(
+                    |cause| WorkloadError::Read { path: self.path.clone(), cause: cause.into() },
+                )?;
             if read == 0 {
                 return Ok(None);
             }
@@ -101,11 +90,7 @@ impl Lines {
 
     /// Returns an error about the line that was read last.
     pub(super) fn wrong(&self, problem: String) -> WorkloadError {
-        WorkloadError::Line {
-            path: self.path.clone(),
-            line: self.number,
-            problem,
-        }
+        WorkloadError::Line { path: self.path.clone(), line: self.number, problem }
     }
 }
 

@@ -28,15 +28,9 @@ pub(super) struct Format {
     unit_s: f64,
 }
 
-pub(super) const MOONCAKE: Format = Format {
-    block_tokens: 512,
-    unit_s: 1e-3,
-};
+pub(super) const MOONCAKE: Format = Format { block_tokens: 512, unit_s: 1e-3 };
 
-pub(super) const QWEN: Format = Format {
-    block_tokens: 16,
-    unit_s: 1.0,
-};
+pub(super) const QWEN: Format = Format { block_tokens: 16, unit_s: 1.0 };
 
 #[derive(Deserialize)]
 struct TraceLine {
@@ -130,53 +124,17 @@ mod tests {
     fn what_is_wrong_with_a_line_is_said() {
         let good = r#"{"timestamp": 0, "input_length": 10, "output_length": 1, "hash_ids": [4]}"#;
         for (from, to, expected) in [
-            (
-                ": 10",
-                ": -3",
-                "`input_length` is -3; expected a whole number from 1 to 2^32-1",
-            ),
-            (
-                ": 10",
-                ": 0",
-                "`input_length` is 0; expected a whole number from 1",
-            ),
-            (
-                ": 10",
-                ": 5000000000",
-                "`input_length` is 5000000000; expected",
-            ),
+            (": 10", ": -3", "`input_length` is -3; expected a whole number from 1 to 2^32-1"),
+            (": 10", ": 0", "`input_length` is 0; expected a whole number from 1"),
+            (": 10", ": 5000000000", "`input_length` is 5000000000; expected"),
             (": 10", ": 10.5", "`input_length` is 10.5; expected a whole"),
-            (
-                ": 10",
-                ": \"10\"",
-                "`input_length` is \"10\"; expected a whole",
-            ),
-            (
-                ": 0",
-                ": -1",
-                "`timestamp` is -1; expected a number of milliseconds from 0",
-            ),
-            (
-                ": 0",
-                ": 1.7e18",
-                "`timestamp` is 1.7e+18; expected a number of milliseconds",
-            ),
-            (
-                "\"timestamp\"",
-                "\"time\"",
-                "missing field `timestamp` at column",
-            ),
-            (
-                "[4]",
-                "[4, -1]",
-                "invalid value: integer `-1`, expected u64",
-            ),
+            (": 10", ": \"10\"", "`input_length` is \"10\"; expected a whole"),
+            (": 0", ": -1", "`timestamp` is -1; expected a number of milliseconds from 0"),
+            (": 0", ": 1.7e18", "`timestamp` is 1.7e+18; expected a number of milliseconds"),
+            ("\"timestamp\"", "\"time\"", "missing field `timestamp` at column"),
+            ("[4]", "[4, -1]", "invalid value: integer `-1`, expected u64"),
             ("[4]", "{}", "invalid type: map, expected a sequence"),
-            (
-                "[4]",
-                "[4, 5, 6]",
-                "`hash_ids` has 3 ids; expected 1 for 10 tokens in blocks of 512",
-            ),
+            ("[4]", "[4, 5, 6]", "`hash_ids` has 3 ids; expected 1 for 10 tokens in blocks of 512"),
             ("}", "", "EOF while parsing an object at column"),
             (good, "[1, 2]", "expected an object with `timestamp`"),
         ] {

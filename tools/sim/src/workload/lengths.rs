@@ -66,10 +66,7 @@ mod tests {
 
     /// Returns prompts of whole and partial blocks of 16 tokens. `prompts` are (tokens, ids).
     fn requests(prompts: &[(u32, &[u32])]) -> Requests {
-        let mut requests = Requests {
-            block_tokens: 16,
-            ..Requests::default()
-        };
+        let mut requests = Requests { block_tokens: 16, ..Requests::default() };
         for (prompt_tokens, ids) in prompts {
             requests.list.push(Request {
                 arrival: laxity_policy::Time::ZERO,
@@ -85,11 +82,8 @@ mod tests {
         requests
     }
 
-    const PROMPTS: [(u32, &[u32]); 3] = [
-        (64, &[0, 1, 2, 3]),
-        (72, &[0, 1, 2, 3, 4]),
-        (50, &[0, 1, 5, 6]),
-    ];
+    const PROMPTS: [(u32, &[u32]); 3] =
+        [(64, &[0, 1, 2, 3]), (72, &[0, 1, 2, 3, 4]), (50, &[0, 1, 5, 6])];
 
     fn shared(requests: &Requests, a: usize, b: usize) -> usize {
         let blocks = |i: usize| requests.blocks_of(&requests.list[i]);
@@ -133,11 +127,7 @@ mod tests {
     #[test]
     fn long_prompts_are_clipped_and_a_cut_block_is_another_block() {
         let to = scaled(requests(&PROMPTS), 1.0, 40).unwrap();
-        assert!(
-            to.list
-                .iter()
-                .all(|r| r.prompt_tokens == 40 && r.blocks == 3)
-        );
+        assert!(to.list.iter().all(|r| r.prompt_tokens == 40 && r.blocks == 3));
         assert_eq!(shared(&to, 0, 1), 3);
         assert_eq!(shared(&to, 0, 2), 2);
         let to = scaled(requests(&[(40, &[0, 1, 2]), (64, &[0, 1, 3, 4])]), 1.0, 41).unwrap();

@@ -130,10 +130,7 @@ pub fn load(workload: &Workload, rate: f64, seed: u64) -> Result<Requests, Workl
         times = arrivals::recorded(&requests.list, rate, workload.seconds)?;
     }
     if times.is_empty() {
-        return Err(WorkloadError::TooFew {
-            seconds: workload.seconds,
-            rate,
-        });
+        return Err(WorkloadError::TooFew { seconds: workload.seconds, rate });
     }
     arrivals::retimed(requests, &times)
 }

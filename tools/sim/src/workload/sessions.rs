@@ -141,10 +141,7 @@ impl<'a> Generator<'a> {
             due: BinaryHeap::new(),
             events: 0,
             next_id: 0,
-            made: Requests {
-                block_tokens: shape.block_tokens,
-                ..Requests::default()
-            },
+            made: Requests { block_tokens: shape.block_tokens, ..Requests::default() },
         }
     }
 
@@ -195,11 +192,7 @@ impl<'a> Generator<'a> {
     }
 
     fn expect(&mut self, at_s: f64, session: Option<Session>) {
-        self.due.push(Reverse(Due {
-            at_s,
-            number: self.events,
-            session,
-        }));
+        self.due.push(Reverse(Due { at_s, number: self.events, session }));
         self.events += 1;
     }
 
@@ -213,10 +206,7 @@ impl<'a> Generator<'a> {
         if around && rng.random::<f64>() * whole_s < self.think_s {
             median *= variance.exp();
         }
-        let think = LogNormal {
-            median,
-            sigma: THINK_SIGMA,
-        };
+        let think = LogNormal { median, sigma: THINK_SIGMA };
         self.answer_s + drawn(think, rng)
     }
 
@@ -263,17 +253,11 @@ impl<'a> Generator<'a> {
         let size = self.shape.block_tokens;
         let first_block = self.made.blocks.len();
         let blocks = session.prompt.div_ceil(size);
-        within(
-            first_block as u64 + u64::from(blocks),
-            MOST_BLOCKS,
-            "blocks",
-        )?;
+        within(first_block as u64 + u64::from(blocks), MOST_BLOCKS, "blocks")?;
         match session.seen.clone() {
             Some(seen) => self.made.blocks.extend_from_within(seen),
             None => {
-                let shared = self
-                    .catalogue
-                    .blocks(session.prefix, size, &mut self.next_id);
+                let shared = self.catalogue.blocks(session.prefix, size, &mut self.next_id);
                 self.made.blocks.extend(shared);
             }
         }
@@ -307,19 +291,13 @@ impl Catalogue {
     /// shape's. Without scaling, seeds would differ too much, because few prefixes are very
     /// popular.
     fn new(shape: &Shape, scale: f64, longest: u32, rng: &mut impl Rng) -> Self {
-        let weights: Vec<f64> = (1..=shape.prefixes)
-            .map(|rank| f64::from(rank).powf(-shape.zipf))
-            .collect();
+        let weights: Vec<f64> =
+            (1..=shape.prefixes).map(|rank| f64::from(rank).powf(-shape.zipf)).collect();
         let total: f64 = weights.iter().sum();
-        let length = LogNormal {
-            median: 1.0,
-            sigma: shape.prefix_sigma,
-        };
+        let length = LogNormal { median: 1.0, sigma: shape.prefix_sigma };
         let lengths: Vec<f64> = weights.iter().map(|_| drawn(length, rng)).collect();
         let pairs = lengths.iter().zip(&weights);
-        let mean = pairs
-            .map(|(length, weight)| length * weight / total)
-            .sum::<f64>();
+        let mean = pairs.map(|(length, weight)| length * weight / total).sum::<f64>();
         let factor = shape.prefix_mean * scale / mean;
         let cut = |length: f64| (length * factor).round().min(f64::from(longest)) as u32;
         Self {

@@ -101,17 +101,11 @@ fn percentile(values: &mut [u32], part: f64) -> u32 {
         return 0;
     };
     let rank = (values.len() as f64 * part).ceil() as usize;
-    *values
-        .select_nth_unstable(rank.saturating_sub(1).min(last))
-        .1
+    *values.select_nth_unstable(rank.saturating_sub(1).min(last)).1
 }
 
 fn hottest_tenth(uses: &mut [u32]) -> f64 {
-    let reuses = |uses: &[u32]| {
-        uses.iter()
-            .map(|&uses| u64::from(uses.max(1) - 1))
-            .sum::<u64>()
-    };
+    let reuses = |uses: &[u32]| uses.iter().map(|&uses| u64::from(uses.max(1) - 1)).sum::<u64>();
     let all = reuses(uses);
     let tenth = uses.len().div_ceil(10);
     if all == 0 {
@@ -135,17 +129,9 @@ mod tests {
 
     #[test]
     fn reuse_is_what_an_unbounded_cache_finds() {
-        let prompts: [(u64, u32, &[u32]); 4] = [
-            (0, 40, &[0, 1, 2]),
-            (1, 40, &[0, 1, 2]),
-            (2, 64, &[0, 1, 3, 4]),
-            (6, 16, &[5]),
-        ];
-        let mut requests = Requests {
-            block_tokens: 16,
-            distinct_blocks: 6,
-            ..Requests::default()
-        };
+        let prompts: [(u64, u32, &[u32]); 4] =
+            [(0, 40, &[0, 1, 2]), (1, 40, &[0, 1, 2]), (2, 64, &[0, 1, 3, 4]), (6, 16, &[5])];
+        let mut requests = Requests { block_tokens: 16, distinct_blocks: 6, ..Requests::default() };
         for (at_s, prompt_tokens, blocks) in prompts {
             requests.list.push(Request {
                 arrival: Time(at_s * 1_000_000_000),
@@ -164,11 +150,7 @@ mod tests {
         assert_eq!((summary.seconds, summary.rate), (6.0, 0.5));
         // Gaps of 1, 1 and 4 s have a deviation of √2 and a mean of 2.
         assert!((summary.gap_variation - 2.0_f64.sqrt() / 2.0).abs() < 1e-9);
-        let lengths = (
-            summary.prompt_p50,
-            summary.prompt_p99,
-            summary.prompt_longest,
-        );
+        let lengths = (summary.prompt_p50, summary.prompt_p99, summary.prompt_longest);
         assert_eq!(lengths, (40, 64, 64));
         assert_eq!((summary.prompt_mean, summary.output_mean), (40.0, 2.0));
         // There are five repeated uses, two of which are of the hottest block.

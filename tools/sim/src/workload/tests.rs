@@ -76,11 +76,7 @@ const BURSTGPT: &str = "Timestamp,Model,Request tokens,Response tokens,Total tok
 const FILES: [&str; 4] = [MOONCAKE, QWEN, AZURE, BURSTGPT];
 
 fn made(source: Source, requests: f64, seconds: f64) -> (Workload, f64) {
-    let workload = Workload {
-        source,
-        seconds,
-        ..Workload::default()
-    };
+    let workload = Workload { source, seconds, ..Workload::default() };
     (workload, requests / seconds)
 }
 
@@ -157,15 +153,9 @@ fn files_that_are_none_are_refused_with_a_reason() {
         assert!(early.contains("its gzip data ends early"), "{early}");
         let missing = reader(Path::new("/nowhere/trace.jsonl")).unwrap_err();
         let missing = missing.to_string();
-        assert!(
-            missing.starts_with("cannot read /nowhere/trace.jsonl: "),
-            "{missing}"
-        );
+        assert!(missing.starts_with("cannot read /nowhere/trace.jsonl: "), "{missing}");
         let folder = tempfile::tempdir().unwrap();
-        assert!(matches!(
-            reader(folder.path()),
-            Err(WorkloadError::Read { .. })
-        ));
+        assert!(matches!(reader(folder.path()), Err(WorkloadError::Read { .. })));
         let latin: Vec<u8> = [text.as_bytes(), b"\xe9\xe8,1,\xe9,1,1,1\n"].concat();
         let latin = message(reader, &latin);
         let lines = text.lines().count();
@@ -266,10 +256,7 @@ fn generators_have_the_mean_and_the_reuse_of_the_paper() {
             let requests = load(&workload, rate, seed).unwrap();
             let summary = Summary::of(&requests);
             println!("{source:?}, seed {seed}: {summary:?}");
-            assert!(
-                (summary.prompt_mean / mean - 1.0).abs() < 0.06,
-                "{summary:?}"
-            );
+            assert!((summary.prompt_mean / mean - 1.0).abs() < 0.06, "{summary:?}");
             assert!((summary.reuse - reuse).abs() < 0.025, "{summary:?}");
             let found = f64::from(summary.prompt_p99) / summary.prompt_mean;
             assert!(found > tail, "{found} {summary:?}");
@@ -300,16 +287,9 @@ fn ends_of(source: Source) -> (f64, f64) {
 #[test]
 fn sessions_are_in_full_swing_from_the_start() {
     // If all sessions began at 0, the first tenth would have few later turns, which are longer.
-    for source in [
-        Source::Conversation,
-        Source::LongConversation,
-        Source::LongAgent,
-    ] {
+    for source in [Source::Conversation, Source::LongConversation, Source::LongAgent] {
         let (first, last) = ends_of(source);
-        assert!(
-            (first / last - 1.0).abs() < 0.1,
-            "{source:?}: {first} {last}"
-        );
+        assert!((first / last - 1.0).abs() < 0.1, "{source:?}: {first} {last}");
     }
 }
 

@@ -51,11 +51,7 @@ fn knee(scenario: &Scenario) -> f64 {
 }
 
 fn noise(scenario: &Scenario, policy: bool) -> ChaCha12Rng {
-    let kind = if policy {
-        scenario.policy.kind as u64 + 1
-    } else {
-        0
-    };
+    let kind = if policy { scenario.policy.kind as u64 + 1 } else { 0 };
     let rate = scenario.workload.rate_per_gpu.to_bits();
     ChaCha12Rng::seed_from_u64(scenario.seed ^ kind << 32 ^ rate.rotate_left(17))
 }
@@ -83,11 +79,8 @@ pub(crate) fn simulate(scenario: &Scenario) -> Result<Outcome, String> {
         (rate * gpus * scenario.workload.seconds * (1.0 - scenario.workload.warm_up)) as usize;
     let requests = requests.clamp(20, 4000);
     let objective = 900.0;
-    let stretch = if scenario.policy.no_contention {
-        0.0
-    } else {
-        1.0 + 0.8 * load / worth(scenario)
-    };
+    let stretch =
+        if scenario.policy.no_contention { 0.0 } else { 1.0 + 0.8 * load / worth(scenario) };
     let (mut ttft, mut early, mut late, mut collective) = (vec![], vec![], vec![], vec![]);
     for _ in 0..requests {
         let in_time = random.random::<f64>() < attainment;

@@ -51,11 +51,7 @@ impl Daemon {
             sequence
         };
         let events = events.into_iter().map(|event| Event { event: Some(event) });
-        let report = Report {
-            sequence,
-            snapshot: snapshot as i32,
-            events: events.collect(),
-        };
+        let report = Report { sequence, snapshot: snapshot as i32, events: events.collect() };
         // If the stream has ended, `ended` shows it.
         let _ = self.outbound.send(say(Message::Report(report))).await;
     }
@@ -84,9 +80,7 @@ impl Daemon {
 }
 
 fn say(message: Message) -> FromDaemon {
-    FromDaemon {
-        message: Some(message),
-    }
+    FromDaemon { message: Some(message) }
 }
 
 /// Returns the text of a status: the coordinator's, or the cause if the connection broke.
@@ -103,9 +97,8 @@ pub(super) async fn attend(
     tls: Option<ClientTlsConfig>,
 ) -> Result<Daemon, String> {
     let text = |error: tonic::transport::Error| explain::cause(&error, &SETTINGS).to_string();
-    let mut connecting = Endpoint::from_shared(endpoint.to_owned())
-        .map_err(text)?
-        .tcp_nodelay(true);
+    let mut connecting =
+        Endpoint::from_shared(endpoint.to_owned()).map_err(text)?.tcp_nodelay(true);
     if let Some(tls) = tls {
         connecting = connecting.tls_config(tls).map_err(text)?;
     }
@@ -117,10 +110,7 @@ pub(super) async fn attend(
         .await
         .map_err(|status| said(&status))?
         .into_inner();
-    let daemon = Daemon {
-        outbound,
-        book: Arc::default(),
-    };
+    let daemon = Daemon { outbound, book: Arc::default() };
     let listener = daemon.clone();
     tokio::spawn(async move {
         let ended = loop {
@@ -134,11 +124,7 @@ pub(super) async fn attend(
     });
     let beat = daemon.outbound.clone();
     tokio::spawn(async move {
-        while beat
-            .send(say(Message::Heartbeat(Heartbeat {})))
-            .await
-            .is_ok()
-        {
+        while beat.send(say(Message::Heartbeat(Heartbeat {}))).await.is_ok() {
             tokio::time::sleep(Duration::from_millis(900)).await;
         }
     });

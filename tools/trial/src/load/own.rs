@@ -54,10 +54,7 @@ impl Own {
     /// The coordinator ends with the calling thread.
     pub(super) fn start(plan: &LoadPlan) -> Result<(Self, Option<Identities>), LoadError> {
         let program = beside_this_program("laxity-coordinator");
-        let fail = |cause: String| LoadError::Start {
-            program: program.clone(),
-            cause,
-        };
+        let fail = |cause: String| LoadError::Start { program: program.clone(), cause };
         let (identities, section, mut files) = match plan.tls {
             LoadTls::ThrowAway => {
                 let made = Identities::throw_away(plan.daemons);
@@ -148,11 +145,6 @@ impl Drop for Own {
 
 fn beside_this_program(name: &str) -> PathBuf {
     let here = std::env::current_exe().ok();
-    let beside = here
-        .as_deref()
-        .and_then(Path::parent)
-        .map(|at| at.join(name));
-    beside
-        .filter(|path| path.exists())
-        .unwrap_or_else(|| name.into())
+    let beside = here.as_deref().and_then(Path::parent).map(|at| at.join(name));
+    beside.filter(|path| path.exists()).unwrap_or_else(|| name.into())
 }

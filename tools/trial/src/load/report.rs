@@ -66,12 +66,7 @@ impl Latency {
             let index = (samples_us.len() * permille).div_ceil(1000).max(1) - 1;
             samples_us.get(index).map_or(0.0, |&us| f64::from(us) / 1e3)
         };
-        Self {
-            p50: at(500),
-            p90: at(900),
-            p99: at(990),
-            max: at(1000),
-        }
+        Self { p50: at(500), p90: at(900), p99: at(990), max: at(1000) }
     }
 }
 

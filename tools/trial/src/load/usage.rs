@@ -13,26 +13,19 @@ pub(super) struct Usage {
 /// Returns the usage of a process, or `None` if there is no such process.
 pub(super) fn of(pid: u32) -> Option<Usage> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let rss = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     let rss_kib: f64 = rss.split_whitespace().next()?.parse().ok()?;
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // Fields are counted after the name, which is in parentheses and may contain anything. Fields
     // 14 and 15 of the line are utime and stime.
     let (_, fields) = stat.rsplit_once(") ")?;
     let ticks = |index: usize| fields.split(' ').nth(index)?.parse::<f64>().ok();
-    Some(Usage {
-        rss_mib: rss_kib / 1024.0,
-        cpu_s: (ticks(11)? + ticks(12)?) / 100.0,
-    })
+    Some(Usage { rss_mib: rss_kib / 1024.0, cpu_s: (ticks(11)? + ticks(12)?) / 100.0 })
 }
 
 /// Returns the process on this machine that listens at `endpoint`.
 pub(super) fn listener(endpoint: &str) -> Option<u32> {
-    let authority = endpoint
-        .split_once("://")
-        .map_or(endpoint, |(_, rest)| rest);
+    let authority = endpoint.split_once("://").map_or(endpoint, |(_, rest)| rest);
     let (host, port) = authority.trim_end_matches('/').rsplit_once(':')?;
     let here = host == "localhost"
         || host
@@ -53,9 +46,7 @@ pub(super) fn listener(endpoint: &str) -> Option<u32> {
     pids.find(|pid| {
         let files = fs::read_dir(format!("/proc/{pid}/fd"));
         files.is_ok_and(|files| {
-            let mut targets = files
-                .flatten()
-                .filter_map(|file| fs::read_link(file.path()).ok());
+            let mut targets = files.flatten().filter_map(|file| fs::read_link(file.path()).ok());
             targets.any(|target| target.as_os_str() == socket.as_str())
         })
     })

@@ -3,11 +3,7 @@
 use super::*;
 use crate::link::named::FORGET_TRIES;
 
-const SPEC: BatchSpec = BatchSpec {
-    batch: BatchId(0),
-    layers: 4,
-    layer_time: Span(10),
-};
+const SPEC: BatchSpec = BatchSpec { batch: BatchId(0), layers: 4, layer_time: Span(10) };
 
 /// A table that is full of batches and requests with waiting flows.
 fn full() -> BatchTable {

@@ -21,10 +21,7 @@ use laxity_requests::{Span, Time};
 
 use crate::{Row, Subject};
 
-const MODEL: Linear = Linear {
-    prefill: [8e6, 60_000.0, 1.5],
-    decode: [7e6, 12.0, 20_000.0],
-};
+const MODEL: Linear = Linear { prefill: [8e6, 60_000.0, 1.5], decode: [7e6, 12.0, 20_000.0] };
 const INSTANCES: u32 = 64;
 const LINE: u64 = 10_000;
 const KIND: &str = "dispatch";
@@ -47,10 +44,7 @@ fn spec(id: u64, arrival: Time) -> Spec {
         class: ClassId(class as u16),
         application: ApplicationId(class as u32),
         importance: Importance::Important,
-        slo: Slo::Interactive {
-            ttft: ttft * 1_000_000,
-            tbt: tbt * 1_000_000,
-        },
+        slo: Slo::Interactive { ttft: ttft * 1_000_000, tbt: tbt * 1_000_000 },
     }
 }
 
@@ -63,11 +57,7 @@ fn report(at: u32, decoding: u32, blocks_free: u32) -> Event {
         blocks_free,
         ..Load::default()
     };
-    Event::Load {
-        instance: InstanceId(at),
-        load,
-        took: 20_000_000,
-    }
+    Event::Load { instance: InstanceId(at), load, took: 20_000_000 }
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -167,11 +157,7 @@ impl Loaded {
 
     /// Reports the first token of a request on its instance.
     fn compute(&mut self, spec: Spec) {
-        let spec = Spec {
-            ready: spec.prompt,
-            generated: 1,
-            ..spec
-        };
+        let spec = Spec { ready: spec.prompt, generated: 1, ..spec };
         let at = self.placed.iter().find(|(other, _)| *other == spec.id);
         let instance = at.map_or(InstanceId(0), |(_, instance)| *instance);
         self.computed.push((spec, instance));
@@ -265,26 +251,14 @@ pub(crate) fn rows() -> Vec<Row> {
         ("least work", || Box::new(LeastWork::new(MODEL))),
     ];
     let lined: [(&str, Make); 4] = [
-        (
-            "central edf",
-            Box::new(|| Box::new(CentralEdf::new(MODEL, false, 2_048, 16))),
-        ),
-        (
-            "edf with admission",
-            Box::new(|| Box::new(CentralEdf::new(MODEL, true, 2_048, 16))),
-        ),
-        (
-            "hyperflexis",
-            Box::new(|| Box::new(HyperFlexis::new(Options::new(MODEL, 16)))),
-        ),
+        ("central edf", Box::new(|| Box::new(CentralEdf::new(MODEL, false, 2_048, 16)))),
+        ("edf with admission", Box::new(|| Box::new(CentralEdf::new(MODEL, true, 2_048, 16)))),
+        ("hyperflexis", Box::new(|| Box::new(HyperFlexis::new(Options::new(MODEL, 16))))),
         (
             "hyperflexis, priorities",
             Box::new(move || {
                 let mapping = Mapping::new(bounds(), 16);
-                Box::new(HyperFlexis::with_priorities(
-                    Options::new(MODEL, 16),
-                    mapping,
-                ))
+                Box::new(HyperFlexis::with_priorities(Options::new(MODEL, 16), mapping))
             }),
         ),
     ];

@@ -68,14 +68,8 @@ fn grow(depth: u32, bounds: [(f64, f64); FEATURES], shift: usize, into: &mut Vec
 
 /// Returns a forest of the size that `laxity_sim::requests::predictor` creates.
 fn forest() -> Forest {
-    let bounds = [
-        (0.0, 4_096.0),
-        (0.0, 4_096.0),
-        (0.0, 3e7),
-        (0.0, 16.0),
-        (0.0, 512.0),
-        (0.0, 1e6),
-    ];
+    let bounds =
+        [(0.0, 4_096.0), (0.0, 4_096.0), (0.0, 3e7), (0.0, 16.0), (0.0, 512.0), (0.0, 1e6)];
     let trees: Vec<Vec<Node>> = (0..16)
         .map(|shift| {
             let mut nodes = Vec::new();
@@ -99,16 +93,9 @@ fn spec(id: u64) -> Spec {
     let prompt = 500 + (id * 7_919 % 3_000) as u32;
     let running = id < RUNNING;
     let slo = match id % 3 {
-        0 => Slo::Interactive {
-            ttft: 60_000_000 * MS,
-            tbt: 50 * MS,
-        },
-        1 => Slo::Batch {
-            ttlt: 600_000_000 * MS,
-        },
-        _ => Slo::Batch {
-            ttlt: 1_800_000_000 * MS,
-        },
+        0 => Slo::Interactive { ttft: 60_000_000 * MS, tbt: 50 * MS },
+        1 => Slo::Batch { ttlt: 600_000_000 * MS },
+        _ => Slo::Batch { ttlt: 1_800_000_000 * MS },
     };
     Spec {
         id: RequestId(id),
@@ -119,11 +106,7 @@ fn spec(id: u64) -> Spec {
         generated: u32::from(running),
         class: ClassId((id % 3) as u16),
         application: ApplicationId((id % 3) as u32),
-        importance: if id.is_multiple_of(5) {
-            Importance::Low
-        } else {
-            Importance::Important
-        },
+        importance: if id.is_multiple_of(5) { Importance::Low } else { Importance::Important },
         slo,
     }
 }
@@ -149,10 +132,7 @@ impl Loaded {
             loaded.decide();
         }
         let load = loaded.replica.load();
-        assert!(
-            u64::from(load.decoding) >= RUNNING - 8 && load.waiting >= 9_900,
-            "{load:?}"
-        );
+        assert!(u64::from(load.decoding) >= RUNNING - 8 && load.waiting >= 9_900, "{load:?}");
         loaded
     }
 }
@@ -164,8 +144,7 @@ impl Subject for Loaded {
             self.now = self.now + took;
             let finished = plan.chunks.iter().filter(|chunk| chunk.last);
             let finished = finished.map(|chunk| chunk.request).collect();
-            self.replica
-                .handle(self.now, &Event::Done { took, finished });
+            self.replica.handle(self.now, &Event::Done { took, finished });
             // A dispatcher reads the load after each iteration.
             black_box(self.replica.load());
         }
@@ -208,9 +187,7 @@ pub(crate) fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
     for order in [LineOrder::Fcfs, LineOrder::Edf, LineOrder::Srpf] {
         let fixed = Fixed { order, tokens: 512 };
-        rows.push(row(format!("iteration: {}", fixed.name()), move || {
-            Box::new(fixed)
-        }));
+        rows.push(row(format!("iteration: {}", fixed.name()), move || Box::new(fixed)));
     }
     for order in [LineOrder::Fcfs, LineOrder::Edf, LineOrder::Srpf] {
         let inner = Fixed { order, tokens: 512 };
@@ -218,12 +195,7 @@ pub(crate) fn rows() -> Vec<Row> {
         rows.push(Row {
             // This policy reads the whole queue. It is for comparison only and has no limit.
             limit_us: None,
-            ..row(name, move || {
-                Box::new(Relegating {
-                    inner,
-                    latency: Truth,
-                })
-            })
+            ..row(name, move || Box::new(Relegating { inner, latency: Truth }))
         });
     }
     let options = [
@@ -238,9 +210,7 @@ pub(crate) fn rows() -> Vec<Row> {
         }));
     }
     for kind in Kind::ALL {
-        rows.push(row(format!("iteration: hmas {}", kind.name()), move || {
-            Box::new(agent(kind))
-        }));
+        rows.push(row(format!("iteration: hmas {}", kind.name()), move || Box::new(agent(kind))));
     }
     rows.push(Row {
         name: "qoserve's forest, asked once".to_owned(),

@@ -95,11 +95,7 @@ struct Arguments {
 }
 
 fn arguments() -> Result<Arguments, String> {
-    let mut found = Arguments {
-        only: Vec::new(),
-        count: None,
-        strict: false,
-    };
+    let mut found = Arguments { only: Vec::new(), count: None, strict: false };
     let mut all = std::env::args().skip(1);
     while let Some(argument) = all.next() {
         match argument.as_str() {

@@ -36,9 +36,7 @@ impl Chase {
         let mut order: Vec<usize> = (0..LINES).collect();
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         for last in (1..LINES).rev() {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             order.swap(last, (state >> 33) as usize % last);
         }
         let mut lines = vec![[0; 8]; LINES];
@@ -68,10 +66,7 @@ pub(crate) fn rows() -> Vec<Row> {
     };
     vec![
         row("reference: copy of 40 KiB", || {
-            Box::new(Copy {
-                from: vec![1; COPIED],
-                to: vec![0; COPIED],
-            })
+            Box::new(Copy { from: vec![1; COPIED], to: vec![0; COPIED] })
         }),
         row(CHASE, || Box::new(Chase::new())),
     ]

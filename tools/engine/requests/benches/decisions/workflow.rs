@@ -107,11 +107,7 @@ impl Loaded {
         let job = Job {
             id: JobId(id),
             template: TemplateId((id % 9) as u16),
-            class: if id.is_multiple_of(2) {
-                Class::Batch
-            } else {
-                Class::Interactive
-            },
+            class: if id.is_multiple_of(2) { Class::Batch } else { Class::Interactive },
             arrival: Time(id),
             deadline: Time(id + 100 * GB),
             source: ClusterId(0),
@@ -125,11 +121,7 @@ impl Loaded {
         let Some(stage) = self.running.pop() else {
             return;
         };
-        let outcome = Outcome {
-            output: 100,
-            tool: false,
-            took: Span(GB),
-        };
+        let outcome = Outcome { output: 100, tool: false, took: Span(GB) };
         let event = Event::Finished { stage, outcome };
         self.scheduler.handle(self.now(), &event);
     }
@@ -166,8 +158,7 @@ impl Subject for Loaded {
         // Each time another stage ends.
         let count = self.running.len();
         if count > 0 {
-            self.running
-                .swap(count - 1, self.next as usize * 7_919 % count);
+            self.running.swap(count - 1, self.next as usize * 7_919 % count);
         }
         if self.ends {
             self.next += 1;
@@ -208,11 +199,7 @@ fn predictor() -> TwoPhase {
 }
 
 pub(crate) fn rows() -> Vec<Row> {
-    let mode = |name: &str, mode| Options {
-        name: name.to_owned(),
-        mode,
-        ..Options::maestro()
-    };
+    let mode = |name: &str, mode| Options { name: name.to_owned(), mode, ..Options::maestro() };
     let settings = [
         Options::maestro(),
         Options::ordered("maestro, edf", StageOrder::Edf),
@@ -222,10 +209,9 @@ pub(crate) fn rows() -> Vec<Row> {
     ];
     let mut rows = Vec::new();
     for options in settings {
-        for (said, load, waiting) in [
-            ("a stage comes", 500, 0),
-            ("a stage ends, 10 000 wait", 1_100, 10_000),
-        ] {
+        for (said, load, waiting) in
+            [("a stage comes", 500, 0), ("a stage ends, 10 000 wait", 1_100, 10_000)]
+        {
             let options = options.clone();
             rows.push(Row {
                 name: format!("workflow: {}, {said}", options.name),

@@ -109,15 +109,9 @@ impl CentralEdf {
             .filter(|(_, row)| self.takes(row, spec, decode))
             .min_by(|(_, x), (_, y)| {
                 let weight = |row: &Row| {
-                    if decode {
-                        row.decodes().1
-                    } else {
-                        row.prompts().tokens
-                    }
+                    if decode { row.decodes().1 } else { row.prompts().tokens }
                 };
-                weight(x)
-                    .total_cmp(&weight(y))
-                    .then(x.requests().cmp(&y.requests()))
+                weight(x).total_cmp(&weight(y)).then(x.requests().cmp(&y.requests()))
             })
             .map(|(instance, _)| instance)
     }
@@ -125,11 +119,7 @@ impl CentralEdf {
 
 impl Dispatch for CentralEdf {
     fn name(&self) -> &'static str {
-        if self.admission {
-            "edf_admission"
-        } else {
-            "central_edf"
-        }
+        if self.admission { "edf_admission" } else { "central_edf" }
     }
 
     fn handle(&mut self, now: Time, event: &Event) {

@@ -57,11 +57,7 @@ impl Dispatch for Fewest {
                 self.held.push_back((spec.id, true));
             }
             Event::Up { instance, role } => {
-                let stand = Stand {
-                    role: *role,
-                    requests: 0,
-                    turn: 0,
-                };
+                let stand = Stand { role: *role, requests: 0, turn: 0 };
                 self.instances.insert(*instance, stand);
             }
             Event::Down { instance, lost } => {
@@ -122,10 +118,7 @@ mod tests {
     #[test]
     fn the_shortest_queue_is_joined_and_equals_take_turns() {
         let mut fewest = Fewest::default();
-        let up = |instance| Event::Up {
-            instance: InstanceId(instance),
-            role: Role::Prefill,
-        };
+        let up = |instance| Event::Up { instance: InstanceId(instance), role: Role::Prefill };
         fewest.handle(Time::ZERO, &Event::Arrived(spec(0)));
         assert_eq!(fewest.poll_decision(Time::ZERO), None, "nobody is there");
         (0..3).for_each(|instance| fewest.handle(Time::ZERO, &up(instance)));
@@ -146,10 +139,7 @@ mod tests {
         };
         assert_eq!(next, place(5, 1));
         // A request that is lost with an instance is placed again.
-        let down = Event::Down {
-            instance: InstanceId(1),
-            lost: vec![spec(5)],
-        };
+        let down = Event::Down { instance: InstanceId(1), lost: vec![spec(5)] };
         fewest.handle(Time::ZERO, &down);
         assert_eq!(fewest.poll_decision(Time::ZERO), place(5, 2));
         assert_eq!(fewest.waiting(), 0);

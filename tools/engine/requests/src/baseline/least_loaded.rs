@@ -48,11 +48,7 @@ impl Dispatch for LeastLoaded {
                 self.held.push_back((spec.id, true));
             }
             Event::Up { instance, role } => {
-                let stand = Stand {
-                    role: *role,
-                    reported: 0,
-                    placed: 0,
-                };
+                let stand = Stand { role: *role, reported: 0, placed: 0 };
                 self.instances.insert(*instance, stand);
             }
             Event::Down { instance, lost } => {

@@ -117,9 +117,7 @@ impl Dispatch for LeastWork {
                     self.held.push_back((*spec, false));
                 }
             }
-            Event::Finished {
-                request, generated, ..
-            } => {
+            Event::Finished { request, generated, .. } => {
                 if let Some(placed) = self.leave(*request) {
                     let history = self.history.entry(placed.application).or_default();
                     history.requests += 1.0;
@@ -139,21 +137,15 @@ impl Dispatch for LeastWork {
         for decode in [false, true] {
             targets[usize::from(decode)] = self.least(decode);
         }
-        let at = self
-            .held
-            .iter()
-            .position(|(_, decode)| targets[usize::from(*decode)].is_some())?;
+        let at =
+            self.held.iter().position(|(_, decode)| targets[usize::from(*decode)].is_some())?;
         let (spec, decode) = self.held.remove(at)?;
         let (instance, role) = targets[usize::from(decode)]?;
         let work = self.work(&spec, role);
         if let Some((_, sum)) = self.work.get_mut(&instance) {
             *sum += work;
         }
-        let placed = Placed {
-            instance,
-            work,
-            application: spec.application,
-        };
+        let placed = Placed { instance, work, application: spec.application };
         self.placed.insert(spec.id, placed);
         let request = spec.id;
         Some(Decision::Place { request, instance })

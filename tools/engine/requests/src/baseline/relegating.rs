@@ -88,10 +88,7 @@ mod tests {
 
     #[test]
     fn who_cannot_be_in_time_lets_the_others_pass_and_is_served_at_last() {
-        let inner = Fixed {
-            order: LineOrder::Edf,
-            tokens: 100,
-        };
+        let inner = Fixed { order: LineOrder::Edf, tokens: 100 };
         let latency = PerToken;
         let pool = Pool::new(1_000, 16);
         let mut replica = Replica::new(pool, 0, Box::new(Relegating { inner, latency }));

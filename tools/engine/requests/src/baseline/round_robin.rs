@@ -64,14 +64,12 @@ impl Dispatch for RoundRobin {
     }
 
     fn poll_decision(&mut self, _: Time) -> Option<Decision> {
-        [&mut self.first, &mut self.decode]
-            .into_iter()
-            .find_map(|ring| {
-                ring.held.front()?;
-                let instance = ring.turn()?;
-                let request = ring.held.pop_front()?;
-                Some(Decision::Place { request, instance })
-            })
+        [&mut self.first, &mut self.decode].into_iter().find_map(|ring| {
+            ring.held.front()?;
+            let instance = ring.turn()?;
+            let request = ring.held.pop_front()?;
+            Some(Decision::Place { request, instance })
+        })
     }
 
     fn next_deadline(&self) -> Option<Time> {

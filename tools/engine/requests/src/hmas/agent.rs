@@ -132,10 +132,7 @@ impl Agent {
     fn bound(&self, spec: &Spec, estimate: &Estimate) -> Bound {
         match &self.statera {
             Some(statera) => statera.bound(spec.prompt, estimate.length, spec.output_max),
-            None => Bound {
-                tokens: spec.output_max,
-                source: Source::Limit,
-            },
+            None => Bound { tokens: spec.output_max, source: Source::Limit },
         }
     }
 
@@ -143,12 +140,8 @@ impl Agent {
     fn meet(&mut self, now: Time, spec: &Spec) {
         let estimate = self.cognition.arrived(now, spec, self.running);
         self.policy.arrived(spec, &estimate);
-        let known = Known {
-            spec: *spec,
-            estimate,
-            bound: self.bound(spec, &estimate),
-            promised: None,
-        };
+        let known =
+            Known { spec: *spec, estimate, bound: self.bound(spec, &estimate), promised: None };
         self.jobs.insert(spec.id, known);
     }
 
@@ -227,11 +220,7 @@ impl Agent {
         let Some(statera) = &self.statera else {
             return true;
         };
-        let bound = statera.bound(
-            known.spec.prompt,
-            known.estimate.length,
-            known.spec.output_max,
-        );
+        let bound = statera.bound(known.spec.prompt, known.estimate.length, known.spec.output_max);
         let tokens = known.spec.prompt.saturating_add(bound.tokens);
         let blocks = self.blocks(tokens.max(job.target));
         let room = f64::from(pool.capacity()) * (1.0 - statera.config.fragmentation);
@@ -332,8 +321,7 @@ impl Discipline for Agent {
             return;
         };
         let real = job.generated;
-        self.cognition
-            .finished(&job.spec, known.estimate.task, real);
+        self.cognition.finished(&job.spec, known.estimate.task, real);
         let Some(statera) = &mut self.statera else {
             return;
         };
@@ -366,10 +354,7 @@ impl Discipline for Agent {
             decode_context: decodes.decode_context,
             took: 0,
         };
-        self.config
-            .chunk
-            .saturating_sub(decodes.decodes)
-            .max(self.config.chunk_min)
+        self.config.chunk.saturating_sub(decodes.decodes).max(self.config.chunk_min)
     }
 
     fn start(&mut self, _: Time, job: &Job, view: &dyn View) -> Start {
@@ -401,8 +386,6 @@ impl Discipline for Agent {
     }
 
     fn decodes_max(&self) -> usize {
-        self.statera
-            .as_ref()
-            .map_or(usize::MAX, |statera| statera.config.decodes.max(1) as usize)
+        self.statera.as_ref().map_or(usize::MAX, |statera| statera.config.decodes.max(1) as usize)
     }
 }

@@ -38,9 +38,7 @@ pub struct Cognition {
 
 impl std::fmt::Debug for Cognition {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Cognition")
-            .field("tasks", &self.tasks)
-            .finish_non_exhaustive()
+        f.debug_struct("Cognition").field("tasks", &self.tasks).finish_non_exhaustive()
     }
 }
 
@@ -48,12 +46,7 @@ impl Cognition {
     /// Creates the source of estimates from its two parts.
     #[must_use]
     pub fn new(perception: Box<dyn Perception>, prediction: Box<dyn Prediction>) -> Self {
-        Self {
-            perception,
-            prediction,
-            tasks: BTreeMap::new(),
-            all: Profile::default(),
-        }
+        Self { perception, prediction, tasks: BTreeMap::new(), all: Profile::default() }
     }
 
     /// Passes a new request to perception and returns its estimate until the answer.
@@ -83,13 +76,7 @@ impl Cognition {
             Slo::Interactive { .. } => spec.deadline(length),
             Slo::Batch { .. } => spec.deadline(0),
         };
-        Estimate {
-            task,
-            length,
-            ttft: cost.ttft,
-            tpot: cost.tpot,
-            due,
-        }
+        Estimate { task, length, ttft: cost.ttft, tpot: cost.tpot, due }
     }
 
     /// Returns the next request that perception has answered for. Without tags the request keeps

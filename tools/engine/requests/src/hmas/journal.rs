@@ -30,9 +30,6 @@ impl Journal {
     /// Returns a copy of the log.
     #[must_use]
     pub fn read(&self) -> Log {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

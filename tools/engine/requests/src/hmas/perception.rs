@@ -71,12 +71,7 @@ impl<T: Tagger> Paced<T> {
     /// Wraps a tagger. With a `service` of zero it answers at once.
     #[must_use]
     pub const fn new(tagger: T, service: Span) -> Self {
-        Self {
-            tagger,
-            service,
-            busy_until: Time::ZERO,
-            ready: VecDeque::new(),
-        }
+        Self { tagger, service, busy_until: Time::ZERO, ready: VecDeque::new() }
     }
 }
 
@@ -120,10 +115,7 @@ pub struct Rules {
 impl Tagger for Rules {
     fn tag(&mut self, spec: &Spec) -> Option<Tags> {
         let (mean, _) = self.means.get(&spec.application)?;
-        Some(Tags {
-            task: spec.class.0,
-            length: mean.clamp(1.0, f64::from(spec.output_max)),
-        })
+        Some(Tags { task: spec.class.0, length: mean.clamp(1.0, f64::from(spec.output_max)) })
     }
 
     fn learn(&mut self, spec: &Spec, length: u32) {
@@ -151,9 +143,7 @@ impl Trained {
         seed: u64,
     ) -> Result<Self, super::regressor::TrainingError> {
         let rows: Vec<Vec<f64>> = examples.iter().map(|(spec, _)| features(spec)).collect();
-        let lengths = examples
-            .iter()
-            .map(|(_, length)| f64::from((*length).max(1)).ln());
+        let lengths = examples.iter().map(|(_, length)| f64::from((*length).max(1)).ln());
         let lengths: Vec<f64> = lengths.collect();
         let forest = Forest::fit(&rows, &lengths, seed)?;
         Ok(Self { forest })
@@ -190,9 +180,7 @@ fn features(spec: &Spec) -> Vec<f64> {
         f64::from(spec.output_max),
         f64::from(spec.class.0),
         f64::from(spec.application.0),
-        f64::from(u8::from(
-            spec.importance == crate::request::Importance::Important,
-        )),
+        f64::from(u8::from(spec.importance == crate::request::Importance::Important)),
         first as f64 / 1e9,
         each as f64 / 1e6,
     ]
@@ -200,9 +188,6 @@ fn features(spec: &Spec) -> Vec<f64> {
 
 impl Tagger for Trained {
     fn tag(&mut self, spec: &Spec) -> Option<Tags> {
-        Some(Tags {
-            task: spec.class.0,
-            length: self.length(spec),
-        })
+        Some(Tags { task: spec.class.0, length: self.length(spec) })
     }
 }

@@ -54,10 +54,7 @@ impl<L: Latency> Modelled<L> {
     /// Creates the prediction with chunks of `chunk` tokens.
     #[must_use]
     pub fn new(latency: L, chunk: u32) -> Self {
-        Self {
-            latency,
-            chunk: chunk.max(1),
-        }
+        Self { latency, chunk: chunk.max(1) }
     }
 }
 
@@ -78,10 +75,7 @@ impl<L: Latency + Send> Prediction for Modelled<L> {
             decode_context: context * u64::from(others),
             ..Composition::default()
         };
-        Cost {
-            ttft,
-            tpot: self.latency.iteration(&batch),
-        }
+        Cost { ttft, tpot: self.latency.iteration(&batch) }
     }
 }
 
@@ -101,10 +95,7 @@ impl Default for Measured {
     fn default() -> Self {
         // Rates of a typical machine until the first measurement. Orders depend on their ratio
         // only.
-        Self {
-            prefill_ns: 100_000.0,
-            decode_ns: 20_000_000.0,
-        }
+        Self { prefill_ns: 100_000.0, decode_ns: 20_000_000.0 }
     }
 }
 

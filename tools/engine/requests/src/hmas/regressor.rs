@@ -23,10 +23,7 @@ pub struct TrainingError {
 
 impl TrainingError {
     fn new(examples: usize, why: &impl ToString) -> Self {
-        Self {
-            examples,
-            why: why.to_string(),
-        }
+        Self { examples, why: why.to_string() }
     }
 }
 

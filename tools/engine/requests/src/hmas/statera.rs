@@ -56,10 +56,7 @@ impl Statera {
     /// Creates the agent with its options.
     #[must_use]
     pub fn new(config: Config) -> Self {
-        Self {
-            config,
-            calibration: Calibration::new(config.epsilon, config.window, config.score),
-        }
+        Self { config, calibration: Calibration::new(config.epsilon, config.window, config.score) }
     }
 
     /// Learns the error of a prediction from a request that ended.

@@ -54,9 +54,7 @@ impl InstanceLoad {
     /// Returns how long a decode step takes at an instance now, in ns.
     #[must_use]
     pub fn of_now(ledger: &InstanceTable, instance: InstanceId, model: &Linear) -> f64 {
-        ledger
-            .row(instance)
-            .map_or(0.0, |row| Self::of(row).decode_ns(model))
+        ledger.row(instance).map_or(0.0, |row| Self::of(row).decode_ns(model))
     }
 
     /// Returns the load with one more prompt to compute.
@@ -172,10 +170,7 @@ pub fn probability(remaining: f64, ttft: f64, utilization: f64) -> f64 {
 mod tests {
     use super::*;
 
-    const MODEL: Linear = Linear {
-        prefill: [8e6, 60_000.0, 0.0],
-        decode: [7e6, 12.0, 20_000.0],
-    };
+    const MODEL: Linear = Linear { prefill: [8e6, 60_000.0, 0.0], decode: [7e6, 12.0, 20_000.0] };
 
     fn standing(prompt: u32) -> InstanceLoad {
         InstanceLoad {

@@ -139,10 +139,7 @@ impl HyperFlexis {
     /// assigns the objectives (§5.2).
     #[must_use]
     pub fn with_priorities(options: Options, mapping: Mapping) -> Self {
-        Self {
-            mapping: Some(mapping),
-            ..Self::new(options)
-        }
+        Self { mapping: Some(mapping), ..Self::new(options) }
     }
 
     fn enqueue(&mut self, spec: &Spec) {
@@ -156,10 +153,7 @@ impl HyperFlexis {
         }
         self.lately.saw(targets.ttft);
         let key = (targets.tpot, spec.arrival, spec.id);
-        let waiting = Waiting {
-            spec: *spec,
-            targets,
-        };
+        let waiting = Waiting { spec: *spec, targets };
         self.line.insert(key, waiting);
         self.keys.insert(spec.id, key);
         self.fresh.push_back(key);
@@ -168,10 +162,7 @@ impl HyperFlexis {
     /// Removes a request from the queue or from the best-effort queue.
     fn dequeue(&mut self, request: RequestId) -> Option<Waiting> {
         let key = self.keys.remove(&request)?;
-        let waiting = self
-            .line
-            .remove(&key)
-            .or_else(|| self.tail.remove(&(key.1, request)))?;
+        let waiting = self.line.remove(&key).or_else(|| self.tail.remove(&(key.1, request)))?;
         let priority = usize::from(waiting.spec.class.0);
         if let Some(count) = self.pending.get_mut(&priority) {
             *count -= 1;
@@ -200,11 +191,7 @@ impl HyperFlexis {
             self.migrator.open(instance, now);
             return;
         }
-        let worker = Worker {
-            mature: now,
-            begun: None,
-            synced: now,
-        };
+        let worker = Worker { mature: now, begun: None, synced: now };
         self.workers.insert(instance, worker);
         self.askable.insert((now, instance));
     }
@@ -258,11 +245,7 @@ impl HyperFlexis {
     fn freed(&mut self, now: Time, instance: InstanceId) {
         if let Some(worker) = self.workers.get(&instance) {
             let idle = self.ledger.row(instance).is_some_and(Row::is_idle);
-            let mature = if idle {
-                worker.mature.min(now)
-            } else {
-                worker.mature
-            };
+            let mature = if idle { worker.mature.min(now) } else { worker.mature };
             self.mature_at(instance, mature);
         } else if self.ledger.row(instance).is_some() {
             self.migrator.open(instance, now);
@@ -356,11 +339,9 @@ impl HyperFlexis {
             if let Some(assigned) = self.assigned.get_mut(request) {
                 assigned.1 = now.since(waiting.spec.arrival).0;
             }
-            self.ledger
-                .place(&waiting.spec, waiting.targets.tpot, instance);
+            self.ledger.place(&waiting.spec, waiting.targets.tpot, instance);
             let request = *request;
-            self.decisions
-                .push_back(Decision::Place { request, instance });
+            self.decisions.push_back(Decision::Place { request, instance });
         }
         let after = residual + taken.standing.maturity_ns(&model);
         let mature = now + Span(after as u64);
@@ -374,11 +355,7 @@ impl HyperFlexis {
 
 impl Dispatch for HyperFlexis {
     fn name(&self) -> &'static str {
-        if self.mapping.is_some() {
-            "hyperflexis_pm"
-        } else {
-            "hyperflexis"
-        }
+        if self.mapping.is_some() { "hyperflexis_pm" } else { "hyperflexis" }
     }
 
     fn handle(&mut self, now: Time, event: &Event) {
@@ -401,13 +378,7 @@ impl Dispatch for HyperFlexis {
                 let targets = assigned.unwrap_or_else(|| Targets::of(spec));
                 self.migrator.push(spec, targets);
             }
-            Event::Finished {
-                request,
-                class,
-                ttft,
-                tpot,
-                ..
-            } => {
+            Event::Finished { request, class, ttft, tpot, .. } => {
                 if let Some(instance) = self.ledger.leave(*request) {
                     self.freed(now, instance);
                 }
@@ -451,8 +422,7 @@ impl Dispatch for HyperFlexis {
                 let step = InstanceLoad::of_now(&self.ledger, instance, &self.options.model);
                 self.migrator.open(instance, now + Span(step as u64));
                 let request = spec.id;
-                self.decisions
-                    .push_back(Decision::Place { request, instance });
+                self.decisions.push_back(Decision::Place { request, instance });
             }
         }
         self.decisions.pop_front()

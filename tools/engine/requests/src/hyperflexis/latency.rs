@@ -21,9 +21,8 @@ use crate::latency::{Composition, Latency};
 pub const BATCHES: [u32; 11] = [1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192];
 
 /// Lengths of the paper's profile (appendix A).
-pub const LENGTHS: [u32; 16] = [
-    4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 284, 512, 768, 1024, 1536, 2020,
-];
+pub const LENGTHS: [u32; 16] =
+    [4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 284, 512, 768, 1024, 1536, 2020];
 
 /// A measured step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -106,13 +105,7 @@ impl Linear {
             samples
                 .iter()
                 .filter(|s| s.took > Span::ZERO && !s.of.is_empty())
-                .filter(|s| {
-                    if decode {
-                        s.of.prefill_tokens == 0
-                    } else {
-                        s.of.decodes == 0
-                    }
-                })
+                .filter(|s| if decode { s.of.prefill_tokens == 0 } else { s.of.decodes == 0 })
                 .map(|s| {
                     let row = if decode {
                         [1.0, s.of.decode_context as f64, f64::from(s.of.decodes)]
@@ -131,10 +124,7 @@ impl Linear {
             }
             Ok(least_squares(&rows))
         };
-        Ok(Self {
-            prefill: fit(false, "prefill")?,
-            decode: fit(true, "decode")?,
-        })
+        Ok(Self { prefill: fit(false, "prefill")?, decode: fit(true, "decode")? })
     }
 
     /// Returns the error of the model on `samples`.
@@ -228,9 +218,8 @@ fn least_squares(rows: &[([f64; 3], f64)]) -> [f64; 3] {
         }
     }
     let cost = |x: &[f64; 3]| -> f64 {
-        let quadratic: f64 = (0..3)
-            .map(|i| (0..3).map(|j| x[i] * normal[i][j] * x[j]).sum::<f64>())
-            .sum();
+        let quadratic: f64 =
+            (0..3).map(|i| (0..3).map(|j| x[i] * normal[i][j] * x[j]).sum::<f64>()).sum();
         quadratic - 2.0 * (0..3).map(|i| x[i] * right[i]).sum::<f64>()
     };
     let mut best = ([0.0; 3], 0.0);
@@ -242,13 +231,7 @@ fn least_squares(rows: &[([f64; 3], f64)]) -> [f64; 3] {
             best = (x, cost(&x));
         }
     }
-    std::array::from_fn(|i| {
-        if scale[i] > 0.0 {
-            best.0[i] / scale[i]
-        } else {
-            0.0
-        }
-    })
+    std::array::from_fn(|i| if scale[i] > 0.0 { best.0[i] / scale[i] } else { 0.0 })
 }
 
 /// Solves the rows and columns in `set` by Gaussian elimination with pivots; other results are
@@ -290,10 +273,7 @@ fn solve(normal: &[[f64; 3]; 3], right: &[f64; 3], set: u32) -> Option<[f64; 3]>
 mod tests {
     use super::*;
 
-    const TRUTH: Linear = Linear {
-        prefill: [8e6, 60_000.0, 1.5],
-        decode: [7e6, 12.0, 20_000.0],
-    };
+    const TRUTH: Linear = Linear { prefill: [8e6, 60_000.0, 1.5], decode: [7e6, 12.0, 20_000.0] };
 
     #[test]
     fn a_profile_of_a_machine_that_is_such_a_model_gives_its_coefficients() {

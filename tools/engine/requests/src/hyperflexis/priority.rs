@@ -37,15 +37,9 @@ impl Bounds {
     pub fn around(ttft: u64, tpot: u64, share: f64) -> Self {
         let range = |median: u64| {
             let median = median as f64;
-            (
-                (median * (1.0 - share)) as u64,
-                (median * (1.0 + share)) as u64,
-            )
+            ((median * (1.0 - share)) as u64, (median * (1.0 + share)) as u64)
         };
-        Self {
-            ttft: range(ttft),
-            tpot: range(tpot),
-        }
+        Self { ttft: range(ttft), tpot: range(tpot) }
     }
 }
 
@@ -85,10 +79,7 @@ impl Mapping {
     /// Panics if there is no class or the window is 0.
     #[must_use]
     pub fn new(bounds: Vec<Bounds>, window: usize) -> Self {
-        assert!(
-            !bounds.is_empty() && window > 0,
-            "a mapping has classes and a window"
-        );
+        assert!(!bounds.is_empty() && window > 0, "a mapping has classes and a window");
         let classes = bounds.len();
         Self {
             bounds,
@@ -109,10 +100,7 @@ impl Mapping {
     /// Adds a request that ended to the window.
     pub fn record(&mut self, record: Record) {
         let class = self.class(record.priority);
-        let record = Record {
-            priority: class,
-            ..record
-        };
+        let record = Record { priority: class, ..record };
         if self.recent.len() == self.window
             && let Some(old) = self.recent.pop_front()
         {
@@ -142,15 +130,10 @@ impl Mapping {
         let bounds = self.bounds[class];
         let at = self.index(class);
         let (Some((ttft, queued)), Some(tpot)) = (self.ttfts.get(at), self.tpots.get(at)) else {
-            return Targets {
-                ttft: bounds.ttft.1,
-                tpot: bounds.tpot.1,
-            };
+            return Targets { ttft: bounds.ttft.1, tpot: bounds.tpot.1 };
         };
         // Replaces the reference's wait by the latest wait of the class: ttft − (queued − last).
-        let ttft = ttft
-            .saturating_add(self.last_queued[class])
-            .saturating_sub(*queued);
+        let ttft = ttft.saturating_add(self.last_queued[class]).saturating_sub(*queued);
         let least = if contended { bounds } else { self.bounds[0] };
         let clamp = |value: u64, least: u64, most: u64| value.clamp(least.min(most), most);
         Targets {
@@ -181,24 +164,13 @@ mod tests {
     }
 
     fn record(priority: usize, ttft: u64, queued: u64) -> Record {
-        Record {
-            priority,
-            ttft,
-            tpot: ttft / 10,
-            queued,
-        }
+        Record { priority, ttft, tpot: ttft / 10, queued }
     }
 
     #[test]
     fn an_empty_window_gives_the_largest_objective_of_the_class() {
         let targets = mapping().assign(1, false);
-        assert_eq!(
-            targets,
-            Targets {
-                ttft: 250,
-                tpot: 25
-            }
-        );
+        assert_eq!(targets, Targets { ttft: 250, tpot: 25 });
     }
 
     #[test]

@@ -111,9 +111,7 @@ impl Scaler {
         let prompts = f64::from(load.waiting + load.running.saturating_sub(load.decoding)).max(1.0);
         let tokens = load.prefill_tokens as f64;
         let prefill = model.prefill_ns(tokens, tokens * tokens / prompts);
-        occupancy
-            .max(step / self.options.tpot as f64)
-            .max(prefill / self.options.ttft as f64)
+        occupancy.max(step / self.options.tpot as f64).max(prefill / self.options.ttft as f64)
     }
 
     /// Returns the load of a role (`LoadMetric`) and the utilization of each of its instances.
@@ -128,17 +126,10 @@ impl Scaler {
             return None;
         }
         let mean = some.iter().map(|one| one.1).sum::<f64>() / some.len() as f64;
-        let growth = if self.finished == 0 {
-            1.0
-        } else {
-            self.arrived as f64 / self.finished as f64
-        };
+        let growth =
+            if self.finished == 0 { 1.0 } else { self.arrived as f64 / self.finished as f64 };
         // A request without an instance waits for one that computes prompts.
-        let wait = if role == Role::Decode {
-            0.0
-        } else {
-            window.wait
-        };
+        let wait = if role == Role::Decode { 0.0 } else { window.wait };
         Some((mean.max(mean * growth).max(wait), some))
     }
 
@@ -170,9 +161,7 @@ impl Scaling for Scaler {
     fn handle(&mut self, now: Time, window: &Window) {
         self.arrived += u64::from(window.arrived);
         self.finished += u64::from(window.finished);
-        let due = self
-            .decided
-            .is_none_or(|before| now.since(before).0 >= self.options.interval);
+        let due = self.decided.is_none_or(|before| now.since(before).0 >= self.options.interval);
         if !due {
             return;
         }
@@ -240,10 +229,7 @@ mod tests {
     use super::*;
     use crate::iteration::Load;
 
-    const MODEL: Linear = Linear {
-        prefill: [8e6, 60_000.0, 0.0],
-        decode: [7e6, 12.0, 20_000.0],
-    };
+    const MODEL: Linear = Linear { prefill: [8e6, 60_000.0, 0.0], decode: [7e6, 12.0, 20_000.0] };
     const SECOND: u64 = 1_000_000_000;
 
     fn scaler(most: u32) -> Scaler {
@@ -263,12 +249,7 @@ mod tests {
             ..Load::default()
         };
         let instance = InstanceId(at);
-        Instance {
-            instance,
-            role,
-            load,
-            busy: 1.0,
-        }
+        Instance { instance, role, load, busy: 1.0 }
     }
 
     fn run(
@@ -291,14 +272,8 @@ mod tests {
 
     #[test]
     fn above_the_upper_threshold_one_is_added_with_weights_of_the_least_used() {
-        let full = [
-            instance(0, Role::Whole, 20_000, 40),
-            instance(1, Role::Whole, 9_000, 40),
-        ];
-        let start = Decision::Start {
-            role: Role::Whole,
-            weights: Weights::Peer(InstanceId(1)),
-        };
+        let full = [instance(0, Role::Whole, 20_000, 40), instance(1, Role::Whole, 9_000, 40)];
+        let start = Decision::Start { role: Role::Whole, weights: Weights::Peer(InstanceId(1)) };
         assert_eq!(run(&mut scaler(3), 0, &full, 0), [start]);
         // No instance starts at the limit, or while one starts that will suffice.
         assert_eq!(run(&mut scaler(2), 0, &full, 0), []);
@@ -308,10 +283,7 @@ mod tests {
 
     #[test]
     fn one_is_taken_away_only_after_a_while() {
-        let calm = [
-            instance(0, Role::Whole, 0, 3),
-            instance(1, Role::Whole, 0, 1),
-        ];
+        let calm = [instance(0, Role::Whole, 0, 3), instance(1, Role::Whole, 0, 1)];
         let mut scaler = scaler(4);
         for second in 0..4 {
             assert_eq!(run(&mut scaler, second, &calm, 0), []);
@@ -329,10 +301,7 @@ mod tests {
         let full = [instance(0, Role::Whole, 20_000, 40)];
         let mut scaler = scaler(8);
         assert_eq!(run(&mut scaler, 1, &full, 0).len(), 1);
-        let window = Window {
-            instances: full.to_vec(),
-            ..Window::default()
-        };
+        let window = Window { instances: full.to_vec(), ..Window::default() };
         scaler.handle(Time(SECOND + 1), &window);
         assert_eq!(scaler.poll_decision(Time(SECOND + 1)), None);
     }
@@ -344,16 +313,10 @@ mod tests {
             instance(1, Role::Decode, 0, 3),
             instance(2, Role::Decode, 0, 1),
         ];
-        let turn = Decision::Turn {
-            instance: InstanceId(2),
-            role: Role::Prefill,
-        };
+        let turn = Decision::Turn { instance: InstanceId(2), role: Role::Prefill };
         assert_eq!(run(&mut scaler(8), 0, &pools, 0), [turn]);
         // The only decode instance can't change its role, so a new instance starts.
-        let start = Decision::Start {
-            role: Role::Prefill,
-            weights: Weights::Peer(InstanceId(1)),
-        };
+        let start = Decision::Start { role: Role::Prefill, weights: Weights::Peer(InstanceId(1)) };
         assert_eq!(run(&mut scaler(8), 0, &pools[..2], 0), [start]);
     }
 
@@ -366,10 +329,7 @@ mod tests {
         };
         let mut scaler = scaler(2);
         scaler.handle(Time::ZERO, &window);
-        assert!(matches!(
-            scaler.poll_decision(Time::ZERO),
-            Some(Decision::Start { .. })
-        ));
+        assert!(matches!(scaler.poll_decision(Time::ZERO), Some(Decision::Start { .. })));
     }
 
     #[test]
@@ -377,10 +337,7 @@ mod tests {
         let full = [instance(0, Role::Whole, 20_000, 40)];
         let mut options = Options::new(MODEL, 700_000_000, 50_000_000, 4);
         options.warm = 0;
-        let start = Decision::Start {
-            role: Role::Whole,
-            weights: Weights::Disk,
-        };
+        let start = Decision::Start { role: Role::Whole, weights: Weights::Disk };
         assert_eq!(run(&mut Scaler::new(options), 0, &full, 0), [start]);
     }
 }

@@ -82,12 +82,7 @@ pub(super) struct Taken {
 
 impl Taken {
     pub(super) const fn new(standing: InstanceLoad) -> Self {
-        Self {
-            requests: Vec::new(),
-            standing,
-            tokens: 0.0,
-            ttft: f64::INFINITY,
-        }
+        Self { requests: Vec::new(), standing, tokens: 0.0, ttft: f64::INFINITY }
     }
 
     pub(super) fn push(&mut self, waiting: &Waiting) {
@@ -114,11 +109,7 @@ impl<'a> Scan<'a> {
             standing,
             room: row.room(options.block_tokens, options.headroom),
             utilization: row.occupancy().max(step / standing.tpot).min(1.0),
-            residual: if step > 0.0 {
-                (step - since).max(0.0)
-            } else {
-                0.0
-            },
+            residual: if step > 0.0 { (step - since).max(0.0) } else { 0.0 },
             ttft: tightest * options.ttft_share,
             idle: row.is_idle(),
         }

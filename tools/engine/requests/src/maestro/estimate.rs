@@ -28,10 +28,7 @@ impl<P: Predict> Learned<P> {
     /// Creates an estimator with empty profiles.
     #[must_use]
     pub fn new(predictor: P) -> Self {
-        Self {
-            predictor,
-            profiles: Profiles::default(),
-        }
+        Self { predictor, profiles: Profiles::default() }
     }
 }
 

@@ -49,19 +49,11 @@ pub enum Mode {
 
 impl Mode {
     /// The paper's weights (§IV-D5, §III-D). Interactive stages have twice the weight of proximity.
-    pub const MAESTRO: Self = Self::Fitness {
-        gamma: 0.25,
-        gamma_interactive: 0.5,
-        ready: 1.0,
-        degradation: 1.0,
-    };
+    pub const MAESTRO: Self =
+        Self::Fitness { gamma: 0.25, gamma_interactive: 0.5, ready: 1.0, degradation: 1.0 };
     /// The paper's “BinPack Only”.
-    pub const BIN_PACK: Self = Self::Fitness {
-        gamma: 0.0,
-        gamma_interactive: 0.0,
-        ready: 1.0,
-        degradation: 1.0,
-    };
+    pub const BIN_PACK: Self =
+        Self::Fitness { gamma: 0.0, gamma_interactive: 0.0, ready: 1.0, degradation: 1.0 };
 }
 
 /// A node that can take a stage.
@@ -191,12 +183,7 @@ impl Fitness {
         let waits = ms(estimate.queue + estimate.activation);
         let harm = estimate.degradation as f64 / 1e6;
         match self.mode {
-            Mode::Fitness {
-                gamma,
-                gamma_interactive,
-                ready,
-                degradation,
-            } => {
+            Mode::Fitness { gamma, gamma_interactive, ready, degradation } => {
                 let gamma = match class {
                     Class::Interactive => gamma_interactive,
                     Class::Batch => gamma,

@@ -25,11 +25,8 @@ impl Isotonic {
     /// Fits points in any order. Points that aren't finite are ignored.
     #[must_use]
     pub fn fit(points: &[(f64, f64)]) -> Self {
-        let mut points: Vec<(f64, f64)> = points
-            .iter()
-            .copied()
-            .filter(|(x, y)| x.is_finite() && y.is_finite())
-            .collect();
+        let mut points: Vec<(f64, f64)> =
+            points.iter().copied().filter(|(x, y)| x.is_finite() && y.is_finite()).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
         let mut blocks: Vec<Block> = Vec::new();
         for (x, y) in points {
@@ -49,9 +46,7 @@ impl Isotonic {
             }
             blocks.push(block);
         }
-        Self {
-            knots: blocks.iter().map(|block| (block.x, block.y)).collect(),
-        }
+        Self { knots: blocks.iter().map(|block| (block.x, block.y)).collect() }
     }
 
     /// Returns the value at `x`: interpolated between blocks, and constant beyond the ends. Without

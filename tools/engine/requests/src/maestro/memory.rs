@@ -116,10 +116,7 @@ pub fn plan(
         plan.steps.push(offer);
     }
     if plan.frees < needed {
-        return Err(Failure {
-            frees: plan.frees,
-            needed,
-        });
+        return Err(Failure { frees: plan.frees, needed });
     }
     if plan.interrupts {
         plan.cost = plan.cost.saturating_add(interrupt);
@@ -133,12 +130,7 @@ mod tests {
     use proptest::prelude::*;
 
     const fn offer(engine: Engine, action: Action, frees: u64, restore: u64) -> Offer {
-        Offer {
-            engine,
-            action,
-            frees,
-            restore,
-        }
+        Offer { engine, action, frees, restore }
     }
 
     const IDLE: Offer = offer(Engine::Model(ModelId(1)), Action::Sleep, 100, 900);
@@ -166,13 +158,7 @@ mod tests {
     #[test]
     fn a_stage_is_not_swapped_out_and_aborted_at_once() {
         let refused = plan(80, vec![SWAP, ABORT], Action::Abort, 0).unwrap_err();
-        assert_eq!(
-            refused,
-            Failure {
-                frees: 50,
-                needed: 80
-            }
-        );
+        assert_eq!(refused, Failure { frees: 50, needed: 80 });
     }
 
     #[test]

@@ -175,8 +175,7 @@ impl Node {
     /// count as free.
     #[must_use]
     pub fn headroom(&self, table: &[ModelSpec]) -> u64 {
-        self.promisable(table)
-            .saturating_sub(self.leaving.bytes(table))
+        self.promisable(table).saturating_sub(self.leaving.bytes(table))
     }
 
     /// Returns the free bytes once all leaving weights are gone.
@@ -217,10 +216,7 @@ impl Node {
             && self.residency.on_disk(table) <= self.spec.disk
             && self.running.len() <= self.spec.slots as usize
             && self.running.len() == self.ends.len()
-            && self
-                .running
-                .values()
-                .all(|held| self.is_warm(held.ask.model))
+            && self.running.values().all(|held| self.is_warm(held.ask.model))
     }
 
     /// Returns the present `T_q`, not smoothed: the time until enough stages have ended.
@@ -275,13 +271,8 @@ impl Node {
             // Transfers go one after another on the link.
             let from_then = now.max(self.link_free);
             let of = &table[usize::from(ask.model.0)];
-            let context = if from == Readiness::Sleeping {
-                0
-            } else {
-                of.context
-            };
-            self.leaving
-                .load_behind(ask.model, from_then, of.weights + context);
+            let context = if from == Readiness::Sleeping { 0 } else { of.context };
+            self.leaving.load_behind(ask.model, from_then, of.weights + context);
             let until = from_then + prepared.activation.takes;
             self.link_free = until;
             // The model counts as used until it is loaded. A model that is being loaded can't make
@@ -323,11 +314,7 @@ impl Node {
         let at = self.queue.iter().position(ready)?;
         let ask = self.queue.remove(at)?;
         let ends = now + ask.execution;
-        let held = Held {
-            ask,
-            started: now,
-            ends,
-        };
+        let held = Held { ask, started: now, ends };
         self.running.insert(ask.stage, held);
         self.ends.insert((ends, ask.stage));
         Some((ask.stage, ask.kv))
@@ -350,11 +337,7 @@ impl Node {
         let more = bytes.saturating_sub(held.ask.kv);
         let headroom = self.headroom(table);
         if more > headroom {
-            let ask = Ask {
-                highest: Action::Abort,
-                interrupt,
-                ..held.ask
-            };
+            let ask = Ask { highest: Action::Abort, interrupt, ..held.ask };
             let offers = self.offers(&ask, table, now);
             match memory::plan(more - headroom, offers, Action::Abort, interrupt) {
                 Ok(plan) => {

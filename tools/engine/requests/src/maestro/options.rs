@@ -34,10 +34,7 @@ impl Options {
     pub fn maestro() -> Self {
         Self {
             name: "maestro".to_owned(),
-            order: StageOrder::Remaining {
-                aging: 0.1,
-                aging_interactive: 0.1,
-            },
+            order: StageOrder::Remaining { aging: 0.1, aging_interactive: 0.1 },
             boundary: Boundary::MAESTRO,
             mode: Mode::MAESTRO,
             backlog: 0,
@@ -51,11 +48,6 @@ impl Options {
     /// Returns Maestro's options with another order, which also applies at every boundary.
     #[must_use]
     pub fn ordered(name: &str, order: StageOrder) -> Self {
-        Self {
-            name: name.to_owned(),
-            order,
-            boundary: Boundary::Requeue,
-            ..Self::maestro()
-        }
+        Self { name: name.to_owned(), order, boundary: Boundary::Requeue, ..Self::maestro() }
     }
 }

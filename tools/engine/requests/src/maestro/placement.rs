@@ -23,9 +23,9 @@ use crate::{Span, Time};
 
 impl<E: Estimator> Scheduler<E> {
     fn ask(&self, entry: &Entry, class: Class) -> Ask {
-        let most = self.model(&entry.stage).map_or(0, |model| {
-            model.kv(entry.stage.prompt, f64::from(entry.stage.output_max))
-        });
+        let most = self
+            .model(&entry.stage)
+            .map_or(0, |model| model.kv(entry.stage.prompt, f64::from(entry.stage.output_max)));
         Ask {
             stage: entry.stage.id,
             model: entry.stage.model,
@@ -119,10 +119,7 @@ impl<E: Estimator> Scheduler<E> {
             let Some(ask) = self.nodes[node].swapped().next() else {
                 return;
             };
-            let ask = Ask {
-                highest: Action::Evict,
-                ..ask
-            };
+            let ask = Ask { highest: Action::Evict, ..ask };
             if !self.place(&ask, node, now) {
                 return;
             }

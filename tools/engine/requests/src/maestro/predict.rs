@@ -74,13 +74,11 @@ fn features(stage: &Stage, tool: f64, without: Without) -> Vec<f64> {
     ];
     if !without.semantics {
         // Trees can't compare NaN, so values that aren't finite are replaced.
-        row.extend(stage.semantics.map(|value| {
-            if value.is_finite() {
-                f64::from(value)
-            } else {
-                0.0
-            }
-        }));
+        row.extend(stage.semantics.map(
+            |value| {
+                if value.is_finite() { f64::from(value) } else { 0.0 }
+            },
+        ));
     }
     if !without.classifier {
         row.push(tool);
@@ -116,10 +114,7 @@ impl TwoPhase {
     /// Fails with fewer than 20 records or with values that aren't finite.
     pub fn train(records: &[Record], without: Without, trees: &Trees) -> Result<Self, FitError> {
         if records.len() < LEAST {
-            return Err(FitError::TooFew {
-                there: records.len(),
-                needed: LEAST,
-            });
+            return Err(FitError::TooFew { there: records.len(), needed: LEAST });
         }
         let (classifier, calibration) = if without.classifier {
             (None, Isotonic::default())
@@ -175,10 +170,8 @@ impl TwoPhase {
         let rows: Vec<Vec<f64>> = train.iter().map(row).collect();
         let targets: Vec<f64> = train.iter().map(called).collect();
         let classifier = Boosted::fit(&rows, &targets, trees)?;
-        let points: Vec<(f64, f64)> = held
-            .iter()
-            .map(|record| (classifier.predict(&row(record)), called(record)))
-            .collect();
+        let points: Vec<(f64, f64)> =
+            held.iter().map(|record| (classifier.predict(&row(record)), called(record))).collect();
         Ok((classifier, Isotonic::fit(&points)))
     }
 
@@ -218,10 +211,7 @@ impl Predict for TwoPhase {
         let regressor = of.roles.get(&stage.role).unwrap_or(&of.global);
         let drift = self.drift.get(&stage.role).copied().unwrap_or(0.0);
         let log = regressor.predict(&row) + drift;
-        Forecast {
-            tool,
-            output: log.exp_m1().clamp(1.0, f64::from(stage.output_max.max(1))),
-        }
+        Forecast { tool, output: log.exp_m1().clamp(1.0, f64::from(stage.output_max.max(1))) }
     }
 
     fn observe(&mut self, stage: &Stage, forecast: &Forecast, output: u32) {
@@ -240,10 +230,8 @@ impl ByPrompt {
     /// Fits the predictor to records.
     #[must_use]
     pub fn train(records: &[Record]) -> Self {
-        let rows: Vec<Vec<f64>> = records
-            .iter()
-            .map(|record| vec![f64::from(record.stage.prompt)])
-            .collect();
+        let rows: Vec<Vec<f64>> =
+            records.iter().map(|record| vec![f64::from(record.stage.prompt)]).collect();
         let targets: Vec<f64> = records.iter().map(|r| f64::from(r.output)).collect();
         Self(LinearFit::fit(&rows, &targets, 0))
     }
@@ -252,10 +240,7 @@ impl ByPrompt {
 impl Predict for ByPrompt {
     fn predict(&self, stage: &Stage) -> Forecast {
         let output = self.0.predict(&[f64::from(stage.prompt)]);
-        Forecast {
-            tool: 0.0,
-            output: output.clamp(1.0, f64::from(stage.output_max.max(1))),
-        }
+        Forecast { tool: 0.0, output: output.clamp(1.0, f64::from(stage.output_max.max(1))) }
     }
 
     fn observe(&mut self, _: &Stage, _: &Forecast, _: u32) {}
@@ -318,10 +303,7 @@ mod tests {
 
     fn trained(without: Without) -> TwoPhase {
         let records: Vec<Record> = (0..800).map(record).collect();
-        let trees = Trees {
-            count: 30,
-            ..Trees::default()
-        };
+        let trees = Trees { count: 30, ..Trees::default() };
         TwoPhase::train(&records, without, &trees).unwrap()
     }
 
@@ -361,10 +343,7 @@ mod tests {
                 .map(|r| (two.predict(&r.stage).output - f64::from(r.output)).abs())
                 .sum::<f64>()
         };
-        let blind = Without {
-            semantics: true,
-            ..Without::default()
-        };
+        let blind = Without { semantics: true, ..Without::default() };
         assert!(error(blind) > 2.0 * error(Without::default()));
     }
 
@@ -378,10 +357,7 @@ mod tests {
             two.observe(&seen.stage, &forecast, (before * 1.4) as u32);
         }
         let after = two.predict(&seen.stage).output;
-        assert!(
-            (after / before - 1.4).abs() < 0.05,
-            "{after} after {before}"
-        );
+        assert!((after / before - 1.4).abs() < 0.05, "{after} after {before}");
     }
 
     #[test]

@@ -25,13 +25,7 @@ const LOOPS: u16 = 4;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum State {
-    Fine {
-        template: TemplateId,
-        position: u16,
-        role: u16,
-        invocation: u16,
-        tool: u8,
-    },
+    Fine { template: TemplateId, position: u16, role: u16, invocation: u16, tool: u8 },
     Place(TemplateId, u16),
     Template(TemplateId),
 }

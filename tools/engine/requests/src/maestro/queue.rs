@@ -80,11 +80,7 @@ impl Queue {
     /// Creates an empty queue.
     #[must_use]
     pub fn new(order: StageOrder) -> Self {
-        Self {
-            order,
-            lanes: [BTreeMap::new(), BTreeMap::new()],
-            keys: HashMap::new(),
-        }
+        Self { order, lanes: [BTreeMap::new(), BTreeMap::new()], keys: HashMap::new() }
     }
 
     /// Returns the priority that a stage gains by a wait from time 0 to `at`, in ns.
@@ -92,9 +88,7 @@ impl Queue {
     pub fn aged(&self, class: Class, at: Time) -> u64 {
         let lane = lane(class);
         let pace = match self.order {
-            StageOrder::Remaining {
-                aging_interactive, ..
-            } if lane == 0 => aging_interactive,
+            StageOrder::Remaining { aging_interactive, .. } if lane == 0 => aging_interactive,
             StageOrder::Remaining { aging, .. } => aging,
             _ => 0.0,
         };
@@ -166,11 +160,7 @@ impl Queue {
                 (Some(a), Some(b)) => {
                     let a = (a.0.saturating_sub(aged[0]), a.1, a.2);
                     let b = (b.0.saturating_sub(aged[1]), b.1, b.2);
-                    if by_class || a <= b {
-                        fast.next()
-                    } else {
-                        slow.next()
-                    }
+                    if by_class || a <= b { fast.next() } else { slow.next() }
                 }
             };
             into.extend(next.map(|key| key.2));
@@ -229,10 +219,7 @@ mod tests {
     use super::*;
 
     const S: u64 = 1_000_000_000;
-    const BATCH_AGES: StageOrder = StageOrder::Remaining {
-        aging: 0.1,
-        aging_interactive: 0.0,
-    };
+    const BATCH_AGES: StageOrder = StageOrder::Remaining { aging: 0.1, aging_interactive: 0.0 };
 
     fn rank(class: Class, remaining: u64) -> Rank {
         Rank {

@@ -28,13 +28,7 @@ pub struct Trees {
 
 impl Default for Trees {
     fn default() -> Self {
-        Self {
-            count: 60,
-            depth: 4,
-            rate: 0.15,
-            leaf: 8,
-            seed: 1,
-        }
+        Self { count: 60, depth: 4, rate: 0.15, leaf: 8, seed: 1 }
     }
 }
 
@@ -73,10 +67,7 @@ impl Boosted {
     /// Fails if there are no rows, or if some values aren't finite.
     pub fn fit(rows: &[Vec<f64>], targets: &[f64], trees: &Trees) -> Result<Self, FitError> {
         if rows.is_empty() || rows.len() != targets.len() {
-            return Err(FitError::TooFew {
-                there: rows.len().min(targets.len()),
-                needed: 1,
-            });
+            return Err(FitError::TooFew { there: rows.len().min(targets.len()), needed: 1 });
         }
         // `smartcore` compares features by `partial_cmp` and panics on NaN.
         let finite = |(row, target): (&Vec<f64>, &f64)| {
@@ -136,20 +127,13 @@ impl LinearFit {
             xx += (x(row) - mean_x) * (x(row) - mean_x);
         }
         let slope = if xx > 0.0 { xy / xx } else { 0.0 };
-        Self {
-            feature,
-            slope,
-            intercept: mean_y - slope * mean_x,
-        }
+        Self { feature, slope, intercept: mean_y - slope * mean_x }
     }
 }
 
 impl Regressor for LinearFit {
     fn predict(&self, row: &[f64]) -> f64 {
-        self.slope.mul_add(
-            row.get(self.feature).copied().unwrap_or(0.0),
-            self.intercept,
-        )
+        self.slope.mul_add(row.get(self.feature).copied().unwrap_or(0.0), self.intercept)
     }
 }
 

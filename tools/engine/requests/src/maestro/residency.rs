@@ -74,34 +74,22 @@ impl Residency {
                 } else {
                     Readiness::Remote
                 };
-                WeightsEntry {
-                    at,
-                    used: 0,
-                    users: 0,
-                }
+                WeightsEntry { at, used: 0, users: 0 }
             })
             .collect();
-        Self {
-            models,
-            clock: 0,
-            host_kv: 0,
-        }
+        Self { models, clock: 0, host_kv: 0 }
     }
 
     /// Returns the location of a model. Unknown models are remote.
     #[must_use]
     pub fn at(&self, model: ModelId) -> Readiness {
-        self.models
-            .get(usize::from(model.0))
-            .map_or(Readiness::Remote, |place| place.at)
+        self.models.get(usize::from(model.0)).map_or(Readiness::Remote, |place| place.at)
     }
 
     /// Reports whether stages use a model or wait for its loading.
     #[must_use]
     pub fn is_used(&self, model: ModelId) -> bool {
-        self.models
-            .get(usize::from(model.0))
-            .is_some_and(|place| place.users > 0)
+        self.models.get(usize::from(model.0)).is_some_and(|place| place.users > 0)
     }
 
     /// Marks a model as used by one more stage.
@@ -150,21 +138,11 @@ impl Residency {
     /// Returns the bytes on disk.
     #[must_use]
     pub fn on_disk(&self, table: &[ModelSpec]) -> u64 {
-        self.sum(table, |at, model| {
-            if at == Readiness::Disk {
-                model.weights
-            } else {
-                0
-            }
-        })
+        self.sum(table, |at, model| if at == Readiness::Disk { model.weights } else { 0 })
     }
 
     fn sum(&self, table: &[ModelSpec], of: impl Fn(Readiness, &ModelSpec) -> u64) -> u64 {
-        self.models
-            .iter()
-            .zip(table)
-            .map(|(place, model)| of(place.at, model))
-            .sum()
+        self.models.iter().zip(table).map(|(place, model)| of(place.at, model)).sum()
     }
 
     /// Returns the least recently used idle model for which `is` holds, other than `but`.
@@ -218,11 +196,7 @@ impl Residency {
     ) {
         let size = table[usize::from(victim.0)].weights;
         let fits = self.on_disk(table) + size <= spec.disk;
-        let to = if fits {
-            Readiness::Disk
-        } else {
-            Readiness::Remote
-        };
+        let to = if fits { Readiness::Disk } else { Readiness::Remote };
         self.put(victim, to, moves);
     }
 
@@ -276,11 +250,8 @@ impl Residency {
             Readiness::Disk => spec.disk_rate.min(spec.host_rate),
             Readiness::Remote => spec.remote_rate.min(spec.host_rate),
         };
-        let context = if self.at(model) == Readiness::Sleeping {
-            Span::ZERO
-        } else {
-            Span(of.context_start)
-        };
+        let context =
+            if self.at(model) == Readiness::Sleeping { Span::ZERO } else { Span(of.context_start) };
         Span::transfer(of.weights, rate) + context
     }
 
@@ -341,9 +312,7 @@ impl Residency {
             } else if let Some(victim) = self.oldest(model, |at| at == Readiness::Sleeping) {
                 self.evict(victim, &mut moves);
             } else {
-                return Err(Lacking {
-                    lacking: wanted - spec.gpu,
-                });
+                return Err(Lacking { lacking: wanted - spec.gpu });
             }
         }
         if matches!(from, Readiness::Disk | Readiness::Remote) {
@@ -357,11 +326,7 @@ impl Residency {
             place.at = Readiness::Running;
             place.used = clock;
         }
-        Ok(Activation {
-            moves,
-            from: Some(from),
-            takes,
-        })
+        Ok(Activation { moves, from: Some(from), takes })
     }
 }
 

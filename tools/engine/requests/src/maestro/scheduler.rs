@@ -124,16 +124,8 @@ impl<E: Estimator> Scheduler<E> {
     /// tests.
     #[must_use]
     pub fn is_balanced(&self) -> bool {
-        let waits = self
-            .entries
-            .values()
-            .filter(|e| e.place == StagePosition::Waits)
-            .count();
-        let on = self
-            .entries
-            .values()
-            .filter(|e| matches!(e.place, StagePosition::On(_)))
-            .count();
+        let waits = self.entries.values().filter(|e| e.place == StagePosition::Waits).count();
+        let on = self.entries.values().filter(|e| matches!(e.place, StagePosition::On(_))).count();
         let load: usize = self.nodes.iter().map(Node::load).sum();
         let swapped: usize = self.nodes.iter().map(|node| node.swapped().count()).sum();
         waits == self.queue.len() + self.turns.len()
@@ -193,9 +185,7 @@ impl<E: Estimator> Scheduler<E> {
             return false;
         };
         let most = model.kv(stage.prompt, f64::from(stage.output_max));
-        self.nodes
-            .iter()
-            .any(|node| may_run(job, node) && node.most(model) >= most)
+        self.nodes.iter().any(|node| may_run(job, node) && node.most(model) >= most)
     }
 
     /// Reports whether the job continues at once with its next stage, by the [`Boundary`] rule.
@@ -209,11 +199,7 @@ impl<E: Estimator> Scheduler<E> {
         let (cooldown, interactive_only) = match self.options.boundary {
             Boundary::Hold => return true,
             Boundary::Requeue => return false,
-            Boundary::Preempt {
-                cooldown,
-                interactive_only,
-                ..
-            } => (cooldown, interactive_only),
+            Boundary::Preempt { cooldown, interactive_only, .. } => (cooldown, interactive_only),
         };
         if job.class == Class::Interactive || now < entry.keeps_until {
             return true;
@@ -224,18 +210,14 @@ impl<E: Estimator> Scheduler<E> {
             self.queue.first(1, now, &mut self.tried);
             self.tried.first().copied()
         };
-        let gains = waiter
-            .and_then(|waiter| self.entries.get(&waiter))
-            .is_some_and(|waiter| {
-                // Aging counts. A stage may be first in the queue by aging alone, and would
-                // otherwise never get a turn.
-                let waited = waiter.queued.map_or(Span::ZERO, |since| now.since(since));
-                let aged = self
-                    .queue
-                    .aged(job_class(&self.jobs, waiter), Time(waited.0));
-                let waits = Span(waiter.remaining.0.saturating_sub(aged));
-                self.options.boundary.is_preempted(remaining, waits)
-            });
+        let gains = waiter.and_then(|waiter| self.entries.get(&waiter)).is_some_and(|waiter| {
+            // Aging counts. A stage may be first in the queue by aging alone, and would
+            // otherwise never get a turn.
+            let waited = waiter.queued.map_or(Span::ZERO, |since| now.since(since));
+            let aged = self.queue.aged(job_class(&self.jobs, waiter), Time(waited.0));
+            let waits = Span(waiter.remaining.0.saturating_sub(aged));
+            self.options.boundary.is_preempted(remaining, waits)
+        });
         if gains {
             if let Some(entry) = self.jobs.get_mut(&job.id) {
                 entry.keeps_until = now + Span(cooldown);
@@ -284,8 +266,7 @@ impl<E: Estimator> Scheduler<E> {
             model.execution(entry.stage.prompt, f64::from(outcome.output))
         });
         let outcome = Outcome { took, ..*outcome };
-        self.estimator
-            .finished(&job, &entry.stage, &entry.forecast, &outcome);
+        self.estimator.finished(&job, &entry.stage, &entry.forecast, &outcome);
     }
 
     /// Removes a stage from its place.
@@ -346,24 +327,13 @@ impl<E: Estimator> Scheduler<E> {
             // Of several moves of a model, the first one takes the time.
             let at = leaving.iter().position(|(other, _)| *other == model);
             let takes = at.map_or(Span::ZERO, |at| leaving.swap_remove(at).1);
-            self.decisions.push_back(Decision::Demote {
-                node: id,
-                model,
-                to,
-                takes,
-            });
+            self.decisions.push_back(Decision::Demote { node: id, model, to, takes });
         }
         for model in done.stopped {
-            self.decisions
-                .push_back(Decision::StopTransition { node: id, model });
+            self.decisions.push_back(Decision::StopTransition { node: id, model });
         }
         if let Some((model, from, takes)) = done.activate {
-            self.decisions.push_back(Decision::Activate {
-                node: id,
-                model,
-                from,
-                takes,
-            });
+            self.decisions.push_back(Decision::Activate { node: id, model, from, takes });
         }
         self.changed = true;
     }
@@ -377,11 +347,7 @@ impl<E: Estimator> Scheduler<E> {
                     job.begun = true;
                 }
             }
-            self.decisions.push_back(Decision::Start {
-                stage,
-                node: NodeId(node as u32),
-                kv,
-            });
+            self.decisions.push_back(Decision::Start { stage, node: NodeId(node as u32), kv });
         }
     }
 
@@ -419,8 +385,7 @@ impl<E: Estimator> Scheduler<E> {
 }
 
 fn job_class(jobs: &FxHashMap<JobId, JobEntry>, entry: &Entry) -> Class {
-    jobs.get(&entry.stage.job)
-        .map_or(Class::Batch, |job| job.job.class)
+    jobs.get(&entry.stage.job).map_or(Class::Batch, |job| job.job.class)
 }
 
 impl<E: Estimator> Workflow for Scheduler<E> {

@@ -15,10 +15,7 @@ use crate::workflow::{ModelId, ModelSpec, StageId};
 use crate::{Span, Time};
 
 fn sum<'a>(models: impl Iterator<Item = &'a ModelId>, table: &[ModelSpec]) -> u64 {
-    models
-        .filter_map(|model| table.get(usize::from(model.0)))
-        .map(|model| model.weights)
-        .sum()
+    models.filter_map(|model| table.get(usize::from(model.0))).map(|model| model.weights).sum()
 }
 
 /// Models that move to host memory, and stages that wait for it to grow.

@@ -36,11 +36,7 @@ pub enum Chunking {
 
 impl Default for Chunking {
     fn default() -> Self {
-        Self::Dynamic {
-            least: 64,
-            most: 2500,
-            step: 32,
-        }
+        Self::Dynamic { least: 64, most: 2500, step: 32 }
     }
 }
 
@@ -52,11 +48,9 @@ pub fn slack(now: Time, job: &Job, tokens_left: u32) -> Option<i64> {
         Slo::Interactive { tbt, .. } => {
             let due = job.next_deadline();
             let rebased = match job.first_token {
-                Some(first) if first > job.spec.first_deadline() => Time(
-                    first
-                        .0
-                        .saturating_add(tbt.saturating_mul(job.generated.into())),
-                ),
+                Some(first) if first > job.spec.first_deadline() => {
+                    Time(first.0.saturating_add(tbt.saturating_mul(job.generated.into())))
+                }
                 _ => due,
             };
             Some(rebased.max(due).remaining_ns(now))
@@ -85,11 +79,7 @@ pub fn least_slack<'a>(
                 continue;
             }
         }
-        let tokens = if job.spec.slo.is_interactive() {
-            0
-        } else {
-            tokens_left(job)
-        };
+        let tokens = if job.spec.slo.is_interactive() { 0 } else { tokens_left(job) };
         if let Some(slack) = slack(now, job, tokens) {
             least = Some(least.map_or(slack, |least| least.min(slack)));
         }
@@ -182,37 +172,22 @@ mod tests {
 
     #[test]
     fn tokens_that_came_early_can_be_waited_for_longer() {
-        let slo = Slo::Interactive {
-            ttft: 6_000_000_000,
-            tbt: 50_000_000,
-        };
+        let slo = Slo::Interactive { ttft: 6_000_000_000, tbt: 50_000_000 };
         let job = decoding(slo, 3, 1_000);
         // Token 3, counted from 0, is due at 6.15 s.
-        assert_eq!(
-            slack(Time(1_100_000_000), &job, 9),
-            Some(6_150 * MS - 1_100 * MS)
-        );
+        assert_eq!(slack(Time(1_100_000_000), &job, 9), Some(6_150 * MS - 1_100 * MS));
     }
 
     #[test]
     fn a_late_first_token_moves_the_deadlines_of_the_others() {
-        let slo = Slo::Interactive {
-            ttft: 6_000_000_000,
-            tbt: 50_000_000,
-        };
+        let slo = Slo::Interactive { ttft: 6_000_000_000, tbt: 50_000_000 };
         let job = decoding(slo, 2, 8_000);
         assert_eq!(slack(Time(8_040_000_000), &job, 9), Some(60 * MS));
     }
 
     #[test]
     fn a_batch_request_shares_its_time_among_its_tokens_until_it_is_late() {
-        let job = decoding(
-            Slo::Batch {
-                ttlt: 10_000_000_000,
-            },
-            2,
-            8_000,
-        );
+        let job = decoding(Slo::Batch { ttlt: 10_000_000_000 }, 2, 8_000);
         assert_eq!(slack(Time(9_000_000_000), &job, 10), Some(100 * MS));
         assert_eq!(slack(Time(9_000_000_000), &job, 0), Some(1_000 * MS));
         assert_eq!(slack(Time(10_000_000_001), &job, 10), None);
@@ -221,21 +196,9 @@ mod tests {
     #[test]
     fn the_prefix_of_a_prompt_makes_its_chunk_smaller() {
         let chunk = |prefix| {
-            fitting(
-                &Line,
-                0.0,
-                Composition::default(),
-                &[(prefix, 5_000)],
-                [64, 2_500, 1],
-                20 * MS,
-            )
+            fitting(&Line, 0.0, Composition::default(), &[(prefix, 5_000)], [64, 2_500, 1], 20 * MS)
         };
-        assert!(
-            chunk(0) > 1_000 && chunk(20_000) < chunk(0),
-            "{} {}",
-            chunk(0),
-            chunk(20_000)
-        );
+        assert!(chunk(0) > 1_000 && chunk(20_000) < chunk(0), "{} {}", chunk(0), chunk(20_000));
     }
 
     proptest! {

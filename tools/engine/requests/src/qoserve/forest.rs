@@ -104,13 +104,8 @@ impl Forest {
         if trees.is_empty() || trees.iter().any(Vec::is_empty) {
             return Err(ForestError::Empty);
         }
-        let mut forest = Self {
-            line,
-            roots: Vec::new(),
-            nodes: Vec::new(),
-            steps: Vec::new(),
-            depth: 0,
-        };
+        let mut forest =
+            Self { line, roots: Vec::new(), nodes: Vec::new(), steps: Vec::new(), depth: 0 };
         for (tree, nodes) in trees.iter().enumerate() {
             let root = forest.nodes.len() as u32;
             forest.roots.push(root);
@@ -127,21 +122,13 @@ impl Forest {
                     Node::Split { most, .. } if !most.is_finite() => {
                         return wrong("its bound is no number");
                     }
-                    Node::Split {
-                        feature,
-                        most,
-                        above,
-                    } => {
+                    Node::Split { feature, most, above } => {
                         // Both branches lead to later nodes, so that every path ends.
                         if above as usize <= node + 1 || above as usize >= nodes.len() {
                             return wrong("a branch leads nowhere");
                         }
                         let above = above + root;
-                        Node::Split {
-                            feature,
-                            most,
-                            above,
-                        }
+                        Node::Split { feature, most, above }
                     }
                 });
             }
@@ -157,22 +144,12 @@ impl Forest {
         let steps = forest.nodes.iter().enumerate();
         forest.steps = steps
             .map(|(at, node)| match *node {
-                Node::Split {
-                    feature,
-                    most,
-                    above,
-                } => Step {
-                    most,
-                    value: 0.0,
-                    above,
-                    feature: feature.into(),
-                },
-                Node::Leaf(value) => Step {
-                    most: f32::NEG_INFINITY,
-                    value,
-                    above: at as u32,
-                    feature: 0,
-                },
+                Node::Split { feature, most, above } => {
+                    Step { most, value: 0.0, above, feature: feature.into() }
+                }
+                Node::Leaf(value) => {
+                    Step { most: f32::NEG_INFINITY, value, above: at as u32, feature: 0 }
+                }
             })
             .collect();
         Ok(forest)
@@ -193,11 +170,7 @@ impl Forest {
                 for at in &mut at {
                     let step = &self.steps[*at as usize];
                     let feature = padded[step.feature as usize % padded.len()];
-                    *at = if feature <= f64::from(step.most) {
-                        *at + 1
-                    } else {
-                        step.above
-                    };
+                    *at = if feature <= f64::from(step.most) { *at + 1 } else { step.above };
                 }
             }
             // The sum follows the order of the trees, because sums of floats depend on the order.
@@ -231,21 +204,12 @@ impl TryFrom<Table> for Forest {
 
 impl From<Forest> for Table {
     fn from(forest: Forest) -> Self {
-        let ends = forest.roots[1..]
-            .iter()
-            .copied()
-            .chain([forest.nodes.len() as u32]);
+        let ends = forest.roots[1..].iter().copied().chain([forest.nodes.len() as u32]);
         let relative = |root: u32| {
             move |node: &Node| match *node {
-                Node::Split {
-                    feature,
-                    most,
-                    above,
-                } => Node::Split {
-                    feature,
-                    most,
-                    above: above - root,
-                },
+                Node::Split { feature, most, above } => {
+                    Node::Split { feature, most, above: above - root }
+                }
                 leaf @ Node::Leaf(_) => leaf,
             }
         };
@@ -253,10 +217,7 @@ impl From<Forest> for Table {
             let nodes = forest.nodes[*root as usize..end as usize].iter();
             nodes.map(relative(*root)).collect()
         });
-        Self {
-            line: forest.line,
-            trees: trees.collect(),
-        }
+        Self { line: forest.line, trees: trees.collect() }
     }
 }
 
@@ -275,34 +236,18 @@ mod tests {
     use super::*;
 
     fn tree(most: f32, low: f32, high: f32) -> Vec<Node> {
-        vec![
-            Node::Split {
-                feature: 1,
-                most,
-                above: 2,
-            },
-            Node::Leaf(low),
-            Node::Leaf(high),
-        ]
+        vec![Node::Split { feature: 1, most, above: 2 }, Node::Leaf(low), Node::Leaf(high)]
     }
 
     #[test]
     fn a_forest_answers_with_the_mean_of_its_trees() {
-        let forest = Forest::new(
-            LinearTerms::NONE,
-            &[tree(100.0, 1.0, 3.0), tree(200.0, 3.0, 5.0)],
-        )
-        .unwrap();
+        let forest =
+            Forest::new(LinearTerms::NONE, &[tree(100.0, 1.0, 3.0), tree(200.0, 3.0, 5.0)])
+                .unwrap();
         let of = |tokens| Composition::default().with_chunk(0, tokens);
         assert_eq!(forest.iteration(&of(50)), Span(2.0_f64.exp().ceil() as u64));
-        assert_eq!(
-            forest.iteration(&of(150)),
-            Span(3.0_f64.exp().ceil() as u64)
-        );
-        assert_eq!(
-            forest.iteration(&of(250)),
-            Span(4.0_f64.exp().ceil() as u64)
-        );
+        assert_eq!(forest.iteration(&of(150)), Span(3.0_f64.exp().ceil() as u64));
+        assert_eq!(forest.iteration(&of(250)), Span(4.0_f64.exp().ceil() as u64));
         assert_eq!(forest.iteration(&Composition::default()), Span::ZERO);
     }
 
@@ -368,22 +313,16 @@ mod tests {
 
     #[test]
     fn a_forest_goes_through_a_file_unchanged() {
-        let forest = Forest::new(
-            LinearTerms::NONE,
-            &[tree(100.0, 1.0, 3.0), tree(200.0, 3.0, 5.0)],
-        )
-        .unwrap();
+        let forest =
+            Forest::new(LinearTerms::NONE, &[tree(100.0, 1.0, 3.0), tree(200.0, 3.0, 5.0)])
+                .unwrap();
         let table: Table = forest.clone().into();
         assert_eq!(Forest::try_from(table).unwrap(), forest);
     }
 
     #[test]
     fn a_forest_corrects_its_line() {
-        let line = LinearTerms {
-            fixed: 100.0,
-            token: 2.0,
-            ..LinearTerms::NONE
-        };
+        let line = LinearTerms { fixed: 100.0, token: 2.0, ..LinearTerms::NONE };
         let forest = Forest::new(line, &[tree(100.0, 0.0, 0.5)]).unwrap();
         let of = |tokens| Composition::default().with_chunk(0, tokens);
         assert_eq!(forest.iteration(&of(50)), Span(200));
@@ -397,22 +336,12 @@ mod tests {
     #[test]
     fn a_damaged_forest_is_refused_with_its_place() {
         assert_eq!(Forest::new(LinearTerms::NONE, &[]), Err(ForestError::Empty));
-        assert_eq!(
-            Forest::new(LinearTerms::NONE, &[vec![]]),
-            Err(ForestError::Empty)
-        );
+        assert_eq!(Forest::new(LinearTerms::NONE, &[vec![]]), Err(ForestError::Empty));
         for above in [0, 1, 3, 900] {
             let mut broken = tree(1.0, 1.0, 1.0);
-            broken[0] = Node::Split {
-                feature: 0,
-                most: 1.0,
-                above,
-            };
+            broken[0] = Node::Split { feature: 0, most: 1.0, above };
             let error = Forest::new(LinearTerms::NONE, &[tree(1.0, 1.0, 1.0), broken]).unwrap_err();
-            assert!(
-                error.to_string().starts_with("tree 1, node 0"),
-                "{above}: {error}"
-            );
+            assert!(error.to_string().starts_with("tree 1, node 0"), "{above}: {error}");
         }
         let mut broken = tree(1.0, 1.0, f32::NAN);
         assert!(
@@ -422,11 +351,7 @@ mod tests {
             ),
             "not a number"
         );
-        broken[0] = Node::Split {
-            feature: 6,
-            most: 1.0,
-            above: 2,
-        };
+        broken[0] = Node::Split { feature: 6, most: 1.0, above: 2 };
         assert!(matches!(
             Forest::new(LinearTerms::NONE, &[broken]),
             Err(ForestError::Node { node: 0, .. })

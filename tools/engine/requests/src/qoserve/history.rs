@@ -62,10 +62,7 @@ impl Lengths {
     /// Adds an answer that finished after `tokens` tokens.
     pub fn add(&mut self, application: ApplicationId, tokens: u32) {
         self.all.add(f64::from(tokens));
-        self.of
-            .entry(application)
-            .or_default()
-            .add(f64::from(tokens));
+        self.of.entry(application).or_default().add(f64::from(tokens));
         self.fresh = true;
     }
 
@@ -92,9 +89,7 @@ impl Lengths {
             // The cast saturates. An estimate is positive and finite.
             let whole = |estimate: f64| estimate.ceil() as u32;
             let settled = self.settled.iter();
-            self.tokens = settled
-                .map(|(of, estimate)| (*of, whole(*estimate)))
-                .collect();
+            self.tokens = settled.map(|(of, estimate)| (*of, whole(*estimate))).collect();
             self.tokens_all = self.settled_all.map(whole);
         }
         some
@@ -144,20 +139,13 @@ mod tests {
             lengths.add(ApplicationId(1), tokens);
             lengths.add(ApplicationId(2), 500);
         }
-        assert_eq!(
-            lengths.left(&job(1, 0)),
-            128,
-            "nothing counts before it settles"
-        );
+        assert_eq!(lengths.left(&job(1, 0)), 128, "nothing counts before it settles");
         assert!(lengths.settle());
         assert_eq!(lengths.left(&job(1, 0)), 25);
         assert_eq!(lengths.left(&job(1, 7)), 18);
         assert_eq!(lengths.left(&job(1, 400)), 0);
         assert_eq!(lengths.left(&job(2, 0)), 500);
-        assert!(
-            lengths.left(&job(3, 0)) > 257,
-            "all stand in for the unknown"
-        );
+        assert!(lengths.left(&job(3, 0)) > 257, "all stand in for the unknown");
     }
 
     #[test]

@@ -132,14 +132,8 @@ mod tests {
             ),
             (sound.replace("\"version\":1,", ""), "it has no version"),
             (sound.replace("0.25", "\"x\""), "invalid type"),
-            (
-                sound.replace("1000000.0", "-1.0"),
-                "the line under a forest",
-            ),
-            (
-                sound.replace("\"margin\":0.07", "\"margin\":-1.0"),
-                "its margin is -1",
-            ),
+            (sound.replace("1000000.0", "-1.0"), "the line under a forest"),
+            (sound.replace("\"margin\":0.07", "\"margin\":-1.0"), "its margin is -1"),
             (sound.replace("\"margin\":0.07,", ""), "margin"),
             (sound[..sound.len() / 2].to_owned(), "EOF"),
         ] {

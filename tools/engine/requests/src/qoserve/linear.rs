@@ -42,14 +42,8 @@ pub struct LinearTerms {
 
 impl LinearTerms {
     /// A constant of 1 ns, with which the forest alone predicts the time.
-    pub const NONE: Self = Self {
-        fixed: 1.0,
-        floor: 0.0,
-        token: 0.0,
-        pair: 0.0,
-        context: 0.0,
-        request: 0.0,
-    };
+    pub const NONE: Self =
+        Self { fixed: 1.0, floor: 0.0, token: 0.0, pair: 0.0, context: 0.0, request: 0.0 };
 
     /// Returns the predicted time in ns.
     #[must_use]
@@ -62,14 +56,7 @@ impl LinearTerms {
     }
 
     pub(super) fn is_sound(&self) -> bool {
-        let all = [
-            self.fixed,
-            self.floor,
-            self.token,
-            self.pair,
-            self.context,
-            self.request,
-        ];
+        let all = [self.fixed, self.floor, self.token, self.pair, self.context, self.request];
         all.iter().all(|part| part.is_finite() && *part >= 0.0) && self.fixed + self.floor > 0.0
     }
 }

@@ -127,21 +127,13 @@ impl Options {
     /// Returns options with dynamic chunking only, under EDF: "DC" of Table 5.
     #[must_use]
     pub fn chunking_only() -> Self {
-        Self {
-            alpha: Alpha::Fixed(0),
-            relegation: Relegation::Off,
-            hints: None,
-            ..Self::default()
-        }
+        Self { alpha: Alpha::Fixed(0), relegation: Relegation::Off, hints: None, ..Self::default() }
     }
 
     /// Returns options with dynamic chunking and eager relegation: "DC+ER" of Table 5.
     #[must_use]
     pub fn without_hybrid_priority() -> Self {
-        Self {
-            alpha: Alpha::Fixed(0),
-            ..Self::default()
-        }
+        Self { alpha: Alpha::Fixed(0), ..Self::default() }
     }
 
     /// Returns options with α by load (§3.6): 1 or 8 ms per token.
@@ -235,9 +227,7 @@ impl<L: Latency> QoServe<L> {
     }
 
     fn laxity_ns(&self, now: Time, job: &Job) -> i64 {
-        Self::deadline(job)
-            .remaining_ns(now)
-            .saturating_sub(self.remaining_ns(job))
+        Self::deadline(job).remaining_ns(now).saturating_sub(self.remaining_ns(job))
     }
 
     /// Implements `WILL_VIOLATE` of Algorithm 1.
@@ -280,15 +270,10 @@ impl<L: Latency> Discipline for QoServe<L> {
 
     /// Returns the hybrid priority (eq. 4 and 5).
     fn rank(&self, job: &Job) -> Rank {
-        let answer = if job.spec.slo.is_interactive() {
-            0
-        } else {
-            u64::from(self.lengths.left(job))
-        };
+        let answer =
+            if job.spec.slo.is_interactive() { 0 } else { u64::from(self.lengths.left(job)) };
         let left = u64::from(job.prefill_left()) + answer;
-        let priority = Self::deadline(job)
-            .0
-            .saturating_add(self.alpha.saturating_mul(left));
+        let priority = Self::deadline(job).0.saturating_add(self.alpha.saturating_mul(left));
         Rank(i64::try_from(priority).unwrap_or(i64::MAX))
     }
 
@@ -391,14 +376,7 @@ impl<L: Latency> Discipline for QoServe<L> {
                     tokens += u64::from(job.prefill_left());
                 }
                 let sizes = [least.max(1), most, step];
-                fitting(
-                    &self.latency,
-                    self.options.margin,
-                    decodes,
-                    &self.line,
-                    sizes,
-                    slack_ns,
-                )
+                fitting(&self.latency, self.options.margin, decodes, &self.line, sizes, slack_ns)
             }
         };
         self.chunk

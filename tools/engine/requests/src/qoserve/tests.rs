@@ -18,10 +18,7 @@ impl Latency for Slow {
 
 const MS: u64 = 1_000_000;
 
-const CHAT: Slo = Slo::Interactive {
-    ttft: 6_000 * MS,
-    tbt: 50 * MS,
-};
+const CHAT: Slo = Slo::Interactive { ttft: 6_000 * MS, tbt: 50 * MS };
 const MINUTES: Slo = Slo::Batch { ttlt: 600_000 * MS };
 
 struct Bench {
@@ -69,8 +66,7 @@ impl Bench {
         let took = Slow.iteration(&plan.composition());
         self.now = self.now + took;
         let finished = Vec::new();
-        self.replica
-            .handle(self.now, &Event::Done { took, finished });
+        self.replica.handle(self.now, &Event::Done { took, finished });
         plan
     }
 
@@ -109,10 +105,7 @@ fn without_decodes_a_chunk_is_the_largest_and_with_them_what_they_can_wait_for()
 #[test]
 fn hybrid_priority_prefers_the_shorter_of_two_with_like_deadlines() {
     for (alpha, first) in [(0, 0), (8 * MS, 1)] {
-        let mut bench = Bench::new(Options {
-            alpha: Alpha::Fixed(alpha),
-            ..Options::default()
-        });
+        let mut bench = Bench::new(Options { alpha: Alpha::Fixed(alpha), ..Options::default() });
         let long = bench.important(5_000, CHAT);
         bench.now = Time(100 * MS);
         let short = bench.important(100, CHAT);
@@ -136,10 +129,7 @@ fn who_cannot_make_it_is_given_up_before_more_is_spent_on_it_and_served_when_not
     }
     assert!(served);
     // Under the strict rule a job isn't late 50 ms before its deadline.
-    let mut bench = Bench::new(Options {
-        relegation: Relegation::Strict,
-        ..Options::default()
-    });
+    let mut bench = Bench::new(Options { relegation: Relegation::Strict, ..Options::default() });
     let lost = bench.important(1_000, CHAT);
     // An iteration with the largest chunk takes 255 ms.
     bench.now = Time(5_700 * MS);
@@ -149,10 +139,7 @@ fn who_cannot_make_it_is_given_up_before_more_is_spent_on_it_and_served_when_not
 
 #[test]
 fn an_iteration_with_little_to_do_says_nothing_about_how_fast_prompts_are() {
-    const SECOND: Slo = Slo::Interactive {
-        ttft: 1_000 * MS,
-        tbt: 50 * MS,
-    };
+    const SECOND: Slo = Slo::Interactive { ttft: 1_000 * MS, tbt: 50 * MS };
     // With 5 ms and 100 µs per token, 7500 tokens take 765 ms in chunks of 2500. The result must
     // not depend on earlier small iterations.
     let given_up = |before: &[u32], waited_ms: u64| {
@@ -175,10 +162,7 @@ fn an_iteration_with_little_to_do_says_nothing_about_how_fast_prompts_are() {
 #[test]
 fn with_hints_unimportant_ones_are_given_up_for_an_important_one_in_need() {
     for (hints, given_up) in [(Some(0.25), true), (None, false)] {
-        let mut bench = Bench::new(Options {
-            hints,
-            ..Options::default()
-        });
+        let mut bench = Bench::new(Options { hints, ..Options::default() });
         let mut low = Vec::new();
         let important = bench.important(3_000, CHAT);
         for _ in 0..5 {
@@ -210,16 +194,11 @@ fn an_important_one_that_is_given_up_itself_asks_for_room_for_those_like_it() {
 
 #[test]
 fn a_prompt_that_would_be_late_for_it_is_not_preempted() {
-    for (preemption, goes_on) in [
-        (Preemption::Selective, true),
-        (Preemption::Always, false),
-        (Preemption::Never, true),
-    ] {
-        let mut bench = Bench::new(Options {
-            preemption,
-            alpha: Alpha::Fixed(8 * MS),
-            ..Options::default()
-        });
+    for (preemption, goes_on) in
+        [(Preemption::Selective, true), (Preemption::Always, false), (Preemption::Never, true)]
+    {
+        let mut bench =
+            Bench::new(Options { preemption, alpha: Alpha::Fixed(8 * MS), ..Options::default() });
         let long = bench.important(4_000, CHAT);
         bench.step();
         // 1500 tokens take 155 ms, so the long job has 45 ms to spare, less than an iteration. The
@@ -268,8 +247,5 @@ fn alpha_follows_the_backlog_with_hysteresis() {
         let reranked = policy.observe(Time::ZERO, &event, &Line(tokens, Pool::new(1, 1)));
         seen.push((policy.alpha / MS, reranked == Reranked::All));
     }
-    assert_eq!(
-        seen,
-        [(1, false), (8, true), (8, false), (1, true), (1, false)]
-    );
+    assert_eq!(seen, [(1, false), (8, true), (8, false), (1, true), (1, false)]);
 }

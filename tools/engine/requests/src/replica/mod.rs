@@ -128,12 +128,7 @@ impl Replica {
     }
 
     fn arrive(&mut self, spec: &Spec) {
-        let refuse = |why| {
-            Some(Refusal {
-                request: spec.id,
-                why,
-            })
-        };
+        let refuse = |why| Some(Refusal { request: spec.id, why });
         let pool = self.pool();
         let known = self.state.slot(spec.id).is_some();
         let refusal = if known || self.abandoned.contains(&spec.id) {
@@ -178,13 +173,7 @@ impl Replica {
         if !std::mem::take(&mut self.busy) {
             return;
         }
-        let Self {
-            state,
-            discipline,
-            computed,
-            abandoned,
-            ..
-        } = self;
+        let Self { state, discipline, computed, abandoned, .. } = self;
         for request in abandoned.drain(..) {
             state.forget(request);
         }

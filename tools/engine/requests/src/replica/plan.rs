@@ -73,8 +73,7 @@ impl Replica {
             if job.relegated || job.phase == Phase::Decoding {
                 continue;
             }
-            self.state
-                .change(slot, &*self.discipline, |job| job.relegated = true);
+            self.state.change(slot, &*self.discipline, |job| job.relegated = true);
             if self.state.holds(slot) && !self.discipline.relegated_keep_blocks() {
                 self.drop_blocks(slot, Why::Relegated, plan);
             }
@@ -89,12 +88,7 @@ impl Replica {
         let order = self.state.take_decoding();
         let mut turns = core::mem::take(&mut self.state.turns);
         turns.clear();
-        turns.extend(
-            order
-                .iter()
-                .take(self.discipline.decodes_max())
-                .map(|place| place.3),
-        );
+        turns.extend(order.iter().take(self.discipline.decodes_max()).map(|place| place.3));
         let (mut at, mut end) = (0, turns.len());
         plan.steps.reserve(end);
         let mut some_lost = false;
@@ -145,17 +139,11 @@ impl Replica {
         let place = self.state.place(slot);
         let job = self.state.at(slot).job;
         let running = !plan.chunks.is_empty() || !plan.steps.is_empty();
-        let spare = if running && job.phase == Phase::Waiting {
-            self.state.watermark
-        } else {
-            0
-        };
+        let spare = if running && job.phase == Phase::Waiting { self.state.watermark } else { 0 };
         while self.pool().lacking(job.id(), job.target) + spare > self.pool().free() {
             // A victim must have begun, must be behind this job, and must not be part of this plan.
-            let victim = self
-                .state
-                .last_prompt(Some(&place))
-                .filter(|slot| !self.is_planned(*slot))?;
+            let victim =
+                self.state.last_prompt(Some(&place)).filter(|slot| !self.is_planned(*slot))?;
             self.drop_blocks(victim, Why::Memory, plan);
         }
         if !self.state.grow(slot, job.target) {
@@ -259,11 +247,7 @@ impl Replica {
         while budget > 0 {
             let beyond = after.map_or(Bound::Unbounded, Bound::Excluded);
             // Jobs that may not start don't stop begun jobs.
-            let line = if closed {
-                &self.state.begun
-            } else {
-                &self.state.line
-            };
+            let line = if closed { &self.state.begun } else { &self.state.line };
             let next = line.range((beyond, Bound::Unbounded)).next().copied();
             let Some(place) = next else { break };
             after = Some(place);
@@ -322,10 +306,7 @@ impl Replica {
         if let Some(job) = hopeless {
             self.state.remove(job.id());
             self.discipline.refused(job.id());
-            self.refusals.push_back(Refusal {
-                request: job.id(),
-                why: Refused::TooLong,
-            });
+            self.refusals.push_back(Refusal { request: job.id(), why: Refused::TooLong });
             return true;
         }
         false

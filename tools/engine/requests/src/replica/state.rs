@@ -111,15 +111,11 @@ impl State {
     }
 
     pub(super) fn at(&self, slot: usize) -> &Entry {
-        self.entries[slot]
-            .as_ref()
-            .expect("a slot in a line has a job")
+        self.entries[slot].as_ref().expect("a slot in a line has a job")
     }
 
     pub(super) fn at_mut(&mut self, slot: usize) -> &mut Entry {
-        self.entries[slot]
-            .as_mut()
-            .expect("a slot in a line has a job")
+        self.entries[slot].as_mut().expect("a slot in a line has a job")
     }
 
     /// Returns the entry in a slot if it still belongs to `request`.
@@ -244,11 +240,7 @@ impl State {
         let decodes = old.phase == Phase::Decoding || job.phase == Phase::Decoding;
         let stays = next == rank && old.phase == job.phase && old.relegated == job.relegated;
         if stays && !decodes {
-            let backlog = if job.relegated {
-                &mut self.aside_backlog
-            } else {
-                &mut self.backlog
-            };
+            let backlog = if job.relegated { &mut self.aside_backlog } else { &mut self.backlog };
             *backlog -= u64::from(old.prefill_left());
             *backlog += u64::from(job.prefill_left());
             self.at_mut(slot).job = job;
@@ -292,13 +284,8 @@ impl State {
             return;
         }
         for which in 0..5 {
-            let line = [
-                &self.line,
-                &self.begun,
-                &self.aside,
-                &self.holders,
-                &self.aside_holders,
-            ][which];
+            let line =
+                [&self.line, &self.begun, &self.aside, &self.holders, &self.aside_holders][which];
             // Each tree is built at once. Ten thousand single changes of a tree take milliseconds.
             let sorted: BTreeSet<WaitingKey> =
                 line.iter().map(|place| self.place(place.3)).collect();
@@ -366,11 +353,7 @@ impl State {
         if decodes || (before > 0) == (held > 0) {
             return;
         }
-        let holders = if relegated {
-            &mut self.aside_holders
-        } else {
-            &mut self.holders
-        };
+        let holders = if relegated { &mut self.aside_holders } else { &mut self.holders };
         if held > 0 {
             holders.insert(place);
         } else {
@@ -399,8 +382,7 @@ impl State {
     /// Returns the decoding job with blocks that began to decode last.
     pub(super) fn last_decoding(&self) -> Option<usize> {
         let held = self.decoding.iter().filter(|place| self.holds(place.3));
-        held.max_by_key(|place| self.at(place.3).joined)
-            .map(|place| place.3)
+        held.max_by_key(|place| self.at(place.3).joined).map(|place| place.3)
     }
 
     /// Reports whether any job decodes.
@@ -465,9 +447,7 @@ impl State {
         decoding.sort_unstable();
         self.load() == again.load()
             && self.backlog == again.backlog
-            && decoding
-                .into_iter()
-                .eq(again.decoding.iter().map(|place| place.3))
+            && decoding.into_iter().eq(again.decoding.iter().map(|place| place.3))
             && [&self.line, &self.begun, &self.aside] == [&again.line, &again.begun, &again.aside]
             && [&self.holders, &self.aside_holders] == [&again.holders, &again.aside_holders]
     }

@@ -14,10 +14,7 @@ use laxity_requests::{Span, Time};
 
 use super::{Dice, Tally, table};
 
-const MODEL: Linear = Linear {
-    prefill: [8e6, 60_000.0, 1.5],
-    decode: [7e6, 12.0, 20_000.0],
-};
+const MODEL: Linear = Linear { prefill: [8e6, 60_000.0, 1.5], decode: [7e6, 12.0, 20_000.0] };
 const BLOCKS: u32 = 600;
 const MS: u64 = 1_000_000;
 
@@ -26,32 +23,18 @@ fn dispatchers() -> Vec<(&'static str, Box<dyn Dispatch>)> {
     let bounds = [700, 1_000, 2_000, 20_000]
         .map(|ttft| Bounds::around(ttft * MS, ttft * 50_000, 0.25))
         .to_vec();
-    let other = Options {
-        theta: 0.5,
-        monitor: Span::from_millis(300),
-        scan_max: 3,
-        ..options
-    };
+    let other = Options { theta: 0.5, monitor: Span::from_millis(300), scan_max: 3, ..options };
     vec![
         ("round_robin", Box::new(RoundRobin::default())),
         ("least_loaded", Box::new(LeastLoaded::default())),
         ("least_work", Box::new(LeastWork::new(MODEL))),
-        (
-            "central_edf",
-            Box::new(CentralEdf::new(MODEL, false, 2_048, 16)),
-        ),
-        (
-            "edf_admission",
-            Box::new(CentralEdf::new(MODEL, true, 2_048, 16)),
-        ),
+        ("central_edf", Box::new(CentralEdf::new(MODEL, false, 2_048, 16))),
+        ("edf_admission", Box::new(CentralEdf::new(MODEL, true, 2_048, 16))),
         ("hyperflexis", Box::new(HyperFlexis::new(options))),
         ("hyperflexis_other", Box::new(HyperFlexis::new(other))),
         (
             "hyperflexis_pm",
-            Box::new(HyperFlexis::with_priorities(
-                options,
-                Mapping::new(bounds, 16),
-            )),
+            Box::new(HyperFlexis::with_priorities(options, Mapping::new(bounds, 16))),
         ),
     ]
 }
@@ -112,10 +95,7 @@ impl Run {
         let slo = if self.dice.one_in(7) {
             Slo::Batch { ttlt: ttft * 10 }
         } else {
-            Slo::Interactive {
-                ttft,
-                tbt: ttft / 20,
-            }
+            Slo::Interactive { ttft, tbt: ttft / 20 }
         };
         let spec = Spec {
             id: RequestId(self.next),
@@ -152,11 +132,7 @@ impl Run {
         };
         let pools = self.up.get(&instance) == Some(&Role::Prefill);
         if pools && !decodes {
-            let spec = Spec {
-                ready: spec.prompt,
-                generated: 1,
-                ..spec
-            };
+            let spec = Spec { ready: spec.prompt, generated: 1, ..spec };
             self.live.insert(request, (spec, At::Line));
             self.tell(&Event::Prefilled { spec, instance });
             return;
@@ -177,10 +153,7 @@ impl Run {
         let Some(instance) = self.instance() else {
             return;
         };
-        let mut load = Load {
-            blocks: BLOCKS,
-            ..Load::default()
-        };
+        let mut load = Load { blocks: BLOCKS, ..Load::default() };
         for (spec, at) in self.live.values() {
             match at {
                 At::On(other, false) if *other == instance && spec.id.0 % 3 == 0 => {
@@ -197,11 +170,7 @@ impl Run {
         }
         load.blocks_free = BLOCKS.saturating_sub((load.decode_context / 16) as u32);
         let took = 10 * MS + self.dice.below(20 * MS);
-        self.tell(&Event::Load {
-            instance,
-            load,
-            took,
-        });
+        self.tell(&Event::Load { instance, load, took });
     }
 
     fn stop(&mut self) {
@@ -216,11 +185,7 @@ impl Run {
         for (spec, at) in self.live.values_mut() {
             if matches!(*at, At::On(other, _) if other == instance) {
                 *at = At::Line;
-                *spec = Spec {
-                    ready: 0,
-                    generated: 0,
-                    ..*spec
-                };
+                *spec = Spec { ready: 0, generated: 0, ..*spec };
                 lost.push(*spec);
             }
         }
@@ -228,11 +193,7 @@ impl Run {
     }
 
     fn step(&mut self, pools: bool) {
-        let roles = if pools {
-            [Role::Prefill, Role::Decode]
-        } else {
-            [Role::Whole; 2]
-        };
+        let roles = if pools { [Role::Prefill, Role::Decode] } else { [Role::Whole; 2] };
         match self.dice.below(30) {
             0..9 => self.arrive(),
             9 => {
@@ -287,12 +248,7 @@ fn a_dispatcher_places_as_it_did() {
             let (_, dispatch) = dispatchers().swap_remove(at);
             let pools = seed % 2 == 1;
             let tally = &mut rows[usize::from(pools)].1;
-            *tally = run(
-                dispatch,
-                pools,
-                seed,
-                std::mem::replace(tally, Tally::new()),
-            );
+            *tally = run(dispatch, pools, seed, std::mem::replace(tally, Tally::new()));
         }
         insta::assert_snapshot!(name, table(&rows));
     }

@@ -29,11 +29,7 @@ impl Tally {
     const SHOWN: usize = 10;
 
     const fn new() -> Self {
-        Self {
-            counts: BTreeMap::new(),
-            digest: 0xcbf2_9ce4_8422_2325,
-            first: Vec::new(),
-        }
+        Self { counts: BTreeMap::new(), digest: 0xcbf2_9ce4_8422_2325, first: Vec::new() }
     }
 
     fn add(&mut self, what: &impl Serialize) {

@@ -129,23 +129,11 @@ fn disciplines() -> Vec<(String, Make)> {
         all.push((name.to_owned(), Box::new(move || Box::new(inner))));
         let name = format!("{name}_relegating");
         let latency = || Linear;
-        let make = move || -> Boxed {
-            Box::new(Relegating {
-                inner,
-                latency: latency(),
-            })
-        };
+        let make = move || -> Boxed { Box::new(Relegating { inner, latency: latency() }) };
         all.push((name, Box::new(make)));
     }
-    let chunking = Chunking::Dynamic {
-        least: 16,
-        most: 300,
-        step: 8,
-    };
-    let whole = Options {
-        chunking,
-        ..Options::default()
-    };
+    let chunking = Chunking::Dynamic { least: 16, most: 300, step: 8 };
+    let whole = Options { chunking, ..Options::default() };
     let with = |change: fn(&mut Options)| {
         let mut options = whole;
         change(&mut options);
@@ -153,36 +141,17 @@ fn disciplines() -> Vec<(String, Make)> {
     };
     let options = [
         ("qoserve", whole),
-        (
-            "qoserve_dc",
-            Options {
-                chunking,
-                ..Options::chunking_only()
-            },
-        ),
+        ("qoserve_dc", Options { chunking, ..Options::chunking_only() }),
         (
             "qoserve_adaptive",
             with(|o| {
-                o.alpha = Alpha::Adaptive {
-                    low: MS,
-                    high: 8 * MS,
-                    busy: Span::from_millis(200),
-                };
+                o.alpha = Alpha::Adaptive { low: MS, high: 8 * MS, busy: Span::from_millis(200) };
             }),
         ),
         ("qoserve_fixed", with(|o| o.chunking = Chunking::Fixed(96))),
-        (
-            "qoserve_strict",
-            with(|o| (o.relegation, o.keep_blocks) = (Relegation::Strict, true)),
-        ),
-        (
-            "qoserve_never",
-            with(|o| (o.preemption, o.hints) = (Preemption::Never, None)),
-        ),
-        (
-            "qoserve_always",
-            with(|o| o.preemption = Preemption::Always),
-        ),
+        ("qoserve_strict", with(|o| (o.relegation, o.keep_blocks) = (Relegation::Strict, true))),
+        ("qoserve_never", with(|o| (o.preemption, o.hints) = (Preemption::Never, None))),
+        ("qoserve_always", with(|o| o.preemption = Preemption::Always)),
     ];
     for (name, options) in options {
         all.push((name.to_owned(), Box::new(move || qoserve(options))));
@@ -191,10 +160,7 @@ fn disciplines() -> Vec<(String, Make)> {
         let make = move || agent(kind, tight());
         all.push((format!("hmas_{}", kind.name()), Box::new(make)));
     }
-    all.push((
-        "hmas_default".to_owned(),
-        Box::new(|| agent(Kind::Sjf, Config::default())),
-    ));
+    all.push(("hmas_default".to_owned(), Box::new(|| agent(Kind::Sjf, Config::default()))));
     all.push(("odd".to_owned(), Box::new(|| Box::new(Odd))));
     all
 }
@@ -232,20 +198,11 @@ impl Run {
         let output = 1 + dice.below(30) as u32;
         let scale = 1 + dice.below(60);
         let slo = if dice.one_in(2) {
-            Slo::Interactive {
-                ttft: scale * 20 * MS,
-                tbt: scale * MS,
-            }
+            Slo::Interactive { ttft: scale * 20 * MS, tbt: scale * MS }
         } else {
-            Slo::Batch {
-                ttlt: scale * 100 * MS,
-            }
+            Slo::Batch { ttlt: scale * 100 * MS }
         };
-        let ready = if dice.one_in(4) {
-            dice.below(70) as u32
-        } else {
-            0
-        };
+        let ready = if dice.one_in(4) { dice.below(70) as u32 } else { 0 };
         self.outputs.insert(id, output);
         Spec {
             id,
@@ -256,11 +213,7 @@ impl Run {
             generated: 0,
             class: ClassId((prompt % 3) as u16),
             application: ApplicationId(output % 3),
-            importance: if dice.one_in(3) {
-                Importance::Low
-            } else {
-                Importance::Important
-            },
+            importance: if dice.one_in(3) { Importance::Low } else { Importance::Important },
             slo,
         }
     }
@@ -269,10 +222,7 @@ impl Run {
         self.replica.handle(self.now, event);
         self.refusals();
         // The accepted tables are older than `relegated`, so the field isn't part of them.
-        self.tally.add(&Load {
-            relegated: 0,
-            ..self.replica.load()
-        });
+        self.tally.add(&Load { relegated: 0, ..self.replica.load() });
     }
 
     fn refusals(&mut self) {
@@ -281,8 +231,7 @@ impl Run {
             self.tally.add(&refusal);
             self.tally.count("refused", 1);
             // The reserved blocks aren't needed any more.
-            self.replica
-                .handle(self.now, &Event::Cancelled(refusal.request));
+            self.replica.handle(self.now, &Event::Cancelled(refusal.request));
         }
     }
 
@@ -290,11 +239,7 @@ impl Run {
         let mut spec = self.spec();
         if self.dice.one_in(8) {
             // Another instance computed the prompt, and its KV is on its way.
-            spec = Spec {
-                ready: spec.prompt,
-                generated: 1,
-                ..spec
-            };
+            spec = Spec { ready: spec.prompt, generated: 1, ..spec };
             let kept = self.replica.reserve(spec.id, spec.prompt + 1).is_ok();
             self.tally.add(&kept);
             if kept && self.dice.one_in(2) {
@@ -346,18 +291,12 @@ impl Run {
         tally.count("steps", plan.steps.len());
         tally.count("drops", plan.drops.len());
         tally.show(|| {
-            let drops = plan
-                .drops
-                .iter()
-                .map(|drop| format!(" -{}", drop.request.0));
+            let drops = plan.drops.iter().map(|drop| format!(" -{}", drop.request.0));
             let chunks = plan.chunks.iter();
             let chunks = chunks.map(|chunk| format!(" {}+{}", chunk.request.0, chunk.tokens));
             let steps = plan.steps.iter().map(|step| format!(" {}", step.request.0));
             let (drops, chunks) = (drops.collect::<String>(), chunks.collect::<String>());
-            format!(
-                "drops{drops}; chunks{chunks}; steps{}",
-                steps.collect::<String>()
-            )
+            format!("drops{drops}; chunks{chunks}; steps{}", steps.collect::<String>())
         });
     }
 
@@ -420,10 +359,7 @@ fn decided(make: &dyn Fn() -> Boxed) -> String {
             for step in 0..400 {
                 run.step(blocks);
                 if step == 200 && seed % 3 == 0 {
-                    let other = Fixed {
-                        order: LineOrder::Srpf,
-                        tokens: 40,
-                    };
+                    let other = Fixed { order: LineOrder::Srpf, tokens: 40 };
                     let own = run.replica.exchange(Box::new(other));
                     for _ in 0..20 {
                         run.step(blocks);

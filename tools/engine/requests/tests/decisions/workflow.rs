@@ -65,8 +65,7 @@ impl Run {
         while let Some(decision) = self.scheduler.poll_decision(Time(self.now)) {
             let words = format!("{decision:?}");
             self.tally.add(&words);
-            self.tally
-                .count(words.split([' ', '(']).next().unwrap_or(&words), 1);
+            self.tally.count(words.split([' ', '(']).next().unwrap_or(&words), 1);
             self.tally.show(|| words);
             match decision {
                 Decision::Start { stage, node, .. } => {
@@ -102,11 +101,7 @@ impl Run {
         let job = Job {
             id,
             template: TemplateId(self.dice.below(5) as u16),
-            class: if batch {
-                Class::Batch
-            } else {
-                Class::Interactive
-            },
+            class: if batch { Class::Batch } else { Class::Interactive },
             arrival: Time(self.now),
             deadline: Time(self.now + (1 + self.dice.below(100)) * S),
             source: ClusterId(self.dice.below(2) as u16),
@@ -215,14 +210,9 @@ impl Run {
 }
 
 fn settings() -> Vec<(String, Options)> {
-    let rtt = vec![
-        vec![Span::ZERO, Span::from_millis(80)],
-        vec![Span::from_millis(80), Span::ZERO],
-    ];
-    let near = |options: Options| Options {
-        rtt: rtt.clone(),
-        ..options
-    };
+    let rtt =
+        vec![vec![Span::ZERO, Span::from_millis(80)], vec![Span::from_millis(80), Span::ZERO]];
+    let near = |options: Options| Options { rtt: rtt.clone(), ..options };
     let mut all = vec![near(Options::maestro())];
     let orders = [
         ("fcfs", StageOrder::Fcfs),
@@ -282,12 +272,7 @@ fn a_workflow_scheduler_decides_as_it_did() {
             let of_many = seed % 4 == 0;
             let nodes = if of_many { &many[..] } else { &few };
             let tally = &mut rows[usize::from(of_many)].1;
-            *tally = run(
-                &options,
-                nodes,
-                seed,
-                std::mem::replace(tally, Tally::new()),
-            );
+            *tally = run(&options, nodes, seed, std::mem::replace(tally, Tally::new()));
         }
         insta::assert_snapshot!(name, table(&rows));
     }

@@ -99,8 +99,7 @@ impl Driver {
             }
         }
         let took = self.tick;
-        self.replica
-            .handle(self.now, &Event::Done { took, finished });
+        self.replica.handle(self.now, &Event::Done { took, finished });
         Some(tokens)
     }
 
@@ -111,15 +110,9 @@ impl Driver {
         let chunks = plan.chunks.iter().map(|c| (c.request, c.prefix + c.tokens));
         let steps = plan.steps.iter().map(|s| (s.request, s.context + 1));
         for (request, tokens) in chunks.chain(steps) {
-            assert!(
-                seen.insert(request),
-                "{request:?} is computed twice at once"
-            );
+            assert!(seen.insert(request), "{request:?} is computed twice at once");
             let held = pool.held(request) * self.block_tokens;
-            assert!(
-                held >= tokens,
-                "{request:?} computes {tokens} and holds {held}"
-            );
+            assert!(held >= tokens, "{request:?} computes {tokens} and holds {held}");
         }
         assert!(plan.chunks.iter().all(|chunk| chunk.tokens > 0));
     }

@@ -85,11 +85,7 @@ impl Watch for Between<'_> {
             let payload = net.inbox.wait(key, import.from, net.patience)?;
             let tokens = kv.import(layer, &import.blocks, import.first, &payload)?;
             if tokens != import.tokens {
-                fail!(
-                    "{} sent {tokens} tokens of KV, and said {}",
-                    import.from,
-                    import.tokens
-                );
+                fail!("{} sent {tokens} tokens of KV, and said {}", import.from, import.tokens);
             }
         }
         if !self.imports.is_empty() {
@@ -108,8 +104,7 @@ impl Watch for Between<'_> {
             if export.scavenged {
                 net.carrier.scavenge(export.to, head, payload);
             } else {
-                net.carrier
-                    .send(export.to, head, export.deadline_ns, payload);
+                net.carrier.send(export.to, head, export.deadline_ns, payload);
             }
         }
         Ok(())
@@ -173,10 +168,7 @@ mod tests {
 
     #[test]
     fn a_layer_waits_for_its_own_kv_only_and_its_kv_goes_before_the_next_is_computed() {
-        let room = Room {
-            blocks: 4,
-            block_tokens: 4,
-        };
+        let room = Room { blocks: 4, block_tokens: 4 };
         let timing = Timing::default();
         let model = TimedModel::new(&tiny(false), &timing, &|_| true, room);
         let pages = model.kv();
@@ -194,13 +186,7 @@ mod tests {
         let mut between = Between {
             net: Some(&net),
             batch: 5,
-            imports: vec![Import {
-                request: 9,
-                from,
-                blocks: vec![2],
-                first: 0,
-                tokens: 4,
-            }],
+            imports: vec![Import { request: 9, from, blocks: vec![2], first: 0, tokens: 4 }],
             exports: vec![Export {
                 to,
                 request: 11,
@@ -221,10 +207,7 @@ mod tests {
         let Ok(Incoming::Parcel(first)) = arrivals.recv_timeout(Duration::from_secs(60)) else {
             panic!("the KV of layer 0 did not come");
         };
-        assert_eq!(
-            (first.head.layer, first.head.request, first.head.batch),
-            (0, 11, 5)
-        );
+        assert_eq!((first.head.layer, first.head.request, first.head.batch), (0, 11, 5));
         assert_eq!((first.head.kind, first.head.place), (Kind::P2d, 1));
         assert_eq!(first.payload, pages.export(0, &[2, 3], 1, 3).unwrap());
         let start = Instant::now();
@@ -234,15 +217,11 @@ mod tests {
             inbox.put(Key::Reuse(9, 1), payload)
         });
         between.before_layer(1, pages).unwrap();
-        assert!(
-            start.elapsed() >= Duration::from_millis(60),
-            "layer 1 did not wait"
-        );
+        assert!(start.elapsed() >= Duration::from_millis(60), "layer 1 did not wait");
         assert!(late.join().unwrap());
         // Fewer tokens than announced are an error and must not leave a hole.
         net.inbox.expect(Key::Reuse(9, 2), from);
-        net.inbox
-            .put(Key::Reuse(9, 2), pages.export(0, &[0], 0, 1).unwrap());
+        net.inbox.put(Key::Reuse(9, 2), pages.export(0, &[0], 0, 1).unwrap());
         let error = between.before_layer(2, pages).unwrap_err().to_string();
         assert!(error.contains("1 tokens of KV, and said 4"), "{error}");
     }

@@ -95,9 +95,7 @@ pub fn decode(bytes: &[u8], hidden: usize) -> Result<Vec<ExpertRows>> {
         let (Some(expert), Some(rows)) = (number(1 + 2 * group), number(2 + 2 * group)) else {
             fail!("{count} experts do not fit into {} bytes", bytes.len());
         };
-        let end = rows
-            .checked_mul(hidden)
-            .and_then(|count| count.checked_add(at));
+        let end = rows.checked_mul(hidden).and_then(|count| count.checked_add(at));
         let Some(words) = end.and_then(|end| words.get(at..end)) else {
             fail!("{rows} rows of expert {expert} are not all there");
         };
@@ -159,15 +157,7 @@ impl<'a> RemoteExperts<'a> {
         deadline_ns: u64,
         exchange: &'a mut u64,
     ) -> Self {
-        Self {
-            net,
-            hidden,
-            batch,
-            deadline_ns,
-            exchange,
-            open: Vec::new(),
-            began: Instant::now(),
-        }
+        Self { net, hidden, batch, deadline_ns, exchange, open: Vec::new(), began: Instant::now() }
     }
 }
 
@@ -227,10 +217,7 @@ fn answer(experts: &dyn Experts, hidden: usize, carrier: &Carrier, arrivals: &Re
             tracing::error!(from = %arrival.from, "tokens for experts: {error}");
             Vec::new()
         });
-        let head = Head {
-            kind: Kind::Combine,
-            ..arrival.head
-        };
+        let head = Head { kind: Kind::Combine, ..arrival.head };
         let deadline_ns = match arrival.head.remaining_ns {
             0 => 0,
             remaining => clock::now().0.saturating_add(remaining),
@@ -248,14 +235,8 @@ mod tests {
     #[test]
     fn rows_come_back_as_they_were() {
         let groups = vec![
-            ExpertRows {
-                expert: 3,
-                rows: vec![1, 2, 3, u32::MAX],
-            },
-            ExpertRows {
-                expert: 9,
-                rows: vec![7, 8],
-            },
+            ExpertRows { expert: 3, rows: vec![1, 2, 3, u32::MAX] },
+            ExpertRows { expert: 9, rows: vec![7, 8] },
         ];
         assert_eq!(decode(&encode(&groups, 2), 2).unwrap(), groups);
         assert_eq!(decode(&encode(&[], 2), 2).unwrap(), []);

@@ -53,21 +53,11 @@ impl<'a> InStep<'a> {
         hidden: usize,
         iteration: Iteration,
     ) -> Self {
-        Self {
-            net,
-            experts,
-            hidden,
-            iteration,
-            came: Vec::new(),
-        }
+        Self { net, experts, hidden, iteration, came: Vec::new() }
     }
 
     fn send(&self, kind: Kind, layer: usize, to: SocketAddr, rows: &[ExpertRows]) {
-        let Iteration {
-            step,
-            batch,
-            deadline_ns,
-        } = &self.iteration;
+        let Iteration { step, batch, deadline_ns } = &self.iteration;
         let head = rows_head(kind, layer, *batch, place(*step, layer));
         let deadline_ns = deadline_ns.load(Ordering::Relaxed);
         let payload = encode(rows, self.hidden);

@@ -245,8 +245,7 @@ impl Net {
     /// Returns the time that bytes take on the wire, in ns. 0 if the NIC's rate is not known.
     #[must_use]
     pub fn wire_ns(&self, bytes: usize) -> u64 {
-        self.bytes_per_s
-            .map_or(0, |rate| (bytes as f64 / rate * 1e9) as u64)
+        self.bytes_per_s.map_or(0, |rate| (bytes as f64 / rate * 1e9) as u64)
     }
 
     /// Locks the state of the batch that this process computes.

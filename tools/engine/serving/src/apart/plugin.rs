@@ -66,24 +66,22 @@ impl Plugin {
         let (orders, incoming) = channel();
         let (started, starts) = channel();
         let file = file.to_owned();
-        std::thread::Builder::new()
-            .name("collectives".to_owned())
-            .spawn(move || {
-                let listening = |handles: Vec<(SocketAddr, Handle)>| {
-                    let _ = started.send(Ok(()));
-                    for (rank, handle) in handles {
-                        tell(rank, handle.to_vec());
-                    }
-                };
-                if let Err(error) = serve(&file, &ranks, &incoming, &inbox, listening) {
-                    tracing::error!("the NCCL plugin failed: {error:#}");
-                    // Threads that wait for an exchange get an error instead of a timeout.
-                    for rank in ranks {
-                        inbox.lose(rank);
-                    }
-                    let _ = started.send(Err(error));
+        std::thread::Builder::new().name("collectives".to_owned()).spawn(move || {
+            let listening = |handles: Vec<(SocketAddr, Handle)>| {
+                let _ = started.send(Ok(()));
+                for (rank, handle) in handles {
+                    tell(rank, handle.to_vec());
                 }
-            })?;
+            };
+            if let Err(error) = serve(&file, &ranks, &incoming, &inbox, listening) {
+                tracing::error!("the NCCL plugin failed: {error:#}");
+                // Threads that wait for an exchange get an error instead of a timeout.
+                for rank in ranks {
+                    inbox.lose(rank);
+                }
+                let _ = started.send(Err(error));
+            }
+        })?;
         starts.recv().context("the plugin's thread ended")??;
         Ok(Self(orders))
     }
@@ -150,8 +148,7 @@ fn serve(
             };
         }
         for peer in &mut all {
-            peer.turn(inbox)
-                .with_context(|| format!("exchanges with {}", peer.rank))?;
+            peer.turn(inbox).with_context(|| format!("exchanges with {}", peer.rank))?;
         }
     }
 }

@@ -78,16 +78,8 @@ pub fn serve(
     blocks: SharedBlocks,
     engine: Handle,
 ) -> std::io::Result<()> {
-    let reuse = Reuse {
-        net,
-        model,
-        blocks,
-        engine,
-        questions: HashMap::new(),
-    };
-    std::thread::Builder::new()
-        .name("reuse".to_owned())
-        .spawn(move || reuse.run(&calls))?;
+    let reuse = Reuse { net, model, blocks, engine, questions: HashMap::new() };
+    std::thread::Builder::new().name("reuse".to_owned()).spawn(move || reuse.run(&calls))?;
     Ok(())
 }
 
@@ -162,23 +154,10 @@ impl Reuse {
     fn announce(&self, request: u64, after: Running, deadline_ns: u64, bytes: u64) {
         let layers = self.model.shape().layers as u16;
         let (batch, layer_time_ns) = (Asked::batch(request), after.layer_time_ns);
-        let begin = |batch| Hint::BatchBegin {
-            batch,
-            layers,
-            layer_time_ns,
-        };
-        let join = Hint::RequestJoin {
-            batch,
-            request,
-            deadline_ns,
-            bytes,
-        };
+        let begin = |batch| Hint::BatchBegin { batch, layers, layer_time_ns };
+        let join = Hint::RequestJoin { batch, request, deadline_ns, bytes };
         let mut hints = vec![begin(batch), join];
-        let Running {
-            batch: ahead,
-            layer,
-            ..
-        } = after;
+        let Running { batch: ahead, layer, .. } = after;
         if ahead != 0 {
             // The daemon has hints about batches of this process already.
             if !self.net.reads {
@@ -220,12 +199,7 @@ impl Reuse {
             reads: self.net.reads,
         });
         self.net.say(at, &words);
-        let question = Question {
-            wanted,
-            at,
-            left,
-            since: Instant::now(),
-        };
+        let question = Question { wanted, at, left, since: Instant::now() };
         self.questions.insert(request, question);
     }
 
@@ -246,10 +220,7 @@ impl Reuse {
     }
 
     fn answered(&mut self, from: SocketAddr, request: u64, blocks: usize) {
-        let asked = self
-            .questions
-            .get(&request)
-            .filter(|asked| asked.at == from);
+        let asked = self.questions.get(&request).filter(|asked| asked.at == from);
         let Some(most) = asked.map(|asked| asked.wanted.hashes.len()) else {
             return;
         };

@@ -22,9 +22,7 @@ pub struct Carrier {
 
 impl std::fmt::Debug for Carrier {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Carrier")
-            .field("listens", &self.listens)
-            .finish_non_exhaustive()
+        f.debug_struct("Carrier").field("listens", &self.listens).finish_non_exhaustive()
     }
 }
 
@@ -41,11 +39,7 @@ impl Carrier {
         std::thread::Builder::new()
             .name("gate".to_owned())
             .spawn(move || Gate::new(&options, listens, own, taker, shared).serve(&incoming))?;
-        Ok(Self {
-            orders,
-            counts,
-            listens,
-        })
+        Ok(Self { orders, counts, listens })
     }
 
     /// Returns the address at which this process listens.
@@ -139,10 +133,7 @@ impl Carrier {
     /// Returns the counters so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        self.counts
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Ends the thread. Parcels that wait are dropped.

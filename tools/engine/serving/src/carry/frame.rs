@@ -206,15 +206,9 @@ impl Preamble {
         };
         let mut address = vec![0; start[6] as usize];
         from.read_exact(&mut address)?;
-        let listens = std::str::from_utf8(&address)
-            .ok()
-            .and_then(|text| text.parse().ok());
+        let listens = std::str::from_utf8(&address).ok().and_then(|text| text.parse().ok());
         let listens = listens.ok_or_else(|| invalid("an engine without an address".to_owned()))?;
-        Ok(Self {
-            words,
-            dscp: start[5] & 0x3f,
-            listens,
-        })
+        Ok(Self { words, dscp: start[5] & 0x3f, listens })
     }
 }
 
@@ -242,11 +236,7 @@ mod tests {
     #[test]
     fn heads_and_preambles_come_back_as_they_were() {
         assert_eq!(Head::decode(&head().encode()).unwrap(), head());
-        let preamble = Preamble {
-            words: true,
-            dscp: 34,
-            listens: "[::1]:99".parse().unwrap(),
-        };
+        let preamble = Preamble { words: true, dscp: 34, listens: "[::1]:99".parse().unwrap() };
         let mut bytes = Vec::new();
         preamble.write(&mut bytes).unwrap();
         assert_eq!(Preamble::read(&mut bytes.as_slice()).unwrap(), preamble);
@@ -255,20 +245,11 @@ mod tests {
 
     #[test]
     fn frames_beyond_their_parcel_are_refused() {
-        let long = Head {
-            offset: 101,
-            ..head()
-        };
+        let long = Head { offset: 101, ..head() };
         assert!(Head::decode(&long.encode()).is_err());
-        let wrapped = Head {
-            offset: u64::MAX,
-            ..head()
-        };
+        let wrapped = Head { offset: u64::MAX, ..head() };
         assert!(Head::decode(&wrapped.encode()).is_err());
-        let huge = Head {
-            total: PARCEL_BYTES_MAX + 1,
-            ..head()
-        };
+        let huge = Head { total: PARCEL_BYTES_MAX + 1, ..head() };
         assert!(Head::decode(&huge.encode()).is_err());
     }
 

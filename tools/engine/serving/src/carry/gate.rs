@@ -85,14 +85,8 @@ impl Gate {
             ..laxity_client::Options::default()
         };
         let client = Client::attach(match &options.socket {
-            Some(socket) => laxity_client::Options {
-                socket: socket.clone(),
-                ..defaults
-            },
-            None => laxity_client::Options {
-                mode: Mode::Off,
-                ..defaults
-            },
+            Some(socket) => laxity_client::Options { socket: socket.clone(), ..defaults },
+            None => laxity_client::Options { mode: Mode::Off, ..defaults },
         });
         let lane = client.lane();
         Self {
@@ -195,10 +189,7 @@ impl Gate {
 
     /// Removes a request that has no flow in progress, as [`Self::close_batch`] does for a batch.
     fn close_request(&mut self, request: u64) {
-        if self
-            .requests
-            .get(&request)
-            .is_some_and(|open| open.flows == 0)
+        if self.requests.get(&request).is_some_and(|open| open.flows == 0)
             && let Some(Open { ended: true, .. }) = self.requests.remove(&request)
         {
             self.lane.hint(Hint::RequestEnd { request });
@@ -223,20 +214,8 @@ impl Gate {
     }
 
     fn submit(&mut self, parcel: Parcel) {
-        let Parcel {
-            to,
-            head,
-            deadline_ns,
-            scavenged,
-            read,
-            bytes,
-            payload,
-        } = parcel;
-        let stage = if scavenged {
-            Stage::Background
-        } else {
-            head.kind.stage()
-        };
+        let Parcel { to, head, deadline_ns, scavenged, read, bytes, payload } = parcel;
+        let stage = if scavenged { Stage::Background } else { head.kind.stage() };
         self.flows += 1;
         let now = clock::now().0;
         let head = Head {
@@ -244,20 +223,12 @@ impl Gate {
             total: bytes,
             offset: 0,
             len: 0,
-            remaining_ns: if deadline_ns == 0 {
-                0
-            } else {
-                deadline_ns.saturating_sub(now).max(1)
-            },
+            remaining_ns: if deadline_ns == 0 { 0 } else { deadline_ns.saturating_sub(now).max(1) },
             ..head
         };
         let ticket = self.lane.submit(&Flow {
             stage,
-            direction: if read {
-                Direction::Ingress
-            } else {
-                Direction::Egress
-            },
+            direction: if read { Direction::Ingress } else { Direction::Egress },
             nic: self.nic,
             receiver_bound: false,
             layer: head.layer,
@@ -268,16 +239,8 @@ impl Gate {
             request: head.request,
             deadline_ns,
         });
-        let sending = Sending {
-            ticket,
-            to,
-            stage,
-            head,
-            payload,
-            class: None,
-            permitted: 0,
-            arrived: 0,
-        };
+        let sending =
+            Sending { ticket, to, stage, head, payload, class: None, permitted: 0, arrived: 0 };
         self.sending.insert(head.flow, sending);
         self.waiting.push(head.flow);
     }
@@ -297,10 +260,7 @@ impl Gate {
             let read = flow & READ != 0;
             while let Some(permit) = lane.poll(&mut sending.ticket) {
                 let class = *sending.class.get_or_insert(permit.dscp);
-                let head = Head {
-                    offset: sending.permitted,
-                    ..sending.head
-                };
+                let head = Head { offset: sending.permitted, ..sending.head };
                 sending.permitted += permit.bytes;
                 let payload = Arc::clone(&sending.payload);
                 let bytes = permit.bytes;
@@ -321,11 +281,7 @@ impl Gate {
                 ready.push((
                     sending.to,
                     (class, sending.stage),
-                    Load::Bytes {
-                        head,
-                        payload,
-                        bytes,
-                    },
+                    Load::Bytes { head, payload, bytes },
                 ));
                 if permit.last {
                     return false;
@@ -366,22 +322,13 @@ impl Gate {
         }
         let stage = head.kind.stage();
         let class = self.client.dscp_of(stage);
-        let head = Head {
-            flow: part.flow,
-            total,
-            offset: part.offset,
-            ..*head
-        };
+        let head = Head { flow: part.flow, total, offset: part.offset, ..*head };
         let (payload, bytes) = (Arc::clone(payload), part.bytes);
         if end == total {
             self.offers.remove(&key);
         }
         self.count(|counts| *counts.sent_bytes.entry((stage.name(), class)).or_default() += bytes);
-        let load = Load::Bytes {
-            head,
-            payload,
-            bytes,
-        };
+        let load = Load::Bytes { head, payload, bytes };
         self.give(to, Some(class), load);
     }
 
@@ -406,10 +353,7 @@ impl Gate {
                 Err(error) => return self.gone(to, error.to_string()),
             }
         }
-        let given = self
-            .connections
-            .get(&key)
-            .is_some_and(|connection| connection.give(load));
+        let given = self.connections.get(&key).is_some_and(|connection| connection.give(load));
         if !given {
             self.gone(to, "the connection is gone".to_owned());
         }
@@ -457,9 +401,8 @@ impl Gate {
                 self.count(|counts| counts.lost += 1);
             }
         }
-        let (lost, stay): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut self.backlog)
-            .into_iter()
-            .partition(|parcel| parcel.to == peer);
+        let (lost, stay): (VecDeque<_>, VecDeque<_>) =
+            std::mem::take(&mut self.backlog).into_iter().partition(|parcel| parcel.to == peer);
         self.backlog = stay;
         for parcel in lost {
             self.close(&parcel.head);

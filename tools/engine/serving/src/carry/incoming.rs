@@ -19,23 +19,21 @@ const OPEN_MAX: usize = 65_536;
 pub fn listen(address: SocketAddr, taker: Taker) -> io::Result<SocketAddr> {
     let listener = TcpListener::bind(address)?;
     let here = listener.local_addr()?;
-    std::thread::Builder::new()
-        .name("accept".to_owned())
-        .spawn(move || {
-            for stream in listener.incoming() {
-                let taker = Taker::clone(&taker);
-                let started = stream.and_then(|stream| {
-                    std::thread::Builder::new()
-                        .name("in".to_owned())
-                        .spawn(move || hear(stream, &taker))
-                });
-                if let Err(error) = started {
-                    tracing::warn!("a connection could not be taken: {error}");
-                    // If descriptors or threads have run out, other connections have to end first.
-                    std::thread::sleep(std::time::Duration::from_millis(100));
-                }
+    std::thread::Builder::new().name("accept".to_owned()).spawn(move || {
+        for stream in listener.incoming() {
+            let taker = Taker::clone(&taker);
+            let started = stream.and_then(|stream| {
+                std::thread::Builder::new()
+                    .name("in".to_owned())
+                    .spawn(move || hear(stream, &taker))
+            });
+            if let Err(error) = started {
+                tracing::warn!("a connection could not be taken: {error}");
+                // If descriptors or threads have run out, other connections have to end first.
+                std::thread::sleep(std::time::Duration::from_millis(100));
             }
-        })?;
+        }
+    })?;
     Ok(here)
 }
 
@@ -69,17 +67,12 @@ fn words(stream: &TcpStream, from: SocketAddr, taker: &Taker) -> io::Result<()> 
     let mut reader = BufReader::new(stream);
     loop {
         let mut line = String::new();
-        let read = Read::by_ref(&mut reader)
-            .take(WORDS_BYTES_MAX)
-            .read_line(&mut line)?;
+        let read = Read::by_ref(&mut reader).take(WORDS_BYTES_MAX).read_line(&mut line)?;
         if read == 0 {
             return Ok(());
         }
         if !line.ends_with('\n') {
-            return Err(io::Error::new(
-                ErrorKind::InvalidData,
-                "a line without an end",
-            ));
+            return Err(io::Error::new(ErrorKind::InvalidData, "a line without an end"));
         }
         taker(Incoming::Words(from, line));
     }
@@ -103,12 +96,7 @@ fn parcels(stream: &mut TcpStream, from: SocketAddr, taker: &Taker) -> io::Resul
         if so_far.len() as u64 != head.offset {
             return Err(io::Error::new(
                 ErrorKind::InvalidData,
-                format!(
-                    "flow {}: byte {} after {}",
-                    head.flow,
-                    head.offset,
-                    so_far.len()
-                ),
+                format!("flow {}: byte {} after {}", head.flow, head.offset, so_far.len()),
             ));
         }
         let start = so_far.len();
@@ -120,23 +108,13 @@ fn parcels(stream: &mut TcpStream, from: SocketAddr, taker: &Taker) -> io::Resul
         ack[8..].copy_from_slice(&u64::from(head.len).to_le_bytes());
         stream.write_all(&ack)?;
         if head.flow & READ != 0 {
-            taker(Incoming::Part {
-                flow: head.flow,
-                bytes: u64::from(head.len),
-            });
+            taker(Incoming::Part { flow: head.flow, bytes: u64::from(head.len) });
         }
         if whole && let Some(payload) = open.remove(&head.flow) {
-            taker(Incoming::Parcel(Arrival {
-                from,
-                head,
-                payload,
-            }));
+            taker(Incoming::Parcel(Arrival { from, head, payload }));
         }
         if open.len() > OPEN_MAX {
-            return Err(io::Error::new(
-                ErrorKind::InvalidData,
-                "too many parcels at once",
-            ));
+            return Err(io::Error::new(ErrorKind::InvalidData, "too many parcels at once"));
         }
     }
 }

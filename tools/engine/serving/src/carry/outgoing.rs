@@ -19,11 +19,7 @@ const CONNECT_EVERY: Duration = Duration::from_millis(50);
 /// A load for a connection.
 pub(super) enum Load {
     /// Bytes of a parcel, beginning at the head's offset.
-    Bytes {
-        head: Head,
-        payload: Arc<Vec<u8>>,
-        bytes: u64,
-    },
+    Bytes { head: Head, payload: Arc<Vec<u8>>, bytes: u64 },
     /// A control message.
     Words(String),
 }
@@ -33,11 +29,7 @@ pub(super) enum Said {
     /// The receiver acknowledged bytes of a flow.
     Arrived { flow: u64, bytes: u64 },
     /// The connection with this number is gone.
-    Gone {
-        peer: SocketAddr,
-        number: u64,
-        why: String,
-    },
+    Gone { peer: SocketAddr, number: u64, why: String },
 }
 
 /// The sending end of the writer's queue.
@@ -57,14 +49,12 @@ impl Outgoing {
         let (loads, incoming) = channel();
         let say = Arc::new(say);
         let what = if preamble.words { "words" } else { "parcels" };
-        std::thread::Builder::new()
-            .name(format!("{what} out"))
-            .spawn(move || {
-                if let Err(error) = write(to, preamble, &incoming, &say) {
-                    let why = error.to_string();
-                    say(Said::Gone { peer, number, why });
-                }
-            })?;
+        std::thread::Builder::new().name(format!("{what} out")).spawn(move || {
+            if let Err(error) = write(to, preamble, &incoming, &say) {
+                let why = error.to_string();
+                say(Said::Gone { peer, number, why });
+            }
+        })?;
         Ok(Self { loads, number })
     }
 
@@ -118,49 +108,36 @@ where
     preamble.write(&mut stream)?;
     let mut reader = stream.try_clone()?;
     let hear = Arc::clone(say);
-    std::thread::Builder::new()
-        .name("acknowledgements".to_owned())
-        .spawn(move || {
-            let mut ack = [0; ACK_BYTES];
-            let why = loop {
-                if let Err(error) = reader.read_exact(&mut ack) {
-                    break error.to_string();
-                }
-                let word = |at: usize| {
-                    let mut eight = [0; 8];
-                    eight.copy_from_slice(&ack[at..at + 8]);
-                    u64::from_le_bytes(eight)
-                };
-                hear(Said::Arrived {
-                    flow: word(0),
-                    bytes: word(8),
-                });
+    std::thread::Builder::new().name("acknowledgements".to_owned()).spawn(move || {
+        let mut ack = [0; ACK_BYTES];
+        let why = loop {
+            if let Err(error) = reader.read_exact(&mut ack) {
+                break error.to_string();
+            }
+            let word = |at: usize| {
+                let mut eight = [0; 8];
+                eight.copy_from_slice(&ack[at..at + 8]);
+                u64::from_le_bytes(eight)
             };
-            // The writer may be blocked in a write that the peer will never read.
-            let _ = reader.shutdown(std::net::Shutdown::Both);
-            hear(Said::Gone { peer, number, why });
-        })?;
+            hear(Said::Arrived { flow: word(0), bytes: word(8) });
+        };
+        // The writer may be blocked in a write that the peer will never read.
+        let _ = reader.shutdown(std::net::Shutdown::Both);
+        hear(Said::Gone { peer, number, why });
+    })?;
     for load in loads {
         match load {
             Load::Words(mut line) => {
                 line.push('\n');
                 stream.write_all(line.as_bytes())?;
             }
-            Load::Bytes {
-                head,
-                payload,
-                bytes,
-            } => {
+            Load::Bytes { head, payload, bytes } => {
                 let end = head.offset + bytes;
                 let mut offset = head.offset;
                 // A parcel of no bytes needs a frame, too, because its receiver waits for it.
                 loop {
                     let len = (end - offset).min(FRAME_BYTES_MAX as u64);
-                    let cut = Head {
-                        offset,
-                        len: len as u32,
-                        ..head
-                    };
+                    let cut = Head { offset, len: len as u32, ..head };
                     stream.write_all(&cut.encode())?;
                     stream.write_all(&payload[offset as usize..(offset + len) as usize])?;
                     offset += len;

@@ -13,10 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 fn taker() -> (Taker, Receiver<Incoming>) {
     let (sender, receiver) = channel();
-    (
-        Arc::new(move |incoming| drop(sender.send(incoming))),
-        receiver,
-    )
+    (Arc::new(move |incoming| drop(sender.send(incoming))), receiver)
 }
 
 fn carrier(taker: Taker) -> Carrier {
@@ -51,10 +48,7 @@ fn parcels_and_words_arrive_whole_and_are_acknowledged() {
     assert_eq!(words, [(own, "{\"a\":1}\n".to_owned())]);
     parcels.sort_by_key(|arrival| arrival.head.layer);
     assert!(parcels[0].payload == large && parcels[0].from == own);
-    assert_eq!(
-        (parcels[1].head.kind, parcels[1].payload.len()),
-        (Kind::KvReuse, 10)
-    );
+    assert_eq!((parcels[1].head.kind, parcels[1].payload.len()), (Kind::KvReuse, 10));
     let counts = carrier.counts();
     assert_eq!((counts.parcels, counts.bypassed_bytes), (2, 1_500_010));
     assert_eq!(counts.sent_bytes[&("p2d", 0)], 1_500_000);
@@ -63,10 +57,7 @@ fn parcels_and_words_arrive_whole_and_are_acknowledged() {
 #[test]
 fn a_peer_that_is_not_there_is_said_to_be_lost() {
     let (here, told) = taker();
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let carrier = carrier(here);
     carrier.send(nobody, kv_head(Kind::P2d, 0, 1, 2, 0), 0, vec![1; 100]);
     match told.recv_timeout(PATIENCE).unwrap() {

@@ -75,10 +75,9 @@ impl Config {
 
     fn check_limits(&self) -> Result<(), ConfigError> {
         let limits = &self.limits;
-        for (field, number) in [
-            ("limits.ttft_ms", limits.ttft_ms),
-            ("limits.tpot_ms", limits.tpot_ms),
-        ] {
+        for (field, number) in
+            [("limits.ttft_ms", limits.ttft_ms), ("limits.tpot_ms", limits.tpot_ms)]
+        {
             if !(number.is_finite() && number > 0.0) {
                 return Err(value(field, number, "a positive number of milliseconds"));
             }
@@ -123,16 +122,9 @@ impl Config {
                 "role = \"decode\" needs some, the other roles have none",
             ));
         }
-        for (field, list) in [
-            ("peers.prefill", &peers.prefill),
-            ("peers.reuse", &peers.reuse),
-        ] {
+        for (field, list) in [("peers.prefill", &peers.prefill), ("peers.reuse", &peers.reuse)] {
             if list.contains(&peers.listen) {
-                return Err(value(
-                    field,
-                    peers.listen,
-                    "this process itself is none of its peers",
-                ));
+                return Err(value(field, peers.listen, "this process itself is none of its peers"));
             }
             if let Some(address) = list.iter().find(|address| !fixed(address)) {
                 return Err(value(field, address, "give a real address and port"));

@@ -31,9 +31,7 @@ pub(super) struct Writer {
 
 impl Writer {
     pub(super) fn new(shape: Shape, model: &str, asked: &Asked) -> Self {
-        let created = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or_default();
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let number = ANSWERS.fetch_add(1, Ordering::Relaxed);
         let kind = match shape {
             Shape::Text => "cmpl",

@@ -37,12 +37,7 @@ impl Objection {
         param: Option<&'static str>,
         message: String,
     ) -> Self {
-        Self {
-            status,
-            code,
-            param,
-            message,
-        }
+        Self { status, code, param, message }
     }
 
     fn bad(code: &'static str, param: &'static str, message: impl Into<String>) -> Self {
@@ -51,11 +46,8 @@ impl Objection {
 
     /// Returns the error in the format of OpenAI's clients.
     pub(super) fn json(&self) -> Value {
-        let kind = if self.status.is_server_error() {
-            "server_error"
-        } else {
-            "invalid_request_error"
-        };
+        let kind =
+            if self.status.is_server_error() { "server_error" } else { "invalid_request_error" };
         json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
     }
 }
@@ -162,11 +154,7 @@ impl Asked {
         if prompt.len() + output_max as usize > context {
             return Err(Objection::bad(
                 "context_length_exceeded",
-                if prompt.len() >= context {
-                    "prompt"
-                } else {
-                    "max_tokens"
-                },
+                if prompt.len() >= context { "prompt" } else { "max_tokens" },
                 format!(
                     "the prompt has {} tokens and the answer may have {output_max}: together more \
                      than the model's context of {context}",
@@ -185,18 +173,13 @@ impl Asked {
                 ),
             ));
         }
-        let sampling = Sampling {
-            temperature,
-            seed: body.seed.unwrap_or(0),
-        };
+        let sampling = Sampling { temperature, seed: body.seed.unwrap_or(0) };
         Ok(Self {
             prompt,
             output_max,
             sampling,
             stream: body.stream,
-            usage: body
-                .stream_options
-                .is_some_and(|options| options.include_usage),
+            usage: body.stream_options.is_some_and(|options| options.include_usage),
             ignore_eos: body.ignore_eos,
             token_ids: body.return_token_ids,
         })
@@ -216,24 +199,12 @@ impl Body {
             ("n", not_one(self.n), "one answer only"),
             ("best_of", not_one(self.best_of), "one answer only"),
             ("top_p", self.top_p.is_some_and(|p| p != 1.0), "only 1"),
-            (
-                "presence_penalty",
-                not_zero(self.presence_penalty),
-                "only 0",
-            ),
-            (
-                "frequency_penalty",
-                not_zero(self.frequency_penalty),
-                "only 0",
-            ),
+            ("presence_penalty", not_zero(self.presence_penalty), "only 0"),
+            ("frequency_penalty", not_zero(self.frequency_penalty), "only 0"),
             ("echo", self.echo == Some(true), "only false"),
             ("logprobs", something(&self.logprobs), "only none"),
             ("stop", something(&self.stop), "only none"),
-            (
-                "suffix",
-                self.suffix.as_ref().is_some_and(|s| !s.is_empty()),
-                "only none",
-            ),
+            ("suffix", self.suffix.as_ref().is_some_and(|s| !s.is_empty()), "only none"),
         ];
         match refused.into_iter().find(|(_, refused, _)| *refused) {
             Some((name, _, what)) => Err(Objection::bad(
@@ -259,10 +230,8 @@ impl Body {
                         "there is no message in `messages`",
                     ));
                 }
-                let messages: Vec<_> = messages
-                    .iter()
-                    .map(Message::text)
-                    .collect::<Result<_, _>>()?;
+                let messages: Vec<_> =
+                    messages.iter().map(Message::text).collect::<Result<_, _>>()?;
                 tokens::encode_chat(&messages)
             }
             Shape::Text => match self.prompt.as_ref().ok_or_else(|| missing("prompt"))? {

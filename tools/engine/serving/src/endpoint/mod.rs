@@ -65,12 +65,7 @@ pub async fn serve(
         .unwrap_or_default()
         .as_secs();
     let completes = config.role != Role::Prefill;
-    let state = EndpointState {
-        config,
-        engine,
-        metrics,
-        started,
-    };
+    let state = EndpointState { config, engine, metrics, started };
     let mut routes = Router::new()
         .route("/health", get(health))
         .route("/metrics", get(show_metrics))
@@ -83,13 +78,9 @@ pub async fn serve(
             .route("/v1/completions", post(completion))
             .route("/v1/chat/completions", post(chat));
     }
-    let routes = routes
-        .fallback(nowhere)
-        .method_not_allowed_fallback(other_method)
-        .with_state(state);
-    axum::serve(listener, routes)
-        .with_graceful_shutdown(stop)
-        .await
+    let routes =
+        routes.fallback(nowhere).method_not_allowed_fallback(other_method).with_state(state);
+    axum::serve(listener, routes).with_graceful_shutdown(stop).await
 }
 
 fn json_response(status: StatusCode, value: &serde_json::Value) -> Response {
@@ -101,9 +92,7 @@ impl Objection {
     fn response(&self) -> Response {
         let mut response = json_response(self.status, &self.json());
         if self.status == StatusCode::TOO_MANY_REQUESTS {
-            response
-                .headers_mut()
-                .insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         response
     }
@@ -129,13 +118,7 @@ async fn other_method(request: Request) -> Response {
         request.method(),
         request.uri().path()
     );
-    Objection::new(
-        StatusCode::METHOD_NOT_ALLOWED,
-        "method_not_allowed",
-        None,
-        what,
-    )
-    .response()
+    Objection::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", None, what).response()
 }
 
 async fn health(State(state): State<EndpointState>) -> Response {
@@ -169,12 +152,7 @@ async fn requests(State(state): State<EndpointState>) -> Response {
     if let Ok(Ok(account)) = account {
         return json_response(StatusCode::OK, &account);
     }
-    let what = match state
-        .engine
-        .gauges()
-        .computing_since
-        .load(Ordering::Relaxed)
-    {
+    let what = match state.engine.gauges().computing_since.load(Ordering::Relaxed) {
         _ if !told => "the engine has ended".to_owned(),
         0 => format!("the engine did not answer within {ACCOUNT_PATIENCE:?}"),
         since => format!(
@@ -267,12 +245,7 @@ async fn begin(
             "{} requests are being served already (limits.requests_max); try again later",
             state.config.limits.requests_max
         );
-        return Err(Objection::new(
-            StatusCode::TOO_MANY_REQUESTS,
-            "too_many_requests",
-            None,
-            what,
-        ));
+        return Err(Objection::new(StatusCode::TOO_MANY_REQUESTS, "too_many_requests", None, what));
     }
     let (outlet, outputs) = mpsc::channel(Submission::room(asked.output_max));
     let submission = Submission {
@@ -290,9 +263,7 @@ async fn begin(
     if state.engine.command(EngineCommand::Submit(submission)) {
         Ok((asked, outputs))
     } else {
-        Err(failed(&Failure::Unavailable(
-            "the engine has ended".to_owned(),
-        )))
+        Err(failed(&Failure::Unavailable("the engine has ended".to_owned())))
     }
 }
 
@@ -359,9 +330,7 @@ fn failed(failure: &Failure) -> Objection {
 
 /// Returns the error for an engine that ended without an answer.
 fn vanished() -> Objection {
-    failed(&Failure::Internal(
-        "it ended in the middle of an answer".to_owned(),
-    ))
+    failed(&Failure::Internal("it ended in the middle of an answer".to_owned()))
 }
 
 async fn respond(
@@ -382,10 +351,8 @@ async fn respond(
     if asked.stream {
         let all = tokio_stream::once(first).chain(ReceiverStream::new(outputs));
         let lines = all.map(move |output| Ok::<_, Infallible>(writer.event(&output)));
-        let headers = [
-            (header::CONTENT_TYPE, "text/event-stream"),
-            (header::CACHE_CONTROL, "no-cache"),
-        ];
+        let headers =
+            [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-cache")];
         return Ok((headers, Body::from_stream(lines)).into_response());
     }
     let mut next = first;

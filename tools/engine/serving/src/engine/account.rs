@@ -48,17 +48,11 @@ impl Engine {
         let remote = self.remote.values().map(|r| ("elsewhere", &r.sequence));
         let placing = self.placing.values().map(|p| ("placing", &p.sequence));
         let outside = self.outside.iter().map(|s| ("outside", s));
-        let mut all: Vec<(&str, &Sequence)> = scheduled
-            .chain(asking)
-            .chain(remote)
-            .chain(placing)
-            .chain(outside)
-            .collect();
+        let mut all: Vec<(&str, &Sequence)> =
+            scheduled.chain(asking).chain(remote).chain(placing).chain(outside).collect();
         all.sort_unstable_by_key(|(_, sequence)| sequence.id);
-        let all: Vec<Value> = all
-            .into_iter()
-            .map(|(stands, sequence)| self.account_of(stands, sequence))
-            .collect();
+        let all: Vec<Value> =
+            all.into_iter().map(|(stands, sequence)| self.account_of(stands, sequence)).collect();
         json!({
             "requests": all,
             "load": self.schedulers.load(),

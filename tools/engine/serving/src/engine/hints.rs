@@ -31,12 +31,9 @@ impl Engine {
             if self.schedulers.is_relegated(chunk.request) {
                 continue;
             }
-            let goes = exports
-                .iter()
-                .find(|export| export.request == chunk.request.0);
-            let bytes = goes.map_or(0, |export| {
-                export.tokens * self.model.kv().token_bytes() * layers
-            });
+            let goes = exports.iter().find(|export| export.request == chunk.request.0);
+            let bytes =
+                goes.map_or(0, |export| export.tokens * self.model.kv().token_bytes() * layers);
             net.carrier.hint(Hint::RequestJoin {
                 batch,
                 request: chunk.request.0,

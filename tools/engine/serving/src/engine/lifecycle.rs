@@ -36,18 +36,11 @@ impl Engine {
             stop: submission.stop,
             outlet: Outlet::Here(submission.outlet),
         };
-        let needed = sequence
-            .spec(0)
-            .tokens_max()
-            .div_ceil(self.schedulers.room().block_tokens);
+        let needed = sequence.spec(0).tokens_max().div_ceil(self.schedulers.room().block_tokens);
         if needed > self.schedulers.room().blocks || sequence.tokens.is_empty() {
             return self.end(sequence, Output::Failed(Failure::TooLong));
         }
-        if self
-            .net
-            .as_ref()
-            .is_some_and(|net| !net.peers.prefill.is_empty())
-        {
+        if self.net.as_ref().is_some_and(|net| !net.peers.prefill.is_empty()) {
             self.outside.push_back(sequence);
             self.send_out();
         } else {
@@ -71,16 +64,10 @@ impl Engine {
     /// Accepts a sequence that is to be computed here.
     pub(super) fn admit(&mut self, mut sequence: Sequence) {
         let ready = self.find(&mut sequence);
-        if ready > 0
-            && !self
-                .schedulers
-                .reserve(clock::now(), sequence.id, ready as u32)
-        {
+        if ready > 0 && !self.schedulers.reserve(clock::now(), sequence.id, ready as u32) {
             self.let_go(&mut sequence);
         }
-        self.gauges
-            .found_here
-            .fetch_add(sequence.computed, Ordering::Relaxed);
+        self.gauges.found_here.fetch_add(sequence.computed, Ordering::Relaxed);
         match self.ask(sequence) {
             None => {}
             Some(sequence) => self.arrive(sequence),
@@ -89,10 +76,7 @@ impl Engine {
 
     /// Passes a sequence to the scheduler, with the number of tokens that are ready.
     pub(super) fn arrive(&mut self, sequence: Sequence) {
-        let import = self
-            .imports
-            .get(&sequence.id)
-            .map_or(0, |import| import.tokens);
+        let import = self.imports.get(&sequence.id).map_or(0, |import| import.tokens);
         let spec = sequence.spec(sequence.computed + import);
         self.sequences.insert(sequence.id, sequence);
         self.schedulers.handle(clock::now(), &Event::Arrived(spec));
@@ -135,8 +119,7 @@ impl Engine {
         }
         if let Some(net) = &self.net {
             let layers = 0..self.model.shape().layers as u16;
-            net.inbox
-                .forget(layers.map(|layer| Key::Reuse(request.0, layer)));
+            net.inbox.forget(layers.map(|layer| Key::Reuse(request.0, layer)));
         }
     }
 
@@ -180,8 +163,7 @@ impl Engine {
                 Some(placing.sequence)
             })?;
         self.forget_reuse(request);
-        self.schedulers
-            .handle(clock::now(), &Event::Cancelled(request));
+        self.schedulers.handle(clock::now(), &Event::Cancelled(request));
         Some(sequence)
     }
 
@@ -205,20 +187,14 @@ impl Engine {
             }
             if let Some(sequence) = self.withdraw(request) {
                 metrics::counter!("laxity_engine_abandoned_total").increment(1);
-                self.end(
-                    sequence,
-                    Output::Failed(Failure::Unavailable("cancelled".to_owned())),
-                );
+                self.end(sequence, Output::Failed(Failure::Unavailable("cancelled".to_owned())));
             }
         }
         let outside = std::mem::take(&mut self.outside);
         let (gone, stay): (Vec<_>, Vec<_>) = outside.into_iter().partition(unwanted);
         self.outside = stay.into();
         for sequence in gone {
-            self.end(
-                sequence,
-                Output::Failed(Failure::Unavailable("cancelled".to_owned())),
-            );
+            self.end(sequence, Output::Failed(Failure::Unavailable("cancelled".to_owned())));
         }
         let now = Instant::now();
         self.give_up_waiting(now);

@@ -76,10 +76,8 @@ impl Engine {
             deadline_ns: Arc::new(AtomicU64::new(earliest.unwrap_or(0))),
         };
         let left = |(request, deadline_ns)| (request, remaining(deadline_ns));
-        let words = Words::Step {
-            step: lockstep.step,
-            members: members.into_iter().map(left).collect(),
-        };
+        let words =
+            Words::Step { step: lockstep.step, members: members.into_iter().map(left).collect() };
         for rank in net.peers.ranks.others() {
             net.say(rank, &words);
         }
@@ -143,11 +141,6 @@ fn join(net: Option<&Net>, batch: u64, members: &[Other]) {
         return;
     };
     for &(request, deadline_ns) in members {
-        net.carrier.hint(Hint::RequestJoin {
-            batch,
-            request,
-            deadline_ns,
-            bytes: 0,
-        });
+        net.carrier.hint(Hint::RequestJoin { batch, request, deadline_ns, bytes: 0 });
     }
 }

@@ -152,16 +152,10 @@ pub fn start(parts: Parts, commands: EngineCommands) -> anyhow::Result<Handle> {
     let (handle, incoming) = commands;
     let schedulers = Schedulers::new(&settings, forest, room, places, record.as_deref())
         .with_context(|| {
-            format!(
-                "cannot write the record {}",
-                record.unwrap_or_default().display()
-            )
+            format!("cannot write the record {}", record.unwrap_or_default().display())
         })?;
     let ranks = net.as_ref().map_or(&[][..], |net| net.peers.ranks.all());
-    let lockstep = ranks
-        .first()
-        .filter(|_| lockstep)
-        .map(|first| Lockstep::new(*first));
+    let lockstep = ranks.first().filter(|_| lockstep).map(|first| Lockstep::new(*first));
     let listens = net.as_ref().map(|net| net.carrier.listens());
     if let Some(net) = &net {
         // This is set only once, because each engine has a queue of its own.
@@ -228,9 +222,7 @@ impl Engine {
                     self.commands.recv_timeout(LOOK_EVERY)
                 } else {
                     self.schedulers.flush();
-                    self.commands
-                        .recv()
-                        .map_err(|_| RecvTimeoutError::Disconnected)
+                    self.commands.recv().map_err(|_| RecvTimeoutError::Disconnected)
                 };
                 match next {
                     Ok(command) => self.take(command),
@@ -298,10 +290,8 @@ impl Engine {
     /// do all commands after the loss of a process.
     fn take_between_layers(&mut self) {
         while let Ok(command) = self.commands.try_recv() {
-            let lost = self
-                .deferred
-                .iter()
-                .any(|command| matches!(command, EngineCommand::Lost(..)));
+            let lost =
+                self.deferred.iter().any(|command| matches!(command, EngineCommand::Lost(..)));
             match command {
                 EngineCommand::Words(
                     from,

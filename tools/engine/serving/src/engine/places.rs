@@ -29,9 +29,7 @@ pub(super) struct Placing {
 impl Engine {
     /// Reports whether a process was lost a short time ago and has sent nothing since.
     pub(super) fn is_lost(&self, at: &SocketAddr) -> bool {
-        self.lost
-            .get(at)
-            .is_some_and(|since| since.elapsed() < ASIDE_FOR)
+        self.lost.get(at).is_some_and(|since| since.elapsed() < ASIDE_FOR)
     }
 
     fn prefill(&self) -> &[SocketAddr] {
@@ -71,11 +69,8 @@ impl Engine {
             load.waiting += 1;
             load.prefill_tokens += (sequence.prompt - sequence.computed) as u64;
         }
-        let event = dispatch::Event::Load {
-            instance: InstanceId(number as u32),
-            load,
-            took: took_ns,
-        };
+        let event =
+            dispatch::Event::Load { instance: InstanceId(number as u32), load, took: took_ns };
         self.schedulers.dispatch(clock::now(), &event);
     }
 
@@ -151,8 +146,7 @@ impl Engine {
             tracing::error!(
                 "{lacking} blocks are not there, though the scheduler has given them out"
             );
-            self.schedulers
-                .handle(clock::now(), &Event::Cancelled(sequence.id));
+            self.schedulers.handle(clock::now(), &Event::Cancelled(sequence.id));
             let why = Failure::Internal("blocks are missing".to_owned());
             self.end(sequence, Output::Failed(why));
             return None;
@@ -165,10 +159,7 @@ impl Engine {
         }
         let event = dispatch::Event::Arrived(sequence.spec(have));
         self.schedulers.dispatch(clock::now(), &event);
-        let placing = Placing {
-            since: Instant::now(),
-            sequence,
-        };
+        let placing = Placing { since: Instant::now(), sequence };
         self.placing.insert(placing.sequence.id, placing);
         None
     }
@@ -207,8 +198,7 @@ impl Engine {
             return;
         };
         self.leave_place(request);
-        self.schedulers
-            .handle(clock::now(), &Event::Cancelled(request));
+        self.schedulers.handle(clock::now(), &Event::Cancelled(request));
         self.let_go(&mut sequence);
         self.compute_after_all(sequence);
     }
@@ -249,19 +239,13 @@ impl Engine {
             );
         }
         let layers = self.model.shape().layers;
-        let missing = if wants_kv {
-            (sequence.prompt - have) * layers
-        } else {
-            0
-        };
+        let missing = if wants_kv { (sequence.prompt - have) * layers } else { 0 };
         let remote = Remote::new(sequence, at, self.ordinal, layers, missing);
         self.remote.insert(remote.sequence.id, remote);
     }
 
     pub(super) fn compute_after_all(&mut self, sequence: Sequence) {
-        self.gauges
-            .prefilled_after_all
-            .fetch_add(1, Ordering::Relaxed);
+        self.gauges.prefilled_after_all.fetch_add(1, Ordering::Relaxed);
         metrics::counter!("laxity_engine_prefilled_after_all_total").increment(1);
         self.admit(sequence);
     }

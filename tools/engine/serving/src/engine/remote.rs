@@ -64,19 +64,12 @@ pub(super) fn remaining(deadline_ns: u64) -> u64 {
 fn show_parts(sequence: &Sequence, spent: Spent, said: Instant) {
     let tail_ns = said.elapsed().as_nanos() as u64;
     let all_ns = clock::now().since(sequence.arrival).0;
-    let Spent {
-        kv_wait_ns,
-        exchange_ns,
-        ..
-    } = spent;
+    let Spent { kv_wait_ns, exchange_ns, .. } = spent;
     for (part, ns) in [
         ("queued", all_ns.saturating_sub(spent.all_ns + tail_ns)),
         ("kv_wait", kv_wait_ns),
         ("exchange", exchange_ns),
-        (
-            "compute",
-            spent.all_ns.saturating_sub(kv_wait_ns + exchange_ns),
-        ),
+        ("compute", spent.all_ns.saturating_sub(kv_wait_ns + exchange_ns)),
         ("p2d_tail", tail_ns),
     ] {
         let name = format!("laxity_engine_ttft_{part}_seconds");
@@ -90,11 +83,7 @@ impl Engine {
         self.lost.remove(&from);
         match words {
             Words::Prefill { .. } => self.prefill_for(from, words),
-            Words::First {
-                request,
-                token,
-                spent,
-            } => {
+            Words::First { request, token, spent } => {
                 if let Some(remote) = self.remote.get_mut(&RequestId(request)) {
                     remote.first = Some((token, spent, Instant::now()));
                 }
@@ -119,11 +108,7 @@ impl Engine {
             | Words::Handle { .. }
             | Words::Layer { .. }
             | Words::Computed { .. } => {}
-            Words::Load {
-                load,
-                took_ns,
-                latest,
-            } => self.load_of(from, load, took_ns, latest),
+            Words::Load { load, took_ns, latest } => self.load_of(from, load, took_ns, latest),
         }
     }
 
@@ -209,22 +194,14 @@ impl Engine {
             arrival: clock::now(),
             prefill: None,
             slo: if interactive {
-                Slo::Interactive {
-                    ttft: remaining_ns,
-                    tbt: 0,
-                }
+                Slo::Interactive { ttft: remaining_ns, tbt: 0 }
             } else {
                 Slo::Batch { ttlt: remaining_ns }
             },
             importance,
             sampling,
             stop: None,
-            outlet: Outlet::Away(Destination {
-                to: from,
-                request,
-                sent: have,
-                wants_kv,
-            }),
+            outlet: Outlet::Away(Destination { to: from, request, sent: have, wants_kv }),
         };
         self.admit(sequence);
     }
@@ -270,13 +247,7 @@ impl Engine {
             };
             if let Some(taken) = taken {
                 sequence.blocks.extend(taken);
-                let import = Import {
-                    request: request.0,
-                    from,
-                    blocks: Vec::new(),
-                    first,
-                    tokens,
-                };
+                let import = Import { request: request.0, from, blocks: Vec::new(), first, tokens };
                 self.imports.insert(request, import);
                 let elsewhere = &self.gauges.found_elsewhere;
                 elsewhere.fetch_add(tokens, Ordering::Relaxed);
@@ -307,9 +278,7 @@ impl Engine {
                 remote.sequence.prompt
             )))
         } else {
-            self.model
-                .kv()
-                .import(layer, &remote.sequence.blocks, first, &arrival.payload)
+            self.model.kv().import(layer, &remote.sequence.blocks, first, &arrival.payload)
         };
         match imported {
             Ok(tokens) => {
@@ -332,17 +301,12 @@ impl Engine {
         let Some((token, spent, said)) = self.remote.get(&request).and_then(complete) else {
             return;
         };
-        let Some(Remote {
-            mut sequence, at, ..
-        }) = self.remote.remove(&request)
-        else {
+        let Some(Remote { mut sequence, at, .. }) = self.remote.remove(&request) else {
             return;
         };
         show_parts(&sequence, spent, said);
         self.end_place(&sequence, at);
-        self.gauges
-            .prefilled_elsewhere
-            .fetch_add(1, Ordering::Relaxed);
+        self.gauges.prefilled_elsewhere.fetch_add(1, Ordering::Relaxed);
         if sequence.output_max > 1 {
             sequence.computed = sequence.prompt;
             if !self.keep_fetched {
@@ -359,8 +323,7 @@ impl Engine {
         sequence.tell(Output::Token(token));
         match reason {
             Some(reason) => {
-                self.schedulers
-                    .handle(clock::now(), &Event::Cancelled(request));
+                self.schedulers.handle(clock::now(), &Event::Cancelled(request));
                 self.end(sequence, Output::Finished(reason));
             }
             None => self.arrive(sequence),
@@ -373,8 +336,7 @@ impl Engine {
             return;
         };
         self.leave_place(request);
-        self.schedulers
-            .handle(clock::now(), &Event::Cancelled(request));
+        self.schedulers.handle(clock::now(), &Event::Cancelled(request));
         self.let_go(&mut sequence);
         self.compute_after_all(sequence);
     }
@@ -425,11 +387,8 @@ impl Engine {
         };
         let sequences = self.sequences.values();
         let asking = self.asking.values();
-        let unwanted: Vec<RequestId> = sequences
-            .chain(asking)
-            .filter(of_peer)
-            .map(|sequence| sequence.id)
-            .collect();
+        let unwanted: Vec<RequestId> =
+            sequences.chain(asking).filter(of_peer).map(|sequence| sequence.id).collect();
         for request in unwanted {
             if let Some(sequence) = self.withdraw(request) {
                 // Other processes then compute the prompt themselves.

@@ -183,11 +183,7 @@ impl Sequence {
         while self.hashes.len() < count {
             let before = self.hashes.last().unwrap_or(model);
             let from = self.hashes.len() * block_tokens;
-            let next = chain(
-                before,
-                &self.tokens[from..from + block_tokens],
-                block_tokens,
-            );
+            let next = chain(before, &self.tokens[from..from + block_tokens], block_tokens);
             self.hashes.extend(next);
         }
         &self.hashes[..count]

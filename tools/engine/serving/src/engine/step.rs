@@ -92,13 +92,7 @@ impl Engine {
         let askers = self.askers(plan);
         let ids: Vec<RequestId> = finished.iter().map(|(request, _)| *request).collect();
         let took = Span(took.as_nanos() as u64);
-        self.schedulers.handle(
-            clock::now(),
-            &Event::Done {
-                took,
-                finished: ids,
-            },
-        );
+        self.schedulers.handle(clock::now(), &Event::Done { took, finished: ids });
         self.took = took;
         self.report(&askers);
         for (request, reason) in finished {
@@ -112,9 +106,7 @@ impl Engine {
     fn measure(&mut self, plan: &Plan, took: Duration) {
         let composition = plan.composition();
         let tokens = composition.prefill_tokens + composition.decodes;
-        self.gauges
-            .tokens
-            .fetch_add(tokens as usize, Ordering::Relaxed);
+        self.gauges.tokens.fetch_add(tokens as usize, Ordering::Relaxed);
         metrics::counter!("laxity_engine_prompt_tokens_total")
             .increment(u64::from(composition.prefill_tokens));
         metrics::counter!("laxity_engine_answer_tokens_total")
@@ -142,10 +134,7 @@ impl Engine {
 
     /// Returns the processes whose prompts are in a plan.
     fn askers(&self, plan: &Plan) -> BTreeSet<SocketAddr> {
-        let sequences = plan
-            .chunks
-            .iter()
-            .filter_map(|chunk| self.sequences.get(&chunk.request));
+        let sequences = plan.chunks.iter().filter_map(|chunk| self.sequences.get(&chunk.request));
         let away = sequences.filter_map(|sequence| match &sequence.outlet {
             Outlet::Away(to) => Some(to.to),
             Outlet::Here(_) => None,
@@ -173,33 +162,21 @@ impl Engine {
                 continue;
             }
             asker.told = Some((load, Instant::now(), latest));
-            let words = Words::Load {
-                load,
-                took_ns: self.took.0,
-                latest,
-            };
+            let words = Words::Load { load, took_ns: self.took.0, latest };
             net.say(*at, &words);
         }
     }
 
     /// Returns the members of a batch and their pieces, with blocks for all of them.
     fn pieces(&mut self, plan: &Plan) -> Result<(Vec<Member>, Vec<Piece>)> {
-        let chunks = plan
-            .chunks
-            .iter()
-            .map(|chunk| (chunk.request, chunk.prefix, chunk.tokens, chunk.last));
-        let steps = plan
-            .steps
-            .iter()
-            .map(|step| (step.request, step.context, 1, true));
+        let chunks =
+            plan.chunks.iter().map(|chunk| (chunk.request, chunk.prefix, chunk.tokens, chunk.last));
+        let steps = plan.steps.iter().map(|step| (step.request, step.context, 1, true));
         let size = self.model.kv().block_tokens();
         let (mut members, mut pieces) = (Vec::new(), Vec::new());
         for (request, start, count, wants_output) in chunks.chain(steps) {
             let Some(sequence) = self.sequences.get_mut(&request) else {
-                fail!(
-                    "the scheduler plans request {}, which is not here",
-                    request.0
-                );
+                fail!("the scheduler plans request {}, which is not here", request.0);
             };
             let (start, end) = (start as usize, (start + count) as usize);
             let Some(tokens) = sequence.tokens.get(start..end) else {
@@ -232,11 +209,7 @@ impl Engine {
                 blocks: sequence.blocks.clone(),
                 wants_output,
             });
-            members.push(Member {
-                request,
-                end,
-                wants_output,
-            });
+            members.push(Member { request, end, wants_output });
         }
         Ok((members, pieces))
     }
@@ -334,10 +307,7 @@ impl Engine {
         let with_blocks = imports.map(|import| {
             let blocks = self.sequences.get(&RequestId(import.request));
             let blocks = blocks.map_or(Vec::new(), |sequence| sequence.blocks.clone());
-            Import {
-                blocks,
-                ..import.clone()
-            }
+            Import { blocks, ..import.clone() }
         });
         with_blocks.collect()
     }
@@ -425,14 +395,7 @@ impl Engine {
             if let (Outlet::Away(to), Some(net)) = (&sequence.outlet, &self.net) {
                 let request = to.request;
                 let spent = sequence.spent;
-                net.say(
-                    to.to,
-                    &Words::First {
-                        request,
-                        token,
-                        spent,
-                    },
-                );
+                net.say(to.to, &Words::First { request, token, spent });
             }
             if let Some(reason) = reason {
                 finished.push((member.request, reason));
@@ -444,17 +407,14 @@ impl Engine {
     /// Handles a failed batch. Its requests are computed again from their beginning, or given up.
     fn recover(&mut self, plan: &Plan, start: Instant, error: &str) {
         let chunks = plan.chunks.iter().map(|chunk| chunk.request);
-        let members: BTreeSet<RequestId> = chunks
-            .chain(plan.steps.iter().map(|step| step.request))
-            .collect();
+        let members: BTreeSet<RequestId> =
+            chunks.chain(plan.steps.iter().map(|step| step.request)).collect();
         for request in &members {
-            self.schedulers
-                .handle(clock::now(), &Event::Cancelled(*request));
+            self.schedulers.handle(clock::now(), &Event::Cancelled(*request));
         }
         let took = Span(start.elapsed().as_nanos() as u64);
         let finished = Vec::new();
-        self.schedulers
-            .handle(clock::now(), &Event::Done { took, finished });
+        self.schedulers.handle(clock::now(), &Event::Done { took, finished });
         // Without the lost experts another attempt would fail, too.
         let hopeless = self.lost_rank().is_some();
         for request in members {
@@ -504,11 +464,7 @@ mod tests {
     fn parts_of_a_prompt_leave_time_for_those_after_them_and_ask_for_nothing_impossible() {
         assert_eq!(due_ns(1_000, 100, 50, 300), 700);
         assert_eq!(due_ns(1_000, 100, 50, 0), 1_000, "the last part");
-        assert_eq!(
-            due_ns(1_000, 600, 50, 900),
-            650,
-            "not before it can be there"
-        );
+        assert_eq!(due_ns(1_000, 600, 50, 900), 650, "not before it can be there");
         assert_eq!(due_ns(1_000, 980, 50, 900), 1_000, "with its request");
         assert_eq!(due_ns(1_000, 5_000, 50, 900), 1_000, "which is late");
     }

@@ -23,9 +23,7 @@ pub fn chain(identity: &[u8; 16], tokens: &[u32], block_tokens: usize) -> Vec<Bl
         .map(|block| {
             let mut hash = Sha256::new();
             hash.update(before);
-            block
-                .iter()
-                .for_each(|token| hash.update(token.to_le_bytes()));
+            block.iter().for_each(|token| hash.update(token.to_le_bytes()));
             before.copy_from_slice(&hash.finalize()[..16]);
             before
         })
@@ -129,9 +127,7 @@ impl Blocks {
     #[must_use]
     pub fn count_idle(&self, hashes: &[BlockHash]) -> usize {
         let blocks = hashes.iter().map_while(|hash| self.published.get(hash));
-        blocks
-            .filter(|block| self.blocks[**block as usize].references == 0)
-            .count()
+        blocks.filter(|block| self.blocks[**block as usize].references == 0).count()
     }
 
     /// Takes the blocks that are found, from the first on.
@@ -254,9 +250,7 @@ mod tests {
     /// Checks that each block is in exactly one place, and each published hash leads to its block.
     fn check(blocks: &Blocks, held: &[Vec<u32>]) {
         let mut count = vec![0_u32; blocks.total()];
-        held.iter()
-            .flatten()
-            .for_each(|block| count[*block as usize] += 1);
+        held.iter().flatten().for_each(|block| count[*block as usize] += 1);
         let free: HashSet<u32> = blocks.free.iter().copied().collect();
         let idle: HashSet<u32> = blocks.idle.values().copied().collect();
         assert_eq!(free.len(), blocks.free.len(), "a block is free twice");
@@ -264,11 +258,7 @@ mod tests {
         for (number, entry) in blocks.blocks.iter().enumerate() {
             let block = number as u32;
             assert_eq!(entry.references, count[number], "block {block}");
-            let places = [
-                free.contains(&block),
-                idle.contains(&block),
-                entry.references > 0,
-            ];
+            let places = [free.contains(&block), idle.contains(&block), entry.references > 0];
             assert_eq!(places.iter().filter(|p| **p).count(), 1, "block {block}");
             if let Some(hash) = entry.hash {
                 assert_eq!(blocks.published.get(&hash), Some(&block));

@@ -223,10 +223,7 @@ pub(crate) mod tests {
             rope_theta: 10_000.0,
             norm_eps: 1e-5,
             tied_embeddings: false,
-            moe: moe.then_some(Moe {
-                experts: 4,
-                per_token: 2,
-            }),
+            moe: moe.then_some(Moe { experts: 4, per_token: 2 }),
             weights: WeightsSource::Seed(7),
         }
     }
@@ -243,10 +240,7 @@ pub(crate) mod tests {
         assert!(said(|s| s.kv_heads = Some(3)).contains("no multiple of model.kv_heads (3)"));
         assert!(said(|s| s.head_dim = Some(7)).contains("must be even"));
         assert!(said(|s| s.rope_theta = f64::NAN).contains("rope_theta"));
-        let many = Moe {
-            experts: 2,
-            per_token: 3,
-        };
+        let many = Moe { experts: 2, per_token: 3 };
         let mut shape = tiny(true);
         shape.moe = Some(many);
         assert!(shape.check().unwrap_err().to_string().contains("at most"));

@@ -146,10 +146,7 @@ impl Schedulers {
     /// Passes an event to the scheduler.
     pub fn handle(&mut self, now: Time, event: &Event) {
         if self.record.is_some() {
-            self.note(&RecordLine::Event {
-                at: now.0,
-                event: event.clone(),
-            });
+            self.note(&RecordLine::Event { at: now.0, event: event.clone() });
         }
         self.scheduler.handle(now, event);
         self.asked_for = true;
@@ -165,10 +162,7 @@ impl Schedulers {
         let idle = plan.is_none() && self.waits();
         self.ask_again = idle.then(|| now + ASK_AGAIN);
         if self.record.is_some() {
-            self.note(&RecordLine::Plan {
-                at: now.0,
-                plan: plan.clone(),
-            });
+            self.note(&RecordLine::Plan { at: now.0, plan: plan.clone() });
         }
         plan
     }
@@ -182,12 +176,7 @@ impl Schedulers {
     /// Reserves blocks for a request that arrives with KV. Returns false if there are too few.
     pub fn reserve(&mut self, now: Time, request: RequestId, tokens: u32) -> bool {
         let granted = self.scheduler.reserve(request, tokens).is_ok();
-        self.note(&RecordLine::Reserve {
-            at: now.0,
-            request,
-            tokens,
-            granted,
-        });
+        self.note(&RecordLine::Reserve { at: now.0, request, tokens, granted });
         granted
     }
 
@@ -232,20 +221,14 @@ impl Schedulers {
         };
         dispatcher.handle(now, event);
         if self.record.is_some() {
-            self.note(&RecordLine::Dispatch {
-                at: now.0,
-                event: event.clone(),
-            });
+            self.note(&RecordLine::Dispatch { at: now.0, event: event.clone() });
         }
     }
 
     /// Returns the next decision of the dispatcher. Must be called while a prompt waits for one.
     pub fn place(&mut self, now: Time) -> Option<dispatch::Decision> {
         let decision = self.dispatcher.as_mut()?.poll(now);
-        self.note(&RecordLine::Place {
-            at: now.0,
-            decision,
-        });
+        self.note(&RecordLine::Place { at: now.0, decision });
         decision
     }
 
@@ -332,10 +315,7 @@ fn check(settings: &Settings, room: Room, places: Option<&Places>) -> Result<(),
     let sizes = [
         ("room.blocks", room.blocks),
         ("room.block_tokens", room.block_tokens),
-        (
-            "places.block_tokens",
-            places.map_or(1, |places| places.block_tokens),
-        ),
+        ("places.block_tokens", places.map_or(1, |places| places.block_tokens)),
     ];
     match sizes.into_iter().find(|(_, size)| *size == 0) {
         Some((field, _)) => Err(value(field, 0, "at least 1")),
@@ -353,25 +333,11 @@ pub fn replay(path: &Path) -> Result<Replayed, ReplayError> {
     let record = BufReader::new(laxity_files::open(path)?);
     for (index, text) in laxity_files::lines(record, LINE_BYTES_MAX).enumerate() {
         let number = index + 1;
-        let text = text.map_err(|cause| ReplayError::Unreadable {
-            line: number,
-            cause,
-        })?;
-        let line: RecordLine =
-            serde_json::from_str(&text).map_err(|cause| ReplayError::RecordLine {
-                line: number,
-                cause,
-            })?;
+        let text = text.map_err(|cause| ReplayError::Unreadable { line: number, cause })?;
+        let line: RecordLine = serde_json::from_str(&text)
+            .map_err(|cause| ReplayError::RecordLine { line: number, cause })?;
         let (replica, dispatcher) = match (&line, schedulers.as_mut()) {
-            (
-                RecordLine::Begin {
-                    settings,
-                    room,
-                    forest,
-                    places,
-                },
-                None,
-            ) => {
+            (RecordLine::Begin { settings, room, forest, places }, None) => {
                 check(settings, *room, places.as_ref()).map_err(|cause| {
                     let line = number;
                     ReplayError::Settings { line, cause }
@@ -385,23 +351,15 @@ pub fn replay(path: &Path) -> Result<Replayed, ReplayError> {
             }
             (_, Some((replica, dispatcher))) => (replica, dispatcher),
         };
-        let differs = |recorded: String, now: String| ReplayError::Differs {
-            line: number,
-            recorded,
-            now,
-        };
+        let differs =
+            |recorded: String, now: String| ReplayError::Differs { line: number, recorded, now };
         match line {
             RecordLine::Begin { .. } => return Err(ReplayError::Begin(number)),
             RecordLine::Event { at, event } => {
                 replica.handle(Time(at), &event);
                 replayed.events += 1;
             }
-            RecordLine::Reserve {
-                request,
-                tokens,
-                granted,
-                ..
-            } => {
+            RecordLine::Reserve { request, tokens, granted, .. } => {
                 let now = replica.reserve(request, tokens).is_ok();
                 if now != granted {
                     return Err(differs(granted.to_string(), now.to_string()));

@@ -26,13 +26,8 @@ pub enum Rule {
 
 impl Rule {
     /// All rules.
-    pub const ALL: [Self; 5] = [
-        Self::Fewest,
-        Self::RoundRobin,
-        Self::LeastLoaded,
-        Self::LeastWork,
-        Self::Hyperflexis,
-    ];
+    pub const ALL: [Self; 5] =
+        [Self::Fewest, Self::RoundRobin, Self::LeastLoaded, Self::LeastWork, Self::Hyperflexis];
 
     /// Returns the name of the rule in configurations.
     #[must_use]
@@ -62,10 +57,7 @@ pub struct Places {
 impl Places {
     pub(super) fn build(&self) -> Box<dyn Dispatch + Send> {
         // A process that computes prompts for others decodes nothing.
-        let model = Linear {
-            prefill: self.prefill_ns,
-            decode: [0.0; 3],
-        };
+        let model = Linear { prefill: self.prefill_ns, decode: [0.0; 3] };
         match self.rule {
             Rule::Fewest => Box::new(Fewest::default()),
             Rule::RoundRobin => Box::new(RoundRobin::default()),

@@ -244,11 +244,7 @@ impl Hmas {
         }
         if !Hints::SPLITS_MS.contains(&self.lane_split_ms) {
             let wanted = format!("{:?}", Hints::SPLITS_MS);
-            return Err(value(
-                "schedule.hmas.lane_split_ms",
-                self.lane_split_ms,
-                wanted,
-            ));
+            return Err(value("schedule.hmas.lane_split_ms", self.lane_split_ms, wanted));
         }
         if !Hints::WEIGHTS.contains(&self.fast_weight) {
             let wanted = format!("{:?}", Hints::WEIGHTS);
@@ -280,11 +276,7 @@ fn read_forest(path: &Path) -> Result<Trained, ConfigError> {
     let wanted = |error: String| {
         let how =
             "a file that `laxity sim train-latency` wrote, or leave it out: then it is learned";
-        value(
-            "schedule.forest",
-            path.display(),
-            format!("{error}; give {how}"),
-        )
+        value("schedule.forest", path.display(), format!("{error}; give {how}"))
     };
     let read = laxity_files::read_to_string(path, BYTES_MAX);
     let text = read.map_err(|error| wanted(error.to_string()))?;

@@ -14,10 +14,7 @@ use super::places::Rule;
 use super::settings::{Hmas, QoServe};
 use super::*;
 
-const ROOM: Room = Room {
-    blocks: 60,
-    block_tokens: 8,
-};
+const ROOM: Room = Room { blocks: 60, block_tokens: 8 };
 
 fn spec(number: u64, at: Time) -> Spec {
     let number = number as u32;
@@ -31,20 +28,11 @@ fn spec(number: u64, at: Time) -> Spec {
         generated: 0,
         class: ClassId((number % 2) as u16),
         application: ApplicationId(number % 3),
-        importance: if number.is_multiple_of(4) {
-            Importance::Low
-        } else {
-            Importance::Important
-        },
+        importance: if number.is_multiple_of(4) { Importance::Low } else { Importance::Important },
         slo: if number.is_multiple_of(2) {
-            Slo::Interactive {
-                ttft: (60 + u64::from(number) * 31 % 300) * ms,
-                tbt: 15 * ms,
-            }
+            Slo::Interactive { ttft: (60 + u64::from(number) * 31 % 300) * ms, tbt: 15 * ms }
         } else {
-            Slo::Batch {
-                ttlt: (400 + u64::from(number) * 17 % 900) * ms,
-            }
+            Slo::Batch { ttlt: (400 + u64::from(number) * 17 % 900) * ms }
         },
     }
 }
@@ -106,16 +94,9 @@ fn run(schedulers: &mut Schedulers, requests: u64) -> Ran {
             job.is_some_and(|job| job.relegated && job.phase == Phase::Waiting)
         });
         let (aside, load) = (aside.count() as u32, schedulers.load());
-        assert_eq!(
-            (load.relegated, load.in_line()),
-            (aside, load.waiting - aside)
-        );
+        assert_eq!((load.relegated, load.in_line()), (aside, load.waiting - aside));
         ran.aside += u64::from(aside);
-        relegated.extend(
-            open.keys()
-                .filter(|request| schedulers.is_relegated(**request))
-                .copied(),
-        );
+        relegated.extend(open.keys().filter(|request| schedulers.is_relegated(**request)).copied());
         for request in &finished {
             open.remove(request);
         }
@@ -145,20 +126,12 @@ fn every_setting() -> Vec<(Settings, Option<Forest>)> {
     let mut all: Vec<(Settings, Option<Forest>)> = Policy::ALL
         .into_iter()
         .map(|policy| {
-            let settings = Settings {
-                policy,
-                tokens: 64,
-                watermark: 2,
-                ..Settings::default()
-            };
+            let settings = Settings { policy, tokens: 64, watermark: 2, ..Settings::default() };
             (settings, None)
         })
         .collect();
     let with = |change: &dyn Fn(&mut Settings)| {
-        let mut settings = Settings {
-            tokens: 64,
-            ..Settings::default()
-        };
+        let mut settings = Settings { tokens: 64, ..Settings::default() };
         change(&mut settings);
         settings
     };
@@ -186,14 +159,8 @@ fn every_setting() -> Vec<(Settings, Option<Forest>)> {
         None,
     ));
     for order in [Kind::Llf, Kind::TwoLane] {
-        let hmas = Hmas {
-            order,
-            ..Hmas::default()
-        };
-        all.push((
-            with(&|settings| (settings.policy, settings.hmas) = (Policy::Hmas, hmas)),
-            None,
-        ));
+        let hmas = Hmas { order, ..Hmas::default() };
+        all.push((with(&|settings| (settings.policy, settings.hmas) = (Policy::Hmas, hmas)), None));
     }
     all
 }
@@ -244,11 +211,8 @@ fn a_forest_is_read_as_training_writes_it_and_brings_its_margin() {
         fs::write(&path, file.to_string()).unwrap();
     };
     write(0.07);
-    let mut settings = Settings {
-        policy: Policy::Qoserve,
-        forest: Some(path.clone()),
-        ..Settings::default()
-    };
+    let mut settings =
+        Settings { policy: Policy::Qoserve, forest: Some(path.clone()), ..Settings::default() };
     settings.check().unwrap();
     let (with, read) = settings.with_forest().unwrap();
     assert_eq!(read, Some(forest()));
@@ -263,11 +227,7 @@ fn a_forest_is_read_as_training_writes_it_and_brings_its_margin() {
     // A forest alone lacks the version of its features.
     fs::write(&path, serde_json::to_string(&forest()).unwrap()).unwrap();
     let error = settings.check().unwrap_err().to_string();
-    for said in [
-        "schedule.forest is",
-        "laxity-latency",
-        "laxity sim train-latency",
-    ] {
+    for said in ["schedule.forest is", "laxity-latency", "laxity sim train-latency"] {
         assert!(error.contains(said), "{error}");
     }
 }
@@ -276,11 +236,7 @@ fn a_forest_is_read_as_training_writes_it_and_brings_its_margin() {
 fn a_record_with_settings_that_no_engine_has_is_refused_with_what_is_wrong() {
     let folder = tempfile::tempdir().unwrap();
     let record = folder.path().join("record.jsonl");
-    let places = Places {
-        rule: Rule::Hyperflexis,
-        prefill_ns: [2e6, 1e5, 0.0],
-        block_tokens: 9,
-    };
+    let places = Places { rule: Rule::Hyperflexis, prefill_ns: [2e6, 1e5, 0.0], block_tokens: 9 };
     let settings = Settings::default();
     let mut schedulers =
         Schedulers::new(&settings, None, ROOM, Some(places), Some(&record)).unwrap();
@@ -289,40 +245,21 @@ fn a_record_with_settings_that_no_engine_has_is_refused_with_what_is_wrong() {
     replay(&record).unwrap();
     for (from, to, said) in [
         ("\"tokens\":256", "\"tokens\":0", "schedule.tokens is 0"),
-        (
-            "\"chunk_step\":32",
-            "\"chunk_step\":0",
-            "schedule.qoserve.chunk_step is 0",
-        ),
+        ("\"chunk_step\":32", "\"chunk_step\":0", "schedule.qoserve.chunk_step is 0"),
         ("\"blocks\":60", "\"blocks\":0", "room.blocks is 0"),
-        (
-            "\"block_tokens\":8",
-            "\"block_tokens\":0",
-            "room.block_tokens is 0",
-        ),
-        (
-            "\"block_tokens\":9",
-            "\"block_tokens\":0",
-            "places.block_tokens is 0",
-        ),
+        ("\"block_tokens\":8", "\"block_tokens\":0", "room.block_tokens is 0"),
+        ("\"block_tokens\":9", "\"block_tokens\":0", "places.block_tokens is 0"),
     ] {
         assert!(sound.contains(from), "{from}: {sound}");
         fs::write(&record, sound.replacen(from, to, 1)).unwrap();
         let error = replay(&record).unwrap_err().to_string();
-        assert!(
-            error.starts_with("line 1: ") && error.contains(said),
-            "{to}: {error}"
-        );
+        assert!(error.starts_with("line 1: ") && error.contains(said), "{to}: {error}");
     }
 }
 
 #[test]
 fn how_long_iterations_take_is_learned_unless_a_forest_says_it() {
-    let settings = |policy| Settings {
-        policy,
-        tokens: 64,
-        ..Settings::default()
-    };
+    let settings = |policy| Settings { policy, tokens: 64, ..Settings::default() };
     for (policy, forest, learns) in [
         (Policy::Fcfs, None, false),
         (Policy::Qoserve, None, true),
@@ -338,10 +275,7 @@ fn how_long_iterations_take_is_learned_unless_a_forest_says_it() {
 
 #[test]
 fn an_iteration_that_failed_teaches_nothing() {
-    let settings = Settings {
-        policy: Policy::Qoserve,
-        ..Settings::default()
-    };
+    let settings = Settings { policy: Policy::Qoserve, ..Settings::default() };
     let mut schedulers = Schedulers::new(&settings, None, ROOM, None, None).unwrap();
     schedulers.handle(Time(1), &Event::Arrived(spec(3, Time(1))));
     assert!(schedulers.plan(Time(2)).is_some());
@@ -368,10 +302,7 @@ fn whoever_waits_is_asked_for_again_though_nothing_happens() {
 /// and returns. Returns the decisions.
 fn place(schedulers: &mut Schedulers) -> Vec<Decision> {
     let instances = [InstanceId(0), InstanceId(1), InstanceId(2)];
-    let up = |instance| dispatch::Event::Up {
-        instance,
-        role: dispatch::Role::Prefill,
-    };
+    let up = |instance| dispatch::Event::Up { instance, role: dispatch::Role::Prefill };
     for instance in instances {
         schedulers.dispatch(Time::ZERO, &up(instance));
     }
@@ -410,14 +341,7 @@ fn place(schedulers: &mut Schedulers) -> Vec<Decision> {
                 ..Load::default()
             };
             let took = 5_000_000;
-            schedulers.dispatch(
-                now,
-                &dispatch::Event::Load {
-                    instance,
-                    load,
-                    took,
-                },
-            );
+            schedulers.dispatch(now, &dispatch::Event::Load { instance, load, took });
             schedulers.dispatch(
                 now,
                 &dispatch::Event::Finished {
@@ -439,11 +363,7 @@ fn every_rule_of_places_decides_the_same_again_from_its_record() {
     let folder = tempfile::tempdir().unwrap();
     let mut all: Vec<Vec<Decision>> = Vec::new();
     for rule in Rule::ALL {
-        let places = Places {
-            rule,
-            prefill_ns: [2e6, 1e5 / 3.0, 0.1 + 0.2],
-            block_tokens: 8,
-        };
+        let places = Places { rule, prefill_ns: [2e6, 1e5 / 3.0, 0.1 + 0.2], block_tokens: 8 };
         let record = folder.path().join(format!("{}.jsonl", rule.name()));
         let settings = Settings::default();
         let mut schedulers =

@@ -15,11 +15,8 @@ pub(crate) struct Daemon(Child);
 impl Daemon {
     pub(crate) fn start(folder: &Path) -> (Self, PathBuf) {
         let own = std::env::current_exe().expect("own path");
-        let program = own
-            .parent()
-            .and_then(Path::parent)
-            .expect("target/<profile>/deps")
-            .join("laxityd");
+        let program =
+            own.parent().and_then(Path::parent).expect("target/<profile>/deps").join("laxityd");
         assert!(
             program.exists(),
             "{} is missing: run `cargo build -p laxity-daemon` first",
@@ -54,16 +51,11 @@ impl Drop for Daemon {
 }
 
 pub(crate) fn laxity(socket: Option<&Path>) -> String {
-    socket.map_or(String::new(), |socket| {
-        format!("laxity = {{ socket = {socket:?} }}\n")
-    })
+    socket.map_or(String::new(), |socket| format!("laxity = {{ socket = {socket:?} }}\n"))
 }
 
 pub(crate) fn list(addresses: &[SocketAddr]) -> String {
-    let quoted: Vec<String> = addresses
-        .iter()
-        .map(|address| format!("\"{address}\""))
-        .collect();
+    let quoted: Vec<String> = addresses.iter().map(|address| format!("\"{address}\"")).collect();
     format!("[{}]", quoted.join(", "))
 }
 
@@ -134,19 +126,11 @@ impl Cluster {
     }
 
     pub(crate) fn sum(&self, metric: &str) -> f64 {
-        self.prefill
-            .iter()
-            .chain([&self.decode])
-            .map(|engine| engine.metric(metric))
-            .sum()
+        self.prefill.iter().chain([&self.decode]).map(|engine| engine.metric(metric)).sum()
     }
 
     pub(crate) fn logs(&self) -> String {
-        self.prefill
-            .iter()
-            .chain([&self.decode])
-            .map(Running::log_text)
-            .collect()
+        self.prefill.iter().chain([&self.decode]).map(Running::log_text).collect()
     }
 
     pub(crate) fn is_idle(&self) -> bool {
@@ -171,10 +155,7 @@ fn prompts() -> Vec<Vec<u32>> {
 
 fn alone(folder: &Path, moe: bool) -> Vec<String> {
     let engine = Running::start(folder, "alone", &model(moe), &[]);
-    prompts()
-        .iter()
-        .map(|prompt| engine.complete(prompt, 10))
-        .collect()
+    prompts().iter().map(|prompt| engine.complete(prompt, 10)).collect()
 }
 
 /// All prompts twice, several at once: what was computed by one prefill process is reused by the
@@ -210,9 +191,7 @@ fn prefill_and_decode_apart_answer_as_one_process_does_with_and_without_a_daemon
         let cluster = Cluster::start(folder.path(), false, socket, false, 37);
         compare(&cluster, &alone, &format!("daemon: {}", socket.is_some()));
         replay(folder.path());
-        let elsewhere = cluster
-            .decode
-            .metric("laxity_engine_prefilled_elsewhere_total");
+        let elsewhere = cluster.decode.metric("laxity_engine_prefilled_elsewhere_total");
         assert_eq!(
             elsewhere,
             16.0,
@@ -225,10 +204,7 @@ fn prefill_and_decode_apart_answer_as_one_process_does_with_and_without_a_daemon
         if socket.is_some() {
             // A machine that is busy may keep the daemon from answering for longer than a flow
             // waits.
-            assert!(
-                scheduled > 100_000.0,
-                "scheduled {scheduled}, bypassed {bypassed}"
-            );
+            assert!(scheduled > 100_000.0, "scheduled {scheduled}, bypassed {bypassed}");
         } else {
             assert!(
                 scheduled == 0.0 && bypassed > 100_000.0,
@@ -247,9 +223,7 @@ fn experts_in_two_processes_answer_as_those_in_one_with_and_without_a_daemon() {
         let cluster = Cluster::start(folder.path(), true, socket, true, 64);
         compare(&cluster, &alone, &format!("daemon: {}", socket.is_some()));
         replay(folder.path());
-        let elsewhere = cluster
-            .decode
-            .metric("laxity_engine_prefilled_elsewhere_total");
+        let elsewhere = cluster.decode.metric("laxity_engine_prefilled_elsewhere_total");
         assert_eq!(
             elsewhere,
             16.0,
@@ -261,11 +235,7 @@ fn experts_in_two_processes_answer_as_those_in_one_with_and_without_a_daemon() {
             assert!(sent > 10_000.0, "a rank sent {sent} bytes of collectives");
         }
         let scheduled = cluster.sum("laxity_engine_scheduled_bytes_total");
-        assert_eq!(
-            scheduled > 100_000.0,
-            socket.is_some(),
-            "scheduled {scheduled}"
-        );
+        assert_eq!(scheduled > 100_000.0, socket.is_some(), "scheduled {scheduled}");
     }
 }
 
@@ -275,10 +245,7 @@ fn survive(moe: bool) {
     let prompts: Vec<Vec<u32>> = (0..4).map(|number| prompt(number, 300)).collect();
     let alone: Vec<String> = {
         let engine = Running::start(folder.path(), "alone", &model(moe), &[]);
-        prompts
-            .iter()
-            .map(|prompt| engine.complete(prompt, 10))
-            .collect()
+        prompts.iter().map(|prompt| engine.complete(prompt, 10)).collect()
     };
     let mut cluster = Cluster::start(folder.path(), moe, None, moe, 8);
     for victim in 0..2 {
@@ -303,12 +270,7 @@ fn survive(moe: bool) {
             }
         });
     }
-    assert!(
-        cluster
-            .decode
-            .metric("laxity_engine_prefilled_after_all_total")
-            > 0.0
-    );
+    assert!(cluster.decode.metric("laxity_engine_prefilled_after_all_total") > 0.0);
     eventually("all blocks are free", || cluster.is_idle());
 }
 
@@ -344,12 +306,7 @@ fn kv_that_a_peer_has_is_fetched_and_answers_the_same_with_and_without_a_daemon(
         let second = Running::start(folder.path(), "lacks", &format!("{peers}\n{common}"), &[]);
         let tokens = prompt(3, 100);
         let expected = first.complete(&tokens, 9);
-        assert_eq!(
-            second.complete(&tokens, 9),
-            expected,
-            "{}",
-            second.log_text()
-        );
+        assert_eq!(second.complete(&tokens, 9), expected, "{}", second.log_text());
         let fetched = second.metric("laxity_engine_prompt_tokens_fetched_total");
         assert_eq!(fetched, 96.0, "all full blocks before the last token");
         let computed = second.metric("laxity_engine_prompt_tokens_total");
@@ -357,24 +314,13 @@ fn kv_that_a_peer_has_is_fetched_and_answers_the_same_with_and_without_a_daemon(
         let sent = first.metric("laxity_engine_sent_bytes_total{stage=\"kv_reuse\"");
         // Three layers, keys and values of two heads of sixteen numbers.
         assert_eq!(sent, 96.0 * 3.0 * 2.0 * 32.0 * 4.0);
-        assert_eq!(
-            first.metric("laxity_engine_scheduled_bytes_total") > 0.0,
-            socket.is_some()
-        );
+        assert_eq!(first.metric("laxity_engine_scheduled_bytes_total") > 0.0, socket.is_some());
         // What it fetched, it has from now on.
         assert_eq!(second.complete(&tokens, 9), expected);
-        assert_eq!(
-            second.metric("laxity_engine_prompt_tokens_fetched_total"),
-            96.0
-        );
-        assert_eq!(
-            second.metric("laxity_engine_prompt_tokens_found_total"),
-            96.0
-        );
+        assert_eq!(second.metric("laxity_engine_prompt_tokens_fetched_total"), 96.0);
+        assert_eq!(second.metric("laxity_engine_prompt_tokens_found_total"), 96.0);
         eventually("all blocks are free", || {
-            [&first, &second]
-                .iter()
-                .all(|engine| engine.health()["kv_blocks_used"] == 0)
+            [&first, &second].iter().all(|engine| engine.health()["kv_blocks_used"] == 0)
         });
     }
 }
@@ -385,10 +331,7 @@ fn a_daemon_that_dies_costs_no_answer() {
     let prompts: Vec<Vec<u32>> = (0..4).map(|number| prompt(number, 200)).collect();
     let alone: Vec<String> = {
         let engine = Running::start(folder.path(), "alone", &model(true), &[]);
-        prompts
-            .iter()
-            .map(|prompt| engine.complete(prompt, 10))
-            .collect()
+        prompts.iter().map(|prompt| engine.complete(prompt, 10)).collect()
     };
     let (daemon, socket) = Daemon::start(folder.path());
     let cluster = Cluster::start(folder.path(), true, Some(&socket), true, 16);
@@ -406,17 +349,10 @@ fn a_daemon_that_dies_costs_no_answer() {
         }
     });
     for (prompt, expected) in prompts.iter().zip(&alone) {
-        assert_eq!(
-            &cluster.decode.complete(prompt, 10),
-            expected,
-            "{}",
-            cluster.logs()
-        );
+        assert_eq!(&cluster.decode.complete(prompt, 10), expected, "{}", cluster.logs());
     }
     assert_eq!(
-        cluster
-            .decode
-            .metric("laxity_engine_prefilled_after_all_total"),
+        cluster.decode.metric("laxity_engine_prefilled_after_all_total"),
         0.0,
         "{}",
         cluster.logs()
@@ -445,9 +381,7 @@ fn a_long_answer_ends_though_others_come_all_the_time() {
                     if late || done.load(std::sync::atomic::Ordering::Relaxed) {
                         return;
                     }
-                    cluster
-                        .decode
-                        .complete(&prompt(2 + client * 50 + round % 50, 100), 20);
+                    cluster.decode.complete(&prompt(2 + client * 50 + round % 50, 100), 20);
                 }
             });
         }
@@ -481,11 +415,7 @@ fn a_process_of_another_model_is_not_used() {
         "{}",
         prefill.log_text()
     );
-    assert!(
-        decode.log_text().contains("another model"),
-        "{}",
-        decode.log_text()
-    );
+    assert!(decode.log_text().contains("another model"), "{}", decode.log_text());
 }
 
 #[test]
@@ -496,10 +426,7 @@ fn whoever_goes_away_frees_its_blocks_in_all_processes() {
     for _ in 0..3 {
         let open = cluster.decode.begin("/v1/completions", "", &body);
         eventually("it is being computed", || {
-            cluster
-                .prefill
-                .iter()
-                .any(|engine| engine.health()["kv_blocks_used"] != 0)
+            cluster.prefill.iter().any(|engine| engine.health()["kv_blocks_used"] != 0)
                 || cluster.decode.health()["kv_blocks_used"] != 0
         });
         drop(open);

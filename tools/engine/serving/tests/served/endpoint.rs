@@ -7,19 +7,12 @@ fn an_answer_is_the_same_whole_and_streamed_and_counts_its_tokens() {
     let folder = tempfile::tempdir().unwrap();
     let engine = Running::start(folder.path(), "whole", &model(false), &[]);
     let body = r#"{"model":"tiny","prompt":"Hello, world","max_tokens":20,"ignore_eos":true"#;
-    let whole = engine.post(
-        "/v1/completions",
-        "x-slo-ttft-ms: 500\r\n",
-        &format!("{body}}}"),
-    );
+    let whole = engine.post("/v1/completions", "x-slo-ttft-ms: 500\r\n", &format!("{body}}}"));
     assert_eq!(whole.status, 200, "{}", whole.body);
     let whole = whole.json();
     assert_eq!(whole["object"], "text_completion");
     assert_eq!(whole["choices"][0]["finish_reason"], "length");
-    assert_eq!(
-        whole["usage"]["prompt_tokens"], 13,
-        "twelve bytes and a mark"
-    );
+    assert_eq!(whole["usage"]["prompt_tokens"], 13, "twelve bytes and a mark");
     let streamed = engine.post(
         "/v1/completions",
         "",
@@ -31,24 +24,16 @@ fn an_answer_is_the_same_whole_and_streamed_and_counts_its_tokens() {
         .iter()
         .map(|event| serde_json::from_str(event).unwrap())
         .collect();
-    let text: String = chunks
-        .iter()
-        .filter_map(|chunk| chunk["choices"][0]["text"].as_str())
-        .collect();
+    let text: String =
+        chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect();
     assert_eq!(text, whole["choices"][0]["text"].as_str().unwrap());
     assert_eq!(chunks.last().unwrap()["usage"]["completion_tokens"], 20);
-    assert_eq!(
-        chunks[chunks.len() - 2]["choices"][0]["finish_reason"],
-        "length"
-    );
+    assert_eq!(chunks[chunks.len() - 2]["choices"][0]["finish_reason"], "length");
 
     // Tokens as numbers, where they are asked for: text may show two of them alike.
     let ids = |event: &serde_json::Value| -> Vec<u64> {
         let ids = event["choices"][0]["token_ids"].as_array();
-        ids.into_iter()
-            .flatten()
-            .filter_map(serde_json::Value::as_u64)
-            .collect()
+        ids.into_iter().flatten().filter_map(serde_json::Value::as_u64).collect()
     };
     assert!(ids(&whole).is_empty() && chunks.iter().all(|chunk| ids(chunk).is_empty()));
     let asked = format!("{body},\"return_token_ids\":true");
@@ -58,9 +43,8 @@ fn an_answer_is_the_same_whole_and_streamed_and_counts_its_tokens() {
     let streamed = engine.post("/v1/completions", "", &format!("{asked},\"stream\":true}}"));
     let events = streamed.events();
     let events = events[..events.len() - 1].iter();
-    let one_by_one: Vec<u64> = events
-        .flat_map(|event| ids(&serde_json::from_str(event).unwrap()))
-        .collect();
+    let one_by_one: Vec<u64> =
+        events.flat_map(|event| ids(&serde_json::from_str(event).unwrap())).collect();
     assert_eq!(one_by_one, numbered);
 
     let chat = r#"{"model":"tiny","messages":[{"role":"user","content":[{"type":"text","text":"Hi"}]}],"max_completion_tokens":4,"ignore_eos":true}"#;
@@ -73,10 +57,8 @@ fn an_answer_is_the_same_whole_and_streamed_and_counts_its_tokens() {
     let warm =
         r#"{"prompt":"Hello, world","max_tokens":20,"temperature":1.0,"seed":5,"ignore_eos":true}"#;
     let text = |answer: &crate::running::Answer| answer.json()["choices"][0]["text"].clone();
-    let (first, second) = (
-        engine.post("/v1/completions", "", warm),
-        engine.post("/v1/completions", "", warm),
-    );
+    let (first, second) =
+        (engine.post("/v1/completions", "", warm), engine.post("/v1/completions", "", warm));
     assert_eq!(text(&first), text(&second));
     assert_ne!(text(&first), whole["choices"][0]["text"]);
 
@@ -101,13 +83,7 @@ fn what_cannot_be_answered_is_refused_with_a_reason() {
     let cases = [
         ("{\"prompt\":", "", 400, "invalid_json", "EOF"),
         ("{}", "", 400, "missing_field", "`prompt`"),
-        (
-            "{\"prompt\":\"x\",\"model\":\"gpt\"}",
-            "",
-            404,
-            "model_not_found",
-            "`gpt`",
-        ),
+        ("{\"prompt\":\"x\",\"model\":\"gpt\"}", "", 404, "model_not_found", "`gpt`"),
         (
             &format!("{{\"prompt\":\"{long}\"}}"),
             "",
@@ -115,50 +91,14 @@ fn what_cannot_be_answered_is_refused_with_a_reason() {
             "context_length_exceeded",
             "context of 1024",
         ),
-        (
-            "{\"prompt\":\"x\",\"max_tokens\":200}",
-            "",
-            400,
-            "context_length_exceeded",
-            "KV cache",
-        ),
-        (
-            "{\"prompt\":\"x\",\"max_tokens\":901}",
-            "",
-            400,
-            "too_many_tokens",
-            "limits.output_max",
-        ),
-        (
-            "{\"prompt\":\"x\",\"max_tokens\":0}",
-            "",
-            400,
-            "invalid_value",
-            "at least 1",
-        ),
+        ("{\"prompt\":\"x\",\"max_tokens\":200}", "", 400, "context_length_exceeded", "KV cache"),
+        ("{\"prompt\":\"x\",\"max_tokens\":901}", "", 400, "too_many_tokens", "limits.output_max"),
+        ("{\"prompt\":\"x\",\"max_tokens\":0}", "", 400, "invalid_value", "at least 1"),
         ("{\"prompt\":[]}", "", 400, "empty_prompt", "no token"),
         ("{\"prompt\":[999]}", "", 400, "invalid_value", "token 999"),
-        (
-            "{\"prompt\":\"x\",\"n\":2}",
-            "",
-            400,
-            "unsupported_value",
-            "`n`",
-        ),
-        (
-            "{\"prompt\":\"x\",\"stop\":[\"a\"]}",
-            "",
-            400,
-            "unsupported_value",
-            "`stop`",
-        ),
-        (
-            "{\"prompt\":\"x\",\"temperature\":-1}",
-            "",
-            400,
-            "invalid_value",
-            "temperature",
-        ),
+        ("{\"prompt\":\"x\",\"n\":2}", "", 400, "unsupported_value", "`n`"),
+        ("{\"prompt\":\"x\",\"stop\":[\"a\"]}", "", 400, "unsupported_value", "`stop`"),
+        ("{\"prompt\":\"x\",\"temperature\":-1}", "", 400, "invalid_value", "temperature"),
         (
             "{\"prompt\":\"x\"}",
             "x-slo-ttft-ms: 0\r\n",
@@ -166,27 +106,9 @@ fn what_cannot_be_answered_is_refused_with_a_reason() {
             "impossible_objective",
             "x-slo-ttft-ms is `0`",
         ),
-        (
-            "{\"prompt\":\"x\"}",
-            "x-slo-ttft-ms: -3\r\n",
-            400,
-            "impossible_objective",
-            "above 0",
-        ),
-        (
-            "{\"prompt\":\"x\"}",
-            "x-slo-ttft-ms: NaN\r\n",
-            400,
-            "impossible_objective",
-            "`NaN`",
-        ),
-        (
-            "{\"prompt\":\"x\"}",
-            "x-slo-tpot-ms: soon\r\n",
-            400,
-            "impossible_objective",
-            "`soon`",
-        ),
+        ("{\"prompt\":\"x\"}", "x-slo-ttft-ms: -3\r\n", 400, "impossible_objective", "above 0"),
+        ("{\"prompt\":\"x\"}", "x-slo-ttft-ms: NaN\r\n", 400, "impossible_objective", "`NaN`"),
+        ("{\"prompt\":\"x\"}", "x-slo-tpot-ms: soon\r\n", 400, "impossible_objective", "`soon`"),
         (
             "{\"prompt\":\"x\"}",
             "x-slo-ttlt-ms: 0\r\n",
@@ -215,13 +137,7 @@ fn what_cannot_be_answered_is_refused_with_a_reason() {
             "invalid_value",
             "one of the 0 of peers.prefill",
         ),
-        (
-            &format!("{{\"prompt\":\"{large}\"}}"),
-            "",
-            413,
-            "body_too_long",
-            "20000 bytes",
-        ),
+        (&format!("{{\"prompt\":\"{large}\"}}"), "", 413, "body_too_long", "20000 bytes"),
     ];
     for (body, headers, status, code, message) in cases {
         let answer = engine.post("/v1/completions", headers, body);
@@ -232,10 +148,7 @@ fn what_cannot_be_answered_is_refused_with_a_reason() {
         assert!(why.contains(message), "{shown} {headers}: {why}");
     }
     // An answer is not lost with the bytes that are still on their way: more than sockets hold.
-    for (headers, code) in [
-        ("", "body_too_long"),
-        ("x-slo-ttft-ms: 0\r\n", "body_too_long"),
-    ] {
+    for (headers, code) in [("", "body_too_long"), ("x-slo-ttft-ms: 0\r\n", "body_too_long")] {
         let huge = format!("{{\"prompt\":\"{}\"}}", "x".repeat(20 << 20));
         let answer = engine.post("/v1/completions", headers, &huge);
         assert_eq!((answer.status, answer.error().0.as_str()), (413, code));
@@ -247,10 +160,7 @@ fn what_cannot_be_answered_is_refused_with_a_reason() {
     // Nothing of that is left.
     let health = engine.health();
     assert_eq!(
-        (
-            health["requests"].as_u64(),
-            health["kv_blocks_used"].as_u64()
-        ),
+        (health["requests"].as_u64(), health["kv_blocks_used"].as_u64()),
         (Some(0), Some(0))
     );
     engine.complete(&prompt(1, 20), 5);
@@ -273,10 +183,7 @@ fn whoever_goes_away_frees_its_blocks_and_its_place() {
         eventually("both are being served", || engine.health()["requests"] == 2);
         let third = engine.post("/v1/completions", "", &body);
         if third.status != 200 {
-            assert_eq!(
-                (third.status, third.error().0.as_str()),
-                (429, "too_many_requests")
-            );
+            assert_eq!((third.status, third.error().0.as_str()), (429, "too_many_requests"));
         }
         drop(both);
         eventually("their blocks are free", || {
@@ -305,10 +212,7 @@ fn answers_are_the_same_whatever_the_chunks_the_company_and_the_cache() {
         let alone: Vec<String> = {
             let config = format!("schedule = {{ tokens = 1024 }}\n{}", model(moe));
             let engine = Running::start(folder.path(), "alone", &config, &[]);
-            prompts
-                .iter()
-                .map(|prompt| engine.complete(prompt, 12))
-                .collect()
+            prompts.iter().map(|prompt| engine.complete(prompt, 12)).collect()
         };
         assert!(alone.iter().any(|text| text != &alone[0]), "{alone:?}");
         // Small chunks, a cache so small that blocks are taken away, everything at once, twice.
@@ -329,9 +233,7 @@ fn answers_are_the_same_whatever_the_chunks_the_company_and_the_cache() {
                 }
             });
         }
-        eventually("all blocks are free", || {
-            engine.health()["kv_blocks_used"] == 0
-        });
+        eventually("all blocks are free", || engine.health()["kv_blocks_used"] == 0);
         assert!(
             engine.metric("laxity_engine_prompt_tokens_found_total") > 0.0,
             "the cache was of no use"
@@ -339,10 +241,7 @@ fn answers_are_the_same_whatever_the_chunks_the_company_and_the_cache() {
         assert!(engine.terminate());
         // Identical events give identical decisions, in virtual time.
         let replayed = laxity_engine::schedule::replay(&record).unwrap();
-        assert!(
-            replayed.plans > 30 && replayed.events > replayed.plans,
-            "{replayed:?}"
-        );
+        assert!(replayed.plans > 30 && replayed.events > replayed.plans, "{replayed:?}");
     }
 }
 
@@ -363,25 +262,16 @@ fn a_record_that_was_changed_is_not_replayed_as_if_nothing_were() {
     let changed = text.replacen("\"tokens\":40", "\"tokens\":39", 1);
     assert_ne!(changed, text);
     std::fs::write(&record, changed).unwrap();
-    let error = laxity_engine::schedule::replay(&record)
-        .unwrap_err()
-        .to_string();
+    let error = laxity_engine::schedule::replay(&record).unwrap_err().to_string();
     assert!(error.contains("recorded was"), "{error}");
     std::fs::write(&record, text.lines().skip(1).collect::<Vec<_>>().join("\n")).unwrap();
-    assert!(
-        laxity_engine::schedule::replay(&record)
-            .unwrap_err()
-            .to_string()
-            .contains("settings")
-    );
+    assert!(laxity_engine::schedule::replay(&record).unwrap_err().to_string().contains("settings"));
 }
 
 /// Lines of a record in which a request arrives.
 fn arrivals(record: &std::path::Path) -> Vec<serde_json::Value> {
     let text = std::fs::read_to_string(record).expect("a record");
-    let lines = text
-        .lines()
-        .map(|line| serde_json::from_str(line).expect("JSON"));
+    let lines = text.lines().map(|line| serde_json::from_str(line).expect("JSON"));
     let arrived = |line: serde_json::Value| {
         let spec = line["event"]["event"]["arrived"].clone();
         (!spec.is_null()).then_some(spec)
@@ -394,9 +284,8 @@ fn under_every_policy_answers_are_the_same_and_a_replay_decides_as_the_engine_di
     let folder = tempfile::tempdir().unwrap();
     let record = folder.path().join("record.jsonl");
     let recorded = record.display().to_string();
-    let prompts: Vec<Vec<u32>> = (0..8)
-        .map(|number| prompt(number, 20 + 23 * number as usize))
-        .collect();
+    let prompts: Vec<Vec<u32>> =
+        (0..8).map(|number| prompt(number, 20 + 23 * number as usize)).collect();
     let headers = [
         "x-slo-ttft-ms: 60000\r\nx-laxity-importance: paid\r\n",
         "x-slo-ttlt-ms: 90000\r\n",
@@ -406,10 +295,7 @@ fn under_every_policy_answers_are_the_same_and_a_replay_decides_as_the_engine_di
     ];
     let alone: Vec<String> = {
         let engine = Running::start(folder.path(), "alone", &model(false), &[]);
-        prompts
-            .iter()
-            .map(|prompt| engine.complete(prompt, 9))
-            .collect()
+        prompts.iter().map(|prompt| engine.complete(prompt, 9)).collect()
     };
     let policies = [
         "policy = \"fcfs\"",
@@ -435,9 +321,8 @@ fn under_every_policy_answers_are_the_same_and_a_replay_decides_as_the_engine_di
                     let headers = headers[number % headers.len()];
                     engine.post("/v1/completions", headers, &body.to_string())
                 };
-                let answers: Vec<_> = (0..prompts.len())
-                    .map(|number| scope.spawn(move || ask(number)))
-                    .collect();
+                let answers: Vec<_> =
+                    (0..prompts.len()).map(|number| scope.spawn(move || ask(number))).collect();
                 for (answer, expected) in answers.into_iter().zip(&alone) {
                     let answer = answer.join().unwrap();
                     assert_eq!(answer.status, 200, "{policy}: {}", engine.explain());
@@ -459,10 +344,7 @@ fn under_every_policy_answers_are_the_same_and_a_replay_decides_as_the_engine_di
             arrived.iter().filter(fits).count()
         };
         assert_eq!(of("low", "batch"), 4, "{policy}: {arrived:?}");
-        assert_eq!(
-            (of("important", "batch"), of("important", "interactive")),
-            (4, 8)
-        );
+        assert_eq!((of("important", "batch"), of("important", "interactive")), (4, 8));
     }
 }
 
@@ -482,9 +364,7 @@ fn all_requests_can_be_looked_at_by_the_names_that_their_clients_gave() {
         one["name"] == "mine" && one["phase"] == "decoding" && one["prompt"] == 91
     });
     drop(open);
-    eventually("it is gone", || {
-        engine.get("/debug/requests").1.contains("\"requests\":[]")
-    });
+    eventually("it is gone", || engine.get("/debug/requests").1.contains("\"requests\":[]"));
 }
 
 #[test]

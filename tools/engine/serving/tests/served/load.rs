@@ -8,10 +8,7 @@ use crate::apart::{Cluster, Daemon};
 use crate::running::{Answer, PATIENCE, Running, model, prompt};
 
 fn seconds() -> u64 {
-    std::env::var("LAXITY_LOAD_SECONDS")
-        .ok()
-        .and_then(|text| text.parse().ok())
-        .unwrap_or(5)
+    std::env::var("LAXITY_LOAD_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(5)
 }
 
 /// Memory must not grow with the requests that were served. What is allowed, beside a quarter, is
@@ -41,14 +38,7 @@ struct Loaded<'a> {
 impl Loaded<'_> {
     fn of<'a>(front: &'a Running, behind: Vec<&'a Running>) -> Loaded<'a> {
         let zero = || AtomicU64::new(0);
-        Loaded {
-            front,
-            behind,
-            ended: zero(),
-            answered: zero(),
-            refused: zero(),
-            left: zero(),
-        }
+        Loaded { front, behind, ended: zero(), answered: zero(), refused: zero(), left: zero() }
     }
 
     /// All that there is to know when a client has no answer.
@@ -66,9 +56,7 @@ impl Loaded<'_> {
         let begun = self.ended.load(Ordering::Relaxed);
         let start = Instant::now();
         let mut stream = self.front.begin("/v1/completions", &headers, body);
-        stream
-            .set_read_timeout(Some(Duration::from_millis(500)))
-            .expect("timeout");
+        stream.set_read_timeout(Some(Duration::from_millis(500))).expect("timeout");
         let (mut bytes, mut part) = (Vec::new(), [0; 4096]);
         let (mut seen, mut since) = (begun, Instant::now());
         loop {
@@ -111,10 +99,7 @@ impl Loaded<'_> {
         }
         let answer = Answer::read(&bytes[..]).unwrap_or_else(|| {
             let text = String::from_utf8_lossy(&bytes);
-            let what = format!(
-                "{name}: no answer of HTTP after {:?}: {text}",
-                start.elapsed()
-            );
+            let what = format!("{name}: no answer of HTTP after {:?}: {text}", start.elapsed());
             panic!("{}", self.explain(&what))
         });
         // Whoever is turned away has overtaken nobody.
@@ -154,21 +139,14 @@ impl Loaded<'_> {
                     } else {
                         answer.json()["usage"]["completion_tokens"] == most
                     };
-                    assert!(
-                        whole,
-                        "{}",
-                        self.explain(&format!("{name}: {}", answer.body))
-                    );
+                    assert!(whole, "{}", self.explain(&format!("{name}: {}", answer.body)));
                 }
                 429 => {
                     assert_eq!(answer.error().0, "too_many_requests", "{}", answer.body);
                     std::thread::sleep(Duration::from_millis(20));
                     self.refused.fetch_add(1, Ordering::Relaxed);
                 }
-                status => panic!(
-                    "{}",
-                    self.explain(&format!("{name}: {status}: {}", answer.body))
-                ),
+                status => panic!("{}", self.explain(&format!("{name}: {status}: {}", answer.body))),
             }
         }
     }
@@ -206,10 +184,7 @@ impl Loaded<'_> {
             before >> 10,
             after >> 10,
         );
-        assert!(
-            after < before + before / 4 + GROWTH_BYTES_MAX,
-            "{before} bytes, then {after}"
-        );
+        assert!(after < before + before / 4 + GROWTH_BYTES_MAX, "{before} bytes, then {after}");
     }
 
     /// Nothing is left of all that.
@@ -224,21 +199,14 @@ impl Loaded<'_> {
             assert!(
                 start.elapsed() < PATIENCE,
                 "{}",
-                self.explain(&format!(
-                    "something is left of the load: {}",
-                    engine.health()
-                ))
+                self.explain(&format!("something is left of the load: {}", engine.health()))
             );
             std::thread::sleep(Duration::from_millis(20));
         }
-        let failed: f64 = engines()
-            .map(|engine| engine.metric("laxity_engine_batches_failed_total"))
-            .sum();
+        let failed: f64 =
+            engines().map(|engine| engine.metric("laxity_engine_batches_failed_total")).sum();
         assert_eq!(failed, 0.0, "{}", self.explain("batches failed"));
-        println!(
-            "nothing left {:?} after the end: 0 requests, 0 blocks",
-            start.elapsed()
-        );
+        println!("nothing left {:?} after the end: 0 requests, 0 blocks", start.elapsed());
     }
 }
 

@@ -21,15 +21,11 @@ use crate::running::{PATIENCE, Running, address, eventually, model, prompt};
 #[test]
 fn every_rule_of_places_answers_as_one_process_does_and_its_record_decides_the_same() {
     let folder = tempfile::tempdir().unwrap();
-    let prompts: Vec<Vec<u32>> = (0..6)
-        .map(|number| prompt(number, 30 + 17 * number as usize))
-        .collect();
+    let prompts: Vec<Vec<u32>> =
+        (0..6).map(|number| prompt(number, 30 + 17 * number as usize)).collect();
     let alone: Vec<String> = {
         let engine = Running::start(folder.path(), "alone", &model(false), &[]);
-        prompts
-            .iter()
-            .map(|prompt| engine.complete(prompt, 6))
-            .collect()
+        prompts.iter().map(|prompt| engine.complete(prompt, 6)).collect()
     };
     for rule in Rule::ALL {
         let name = rule.name();
@@ -43,12 +39,7 @@ fn every_rule_of_places_answers_as_one_process_does_and_its_record_decides_the_s
             .map(|here| {
                 let config =
                     format!("role = \"prefill\"\npeers = {{ listen = \"{here}\" }}\n{common}");
-                Running::start(
-                    folder.path(),
-                    &format!("{name}-{}", here.port()),
-                    &config,
-                    &[],
-                )
+                Running::start(folder.path(), &format!("{name}-{}", here.port()), &config, &[])
             })
             .collect();
         let config = format!(
@@ -59,17 +50,10 @@ fn every_rule_of_places_answers_as_one_process_does_and_its_record_decides_the_s
         );
         let decode = start(folder.path(), name, &config);
         std::thread::scope(|scope| {
-            let answers: Vec<_> = prompts
-                .iter()
-                .map(|prompt| scope.spawn(|| decode.complete(prompt, 6)))
-                .collect();
+            let answers: Vec<_> =
+                prompts.iter().map(|prompt| scope.spawn(|| decode.complete(prompt, 6))).collect();
             for (answer, expected) in answers.into_iter().zip(&alone) {
-                assert_eq!(
-                    &answer.join().unwrap(),
-                    expected,
-                    "{name}: {}",
-                    decode.explain()
-                );
+                assert_eq!(&answer.join().unwrap(), expected, "{name}: {}", decode.explain());
             }
         });
         let elsewhere = decode.metric("laxity_engine_prefilled_elsewhere_total");
@@ -78,10 +62,7 @@ fn every_rule_of_places_answers_as_one_process_does_and_its_record_decides_the_s
             .iter()
             .map(|engine| engine.metric("laxity_engine_prompt_tokens_total"))
             .collect();
-        assert!(
-            tokens.iter().all(|tokens| *tokens > 0.0),
-            "{name}: {tokens:?}"
-        );
+        assert!(tokens.iter().all(|tokens| *tokens > 0.0), "{name}: {tokens:?}");
         eventually("nothing waits for a place", || {
             decode.get("/debug/requests").1.contains("\"requests\":[]")
         });
@@ -91,10 +72,7 @@ fn every_rule_of_places_answers_as_one_process_does_and_its_record_decides_the_s
             .unwrap_or_else(|error| panic!("{name}: {error}"));
         assert_eq!(replayed.places, 6, "{name}");
         let text = std::fs::read_to_string(&record).unwrap();
-        assert!(
-            text.contains("\"load\":{\"instance\""),
-            "{name}: no reports"
-        );
+        assert!(text.contains("\"load\":{\"instance\""), "{name}: no reports");
     }
 }
 
@@ -122,18 +100,10 @@ impl Asker {
         let carrier = Carrier::start(options, here, Arc::new(|_| {})).expect("a carrier");
         let text = model(false).replace("[model]\n", "");
         let shape: ModelShape = toml::from_str(&text).expect("a model");
-        let room = Room {
-            blocks: 1,
-            block_tokens: 16,
-        };
+        let room = Room { blocks: 1, block_tokens: 16 };
         let device = candle_core::Device::Cpu;
         let model = Decoder::load(&shape, &|_| true, &device, room).expect("a model");
-        Self {
-            carrier,
-            heard,
-            model: model.identity(),
-            asked: 0,
-        }
+        Self { carrier, heard, model: model.identity(), asked: 0 }
     }
 
     fn ask(&mut self, at: SocketAddr, tokens: Vec<u32>, remaining_ms: u64) {
@@ -210,9 +180,7 @@ fn parts_of_a_prompt_are_due_while_those_after_them_still_have_time_for_the_wire
         assert!(parcels.iter().all(|parcel| parcel.head.kind == Kind::P2d));
         let due = |place: u64| {
             let of = parcels.iter().filter(|parcel| parcel.head.place == place);
-            let all: Vec<f64> = of
-                .map(|parcel| parcel.head.remaining_ns as f64 / 1e6)
-                .collect();
+            let all: Vec<f64> = of.map(|parcel| parcel.head.remaining_ns as f64 / 1e6).collect();
             assert_eq!(all.len(), 3, "a parcel a layer");
             all[0]
         };
@@ -278,11 +246,8 @@ fn kv_of_requests_that_were_given_up_goes_below_all_levels() {
         model(false)
     );
     let engine = Running::start(folder.path(), "prefill", &config, &[]);
-    let sent = |stage: &str| {
-        engine.metric(&format!(
-            "laxity_engine_sent_bytes_total{{stage=\"{stage}\""
-        ))
-    };
+    let sent =
+        |stage: &str| engine.metric(&format!("laxity_engine_sent_bytes_total{{stage=\"{stage}\""));
     let all = 64.0 * 3.0 * 256.0;
     // In time, and given up since nobody could be.
     asker.ask(here, prompt(1, 64), 3_600_000);

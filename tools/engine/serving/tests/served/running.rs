@@ -19,10 +19,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(
-            start.elapsed() < PATIENCE,
-            "still not so after {PATIENCE:?}: {what}"
-        );
+        assert!(start.elapsed() < PATIENCE, "still not so after {PATIENCE:?}: {what}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -46,11 +43,7 @@ pub(crate) fn address() -> SocketAddr {
 
 /// The model of these tests.
 pub(crate) fn model(moe: bool) -> String {
-    let experts = if moe {
-        "moe = { experts = 4, per_token = 2 }"
-    } else {
-        ""
-    };
+    let experts = if moe { "moe = { experts = 4, per_token = 2 }" } else { "" };
     format!(
         "[model]\nname = \"tiny\"\nlayers = 3\nhidden = 48\nheads = 4\nkv_heads = 2\nhead_dim = \
          16\nffn = 80\nvocab = 260\ncontext = 1024\n{experts}\nweights = {{ seed = 7 }}\n"
@@ -71,11 +64,7 @@ impl Running {
         // A port of its own choice: one that was free a moment ago may be another test's by now,
         // whose engine would answer in place of this one.
         let file = folder.join(format!("{name}.toml"));
-        let shows = if config.contains("[debug]") {
-            ""
-        } else {
-            "debug.requests = true\n"
-        };
+        let shows = if config.contains("[debug]") { "" } else { "debug.requests = true\n" };
         fs::write(&file, format!("listen = \"127.0.0.1:0\"\n{shows}{config}")).expect("written");
         let log = folder.join(format!("{name}.log"));
         let output = fs::File::create(&log).expect("log");
@@ -90,11 +79,7 @@ impl Running {
             .stderr(output)
             .spawn()
             .expect("it starts");
-        let mut running = Self {
-            child,
-            http: SocketAddr::from(([127, 0, 0, 1], 0)),
-            log,
-        };
+        let mut running = Self { child, http: SocketAddr::from(([127, 0, 0, 1], 0)), log };
         let start = Instant::now();
         while !running.is_there() {
             let ended = running.child.try_wait().expect("wait");
@@ -129,18 +114,13 @@ impl Running {
         let mut stream = TcpStream::connect(self.http).ok()?;
         // One that answers nothing any more is what is to be found out.
         stream.set_read_timeout(Some(PATIENCE)).ok()?;
-        write!(
-            stream,
-            "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-        )
-        .ok()?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
         let answer = Answer::read(stream)?;
         Some((answer.status, answer.body))
     }
 
     pub(crate) fn get(&self, path: &str) -> (u16, String) {
-        self.try_get(path)
-            .unwrap_or_else(|| panic!("no answer: {}", self.log_text()))
+        self.try_get(path).unwrap_or_else(|| panic!("no answer: {}", self.log_text()))
     }
 
     pub(crate) fn health(&self) -> Value {
@@ -151,9 +131,7 @@ impl Running {
     pub(crate) fn metric(&self, name: &str) -> f64 {
         let text = self.get("/metrics").1;
         let lines = text.lines().filter(|line| line.starts_with(name));
-        lines
-            .filter_map(|line| line.split_whitespace().last()?.parse::<f64>().ok())
-            .sum()
+        lines.filter_map(|line| line.split_whitespace().last()?.parse::<f64>().ok()).sum()
     }
 
     /// What stands there, for whoever has to find out why something did not happen.
@@ -208,21 +186,15 @@ impl Running {
         assert_eq!(answer.status, 200, "{}\n{}", answer.body, self.log_text());
         let json = answer.json();
         assert_eq!(json["usage"]["completion_tokens"], tokens);
-        json["choices"][0]["text"]
-            .as_str()
-            .expect("text")
-            .to_owned()
+        json["choices"][0]["text"].as_str().expect("text").to_owned()
     }
 
     /// Memory that it has, bytes.
     pub(crate) fn memory(&self) -> u64 {
         let path = format!("/proc/{}/statm", self.child.id());
         let text = fs::read_to_string(path).expect("it runs");
-        let pages: u64 = text
-            .split_whitespace()
-            .nth(1)
-            .and_then(|n| n.parse().ok())
-            .expect("pages");
+        let pages: u64 =
+            text.split_whitespace().nth(1).and_then(|n| n.parse().ok()).expect("pages");
         pages * 4096
     }
 
@@ -239,11 +211,7 @@ impl Running {
             if let Some(status) = self.child.try_wait().expect("wait") {
                 return status.success();
             }
-            assert!(
-                start.elapsed() < PATIENCE,
-                "it does not end: {}",
-                self.log_text()
-            );
+            assert!(start.elapsed() < PATIENCE, "it does not end: {}", self.log_text());
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -275,17 +243,12 @@ impl Answer {
             if line.trim().is_empty() {
                 break;
             }
-            chunked |= line
-                .to_ascii_lowercase()
-                .starts_with("transfer-encoding: chunked");
+            chunked |= line.to_ascii_lowercase().starts_with("transfer-encoding: chunked");
         }
         let mut raw = Vec::new();
         reader.read_to_end(&mut raw).ok()?;
         let body = if chunked { unchunk(&raw)? } else { raw };
-        Some(Self {
-            status,
-            body: String::from_utf8(body).ok()?,
-        })
+        Some(Self { status, body: String::from_utf8(body).ok()? })
     }
 
     pub(crate) fn json(&self) -> Value {
@@ -302,9 +265,7 @@ impl Answer {
     /// The events of a stream.
     pub(crate) fn events(&self) -> Vec<String> {
         let lines = self.body.split("\n\n").filter(|line| !line.is_empty());
-        lines
-            .map(|line| line.strip_prefix("data: ").expect("an event").to_owned())
-            .collect()
+        lines.map(|line| line.strip_prefix("data: ").expect("an event").to_owned()).collect()
     }
 }
 
@@ -324,7 +285,5 @@ fn unchunk(mut raw: &[u8]) -> Option<Vec<u8>> {
 
 /// A prompt of so many tokens; `number` tells it from others, from the first token on.
 pub(crate) fn prompt(number: u32, length: usize) -> Vec<u32> {
-    (0..length as u32)
-        .map(|at| (at * 37 + at / 7 + number * 101 + 11) % 256)
-        .collect()
+    (0..length as u32).map(|at| (at * 37 + at / 7 + number * 101 + 11) % 256).collect()
 }

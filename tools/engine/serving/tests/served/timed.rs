@@ -8,9 +8,7 @@ const TIMING: &str = "layer_us = 300.0, token_us = 2.0, expert_us = 200.0, row_u
 /// Prompts of which all begin alike.
 fn prompts() -> Vec<Vec<u32>> {
     let own = |number| prompt(number, 3 + 11 * number as usize);
-    (0..6)
-        .map(|number| [prompt(9, 64), own(number)].concat())
-        .collect()
+    (0..6).map(|number| [prompt(9, 64), own(number)].concat()).collect()
 }
 
 #[test]
@@ -23,11 +21,7 @@ fn timed_processes_apart_or_in_step_answer_as_one_does_and_fetch_the_kv_that_one
     let expected: Vec<String> = prompts().iter().map(|p| alone.complete(p, 6)).collect();
     let holds = folder.path().join("holds.json");
     std::fs::write(&holds, serde_json::to_string(&[prompt(9, 64)]).unwrap()).unwrap();
-    let ways = [
-        (None, false),
-        (Some(socket.as_path()), false),
-        (Some(socket.as_path()), true),
-    ];
+    let ways = [(None, false), (Some(socket.as_path()), false), (Some(socket.as_path()), true)];
     for (socket, lockstep) in ways {
         let (ranks, front) = ([address(), address()], address());
         let common = format!(
@@ -54,12 +48,7 @@ fn timed_processes_apart_or_in_step_answer_as_one_does_and_fetch_the_kv_that_one
         );
         let decode = start(folder.path(), "decode", &config);
         for (prompt, expected) in prompts().iter().zip(&expected) {
-            assert_eq!(
-                &decode.complete(prompt, 6),
-                expected,
-                "{}",
-                decode.log_text()
-            );
+            assert_eq!(&decode.complete(prompt, 6), expected, "{}", decode.log_text());
         }
         let fetched = |engine: &Running| engine.metric("laxity_engine_prompt_tokens_fetched_total");
         assert_eq!(fetched(&prefill[0]), 0.0);
@@ -67,10 +56,7 @@ fn timed_processes_apart_or_in_step_answer_as_one_does_and_fetch_the_kv_that_one
         assert_eq!(fetched(&prefill[1]), 3.0 * 64.0);
         let sent = |stage| {
             let name = format!("laxity_engine_sent_bytes_total{{stage=\"{stage}\"");
-            prefill
-                .iter()
-                .map(|engine| engine.metric(&name))
-                .sum::<f64>()
+            prefill.iter().map(|engine| engine.metric(&name)).sum::<f64>()
         };
         // Three layers, keys and values of two heads of sixteen numbers.
         assert_eq!(sent("kv_reuse"), 3.0 * 64.0 * 3.0 * 256.0);
@@ -80,11 +66,7 @@ fn timed_processes_apart_or_in_step_answer_as_one_does_and_fetch_the_kv_that_one
         // each layer.
         let computed = (tokens - 6 * 64) as f64;
         let rows = computed * 3.0 * 2.0 * 48.0 * 4.0;
-        assert!(
-            (rows..rows * 1.2).contains(&sent("collective")),
-            "{}",
-            sent("collective")
-        );
+        assert!((rows..rows * 1.2).contains(&sent("collective")), "{}", sent("collective"));
         // In step, each rank exchanges twice in each layer of each iteration, with a prompt of its
         // own or without.
         if lockstep {
@@ -94,9 +76,7 @@ fn timed_processes_apart_or_in_step_answer_as_one_does_and_fetch_the_kv_that_one
         }
         let scheduled = prefill[0].metric("laxity_engine_scheduled_bytes_total");
         assert_eq!(scheduled > 0.0, socket.is_some(), "scheduled {scheduled}");
-        eventually("all blocks are free", || {
-            decode.health()["kv_blocks_used"] == 0
-        });
+        eventually("all blocks are free", || decode.health()["kv_blocks_used"] == 0);
         for name in ["prefill0", "prefill1", "decode"] {
             let record = folder.path().join(format!("{name}.jsonl"));
             laxity_engine::schedule::replay(&record).unwrap();

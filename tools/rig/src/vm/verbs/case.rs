@@ -92,10 +92,7 @@ impl CaseReport {
         case: impl FnOnce(&mut Self) -> anyhow::Result<()>,
     ) -> anyhow::Result<Self> {
         let began = Instant::now();
-        let mut report = Self {
-            name: name.into(),
-            ..Self::default()
-        };
+        let mut report = Self { name: name.into(), ..Self::default() };
         if let Err(error) = case(&mut report) {
             report.fail(format!("{error:#}"));
         }
@@ -136,9 +133,5 @@ pub(super) fn ended(task: &TaskReport) -> String {
         let lines: Vec<&str> = text.trim_end().lines().collect();
         lines[lines.len().saturating_sub(12)..].join("\n")
     };
-    format!(
-        "{how} and said: {}\n{}",
-        last(&task.stdout),
-        last(&task.stderr)
-    )
+    format!("{how} and said: {}\n{}", last(&task.stdout), last(&task.stderr))
 }

@@ -101,18 +101,11 @@ fn perftest(gid: u32, &(name, line, who, posts, size, traits): &Perftest) -> Pro
 }
 
 const fn launch(through: Through, profile: &'static str, limit_s: u64) -> Launch {
-    Launch {
-        through,
-        profile,
-        limit: Duration::from_secs(limit_s),
-    }
+    Launch { through, profile, limit: Duration::from_secs(limit_s) }
 }
 
 const fn exactly(work_requests: u64, bytes: u64) -> Posted {
-    Posted::Exactly {
-        work_requests,
-        bytes,
-    }
+    Posted::Exactly { work_requests, bytes }
 }
 
 fn perftests(gid: u32) -> Vec<Program> {
@@ -158,13 +151,7 @@ fn frameworks(gid: u32) -> Vec<Program> {
     };
     let (server, client) = (libfabric("rxe0", ""), libfabric("rxe1", here));
     vec![
-        pair(
-            "rping",
-            "default",
-            rping("-s"),
-            Ready::Management,
-            rping("-c"),
-        ),
+        pair("rping", "default", rping("-s"), Ready::Management, rping("-c")),
         ucx("ucx_put", "-t ucp_put_bw -C", true),
         // This test sends pieces of 8 KiB, more slowly than the enforced rate.
         ucx("ucx_tag", "-t tag_bw", false),
@@ -204,11 +191,7 @@ pub(super) fn long_write(gid: u32) -> Program {
         65536,
         &[Trait::Greedy, Trait::Run][..],
     );
-    Program {
-        launch: launch(Through::Run, "perftest", 90),
-        dscp: None,
-        ..perftest(gid, &test)
-    }
+    Program { launch: launch(Through::Run, "perftest", 90), dscp: None, ..perftest(gid, &test) }
 }
 
 /// Returns the C programs of `tests/verbs`.

@@ -61,21 +61,9 @@ struct Collective {
 }
 
 // An emulated machine sustains these loads: 7/8 of the port, three quarters of that bulk.
-const COLLECTIVE: Collective = Collective {
-    bytes: 48 << 10,
-    messages: 3,
-    period_us: 400_000,
-};
-const P2D: Load = Load {
-    bytes: 640 << 10,
-    period_us: 1_000_000,
-    deadline_us: 3_000_000,
-};
-const READS: Load = Load {
-    bytes: 128 << 10,
-    period_us: 1_300_000,
-    deadline_us: 2_500_000,
-};
+const COLLECTIVE: Collective = Collective { bytes: 48 << 10, messages: 3, period_us: 400_000 };
+const P2D: Load = Load { bytes: 640 << 10, period_us: 1_000_000, deadline_us: 3_000_000 };
+const READS: Load = Load { bytes: 128 << 10, period_us: 1_300_000, deadline_us: 2_500_000 };
 /// Largest shift of a P2D transfer's arrival, as a share of the period.
 const JITTER: f64 = 0.3;
 
@@ -113,10 +101,7 @@ impl ContentionConfig {
     /// Returns the network for the contention.
     #[must_use]
     pub fn network(&self) -> NetworkConfig {
-        NetworkConfig {
-            rate_mbit: Some(self.rate_mbit),
-            ..NetworkConfig::default()
-        }
+        NetworkConfig { rate_mbit: Some(self.rate_mbit), ..NetworkConfig::default() }
     }
 
     fn rounds(&self) -> u64 {
@@ -205,10 +190,7 @@ pub fn run(
                 guest.say(&format!("seed {seed}, {}", outcome.line(phase)))?;
                 outcomes.insert(phase, outcome);
             }
-            let repetition = Repetition {
-                seed,
-                phases: outcomes,
-            };
+            let repetition = Repetition { seed, phases: outcomes };
             let verdict = repetition.verdict();
             repetitions.push(repetition);
             if verdict == Verdict::Holds {
@@ -217,11 +199,7 @@ pub fn run(
             guest.say(&format!("seed {seed}, attempt {attempt}: {verdict:?}"))?;
         }
     }
-    Ok(Contention {
-        config: config.clone(),
-        with_mooncake: programs.python.is_some(),
-        repetitions,
-    })
+    Ok(Contention { config: config.clone(), with_mooncake: programs.python.is_some(), repetitions })
 }
 
 fn play(programs: &PhasePrograms<'_>) -> anyhow::Result<PhaseOutcome> {
@@ -251,13 +229,7 @@ fn play(programs: &PhasePrograms<'_>) -> anyhow::Result<PhaseOutcome> {
 
 /// Returns the bytes that were offered to the port towards host 1 between two readings, by DSCP.
 fn sent(before: &RouterCounters, after: &RouterCounters) -> BTreeMap<u8, u64> {
-    let earlier = |dscp| {
-        before
-            .to_host1
-            .offered
-            .get(dscp)
-            .map_or(0, |passed| passed.bytes)
-    };
+    let earlier = |dscp| before.to_host1.offered.get(dscp).map_or(0, |passed| passed.bytes);
     let offered = after.to_host1.offered.iter();
     let since = offered.map(|(dscp, passed)| (*dscp, passed.bytes - earlier(dscp)));
     since.filter(|(_, bytes)| *bytes > 0).collect()
@@ -275,10 +247,7 @@ fn retransmissions() -> anyhow::Result<u64> {
         let path =
             format!("/sys/class/infiniband/{device}/ports/1/hw_counters/completer_retry_err");
         let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
-        let count: u64 = text
-            .trim()
-            .parse()
-            .with_context(|| format!("reading {path}"))?;
+        let count: u64 = text.trim().parse().with_context(|| format!("reading {path}"))?;
         all += count;
     }
     Ok(all)

@@ -81,10 +81,9 @@ impl Daemon {
             // The socket of a killed daemon still exists, so the process id is compared.
             match status_at(control) {
                 Ok(status) if status.pid == running.id() => return Ok(Self { running }),
-                _ if !running.is_running() || Instant::now() > give_up => bail!(
-                    "laxityd does not come up in the guest; it said: {}",
-                    running.said()
-                ),
+                _ if !running.is_running() || Instant::now() > give_up => {
+                    bail!("laxityd does not come up in the guest; it said: {}", running.said())
+                }
                 _ => std::thread::sleep(Duration::from_millis(50)),
             }
         }
@@ -99,9 +98,8 @@ impl Daemon {
     /// Returns the number of open file descriptors and the resident memory in KiB.
     pub(super) fn footprint(&self) -> anyhow::Result<(usize, u64)> {
         let process = Path::new("/proc").join(self.running.id().to_string());
-        let descriptors = fs::read_dir(process.join("fd"))
-            .context("the daemon's file descriptors")?
-            .count();
+        let descriptors =
+            fs::read_dir(process.join("fd")).context("the daemon's file descriptors")?.count();
         let status = fs::read_to_string(process.join("status")).context("the daemon's memory")?;
         let resident = status
             .lines()

@@ -159,9 +159,7 @@ fn check_bytes_over_a_restart(
         let _ = write!(case.seen, "; {again} bytes posted again by the program");
     } else if line.bytes != posted {
         let counted = line.bytes;
-        case.fail(format!(
-            "it posted {posted} bytes, and the library counted {counted}; {client}"
-        ));
+        case.fail(format!("it posted {posted} bytes, and the library counted {counted}; {client}"));
     }
     let bypassed = line.bypassed_bytes > 0;
     case.check(bypassed, "no byte was bypassed while there was no daemon");
@@ -198,11 +196,7 @@ fn applications_killed(
     const GROWTH_KIB_MAX: u64 = 2048;
     let cycle = |cycles: u32| {
         let line = format!("{}/orphans -n {cycles}", lab.programs.checks.display());
-        preloaded(
-            lab,
-            &Side::new(&line, Posted::Wire),
-            60 + 2 * u64::from(cycles),
-        )
+        preloaded(lab, &Side::new(&line, Posted::Wire), 60 + 2 * u64::from(cycles))
     };
     case.check_ended("the warm-up", &cycle(WARM_UP)?);
     wait_for_no_client()?;
@@ -224,18 +218,9 @@ fn applications_killed(
     let killed = u64::from(cycles);
     for (holds, otherwise) in [
         (attached >= killed, "not every application attached"),
-        (
-            cancelled >= killed,
-            "not every application had work requests that waited",
-        ),
-        (
-            descriptors_after <= descriptors,
-            "the daemon has more file descriptors than before",
-        ),
-        (
-            resident_after <= resident + GROWTH_KIB_MAX,
-            "the daemon's memory has grown",
-        ),
+        (cancelled >= killed, "not every application had work requests that waited"),
+        (descriptors_after <= descriptors, "the daemon has more file descriptors than before"),
+        (resident_after <= resident + GROWTH_KIB_MAX, "the daemon's memory has grown"),
     ] {
         case.check(holds, otherwise);
     }
@@ -274,10 +259,7 @@ fn nothing_to_do(lab: &Lab<'_>, case: &mut CaseReport) -> anyhow::Result<()> {
     case.check_ended("ibv_devinfo", &info);
     let line = read_report(REPORT)?;
     let none = line.is_some_and(|line| line.work_requests + line.passed_work_requests == 0);
-    case.check(
-        none,
-        "ibv_devinfo posts nothing, and its report says otherwise",
-    );
+    case.check(none, "ibv_devinfo posts nothing, and its report says otherwise");
     let none = attachments()? == before;
     case.check(none, "a program that never posts attached to the daemon");
     case.seen = "ls, python3: no thread, no report, not attached; ibv_devinfo: not attached".into();
@@ -302,9 +284,6 @@ fn checked(lab: &Lab<'_>, side: &Side, case: &mut CaseReport) -> anyhow::Result<
     let any = line.work_requests > 0;
     case.check(any, "no work request passed through the library");
     case.library = line;
-    case.seen = format!(
-        "{} work requests, {} deferred",
-        line.work_requests, line.deferred
-    );
+    case.seen = format!("{} work requests, {} deferred", line.work_requests, line.deferred);
     Ok(())
 }

@@ -112,10 +112,7 @@ pub(super) struct Lab<'a> {
 /// Returns the names of all programs, cases of the NCCL plugin, and faults of the matrix.
 #[must_use]
 pub fn names(gid_index: u32) -> Vec<String> {
-    let all = Programs {
-        python: Some(PathBuf::new()),
-        ..Programs::default()
-    };
+    let all = Programs { python: Some(PathBuf::new()), ..Programs::default() };
     let programs = catalogue::all(gid_index, &all).into_iter();
     let others = plugin::NAMES.into_iter().chain([pyverbs::NAME]);
     (programs.map(|program| program.name))
@@ -132,11 +129,7 @@ pub fn run(guest: &mut Guest, config: &VerbsConfig) -> anyhow::Result<VerbsRepor
     let programs = &config.programs;
     let mut report = VerbsReport::default();
     if let Some(matrix) = &config.matrix {
-        let lab = Lab {
-            guest,
-            programs,
-            matrix,
-        };
+        let lab = Lab { guest, programs, matrix };
         run_matrix(&lab, &mut report)?;
         if !report.passed() && !matrix.keep_going {
             return Ok(report);
@@ -167,9 +160,7 @@ fn run_matrix(lab: &Lab<'_>, report: &mut VerbsReport) -> anyhow::Result<()> {
     let mut suites = Vec::new();
     let _ = run_programs(lab, report)?
         && run_cases(lab, plugin, &mut report.plugin, plugin::run)?
-        && run_cases(lab, suite, &mut suites, |_, lab, case| {
-            pyverbs::run(lab, case)
-        })?;
+        && run_cases(lab, suite, &mut suites, |_, lab, case| pyverbs::run(lab, case))?;
     report.pyverbs = suites.pop();
     if report.failed() {
         let log = daemon.as_ref().map(Daemon::log).unwrap_or_default();
@@ -227,9 +218,8 @@ fn run_programs(lab: &Lab<'_>, report: &mut VerbsReport) -> anyhow::Result<bool>
     }
     let missed = capture.finish();
     if missed > 0 {
-        lab.guest.say(&format!(
-            "the capture missed {missed} packets; counts of messages are too low"
-        ))?;
+        lab.guest
+            .say(&format!("the capture missed {missed} packets; counts of messages are too low"))?;
     }
     Ok(go_on)
 }

@@ -66,10 +66,7 @@ pub(super) fn run(
         capture.take()?;
         let mut ended = run_both(lab, program);
         for _ in 0..REJECTED_MAX {
-            if !ended
-                .as_ref()
-                .is_ok_and(|ended| is_rejected(program, ended))
-            {
+            if !ended.as_ref().is_ok_and(|ended| is_rejected(program, ended)) {
                 break;
             }
             capture.take()?;
@@ -126,10 +123,7 @@ fn check_posted(
     let counted = line.work_requests + line.passed_work_requests + line.dropped + line.failed_late;
     let counted_bytes = line.bytes + line.passed_bytes;
     let (wanted, wanted_bytes) = match posted {
-        Posted::Exactly {
-            work_requests,
-            bytes,
-        } => (work_requests, Some(bytes)),
+        Posted::Exactly { work_requests, bytes } => (work_requests, Some(bytes)),
         Posted::Stated => {
             let (mut sum, mut bytes) = (0, 0);
             for result in stated(&task.stdout) {

@@ -101,10 +101,7 @@ const BYTES: u64 = 1 << 20;
 const WINDOW: u64 = 8;
 const PAIRS: usize = 5;
 const PERCENT_MIN: f64 = 95.0;
-const WRITE_BW: Measured = Measured {
-    line: "ib_write_bw -s 1048576 -n 160",
-    column: 3,
-};
+const WRITE_BW: Measured = Measured { line: "ib_write_bw -s 1048576 -n 160", column: 3 };
 
 fn text(path: &Path) -> String {
     path.display().to_string()
@@ -112,11 +109,7 @@ fn text(path: &Path) -> String {
 
 /// Returns a task for a program of the harness, on RDMA.
 fn task(lab: &Lab<'_>, nccl: &Nccl, program: &str, line: &str) -> Task {
-    let mut argv = vec![
-        text(&nccl.checks.join(program)),
-        "--plugin".into(),
-        text(&nccl.plugin),
-    ];
+    let mut argv = vec![text(&nccl.checks.join(program)), "--plugin".into(), text(&nccl.plugin)];
     argv.extend(line.split_whitespace().map(str::to_owned));
     let mut task = lab.guest.task(argv, LIMIT);
     task.env.extend(settings("v"));
@@ -126,21 +119,13 @@ fn task(lab: &Lab<'_>, nccl: &Nccl, program: &str, line: &str) -> Task {
 
 /// Returns the plugin's settings. The plugin exchanges connection data over `interfaces`.
 pub(super) fn settings(interfaces: &str) -> [(String, String); 3] {
-    [
-        ("LAXITY_NET", "verbs"),
-        ("NCCL_SOCKET_IFNAME", interfaces),
-        ("LAXITY_NCCL_WAIT_MS", WAIT_MS),
-    ]
-    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    [("LAXITY_NET", "verbs"), ("NCCL_SOCKET_IFNAME", interfaces), ("LAXITY_NCCL_WAIT_MS", WAIT_MS)]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
 }
 
 /// Runs the group or run with a name of [`NAMES`].
 pub(super) fn run(name: &str, lab: &Lab<'_>, case: &mut CaseReport) -> anyhow::Result<()> {
-    let nccl = lab
-        .programs
-        .nccl
-        .as_ref()
-        .context("the NCCL plugin is missing")?;
+    let nccl = lab.programs.nccl.as_ref().context("the NCCL plugin is missing")?;
     if let Some(group) = GROUPS.iter().find(|group| group.name == name) {
         return check(lab, nccl, group, case);
     }
@@ -249,9 +234,8 @@ fn rounds(
     let reports = (text.lines())
         .map(|line| serde_json::from_str(line).with_context(|| format!("a report: {line}")))
         .collect::<anyhow::Result<Vec<ReportLine>>>()?;
-    let (plugin, shim): (Vec<_>, Vec<_>) = reports
-        .into_iter()
-        .partition(|line| line.library == "nccl-net");
+    let (plugin, shim): (Vec<_>, Vec<_>) =
+        reports.into_iter().partition(|line| line.library == "nccl-net");
     check_sends(&plugin, RANKS, RANKS * (RANKS - 1) * ROUNDS * BYTES, case);
     let classes: Vec<u8> = crossed.connected.iter().copied().collect();
     let why = format!("on the wire were DSCPs {classes:?}, not {COLLECTIVE} alone");
@@ -297,10 +281,7 @@ fn check_sends(plugin: &[ReportLine], ranks: u64, total: u64, case: &mut CaseRep
     case.check(deferred, "no message waited for a permit");
     let mut sends = plugin.iter().flat_map(|line| &line.sends);
     let marked = sends.all(|sends| sends.dscp == COLLECTIVE);
-    case.check(
-        marked,
-        "messages were sent in another class than collectives'",
-    );
+    case.check(marked, "messages were sent in another class than collectives'");
 }
 
 /// Checks the preload library's reports, for `ranks` processes whose only work requests are the
@@ -361,11 +342,7 @@ fn bandwidth(lab: &Lab<'_>, nccl: &Nccl, case: &mut CaseReport) -> anyhow::Resul
             }
         }
     }
-    let ratios: Vec<f64> = ours
-        .iter()
-        .zip(&theirs)
-        .map(|(o, t)| 100.0 * o / t)
-        .collect();
+    let ratios: Vec<f64> = ours.iter().zip(&theirs).map(|(o, t)| 100.0 * o / t).collect();
     let percent = quantile(&ratios, 0.5);
     let pairs: Vec<String> = ratios.iter().map(|ratio| format!("{ratio:.0}")).collect();
     case.cases = PAIRS;

@@ -23,9 +23,7 @@ pub fn folder() -> PathBuf {
 /// Runs a program to its end and returns its output.
 fn call(command: &mut Command) -> anyhow::Result<String> {
     let what = format!("{command:?}");
-    let output = command
-        .output()
-        .with_context(|| format!("starting {what}"))?;
+    let output = command.output().with_context(|| format!("starting {what}"))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
         bail!("{what} ended with {}: {}", output.status, said.trim());
@@ -52,11 +50,9 @@ pub fn checks(sources: &Path, sanitizer: Option<&str>) -> anyhow::Result<PathBuf
         );
     }
     // One folder per source tree, so that several trees can be tested in turn.
-    let tree: String = (sources
-        .canonicalize()
-        .unwrap_or_else(|_| sources.to_owned()))
-    .to_string_lossy()
-    .replace('/', "-");
+    let tree: String = (sources.canonicalize().unwrap_or_else(|_| sources.to_owned()))
+        .to_string_lossy()
+        .replace('/', "-");
     let out = folder().join(format!("checks{tree}{}", sanitizer.unwrap_or_default()));
     let newest = fs::read_dir(sources)
         .context("the check programs' sources")?
@@ -98,10 +94,7 @@ pub fn python() -> anyhow::Result<PathBuf> {
     if fs::read_to_string(&done).is_ok_and(|has| has == TRANSFER_ENGINE) && python.is_file() {
         return Ok(python);
     }
-    eprintln!(
-        "laxity: getting {TRANSFER_ENGINE} (46 MB) into {}",
-        environment.display()
-    );
+    eprintln!("laxity: getting {TRANSFER_ENGINE} (46 MB) into {}", environment.display());
     let _ = fs::remove_dir_all(&environment);
     fs::create_dir_all(folder()).context("creating the cache")?;
     let base = find_program("python3").context("python3 is missing; run `tools/setup.sh verbs`")?;
@@ -109,23 +102,14 @@ pub fn python() -> anyhow::Result<PathBuf> {
     let base = ["/usr/bin/python3".into(), base]
         .into_iter()
         .find(|python: &PathBuf| {
-            let has = Command::new(python)
-                .args(["-c", "import venv, ensurepip"])
-                .output();
+            let has = Command::new(python).args(["-c", "import venv, ensurepip"]).output();
             has.is_ok_and(|output| output.status.success())
         })
         .context("no python3 can make virtual environments; install python3-venv")?;
     call(Command::new(base).args(["-m", "venv"]).arg(&environment))?;
     call(
         Command::new(&python)
-            .args([
-                "-m",
-                "pip",
-                "install",
-                "-q",
-                "--disable-pip-version-check",
-                "--no-deps",
-            ])
+            .args(["-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"])
             .args(["--no-cache-dir", TRANSFER_ENGINE]),
     )
     .context("getting the Mooncake Transfer Engine from PyPI; --without-mooncake does without")?;
@@ -177,11 +161,8 @@ pub fn pyverbs() -> anyhow::Result<PathBuf> {
         .collect();
     call(Command::new("gzip").arg("-d").args(packed))?;
     fs::rename(&tests, out.join("tests")).context("moving pyverbs' tests")?;
-    fs::rename(
-        package.join("usr/lib/python3/dist-packages"),
-        out.join("modules"),
-    )
-    .context("moving pyverbs")?;
+    fs::rename(package.join("usr/lib/python3/dist-packages"), out.join("modules"))
+        .context("moving pyverbs")?;
     fs::write(&done, release).context("noting what was got")?;
     Ok(out)
 }

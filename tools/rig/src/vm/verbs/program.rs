@@ -77,11 +77,7 @@ pub(super) struct Program {
 
 impl Side {
     pub(super) fn new(line: &str, posted: Posted) -> Self {
-        Self {
-            argv: line.split_whitespace().map(str::to_owned).collect(),
-            env: Vec::new(),
-            posted,
-        }
+        Self { argv: line.split_whitespace().map(str::to_owned).collect(), env: Vec::new(), posted }
     }
 
     pub(super) fn with(mut self, name: &str, value: &str) -> Self {
@@ -99,11 +95,8 @@ const ATTACH_MS: &str = "5000";
 
 /// Returns the time limits of libraries that wait for a daemon of the guest.
 pub(super) fn patience() -> [(String, String); 2] {
-    [
-        ("LAXITY_STALL_MS", STALL_MS),
-        ("LAXITY_ATTACH_MS", ATTACH_MS),
-    ]
-    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    [("LAXITY_STALL_MS", STALL_MS), ("LAXITY_ATTACH_MS", ATTACH_MS)]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
 }
 
 /// Returns the task of a side, with the library in it, which writes its report to a file.
@@ -124,11 +117,8 @@ pub(super) fn task(lab: &Lab<'_>, side: &Side, launch: Launch, report: &str) -> 
         Through::Preload => {
             let before = side.env.iter().find(|(name, _)| name == "LD_PRELOAD");
             let preload = before.map_or(library.clone(), |(_, first)| format!("{first}:{library}"));
-            let set = [
-                ("LD_PRELOAD", &*preload),
-                ("LAXITY_PROFILE", profile),
-                ("LAXITY_REPORT", report),
-            ];
+            let set =
+                [("LD_PRELOAD", &*preload), ("LAXITY_PROFILE", profile), ("LAXITY_REPORT", report)];
             env.extend(set.map(|(name, value)| (name.to_owned(), value.to_owned())));
         }
     }

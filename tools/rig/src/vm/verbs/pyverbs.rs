@@ -67,11 +67,7 @@ impl Under {
 
 /// Runs the suite, or only the given tests of it.
 fn suite(lab: &Lab<'_>, under: Under, only: &[&str]) -> anyhow::Result<Ended> {
-    let folder = lab
-        .programs
-        .pyverbs
-        .as_ref()
-        .context("pyverbs is missing")?;
+    let folder = lab.programs.pyverbs.as_ref().context("pyverbs is missing")?;
     let text = |path: &Path| path.display().to_string();
     let gid = lab.guest.facts.gid_index.to_string();
     let tests = text(&folder.join("tests"));

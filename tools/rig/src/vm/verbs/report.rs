@@ -75,9 +75,7 @@ pub struct ProgramReport {
 /// Returns a table whose columns from the third to the `last` are numbers, or `None` without rows.
 fn table_of(header: &[&str], last: usize, rows: Vec<Vec<String>>) -> Option<String> {
     let mut table = Table::new();
-    table
-        .load_style(presets::NOTHING)
-        .set_header(header.to_vec());
+    table.load_style(presets::NOTHING).set_header(header.to_vec());
     for column in table.column_iter_mut().take(last).skip(2) {
         column.set_cell_alignment(CellAlignment::Right);
     }
@@ -130,10 +128,7 @@ pub fn table(report: &VerbsReport) -> String {
         with_plugin.map(|it| format!("The collective is the NCCL plugin's:\n{it}")),
     ];
     let failures = |case: &CaseReport| {
-        let lines = case
-            .failures
-            .iter()
-            .map(|why| format!("{}: {why}", case.name));
+        let lines = case.failures.iter().map(|why| format!("{}: {why}", case.name));
         lines.collect::<Vec<_>>()
     };
     let failures = report.cases().flat_map(failures);

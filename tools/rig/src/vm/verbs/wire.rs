@@ -93,8 +93,7 @@ impl Capture {
             return Ok(Crossed::default());
         }
         let mut bytes = vec![0; (length - self.read) as usize];
-        file.seek(SeekFrom::Start(self.read))
-            .context("the capture")?;
+        file.seek(SeekFrom::Start(self.read)).context("the capture")?;
         file.read_exact(&mut bytes).context("the capture")?;
         let (crossed, taken) = account(&bytes)?;
         self.read += taken as u64;
@@ -124,9 +123,7 @@ impl Flow {
     /// Reports whether a packet is new, and if so advances the expected number by `step`.
     fn is_new(&mut self, number: u32, step: u32) -> bool {
         const HALF: u32 = 1 << 23;
-        let new = self
-            .next
-            .is_none_or(|next| number.wrapping_sub(next) & 0xff_ffff < HALF);
+        let new = self.next.is_none_or(|next| number.wrapping_sub(next) & 0xff_ffff < HALF);
         if new {
             self.next = Some(number.wrapping_add(step) & 0xff_ffff);
         }
@@ -203,9 +200,7 @@ fn count(
         _ => 1,
     };
     let response = (13..=16).contains(&operation);
-    let flow = flows
-        .entry((destination, queue_pair, response))
-        .or_default();
+    let flow = flows.entry((destination, queue_pair, response)).or_default();
     if !flow.is_new(number, step) {
         crossed.repeats += 1;
     } else {

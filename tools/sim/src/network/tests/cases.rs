@@ -169,9 +169,8 @@ fn ends_at_the_same_time_come_in_the_order_of_starts() {
     // A transfer of zero bytes that was started last is popped last.
     let none = start(&mut net, 200, &[ports[3]], 0, 0);
     ids.extend([late, none]);
-    let order: Vec<TransferId> = std::iter::from_fn(|| net.pop_ended(Time(200)))
-        .map(|(id, _)| id)
-        .collect();
+    let order: Vec<TransferId> =
+        std::iter::from_fn(|| net.pop_ended(Time(200))).map(|(id, _)| id).collect();
     assert_eq!(order, ids);
 }
 
@@ -188,13 +187,10 @@ fn rates_are_known_even_if_nobody_asked_for_the_next_end() {
 fn all_classes_there_are_come_one_after_the_other() {
     let (mut net, [port]) = network();
     let classes = (0..CLASSES_MAX).rev();
-    let ids: Vec<TransferId> = classes
-        .map(|class| start(&mut net, 0, &[port], 100, class))
-        .collect();
-    let expected: Vec<(u64, TransferId)> = (1..)
-        .map(|nth| nth * 100)
-        .zip(ids.into_iter().rev())
-        .collect();
+    let ids: Vec<TransferId> =
+        classes.map(|class| start(&mut net, 0, &[port], 100, class)).collect();
+    let expected: Vec<(u64, TransferId)> =
+        (1..).map(|nth| nth * 100).zip(ids.into_iter().rev()).collect();
     assert_eq!(ends(&mut net, 0), expected);
     assert_eq!(net.active(port), 0);
 }
@@ -219,10 +215,7 @@ fn five_hundred_on_one_port_end_when_they_should() {
         expected.push((at_ns, id));
     }
     assert_eq!(ends(&mut net, 0), expected);
-    assert_eq!(
-        net.carried(hot, Time(at_ns)),
-        (count * (count + 1) / 2 * 1000) as f64
-    );
+    assert_eq!(net.carried(hot, Time(at_ns)), (count * (count + 1) / 2 * 1000) as f64);
 }
 
 #[test]
@@ -252,10 +245,7 @@ fn a_port_that_is_never_idle_does_not_drift() {
     let carried = net.carried(port, now);
     // Each end loses at most a nanosecond at half the port's rate.
     let idle_ns = now.0 as f64 - carried;
-    assert!(
-        (0.0..0.5 * nth as f64 + 2.0).contains(&idle_ns),
-        "{idle_ns} of {nth}"
-    );
+    assert!((0.0..0.5 * nth as f64 + 2.0).contains(&idle_ns), "{idle_ns} of {nth}");
     assert!(carried > 50e9 && carried < 50e9 + (bytes + 1_000_000) as f64);
 }
 

@@ -70,8 +70,7 @@ impl Fabric {
             }
         }
         self.sent[from] += bytes;
-        self.network
-            .start(self.now, &path, bytes, class, weight, from as u32);
+        self.network.start(self.now, &path, bytes, class, weight, from as u32);
     }
 
     /// Advances to the next end and returns the senders of the transfers that end.

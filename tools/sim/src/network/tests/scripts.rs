@@ -73,19 +73,8 @@ impl Pair {
         self.started += 1;
         let now = Time(self.now_ns);
         let id = self.network.start(now, &ports, bytes, class, weight, tag);
-        let fluid = Fluid {
-            path,
-            class,
-            weight,
-        };
-        self.shadows.push(Shadow {
-            id,
-            tag,
-            fluid,
-            bytes,
-            left: bytes as f64,
-            rate: 0.0,
-        });
+        let fluid = Fluid { path, class, weight };
+        self.shadows.push(Shadow { id, tag, fluid, bytes, left: bytes as f64, rate: 0.0 });
     }
 
     /// Computes and compares rates, then advances by `percent` of the time to the next end.
@@ -94,9 +83,8 @@ impl Pair {
         self.network.check().expect("the network is sound");
         let fluids: Vec<Fluid> = self.shadows.iter().map(|one| one.fluid.clone()).collect();
         // Transfers of zero bytes get no share.
-        let live: Vec<usize> = (0..fluids.len())
-            .filter(|&one| self.shadows[one].bytes > 0)
-            .collect();
+        let live: Vec<usize> =
+            (0..fluids.len()).filter(|&one| self.shadows[one].bytes > 0).collect();
         let flowing: Vec<Fluid> = live.iter().map(|&one| fluids[one].clone()).collect();
         let rates = oracle::rates(&self.capacities, &flowing);
         for (&one, &rate) in live.iter().zip(&rates) {
@@ -125,10 +113,7 @@ impl Pair {
         assert!(next.0 >= self.now_ns);
         let late = next.0 as f64 - expected;
         let slip = 0.01 + (expected - self.now_ns as f64) * 1e-9;
-        assert!(
-            late > -slip && late < 1.0 + slip,
-            "next end at {next:?}, should be at {expected}"
-        );
+        assert!(late > -slip && late < 1.0 + slip, "next end at {next:?}, should be at {expected}");
         let to_ns =
             self.now_ns + (u128::from(next.0 - self.now_ns) * u128::from(percent) / 100) as u64;
         self.advance(to_ns);
@@ -153,10 +138,7 @@ impl Pair {
             );
         }
         for (port, &id) in self.ports.iter().enumerate() {
-            let crossing = self
-                .shadows
-                .iter()
-                .filter(|one| one.fluid.path.contains(&port));
+            let crossing = self.shadows.iter().filter(|one| one.fluid.path.contains(&port));
             let under_way: f64 = crossing.map(|one| one.bytes as f64 - one.left).sum();
             let expected = self.carried[port] + under_way;
             let carried = self.network.carried(id, Time(to_ns));
@@ -205,10 +187,7 @@ impl Pair {
         self.network.check().expect("the network is sound");
         for (port, &id) in self.ports.iter().enumerate() {
             assert_eq!(self.network.active(id), 0);
-            assert_eq!(
-                self.network.carried(id, Time(self.now_ns)),
-                self.carried[port]
-            );
+            assert_eq!(self.network.carried(id, Time(self.now_ns)), self.carried[port]);
         }
         self.log
     }
@@ -249,16 +228,8 @@ fn step(classes: u8, hops: usize) -> impl Strategy<Value = Step> {
 fn script(steps: usize) -> impl Strategy<Value = Script> {
     let patience = prop_oneof![Just(0), Just(super::super::PATIENCE), Just(1000)];
     (1usize..14, 1u8..5, 1usize..5).prop_flat_map(move |(ports, classes, hops)| {
-        (
-            vec(capacity(), ports),
-            vec(step(classes, hops), 1..steps),
-            patience.clone(),
-        )
-            .prop_map(|(capacities, steps, patience)| Script {
-                capacities,
-                steps,
-                patience,
-            })
+        (vec(capacity(), ports), vec(step(classes, hops), 1..steps), patience.clone())
+            .prop_map(|(capacities, steps, patience)| Script { capacities, steps, patience })
     })
 }
 

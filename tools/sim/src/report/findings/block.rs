@@ -154,9 +154,8 @@ fn parse(asked: &str, line: usize) -> Result<Block, String> {
         content: 0..0,
     };
     for word in words {
-        let (key, value) = word
-            .split_once('=')
-            .ok_or_else(|| format!("{word} is no OPTION=VALUE"))?;
+        let (key, value) =
+            word.split_once('=').ok_or_else(|| format!("{word} is no OPTION=VALUE"))?;
         if !section.options().contains(&key) {
             return Err(format!("{name} has no option {key}"));
         }

@@ -29,10 +29,7 @@ pub struct PageError {
 
 impl PageError {
     fn new(line: usize, problem: impl Into<String>) -> Self {
-        Self {
-            line,
-            problem: problem.into(),
-        }
+        Self { line, problem: problem.into() }
     }
 }
 
@@ -64,17 +61,11 @@ pub fn fill(
     page: &str,
     results: &mut dyn FnMut(&str) -> Result<Results, String>,
 ) -> Result<Filled, PageError> {
-    let mut filled = Filled {
-        text: String::new(),
-        stale: Vec::new(),
-        missing: BTreeMap::new(),
-    };
+    let mut filled = Filled { text: String::new(), stale: Vec::new(), missing: BTreeMap::new() };
     let mut known: BTreeMap<String, Result<Results, String>> = BTreeMap::new();
     let mut done = 0;
     for block in blocks(page)? {
-        let found = known
-            .entry(block.plan.clone())
-            .or_insert_with(|| results(&block.plan));
+        let found = known.entry(block.plan.clone()).or_insert_with(|| results(&block.plan));
         match found {
             Err(advice) => {
                 filled.missing.insert(block.plan.clone(), advice.clone());
@@ -112,10 +103,7 @@ fn content(block: &Block, results: &Results) -> Result<String, String> {
     let text: Vec<String> = sheets.iter().map(Sheet::markdown).collect();
     let text = text.join("\n");
     // Markdown needs blank lines around a table.
-    Ok(format!(
-        "\n{text}\n{}\n\n",
-        origin(&block.plan, &results.report)
-    ))
+    Ok(format!("\n{text}\n{}\n\n", origin(&block.plan, &results.report)))
 }
 
 /// Returns the origin of the numbers: plan, seeds, runs, and the command that computes them.

@@ -24,9 +24,7 @@ pub(super) fn speed(report: &Report, took: Option<&Timing>) -> Sheet {
     ];
     let mut table = Sheet::new(1, heading.map(Cell::from).to_vec());
     let unknown = || "–".to_owned();
-    let machine = took
-        .map(|took| took.processor.as_str())
-        .filter(|name| !name.is_empty());
+    let machine = took.map(|took| took.processor.as_str()).filter(|name| !name.is_empty());
     // If a run was interrupted, the time from start to end does not cover all runs.
     let whole = took.filter(|took| took.simulated == runs);
     let peak = took.filter(|took| took.peak_rss_bytes > 0);
@@ -38,9 +36,7 @@ pub(super) fn speed(report: &Report, took: Option<&Timing>) -> Sheet {
         digits(busy_s / runs.max(1) as f64),
         whole.map_or_else(unknown, |took| took.jobs.to_string()),
         whole.map_or_else(unknown, |took| digits(took.wall_s)),
-        peak.map_or_else(unknown, |took| {
-            (took.peak_rss_bytes / 1_000_000).to_string()
-        }),
+        peak.map_or_else(unknown, |took| (took.peak_rss_bytes / 1_000_000).to_string()),
     ];
     let mut cells = vec![machine.map_or("–".into(), Cell::name)];
     cells.extend(numbers.map(Cell::Text));

@@ -72,15 +72,11 @@ pub(super) fn over_x(view: &View<'_>, metric: &Metric) -> Markup {
         .panels
         .iter()
         .map(|panel| {
-            let lines: Vec<PlotLine> = view
-                .variants()
-                .map(|variant| line(view, panel, variant, metric))
-                .collect();
+            let lines: Vec<PlotLine> =
+                view.variants().map(|variant| line(view, panel, variant, metric)).collect();
             let x = Scale::linear(view.report.plan.axes[x].label.as_str(), ends(panel));
-            let marks = Marks {
-                level: (metric.key == ATTAINMENT.key).then_some(ASKED),
-                upright: None,
-            };
+            let marks =
+                Marks { level: (metric.key == ATTAINMENT.key).then_some(ASKED), upright: None };
             let svg = plot::lines(size(view), (&x, &y), marks, &view.looks, &lines);
             (panel.name.clone(), svg)
         })
@@ -122,10 +118,7 @@ fn scale_of(metric: &Metric, all: &[Estimate]) -> Scale {
     }
     let least = all.iter().map(|e| e.mean).fold(f64::INFINITY, f64::min);
     let most = all.iter().map(Estimate::high).fold(0.0, f64::max);
-    Scale {
-        factor: metric.unit.scale(),
-        ..Scale::around(metric.title(), least, most, 25.0)
-    }
+    Scale { factor: metric.unit.scale(), ..Scale::around(metric.title(), least, most, 25.0) }
 }
 
 /// Plots cumulative distributions at the point of each panel where variants differ most.
@@ -157,10 +150,8 @@ fn cumulative(
     let mut plots = Vec::new();
     for panel in &view.panels {
         let point = view.report.telling(panel);
-        let curves: Vec<Curve> = view
-            .variants()
-            .map(|variant| pooled::curve(view.report, point, variant, of))
-            .collect();
+        let curves: Vec<Curve> =
+            view.variants().map(|variant| pooled::curve(view.report, point, variant, of)).collect();
         let shown: Vec<&Curve> = curves.iter().filter(|c| !c.is_empty()).collect();
         // Without contention collectives take no time, which a logarithmic scale cannot show.
         let low = |c: &&Curve| Some(quantile(c, 0.01)).filter(|&low| low > 0.0);
@@ -216,20 +207,10 @@ fn earliness(view: &View<'_>) -> Markup {
         if most <= 0.0 {
             continue;
         }
-        let least = curves
-            .iter()
-            .map(|c| quantile(c, 0.02))
-            .fold(0.0, f64::min)
-            .max(-most);
+        let least = curves.iter().map(|c| quantile(c, 0.02)).fold(0.0, f64::min).max(-most);
         let x = Scale::linear("deadline − first token, ms", (least, most));
-        let marks = Marks {
-            level: None,
-            upright: Some(0.0),
-        };
-        plots.push((
-            caption(view, panel, point),
-            cumulative_plot(view, &x, marks, &curves),
-        ));
+        let marks = Marks { level: None, upright: Some(0.0) };
+        plots.push((caption(view, panel, point), cumulative_plot(view, &x, marks, &curves)));
     }
     section(
         "Earliness",
@@ -244,13 +225,8 @@ fn earliness(view: &View<'_>) -> Markup {
 /// Joins the curves of lateness and earliness into one of time left.
 fn joined(late: &Curve, early: &Curve, in_time: f64) -> Curve {
     let missed = 1.0 - in_time;
-    let late = late
-        .iter()
-        .rev()
-        .map(|&(value, share)| (-value, missed * (1.0 - share)));
-    let early = early
-        .iter()
-        .map(|&(value, share)| (value, missed + in_time * share));
+    let late = late.iter().rev().map(|&(value, share)| (-value, missed * (1.0 - share)));
+    let early = early.iter().map(|&(value, share)| (value, missed + in_time * share));
     late.chain(early).collect()
 }
 
@@ -268,9 +244,7 @@ mod tests {
 
     #[test]
     fn clipping_keeps_what_lies_in_the_range() {
-        let curve: Curve = (0..10)
-            .map(|i| (f64::from(i), f64::from(i) / 9.0))
-            .collect();
+        let curve: Curve = (0..10).map(|i| (f64::from(i), f64::from(i) / 9.0)).collect();
         let kept = clipped(&curve, (2.5, 6.0));
         assert_eq!(kept.first().expect("some").0, 2.0);
         assert_eq!(kept.last().expect("some").0, 6.0);

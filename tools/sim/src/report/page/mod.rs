@@ -82,10 +82,7 @@ impl View<'_> {
 pub fn page(report: &Report, with_timing: bool) -> String {
     let looks = palette::looks(report);
     let colours = palette::style(&looks);
-    let view = View {
-        shown: Shown::whole(report),
-        looks,
-    };
+    let view = View { shown: Shown::whole(report), looks };
     let plan = &report.plan;
     let page = html! {
         (DOCTYPE)

@@ -17,10 +17,7 @@ impl Run<'_> {
             return;
         };
         let load = instance.replica.load();
-        let expected = self
-            .moves
-            .values()
-            .any(|m| m.to == Some(id) || m.from == id);
+        let expected = self.moves.values().any(|m| m.to == Some(id) || m.from == id);
         if load.waiting + load.running > 0 || expected {
             return;
         }
@@ -120,15 +117,9 @@ impl Run<'_> {
                 moved.to = None;
                 let (spec, from) = (moved.spec, moved.from);
                 self.unplaced.insert(request, spec);
-                self.tell(&dispatch::Event::Prefilled {
-                    spec,
-                    instance: from,
-                });
+                self.tell(&dispatch::Event::Prefilled { spec, instance: from });
             }
         }
-        self.tell(&dispatch::Event::Down {
-            instance: id,
-            lost: Vec::new(),
-        });
+        self.tell(&dispatch::Event::Down { instance: id, lost: Vec::new() });
     }
 }

@@ -177,11 +177,7 @@ pub(super) fn serve(discipline: Box<dyn Discipline + Send>, bed: &Bed, asked: &[
     let make = |_: InstanceId, _: Role| {
         let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
         let discipline = slot.take().expect("there is one instance");
-        Replica::new(
-            Pool::new(bed.blocks, BLOCK_TOKENS),
-            bed.blocks / 100,
-            discipline,
-        )
+        Replica::new(Pool::new(bed.blocks, BLOCK_TOKENS), bed.blocks / 100, discipline)
     };
     let config = cluster::Config {
         roles: vec![Role::Whole],
@@ -222,10 +218,7 @@ fn measured(outcome: &Outcome, log: &Log) -> Columns {
         let base = f64::from(record.spec.prompt) + 2.0 * f64::from(record.output);
         most += base;
         if let Some(took) = record.ttlt() {
-            let due = record
-                .spec
-                .deadline(record.output)
-                .since(record.spec.arrival);
+            let due = record.spec.deadline(record.output).since(record.spec.arrival);
             gain += base * (due.0 as f64 / took.0.max(1) as f64).min(1.0);
         }
     }
@@ -240,27 +233,15 @@ fn measured(outcome: &Outcome, log: &Log) -> Columns {
     let (own, own_above) = log.fenced_own_bucket;
     vec![
         ("goodput, %", percent(count(&is_good), records.len())),
-        (
-            "TTFT met, %",
-            percent(count(&Record::met_first), records.len()),
-        ),
-        (
-            "TTFT p95, s",
-            outcome.quantile_ms(0.95, waited).unwrap_or(0.0) / 1e3,
-        ),
-        (
-            "TPOT p95, ms",
-            outcome.quantile_ms(0.95, Record::tpot).unwrap_or(0.0),
-        ),
+        ("TTFT met, %", percent(count(&Record::met_first), records.len())),
+        ("TTFT p95, s", outcome.quantile_ms(0.95, waited).unwrap_or(0.0) / 1e3),
+        ("TPOT p95, ms", outcome.quantile_ms(0.95, Record::tpot).unwrap_or(0.0)),
         ("service gain, %", gain / f64::max(most, 1.0) * 100.0),
         ("drops", outcome.drops as f64),
         ("goodput, phase 1", third(0)),
         ("phase 2", third(1)),
         ("phase 3", third(2)),
-        (
-            "above their bound, %",
-            100.0 * part(log.violations, log.fenced),
-        ),
+        ("above their bound, %", 100.0 * part(log.violations, log.fenced)),
         ("with a full bucket, %", 100.0 * part(own_above, own)),
         ("requests", log.fenced as f64),
         ("bound over real", part(log.bound_tokens, log.real_tokens)),

@@ -107,10 +107,7 @@ fn machine(ratio: f64) -> Result<Bed, PaperError> {
 fn with_statera(setting: Setting, with: impl FnOnce(&mut statera::Config)) -> Setting {
     let mut config = tuned_statera();
     with(&mut config);
-    Setting {
-        statera: Some(config),
-        ..setting
-    }
+    Setting { statera: Some(config), ..setting }
 }
 
 fn row(name: &str, setting: Setting) -> Row {
@@ -119,10 +116,7 @@ fn row(name: &str, setting: Setting) -> Row {
 
 /// Returns every structure, and vLLM's order.
 fn structures() -> Vec<Row> {
-    let memory_only = Setting {
-        statera: None,
-        ..Setting::new(Kind::Fcfs)
-    };
+    let memory_only = Setting { statera: None, ..Setting::new(Kind::Fcfs) };
     let mut rows = vec![row("fcfs, memory only (vLLM)", memory_only)];
     rows.extend(Kind::ALL.map(|kind| row(kind.name(), Setting::new(kind))));
     rows
@@ -139,17 +133,8 @@ fn parts() -> Vec<Row> {
     });
     vec![
         row("sjf", main),
-        row(
-            "bound frozen",
-            with_statera(main, |config| config.frozen = true),
-        ),
-        row(
-            "no Statera: memory only",
-            Setting {
-                statera: None,
-                ..main
-            },
-        ),
+        row("bound frozen", with_statera(main, |config| config.frozen = true)),
+        row("no Statera: memory only", Setting { statera: None, ..main }),
         row("static limit of 192", limited),
         row("fcfs", Setting::new(Kind::Fcfs)),
         row("srtf", Setting::new(Kind::Srtf)),
@@ -173,10 +158,7 @@ fn fences() -> Vec<Row> {
         (0.1, relative, Sees::Rules, "relative, lengths by rules"),
     ]
     .map(|(epsilon, score, sees, name)| {
-        let setting = Setting {
-            sees,
-            ..Setting::new(Kind::Sjf)
-        };
+        let setting = Setting { sees, ..Setting::new(Kind::Sjf) };
         let setting = with_statera(setting, |config| {
             config.epsilon = epsilon;
             config.score = score;
@@ -195,14 +177,8 @@ fn perception(held_out: &[Asked]) -> Section {
         title: "Lengths of answers: error over the mean length".to_owned(),
         head: vec!["perception".to_owned(), "%".to_owned()],
         rows: vec![
-            line(
-                "the paper's, which reads the prompt (table 5, MAPE)",
-                "12.4".to_owned(),
-            ),
-            line(
-                "forest, of what comes with a request",
-                format!("{:.1}", error * 100.0),
-            ),
+            line("the paper's, which reads the prompt (table 5, MAPE)", "12.4".to_owned()),
+            line("forest, of what comes with a request", format!("{:.1}", error * 100.0)),
         ],
         notes: "Without the text a forest knows a task's typical length and no more. Other tables \
                 have real lengths with noise of the paper's size, unless they say otherwise."
@@ -210,14 +186,8 @@ fn perception(held_out: &[Asked]) -> Section {
     }
 }
 
-const COLUMNS: [&str; 6] = [
-    "goodput, %",
-    "TTFT met, %",
-    "TTFT p95, s",
-    "TPOT p95, ms",
-    "service gain, %",
-    "drops",
-];
+const COLUMNS: [&str; 6] =
+    ["goodput, %", "TTFT met, %", "TTFT p95, s", "TPOT p95, ms", "service gain, %", "drops"];
 
 /// Runs the experiments and checks the paper's claims.
 ///
@@ -226,10 +196,7 @@ const COLUMNS: [&str; 6] = [
 pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     let seconds = if options.quick { 10.0 } else { 120.0 };
     let beds = [machine(1.4)?, machine(2.0)?];
-    let tight = Bed {
-        blocks: TIGHT_BLOCKS,
-        ..beds[0].clone()
-    };
+    let tight = Bed { blocks: TIGHT_BLOCKS, ..beds[0].clone() };
     let third = seconds * 2.0 / 3.0;
     let heavy = [Stretch::steady(seconds, RATE, Mix::Heavy)];
     // Eq. 13, with a base rate that makes phase 2 exceed the machine's capacity by as much as 1.4
@@ -237,18 +204,11 @@ pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     let rates = [
         Stretch::steady(third, 0.6 * RATE, Mix::Complex),
         Stretch::steady(third, 1.4 * RATE, Mix::Complex),
-        Stretch {
-            off_rate: Some(0.2 * RATE),
-            ..Stretch::steady(third, 1.8 * RATE, Mix::Complex)
-        },
+        Stretch { off_rate: Some(0.2 * RATE), ..Stretch::steady(third, 1.8 * RATE, Mix::Complex) },
     ];
     let tasks = [Mix::Interactive, Mix::Long, Mix::Complex]
         .map(|mix| Stretch::steady(third, RATE * weight(mix), mix));
-    let place = |name, bed, stretches| Place {
-        name,
-        bed,
-        stretches,
-    };
+    let place = |name, bed, stretches| Place { name, bed, stretches };
     let mut found = Measurements::default();
     let compared = [
         place("heavy mix, calibration 1.4", &beds[0], &heavy),

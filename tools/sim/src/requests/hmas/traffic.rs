@@ -29,13 +29,7 @@ pub(super) struct Task {
 }
 
 const fn task(ttft_ms: f64, tpot_ms: f64, prompt: f64, output: f64, shares: [f64; 4]) -> Task {
-    Task {
-        ttft_ms,
-        tpot_ms,
-        prompt,
-        output,
-        shares,
-    }
+    Task { ttft_ms, tpot_ms, prompt, output, shares }
 }
 
 /// Tasks in the order of table 6: QA, dialogue, translation, extraction, paraphrasing, code,
@@ -82,12 +76,7 @@ pub(super) struct Stretch {
 
 impl Stretch {
     pub(super) const fn steady(seconds: f64, rate: f64, mix: Mix) -> Self {
-        Self {
-            seconds,
-            rate,
-            off_rate: None,
-            mix,
-        }
+        Self { seconds, rate, off_rate: None, mix }
     }
 
     fn rate_at(&self, since: f64) -> f64 {
@@ -137,20 +126,9 @@ fn one(rng: &mut ChaCha12Rng, id: u64, at: f64, mix: Mix) -> Asked {
         ready: 0,
         generated: 0,
         class: ClassId(index as u16),
-        application: ApplicationId(if tenant < TENANTS {
-            0
-        } else {
-            tenant - TENANTS + 1
-        }),
-        importance: if importance < 0.7 {
-            Importance::Low
-        } else {
-            Importance::Important
-        },
-        slo: Slo::Interactive {
-            ttft: ns(task.ttft_ms),
-            tbt: ns(task.tpot_ms),
-        },
+        application: ApplicationId(if tenant < TENANTS { 0 } else { tenant - TENANTS + 1 }),
+        importance: if importance < 0.7 { Importance::Low } else { Importance::Important },
+        slo: Slo::Interactive { ttft: ns(task.ttft_ms), tbt: ns(task.tpot_ms) },
     };
     Asked { spec, output }
 }

@@ -86,19 +86,8 @@ pub(super) fn fitted(machines: &[Machine; 2], options: &Options) -> Section {
     };
     Section {
         title: "Latency model (eq. 1 and 2): |predicted / measured − 1|, %".to_owned(),
-        head: strings(&[
-            "steps",
-            "count",
-            "mean",
-            "95th percentile",
-            "largest",
-            "bias",
-        ]),
+        head: strings(&["steps", "count", "mean", "95th percentile", "largest", "bias"]),
         rows,
-        notes: machines
-            .iter()
-            .map(coefficients)
-            .collect::<Vec<_>>()
-            .join("\n"),
+        notes: machines.iter().map(coefficients).collect::<Vec<_>>().join("\n"),
     }
 }

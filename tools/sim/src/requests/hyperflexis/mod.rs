@@ -66,10 +66,7 @@ mod tests {
         }
         // Even a quick run is beyond the knee where time per token is short. There the dispatcher's
         // queue has an effect.
-        let mut past = found
-            .claims
-            .iter()
-            .filter(|claim| claim.says.contains("past the knee"));
+        let mut past = found.claims.iter().filter(|claim| claim.says.contains("past the knee"));
         assert!(past.any(|claim| claim.holds), "{:?}", found.claims);
         assert_eq!(reproduce(&options).expect("again"), found);
     }

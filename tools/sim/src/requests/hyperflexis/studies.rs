@@ -30,12 +30,7 @@ struct Row {
 }
 
 fn row(system: System, roles: &[Role]) -> Row {
-    Row {
-        name: system.name().to_owned(),
-        system,
-        roles: roles.to_vec(),
-        scales: None,
-    }
+    Row { name: system.name().to_owned(), system, roles: roles.to_vec(), scales: None }
 }
 
 /// A function that creates a place's requests for a seed.
@@ -58,13 +53,7 @@ fn measure(
     }
     let ran = each(&points, options, |(_, make, row, seed)| {
         let asked = make(*seed);
-        of(&world::run(
-            machine,
-            &row.system,
-            &row.roles,
-            row.scales,
-            &asked,
-        ))
+        of(&world::run(machine, &row.system, &row.roles, row.scales, &asked))
     });
     let seeds = options.seeds.len();
     for (point, runs) in points.chunks(seeds).zip(ran.chunks(seeds)) {
@@ -77,10 +66,7 @@ fn measure(
 fn attained(outcome: &Outcome) -> Columns {
     vec![
         ("attainment, %", world::attainment(outcome, |_| true)),
-        (
-            "every token in time, %",
-            outcome.met(|_| true).unwrap_or(100.0),
-        ),
+        ("every token in time, %", outcome.met(|_| true).unwrap_or(100.0)),
         ("mean latency, s", world::latency_s(outcome)),
         ("cost, thousands of 50 ms", world::cost(outcome)),
     ]
@@ -120,42 +106,18 @@ pub(super) fn attainment(
         ("Four tasks, ratio 1.4", one, &FOUR, &WHOLE, &RATES),
         ("Four tasks, ratio 2.0", other, &FOUR, &WHOLE, &RATES),
         ("Two tasks", one, &tasks::TWO, &WHOLE, &RATES),
-        (
-            "Four tasks, a tenth of the time per token",
-            one,
-            &tight,
-            &WHOLE,
-            &RATES,
-        ),
+        ("Four tasks, a tenth of the time per token", one, &tight, &WHOLE, &RATES),
         ("One task (figure 7)", one, &tasks::ONE, &WHOLE, one_rates),
-        (
-            "Two prefill and two decode instances, four tasks",
-            one,
-            &FOUR,
-            &POOLS,
-            pool_rates,
-        ),
+        ("Two prefill and two decode instances, four tasks", one, &FOUR, &POOLS, pool_rates),
     ];
     let mut sections = Vec::new();
     for (title, machine, tasks, roles, rates) in scenes {
-        let rates = if options.quick {
-            vec![rates[0], rates[rates.len() - 1]]
-        } else {
-            rates.to_vec()
-        };
+        let rates =
+            if options.quick { vec![rates[0], rates[rates.len() - 1]] } else { rates.to_vec() };
         let place = |rate: &f64| (format!("{title}: {rate}/s"), at_rate(tasks, *rate, options));
         let places: Vec<_> = rates.iter().map(place).collect();
-        let rows = System::all(machine)
-            .into_iter()
-            .map(|system| row(system, roles));
-        measure(
-            into,
-            machine,
-            &places,
-            &rows.collect::<Vec<_>>(),
-            options,
-            attained,
-        );
+        let rows = System::all(machine).into_iter().map(|system| row(system, roles));
+        measure(into, machine, &places, &rows.collect::<Vec<_>>(), options, attained);
         let places: Vec<String> = places.into_iter().map(|(name, _)| name).collect();
         let names: Vec<String> = rates.iter().map(|rate| format!("{rate}/s")).collect();
         let shown = shown(&places, &names);
@@ -189,12 +151,7 @@ fn in_time(outcome: &Outcome, all_there_from: Time) -> Columns {
     for (class, column) in ["P0, %", "P1, %", "P2, %", "P3, %"].into_iter().enumerate() {
         let mine = |r: &&Record| usize::from(r.spec.class.0) == class && all_there(r);
         let all = outcome.records.iter().filter(mine).count().max(1);
-        let good = outcome
-            .records
-            .iter()
-            .filter(mine)
-            .filter(|r| r.met_first())
-            .count();
+        let good = outcome.records.iter().filter(mine).filter(|r| r.met_first()).count();
         columns.push((column, good as f64 / all as f64 * 100.0));
     }
     let p0 = |r: &Record| r.ttft().filter(|_| r.spec.class.0 == 0 && all_there(r));
@@ -227,16 +184,9 @@ pub(super) fn staged(
         System::Priorities(machine.as_it_stands(), mapping()),
         System::Priorities(machine.options(), mapping()),
     ];
-    let rows: Vec<Row> = systems
-        .into_iter()
-        .map(|system| row(system, &WHOLE))
-        .collect();
+    let rows: Vec<Row> = systems.into_iter().map(|system| row(system, &WHOLE)).collect();
     let step = if options.quick { 3 } else { 20 };
-    let rates: &[u32] = if options.quick {
-        &[26]
-    } else {
-        &[15, 24, 26, 28]
-    };
+    let rates: &[u32] = if options.quick { &[26] } else { &[15, 24, 26, 28] };
     // The lowest priority starts first.
     let stream = move |class: usize, rate: u32| Stream {
         task: FOUR[class],
@@ -253,14 +203,7 @@ pub(super) fn staged(
     let places: Vec<_> = rates.iter().map(place).collect();
     let of = |outcome: &Outcome| in_time(outcome, Time(3 * step * SECOND));
     measure(into, machine, &places, &rows, options, of);
-    let columns = [
-        "P0, %",
-        "P1, %",
-        "P2, %",
-        "P3, %",
-        "P0, 95th percentile, ms",
-        "attainment, %",
-    ];
+    let columns = ["P0, %", "P1, %", "P2, %", "P3, %", "P0, 95th percentile, ms", "attainment, %"];
     let notes = format!("P0 to P3 are {}.", FOUR.map(|task| task.name).join(", "));
     rates
         .iter()
@@ -270,12 +213,7 @@ pub(super) fn staged(
                  when all are there",
                 3 * step
             );
-            into.table(
-                &title,
-                &[(&format!("staged: {rate}/s"), "")],
-                &columns,
-                &notes,
-            )
+            into.table(&title, &[(&format!("staged: {rate}/s"), "")], &columns, &notes)
         })
         .collect()
 }
@@ -323,26 +261,13 @@ pub(super) fn elastic(
     };
     let mut rows = Vec::new();
     let systems = [&robin, &work, &System::EdfAdmission, &own];
-    for system in systems
-        .into_iter()
-        .chain([&System::HyperFlexis(machine.as_it_stands())])
-    {
+    for system in systems.into_iter().chain([&System::HyperFlexis(machine.as_it_stands())]) {
         rows.extend((2..=5).map(|count| fixed(system, &vec![Role::Whole; count])));
     }
     rows.push(scaled("HyperFlexis-Scaling, 2 to 4", &own, &WHOLE, 4));
-    rows.push(scaled(
-        "least work under the same scaler, 2 to 4",
-        &work,
-        &WHOLE,
-        4,
-    ));
+    rows.push(scaled("least work under the same scaler, 2 to 4", &work, &WHOLE, 4));
     let edf = System::EdfAdmission;
-    rows.push(scaled(
-        "EDF + admission under the same scaler, 2 to 4",
-        &edf,
-        &WHOLE,
-        4,
-    ));
+    rows.push(scaled("EDF + admission under the same scaler, 2 to 4", &edf, &WHOLE, 4));
     let pools = [
         fixed(&robin, &POOLS),
         fixed(&work, &POOLS),
@@ -352,24 +277,12 @@ pub(super) fn elastic(
         fixed(&own, &eight),
     ];
     let mut sections = Vec::new();
-    let columns = [
-        "attainment, %",
-        "cost, thousands of 50 ms",
-        "mean latency, s",
-    ];
-    for (place, rows, what) in [
-        ("wave", &rows[..], ""),
-        ("pools", &pools[..], ", prefill and decode pools"),
-    ] {
+    let columns = ["attainment, %", "cost, thousands of 50 ms", "mean latency, s"];
+    for (place, rows, what) in
+        [("wave", &rows[..], ""), ("pools", &pools[..], ", prefill and decode pools")]
+    {
         let make: Make<'_> = Box::new(|seed| wave(options.quick, seed));
-        measure(
-            into,
-            machine,
-            &[(place.to_owned(), make)],
-            rows,
-            options,
-            attained,
-        );
+        measure(into, machine, &[(place.to_owned(), make)], rows, options, attained);
         let title = format!("Load that rises and falls{what}: attainment and cost");
         sections.push(into.table(&title, &[(place, "")], &columns, ""));
     }
@@ -379,20 +292,11 @@ pub(super) fn elastic(
 /// Measures the effect of each option.
 pub(super) fn ablations(machine: &Machine, options: &Options, into: &mut Measurements) -> Section {
     let base = machine.options();
-    let monitor = |ms| Dispatcher {
-        monitor: Span::from_millis(ms),
-        ..base
-    };
-    let quarter = Dispatcher {
-        ttft_share: 0.25,
-        ..base
-    };
+    let monitor = |ms| Dispatcher { monitor: Span::from_millis(ms), ..base };
+    let quarter = Dispatcher { ttft_share: 0.25, ..base };
     let cases: [(&str, Dispatcher); 8] = [
         ("defaults", base),
-        (
-            "all of the TTFT, eq. 5 as it stands",
-            machine.as_it_stands(),
-        ),
+        ("all of the TTFT, eq. 5 as it stands", machine.as_it_stands()),
         ("a quarter of the TTFT", quarter),
         ("θ = 0.2", Dispatcher { theta: 0.2, ..base }),
         ("θ = 0.5", Dispatcher { theta: 0.5, ..base }),
@@ -415,13 +319,7 @@ pub(super) fn ablations(machine: &Machine, options: &Options, into: &mut Measure
     let names: Vec<&str> = places.iter().map(|(name, _)| name.as_str()).collect();
     let shown: Vec<_> = names
         .iter()
-        .map(|name| {
-            (
-                *name,
-                name.trim_start_matches("options")
-                    .trim_start_matches([':', ',', ' ']),
-            )
-        })
+        .map(|name| (*name, name.trim_start_matches("options").trim_start_matches([':', ',', ' '])))
         .collect();
     let title = "Options that fill holes, one at a time: attainment, %";
     into.table(title, &shown, &["attainment, %"], "")

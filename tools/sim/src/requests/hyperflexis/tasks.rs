@@ -37,30 +37,14 @@ const fn task(
     input: (f64, f64),
     output: (f64, f64),
 ) -> Task {
-    Task {
-        name,
-        ttft,
-        tpot,
-        input,
-        output,
-    }
+    Task { name, ttft, tpot, input, output }
 }
 
 /// The set of four tasks, the tightest first.
 pub(super) const FOUR: [Task; 4] = [
     task("medical_qa", (700, 500), (32.57, 10.32), (38.92, 16.83)),
-    task(
-        "tldr_content_gen",
-        (1_000, 700),
-        (44.38, 6.58),
-        (96.04, 35.03),
-    ),
-    task(
-        "tldr_headline_gen",
-        (2_000, 900),
-        (121.82, 35.04),
-        (13.59, 6.55),
-    ),
+    task("tldr_content_gen", (1_000, 700), (44.38, 6.58), (96.04, 35.03)),
+    task("tldr_headline_gen", (2_000, 900), (121.82, 35.04), (13.59, 6.55)),
     task("wikisql", (20_000, 1_000), (643.22, 337.01), (27.82, 4.84)),
 ];
 
@@ -76,11 +60,7 @@ pub(super) const ONE: [Task; 1] = [task("wikisql", (700, 500), (643.22, 337.01),
 /// Returns the four tasks with a tenth of the time per token. On a GPU with steps of 10 to 30 ms,
 /// table 1's 0.5 to 1 s are no constraint.
 pub(super) fn tight() -> Vec<Task> {
-    FOUR.map(|task| Task {
-        tpot: task.tpot / 10,
-        ..task
-    })
-    .to_vec()
+    FOUR.map(|task| Task { tpot: task.tpot / 10, ..task }).to_vec()
 }
 
 /// The arrivals of one task's requests.
@@ -165,25 +145,15 @@ mod tests {
         let asked = requests(&together(&FOUR, 40.0, lasts), 7);
         assert!(asked.is_sorted_by_key(|asked| asked.spec.arrival));
         for (class, task) in FOUR.iter().enumerate() {
-            let mine = asked
-                .iter()
-                .filter(|a| usize::from(a.spec.class.0) == class);
+            let mine = asked.iter().filter(|a| usize::from(a.spec.class.0) == class);
             let prompts: Vec<f64> = mine.map(|a| f64::from(a.spec.prompt)).collect();
             let count = prompts.len() as f64;
             assert!((count / 30_000.0 - 1.0).abs() < 0.03, "{count}");
             let mean = prompts.iter().sum::<f64>() / count;
             let variance = prompts.iter().map(|p| (p - mean).powi(2)).sum::<f64>() / count;
-            assert!(
-                (mean / task.input.0 - 1.0).abs() < 0.02,
-                "{}: {mean}",
-                task.name
-            );
+            assert!((mean / task.input.0 - 1.0).abs() < 0.02, "{}: {mean}", task.name);
             let deviation = variance.sqrt();
-            assert!(
-                (deviation / task.input.1 - 1.0).abs() < 0.05,
-                "{}: {deviation}",
-                task.name
-            );
+            assert!((deviation / task.input.1 - 1.0).abs() < 0.05, "{}: {deviation}", task.name);
         }
         assert_eq!(requests(&together(&FOUR, 40.0, lasts), 7), asked);
     }

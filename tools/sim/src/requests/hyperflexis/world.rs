@@ -57,12 +57,7 @@ impl Machine {
             .ok_or_else(|| PaperError::BuiltIn(format!("no host time gives {ratio}")))?;
         let model = Linear::fit(&latency::profile(&clock, PROFILED))
             .map_err(|error| PaperError::BuiltIn(error.to_string()))?;
-        Ok(Self {
-            ratio,
-            blocks: clock.blocks(&gpu, 1, BLOCK_TOKENS),
-            model,
-            clock,
-        })
+        Ok(Self { ratio, blocks: clock.blocks(&gpu, 1, BLOCK_TOKENS), model, clock })
     }
 
     /// Returns the dispatcher's defaults on this machine.
@@ -73,10 +68,7 @@ impl Machine {
     /// Returns the dispatcher's options with eq. 5 unmodified: an instance is mature again only
     /// after all of the tightest TTFT.
     pub(super) const fn as_it_stands(&self) -> dispatcher::Options {
-        dispatcher::Options {
-            ttft_share: 1.0,
-            ..self.options()
-        }
+        dispatcher::Options { ttft_share: 1.0, ..self.options() }
     }
 }
 
@@ -158,11 +150,7 @@ pub(super) fn run(
     let make = |_: InstanceId, _: Role| {
         let tokens = system.chunk();
         let pool = Pool::new(machine.blocks, BLOCK_TOKENS);
-        Replica::new(
-            pool,
-            machine.blocks / 100,
-            Box::new(Fixed { order, tokens }),
-        )
+        Replica::new(pool, machine.blocks / 100, Box::new(Fixed { order, tokens }))
     };
     let dispatch: Box<dyn Dispatch> = match system {
         System::RoundRobin(_) => Box::new(RoundRobin::default()),
@@ -179,9 +167,8 @@ pub(super) fn run(
             Slo::Interactive { ttft, tbt } => Some((ttft, tbt)),
             Slo::Batch { .. } => None,
         });
-        let (ttft, tpot) = objectives.fold((u64::MAX, u64::MAX), |least, one| {
-            (least.0.min(one.0), least.1.min(one.1))
-        });
+        let (ttft, tpot) = objectives
+            .fold((u64::MAX, u64::MAX), |least, one| (least.0.min(one.0), least.1.min(one.1)));
         let options = scaler::Options {
             interval: SCALING.0,
             ..scaler::Options::new(model, ttft, tpot, most)

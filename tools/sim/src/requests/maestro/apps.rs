@@ -42,10 +42,7 @@ struct Step {
 /// An agent application: its jobs and the steps of each.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct App {
-    #[cfg_attr(
-        not(test),
-        expect(dead_code, reason = "the table's names, for readers and tests")
-    )]
+    #[cfg_attr(not(test), expect(dead_code, reason = "the table's names, for readers and tests"))]
     pub(super) name: &'static str,
     class: Class,
     /// Number of jobs in the trace.
@@ -62,16 +59,7 @@ impl App {
 }
 
 const fn step(role: u16, model: u16, prompt: f64, answer: f64) -> Step {
-    Step {
-        role,
-        model,
-        prompt,
-        tools: 0,
-        answer,
-        call: 0.0,
-        thinking: 0.0,
-        times: Times::Once,
-    }
+    Step { role, model, prompt, tools: 0, answer, call: 0.0, thinking: 0.0, times: Times::Once }
 }
 
 const fn tools(of: Step, tools: u16, call: f64) -> Step {
@@ -134,10 +122,7 @@ pub(super) const APPS: [App; 9] = [
         class: Batch,
         jobs: 6616.0,
         steps: &[
-            repeats(
-                tools(step(COLLECTOR, B4, 1500.0, 250.0), 3, 50.0),
-                Loop(0.6, 5),
-            ),
+            repeats(tools(step(COLLECTOR, B4, 1500.0, 250.0), 3, 50.0), Loop(0.6, 5)),
             step(WRITER, B8, 3500.0, 500.0),
         ],
     },
@@ -236,11 +221,7 @@ pub(super) struct Source {
 
 impl Source {
     pub(super) fn new(seed: u64) -> Self {
-        Self {
-            rng: ChaCha8Rng::seed_from_u64(seed ^ 0x6d61_6573_7472_6f00),
-            next: 0,
-            rounds: 1,
-        }
+        Self { rng: ChaCha8Rng::seed_from_u64(seed ^ 0x6d61_6573_7472_6f00), next: 0, rounds: 1 }
     }
 
     /// Sets the number of times that batch jobs pass through their steps.

@@ -113,9 +113,7 @@ pub(super) fn models() -> Result<Vec<Served>, PaperError> {
                     // seconds.
                     context_start: 6_000_000_000,
                 },
-                decode: (0..=SLOTS)
-                    .map(|batch| decodes(batch.max(1)) as f64)
-                    .collect(),
+                decode: (0..=SLOTS).map(|batch| decodes(batch.max(1)) as f64).collect(),
                 roofline,
             }
         };

@@ -40,11 +40,7 @@ impl Running {
     /// Returns the bytes of KV cache that the stage uses.
     fn kv(&self, kv_per_token: u64) -> u64 {
         let tokens = f64::from(self.prompt) + self.generated;
-        if self.delay > 0.0 {
-            0
-        } else {
-            (tokens * kv_per_token as f64) as u64
-        }
+        if self.delay > 0.0 { 0 } else { (tokens * kv_per_token as f64) as u64 }
     }
 }
 

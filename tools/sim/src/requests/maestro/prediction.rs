@@ -26,10 +26,7 @@ fn errors(of: &dyn Predict, test: &[Record]) -> Columns {
     }
     let [thinking, plain] = off;
     vec![
-        (
-            "MAE",
-            (thinking.0 + plain.0) / (thinking.1 + plain.1).max(1.0),
-        ),
+        ("MAE", (thinking.0 + plain.0) / (thinking.1 + plain.1).max(1.0)),
         ("R²", 1.0 - rest / all.max(1e-9)),
         ("MAE thinking", thinking.0 / f64::max(thinking.1, 1.0)),
         ("MAE plain", plain.0 / f64::max(plain.1, 1.0)),
@@ -50,16 +47,9 @@ fn intent(of: &TwoPhase, test: &[Record]) -> [f64; 4] {
     let mut ranks = 0.0;
     let mut at = 0;
     while at < scored.len() {
-        let tie = scored[at..]
-            .iter()
-            .take_while(|(p, _)| *p == scored[at].0)
-            .count();
+        let tie = scored[at..].iter().take_while(|(p, _)| *p == scored[at].0).count();
         let middle = at as f64 + (tie as f64 + 1.0) / 2.0;
-        ranks += middle
-            * scored[at..at + tie]
-                .iter()
-                .filter(|(_, tool)| *tool)
-                .count() as f64;
+        ranks += middle * scored[at..at + tie].iter().filter(|(_, tool)| *tool).count() as f64;
         at += tie;
     }
     let auc = (ranks - positive * (positive + 1.0) / 2.0) / (positive * (n - positive)).max(1.0);
@@ -87,14 +77,8 @@ pub(super) fn section(quick: bool, into: &mut Measurements) -> Result<Section, P
             .map_err(|error| PaperError::BuiltIn(error.to_string()))
     };
     let full = two(Without::default())?;
-    let no_intent = two(Without {
-        classifier: true,
-        semantics: false,
-    })?;
-    let no_meaning = two(Without {
-        classifier: false,
-        semantics: true,
-    })?;
+    let no_intent = two(Without { classifier: true, semantics: false })?;
+    let no_meaning = two(Without { classifier: false, semantics: true })?;
     let mut roles = ByRole::default();
     for record in &train {
         let forecast = roles.predict(&record.stage);

@@ -86,11 +86,7 @@ impl Case {
             policy,
             rate: self.rate,
             batch: self.batch,
-            seconds: if quick {
-                self.seconds.min(600.0) / 30.0
-            } else {
-                self.seconds
-            },
+            seconds: if quick { self.seconds.min(600.0) / 30.0 } else { self.seconds },
             nodes: Arc::new(nodes),
             rtt: Arc::new(if self.far > 0 { vec![rtt] } else { Vec::new() }),
             seed,
@@ -106,15 +102,9 @@ fn memory(into: &mut Measurements, ran: &[Measured]) -> Section {
     let fullest = ran.iter().map(|of| of.fullest).fold(0.0, f64::max);
     let rows = [
         ("runs", ran.len() as f64),
-        (
-            "instants with more in use than there is",
-            sum(|of| of.overflows),
-        ),
+        ("instants with more in use than there is", sum(|of| of.overflows)),
         ("fullest a GPU was, %", 100.0 * fullest),
-        (
-            "stages that asked for more than promised",
-            sum(|of| of.grown),
-        ),
+        ("stages that asked for more than promised", sum(|of| of.grown)),
         ("stages swapped out", sum(|of| of.swapped)),
         ("stages aborted", sum(|of| of.aborted)),
         ("models stopped on their way to sleep", sum(|of| of.stopped)),
@@ -139,9 +129,8 @@ pub(super) fn run(
     for study in &file.study {
         let more = if options.quick { 1 } else { study.seeds };
         let seeds = options.seeds.iter();
-        let seeds: Vec<u64> = seeds
-            .flat_map(|seed| (0..more).map(move |k| seed + 1000 * k))
-            .collect();
+        let seeds: Vec<u64> =
+            seeds.flat_map(|seed| (0..more).map(move |k| seed + 1000 * k)).collect();
         let mut points = Vec::new();
         for name in &study.policies {
             let policy = Policy::named(name)
@@ -160,15 +149,11 @@ pub(super) fn run(
                 into.add(&place, name, &columns);
             }
         }
-        let places = study
-            .cases
-            .iter()
-            .map(|case| format!("{}: {}", study.place, case.name));
+        let places = study.cases.iter().map(|case| format!("{}: {}", study.place, case.name));
         let places: Vec<String> = places.collect();
         let names = places.iter().zip(&study.cases);
-        let names: Vec<_> = names
-            .map(|(place, case)| (place.as_str(), case.name.as_str()))
-            .collect();
+        let names: Vec<_> =
+            names.map(|(place, case)| (place.as_str(), case.name.as_str())).collect();
         for table in &study.tables {
             let columns: Vec<&str> = table.columns.iter().map(String::as_str).collect();
             sections.push(into.table(&table.title, &names, &columns, &table.notes));

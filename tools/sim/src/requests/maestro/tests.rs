@@ -52,9 +52,7 @@ fn models_share_a_gpu_in_time_and_stages_of_one_model_decode_together() {
     let time = |stages: &[(u16, u32)]| {
         let mut machine = Machine::default();
         for (id, (model, output)) in stages.iter().enumerate() {
-            machine
-                .running
-                .insert(StageId(id as u64), running(*model, *output));
+            machine.running.insert(StageId(id as u64), running(*model, *output));
         }
         end(&mut machine, &models).0
     };
@@ -71,10 +69,7 @@ fn a_stage_that_has_filled_what_it_was_promised_stops_and_asks() {
     let models = catalogue::models().expect("built in");
     let kv = models[2].spec.kv_per_token;
     let mut machine = Machine::default();
-    let stage = Running {
-        promised: 30 * kv,
-        ..running(2, 100)
-    };
+    let stage = Running { promised: 30 * kv, ..running(2, 100) };
     machine.running.insert(StageId(7), stage);
     let (_, came) = end(&mut machine, &models);
     assert_eq!(came, [Came::Outgrew(StageId(7), 46 * kv)]);
@@ -89,11 +84,7 @@ fn every_job_ends_and_memory_holds_under_every_policy() {
         let of = trial(policy.clone(), 3.0, 5).run(&kit);
         let name = &policy.options.name;
         assert_eq!((of.lost, of.overflows), (0, 0), "{name}");
-        assert!(
-            of.fullest <= 1.0 && of.fullest > 0.5,
-            "{name}: {}",
-            of.fullest
-        );
+        assert!(of.fullest <= 1.0 && of.fullest > 0.5, "{name}: {}", of.fullest);
         assert!((0.0..=100.0).contains(&of.met));
     }
 }
@@ -118,12 +109,7 @@ fn without_preemption_interactive_jobs_wait_longer() {
     let with = trial(Policy::maestro(), 4.0, 2).run(&kit);
     let without = trial(Policy::turned("w/o", Boundary::Hold), 4.0, 2).run(&kit);
     assert!(with.preempted > 0 && without.preempted == 0);
-    assert!(
-        with.delay < without.delay,
-        "{} against {}",
-        with.delay,
-        without.delay
-    );
+    assert!(with.delay < without.delay, "{} against {}", with.delay, without.delay);
 }
 
 #[test]
@@ -140,16 +126,9 @@ fn a_quick_reproduction_has_all_tables_and_claims() {
     assert!(found.claims.len() >= 9 && found.quick);
     for section in &found.sections {
         let width = section.head.len();
-        assert!(
-            section.rows.iter().all(|row| row.len() == width),
-            "{}",
-            section.title
-        );
+        assert!(section.rows.iter().all(|row| row.len() == width), "{}", section.title);
     }
-    let safe = found
-        .claims
-        .iter()
-        .find(|claim| claim.says == "no KV overflow");
+    let safe = found.claims.iter().find(|claim| claim.says == "no KV overflow");
     assert!(safe.expect("there").holds);
 }
 
@@ -157,10 +136,7 @@ fn a_quick_reproduction_has_all_tables_and_claims() {
 fn applications_have_the_shares_of_table_i() {
     let jobs = Source::new(11).mixed(6000);
     for (index, app) in apps::APPS.iter().enumerate() {
-        let here = jobs
-            .iter()
-            .filter(|job| usize::from(job.job.template.0) == index)
-            .count();
+        let here = jobs.iter().filter(|job| usize::from(job.job.template.0) == index).count();
         let share = here as f64 / 6000.0 - app.share();
         assert!(share.abs() < 0.02, "{}: {share:+}", app.name);
     }

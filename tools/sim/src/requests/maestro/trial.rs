@@ -52,22 +52,13 @@ const ISOLATED: u64 = TRAINING + 1;
 pub(super) fn records(jobs: &[Workload]) -> Vec<Record> {
     jobs.iter()
         .flat_map(|job| &job.stages)
-        .map(|planned| Record {
-            stage: planned.stage,
-            output: planned.output,
-            tool: planned.tool,
-        })
+        .map(|planned| Record { stage: planned.stage, output: planned.output, tool: planned.tool })
         .collect()
 }
 
 pub(super) fn trees(quick: bool) -> Trees {
     if quick {
-        Trees {
-            count: 12,
-            depth: 3,
-            rate: 0.4,
-            ..Trees::default()
-        }
+        Trees { count: 12, depth: 3, rate: 0.4, ..Trees::default() }
     } else {
         Trees::default()
     }
@@ -104,9 +95,8 @@ impl Kit {
         let mut source = Source::new(ISOLATED);
         let promises = (0..APPS.len())
             .map(|app| {
-                let mut took: Vec<f64> = (0..400)
-                    .map(|_| alone(&source.job(app, Time::ZERO), &models) as f64)
-                    .collect();
+                let mut took: Vec<f64> =
+                    (0..400).map(|_| alone(&source.job(app, Time::ZERO), &models) as f64).collect();
                 let waits = (WAIT_SHARE * percentile(&mut took, 0.5)) as u64;
                 let slow = percentile(&mut took, 0.95);
                 Promise {
@@ -122,11 +112,7 @@ impl Kit {
         let jobs = Source::new(TRAINING).mixed(if quick { 250 } else { 1500 });
         let predictor = TwoPhase::train(&records(&jobs), Without::default(), &trees(quick))
             .map_err(|error| PaperError::BuiltIn(error.to_string()))?;
-        Ok(Self {
-            models,
-            promises,
-            predictor,
-        })
+        Ok(Self { models, promises, predictor })
     }
 
     pub(super) fn predictor(&self) -> TwoPhase {
@@ -180,17 +166,11 @@ impl Oracle {
                 output.insert(planned.stage.id, (tool, f64::from(planned.output)));
             }
             for (at, planned) in job.stages.iter().enumerate() {
-                let rest = job
-                    .stages
-                    .iter()
-                    .enumerate()
-                    .filter(|(other, _)| after[at][*other]);
+                let rest = job.stages.iter().enumerate().filter(|(other, _)| after[at][*other]);
                 let work: u64 = rest
                     .map(|(_, other)| {
                         let model = &models[usize::from(other.stage.model.0)];
-                        model
-                            .execution(other.stage.prompt, f64::from(other.output))
-                            .0
+                        model.execution(other.stage.prompt, f64::from(other.output)).0
                     })
                     .sum();
                 future.insert(planned.stage.id, Span(work));
@@ -224,10 +204,7 @@ pub(super) struct Policy {
 
 impl Policy {
     pub(super) fn maestro() -> Self {
-        Self {
-            options: Options::maestro(),
-            oracle: false,
-        }
+        Self { options: Options::maestro(), oracle: false }
     }
 
     pub(super) fn turned(name: &str, boundary: Boundary) -> Self {
@@ -243,14 +220,10 @@ impl Policy {
 
     /// Returns all schedulers of the studies. Orders route, admit and predict in the same way.
     pub(super) fn all() -> Vec<Self> {
-        let remaining = |aging, aging_interactive| StageOrder::Remaining {
-            aging,
-            aging_interactive,
-        };
-        let ordered = |name: &str, order| Self {
-            options: Options::ordered(name, order),
-            oracle: false,
-        };
+        let remaining =
+            |aging, aging_interactive| StageOrder::Remaining { aging, aging_interactive };
+        let ordered =
+            |name: &str, order| Self { options: Options::ordered(name, order), oracle: false };
         let routed = |name: &str, mode| Self::changed(name, |options| options.mode = mode);
         let aged = |name: &str, aging, aging_interactive| {
             Self::changed(name, |options| {
@@ -258,10 +231,7 @@ impl Policy {
             })
         };
         let mut only = Boundary::MAESTRO;
-        if let Boundary::Preempt {
-            interactive_only, ..
-        } = &mut only
-        {
+        if let Boundary::Preempt { interactive_only, .. } = &mut only {
             *interactive_only = true;
         }
         vec![
@@ -269,10 +239,7 @@ impl Policy {
             ordered("fcfs", StageOrder::Fcfs),
             ordered("edf", StageOrder::Edf),
             ordered("edf by class", StageOrder::EdfByClass),
-            Self {
-                oracle: true,
-                ..ordered("oracle srtf", remaining(0.0, 0.0))
-            },
+            Self { oracle: true, ..ordered("oracle srtf", remaining(0.0, 0.0)) },
             ordered("least attained", StageOrder::LeastAttained),
             ordered("interactive first", StageOrder::InteractiveFirst),
             ordered("interactive, remaining", StageOrder::InteractiveRemaining),
@@ -366,19 +333,15 @@ impl Trial {
     pub(super) fn run(&self, kit: &Kit) -> Measured {
         let mut jobs = kit.jobs(self.seed, self.rate, self.seconds, self.batch, self.rounds);
         let set = kit.models.len() as u16;
-        let models: Vec<Served> = (0..self.variants)
-            .flat_map(|_| kit.models.iter().cloned())
-            .collect();
+        let models: Vec<Served> =
+            (0..self.variants).flat_map(|_| kit.models.iter().cloned()).collect();
         for job in &mut jobs {
             let variant = job.job.template.0 % self.variants;
             for planned in &mut job.stages {
                 planned.stage.model.0 += set * variant;
             }
         }
-        let options = Options {
-            rtt: self.rtt.to_vec(),
-            ..self.policy.options.clone()
-        };
+        let options = Options { rtt: self.rtt.to_vec(), ..self.policy.options.clone() };
         let specs: Vec<ModelSpec> = models.iter().map(|model| model.spec).collect();
         let world = World::new(&models, &self.nodes, &jobs, &self.rtt);
         let ran = if self.policy.oracle {

@@ -194,12 +194,7 @@ impl<'a> World<'a> {
             .filter(|stage| stage.after.is_empty())
             .map(|stage| stage.stage.id)
             .collect();
-        let open = Open {
-            index,
-            left: of.stages.len(),
-            blocked,
-            waited: 0.0,
-        };
+        let open = Open { index, left: of.stages.len(), blocked, waited: 0.0 };
         self.open.insert(of.job.id, open);
         for stage in free {
             self.ready(now, stage, scheduler);
@@ -222,11 +217,8 @@ impl<'a> World<'a> {
         self.on.remove(&stage);
         let planned = self.planned(stage);
         let started = self.started.remove(&stage).unwrap_or(now);
-        let outcome = Outcome {
-            output: planned.output,
-            tool: planned.tool,
-            took: Span(now - started),
-        };
+        let outcome =
+            Outcome { output: planned.output, tool: planned.tool, took: Span(now - started) };
         scheduler.handle(Time(now), &Event::Finished { stage, outcome });
         let job = planned.stage.job;
         let at = (stage.0 % STAGES) as usize;
@@ -268,12 +260,7 @@ impl<'a> World<'a> {
 
     fn does(&mut self, now: u64, decision: &Decision, scheduler: &mut dyn Workflow) {
         match decision {
-            Decision::Demote {
-                node,
-                model,
-                to,
-                takes,
-            } => {
+            Decision::Demote { node, model, to, takes } => {
                 let index = node.0 as usize;
                 self.resident[index].insert(*model, *to);
                 if *takes > Span::ZERO {
@@ -285,9 +272,7 @@ impl<'a> World<'a> {
                 self.ran.stopped += 1;
                 self.leaving[node.0 as usize].remove(model);
             }
-            Decision::Activate {
-                node, model, takes, ..
-            } => {
+            Decision::Activate { node, model, takes, .. } => {
                 self.ran.activated += 1;
                 let index = node.0 as usize;
                 self.leaving[index].remove(model);
@@ -316,10 +301,7 @@ impl<'a> World<'a> {
             Decision::Abort(stage) => {
                 self.ran.aborted += 1;
                 // The stage must repeat the lost work.
-                let lost = self
-                    .started
-                    .remove(stage)
-                    .map_or(0, |started| now - started);
+                let lost = self.started.remove(stage).map_or(0, |started| now - started);
                 self.wait(*stage, lost);
                 self.stop(now, *stage);
             }
@@ -353,11 +335,7 @@ impl<'a> World<'a> {
         let running = if let Some(parked) = self.parked.remove(&stage) {
             let bytes = parked.promised;
             let back = Span::transfer(bytes, self.specs[index].host_rate).0;
-            Running {
-                promised: kv,
-                delay: back as f64,
-                ..parked
-            }
+            Running { promised: kv, delay: back as f64, ..parked }
         } else {
             self.started.insert(stage, now);
             Running {

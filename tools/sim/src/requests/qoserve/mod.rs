@@ -42,17 +42,9 @@ struct Horizon {
     phase: u64,
 }
 
-const FULL: Horizon = Horizon {
-    capacity: 7_200,
-    overload: 14_400,
-    phase: 900,
-};
+const FULL: Horizon = Horizon { capacity: 7_200, overload: 14_400, phase: 900 };
 
-const QUICK: Horizon = Horizon {
-    capacity: 400,
-    overload: 1_200,
-    phase: 150,
-};
+const QUICK: Horizon = Horizon { capacity: 400, overload: 1_200, phase: 150 };
 
 /// The common inputs of all runs.
 struct Bench<'a> {
@@ -83,18 +75,11 @@ pub fn reproduce_with(
     let path = options.data.as_ref().map(|data| {
         let name = "azure_llm_2023_code.csv.gz";
         let nested = data.join("traces").join(name);
-        if nested.exists() {
-            nested
-        } else {
-            data.join(name)
-        }
+        if nested.exists() { nested } else { data.join(name) }
     });
     let (lengths, trace) = match path.filter(|path| path.exists()) {
         Some(path) => (Lengths::azure(&path)?, "azure_llm_2023_code"),
-        None => (
-            Lengths::like_azure_code(),
-            "made up like the Azure code trace",
-        ),
+        None => (Lengths::like_azure_code(), "made up like the Azure code trace"),
     };
     let settings: Result<Vec<Setting>, PaperError> = each(&CALIBRATIONS, options, |calibration| {
         Setting::new(*calibration, options.quick, model)
@@ -132,11 +117,7 @@ pub fn reproduce_with(
 
 /// Returns policies with fixed chunks.
 fn sarathi(chunks: &[u32]) -> Vec<(String, Policy)> {
-    let orders = [
-        ("FCFS", LineOrder::Fcfs),
-        ("EDF", LineOrder::Edf),
-        ("SRPF", LineOrder::Srpf),
-    ];
+    let orders = [("FCFS", LineOrder::Fcfs), ("EDF", LineOrder::Edf), ("SRPF", LineOrder::Srpf)];
     let mut all = Vec::new();
     for (name, order) in orders {
         for tokens in chunks {
@@ -147,19 +128,13 @@ fn sarathi(chunks: &[u32]) -> Vec<(String, Policy)> {
 }
 
 fn named(all: &[(&str, Policy)]) -> Vec<(String, Policy)> {
-    all.iter()
-        .map(|(name, policy)| ((*name).to_owned(), *policy))
-        .collect()
+    all.iter().map(|(name, policy)| ((*name).to_owned(), *policy)).collect()
 }
 
 /// Returns the latency that the objective is about: of the first token if interactive, else of the
 /// last.
 fn latency(record: &Record) -> Option<Span> {
-    if record.spec.slo.is_interactive() {
-        record.ttft()
-    } else {
-        record.ttlt()
-    }
+    if record.spec.slo.is_interactive() { record.ttft() } else { record.ttlt() }
 }
 
 /// Returns violations: of all requests, by importance, and by class.
@@ -170,11 +145,7 @@ fn split(outcome: &Outcome) -> Columns {
         ("important", important(Importance::Important)),
         ("unimportant", important(Importance::Low)),
     ];
-    for (at, name) in ["Q1", "Q2", "Q3"]
-        .into_iter()
-        .enumerate()
-        .take(classes().len())
-    {
+    for (at, name) in ["Q1", "Q2", "Q3"].into_iter().enumerate().take(classes().len()) {
         let of = |r: &Record| usize::from(r.spec.class.0) == at;
         columns.push((name, violations(outcome, of)));
     }
@@ -183,11 +154,7 @@ fn split(outcome: &Outcome) -> Columns {
 
 impl Bench<'_> {
     fn chunks(&self) -> &'static [u32] {
-        if self.options.quick {
-            &[256, 512]
-        } else {
-            &[256, 512, 1024]
-        }
+        if self.options.quick { &[256, 512] } else { &[256, 512, 1024] }
     }
 
     /// Runs policies under all calibrations and seeds.
@@ -299,10 +266,7 @@ impl Bench<'_> {
             let seconds = |q| outcome.quantile_ms(q, latency).unwrap_or(f64::NAN) / 1e3;
             vec![
                 ("late, %", violations(&outcome, |_| true)),
-                (
-                    "long prompts, %",
-                    violations(&outcome, |r| r.spec.prompt >= long),
-                ),
+                ("long prompts, %", violations(&outcome, |r| r.spec.prompt >= long)),
                 ("median, s", seconds(0.5)),
                 ("p99, s", seconds(0.99)),
             ]
@@ -362,10 +326,7 @@ impl Bench<'_> {
     /// Returns a table of a place with the calibrations side by side.
     fn section(&self, place: &str, title: &str, columns: &[&str], notes: &str) -> Section {
         let names: Vec<String> = self.settings.iter().map(Setting::name).collect();
-        let places: Vec<String> = names
-            .iter()
-            .map(|name| format!("{place}, {name}"))
-            .collect();
+        let places: Vec<String> = names.iter().map(|name| format!("{place}, {name}")).collect();
         let places = places.iter().zip(&names);
         let places: Vec<(&str, &str)> = places.map(|(p, n)| (p.as_str(), n.as_str())).collect();
         self.found.table(title, &places, columns, notes)

@@ -58,10 +58,8 @@ impl Setting {
         let roofline = Roofline::calibrated(&gpu, &model, 1, ratio)
             .ok_or_else(|| wrong(format!("no host time gives a ratio of {ratio}")))?;
         let clock = Slowed { roofline, factor };
-        let training = Training {
-            iterations: if quick { 3_000 } else { 20_000 },
-            ..Training::default()
-        };
+        let training =
+            Training { iterations: if quick { 3_000 } else { 20_000 }, ..Training::default() };
         let (forest, errors) = match given {
             None => train(&clock, &training).map_err(|error| wrong(error.to_string()))?,
             Some(given) => {
@@ -123,49 +121,25 @@ pub(super) fn choices() -> Vec<(&'static str, Policy)> {
         Policy::QoServe(options)
     };
     vec![
-        (
-            "relegation only once late",
-            with(|o| o.relegation = Relegation::Strict),
-        ),
-        (
-            "relegated keep their blocks",
-            with(|o| o.keep_blocks = true),
-        ),
+        ("relegation only once late", with(|o| o.relegation = Relegation::Strict)),
+        ("relegated keep their blocks", with(|o| o.keep_blocks = true)),
         (
             "least chunk 256",
             with(|o| {
-                o.chunking = Chunking::Dynamic {
-                    least: 256,
-                    most: 2500,
-                    step: 32,
-                };
+                o.chunking = Chunking::Dynamic { least: 256, most: 2500, step: 32 };
             }),
         ),
         ("α = 2 ms", with(|o| o.alpha = Alpha::Fixed(2_000_000))),
-        (
-            "α = 1 or 8 ms by backlog",
-            with(|o| o.alpha = Options::adaptive().alpha),
-        ),
+        ("α = 1 or 8 ms by backlog", with(|o| o.alpha = Options::adaptive().alpha)),
         ("no hints", with(|o| o.hints = None)),
         ("margin 5 %", Policy::Bare(Options::default())),
-        (
-            "exact predictor",
-            Policy::Exact(Options {
-                margin: 0.0,
-                ..Options::default()
-            }),
-        ),
+        ("exact predictor", Policy::Exact(Options { margin: 0.0, ..Options::default() })),
     ]
 }
 
 /// Returns the full QoServe with different values of α.
 pub(super) fn alphas() -> Vec<(String, Policy)> {
-    let with = |alpha| {
-        Policy::QoServe(Options {
-            alpha,
-            ..Options::default()
-        })
-    };
+    let with = |alpha| Policy::QoServe(Options { alpha, ..Options::default() });
     let mut all: Vec<(String, Policy)> = [0, 1, 2, 4, 8, 16]
         .map(|ms| (format!("α = {ms} ms"), with(Alpha::Fixed(ms * 1_000_000))))
         .to_vec();
@@ -209,9 +183,7 @@ pub(super) fn late_after_prefill(setting: &Setting, policy: Policy, asked: &[Ask
             Slo::Batch { .. } => u64::from(asked.output.saturating_sub(1)) * STRICTEST_TBT.0,
         };
         let due = record.spec.first_deadline();
-        record
-            .first
-            .is_none_or(|first| first + Span(decoding) > due)
+        record.first.is_none_or(|first| first + Span(decoding) > due)
     });
     late.count() as f64 / asked.len().max(1) as f64 * 100.0
 }
@@ -221,24 +193,14 @@ const STRICTEST_TBT: Span = Span(SECOND / 20);
 
 /// Returns the classes of table 3.
 pub(super) fn classes() -> Vec<Class> {
-    let batch = |seconds: u64| Slo::Batch {
-        ttlt: seconds * SECOND,
-    };
-    let interactive = Slo::Interactive {
-        ttft: 6 * SECOND,
-        tbt: SECOND / 20,
-    };
-    [interactive, batch(600), batch(1800)]
-        .map(|slo| Class { slo, share: 1.0 })
-        .to_vec()
+    let batch = |seconds: u64| Slo::Batch { ttlt: seconds * SECOND };
+    let interactive = Slo::Interactive { ttft: 6 * SECOND, tbt: SECOND / 20 };
+    [interactive, batch(600), batch(1800)].map(|slo| Class { slo, share: 1.0 }).to_vec()
 }
 
 /// Returns a workload with the given (seconds, rate) phases.
 pub(super) fn recipe(lengths: &Lengths, phases: &[(u64, f64)], low: f64) -> Recipe {
-    let phase = |(seconds, rate): &(u64, f64)| Phase {
-        lasts: Span(seconds * SECOND),
-        rate: *rate,
-    };
+    let phase = |(seconds, rate): &(u64, f64)| Phase { lasts: Span(seconds * SECOND), rate: *rate };
     Recipe {
         lengths: lengths.clone(),
         phases: phases.iter().map(phase).collect(),

@@ -34,10 +34,7 @@ fn under_overload_hints_keep_important_requests_in_time_at_the_cost_of_the_other
     recipe.classes.truncate(1);
     let asked = recipe.requests(7);
     let late = |hints| {
-        let options = laxity_requests::qoserve::Options {
-            hints,
-            ..Default::default()
-        };
+        let options = laxity_requests::qoserve::Options { hints, ..Default::default() };
         let outcome = one(&setting, Policy::QoServe(options), &asked);
         [Importance::Important, Importance::Low]
             .map(|importance| violations(&outcome, |r| r.spec.importance == importance))
@@ -52,10 +49,7 @@ fn under_overload_hints_keep_important_requests_in_time_at_the_cost_of_the_other
 #[test]
 fn a_predictor_that_is_given_is_what_qoserve_plans_with() {
     let own = Setting::new(CALIBRATIONS[0], true, None).expect("built in");
-    let errors = Errors {
-        margin: 0.3,
-        ..own.errors
-    };
+    let errors = Errors { margin: 0.3, ..own.errors };
     let file = LatencyFile::new("a test".to_owned(), errors, (*own.forest).clone());
     let given = Setting::new(CALIBRATIONS[1], true, Some(&file)).expect("built in");
     assert_eq!(given.forest, own.forest);

@@ -56,15 +56,8 @@ pub enum Kind {
 
 impl Kind {
     /// All policies.
-    pub const ALL: [Self; 7] = [
-        Self::Fcfs,
-        Self::Edf,
-        Self::Llf,
-        Self::Sjf,
-        Self::Srtf,
-        Self::TwoLane,
-        Self::Wfq,
-    ];
+    pub const ALL: [Self; 7] =
+        [Self::Fcfs, Self::Edf, Self::Llf, Self::Sjf, Self::Srtf, Self::TwoLane, Self::Wfq];
 
     /// Returns the policy's name in result tables.
     #[must_use]
@@ -113,10 +106,7 @@ impl Hints {
 
 impl Default for Hints {
     fn default() -> Self {
-        Self {
-            lane_split: Span::from_millis(5_000),
-            fast_weight: 4,
-        }
+        Self { lane_split: Span::from_millis(5_000), fast_weight: 4 }
     }
 }
 

@@ -52,11 +52,7 @@ impl TwoLane {
     /// Returns the number of requests that may run in a lane while both lanes wait, at least 1.
     fn slots(&self, lane: usize, concurrency: u32) -> u32 {
         let slow = (concurrency / (self.fast_weight + 1)).max(1);
-        if lane == 1 {
-            slow
-        } else {
-            concurrency.saturating_sub(slow).max(1)
-        }
+        if lane == 1 { slow } else { concurrency.saturating_sub(slow).max(1) }
     }
 
     fn is_full(&self, lane: usize, room: Room) -> bool {
@@ -74,11 +70,7 @@ impl Policy for TwoLane {
         let due = i64::try_from(estimate.due.0).unwrap_or(i64::MAX);
         let total = i64::try_from(estimate.total().0).unwrap_or(i64::MAX);
         let slack = due.saturating_sub(total).clamp(-SLOW / 2, SLOW / 2);
-        Rank(if self.lane(estimate) == 0 {
-            slack
-        } else {
-            SLOW + slack
-        })
+        Rank(if self.lane(estimate) == 0 { slack } else { SLOW + slack })
     }
 
     fn arrived(&mut self, _: &Spec, estimate: &Estimate) {
@@ -107,11 +99,7 @@ impl Policy for TwoLane {
 
     fn left(&mut self, _: &Spec, estimate: &Estimate, running: bool) {
         let lane = &mut self.lanes[usize::from(estimate.total() > self.split)];
-        let count = if running {
-            &mut lane.running
-        } else {
-            &mut lane.waiting
-        };
+        let count = if running { &mut lane.running } else { &mut lane.waiting };
         *count = count.saturating_sub(1);
     }
 
@@ -119,11 +107,7 @@ impl Policy for TwoLane {
         let lane = self.lane(estimate);
         if lane == 1 {
             // All requests behind this one are slow, too.
-            return if self.is_full(1, room) {
-                Start::Nobody
-            } else {
-                Start::Now
-            };
+            return if self.is_full(1, room) { Start::Nobody } else { Start::Now };
         }
         let slow_turn = self.lanes[1].waiting > 0
             && self.lanes[1].service < self.lanes[0].service

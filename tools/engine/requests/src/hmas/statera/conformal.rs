@@ -67,9 +67,7 @@ impl Errors {
     /// Returns the conformal quantile, or `None` if there are too few errors.
     fn quantile(&self, epsilon: f64) -> Option<i64> {
         let rank = ((self.sorted.len() + 1) as f64 * (1.0 - epsilon)).ceil() as usize;
-        rank.checked_sub(1)
-            .and_then(|at| self.sorted.get(at))
-            .copied()
+        rank.checked_sub(1).and_then(|at| self.sorted.get(at)).copied()
     }
 }
 
@@ -117,20 +115,11 @@ impl Calibration {
             "ε is a part of requests: {epsilon} is not between 0 and 1"
         );
         assert!(window > 0, "a window holds an error at least");
-        Self {
-            epsilon,
-            window,
-            score,
-            buckets: Default::default(),
-            pooled: Errors::default(),
-        }
+        Self { epsilon, window, score, buckets: Default::default(), pooled: Errors::default() }
     }
 
     fn bucket(prompt: u32) -> usize {
-        BUCKETS
-            .iter()
-            .position(|end| prompt <= *end)
-            .unwrap_or(BUCKETS.len() - 1)
+        BUCKETS.iter().position(|end| prompt <= *end).unwrap_or(BUCKETS.len() - 1)
     }
 
     /// Learns the error of a prediction from a request that ended.
@@ -150,17 +139,11 @@ impl Calibration {
             None => (pooled(), Source::Pooled),
         };
         let Some(error) = error else {
-            return Bound {
-                tokens: output_max,
-                source: Source::Limit,
-            };
+            return Bound { tokens: output_max, source: Source::Limit };
         };
         let error = self.score.tokens(predicted, error);
         let tokens = (i64::from(predicted) + error).clamp(1, i64::from(output_max.max(1)));
-        Bound {
-            tokens: tokens as u32,
-            source,
-        }
+        Bound { tokens: tokens as u32, source }
     }
 }
 
@@ -180,10 +163,7 @@ mod tests {
         assert_eq!(bound(&calibration).tokens, 1000);
         // With 9 errors the rank is ⌈10 · 0.9⌉ = 9, the largest error.
         calibration.learn(100, 50, 59);
-        let expected = Bound {
-            tokens: 59,
-            source: Source::Bucket,
-        };
+        let expected = Bound { tokens: 59, source: Source::Bucket };
         assert_eq!(bound(&calibration), expected);
         // Another bucket has too few errors and uses those of all buckets.
         assert_eq!(calibration.bound(5000, 50, 1000).source, Source::Pooled);

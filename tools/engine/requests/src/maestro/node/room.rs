@@ -17,20 +17,13 @@ impl Node {
             let offers = self.offers(ask, table, now);
             let plan = memory::plan(ask.kv - headroom, offers, ask.highest, ask.interrupt).ok()?;
             let (after, moves) = self.demoted(&plan, table);
-            return Some(Prepared {
-                plan,
-                after: Some(after),
-                moves,
-                ..Prepared::default()
-            });
+            return Some(Prepared { plan, after: Some(after), moves, ..Prepared::default() });
         }
         let mut after = self.residency.clone();
         match after.activate(ask.model, self.kv + ask.kv, &self.spec, table) {
-            Ok(activation) => Some(Prepared {
-                activation,
-                after: Some(after),
-                ..Prepared::default()
-            }),
+            Ok(activation) => {
+                Some(Prepared { activation, after: Some(after), ..Prepared::default() })
+            }
             Err(short) if ask.highest.is_interrupting() => {
                 // `activate` has tried all idle models, so only stages remain. Their models stay,
                 // because other stages may need them.
@@ -39,12 +32,7 @@ impl Node {
                 let plan = memory::plan(short.lacking, offers, ask.highest, ask.interrupt).ok()?;
                 let kv = (self.kv + ask.kv).saturating_sub(plan.frees);
                 let activation = after.activate(ask.model, kv, &self.spec, table).ok()?;
-                Some(Prepared {
-                    plan,
-                    activation,
-                    after: Some(after),
-                    ..Prepared::default()
-                })
+                Some(Prepared { plan, activation, after: Some(after), ..Prepared::default() })
             }
             Err(_) => None,
         }
@@ -59,9 +47,7 @@ impl Node {
                 Engine::Model(model) => table.get(usize::from(model.0)),
                 Engine::Stage(_) => None,
             })
-            .fold(Span::ZERO, |sum, model| {
-                sum + Span::transfer(model.weights, self.spec.host_rate)
-            })
+            .fold(Span::ZERO, |sum, model| sum + Span::transfer(model.weights, self.spec.host_rate))
     }
 
     /// Returns the possible actions for a stage, by Algorithm 2's states: idle, sleeping, active.
@@ -88,10 +74,7 @@ impl Node {
             }
         }
         // Stages already count on a part of the leaving weights. A stop frees that much less.
-        let claimed = self
-            .leaving
-            .bytes(table)
-            .saturating_sub(self.promisable(table));
+        let claimed = self.leaving.bytes(table).saturating_sub(self.promisable(table));
         for id in self.leaving.models() {
             let model = &table[usize::from(id.0)];
             offers.push(Offer {
@@ -197,10 +180,7 @@ impl Node {
                 continue;
             };
             let room = self.spec.host.saturating_sub(self.residency.in_host(table));
-            let fits = self
-                .running
-                .get(&stage)
-                .is_some_and(|held| held.ask.kv <= room);
+            let fits = self.running.get(&stage).is_some_and(|held| held.ask.kv <= room);
             if step.action == Action::SwapOut && fits {
                 self.swap_out(stage);
                 done.swapped.push(stage);

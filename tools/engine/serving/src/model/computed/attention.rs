@@ -31,10 +31,7 @@ impl Rows {
     /// Returns the slots for the rows' own keys and values.
     #[must_use]
     pub fn own_slots(&self) -> Vec<u32> {
-        self.rows
-            .iter()
-            .map(|&(sequence, position)| self.slot(sequence, position) as u32)
-            .collect()
+        self.rows.iter().map(|&(sequence, position)| self.slot(sequence, position) as u32).collect()
     }
 
     /// Reports whether every position has a block below `blocks`.
@@ -87,17 +84,12 @@ fn dot(a: &[f32], b: &[f32]) -> f32 {
 impl Paged<'_> {
     /// Computes all heads of one row.
     fn row(&self, row: usize, query: &[f32], keys: &[f32], values: &[f32], out: &mut [f32]) {
-        let Heads {
-            heads,
-            kv_heads,
-            width,
-        } = self.heads;
+        let Heads { heads, kv_heads, width } = self.heads;
         let (sequence, position) = self.rows.rows[row];
         let stride = kv_heads * width;
         let scale = self.heads.scale() as f32;
-        let slots: Vec<usize> = (0..=position)
-            .map(|position| self.rows.slot(sequence, position) * stride)
-            .collect();
+        let slots: Vec<usize> =
+            (0..=position).map(|position| self.rows.slot(sequence, position) * stride).collect();
         let mut scores = vec![0_f32; slots.len()];
         for head in 0..heads {
             let query = &query[head * width..(head + 1) * width];
@@ -206,14 +198,10 @@ fn gathered(
     let mut row = 0;
     while row < rows.rows.len() {
         let (sequence, first) = rows.rows[row];
-        let count = rows.rows[row..]
-            .iter()
-            .take_while(|(other, _)| *other == sequence)
-            .count();
+        let count = rows.rows[row..].iter().take_while(|(other, _)| *other == sequence).count();
         let context = first + count;
-        let slots: Vec<u32> = (0..context)
-            .map(|position| rows.slot(sequence, position) as u32)
-            .collect();
+        let slots: Vec<u32> =
+            (0..context).map(|position| rows.slot(sequence, position) as u32).collect();
         let slots = Tensor::from_vec(slots, context, device)?;
         let split = |tensor: &Tensor| -> Result<Tensor> {
             let tensor = tensor.index_select(&slots, 0)?.reshape((
@@ -239,10 +227,7 @@ fn gathered(
         let weights = candle_nn::ops::softmax_last_dim(&scores)?;
         let attended = weights.matmul(&split(values)?)?;
         out.push(
-            attended
-                .transpose(0, 1)?
-                .contiguous()?
-                .reshape((count, heads.heads * heads.width))?,
+            attended.transpose(0, 1)?.contiguous()?.reshape((count, heads.heads * heads.width))?,
         );
         row += count;
     }
@@ -254,13 +239,11 @@ fn mask(first: usize, count: usize, device: &Device) -> Result<Tensor> {
     let context = first + count;
     let mask: Vec<f32> = (0..count)
         .flat_map(|row| {
-            (0..context).map(move |position| {
-                if position <= first + row {
-                    0.0
-                } else {
-                    f32::NEG_INFINITY
-                }
-            })
+            (0..context).map(
+                move |position| {
+                    if position <= first + row { 0.0 } else { f32::NEG_INFINITY }
+                },
+            )
         })
         .collect();
     Tensor::from_vec(mask, (1, count, context), device)
@@ -272,11 +255,7 @@ mod tests {
 
     #[test]
     fn the_operation_of_our_own_gives_what_the_crates_give() {
-        let heads = Heads {
-            heads: 4,
-            kv_heads: 2,
-            width: 12,
-        };
+        let heads = Heads { heads: 4, kv_heads: 2, width: 12 };
         let device = Device::Cpu;
         let keys = Tensor::randn(0_f32, 1.0, (6 * 4, 24), &device).unwrap();
         let values = Tensor::randn(0_f32, 1.0, (6 * 4, 24), &device).unwrap();
@@ -295,19 +274,11 @@ mod tests {
 
     #[test]
     fn a_row_without_a_block_is_an_error_and_no_panic() {
-        let heads = Heads {
-            heads: 1,
-            kv_heads: 1,
-            width: 2,
-        };
+        let heads = Heads { heads: 1, kv_heads: 1, width: 2 };
         let cache = Tensor::zeros((8, 2), DType::F32, &Device::Cpu).unwrap();
         let query = Tensor::zeros((1, 2), DType::F32, &Device::Cpu).unwrap();
         for (position, page) in [(4, 0), (0, 9)] {
-            let rows = Rows {
-                rows: vec![(0, position)],
-                pages: vec![vec![page]],
-                block_tokens: 4,
-            };
+            let rows = Rows { rows: vec![(0, position)], pages: vec![vec![page]], block_tokens: 4 };
             assert!(attend(&query, &cache, &cache, &rows, heads).is_err());
         }
     }

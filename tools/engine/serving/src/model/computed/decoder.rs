@@ -75,10 +75,7 @@ impl Decoder {
         let weights = Weights::open(&shape.weights)?;
         let hidden = shape.hidden;
         let norm = |name: &str| -> std::result::Result<Norm, WeightsError> {
-            Ok(Norm {
-                factors: weights.norm(name, hidden, device)?,
-                eps: shape.norm_eps as f32,
-            })
+            Ok(Norm { factors: weights.norm(name, hidden, device)?, eps: shape.norm_eps as f32 })
         };
         let embedding = weights.matrix("model.embed_tokens.weight", shape.vocab, hidden, device)?;
         let head = if shape.tied_embeddings {
@@ -94,13 +91,8 @@ impl Decoder {
         Ok(Self {
             shape: shape.clone(),
             device: device.clone(),
-            pages: Pages::new(
-                shape,
-                room.blocks as usize,
-                room.block_tokens as usize,
-                device,
-            )
-            .map_err(WeightsError::Memory)?,
+            pages: Pages::new(shape, room.blocks as usize, room.block_tokens as usize, device)
+                .map_err(WeightsError::Memory)?,
             embedding,
             layers,
             norm: norm("model.norm.weight")?,
@@ -189,10 +181,7 @@ impl Model for Decoder {
     ) -> model::Result<Vec<Vec<f32>>> {
         check_pieces(&self.shape, pieces)?;
         let pages = &self.pages;
-        let tokens: Vec<u32> = pieces
-            .iter()
-            .flat_map(|p| p.tokens.iter().copied())
-            .collect();
+        let tokens: Vec<u32> = pieces.iter().flat_map(|p| p.tokens.iter().copied()).collect();
         let rows = Rows {
             rows: pieces
                 .iter()
@@ -210,10 +199,7 @@ impl Model for Decoder {
         let slots = rows.own_slots();
         let positions: Vec<u32> = rows.rows.iter().map(|(_, at)| *at as u32).collect();
         let positions = Tensor::from_vec(positions, tokens.len(), &self.device)?;
-        let turn = (
-            self.cos.index_select(&positions, 0)?,
-            self.sin.index_select(&positions, 0)?,
-        );
+        let turn = (self.cos.index_select(&positions, 0)?, self.sin.index_select(&positions, 0)?);
         let index = Tensor::from_slice(&tokens, tokens.len(), &self.device)?;
         let mut stream = self.embedding.index_select(&index, 0)?;
         for (number, layer) in self.layers.iter().enumerate() {

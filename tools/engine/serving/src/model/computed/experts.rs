@@ -80,11 +80,7 @@ impl ExpertBank {
             }
             layers.push(held);
         }
-        Ok(Self {
-            layers,
-            hidden: shape.hidden,
-            device: device.clone(),
-        })
+        Ok(Self { layers, hidden: shape.hidden, device: device.clone() })
     }
 
     /// Reports whether this process holds an expert.
@@ -113,10 +109,7 @@ impl Experts for ExpertBank {
             let count = numbers.len() / self.hidden;
             let rows = Tensor::from_vec(numbers, (count, self.hidden), &self.device)?;
             let made = self.compute(layer, group.expert, &rows)?;
-            Ok(ExpertRows {
-                expert: group.expert,
-                rows: bits(&made)?,
-            })
+            Ok(ExpertRows { expert: group.expert, rows: bits(&made)? })
         };
         groups.into_iter().map(run).collect()
     }
@@ -159,10 +152,7 @@ impl Router {
         };
         let name = format!("model.layers.{layer}.block_sparse_moe.gate.weight");
         let gate = weights.matrix(&name, moe.experts, shape.hidden, device)?;
-        Ok(Some(Self {
-            gate: Linear::new(gate),
-            per_token: moe.per_token,
-        }))
+        Ok(Some(Self { gate: Linear::new(gate), per_token: moe.per_token }))
     }
 
     /// Returns the likeliest experts of each row. Their probabilities are normalised to a sum of 1,

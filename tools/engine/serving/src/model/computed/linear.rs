@@ -53,16 +53,9 @@ mod tests {
 
     #[test]
     fn a_row_comes_out_the_same_to_the_bit_whatever_the_other_rows_are() {
-        for (width, out) in [
-            (48, 4),
-            (48, 32),
-            (48, 80),
-            (64, 260),
-            (130, 33),
-            (1000, 96),
-            (1408, 64),
-            (3000, 17),
-        ] {
+        for (width, out) in
+            [(48, 4), (48, 32), (48, 80), (64, 260), (130, 33), (1000, 96), (1408, 64), (3000, 17)]
+        {
             let weight = Tensor::randn(0_f32, 1.0, (out, width), &Device::Cpu).unwrap();
             let linear = Linear::new(weight);
             let rows = Tensor::randn(0_f32, 1.0, (150, width), &Device::Cpu).unwrap();
@@ -72,20 +65,10 @@ mod tests {
                     one.flatten_all().unwrap().to_vec1().unwrap()
                 })
                 .collect();
-            for (from, count) in [
-                (0, 2),
-                (3, 7),
-                (1, 8),
-                (5, 9),
-                (0, 63),
-                (2, 64),
-                (0, 65),
-                (10, 128),
-                (0, 150),
-            ] {
-                let together = linear
-                    .forward(&rows.i(from..from + count).unwrap())
-                    .unwrap();
+            for (from, count) in
+                [(0, 2), (3, 7), (1, 8), (5, 9), (0, 63), (2, 64), (0, 65), (10, 128), (0, 150)]
+            {
+                let together = linear.forward(&rows.i(from..from + count).unwrap()).unwrap();
                 assert_eq!(together.dtype(), DType::F32);
                 let together: Vec<Vec<f32>> = together.to_vec2().unwrap();
                 for (index, row) in together.iter().enumerate() {

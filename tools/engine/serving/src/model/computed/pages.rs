@@ -28,16 +28,8 @@ impl Pages {
     ) -> Result<Self> {
         let width = shape.kv_width();
         let zeros = || Tensor::zeros((blocks * block_tokens, width), DType::F32, device);
-        let layers = (0..shape.layers)
-            .map(|_| Ok((zeros()?, zeros()?)))
-            .collect::<Result<_>>()?;
-        Ok(Self {
-            layers,
-            width,
-            block_tokens,
-            blocks,
-            device: device.clone(),
-        })
+        let layers = (0..shape.layers).map(|_| Ok((zeros()?, zeros()?))).collect::<Result<_>>()?;
+        Ok(Self { layers, width, block_tokens, blocks, device: device.clone() })
     }
 
     /// Returns the keys and values of a layer.
@@ -67,10 +59,7 @@ impl Pages {
         }
         let size = self.block_tokens;
         if tokens == 0 || first.saturating_add(tokens) > blocks.len() * size {
-            bail!(
-                "{} blocks do not hold {tokens} tokens from {first} on",
-                blocks.len()
-            );
+            bail!("{} blocks do not hold {tokens} tokens from {first} on", blocks.len());
         }
         Ok((first..first + tokens)
             .map(|token| blocks[token / size] * size as u32 + (token % size) as u32)
@@ -115,18 +104,11 @@ impl KvCache for Pages {
     ) -> model::Result<usize> {
         let tokens = bytes.len() / self.token_bytes();
         if tokens * self.token_bytes() != bytes.len() || layer >= self.layers.len() {
-            fail!(
-                "{} bytes for layer {layer} are no whole tokens of one",
-                bytes.len()
-            );
+            fail!("{} bytes for layer {layer} are no whole tokens of one", bytes.len());
         }
         let slots = self.slots(blocks, first, tokens)?;
-        let numbers: Vec<f32> = bytes
-            .as_chunks::<4>()
-            .0
-            .iter()
-            .map(|four| f32::from_le_bytes(*four))
-            .collect();
+        let numbers: Vec<f32> =
+            bytes.as_chunks::<4>().0.iter().map(|four| f32::from_le_bytes(*four)).collect();
         let (keys, values) = numbers.split_at(tokens * self.width);
         let tensor = |part: &[f32]| Tensor::from_slice(part, (tokens, self.width), &self.device);
         self.write(layer, &slots, &tensor(keys)?, &tensor(values)?)?;
@@ -145,9 +127,7 @@ mod tests {
         let pages = Pages::new(&shape, 6, 4, &Device::Cpu).unwrap();
         let rows = Tensor::randn(0_f32, 1.0, (6, 32), &Device::Cpu).unwrap();
         let values = Tensor::randn(0_f32, 1.0, (6, 32), &Device::Cpu).unwrap();
-        pages
-            .write(1, &[8, 9, 10, 11, 20, 21], &rows, &values)
-            .unwrap();
+        pages.write(1, &[8, 9, 10, 11, 20, 21], &rows, &values).unwrap();
         let bytes = pages.export(1, &[2, 5], 0, 6).unwrap();
         assert_eq!(bytes.len(), 6 * pages.token_bytes());
         assert_eq!(pages.import(1, &[0, 3], 0, &bytes).unwrap(), 6);

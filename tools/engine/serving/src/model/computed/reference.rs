@@ -14,16 +14,11 @@ type Matrix = Vec<Vec<f64>>;
 fn matrix(weights: &Weights, name: &str, out: usize, width: usize) -> Matrix {
     let tensor = weights.matrix(name, out, width, &Device::Cpu).unwrap();
     let rows: Vec<Vec<f32>> = tensor.to_vec2().unwrap();
-    rows.iter()
-        .map(|row| row.iter().map(|x| f64::from(*x)).collect())
-        .collect()
+    rows.iter().map(|row| row.iter().map(|x| f64::from(*x)).collect()).collect()
 }
 
 fn times(matrix: &Matrix, vector: &[f64]) -> Vec<f64> {
-    matrix
-        .iter()
-        .map(|row| row.iter().zip(vector).map(|(a, b)| a * b).sum())
-        .collect()
+    matrix.iter().map(|row| row.iter().zip(vector).map(|(a, b)| a * b).sum()).collect()
 }
 
 fn norm(vector: &[f64], eps: f64) -> Vec<f64> {
@@ -55,11 +50,7 @@ fn network(shape: &ModelShape, weights: &Weights, names: [String; 3], x: &[f64])
     let [gate, up, down] = names;
     let gate = times(&matrix(weights, &gate, shape.ffn, shape.hidden), x);
     let up = times(&matrix(weights, &up, shape.ffn, shape.hidden), x);
-    let inner: Vec<f64> = gate
-        .iter()
-        .zip(up)
-        .map(|(g, u)| g / (1.0 + (-g).exp()) * u)
-        .collect();
+    let inner: Vec<f64> = gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
     times(&matrix(weights, &down, shape.hidden, shape.ffn), &inner)
 }
 
@@ -70,12 +61,7 @@ fn feed_forward(shape: &ModelShape, weights: &Weights, layer: usize, x: &[f64]) 
         return network(shape, weights, names, x);
     };
     let at = format!("{at}.block_sparse_moe");
-    let router = matrix(
-        weights,
-        &format!("{at}.gate.weight"),
-        moe.experts,
-        shape.hidden,
-    );
+    let router = matrix(weights, &format!("{at}.gate.weight"), moe.experts, shape.hidden);
     let odds = softmax(&times(&router, x));
     let mut order: Vec<usize> = (0..moe.experts).collect();
     order.sort_by(|a, b| odds[*b].total_cmp(&odds[*a]));
@@ -95,16 +81,8 @@ fn feed_forward(shape: &ModelShape, weights: &Weights, layer: usize, x: &[f64]) 
 fn reference(shape: &ModelShape, tokens: &[u32]) -> Vec<f64> {
     let weights = Weights::open(&shape.weights).unwrap();
     let (heads, kv_heads, width) = (shape.heads, shape.kv_heads(), shape.head_dim());
-    let embedding = matrix(
-        &weights,
-        "model.embed_tokens.weight",
-        shape.vocab,
-        shape.hidden,
-    );
-    let mut stream: Matrix = tokens
-        .iter()
-        .map(|t| embedding[*t as usize].clone())
-        .collect();
+    let embedding = matrix(&weights, "model.embed_tokens.weight", shape.vocab, shape.hidden);
+    let mut stream: Matrix = tokens.iter().map(|t| embedding[*t as usize].clone()).collect();
     for layer in 0..shape.layers {
         let projection = |name: &str, out: usize, width: usize| {
             let name = format!("model.layers.{layer}.self_attn.{name}_proj.weight");
@@ -144,19 +122,13 @@ fn reference(shape: &ModelShape, tokens: &[u32]) -> Vec<f64> {
                 *x += y;
             }
             let normed = norm(x, shape.norm_eps);
-            for (x, y) in x
-                .iter_mut()
-                .zip(feed_forward(shape, &weights, layer, &normed))
-            {
+            for (x, y) in x.iter_mut().zip(feed_forward(shape, &weights, layer, &normed)) {
                 *x += y;
             }
         }
     }
     let last = norm(stream.last().unwrap(), shape.norm_eps);
-    times(
-        &matrix(&weights, "lm_head.weight", shape.vocab, shape.hidden),
-        &last,
-    )
+    times(&matrix(&weights, "lm_head.weight", shape.vocab, shape.hidden), &last)
 }
 
 fn prompt(length: usize) -> Vec<u32> {
@@ -164,20 +136,12 @@ fn prompt(length: usize) -> Vec<u32> {
 }
 
 fn piece(tokens: &[u32], start: usize, blocks: &[u32]) -> Piece {
-    Piece {
-        tokens: tokens.to_vec(),
-        start,
-        blocks: blocks.to_vec(),
-        wants_output: true,
-    }
+    Piece { tokens: tokens.to_vec(), start, blocks: blocks.to_vec(), wants_output: true }
 }
 
 /// Loads a model with a KV cache of this many blocks of 8 tokens.
 fn load(shape: &ModelShape, blocks: u32) -> Result<Decoder, super::WeightsError> {
-    let room = Room {
-        blocks,
-        block_tokens: 8,
-    };
+    let room = Room { blocks, block_tokens: 8 };
     Decoder::load(shape, &|_| true, &Device::Cpu, room)
 }
 
@@ -188,20 +152,13 @@ fn outputs_are_those_of_the_slow_reference() {
         let model = load(&shape, 8).unwrap();
         let tokens = prompt(29);
         let outputs = model
-            .forward(
-                &[piece(&tokens, 0, &[3, 1, 7, 0])],
-                &mut Unwatched,
-                &mut AllLocal,
-            )
+            .forward(&[piece(&tokens, 0, &[3, 1, 7, 0])], &mut Unwatched, &mut AllLocal)
             .unwrap();
         let expected = reference(&shape, &tokens);
         let scale = expected.iter().fold(0.0_f64, |most, x| most.max(x.abs()));
         assert!(scale > 0.1, "the model says nothing: {scale}");
         for (ours, theirs) in outputs[0].iter().zip(&expected) {
-            assert!(
-                (f64::from(*ours) - theirs).abs() < 1e-4 * scale,
-                "moe {moe}: {ours} {theirs}"
-            );
+            assert!((f64::from(*ours) - theirs).abs() < 1e-4 * scale, "moe {moe}: {ours} {theirs}");
         }
         let best = expected
             .iter()
@@ -235,9 +192,7 @@ fn a_tokens_outputs_are_the_same_to_the_bit_in_any_chunks_and_company() {
                 if number % 3 != 0 {
                     batch.insert(0, piece(&other[at..at + 1 + number * 11 % 20], at, &others));
                 }
-                let outputs = model
-                    .forward(&batch, &mut Unwatched, &mut AllLocal)
-                    .unwrap();
+                let outputs = model.forward(&batch, &mut Unwatched, &mut AllLocal).unwrap();
                 last = bits(outputs.last().unwrap());
             }
             assert_eq!(last, whole, "moe {moe}, chunks of {chunk}");
@@ -268,11 +223,7 @@ fn weights_come_from_safetensors_with_the_names_of_hugging_face() {
         add(format!("{at}.block_sparse_moe.gate.weight"), 4, 48);
         for expert in 0..4 {
             for (name, out, width) in [("w1", 80, 48), ("w3", 80, 48), ("w2", 48, 80)] {
-                add(
-                    format!("{at}.block_sparse_moe.experts.{expert}.{name}.weight"),
-                    out,
-                    width,
-                );
+                add(format!("{at}.block_sparse_moe.experts.{expert}.{name}.weight"), out, width);
             }
         }
     }
@@ -280,31 +231,22 @@ fn weights_come_from_safetensors_with_the_names_of_hugging_face() {
     let mut norms = vec!["model.norm.weight".to_owned()];
     for layer in 0..3 {
         norms.push(format!("model.layers.{layer}.input_layernorm.weight"));
-        norms.push(format!(
-            "model.layers.{layer}.post_attention_layernorm.weight"
-        ));
+        norms.push(format!("model.layers.{layer}.post_attention_layernorm.weight"));
     }
     tensors.extend(norms.into_iter().map(|name| (name, ones.clone())));
     candle_core::safetensors::save(&tensors, &path).unwrap();
-    let read = ModelShape {
-        weights: WeightsSource::Safetensors(vec![path.clone()]),
-        ..drawn.clone()
-    };
+    let read =
+        ModelShape { weights: WeightsSource::Safetensors(vec![path.clone()]), ..drawn.clone() };
     let outputs = |shape: &ModelShape| {
         let model = load(shape, 2).unwrap();
         let batch = [piece(&prompt(9), 0, &[0, 1])];
-        model
-            .forward(&batch, &mut Unwatched, &mut AllLocal)
-            .unwrap()
+        model.forward(&batch, &mut Unwatched, &mut AllLocal).unwrap()
     };
     assert_eq!(outputs(&read), outputs(&drawn));
     // The error about a file of other sizes names the tensor.
     let wider = ModelShape { ffn: 96, ..read };
     let refused = load(&wider, 2).unwrap_err().to_string();
-    assert!(
-        refused.contains("w1.weight") && refused.contains("[80, 48]"),
-        "{refused}"
-    );
+    assert!(refused.contains("w1.weight") && refused.contains("[80, 48]"), "{refused}");
     let missing = Weights::open(&WeightsSource::Safetensors(vec![folder.path().join("no")]));
     assert!(missing.err().unwrap().to_string().contains("no"));
 }

@@ -71,10 +71,10 @@ impl Weights {
                 let mut all = HashMap::new();
                 for path in paths {
                     let tensors = candle_core::safetensors::load(path, &Device::Cpu);
-                    all.extend(tensors.map_err(|cause| WeightsError::File {
-                        path: path.clone(),
-                        cause,
-                    })?);
+                    all.extend(
+                        tensors
+                            .map_err(|cause| WeightsError::File { path: path.clone(), cause })?,
+                    );
                 }
                 Ok(Self::Read(all))
             }
@@ -96,9 +96,8 @@ impl Weights {
             Self::Drawn(seed) => {
                 let mut random = stream(*seed, name);
                 let most = (3.0 / width as f32).sqrt();
-                let numbers: Vec<f32> = (0..out * width)
-                    .map(|_| (random.random::<f32>() * 2.0 - 1.0) * most)
-                    .collect();
+                let numbers: Vec<f32> =
+                    (0..out * width).map(|_| (random.random::<f32>() * 2.0 - 1.0) * most).collect();
                 Ok(Tensor::from_vec(numbers, (out, width), device)?)
             }
             Self::Read(tensors) => read(tensors, name, &[out, width], device),
@@ -133,8 +132,7 @@ impl Weights {
                     hash.update(name.as_bytes());
                     let flat = tensor.flatten_all()?.to_dtype(DType::F32)?;
                     let some: Vec<f32> = flat.narrow(0, 0, flat.elem_count().min(64))?.to_vec1()?;
-                    some.iter()
-                        .for_each(|number| hash.update(number.to_le_bytes()));
+                    some.iter().for_each(|number| hash.update(number.to_le_bytes()));
                     let sum: f32 = flat.sqr()?.sum_all()?.to_scalar()?;
                     hash.update(sum.to_le_bytes());
                 }
@@ -159,9 +157,7 @@ fn read(
     wanted: &[usize],
     device: &Device,
 ) -> Result<Tensor, WeightsError> {
-    let tensor = tensors
-        .get(name)
-        .ok_or_else(|| WeightsError::Missing(name.to_owned()))?;
+    let tensor = tensors.get(name).ok_or_else(|| WeightsError::Missing(name.to_owned()))?;
     if tensor.dims() != wanted {
         return Err(WeightsError::Shape {
             name: name.to_owned(),
@@ -169,8 +165,5 @@ fn read(
             wanted: wanted.to_vec(),
         });
     }
-    Ok(tensor
-        .to_dtype(DType::F32)?
-        .to_device(device)?
-        .contiguous()?)
+    Ok(tensor.to_dtype(DType::F32)?.to_device(device)?.contiguous()?)
 }

@@ -120,9 +120,7 @@ impl TimedModel {
     /// Fails if the blocks hold fewer tokens.
     pub fn fill(&self, tokens: &[u32], blocks: &[u32]) -> Result<()> {
         let layers = 0..self.shape.layers;
-        layers
-            .into_iter()
-            .try_for_each(|layer| self.kv.compute(layer, blocks, 0, tokens))
+        layers.into_iter().try_for_each(|layer| self.kv.compute(layer, blocks, 0, tokens))
     }
 
     /// Returns a batch's rows for experts elsewhere, by expert, and the number of rows that stay.
@@ -137,9 +135,7 @@ impl TimedModel {
                     if self.experts.held[expert] {
                         here += 1;
                     } else {
-                        away.entry(expert)
-                            .or_default()
-                            .push(mix(seed ^ expert as u64));
+                        away.entry(expert).or_default().push(mix(seed ^ expert as u64));
                     }
                 }
             }
@@ -226,8 +222,7 @@ impl Model for TimedModel {
             watch.before_layer(layer, &self.kv)?;
             let begun = Instant::now();
             for piece in pieces {
-                self.kv
-                    .compute(layer, &piece.blocks, piece.start, &piece.tokens)?;
+                self.kv.compute(layer, &piece.blocks, piece.start, &piece.tokens)?;
             }
             take(begun, self.timing.attention(tokens));
             self.network(layer, pieces, peers)?;
@@ -288,20 +283,12 @@ mod tests {
     }
 
     fn model(timing: &Timing, holds: &dyn Fn(usize) -> bool) -> TimedModel {
-        let room = Room {
-            blocks: 32,
-            block_tokens: 8,
-        };
+        let room = Room { blocks: 32, block_tokens: 8 };
         TimedModel::new(&tiny(true), timing, holds, room)
     }
 
     fn piece(tokens: &[u32], start: usize, blocks: &[u32]) -> Piece {
-        Piece {
-            tokens: tokens.to_vec(),
-            start,
-            blocks: blocks.to_vec(),
-            wants_output: true,
-        }
+        Piece { tokens: tokens.to_vec(), start, blocks: blocks.to_vec(), wants_output: true }
     }
 
     fn prompt(count: u32) -> Vec<u32> {
@@ -332,10 +319,7 @@ mod tests {
         let imported = |layer_of: fn(usize) -> usize| {
             let there = quick(&|_| true);
             for layer in 0..3 {
-                let bytes = here
-                    .kv()
-                    .export(layer_of(layer), &[0, 1, 2], 0, 24)
-                    .unwrap();
+                let bytes = here.kv().export(layer_of(layer), &[0, 1, 2], 0, 24).unwrap();
                 assert_eq!(bytes.len(), 24 * here.kv().token_bytes());
                 assert_eq!(there.kv().import(layer, &[4, 5, 6], 0, &bytes).unwrap(), 24);
             }
@@ -380,10 +364,7 @@ mod tests {
         assert_eq!(answer(&half, &whole, &mut other(None)).unwrap(), expected);
         let error = answer(&half, &whole, &mut other(Some(5))).unwrap_err();
         assert!(error.to_string().contains("other rows"), "{error}");
-        let damaged = ExpertRows {
-            expert: 1,
-            rows: vec![7; 48],
-        };
+        let damaged = ExpertRows { expert: 1, rows: vec![7; 48] };
         let error = other(None).dispatch(0, vec![damaged]).unwrap_err();
         assert!(error.to_string().contains("damaged"), "{error}");
         let mut bytes = half.kv().export(0, &[0], 0, 3).unwrap();

@@ -52,7 +52,5 @@ pub fn row_seed(numbers: &[u32]) -> Option<u64> {
         return None;
     };
     let seed = u64::from(high) << 32 | u64::from(low);
-    row(seed, numbers.len())
-        .eq(numbers.iter().copied())
-        .then_some(seed)
+    row(seed, numbers.len()).eq(numbers.iter().copied()).then_some(seed)
 }

@@ -185,9 +185,8 @@ impl Repetition {
         let speed = |load: Deadlines| load.bytes as f64 / load.seconds / 1e6;
         let speed: f64 = loads.into_iter().flatten().map(speed).sum();
         let by_dscp = outcome.bytes_by_dscp.iter();
-        let bytes: Vec<_> = by_dscp
-            .map(|(dscp, bytes)| format!("{dscp}: {}", bytes / 1000))
-            .collect();
+        let bytes: Vec<_> =
+            by_dscp.map(|(dscp, bytes)| format!("{dscp}: {}", bytes / 1000)).collect();
         let slowdown = self.slowdown(phase);
         vec![
             self.seed.to_string(),
@@ -256,10 +255,7 @@ mod tests {
 
     #[test]
     fn only_rounds_that_began_in_time_count() {
-        let config = ContentionConfig {
-            seconds: 1.6,
-            ..ContentionConfig::default()
-        };
+        let config = ContentionConfig { seconds: 1.6, ..ContentionConfig::default() };
         // The second round delays the third. The fifth would begin at 1.68 s.
         let took = [160e3, 960e3, 160e3, 160e3, 160e3, 900e3];
         let rounds = Rounds::of(&took, &config);

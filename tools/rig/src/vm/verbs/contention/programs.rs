@@ -193,10 +193,7 @@ impl PhasePrograms<'_> {
             );
             self.start(rank, "nccl", None, &line)
         };
-        Ok(Pair {
-            passive: rank(1)?,
-            active: rank(0)?,
-        })
+        Ok(Pair { passive: rank(1)?, active: rank(0)? })
     }
 
     /// Starts the collective.
@@ -205,16 +202,11 @@ impl PhasePrograms<'_> {
             return self.plugin_collective();
         }
         let program = self.program("collective");
-        let common = format!(
-            "--port {COLLECTIVE_PORT} --tclass {}",
-            self.class(STATIC_COLLECTIVE)
-        );
+        let common = format!("--port {COLLECTIVE_PORT} --tclass {}", self.class(STATIC_COLLECTIVE));
         let server = format!("{program} --server -b {} {common}", DEVICES[1]);
         let rounds = self.rounds();
-        let client = format!(
-            "{program} --connect 127.0.0.1 -a {} {common} {rounds} --samples",
-            DEVICES[0]
-        );
+        let client =
+            format!("{program} --connect 127.0.0.1 -a {} {common} {rounds} --samples", DEVICES[0]);
         Ok(Pair {
             passive: self.start(1, "nccl", None, &server)?,
             active: self.start(0, "nccl", None, &client)?,
@@ -225,10 +217,7 @@ impl PhasePrograms<'_> {
     pub(super) fn bulk(&self) -> anyhow::Result<Bulk<'_>> {
         let python = self.programs.python.as_ref();
         let p2d = python.map(|python| self.mooncake(python)).transpose()?;
-        Ok(Bulk {
-            programs: self,
-            p2d,
-        })
+        Ok(Bulk { programs: self, p2d })
     }
 
     fn mooncake(&self, python: &Path) -> anyhow::Result<Pair> {
@@ -260,10 +249,7 @@ impl PhasePrograms<'_> {
     /// Starts a pair of `bulk` programs, with the client on host `client`.
     fn pair(&self, client: usize, port: u16, op: &str, load: &Load) -> anyhow::Result<Pair> {
         let program = self.program("bulk");
-        let server = format!(
-            "{program} --server -b {} --port {port}",
-            DEVICES[1 - client]
-        );
+        let server = format!("{program} --server -b {} --port {port}", DEVICES[1 - client]);
         let line = format!(
             "{program} --connect 127.0.0.1 -a {} --port {port} --op {op} --bytes {} --transfer {} \
              --period-us {} --deadline-us {} --tclass {}",

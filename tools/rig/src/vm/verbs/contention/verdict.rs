@@ -58,14 +58,10 @@ impl Repetition {
         }
         let mut wrong = Vec::new();
         if unscheduled < UNSCHEDULED_MIN {
-            wrong.push(format!(
-                "no contention: unscheduled takes {unscheduled:.2} × alone"
-            ));
+            wrong.push(format!("no contention: unscheduled takes {unscheduled:.2} × alone"));
         }
         if scheduled > UNDER_LAXITY_MAX {
-            wrong.push(format!(
-                "the collective takes {scheduled:.2} × alone under Laxity"
-            ));
+            wrong.push(format!("the collective takes {scheduled:.2} × alone under Laxity"));
         }
         for (name, of) in LOADS {
             let (missed, unavoidable) = (missed(laxity, of), missed(control, of));
@@ -92,10 +88,8 @@ impl Repetition {
 
 type Load = fn(&PhaseOutcome) -> Option<super::Deadlines>;
 
-const LOADS: [(&str, Load); 2] = [
-    ("P2D transfers", |outcome| outcome.p2d),
-    ("reads", |outcome| outcome.reads),
-];
+const LOADS: [(&str, Load); 2] =
+    [("P2D transfers", |outcome| outcome.p2d), ("reads", |outcome| outcome.reads)];
 
 fn missed(outcome: &PhaseOutcome, of: Load) -> u64 {
     of(outcome).map_or(0, |load| load.missed())
@@ -108,23 +102,14 @@ mod tests {
     use crate::vm::verbs::case::LibraryReport;
 
     fn phase(mean_us: Option<f64>, late: Option<u64>) -> PhaseOutcome {
-        let load = late.map(|late| Deadlines {
-            transfers: 10,
-            met: 10 - late,
-            ..Deadlines::default()
-        });
+        let load =
+            late.map(|late| Deadlines { transfers: 10, met: 10 - late, ..Deadlines::default() });
         PhaseOutcome {
-            collective: mean_us.map(|mean_us| Rounds {
-                mean_us,
-                ..Rounds::default()
-            }),
+            collective: mean_us.map(|mean_us| Rounds { mean_us, ..Rounds::default() }),
             p2d: load,
             reads: load,
             bytes_by_dscp: [(10, 1000), (34, 1000)].into(),
-            library: LibraryReport {
-                deferred: 1,
-                ..LibraryReport::default()
-            },
+            library: LibraryReport { deferred: 1, ..LibraryReport::default() },
             ..PhaseOutcome::default()
         }
     }
@@ -137,10 +122,7 @@ mod tests {
             (Phase::Laxity, phase(Some(120.0), Some(0))),
             (Phase::CollectiveAgain, phase(Some(104.0), None)),
         ];
-        Repetition {
-            seed: 1,
-            phases: phases.into(),
-        }
+        Repetition { seed: 1, phases: phases.into() }
     }
 
     #[track_caller]
