@@ -140,7 +140,7 @@ impl Hints {
         let reports = &mut self.cluster.reports;
         match *record {
             Record::BatchBegin { batch, layers, layer_time_ns } => {
-                reports.batch_began(batch, layers, Span(layer_time_ns))
+                reports.batch_began(batch, layers, Span(layer_time_ns));
             }
             Record::RequestJoin { batch, request, bytes, .. } => {
                 let deadline = self.requests.known(RequestId(request));

@@ -167,7 +167,7 @@ impl TcpSender {
                     }
                 }
                 PartOutcome::Arrived { message, bytes } => {
-                    sent.push(Sent { message, left: bytes, done: false })
+                    sent.push(Sent { message, left: bytes, done: false });
                 }
             }
         }

@@ -154,10 +154,10 @@ impl Told {
         let due = |ns| if ns == 0 { Time::NEVER } else { Time(ns) };
         match record {
             Record::BatchBegin { batch, layers, layer_time_ns } => {
-                self.ledger.batch_began(batch, layers, Span(layer_time_ns))
+                self.ledger.batch_began(batch, layers, Span(layer_time_ns));
             }
             Record::RequestJoin { batch, request, deadline_ns, bytes } => {
-                self.ledger.joined(batch, request, due(deadline_ns), bytes)
+                self.ledger.joined(batch, request, due(deadline_ns), bytes);
             }
             Record::RequestEnd { request } => self.ledger.ended(request),
             Record::BatchQueued { batch, ahead } => self.ledger.queued(batch, ahead),

@@ -198,7 +198,7 @@ impl HintTable {
         }
         match &mut hint {
             Hint::BatchBegin { batch, layers, layer_time_ns } => {
-                self.batch_begin(*batch, *layers, *layer_time_ns, say)?
+                self.batch_begin(*batch, *layers, *layer_time_ns, say)?;
             }
             Hint::RequestJoin { batch, request, deadline_ns, bytes } => {
                 if let Some(known) = self.requests.get_mut(*request) {

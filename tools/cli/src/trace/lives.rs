@@ -99,7 +99,7 @@ pub(super) fn lives(events: &[TraceEvent]) -> Lives {
             }
             TraceKind::Permitted { flow, bytes, level, .. } => match living.get(flow) {
                 Some(&at) => {
-                    all.flows[at].permits.push(Permit { at_ns, bytes: *bytes, level: *level })
+                    all.flows[at].permits.push(Permit { at_ns, bytes: *bytes, level: *level });
                 }
                 None => all.strays += 1,
             },

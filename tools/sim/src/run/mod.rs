@@ -284,7 +284,7 @@ fn report(plan: &Plan, jobs: &[Job], done: Vec<Option<Done>>, mut timing: Timing
                 runs.push(Run { point, variant, seed, outcome });
             }
             Err(problem) => {
-                failures.push(Failure { point, variant, scenario: job.scenario.clone(), problem })
+                failures.push(Failure { point, variant, scenario: job.scenario.clone(), problem });
             }
         }
     }
