@@ -89,9 +89,9 @@ fn main() -> ExitCode {
 }
 
 /// Writes to standard output. It is no error if the reader has closed the pipe.
-fn print(text: &str) -> anyhow::Result<()> {
+fn print(text: impl AsRef<[u8]>) -> anyhow::Result<()> {
     let mut out = std::io::stdout();
-    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+    match out.write_all(text.as_ref()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(error).context("cannot write to standard output")
         }
@@ -101,17 +101,17 @@ fn print(text: &str) -> anyhow::Result<()> {
 
 fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(page) = arguments.manual {
-        return print(&manual::page(page)?);
+        return print(manual::page(page)?);
     }
     if let Some(shell) = arguments.completions {
-        return print(&manual::completions(shell)?);
+        return print(manual::completions(shell));
     }
     if let Some(parent) = arguments.parent {
         end_with(parent)?;
     }
     let config = arguments.load()?;
     if arguments.show_config {
-        return print(&config.to_toml());
+        return print(config.to_toml());
     }
     if arguments.check {
         config.check_files()?;
@@ -158,9 +158,9 @@ async fn serve(arguments: &Arguments, config: Config, set_log: SetLog) -> anyhow
     let handle = coordinator.handle();
     let address = coordinator.address()?;
     info!(version = env!("CARGO_PKG_VERSION"), %address, %policy, "laxity-coordinator is ready");
-    print(&format!("listening on {address}\n"))?;
+    print(format!("listening on {address}\n"))?;
     if let Some(web) = coordinator.web_address() {
-        print(&format!("page at http://{web}/\n"))?;
+        print(format!("page at http://{web}/\n"))?;
     }
     let serving = coordinator.run();
     tokio::pin!(serving);

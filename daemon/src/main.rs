@@ -92,8 +92,8 @@ fn main() -> ExitCode {
 }
 
 /// Writes to standard output. A reader that has closed its end is no error.
-fn print(text: &str) -> anyhow::Result<()> {
-    match std::io::stdout().write_all(text.as_bytes()) {
+fn print(text: impl AsRef<[u8]>) -> anyhow::Result<()> {
+    match std::io::stdout().write_all(text.as_ref()) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             Err(error).context("cannot write to standard output")
         }
@@ -103,15 +103,15 @@ fn print(text: &str) -> anyhow::Result<()> {
 
 fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(page) = arguments.manual {
-        return print(&manual::page(page)?);
+        return print(manual::page(page)?);
     }
     if let Some(shell) = arguments.completions {
-        return print(&manual::completions(shell)?);
+        return print(manual::completions(shell));
     }
     let source = Source { file: arguments.config.clone(), sets: arguments.sets() };
     let config = Config::load(source.file.as_deref(), &source.sets)?;
     if arguments.show_config {
-        return print(&config.to_toml());
+        return print(config.to_toml());
     }
     if arguments.check_config {
         for warning in config.warnings() {

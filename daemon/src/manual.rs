@@ -1,12 +1,20 @@
 //! Manual pages and completions of `laxityd`, from its flags and the sample configuration.
 
-use anyhow::Context;
+use std::io;
+
 use clap::{CommandFactory, ValueEnum};
 
 use crate::Arguments;
 
 /// The sample configuration, which explains every key.
 const SAMPLE: &str = include_str!("../../dist/laxityd.toml");
+
+/// The end of the program's page, which clap does not know.
+const FILES: &str = concat!(
+    ".SH FILES\n.TP\n/etc/laxity/laxityd.toml\nconfiguration; optional\n",
+    ".TP\n/run/laxity/\nsockets, and the marker of a bypass that is on\n",
+    ".SH \"SEE ALSO\"\nlaxityd.toml(5), laxity(1)\n",
+);
 
 /// A page of the manual.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -20,17 +28,12 @@ pub(crate) enum Page {
 }
 
 /// Returns the roff source of a page.
-pub(crate) fn page(page: Page) -> anyhow::Result<String> {
+pub(crate) fn page(page: Page) -> io::Result<Vec<u8>> {
     match page {
         Page::Program => {
             let mut text = Vec::new();
             clap_mangen::Man::new(Arguments::command()).section("8").render(&mut text)?;
-            let mut text = String::from_utf8(text).context("a page that is not UTF-8")?;
-            text.push_str(concat!(
-                ".SH FILES\n.TP\n/etc/laxity/laxityd.toml\nconfiguration; optional\n",
-                ".TP\n/run/laxity/\nsockets, and the marker of a bypass that is on\n",
-                ".SH \"SEE ALSO\"\nlaxityd.toml(5), laxity(1)\n",
-            ));
+            text.extend_from_slice(FILES.as_bytes());
             Ok(text)
         }
         Page::Configuration => Ok(format!(
@@ -42,7 +45,8 @@ pub(crate) fn page(page: Page) -> anyhow::Result<String> {
              .SH \"SEE ALSO\"\nlaxityd(8), laxity(1)\n",
             env!("CARGO_PKG_VERSION"),
             verbatim(SAMPLE)
-        )),
+        )
+        .into_bytes()),
     }
 }
 
@@ -59,8 +63,8 @@ fn verbatim(text: &str) -> String {
 }
 
 /// Returns the completion script of `shell`.
-pub(crate) fn completions(shell: clap_complete::Shell) -> anyhow::Result<String> {
+pub(crate) fn completions(shell: clap_complete::Shell) -> Vec<u8> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Arguments::command(), "laxityd", &mut script);
-    String::from_utf8(script).context("a script that is not UTF-8")
+    script
 }

@@ -2,6 +2,7 @@
 //! and prints the answer as a table ([`tables`]) or as the JSON of `laxity_wire::view`.
 
 mod client;
+mod error;
 mod policy;
 mod show;
 mod tables;
@@ -12,6 +13,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 
 use self::client::Coordinator;
+use self::error::ClusterError;
 use crate::external;
 
 /// Help text after the options of `laxity cluster`.
@@ -124,7 +126,7 @@ pub(crate) struct DrainArgs {
 }
 
 /// Runs a command.
-pub(crate) fn run(command: &ClusterCommand) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(command: &ClusterCommand) -> Result<ExitCode, ClusterError> {
     match command {
         ClusterCommand::Hosts(args) => show::hosts(args),
         ClusterCommand::Batches(args) => show::batches(args),

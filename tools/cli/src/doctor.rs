@@ -18,7 +18,6 @@ use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 
-use anyhow::{Context, Result};
 use clap::Args;
 use serde::Serialize;
 
@@ -27,7 +26,7 @@ use self::root::Root;
 use crate::host::Endpoint;
 use crate::registration;
 use laxity_cli::library;
-use laxity_cli::output::say;
+use laxity_cli::output::{OutputError, json, say};
 
 pub(crate) const HELP: &str = "\
 Checks RDMA devices with their GIDs and their trust in DSCP, the daemon, the preload library, job \
@@ -67,12 +66,12 @@ struct Report<'a> {
 }
 
 /// Runs all checks and prints the findings. Returns failure if there is an error.
-pub(crate) fn doctor(args: &DoctorArgs) -> Result<ExitCode> {
+pub(crate) fn doctor(args: &DoctorArgs) -> Result<ExitCode, OutputError> {
     let findings = examine(args);
     let worst = findings.iter().map(|f| f.severity).max().unwrap_or(Severity::Ok);
     let text = if args.json {
         let report = Report { version: env!("CARGO_PKG_VERSION"), worst, findings: &findings };
-        serde_json::to_string_pretty(&report).context("cannot write the findings as JSON")?
+        json(&report)?
     } else {
         let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         finding::page(&findings, io::stdout().is_terminal() && !plain)

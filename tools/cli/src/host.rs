@@ -3,11 +3,22 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
-use laxity_cli::output::say;
+use laxity_cli::output::{OutputError, json, say};
 use laxity_cli::table::{align_numbers, bytes, table};
 use laxity_wire::{ClusterStatus, ControlClient, ControlError, PortStatus, Status};
+use thiserror::Error;
+
+/// The reason why a command for the daemon failed.
+#[derive(Debug, Error)]
+pub(crate) enum HostError {
+    /// The daemon did not do it.
+    #[error(transparent)]
+    Daemon(#[from] ControlError),
+    /// The answer could not be printed.
+    #[error(transparent)]
+    Output(#[from] OutputError),
+}
 
 /// Where the daemon's control socket is.
 #[derive(Args)]
@@ -52,24 +63,20 @@ enum Switch {
     Off,
 }
 
-pub(crate) fn status(args: &StatusArgs) -> Result<()> {
+pub(crate) fn status(args: &StatusArgs) -> Result<(), HostError> {
     let status = args.endpoint.connect()?.status()?;
-    let text = if args.json {
-        serde_json::to_string_pretty(&status).context("cannot write the status as JSON")?
-    } else {
-        overview(&status)
-    };
-    say(text)
+    let text = if args.json { json(&status)? } else { overview(&status) };
+    Ok(say(text)?)
 }
 
-pub(crate) fn bypass(args: &BypassArgs) -> Result<()> {
+pub(crate) fn bypass(args: &BypassArgs) -> Result<(), HostError> {
     let words = args.endpoint.connect()?.bypass(args.state == Switch::On)?;
-    say(words)
+    Ok(say(words)?)
 }
 
-pub(crate) fn reload(endpoint: &Endpoint) -> Result<()> {
+pub(crate) fn reload(endpoint: &Endpoint) -> Result<(), HostError> {
     let words = endpoint.connect()?.reload()?;
-    say(words)
+    Ok(say(words)?)
 }
 
 /// Returns an overview that fits a screen: the mode, the clients, and what waits on which port.

@@ -3,7 +3,8 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use laxity_files::ReadError;
+use thiserror::Error;
 
 use crate::program::{Binary, Kind, inspect};
 
@@ -12,15 +13,44 @@ pub const LIBRARY_ENV: &str = "LAXITY_LIBRARY";
 const NAME: &str = "liblaxity.so";
 const MOONCAKE: &str = "liblaxity_mooncake.so";
 
+/// The reason why there is no library to preload.
+#[derive(Debug, Error)]
+pub enum LibraryError {
+    /// The option or the variable names something else. Correct it.
+    #[error("{path} is no file; --library and ${LIBRARY_ENV} want the path of {NAME}",
+        path = .0.display())]
+    NotAFile(PathBuf),
+    /// None of the usual folders, which the text lists, has it. Name it, or install it.
+    #[error(
+        "{NAME} is in none of {0}; name it with --library PATH or ${LIBRARY_ENV}, or install \
+        it"
+    )]
+    Missing(String),
+    /// LD_PRELOAD can't name the path. A link to the library elsewhere helps.
+    #[error(
+        "{0} has a space or a colon in its path, where LD_PRELOAD would split it; put a link \
+        to it elsewhere"
+    )]
+    Unquotable(String),
+    /// The file can't be read.
+    #[error("cannot read {path}: {cause}")]
+    Unreadable {
+        /// Path of the library.
+        path: String,
+        /// The cause.
+        cause: ReadError,
+    },
+    /// The file is something else. Install the library again, or name another.
+    #[error("{0} is no shared library")]
+    NotALibrary(String),
+}
+
 /// Returns the library: `chosen`, else `$LAXITY_LIBRARY`, else the first of [`places`] that exists.
-pub fn find(chosen: Option<&Path>) -> Result<PathBuf> {
+pub fn find(chosen: Option<&Path>) -> Result<PathBuf, LibraryError> {
     let named = env::var_os(LIBRARY_ENV).filter(|value| !value.is_empty());
     if let Some(path) = chosen.map(Path::to_owned).or(named.map(PathBuf::from)) {
         if !path.is_file() {
-            bail!(
-                "{} is no file; --library and ${LIBRARY_ENV} want the path of {NAME}",
-                path.display()
-            );
+            return Err(LibraryError::NotAFile(path));
         }
         return Ok(path);
     }
@@ -30,11 +60,7 @@ pub fn find(chosen: Option<&Path>) -> Result<PathBuf> {
         None => {
             let folders = places.iter().filter_map(|place| place.parent());
             let looked: Vec<String> = folders.map(|folder| folder.display().to_string()).collect();
-            bail!(
-                "{NAME} is in none of {}; name it with --library PATH or ${LIBRARY_ENV}, or \
-                 install it",
-                looked.join(", ")
-            )
+            Err(LibraryError::Missing(looked.join(", ")))
         }
     }
 }
@@ -72,18 +98,16 @@ pub fn mooncake(library: &Path) -> Option<PathBuf> {
 }
 
 /// Checks that the loader can preload the library. Returns the kind of its machine code.
-pub fn check(path: &Path) -> Result<Binary> {
-    let text = path.to_string_lossy();
+pub fn check(path: &Path) -> Result<Binary, LibraryError> {
+    let text = path.to_string_lossy().into_owned();
     // ld.so(8): entries are separated by spaces or colons, which can't be quoted.
     if text.contains([' ', ':']) {
-        bail!(
-            "{text} has a space or a colon in its path, where LD_PRELOAD would split it; put a \
-             link to it elsewhere"
-        );
+        return Err(LibraryError::Unquotable(text));
     }
-    match inspect(path).with_context(|| format!("cannot read {text}"))? {
-        Kind::Dynamic(binary) | Kind::Static(binary) if binary.shared => Ok(binary),
-        _ => bail!("{text} is no shared library"),
+    match inspect(path) {
+        Err(cause) => Err(LibraryError::Unreadable { path: text, cause }),
+        Ok(Kind::Dynamic(binary) | Kind::Static(binary)) if binary.shared => Ok(binary),
+        Ok(_) => Err(LibraryError::NotALibrary(text)),
     }
 }
 

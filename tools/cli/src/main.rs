@@ -78,30 +78,33 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let done = |()| ExitCode::SUCCESS;
-    let outcome = match Cli::parse().command {
-        Command::Status(args) => host::status(&args).map(done),
-        Command::Bypass(args) => host::bypass(&args).map(done),
-        Command::Reload(endpoint) => host::reload(&endpoint).map(done),
-        Command::Run(args) => return run::run(&args),
-        Command::Doctor(args) => doctor::doctor(&args),
-        Command::Profiles(args) => profiles::profiles(&args).map(done),
-        Command::Cluster(command) => cluster::run(&command),
-        Command::Trace(args) => trace::trace(&args),
-        Command::Completions { shell } => manual::completions(Cli::command(), shell).map(done),
-        Command::Man { out } => manual::pages(Cli::command(), out.as_deref()).map(done),
-        Command::Lab(arguments) => return external::lab("lab", &arguments),
-        Command::Sim(arguments) => return external::lab("sim", &arguments),
-        Command::Certs(arguments) => return external::lab("certs", &arguments),
-        Command::External(words) => return external::other::<Cli>(&words),
-    };
-    match outcome {
+    match run(Cli::parse().command) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("laxity: {error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Status(args) => host::status(&args)?,
+        Command::Bypass(args) => host::bypass(&args)?,
+        Command::Reload(endpoint) => host::reload(&endpoint)?,
+        Command::Run(args) => return Ok(run::run(&args)),
+        Command::Doctor(args) => return Ok(doctor::doctor(&args)?),
+        Command::Profiles(args) => profiles::profiles(&args)?,
+        Command::Cluster(command) => return Ok(cluster::run(&command)?),
+        Command::Trace(args) => return Ok(trace::trace(&args)?),
+        Command::Completions { shell } => manual::completions(Cli::command(), shell)?,
+        Command::Man { out } => manual::pages(Cli::command(), out.as_deref())?,
+        Command::Lab(arguments) => return Ok(external::lab("lab", &arguments)),
+        Command::Sim(arguments) => return Ok(external::lab("sim", &arguments)),
+        Command::Certs(arguments) => return Ok(external::lab("certs", &arguments)),
+        Command::External(words) => return Ok(external::other::<Cli>(&words)),
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(test)]

@@ -3,16 +3,15 @@
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result};
 use clap::Command;
 
-use crate::output::put;
+use crate::output::{OutputError, put};
 
 /// Writes the completion script of `shell` to standard output.
 ///
 /// # Errors
 /// Returns an error if standard output cannot be written.
-pub fn completions(mut command: Command, shell: clap_complete::Shell) -> Result<()> {
+pub fn completions(mut command: Command, shell: clap_complete::Shell) -> Result<(), OutputError> {
     let name = command.get_name().to_owned();
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut command, name, &mut script);
@@ -23,15 +22,15 @@ pub fn completions(mut command: Command, shell: clap_complete::Shell) -> Result<
 ///
 /// # Errors
 /// Returns an error if standard output or the folder cannot be written.
-pub fn pages(command: Command, folder: Option<&Path>) -> Result<()> {
+pub fn pages(command: Command, folder: Option<&Path>) -> Result<(), OutputError> {
     match folder {
         None => {
             let mut page = Vec::new();
-            clap_mangen::Man::new(command).render(&mut page)?;
+            clap_mangen::Man::new(command).render(&mut page).map_err(OutputError::Stdout)?;
             put(&page)
         }
         Some(folder) => fs::create_dir_all(folder)
             .and_then(|()| clap_mangen::generate_to(command, folder))
-            .with_context(|| format!("cannot write manual pages into {}", folder.display())),
+            .map_err(|cause| OutputError::File { path: folder.to_owned(), cause }),
     }
 }

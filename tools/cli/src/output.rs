@@ -7,15 +7,51 @@ use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use serde::Serialize;
+use thiserror::Error;
+
+/// The reason why a result could not be put out. The text contains the cause, so there is no
+/// `source`, which would print it twice.
+#[derive(Debug, Error)]
+pub enum OutputError {
+    /// Standard output does not take it. A closed pipe is no error.
+    #[error("cannot write to standard output: {0}")]
+    Stdout(io::Error),
+    /// The file or folder cannot be written: name another one, or make room.
+    #[error("cannot write {path}: {cause}", path = .path.display())]
+    File {
+        /// Path of the file or folder.
+        path: PathBuf,
+        /// The cause.
+        cause: io::Error,
+    },
+    /// The value has no form in JSON, which is a mistake in this program.
+    #[error("cannot write this as JSON: {0}")]
+    Json(serde_json::Error),
+}
+
+impl OutputError {
+    fn of(path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        |cause| Self::File { path, cause }
+    }
+}
 
 /// Writes a line to standard output.
-pub fn say(line: impl Display) -> Result<()> {
+pub fn say(line: impl Display) -> Result<(), OutputError> {
     put(format!("{line}\n").as_bytes())
 }
 
+/// Returns a value as JSON that people can read.
+///
+/// # Errors
+/// Returns an error if the value has no form in JSON.
+pub fn json(value: &impl Serialize) -> Result<String, OutputError> {
+    serde_json::to_string_pretty(value).map_err(OutputError::Json)
+}
+
 /// Writes to standard output. It is no error if the reader has closed the pipe (`… | head -1`).
-pub fn put(bytes: &[u8]) -> Result<()> {
+pub fn put(bytes: &[u8]) -> Result<(), OutputError> {
     if cfg!(test) {
         // The test harness captures `print!` and shows it if the test fails.
         print!("{}", String::from_utf8_lossy(bytes));
@@ -23,15 +59,13 @@ pub fn put(bytes: &[u8]) -> Result<()> {
     }
     let mut out = io::stdout();
     match out.write_all(bytes).and_then(|()| out.flush()) {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-            Err(error).context("cannot write to standard output")
-        }
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => Err(OutputError::Stdout(error)),
         _ => Ok(()),
     }
 }
 
 /// Checks that `path` can be written later, without a change to its content.
-pub fn check(path: &Path) -> Result<()> {
+pub fn check(path: &Path) -> Result<(), OutputError> {
     if fs::metadata(path).is_ok_and(|found| found.file_type().is_fifo()) {
         // To open a FIFO would wait for a reader.
         return Ok(());
@@ -44,12 +78,12 @@ pub fn check(path: &Path) -> Result<()> {
         }
         other => other.map(drop),
     };
-    attempt().with_context(|| format!("cannot write {}", path.display()))
+    attempt().map_err(OutputError::of(path))
 }
 
 /// Replaces the content of `path`, all of it or nothing. Other things than files, such as
 /// `/dev/null` or a FIFO, are written to.
-pub fn replace(path: &Path, content: &[u8]) -> Result<()> {
+pub fn replace(path: &Path, content: &[u8]) -> Result<(), OutputError> {
     let attempt = || match fs::canonicalize(path) {
         // `canonicalize` resolves links to the file that they name.
         Ok(file) if file.is_file() => rename_over(&file, content),
@@ -57,7 +91,7 @@ pub fn replace(path: &Path, content: &[u8]) -> Result<()> {
         Err(error) if error.kind() == ErrorKind::NotFound => rename_over(path, content),
         Err(error) => Err(error),
     };
-    attempt().with_context(|| format!("cannot write {}", path.display()))
+    attempt().map_err(OutputError::of(path))
 }
 
 fn rename_over(path: &Path, content: &[u8]) -> io::Result<()> {

@@ -1,11 +1,24 @@
 //! `laxity profiles`: lists the job profiles, or prints one.
 
-use anyhow::{Result, bail};
 use clap::Args;
-use laxity_job::Profile;
-
-use laxity_cli::output::{put, say};
+use laxity_cli::output::{OutputError, put, say};
 use laxity_cli::table::table;
+use laxity_job::{Profile, ProfileError};
+use thiserror::Error;
+
+/// The reason why profiles could not be shown.
+#[derive(Debug, Error)]
+pub(crate) enum ProfilesError {
+    /// The profile is unknown or broken.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    /// Some profiles of the list are broken; a line for each.
+    #[error("{0}")]
+    Broken(String),
+    /// The list could not be printed.
+    #[error(transparent)]
+    Output(#[from] OutputError),
+}
 
 /// Arguments of `laxity profiles`.
 #[derive(Args)]
@@ -15,7 +28,7 @@ pub(crate) struct ProfilesArgs {
     show: Option<String>,
 }
 
-pub(crate) fn profiles(args: &ProfilesArgs) -> Result<()> {
+pub(crate) fn profiles(args: &ProfilesArgs) -> Result<(), ProfilesError> {
     match &args.show {
         Some(name) => {
             let (origin, text) = Profile::text(name)?;
@@ -28,7 +41,7 @@ pub(crate) fn profiles(args: &ProfilesArgs) -> Result<()> {
     }
 }
 
-fn list() -> Result<()> {
+fn list() -> Result<(), ProfilesError> {
     let mut rows = table(&["profile", "write", "read", "send", "atomic", "from", "for"]);
     let mut broken = Vec::new();
     for name in Profile::names() {
@@ -46,7 +59,7 @@ fn list() -> Result<()> {
     }
     say(&rows)?;
     if !broken.is_empty() {
-        bail!("{}", broken.join("\n"));
+        return Err(ProfilesError::Broken(broken.join("\n")));
     }
     Ok(())
 }

@@ -4,19 +4,19 @@
 use std::convert::Infallible;
 use std::env;
 use std::ffi::{OsStr, OsString};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use laxity_job::{PROFILE_ENV, Profile};
-use laxity_quantity::Nanos;
+use laxity_cli::library::{self, LibraryError};
+use laxity_cli::program::{self, Ignored};
+use laxity_job::{PROFILE_ENV, Profile, ProfileError};
+use laxity_quantity::{Nanos, NotAQuantity};
+use thiserror::Error;
 
 use crate::registration;
-use laxity_cli::library;
-use laxity_cli::program::{self, Ignored};
 
 /// Exit code if the command was not started. It and the two below are those of env(1), nice(1) and
 /// timeout(1).
@@ -116,6 +116,32 @@ impl Mode {
     }
 }
 
+/// The reason why the command is not started. Each is a mistake in the options or the environment,
+/// except [`Self::NotAdmitted`].
+#[derive(Debug, Error)]
+enum RunError {
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    #[error(transparent)]
+    Library(#[from] LibraryError),
+    #[error("LAXITY_MODE is `{0}`; set it to off, observe or enforce")]
+    Mode(String),
+    #[error("LAXITY_SLO_TTFT: {0}")]
+    Objective(NotAQuantity),
+    #[error("an objective of zero is missed by every request; leave it out for none")]
+    NoObjective,
+    #[error("--name wants 1 to {NAME_BYTES_MAX} bytes, `{0}` has {len}", len = .0.len())]
+    Name(String),
+    #[error("cannot write a report to {path}: name a file in a folder that exists",
+        path = .0.display())]
+    Report(PathBuf),
+    #[error("cannot resolve `{path}`: {cause}", path = .path.display())]
+    Path { path: PathBuf, cause: io::Error },
+    /// Start the daemon, or leave `--require` out.
+    #[error("{0}; not started, because of --require (`laxity doctor` says more)")]
+    NotAdmitted(String),
+}
+
 /// The command to execute and the warnings to print before.
 struct Plan {
     command: Command,
@@ -127,7 +153,7 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
     let mut plan = match plan(args) {
         Ok(plan) => plan,
         Err(error) => {
-            eprintln!("laxity run: {error:#}");
+            eprintln!("laxity run: {error}");
             return ExitCode::from(EXIT_OWN);
         }
     };
@@ -139,7 +165,7 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
     ExitCode::from(code)
 }
 
-fn plan(args: &RunArgs) -> Result<Plan> {
+fn plan(args: &RunArgs) -> Result<Plan, RunError> {
     let mut warnings = Vec::new();
     let mut command = Command::new(&args.command[0]);
     command.args(&args.command[1..]);
@@ -165,7 +191,7 @@ fn plan(args: &RunArgs) -> Result<Plan> {
     }
     if let Some(name) = &args.name {
         if name.is_empty() || name.len() > NAME_BYTES_MAX {
-            bail!("--name wants 1 to {NAME_BYTES_MAX} bytes, `{name}` has {}", name.len());
+            return Err(RunError::Name(name.clone()));
         }
         command.env("LAXITY_NAME", name);
     }
@@ -184,7 +210,7 @@ fn plan(args: &RunArgs) -> Result<Plan> {
 }
 
 /// Returns the profile, and a name of it that does not depend on the job's folder.
-fn profile(args: &RunArgs) -> Result<(OsString, Profile)> {
+fn profile(args: &RunArgs) -> Result<(OsString, Profile), RunError> {
     let inherited = set(PROFILE_ENV).map(|name| name.to_string_lossy().into_owned());
     let name = args.profile.clone().or(inherited);
     let name = name.unwrap_or_else(|| "default".to_owned());
@@ -196,38 +222,35 @@ fn profile(args: &RunArgs) -> Result<(OsString, Profile)> {
 
 /// Returns the mode of the option, or else of the environment. The library takes an unknown mode
 /// for `off`, so that is an error here.
-fn mode(args: &RunArgs) -> Result<Option<Mode>> {
+fn mode(args: &RunArgs) -> Result<Option<Mode>, RunError> {
     let Some(inherited) = set("LAXITY_MODE").filter(|_| args.mode.is_none()) else {
         return Ok(args.mode);
     };
     let text = inherited.to_string_lossy();
     match Mode::from_str(&text, false) {
         Ok(mode) => Ok(Some(mode)),
-        Err(_) => bail!("LAXITY_MODE is `{text}`; set it to off, observe or enforce"),
+        Err(_) => Err(RunError::Mode(text.into_owned())),
     }
 }
 
-fn objective(args: &RunArgs) -> Result<Option<Nanos>> {
+fn objective(args: &RunArgs) -> Result<Option<Nanos>, RunError> {
     let inherited = set("LAXITY_SLO_TTFT").filter(|_| args.slo_ttft.is_none());
     let objective = match inherited {
         None => args.slo_ttft,
-        Some(text) => Some(text.to_string_lossy().parse().context("LAXITY_SLO_TTFT")?),
+        Some(text) => Some(text.to_string_lossy().parse().map_err(RunError::Objective)?),
     };
     if objective == Some(Nanos(0)) {
-        bail!("an objective of zero is missed by every request; leave it out for none");
+        return Err(RunError::NoObjective);
     }
     Ok(objective)
 }
 
 /// The job writes the report at its end, when it is too late to fix the path.
-fn report_file(report: &Path) -> Result<PathBuf> {
+fn report_file(report: &Path) -> Result<PathBuf, RunError> {
     let report = absolute(report)?;
     match report.parent() {
         Some(folder) if folder.is_dir() && !report.is_dir() => Ok(report),
-        _ => bail!(
-            "cannot write a report to {}: name a file in a folder that exists",
-            report.display()
-        ),
+        _ => Err(RunError::Report(report)),
     }
 }
 
@@ -236,7 +259,7 @@ fn preload(
     profile: &Profile,
     command: &mut Command,
     warnings: &mut Vec<String>,
-) -> Result<()> {
+) -> Result<(), RunError> {
     let path = absolute(&library::find(args.library.as_deref())?)?;
     let binary = library::check(&path)?;
     let mut present = set("LD_PRELOAD").map(|value| value.to_string_lossy().into_owned());
@@ -274,7 +297,7 @@ fn preload(
     Ok(())
 }
 
-fn daemon(args: &RunArgs, warnings: &mut Vec<String>) -> Result<()> {
+fn daemon(args: &RunArgs, warnings: &mut Vec<String>) -> Result<(), RunError> {
     let socket = args.socket.clone();
     let socket = socket.unwrap_or_else(laxity_shm::registration::socket_path);
     let Err(error) = registration::probe(&socket, "laxity run") else {
@@ -282,7 +305,7 @@ fn daemon(args: &RunArgs, warnings: &mut Vec<String>) -> Result<()> {
     };
     let problem = format!("laxityd at {} does not admit this job: {error}", socket.display());
     if args.require {
-        bail!("{problem}; not started, because of --require (`laxity doctor` says more)");
+        return Err(RunError::NotAdmitted(problem));
     }
     warnings
         .push(format!("{problem}; it runs unscheduled until one does (`laxity doctor` says more)"));
@@ -316,6 +339,7 @@ fn set(variable: &str) -> Option<OsString> {
 }
 
 /// Returns an absolute path, since the job may change its folder.
-fn absolute(path: &Path) -> Result<PathBuf> {
-    std::path::absolute(path).with_context(|| format!("cannot resolve `{}`", path.display()))
+fn absolute(path: &Path) -> Result<PathBuf, RunError> {
+    let resolved = std::path::absolute(path);
+    resolved.map_err(|cause| RunError::Path { path: path.to_owned(), cause })
 }

@@ -3,8 +3,18 @@
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
+use thiserror::Error;
+
+/// The reason why signals can't be received. The operating system refuses it.
+#[derive(Debug, Error)]
+pub(crate) enum SignalsError {
+    #[error("cannot block signals: {0}")]
+    Block(Errno),
+    #[error("cannot start a thread for signals: {0}")]
+    Thread(std::io::Error),
+}
 
 /// A receiver of SIGINT, SIGTERM and SIGHUP.
 pub(crate) struct Endings {
@@ -17,7 +27,7 @@ impl Endings {
     ///
     /// Signals that the caller ignores (`nohup`) stay ignored. Programs that are started later
     /// inherit nothing of it, since [`std::process::Command`] gives them an empty mask.
-    pub(crate) fn receive() -> Result<Self> {
+    pub(crate) fn receive() -> Result<Self, SignalsError> {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         let ignored = ignored(&status);
         let mut wanted = SigSet::empty();
@@ -26,7 +36,7 @@ impl Endings {
                 wanted.add(signal);
             }
         }
-        wanted.thread_block().context("cannot block signals")?;
+        wanted.thread_block().map_err(SignalsError::Block)?;
         let (sender, received) = channel();
         std::thread::Builder::new()
             .name("signals".to_owned())
@@ -37,7 +47,7 @@ impl Endings {
                     }
                 }
             })
-            .context("cannot start a thread for signals")?;
+            .map_err(SignalsError::Thread)?;
         Ok(Self { received })
     }
 

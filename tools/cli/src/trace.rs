@@ -4,22 +4,47 @@ mod lives;
 mod rows;
 mod why;
 
+use std::io;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
 use clap::Args;
+use laxity_cli::output::{self, OutputError};
 use laxity_quantity::Nanos;
-use laxity_wire::ControlClient;
 use laxity_wire::trace::{TraceEvent, TracePage};
+use laxity_wire::{ControlClient, ControlError};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use thiserror::Error;
 
 use crate::host::Endpoint;
-use crate::signals::Endings;
-use laxity_cli::output;
+use crate::signals::{Endings, SignalsError};
+
+/// The reason why there is no trace, or not all of it.
+#[derive(Debug, Error)]
+pub(crate) enum TraceError {
+    /// The daemon did not record.
+    #[error(transparent)]
+    Daemon(#[from] ControlError),
+    /// The file, or standard output, can't be written.
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    #[error(transparent)]
+    Signals(#[from] SignalsError),
+    /// The command to trace can't be started.
+    #[error("cannot start {program}: {cause}")]
+    Start { program: String, cause: io::Error },
+    #[error("cannot wait for the command: {0}")]
+    Wait(io::Error),
+    /// No program under the scheduler was active meanwhile.
+    #[error(
+        "laxityd saw nothing in that time: no flow and no hint; `laxity status` says who is \
+        attached"
+    )]
+    Nothing,
+}
 
 pub(crate) const HELP: &str = "\
 Open the file in https://ui.perfetto.dev, which keeps it on this machine, or in chrome://tracing. \
@@ -60,7 +85,7 @@ pub(crate) struct TraceArgs {
     command: Vec<String>,
 }
 
-pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode> {
+pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode, TraceError> {
     let mut daemon = args.endpoint.connect()?;
     if args.stop {
         output::say(daemon.trace_stop()?)?;
@@ -92,7 +117,7 @@ pub(crate) fn trace(args: &TraceArgs) -> Result<ExitCode> {
     Ok(ExitCode::from(code as u8))
 }
 
-fn nics(daemon: &mut ControlClient) -> Result<Vec<String>> {
+fn nics(daemon: &mut ControlClient) -> Result<Vec<String>, ControlError> {
     let status = daemon.status()?;
     let mut names = Vec::new();
     for port in status.ports {
@@ -106,13 +131,13 @@ fn nics(daemon: &mut ControlClient) -> Result<Vec<String>> {
 }
 
 /// Starts the command to trace, if there is one.
-fn start(command: &[String]) -> Result<Option<Child>> {
+fn start(command: &[String]) -> Result<Option<Child>, TraceError> {
     let Some((program, arguments)) = command.split_first() else {
         return Ok(None);
     };
     let child = Command::new(program).args(arguments).spawn();
-    let child = child.with_context(|| format!("cannot start {program}"))?;
-    Ok(Some(child))
+    let program = program.clone();
+    child.map(Some).map_err(|cause| TraceError::Start { program, cause })
 }
 
 /// Passes a signal on to the command. A terminal sends SIGINT to both, so that one is not passed
@@ -125,10 +150,10 @@ fn pass_on(signal: Signal, command: &Child) {
 }
 
 /// Waits for the command and does not end it. Passes signals but SIGINT on to it.
-fn wait(command: &mut Child, endings: &Endings) -> Result<ExitStatus> {
+fn wait(command: &mut Child, endings: &Endings) -> Result<ExitStatus, TraceError> {
     let mut is_told = false;
     loop {
-        if let Some(status) = command.try_wait().context("cannot wait for the command")? {
+        if let Some(status) = command.try_wait().map_err(TraceError::Wait)? {
             return Ok(status);
         }
         if !is_told {
@@ -156,7 +181,7 @@ impl Recorded {
         length: Duration,
         endings: &Endings,
         command: &mut Option<Child>,
-    ) -> Result<()> {
+    ) -> Result<(), ControlError> {
         let end = Instant::now() + length;
         loop {
             if let Some(command) = command
@@ -181,7 +206,7 @@ impl Recorded {
     }
 
     /// Ends the trace and reads the remaining events.
-    fn finish(&mut self, daemon: &mut ControlClient) -> Result<()> {
+    fn finish(&mut self, daemon: &mut ControlClient) -> Result<(), ControlError> {
         daemon.trace_stop()?;
         loop {
             let page = self.read(daemon)?;
@@ -191,7 +216,7 @@ impl Recorded {
         }
     }
 
-    fn read(&mut self, daemon: &mut ControlClient) -> Result<TracePage> {
+    fn read(&mut self, daemon: &mut ControlClient) -> Result<TracePage, ControlError> {
         let mut page = daemon.trace_read()?;
         self.events.append(&mut page.events);
         self.lost = page.lost;
@@ -199,16 +224,13 @@ impl Recorded {
     }
 
     /// Writes the trace file and prints a summary.
-    fn write(&self, out: &Path, nics: &[String]) -> Result<()> {
+    fn write(&self, out: &Path, nics: &[String]) -> Result<(), TraceError> {
         if self.events.is_empty() {
-            bail!(
-                "laxityd saw nothing in that time: no flow and no hint; `laxity status` says who \
-                 is attached"
-            );
+            return Err(TraceError::Nothing);
         }
         let lives = lives::lives(&self.events);
         let picture = serde_json::to_vec(&rows::picture(&lives, nics, self.lost))
-            .context("cannot write the trace as JSON")?;
+            .map_err(OutputError::Json)?;
         output::replace(out, &picture)?;
         let permits: usize = lives.flows.iter().map(|life| life.permits.len()).sum();
         let mut said = format!(
@@ -224,7 +246,7 @@ impl Recorded {
                 self.lost
             ));
         }
-        output::say(said)
+        Ok(output::say(said)?)
     }
 }
 

@@ -1,17 +1,17 @@
-//! The connection to a coordinator: its address, certificates, timeout and error messages.
+//! The connection to a coordinator: its address, certificates and timeout.
 
-use std::error::Error as _;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
-use laxity_credentials::explain::{self, Settings};
+use laxity_credentials::explain;
 use laxity_credentials::{Certificates, private_key};
 use laxity_wire::v1::operator_client::OperatorClient;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
-use tonic::{Code, Response, Status};
+use tonic::{Response, Status};
+
+use super::error::{ClusterError, SETTINGS};
 
 /// Environment variable that names the coordinator, as `--endpoint` does.
 const ENDPOINT_ENV: &str = "LAXITY_COORDINATOR";
@@ -19,9 +19,6 @@ const ENDPOINT_ENV: &str = "LAXITY_COORDINATOR";
 const ENDPOINT_DEFAULT: &str = "http://127.0.0.1:7471";
 /// Longest answer in bytes. A thousand batches with long host names fit.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
-
-/// Names of the options in TLS errors.
-const SETTINGS: Settings = Settings::OPTIONS;
 
 /// Where the coordinator is and how it knows us.
 #[derive(Debug, Args)]
@@ -66,24 +63,18 @@ impl Coordinator {
         }
     }
 
-    fn endpoint(&self) -> Result<Endpoint> {
-        let wrong = || {
-            format!(
-                "`{}` is no endpoint; write http://HOST:PORT, or https:// where the coordinator \
-                 serves with TLS",
-                self.endpoint
-            )
-        };
+    fn endpoint(&self) -> Result<Endpoint, ClusterError> {
+        let wrong = || ClusterError::NotAnEndpoint(self.endpoint.clone());
         let url = self.url().to_owned();
-        let endpoint = Endpoint::from_shared(url).with_context(wrong)?;
+        let endpoint = Endpoint::from_shared(url).map_err(|_| wrong())?;
         let uri = endpoint.uri();
         let tls = match uri.scheme_str() {
             Some("http") => false,
             Some("https") => true,
-            _ => bail!(wrong()),
+            _ => return Err(wrong()),
         };
         if uri.host().is_none() {
-            bail!(wrong());
+            return Err(wrong());
         }
         let endpoint = endpoint
             .connect_timeout(self.timeout())
@@ -91,23 +82,20 @@ impl Coordinator {
             .keep_alive_while_idle(true);
         if tls {
             let tls = self.tls()?;
+            // The error's own text says only that it is one of the transport.
+            let unusable = |error| explain::cause(&error, &SETTINGS).text;
             return endpoint
                 .tls_config(tls)
-                .context("these certificates cannot be used: check --ca, --cert and --key");
+                .map_err(|error| ClusterError::Certificates(unusable(error)));
         }
         if given(&self.ca).is_some() || given(&self.cert).is_some() {
-            bail!(
-                "certificates are of no use with http://; write https:// in --endpoint or \
-                 ${ENDPOINT_ENV}"
-            );
+            return Err(ClusterError::PlainWithCertificates);
         }
         Ok(endpoint)
     }
 
-    fn tls(&self) -> Result<ClientTlsConfig> {
-        let ca = given(&self.ca).ok_or_else(|| {
-            anyhow!("https:// needs --ca FILE (or $LAXITY_CA): the authority of the cluster")
-        })?;
+    fn tls(&self) -> Result<ClientTlsConfig, ClusterError> {
+        let ca = given(&self.ca).ok_or(ClusterError::NoAuthority)?;
         let ca = Certificates::read(SETTINGS.ca, ca)?;
         ca.roots()?;
         let mut tls = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca.pem));
@@ -124,15 +112,15 @@ impl Coordinator {
     }
 
     /// Connects and runs `work` with the client on this thread.
-    pub(crate) fn run<T, W>(&self, work: impl FnOnce(Client) -> W) -> Result<T>
+    pub(crate) fn run<T, W>(&self, work: impl FnOnce(Client) -> W) -> Result<T, ClusterError>
     where
-        W: Future<Output = Result<T>>,
+        W: Future<Output = Result<T, ClusterError>>,
     {
         let endpoint = self.endpoint()?;
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
-            .context("cannot start the runtime")?;
+            .map_err(ClusterError::Runtime)?;
         runtime.block_on(async {
             let channel = endpoint.connect().await.map_err(|error| self.unreachable(&error))?;
             let operator = OperatorClient::new(channel).max_decoding_message_size(ANSWER_BYTES_MAX);
@@ -140,9 +128,9 @@ impl Coordinator {
         })
     }
 
-    fn unreachable(&self, error: &tonic::transport::Error) -> anyhow::Error {
+    fn unreachable(&self, error: &tonic::transport::Error) -> ClusterError {
         let cause = explain::cause(error, &SETTINGS);
-        let next = match (cause.hint, self.url().starts_with("https:")) {
+        let hint = match (cause.hint, self.url().starts_with("https:")) {
             (Some(hint), _) => hint,
             (None, true) => {
                 "does laxity-coordinator run there, and does it serve with TLS? (--endpoint, \
@@ -155,7 +143,7 @@ impl Coordinator {
                  ${ENDPOINT_ENV})"
             ),
         };
-        anyhow!("cannot reach the coordinator at {}: {}; {next}", self.url(), cause.text)
+        ClusterError::Unreachable { url: self.url().to_owned(), cause: cause.text, hint }
     }
 }
 
@@ -174,57 +162,11 @@ impl Client {
     pub(crate) async fn answer<T>(
         &self,
         asked: impl Future<Output = Result<Response<T>, Status>>,
-    ) -> Result<T> {
+    ) -> Result<T, ClusterError> {
         match tokio::time::timeout(self.timeout, asked).await {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
-            Ok(Err(status)) => Err(refused(&status)),
-            Err(_) => bail!(
-                "the coordinator did not answer within {:?}; look at its log and load, or wait \
-                 longer with --timeout-ms",
-                self.timeout
-            ),
+            Ok(Err(status)) => Err(ClusterError::answered(&status)),
+            Err(_) => Err(ClusterError::Late(self.timeout)),
         }
-    }
-}
-
-/// Returns the error message for a status.
-pub(crate) fn refused(status: &Status) -> anyhow::Error {
-    if status.source().is_some() {
-        return cut(status);
-    }
-    let said = super::tables::clean(status.message());
-    match status.code() {
-        Code::NotFound | Code::InvalidArgument | Code::FailedPrecondition => anyhow!("{said}"),
-        Code::PermissionDenied => anyhow!(
-            "the coordinator does not allow this: {said}; changes need a certificate of role \
-             operator (--cert, --key)"
-        ),
-        Code::Unauthenticated => anyhow!(
-            "the coordinator does not know us: {said}; give a certificate of its authority \
-             (--cert, --key)"
-        ),
-        Code::Unimplemented => anyhow!(
-            "this is no laxity-coordinator, or an older one than this command; check --endpoint \
-             and `laxity-coordinator --version` there"
-        ),
-        Code::Unavailable => anyhow!(
-            "the coordinator went away: {said}; it may be restarting, or another one leads now: \
-             try again"
-        ),
-        code => anyhow!("the coordinator failed ({code:?}): {said}; its log has more"),
-    }
-}
-
-/// Returns the error message for a connection that broke during a request. In TLS 1.3 a client
-/// learns only then that it was refused.
-fn cut(status: &Status) -> anyhow::Error {
-    let cause = explain::cause(status, &SETTINGS);
-    let text = super::tables::clean(&cause.text);
-    match cause.hint {
-        Some(hint) => anyhow!("the coordinator did not let us in: {text}; {hint}"),
-        None => anyhow!(
-            "the connection to the coordinator broke: {text}; it may be restarting, or serve with \
-             TLS and want https:// in --endpoint: try again, and look at its log"
-        ),
     }
 }

@@ -1,6 +1,5 @@
 //! `laxity cluster policy get`, `set` and `history`.
 
-use anyhow::{Result, anyhow};
 use clap::{Args, Subcommand};
 use laxity_quantity::Nanos;
 use laxity_wire::v1::{
@@ -8,6 +7,7 @@ use laxity_wire::v1::{
 };
 
 use super::client::Coordinator;
+use super::error::ClusterError;
 use super::show::json;
 use super::tables;
 use laxity_cli::output::say;
@@ -74,7 +74,7 @@ pub(crate) struct HistoryArgs {
     coordinator: Coordinator,
 }
 
-pub(super) fn run(command: &PolicyCommand) -> Result<()> {
+pub(super) fn run(command: &PolicyCommand) -> Result<(), ClusterError> {
     match command {
         PolicyCommand::Get(args) => get(args),
         PolicyCommand::Set(args) => set(args),
@@ -82,35 +82,36 @@ pub(super) fn run(command: &PolicyCommand) -> Result<()> {
     }
 }
 
-fn ask(coordinator: &Coordinator, history: u32) -> Result<GetPolicyResponse> {
+fn ask(coordinator: &Coordinator, history: u32) -> Result<GetPolicyResponse, ClusterError> {
     coordinator.run(async |client| {
         let mut operator = client.operator.clone();
         client.answer(operator.get_policy(GetPolicyRequest { history })).await
     })
 }
 
-fn get(args: &GetArgs) -> Result<()> {
+fn get(args: &GetArgs) -> Result<(), ClusterError> {
     let told = ask(&args.coordinator, 0)?;
     match told.current {
         Some(current) if args.coordinator.json => json(&current),
-        Some(current) => say(tables::revision(&current)),
-        None => Err(anyhow!("the coordinator told no policy; is it of a later release?")),
+        Some(current) => Ok(say(tables::revision(&current))?),
+        None => Err(ClusterError::NoPolicy),
     }
 }
 
-fn history(args: &HistoryArgs) -> Result<()> {
+fn history(args: &HistoryArgs) -> Result<(), ClusterError> {
     let told = ask(&args.coordinator, args.limit.saturating_sub(1))?;
     if args.coordinator.json {
         return json(&told);
     }
     let revisions: Vec<PolicyRevision> = told.current.into_iter().chain(told.history).collect();
-    say(tables::history(&revisions))
+    Ok(say(tables::history(&revisions))?)
 }
 
-fn set(args: &SetArgs) -> Result<()> {
+fn set(args: &SetArgs) -> Result<(), ClusterError> {
     let mut change = Policy::default();
     for text in &args.changes {
-        apply(&mut change, text).map_err(|problem| anyhow!("{text}: {problem}"))?;
+        apply(&mut change, text)
+            .map_err(|problem| ClusterError::Change { argument: text.clone(), problem })?;
     }
     let wanted = SetPolicyRequest {
         change: Some(change),
@@ -122,15 +123,14 @@ fn set(args: &SetArgs) -> Result<()> {
         let mut operator = client.operator.clone();
         client.answer(operator.set_policy(wanted)).await
     })?;
-    let current = told
-        .current
-        .ok_or_else(|| anyhow!("the coordinator told no policy; is it of a later release?"))?;
+    let current = told.current.ok_or(ClusterError::NoPolicy)?;
     match (args.coordinator.json, args.dry_run) {
         (true, _) => json(&current),
-        (false, true) => {
-            say(format!("This would be accepted; revision {} holds unchanged.", current.revision))
-        }
-        (false, false) => say(tables::revision(&current)),
+        (false, true) => Ok(say(format!(
+            "This would be accepted; revision {} holds unchanged.",
+            current.revision
+        ))?),
+        (false, false) => Ok(say(tables::revision(&current))?),
     }
 }
 

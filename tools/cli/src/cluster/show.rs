@@ -1,28 +1,25 @@
 //! `laxity cluster hosts`, `batches`, `explain` and `drain`: one request and one answer each.
 
-use anyhow::{Context, Result, bail};
 use laxity_wire::v1::{DrainRequest, ExplainRequest, ListBatchesRequest, ListHostsRequest};
 use serde::Serialize;
 
+use super::error::ClusterError;
 use super::{BatchesArgs, DrainArgs, ExplainArgs, HostsArgs, tables};
-use laxity_cli::output::say;
+use laxity_cli::output::{self, say};
 
 /// Prints a value as JSON.
-pub(super) fn json(value: &impl Serialize) -> Result<()> {
-    say(serde_json::to_string_pretty(value).context("cannot write this as JSON")?)
+pub(super) fn json(value: &impl Serialize) -> Result<(), ClusterError> {
+    Ok(say(output::json(value)?)?)
 }
 
-pub(super) fn hosts(args: &HostsArgs) -> Result<()> {
+pub(super) fn hosts(args: &HostsArgs) -> Result<(), ClusterError> {
     let mut told = args.coordinator.run(async |client| {
         let mut operator = client.operator.clone();
         client.answer(operator.list_hosts(ListHostsRequest {})).await
     })?;
     for wanted in &args.hosts {
         if !told.hosts.iter().any(|host| host.host == *wanted) {
-            bail!(
-                "the coordinator knows no host {wanted}; `laxity cluster hosts` lists all that \
-                 have come"
-            );
+            return Err(ClusterError::NoHost(wanted.clone()));
         }
     }
     if !args.hosts.is_empty() {
@@ -32,13 +29,13 @@ pub(super) fn hosts(args: &HostsArgs) -> Result<()> {
         return json(&told);
     }
     if args.hosts.is_empty() {
-        return say(tables::hosts(&told));
+        return Ok(say(tables::hosts(&told))?);
     }
     let all: Vec<String> = told.hosts.iter().map(tables::host).collect();
-    say(all.join("\n\n"))
+    Ok(say(all.join("\n\n"))?)
 }
 
-pub(super) fn batches(args: &BatchesArgs) -> Result<()> {
+pub(super) fn batches(args: &BatchesArgs) -> Result<(), ClusterError> {
     let wanted = ListBatchesRequest {
         host: args.host.clone().unwrap_or_default(),
         tenant: args.tenant.clone().unwrap_or_default(),
@@ -53,23 +50,24 @@ pub(super) fn batches(args: &BatchesArgs) -> Result<()> {
         return json(&told);
     }
     let filtered = args.in_trouble || args.host.is_some() || args.tenant.is_some();
-    say(tables::batches(&told.batches, told.total, filtered))
+    Ok(say(tables::batches(&told.batches, told.total, filtered))?)
 }
 
-pub(super) fn explain(args: &ExplainArgs) -> Result<()> {
+pub(super) fn explain(args: &ExplainArgs) -> Result<(), ClusterError> {
     let wanted =
         ExplainRequest { batch: args.batch, tenant: args.tenant.clone().unwrap_or_default() };
-    let told = args
-        .coordinator
-        .run(async |client| {
-            let mut operator = client.operator.clone();
-            client.answer(operator.explain(wanted)).await
-        })
-        .context("`laxity cluster batches` lists what can be explained")?;
+    let told = args.coordinator.run(async |client| {
+        let mut operator = client.operator.clone();
+        client.answer(operator.explain(wanted)).await
+    });
+    let told = told.map_err(|error| match error {
+        ClusterError::Refused(said) => ClusterError::NotExplained(said),
+        other => other,
+    })?;
     if args.coordinator.json {
         return json(&told);
     }
-    say(tables::explanation(&told))
+    Ok(say(tables::explanation(&told))?)
 }
 
 #[derive(Serialize)]
@@ -79,7 +77,7 @@ struct Drained<'a> {
     batches: u32,
 }
 
-pub(super) fn drain(args: &DrainArgs) -> Result<()> {
+pub(super) fn drain(args: &DrainArgs) -> Result<(), ClusterError> {
     let wanted = DrainRequest {
         host: args.host.clone(),
         drain: !args.undo,
@@ -110,5 +108,5 @@ pub(super) fn drain(args: &DrainArgs) -> Result<()> {
     if !known {
         text.push_str(" No such host is connected now: check the name.");
     }
-    say(text)
+    Ok(say(text)?)
 }

@@ -3,12 +3,13 @@
 
 use std::io::{self, ErrorKind, Write};
 
-use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
+use laxity_cli::output::OutputError;
 use laxity_wire::v1::watch_event::Event;
 use laxity_wire::v1::{WatchKind, WatchRequest};
 
-use super::client::{Coordinator, refused};
+use super::client::Coordinator;
+use super::error::ClusterError;
 use super::tables;
 
 /// Arguments of `laxity cluster watch`.
@@ -31,7 +32,7 @@ enum Kind {
     Policy,
 }
 
-pub(super) fn watch(args: &WatchArgs) -> Result<()> {
+pub(super) fn watch(args: &WatchArgs) -> Result<(), ClusterError> {
     let kinds = args.kinds.iter().map(|kind| match kind {
         Kind::Hosts => WatchKind::Hosts as i32,
         Kind::Runs => WatchKind::Runs as i32,
@@ -48,28 +49,26 @@ pub(super) fn watch(args: &WatchArgs) -> Result<()> {
                         return Ok(());
                     }
                 }
-                Ok(None) => {
-                    bail!("the coordinator stopped; watch again when it, or another one, is back")
-                }
-                Err(status) => return Err(refused(&status)),
+                Ok(None) => return Err(ClusterError::Stopped),
+                Err(status) => return Err(ClusterError::answered(&status)),
             }
         }
     })
 }
 
 /// Writes an event. Returns false if the reader has closed the pipe.
-fn put(event: Option<&Event>, json: bool) -> Result<bool> {
+fn put(event: Option<&Event>, json: bool) -> Result<bool, OutputError> {
     let line = match event {
         None if json => r#"{"event":"unknown"}"#.to_owned(),
         None => "unknown an event that this release does not know".to_owned(),
-        Some(event) if json => serde_json::to_string(event).context("cannot write this as JSON")?,
+        Some(event) if json => serde_json::to_string(event).map_err(OutputError::Json)?,
         Some(event) => line(event),
     };
     let mut out = io::stdout();
     match writeln!(out, "{line}").and_then(|()| out.flush()) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
-        Err(error) => Err(error).context("cannot write to standard output"),
+        Err(error) => Err(OutputError::Stdout(error)),
     }
 }
 

@@ -1,7 +1,8 @@
 //! Checks of the daemon: whether it runs, admits this user, has this release and schedules.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use laxity_cli::library::LibraryError;
 use laxity_job::Profile;
 use laxity_shm::registration::{Reason, RegistrationError};
 use laxity_wire::{ControlError, Status};
@@ -143,7 +144,7 @@ pub(crate) fn registration(socket: &Path, answer: &Result<(), RegistrationError>
 }
 
 /// Checks that the preload library is found.
-pub(crate) fn library(found: &anyhow::Result<std::path::PathBuf>) -> Finding {
+pub(crate) fn library(found: &Result<PathBuf, LibraryError>) -> Finding {
     match found {
         Ok(path) => Finding::ok("library", path.display().to_string()),
         Err(error) => Finding::warn("library", error.to_string()).because(
