@@ -17,6 +17,7 @@ pub mod clock;
 pub mod config;
 pub mod endpoint;
 pub mod engine;
+pub mod error;
 pub mod kv;
 pub mod model;
 pub mod process;

@@ -5,8 +5,6 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use anyhow::Context as _;
-
 use crate::apart::inbox::{Inbox, Key};
 use crate::apart::plugin::Plugin;
 use crate::apart::reuse::{self, Call};
@@ -15,6 +13,7 @@ use crate::carry::incoming::listen;
 use crate::carry::{Carrier, Incoming, Kind, Options, Taker};
 use crate::config::{Config, Peers};
 use crate::engine::{EngineCommand, Handle, Parts, commands, start};
+use crate::error::StartError;
 use crate::kv::{Blocks, SharedBlocks, chain};
 use crate::model::timed::Timing;
 use crate::model::{Model, TimedModel};
@@ -28,15 +27,12 @@ const HOLDS_BYTES_MAX: u64 = 64 << 20;
 
 /// Returns the device that a configuration asks for.
 #[cfg(feature = "compute")]
-fn device(wanted: crate::config::Compute) -> anyhow::Result<candle_core::Device> {
+fn device(wanted: crate::config::Compute) -> Result<candle_core::Device, StartError> {
     use crate::config::Compute;
     use candle_core::Device;
     match wanted {
         Compute::Cpu => Ok(Device::Cpu),
-        Compute::Cuda => Device::new_cuda(0).context(
-            "device = \"cuda\": the GPU cannot be used (was this built with --features cuda, \
-             and does CUDA_VISIBLE_DEVICES leave one?)",
-        ),
+        Compute::Cuda => Device::new_cuda(0).map_err(StartError::Gpu),
         Compute::Auto => Ok(Device::cuda_if_available(0).unwrap_or_else(|error| {
             tracing::warn!("computing on the CPU, since the GPU cannot be used: {error}");
             Device::Cpu
@@ -46,17 +42,17 @@ fn device(wanted: crate::config::Compute) -> anyhow::Result<candle_core::Device>
 
 /// Returns the model that computes.
 #[cfg(feature = "compute")]
-fn computed(config: &Config, holds: &dyn Fn(usize) -> bool) -> anyhow::Result<Arc<dyn Model>> {
+fn computed(config: &Config, holds: &dyn Fn(usize) -> bool) -> Result<Arc<dyn Model>, StartError> {
     let device = device(config.device)?;
     tracing::info!("computing on the {}", if device.is_cuda() { "GPU" } else { "CPU" });
     let model = crate::model::computed::Decoder::load(&config.model, holds, &device, config.room())
-        .context("cannot have the model's weights")?;
+        .map_err(StartError::Weights)?;
     Ok(Arc::new(model))
 }
 
 #[cfg(not(feature = "compute"))]
-fn computed(_: &Config, _: &dyn Fn(usize) -> bool) -> anyhow::Result<Arc<dyn Model>> {
-    anyhow::bail!("this laxity-engine was built without a model that computes: give [timing]")
+fn computed(_: &Config, _: &dyn Fn(usize) -> bool) -> Result<Arc<dyn Model>, StartError> {
+    Err(StartError::NoCompute)
 }
 
 /// Returns the timed model, with the KV that is present from the start.
@@ -65,18 +61,19 @@ fn timed(
     timing: &Timing,
     holds: &dyn Fn(usize) -> bool,
     blocks: &mut Blocks,
-) -> anyhow::Result<Arc<dyn Model>> {
+) -> Result<Arc<dyn Model>, StartError> {
     tracing::info!("taking the time of computing instead of computing");
     let model = TimedModel::new(&config.model, timing, holds, config.room());
     if let Some(path) = &timing.holds {
-        let wrong = || format!("timing.holds is {}", path.display());
-        let text = laxity_files::read_to_string(path, HOLDS_BYTES_MAX).with_context(wrong)?;
-        let prompts: Vec<Vec<u32>> = serde_json::from_str(&text).with_context(wrong)?;
+        let wrong = |problem| StartError::Holds { path: path.clone(), problem };
+        let text = laxity_files::read_to_string(path, HOLDS_BYTES_MAX);
+        let text = text.map_err(|error| wrong(error.to_string()))?;
+        let prompts = serde_json::from_str::<Vec<Vec<u32>>>(&text);
+        let prompts = prompts.map_err(|error| wrong(error.to_string()))?;
         let size = config.room().block_tokens as usize;
         for tokens in prompts {
             let hashes = chain(&model.identity(), &tokens, size);
-            let taken =
-                blocks.take(hashes.len()).context("kv.blocks is too small for timing.holds")?;
+            let taken = blocks.take(hashes.len()).ok_or(StartError::HoldsRoom)?;
             model.fill(&tokens[..taken.len() * size], &taken)?;
             for (block, hash) in taken.iter().zip(hashes) {
                 blocks.publish(*block, hash);
@@ -91,7 +88,7 @@ fn timed(
 ///
 /// # Errors
 /// Fails if the weights cannot be read, memory is missing or an address is in use.
-pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle> {
+pub fn engine(config: &Config, record: Option<PathBuf>) -> Result<Handle, StartError> {
     let ranks = config.net_peers().ranks;
     let holds = |expert| ranks.holds(expert);
     let mut blocks = Blocks::new(config.kv.blocks as usize);
@@ -108,7 +105,7 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> anyhow::Result<Handle
             let net = connect(config, others, &*model, &queue.0, &reuse)?;
             let (to, model) = (queue.0.clone(), Arc::clone(&model));
             reuse::serve(calls, Arc::clone(&net), model, blocks.clone(), to)
-                .context("no thread for KV of others")?;
+                .map_err(StartError::thread("KV of others"))?;
             Some(net)
         }
     };
@@ -137,7 +134,7 @@ fn connect(
     model: &dyn Model,
     engine: &Handle,
     reuse: &Sender<Call>,
-) -> anyhow::Result<Arc<Net>> {
+) -> Result<Arc<Net>, StartError> {
     let inbox = Arc::new(Inbox::default());
     let name = config.laxity.name.clone();
     let name =
@@ -160,17 +157,17 @@ fn connect(
         own: Arc::clone(&own),
     });
     let carrier = Carrier::start(options, others.listen, Taker::clone(&taker))
-        .context("no thread for transfers")?;
+        .map_err(StartError::thread("transfers"))?;
     // The carrier is set only once, so an error is impossible.
     let _ = own.carrier.set(carrier.clone());
     let experts = experts::serve(model.experts(), config.model.hidden, carrier.clone())
-        .context("no thread for experts")?;
+        .map_err(StartError::thread("experts"))?;
     std::thread::Builder::new()
         .name("experts' post".to_owned())
         .spawn(move || serving.into_iter().all(|arrival| experts.send(arrival).is_ok()))
-        .context("no thread for experts")?;
+        .map_err(StartError::thread("experts"))?;
     listen(others.listen, taker)
-        .with_context(|| format!("cannot listen on {} (peers.listen)", others.listen))?;
+        .map_err(|cause| StartError::Listen { address: others.listen, cause })?;
     let peers = config.net_peers();
     let plugin = match &others.nccl_plugin {
         None => None,
@@ -181,8 +178,8 @@ fn connect(
                 Err(error) => tracing::error!("a handle that is no JSON: {error}"),
             };
             let ranks = peers.ranks.others().collect();
-            let plugin = Plugin::start(file, ranks, Arc::clone(&inbox), tell)
-                .context("cannot use the NCCL plugin (peers.nccl_plugin)")?;
+            let plugin =
+                Plugin::start(file, ranks, Arc::clone(&inbox), tell).map_err(StartError::Plugin)?;
             let _ = own.plugin.set(plugin.clone());
             Some(plugin)
         }

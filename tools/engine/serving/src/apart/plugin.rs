@@ -12,25 +12,57 @@
 //! and marks what it sends. They name no batch, so the daemon assigns them to the batch whose layer
 //! began last in their process.
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow, bail};
-use laxity_nccl_host::{Context, HANDLE_BYTES, Handle};
+use laxity_nccl_host::{Context, HANDLE_BYTES, Handle, HostError};
+use thiserror::Error;
 
 mod peer;
 
 use super::inbox::{Inbox, Key};
-use peer::Peer;
+use peer::{ExchangeError, Peer};
 
 /// Pause between two polls of transfers. A message of 64 KiB takes 2.6 ms on the lab's ports.
 const POLL_EVERY: Duration = Duration::from_micros(150);
 
 /// Index of the device. The plugin gets only one interface.
 const DEVICE: usize = 0;
+
+/// The reason why the plugin can't be used.
+#[derive(Debug, Error)]
+pub enum PluginError {
+    /// The library is no plugin, or a call of it failed.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// The plugin found no interface.
+    #[error("the plugin has no device")]
+    NoDevice,
+    /// The system gives this process no more threads.
+    #[error("no thread for the plugin: {0}")]
+    Thread(io::Error),
+    /// The thread of the plugin panicked.
+    #[error("the plugin's thread ended")]
+    Ended,
+    /// The other rank has another version.
+    #[error("a handle has {0} bytes, not {HANDLE_BYTES}")]
+    Handle(usize),
+    /// The configuration of a rank differs from this one.
+    #[error("{0} is no rank of this group")]
+    Stranger(SocketAddr),
+    /// An exchange failed. The rank must be started again.
+    #[error("exchanges with {rank}: {cause}")]
+    Exchange {
+        /// The other rank.
+        rank: SocketAddr,
+        /// The cause.
+        cause: ExchangeError,
+    },
+}
 
 enum PluginCommand {
     /// Connect to a rank at its handle.
@@ -62,11 +94,12 @@ impl Plugin {
         ranks: Vec<SocketAddr>,
         inbox: Arc<Inbox>,
         tell: impl Fn(SocketAddr, Vec<u8>) + Send + 'static,
-    ) -> anyhow::Result<Self> {
+    ) -> Result<Self, PluginError> {
         let (orders, incoming) = channel();
         let (started, starts) = channel();
         let file = file.to_owned();
-        std::thread::Builder::new().name("collectives".to_owned()).spawn(move || {
+        let thread = std::thread::Builder::new().name("collectives".to_owned());
+        let spawned = thread.spawn(move || {
             let listening = |handles: Vec<(SocketAddr, Handle)>| {
                 let _ = started.send(Ok(()));
                 for (rank, handle) in handles {
@@ -74,15 +107,16 @@ impl Plugin {
                 }
             };
             if let Err(error) = serve(&file, &ranks, &incoming, &inbox, listening) {
-                tracing::error!("the NCCL plugin failed: {error:#}");
+                tracing::error!("the NCCL plugin failed: {error}");
                 // Threads that wait for an exchange get an error instead of a timeout.
                 for rank in ranks {
                     inbox.lose(rank);
                 }
                 let _ = started.send(Err(error));
             }
-        })?;
-        starts.recv().context("the plugin's thread ended")??;
+        });
+        spawned.map_err(PluginError::Thread)?;
+        starts.recv().map_err(|_| PluginError::Ended)??;
         Ok(Self(orders))
     }
 
@@ -90,9 +124,8 @@ impl Plugin {
     ///
     /// # Errors
     /// Fails if the bytes are no handle, which means that the rank has another version.
-    pub fn connect(&self, rank: SocketAddr, handle: &[u8]) -> anyhow::Result<()> {
-        let handle = Handle::try_from(handle)
-            .map_err(|_| anyhow!("a handle has {} bytes, not {HANDLE_BYTES}", handle.len()))?;
+    pub fn connect(&self, rank: SocketAddr, handle: &[u8]) -> Result<(), PluginError> {
+        let handle = Handle::try_from(handle).map_err(|_| PluginError::Handle(handle.len()))?;
         // A failed thread logged its error.
         let _ = self.0.send(PluginCommand::Connect(rank, Box::new(handle)));
         Ok(())
@@ -111,13 +144,13 @@ fn serve(
     orders: &Receiver<PluginCommand>,
     inbox: &Inbox,
     listening: impl FnOnce(Vec<(SocketAddr, Handle)>),
-) -> anyhow::Result<()> {
+) -> Result<(), PluginError> {
     let plugin = laxity_nccl_host::Plugin::load(file)?;
     // All ranks compute the same lowest port. A communicator's number must not be 0.
     let group = ranks.iter().min().map_or(0, |rank| u64::from(rank.port()));
     let context = plugin.init(1 + group)?;
     if context.devices()? == 0 {
-        bail!("the plugin has no device");
+        return Err(PluginError::NoDevice);
     }
     let (mut all, mut handles) = (Vec::new(), Vec::new());
     for &rank in ranks {
@@ -148,17 +181,15 @@ fn serve(
             };
         }
         for peer in &mut all {
-            peer.turn(inbox).with_context(|| format!("exchanges with {}", peer.rank))?;
+            peer.turn(inbox).map_err(|cause| PluginError::Exchange { rank: peer.rank, cause })?;
         }
     }
 }
 
-fn take(order: PluginCommand, context: &Context, peers: &mut [Peer]) -> anyhow::Result<()> {
+fn take(order: PluginCommand, context: &Context, peers: &mut [Peer]) -> Result<(), PluginError> {
     let (PluginCommand::Connect(rank, _) | PluginCommand::Exchange(rank, ..)) = &order;
-    let peer = peers
-        .iter_mut()
-        .find(|peer| peer.rank == *rank)
-        .ok_or_else(|| anyhow!("{rank} is no rank of this group"))?;
+    let peer =
+        peers.iter_mut().find(|peer| peer.rank == *rank).ok_or(PluginError::Stranger(*rank))?;
     match order {
         PluginCommand::Connect(_, handle) => peer.connect(context, *handle),
         PluginCommand::Exchange(_, key, payload) => peer.exchange(key, payload),

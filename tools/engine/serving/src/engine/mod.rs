@@ -23,7 +23,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
 use laxity_requests::Span;
 use laxity_requests::iteration::Load;
 use laxity_requests::qoserve::Forest;
@@ -34,6 +33,7 @@ use crate::apart::reuse::Call;
 use crate::apart::{Net, Numbers, Words};
 use crate::carry::Kind;
 use crate::clock;
+use crate::error::StartError;
 use crate::kv::SharedBlocks;
 use crate::model::Model;
 use crate::schedule::places::Places;
@@ -134,7 +134,7 @@ pub(crate) struct Engine {
 ///
 /// # Errors
 /// Fails if the cache does not fit in memory, or the record cannot be written.
-pub fn start(parts: Parts, commands: EngineCommands) -> anyhow::Result<Handle> {
+pub fn start(parts: Parts, commands: EngineCommands) -> Result<Handle, StartError> {
     let Parts {
         model,
         blocks,
@@ -151,9 +151,7 @@ pub fn start(parts: Parts, commands: EngineCommands) -> anyhow::Result<Handle> {
     } = parts;
     let (handle, incoming) = commands;
     let schedulers = Schedulers::new(&settings, forest, room, places, record.as_deref())
-        .with_context(|| {
-            format!("cannot write the record {}", record.unwrap_or_default().display())
-        })?;
+        .map_err(|cause| StartError::Record { path: record.unwrap_or_default(), cause })?;
     let ranks = net.as_ref().map_or(&[][..], |net| net.peers.ranks.all());
     let lockstep = ranks.first().filter(|_| lockstep).map(|first| Lockstep::new(*first));
     let listens = net.as_ref().map(|net| net.carrier.listens());
@@ -193,7 +191,7 @@ pub fn start(parts: Parts, commands: EngineCommands) -> anyhow::Result<Handle> {
     std::thread::Builder::new()
         .name("engine".to_owned())
         .spawn(move || engine.serve())
-        .context("no thread for the engine")?;
+        .map_err(StartError::thread("the engine"))?;
     Ok(handle)
 }
 

@@ -5,11 +5,11 @@
 use std::collections::VecDeque;
 use std::net::SocketAddr;
 
-use anyhow::bail;
 use laxity_nccl_host::{
     Attempt, Connecting, Context, Handle, HostError, Listener, RecvComm, Region, Request, SendComm,
     Tested,
 };
+use thiserror::Error;
 
 use super::DEVICE;
 use crate::apart::inbox::{Inbox, Key};
@@ -24,6 +24,25 @@ const UNDER_WAY_MAX: usize = 8;
 /// Bytes of a parcel's length field.
 const LENGTH_BYTES: usize = 8;
 
+/// The reason why an exchange with a rank failed.
+#[derive(Debug, Error)]
+pub enum ExchangeError {
+    /// A call of the plugin failed.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// A parcel is longer than any can be.
+    #[error("a parcel of {0} bytes")]
+    TooLong(u64),
+    /// More bytes came than the parcel's length said.
+    #[error("{came} bytes came where {said} were said")]
+    MoreThanSaid {
+        /// Number of bytes that came.
+        came: usize,
+        /// Number of bytes of the parcel.
+        said: usize,
+    },
+}
+
 /// A parcel that is expected.
 struct Inbound {
     key: Key,
@@ -32,13 +51,13 @@ struct Inbound {
 }
 
 /// Returns the bytes of a parcel with its length, or `None` until the length has arrived.
-fn wire_bytes(so_far: &[u8]) -> anyhow::Result<Option<usize>> {
+fn wire_bytes(so_far: &[u8]) -> Result<Option<usize>, ExchangeError> {
     let Some(length) = so_far.first_chunk::<LENGTH_BYTES>() else {
         return Ok(None);
     };
     let length = u64::from_le_bytes(*length);
     if length > PARCEL_BYTES_MAX {
-        bail!("a parcel of {length} bytes");
+        return Err(ExchangeError::TooLong(length));
     }
     Ok(Some(LENGTH_BYTES + length as usize))
 }
@@ -108,7 +127,7 @@ impl Peer {
     }
 
     /// Makes progress on all transfers.
-    pub(super) fn turn(&mut self, inbox: &Inbox) -> anyhow::Result<()> {
+    pub(super) fn turn(&mut self, inbox: &Inbox) -> Result<(), ExchangeError> {
         if let Some(connecting) = &mut self.connecting
             && let Some(send) = connecting.poll()?
         {
@@ -123,10 +142,10 @@ impl Peer {
         }
         // Receive first, because the other rank may wait for that.
         while self.receive(inbox)? {}
-        self.send()
+        Ok(self.send()?)
     }
 
-    fn send(&mut self) -> anyhow::Result<()> {
+    fn send(&mut self) -> Result<(), HostError> {
         let Some(comm) = &self.send else {
             return Ok(());
         };
@@ -169,7 +188,7 @@ impl Peer {
     }
 
     /// Receives a message if one has arrived, and returns whether it did.
-    fn receive(&mut self, inbox: &Inbox) -> anyhow::Result<bool> {
+    fn receive(&mut self, inbox: &Inbox) -> Result<bool, ExchangeError> {
         let (Some(comm), Some(parcel)) = (&self.receive, self.inbound.front_mut()) else {
             return Ok(false);
         };
@@ -201,7 +220,8 @@ impl Peer {
         }
         if let Some(whole) = wire_bytes(&parcel.bytes)? {
             if parcel.bytes.len() > whole {
-                bail!("{} bytes came where {whole} were said", parcel.bytes.len());
+                let came = parcel.bytes.len();
+                return Err(ExchangeError::MoreThanSaid { came, said: whole });
             }
             if parcel.bytes.len() == whole
                 && let Some(mut parcel) = self.inbound.pop_front()
