@@ -10,7 +10,7 @@ use clap::{ArgGroup, Args};
 use laxity_trial::certs::{DAYS_DEFAULT, DAYS_MAX, LOAD_DAEMONS_MAX, Made, Subject, make};
 use serde::Serialize;
 
-use laxity_cli::output::{put, say};
+use laxity_cli::output::{json, say};
 use laxity_cli::table::table;
 
 /// Text after the options in `--help`.
@@ -140,7 +140,7 @@ pub(crate) fn certs(args: &CertsArgs) -> Result<()> {
             valid_until: &made.until,
         };
         let listed = Listed { folder: &args.out, made: made.iter().map(entry).collect() };
-        return put((serde_json::to_string_pretty(&listed)? + "\n").as_bytes());
+        return Ok(say(json(&listed)?)?);
     }
     let mut rows = table(&["for", "name", "certificate", "key", "good until"]);
     for one in &made {
@@ -157,7 +157,7 @@ pub(crate) fn certs(args: &CertsArgs) -> Result<()> {
             one.until.clone(),
         ]);
     }
-    say(format!("{rows}\n\n{}", next(&args.out, &made)))
+    Ok(say(format!("{rows}\n\n{}", next(&args.out, &made)))?)
 }
 
 /// Returns the name of a coordinator for which an earlier call made a certificate.

@@ -6,7 +6,7 @@ use clap::Args;
 use laxity_quantity::Nanos;
 use laxity_trial::load::{LoadError, LoadFiles, LoadPlan, LoadReport, LoadTls, run};
 
-use laxity_cli::output::{check, put, replace, say};
+use laxity_cli::output::{self, check, put, replace, say};
 
 /// Arguments of `laxity cluster load`.
 #[derive(Debug, Args)]
@@ -95,9 +95,9 @@ pub(crate) fn load(args: &LoadArgs) -> anyhow::Result<()> {
 }
 
 fn show(args: &LoadArgs, report: &LoadReport) -> anyhow::Result<()> {
-    let json = serde_json::to_string_pretty(report)? + "\n";
+    let json = output::json(report)? + "\n";
     match args.json.as_deref() {
-        Some(path) if path.as_os_str() == "-" => return put(json.as_bytes()),
+        Some(path) if path.as_os_str() == "-" => return Ok(put(json.as_bytes())?),
         Some(path) => replace(path, json.as_bytes())?,
         None => {}
     }
@@ -106,7 +106,7 @@ fn show(args: &LoadArgs, report: &LoadReport) -> anyhow::Result<()> {
         true => String::new(),
         false => format!("Partial, of {:.1} s: ", report.seconds),
     };
-    say(format!(
+    Ok(say(format!(
         "{partial}{} daemons, {} batches, {:.0} events/s: event to order p50 {:.1} ms, p99 {:.1} \
          ms, worst {:.1} ms; {}",
         report.daemons,
@@ -116,5 +116,5 @@ fn show(args: &LoadArgs, report: &LoadReport) -> anyhow::Result<()> {
         latency.p99,
         latency.max,
         report.usage_text(),
-    ))
+    ))?)
 }

@@ -298,7 +298,8 @@ fn compare(args: &RunArgs) -> Result<()> {
         );
     }
     if args.show_config {
-        return say(config.to_toml().context("cannot show the configuration")?.trim_end());
+        let shown = config.to_toml().context("cannot show the configuration")?;
+        return Ok(say(shown.trim_end())?);
     }
     // Check that the results can be written before the run takes minutes.
     for path in [&args.json, &args.html].into_iter().flatten().filter(|p| p.as_os_str() != "-") {
@@ -325,8 +326,7 @@ fn publish(args: &RunArgs, outcome: &LabReport) -> Result<()> {
     let (page, table) = (report::html(outcome), report::table(outcome));
     let to_stdout = args.json.as_deref() == Some(Path::new("-"));
     if let Some(path) = &args.json {
-        let json =
-            serde_json::to_string_pretty(outcome).context("cannot write the report as JSON")?;
+        let json = output::json(outcome)?;
         if to_stdout {
             say(&json)?;
         } else {

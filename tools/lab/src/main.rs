@@ -70,13 +70,13 @@ fn own_command() -> clap::Command {
 /// Prints the main manual page, or writes those of the commands, which begin with `laxity`.
 fn manual_pages(folder: Option<&Path>) -> anyhow::Result<()> {
     if folder.is_none() {
-        return manual::pages(own_command(), None);
+        return Ok(manual::pages(own_command(), None)?);
     }
     let mut command = Cli::command().name("laxity");
     command.build();
     let commands = command.get_subcommands();
     let mut own = commands.filter(|it| !matches!(it.get_name(), "completions" | "man" | "help"));
-    own.try_for_each(|it| manual::pages(it.clone(), folder))
+    Ok(own.try_for_each(|it| manual::pages(it.clone(), folder))?)
 }
 
 fn main() -> ExitCode {
@@ -84,22 +84,25 @@ fn main() -> ExitCode {
     if let Some(code) = lab::internal_call() {
         return code;
     }
-    let done = |()| ExitCode::SUCCESS;
-    let outcome = match Cli::parse().command {
-        Command::Lab(command) => lab::run(command),
-        Command::Sim(command) => sim::run(command, &sim::simulate),
-        Command::Certs(args) => certs::certs(&args).map(done),
-        Command::ClusterLoad(args) => cluster_load::load(&args).map(done),
-        Command::Completions { shell } => manual::completions(own_command(), shell).map(done),
-        Command::Man { out } => manual_pages(out.as_deref()).map(done),
-    };
-    match outcome {
+    match run(Cli::parse().command) {
         Ok(code) => code,
         Err(error) => {
             eprintln!("laxity: {error:#}");
             ExitCode::FAILURE
         }
     }
+}
+
+fn run(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Lab(command) => return lab::run(command),
+        Command::Sim(command) => return sim::run(command, &sim::simulate),
+        Command::Certs(args) => certs::certs(&args)?,
+        Command::ClusterLoad(args) => cluster_load::load(&args)?,
+        Command::Completions { shell } => manual::completions(own_command(), shell)?,
+        Command::Man { out } => manual_pages(out.as_deref())?,
+    }
+    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(test)]

@@ -252,7 +252,8 @@ fn execute(
     destinations: &Destinations,
 ) -> Result<ExitCode> {
     if execution.show_plan {
-        return put(plan.to_toml().as_bytes()).map(|()| ExitCode::SUCCESS);
+        put(plan.to_toml().as_bytes())?;
+        return Ok(ExitCode::SUCCESS);
     }
     // Check all points and destinations before the run takes hours.
     let jobs = plan.jobs()?;
@@ -323,14 +324,12 @@ fn plans(args: &PlansArgs) -> Result<()> {
             let runs = plan.points().len() * plan.variants.len() * plan.seeds.len();
             rows.add_row([plan.name, runs.to_string(), plan.question]);
         }
-        return say(&rows);
+        return Ok(say(&rows)?);
     };
     match built_in().iter().find(|plan| plan.name == name) {
-        Some(plan) => put(plan.text.as_bytes()),
+        Some(plan) => Ok(put(plan.text.as_bytes())?),
         // The error of `Plan::load` lists the names that exist.
-        None => {
-            Plan::load(name).map_err(Into::into).and_then(|plan| put(plan.to_toml().as_bytes()))
-        }
+        None => Ok(put(Plan::load(name)?.to_toml().as_bytes())?),
     }
 }
 
@@ -347,7 +346,7 @@ fn fields(args: &FieldsArgs) -> Result<()> {
         Some(part) if !any => {
             bail!("no field's name contains `{part}`; `laxity sim fields` lists all")
         }
-        _ => say(&rows),
+        _ => Ok(say(&rows)?),
     }
 }
 

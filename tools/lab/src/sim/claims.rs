@@ -5,13 +5,13 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use laxity_sim::requests::latency_file::LatencyFile;
 use laxity_sim::requests::reproduction::{Options, Reproduction};
 use laxity_sim::requests::{PaperError, qoserve};
 
-use laxity_cli::output::{check, put, replace, say};
+use laxity_cli::output::{self, check, put, replace, say};
 
 /// Arguments of `laxity sim reproduce` for a paper about requests.
 #[derive(Args)]
@@ -92,7 +92,7 @@ pub(super) fn run(
         progress: !args.quiet && io::stderr().is_terminal(),
     })?;
     if let Some(path) = &args.json {
-        let mut json = serde_json::to_string_pretty(&found).context("cannot make JSON")?;
+        let mut json = output::json(&found)?;
         json.push('\n');
         if to_output {
             put(json.as_bytes())?;

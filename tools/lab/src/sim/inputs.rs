@@ -7,7 +7,7 @@ use laxity_sim::scenario::Scenario;
 use laxity_sim::workload::{self, Summary};
 
 use super::args::Changes;
-use laxity_cli::output::say;
+use laxity_cli::output::{self, say};
 use laxity_cli::table;
 use laxity_sim::plan::Plan;
 
@@ -36,7 +36,7 @@ pub(crate) struct WorkloadArgs {
 }
 
 fn json(value: &impl serde::Serialize) -> Result<()> {
-    say(serde_json::to_string_pretty(value)?)
+    Ok(say(output::json(value)?)?)
 }
 
 /// Lists the built-in models, or shows one.
@@ -75,7 +75,7 @@ pub(super) fn models(args: &ModelsArgs) -> Result<()> {
             cache.to_string(),
         ]);
     }
-    say(rows)
+    Ok(say(rows)?)
 }
 
 /// Describes the requests of a plan's points.
@@ -143,5 +143,5 @@ pub(super) fn workload(args: &WorkloadArgs) -> Result<()> {
             format!("{:.1} %", 100.0 * summary.reuse_per_request),
         ]);
     }
-    say(rows)
+    Ok(say(rows)?)
 }

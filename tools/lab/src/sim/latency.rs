@@ -13,7 +13,7 @@ use laxity_sim::requests::latency_file::LatencyFile;
 use laxity_sim::requests::measured;
 use laxity_sim::requests::predictor::{Errors, Shape, Training, train, train_on};
 
-use laxity_cli::output::{check, replace, say};
+use laxity_cli::output::{check, json, replace, say};
 use laxity_cli::table;
 
 pub(super) const HELP: &str = "\
@@ -174,13 +174,13 @@ fn from_measured(args: &TrainArgs) -> Result<LatencyFile> {
 fn show(args: &TrainArgs, found: &LatencyFile) -> Result<()> {
     let Errors { iterations, mean, p95, most, late, margin, late_with_margin } = found.errors;
     if args.json {
-        return say(serde_json::to_string_pretty(&serde_json::json!({
+        return Ok(say(json(&serde_json::json!({
             "file": args.file,
             "trained_on": found.trained_on,
             "trees": found.forest.trees(),
             "nodes": found.forest.size(),
             "errors": found.errors,
-        }))?);
+        }))?)?);
     }
     let mut rows = table::table(&["what", "value"]);
     rows.add_row(["trained on", found.trained_on.as_str()]);
@@ -200,5 +200,5 @@ fn show(args: &TrainArgs, found: &LatencyFile) -> Result<()> {
         rows.add_row([what.to_owned(), format!("{percent:.2} %")]);
     }
     say(rows)?;
-    say(format!("predictor: {}", args.file.display()))
+    Ok(say(format!("predictor: {}", args.file.display()))?)
 }

@@ -9,7 +9,7 @@ use laxity_sim::plan::Plan;
 use laxity_sim::report::{Report, csv, json, page, table};
 use laxity_sim::run::Timing;
 
-use laxity_cli::output::{self, put, say};
+use laxity_cli::output::{self, OutputError, put, say};
 
 /// Files that a report is written to.
 #[derive(Args, Debug, Default)]
@@ -39,12 +39,12 @@ impl Destinations {
         if self.all().filter(|path| is_stdout(path)).count() > 1 {
             bail!("only one of --json, --csv and --html can go to standard output");
         }
-        self.all().filter(|path| !is_stdout(path)).try_for_each(output::check)
+        Ok(self.all().filter(|path| !is_stdout(path)).try_for_each(output::check)?)
     }
 
     /// Writes the report to all destinations. Prints its table to standard output, or to standard
     /// error if a report goes to standard output.
-    pub(super) fn write(&self, report: &Report, timing: bool) -> Result<()> {
+    pub(super) fn write(&self, report: &Report, timing: bool) -> Result<(), OutputError> {
         let table = table::table(report);
         if self.all().any(is_stdout) {
             eprintln!("{table}");
@@ -100,7 +100,7 @@ impl<'a> Folder<'a> {
              was.\n{}",
             plan.to_toml()
         );
-        output::replace(&self.0.join("plan.toml"), text.as_bytes())
+        Ok(output::replace(&self.0.join("plan.toml"), text.as_bytes())?)
     }
 
     /// Reports whether a plan was ever run with this folder.
@@ -118,7 +118,7 @@ impl<'a> Folder<'a> {
     }
 
     /// Writes the report as JSON, CSV and HTML.
-    pub(super) fn finish(&self, report: &Report) -> Result<()> {
+    pub(super) fn finish(&self, report: &Report) -> Result<(), OutputError> {
         let write = |name: &str, text: String| output::replace(&self.0.join(name), text.as_bytes());
         write("report.json", json::json(report, false))?;
         write("runs.csv", csv::csv(report))?;
@@ -127,12 +127,12 @@ impl<'a> Folder<'a> {
 
     /// Writes the time and memory of a run to a file of their own. Does nothing if the run
     /// simulated nothing, so the values of an earlier run stay.
-    pub(super) fn note_timing(&self, report: &Report) -> Result<()> {
+    pub(super) fn note_timing(&self, report: &Report) -> Result<(), OutputError> {
         let path = self.0.join(TIMING);
         if report.timing.simulated == 0 && path.is_file() {
             return Ok(());
         }
-        let text = serde_json::to_string_pretty(&report.timing).context("cannot write timing")?;
+        let text = output::json(&report.timing)?;
         output::replace(&path, text.as_bytes())
     }
 

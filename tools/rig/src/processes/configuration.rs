@@ -127,91 +127,84 @@ pub fn engine_toml(
     scheduled: bool,
     plugin: Option<&Path>,
 ) -> Result<String, toml::ser::Error> {
-    let ServingConfig {
-        device,
-        layers,
-        hidden,
-        heads,
-        kv_heads,
-        head_dim,
-        ffn,
-        vocab,
-        experts,
-        experts_per_token,
-        weights_seed,
-        kv_blocks,
-        block_tokens,
-        chunk_tokens,
-        order,
-        output_tokens,
-        stall_ms,
-        ..
-    } = config.serving();
+    let serving = config.serving();
     let times = config.times(host);
+    let prefills = host < config.units * config.ranks;
+    toml::to_string(&EngineToml {
+        role: if prefills { "prefill" } else { "decode" },
+        listen: ENDPOINT,
+        device: match serving.device {
+            Device::Cpu => "cpu",
+            Device::Cuda => "cuda",
+        },
+        model: model(&serving, config.tokens_max),
+        timing: times.map(|times| Timing { times, holds: holds_file(folder, host) }),
+        kv: Kv {
+            blocks: serving.kv_blocks,
+            block_tokens: serving.block_tokens,
+            // A timed engine keeps no fetched copies, so hot prefixes stay on their hosts.
+            keep_fetched: times.is_none(),
+        },
+        schedule: Schedule { policy: serving.order, tokens: serving.chunk_tokens },
+        limits: Limits { requests_max: 4096, output_max: serving.output_tokens },
+        peers: peers(config, host, times.is_some(), plugin),
+        laxity: Daemon {
+            socket: scheduled.then(|| daemon_socket(folder, host)),
+            name: config.host_name(host),
+            words_dscp: fabric::WORDS_DSCP,
+            stall_ms: serving.stall_ms,
+        },
+    })
+}
+
+fn model(serving: &ServingConfig, tokens_max: u32) -> Model<'_> {
+    Model {
+        name: "lab",
+        layers: serving.layers,
+        hidden: serving.hidden,
+        heads: serving.heads,
+        kv_heads: serving.kv_heads,
+        head_dim: serving.head_dim,
+        ffn: serving.ffn,
+        vocab: serving.vocab,
+        context: serving.context(tokens_max),
+        moe: Moe { experts: serving.experts, per_token: serving.experts_per_token },
+        weights: Weights { seed: serving.weights_seed },
+    }
+}
+
+/// Returns the processes with which a host exchanges KV caches and experts' tokens.
+fn peers<'a>(
+    config: &LabConfig,
+    host: usize,
+    is_timed: bool,
+    plugin: Option<&'a Path>,
+) -> Peers<'a> {
     let prefill_hosts = config.units * config.ranks;
     let prefills = host < prefill_hosts;
     let unit = host / config.ranks;
     // Each host begins with its successor, so that the hosts do not all ask the same one.
     let others = (1..prefill_hosts).map(|step| peer((host + step) % prefill_hosts));
+    // The wait is long, so that no host computes KV itself because a link is slow. That would hide
+    // the effect of the link.
     let patience = Duration::from_secs_f64(config.duration_s + config.drain_s);
-    toml::to_string(&EngineToml {
-        role: if prefills { "prefill" } else { "decode" },
-        listen: ENDPOINT,
-        device: match device {
-            Device::Cpu => "cpu",
-            Device::Cuda => "cuda",
+    Peers {
+        listen: peer(host),
+        prefill: if prefills { Vec::new() } else { (0..prefill_hosts).map(peer).collect() },
+        reuse: if prefills { others.collect() } else { Vec::new() },
+        experts: if prefills {
+            (unit * config.ranks..(unit + 1) * config.ranks).map(peer).collect()
+        } else {
+            Vec::new()
         },
-        model: Model {
-            name: "lab",
-            layers,
-            hidden,
-            heads,
-            kv_heads,
-            head_dim,
-            ffn,
-            vocab,
-            context: config.serving().context(config.tokens_max),
-            moe: Moe { experts, per_token: experts_per_token },
-            weights: Weights { seed: weights_seed },
-        },
-        timing: times.map(|times| Timing { times, holds: holds_file(folder, host) }),
-        kv: Kv {
-            blocks: kv_blocks,
-            block_tokens,
-            // A timed engine keeps no fetched copies, so hot prefixes stay on their hosts.
-            keep_fetched: times.is_none(),
-        },
-        schedule: Schedule { policy: order, tokens: chunk_tokens },
-        limits: Limits { requests_max: 4096, output_max: output_tokens },
-        peers: Peers {
-            listen: peer(host),
-            prefill: if prefills { Vec::new() } else { (0..prefill_hosts).map(peer).collect() },
-            reuse: if prefills { others.collect() } else { Vec::new() },
-            experts: if prefills {
-                (unit * config.ranks..(unit + 1) * config.ranks).map(peer).collect()
-            } else {
-                Vec::new()
-            },
-            lockstep: times.is_some() && prefills,
-            reads: config.reads,
-            nccl_plugin: plugin,
-            // Both rules are fair. Only `least_loaded` considers what other decode hosts send.
-            dispatch: match times {
-                None => "fewest",
-                Some(_) => "least_loaded",
-            },
-            // The wait is long, so that no host computes KV itself because a link is slow. That
-            // would hide the effect of the link.
-            patience_ms: patience.as_millis() as u64,
-            ask_ms: patience.as_millis() as u64,
-        },
-        laxity: Daemon {
-            socket: scheduled.then(|| daemon_socket(folder, host)),
-            name: config.host_name(host),
-            words_dscp: fabric::WORDS_DSCP,
-            stall_ms,
-        },
-    })
+        lockstep: is_timed && prefills,
+        reads: config.reads,
+        nccl_plugin: plugin,
+        // Both rules are fair. Only `least_loaded` considers what other decode hosts send.
+        dispatch: if is_timed { "least_loaded" } else { "fewest" },
+        patience_ms: patience.as_millis() as u64,
+        ask_ms: patience.as_millis() as u64,
+    }
 }
 
 #[cfg(test)]
