@@ -166,11 +166,14 @@ mod tests {
     #[test]
     fn a_report_of_the_plugin_is_summed_by_stage_and_dscp() {
         let mut carriage = Carriage::default();
-        carriage.add_report(
-            r#"{"library":"nccl-net","pid":7,"network":"tcp","received_bytes":3,"sends":[{"function":"unknown","stage":"collective","dscp":34,"messages":2,"bytes":20,"deferred":1,"deferred_ns":5,"bypassed":0,"overdue":0},{"function":"unknown","stage":"collective","dscp":0,"messages":1,"bytes":4,"deferred":0,"deferred_ns":0,"bypassed":1,"overdue":1}]}
-no report
-"#,
-        );
+        carriage.add_report(concat!(
+            r#"{"library":"nccl-net","pid":7,"network":"tcp","received_bytes":3,"sends":["#,
+            r#"{"function":"unknown","stage":"collective","dscp":34,"messages":2,"bytes":20,"#,
+            r#""deferred":1,"deferred_ns":5,"bypassed":0,"overdue":0},"#,
+            r#"{"function":"unknown","stage":"collective","dscp":0,"messages":1,"bytes":4,"#,
+            r#""deferred":0,"deferred_ns":0,"bypassed":1,"overdue":1}]}"#,
+            "\nno report\n",
+        ));
         carriage.add_report("");
         assert_eq!(carriage.sent_bytes["collective"], BTreeMap::from([(0, 4), (34, 20)]));
         let counts = (carriage.deferred, carriage.bypassed, carriage.overdue);

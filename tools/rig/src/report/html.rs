@@ -102,6 +102,11 @@ fn lead(report: &LabReport) -> String {
     )
 }
 
+/// Returns the bytes of a stage, of all DSCPs together.
+fn bytes_of(run: &PolicyRun, stage: &str) -> u64 {
+    run.stage_bytes.get(stage).map_or(0, |by_dscp| by_dscp.values().sum())
+}
+
 fn numbers(report: &LabReport) -> Markup {
     let best = report.runs.iter().map(|run| run.ttft_slo_attainment).fold(0.0, f64::max);
     let megabytes = |bytes: u64| format!("{:.1}", bytes as f64 / 1e6);
@@ -125,7 +130,7 @@ fn numbers(report: &LabReport) -> Markup {
                         td { (format!("{:.1}", run.kv_wait_ms)) }
                         td { (format!("{:.0}", run.tokens_per_s)) }
                         td { (format!("{:.0} %", run.link_utilisation * 100.0)) }
-                        @for (name, _) in STAGES { td { (megabytes(run.stage_bytes.get(name).map_or(0, |by_dscp| by_dscp.values().sum()))) } }
+                        @for (name, _) in STAGES { td { (megabytes(bytes_of(run, name))) } }
                         td { (megabytes(run.bypassed_bytes)) }
                         td { (run.requests - run.completed) }
                         td { (run.answers_different.len()) " of " (run.answers_compared) }
@@ -147,6 +152,8 @@ fn figures(report: &LabReport) -> Markup {
         report.runs.iter().map(|run| cumulative(of(run))).collect()
     };
     let end = |of: fn(&PolicyRun) -> f64| report.runs.iter().map(of).fold(0.0, f64::max);
+    let scale = report.config.slo_scale;
+    let slowest = (2.0 * scale).min(end(|run| run.slowdown.p99)).max(scale + 1.0);
     html! {
         (figure(
             "Requests in time",
@@ -166,9 +173,8 @@ fn figures(report: &LabReport) -> Markup {
             "Time to first token over that of the same request alone; right of the line the \
              deadline was missed. Cumulative.",
             &policies(report),
-            plot::shares("× \
-                alone", "requests", (0.0, (2.0 * report.config.slo_scale).min(end(|run| run.slowdown.p99)).max(report.config.slo_scale + 1.0)),
-                Some(report.config.slo_scale), &series(|run| &run.percentiles.slowdown)),
+            plot::shares("× alone", "requests", (0.0, slowest), Some(scale),
+                &series(|run| &run.percentiles.slowdown)),
         ))
         (figure(
             "Earliness",

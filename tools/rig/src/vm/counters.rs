@@ -142,7 +142,8 @@ mod tests {
         let filters = r#"[{"protocol":"ip","pref":1,"kind":"flower","chain":0},
             {"kind":"flower","options":{"handle":47,"keys":{"ip_tos":"0xb8/0xfc"},"actions":
              [{"order":1,"kind":"gact","stats":{"bytes":13296000,"packets":3200,"drops":0}}]}},
-            {"kind":"flower","options":{"handle":1,"actions":[{"stats":{"bytes":0,"packets":0}}]}}]"#;
+            {"kind":"flower","options":{"handle":1,"actions":
+             [{"stats":{"bytes":0,"packets":0}}]}}]"#;
         let passed = Passed { bytes: 13_296_000, packets: 3200 };
         assert_eq!(offered(filters).expect("JSON"), BTreeMap::from([(46, passed)]));
         let qdiscs = r#"[{"kind":"tbf","handle":"1:","root":true,"bytes":9,"packets":1},

@@ -247,7 +247,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_bytes_are_refused_or_make_sense(bytes in prop::collection::vec(any::<u8>(), 0..200), hidden in 1..9_usize) {
+        fn arbitrary_bytes_are_refused_or_make_sense(
+            bytes in prop::collection::vec(any::<u8>(), 0..200),
+            hidden in 1..9_usize,
+        ) {
             if let Ok(groups) = decode(&bytes, hidden) {
                 prop_assert!(groups.iter().all(|group| group.rows.len() % hidden == 0));
             }

@@ -255,7 +255,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_bytes_are_refused_or_make_sense(bytes in prop::collection::vec(any::<u8>(), HEAD_BYTES)) {
+        fn arbitrary_bytes_are_refused_or_make_sense(
+            bytes in prop::collection::vec(any::<u8>(), HEAD_BYTES),
+        ) {
             let mut array = [0; HEAD_BYTES];
             array.copy_from_slice(&bytes);
             array[..4].copy_from_slice(&MAGIC);

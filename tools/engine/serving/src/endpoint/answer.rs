@@ -111,10 +111,11 @@ impl Writer {
                 "text_completion",
                 json!({"index": 0, "text": self.text, "logprobs": null, "finish_reason": reason}),
             ),
-            Shape::Chat => (
-                "chat.completion",
-                json!({"index": 0, "message": {"role": "assistant", "content": self.text}, "finish_reason": reason}),
-            ),
+            Shape::Chat => {
+                let message = json!({"role": "assistant", "content": self.text});
+                let choice = json!({"index": 0, "message": message, "finish_reason": reason});
+                ("chat.completion", choice)
+            }
         };
         let mut choice = choice;
         if let Some(tokens) = &self.token_ids {

@@ -48,7 +48,8 @@ impl Objection {
     pub(super) fn json(&self) -> Value {
         let kind =
             if self.status.is_server_error() { "server_error" } else { "invalid_request_error" };
-        json!({"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}})
+        let (message, param, code) = (&self.message, &self.param, &self.code);
+        json!({"error": {"message": message, "type": kind, "param": param, "code": code}})
     }
 }
 

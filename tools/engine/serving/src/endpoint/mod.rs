@@ -175,7 +175,8 @@ fn name(headers: &HeaderMap) -> Option<Box<str>> {
 async fn show_metrics(State(state): State<EndpointState>) -> Response {
     if let Some(counts) = state.engine.gauges().counts() {
         for ((stage, dscp), bytes) in counts.sent_bytes {
-            metrics::counter!("laxity_engine_sent_bytes_total", "stage" => stage, "dscp" => dscp.to_string()).absolute(bytes);
+            let labels = [("stage", stage.to_string()), ("dscp", dscp.to_string())];
+            metrics::counter!("laxity_engine_sent_bytes_total", &labels).absolute(bytes);
         }
         metrics::counter!("laxity_engine_parcels_total").absolute(counts.parcels);
         metrics::counter!("laxity_engine_parcels_lost_total").absolute(counts.lost);

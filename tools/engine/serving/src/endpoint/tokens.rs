@@ -104,7 +104,8 @@ mod tests {
         #[test]
         fn text_comes_back_as_it_was(text in any::<String>()) {
             let mut decoder = Decoder::default();
-            let mut back: String = encode(&text).into_iter().map(|token| decoder.push(token)).collect();
+            let tokens = encode(&text).into_iter();
+            let mut back: String = tokens.map(|token| decoder.push(token)).collect();
             back.push_str(&decoder.finish());
             prop_assert_eq!(back, text);
         }

@@ -271,7 +271,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_block_is_lost_and_none_given_twice(operations in prop::collection::vec((0..4_u8, 0..12_u8, 0..40_usize), 1..300)) {
+        fn no_block_is_lost_and_none_given_twice(
+            operations in prop::collection::vec((0..4_u8, 0..12_u8, 0..40_usize), 1..300),
+        ) {
             let mut blocks = Blocks::new(16);
             let mut held: Vec<Vec<u32>> = Vec::new();
             for (operation, number, which) in operations {
@@ -295,7 +297,8 @@ mod tests {
                     }
                     3 => {
                         let hashes = [hash(number), hash(number + 1)];
-                        let (expected, idle) = (blocks.count_found(&hashes), blocks.count_idle(&hashes));
+                        let expected = blocks.count_found(&hashes);
+                        let idle = blocks.count_idle(&hashes);
                         let before = blocks.available();
                         let found = blocks.find(&hashes);
                         prop_assert_eq!(found.len(), expected);

@@ -422,7 +422,11 @@ fn a_process_of_another_model_is_not_used() {
 fn whoever_goes_away_frees_its_blocks_in_all_processes() {
     let folder = tempfile::tempdir().unwrap();
     let cluster = Cluster::start(folder.path(), false, None, false, 8);
-    let body = serde_json::json!({"prompt": prompt(5, 400), "max_tokens": 100, "ignore_eos": true, "stream": true}).to_string();
+    let tokens = prompt(5, 400);
+    let body = serde_json::json!({
+        "prompt": tokens, "max_tokens": 100, "ignore_eos": true, "stream": true
+    });
+    let body = body.to_string();
     for _ in 0..3 {
         let open = cluster.decode.begin("/v1/completions", "", &body);
         eventually("it is being computed", || {

@@ -47,7 +47,8 @@ fn an_answer_is_the_same_whole_and_streamed_and_counts_its_tokens() {
         events.flat_map(|event| ids(&serde_json::from_str(event).unwrap())).collect();
     assert_eq!(one_by_one, numbered);
 
-    let chat = r#"{"model":"tiny","messages":[{"role":"user","content":[{"type":"text","text":"Hi"}]}],"max_completion_tokens":4,"ignore_eos":true}"#;
+    let chat = r#"{"model":"tiny","max_completion_tokens":4,"ignore_eos":true,
+        "messages":[{"role":"user","content":[{"type":"text","text":"Hi"}]}]}"#;
     let answer = engine.post("/v1/chat/completions", "", chat).json();
     assert_eq!(answer["object"], "chat.completion");
     assert_eq!(answer["choices"][0]["message"]["role"], "assistant");
@@ -317,7 +318,10 @@ fn under_every_policy_answers_are_the_same_and_a_replay_decides_as_the_engine_di
         for _ in 0..2 {
             std::thread::scope(|scope| {
                 let ask = |number: usize| {
-                    let body = serde_json::json!({"prompt": prompts[number], "max_tokens": 9, "ignore_eos": true});
+                    let prompt = &prompts[number];
+                    let body = serde_json::json!({
+                        "prompt": prompt, "max_tokens": 9, "ignore_eos": true
+                    });
                     let headers = headers[number % headers.len()];
                     engine.post("/v1/completions", headers, &body.to_string())
                 };

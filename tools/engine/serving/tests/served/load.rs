@@ -118,7 +118,9 @@ impl Loaded<'_> {
             let tokens = prompt(dice % 7, 20 + (dice % 200) as usize);
             let most = 1 + dice % 40;
             let stream = !dice.is_multiple_of(3);
-            let body = serde_json::json!({"prompt": tokens, "max_tokens": most, "ignore_eos": true, "stream": stream});
+            let body = serde_json::json!({
+                "prompt": tokens, "max_tokens": most, "ignore_eos": true, "stream": stream
+            });
             if dice.is_multiple_of(5) {
                 // Reads a little, or nothing, and goes.
                 let mut stream = self.front.begin("/v1/completions", "", &body.to_string());
