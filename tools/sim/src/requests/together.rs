@@ -18,7 +18,7 @@ use crate::outcome::Outcome;
 use crate::scenario::{RequestOrder, Routing, Scenario, Source};
 use crate::simulate;
 
-const FLOWS: [PolicyKind; 10] = PolicyKind::ALL;
+const FLOWS: [PolicyKind; PolicyKind::ALL.len()] = PolicyKind::ALL;
 
 /// Policies under which parts of the shared slack are compared one by one.
 const PARTS: [PolicyKind; 4] =
