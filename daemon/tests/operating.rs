@@ -7,7 +7,7 @@ mod support;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use laxity_client::{Client, Mode, Options, Stage};
+use laxity_client::{Client, LEVEL_SCAVENGER, Mode, Options, Stage};
 use laxity_shm::registration::{Hello, Reason, RegistrationError, connect};
 use nix::sys::signal::Signal;
 use support::{
@@ -152,6 +152,22 @@ fn sighup_changes_what_can_change_and_names_what_cannot() {
     let error = daemon.control().reload().unwrap_err().to_string();
     assert!(error.contains("laxityd.toml:1") && error.contains("polciy"), "{error}");
     assert_eq!(daemon.status().policy, "mfs");
+}
+
+#[test]
+fn clients_are_told_the_dscp_of_levels_and_stages_and_changed_ones_after_a_reload() {
+    let daemon = Laxityd::start(SMALL);
+    let client = daemon.client("marks");
+    let told = |dscp: [u8; 4]| {
+        let levels = [1, 2, LEVEL_SCAVENGER].map(|level| client.dscp(level));
+        levels == dscp[..3] && client.dscp_of(Stage::P2d) == dscp[3]
+    };
+    until("the defaults are told", || told([46, 34, 8, 10]));
+    let old = std::fs::read_to_string(daemon.config_file()).unwrap();
+    let levels = "[levels]\ndscp = [40, 32, 24, 20, 20, 16, 16, 16]\nscavenger_dscp = 1\n";
+    std::fs::write(daemon.config_file(), old + levels).unwrap();
+    daemon.signal(Signal::SIGHUP);
+    until("the new ones are told", || told([40, 32, 1, 16]));
 }
 
 #[test]

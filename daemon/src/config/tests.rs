@@ -225,3 +225,9 @@ fn a_stage_that_is_not_marked_by_message_has_the_dscp_of_its_levels() {
     let shared = "[levels]\ncount = 4\nscavenger_dscp = 10\ndscp = [46, 20, 10, 10]\n";
     assert_eq!(of(shared, 2), [10, 20, 20, 10, 10]);
 }
+
+#[test]
+fn a_region_lists_the_dscp_of_the_scavenger_first_and_then_those_of_the_levels() {
+    let config = Config::parse("[levels]\ncount = 3\ndscp = [46, 34, 10]\n", "x").unwrap();
+    assert_eq!(config.dscp_of_region()[..5], [8, 46, 34, 10, 8]);
+}

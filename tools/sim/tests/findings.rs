@@ -248,3 +248,24 @@ fn the_page_of_this_repository_asks_for_what_its_plans_have() {
     let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join("reproduction.md");
     fs::write(kept, new.text).expect("written");
 }
+
+/// Returns what a page quotes of the paper: the rows of those tables, without the columns of what
+/// was measured here.
+fn quoted(page: &str) -> Vec<Vec<String>> {
+    let all = tables(page).into_iter().filter(|table| table[0][0] == "the paper says");
+    let quotes = all.flat_map(|table| {
+        let here = table[0].iter().position(|cell| cell == "here").expect("a column");
+        table.into_iter().map(move |row| row[..here].to_vec())
+    });
+    quotes.collect()
+}
+
+/// The numbers of the page need long runs, but what the paper says does not.
+#[test]
+fn the_page_of_this_repository_quotes_the_paper_as_the_claims_do() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reproduction.md");
+    let page = fs::read_to_string(path).expect("the page");
+    let quotes = quoted(&page);
+    assert!(quotes.len() > 20, "{quotes:?}");
+    assert_eq!(quotes, quoted(&filled(&page).text), "claims/mfs.toml beside the page");
+}
