@@ -40,9 +40,6 @@ pub(crate) struct ContentionArgs {
     /// Duration of a phase in seconds
     #[arg(long, value_name = "S")]
     seconds: Option<f64>,
-    /// Leave out the phase with static traffic classes
-    #[arg(long)]
-    no_static: bool,
     /// Send the collective through the NCCL plugin
     #[arg(long)]
     plugin: bool,
@@ -59,7 +56,6 @@ fn config(args: &ContentionArgs) -> Result<ContentionConfig> {
         seed: args.seed,
         repetitions: args.repeat,
         seconds,
-        static_marks: !args.no_static,
         plugin: args.plugin,
     })
 }

@@ -42,9 +42,6 @@ pub(crate) struct GuestArgs {
     /// DSCPs in strict order of priority, highest first; 0 stands for all others
     #[arg(long, value_name = "DSCP,…", value_delimiter = ',')]
     dscp_order: Option<Vec<u8>>,
-    /// Size of each queue of the router, in packets
-    #[arg(long, value_name = "N")]
-    queue_packets: Option<u32>,
     /// Folder that the guest may write to, at the same path
     #[arg(long, value_name = "FOLDER")]
     share: Vec<PathBuf>,
@@ -74,9 +71,6 @@ impl GuestArgs {
         let mut network = NetworkConfig { rate_mbit: self.rate_mbit, ..NetworkConfig::default() };
         if let Some(order) = &self.dscp_order {
             network.dscp_order.clone_from(order);
-        }
-        if let Some(packets) = self.queue_packets {
-            network.queue_packets = packets;
         }
         network.validate()?;
         let limit = match self.timeout {

@@ -48,9 +48,9 @@ pub const PORTS: [&str; 2] = ["r0", "r1"];
 /// MTU of every link, in bytes. It holds RoCE's 4096 and the headers.
 pub const MTU: u32 = 4200;
 
-/// Smallest capacity of a queue, in packets. rxe sends about 128 per queue pair without an
-/// acknowledgement, and goodput collapses when they are dropped.
-pub const QUEUE_PACKETS_MIN: u32 = 256;
+/// Capacity of each of the router's queues, in packets. rxe sends about 128 per queue pair without
+/// an acknowledgement, and goodput collapses when they are dropped.
+const QUEUE_PACKETS: u32 = 1000;
 
 /// The configuration of the router.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,8 +60,6 @@ pub struct NetworkConfig {
     /// DSCPs in strict order of priority, highest first, at most 16. They must include 0, which
     /// serves all DSCPs that are not listed.
     pub dscp_order: Vec<u8>,
-    /// Capacity of each queue, in packets.
-    pub queue_packets: u32,
 }
 
 impl Default for NetworkConfig {
@@ -69,11 +67,7 @@ impl Default for NetworkConfig {
     fn default() -> Self {
         let lab = LabConfig::default();
         let classes = WireClass::table(&lab.level_dscp, lab.scavenger_dscp).unwrap_or_default();
-        Self {
-            rate_mbit: None,
-            dscp_order: classes.iter().map(|class| class.dscp).collect(),
-            queue_packets: 1000,
-        }
+        Self { rate_mbit: None, dscp_order: classes.iter().map(|class| class.dscp).collect() }
     }
 }
 
@@ -83,9 +77,6 @@ pub enum BadNetwork {
     /// [`NetworkConfig::dscp_order`] is invalid.
     #[error("dscp_order: 1 to 16 different DSCPs below 64, 0 among them")]
     DscpOrder,
-    /// [`NetworkConfig::queue_packets`] is less than [`QUEUE_PACKETS_MIN`].
-    #[error("queue_packets: at least {QUEUE_PACKETS_MIN}, or RDMA's goodput collapses")]
-    QueuePackets,
     /// [`NetworkConfig::rate_mbit`] is 0.
     #[error("rate_mbit: must be above 0; leave it out for no shaping")]
     Rate,
@@ -103,9 +94,6 @@ impl NetworkConfig {
         let whole = sorted.len() == self.dscp_order.len();
         if !whole || sorted.len() > 16 || sorted.first() != Some(&0) || sorted.last() > Some(&63) {
             return Err(BadNetwork::DscpOrder);
-        }
-        if self.queue_packets < QUEUE_PACKETS_MIN {
-            return Err(BadNetwork::QueuePackets);
         }
         if self.rate_mbit == Some(0) {
             return Err(BadNetwork::Rate);
@@ -204,10 +192,9 @@ fn shaping_script(port: &str, rate_mbit: u32, config: &NetworkConfig) -> String 
         let class = band + 1;
         writeln!(
             script,
-            "qdisc add dev {port} parent 2:{class:x} handle 1{class:x}: pfifo limit {}\n\
+            "qdisc add dev {port} parent 2:{class:x} handle 1{class:x}: pfifo limit {QUEUE_PACKETS}\n\
              filter add dev {port} parent 2: protocol ip prio 1 flower ip_tos {:#04x}/0xfc \
              classid 2:{class:x}",
-            config.queue_packets,
             dscp << 2,
         )
         .expect("a String takes all");
@@ -353,7 +340,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_network_that_would_collapse_or_cannot_be_built_is_refused() {
+    fn a_network_that_cannot_be_built_is_refused() {
         assert_eq!(NetworkConfig::default().validate(), Ok(()));
         let check = |change: fn(&mut NetworkConfig)| {
             let mut config = NetworkConfig::default();
@@ -365,7 +352,6 @@ mod tests {
         assert_eq!(check(|c| c.dscp_order = vec![46, 0, 46]), order);
         assert_eq!(check(|c| c.dscp_order = vec![64, 0]), order);
         assert_eq!(check(|c| c.dscp_order = (0..17).collect()), order);
-        assert_eq!(check(|c| c.queue_packets = 16), Err(BadNetwork::QueuePackets));
         assert_eq!(check(|c| c.rate_mbit = Some(0)), Err(BadNetwork::Rate));
     }
 

@@ -78,22 +78,13 @@ pub struct ContentionConfig {
     pub repetitions: u32,
     /// Duration of a phase, in s.
     pub seconds: f64,
-    /// Whether the phase with static marks is played, too.
-    pub static_marks: bool,
     /// Whether the collective uses the NCCL plugin.
     pub plugin: bool,
 }
 
 impl Default for ContentionConfig {
     fn default() -> Self {
-        Self {
-            rate_mbit: 8,
-            seed: 1,
-            repetitions: 1,
-            seconds: 16.0,
-            static_marks: true,
-            plugin: false,
-        }
+        Self { rate_mbit: 8, seed: 1, repetitions: 1, seconds: 16.0, plugin: false }
     }
 }
 
@@ -156,6 +147,16 @@ impl Phase {
     }
 }
 
+/// The phases of a repetition, in the order in which they are played.
+const PHASES: [Phase; 6] = [
+    Phase::BulkAlone,
+    Phase::CollectiveAlone,
+    Phase::Unscheduled,
+    Phase::StaticMarks,
+    Phase::Laxity,
+    Phase::CollectiveAgain,
+];
+
 /// Plays all phases of all repetitions on [`ContentionConfig::network`].
 ///
 /// # Errors
@@ -168,14 +169,11 @@ pub fn run(
     if guest.facts.rate_mbit != Some(config.rate_mbit) {
         bail!("the router has another rate: {:?}", guest.facts.rate_mbit);
     }
-    let mut phases = vec![Phase::BulkAlone, Phase::CollectiveAlone, Phase::Unscheduled];
-    phases.extend(config.static_marks.then_some(Phase::StaticMarks));
-    phases.extend([Phase::Laxity, Phase::CollectiveAgain]);
     let mut repetitions = Vec::new();
     for seed in (config.seed..).take(config.repetitions.max(1) as usize) {
         for attempt in 1..=ATTEMPTS {
             let mut outcomes = BTreeMap::new();
-            for &phase in &phases {
+            for phase in PHASES {
                 let name = format!("{phase:?}-{seed}-{attempt}");
                 let programs = PhasePrograms {
                     guest,
