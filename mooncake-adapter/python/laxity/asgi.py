@@ -8,11 +8,14 @@ connector finds it. It needs no framework::
 It reads each POST of JSON to one of :data:`PLACES`. The first of these that is present holds:
 
 * an objective in ``kv_transfer_params.laxity`` that another engine handed on: the time that remains;
-* the header ``x-slo-ttft-ms`` (llm-d's), a number of milliseconds;
+* the header ``x-llm-d-slo-ttft-ms``, or its older name ``x-slo-ttft-ms``: a number of milliseconds;
 * the field ``slo_ttft_ms`` of the body. It is removed, since engines may refuse unknown fields;
 * an objective that a client or a proxy wrote into ``kv_transfer_params.laxity``;
-* the defaults of :mod:`laxity.objectives` by tenant and model. The tenant comes from the header ``x-laxity-tenant`` or
-  ``x-gateway-inference-fairness-id`` (Gateway API inference extension).
+* the defaults of :mod:`laxity.objectives` by tenant and model.
+
+The tenant comes from the first of these headers: ``x-laxity-tenant``, ``x-llm-d-inference-fairness-id``, its older name
+``x-gateway-inference-fairness-id``, ``user`` (AIBrix). The priority comes from ``nvext.agent_hints.priority`` of the
+body (Dynamo), if ``kv_transfer_params.laxity`` has none.
 
 The result is written to ``kv_transfer_params.laxity``. A request without any of these passes through unchanged. So
 does a body that is no JSON object, or is longer than :data:`BODY_MAX`. An objective that makes no sense is answered
@@ -26,7 +29,16 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from typing import Any, Optional
 
-from .objectives import KEY, Objective, ObjectiveError, Objectives, handed_on, milliseconds, tenant_name
+from .objectives import (
+    KEY,
+    Objective,
+    ObjectiveError,
+    Objectives,
+    handed_on,
+    milliseconds,
+    priority_number,
+    tenant_name,
+)
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -56,9 +68,18 @@ PLACES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 #: Longer bodies pass through unread, because they would have to be held in memory.
 BODY_MAX = 64 << 20
 
-SLO_HEADER = "x-slo-ttft-ms"
+#: llm-d's header, and the name that it had before. The first one that is present holds.
+SLO_HEADERS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
 SLO_FIELD = "slo_ttft_ms"
-TENANT_HEADERS = ("x-laxity-tenant", "x-gateway-inference-fairness-id")
+#: Laxity's own, llm-d's, llm-d's before, AIBrix'. The first one that is present holds.
+TENANT_HEADERS = (
+    "x-laxity-tenant",
+    "x-llm-d-inference-fairness-id",
+    "x-gateway-inference-fairness-id",
+    "user",
+)
+#: Where Dynamo's clients say a priority, larger for more important.
+PRIORITY_PLACE = ("nvext", "agent_hints", "priority")
 
 
 class ObjectiveMiddleware:
@@ -152,9 +173,9 @@ class ObjectiveMiddleware:
         if handed_on(params):
             # The remaining time is more accurate than the objective at the beginning.
             return said
-        slo = _header(headers, SLO_HEADER.encode())
+        slo_header, slo = _first_header(headers, SLO_HEADERS)
         if slo is not None:
-            seconds = milliseconds(slo.decode("latin-1").strip(), f"header {SLO_HEADER}")
+            seconds = milliseconds(slo.decode("latin-1").strip(), f"header {slo_header}")
             said = dataclasses.replace(said, slo_ttft_s=seconds)
         elif request.get(SLO_FIELD) is not None:
             said = dataclasses.replace(said, slo_ttft_s=milliseconds(request[SLO_FIELD], SLO_FIELD))
@@ -164,6 +185,8 @@ class ObjectiveMiddleware:
                 where = f"header {name.decode('latin-1')}"
                 said = dataclasses.replace(said, tenant=tenant_name(tenant.decode("latin-1").strip(), where))
                 break
+        if said.priority is None:
+            said = dataclasses.replace(said, priority=_priority(request))
         model = request.get("model")
         return said.over(self._objectives.find(model=model if isinstance(model, str) else None, tenant=said.tenant))
 
@@ -176,6 +199,16 @@ def _path(scope: Scope) -> str:
     return path.rstrip("/")
 
 
+def _priority(request: Any) -> Optional[int]:
+    """Dynamo's priority, or ``None``. A value that is no priority is for Dynamo to refuse."""
+    for key in PRIORITY_PLACE:
+        request = request.get(key) if isinstance(request, Mapping) else None
+    try:
+        return None if request is None else priority_number(request, ".".join(PRIORITY_PLACE))
+    except ObjectiveError:
+        return None
+
+
 def _json(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
@@ -185,6 +218,16 @@ def _header(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> Optional[byt
         if key.lower() == name:
             return value
     return None
+
+
+def _first_header(
+    headers: Iterable[tuple[bytes, bytes]], names: Iterable[str]
+) -> tuple[str, Optional[bytes]]:
+    for name in names:
+        value = _header(headers, name.encode())
+        if value is not None:
+            return name, value
+    return "", None
 
 
 def _with_length(headers: Iterable[tuple[bytes, bytes]], length: int) -> list[tuple[bytes, bytes]]:

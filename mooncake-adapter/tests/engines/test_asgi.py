@@ -131,6 +131,63 @@ def test_defaults_hold_by_tenant_and_model():
     assert laxity_of(engine) == {"slo_ttft_ms": 5.0, "tenant": "iron"}
 
 
+#: Requests as the routers' own documentation has them, and the objective that each says.
+ROUTERS = {
+    "llm-d": (
+        {"model": "m", "prompt": "p"},
+        [("x-llm-d-slo-ttft-ms", "200"), ("x-llm-d-slo-tpot-ms", "50"), ("x-llm-d-inference-fairness-id", "gold")],
+        {"slo_ttft_ms": 200.0, "tenant": "gold"},
+    ),
+    "llm-d before its router's pull request 1161": (
+        {"model": "m", "prompt": "p"},
+        [("x-slo-ttft-ms", "200"), ("x-slo-tpot-ms", "50"), ("x-gateway-inference-fairness-id", "gold")],
+        {"slo_ttft_ms": 200.0, "tenant": "gold"},
+    ),
+    "llm-d with both: the canonical name wins": (
+        {"model": "m", "prompt": "p"},
+        [
+            ("x-slo-ttft-ms", "900"),
+            ("x-llm-d-slo-ttft-ms", "200"),
+            ("x-gateway-inference-fairness-id", "iron"),
+            ("x-llm-d-inference-fairness-id", "gold"),
+        ],
+        {"slo_ttft_ms": 200.0, "tenant": "gold"},
+    ),
+    "a router that strips headers": (
+        {"model": "m", "prompt": "p", "kv_transfer_params": {"laxity": {"slo_ttft_ms": 200, "tenant": "gold"}}},
+        [],
+        {"slo_ttft_ms": 200, "tenant": "gold"},
+    ),
+    "Dynamo": (
+        {"model": "m", "prompt": "p", "nvext": {"agent_hints": {"priority": 5, "strict_priority": 1, "osl": 1024}}},
+        [("x-dynamo-session-id", "research-run-42:researcher")],
+        {"priority": 5},
+    ),
+    "AIBrix": (
+        {"model": "m", "prompt": "p"},
+        [("user", "gold"), ("routing-strategy", "pd")],
+        {"tenant": "gold"},
+    ),
+}
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_requests_of_routers_say_what_they_mean(router):
+    body, headers, wanted = ROUTERS[router]
+    engine, sent = post(body, headers)
+    assert sent[0]["status"] == 200
+    assert laxity_of(engine) == wanted
+
+
+def test_a_priority_of_dynamo_that_is_none_is_left_to_dynamo():
+    for wrong in ("high", True, 2**40, None, {}):
+        engine, sent = post({"nvext": {"agent_hints": {"priority": wrong}}}, [("x-slo-ttft-ms", "80")])
+        assert sent[0]["status"] == 200
+        assert laxity_of(engine) == {"slo_ttft_ms": 80.0}
+    engine, _ = post({"nvext": ["no object"]}, [("x-slo-ttft-ms", "80")])
+    assert laxity_of(engine) == {"slo_ttft_ms": 80.0}
+
+
 def test_sglang_gets_it_where_it_looks():
     engine, _ = post({"model": "m"}, [("x-slo-ttft-ms", "80")], options={"field": "custom_params"})
     assert laxity_of(engine, "custom_params") == {"slo_ttft_ms": 80.0}
