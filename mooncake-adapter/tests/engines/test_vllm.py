@@ -15,7 +15,7 @@ import pytest
 import laxity
 import laxity.vllm
 from laxity.objectives import LATE_S
-from laxity.vllm import _wrap
+from laxity.vllm import _plugin, _wrap
 from laxity.vllm._options import OptionError, Options
 
 from .stubs import imported
@@ -538,6 +538,67 @@ def test_children_of_a_multiconnector_have_stages_of_their_own(vllm, said, monke
         child.finishes = (True, {"remote": 1})
     sends, params = engine.scheduler.request_finished(request, [0])
     assert sends is True and params["remote"] == 1
+
+
+@pytest.fixture
+def plugged(vllm, monkeypatch):
+    """A release with Laxity's plugin. The release's own lookups are there again afterwards."""
+    module = sys.modules["vllm.distributed.kv_transfer.kv_connector.factory"]
+    for name in _plugin._LOOKUPS:
+        if name in vars(vllm.factory):
+            monkeypatch.setattr(vllm.factory, name, vars(vllm.factory)[name])
+    monkeypatch.delenv(_plugin.VARIABLE, raising=False)
+    _plugin.install()
+    assert module.KVConnectorFactory is vllm.factory
+    return vllm
+
+
+def test_the_plugin_wraps_connectors_without_a_module_path(plugged, said, monkeypatch):
+    inner = plugged.connector("NixlConnector")
+    inner.record = said
+    monkeypatch.setitem(plugged.factory._registry, "NixlConnector", lambda: inner)
+    found = plugged.factory.get_connector_class(Transfer(kv_connector="NixlConnector"))
+    assert found is laxity.vllm.under_laxity(inner)
+    assert found.__name__ == "NixlConnector"
+    _plugin.install()
+    assert plugged.factory.get_connector_class(Transfer(kv_connector="NixlConnector")) is found, "works twice"
+    engine = Engine(plugged, said, found, kv_connector="NixlConnector")
+    engine.worker.register_kv_caches(kv_caches())
+    assert len(said.of("memory_layer")) == 4
+
+
+def test_the_plugin_gives_children_of_a_multiconnector_only_their_stage(plugged, said, monkeypatch):
+    child = plugged.connector("NixlConnector")
+    child.record = said
+    monkeypatch.setitem(plugged.factory._registry, "NixlConnector", lambda: child)
+    multi = plugged.factory.get_connector_class(Transfer(kv_connector="MultiConnector"))
+    children = [{"kv_connector": "NixlConnector", "kv_role": "kv_both"}]
+    extra = {"connectors": children}
+    engine = Engine(plugged, said, multi, kv_connector="MultiConnector", kv_connector_extra_config=extra)
+    engine.worker.register_kv_caches(kv_caches())
+    assert len(said.of("memory_layer")) == 4, "once, not once a child"
+
+
+def test_the_plugin_can_be_switched_off(vllm, monkeypatch):
+    monkeypatch.setenv(_plugin.VARIABLE, "off")
+    before = {name: vars(vllm.factory).get(name) for name in _plugin._LOOKUPS}
+    _plugin.install()
+    assert {name: vars(vllm.factory).get(name) for name in _plugin._LOOKUPS} == before
+
+
+def test_without_hints_transfers_still_wait_for_permits(vllm, said, monkeypatch):
+    gated = []
+    monkeypatch.setattr(laxity.nixl, "install", lambda: gated.append("nixl"))
+    inner = vllm.connector("NixlConnector")
+    inner.record = said
+    extra = {"laxity": {"hints": False}}
+    engine = Engine(vllm, said, laxity.vllm.under_laxity(inner), kv_connector_extra_config=extra)
+    assert gated == ["nixl"]
+    engine.worker.register_kv_caches(kv_caches())
+    engine.arrive(prompt("r1", params={"do_remote_decode": True}))
+    engine.step(output(new=[("r1", 40, 0, 40)]))
+    assert not said.calls
+    assert all(scope == {} for _, _, scope in engine.worker.log)
 
 
 def test_metadata_that_take_no_attribute_are_no_reason_to_fail(vllm, said):

@@ -15,6 +15,7 @@ unchanged, and a warning names the difference. See :mod:`laxity.sglang._patch`.
 
 from __future__ import annotations
 
+import logging
 import os
 
 from .._after_import import after_import
@@ -32,6 +33,7 @@ def install() -> None:
     if _installed or os.environ.get("LAXITY_SGLANG", "on").lower() in ("off", "0", "no", "false"):
         return
     _installed = True
+    logging.getLogger("laxity.sglang").info("SGLang runs under Laxity (LAXITY_SGLANG=off: as released)")
     from ._patch import CHANGES
 
     for name, change in CHANGES.items():

@@ -1,6 +1,8 @@
 """vLLM's KV connectors under Laxity, without a change to vLLM or to the connector.
 
-Name the connector as always, and this module as its module path::
+vLLM loads the package as a plugin (entry point ``vllm.general_plugins``), so connectors are named as always.
+``LAXITY_VLLM=off`` switches the plugin off. Where plugins are restricted (``VLLM_PLUGINS``), allow ``laxity``, or name
+this module as the connector's module path::
 
     vllm serve MODEL --kv-transfer-config '{
         "kv_connector": "NixlConnector",
@@ -18,7 +20,7 @@ and ``isinstance`` holds. These methods also give hints:
 the calls that load and save                   the stage of what is transferred meanwhile
 =============================================  ==========================================================
 
-vLLM before 0.20 looks up its own names before the module path. Write ``LaxityNixlConnector`` there. Later releases
+vLLM before 0.20 looks up its own names before a module path. Write ``LaxityNixlConnector`` there. Later releases
 accept that name, too, but compare names of connectors in some places.
 
 Names are looked up in vLLM's registry. ``"package.module:Class"`` names a connector outside vLLM, such as

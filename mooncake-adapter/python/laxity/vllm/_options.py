@@ -61,6 +61,8 @@ class Options:
     layer_time_ms: float = 0.0
     #: Maximum number of memory ranges that are registered for one request; 0 for none.
     owner_ranges: int = 1024
+    #: Whether the connector gives hints. Without, transfers wait for permits and say only what they move.
+    hints: bool = True
     #: Whether transfers of NIXL wait for permits (see :mod:`laxity.nixl`).
     gate_nixl: bool = True
     #: Whether transfers of Mooncake's engine wait for permits, if no library below does (see :mod:`laxity.mooncake`).
@@ -92,7 +94,7 @@ class Options:
             value = values.get(key, 0)
             if isinstance(value, bool) or not isinstance(value, kinds) or not value >= 0:
                 raise OptionError(f"{where}.{key}: {value!r:.80} is not {wanted}")
-        for key in ("gate_nixl", "gate_mooncake"):
+        for key in ("hints", "gate_nixl", "gate_mooncake"):
             if not isinstance(values.get(key, True), bool):
                 raise OptionError(f"{where}.{key}: {values[key]!r:.80} is not true or false")
         if not isinstance(values.get("objectives", ""), str):

@@ -70,8 +70,13 @@ def under_laxity(connector: type, *, child: bool = False) -> type:
         if not callable(getattr(connector, method, None)):
             raise TypeError(f"{connector.__name__} has no {method}: it is no KVConnectorBase_V1 connector")
     with _lock:
-        if connector in _made.values():
-            return connector
+        for (original, as_child), wrapped in _made.items():
+            if wrapped is connector:
+                if as_child == child:
+                    return connector
+                # vLLM looks up a child as it does its parent, and gets a class that was wrapped there already.
+                connector = original
+                break
         made = _made.get((connector, child))
         if made is None:
             made = _made[connector, child] = _make(connector, child)
@@ -107,7 +112,7 @@ def _hints(connector: type, vllm_config: Any, role: Any, rest: Any, named: Any, 
     options = Options.of(vllm_config)
     tell = Teller("vllm")
     if getattr(role, "name", str(role)) == "SCHEDULER":
-        if child:
+        if child or not options.hints:
             return None
         transfer = vllm_config.kv_transfer_config
         parallel = getattr(vllm_config, "parallel_config", None)
@@ -123,6 +128,8 @@ def _hints(connector: type, vllm_config: Any, role: Any, rest: Any, named: Any, 
         tell(nixl.install)
     if options.gate_mooncake:
         tell(_gate_mooncake, connector)
+    if not options.hints:
+        return None
     several = "_get_connector_classes_and_configs" in dir(connector)
     load, save = (None, None) if several else options.stages(connector, vllm_config)
     cache = getattr(vllm_config, "cache_config", None)
