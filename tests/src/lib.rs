@@ -5,8 +5,9 @@
 //!
 //! * `make test` names a file in `LAXITY_SKIPPED`. Each skipped test adds a line to it, and `make
 //!   test` prints their number and reasons at the end.
-//! * `LAXITY_REQUIRE=all` makes such a test fail. With `LAXITY_REQUIRE=machine`, only tests that
-//!   lack the recorded traces may be skipped. The traces are not part of this repository.
+//! * `LAXITY_REQUIRE=all` makes such a test fail, except for tests with vLLM, which takes 6 GB.
+//!   With `LAXITY_REQUIRE=vllm` those fail, too. With `LAXITY_REQUIRE=machine`, tests that lack
+//!   the recorded traces may also be skipped. The traces are not part of this repository.
 
 use std::fmt::Display;
 use std::fs::OpenOptions;
@@ -20,6 +21,8 @@ pub enum Need {
     Machine,
     /// Recorded traces and profiles, in the folder that `LAXITY_DATA` names.
     Traces,
+    /// vLLM, which `make setup-vllm` installs in 6 GB.
+    Vllm,
 }
 
 /// Records that the calling test can't run here. The caller returns after it.
@@ -61,9 +64,10 @@ pub fn recorded_data() -> Option<PathBuf> {
 fn is_required(required: &str, need: Need) -> bool {
     match required {
         "" => false,
-        "all" => true,
+        "vllm" => true,
+        "all" => need != Need::Vllm,
         "machine" => need == Need::Machine,
-        other => panic!("LAXITY_REQUIRE is {other:?}; expected `all` or `machine`"),
+        other => panic!("LAXITY_REQUIRE is {other:?}; expected `vllm`, `all` or `machine`"),
     }
 }
 
@@ -85,6 +89,8 @@ mod tests {
         assert!(!required("", Need::Machine) && !required("", Need::Traces));
         assert!(required("all", Need::Machine) && required("all", Need::Traces));
         assert!(required("machine", Need::Machine) && !required("machine", Need::Traces));
+        assert!(required("vllm", Need::Vllm) && required("vllm", Need::Machine));
+        assert!(!required("all", Need::Vllm) && !required("machine", Need::Vllm));
         let typo = std::panic::catch_unwind(|| is_required("al", Need::Machine));
         assert!(typo.is_err(), "a typing error must not let tests be skipped");
     }

@@ -24,3 +24,4 @@ mod sources;
 mod tidy;
 mod trace;
 mod verbs;
+mod vllm;

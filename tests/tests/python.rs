@@ -14,8 +14,19 @@ fn run(program: impl AsRef<OsStr>, arguments: &[&str], folder: &Path) -> Said {
     Said::of(Command::new(program).args(arguments).current_dir(folder))
 }
 
+/// Builds the wheel into a folder, with the environment of [`builder`].
+pub(crate) fn wheel(builder: &Path, wheels: &Path) -> PathBuf {
+    let to = wheels.to_str().expect("UTF-8");
+    let build = ["build", "--profile", "dev", "--locked", "--out", to];
+    run(builder.join("bin/maturin"), &build, &root().join("mooncake-adapter")).good();
+    let mut built = std::fs::read_dir(wheels).expect("wheels").flatten();
+    let wheel = built.next().expect("a wheel").path();
+    assert!(built.next().is_none(), "one wheel");
+    wheel
+}
+
 /// Returns the environment that has maturin, or why there is none.
-fn builder() -> Result<PathBuf, String> {
+pub(crate) fn builder() -> Result<PathBuf, String> {
     let target = binary("laxityd");
     // The path is target/<profile>/laxityd.
     let target = target.ancestors().nth(2).expect("a target folder");
@@ -34,12 +45,7 @@ fn the_wheel_works_in_an_environment_of_its_own() {
     let folder = tempfile::tempdir().expect("a folder");
     let wheels = folder.path().join("wheels");
     let package = root().join("mooncake-adapter");
-    let to = wheels.to_str().expect("UTF-8");
-    let build = ["build", "--profile", "dev", "--locked", "--out", to];
-    run(builder.join("bin/maturin"), &build, &package).good();
-    let mut built = std::fs::read_dir(&wheels).expect("wheels").flatten();
-    let wheel = built.next().expect("a wheel").path();
-    assert!(built.next().is_none(), "one wheel");
+    let wheel = wheel(&builder, &wheels);
 
     let clean = folder.path().join("clean");
     let venv = ["-m", "venv", clean.to_str().expect("UTF-8")];

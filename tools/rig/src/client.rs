@@ -94,6 +94,9 @@ pub struct Question {
     pub ttft_ms: f64,
     /// The prefill host that a router chose, if any.
     pub prefill: Option<usize>,
+    /// Whether the decode host has to compute the prompt, too. vLLM's front door understands this.
+    #[serde(default)]
+    pub local: bool,
 }
 
 /// The result of a request.
@@ -253,6 +256,7 @@ async fn stream(question: Question, answer: &mut Answer) -> anyhow::Result<()> {
         .header(header::CONTENT_TYPE, "application/json")
         .header("x-slo-ttft-ms", format!("{:.3}", question.ttft_ms));
     let request = match question.prefill {
+        _ if question.local => request.header("x-laxity-prefill", "local"),
         Some(host) => request.header("x-laxity-prefill", host),
         None => request,
     };

@@ -23,6 +23,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use crate::serving::{ServingConfig, TimedConfig};
+use crate::vllm::VllmConfig;
 
 pub use check::InvalidLab;
 
@@ -60,6 +61,8 @@ pub enum Engine {
     Timed,
     /// `laxity-engine` with a model that it computes.
     Real,
+    /// vLLM on the CPU.
+    Vllm,
 }
 
 impl Engine {
@@ -69,6 +72,7 @@ impl Engine {
         match self {
             Self::Real => "real",
             Self::Timed => "timed",
+            Self::Vllm => "vllm",
         }
     }
 }
@@ -156,6 +160,9 @@ pub struct LabConfig {
     /// The settings of the timed engine. Only for `engine = "timed"`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub timed: Option<TimedConfig>,
+    /// The model and the processes of vLLM. Only for `engine = "vllm"`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vllm: Option<VllmConfig>,
 }
 
 impl Default for LabConfig {
@@ -195,6 +202,7 @@ impl Default for LabConfig {
             laxity_engine: None,
             real: None,
             timed: None,
+            vllm: None,
         }
     }
 }

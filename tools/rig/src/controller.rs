@@ -4,7 +4,7 @@
 
 mod messages;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -18,7 +18,9 @@ use crate::carriage::Carriage;
 use crate::client::{Answer, Job, Question, Said, now_ns};
 use crate::config::Engine;
 use crate::coordinator::Coordinator;
+use crate::counts::Counts;
 use crate::daemons::Daemons;
+use crate::ledger;
 use crate::message;
 use crate::plan::{self, Asked};
 use crate::processes::Engines;
@@ -166,7 +168,8 @@ impl Lab<'_> {
         }
         let cpu_before = children_cpu_s();
         let started = Instant::now();
-        let mut engines = Engines::start(config, &folder, tools, scheduled, &self.spec.asked)?;
+        let mut engines =
+            Engines::start(config, &folder, tools, scheduled.then_some(policy), &self.spec.asked)?;
         let mut run = Run { index, policy, asked, objectives, folder, daemons, coordinator };
         let record = self.measure(&mut run, &mut engines);
         let buffers_unbounded = engines.buffers_unbounded;
@@ -205,7 +208,15 @@ impl Lab<'_> {
             prompt: asked.prompt(config.seed),
             output_tokens: config.serving().output_tokens,
             ttft_ms: objective.map_or(NO_HURRY_MS, |&ns| ns as f64 / 1e6),
-            prefill: asked.placed.map(|placed| placed.host),
+            prefill: match config.engine {
+                // In turn, so that requests go to the same hosts under every policy.
+                Engine::Vllm => {
+                    let turn = (asked.id.saturating_sub(1)) as usize / config.decodes;
+                    Some(turn % (config.units * config.ranks))
+                }
+                Engine::Timed | Engine::Real => asked.placed.map(|placed| placed.host),
+            },
+            local: false,
         }
     }
 
@@ -217,8 +228,9 @@ impl Lab<'_> {
         let mut of_hosts: Vec<Vec<Question>> = vec![Vec::new(); config.decodes];
         // An answer of one token sends no KV to decode.
         let prefills = config.units * config.ranks;
-        let timed = config.engine == Engine::Timed;
-        let (output_tokens, prefixes) = if timed {
+        // vLLM's prefill processes have nothing before the run. Their caches fill as requests come.
+        let placed = config.engine != Engine::Real;
+        let (output_tokens, prefixes) = if placed {
             let short = |number| (u64::MAX - number, WARM_TOKENS);
             let prompts = (prefills * config.decodes) as u64;
             (2, (0..prompts).map(short).collect())
@@ -232,7 +244,8 @@ impl Lab<'_> {
                 prompt: plan::prefix_tokens(config.seed, prefix, tokens),
                 output_tokens,
                 ttft_ms: NO_HURRY_MS,
-                prefill: timed.then_some(number / config.decodes % prefills),
+                prefill: placed.then_some(number / config.decodes % prefills),
+                local: false,
             });
         }
         // One host after the other, so that the placement of prefixes does not depend on timing.
@@ -280,7 +293,7 @@ impl Lab<'_> {
         let before_warming = Event::Progress { run: run.index, finished: 0, elapsed_s: 0.0 };
         tell(&before_warming);
         self.warm(engines)?;
-        let counts_before = engines.counts()?;
+        let counts_before = self.counts(run, engines)?;
         let links_before = self.wiring.counters()?;
         let (busy_before, busy_from) = (busy_jiffies(), Instant::now());
         let mut record = match run.objectives {
@@ -291,8 +304,8 @@ impl Lab<'_> {
         let (busy_after, busy_span) = (busy_jiffies(), busy_from.elapsed());
         let links = wiring::between(&links_before, &self.wiring.counters()?);
         engines.check()?;
-        let counts = engines
-            .counts()?
+        let counts = self
+            .counts(run, engines)?
             .iter()
             .zip(&counts_before)
             .map(|(after, before)| after.since(before))
@@ -310,14 +323,55 @@ impl Lab<'_> {
         })
     }
 
-    /// Plays each request after the answer to the previous one.
+    /// Returns the counters of each host's engine, and with vLLM those of its daemon.
+    fn counts(&self, run: &Run<'_>, engines: &mut Engines) -> anyhow::Result<Vec<Counts>> {
+        let mut counts = engines.counts()?;
+        if self.spec.config.engine == Engine::Vllm && run.daemons.is_some() {
+            ledger::add_daemons(&run.folder, &mut counts);
+        }
+        Ok(counts)
+    }
+
+    /// Returns the answers that the decode hosts give without fetching KV, by request.
+    fn local(
+        &self,
+        run: &Run<'_>,
+        engines: &mut Engines,
+    ) -> anyhow::Result<BTreeMap<u64, Vec<u32>>> {
+        let mut answers = BTreeMap::new();
+        for decode in 0..self.spec.config.decodes {
+            let of_host = run.asked.iter().filter(|a| a.decode == decode);
+            let local = of_host.map(|a| Question { local: true, ..self.question(a, None) });
+            self.one_by_one(decode, local.collect(), engines, |answer| {
+                answers.insert(answer.id, answer.tokens);
+                Ok(())
+            })?;
+        }
+        Ok(answers)
+    }
+
+    /// Plays each request after the answer to the previous one. With vLLM all answers have to be those
+    /// of a decode host that computes everything, or KV would be damaged on its way.
     fn alone(&self, run: &Run<'_>, engines: &mut Engines) -> anyhow::Result<RunRecord> {
         let config = &self.spec.config;
+        let local = match config.engine {
+            Engine::Vllm => self.local(run, engines)?,
+            Engine::Timed | Engine::Real => BTreeMap::new(),
+        };
         let mut record = RunRecord { begin_ns: now_ns()?, ..RunRecord::default() };
         for decode in 0..config.decodes {
             let of_host = run.asked.iter().filter(|a| a.decode == decode);
             let questions: Vec<Question> = of_host.map(|a| self.question(a, None)).collect();
             self.one_by_one(decode, questions, engines, |answer| {
+                if local.get(&answer.id).is_some_and(|tokens| *tokens != answer.tokens) {
+                    bail!(
+                        "request {} gets other tokens with KV of a prefill host ({:?}) than without \
+                         ({:?})",
+                        answer.id,
+                        answer.tokens,
+                        local[&answer.id]
+                    );
+                }
                 record.answers.push(answer);
                 let share = record.answers.len() as f64 / run.asked.len() as f64;
                 tell(&Event::Progress {

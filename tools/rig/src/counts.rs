@@ -10,11 +10,15 @@ pub struct Counts {
     /// Bytes that were sent, by stage and DSCP.
     pub stage_bytes: BTreeMap<String, BTreeMap<u8, u64>>,
     /// All other counters, summed over their labels, by name without the prefix `laxity_engine_`.
+    /// Counters of vLLM begin with `vllm:`, and those of a daemon with `laxityd_`.
     pub of: BTreeMap<String, f64>,
 }
 
-/// Prefix of the names of all counters.
+/// Prefix of the names of all counters of `laxity-engine`.
 const OURS: &str = "laxity_engine_";
+
+/// Prefix of the names of all counters of vLLM, which they keep.
+const VLLM: &str = "vllm:";
 
 /// Returns the value of a label.
 fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
@@ -33,8 +37,9 @@ impl Counts {
             let Some((series, value)) = line.rsplit_once(' ') else {
                 continue;
             };
-            let (Some(series), Ok(value)) = (series.strip_prefix(OURS), value.parse::<f64>())
-            else {
+            let ours = series.strip_prefix(OURS);
+            let series = ours.or_else(|| series.starts_with(VLLM).then_some(series));
+            let (Some(series), Ok(value)) = (series, value.parse::<f64>()) else {
                 continue;
             };
             let (name, labels) = series.split_once('{').unwrap_or((series, ""));
@@ -102,6 +107,16 @@ impl Counts {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn counters_of_vllm_keep_their_names_and_those_of_others_are_left_out() {
+        let text = "vllm:nixl_bytes_transferred_sum{engine=\"0\"} 3e6\n\
+            vllm:nixl_bytes_transferred_bucket{engine=\"0\",le=\"2048.0\"} 4\n\
+            vllm:nixl_bytes_transferred_count{engine=\"0\"} 4\nprocess_open_fds 7\n";
+        let counts = Counts::read(text);
+        assert_eq!(counts.mean("vllm:nixl_bytes_transferred"), 750_000.0);
+        assert_eq!(counts.get("process_open_fds"), 0.0);
+    }
 
     #[test]
     fn counters_are_read_by_stage_and_dscp_and_subtracted() {

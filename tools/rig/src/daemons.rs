@@ -18,6 +18,7 @@ use serde::Serialize;
 use crate::config::LabConfig;
 use crate::fabric;
 use crate::sandbox;
+use crate::vllm;
 
 const RESTART_AFTER: Duration = Duration::from_secs(1);
 const LOOK_EVERY: Duration = Duration::from_millis(10);
@@ -169,6 +170,7 @@ impl Daemons {
         };
         for host in 0..config.hosts() {
             let file = folder.join(format!("laxityd{host}.toml"));
+            let (policy, _) = vllm::daemon_policy(policy);
             fs::write(&file, daemon_toml(config, policy, folder, host)?)?;
             let log = log_path(folder, host);
             let (laxityd, pid) = (laxityd.to_owned(), Arc::<AtomicI32>::default());

@@ -89,6 +89,12 @@ pub fn address(host: usize) -> std::net::Ipv4Addr {
 pub const COORDINATOR: std::net::SocketAddrV4 =
     std::net::SocketAddrV4::new(std::net::Ipv4Addr::new(10, 78, 0, 254), 7471);
 
+/// Returns the address of a host on the management network.
+#[must_use]
+pub fn management_address(host: usize) -> std::net::Ipv4Addr {
+    std::net::Ipv4Addr::new(10, 78, 0, host as u8 + 1)
+}
+
 /// Returns the `ip -batch` input that makes the management network and connects every host to it.
 /// The coordinator's address is in the lab's own namespace. The network is not shaped.
 #[must_use]
@@ -113,7 +119,8 @@ pub fn management_script(hosts: usize) -> String {
 /// Returns the `ip -batch` input for a host's end of the management network.
 #[must_use]
 pub fn management_host_script(host: usize) -> String {
-    format!("link set mgmt addrgenmode none up\naddr add 10.78.0.{}/24 dev mgmt\n", host + 1)
+    let address = management_address(host);
+    format!("link set mgmt addrgenmode none up\naddr add {address}/24 dev mgmt\n")
 }
 
 /// Returns the name of a host's network namespace.

@@ -22,7 +22,7 @@ pub use crate::probe::{CannotRun, Findings};
 pub use crate::report::measure::LabReport;
 use crate::report::measure::Machine;
 pub use crate::sandbox::INTERNAL;
-use crate::{client, controller, report, sandbox, vm};
+use crate::{client, controller, report, sandbox, vllm, vm};
 
 /// Number of requests that are played one by one to check the computed contention-free TTFT.
 const VALIDATION_REQUESTS: usize = 10;
@@ -43,7 +43,11 @@ fn progress_bar(shown: bool) -> ProgressBar {
 fn check(config: &LabConfig) -> anyhow::Result<()> {
     config.validate()?;
     for policy in config.policies.iter().filter(|policy| *policy != NONE) {
-        PolicyKind::from_str(policy).map_err(|unknown| {
+        let daemons = match config.engine {
+            Engine::Vllm => vllm::daemon_policy(policy).0,
+            Engine::Timed | Engine::Real => policy,
+        };
+        PolicyKind::from_str(daemons).map_err(|unknown| {
             anyhow!("policies: {unknown}; and `{NONE}`, for no daemon at all")
         })?;
     }

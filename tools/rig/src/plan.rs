@@ -122,7 +122,7 @@ type Source = dyn Fn(f64, f64) -> (Vec<Request>, Option<Fitting>);
 
 fn source(config: &LabConfig) -> anyhow::Result<Box<Source>> {
     let (seed, longest) = (config.seed, config.tokens_max);
-    let real = (config.engine == Engine::Real).then(|| config.serving());
+    let real = (config.engine != Engine::Timed).then(|| config.serving());
     let mean = real.as_ref().map_or(CONVERSATION.tokens_mean, |real| real.tokens_mean);
     Ok(match &config.workload {
         WorkloadSource::File(path) => {

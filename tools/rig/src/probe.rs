@@ -11,10 +11,11 @@ use std::process::{Command, Stdio};
 use nix::sched::CloneFlags;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{Collectives, LabConfig};
+use crate::config::{Collectives, Engine, LabConfig};
 use crate::controller::NONE;
 use crate::fabric::{self, WireClass};
 use crate::sandbox::{self, find_program};
+use crate::vllm;
 
 /// Environment variable with the path of the daemon.
 pub const LAXITYD_VARIABLE: &str = "LAXITY_LAXITYD";
@@ -37,6 +38,9 @@ pub struct Tools {
     /// Path of `laxity-engine`, if the run has one.
     #[serde(default)]
     pub laxity_engine: Option<PathBuf>,
+    /// Path of the Python that has vLLM, if the run needs it.
+    #[serde(default)]
+    pub python: Option<PathBuf>,
 }
 
 /// Environment variable with the path of the NCCL net plugin.
@@ -53,6 +57,9 @@ pub const ENGINE_VARIABLE: &str = "LAXITY_ENGINE";
 
 /// Name of the engine.
 const ENGINE: &str = "laxity-engine";
+
+/// Name of vLLM in messages.
+const VLLM: &str = "vLLM";
 
 /// Name of the coordinator.
 const COORDINATOR: &str = "laxity-coordinator";
@@ -208,6 +215,25 @@ impl fmt::Display for Findings {
     }
 }
 
+impl Findings {
+    fn add_engine(&mut self, config: &LabConfig) {
+        let configured = config.laxity_engine.as_ref();
+        let (name, found) = match config.engine {
+            Engine::Vllm => {
+                let found = vllm::find_python(config);
+                (VLLM, found.map_err(|next_step| lack(VLLM, next_step)))
+            }
+            Engine::Timed | Engine::Real => {
+                (ENGINE, find_named(ENGINE, "laxity-engine", configured, ENGINE_VARIABLE))
+            }
+        };
+        match found {
+            Ok(path) => self.found.push((name, path)),
+            Err(lack) => self.lacks.push(lack),
+        }
+    }
+}
+
 /// Checks everything and returns all that is lacking, not only the first.
 #[must_use]
 pub fn findings(config: &LabConfig) -> Findings {
@@ -228,6 +254,7 @@ pub fn findings(config: &LabConfig) -> Findings {
             coordinator: None,
             nccl_plugin: None,
             laxity_engine: None,
+            python: None,
         };
         findings.lacks.extend(probe_kernel(&tools));
     }
@@ -238,11 +265,7 @@ pub fn findings(config: &LabConfig) -> Findings {
             Err(lack) => findings.lacks.push(lack),
         }
     }
-    let configured = config.laxity_engine.as_ref();
-    match find_named(ENGINE, "laxity-engine", configured, ENGINE_VARIABLE) {
-        Ok(path) => findings.found.push((ENGINE, path)),
-        Err(lack) => findings.lacks.push(lack),
-    }
+    findings.add_engine(config);
     if config.coordinator {
         match find_own(COORDINATOR) {
             Some(path) => findings.found.push((COORDINATOR, path)),
@@ -277,6 +300,7 @@ pub fn find(config: &LabConfig) -> Result<Tools, CannotRun> {
             coordinator: path(COORDINATOR),
             nccl_plugin: path(NCCL_PLUGIN),
             laxity_engine: path(ENGINE),
+            python: path(VLLM),
         }),
         _ => Err(CannotRun(findings.lacks)),
     }

@@ -4,13 +4,14 @@ mod configuration;
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
 use crate::carriage;
@@ -23,12 +24,13 @@ use crate::message;
 use crate::plan::{Asked, held};
 use crate::probe::Tools;
 use crate::sandbox;
+use crate::vllm::Vllm;
 
 pub use configuration::engine_toml;
 use configuration::holds_file;
 
 /// Longest start of an engine with a large model. An early exit is noticed at once.
-const START_WITHIN: Duration = Duration::from_secs(300);
+const START_WITHIN: Duration = Duration::from_secs(480);
 /// Longest time of any job other than requests.
 const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 /// Longest time for engines to stop. An engine gives open answers 5 s, but here none are needed.
@@ -128,10 +130,18 @@ impl Drop for Client {
     }
 }
 
+/// A process of a host's engine.
+pub(crate) struct Process {
+    pub host: usize,
+    pub child: Child,
+    pub log: PathBuf,
+}
+
 /// The engines of all hosts.
 pub struct Engines {
     folder: PathBuf,
-    children: Vec<Child>,
+    hosts: usize,
+    processes: Vec<Process>,
     /// Whether some host's sockets have the kernel's own buffers.
     pub buffers_unbounded: bool,
 }
@@ -145,28 +155,68 @@ impl Engines {
         config: &LabConfig,
         folder: &Path,
         tools: &Tools,
-        scheduled: bool,
+        policy: Option<&str>,
         asked: &[Asked],
     ) -> anyhow::Result<Self> {
-        let program = tools.laxity_engine.as_deref();
-        let program = program.context("there is no laxity-engine")?;
-        let mut engines =
-            Self { folder: folder.to_owned(), children: Vec::new(), buffers_unbounded: false };
+        let mut engines = Self {
+            folder: folder.to_owned(),
+            hosts: config.hosts(),
+            processes: Vec::new(),
+            buffers_unbounded: false,
+        };
         let hosts: Vec<usize> = (0..config.hosts()).collect();
         let buffers = Job::Buffers(config.socket_buffer_bytes);
         let bounded = engines.each(&hosts, &buffers, ANSWER_WITHIN)?;
         engines.buffers_unbounded = bounded.iter().any(|said| matches!(said, Said::Buffers(false)));
+        if config.engine == Engine::Vllm {
+            engines.start_vllm(config, tools, policy)?;
+        } else {
+            engines.start_own(config, tools, policy.is_some(), asked)?;
+        }
+        engines.each(&hosts, &Job::Await, START_WITHIN)?;
+        Ok(engines)
+    }
+
+    /// Starts vLLM at each host.
+    fn start_vllm(
+        &mut self,
+        config: &LabConfig,
+        tools: &Tools,
+        policy: Option<&str>,
+    ) -> anyhow::Result<()> {
+        let python = tools.python.as_deref().context("there is no vLLM")?;
+        let folder = self.folder.clone();
+        let vllm = Vllm::new(config, &folder, python, policy);
+        vllm.prepare()?;
+        for host in 0..self.hosts {
+            vllm.start(host, &mut self.processes)?;
+        }
+        Ok(())
+    }
+
+    /// Starts `laxity-engine` at each host.
+    fn start_own(
+        &mut self,
+        config: &LabConfig,
+        tools: &Tools,
+        scheduled: bool,
+        asked: &[Asked],
+    ) -> anyhow::Result<()> {
+        let program = tools.laxity_engine.as_deref();
+        let program = program.context("there is no laxity-engine")?;
+        let folder = &self.folder.clone();
         if config.engine == Engine::Timed {
             for (host, prompts) in held(config, asked).into_iter().enumerate() {
                 fs::write(holds_file(folder, host), serde_json::to_vec(&prompts)?)?;
             }
         }
-        for &host in &hosts {
+        for host in 0..self.hosts {
             let file = folder.join(format!("engine{host}.toml"));
             let plugin = tools.nccl_plugin.as_deref();
             let plugin = plugin.filter(|_| host < config.units * config.ranks);
             fs::write(&file, engine_toml(config, folder, host, scheduled, plugin)?)?;
-            let log = File::create(engines.log(host))?;
+            let path = self.log(host);
+            let log = File::create(&path)?;
             let mut command = sandbox::internal("in");
             if plugin.is_some() {
                 command.envs(carriage::environment(config, folder, host, scheduled));
@@ -177,15 +227,15 @@ impl Engines {
                 .arg("--config")
                 .arg(&file)
                 .env("RAYON_NUM_THREADS", config.serving().threads.to_string())
+                .process_group(0)
                 .stdin(Stdio::null())
                 .stdout(log.try_clone()?)
                 .stderr(log)
                 .spawn()
                 .context("starting laxity-engine")?;
-            engines.children.push(child);
+            self.processes.push(Process { host, child, log: path });
         }
-        engines.each(&hosts, &Job::Await, START_WITHIN)?;
-        Ok(engines)
+        Ok(())
     }
 
     fn log(&self, host: usize) -> PathBuf {
@@ -197,12 +247,9 @@ impl Engines {
     /// # Errors
     /// Fails if an engine ended. The message has the engine's log.
     pub fn check(&mut self) -> anyhow::Result<()> {
-        for host in 0..self.children.len() {
-            if let Some(status) = self.children[host].try_wait()? {
-                bail!(
-                    "laxity-engine of host {host} ended early ({status}){}",
-                    tail(&self.log(host))
-                );
+        for Process { host, child, log } in &mut self.processes {
+            if let Some(status) = child.try_wait()? {
+                bail!("the engine of host {host} ended early ({status}){}", tail(log));
             }
         }
         Ok(())
@@ -314,7 +361,7 @@ impl Engines {
     /// # Errors
     /// Fails if an engine does not answer.
     pub fn counts(&mut self) -> anyhow::Result<Vec<Counts>> {
-        let hosts: Vec<usize> = (0..self.children.len()).collect();
+        let hosts: Vec<usize> = (0..self.hosts).collect();
         let said = self.each(&hosts, &Job::Metrics, ANSWER_WITHIN)?;
         Ok(said
             .iter()
@@ -328,16 +375,17 @@ impl Engines {
 
 impl Drop for Engines {
     fn drop(&mut self) {
-        for child in &self.children {
-            // An engine that just ended is no error.
+        // An engine that just ended is no error.
+        for Process { child, .. } in &self.processes {
             let _ = kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM);
         }
         let until = Instant::now() + STOP_WITHIN;
-        for child in &mut self.children {
+        for Process { child, .. } in &mut self.processes {
             while matches!(child.try_wait(), Ok(None)) && Instant::now() < until {
                 std::thread::sleep(LOOK_EVERY);
             }
-            let _ = child.kill();
+            // Processes that the engine started are in its group.
+            let _ = killpg(Pid::from_raw(child.id().cast_signed()), Signal::SIGKILL);
             let _ = child.wait();
         }
     }
@@ -349,7 +397,12 @@ mod tests {
     use crate::client::{Answer, Question};
 
     fn engines(folder: &tempfile::TempDir) -> Engines {
-        Engines { folder: folder.path().to_owned(), children: Vec::new(), buffers_unbounded: false }
+        Engines {
+            folder: folder.path().to_owned(),
+            hosts: 0,
+            processes: Vec::new(),
+            buffers_unbounded: false,
+        }
     }
 
     fn ask(questions: usize, tokens: usize) -> Job {
@@ -360,6 +413,7 @@ mod tests {
             output_tokens: 1,
             ttft_ms: 1.0,
             prefill: None,
+            local: false,
         };
         Job::Ask { questions: vec![question; questions], begin_ns: None }
     }

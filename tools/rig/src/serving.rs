@@ -198,8 +198,10 @@ impl LabConfig {
     /// Returns the model that the engine serves.
     #[must_use]
     pub fn serving(&self) -> ServingConfig {
-        if self.engine != Engine::Timed {
-            return self.real.clone().unwrap_or_default();
+        match self.engine {
+            Engine::Timed => {}
+            Engine::Real => return self.real.clone().unwrap_or_default(),
+            Engine::Vllm => return self.vllm.clone().unwrap_or_default().serving(),
         }
         let (timed, scaling) = (self.timed.clone().unwrap_or_default(), self.scaling());
         let ranks = self.ranks as f64;
@@ -251,6 +253,11 @@ impl LabConfig {
     pub fn no_use_with(engine: Engine, field: &str) -> Option<&'static str> {
         Some(match (engine, field) {
             (Engine::Timed, _) => return None,
+            (Engine::Vllm, "collectives" | "nccl_plugin") => {
+                "vLLM's prefill processes are whole, and exchange nothing"
+            }
+            (Engine::Vllm, "reads") => "the connector decides who reads",
+            (Engine::Real, "reads") => return None,
             (_, "collectives" | "nccl_plugin") => {
                 "the real engine sends experts' tokens itself, through Laxity's client"
             }
@@ -258,6 +265,8 @@ impl LabConfig {
             (_, "load") => {
                 "what the engine can do is not known before it runs: set requests_per_second"
             }
+            (Engine::Vllm, "model") => "the model is computed: set its sizes under [vllm]",
+            (Engine::Vllm, "victim_share") => "each prefill process keeps what it computed",
             (_, "victim_share") => "prefixes lie where the engine computed them",
             (_, "model") => "the model is computed: set its sizes under [real]",
             _ => return None,
@@ -275,12 +284,16 @@ impl LabConfig {
             let problem = "is for the timed engine (engine = \"timed\")";
             return fail("timed", problem.to_owned());
         }
+        if self.engine != Engine::Vllm && self.vllm.is_some() {
+            return fail("vllm", "is for vLLM (engine = \"vllm\")".to_owned());
+        }
         let unused = Self::default();
         for (field, changed) in [
             ("load", self.load != unused.load),
             ("victim_share", self.victim_share != unused.victim_share),
             ("collectives", self.collectives != Collectives::Sockets),
             ("nccl_plugin", self.nccl_plugin.is_some()),
+            ("reads", self.reads),
             ("model", self.model != unused.model),
             ("validate_ideal", self.validate_ideal != unused.validate_ideal),
         ] {
@@ -291,7 +304,8 @@ impl LabConfig {
         }
         match self.engine {
             Engine::Timed => self.check_timed(),
-            _ => self.check_real(),
+            Engine::Real => self.check_real(),
+            Engine::Vllm => self.check_vllm(),
         }
     }
 

@@ -9,7 +9,7 @@ use std::process::Stdio;
 use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 
-use crate::config::LabConfig;
+use crate::config::{Engine, LabConfig};
 use crate::fabric::{self, PortCounters, WireClass};
 use crate::probe::Tools;
 use crate::sandbox;
@@ -67,7 +67,7 @@ impl<'a> Wiring<'a> {
             batch(inside.as_deref(), tc, &shape(fabric::HOST_PORT))?;
             batch(None, tc, &shape(&fabric::switch_port(host)))?;
         }
-        if config.coordinator {
+        if config.coordinator || config.engine == Engine::Vllm {
             batch(None, ip, &fabric::management_script(hosts))?;
             for host in 0..hosts {
                 let inside = Some(fabric::namespace(host));

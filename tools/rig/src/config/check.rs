@@ -1,6 +1,6 @@
 //! Which values of the configuration make sense.
 
-use super::LabConfig;
+use super::{Engine, LabConfig};
 use crate::fabric::WireClass;
 
 /// A value of [`LabConfig`] that makes no sense.
@@ -45,7 +45,11 @@ impl LabConfig {
     fn run_rules(&self) -> [Rule; 12] {
         [
             ((1..=8).contains(&self.units), "units", "must be 1 to 8"),
-            ((2..=8).contains(&self.ranks), "ranks", "must be 2 to 8: a collective needs peers"),
+            (
+                (2..=8).contains(&self.ranks) || (self.engine == Engine::Vllm && self.ranks == 1),
+                "ranks",
+                "must be 2 to 8: a collective needs peers (with vLLM 1, too)",
+            ),
             ((1..=8).contains(&self.decodes), "decodes", "must be 1 to 8"),
             ((10..=2000).contains(&self.port_mbit), "port_mbit", "must be 10 to 2000"),
             (

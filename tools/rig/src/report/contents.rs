@@ -8,6 +8,7 @@ use serde::Serialize;
 use crate::carriage::Carriage;
 use crate::config::LabConfig;
 use crate::coordinator::CoordinatorRecord;
+use crate::ledger::Ledger;
 use crate::report::distribution::Summary;
 use crate::trace::Fitting;
 use crate::workload::Statistics;
@@ -15,7 +16,7 @@ use crate::workload::Statistics;
 /// The report of a lab run.
 #[derive(Clone, Debug, Serialize)]
 pub struct LabReport {
-    /// Name of the engine: `timed` or `real`.
+    /// Name of the engine: `timed`, `real` or `vllm`.
     pub engine: &'static str,
     /// Results of each policy, in the configured order.
     pub runs: Vec<PolicyRun>,
@@ -63,6 +64,14 @@ pub struct PolicyRun {
     pub answers_compared: usize,
     /// Requests whose answer differs from the answer alone.
     pub answers_different: Vec<u64>,
+    /// Number of requests whose answer differs from the answer alone.
+    pub wrong_answers: usize,
+    /// KV bytes that one count of the ledger has and another lacks. Always 0 without a ledger: the
+    /// lab's own engine fails a batch with a damaged or missing byte.
+    pub bytes_lost: u64,
+    /// The counts of KV bytes, with vLLM.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv: Option<Ledger>,
     /// Share of the requests whose first token came by its deadline.
     pub ttft_slo_attainment: f64,
     /// TTFT at the client, in ms.

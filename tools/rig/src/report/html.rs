@@ -250,15 +250,18 @@ fn background(report: &LabReport) -> Markup {
         details {
             summary { "What was served, and where it ran" }
             p {
-                (real.layers) " layers of width " (real.hidden) ", " (real.experts) " experts of \
-                    width " (real.ffn) ", "
-                (real.experts_per_token) " of them a token's; " (real.kv_bytes()) " bytes of KV \
-                    and "
-                (format!("{:.0}", real.expert_bytes(report.config.ranks)))
-                " bytes to and from experts elsewhere, a token and layer. Alone an exchange takes "
-                (format!("{:.1}", report.alone.exchange_ms)) " ms and an iteration "
-                (format!("{:.0}", report.alone.iteration_ms)) " ms. Ports \
-                    of " (report.config.port_mbit) " Mbit/s on "
+                (real.layers) " layers of width " (real.hidden) ", "
+                (real.kv_bytes()) " bytes of KV a token and layer"
+                @if real.experts > 0 {
+                    ", " (real.experts) " experts of width " (real.ffn) ", "
+                    (real.experts_per_token) " of them a token's, "
+                    (format!("{:.0}", real.expert_bytes(report.config.ranks)))
+                    " bytes to and from experts elsewhere, a token and layer. Alone an exchange \
+                        takes "
+                    (format!("{:.1}", report.alone.exchange_ms)) " ms and an iteration "
+                    (format!("{:.0}", report.alone.iteration_ms)) " ms"
+                }
+                ". Ports of " (report.config.port_mbit) " Mbit/s on "
                 (machine.cores) " cores (" (machine.model) ", Linux " (machine.kernel) "). \
                     Processors busy during the runs: "
                 (report.runs.iter().map(|run| format!("{} {:.2} ({:.2} by the lab \

@@ -13,9 +13,10 @@
 use std::collections::BTreeMap;
 
 use crate::client::{Answer, complete, different};
-use crate::config::LabConfig;
-use crate::controller::RunRecord;
+use crate::config::{Engine, LabConfig};
+use crate::controller::{NONE, RunRecord};
 use crate::counts::Counts;
+use crate::ledger::{self, Ledger};
 use crate::plan::{Asked, Asking};
 use crate::report::distribution::Sample;
 use crate::wiring::LinkRecord;
@@ -88,7 +89,9 @@ pub fn report(
         engine: config.engine.name(),
         runs: records
             .iter()
-            .map(|record| policy_run(config, &asking.asked, &own, record, &reference))
+            .map(|record| {
+                policy_run(config, &asking.asked, &own, ledger::moved(&counts), record, &reference)
+            })
             .collect(),
         workload: WorkloadReport {
             arrivals_digest: workload::digest(&asking.requests),
@@ -155,6 +158,7 @@ fn policy_run(
     config: &LabConfig,
     asked: &[Asked],
     own: &BTreeMap<u64, u64>,
+    alone_bytes: u64,
     record: &RunRecord,
     reference: &BTreeMap<u64, &[u32]>,
 ) -> PolicyRun {
@@ -179,13 +183,18 @@ fn policy_run(
         .map(|a| f64::from(tokens_of.get(&a.id).copied().unwrap_or(0)) + a.tokens.len() as f64)
         .sum();
     let span_s = record.end_ns.saturating_sub(record.begin_ns).max(1) as f64 / 1e9;
+    let whole_run = whole().count() == asked.len();
+    let ledger = (config.engine == Engine::Vllm).then(|| Ledger::of(&counts, alone_bytes));
+    let wrong = different(reference, &record.answers);
     let mut run = PolicyRun {
+        wrong_answers: wrong.len(),
+        bytes_lost: ledger.as_ref().map_or(0, |l| l.lost_bytes(record.policy != NONE, whole_run)),
         policy: record.policy.clone(),
         requests: asked.len(),
         completed: whole().count(),
         errors,
         answers_compared: whole().filter(|a| reference.contains_key(&a.id)).count(),
-        answers_different: different(reference, &record.answers),
+        answers_different: wrong,
         ttft_slo_attainment: times.iter().filter(in_time).count() as f64
             / asked.len().max(1) as f64,
         ttft_ms: ttft.summary(),
@@ -205,8 +214,9 @@ fn policy_run(
         batches_failed: counts.get("batches_failed_total") as u64,
         hosts: hosts(config, record, span_s),
         stage_bytes: counts.stage_bytes.clone(),
-        scheduled_bytes: counts.get("scheduled_bytes_total") as u64,
-        bypassed_bytes: counts.get("bypassed_bytes_total") as u64,
+        scheduled_bytes: scheduled(&counts),
+        bypassed_bytes: bypassed(&counts),
+        kv: ledger,
         plugin: record.carriage.clone(),
         daemon_restarts: record.daemon_restarts,
         coordinator: record.coordinator.clone(),
@@ -227,6 +237,16 @@ fn policy_run(
     run.link_utilisation = run.hosts.iter().map(|h| h.egress + h.ingress).sum::<f64>() / ports;
     add_links(&mut run, record);
     run
+}
+
+/// Returns the bytes that went out with a permit, as `laxity-engine` or else the daemon counts them.
+fn scheduled(counts: &Counts) -> u64 {
+    (counts.get("scheduled_bytes_total") + counts.get("laxityd_completed_bytes")) as u64
+}
+
+/// Returns the bytes that went out without a permit.
+fn bypassed(counts: &Counts) -> u64 {
+    (counts.get("bypassed_bytes_total") + counts.get("laxityd_bypassed_bytes")) as u64
 }
 
 /// Returns the mean parts of the TTFT of prompts that prefill hosts computed.
@@ -260,8 +280,8 @@ fn hosts(config: &LabConfig, record: &RunRecord, span_s: f64) -> Vec<HostReport>
                 .iter()
                 .map(|(stage, by_dscp)| (stage.clone(), by_dscp.values().sum()))
                 .collect(),
-            scheduled_bytes: counts.get("scheduled_bytes_total") as u64,
-            bypassed_bytes: counts.get("bypassed_bytes_total") as u64,
+            scheduled_bytes: scheduled(counts),
+            bypassed_bytes: bypassed(counts),
             unscheduled_ms: counts.get("unscheduled_ms_total"),
             prompt_tokens: counts.get("prompt_tokens_total") as u64,
         })

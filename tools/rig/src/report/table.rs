@@ -6,7 +6,9 @@ use comfy_table::{Cell, CellAlignment, Table, presets};
 
 use super::measure::{LabReport, PolicyRun};
 use crate::carriage::Carriage;
+use crate::config::Engine;
 use crate::controller::NONE;
+use crate::ledger::Ledger;
 
 /// Stages in the order of a request's life, and their names in the table.
 pub const STAGES: [(&str, &str); 3] =
@@ -89,9 +91,7 @@ fn heading(report: &LabReport) -> String {
          the {} engine on {} prefill units of {} hosts and {} decode hosts, ports of {} Mbit/s; \
          objective {} × the request's \
          TTFT alone ({:.0} ms on average)\n\
-         model: {} layers of width {}, {} experts, {} of them a token's; {} B of KV and {:.0} B to \
-         and from experts elsewhere, a token \
-         and layer; alone an exchange takes {:.1} ms, an iteration {:.0} ms\n",
+         model: {} layers of width {}, {} B of KV a token and layer",
         statistics.requests,
         config.duration_s,
         statistics.tokens_mean,
@@ -107,13 +107,20 @@ fn heading(report: &LabReport) -> String {
         workload.ideal_ttft_ms,
         real.layers,
         real.hidden,
-        real.experts,
-        real.experts_per_token,
         real.kv_bytes(),
-        real.expert_bytes(config.ranks),
-        report.alone.exchange_ms,
-        report.alone.iteration_ms,
     );
+    text += &match config.engine {
+        Engine::Vllm => "\n".to_owned(),
+        Engine::Timed | Engine::Real => format!(
+            ", {} experts, {} of them a token's; {:.0} B to and from experts elsewhere, a token and \
+             layer; alone an exchange takes {:.1} ms, an iteration {:.0} ms\n",
+            real.experts,
+            real.experts_per_token,
+            real.expert_bytes(config.ranks),
+            report.alone.exchange_ms,
+            report.alone.iteration_ms,
+        ),
+    };
     if let Some(check) = report.alone.ideal_check {
         writeln!(
             text,
@@ -151,6 +158,27 @@ fn carried(plugin: &Carriage) -> String {
     for (count, what) in
         [(plugin.deferred, "had to wait"), (plugin.overdue, "for as long as they may")]
     {
+        if count > 0 {
+            write!(text, ", {count} {what}").expect("a String takes all");
+        }
+    }
+    text
+}
+
+/// Returns a sentence about the KV that vLLM's connector moved.
+fn moved(run: &PolicyRun, kv: &Ledger) -> String {
+    let mut text = format!(
+        "the connector moved {} MB of KV in {} transfers ({:.0} ms each, of that {:.1} ms posting)",
+        megabytes(kv.moved_bytes),
+        kv.transfers,
+        kv.transfer_ms,
+        kv.post_ms,
+    );
+    for (count, what) in [
+        (kv.failed_transfers, "transfers failed"),
+        (kv.expired, "requests' KV expired"),
+        (run.bytes_lost, "BYTES ARE NOT ACCOUNTED FOR"),
+    ] {
         if count > 0 {
             write!(text, ", {count} {what}").expect("a String takes all");
         }
@@ -197,6 +225,9 @@ fn remark(run: &PolicyRun) -> String {
     }
     if run.batches_failed > 0 {
         add(format!("{} batches failed", run.batches_failed));
+    }
+    if let Some(kv) = &run.kv {
+        add(moved(run, kv));
     }
     if let Some(plugin) = &run.plugin {
         add(carried(plugin));

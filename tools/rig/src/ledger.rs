@@ -1,0 +1,144 @@
+//! The KV bytes of a run with vLLM, counted three times: by vLLM's connector, by the hosts' daemons,
+//! and by the connector again when each request was alone. A byte that one count lacks is lost.
+//!
+//! The connector counts what a transfer moved, and knows nothing of Laxity. The daemons count what
+//! clients submitted, and what clients reported as completed.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::counts::Counts;
+use crate::daemons;
+
+/// The KV bytes of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Ledger {
+    /// Bytes that the connector moved.
+    pub moved_bytes: u64,
+    /// Bytes that the connector moved for the same requests when each was alone.
+    pub alone_bytes: u64,
+    /// Transfers of the connector.
+    pub transfers: u64,
+    /// Transfers of the connector that failed.
+    pub failed_transfers: u64,
+    /// Requests whose KV expired because nobody fetched it.
+    pub expired: u64,
+    /// Mean time of a transfer, in ms.
+    pub transfer_ms: f64,
+    /// Mean time in which a transfer was posted, in ms.
+    pub post_ms: f64,
+    /// Bytes that clients submitted to the daemons.
+    pub submitted_bytes: u64,
+    /// Bytes that the daemons permitted.
+    pub permitted_bytes: u64,
+    /// Bytes that clients reported as completed.
+    pub completed_bytes: u64,
+    /// Bytes that clients reported to have sent unscheduled.
+    pub bypassed_bytes: u64,
+}
+
+impl Ledger {
+    /// Reads the counts of a run, over all hosts.
+    #[must_use]
+    pub fn of(counts: &Counts, alone_bytes: u64) -> Self {
+        let count = |name: &str| counts.get(name) as u64;
+        let ms = |name: &str| counts.mean(name) * 1e3;
+        Self {
+            moved_bytes: moved(counts),
+            alone_bytes,
+            transfers: count("vllm:nixl_bytes_transferred_count"),
+            failed_transfers: count("vllm:nixl_num_failed_transfers_total"),
+            expired: count("vllm:nixl_num_kv_expired_reqs_total"),
+            transfer_ms: ms("vllm:nixl_xfer_time_seconds"),
+            post_ms: ms("vllm:nixl_post_time_seconds"),
+            submitted_bytes: count("laxityd_submitted_bytes"),
+            permitted_bytes: count("laxityd_permitted_bytes"),
+            completed_bytes: count("laxityd_completed_bytes"),
+            bypassed_bytes: count("laxityd_bypassed_bytes"),
+        }
+    }
+
+    /// Returns the bytes that one count has and another lacks. `scheduled` says whether there were
+    /// daemons, and `whole` whether every request was answered.
+    #[must_use]
+    pub fn lost_bytes(&self, scheduled: bool, whole: bool) -> u64 {
+        let mut lost = 0;
+        if scheduled {
+            let known = self.completed_bytes + self.bypassed_bytes;
+            let submitted = self.submitted_bytes + self.bypassed_bytes;
+            // A request that was given up may leave a transfer behind that began and did not end.
+            lost += known.abs_diff(self.moved_bytes);
+            if whole {
+                lost += submitted.abs_diff(known);
+            }
+        }
+        if whole {
+            lost += self.alone_bytes.abs_diff(self.moved_bytes);
+        }
+        lost
+    }
+}
+
+/// Returns the bytes that vLLM's connector moved.
+#[must_use]
+pub fn moved(counts: &Counts) -> u64 {
+    counts.get("vllm:nixl_bytes_transferred_sum") as u64
+}
+
+/// Adds what each host's daemon counted of its clients to the counters of the host.
+pub fn add_daemons(folder: &Path, counts: &mut [Counts]) {
+    for (host, counts) in counts.iter_mut().enumerate() {
+        let Some(status) = daemons::status(folder, host) else {
+            continue;
+        };
+        let mut add = |name: &str, bytes: u64| {
+            *counts.of.entry(format!("laxityd_{name}_bytes")).or_default() += bytes as f64;
+        };
+        for client in &status.clients {
+            add("submitted", client.submitted_bytes);
+            add("permitted", client.permitted_bytes);
+            add("completed", client.completed_bytes);
+            add("bypassed", client.bypassed_bytes);
+        }
+        let mut stages: BTreeMap<String, u64> = BTreeMap::new();
+        for permitted in status.ports.iter().flat_map(|port| &port.permitted) {
+            *stages.entry(permitted.stage.to_string()).or_default() += permitted.bytes;
+        }
+        for (stage, bytes) in stages {
+            // UCX marks nothing over TCP, whatever the permit says.
+            counts.stage_bytes.entry(stage).or_default().insert(0, bytes);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counts(moved: u64, submitted: u64, completed: u64) -> Counts {
+        let mut counts = Counts::read(&format!(
+            "vllm:nixl_bytes_transferred_sum{{engine=\"0\"}} {moved}\n\
+             vllm:nixl_bytes_transferred_count{{engine=\"0\"}} 2\n\
+             vllm:nixl_bytes_transferred_bucket{{engine=\"0\",le=\"2048.0\"}} 2\n"
+        ));
+        counts.of.insert("laxityd_submitted_bytes".to_owned(), submitted as f64);
+        counts.of.insert("laxityd_completed_bytes".to_owned(), completed as f64);
+        counts
+    }
+
+    #[test]
+    fn a_byte_that_one_of_the_counts_lacks_is_lost() {
+        let lost = |moved, submitted, completed, alone| {
+            Ledger::of(&counts(moved, submitted, completed), alone).lost_bytes(true, true)
+        };
+        assert_eq!(lost(700, 700, 700, 700), 0);
+        assert_eq!(lost(700, 700, 699, 700), 2, "not completed, though moved");
+        assert_eq!(lost(700, 0, 0, 700), 700, "moved past the daemon");
+        assert_eq!(lost(600, 600, 600, 700), 100, "decode computed what it did not fetch");
+        let unfinished = Ledger::of(&counts(600, 700, 600), 700);
+        assert_eq!(unfinished.lost_bytes(true, false), 0, "a request was given up");
+        assert_eq!(Ledger::of(&counts(700, 0, 0), 700).lost_bytes(false, true), 0, "no daemon");
+    }
+}

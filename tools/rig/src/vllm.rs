@@ -1,0 +1,330 @@
+//! vLLM as the engine of the lab: one `vllm serve` in each host's namespace, and a front door at each
+//! decode host.
+//!
+//! vLLM, its connector and its transport are the released ones. They compute a small random model on
+//! the CPU, which [`MAKE_MODEL`] writes. The front door ([`FRONT_DOOR`]) does what a disaggregating
+//! router does. It listens where the other engines have their endpoint, so the lab's clients ask it in
+//! the same way.
+//!
+//! ```text
+//! client ─HTTP─▶ front door ─HTTP─▶ prefill host's vLLM
+//!                     └──────HTTP─▶ decode host's vLLM ◀═KV, over the shaped ports═ prefill
+//! ```
+//!
+//! HTTP and the connector's handshakes use the management network, as [`fabric::management_script`]
+//! makes it. Only KV crosses the shaped ports.
+//!
+//! How much Laxity takes part depends on the policy. Under `none` vLLM runs without it. Under
+//! `NAME_no_hints` transfers wait for permits, and the connector gives no hints. Under other names it
+//! gives all hints.
+
+mod config;
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, bail};
+use serde_json::json;
+
+use crate::client::ENDPOINT;
+use crate::config::LabConfig;
+use crate::daemons::daemon_socket;
+use crate::fabric;
+use crate::processes::Process;
+use crate::sandbox;
+
+pub use config::VllmConfig;
+
+/// The program that writes the model.
+const MAKE_MODEL: &str = include_str!("vllm/make_model.py");
+/// The program of the front door.
+const FRONT_DOOR: &str = include_str!("vllm/front_door.py");
+
+/// Environment variable with the path of the Python that has vLLM.
+pub const PYTHON_VARIABLE: &str = "LAXITY_VLLM_PYTHON";
+
+/// Ending of the names of policies under which the connector gives no hints.
+const NO_HINTS: &str = "_no_hints";
+
+/// Port of vLLM's endpoint where the front door has the usual one.
+const BEHIND_PORT: u16 = 8001;
+/// Port of the handshakes of NIXL's connector.
+const SIDE_CHANNEL_PORT: u16 = 5600;
+
+/// Returns the daemon's policy of a run, and whether the connector gives hints.
+#[must_use]
+pub fn daemon_policy(policy: &str) -> (&str, bool) {
+    policy.strip_suffix(NO_HINTS).map_or((policy, true), |policy| (policy, false))
+}
+
+/// Returns the Python that has vLLM: the configured one, the one in the environment, or that of the
+/// checkout that this program was built in.
+///
+/// # Errors
+/// Returns what to do if there is none.
+pub fn find_python(config: &LabConfig) -> Result<PathBuf, String> {
+    let configured = config.vllm.as_ref().and_then(|vllm| vllm.python.clone());
+    let named = configured.or_else(|| std::env::var_os(PYTHON_VARIABLE).map(PathBuf::from));
+    // No links are resolved: Python finds its packages by the path that it was started with.
+    let found = named.map(std::path::absolute).or_else(|| Some(Ok(beside_this_program()?)));
+    match found {
+        Some(Ok(path)) if path.is_file() => Ok(path),
+        Some(Ok(path)) => Err(format!("{} is not there; run `make setup-vllm`", path.display())),
+        Some(Err(error)) => Err(error.to_string()),
+        None => Err(format!(
+            "run `make setup-vllm` (6 GB), and name its bin/python in {PYTHON_VARIABLE}"
+        )),
+    }
+}
+
+/// Returns `target/vllm/bin/python` if this program lies in `target/PROFILE`, or one folder below.
+fn beside_this_program() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?;
+    let folders = program.ancestors().skip(2).take(2);
+    folders.map(|target| target.join("vllm/bin/python")).find(|python| python.is_file())
+}
+
+/// What the processes of a run have in common.
+pub(crate) struct Vllm<'a> {
+    config: &'a LabConfig,
+    own: VllmConfig,
+    folder: &'a Path,
+    python: &'a Path,
+    policy: Option<&'a str>,
+}
+
+impl<'a> Vllm<'a> {
+    /// Prepares a run. `policy` is `None` if there is no daemon.
+    pub(crate) fn new(
+        config: &'a LabConfig,
+        folder: &'a Path,
+        python: &'a Path,
+        policy: Option<&'a str>,
+    ) -> Self {
+        let own = config.vllm.clone().unwrap_or_default();
+        Self { config, own, folder, python, policy }
+    }
+
+    /// Writes the model, once for all runs of a lab, and the program of the front door.
+    pub(crate) fn prepare(&self) -> anyhow::Result<()> {
+        fs::write(self.folder.join("front_door.py"), FRONT_DOOR)?;
+        let model = model_folder();
+        if model.join("tokenizer_config.json").exists() {
+            return Ok(());
+        }
+        let shape = json!({
+            "layers": self.own.layers, "hidden": self.own.hidden, "heads": self.own.heads,
+            "kv_heads": self.own.kv_heads, "head_dim": self.own.head_dim, "ffn": self.own.ffn,
+            "vocab": self.own.vocab, "seed": self.own.weights_seed, "context": self.context(),
+        });
+        let output = Command::new(self.python)
+            .args(["-c", MAKE_MODEL])
+            .arg(&model)
+            .arg(shape.to_string())
+            .output()
+            .with_context(|| format!("starting {}", self.python.display()))?;
+        if !output.status.success() {
+            bail!("the model cannot be made: {}", String::from_utf8_lossy(&output.stderr));
+        }
+        Ok(())
+    }
+
+    fn context(&self) -> u32 {
+        self.config.tokens_max + self.own.output_tokens
+    }
+
+    /// Starts vLLM at a host, and the front door if it is a decode host.
+    pub(crate) fn start(&self, host: usize, processes: &mut Vec<Process>) -> anyhow::Result<()> {
+        processes.push(self.spawn(host, format!("engine{host}.log"), self.engine(host))?);
+        if !self.prefills(host) {
+            processes.push(self.spawn(host, format!("door{host}.log"), self.door())?);
+        }
+        Ok(())
+    }
+
+    fn spawn(&self, host: usize, log: String, arguments: Vec<OsString>) -> anyhow::Result<Process> {
+        let log = self.folder.join(log);
+        let file = fs::File::create(&log)?;
+        let child = sandbox::internal("in")
+            .arg(fabric::namespace(host))
+            .arg(self.python)
+            .args(arguments)
+            .envs(self.environment(host))
+            .stdin(Stdio::null())
+            .stdout(file.try_clone()?)
+            .stderr(file)
+            .process_group(0)
+            .spawn()
+            .context("starting vLLM")?;
+        Ok(Process { host, child, log })
+    }
+
+    /// Returns the folder of what vLLM finds out about itself at its first start. It lies in Python's
+    /// environment, because later starts are much faster with it.
+    fn cache(&self) -> PathBuf {
+        let environment = self.python.ancestors().nth(2).unwrap_or(self.folder);
+        environment.join("cache")
+    }
+
+    fn prefills(&self, host: usize) -> bool {
+        host < self.config.units * self.config.ranks
+    }
+
+    /// Returns the arguments of Python that start vLLM at a host.
+    fn engine(&self, host: usize) -> Vec<OsString> {
+        let prefills = self.prefills(host);
+        let port = if prefills { ENDPOINT.port() } else { BEHIND_PORT };
+        // The command `vllm` wants a package of that name, and the one for CPUs has another.
+        let module = ["-m", "vllm.entrypoints.openai.api_server", "--model"];
+        let mut arguments: Vec<OsString> = module.map(OsString::from).into();
+        arguments.push(model_folder().into());
+        let mut add = |argument: &str, value: String| {
+            arguments.push(argument.into());
+            arguments.push(value.into());
+        };
+        add("--host", "0.0.0.0".to_owned());
+        add("--port", port.to_string());
+        add("--served-model-name", "lab".to_owned());
+        // Sums of 32 bits: with 16 bits a batch may round another token to be the likeliest.
+        add("--dtype", "float32".to_owned());
+        add("--max-model-len", self.context().to_string());
+        add("--max-num-batched-tokens", self.own.step_tokens.to_string());
+        add("--max-num-seqs", self.own.step_requests.to_string());
+        add("--distributed-executor-backend", "uni".to_owned());
+        add("--kv-transfer-config", self.transfer().to_string());
+        if self.policy.is_some_and(|policy| daemon_policy(policy).1) {
+            add("--middleware", "laxity.asgi.ObjectiveMiddleware".to_owned());
+        }
+        arguments.push("--enforce-eager".into());
+        if !prefills {
+            // Every request then reads all of its prompt's KV, and computes none of it again.
+            arguments.push("--no-enable-prefix-caching".into());
+        }
+        arguments.extend(self.own.arguments.iter().map(OsString::from));
+        arguments
+    }
+
+    /// Returns the KV connector's configuration. It names nothing of Laxity but the missing hints:
+    /// the package is a plugin of vLLM.
+    fn transfer(&self) -> serde_json::Value {
+        let mut extra = json!({});
+        if self.policy.is_some_and(|policy| !daemon_policy(policy).1) {
+            extra["laxity"] = json!({ "hints": false });
+        }
+        json!({
+            "kv_connector": "NixlConnector", "kv_role": "kv_both", "kv_buffer_device": "cpu",
+            "kv_connector_extra_config": extra,
+        })
+    }
+
+    /// Returns the arguments of Python that start the front door.
+    fn door(&self) -> Vec<OsString> {
+        let prefill = 0..self.config.units * self.config.ranks;
+        let mut arguments = vec![self.folder.join("front_door.py").into()];
+        arguments.extend(["--listen".to_owned(), ENDPOINT.to_string()].map(OsString::from));
+        arguments.extend(["--decode".into(), format!("http://127.0.0.1:{BEHIND_PORT}").into()]);
+        arguments.push("--prefill".into());
+        arguments.extend(prefill.map(|host| {
+            let address = fabric::management_address(host);
+            OsString::from(format!("http://{address}:{}", ENDPOINT.port()))
+        }));
+        arguments
+    }
+
+    /// Returns the environment of a host's processes. Data use the shaped port, and all else the
+    /// management network.
+    fn environment(&self, host: usize) -> Vec<(&'static str, OsString)> {
+        let management = fabric::management_address(host).to_string();
+        let port = fabric::HOST_PORT;
+        let mut environment: Vec<(&'static str, OsString)> = vec![
+            ("OMP_NUM_THREADS", "1".into()),
+            ("VLLM_CPU_OMP_THREADS_BIND", "nobind".into()),
+            ("VLLM_CPU_KVCACHE_SPACE", "1".into()),
+            ("VLLM_NO_USAGE_STATS", "1".into()),
+            ("VLLM_CACHE_ROOT", self.cache().into()),
+            ("VLLM_RPC_BASE_PATH", self.folder.into()),
+            ("VLLM_HOST_IP", fabric::address(host).to_string().into()),
+            ("VLLM_NIXL_SIDE_CHANNEL_HOST", management.into()),
+            ("VLLM_NIXL_SIDE_CHANNEL_PORT", SIDE_CHANNEL_PORT.to_string().into()),
+            ("GLOO_SOCKET_IFNAME", "lo".into()),
+            ("UCX_TLS", "tcp,self".into()),
+            ("UCX_NET_DEVICES", port.into()),
+            ("HF_HUB_OFFLINE", "1".into()),
+            ("HF_HOME", self.folder.join("huggingface").into()),
+        ];
+        match self.policy {
+            None => environment.push(("LAXITY_VLLM", "off".into())),
+            Some(_) => environment.extend([
+                ("LAXITY_SOCKET", daemon_socket(self.folder, host).into()),
+                ("LAXITY_NAME", self.config.host_name(host).into()),
+                ("LAXITY_STALL_MS", self.own.stall_ms.to_string().into()),
+                ("LAXITY_ATTACH_MS", "5000".into()),
+            ]),
+        }
+        environment
+    }
+}
+
+fn model_folder() -> PathBuf {
+    Path::new(sandbox::FOLDER).join("model")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of_host(
+        config: &LabConfig,
+        policy: Option<&str>,
+        host: usize,
+    ) -> (String, Vec<(&'static str, OsString)>) {
+        let vllm = Vllm::new(config, Path::new("/run/lab/1"), Path::new("/e/bin/python"), policy);
+        let words = vllm.engine(host);
+        let words: Vec<&str> = words.iter().map(|word| word.to_str().unwrap()).collect();
+        (words.join(" "), vllm.environment(host))
+    }
+
+    fn value(environment: &[(&str, OsString)], wanted: &str) -> Option<String> {
+        let found = environment.iter().find(|(name, _)| *name == wanted);
+        found.map(|(_, value)| value.to_string_lossy().into_owned())
+    }
+
+    #[test]
+    fn the_policy_says_how_much_laxity_takes_part() {
+        let config = LabConfig::vllm();
+        let (none, environment) = of_host(&config, None, 0);
+        assert!(!none.contains("laxity"), "{none}");
+        assert_eq!(value(&environment, "LAXITY_VLLM").as_deref(), Some("off"));
+        assert_eq!(value(&environment, "LAXITY_SOCKET"), None);
+        let (silent, environment) = of_host(&config, Some("laxity_no_hints"), 0);
+        assert!(silent.contains(r#""laxity":{"hints":false}"#), "{silent}");
+        assert!(!silent.contains("--middleware"), "{silent}");
+        let socket = value(&environment, "LAXITY_SOCKET");
+        assert_eq!(socket.as_deref(), Some("/run/lab/1/laxityd0.sock"));
+        assert_eq!(value(&environment, "LAXITY_VLLM"), None);
+        let (hinted, _) = of_host(&config, Some("laxity"), 0);
+        assert!(hinted.contains("--middleware laxity.asgi.ObjectiveMiddleware"), "{hinted}");
+        assert!(!hinted.contains("hints"), "{hinted}");
+        assert_eq!(daemon_policy("laxity_no_hints"), ("laxity", false));
+        assert_eq!(daemon_policy("two_class"), ("two_class", true));
+    }
+
+    #[test]
+    fn decode_is_behind_its_front_door_and_only_kv_crosses_the_shaped_ports() {
+        let config = LabConfig::vllm();
+        let (prefill, environment) = of_host(&config, Some("laxity"), 1);
+        assert!(prefill.contains("--port 8000") && !prefill.contains("prefix"), "{prefill}");
+        let decode = of_host(&config, Some("laxity"), 2).0;
+        assert!(decode.contains("--port 8001 ") && decode.contains("--no-enable-prefix-caching"));
+        let side = value(&environment, "VLLM_NIXL_SIDE_CHANNEL_HOST");
+        assert_eq!(side.as_deref(), Some("10.78.0.2"));
+        assert_eq!(value(&environment, "UCX_NET_DEVICES").as_deref(), Some(fabric::HOST_PORT));
+        let vllm = Vllm::new(&config, Path::new("/run/lab/1"), Path::new("/e/bin/python"), None);
+        let door = vllm.door();
+        let urls = ["http://10.78.0.1:8000", "http://10.78.0.2:8000"].map(OsString::from);
+        assert!(door.ends_with(&urls), "{door:?}");
+    }
+}

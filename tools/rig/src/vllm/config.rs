@@ -1,0 +1,190 @@
+//! The configuration of vLLM in the lab: the model, and what its processes are told.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::{Engine, InvalidLab, LabConfig};
+use crate::serving::{Device, ServingConfig};
+
+/// The model and the processes of vLLM.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct VllmConfig {
+    /// The Python that has vLLM and the package `laxity`. By default `target/vllm/bin/python` of the
+    /// checkout that this program was built in.
+    pub python: Option<PathBuf>,
+    /// Number of layers.
+    pub layers: usize,
+    /// Width of the model.
+    pub hidden: usize,
+    /// Number of attention heads.
+    pub heads: usize,
+    /// Number of heads of keys and values.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+    /// Hidden width of the feed-forward network.
+    pub ffn: usize,
+    /// Number of different tokens.
+    pub vocab: usize,
+    /// Seed from which the weights are drawn.
+    pub weights_seed: u64,
+    /// Most tokens of a step.
+    pub step_tokens: u32,
+    /// Most requests of a step.
+    pub step_requests: u32,
+    /// Mean tokens of a prompt of the conversation workload. Other workloads keep their ratio to it.
+    pub tokens_mean: f64,
+    /// Number of prefixes that the requests of built-in workloads share.
+    pub prefixes: u32,
+    /// Tokens of an answer.
+    pub output_tokens: u32,
+    /// Time without a sign of life after which a daemon counts as gone, in ms.
+    pub stall_ms: u64,
+    /// Further arguments of every `vllm serve`.
+    pub arguments: Vec<String>,
+}
+
+impl Default for VllmConfig {
+    fn default() -> Self {
+        Self {
+            python: None,
+            layers: 4,
+            hidden: 256,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 64,
+            ffn: 512,
+            vocab: 512,
+            weights_seed: 1,
+            step_tokens: 1024,
+            step_requests: 16,
+            tokens_mean: 256.0,
+            prefixes: 24,
+            output_tokens: 4,
+            stall_ms: 5_000,
+            arguments: Vec::new(),
+        }
+    }
+}
+
+impl VllmConfig {
+    /// Returns the model in the form that all engines of the lab have.
+    pub(crate) fn serving(&self) -> ServingConfig {
+        ServingConfig {
+            device: Device::Cpu,
+            layers: self.layers,
+            hidden: self.hidden,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            ffn: self.ffn,
+            vocab: self.vocab,
+            experts: 0,
+            experts_per_token: 0,
+            weights_seed: self.weights_seed,
+            chunk_tokens: self.step_tokens,
+            tokens_mean: self.tokens_mean,
+            prefixes: self.prefixes,
+            output_tokens: self.output_tokens,
+            stall_ms: self.stall_ms,
+            ..ServingConfig::default()
+        }
+    }
+}
+
+impl LabConfig {
+    /// Returns the defaults for vLLM: few processes, because each takes a gigabyte and half a minute
+    /// to start, and ports that are slow beside what two cores compute.
+    #[must_use]
+    pub fn vllm() -> Self {
+        Self {
+            engine: Engine::Vllm,
+            vllm: Some(VllmConfig::default()),
+            policies: ["none", "two_class", "laxity_no_hints", "laxity"].map(str::to_owned).into(),
+            duration_s: 30.0,
+            drain_s: 30.0,
+            requests_per_second: Some(2.0),
+            units: 2,
+            ranks: 1,
+            decodes: 1,
+            port_mbit: 50,
+            tokens_max: 768,
+            chunk_bytes: 64 << 10,
+            window_bytes: 1 << 20,
+            ..Self::default()
+        }
+    }
+
+    /// Checks the settings of vLLM.
+    pub(crate) fn check_vllm(&self) -> Result<(), InvalidLab> {
+        let fail = |field, problem: &str| Err(InvalidLab { field, problem: problem.to_owned() });
+        let vllm = self.vllm.clone().unwrap_or_default();
+        if self.requests_per_second.is_none() {
+            return fail("requests_per_second", "has to be set for vLLM");
+        }
+        for (field, value) in [
+            ("vllm.layers", vllm.layers),
+            ("vllm.hidden", vllm.hidden),
+            ("vllm.kv_heads", vllm.kv_heads),
+            ("vllm.ffn", vllm.ffn),
+            ("vllm.step_requests", vllm.step_requests as usize),
+            ("vllm.prefixes", vllm.prefixes as usize),
+            ("vllm.output_tokens", vllm.output_tokens as usize),
+            ("vllm.stall_ms", vllm.stall_ms as usize),
+        ] {
+            if value == 0 {
+                return fail(field, "must be at least 1");
+            }
+        }
+        if vllm.head_dim < 32 || !vllm.head_dim.is_multiple_of(32) {
+            return fail("vllm.head_dim", "must be a multiple of 32");
+        }
+        if vllm.heads == 0 || !vllm.heads.is_multiple_of(vllm.kv_heads) {
+            return fail("vllm.heads", "must be a multiple of vllm.kv_heads");
+        }
+        if vllm.vocab < 260 {
+            return fail("vllm.vocab", "must be at least 260: prompts are bytes");
+        }
+        if vllm.step_tokens < self.tokens_max.saturating_add(vllm.output_tokens) {
+            return fail("vllm.step_tokens", "must hold a prompt of tokens_max and its answer");
+        }
+        if !(vllm.tokens_mean.is_finite() && vllm.tokens_mean >= 64.0) {
+            return fail("vllm.tokens_mean", "must be at least 64");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_valid_and_come_back_from_their_own_toml() {
+        let config = LabConfig::vllm();
+        config.validate().unwrap();
+        let again: LabConfig = toml::from_str(&config.to_toml().unwrap()).unwrap();
+        assert_eq!(again, config);
+    }
+
+    #[test]
+    fn what_vllm_cannot_serve_or_has_no_use_for_is_refused_by_name() {
+        let refused = |change: fn(&mut LabConfig)| {
+            let mut config = LabConfig::vllm();
+            change(&mut config);
+            config.validate().unwrap_err().to_string()
+        };
+        assert!(refused(|c| c.load = 0.7).contains("requests_per_second"));
+        assert!(refused(|c| c.reads = true).starts_with("reads"));
+        assert!(refused(|c| c.model.layers = 3).contains("[vllm]"));
+        assert!(refused(|c| c.tokens_max = 4096).starts_with("vllm.step_tokens"));
+        assert!(refused(|c| c.vllm.as_mut().unwrap().heads = 3).starts_with("vllm.heads"));
+        assert!(refused(|c| c.vllm.as_mut().unwrap().head_dim = 48).starts_with("vllm.head_dim"));
+        assert!(refused(|c| c.vllm.as_mut().unwrap().layers = 0).starts_with("vllm.layers"));
+        assert!(refused(|c| c.engine = Engine::Real).starts_with("vllm"));
+        let alone = LabConfig { ranks: 1, ..LabConfig::real() };
+        assert!(alone.validate().unwrap_err().to_string().starts_with("ranks"));
+    }
+}
