@@ -59,6 +59,17 @@ impl Prompts {
             squares: self.squares + tokens * tokens,
         }
     }
+
+    /// Returns the sums with one prompt of `tokens` tokens less.
+    #[must_use]
+    pub fn without(self, tokens: u32) -> Self {
+        let tokens = f64::from(tokens);
+        Self {
+            requests: (self.requests - 1.0).max(0.0),
+            tokens: (self.tokens - tokens).max(0.0),
+            squares: (self.squares - tokens * tokens).max(0.0),
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -66,6 +77,10 @@ struct Home {
     instance: InstanceId,
     tokens: u32,
     tpot: u64,
+    /// Prompt tokens to compute.
+    left: u32,
+    /// Number of reports of the instance before the placement.
+    reports: u64,
 }
 
 /// The state of one instance.
@@ -84,6 +99,9 @@ pub struct Row {
     tpots: BTreeMap<u64, u32>,
     requests: u32,
     tokens: u64,
+    reports: u64,
+    /// Requests in the last report beyond those that this table placed there.
+    foreign: u32,
 }
 
 impl Row {
@@ -108,6 +126,8 @@ impl Row {
             tpots: BTreeMap::new(),
             requests: 0,
             tokens: 0,
+            reports: 0,
+            foreign: 0,
         }
     }
 
@@ -177,12 +197,15 @@ impl Row {
         self.requests
     }
 
-    /// Reports whether the instance has nothing to do.
+    /// Reports whether the instance has nothing to do. An instance that computes prompts of other
+    /// dispatchers is not idle. Neither is a decode instance whose KV is on its way, because its
+    /// reports don't include that.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let load = &self.load;
-        self.requests == 0
-            || self.placed.requests == 0.0 && self.reported && load.waiting + load.running == 0
+        let empty = self.placed.requests == 0.0 && load.waiting + load.running == 0;
+        self.requests == 0 && self.foreign == 0
+            || self.role != Role::Decode && self.reported && empty
     }
 }
 
@@ -191,6 +214,8 @@ impl Row {
 pub struct InstanceTable {
     rows: BTreeMap<InstanceId, Row>,
     homes: FxHashMap<RequestId, Home>,
+    /// Number of [`Self::up`] calls times 2³², so that counts of reports differ after each.
+    ups: u64,
 }
 
 impl InstanceTable {
@@ -198,10 +223,12 @@ impl InstanceTable {
     pub fn up(&mut self, now: Time, instance: InstanceId, role: Role) {
         // An instance that changes its role may still have requests of its former role.
         let mut row = Row::new(role, now);
-        if let Some(before) = self.rows.remove(&instance) {
-            row.tpots = before.tpots;
-            row.requests = before.requests;
-            row.tokens = before.tokens;
+        row.reports = self.ups;
+        self.ups += 1 << 32;
+        for home in self.homes.values().filter(|home| home.instance == instance) {
+            *row.tpots.entry(home.tpot).or_default() += 1;
+            row.requests += 1;
+            row.tokens += u64::from(home.tokens);
         }
         self.rows.insert(instance, row);
     }
@@ -220,6 +247,8 @@ impl InstanceTable {
             row.load = load;
             row.at = now;
             row.reported = true;
+            row.reports += 1;
+            row.foreign = (load.waiting + load.running).saturating_sub(row.requests);
             row.placed = Prompts::default();
         }
     }
@@ -231,13 +260,14 @@ impl InstanceTable {
             return;
         };
         let tokens = spec.prompt.saturating_add(spec.generated);
+        let left = tokens.saturating_sub(spec.ready).max(1);
         if row.role != Role::Decode {
-            row.placed = row.placed.with(tokens.saturating_sub(spec.ready).max(1));
+            row.placed = row.placed.with(left);
         }
         row.requests += 1;
         row.tokens += u64::from(tokens);
         *row.tpots.entry(tpot).or_default() += 1;
-        let home = Home { instance, tokens, tpot };
+        let home = Home { instance, tokens, tpot, left, reports: row.reports };
         self.homes.insert(spec.id, home);
     }
 
@@ -253,6 +283,11 @@ impl InstanceTable {
             }
             row.requests -= 1;
             row.tokens -= u64::from(home.tokens);
+            if home.reports == row.reports && row.placed.requests > 0.0 {
+                // No report has the request yet. An idle instance sends none that would clear it.
+                row.placed = row.placed.without(home.left);
+                return Some(home.instance);
+            }
             // Nearly all requests that end were decoding. The next report corrects the numbers.
             row.load.decoding = row.load.decoding.saturating_sub(1);
             row.load.running = row.load.running.saturating_sub(1);
@@ -284,5 +319,67 @@ impl InstanceTable {
     /// Returns all instances by id.
     pub fn rows(&self) -> impl Iterator<Item = (InstanceId, &Row)> {
         self.rows.iter().map(|(instance, row)| (*instance, row))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::{ApplicationId, ClassId, Importance};
+
+    const AT: InstanceId = InstanceId(0);
+
+    fn spec(number: u64) -> Spec {
+        Spec {
+            id: RequestId(number),
+            arrival: Time::ZERO,
+            prompt: 1_000,
+            output_max: 10,
+            ready: 0,
+            generated: 0,
+            class: ClassId(0),
+            application: ApplicationId(0),
+            importance: Importance::Important,
+            slo: Slo::Interactive { ttft: 1_000, tbt: 10 },
+        }
+    }
+
+    fn table(role: Role) -> InstanceTable {
+        let mut table = InstanceTable::default();
+        table.up(Time::ZERO, AT, role);
+        table
+    }
+
+    fn is_idle(table: &InstanceTable) -> bool {
+        table.row(AT).is_some_and(Row::is_idle)
+    }
+
+    #[test]
+    fn a_decode_instance_is_not_idle_while_kv_is_on_its_way() {
+        let mut table = table(Role::Decode);
+        table.place(&spec(1), 10, AT);
+        table.report(Time(1), AT, Load::default());
+        assert!(!is_idle(&table));
+        table.leave(RequestId(1));
+        assert!(is_idle(&table));
+    }
+
+    #[test]
+    fn an_instance_that_works_for_other_dispatchers_is_not_idle() {
+        let mut table = table(Role::Prefill);
+        table.report(Time(1), AT, Load { waiting: 3, prefill_tokens: 9_000, ..Load::default() });
+        assert!(!is_idle(&table));
+        table.report(Time(2), AT, Load::default());
+        assert!(is_idle(&table));
+    }
+
+    #[test]
+    fn a_prompt_that_leaves_before_a_report_takes_its_tokens_along() {
+        let mut table = table(Role::Whole);
+        table.place(&spec(1), 10, AT);
+        table.place(&spec(2), 10, AT);
+        table.leave(RequestId(1));
+        let left = table.row(AT).map(Row::prompts);
+        assert_eq!(left, Some(Prompts::default().with(1_000)));
     }
 }

@@ -313,3 +313,95 @@ proptest! {
         prop_assert_eq!(driver.dispatch.waiting(), 0);
     }
 }
+
+/// Lets a request with this prompt arrive, and returns the instance that gets it.
+fn placed(driver: &mut Driver, prompt: u32) -> InstanceId {
+    let number = driver.next;
+    driver.arrive(prompt, 1, 0);
+    match driver.live[&RequestId(number)].1 {
+        At::Placed(instance) => instance,
+        other => panic!("{}: not placed: {other:?}", driver.dispatch.name()),
+    }
+}
+
+#[test]
+fn equally_loaded_instances_take_turns() {
+    let dispatchers: [Box<dyn Dispatch>; 3] = [
+        Box::new(RoundRobin::default()),
+        Box::new(LeastLoaded::default()),
+        Box::new(Fewest::default()),
+    ];
+    for dispatch in dispatchers {
+        let mut driver = Driver::new(dispatch, false);
+        (0..3).for_each(|_| driver.start(false));
+        let mut got: Vec<u32> = Vec::new();
+        for _ in 0..3 {
+            let instance = placed(&mut driver, 100);
+            got.push(instance.0);
+            let request = RequestId(driver.next - 1);
+            driver.progress(request);
+            driver.report(instance);
+        }
+        got.sort_unstable();
+        assert_eq!(got, [0, 1, 2], "{}", driver.dispatch.name());
+    }
+}
+
+#[test]
+fn a_turn_goes_on_where_it_was_when_an_instance_goes() {
+    let mut driver = Driver::new(Box::new(RoundRobin::default()), false);
+    (0..4).for_each(|_| driver.start(false));
+    assert_eq!([placed(&mut driver, 1).0, placed(&mut driver, 1).0], [0, 1]);
+    driver.stop(InstanceId(0), true);
+    let next = [placed(&mut driver, 1).0, placed(&mut driver, 1).0, placed(&mut driver, 1).0];
+    assert_eq!(next, [2, 3, 1]);
+}
+
+#[test]
+fn kv_on_its_way_is_load_of_a_decode_instance_whatever_it_reports() {
+    let mut driver = Driver::new(Box::new(LeastLoaded::default()), true);
+    driver.start(false);
+    (0..2).for_each(|_| driver.start(true));
+    let decodes = |driver: &mut Driver| {
+        let request = RequestId(driver.next);
+        placed(driver, 1_000);
+        driver.progress(request);
+        match driver.live[&request].1 {
+            At::Decodes(instance) => instance,
+            other => panic!("not placed: {other:?}"),
+        }
+    };
+    let first = decodes(&mut driver);
+    // The KV is still on its way, so the report has nothing of it.
+    driver.tell(&Event::Load { instance: first, load: Load::default(), took: 1 });
+    assert_ne!(decodes(&mut driver), first);
+}
+
+#[test]
+fn a_prompt_that_is_cancelled_before_a_report_is_no_load_any_more() {
+    let mut driver = Driver::new(Box::new(LeastLoaded::default()), false);
+    (0..2).for_each(|_| driver.start(false));
+    let first = placed(&mut driver, 3_000);
+    driver.live.remove(&RequestId(0));
+    driver.tell(&Event::Cancelled(RequestId(0)));
+    // The idle instance computes nothing and reports nothing.
+    assert_ne!(placed(&mut driver, 10), first);
+    assert_eq!(placed(&mut driver, 10), first);
+}
+
+#[test]
+fn an_instance_that_comes_back_still_has_its_requests() {
+    let dispatchers: [Box<dyn Dispatch>; 2] =
+        [Box::new(Fewest::default()), Box::new(LeastWork::new(MODEL))];
+    for dispatch in dispatchers {
+        let mut driver = Driver::new(dispatch, false);
+        driver.start(false);
+        (0..3).for_each(|_| {
+            placed(&mut driver, 10);
+        });
+        driver.start(false);
+        driver.tell(&Event::Up { instance: InstanceId(0), role: Role::Whole });
+        let got = [placed(&mut driver, 10).0, placed(&mut driver, 10).0];
+        assert_eq!(got, [1, 1], "{}", driver.dispatch.name());
+    }
+}

@@ -57,12 +57,12 @@ impl Dispatch for Fewest {
                 self.held.push_back((spec.id, true));
             }
             Event::Up { instance, role } => {
-                let stand = Stand { role: *role, requests: 0, turn: 0 };
-                self.instances.insert(*instance, stand);
+                // An instance that changes its role still has requests of its former role.
+                let requests = self.placed.values().filter(|at| *at == instance).count() as u32;
+                self.instances.insert(*instance, Stand { role: *role, requests, turn: 0 });
             }
             Event::Down { instance, lost } => {
                 self.instances.remove(instance);
-                self.placed.retain(|_, at| at != instance);
                 for spec in lost {
                     self.leave(spec.id);
                     self.held.push_back((spec.id, false));

@@ -1,34 +1,42 @@
 //! Places each request on the instance with the least load: prompt tokens to compute, or KV tokens
-//! on decode instances. Placements since the last report count. Ties go to the lower id.
+//! on decode instances, those on their way included. Equal instances take turns.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use crate::Time;
 use crate::dispatch::{Decision, Dispatch, Event, Role};
+use crate::ledger::{InstanceTable, Row, Targets};
 use crate::request::{InstanceId, RequestId, Spec};
-
-#[derive(Clone, Copy, Debug)]
-struct Stand {
-    role: Role,
-    reported: u64,
-    placed: u64,
-}
 
 /// The policy that chooses the least loaded instance.
 #[derive(Clone, Debug, Default)]
 pub struct LeastLoaded {
-    instances: BTreeMap<InstanceId, Stand>,
-    held: VecDeque<(RequestId, bool)>,
-    specs: HashMap<RequestId, Spec>,
+    ledger: InstanceTable,
+    held: VecDeque<(Spec, bool)>,
+    /// When each instance last got a request, in placements.
+    turns: BTreeMap<InstanceId, u64>,
+    placements: u64,
 }
 
 impl LeastLoaded {
     fn least(&self, decode: bool) -> Option<InstanceId> {
-        self.instances
-            .iter()
-            .filter(|(_, stand)| (stand.role == Role::Decode) == decode)
-            .min_by_key(|(_, stand)| stand.reported + stand.placed)
-            .map(|(instance, _)| *instance)
+        // On an instance with both phases, one decode counts as much as one prompt token.
+        let load = |row: &Row| match row.role {
+            Role::Decode => row.decodes().1,
+            Role::Whole => row.prompts().tokens + row.decodes().0,
+            Role::Prefill => row.prompts().tokens,
+        };
+        let turn = |instance| self.turns.get(&instance).copied().unwrap_or(0);
+        self.ledger
+            .rows()
+            .filter(|(_, row)| (row.role == Role::Decode) == decode)
+            .min_by(|(x, a), (y, b)| load(a).total_cmp(&load(b)).then(turn(*x).cmp(&turn(*y))))
+            .map(|(instance, _)| instance)
+    }
+
+    fn leave(&mut self, request: RequestId) {
+        self.ledger.leave(request);
+        self.held.retain(|(other, _)| other.id != request);
     }
 }
 
@@ -37,55 +45,34 @@ impl Dispatch for LeastLoaded {
         "least_loaded"
     }
 
-    fn handle(&mut self, _: Time, event: &Event) {
+    fn handle(&mut self, now: Time, event: &Event) {
         match event {
-            Event::Arrived(spec) => {
-                self.specs.insert(spec.id, *spec);
-                self.held.push_back((spec.id, false));
-            }
+            Event::Arrived(spec) => self.held.push_back((*spec, false)),
             Event::Prefilled { spec, .. } => {
-                self.specs.insert(spec.id, *spec);
-                self.held.push_back((spec.id, true));
+                self.ledger.leave(spec.id);
+                self.held.push_back((*spec, true));
             }
-            Event::Up { instance, role } => {
-                let stand = Stand { role: *role, reported: 0, placed: 0 };
-                self.instances.insert(*instance, stand);
-            }
+            Event::Up { instance, role } => self.ledger.up(now, *instance, *role),
             Event::Down { instance, lost } => {
-                self.instances.remove(instance);
+                self.ledger.down(*instance, lost);
                 for spec in lost {
-                    self.specs.insert(spec.id, *spec);
-                    self.held.push_back((spec.id, false));
+                    self.leave(spec.id);
+                    self.held.push_back((*spec, false));
                 }
             }
-            Event::Load { instance, load, .. } => {
-                if let Some(stand) = self.instances.get_mut(instance) {
-                    // On an instance with both phases, one decode counts as much as one prompt
-                    // token.
-                    stand.reported = match stand.role {
-                        Role::Decode => load.decode_context,
-                        Role::Whole => load.prefill_tokens + u64::from(load.decoding),
-                        Role::Prefill => load.prefill_tokens,
-                    };
-                    stand.placed = 0;
-                }
-            }
-            Event::Finished { request, .. } | Event::Cancelled(request) => {
-                self.specs.remove(request);
-                self.held.retain(|(other, _)| other != request);
-            }
+            Event::Load { instance, load, .. } => self.ledger.report(now, *instance, *load),
+            Event::Finished { request, .. } | Event::Cancelled(request) => self.leave(*request),
         }
     }
 
     fn poll_decision(&mut self, _: Time) -> Option<Decision> {
         let at = (0..self.held.len()).find(|at| self.least(self.held[*at].1).is_some())?;
-        let (request, decode) = self.held.remove(at)?;
+        let (spec, decode) = self.held.remove(at)?;
         let instance = self.least(decode)?;
-        let tokens = self.specs.remove(&request).map_or(0, |spec| spec.prompt);
-        if let Some(stand) = self.instances.get_mut(&instance) {
-            stand.placed += u64::from(tokens);
-        }
-        Some(Decision::Place { request, instance })
+        self.ledger.place(&spec, Targets::of(&spec).tpot, instance);
+        self.placements += 1;
+        self.turns.insert(instance, self.placements);
+        Some(Decision::Place { request: spec.id, instance })
     }
 
     fn next_deadline(&self) -> Option<Time> {

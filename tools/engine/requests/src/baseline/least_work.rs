@@ -33,7 +33,7 @@ pub struct LeastWork {
     model: Linear,
     work: BTreeMap<InstanceId, (Role, f64)>,
     held: VecDeque<(Spec, bool)>,
-    placed: HashMap<RequestId, Placed>,
+    placed: BTreeMap<RequestId, Placed>,
     history: HashMap<ApplicationId, History>,
 }
 
@@ -45,7 +45,7 @@ impl LeastWork {
             model,
             work: BTreeMap::new(),
             held: VecDeque::new(),
-            placed: HashMap::new(),
+            placed: BTreeMap::new(),
             history: HashMap::new(),
         }
     }
@@ -107,7 +107,10 @@ impl Dispatch for LeastWork {
                 self.held.push_back((*spec, true));
             }
             Event::Up { instance, role } => {
-                self.work.insert(*instance, (*role, 0.0));
+                // An instance that changes its role still has requests of its former role.
+                let here = self.placed.values().filter(|placed| placed.instance == *instance);
+                let work = here.map(|placed| placed.work).sum();
+                self.work.insert(*instance, (*role, work));
             }
             Event::Down { instance, lost } => {
                 self.work.remove(instance);

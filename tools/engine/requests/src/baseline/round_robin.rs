@@ -48,8 +48,12 @@ impl Dispatch for RoundRobin {
             }
             Event::Down { instance, lost } => {
                 for ring in [&mut self.first, &mut self.decode] {
-                    ring.instances.retain(|other| other != instance);
-                    ring.next = 0;
+                    let Some(at) = ring.instances.iter().position(|other| other == instance) else {
+                        continue;
+                    };
+                    ring.instances.remove(at);
+                    // The turn stays where it is, or the first instance would get more.
+                    ring.next -= usize::from(at < ring.next);
                 }
                 let again = lost.iter().map(|spec| spec.id);
                 self.first.held.extend(again);
