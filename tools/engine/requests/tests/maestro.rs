@@ -449,3 +449,23 @@ fn a_batch_job_loses_its_turn_between_stages_to_a_shorter_job_and_not_without_pr
     let mut world = World::new(options(Boundary::Hold), &nodes, scripts);
     assert_eq!(starts(&mut world, 2), [0, 1, 100]);
 }
+
+#[test]
+fn a_turn_that_finds_no_room_is_no_turn_any_more() {
+    let long = one(Class::Batch, &[(0, 10, 9000), (0, 4000, 9000)]);
+    let short = one(Class::Interactive, &[(0, 10, 20)]);
+    let mut world = World::new(Options::maestro(), &[node(0, 100, 1)], vec![long, short]);
+    world.submit(0);
+    while world.running.is_empty() {
+        assert!(world.step(0));
+    }
+    // The next stage is ready while the first has the only slot. Nobody waits, so the job keeps its
+    // turn, and then a shorter job comes.
+    world.next(0);
+    world.drain();
+    world.submit(1);
+    while !world.running.contains_key(&World::id(1, 0)) {
+        assert!(!world.running.contains_key(&World::id(0, 1)), "the longer job is first");
+        assert!(world.step(0));
+    }
+}

@@ -123,6 +123,8 @@ pub struct Fitness {
     degradation: Bounds,
     scratch: Vec<f64>,
     chosen: u32,
+    /// Number of choices, by which equal candidates take turns.
+    turn: usize,
 }
 
 fn ms(span: Span) -> f64 {
@@ -140,17 +142,21 @@ impl Fitness {
             degradation: Bounds::default(),
             scratch: Vec::new(),
             chosen: 0,
+            turn: 0,
         }
     }
 
-    /// Returns the node of the best candidate, or of the first of equal ones.
+    /// Returns the node of the best candidate. Equal ones take turns. Otherwise the first node of an
+    /// idle cluster would get every stage, and its GPU the weights of every model.
     pub fn choose(&mut self, candidates: &[Candidate], need: u64, class: Class) -> Option<usize> {
         if candidates.len() > 1 {
             self.learn(candidates);
         }
         let most = candidates.iter().map(|c| c.estimate.headroom).max()?.max(1);
         let mut best: Option<(f64, usize)> = None;
-        for candidate in candidates {
+        let (before, after) = candidates.split_at(self.turn % candidates.len());
+        self.turn = self.turn.wrapping_add(1);
+        for candidate in after.iter().chain(before) {
             let score = self.score(candidate, need, most, class);
             if best.is_none_or(|(other, _)| score > other) {
                 best = Some((score, candidate.node));
@@ -279,6 +285,18 @@ mod tests {
         assert_eq!(fitness.choose(&all, 100, Class::Interactive), Some(1));
         let mut end_to_end = Fitness::new(Mode::EndToEnd { degradation: 1.0 });
         assert_eq!(end_to_end.choose(&all, 100, Class::Batch), Some(1));
+    }
+
+    #[test]
+    fn equal_nodes_take_turns() {
+        let equal = [0, 1, 2].map(|node| Candidate { load: 0, ..candidate(node, 300, 0, 0) });
+        for mode in [Mode::LoadBalance, Mode::WarmShortest, Mode::MAESTRO] {
+            let mut fitness = Fitness::new(mode);
+            let mut chosen: Vec<_> =
+                (0..3).filter_map(|_| fitness.choose(&equal, 100, Class::Batch)).collect();
+            chosen.sort_unstable();
+            assert_eq!(chosen, [0, 1, 2], "{mode:?}");
+        }
     }
 
     #[test]

@@ -230,7 +230,13 @@ impl Node {
     }
 
     fn queue_estimate(&self, now: Time) -> Span {
-        Span(f64::midpoint(self.delay, self.queue_now(now).0 as f64) as u64)
+        let present = self.queue_now(now);
+        if present == Span::ZERO {
+            // The mean is only updated when a stage is placed. A node that is avoided for its old
+            // queue would keep that queue in its mean for good.
+            return present;
+        }
+        Span(f64::midpoint(self.delay, present.0 as f64) as u64)
     }
 
     /// Returns the estimate for a stage, or `None` if the node can't take it now.

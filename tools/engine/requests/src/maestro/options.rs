@@ -34,7 +34,7 @@ impl Options {
     pub fn maestro() -> Self {
         Self {
             name: "maestro".to_owned(),
-            order: StageOrder::Remaining { aging: 0.1, aging_interactive: 0.1 },
+            order: StageOrder::Remaining { aging: 0.01, aging_interactive: 0.0 },
             boundary: Boundary::MAESTRO,
             mode: Mode::MAESTRO,
             backlog: 0,

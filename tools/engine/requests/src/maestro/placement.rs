@@ -17,6 +17,7 @@ use super::estimate::Estimator;
 use super::fitness::Candidate;
 use super::memory::Action;
 use super::node::{Ask, Node};
+use super::queue::Boundary;
 use super::scheduler::{Entry, Scheduler, StagePosition};
 use crate::workflow::{Class, Job, StageId};
 use crate::{Span, Time};
@@ -107,6 +108,24 @@ impl<E: Estimator> Scheduler<E> {
             self.try_place(stage, Some(node), now);
         }
         while self.pass(now) {}
+        self.give_up_turns(now);
+    }
+
+    /// Queues the stages of batch jobs that kept their turn and got no place. A turn is for
+    /// continuing at once. A stage that waits for room with its turn would go before every shorter
+    /// job that comes meanwhile.
+    fn give_up_turns(&mut self, now: Time) {
+        if !matches!(self.options.boundary, Boundary::Preempt { .. }) {
+            return;
+        }
+        for stage in std::mem::take(&mut self.turns) {
+            let job = self.entries.get(&stage).and_then(|entry| self.jobs.get(&entry.stage.job));
+            if job.is_some_and(|job| job.job.class == Class::Batch) {
+                self.enqueue(stage, now);
+            } else {
+                self.turns.push_back(stage);
+            }
+        }
     }
 
     /// Resumes swapped-out stages, the oldest first, without harm to other stages.

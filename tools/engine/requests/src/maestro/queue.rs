@@ -3,8 +3,8 @@
 //! Keys don't change while a stage waits, so the queue is two sorted maps, one per class. Aging
 //! lowers a stage's remaining time by a share of its wait: `key = T_rem + share · (time it was
 //! queued)`, compared at `now` as `key − share · now`. The paper ages "long-waiting background
-//! jobs" without a pace. Here it is 1 s per 10 s. Interactive stages have their own pace. If only
-//! batch stages aged, interactive ones would wait behind all old batch work in a long queue
+//! jobs" and gives no pace. Here a background job gains 1 s per 100 s. With 1 s per 10 s, a wait of
+//! minutes exceeds the spread of remaining times, and the order is that of arrival
 //! (`docs/requests/maestro.md`).
 
 use std::collections::{BTreeMap, HashMap};

@@ -227,7 +227,7 @@ impl<E: Estimator> Scheduler<E> {
         !gains
     }
 
-    fn enqueue(&mut self, stage: StageId, now: Time) {
+    pub(super) fn enqueue(&mut self, stage: StageId, now: Time) {
         let Some(entry) = self.entries.get_mut(&stage) else {
             return;
         };

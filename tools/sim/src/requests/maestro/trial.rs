@@ -259,11 +259,10 @@ impl Policy {
             routed("bin pack only", Mode::BIN_PACK),
             routed("end to end, ms", Mode::EndToEnd { degradation: 1.0 }),
             routed("warm, then shortest", Mode::WarmShortest),
-            aged("maestro, only background ages, 1 s per 100 s", 0.01, 0.0),
-            aged("both, 1 s per 10 s (figure 7)", 0.1, 0.1),
+            aged("both, 1 s per 10 s", 0.1, 0.1),
             aged("background, 1 s per 10 s", 0.1, 0.0),
             aged("both, 1 s per 100 s", 0.01, 0.01),
-            aged("background, 1 s per 100 s", 0.01, 0.0),
+            aged("background, 1 s per 30 s", 1.0 / 30.0, 0.0),
             aged("none", 0.0, 0.0),
         ]
     }
