@@ -35,6 +35,8 @@ pub struct InstanceLoad {
     pub context: f64,
     /// Shortest time per token of all requests, ns.
     pub tpot: f64,
+    /// Whether decoding requests pause while prompts are computed.
+    pub pauses: bool,
 }
 
 impl InstanceLoad {
@@ -48,6 +50,7 @@ impl InstanceLoad {
             decoding,
             context,
             tpot: row.tpot_min().map_or(f64::INFINITY, |tpot| tpot as f64),
+            pauses: true,
         }
     }
 
@@ -109,6 +112,9 @@ impl InstanceLoad {
     pub fn maturity_after_ns(&self, model: &Linear, stood: f64) -> f64 {
         let prefill = self.prefill_ns(model);
         let decode = self.decode_ns(model);
+        if !self.pauses {
+            return prefill + decode;
+        }
         let relax = self.tpot - decode;
         if self.role == Role::Prefill || prefill + stood <= 0.0 {
             return prefill;
@@ -131,6 +137,9 @@ impl InstanceLoad {
             return prefill <= ttft;
         }
         let decode = self.decode_ns(model);
+        if !self.pauses {
+            return decode < self.tpot && prefill + decode <= ttft;
+        }
         if self.tpot.is_infinite() {
             return prefill <= ttft;
         }
@@ -179,6 +188,7 @@ mod tests {
             decoding: 10.0,
             context: 3_000.0,
             tpot: 50e6,
+            pauses: true,
         }
         .with_prompt(prompt, 60_000_000)
     }
@@ -223,6 +233,15 @@ mod tests {
         assert!((mean - at.tpot).abs() < 1.0);
         assert!((at.maturity_ns(&MODEL) - (prefill + steps * decode)).abs() < 1.0);
         assert!(at.maturity_after_ns(&MODEL, 1e6) > at.maturity_ns(&MODEL));
+    }
+
+    #[test]
+    fn without_pauses_an_instance_is_mature_when_its_prompts_are_computed() {
+        let at = InstanceLoad { pauses: false, ..standing(1_000) };
+        let ends = at.prefill_ns(&MODEL) + at.decode_ns(&MODEL);
+        assert!((at.maturity_after_ns(&MODEL, 1e6) - ends).abs() < 1.0);
+        assert!(at.fits(&MODEL, ends + 1.0) && !at.fits(&MODEL, ends - 1.0));
+        assert!(!standing(1_000).fits(&MODEL, ends + 1.0));
     }
 
     #[test]

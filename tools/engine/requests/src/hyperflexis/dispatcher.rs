@@ -52,6 +52,9 @@ pub struct Options {
     /// waiting request's own prompt and other waiting requests. With the whole TTFT, a request
     /// right after a full dispatch is late.
     pub ttft_share: f64,
+    /// Whether decoding requests pause while an instance computes prompts (eq. 7). With chunked
+    /// prefill they don't. The instance is then mature when its prompts are computed.
+    pub pauses: bool,
     /// Share of KV blocks that is reserved for decodes.
     pub headroom: f64,
     /// Tokens in a block.
@@ -69,6 +72,7 @@ impl Options {
             theta: 0.05,
             monitor: Span::ZERO,
             ttft_share: 0.5,
+            pauses: true,
             headroom: 0.05,
             block_tokens,
             scan_max: 256,
@@ -222,7 +226,7 @@ impl HyperFlexis {
         let Some(row) = self.ledger.row(instance) else {
             return;
         };
-        let standing = InstanceLoad::of(row);
+        let standing = InstanceLoad { pauses: self.options.pauses, ..InstanceLoad::of(row) };
         let mut mature = before;
         let mut under_way = begun;
         if row.is_idle() {

@@ -96,7 +96,7 @@ impl Taken {
 
 impl<'a> Scan<'a> {
     pub(super) fn new(options: &'a Options, tightest: f64, now: Time, row: &Row) -> Self {
-        let standing = InstanceLoad::of(row);
+        let standing = InstanceLoad { pauses: options.pauses, ..InstanceLoad::of(row) };
         let step = if row.role == Role::Prefill {
             0.0
         } else {
@@ -127,7 +127,7 @@ impl<'a> Scan<'a> {
         let standing = &taken.standing;
         let decode = standing.decode_ns(&self.options.model);
         let ttft = self.ttft.min(taken.ttft * self.options.ttft_share);
-        if ttft.is_infinite() || standing.tpot.is_infinite() {
+        if ttft.is_infinite() || standing.tpot.is_infinite() || !standing.pauses {
             return false;
         }
         budget::tokens(&self.options.model, ttft, standing.tpot, decode) <= standing.prompts.tokens

@@ -67,9 +67,17 @@ fn attained(outcome: &Outcome) -> Columns {
     vec![
         ("attainment, %", world::attainment(outcome, |_| true)),
         ("every token in time, %", outcome.met(|_| true).unwrap_or(100.0)),
+        ("first token late, %", late(outcome, |r| !r.met_first())),
+        ("only time per token late, %", late(outcome, |r| r.met_first() && !world::attained(r))),
         ("mean latency, s", world::latency_s(outcome)),
         ("cost, thousands of 50 ms", world::cost(outcome)),
     ]
+}
+
+/// Returns the percentage of requests that are late in a way.
+fn late(outcome: &Outcome, is_late: impl Fn(&Record) -> bool) -> f64 {
+    let late = outcome.records.iter().filter(|record| is_late(record)).count();
+    late as f64 / outcome.records.len().max(1) as f64 * 100.0
 }
 
 /// Returns the duration of arrivals.
@@ -101,11 +109,14 @@ pub(super) fn attainment(
     let [one, other] = machines;
     let tight = tasks::tight();
     let pool_rates: &[f64] = &[60.0, 80.0, 100.0, 120.0, 140.0, 160.0];
+    let alone_rates: &[f64] = &[40.0, 60.0, 70.0, 80.0, 90.0, 100.0];
     let one_rates: &[f64] = &[10.0, 20.0, 30.0, 35.0, 40.0, 45.0];
-    let scenes: [Scene<'_>; 6] = [
+    let alone = one.without_chunks();
+    let scenes: [Scene<'_>; 7] = [
         ("Four tasks, ratio 1.4", one, &FOUR, &WHOLE, &RATES),
         ("Four tasks, ratio 2.0", other, &FOUR, &WHOLE, &RATES),
         ("Two tasks", one, &tasks::TWO, &WHOLE, &RATES),
+        ("Two tasks, prompts computed alone", &alone, &tasks::TWO, &WHOLE, alone_rates),
         ("Four tasks, a tenth of the time per token", one, &tight, &WHOLE, &RATES),
         ("One task (figure 7)", one, &tasks::ONE, &WHOLE, one_rates),
         ("Two prefill and two decode instances, four tasks", one, &FOUR, &POOLS, pool_rates),

@@ -6,13 +6,15 @@
 //! arrival unless a system differs.
 
 use laxity_requests::baseline::{CentralEdf, Fixed, LeastWork, LineOrder, RoundRobin};
+use laxity_requests::discipline::{Discipline, Rank, View};
 use laxity_requests::dispatch::{Dispatch, Role};
 use laxity_requests::hyperflexis::dispatcher;
 use laxity_requests::hyperflexis::scaler;
 use laxity_requests::hyperflexis::{HyperFlexis, Linear, Mapping, Scaler, latency};
+use laxity_requests::job::Job;
 use laxity_requests::kv::Pool;
 use laxity_requests::replica::Replica;
-use laxity_requests::request::{InstanceId, Slo};
+use laxity_requests::request::{InstanceId, RequestId, Slo};
 use laxity_requests::{Span, Time};
 
 use crate::compute::Gpu;
@@ -46,6 +48,44 @@ pub(super) struct Machine {
     pub clock: Roofline,
     pub model: Linear,
     blocks: u32,
+    /// Whether an iteration has either prompts or decodes.
+    alone: bool,
+}
+
+/// A fixed token budget under an order, without decodes while a prompt can be computed.
+#[derive(Clone, Copy, Debug)]
+struct Alone {
+    inner: Fixed,
+    prompts: bool,
+}
+
+impl Discipline for Alone {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn rank(&self, job: &Job) -> Rank {
+        self.inner.rank(job)
+    }
+
+    fn budget(&mut self, _: Time, _: &dyn View) -> u32 {
+        self.inner.tokens
+    }
+
+    fn begun_first(&self) -> bool {
+        self.inner.begun_first()
+    }
+
+    fn relegate(&mut self, _: Time, view: &dyn View) -> Vec<RequestId> {
+        // This is called before decodes are planned. A prompt without room must not stop them.
+        let room = |job: &Job| view.pool().blocks(job.target) + 1 < view.pool().free();
+        self.prompts = view.in_line().next().is_some_and(room);
+        Vec::new()
+    }
+
+    fn decodes_max(&self) -> usize {
+        if self.prompts { 0 } else { usize::MAX }
+    }
 }
 
 impl Machine {
@@ -57,12 +97,23 @@ impl Machine {
             .ok_or_else(|| PaperError::BuiltIn(format!("no host time gives {ratio}")))?;
         let model = Linear::fit(&latency::profile(&clock, PROFILED))
             .map_err(|error| PaperError::BuiltIn(error.to_string()))?;
-        Ok(Self { ratio, blocks: clock.blocks(&gpu, 1, BLOCK_TOKENS), model, clock })
+        Ok(Self { alone: false, ratio, blocks: clock.blocks(&gpu, 1, BLOCK_TOKENS), model, clock })
+    }
+
+    /// Returns the machine with an engine that computes prompts before all tokens, as vLLM does
+    /// without chunked prefill.
+    pub(super) fn without_chunks(&self) -> Self {
+        Self { alone: true, ..self.clone() }
     }
 
     /// Returns the dispatcher's defaults on this machine.
     pub(super) const fn options(&self) -> dispatcher::Options {
         dispatcher::Options::new(self.model, BLOCK_TOKENS)
+    }
+
+    /// Returns the dispatcher's options for an engine whose decodes go on while it computes prompts.
+    pub(super) const fn without_pauses(&self) -> dispatcher::Options {
+        dispatcher::Options { pauses: false, ..self.options() }
     }
 
     /// Returns the dispatcher's options with eq. 5 unmodified: an instance is mature again only
@@ -95,6 +146,7 @@ impl System {
             Self::SmallChunks => "least work, EDF inside, chunks of 512",
             Self::CentralEdf => "central EDF",
             Self::EdfAdmission => "EDF + admission",
+            Self::HyperFlexis(options) if !options.pauses => "HyperFlexis, no pauses",
             Self::HyperFlexis(options) if options.ttft_share < 1.0 => "HyperFlexis",
             Self::HyperFlexis(_) => "HyperFlexis, eq. 5 as it stands",
             Self::Priorities(options, _) if options.ttft_share < 1.0 => "HyperFlexis-PM",
@@ -114,6 +166,7 @@ impl System {
             Self::EdfAdmission,
             Self::HyperFlexis(machine.options()),
             Self::HyperFlexis(machine.as_it_stands()),
+            Self::HyperFlexis(machine.without_pauses()),
         ]
     }
 
@@ -150,7 +203,12 @@ pub(super) fn run(
     let make = |_: InstanceId, _: Role| {
         let tokens = system.chunk();
         let pool = Pool::new(machine.blocks, BLOCK_TOKENS);
-        Replica::new(pool, machine.blocks / 100, Box::new(Fixed { order, tokens }))
+        let inner = Fixed { order, tokens };
+        if machine.alone {
+            let alone = Alone { inner, prompts: false };
+            return Replica::new(pool, machine.blocks / 100, Box::new(alone));
+        }
+        Replica::new(pool, machine.blocks / 100, Box::new(inner))
     };
     let dispatch: Box<dyn Dispatch> = match system {
         System::RoundRobin(_) => Box::new(RoundRobin::default()),
