@@ -140,7 +140,7 @@ pub(super) fn choices() -> Vec<(&'static str, Policy)> {
 /// Returns the full QoServe with different values of α.
 pub(super) fn alphas() -> Vec<(String, Policy)> {
     let with = |alpha| Policy::QoServe(Options { alpha, ..Options::default() });
-    let mut all: Vec<(String, Policy)> = [0, 1, 2, 4, 8, 16]
+    let mut all: Vec<(String, Policy)> = [0, 1, 2, 4, 8, 10, 16]
         .map(|ms| (format!("α = {ms} ms"), with(Alpha::Fixed(ms * 1_000_000))))
         .to_vec();
     all.push(("α by backlog".to_owned(), with(Options::adaptive().alpha)));

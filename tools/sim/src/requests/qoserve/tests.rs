@@ -16,7 +16,7 @@ fn a_quick_reproduction_has_all_its_tables_and_claims_and_is_the_same_again() {
     };
     let found = reproduce(&options).expect("needs no file");
     assert_eq!(found.sections.len(), 8);
-    assert_eq!(found.claims.len(), 18, "nine under each calibration");
+    assert_eq!(found.claims.len(), 20, "ten under each calibration");
     for section in &found.sections {
         assert!(!section.rows.is_empty());
         for row in &section.rows {
