@@ -249,7 +249,9 @@ fn place(config: &LabConfig, asking: &mut Asking) {
         let host = (0..idle_at_ns.len()).min_by_key(|&host| {
             let wait = idle_at_ns[host].saturating_sub(request.arrival_ns);
             let alone = ideal.ttft_ns(new, request.reused, fetched_at(host));
-            (wait + alone, host)
+            // Of equal hosts the longest idle one is chosen. Otherwise the first hosts of the first
+            // unit would get most requests of a cluster that is hardly loaded.
+            (wait + alone, idle_at_ns[host], host)
         });
         let host = host.unwrap_or(0);
         idle_at_ns[host] = idle_at_ns[host].max(request.arrival_ns) + own_ns;
@@ -365,6 +367,25 @@ mod tests {
         };
         place(&config, &mut one);
         assert_eq!(placed(&one.asked[0]).fetched, 0);
+    }
+
+    #[test]
+    fn idle_hosts_take_turns() {
+        let config = LabConfig::default();
+        let mut few = asking(&config).unwrap();
+        let hosts = config.units * config.ranks;
+        few.requests.truncate(hosts);
+        few.asked.truncate(hosts);
+        // An hour passes between two requests, which reuse nothing.
+        for (number, asked) in few.asked.iter_mut().enumerate() {
+            asked.arrival_ns = number as u64 * 3_600_000_000_000;
+            asked.reused = 0;
+        }
+        place(&config, &mut few);
+        let mut chosen: Vec<usize> =
+            few.asked.iter().map(|one| one.placed.expect("it is placed").host).collect();
+        chosen.sort_unstable();
+        assert_eq!(chosen, (0..hosts).collect::<Vec<_>>());
     }
 
     #[test]
