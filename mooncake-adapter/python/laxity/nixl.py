@@ -39,7 +39,7 @@ from typing import Any, Optional
 
 import laxity
 
-from . import _beneath
+from . import _beneath, _measured
 from ._after_import import after_import
 from ._telling import Teller
 
@@ -90,6 +90,17 @@ class _Request:
     since: float = 0.0
     #: The exception of the deferred post.
     failed: Optional[Exception] = None
+    #: When it was asked for, when its post began, and when that had ended; 0 before.
+    asked: float = 0.0
+    begun: float = 0.0
+    posted: float = 0.0
+
+    def measure(self) -> None:
+        """Notes the times of the transfer, which is complete now."""
+        if self.ticket is not None and self.posted:
+            network_s = time.monotonic() - self.posted
+            _measured.transfers.add(self.begun - self.asked, self.posted - self.begun, network_s, self.nbytes)
+            self.posted = 0.0
 
 
 class Gate:
@@ -187,7 +198,7 @@ class Gate:
             )
             if ticket is None:
                 return post()
-            request.ticket = ticket
+            request.ticket, request.asked, request.posted = ticket, time.monotonic(), 0.0
         # Waits without the lock, so that other threads can ask for states.
         granted = _tell(_granted, ticket, GLANCE_S)
         with self._lock:
@@ -221,6 +232,8 @@ class Gate:
                 self._settle(request)
                 raise
         if status != self._constants.NIXL_IN_PROG:
+            if request is not None and status == self._constants.NIXL_SUCCESS:
+                request.measure()
             self._settle(request)
         return status
 
@@ -274,12 +287,16 @@ class Gate:
 
     def _post(self, request: _Request, post: Callable[[], Any]) -> Any:
         """Posts a transfer. The caller holds the lock."""
+        request.begun = time.monotonic()
         try:
             status = post()
         except BaseException:
             self._over(request)
             raise
+        request.posted = time.monotonic()
         if status != self._constants.NIXL_IN_PROG:
+            if status == self._constants.NIXL_SUCCESS:
+                request.measure()
             self._over(request)
         return status
 

@@ -13,7 +13,7 @@ import types
 import pytest
 
 import laxity
-from laxity import nixl
+from laxity import _measured, nixl
 
 from . import leaving
 from .conftest import FAKE
@@ -133,6 +133,29 @@ def test_it_is_complete_when_nixl_says_so_and_once(gate, permits, binding):
     assert gate.getXferStatus(handle) == DONE
     gate.releaseXferReq(handle)
     assert permits.tickets[0].completed == 100
+
+
+def test_a_transfers_time_is_its_wait_its_post_and_its_way(gate, permits, binding):
+    _measured.transfers.take()
+    handle = create(gate, 100, 28)
+    gate.postXferReq(handle)
+    time.sleep(0.03)
+    permits.tickets[0].grant()
+    until(lambda: binding.posted)
+    time.sleep(0.02)
+    assert gate.getXferStatus(handle) == PROC
+    assert not any(_measured.transfers.take().values()), "it is under way"
+    binding.state[handle] = DONE
+    gate.getXferStatus(handle)
+    gate.getXferStatus(handle)
+    taken = _measured.transfers.take()
+    assert taken["bytes"] == [128]
+    assert taken["permit_wait"][0] >= 0.03 and taken["network"][0] >= 0.02 and taken["post"][0] >= 0
+    failed = create(gate, 50)
+    permits.at_once = True
+    binding.state[failed] = ERR
+    gate.postXferReq(failed)
+    assert not any(_measured.transfers.take().values()), "what fails has no time"
 
 
 def test_one_that_is_done_at_once_is_complete_at_once(gate, permits, binding):

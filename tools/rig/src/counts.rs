@@ -10,15 +10,17 @@ pub struct Counts {
     /// Bytes that were sent, by stage and DSCP.
     pub stage_bytes: BTreeMap<String, BTreeMap<u8, u64>>,
     /// All other counters, summed over their labels, by name without the prefix `laxity_engine_`.
-    /// Counters of vLLM begin with `vllm:`, and those of a daemon with `laxityd_`.
+    /// Counters that vLLM exports begin with `vllm:` or `laxity:`, and those of a daemon with
+    /// `laxityd_`.
     pub of: BTreeMap<String, f64>,
 }
 
 /// Prefix of the names of all counters of `laxity-engine`.
 const OURS: &str = "laxity_engine_";
 
-/// Prefix of the names of all counters of vLLM, which they keep.
-const VLLM: &str = "vllm:";
+/// Prefixes of the names of counters that vLLM exports, which they keep: its own, and those of
+/// Laxity's connector in it.
+const VLLM: [&str; 2] = ["vllm:", "laxity:"];
 
 /// Returns the value of a label.
 fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
@@ -38,7 +40,8 @@ impl Counts {
                 continue;
             };
             let ours = series.strip_prefix(OURS);
-            let series = ours.or_else(|| series.starts_with(VLLM).then_some(series));
+            let series = ours
+                .or_else(|| VLLM.iter().any(|prefix| series.starts_with(prefix)).then_some(series));
             let (Some(series), Ok(value)) = (series, value.parse::<f64>()) else {
                 continue;
             };

@@ -29,6 +29,12 @@ pub struct Ledger {
     pub transfer_ms: f64,
     /// Mean time in which a transfer was posted, in ms.
     pub post_ms: f64,
+    /// Mean time of a transfer from when it was asked for until its permit, in ms. 0 without a
+    /// daemon.
+    pub permit_wait_ms: f64,
+    /// Mean time from when a transfer was posted until the connector saw that it was complete, in
+    /// ms. 0 without a daemon.
+    pub network_ms: f64,
     /// Bytes that clients submitted to the daemons.
     pub submitted_bytes: u64,
     /// Bytes that the daemons permitted.
@@ -53,6 +59,8 @@ impl Ledger {
             expired: count("vllm:nixl_num_kv_expired_reqs_total"),
             transfer_ms: ms("vllm:nixl_xfer_time_seconds"),
             post_ms: ms("vllm:nixl_post_time_seconds"),
+            permit_wait_ms: ms("laxity:kv_permit_wait_seconds"),
+            network_ms: ms("laxity:kv_network_seconds"),
             submitted_bytes: count("laxityd_submitted_bytes"),
             permitted_bytes: count("laxityd_permitted_bytes"),
             completed_bytes: count("laxityd_completed_bytes"),
@@ -121,6 +129,8 @@ mod tests {
         let mut counts = Counts::read(&format!(
             "vllm:nixl_bytes_transferred_sum{{engine=\"0\"}} {moved}\n\
              vllm:nixl_bytes_transferred_count{{engine=\"0\"}} 2\n\
+             laxity:kv_permit_wait_seconds_sum{{engine=\"0\"}} 0.5\n\
+             laxity:kv_permit_wait_seconds_count{{engine=\"0\"}} 2\n\
              vllm:nixl_bytes_transferred_bucket{{engine=\"0\",le=\"2048.0\"}} 2\n"
         ));
         counts.of.insert("laxityd_submitted_bytes".to_owned(), submitted as f64);
@@ -134,6 +144,7 @@ mod tests {
             Ledger::of(&counts(moved, submitted, completed), alone).lost_bytes(true, true)
         };
         assert_eq!(lost(700, 700, 700, 700), 0);
+        assert_eq!(Ledger::of(&counts(700, 700, 700), 700).permit_wait_ms, 250.0);
         assert_eq!(lost(700, 700, 699, 700), 2, "not completed, though moved");
         assert_eq!(lost(700, 0, 0, 700), 700, "moved past the daemon");
         assert_eq!(lost(600, 600, 600, 700), 100, "decode computed what it did not fetch");

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, Optional
 
 from .._telling import Teller
-from . import _scheduler
+from . import _scheduler, _stats
 from ._options import Options
 from ._scheduler import SchedulerHints
 from ._worker import WorkerHints
@@ -92,6 +92,8 @@ def _make(connector: Any, child: bool) -> type:
         if callable(original):
             body[name] = functools.wraps(original)(make(original))
     body["__init__"] = functools.wraps(connector.__init__)(_init(connector.__init__, child))
+    if not child:
+        body.update(_stats.methods(connector))
     if "_get_connector_classes_and_configs" in dir(connector):
         body["_get_connector_classes_and_configs"] = classmethod(_children(connector))
     made: type = type(connector)(connector.__name__, (connector,), body)

@@ -174,6 +174,10 @@ fn moved(run: &PolicyRun, kv: &Ledger) -> String {
         kv.transfer_ms,
         kv.post_ms,
     );
+    if run.policy != NONE {
+        let waits = format!("; {:.0} ms waiting for a permit before", kv.permit_wait_ms);
+        text.push_str(&waits);
+    }
     for (count, what) in [
         (kv.failed_transfers, "transfers failed"),
         (kv.expired, "requests' KV expired"),
