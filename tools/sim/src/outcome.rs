@@ -14,6 +14,10 @@ pub struct Outcome {
     pub requests_in_all: u64,
     /// Share of `requests` whose first token came by its deadline, 0 to 1.
     pub attainment: f64,
+    /// Share of `requests` whose TTFT was at most `slo.factor` times their own TTFT alone. Equals
+    /// `attainment` where that is the objective.
+    #[serde(default)]
+    pub attainment_own: f64,
     /// Time to first token, in milliseconds.
     pub ttft_ms: Distribution,
     /// Time to first token divided by the request's objective.
@@ -44,6 +48,10 @@ pub struct Outcome {
     pub fetched: f64,
     /// Share of the virtual time in which prefill units computed.
     pub compute_busy: f64,
+    /// Share of the virtual time in which prefill units had a batch: they computed, exchanged
+    /// tokens or waited for KV blocks.
+    #[serde(default)]
+    pub units_busy: f64,
     /// Mean share of the NICs' rate that was used, over both directions of all prefill NICs.
     pub port_busy_mean: f64,
     /// Highest share of a NIC's rate that was used in one direction, over all prefill NICs.

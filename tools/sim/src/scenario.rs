@@ -48,7 +48,7 @@ pub struct Cluster {
     pub gpus_per_server: u32,
     /// Share of the servers that prefill. The others decode.
     pub prefill_share: f64,
-    /// Name of a built-in GPU (`a100`, `h100`) or path of a TOML file.
+    /// Name of a built-in GPU (`a100`, `h100`, `rtx3090`) or path of a TOML file.
     pub gpu: String,
     /// Rate of a NIC, Gb/s in each direction.
     pub nic_gbps: f64,
@@ -99,9 +99,11 @@ pub struct ModelChoice {
     /// GPUs of a tensor-parallel group. A group is one rank and keeps one KV cache.
     pub tp: u32,
     /// Ranks of expert parallelism, which split the experts between them. Each rank has requests of
-    /// its own, because attention is data-parallel. 1 means no expert parallelism.
+    /// its own, because attention is data-parallel, unless `sp` is equal. 1 means no expert
+    /// parallelism.
     pub ep: u32,
-    /// Ranks of sequence parallelism, which split the tokens of each request. 1 means none.
+    /// Ranks of sequence parallelism, which split the tokens and the KV cache of each request. 1
+    /// means none. If it equals `ep`, the ranks that split the experts also split each request.
     pub sp: u32,
     /// Ranks of data parallelism without experts. They run the same step on requests of their own
     /// and exchange nothing. 1 means none.

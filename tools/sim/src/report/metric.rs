@@ -118,6 +118,8 @@ macro_rules! metrics {
 
 metrics! {
     ATTAINMENT: "attainment", "first tokens in time", Share, |o| o.attainment;
+    ATTAINMENT_OWN: "attainment_own", "first tokens in time by the request's own TTFT alone",
+        Share, |o| o.attainment_own;
     TTFT_MEAN: "ttft_mean_ms", "mean TTFT", Millis, |o| o.ttft_ms.mean;
     TTFT_P50: "ttft_p50_ms", "median TTFT", Millis, |o| o.ttft_ms.percentile(50);
     TTFT_P90: "ttft_p90_ms", "p90 TTFT", Millis, |o| o.ttft_ms.percentile(90);
@@ -144,6 +146,7 @@ metrics! {
     REUSED: "reused", "tokens reused", Share, |o| o.reused;
     FETCHED: "fetched", "of these, fetched from another unit", Share, |o| o.fetched;
     COMPUTE_BUSY: "compute_busy", "prefill units computing", Share, |o| o.compute_busy;
+    UNITS_BUSY: "units_busy", "prefill units with a batch", Share, |o| o.units_busy;
     PORT_BUSY_MEAN: "port_busy_mean", "prefill NICs in use, mean", Share, |o| o.port_busy_mean;
     PORT_BUSY_MOST: "port_busy_most", "prefill NICs in use, busiest", Share, |o| o.port_busy_most;
     BATCH_SIZE: "batch_size", "requests per batch", Ratio, |o| o.batch_size;

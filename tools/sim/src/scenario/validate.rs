@@ -173,19 +173,22 @@ fn model(m: &ModelChoice, c: &Cluster) -> Checked {
         within(field, value, 1..=65_536, "")?;
     }
     whole_groups("model.tp", m.tp, c)?;
-    // Only one of `ep`, `sp` and `dp` may split a unit.
+    // One of `ep`, `sp` and `dp` splits a unit. The same ranks may split experts and requests.
     let split: Vec<&str> = [("ep", m.ep), ("sp", m.sp), ("dp", m.dp)]
         .into_iter()
         .filter(|&(_, ranks)| ranks > 1)
         .map(|(name, _)| name)
         .collect();
-    if split.len() > 1 {
+    if split.len() > 1 && !(split == ["ep", "sp"] && m.ep == m.sp) {
         return fail(
             match split[1] {
                 "sp" => "model.sp",
                 _ => "model.dp",
             },
-            format!("{} are both above 1; at most one of ep, sp and dp is", split.join(" and ")),
+            format!(
+                "{} are both above 1; at most one of ep, sp and dp is, unless ep and sp are equal",
+                split.join(" and ")
+            ),
         );
     }
     let (unit, prefill) = (u64::from(m.tp) * u64::from(m.ranks()), u64::from(c.prefill_gpus()));

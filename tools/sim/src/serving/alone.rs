@@ -114,12 +114,12 @@ impl Setup<'_> {
         let own = if self.scenario.model.ep > 1 { all } else { share(most) };
         let rest = self.experts_of(use_, own) as f64;
         let shared = self.compute.shared_ns(share(most)) as f64;
-        if self.striped || self.scenario.model.ep <= 1 {
+        if self.scenario.model.ep <= 1 {
             return (0.0, rest + shared);
         }
         let inside = u64::from(self.layout.ranks_per_server).min(ranks) as f64 / ranks as f64;
         // The bottleneck is a rank that sends to all others, or the rank that most tokens need.
-        let sent = most as f64 * use_.copies.iter().sum::<f64>();
+        let sent = share(most) as f64 * use_.copies.iter().sum::<f64>();
         let received = all as f64 * use_.copies.iter().copied().fold(0.0, f64::max);
         let bytes = sent.max(received) * (1.0 - inside) * self.activation_bytes;
         let takes = bytes / self.layout.rank_rate * 1e9;

@@ -60,7 +60,10 @@ impl World<'_> {
                 let inside = u64::from(self.setup.layout.ranks_per_server);
                 let context = u64::from(member.before + member.tokens);
                 let passed = if ranks > inside { ranks - 1 } else { 0 };
-                context * self.setup.kv_bytes_all_layers * passed / ranks
+                // With experts, its share of the tokens goes to their ranks, too.
+                (context * self.setup.kv_bytes_all_layers * passed
+                    + u64::from(member.tokens) * per_token)
+                    / ranks
             } else {
                 u64::from(member.tokens) * per_token
             };

@@ -10,6 +10,7 @@ use crate::outcome::{Distribution, Outcome, StageBytes, Waiting};
 pub(super) struct Served {
     pub(super) arrival: Time,
     pub(super) deadline: Time,
+    pub(super) own_objective: Span,
     pub(super) started: Time,
     pub(super) prefilled: Time,
     pub(super) first_token: Time,
@@ -46,6 +47,8 @@ pub(super) struct Measure {
     pub(super) bytes: StageBytes,
     pub(super) events: u64,
     computed_ns: u64,
+    busy_ns: u64,
+    in_own_time: u64,
     batches: u64,
     seats: u64,
     /// Whether the warm-up is over.
@@ -75,8 +78,10 @@ impl Measure {
         self.seats += members as u64;
     }
 
-    pub(super) fn computed(&mut self, ns: u64) {
-        self.computed_ns += ns;
+    /// Counts a finished batch that took `busy` and computed for `computed_ns` of it.
+    pub(super) fn finished(&mut self, busy: Span, computed_ns: u64) {
+        self.busy_ns += busy.0;
+        self.computed_ns += computed_ns;
     }
 
     pub(super) fn served(&mut self, served: &Served) {
@@ -88,6 +93,7 @@ impl Measure {
         let ttft = served.first_token.since(served.arrival);
         let slo = served.deadline.since(served.arrival);
         self.ttft_ms.push(ms(ttft));
+        self.in_own_time += u64::from(ttft <= served.own_objective);
         self.over_slo.push(ttft.0 as f64 / slo.0.max(1) as f64);
         if ttft <= slo {
             self.earliness_ms.push(ms(Span(slo.0 - ttft.0)));
@@ -117,6 +123,7 @@ impl Measure {
             requests: self.ttft_ms.len() as u64,
             requests_in_all: self.served,
             attainment: mean(self.earliness_ms.len() as f64),
+            attainment_own: mean(self.in_own_time as f64),
             ttft_ms: Distribution::of(self.ttft_ms.clone()),
             ttft_over_slo: Distribution::of(self.over_slo.clone()),
             collective_ms: self.collective_ms.distribution(),
@@ -137,6 +144,7 @@ impl Measure {
             reused: per(self.reused_tokens, self.prompts),
             fetched: per(self.fetched_tokens, self.reused_tokens),
             compute_busy: per(self.computed_ns, virtual_ns * u64::from(units)),
+            units_busy: per(self.busy_ns, virtual_ns * u64::from(units)),
             batch_size: per(self.seats, self.batches),
             virtual_s: virtual_ns as f64 / 1e9,
             ..Outcome::default()

@@ -28,6 +28,8 @@ mod prefixes;
 #[cfg(test)]
 mod regressions;
 mod request;
+#[cfg(test)]
+mod routed;
 mod router;
 #[cfg(test)]
 mod scheduled;

@@ -10,6 +10,8 @@ use crate::scenario::SloKind;
 pub(super) struct Request {
     pub(super) arrival: Time,
     pub(super) deadline: Time,
+    /// The objective by the request's own TTFT on an otherwise idle cluster.
+    pub(super) own_objective: Span,
     pub(super) prompt: u32,
     pub(super) reused: u32,
     /// Reused tokens that come over the network.
@@ -67,10 +69,12 @@ pub(super) fn all(setup: &Setup<'_>) -> Vec<Request> {
                 SloKind::Mean => mean * slo.factor,
                 SloKind::Fixed => slo.fixed_ms * 1e6,
             };
-            let objective = objective.max(slo.least_ms * 1e6);
+            let least = slo.least_ms * 1e6;
+            let own = (alone.0 as f64 * slo.factor).max(least);
             Request {
                 arrival: request.arrival,
-                deadline: request.arrival + Span(objective as u64),
+                deadline: request.arrival + Span(objective.max(least) as u64),
+                own_objective: Span(own as u64),
                 prompt: request.prompt_tokens.max(1),
                 started: request.arrival,
                 ..Request::default()

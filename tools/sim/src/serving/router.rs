@@ -31,8 +31,9 @@ pub(super) struct Router {
     decode_turn: u32,
     /// Tokens that wait or compute, by rank.
     pub(super) queued: Vec<u64>,
-    /// Whether a unit computes one request after the other, each on all of its ranks.
-    striped: bool,
+    /// Most tokens of a rank in a step. `None` if a unit computes one request after the other, or
+    /// prompts are not cut.
+    step_tokens: Option<u64>,
     /// Bytes on their way, by decode rank.
     pub(super) decode_load: Vec<u64>,
     overlap: Vec<u64>,
@@ -43,7 +44,7 @@ pub(super) struct Router {
 impl Router {
     pub(super) fn new(serving: &Serving, layout: &Layout, striped: bool, seed: u64) -> Self {
         Self {
-            striped,
+            step_tokens: (serving.chunked && !striped).then_some(u64::from(serving.token_budget)),
             routing: serving.routing,
             weight: serving.overlap_weight,
             placement: serving.placement,
@@ -88,7 +89,7 @@ impl Router {
                 self.overlap[unit as usize] += u64::from(more);
             }
         }
-        let unit = self.unit(layout, reusable);
+        let unit = self.unit(layout, reusable, tokens - reusable);
         if self.turn == 0 {
             self.rank_turn = (self.rank_turn + 1) % layout.ranks_per_unit;
         }
@@ -109,14 +110,21 @@ impl Router {
         Route { rank, sources, reused: reusable, blocks }
     }
 
-    /// Returns the tokens that a new request waits for, on the unit's rank with the fewest.
-    fn queued_before(&self, layout: &Layout, unit: u32) -> u64 {
-        let ranks = layout.ranks_of(unit);
-        let queued = ranks.map(|rank| self.queued[rank as usize]);
-        if self.striped { queued.sum() } else { queued.min().unwrap_or(0) }
+    /// Returns the tokens that a unit computes until `new` tokens are done on its rank with the
+    /// fewest. Ranks run in step, so tokens of all ranks count, up to the last step of the new ones.
+    /// A longer queue behind that step holds up nobody else.
+    fn queued_before(&self, layout: &Layout, unit: u32, new: u64) -> u64 {
+        let queued = || layout.ranks_of(unit).map(|rank| self.queued[rank as usize]);
+        let Some(step) = self.step_tokens else {
+            return queued().sum();
+        };
+        let own = queued().min().unwrap_or(0) + new;
+        // One more step is already computing.
+        let last = (own.div_ceil(step) + 1) * step;
+        queued().map(|queued| queued.min(last)).sum()
     }
 
-    fn unit(&mut self, layout: &Layout, reusable: u32) -> u32 {
+    fn unit(&mut self, layout: &Layout, reusable: u32, new: u32) -> u32 {
         let weight = match self.routing {
             Routing::RoundRobin => {
                 self.turn = (self.turn + 1) % layout.units;
@@ -132,7 +140,8 @@ impl Router {
         for n in 0..layout.units {
             let unit = (first + n) % layout.units;
             let missing = u64::from(reusable).saturating_sub(self.overlap[unit as usize]);
-            let cost = self.queued_before(layout, unit) as f64 + weight * missing as f64;
+            let cost =
+                self.queued_before(layout, unit, u64::from(new)) as f64 + weight * missing as f64;
             if cost < best.0 {
                 best = (cost, unit);
             }

@@ -74,7 +74,7 @@ fn a_request_that_is_alone_takes_what_its_objective_is_measured_by() {
     // A request's layers go to its decode rank while it exchanges tokens. Only a policy that defers
     // them keeps the collectives undisturbed.
     for kind in policies() {
-        for (model, tp, ep, sp) in [("dbrx", 2, 8, 1), ("llama-3-8b", 4, 1, 4)] {
+        for (model, tp, ep, sp) in [("dbrx", 2, 8, 1), ("dbrx", 2, 8, 8), ("llama-3-8b", 4, 1, 4)] {
             for tokens in [300, 5_000, 20_000] {
                 let mut scenario = small();
                 scenario.policy.kind = kind;

@@ -235,10 +235,7 @@ impl World<'_> {
             });
             self.batches[slot].computed_ns += takes;
             self.schedule_step(unit, self.now + Span(takes));
-        } else if self.setup.layout.ranks_per_unit == 1
-            || self.setup.striped
-            || self.setup.scenario.model.ep == 1
-        {
+        } else if self.setup.scenario.model.ep == 1 {
             self.units[unit as usize].step = Step::Mlp;
             let takes = self.setup.experts_ns(&self.batches[slot]) + self.shared_ns(slot);
             self.batches[slot].computed_ns += takes;
@@ -316,7 +313,9 @@ impl World<'_> {
         let slot = self.running(unit);
         self.batches[slot].finished = true;
         self.tell_boundary(slot);
-        self.measure.computed(self.batches[slot].computed_ns);
+        let batch = &self.batches[slot];
+        let took = batch.started.map_or(Span::ZERO, |at| now.since(at));
+        self.measure.finished(took, batch.computed_ns);
         self.units[unit as usize].current = None;
         self.units[unit as usize].step = Step::Idle;
         self.tell_lines(unit, slot);
@@ -390,7 +389,12 @@ impl World<'_> {
     fn set_exchange(&mut self, unit: u32, slot: u32, pattern: Pattern) {
         let batch = &self.batches[slot];
         let activation = self.setup.activation_bytes;
-        let source = batch.tokens.iter().map(|&tokens| tokens as f64 * activation);
+        let ranks = self.setup.layout.ranks_per_unit as usize;
+        // A striped unit has one line, whose tokens are spread evenly over its ranks.
+        let (lines, share) =
+            if self.setup.striped { (ranks, activation / ranks as f64) } else { (1, activation) };
+        let tokens = batch.tokens.iter().flat_map(|tokens| core::iter::repeat_n(tokens, lines));
+        let source = tokens.map(|&tokens| tokens as f64 * share);
         let copies = &self.setup.expert_use(unit, batch.layer).copies;
         let collective = &mut self.units[unit as usize].collective;
         collective.exchange.set(&self.setup.layout, pattern, source, copies.iter().copied());

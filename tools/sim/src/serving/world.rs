@@ -216,6 +216,7 @@ impl<'a> World<'a> {
         self.measure.served(&Served {
             arrival: request.arrival,
             deadline: request.deadline,
+            own_objective: request.own_objective,
             started: request.started,
             prefilled,
             first_token,
