@@ -38,9 +38,10 @@ struct File {
     fit: String,
 }
 
-const BUILT_IN: [(&str, &str); 2] = [
+const BUILT_IN: [(&str, &str); 3] = [
     ("a100", include_str!("../../gpus/a100.toml")),
     ("h100", include_str!("../../gpus/h100.toml")),
+    ("rtx3090", include_str!("../../gpus/rtx3090.toml")),
 ];
 
 impl Gpu {

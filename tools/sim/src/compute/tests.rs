@@ -50,11 +50,53 @@ fn llama_3_8b_prefills_8192_tokens_near_what_is_published() {
     assert!((0.58..0.70).contains(&seconds), "{seconds} s");
 }
 
+/// A row of `fits/published.toml`.
+#[derive(serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Published {
+    published: String,
+    release: String,
+    model: String,
+    gpu: String,
+    tp: u32,
+    tokens: u64,
+    ttft_ms: f64,
+}
+
+#[test]
+fn prefill_throughput_is_within_a_quarter_of_what_engines_publish() {
+    #[derive(serde::Deserialize)]
+    struct File {
+        row: Vec<Published>,
+    }
+    let file: File = toml::from_str(include_str!("../../fits/published.toml")).expect("rows");
+    let mut wrong = Vec::new();
+    for row in &file.row {
+        let (seconds, _) = prefill(&gpu(&row.gpu), &model(&row.model), row.tp, row.tokens);
+        let rate = |seconds: f64| row.tokens as f64 / seconds / f64::from(row.tp);
+        let (here, there) = (rate(seconds), rate(row.ttft_ms / 1e3));
+        let text = format!(
+            "{} {} tp {}: {here:.0} tokens/s per GPU here, {there:.0} published, {:.2} times",
+            row.published,
+            row.release,
+            row.tp,
+            here / there
+        );
+        println!("{text}");
+        if !(0.75..1.25).contains(&(here / there)) {
+            wrong.push(text);
+        }
+    }
+    assert!(file.row.len() >= 4 && wrong.is_empty(), "{wrong:#?}");
+}
+
 #[test]
 fn every_model_takes_a_sane_time_on_every_gpu() {
     for gpu in Gpu::built_in() {
         for model in Model::built_in() {
-            for tp in [1, 2, 4, 8] {
+            // Groups over PCIe spend most time in all-reduce.
+            let groups: &[u32] = if gpu.name == "rtx3090" { &[1] } else { &[1, 2, 4, 8] };
+            for &tp in groups {
                 let (_, few) = prefill(&gpu, &model, tp, 512);
                 let (_, many) = prefill(&gpu, &model, tp, 8192);
                 let named = format!("{} {} tp {tp}: {few} {many}", gpu.name, model.name);
@@ -179,14 +221,17 @@ fn a_users_gpu_borrows_coefficients_and_is_checked() {
         (
             "'a100'",
             "'b300'",
-            "no coefficients `b300`: built in are a100, h100; or give the path of a TOML file",
+            "no coefficients `b300`: built in are a100, h100, rtx3090; or give the path of a TOML file",
         ),
         ("fit = 'a100'\n", "", "/mine.toml: missing field `fit`"),
     ] {
         assert_eq!(read(&text.replace(from, to)).unwrap_err(), error);
     }
     let error = Gpu::named("tpu").unwrap_err().to_string();
-    assert_eq!(error, "no GPU `tpu`: built in are a100, h100; or give the path of a TOML file");
+    assert_eq!(
+        error,
+        "no GPU `tpu`: built in are a100, h100, rtx3090; or give the path of a TOML file"
+    );
 }
 
 #[test]
