@@ -163,7 +163,7 @@ enum Paper {
 /// Arguments of `laxity sim reproduce mfs`.
 #[derive(Args)]
 pub(crate) struct MfsArgs {
-    /// Figures to repeat: 5, 10, 11, 12, 13, 14, or all
+    /// Figures to repeat: 5, 9, 10, 11, 12, 13, 14, or all
     #[arg(long, value_name = "N,…|all", value_delimiter = ',', default_value = "all")]
     figure: Vec<String>,
     #[command(flatten)]

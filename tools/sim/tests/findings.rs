@@ -167,7 +167,7 @@ fn plans_without_order_have_a_row_for_each_point() {
     assert_eq!(tables.len(), 1);
     assert_eq!(tables[0][0], ["in time, %", "mfs", "laxity"]);
     assert_eq!(tables[0].len(), 2 + 2 * 20, "each choice in both regimes");
-    let single = content("mfs-figure-13 attainment only=mfs,laxity");
+    let single = content("mfs-figure-5 attainment only=mfs,laxity");
     assert!(single.contains("| variant | in time, % |"), "{single}");
 }
 
@@ -181,8 +181,30 @@ fn sustained_rates_are_set_in_relation_to_two_policies() {
     assert_eq!((karuna[2].as_str(), karuna[5].as_str()), ("1.00", "1.00"));
     let laxity: f64 = tables[0][6][2].parse().expect("a number");
     assert!(laxity > 1.2, "{text}");
-    let without = content("granularity sustained");
+    let without = content("smoke sustained");
     assert!(!without.contains("karuna"), "nor is it there: {without}");
+}
+
+/// What no network policy can change is said before policies are compared.
+#[test]
+fn capacity_is_shown_at_every_rate_and_warned_of_where_the_bound_is_low() {
+    let text = content("two capacity panel=\"NIC rate 50 Gb/s\"");
+    let tables = tables(&text);
+    assert_eq!((tables.len(), tables[0].len(), tables[0][0].len()), (1, 2 + 4, 11), "{text}");
+    assert!(text.contains("| 1.6 |") && text.contains("under laxity"), "{text}");
+    let warnings = |rates: &str| {
+        let mut plan = Plan::parse("two", "two.toml", PLAN).expect("a plan");
+        plan.vary(&format!("workload.rate_per_gpu={rates}")).expect("rates");
+        let findings = results(&plan).report.findings();
+        findings.iter().filter(|text| text.starts_with("Capacity: ")).cloned().collect::<Vec<_>>()
+    };
+    let overloaded = warnings("0.01,9.5");
+    assert_eq!(overloaded.len(), 2, "{overloaded:?}");
+    assert!(
+        overloaded[0].contains("NIC rate 50 Gb/s, at 9.5: no network policy"),
+        "{overloaded:?}"
+    );
+    assert_eq!(warnings("0.01,0.02"), [""; 0]);
 }
 
 #[test]
@@ -203,14 +225,14 @@ fn differences_and_what_a_paper_says_are_tables_too() {
     assert!(against.contains("laxity less the others"));
     assert!(against.contains("(200, ") && !against.contains("one seed"), "{against}");
     let paper = content("mfs-figure-12 paper");
-    assert_eq!(tables(&paper)[0].len(), 2 + 3);
-    assert!(paper.contains("| long agent | 1.15 × |"), "{paper}");
+    assert_eq!(tables(&paper)[0].len(), 2 + 3 * 3, "three claims at three rates of NICs");
+    assert!(paper.contains("| long agent · 50 Gb/s | 1.15 × |"), "{paper}");
 }
 
 #[test]
 fn every_block_says_where_its_numbers_are_from() {
     let built_in = content("mfs-figure-5 collectives");
-    let said = "Plan mfs-figure-5, seeds 1 to 2, 8 runs: `laxity sim run mfs-figure-5 --seeds 2`.";
+    let said = "Plan mfs-figure-5, seeds 1 to 2, 10 runs: `laxity sim run mfs-figure-5 --seeds 2`.";
     assert!(built_in.ends_with(&format!("\n{said}\n\n")), "{built_in}");
     let changed = fill(&block("smoke speed"), &mut |name| {
         let mut plan = Plan::load(name).expect("built in");

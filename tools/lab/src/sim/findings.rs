@@ -26,6 +26,7 @@ SECTION is one of
   collectives  collective completion times
   earliness    how early requests in time are, and how late the others
   waiting      where a request's time goes
+  capacity     the same at every rate, and how busy units are
   against      laxity (or the plan's reference) minus the others
   paper        what the paper says about its figure, and the result
   speed        time and memory of the simulation

@@ -132,8 +132,8 @@ fn figures_go_into_folders_of_their_own() {
     laxity(&["page", &again.display().to_string()]).expect("it is whole");
     let page = fs::read_to_string(again.join("page.html")).expect("a page");
     assert!(page.contains("the paper says"), "the plan is still known as the figure's");
-    let error = laxity(&["reproduce", "mfs", "--figure", "9"]).expect_err("a testbed's");
-    assert!(error.to_string().contains("5, 10, 11"), "{error}");
+    let error = laxity(&["reproduce", "mfs", "--figure", "8"]).expect_err("a drawing");
+    assert!(error.to_string().contains("5, 9, 10, 11"), "{error}");
 }
 
 #[test]

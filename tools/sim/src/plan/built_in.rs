@@ -26,6 +26,7 @@ macro_rules! plans {
 const BUILT_IN: &[BuiltIn] = plans![
     plan "smoke",
     plan "mfs-figure-5",
+    plan "mfs-figure-9",
     plan "mfs-figure-10",
     plan "mfs-figure-11",
     plan "mfs-figure-12",
@@ -40,6 +41,7 @@ const BUILT_IN: &[BuiltIn] = plans![
     plan "requests-by-flows",
     plan "scale-2048",
     plan "scale-2048-hot",
+    part "mfs-load",
     part "mfs-common",
 ];
 

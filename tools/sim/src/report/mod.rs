@@ -3,6 +3,7 @@
 //! A report contains every run. Means over seeds, differences and sustained rates are computed from
 //! the runs here, not in the forms.
 
+mod capacity;
 pub mod csv;
 pub mod estimate;
 pub mod findings;

@@ -303,7 +303,7 @@ pub(super) fn paper(report: &Report) -> Result<Sheet, String> {
         heading.push("where");
     }
     let names = heading.len();
-    heading.extend(["paper", "here", "laxity here"]);
+    heading.extend(["paper", "here", "holds", "laxity here"]);
     let mut table = Sheet::new(names, heading.into_iter().map(Cell::from).collect());
     for finding in findings {
         let mut cells = vec![Cell::Text(finding.says.clone())];
@@ -311,7 +311,8 @@ pub(super) fn paper(report: &Report) -> Result<Sheet, String> {
             cells.push(Cell::name(&finding.panel));
         }
         let (here, laxity) = (finding.shown(finding.here), finding.shown(finding.laxity));
-        cells.extend([finding.paper_shown(), here, laxity].map(Cell::Text));
+        let holds = finding.holds().to_owned();
+        cells.extend([finding.paper_shown(), here, holds, laxity].map(Cell::Text));
         table.add(cells);
     }
     Ok(table)

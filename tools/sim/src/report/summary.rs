@@ -165,7 +165,7 @@ impl Report {
     /// Returns the main results in sentences.
     #[must_use]
     pub fn findings(&self) -> Vec<String> {
-        let mut found = Vec::new();
+        let mut found = super::capacity::warnings(self);
         let Some(reference) = self.plan.reference() else {
             return found;
         };

@@ -29,7 +29,7 @@ impl<'a> View<'a> {
         let named: Vec<&str> = variants.map(|v| v.name.as_str()).collect();
         let mut panels = report.panels();
         let names: Vec<&str> = panels.iter().map(|panel| panel.name.as_str()).collect();
-        let kept = chosen(&block.panels, &names, "panel")?;
+        let kept = chosen_panels(&block.panels, &names)?;
         let mut index = 0;
         panels.retain(|_| {
             index += 1;
@@ -82,6 +82,17 @@ impl<'a> View<'a> {
             None => format!("at {label} {value}"),
         }
     }
+}
+
+/// Returns indices of the panels that are named, or that have a part of this name, or of all if none
+/// is wanted.
+fn chosen_panels(wanted: &[String], names: &[&str]) -> Result<Vec<usize>, String> {
+    let has = |name: &str, part: &str| name == part || name.split(" · ").any(|own| own == part);
+    if let Some(strange) = wanted.iter().find(|part| !names.iter().any(|name| has(name, part))) {
+        return Err(format!("no panel is called {strange}; there are {}", names.join(", ")));
+    }
+    let is_wanted = |name: &str| wanted.is_empty() || wanted.iter().any(|part| has(name, part));
+    Ok((0..names.len()).filter(|&index| is_wanted(names[index])).collect())
 }
 
 /// Returns indices of the wanted names, or of all if none is wanted.

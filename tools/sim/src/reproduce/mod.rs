@@ -16,7 +16,7 @@ use runner::{Figures, Scope};
 const CLAIMS: &str = include_str!("../../claims/mfs.toml");
 
 /// Figures of MFS that can be simulated. The built-in plan `mfs-figure-N` corresponds to figure N.
-pub const FIGURES: [&str; 6] = ["5", "10", "11", "12", "13", "14"];
+pub const FIGURES: [&str; 7] = ["5", "9", "10", "11", "12", "13", "14"];
 
 /// A claim of the paper with the numbers of a report.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -75,6 +75,22 @@ impl Finding {
         }
     }
 
+    /// Reports in words whether the claim holds: by the paper's least number, or in direction only.
+    #[must_use]
+    pub fn holds(&self) -> &'static str {
+        let nothing = match self.unit {
+            Unit::Times => 1.0,
+            Unit::Percent => 0.0,
+        };
+        let digits = |value: f64| (value * 100.0).round();
+        match (self.here.map(digits), self.paper.map(|(low, _)| digits(low))) {
+            (None, _) => "not tested",
+            (Some(here), Some(low)) if here >= low => "yes",
+            (Some(here), _) if here > digits(nothing) => "in direction",
+            (Some(_), _) => "no",
+        }
+    }
+
     /// Returns the paper's number as shown in tables.
     #[must_use]
     pub fn paper_shown(&self) -> String {
@@ -100,7 +116,8 @@ pub fn check(report: &Report) -> Vec<Finding> {
     let mut found = Vec::new();
     for claim in file.claim.iter().filter(|c| c.plan == report.plan.name) {
         for panel in report.panels() {
-            if claim.panel.is_empty() || panel.name == claim.panel {
+            let parts = || panel.name.split(" · ");
+            if claim.panel.is_empty() || parts().any(|part| part == claim.panel) {
                 found.push(beside(report, &panel, claim));
             }
         }

@@ -32,6 +32,8 @@ pub enum Section {
     Earliness,
     /// Time of a request by phase.
     Waiting,
+    /// Time of a request by phase and how busy units are, at each point.
+    Capacity,
     /// Differences between the reference and the others.
     Against,
     /// A paper's numbers beside those of the report.
@@ -41,13 +43,14 @@ pub enum Section {
 }
 
 impl Section {
-    const ALL: [(&'static str, Self); 9] = [
+    const ALL: [(&'static str, Self); 10] = [
         ("attainment", Self::Attainment),
         ("sustained", Self::Sustained),
         ("ttft", Self::Ttft),
         ("collectives", Self::Collectives),
         ("earliness", Self::Earliness),
         ("waiting", Self::Waiting),
+        ("capacity", Self::Capacity),
         ("against", Self::Against),
         ("paper", Self::Paper),
         ("speed", Self::Speed),
@@ -61,6 +64,7 @@ impl Section {
     fn options(self) -> &'static [&'static str] {
         match self {
             Self::Attainment | Self::Sustained | Self::Against => &["only", "panel"],
+            Self::Capacity => &["panel"],
             Self::Ttft | Self::Collectives | Self::Earliness | Self::Waiting => {
                 &["only", "panel", "at"]
             }

@@ -13,7 +13,7 @@ pub use block::{Block, Section, blocks};
 
 use super::sheet::Sheet;
 use super::view::View;
-use super::{Report, sheets};
+use super::{Report, capacity, sheets};
 use crate::plan::Plan;
 use crate::run::Timing;
 
@@ -96,6 +96,7 @@ fn content(block: &Block, results: &Results) -> Result<String, String> {
         Section::Collectives => sheets::details(&view, &sheets::COLLECTIVES)?,
         Section::Earliness => sheets::details(&view, &sheets::EARLINESS)?,
         Section::Waiting => sheets::details(&view, &sheets::WAITING)?,
+        Section::Capacity => capacity::capacity(&view),
         Section::Against => vec![sheets::against(&view)?],
         Section::Paper => vec![sheets::paper(&results.report)?],
         Section::Speed => vec![speed::speed(&results.report, results.took.as_ref())],

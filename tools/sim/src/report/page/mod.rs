@@ -8,7 +8,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::palette::{self, Look};
 use super::view::View as Shown;
-use super::{Report, metric, table};
+use super::{Report, capacity, metric, table};
 use crate::run::Timing;
 
 const STYLE: &str = "
@@ -100,6 +100,7 @@ pub fn page(report: &Report, with_timing: bool) -> String {
                 p.lead { (lead(report)) }
                 (incomplete(report))
                 @for metric in &plan.plot.metrics { (figures::over_x(&view, metric)) }
+                (times(&view))
                 (distributions(&view))
                 (numbers(report))
                 @if with_timing { (timing(&report.timing)) }
@@ -131,6 +132,21 @@ fn numbers(report: &Report) -> Markup {
                 h2 { "Numbers" }
                 p { "Means over seeds ± half a 95 % confidence interval." }
                 @for sheet in table::all(report) { (sheet.html()) }
+            }
+        }
+    }
+}
+
+/// Returns the tables that show whether capacity or the network decides.
+fn times(view: &View<'_>) -> Markup {
+    let report = view.report;
+    html! {
+        @if !report.runs.is_empty() {
+            section {
+                h2 { "Where the time goes" }
+                p { "Means over seeds, and the attainment without contention. Where that is low, no \
+                    network policy can help." }
+                @for sheet in capacity::capacity(view) { (sheet.html()) }
             }
         }
     }
