@@ -91,7 +91,8 @@ fn warning(report: &Report, panel: &Panel, bound: usize) -> Option<String> {
     let range = |metric: &'static Metric| {
         let values = || points.iter().filter_map(|&point| mean(point, metric));
         let (least, most) = (values().fold(1.0, f64::min), values().fold(0.0, f64::max));
-        (least, most, format!("{:.0} to {:.0} %", least * 100.0, most * 100.0))
+        let (low, high) = (format!("{:.0}", least * 100.0), format!("{:.0}", most * 100.0));
+        (most, if low == high { format!("{low} %") } else { format!("{low} to {high} %") })
     };
     if points.is_empty() {
         return None;
@@ -99,19 +100,20 @@ fn warning(report: &Report, panel: &Panel, bound: usize) -> Option<String> {
     let names: Vec<&str> = points.iter().map(|&point| report.x_name(point)).collect();
     let at = names.join(", ");
     let place = match (panel.name.as_str(), at.as_str()) {
-        ("", at) => at.to_owned(),
-        (panel, "") => panel.to_owned(),
-        (panel, at) => format!("{panel}, at {at}"),
+        ("", "") => String::new(),
+        ("", at) => format!("at {at}: "),
+        (panel, "") => format!("{panel}: "),
+        (panel, at) => format!("{panel}, at {at}: "),
     };
-    let (.., in_time) = range(&ATTAINMENT);
-    let (_, busiest, busy) = range(&UNITS_BUSY);
+    let (_, in_time) = range(&ATTAINMENT);
+    let (busiest, busy) = range(&UNITS_BUSY);
     let cause = if busiest < IDLE_BELOW {
         "; units are idle so long that batches, the objective or the placement decide, not load"
     } else {
         ""
     };
     Some(format!(
-        "Capacity: {place}: no network policy can serve {:.0} % in time. Without contention \
+        "Capacity: {place}no network policy can serve {:.0} % in time. Without contention \
          {in_time} are, and units are busy {busy} of the time{cause}.",
         ASKED * 100.0
     ))
