@@ -1,18 +1,20 @@
-//! Policies that Laxity is compared with: the baselines of MFS §6.3 and three others.
+//! Policies that Laxity is compared with: the baselines of MFS §6.3 and five others.
 //!
 //! All run behind the interface of [`Link`](crate::link::Link), with its window, chunks and
 //! tagging. [`Granularity`](crate::config::Granularity) says what a baseline treats as one job, and
 //! [`Ties`](crate::config::Ties) how it orders equal jobs. Both are configuration, because they
 //! change results. `fair`, `sjf`, `edf` and `karuna` ignore stages, `σ` and pruned requests, and
-//! never use the scavenger. `two_class` and `tent_edf` put weights and background into the
-//! scavenger, as an operator would.
+//! never use the scavenger. `two_class`, `tent_edf` and `tent` put weights and background into the
+//! scavenger, as an operator would. `two_class_99` puts all but collectives there.
 
 pub(crate) mod edf;
 pub(crate) mod fair;
 pub(crate) mod karuna;
 pub(crate) mod sjf;
 pub(crate) mod tent;
+pub(crate) mod tent_mlu;
 pub(crate) mod two_class;
+pub(crate) mod two_class_99;
 
 use laxity_types::{Level, Stage};
 

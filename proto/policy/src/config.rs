@@ -29,13 +29,17 @@ pub enum PolicyKind {
     KarunaWc,
     /// Static classes, with collectives above KV traffic: what operators configure today.
     TwoClass,
-    /// Priority, then deadline, with promotion on slack: as Mooncake's TENT orders its own traffic.
+    /// Priority, then deadline, with promotion on slack: as Mooncake's TENT first ordered traffic.
     TentEdf,
+    /// Two classes weighted 99 : 1, collectives over all other traffic, as in DualPath.
+    TwoClass99,
+    /// Priority, then predicted MLU, and hopeless transfers dropped: as Mooncake's TENT does now.
+    Tent,
 }
 
 impl PolicyKind {
     /// All policies, in the order in which tables show them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::Fair,
         Self::Sjf,
         Self::Edf,
@@ -43,7 +47,9 @@ impl PolicyKind {
         Self::Karuna,
         Self::KarunaWc,
         Self::TwoClass,
+        Self::TwoClass99,
         Self::TentEdf,
+        Self::Tent,
         Self::Mfs,
         Self::Laxity,
     ];
@@ -61,7 +67,9 @@ impl PolicyKind {
             Self::Karuna => "karuna",
             Self::KarunaWc => "karuna_wc",
             Self::TwoClass => "two_class",
+            Self::TwoClass99 => "two_class_99",
             Self::TentEdf => "tent_edf",
+            Self::Tent => "tent",
         }
     }
 }

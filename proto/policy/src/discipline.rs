@@ -113,6 +113,11 @@ pub(crate) trait Discipline: Debug + Send + Sync {
         None
     }
 
+    /// Returns the largest permit for a flow that can be cut, given the configured chunk.
+    fn chunk_bytes(&self, _spec: &FlowSpec, configured: u64) -> u64 {
+        configured
+    }
+
     /// Returns the new position of `flow` after a permit for part of it, or `None` if it stays.
     fn served(&self, _port: &Port, _now: Time, _flow: &Flow, _bytes: u64) -> Option<QueuePosition> {
         None

@@ -370,7 +370,10 @@ impl Link {
 
     /// Returns the size of the next permit for a flow that has `remaining` bytes left.
     fn piece(&self, spec: &FlowSpec, remaining: u64) -> u64 {
-        if spec.whole { remaining } else { remaining.min(self.port.config.chunk_bytes) }
+        if spec.whole {
+            return remaining;
+        }
+        remaining.min(self.discipline.chunk_bytes(spec, self.port.config.chunk_bytes))
     }
 
     /// Reports whether the window has room for a piece. A piece larger than a chunk counts as a

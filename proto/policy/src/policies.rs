@@ -1,7 +1,8 @@
 //! The discipline of each policy. No other module names all of them.
 
 use crate::baseline::{
-    edf::Edf, fair::Fair, karuna::Karuna, sjf::Sjf, tent::Tent, two_class::TwoClass,
+    edf::Edf, fair::Fair, karuna::Karuna, sjf::Sjf, tent::Tent, tent_mlu::TentMlu,
+    two_class::TwoClass, two_class_99::TwoClass99,
 };
 use crate::config::{LinkConfig, PolicyKind};
 use crate::discipline::Discipline;
@@ -20,6 +21,8 @@ pub(crate) fn of(config: &LinkConfig) -> Box<dyn Discipline> {
         PolicyKind::Karuna => Box::new(Karuna::strict(config)),
         PolicyKind::KarunaWc => Box::new(Karuna::work_conserving(config)),
         PolicyKind::TwoClass => Box::new(TwoClass::new(config)),
+        PolicyKind::TwoClass99 => Box::new(TwoClass99::new(config)),
         PolicyKind::TentEdf => Box::new(Tent::new(config)),
+        PolicyKind::Tent => Box::new(TentMlu::new(config)),
     }
 }

@@ -16,6 +16,8 @@ use random_events::{config, flow};
 
 const RATE: u64 = 1_000_000_000;
 const SLACK_NS: u64 = 5000;
+/// Period of promotion in `random_events`, in which `tent` predicts MLU again.
+const PERIOD_NS: u64 = 2000;
 /// Due flows that one pick handles. With no more paced flows, no timer is left for the next pick.
 const PACED_MAX: usize = 8;
 
@@ -43,8 +45,12 @@ struct Waiting {
     share: u64,
     /// Karuna: when the next chunk is due, `None` if the flow goes by size.
     due: Option<u64>,
-    /// Tent: whether the flow was promoted.
+    /// The older rule of TENT: whether the flow was promoted.
     promoted: bool,
+    /// TENT: when MLU was predicted last.
+    predicted: u64,
+    /// TENT: whether the flow was dropped.
+    dropped: bool,
 }
 
 impl Waiting {
@@ -52,10 +58,29 @@ impl Waiting {
         self.spec.stage == Stage::P2d && self.spec.deadline != Time::NEVER
     }
 
+    /// Returns the time that the rest of the flow takes alone.
+    fn needs(&self) -> u64 {
+        (self.left * 1_000_000_000).div_ceil(RATE)
+    }
+
+    /// Reports whether a flow of the last stage cannot be in time.
+    fn is_hopeless(&self, now: u64) -> bool {
+        self.explicit() && self.spec.deadline.0.saturating_sub(now) <= self.needs()
+    }
+
+    /// Returns how many times the rest of the flow fits in the time that it had left when MLU was
+    /// predicted, in steps: the inverse of MLU.
+    fn fits(&self) -> u64 {
+        if self.spec.deadline == Time::NEVER {
+            return u64::MAX;
+        }
+        let window = u128::from(self.spec.deadline.0.saturating_sub(self.predicted));
+        (window * 65_536 / u128::from(self.needs().max(1))) as u64
+    }
+
     /// Returns the instant at which the flow's slack falls to the threshold.
     fn slack_is_gone_at(&self) -> u64 {
-        let needs = (self.left * 1_000_000_000).div_ceil(RATE) + SLACK_NS;
-        self.spec.deadline.0.saturating_sub(needs)
+        self.spec.deadline.0.saturating_sub(self.needs() + SLACK_NS)
     }
 }
 
@@ -93,6 +118,9 @@ impl Model {
             PolicyKind::EdfLow => u64::from(flow.explicit()),
             // The order is KV reuse, collectives, last stage, weights, background.
             PolicyKind::TwoClass => by_stage([1, 0, 1, 2, 2]),
+            PolicyKind::TwoClass99 => by_stage([1, 0, 1, 1, 1]),
+            PolicyKind::Tent if flow.dropped => 3,
+            PolicyKind::Tent => by_stage([1, 0, 2, 3, 3]),
             PolicyKind::TentEdf if flow.promoted => 0,
             PolicyKind::TentEdf => by_stage([2, 1, 3, 4, 4]),
             PolicyKind::KarunaWc => match flow.due {
@@ -111,6 +139,8 @@ impl Model {
             PolicyKind::Edf | PolicyKind::EdfLow if flow.explicit() => flow.spec.deadline.0,
             PolicyKind::TwoClass if class == 2 => 0,
             PolicyKind::TentEdf if class == 4 => 0,
+            PolicyKind::Tent if class == 3 => 0,
+            PolicyKind::Tent => flow.fits(),
             PolicyKind::TentEdf => flow.spec.deadline.0,
             PolicyKind::KarunaWc => flow.due.unwrap_or(flow.left),
             _ => flow.share,
@@ -119,16 +149,26 @@ impl Model {
     }
 
     fn arrive(&mut self, spec: FlowSpec) {
-        let paced = self.flows.values().filter(|flow| flow.explicit()).count();
-        if paced >= PACED_MAX && spec.stage == Stage::P2d {
+        // Every flow with a deadline has a timer under `tent`, and the last stage under Karuna.
+        let timed = |stage| stage == Stage::P2d || self.policy == PolicyKind::Tent;
+        let paced = self.flows.values().filter(|flow| timed(flow.spec.stage)).count();
+        if paced >= PACED_MAX && timed(spec.stage) {
             return;
         }
         self.seq += 1;
         // The deadline of a flow must not depend on other properties of its request.
         let spec =
             FlowSpec { flow: FlowId(self.seq), batch: BatchId(0), request: RequestId(0), ..spec };
-        let mut flow =
-            Waiting { spec, seq: self.seq, left: spec.bytes, share: 0, due: None, promoted: false };
+        let mut flow = Waiting {
+            spec,
+            seq: self.seq,
+            left: spec.bytes,
+            share: 0,
+            due: None,
+            promoted: false,
+            predicted: self.now,
+            dropped: false,
+        };
         let deadline = spec.deadline.0;
         if flow.explicit() && deadline > self.now {
             flow.due = Some(self.now);
@@ -136,6 +176,7 @@ impl Model {
         flow.share = self.had.get(&self.class(&flow)).copied().unwrap_or(0);
         let scavenged = spec.stage.is_scavenged();
         let late = spec.deadline == Time::NEVER || deadline <= self.now || scavenged;
+        flow.dropped = flow.is_hopeless(self.now);
         flow.promoted = !late && flow.slack_is_gone_at() <= self.now;
         self.flows.insert(spec.flow, flow);
         self.link.handle(Time(self.now), Event::FlowArrived(spec));
@@ -143,6 +184,8 @@ impl Model {
 
     fn served(&mut self, id: FlowId, bytes: u64, last: bool) {
         let flow = self.flows[&id].clone();
+        let hopeless = flow.is_hopeless(self.now);
+        assert!(self.policy != PolicyKind::Tent || flow.dropped || !hopeless, "{flow:?}");
         let best = self.flows.values().min_by_key(|flow| self.key(flow));
         let best = best.expect("one was served");
         assert_eq!(
@@ -164,6 +207,8 @@ impl Model {
         let deadline = known.spec.deadline.0;
         known.due = (known.explicit() && deadline > now).then(|| now + pause(deadline));
         known.left -= bytes;
+        known.predicted = now;
+        known.dropped |= known.is_hopeless(now);
         if last {
             assert_eq!(known.left, 0);
             self.flows.remove(&id);
@@ -202,6 +247,9 @@ impl Model {
         let now = self.now;
         // Karuna: a flow that is due after its deadline goes by size from then on.
         for flow in self.flows.values_mut() {
+            if flow.predicted + PERIOD_NS <= now {
+                flow.predicted = now;
+            }
             let late = flow.spec.deadline.0 <= now;
             if late && flow.due.is_some_and(|due| due == now) {
                 flow.due = None;
@@ -215,6 +263,12 @@ impl Model {
                     assert_eq!(to, Level::HIGHEST);
                     assert!(flow.slack_is_gone_at() <= now && flow.spec.deadline.0 > now);
                     flow.promoted = true;
+                }
+                Action::Moved { flow, to, .. } if self.policy == PolicyKind::Tent => {
+                    let flow = self.flows.get_mut(&flow).expect("waits");
+                    assert_eq!(to, Level::SCAVENGER);
+                    assert!(flow.is_hopeless(now), "{flow:?} could be in time at {now}");
+                    flow.dropped = true;
                 }
                 Action::Moved { .. } => {}
             }
@@ -243,7 +297,9 @@ proptest! {
             PolicyKind::Edf,
             PolicyKind::EdfLow,
             PolicyKind::TwoClass,
+            PolicyKind::TwoClass99,
             PolicyKind::TentEdf,
+            PolicyKind::Tent,
             PolicyKind::KarunaWc,
         ] {
             let mut model = Model::new(policy);

@@ -178,7 +178,82 @@ fn two_class_shares_inside_a_class_and_nothing_between() {
 }
 
 #[test]
-fn tent_promotes_when_slack_falls_below_the_threshold() {
+fn two_class_99_leaves_one_hundredth_to_all_that_is_no_collective() {
+    let mut port = virtual_time::port(PolicyKind::TwoClass99);
+    port.submit(flow(1, Stage::KvReuse, 1.0));
+    port.submit(due(2, 1.0, 1.0));
+    port.submit(flow(3, Stage::Collective, 2.0));
+    port.submit(flow(4, Stage::Background, 1.0));
+    port.run_out();
+    let finish: Vec<f64> = (1..=4).map(|id| port.finish(id)).collect();
+    // Ten parts in a thousand of the collective's time went to the others.
+    assert!(near(finish[2], 2.02), "{finish:?}");
+    assert!(near(finish[0], 5.0) && near(finish[1], 5.0) && near(finish[3], 5.0), "{finish:?}");
+    let levels: Vec<Level> = port.bytes_by_level.keys().copied().collect();
+    assert_eq!(levels, [Level(2), Level::SCAVENGER]);
+}
+
+#[test]
+fn two_class_99_never_starves_what_strict_classes_starve() {
+    let sent_beside_collectives = |kind| {
+        let mut port = virtual_time::port(kind);
+        port.submit(flow(1, Stage::KvReuse, 0.05));
+        port.submit(flow(2, Stage::Collective, 20.0));
+        port.run_out();
+        port.finish(1)
+    };
+    assert!(sent_beside_collectives(PolicyKind::TwoClass) > 20.0);
+    assert!(sent_beside_collectives(PolicyKind::TwoClass99) < 8.0);
+}
+
+#[test]
+fn tent_serves_what_needs_most_of_its_time_left_and_not_who_is_due_first() {
+    let mut port = virtual_time::port(PolicyKind::Tent);
+    port.submit(due(1, 0.5, 4.0)); // an eighth of its time
+    port.submit(due(2, 3.0, 6.0)); // half of its time
+    port.run_out();
+    // The first waits until its share of the time left is as large as what the other has left.
+    assert!(port.finish(1) > 1.0, "{}", port.finish(1));
+    assert!(port.finish(1) <= 4.0 && port.finish(2) <= 6.0);
+    assert_eq!(port.link.snapshot().demotions, 0);
+}
+
+#[test]
+fn tent_drops_what_cannot_be_in_time_and_only_of_the_last_stage() {
+    let mut port = virtual_time::port(PolicyKind::Tent);
+    port.submit(due(1, 5.0, 4.0));
+    port.submit(due(2, 1.0, 9.0));
+    port.submit(FlowSpec { deadline: at(1.0), ..flow(3, Stage::KvReuse, 2.0) });
+    port.run_out();
+    assert!(near(port.finish(3), 2.0) && near(port.finish(2), 3.0), "{}", port.finish(2));
+    assert!(near(port.finish(1), 8.0), "{}", port.finish(1));
+    let dropped = port.bytes_by_level.get(&Level::SCAVENGER);
+    assert_eq!(dropped, Some(&flow(1, Stage::P2d, 5.0).bytes));
+}
+
+#[test]
+fn karuna_paces_a_flow_that_is_no_larger_than_a_chunk() {
+    let config = LinkConfig {
+        policy: PolicyKind::Karuna,
+        chunk_bytes: 4 << 20,
+        window_bytes: 8 << 20,
+        ..LinkConfig::default()
+    };
+    let mut link = laxity_policy::Link::new(config).expect("valid");
+    let now = laxity_policy::Time(1);
+    let spec = FlowSpec { bytes: 4 << 20, ..due(1, 1.0, 1000.0) };
+    link.handle(now, laxity_policy::Event::FlowArrived(spec));
+    let mut at_once = 0;
+    while let Some(action) = link.poll_action(now) {
+        if let laxity_policy::Action::Permit { bytes, .. } = action {
+            at_once += bytes;
+        }
+    }
+    assert_eq!(at_once, 256 << 10);
+}
+
+#[test]
+fn tent_edf_promotes_when_slack_falls_below_the_threshold() {
     let config =
         LinkConfig { policy: PolicyKind::TentEdf, slack_threshold: Span(TICK / 2), ..fluid() };
     let mut port = Port::new(config);
@@ -191,7 +266,7 @@ fn tent_promotes_when_slack_falls_below_the_threshold() {
 }
 
 #[test]
-fn tent_orders_a_stage_by_deadline() {
+fn tent_edf_orders_a_stage_by_deadline() {
     let mut port = virtual_time::port(PolicyKind::TentEdf);
     port.submit(due(1, 1.0, 90.0));
     port.submit(due(2, 1.0, 80.0));

@@ -293,7 +293,7 @@ fn outcome(policy: PolicyKind, mix: Mix) -> (usize, f64, f64) {
 
 #[test]
 fn stage_aware_policies_meet_more_deadlines_with_shorter_collectives() {
-    use PolicyKind::{Edf, EdfLow, Fair, Laxity, Mfs, TentEdf, TwoClass};
+    use PolicyKind::{Edf, EdfLow, Fair, Laxity, Mfs, Tent, TentEdf, TwoClass, TwoClass99};
     let mut sums: BTreeMap<PolicyKind, usize> = BTreeMap::new();
     for mix in MIXES {
         let table: BTreeMap<PolicyKind, (usize, f64, f64)> =
@@ -306,7 +306,7 @@ fn stage_aware_policies_meet_more_deadlines_with_shorter_collectives() {
             *sums.entry(*policy).or_default() += attained;
         }
         let (attained, _, collective) = table[&Laxity];
-        for other in [Fair, Edf, EdfLow, TwoClass, TentEdf, Mfs] {
+        for other in [Fair, Edf, EdfLow, TwoClass, TwoClass99, TentEdf, Tent, Mfs] {
             assert!(attained > table[&other].0, "laxity not above {other}: {table:?}");
         }
         assert!(collective < 0.6 * table[&Fair].2 && collective <= table[&TwoClass].2 * 1.01);

@@ -39,8 +39,8 @@ pub(crate) enum LabCommand {
 }
 
 const RUN_HELP: &str = "\
-Policies: none (no daemon at all), fair, sjf, edf, edf_low, karuna, karuna_wc, two_class, tent_edf,
-mfs, laxity.
+Policies: none (no daemon at all), fair, sjf, edf, edf_low, karuna, karuna_wc, two_class,
+two_class_99, tent_edf, tent, mfs, laxity.
 
 Examples:
   laxity lab run

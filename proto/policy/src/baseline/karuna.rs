@@ -9,18 +9,24 @@
 //!
 //! A due chunk precedes everything else, so the minimal rate is met. `karuna` delays a deadline
 //! flow even on an idle port, so it is not work-conserving. `karuna_wc` gives idle time to deadline
-//! flows. A flow whose deadline has passed goes by size like one without. On the wire, deadline
+//! flows. Karuna paces packets. Here a flow is paced in chunks of at most [`PACED_BYTES`], because
+//! its first chunk leaves at once: a flow as large as a chunk would not be paced at all. A flow
+//! whose deadline has passed goes by size like one without. On the wire, deadline
 //! flows have `P_1` and the others have levels by size from `P_2`.
 
-use laxity_types::Level;
+use laxity_types::{Level, Stage};
 
 use super::{is_explicit, size_level};
 use crate::config::LinkConfig;
 use crate::discipline::{Check, Discipline, QueuePosition};
+use crate::event::FlowSpec;
 use crate::link::flows::Flow;
 use crate::link::port::Port;
 use crate::link::queue::{Group, QueueId, Rank, Scope};
 use crate::time::{Span, Time};
+
+/// Largest permit of a flow with a deadline, in bytes.
+const PACED_BYTES: u64 = 256 << 10;
 
 const DUE: QueueId = 0;
 const BY_SIZE: QueueId = 1;
@@ -71,6 +77,10 @@ impl Discipline for Karuna {
             _ => return None,
         };
         Some(Rank { tier, major: 0, minor: 0, seq })
+    }
+
+    fn chunk_bytes(&self, spec: &FlowSpec, configured: u64) -> u64 {
+        if spec.stage == Stage::P2d { configured.min(PACED_BYTES) } else { configured }
     }
 
     fn served(&self, port: &Port, now: Time, flow: &Flow, bytes: u64) -> Option<QueuePosition> {

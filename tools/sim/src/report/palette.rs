@@ -55,7 +55,9 @@ fn of_kind(kind: &str) -> Look {
         "karuna" => look("#8a3ffc", "#b992ff", ""),
         "karuna_wc" => look("#8a3ffc", "#b992ff", "12 7"),
         "two_class" => look("#8d5a3b", "#cf9d7c", ""),
-        "tent_edf" => look("#d6409f", "#f590cc", ""),
+        "two_class_99" => look("#8d5a3b", "#cf9d7c", "12 7"),
+        "tent_edf" => look("#d6409f", "#f590cc", "12 7"),
+        "tent" => look("#d6409f", "#f590cc", ""),
         "mfs" => Look { width: 28, layer: 2, ..look("#1f6feb", "#6cb0ff", "") },
         _ => Look { width: 36, layer: 3, ..look("#d92d20", "#ff7a6b", "") },
     }

@@ -21,7 +21,9 @@ fn worth(scenario: &Scenario) -> f64 {
         PolicyKind::Karuna => 1.13,
         PolicyKind::KarunaWc => 1.19,
         PolicyKind::TwoClass => 1.22,
+        PolicyKind::TwoClass99 => 1.21,
         PolicyKind::TentEdf => 1.08,
+        PolicyKind::Tent => 1.09,
         PolicyKind::Mfs => 1.42,
         PolicyKind::Laxity => 1.5,
     };
