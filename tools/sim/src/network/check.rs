@@ -195,7 +195,7 @@ impl Network {
     /// Reports whether classes up to `class` use the port up.
     fn is_used_up(&self, port: u32, class: u8) -> bool {
         let capacity = self.lanes.ports[port as usize].capacity;
-        self.left_by(port, class) <= capacity * 2.0 * DUST
+        self.left_by(port, class) <= capacity * 2.0 * DUST + self.lanes.kept(port, class)
     }
 
     /// Returns the highest rate per weight of a lane's transfers.

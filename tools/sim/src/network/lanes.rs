@@ -96,6 +96,8 @@ pub(super) struct Lanes {
     pub(super) members: Vec<usize>,
     /// Lanes to compute, as packed class, lower bound of the level, and lane number.
     queue: BinaryHeap<Reverse<u128>>,
+    /// The first class with a guaranteed share of each port, and that share.
+    floor: Option<(u8, f64)>,
     /// Lanes whose events must be set.
     pub(super) touched: Vec<u32>,
 }
@@ -227,6 +229,40 @@ impl Lanes {
     pub(super) fn below(&self, port: u32, class: u8) -> Option<u32> {
         let below = self.ports[port as usize].active & (!1 << class);
         (below != 0).then(|| self.slot(port, below.trailing_zeros() as u8))
+    }
+
+    /// Guarantees classes from `class` on `share` of each port. Call it before any transfer starts.
+    pub(super) fn set_floor(&mut self, class: u8, share: f64) {
+        self.floor = Some((class, share));
+    }
+
+    /// Returns the rate that lower classes keep from those up to `class` on a port, in bytes per
+    /// second. It is zero while they have no transfers there.
+    pub(super) fn kept(&self, port: u32, class: u8) -> f64 {
+        let port = &self.ports[port as usize];
+        match self.floor {
+            Some((floor, share)) if class < floor && port.active & (!0 << floor) != 0 => {
+                port.capacity * share
+            }
+            _ => 0.0,
+        }
+    }
+
+    /// Returns the rate that the lane `above` leaves to the next lower class `below` of its port,
+    /// where `left` is what it does not use of its own room.
+    pub(super) fn left_to(&self, above: u32, below: u8, left: f64) -> f64 {
+        let above = &self.lanes[above as usize];
+        let kept = self.kept(above.port, above.class);
+        left + if kept > self.kept(above.port, below) { kept } else { 0.0 }
+    }
+
+    /// Queues the highest class of a port, whose room depends on whether lower ones have transfers.
+    pub(super) fn mark_guaranteed(&mut self, port: u32) {
+        let active = self.ports[port as usize].active;
+        if self.floor.is_some() && active != 0 {
+            let top = self.slot(port, active.trailing_zeros() as u8);
+            self.mark(top);
+        }
     }
 
     /// Queues the lane to be computed.

@@ -130,6 +130,18 @@ impl Network {
         PortId(self.lanes.add_port(bytes_per_second))
     }
 
+    /// Guarantees the classes from `class` on a share of each port, as an arbiter by weights does.
+    /// While they have transfers on a port, higher classes get the rest of it at most. They may use
+    /// more than their share, if higher classes leave it. What they do not use of it stays unused.
+    ///
+    /// # Panics
+    /// Panics if a transfer was started already, or the share is not between 0 and 1.
+    pub fn guarantee(&mut self, class: u8, share: f64) {
+        assert!((0.0..1.0).contains(&share), "a share cannot be {share}");
+        assert_eq!(self.started, 0, "shares are guaranteed before transfers start");
+        self.lanes.set_floor(class, share);
+    }
+
     /// Starts a transfer of `bytes` over the ports of `path`, 1 to [`PATH_MAX`] different ones in
     /// any order. Lower classes are served first, and transfers of a class share in proportion to
     /// `weight`. `tag` is returned at the end. A transfer of zero bytes ends at once.
@@ -373,6 +385,9 @@ impl Network {
             {
                 self.lanes.mark(above);
             }
+            if first {
+                self.lanes.mark_guaranteed(port.0);
+            }
         }
     }
 
@@ -428,6 +443,7 @@ impl Network {
                 if let Some(below) = self.lanes.below(port, class) {
                     self.lanes.mark(below);
                 }
+                self.lanes.mark_guaranteed(port);
                 continue;
             }
             // For the other lanes this equals a drop of the transfer's rate to zero.

@@ -23,7 +23,9 @@
 //! progressively: all levels are raised to infinity, and the same steps find one final level each.
 //!
 //! The rest that a class leaves, `R_p − Σ rates`, is the room of the next lower class that has
-//! transfers. That class is computed only if its room changes.
+//! transfers. That class is computed only if its room changes. Classes with a guaranteed share
+//! ([`Network::guarantee`](super::Network::guarantee)) reduce the room of the highest class by it
+//! while they have transfers on the port, and get it in addition to that rest.
 
 use super::lane::{Entry, MANY, State};
 use super::lanes::{Care, Lanes, Level};
@@ -143,10 +145,13 @@ impl Sharing<'_> {
         let lane = &self.lanes.lanes[number as usize];
         match self.lanes.above(lane.port, lane.class) {
             Some(above) => match self.lanes.levels[above as usize].care {
-                Care::Every(left) => left,
+                Care::Every(left) => self.lanes.left_to(above, lane.class, left),
                 _ => unreachable!("a lane with transfers below keeps account"),
             },
-            None => self.lanes.ports[lane.port as usize].capacity,
+            None => {
+                let kept = self.lanes.kept(lane.port, lane.class);
+                self.lanes.ports[lane.port as usize].capacity - kept
+            }
         }
     }
 
@@ -238,8 +243,9 @@ impl Sharing<'_> {
         }
         if let Some(below) = self.lanes.below(port, class) {
             let capacity = self.lanes.ports[port as usize].capacity;
-            let room = self.lanes.lanes[below as usize].room;
-            if !same(room, solution.left, capacity) {
+            let lane = &self.lanes.lanes[below as usize];
+            let left = self.lanes.left_to(number, lane.class, solution.left);
+            if !same(lane.room, left, capacity) {
                 self.lanes.mark(below);
             }
         }

@@ -184,6 +184,21 @@ fn rates_are_known_even_if_nobody_asked_for_the_next_end() {
 }
 
 #[test]
+fn a_guaranteed_share_is_taken_only_where_and_while_it_is_wanted() {
+    let (mut net, [from, to, other]) = network();
+    net.guarantee(3, 0.01);
+    let high = start(&mut net, 0, &[from, to], 990, 1);
+    net.next_end(Time(0));
+    assert_eq!(net.rate(high), GBYTE);
+    let low = start(&mut net, 0, &[from, other], 1000, 3);
+    net.next_end(Time(0));
+    net.check().expect("the network is sound");
+    assert_eq!((net.rate(high), net.rate(low)), (0.99 * GBYTE, 0.01 * GBYTE));
+    // The high transfer takes 1000 ns and leaves 990 bytes of the low one.
+    assert_eq!(ends(&mut net, 0), [(1000, high), (1990, low)]);
+}
+
+#[test]
 fn all_classes_there_are_come_one_after_the_other() {
     let (mut net, [port]) = network();
     let classes = (0..CLASSES_MAX).rev();

@@ -10,8 +10,9 @@ pub(super) struct Fluid {
     pub(super) weight: f64,
 }
 
-/// Returns the rate of each transfer.
-pub(super) fn rates(capacities: &[f64], fluids: &[Fluid]) -> Vec<f64> {
+/// Returns the rate of each transfer. While classes from `floor.0` on have transfers on a port, all
+/// higher classes together get no more than the share `1 − floor.1` of it.
+pub(super) fn rates(capacities: &[f64], fluids: &[Fluid], floor: Option<(u8, f64)>) -> Vec<f64> {
     let mut rates = vec![0.0; fluids.len()];
     let mut left = capacities.to_vec();
     for class in 0..64 {
@@ -19,6 +20,14 @@ pub(super) fn rates(capacities: &[f64], fluids: &[Fluid]) -> Vec<f64> {
         let mut rising: Vec<usize> = (0..fluids.len()).filter(of_class).collect();
         let members = rising.clone();
         let mut room = left.clone();
+        if let Some((first, share)) = floor.filter(|floor| class < floor.0) {
+            for (port, room) in room.iter_mut().enumerate() {
+                let waits = |one: &Fluid| one.class >= first && one.path.contains(&port);
+                if fluids.iter().any(waits) {
+                    *room = (*room - capacities[port] * share).max(0.0);
+                }
+            }
+        }
         while !rising.is_empty() {
             // The rates can rise by this much until a port is used up.
             let crossing = |port: usize| {

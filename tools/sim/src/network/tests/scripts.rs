@@ -20,6 +20,8 @@ struct Script {
     capacities: Vec<f64>,
     steps: Vec<Step>,
     patience: usize,
+    /// First class with a guaranteed share of each port, and that share.
+    floor: Option<(u8, f64)>,
 }
 
 /// One transfer in flight with its expected remaining bytes.
@@ -37,6 +39,7 @@ struct Pair {
     network: Network,
     ports: Vec<PortId>,
     capacities: Vec<f64>,
+    floor: Option<(u8, f64)>,
     now_ns: u64,
     shadows: Vec<Shadow>,
     /// Log of all ends, for comparisons of runs.
@@ -51,10 +54,14 @@ impl Pair {
         let capacities = &script.capacities;
         let mut network = Network::new();
         network.patience = script.patience;
+        if let Some((class, share)) = script.floor {
+            network.guarantee(class, share);
+        }
         let ports = capacities.iter().map(|&c| network.add_port(c)).collect();
         Self {
             network,
             ports,
+            floor: script.floor,
             capacities: capacities.clone(),
             now_ns: 0,
             shadows: Vec::new(),
@@ -86,7 +93,7 @@ impl Pair {
         let live: Vec<usize> =
             (0..fluids.len()).filter(|&one| self.shadows[one].bytes > 0).collect();
         let flowing: Vec<Fluid> = live.iter().map(|&one| fluids[one].clone()).collect();
-        let rates = oracle::rates(&self.capacities, &flowing);
+        let rates = oracle::rates(&self.capacities, &flowing, self.floor);
         for (&one, &rate) in live.iter().zip(&rates) {
             let shadow = &mut self.shadows[one];
             let got = self.network.rate(shadow.id);
@@ -228,8 +235,19 @@ fn step(classes: u8, hops: usize) -> impl Strategy<Value = Step> {
 fn script(steps: usize) -> impl Strategy<Value = Script> {
     let patience = prop_oneof![Just(0), Just(super::super::PATIENCE), Just(1000)];
     (1usize..14, 1u8..5, 1usize..5).prop_flat_map(move |(ports, classes, hops)| {
-        (vec(capacity(), ports), vec(step(classes, hops), 1..steps), patience.clone())
-            .prop_map(|(capacities, steps, patience)| Script { capacities, steps, patience })
+        let floor = (1..=classes, prop_oneof![Just(0.01), 0.0..0.9_f64]);
+        (
+            vec(capacity(), ports),
+            vec(step(classes, hops), 1..steps),
+            patience.clone(),
+            proptest::option::of(floor),
+        )
+            .prop_map(|(capacities, steps, patience, floor)| Script {
+                capacities,
+                steps,
+                patience,
+                floor,
+            })
     })
 }
 
