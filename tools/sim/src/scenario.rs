@@ -9,7 +9,7 @@ mod validate;
 
 use std::path::PathBuf;
 
-pub use policy::{Part, Policy};
+pub use policy::{Grants, Part, Policy};
 pub use requests::RequestOrder;
 pub use validate::Invalid;
 
@@ -113,6 +113,9 @@ pub struct ModelChoice {
     /// Skew of expert use, as the exponent of a Zipf distribution over experts. Each layer and unit
     /// has its own draw. 0 means even use.
     pub expert_skew: f64,
+    /// Bytes of one value in the KV cache. 0 means what the model says.
+    #[serde(skip_serializing_if = "is_default")]
+    pub kv_bytes_per_value: f64,
 }
 
 impl Default for ModelChoice {
@@ -125,6 +128,7 @@ impl Default for ModelChoice {
             dp: 1,
             sp_exchange: SpExchange::Ring,
             expert_skew: 0.2,
+            kv_bytes_per_value: 0.0,
         }
     }
 }
@@ -202,6 +206,9 @@ pub enum Placement {
     RoundRobin,
     /// Chooses a rank at random.
     Random,
+    /// Chooses the rank that the KV cache is expected to reach first, by the queues and the links on
+    /// the way, as NetKV does.
+    NetworkCost,
 }
 
 impl Default for Serving {
@@ -370,6 +377,20 @@ pub struct Network {
     pub p2d_weight: f64,
     /// Time from a transfer's last byte on the wire to its completion, in microseconds.
     pub latency_us: f64,
+    /// Share of each NIC's rate, in each direction, that traffic takes which no daemon sees, such
+    /// as transfers that GPUs start. It comes in bursts at line rate before all else. 0 means none.
+    #[serde(skip_serializing_if = "is_default")]
+    pub ungoverned_share: f64,
+    /// Mean time between two bursts of that traffic, in milliseconds.
+    #[serde(skip_serializing_if = "is_usual_period")]
+    pub ungoverned_period_ms: f64,
+}
+
+/// Mean time between two bursts of ungoverned traffic, unless a plan says otherwise.
+const UNGOVERNED_PERIOD_MS: f64 = 5.0;
+
+fn is_usual_period(period_ms: &f64) -> bool {
+    *period_ms == UNGOVERNED_PERIOD_MS
 }
 
 /// How the network carries collectives.
@@ -394,6 +415,8 @@ impl Default for Network {
             collective_weight: 1.0,
             p2d_weight: 1.0,
             latency_us: 10.0,
+            ungoverned_share: 0.0,
+            ungoverned_period_ms: UNGOVERNED_PERIOD_MS,
         }
     }
 }

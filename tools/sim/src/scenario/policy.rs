@@ -3,6 +3,8 @@
 use laxity_policy::{Granularity, LastStage, MluScope, PolicyKind, Ties};
 use serde::{Deserialize, Serialize};
 
+use super::requests::is_default;
+
 /// The policy of a scenario, and its choices where papers leave a question open.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -30,12 +32,28 @@ pub struct Policy {
     pub mlu: MluScope,
     /// Parts of `mfs` or `laxity` that are disabled, to measure what each part contributes.
     pub without: Vec<Part>,
+    /// Whether receivers grant what is sent to them, in which order. No daemon decides then.
+    #[serde(skip_serializing_if = "is_default")]
+    pub grants: Grants,
     /// Whether transfers never contend. The result is a bound for all policies.
     pub no_contention: bool,
     /// Most requests that are pruned at once.
     pub drop_budget: usize,
     /// Shortest time between two runs of the order between batches, in milliseconds.
     pub debounce_ms: f64,
+}
+
+/// The order in which a receiver grants the transfers that are under way to it, as Homa does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Grants {
+    /// Receivers do not grant.
+    #[default]
+    Off,
+    /// The transfer with the fewest bytes left first.
+    Shortest,
+    /// The transfer whose deadline leaves the least time after the rest of it is sent.
+    LeastLaxity,
 }
 
 /// A part of a policy that can be disabled.
@@ -95,6 +113,7 @@ impl Default for Policy {
             last_stage: LastStage::default(),
             mlu: MluScope::default(),
             without: Vec::new(),
+            grants: Grants::Off,
             no_contention: false,
             drop_budget: 64,
             debounce_ms: 2.0,

@@ -9,8 +9,8 @@ use std::ops::RangeInclusive;
 use laxity_policy::{Level, PolicyKind};
 
 use super::{
-    Arrivals, Cluster, ModelChoice, Network, Part, Policy, Scenario, Serving, Slo, SloKind, Source,
-    Workload,
+    Arrivals, Cluster, Grants, ModelChoice, Network, Part, Policy, Scenario, Serving, Slo, SloKind,
+    Source, Workload,
 };
 
 /// A field of a scenario with an invalid value.
@@ -215,6 +215,7 @@ fn model(m: &ModelChoice, c: &Cluster) -> Checked {
             ),
         );
     }
+    within_or_zero("model.kv_bytes_per_value", m.kv_bytes_per_value, 0.25..=8.0, "")?;
     within("model.expert_skew", m.expert_skew, 0.0..=10.0, "")
 }
 
@@ -311,7 +312,9 @@ fn network(n: &Network) -> Checked {
     at_least_one("network.overcommit", n.overcommit)?;
     within("network.collective_weight", n.collective_weight, 1e-3..=1e3, "")?;
     within("network.p2d_weight", n.p2d_weight, 1e-3..=1e3, "")?;
-    within("network.latency_us", n.latency_us, 0.0..=1e7, " µs")
+    within("network.latency_us", n.latency_us, 0.0..=1e7, " µs")?;
+    within("network.ungoverned_share", n.ungoverned_share, 0.0..=0.95, "")?;
+    within("network.ungoverned_period_ms", n.ungoverned_period_ms, 0.1..=1e4, " ms")
 }
 
 fn policy(p: &Policy) -> Checked {
@@ -328,6 +331,12 @@ fn policy(p: &Policy) -> Checked {
         if p.without.iter().filter(|&&p| p == part).count() > 1 {
             return fail("policy.without", "a part is named twice");
         }
+    }
+    if p.grants != Grants::Off && p.kind != PolicyKind::Fair {
+        return fail(
+            "policy.grants",
+            format!("receivers grant instead of `{}`; policy.kind must be fair", p.kind),
+        );
     }
     within("policy.debounce_ms", p.debounce_ms, 0.0..=1e6, " ms")
 }
@@ -350,7 +359,7 @@ mod tests {
     #[test]
     fn each_field_has_its_range() {
         type Change = fn(&mut Scenario);
-        let cases: [(&str, Change); 41] = [
+        let cases: [(&str, Change); 45] = [
             ("cluster.servers", |s| s.cluster.servers = 1),
             ("cluster.gpus_per_server", |s| s.cluster.gpus_per_server = 0),
             ("cluster.prefill_share", |s| s.cluster.prefill_share = 1.0),
@@ -388,6 +397,7 @@ mod tests {
             ("model.sp", |s| s.model.sp = 2),
             ("model.dp", |s| s.model.dp = 2),
             ("model.expert_skew", |s| s.model.expert_skew = -0.1),
+            ("model.kv_bytes_per_value", |s| s.model.kv_bytes_per_value = 9.0),
             ("serving.token_budget", |s| s.serving.token_budget = 0),
             ("serving.requests_per_batch", |s| {
                 s.serving.requests_per_batch = 0;
@@ -409,6 +419,9 @@ mod tests {
             }),
             ("network.p2d_weight", |s| s.network.p2d_weight = -1.0),
             ("network.latency_us", |s| s.network.latency_us = -1.0),
+            ("policy.grants", |s| s.policy.grants = Grants::Shortest),
+            ("network.ungoverned_share", |s| s.network.ungoverned_share = 1.0),
+            ("network.ungoverned_period_ms", |s| s.network.ungoverned_period_ms = 0.0),
             ("policy.levels", |s| s.policy.levels = 17),
             ("policy.threshold_base", |s| s.policy.threshold_base = 1.0),
             ("policy.without", |s| {

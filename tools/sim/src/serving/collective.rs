@@ -127,8 +127,8 @@ impl World<'_> {
                 self.hosts.launch(host, now, level, bytes);
                 self.send_egress(unit, rank, level, LinkAccounting::Launched(level, bytes), exact);
             }
-            Regime::Static if exact || self.network.active(port) > 0 => {
-                let level = self.static_level(Stage::Collective);
+            Regime::Static | Regime::Grants if exact || self.network.active(port) > 0 => {
+                let level = self.undecided_level(unit, port, bytes);
                 self.send_egress(unit, rank, level, LinkAccounting::Unknown, exact);
             }
             _ => {}
@@ -266,7 +266,7 @@ impl World<'_> {
                 self.hosts.collective_level(Hosts::egress(first), now, bytes)
             }
             (Regime::Daemons, Some(level)) => level,
-            _ => self.static_level(Stage::Collective),
+            _ => self.undecided_level(unit, port, bytes),
         };
         let weight = self.collective_weight(unit);
         let class = self.hosts.class(level);
@@ -387,6 +387,17 @@ impl World<'_> {
             batch.computed_ns += collective.beside.0 + collective.after.0;
         }
         true
+    }
+
+    /// Returns the level of an aggregate where no daemon decides.
+    fn undecided_level(&self, unit: u32, port: PortId, bytes: u64) -> Level {
+        match self.setup.regime {
+            Regime::Grants => {
+                let peers = self.units[unit as usize].collective.exchange.peers();
+                self.granted_level(port, (bytes as f64 / peers) as u64)
+            }
+            _ => self.static_level(Stage::Collective),
+        }
     }
 
     /// Returns the level of a stage where no daemon decides.

@@ -20,6 +20,8 @@ pub(super) enum Happening {
     Delivered { flow: u32 },
     /// A scale-out begins: a unit's weights are sent to the next unit.
     ScaleOut,
+    /// Traffic that no daemon sees comes to a port.
+    Burst { port: u32 },
 }
 
 /// The heap of future events.

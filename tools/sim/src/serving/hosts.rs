@@ -13,7 +13,7 @@ use laxity_policy::{
 };
 
 use super::SimError;
-use crate::scenario::{Part, Scenario};
+use crate::scenario::{Grants, Part, Scenario};
 
 /// How transfers are arbitrated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub(super) enum Regime {
     Alone,
     /// No daemon: everything is sent at once, in a class by stage.
     Static,
+    /// Receivers grant transfers.
+    Grants,
     /// Daemons give permits to transfers.
     Daemons,
 }
@@ -30,7 +32,8 @@ impl Regime {
     pub(super) fn of(scenario: &Scenario) -> Self {
         match scenario.policy.kind {
             _ if scenario.policy.no_contention => Self::Alone,
-            PolicyKind::Fair | PolicyKind::TwoClass => Self::Static,
+            _ if scenario.policy.grants != Grants::Off => Self::Grants,
+            PolicyKind::Fair | PolicyKind::TwoClass | PolicyKind::TwoClass99 => Self::Static,
             _ => Self::Daemons,
         }
     }

@@ -19,10 +19,12 @@ mod event;
 mod exchange;
 mod filling;
 mod flow;
+mod grants;
 mod hosts;
 mod layout;
 mod line;
 mod measure;
+mod network_cost;
 mod order;
 mod prefixes;
 #[cfg(test)]
@@ -38,6 +40,7 @@ mod sketch;
 #[cfg(test)]
 mod tests;
 mod transfer;
+mod ungoverned;
 mod unit;
 mod weights;
 mod world;
@@ -110,8 +113,11 @@ fn hardware(scenario: &Scenario) -> Result<(Model, Gpu), SimError> {
     if cluster.nvlink_gbytes > 0.0 {
         gpu.nvlink_bytes_per_second = cluster.nvlink_gbytes * 1e9;
     }
-    let model =
+    let mut model =
         Model::named(&scenario.model.name).map_err(|cause| SimError::Model(cause.to_string()))?;
+    if scenario.model.kv_bytes_per_value > 0.0 {
+        model.kv_bytes_per_value = scenario.model.kv_bytes_per_value;
+    }
     Ok((model, gpu))
 }
 

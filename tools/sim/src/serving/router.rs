@@ -182,6 +182,19 @@ impl Router {
         best.1
     }
 
+    /// Returns the decode rank with the least cost, for `bytes` of a request. Among equals the next
+    /// in turn is chosen.
+    pub(super) fn place_cheapest(&mut self, bytes: u64, costs: &[f64]) -> u32 {
+        let count = costs.len() as u32;
+        let first = self.decode_turn;
+        self.decode_turn = (self.decode_turn + 1) % count;
+        let in_turn = (0..count).map(|n| (first + n) % count);
+        let cost = |decode: &u32| costs[*decode as usize];
+        let best = in_turn.min_by(|a, b| cost(a).total_cmp(&cost(b))).unwrap_or(0);
+        self.decode_load[best as usize] += bytes;
+        best
+    }
+
     /// Returns the decode rank for `bytes` of a request.
     pub(super) fn place(&mut self, number: usize, bytes: u64) -> u32 {
         let count = self.decode_load.len() as u32;
@@ -191,7 +204,8 @@ impl Router {
                 self.decode_turn = (self.decode_turn + 1) % count;
                 self.decode_turn
             }
-            Placement::LeastLoaded => {
+            // `cheapest_decode` chooses by the network's state, which the router does not know.
+            Placement::LeastLoaded | Placement::NetworkCost => {
                 let first = self.decode_turn;
                 self.decode_turn = (self.decode_turn + 1) % count;
                 let in_turn = (0..count).map(|n| (first + n) % count);

@@ -67,6 +67,8 @@ impl World<'_> {
             let flow = self.flows.get_mut(slot);
             (flow.level, flow.unsent) = (level, bytes);
             self.send(slot);
+        } else if self.setup.regime == Regime::Grants {
+            self.open(slot);
         } else {
             self.ask(slot);
         }
@@ -185,6 +187,9 @@ impl World<'_> {
                 let flow = flow.id(slot);
                 self.hosts.handle(host, now, Event::BytesCompleted { flow, bytes });
             }
+        }
+        if regime == Regime::Grants {
+            self.granted_arrived(slot);
         }
         self.send(slot);
         if flow.left == 0 {

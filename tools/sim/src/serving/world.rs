@@ -1,12 +1,13 @@
 //! A run: its parts and its event loop. [`Setup`] has the constants, and each other part owns its
 //! state.
 
-use laxity_policy::{RequestId, Time};
+use laxity_policy::{LinkConfig, PolicyKind, RequestId, Time};
 
 use super::batch::Batches;
 use super::disciplines::{self, UnitLatency};
 use super::event::{Agenda, Happening};
 use super::flow::Flows;
+use super::grants::Receivers;
 use super::hosts::Hosts;
 use super::line::WaitingRequests;
 use super::measure::{Measure, Served};
@@ -21,7 +22,7 @@ use super::{Inputs, SimError};
 use crate::compute::Compute;
 use crate::network::{Network, PortId};
 use crate::outcome::Outcome;
-use crate::scenario::Scenario;
+use crate::scenario::{Placement, Scenario};
 
 /// The meaning of a transfer on the network.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +31,8 @@ pub(super) enum Tag {
     Flow(u32),
     /// Part of a collective: twice the rank, plus one for its ingress.
     Collective(u32),
+    /// A burst of traffic that no daemon sees, on this port.
+    Burst(u32),
 }
 
 impl Tag {
@@ -37,11 +40,16 @@ impl Tag {
         match self {
             Self::Flow(slot) => slot,
             Self::Collective(piece) => 1 << 31 | piece,
+            Self::Burst(port) => 1 << 30 | port,
         }
     }
 
     const fn unpack(tag: u32) -> Self {
-        if tag >> 31 == 1 { Self::Collective(tag & !(1 << 31)) } else { Self::Flow(tag) }
+        match tag >> 30 {
+            0 => Self::Flow(tag),
+            1 => Self::Burst(tag & !(1 << 30)),
+            _ => Self::Collective(tag & !(1 << 31)),
+        }
     }
 }
 
@@ -63,6 +71,7 @@ pub(super) struct World<'a> {
     pub(super) requests: Vec<Request>,
     pub(super) sources: Vec<Source>,
     pub(super) flows: Flows,
+    pub(super) receivers: Receivers,
     pub(super) scale_outs: ScaleOuts,
     pub(super) measure: Measure,
     pub(super) arrived: usize,
@@ -77,6 +86,10 @@ impl<'a> World<'a> {
         let list = &inputs.requests.list;
         let mut network = Network::new();
         let setup = Setup::new(scenario, inputs, compute, &mut network)?;
+        if scenario.policy.kind == PolicyKind::TwoClass99 {
+            let share = f64::from(LinkConfig::default().scavenger_permille) / 1000.0;
+            network.guarantee(scenario.network.levels_on_wire - 1, share);
+        }
         if list.is_empty() {
             return Err(SimError::Mismatch("workload: no request arrives".into()));
         }
@@ -109,6 +122,7 @@ impl<'a> World<'a> {
             requests: request::all(&setup),
             sources: Vec::new(),
             flows: Flows::default(),
+            receivers: Receivers::new(2 * layout.ranks + layout.decodes),
             scale_outs: ScaleOuts::default(),
             measure: Measure::after(list[warm_up.min(list.len() - 1)].arrival),
             arrived: 0,
@@ -128,6 +142,7 @@ impl<'a> World<'a> {
     pub(super) fn run_observed(&mut self, mut look: impl FnMut(&Self)) {
         self.agenda.push(self.requests[0].arrival, Happening::Arrival);
         self.schedule_scale_out();
+        self.schedule_bursts();
         while self.measure.served < self.requests.len() as u64 {
             let drained = self.network.next_end(self.now);
             let next = match (drained, self.agenda.next()) {
@@ -141,6 +156,7 @@ impl<'a> World<'a> {
                 match Tag::unpack(tag) {
                     Tag::Flow(slot) => self.sent(slot),
                     Tag::Collective(piece) => self.collective_drained(piece),
+                    Tag::Burst(_) => {}
                 }
                 look(self);
             }
@@ -166,6 +182,7 @@ impl<'a> World<'a> {
             }
             Happening::Delivered { flow } => self.delivered(flow),
             Happening::ScaleOut => self.scale_out(),
+            Happening::Burst { port } => self.burst(port),
         }
     }
 
@@ -190,7 +207,11 @@ impl<'a> World<'a> {
         self.sources.extend_from_slice(&route.sources);
         self.router.queued[route.rank as usize] += u64::from(request.to_compute);
         let bytes = u64::from(request.prompt) * self.setup.kv_bytes_all_layers;
-        request.decode = self.router.place(number, bytes);
+        let decode = match self.setup.scenario.serving.placement {
+            Placement::NetworkCost => self.cheapest_decode(route.rank, bytes),
+            _ => self.router.place(number, bytes),
+        };
+        self.requests[number].decode = decode;
         self.prefixes.use_blocks(&self.setup, number, &route);
         self.enqueue(unit, number as u32);
     }
@@ -254,7 +275,9 @@ impl<'a> World<'a> {
             let counted = self.counted.get(port as usize).copied().unwrap_or(0);
             self.network.carried(id, self.now) + counted as f64
         };
-        if self.setup.regime == super::hosts::Regime::Alone {
+        // Ungoverned traffic belongs to no request.
+        let ungoverned = self.setup.scenario.network.ungoverned_share > 0.0;
+        if ungoverned || self.setup.regime == super::hosts::Regime::Alone {
             return;
         }
         let ranks = self.setup.layout.ranks;
