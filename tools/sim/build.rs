@@ -10,7 +10,7 @@ const DECIDES: [&str; 6] =
     ["src", "../../proto/policy/src", "../engine/requests/src", "models", "gpus", "fits"];
 
 /// Folders of `src` that do not affect an outcome: they run plans and show results.
-const BESIDES: [&str; 4] = ["plan", "run", "report", "reproduce"];
+const BESIDES: [&str; 5] = ["advise", "plan", "run", "report", "reproduce"];
 
 fn main() {
     let here = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"));

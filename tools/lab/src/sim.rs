@@ -1,5 +1,6 @@
 //! `laxity sim`: parses the arguments of the simulator and calls `laxity-sim`.
 
+mod advise;
 mod args;
 mod claims;
 mod findings;
@@ -36,6 +37,9 @@ pub(crate) enum SimCommand {
     Sweep(Box<SweepArgs>),
     /// Repeat a paper's experiments, and compare the results with the paper's claims
     Reproduce(ReproduceArgs),
+    /// Say whether scheduling helps on a cluster, by a short simulation
+    #[command(after_long_help = advise::HELP)]
+    Advise(Box<advise::AdviseArgs>),
     /// List the built-in plans, or print one
     Plans(PlansArgs),
     /// List the fields of a plan with their defaults and possible values
@@ -233,6 +237,7 @@ pub(crate) fn run(command: SimCommand, simulate: &Simulate<'_>) -> Result<ExitCo
             Paper::Maestro(args) => claims::run(&args, requests::maestro::reproduce),
             Paper::Together(args) => claims::run(&args, requests::together::reproduce),
         },
+        SimCommand::Advise(args) => advise::run(&args, simulate).map(|()| ExitCode::SUCCESS),
         SimCommand::Plans(args) => plans(&args).map(|()| ExitCode::SUCCESS),
         SimCommand::Fields(args) => fields(&args).map(|()| ExitCode::SUCCESS),
         SimCommand::Page(args) => page(&args),

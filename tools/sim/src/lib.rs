@@ -5,6 +5,7 @@
 //! deterministic: the same scenario and seed give the same outcome, byte for byte.
 #![forbid(unsafe_code)]
 
+pub mod advise;
 pub mod compute;
 pub mod model;
 pub mod network;

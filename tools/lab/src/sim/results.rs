@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use laxity_sim::plan::Plan;
-use laxity_sim::report::{Report, csv, json, page, table};
+use laxity_sim::report::{Report, csv, json, map, page, table};
 use laxity_sim::run::Timing;
 
 use laxity_cli::output::{self, OutputError, put, say};
@@ -23,11 +23,17 @@ pub(super) struct Destinations {
     /// Write the report as one self-contained HTML page; `-` is standard output
     #[arg(long, value_name = "FILE|-")]
     html: Option<PathBuf>,
+    /// Write a map as SVG: rows and columns are two axes of the plan, cells are differences to
+    /// two_class
+    #[arg(long, value_name = "FILE|-")]
+    map: Option<PathBuf>,
 }
 
 impl Destinations {
     fn all(&self) -> impl Iterator<Item = &Path> {
-        [&self.json, &self.csv, &self.html].into_iter().filter_map(|path| path.as_deref())
+        [&self.json, &self.csv, &self.html, &self.map]
+            .into_iter()
+            .filter_map(|path| path.as_deref())
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -37,25 +43,28 @@ impl Destinations {
     /// Checks that all files can be written.
     pub(super) fn check(&self) -> Result<()> {
         if self.all().filter(|path| is_stdout(path)).count() > 1 {
-            bail!("only one of --json, --csv and --html can go to standard output");
+            bail!("only one of --json, --csv, --html and --map can go to standard output");
         }
         Ok(self.all().filter(|path| !is_stdout(path)).try_for_each(output::check)?)
     }
 
     /// Writes the report to all destinations. Prints its table to standard output, or to standard
     /// error if a report goes to standard output.
-    pub(super) fn write(&self, report: &Report, timing: bool) -> Result<(), OutputError> {
+    pub(super) fn write(&self, report: &Report, timing: bool) -> Result<()> {
         let table = table::table(report);
         if self.all().any(is_stdout) {
             eprintln!("{table}");
         } else {
             say(&table)?;
         }
-        for (what, path) in [("data", &self.json), ("rows", &self.csv), ("page", &self.html)] {
+        for (what, path) in
+            [("data", &self.json), ("rows", &self.csv), ("page", &self.html), ("map", &self.map)]
+        {
             let Some(path) = path else { continue };
             let text = match what {
                 "data" => json::json(report, timing),
                 "rows" => csv::csv(report),
+                "map" => map::map(report)?,
                 _ => page::page(report, timing),
             };
             if is_stdout(path) {

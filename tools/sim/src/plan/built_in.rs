@@ -38,6 +38,8 @@ const BUILT_IN: &[BuiltIn] = plans![
     plan "nic-rates",
     plan "granularity",
     plan "choices",
+    plan "where-it-helps",
+    plan "opponents",
     plan "requests-by-flows",
     plan "scale-2048",
     plan "scale-2048-hot",

@@ -8,6 +8,7 @@ pub mod csv;
 pub mod estimate;
 pub mod findings;
 pub mod json;
+pub mod map;
 pub mod metric;
 pub mod page;
 pub mod paired;
