@@ -29,8 +29,9 @@ use crate::vllm::Vllm;
 pub use configuration::engine_toml;
 use configuration::holds_file;
 
-/// Longest start of an engine with a large model. An early exit is noticed at once.
-const START_WITHIN: Duration = Duration::from_secs(480);
+/// Longest start of an engine: vLLM takes a minute, and on a machine that compiles beside it ten. An
+/// early exit is noticed at once.
+const START_WITHIN: Duration = Duration::from_secs(900);
 /// Longest time of any job other than requests.
 const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 /// Longest time for engines to stop. An engine gives open answers 5 s, but here none are needed.
