@@ -10,7 +10,7 @@ use serde::Deserialize;
 use toml::{Table, Value};
 
 use super::place::{PlanError, SourceLocation};
-use crate::scenario::{RequestOrder, Scenario};
+use crate::scenario::{Grants, RequestOrder, Scenario};
 
 /// A field and its value.
 #[derive(Clone, Debug)]
@@ -29,6 +29,10 @@ static EVERY_FIELD: LazyLock<Table> = LazyLock::new(|| {
     scenario.workload.file = Some("file".into());
     let serving = &mut scenario.serving;
     (serving.requests, serving.scale_out_every_s) = (RequestOrder::Edf, 1.0);
+    scenario.model.kv_bytes_per_value = 1.0;
+    let network = &mut scenario.network;
+    (network.ungoverned_share, network.ungoverned_period_ms) = (0.1, 1.0);
+    scenario.policy.grants = Grants::Shortest;
     Table::try_from(scenario).expect("a scenario is a TOML table")
 });
 
