@@ -6,14 +6,14 @@
 //! answer to the previous one. The client measures TTFT from the arrival time.
 
 use std::collections::BTreeMap;
+use std::error::Error as _;
 use std::io::Write as _;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
 use http_body_util::{BodyExt as _, Full};
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1;
 use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::TokioIo;
@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::time::sleep;
 
+use crate::error::LabError;
 use crate::message;
 
 /// Address of every engine's endpoint, inside the engine's namespace.
@@ -142,14 +143,15 @@ pub enum Said {
 ///
 /// # Errors
 /// Fails if the job cannot be read or started. Later failures are written as lines.
-pub fn run() -> anyhow::Result<()> {
+pub fn run() -> Result<(), LabError> {
     let mut line = String::new();
-    std::io::stdin().read_line(&mut line)?;
-    let job: Job = serde_json::from_str(&line).context("reading the job")?;
+    std::io::stdin().read_line(&mut line).map_err(LabError::system("reading the job"))?;
+    let job: Job = serde_json::from_str(&line)
+        .map_err(|error| LabError::unreadable("reading the job", error))?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
-        .context("starting the client's runtime")?;
+        .map_err(LabError::system("starting the client's runtime"))?;
     let outcome = match job {
         Job::Buffers(bytes) => {
             say(&Said::Buffers(bound_buffers(bytes)));
@@ -160,7 +162,7 @@ pub fn run() -> anyhow::Result<()> {
         Job::Ask { questions, begin_ns } => runtime.block_on(ask_all(questions, begin_ns)),
     };
     if let Err(error) = outcome {
-        say(&Said::Failed(format!("{error:#}")));
+        say(&Said::Failed(error.to_string()));
     }
     Ok(())
 }
@@ -171,31 +173,79 @@ fn say(said: &Said) {
     let _ = out.write_all(&message::line(said)).and_then(|()| out.flush());
 }
 
-async fn send(request: Request<Full<Bytes>>) -> anyhow::Result<Response<hyper::body::Incoming>> {
-    let stream = TcpStream::connect(ENDPOINT).await?;
-    stream.set_nodelay(true)?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+/// The reason why a request to the endpoint failed. The texts contain their causes.
+#[derive(Debug, thiserror::Error)]
+enum RequestError {
+    /// The endpoint takes no connection.
+    #[error("connecting to {ENDPOINT}: {0}")]
+    Connect(std::io::Error),
+    /// The request can't be made of its parts.
+    #[error("making the request: {0}")]
+    Make(hyper::http::Error),
+    /// The connection broke, or does not carry HTTP.
+    #[error("{}{}", .0, .0.source().map_or_else(String::new, |cause| format!(": {cause}")))]
+    Http(hyper::Error),
+    /// The endpoint refused the request.
+    #[error("{status}: {said}")]
+    Refused {
+        /// The status of the response.
+        status: StatusCode,
+        /// The body of the response.
+        said: String,
+    },
+    /// The endpoint reported an error in the stream.
+    #[error("{0}")]
+    Reported(String),
+    /// An event of the stream does not have the format of OpenAI's API.
+    #[error("{0}")]
+    Event(String),
+    /// The stream ended too early.
+    #[error("the stream ended without [DONE]")]
+    NotDone,
+    /// The clock can't be read.
+    #[error("reading the clock: {0}")]
+    Clock(std::io::Error),
+    /// A task of this client panicked.
+    #[error("a client's task ended early: {0}")]
+    Task(tokio::task::JoinError),
+}
+
+async fn send(request: Request<Full<Bytes>>) -> Result<Response<Incoming>, RequestError> {
+    let stream = TcpStream::connect(ENDPOINT).await.map_err(RequestError::Connect)?;
+    stream.set_nodelay(true).map_err(RequestError::Connect)?;
+    let (mut sender, connection) =
+        http1::handshake(TokioIo::new(stream)).await.map_err(RequestError::Http)?;
     // An end of the connection also ends the response, where the reader notices it.
     tokio::spawn(connection);
-    Ok(sender.send_request(request).await?)
+    sender.send_request(request).await.map_err(RequestError::Http)
 }
 
 fn request(method: Method, path: &str) -> hyper::http::request::Builder {
     Request::builder().method(method).uri(path).header(header::HOST, ENDPOINT.to_string())
 }
 
-async fn get(path: &str) -> anyhow::Result<String> {
-    let response = send(request(Method::GET, path).body(Full::default())?).await?;
-    let status = response.status();
-    let body = response.into_body().collect().await?.to_bytes();
-    let text = String::from_utf8_lossy(&body).into_owned();
-    if status != StatusCode::OK {
-        bail!("{path}: {status}: {text}");
-    }
-    Ok(text)
+/// Returns the whole body of a response.
+async fn text_of(body: Incoming) -> Result<String, RequestError> {
+    let body = body.collect().await.map_err(RequestError::Http)?.to_bytes();
+    Ok(String::from_utf8_lossy(&body).into_owned())
 }
 
-async fn there() -> anyhow::Result<()> {
+async fn get(path: &str) -> Result<String, RequestError> {
+    let request = request(Method::GET, path).body(Full::default()).map_err(RequestError::Make)?;
+    let response = send(request).await?;
+    let status = response.status();
+    let said = text_of(response.into_body()).await?;
+    if status != StatusCode::OK {
+        return Err(RequestError::Refused { status, said });
+    }
+    Ok(said)
+}
+
+fn clock_ns() -> Result<u64, RequestError> {
+    now_ns().map_err(RequestError::Clock)
+}
+
+async fn there() -> Result<(), RequestError> {
     while get("/health").await.is_err() {
         sleep(LOOK_EVERY).await;
     }
@@ -203,15 +253,15 @@ async fn there() -> anyhow::Result<()> {
     Ok(())
 }
 
-async fn metrics() -> anyhow::Result<()> {
+async fn metrics() -> Result<(), RequestError> {
     say(&Said::Metrics(get("/metrics").await?));
     Ok(())
 }
 
-async fn ask_all(questions: Vec<Question>, begin_ns: Option<u64>) -> anyhow::Result<()> {
+async fn ask_all(questions: Vec<Question>, begin_ns: Option<u64>) -> Result<(), RequestError> {
     let Some(begin_ns) = begin_ns else {
         for question in questions {
-            say(&Said::Answered(ask(question, now_ns()?).await));
+            say(&Said::Answered(ask(question, clock_ns()?).await));
         }
         return Ok(());
     };
@@ -225,7 +275,7 @@ async fn ask_all(questions: Vec<Question>, begin_ns: Option<u64>) -> anyhow::Res
         });
     }
     while let Some(ended) = tasks.join_next().await {
-        ended.context("a client's task ended early")?;
+        ended.map_err(RequestError::Task)?;
     }
     Ok(())
 }
@@ -234,7 +284,7 @@ async fn ask(question: Question, begin_ns: u64) -> Answer {
     let mut answer = Answer { id: question.id, begin_ns, ..Answer::default() };
     let wanted = question.output_tokens as usize;
     if let Err(error) = stream(question, &mut answer).await {
-        answer.error = Some(format!("{error:#}"));
+        answer.error = Some(error.to_string());
     } else if answer.tokens.len() != wanted {
         answer.error =
             Some(format!("{} tokens came, and {wanted} were asked for", answer.tokens.len()));
@@ -243,7 +293,7 @@ async fn ask(question: Question, begin_ns: u64) -> Answer {
     answer
 }
 
-async fn stream(question: Question, answer: &mut Answer) -> anyhow::Result<()> {
+async fn stream(question: Question, answer: &mut Answer) -> Result<(), RequestError> {
     let body = json!({
         "prompt": question.prompt,
         "max_tokens": question.output_tokens,
@@ -260,23 +310,22 @@ async fn stream(question: Question, answer: &mut Answer) -> anyhow::Result<()> {
         Some(host) => request.header("x-laxity-prefill", host),
         None => request,
     };
-    let request = request.body(Full::from(body.to_string()))?;
+    let request = request.body(Full::from(body.to_string())).map_err(RequestError::Make)?;
     let response = send(request).await?;
     let status = response.status();
     let mut body = response.into_body();
     if status != StatusCode::OK {
-        let said = body.collect().await?.to_bytes();
-        bail!("{status}: {}", String::from_utf8_lossy(&said));
+        return Err(RequestError::Refused { status, said: text_of(body).await? });
     }
     let mut events = Events::default();
     while let Some(frame) = body.frame().await {
-        let Ok(bytes) = frame?.into_data() else {
+        let Ok(bytes) = frame.map_err(RequestError::Http)?.into_data() else {
             continue;
         };
         for event in events.push(&bytes) {
             let tokens = tokens(&event)?;
             if !tokens.is_empty() && answer.first_ns.is_none() {
-                let first_ns = now_ns()?;
+                let first_ns = clock_ns()?;
                 answer.first_ns = Some(first_ns);
                 say(&Said::First { id: answer.id, first_ns });
             }
@@ -284,24 +333,23 @@ async fn stream(question: Question, answer: &mut Answer) -> anyhow::Result<()> {
         }
     }
     if !events.done {
-        bail!("the stream ended without [DONE]");
+        return Err(RequestError::NotDone);
     }
     Ok(())
 }
 
 /// Returns the tokens of a server-sent event.
-fn tokens(event: &str) -> anyhow::Result<Vec<u32>> {
-    let event: Value = serde_json::from_str(event).context("an event that is no JSON")?;
+fn tokens(event: &str) -> Result<Vec<u32>, RequestError> {
+    let event: Value = serde_json::from_str(event)
+        .map_err(|error| RequestError::Event(format!("an event that is no JSON: {error}")))?;
     if let Some(error) = event.get("error") {
-        bail!("{}", error["message"].as_str().unwrap_or("an error"));
+        let message = error["message"].as_str().unwrap_or("an error");
+        return Err(RequestError::Reported(message.to_owned()));
     }
     let tokens = event["choices"][0]["token_ids"].as_array();
     let number = |token: &Value| token.as_u64().and_then(|token| u32::try_from(token).ok());
-    tokens
-        .into_iter()
-        .flatten()
-        .map(|token| number(token).context("a token that is no number"))
-        .collect()
+    let missing = || RequestError::Event("a token that is no number".to_owned());
+    tokens.into_iter().flatten().map(|token| number(token).ok_or_else(missing)).collect()
 }
 
 /// A parser of server-sent events that arrive in parts.

@@ -10,7 +10,6 @@ use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeVal;
 
@@ -20,6 +19,7 @@ use crate::config::Engine;
 use crate::coordinator::Coordinator;
 use crate::counts::Counts;
 use crate::daemons::Daemons;
+use crate::error::LabError;
 use crate::ledger;
 use crate::message;
 use crate::plan::{self, Asked};
@@ -53,7 +53,7 @@ pub fn init() -> i32 {
     match outcome {
         Ok(()) => 0,
         Err(error) => {
-            tell(&Event::Failed(format!("{error:#}")));
+            tell(&Event::Failed(error.to_string()));
             1
         }
     }
@@ -64,35 +64,37 @@ fn tell(event: &Event) {
     let _ = std::io::stdout().lock().write_all(&message::line(event));
 }
 
-fn read_spec() -> anyhow::Result<LabSpec> {
+fn read_spec() -> Result<LabSpec, LabError> {
     let mut stdin = BufReader::new(std::io::stdin());
     let mut line = String::new();
-    stdin.read_line(&mut line)?;
+    stdin.read_line(&mut line).map_err(LabError::system("reading what to run"))?;
     std::thread::spawn(move || {
         // The read ends when the caller ends. The exit of pid 1 then ends the whole sandbox.
         let _ = stdin.read_to_end(&mut Vec::new());
         std::process::exit(1);
     });
-    serde_json::from_str(&line).context("reading what to run")
+    serde_json::from_str(&line).map_err(|error| LabError::unreadable("reading what to run", error))
 }
 
 /// Plays all runs.
 ///
 /// # Errors
 /// Fails if a part of the lab fails.
-fn run(spec: &LabSpec) -> anyhow::Result<()> {
+fn run(spec: &LabSpec) -> Result<(), LabError> {
     let lab = Lab { spec, wiring: Wiring::build(&spec.config, &spec.tools)? };
     let mut alone = RunRecord::default();
     let first = usize::from(!spec.alone.is_empty());
     if first > 0 {
-        alone = lab.play(0, NONE, &spec.alone, None).context("playing requests one by one")?;
+        alone = lab
+            .play(0, NONE, &spec.alone, None)
+            .map_err(LabError::step("playing requests one by one"))?;
         tell(&Event::Measured(Box::new(alone.clone())));
     }
     let objectives = objectives(spec, &alone)?;
     for (index, policy) in spec.config.policies.iter().enumerate() {
         let record = lab
             .play(first + index, policy, &spec.asked, Some(&objectives))
-            .with_context(|| format!("running policy `{policy}`"))?;
+            .map_err(LabError::step(format_args!("running policy `{policy}`")))?;
         tell(&Event::Measured(Box::new(record)));
     }
     Ok(())
@@ -100,7 +102,7 @@ fn run(spec: &LabSpec) -> anyhow::Result<()> {
 
 /// Returns the objective of each request, in ns: `slo_scale` times its TTFT alone, which is
 /// computed or else measured.
-fn objectives(spec: &LabSpec, alone: &RunRecord) -> anyhow::Result<HashMap<u64, u64>> {
+fn objectives(spec: &LabSpec, alone: &RunRecord) -> Result<HashMap<u64, u64>, LabError> {
     let objective = |took_ns: u64| (took_ns as f64 * spec.config.slo_scale) as u64;
     let computed = spec.asked.iter();
     let computed = computed.filter_map(|one| Some((one.id, objective(one.placed?.ideal_ns))));
@@ -111,11 +113,12 @@ fn objectives(spec: &LabSpec, alone: &RunRecord) -> anyhow::Result<HashMap<u64, 
                 let took = first_ns.saturating_sub(answer.begin_ns);
                 objectives.entry(answer.id).or_insert(objective(took));
             }
-            (_, why) => bail!(
-                "request {} was not served though it was alone: {}",
-                answer.id,
-                why.as_deref().unwrap_or("no token came")
-            ),
+            (_, why) => {
+                let (id, why) = (answer.id, why.as_deref().unwrap_or("no token came"));
+                return Err(LabError::Request(format!(
+                    "request {id} was not served though it was alone: {why}"
+                )));
+            }
         }
     }
     Ok(objectives)
@@ -147,10 +150,10 @@ impl Lab<'_> {
         policy: &'a str,
         asked: &'a [Asked],
         objectives: Option<&'a HashMap<u64, u64>>,
-    ) -> anyhow::Result<RunRecord> {
+    ) -> Result<RunRecord, LabError> {
         let (config, tools) = (&self.spec.config, &self.spec.tools);
         let folder = Path::new(sandbox::FOLDER).join(index.to_string());
-        fs::create_dir_all(&folder)?;
+        fs::create_dir_all(&folder).map_err(LabError::file("creating", &folder))?;
         let scheduled = policy != NONE;
         let coordinator = match &tools.coordinator {
             Some(program) if scheduled => {
@@ -161,7 +164,9 @@ impl Lab<'_> {
         let daemons = match (&tools.laxityd, scheduled) {
             (_, false) => None,
             (Some(laxityd), true) => Some(Daemons::start(config, policy, &folder, laxityd)?),
-            (None, true) => bail!("there is no laxityd"),
+            (None, true) => {
+                return Err(LabError::missing("laxityd", "name it with --laxityd"));
+            }
         };
         if coordinator.is_some() {
             Coordinator::await_daemons(config.hosts(), &folder)?;
@@ -223,7 +228,7 @@ impl Lab<'_> {
     /// Computes the shared prefixes and makes every process open its connections to the others.
     /// Timed engines have the prefixes already, so each decode host sends one short prompt to each
     /// prefill host.
-    fn warm(&self, engines: &mut Engines) -> anyhow::Result<()> {
+    fn warm(&self, engines: &mut Engines) -> Result<(), LabError> {
         let config = &self.spec.config;
         let mut of_hosts: Vec<Vec<Question>> = vec![Vec::new(); config.decodes];
         // An answer of one token sends no KV to decode.
@@ -252,9 +257,11 @@ impl Lab<'_> {
         for (decode, questions) in of_hosts.into_iter().enumerate() {
             self.one_by_one(decode, questions, engines, |answer| match answer.error {
                 None => Ok(()),
-                Some(why) => bail!("a shared prefix is not computed: {why}"),
+                Some(why) => {
+                    Err(LabError::Request(format!("a shared prefix is not computed: {why}")))
+                }
             })
-            .with_context(|| format!("warming up, decode host {decode}"))?;
+            .map_err(LabError::step(format_args!("warming up, decode host {decode}")))?;
         }
         Ok(())
     }
@@ -265,8 +272,8 @@ impl Lab<'_> {
         decode: usize,
         questions: Vec<Question>,
         engines: &mut Engines,
-        mut answered: impl FnMut(Answer) -> anyhow::Result<()>,
-    ) -> anyhow::Result<()> {
+        mut answered: impl FnMut(Answer) -> Result<(), LabError>,
+    ) -> Result<(), LabError> {
         let mut left = questions.len();
         if left == 0 {
             return Ok(());
@@ -283,13 +290,17 @@ impl Lab<'_> {
                     until = Instant::now() + ALONE_WITHIN;
                 }
                 Some(_) => {}
-                None => bail!("a request has no answer after {ALONE_WITHIN:?}"),
+                None => {
+                    let what = "a request has no answer".to_owned();
+                    let said = String::new();
+                    return Err(LabError::Timeout { what, within: ALONE_WITHIN, said });
+                }
             }
         }
         Ok(())
     }
 
-    fn measure(&self, run: &mut Run<'_>, engines: &mut Engines) -> anyhow::Result<RunRecord> {
+    fn measure(&self, run: &mut Run<'_>, engines: &mut Engines) -> Result<RunRecord, LabError> {
         let before_warming = Event::Progress { run: run.index, finished: 0, elapsed_s: 0.0 };
         tell(&before_warming);
         self.warm(engines)?;
@@ -300,7 +311,7 @@ impl Lab<'_> {
             None => self.alone(run, engines)?,
             Some(_) => self.together(run, engines)?,
         };
-        record.end_ns = now_ns()?;
+        record.end_ns = clock_ns()?;
         let (busy_after, busy_span) = (busy_jiffies(), busy_from.elapsed());
         let links = wiring::between(&links_before, &self.wiring.counters()?);
         engines.check()?;
@@ -324,7 +335,7 @@ impl Lab<'_> {
     }
 
     /// Returns the counters of each host's engine, and with vLLM those of its daemon.
-    fn counts(&self, run: &Run<'_>, engines: &mut Engines) -> anyhow::Result<Vec<Counts>> {
+    fn counts(&self, run: &Run<'_>, engines: &mut Engines) -> Result<Vec<Counts>, LabError> {
         let mut counts = engines.counts()?;
         if self.spec.config.engine == Engine::Vllm && run.daemons.is_some() {
             ledger::add_daemons(&run.folder, &mut counts);
@@ -337,7 +348,7 @@ impl Lab<'_> {
         &self,
         run: &Run<'_>,
         engines: &mut Engines,
-    ) -> anyhow::Result<BTreeMap<u64, Vec<u32>>> {
+    ) -> Result<BTreeMap<u64, Vec<u32>>, LabError> {
         let mut answers = BTreeMap::new();
         for decode in 0..self.spec.config.decodes {
             let of_host = run.asked.iter().filter(|a| a.decode == decode);
@@ -352,25 +363,23 @@ impl Lab<'_> {
 
     /// Plays each request after the answer to the previous one. With vLLM all answers have to be those
     /// of a decode host that computes everything, or KV would be damaged on its way.
-    fn alone(&self, run: &Run<'_>, engines: &mut Engines) -> anyhow::Result<RunRecord> {
+    fn alone(&self, run: &Run<'_>, engines: &mut Engines) -> Result<RunRecord, LabError> {
         let config = &self.spec.config;
         let local = match config.engine {
             Engine::Vllm => self.local(run, engines)?,
             Engine::Timed | Engine::Real => BTreeMap::new(),
         };
-        let mut record = RunRecord { begin_ns: now_ns()?, ..RunRecord::default() };
+        let mut record = RunRecord { begin_ns: clock_ns()?, ..RunRecord::default() };
         for decode in 0..config.decodes {
             let of_host = run.asked.iter().filter(|a| a.decode == decode);
             let questions: Vec<Question> = of_host.map(|a| self.question(a, None)).collect();
             self.one_by_one(decode, questions, engines, |answer| {
                 if local.get(&answer.id).is_some_and(|tokens| *tokens != answer.tokens) {
-                    bail!(
+                    return Err(LabError::Request(format!(
                         "request {} gets other tokens with KV of a prefill host ({:?}) than without \
                          ({:?})",
-                        answer.id,
-                        answer.tokens,
-                        local[&answer.id]
-                    );
+                        answer.id, answer.tokens, local[&answer.id]
+                    )));
                 }
                 record.answers.push(answer);
                 let share = record.answers.len() as f64 / run.asked.len() as f64;
@@ -386,9 +395,9 @@ impl Lab<'_> {
     }
 
     /// Plays each request at its arrival time.
-    fn together(&self, run: &mut Run<'_>, engines: &mut Engines) -> anyhow::Result<RunRecord> {
+    fn together(&self, run: &mut Run<'_>, engines: &mut Engines) -> Result<RunRecord, LabError> {
         let config = &self.spec.config;
-        let mut record = RunRecord { begin_ns: now_ns()? + LEAD_NS, ..RunRecord::default() };
+        let mut record = RunRecord { begin_ns: clock_ns()? + LEAD_NS, ..RunRecord::default() };
         let begun = Instant::now() + Duration::from_nanos(LEAD_NS);
         let (asked, objectives, begin_ns) = (run.asked, run.objectives, record.begin_ns);
         let jobs = (0..config.decodes).map(|decode| {
@@ -442,6 +451,10 @@ impl Lab<'_> {
         }
         Ok(record)
     }
+}
+
+fn clock_ns() -> Result<u64, LabError> {
+    now_ns().map_err(LabError::system("reading the clock"))
 }
 
 /// Returns the processor time of all children that have ended, in s.

@@ -3,17 +3,17 @@
 //! The coordinator runs in the lab's own namespace and uses a network of its own beside the fabric.
 //! Nothing restarts a killed coordinator, because a run shows what happens without it.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
 use laxity_wire::ClusterStatus;
 use serde::{Deserialize, Serialize};
 
 use crate::daemons::{status, tail};
+use crate::error::LabError;
 use crate::fabric;
+use crate::processes::log_streams;
 
 /// Longest time until all daemons have a cluster order.
 const ATTEND_WITHIN: Duration = Duration::from_secs(15);
@@ -63,8 +63,8 @@ impl Coordinator {
     ///
     /// # Errors
     /// Fails if the program cannot be started.
-    pub fn start(program: &Path, config: Option<&Path>, folder: &Path) -> anyhow::Result<Self> {
-        let log = File::create(log_path(folder))?;
+    pub fn start(program: &Path, config: Option<&Path>, folder: &Path) -> Result<Self, LabError> {
+        let [out, errors] = log_streams(&log_path(folder))?;
         let mut command = Command::new(program);
         if let Some(config) = config {
             command.arg("--config").arg(config);
@@ -73,10 +73,10 @@ impl Coordinator {
             .args(["--listen", &fabric::COORDINATOR.to_string(), "--insecure"])
             .env_remove("LAXITY_COORDINATOR_CONFIG")
             .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
+            .stdout(out)
+            .stderr(errors)
             .spawn()
-            .with_context(|| format!("starting {}", program.display()))?;
+            .map_err(LabError::start(program.display()))?;
         Ok(Self { child, killed: false })
     }
 
@@ -84,16 +84,16 @@ impl Coordinator {
     ///
     /// # Errors
     /// Fails if a daemon has none in time. The message has the coordinator's log.
-    pub fn await_daemons(hosts: usize, folder: &Path) -> anyhow::Result<()> {
+    pub fn await_daemons(hosts: usize, folder: &Path) -> Result<(), LabError> {
         let give_up = Instant::now() + ATTEND_WITHIN;
         for host in 0..hosts {
             while ask(folder, host).is_none_or(|said| said.orders == 0) {
                 if Instant::now() > give_up {
-                    bail!(
-                        "the daemon of host {host} has no order of the coordinator after \
-                         {ATTEND_WITHIN:?}{}",
-                        tail(&log_path(folder))
-                    );
+                    return Err(LabError::Timeout {
+                        what: format!("the daemon of host {host} has no order of the coordinator"),
+                        within: ATTEND_WITHIN,
+                        said: tail(&log_path(folder)),
+                    });
                 }
                 std::thread::sleep(LOOK_EVERY);
             }

@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
 use laxity_wire::{ControlClient, Status};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde::Serialize;
 
 use crate::config::LabConfig;
+use crate::error::LabError;
 use crate::fabric;
 use crate::sandbox;
 use crate::vllm;
@@ -161,7 +161,7 @@ impl Daemons {
         policy: &str,
         folder: &Path,
         laxityd: &Path,
-    ) -> anyhow::Result<Self> {
+    ) -> Result<Self, LabError> {
         let mut daemons = Self {
             stop: Arc::default(),
             restarts: Arc::default(),
@@ -171,7 +171,8 @@ impl Daemons {
         for host in 0..config.hosts() {
             let file = folder.join(format!("laxityd{host}.toml"));
             let (policy, _) = vllm::daemon_policy(policy);
-            fs::write(&file, daemon_toml(config, policy, folder, host)?)?;
+            fs::write(&file, daemon_toml(config, policy, folder, host)?)
+                .map_err(LabError::file("writing", &file))?;
             let log = log_path(folder, host);
             let (laxityd, pid) = (laxityd.to_owned(), Arc::<AtomicI32>::default());
             let (stop, restarts) = (Arc::clone(&daemons.stop), Arc::clone(&daemons.restarts));
@@ -180,7 +181,7 @@ impl Daemons {
                 let start = || start_one(&laxityd, &file, &log, host);
                 if let Err(error) = supervise(start, &stop, &shared_pid, &restarts) {
                     *refused.lock().unwrap_or_else(PoisonError::into_inner) =
-                        Some(format!("{error:#}"));
+                        Some(error.to_string());
                 }
             });
             daemons.supervised.push(Supervised { pid, thread });
@@ -195,10 +196,9 @@ impl Daemons {
                     .find(|log| !log.is_empty())
                     .unwrap_or_default();
                 daemons.stop();
-                anyhow::bail!(
-                    "laxityd takes no clients with policy `{policy}`: {}{logs}",
-                    refused.unwrap_or_default()
-                );
+                let refused = refused.unwrap_or_default();
+                let how = format!("takes no clients with policy `{policy}`: {refused}{logs}");
+                return Err(LabError::program("laxityd", how));
             }
             std::thread::sleep(LOOK_EVERY);
         }
@@ -232,18 +232,20 @@ fn log_path(folder: &Path, host: usize) -> PathBuf {
     folder.join(format!("laxityd{host}.log"))
 }
 
-fn start_one(laxityd: &Path, config: &Path, log: &Path, host: usize) -> anyhow::Result<Child> {
-    let log = File::options().create(true).append(true).open(log)?;
+fn start_one(laxityd: &Path, config: &Path, log: &Path, host: usize) -> Result<Child, LabError> {
+    let log = File::options().create(true).append(true).open(log);
+    let log = log.map_err(LabError::system("opening the log of laxityd"))?;
+    let errors = log.try_clone().map_err(LabError::system("sharing the log of laxityd"))?;
     sandbox::internal("in")
         .arg(fabric::namespace(host))
         .arg(laxityd)
         .arg("--config")
         .arg(config)
         .stdin(Stdio::null())
-        .stdout(log.try_clone()?)
-        .stderr(log)
+        .stdout(log)
+        .stderr(errors)
         .spawn()
-        .context("starting laxityd")
+        .map_err(LabError::start("laxityd"))
 }
 
 /// Sends a signal to a process if there is one. A process that just died is no error.
@@ -255,16 +257,16 @@ fn signal(pid: &AtomicI32, signal: Signal) {
 }
 
 fn supervise(
-    start: impl Fn() -> anyhow::Result<Child>,
+    start: impl Fn() -> Result<Child, LabError>,
     stop: &AtomicBool,
     pid: &AtomicI32,
     restarts: &AtomicU32,
-) -> anyhow::Result<()> {
+) -> Result<(), LabError> {
     loop {
         let mut child = start()?;
         pid.store(child.id().cast_signed(), Ordering::Release);
         let mut stop_by = None;
-        while child.try_wait()?.is_none() {
+        while child.try_wait().map_err(LabError::system("waiting for laxityd"))?.is_none() {
             if stop.load(Ordering::Acquire) {
                 let now = Instant::now();
                 let by = *stop_by.get_or_insert_with(|| {
@@ -321,7 +323,10 @@ mod tests {
     fn a_program_that_dies_is_started_again_until_it_is_told_to_stop() {
         let (stop, pid) = (AtomicBool::new(false), AtomicI32::new(0));
         let restarts = AtomicU32::new(0);
-        let start = || Ok(std::process::Command::new("sleep").arg("60").spawn()?);
+        let start = || {
+            let mut command = std::process::Command::new("sleep");
+            command.arg("60").spawn().map_err(LabError::start("sleep"))
+        };
         std::thread::scope(|scope| {
             scope.spawn(|| supervise(start, &stop, &pid, &restarts).unwrap());
             while pid.load(Ordering::Acquire) == 0 {

@@ -10,12 +10,12 @@ use std::process::{ExitCode, Stdio};
 use std::str::FromStr as _;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 use laxity_policy::PolicyKind;
 
 pub use crate::config::{Engine, LabConfig, ModelConfig, WorkloadSource};
 use crate::controller::{Event, LabSpec, NONE, RunRecord};
+use crate::error::LabError;
 use crate::plan::{Asked, asking};
 use crate::probe;
 pub use crate::probe::{CannotRun, Findings};
@@ -40,7 +40,7 @@ fn progress_bar(shown: bool) -> ProgressBar {
     bar
 }
 
-fn check(config: &LabConfig) -> anyhow::Result<()> {
+fn check(config: &LabConfig) -> Result<(), LabError> {
     config.validate()?;
     for policy in config.policies.iter().filter(|policy| *policy != NONE) {
         let daemons = match config.engine {
@@ -48,7 +48,8 @@ fn check(config: &LabConfig) -> anyhow::Result<()> {
             Engine::Timed | Engine::Real => policy,
         };
         PolicyKind::from_str(daemons).map_err(|unknown| {
-            anyhow!("policies: {unknown}; and `{NONE}`, for no daemon at all")
+            let text = format!("policies: {unknown}; and `{NONE}`, for no daemon at all");
+            LabError::Plan(text)
         })?;
     }
     Ok(())
@@ -73,7 +74,7 @@ fn alone(config: &LabConfig, asked: &[Asked]) -> Vec<Asked> {
 /// # Errors
 /// Fails if the configuration is invalid, the machine lacks something ([`CannotRun`]), or a part of
 /// the lab failed. The message says what to do.
-pub fn run(config: &LabConfig, progress: bool) -> anyhow::Result<LabReport> {
+pub fn run(config: &LabConfig, progress: bool) -> Result<LabReport, LabError> {
     check(config)?;
     let bar = progress_bar(progress);
     bar.set_prefix("probing");
@@ -106,37 +107,42 @@ struct Shown {
 }
 
 /// Starts the sandbox and returns the record of each run that its controller reports.
-fn play(spec: &LabSpec, runs: &[Shown], bar: &ProgressBar) -> anyhow::Result<Vec<RunRecord>> {
+fn play(spec: &LabSpec, runs: &[Shown], bar: &ProgressBar) -> Result<Vec<RunRecord>, LabError> {
     let mut sandbox = sandbox::internal("enter")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
-        .context("starting the sandbox")?;
+        .map_err(LabError::start("the sandbox"))?;
     // The lifeline is dropped when this function returns, which ends all processes of the sandbox.
     let lifeline = sandbox.stdin.take();
-    let listen = || -> anyhow::Result<Vec<RunRecord>> {
+    let listen = || -> Result<Vec<RunRecord>, LabError> {
         let (Some(mut lifeline), Some(events)) = (lifeline, sandbox.stdout.take()) else {
-            bail!("the sandbox has no pipes");
+            return Err(LabError::no_pipe());
         };
         // If the write fails, the sandbox ended, and its output below says why.
         let _ = lifeline.write_all(&crate::message::line(spec));
         let mut records = Vec::new();
         for line in BufReader::new(events).lines() {
-            match serde_json::from_str(&line?).context("the sandbox speaks another version")? {
+            let line = line.map_err(LabError::system("listening to the sandbox"))?;
+            let event: Event = serde_json::from_str(&line).map_err(|error| {
+                LabError::unreadable("the sandbox speaks another version", error)
+            })?;
+            match event {
                 Event::Progress { run, finished, elapsed_s } => {
                     show(bar, runs, run, finished, elapsed_s);
                 }
-                Event::Failed(message) => bail!(message),
+                Event::Failed(message) => return Err(LabError::Inside(message)),
                 Event::Measured(record) => records.push(*record),
             }
         }
         if records.len() < runs.len() {
-            bail!("the lab ended after {} of {} runs", records.len(), runs.len());
+            let how = format!("ended after {} of {} runs", records.len(), runs.len());
+            return Err(LabError::program("the lab", how));
         }
         Ok(records)
     };
     let records = listen();
-    sandbox.wait().context("waiting for the sandbox")?;
+    sandbox.wait().map_err(LabError::system("waiting for the sandbox"))?;
     records
 }
 
@@ -171,8 +177,10 @@ pub fn internal_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         "enter" => match sandbox::enter() {
             Ok(code) => return ExitCode::from(u8::try_from(code).unwrap_or(1)),
             Err(error) => {
-                let event = Event::Failed(format!("{error:#}"));
-                std::io::stdout().write_all(&crate::message::line(&event)).map_err(Into::into)
+                let event = Event::Failed(error.to_string());
+                std::io::stdout()
+                    .write_all(&crate::message::line(&event))
+                    .map_err(LabError::system("telling the lab"))
             }
         },
         "init" => return ExitCode::from(u8::try_from(controller::init()).unwrap_or(1)),
@@ -182,19 +190,19 @@ pub fn internal_main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         "guest-job" => vm::guest::job_process(),
         "client" => run_client(text(1)),
         "in" if args.len() >= 3 => Err(sandbox::become_program(text(1), &args[2], &args[3..])),
-        other => Err(anyhow::anyhow!("`{other}` is no part of the lab; use `laxity lab`")),
+        other => Err(LabError::Plan(format!("`{other}` is no part of the lab; use `laxity lab`"))),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("{error:#}");
+            eprintln!("{error}");
             ExitCode::FAILURE
         }
     }
 }
 
-fn run_client(host: &str) -> anyhow::Result<()> {
-    let host = host.parse().context("a host's number")?;
+fn run_client(host: &str) -> Result<(), LabError> {
+    let host = host.parse().map_err(|error| LabError::unreadable("a host's number", error))?;
     sandbox::enter_host(&crate::fabric::namespace(host))?;
     client::run()
 }

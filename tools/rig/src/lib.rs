@@ -24,6 +24,7 @@ pub mod controller;
 pub mod coordinator;
 pub mod counts;
 pub mod daemons;
+pub mod error;
 pub mod fabric;
 pub mod ideal;
 pub mod lab;

@@ -12,12 +12,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use anyhow::bail;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Engine, LabConfig, WorkloadSource};
+use crate::error::LabError;
 use crate::ideal::{self, Ideal};
 use crate::trace::{self, Fitting};
 use crate::workload::{self, AGENT, CONVERSATION, Request, Synthetic};
@@ -97,7 +97,7 @@ pub struct Asking {
 ///
 /// # Errors
 /// Fails if the request file cannot be used, or nothing arrives within the duration.
-pub fn asking(config: &LabConfig) -> anyhow::Result<Asking> {
+pub fn asking(config: &LabConfig) -> Result<Asking, LabError> {
     let (requests, fitting) = requests(config)?;
     let asked = requests
         .iter()
@@ -120,7 +120,7 @@ pub fn asking(config: &LabConfig) -> anyhow::Result<Asking> {
 /// A function that makes the requests for a rate (requests per second) and a duration in seconds.
 type Source = dyn Fn(f64, f64) -> (Vec<Request>, Option<Fitting>);
 
-fn source(config: &LabConfig) -> anyhow::Result<Box<Source>> {
+fn source(config: &LabConfig) -> Result<Box<Source>, LabError> {
     let (seed, longest) = (config.seed, config.tokens_max);
     let real = (config.engine != Engine::Timed).then(|| config.serving());
     let mean = real.as_ref().map_or(CONVERSATION.tokens_mean, |real| real.tokens_mean);
@@ -145,7 +145,7 @@ fn source(config: &LabConfig) -> anyhow::Result<Box<Source>> {
     })
 }
 
-fn requests(config: &LabConfig) -> anyhow::Result<(Vec<Request>, Option<Fitting>)> {
+fn requests(config: &LabConfig) -> Result<(Vec<Request>, Option<Fitting>), LabError> {
     // The rate for a load depends on the requests' sizes, which a large sample shows.
     const SAMPLE_RATE: f64 = 100.0;
     const SAMPLE_S: f64 = 50.0;
@@ -163,7 +163,9 @@ fn requests(config: &LabConfig) -> anyhow::Result<(Vec<Request>, Option<Fitting>
     });
     let (requests, fitting) = make(rate, duration);
     if requests.is_empty() {
-        bail!("nothing arrives in {duration} s: raise the load, the rate or the duration");
+        return Err(LabError::Plan(format!(
+            "nothing arrives in {duration} s: raise the load, the rate or the duration"
+        )));
     }
     Ok((requests, fitting))
 }

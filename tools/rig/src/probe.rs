@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::{Collectives, Engine, LabConfig};
 use crate::controller::NONE;
+use crate::error::LabError;
 use crate::fabric::{self, WireClass};
 use crate::sandbox::{self, find_program};
 use crate::vllm;
@@ -308,19 +309,22 @@ pub fn find(config: &LabConfig) -> Result<Tools, CannotRun> {
 
 /// Tries the kernel's features in a sandbox of its own.
 fn probe_kernel(tools: &Tools) -> Vec<Lack> {
-    let ask = || -> anyhow::Result<Vec<Lack>> {
+    let ask = || -> Result<Vec<Lack>, LabError> {
         let mut child = sandbox::internal("probe")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
-            .spawn()?;
+            .spawn()
+            .map_err(LabError::start("this program"))?;
         if let Some(mut stdin) = child.stdin.take() {
-            stdin.write_all(&serde_json::to_vec(tools)?)?;
+            let written = stdin.write_all(&serde_json::to_vec(tools)?);
+            written.map_err(LabError::system("telling the probe"))?;
         }
-        Ok(serde_json::from_slice(&child.wait_with_output()?.stdout)?)
+        let output = child.wait_with_output().map_err(LabError::system("waiting for the probe"))?;
+        Ok(serde_json::from_slice(&output.stdout)?)
     };
     ask().unwrap_or_else(|error| {
-        vec![lack("the probe", format!("could not run this program again ({error:#})"))]
+        vec![lack("the probe", format!("could not run this program again ({error})"))]
     })
 }
 
@@ -328,10 +332,10 @@ fn probe_kernel(tools: &Tools) -> Vec<Lack> {
 ///
 /// # Errors
 /// Fails if standard input does not hold the tools.
-pub fn try_all() -> anyhow::Result<()> {
+pub fn try_all() -> Result<(), LabError> {
     let tools: Tools = serde_json::from_reader(std::io::stdin())?;
     let lacks = match sandbox::leave(CloneFlags::empty()) {
-        Err(error) => vec![lack("namespaces", format!("{error:#}"))],
+        Err(error) => vec![lack("namespaces", error.to_string())],
         Ok(()) => try_kernel(&tools),
     };
     println!("{}", serde_json::to_string(&lacks)?);

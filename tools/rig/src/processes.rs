@@ -10,7 +10,6 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
@@ -19,6 +18,7 @@ use crate::client::{Job, Said};
 use crate::config::{Engine, LabConfig};
 use crate::counts::Counts;
 use crate::daemons::tail;
+use crate::error::LabError;
 use crate::fabric;
 use crate::message;
 use crate::plan::{Asked, held};
@@ -88,20 +88,22 @@ impl Client {
         job: &Job,
         log: PathBuf,
         sender: Sender<(usize, Heard)>,
-    ) -> anyhow::Result<Self> {
+    ) -> Result<Self, LabError> {
         let child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(File::create(&log)?)
+            .stderr(File::create(&log).map_err(LabError::file("creating", &log))?)
             .spawn()
-            .context("starting a client")?;
+            .map_err(LabError::start("a client"))?;
         // From here on, dropping the client kills the process, also if it does not read its job.
         let mut client = Self { host, child, owes: job.answers(), log };
         let pipes = (client.child.stdin.take(), client.child.stdout.take());
         let (Some(mut orders), Some(said)) = pipes else {
-            bail!("a client has no pipes");
+            return Err(LabError::no_pipe());
         };
-        orders.write_all(&message::line(job)).context("a client takes no job")?;
+        orders
+            .write_all(&message::line(job))
+            .map_err(LabError::system("telling a client its job"))?;
         std::thread::spawn(move || {
             for line in BufReader::new(said).lines() {
                 if sender.send((number, Heard::line(line))).is_err() {
@@ -138,6 +140,13 @@ pub(crate) struct Process {
     pub log: PathBuf,
 }
 
+/// Returns a new file of this path twice, for a process's output and errors.
+pub(crate) fn log_streams(path: &Path) -> Result<[File; 2], LabError> {
+    let file = File::create(path).map_err(LabError::file("creating", path))?;
+    let again = file.try_clone().map_err(LabError::system("sharing a log"))?;
+    Ok([file, again])
+}
+
 /// The engines of all hosts.
 pub struct Engines {
     folder: PathBuf,
@@ -158,7 +167,7 @@ impl Engines {
         tools: &Tools,
         policy: Option<&str>,
         asked: &[Asked],
-    ) -> anyhow::Result<Self> {
+    ) -> Result<Self, LabError> {
         let mut engines = Self {
             folder: folder.to_owned(),
             hosts: config.hosts(),
@@ -184,8 +193,11 @@ impl Engines {
         config: &LabConfig,
         tools: &Tools,
         policy: Option<&str>,
-    ) -> anyhow::Result<()> {
-        let python = tools.python.as_deref().context("there is no vLLM")?;
+    ) -> Result<(), LabError> {
+        let python = tools
+            .python
+            .as_deref()
+            .ok_or_else(|| LabError::missing("vLLM", "run `make setup-vllm`"))?;
         let folder = self.folder.clone();
         let vllm = Vllm::new(config, &folder, python, policy);
         vllm.prepare()?;
@@ -202,22 +214,25 @@ impl Engines {
         tools: &Tools,
         scheduled: bool,
         asked: &[Asked],
-    ) -> anyhow::Result<()> {
-        let program = tools.laxity_engine.as_deref();
-        let program = program.context("there is no laxity-engine")?;
+    ) -> Result<(), LabError> {
+        let missing = || LabError::missing("laxity-engine", "name it with --laxity-engine");
+        let program = tools.laxity_engine.as_deref().ok_or_else(missing)?;
         let folder = &self.folder.clone();
         if config.engine == Engine::Timed {
             for (host, prompts) in held(config, asked).into_iter().enumerate() {
-                fs::write(holds_file(folder, host), serde_json::to_vec(&prompts)?)?;
+                let path = holds_file(folder, host);
+                fs::write(&path, serde_json::to_vec(&prompts)?)
+                    .map_err(LabError::file("writing", &path))?;
             }
         }
         for host in 0..self.hosts {
             let file = folder.join(format!("engine{host}.toml"));
             let plugin = tools.nccl_plugin.as_deref();
             let plugin = plugin.filter(|_| host < config.units * config.ranks);
-            fs::write(&file, engine_toml(config, folder, host, scheduled, plugin)?)?;
+            fs::write(&file, engine_toml(config, folder, host, scheduled, plugin)?)
+                .map_err(LabError::file("writing", &file))?;
             let path = self.log(host);
-            let log = File::create(&path)?;
+            let [out, errors] = log_streams(&path)?;
             let mut command = sandbox::internal("in");
             if plugin.is_some() {
                 command.envs(carriage::environment(config, folder, host, scheduled));
@@ -230,10 +245,10 @@ impl Engines {
                 .env("RAYON_NUM_THREADS", config.serving().threads.to_string())
                 .process_group(0)
                 .stdin(Stdio::null())
-                .stdout(log.try_clone()?)
-                .stderr(log)
+                .stdout(out)
+                .stderr(errors)
                 .spawn()
-                .context("starting laxity-engine")?;
+                .map_err(LabError::start("laxity-engine"))?;
             self.processes.push(Process { host, child, log: path });
         }
         Ok(())
@@ -247,10 +262,13 @@ impl Engines {
     ///
     /// # Errors
     /// Fails if an engine ended. The message has the engine's log.
-    pub fn check(&mut self) -> anyhow::Result<()> {
+    pub fn check(&mut self) -> Result<(), LabError> {
         for Process { host, child, log } in &mut self.processes {
-            if let Some(status) = child.try_wait()? {
-                bail!("the engine of host {host} ended early ({status}){}", tail(log));
+            if let Some(status) =
+                child.try_wait().map_err(LabError::system("waiting for an engine"))?
+            {
+                let how = format!("ended early ({status}){}", tail(log));
+                return Err(LabError::program(format!("the engine of host {host}"), how));
             }
         }
         Ok(())
@@ -260,7 +278,10 @@ impl Engines {
     ///
     /// # Errors
     /// Fails if a client cannot be started.
-    pub fn clients(&self, jobs: impl IntoIterator<Item = (usize, Job)>) -> anyhow::Result<Clients> {
+    pub fn clients(
+        &self,
+        jobs: impl IntoIterator<Item = (usize, Job)>,
+    ) -> Result<Clients, LabError> {
         self.clients_by(jobs, |host| {
             let mut command = sandbox::internal("client");
             command.arg(host.to_string());
@@ -272,29 +293,35 @@ impl Engines {
         &self,
         jobs: impl IntoIterator<Item = (usize, Job)>,
         command: impl Fn(usize) -> Command,
-    ) -> anyhow::Result<Clients> {
+    ) -> Result<Clients, LabError> {
         let (sender, heard) = channel();
         let start = |(number, (host, job)): (usize, (usize, Job))| {
             let log = self.folder.join(format!("client{host}.log"));
             Client::start(command(host), (number, host), &job, log, sender.clone())
         };
-        let clients = jobs.into_iter().enumerate().map(start).collect::<anyhow::Result<_>>()?;
+        let clients = jobs.into_iter().enumerate().map(start).collect::<Result<_, LabError>>()?;
         Ok(Clients { clients, heard })
     }
 
     /// Runs a job on some hosts, where each answers with one line. Returns the answers in the order
     /// of the hosts.
-    fn each(&mut self, hosts: &[usize], job: &Job, within: Duration) -> anyhow::Result<Vec<Said>> {
+    fn each(
+        &mut self,
+        hosts: &[usize],
+        job: &Job,
+        within: Duration,
+    ) -> Result<Vec<Said>, LabError> {
         let mut clients = self.clients(hosts.iter().map(|&host| (host, job.clone())))?;
         let until = Instant::now() + within;
         let mut answers: Vec<Option<Said>> = vec![None; hosts.len()];
         while let Some(missing) = answers.iter().position(Option::is_none) {
             match self.hear(&mut clients, until)? {
-                None => bail!(
-                    "host {} has no answer after {within:?}{}",
-                    hosts[missing],
-                    tail(&self.log(hosts[missing]))
-                ),
+                None => {
+                    let host = hosts[missing];
+                    let (what, said) =
+                        (format!("host {host} has no answer"), tail(&self.log(host)));
+                    return Err(LabError::Timeout { what, within, said });
+                }
                 Some((host, answer)) => {
                     if let Some(at) = hosts.iter().position(|&other| other == host) {
                         answers[at] = Some(answer);
@@ -315,17 +342,19 @@ impl Engines {
         &mut self,
         clients: &mut Clients,
         until: Instant,
-    ) -> anyhow::Result<Option<(usize, Said)>> {
+    ) -> Result<Option<(usize, Said)>, LabError> {
         loop {
             let left = until.saturating_duration_since(Instant::now());
             match clients.heard.recv_timeout(left.min(Duration::from_millis(200))) {
                 Ok((number, heard)) => {
                     let client = &mut clients.clients[number];
                     let host = client.host;
+                    let failed =
+                        |how| LabError::program(format_args!("a client on host {host}"), how);
                     match heard {
                         Heard::Said(Said::Failed(why)) => {
                             self.check()?;
-                            bail!("a client on host {host}: {why}{}", tail(&self.log(host)));
+                            return Err(failed(format!("failed: {why}{}", tail(&self.log(host)))));
                         }
                         Heard::Said(said) => {
                             if !matches!(said, Said::First { .. }) {
@@ -334,14 +363,13 @@ impl Engines {
                             return Ok(Some((host, said)));
                         }
                         Heard::Unreadable(why) => {
-                            bail!("a client on host {host} says what cannot be read: {why}")
+                            return Err(failed(format!("says what cannot be read: {why}")));
                         }
                         Heard::Ended if client.owes > 0 => {
                             self.check()?;
                             let (owes, words) = (client.owes, client.last_words());
-                            bail!(
-                                "a client on host {host} ended with {owes} answers to give: {words}"
-                            );
+                            let how = format!("ended with {owes} answers to give: {words}");
+                            return Err(failed(how));
                         }
                         Heard::Ended => {}
                     }
@@ -361,7 +389,7 @@ impl Engines {
     ///
     /// # Errors
     /// Fails if an engine does not answer.
-    pub fn counts(&mut self) -> anyhow::Result<Vec<Counts>> {
+    pub fn counts(&mut self) -> Result<Vec<Counts>, LabError> {
         let hosts: Vec<usize> = (0..self.hosts).collect();
         let said = self.each(&hosts, &Job::Metrics, ANSWER_WITHIN)?;
         Ok(said

@@ -18,9 +18,10 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::Context as _;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
+
+use crate::error::LabError;
 
 /// First argument of the lab's internal calls of this program.
 pub const INTERNAL: &str = "lab-internal";
@@ -51,13 +52,13 @@ pub fn internal(part: &str) -> Command {
 ///
 /// # Errors
 /// Fails if the kernel or a container forbids namespaces. The message says which and what to do.
-pub fn enter() -> anyhow::Result<i32> {
+pub fn enter() -> Result<i32, LabError> {
     leave(CloneFlags::CLONE_NEWPID)?;
     let status = internal("init")
         .stdin(Stdio::inherit())
         .stdout(Stdio::inherit())
         .status()
-        .context("starting the lab's first process")?;
+        .map_err(LabError::start("the lab's first process"))?;
     Ok(status.code().unwrap_or(1))
 }
 
@@ -66,7 +67,7 @@ pub fn enter() -> anyhow::Result<i32> {
 ///
 /// # Errors
 /// Fails as [`enter`] does.
-pub fn leave(also: CloneFlags) -> anyhow::Result<()> {
+pub fn leave(also: CloneFlags) -> Result<(), LabError> {
     let lab = CloneFlags::CLONE_NEWNS | CloneFlags::CLONE_NEWNET | also;
     let (user, group) = (nix::unistd::geteuid(), nix::unistd::getegid());
     if user.is_root() && unshare(lab).is_ok() {
@@ -78,7 +79,7 @@ pub fn leave(also: CloneFlags) -> anyhow::Result<()> {
         .and_then(|()| fs::write("/proc/self/setgroups", "deny"))
         .and_then(|()| fs::write("/proc/self/uid_map", format!("0 {user} 1")))
         .and_then(|()| fs::write("/proc/self/gid_map", format!("0 {group} 1")))
-        .context(NO_NAMESPACES)
+        .map_err(LabError::system(NO_NAMESPACES))
 }
 
 const NO_NAMESPACES: &str = "the kernel allows this user no namespaces of its own: run as root, or \
@@ -89,18 +90,18 @@ const NO_NAMESPACES: &str = "the kernel allows this user no namespaces of its ow
 ///
 /// # Errors
 /// Fails if a mount is refused.
-pub fn furnish() -> anyhow::Result<()> {
+pub fn furnish() -> Result<(), LabError> {
     let nothing = None::<&Path>;
     mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing)
-        .context(NO_NAMESPACES)
-        .context("making mounts private")?;
+        .map_err(LabError::system(NO_NAMESPACES))
+        .map_err(LabError::step("making mounts private"))?;
     // A new /proc shows the processes of the new pid namespace. A container that hides parts of
     // /proc refuses the mount, and the old /proc works, too.
     let _ = mount(Some("proc"), "/proc", Some("proc"), MsFlags::empty(), nothing);
     mount(Some("lab"), "/run", Some("tmpfs"), MsFlags::empty(), Some("mode=0755"))
-        .context("mounting a tmpfs over /run")?;
+        .map_err(LabError::system("mounting a tmpfs over /run"))?;
     for folder in ["/run/netns", FOLDER] {
-        fs::create_dir_all(folder).with_context(|| format!("creating {folder}"))?;
+        fs::create_dir_all(folder).map_err(LabError::file("creating", &folder))?;
     }
     Ok(())
 }
@@ -109,10 +110,12 @@ pub fn furnish() -> anyhow::Result<()> {
 ///
 /// # Errors
 /// Fails if there is no such namespace.
-pub fn enter_host(namespace: &str) -> anyhow::Result<()> {
+pub fn enter_host(namespace: &str) -> Result<(), LabError> {
     let path = Path::new("/run/netns").join(namespace);
-    let file = fs::File::open(&path).with_context(|| format!("opening {}", path.display()))?;
-    setns(file, CloneFlags::CLONE_NEWNET).with_context(|| format!("entering {namespace}"))
+    let file = fs::File::open(&path).map_err(LabError::file("opening", &path))?;
+    setns(file, CloneFlags::CLONE_NEWNET)
+        .map_err(LabError::system("entering a namespace"))
+        .map_err(LabError::step(namespace))
 }
 
 /// *in*: executes a program inside the network namespace of a host. (`ip netns exec` would mount a
@@ -120,11 +123,11 @@ pub fn enter_host(namespace: &str) -> anyhow::Result<()> {
 ///
 /// # Errors
 /// Returns only if there is no such namespace or program.
-pub fn become_program(namespace: &str, program: &OsString, args: &[OsString]) -> anyhow::Error {
+pub fn become_program(namespace: &str, program: &OsString, args: &[OsString]) -> LabError {
     match enter_host(namespace) {
         Ok(()) => {
             let error = Command::new(program).args(args).exec();
-            anyhow::Error::from(error).context(format!("starting {}", Path::new(program).display()))
+            LabError::start(Path::new(program).display())(error)
         }
         Err(error) => error,
     }

@@ -26,14 +26,14 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, bail};
 use serde_json::json;
 
 use crate::client::ENDPOINT;
 use crate::config::LabConfig;
 use crate::daemons::daemon_socket;
+use crate::error::LabError;
 use crate::fabric;
-use crate::processes::Process;
+use crate::processes::{Process, log_streams};
 use crate::sandbox;
 
 pub use config::VllmConfig;
@@ -109,8 +109,9 @@ impl<'a> Vllm<'a> {
     }
 
     /// Writes the model, once for all runs of a lab, and the program of the front door.
-    pub(crate) fn prepare(&self) -> anyhow::Result<()> {
-        fs::write(self.folder.join("front_door.py"), FRONT_DOOR)?;
+    pub(crate) fn prepare(&self) -> Result<(), LabError> {
+        let door = self.folder.join("front_door.py");
+        fs::write(&door, FRONT_DOOR).map_err(LabError::file("writing", &door))?;
         let model = model_folder();
         if model.join("tokenizer_config.json").exists() {
             return Ok(());
@@ -125,9 +126,11 @@ impl<'a> Vllm<'a> {
             .arg(&model)
             .arg(shape.to_string())
             .output()
-            .with_context(|| format!("starting {}", self.python.display()))?;
+            .map_err(LabError::start(self.python.display()))?;
         if !output.status.success() {
-            bail!("the model cannot be made: {}", String::from_utf8_lossy(&output.stderr));
+            let said = String::from_utf8_lossy(&output.stderr);
+            let how = format!("cannot make the model ({}): {said}", output.status);
+            return Err(LabError::program(self.python.display(), how));
         }
         Ok(())
     }
@@ -137,7 +140,7 @@ impl<'a> Vllm<'a> {
     }
 
     /// Starts vLLM at a host, and the front door if it is a decode host.
-    pub(crate) fn start(&self, host: usize, processes: &mut Vec<Process>) -> anyhow::Result<()> {
+    pub(crate) fn start(&self, host: usize, processes: &mut Vec<Process>) -> Result<(), LabError> {
         processes.push(self.spawn(host, format!("engine{host}.log"), self.engine(host))?);
         if !self.prefills(host) {
             processes.push(self.spawn(host, format!("door{host}.log"), self.door())?);
@@ -145,20 +148,25 @@ impl<'a> Vllm<'a> {
         Ok(())
     }
 
-    fn spawn(&self, host: usize, log: String, arguments: Vec<OsString>) -> anyhow::Result<Process> {
+    fn spawn(
+        &self,
+        host: usize,
+        log: String,
+        arguments: Vec<OsString>,
+    ) -> Result<Process, LabError> {
         let log = self.folder.join(log);
-        let file = fs::File::create(&log)?;
+        let [out, errors] = log_streams(&log)?;
         let child = sandbox::internal("in")
             .arg(fabric::namespace(host))
             .arg(self.python)
             .args(arguments)
             .envs(self.environment(host))
             .stdin(Stdio::null())
-            .stdout(file.try_clone()?)
-            .stderr(file)
+            .stdout(out)
+            .stderr(errors)
             .process_group(0)
             .spawn()
-            .context("starting vLLM")?;
+            .map_err(LabError::start("vLLM"))?;
         Ok(Process { host, child, log })
     }
 

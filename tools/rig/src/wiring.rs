@@ -6,10 +6,10 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::Stdio;
 
-use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Engine, LabConfig};
+use crate::error::LabError;
 use crate::fabric::{self, PortCounters, WireClass};
 use crate::probe::Tools;
 use crate::sandbox;
@@ -49,9 +49,11 @@ impl<'a> Wiring<'a> {
     ///
     /// # Errors
     /// Fails if `ip` or `tc` reject a part of it.
-    pub fn build(config: &'a LabConfig, tools: &'a Tools) -> anyhow::Result<Self> {
-        let classes = WireClass::table(&config.level_dscp, config.scavenger_dscp)
-            .context("level_dscp: the fabric cannot keep this order")?;
+    pub fn build(config: &'a LabConfig, tools: &'a Tools) -> Result<Self, LabError> {
+        let classes =
+            WireClass::table(&config.level_dscp, config.scavenger_dscp).ok_or_else(|| {
+                LabError::Plan("level_dscp: the fabric cannot keep this order".to_owned())
+            })?;
         let (ip, tc) = (&tools.ip, &tools.tc);
         let hosts = config.hosts();
         let namespaces: String =
@@ -81,13 +83,16 @@ impl<'a> Wiring<'a> {
     ///
     /// # Errors
     /// Fails if the output of `tc` cannot be read.
-    pub fn counters(&self) -> anyhow::Result<Vec<LinkRecord>> {
-        let read = |namespace: Option<&str>, device: &str| -> anyhow::Result<PortCounters> {
+    pub fn counters(&self) -> Result<Vec<LinkRecord>, LabError> {
+        let read = |namespace: Option<&str>, device: &str| -> Result<PortCounters, LabError> {
             let show = ["-s", "-j", "qdisc", "show", "dev", device];
-            let output = program(namespace, self.tc).args(show).stdin(Stdio::null()).output()?;
+            let output = program(namespace, self.tc).args(show).stdin(Stdio::null()).output();
+            let output = output.map_err(LabError::start(self.tc.display()))?;
             let text = String::from_utf8_lossy(&output.stdout);
-            fabric::parse_counters(&text, &self.classes)
-                .with_context(|| format!("reading the counters of {device}: {text}"))
+            fabric::parse_counters(&text, &self.classes).map_err(|error| {
+                let what = format!("reading the counters of {device}: {text}");
+                LabError::unreadable(what, error)
+            })
         };
         (0..self.hosts)
             .map(|host| {
@@ -113,25 +118,23 @@ fn program(namespace: Option<&str>, path: &Path) -> std::process::Command {
 }
 
 /// Runs `ip` or `tc` with a script.
-fn batch(namespace: Option<&str>, path: &Path, script: &str) -> anyhow::Result<()> {
+fn batch(namespace: Option<&str>, path: &Path, script: &str) -> Result<(), LabError> {
     let mut child = program(namespace, path)
         .args(["-batch", "-"])
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()
-        .with_context(|| format!("starting {}", path.display()))?;
+        .map_err(LabError::start(path.display()))?;
     if let Some(mut stdin) = child.stdin.take() {
         // A program that rejects a line stops reading. Its message is read below.
         let _ = stdin.write_all(script.as_bytes());
     }
-    let output = child.wait_with_output()?;
+    let output = child.wait_with_output().map_err(LabError::system("waiting for `ip` or `tc`"))?;
     if !output.status.success() {
-        bail!(
-            "{} refused a part of the fabric: {}",
-            path.display(),
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
+        let said = String::from_utf8_lossy(&output.stderr);
+        let how = format!("refused a part of the fabric: {}", said.trim());
+        return Err(LabError::program(path.display(), how));
     }
     Ok(())
 }

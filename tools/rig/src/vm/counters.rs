@@ -5,10 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
 use super::network::{NetworkConfig, PORTS, ROUTER, call};
+use crate::error::LabError;
 
 /// Counters of traffic at one point.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,8 +53,8 @@ pub struct RouterCounters {
 ///
 /// # Errors
 /// Fails if `tc` cannot read them.
-pub fn read(config: &NetworkConfig) -> anyhow::Result<RouterCounters> {
-    let port = |name: &str| -> anyhow::Result<PortCounters> {
+pub fn read(config: &NetworkConfig) -> Result<RouterCounters, LabError> {
+    let port = |name: &str| -> Result<PortCounters, LabError> {
         let show = |what: &[&str]| {
             let args = [&["-n", ROUTER, "-s", "-j"], what].concat();
             call("tc", &args, "")
@@ -65,8 +65,8 @@ pub fn read(config: &NetworkConfig) -> anyhow::Result<RouterCounters> {
             None => "[]".into(),
         };
         Ok(PortCounters {
-            offered: offered(&filters).context("what tc says of filters")?,
-            queues: queues_of(&queues, &config.dscp_order).context("what tc says of queues")?,
+            offered: offered(&filters)?,
+            queues: queues_of(&queues, &config.dscp_order)?,
         })
     };
     Ok(RouterCounters { to_host0: port(PORTS[0])?, to_host1: port(PORTS[1])? })
@@ -90,7 +90,7 @@ struct Action {
 }
 
 /// Parses the counting filters in the output of `tc -s -j`. Their handle is the DSCP plus one.
-fn offered(json: &str) -> anyhow::Result<BTreeMap<u8, Passed>> {
+fn offered(json: &str) -> Result<BTreeMap<u8, Passed>, LabError> {
     let lines: Vec<FilterLine> = serde_json::from_str(json)?;
     Ok(lines
         .into_iter()
@@ -117,7 +117,7 @@ struct QdiscLine {
 }
 
 /// Parses the queues below `prio` in the output of `tc -s -j`. A class's number is its band plus 1.
-fn queues_of(json: &str, dscp_order: &[u8]) -> anyhow::Result<BTreeMap<u8, Queue>> {
+fn queues_of(json: &str, dscp_order: &[u8]) -> Result<BTreeMap<u8, Queue>, LabError> {
     let lines: Vec<QdiscLine> = serde_json::from_str(json)?;
     let queue = |line: QdiscLine| {
         let class = line.parent.strip_prefix("2:")?;

@@ -5,12 +5,11 @@ use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
-
 use super::channel::{CONTENT_BYTES_MAX, Kind};
 use super::guest::{Guest, Output, with_lab_variables};
 use super::job::Exec;
 use super::task::shell_code;
+use crate::error::LabError;
 
 /// Longest time that output may follow the program's end, from processes that it left running.
 const DRAIN: Duration = Duration::from_secs(1);
@@ -23,8 +22,11 @@ const NOT_RUN: i32 = 126;
 ///
 /// # Errors
 /// Fails if the host is gone.
-pub fn run(config: &Exec, guest: &mut Guest) -> anyhow::Result<i32> {
-    let (program, args) = config.argv.split_first().context("no program was named")?;
+pub fn run(config: &Exec, guest: &mut Guest) -> Result<i32, LabError> {
+    let (program, args) = config
+        .argv
+        .split_first()
+        .ok_or_else(|| LabError::Plan("no program was named".to_owned()))?;
     let spawned = Command::new(program)
         .args(args)
         .env_clear()
@@ -57,7 +59,7 @@ pub fn run(config: &Exec, guest: &mut Guest) -> anyhow::Result<i32> {
         pump(child.stdout.take(), Kind::Stdout, guest.output()),
         pump(child.stderr.take(), Kind::Stderr, guest.output()),
     ];
-    let status = child.wait().context("waiting for the program")?;
+    let status = child.wait().map_err(LabError::system("waiting for the program"))?;
     let give_up = Instant::now() + DRAIN;
     while !pumps.iter().all(JoinHandle::is_finished) && Instant::now() < give_up {
         std::thread::sleep(Duration::from_millis(2));

@@ -5,6 +5,7 @@ use std::io;
 use std::time::Duration;
 
 use super::network::BadNetwork;
+use crate::error::LabError;
 use crate::probe::CannotRun;
 
 /// Lines of the console that an error message has.
@@ -20,8 +21,8 @@ pub enum VmError {
     #[error("the guest's network: {0}")]
     Network(#[from] BadNetwork),
     /// The guest could not be prepared or started.
-    #[error("cannot start the virtual machine: {0:#}")]
-    Start(anyhow::Error),
+    #[error("cannot start the virtual machine: {0}")]
+    Start(LabError),
     /// QEMU ended by itself before the guest did anything.
     #[error("QEMU ended with {status}: {said}")]
     Qemu {

@@ -16,7 +16,6 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sys::resource::{RLIM_INFINITY, Resource, setrlimit};
@@ -30,6 +29,7 @@ use super::job::{
 use super::network::{self, ADDRESSES, DEVICES, INTERFACES, NetworkConfig, ROUTER};
 use super::qemu::{EXIT_PORT, Farewell};
 use super::task::Task;
+use crate::error::LabError;
 use crate::sandbox;
 
 /// Time between two heartbeats of the guest.
@@ -50,7 +50,7 @@ pub fn first_process() -> ! {
         Ok(farewell) => farewell,
         Err(error) => {
             // No other process can report this error to the host.
-            let _ = write_answer(&Answer::Failed(format!("setting up the guest: {error:#}")));
+            let _ = write_answer(&Answer::Failed(format!("setting up the guest: {error}")));
             Farewell::Finished
         }
     };
@@ -61,14 +61,21 @@ pub fn first_process() -> ! {
     panic!("QEMU does not end: {ended:?}");
 }
 
-fn mount_new(kind: &str, at: &str, flags: MsFlags, data: &str) -> anyhow::Result<()> {
-    fs::create_dir_all(at).with_context(|| format!("creating {at}"))?;
-    mount(Some(kind), at, Some(kind), flags, Some(data))
-        .with_context(|| format!("mounting {kind} on {at}"))
+/// Makes the error of a call that concerns a file and fails with an errno.
+fn refused<P: AsRef<Path> + ?Sized>(
+    doing: &'static str,
+    path: &P,
+) -> impl FnOnce(Errno) -> LabError {
+    move |errno| LabError::file(doing, path)(errno.into())
+}
+
+fn mount_new(kind: &str, at: &str, flags: MsFlags, data: &str) -> Result<(), LabError> {
+    fs::create_dir_all(at).map_err(LabError::file("creating", &at))?;
+    mount(Some(kind), at, Some(kind), flags, Some(data)).map_err(refused("mounting on", at))
 }
 
 /// Mounts what programs expect of a system, and the host's folders that the guest job names.
-fn furnish() -> anyhow::Result<()> {
+fn furnish() -> Result<(), LabError> {
     let none = MsFlags::empty();
     mount_new("devpts", "/dev/pts", none, "mode=0620,ptmxmode=0666")?;
     mount_new("tmpfs", "/dev/shm", none, "mode=1777")?;
@@ -78,17 +85,18 @@ fn furnish() -> anyhow::Result<()> {
         ("stdout", "/proc/self/fd/1"),
         ("stderr", "/proc/self/fd/2"),
     ] {
-        symlink(target, format!("/dev/{link}")).with_context(|| format!("linking /dev/{link}"))?;
+        let link = format!("/dev/{link}");
+        symlink(target, &link).map_err(LabError::file("linking", &link))?;
     }
     setrlimit(Resource::RLIMIT_MEMLOCK, RLIM_INFINITY, RLIM_INFINITY)
-        .context("allowing memory to be locked")?;
-    nix::unistd::sethostname("laxity-lab").context("naming the guest")?;
+        .map_err(LabError::system("allowing memory to be locked"))?;
+    nix::unistd::sethostname("laxity-lab").map_err(LabError::system("naming the guest"))?;
     let guest_job = read_guest_job()?;
     // modprobe then finds the modules of the guest's kernel instead of the host's.
     let modules = Path::new("/lib/modules").join(&guest_job.release);
-    fs::create_dir_all(&modules).with_context(|| format!("creating {}", modules.display()))?;
+    fs::create_dir_all(&modules).map_err(LabError::file("creating", &modules))?;
     mount(Some(&guest_job.modules), &modules, None::<&str>, MsFlags::MS_BIND, None::<&str>)
-        .with_context(|| format!("mounting {}", modules.display()))?;
+        .map_err(refused("mounting on", &modules))?;
     for share in &guest_job.shares {
         mount(
             Some(share.tag.as_str()),
@@ -97,26 +105,26 @@ fn furnish() -> anyhow::Result<()> {
             none,
             Some("trans=virtio,version=9p2000.L,msize=512000,cache=mmap"),
         )
-        .with_context(|| format!("mounting {}", share.folder.display()))?;
+        .map_err(refused("mounting on", &share.folder))?;
     }
     Ok(())
 }
 
 /// Starts the job's process and waits for its end. Reaps all other children meanwhile.
-fn supervise() -> anyhow::Result<Farewell> {
+fn supervise() -> Result<Farewell, LabError> {
     let child = sandbox::internal("guest-job")
         .env_clear()
         .env("PATH", PATH)
         .env("HOME", "/root")
         .env("TERM", "linux")
         .spawn()
-        .context("starting the job's process")?;
+        .map_err(LabError::start("the job's process"))?;
     loop {
         let ended = match wait() {
             Ok(WaitStatus::Exited(pid, code)) => (pid, ExitStatus::from_raw(code << 8)),
             Ok(WaitStatus::Signaled(pid, signal, _)) => (pid, ExitStatus::from_raw(signal as i32)),
             Ok(_) | Err(Errno::EINTR) => continue,
-            Err(error) => bail!("waiting for the job's process: {error}"),
+            Err(error) => return Err(LabError::system("waiting for the job's process")(error)),
         };
         if ended.0.as_raw() == child.id() as i32 {
             let answered = control(ANSWER_FILE).is_file();
@@ -129,32 +137,33 @@ fn supervise() -> anyhow::Result<Farewell> {
     }
 }
 
-fn read_guest_job() -> anyhow::Result<GuestJob> {
+fn read_guest_job() -> Result<GuestJob, LabError> {
     let path = control(GUEST_JOB_FILE);
-    let bytes = fs::read(&path).with_context(|| format!("reading {}", path.display()))?;
-    serde_json::from_slice(&bytes).context("the host speaks another version")
+    let bytes = fs::read(&path).map_err(LabError::file("reading", &path))?;
+    serde_json::from_slice(&bytes)
+        .map_err(|error| LabError::unreadable("the host speaks another version", error))
 }
 
-fn write_answer(answer: &Answer) -> anyhow::Result<()> {
+fn write_answer(answer: &Answer) -> Result<(), LabError> {
     let (new, path) = (control(".answer"), control(ANSWER_FILE));
     fs::write(&new, serde_json::to_vec(answer)?)
         .and_then(|()| fs::rename(&new, &path))
-        .with_context(|| format!("writing {}", path.display()))
+        .map_err(LabError::file("writing", &path))
 }
 
 /// *guest-job*: sets up the network and devices, runs the job and writes the answer.
 ///
 /// # Errors
 /// Fails if the answer cannot be written. All other errors are in the answer.
-pub fn job_process() -> anyhow::Result<()> {
+pub fn job_process() -> Result<(), LabError> {
     let answer = match answer() {
         Ok(finished) => Answer::Finished(finished),
-        Err(error) => Answer::Failed(format!("{error:#}")),
+        Err(error) => Answer::Failed(error.to_string()),
     };
     write_answer(&answer)
 }
 
-fn answer() -> anyhow::Result<Finished> {
+fn answer() -> Result<Finished, LabError> {
     let guest_job = read_guest_job()?;
     let mut guest = Guest::set_up(&guest_job)?;
     let (exit_code, details) = job::run(&guest_job.job, &mut guest)?;
@@ -172,9 +181,10 @@ pub struct Guest {
 }
 
 impl Guest {
-    fn set_up(guest_job: &GuestJob) -> anyhow::Result<Self> {
+    fn set_up(guest_job: &GuestJob) -> Result<Self, LabError> {
         let began = Instant::now();
-        let gid_index = network::build(&guest_job.network).context("building the network")?;
+        let gid_index =
+            network::build(&guest_job.network).map_err(LabError::step("building the network"))?;
         let facts = Facts {
             release: guest_job.release.clone(),
             gid_index,
@@ -182,7 +192,8 @@ impl Guest {
             network_ms: began.elapsed().as_millis() as u64,
         };
         let port = open_port()?;
-        let mut reader = port.try_clone().context("the channel")?;
+        let mut reader =
+            port.try_clone().map_err(LabError::system("opening the channel to the host"))?;
         let (stdin_in, stdin) = sync_channel(4);
         std::thread::spawn(move || {
             while let Ok((kind, content)) = channel::receive(&mut reader) {
@@ -211,16 +222,16 @@ impl Guest {
         Ok(guest)
     }
 
-    fn send(&self, kind: Kind, content: &[u8]) -> anyhow::Result<()> {
+    fn send(&self, kind: Kind, content: &[u8]) -> Result<(), LabError> {
         let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
-        channel::send(&mut *port, kind, content).context("the channel to the host")
+        channel::send(&mut *port, kind, content).map_err(LabError::system("writing to the host"))
     }
 
     /// Writes to the host's standard output, without buffering.
     ///
     /// # Errors
     /// Fails if the host is gone.
-    pub fn print(&self, text: impl AsRef<[u8]>) -> anyhow::Result<()> {
+    pub fn print(&self, text: impl AsRef<[u8]>) -> Result<(), LabError> {
         self.send(Kind::Stdout, text.as_ref())
     }
 
@@ -228,7 +239,7 @@ impl Guest {
     ///
     /// # Errors
     /// Fails if the host is gone.
-    pub fn say(&self, line: &str) -> anyhow::Result<()> {
+    pub fn say(&self, line: &str) -> Result<(), LabError> {
         self.send(Kind::Stderr, format!("{line}\n").as_bytes())
     }
 
@@ -247,8 +258,8 @@ impl Guest {
     ///
     /// # Errors
     /// Fails if `tc` cannot read them.
-    pub fn counters(&self) -> anyhow::Result<RouterCounters> {
-        counters::read(&self.network).context("reading the router's counters")
+    pub fn counters(&self) -> Result<RouterCounters, LabError> {
+        counters::read(&self.network).map_err(LabError::step("reading the router's counters"))
     }
 
     /// Changes the shaping of the router's ports: rate, order of DSCPs and queues. Queued packets
@@ -256,8 +267,9 @@ impl Guest {
     ///
     /// # Errors
     /// Fails if the network cannot be built, or `tc` rejects it.
-    pub fn reshape(&mut self, network: NetworkConfig) -> anyhow::Result<()> {
-        network::reshape(&self.network, &network).context("changing the router's shaping")?;
+    pub fn reshape(&mut self, network: NetworkConfig) -> Result<(), LabError> {
+        network::reshape(&self.network, &network)
+            .map_err(LabError::step("changing the router's shaping"))?;
         self.facts.rate_mbit = network.rate_mbit;
         self.network = network;
         Ok(())
@@ -340,8 +352,9 @@ impl Output {
 }
 
 /// Opens the virtio-serial port with the channel's name.
-fn open_port() -> anyhow::Result<File> {
-    let ports = fs::read_dir("/sys/class/virtio-ports").context("no virtio-serial device")?;
+fn open_port() -> Result<File, LabError> {
+    let ports = fs::read_dir("/sys/class/virtio-ports")
+        .map_err(LabError::system("looking for a virtio-serial device"))?;
     for entry in ports.flatten() {
         let name = fs::read_to_string(entry.path().join("name")).unwrap_or_default();
         if name.trim() == channel::PORT {
@@ -350,10 +363,13 @@ fn open_port() -> anyhow::Result<File> {
                 .read(true)
                 .write(true)
                 .open(&device)
-                .with_context(|| format!("opening {}", device.display()));
+                .map_err(LabError::file("opening", &device));
         }
     }
-    bail!("QEMU has no port `{}`", channel::PORT)
+    Err(LabError::Device {
+        device: "QEMU".to_owned(),
+        problem: format!("has no port `{}`", channel::PORT),
+    })
 }
 
 #[cfg(test)]

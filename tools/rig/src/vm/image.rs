@@ -21,9 +21,8 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use anyhow::{Context as _, bail};
-
 use super::vmlinux;
+use crate::error::LabError;
 use crate::probe::Lack;
 use crate::sandbox::find_program;
 
@@ -198,13 +197,13 @@ fn is_static(elf: &[u8]) -> bool {
 ///
 /// # Errors
 /// Fails if a download or a program fails. The message names it and has its output.
-pub fn prepare(cache: &Path, say: &dyn Fn(&str)) -> anyhow::Result<Image> {
-    fs::create_dir_all(cache).with_context(|| {
-        format!("creating the cache folder {}; name another in {CACHE_VARIABLE}", cache.display())
-    })?;
+pub fn prepare(cache: &Path, say: &dyn Fn(&str)) -> Result<Image, LabError> {
+    fs::create_dir_all(cache)
+        .map_err(LabError::file("creating", cache))
+        .map_err(LabError::step(format_args!("name another cache folder in {CACHE_VARIABLE}")))?;
     let lock = fs::File::create(cache.join(".lock"))
         .and_then(|file| file.lock().map(|()| file))
-        .with_context(|| format!("locking {}", cache.display()))?;
+        .map_err(LabError::file("locking", &cache))?;
     let folder = match cached_kernel(cache) {
         Some(folder) => folder,
         None => unpack_kernel(cache, say)?,
@@ -217,40 +216,45 @@ pub fn prepare(cache: &Path, say: &dyn Fn(&str)) -> anyhow::Result<Image> {
 }
 
 /// Downloads and unpacks the kernel, and returns its folder.
-fn unpack_kernel(cache: &Path, say: &dyn Fn(&str)) -> anyhow::Result<PathBuf> {
+fn unpack_kernel(cache: &Path, say: &dyn Fn(&str)) -> Result<PathBuf, LabError> {
     let package = kernel_package()
-        .with_context(|| format!("apt knows no {META_PACKAGE}; run `apt-get update` as root"))?;
+        .ok_or_else(|| LabError::missing(META_PACKAGE, "run `apt-get update` as root"))?;
     say(&format!("getting the guest's kernel, once: {package} (70 MB) into {}", cache.display()));
     let new = cache.join(format!(".new-{}", std::process::id()));
     let _ = fs::remove_dir_all(&new);
-    fs::create_dir_all(&new).with_context(|| format!("creating {}", new.display()))?;
-    let made = (|| {
+    fs::create_dir_all(&new).map_err(LabError::file("creating", &new))?;
+    let made = (|| -> Result<PathBuf, LabError> {
         run(Command::new(program("apt-get")).args(["-q", "download", &package]).current_dir(&new))
-            .with_context(|| {
-                format!("downloading {package} (no network, or old package lists?)")
-            })?;
-        let package_file = fs::read_dir(&new)?
+            .map_err(LabError::step(format_args!(
+                "downloading {package} (no network, or old package lists?)"
+            )))?;
+        let package_file = fs::read_dir(&new)
+            .map_err(LabError::file("reading", &new))?
             .flatten()
             .map(|entry| entry.path())
             .find(|path| path.extension() == Some(OsStr::new("deb")))
-            .with_context(|| format!("apt-get downloaded no package {package}"))?;
+            .ok_or_else(|| {
+                LabError::program("apt-get", format!("downloaded no package {package}"))
+            })?;
         unpack(&package_file, &new)?;
         let release = package.trim_start_matches("linux-image-").to_owned();
-        let compressed = fs::read(new.join(format!("boot/vmlinuz-{release}")))
-            .with_context(|| format!("{package} holds no kernel of that name"))?;
+        let compressed = new.join(format!("boot/vmlinuz-{release}"));
+        let compressed =
+            fs::read(&compressed).map_err(LabError::file("reading the kernel", &compressed))?;
         let kernel = vmlinux::extract(&compressed).unwrap_or(compressed);
-        fs::write(new.join("vmlinux"), kernel).context("writing the kernel")?;
+        fs::write(new.join("vmlinux"), kernel).map_err(LabError::system("writing the kernel"))?;
         // `depmod` is a link to kmod, which chooses its function by the name in `argv[0]`.
         run(Command::new(program("depmod"))
             .arg0("depmod")
             .arg("-b")
             .args([new.as_os_str(), OsStr::new(&release)]))?;
-        fs::remove_file(&package_file).context("removing the package")?;
-        fs::remove_dir_all(new.join("boot")).context("removing the compressed kernel")?;
+        fs::remove_file(&package_file).map_err(LabError::system("removing the package"))?;
+        fs::remove_dir_all(new.join("boot"))
+            .map_err(LabError::system("removing the compressed kernel"))?;
         let folder = cache.join(&release);
         // An incomplete folder may remain from an earlier attempt.
         let _ = fs::remove_dir_all(&folder);
-        fs::rename(&new, &folder).with_context(|| format!("creating {}", folder.display()))?;
+        fs::rename(&new, &folder).map_err(LabError::file("creating", &folder))?;
         Ok(folder)
     })();
     if made.is_err() {
@@ -264,14 +268,14 @@ fn program(name: &str) -> PathBuf {
 }
 
 /// Unpacks `boot` and `lib/modules` like `dpkg-deb -x`, without the parts that no guest needs.
-fn unpack(package: &Path, into: &Path) -> anyhow::Result<()> {
+fn unpack(package: &Path, into: &Path) -> Result<(), LabError> {
     let mut unpacked = Command::new(program("dpkg-deb"))
         .arg("--fsys-tarfile")
         .arg(package)
         .stdout(Stdio::piped())
         .spawn()
-        .context("starting dpkg-deb")?;
-    let archive = unpacked.stdout.take().context("dpkg-deb has no output")?;
+        .map_err(LabError::start("dpkg-deb"))?;
+    let archive = unpacked.stdout.take().ok_or_else(LabError::no_pipe)?;
     let left_out = LEFT_OUT.iter().map(|part| format!("--exclude=./lib/modules/*/kernel/{part}"));
     run(Command::new(program("tar"))
         .args(["-x", "--no-same-owner", "--wildcards", "-f", "-", "-C"])
@@ -279,27 +283,29 @@ fn unpack(package: &Path, into: &Path) -> anyhow::Result<()> {
         .args(left_out)
         .args(["./boot", "./lib/modules"])
         .stdin(archive))?;
-    let status = unpacked.wait().context("waiting for dpkg-deb")?;
+    let status = unpacked.wait().map_err(LabError::system("waiting for dpkg-deb"))?;
     if !status.success() {
-        bail!("dpkg-deb cannot unpack {}: {status}", package.display());
+        let how = format!("cannot unpack {}: {status}", package.display());
+        return Err(LabError::program("dpkg-deb", how));
     }
     Ok(())
 }
 
 /// Runs a program to its end and returns its output.
-fn run(command: &mut Command) -> anyhow::Result<String> {
+fn run(command: &mut Command) -> Result<String, LabError> {
     let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.output().with_context(|| format!("starting {name}"))?;
+    let output = command.output().map_err(LabError::start(&name))?;
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
     if !output.status.success() {
-        bail!("{name} failed ({}): {}", output.status, text(&output.stderr));
+        let how = format!("failed ({}): {}", output.status, text(&output.stderr));
+        return Err(LabError::program(name, how));
     }
     Ok(text(&output.stdout))
 }
 
 /// Returns the modules to load, each after its dependencies, as modprobe(8) lists them. The host's
 /// own configuration of modules is ignored.
-fn load_order(folder: &Path, release: &str) -> anyhow::Result<Vec<PathBuf>> {
+fn load_order(folder: &Path, release: &str) -> Result<Vec<PathBuf>, LabError> {
     let said = run(Command::new(program("modprobe"))
         .arg0("modprobe")
         .args(["--show-depends", "--config=/dev/null", "--set-version"])
@@ -307,7 +313,7 @@ fn load_order(folder: &Path, release: &str) -> anyhow::Result<Vec<PathBuf>> {
         .arg(folder)
         .arg("--all")
         .args(MODULES))
-    .with_context(|| format!("remove {} to have it made again", folder.display()))?;
+    .map_err(LabError::step(format_args!("remove {} to have it made again", folder.display())))?;
     let mut order = Vec::new();
     for path in said.lines().filter_map(|line| line.strip_prefix("insmod ")) {
         let path = PathBuf::from(path.trim());
@@ -320,47 +326,49 @@ fn load_order(folder: &Path, release: &str) -> anyhow::Result<Vec<PathBuf>> {
 
 /// Makes the initramfs of busybox, the modules and `init.sh`, and returns its path. It is an
 /// uncompressed cpio archive, because an emulated processor decompresses slowly.
-fn initrd(folder: &Path, release: &str) -> anyhow::Result<PathBuf> {
+fn initrd(folder: &Path, release: &str) -> Result<PathBuf, LabError> {
     let busybox = program("busybox");
-    let reading = || format!("reading {}", busybox.display());
+    let reading = || LabError::file("reading", &busybox);
+    let writing = || LabError::file("writing below", folder);
     let order = load_order(folder, release)?;
     let mut hasher = DefaultHasher::new();
-    (INIT, fs::read(&busybox).with_context(reading)?, &order).hash(&mut hasher);
+    (INIT, fs::read(&busybox).map_err(reading())?, &order).hash(&mut hasher);
     let initrd = folder.join(format!("initrd-{:016x}", hasher.finish()));
     if initrd.is_file() {
         return Ok(initrd);
     }
-    let staged = tempfile::Builder::new().prefix(".initrd-").tempdir_in(folder)?;
+    let staged =
+        tempfile::Builder::new().prefix(".initrd-").tempdir_in(folder).map_err(writing())?;
     let root = staged.path().join("root");
     let mut names = Vec::from(["bin", "dev", "lower", "modules", "proc", "sys", "upper"]);
     for name in &names {
-        fs::create_dir_all(root.join(name))?;
+        fs::create_dir_all(root.join(name)).map_err(writing())?;
     }
-    fs::copy(&busybox, root.join("bin/busybox")).with_context(reading)?;
-    fs::write(root.join("init"), INIT)?;
-    fs::set_permissions(root.join("init"), fs::Permissions::from_mode(0o755))?;
+    fs::copy(&busybox, root.join("bin/busybox")).map_err(reading())?;
+    fs::write(root.join("init"), INIT).map_err(writing())?;
+    fs::set_permissions(root.join("init"), fs::Permissions::from_mode(0o755)).map_err(writing())?;
     let mut modules = String::new();
     for path in &order {
-        let content = fs::read(path).with_context(|| format!("reading {}", path.display()))?;
+        let content = fs::read(path).map_err(LabError::file("reading", &path))?;
         // busybox loads only uncompressed modules.
         let name = file_name(path);
         let name = name.split_once(".ko").map_or(&*name, |(name, _)| name);
         let plain = vmlinux::plain(content);
-        fs::write(root.join(format!("modules/{name}.ko")), plain)?;
+        fs::write(root.join(format!("modules/{name}.ko")), plain).map_err(writing())?;
         modules.push_str(&format!("{name}.ko\n"));
     }
-    fs::write(root.join("modules/order"), &modules)?;
+    fs::write(root.join("modules/order"), &modules).map_err(writing())?;
     let modules: Vec<_> = modules.lines().map(|name| format!("modules/{name}")).collect();
     names.extend(["init", "bin/busybox", "modules/order"]);
     names.extend(modules.iter().map(String::as_str));
     let (list, archive) = (staged.path().join("list"), staged.path().join("archive"));
-    fs::write(&list, names.join("\n"))?;
+    fs::write(&list, names.join("\n")).map_err(writing())?;
     run(Command::new(&busybox)
         .args(["cpio", "-o", "-H", "newc"])
         .current_dir(&root)
-        .stdin(fs::File::open(&list)?)
-        .stdout(fs::File::create(&archive)?))?;
-    fs::rename(&archive, &initrd).with_context(|| format!("writing {}", initrd.display()))?;
+        .stdin(fs::File::open(&list).map_err(LabError::file("reading", &list))?)
+        .stdout(fs::File::create(&archive).map_err(writing())?))?;
+    fs::rename(&archive, &initrd).map_err(LabError::file("writing", &initrd))?;
     Ok(initrd)
 }
 

@@ -18,6 +18,7 @@ use super::guest::Guest;
 use super::network::NetworkConfig;
 use super::qemu::Share;
 use super::verbs::{self, VerbsConfig};
+use crate::error::LabError;
 
 /// Folder in the guest for files that host and guest exchange.
 pub const CONTROL_FOLDER: &str = "/run/lab";
@@ -100,7 +101,7 @@ pub enum Answer {
 ///
 /// # Errors
 /// Returns why the job could not be run.
-pub fn run(job: &Job, guest: &mut Guest) -> anyhow::Result<(i32, serde_json::Value)> {
+pub fn run(job: &Job, guest: &mut Guest) -> Result<(i32, serde_json::Value), LabError> {
     match job {
         Job::Exec(config) => Ok((exec::run(config, guest)?, serde_json::Value::Null)),
         Job::Verbs(config) => {

@@ -18,9 +18,9 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
+use crate::error::LabError;
 use crate::sandbox;
 
 /// Pause between two checks whether QEMU ended.
@@ -52,11 +52,12 @@ pub struct Ended {
 ///
 /// # Errors
 /// Fails if the line cannot be read, or QEMU cannot be started.
-pub fn keep() -> anyhow::Result<()> {
+pub fn keep() -> Result<(), LabError> {
     let mut stdin = std::io::stdin().lock();
     let mut line = String::new();
-    stdin.read_line(&mut line).context("reading what to keep")?;
-    let charge: Charge = serde_json::from_str(&line).context("reading what to keep")?;
+    stdin.read_line(&mut line).map_err(LabError::system("reading what to keep"))?;
+    let charge: Charge = serde_json::from_str(&line)
+        .map_err(|error| LabError::unreadable("reading what to keep", error))?;
     drop(stdin);
     let (gone_in, gone) = channel::<()>();
     std::thread::spawn(move || {
@@ -73,24 +74,23 @@ pub fn keep() -> anyhow::Result<()> {
         // The caller may still read files in the folder.
         while gone.recv().is_ok() {}
     }
-    let removed = fs::remove_dir_all(&charge.folder)
-        .with_context(|| format!("removing {}", charge.folder.display()));
+    let removed =
+        fs::remove_dir_all(&charge.folder).map_err(LabError::file("removing", &charge.folder));
     kept.and(removed)
 }
 
 /// Runs QEMU until it ends or `caller_is_gone` returns true.
-fn watch(charge: &Charge, mut caller_is_gone: impl FnMut() -> bool) -> anyhow::Result<()> {
-    let log =
-        File::create(&charge.log).with_context(|| format!("creating {}", charge.log.display()))?;
+fn watch(charge: &Charge, mut caller_is_gone: impl FnMut() -> bool) -> Result<(), LabError> {
+    let log = File::create(&charge.log).map_err(LabError::file("creating", &charge.log))?;
     let mut qemu = Command::new(&charge.program)
         .args(&charge.args)
         .stdin(Stdio::null())
-        .stdout(log.try_clone().context("the log")?)
+        .stdout(log.try_clone().map_err(LabError::system("sharing the log of QEMU"))?)
         .stderr(log)
         .spawn()
-        .with_context(|| format!("starting {}", charge.program.display()))?;
+        .map_err(LabError::start(charge.program.display()))?;
     loop {
-        if let Some(status) = qemu.try_wait().context("waiting for QEMU")? {
+        if let Some(status) = qemu.try_wait().map_err(LabError::system("waiting for QEMU"))? {
             let ended = Ended { code: status.code(), signal: status.signal() };
             // A caller that does not read is no error.
             let _ = writeln!(std::io::stdout(), "{}", serde_json::to_string(&ended)?);
@@ -115,18 +115,18 @@ impl Keeper {
     ///
     /// # Errors
     /// Fails if this program cannot be started again. The folder is then removed.
-    pub fn start(charge: &Charge) -> anyhow::Result<(Self, ChildStdout)> {
-        let start = || -> anyhow::Result<(Self, ChildStdout)> {
+    pub fn start(charge: &Charge) -> Result<(Self, ChildStdout), LabError> {
+        let start = || -> Result<(Self, ChildStdout), LabError> {
             let mut child = sandbox::internal("vm-keeper")
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
                 .process_group(0)
                 .spawn()
-                .context("running this program again")?;
-            let events = child.stdout.take().context("the keeper has no output")?;
+                .map_err(LabError::start("this program"))?;
+            let events = child.stdout.take().ok_or_else(LabError::no_pipe)?;
             let line = serde_json::to_string(charge)? + "\n";
-            let stdin = child.stdin.as_mut().context("the keeper has no input")?;
-            stdin.write_all(line.as_bytes()).context("telling the keeper")?;
+            let stdin = child.stdin.as_mut().ok_or_else(LabError::no_pipe)?;
+            stdin.write_all(line.as_bytes()).map_err(LabError::system("telling the keeper"))?;
             Ok((Self { child }, events))
         };
         start().inspect_err(|_| {

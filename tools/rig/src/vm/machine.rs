@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
 use super::channel::{self, CONTENT_BYTES_MAX, Kind};
@@ -19,6 +18,7 @@ use super::job::{ANSWER_FILE, Answer, Facts, Finished, Job};
 use super::keeper::{Ended, Keeper};
 use super::qemu::Farewell;
 use super::start::{QEMU, power_on};
+use crate::error::LabError;
 use crate::probe::{CannotRun, Lack};
 use crate::sandbox::find_program;
 
@@ -140,7 +140,10 @@ impl Vm {
             let _ = to_events.send(Event::QemuEnded(serde_json::from_str(&line).ok()));
         });
         let channel = connect(&folder, &events)?;
-        let mut frames = channel.try_clone().context("the channel").map_err(VmError::Start)?;
+        let mut frames = channel
+            .try_clone()
+            .map_err(LabError::system("opening the channel"))
+            .map_err(VmError::Start)?;
         let to_events = events_in.clone();
         std::thread::spawn(move || {
             while let Ok((kind, content)) = channel::receive(&mut frames) {
@@ -185,7 +188,9 @@ impl Vm {
                 Ok(Event::Frame(Kind::Ready, content)) => {
                     self.boot_ms = self.started.elapsed().as_millis() as u64;
                     self.facts = serde_json::from_slice(&content)
-                        .context("the guest speaks another version")
+                        .map_err(|error| {
+                            LabError::unreadable("the guest speaks another version", error)
+                        })
                         .map_err(VmError::Start)?;
                     return Ok(());
                 }
@@ -263,8 +268,11 @@ impl Vm {
 
     /// Forwards the job's input, in a detached thread.
     fn pass_on(&self, input: Input) -> Result<(), VmError> {
-        let mut channel =
-            self.channel.try_clone().context("the channel").map_err(VmError::Start)?;
+        let mut channel = self
+            .channel
+            .try_clone()
+            .map_err(LabError::system("opening the channel"))
+            .map_err(VmError::Start)?;
         let events = self.events_in.clone();
         std::thread::spawn(move || {
             let mut buffer = vec![0; CONTENT_BYTES_MAX];
@@ -313,9 +321,9 @@ impl Vm {
         }
         let path = self.folder.join("control").join(ANSWER_FILE);
         let answer = fs::read(&path)
-            .context("reading the guest's answer")
-            .and_then(|bytes| serde_json::from_slice(&bytes).context("the guest's answer"))
-            .map_err(|error| VmError::Failed(format!("{error:#}")))?;
+            .map_err(LabError::file("reading", &path))
+            .and_then(|bytes| Ok(serde_json::from_slice(&bytes)?))
+            .map_err(|error| VmError::Failed(format!("the guest's answer: {error}")))?;
         match answer {
             Answer::Finished(finished) => Ok(finished),
             Answer::Failed(why) => Err(VmError::Failed(why)),
@@ -345,9 +353,8 @@ fn connect(folder: &Path, events: &Receiver<Event>) -> Result<UnixStream, VmErro
         match UnixStream::connect(folder.join(OsStr::new("channel"))) {
             Ok(channel) => return Ok(channel),
             Err(error) if Instant::now() > give_up => {
-                return Err(VmError::Start(
-                    anyhow::Error::from(error).context("QEMU does not open its channel"),
-                ));
+                let why = LabError::system("QEMU does not open its channel")(error);
+                return Err(VmError::Start(why));
             }
             Err(_) => {}
         }

@@ -19,14 +19,14 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 
 use crate::config::LabConfig;
+use crate::error::LabError;
 use crate::fabric::WireClass;
 use crate::sandbox;
 
@@ -220,30 +220,34 @@ fn reshaping_script(before: &NetworkConfig, now: &NetworkConfig) -> String {
 ///
 /// # Errors
 /// Fails if the network cannot be built, or `tc` rejects it.
-pub fn reshape(before: &NetworkConfig, now: &NetworkConfig) -> anyhow::Result<()> {
+pub fn reshape(before: &NetworkConfig, now: &NetworkConfig) -> Result<(), LabError> {
     now.validate()?;
     let script = reshaping_script(before, now);
     call("tc", &["-n", ROUTER, "-batch", "-"], &script).map(drop)
 }
 
 /// Runs a program with this input to its end and returns its output.
-pub(super) fn call(program: &str, args: &[&str], input: &str) -> anyhow::Result<String> {
-    let what = || format!("{program} {}", args.join(" "));
+pub(super) fn call(program: &str, args: &[&str], input: &str) -> Result<String, LabError> {
     let mut child = Command::new(program)
         .args(args)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .with_context(|| format!("starting {program}; run `tools/setup.sh verbs`"))?;
+        .map_err(|cause| match cause.kind() {
+            io::ErrorKind::NotFound => LabError::missing(program, "run `tools/setup.sh verbs`"),
+            _ => LabError::start(program)(cause),
+        })?;
     if let Some(mut stdin) = child.stdin.take() {
         // A program that stops reading reports why. Its message is read below.
         let _ = stdin.write_all(input.as_bytes());
     }
-    let output = child.wait_with_output().with_context(what)?;
+    let output = child.wait_with_output().map_err(LabError::system("waiting for a program"))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
-        bail!("{}: {} ({})", what(), said.trim(), output.status);
+        let line = format!("{program} {}", args.join(" "));
+        let how = format!("failed ({}): {}", output.status, said.trim());
+        return Err(LabError::program(line, how));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
@@ -252,7 +256,7 @@ pub(super) fn call(program: &str, args: &[&str], input: &str) -> anyhow::Result<
 ///
 /// # Errors
 /// Fails if the guest's kernel or the host's iproute2 rejects a part of it.
-pub fn build(config: &NetworkConfig) -> anyhow::Result<u32> {
+pub fn build(config: &NetworkConfig) -> Result<u32, LabError> {
     // Each program gets a batch, because an emulated processor takes 0.1 s to start a program.
     call("ip", &["-batch", "-"], &hosts_script())?;
     call("ip", &["-n", ROUTER, "-batch", "-"], &router_script())?;
@@ -260,7 +264,7 @@ pub fn build(config: &NetworkConfig) -> anyhow::Result<u32> {
     for interface in ["all", INTERFACES[0], INTERFACES[1]] {
         for (name, value) in [("rp_filter", "0"), ("accept_local", "1")] {
             let path = format!("/proc/sys/net/ipv4/conf/{interface}/{name}");
-            fs::write(&path, value).with_context(|| format!("writing {path}"))?;
+            fs::write(&path, value).map_err(LabError::file("writing", &path))?;
         }
     }
     call("tc", &["-n", ROUTER, "-batch", "-"], &ports_script(config))?;
@@ -271,34 +275,36 @@ pub fn build(config: &NetworkConfig) -> anyhow::Result<u32> {
     call("rdma", &["-b", "-"], &devices)?;
     let indices = [wait_for_gid(0)?, wait_for_gid(1)?];
     if indices[0] != indices[1] {
-        bail!("the devices' RoCEv2 GIDs have different indices: {indices:?}");
+        let problem = format!("have RoCEv2 GIDs of different indices: {indices:?}");
+        return Err(LabError::Device { device: DEVICES.join(" and "), problem });
     }
     Ok(indices[0])
 }
 
 /// Enables forwarding in the router. A thread of its own enters the router's network namespace,
 /// because /proc/sys shows the settings of the thread's namespace.
-fn forward_in_router() -> anyhow::Result<()> {
-    let forward = || -> anyhow::Result<()> {
+fn forward_in_router() -> Result<(), LabError> {
+    let forward = || -> Result<(), LabError> {
         sandbox::enter_host(ROUTER)?;
-        fs::write("/proc/sys/net/ipv4/ip_forward", "1").context("writing ip_forward")
+        fs::write("/proc/sys/net/ipv4/ip_forward", "1")
+            .map_err(LabError::system("writing ip_forward"))
     };
     std::thread::scope(|scope| scope.spawn(forward).join())
-        .map_err(|_| anyhow::anyhow!("the thread in the router's namespace panicked"))?
-        .context("making the router forward")
+        .map_err(|_| LabError::program("the thread in the router's namespace", "panicked"))?
+        .map_err(LabError::step("making the router forward"))
 }
 
 /// Steers the packets of each flow to one processor, so that they stay in order. By default a veth
 /// handles packets on the processor that sends them, and a queue pair's sender moves between
 /// processors. Packets then overtake others, and rxe asks for them again. If the last ones are
 /// missing, it waits for its timeout.
-fn keep_order() -> anyhow::Result<()> {
+fn keep_order() -> Result<(), LabError> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let mask = format!("{:x}", (1_u64 << processors.min(32)) - 1);
     let file = |interface| format!("/sys/class/net/{interface}/queues/rx-0/rps_cpus");
     for interface in INTERFACES {
         let path = file(interface);
-        fs::write(&path, &mask).with_context(|| format!("writing {path}"))?;
+        fs::write(&path, &mask).map_err(LabError::file("writing", &path))?;
     }
     // `ip netns exec` mounts a /sys that has the router's interfaces.
     let script = PORTS.map(|port| format!("echo {mask} > {}", file(port)));
@@ -308,7 +314,7 @@ fn keep_order() -> anyhow::Result<()> {
 }
 
 /// Waits until a device's port is active and has the GID of its address. Returns the GID's index.
-fn wait_for_gid(host: usize) -> anyhow::Result<u32> {
+fn wait_for_gid(host: usize) -> Result<u32, LabError> {
     const LIMIT: Duration = Duration::from_secs(10);
     let port = format!("/sys/class/infiniband/{}/ports/1", DEVICES[host]);
     let read = |name: &str| {
@@ -325,11 +331,11 @@ fn wait_for_gid(host: usize) -> anyhow::Result<u32> {
         let state = read("state");
         match found {
             Some(index) if state.contains("ACTIVE") => return Ok(index),
-            _ if Instant::now() > give_up => bail!(
-                "{} does not come up: its port is `{state}`, GID {gid} {}",
-                DEVICES[host],
-                if found.is_some() { "is there" } else { "is not there" }
-            ),
+            _ if Instant::now() > give_up => {
+                let there = if found.is_some() { "is there" } else { "is not there" };
+                let problem = format!("does not come up: its port is `{state}`, GID {gid} {there}");
+                return Err(LabError::Device { device: DEVICES[host].to_owned(), problem });
+            }
             _ => std::thread::sleep(Duration::from_millis(5)),
         }
     }

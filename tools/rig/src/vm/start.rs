@@ -6,13 +6,12 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Context as _;
-
 use super::image;
 use super::job::{GUEST_JOB_FILE, GuestJob, Job};
 use super::keeper::{Charge, Keeper};
 use super::network::NetworkConfig;
 use super::qemu::{self, Machine, Share};
+use crate::error::LabError;
 use crate::sandbox::{INTERNAL, find_program};
 
 /// Name of QEMU's program.
@@ -59,25 +58,27 @@ pub(super) fn power_on(
     config: &VmConfig,
     image: &image::Image,
     job: &Job,
-) -> anyhow::Result<(Keeper, std::process::ChildStdout, PathBuf)> {
-    let program = std::env::current_exe().context("finding this program")?;
+) -> Result<(Keeper, std::process::ChildStdout, PathBuf), LabError> {
+    let program = std::env::current_exe().map_err(LabError::system("finding this program"))?;
     let shares: Vec<Share> = config
         .writable
         .iter()
         .enumerate()
         .map(|(index, folder)| {
             let folder = fs::canonicalize(folder)
-                .with_context(|| format!("the writable folder {}", folder.display()))?;
-            anyhow::ensure!(folder.is_dir(), "{} is no folder", folder.display());
+                .map_err(LabError::file("finding the writable folder", folder))?;
+            if !folder.is_dir() {
+                return Err(LabError::Plan(format!("{} is no folder", folder.display())));
+            }
             Ok(Share { tag: format!("share{index}"), folder })
         })
-        .collect::<anyhow::Result<_>>()?;
+        .collect::<Result<_, LabError>>()?;
     let folder = tempfile::Builder::new()
         .prefix("laxity-vm-")
         .tempdir()
-        .context("making a folder for the guest's files")?;
+        .map_err(LabError::system("making a folder for the guest's files"))?;
     let control = folder.path().join("control");
-    fs::create_dir(&control).context("making the control folder")?;
+    fs::create_dir(&control).map_err(LabError::file("creating", &control))?;
     let guest_job = GuestJob {
         network: config.network.clone(),
         shares: shares.clone(),
@@ -85,12 +86,12 @@ pub(super) fn power_on(
         release: image.release.clone(),
         job: job.clone(),
     };
-    fs::write(control.join(GUEST_JOB_FILE), serde_json::to_vec(&guest_job)?)
-        .context("the guest_job")?;
+    let path = control.join(GUEST_JOB_FILE);
+    fs::write(&path, serde_json::to_vec(&guest_job)?).map_err(LabError::file("writing", &path))?;
     let start = control.join("start");
     fs::write(&start, start_script(&program)?)
         .and_then(|()| fs::set_permissions(&start, fs::Permissions::from_mode(0o755)))
-        .context("the start script")?;
+        .map_err(LabError::file("writing", &start))?;
     let mut all_shares = vec![Share { tag: "control".into(), folder: control }];
     all_shares.extend(shares);
     let machine = Machine {
@@ -113,8 +114,10 @@ pub(super) fn power_on(
 }
 
 /// Returns the script for the initramfs, which starts this program as the guest's first process.
-fn start_script(program: &Path) -> anyhow::Result<String> {
-    let program = program.to_str().with_context(|| format!("{} is no UTF-8", program.display()))?;
+fn start_script(program: &Path) -> Result<String, LabError> {
+    let program = program
+        .to_str()
+        .ok_or_else(|| LabError::Plan(format!("{} is no UTF-8", program.display())))?;
     let quoted = program.replace('\'', r"'\''");
     Ok(format!("#!/bin/sh\nexec '{quoted}' {INTERNAL} guest\n"))
 }

@@ -5,9 +5,9 @@ use std::fs;
 use std::ops::AddAssign;
 use std::time::Instant;
 
-use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
+use crate::error::LabError;
 use crate::vm::guest::Guest;
 use crate::vm::task::TaskReport;
 
@@ -53,13 +53,14 @@ impl AddAssign for LibraryReport {
 }
 
 /// Returns the sum of a report's lines, or `None` if there is no report.
-pub(super) fn read_report(path: &str) -> anyhow::Result<Option<LibraryReport>> {
+pub(super) fn read_report(path: &str) -> Result<Option<LibraryReport>, LabError> {
     let Ok(text) = fs::read_to_string(path) else {
         return Ok(None);
     };
     let mut sum = LibraryReport::default();
     for line in text.lines() {
-        sum += serde_json::from_str(line).with_context(|| format!("{path}: {line}"))?;
+        sum += serde_json::from_str(line)
+            .map_err(|error| LabError::unreadable(format!("{path}: {line}"), error))?;
     }
     Ok(Some(sum))
 }
@@ -89,12 +90,12 @@ impl CaseReport {
     pub(super) fn of(
         name: &str,
         guest: &Guest,
-        case: impl FnOnce(&mut Self) -> anyhow::Result<()>,
-    ) -> anyhow::Result<Self> {
+        case: impl FnOnce(&mut Self) -> Result<(), LabError>,
+    ) -> Result<Self, LabError> {
         let began = Instant::now();
         let mut report = Self { name: name.into(), ..Self::default() };
         if let Err(error) = case(&mut report) {
-            report.fail(format!("{error:#}"));
+            report.fail(error.to_string());
         }
         report.seconds = began.elapsed().as_secs_f64();
         report.passed = report.failures.is_empty();

@@ -22,13 +22,13 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 
 pub use self::outcome::Contention;
 use self::outcome::{Deadlines, PhaseOutcome, Repetition, Rounds};
 use self::programs::PhasePrograms;
 use self::verdict::Verdict;
+use crate::error::LabError;
 use crate::vm::counters::{PortCounters, RouterCounters};
 use crate::vm::guest::Guest;
 use crate::vm::network::{DEVICES, NetworkConfig};
@@ -165,9 +165,10 @@ pub fn run(
     guest: &Guest,
     programs: &Programs,
     config: &ContentionConfig,
-) -> anyhow::Result<Contention> {
+) -> Result<Contention, LabError> {
     if guest.facts.rate_mbit != Some(config.rate_mbit) {
-        bail!("the router has another rate: {:?}", guest.facts.rate_mbit);
+        let rate = guest.facts.rate_mbit;
+        return Err(LabError::Plan(format!("the router has another rate: {rate:?}")));
     }
     let mut repetitions = Vec::new();
     for seed in (config.seed..).take(config.repetitions.max(1) as usize) {
@@ -183,8 +184,10 @@ pub fn run(
                     seed,
                     folder: Path::new(FOLDER).join(name),
                 };
-                let outcome = play(&programs)
-                    .with_context(|| format!("phase `{}`, seed {seed}", phase.name()))?;
+                let outcome = play(&programs).map_err(LabError::step(format_args!(
+                    "phase `{}`, seed {seed}",
+                    phase.name()
+                )))?;
                 guest.say(&format!("seed {seed}, {}", outcome.line(phase)))?;
                 outcomes.insert(phase, outcome);
             }
@@ -200,9 +203,9 @@ pub fn run(
     Ok(Contention { config: config.clone(), with_mooncake: programs.python.is_some(), repetitions })
 }
 
-fn play(programs: &PhasePrograms<'_>) -> anyhow::Result<PhaseOutcome> {
+fn play(programs: &PhasePrograms<'_>) -> Result<PhaseOutcome, LabError> {
     let (guest, phase, folder) = (programs.guest, programs.phase, &programs.folder);
-    fs::create_dir_all(folder).with_context(|| format!("creating {}", folder.display()))?;
+    fs::create_dir_all(folder).map_err(LabError::file("creating", &folder))?;
     let daemons = programs.daemons()?;
     let bulk = phase.has_bulk().then(|| programs.bulk()).transpose()?;
     let before = guest.counters()?;
@@ -239,13 +242,13 @@ fn drops(router: &RouterCounters) -> u64 {
 }
 
 /// Returns how often the queue pairs of both devices began to send again.
-fn retransmissions() -> anyhow::Result<u64> {
+fn retransmissions() -> Result<u64, LabError> {
     let mut all = 0;
     for device in DEVICES {
         let path =
             format!("/sys/class/infiniband/{device}/ports/1/hw_counters/completer_retry_err");
-        let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
-        let count: u64 = text.trim().parse().with_context(|| format!("reading {path}"))?;
+        let text = fs::read_to_string(&path).map_err(LabError::file("reading", &path))?;
+        let count: u64 = text.trim().parse().map_err(|error| LabError::unreadable(path, error))?;
         all += count;
     }
     Ok(all)

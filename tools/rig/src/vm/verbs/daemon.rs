@@ -4,11 +4,11 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
 use laxity_wire::{ControlClient, Status};
 use nix::sys::signal::Signal;
 
 use super::{Lab, Programs};
+use crate::error::LabError;
 use crate::vm::guest::Guest;
 use crate::vm::task::Running;
 
@@ -48,13 +48,13 @@ pub(super) struct Daemon {
 
 impl Daemon {
     /// Starts a daemon that enforces a rate at which work requests wait.
-    pub(super) fn start(lab: &Lab<'_>) -> anyhow::Result<Self> {
+    pub(super) fn start(lab: &Lab<'_>) -> Result<Self, LabError> {
         let path = Path::new(scratch!("laxityd.toml"));
         Self::start_with(lab.guest, lab.programs, CONTROL, path, &config())
     }
 
     /// Starts a daemon with a window of 128 bytes, at sockets of its own.
-    pub(super) fn start_tight(lab: &Lab<'_>) -> anyhow::Result<Self> {
+    pub(super) fn start_tight(lab: &Lab<'_>) -> Result<Self, LabError> {
         let tight = "rate = \"200kbit\"\nchunk = \"128\"\nwindow = \"128\"\n";
         let text = format!(
             "socket = \"{TIGHT_SOCKET}\"\ncontrol = \"{TIGHT_CONTROL}\"\n{}",
@@ -71,8 +71,8 @@ impl Daemon {
         control: &str,
         path: &Path,
         config: &str,
-    ) -> anyhow::Result<Self> {
-        fs::write(path, config).with_context(|| format!("writing {}", path.display()))?;
+    ) -> Result<Self, LabError> {
+        fs::write(path, config).map_err(LabError::file("writing", &path))?;
         let argv = [&programs.laxityd, Path::new("--config"), path];
         let argv = argv.map(|word| word.display().to_string());
         let mut running = guest.task(argv, FOR_EVER).start()?;
@@ -82,7 +82,8 @@ impl Daemon {
             match status_at(control) {
                 Ok(status) if status.pid == running.id() => return Ok(Self { running }),
                 _ if !running.is_running() || Instant::now() > give_up => {
-                    bail!("laxityd does not come up in the guest; it said: {}", running.said())
+                    let how = format!("does not come up in the guest; it said: {}", running.said());
+                    return Err(LabError::program("laxityd", how));
                 }
                 _ => std::thread::sleep(Duration::from_millis(50)),
             }
@@ -96,17 +97,19 @@ impl Daemon {
     }
 
     /// Returns the number of open file descriptors and the resident memory in KiB.
-    pub(super) fn footprint(&self) -> anyhow::Result<(usize, u64)> {
+    pub(super) fn footprint(&self) -> Result<(usize, u64), LabError> {
         let process = Path::new("/proc").join(self.running.id().to_string());
-        let descriptors =
-            fs::read_dir(process.join("fd")).context("the daemon's file descriptors")?.count();
-        let status = fs::read_to_string(process.join("status")).context("the daemon's memory")?;
+        let descriptors = fs::read_dir(process.join("fd"))
+            .map_err(LabError::system("counting the daemon's file descriptors"))?
+            .count();
+        let status = fs::read_to_string(process.join("status"))
+            .map_err(LabError::system("reading the daemon's memory"))?;
         let resident = status
             .lines()
             .find_map(|line| line.strip_prefix("VmRSS:"))
             .and_then(|rest| rest.split_whitespace().next())
             .and_then(|kib| kib.parse().ok())
-            .context("no VmRSS in the daemon's status")?;
+            .ok_or_else(|| LabError::unreadable("the daemon's memory", "there is no VmRSS"))?;
         Ok((descriptors, resident))
     }
 
@@ -117,11 +120,11 @@ impl Daemon {
 }
 
 /// Returns the status of the daemon at the default socket.
-pub(super) fn status() -> anyhow::Result<Status> {
+pub(super) fn status() -> Result<Status, LabError> {
     status_at(CONTROL)
 }
 
-fn status_at(control: &str) -> anyhow::Result<Status> {
+fn status_at(control: &str) -> Result<Status, LabError> {
     let mut client = ControlClient::connect(control, Duration::from_secs(10))?;
     Ok(client.status()?)
 }

@@ -6,14 +6,13 @@ use std::fmt::Write as _;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
-
 use super::Lab;
 use super::case::{CaseReport, LibraryReport, read_report};
 use super::catalogue;
 use super::daemon::{Daemon, status};
 use super::pair::stated;
 use super::program::{Launch, Posted, Program, Side, Through, await_ready, task};
+use crate::error::LabError;
 use crate::vm::network::DEVICES;
 use crate::vm::task::TaskReport;
 
@@ -42,7 +41,7 @@ pub(super) fn run(
     lab: &Lab<'_>,
     daemon: &mut Option<Daemon>,
     case: &mut CaseReport,
-) -> anyhow::Result<()> {
+) -> Result<(), LabError> {
     let running = match daemon.take() {
         Some(daemon) => daemon,
         None => Daemon::start(lab)?,
@@ -51,7 +50,10 @@ pub(super) fn run(
         "daemon_killed_under_perftest" => Some(catalogue::long_write(lab.guest.facts.gid_index)),
         WITH_MOONCAKE => {
             let program = catalogue::mooncake(lab.programs, name, "long");
-            Some(program.context("the Mooncake Transfer Engine is missing")?)
+            Some(program.ok_or_else(|| {
+                let next_step = "run without --without-mooncake";
+                LabError::missing("the Mooncake Transfer Engine", next_step)
+            })?)
         }
         _ => None,
     };
@@ -75,12 +77,12 @@ pub(super) fn run(
             let side = side.with("VERBS_SLOW", "8").with("LD_PRELOAD", &libasan);
             checked(lab, &side, case)
         }
-        _ => bail!("no fault `{name}`"),
+        _ => Err(LabError::Plan(format!("no fault `{name}`"))),
     }
 }
 
 /// Runs a program with the library, which writes its report to [`REPORT`].
-fn preloaded(lab: &Lab<'_>, side: &Side, limit_s: u64) -> anyhow::Result<TaskReport> {
+fn preloaded(lab: &Lab<'_>, side: &Side, limit_s: u64) -> Result<TaskReport, LabError> {
     let launch = Launch {
         through: Through::Preload,
         profile: "default",
@@ -96,9 +98,11 @@ fn daemon_killed(
     daemon: Daemon,
     program: &Program,
     case: &mut CaseReport,
-) -> anyhow::Result<Option<Daemon>> {
+) -> Result<Option<Daemon>, LabError> {
     const UNDER_WAY: u64 = 4 << 20;
-    let (server, ready) = program.server.as_ref().context("a server")?;
+    let (server, ready) = program.server.as_ref().ok_or_else(|| {
+        LabError::Plan(format!("`{}` has no server for the daemon's end", program.name))
+    })?;
     let start = |side: &Side, report: &str| {
         // The empty value restores the library's default stall timeout.
         let side = side.clone().with("LAXITY_STALL_MS", "");
@@ -111,7 +115,8 @@ fn daemon_killed(
     let give_up = Instant::now() + Duration::from_secs(30);
     while status()?.totals.permitted_bytes < at_first + UNDER_WAY {
         if !client.is_running() || Instant::now() > give_up {
-            bail!("nothing is under way; it said {}", client.said());
+            let how = format!("has nothing under way; it said {}", client.said());
+            return Err(LabError::program("the client", how));
         }
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -171,15 +176,17 @@ fn check_bytes_over_a_restart(
     }
 }
 
-fn wait_for_no_client() -> anyhow::Result<()> {
-    let give_up = Instant::now() + Duration::from_secs(10);
+fn wait_for_no_client() -> Result<(), LabError> {
+    const WITHIN: Duration = Duration::from_secs(10);
+    let give_up = Instant::now() + WITHIN;
     loop {
         let attached = status()?.clients.len();
         if attached == 0 {
             return Ok(());
         }
         if Instant::now() > give_up {
-            bail!("{attached} clients are still attached");
+            let what = format!("{attached} clients are still attached");
+            return Err(LabError::Timeout { what, within: WITHIN, said: String::new() });
         }
         std::thread::sleep(Duration::from_millis(50));
     }
@@ -190,7 +197,7 @@ fn applications_killed(
     lab: &Lab<'_>,
     daemon: &Daemon,
     case: &mut CaseReport,
-) -> anyhow::Result<()> {
+) -> Result<(), LabError> {
     const WARM_UP: u32 = 10;
     /// Most growth of the daemon's memory, in KiB. A leak of each of a hundred clients exceeds it.
     const GROWTH_KIB_MAX: u64 = 2048;
@@ -228,8 +235,8 @@ fn applications_killed(
 }
 
 /// Runs programs without libibverbs, and one that opens a device and never posts.
-fn nothing_to_do(lab: &Lab<'_>, case: &mut CaseReport) -> anyhow::Result<()> {
-    let attachments = || anyhow::Ok(status()?.totals.attachments);
+fn nothing_to_do(lab: &Lab<'_>, case: &mut CaseReport) -> Result<(), LabError> {
+    let attachments = || Ok::<_, LabError>(status()?.totals.attachments);
     let run = |argv: &[&str]| {
         let mut side = Side::new("", Posted::Wire);
         side.argv = argv.iter().map(ToString::to_string).collect();
@@ -277,10 +284,11 @@ fn subtests(lab: &Lab<'_>, folder: &str) -> Side {
     Side::new(&line, Posted::Stated).with("VERBS_NO_RSS", "1")
 }
 
-fn checked(lab: &Lab<'_>, side: &Side, case: &mut CaseReport) -> anyhow::Result<()> {
+fn checked(lab: &Lab<'_>, side: &Side, case: &mut CaseReport) -> Result<(), LabError> {
     let report = preloaded(lab, side, 240)?;
     case.check_ended(&side.argv.join(" "), &report);
-    let line = read_report(REPORT)?.context("the library wrote no report")?;
+    let line =
+        read_report(REPORT)?.ok_or_else(|| LabError::program("the library", "wrote no report"))?;
     let any = line.work_requests > 0;
     case.check(any, "no work request passed through the library");
     case.library = line;

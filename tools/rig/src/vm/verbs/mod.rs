@@ -38,10 +38,10 @@ mod wire;
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 
 use super::guest::Guest;
+use crate::error::LabError;
 pub use case::{CaseReport, LibraryReport};
 use contention::ContentionConfig;
 use daemon::Daemon;
@@ -124,8 +124,9 @@ pub fn names(gid_index: u32) -> Vec<String> {
 ///
 /// # Errors
 /// Fails if the guest lacks something, or the host is gone. Failures of programs are in the report.
-pub fn run(guest: &mut Guest, config: &VerbsConfig) -> anyhow::Result<VerbsReport> {
-    fs::write(catalogue::MOONCAKE, catalogue::MOONCAKE_PY).context("writing transfer_engine.py")?;
+pub fn run(guest: &mut Guest, config: &VerbsConfig) -> Result<VerbsReport, LabError> {
+    fs::write(catalogue::MOONCAKE, catalogue::MOONCAKE_PY)
+        .map_err(LabError::system("writing transfer_engine.py"))?;
     let programs = &config.programs;
     let mut report = VerbsReport::default();
     if let Some(matrix) = &config.matrix {
@@ -147,10 +148,12 @@ pub fn run(guest: &mut Guest, config: &VerbsConfig) -> anyhow::Result<VerbsRepor
     Ok(report)
 }
 
-fn run_matrix(lab: &Lab<'_>, report: &mut VerbsReport) -> anyhow::Result<()> {
+fn run_matrix(lab: &Lab<'_>, report: &mut VerbsReport) -> Result<(), LabError> {
     let known = names(lab.guest.facts.gid_index);
     if let Some(unknown) = lab.matrix.only.iter().find(|name| !known.contains(name)) {
-        bail!("no program or fault `{unknown}`; `laxity lab verbs --list` lists them");
+        return Err(LabError::Plan(format!(
+            "no program or fault `{unknown}`; `laxity lab verbs --list` lists them"
+        )));
     }
     let mut daemon = Some(Daemon::start(lab)?);
     let nccl = lab.programs.nccl.as_ref();
@@ -182,8 +185,8 @@ fn run_cases(
     lab: &Lab<'_>,
     names: &[&str],
     reports: &mut Vec<CaseReport>,
-    mut run: impl FnMut(&str, &Lab<'_>, &mut CaseReport) -> anyhow::Result<()>,
-) -> anyhow::Result<bool> {
+    mut run: impl FnMut(&str, &Lab<'_>, &mut CaseReport) -> Result<(), LabError>,
+) -> Result<bool, LabError> {
     for name in names.iter().filter(|name| lab.matrix.wants(name)) {
         let report = CaseReport::of(name, lab.guest, |case| run(name, lab, case))?;
         let passed = report.passed;
@@ -196,7 +199,7 @@ fn run_cases(
 }
 
 /// Runs the selected programs and returns whether to continue.
-fn run_programs(lab: &Lab<'_>, report: &mut VerbsReport) -> anyhow::Result<bool> {
+fn run_programs(lab: &Lab<'_>, report: &mut VerbsReport) -> Result<bool, LabError> {
     let all = catalogue::all(lab.guest.facts.gid_index, lab.programs);
     let wanted = |program: &program::Program| lab.matrix.wants(&program.name);
     let wanted: Vec<_> = all.into_iter().filter(wanted).collect();

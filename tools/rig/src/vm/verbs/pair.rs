@@ -11,6 +11,7 @@ use super::case::{CaseReport, LibraryReport, read_report};
 use super::program::{Posted, Program, Ready, Side, await_ready, task};
 use super::report::ProgramReport;
 use super::wire::{Capture, Crossed};
+use crate::error::LabError;
 use crate::vm::task::TaskReport;
 
 /// Most times that a client is run again because the device rejected it too early.
@@ -25,7 +26,7 @@ struct Ended {
     client: TaskReport,
 }
 
-fn run_both(lab: &Lab<'_>, program: &Program) -> anyhow::Result<Ended> {
+fn run_both(lab: &Lab<'_>, program: &Program) -> Result<Ended, LabError> {
     let start = |side: &Side, report: &str| task(lab, side, program.launch, report).start();
     let _ = fs::remove_file(SERVER_REPORT);
     let mut server = None;
@@ -60,7 +61,7 @@ pub(super) fn run(
     lab: &Lab<'_>,
     program: &Program,
     capture: &mut Capture,
-) -> anyhow::Result<ProgramReport> {
+) -> Result<ProgramReport, LabError> {
     let mut crossed = Crossed::default();
     let case = CaseReport::of(&program.name, lab.guest, |case| {
         capture.take()?;
@@ -91,7 +92,7 @@ fn judge(
     ended: &Ended,
     crossed: &Crossed,
     case: &mut CaseReport,
-) -> anyhow::Result<()> {
+) -> Result<(), LabError> {
     let server = program.server.as_ref().zip(ended.server.as_ref());
     let sides = [
         server.map(|((side, _), task)| ("the server", side, task, SERVER_REPORT)),

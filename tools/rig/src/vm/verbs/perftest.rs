@@ -2,10 +2,9 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
-
 use super::Lab;
 use super::program::{Ready, await_ready};
+use crate::error::LabError;
 use crate::vm::network::{ADDRESSES, DEVICES};
 
 /// A measured run of perftest.
@@ -29,17 +28,17 @@ pub(super) fn quantile(values: &[f64], at: f64) -> f64 {
 
 /// Runs perftest until its clock is calibrated. It first measures the rate of the cycle counter. On
 /// an emulated processor this fails sometimes, and perftest then continues with a wrong rate.
-pub(super) fn measure(lab: &Lab<'_>, measured: &Measured) -> anyhow::Result<f64> {
+pub(super) fn measure(lab: &Lab<'_>, measured: &Measured) -> Result<f64, LabError> {
     const ATTEMPTS: usize = 12;
     for _ in 0..ATTEMPTS {
         if let Some(value) = attempt(lab, measured)? {
             return Ok(value);
         }
     }
-    bail!("{}: no clock in {ATTEMPTS} attempts", measured.line)
+    Err(LabError::program(measured.line, format!("has no clock in {ATTEMPTS} attempts")))
 }
 
-fn attempt(lab: &Lab<'_>, measured: &Measured) -> anyhow::Result<Option<f64>> {
+fn attempt(lab: &Lab<'_>, measured: &Measured) -> Result<Option<f64>, LabError> {
     const BAD_CLOCK: &str = "Correlation coefficient";
     const LIMIT: Duration = Duration::from_secs(90);
     let gid = lab.guest.facts.gid_index;
@@ -53,13 +52,13 @@ fn attempt(lab: &Lab<'_>, measured: &Measured) -> anyhow::Result<Option<f64>> {
     let client = start(1, ADDRESSES[0])?.wait();
     let server = server.wait();
     if !client.succeeded() || !server.succeeded() {
-        bail!("{line}: {client}; {server}");
+        return Err(LabError::Pair { active: client.into(), passive: server.into() });
     }
     if client.stdout.contains(BAD_CLOCK) || client.stderr.contains(BAD_CLOCK) {
         return Ok(None);
     }
     let value = result(&client.stdout, measured.column)
-        .with_context(|| format!("{line} says no result: {client}"))?;
+        .ok_or_else(|| LabError::program(line, format!("says no result: {client}")))?;
     Ok(value.is_finite().then_some(value))
 }
 

@@ -5,7 +5,6 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
 use serde::{Deserialize, Serialize};
 
 use super::Lab;
@@ -14,6 +13,7 @@ use super::daemon::COLLECTIVE;
 use super::perftest::{self, Measured, quantile};
 use super::program::patience;
 use super::wire::Capture;
+use crate::error::LabError;
 use crate::vm::task::Task;
 
 /// Paths of the plugin and of the programs that drive it.
@@ -123,9 +123,14 @@ pub(super) fn settings(interfaces: &str) -> [(String, String); 3] {
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
 }
 
+/// Makes the error of a case that needs the plugin.
+pub(super) fn missing() -> LabError {
+    LabError::missing("the NCCL plugin", "name it with --nccl-plugin")
+}
+
 /// Runs the group or run with a name of [`NAMES`].
-pub(super) fn run(name: &str, lab: &Lab<'_>, case: &mut CaseReport) -> anyhow::Result<()> {
-    let nccl = lab.programs.nccl.as_ref().context("the NCCL plugin is missing")?;
+pub(super) fn run(name: &str, lab: &Lab<'_>, case: &mut CaseReport) -> Result<(), LabError> {
+    let nccl = lab.programs.nccl.as_ref().ok_or_else(missing)?;
     if let Some(group) = GROUPS.iter().find(|group| group.name == name) {
         return check(lab, nccl, group, case);
     }
@@ -133,12 +138,12 @@ pub(super) fn run(name: &str, lab: &Lab<'_>, case: &mut CaseReport) -> anyhow::R
         "nccl_scheduled" => rounds(lab, nccl, None, case),
         "nccl_preloaded" => rounds(lab, nccl, Some(&lab.programs.library), case),
         "nccl_bandwidth" => bandwidth(lab, nccl, case),
-        _ => bail!("no case `{name}`"),
+        _ => Err(LabError::Plan(format!("no case `{name}`"))),
     }
 }
 
 /// Runs cases of `nccl_check`. Each case prints a line, with the reason if it failed.
-fn check(lab: &Lab<'_>, nccl: &Nccl, group: &Group, case: &mut CaseReport) -> anyhow::Result<()> {
+fn check(lab: &Lab<'_>, nccl: &Nccl, group: &Group, case: &mut CaseReport) -> Result<(), LabError> {
     let versions: Vec<String> = group.versions.iter().map(|v| format!("-v {v}")).collect();
     let line = format!("-d 0 -e 1 -s {SLOW} {} {}", versions.join(" "), group.cases);
     let mut task = task(lab, nccl, "nccl_check", &line);
@@ -160,7 +165,8 @@ fn check(lab: &Lab<'_>, nccl: &Nccl, group: &Group, case: &mut CaseReport) -> an
     };
     if case.failures.is_empty() && (!report.succeeded() || case.cases < cases) {
         let (passed, how) = (case.cases, ended(&report));
-        bail!("{passed} of {cases} cases passed; nccl_check {how}");
+        let how = format!("{how}; {passed} of {cases} cases passed");
+        return Err(LabError::program("nccl_check", how));
     }
     case.seen = format!("{} of {} cases", case.cases, cases * versions);
     Ok(())
@@ -199,13 +205,13 @@ fn rounds(
     nccl: &Nccl,
     preload: Option<&Path>,
     case: &mut CaseReport,
-) -> anyhow::Result<()> {
+) -> Result<(), LabError> {
     const RANKS: u64 = 4;
     const ROUNDS: u64 = 6;
     const BYTES: u64 = 768 << 10;
     let _ = fs::remove_file(REPORT);
     let _ = fs::remove_dir_all(FOLDER);
-    fs::create_dir_all(FOLDER).with_context(|| format!("creating {FOLDER}"))?;
+    fs::create_dir_all(FOLDER).map_err(LabError::file("creating", &FOLDER))?;
     let mut capture = Capture::start(lab.guest)?;
     let start = |rank: u64| {
         let line = format!(
@@ -230,10 +236,13 @@ fn rounds(
     if !case.failures.is_empty() {
         return Ok(());
     }
-    let text = fs::read_to_string(REPORT).context("nobody wrote a report")?;
+    let text = fs::read_to_string(REPORT).map_err(LabError::file("reading the report", REPORT))?;
     let reports = (text.lines())
-        .map(|line| serde_json::from_str(line).with_context(|| format!("a report: {line}")))
-        .collect::<anyhow::Result<Vec<ReportLine>>>()?;
+        .map(|line| {
+            serde_json::from_str(line)
+                .map_err(|error| LabError::unreadable(format!("a report: {line}"), error))
+        })
+        .collect::<Result<Vec<ReportLine>, LabError>>()?;
     let (plugin, shim): (Vec<_>, Vec<_>) =
         reports.into_iter().partition(|line| line.library == "nccl-net");
     check_sends(&plugin, RANKS, RANKS * (RANKS - 1) * ROUNDS * BYTES, case);
@@ -298,14 +307,14 @@ fn check_preload(shim: &[ReportLine], ranks: u64, case: &mut CaseReport) {
 }
 
 /// Returns the MiB/s of `nccl_perf` over one connection.
-fn measure(lab: &Lab<'_>, nccl: &Nccl) -> anyhow::Result<f64> {
+fn measure(lab: &Lab<'_>, nccl: &Nccl) -> Result<f64, LabError> {
     #[derive(Deserialize)]
     struct Said {
         gbit_per_s: f64,
     }
     let handle = Path::new(FOLDER).join("handle");
     let _ = fs::remove_file(&handle);
-    fs::create_dir_all(FOLDER).with_context(|| format!("creating {FOLDER}"))?;
+    fs::create_dir_all(FOLDER).map_err(LabError::file("creating", &FOLDER))?;
     let start = |device: usize, side: &str| {
         let line = format!(
             "-b {BYTES} -w {WINDOW} -i 0 -t 4 -R 1000 -d {device} {side} {}",
@@ -320,17 +329,19 @@ fn measure(lab: &Lab<'_>, nccl: &Nccl) -> anyhow::Result<f64> {
     let report = start(1, "--connect")?.wait();
     let peer = listening.wait();
     if !report.succeeded() || !peer.succeeded() {
-        bail!("nccl_perf {}; its peer {}", ended(&report), ended(&peer));
+        let how = format!("{}; its peer {}", ended(&report), ended(&peer));
+        return Err(LabError::program("nccl_perf", how));
     }
     let line = report.stdout.lines().find(|line| line.starts_with('{'));
-    let line = line.with_context(|| format!("nccl_perf {}", ended(&report)))?;
-    let said: Said = serde_json::from_str(line).with_context(|| format!("nccl_perf: {line}"))?;
+    let line = line.ok_or_else(|| LabError::program("nccl_perf", ended(&report)))?;
+    let said: Said = serde_json::from_str(line)
+        .map_err(|error| LabError::unreadable(format!("nccl_perf: {line}"), error))?;
     Ok(said.gbit_per_s * 1e9 / 8.0 / f64::from(1 << 20))
 }
 
 /// Measures the plugin's bandwidth as a share of perftest's, which writes pieces of the same size
 /// without permits.
-fn bandwidth(lab: &Lab<'_>, nccl: &Nccl, case: &mut CaseReport) -> anyhow::Result<()> {
+fn bandwidth(lab: &Lab<'_>, nccl: &Nccl, case: &mut CaseReport) -> Result<(), LabError> {
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     for pair in 0..PAIRS {
         // The order alternates, so that a drift of the machine affects both.

@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
 
-use anyhow::{Context as _, bail};
-
+use crate::error::LabError;
 use crate::sandbox::find_program;
 use crate::vm::image;
 
@@ -21,12 +20,13 @@ pub fn folder() -> PathBuf {
 }
 
 /// Runs a program to its end and returns its output.
-fn call(command: &mut Command) -> anyhow::Result<String> {
+fn call(command: &mut Command) -> Result<String, LabError> {
     let what = format!("{command:?}");
-    let output = command.output().with_context(|| format!("starting {what}"))?;
+    let output = command.output().map_err(LabError::start(&what))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);
-        bail!("{what} ended with {}: {}", output.status, said.trim());
+        let how = format!("ended with {}: {}", output.status, said.trim());
+        return Err(LabError::program(what, how));
     }
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
@@ -40,14 +40,12 @@ fn modified(path: &Path) -> Option<SystemTime> {
 ///
 /// # Errors
 /// Fails if there is no compiler or no libibverbs. The message names the packages.
-pub fn checks(sources: &Path, sanitizer: Option<&str>) -> anyhow::Result<PathBuf> {
+pub fn checks(sources: &Path, sanitizer: Option<&str>) -> Result<PathBuf, LabError> {
     let script = sources.join("build.sh");
     if !script.is_file() {
-        bail!(
-            "{} is missing: run this in the repository, or name its folders with --sources and \
-             --nccl-sources",
-            script.display()
-        );
+        let next_step = "run this in the repository, or name its folders with --sources and \
+                         --nccl-sources";
+        return Err(LabError::missing(script.display().to_string(), next_step));
     }
     // One folder per source tree, so that several trees can be tested in turn.
     let tree: String = (sources.canonicalize().unwrap_or_else(|_| sources.to_owned()))
@@ -55,7 +53,7 @@ pub fn checks(sources: &Path, sanitizer: Option<&str>) -> anyhow::Result<PathBuf
         .replace('/', "-");
     let out = folder().join(format!("checks{tree}{}", sanitizer.unwrap_or_default()));
     let newest = fs::read_dir(sources)
-        .context("the check programs' sources")?
+        .map_err(LabError::file("reading", sources))?
         .flatten()
         .filter_map(|entry| modified(&entry.path()))
         .max();
@@ -65,8 +63,10 @@ pub fn checks(sources: &Path, sanitizer: Option<&str>) -> anyhow::Result<PathBuf
         if let Some(sanitizer) = sanitizer {
             command.env("SANITIZE", sanitizer);
         }
-        call(&mut command).context("building the check programs; `tools/setup.sh verbs` helps")?;
-        fs::write(out.join("built"), "").context("noting what was built")?;
+        let step = "building the check programs; `tools/setup.sh verbs` helps";
+        call(&mut command).map_err(LabError::step(step))?;
+        let built = out.join("built");
+        fs::write(&built, "").map_err(LabError::file("writing", &built))?;
     }
     Ok(out)
 }
@@ -75,19 +75,18 @@ pub fn checks(sources: &Path, sanitizer: Option<&str>) -> anyhow::Result<PathBuf
 ///
 /// # Errors
 /// Fails if the compiler has none.
-pub fn libasan() -> anyhow::Result<PathBuf> {
+pub fn libasan() -> Result<PathBuf, LabError> {
     let path = call(Command::new("cc").arg("-print-file-name=libasan.so"))?;
-    let path = Path::new(&path)
+    Path::new(&path)
         .canonicalize()
-        .with_context(|| format!("the compiler has no address sanitizer ({path})"))?;
-    Ok(path)
+        .map_err(LabError::file("finding the compiler's address sanitizer", &path))
 }
 
 /// Returns a Python that has the Transfer Engine, in a virtual environment in the cache.
 ///
 /// # Errors
 /// Fails if no Python can make the environment, or the package cannot be downloaded.
-pub fn python() -> anyhow::Result<PathBuf> {
+pub fn python() -> Result<PathBuf, LabError> {
     let environment = folder().join("venv");
     let python = environment.join("bin/python");
     let done = environment.join("laxity-has");
@@ -96,8 +95,9 @@ pub fn python() -> anyhow::Result<PathBuf> {
     }
     eprintln!("laxity: getting {TRANSFER_ENGINE} (46 MB) into {}", environment.display());
     let _ = fs::remove_dir_all(&environment);
-    fs::create_dir_all(folder()).context("creating the cache")?;
-    let base = find_program("python3").context("python3 is missing; run `tools/setup.sh verbs`")?;
+    fs::create_dir_all(folder()).map_err(LabError::file("creating", &folder()))?;
+    let base = find_program("python3")
+        .ok_or_else(|| LabError::missing("python3", "run `tools/setup.sh verbs`"))?;
     // The engine's wheels exist only for some versions of Python, so the system's is tried first.
     let base = ["/usr/bin/python3".into(), base]
         .into_iter()
@@ -105,15 +105,17 @@ pub fn python() -> anyhow::Result<PathBuf> {
             let has = Command::new(python).args(["-c", "import venv, ensurepip"]).output();
             has.is_ok_and(|output| output.status.success())
         })
-        .context("no python3 can make virtual environments; install python3-venv")?;
+        .ok_or_else(|| LabError::missing("python3's `venv`", "install python3-venv"))?;
     call(Command::new(base).args(["-m", "venv"]).arg(&environment))?;
     call(
         Command::new(&python)
             .args(["-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"])
             .args(["--no-cache-dir", TRANSFER_ENGINE]),
     )
-    .context("getting the Mooncake Transfer Engine from PyPI; --without-mooncake does without")?;
-    fs::write(&done, TRANSFER_ENGINE).context("noting what was installed")?;
+    .map_err(LabError::step(
+        "getting the Mooncake Transfer Engine from PyPI; --without-mooncake does without",
+    ))?;
+    fs::write(&done, TRANSFER_ENGINE).map_err(LabError::file("writing", &done))?;
     Ok(python)
 }
 
@@ -125,9 +127,9 @@ const PYVERBS: &str = "python3-pyverbs";
 ///
 /// # Errors
 /// Fails if the host has no Debian archive, or the package has an unexpected form.
-pub fn pyverbs() -> anyhow::Result<PathBuf> {
+pub fn pyverbs() -> Result<PathBuf, LabError> {
     let release = call(Command::new("dpkg-query").args(["-W", "-f", "${Version}", "libibverbs1"]))
-        .context("pyverbs is got from Debian; --without-pyverbs does without")?;
+        .map_err(LabError::step("pyverbs is got from Debian; --without-pyverbs does without"))?;
     let out = folder().join("pyverbs");
     let done = out.join("laxity-has");
     if fs::read_to_string(&done).is_ok_and(|has| has == release) {
@@ -136,33 +138,34 @@ pub fn pyverbs() -> anyhow::Result<PathBuf> {
     eprintln!("laxity: getting {PYVERBS} {release} into {}", out.display());
     let _ = fs::remove_dir_all(&out);
     let package = out.join("package");
-    fs::create_dir_all(&package).context("creating the cache")?;
+    fs::create_dir_all(&package).map_err(LabError::file("creating", &package))?;
     call(
         Command::new("apt-get")
             .args(["download", "-q", &format!("{PYVERBS}={release}")])
             .current_dir(&out),
     )
-    .context(
+    .map_err(LabError::step(
         "getting pyverbs from Debian's archive; `apt-get update` helps, --without-pyverbs \
         does without",
-    )?;
-    let file = fs::read_dir(&out)?
+    ))?;
+    let file = fs::read_dir(&out)
+        .map_err(LabError::file("reading", &out))?
         .flatten()
         .map(|entry| entry.path())
         .find(|path| path.extension().is_some_and(|ending| ending == "deb"))
-        .context("apt-get downloaded no package")?;
+        .ok_or_else(|| LabError::program("apt-get", "downloaded no package"))?;
     call(Command::new("dpkg-deb").arg("-x").arg(&file).arg(&package))?;
     let tests = package.join("usr/share/doc/rdma-core/tests");
     let packed: Vec<PathBuf> = fs::read_dir(&tests)
-        .with_context(|| format!("{PYVERBS} {release} brings no tests"))?
+        .map_err(LabError::file("reading pyverbs' tests in", &tests))?
         .flatten()
         .map(|entry| entry.path())
         .filter(|path| path.extension().is_some_and(|ending| ending == "gz"))
         .collect();
     call(Command::new("gzip").arg("-d").args(packed))?;
-    fs::rename(&tests, out.join("tests")).context("moving pyverbs' tests")?;
-    fs::rename(package.join("usr/lib/python3/dist-packages"), out.join("modules"))
-        .context("moving pyverbs")?;
-    fs::write(&done, release).context("noting what was got")?;
+    fs::rename(&tests, out.join("tests")).map_err(LabError::file("moving", &tests))?;
+    let modules = package.join("usr/lib/python3/dist-packages");
+    fs::rename(&modules, out.join("modules")).map_err(LabError::file("moving", &modules))?;
+    fs::write(&done, release).map_err(LabError::file("writing", &done))?;
     Ok(out)
 }

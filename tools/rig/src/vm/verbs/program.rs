@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::Lab;
+use crate::error::LabError;
 use crate::vm::task::{Running, Task};
 
 /// The way in which the library is loaded into a program.
@@ -143,7 +144,11 @@ fn listens(port: u16) -> bool {
 }
 
 /// Waits until a client can connect to a server.
-pub(super) fn await_ready(lab: &Lab<'_>, server: &mut Running, ready: Ready) -> anyhow::Result<()> {
+pub(super) fn await_ready(
+    lab: &Lab<'_>,
+    server: &mut Running,
+    ready: Ready,
+) -> Result<(), LabError> {
     const READY_WITHIN: Duration = Duration::from_secs(30);
     const LISTENS_AFTER: Duration = Duration::from_millis(300);
     let shows = ["rdma", "resource", "show", "cm_id"];
@@ -164,7 +169,8 @@ pub(super) fn await_ready(lab: &Lab<'_>, server: &mut Running, ready: Ready) -> 
             return Ok(());
         }
         if !server.is_running() || Instant::now() > give_up {
-            anyhow::bail!("the server is not ready; it said: {}", server.said());
+            let how = format!("is not ready; it said: {}", server.said());
+            return Err(LabError::program("the server", how));
         }
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -6,13 +6,13 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
 use serde::Deserialize;
 
 use super::Lab;
 use super::case::{CaseReport, ended};
 use super::daemon::{Daemon, TIGHT_SOCKET};
 use super::program::patience;
+use crate::error::LabError;
 use crate::vm::network::DEVICES;
 
 /// Name of the suite among the programs.
@@ -66,8 +66,12 @@ impl Under {
 }
 
 /// Runs the suite, or only the given tests of it.
-fn suite(lab: &Lab<'_>, under: Under, only: &[&str]) -> anyhow::Result<Ended> {
-    let folder = lab.programs.pyverbs.as_ref().context("pyverbs is missing")?;
+fn suite(lab: &Lab<'_>, under: Under, only: &[&str]) -> Result<Ended, LabError> {
+    let folder = lab
+        .programs
+        .pyverbs
+        .as_ref()
+        .ok_or_else(|| LabError::missing("pyverbs", "run without --without-pyverbs"))?;
     let text = |path: &Path| path.display().to_string();
     let gid = lab.guest.facts.gid_index.to_string();
     let tests = text(&folder.join("tests"));
@@ -88,9 +92,11 @@ fn suite(lab: &Lab<'_>, under: Under, only: &[&str]) -> anyhow::Result<Ended> {
     let report = task.start()?.wait();
     let line = report.stdout.lines().rfind(|line| line.starts_with("{\""));
     let Some(line) = line else {
-        bail!("pyverbs' suite {} {}", under.name(), ended(&report));
+        let how = format!("{} {}", under.name(), ended(&report));
+        return Err(LabError::program("pyverbs' suite", how));
     };
-    serde_json::from_str(line).with_context(|| format!("pyverbs' suite said: {line}"))
+    serde_json::from_str(line)
+        .map_err(|error| LabError::unreadable(format!("pyverbs' suite said: {line}"), error))
 }
 
 /// Compares two runs. Adds a failure for each test that differs every time.
@@ -99,7 +105,7 @@ fn compare(
     before: &Ended,
     under: Under,
     case: &mut CaseReport,
-) -> anyhow::Result<()> {
+) -> Result<(), LabError> {
     let mut with = suite(lab, under, &[])?;
     let (passed, mut differ): (Vec<&str>, Vec<&str>) =
         before.passed().partition(|name| with.has_passed(name));
@@ -120,14 +126,15 @@ fn compare(
 }
 
 /// Runs the suite in all three environments.
-pub(super) fn run(lab: &Lab<'_>, case: &mut CaseReport) -> anyhow::Result<()> {
-    fs::write(SCRIPT, SCRIPT_PY).context("writing pyverbs_suite.py")?;
+pub(super) fn run(lab: &Lab<'_>, case: &mut CaseReport) -> Result<(), LabError> {
+    fs::write(SCRIPT, SCRIPT_PY).map_err(LabError::file("writing", SCRIPT))?;
     let before = suite(lab, Under::Nothing, &[])?;
     case.cases = before.passed().count();
     case.seen = format!("{} pass without the library", case.cases);
     if case.cases < PASSED_MIN {
         let why = before.why.iter().next();
-        bail!("{} of {}: {why:?}", case.seen, before.ended.len());
+        let how = format!("does not work: {} of {}: {why:?}", case.seen, before.ended.len());
+        return Err(LabError::program("pyverbs' suite", how));
     }
     compare(lab, &before, Under::Daemon, case)?;
     let _tight = Daemon::start_tight(lab)?;

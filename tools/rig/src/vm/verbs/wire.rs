@@ -13,9 +13,9 @@ use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
 use nix::sys::signal::Signal;
 
+use crate::error::LabError;
 use crate::vm::guest::Guest;
 use crate::vm::network::ROUTER;
 use crate::vm::task::Running;
@@ -59,7 +59,7 @@ pub(super) struct Capture {
 
 impl Capture {
     /// Starts a capture and returns when it listens.
-    pub(super) fn start(guest: &Guest) -> anyhow::Result<Self> {
+    pub(super) fn start(guest: &Guest) -> Result<Self, LabError> {
         let args = "netns exec ROUTER tcpdump -n -i any -Q out -y LINUX_SLL -s SNAP -B 32768 \
                     --immediate-mode -U -w FILE udp dst port 4791";
         let args = args.split_whitespace().map(|word| match word {
@@ -72,18 +72,19 @@ impl Capture {
         let mut running = guest.task(argv, FOR_EVER).start()?;
         running
             .wait_for("listening on", Duration::from_secs(20))
-            .context("capturing in the router; run `tools/setup.sh verbs`")?;
+            .map_err(LabError::from)
+            .map_err(LabError::step("capturing in the router; run `tools/setup.sh verbs`"))?;
         Ok(Self { running, read: 24 })
     }
 
     /// Returns the traffic since the last call.
-    pub(super) fn take(&mut self) -> anyhow::Result<Crossed> {
-        let mut file = File::open(FILE).context("the capture")?;
+    pub(super) fn take(&mut self) -> Result<Crossed, LabError> {
+        let mut file = File::open(FILE).map_err(LabError::file("reading", FILE))?;
         let give_up = Instant::now() + QUIET_WITHIN;
-        let mut length = file.metadata().context("the capture")?.len();
+        let mut length = file.metadata().map_err(LabError::file("reading", FILE))?.len();
         loop {
             std::thread::sleep(QUIET);
-            let now = file.metadata().context("the capture")?.len();
+            let now = file.metadata().map_err(LabError::file("reading", FILE))?.len();
             if now == length || Instant::now() > give_up {
                 break;
             }
@@ -93,8 +94,8 @@ impl Capture {
             return Ok(Crossed::default());
         }
         let mut bytes = vec![0; (length - self.read) as usize];
-        file.seek(SeekFrom::Start(self.read)).context("the capture")?;
-        file.read_exact(&mut bytes).context("the capture")?;
+        file.seek(SeekFrom::Start(self.read)).map_err(LabError::file("reading", FILE))?;
+        file.read_exact(&mut bytes).map_err(LabError::file("reading", FILE))?;
         let (crossed, taken) = account(&bytes)?;
         self.read += taken as u64;
         Ok(crossed)
@@ -136,14 +137,14 @@ fn be32(bytes: &[u8], at: usize) -> Option<u32> {
 }
 
 /// Accounts for the records of a capture. Also returns how many bytes were complete records.
-fn account(bytes: &[u8]) -> anyhow::Result<(Crossed, usize)> {
+fn account(bytes: &[u8]) -> Result<(Crossed, usize), LabError> {
     let mut crossed = Crossed::default();
     let mut flows = BTreeMap::new();
     let mut at = 0;
     while let Some(head) = bytes.get(at..at + 16) {
         let length = u32::from_ne_bytes([head[8], head[9], head[10], head[11]]) as usize;
         if length > 65_535 {
-            bail!("the capture is damaged at byte {at}");
+            return Err(LabError::unreadable("the capture", format!("damaged at byte {at}")));
         }
         let Some(packet) = bytes.get(at + 16..at + 16 + length) else {
             break;

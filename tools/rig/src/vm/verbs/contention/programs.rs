@@ -4,11 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, bail};
 use serde::de::DeserializeOwned;
 
 use super::outcome::{CollectiveLine, Deadlines};
 use super::{COLLECTIVE, ContentionConfig, JITTER, Load, P2D, Phase, READS};
+use crate::error::LabError;
 use crate::vm::guest::Guest;
 use crate::vm::network::DEVICES;
 use crate::vm::task::Running;
@@ -82,7 +82,7 @@ impl PhasePrograms<'_> {
     }
 
     /// Starts a `laxityd` for each host, if the phase is under Laxity.
-    pub(super) fn daemons(&self) -> anyhow::Result<Vec<Daemon>> {
+    pub(super) fn daemons(&self) -> Result<Vec<Daemon>, LabError> {
         if self.phase != Phase::Laxity {
             return Ok(Vec::new());
         }
@@ -109,7 +109,7 @@ impl PhasePrograms<'_> {
         profile: &str,
         objective_us: Option<u64>,
         line: &str,
-    ) -> anyhow::Result<Running> {
+    ) -> Result<Running, LabError> {
         let mut argv = Vec::new();
         if self.phase == Phase::Laxity {
             let (laxity, library) = (&self.programs.laxity, &self.programs.library);
@@ -173,11 +173,11 @@ impl PhasePrograms<'_> {
     }
 
     /// Starts the collective of the NCCL plugin. Rank 0 prints the result.
-    fn plugin_collective(&self) -> anyhow::Result<Pair> {
+    fn plugin_collective(&self) -> Result<Pair, LabError> {
         let nccl = self.programs.nccl.as_ref();
-        let nccl = nccl.context("the NCCL plugin is missing")?;
+        let nccl = nccl.ok_or_else(plugin::missing)?;
         let folder = self.folder.join("nccl");
-        fs::create_dir_all(&folder).with_context(|| format!("creating {}", folder.display()))?;
+        fs::create_dir_all(&folder).map_err(LabError::file("creating", &folder))?;
         let tclass = match self.phase {
             Phase::StaticMarks => format!("--tclass {STATIC_COLLECTIVE}"),
             _ => String::new(),
@@ -197,7 +197,7 @@ impl PhasePrograms<'_> {
     }
 
     /// Starts the collective.
-    pub(super) fn collective(&self) -> anyhow::Result<Pair> {
+    pub(super) fn collective(&self) -> Result<Pair, LabError> {
         if self.config.plugin {
             return self.plugin_collective();
         }
@@ -214,15 +214,15 @@ impl PhasePrograms<'_> {
     }
 
     /// Prepares the transfers, so that they can begin.
-    pub(super) fn bulk(&self) -> anyhow::Result<Bulk<'_>> {
+    pub(super) fn bulk(&self) -> Result<Bulk<'_>, LabError> {
         let python = self.programs.python.as_ref();
         let p2d = python.map(|python| self.mooncake(python)).transpose()?;
         Ok(Bulk { programs: self, p2d })
     }
 
-    fn mooncake(&self, python: &Path) -> anyhow::Result<Pair> {
+    fn mooncake(&self, python: &Path) -> Result<Pair, LabError> {
         let script = self.file("mooncake_p2d.py");
-        fs::write(&script, MOONCAKE_P2D).with_context(|| format!("writing {script}"))?;
+        fs::write(&script, MOONCAKE_P2D).map_err(LabError::file("writing", &script))?;
         let start = |role: &str, host: usize| {
             let line = format!(
                 "{} {script} {role} --device {} --port {P2D_PORT} --bytes {} --transfers {} \
@@ -241,13 +241,14 @@ impl PhasePrograms<'_> {
         let passive = start("target", 1)?;
         let mut active = start("initiator", 0)?;
         if let Err(error) = active.wait_for("ready", MOONCAKE_STARTS_WITHIN) {
-            bail!("{error}; its peer: {}", passive.kill());
+            let how = format!("does not start: {error}; its peer: {}", passive.kill());
+            return Err(LabError::program("the initiator of transfers", how));
         }
         Ok(Pair { active, passive })
     }
 
     /// Starts a pair of `bulk` programs, with the client on host `client`.
-    fn pair(&self, client: usize, port: u16, op: &str, load: &Load) -> anyhow::Result<Pair> {
+    fn pair(&self, client: usize, port: u16, op: &str, load: &Load) -> Result<Pair, LabError> {
         let program = self.program("bulk");
         let server = format!("{program} --server -b {} --port {port}", DEVICES[1 - client]);
         let line = format!(
@@ -268,24 +269,25 @@ impl PhasePrograms<'_> {
     }
 
     /// Returns the sum of the libraries' reports over all processes.
-    pub(super) fn reports(&self) -> anyhow::Result<LibraryReport> {
+    pub(super) fn reports(&self) -> Result<LibraryReport, LabError> {
         if self.phase != Phase::Laxity {
             return Ok(LibraryReport::default());
         }
-        read_report(&self.report_file())?.context("the libraries wrote no reports")
+        read_report(&self.report_file())?
+            .ok_or_else(|| LabError::program("the libraries", "wrote no reports"))
     }
 }
 
 impl Bulk<'_> {
     /// Starts the bulk programs.
-    pub(super) fn go(self) -> anyhow::Result<Playing> {
+    pub(super) fn go(self) -> Result<Playing, LabError> {
         let programs = self.programs;
         let p2d = match self.p2d {
             Some(pair) => pair,
             None => programs.pair(0, P2D_PORT, "write", &P2D)?,
         };
         let go = programs.file("go");
-        fs::write(&go, "").with_context(|| format!("writing {go}"))?;
+        fs::write(&go, "").map_err(LabError::file("writing", &go))?;
         // With each seed, reads are shifted differently against transfers.
         let part = programs.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 48;
         let period = Duration::from_micros(READS.period_us);
@@ -297,7 +299,7 @@ impl Bulk<'_> {
 
 impl Playing {
     /// Waits for both and returns the results of the transfers and of the reads.
-    pub(super) fn finish(self) -> anyhow::Result<(Deadlines, Deadlines)> {
+    pub(super) fn finish(self) -> Result<(Deadlines, Deadlines), LabError> {
         let reads = self.reads.finish()?;
         Ok((self.p2d.finish()?, reads))
     }
@@ -305,20 +307,21 @@ impl Playing {
 
 impl Pair {
     /// Waits for the collective and returns its result.
-    pub(super) fn finish_rounds(self) -> anyhow::Result<CollectiveLine> {
+    pub(super) fn finish_rounds(self) -> Result<CollectiveLine, LabError> {
         self.finish()
     }
 
     /// Waits for both sides and returns the last line of the active one.
-    fn finish<T: DeserializeOwned>(self) -> anyhow::Result<T> {
+    fn finish<T: DeserializeOwned>(self) -> Result<T, LabError> {
         let active = self.active.wait();
         let passive = self.passive.wait();
         if !active.succeeded() || !passive.succeeded() {
-            bail!("{active}\nits peer: {passive}");
+            return Err(LabError::Pair { active: active.into(), passive: passive.into() });
         }
         let mut lines = active.stdout.lines().rev();
         let line = lines.find(|line| line.starts_with('{'));
-        let line = line.with_context(|| format!("no report: {active}"))?;
-        serde_json::from_str(line).with_context(|| format!("not a report: {line}"))
+        let line = line.ok_or_else(|| LabError::unreadable("no report", active.to_string()))?;
+        serde_json::from_str(line)
+            .map_err(|error| LabError::unreadable(format!("not a report: {line}"), error))
     }
 }
