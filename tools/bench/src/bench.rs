@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use anyhow::Context;
-
 use crate::clock::Clock;
+use crate::error::BenchError;
 use crate::figure::{Figure, Outcome, Row};
 use crate::machine::Cores;
 use crate::reference;
@@ -47,12 +46,6 @@ pub(crate) struct Bench {
     pub(crate) only: Vec<String>,
 }
 
-/// The reason why this machine can't measure a figure. The report contains it, and it isn't a
-/// failure.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub(crate) struct Skip(pub(crate) String);
-
 /// The result of a measurement: its numbers and an optional remark.
 pub(crate) struct Measured {
     pub(crate) summary: Summary,
@@ -77,7 +70,7 @@ impl Bench {
     pub(crate) fn measure<M: Into<Measured>>(
         &mut self,
         mut row: Row,
-        measurement: impl FnOnce(&mut Self) -> anyhow::Result<M>,
+        measurement: impl FnOnce(&mut Self) -> Result<M, BenchError>,
     ) {
         if !self.wants(row.name) {
             return;
@@ -90,10 +83,8 @@ impl Bench {
                 row.note = (!notes.is_empty()).then(|| notes.join(" "));
                 Outcome::Measured(summary)
             }
-            Err(error) => match error.downcast_ref::<Skip>() {
-                Some(skip) => Outcome::Skipped(skip.to_string()),
-                None => Outcome::Failed(format!("{error:#}")),
-            },
+            Err(BenchError::Skip(why)) => Outcome::Skipped(why),
+            Err(error) => Outcome::Failed(error.to_string()),
         };
         self.figures.push(Figure { row, outcome });
     }
@@ -101,23 +92,22 @@ impl Bench {
     /// Returns the core of the other side.
     ///
     /// # Errors
-    /// Returns [`Skip`] on a machine with one core.
-    pub(crate) fn far_core(&self) -> anyhow::Result<usize> {
-        Ok(self.cores.far.ok_or_else(|| Skip("needs two cores".into()))?)
+    /// Returns [`BenchError::Skip`] on a machine with one core.
+    pub(crate) fn far_core(&self) -> Result<usize, BenchError> {
+        self.cores.far.ok_or_else(|| BenchError::Skip("needs two cores".to_owned()))
     }
 
     /// Repeats a round trip with P1 and P before and after each repetition. If these differ much,
     /// the machine changed and the repetition is discarded.
     pub(crate) fn latencies(
         &mut self,
-        mut repetition: impl FnMut(&Self) -> anyhow::Result<Percentiles>,
-    ) -> anyhow::Result<Summary> {
+        mut repetition: impl FnMut(&Self) -> Result<Percentiles, BenchError>,
+    ) -> Result<Summary, BenchError> {
         let mut all = Vec::with_capacity(self.effort.repetitions);
         let mut before = self.references_now()?;
         let mut patience = 2 * self.effort.repetitions;
         while all.len() < self.effort.repetitions {
-            let percentiles =
-                repetition(self).with_context(|| format!("repetition {}", all.len() + 1))?;
+            let percentiles = repetition(self).map_err(BenchError::repetition(all.len() + 1))?;
             let after = self.references_now()?;
             if patience == 0 || before.agrees_with(after) {
                 let beside = before.between(after);
@@ -133,23 +123,23 @@ impl Bench {
     /// Repeats a latency measurement that uses one core only.
     pub(crate) fn latencies_alone(
         &mut self,
-        mut repetition: impl FnMut(&Self) -> anyhow::Result<Percentiles>,
-    ) -> anyhow::Result<Summary> {
+        mut repetition: impl FnMut(&Self) -> Result<Percentiles, BenchError>,
+    ) -> Result<Summary, BenchError> {
         let all = (0..self.effort.repetitions)
-            .map(|i| repetition(self).with_context(|| format!("repetition {}", i + 1)))
-            .collect::<anyhow::Result<Vec<_>>>()?;
+            .map(|i| repetition(self).map_err(BenchError::repetition(i + 1)))
+            .collect::<Result<Vec<_>, BenchError>>()?;
         Ok(Summary::of_latencies(&all))
     }
 
     /// Repeats a measurement with a single number, and remarks the range of P meanwhile.
     pub(crate) fn numbers(
         &mut self,
-        mut repetition: impl FnMut(&Self) -> anyhow::Result<f64>,
-    ) -> anyhow::Result<Measured> {
+        mut repetition: impl FnMut(&Self) -> Result<f64, BenchError>,
+    ) -> Result<Measured, BenchError> {
         let mut all = Vec::with_capacity(self.effort.repetitions);
         let mut beside = vec![self.references_now()?];
         for i in 0..self.effort.repetitions {
-            all.push(repetition(self).with_context(|| format!("repetition {}", i + 1))?);
+            all.push(repetition(self).map_err(BenchError::repetition(i + 1))?);
             beside.push(self.references_now()?);
         }
         let p = || beside.iter().filter_map(|beside| beside.p);
@@ -159,7 +149,7 @@ impl Bench {
     }
 
     /// Measures P1 and P once more if there are two cores. Returns their medians.
-    pub(crate) fn references_now(&mut self) -> anyhow::Result<Beside> {
+    pub(crate) fn references_now(&mut self) -> Result<Beside, BenchError> {
         let Some(far) = self.cores.far else {
             return Ok(Beside::default());
         };

@@ -9,12 +9,12 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
 use laxity_client::Stage;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::bench::{Bench, Measured, Skip};
+use crate::bench::{Bench, Measured};
+use crate::error::BenchError;
 use crate::figure::{Gate, Limit, Quantile, Row, Unit};
 use crate::hotpath::flow;
 use crate::machine::Cores;
@@ -69,7 +69,7 @@ pub(crate) fn rows(bench: &mut Bench) {
 
 /// Runs one repetition. Returns the calls of client and daemon, and the number of permits
 /// meanwhile.
-fn count(cores: &Cores, far: usize, stretch: Duration) -> anyhow::Result<([Calls; 2], u64)> {
+fn count(cores: &Cores, far: usize, stretch: Duration) -> Result<([Calls; 2], u64), BenchError> {
     let daemon = Laxityd::open(cores, far)?;
     let (page, memory) = SharedPage::create()?;
     let socket = daemon.socket();
@@ -77,7 +77,8 @@ fn count(cores: &Cores, far: usize, stretch: Duration) -> anyhow::Result<([Calls
     let peer = Peer::spawn(PERMITS_ROLE, cores.near, Some(memory), &arguments)?;
     page.await_peer()?;
     std::thread::sleep(Duration::from_millis(20));
-    let folder = tempfile::TempDir::with_prefix("laxity-strace-")?;
+    let folder = tempfile::TempDir::with_prefix("laxity-strace-");
+    let folder = folder.map_err(BenchError::system("make a folder"))?;
     let client = Strace::attach(peer.pid(), &folder.path().join("client"))?;
     let scheduler = Strace::attach(daemon.scheduler_thread()?, &folder.path().join("daemon"))?;
     let permits = page.word(PERMITS);
@@ -86,7 +87,10 @@ fn count(cores: &Cores, far: usize, stretch: Duration) -> anyhow::Result<([Calls
     let passed = permits.load(Ordering::Relaxed) - before;
     let calls = [client.finish()?, scheduler.finish()?];
     page.word(STOP).store(1, Ordering::Release);
-    ensure!(passed > 0, "no permit passed while the two were traced");
+    if passed == 0 {
+        let why = "no permit passed while the two were traced";
+        return Err(BenchError::Disturbed(why.to_owned()));
+    }
     Ok((calls, passed))
 }
 
@@ -97,7 +101,7 @@ struct Strace {
 }
 
 impl Strace {
-    fn attach(thread: Pid, counts: &Path) -> anyhow::Result<Self> {
+    fn attach(thread: Pid, counts: &Path) -> Result<Self, BenchError> {
         let mut child = Command::new("strace")
             .args(["--summary-only", "--summary-columns=calls,name", "-p"])
             .arg(thread.to_string())
@@ -105,22 +109,28 @@ impl Strace {
             .arg(counts)
             .stderr(Stdio::piped())
             .spawn()
-            .map_err(|error| Skip(format!("strace can't be started: {error}")))?;
+            .map_err(|error| BenchError::Skip(format!("strace can't be started: {error}")))?;
         let mut said = String::new();
-        BufReader::new(child.stderr.take().context("piped")?).read_line(&mut said)?;
+        if let Some(stderr) = child.stderr.take() {
+            BufReader::new(stderr)
+                .read_line(&mut said)
+                .map_err(BenchError::system("listen to strace"))?;
+        }
         if !said.contains("attached") {
-            child.wait()?;
-            return Err(Skip(format!("strace can't attach: {}", said.trim())).into());
+            child.wait().map_err(BenchError::system("wait for strace"))?;
+            return Err(BenchError::Skip(format!("strace can't attach: {}", said.trim())));
         }
         let counts = counts.to_owned();
         Ok(Self { child, counts })
     }
 
     /// Stops the trace. strace then writes a table with a count and a name in each line.
-    fn finish(mut self) -> anyhow::Result<Calls> {
-        kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGINT)?;
-        self.child.wait()?;
-        let text = std::fs::read_to_string(&self.counts).context("strace's counts")?;
+    fn finish(mut self) -> Result<Calls, BenchError> {
+        kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGINT)
+            .map_err(BenchError::system("stop strace"))?;
+        self.child.wait().map_err(BenchError::system("wait for strace"))?;
+        let text = std::fs::read_to_string(&self.counts)
+            .map_err(BenchError::system("read strace's counts"))?;
         Ok(parse(&text))
     }
 }
@@ -134,7 +144,7 @@ fn parse(table: &str) -> Calls {
 }
 
 /// Runs the peer: it submits gated flows one after another.
-pub(crate) fn serve(socket: &str) -> anyhow::Result<()> {
+pub(crate) fn serve(socket: &str) -> Result<(), BenchError> {
     let page = SharedPage::map(&medium()?)?;
     let client = service::attach(PathBuf::from(socket), "permits")?;
     let mut lane = client.lane();

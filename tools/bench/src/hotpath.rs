@@ -9,11 +9,11 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::ensure;
 use laxity_client::{Client, Flow, Lane, Stage, Ticket};
 
 use crate::bench::{Bench, Measured};
 use crate::clock::Clock;
+use crate::error::BenchError;
 use crate::figure::{Gate, Limit, Quantile, Row, Unit};
 use crate::machine::pin_thread;
 use crate::sample::{Percentiles, Recorder, Summary};
@@ -94,7 +94,7 @@ fn round_trip(
     port: Port,
     clients: usize,
     pause_ns: Option<f64>,
-) -> anyhow::Result<Summary> {
+) -> Result<Summary, BenchError> {
     let far = bench.far_core()?;
     bench.latencies(|bench| {
         let daemon = Laxityd::start(&bench.cores, far, port, "")?;
@@ -117,7 +117,7 @@ fn gated_flows(
     clock: Clock,
     count: usize,
     pause_ns: Option<f64>,
-) -> anyhow::Result<Percentiles> {
+) -> Result<Percentiles, BenchError> {
     let mut lane = client.lane();
     let pause = pause_ns.map(|ns| clock.ticks(ns));
     let mut recorder = Recorder::with_room_for(count + count / 10);
@@ -134,7 +134,9 @@ fn gated_flows(
     // If other programs keep the daemon from its core for longer than the stall timeout, flows are
     // bypassed. Up to 1 % is noise, and more is an error.
     let bypassed = client.stats().bypassed_flows as usize;
-    ensure!(bypassed <= count / 100, "{bypassed} of {count} flows were bypassed");
+    if bypassed > count / 100 {
+        return Err(BenchError::Disturbed(format!("{bypassed} of {count} flows were bypassed")));
+    }
     Ok(recorder.finish(clock))
 }
 
@@ -153,7 +155,7 @@ fn one_flow(lane: &mut Lane, clock: Clock, recorder: &mut Recorder) {
 }
 
 /// Measures round trips with client and daemon on one core.
-fn same_core(bench: &mut Bench) -> anyhow::Result<Summary> {
+fn same_core(bench: &mut Bench) -> Result<Summary, BenchError> {
     let core = bench.cores.near;
     let count = bench.effort.round_trips / 20;
     bench.latencies_alone(|bench| {
@@ -177,7 +179,11 @@ fn credit(bench: &mut Bench) {
     });
 }
 
-fn credited_bursts(client: &Client, clock: Clock, bursts: usize) -> anyhow::Result<Percentiles> {
+fn credited_bursts(
+    client: &Client,
+    clock: Clock,
+    bursts: usize,
+) -> Result<Percentiles, BenchError> {
     let mut lane = client.lane();
     let flow = flow(Stage::Collective);
     let pause = clock.ticks(20_000.0);
@@ -217,11 +223,11 @@ fn credited_bursts(client: &Client, clock: Clock, bursts: usize) -> anyhow::Resu
             gated += 1;
         }
     }
-    ensure!(
-        credited > 9 * gated,
-        "{gated} of {} bursts found no credit or a full lane",
-        credited + gated
-    );
+    if credited <= 9 * gated {
+        let bursts = credited + gated;
+        let why = format!("{gated} of {bursts} bursts found no credit or a full lane");
+        return Err(BenchError::Disturbed(why));
+    }
     Ok(recorder.finish(clock).divided_by(CREDIT_BURST as f64))
 }
 
@@ -262,7 +268,7 @@ fn throughput(bench: &mut Bench) {
     });
 }
 
-fn records_per_second(bench: &mut Bench, producers: usize) -> anyhow::Result<Measured> {
+fn records_per_second(bench: &mut Bench, producers: usize) -> Result<Measured, BenchError> {
     let far = bench.far_core()?;
     let mut all = Produced::default();
     let measured = bench.numbers(|bench| {
@@ -290,12 +296,14 @@ fn records_per_second(bench: &mut Bench, producers: usize) -> anyhow::Result<Mea
             stop.store(true, Ordering::Relaxed);
             let mut sum = Produced::default();
             for worker in workers {
-                let one = worker.join().map_err(|_| anyhow::anyhow!("a producer panicked"))??;
+                let one = worker
+                    .join()
+                    .map_err(|_| BenchError::Process("a producer panicked".to_owned()))??;
                 sum.accepted += one.accepted;
                 sum.gated += one.gated;
                 sum.refused += one.refused;
             }
-            anyhow::Ok((sum, begin.elapsed().as_secs_f64()))
+            Ok::<_, BenchError>((sum, begin.elapsed().as_secs_f64()))
         })?;
         all.accepted += produced.accepted;
         all.gated += produced.gated;
@@ -351,7 +359,7 @@ fn credited_stream(client: &Client, stop: &AtomicBool) -> Produced {
 /// Measures permits per second. It waits for the oldest flow, completes it and submits another. An
 /// idle port permits in order, and polls of younger flows would take their cache lines from the
 /// daemon.
-fn permits_per_second(client: &Client, stretch: Duration) -> anyhow::Result<f64> {
+fn permits_per_second(client: &Client, stretch: Duration) -> Result<f64, BenchError> {
     let mut lane = client.lane();
     let flow = flow(Stage::KvReuse);
     let mut tickets: Vec<Ticket> = (0..WINDOW).map(|_| lane.submit(&flow)).collect();

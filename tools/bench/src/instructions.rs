@@ -5,11 +5,11 @@
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, ensure};
 use laxity_client::{Flow, Lane, Stage, Ticket};
 
-use crate::bench::{Bench, Measured, Skip};
+use crate::bench::{Bench, Measured};
 use crate::clock::Clock;
+use crate::error::BenchError;
 use crate::figure::{Gate, Limit, Quantile, Row, Unit};
 use crate::hotpath::flow;
 use crate::machine::Cores;
@@ -35,7 +35,7 @@ pub(crate) fn rows(bench: &mut Bench) {
     bench.measure(row, |bench| {
         let version = Command::new("valgrind").arg("--version").stdout(Stdio::null()).status();
         if !version.is_ok_and(|status| status.success()) {
-            return Err(Skip("valgrind is not installed".into()).into());
+            return Err(BenchError::Skip("valgrind is not installed".to_owned()));
         }
         let short = collect_patiently(&bench.cores, BURSTS_SHORT)?;
         let long = collect_patiently(&bench.cores, BURSTS_LONG)?;
@@ -46,18 +46,19 @@ pub(crate) fn rows(bench: &mut Bench) {
 }
 
 /// Collects and tries again on failure, because a daemon that loses its core renews no credit.
-fn collect_patiently(cores: &Cores, bursts: usize) -> anyhow::Result<u64> {
+fn collect_patiently(cores: &Cores, bursts: usize) -> Result<u64, BenchError> {
     let mut attempts = (0..ATTEMPTS).map(|_| collect(cores, bursts));
     let first = attempts.find(Result::is_ok);
     first.unwrap_or_else(|| collect(cores, bursts))
 }
 
 /// Runs the peer under callgrind. Returns the instructions inside the submits.
-fn collect(cores: &Cores, bursts: usize) -> anyhow::Result<u64> {
+fn collect(cores: &Cores, bursts: usize) -> Result<u64, BenchError> {
     let core = cores.far.unwrap_or(cores.near);
     let daemon = Laxityd::start(cores, core, Port::Open, "spin_us = 500000")?;
-    let program = std::env::current_exe().context("find this program")?;
-    let folder = tempfile::TempDir::with_prefix("laxity-callgrind-")?;
+    let program = std::env::current_exe().map_err(BenchError::system("find this program"))?;
+    let folder = tempfile::TempDir::with_prefix("laxity-callgrind-");
+    let folder = folder.map_err(BenchError::system("make a folder"))?;
     let counts = folder.path().join("counts");
     let output = Command::new("valgrind")
         .arg("--tool=callgrind")
@@ -71,12 +72,16 @@ fn collect(cores: &Cores, bursts: usize) -> anyhow::Result<u64> {
         .arg(CREDIT_ROLE)
         .stdin(Stdio::null())
         .output()
-        .context("run valgrind")?;
+        .map_err(BenchError::system("run valgrind"))?;
     let complaint = String::from_utf8_lossy(&output.stderr);
     let last = complaint.lines().rev().take(4).collect::<Vec<_>>().join(" / ");
-    ensure!(output.status.success(), "under valgrind: {last}");
-    let text = std::fs::read_to_string(&counts).context("read callgrind's counts")?;
-    parse_total(&text).with_context(|| format!("no total in callgrind's counts: {last}"))
+    if !output.status.success() {
+        return Err(BenchError::Process(format!("under valgrind: {last}")));
+    }
+    let text =
+        std::fs::read_to_string(&counts).map_err(BenchError::system("read callgrind's counts"))?;
+    parse_total(&text)
+        .ok_or_else(|| BenchError::Process(format!("no total in callgrind's counts: {last}")))
 }
 
 /// Returns the count of a callgrind file: `summary:`, or `totals:` if the former is zero.
@@ -88,7 +93,7 @@ fn parse_total(text: &str) -> Option<u64> {
 }
 
 /// Runs the peer.
-pub(crate) fn serve(socket: &str, bursts: usize) -> anyhow::Result<()> {
+pub(crate) fn serve(socket: &str, bursts: usize) -> Result<(), BenchError> {
     let client = service::attach(PathBuf::from(socket), "credit")?;
     let mut lane = client.lane();
     let flow = flow(Stage::Collective);
@@ -118,11 +123,11 @@ pub(crate) fn serve(socket: &str, bursts: usize) -> anyhow::Result<()> {
         clock.pause(pause);
     }
     // These submits took another path. With too many of them the count is meaningless.
-    ensure!(
-        otherwise <= bursts * BURST / 100,
-        "{otherwise} of {} submits found no credit or a full lane",
-        bursts * BURST
-    );
+    let submits = bursts * BURST;
+    if otherwise > submits / 100 {
+        let why = format!("{otherwise} of {submits} submits found no credit or a full lane");
+        return Err(BenchError::Disturbed(why));
+    }
     Ok(())
 }
 

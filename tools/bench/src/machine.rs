@@ -3,10 +3,11 @@
 use std::fmt;
 use std::fs;
 
-use anyhow::{Context, bail};
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use serde::Serialize;
+
+use crate::error::BenchError;
 
 /// The description of a machine, for comparisons with figures of other machines.
 #[derive(Clone, Debug, Serialize)]
@@ -93,16 +94,22 @@ impl Cores {
     /// # Errors
     /// Fails if the affinity mask can't be read or `wanted` has a core that this process may not
     /// use.
-    pub(crate) fn choose(wanted: Option<&[usize]>) -> anyhow::Result<Self> {
-        let mask = sched_getaffinity(Pid::from_raw(0)).context("read the CPU affinity")?;
+    pub(crate) fn choose(wanted: Option<&[usize]>) -> Result<Self, BenchError> {
+        let mask = sched_getaffinity(Pid::from_raw(0))
+            .map_err(BenchError::system("read the CPU affinity"))?;
         let allowed: Vec<usize> =
             (0..CpuSet::count()).filter(|cpu| mask.is_set(*cpu).unwrap_or(false)).collect();
         let (near, far) = match wanted {
             Some([near, far]) if near != far => (*near, Some(*far)),
             Some([near]) => (*near, None),
-            Some(_) => bail!("--cores takes one core, or two different ones: --cores 0,1"),
+            Some(_) => {
+                let why = "--cores takes one core, or two different ones: --cores 0,1";
+                return Err(BenchError::Argument(why.to_owned()));
+            }
             None => {
-                let Some(near) = allowed.first().copied() else { bail!("no CPU is allowed") };
+                let Some(near) = allowed.first().copied() else {
+                    return Err(BenchError::Argument("no CPU is allowed".to_owned()));
+                };
                 let siblings = siblings_of(near);
                 let others = || allowed.iter().copied().filter(|cpu| *cpu != near);
                 (near, others().find(|cpu| !siblings.contains(cpu)).or_else(|| others().next()))
@@ -110,7 +117,9 @@ impl Cores {
         };
         for cpu in [Some(near), far].into_iter().flatten() {
             if !allowed.contains(&cpu) {
-                bail!("core {cpu} is not among those this process may use: {allowed:?}");
+                let why =
+                    format!("core {cpu} is not among those this process may use: {allowed:?}");
+                return Err(BenchError::Argument(why));
             }
         }
         let mut all = vec![near];
@@ -143,10 +152,11 @@ fn parse_cpu_list(list: &str) -> Vec<usize> {
 ///
 /// # Errors
 /// Fails if the core is gone or not permitted. Figures without pinning are meaningless.
-pub(crate) fn pin_thread(cpu: usize) -> anyhow::Result<()> {
+pub(crate) fn pin_thread(cpu: usize) -> Result<(), BenchError> {
     let mut set = CpuSet::new();
-    set.set(cpu).with_context(|| format!("core {cpu}"))?;
-    sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("pin to core {cpu}"))
+    set.set(cpu).map_err(BenchError::system(format!("core {cpu}")))?;
+    sched_setaffinity(Pid::from_raw(0), &set)
+        .map_err(BenchError::system(format!("pin to core {cpu}")))
 }
 
 /// Runs `start` with the affinity of this program's start, then pins the thread again. A new
@@ -156,16 +166,17 @@ pub(crate) fn pin_thread(cpu: usize) -> anyhow::Result<()> {
 /// Fails if `start` fails or the affinity can't be changed.
 pub(crate) fn with_all_cores<T>(
     cores: &Cores,
-    start: impl FnOnce() -> anyhow::Result<T>,
-) -> anyhow::Result<T> {
-    let pinned = sched_getaffinity(Pid::from_raw(0)).context("read the CPU affinity")?;
+    start: impl FnOnce() -> Result<T, BenchError>,
+) -> Result<T, BenchError> {
+    let pinned =
+        sched_getaffinity(Pid::from_raw(0)).map_err(BenchError::system("read the CPU affinity"))?;
     let mut all = CpuSet::new();
     for cpu in &cores.all {
-        all.set(*cpu)?;
+        all.set(*cpu).map_err(BenchError::system("name all cores"))?;
     }
-    sched_setaffinity(Pid::from_raw(0), &all).context("undo the pinning")?;
+    sched_setaffinity(Pid::from_raw(0), &all).map_err(BenchError::system("undo the pinning"))?;
     let started = start();
-    sched_setaffinity(Pid::from_raw(0), &pinned).context("pin again")?;
+    sched_setaffinity(Pid::from_raw(0), &pinned).map_err(BenchError::system("pin again"))?;
     started
 }
 

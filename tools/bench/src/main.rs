@@ -7,6 +7,7 @@
 mod bench;
 mod calls;
 mod clock;
+mod error;
 mod figure;
 mod hotpath;
 mod instructions;
@@ -99,11 +100,12 @@ fn main() -> ExitCode {
 fn serve(peer: &PeerArguments) -> anyhow::Result<()> {
     peer::settle(peer.core)?;
     match peer.role.as_str() {
-        reference::BOUNCE_ROLE | reference::ANSWER_ROLE => reference::serve(&peer.role),
-        calls::PERMITS_ROLE => calls::serve(&peer.name),
-        instructions::CREDIT_ROLE => instructions::serve(&peer.name, peer.count),
+        reference::BOUNCE_ROLE | reference::ANSWER_ROLE => reference::serve(&peer.role)?,
+        calls::PERMITS_ROLE => calls::serve(&peer.name)?,
+        instructions::CREDIT_ROLE => instructions::serve(&peer.name, peer.count)?,
         other => anyhow::bail!("unknown role `{other}`"),
     }
+    Ok(())
 }
 
 /// Measures and reports. Returns `false` if `--strict` is set and a figure failed.

@@ -8,12 +8,12 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
+use crate::error::BenchError;
 use crate::machine::pin_thread;
 
 /// A running peer, which is killed on drop.
@@ -31,14 +31,14 @@ impl Peer {
         core: usize,
         medium: Option<OwnedFd>,
         arguments: &[&str],
-    ) -> anyhow::Result<Self> {
-        let program = std::env::current_exe().context("find this program")?;
+    ) -> Result<Self, BenchError> {
+        let program = std::env::current_exe().map_err(BenchError::system("find this program"))?;
         let child = Command::new(program)
             .args(["peer", "--core", &core.to_string(), role])
             .args(arguments)
             .stdin(medium.map_or_else(Stdio::null, Stdio::from))
             .spawn()
-            .with_context(|| format!("start the {role} peer"))?;
+            .map_err(BenchError::system(format!("start the {role} peer")))?;
         Ok(Self { child })
     }
 
@@ -57,19 +57,23 @@ impl Drop for Peer {
 }
 
 /// Pins the peer to its core and makes it die with its parent. Every peer calls this first.
-pub(crate) fn settle(core: usize) -> anyhow::Result<()> {
+pub(crate) fn settle(core: usize) -> Result<(), BenchError> {
     let parent = nix::unistd::getppid();
-    nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).context("ask to die with the parent")?;
+    nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)
+        .map_err(BenchError::system("ask to die with the parent"))?;
     // The parent may have died before the request took effect. Then another process is the parent.
     if nix::unistd::getppid() != parent {
-        bail!("the parent is gone");
+        return Err(BenchError::Process("the parent is gone".to_owned()));
     }
     pin_thread(core)
 }
 
 /// Returns the shared medium on the peer's side.
-pub(crate) fn medium() -> anyhow::Result<OwnedFd> {
-    std::io::stdin().as_fd().try_clone_to_owned().context("take over standard input")
+pub(crate) fn medium() -> Result<OwnedFd, BenchError> {
+    std::io::stdin()
+        .as_fd()
+        .try_clone_to_owned()
+        .map_err(BenchError::system("take over standard input"))
 }
 
 /// A page that the pair shares. Words are 128 bytes apart, so that no prefetcher couples them.
@@ -84,15 +88,16 @@ const READY_LINE: usize = 31;
 
 impl SharedPage {
     /// Creates a page. Returns it with the descriptor for the peer.
-    pub(crate) fn create() -> anyhow::Result<(Self, OwnedFd)> {
-        let memory =
-            memfd_create(c"laxity-bench", MFdFlags::MFD_CLOEXEC).context("memfd_create")?;
-        nix::unistd::ftruncate(&memory, PAGE_BYTES.get() as i64).context("size the page")?;
+    pub(crate) fn create() -> Result<(Self, OwnedFd), BenchError> {
+        let memory = memfd_create(c"laxity-bench", MFdFlags::MFD_CLOEXEC)
+            .map_err(BenchError::system("memfd_create"))?;
+        nix::unistd::ftruncate(&memory, PAGE_BYTES.get() as i64)
+            .map_err(BenchError::system("size the page"))?;
         Ok((Self::map(&memory)?, memory))
     }
 
     /// Maps the page behind `memory`.
-    pub(crate) fn map(memory: &impl AsFd) -> anyhow::Result<Self> {
+    pub(crate) fn map(memory: &impl AsFd) -> Result<Self, BenchError> {
         // SAFETY: a new mapping at an address of the kernel's choice aliases nothing of ours.
         let base = unsafe {
             mmap(
@@ -104,7 +109,7 @@ impl SharedPage {
                 0,
             )
         }
-        .context("map the shared page")?;
+        .map_err(BenchError::system("map the shared page"))?;
         Ok(Self { base })
     }
 
@@ -122,11 +127,12 @@ impl SharedPage {
     }
 
     /// Waits until the peer is ready.
-    pub(crate) fn await_peer(&self) -> anyhow::Result<()> {
+    pub(crate) fn await_peer(&self) -> Result<(), BenchError> {
         let begin = Instant::now();
         while self.word(READY_LINE).load(Ordering::Acquire) == 0 {
             if begin.elapsed() > Duration::from_secs(10) {
-                bail!("the peer did not get ready within 10 s");
+                let why = "the peer did not get ready within 10 s";
+                return Err(BenchError::Process(why.to_owned()));
             }
             std::thread::sleep(Duration::from_micros(200));
         }

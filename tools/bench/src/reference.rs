@@ -8,9 +8,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use anyhow::bail;
-
 use crate::clock::Clock;
+use crate::error::BenchError;
 use crate::peer::{Peer, SharedPage, medium};
 use crate::sample::{Percentiles, Recorder};
 
@@ -42,7 +41,7 @@ pub(crate) fn one_line(
     clock: Clock,
     far: usize,
     round_trips: usize,
-) -> anyhow::Result<Percentiles> {
+) -> Result<Percentiles, BenchError> {
     round_trip(clock, far, round_trips, BOUNCE_ROLE, REQUEST)
 }
 
@@ -51,7 +50,7 @@ pub(crate) fn two_lines(
     clock: Clock,
     far: usize,
     round_trips: usize,
-) -> anyhow::Result<Percentiles> {
+) -> Result<Percentiles, BenchError> {
     round_trip(clock, far, round_trips, ANSWER_ROLE, REPLY)
 }
 
@@ -61,7 +60,7 @@ fn round_trip(
     round_trips: usize,
     role: &str,
     reply_line: usize,
-) -> anyhow::Result<Percentiles> {
+) -> Result<Percentiles, BenchError> {
     let (page, memory) = SharedPage::create()?;
     let peer = Peer::spawn(role, far, Some(memory), &[])?;
     page.await_peer()?;
@@ -76,7 +75,7 @@ fn round_trip(
         let answered = spin_until(reply, asked + 1);
         let end = clock.end();
         if !answered {
-            bail!("the {role} peer stopped answering");
+            return Err(BenchError::Process(format!("the {role} peer stopped answering")));
         }
         if i >= warm_up {
             recorder.note(begin, end);
@@ -88,7 +87,7 @@ fn round_trip(
 }
 
 /// Runs the peer of P1 or P.
-pub(crate) fn serve(role: &str) -> anyhow::Result<()> {
+pub(crate) fn serve(role: &str) -> Result<(), BenchError> {
     let page = SharedPage::map(&medium()?)?;
     let request = page.word(REQUEST);
     let reply = page.word(if role == BOUNCE_ROLE { REQUEST } else { REPLY });

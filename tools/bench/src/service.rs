@@ -6,12 +6,11 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
 use laxity_client::{Client, Mode, Options};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use crate::bench::Skip;
+use crate::error::BenchError;
 use crate::machine::{Cores, with_all_cores};
 
 /// The configuration of the daemon's only port.
@@ -34,26 +33,25 @@ pub(crate) struct Laxityd {
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Returns the path of the shipped binary: `$LAXITY_LAXITYD`, or `laxityd` beside this program.
-pub(crate) fn binary() -> anyhow::Result<PathBuf> {
+pub(crate) fn binary() -> Result<PathBuf, BenchError> {
     if let Some(path) = std::env::var_os("LAXITY_LAXITYD") {
         return Ok(path.into());
     }
-    let own = std::env::current_exe().context("find this program")?;
+    let own = std::env::current_exe().map_err(BenchError::system("find this program"))?;
     let path = own.with_file_name("laxityd");
     if !path.exists() {
-        return Err(Skip(format!(
+        return Err(BenchError::Skip(format!(
             "no laxityd beside {}: build it with `cargo build --release -p laxity-daemon`, or name \
              it in LAXITY_LAXITYD",
             own.display()
-        ))
-        .into());
+        )));
     }
     Ok(path)
 }
 
 impl Laxityd {
     /// Starts a daemon on `core` with a port that never delays flows.
-    pub(crate) fn open(cores: &Cores, core: usize) -> anyhow::Result<Self> {
+    pub(crate) fn open(cores: &Cores, core: usize) -> Result<Self, BenchError> {
         Self::start(cores, core, Port::Open, "")
     }
 
@@ -64,8 +62,9 @@ impl Laxityd {
         core: usize,
         port: Port,
         scheduler: &str,
-    ) -> anyhow::Result<Self> {
-        let folder = TempDir::with_prefix("laxity-bench-").context("make a folder")?;
+    ) -> Result<Self, BenchError> {
+        let folder =
+            TempDir::with_prefix("laxity-bench-").map_err(BenchError::system("make a folder"))?;
         let path = |name: &str| folder.path().join(name);
         let mut config = format!(
             "socket = {:?}\ncontrol = {:?}\nmetrics = \"\"\nlog = \"warn\"\n\
@@ -77,24 +76,30 @@ impl Laxityd {
             config += "[[nic]]\nname = \"open\"\nrate = \"1000GB/s\"\nchunk = \"1MiB\"\nwindow \
                 = \"1048576GiB\"\n";
         }
-        fs::write(path("laxityd.toml"), config).context("write the configuration")?;
-        let log = fs::File::create(path("log")).context("create the log")?;
+        fs::write(path("laxityd.toml"), config)
+            .map_err(BenchError::system("write the configuration"))?;
+        let log = fs::File::create(path("log")).map_err(BenchError::system("create the log"))?;
         let program = binary()?;
         let child = with_all_cores(cores, || {
+            let errors = log.try_clone().map_err(BenchError::system("share the log"))?;
             Command::new(&program)
                 .arg("--config")
                 .arg(path("laxityd.toml"))
                 .stdin(Stdio::null())
-                .stdout(log.try_clone()?)
-                .stderr(log)
+                .stdout(log)
+                .stderr(errors)
                 .spawn()
-                .with_context(|| format!("start {}", program.display()))
+                .map_err(BenchError::system(format!("start {}", program.display())))
         })?;
         let mut daemon = Self { child, folder };
         let begin = Instant::now();
         while !daemon.socket().exists() {
-            if daemon.child.try_wait()?.is_some() || begin.elapsed() > PATIENCE {
-                bail!("laxityd did not start: {}", daemon.log());
+            let ended = daemon.child.try_wait().map_err(BenchError::system("wait for laxityd"))?;
+            if ended.is_some() || begin.elapsed() > PATIENCE {
+                return Err(BenchError::Process(format!(
+                    "laxityd did not start: {}",
+                    daemon.log()
+                )));
             }
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -117,22 +122,29 @@ impl Laxityd {
     }
 
     /// Attaches a client that is scheduled by the daemon.
-    pub(crate) fn attach(&self, name: &str) -> anyhow::Result<Client> {
-        attach(self.socket(), name).with_context(|| format!("laxityd says: {}", self.log()))
+    pub(crate) fn attach(&self, name: &str) -> Result<Client, BenchError> {
+        attach(self.socket(), name)
+            .map_err(|error| BenchError::Process(format!("laxityd says: {}: {error}", self.log())))
     }
 
     /// Returns the CPU time of all threads.
-    pub(crate) fn cpu_time(&self) -> anyhow::Result<Duration> {
-        let clock = nix::time::clock_getcpuclockid(self.pid()).context("clock of laxityd")?;
-        Ok(nix::time::clock_gettime(clock).context("CPU time of laxityd")?.into())
+    pub(crate) fn cpu_time(&self) -> Result<Duration, BenchError> {
+        let clock = nix::time::clock_getcpuclockid(self.pid())
+            .map_err(BenchError::system("clock of laxityd"))?;
+        Ok(nix::time::clock_gettime(clock)
+            .map_err(BenchError::system("CPU time of laxityd"))?
+            .into())
     }
 
     /// Returns the threads and the CPU time of each in nanoseconds.
-    fn threads(&self) -> anyhow::Result<Vec<(Pid, u64)>> {
+    fn threads(&self) -> Result<Vec<(Pid, u64)>, BenchError> {
         let mut threads = Vec::new();
-        for entry in fs::read_dir(format!("/proc/{}/task", self.pid()))? {
-            let entry = entry?;
-            let tid: i32 = entry.file_name().to_string_lossy().parse()?;
+        let tasks = fs::read_dir(format!("/proc/{}/task", self.pid()));
+        for entry in tasks.map_err(BenchError::system("list the threads of laxityd"))?.flatten() {
+            // The kernel names these folders by number.
+            let Ok(tid) = entry.file_name().to_string_lossy().parse::<i32>() else {
+                continue;
+            };
             let stat = fs::read_to_string(entry.path().join("schedstat")).unwrap_or_default();
             let ns = stat.split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(0);
             threads.push((Pid::from_raw(tid), ns));
@@ -141,7 +153,7 @@ impl Laxityd {
     }
 
     /// Returns the scheduler thread: the thread that uses the most CPU time now.
-    pub(crate) fn scheduler_thread(&self) -> anyhow::Result<Pid> {
+    pub(crate) fn scheduler_thread(&self) -> Result<Pid, BenchError> {
         let before = self.threads()?;
         std::thread::sleep(Duration::from_millis(30));
         self.threads()?
@@ -151,7 +163,7 @@ impl Laxityd {
                 ns - earlier
             })
             .map(|(tid, _)| tid)
-            .context("laxityd has no threads")
+            .ok_or_else(|| BenchError::Process("laxityd has no threads".to_owned()))
     }
 }
 
@@ -165,7 +177,7 @@ impl Drop for Laxityd {
 
 /// Attaches a scheduled client to the daemon at `socket`. It tries until it succeeds, because the
 /// socket may exist before the daemon listens, and a client tries again only when it submits.
-pub(crate) fn attach(socket: PathBuf, name: &str) -> anyhow::Result<Client> {
+pub(crate) fn attach(socket: PathBuf, name: &str) -> Result<Client, BenchError> {
     let options = Options {
         socket,
         name: name.to_owned(),
@@ -180,7 +192,7 @@ pub(crate) fn attach(socket: PathBuf, name: &str) -> anyhow::Result<Client> {
             return Ok(client);
         }
         if begin.elapsed() > PATIENCE {
-            bail!("no client could attach within {PATIENCE:?}");
+            return Err(BenchError::Process(format!("no client could attach within {PATIENCE:?}")));
         }
         std::thread::sleep(Duration::from_millis(2));
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use laxity_client::Stage;
 
 use crate::bench::{Bench, Measured};
+use crate::error::BenchError;
 use crate::figure::{Gate, Limit, Quantile, Row, Unit};
 use crate::hotpath::flow;
 use crate::sample::{Recorder, Summary};
@@ -45,7 +46,7 @@ pub(crate) fn rows(bench: &mut Bench) {
 
 /// Submits once after each pause. If `whole`, the time is that until the permit, else that of the
 /// submit.
-fn naps(bench: &Bench, core: usize, whole: bool) -> anyhow::Result<crate::sample::Percentiles> {
+fn naps(bench: &Bench, core: usize, whole: bool) -> Result<crate::sample::Percentiles, BenchError> {
     let clock = bench.clock;
     let daemon = Laxityd::open(&bench.cores, core)?;
     let client = daemon.attach("bench")?;
@@ -70,12 +71,15 @@ fn naps(bench: &Bench, core: usize, whole: bool) -> anyhow::Result<crate::sample
         recorder.note(begin, if whole { permitted } else { submitted });
     }
     let percentiles = recorder.finish(clock);
-    anyhow::ensure!(percentiles.p50 > 0.0, "every flow was bypassed: {:?}", client.stats());
+    if percentiles.p50.is_nan() || percentiles.p50 <= 0.0 {
+        let why = format!("every flow was bypassed: {:?}", client.stats());
+        return Err(BenchError::Disturbed(why));
+    }
     Ok(percentiles)
 }
 
 /// Measures the CPU time of the daemon's process without any flows, in percent of a core.
-fn idle(bench: &mut Bench, clients: usize) -> anyhow::Result<Measured> {
+fn idle(bench: &mut Bench, clients: usize) -> Result<Measured, BenchError> {
     let seconds = bench.effort.idle_seconds;
     let core = bench.cores.far.unwrap_or(bench.cores.near);
     let daemon = Laxityd::start(&bench.cores, core, Port::Bounded, "")?;
