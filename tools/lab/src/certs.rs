@@ -5,13 +5,14 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
 use clap::{ArgGroup, Args};
 use laxity_trial::certs::{DAYS_DEFAULT, DAYS_MAX, LOAD_DAEMONS_MAX, Made, Subject, make};
 use serde::Serialize;
 
 use laxity_cli::output::{json, say};
 use laxity_cli::table::table;
+
+use crate::error::CommandError;
 
 /// Text after the options in `--help`.
 pub(crate) const HELP: &str = "\
@@ -127,9 +128,9 @@ fn names(made: &Made) -> &[String] {
 }
 
 /// Makes the files and prints the next steps.
-pub(crate) fn certs(args: &CertsArgs) -> Result<()> {
+pub(crate) fn certs(args: &CertsArgs) -> Result<(), CommandError> {
     let made = make(&args.out, &args.subjects(), args.days)
-        .with_context(|| format!("no certificates in {}", args.out.display()))?;
+        .map_err(|cause| CommandError::Certs { folder: args.out.clone(), cause })?;
     if args.json {
         let entry = |made| Entry {
             role: role(made),

@@ -8,6 +8,8 @@ use laxity_trial::load::{LoadError, LoadFiles, LoadPlan, LoadReport, LoadTls, ru
 
 use laxity_cli::output::{self, check, put, replace, say};
 
+use crate::error::CommandError;
+
 /// Arguments of `laxity cluster load`.
 #[derive(Debug, Args)]
 pub(crate) struct LoadArgs {
@@ -72,7 +74,7 @@ fn duration(text: &str) -> Result<Nanos, String> {
 }
 
 /// Makes the load and prints the results, also if the load ended early.
-pub(crate) fn load(args: &LoadArgs) -> anyhow::Result<()> {
+pub(crate) fn load(args: &LoadArgs) -> Result<(), CommandError> {
     if let Some(path) = args.json.as_deref().filter(|path| path.as_os_str() != "-") {
         check(path)?;
     }
@@ -94,7 +96,7 @@ pub(crate) fn load(args: &LoadArgs) -> anyhow::Result<()> {
     }
 }
 
-fn show(args: &LoadArgs, report: &LoadReport) -> anyhow::Result<()> {
+fn show(args: &LoadArgs, report: &LoadReport) -> Result<(), CommandError> {
     let json = output::json(report)? + "\n";
     match args.json.as_deref() {
         Some(path) if path.as_os_str() == "-" => return Ok(put(json.as_bytes())?),

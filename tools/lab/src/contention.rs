@@ -2,11 +2,11 @@
 
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
 use clap::Args;
 use laxity_rig::vm::verbs::VerbsConfig;
 use laxity_rig::vm::verbs::contention::ContentionConfig;
 
+use crate::error::CommandError;
 use crate::verbs::LabArgs;
 
 pub(crate) const HELP: &str = "\
@@ -45,11 +45,11 @@ pub(crate) struct ContentionArgs {
     plugin: bool,
 }
 
-fn config(args: &ContentionArgs) -> Result<ContentionConfig> {
+fn config(args: &ContentionArgs) -> Result<ContentionConfig, CommandError> {
     let config = ContentionConfig::default();
     let seconds = args.seconds.unwrap_or(config.seconds);
     if !(1.0..=600.0).contains(&seconds) {
-        bail!("--seconds: from 1 to 600");
+        return Err(CommandError::Usage("--seconds: from 1 to 600".to_owned()));
     }
     Ok(ContentionConfig {
         rate_mbit: args.rate_mbit.unwrap_or(config.rate_mbit),
@@ -60,7 +60,7 @@ fn config(args: &ContentionArgs) -> Result<ContentionConfig> {
     })
 }
 
-pub(crate) fn run(args: &ContentionArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &ContentionArgs) -> Result<ExitCode, CommandError> {
     let contention = Some(config(args)?);
     args.lab.run(|programs| Ok(VerbsConfig { programs, contention, ..VerbsConfig::default() }))
 }

@@ -4,12 +4,12 @@ use std::io::{self, IsTerminal};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand};
 use laxity_rig::config::{Collectives, Engine, LabConfig, WorkloadSource};
 use laxity_rig::lab::{self, LabReport};
 use laxity_rig::report;
 
+use crate::error::CommandError;
 use crate::{contention, verbs, vm};
 use laxity_cli::output::{self, say};
 
@@ -162,7 +162,7 @@ pub(crate) struct RunArgs {
 
 impl RunArgs {
     /// Returns the configuration file or the defaults, overridden by the flags.
-    fn lab_config(&self) -> Result<LabConfig> {
+    fn lab_config(&self) -> Result<LabConfig, CommandError> {
         let mut config = self.base()?;
         self.refuse_what_means_nothing_to(config.engine)?;
         macro_rules! lay_over {
@@ -195,7 +195,7 @@ impl RunArgs {
     }
 
     /// Returns the configuration file, or the defaults of the requested engine.
-    fn base(&self) -> Result<LabConfig> {
+    fn base(&self) -> Result<LabConfig, CommandError> {
         let defaults = |engine| match engine {
             Engine::Real => LabConfig::real(),
             Engine::Timed => LabConfig::timed(),
@@ -205,19 +205,19 @@ impl RunArgs {
             return Ok(defaults(self.engine.unwrap_or_default()));
         };
         let text = laxity_files::read_to_string(path, laxity_files::CONFIG_BYTES_MAX)
-            .with_context(|| format!("cannot read {}", path.display()))?;
-        let wrong = || format!("{} is no lab configuration", path.display());
+            .map_err(|cause| CommandError::Read { path: path.clone(), cause })?;
+        let wrong = |cause| CommandError::NotAConfig { path: path.clone(), cause };
         // Parsing the text into the struct first gives errors that name a line.
-        let read: LabConfig = toml::from_str(&text).with_context(wrong)?;
-        let table: toml::Table = toml::from_str(&text).with_context(wrong)?;
+        let read: LabConfig = toml::from_str(&text).map_err(wrong)?;
+        let table: toml::Table = toml::from_str(&text).map_err(wrong)?;
         let named = table.contains_key("engine").then_some(read.engine);
         if let (Some(asked), Some(named)) = (self.engine, named)
             && asked != named
         {
-            bail!(
+            return Err(CommandError::Usage(format!(
                 "--engine is another one than that of {} (engine): leave one of them out",
                 path.display()
-            );
+            )));
         }
         let engine = self.engine.or(named).unwrap_or_default();
         // Keys that the file does not set take the defaults of that engine.
@@ -228,10 +228,10 @@ impl RunArgs {
                 (_, value) => drop(merged.insert(key, value)),
             }
         }
-        merged.try_into().with_context(wrong)
+        merged.try_into().map_err(wrong)
     }
 
-    fn refuse_what_means_nothing_to(&self, engine: Engine) -> Result<()> {
+    fn refuse_what_means_nothing_to(&self, engine: Engine) -> Result<(), CommandError> {
         for (given, flag, field) in [
             (self.load.is_some(), "--load", "load"),
             (self.victim_share.is_some(), "--victim-share", "victim_share"),
@@ -239,7 +239,9 @@ impl RunArgs {
             (self.nccl_plugin.is_some(), "--nccl-plugin", "nccl_plugin"),
         ] {
             if let Some(why) = LabConfig::no_use_with(engine, field).filter(|_| given) {
-                bail!("{flag} means nothing with --engine {}: {why}", engine.name());
+                let engine = engine.name();
+                let why = format!("{flag} means nothing with --engine {engine}: {why}");
+                return Err(CommandError::Usage(why));
             }
         }
         Ok(())
@@ -263,13 +265,15 @@ fn collectives(name: &str) -> Result<Collectives, String> {
     }
 }
 
-fn existing_file(name: &str) -> Result<PathBuf> {
+fn existing_file(name: &str) -> Result<PathBuf, CommandError> {
     let path = Path::new(name);
     if !path.is_file() {
-        bail!("workload `{name}` is neither `conversation` nor `agent` nor a file that exists");
+        return Err(CommandError::Usage(format!(
+            "workload `{name}` is neither `conversation` nor `agent` nor a file that exists"
+        )));
     }
     // The processes of the lab run in another folder, where a relative path is wrong.
-    path.canonicalize().with_context(|| format!("cannot resolve {name}"))
+    path.canonicalize().map_err(CommandError::file("resolve", name))
 }
 
 /// Runs this process's part of a lab if the lab itself started the process.
@@ -277,7 +281,7 @@ pub(crate) fn internal_call() -> Option<ExitCode> {
     lab::internal_call()
 }
 
-pub(crate) fn run(command: LabCommand) -> Result<ExitCode> {
+pub(crate) fn run(command: LabCommand) -> Result<ExitCode, CommandError> {
     match command {
         LabCommand::Probe { verbs } => {
             if verbs { vm::probe() } else { probe() }.map(|()| ExitCode::SUCCESS)
@@ -290,24 +294,25 @@ pub(crate) fn run(command: LabCommand) -> Result<ExitCode> {
     }
 }
 
-fn probe() -> Result<()> {
+fn probe() -> Result<(), CommandError> {
     let found = lab::probe(&LabConfig::default());
     say(&found)?;
     if !found.can_run() {
-        bail!("this machine cannot run the lab; see above for what is missing");
+        let why = "this machine cannot run the lab; see above for what is missing";
+        return Err(CommandError::CannotRun(why.to_owned()));
     }
     Ok(())
 }
 
-fn compare(args: &RunArgs) -> Result<()> {
+fn compare(args: &RunArgs) -> Result<(), CommandError> {
     let config = args.lab_config()?;
     if args.html.as_deref() == Some(Path::new("-")) {
-        bail!(
-            "a page goes into a file: give --html a name (only --json writes to standard output)"
-        );
+        let why =
+            "a page goes into a file: give --html a name (only --json writes to standard output)";
+        return Err(CommandError::Usage(why.to_owned()));
     }
     if args.show_config {
-        let shown = config.to_toml().context("cannot show the configuration")?;
+        let shown = config.to_toml()?;
         return Ok(say(shown.trim_end())?);
     }
     // Check that the results can be written before the run takes minutes.
@@ -319,27 +324,26 @@ fn compare(args: &RunArgs) -> Result<()> {
     publish(args, &outcome)?;
     let differ = outcome.disagreements();
     if let (Some((policy, requests)), true) = (differ.first(), outcome.must_agree()) {
-        bail!(
+        return Err(CommandError::Broken(format!(
             "under `{policy}` {} requests were answered with other tokens than before (the first \
              is request {}): \
              the engine's answers must not depend on how its transfers are scheduled",
             requests.len(),
             requests[0]
-        );
+        )));
     }
     if let Some(run) = outcome.runs.iter().find(|run| run.bytes_lost > 0) {
-        bail!(
+        return Err(CommandError::Broken(format!(
             "under `{}` {} bytes of KV are not accounted for: the counts of vLLM's connector, of the \
              daemons and of the requests alone differ (`kv` in the JSON)",
-            run.policy,
-            run.bytes_lost
-        );
+            run.policy, run.bytes_lost
+        )));
     }
     Ok(())
 }
 
 /// Writes the report as JSON and HTML, and prints the table.
-fn publish(args: &RunArgs, outcome: &LabReport) -> Result<()> {
+fn publish(args: &RunArgs, outcome: &LabReport) -> Result<(), CommandError> {
     let (page, table) = (report::html(outcome), report::table(outcome));
     let to_stdout = args.json.as_deref() == Some(Path::new("-"));
     if let Some(path) = &args.json {

@@ -9,6 +9,7 @@
 mod certs;
 mod cluster_load;
 mod contention;
+mod error;
 mod lab;
 mod sim;
 mod verbs;
@@ -95,7 +96,7 @@ fn main() -> ExitCode {
 
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
-        Command::Lab(command) => return lab::run(command),
+        Command::Lab(command) => return Ok(lab::run(command)?),
         Command::Sim(command) => return sim::run(command, &sim::simulate),
         Command::Certs(args) => certs::certs(&args)?,
         Command::ClusterLoad(args) => cluster_load::load(&args)?,

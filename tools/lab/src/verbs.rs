@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
 use clap::Args;
 use laxity_rig::config::LabConfig;
 use laxity_rig::probe::find_nccl_plugin;
@@ -16,6 +15,8 @@ use laxity_rig::vm::verbs::{self, Matrix, Programs, VerbsConfig, VerbsReport, pr
 use laxity_rig::vm::{self, Input, Job, Stream, VmConfig};
 
 use laxity_cli::library;
+
+use crate::error::CommandError;
 
 pub(crate) const HELP: &str = "\
 Boots the SoftRoCE lab once and runs each program unmodified, with the library preloaded on both
@@ -98,14 +99,13 @@ const PLUGIN_CONTENTION: &str = "nccl_contention";
 
 impl LabArgs {
     /// Returns the programs. Downloads or builds those that are missing.
-    pub(crate) fn programs(&self) -> Result<Programs> {
-        let absolute = |path: &PathBuf| {
-            std::path::absolute(path).with_context(|| format!("cannot resolve {}", path.display()))
-        };
+    pub(crate) fn programs(&self) -> Result<Programs, CommandError> {
+        let absolute =
+            |path: &PathBuf| std::path::absolute(path).map_err(CommandError::file("resolve", path));
         Ok(Programs {
             laxityd: match &self.laxityd {
                 Some(path) => absolute(path)?,
-                None => program("laxityd").context("name it with --laxityd")?,
+                None => program("laxityd", "name it with --laxityd")?,
             },
             nccl: match self.nccl_plugin()? {
                 None => None,
@@ -113,7 +113,7 @@ impl LabArgs {
                     Some(Nccl { plugin, checks: prepare::checks(&self.nccl_sources, None)? })
                 }
             },
-            laxity: program("laxity")?,
+            laxity: program("laxity", "install it beside this program")?,
             library: absolute(&library::find(self.library.as_deref())?)?,
             checks: prepare::checks(&self.sources, None)?,
             python: match self.without_mooncake {
@@ -128,11 +128,13 @@ impl LabArgs {
     }
 
     /// Returns the path of the NCCL plugin, or `None` if none was named and none is installed.
-    fn nccl_plugin(&self) -> Result<Option<PathBuf>> {
+    fn nccl_plugin(&self) -> Result<Option<PathBuf>, CommandError> {
         let config = LabConfig { nccl_plugin: self.nccl_plugin.clone(), ..LabConfig::default() };
         match find_nccl_plugin(&config) {
             Ok(plugin) => Ok(Some(plugin)),
-            Err(lack) if self.nccl_plugin.is_some() => bail!("{lack}"),
+            Err(lack) if self.nccl_plugin.is_some() => {
+                Err(CommandError::CannotRun(lack.to_string()))
+            }
             Err(lack) => {
                 eprintln!("laxity: what needs the NCCL plugin is left out: {lack}");
                 Ok(None)
@@ -151,16 +153,14 @@ impl LabArgs {
     /// Boots the guest, runs the job in it, and prints the result.
     pub(crate) fn run(
         &self,
-        config: impl FnOnce(Programs) -> Result<VerbsConfig>,
-    ) -> Result<ExitCode> {
+        config: impl FnOnce(Programs) -> Result<VerbsConfig, CommandError>,
+    ) -> Result<ExitCode, CommandError> {
         let to_stdout = self.json.as_ref().is_some_and(|path| path.as_os_str() == "-");
         let file = match &self.json {
             // Check that the report can be written before the job takes minutes.
-            Some(path) if !to_stdout => Some((
-                path,
-                fs::File::create(path)
-                    .with_context(|| format!("cannot write {}", path.display()))?,
-            )),
+            Some(path) if !to_stdout => {
+                Some((path, fs::File::create(path).map_err(CommandError::file("write", path))?))
+            }
             _ => None,
         };
         let job = Job::Verbs(Box::new(config(self.programs()?)?));
@@ -171,25 +171,27 @@ impl LabArgs {
             Err(error) => return Ok(crate::vm::failed(&error)),
         };
         let report: VerbsReport = serde_json::from_value(outcome.finished.details)
-            .context("the guest's report cannot be read")?;
-        let json =
-            serde_json::to_string_pretty(&report).context("cannot write the report as JSON")?;
+            .map_err(CommandError::json("the guest's report cannot be read"))?;
+        let json = serde_json::to_string_pretty(&report)
+            .map_err(CommandError::json("cannot write the report as JSON"))?;
         if let Some((path, mut file)) = file {
-            writeln!(file, "{json}").with_context(|| format!("cannot write {}", path.display()))?;
+            writeln!(file, "{json}").map_err(CommandError::file("write", path))?;
         }
         let table = verbs::table(&report);
         if to_stdout {
-            writeln!(io::stdout(), "{json}").context("cannot write to standard output")?;
+            writeln!(io::stdout(), "{json}")
+                .map_err(CommandError::system("write to standard output"))?;
             eprintln!("{table}");
         } else {
-            writeln!(io::stdout(), "{table}").context("cannot write to standard output")?;
+            writeln!(io::stdout(), "{table}")
+                .map_err(CommandError::system("write to standard output"))?;
         }
         Ok(if report.passed() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 }
 
 impl VerbsArgs {
-    fn config(&self, programs: Programs) -> Result<VerbsConfig> {
+    fn config(&self, programs: Programs) -> Result<VerbsConfig, CommandError> {
         let mut config = VerbsConfig { programs, ..VerbsConfig::default() };
         let mut only = self.only.clone();
         only.retain(|name| name != CONTENTION && name != PLUGIN_CONTENTION);
@@ -214,23 +216,28 @@ impl VerbsArgs {
     }
 }
 
-/// Returns the path of one of Laxity's programs, next to this program or in PATH.
-fn program(name: &str) -> Result<PathBuf> {
-    let own = std::env::current_exe().context("cannot tell where this program is")?;
+/// Returns the path of one of Laxity's programs, next to this program or in PATH. The error says
+/// what to do `otherwise`.
+fn program(name: &str, otherwise: &str) -> Result<PathBuf, CommandError> {
+    let own =
+        std::env::current_exe().map_err(CommandError::system("tell where this program is"))?;
     let beside = own.with_file_name(name);
     if beside.is_file() {
         return Ok(beside);
     }
-    laxity_rig::sandbox::find_program(name)
-        .with_context(|| format!("{name} is neither beside this program nor in PATH"))
+    laxity_rig::sandbox::find_program(name).ok_or_else(|| {
+        let what = format!("{name} is neither beside this program nor in PATH; {otherwise}");
+        CommandError::CannotRun(what)
+    })
 }
 
-pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode> {
+pub(crate) fn run(args: &VerbsArgs) -> Result<ExitCode, CommandError> {
     if args.list {
         let mut names = verbs::names(0);
         names.extend([CONTENTION, PLUGIN_CONTENTION].map(String::from));
         let list = names.join("\n");
-        writeln!(io::stdout(), "{list}").context("cannot write to standard output")?;
+        writeln!(io::stdout(), "{list}")
+            .map_err(CommandError::system("write to standard output"))?;
         return Ok(ExitCode::SUCCESS);
     }
     if args.prepare {

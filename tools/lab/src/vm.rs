@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
 use clap::Args;
 use laxity_rig::vm::{self, Exec, Input, Job, NetworkConfig, Stream, VmConfig, VmError};
+
+use crate::error::CommandError;
 
 /// Exit codes of the lab itself. A timeout has the code of timeout(1).
 const TIMED_OUT: u8 = 124;
@@ -67,7 +68,7 @@ pub(crate) struct ExecArgs {
 }
 
 impl GuestArgs {
-    fn config(&self) -> Result<VmConfig> {
+    fn config(&self) -> Result<VmConfig, CommandError> {
         let mut network = NetworkConfig { rate_mbit: self.rate_mbit, ..NetworkConfig::default() };
         if let Some(order) = &self.dscp_order {
             network.dscp_order.clone_from(order);
@@ -77,7 +78,7 @@ impl GuestArgs {
             None => None,
             Some(s) => Some(
                 Duration::try_from_secs_f64(s)
-                    .with_context(|| format!("--timeout {s}: not a time"))?,
+                    .map_err(|error| CommandError::Usage(format!("--timeout {s}: {error}")))?,
             ),
         };
         Ok(VmConfig {
@@ -91,14 +92,14 @@ impl GuestArgs {
 }
 
 /// Returns a program with the environment and the current folder of this process.
-fn like_this(argv: Vec<String>) -> Result<Exec> {
+fn like_this(argv: Vec<String>) -> Result<Exec, CommandError> {
     Ok(Exec {
         argv,
         // Variables that are not UTF-8 are left out. Nothing in the guest needs them.
         env: std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .collect(),
-        cwd: std::env::current_dir().context("cannot tell the current folder")?,
+        cwd: std::env::current_dir().map_err(CommandError::system("tell the current folder"))?,
     })
 }
 
@@ -127,28 +128,29 @@ fn code(exit_code: i32) -> ExitCode {
 }
 
 /// Reports whether this machine can run a guest, and prints what is missing.
-pub(crate) fn probe() -> Result<()> {
+pub(crate) fn probe() -> Result<(), CommandError> {
     let lacks = vm::lacks(&VmConfig::default());
     let mut out = io::stdout().lock();
     for lack in &lacks {
-        writeln!(out, "   MISSING  {lack}").context("cannot write to standard output")?;
+        writeln!(out, "   MISSING  {lack}")
+            .map_err(CommandError::system("write to standard output"))?;
     }
     if !lacks.is_empty() {
-        bail!("this machine cannot run the SoftRoCE lab; see above for what is missing");
+        let why = "this machine cannot run the SoftRoCE lab; see above for what is missing";
+        return Err(CommandError::CannotRun(why.to_owned()));
     }
     writeln!(out, "this machine can run the SoftRoCE lab")
-        .context("cannot write to standard output")
+        .map_err(CommandError::system("write to standard output"))
 }
 
-pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
+pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode, CommandError> {
     let config = args.guest.config()?;
     let to_stderr = args.json.as_ref().is_some_and(|path| path.as_os_str() == "-");
     let file = match &args.json {
         // Check that the file can be written before the command takes time.
-        Some(path) if !to_stderr => Some((
-            path,
-            fs::File::create(path).with_context(|| format!("cannot write {}", path.display()))?,
-        )),
+        Some(path) if !to_stderr => {
+            Some((path, fs::File::create(path).map_err(CommandError::file("write", path))?))
+        }
         _ => None,
     };
     let job = Job::Exec(like_this(args.command.clone())?);
@@ -157,20 +159,22 @@ pub(crate) fn exec(args: &ExecArgs) -> Result<ExitCode> {
         Ok(report) => report,
         Err(error) => return Ok(failed(&error)),
     };
-    let json = serde_json::to_string_pretty(&report).context("cannot write the report as JSON")?;
+    let json = serde_json::to_string_pretty(&report)
+        .map_err(CommandError::json("cannot write the report as JSON"))?;
     if to_stderr {
         eprintln!("{json}");
     }
     if let Some((path, mut file)) = file {
-        writeln!(file, "{json}").with_context(|| format!("cannot write {}", path.display()))?;
+        writeln!(file, "{json}").map_err(CommandError::file("write", path))?;
     }
     Ok(code(report.finished.exit_code))
 }
 
-pub(crate) fn shell(args: &GuestArgs) -> Result<ExitCode> {
+pub(crate) fn shell(args: &GuestArgs) -> Result<ExitCode, CommandError> {
     let config = args.config()?;
     if !io::stdin().is_terminal() {
-        bail!("a shell needs a terminal; `laxity lab exec -- CMD` runs commands without");
+        let why = "a shell needs a terminal; `laxity lab exec -- CMD` runs commands without";
+        return Err(CommandError::Usage(why.to_owned()));
     }
     let shell = std::env::var("SHELL").unwrap_or_else(|_| "/bin/sh".into());
     let (rows, columns) = vm::terminal::size();
@@ -186,7 +190,7 @@ pub(crate) fn shell(args: &GuestArgs) -> Result<ExitCode> {
         "laxity: rxe0 and rxe1 are up after {:.1} s; exit or Ctrl-] ends the guest",
         guest.boot_ms() as f64 / 1e3
     );
-    let raw = vm::terminal::Raw::enter().context("cannot use this terminal")?;
+    let raw = vm::terminal::Raw::enter().map_err(CommandError::system("use this terminal"))?;
     let report = guest.finish(Input::Terminal, &mut print);
     drop(raw);
     Ok(match report {
