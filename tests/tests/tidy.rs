@@ -28,6 +28,7 @@ const MAY_DEPEND_ON: &str = "
     files:
     ibverbs:
     listen:
+    nic: types
     policy: types
     quantity:
     shm: types
@@ -40,11 +41,11 @@ const MAY_DEPEND_ON: &str = "
     verbs: client ibverbs job shm
     mooncake: client job
     nccl: client ibverbs job shm
-    daemon: credentials files listen policy quantity shm wire
+    daemon: credentials files listen nic policy quantity shm wire
     coordinator: credentials files listen policy quantity wire
     nccl-host:
     rig: files policy requests wire
-    cli: credentials files job quantity shm wire
+    cli: credentials files job nic quantity shm wire
     lab: cli files quantity rig sim trial
     trial: credentials files wire
     sim: files policy requests

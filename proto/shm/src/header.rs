@@ -1,6 +1,7 @@
 //! The first page of a region: the daemon's settings for all lanes of a client, and the client's
 //! claimed lanes. Each writer and each rate of change has its own cache line.
 
+use laxity_types::marking::{Marking, Treatments};
 use laxity_types::{Level, Stage};
 
 use crate::layout::{LANES_MAX, LEVEL_SCAVENGER, LEVELS};
@@ -76,6 +77,8 @@ pub(crate) struct AttentionLine {
     pub(crate) dscp: [AtomicU8; LEVELS],
     /// DSCP by [`Stage::index`], plus one. Zero if the daemon is older and has no such table.
     pub(crate) stage_dscp: [AtomicU8; STAGES_MAX],
+    /// Number of the [`Marking`]. Zero if the daemon is older and has none.
+    pub(crate) marking: AtomicU8,
 }
 
 /// Bits of the lanes that the client uses. They are untrusted but harmless: a wrong bit makes the
@@ -113,6 +116,13 @@ fn nic_name(name: &str) -> [u64; NIC_NAME_BYTES / 8] {
     core::array::from_fn(|i| u64::from_le_bytes(core::array::from_fn(|byte| bytes[8 * i + byte])))
 }
 
+/// Which DSCPs the host's NICs treat alike, for [`Header::treatments`].
+#[repr(C, align(64))]
+#[derive(Debug)]
+pub(crate) struct TreatmentLine {
+    by_dscp: [AtomicU8; Treatments::COUNT],
+}
+
 /// The first page of a region.
 #[repr(C, align(64))]
 #[derive(Debug)]
@@ -123,6 +133,7 @@ pub struct Header {
     pub(crate) claims: ClaimLines,
     pub(crate) doorbells: DoorbellLines,
     pub(crate) nics: NicLines,
+    pub(crate) treatment: TreatmentLine,
 }
 
 impl Header {
@@ -147,12 +158,14 @@ impl Header {
                 credit_stages: AtomicU8::new(0),
                 dscp: core::array::from_fn(|_| AtomicU8::new(0)),
                 stage_dscp: core::array::from_fn(|_| AtomicU8::new(0)),
+                marking: AtomicU8::new(0),
             },
             claims: ClaimLines { claimed: core::array::from_fn(|_| AtomicU64::new(0)) },
             doorbells: DoorbellLines { rings: core::array::from_fn(|_| AtomicU16::new(0)) },
             nics: NicLines {
                 names: core::array::from_fn(|_| core::array::from_fn(|_| AtomicU64::new(0))),
             },
+            treatment: TreatmentLine { by_dscp: core::array::from_fn(|_| AtomicU8::new(0)) },
         }
     }
 
@@ -267,6 +280,29 @@ impl Header {
         }
     }
 
+    /// Returns what the daemon wants done to classes, or `None` if it is of a release without this
+    /// setting.
+    #[must_use]
+    pub fn marking(&self) -> Option<Marking> {
+        Marking::from_number(self.attention.marking.load(Ordering::Relaxed))
+    }
+
+    /// Returns which DSCPs the host's NICs treat alike.
+    #[must_use]
+    pub fn treatments(&self) -> Treatments {
+        let number = |dscp: usize| self.treatment.by_dscp[dscp].load(Ordering::Relaxed);
+        Treatments::new(core::array::from_fn(number))
+    }
+
+    /// Daemon: sets what [`Header::marking`] and [`Header::treatments`] return. A client that reads
+    /// meanwhile may see a part of both tables, and keeps or changes one class by that.
+    pub fn set_marking(&self, marking: Marking, treatments: &Treatments) {
+        for (cell, number) in self.treatment.by_dscp.iter().zip(treatments.by_dscp()) {
+            cell.store(*number, Ordering::Relaxed);
+        }
+        self.attention.marking.store(marking as u8, Ordering::Relaxed);
+    }
+
     /// Daemon: sets the names of the NICs, in the order of their numbers.
     pub fn set_nics<'a>(&self, names: impl Iterator<Item = &'a str>) {
         for (cells, name) in self.nics.names.iter().zip(names) {
@@ -365,6 +401,8 @@ const _: () = {
     assert!(core::mem::offset_of!(Header, doorbells) == 320);
     assert!(core::mem::offset_of!(AttentionLine, dscp) == 11);
     assert!(core::mem::offset_of!(AttentionLine, stage_dscp) == 28);
+    assert!(core::mem::offset_of!(AttentionLine, marking) == 35);
+    assert!(core::mem::offset_of!(Header, treatment) == 3392);
     assert!(size_of::<AttentionLine>() == LINE_BYTES);
 };
 
@@ -401,5 +439,14 @@ mod tests {
         h.set_dscp_of_stages([0, 63, 18, 8, 9]);
         let said = Stage::ALL.map(|stage| h.dscp_of_stage(stage));
         assert_eq!(said, [0, 63, 18, 8, 9].map(Some));
+    }
+
+    #[test]
+    fn marking_is_what_the_daemon_says_and_none_under_an_older_one() {
+        let h = Header::new();
+        assert_eq!((h.marking(), h.treatments()), (None, Treatments::UNKNOWN));
+        let treatments = Treatments::new(core::array::from_fn(|dscp| (dscp >> 3) as u8 + 1));
+        h.set_marking(Marking::Levels, &treatments);
+        assert_eq!((h.marking(), h.treatments()), (Some(Marking::Levels), treatments));
     }
 }

@@ -53,6 +53,8 @@ pub mod record;
 pub mod sleep;
 pub mod sync;
 
+pub use laxity_types::marking;
+
 #[cfg(not(loom))]
 pub mod fork;
 #[cfg(not(loom))]

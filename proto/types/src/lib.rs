@@ -1,4 +1,4 @@
-//! Stages, ids and levels: the one definition that all parts of Laxity share.
+//! Stages, ids, levels and marking: the one definition that all parts of Laxity share.
 //!
 //! The policy, the records of shared memory, the messages between hosts and the tools use these
 //! types. Two files repeat the numbers, because other languages read them: `laxity.h` and Python's
@@ -8,6 +8,7 @@
 
 mod ids;
 mod level;
+pub mod marking;
 mod stage;
 
 pub use ids::{BatchId, FlowId, Layer, PortId, RequestId};

@@ -16,6 +16,10 @@ pub struct Status {
     pub policy: String,
     /// The mode: `off`, `observe` or `enforce`.
     pub mode: String,
+    /// What clients do to traffic classes: `preserve`, `levels` or `off`. Empty for a daemon that
+    /// has no such setting.
+    #[serde(default)]
+    pub marking: String,
     /// Whether an operator has ordered a bypass.
     pub bypass: bool,
     /// The attached clients, in order of attachment.

@@ -1,0 +1,147 @@
+//! The RDMA ports of a host, and what their NICs do with each DSCP together.
+//!
+//! The kernel's Documentation/ABI/stable/sysfs-class-infiniband describes the folder. All functions
+//! take the folder that stands for `/`, which tests replace.
+
+use std::fs;
+use std::path::Path;
+
+use laxity_types::marking::Treatments;
+
+use crate::dcbnl::DcbError;
+use crate::map::{PriorityMap, Trust};
+
+const RDMA_DEVICES: &str = "sys/class/infiniband";
+const INTERFACES: &str = "sys/class/net";
+/// The driver whose NICs trust PCP as long as no DSCP is mapped.
+const MLX5: &str = "mlx5_core";
+
+/// A port of an RDMA device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RdmaPort {
+    /// The device's name, such as `mlx5_0`.
+    pub device: String,
+    /// The port's number, from 1.
+    pub number: String,
+    /// The network interface, if there is one in this network namespace.
+    pub interface: Option<String>,
+    /// The link layer: `Ethernet`, `InfiniBand`, or another one.
+    pub link_layer: String,
+    /// Whether software implements the device (rxe, siw), so that no packet of it relies on PFC.
+    pub is_software: bool,
+}
+
+fn text(path: &Path) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+/// Returns the sorted names in a folder. There are none if it does not exist.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// Returns the ports of all RDMA devices.
+#[must_use]
+pub fn rdma_ports(root: &Path) -> Vec<RdmaPort> {
+    let mut ports = Vec::new();
+    let devices = root.join(RDMA_DEVICES);
+    for device in names(&devices) {
+        let folder = devices.join(&device);
+        let parent = text(&folder.join("parent"));
+        let place = fs::canonicalize(&folder).unwrap_or_default();
+        let is_virtual = place.to_string_lossy().contains("/devices/virtual/");
+        for number in names(&folder.join("ports")) {
+            let port = folder.join("ports").join(&number);
+            ports.push(RdmaPort {
+                interface: text(&port.join("gid_attrs/ndevs/0"))
+                    .or_else(|| parent.clone())
+                    .or_else(|| names(&folder.join("device/net")).pop()),
+                link_layer: text(&port.join("link_layer")).unwrap_or_default(),
+                is_software: parent.is_some() || is_virtual,
+                device: device.clone(),
+                number,
+            });
+        }
+    }
+    ports
+}
+
+/// Returns the priorities of an interface on which ECN holds for RoCE, as notification point and as
+/// reaction point. Drivers of OFED say it, others don't.
+#[must_use]
+pub fn ecn(root: &Path, interface: &str) -> Option<u8> {
+    let side = |side: &str| {
+        let folder = root.join(INTERFACES).join(interface).join("ecn").join(side).join("enable");
+        let bit = |priority: u8| {
+            let value = text(&folder.join(priority.to_string()))?;
+            Some(u8::from(value == "1") << priority)
+        };
+        (0..8).map(bit).try_fold(0, |mask, bit| Some(mask | bit?))
+    };
+    Some(side("roce_np")? & side("roce_rp")?)
+}
+
+/// Returns the settings of the NICs behind an interface: its own, or those of the interfaces below
+/// a bond or a VLAN. `query` is [`crate::query`].
+///
+/// # Errors
+/// Those of `query`: the settings are unknown.
+pub fn map_of(
+    root: &Path,
+    interface: &str,
+    query: &dyn Fn(&str) -> Result<PriorityMap, DcbError>,
+) -> Result<Vec<PriorityMap>, DcbError> {
+    let folder = root.join(INTERFACES).join(interface);
+    let mut map = match query(interface) {
+        Err(DcbError::Unsupported) => {
+            let below = names(&folder);
+            let below: Vec<&str> = below.iter().filter_map(|n| n.strip_prefix("lower_")).collect();
+            if below.is_empty() {
+                return Err(DcbError::Unsupported);
+            }
+            let maps = below.iter().map(|lower| map_of(root, lower, query));
+            return Ok(maps.collect::<Result<Vec<_>, _>>()?.concat());
+        }
+        answer => answer?,
+    };
+    map.ecn = ecn(root, interface);
+    if map.trust.is_none() {
+        let driver = fs::read_link(folder.join("device/driver")).unwrap_or_default();
+        map.trust = driver.ends_with(MLX5).then_some(Trust::Pcp);
+    }
+    Ok(vec![map])
+}
+
+/// Returns which DSCPs are alike for everything that leaves through the RoCE ports that `is_ours`
+/// selects. Without any, nothing relies on a lossless priority, so all are alike.
+///
+/// A hardware port whose settings can't be read makes all unknown. Software RDMA needs no lossless
+/// priority, so its port counts only if its interface has settings.
+#[must_use]
+pub fn treatments(
+    root: &Path,
+    is_ours: impl Fn(&RdmaPort) -> bool,
+    query: &dyn Fn(&str) -> Result<PriorityMap, DcbError>,
+) -> Treatments {
+    let ports = rdma_ports(root).into_iter();
+    let ours = ports.filter(|port| port.link_layer == "Ethernet" && is_ours(port));
+    ours.fold(Treatments::ALL_ALIKE, |all, port| {
+        let maps = match &port.interface {
+            Some(interface) => map_of(root, interface, query),
+            None => Err(DcbError::NoDevice(port.device.clone())),
+        };
+        let of_port = match maps {
+            Ok(maps) => maps
+                .iter()
+                .fold(Treatments::ALL_ALIKE, |together, map| together.and(&map.treatments())),
+            Err(_) if port.is_software => Treatments::ALL_ALIKE,
+            Err(_) => Treatments::UNKNOWN,
+        };
+        all.and(&of_port)
+    })
+}
