@@ -17,6 +17,7 @@ use laxity_policy::config::{Granularity, LastStage, MluScope, Ties};
 use laxity_policy::{Level, LinkConfig, PolicyKind, Span, Stage};
 use laxity_quantity::{Bytes, Nanos, Rate};
 use laxity_shm::layout::{self, LEVELS};
+use laxity_shm::marking::Marking;
 use serde::{Deserialize, Serialize};
 
 pub use self::error::{ConfigError, FILE_DEFAULT};
@@ -85,6 +86,9 @@ pub struct Config {
     /// The policy of all ports.
     #[serde(with = "names::policy_name")]
     pub policy: PolicyKind,
+    /// What clients do to the traffic classes of their queue pairs and connections.
+    #[serde(with = "names::marking_name")]
+    pub marking: Marking,
     /// The socket that clients register at.
     pub socket: PathBuf,
     /// The socket that operators use.
@@ -316,6 +320,7 @@ impl Default for Config {
         Self {
             mode: Mode::default(),
             policy: PolicyKind::default(),
+            marking: Marking::default(),
             socket: "/run/laxity/laxityd.sock".into(),
             control: laxity_wire::control::SOCKET_DEFAULT.into(),
             metrics: "127.0.0.1:9464".into(),
@@ -443,9 +448,13 @@ impl Config {
         table
     }
 
-    /// Returns the DSCPs in the order of a region's table: the scavenger first.
+    /// Returns the DSCPs in the order of a region's table: the scavenger first. All are 0
+    /// (unmarked) if nothing is to be marked, which clients of every release understand.
     #[must_use]
     pub fn dscp_of_region(&self) -> [u8; LEVELS] {
+        if self.marking == Marking::Off {
+            return [0; LEVELS];
+        }
         let mut table = self.dscp_by_row();
         table.rotate_right(1);
         table
@@ -454,8 +463,12 @@ impl Config {
     /// Returns DSCPs by [`Stage::index`], for transfers whose class can't be chosen one by one.
     /// Collectives have the level that credit gives them, KV reuse the next lower level, and P2D
     /// the lowest level that differs from the scavenger. Other stages have the scavenger's DSCP.
+    /// All are 0 (unmarked) if nothing is to be marked.
     #[must_use]
     pub fn dscp_of_stages(&self, collective: Level) -> [u8; Stage::ALL.len()] {
+        if self.marking == Marking::Off {
+            return [0; Stage::ALL.len()];
+        }
         let (table, scavenger) = (self.dscp_by_row(), self.levels.scavenger_dscp);
         Stage::ALL.map(|stage| match stage {
             Stage::Collective => table[collective.row()],

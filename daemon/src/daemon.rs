@@ -31,7 +31,7 @@ use crate::service::{SchedulerHandle, Service, SetLog, Source};
 use crate::sockets::{self, BindError, Bound};
 use crate::stats::Snapshot;
 use crate::watched::{Watched, watch};
-use crate::{control, descriptors, registration};
+use crate::{control, descriptors, registration, treatments};
 
 /// Why the daemon did not start, or ended. The text contains the cause. So there is no `source`,
 /// which would print the cause twice.
@@ -188,6 +188,7 @@ impl Daemon {
             None => String::new(),
         };
         let config = self.config;
+        let _treatments = treatments::watch(config.nic.clone(), self.mailbox.clone())?;
         let mut tasks = vec![
             tokio::spawn(publish(
                 Arc::clone(&self.snapshot_slot),

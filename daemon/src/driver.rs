@@ -46,6 +46,7 @@ use std::time::Duration;
 use laxity_policy::config::InvalidConfig;
 use laxity_policy::{Span, Time};
 use laxity_shm::layout::attention;
+use laxity_shm::marking::Treatments;
 use laxity_shm::sleep::{current_cpu, now_ns};
 use laxity_shm::sync::heavy_fence;
 use tracing::{debug, info, warn};
@@ -103,6 +104,8 @@ pub struct Driver {
     config: Arc<Config>,
     intake: Intake,
     clients: Vec<Option<Client>>,
+    /// Which DSCPs the NICs treat alike.
+    treatments: Treatments,
     order: ScanOrder,
     publisher: Publisher,
     poller: Poller,
@@ -165,6 +168,7 @@ impl Driver {
             },
             config: Arc::clone(config),
             clients: Vec::new(),
+            treatments: Treatments::UNKNOWN,
             order: ScanOrder::default(),
             publisher: Publisher::new(slot),
             poller,

@@ -22,4 +22,5 @@ pub mod service;
 pub mod sockets;
 pub mod stats;
 pub mod status;
+mod treatments;
 pub mod watched;

@@ -11,6 +11,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
+use laxity_shm::marking::Treatments;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use tokio::sync::oneshot;
 
@@ -45,6 +46,8 @@ pub enum Command {
     Bypass(bool),
     /// Apply a configuration. Keys that need a restart are unchanged in it.
     Configure(Arc<Config>),
+    /// Tell clients which DSCPs the NICs treat alike.
+    Treatments(Box<Treatments>),
     /// Read an update from the coordinator exchange.
     Coordinator,
     /// Publish a snapshot that is newer than this command.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use laxity_policy::link::LinkSnapshot;
 use laxity_policy::{Level, PolicyKind, Span, Stage, Time};
+use laxity_shm::marking::Marking;
 
 use crate::config::Mode;
 use crate::driver::fetches::FetchCounters;
@@ -252,6 +253,8 @@ pub struct Snapshot {
     pub at: Time,
     /// The mode in force.
     pub mode: Mode,
+    /// What clients do to traffic classes.
+    pub marking: Marking,
     /// The policy in force.
     pub policy: PolicyKind,
     /// Whether an operator has ordered a bypass.

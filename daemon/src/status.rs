@@ -53,6 +53,7 @@ pub fn status(
         uptime_ms,
         policy: snapshot.policy.name().to_owned(),
         mode: snapshot.mode.name().to_owned(),
+        marking: snapshot.marking.name().to_owned(),
         bypass: snapshot.bypass,
         clients: snapshot.clients.iter().map(|c| client(snapshot, c)).collect(),
         ports,

@@ -1,11 +1,12 @@
 //! The source of permits for messages: `laxityd` by way of the client library, or a mock in tests.
 
-use core::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use laxity_client::{Client, Flow, Lane, Permit, Stage, Stats, Ticket};
+use laxity_client::{Client, Flow, Lane, Permit, Stage, Stats, Ticket, Verdict};
 use parking_lot::Mutex;
 
 use crate::backend::Classes;
+use crate::log;
 
 /// Number of lanes of a process. Connections are spread over them. NCCL has a progress thread per
 /// GPU, so each thread usually has a lane of its own.
@@ -40,6 +41,10 @@ pub trait Arbiter: Send + Sync {
     /// Returns the classes that permits may name, with that of `stage` first. Without a scheduler,
     /// returns a single 0.
     fn classes(&self, stage: Stage) -> Classes;
+    /// Reports whether the operator wants the classes of the levels also where a class was chosen.
+    fn overrides_pins(&self, _stage: Stage) -> bool {
+        false
+    }
     /// Returns a number that changes when the results of `nic` and `classes` may have changed.
     fn generation(&self) -> u64;
     /// Returns the client library's statistics. An arbiter without statistics returns zeros.
@@ -95,6 +100,18 @@ fn lane_of(next: &AtomicUsize) -> usize {
     })
 }
 
+/// Warns of the first class that can't be set. `laxity doctor` shows the others.
+fn warn_once(dscp: u8) {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    // Relaxed, because only one thread has to log.
+    if !WARNED.swap(true, Ordering::Relaxed) {
+        log::warn(&format!(
+            "connections stay unmarked: the NIC treats DSCP {dscp} differently, or it is unknown \
+             how (laxity doctor says more)"
+        ));
+    }
+}
+
 impl Arbiter for Daemon {
     fn submit(&self, flow: &Flow) -> SubmittedFlow {
         let lane = lane_of(&self.next);
@@ -125,17 +142,37 @@ impl Arbiter for Daemon {
     }
 
     fn classes(&self, stage: Stage) -> Classes {
-        let mut classes: Classes = Classes::from_slice(&[self.client.dscp_of(stage)]);
+        // NCCL by itself leaves its traffic unmarked, so a class may differ from that only if the
+        // NIC treats both alike.
+        let may_mark = |dscp: u8| {
+            let verdict = self.client.verdict(dscp, 0, false);
+            verdict.is_some_and(|verdict| verdict.class(0) >> 2 == dscp)
+        };
+        let own = self.client.dscp_of(stage);
+        if own != 0 && !may_mark(own) {
+            warn_once(own);
+            return Classes::from_slice(&[0]);
+        }
+        let mut classes: Classes = Classes::from_slice(&[own]);
         // The scavenger's class comes next. If the list gets truncated, scavenger flows still don't
-        // travel in a higher class.
+        // travel in a higher class. Without the scavenger's class, all travel in the stage's.
+        let scavenger = self.client.dscp(laxity_client::LEVEL_SCAVENGER);
+        if !may_mark(scavenger) {
+            return classes;
+        }
         let levels = [laxity_client::LEVEL_SCAVENGER].into_iter().chain(1..=LEVELS_MAX);
         for dscp in levels.map(|level| self.client.dscp(level)) {
-            if classes[0] != 0 && !classes.contains(&dscp) && classes.len() < classes.inline_size()
-            {
+            let has_room = classes[0] != 0 && classes.len() < classes.inline_size();
+            if has_room && !classes.contains(&dscp) && may_mark(dscp) {
                 classes.push(dscp);
             }
         }
         classes
+    }
+
+    fn overrides_pins(&self, stage: Stage) -> bool {
+        let verdict = self.client.class_of(stage, 0, true);
+        matches!(verdict, Some(Verdict::Change(_)))
     }
 
     fn generation(&self) -> u64 {

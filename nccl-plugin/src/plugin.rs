@@ -289,9 +289,11 @@ impl Plugin {
 
     fn classes(&self, context: &Context) -> Classes {
         // As in NCCL's own transport, the variable precedes a communicator's configuration.
-        match self.pinned_dscp.or(context.pinned_dscp()) {
+        let stage = context.stage();
+        let pinned = self.pinned_dscp.or(context.pinned_dscp());
+        match pinned.filter(|_| !self.arbiter.overrides_pins(stage)) {
             Some(dscp) => smallvec![dscp],
-            None => self.arbiter.classes(context.stage()),
+            None => self.arbiter.classes(stage),
         }
     }
 

@@ -15,6 +15,22 @@ pub(super) mod policy_name {
     }
 }
 
+pub(super) mod marking_name {
+    //! The names of [`Marking`] come from its own methods.
+    use laxity_shm::marking::Marking;
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(crate) fn serialize<S: Serializer>(marking: &Marking, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(marking.name())
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Marking, D::Error> {
+        let name = String::deserialize(d)?;
+        let unknown = || D::Error::unknown_variant(&name, &["preserve", "levels", "off"]);
+        Marking::from_name(&name).ok_or_else(unknown)
+    }
+}
+
 /// Defines a module for `#[serde(with = …)]` with the names of a policy enum.
 macro_rules! names {
     ($module:ident, $type:ident, $($name:literal = $variant:ident),+) => {

@@ -231,3 +231,14 @@ fn a_region_lists_the_dscp_of_the_scavenger_first_and_then_those_of_the_levels()
     let config = Config::parse("[levels]\ncount = 3\ndscp = [46, 34, 10]\n", "x").unwrap();
     assert_eq!(config.dscp_of_region()[..5], [8, 46, 34, 10, 8]);
 }
+
+#[test]
+fn classes_are_preserved_by_default_and_without_marking_every_dscp_is_none() {
+    assert_eq!(Config::parse("", "x").unwrap().marking, Marking::Preserve);
+    let levels = Config::parse("marking = \"levels\"\n", "x").unwrap();
+    assert_eq!((levels.marking, levels.dscp_of_region()[2]), (Marking::Levels, 34));
+    let off = Config::parse("marking = \"off\"\n", "x").unwrap();
+    assert_eq!((off.dscp_of_region(), off.dscp_of_stages(Level(2))), ([0; LEVELS], [0; 5]));
+    let wrong = Config::parse("marking = \"keep\"\n", "x").unwrap_err().to_string();
+    assert!(wrong.contains("preserve") && wrong.contains("line 1"), "{wrong}");
+}

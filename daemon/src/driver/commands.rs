@@ -41,6 +41,12 @@ impl Driver {
                         warn!(%error, "the new configuration does not work; the old one holds");
                     }
                 }
+                Command::Treatments(treatments) => {
+                    self.treatments = *treatments;
+                    for client in self.clients.iter().flatten() {
+                        client.served.header().set_marking(self.config.marking, &self.treatments);
+                    }
+                }
                 Command::Coordinator => {
                     let cluster = &mut self.intake.hints.cluster;
                     cluster.apply_coordinator_update(self.intake.now);
@@ -91,6 +97,7 @@ impl Driver {
         let header = client.served.header();
         header.set_dscp(&self.config.dscp_of_region());
         header.set_dscp_of_stages(self.config.dscp_of_stages(self.intake.credit.level));
+        header.set_marking(self.config.marking, &self.treatments);
         header.set_nics(self.config.nic.iter().map(|nic| nic.name.as_str()));
         header.set_credit_class(self.intake.credit.stages(), self.intake.credit.level.0);
         header.set_daemon_cpu(current_cpu());
@@ -169,6 +176,7 @@ impl Driver {
             let header = client.served.header();
             header.set_dscp(&config.dscp_of_region());
             header.set_dscp_of_stages(config.dscp_of_stages(self.intake.credit.level));
+            header.set_marking(config.marking, &self.treatments);
             header.set_credit_class(stages, self.intake.credit.level.0);
         }
         self.apply_modes(false);

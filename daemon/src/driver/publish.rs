@@ -19,6 +19,7 @@ impl Driver {
         self.publisher.publish(Snapshot {
             at: intake.now,
             mode: self.config.mode,
+            marking: self.config.marking,
             policy: self.config.policy,
             bypass: intake.bypass,
             dscp: self.config.dscp_by_row(),

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use laxity_shm::fork::ForkGuard;
 use laxity_shm::layout::{Mode, attention};
+use laxity_shm::marking::{Verdict, decide};
 use laxity_shm::record::Stage;
 use laxity_shm::registration::{self, Hello, RegistrationError};
 use laxity_shm::sleep::{self, lately_ns, now_ns};
@@ -235,6 +236,23 @@ impl Client {
             enforced.then(|| header.dscp_of_stage(stage)).flatten()
         });
         said.unwrap_or(0)
+    }
+
+    /// Decides about the class of a queue pair or connection for transfers of a stage. `class` is
+    /// what the program gave it, and `is_chosen` says that somebody chose that. Returns `None`
+    /// where [`Client::dscp_of`] returns 0: nothing changes then.
+    #[must_use]
+    pub fn class_of(&self, stage: Stage, class: u8, is_chosen: bool) -> Option<Verdict> {
+        let dscp = Some(self.dscp_of(stage)).filter(|dscp| *dscp != 0)?;
+        self.verdict(dscp, class, is_chosen)
+    }
+
+    /// Decides as [`Client::class_of`] about a change to `dscp`. Returns `None` without a daemon.
+    #[must_use]
+    pub fn verdict(&self, dscp: u8, class: u8, is_chosen: bool) -> Option<Verdict> {
+        let session = self.core.standing()?;
+        let header = session.header();
+        Some(decide(header.marking(), &header.treatments(), class, is_chosen, dscp))
     }
 
     /// Returns the DSCP of a level, or 0 (unmarked) without a daemon.

@@ -37,6 +37,7 @@ pub use client::Client;
 pub use hint::Hint;
 pub use lane::{Lane, Loan};
 pub use laxity_shm::layout::{LEVEL_SCAVENGER, Mode};
+pub use laxity_shm::marking::Verdict;
 pub use laxity_shm::record::{Direction, Flow, Stage};
 pub use options::Options;
 pub use stats::Stats;

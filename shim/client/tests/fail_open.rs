@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 
 use daemon::{TestDaemon, eventually};
 use lanes::{attached, drain, flow, is_scheduled_in_the_end, send};
-use laxity_client::{Client, Flow, Hint, Lane, Mode, Options, Stage};
+use laxity_client::{Client, Flow, Hint, Lane, Mode, Options, Stage, Verdict};
 use laxity_shm::layout::{Geometry, attention};
+use laxity_shm::marking::{Marking, Treatments};
 use laxity_shm::record::Record;
 use laxity_shm::registration::Reason;
 
@@ -69,6 +70,35 @@ fn the_class_of_a_stage_is_the_one_that_the_daemon_says() {
     assert_eq!(of(daemon.options()), [51, 52, 53, 54, 55]);
     let observed = Options { mode: Mode::Observe, ..daemon.options() };
     assert_eq!((of(observed), of(nowhere())), ([0; 5], [0; 5]));
+}
+
+#[test]
+fn a_class_changes_as_the_daemon_says_and_under_an_older_one_as_before() {
+    let daemon = TestDaemon::start();
+    let verdicts = |options: Options| {
+        let client = Client::attach(options);
+        // The class of P2D is DSCP 53 there.
+        [(0, false), (106, false), (106, true)]
+            .map(|(class, is_chosen)| client.class_of(Stage::P2d, class, is_chosen))
+    };
+    let change = |class| Some(Verdict::Change(class));
+    let before = [change(212), change(214), Some(Verdict::Chosen)];
+    assert_eq!(verdicts(daemon.options()), before, "a daemon without marking");
+    let set = |marking, treatments| {
+        *daemon.knobs.marking.lock().expect("knob") = Some((marking, treatments));
+        verdicts(daemon.options())
+    };
+    let lossless = Treatments::new(std::array::from_fn(|dscp| if dscp >> 3 == 3 { 2 } else { 1 }));
+    let kept = [change(212), Some(Verdict::Unlike), Some(Verdict::Chosen)];
+    assert_eq!(set(Marking::Preserve, lossless), kept);
+    let forced = [change(212), change(214), change(214)];
+    assert_eq!(set(Marking::Levels, lossless), forced);
+    assert_eq!(set(Marking::Off, lossless), [Some(Verdict::Off); 3]);
+    let unknown = [Some(Verdict::Unknown), Some(Verdict::Unknown), Some(Verdict::Chosen)];
+    assert_eq!(set(Marking::Preserve, Treatments::UNKNOWN), unknown);
+    assert_eq!(verdicts(nowhere()), [None; 3]);
+    let observed = Options { mode: Mode::Observe, ..daemon.options() };
+    assert_eq!(verdicts(observed), [None; 3], "observing marks nothing");
 }
 
 #[test]

@@ -6,15 +6,14 @@
 //! program's queue pair would then be the first of several in [`crate::queue_pair`], and
 //! `post_front` would choose one.
 
-use laxity_client::Stage;
+use core::sync::atomic::{AtomicBool, Ordering};
+
+use laxity_client::Verdict;
 use laxity_ibverbs::{ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state};
 use laxity_job::Job;
 
 use crate::lanes;
 use crate::report;
-
-/// The two lowest bits of a traffic class, which belong to ECN.
-const ECN: u8 = 0b11;
 
 /// Reports whether a change of a queue pair contains the address vector and the move to RTR.
 pub(crate) fn has_address(attr: &ibv_qp_attr, mask: i32) -> bool {
@@ -24,7 +23,8 @@ pub(crate) fn has_address(attr: &ibv_qp_attr, mask: i32) -> bool {
         && attr.ah_attr.is_global != 0
 }
 
-/// Sets the class of a queue pair if this change contains its address vector.
+/// Sets the class of a queue pair if this change contains its address vector, and if the daemon's
+/// marking and the host's NICs allow it ([`laxity_client::Verdict`]).
 pub(crate) fn apply(attr: &mut ibv_qp_attr, mask: i32) {
     if !has_address(attr, mask) {
         return;
@@ -33,25 +33,31 @@ pub(crate) fn apply(attr: &mut ibv_qp_attr, mask: i32) {
     let queue_pairs = &Job::of_this_process().profile.qp;
     let is_pin = queue_pairs
         .is_pin(*class, |name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));
-    *class = chosen(*class, is_pin, || dscp_of(queue_pairs.stage));
+    if let Some(verdict) = lanes::client().class_of(queue_pairs.stage, *class, is_pin) {
+        if let Some(why) = reason(verdict) {
+            warn_once(*class, why);
+        }
+        *class = verdict.class(*class);
+    }
     report::note_dscp(*class >> 2);
 }
 
-/// Returns the class to set for a queue pair to which the program gave `class`.
-///
-/// A pin stays unchanged, with all eight bits. Its priority may be the only lossless one, and the
-/// priority of a higher class may drop packets.
-fn chosen(class: u8, is_pin: bool, wanted: impl FnOnce() -> Option<u8>) -> u8 {
-    if is_pin {
-        return class;
+/// Returns the reason why a class that nobody chose stays, or `None` if it changes or may stay.
+const fn reason(verdict: Verdict) -> Option<&'static str> {
+    match verdict {
+        Verdict::Unlike => Some("the NIC treats it differently from the class of its stage"),
+        Verdict::Unknown => Some("it is unknown how the NIC treats it and the class of its stage"),
+        Verdict::Change(_) | Verdict::Off | Verdict::Chosen => None,
     }
-    wanted().map_or(class, |dscp| dscp << 2 | class & ECN)
 }
 
-/// Returns the DSCP of a stage, or `None` without a daemon.
-fn dscp_of(stage: Stage) -> Option<u8> {
-    let dscp = lanes::client().dscp_of(stage);
-    (dscp != 0).then_some(dscp)
+/// Prints the first refusal of a process. All queue pairs of a process have the same reason.
+fn warn_once(class: u8, why: &str) {
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    // Relaxed, because only one thread has to print.
+    if !WARNED.swap(true, Ordering::Relaxed) {
+        eprintln!("laxity: queue pairs keep class {class}: {why} (laxity doctor says more)");
+    }
 }
 
 #[cfg(test)]
@@ -59,14 +65,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pinned_class_is_kept_and_any_other_is_the_stages_own() {
-        // The lossless priority of many networks, below and above the stage's class.
-        for (pinned, wanted) in [(106, 34), (106, 10), (0, 34), (184, 0)] {
-            assert_eq!(chosen(pinned, true, || Some(wanted)), pinned);
+    fn only_a_class_that_nobody_chose_and_that_must_stay_is_worth_a_warning() {
+        for (verdict, warns) in [
+            (Verdict::Change(136), false),
+            (Verdict::Chosen, false),
+            (Verdict::Off, false),
+            (Verdict::Unlike, true),
+            (Verdict::Unknown, true),
+        ] {
+            assert_eq!(reason(verdict).is_some(), warns, "{verdict:?}");
         }
-        assert_eq!(chosen(0, false, || Some(34)), 136);
-        assert_eq!(chosen(0b10, false, || Some(34)), 138, "ECN is the network's");
-        assert_eq!(chosen(106, false, || None), 106, "nobody schedules");
     }
 
     #[test]

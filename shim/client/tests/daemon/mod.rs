@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use laxity_shm::consumer::{Incoming, Wake};
 use laxity_shm::layout::{Geometry, attention};
+use laxity_shm::marking::{Marking, Treatments};
 use laxity_shm::producer::SlotRef;
 use laxity_shm::record::{Flow, Record};
 use laxity_shm::registration::{self, Reason};
@@ -38,6 +39,8 @@ pub(crate) struct Knobs {
     pub(crate) attention: AtomicU32,
     /// Whether the bypass is switched on and off all the time.
     pub(crate) flicker: AtomicBool,
+    /// What clients do to classes. `None` makes this a daemon of a release without marking.
+    pub(crate) marking: Mutex<Option<(Marking, Treatments)>>,
     /// The reason with which clients are refused.
     pub(crate) refuse: Mutex<Option<Reason>>,
     /// Number of rounds without work before the daemon sleeps.
@@ -243,6 +246,9 @@ fn register(
             header.set_credit_class(1 << 2, 2);
             header.set_dscp(&std::array::from_fn(|i| i as u8 + 10));
             header.set_dscp_of_stages([51, 52, 53, 54, 55]);
+            if let Some((marking, treatments)) = &*knobs.marking.lock().expect("knob") {
+                header.set_marking(*marking, treatments);
+            }
             header.raise(hello.mode().expect("checked").attention());
             header.raise(knobs.attention.load(Ordering::SeqCst));
             header.set_daemon_cpu(sleep::current_cpu());

@@ -1,0 +1,80 @@
+//! Watches which DSCPs the host's NICs treat alike, for clients that mark their traffic
+//! ([`laxity_shm::marking`]).
+//!
+//! A driver may take long to answer, so a thread of its own asks. It asks again every
+//! [`READ_EVERY`], because tools such as `mlnx_qos` often set PFC after the daemon's start.
+
+use std::io;
+use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
+use laxity_nic::RdmaPort;
+use laxity_shm::marking::Treatments;
+use tracing::info;
+
+use crate::config::NicConfig;
+use crate::mailbox::{Command, Mailbox};
+
+/// The time between two readings.
+const READ_EVERY: Duration = Duration::from_secs(5);
+/// The NIC name that stands for all devices.
+const ALL: &str = "default";
+
+/// Starts a watch, which sends the first reading at once and each later one that differs. It ends
+/// when the returned end of a channel is dropped.
+///
+/// # Errors
+/// There is no room for a thread.
+pub(crate) fn watch(nics: Vec<NicConfig>, mailbox: Mailbox) -> io::Result<mpsc::Sender<()>> {
+    let (alive, ended) = mpsc::channel();
+    std::thread::Builder::new().name("nics".into()).spawn(move || {
+        let mut last = Treatments::UNKNOWN;
+        loop {
+            let read = of_host(Path::new("/"), &nics);
+            if read != last {
+                info!(known = read != Treatments::UNKNOWN, "read what the NICs do with each DSCP");
+                last = read;
+                if !mailbox.send(Command::Treatments(Box::new(read))) {
+                    return;
+                }
+            }
+            if ended.recv_timeout(READ_EVERY) != Err(RecvTimeoutError::Timeout) {
+                return;
+            }
+        }
+    })?;
+    Ok(alive)
+}
+
+/// Returns which DSCPs the configured NICs treat alike.
+fn of_host(root: &Path, nics: &[NicConfig]) -> Treatments {
+    let is_ours = |port: &RdmaPort| {
+        nics.iter().any(|nic| {
+            nic.name == ALL || nic.name == port.device || Some(&nic.name) == port.interface.as_ref()
+        })
+    };
+    laxity_nic::treatments(root, is_ours, &laxity_nic::query)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn only_ports_of_configured_nics_count() {
+        let host = tempfile::tempdir().expect("a folder");
+        let port = host.path().join("sys/class/infiniband/mlx5_0/ports/1");
+        fs::create_dir_all(&port).expect("created");
+        fs::write(port.join("link_layer"), "Ethernet").expect("written");
+        let mut nic = crate::config::Config::default().nic.remove(0);
+        let of = |nic: &NicConfig| of_host(host.path(), std::slice::from_ref(nic));
+        assert_eq!(of(&nic), Treatments::UNKNOWN, "`default` stands for all, and this one is mute");
+        nic.name = "mlx5_0".into();
+        assert_eq!(of(&nic), Treatments::UNKNOWN);
+        nic.name = "mlx5_1".into();
+        assert_eq!(of(&nic), Treatments::ALL_ALIKE);
+    }
+}
