@@ -16,6 +16,7 @@ pub(crate) const BUILTIN: &[(&str, &str)] = &[
     ("nccl", include_str!("../profiles/nccl.toml")),
     ("perftest", include_str!("../profiles/perftest.toml")),
     ("ucx", include_str!("../profiles/ucx.toml")),
+    ("wide-ep", include_str!("../profiles/wide-ep.toml")),
 ];
 
 impl Profile {

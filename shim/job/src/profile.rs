@@ -43,6 +43,9 @@ pub struct Profile {
     /// The profile's purpose in one line.
     #[serde(default)]
     pub description: String,
+    /// Whether `laxity run` sets the class variables of libraries that are unset.
+    #[serde(default)]
+    pub class_variables: bool,
     /// Stages of work requests.
     pub stage: Stages,
     /// Settings of queue pairs.
@@ -162,6 +165,7 @@ impl Default for Profile {
             name: String::from("default"),
             origin: Origin::Builtin,
             description: String::from("any RDMA program"),
+            class_variables: false,
             stage: Stages::default(),
             qp: QueuePairs::default(),
             slo_ttft: None,

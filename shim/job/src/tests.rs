@@ -18,7 +18,7 @@ fn error(text: &str) -> String {
 fn every_builtin_profile_parses_and_describes_itself() {
     let profiles = Profile::builtin();
     let names: Vec<&str> = profiles.iter().map(|p| p.name.as_str()).collect();
-    assert_eq!(names, ["default", "mooncake", "nccl", "perftest", "ucx"]);
+    assert_eq!(names, ["default", "mooncake", "nccl", "perftest", "ucx", "wide-ep"]);
     assert_eq!(profiles.len(), BUILTIN.len());
     assert!(profiles.iter().all(|p| !p.description.is_empty()));
 }
@@ -45,11 +45,14 @@ fn profiles_classify_as_documented() {
     assert_eq!(nccl.qp.stage, Stage::Collective);
     assert_eq!(profile("ucx").qp.default_traffic_class, 106);
     assert_eq!(profile("perftest").stage.send, Stage::Collective);
+    let sets_classes = profiles.iter().filter(|profile| profile.class_variables);
+    assert_eq!(sets_classes.map(|p| p.name.as_str()).collect::<Vec<_>>(), ["wide-ep"]);
+    assert_eq!(profile("wide-ep").stage.atomic, Stage::Collective);
 }
 
 #[test]
 fn a_class_is_a_pin_if_the_library_would_not_have_set_it_or_a_variable_asks_for_it() {
-    let ucx = Profile::builtin().pop().unwrap().qp;
+    let ucx = Profile::load("ucx").unwrap().qp;
     assert!(!ucx.is_pin(106, |_| false));
     assert!(ucx.is_pin(0, |_| false), "somebody took the default away");
     assert!(ucx.is_pin(106, |name| name == "UCX_IB_TRAFFIC_CLASS"));

@@ -5,6 +5,8 @@
 //! as its program does. Commands of the laboratory belong to another program ([`external`]).
 #![forbid(unsafe_code)]
 
+mod class_table;
+mod class_variables;
 mod cluster;
 mod doctor;
 mod external;
@@ -36,6 +38,9 @@ enum Command {
     /// Run a program with its RDMA traffic under the scheduler
     #[command(after_long_help = run::HELP)]
     Run(Box<run::RunArgs>),
+    /// Print the class variables that `run` sets for a profile
+    #[command(after_long_help = class_variables::HELP)]
+    Env(class_variables::EnvArgs),
     /// List the job profiles, or print one
     Profiles(profiles::ProfilesArgs),
     /// Find out why jobs on this host are not scheduled, and what to do about it
@@ -94,6 +99,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Reload(endpoint) => host::reload(&endpoint)?,
         Command::Run(args) => return Ok(run::run(&args)),
         Command::Doctor(args) => return Ok(doctor::doctor(&args)?),
+        Command::Env(args) => class_variables::env(&args)?,
         Command::Profiles(args) => profiles::profiles(&args)?,
         Command::Cluster(command) => return Ok(cluster::run(&command)?),
         Command::Trace(args) => return Ok(trace::trace(&args)?),

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use laxity_shm::layout::Mode;
-use laxity_shm::registration::{self, Hello, RegistrationError};
+use laxity_shm::registration::{self, Hello, RegistrationError, Welcome};
 
 /// Longest wait for the daemon. A job waits for 100 ms, and a person can wait longer.
 const PATIENCE: Duration = Duration::from_millis(1000);
@@ -16,12 +16,20 @@ const PATIENCE: Duration = Duration::from_millis(1000);
 /// # Errors
 /// Returns the error that a job would get, such as that this user is not admitted.
 pub(crate) fn probe(socket: &Path, name: &str) -> Result<(), RegistrationError> {
+    attach(socket, name).map(|_| ())
+}
+
+/// Attaches as `name`, ends the connection, and returns the daemon's answer. Its memory stays
+/// readable as it was.
+///
+/// # Errors
+/// As for [`probe`].
+pub(crate) fn attach(socket: &Path, name: &str) -> Result<Welcome, RegistrationError> {
     let connection = registration::connect(socket)?;
     // No thread sleeps on this region, so the kind of fence does not matter.
     registration::send_hello(connection.as_fd(), &Hello::new(name, Mode::Off, true))?;
     if !registration::wait_readable(connection.as_fd(), PATIENCE) {
         return Err(RegistrationError::NoAnswer);
     }
-    registration::receive_reply(connection.as_fd())?.ok_or(RegistrationError::NoAnswer)?;
-    Ok(())
+    registration::receive_reply(connection.as_fd())?.ok_or(RegistrationError::NoAnswer)
 }

@@ -16,6 +16,7 @@ use laxity_job::{PROFILE_ENV, Profile, ProfileError};
 use laxity_quantity::{Nanos, NotAQuantity};
 use thiserror::Error;
 
+use crate::class_variables::{self, ClassArgs, Classes};
 use crate::registration;
 
 /// Exit code if the command was not started. It and the two below are those of env(1), nice(1) and
@@ -47,6 +48,9 @@ Examples:
 
   # only account for transfers and write a report; nothing is delayed or marked
   laxity run --profile mooncake --mode observe --report job.json -- ./serve.sh
+
+  # experts on many hosts: sets the class variable of each library that is unset
+  laxity run --profile wide-ep -- vllm serve MODEL --enable-expert-parallel …
 
   # perftest: a WRITE has the stage p2d, and a SEND the stage collective
   laxity run --profile perftest -- ib_write_bw -d mlx5_0 HOST
@@ -91,6 +95,11 @@ pub(crate) struct RunArgs {
     /// Refuse to start if the daemon does not admit the job
     #[arg(long)]
     require: bool,
+    /// List the class variables that the profile sets
+    #[arg(long, short)]
+    verbose: bool,
+    #[command(flatten)]
+    classes: ClassArgs,
     /// The command and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD")]
     command: Vec<OsString>,
@@ -146,6 +155,8 @@ enum RunError {
 struct Plan {
     command: Command,
     warnings: Vec<String>,
+    /// What was done about class variables, if the profile sets them.
+    notice: Option<String>,
 }
 
 /// Executes the command in place of this process. Returns only if that fails.
@@ -160,13 +171,16 @@ pub(crate) fn run(args: &RunArgs) -> ExitCode {
     for warning in &plan.warnings {
         eprintln!("laxity run: warning: {warning}");
     }
+    if let Some(notice) = &plan.notice {
+        eprintln!("laxity run: {notice}");
+    }
     let Err((code, message)) = become_it(&mut plan.command, &args.command[0]);
     eprintln!("laxity run: {message}");
     ExitCode::from(code)
 }
 
 fn plan(args: &RunArgs) -> Result<Plan, RunError> {
-    let mut warnings = Vec::new();
+    let (mut warnings, mut classes) = (Vec::new(), None);
     let mut command = Command::new(&args.command[0]);
     command.args(&args.command[1..]);
 
@@ -202,11 +216,19 @@ fn plan(args: &RunArgs) -> Result<Plan, RunError> {
         command.env("LAXITY_SOCKET", absolute(socket)?);
     }
 
+    if profile.class_variables && !matches!(mode, Some(Mode::Observe | Mode::Off)) {
+        let socket = args.socket.clone();
+        let socket = socket.unwrap_or_else(laxity_shm::registration::socket_path);
+        classes = class_variables::of_job(&args.classes, &socket);
+        let set = classes.iter().flat_map(Classes::set);
+        command.envs(set.map(|(name, value)| (name, value.to_string())));
+    }
     preload(args, &profile, &mut command, &mut warnings)?;
     if mode != Some(Mode::Off) || args.require {
         daemon(args, &mut warnings)?;
     }
-    Ok(Plan { command, warnings })
+    let notice = classes.map(|classes| classes.notice(args.verbose));
+    Ok(Plan { command, warnings, notice })
 }
 
 /// Returns the profile, and a name of it that does not depend on the job's folder.

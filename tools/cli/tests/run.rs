@@ -49,6 +49,7 @@ impl Place {
             "LAXITY_SLO_TTFT",
             "MC_IB_TC",
             "NCCL_IB_TC",
+            "NCCL_GIN_IB_TC",
             "UCX_IB_TRAFFIC_CLASS",
         ] {
             command.env_remove(variable);
@@ -307,4 +308,31 @@ fn profiles_are_listed_and_shown() {
     }
     assert!(text(&laxity(&["ucx"]).stdout).contains("default_traffic_class = 106"));
     assert_eq!(laxity(&["nonsense"]).status.code(), Some(1));
+}
+
+#[test]
+fn the_profile_for_wide_expert_parallelism_sets_class_variables_that_are_unset() {
+    let place = Place::new();
+    let roce = ["--profile", "wide-ep", "--link", "roce", "--", "env"];
+    let seen = place.run(&roce).env("NCCL_IB_TC", "106").output().unwrap();
+    assert!(seen.status.success(), "{}", text(&seen.stderr));
+    assert_eq!(value(&seen, "NCCL_IB_TC").as_deref(), Some("106"), "somebody chose it");
+    assert_eq!(value(&seen, "NCCL_GIN_IB_TC").as_deref(), Some("136"));
+    assert_eq!(value(&seen, "MC_IB_TC").as_deref(), Some("40"));
+    assert_eq!(value(&seen, "NVSHMEM_IB_SL"), None);
+    let said = text(&seen.stderr);
+    let notice = said.lines().find(|line| line.contains("class variables set")).expect("a notice");
+    assert!(notice.contains("1 kept") && notice.contains("a daemon without a configuration"));
+
+    let verbose = place.output(&[&["--verbose"], &roce[..]].concat());
+    assert!(text(&verbose.stderr).contains("136: NCCL_IB_TC NCCL_GIN_IB_TC"));
+    let others = place.output(&["--profile", "nccl", "--link", "roce", "--", "env"]);
+    assert_eq!(value(&others, "NCCL_GIN_IB_TC"), None, "only a profile that asks for it");
+    let observed = place.output(&[&["--mode", "observe"], &roce[..]].concat());
+    assert_eq!(value(&observed, "NCCL_GIN_IB_TC"), None, "observing marks nothing");
+    let infiniband = ["--profile", "wide-ep", "--link", "infiniband"];
+    let named = ["--service-level", "collective=1", "--", "env"];
+    let seen = place.output(&[&infiniband[..], &named[..]].concat());
+    assert_eq!(value(&seen, "NVSHMEM_IB_SL").as_deref(), Some("1"));
+    assert_eq!(value(&seen, "NVSHMEM_IB_TRAFFIC_CLASS"), None, "it would break IBGDA");
 }

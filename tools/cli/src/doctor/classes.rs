@@ -1,27 +1,34 @@
-//! Checks whether KV transfer has a better traffic class than collectives. By default UCX sets 106
-//! (DSCP 26, ECN-capable), NCCL sets 0, and Mooncake sets none. On a fabric with a lossless class
-//! for DSCP 26, the KV cache is then in that class and collectives are not.
+//! Shows the traffic classes of the libraries in each process, and checks whether KV transfer has a
+//! better one than collectives. By default UCX sets 106 (DSCP 26, ECN-capable), NCCL and NVSHMEM
+//! set 0, and DeepEP V2 sets 3 (DSCP 0). On a fabric with a lossless class for DSCP 26, the KV cache
+//! is then in that class, and expert-parallel traffic and collectives are not.
 
-use laxity_job::Profile;
+use laxity_shm::record::Stage;
 use laxity_wire::Status;
 
 use super::finding::Finding;
 use super::processes::{Process, Seen};
+use crate::class_table::{Field, Variable};
 
 /// The traffic class of one library in one process.
 struct Choice<'a> {
     process: &'a Process,
-    library: &'static str,
+    variable: &'static Variable,
     class: u8,
     /// Whether a variable sets the class, rather than the library.
     pinned: bool,
 }
 
 impl Choice<'_> {
+    fn short(&self) -> String {
+        let pinned = if self.pinned { "pinned" } else { "its default" };
+        format!("{} {} (DSCP {}, {pinned})", self.variable.library, self.class, self.class >> 2)
+    }
+
     fn words(&self) -> String {
         format!(
             "{} of {}: class {} (DSCP {}){}",
-            self.library,
+            self.variable.library,
             self.process.subject(),
             self.class,
             self.class >> 2,
@@ -44,42 +51,46 @@ fn standing(dscp: u8, status: Option<&Status>) -> usize {
     }
 }
 
-fn choices(process: &Process) -> (Vec<Choice<'_>>, Vec<Choice<'_>>) {
-    let choice = |library, variable: &str, default| {
-        // UCX has "auto" for its default, which is not a number.
-        let set = process.variables.get(variable).and_then(|value| value.trim().parse().ok());
-        Choice { process, library, class: set.unwrap_or(default), pinned: set.is_some() }
-    };
-    let (mut kv, mut collectives) = (Vec::new(), Vec::new());
-    if process.mooncake {
-        kv.push(choice("Mooncake", "MC_IB_TC", default_class("mooncake")));
-    }
-    if process.ucx {
-        kv.push(choice("UCX", "UCX_IB_TRAFFIC_CLASS", default_class("ucx")));
-    }
-    if process.nccl {
-        collectives.push(choice("NCCL", "NCCL_IB_TC", default_class("nccl")));
-    }
-    (kv, collectives)
+/// Returns the classes of the libraries in a process, in the table's order.
+fn choices(process: &Process) -> impl Iterator<Item = Choice<'_>> {
+    let rows = process.class_variables.iter().filter(|row| row.sets == Field::TrafficClass);
+    rows.map(move |&variable| {
+        let (class, pinned) = variable.class_in(|name| process.variables.get(name).cloned());
+        Choice { process, variable, class, pinned }
+    })
 }
 
-/// Returns the class that the library of a profile sets by default.
-fn default_class(profile: &str) -> u8 {
-    let profiles = Profile::builtin();
-    let found = profiles.iter().find(|found| found.name == profile);
-    found.map_or(0, |found| found.qp.default_traffic_class)
+/// Shows the classes of each process. A class that no variable sets is only right by chance.
+pub(crate) fn table(seen: &Seen) -> Vec<Finding> {
+    let of_process = |process: &Process| {
+        let choices: Vec<Choice<'_>> = choices(process).collect();
+        let words: Vec<String> = choices.iter().map(Choice::short).collect();
+        let finding = Finding::info("classes", words.join(", ")).about(process.subject());
+        let unset = choices.iter().filter(|choice| !choice.pinned);
+        let unset: Vec<&str> = unset.map(|choice| choice.variable.name.as_str()).collect();
+        Some(match unset[..] {
+            _ if choices.is_empty() => return None,
+            [] => finding,
+            _ => finding
+                .because(format!("not set: {}", unset.join(", ")))
+                .action("laxity env --profile wide-ep prints values that agree with the levels"),
+        })
+    };
+    seen.processes.iter().filter_map(of_process).collect()
 }
 
 /// Reports whether some KV transfer of this host has a better class than some collective.
 pub(crate) fn inverted(seen: &Seen, status: Option<&Status>) -> Vec<Finding> {
     let (mut kv, mut collectives) = (Vec::new(), Vec::new());
     for process in &seen.processes {
-        let (of_kv, of_collectives) = choices(process);
+        let is_collective = |choice: &Choice<'_>| choice.variable.stage == Stage::Collective;
+        let (of_collectives, of_kv): (Vec<_>, Vec<_>) = choices(process).partition(is_collective);
         kv.extend(of_kv);
         collectives.extend(of_collectives);
     }
-    // The preload library replaces all classes but pinned ones.
-    let counts = |choice: &&Choice<'_>| choice.pinned || !choice.process.preloaded;
+    // The preload library replaces classes that are not pinned, where it sees the queue pair.
+    let counts =
+        |choice: &&Choice<'_>| choice.pinned || !choice.process.preloaded || !choice.variable.verbs;
     let rank = |choice: &&Choice<'_>| standing(choice.class >> 2, status);
     let best = kv.iter().filter(counts).max_by_key(rank);
     let worst = collectives.iter().filter(counts).min_by_key(rank);
@@ -94,8 +105,8 @@ pub(crate) fn inverted(seen: &Seen, status: Option<&Status>) -> Vec<Finding> {
                     could wait goes first",
                 )
                 .action(
-                    "run both under `laxity run` without these variables, or set NCCL_IB_TC \
-                    above UCX_IB_TRAFFIC_CLASS and MC_IB_TC",
+                    "run both under `laxity run --profile wide-ep` without these variables, or \
+                    set them as `laxity env --profile wide-ep` prints them",
                 );
             findings.push(finding);
         }

@@ -9,9 +9,7 @@ use laxity_wire::Status;
 
 use super::finding::Finding;
 use super::root::Root;
-
-/// The environment variables that are read from other processes.
-const VARIABLES: &[&str] = &["MC_IB_TC", "NCCL_IB_TC", "UCX_IB_TRAFFIC_CLASS", "UCX_TLS"];
+use crate::class_table::{VARIABLES, Variable};
 
 /// A process with an RDMA library.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,7 +28,9 @@ pub(crate) struct Process {
     pub(crate) ucx_mlx5: bool,
     /// Whether it has a library with which GPUs write the NIC's doorbell registers.
     pub(crate) gpu_initiated: bool,
-    /// The values of [`VARIABLES`] that are set.
+    /// The rows of [`VARIABLES`] for the libraries that it has loaded.
+    pub(crate) class_variables: Vec<&'static Variable>,
+    /// The values of `UCX_TLS` and of [`VARIABLES`] that are set.
     pub(crate) variables: BTreeMap<String, String>,
 }
 
@@ -83,18 +83,20 @@ fn process(root: &Root, pid: u32, maps: &str) -> Option<Process> {
         mooncake: has("libtransfer_engine") || has("mooncake/"),
         ucx_mlx5: has("libuct_ib") && has("libmlx5"),
         gpu_initiated: has("libnvshmem") || has("nvshmem_transport_ibgda"),
+        class_variables: VARIABLES.iter().filter(|variable| variable.is_loaded(maps)).collect(),
         variables: variables(root, pid),
     };
-    let relevant = verbs || uses_rdma || process.nccl || process.ucx || process.mooncake;
+    let relevant = verbs || uses_rdma || !process.class_variables.is_empty();
     relevant.then_some(process)
 }
 
 fn variables(root: &Root, pid: u32) -> BTreeMap<String, String> {
     let bytes = root.bytes(&format!("/proc/{pid}/environ")).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
+    let matters = |name: &str| name == "UCX_TLS" || VARIABLES.iter().any(|row| row.name == name);
     text.split('\0')
         .filter_map(|entry| entry.split_once('='))
-        .filter(|(name, value)| VARIABLES.contains(name) && !value.is_empty())
+        .filter(|(name, value)| matters(name) && !value.is_empty())
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .collect()
 }

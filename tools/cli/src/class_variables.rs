@@ -1,0 +1,329 @@
+//! `laxity env`: prints the class variables that `laxity run` sets for a profile, for jobs that are
+//! started in another way. Also the part of `laxity run` that sets them.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueEnum};
+use laxity_cli::output::{OutputError, json, say};
+use laxity_job::{Profile, ProfileError};
+use laxity_shm::layout::attention;
+use laxity_shm::marking::{Marking, Treatments};
+use laxity_shm::record::Stage;
+use laxity_shm::region::Region;
+use serde::Serialize;
+
+use crate::class_table::{Layers, Outcome, Rules, SERVICE_LEVEL_MAX, Setting, plan};
+use crate::registration;
+
+/// The folder in which the kernel lists RDMA devices.
+const RDMA_DEVICES: &str = "/sys/class/infiniband";
+
+pub(crate) const HELP: &str = "\
+Prints the variables by which NCCL, DeepEP, NVSHMEM, UCCL, MORI, Mooncake and UCX choose the class \
+of their traffic, with values that agree with the daemon's levels. Without a daemon, the values \
+are those of a daemon without a configuration. A variable that is set in this environment keeps \
+its value and is not printed with --format shell.
+
+On RoCE the variables carry traffic classes. On InfiniBand they carry service levels, which only \
+the operator of the subnet knows: name them with --service-level.
+
+Examples:
+  # for a shell
+  eval \"$(laxity env --profile wide-ep)\"
+
+  # for a container
+  docker run $(laxity env --profile wide-ep --format docker) IMAGE
+
+  # for the list `env` of a Kubernetes container
+  laxity env --profile wide-ep --format k8s";
+
+/// What `laxity run` and `laxity env` need to know about classes.
+#[derive(Args)]
+pub(crate) struct ClassArgs {
+    /// InfiniBand service level of a stage, such as collective=1, for profiles that set class
+    /// variables. May be repeated
+    #[arg(long, value_name = "STAGE=N", value_parser = service_level)]
+    service_level: Vec<(Stage, u8)>,
+    /// The network of the job, for profiles that set class variables
+    #[arg(long, value_enum, default_value_t = Link::Auto)]
+    link: Link,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Link {
+    /// That of this host's RDMA ports, or RoCE if it has none
+    Auto,
+    /// RoCE
+    Roce,
+    /// InfiniBand
+    Infiniband,
+}
+
+/// Arguments of `laxity env`.
+#[derive(Args)]
+pub(crate) struct EnvArgs {
+    /// Job profile: a name, or a path with a `/` in it
+    #[arg(long, short, value_name = "PROFILE", default_value = "wide-ep")]
+    profile: String,
+    /// The form of the output
+    #[arg(long, value_enum, default_value_t = Format::Shell)]
+    format: Format,
+    /// Registration socket of the daemon [default: $LAXITY_SOCKET, or /run/laxity/laxityd.sock]
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    #[command(flatten)]
+    classes: ClassArgs,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Format {
+    /// Commands for a shell
+    Shell,
+    /// Options of `docker run`
+    Docker,
+    /// A list for the field `env` of a Kubernetes container
+    K8s,
+    /// All variables, with what happens to each and why
+    Json,
+}
+
+/// Why `laxity env` prints nothing. The texts say what to do.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum EnvError {
+    /// The profile can't be used.
+    #[error(transparent)]
+    Profile(#[from] ProfileError),
+    /// The profile sets no class variables.
+    #[error(
+        "the profile `{0}` sets no class variables; name wide-ep, or a profile with \
+         `class_variables = true`"
+    )]
+    NoClasses(String),
+    /// The variables could not be printed.
+    #[error(transparent)]
+    Output(#[from] OutputError),
+}
+
+/// One variable in the output of `--format json`. Fields may be added.
+#[derive(Serialize)]
+struct Row<'a> {
+    name: &'a str,
+    library: &'a str,
+    stage: &'static str,
+    /// The value that it gets or keeps.
+    value: Option<String>,
+    /// `set`, `kept` or `left`.
+    outcome: &'static str,
+    /// Why it is left unset.
+    why: &'a str,
+    /// The class of the library by default.
+    default: u8,
+    since: &'a str,
+    source: &'a str,
+    note: &'a str,
+}
+
+/// The classes of a job, and where they come from.
+pub(crate) struct Classes {
+    pub(crate) settings: Vec<Setting>,
+    /// Where the values come from.
+    pub(crate) origin: &'static str,
+}
+
+impl Classes {
+    /// Returns the variables to set and their values.
+    pub(crate) fn set(&self) -> impl Iterator<Item = (&'static str, u8)> {
+        self.settings.iter().filter_map(|setting| match setting.outcome {
+            Outcome::Set(value) => Some((setting.variable.name.as_str(), value)),
+            _ => None,
+        })
+    }
+
+    /// Returns a line that says what is set, and more lines if `verbose`.
+    pub(crate) fn notice(&self, verbose: bool) -> String {
+        let mut by_value: BTreeMap<u8, Vec<&str>> = BTreeMap::new();
+        for (name, value) in self.set() {
+            by_value.entry(value).or_default().push(name);
+        }
+        let kept = self.settings.iter().filter(|s| matches!(s.outcome, Outcome::Kept(_))).count();
+        let left = self.settings.iter().filter(|s| matches!(s.outcome, Outcome::Left(_))).count();
+        let mut notice = format!(
+            "{} class variables set as {} says, {kept} kept, {left} left unset",
+            self.set().count(),
+            self.origin
+        );
+        if !verbose {
+            notice.push_str("; --verbose lists them");
+            return notice;
+        }
+        for (value, names) in by_value.iter().rev() {
+            notice.push_str(&format!("\n  {value}: {}", names.join(" ")));
+        }
+        for setting in &self.settings {
+            let name = &setting.variable.name;
+            match &setting.outcome {
+                Outcome::Set(_) => {}
+                Outcome::Kept(value) => notice.push_str(&format!("\n  kept: {name}={value}")),
+                Outcome::Left(why) => notice.push_str(&format!("\n  left: {name}, because {why}")),
+            }
+        }
+        notice
+    }
+}
+
+/// Returns the classes for a job of this host. `None` if the daemon marks nothing, because it only
+/// observes or is bypassed.
+pub(crate) fn of_job(args: &ClassArgs, socket: &Path) -> Option<Classes> {
+    let mut rules = Rules {
+        dscp: Rules::DSCP_DEFAULT,
+        service_level: [None; Stage::ALL.len()],
+        marking: Some(Marking::Preserve),
+        treatments: Treatments::UNKNOWN,
+    };
+    for (stage, level) in &args.service_level {
+        rules.service_level[stage.index()] = Some(*level);
+    }
+    let attached = registration::attach(socket, "laxity env").ok();
+    let region = attached.and_then(|welcome| Region::map(welcome.memfd, welcome.geometry).ok());
+    let mut origin = "a daemon without a configuration";
+    if region.is_none() {
+        rules.treatments = laxity_nic::treatments(Path::new("/"), |_| true, &laxity_nic::query);
+    }
+    if let Some(region) = region {
+        let header = region.header();
+        if header.attention() & attention::NOT_ENFORCED != 0 {
+            return None;
+        }
+        origin = "the daemon";
+        (rules.marking, rules.treatments) = (header.marking(), header.treatments());
+        for stage in Stage::ALL {
+            if let Some(dscp) = header.dscp_of_stage(stage) {
+                rules.dscp[stage.index()] = dscp;
+            }
+        }
+    }
+    let layers = match args.link {
+        Link::Roce => Layers { roce: true, infiniband: false },
+        Link::Infiniband => Layers { roce: false, infiniband: true },
+        Link::Auto => layers(Path::new(RDMA_DEVICES)),
+    };
+    let value = |name: &str| Some(std::env::var_os(name)?.to_string_lossy().into_owned());
+    Some(Classes { settings: plan(layers, &rules, value), origin })
+}
+
+/// Returns the link layers of the RDMA ports below `devices`. A host without any may start
+/// containers for others, which are more often RoCE.
+fn layers(devices: &Path) -> Layers {
+    let entries = |path: &Path| {
+        let read = path.read_dir().into_iter().flatten().flatten();
+        read.map(|entry| entry.path()).collect::<Vec<_>>()
+    };
+    let ports = entries(devices).into_iter().flat_map(|device| entries(&device.join("ports")));
+    let read = |port: PathBuf| std::fs::read_to_string(port.join("link_layer"));
+    let names: Vec<String> = ports.filter_map(|port| read(port).ok()).collect();
+    let has = |wanted: &str| names.iter().any(|name| name.trim() == wanted);
+    Layers { roce: has("Ethernet") || names.is_empty(), infiniband: has("InfiniBand") }
+}
+
+fn service_level(text: &str) -> Result<(Stage, u8), String> {
+    let (name, number) = text.split_once('=').ok_or("write STAGE=N, such as collective=1")?;
+    let stage = Stage::from_name(name).ok_or_else(|| {
+        format!("no stage is called `{name}`; write {}", Stage::ALL.map(Stage::name).join(", "))
+    })?;
+    match number.parse() {
+        Ok(level) if level <= SERVICE_LEVEL_MAX => Ok((stage, level)),
+        _ => Err(format!("`{number}` is no service level; write 0 to {SERVICE_LEVEL_MAX}")),
+    }
+}
+
+/// Prints the variables.
+pub(crate) fn env(args: &EnvArgs) -> Result<(), EnvError> {
+    let profile = Profile::load(&args.profile)?;
+    if !profile.class_variables {
+        return Err(EnvError::NoClasses(args.profile.clone()));
+    }
+    let socket = args.socket.clone();
+    let socket = socket.unwrap_or_else(laxity_shm::registration::socket_path);
+    let Some(classes) = of_job(&args.classes, &socket) else {
+        eprintln!("laxity env: nothing is set, because the daemon observes or is bypassed");
+        return Ok(());
+    };
+    eprintln!("laxity env: {}", classes.notice(false).trim_end_matches("; --verbose lists them"));
+    let text = text(&classes, args.format)?;
+    if text.is_empty() {
+        return Ok(());
+    }
+    Ok(say(text)?)
+}
+
+fn text(classes: &Classes, format: Format) -> Result<String, OutputError> {
+    let lines = |line: &dyn Fn(&str, u8) -> String| {
+        classes.set().map(|(name, value)| line(name, value)).collect::<Vec<_>>().join("\n")
+    };
+    Ok(match format {
+        Format::Shell => lines(&|name, value| format!("export {name}={value}")),
+        Format::Docker => lines(&|name, value| format!("--env {name}={value}")),
+        Format::K8s => lines(&|name, value| format!("- name: {name}\n  value: \"{value}\"")),
+        Format::Json => {
+            let rows: Vec<Row<'_>> = classes.settings.iter().map(row).collect();
+            json(&rows)?
+        }
+    })
+}
+
+fn row(setting: &Setting) -> Row<'_> {
+    let (outcome, value, why) = match &setting.outcome {
+        Outcome::Set(value) => ("set", Some(value.to_string()), ""),
+        Outcome::Kept(value) => ("kept", Some(value.clone()), ""),
+        Outcome::Left(why) => ("left", None, *why),
+    };
+    let variable = setting.variable;
+    Row {
+        name: &variable.name,
+        library: &variable.library,
+        stage: variable.stage.name(),
+        value,
+        outcome,
+        why,
+        default: variable.default,
+        since: &variable.since,
+        source: &variable.source,
+        note: &variable.note,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn link_layers_are_those_of_all_ports_and_roce_where_there_is_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let port = |device: &str, layer: &str| {
+            let port = folder.path().join(device).join("ports/1");
+            fs::create_dir_all(&port).unwrap();
+            fs::write(port.join("link_layer"), layer).unwrap();
+        };
+        assert_eq!(layers(folder.path()), Layers { roce: true, infiniband: false });
+        port("mlx5_0", "InfiniBand\n");
+        assert_eq!(layers(folder.path()), Layers { roce: false, infiniband: true });
+        port("mlx5_1", "Ethernet\n");
+        assert_eq!(layers(folder.path()), Layers { roce: true, infiniband: true });
+        let efa = tempfile::tempdir().unwrap();
+        let port = efa.path().join("efa_0/ports/1");
+        fs::create_dir_all(&port).unwrap();
+        fs::write(port.join("link_layer"), "Unspecified\n").unwrap();
+        assert_eq!(layers(efa.path()), Layers::default());
+    }
+
+    #[test]
+    fn a_service_level_names_a_stage_and_a_number_of_infiniband() {
+        assert_eq!(service_level("collective=1"), Ok((Stage::Collective, 1)));
+        for wrong in ["collective", "collectives=1", "p2d=16", "p2d=-1", "p2d="] {
+            assert!(service_level(wrong).is_err(), "{wrong}");
+        }
+    }
+}
