@@ -7,8 +7,10 @@ mod classes;
 mod fabric;
 mod finding;
 mod kernel;
+mod levels;
 mod limits;
 mod processes;
+mod qos;
 mod root;
 mod service;
 #[cfg(test)]
@@ -19,6 +21,7 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 
 use clap::Args;
+use laxity_nic::DcbError;
 use serde::Serialize;
 
 use self::finding::{Finding, Severity};
@@ -95,7 +98,11 @@ fn examine(args: &DoctorArgs) -> Vec<Finding> {
 
     let mut findings = fabric::devices(&ports, status);
     findings.extend(fabric::gids(&root, &ports));
-    findings.extend(fabric::trust(&root, &ports, &ask));
+    // The kernel describes this host only, too.
+    let query = |interface: &str| {
+        if root.is_real() { laxity_nic::query(interface) } else { Err(DcbError::Unsupported) }
+    };
+    findings.extend(levels::priorities(&root, &ports, status, &query, &ask));
     findings.extend(fabric::forced_class(&root, &ports));
     findings.extend(service::daemon(&answer));
     let attached = registration::probe(&socket, "laxity doctor");
@@ -103,6 +110,7 @@ fn examine(args: &DoctorArgs) -> Vec<Finding> {
     findings.push(service::library(&library::find(args.library.as_deref())));
     findings.extend(service::profiles());
     findings.extend(processes::coverage(&seen, status));
+    findings.extend(classes::table(&seen));
     findings.extend(classes::inverted(&seen, status));
     findings.extend(limits::memlock(&root, &seen, !ports.is_empty()));
     findings.extend(kernel::kernel(&root, &kernel::try_out()));

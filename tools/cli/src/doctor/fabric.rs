@@ -1,5 +1,4 @@
-//! Checks of RDMA devices and their network: ports, GIDs, trust in DSCP, and forced traffic
-//! classes.
+//! Checks of RDMA devices and their network: ports, GIDs, and forced traffic classes.
 //!
 //! The kernel's Documentation/ABI/stable/sysfs-class-infiniband describes `/sys/class/infiniband`.
 
@@ -269,85 +268,4 @@ fn number_in(text: &str) -> Option<u8> {
     let digits = text.rsplit(|c: char| !c.is_ascii_digit()).find(|d| !d.is_empty())?;
     let negative = text.contains(&format!("-{digits}"));
     digits.parse().ok().filter(|_| !negative)
-}
-
-/// Checks whether the NIC sorts packets by DSCP, and reports the settings of PFC and ECN.
-pub(crate) fn trust(root: &Root, ports: &[Port], tool: Tool<'_>) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    for port in ports.iter().filter(|port| port.ethernet) {
-        let Some(netdev) = port.netdev.as_deref() else {
-            continue;
-        };
-        let qos = tool("mlnx_qos", &["-i", netdev]);
-        findings.push(
-            match trusted(netdev, qos.as_deref(), tool) {
-                Some((true, how)) => Finding::ok("trust", format!("DSCP ({how})")),
-                Some((false, how)) => Finding::warn("trust", format!("not DSCP ({how})"))
-                    .because(
-                        "the NIC sorts what it sends into its queues by something else than \
-                    Laxity's marks",
-                    )
-                    .action(format!(
-                        "mlnx_qos -i {netdev} --trust dscp, or dcb apptrust set dev \
-                    {netdev} order dscp pcp"
-                    )),
-                None => Finding::info("trust", "unknown: neither mlnx_qos nor dcb says")
-                    .because(
-                        "the NIC's queues and buffers only follow DSCP if it trusts it; the \
-                    switches' trust is set there",
-                    )
-                    .action(format!("mlnx_qos -i {netdev} (mlx5), or the vendor's tool")),
-            }
-            .about(netdev),
-        );
-        findings.push(lossless(root, netdev, qos.as_deref()).about(netdev));
-    }
-    findings
-}
-
-/// Returns whether DSCP is trusted, and the tool that reports it.
-fn trusted(netdev: &str, qos: Option<&str>, tool: Tool<'_>) -> Option<(bool, &'static str)> {
-    let line = qos.and_then(|text| text.lines().find(|line| line.contains("trust state")));
-    if let Some((_, state)) = line.and_then(|line| line.split_once(':')) {
-        return Some((state.trim() == "dscp", "mlnx_qos"));
-    }
-    let order = tool("dcb", &["apptrust", "show", "dev", netdev]);
-    if let Some(text) = order.filter(|text| text.contains("order")) {
-        return Some((text.contains("dscp"), "dcb apptrust"));
-    }
-    // Drivers without apptrust (mlx5) trust DSCP once one is mapped. Without a map it is unknown.
-    let map = tool("dcb", &["app", "show", "dev", netdev])?;
-    map.contains("dscp-prio").then_some((true, "dcb app"))
-}
-
-fn lossless(root: &Root, netdev: &str, qos: Option<&str>) -> Finding {
-    let enabled = |side: &str| {
-        let folder = format!("/sys/class/net/{netdev}/ecn/{side}/enable");
-        let on = |priority: &String| {
-            root.text(&format!("{folder}/{priority}")).is_some_and(|value| value == "1")
-        };
-        let on: Vec<String> = root.names(&folder).into_iter().filter(on).collect();
-        root.has(&folder).then(|| on.join(","))
-    };
-    let ecn = match (enabled("roce_np"), enabled("roce_rp")) {
-        (Some(np), Some(rp)) => format!("ECN on priorities {np} (notify) and {rp} (react)"),
-        _ => "ECN unreadable here".to_owned(),
-    };
-    // The line is "\tenabled   \t0   0   0   1   0   0   0   0".
-    let row = qos.and_then(|text| text.lines().find_map(|l| l.trim().strip_prefix("enabled")));
-    let pfc = match row {
-        Some(row) => {
-            let on = row.split_whitespace().enumerate().filter(|(_, bit)| *bit == "1");
-            let on: Vec<String> = on.map(|(priority, _)| priority.to_string()).collect();
-            format!(
-                "PFC on priorities {}",
-                if on.is_empty() { "none".into() } else { on.join(",") }
-            )
-        }
-        None => "PFC unreadable here".to_owned(),
-    };
-    Finding::info("lossless", format!("{pfc}; {ecn}")).because(
-        "levels that share a lossless priority pause together; the switches' own settings \
-            can't be seen from here",
-    )
 }

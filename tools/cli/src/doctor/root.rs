@@ -16,6 +16,11 @@ impl Root {
         Self(path.into())
     }
 
+    /// Returns the folder that is used in place of `/`.
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
     fn at(&self, path: &str) -> PathBuf {
         self.0.join(path.trim_start_matches('/'))
     }

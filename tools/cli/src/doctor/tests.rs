@@ -11,7 +11,9 @@ use tempfile::TempDir;
 use super::finding::{Finding, Severity};
 use super::kernel::Tried;
 use super::root::Root;
-use super::{classes, fabric, kernel, limits, processes, service};
+use super::{classes, fabric, kernel, levels, limits, processes, service};
+
+mod priorities;
 
 /// A host that consists of files.
 struct Host {
@@ -80,7 +82,12 @@ fn nothing(_: &str, _: &[&str]) -> Option<String> {
 }
 
 fn status() -> Status {
-    let level = |dscp| LevelStatus { dscp, ..LevelStatus::default() };
+    let level = |(level, dscp): (&str, u8)| LevelStatus {
+        level: level.into(),
+        dscp,
+        ..LevelStatus::default()
+    };
+    let levels = [("P1", 46), ("P2", 34), ("P3", 26), ("P4", 18), ("P5", 10), ("scavenger", 8)];
     Status {
         version: env!("CARGO_PKG_VERSION").into(),
         mode: "enforce".into(),
@@ -88,7 +95,7 @@ fn status() -> Status {
             name: "default".into(),
             direction: "egress".into(),
             rate_bytes_per_s: 12_500_000_000,
-            levels: [46, 34, 26, 18, 10, 8].map(level).to_vec(),
+            levels: levels.map(level).to_vec(),
             ..PortStatus::default()
         }],
         ..Status::default()
@@ -171,38 +178,6 @@ fn a_rocev2_gid_over_ipv4_is_wanted_and_what_is_there_instead_is_said() {
 }
 
 #[test]
-fn trust_is_what_a_tool_says_and_unknown_without_one() {
-    let host = Host::new().roce("mlx5_0", "eth0", &[]);
-    let ports = fabric::ports(&host.root());
-    let trust = |tool: fabric::Tool<'_>| fabric::trust(&host.root(), &ports, tool);
-    let unknown = trust(&nothing);
-    assert_eq!(severity(&unknown, "trust"), Severity::Info);
-    assert!(text(&unknown).contains("PFC unreadable here; ECN unreadable here"));
-
-    let qos = |state: &str| {
-        let text = format!(
-            "DCBX mode: OS controlled\nPriority trust state: {state}\nPFC \
-             configuration:\n\tpriority    0   1   2   3   4   5   6   7\n\tenabled     0   0   \
-             0   1   0   0   0   0\n"
-        );
-        move |program: &str, _: &[&str]| (program == "mlnx_qos").then(|| text.clone())
-    };
-    let dscp = trust(&qos("dscp"));
-    assert_eq!(severity(&dscp, "trust"), Severity::Ok);
-    assert!(text(&dscp).contains("PFC on priorities 3"), "{dscp:?}");
-    assert_eq!(severity(&trust(&qos("pcp")), "trust"), Severity::Warn);
-
-    let dcb = |program: &str, arguments: &[&str]| {
-        (program == "dcb" && arguments[0] == "app").then(|| "dscp-prio 46:5 \n".to_owned())
-    };
-    assert_eq!(severity(&trust(&dcb), "trust"), Severity::Ok);
-    let order = |program: &str, arguments: &[&str]| {
-        (program == "dcb" && arguments[0] == "apptrust").then(|| "order: pcp \n".to_owned())
-    };
-    assert_eq!(severity(&trust(&order), "trust"), Severity::Warn);
-}
-
-#[test]
 fn a_class_that_is_forced_on_everything_is_an_error_and_a_default_one_is_mentioned() {
     let host = Host::new().roce("mlx5_0", "eth0", &[]);
     let ports = fabric::ports(&host.root());
@@ -270,6 +245,39 @@ fn under_the_library_defaults_do_not_count_and_pins_are_mentioned() {
         text(&findings).contains("NCCL of 11 (engine): class 0 (DSCP 0), pinned"),
         "{findings:?}"
     );
+}
+
+#[test]
+fn expert_parallel_libraries_below_kv_are_found_even_under_the_library() {
+    // GPUs ring the doorbells for NVSHMEM and DeepEP, so the preload library changes no class there.
+    let libraries = ["libnvshmem_host.so.3", "deep_ep/_C.cpython-312.so", "libnccl.so.2"];
+    let host =
+        |set: &[&str]| {
+            Host::new()
+                .process(10, &[&libraries[..], &["liblaxity.so"]].concat(), set, true)
+                .process(11, &["libucp.so.0", "liblaxity.so"], &["UCX_IB_TRAFFIC_CLASS=0x6a"], true)
+        };
+    let inverted =
+        |set: &[&str]| classes::inverted(&processes::scan(&host(set).root()), Some(&status()));
+    let stock = inverted(&[]);
+    assert_eq!(severity(&stock, "inverted-classes"), Severity::Warn);
+    assert!(text(&stock).contains("UCX of 11 (engine): class 106 (DSCP 26), pinned"), "{stock:?}");
+    let half = inverted(&["NVSHMEM_IB_TRAFFIC_CLASS=136"]);
+    assert!(text(&half).contains("DeepEP V2 of 10 (engine): class 3 (DSCP 0)"), "{half:?}");
+    let both = inverted(&["NVSHMEM_IB_TRAFFIC_CLASS=136", "NCCL_GIN_IB_TC=136"]);
+    assert_eq!(severity(&both, "inverted-classes"), Severity::Ok, "{both:?}");
+}
+
+#[test]
+fn the_classes_of_each_process_are_shown_with_the_variables_that_are_not_set() {
+    let host = Host::new()
+        .process(10, &["libnccl.so.2", "libucp.so.0"], &["NCCL_IB_TC=136"], true)
+        .process(11, &["libibverbs.so.1"], &[], true);
+    let shown = classes::table(&processes::scan(&host.root()));
+    assert_eq!(shown.len(), 1, "{shown:?}");
+    assert_eq!(shown[0].subject, "10 (engine)");
+    assert_eq!(shown[0].found, "NCCL 136 (DSCP 34, pinned), UCX 106 (DSCP 26, its default)");
+    assert_eq!(shown[0].why, "not set: UCX_IB_TRAFFIC_CLASS");
 }
 
 #[test]

@@ -1,0 +1,216 @@
+//! Checks what NICs do with the DSCPs of the daemon's levels: trust, priority, queue, PFC and ECN.
+//!
+//! A level that leaves the lossless priority loses packets, and two levels in one queue of the NIC
+//! are not ordered there. Switches have maps of their own, which a host can't see.
+
+use laxity_nic::{PriorityMap, Selection, Trust};
+use laxity_wire::Status;
+
+use super::fabric::{Port, Tool};
+use super::finding::{Finding, Severity};
+use super::qos::{self, Query, Settings};
+use super::root::Root;
+
+/// The levels of a daemon without a configuration.
+const DEFAULT: [(&str, u8); 9] = [
+    ("P1", 46),
+    ("P2", 34),
+    ("P3", 26),
+    ("P4", 18),
+    ("P5", 18),
+    ("P6", 10),
+    ("P7", 10),
+    ("P8", 10),
+    (SCAVENGER, 8),
+];
+const SCAVENGER: &str = "scavenger";
+
+/// A level and its DSCP.
+type Level = (String, u8);
+
+/// Checks all RoCE ports.
+pub(crate) fn priorities(
+    root: &Root,
+    ports: &[Port],
+    status: Option<&Status>,
+    query: Query<'_>,
+    tool: Tool<'_>,
+) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for port in ports.iter().filter(|port| port.ethernet) {
+        let Some(interface) = port.netdev.as_deref() else { continue };
+        let settings = qos::settings(root, interface, query, tool);
+        findings.push(trust(interface, &settings).about(interface));
+        let unknown = [PriorityMap::default()];
+        let maps = if settings.maps.is_empty() { &unknown[..] } else { &settings.maps };
+        for map in maps {
+            findings.push(lossless(map).about(interface));
+            let of_map = levels(map, &levels_of(status), marking(status));
+            findings.extend(of_map.into_iter().map(|finding| finding.about(interface)));
+        }
+    }
+    findings
+}
+
+/// Returns the levels of the daemon, or those of one without a configuration.
+fn levels_of(status: Option<&Status>) -> Vec<Level> {
+    match status.and_then(|status| status.ports.first()) {
+        Some(port) => port.levels.iter().map(|level| (level.level.clone(), level.dscp)).collect(),
+        None => DEFAULT.map(|(level, dscp)| (level.to_owned(), dscp)).to_vec(),
+    }
+}
+
+fn marking(status: Option<&Status>) -> &str {
+    status.map_or("", |status| status.marking.as_str())
+}
+
+/// Checks whether the NIC sorts packets by DSCP.
+fn trust(interface: &str, settings: &Settings) -> Finding {
+    let source = settings.source;
+    let all = |trust| settings.maps.iter().all(|map| map.trust == Some(trust));
+    if settings.maps.is_empty() || settings.maps.iter().any(|map| map.trust.is_none()) {
+        return Finding::info("trust", "unknown: neither the kernel, mlnx_qos nor dcb says")
+            .because(
+                "the NIC's queues and buffers only follow DSCP if it trusts it; the switches' \
+                 trust is set there",
+            )
+            .action(format!("mlnx_qos -i {interface} (mlx5), or the vendor's tool"));
+    }
+    if all(Trust::Dscp) {
+        return Finding::ok("trust", format!("DSCP ({source})"));
+    }
+    Finding::warn("trust", format!("not DSCP ({source})"))
+        .because(
+            "the NIC sorts what it sends into its queues by something else than Laxity's marks",
+        )
+        .action(format!(
+            "mlnx_qos -i {interface} --trust dscp, or dcb apptrust set dev {interface} order dscp \
+             pcp"
+        ))
+}
+
+/// Shows on which priorities PFC and ECN hold.
+fn lossless(map: &PriorityMap) -> Finding {
+    let list = |mask: u8| {
+        let on: Vec<String> =
+            (0..8).filter(|at| mask >> at & 1 == 1).map(|at: u8| at.to_string()).collect();
+        if on.is_empty() { "none".to_owned() } else { on.join(",") }
+    };
+    let words = |what: &str, mask: Option<u8>| match mask {
+        Some(mask) => format!("{what} on priorities {}", list(mask)),
+        None => format!("{what} unreadable here"),
+    };
+    let found = format!("{}; {}", words("PFC", map.pfc), words("ECN", map.ecn));
+    Finding::info("lossless", found).because(
+        "levels that share a lossless priority pause together; the switches' own settings can't \
+         be seen from here",
+    )
+}
+
+/// Checks the way of each level through the NIC.
+fn levels(map: &PriorityMap, levels: &[Level], marking: &str) -> Vec<Finding> {
+    if map.trust != Some(Trust::Dscp) || map.priority_of_dscp.is_none() || levels.is_empty() {
+        return Vec::new();
+    }
+    if marking == "off" {
+        return vec![Finding::info(
+            "levels",
+            "the daemon's marking is off, so no level has a class",
+        )];
+    }
+    let mut findings = leaving(map, levels, marking).into_iter().collect::<Vec<_>>();
+    findings.extend(sharing(map, levels));
+    let way = levels.iter().map(|(level, dscp)| format!("{level}: {}", way(map, *dscp)));
+    let found = way.collect::<Vec<_>>().join("; ");
+    if findings.is_empty() {
+        findings.push(Finding::ok("levels", found));
+    } else {
+        findings.push(Finding::info("levels", found));
+    }
+    findings
+}
+
+/// Describes the way of a DSCP.
+fn way(map: &PriorityMap, dscp: u8) -> String {
+    let mut words = format!("DSCP {dscp}");
+    if let Some(priority) = map.priority(dscp) {
+        words.push_str(&format!(", priority {priority}"));
+    }
+    if let Some(class) = map.class(dscp) {
+        words.push_str(&format!(", queue {class}"));
+        match map.selection.map(|selection| selection[usize::from(class) % selection.len()]) {
+            Some(Selection::Strict) => words.push_str(" (strict)"),
+            Some(Selection::Ets(share)) => words.push_str(&format!(" (ETS {share} %)")),
+            Some(Selection::CreditBased) => words.push_str(" (credit-based)"),
+            Some(Selection::Vendor) | None => {}
+        }
+    }
+    match map.is_lossless(dscp) {
+        Some(true) => words.push_str(", lossless"),
+        Some(false) => words.push_str(", lossy"),
+        None => {}
+    }
+    words
+}
+
+/// Reports levels outside of the lossless priorities, if there are any such priorities.
+fn leaving(map: &PriorityMap, levels: &[Level], marking: &str) -> Option<Finding> {
+    if map.pfc? == 0 {
+        return None;
+    }
+    let is_lossy = |(_, dscp): &&Level| map.is_lossless(*dscp) == Some(false);
+    let lossy: Vec<String> = levels
+        .iter()
+        .filter(is_lossy)
+        .map(|(level, dscp)| format!("{level} (DSCP {dscp})"))
+        .collect();
+    if lossy.is_empty() {
+        return None;
+    }
+    // Preserving leaves lossless traffic alone, so it only loses its order in the network.
+    let severity = if marking == "preserve" { Severity::Warn } else { Severity::Error };
+    let why = if marking == "preserve" {
+        "traffic in a lossless priority keeps its class there, so the network does not see these \
+         levels; only traffic in a lossy priority gets them"
+    } else {
+        "traffic of these levels leaves the lossless priority and loses packets under congestion"
+    };
+    let found = format!("not in a lossless priority: {}", lossy.join(", "));
+    let finding = Finding::new("levels", severity, found).because(why).action(
+        "give the levels DSCPs of lossless priorities ([levels] of /etc/laxity/laxityd.toml), or \
+         turn PFC on for their priorities in NICs and switches",
+    );
+    Some(finding)
+}
+
+/// Reports levels of different DSCPs that share a queue of the NIC.
+fn sharing(map: &PriorityMap, levels: &[Level]) -> Option<Finding> {
+    // Without the queues, a shared priority is what can be known.
+    let queue = |dscp: u8| map.class(dscp).or_else(|| map.priority(dscp));
+    let mut pairs = Vec::new();
+    let mut severity = Severity::Warn;
+    for (at, (level, dscp)) in levels.iter().enumerate() {
+        let before = &levels[..at];
+        let shares = |other: &&Level| other.1 != *dscp && queue(other.1) == queue(*dscp);
+        let is_known = before.iter().any(|(_, other)| other == dscp);
+        let Some((other, other_dscp)) = before.iter().rev().find(shares) else { continue };
+        if is_known || queue(*dscp).is_none() {
+            continue;
+        }
+        pairs.push(format!("{other} (DSCP {other_dscp}) and {level} (DSCP {dscp})"));
+        // The scavenger may share the queue of the lowest level, as it may share its DSCP.
+        if level != SCAVENGER || at == 0 || *other != levels[at - 1].0 {
+            severity = Severity::Error;
+        }
+    }
+    if pairs.is_empty() {
+        return None;
+    }
+    let finding = Finding::new("levels", severity, format!("share a queue: {}", pairs.join("; ")))
+        .because("the NIC sends what shares a queue in the order of posting, not of the levels")
+        .action(
+            "map their DSCPs to priorities of different queues (mlnx_qos --dscp2prio, --prio_tc; \
+             dcb app, dcb ets), or give the levels one DSCP in [levels]",
+        );
+    Some(finding)
+}
