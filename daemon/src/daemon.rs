@@ -182,13 +182,13 @@ impl Daemon {
     pub async fn run(self) -> Result<(), DaemonError> {
         let mut stop = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
         let hangup = signal(SignalKind::hangup())?;
+        let _treatments = treatments::watch(self.config.nic.clone(), self.mailbox.clone())?;
         let (scheduler, died) = start(self.driver)?;
         let metrics = match &self.exporter {
             Some(exporting) => exporting.listener.local_addr()?.to_string(),
             None => String::new(),
         };
         let config = self.config;
-        let _treatments = treatments::watch(config.nic.clone(), self.mailbox.clone())?;
         let mut tasks = vec![
             tokio::spawn(publish(
                 Arc::clone(&self.snapshot_slot),

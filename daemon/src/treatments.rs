@@ -21,28 +21,27 @@ const READ_EVERY: Duration = Duration::from_secs(5);
 /// The NIC name that stands for all devices.
 const ALL: &str = "default";
 
-/// Starts a watch, which sends the first reading at once and each later one that differs. It ends
-/// when the returned end of a channel is dropped.
+/// Starts a watch, which sends each reading that differs from the one before. The first is sent
+/// before the return, so that the scheduler knows it before its first client. The watch ends when
+/// the returned end of a channel is dropped.
 ///
 /// # Errors
 /// There is no room for a thread.
 pub(crate) fn watch(nics: Vec<NicConfig>, mailbox: Mailbox) -> io::Result<mpsc::Sender<()>> {
     let (alive, ended) = mpsc::channel();
-    std::thread::Builder::new().name("nics".into()).spawn(move || {
-        let mut last = Treatments::UNKNOWN;
-        loop {
-            let read = of_host(Path::new("/"), &nics);
-            if read != last {
-                info!(known = read != Treatments::UNKNOWN, "read what the NICs do with each DSCP");
-                last = read;
-                if !mailbox.send(Command::Treatments(Box::new(read))) {
-                    return;
-                }
-            }
-            if ended.recv_timeout(READ_EVERY) != Err(RecvTimeoutError::Timeout) {
-                return;
-            }
+    let mut last = Treatments::UNKNOWN;
+    let mut read = move || {
+        let read = of_host(Path::new("/"), &nics);
+        if read == last {
+            return true;
         }
+        info!(known = read != Treatments::UNKNOWN, "read what the NICs do with each DSCP");
+        last = read;
+        mailbox.send(Command::Treatments(Box::new(read)))
+    };
+    read();
+    std::thread::Builder::new().name("nics".into()).spawn(move || {
+        while ended.recv_timeout(READ_EVERY) == Err(RecvTimeoutError::Timeout) && read() {}
     })?;
     Ok(alive)
 }

@@ -303,7 +303,7 @@ fn profiles_are_listed_and_shown() {
         command.arg("profiles").args(arguments).output().unwrap()
     };
     let list = text(&laxity(&[]).stdout);
-    for name in ["default", "mooncake", "nccl", "perftest", "ucx"] {
+    for name in ["default", "mooncake", "nccl", "perftest", "ucx", "wide-ep"] {
         assert!(list.contains(name), "{list}");
     }
     assert!(text(&laxity(&["ucx"]).stdout).contains("default_traffic_class = 106"));
