@@ -142,7 +142,7 @@ impl Verdict {
     }
 }
 
-/// Decides whether traffic of `class` may get `dscp`. The first of these rules that applies decides:
+/// Decides whether traffic of `class` may get `dscp`. The first of these rules that applies holds:
 ///
 /// 1. [`Marking::Off`] keeps every class.
 /// 2. [`Marking::Levels`] changes every class.

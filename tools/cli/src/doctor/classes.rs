@@ -1,7 +1,7 @@
 //! Shows the traffic classes of the libraries in each process, and checks whether KV transfer has a
 //! better one than collectives. By default UCX sets 106 (DSCP 26, ECN-capable), NCCL and NVSHMEM
-//! set 0, and DeepEP V2 sets 3 (DSCP 0). On a fabric with a lossless class for DSCP 26, the KV cache
-//! is then in that class, and expert-parallel traffic and collectives are not.
+//! set 0, and DeepEP V2 sets 3 (DSCP 0). On a fabric with a lossless class for DSCP 26, the KV
+//! cache is then in that class, and expert-parallel traffic and collectives are not.
 
 use laxity_shm::record::Stage;
 use laxity_wire::Status;
