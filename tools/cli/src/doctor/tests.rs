@@ -249,7 +249,7 @@ fn under_the_library_defaults_do_not_count_and_pins_are_mentioned() {
 
 #[test]
 fn expert_parallel_libraries_below_kv_are_found_even_under_the_library() {
-    // GPUs ring the doorbells for NVSHMEM and DeepEP, so the preload library changes no class there.
+    // GPUs ring the doorbells for NVSHMEM and DeepEP, so the library changes no class there.
     let libraries = ["libnvshmem_host.so.3", "deep_ep/_C.cpython-312.so", "libnccl.so.2"];
     let host =
         |set: &[&str]| {
