@@ -12,7 +12,7 @@ struct Host(TempDir);
 
 impl Host {
     fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
+        Self(tempfile::tempdir().expect("a folder"))
     }
 
     fn root(&self) -> &Path {
@@ -21,8 +21,8 @@ impl Host {
 
     fn file(self, path: &str, text: &str) -> Self {
         let path = self.0.path().join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        fs::write(path, text).unwrap();
+        fs::create_dir_all(path.parent().expect("a folder")).expect("created");
+        fs::write(path, text).expect("written");
         self
     }
 
