@@ -143,7 +143,7 @@ fn names_are_those_of_the_folders_and_the_builtin_ones() {
     fs::write(folder.path().join("nccl.toml"), "").unwrap();
     fs::write(folder.path().join("README"), "").unwrap();
     let names = Folders(vec![folder.path().into(), "/nowhere".into()]).names();
-    assert_eq!(names, ["default", "mooncake", "nccl", "ours", "perftest", "ucx"]);
+    assert_eq!(names, ["default", "mooncake", "nccl", "ours", "perftest", "ucx", "wide-ep"]);
 }
 
 #[test]
