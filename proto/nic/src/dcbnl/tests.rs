@@ -91,7 +91,7 @@ fn trust_is_what_the_driver_says_else_what_its_rows_imply_else_unknown() {
     };
     assert_eq!(trust(&[]).trust, None);
     assert_eq!(trust(&[]).treatments(), Treatments::UNKNOWN);
-    assert_eq!(trust(&[row.clone()]).trust, Some(Trust::Dscp));
+    assert_eq!(trust(std::slice::from_ref(&row)).trust, Some(Trust::Dscp));
     let pcp = trust(&[row, order(&[255]), pfc(1 << 3)]);
     assert_eq!((pcp.trust, pcp.priority(26)), (Some(Trust::Pcp), None));
     assert_eq!(pcp.treatments(), Treatments::ALL_ALIKE, "no DSCP changes anything");
