@@ -41,10 +41,19 @@
 //!
 //! Levels express the same order on the wire: `P_1` and `P_2` as above, the rest by slack in steps
 //! of the threshold base, the first at [`SLACK_PERIODS`] promotion periods. With two levels,
-//! collectives use `P_1` too. KV reuse needed within [`NEAR_LAYERS`] layers has `P_2` too: on the
-//! port of the unit that stores it, it meets that unit's collectives, and a message keeps its level
-//! for life. Starved below them it would stall a whole batch. docs/notes/simulator.md has the
-//! measured gain.
+//! collectives use `P_1` too.
+//!
+//! KV reuse that is needed soon is an exception, because the port of the unit that stores it serves
+//! other batches, and a message keeps its level for life:
+//!
+//! * within [`BLOCKING_LAYERS`] layers it has the level of collectives: its batch waits for it now;
+//! * within [`NEAR_LAYERS`] layers it has a level of its own, `P_3`. The last stage begins at `P_4`:
+//!   it delays one request, and a block that is late stalls a batch;
+//! * the latter has the level of collectives, too, while KV reuse is late (`link/late.rs`).
+//!
+//! All near KV reuse had the level of collectives before. Shared with all-to-alls, that made them 1
+//! to 3 % longer, which past the knee costs more than blocks gained that came early anyhow.
+//! docs/notes/never-below.md has the measurements.
 
 use laxity_types::{Layer, Level, Stage};
 
@@ -72,14 +81,27 @@ const NO_LAYER: u64 = u64::MAX;
 /// Promotion periods of slack below which a flow of rule 3 has the highest level of that rule.
 const SLACK_PERIODS: u64 = 4;
 
-/// Largest RLI at which KV reuse has the level of collectives on the wire.
+/// Largest RLI at which KV reuse has the level of collectives: its batch waits for it, or will
+/// after the current layer.
+const BLOCKING_LAYERS: u32 = 1;
+
+/// Largest RLI at which KV reuse is above the last stage on the wire.
 const NEAR_LAYERS: u32 = 8;
+
+/// Reports whether KV reuse with this RLI has a level that lateness decides.
+pub(crate) fn needed_soon(rli: u32) -> bool {
+    rli > BLOCKING_LAYERS && rli <= NEAR_LAYERS
+}
 
 /// The `laxity` policy.
 #[derive(Debug)]
 pub(crate) struct Laxity {
     /// Level of collectives.
     collective: Level,
+    /// Level of KV reuse that is needed within [`NEAR_LAYERS`] layers.
+    near: Level,
+    /// Highest level of the rest of rule 3. With three levels it is the level of near KV reuse.
+    by_slack: Level,
     rate: u64,
     /// Share of the port at which a receiver-bound flow becomes urgent.
     urgent_share: f64,
@@ -92,14 +114,18 @@ pub(crate) struct Laxity {
 impl Laxity {
     pub(crate) fn new(config: &LinkConfig) -> Self {
         let collective = Level::FIRST_UNRESERVED.min(Level(config.levels - 1));
+        let near = Level(collective.0 + 1);
+        let by_slack = Level(near.0 + 1).min(Level(config.levels));
         let mut edges_ns = [f64::INFINITY; Level::COUNT_MAX as usize];
         let mut edge_ns = config.promotion_period.times(SLACK_PERIODS).0 as f64;
-        for edge in edges_ns.iter_mut().take(usize::from(config.levels - collective.0 - 1)) {
+        for edge in edges_ns.iter_mut().take(usize::from(config.levels - by_slack.0)) {
             *edge = edge_ns;
             edge_ns *= config.threshold_base;
         }
         Self {
             collective,
+            near,
+            by_slack,
             rate: config.rate,
             urgent_share: config.threshold_scale.min(1.0),
             period: config.promotion_period,
@@ -173,16 +199,17 @@ impl Laxity {
     fn slack_level(&self, now: Time, key: Time) -> Level {
         let slack_ns = key.since(now).0 as f64;
         let below = |edge_ns: &&f64| slack_ns >= **edge_ns;
-        Level(self.collective.0 + 1 + self.edges_ns.iter().filter(below).count() as u8)
+        Level(self.by_slack.0 + self.edges_ns.iter().filter(below).count() as u8)
     }
 
-    /// Returns the level of KV reuse on the wire. Near layers have the level of collectives.
+    /// Returns the level of KV reuse on the wire.
     fn reuse_level(&self, port: &Port, now: Time, batch: Slot, layer: Layer, key: Time) -> Level {
         let known = batch != NULL_BATCH && port.batches.batch(batch).is_announced();
-        if known && port.rli(batch, layer) <= NEAR_LAYERS {
-            return self.collective;
+        match port.rli(batch, layer) {
+            rli if !known || rli > NEAR_LAYERS => self.slack_level(now, key),
+            rli if rli <= BLOCKING_LAYERS || now < port.reuse_late_until => self.collective,
+            _ => self.near,
         }
-        self.slack_level(now, key)
     }
 
     /// Returns when a receiver-bound flow needs `urgent_share` of the port.

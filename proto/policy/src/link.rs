@@ -30,6 +30,7 @@ pub(crate) mod batch_table;
 pub(crate) mod flows;
 mod hints;
 mod in_flight;
+mod late;
 mod named;
 pub(crate) mod port;
 pub(crate) mod queue;
@@ -211,6 +212,10 @@ impl Link {
     /// flow would dominate the cost of an uncontended port. The driver reports the bytes of such a
     /// flow with [`Link::land`], not with [`Event::BytesCompleted`] or [`Event::FlowCancelled`].
     pub fn commit_permit(&mut self, now: Time, spec: &FlowSpec, permit: Permit) {
+        if spec.stage == Stage::KvReuse {
+            let batch = self.port.batches.find_batch(spec.batch).unwrap_or(NULL_BATCH);
+            self.note_late_reuse(now, spec.stage, batch, spec.layer);
+        }
         if permit.last {
             self.launch(now, spec.stage, permit.level, permit.bytes);
             if permit.level == Level::SCAVENGER {

@@ -450,28 +450,87 @@ fn bytes_stuck_before_a_receiver_do_not_idle_the_port() {
     assert_eq!(link.next_deadline(), None);
 }
 
-#[test]
-fn kv_reuse_that_is_needed_soon_carries_the_level_of_collectives() {
-    let config = LinkConfig { policy: PolicyKind::Laxity, ..LinkConfig::default() };
-    let mut link = Link::new(config).unwrap();
-    let now = Time(1);
+/// Returns KV reuse of 1000 bytes, and the level that it would have under `laxity`.
+fn reuse_level(link: &Link, now: Time, batch: u64, layer: u16) -> Level {
+    link.level_alone(now, &FlowSpec { bytes: 1000, ..reuse(1, batch, layer) })
+}
+
+/// Returns a port under `laxity` whose batch 1 computes layer 10 of 64, 1 ms each.
+fn at_layer_ten(config: &LinkConfig, now: Time) -> Link {
+    let config = LinkConfig { policy: PolicyKind::Laxity, ..config.clone() };
+    let mut link = Link::new(config).expect("a valid configuration");
     link.handle(now, batch(1, 64, 1.0));
-    let layer = |layer| layer_began(1, layer);
-    link.handle(now, layer(10));
-    let level_of = |link: &Link, batch, layer| {
-        let spec = FlowSpec {
-            batch: BatchId(batch),
-            layer: Layer(layer),
-            bytes: 1000,
-            ..flow(1, Stage::KvReuse, 0.0)
-        };
-        link.level_alone(now, &spec)
+    link.handle(now, layer_began(1, 10));
+    link
+}
+
+#[test]
+fn kv_reuse_is_below_collectives_and_above_the_last_stage_unless_it_blocks_its_batch() {
+    let now = Time(1);
+    for levels in 4..=Level::COUNT_MAX {
+        let link = at_layer_ten(&LinkConfig { levels, ..LinkConfig::default() }, now);
+        let collective = link.credit_level(now);
+        let near = Level(collective.0 + 1);
+        assert_eq!(reuse_level(&link, now, 1, 9), collective, "its layer computes");
+        assert_eq!(reuse_level(&link, now, 1, 11), collective, "its layer is the next");
+        assert_eq!(reuse_level(&link, now, 1, 12), near);
+        assert_eq!(reuse_level(&link, now, 1, 18), near);
+        assert!(reuse_level(&link, now, 1, 19) > near);
+        assert!(reuse_level(&link, now, 2, 0) > near, "of an unknown batch nothing is known");
+        // A deadline that can just be met gives the last stage its highest level below `P_1`.
+        let last =
+            FlowSpec { deadline: Time(1000), ..FlowSpec::anonymous(FlowId(9), Stage::P2d, 1) };
+        assert!(link.level_alone(now, &last) > near);
+    }
+}
+
+#[test]
+fn kv_reuse_that_stays_in_flight_raises_later_kv_reuse_to_the_level_of_collectives() {
+    // A byte takes a nanosecond. The window never matters.
+    let config = LinkConfig {
+        rate: 1_000_000_000,
+        chunk_bytes: 1 << 20,
+        window_bytes: 1 << 30,
+        ..LinkConfig::default()
     };
-    let collective = link.credit_level(now);
-    assert_eq!(level_of(&link, 1, 11), collective);
-    assert_eq!(level_of(&link, 1, 18), collective);
-    assert!(level_of(&link, 1, 19) > collective);
-    assert!(level_of(&link, 2, 0) > collective, "of an unknown batch nothing is known");
+    let us = |n: u64| Time(n * 1000);
+    let mut link = at_layer_ten(&config, us(0));
+    let collective = link.credit_level(us(0));
+    let near = Level(collective.0 + 1);
+    let send = |link: &mut Link, now, layer| {
+        let spec = FlowSpec { bytes: 100_000, ..reuse(7, 1, layer) };
+        let permit = link.peek_permit(now, &spec).expect("there is room");
+        link.commit_permit(now, &spec, permit);
+        permit.level
+    };
+    // By itself this takes 100 µs, but it does not land.
+    assert_eq!(send(&mut link, us(0), 14), near);
+    // What is needed in four layers has four milliseconds. It is late after a quarter of them.
+    assert_eq!(send(&mut link, us(1_050), 14), near);
+    assert_eq!(reuse_level(&link, us(1_050), 1, 14), near);
+    assert_eq!(send(&mut link, us(2_300), 14), near, "the level of one does not change");
+    assert_eq!(reuse_level(&link, us(2_300), 1, 14), collective, "that of the next does");
+    assert!(reuse_level(&link, us(2_300), 1, 30) > near, "this one has time");
+    // All land. The port remembers it for 64 layer times.
+    for _ in 0..3 {
+        link.land(us(2_400), near, 100_000);
+    }
+    assert_eq!(send(&mut link, us(60_000), 14), collective);
+    link.land(us(60_100), collective, 100_000);
+    assert_eq!(reuse_level(&link, us(67_000), 1, 14), near);
+}
+
+#[test]
+fn the_last_stage_that_stays_in_flight_does_not_make_kv_reuse_late() {
+    let config = LinkConfig { window_bytes: 1 << 30, ..LinkConfig::default() };
+    let ms = |n: u64| Time(n * 1_000_000);
+    let mut link = at_layer_ten(&config, ms(0));
+    let near = Level(link.credit_level(ms(0)).0 + 1);
+    link.launch(ms(0), Stage::P2d, Level(near.0 + 1), 1000);
+    let spec = FlowSpec { bytes: 1000, ..reuse(7, 1, 14) };
+    let permit = link.peek_permit(ms(50), &spec).expect("there is room");
+    link.commit_permit(ms(50), &spec, permit);
+    assert_eq!(reuse_level(&link, ms(50), 1, 14), near);
 }
 
 #[test]

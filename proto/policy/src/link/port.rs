@@ -8,6 +8,7 @@ use super::queue::Queues;
 use crate::config::LinkConfig;
 use crate::mlu::LoadMeter;
 use crate::rmlq::Ladder;
+use crate::time::Time;
 
 /// The state of a port that a discipline can read.
 #[derive(Debug)]
@@ -20,6 +21,8 @@ pub(crate) struct Port {
     pub(crate) queues: Queues,
     /// `H`: the pruned requests, in ascending order.
     pub(crate) pruned: Vec<RequestId>,
+    /// Until when KV reuse counts as late, because some was (`link/late.rs`).
+    pub(crate) reuse_late_until: Time,
 }
 
 impl Port {
@@ -32,6 +35,7 @@ impl Port {
             batches: BatchTable::new(),
             queues: Queues::new(),
             pruned: Vec::new(),
+            reuse_late_until: Time::ZERO,
         }
     }
 

@@ -166,6 +166,8 @@ impl Link {
         flow.level = level;
         let level = *flow.wire.get_or_insert(level);
         let (id, last) = (flow.spec.flow, flow.remaining == bytes);
+        let (stage, batch, layer) = (flow.spec.stage, flow.batch, flow.spec.layer);
+        self.note_late_reuse(now, stage, batch, layer);
         self.serve(now, slot, bytes);
         Action::Permit { flow: id, bytes, level, last }
     }
