@@ -35,6 +35,7 @@ const BUILT_IN: &[BuiltIn] = plans![
     plan "sweep-agent",
     plan "sweep-conversation",
     plan "sweep-long",
+    plan "never-below",
     plan "nic-rates",
     plan "granularity",
     plan "choices",

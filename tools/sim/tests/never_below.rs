@@ -1,0 +1,57 @@
+//! What the levels of KV reuse cost and save, on the smallest clusters that show it. The plan
+//! `never-below` and docs/notes/never-below.md have the measurements.
+
+use laxity_policy::PolicyKind;
+use laxity_sim::outcome::Outcome;
+use laxity_sim::scenario::{Routing, Scenario, SloKind, Source};
+use laxity_sim::simulate;
+
+/// Returns the outcome of agents past the knee at 50 Gb/s.
+fn outcome(kind: PolicyKind, seed: u64, change: impl FnOnce(&mut Scenario)) -> Outcome {
+    let mut scenario = Scenario::default();
+    scenario.cluster.servers = 16;
+    scenario.cluster.nic_gbps = 50.0;
+    scenario.serving.token_budget = 512;
+    scenario.serving.routing = Routing::RoundRobin;
+    scenario.slo.kind = SloKind::Mean;
+    scenario.workload.source = Source::Agent;
+    scenario.workload.rate_per_gpu = 1.5;
+    scenario.workload.seconds = 6.0;
+    scenario.policy.kind = kind;
+    scenario.seed = seed;
+    change(&mut scenario);
+    simulate(&scenario).expect("a scenario that makes sense")
+}
+
+fn ring(scenario: &mut Scenario) {
+    let model = &mut scenario.model;
+    model.name = "llama-3-8b".into();
+    (model.tp, model.ep, model.sp) = (4, 1, 4);
+    scenario.serving.decode_tp = 4;
+    scenario.serving.token_budget = 8192;
+    scenario.workload.source = Source::LongAgent;
+    scenario.workload.rate_per_gpu = 0.5;
+    scenario.workload.seconds = 10.0;
+}
+
+/// KV reuse in the class of all-to-alls made them 0.3 to 3 % longer.
+#[test]
+fn all_to_alls_take_no_longer_under_laxity_than_with_a_class_of_their_own() {
+    for seed in [1, 2] {
+        let alone = outcome(PolicyKind::TwoClass, seed, |_| ());
+        let ours = outcome(PolicyKind::Laxity, seed, |_| ());
+        let ratio = ours.collective_ms.mean / alone.collective_ms.mean;
+        assert!(ratio < 1.001, "seed {seed}: {ratio}");
+        assert!(ours.attainment >= alone.attainment, "seed {seed}");
+    }
+}
+
+/// Without `link/late.rs`, batches stall for a fifth of the time that they stall under `two_class`.
+#[test]
+fn blocks_that_a_ring_holds_up_are_late_only_until_the_port_notices() {
+    let below = outcome(PolicyKind::TwoClass, 1, ring);
+    let ours = outcome(PolicyKind::Laxity, 1, ring);
+    let ratio = ours.waiting_ms.kv_reuse / below.waiting_ms.kv_reuse;
+    assert!(ratio < 0.1, "{ratio}");
+    assert!(ours.attainment > below.attainment);
+}
