@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use laxity_policy::Time;
+use laxity_policy::{PeerId, Time};
 use laxity_shm::consumer::Consumer;
 use laxity_shm::layout::{CREDIT_PORTS, Geometry, attention};
 use laxity_shm::region::Region;
@@ -114,8 +114,9 @@ pub struct ClientState {
     pub may_observe: bool,
     /// The lanes of the client.
     pub lanes: Lanes,
-    /// The addresses of the client's peers, by the numbers that its flows use. Zeroes mean none.
-    pub peers: Option<Box<[[u8; 16]; 256]>>,
+    /// The address of each of the client's peers and its number in links, by the number that the
+    /// client's flows use. Zeroes mean none.
+    pub peers: Option<Box<[KnownPeer; 256]>>,
     /// The client's flows with bytes that are not yet permitted.
     pub waiting: usize,
     /// Quarantined lanes. The first one releases the client, so the number is above zero only until
@@ -129,12 +130,31 @@ pub struct ClientState {
     region: Arc<Region>,
 }
 
+/// The address of a peer, and its number in links.
+type KnownPeer = ([u8; 16], PeerId);
+
 impl ClientState {
-    /// Stores the address of the peer that this client's flows call `peer`.
+    /// Stores the address of the peer that this client's flows call `peer`, and its number in
+    /// links.
     #[cold]
-    pub fn introduce(&mut self, peer: u8, address: [u8; 16]) {
-        let peers = self.peers.get_or_insert_with(|| Box::new([[0; 16]; 256]));
-        peers[usize::from(peer)] = address;
+    pub fn introduce(&mut self, peer: u8, address: [u8; 16], number: PeerId) {
+        let peers = self.peers.get_or_insert_with(|| Box::new([([0; 16], PeerId(0)); 256]));
+        peers[usize::from(peer)] = (address, number);
+    }
+
+    /// Returns the address of the peer that this client's flows call `peer`, if it is known.
+    pub fn address_of(&self, peer: u8) -> Option<[u8; 16]> {
+        let (address, _) = self.peers.as_ref()?[usize::from(peer)];
+        (address != [0; 16]).then_some(address)
+    }
+
+    /// Returns the number in links of the peer that this client's flows call `peer`.
+    #[inline]
+    pub fn number_of(&self, peer: u8) -> PeerId {
+        match &self.peers {
+            Some(peers) if peer != 0 => peers[usize::from(peer)].1,
+            _ => PeerId(0),
+        }
     }
 
     /// Reports whether the client's memory orders a bypass. The service sets the bypass there

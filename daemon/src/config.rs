@@ -288,6 +288,9 @@ pub struct NicConfig {
     /// The window. Default: four chunks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<Bytes>,
+    /// Bytes in flight to one known peer under `laxity`. Default: no bound.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer_window: Option<Bytes>,
     /// Addresses at which other hosts reach the NIC, for the coordinator. Default: the addresses
     /// that the kernel has for a network or RDMA device of that name, or all for the name
     /// `default`.
@@ -313,6 +316,12 @@ impl NicConfig {
     pub fn window_bytes(&self) -> u64 {
         self.window.map_or_else(|| self.chunk_bytes().saturating_mul(4), |window| window.0)
     }
+
+    /// Returns the configured bound on bytes to one peer, or 0 if there is none.
+    #[must_use]
+    pub fn peer_window_bytes(&self) -> u64 {
+        self.peer_window.map_or(0, |window| window.0)
+    }
 }
 
 impl Default for Config {
@@ -337,6 +346,7 @@ impl Default for Config {
                 rate: Rate(12_500_000_000),
                 chunk: None,
                 window: None,
+                peer_window: None,
                 addresses: Vec::new(),
             }],
         }
@@ -424,6 +434,7 @@ impl Config {
             chunk_bytes: nic.chunk_bytes(),
             window_bytes: nic.window_bytes(),
             overcommit: self.tuning.overcommit,
+            peer_window_bytes: nic.peer_window_bytes(),
             levels: self.levels.count,
             threshold_scale: self.tuning.threshold_scale,
             threshold_base: self.tuning.threshold_base,

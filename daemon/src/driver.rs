@@ -26,6 +26,7 @@ pub mod hints;
 pub mod intake;
 pub mod on_wire;
 pub mod overdue;
+pub mod peers;
 mod poller;
 pub mod ports;
 mod publish;
@@ -57,6 +58,7 @@ use crate::coordinator::exchange::CoordinatorExchange;
 use crate::driver::credit::CreditTerms;
 use crate::driver::hints::Hints;
 use crate::driver::intake::Intake;
+use crate::driver::peers::PeerNumbers;
 use crate::driver::poller::Poller;
 use crate::driver::publisher::Publisher;
 use crate::driver::scan_order::ScanOrder;
@@ -165,6 +167,7 @@ impl Driver {
                 credit: CreditTerms::new(now),
                 bypass: false,
                 trace: Tracer::default(),
+                peers: PeerNumbers::default(),
             },
             config: Arc::clone(config),
             clients: Vec::new(),

@@ -316,6 +316,7 @@ impl Config {
                 "rate" => format!("nic.{index}.rate"),
                 "chunk_bytes" => format!("nic.{index}.chunk"),
                 "window_bytes" => format!("nic.{index}.window"),
+                "peer_window_bytes" => format!("nic.{index}.peer_window"),
                 "levels" => "levels.count".into(),
                 field => format!("tuning.{field}"),
             },

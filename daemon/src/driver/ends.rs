@@ -32,21 +32,21 @@ impl Intake {
             flow.touched = now;
         }
         let done = flow.completed >= flow.bytes;
-        let (index, stage) = (flow.port, flow.stage);
+        let (index, stage) = (flow.port(), flow.stage);
         let owed = matches!(flow.accounting, Accounting::Owed | Accounting::OwedInPart);
         state.counters.completed_bytes += bytes;
         state.completed = now;
-        self.hints.completed(now, flow.request, flow.port, bytes);
-        let port = &mut self.ports[usize::from(flow.port)];
+        self.hints.completed(now, flow.request, flow.port(), bytes);
+        let port = &mut self.ports[usize::from(flow.port())];
         self.quiet += u64::from(self.credit.is_idle() && port.link.waiting_flows() == 0);
-        let on_wire = &mut state.ports[usize::from(flow.port)];
+        let on_wire = &mut state.ports[usize::from(flow.port())];
         match flow.accounting {
             Accounting::Link => {
                 port.link.handle(now, Event::BytesCompleted { flow: id, bytes });
                 on_wire.done(bytes);
             }
             Accounting::Driver => {
-                port.link.land(now, Level(flow.level), bytes);
+                port.link.land(now, flow.peer(), Level(flow.level), bytes);
                 on_wire.done(bytes);
             }
             Accounting::Nobody | Accounting::Owed | Accounting::OwedInPart => {}
@@ -88,19 +88,19 @@ impl Intake {
             return;
         };
         state.waiting -= usize::from(flow.waits());
-        let port = &mut self.ports[usize::from(flow.port)];
+        let port = &mut self.ports[usize::from(flow.port())];
         match flow.accounting {
             Accounting::Link | Accounting::OwedInPart => {
                 port.link.handle(now, Event::FlowCancelled { flow: id });
             }
             Accounting::Driver => {
                 let level = Level(flow.level);
-                port.link.land(now, level, flow.outstanding());
+                port.link.land(now, flow.peer(), level, flow.outstanding());
             }
             Accounting::Nobody | Accounting::Owed => {}
         }
         let owed = matches!(flow.accounting, Accounting::Owed | Accounting::OwedInPart);
-        let (index, stage, outstanding) = (flow.port, flow.stage, flow.outstanding());
+        let (index, stage, outstanding) = (flow.port(), flow.stage, flow.outstanding());
         if matches!(flow.accounting, Accounting::Link | Accounting::Driver) {
             state.ports[usize::from(index)].dropped(outstanding);
         }

@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use laxity_policy::{FlowId, RequestId, Stage, Time};
+use laxity_policy::{FlowId, PeerId, RequestId, Stage, Time};
 
 const SEQ_BITS: u32 = 40;
 const LANE_BITS: u32 = 10;
@@ -58,7 +58,9 @@ pub struct Flow {
     /// The slot that receives the flow's permits. It has no meaning for a flow on credit.
     pub slot: u16,
     /// The index of the port.
-    pub port: u16,
+    pub port: u8,
+    /// The number of the peer ([`crate::driver::peers`]), 0 if unknown.
+    pub peer: u8,
     /// The stage of the flow.
     pub stage: Stage,
     /// The level on the wire: that of the first permit, 0 before. Later permits repeat it, because
@@ -88,6 +90,7 @@ pub enum Accounting {
 }
 
 const _: () = assert!(size_of::<Flow>() == 64);
+const _: () = assert!(2 * crate::config::NICS_MAX <= 1 << u8::BITS);
 
 /// A sequence that no lane reaches.
 const FREE: u64 = u64::MAX;
@@ -103,11 +106,26 @@ impl Flow {
         request: RequestId(0),
         slot: 0,
         port: 0,
+        peer: 0,
         stage: Stage::Background,
         level: 0,
         accounting: Accounting::Link,
         fetch: false,
     };
+
+    /// Returns the index of the port.
+    #[must_use]
+    #[inline]
+    pub const fn port(&self) -> u16 {
+        self.port as u16
+    }
+
+    /// Returns the peer, as links know it.
+    #[must_use]
+    #[inline]
+    pub const fn peer(&self) -> PeerId {
+        PeerId(self.peer as u16)
+    }
 
     /// Returns the bytes that are permitted and not completed.
     #[must_use]

@@ -5,7 +5,9 @@
 //! A record that does not decode releases its client ([`crate::driver`]). [`super::ends`] ends
 //! flows, and [`super::serve`] permits those that wait.
 
-use laxity_policy::{BatchId, Event, FlowSpec, Layer, Level, Permit, RequestId, Span, Stage, Time};
+use laxity_policy::{
+    BatchId, Event, FlowSpec, Layer, Level, PeerId, Permit, RequestId, Span, Stage, Time,
+};
 use laxity_shm::consumer::Wake;
 use laxity_shm::producer::SlotRef;
 use laxity_shm::record;
@@ -16,6 +18,7 @@ use crate::driver::credit::CreditTerms;
 use crate::driver::fetches::FetchState;
 use crate::driver::flows::{Accounting, Flow, name};
 use crate::driver::hints::Hints;
+use crate::driver::peers::PeerNumbers;
 use crate::driver::ports::Port;
 use crate::driver::trace::{Seen, Tracer};
 use crate::driver::trust::Trust;
@@ -48,6 +51,8 @@ pub struct Intake {
     pub bypass: bool,
     /// The trace, while one is running.
     pub trace: Tracer,
+    /// The numbers of all clients' peers.
+    pub peers: PeerNumbers,
 }
 
 /// What a flow may send when it is submitted.
@@ -102,6 +107,11 @@ impl Intake {
             bytes: flow.bytes,
             deadline: hints.deadline(self.now, flow.deadline_ns, flow.request),
             receiver_bound: flow.receiver_bound,
+            // Collectives go first whoever receives them. Their peers would only take up numbers.
+            peer: match flow.stage {
+                Stage::Collective => PeerId(0),
+                _ => from.state.number_of(flow.peer),
+            },
             whole: flow.whole,
         }
     }
@@ -198,12 +208,9 @@ impl Intake {
         if flow.peer == 0 || flow.bytes == 0 || flow.direction != record::Direction::Ingress {
             return FetchState::None;
         }
-        let peers = from.state.peers.as_ref();
-        match peers.map(|peers| peers[usize::from(flow.peer)]) {
+        match from.state.address_of(flow.peer) {
             // A flow without a batch has no rank, so it is not ordered.
-            Some(peer) if peer != [0; 16] && flow.batch != 0 => {
-                self.hints.cluster.fetches(self.now, spec, peer, port)
-            }
+            Some(peer) if flow.batch != 0 => self.hints.cluster.fetches(self.now, spec, peer, port),
             _ => FetchState::None,
         }
     }
@@ -265,7 +272,8 @@ impl Intake {
             touched: self.now,
             request: spec.request,
             slot: at.slot,
-            port,
+            port: port as u8,
+            peer: spec.peer.0 as u8,
             stage: spec.stage,
             level: decision.level,
             accounting: decision.accounting,
@@ -317,7 +325,7 @@ impl Intake {
             _ => port.link.level_alone(now, &spec),
         };
         if room {
-            port.link.launch(now, spec.stage, level, spec.bytes);
+            port.link.launch(now, spec.stage, spec.peer, level, spec.bytes);
             port.dirty = true;
         }
         if self.credit.is_given {

@@ -44,7 +44,7 @@ impl Intake {
             client.state.counters.written_off_bytes += bytes;
             // Owed bytes count as a loss when the flow ends ([`Intake::cancel`]).
             if matches!(flow.accounting, Accounting::Link | Accounting::Driver) {
-                let window = self.ports[usize::from(flow.port)].window_bytes();
+                let window = self.ports[usize::from(flow.port())].window_bytes();
                 client.state.lost.add(self.now, bytes, window, timeout);
             }
             self.bypass_rest(index, client, lane, seq);

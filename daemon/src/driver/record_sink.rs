@@ -94,7 +94,10 @@ impl Sink for RecordSink<'_> {
         match record {
             Record::Cancelled { tag, granted } => intake.cancelled(&mut from, tag, granted),
             Record::LaneReset => intake.lane_gone(from.client, from.state, lane),
-            Record::Peer { peer, address } => from.state.introduce(peer, address),
+            Record::Peer { peer, address } => {
+                let number = intake.peers.number(address);
+                from.state.introduce(peer, address, number);
+            }
             hint => {
                 let pid = from.state.identity.pid;
                 intake.hints.take(intake.now, pid, &hint, &mut intake.ports);

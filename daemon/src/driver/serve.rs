@@ -78,13 +78,13 @@ impl Intake {
             // flow later.
             Err(_) => return,
         }
-        let counted = &mut self.ports[usize::from(flow.port)].counters.stages[flow.stage.index()];
+        let counted = &mut self.ports[usize::from(flow.port())].counters.stages[flow.stage.index()];
         counted.permit(Level(flow.level), bytes);
         if first {
             counted.wait.record(waited);
         }
         state.counters.permitted_bytes += bytes;
-        state.ports[usize::from(flow.port)].sent(bytes);
+        state.ports[usize::from(flow.port())].sent(bytes);
         self.counters.permits += 1;
         let level = flow.level;
         if flow.bytes == 0 {

@@ -36,7 +36,7 @@ impl Intake {
         let mut all = 0;
         for lane in 0..state.lanes.count() {
             let wanted = |flow: &&Flow| {
-                flow.port == port
+                flow.port() == port
                     && flow.outstanding() > 0
                     && matches!(flow.accounting, Accounting::Link | Accounting::Driver)
                     && flow.touched <= since
@@ -74,7 +74,7 @@ impl Intake {
                     continue;
                 };
                 let waits = |flow: &&Flow| {
-                    flow.port == port
+                    flow.port() == port
                         && flow.waits()
                         && flow.accounting == Accounting::Link
                         && Class::of(flow.stage) == class
@@ -148,7 +148,7 @@ impl Port {
                 Accounting::OwedInPart
             }
             Accounting::Driver => {
-                self.link.land(now, Level(flow.level), bytes);
+                self.link.land(now, flow.peer(), Level(flow.level), bytes);
                 Accounting::Owed
             }
             same => same,

@@ -20,8 +20,8 @@ use std::time::{Duration, Instant};
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use laxity_policy::link::Link;
 use laxity_policy::{
-    Action, BatchId, BatchSpec, Event, FlowId, FlowSpec, Layer, LinkConfig, PolicyKind, RequestId,
-    Span, Stage, Time,
+    Action, BatchId, BatchSpec, Event, FlowId, FlowSpec, Layer, LinkConfig, PeerId, PolicyKind,
+    RequestId, Span, Stage, Time,
 };
 
 const BATCHES: u64 = 64;
@@ -154,6 +154,7 @@ impl Rig {
             deadline,
             receiver_bound: bits >> 63 == 1,
             whole: false,
+            peer: PeerId(bits as u16 % 16),
         };
         self.link.handle(self.now, Event::FlowArrived(spec));
         self.arrived += 1;

@@ -165,6 +165,10 @@ pub struct LinkConfig {
     /// port's rate at most: bytes that had time to leave and have not are queued elsewhere, such as
     /// before a receiver that others send to. At 1 nothing is permitted beyond the window.
     pub overcommit: u32,
+    /// Bytes that may be in flight to one known peer, at the level of the next bytes or above. 0
+    /// means no bound. With it a port permits up to [`PEER_WINDOWS`](crate::link::PEER_WINDOWS)
+    /// windows, at its rate. Only `laxity` uses it.
+    pub peer_window_bytes: u64,
     /// `K`, number of levels, 2 to [`Level::COUNT_MAX`].
     pub levels: u8,
     /// `U` of the thresholds `Q_i = U · E^(−i)` (MFS §4.3). In `laxity`, the share of the port from
@@ -199,6 +203,7 @@ impl Default for LinkConfig {
             chunk_bytes: 1 << 20,
             window_bytes: 4 << 20,
             overcommit: 1,
+            peer_window_bytes: 0,
             levels: 8,
             threshold_scale: 0.5,
             threshold_base: 4.0,
@@ -256,6 +261,15 @@ impl LinkConfig {
         }
         if self.overcommit == 0 {
             return fail("overcommit", "must be at least 1".into());
+        }
+        if self.peer_window_bytes != 0 && self.peer_window_bytes < self.chunk_bytes {
+            return fail(
+                "peer_window_bytes",
+                format!(
+                    "{} bytes are less than a chunk, {} bytes",
+                    self.peer_window_bytes, self.chunk_bytes
+                ),
+            );
         }
         if self.levels < 2 || self.levels > Level::COUNT_MAX {
             return fail("levels", format!("{} is not in 2..={}", self.levels, Level::COUNT_MAX));

@@ -143,6 +143,12 @@ pub(crate) trait Discipline: Debug + Send + Sync {
         false
     }
 
+    /// Reports whether bytes in flight are bounded by peer (`link/peers.rs`). Groups are then split
+    /// by peer, so the rank of a group must depend on its head and on the group's request only.
+    fn bounds_peers(&self) -> bool {
+        false
+    }
+
     /// Reports whether starved flows are served by turns (`link/starved.rs`). The baselines return
     /// false, because their definitions allow starvation.
     fn relieves_starved(&self) -> bool {

@@ -1,6 +1,6 @@
 //! Events that a [`Link`](crate::link::Link) takes, and the actions that it returns.
 
-use laxity_types::{BatchId, FlowId, Layer, Level, RequestId, Stage};
+use laxity_types::{BatchId, FlowId, Layer, Level, PeerId, RequestId, Stage};
 
 use crate::time::{Span, Time};
 
@@ -24,6 +24,8 @@ pub struct FlowSpec {
     /// Whether the receiving side of this transfer, not this port, is the bottleneck. Only the
     /// `laxity` policy uses it: promotion of P2D above collectives gains nothing elsewhere.
     pub receiver_bound: bool,
+    /// The other end: the port that receives what this one sends, or that holds what it reads.
+    pub peer: PeerId,
     /// Whether the flow must be permitted in one piece, however large (a work request). The part of
     /// the piece beyond one chunk may exceed the window.
     pub whole: bool,
@@ -42,6 +44,7 @@ impl FlowSpec {
             bytes,
             deadline: Time::NEVER,
             receiver_bound: false,
+            peer: PeerId(0),
             whole: false,
         }
     }

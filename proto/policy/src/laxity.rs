@@ -396,6 +396,10 @@ impl Discipline for Laxity {
         gives_way(port, flow)
     }
 
+    fn bounds_peers(&self) -> bool {
+        true
+    }
+
     fn relieves_starved(&self) -> bool {
         true
     }

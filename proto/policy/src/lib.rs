@@ -32,6 +32,6 @@ pub mod time;
 
 pub use config::{Granularity, LastStage, LinkConfig, MluScope, PolicyKind, Ties};
 pub use event::{Action, BatchSpec, Event, FlowSpec, Order};
-pub use laxity_types::{BatchId, Deadline, FlowId, Layer, Level, PortId, RequestId, Stage};
+pub use laxity_types::{BatchId, Deadline, FlowId, Layer, Level, PeerId, PortId, RequestId, Stage};
 pub use link::{Link, LinkSnapshot, Permit, Tally};
 pub use time::{Span, Time};

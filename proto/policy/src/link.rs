@@ -11,7 +11,8 @@
 //!    levels do not count, because bytes queued in a lower class for a busy receiver would fill the
 //!    window and delay collectives on an idle port. Beyond the window, bytes are permitted at the
 //!    port's rate at most, up to `overcommit` windows: bytes that had time to leave and have not
-//!    are queued elsewhere;
+//!    are queued elsewhere. Under `laxity`, bytes in flight are also bounded by peer
+//!    (`link/peers.rs`);
 //! 2. the best-ranked group is served, its head flow first. The scavenger gets the port when no
 //!    level has work, and at least `scavenger_permille` of the port in any case;
 //! 3. a flow's level only rises, except by demotion to the scavenger. On the wire the flow keeps
@@ -32,6 +33,7 @@ mod hints;
 mod in_flight;
 mod late;
 mod named;
+mod peers;
 pub(crate) mod port;
 pub(crate) mod queue;
 mod serving;
@@ -43,10 +45,12 @@ use std::collections::{BTreeSet, VecDeque};
 use batch_table::NULL_BATCH;
 use flows::{Life, NONE, Slot};
 use in_flight::InFlight;
+use peers::Peers;
 use port::Port;
+use queue::SCAVENGER;
 use starved::Starved;
 
-use laxity_types::{FlowId, Layer, Level, Stage};
+use laxity_types::{FlowId, Layer, Level, PeerId, Stage};
 
 use crate::config::{InvalidConfig, LinkConfig};
 use crate::discipline::{Discipline, Lone};
@@ -56,6 +60,7 @@ use crate::scavenger::Guarantee;
 use crate::time::{Span, Time};
 
 pub use batch_table::{BATCHES_MAX, FOLLOWERS_MAX, REQUESTS_MAX};
+pub use peers::{PEER_WINDOWS, PEERS_MAX};
 pub use queue::Tally;
 pub use starved::{STARVED_AFTER, STARVED_PERMILLE};
 
@@ -106,6 +111,7 @@ pub struct Link {
     moved: VecDeque<Action>,
     waiting: usize,
     in_flight: InFlight,
+    peers: Peers,
     arrivals: u64,
     by_level: [Tally; Level::ROWS],
     by_stage: [Tally; Stage::ALL.len()],
@@ -139,6 +145,7 @@ impl Link {
             moved: VecDeque::new(),
             waiting: 0,
             in_flight: InFlight::default(),
+            peers: Peers::default(),
             arrivals: 0,
             by_level: [Tally::default(); Level::ROWS],
             by_stage: [Tally::default(); Stage::ALL.len()],
@@ -203,7 +210,9 @@ impl Link {
             return None;
         }
         let level = self.level_alone(now, spec);
-        self.fits(now, level, bytes).then_some(Permit { bytes, level, last: bytes == spec.bytes })
+        let queue = if level == Level::SCAVENGER { SCAVENGER } else { 0 };
+        let fits = self.peer_takes(queue, spec, level, bytes) && self.fits(now, level, bytes);
+        fits.then_some(Permit { bytes, level, last: bytes == spec.bytes })
     }
 
     /// Accounts for the permit that [`Link::peek_permit`] gave for the same `spec`.
@@ -217,7 +226,7 @@ impl Link {
             self.note_late_reuse(now, spec.stage, batch, spec.layer);
         }
         if permit.last {
-            self.launch(now, spec.stage, permit.level, permit.bytes);
+            self.launch(now, spec.stage, spec.peer, permit.level, permit.bytes);
             if permit.level == Level::SCAVENGER {
                 self.guarantee.spend(permit.bytes);
             }
@@ -233,18 +242,18 @@ impl Link {
 
     /// Counts bytes as in flight at `level` that the driver sends ahead of any permit, as for a
     /// flow on credit. [`Link::land`] ends the count.
-    pub fn launch(&mut self, now: Time, stage: Stage, level: Level, bytes: u64) {
+    pub fn launch(&mut self, now: Time, stage: Stage, peer: PeerId, level: Level, bytes: u64) {
         self.told = now;
         if level != Level::SCAVENGER && self.port.queues.scavenger().is_some() {
             self.guarantee.earn(bytes);
         }
-        self.account(now, stage, level, bytes);
+        self.account(now, stage, peer, level, bytes);
     }
 
     /// Ends the count of bytes of [`Link::launch`] that have left the wire, or never will.
-    pub fn land(&mut self, now: Time, level: Level, bytes: u64) {
+    pub fn land(&mut self, now: Time, peer: PeerId, level: Level, bytes: u64) {
         self.told = now;
-        self.in_flight.remove(level, bytes);
+        self.settle(peer, level, bytes);
     }
 
     /// Updates the state for an event.
@@ -255,8 +264,8 @@ impl Link {
                 self.arrive(now, spec);
             }
             Event::BytesCompleted { flow, bytes } => {
-                if let Some((done, level)) = self.port.flows.complete(flow, bytes) {
-                    self.in_flight.remove(level, done);
+                if let Some((done, level, peer)) = self.port.flows.complete(flow, bytes) {
+                    self.settle(peer, level, done);
                 }
             }
             Event::FlowCancelled { flow } => self.cancel(now, flow),
@@ -390,14 +399,7 @@ impl Link {
         bytes == 0
             || all <= window
             || self.in_flight.at_or_above(level).saturating_add(bytes) <= window
-            || (now >= self.pace_at() && self.overcommits(bytes))
-    }
-
-    /// Reports whether `overcommit` windows have room for these bytes.
-    fn overcommits(&self, bytes: u64) -> bool {
-        let config = &self.port.config;
-        let most = config.window_bytes.saturating_mul(u64::from(config.overcommit));
-        config.overcommit > 1 && self.in_flight.all.saturating_add(bytes) <= most
+            || (now >= self.pace_at() && self.overcommits(level, bytes))
     }
 
     /// Returns when permitted bytes are down to one chunk if the port sends at its rate.
@@ -432,8 +434,9 @@ impl Link {
     }
 
     /// Counts bytes as in flight.
-    fn account(&mut self, now: Time, stage: Stage, level: Level, bytes: u64) {
+    fn account(&mut self, now: Time, stage: Stage, peer: PeerId, level: Level, bytes: u64) {
         self.in_flight.add(level, bytes);
+        self.peers.add(peer, level, bytes);
         self.drained = self.drained.max(now) + Span::transfer(bytes, self.port.config.rate);
         if stage.is_early() {
             self.port.load.add(now, bytes);
@@ -443,14 +446,15 @@ impl Link {
     fn cancel(&mut self, now: Time, id: FlowId) {
         match self.port.flows.life(id) {
             None => return,
-            Some(Life::InFlight(bytes, level)) => self.in_flight.remove(level, bytes),
+            Some(Life::InFlight(bytes, level, peer)) => self.settle(peer, level, bytes),
             Some(Life::Waits(slot)) => {
                 let flow = self.port.flows.get(slot);
+                let (outstanding, remaining) = (flow.outstanding, flow.remaining);
+                let (peer, held) = (flow.spec.peer, flow.is_held());
                 if let Some(level) = flow.wire {
-                    self.in_flight.remove(level, flow.outstanding);
+                    self.settle(peer, level, outstanding);
                 }
-                if flow.is_held() {
-                    let remaining = flow.remaining;
+                if held {
                     self.held.remove(remaining);
                 } else {
                     self.dequeue(now, slot);

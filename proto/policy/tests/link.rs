@@ -6,7 +6,7 @@ mod virtual_time;
 use laxity_policy::link::{BATCHES_MAX, FOLLOWERS_MAX, REQUESTS_MAX};
 use laxity_policy::{
     Action, BatchId, BatchSpec, Event, FlowId, FlowSpec, Layer, Level, Link, LinkConfig, MluScope,
-    PolicyKind, RequestId, Span, Stage, Time,
+    PeerId, PolicyKind, RequestId, Span, Stage, Time,
 };
 use virtual_time::{
     CHUNK, Port, TICK, at, batch, batch_ended, cancelled, completed, compute_finished, flow, fluid,
@@ -241,17 +241,17 @@ fn credit_is_what_is_left_of_the_window_unless_something_waits_at_or_above() {
         let now = Time(1);
         assert_eq!(link.credit_allowance(now), 10 * CHUNK);
         let level = link.credit_level(now);
-        link.launch(now, Stage::Collective, level, 3 * CHUNK);
+        link.launch(now, Stage::Collective, PeerId(0), level, 3 * CHUNK);
         assert_eq!(link.credit_allowance(now), 7 * CHUNK, "{policy}");
         assert_eq!(link.in_flight_bytes(), 3 * CHUNK);
         link.handle(now, Event::FlowArrived(flow(2, Stage::Collective, 1.0)));
         assert_eq!(link.credit_allowance(now), 0, "{policy}: a collective waits");
         link.handle(now, cancelled(2));
-        link.land(now, level, 3 * CHUNK);
+        link.land(now, PeerId(0), level, 3 * CHUNK);
         assert_eq!(link.credit_allowance(now), 10 * CHUNK, "{policy}");
         // Credit above the window must be accepted, because the bytes are on the wire already.
         let far_more = flow(3, Stage::Collective, 5.0).bytes;
-        link.launch(now, Stage::Collective, level, far_more);
+        link.launch(now, Stage::Collective, PeerId(0), level, far_more);
         assert_eq!(link.credit_allowance(now), 0);
         assert_eq!(link.peek_permit(now, &flow(4, Stage::Collective, 5.0)), None);
     }
@@ -318,6 +318,7 @@ fn extreme_numbers_are_survived() {
                         deadline: [Time(0), Time(1), far, Time::NEVER][id as usize % 4],
                         receiver_bound: nth % 2 == 0,
                         whole: false,
+                        peer: PeerId(u16::MAX),
                     }),
                 );
             }

@@ -4,7 +4,7 @@ mod random_events;
 
 use laxity_policy::{Action, Granularity, LinkConfig, PolicyKind, Ties};
 use proptest::prelude::*;
-use random_events::{Op, Shadowed, config, op, op_or_reload};
+use random_events::{CHUNK, Op, Shadowed, config, op, op_or_reload};
 
 fn variants() -> Vec<LinkConfig> {
     let mut all: Vec<LinkConfig> = PolicyKind::ALL.map(config).to_vec();
@@ -21,6 +21,11 @@ fn variants() -> Vec<LinkConfig> {
     for levels in [2, 3, 4, 16] {
         for policy in PolicyKind::ALL {
             all.push(LinkConfig { levels, scavenger_permille: 300, ..config(policy) });
+        }
+    }
+    for peer_window_bytes in [CHUNK, 2 * CHUNK] {
+        for policy in [PolicyKind::Laxity, PolicyKind::Mfs] {
+            all.push(LinkConfig { peer_window_bytes, ..config(policy) });
         }
     }
     all

@@ -12,8 +12,8 @@ use std::collections::VecDeque;
 
 use laxity_policy::link::{STARVED_AFTER, STARVED_PERMILLE};
 use laxity_policy::{
-    Action, BatchId, Event, FlowId, FlowSpec, Layer, LinkConfig, PolicyKind, RequestId, Span,
-    Stage, Time,
+    Action, BatchId, Event, FlowId, FlowSpec, Layer, LinkConfig, PeerId, PolicyKind, RequestId,
+    Span, Stage, Time,
 };
 use virtual_time::{Port, UNIT, batch, flow, request_ended};
 
@@ -124,6 +124,7 @@ fn submit(port: &mut Port, kind: Kind, id: u64, name: u64, bytes: u64) {
         deadline: due,
         receiver_bound: false,
         whole: false,
+        peer: PeerId(0),
     });
 }
 
@@ -219,7 +220,7 @@ fn collectives_on_credit_do_not_keep_others_out_for_ever() {
             while left > 0 {
                 assert!(port.now < until, "{policy}: {stage} starves beside credit");
                 while port.link.credit_allowance(port.now) >= CHUNK {
-                    port.link.launch(port.now, Stage::Collective, level, CHUNK);
+                    port.link.launch(port.now, Stage::Collective, PeerId(0), level, CHUNK);
                     wire.push_back(None);
                 }
                 while let Some(action) = port.link.poll_action(port.now) {
@@ -230,7 +231,7 @@ fn collectives_on_credit_do_not_keep_others_out_for_ever() {
                 port.now = port.now + step;
                 match wire.pop_front() {
                     None => {}
-                    Some(None) => port.link.land(port.now, level, CHUNK),
+                    Some(None) => port.link.land(port.now, PeerId(0), level, CHUNK),
                     Some(Some((flow, bytes))) => {
                         left -= bytes;
                         let done = Event::BytesCompleted { flow, bytes };

@@ -5,8 +5,8 @@ use laxity_policy::link::{FOLLOWERS_MAX, Link};
 use laxity_policy::mlu::{self, RHO_MAX};
 use laxity_policy::rmlq::{Ladder, promoted};
 use laxity_policy::{
-    BatchId, BatchSpec, Event, FlowId, FlowSpec, Layer, Level, LinkConfig, PolicyKind, RequestId,
-    Span, Stage, Time,
+    BatchId, BatchSpec, Event, FlowId, FlowSpec, Layer, Level, LinkConfig, PeerId, PolicyKind,
+    RequestId, Span, Stage, Time,
 };
 use proptest::prelude::*;
 
@@ -139,10 +139,10 @@ proptest! {
         let flow = |id, batch, stage, layer, bytes| FlowSpec {
             flow: FlowId(id), stage, batch: BatchId(batch), request: RequestId(0),
             layer: Layer(layer), bytes, deadline: Time::NEVER, receiver_bound: false,
-            whole: false,
+            whole: false, peer: PeerId(0),
         };
         let level = link.credit_level(now);
-        link.launch(now, Stage::Collective, level, config.window_bytes);
+        link.launch(now, Stage::Collective, PeerId(0), level, config.window_bytes);
         for (id, &layers) in (1u64..).zip(&layers) {
             let layer = target % layers;
             let Some(due) = schedule.iter().position(|&entry| entry == (id, layer)) else {

@@ -11,6 +11,6 @@ mod level;
 pub mod marking;
 mod stage;
 
-pub use ids::{BatchId, FlowId, Layer, PortId, RequestId};
+pub use ids::{BatchId, FlowId, Layer, PeerId, PortId, RequestId};
 pub use level::Level;
 pub use stage::{Deadline, Stage};

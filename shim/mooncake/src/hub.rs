@@ -172,11 +172,7 @@ impl Hub {
             said: run.said,
             otherwise: Some(otherwise),
             direction,
-            peer: match direction {
-                // The peer of an ingress flow matters, because its own daemon doesn't see the flow.
-                Direction::Ingress => self.engines.read().peer(engine, run.target),
-                Direction::Egress => 0,
-            },
+            peer: self.engines.read().peer(engine, run.target),
             whole: true,
             objective_ns: job.objective_ns(),
             ..Asked::default()

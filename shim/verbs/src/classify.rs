@@ -52,11 +52,7 @@ pub(crate) unsafe fn flow(wr: &ibv_send_wr, peer: u8) -> Option<Flow> {
         receiver_bound: false,
         layer: said.layer.unwrap_or(0),
         whole: true,
-        // The peer of an ingress flow matters, because its own daemon doesn't see the flow.
-        peer: match direction {
-            Direction::Ingress => peer,
-            Direction::Egress => 0,
-        },
+        peer,
         bytes,
         batch: said.batch,
         request: said.request,

@@ -127,6 +127,8 @@ pub struct LabConfig {
     pub chunk_bytes: u64,
     /// Window of a daemon's port, in bytes.
     pub window_bytes: u64,
+    /// Most bytes that a daemon's port has in flight to one peer under `laxity`, 0 for no bound.
+    pub peer_window_bytes: u64,
     /// Send and receive buffer of every data connection, in bytes. It bounds what a connection has
     /// in the fabric's queues, which TCP's auto-tuning would let grow.
     pub socket_buffer_bytes: u32,
@@ -189,6 +191,7 @@ impl Default for LabConfig {
             nccl_plugin: None,
             chunk_bytes: 32 << 10,
             window_bytes: 1 << 20,
+            peer_window_bytes: 0,
             socket_buffer_bytes: 64 << 10,
             queue_bytes: 4 << 20,
             level_dscp: vec![46, 34, 26, 18, 18, 10, 10, 10],

@@ -59,6 +59,7 @@ struct Nic {
     rate: String,
     chunk: u64,
     window: u64,
+    peer_window: u64,
 }
 
 /// Times that the lab sets to ten times the defaults, because its layers take ten times as long.
@@ -123,6 +124,7 @@ pub fn daemon_toml(
             rate: format!("{}Mbit", config.port_mbit),
             chunk: config.chunk_bytes,
             window: config.window_bytes,
+            peer_window: config.peer_window_bytes,
         }],
         levels: Levels {
             count: config.level_dscp.len(),

@@ -370,6 +370,10 @@ pub struct Network {
     pub window_bytes: u64,
     /// Windows that may be in flight while a receiver holds bytes up.
     pub overcommit: u32,
+    /// Most bytes in flight from a port to one receiver, or from one holder, under `laxity`. 0 means
+    /// no bound by receiver.
+    #[serde(skip_serializing_if = "is_default")]
+    pub peer_window_bytes: u64,
     /// Weight of a collective's flow inside a class, where a flow of KV reuse has weight 1. Models
     /// static QoS by weights, as in a switch that serves its queues round-robin.
     pub collective_weight: f64,
@@ -412,6 +416,7 @@ impl Default for Network {
             chunk_bytes: 4 << 20,
             window_bytes: 8 << 20,
             overcommit: 1024,
+            peer_window_bytes: 0,
             collective_weight: 1.0,
             p2d_weight: 1.0,
             latency_us: 10.0,

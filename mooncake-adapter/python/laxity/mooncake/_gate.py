@@ -47,7 +47,7 @@ class Gate:
         # The job's profile gives the stage of each: P2D and KV_REUSE by default.
         self._stage = Stage(_stage_of("write" if is_write else "read"))
         self._direction = "egress" if is_write else "ingress"
-        self._peer = None if is_write else _address(peer)
+        self._peer = _address(peer)
         self._to_come = pieces.runs()
         self._flows: list[Flow] = []
         self._refill()

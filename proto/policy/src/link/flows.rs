@@ -6,7 +6,7 @@
 
 use std::collections::hash_map::Entry;
 
-use laxity_types::{FlowId, Level};
+use laxity_types::{FlowId, Level, PeerId};
 
 use crate::event::FlowSpec;
 use crate::lookup::Lookup;
@@ -118,8 +118,9 @@ impl Flow {
 pub(crate) enum Life {
     /// The flow, which may be held, has bytes still to be permitted. The slot has its record.
     Waits(Slot),
-    /// All bytes are permitted. This many are not completed, and were sent at this level.
-    InFlight(u64, Level),
+    /// All bytes are permitted. This many are not completed, and were sent at this level to this
+    /// peer.
+    InFlight(u64, Level, PeerId),
 }
 
 #[derive(Clone, Debug, Default)]
@@ -153,13 +154,13 @@ impl Flows {
     /// Replaces the record of a flow that had its last permit by its bytes in flight.
     pub(crate) fn mark_in_flight(&mut self, slot: Slot) {
         let flow = &self.slots[slot as usize];
-        let (id, bytes) = (flow.spec.flow, flow.outstanding);
+        let (id, bytes, peer) = (flow.spec.flow, flow.outstanding, flow.spec.peer);
         let level = flow.wire.unwrap_or(flow.level);
         self.free.push(slot);
         if bytes == 0 {
             self.lives.remove(&id);
         } else {
-            self.lives.insert(id, Life::InFlight(bytes, level));
+            self.lives.insert(id, Life::InFlight(bytes, level, peer));
         }
     }
 
@@ -170,25 +171,25 @@ impl Flows {
         }
     }
 
-    /// Takes up to `bytes` off the bytes that `id` has in flight. Returns the number taken off and
-    /// the level at which they were sent.
-    pub(crate) fn complete(&mut self, id: FlowId, bytes: u64) -> Option<(u64, Level)> {
+    /// Takes up to `bytes` off the bytes that `id` has in flight. Returns the number taken off, the
+    /// level at which they were sent, and the peer.
+    pub(crate) fn complete(&mut self, id: FlowId, bytes: u64) -> Option<(u64, Level, PeerId)> {
         let Entry::Occupied(mut entry) = self.lives.entry(id) else {
             return None;
         };
-        let (outstanding, level) = match entry.get_mut() {
+        let (outstanding, level, peer) = match entry.get_mut() {
             Life::Waits(slot) => {
                 let flow = &mut self.slots[*slot as usize];
-                (&mut flow.outstanding, flow.wire?)
+                (&mut flow.outstanding, flow.wire?, flow.spec.peer)
             }
-            Life::InFlight(outstanding, level) => (outstanding, *level),
+            Life::InFlight(outstanding, level, peer) => (outstanding, *level, *peer),
         };
         let done = bytes.min(*outstanding);
         *outstanding -= done;
-        if matches!(entry.get(), Life::InFlight(0, _)) {
+        if matches!(entry.get(), Life::InFlight(0, ..)) {
             entry.remove();
         }
-        Some((done, level))
+        Some((done, level, peer))
     }
 
     pub(crate) fn get(&self, slot: Slot) -> &Flow {

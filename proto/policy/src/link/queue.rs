@@ -3,9 +3,12 @@
 //! Ranking each flow of a batch again whenever a layer begins would cost O(n). But the order
 //! *inside* a batch never changes when it advances (MFS §4.4.1: RLI falls by the same amount for
 //! all). So flows are grouped (by port, batch, request or coflow, as the policy says). The
-//! port-wide index contains only groups, and an event moves one entry.
+//! index of a peer contains only groups, and an event moves one entry. The port-wide index contains
+//! the best group of each peer, so that a peer can be left out at the cost of one entry.
 
 use std::collections::{BTreeMap, BTreeSet};
+
+use laxity_types::PeerId;
 
 use super::flows::{NONE, Slot};
 use crate::lookup::Lookup;
@@ -74,6 +77,8 @@ pub(crate) type Member = (u64, u64, u64, Slot);
 #[derive(Clone, Debug)]
 pub(crate) struct Group {
     key: u64,
+    /// The peer of all members, or 0 if peers are not told apart.
+    peer: PeerId,
     pub(crate) queue: QueueId,
     pub(crate) scope: Scope,
     /// The batch, if the scope is [`Scope::Batch`].
@@ -97,12 +102,22 @@ impl Group {
     }
 }
 
+/// The groups of one peer.
+#[derive(Clone, Debug, Default)]
+struct PeerQueue {
+    groups: BTreeMap<Rank, Slot>,
+    /// The rank under which the peer is in the port's index, if it is.
+    offered: Option<Rank>,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct Queues {
     slots: Vec<Group>,
     free: Vec<Slot>,
-    by_key: Lookup<u64, Slot>,
-    index: BTreeMap<Rank, Slot>,
+    by_key: Lookup<(u64, PeerId), Slot>,
+    peers: Vec<PeerQueue>,
+    /// The peers that are not set aside, by the rank of their best group.
+    index: BTreeMap<Rank, PeerId>,
     virtual_time: [u64; QUEUES_MAX],
     scavenger: Slot,
 }
@@ -113,20 +128,28 @@ impl Queues {
             slots: Vec::new(),
             free: Vec::new(),
             by_key: Lookup::default(),
+            peers: vec![PeerQueue::default()],
             index: BTreeMap::new(),
             virtual_time: [0; QUEUES_MAX],
             scavenger: NONE,
         }
     }
 
-    /// Returns the group `name` of `queue` and whether this call created it.
-    pub(crate) fn group(&mut self, queue: QueueId, scope: Scope, name: u64) -> (Slot, bool) {
+    /// Returns the group `name` of `queue` for `peer`, and whether this call created it.
+    pub(crate) fn group(
+        &mut self,
+        queue: QueueId,
+        scope: Scope,
+        name: u64,
+        peer: PeerId,
+    ) -> (Slot, bool) {
         let key = name | u64::from(queue) << 56 | (scope as u64) << 52;
-        if let Some(&slot) = self.by_key.get(&key) {
+        if let Some(&slot) = self.by_key.get(&(key, peer)) {
             return (slot, false);
         }
         let group = Group {
             key,
+            peer,
             queue,
             scope,
             batch: NONE,
@@ -147,7 +170,7 @@ impl Queues {
         if queue == SCAVENGER {
             self.scavenger = slot;
         }
-        self.by_key.insert(key, slot);
+        self.by_key.insert((key, peer), slot);
         (slot, true)
     }
 
@@ -155,7 +178,7 @@ impl Queues {
     pub(crate) fn drop_group(&mut self, slot: Slot) {
         self.set_rank(slot, None);
         let group = &self.slots[slot as usize];
-        self.by_key.remove(&group.key);
+        self.by_key.remove(&(group.key, group.peer));
         if slot == self.scavenger {
             self.scavenger = NONE;
         }
@@ -168,13 +191,47 @@ impl Queues {
         if group.rank == rank {
             return;
         }
+        let peer = group.peer;
+        let at = usize::from(peer.0);
+        if at >= self.peers.len() {
+            self.peers.resize(at + 1, PeerQueue::default());
+        }
+        let groups = &mut self.peers[at].groups;
         if let Some(old) = group.rank {
-            self.index.remove(&old);
+            groups.remove(&old);
         }
         if let Some(new) = rank {
-            self.index.insert(new, slot);
+            groups.insert(new, slot);
         }
         group.rank = rank;
+        self.offer(peer);
+    }
+
+    /// Puts a peer into the port's index by its best group, or takes it out if it has none.
+    pub(crate) fn offer(&mut self, peer: PeerId) {
+        let Some(queue) = self.peers.get_mut(usize::from(peer.0)) else {
+            return;
+        };
+        let best = queue.groups.first_key_value().map(|(&rank, _)| rank);
+        if queue.offered == best {
+            return;
+        }
+        if let Some(old) = queue.offered {
+            self.index.remove(&old);
+        }
+        if let Some(new) = best {
+            self.index.insert(new, peer);
+        }
+        queue.offered = best;
+    }
+
+    /// Leaves the groups of a group's peer out of the port's index until the next
+    /// [`Queues::offer`] of that peer, or until the rank of one of them changes.
+    pub(crate) fn set_aside(&mut self, slot: Slot) {
+        let peer = self.slots[slot as usize].peer;
+        if let Some(old) = self.peers[usize::from(peer.0)].offered.take() {
+            self.index.remove(&old);
+        }
     }
 
     /// Charges `bytes` to a group and its queue. The served member's share was `share` before.
@@ -194,9 +251,11 @@ impl Queues {
         &mut self.slots[slot as usize]
     }
 
-    /// Returns the best rank and its group.
+    /// Returns the best rank and its group, among peers that are not set aside.
     pub(crate) fn first(&self) -> Option<(Rank, Slot)> {
-        self.index.first_key_value().map(|(&rank, &slot)| (rank, slot))
+        let (_, &peer) = self.index.first_key_value()?;
+        let best = self.peers[usize::from(peer.0)].groups.first_key_value();
+        best.map(|(&rank, &slot)| (rank, slot))
     }
 
     /// Returns the group of scavenged work, if any waits.
@@ -206,7 +265,7 @@ impl Queues {
 
     /// Returns the groups whose levels follow the progress of their batch.
     pub(crate) fn climbing(&self) -> impl Iterator<Item = &Group> {
-        // The index gives them in the order of ranks.
-        self.index.values().map(|&slot| self.get(slot)).filter(|group| !group.layers.is_empty())
+        let groups = self.peers.iter().flat_map(|peer| peer.groups.values());
+        groups.map(|&slot| self.get(slot)).filter(|group| !group.layers.is_empty())
     }
 }

@@ -69,7 +69,14 @@ impl Link {
             return self.relocate(now, slot, QueuePosition::scavenger());
         }
         let bytes = self.piece(&flow.spec, flow.remaining);
-        if !self.starved.covers(bytes) || self.in_flight.all > self.port.config.window_bytes {
+        if !self.starved.covers(bytes) {
+            return None;
+        }
+        if !self.has_share(&flow.spec) {
+            if self.bounds_peers() {
+                // The next starved flow may have a peer with room.
+                self.starved.pass(&mut self.port.flows, slot);
+            }
             return None;
         }
         let level = self.level_now(now, flow, self.port.queues.get(flow.group));
@@ -115,9 +122,14 @@ impl Link {
             }
             let bytes = self.piece(&flow.spec, flow.remaining);
             let level = self.level_now(now, flow, standing);
-            if !insists && !self.fits(now, flow.wire.unwrap_or(level), bytes) {
+            let (queue, wire) = (standing.queue, flow.wire.unwrap_or(level));
+            if !self.peer_takes(queue, &flow.spec, wire, bytes) {
+                self.port.queues.set_aside(group);
+                continue;
+            }
+            if !insists && !self.fits(now, wire, bytes) {
                 let chunk = bytes.min(self.port.config.chunk_bytes);
-                self.paced = self.overcommits(chunk);
+                self.paced = self.overcommits(wire, chunk);
                 return None;
             }
             return Some(self.permit(now, slot, level, bytes));
@@ -132,8 +144,7 @@ impl Link {
         {
             let flow = self.port.flows.get(slot);
             let bytes = self.piece(&flow.spec, flow.remaining);
-            let insists =
-                self.guarantee.insists() && self.in_flight.all <= self.port.config.window_bytes;
+            let insists = self.guarantee.insists() && self.has_share(&flow.spec);
             if self.guarantee.covers(bytes) && (insists || self.fits(now, Level::SCAVENGER, bytes))
             {
                 return Some((scavenger, insists));
@@ -175,10 +186,10 @@ impl Link {
     /// Moves `bytes` of a waiting flow from waiting to in flight.
     pub(super) fn serve(&mut self, now: Time, slot: Slot, bytes: u64) {
         let flow = self.port.flows.get(slot);
-        let (group, stage, share) = (flow.group, flow.spec.stage, flow.share);
+        let (group, spec, share) = (flow.group, flow.spec, flow.share);
         let (scavenged, whole) = (flow.level == Level::SCAVENGER, flow.remaining == bytes);
         let (level, starved) = (flow.wire.unwrap_or(flow.level), flow.age.is_starved());
-        self.account(now, stage, level, bytes);
+        self.account(now, spec.stage, spec.peer, level, bytes);
         if scavenged {
             self.guarantee.spend(bytes);
         } else {

@@ -130,6 +130,11 @@ impl Starved {
     /// Charges `bytes` to the share and passes the turn from the flow at `slot` to the next one.
     pub(crate) fn spend(&mut self, flows: &mut Flows, slot: Slot, bytes: u64) {
         self.guarantee.spend(bytes);
+        self.pass(flows, slot);
+    }
+
+    /// Passes the turn from the flow at `slot` to the next one.
+    pub(crate) fn pass(&mut self, flows: &mut Flows, slot: Slot) {
         self.starved.remove(flows, slot);
         self.starved.push(flows, slot);
     }

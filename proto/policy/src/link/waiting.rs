@@ -175,7 +175,8 @@ impl Link {
                 u64::from(flow.batch) | u64::from(flow.spec.layer.0) << 32 | stage << 48
             }
         };
-        let (group, made) = self.port.queues.group(position.queue, position.scope, name);
+        let peer = self.queue_peer(position.queue, &flow.spec);
+        let (group, made) = self.port.queues.group(position.queue, position.scope, name, peer);
         let batch = self.port.flows.get(slot).batch;
         if made && position.scope == Scope::Batch {
             self.port.queues.get_mut(group).batch = batch;

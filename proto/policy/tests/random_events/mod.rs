@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
+use laxity_policy::link::PEER_WINDOWS;
 use laxity_policy::{
     Action, BatchId, BatchSpec, Event, FlowId, FlowSpec, Layer, Level, Link, LinkConfig, Order,
-    PolicyKind, RequestId, Span, Stage, Time,
+    PeerId, PolicyKind, RequestId, Span, Stage, Time,
 };
 use proptest::prelude::*;
 
@@ -71,20 +72,24 @@ pub fn flow() -> impl Strategy<Value = FlowSpec> {
         deadline(),
         any::<bool>(),
         prop::bool::weighted(0.2),
+        (0u16..4).prop_map(PeerId),
     )
-        .prop_map(|(stage, batch, request, layer, bytes, deadline, receiver_bound, whole)| {
-            FlowSpec {
-                whole,
-                flow: FlowId(0),
-                stage,
-                batch,
-                request,
-                layer,
-                bytes,
-                deadline,
-                receiver_bound,
-            }
-        })
+        .prop_map(
+            |(stage, batch, request, layer, bytes, deadline, receiver_bound, whole, peer)| {
+                FlowSpec {
+                    whole,
+                    peer,
+                    flow: FlowId(0),
+                    stage,
+                    batch,
+                    request,
+                    layer,
+                    bytes,
+                    deadline,
+                    receiver_bound,
+                }
+            },
+        )
 }
 
 fn hint() -> impl Strategy<Value = Event> {
@@ -205,6 +210,24 @@ impl Shadowed {
             .sum()
     }
 
+    /// Returns the bytes in flight at `level` or a higher one to one peer.
+    fn to_peer_at_or_above(&self, peer: PeerId, level: Level) -> u64 {
+        let to_peer = |account: &&Account| {
+            let level_on_wire = account.launched.or(account.wire);
+            account.spec.peer == peer && level_on_wire.is_some_and(|wire| wire <= level)
+        };
+        self.accounts.values().filter(to_peer).map(|account| account.in_flight).sum()
+    }
+
+    /// Returns the bound on bytes to the peer of a flow, if there is one.
+    fn peer_bound(&self, spec: &FlowSpec) -> Option<u64> {
+        let config = self.link.config();
+        let bounded = config.policy == PolicyKind::Laxity && config.peer_window_bytes != 0;
+        let of_unknown = u64::from(config.overcommit) * config.window_bytes;
+        let known = spec.peer != PeerId(0);
+        bounded.then_some(if known { config.peer_window_bytes } else { of_unknown })
+    }
+
     pub fn in_flight(&self) -> u64 {
         self.accounts.values().map(|account| account.in_flight).sum()
     }
@@ -233,10 +256,10 @@ impl Shadowed {
             Op::Cancel { which } => {
                 let flow = FlowId(*which as u64 % (self.arrivals + 2));
                 let account = self.accounts.get(&flow);
-                if let Some((level, bytes)) =
-                    account.and_then(|account| Some((account.launched?, account.in_flight)))
+                if let Some((peer, level, bytes)) =
+                    account.and_then(|a| Some((a.spec.peer, a.launched?, a.in_flight)))
                 {
-                    self.link.land(self.now, level, bytes);
+                    self.link.land(self.now, peer, level, bytes);
                 } else {
                     self.link.handle(self.now, Event::FlowCancelled { flow });
                 }
@@ -262,7 +285,8 @@ impl Shadowed {
             Op::Hint(event) => self.link.handle(self.now, event.clone()),
             Op::Pass { ns } => self.now = self.now + Span(*ns),
             Op::Reconfigure { policy, levels } => {
-                let config = LinkConfig { levels: *levels, ..config(*policy) };
+                let peer_window_bytes = self.link.config().peer_window_bytes;
+                let config = LinkConfig { levels: *levels, peer_window_bytes, ..config(*policy) };
                 self.link.set_config(self.now, config).expect("a valid configuration");
                 for account in self.accounts.values_mut() {
                     account.host = None;
@@ -279,7 +303,7 @@ impl Shadowed {
         let landed = bytes.min(account.in_flight);
         account.in_flight -= landed;
         if let Some(level) = account.launched {
-            self.link.land(self.now, level, landed);
+            self.link.land(self.now, account.spec.peer, level, landed);
         } else {
             self.link.handle(self.now, Event::BytesCompleted { flow, bytes });
         }
@@ -310,7 +334,7 @@ impl Shadowed {
         self.accounts.insert(spec.flow, account);
         if credit {
             let level = self.link.credit_level(self.now);
-            self.link.launch(self.now, spec.stage, level, bytes);
+            self.link.launch(self.now, spec.stage, spec.peer, level, bytes);
             let takes = Span::transfer(bytes, self.link.config().rate);
             self.drained = self.drained.max(self.now) + takes;
             return;
@@ -369,9 +393,18 @@ impl Shadowed {
                 // but a chunk.
                 let rate = self.link.config().rate;
                 let idles = self.drained <= self.now + Span::transfer(CHUNK, rate);
-                let most = u64::from(OVERCOMMIT) * WINDOW + excess;
-                let paced = idles && self.in_flight() <= most;
+                let spec = self.accounts[&flow].spec;
+                let bound = self.peer_bound(&spec);
+                let most = |windows: u32| u64::from(windows) * WINDOW + excess;
+                let overcommitted = self.in_flight() <= most(OVERCOMMIT)
+                    || bound.is_some() && self.in_flight_at_or_above(level) <= most(PEER_WINDOWS);
+                let paced = idles && overcommitted;
                 assert!(in_window || paced, "window exceeded by {action:?}");
+                let by_turns = scavenged || bytes == 0;
+                if let Some(bound) = bound.filter(|_| !by_turns) {
+                    let to_peer = self.to_peer_at_or_above(spec.peer, level);
+                    assert!(to_peer <= bound + excess, "{to_peer} to the peer by {action:?}");
+                }
                 self.drained = self.drained.max(self.now) + Span::transfer(bytes, rate);
             }
             Action::Moved { flow, from, to } => {
@@ -417,7 +450,11 @@ impl Shadowed {
         let idles = self.drained <= self.now + Span::transfer(CHUNK, link.config().rate);
         let most = if idles { u64::from(OVERCOMMIT) * WINDOW } else { WINDOW };
         let room = self.in_flight() + CHUNK <= most;
-        if room && !waiting.is_empty() {
+        let takes = |account: &&&Account| {
+            let all = || self.to_peer_at_or_above(account.spec.peer, Level::SCAVENGER);
+            self.peer_bound(&account.spec).is_none_or(|bound| all() + CHUNK <= bound)
+        };
+        if room && waiting.iter().any(|account| takes(&account)) {
             // Only Karuna delays work on an idle port, and only until a known time.
             assert_eq!(link.config().policy, PolicyKind::Karuna, "idle with work waiting");
             assert!(link.next_deadline().is_some());

@@ -81,11 +81,16 @@ impl LabConfig {
     }
 
     /// Returns the rules of sizes, of the model and of classes, as [`LabConfig::run_rules`] does.
-    fn size_rules(&self) -> [Rule; 13] {
+    fn size_rules(&self) -> [Rule; 14] {
         [
             (self.tokens_max >= 64, "tokens_max", "must be at least 64"),
             (self.chunk_bytes >= 1024, "chunk_bytes", "must be at least 1024"),
             (self.window_bytes >= self.chunk_bytes, "window_bytes", "is less than a chunk"),
+            (
+                self.peer_window_bytes == 0 || self.peer_window_bytes >= self.chunk_bytes,
+                "peer_window_bytes",
+                "is less than a chunk, and not 0",
+            ),
             (self.socket_buffer_bytes >= 8192, "socket_buffer_bytes", "must be at least 8192"),
             ((1..=64).contains(&self.model.layers), "model.layers", "must be 1 to 64"),
             (

@@ -310,6 +310,10 @@ fn network(n: &Network) -> Checked {
         );
     }
     at_least_one("network.overcommit", n.overcommit)?;
+    if n.peer_window_bytes != 0 {
+        let range = n.chunk_bytes..=WINDOW_BYTES_MOST;
+        within("network.peer_window_bytes", n.peer_window_bytes, range, " bytes, or 0")?;
+    }
     within("network.collective_weight", n.collective_weight, 1e-3..=1e3, "")?;
     within("network.p2d_weight", n.p2d_weight, 1e-3..=1e3, "")?;
     within("network.latency_us", n.latency_us, 0.0..=1e7, " µs")?;

@@ -6,7 +6,9 @@
 //! such a port, its aggregate *materialises* with its remaining bytes. In the exact mode a flow for
 //! each pair of ranks is put on the network at once.
 
-use laxity_policy::{BatchId, Event, FlowId, FlowSpec, Layer, Level, RequestId, Span, Stage, Time};
+use laxity_policy::{
+    BatchId, Event, FlowId, FlowSpec, Layer, Level, PeerId, RequestId, Span, Stage, Time,
+};
 
 use super::event::Happening;
 use super::exchange::Exchange;
@@ -162,6 +164,7 @@ impl World<'_> {
             bytes,
             deadline: Time::NEVER,
             receiver_bound: false,
+            peer: PeerId(0),
             whole: true,
         };
         let collective = &mut self.units[unit as usize].collective;
@@ -411,6 +414,7 @@ impl World<'_> {
             bytes: 1,
             deadline: Time::NEVER,
             receiver_bound: false,
+            peer: PeerId(0),
             whole: false,
         };
         self.hosts.level_alone(0, Time::ZERO, &spec)

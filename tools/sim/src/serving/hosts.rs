@@ -9,7 +9,7 @@
 
 use laxity_policy::{
     Action, BatchId, BatchSpec, Event, FlowId, FlowSpec, Layer, Level, Link, LinkConfig, Order,
-    Permit, PolicyKind, RequestId, Span, Stage, Time,
+    PeerId, Permit, PolicyKind, RequestId, Span, Stage, Time,
 };
 
 use super::SimError;
@@ -90,6 +90,7 @@ pub(super) fn link_config(scenario: &Scenario, rate: f64) -> LinkConfig {
         chunk_bytes: network.chunk_bytes,
         window_bytes: network.window_bytes,
         overcommit: network.overcommit,
+        peer_window_bytes: network.peer_window_bytes,
         levels: policy.levels,
         // Unreachable thresholds leave every P2D flow at the lowest level.
         threshold_scale: if without_mlu { 1e30 } else { policy.threshold_scale },
@@ -169,6 +170,7 @@ impl Hosts {
             bytes,
             deadline: Time::NEVER,
             receiver_bound: false,
+            peer: PeerId(0),
             whole: true,
         };
         self.level_alone(host, now, &spec)
@@ -191,14 +193,20 @@ impl Hosts {
         Some(permit)
     }
 
-    /// Reports bytes that are sent on credit.
+    /// Reports bytes of a collective that are sent on credit.
     pub(super) fn launch(&mut self, host: u32, now: Time, level: Level, bytes: u64) {
-        let stage = Stage::Collective;
-        self.hosts[host as usize].link.launch(now, stage, level, bytes);
+        let (stage, all) = (Stage::Collective, PeerId(0));
+        self.hosts[host as usize].link.launch(now, stage, all, level, bytes);
     }
 
+    /// Reports the end of bytes of a collective that were sent on credit.
     pub(super) fn land(&mut self, host: u32, now: Time, level: Level, bytes: u64) {
-        self.hosts[host as usize].link.land(now, level, bytes);
+        self.land_at(host, now, PeerId(0), level, bytes);
+    }
+
+    /// Reports the end of bytes of a flow that was permitted whole at once.
+    pub(super) fn land_at(&mut self, host: u32, now: Time, peer: PeerId, level: Level, bytes: u64) {
+        self.hosts[host as usize].link.land(now, peer, level, bytes);
     }
 
     pub(super) fn handle(&mut self, host: u32, now: Time, event: Event) {

@@ -3,7 +3,7 @@
 //! A flow is one request's part of one layer. With daemons it gets permits in chunks, and one chunk
 //! at a time is on the network, as with a queue pair.
 
-use laxity_policy::{Action, Event, FlowSpec, Layer, Level, RequestId, Span, Stage, Time};
+use laxity_policy::{Action, Event, FlowSpec, Layer, Level, PeerId, RequestId, Span, Stage, Time};
 
 use super::collective::rank_of_flow;
 use super::event::Happening;
@@ -104,6 +104,16 @@ impl World<'_> {
         *busy
     }
 
+    /// Returns the number of the rank at the other end, as links know it. Links know the decode rank
+    /// of a P2D flow, and the rank that KV reuse is read from. Ranks beyond the range are unknown.
+    pub(super) fn peer_of(&self, flow: &Flow) -> PeerId {
+        let number = match flow.to {
+            To::Rank(_) => flow.from + 1,
+            To::Decode(decode) => self.setup.layout.ranks + decode + 1,
+        };
+        PeerId(u16::try_from(number).unwrap_or(0))
+    }
+
     /// Submits a flow to its host's link.
     fn ask(&mut self, slot: u32) {
         let now = self.now;
@@ -123,6 +133,7 @@ impl World<'_> {
             bytes: flow.left,
             deadline: self.due(&flow),
             receiver_bound: self.setup.receiver_bound,
+            peer: self.peer_of(&flow),
             whole: false,
         };
         let request_pruned = request.pruned || request.relegated;
@@ -182,7 +193,8 @@ impl World<'_> {
         if regime == Regime::Daemons {
             let host = host_of(&flow);
             if flow.at_once {
-                self.hosts.land(host, now, flow.level, bytes);
+                let peer = self.peer_of(&flow);
+                self.hosts.land_at(host, now, peer, flow.level, bytes);
             } else {
                 let flow = flow.id(slot);
                 self.hosts.handle(host, now, Event::BytesCompleted { flow, bytes });

@@ -110,6 +110,7 @@ impl World<'_> {
             bytes,
             deadline: Time::NEVER,
             receiver_bound: false,
+            peer: self.peer_of(&flow),
             whole: false,
         };
         let host = host_of(&flow);

@@ -233,7 +233,7 @@ impl Gate {
             receiver_bound: false,
             layer: head.layer,
             whole: false,
-            peer: if read { peer_number(to) } else { 0 },
+            peer: peer_number(to),
             bytes: head.total,
             batch: head.batch,
             request: head.request,

@@ -1,0 +1,135 @@
+//! The bound of `laxity` on bytes in flight by peer (`link/peers.rs`).
+
+mod virtual_time;
+
+use std::collections::BTreeMap;
+
+use laxity_policy::link::{PEER_WINDOWS, PEERS_MAX};
+use laxity_policy::{
+    Action, Event, FlowId, FlowSpec, Link, LinkConfig, PeerId, PolicyKind, Span, Stage, Time,
+};
+use virtual_time::{CHUNK, TICK, completed, flow, fluid};
+
+const BUSY: PeerId = PeerId(1);
+const IDLE: PeerId = PeerId(2);
+
+/// Returns a port with a window of four chunks, and a bound of two chunks by peer if `bounded`.
+fn link(bounded: bool) -> Link {
+    Link::new(LinkConfig {
+        policy: PolicyKind::Laxity,
+        window_bytes: 4 * CHUNK,
+        peer_window_bytes: if bounded { 2 * CHUNK } else { 0 },
+        ..fluid()
+    })
+    .expect("a valid configuration")
+}
+
+fn to(peer: PeerId, id: u64, deadline: Time) -> Event {
+    Event::FlowArrived(FlowSpec { peer, deadline, ..flow(id, Stage::P2d, 1.0) })
+}
+
+/// Takes all actions and adds the permitted bytes of each flow.
+fn permit(link: &mut Link, now: Time, sent: &mut BTreeMap<u64, u64>) {
+    while let Some(action) = link.poll_action(now) {
+        if let Action::Permit { flow: FlowId(id), bytes, .. } = action {
+            *sent.entry(id).or_default() += bytes;
+        }
+    }
+}
+
+/// Runs ten ticks. A receiver in `silent` completes nothing, and all others complete at once.
+fn run(link: &mut Link, silent: &[u64]) -> BTreeMap<u64, u64> {
+    let mut sent = BTreeMap::new();
+    let mut done: BTreeMap<u64, u64> = BTreeMap::new();
+    for step in 1..=1000 {
+        let now = Time(step * TICK / 100);
+        permit(link, now, &mut sent);
+        for (&id, &bytes) in sent.iter().filter(|(id, _)| !silent.contains(id)) {
+            let before = done.insert(id, bytes).unwrap_or(0);
+            link.handle(now, completed(id, bytes - before));
+        }
+    }
+    sent
+}
+
+#[test]
+fn bytes_for_a_busy_receiver_do_not_hold_up_flows_to_an_idle_one() {
+    let (soon, later) = (Time(500 * TICK), Time(900 * TICK));
+    for (bounded, whole) in [(false, false), (true, true)] {
+        let mut link = link(bounded);
+        link.handle(Time(1), to(BUSY, 1, soon));
+        link.handle(Time(1), to(IDLE, 2, later));
+        let sent = run(&mut link, &[1]);
+        let idle = sent.get(&2).copied().unwrap_or(0);
+        assert_eq!(idle == 100 * CHUNK, whole, "bounded: {bounded}, {idle} to the idle receiver");
+        let most = if bounded { 2 * CHUNK } else { 4 * CHUNK };
+        assert_eq!(sent[&1], most, "to the busy receiver");
+    }
+}
+
+#[test]
+fn a_flow_of_unknown_peer_has_no_bound_of_its_own() {
+    for peer in [PeerId(0), PeerId(PEERS_MAX as u16), PeerId(u16::MAX)] {
+        let mut link = link(true);
+        link.handle(Time(1), to(peer, 1, Time(500 * TICK)));
+        assert_eq!(run(&mut link, &[1])[&1], 4 * CHUNK, "{peer:?}");
+    }
+}
+
+#[test]
+fn an_urgent_flow_passes_bytes_that_wait_in_a_lower_class_for_the_same_receiver() {
+    let mut link = link(true);
+    let mut sent = BTreeMap::new();
+    link.handle(Time(1), to(BUSY, 1, Time(5_000 * TICK)));
+    permit(&mut link, Time(1), &mut sent);
+    assert_eq!(sent[&1], 2 * CHUNK);
+    link.handle(Time(2), to(BUSY, 2, Time(TICK + TICK / 2)));
+    permit(&mut link, Time(2), &mut sent);
+    assert_eq!(sent.get(&2), Some(&(2 * CHUNK)), "{sent:?}");
+    assert_eq!(sent[&1], 2 * CHUNK, "the first flow has had its part");
+}
+
+#[test]
+fn waiting_flows_of_a_receiver_go_on_when_its_bytes_complete_or_its_flow_ends() {
+    for ends in [completed(1, CHUNK), Event::FlowCancelled { flow: FlowId(1) }] {
+        let mut link = link(true);
+        let mut sent = BTreeMap::new();
+        link.handle(Time(1), to(BUSY, 1, Time(500 * TICK)));
+        link.handle(Time(1), to(BUSY, 2, Time(900 * TICK)));
+        permit(&mut link, Time(1), &mut sent);
+        assert_eq!(sent.values().sum::<u64>(), 2 * CHUNK);
+        assert_eq!(link.next_deadline(), None, "nothing to wait for but a completion");
+        link.handle(Time(2), ends);
+        permit(&mut link, Time(2), &mut sent);
+        assert!(sent.values().sum::<u64>() > 2 * CHUNK, "{sent:?}");
+    }
+}
+
+#[test]
+fn silent_receivers_hold_a_bounded_number_of_windows_however_many_they_are() {
+    let mut link = link(true);
+    for peer in 1..=100 {
+        link.handle(Time(1), to(PeerId(peer), u64::from(peer), Time(500 * TICK)));
+    }
+    let silent: Vec<u64> = (1..=100).collect();
+    let sent = run(&mut link, &silent);
+    let all = sent.values().sum::<u64>();
+    assert_eq!(all, u64::from(PEER_WINDOWS) * 4 * CHUNK);
+    assert_eq!(link.in_flight_bytes(), all);
+}
+
+#[test]
+fn beyond_the_window_bytes_are_permitted_at_the_ports_rate() {
+    let mut link = link(true);
+    let mut sent = BTreeMap::new();
+    for peer in 1..=4 {
+        link.handle(Time(1), to(PeerId(peer), u64::from(peer), Time(500 * TICK)));
+    }
+    permit(&mut link, Time(1), &mut sent);
+    assert_eq!(sent.values().sum::<u64>(), 4 * CHUNK, "the window");
+    let at = link.next_deadline().expect("more at the port's pace");
+    permit(&mut link, at - Span(1), &mut sent);
+    assert_eq!(sent.values().sum::<u64>(), 4 * CHUNK);
+    permit(&mut link, at, &mut sent);
+    assert_eq!(sent.values().sum::<u64>(), 5 * CHUNK);
+}
