@@ -514,10 +514,10 @@ fn kv_reuse_that_stays_in_flight_raises_later_kv_reuse_to_the_level_of_collectiv
     assert!(reuse_level(&link, us(2_300), 1, 30) > near, "this one has time");
     // All land. The port remembers it for 64 layer times.
     for _ in 0..3 {
-        link.land(us(2_400), near, 100_000);
+        link.land(us(2_400), PeerId(0), near, 100_000);
     }
     assert_eq!(send(&mut link, us(60_000), 14), collective);
-    link.land(us(60_100), collective, 100_000);
+    link.land(us(60_100), PeerId(0), collective, 100_000);
     assert_eq!(reuse_level(&link, us(67_000), 1, 14), near);
 }
 
@@ -527,7 +527,7 @@ fn the_last_stage_that_stays_in_flight_does_not_make_kv_reuse_late() {
     let ms = |n: u64| Time(n * 1_000_000);
     let mut link = at_layer_ten(&config, ms(0));
     let near = Level(link.credit_level(ms(0)).0 + 1);
-    link.launch(ms(0), Stage::P2d, Level(near.0 + 1), 1000);
+    link.launch(ms(0), Stage::P2d, PeerId(0), Level(near.0 + 1), 1000);
     let spec = FlowSpec { bytes: 1000, ..reuse(7, 1, 14) };
     let permit = link.peek_permit(ms(50), &spec).expect("there is room");
     link.commit_permit(ms(50), &spec, permit);
