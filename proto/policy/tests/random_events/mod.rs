@@ -157,6 +157,8 @@ pub struct Account {
     pub launched: Option<Level>,
     pub cancelled: bool,
     pub held: bool,
+    /// Whether the link queued the flow anew without an action, which may be in the scavenger.
+    pub requeued: bool,
     pub wire: Option<Level>,
     pub host: Option<Level>,
 }
@@ -290,6 +292,7 @@ impl Shadowed {
                 self.link.set_config(self.now, config).expect("a valid configuration");
                 for account in self.accounts.values_mut() {
                     account.host = None;
+                    account.requeued = true;
                 }
             }
         }
@@ -313,6 +316,7 @@ impl Shadowed {
         self.link.handle(self.now, Event::FlowReleased { flow });
         let account = self.accounts.get_mut(&flow).expect("a flow that arrived");
         account.held = false;
+        account.requeued = true;
         // The link does not report the level: it is the old one, or that of an arrival.
         account.host = account.host.filter(|_| account.wire.is_some());
     }
@@ -328,6 +332,7 @@ impl Shadowed {
             launched: credit.then(|| self.link.credit_level(self.now)),
             cancelled: false,
             held: false,
+            requeued: false,
             wire: None,
             host: None,
         };
@@ -400,7 +405,7 @@ impl Shadowed {
                     || bound.is_some() && self.in_flight_at_or_above(level) <= most(PEER_WINDOWS);
                 let paced = idles && overcommitted;
                 assert!(in_window || paced, "window exceeded by {action:?}");
-                let by_turns = scavenged || bytes == 0;
+                let by_turns = scavenged || self.accounts[&flow].requeued || bytes == 0;
                 if let Some(bound) = bound.filter(|_| !by_turns) {
                     let to_peer = self.to_peer_at_or_above(spec.peer, level);
                     assert!(to_peer <= bound + excess, "{to_peer} to the peer by {action:?}");

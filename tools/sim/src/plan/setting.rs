@@ -32,6 +32,7 @@ static EVERY_FIELD: LazyLock<Table> = LazyLock::new(|| {
     scenario.model.kv_bytes_per_value = 1.0;
     let network = &mut scenario.network;
     (network.ungoverned_share, network.ungoverned_period_ms) = (0.1, 1.0);
+    network.peer_window_bytes = network.chunk_bytes;
     scenario.policy.grants = Grants::Shortest;
     Table::try_from(scenario).expect("a scenario is a TOML table")
 });
