@@ -97,7 +97,7 @@ fn main() -> ExitCode {
 fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Lab(command) => return Ok(lab::run(command)?),
-        Command::Sim(command) => return sim::run(command, &sim::simulate),
+        Command::Sim(command) => return Ok(sim::run(command, &sim::simulate)?),
         Command::Certs(args) => certs::certs(&args)?,
         Command::ClusterLoad(args) => cluster_load::load(&args)?,
         Command::Completions { shell } => manual::completions(own_command(), shell)?,

@@ -3,6 +3,7 @@
 mod advise;
 mod args;
 mod claims;
+mod error;
 mod findings;
 mod inputs;
 mod latency;
@@ -11,7 +12,7 @@ mod results;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use self::error::SimCommandError;
 use clap::{Args, Subcommand};
 use laxity_sim::outcome::Outcome;
 use laxity_sim::plan::{Plan, built_in};
@@ -211,7 +212,10 @@ pub(crate) fn simulate(scenario: &Scenario) -> Result<Outcome, String> {
 }
 
 /// Runs a command. `simulate` executes each run of a plan.
-pub(crate) fn run(command: SimCommand, simulate: &Simulate<'_>) -> Result<ExitCode> {
+pub(crate) fn run(
+    command: SimCommand,
+    simulate: &Simulate<'_>,
+) -> Result<ExitCode, SimCommandError> {
     match command {
         SimCommand::Run(args) => {
             let mut plan = Plan::load(&args.plan)?;
@@ -225,7 +229,8 @@ pub(crate) fn run(command: SimCommand, simulate: &Simulate<'_>) -> Result<ExitCo
             };
             args.changes.apply(&mut plan)?;
             if plan.axes.is_empty() {
-                bail!("nothing to vary: give --axis FIELD=VALUE,VALUE,…");
+                let why = "nothing to vary: give --axis FIELD=VALUE,VALUE,…";
+                return Err(SimCommandError::Usage(why.to_owned()));
             }
             execute(&plan, simulate, &args.execution, &args.keeping, &args.destinations)
         }
@@ -255,7 +260,7 @@ fn execute(
     execution: &Execution,
     keeping: &Keeping,
     destinations: &Destinations,
-) -> Result<ExitCode> {
+) -> Result<ExitCode, SimCommandError> {
     if execution.show_plan {
         put(plan.to_toml().as_bytes())?;
         return Ok(ExitCode::SUCCESS);
@@ -283,7 +288,7 @@ fn exit_code(whole: bool) -> ExitCode {
     if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn reproduce(args: &MfsArgs, simulate: &Simulate<'_>) -> Result<ExitCode> {
+fn reproduce(args: &MfsArgs, simulate: &Simulate<'_>) -> Result<ExitCode, SimCommandError> {
     let mut plans = Vec::new();
     for wanted in &args.figure {
         let chosen = FIGURES.iter().filter(|number| wanted == "all" || *number == wanted);
@@ -295,10 +300,10 @@ fn reproduce(args: &MfsArgs, simulate: &Simulate<'_>) -> Result<ExitCode> {
             plans.push(plan);
         }
         if plans.len() == before {
-            bail!(
+            return Err(SimCommandError::Usage(format!(
                 "figure {wanted} of MFS is not simulated; those that are: {}, or all",
                 FIGURES.join(", ")
-            );
+            )));
         }
     }
     let mut whole = true;
@@ -321,7 +326,7 @@ fn reproduce(args: &MfsArgs, simulate: &Simulate<'_>) -> Result<ExitCode> {
     Ok(exit_code(whole))
 }
 
-fn plans(args: &PlansArgs) -> Result<()> {
+fn plans(args: &PlansArgs) -> Result<(), SimCommandError> {
     let Some(name) = &args.show else {
         let mut rows = new_table(&["plan", "runs", "question"]);
         for found in built_in().iter().filter(|plan| !plan.is_part) {
@@ -338,7 +343,7 @@ fn plans(args: &PlansArgs) -> Result<()> {
     }
 }
 
-fn fields(args: &FieldsArgs) -> Result<()> {
+fn fields(args: &FieldsArgs) -> Result<(), SimCommandError> {
     let mut rows = new_table(&["field", "default", "words"]);
     let mut any = false;
     for field in laxity_sim::plan::fields() {
@@ -349,13 +354,14 @@ fn fields(args: &FieldsArgs) -> Result<()> {
     }
     match &args.part {
         Some(part) if !any => {
-            bail!("no field's name contains `{part}`; `laxity sim fields` lists all")
+            let why = format!("no field's name contains `{part}`; `laxity sim fields` lists all");
+            Err(SimCommandError::Usage(why))
         }
         _ => Ok(say(&rows)?),
     }
 }
 
-fn page(args: &PageArgs) -> Result<ExitCode> {
+fn page(args: &PageArgs) -> Result<ExitCode, SimCommandError> {
     let folder = Folder::at(&args.folder);
     let plan = folder.plan()?;
     let report = run::collect(&plan, &args.folder)?;

@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
 use clap::Args;
 use laxity_sim::advise::{self, Advice, Advised};
 use laxity_sim::model::Model;
@@ -12,6 +11,7 @@ use laxity_sim::report::Estimate;
 use laxity_sim::run::Simulate;
 
 use super::args::Execution;
+use super::error::SimCommandError;
 use laxity_cli::output::{self, say};
 
 pub(super) const HELP: &str = "\
@@ -120,14 +120,15 @@ impl Unit {
 
 impl AdviseArgs {
     /// Returns the plan of the cluster and its requests.
-    fn plan(&self, model: &Model) -> Result<Plan> {
+    fn plan(&self, model: &Model) -> Result<Plan, SimCommandError> {
         let unit = Unit::of(model, self.tp, self.ep);
         if unit.tp == 0 || unit.ep == 0 {
-            bail!("--tp and --ep must be at least 1");
+            let why = "--tp and --ep must be at least 1";
+            return Err(SimCommandError::Usage(why.to_owned()));
         }
         let mut plan = Plan::empty("advise", "Advise");
         plan.seeds = (1..=self.seeds).collect();
-        let mut set = |field: &str, value: &dyn std::fmt::Display| -> Result<()> {
+        let mut set = |field: &str, value: &dyn std::fmt::Display| -> Result<(), SimCommandError> {
             Ok(plan.set(&format!("{field}={value}"))?)
         };
         set("model.name", &self.model)?;
@@ -159,19 +160,23 @@ impl AdviseArgs {
 }
 
 /// Answers the question.
-pub(super) fn run(args: &AdviseArgs, simulate: &Simulate<'_>) -> Result<()> {
-    let model = Model::named(&args.model).context("--model")?;
+pub(super) fn run(args: &AdviseArgs, simulate: &Simulate<'_>) -> Result<(), SimCommandError> {
+    let model = Model::named(&args.model)?;
     let plan = args.plan(&model)?;
     if args.execution.show_plan {
         return Ok(say(plan.to_toml())?);
     }
     let jobs = plan.jobs()?;
+    let Some(first) = jobs.first() else {
+        let why = "give at least one seed";
+        return Err(SimCommandError::Usage(why.to_owned()));
+    };
     laxity_sim::check(jobs.iter().map(|job| &job.scenario))?;
     let advice = advise::advise(&plan, args.rate, simulate, &args.execution.options(None))?;
     if args.json {
         return Ok(say(output::json(&advice)?)?);
     }
-    let scenario = &jobs.first().context("the plan has one run at least")?.scenario;
+    let scenario = &first.scenario;
     let cache: u64 = (0..model.layers).map(|layer| model.kv_bytes_per_token(layer)).sum();
     let cluster = format!(
         "Cluster   {} prefill GPUs in units of {} ({}, tp {}, ep {}), NICs of {} Gb/s, {:.0} KB of \

@@ -5,7 +5,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail};
+use super::error::SimCommandError;
 use clap::Args;
 use laxity_sim::requests::latency_file::LatencyFile;
 use laxity_sim::requests::reproduction::{Options, Reproduction};
@@ -59,7 +59,7 @@ pub(crate) struct QoserveArgs {
     latency_model: Option<PathBuf>,
 }
 
-pub(super) fn run_qoserve(args: &QoserveArgs) -> Result<ExitCode> {
+pub(super) fn run_qoserve(args: &QoserveArgs) -> Result<ExitCode, SimCommandError> {
     let model = args.latency_model.as_deref().map(LatencyFile::read);
     let model = model.transpose()?;
     run(&args.claims, |options| qoserve::reproduce_with(options, model.as_ref()))
@@ -69,14 +69,14 @@ pub(super) fn run_qoserve(args: &QoserveArgs) -> Result<ExitCode> {
 pub(super) fn run(
     args: &ClaimsArgs,
     reproduce: impl FnOnce(&Options) -> Result<Reproduction, PaperError>,
-) -> Result<ExitCode> {
+) -> Result<ExitCode, SimCommandError> {
     if let Some(data) = &args.data
         && !data.is_dir()
     {
-        bail!(
+        return Err(SimCommandError::Usage(format!(
             "{}: no such folder; leave out --data (and LAXITY_DATA) for workloads that are made up",
             data.display()
-        );
+        )));
     }
     let to_output = args.json.as_ref().is_some_and(|path| path.as_os_str() == "-");
     let files = args.json.iter().filter(|_| !to_output);

@@ -1,12 +1,12 @@
 //! The inputs of a simulation: `laxity sim models` and `laxity sim workload`.
 
-use anyhow::Result;
 use clap::Args;
 use laxity_sim::model::Model;
 use laxity_sim::scenario::Scenario;
 use laxity_sim::workload::{self, Summary};
 
 use super::args::Changes;
+use super::error::SimCommandError;
 use laxity_cli::output::{self, say};
 use laxity_cli::table;
 use laxity_sim::plan::Plan;
@@ -35,12 +35,12 @@ pub(crate) struct WorkloadArgs {
     json: bool,
 }
 
-fn json(value: &impl serde::Serialize) -> Result<()> {
+fn json(value: &impl serde::Serialize) -> Result<(), SimCommandError> {
     Ok(say(output::json(value)?)?)
 }
 
 /// Lists the built-in models, or shows one.
-pub(super) fn models(args: &ModelsArgs) -> Result<()> {
+pub(super) fn models(args: &ModelsArgs) -> Result<(), SimCommandError> {
     let models = match &args.model {
         Some(name) => vec![Model::named(name)?],
         None => Model::built_in(),
@@ -79,7 +79,7 @@ pub(super) fn models(args: &ModelsArgs) -> Result<()> {
 }
 
 /// Describes the requests of a plan's points.
-pub(super) fn workload(args: &WorkloadArgs) -> Result<()> {
+pub(super) fn workload(args: &WorkloadArgs) -> Result<(), SimCommandError> {
     let mut plan = match &args.plan {
         Some(name) => Plan::load(name)?,
         None => Plan::empty("workload", "Workload"),

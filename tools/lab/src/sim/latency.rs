@@ -4,7 +4,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context as _, Result, bail};
+use super::error::SimCommandError;
 use clap::Args;
 use laxity_sim::compute::Gpu;
 use laxity_sim::model::Model;
@@ -99,7 +99,7 @@ pub(crate) struct TrainArgs {
 }
 
 /// Trains a predictor and prints its error.
-pub(super) fn run(args: &TrainArgs) -> Result<()> {
+pub(super) fn run(args: &TrainArgs) -> Result<(), SimCommandError> {
     // Check that the file can be written before training takes minutes.
     check(&args.file)?;
     let found = if args.csv.is_empty() && args.record.is_empty() {
@@ -107,25 +107,26 @@ pub(super) fn run(args: &TrainArgs) -> Result<()> {
     } else {
         from_measured(args)?
     };
-    let mut text = serde_json::to_string(&found).context("cannot make JSON")?;
+    let mut text = serde_json::to_string(&found)?;
     text.push('\n');
     replace(&args.file, text.as_bytes())?;
     show(args, &found)
 }
 
-fn sampled(args: &TrainArgs) -> Result<LatencyFile> {
+fn sampled(args: &TrainArgs) -> Result<LatencyFile, SimCommandError> {
     if !(0.01..=100.0).contains(&args.slower) {
-        bail!("--slower is {}; expected 0.01 to 100", args.slower);
+        let why = format!("--slower is {}; expected 0.01 to 100", args.slower);
+        return Err(SimCommandError::Usage(why));
     }
     let (gpu, model) = (Gpu::named(&args.gpu)?, Model::named(&args.model)?);
     let roofline = match args.ratio {
         None => Roofline::with_host_us(&gpu, &model, args.tp, args.host_us.unwrap_or(0)),
-        Some(ratio) => Roofline::calibrated(&gpu, &model, args.tp, ratio).with_context(|| {
-            format!(
+        Some(ratio) => Roofline::calibrated(&gpu, &model, args.tp, ratio).ok_or_else(|| {
+            SimCommandError::Usage(format!(
                 "--ratio {ratio}: no host time makes chunks of 2500 so much faster than those \
                      of 256 here; \
                      expected less than 9.7, and more than they are without any"
-            )
+            ))
         })?,
     };
     let words = format!(
@@ -148,7 +149,7 @@ fn sampled(args: &TrainArgs) -> Result<LatencyFile> {
     Ok(LatencyFile::new(words, errors, forest))
 }
 
-fn from_measured(args: &TrainArgs) -> Result<LatencyFile> {
+fn from_measured(args: &TrainArgs) -> Result<LatencyFile, SimCommandError> {
     let mut rows = Vec::new();
     for file in &args.csv {
         rows.extend(measured::table(file)?);
@@ -171,7 +172,7 @@ fn from_measured(args: &TrainArgs) -> Result<LatencyFile> {
     Ok(LatencyFile::new(words, errors, forest))
 }
 
-fn show(args: &TrainArgs, found: &LatencyFile) -> Result<()> {
+fn show(args: &TrainArgs, found: &LatencyFile) -> Result<(), SimCommandError> {
     let Errors { iterations, mean, p95, most, late, margin, late_with_margin } = found.errors;
     if args.json {
         return Ok(say(json(&serde_json::json!({

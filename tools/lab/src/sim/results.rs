@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use super::error::SimCommandError;
 use clap::Args;
 use laxity_sim::plan::Plan;
 use laxity_sim::report::{Report, csv, json, map, page, table};
@@ -41,16 +41,17 @@ impl Destinations {
     }
 
     /// Checks that all files can be written.
-    pub(super) fn check(&self) -> Result<()> {
+    pub(super) fn check(&self) -> Result<(), SimCommandError> {
         if self.all().filter(|path| is_stdout(path)).count() > 1 {
-            bail!("only one of --json, --csv, --html and --map can go to standard output");
+            let why = "only one of --json, --csv, --html and --map can go to standard output";
+            return Err(SimCommandError::Usage(why.to_owned()));
         }
         Ok(self.all().filter(|path| !is_stdout(path)).try_for_each(output::check)?)
     }
 
     /// Writes the report to all destinations. Prints its table to standard output, or to standard
     /// error if a report goes to standard output.
-    pub(super) fn write(&self, report: &Report, timing: bool) -> Result<()> {
+    pub(super) fn write(&self, report: &Report, timing: bool) -> Result<(), SimCommandError> {
         let table = table::table(report);
         if self.all().any(is_stdout) {
             eprintln!("{table}");
@@ -102,8 +103,8 @@ impl<'a> Folder<'a> {
     }
 
     /// Writes the plan before it is run, so that the results of an interrupted run can be shown.
-    pub(super) fn begin(&self, plan: &Plan) -> Result<()> {
-        fs::create_dir_all(self.0).with_context(|| format!("cannot make {}", self.0.display()))?;
+    pub(super) fn begin(&self, plan: &Plan) -> Result<(), SimCommandError> {
+        fs::create_dir_all(self.0).map_err(SimCommandError::file("make", self.0))?;
         let text = format!(
             "# As it was run, with all that it inherited. Relative paths in it are from where that \
              was.\n{}",
@@ -118,10 +119,12 @@ impl<'a> Folder<'a> {
     }
 
     /// Returns the plan that was run last.
-    pub(super) fn plan(&self) -> Result<Plan> {
+    pub(super) fn plan(&self) -> Result<Plan, SimCommandError> {
         let path = self.0.join("plan.toml");
         if !self.has_plan() {
-            bail!("{} holds no results: there is no plan.toml in it", self.0.display());
+            let folder = self.0.display();
+            let why = format!("{folder} holds no results: there is no plan.toml in it");
+            return Err(SimCommandError::Usage(why));
         }
         Ok(Plan::load(&path.display().to_string())?)
     }
@@ -146,12 +149,16 @@ impl<'a> Folder<'a> {
     }
 
     /// Returns the time and memory of the last run, or `None` if it was interrupted.
-    pub(super) fn timing(&self) -> Result<Option<Timing>> {
+    pub(super) fn timing(&self) -> Result<Option<Timing>, SimCommandError> {
         let path = self.0.join(TIMING);
         if !path.is_file() {
             return Ok(None);
         }
-        let read = || -> Result<Timing> { Ok(serde_json::from_slice(&fs::read(&path)?)?) };
-        read().map(Some).with_context(|| format!("cannot read {}", path.display()))
+        let text = fs::read(&path).map_err(SimCommandError::file("read", &path))?;
+        serde_json::from_slice(&text).map(Some).map_err(|cause| SimCommandError::File {
+            doing: "read",
+            path,
+            cause: cause.into(),
+        })
     }
 }

@@ -25,17 +25,20 @@ fn fake(scenario: &Scenario) -> Result<Outcome, String> {
     })
 }
 
-fn laxity(line: &[&str]) -> Result<ExitCode> {
+fn laxity(line: &[&str]) -> Result<ExitCode, SimCommandError> {
     let line = ["laxity", "sim"].iter().chain(line);
     match Cli::try_parse_from(line).map(|cli| cli.command) {
         Ok(Command::Sim(command)) => run(command, &fake),
         Ok(_) => unreachable!("the line begins with `sim`"),
-        Err(error) => bail!("{error}"),
+        Err(error) => Err(SimCommandError::Usage(error.to_string())),
     }
 }
 
-fn shown(code: &Result<ExitCode>) -> String {
-    format!("{code:?}")
+fn shown(code: &Result<ExitCode, SimCommandError>) -> String {
+    match code {
+        Ok(code) => format!("{code:?}"),
+        Err(error) => error.to_string(),
+    }
 }
 
 /// Returns a folder, and the path of a file in it.
