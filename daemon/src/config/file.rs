@@ -145,6 +145,9 @@ impl Config {
                         let bytes = nic.window_bytes();
                         let _ = writeln!(shown, "# window = {bytes}  # not set: four chunks");
                     }
+                    if nic.peer_window.is_none() {
+                        shown.push_str("# peer_window = \"4MiB\"  # not set: no bound by peer\n");
+                    }
                     if nic.addresses.is_empty() {
                         shown.push_str(
                             "# addresses = [\"10.0.0.7\"]  # not set: what the kernel has for \

@@ -33,6 +33,7 @@ mod hints;
 mod in_flight;
 mod late;
 mod named;
+mod peer_room;
 mod peers;
 pub(crate) mod port;
 pub(crate) mod queue;

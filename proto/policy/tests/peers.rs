@@ -83,7 +83,7 @@ fn an_urgent_flow_passes_bytes_that_wait_in_a_lower_class_for_the_same_receiver(
     link.handle(Time(1), to(BUSY, 1, Time(5_000 * TICK)));
     permit(&mut link, Time(1), &mut sent);
     assert_eq!(sent[&1], 2 * CHUNK);
-    link.handle(Time(2), to(BUSY, 2, Time(TICK + TICK / 2)));
+    link.handle(Time(2), to(BUSY, 2, Time(TICK + TICK / 100)));
     permit(&mut link, Time(2), &mut sent);
     assert_eq!(sent.get(&2), Some(&(2 * CHUNK)), "{sent:?}");
     assert_eq!(sent[&1], 2 * CHUNK, "the first flow has had its part");

@@ -282,12 +282,17 @@ fn quoted(page: &str) -> Vec<Vec<String>> {
     quotes.collect()
 }
 
-/// The numbers of the page need long runs, but what the paper says does not.
+/// The numbers of the page need long runs, but what the paper says does not. Plans that the page
+/// has no results of have no rows on it.
 #[test]
 fn the_page_of_this_repository_quotes_the_paper_as_the_claims_do() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reproduction.md");
     let page = fs::read_to_string(path).expect("the page");
     let quotes = quoted(&page);
     assert!(quotes.len() > 20, "{quotes:?}");
-    assert_eq!(quotes, quoted(&filled(&page).text), "claims/mfs.toml beside the page");
+    let claims = quoted(&filled(&page).text);
+    let mut later = claims.iter();
+    for row in &quotes {
+        assert!(later.any(|claim| claim == row), "claims/mfs.toml has no {row:?} there");
+    }
 }

@@ -221,7 +221,7 @@ fn a_users_gpu_borrows_coefficients_and_is_checked() {
         (
             "'a100'",
             "'b300'",
-            "no coefficients `b300`: built in are a100, h100, rtx3090; or give the path of a TOML file",
+            "no coefficients `b300`: built in are a100, h100; or give the path of a TOML file",
         ),
         ("fit = 'a100'\n", "", "/mine.toml: missing field `fit`"),
     ] {
