@@ -1,8 +1,7 @@
 //! The configuration: its keys, their defaults and their checks.
 //!
-//! One struct serves as the file, the defaults, `--show-config` and the effective configuration, so
-//! that they can't differ. No file is needed. Names end in their unit, unless the value carries it
-//! (`"20ms"`, `"100Gbit"`).
+//! One struct is the file, the defaults and `--show-config`, so they can't differ. Names end in
+//! their unit, unless the value carries it (`"20ms"`).
 
 mod check;
 mod error;
@@ -291,9 +290,8 @@ pub struct NicConfig {
     /// Bytes in flight to one known peer under `laxity`. Default: no bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer_window: Option<Bytes>,
-    /// Addresses at which other hosts reach the NIC, for the coordinator. Default: the addresses
-    /// that the kernel has for a network or RDMA device of that name, or all for the name
-    /// `default`.
+    /// Addresses at which other hosts reach the NIC. Default: those that the kernel has for a device
+    /// of that name, or all for the name `default`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<std::net::IpAddr>,
 }
