@@ -290,8 +290,7 @@ pub struct NicConfig {
     /// Bytes in flight to one known peer under `laxity`. Default: no bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer_window: Option<Bytes>,
-    /// Addresses at which other hosts reach the NIC. Default: those that the kernel has for a device
-    /// of that name, or all for the name `default`.
+    /// Addresses of the NIC for other hosts. Default: the kernel's, or all for the name `default`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<std::net::IpAddr>,
 }
