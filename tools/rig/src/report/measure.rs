@@ -174,10 +174,6 @@ fn policy_run(
     let earliness = Sample::new(times.iter().map(left));
     let counts = all(record);
     let whole = || record.answers.iter().filter(|a| a.error.is_none());
-    let mut errors = BTreeMap::new();
-    for error in record.answers.iter().filter_map(|a| a.error.clone()) {
-        *errors.entry(error).or_default() += 1;
-    }
     let tokens_of: BTreeMap<u64, u32> = asked.iter().map(|a| (a.id, a.tokens)).collect();
     let served_tokens: f64 = whole()
         .map(|a| f64::from(tokens_of.get(&a.id).copied().unwrap_or(0)) + a.tokens.len() as f64)
@@ -192,7 +188,7 @@ fn policy_run(
         policy: record.policy.clone(),
         requests: asked.len(),
         completed: whole().count(),
-        errors,
+        errors: errors(record),
         answers_compared: whole().filter(|a| reference.contains_key(&a.id)).count(),
         answers_different: wrong,
         ttft_slo_attainment: times.iter().filter(in_time).count() as f64
@@ -237,6 +233,15 @@ fn policy_run(
     run.link_utilisation = run.hosts.iter().map(|h| h.egress + h.ingress).sum::<f64>() / ports;
     add_links(&mut run, record);
     run
+}
+
+/// Returns the number of answers that failed, by error.
+fn errors(record: &RunRecord) -> BTreeMap<String, usize> {
+    let mut errors = BTreeMap::new();
+    for error in record.answers.iter().filter_map(|a| a.error.clone()) {
+        *errors.entry(error).or_default() += 1;
+    }
+    errors
 }
 
 /// Returns the bytes that went out with a permit, as `laxity-engine` or else the daemon counts them.
