@@ -20,7 +20,7 @@ pub enum Marking {
     Preserve = 1,
     /// Sets the classes of the levels, whoever set another.
     Levels = 2,
-    /// Sets no class.
+    /// Leaves the class of every packet as the program set it.
     Off = 3,
 }
 
@@ -57,7 +57,7 @@ impl Marking {
 pub struct Treatments([u8; Self::COUNT]);
 
 impl Treatments {
-    /// Number of DSCPs.
+    /// DSCPs have six bits, so a set has this many.
     pub const COUNT: usize = 64;
     /// Nothing is known about any DSCP.
     pub const UNKNOWN: Self = Self([0; Self::COUNT]);
@@ -119,7 +119,7 @@ impl fmt::Debug for Treatments {
 /// The answer to a wish to change a traffic class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Set this class.
+    /// The class may change to this one.
     Change(u8),
     /// Keep the class: the mode of marking sets none.
     Off,

@@ -38,7 +38,7 @@ use crate::time::{Span, Time};
 /// Steps of `1 / MLU` per unit.
 const STEPS: u128 = 1 << 16;
 
-/// The `tent` policy.
+/// The policy that orders flows by stage, and then by predicted MLU.
 #[derive(Debug)]
 pub(crate) struct TentMlu {
     period: Span,

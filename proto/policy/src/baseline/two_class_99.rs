@@ -25,7 +25,7 @@ use crate::link::port::Port;
 use crate::link::queue::{Group, Rank};
 use crate::time::Time;
 
-/// The `two_class_99` policy.
+/// The policy that serves collectives and all else in a ratio of 99 : 1.
 #[derive(Debug)]
 pub(crate) struct TwoClass99;
 

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::fabric::Tool;
 use super::root::Root;
 
-/// Number of DSCPs.
+/// DSCPs have six bits, so a map has this many entries.
 const DSCPS: usize = 64;
 
 /// Asks the kernel for the settings of an interface, as [`laxity_nic::query`] does.
