@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use nix::sys::socket::{self, AddressFamily, SockFlag, SockType, SockaddrStorage, sockopt};
 
-use super::frame::{ACK_BYTES, FRAME_BYTES_MAX, Head, Preamble};
+use super::frame::{ACK_BYTES, FRAME_BYTES_MAX, Head, Preamble, READ};
 
 /// Longest time that a starting peer may take to listen.
 const CONNECT_FOR: Duration = Duration::from_secs(2);
@@ -119,7 +119,11 @@ where
                 eight.copy_from_slice(&ack[at..at + 8]);
                 u64::from_le_bytes(eight)
             };
-            hear(Said::Arrived { flow: word(0), bytes: word(8) });
+            // A read's number is its reader's. Here it may be that of a read of this process.
+            let flow = word(0);
+            if flow & READ == 0 {
+                hear(Said::Arrived { flow, bytes: word(8) });
+            }
         };
         // The writer may be blocked in a write that the peer will never read.
         let _ = reader.shutdown(std::net::Shutdown::Both);

@@ -1,10 +1,11 @@
 //! Tests of two carriers on loopback.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
+use super::frame::{READ, ReadPart};
 use super::incoming::listen;
 use super::{Carrier, Incoming, Kind, Options, Taker};
 use crate::apart::between::kv_head;
@@ -57,7 +58,7 @@ fn parcels_and_words_arrive_whole_and_are_acknowledged() {
 #[test]
 fn a_peer_that_is_not_there_is_said_to_be_lost() {
     let (here, told) = taker();
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let carrier = carrier(here);
     carrier.send(nobody, kv_head(Kind::P2d, 0, 1, 2, 0), 0, vec![1; 100]);
     match told.recv_timeout(PATIENCE).unwrap() {
@@ -67,6 +68,31 @@ fn a_peer_that_is_not_there_is_said_to_be_lost() {
     let start = Instant::now();
     while carrier.counts().lost != 1 {
         assert!(start.elapsed() < PATIENCE);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Both ends number their reads from 1. What one of them gives must not pass for what it reads.
+#[test]
+fn bytes_that_are_given_do_not_count_for_an_own_read_of_the_same_number() {
+    let carrier = carrier(taker().0);
+    let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+    let from = holder.local_addr().unwrap();
+    carrier.read(from, kv_head(Kind::KvReuse, 0, 1, 5, 0), 0, 10);
+    let (asked, _) = holder.accept().unwrap();
+    let (there, arrivals) = taker();
+    let reader = listen("127.0.0.1:0".parse().unwrap(), there).unwrap();
+    carrier.offer(reader, kv_head(Kind::KvReuse, 0, 2, 9, 0), vec![7; 10]);
+    let part = ReadPart { flow: 1 | READ, request: 9, layer: 0, offset: 0, bytes: 10 };
+    carrier.give(reader, part);
+    while !matches!(arrivals.recv_timeout(PATIENCE).unwrap(), Incoming::Parcel(_)) {}
+    // The acknowledgement is on its way or there.
+    std::thread::sleep(Duration::from_millis(100));
+    // The holder goes without an answer, so the read is still open and gets lost.
+    drop(asked);
+    let start = Instant::now();
+    while carrier.counts().lost != 1 {
+        assert!(start.elapsed() < PATIENCE, "the read counts as arrived");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
