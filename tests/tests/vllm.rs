@@ -1,5 +1,5 @@
-//! The lab with released vLLM, which computes on the processors. vLLM takes 6 GB, so these tests run
-//! only where `make setup-vllm` was run before.
+//! The lab with released vLLM, which computes on the processors. vLLM takes 6 GB, so these tests
+//! run only where `make setup-vllm` was run before.
 
 use std::path::PathBuf;
 use std::process::{Command, Stdio};

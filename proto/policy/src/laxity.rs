@@ -47,8 +47,8 @@
 //! other batches, and a message keeps its level for life:
 //!
 //! * within [`BLOCKING_LAYERS`] layers it has the level of collectives: its batch waits for it now;
-//! * within [`NEAR_LAYERS`] layers it has a level of its own, `P_3`. The last stage begins at `P_4`:
-//!   it delays one request, and a block that is late stalls a batch;
+//! * within [`NEAR_LAYERS`] layers it has a level of its own, `P_3`. The last stage begins at
+//!   `P_4`: it delays one request, and a block that is late stalls a batch;
 //! * the latter has the level of collectives, too, while KV reuse is late (`link/late.rs`).
 //!
 //! All near KV reuse had the level of collectives before. Shared with all-to-alls, that made them 1

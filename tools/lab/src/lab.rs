@@ -334,8 +334,8 @@ fn compare(args: &RunArgs) -> Result<(), CommandError> {
     }
     if let Some(run) = outcome.runs.iter().find(|run| run.bytes_lost > 0) {
         return Err(CommandError::Broken(format!(
-            "under `{}` {} bytes of KV are not accounted for: the counts of vLLM's connector, of the \
-             daemons and of the requests alone differ (`kv` in the JSON)",
+            "under `{}` {} bytes of KV are not accounted for: the counts of vLLM's connector, of \
+             the daemons and of the requests alone differ (`kv` in the JSON)",
             run.policy, run.bytes_lost
         )));
     }

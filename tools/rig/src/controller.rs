@@ -361,8 +361,8 @@ impl Lab<'_> {
         Ok(answers)
     }
 
-    /// Plays each request after the answer to the previous one. With vLLM all answers have to be those
-    /// of a decode host that computes everything, or KV would be damaged on its way.
+    /// Plays each request after the answer to the previous one. With vLLM all answers have to be
+    /// those of a decode host that computes everything, or KV would be damaged on its way.
     fn alone(&self, run: &Run<'_>, engines: &mut Engines) -> Result<RunRecord, LabError> {
         let config = &self.spec.config;
         let local = match config.engine {
@@ -376,8 +376,8 @@ impl Lab<'_> {
             self.one_by_one(decode, questions, engines, |answer| {
                 if local.get(&answer.id).is_some_and(|tokens| *tokens != answer.tokens) {
                     return Err(LabError::Request(format!(
-                        "request {} gets other tokens with KV of a prefill host ({:?}) than without \
-                         ({:?})",
+                        "request {} gets other tokens with KV of a prefill host ({:?}) than \
+                         without ({:?})",
                         answer.id, answer.tokens, local[&answer.id]
                     )));
                 }

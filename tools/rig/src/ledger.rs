@@ -1,5 +1,6 @@
-//! The KV bytes of a run with vLLM, counted three times: by vLLM's connector, by the hosts' daemons,
-//! and by the connector again when each request was alone. A byte that one count lacks is lost.
+//! The KV bytes of a run with vLLM, counted three times: by vLLM's connector, by the hosts'
+//! daemons, and by the connector again when each request was alone. A byte that one count lacks is
+//! lost.
 //!
 //! The connector counts what a transfer moved, and knows nothing of Laxity. The daemons count what
 //! clients submitted, and what clients reported as completed.

@@ -29,8 +29,8 @@ use crate::vllm::Vllm;
 pub use configuration::engine_toml;
 use configuration::holds_file;
 
-/// Longest start of an engine: vLLM takes a minute, and on a machine that compiles beside it ten. An
-/// early exit is noticed at once.
+/// Longest start of an engine: vLLM takes a minute, and on a machine that compiles beside it ten.
+/// An early exit is noticed at once.
 const START_WITHIN: Duration = Duration::from_secs(900);
 /// Longest time of any job other than requests.
 const ANSWER_WITHIN: Duration = Duration::from_secs(20);

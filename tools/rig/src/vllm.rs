@@ -1,10 +1,10 @@
-//! vLLM as the engine of the lab: one `vllm serve` in each host's namespace, and a front door at each
-//! decode host.
+//! vLLM as the engine of the lab: one `vllm serve` in each host's namespace, and a front door at
+//! each decode host.
 //!
-//! vLLM, its connector and its transport are the released ones. They compute a small random model on
-//! the CPU, which [`MAKE_MODEL`] writes. The front door ([`FRONT_DOOR`]) does what a disaggregating
-//! router does. It listens where the other engines have their endpoint, so the lab's clients ask it in
-//! the same way.
+//! vLLM, its connector and its transport are the released ones. They compute a small random model
+//! on the CPU, which [`MAKE_MODEL`] writes. The front door ([`FRONT_DOOR`]) does what a
+//! disaggregating router does. It listens where the other engines have their endpoint, so the lab's
+//! clients ask it in the same way.
 //!
 //! ```text
 //! client ─HTTP─▶ front door ─HTTP─▶ prefill host's vLLM
@@ -15,8 +15,8 @@
 //! makes it. Only KV crosses the shaped ports.
 //!
 //! How much Laxity takes part depends on the policy. Under `none` vLLM runs without it. Under
-//! `NAME_no_hints` transfers wait for permits, and the connector gives no hints. Under other names it
-//! gives all hints.
+//! `NAME_no_hints` transfers wait for permits, and the connector gives no hints. Under other names
+//! it gives all hints.
 
 mod config;
 
@@ -170,8 +170,8 @@ impl<'a> Vllm<'a> {
         Ok(Process { host, child, log })
     }
 
-    /// Returns the folder of what vLLM finds out about itself at its first start. It lies in Python's
-    /// environment, because later starts are much faster with it.
+    /// Returns the folder of what vLLM finds out about itself at its first start. It lies in
+    /// Python's environment, because later starts are much faster with it.
     fn cache(&self) -> PathBuf {
         let environment = self.python.ancestors().nth(2).unwrap_or(self.folder);
         environment.join("cache")

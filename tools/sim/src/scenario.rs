@@ -206,8 +206,8 @@ pub enum Placement {
     RoundRobin,
     /// Chooses a rank at random.
     Random,
-    /// Chooses the rank that the KV cache is expected to reach first, by the queues and the links on
-    /// the way, as NetKV does.
+    /// Chooses the rank that the KV cache is expected to reach first, by the queues and the links
+    /// on the way, as NetKV does.
     NetworkCost,
 }
 
@@ -370,8 +370,8 @@ pub struct Network {
     pub window_bytes: u64,
     /// Windows that may be in flight while a receiver holds bytes up.
     pub overcommit: u32,
-    /// Most bytes in flight from a port to one receiver, or from one holder, under `laxity`. 0 means
-    /// no bound by receiver.
+    /// Most bytes in flight from a port to one receiver, or from one holder, under `laxity`. 0
+    /// means no bound by receiver.
     #[serde(skip_serializing_if = "is_default")]
     pub peer_window_bytes: u64,
     /// Weight of a collective's flow inside a class, where a flow of KV reuse has weight 1. Models

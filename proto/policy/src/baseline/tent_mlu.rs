@@ -1,9 +1,9 @@
 //! TENT with its arbitration by predicted MLU: Mooncake's transfer engine as it is since July 2026.
 //!
 //! arXiv 2604.00368, and the pull requests of kvcache-ai/Mooncake that added deadlines: #2764
-//! (transfers that cannot be in time are dropped), #2794 (slices for one NIC are posted by predicted
-//! MLU) and #3780 (what MLU is predicted from). `tent_edf` is the older rule. At time `t` a flow of
-//! `size_rem` bytes on a port of rate `B` has
+//! (transfers that cannot be in time are dropped), #2794 (slices for one NIC are posted by
+//! predicted MLU) and #3780 (what MLU is predicted from). `tent_edf` is the older rule. At time `t`
+//! a flow of `size_rem` bytes on a port of rate `B` has
 //!
 //! ```text
 //! MLU = (size_rem / B) / (D − t)     infinite if D ≤ t, 0 without a deadline

@@ -33,8 +33,8 @@ const LATE_SHARE: u64 = 4;
 const GUARD_LAYERS: u64 = 64;
 
 impl Link {
-    /// Updates [`Port::reuse_late_until`](super::port::Port::reuse_late_until) before a permit for a
-    /// flow of `stage`, which `layer` of `batch` needs.
+    /// Updates [`Port::reuse_late_until`](super::port::Port::reuse_late_until) before a permit for
+    /// a flow of `stage`, which `layer` of `batch` needs.
     pub(super) fn note_late_reuse(&mut self, now: Time, stage: Stage, batch: Slot, layer: Layer) {
         let Some(collective) = self.collective_level else {
             return;

@@ -21,8 +21,9 @@ contends, how many requests are in time, and whether scheduling is worth it. Dif
 seed by seed, with their 95 % interval.
 
 Without --rate the question is asked where it matters: at the highest rate at which computing alone
-serves 95 % as many requests in time as at a low rate. Without --tp and --ep a prefill unit has 32 GPUs if the model
-has experts, else 4 or 8. --set changes any field (`laxity sim fields` lists them).
+serves 95 % as many requests in time as at a low rate. Without --tp and --ep a prefill unit has 32
+GPUs if the model has experts, else 4 or 8. --set changes any field (`laxity sim fields` lists
+them).
 
 Exit status: 0 if there is an answer, 1 if not.
 
@@ -47,7 +48,8 @@ pub(crate) struct AdviseArgs {
     /// Trace to take prompts and their reuse from
     #[arg(long, value_name = "FILE", conflicts_with = "workload")]
     trace: Option<PathBuf>,
-    /// Format of the trace: mooncake, qwen, azure or burstgpt [default: mooncake, or azure for .csv]
+    /// Format of the trace: mooncake, qwen, azure or burstgpt [default: mooncake, or azure for
+    /// .csv]
     #[arg(long, value_name = "FORMAT", requires = "trace")]
     format: Option<String>,
     /// Made-up requests: conversation, agent, long_conversation or long_agent
@@ -75,7 +77,12 @@ pub(crate) struct AdviseArgs {
     #[arg(long, value_name = "S", default_value_t = 20.0)]
     seconds: f64,
     /// Number of seeds
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u64).range(1..=1000)
+    )]
     seeds: u64,
     /// Set any other field of the scenario
     #[arg(long, value_name = "FIELD=VALUE")]
@@ -239,7 +246,8 @@ fn words(advice: &Advice, chosen: bool) -> String {
     let (gain, room) = (points(&advice.gain), points(&advice.room));
     writeln!(
         text,
-        "\nlaxity less two_class: {gain} points. No contention less two_class: {room}.\n\nVerdict   {}",
+        "\nlaxity less two_class: {gain} points. No contention less two_class: {room}.\n\n\
+         Verdict   {}",
         verdict(advice.advised)
     )
     .expect("a String takes all");

@@ -244,7 +244,8 @@ fn errors(record: &RunRecord) -> BTreeMap<String, usize> {
     errors
 }
 
-/// Returns the bytes that went out with a permit, as `laxity-engine` or else the daemon counts them.
+/// Returns the bytes that went out with a permit, as `laxity-engine` or else the daemon counts
+/// them.
 fn scheduled(counts: &Counts) -> u64 {
     (counts.get("scheduled_bytes_total") + counts.get("laxityd_completed_bytes")) as u64
 }

@@ -112,8 +112,8 @@ fn heading(report: &LabReport) -> String {
     text += &match config.engine {
         Engine::Vllm => "\n".to_owned(),
         Engine::Timed | Engine::Real => format!(
-            ", {} experts, {} of them a token's; {:.0} B to and from experts elsewhere, a token and \
-             layer; alone an exchange takes {:.1} ms, an iteration {:.0} ms\n",
+            ", {} experts, {} of them a token's; {:.0} B to and from experts elsewhere, a token \
+             and layer; alone an exchange takes {:.1} ms, an iteration {:.0} ms\n",
             real.experts,
             real.experts_per_token,
             real.expert_bytes(config.ranks),

@@ -11,8 +11,8 @@ use crate::serving::{Device, ServingConfig};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct VllmConfig {
-    /// The Python that has vLLM and the package `laxity`. By default `target/vllm/bin/python` of the
-    /// checkout that this program was built in.
+    /// The Python that has vLLM and the package `laxity`. By default `target/vllm/bin/python` of
+    /// the checkout that this program was built in.
     pub python: Option<PathBuf>,
     /// Number of layers.
     pub layers: usize,
@@ -34,7 +34,8 @@ pub struct VllmConfig {
     pub step_tokens: u32,
     /// Most requests of a step.
     pub step_requests: u32,
-    /// Mean tokens of a prompt of the conversation workload. Other workloads keep their ratio to it.
+    /// Mean tokens of a prompt of the conversation workload. Other workloads keep their ratio to
+    /// it.
     pub tokens_mean: f64,
     /// Number of prefixes that the requests of built-in workloads share.
     pub prefixes: u32,
@@ -95,8 +96,8 @@ impl VllmConfig {
 }
 
 impl LabConfig {
-    /// Returns the defaults for vLLM: few processes, because each takes a gigabyte and half a minute
-    /// to start, and ports that are slow beside what two cores compute.
+    /// Returns the defaults for vLLM: few processes, because each takes a gigabyte and half a
+    /// minute to start, and ports that are slow beside what two cores compute.
     #[must_use]
     pub fn vllm() -> Self {
         Self {

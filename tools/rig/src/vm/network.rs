@@ -192,7 +192,8 @@ fn shaping_script(port: &str, rate_mbit: u32, config: &NetworkConfig) -> String 
         let class = band + 1;
         writeln!(
             script,
-            "qdisc add dev {port} parent 2:{class:x} handle 1{class:x}: pfifo limit {QUEUE_PACKETS}\n\
+            "qdisc add dev {port} parent 2:{class:x} handle 1{class:x}: pfifo limit \
+             {QUEUE_PACKETS}\n\
              filter add dev {port} parent 2: protocol ip prio 1 flower ip_tos {:#04x}/0xfc \
              classid 2:{class:x}",
             dscp << 2,

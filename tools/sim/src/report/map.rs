@@ -153,8 +153,8 @@ fn draw(text: &mut String, (x, y): (usize, usize), cell: Option<&Cell>) {
     let of = |share: f64| format!("{:.0}", 100.0 * share);
     let bound = cell.bound.map_or(String::new(), |bound| format!(" of {}", of(bound)));
     let small = format!(
-        "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\" font-size=\"9\" fill=\"#444b55\">{}{bound} %, \
-         NICs {} %</text>\n",
+        "<text x=\"{}\" y=\"{}\" text-anchor=\"middle\" font-size=\"9\" fill=\"#444b55\">{}{bound} \
+         %, NICs {} %</text>\n",
         x + width / 2,
         y + 24,
         of(cell.against),

@@ -84,8 +84,8 @@ impl<'a> View<'a> {
     }
 }
 
-/// Returns indices of the panels that are named, or that have a part of this name, or of all if none
-/// is wanted.
+/// Returns indices of the panels that are named, or that have a part of this name, or of all if
+/// none is wanted.
 fn chosen_panels(wanted: &[String], names: &[&str]) -> Result<Vec<usize>, String> {
     let has = |name: &str, part: &str| name == part || name.split(" · ").any(|own| own == part);
     if let Some(strange) = wanted.iter().find(|part| !names.iter().any(|name| has(name, part))) {

@@ -1,8 +1,9 @@
 //! The choice of a decode rank by what the network will cost, as in NetKV.
 //!
-//! NetKV (arXiv 2606.03910) is a greedy choice per request: of all decode instances the one with the
-//! least expected time to receive the KV cache. An oracle tells the bandwidth of the path between
-//! two hosts and its congestion. Here the oracle reads the simulated network, so it is never stale:
+//! NetKV (arXiv 2606.03910) is a greedy choice per request: of all decode instances the one with
+//! the least expected time to receive the KV cache. An oracle tells the bandwidth of the path
+//! between two hosts and its congestion. Here the oracle reads the simulated network, so it is
+//! never stale:
 //!
 //! ```text
 //! cost(d) = W_d / B_d + S / min{ B_p / (1 + n_p) : p on the path to d }   [s]

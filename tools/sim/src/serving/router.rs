@@ -111,8 +111,8 @@ impl Router {
     }
 
     /// Returns the tokens that a unit computes until `new` tokens are done on its rank with the
-    /// fewest. Ranks run in step, so tokens of all ranks count, up to the last step of the new ones.
-    /// A longer queue behind that step holds up nobody else.
+    /// fewest. Ranks run in step, so tokens of all ranks count, up to the last step of the new
+    /// ones. A longer queue behind that step holds up nobody else.
     fn queued_before(&self, layout: &Layout, unit: u32, new: u64) -> u64 {
         let queued = || layout.ranks_of(unit).map(|rank| self.queued[rank as usize]);
         let Some(step) = self.step_tokens else {

@@ -104,8 +104,9 @@ impl World<'_> {
         *busy
     }
 
-    /// Returns the number of the rank at the other end, as links know it. Links know the decode rank
-    /// of a P2D flow, and the rank that KV reuse is read from. Ranks beyond the range are unknown.
+    /// Returns the number of the rank at the other end, as links know it. Links know the decode
+    /// rank of a P2D flow, and the rank that KV reuse is read from. Ranks beyond the range are
+    /// unknown.
     pub(super) fn peer_of(&self, flow: &Flow) -> PeerId {
         let number = match flow.to {
             To::Rank(_) => flow.from + 1,

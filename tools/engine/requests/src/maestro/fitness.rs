@@ -146,8 +146,8 @@ impl Fitness {
         }
     }
 
-    /// Returns the node of the best candidate. Equal ones take turns. Otherwise the first node of an
-    /// idle cluster would get every stage, and its GPU the weights of every model.
+    /// Returns the node of the best candidate. Equal ones take turns. Otherwise the first node of
+    /// an idle cluster would get every stage, and its GPU the weights of every model.
     pub fn choose(&mut self, candidates: &[Candidate], need: u64, class: Class) -> Option<usize> {
         if candidates.len() > 1 {
             self.learn(candidates);

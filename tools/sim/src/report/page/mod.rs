@@ -144,8 +144,8 @@ fn times(view: &View<'_>) -> Markup {
         @if !report.runs.is_empty() {
             section {
                 h2 { "Where the time goes" }
-                p { "Means over seeds, and the attainment without contention. Where that is low, no \
-                    network policy can help." }
+                p { "Means over seeds, and the attainment without contention. Where that is low, \
+                    no network policy can help." }
                 @for sheet in capacity::capacity(view) { (sheet.html()) }
             }
         }

@@ -111,7 +111,8 @@ impl Machine {
         dispatcher::Options::new(self.model, BLOCK_TOKENS)
     }
 
-    /// Returns the dispatcher's options for an engine whose decodes go on while it computes prompts.
+    /// Returns the dispatcher's options for an engine whose decodes go on while it computes
+    /// prompts.
     pub(super) const fn without_pauses(&self) -> dispatcher::Options {
         dispatcher::Options { pauses: false, ..self.options() }
     }
