@@ -11,10 +11,12 @@ mod cluster;
 mod doctor;
 mod external;
 mod host;
+mod levels;
 mod profiles;
 mod registration;
 mod run;
 mod signals;
+mod switch_config;
 mod trace;
 
 use std::ffi::OsString;
@@ -52,6 +54,9 @@ enum Command {
     Bypass(host::BypassArgs),
     /// Ask the daemon to read its configuration again (as SIGHUP does)
     Reload(host::Endpoint),
+    /// Print a switch's QoS configuration that agrees with the daemon's levels
+    #[command(after_long_help = switch_config::HELP)]
+    SwitchConfig(switch_config::SwitchConfigArgs),
     /// Record what the daemon does, as a file for Perfetto that shows why each transfer waited
     #[command(after_long_help = trace::HELP)]
     Trace(trace::TraceArgs),
@@ -103,6 +108,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Profiles(args) => profiles::profiles(&args)?,
         Command::Cluster(command) => return Ok(cluster::run(&command)?),
         Command::Trace(args) => return Ok(trace::trace(&args)?),
+        Command::SwitchConfig(args) => switch_config::switch_config(&args)?,
         Command::Completions { shell } => manual::completions(Cli::command(), shell)?,
         Command::Man { out } => manual::pages(Cli::command(), out.as_deref())?,
         Command::Lab(arguments) => return Ok(external::lab("lab", &arguments)),

@@ -10,23 +10,7 @@ use super::fabric::{Port, Tool};
 use super::finding::{Finding, Severity};
 use super::qos::{self, Query, Settings};
 use super::root::Root;
-
-/// The levels of a daemon without a configuration.
-const DEFAULT: [(&str, u8); 9] = [
-    ("P1", 46),
-    ("P2", 34),
-    ("P3", 26),
-    ("P4", 18),
-    ("P5", 18),
-    ("P6", 10),
-    ("P7", 10),
-    ("P8", 10),
-    (SCAVENGER, 8),
-];
-const SCAVENGER: &str = "scavenger";
-
-/// A level and its DSCP.
-type Level = (String, u8);
+use crate::levels::{Level, SCAVENGER, of_status};
 
 /// Checks all RoCE ports.
 pub(crate) fn priorities(
@@ -45,19 +29,11 @@ pub(crate) fn priorities(
         let maps = if settings.maps.is_empty() { &unknown[..] } else { &settings.maps };
         for map in maps {
             findings.push(lossless(map).about(interface));
-            let of_map = levels(map, &levels_of(status), marking(status));
+            let of_map = levels(map, &of_status(status), marking(status));
             findings.extend(of_map.into_iter().map(|finding| finding.about(interface)));
         }
     }
     findings
-}
-
-/// Returns the levels of the daemon, or those of one without a configuration.
-fn levels_of(status: Option<&Status>) -> Vec<Level> {
-    match status.and_then(|status| status.ports.first()) {
-        Some(port) => port.levels.iter().map(|level| (level.level.clone(), level.dscp)).collect(),
-        None => DEFAULT.map(|(level, dscp)| (level.to_owned(), dscp)).to_vec(),
-    }
 }
 
 fn marking(status: Option<&Status>) -> &str {

@@ -1,0 +1,118 @@
+//! The levels and their DSCPs: those of the daemon, of its configuration file, or its defaults.
+
+use std::path::{Path, PathBuf};
+
+use laxity_files::ReadError;
+use laxity_wire::Status;
+use serde::Deserialize;
+use thiserror::Error;
+
+/// The name of the lowest level.
+pub(crate) const SCAVENGER: &str = "scavenger";
+/// Most bytes of a configuration file, as for the daemon.
+const FILE_BYTES_MAX: u64 = 1 << 20;
+
+/// A level and its DSCP.
+pub(crate) type Level = (String, u8);
+
+/// Why a configuration file has no usable levels.
+#[derive(Debug, Error)]
+pub(crate) enum LevelsError {
+    /// The file can't be read.
+    #[error("{path}: {cause}", path = .path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        cause: ReadError,
+    },
+    /// The file is not a configuration that the daemon would take.
+    #[error("{path}: {problem}; `laxityd --check-config --config {path}` says more",
+        path = .path.display())]
+    Invalid {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+/// `[levels]` of the daemon's configuration. Other keys are not read.
+#[derive(Deserialize)]
+#[serde(default)]
+struct Table {
+    dscp: Vec<u8>,
+    scavenger_dscp: u8,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self { dscp: vec![46, 34, 26, 18, 18, 10, 10, 10], scavenger_dscp: 8 }
+    }
+}
+
+#[derive(Deserialize)]
+struct File {
+    #[serde(default)]
+    levels: Table,
+}
+
+impl Table {
+    fn levels(&self) -> Vec<Level> {
+        let named =
+            self.dscp.iter().enumerate().map(|(row, dscp)| (format!("P{}", row + 1), *dscp));
+        named.chain([(SCAVENGER.to_owned(), self.scavenger_dscp)]).collect()
+    }
+}
+
+/// Returns the levels of a running daemon, or those of one without a configuration.
+pub(crate) fn of_status(status: Option<&Status>) -> Vec<Level> {
+    match status.and_then(|status| status.ports.first()) {
+        Some(port) => port.levels.iter().map(|level| (level.level.clone(), level.dscp)).collect(),
+        None => Table::default().levels(),
+    }
+}
+
+/// Returns the levels of a configuration file.
+pub(crate) fn of_file(path: &Path) -> Result<Vec<Level>, LevelsError> {
+    let invalid = |problem| LevelsError::Invalid { path: path.to_owned(), problem };
+    let text = laxity_files::read_to_string(path, FILE_BYTES_MAX)
+        .map_err(|cause| LevelsError::Read { path: path.to_owned(), cause })?;
+    let file: File = toml::from_str(&text).map_err(|error| invalid(error.to_string()))?;
+    let levels = file.levels.levels();
+    if let Some((level, dscp)) = levels.iter().find(|(_, dscp)| *dscp > 63) {
+        return Err(invalid(format!("{dscp}, the DSCP of {level}, is above 63")));
+    }
+    let again = |(row, (_, dscp)): (usize, &Level)| {
+        levels[..row].iter().rposition(|(_, other)| other == dscp).is_some_and(|at| at + 1 != row)
+    };
+    if levels.iter().enumerate().any(again) {
+        return Err(invalid("only adjacent levels may share a DSCP".to_owned()));
+    }
+    Ok(levels)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_those_of_the_sample_configuration() {
+        let sample = concat!(env!("CARGO_MANIFEST_DIR"), "/../../dist/laxityd.toml");
+        assert_eq!(of_file(Path::new(sample)).expect("levels"), of_status(None));
+    }
+
+    #[test]
+    fn a_file_that_the_daemon_would_refuse_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("laxityd.toml");
+        for (dscp, problem) in [("[46, 64]", "above 63"), ("[46, 34, 46]", "adjacent"), ("7", "7")]
+        {
+            std::fs::write(&path, format!("[levels]\ndscp = {dscp}\n")).expect("written");
+            let error = of_file(&path).expect_err(dscp).to_string();
+            assert!(error.contains(problem) && error.contains("--check-config"), "{error}");
+        }
+        std::fs::write(&path, "mode = \"observe\"\n").expect("written");
+        assert_eq!(of_file(&path).expect("levels"), of_status(None));
+    }
+}
