@@ -101,6 +101,26 @@ pub struct Daemon {
     exporter: Option<Exporting>,
     driver: Driver,
     attendant: Option<StreamTask>,
+    signals: Signals,
+}
+
+/// The signals that the daemon handles. SIGTERM and SIGHUP end a process that handles neither, so
+/// these exist before the first socket does, by which others see that the daemon is there.
+#[derive(Debug)]
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+impl Signals {
+    fn handle() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
 }
 
 struct Exporting {
@@ -127,6 +147,7 @@ impl Daemon {
     /// # Errors
     /// See [`DaemonError`]. An error leaves nothing behind.
     pub fn bind(config: Config, source: Source, set_log: SetLog) -> Result<Self, DaemonError> {
+        let signals = Signals::handle()?;
         let room = descriptors::room_for_clients().map_err(DaemonError::Descriptors)?;
         let config = Arc::new(config);
         let (mailbox, inbox) = mailbox().map_err(io::Error::from)?;
@@ -172,6 +193,7 @@ impl Daemon {
             exporter,
             driver,
             attendant,
+            signals,
         })
     }
 
@@ -180,8 +202,7 @@ impl Daemon {
     /// # Errors
     /// [`DaemonError::SchedulerDied`], or a system error at the start.
     pub async fn run(self) -> Result<(), DaemonError> {
-        let mut stop = [signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?];
-        let hangup = signal(SignalKind::hangup())?;
+        let Signals { mut terminate, mut interrupt, hangup } = self.signals;
         let _treatments = treatments::watch(self.config.nic.clone(), self.mailbox.clone())?;
         let (scheduler, died) = start(self.driver)?;
         let metrics = match &self.exporter {
@@ -232,7 +253,6 @@ impl Daemon {
         }
         notify(&[NotifyState::Ready]);
 
-        let [terminate, interrupt] = &mut stop;
         let died = tokio::select! {
             _ = terminate.recv() => false,
             _ = interrupt.recv() => false,
