@@ -10,6 +10,7 @@ mod certs;
 mod cluster_load;
 mod contention;
 mod error;
+mod faults;
 mod lab;
 mod sim;
 mod verbs;

@@ -26,6 +26,7 @@ pub mod counts;
 pub mod daemons;
 pub mod error;
 pub mod fabric;
+pub mod faults;
 pub mod ideal;
 pub mod lab;
 pub mod ledger;

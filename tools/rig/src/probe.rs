@@ -123,6 +123,14 @@ fn find_own(name: &str) -> Option<PathBuf> {
     beside.or_else(|| find_program(name))
 }
 
+/// Finds `laxityd`: the configured one, `LAXITY_LAXITYD`, next to this program, or in `PATH`.
+///
+/// # Errors
+/// Says how to get it if there is none.
+pub fn find_daemon(configured: Option<&PathBuf>) -> Result<PathBuf, Lack> {
+    find_named("laxityd", "laxity-daemon", configured, LAXITYD_VARIABLE)
+}
+
 /// Finds the NCCL net plugin: the configured one, `LAXITY_NCCL_PLUGIN`, next to this program (cargo
 /// allows no hyphen in a library's name), or where `make install` or a package puts it.
 ///
@@ -261,7 +269,7 @@ pub fn findings(config: &LabConfig) -> Findings {
     }
     if config.policies.iter().any(|policy| policy != NONE) {
         let configured = config.laxityd.as_ref();
-        match find_named("laxityd", "laxity-daemon", configured, LAXITYD_VARIABLE) {
+        match find_daemon(configured) {
             Ok(path) => findings.found.push(("laxityd", path)),
             Err(lack) => findings.lacks.push(lack),
         }

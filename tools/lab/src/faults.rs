@@ -1,0 +1,114 @@
+//! `laxity lab faults`: a fault campaign on this machine.
+
+use std::io::{self, IsTerminal as _};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::Args;
+use laxity_cli::output::{self, say};
+use laxity_rig::error::LabError;
+use laxity_rig::faults::{self, Campaign, Plant, Report, Setting, table};
+use laxity_rig::probe::{CannotRun, find_daemon};
+
+use crate::error::CommandError;
+
+/// Times that `--replay` plays a schedule before it says that nothing is wrong any more.
+const REPLAYS: u32 = 5;
+
+pub(crate) const HELP: &str = "\
+Each round starts a laxityd with a private socket, and workers that send numbered transfers whose
+bytes are known. Faults of the seed then happen to the daemon and the workers, many at a time. An
+oracle outside of them checks that each transfer completes once, in its order and with its bytes, or
+with the error that the fault must give, and that no permit takes longer than 500 ms. After a round,
+the daemon must have no client, no flow, no byte and no more descriptors than at its start.
+No privileges, namespaces or RDMA devices are needed.
+
+If something is wrong, the command prints the seed and the round, drops faults while the rest still
+fails, and writes what is left into --failures. A schedule names times, and processes don't run
+alike twice, so --replay plays it up to five times.
+
+Exit status: 0 if nothing was wrong, 1 if something was or the campaign could not run.
+
+Examples:
+  laxity lab faults
+  laxity lab faults --faults 100000 --seed 7 --state target/faults.json --json report.json
+  laxity lab faults --replay target/faults/faults-7-12.json";
+
+/// Arguments of `laxity lab faults`.
+#[derive(Args)]
+pub(crate) struct FaultsArgs {
+    /// Number of faults
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    faults: u64,
+    /// Seed of all rounds
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Rounds at the same time, each with a daemon of its own
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    jobs: usize,
+    /// Remember finished rounds in this file, and go on from it
+    #[arg(long, value_name = "FILE")]
+    state: Option<PathBuf>,
+    /// Folder for the shrunk schedule of a round that went wrong
+    #[arg(long, value_name = "FOLDER", default_value = "target/faults")]
+    failures: PathBuf,
+    /// Play the schedule of such a file instead of a campaign
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["faults", "seed", "state"])]
+    replay: Option<PathBuf>,
+    /// Daemon to run [default: the one beside this program, or in PATH]
+    #[arg(long, value_name = "PATH")]
+    laxityd: Option<PathBuf>,
+    /// Write the report as JSON. With `-` it goes to standard output, the table to standard error
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Show no progress
+    #[arg(long, short)]
+    quiet: bool,
+    /// Plant a bug, to test the oracle: twice, drop, swap or leak
+    #[arg(long, hide = true, value_parser = plant)]
+    plant: Option<Plant>,
+}
+
+fn plant(name: &str) -> Result<Plant, String> {
+    serde_json::from_value(name.into()).map_err(|error| error.to_string())
+}
+
+pub(crate) fn run(args: &FaultsArgs) -> Result<ExitCode, CommandError> {
+    if let Some(path) = args.json.as_deref().filter(|path| path.as_os_str() != "-") {
+        output::check(path)?;
+    }
+    let laxityd = find_daemon(args.laxityd.as_ref())
+        .map_err(|lack| LabError::CannotRun(CannotRun(vec![lack])))?;
+    let setting = Setting { laxityd, plant: args.plant };
+    let report = match &args.replay {
+        Some(file) => faults::replay(&setting, file, REPLAYS)?,
+        None => {
+            let campaign = Campaign {
+                seed: args.seed,
+                faults: args.faults,
+                jobs: args.jobs,
+                setting,
+                state: args.state.clone(),
+                failures: args.failures.clone(),
+            };
+            let progress = !args.quiet && io::stderr().is_terminal();
+            faults::run(&campaign, progress, |line| eprintln!("{line}"))?
+        }
+    };
+    publish(args, &report)?;
+    Ok(if report.violations == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn publish(args: &FaultsArgs, report: &Report) -> Result<(), CommandError> {
+    let table = table(report);
+    if args.json.as_deref() == Some(Path::new("-")) {
+        say(output::json(report)?)?;
+        eprintln!("{table}");
+    } else {
+        if let Some(path) = &args.json {
+            output::replace(path, output::json(report)?.as_bytes())?;
+        }
+        say(&table)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,41 @@
+//! Fault campaigns: real processes, thousands of faults from a seed, and an oracle outside of them.
+//!
+//! ```text
+//! campaign ─ draws ─▶ schedule ─▶ round: laxityd ◀─lane─ worker ══ pipe ══▶ oracle
+//!      ▲                            └─ SIGKILL, SIGSTOP, reload, hostile clients …
+//!      └──── shrinks a schedule that went wrong, and writes it for `--replay`
+//! ```
+//!
+//! `docs/faults.md` says what is checked and what the bounds are.
+
+mod campaign;
+mod daemon;
+mod frame;
+mod oracle;
+mod report;
+mod round;
+mod schedule;
+mod worker;
+
+use std::ffi::OsString;
+use std::path::Path;
+
+pub use campaign::{Campaign, Failure, Report, replay, run};
+pub use oracle::Counts;
+pub use report::table;
+pub use round::Setting;
+pub use schedule::{Fault, Kind, Schedule};
+pub use worker::Plant;
+
+use crate::error::LabError;
+
+/// Plays a part of a campaign in a process that the campaign started.
+pub(crate) fn internal(part: &str, arguments: &[OsString]) -> Result<(), LabError> {
+    let first = arguments.first().and_then(|argument| argument.to_str()).unwrap_or_default();
+    match part {
+        "faults-daemon" => {
+            Err(daemon::become_daemon(Path::new(first), arguments.get(1..).unwrap_or_default()))
+        }
+        _ => worker::run(first),
+    }
+}

@@ -1,0 +1,271 @@
+//! A campaign: rounds from one seed until enough faults were done, and what to do about a round
+//! that went wrong.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::{Deserialize, Serialize};
+
+use super::oracle::Counts;
+use super::round::{self, Outcome, Setting};
+use super::schedule::{ROUND_FAULTS, Schedule, shrink};
+use crate::error::LabError;
+
+/// Most rounds that are played to shrink a schedule.
+const SHRINK_BUDGET: u32 = 60;
+/// Times that a smaller schedule is played before it counts as one that does not fail. Processes
+/// don't run alike twice.
+const TRIES: u32 = 2;
+
+/// What to play.
+#[derive(Clone, Debug)]
+pub struct Campaign {
+    /// Seed of all rounds.
+    pub seed: u64,
+    /// Faults of the campaign, those of earlier calls included.
+    pub faults: u64,
+    /// Rounds that are played at the same time, each with its own daemon.
+    pub jobs: usize,
+    /// The programs, and the bug to plant.
+    pub setting: Setting,
+    /// File that remembers finished rounds, so that a later call goes on.
+    pub state: Option<PathBuf>,
+    /// Folder for the schedules of rounds that went wrong.
+    pub failures: PathBuf,
+}
+
+/// A round that went wrong, in a form that can be played again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Failure {
+    /// Seed of the campaign.
+    pub seed: u64,
+    /// Number of the round.
+    pub round: u64,
+    /// What was wrong when the shrunk schedule was played.
+    pub violations: Vec<String>,
+    /// Faults before the schedule was shrunk.
+    pub faults_before: usize,
+    /// The shrunk schedule.
+    pub schedule: Schedule,
+}
+
+/// What a campaign did.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Report {
+    /// Seed of the campaign.
+    pub seed: u64,
+    /// Faults that were done.
+    pub faults: u64,
+    /// Faults by kind.
+    pub by_kind: BTreeMap<String, u64>,
+    /// What was checked, by path.
+    pub by_path: BTreeMap<String, Counts>,
+    /// Rounds that went wrong.
+    pub violations: u64,
+    /// The longest wait for a permit in milliseconds, apart from time in which the worker did not
+    /// run.
+    pub longest_stall_ms: u64,
+    /// Bytes that were compared with what they have to be.
+    pub bytes_checked: u64,
+    /// Transfers that completed.
+    pub transfers: u64,
+    /// Time that was spent, in seconds.
+    pub seconds: f64,
+    /// Rounds that are finished.
+    pub rounds: u64,
+    /// The rounds that went wrong, and the files with their schedules.
+    pub failures: Vec<(PathBuf, Failure)>,
+}
+
+impl Report {
+    fn add(&mut self, outcome: &Outcome) {
+        self.rounds += 1;
+        for (kind, number) in &outcome.by_kind {
+            *self.by_kind.entry(kind.clone()).or_default() += number;
+            self.faults += number;
+        }
+        for (path, counts) in &outcome.by_path {
+            let sum = self.by_path.entry(path.clone()).or_default();
+            sum.add(counts);
+            self.bytes_checked += counts.bytes;
+            self.transfers += counts.transfers;
+        }
+        self.longest_stall_ms = self.longest_stall_ms.max(outcome.longest_stall_ms);
+    }
+
+    fn read(path: &Path, seed: u64) -> Result<Self, LabError> {
+        let Ok(text) = std::fs::read(path) else {
+            return Ok(Self { seed, ..Self::default() });
+        };
+        let report: Self = serde_json::from_slice(&text)
+            .map_err(|error| LabError::unreadable(path.display().to_string(), error))?;
+        if report.seed != seed {
+            return Err(LabError::Plan(format!(
+                "{} is the state of seed {}: give that seed, or another file",
+                path.display(),
+                report.seed
+            )));
+        }
+        Ok(report)
+    }
+
+    fn write(&self, path: &Path) -> Result<(), LabError> {
+        let next = path.with_extension("next");
+        std::fs::write(&next, serde_json::to_vec_pretty(self)?)
+            .and_then(|()| std::fs::rename(&next, path))
+            .map_err(LabError::file("writing", path))
+    }
+}
+
+fn bar(shown: bool, length: u64) -> ProgressBar {
+    if !shown {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(length);
+    if let Ok(style) =
+        ProgressStyle::with_template("{pos:>7}/{len} faults {bar:40} {per_sec} {eta} {msg}")
+    {
+        bar.set_style(style);
+    }
+    bar.enable_steady_tick(Duration::from_millis(500));
+    bar
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Plays rounds until the campaign has its faults, or one round goes wrong. `tell` gets what a
+/// person should know at once.
+///
+/// # Errors
+/// Fails if a program can't be started, or a file can't be read or written.
+pub fn run(
+    campaign: &Campaign,
+    progress: bool,
+    tell: impl Fn(&str) + Sync,
+) -> Result<Report, LabError> {
+    let mut report = match &campaign.state {
+        Some(path) => Report::read(path, campaign.seed)?,
+        None => Report { seed: campaign.seed, ..Report::default() },
+    };
+    let bar = bar(progress, campaign.faults);
+    bar.set_position(report.faults);
+    bar.reset_eta();
+    let (began, before_s) = (Instant::now(), report.seconds);
+    let next = AtomicU64::new(report.rounds);
+    // Rounds are kept in a row, so that a state names all finished ones by their number.
+    let planned = AtomicU64::new(report.faults);
+    let wrong = AtomicBool::new(false);
+    let found: Mutex<Vec<(u64, Schedule, Outcome)>> = Mutex::default();
+    let error: Mutex<Option<LabError>> = Mutex::default();
+    let shared = Mutex::new(&mut report);
+    let job = || -> Result<(), LabError> {
+        while !wrong.load(Ordering::Relaxed) {
+            let from = planned.fetch_add(ROUND_FAULTS, Ordering::Relaxed);
+            let count = campaign.faults.saturating_sub(from).min(ROUND_FAULTS);
+            if count == 0 {
+                return Ok(());
+            }
+            let number = next.fetch_add(1, Ordering::Relaxed);
+            let schedule = Schedule::draw(campaign.seed, number, count);
+            let outcome = round::play(&campaign.setting, &schedule)?;
+            let mut report = lock(&shared);
+            report.add(&outcome);
+            report.seconds = before_s + began.elapsed().as_secs_f64();
+            bar.set_position(report.faults);
+            if let Some(violation) = outcome.violations.first() {
+                wrong.store(true, Ordering::Relaxed);
+                let seed = campaign.seed;
+                bar.suspend(|| tell(&format!("seed {seed}, round {number}: {violation}")));
+                lock(&found).push((number, schedule, outcome));
+            } else if let Some(path) = &campaign.state {
+                report.write(path)?;
+            }
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        for _ in 0..campaign.jobs.max(1) {
+            scope.spawn(|| {
+                if let Err(failed) = job() {
+                    wrong.store(true, Ordering::Relaxed);
+                    lock(&error).get_or_insert(failed);
+                }
+            });
+        }
+    });
+    bar.finish_and_clear();
+    if let Some(error) = lock(&error).take() {
+        return Err(error);
+    }
+    for (number, schedule, outcome) in lock(&found).drain(..) {
+        let failure = shrunk(campaign, number, &schedule, outcome, &tell)?;
+        report.violations += 1;
+        report.failures.push(failure);
+    }
+    Ok(report)
+}
+
+/// Shrinks the schedule of a round that went wrong, and writes it.
+fn shrunk(
+    campaign: &Campaign,
+    round: u64,
+    schedule: &Schedule,
+    outcome: Outcome,
+    tell: &impl Fn(&str),
+) -> Result<(PathBuf, Failure), LabError> {
+    let mut violations = outcome.violations;
+    let mut failed = None;
+    let smallest = shrink(schedule, SHRINK_BUDGET, |fewer| {
+        for _ in 0..TRIES {
+            match round::play(&campaign.setting, fewer) {
+                Ok(outcome) if outcome.violations.is_empty() => {}
+                Ok(outcome) => {
+                    tell(&format!("still wrong with {} faults", fewer.faults.len()));
+                    violations = outcome.violations;
+                    return true;
+                }
+                Err(error) => failed = Some(error),
+            }
+        }
+        false
+    });
+    if let Some(error) = failed {
+        return Err(error);
+    }
+    let faults_before = schedule.faults.len();
+    let seed = campaign.seed;
+    let failure = Failure { seed, round, violations, faults_before, schedule: smallest };
+    let path = campaign.failures.join(format!("faults-{seed}-{round}.json"));
+    std::fs::create_dir_all(&campaign.failures)
+        .and_then(|()| std::fs::write(&path, serde_json::to_vec_pretty(&failure)?))
+        .map_err(LabError::file("writing", &path))?;
+    Ok((path, failure))
+}
+
+/// Plays the schedule of a [`Failure`] again, up to `times` times, until something is wrong.
+///
+/// # Errors
+/// Fails if the file is no failure, or a program can't be started.
+pub fn replay(setting: &Setting, file: &Path, times: u32) -> Result<Report, LabError> {
+    let text = std::fs::read(file).map_err(LabError::file("reading", file))?;
+    let failure: Failure = serde_json::from_slice(&text)
+        .map_err(|error| LabError::unreadable(file.display().to_string(), error))?;
+    let mut report = Report { seed: failure.seed, ..Report::default() };
+    for _ in 0..times {
+        let outcome = round::play(setting, &failure.schedule)?;
+        report.add(&outcome);
+        if !outcome.violations.is_empty() {
+            report.violations = 1;
+            let failure = Failure { violations: outcome.violations, ..failure };
+            report.failures.push((file.to_owned(), failure));
+            break;
+        }
+    }
+    Ok(report)
+}

@@ -1,0 +1,191 @@
+//! The daemon of a round: its configuration, its process, and its books.
+
+use std::fs::{self, File};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use laxity_wire::{ControlClient, ControlError, Status};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::daemons::tail;
+use crate::error::LabError;
+use crate::sandbox;
+
+/// Longest time until a daemon that was started, stopped or asked answers.
+pub(super) const ANSWER_MAX: Duration = Duration::from_secs(5);
+
+/// Executes the daemon so that it dies with the process that started it.
+pub(super) fn become_daemon(program: &Path, arguments: &[std::ffi::OsString]) -> LabError {
+    // A parent that is gone already leaves a daemon that nobody uses; its folder is temporary.
+    let _ = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL);
+    LabError::start(program.display())(Command::new(program).args(arguments).exec())
+}
+
+/// A `laxityd` with sockets in a folder of its own.
+pub(super) struct Daemon {
+    program: PathBuf,
+    folder: PathBuf,
+    child: Option<Child>,
+    /// Whether a signal of ours ends the process, so that its end is no violation.
+    doomed: bool,
+    pub(super) policy: String,
+}
+
+impl Daemon {
+    pub(super) fn new(program: &Path, folder: &Path) -> Result<Self, LabError> {
+        let daemon = Self {
+            program: program.to_owned(),
+            folder: folder.to_owned(),
+            child: None,
+            doomed: false,
+            policy: "laxity".to_owned(),
+        };
+        daemon.configure("")?;
+        Ok(daemon)
+    }
+
+    pub(super) fn socket(&self) -> PathBuf {
+        self.folder.join("laxityd.sock")
+    }
+
+    fn control(&self) -> PathBuf {
+        self.folder.join("control.sock")
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.join("laxityd.log")
+    }
+
+    /// Writes the configuration, with `extra` lines before its tables. The window is a few chunks,
+    /// so that flows wait.
+    pub(super) fn configure(&self, extra: &str) -> Result<(), LabError> {
+        let text = format!(
+            "socket = {:?}\ncontrol = {:?}\nmetrics = \"\"\nlog = \"warn\"\npolicy = {:?}\n{extra}\n\
+             [access]\nanyone = true\n[scheduler]\nspin_us = 0\nlanes = 16\nslots = 64\n\
+             [[nic]]\nname = \"test\"\nrate = \"1Gbit\"\nchunk = \"16KiB\"\nwindow = \"64KiB\"\n",
+            self.socket(),
+            self.control(),
+            self.policy
+        );
+        let file = self.folder.join("laxityd.toml");
+        fs::write(&file, text).map_err(LabError::file("writing", &file))
+    }
+
+    /// Starts the program without waiting for it.
+    pub(super) fn launch(&mut self) -> Result<(), LabError> {
+        let log = self.log();
+        let open = File::options().create(true).append(true).open(&log);
+        let log = open.map_err(LabError::file("opening", &log))?;
+        let errors = log.try_clone().map_err(LabError::system("sharing the log of laxityd"))?;
+        let child = sandbox::internal("faults-daemon")
+            .arg(&self.program)
+            .arg("--config")
+            .arg(self.folder.join("laxityd.toml"))
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(errors)
+            .spawn()
+            .map_err(LabError::start("laxityd"))?;
+        self.child = Some(child);
+        self.doomed = false;
+        Ok(())
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        self.child.is_some() && !self.doomed
+    }
+
+    pub(super) fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
+    pub(super) fn signal(&mut self, signal: Signal) {
+        self.doomed |= matches!(signal, Signal::SIGKILL | Signal::SIGTERM);
+        if let Some(child) = &self.child {
+            // The child is not reaped yet, so the id is its own.
+            let _ = kill(Pid::from_raw(child.id().cast_signed()), signal);
+        }
+    }
+
+    /// Returns what is wrong if the daemon ended by itself, or not well after SIGTERM.
+    pub(super) fn look(&mut self) -> Option<String> {
+        let status = self.child.as_mut()?.try_wait().ok()??;
+        self.child = None;
+        let killed = status.signal() == Some(Signal::SIGKILL as i32);
+        let fine = self.doomed && (killed || status.success());
+        (!fine).then(|| format!("laxityd ended by itself: {status}{}", tail(&self.log())))
+    }
+
+    /// Waits until a daemon that was told to end has ended. Returns what is wrong if it does not.
+    pub(super) fn wait_end(&mut self) -> Option<String> {
+        let start = Instant::now();
+        while self.child.is_some() {
+            if let Some(wrong) = self.look() {
+                return Some(wrong);
+            }
+            if start.elapsed() > ANSWER_MAX {
+                return Some(format!("laxityd still runs {ANSWER_MAX:?} after SIGTERM"));
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        None
+    }
+
+    /// Connects to the control socket, which a daemon that just started does not have yet.
+    pub(super) fn operator(&mut self) -> Result<ControlClient, String> {
+        let start = Instant::now();
+        loop {
+            match ControlClient::connect(self.control(), ANSWER_MAX) {
+                Ok(client) => return Ok(client),
+                Err(error) if start.elapsed() > ANSWER_MAX => {
+                    return Err(format!("no operator gets in: {error}{}", tail(&self.log())));
+                }
+                Err(_) => {}
+            }
+            if let Some(wrong) = self.look() {
+                return Err(wrong);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    pub(super) fn ask<T>(
+        &mut self,
+        what: impl FnOnce(&mut ControlClient) -> Result<T, ControlError>,
+    ) -> Result<T, String> {
+        let mut operator = self.operator()?;
+        what(&mut operator).map_err(|error| format!("laxityd does not answer: {error}"))
+    }
+
+    pub(super) fn status(&mut self) -> Result<Status, String> {
+        self.ask(ControlClient::status)
+    }
+
+    /// Returns the open descriptors and the resident memory in KiB.
+    pub(super) fn size(&self) -> Option<(usize, u64)> {
+        let proc = PathBuf::from(format!("/proc/{}", self.pid()?));
+        let descriptors = fs::read_dir(proc.join("fd")).ok()?.count();
+        let status = fs::read_to_string(proc.join("status")).ok()?;
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        Some((descriptors, resident.split_whitespace().next()?.parse().ok()?))
+    }
+
+    /// Returns what the log says of a panic.
+    pub(super) fn panicked(&self) -> Option<String> {
+        let text = fs::read(self.log()).ok()?;
+        let text = String::from_utf8_lossy(&text);
+        text.lines().find(|line| line.contains("panicked")).map(str::to_owned)
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}

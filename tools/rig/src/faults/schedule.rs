@@ -1,0 +1,168 @@
+//! Which faults happen when: drawn from a seed, and kept in a file to be played again.
+//!
+//! A campaign is a row of rounds. Each round has a daemon and workers of its own, and draws which
+//! kinds of faults it has before it draws the faults. So some rounds never kill the daemon, and
+//! others do little else, and combinations that a mixture of all kinds hides are reached
+//! ("swarm testing").
+
+use rand::seq::{IndexedRandom as _, SliceRandom as _};
+use rand::{RngExt as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+use serde::{Deserialize, Serialize};
+
+/// Faults of a round.
+pub(super) const ROUND_FAULTS: u64 = 50;
+/// Most kinds of a round.
+const KINDS_MAX: usize = 6;
+/// Mean time between two faults.
+const GAP_MS: f64 = 22.0;
+
+/// A kind of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// SIGKILL of the daemon. Another starts after `for_ms`.
+    DaemonKilled,
+    /// SIGSTOP of the daemon, and SIGCONT after `for_ms`.
+    DaemonStopped,
+    /// SIGTERM of the daemon. Another starts when it has gone.
+    DaemonRestarted,
+    /// SIGKILL of a worker.
+    ClientKilled,
+    /// SIGSTOP of a worker, and SIGCONT after `for_ms`.
+    ClientStopped,
+}
+
+impl Kind {
+    /// All kinds.
+    pub const ALL: [Self; 5] = [
+        Self::DaemonKilled,
+        Self::DaemonStopped,
+        Self::DaemonRestarted,
+        Self::ClientKilled,
+        Self::ClientStopped,
+    ];
+
+    /// Returns the name as in the report.
+    #[must_use]
+    pub fn name(self) -> String {
+        // A unit variant is written as a string in quotes.
+        serde_json::to_string(&self).unwrap_or_default().trim_matches('"').to_owned()
+    }
+}
+
+/// A fault of a round.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fault {
+    /// When, from the begin of the round.
+    pub at_ms: u64,
+    /// What.
+    pub kind: Kind,
+    /// How long it lasts, if it has an end.
+    pub for_ms: u64,
+    /// Chooses among workers, files and values.
+    pub choice: u64,
+}
+
+/// The faults of a round.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Schedule {
+    /// Seed of the workers.
+    pub seed: u64,
+    /// The faults, by time.
+    pub faults: Vec<Fault>,
+}
+
+impl Schedule {
+    /// Draws round `round` of the campaign `seed`, with `count` faults.
+    #[must_use]
+    pub fn draw(seed: u64, round: u64, count: u64) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed);
+        rng.set_stream(round);
+        let mut kinds = Kind::ALL;
+        kinds.shuffle(&mut rng);
+        let kinds = &kinds[..rng.random_range(1..=KINDS_MAX.min(kinds.len()))];
+        let mut at_ms = 0.0;
+        let faults = (0..count).map(|_| {
+            // Exponential gaps: some faults come together, and some find everything at rest.
+            at_ms += -GAP_MS * (1.0 - rng.random::<f64>()).ln();
+            let kind = *kinds.choose(&mut rng).unwrap_or(&Kind::DaemonKilled);
+            // Half of all faults are short, and some outlast the stall timeout of 100 ms.
+            let for_ms =
+                if rng.random() { rng.random_range(0..25) } else { rng.random_range(25..250) };
+            Fault { at_ms: at_ms as u64, kind, for_ms, choice: rng.random() }
+        });
+        let faults = faults.collect();
+        Self { seed: rng.random(), faults }
+    }
+
+    /// Returns the schedule without the faults `from..to`.
+    #[must_use]
+    pub fn without(&self, from: usize, to: usize) -> Self {
+        let kept = self.faults.iter().enumerate().filter(|(at, _)| !(from..to).contains(at));
+        Self { seed: self.seed, faults: kept.map(|(_, fault)| fault.clone()).collect() }
+    }
+}
+
+/// Drops faults as long as `fails` says that the rest still fails, larger parts first, and returns
+/// the smallest schedule that failed. `budget` bounds how many schedules are played.
+pub(super) fn shrink(
+    schedule: &Schedule,
+    mut budget: u32,
+    mut fails: impl FnMut(&Schedule) -> bool,
+) -> Schedule {
+    let mut smallest = schedule.clone();
+    let mut part = smallest.faults.len().div_ceil(2);
+    while part > 0 {
+        let mut at = 0;
+        while at < smallest.faults.len() && budget > 0 {
+            let fewer = smallest.without(at, at + part);
+            budget -= 1;
+            if fails(&fewer) {
+                smallest = fewer;
+            } else {
+                at += part;
+            }
+        }
+        part = if part > 1 { part.div_ceil(2) } else { 0 };
+    }
+    smallest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_and_a_round_name_the_same_faults_each_time() {
+        let one = Schedule::draw(7, 3, 50);
+        assert_eq!(one, Schedule::draw(7, 3, 50));
+        assert_ne!(one.faults, Schedule::draw(7, 4, 50).faults);
+        assert_ne!(one.faults, Schedule::draw(8, 3, 50).faults);
+        assert!(one.faults.is_sorted_by_key(|fault| fault.at_ms));
+        let text = serde_json::to_string(&one).unwrap();
+        assert_eq!(serde_json::from_str::<Schedule>(&text).unwrap(), one);
+    }
+
+    #[test]
+    fn every_kind_is_drawn_within_a_few_rounds() {
+        for kind in Kind::ALL {
+            let drawn = |round| Schedule::draw(1, round, 50).faults.iter().any(|f| f.kind == kind);
+            assert!((0..20).any(drawn), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn a_schedule_shrinks_to_the_faults_that_matter() {
+        let whole = Schedule::draw(1, 1, 50);
+        let culprits = [whole.faults[11].clone(), whole.faults[38].clone()];
+        let fails = |tried: &Schedule| culprits.iter().all(|c| tried.faults.contains(c));
+        assert_eq!(shrink(&whole, 1000, fails).faults, culprits);
+        let mut played = 0;
+        let _ = shrink(&whole, 5, |_| {
+            played += 1;
+            false
+        });
+        assert_eq!(played, 5, "the budget holds");
+    }
+}
