@@ -106,7 +106,7 @@ endif
 	fi
 
 .PHONY: bench
-bench: release ## tables: hot path, policy cost and idle cost beside the machine's own cache-line round trip; decisions of request schedulers beside theirs
+bench: release ## tables: hot path, policy cost and idle cost beside the machine's own cache-line round trip; decisions of request schedulers
 	@tools/setup.sh bench
 	$(CARGO) bench --locked -p laxity-policy
 	$(CARGO) bench --locked -p laxity-requests

@@ -11,8 +11,7 @@
 //! A prediction should rather be too long than too short (QoServe §3.6.1), and a fit is in the
 //! middle. So predictions are multiplied by a factor, the caution. It follows the 0.9 quantile of
 //! measured over predicted time. A new model starts with samples of an assumed machine, at low
-//! weight: 20 ms plus 0.1 ms per token. [`crate::hmas::prediction::Measured`] starts with the same
-//! machine.
+//! weight: 20 ms plus 0.1 ms per token.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

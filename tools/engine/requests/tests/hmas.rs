@@ -8,9 +8,10 @@ use laxity_requests::Span;
 use laxity_requests::hmas::cognition::Cognition;
 use laxity_requests::hmas::perception::{Paced, Tagger, Tags};
 use laxity_requests::hmas::pool::{Hints, Kind};
-use laxity_requests::hmas::prediction::Measured;
+use laxity_requests::hmas::prediction::Modelled;
 use laxity_requests::hmas::{Agent, Config, statera};
 use laxity_requests::iteration::{Event, Iteration as _};
+use laxity_requests::learned::Learned;
 use laxity_requests::request::{ApplicationId, ClassId, Importance, RequestId, Slo, Spec};
 use proptest::prelude::*;
 
@@ -35,7 +36,7 @@ impl Tagger for Unreliable {
 
 fn cognition(service: Span) -> Cognition {
     let perception = Paced::new(Unreliable, service);
-    Cognition::new(Box::new(perception), Box::new(Measured::default()))
+    Cognition::new(Box::new(perception), Box::new(Modelled::new(Learned::default(), 256)))
 }
 
 fn driver(agent: Agent) -> Driver {
@@ -178,7 +179,7 @@ impl Tagger for Exact {
 
 fn exact() -> Cognition {
     let perception = Paced::new(Exact, Span::ZERO);
-    Cognition::new(Box::new(perception), Box::new(Measured::default()))
+    Cognition::new(Box::new(perception), Box::new(Modelled::new(Learned::default(), 256)))
 }
 
 /// Returns the order of first tokens of ten requests that arrive at once: nine long ones, then a

@@ -3,8 +3,7 @@
 //! Orders use `T_tot`, so `t_ttft` is the time to *compute* the prompt without waits. A wait is
 //! about equal for all requests of one time. It would rank requests by arrival rather than by cost.
 //!
-//! The paper trains CatBoost on LLM-Pilot. Here a latency model of the machine predicts the cost
-//! ([`Modelled`]), or measured rates do ([`Measured`]).
+//! The paper trains CatBoost on LLM-Pilot. Here a latency model of the machine predicts the cost.
 
 use crate::Span;
 use crate::latency::{Composition, Latency};
@@ -76,44 +75,5 @@ impl<L: Latency + Send> Prediction for Modelled<L> {
             ..Composition::default()
         };
         Cost { ttft, tpot: self.latency.iteration(&batch) }
-    }
-}
-
-/// Predictions from measured rates: the mean time of a prompt token and of a decode iteration.
-#[derive(Clone, Copy, Debug)]
-pub struct Measured {
-    prefill_ns: f64,
-    decode_ns: f64,
-}
-
-impl Measured {
-    /// Weight of the latest iteration in the mean.
-    const WEIGHT: f64 = 0.02;
-}
-
-impl Default for Measured {
-    fn default() -> Self {
-        // Rates of a typical machine until the first measurement. Orders depend on their ratio
-        // only.
-        Self { prefill_ns: 100_000.0, decode_ns: 20_000_000.0 }
-    }
-}
-
-impl Prediction for Measured {
-    fn cost(&self, prompt: u32, _: u32, _: u32) -> Cost {
-        Cost {
-            ttft: Span((self.prefill_ns * f64::from(prompt)) as u64),
-            tpot: Span(self.decode_ns as u64),
-        }
-    }
-
-    fn learn(&mut self, ran: &Ran) {
-        let took = ran.took as f64;
-        if ran.decodes > 0 {
-            self.decode_ns += Self::WEIGHT * (took - self.decode_ns);
-        } else if ran.prefill_tokens > 0 {
-            let each = took / f64::from(ran.prefill_tokens);
-            self.prefill_ns += Self::WEIGHT * (each - self.prefill_ns);
-        }
     }
 }
