@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::isotonic::Isotonic;
-use super::regressor::{Boosted, FitError, LinearFit, Regressor, Trees};
+use super::regressor::{Boosted, FitError, Trees};
 use crate::workflow::{RoleId, SEMANTICS, Stage};
 
 /// A stage with its measured result.
@@ -47,15 +47,6 @@ pub trait Predict: Send {
     fn observe(&mut self, stage: &Stage, forecast: &Forecast, output: u32);
 }
 
-/// The parts to leave out in an ablation (Table VII).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Without {
-    /// Leaves out the classifier: "w/o C".
-    pub classifier: bool,
-    /// Leaves out the meaning of the prompt: "w/o BERT".
-    pub semantics: bool,
-}
-
 /// Least records of a role for its own regressor.
 const OWN: usize = 150;
 /// Least records for training.
@@ -63,7 +54,7 @@ const LEAST: usize = 20;
 /// One record in this many, the latest ones, is held out for calibration.
 const HELD: usize = 5;
 
-fn features(stage: &Stage, tool: f64, without: Without) -> Vec<f64> {
+fn features(stage: &Stage, tool: f64) -> Vec<f64> {
     let mut row = vec![
         f64::from(stage.role.0),
         f64::from(stage.position),
@@ -72,17 +63,10 @@ fn features(stage: &Stage, tool: f64, without: Without) -> Vec<f64> {
         f64::from(u8::from(stage.thinking)),
         f64::from(stage.prompt).ln_1p(),
     ];
-    if !without.semantics {
-        // Trees can't compare NaN, so values that aren't finite are replaced.
-        row.extend(stage.semantics.map(
-            |value| {
-                if value.is_finite() { f64::from(value) } else { 0.0 }
-            },
-        ));
-    }
-    if !without.classifier {
-        row.push(tool);
-    }
+    // Trees can't compare NaN, so values that aren't finite are replaced.
+    let finite = |value: f32| if value.is_finite() { f64::from(value) } else { 0.0 };
+    row.extend(stage.semantics.map(finite));
+    row.push(tool);
     row
 }
 
@@ -100,8 +84,7 @@ pub struct TwoPhase {
 }
 
 struct Trained {
-    without: Without,
-    classifier: Option<Boosted>,
+    classifier: Boosted,
     calibration: Isotonic,
     roles: HashMap<RoleId, Boosted>,
     global: Boosted,
@@ -112,21 +95,16 @@ impl TwoPhase {
     ///
     /// # Errors
     /// Fails with fewer than 20 records or with values that aren't finite.
-    pub fn train(records: &[Record], without: Without, trees: &Trees) -> Result<Self, FitError> {
+    pub fn train(records: &[Record], trees: &Trees) -> Result<Self, FitError> {
         if records.len() < LEAST {
             return Err(FitError::TooFew { there: records.len(), needed: LEAST });
         }
-        let (classifier, calibration) = if without.classifier {
-            (None, Isotonic::default())
-        } else {
-            let (classifier, calibration) = Self::classifier(records, without, trees)?;
-            (Some(classifier), calibration)
-        };
+        let (classifier, calibration) = Self::classifier(records, trees)?;
         let mut rows = Vec::with_capacity(records.len());
         let mut targets = Vec::with_capacity(records.len());
         for record in records {
-            let tool = probability(classifier.as_ref(), &calibration, &record.stage, without);
-            rows.push(features(&record.stage, tool, without));
+            let tool = probability(&classifier, &calibration, &record.stage);
+            rows.push(features(&record.stage, tool));
             targets.push(f64::from(record.output).ln_1p());
         }
         let mut by_role: HashMap<RoleId, Vec<usize>> = HashMap::new();
@@ -143,7 +121,6 @@ impl TwoPhase {
         }
         Ok(Self {
             trained: Arc::new(Trained {
-                without,
                 classifier,
                 calibration,
                 roles,
@@ -153,17 +130,13 @@ impl TwoPhase {
         })
     }
 
-    fn classifier(
-        records: &[Record],
-        without: Without,
-        trees: &Trees,
-    ) -> Result<(Boosted, Isotonic), FitError> {
+    fn classifier(records: &[Record], trees: &Trees) -> Result<(Boosted, Isotonic), FitError> {
         let with_tools: Vec<&Record> = records.iter().filter(|r| r.stage.tools > 0).collect();
-        let row = |record: &&Record| features(&record.stage, 0.0, without);
+        let row = |record: &&Record| features(&record.stage, 0.0);
         let called = |record: &&Record| f64::from(u8::from(record.tool));
         if with_tools.len() < LEAST {
             // Too few stages have tools, so a constant classifier is enough.
-            let rows = vec![vec![0.0; features(&records[0].stage, 0.0, without).len()]];
+            let rows = vec![vec![0.0; features(&records[0].stage, 0.0).len()]];
             return Ok((Boosted::fit(&rows, &[0.0], trees)?, Isotonic::default()));
         }
         let (train, held) = with_tools.split_at(with_tools.len() - with_tools.len() / HELD);
@@ -179,7 +152,7 @@ impl TwoPhase {
     #[must_use]
     pub fn tool(&self, stage: &Stage) -> f64 {
         let of = &*self.trained;
-        probability(of.classifier.as_ref(), &of.calibration, stage, of.without)
+        probability(&of.classifier, &of.calibration, stage)
     }
 
     /// Returns the number of roles with their own regressor.
@@ -189,25 +162,18 @@ impl TwoPhase {
     }
 }
 
-fn probability(
-    classifier: Option<&Boosted>,
-    calibration: &Isotonic,
-    stage: &Stage,
-    without: Without,
-) -> f64 {
-    match classifier {
-        Some(classifier) if stage.tools > 0 => {
-            calibration.at(classifier.predict(&features(stage, 0.0, without)))
-        }
-        _ => 0.0,
+fn probability(classifier: &Boosted, calibration: &Isotonic, stage: &Stage) -> f64 {
+    if stage.tools == 0 {
+        return 0.0;
     }
+    calibration.at(classifier.predict(&features(stage, 0.0)))
 }
 
 impl Predict for TwoPhase {
     fn predict(&self, stage: &Stage) -> Forecast {
         let tool = self.tool(stage);
         let of = &*self.trained;
-        let row = features(stage, tool, of.without);
+        let row = features(stage, tool);
         let regressor = of.roles.get(&stage.role).unwrap_or(&of.global);
         let drift = self.drift.get(&stage.role).copied().unwrap_or(0.0);
         let log = regressor.predict(&row) + drift;
@@ -221,29 +187,6 @@ impl Predict for TwoPhase {
         // mean of 0.
         *drift = (*drift + residual / 50.0).clamp(-0.5, 0.5);
     }
-}
-
-/// Predicts the length from the prompt's length alone ("Linear" in Table VI), without tools.
-pub struct ByPrompt(LinearFit);
-
-impl ByPrompt {
-    /// Fits the predictor to records.
-    #[must_use]
-    pub fn train(records: &[Record]) -> Self {
-        let rows: Vec<Vec<f64>> =
-            records.iter().map(|record| vec![f64::from(record.stage.prompt)]).collect();
-        let targets: Vec<f64> = records.iter().map(|r| f64::from(r.output)).collect();
-        Self(LinearFit::fit(&rows, &targets, 0))
-    }
-}
-
-impl Predict for ByPrompt {
-    fn predict(&self, stage: &Stage) -> Forecast {
-        let output = self.0.predict(&[f64::from(stage.prompt)]);
-        Forecast { tool: 0.0, output: output.clamp(1.0, f64::from(stage.output_max.max(1))) }
-    }
-
-    fn observe(&mut self, _: &Stage, _: &Forecast, _: u32) {}
 }
 
 /// Predicts the mean of the role so far, and 200 tokens at first. It needs no training.
@@ -301,21 +244,21 @@ mod tests {
         }
     }
 
-    fn trained(without: Without) -> TwoPhase {
+    fn trained() -> TwoPhase {
         let records: Vec<Record> = (0..800).map(record).collect();
         let trees = Trees { count: 30, ..Trees::default() };
-        TwoPhase::train(&records, without, &trees).unwrap()
+        TwoPhase::train(&records, &trees).unwrap()
     }
 
     #[test]
     fn features_have_the_width_they_say() {
         let stage = record(1).stage;
-        assert_eq!(features(&stage, 0.5, Without::default()).len(), WIDTH);
+        assert_eq!(features(&stage, 0.5).len(), WIDTH);
     }
 
     #[test]
     fn a_stage_without_tools_calls_none() {
-        let two = trained(Without::default());
+        let two = trained();
         for i in (800..1000).map(record).filter(|r| r.stage.tools == 0) {
             assert_eq!(two.predict(&i.stage).tool, 0.0);
         }
@@ -323,7 +266,7 @@ mod tests {
 
     #[test]
     fn it_knows_calls_from_answers_on_stages_it_has_not_seen() {
-        let two = trained(Without::default());
+        let two = trained();
         assert_eq!(two.roles(), 2);
         let mut off = 0.0;
         for seen in (800..1000).map(record) {
@@ -335,21 +278,8 @@ mod tests {
     }
 
     #[test]
-    fn without_meaning_it_errs_more() {
-        let error = |without| {
-            let two = trained(without);
-            (800..1000)
-                .map(record)
-                .map(|r| (two.predict(&r.stage).output - f64::from(r.output)).abs())
-                .sum::<f64>()
-        };
-        let blind = Without { semantics: true, ..Without::default() };
-        assert!(error(blind) > 2.0 * error(Without::default()));
-    }
-
-    #[test]
     fn a_drift_of_lengths_is_followed() {
-        let mut two = trained(Without::default());
+        let mut two = trained();
         let seen = record(900);
         let before = two.predict(&seen.stage).output;
         for _ in 0..300 {
@@ -363,6 +293,6 @@ mod tests {
     #[test]
     fn too_few_records_are_refused() {
         let records: Vec<Record> = (0..5).map(record).collect();
-        assert!(TwoPhase::train(&records, Without::default(), &Trees::default()).is_err());
+        assert!(TwoPhase::train(&records, &Trees::default()).is_err());
     }
 }

@@ -8,7 +8,6 @@
 mod apps;
 mod catalogue;
 mod machine;
-mod prediction;
 mod studies;
 mod trial;
 mod world;
@@ -25,8 +24,7 @@ use crate::reproduce::runner;
 pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
     let kit = trial::Kit::new(options.quick)?;
     let mut found = Measurements::default();
-    let mut sections = studies::run(&kit, options, &mut found)?;
-    sections.push(prediction::section(options.quick, &mut found)?);
+    let sections = studies::run(&kit, options, &mut found)?;
     Ok(Reproduction {
         title: "Maestro: workflows of agents over few GPUs and many models".to_owned(),
         sections,

@@ -122,7 +122,7 @@ fn a_quick_reproduction_has_all_tables_and_claims() {
         progress: false,
     };
     let found = reproduce(&options).expect("built in");
-    assert_eq!(found.sections.len(), 13);
+    assert_eq!(found.sections.len(), 12);
     assert!(found.claims.len() >= 9 && found.quick);
     for section in &found.sections {
         let width = section.head.len();

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use laxity_requests::maestro::estimate::Estimator;
 use laxity_requests::maestro::fitness::Mode;
-use laxity_requests::maestro::predict::{Forecast, Record, TwoPhase, Without};
+use laxity_requests::maestro::predict::{Forecast, Record, TwoPhase};
 use laxity_requests::maestro::queue::{Boundary, StageOrder};
 use laxity_requests::maestro::regressor::Trees;
 use laxity_requests::maestro::{Learned, Options, Scheduler};
@@ -49,14 +49,14 @@ pub(super) struct Kit {
 const TRAINING: u64 = 1 << 62;
 const ISOLATED: u64 = TRAINING + 1;
 
-pub(super) fn records(jobs: &[Workload]) -> Vec<Record> {
+fn records(jobs: &[Workload]) -> Vec<Record> {
     jobs.iter()
         .flat_map(|job| &job.stages)
         .map(|planned| Record { stage: planned.stage, output: planned.output, tool: planned.tool })
         .collect()
 }
 
-pub(super) fn trees(quick: bool) -> Trees {
+fn trees(quick: bool) -> Trees {
     if quick {
         Trees { count: 12, depth: 3, rate: 0.4, ..Trees::default() }
     } else {
@@ -110,7 +110,7 @@ impl Kit {
             })
             .collect();
         let jobs = Source::new(TRAINING).mixed(if quick { 250 } else { 1500 });
-        let predictor = TwoPhase::train(&records(&jobs), Without::default(), &trees(quick))
+        let predictor = TwoPhase::train(&records(&jobs), &trees(quick))
             .map_err(|error| PaperError::BuiltIn(error.to_string()))?;
         Ok(Self { models, promises, predictor })
     }
