@@ -6,7 +6,6 @@ mod claims;
 mod error;
 mod findings;
 mod inputs;
-mod latency;
 mod results;
 
 use std::path::PathBuf;
@@ -55,9 +54,6 @@ pub(crate) enum SimCommand {
     /// Show the statistics of a workload: lengths, reuse, arrivals
     #[command(after_long_help = WORKLOAD_HELP)]
     Workload(Box<inputs::WorkloadArgs>),
-    /// Train a predictor of iteration times, and print its error
-    #[command(after_long_help = latency::HELP)]
-    TrainLatency(Box<latency::TrainArgs>),
 }
 
 const RUN_HELP: &str = "\
@@ -154,7 +150,7 @@ enum Paper {
     #[command(after_long_help = MFS_HELP)]
     Mfs(Box<MfsArgs>),
     /// QoServe: several classes of service on shared replicas
-    Qoserve(claims::QoserveArgs),
+    Qoserve(claims::ClaimsArgs),
     /// HyperFlexis: dispatch of requests to instances by their deadlines, and scaling
     Hyperflexis(claims::ClaimsArgs),
     /// H-MAS: orders by predicted costs, and admission limited by free memory
@@ -236,7 +232,7 @@ pub(crate) fn run(
         }
         SimCommand::Reproduce(args) => match args.paper {
             Paper::Mfs(args) => reproduce(&args, simulate),
-            Paper::Qoserve(args) => claims::run_qoserve(&args),
+            Paper::Qoserve(args) => claims::run(&args, requests::qoserve::reproduce),
             Paper::Hyperflexis(args) => claims::run(&args, requests::hyperflexis::reproduce),
             Paper::Hmas(args) => claims::run(&args, requests::hmas::reproduce),
             Paper::Maestro(args) => claims::run(&args, requests::maestro::reproduce),
@@ -249,7 +245,6 @@ pub(crate) fn run(
         SimCommand::Findings(args) => findings::run(&args),
         SimCommand::Models(args) => inputs::models(&args).map(|()| ExitCode::SUCCESS),
         SimCommand::Workload(args) => inputs::workload(&args).map(|()| ExitCode::SUCCESS),
-        SimCommand::TrainLatency(args) => latency::run(&args).map(|()| ExitCode::SUCCESS),
     }
 }
 

@@ -395,10 +395,6 @@ mod tests {
             ("schedule = { hmas = { lane_split_ms = 1 } }", "lane_split_ms is 1: 10..=600000"),
             ("schedule = { hmas = { fast_weight = 17 } }", "1..=16"),
             ("schedule = { hmas = { order = \"lifo\" } }", "two_lane"),
-            (
-                "schedule = { forest = \"/nowhere/forest.json\" }",
-                "schedule.forest is /nowhere/forest.json",
-            ),
             ("laxity = { rate_mbit = 0.0 }", "laxity.rate_mbit"),
             ("laxity = { words_dscp = 64 }", "laxity.words_dscp is 64"),
             (

@@ -109,14 +109,12 @@ pub fn engine(config: &Config, record: Option<PathBuf>) -> Result<Handle, StartE
             Some(net)
         }
     };
-    let (settings, forest) = config.schedule.with_forest()?;
     let parts = Parts {
         model,
         blocks,
         keep_fetched: config.kv.keep_fetched,
         room: config.room(),
-        settings,
-        forest,
+        settings: config.schedule.clone(),
         places: config.places(),
         lockstep: config.peers.as_ref().is_some_and(|peers| peers.lockstep),
         record,

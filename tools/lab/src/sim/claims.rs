@@ -7,9 +7,8 @@ use std::process::ExitCode;
 
 use super::error::SimCommandError;
 use clap::Args;
-use laxity_sim::requests::latency_file::LatencyFile;
+use laxity_sim::requests::PaperError;
 use laxity_sim::requests::reproduction::{Options, Reproduction};
-use laxity_sim::requests::{PaperError, qoserve};
 
 use laxity_cli::output::{self, check, put, replace, say};
 
@@ -46,23 +45,6 @@ pub(crate) struct ClaimsArgs {
     /// File for the tables as Markdown
     #[arg(long, value_name = "FILE")]
     markdown: Option<PathBuf>,
-}
-
-/// Arguments of `laxity sim reproduce qoserve`.
-#[derive(Args)]
-pub(crate) struct QoserveArgs {
-    #[command(flatten)]
-    claims: ClaimsArgs,
-    /// Predictor of iteration times for QoServe, made by `laxity sim train-latency` [default: train
-    /// one for each calibration]
-    #[arg(long, value_name = "FILE")]
-    latency_model: Option<PathBuf>,
-}
-
-pub(super) fn run_qoserve(args: &QoserveArgs) -> Result<ExitCode, SimCommandError> {
-    let model = args.latency_model.as_deref().map(LatencyFile::read);
-    let model = model.transpose()?;
-    run(&args.claims, |options| qoserve::reproduce_with(options, model.as_ref()))
 }
 
 /// Runs the points that check a paper's claims, and writes the results.

@@ -11,9 +11,6 @@ use laxity_sim::plan::PlanError;
 use laxity_sim::report::findings::PageError;
 use laxity_sim::report::map::MapError;
 use laxity_sim::requests::PaperError;
-use laxity_sim::requests::latency_file::LatencyFileError;
-use laxity_sim::requests::measured::MeasuredError;
-use laxity_sim::requests::predictor::TrainingError;
 use laxity_sim::run::RunError;
 use laxity_sim::workload::WorkloadError;
 use thiserror::Error;
@@ -36,15 +33,6 @@ pub(crate) enum SimCommandError {
     /// A workload can't be made or read.
     #[error(transparent)]
     Workload(#[from] WorkloadError),
-    /// A predictor of iteration times can't be read.
-    #[error(transparent)]
-    LatencyFile(#[from] LatencyFileError),
-    /// Measured iterations can't be read.
-    #[error(transparent)]
-    Measured(#[from] MeasuredError),
-    /// A predictor can't be trained.
-    #[error(transparent)]
-    Training(#[from] TrainingError),
     /// The claims of a paper can't be checked.
     #[error(transparent)]
     Paper(#[from] PaperError),

@@ -5,7 +5,6 @@ use std::path::Path;
 
 use clap::Parser;
 use laxity_sim::outcome::Distribution;
-use laxity_sim::requests::latency_file::LatencyFile;
 
 use super::*;
 use crate::{Cli, Command};
@@ -247,81 +246,4 @@ fn a_page_is_filled_from_folders_and_checked_and_says_what_to_run() {
     assert!(error.to_string().contains("cannot read /nowhere.md"));
     fs::write(&page, block.replace("smoke", "smok")).expect("written");
     assert_eq!(findings(&[]), bad);
-}
-
-/// Returns a table of iterations that take 5 ms and 20 µs a token.
-fn measured(rows: u32) -> String {
-    let mut text = "prefill_tokens,prefix,decodes,context,ms\n".to_owned();
-    for row in 0..rows {
-        let (tokens, decodes) = (1 + row * 37 % 2_000, row % 50);
-        let ms = 5.0 + 0.02 * f64::from(tokens + decodes);
-        text += &format!("{tokens},{},{decodes},{},{ms}\n", row % 900, decodes * 400);
-    }
-    text
-}
-
-#[test]
-fn a_predictor_is_trained_on_what_was_measured_or_drawn_and_used_from_its_file() {
-    let (folder, out) = place("model.json");
-    let table = folder.path().join("iterations.csv");
-    fs::write(&table, measured(400)).expect("written");
-    let table = table.display().to_string();
-    let trained = laxity(&["train-latency", &out, "--csv", &table, "--trees", "4"]);
-    assert_eq!(shown(&trained), shown(&Ok(ExitCode::SUCCESS)));
-    let read = LatencyFile::read(Path::new(&out)).expect("as it was written");
-    assert_eq!(read.trained_on, "400 measured iterations from iterations.csv");
-    assert_eq!((read.forest.trees(), read.errors.iterations), (4, 40));
-    assert!(read.errors.mean < 5.0, "{:?}", read.errors);
-    let drawn = ["train-latency", &out, "--ratio", "2", "--iterations", "300", "--json"];
-    assert_eq!(shown(&laxity(&drawn)), shown(&Ok(ExitCode::SUCCESS)));
-    let again = LatencyFile::read(Path::new(&out)).expect("as it was written");
-    assert!(again.trained_on.starts_with("the roofline of llama-3-8b on a100"));
-    let (_results, json) = place("claims.json");
-    let reproduced = [
-        "reproduce",
-        "qoserve",
-        "--quick",
-        "--seeds",
-        "1",
-        "--latency-model",
-        &out,
-        "--json",
-        &json,
-    ];
-    assert_eq!(shown(&laxity(&reproduced)), shown(&Ok(ExitCode::SUCCESS)));
-    let found = fs::read_to_string(&json).expect("written");
-    assert!(found.contains("Given, not trained here: the roofline of llama-3-8b"));
-}
-
-#[test]
-fn a_predictor_that_cannot_be_trained_or_read_is_said_with_its_cause() {
-    let (folder, out) = place("model.json");
-    let table = folder.path().join("iterations.csv");
-    let csv = table.display().to_string();
-    for (text, says) in [
-        (measured(99), "99 iterations are too few"),
-        (measured(200).replace(",context", ""), "no column context"),
-        (measured(200) + "1,2,3,4\n", "line 202: 4 columns"),
-    ] {
-        fs::write(&table, text).expect("written");
-        let error = shown(&laxity(&["train-latency", &out, "--csv", &csv]));
-        assert!(error.contains(says), "{error}");
-        assert!(!Path::new(&out).exists(), "nothing is left behind");
-    }
-    for (line, says) in [
-        (&["--csv", "/no/such.csv"][..], "/no/such.csv"),
-        (&["--record", "/no/such.jsonl"], "/no/such.jsonl"),
-        (&["--ratio", "50"], "--ratio 50"),
-        (&["--slower", "0"], "--slower is 0"),
-        (&["--gpu", "abacus"], "abacus"),
-        (&["--csv", "x", "--gpu", "a100"], "cannot be used with"),
-        (&["--iterations", "5"], "5 is not in 100"),
-    ] {
-        let line: Vec<&str> = ["train-latency", &out].iter().chain(line).copied().collect();
-        let error = shown(&laxity(&line));
-        assert!(error.contains(says), "{error}");
-    }
-    fs::write(&table, "{}").expect("written");
-    let error = shown(&laxity(&["reproduce", "qoserve", "--latency-model", &csv]));
-    assert!(error.contains("its format is not laxity-latency"), "{error}");
 }

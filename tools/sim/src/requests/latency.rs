@@ -47,15 +47,6 @@ impl Roofline {
         }
     }
 
-    /// Creates a roofline with `host_us` microseconds between two iterations.
-    ///
-    /// # Panics
-    /// Panics if `tp` is zero.
-    #[must_use]
-    pub fn with_host_us(gpu: &Gpu, model: &Model, tp: u32, host_us: u32) -> Self {
-        Self::new(gpu, model, tp, Span::from_micros(host_us.into()))
-    }
-
     /// Creates a roofline whose host time makes the throughput of prompts with chunks of 2500
     /// tokens `ratio` times that with 256. Returns `None` if the ratio is larger even without host
     /// time.

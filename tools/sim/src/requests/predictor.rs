@@ -1,6 +1,5 @@
-//! Trains the batch predictor of QoServe (§3.6.1), a random forest (`smartcore`). Training data are
-//! iterations of a [`Latency`], in the simulator the roofline ([`train`]), or measured ones
-//! ([`train_on`], `measured`). The command is `laxity sim train-latency`.
+//! Trains the batch predictor of QoServe (§3.6.1), a random forest (`smartcore`), on iterations of a
+//! [`Latency`], in the simulator the roofline.
 //!
 //! Iterations of a [`Latency`] are drawn over the range that a replica sees: prompt tokens,
 //! prefixes, decodes and contexts. Draws are uniform in the logarithm, so that small iterations are
@@ -11,10 +10,9 @@
 use crate::compute::least_squares::{Parameter, least_squares};
 use laxity_requests::latency::{Composition, Latency};
 use laxity_requests::qoserve::{Forest, ForestError, LinearTerms, Node, features};
-use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha12Rng;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use smartcore::ensemble::random_forest_regressor::{
     RandomForestRegressor, RandomForestRegressorParameters,
 };
@@ -65,19 +63,8 @@ pub struct Timed {
     pub ns: u64,
 }
 
-/// The shape of a forest.
-#[derive(Clone, Copy, Debug)]
-pub struct Shape {
-    /// Number of trees.
-    pub trees: usize,
-    /// Depth limit of a tree.
-    pub depth: u16,
-    /// Seed of all random numbers.
-    pub seed: u64,
-}
-
 /// The errors of a predictor on iterations that it was not trained on.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Errors {
     /// Number of iterations.
     pub iterations: usize,
@@ -199,13 +186,6 @@ fn timed(latency: &dyn Latency, of: &Training, count: usize, seed: u64) -> Vec<T
     drawn.map(time).collect()
 }
 
-/// Measures the errors of a predictor on iterations of `latency`, with the predictor's `margin`.
-#[must_use]
-pub fn judge(forest: &Forest, latency: &dyn Latency, of: &Training, margin: f64) -> Errors {
-    let count = (of.iterations / 10).max(1);
-    errors(forest, &timed(latency, of, count, of.seed), margin)
-}
-
 /// Trains a predictor of `latency` and measures its errors.
 ///
 /// # Errors
@@ -215,27 +195,11 @@ pub fn train(latency: &dyn Latency, of: &Training) -> Result<(Forest, Errors), T
         return Err(TrainingError::Few(of.iterations));
     }
     let timed = timed(latency, of, of.iterations, of.seed);
-    let shape = Shape { trees: of.trees, depth: of.depth, seed: of.seed };
-    grow(&timed, shape)
-}
-
-/// Trains a predictor on measured iterations and measures its errors on some of them that were not
-/// used for training.
-///
-/// # Errors
-/// Returns [`TrainingError`] if there is too little data or the trainer fails.
-pub fn train_on(measured: &[Timed], shape: Shape) -> Result<(Forest, Errors), TrainingError> {
-    if measured.len() < FEWEST {
-        return Err(TrainingError::Few(measured.len()));
-    }
-    // Without shuffling, a growing load would be trained on low loads and tested on high ones.
-    let mut measured = measured.to_vec();
-    measured.shuffle(&mut ChaCha12Rng::seed_from_u64(shape.seed));
-    grow(&measured, shape)
+    grow(&timed, of)
 }
 
 /// Trains on the data without two tenths: one for tests, and one to choose the margin.
-fn grow(timed: &[Timed], shape: Shape) -> Result<(Forest, Errors), TrainingError> {
+fn grow(timed: &[Timed], shape: &Training) -> Result<(Forest, Errors), TrainingError> {
     let (held_out, rest) = timed.split_at(timed.len() / 10);
     let (sized_by, learnt) = rest.split_at(timed.len() / 10);
     let line = line(learnt);
@@ -353,47 +317,9 @@ mod tests {
         assert!(errors.mean < 10.0, "{errors:?}");
         assert!(errors.p95 < 30.0, "{errors:?}");
         assert!(errors.margin >= 0.05 && errors.late_with_margin <= 2.0, "{errors:?}");
-        // The same seed gives the same forest, also after it was serialised.
-        let text = serde_json::to_string(&forest).expect("numbers");
-        let read: Forest = serde_json::from_str(&text).expect("as it was written");
-        assert_eq!(read, forest);
+        // The same seed gives the same forest.
         let (again, _) = train(&roofline, &training).expect("as before");
         assert_eq!(again, forest);
-    }
-
-    #[test]
-    fn measured_iterations_are_learnt_in_whatever_order_they_come_and_noise_widens_the_margin() {
-        let gpu = Gpu::named("a100").expect("built in");
-        let model = Model::named("llama-3-8b").expect("built in");
-        let roofline = Roofline::new(&gpu, &model, 1, Span::from_millis(2));
-        let training = Training { iterations: 3_000, ..Training::default() };
-        let mut rows = timed(&roofline, &training, 3_000, 5);
-        // The order of times is that of a test with growing load.
-        rows.sort_by_key(|row| row.ns);
-        let shape = Shape { trees: 8, depth: 12, seed: 3 };
-        let (_, clean) = train_on(&rows, shape).expect("enough to learn from");
-        assert!(clean.iterations == 300 && clean.mean < 2.0, "{clean:?}");
-        // One in twenty iterations takes 1.5 times as long.
-        for row in rows.iter_mut().step_by(20) {
-            row.ns += row.ns / 2;
-        }
-        let (_, noisy) = train_on(&rows, shape).expect("enough to learn from");
-        assert!(noisy.margin > 0.3, "{noisy:?}");
-        assert!(noisy.late > 2.0 && noisy.late_with_margin < noisy.late, "{noisy:?}");
-    }
-
-    #[test]
-    fn a_predictor_of_another_machine_is_judged_by_the_one_that_it_is_used_on() {
-        let of = |ns: f64| {
-            let line = LinearTerms { fixed: ns, ..LinearTerms::NONE };
-            Forest::new(line, &[vec![Node::Leaf(0.0)]]).expect("a leaf")
-        };
-        let training = Training { iterations: 1_000, ..Training::default() };
-        let errors = judge(&of(1e6), &of(1.2e6), &training, 0.1);
-        assert_eq!((errors.iterations, errors.late_with_margin), (100, 100.0));
-        assert!((errors.mean - 100.0 / 6.0).abs() < 0.1, "{errors:?}");
-        let errors = judge(&of(1e6), &of(1.2e6), &training, 0.25);
-        assert_eq!((errors.late, errors.late_with_margin), (100.0, 0.0));
     }
 
     #[test]

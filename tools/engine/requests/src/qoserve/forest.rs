@@ -1,6 +1,5 @@
 //! The batch predictor (QoServe §3.6.1), a random forest that predicts how long an iteration takes.
-//! This module evaluates the forest. `laxity_sim::requests::predictor` trains it and writes it as a
-//! table.
+//! This module evaluates the forest, which `laxity_sim::requests::predictor` trains.
 //!
 //! Departures from the paper: the paper adds forests of single operators. Here one forest predicts
 //! the whole iteration, because drivers measure that. A forest alone has errors of up to 15 %,
@@ -8,22 +7,19 @@
 //! the forest only corrects a [`LinearTerms`] model and predicts `ln (time / line)`. The policy's
 //! margin, not the forest, keeps predictions on the safe side.
 
-use serde::{Deserialize, Serialize};
-
 use super::linear::{FEATURES, LinearTerms, features};
 use crate::Span;
 use crate::latency::{Composition, Latency};
 
 /// A node of a tree.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Node {
     /// A comparison of a feature. Values up to `most` lead to the next node, larger ones to
     /// `above`.
     Split {
         /// Index of the feature.
         feature: u8,
-        /// Largest value that leads to the next node. An `f32` survives a JSON file unchanged.
+        /// Largest value that leads to the next node.
         most: f32,
         /// Index of the node for larger values. It is behind this node.
         above: u32,
@@ -38,13 +34,13 @@ pub enum ForestError {
     /// The forest has no nodes. Train it on at least one iteration.
     #[error("a forest of latencies has no tree, or one without nodes; train it again")]
     Empty,
-    /// The linear model has an invalid coefficient, perhaps because the file was edited.
+    /// The linear model has an invalid coefficient.
     #[error(
         "the line under a forest of latencies has a part that is negative or no number, or is \
          nothing; train it again"
     )]
     LinearTerms,
-    /// A node is invalid, perhaps because the file was cut off or edited.
+    /// A node is invalid.
     #[error("tree {tree}, node {node} of a forest of latencies is wrong: {wrong}; train it again")]
     Node {
         /// Index of the tree, counted from 0.
@@ -54,14 +50,6 @@ pub enum ForestError {
         /// The cause.
         wrong: &'static str,
     },
-}
-
-/// A forest as it is in a file.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Table {
-    line: LinearTerms,
-    trees: Vec<Vec<Node>>,
 }
 
 /// A node in the form for evaluation. A feature up to `most` leads to the next node, a larger one
@@ -78,8 +66,7 @@ struct Step {
 const ABREAST: usize = 8;
 
 /// A linear model, and trees whose mean corrects it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Table", into = "Table")]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Forest {
     line: LinearTerms,
     /// Index of each tree's first node.
@@ -194,33 +181,6 @@ impl Forest {
     }
 }
 
-impl TryFrom<Table> for Forest {
-    type Error = ForestError;
-
-    fn try_from(table: Table) -> Result<Self, ForestError> {
-        Self::new(table.line, &table.trees)
-    }
-}
-
-impl From<Forest> for Table {
-    fn from(forest: Forest) -> Self {
-        let ends = forest.roots[1..].iter().copied().chain([forest.nodes.len() as u32]);
-        let relative = |root: u32| {
-            move |node: &Node| match *node {
-                Node::Split { feature, most, above } => {
-                    Node::Split { feature, most, above: above - root }
-                }
-                leaf @ Node::Leaf(_) => leaf,
-            }
-        };
-        let trees = forest.roots.iter().zip(ends).map(|(root, end)| {
-            let nodes = forest.nodes[*root as usize..end as usize].iter();
-            nodes.map(relative(*root)).collect()
-        });
-        Self { line: forest.line, trees: trees.collect() }
-    }
-}
-
 impl Latency for Forest {
     fn iteration(&self, of: &Composition) -> Span {
         if of.is_empty() {
@@ -309,15 +269,6 @@ mod tests {
                 assert_eq!(forest.predict(&of).to_bits(), plain(&forest, &of).to_bits());
             }
         }
-    }
-
-    #[test]
-    fn a_forest_goes_through_a_file_unchanged() {
-        let forest =
-            Forest::new(LinearTerms::NONE, &[tree(100.0, 1.0, 3.0), tree(200.0, 3.0, 5.0)])
-                .unwrap();
-        let table: Table = forest.clone().into();
-        assert_eq!(Forest::try_from(table).unwrap(), forest);
     }
 
     #[test]

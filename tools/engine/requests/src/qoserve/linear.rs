@@ -1,7 +1,5 @@
 //! The features of a forest and the linear model that the forest corrects.
 
-use serde::{Deserialize, Serialize};
-
 use crate::latency::Composition;
 
 /// Number of features that [`features`] returns.
@@ -23,8 +21,7 @@ pub fn features(of: &Composition) -> [f64; FEATURES] {
 /// A linear model in ns: `fixed + max(floor, token · tokens) + pair · pairs + context ·
 /// decode_context + request · (chunks + decodes)`. The maximum is of the time to read the weights
 /// and to compute.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinearTerms {
     /// Time of each iteration, ns.
     pub fixed: f64,

@@ -29,13 +29,11 @@
 mod chunk;
 mod forest;
 mod history;
-pub mod latency_file;
 mod linear;
 
 pub use chunk::{Chunking, fitting, least_slack, slack};
 pub use forest::{Forest, ForestError, Node};
 pub use history::Lengths;
-pub use latency_file::{Trained, TrainedError};
 pub use linear::{FEATURES, LinearTerms, features};
 
 use crate::discipline::{Discipline, Rank, Reranked, View};

@@ -25,7 +25,6 @@ use std::time::{Duration, Instant};
 
 use laxity_requests::Span;
 use laxity_requests::iteration::Load;
-use laxity_requests::qoserve::Forest;
 use laxity_requests::request::RequestId;
 
 use crate::apart::between::Import;
@@ -70,8 +69,6 @@ pub struct Parts {
     pub room: Room,
     /// The settings of the request scheduler.
     pub settings: Settings,
-    /// The predictor of iteration times, if they are not learned.
-    pub forest: Option<Forest>,
     /// The rule that chooses prefill processes, if there are any.
     pub places: Option<Places>,
     /// Whether the ranks that share the experts compute in lockstep.
@@ -141,7 +138,6 @@ pub fn start(parts: Parts, commands: EngineCommands) -> Result<Handle, StartErro
         keep_fetched,
         room,
         settings,
-        forest,
         places,
         lockstep,
         record,
@@ -150,7 +146,7 @@ pub fn start(parts: Parts, commands: EngineCommands) -> Result<Handle, StartErro
         requests_max,
     } = parts;
     let (handle, incoming) = commands;
-    let schedulers = Schedulers::new(&settings, forest, room, places, record.as_deref())
+    let schedulers = Schedulers::new(&settings, room, places, record.as_deref())
         .map_err(|cause| StartError::Record { path: record.unwrap_or_default(), cause })?;
     let ranks = net.as_ref().map_or(&[][..], |net| net.peers.ranks.all());
     let lockstep = ranks.first().filter(|_| lockstep).map(|first| Lockstep::new(*first));

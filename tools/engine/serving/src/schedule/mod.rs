@@ -2,8 +2,7 @@
 //! sequences are computed next, and where.
 //!
 //! [`Schedulers`] is the layer between the engine and the schedulers. It can write all their inputs
-//! and outputs to a file, as one JSON object a line. The settings come first (with the forest, if
-//! there is one), and then events, reservations and decisions in order, with their times.
+//! and outputs to a file, as one JSON object a line. The settings come first, and then events, reservations and decisions in order, with their times.
 //! [`replay`] gives new schedulers the same events in virtual time and compares their decisions.
 
 pub mod places;
@@ -19,7 +18,6 @@ use std::path::{Path, PathBuf};
 use laxity_files::ReadError;
 use laxity_requests::iteration::{Event, Load, Plan, Refusal};
 use laxity_requests::job::Job;
-use laxity_requests::qoserve::Forest;
 use laxity_requests::request::RequestId;
 use laxity_requests::{Span, Time, dispatch};
 use serde::{Deserialize, Serialize};
@@ -50,8 +48,6 @@ enum RecordLine {
     Begin {
         settings: Box<Settings>,
         room: Room,
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        forest: Option<Forest>,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         places: Option<Places>,
     },
@@ -103,7 +99,6 @@ impl Schedulers {
     /// Fails if the file cannot be written.
     pub fn new(
         settings: &Settings,
-        forest: Option<Forest>,
         room: Room,
         places: Option<Places>,
         record: Option<&Path>,
@@ -113,19 +108,14 @@ impl Schedulers {
             None => None,
         };
         let mut schedulers = Self {
-            scheduler: Scheduler::new(settings, room, forest.as_ref()),
+            scheduler: Scheduler::new(settings, room),
             dispatcher: places.as_ref().map(Dispatcher::new),
             room,
             record,
             asked_for: true,
             ask_again: None,
         };
-        schedulers.note(&RecordLine::Begin {
-            settings: Box::new(settings.clone()),
-            room,
-            forest,
-            places,
-        });
+        schedulers.note(&RecordLine::Begin { settings: Box::new(settings.clone()), room, places });
         Ok(schedulers)
     }
 
@@ -261,7 +251,7 @@ pub struct Replayed {
     pub places: usize,
 }
 
-/// Most bytes of a line of a record. The first line has the settings and the forest.
+/// Most bytes of a line of a record. The first line has the settings.
 const LINE_BYTES_MAX: u64 = 64 << 20;
 
 /// The reason why a record cannot be replayed, or the decision that differs.
@@ -311,7 +301,7 @@ pub enum ReplayError {
 
 /// Checks the settings of a record, which may be edited or damaged.
 fn check(settings: &Settings, room: Room, places: Option<&Places>) -> Result<(), ConfigError> {
-    settings.check_numbers()?;
+    settings.check()?;
     let sizes = [
         ("room.blocks", room.blocks),
         ("room.block_tokens", room.block_tokens),
@@ -337,12 +327,12 @@ pub fn replay(path: &Path) -> Result<Replayed, ReplayError> {
         let line: RecordLine = serde_json::from_str(&text)
             .map_err(|cause| ReplayError::RecordLine { line: number, cause })?;
         let (replica, dispatcher) = match (&line, schedulers.as_mut()) {
-            (RecordLine::Begin { settings, room, forest, places }, None) => {
+            (RecordLine::Begin { settings, room, places }, None) => {
                 check(settings, *room, places.as_ref()).map_err(|cause| {
                     let line = number;
                     ReplayError::Settings { line, cause }
                 })?;
-                let scheduler = Scheduler::new(settings, *room, forest.as_ref());
+                let scheduler = Scheduler::new(settings, *room);
                 schedulers = Some((scheduler, places.as_ref().map(Dispatcher::new)));
                 continue;
             }

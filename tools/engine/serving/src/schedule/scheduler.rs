@@ -13,7 +13,7 @@ use laxity_requests::job::Job;
 use laxity_requests::kv::Pool;
 use laxity_requests::latency::Latency;
 use laxity_requests::learned::Learned;
-use laxity_requests::qoserve::{Forest, QoServe};
+use laxity_requests::qoserve::QoServe;
 use laxity_requests::replica::Replica;
 use laxity_requests::request::RequestId;
 use laxity_requests::{Span, kv};
@@ -58,14 +58,10 @@ fn agent(settings: &Settings, latency: Model) -> Agent {
 }
 
 impl Scheduler {
-    pub(super) fn new(settings: &Settings, room: Room, forest: Option<&Forest>) -> Self {
-        let learned = (settings.predicts() && forest.is_none()).then(Learned::default);
-        let model: Model = match (forest, &learned) {
-            (Some(forest), _) => std::sync::Arc::new(forest.clone()),
-            (None, Some(learned)) => std::sync::Arc::new(learned.clone()),
-            // No policy uses this model.
-            (None, None) => std::sync::Arc::new(Learned::default()),
-        };
+    pub(super) fn new(settings: &Settings, room: Room) -> Self {
+        let learned = settings.predicts().then(Learned::default);
+        // Without `learned`, no policy uses this model.
+        let model: Model = std::sync::Arc::new(learned.clone().unwrap_or_default());
         let pool = Pool::new(room.blocks, room.block_tokens);
         Self {
             replica: Replica::new(pool, settings.watermark, discipline(settings, model)),

@@ -5,13 +5,10 @@
 //! HyperFlexis and Maestro have no iteration policy. They have dispatch and workflow tiers over
 //! replicas with continuous batching.
 
-use std::path::{Path, PathBuf};
-
 pub use laxity_requests::engine_policy::Policy;
 use laxity_requests::hmas::pool::{Hints, Kind};
 use laxity_requests::hmas::statera;
-use laxity_requests::qoserve::latency_file::BYTES_MAX;
-use laxity_requests::qoserve::{self, Chunking, Forest, Trained};
+use laxity_requests::qoserve::{self, Chunking};
 use laxity_requests::{Span, hmas};
 use serde::{Deserialize, Serialize};
 
@@ -28,10 +25,6 @@ pub struct Settings {
     pub tokens: u32,
     /// Blocks that must stay free when a prompt starts while others run.
     pub watermark: u32,
-    /// Path of a forest that predicts iteration times, written by `laxity sim train-latency`. Only
-    /// for `qoserve` and `hmas`. Without it the times are learned from measured iterations.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub forest: Option<PathBuf>,
     /// Parameters of `qoserve`.
     pub qoserve: QoServe,
     /// Parameters of `hmas`.
@@ -44,7 +37,6 @@ impl Default for Settings {
             policy: Policy::Fcfs,
             tokens: 256,
             watermark: 0,
-            forest: None,
             qoserve: QoServe::default(),
             hmas: Hmas::default(),
         }
@@ -104,8 +96,7 @@ pub struct QoServe {
     pub hints: f64,
     /// Whether prompts are interrupted for more urgent ones.
     pub preemption: Preemption,
-    /// Share that is added to predicted iteration times. Default: that of the forest's file, or
-    /// [`MARGIN`].
+    /// Share that is added to predicted iteration times. Default: [`MARGIN`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub margin: Option<f64>,
     /// Whether relegated requests keep their blocks.
@@ -272,54 +263,18 @@ impl Hmas {
     }
 }
 
-fn read_forest(path: &Path) -> Result<Trained, ConfigError> {
-    let wanted = |error: String| {
-        let how =
-            "a file that `laxity sim train-latency` wrote, or leave it out: then it is learned";
-        value("schedule.forest", path.display(), format!("{error}; give {how}"))
-    };
-    let read = laxity_files::read_to_string(path, BYTES_MAX);
-    let text = read.map_err(|error| wanted(error.to_string()))?;
-    Trained::parse(&text).map_err(|error| wanted(error.to_string()))
-}
-
 impl Settings {
-    /// Checks the values, and that the forest can be read.
+    /// Checks the values.
     ///
     /// # Errors
     /// Returns the first invalid value.
     pub fn check(&self) -> Result<(), ConfigError> {
-        self.check_numbers()?;
-        self.with_forest().map(drop)
-    }
-
-    /// Checks the values except the forest.
-    ///
-    /// # Errors
-    /// Returns the first invalid value.
-    pub fn check_numbers(&self) -> Result<(), ConfigError> {
         if self.tokens == 0 {
             let wanted = "an iteration computes at least 1 token";
             return Err(value("schedule.tokens", 0, wanted));
         }
         self.qoserve.check()?;
         self.hmas.check()
-    }
-
-    /// Returns these settings and the forest, if there is one. If the settings have no margin, they
-    /// get that of the forest's file.
-    ///
-    /// # Errors
-    /// Fails if the file cannot be read, or is no forest.
-    pub fn with_forest(&self) -> Result<(Self, Option<Forest>), ConfigError> {
-        let mut settings = self.clone();
-        let Some(path) = self.forest.as_deref() else {
-            return Ok((settings, None));
-        };
-        let Trained { forest, margin } = read_forest(path)?;
-        settings.qoserve.margin.get_or_insert(margin);
-        settings.qoserve.check()?;
-        Ok((settings, Some(forest)))
     }
 
     /// Reports whether the policy uses predictions of iteration times.
@@ -331,20 +286,16 @@ impl Settings {
     /// Returns a summary in words.
     #[must_use]
     pub fn summary(&self) -> String {
-        let latency = match &self.forest {
-            Some(path) => format!("latency by {}", path.display()),
-            None => "latency learned as it runs".to_owned(),
-        };
         match self.policy {
             Policy::Fcfs | Policy::Edf | Policy::Srpf => {
                 format!("{}, chunks of {} tokens", self.policy.name(), self.tokens)
             }
             Policy::Qoserve => format!(
-                "qoserve, chunks of {} to {} tokens, {latency}",
+                "qoserve, chunks of {} to {} tokens, latency learned as it runs",
                 self.qoserve.chunk_least, self.qoserve.chunk_most
             ),
             Policy::Hmas => format!(
-                "hmas, {}, {} tokens at most, {latency}",
+                "hmas, {}, {} tokens at most, latency learned as it runs",
                 self.hmas.order.name(),
                 self.tokens
             ),

@@ -6,7 +6,6 @@ use std::fs;
 use laxity_requests::hmas::pool::Kind;
 use laxity_requests::iteration::{Event, Plan};
 use laxity_requests::job::Phase;
-use laxity_requests::qoserve::{LinearTerms as Bottom, Node};
 use laxity_requests::request::{ApplicationId, ClassId, Importance, InstanceId, Slo, Spec};
 use laxity_requests::{dispatch, dispatch::Decision};
 
@@ -109,26 +108,10 @@ fn run(schedulers: &mut Schedulers, requests: u64) -> Ran {
     ran
 }
 
-fn forest() -> Forest {
-    // These have 17 digits, so that a number which is read back inexactly is noticed.
-    let line = Bottom {
-        fixed: 1_900_000.123_456_789_1,
-        floor: 0.1 + 0.2,
-        token: 100_000.0 / 3.0,
-        pair: 0.7,
-        context: 1.0 / 7.0,
-        request: 30_000.0 / 11.0,
-    };
-    Forest::new(line, &[vec![Node::Leaf(0.25)], vec![Node::Leaf(1.0 / 3.0)]]).expect("a forest")
-}
-
-fn every_setting() -> Vec<(Settings, Option<Forest>)> {
-    let mut all: Vec<(Settings, Option<Forest>)> = Policy::ALL
+fn every_setting() -> Vec<Settings> {
+    let mut all: Vec<Settings> = Policy::ALL
         .into_iter()
-        .map(|policy| {
-            let settings = Settings { policy, tokens: 64, watermark: 2, ..Settings::default() };
-            (settings, None)
-        })
+        .map(|policy| Settings { policy, tokens: 64, watermark: 2, ..Settings::default() })
         .collect();
     let with = |change: &dyn Fn(&mut Settings)| {
         let mut settings = Settings { tokens: 64, ..Settings::default() };
@@ -146,21 +129,17 @@ fn every_setting() -> Vec<(Settings, Option<Forest>)> {
         busy_ms: 30.0,
         ..QoServe::default()
     };
-    all.push((qoserve(small), None));
-    all.push((qoserve(small), Some(forest())));
-    all.push((
-        qoserve(QoServe {
-            relegation: settings::Relegation::Strict,
-            preemption: settings::Preemption::Always,
-            hints: 0.9,
-            keep_blocks: true,
-            ..small
-        }),
-        None,
-    ));
+    all.push(qoserve(small));
+    all.push(qoserve(QoServe {
+        relegation: settings::Relegation::Strict,
+        preemption: settings::Preemption::Always,
+        hints: 0.9,
+        keep_blocks: true,
+        ..small
+    }));
     for order in [Kind::Llf, Kind::TwoLane] {
         let hmas = Hmas { order, ..Hmas::default() };
-        all.push((with(&|settings| (settings.policy, settings.hmas) = (Policy::Hmas, hmas)), None));
+        all.push(with(&|settings| (settings.policy, settings.hmas) = (Policy::Hmas, hmas)));
     }
     all
 }
@@ -169,10 +148,10 @@ fn every_setting() -> Vec<(Settings, Option<Forest>)> {
 fn every_policy_decides_the_same_again_from_its_record() {
     let folder = tempfile::tempdir().unwrap();
     let mut plans = Vec::new();
-    for (number, (settings, forest)) in every_setting().into_iter().enumerate() {
+    for (number, settings) in every_setting().into_iter().enumerate() {
         settings.check().unwrap();
         let record = folder.path().join(format!("{number}.jsonl"));
-        let mut schedulers = Schedulers::new(&settings, forest, ROOM, None, Some(&record)).unwrap();
+        let mut schedulers = Schedulers::new(&settings, ROOM, None, Some(&record)).unwrap();
         let ran = run(&mut schedulers, 150);
         schedulers.flush();
         assert!(ran.ended > 100, "{settings:?}: {}", ran.ended);
@@ -194,52 +173,12 @@ fn every_policy_decides_the_same_again_from_its_record() {
 }
 
 #[test]
-fn a_forest_is_read_as_training_writes_it_and_brings_its_margin() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("latency.json");
-    let write = |margin: f64| {
-        let file = serde_json::json!({
-            "format": "laxity-latency",
-            "version": 1,
-            "trained_on": "a test",
-            "errors": {
-                "iterations": 10, "mean": 1.0, "p95": 2.0, "most": 3.0, "late": 0.5,
-                "margin": margin, "late_with_margin": 0.5,
-            },
-            "forest": forest(),
-        });
-        fs::write(&path, file.to_string()).unwrap();
-    };
-    write(0.07);
-    let mut settings =
-        Settings { policy: Policy::Qoserve, forest: Some(path.clone()), ..Settings::default() };
-    settings.check().unwrap();
-    let (with, read) = settings.with_forest().unwrap();
-    assert_eq!(read, Some(forest()));
-    assert_eq!(with.qoserve.options().margin, 0.07);
-    settings.qoserve.margin = Some(0.2);
-    let (with, _) = settings.with_forest().unwrap();
-    assert_eq!(with.qoserve.options().margin, 0.2, "the configuration's");
-    settings.qoserve.margin = None;
-    write(11.0);
-    let error = settings.check().unwrap_err().to_string();
-    assert!(error.contains("schedule.qoserve.margin is 11"), "{error}");
-    // A forest alone lacks the version of its features.
-    fs::write(&path, serde_json::to_string(&forest()).unwrap()).unwrap();
-    let error = settings.check().unwrap_err().to_string();
-    for said in ["schedule.forest is", "laxity-latency", "laxity sim train-latency"] {
-        assert!(error.contains(said), "{error}");
-    }
-}
-
-#[test]
 fn a_record_with_settings_that_no_engine_has_is_refused_with_what_is_wrong() {
     let folder = tempfile::tempdir().unwrap();
     let record = folder.path().join("record.jsonl");
     let places = Places { rule: Rule::Hyperflexis, prefill_ns: [2e6, 1e5, 0.0], block_tokens: 9 };
     let settings = Settings::default();
-    let mut schedulers =
-        Schedulers::new(&settings, None, ROOM, Some(places), Some(&record)).unwrap();
+    let mut schedulers = Schedulers::new(&settings, ROOM, Some(places), Some(&record)).unwrap();
     schedulers.flush();
     let sound = fs::read_to_string(&record).unwrap();
     replay(&record).unwrap();
@@ -258,15 +197,10 @@ fn a_record_with_settings_that_no_engine_has_is_refused_with_what_is_wrong() {
 }
 
 #[test]
-fn how_long_iterations_take_is_learned_unless_a_forest_says_it() {
+fn how_long_iterations_take_is_learned_where_a_policy_asks_for_it() {
     let settings = |policy| Settings { policy, tokens: 64, ..Settings::default() };
-    for (policy, forest, learns) in [
-        (Policy::Fcfs, None, false),
-        (Policy::Qoserve, None, true),
-        (Policy::Hmas, None, true),
-        (Policy::Qoserve, Some(forest()), false),
-    ] {
-        let mut schedulers = Schedulers::new(&settings(policy), forest, ROOM, None, None).unwrap();
+    for (policy, learns) in [(Policy::Fcfs, false), (Policy::Qoserve, true), (Policy::Hmas, true)] {
+        let mut schedulers = Schedulers::new(&settings(policy), ROOM, None, None).unwrap();
         let ran = run(&mut schedulers, 20);
         let expected = if learns { ran.plans.len() } else { 0 };
         assert_eq!(schedulers.learned(), expected as u64, "{policy:?}");
@@ -276,7 +210,7 @@ fn how_long_iterations_take_is_learned_unless_a_forest_says_it() {
 #[test]
 fn an_iteration_that_failed_teaches_nothing() {
     let settings = Settings { policy: Policy::Qoserve, ..Settings::default() };
-    let mut schedulers = Schedulers::new(&settings, None, ROOM, None, None).unwrap();
+    let mut schedulers = Schedulers::new(&settings, ROOM, None, None).unwrap();
     schedulers.handle(Time(1), &Event::Arrived(spec(3, Time(1))));
     assert!(schedulers.plan(Time(2)).is_some());
     schedulers.handle(Time(3), &Event::Cancelled(RequestId(3)));
@@ -287,7 +221,7 @@ fn an_iteration_that_failed_teaches_nothing() {
 
 #[test]
 fn whoever_waits_is_asked_for_again_though_nothing_happens() {
-    let mut schedulers = Schedulers::new(&Settings::default(), None, ROOM, None, None).unwrap();
+    let mut schedulers = Schedulers::new(&Settings::default(), ROOM, None, None).unwrap();
     let other = RequestId(900);
     assert!(schedulers.reserve(Time(0), other, ROOM.blocks * ROOM.block_tokens));
     schedulers.handle(Time(1), &Event::Arrived(spec(3, Time(1))));
@@ -368,8 +302,7 @@ fn every_rule_of_places_decides_the_same_again_from_its_record() {
         let places = Places { rule, prefill_ns: [2e6, 1e5 / 3.0, 0.1 + 0.2], block_tokens: 8 };
         let record = folder.path().join(format!("{}.jsonl", rule.name()));
         let settings = Settings::default();
-        let mut schedulers =
-            Schedulers::new(&settings, None, ROOM, Some(places), Some(&record)).unwrap();
+        let mut schedulers = Schedulers::new(&settings, ROOM, Some(places), Some(&record)).unwrap();
         let decisions = place(&mut schedulers);
         schedulers.flush();
         let placed: std::collections::BTreeSet<_> = decisions

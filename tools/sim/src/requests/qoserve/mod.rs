@@ -18,7 +18,6 @@ use laxity_requests::baseline::LineOrder;
 use laxity_requests::request::Importance;
 
 use super::PaperError;
-use super::latency_file::LatencyFile;
 use super::measurements::{Columns, Measurements};
 use super::outcome::{Outcome, Record};
 use super::reproduction::{Options, Reproduction, Section, each};
@@ -52,8 +51,6 @@ struct Bench<'a> {
     settings: Vec<Setting>,
     lengths: Lengths,
     horizon: Horizon,
-    /// Description of the given predictor. Empty if none was given.
-    model: String,
     found: Measurements,
 }
 
@@ -62,16 +59,6 @@ struct Bench<'a> {
 /// # Errors
 /// Returns an error if the recorded trace cannot be read or the predictor cannot be trained.
 pub fn reproduce(options: &Options) -> Result<Reproduction, PaperError> {
-    reproduce_with(options, None)
-}
-
-/// Checks the claims with a given predictor instead of one that is trained for each calibration.
-///
-/// Returns an error if the recorded trace cannot be read or a claim cannot be evaluated.
-pub fn reproduce_with(
-    options: &Options,
-    model: Option<&LatencyFile>,
-) -> Result<Reproduction, PaperError> {
     let path = options.data.as_ref().map(|data| {
         let name = "azure_llm_2023_code.csv.gz";
         let nested = data.join("traces").join(name);
@@ -81,23 +68,15 @@ pub fn reproduce_with(
         Some(path) => (Lengths::azure(&path)?, "azure_llm_2023_code"),
         None => (Lengths::like_azure_code(), "made up like the Azure code trace"),
     };
-    let settings: Result<Vec<Setting>, PaperError> = each(&CALIBRATIONS, options, |calibration| {
-        Setting::new(*calibration, options.quick, model)
-    })
-    .into_iter()
-    .collect();
+    let settings: Result<Vec<Setting>, PaperError> =
+        each(&CALIBRATIONS, options, |calibration| Setting::new(*calibration, options.quick))
+            .into_iter()
+            .collect();
     let mut bench = Bench {
         options,
         settings: settings?,
         lengths,
         horizon: if options.quick { QUICK } else { FULL },
-        model: model.map_or_else(String::new, |model| {
-            format!(
-                "Given, not trained here: {}. Its errors are those on the calibration's own \
-                 iterations, its margin that of its file. ",
-                model.trained_on
-            )
-        }),
         found: Measurements::default(),
     };
     bench.capacities();
@@ -311,15 +290,12 @@ impl Bench<'_> {
             .map(str::to_owned)
             .to_vec(),
             rows: self.settings.iter().map(row).collect(),
-            notes: format!(
-                "{}A random forest (§3.6.1: less than 10 % on chunk sizes). A calibration is how \
-                 much more prompt tokens a second chunks of 2500 \
-                    give than chunks of 256; the host's time between iterations is what makes it \
-                    so. \
-                    The forest learns a roofline here, whose form is close to the line that it \
-                    corrects: on a machine it would be off by more.",
-                self.model
-            ),
+            notes: "A random forest (§3.6.1: less than 10 % on chunk sizes). A calibration is how \
+                 much more prompt tokens a second chunks of 2500 give than chunks of 256; the \
+                 host's time between iterations is what makes it so. The forest learns a roofline \
+                 here, whose form is close to the line that it corrects: on a machine it would be \
+                 off by more."
+                .to_owned(),
         }
     }
 

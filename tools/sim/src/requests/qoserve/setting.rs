@@ -17,10 +17,9 @@ use crate::model::Model;
 use crate::requests::PaperError;
 use crate::requests::cluster::{Config, run};
 use crate::requests::latency::{Roofline, Slowed};
-use crate::requests::latency_file::LatencyFile;
 use crate::requests::link::Link;
 use crate::requests::outcome::Outcome;
-use crate::requests::predictor::{Errors, Training, judge, train};
+use crate::requests::predictor::{Errors, Training, train};
 use crate::requests::workload::{Asked, Class, Lengths, Phase, Recipe};
 
 /// Calibrations. The first number is the throughput of prompts in chunks of 2500 divided by that of
@@ -46,12 +45,8 @@ pub(super) struct Setting {
 }
 
 impl Setting {
-    /// Creates a setting with the given predictor, or trains one.
-    pub(super) fn new(
-        (ratio, factor): (f64, f64),
-        quick: bool,
-        given: Option<&LatencyFile>,
-    ) -> Result<Self, PaperError> {
+    /// Creates a setting and trains its predictor.
+    pub(super) fn new((ratio, factor): (f64, f64), quick: bool) -> Result<Self, PaperError> {
         let wrong = |what: String| PaperError::BuiltIn(what);
         let gpu = Gpu::named("a100").map_err(|error| wrong(error.to_string()))?;
         let model = Model::named("llama-3-8b").map_err(|error| wrong(error.to_string()))?;
@@ -60,13 +55,8 @@ impl Setting {
         let clock = Slowed { roofline, factor };
         let training =
             Training { iterations: if quick { 3_000 } else { 20_000 }, ..Training::default() };
-        let (forest, errors) = match given {
-            None => train(&clock, &training).map_err(|error| wrong(error.to_string()))?,
-            Some(given) => {
-                let errors = judge(&given.forest, &clock, &training, given.errors.margin);
-                (given.forest.clone(), errors)
-            }
-        };
+        let (forest, errors) =
+            train(&clock, &training).map_err(|error| wrong(error.to_string()))?;
         Ok(Self {
             ratio,
             blocks: clock.roofline.blocks(&gpu, 1, BLOCK_TOKENS),

@@ -3,7 +3,6 @@
 use std::num::NonZero;
 
 use super::*;
-use crate::requests::predictor::Errors;
 
 #[test]
 fn a_quick_reproduction_has_all_its_tables_and_claims_and_is_the_same_again() {
@@ -28,7 +27,7 @@ fn a_quick_reproduction_has_all_its_tables_and_claims_and_is_the_same_again() {
 
 #[test]
 fn under_overload_hints_keep_important_requests_in_time_at_the_cost_of_the_others() {
-    let setting = Setting::new(CALIBRATIONS[0], true, None).expect("built in");
+    let setting = Setting::new(CALIBRATIONS[0], true).expect("built in");
     // Interactive requests only, at 1.5 times the replica's capacity.
     let mut recipe = recipe(&Lengths::like_azure_code(), &[(300, 4.0)], 0.3);
     recipe.classes.truncate(1);
@@ -44,19 +43,4 @@ fn under_overload_hints_keep_important_requests_in_time_at_the_cost_of_the_other
     // Most late requests then have long prompts, which wait for shorter ones.
     assert!(with[0] + 1.0 < without[0], "{with:?} against {without:?}");
     assert!(with[1] > without[1] + 5.0, "{with:?} against {without:?}");
-}
-
-#[test]
-fn a_predictor_that_is_given_is_what_qoserve_plans_with() {
-    let own = Setting::new(CALIBRATIONS[0], true, None).expect("built in");
-    let errors = Errors { margin: 0.3, ..own.errors };
-    let file = LatencyFile::new("a test".to_owned(), errors, (*own.forest).clone());
-    let given = Setting::new(CALIBRATIONS[1], true, Some(&file)).expect("built in");
-    assert_eq!(given.forest, own.forest);
-    assert_eq!(given.errors.margin, 0.3, "its file's");
-    assert!(
-        given.errors.mean > own.errors.mean,
-        "judged by another calibration: {:?}",
-        given.errors
-    );
 }
