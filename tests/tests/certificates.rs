@@ -162,11 +162,11 @@ fn certificates_are_listed_private_and_never_overwritten() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("new").display().to_string();
     let certs = |arguments: &[&str]| laxity(&[&["certs", "--out", &out], arguments].concat());
-    let made = certs(&["--daemon", "a,b", "--load", "3", "--days", "7", "--json"]);
+    let made = certs(&["--daemon", "a,b", "--days", "7", "--json"]);
     let json = made.good().json();
     let made = json["made"].as_array().expect("a list");
     let roles: Vec<_> = made.iter().map(|one| one["role"].as_str().unwrap()).collect();
-    assert_eq!(roles, ["ca", "daemon", "daemon", "load"]);
+    assert_eq!(roles, ["ca", "daemon", "daemon"]);
     assert_eq!(made[2]["names"][0], "b");
     for one in made {
         let key = one["key"].as_str().expect("a path");
@@ -190,7 +190,7 @@ fn certificates_are_listed_private_and_never_overwritten() {
     {
         assert!(page.contains(word), "{word}: {page}");
     }
-    for wrong in [&[][..], &["--daemon", "a", "--days", "0"], &["--load", "9999"]] {
+    for wrong in [&[][..], &["--daemon", "a", "--days", "0"]] {
         assert_eq!(certs(wrong).status.code(), Some(2), "{wrong:?}");
     }
     let odd = certs(&["--daemon", "a/b"]);
@@ -198,32 +198,8 @@ fn certificates_are_listed_private_and_never_overwritten() {
 }
 
 #[test]
-fn a_load_speaks_tls_to_a_coordinator_of_its_own_and_to_one_that_runs() {
-    let folder = tempfile::tempdir().unwrap();
-    let small = words("--daemons 3 --batches 6 --rate 50 --duration 1s");
-    let load = |arguments: &[&str]| laxity(&[&["cluster", "load"], &small[..], arguments].concat());
-    let json = load(&["--tls", "--json", "-"]).good().json();
+fn a_load_speaks_tls_to_its_coordinator() {
+    let load = words("cluster load --daemons 3 --batches 6 --rate 50 --duration 1s --tls --json -");
+    let json = laxity(&load).good().json();
     assert!(json["answered"].as_u64() > Some(0), "{json}");
-
-    let roles = "--coordinator coord1.example,127.0.0.1 --load 3 --daemon host1";
-    let certs = Certs::make(&folder.path().join("certs"), &words(roles));
-    let coordinator = Coordinator::start(folder.path(), &certs);
-    let with = |stem: &str| {
-        let args = ["load", "--json", "-"];
-        certs.cluster(&coordinator.endpoint, stem, &[&args, &small[..]].concat())
-    };
-    let json = with("load-3").good().json();
-    assert!(json["answered"].as_u64() > Some(0), "{json}");
-    let unnamed = with("daemon-host1");
-    assert!(
-        unnamed.status.code() == Some(1) && unnamed.all().contains("laxity://daemon/load-00000"),
-        "{}",
-        unnamed.all()
-    );
-    let bare = load(&["--endpoint", &coordinator.endpoint]);
-    assert!(
-        bare.status.code() == Some(1) && bare.all().contains("--ca, --cert and --key"),
-        "{}",
-        bare.all()
-    );
 }

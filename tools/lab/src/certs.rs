@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::{ArgGroup, Args};
-use laxity_trial::certs::{DAYS_DEFAULT, DAYS_MAX, LOAD_DAEMONS_MAX, Made, Subject, make};
+use laxity_trial::certs::{DAYS_DEFAULT, DAYS_MAX, Made, Subject, make};
 use serde::Serialize;
 
 use laxity_cli::output::{json, say};
@@ -35,9 +35,6 @@ Examples:
   rm certs/daemon-host1.*
   laxity certs --out certs --daemon host1 --days 90
 
-  # one certificate for all daemons of `laxity cluster load --daemons 128`
-  laxity certs --out certs --load 128
-
 Exit status: 0 on success, 1 if nothing was made (the message says why), 2 for wrong arguments.";
 
 /// Arguments of `laxity certs`.
@@ -60,9 +57,6 @@ pub(crate) struct CertsArgs {
     /// A person or tool that may read, change the policy and drain hosts
     #[arg(long, value_name = "NAME", value_delimiter = ',', group = "whom")]
     operator: Vec<String>,
-    /// One certificate for all N daemons of `laxity cluster load`
-    #[arg(long, value_name = "N", group = "whom", value_parser = loads)]
-    load: Option<usize>,
     /// How many days the certificates are valid. A new CA is valid for at least 10 years
     #[arg(
         long, value_name = "DAYS", default_value_t = DAYS_DEFAULT,
@@ -72,13 +66,6 @@ pub(crate) struct CertsArgs {
     /// Print the list of files as JSON
     #[arg(long)]
     json: bool,
-}
-
-fn loads(text: &str) -> Result<usize, String> {
-    let count = text.parse().ok();
-    count
-        .filter(|count| (1..=LOAD_DAEMONS_MAX).contains(count))
-        .ok_or_else(|| format!("a number in 1..={LOAD_DAEMONS_MAX}"))
 }
 
 impl CertsArgs {
@@ -94,7 +81,6 @@ impl CertsArgs {
             .chain(named(&self.daemon, Subject::Daemon))
             .chain(named(&self.viewer, Subject::Viewer))
             .chain(named(&self.operator, Subject::Operator))
-            .chain(self.load.map(Subject::Load))
             .collect()
     }
 }
@@ -108,7 +94,7 @@ struct Listed<'a> {
 
 #[derive(Serialize)]
 struct Entry<'a> {
-    /// Role of the certificate: `ca`, `coordinator`, `daemon`, `viewer`, `operator` or `load`.
+    /// Role of the certificate: `ca`, `coordinator`, `daemon`, `viewer` or `operator`.
     role: &'a str,
     names: &'a [String],
     certificate: &'a Path,
@@ -147,7 +133,6 @@ pub(crate) fn certs(args: &CertsArgs) -> Result<(), CommandError> {
     for one in &made {
         let name = match &one.subject {
             None => "-".to_owned(),
-            Some(Subject::Load(count)) => format!("{count} daemons"),
             Some(subject) => subject.names().join(", "),
         };
         rows.add_row(vec![
@@ -251,16 +236,6 @@ fn next(folder: &Path, made: &[Made]) -> String {
              --cert {} --key {}\n",
             names(one).join(", "),
             role(one),
-            ca.display(),
-            one.certificate.display(),
-            one.key.display(),
-        );
-    }
-    for one in of(made, "load") {
-        let _ = write!(
-            text,
-            "\n* A load, of as many daemons at most:\n\n      laxity cluster load --endpoint \
-             {endpoint} --ca {} --cert {} --key {}\n",
             ca.display(),
             one.certificate.display(),
             one.key.display(),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use laxity_quantity::Nanos;
-use laxity_trial::load::{LoadError, LoadFiles, LoadPlan, LoadReport, LoadTls, run};
+use laxity_trial::load::{LoadError, LoadPlan, LoadReport, run};
 
 use laxity_cli::output::{self, check, put, replace, say};
 
@@ -28,42 +28,12 @@ pub(crate) struct LoadArgs {
     /// File for the results as JSON; `-` is standard output
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// URL of a coordinator, such as http://127.0.0.1:7471 [default: one is started]
+    /// URL of a coordinator without TLS, such as http://127.0.0.1:7471 [default: one is started]
     #[arg(long, value_name = "URL")]
     endpoint: Option<String>,
     /// Start the coordinator with TLS, and give each daemon a temporary certificate
-    #[arg(long, conflicts_with = "endpoint", help_heading = "TLS")]
+    #[arg(long, conflicts_with = "endpoint")]
     tls: bool,
-    /// Certificate of the authority that signed the coordinator's certificate (PEM)
-    #[arg(long, value_name = "FILE", env = "LAXITY_CA", help_heading = "TLS")]
-    ca: Option<PathBuf>,
-    /// Certificate that names every daemon of the load (PEM), made by `laxity certs --load N`
-    #[arg(long, value_name = "FILE", requires_all = ["key", "ca"], help_heading = "TLS")]
-    cert: Option<PathBuf>,
-    /// Private key of --cert (PEM)
-    #[arg(long, value_name = "FILE", requires = "cert", help_heading = "TLS")]
-    key: Option<PathBuf>,
-    /// Name in the coordinator's certificate, if it differs from the endpoint (behind a tunnel,
-    /// say)
-    #[arg(long, value_name = "NAME", requires = "cert", help_heading = "TLS")]
-    server_name: Option<String>,
-}
-
-impl LoadArgs {
-    fn tls(&self) -> LoadTls {
-        // An empty environment variable counts as unset.
-        let ca = self.ca.as_ref().filter(|ca| !ca.as_os_str().is_empty());
-        match (ca, &self.cert, &self.key) {
-            (Some(ca), Some(cert), Some(key)) => LoadTls::Files(LoadFiles {
-                ca: ca.clone(),
-                cert: cert.clone(),
-                key: key.clone(),
-                server_name: self.server_name.clone(),
-            }),
-            _ if self.tls => LoadTls::ThrowAway,
-            _ => LoadTls::Off,
-        }
-    }
 }
 
 /// Parses a duration with a unit, or plain seconds.
@@ -84,7 +54,7 @@ pub(crate) fn load(args: &LoadArgs) -> Result<(), CommandError> {
         events_per_s: args.rate,
         duration: args.duration.into(),
         endpoint: args.endpoint.clone(),
-        tls: args.tls(),
+        tls: args.tls,
     });
     match ended {
         Ok(report) => show(args, &report),

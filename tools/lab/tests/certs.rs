@@ -30,8 +30,10 @@ fn listed(folder: &Path) -> Vec<String> {
 fn a_full_disk_leaves_the_folder_as_it_was_and_a_second_call_works() {
     let folder = tempfile::tempdir().expect("a folder");
     let new = folder.path().join("new");
-    // The first file fails, or the last: the certificate of a load is longer than a block.
-    for (blocks, whom) in [("0", ["--daemon", "a"]), ("1", ["--load", "50"])] {
+    // The first file fails, or the last: a certificate with so many names is longer than a block.
+    let many: Vec<String> = (0..80).map(|nth| format!("host{nth}.example")).collect();
+    let many = many.join(",");
+    for (blocks, whom) in [("0", ["--daemon", "a"]), ("1", ["--coordinator", &many])] {
         for out in [folder.path(), &new] {
             let failed = certs(blocks, out, &whom);
             let said = String::from_utf8_lossy(&failed.stderr);
@@ -48,7 +50,7 @@ fn a_full_disk_leaves_the_folder_as_it_was_and_a_second_call_works() {
     let all = ["ca.crt", "ca.key", "daemon-a.crt", "daemon-a.key"];
     assert_eq!(listed(folder.path()), all);
     // Later, with the CA that is there.
-    let failed = certs("1", folder.path(), &["--load", "50"]);
+    let failed = certs("1", folder.path(), &["--coordinator", &many]);
     assert!(!failed.status.success());
     assert_eq!(listed(folder.path()), all);
 }

@@ -40,7 +40,6 @@ impl Load {
             .args(["--duration", "60s", "--json", "-"])
             .args(more)
             .env("TMPDIR", folder.path())
-            .env_remove("LAXITY_CA")
             .stdin(Stdio::null())
             .stdout(file("out"))
             .stderr(file("err"))

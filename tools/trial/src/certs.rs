@@ -27,9 +27,6 @@ use x509_parser::prelude::{FromDer, X509Certificate};
 pub const DAYS_DEFAULT: u32 = 365;
 /// Longest validity that can be chosen, in days.
 pub const DAYS_MAX: u32 = 36_500;
-/// Most daemons that one certificate of [`Subject::Load`] can name. In TLS a certificate has at
-/// most 64 KiB.
-pub const LOAD_DAEMONS_MAX: usize = 2000;
 /// Shortest validity of a CA in days, so that certificates can be added later.
 const CA_DAYS: u32 = 3650;
 /// Certificates are valid from this long before they are made, since clocks of hosts differ.
@@ -47,64 +44,48 @@ pub enum Subject {
     Operator(String),
     /// A coordinator with these names and addresses.
     Coordinator(Vec<String>),
-    /// All daemons of `laxity cluster load --daemons N`.
-    Load(usize),
 }
 
 impl Subject {
     /// Returns the stem of the file names: `STEM.crt` and `STEM.key`.
-    #[must_use]
     pub fn file_stem(&self) -> String {
         let role = self.role();
-        match (self, self.names().first()) {
-            (Self::Load(count), _) => format!("{role}-{count}"),
-            (_, Some(name)) => format!("{role}-{name}"),
-            (_, None) => role.to_owned(),
+        match self.names().first() {
+            Some(name) => format!("{role}-{name}"),
+            None => role.to_owned(),
         }
     }
 
     /// Returns the role as one word.
-    #[must_use]
     pub const fn role(&self) -> &'static str {
         match self {
             Self::Daemon(_) => "daemon",
             Self::Viewer(_) => "viewer",
             Self::Operator(_) => "operator",
             Self::Coordinator(_) => "coordinator",
-            Self::Load(_) => "load",
         }
     }
 
-    /// Returns the holder's name, or a coordinator's names and addresses. A load has none.
-    #[must_use]
+    /// Returns the holder's name, or a coordinator's names and addresses.
     pub fn names(&self) -> &[String] {
         match self {
             Self::Daemon(name) | Self::Viewer(name) | Self::Operator(name) => {
                 core::slice::from_ref(name)
             }
             Self::Coordinator(names) => names,
-            Self::Load(_) => &[],
         }
     }
 
-    pub(crate) fn uris(&self) -> Vec<String> {
+    fn uri(&self) -> String {
         match self {
             Self::Daemon(name) | Self::Viewer(name) | Self::Operator(name) => {
-                vec![format!("laxity://{}/{name}", self.role())]
+                format!("laxity://{}/{name}", self.role())
             }
-            Self::Coordinator(_) => vec!["laxity://coordinator".to_owned()],
-            Self::Load(count) => (0..*count)
-                .map(|nth| format!("laxity://daemon/{}", crate::load::host(nth)))
-                .collect(),
+            Self::Coordinator(_) => "laxity://coordinator".to_owned(),
         }
     }
 
     fn check(&self) -> Result<(), CertsError> {
-        if let Self::Load(count) = self
-            && !(1..=LOAD_DAEMONS_MAX).contains(count)
-        {
-            return Err(CertsError::Load(*count));
-        }
         if matches!(self, Self::Coordinator(names) if names.is_empty()) {
             return Err(CertsError::Name(String::new()));
         }
@@ -122,41 +103,21 @@ impl Subject {
 /// An error by which the folder stays as it was.
 #[derive(Debug, Error)]
 pub enum CertsError {
-    /// A file cannot be written. Make room there or choose another folder, and try again.
     #[error("{path} cannot be written: {cause}; nothing was made: make room there or take another \
         folder, then call this again", path = .path.display())]
-    File {
-        /// Path of the file.
-        path: PathBuf,
-        /// The kernel's error.
-        cause: io::Error,
-    },
-    /// A file exists already and is not overwritten. Remove it first if it is to be replaced.
+    File { path: PathBuf, cause: io::Error },
     #[error("{path} is there already, and nothing is overwritten; remove it first if its \
         certificate is to be replaced", path = .0.display())]
     There(PathBuf),
-    /// Two certificates of one call would have the same file names.
     #[error("{0} is named twice")]
     Twice(String),
-    /// A name cannot be in a certificate. Use letters, digits, `-`, `.`, `_` and `:`.
     #[error("`{0}` cannot be a name in a certificate; use letters, digits, `-`, `.`, `_` and `:`")]
     Name(String),
-    /// The number of daemons is 0 or too large for one certificate.
-    #[error("a certificate of a load can speak for 1 to {LOAD_DAEMONS_MAX} daemons, not {0}")]
-    Load(usize),
-    /// The number of days is 0 or too large.
     #[error("{0} days are not in 1..={DAYS_MAX}")]
     Days(u32),
-    /// The CA in the folder cannot sign.
     #[error("{path}: {problem}; take a new folder, or put ca.crt and ca.key of the CA that is \
         meant there", path = .path.display())]
-    Authority {
-        /// Path of the file.
-        path: PathBuf,
-        /// What is wrong with the file.
-        problem: String,
-    },
-    /// A certificate cannot be created. The text is that of the library.
+    Authority { path: PathBuf, problem: String },
     #[error("cannot make a certificate: {0}")]
     Make(#[from] rcgen::Error),
 }
@@ -171,9 +132,7 @@ fn unwritable(path: &Path) -> impl Fn(io::Error) -> CertsError {
 pub struct Made {
     /// The holder. None for the CA.
     pub subject: Option<Subject>,
-    /// Path of the certificate.
     pub certificate: PathBuf,
-    /// Path of the private key.
     pub key: PathBuf,
     /// End of validity, in seconds since 1970.
     pub until_s: i64,
@@ -393,10 +352,7 @@ fn parameters(subject: &Subject, until_s: u64) -> Result<CertificateParams, Cert
     };
     let mut parameters = CertificateParams::new(names)?;
     lasting(&mut parameters, until_s);
-    for uri in subject.uris() {
-        let uri = SanType::URI(uri.as_str().try_into()?);
-        parameters.subject_alt_names.push(uri);
-    }
+    parameters.subject_alt_names.push(SanType::URI(subject.uri().as_str().try_into()?));
     parameters.extended_key_usages = vec![usage];
     parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     parameters.use_authority_key_identifier_extension = true;

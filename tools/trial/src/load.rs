@@ -29,7 +29,6 @@ use self::daemon::{Daemon, attend};
 use self::own::Own;
 pub use self::report::{Latency, LoadReport};
 use self::tls::Identities;
-pub use self::tls::LoadFiles;
 use self::usage::Usage;
 
 const NICS: u32 = 4;
@@ -42,58 +41,30 @@ const SETTLE_MAX: Duration = Duration::from_secs(60);
 /// Connections that are opened in parallel.
 const CONNECT_AT_ONCE: usize = 64;
 
-/// The load to make.
 #[derive(Clone, Debug)]
 pub struct LoadPlan {
-    /// Number of daemons.
     pub daemons: usize,
-    /// Number of active batches.
     pub batches: usize,
     /// Batch events (arrivals and departures) per second.
     pub events_per_s: f64,
     /// Duration of the measurement, after the setup.
     pub duration: Duration,
-    /// URL of a running coordinator, such as `http://127.0.0.1:7471`. Without it, one is started.
+    /// URL of a coordinator that runs without TLS. Without it, one is started.
     pub endpoint: Option<String>,
-    /// How the daemons authenticate.
-    pub tls: LoadTls,
+    /// Whether the started coordinator and its daemons authenticate, with a CA that is dropped at
+    /// the end.
+    pub tls: bool,
 }
 
-/// How the daemons of a load authenticate.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum LoadTls {
-    /// They do not: the endpoint is `http://`, or the load starts its own coordinator.
-    #[default]
-    Off,
-    /// The load starts its own coordinator, with a CA that is dropped at the end.
-    ThrowAway,
-    /// The coordinator runs at `https://`, and the certificates are in files.
-    Files(LoadFiles),
-}
-
-/// An error of a load.
 #[derive(Debug, Error)]
 pub enum LoadError {
-    /// The plan is invalid. The text says what would be valid.
     #[error("{0}")]
     Plan(String),
-    /// No coordinator could be started. Build it, or name a running one with `--endpoint`.
-    #[error("cannot start {program}: {cause}; build it, or name a coordinator that runs with \
-        --endpoint", program = .program.display())]
-    Start {
-        /// Path of the program.
-        program: PathBuf,
-        /// The cause of the failure.
-        cause: String,
-    },
-    /// The load ended early. The text says why.
+    #[error("cannot start {program}: {cause}; build it, or name one that runs with --endpoint",
+        program = .program.display())]
+    Start { program: PathBuf, cause: String },
     #[error("{cause}")]
-    Stopped {
-        /// The coordinator could not be reached or ended, or a signal came.
-        cause: String,
-        /// The result so far, if the measurement had begun.
-        partial: Option<Box<LoadReport>>,
-    },
+    Stopped { cause: String, partial: Option<Box<LoadReport>> },
 }
 
 /// Names of the options in TLS errors.
@@ -112,9 +83,8 @@ fn lifetime_ns(plan: &LoadPlan) -> u64 {
     (2e9 * plan.batches as f64 / plan.events_per_s) as u64
 }
 
-/// Returns the arrival of a batch with `left_permille` of its lifetime left. `examples/run_cost.rs`
-/// uses it, too.
-pub fn arrival(batch: u64, lifetime_ns: u64, left_permille: u64) -> Kind {
+/// Returns the arrival of a batch with `left_permille` of its lifetime left.
+fn arrival(batch: u64, lifetime_ns: u64, left_permille: u64) -> Kind {
     let left_ns = lifetime_ns / 1000 * left_permille;
     let late = batch.is_multiple_of(20);
     let request = |nth: u64| {
@@ -144,20 +114,19 @@ pub fn arrival(batch: u64, lifetime_ns: u64, left_permille: u64) -> Kind {
     })
 }
 
-/// Returns the departure of a batch. `examples/run_cost.rs` uses it, too.
-pub fn departure(batch: u64) -> Vec<Kind> {
+fn departure(batch: u64) -> Vec<Kind> {
     let requests = (0..REQUESTS_PER_BATCH)
         .map(|nth| Kind::RequestEnded(RequestEnded { request: batch * REQUESTS_PER_BATCH + nth }));
     requests.chain([Kind::BatchFinished(BatchFinished { batch })]).collect()
 }
 
 /// Returns the host name of a daemon.
-pub(crate) fn host(nth: usize) -> String {
+fn host(nth: usize) -> String {
     format!("load-{nth:05}")
 }
 
-/// Returns the Hello of a daemon. `examples/run_cost.rs` uses it, too.
-pub fn hello(nth: usize) -> Hello {
+/// Returns the Hello of a daemon.
+fn hello(nth: usize) -> Hello {
     let port = |index: u32| PortInfo {
         addresses: Vec::new(),
         name: format!("mlx5_{}", index / 2),
@@ -256,50 +225,21 @@ impl Signals {
 
 /// Starts a coordinator if the plan names none, and loads it.
 async fn make(plan: &LoadPlan, own: &mut Option<Own>, progress: &mut Progress) -> Result<(), Stop> {
-    let (endpoint, identities) = match &plan.endpoint {
-        Some(endpoint) => (endpoint.clone(), identities(plan, endpoint).map_err(Stop::Plan)?),
-        None if matches!(plan.tls, LoadTls::Files(_)) => {
-            return Err(Stop::Plan(LoadError::Plan(
-                "certificates are for a coordinator that runs: name it with --endpoint, or start \
-                 one that has its own with --tls"
-                    .into(),
-            )));
+    let (endpoint, identities) = if let Some(endpoint) = &plan.endpoint {
+        if !endpoint.starts_with("http://") {
+            let why = "--endpoint is for a coordinator without TLS, such as http://127.0.0.1:7471";
+            return Err(Stop::Plan(LoadError::Plan(why.into())));
         }
-        None => {
-            let (started, identities) = Own::start(plan).map_err(Stop::Plan)?;
-            let endpoint = own.insert(started).endpoint().await;
-            (endpoint.map_err(Stop::Plan)?, identities)
-        }
-    };
-    progress.pid = match own {
-        Some(own) => Some(own.pid()),
-        None => usage::listener(&endpoint),
+        (endpoint.clone(), None)
+    } else {
+        let (started, identities) = Own::start(plan).map_err(Stop::Plan)?;
+        let own = own.insert(started);
+        progress.pid = Some(own.pid());
+        (own.endpoint().await.map_err(Stop::Plan)?, identities)
     };
     drive(plan, &endpoint, identities.as_ref(), progress)
         .await
         .map_err(|cause| Stop::Coordinator(format!("the coordinator at {endpoint}: {cause}")))
-}
-
-/// Returns the certificates for a running coordinator.
-fn identities(plan: &LoadPlan, endpoint: &str) -> Result<Option<Identities>, LoadError> {
-    let fail = |problem: &str| Err(LoadError::Plan(problem.into()));
-    match (&plan.tls, endpoint.starts_with("https://")) {
-        (LoadTls::Off, false) => Ok(None),
-        (LoadTls::Files(files), true) => {
-            Identities::read(files, plan.daemons).map(Some).map_err(LoadError::Plan)
-        }
-        (LoadTls::Off, true) => fail(
-            "https:// needs --ca, --cert and --key; `laxity certs --load N` makes a certificate \
-             for N daemons",
-        ),
-        (LoadTls::Files(_), false) => {
-            fail("certificates are of no use with http://; write https:// in --endpoint")
-        }
-        (LoadTls::ThrowAway, _) => fail(
-            "--tls is for a coordinator that the load starts; for one that runs give --ca, --cert \
-             and --key",
-        ),
-    }
 }
 
 async fn connect(

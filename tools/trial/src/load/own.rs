@@ -18,7 +18,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::net::unix::pipe;
 
 use super::tls::Identities;
-use super::{LoadError, LoadPlan, LoadTls};
+use super::{LoadError, LoadPlan};
 
 /// Longest wait for the line with its address.
 const START_MAX: Duration = Duration::from_secs(30);
@@ -55,13 +55,12 @@ impl Own {
     pub(super) fn start(plan: &LoadPlan) -> Result<(Self, Option<Identities>), LoadError> {
         let program = beside_this_program("laxity-coordinator");
         let fail = |cause: String| LoadError::Start { program: program.clone(), cause };
-        let (identities, section, mut files) = match plan.tls {
-            LoadTls::ThrowAway => {
-                let made = Identities::throw_away(plan.daemons);
-                let (identities, section, files) = made.map_err(|error| fail(error.to_string()))?;
-                (Some(identities), section, files)
-            }
-            _ => (None, String::new(), Vec::new()),
+        let (identities, section, mut files) = if plan.tls {
+            let made = Identities::throw_away(plan.daemons);
+            let (identities, section, files) = made.map_err(|error| fail(error.to_string()))?;
+            (Some(identities), section, files)
+        } else {
+            (None, String::new(), Vec::new())
         };
         let configuration = Handed::new(c"coordinator.toml", &section);
         let configuration = configuration.map_err(|cause| fail(cause.to_string()))?;

@@ -19,15 +19,12 @@ pub struct LoadReport {
     pub events_per_s: f64,
     /// CPU time of the coordinator per second, in cores. None if this user can't see its process.
     pub coordinator_cores: Option<f64>,
-    /// Number of daemons.
     pub daemons: usize,
-    /// Number of active batches.
     pub batches: usize,
     /// Events whose order came back.
     pub answered: usize,
     /// Events that no order considered within a second after the end.
     pub unanswered: usize,
-    /// Orders that were read.
     pub orders: u64,
     /// Refused events. There are none unless the coordinator's limits are smaller than the plan.
     pub refusals: u64,
@@ -35,7 +32,6 @@ pub struct LoadReport {
 
 impl LoadReport {
     /// Returns a text about the coordinator's CPU time and memory.
-    #[must_use]
     pub fn usage_text(&self) -> String {
         match (self.coordinator_cores, self.rss_mib, self.rss_start_mib) {
             (Some(cores), Some(end), Some(start)) => {
@@ -49,13 +45,11 @@ impl LoadReport {
 /// A distribution of latencies, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Latency {
-    /// The median.
     pub p50: f64,
     /// The 90th percentile.
     pub p90: f64,
     /// The 99th percentile.
     pub p99: f64,
-    /// The maximum.
     pub max: f64,
 }
 
