@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Writes shim/ibverbs/src/generated.rs from the libibverbs header of this machine. Needs libibverbs-dev,
 # libclang and bindgen (`cargo install bindgen-cli`). Types with unions, and tables of which Laxity uses
-# few slots, stand in shim/ibverbs/src/lib.rs instead, written by hand.
+# few slots, stand in shim/ibverbs/src/lib.rs instead, written by hand. Constants that no Rust file uses are left out.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,6 +11,7 @@ structs+='|rx_hash_conf|sge|srq|srq_attr|srq_init_attr)'
 enums='ibv_(access_flags|atomic_cap|create_cq_wc_flags|mig_state|mtu|node_type|port_state|qp_attr_mask'
 enums+='|qp_init_attr_mask|qp_state|qp_type|send_flags|transport_type|wc_opcode|wc_status|wr_opcode)'
 out=shim/ibverbs/src/generated.rs
+used=$(git grep -ohE 'IBV_[A-Z0-9_]+' -- '*.rs' ":!$out" | sort -u)
 version=$(pkg-config --modversion libibverbs)
 
 {
@@ -23,6 +24,8 @@ version=$(pkg-config --modversion libibverbs)
         --no-prepend-enum-name --no-layout-tests --no-doc-comments --no-derive-debug --use-core \
         --disable-header-comment --merge-extern-blocks --rust-target 1.82 \
         "$(pkg-config --variable=includedir libibverbs)/infiniband/verbs.h" |
-        sed -E '/type Type/! s/::core::(ffi|option)::([A-Za-z_]+)/\2/g; s/::core::/core::/g'
+        sed -E '/type Type/! s/::core::(ffi|option)::([A-Za-z_]+)/\2/g; s/::core::/core::/g' |
+        awk -v used="$used" 'BEGIN { split(used, names, "\n"); for (i in names) keep[names[i] ":"] = 1 }
+            !/pub const IBV_/ || keep[$3]'
 } >"$out"
 rustfmt --edition 2024 "$out"

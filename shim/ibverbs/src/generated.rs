@@ -5,29 +5,12 @@ use super::*;
 
 pub mod ibv_node_type {
     pub type Type = core::ffi::c_int;
-    pub const IBV_NODE_UNKNOWN: Type = -1;
-    pub const IBV_NODE_CA: Type = 1;
-    pub const IBV_NODE_SWITCH: Type = 2;
-    pub const IBV_NODE_ROUTER: Type = 3;
-    pub const IBV_NODE_RNIC: Type = 4;
-    pub const IBV_NODE_USNIC: Type = 5;
-    pub const IBV_NODE_USNIC_UDP: Type = 6;
-    pub const IBV_NODE_UNSPECIFIED: Type = 7;
 }
 pub mod ibv_transport_type {
     pub type Type = core::ffi::c_int;
-    pub const IBV_TRANSPORT_UNKNOWN: Type = -1;
-    pub const IBV_TRANSPORT_IB: Type = 0;
-    pub const IBV_TRANSPORT_IWARP: Type = 1;
-    pub const IBV_TRANSPORT_USNIC: Type = 2;
-    pub const IBV_TRANSPORT_USNIC_UDP: Type = 3;
-    pub const IBV_TRANSPORT_UNSPECIFIED: Type = 4;
 }
 pub mod ibv_atomic_cap {
     pub type Type = core::ffi::c_uint;
-    pub const IBV_ATOMIC_NONE: Type = 0;
-    pub const IBV_ATOMIC_HCA: Type = 1;
-    pub const IBV_ATOMIC_GLOB: Type = 2;
 }
 #[repr(C)]
 pub struct ibv_device_attr {
@@ -75,19 +58,11 @@ pub struct ibv_device_attr {
 pub mod ibv_mtu {
     pub type Type = core::ffi::c_uint;
     pub const IBV_MTU_256: Type = 1;
-    pub const IBV_MTU_512: Type = 2;
-    pub const IBV_MTU_1024: Type = 3;
-    pub const IBV_MTU_2048: Type = 4;
     pub const IBV_MTU_4096: Type = 5;
 }
 pub mod ibv_port_state {
     pub type Type = core::ffi::c_uint;
-    pub const IBV_PORT_NOP: Type = 0;
-    pub const IBV_PORT_DOWN: Type = 1;
-    pub const IBV_PORT_INIT: Type = 2;
-    pub const IBV_PORT_ARMED: Type = 3;
     pub const IBV_PORT_ACTIVE: Type = 4;
-    pub const IBV_PORT_ACTIVE_DEFER: Type = 5;
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -123,72 +98,26 @@ pub mod ibv_wc_status {
     pub const IBV_WC_LOC_EEC_OP_ERR: Type = 3;
     pub const IBV_WC_LOC_PROT_ERR: Type = 4;
     pub const IBV_WC_WR_FLUSH_ERR: Type = 5;
-    pub const IBV_WC_MW_BIND_ERR: Type = 6;
-    pub const IBV_WC_BAD_RESP_ERR: Type = 7;
     pub const IBV_WC_LOC_ACCESS_ERR: Type = 8;
-    pub const IBV_WC_REM_INV_REQ_ERR: Type = 9;
     pub const IBV_WC_REM_ACCESS_ERR: Type = 10;
-    pub const IBV_WC_REM_OP_ERR: Type = 11;
     pub const IBV_WC_RETRY_EXC_ERR: Type = 12;
     pub const IBV_WC_RNR_RETRY_EXC_ERR: Type = 13;
-    pub const IBV_WC_LOC_RDD_VIOL_ERR: Type = 14;
-    pub const IBV_WC_REM_INV_RD_REQ_ERR: Type = 15;
-    pub const IBV_WC_REM_ABORT_ERR: Type = 16;
-    pub const IBV_WC_INV_EECN_ERR: Type = 17;
-    pub const IBV_WC_INV_EEC_STATE_ERR: Type = 18;
     pub const IBV_WC_FATAL_ERR: Type = 19;
-    pub const IBV_WC_RESP_TIMEOUT_ERR: Type = 20;
     pub const IBV_WC_GENERAL_ERR: Type = 21;
-    pub const IBV_WC_TM_ERR: Type = 22;
-    pub const IBV_WC_TM_RNDV_INCOMPLETE: Type = 23;
 }
 pub mod ibv_wc_opcode {
     pub type Type = core::ffi::c_uint;
-    pub const IBV_WC_SEND: Type = 0;
-    pub const IBV_WC_RDMA_WRITE: Type = 1;
-    pub const IBV_WC_RDMA_READ: Type = 2;
-    pub const IBV_WC_COMP_SWAP: Type = 3;
-    pub const IBV_WC_FETCH_ADD: Type = 4;
-    pub const IBV_WC_BIND_MW: Type = 5;
-    pub const IBV_WC_LOCAL_INV: Type = 6;
-    pub const IBV_WC_TSO: Type = 7;
-    pub const IBV_WC_ATOMIC_WRITE: Type = 9;
     pub const IBV_WC_RECV: Type = 128;
-    pub const IBV_WC_RECV_RDMA_WITH_IMM: Type = 129;
-    pub const IBV_WC_TM_ADD: Type = 130;
-    pub const IBV_WC_TM_DEL: Type = 131;
-    pub const IBV_WC_TM_SYNC: Type = 132;
-    pub const IBV_WC_TM_RECV: Type = 133;
-    pub const IBV_WC_TM_NO_TAG: Type = 134;
-    pub const IBV_WC_DRIVER1: Type = 135;
-    pub const IBV_WC_DRIVER2: Type = 136;
-    pub const IBV_WC_DRIVER3: Type = 137;
 }
 pub mod ibv_create_cq_wc_flags {
     pub type Type = core::ffi::c_uint;
-    pub const IBV_WC_EX_WITH_BYTE_LEN: Type = 1;
-    pub const IBV_WC_EX_WITH_IMM: Type = 2;
     pub const IBV_WC_EX_WITH_QP_NUM: Type = 4;
-    pub const IBV_WC_EX_WITH_SRC_QP: Type = 8;
-    pub const IBV_WC_EX_WITH_SLID: Type = 16;
-    pub const IBV_WC_EX_WITH_SL: Type = 32;
-    pub const IBV_WC_EX_WITH_DLID_PATH_BITS: Type = 64;
-    pub const IBV_WC_EX_WITH_COMPLETION_TIMESTAMP: Type = 128;
-    pub const IBV_WC_EX_WITH_CVLAN: Type = 256;
-    pub const IBV_WC_EX_WITH_FLOW_TAG: Type = 512;
-    pub const IBV_WC_EX_WITH_TM_INFO: Type = 1024;
-    pub const IBV_WC_EX_WITH_COMPLETION_TIMESTAMP_WALLCLOCK: Type = 2048;
 }
 pub mod ibv_access_flags {
     pub type Type = core::ffi::c_uint;
     pub const IBV_ACCESS_LOCAL_WRITE: Type = 1;
     pub const IBV_ACCESS_REMOTE_WRITE: Type = 2;
     pub const IBV_ACCESS_REMOTE_READ: Type = 4;
-    pub const IBV_ACCESS_REMOTE_ATOMIC: Type = 8;
-    pub const IBV_ACCESS_MW_BIND: Type = 16;
-    pub const IBV_ACCESS_ZERO_BASED: Type = 32;
-    pub const IBV_ACCESS_ON_DEMAND: Type = 64;
-    pub const IBV_ACCESS_HUGETLB: Type = 128;
     pub const IBV_ACCESS_RELAXED_ORDERING: Type = 1048576;
 }
 #[repr(C)]
@@ -251,11 +180,6 @@ pub mod ibv_qp_type {
     pub type Type = core::ffi::c_uint;
     pub const IBV_QPT_RC: Type = 2;
     pub const IBV_QPT_UC: Type = 3;
-    pub const IBV_QPT_UD: Type = 4;
-    pub const IBV_QPT_RAW_PACKET: Type = 8;
-    pub const IBV_QPT_XRC_SEND: Type = 9;
-    pub const IBV_QPT_XRC_RECV: Type = 10;
-    pub const IBV_QPT_DRIVER: Type = 255;
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -279,12 +203,6 @@ pub struct ibv_qp_init_attr {
 }
 pub mod ibv_qp_init_attr_mask {
     pub type Type = core::ffi::c_uint;
-    pub const IBV_QP_INIT_ATTR_PD: Type = 1;
-    pub const IBV_QP_INIT_ATTR_XRCD: Type = 2;
-    pub const IBV_QP_INIT_ATTR_CREATE_FLAGS: Type = 4;
-    pub const IBV_QP_INIT_ATTR_MAX_TSO_HEADER: Type = 8;
-    pub const IBV_QP_INIT_ATTR_IND_TABLE: Type = 16;
-    pub const IBV_QP_INIT_ATTR_RX_HASH: Type = 32;
     pub const IBV_QP_INIT_ATTR_SEND_OPS_FLAGS: Type = 64;
 }
 #[repr(C)]
@@ -318,12 +236,9 @@ pub struct ibv_qp_init_attr_ex {
 pub mod ibv_qp_attr_mask {
     pub type Type = core::ffi::c_uint;
     pub const IBV_QP_STATE: Type = 1;
-    pub const IBV_QP_CUR_STATE: Type = 2;
-    pub const IBV_QP_EN_SQD_ASYNC_NOTIFY: Type = 4;
     pub const IBV_QP_ACCESS_FLAGS: Type = 8;
     pub const IBV_QP_PKEY_INDEX: Type = 16;
     pub const IBV_QP_PORT: Type = 32;
-    pub const IBV_QP_QKEY: Type = 64;
     pub const IBV_QP_AV: Type = 128;
     pub const IBV_QP_PATH_MTU: Type = 256;
     pub const IBV_QP_TIMEOUT: Type = 512;
@@ -331,14 +246,11 @@ pub mod ibv_qp_attr_mask {
     pub const IBV_QP_RNR_RETRY: Type = 2048;
     pub const IBV_QP_RQ_PSN: Type = 4096;
     pub const IBV_QP_MAX_QP_RD_ATOMIC: Type = 8192;
-    pub const IBV_QP_ALT_PATH: Type = 16384;
     pub const IBV_QP_MIN_RNR_TIMER: Type = 32768;
     pub const IBV_QP_SQ_PSN: Type = 65536;
     pub const IBV_QP_MAX_DEST_RD_ATOMIC: Type = 131072;
-    pub const IBV_QP_PATH_MIG_STATE: Type = 262144;
     pub const IBV_QP_CAP: Type = 524288;
     pub const IBV_QP_DEST_QPN: Type = 1048576;
-    pub const IBV_QP_RATE_LIMIT: Type = 33554432;
 }
 pub mod ibv_qp_state {
     pub type Type = core::ffi::c_uint;
@@ -347,15 +259,10 @@ pub mod ibv_qp_state {
     pub const IBV_QPS_RTR: Type = 2;
     pub const IBV_QPS_RTS: Type = 3;
     pub const IBV_QPS_SQD: Type = 4;
-    pub const IBV_QPS_SQE: Type = 5;
     pub const IBV_QPS_ERR: Type = 6;
-    pub const IBV_QPS_UNKNOWN: Type = 7;
 }
 pub mod ibv_mig_state {
     pub type Type = core::ffi::c_uint;
-    pub const IBV_MIG_MIGRATED: Type = 0;
-    pub const IBV_MIG_REARM: Type = 1;
-    pub const IBV_MIG_ARMED: Type = 2;
 }
 #[repr(C)]
 pub struct ibv_qp_attr {
@@ -398,17 +305,12 @@ pub mod ibv_wr_opcode {
     pub const IBV_WR_LOCAL_INV: Type = 7;
     pub const IBV_WR_BIND_MW: Type = 8;
     pub const IBV_WR_SEND_WITH_INV: Type = 9;
-    pub const IBV_WR_TSO: Type = 10;
-    pub const IBV_WR_DRIVER1: Type = 11;
     pub const IBV_WR_ATOMIC_WRITE: Type = 15;
 }
 pub mod ibv_send_flags {
     pub type Type = core::ffi::c_uint;
-    pub const IBV_SEND_FENCE: Type = 1;
     pub const IBV_SEND_SIGNALED: Type = 2;
-    pub const IBV_SEND_SOLICITED: Type = 4;
     pub const IBV_SEND_INLINE: Type = 8;
-    pub const IBV_SEND_IP_CSUM: Type = 16;
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
