@@ -276,7 +276,6 @@ impl Daemon {
     }
 }
 
-/// Returns the coordinator exchange, if a coordinator is configured.
 fn exchange(config: &Config) -> Option<CoordinatorExchange> {
     let coordinator = &config.coordinator;
     if coordinator.endpoint.is_empty() {

@@ -210,7 +210,6 @@ impl Service {
         self.state.lock().bypass
     }
 
-    /// Creates or removes the marker.
     fn mark_bypass(&self, on: bool) -> io::Result<()> {
         if on {
             // `create_new` does not follow a symbolic link. An existing marker is as good.

@@ -36,7 +36,7 @@ pub trait Arbiter: Send + Sync {
     fn complete(&self, pass: &SubmittedFlow, bytes: u64);
     /// Ends the flow. Its remaining bytes are neither sent nor completed.
     fn cancel(&self, pass: SubmittedFlow);
-    /// Returns the number of a NIC.
+    /// Returns the number that the daemon gives to the NIC of this name.
     fn nic(&self, name: &str) -> u8;
     /// Returns the classes that permits may name, with that of `stage` first. Without a scheduler,
     /// returns a single 0.

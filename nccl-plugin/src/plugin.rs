@@ -68,7 +68,6 @@ pub struct Plugin {
     sweeper: Sweeper,
 }
 
-/// A connect in progress.
 struct Connect {
     connecting: Box<dyn Connecting>,
     /// The classes at the begin of the connect. A daemon may come or go before its end.

@@ -15,7 +15,6 @@ use crate::fault::{Fault, Result};
 /// Number of connects that may wait. A job of thousands of ranks makes as many at once.
 const BACKLOG: i32 = 16384;
 
-/// Returns an unpredictable number.
 pub(crate) fn random() -> u64 {
     let mut bytes = [0; 8];
     // SAFETY: the call writes at most as many bytes as it is passed.

@@ -10,7 +10,6 @@ use serde_json::Value;
 use crate::process::{Said, binary};
 use crate::python;
 
-/// Returns the Python that has vLLM.
 fn vllm_python() -> Option<PathBuf> {
     let laxityd = binary("laxityd");
     let target = laxityd.ancestors().nth(2).expect("a target folder");

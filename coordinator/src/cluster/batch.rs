@@ -60,7 +60,6 @@ pub(super) struct Load {
     pub(super) mark: u64,
 }
 
-/// A request of a batch.
 #[derive(Debug)]
 pub(super) struct Request {
     /// The id that hosts use for the request.

@@ -25,7 +25,6 @@ pub(super) struct Fetch {
 /// A fetch, named by its host and the host's own number.
 type FetchId = (HostId, u64);
 
-/// The fetches of all hosts.
 #[derive(Debug, Default)]
 pub(super) struct Fetches {
     pub(super) tokens: Tokens,

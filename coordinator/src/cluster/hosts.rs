@@ -13,7 +13,6 @@ use super::quota::Quota;
 use super::refusal::{Refused, over_limit, unknown};
 use crate::limits::Limits;
 
-/// All hosts of the cluster.
 #[derive(Debug)]
 pub(super) struct Hosts {
     slots: Vec<Option<Host>>,

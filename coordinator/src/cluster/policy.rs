@@ -162,7 +162,6 @@ impl ClusterPolicy {
     }
 }
 
-/// A revision of the policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Revision {
     pub(super) number: u64,

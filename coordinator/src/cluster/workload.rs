@@ -275,7 +275,6 @@ impl Workload {
         self.admission.handle(now, event);
     }
 
-    /// Ends a request.
     pub(super) fn end_request(&mut self, now: Time, hosts: &mut Hosts, key: Key) {
         let request = RequestId(key);
         let ended = AdmissionEvent::RequestEnded { request };

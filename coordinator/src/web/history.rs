@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use crate::cluster::Ended;
 
-/// Duration of a bucket.
 pub(super) const EVERY: Duration = Duration::from_secs(10);
 /// Most buckets that are stored: an hour.
 const BUCKETS_MAX: usize = 360;

@@ -44,7 +44,6 @@ async fn save_drop_budget(group: &Group, budget: u32) {
     }
 }
 
-/// Returns the leader's drop budget.
 async fn leading_drop_budget(group: &Group) -> Option<u32> {
     loop {
         let leader = group.leader().await;

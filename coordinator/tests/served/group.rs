@@ -350,7 +350,6 @@ impl<'a> Fenced<'a> {
         Some(Self { daemon, fence, known })
     }
 
-    /// Reports that a batch arrived.
     pub(crate) async fn report(&mut self, batch: u64) {
         self.known.push(self.fence.largest());
         self.daemon.report(vec![arrived(batch, 50_000)]).await;

@@ -28,7 +28,6 @@ pub(crate) struct Script {
     pub(crate) software: String,
     /// The name of its only NIC.
     pub(crate) nic: String,
-    /// The events of its snapshot.
     pub(crate) events: Vec<Kind>,
 }
 
@@ -41,7 +40,6 @@ impl Script {
 
 /// A coordinator with its daemons.
 pub(crate) struct Fixture {
-    /// The address of gRPC.
     pub(crate) address: SocketAddr,
     /// The address of the web page.
     pub(crate) web: Option<SocketAddr>,

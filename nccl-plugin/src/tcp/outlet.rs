@@ -39,7 +39,6 @@ pub(super) struct Outgoing {
     pub(super) accounted: bool,
 }
 
-/// The progress of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PartOutcome {
     /// The part's memory may be used again.

@@ -39,7 +39,6 @@ struct Target {
     got: usize,
 }
 
-/// A grouped receive.
 #[derive(Clone, Debug)]
 struct Group {
     post: u64,

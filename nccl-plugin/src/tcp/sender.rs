@@ -36,7 +36,6 @@ const CLOSE_WAIT_SHORT: Duration = Duration::from_millis(5);
 /// Whether the last close timed out. Relaxed, because the value is a heuristic.
 static CLOSED_IN_VAIN: AtomicBool = AtomicBool::new(false);
 
-/// A message that was begun.
 #[derive(Debug)]
 struct Begun {
     number: u64,

@@ -23,9 +23,7 @@ impl GidKind {
 pub(super) struct Gid {
     /// The entry's index.
     pub(super) index: u8,
-    /// The GID.
     pub(super) raw: [u8; 16],
-    /// The GID's kind.
     pub(super) kind: GidKind,
 }
 

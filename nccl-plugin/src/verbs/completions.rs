@@ -29,7 +29,6 @@ pub(super) struct Completion {
     pub(super) number: u32,
 }
 
-/// A completion queue.
 #[derive(Debug)]
 pub(super) struct Completions {
     pub(super) cq: *mut ibv_cq,

@@ -45,7 +45,6 @@ pub(super) fn end(
     }
 }
 
-/// A listener for connections.
 pub(super) struct Listener {
     nic: Arc<Nic>,
     socket: TcpListener,

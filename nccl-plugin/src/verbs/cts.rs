@@ -113,7 +113,6 @@ pub(super) fn place(post: u64, index: usize) -> usize {
     (post as usize % DEPTH * GROUP_MAX + index) * WORDS
 }
 
-/// Reads one entry.
 fn read(memory: &[AtomicU64], post: u64, index: usize) -> Option<Entry> {
     let at = place(post, index);
     let mut copy = [0; WORDS];
@@ -144,7 +143,6 @@ pub(super) fn read_group(memory: &[AtomicU64], post: u64, into: &mut Vec<Entry>)
     true
 }
 
-/// A message that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Arrival {
     /// Index of the grouped receive.

@@ -50,7 +50,6 @@ const BODY_BYTES_MAX: usize = {
     if end > REASON_BYTES_MAX { end } else { REASON_BYTES_MAX }
 };
 
-/// A queue pair and its class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct ClassQueuePair {
     /// The class as a DSCP, 0 to 63.
@@ -110,7 +109,6 @@ pub(super) enum Garbled {
     Nonsense(&'static str),
 }
 
-/// The head of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
     kind: u8,

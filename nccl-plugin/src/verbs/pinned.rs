@@ -64,7 +64,6 @@ impl Pinned {
         Ok(Self { memory, layout, mr, lkey, rkey, nic: Arc::clone(nic) })
     }
 
-    /// Returns the memory's address.
     pub(super) fn address(&self) -> u64 {
         self.memory.as_ptr() as u64
     }

@@ -55,7 +55,6 @@ pub(super) struct Request {
     pub(super) readable: bool,
 }
 
-/// The result of a post.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Posted {
     /// All work requests are taken.

@@ -114,7 +114,6 @@ fn request(interface: &str) -> Vec<u8> {
     bytes
 }
 
-/// Parses the kernel's reply.
 fn parse(reply: &[u8]) -> Result<PriorityMap, DcbError> {
     let malformed = || DcbError::Malformed(reply.len());
     let word = |at: usize| Some(u16::from_ne_bytes([*reply.get(at)?, *reply.get(at + 1)?]));

@@ -17,7 +17,6 @@
 
 use laxity_types::Level;
 
-/// Maximum number of thresholds.
 const THRESHOLDS_MAX: usize = Level::COUNT_MAX as usize - 1;
 
 /// The levels of one port and the thresholds between them.

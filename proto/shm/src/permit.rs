@@ -13,7 +13,6 @@
 
 /// Number of bits of the byte count.
 const PAYLOAD_BITS: u32 = 52;
-/// Lowest bit of the level.
 const LEVEL_SHIFT: u32 = PAYLOAD_BITS;
 /// Lowest bit of the kind.
 const KIND_SHIFT: u32 = 60;

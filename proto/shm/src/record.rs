@@ -265,7 +265,6 @@ const fn encode_flow(opcode: u32, flow: &Flow) -> Descriptor {
     Descriptor([flow.head(), flow.bytes, flow.batch, flow.request, flow.deadline_ns, last])
 }
 
-/// Decodes a flow.
 #[inline(always)]
 pub(crate) fn decode_flow(descriptor: &Descriptor) -> Result<Flow, Garbage> {
     let [head, bytes, batch, request, deadline_ns, _] = descriptor.0;

@@ -133,7 +133,6 @@ impl Pending {
         self.seen[usize::from(slot)] = word;
     }
 
-    /// Returns the slots that wait.
     pub(crate) fn slots(&self) -> impl Iterator<Item = u16> {
         self.waits.iter().enumerate().flat_map(|(i, &word)| {
             let bits = core::iter::successors(Some(word), |bits| Some(bits & bits.wrapping_sub(1)));

@@ -37,7 +37,6 @@ impl Stats {
     }
 }
 
-/// The counters of one lane.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 pub(crate) struct LaneCounters {
@@ -48,7 +47,6 @@ pub(crate) struct LaneCounters {
     pub(crate) lane_full: Counter,
 }
 
-/// A counter with one writer.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 

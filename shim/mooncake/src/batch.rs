@@ -54,7 +54,6 @@ pub(crate) struct Batch {
     pub(crate) state: Mutex<State>,
 }
 
-/// The state of a batch.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     /// Number of transfers that the program submitted.

@@ -132,7 +132,6 @@ pub(crate) struct Engines {
 }
 
 impl Engines {
-    /// Records a new engine.
     pub(crate) fn made(&mut self, engine: *mut c_void, discovers: bool, around: &Surroundings) {
         if self.engines.len() >= ENGINES_MAX {
             return;

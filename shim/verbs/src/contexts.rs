@@ -263,7 +263,6 @@ impl Context {
         self.polled_entry(cq).load(Ordering::Relaxed)
     }
 
-    /// Returns the device's name.
     fn device(&self) -> String {
         let ibv = self.ibv.load(Ordering::Acquire);
         if ibv.is_null() {

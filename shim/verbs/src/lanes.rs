@@ -55,7 +55,6 @@ pub(crate) struct Shard {
     full: AtomicBool,
 }
 
-/// The lanes of a process.
 #[derive(Debug)]
 pub(crate) struct Lanes {
     client: Client,

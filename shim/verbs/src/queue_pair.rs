@@ -155,7 +155,6 @@ pub(crate) struct Counts {
     /// Number and payload bytes of work requests that the provider took.
     pub(crate) posted: u64,
     pub(crate) posted_bytes: u64,
-    /// Number of completions seen.
     pub(crate) completions: u64,
 }
 

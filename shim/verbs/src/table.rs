@@ -66,7 +66,6 @@ impl Table {
         Some(&self.pages[page].get()?[at])
     }
 
-    /// Returns the queue pair with this number.
     #[inline]
     pub(crate) fn find(&self, number: u32) -> Option<&'static QueuePair> {
         // SAFETY: the pointer is null or leads to a queue pair, which is never freed.

@@ -15,7 +15,6 @@ pub(crate) enum Unit {
     Nanoseconds,
     /// Events per second, shown in millions.
     PerSecond,
-    /// Instructions.
     Instructions,
     /// Percent of one core.
     PercentOfCore,
@@ -132,7 +131,6 @@ pub(crate) enum Verdict {
     Missed,
     /// This machine can't measure the figure. The figure contains the reason.
     Skipped,
-    /// The measurement failed.
     Failed,
 }
 
@@ -141,7 +139,6 @@ pub(crate) enum Verdict {
 pub(crate) struct Row {
     /// Name for `--only` and for the JSON document.
     pub(crate) name: &'static str,
-    /// Title in the table.
     pub(crate) title: String,
     pub(crate) unit: Unit,
     pub(crate) gates: Vec<Gate>,
@@ -161,7 +158,6 @@ impl Row {
         Self { name, title, unit, gates, note }
     }
 
-    /// Adds gates.
     pub(crate) fn gates(mut self, gates: impl IntoIterator<Item = Gate>) -> Self {
         self.gates.extend(gates);
         self

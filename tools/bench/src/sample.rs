@@ -129,7 +129,6 @@ pub(crate) struct Summary {
     pub(crate) p999: Option<f64>,
     /// Mean of latencies.
     pub(crate) mean: Option<f64>,
-    /// Ratios to P.
     pub(crate) of_p: Option<Ratios>,
     /// Ratios to P1.
     pub(crate) of_p1: Option<Ratios>,

@@ -168,7 +168,6 @@ pub fn run(bytes: &[u8]) {
 }
 
 /// Returns inputs that reach much of the code.
-#[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let address = SocketAddr::from(([127, 0, 0, 1], 4000));
     let of = |carrier| Handle { carrier, address, nonce: 7 };

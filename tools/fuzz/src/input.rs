@@ -6,13 +6,11 @@ pub struct Input<'a>(&'a [u8]);
 
 impl<'a> Input<'a> {
     /// Creates an input of all `bytes`.
-    #[must_use]
     pub const fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
 
     /// Reports whether no bytes are left.
-    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -31,7 +29,6 @@ impl<'a> Input<'a> {
         bytes
     }
 
-    /// Takes one byte.
     pub fn byte(&mut self) -> u8 {
         self.array::<1>()[0]
     }

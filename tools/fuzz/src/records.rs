@@ -238,7 +238,6 @@ pub fn run(bytes: &[u8]) {
 }
 
 /// Returns inputs that reach much of the code.
-#[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let flow =
         Flow { stage: Stage::Collective, bytes: 4096, batch: 1, request: 11, ..Flow::default() };

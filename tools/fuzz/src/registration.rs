@@ -98,7 +98,6 @@ pub fn run(bytes: &[u8]) {
 }
 
 /// Returns inputs that reach much of the code.
-#[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let geometry = Geometry::default();
     let hello = |mode, fenced| Hello::new("vllm-worker-0 é", mode, fenced);

@@ -47,7 +47,6 @@ fn address(host: &str) -> Vec<u8> {
 }
 
 /// Returns a hello with two ports.
-#[must_use]
 pub fn hello(host: &str) -> Hello {
     let port = |direction| PortInfo {
         name: "eth0".into(),

@@ -36,27 +36,16 @@ pub(crate) enum CommandError {
     Load(#[from] LoadError),
     /// Certificates can't be made.
     #[error("no certificates in {folder}: {cause}", folder = .folder.display())]
-    Certs {
-        /// The folder for the certificates.
-        folder: PathBuf,
-        /// The cause.
-        cause: CertsError,
-    },
+    Certs { folder: PathBuf, cause: CertsError },
     /// An option is wrong, or doesn't fit the others. The text says what to change.
     #[error("{0}")]
     Usage(String),
     /// A configuration file can't be read.
     #[error("cannot read {path}: {cause}", path = .path.display())]
-    Read {
-        /// Path of the file.
-        path: PathBuf,
-        /// The cause.
-        cause: ReadError,
-    },
+    Read { path: PathBuf, cause: ReadError },
     /// A configuration file doesn't have the form of one.
     #[error("{path} is no lab configuration: {cause}", path = .path.display())]
     NotAConfig {
-        /// Path of the file.
         path: PathBuf,
         /// The place in the file, and what is wrong there.
         cause: toml::de::Error,
@@ -72,9 +61,7 @@ pub(crate) enum CommandError {
     File {
         /// What was to be done with it.
         doing: &'static str,
-        /// Its path.
         path: PathBuf,
-        /// The cause.
         cause: io::Error,
     },
     /// The system refused a call.
@@ -82,7 +69,6 @@ pub(crate) enum CommandError {
     System {
         /// What the call was for.
         doing: &'static str,
-        /// The cause.
         cause: io::Error,
     },
     /// A report can't be read or written as JSON.
@@ -90,7 +76,6 @@ pub(crate) enum CommandError {
     Json {
         /// What can't be done.
         doing: &'static str,
-        /// The cause.
         cause: serde_json::Error,
     },
     /// The runs ended, and their results contradict what Laxity promises.

@@ -19,7 +19,6 @@ pub type Handle = [u8; HANDLE_BYTES];
 #[repr(C, align(16))]
 struct Placed(Handle);
 
-/// A listener for peers.
 pub struct Listener {
     context: Rc<ContextInner>,
     raw: *mut c_void,
@@ -181,7 +180,6 @@ impl Drop for Comm {
     }
 }
 
-/// A sending connection.
 pub struct SendComm(Rc<Comm>);
 
 impl SendComm {

@@ -37,48 +37,17 @@ impl fmt::Display for ResultCode {
 /// communicator, as NCCL does.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// The dynamic linker can't load the library. Name another file.
     #[error("{}: the dynamic linker refuses it: {reason}", path.display())]
-    Load {
-        /// Path of the library.
-        path: PathBuf,
-        /// The dynamic linker's message.
-        reason: String,
-    },
-    /// The library has no table. Name a plugin of NCCL 2.30 or later.
+    Load { path: PathBuf, reason: String },
     #[error("{}: no `{SYMBOL}` in it, so it is no net plugin for NCCL 2.30 or \
         later", path.display())]
-    NoTable {
-        /// Path of the library.
-        path: PathBuf,
-    },
-    /// The table lacks a function that each plugin must have.
+    NoTable { path: PathBuf },
     #[error("{}: its `{SYMBOL}` has no `{function}`", path.display())]
-    Incomplete {
-        /// Path of the library.
-        path: PathBuf,
-        /// NCCL's name of the function.
-        function: &'static str,
-    },
-    /// A function returned an error.
+    Incomplete { path: PathBuf, function: &'static str },
     #[error("the plugin's {function} failed with {result}{said}")]
-    Call {
-        /// NCCL's name of the function.
-        function: &'static str,
-        /// The code that the function returned.
-        result: ResultCode,
-        /// The plugin's last warnings, each after a line break.
-        said: String,
-    },
-    /// A function succeeded without a result that it must provide. NCCL would crash.
+    Call { function: &'static str, result: ResultCode, said: String },
     #[error("the plugin's {function} succeeded, but {problem}")]
-    Broken {
-        /// NCCL's name of the function.
-        function: &'static str,
-        /// What is wrong with the result.
-        problem: String,
-    },
-    /// A mistake of the caller: memory of another communicator, or too little memory.
+    Broken { function: &'static str, problem: String },
     #[error("{0}")]
     Misuse(&'static str),
 }

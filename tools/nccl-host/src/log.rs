@@ -30,7 +30,6 @@ fn all() -> MutexGuard<'static, VecDeque<LogLine>> {
 }
 
 /// Returns the last lines that plugins of this process logged, oldest first. Traces are left out.
-#[must_use]
 pub fn lines() -> Vec<String> {
     all().iter().map(|line| line.text.clone()).collect()
 }

@@ -32,7 +32,6 @@ impl Memory {
         self.len
     }
 
-    /// Leaks the memory.
     pub(crate) fn leak(self) {
         let _ = std::mem::ManuallyDrop::new(self);
     }

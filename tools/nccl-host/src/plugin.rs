@@ -51,7 +51,6 @@ struct Loaded {
     _library: Library,
 }
 
-/// A plugin for NCCL.
 #[derive(Clone)]
 pub struct Plugin(Rc<Loaded>);
 
@@ -98,8 +97,6 @@ impl Plugin {
         Ok(Self(Rc::new(Loaded { name, calls: table, _library: library })))
     }
 
-    /// Returns the plugin's name.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.0.name
     }
@@ -134,10 +131,8 @@ fn reason(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-/// A device's properties.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Properties {
-    /// The device's name.
     pub name: String,
     /// Path of the device's PCI device in `/sys`. Empty if it has none.
     pub pci_path: String,
@@ -225,7 +220,6 @@ impl Context {
     }
 
     /// Begins to connect to the listener of the handle. [`Connecting::poll`] continues.
-    #[must_use]
     pub fn connect(&self, device: usize, handle: Handle) -> Connecting {
         // The plugin refuses a device number that the interface can't have.
         Connecting::new(Rc::clone(&self.0), c_int::try_from(device).unwrap_or(-1), handle)

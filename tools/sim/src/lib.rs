@@ -4,6 +4,7 @@
 //! code that the daemon and the coordinator run, makes the decisions in between. Runs are
 //! deterministic: the same scenario and seed give the same outcome, byte for byte.
 #![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "what a name of the laboratory says is not said twice")]
 
 pub mod advise;
 pub mod compute;

@@ -120,7 +120,6 @@ pub struct StageBytes {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Distribution {
-    /// Number of values.
     pub count: u64,
     /// Mean of the values.
     pub mean: f64,
@@ -130,7 +129,6 @@ pub struct Distribution {
 
 impl Distribution {
     /// Summarises a sample, which may be in any order. Values must not be NaN.
-    #[must_use]
     pub fn of(mut sample: Vec<f64>) -> Self {
         if sample.is_empty() {
             return Self::default();
@@ -145,7 +143,6 @@ impl Distribution {
     }
 
     /// Returns the percentile `p` (0 to 100), or zero if the sample is empty.
-    #[must_use]
     pub fn percentile(&self, p: usize) -> f64 {
         self.percentiles.get(p.min(100)).copied().unwrap_or(0.0)
     }

@@ -312,7 +312,6 @@ pub enum Source {
 
 impl Source {
     /// Returns the source's name in plan files.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Conversation => "conversation",

@@ -205,7 +205,6 @@ impl BatchTable {
         if id == BatchId(0) { Some(NULL_BATCH) } else { self.batches.find(id) }
     }
 
-    /// Returns the slot of a request.
     pub(crate) fn find_request(&self, id: RequestId) -> Option<Slot> {
         self.requests.find(id)
     }

@@ -164,7 +164,6 @@ impl Flows {
         }
     }
 
-    /// Removes a flow.
     pub(crate) fn remove(&mut self, id: FlowId) {
         if let Some(Life::Waits(slot)) = self.lives.remove(&id) {
             self.free.push(slot);

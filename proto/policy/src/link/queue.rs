@@ -102,7 +102,6 @@ impl Group {
     }
 }
 
-/// The groups of one peer.
 #[derive(Clone, Debug, Default)]
 struct PeerQueue {
     groups: BTreeMap<Rank, Slot>,

@@ -69,7 +69,6 @@ pub(crate) struct TestDaemon {
     _dir: Option<tempfile::TempDir>,
 }
 
-/// A flow that waits.
 struct Waiting {
     lane: u16,
     at: SlotRef,

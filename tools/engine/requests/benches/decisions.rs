@@ -54,7 +54,6 @@ trait Subject {
     fn decide(&mut self);
 }
 
-/// A row of the table.
 struct Row {
     name: String,
     limit_us: f64,

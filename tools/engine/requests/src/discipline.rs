@@ -68,7 +68,6 @@ pub trait Discipline {
     /// Returns the policy's name in result tables.
     fn name(&self) -> &'static str;
 
-    /// Returns the rank of a job.
     fn rank(&self, job: &Job) -> Rank;
 
     /// Updates the state with an event before the replica applies it. Returns which ranks changed.

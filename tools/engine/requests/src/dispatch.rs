@@ -25,27 +25,21 @@ pub enum Role {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
-    /// A request arrived.
     Arrived(Spec),
     /// An instance is ready.
     Up {
-        /// The instance's id.
         instance: InstanceId,
-        /// The instance's role.
         role: Role,
     },
     /// An instance takes no more requests. If `lost` is empty, its requests end there.
     Down {
-        /// The instance's id.
         instance: InstanceId,
         /// Requests that were lost with the instance and need a new one.
         lost: Vec<Spec>,
     },
     /// An instance reports its load after an iteration.
     Load {
-        /// The instance's id.
         instance: InstanceId,
-        /// The load.
         load: Load,
         /// Duration of the last iteration in ns, or 0 if there was none.
         took: u64,
@@ -55,14 +49,11 @@ pub enum Event {
     Prefilled {
         /// The request with its current `ready` and `generated`.
         spec: Spec,
-        /// The prefill instance.
         instance: InstanceId,
     },
     /// A request is complete.
     Finished {
-        /// The request's id.
         request: RequestId,
-        /// The instance that completed it.
         instance: InstanceId,
         /// The request's class of service.
         class: ClassId,
@@ -73,22 +64,17 @@ pub enum Event {
         /// Number of generated tokens.
         generated: u32,
     },
-    /// A request was cancelled.
     Cancelled(RequestId),
 }
 
-/// A decision of a dispatcher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decision {
     /// Place a request on an instance. If it was prefilled elsewhere, its KV moves along.
     Place {
-        /// The request's id.
         request: RequestId,
-        /// The instance that takes it.
         instance: InstanceId,
     },
-    /// Refuse a request.
     Refuse(RequestId),
 }
 
@@ -98,7 +84,6 @@ pub trait Dispatch {
     fn name(&self) -> &'static str;
     /// Updates the state with an event.
     fn handle(&mut self, now: Time, event: &Event);
-    /// Returns the next decision.
     fn poll_decision(&mut self, now: Time) -> Option<Decision>;
     /// Returns when to poll again if no event comes before.
     fn next_deadline(&self) -> Option<Time>;

@@ -23,11 +23,9 @@ pub enum Policy {
 }
 
 impl Policy {
-    /// All policies.
     pub const ALL: [Self; 5] = [Self::Fcfs, Self::Edf, Self::Srpf, Self::Qoserve, Self::Hmas];
 
     /// Returns the policy's name in configurations.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fcfs => "fcfs",

@@ -9,11 +9,9 @@ use crate::latency::Composition;
 use crate::request::{RequestId, Spec};
 use crate::{Span, Time};
 
-/// An event at a replica.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Event {
-    /// A request arrived.
     Arrived(Spec),
     /// A request is cancelled or continues on another instance. If it is being computed, the result
     /// is discarded.
@@ -46,7 +44,6 @@ pub struct Chunk {
 /// The decode of one token of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
-    /// The request that decodes.
     pub request: RequestId,
     /// Number of the request's tokens whose KV is on this replica.
     pub context: u32,
@@ -57,7 +54,6 @@ pub struct Step {
 pub struct Drop {
     /// The request that loses its blocks.
     pub request: RequestId,
-    /// The reason.
     pub why: Why,
 }
 
@@ -67,7 +63,6 @@ pub struct Drop {
 pub enum Why {
     /// A request that is served earlier needs the blocks.
     Memory,
-    /// The request was relegated.
     Relegated,
 }
 
@@ -84,7 +79,6 @@ pub struct Plan {
 
 impl Plan {
     /// Returns the sums that determine the duration of this plan.
-    #[must_use]
     pub fn composition(&self) -> Composition {
         let chunks = self
             .chunks
@@ -94,12 +88,9 @@ impl Plan {
     }
 }
 
-/// A refused request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// The refused request's id.
     pub request: RequestId,
-    /// The reason.
     pub why: Refused,
 }
 
@@ -144,7 +135,6 @@ const fn is_none(count: &u32) -> bool {
 
 impl Load {
     /// Returns the number of waiting requests that are not relegated.
-    #[must_use]
     pub const fn in_line(&self) -> u32 {
         self.waiting.saturating_sub(self.relegated)
     }

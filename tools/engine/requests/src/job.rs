@@ -3,7 +3,6 @@
 use crate::Time;
 use crate::request::{RequestId, Spec};
 
-/// The phase of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
     /// No token of its prompt is computed: nothing was planned yet, or a drop lost everything.
@@ -19,7 +18,6 @@ pub enum Phase {
 pub struct Job {
     /// The request as it arrived.
     pub spec: Spec,
-    /// The job's phase.
     pub phase: Phase,
     /// Number of tokens whose KV is on this replica.
     pub context: u32,
@@ -39,7 +37,6 @@ pub struct Job {
 
 impl Job {
     /// Creates the job of a request that arrives.
-    #[must_use]
     pub const fn new(spec: Spec) -> Self {
         // The pass that generates a token computes the KV of the token before it.
         let computed = spec.prompt.saturating_add(spec.generated.saturating_sub(1));
@@ -78,20 +75,16 @@ impl Job {
         self.drops += 1;
     }
 
-    /// Returns the request's id.
-    #[must_use]
     pub const fn id(&self) -> RequestId {
         self.spec.id
     }
 
     /// Returns the number of tokens to compute before the job decodes.
-    #[must_use]
     pub const fn prefill_left(&self) -> u32 {
         self.target.saturating_sub(self.context)
     }
 
     /// Returns the deadline of the next token.
-    #[must_use]
     pub const fn next_deadline(&self) -> Time {
         self.spec.deadline(self.generated)
     }

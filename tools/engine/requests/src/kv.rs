@@ -26,56 +26,47 @@ pub struct Pool {
 
 impl Pool {
     /// Creates a pool of `capacity` blocks of `block_tokens` tokens (at least 1).
-    #[must_use]
     pub fn new(capacity: u32, block_tokens: u32) -> Self {
         Self { block_tokens: block_tokens.max(1), capacity, used: 0, held: FxHashMap::default() }
     }
 
     /// Returns the number of blocks that `tokens` tokens need.
-    #[must_use]
     pub const fn blocks(&self, tokens: u32) -> u32 {
         tokens.div_ceil(self.block_tokens)
     }
 
     /// Returns the number of tokens in a block.
-    #[must_use]
     pub const fn block_tokens(&self) -> u32 {
         self.block_tokens
     }
 
     /// Returns the total number of blocks.
-    #[must_use]
     pub const fn capacity(&self) -> u32 {
         self.capacity
     }
 
     /// Returns the number of blocks that requests hold.
-    #[must_use]
     pub const fn used(&self) -> u32 {
         self.used
     }
 
     /// Returns the number of free blocks. It is 0 if [`Self::resize`] left fewer blocks than are
     /// held.
-    #[must_use]
     pub const fn free(&self) -> u32 {
         self.capacity.saturating_sub(self.used)
     }
 
     /// Returns the number of blocks that `request` holds.
-    #[must_use]
     pub fn held(&self, request: RequestId) -> u32 {
         self.held.get(&request).copied().unwrap_or(0)
     }
 
     /// Returns how many more blocks `request` needs to hold `tokens` tokens.
-    #[must_use]
     pub fn lacking(&self, request: RequestId, tokens: u32) -> u32 {
         self.blocks(tokens).saturating_sub(self.held(request))
     }
 
     /// Returns the largest number of tokens that `request` can hold with the free blocks.
-    #[must_use]
     pub fn reach(&self, request: RequestId) -> u32 {
         (self.held(request) + self.free()).saturating_mul(self.block_tokens)
     }
@@ -110,7 +101,6 @@ impl Pool {
     }
 
     /// Reports whether the blocks of all requests add up to the used blocks. For tests.
-    #[must_use]
     pub fn is_balanced(&self) -> bool {
         self.held.values().map(|blocks| u64::from(*blocks)).sum::<u64>() == u64::from(self.used)
             && self.held.values().all(|blocks| *blocks > 0)

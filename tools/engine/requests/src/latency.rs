@@ -14,7 +14,6 @@ pub struct Composition {
     /// Number of pairs of a computed prompt token and a token that it attends to. A chunk of `c`
     /// tokens after `p` has `c · p + c (c + 1) / 2`.
     pub prefill_pairs: u64,
-    /// Number of prompt chunks.
     pub chunks: u32,
     /// Number of requests that decode one token each.
     pub decodes: u32,
@@ -24,7 +23,6 @@ pub struct Composition {
 
 impl Composition {
     /// Returns the sums with one more chunk of `tokens` after `prefix` tokens.
-    #[must_use]
     pub const fn with_chunk(mut self, prefix: u32, tokens: u32) -> Self {
         let (prefix, count) = (prefix as u64, tokens as u64);
         self.prefill_tokens += tokens;
@@ -34,7 +32,6 @@ impl Composition {
     }
 
     /// Returns the sums with one more decoded token after `context` tokens.
-    #[must_use]
     pub const fn with_decode(mut self, context: u32) -> Self {
         self.decodes += 1;
         self.decode_context += context as u64 + 1;
@@ -42,7 +39,6 @@ impl Composition {
     }
 
     /// Reports whether the iteration computes nothing.
-    #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.prefill_tokens == 0 && self.decodes == 0
     }

@@ -18,7 +18,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::Span;
 use crate::latency::{Composition, Latency};
 
-/// Number of coefficients.
 const TERMS: usize = 5;
 
 /// Typical sizes of the terms. Scaling by them keeps the equations solvable in floating point.
@@ -46,7 +45,6 @@ const FIT_EVERY: u64 = 8;
 struct Fit {
     normal: [[f64; TERMS]; TERMS],
     right: [f64; TERMS],
-    /// Coefficients of the scaled terms.
     coefficients: [f64; TERMS],
     caution: f64,
     iterations: u64,
@@ -210,13 +208,11 @@ impl Learned {
     }
 
     /// Returns the number of iterations that the model has learned from.
-    #[must_use]
     pub fn iterations(&self) -> u64 {
         self.fit().iterations
     }
 
     /// Returns the factor by which predictions are multiplied.
-    #[must_use]
     pub fn caution(&self) -> f64 {
         self.fit().caution
     }

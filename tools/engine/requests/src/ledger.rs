@@ -26,7 +26,6 @@ impl Targets {
     /// Returns the targets of a request. A batch request has only one objective. Half of its time
     /// is for the first token and half for the most tokens that it may generate. No paper defines
     /// this case.
-    #[must_use]
     pub fn of(spec: &Spec) -> Self {
         match spec.slo {
             Slo::Interactive { ttft, tbt } => Self { ttft, tpot: tbt },
@@ -40,7 +39,6 @@ impl Targets {
 /// A set of prompts, as the sums that latency models use.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Prompts {
-    /// Number of prompts.
     pub requests: f64,
     /// Sum of the prompts' lengths in tokens.
     pub tokens: f64,
@@ -50,7 +48,6 @@ pub struct Prompts {
 
 impl Prompts {
     /// Returns the sums with one more prompt of `tokens` tokens.
-    #[must_use]
     pub fn with(self, tokens: u32) -> Self {
         let tokens = f64::from(tokens);
         Self {
@@ -61,7 +58,6 @@ impl Prompts {
     }
 
     /// Returns the sums with one prompt of `tokens` tokens less.
-    #[must_use]
     pub fn without(self, tokens: u32) -> Self {
         let tokens = f64::from(tokens);
         Self {
@@ -133,7 +129,6 @@ impl Row {
 
     /// Returns the prompts that wait for computation. Reports contain the sum of tokens but no
     /// lengths, so all prompts are assumed to be equally long.
-    #[must_use]
     pub fn prompts(&self) -> Prompts {
         let load = &self.load;
         let tokens = load.prefill_tokens as f64;
@@ -147,7 +142,6 @@ impl Row {
     }
 
     /// Returns the number of requests that decode and the number of tokens that they attend to.
-    #[must_use]
     pub fn decodes(&self) -> (f64, f64) {
         if self.role == Role::Decode {
             // Reports don't include KV that is still on its way, so placed requests count, too.
@@ -160,7 +154,6 @@ impl Row {
 
     /// Returns the number of tokens for which there is room, with blocks of `block_tokens`. Without
     /// a report the room is infinite, because an instance without room refuses the request.
-    #[must_use]
     pub fn room(&self, block_tokens: u32, headroom: f64) -> f64 {
         if !self.reported {
             return f64::INFINITY;
@@ -175,7 +168,6 @@ impl Row {
     }
 
     /// Returns the share of blocks that are held, 0 to 1.
-    #[must_use]
     pub fn occupancy(&self) -> f64 {
         let load = &self.load;
         if load.blocks == 0 {
@@ -186,13 +178,11 @@ impl Row {
 
     /// Returns the shortest time per token, in ns, of the requests that are placed here and not
     /// ended.
-    #[must_use]
     pub fn tpot_min(&self) -> Option<u64> {
         self.tpots.keys().next().copied()
     }
 
     /// Returns the number of requests that are placed here and not ended.
-    #[must_use]
     pub const fn requests(&self) -> u32 {
         self.requests
     }
@@ -200,7 +190,6 @@ impl Row {
     /// Reports whether the instance has nothing to do. An instance that computes prompts of other
     /// dispatchers is not idle. Neither is a decode instance whose KV is on its way, because its
     /// reports don't include that.
-    #[must_use]
     pub fn is_idle(&self) -> bool {
         let load = &self.load;
         let empty = self.placed.requests == 0.0 && load.waiting + load.running == 0;
@@ -298,7 +287,6 @@ impl InstanceTable {
     }
 
     /// Returns the state of an instance.
-    #[must_use]
     pub fn row(&self, instance: InstanceId) -> Option<&Row> {
         self.rows.get(&instance)
     }
@@ -316,7 +304,6 @@ impl InstanceTable {
         }
     }
 
-    /// Returns all instances by id.
     pub fn rows(&self) -> impl Iterator<Item = (InstanceId, &Row)> {
         self.rows.iter().map(|(instance, row)| (*instance, row))
     }

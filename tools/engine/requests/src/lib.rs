@@ -39,6 +39,7 @@
 //! request that never ends is late at its deadline. A refused request is late at once, so that
 //! refusals can't improve a policy's result.
 #![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "what a name of the laboratory says is not said twice")]
 
 pub mod baseline;
 pub mod discipline;

@@ -49,7 +49,6 @@ pub enum Slo {
 impl Slo {
     /// Returns the deadline of token `n`, counted from 0. All tokens of a batch request have the
     /// deadline of the last one (QoServe eq. 1 to 3).
-    #[must_use]
     pub const fn deadline(&self, arrival: Time, n: u32) -> Time {
         let after = match self {
             Self::Interactive { ttft, tbt } => ttft.saturating_add(tbt.saturating_mul(n as u64)),
@@ -59,7 +58,6 @@ impl Slo {
     }
 
     /// Reports whether each token has its own deadline.
-    #[must_use]
     pub const fn is_interactive(&self) -> bool {
         matches!(self, Self::Interactive { .. })
     }
@@ -81,7 +79,6 @@ pub enum Importance {
 /// A request as it arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
-    /// The request's id.
     pub id: RequestId,
     /// When the request arrived at the dispatcher. Deadlines count from this time.
     #[serde(with = "crate::nanoseconds::time")]
@@ -107,25 +104,21 @@ pub struct Spec {
 
 impl Spec {
     /// Returns the most tokens of KV that the request needs. The last generated token needs none.
-    #[must_use]
     pub const fn tokens_max(&self) -> u32 {
         self.prompt.saturating_add(self.output_max).saturating_sub(1)
     }
 
     /// Returns the deadline of token `n`, as [`Slo::deadline`].
-    #[must_use]
     pub const fn deadline(&self, n: u32) -> Time {
         self.slo.deadline(self.arrival, n)
     }
 
     /// Returns the deadline of the first token, or of the last for a batch request.
-    #[must_use]
     pub const fn first_deadline(&self) -> Time {
         self.deadline(0)
     }
 
     /// Returns the time from arrival to [`Self::first_deadline`].
-    #[must_use]
     pub const fn first_allowance(&self) -> Span {
         self.first_deadline().since(self.arrival)
     }

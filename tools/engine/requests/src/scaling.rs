@@ -10,7 +10,6 @@ use crate::request::InstanceId;
 /// An instance, as a scaler sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Instance {
-    /// The instance's id.
     pub instance: InstanceId,
     /// The part of a request that the instance computes.
     pub role: Role,
@@ -20,14 +19,11 @@ pub struct Instance {
     pub busy: f64,
 }
 
-/// Measurements of one time window.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Window {
-    /// Instances that are ready.
     pub instances: Vec<Instance>,
     /// Number of instances that are starting.
     pub starting: u32,
-    /// Number of requests that arrived.
     pub arrived: u32,
     /// Number of requests that wait for an instance.
     pub waiting: u32,
@@ -52,26 +48,18 @@ pub enum Weights {
     Warm,
 }
 
-/// A decision of a scaler.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decision {
-    /// Start an instance.
     Start {
         /// The role of the new instance.
         role: Role,
-        /// The source of the weights.
         weights: Weights,
     },
     /// Stop an instance after its current requests. It gets no new ones.
     Stop(InstanceId),
     /// Change the role of an instance after its current requests.
-    Turn {
-        /// The instance's id.
-        instance: InstanceId,
-        /// The new role.
-        role: Role,
-    },
+    Turn { instance: InstanceId, role: Role },
 }
 
 /// Decides how many instances there are.
@@ -80,7 +68,6 @@ pub trait Scaling {
     fn name(&self) -> &'static str;
     /// Updates the state with the measurements of a time window.
     fn handle(&mut self, now: Time, window: &Window);
-    /// Returns the next decision.
     fn poll_decision(&mut self, now: Time) -> Option<Decision>;
 }
 

@@ -81,7 +81,6 @@ pub enum Class {
 /// A job as it is submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Job {
-    /// The job's id.
     pub id: JobId,
     /// The workflow of the job.
     pub template: TemplateId,
@@ -106,13 +105,10 @@ pub const SEMANTICS: usize = 4;
 /// A stage as it becomes ready.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Stage {
-    /// The stage's id.
     pub id: StageId,
-    /// The job of the stage.
     pub job: JobId,
     /// The model that the stage invokes.
     pub model: ModelId,
-    /// The role of the agent.
     pub role: RoleId,
     /// The stage's position in the template, counted from 0.
     pub position: u16,
@@ -163,7 +159,6 @@ pub struct ModelSpec {
 
 impl ModelSpec {
     /// Returns the run time of a stage under the conditions of the benchmark (Maestro eq. 2).
-    #[must_use]
     pub fn execution(&self, prompt: u32, output: f64) -> Span {
         let prefill = self
             .prefill_per_token
@@ -174,17 +169,14 @@ impl ModelSpec {
     }
 
     /// Returns the bytes of KV at the end of a stage (Maestro eq. 3).
-    #[must_use]
     pub fn kv(&self, prompt: u32, output: f64) -> u64 {
         let tokens = f64::from(prompt) + output.max(0.0);
         (self.kv_per_token as f64 * tokens).ceil() as u64
     }
 }
 
-/// A node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeSpec {
-    /// The cluster of the node.
     pub cluster: ClusterId,
     /// Bytes of GPU memory.
     pub gpu: u64,
@@ -214,7 +206,6 @@ pub enum Readiness {
     Sleeping,
     /// Weights are in host memory.
     Host,
-    /// Weights are on disk.
     Disk,
     /// Weights are in the remote store only.
     Remote,
@@ -229,29 +220,17 @@ pub enum Event {
     /// A stage can run, because all stages before it ended. Its job was submitted before.
     Ready(Stage),
     /// The weights of a [`Decision::Activate`] are on the GPU.
-    Activated {
-        /// The node.
-        node: NodeId,
-        /// The model.
-        model: ModelId,
-    },
+    Activated { node: NodeId, model: ModelId },
     /// The weights of a [`Decision::Demote`] left the GPU after the time in that decision.
-    Slept {
-        /// The node.
-        node: NodeId,
-        /// The model.
-        model: ModelId,
-    },
+    Slept { node: NodeId, model: ModelId },
     /// A stage ended.
     Finished {
-        /// The stage's id.
         stage: StageId,
         /// The measured result.
         outcome: Outcome,
     },
     /// A running stage waits because it needs more KV than its [`Decision::Start`] permits.
     Outgrew {
-        /// The stage's id.
         stage: StageId,
         /// Bytes of KV that the stage needs in total.
         bytes: u64,
@@ -266,17 +245,13 @@ pub enum Event {
     NodeUp(NodeId),
 }
 
-/// A decision of the policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Decision {
     /// Move a model to host memory or to disk, or delete it from the node.
     Demote {
-        /// The node.
         node: NodeId,
-        /// The model.
         model: ModelId,
-        /// The new location.
         to: Readiness,
         /// Time until [`Event::Slept`] reports free memory. Zero if the memory is free at once, or
         /// if the next [`Decision::Activate`] on the node includes the time.
@@ -285,17 +260,10 @@ pub enum Decision {
     },
     /// End the move of a [`Decision::Demote`] at once and free the GPU memory. A `Demote` before
     /// this decision has the model's new location.
-    StopTransition {
-        /// The node.
-        node: NodeId,
-        /// The model.
-        model: ModelId,
-    },
+    StopTransition { node: NodeId, model: ModelId },
     /// Load a model's weights onto the GPU. [`Event::Activated`] reports the end.
     Activate {
-        /// The node.
         node: NodeId,
-        /// The model.
         model: ModelId,
         /// The location of the weights before.
         from: Readiness,
@@ -305,16 +273,13 @@ pub enum Decision {
     },
     /// Start a stage, or resume it after a swap. Its model is running.
     Start {
-        /// The stage's id.
         stage: StageId,
-        /// The node.
         node: NodeId,
         /// Most bytes of KV that the stage may use.
         kv: u64,
     },
     /// Resume a stage that needed more KV than it was permitted.
     Grow {
-        /// The stage's id.
         stage: StageId,
         /// Most bytes of KV that the stage may use now.
         kv: u64,
@@ -335,7 +300,6 @@ pub trait Workflow {
     fn name(&self) -> String;
     /// Updates the state with an event.
     fn handle(&mut self, now: Time, event: &Event);
-    /// Returns the next decision.
     fn poll_decision(&mut self, now: Time) -> Option<Decision>;
     /// Returns when to poll again if no event comes before.
     fn next_deadline(&self) -> Option<Time>;

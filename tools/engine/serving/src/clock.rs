@@ -2,8 +2,6 @@
 
 use laxity_requests::Time;
 
-/// Returns the current time.
-#[must_use]
 pub fn now() -> Time {
     // CLOCK_MONOTONIC exists on every system that Laxity supports. Deadlines need it.
     let time = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC)

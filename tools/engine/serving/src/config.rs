@@ -46,7 +46,6 @@ pub enum Compute {
     Cuda,
 }
 
-/// The configuration of one process.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
@@ -60,7 +59,6 @@ pub struct Config {
     /// The device that computes the model.
     #[serde(default)]
     pub device: Compute,
-    /// The shape of the model.
     pub model: ModelShape,
     /// The timed model. With it nothing is computed, and `device` and the weights have no effect.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -80,7 +78,6 @@ pub struct Config {
     /// The connection to the daemon.
     #[serde(default)]
     pub laxity: Laxity,
-    /// Switches for debugging.
     #[serde(default)]
     pub debug: Debug,
 }
@@ -215,7 +212,6 @@ pub struct Laxity {
     pub rate_mbit: Option<f64>,
 }
 
-/// Switches for debugging.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Debug {
@@ -227,35 +223,14 @@ pub struct Debug {
 /// The reason why a configuration is rejected.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// The configuration file cannot be read.
     #[error("cannot read {path}: {cause}")]
-    File {
-        /// Path of the configuration file.
-        path: PathBuf,
-        /// The error of the read.
-        cause: ReadError,
-    },
-    /// The file is not TOML, or has fields that do not exist.
+    File { path: PathBuf, cause: ReadError },
     #[error("{path}: {cause}")]
-    Syntax {
-        /// Path of the configuration file.
-        path: PathBuf,
-        /// The error of the parser, with line and column.
-        cause: Box<toml::de::Error>,
-    },
-    /// The sizes of the model do not fit together.
+    Syntax { path: PathBuf, cause: Box<toml::de::Error> },
     #[error(transparent)]
     Shape(#[from] ShapeError),
-    /// A value is not allowed.
     #[error("{field} is {value}: {wanted}")]
-    Value {
-        /// Name of the field.
-        field: &'static str,
-        /// The value in the file.
-        value: String,
-        /// The values that are allowed.
-        wanted: String,
-    },
+    Value { field: &'static str, value: String, wanted: String },
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "numbers and texts, mostly made for it")]
@@ -284,13 +259,11 @@ impl Config {
     }
 
     /// Returns the size of the KV cache in the form that the scheduler takes.
-    #[must_use]
     pub const fn room(&self) -> Room {
         Room { blocks: self.kv.blocks, block_tokens: self.kv.block_tokens }
     }
 
     /// Returns the rule that chooses prefill processes, or `None` if there are none.
-    #[must_use]
     pub fn places(&self) -> Option<Places> {
         let peers = self.peers.as_ref().filter(|peers| !peers.prefill.is_empty())?;
         Some(Places {
@@ -303,7 +276,6 @@ impl Config {
     }
 
     /// Returns the addresses of the other processes.
-    #[must_use]
     pub fn net_peers(&self) -> NetPeers {
         let Some(peers) = &self.peers else {
             return NetPeers::default();
@@ -317,7 +289,6 @@ impl Config {
     }
 
     /// Returns how long a computation waits for another process.
-    #[must_use]
     pub fn patience(&self) -> Duration {
         Duration::from_millis(
             self.peers.as_ref().map_or_else(patience_ms, |peers| peers.patience_ms),

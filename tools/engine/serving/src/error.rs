@@ -13,7 +13,6 @@ use crate::model::ModelError;
 /// The reason why a process can't start to serve. The texts contain their causes.
 #[derive(Debug, Error)]
 pub enum StartError {
-    /// A setting that is checked only at the start is wrong.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// The configuration asks for the GPU.
@@ -31,47 +30,20 @@ pub enum StartError {
     #[cfg(not(feature = "compute"))]
     #[error("this laxity-engine was built without a model that computes: give [timing]")]
     NoCompute,
-    /// The file of prompts whose KV is present from the start is wrong.
     #[error("timing.holds is {path}: {problem}", path = .path.display())]
-    Holds {
-        /// Path of the file.
-        path: PathBuf,
-        /// What is wrong with it.
-        problem: String,
-    },
-    /// The prompts of that file do not fit.
+    Holds { path: PathBuf, problem: String },
     #[error("kv.blocks is too small for timing.holds")]
     HoldsRoom,
-    /// The model refuses those prompts.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// The record can't be written.
     #[error("cannot write the record {path}: {cause}", path = .path.display())]
-    Record {
-        /// Path of the record.
-        path: PathBuf,
-        /// The cause.
-        cause: io::Error,
-    },
-    /// The address is in use, or not one of this host.
+    Record { path: PathBuf, cause: io::Error },
     #[error("cannot listen on {address} (peers.listen): {cause}")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// The cause.
-        cause: io::Error,
-    },
-    /// The NCCL plugin can't be used.
+    Listen { address: SocketAddr, cause: io::Error },
     #[error("cannot use the NCCL plugin (peers.nccl_plugin): {0}")]
     Plugin(PluginError),
-    /// The system gives this process no more threads.
     #[error("no thread for {purpose}: {cause}")]
-    Thread {
-        /// What the thread is for.
-        purpose: &'static str,
-        /// The cause.
-        cause: io::Error,
-    },
+    Thread { purpose: &'static str, cause: io::Error },
 }
 
 impl StartError {

@@ -10,6 +10,7 @@
 //! * [`endpoint`]: the OpenAI-compatible endpoint;
 //! * [`config`]: the configuration, which is one TOML file.
 #![forbid(unsafe_code)]
+#![allow(missing_docs, reason = "what a name of the laboratory says is not said twice")]
 
 pub mod apart;
 pub mod carry;

@@ -40,7 +40,6 @@ fn device(wanted: crate::config::Compute) -> Result<candle_core::Device, StartEr
     }
 }
 
-/// Returns the model that computes.
 #[cfg(feature = "compute")]
 fn computed(config: &Config, holds: &dyn Fn(usize) -> bool) -> Result<Arc<dyn Model>, StartError> {
     let device = device(config.device)?;

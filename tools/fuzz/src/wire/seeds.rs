@@ -100,7 +100,6 @@ fn progress() -> Vec<(u8, Kind)> {
 }
 
 /// Returns inputs that reach much of the code.
-#[must_use]
 pub fn seeds() -> Vec<Vec<u8>> {
     let wrapped = |kind: &Kind| Event { event: Some(kind.clone()) };
     let story = story();

@@ -25,13 +25,10 @@ const POLICIES: [&str; 4] = ["two_class", "two_class_99", "mfs", "laxity"];
 /// A question that cannot be answered.
 #[derive(Debug, thiserror::Error)]
 pub enum AdviseError {
-    /// The scenario is invalid.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The simulation could not be run.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// A run failed.
     #[error("{0}")]
     Failed(String),
 }
@@ -39,7 +36,6 @@ pub enum AdviseError {
 /// The requests in time under one policy.
 #[derive(Clone, Debug, Serialize)]
 pub struct Served {
-    /// Name of the policy.
     pub policy: String,
     /// Share of the requests in time.
     pub attainment: Estimate,
@@ -52,7 +48,6 @@ pub struct Served {
 pub struct Added {
     /// For reused KV blocks.
     pub kv_reuse: f64,
-    /// In collectives.
     pub collective: f64,
     /// For the decode worker to have all KV cache.
     pub p2d: f64,
@@ -60,7 +55,6 @@ pub struct Added {
 
 impl Added {
     /// Returns the stage that adds most, with its milliseconds.
-    #[must_use]
     pub fn most(&self) -> (&'static str, f64) {
         let stages =
             [("KV reuse", self.kv_reuse), ("collectives", self.collective), ("P2D", self.p2d)];

@@ -9,7 +9,6 @@ use toml::Value;
 
 use crate::model::{Document, FileError};
 
-/// All coefficients of one GPU.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Coefficients {
@@ -65,7 +64,6 @@ pub struct Streams {
     pub rope: Stream,
     /// The activation `SiLU(gate) · up`.
     pub activation: Stream,
-    /// Addition to the residual stream.
     pub add: Stream,
 }
 

@@ -11,7 +11,6 @@ use crate::model::{Document, FileError};
 /// A GPU model with its peak rates and its coefficients.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gpu {
-    /// Name of the GPU.
     pub name: String,
     /// Peak rate of dense 16-bit floating-point operations, per second.
     pub peak_flops: f64,
@@ -73,8 +72,6 @@ impl Gpu {
         })
     }
 
-    /// Returns all built-in GPUs.
-    #[must_use]
     pub fn built_in() -> Vec<Self> {
         BUILT_IN
             .iter()

@@ -105,7 +105,6 @@ impl Compute {
     ///
     /// # Panics
     /// Panics if `tp` is zero.
-    #[must_use]
     pub fn new(gpu: &Gpu, model: &Model, tp: u32) -> Self {
         assert!(tp > 0, "a rank has one GPU at least");
         let parts = Parts { gpu, model, tp };
@@ -132,7 +131,6 @@ impl Compute {
     /// projection, TP all-reduce, residual add, and the router if there are experts. `tokens` new
     /// tokens of this rank attend to `pairs` tokens in total (`n (n + 1) / 2` for a prompt of `n`).
     /// Linear attention ignores `pairs`.
-    #[must_use]
     pub fn attention_ns(&self, tokens: u64, pairs: u64, layer: u16) -> u64 {
         if tokens == 0 {
             return 0;
@@ -148,7 +146,6 @@ impl Compute {
     /// Returns the time of [`Self::attention_ns`] for an iteration of continuous batching. In
     /// addition to the prompt tokens, `decodes` requests compute one token each and attend to
     /// `context` tokens in total, whose keys and values are read once.
-    #[must_use]
     pub fn mixed_attention_ns(
         &self,
         (tokens, pairs): (u64, u64),
@@ -179,7 +176,6 @@ impl Compute {
     /// Returns the time of the experts of one layer on one rank, for `tokens` (token, expert) pairs
     /// on `experts` experts. It includes reading the weights of these experts, sorting the tokens
     /// by expert, summing the results, and the TP all-reduce.
-    #[must_use]
     pub fn experts_ns(&self, tokens: u64, experts: u32) -> u64 {
         if tokens == 0 {
             return 0;
@@ -197,7 +193,6 @@ impl Compute {
 
     /// Returns the time of the shared experts for a rank's tokens, or 0 if there are none. They
     /// need no dispatch and can run during one.
-    #[must_use]
     pub fn shared_ns(&self, tokens: u64) -> u64 {
         match &self.shared {
             Some(shared) if tokens > 0 => whole(shared.ns(tokens as f64)),
@@ -206,7 +201,6 @@ impl Compute {
     }
 
     /// Returns the time of a layer's dense MLP on one rank, with TP all-reduce and residual add.
-    #[must_use]
     pub fn mlp_ns(&self, tokens: u64) -> u64 {
         if tokens == 0 {
             return 0;
@@ -216,7 +210,6 @@ impl Compute {
 
     /// Returns the time of the embedding and the head. The embedding looks `tokens` tokens up. The
     /// head computes the logits of the last token of each of `requests` requests.
-    #[must_use]
     pub fn ends_ns(&self, tokens: u64, requests: u64) -> u64 {
         if tokens == 0 {
             return 0;

@@ -9,34 +9,12 @@ use serde::de::DeserializeOwned;
 /// An error in a file of the catalogue. The text says what to correct.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// Nothing built in has this name. Use a known name or the path of a TOML file.
     #[error("no {what} `{name}`: built in are {known}; or give the path of a TOML file")]
-    Unknown {
-        /// What was looked for, such as a model or a GPU.
-        what: &'static str,
-        /// The name that was not found.
-        name: String,
-        /// Names of the built-in ones of this kind.
-        known: String,
-    },
-    /// The file cannot be read. Check the path.
+    Unknown { what: &'static str, name: String, known: String },
     #[error("cannot read {path}: {cause}")]
-    Read {
-        /// Path of the file.
-        path: PathBuf,
-        /// Why the file cannot be read. Not a `source`, because the text contains it.
-        cause: ReadError,
-    },
-    /// The content of the file is invalid.
+    Read { path: PathBuf, cause: ReadError },
     #[error("{file}{}: {problem}", .line.map(|line| format!(", line {line}")).unwrap_or_default())]
-    Content {
-        /// Path of the file, or the name of the built-in one.
-        file: String,
-        /// Line number, counted from 1, if the error has a line.
-        line: Option<usize>,
-        /// The field and what was expected there.
-        problem: String,
-    },
+    Content { file: String, line: Option<usize>, problem: String },
 }
 
 /// A TOML text and its name in error messages.

@@ -15,7 +15,6 @@ pub struct LinearAttention {
     pub value_heads: u32,
     /// Width of a query and of a key.
     pub key_dim: u32,
-    /// Width of a value.
     pub value_dim: u32,
     /// Tokens in the window of the convolution.
     pub convolution: u32,

@@ -28,9 +28,7 @@ pub use routing::Routing;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Model {
-    /// Name of the model.
     pub name: String,
-    /// Number of layers.
     pub layers: u16,
     /// Width of the residual stream.
     pub hidden: u32,
@@ -38,7 +36,6 @@ pub struct Model {
     pub heads: u32,
     /// Heads of keys, and of values.
     pub kv_heads: u32,
-    /// Width of one head.
     pub head_dim: u32,
     /// Whether attention's output is gated, which doubles the width of the query projection.
     #[serde(default)]
@@ -108,7 +105,6 @@ impl Model {
     }
 
     /// Returns all built-in models, sorted by name.
-    #[must_use]
     pub fn built_in() -> Vec<Self> {
         BUILT_IN
             .iter()
@@ -166,20 +162,17 @@ impl Model {
     }
 
     /// Reports whether a layer (counted from 0) has full attention and therefore a KV cache.
-    #[must_use]
     pub fn is_full_attention(&self, layer: u16) -> bool {
         (u32::from(layer) + 1).is_multiple_of(u32::from(self.full_attention_every))
     }
 
     /// Reports whether layers have experts rather than one MLP.
-    #[must_use]
     pub fn has_experts(&self) -> bool {
         self.experts > 1
     }
 
     /// Returns the bytes of KV cache per token in a layer (counted from 0), for keys and values of
     /// all heads. Returns 0 for a layer with linear attention.
-    #[must_use]
     pub fn kv_bytes_per_token(&self, layer: u16) -> u64 {
         if !self.is_full_attention(layer) {
             return 0;
@@ -190,7 +183,6 @@ impl Model {
 
     /// Returns the bytes of state that a request of any length leaves in a layer (counted from 0).
     /// Returns 0 for a layer with a KV cache.
-    #[must_use]
     pub fn state_bytes(&self, layer: u16) -> u64 {
         match &self.linear_attention {
             Some(linear) if !self.is_full_attention(layer) => {
@@ -201,25 +193,21 @@ impl Model {
     }
 
     /// Returns the bytes of one token's hidden state on the wire.
-    #[must_use]
     pub fn activation_bytes(&self) -> u64 {
         (f64::from(self.hidden) * self.bytes_per_value) as u64
     }
 
     /// Returns the number of weights, without norms.
-    #[must_use]
     pub fn parameters(&self) -> u64 {
         self.count(self.experts)
     }
 
     /// Returns the number of weights that are used for one token, without norms.
-    #[must_use]
     pub fn active_parameters(&self) -> u64 {
         self.count(self.top_k)
     }
 
     /// Returns the bytes of weights on one of `ep` ranks that split the experts, without norms.
-    #[must_use]
     pub fn weight_bytes(&self, ep: u32) -> u64 {
         let (dense, all) = (self.count(0), self.count(self.experts));
         let rank = dense + (all - dense) / u64::from(ep.max(1));

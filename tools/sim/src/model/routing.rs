@@ -47,7 +47,6 @@ impl Routing {
     ///
     /// # Panics
     /// Panics if `ranks` is zero.
-    #[must_use]
     pub fn new(model: &Model, ranks: u32, skew: f64, seed: u64, unit: u32, layer: u16) -> Self {
         let popularity = shuffled(model.experts, seed, unit, layer);
         let by_rank = zipf(model.experts, skew.clamp(0.0, MOST_SKEW));
@@ -77,14 +76,11 @@ impl Routing {
         Self { chosen, first, pairs, reached }
     }
 
-    /// Returns the experts of a rank.
-    #[must_use]
     pub fn experts_of(&self, rank: usize) -> Range<u32> {
         self.first[rank]..self.first[rank + 1]
     }
 
     /// Returns the expected (token, expert) pairs of one token on a rank.
-    #[must_use]
     pub fn expected_pairs(&self, rank: usize) -> f64 {
         self.pairs[rank]
     }
@@ -92,14 +88,12 @@ impl Routing {
     /// Returns the expected copies of one token's hidden state on a rank, including tokens of the
     /// rank itself. A rank receives one copy if it has at least one of the token's experts, as in
     /// DeepEP.
-    #[must_use]
     pub fn expected_copies(&self, rank: usize) -> f64 {
         self.reached[rank]
     }
 
     /// Returns the expected number of a rank's experts that receive any of the unit's `tokens`
     /// tokens.
-    #[must_use]
     pub fn active_experts(&self, rank: usize, tokens: u64) -> f64 {
         let on = self.first[rank] as usize..self.first[rank + 1] as usize;
         self.chosen[on].iter().map(|p| 1.0 - power((1.0 - p).max(0.0), tokens)).sum()

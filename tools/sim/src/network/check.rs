@@ -14,40 +14,14 @@ use super::transfer::TransferId;
 /// An inconsistency of the network, caused by a bug in this module rather than by the caller.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum CheckError {
-    /// The lists of a port contradict each other.
     #[error("port {port}: {what}")]
-    Lists {
-        /// Number of the port.
-        port: u32,
-        /// Description of the contradiction.
-        what: &'static str,
-    },
-    /// The rates on a port exceed its capacity.
+    Lists { port: u32, what: &'static str },
     #[error("port {port} carries {rate} of {capacity} B/s")]
-    Capacity {
-        /// Number of the port.
-        port: u32,
-        /// Sum of the rates on the port, in bytes per second.
-        rate: f64,
-        /// Capacity of the port, in bytes per second.
-        capacity: f64,
-    },
-    /// A transfer could be faster without slowing one of the same or a lower rate per weight.
+    Capacity { port: u32, rate: f64, capacity: f64 },
     #[error("transfer {order} gets {rate} B/s and has no bottleneck")]
-    Bottleneck {
-        /// Number of transfers that were started before this one.
-        order: u64,
-        /// Rate of the transfer, in bytes per second.
-        rate: f64,
-    },
-    /// The remaining bytes of a transfer grew, are negative, or are zero without an end.
+    Bottleneck { order: u64, rate: f64 },
     #[error("transfer {order} has {bytes} bytes left")]
-    Remainder {
-        /// Number of transfers that were started before this one.
-        order: u64,
-        /// Remaining bytes of the transfer.
-        bytes: f64,
-    },
+    Remainder { order: u64, bytes: f64 },
 }
 
 /// Relative error that is allowed in a sum of rates.

@@ -52,7 +52,6 @@ pub(super) struct PortClass {
     /// Rate that higher classes leave to this one, in bytes per second, as of the last computation.
     pub(super) room: f64,
     pub(super) port: u32,
-    /// Number of transfers.
     count: u32,
     /// Number of transfers that this lane bounds.
     bound: u32,
@@ -109,7 +108,6 @@ impl State {
 const ERA: u32 = 30;
 
 impl PortClass {
-    /// Returns the number of transfers.
     pub(super) fn len(&self) -> usize {
         self.count as usize
     }
@@ -149,7 +147,6 @@ impl PortClass {
         }
     }
 
-    /// Returns all entries.
     #[inline]
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
         self.parts().into_iter().flatten()

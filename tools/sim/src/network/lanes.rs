@@ -21,7 +21,6 @@ pub(super) struct Port {
     pub(super) capacity: f64,
     /// Bit set of the classes that have transfers.
     active: u64,
-    /// Number of transfers.
     pub(super) count: u32,
     /// Lanes of the first classes, or [`NONE`].
     near: [u32; NEAR],

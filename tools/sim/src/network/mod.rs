@@ -56,7 +56,6 @@ use lanes::{Care, Lanes, Level};
 use share::{Scratch, Sharing};
 use transfer::{NONE, Slab, Stage, Transfer};
 
-/// Largest number of classes.
 pub const CLASSES_MAX: u8 = 64;
 
 /// Number of visits per entry of a class before a component is filled from scratch.
@@ -100,7 +99,6 @@ impl Default for Network {
 
 impl Network {
     /// Creates a network without ports.
-    #[must_use]
     pub fn new() -> Self {
         Self {
             now_ns: 0,
@@ -228,20 +226,17 @@ impl Network {
 /// Queries. Rates are those of the last [`Network::next_end`].
 impl Network {
     /// Returns the capacity of a port, in bytes per second.
-    #[must_use]
     pub fn capacity(&self, port: PortId) -> f64 {
         self.lanes.ports[port.0 as usize].capacity
     }
 
     /// Returns the number of transfers that cross a port.
-    #[must_use]
     pub fn active(&self, port: PortId) -> usize {
         self.lanes.ports[port.0 as usize].count as usize
     }
 
     /// Returns the bytes that have passed a port by `now`. `now` must lie between the time of the
     /// last call and the result of [`Network::next_end`]. Visits all transfers of the port.
-    #[must_use]
     pub fn carried(&self, port: PortId, now: Time) -> f64 {
         (0..self.lanes.classes()).map(|class| self.carried_in_class(port, class, now)).sum()
     }

@@ -17,7 +17,6 @@ pub struct TransferId {
 /// The state of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
-    /// The slot is free.
     Free,
     /// The transfer was started and has no rate yet.
     Fresh,

@@ -1,9 +1,7 @@
 //! Built-in plans. They are part of the binary, so that no installed files are needed.
 
-/// A built-in plan.
 #[derive(Clone, Copy, Debug)]
 pub struct BuiltIn {
-    /// Name of the plan.
     pub name: &'static str,
     /// TOML text of the plan.
     pub text: &'static str,
@@ -49,7 +47,6 @@ const BUILT_IN: &[BuiltIn] = plans![
 ];
 
 /// Returns all built-in plans, in the order in which lists show them.
-#[must_use]
 pub fn built_in() -> &'static [BuiltIn] {
     BUILT_IN
 }

@@ -90,10 +90,8 @@ pub struct Axis {
     pub values: Vec<Choice>,
 }
 
-/// One value of an axis.
 #[derive(Clone, Debug)]
 pub struct Choice {
-    /// Name as shown.
     pub name: String,
     /// Numeric value, if it is a number.
     pub number: Option<f64>,
@@ -104,7 +102,6 @@ pub struct Choice {
 /// A policy with its options, which is compared with others.
 #[derive(Clone, Debug)]
 pub struct Variant {
-    /// Name as shown.
     pub name: String,
     /// Fields that the variant sets.
     pub settings: Vec<Setting>,
@@ -115,7 +112,6 @@ pub struct Variant {
 pub struct Plot {
     /// Horizontal axis of the plots, by field or label.
     pub x: Option<String>,
-    /// Metrics that are plotted.
     pub metrics: Vec<&'static Metric>,
     /// Value of the horizontal axis at which distributions are shown.
     pub at: Option<String>,
@@ -123,13 +119,11 @@ pub struct Plot {
 
 impl Axis {
     /// Reports whether every value is a number, so that values have a position on a scale.
-    #[must_use]
     pub fn is_numeric(&self) -> bool {
         self.values.iter().all(|value| value.number.is_some())
     }
 
     /// Returns the axis' name in files: its field or else its label.
-    #[must_use]
     pub fn key(&self) -> &str {
         self.field.as_deref().unwrap_or(&self.label)
     }
@@ -143,7 +137,6 @@ impl Plan {
     /// Returns the horizontal axis of plots: the plan's choice, else the request rate, else the
     /// first numeric axis with several values. Returns `None` if there is none, and each point is
     /// then separate.
-    #[must_use]
     pub fn x(&self) -> Option<usize> {
         let usable = |&(_, axis): &(usize, &Axis)| axis.is_numeric() && axis.values.len() > 1;
         let find = |wanted: &dyn Fn(&Axis) -> bool| {
@@ -161,7 +154,6 @@ impl Plan {
     }
 
     /// Returns the horizontal axis if it is the request rate.
-    #[must_use]
     pub fn rate_axis(&self) -> Option<usize> {
         self.x().filter(|&axis| self.axes[axis].is(RATE))
     }
@@ -184,7 +176,6 @@ impl Plan {
 
     /// Returns the variant that others are compared with: the plan's choice, else `laxity`, else
     /// `mfs`, else the first. Returns `None` for a single variant.
-    #[must_use]
     pub fn reference(&self) -> Option<usize> {
         if self.variants.len() < 2 {
             return None;

@@ -20,7 +20,6 @@ pub struct SourceLocation {
 
 impl SourceLocation {
     /// Returns the location of a whole file, or of an option.
-    #[must_use]
     pub fn whole(file: &str) -> Self {
         Self { file: file.into(), line: 0, column: 0, text: "".into() }
     }
@@ -66,7 +65,6 @@ impl fmt::Display for SourceLocation {
 /// An error in a plan, with its location and field. Show it to the author of the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlanError {
-    /// Location of the field.
     pub place: SourceLocation,
     /// Name of the field, such as `workload.rate_per_gpu`. Empty for errors about the whole file.
     pub field: String,

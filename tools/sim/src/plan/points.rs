@@ -27,7 +27,6 @@ pub struct Job {
 
 impl Plan {
     /// Returns all points. The last axis changes fastest. Without axes there is one point.
-    #[must_use]
     pub fn points(&self) -> Vec<Point> {
         let mut points = vec![Point { choices: Vec::new() }];
         for axis in &self.axes {

@@ -8,7 +8,6 @@ use super::{Axis, Plan, Setting};
 
 impl Plan {
     /// Returns the plan as TOML that gives the same runs.
-    #[must_use]
     pub fn to_toml(&self) -> String {
         let mut text = String::new();
         let mut line = |key: &str, value: Value| {

@@ -12,14 +12,11 @@ use toml::{Table, Value};
 use super::place::{PlanError, SourceLocation};
 use crate::scenario::{Grants, RequestOrder, Scenario};
 
-/// A field and its value.
 #[derive(Clone, Debug)]
 pub struct Setting {
     /// Name with its group, such as `workload.rate_per_gpu`.
     pub field: String,
-    /// Value of the field.
     pub value: Value,
-    /// Location of the setting.
     pub place: SourceLocation,
 }
 
@@ -127,8 +124,6 @@ pub struct Field {
     pub words: Vec<String>,
 }
 
-/// Returns all fields, by group.
-#[must_use]
 pub fn fields() -> Vec<Field> {
     let mut found = Vec::new();
     for (group, inner) in EVERY_FIELD.iter() {
@@ -193,7 +188,6 @@ fn unknown(field: &str, group: &Table, group_name: &str) -> String {
 }
 
 /// Formats a value for names and messages. Strings have no quotes.
-#[must_use]
 pub fn shown(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),

@@ -198,7 +198,6 @@ impl Plan {
     }
 
     /// Returns a plan without axes.
-    #[must_use]
     pub fn empty(name: &str, title: &str) -> Self {
         let draft = Draft { title: Some(title.to_owned()), ..Draft::default() };
         draft

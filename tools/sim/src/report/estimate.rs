@@ -9,13 +9,11 @@ pub struct Estimate {
     pub mean: f64,
     /// Half the width of the 95 % confidence interval, or `None` for a single value.
     pub half_width: Option<f64>,
-    /// Number of values.
     pub count: usize,
 }
 
 impl Estimate {
     /// Returns the estimate for independent values, or `None` if there are none.
-    #[must_use]
     pub fn of(values: &[f64]) -> Option<Self> {
         if values.is_empty() {
             return None;
@@ -31,13 +29,11 @@ impl Estimate {
     }
 
     /// Returns the lower end of the interval, or the mean if there is no interval.
-    #[must_use]
     pub fn low(&self) -> f64 {
         self.mean - self.half_width.unwrap_or(0.0)
     }
 
     /// Returns the upper end of the interval, or the mean if there is no interval.
-    #[must_use]
     pub fn high(&self) -> f64 {
         self.mean + self.half_width.unwrap_or(0.0)
     }
@@ -47,7 +43,6 @@ impl Estimate {
 ///
 /// Up to 30 degrees of freedom it is taken from a table. Above, it is the Cornish–Fisher expansion
 /// around the normal distribution (Abramowitz and Stegun, 26.7.5), with an error below 1e-5.
-#[must_use]
 pub fn t_quantile(degrees: usize) -> f64 {
     const TABLE: [f64; 30] = [
         12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281, 2.2010,

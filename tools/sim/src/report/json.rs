@@ -11,7 +11,6 @@ const FORMAT: u32 = 1;
 
 /// Returns the report as JSON, with timings of this machine (`"run"`) if `with_timing` is set. Each
 /// entry of a list is on a line of its own.
-#[must_use]
 pub fn json(report: &Report, with_timing: bool) -> String {
     let mut fields = vec![
         ("format", json!(FORMAT)),

@@ -23,10 +23,8 @@ const EDGE: usize = 14;
 /// A plan that cannot be drawn as a map.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
-    /// The plan lacks an axis.
     #[error("a map needs two axes besides the request rate, rows and columns; this plan has {0}")]
     Axes(usize),
-    /// There is nothing to compare.
     #[error("a map compares policies with `{0}`; the plan needs it and one more")]
     Variants(&'static str),
 }
@@ -34,7 +32,6 @@ pub enum MapError {
 /// The policy that others are compared with.
 const AGAINST: &str = "two_class";
 
-/// One cell of a map.
 #[derive(Clone, Debug, PartialEq)]
 struct Cell {
     /// Difference in attainment to [`AGAINST`], seed by seed.

@@ -2,14 +2,12 @@
 
 use crate::outcome::Outcome;
 
-/// A metric of an outcome.
 #[derive(Debug)]
 pub struct Metric {
     /// Name in plans, JSON and CSV. It ends in the unit.
     pub key: &'static str,
     /// Name in words, for axes and tables.
     pub label: &'static str,
-    /// Unit of the metric.
     pub unit: Unit,
     /// Function that reads the value from an outcome.
     pub of: fn(&Outcome) -> f64,
@@ -32,7 +30,6 @@ pub enum Unit {
 
 impl Unit {
     /// Returns the factor between a value and the number that is shown.
-    #[must_use]
     pub const fn scale(self) -> f64 {
         match self {
             Self::Share => 100.0,
@@ -42,7 +39,6 @@ impl Unit {
     }
 
     /// Returns the unit's symbol, which may be empty.
-    #[must_use]
     pub const fn symbol(self) -> &'static str {
         match self {
             Self::Share => "%",
@@ -53,7 +49,6 @@ impl Unit {
     }
 
     /// Returns the number of decimals for a value of this size.
-    #[must_use]
     pub fn decimals(self, value: f64) -> usize {
         match self {
             Self::Share => 1,
@@ -69,7 +64,6 @@ impl Unit {
     }
 
     /// Returns the formatted value without its symbol.
-    #[must_use]
     pub fn shown(self, value: f64) -> String {
         // Replaces minus zero by zero.
         let value = if value == 0.0 { 0.0 } else { value };
@@ -79,19 +73,16 @@ impl Unit {
 
 impl Metric {
     /// Returns the metric with this name, if any.
-    #[must_use]
     pub fn named(key: &str) -> Option<&'static Self> {
         ALL.iter().copied().find(|metric| metric.key == key)
     }
 
     /// Returns the names of all metrics.
-    #[must_use]
     pub fn names() -> Vec<&'static str> {
         ALL.iter().map(|metric| metric.key).collect()
     }
 
     /// Returns label and unit, as in `mean TTFT, ms`.
-    #[must_use]
     pub fn title(&self) -> String {
         match self.unit.symbol() {
             "" => self.label.to_owned(),

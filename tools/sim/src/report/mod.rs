@@ -39,9 +39,7 @@ use crate::scenario::Scenario;
 /// The results of a plan.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// The plan that was run.
     pub plan: Plan,
-    /// Points of the plan.
     pub points: Vec<Point>,
     /// Runs that completed, in the order of the plan.
     pub runs: Vec<Run>,
@@ -60,9 +58,7 @@ pub struct Run {
     pub point: usize,
     /// Index of the run's variant.
     pub variant: usize,
-    /// Seed of the run.
     pub seed: u64,
-    /// Outcome of the run.
     pub outcome: Outcome,
 }
 
@@ -95,13 +91,11 @@ impl Report {
     }
 
     /// Returns a metric's values for a variant at a point, by seed.
-    #[must_use]
     pub fn values(&self, point: usize, variant: usize, metric: &Metric) -> Vec<(u64, f64)> {
         self.runs_of(point, variant).map(|run| (run.seed, (metric.of)(&run.outcome))).collect()
     }
 
     /// Returns a metric's mean over seeds for a variant at a point, or `None` if nothing was run.
-    #[must_use]
     pub fn estimate(&self, point: usize, variant: usize, metric: &Metric) -> Option<Estimate> {
         let values: Vec<f64> =
             self.values(point, variant, metric).into_iter().map(|(_, value)| value).collect();
@@ -110,7 +104,6 @@ impl Report {
 
     /// Returns the points grouped by the values of all axes except the horizontal one. Without a
     /// horizontal axis each point is a panel.
-    #[must_use]
     pub fn panels(&self) -> Vec<Panel> {
         let x = self.plan.x();
         let mut panels: Vec<Panel> = Vec::new();
@@ -156,7 +149,6 @@ impl Report {
     }
 
     /// Returns a point's position on the horizontal axis, or zero if there is none.
-    #[must_use]
     pub fn x_of(&self, point: usize) -> f64 {
         self.plan
             .x()
@@ -168,7 +160,6 @@ impl Report {
     }
 
     /// Returns the shown value of the horizontal axis at a point. Empty if there is none.
-    #[must_use]
     pub fn x_name(&self, point: usize) -> &str {
         self.plan
             .x()
@@ -177,7 +168,6 @@ impl Report {
 
     /// Returns the point of a panel at which distributions are shown: the plan's choice, or else
     /// the point with the largest difference in attainment between variants.
-    #[must_use]
     pub fn telling(&self, panel: &Panel) -> usize {
         let named = panel
             .points
@@ -204,7 +194,6 @@ impl Report {
     }
 
     /// Reports whether a variant is the bound without contention rather than a policy.
-    #[must_use]
     pub fn is_bound(&self, variant: usize) -> bool {
         self.plan.variants[variant]
             .settings
@@ -213,7 +202,6 @@ impl Report {
     }
 
     /// Returns the name of a variant's policy.
-    #[must_use]
     pub(crate) fn kind(&self, variant: usize) -> &str {
         let said = self.plan.variants[variant]
             .settings
@@ -249,7 +237,6 @@ impl Report {
     }
 
     /// Reports whether every run of the plan completed.
-    #[must_use]
     pub fn is_whole(&self) -> bool {
         self.failures.is_empty() && self.missing == 0
     }

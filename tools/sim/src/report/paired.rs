@@ -21,7 +21,6 @@ pub enum Verdict {
 
 impl Verdict {
     /// Returns the verdict for a difference of the reference minus the other variant.
-    #[must_use]
     pub fn of(difference: &Estimate) -> Self {
         match difference.half_width {
             None if difference.mean == 0.0 => Self::Level,
@@ -34,7 +33,6 @@ impl Verdict {
 }
 
 /// Returns the mean difference over common seeds, or `None` if there are none.
-#[must_use]
 pub fn difference(reference: &[(u64, f64)], other: &[(u64, f64)]) -> Option<Estimate> {
     let differences: Vec<f64> = reference
         .iter()

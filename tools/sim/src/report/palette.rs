@@ -15,7 +15,6 @@ pub(super) const INK: RGBColor = RGBColor(1, 2, 3);
 /// Placeholder for the page's grid colour.
 pub(super) const GRID: RGBColor = RGBColor(4, 5, 6);
 
-/// The look of a series.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Look {
     /// Colour on a light background.

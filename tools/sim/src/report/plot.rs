@@ -103,7 +103,6 @@ impl Scale {
     }
 }
 
-/// A line of a plot.
 #[derive(Clone, Debug, Default)]
 pub(super) struct PlotLine {
     /// Number of the line's look.

@@ -23,7 +23,6 @@ pub(super) enum Cell {
     Name(String),
     /// The name of a bound rather than a policy.
     Bound(String),
-    /// A number or a sentence.
     Text(String),
     /// The best number of its kind.
     Best(String),

@@ -52,7 +52,6 @@ pub(super) static WAITING: [Column; 6] = [
     column("mean TTFT, ms", &TTFT_MEAN),
 ];
 
-/// Columns of the overview.
 pub(super) static OVERVIEW: [Column; 14] = [
     column("in time %", &ATTAINMENT),
     column("TTFT ms", &TTFT_MEAN),

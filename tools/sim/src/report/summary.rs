@@ -55,13 +55,11 @@ pub struct Tally {
 impl Report {
     /// Returns the rates with 90 % attainment of a panel's variants. Empty if the horizontal axis
     /// is not the request rate.
-    #[must_use]
     pub fn sustained(&self, panel: &Panel) -> Vec<Rate> {
         self.sustained_with(ASKED, panel)
     }
 
     /// Returns the rates with an attainment of `asked` of a panel's variants.
-    #[must_use]
     pub fn sustained_with(&self, asked: f64, panel: &Panel) -> Vec<Rate> {
         if self.plan.rate_axis().is_none() {
             return Vec::new();
@@ -106,7 +104,6 @@ impl Report {
     }
 
     /// Compares the reference with every other variant at every point. Empty without a reference.
-    #[must_use]
     pub fn comparisons(&self) -> Vec<Comparison> {
         let Some(reference) = self.plan.reference() else {
             return Vec::new();
@@ -133,7 +130,6 @@ impl Report {
     }
 
     /// Counts the comparisons with one variant.
-    #[must_use]
     pub fn tally(&self, comparisons: &[Comparison], other: usize) -> Tally {
         let mut tally = Tally::default();
         for c in comparisons.iter().filter(|c| c.other == other) {
@@ -155,7 +151,6 @@ impl Report {
     }
 
     /// Returns the values of the axes at a point in a few words: `DBRX, 0.7`.
-    #[must_use]
     pub fn point_name(&self, point: usize) -> String {
         let names: Vec<&str> =
             self.plan.at(&self.points[point]).map(|(_, choice)| choice.name.as_str()).collect();
@@ -163,7 +158,6 @@ impl Report {
     }
 
     /// Returns the main results in sentences.
-    #[must_use]
     pub fn findings(&self) -> Vec<String> {
         let mut found = super::capacity::warnings(self);
         let Some(reference) = self.plan.reference() else {

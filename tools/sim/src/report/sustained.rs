@@ -22,7 +22,6 @@ pub enum Sustained {
 
 impl Sustained {
     /// Returns the sustained rate for [`ASKED`], see [`Self::with`].
-    #[must_use]
     pub fn of(curves: &[Vec<(f64, f64)>]) -> Option<Self> {
         Self::with(ASKED, curves)
     }
@@ -32,7 +31,6 @@ impl Sustained {
     ///
     /// If only some seeds cross the threshold within the rates, the mean curve is used, without an
     /// interval.
-    #[must_use]
     pub fn with(asked: f64, curves: &[Vec<(f64, f64)>]) -> Option<Self> {
         let each: Vec<Self> = curves.iter().filter_map(|c| crossing(asked, c)).collect();
         let rates: Vec<f64> = each.iter().filter_map(Self::rate).collect();
@@ -48,7 +46,6 @@ impl Sustained {
     }
 
     /// Returns the rate, if it lies between those of the plan.
-    #[must_use]
     pub fn rate(&self) -> Option<f64> {
         match self {
             Self::At(estimate) => Some(estimate.mean),
@@ -57,7 +54,6 @@ impl Sustained {
     }
 
     /// Returns the rate, or the end of the plan's rates beyond which it lies.
-    #[must_use]
     pub fn bound(&self) -> f64 {
         match self {
             Self::At(estimate) => estimate.mean,

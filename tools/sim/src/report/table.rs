@@ -7,7 +7,6 @@ use super::view::View;
 use super::{Report, sheets};
 
 /// Returns the tables with the information that is needed to read them.
-#[must_use]
 pub fn table(report: &Report) -> String {
     let mut text = format!("{}\n", report.plan.title);
     if !report.plan.question.is_empty() {

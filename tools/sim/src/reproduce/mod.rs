@@ -62,7 +62,6 @@ struct Claim {
 
 impl Finding {
     /// Returns a number of this finding as shown in tables.
-    #[must_use]
     pub fn shown(&self, value: Option<f64>) -> String {
         match (value, self.unit) {
             (None, _) => "–".to_owned(),
@@ -76,7 +75,6 @@ impl Finding {
     }
 
     /// Reports in words whether the claim holds: by the paper's least number, or in direction only.
-    #[must_use]
     pub fn holds(&self) -> &'static str {
         let nothing = match self.unit {
             Unit::Times => 1.0,
@@ -92,7 +90,6 @@ impl Finding {
     }
 
     /// Returns the paper's number as shown in tables.
-    #[must_use]
     pub fn paper_shown(&self) -> String {
         match self.paper {
             None => "no number".to_owned(),
@@ -106,7 +103,6 @@ impl Finding {
 ///
 /// # Panics
 /// Does not panic, because tests evaluate each claim of the file.
-#[must_use]
 pub fn check(report: &Report) -> Vec<Finding> {
     #[derive(Deserialize)]
     struct File {

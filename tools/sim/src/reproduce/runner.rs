@@ -121,7 +121,6 @@ pub struct Scope<'a> {
 
 impl<'a> Scope<'a> {
     /// Creates a scope without variables.
-    #[must_use]
     pub const fn new(figures: &'a dyn Figures) -> Self {
         Self { figures, variables: Vec::new() }
     }
@@ -219,7 +218,6 @@ impl Context for Scope<'_> {
 }
 
 /// Converts a list to a value of expressions.
-#[must_use]
 pub fn list(values: impl IntoIterator<Item = f64>) -> Value {
     Value::Tuple(values.into_iter().map(Value::Float).collect())
 }

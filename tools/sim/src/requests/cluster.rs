@@ -116,7 +116,6 @@ struct Run<'a> {
     next_instance: u32,
     records: Vec<Record>,
     index: HashMap<RequestId, usize>,
-    /// Instance of each assigned request.
     places: HashMap<RequestId, InstanceId>,
     moves: HashMap<RequestId, Move>,
     /// Requests without an instance, in their current state.
@@ -131,7 +130,6 @@ struct Run<'a> {
 /// # Panics
 /// Panics if two requests have the same id, or a policy decides something invalid, such as an
 /// unknown instance. Policies are the code under test.
-#[must_use]
 pub fn run(config: Config<'_>, asked: &[Asked]) -> Outcome {
     let mut run = Run {
         config,

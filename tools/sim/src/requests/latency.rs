@@ -29,7 +29,6 @@ impl Roofline {
     ///
     /// # Panics
     /// Panics if `tp` is zero.
-    #[must_use]
     pub fn new(gpu: &Gpu, model: &Model, tp: u32, host: Span) -> Self {
         let layers = u64::from(model.layers);
         let full = (0..model.layers).filter(|layer| model.is_full_attention(*layer));
@@ -50,7 +49,6 @@ impl Roofline {
     /// Creates a roofline whose host time makes the throughput of prompts with chunks of 2500
     /// tokens `ratio` times that with 256. Returns `None` if the ratio is larger even without host
     /// time.
-    #[must_use]
     pub fn calibrated(gpu: &Gpu, model: &Model, tp: u32, ratio: f64) -> Option<Self> {
         let bare = Self::new(gpu, model, tp, Span::ZERO);
         let ns = |tokens| bare.iteration(&Composition::default().with_chunk(0, tokens)).0 as f64;
@@ -62,26 +60,22 @@ impl Roofline {
     }
 
     /// Returns the host time of an iteration.
-    #[must_use]
     pub const fn host(&self) -> Span {
         Span(self.host_ns)
     }
 
     /// Returns the bytes of KV cache per token, over all layers.
-    #[must_use]
     pub const fn kv_bytes_per_token(&self) -> u64 {
         self.kv_bytes_per_token
     }
 
     /// Returns the bytes of the model's weights.
-    #[must_use]
     pub const fn weights_bytes(&self) -> u64 {
         self.weights_bytes
     }
 
     /// Returns the number of KV blocks of `block_tokens` tokens that fit beside the weights on `tp`
     /// GPUs. A tenth of the memory is left for other data.
-    #[must_use]
     pub fn blocks(&self, gpu: &Gpu, tp: u32, block_tokens: u32) -> u32 {
         let memory = gpu.memory_bytes as f64 * f64::from(tp) * 0.9 - self.weights_bytes as f64;
         let block = (self.kv_bytes_per_token * u64::from(block_tokens)).max(1) as f64;

@@ -27,7 +27,6 @@ pub struct Failed {
 
 impl Link {
     /// Creates ports with this rate. Each transfer takes `latency` in addition to its bytes.
-    #[must_use]
     pub fn new(bytes_per_second: u64, latency: Span) -> Self {
         Self {
             bytes_per_second,
@@ -40,7 +39,6 @@ impl Link {
     }
 
     /// Makes every `n`th transfer of weights fail, for tests. None fails if zero.
-    #[must_use]
     pub const fn with_weights_failing(mut self, n: u64) -> Self {
         self.weights_fail_every = n;
         self

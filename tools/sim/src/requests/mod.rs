@@ -25,13 +25,10 @@ pub mod workload;
 /// A failure to check a paper's claims.
 #[derive(Debug, thiserror::Error)]
 pub enum PaperError {
-    /// A recorded trace cannot be read.
     #[error(transparent)]
     Workload(#[from] crate::workload::WorkloadError),
-    /// A claim cannot be evaluated.
     #[error(transparent)]
     Claim(#[from] crate::reproduce::runner::ClaimError),
-    /// A built-in GPU or model cannot be loaded.
     #[error("{0}")]
     BuiltIn(String),
 }

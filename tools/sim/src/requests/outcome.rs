@@ -30,7 +30,6 @@ pub struct Record {
 
 impl Record {
     /// Creates the record of a request that has just arrived.
-    #[must_use]
     pub const fn new(spec: Spec, output: u32) -> Self {
         Self {
             spec,
@@ -45,7 +44,6 @@ impl Record {
         }
     }
 
-    /// Records a token.
     pub fn token(&mut self, now: Time, instance: u32) {
         if now > self.spec.deadline(self.generated) {
             self.late_tokens += 1;
@@ -65,13 +63,11 @@ impl Record {
     }
 
     /// Reports whether all tokens were generated.
-    #[must_use]
     pub const fn complete(&self) -> bool {
         self.generated >= self.output
     }
 
     /// Reports whether the request is complete and met its objective.
-    #[must_use]
     pub fn met(&self) -> bool {
         if !self.complete() || self.refused {
             return false;
@@ -84,33 +80,28 @@ impl Record {
     }
 
     /// Reports whether the first token met its deadline.
-    #[must_use]
     pub fn met_first(&self) -> bool {
         self.first.is_some_and(|first| first <= self.spec.first_deadline())
     }
 
     /// Returns the time to the first token.
-    #[must_use]
     pub fn ttft(&self) -> Option<Span> {
         self.first.map(|first| first.since(self.spec.arrival))
     }
 
     /// Returns the time to the last token.
-    #[must_use]
     pub fn ttlt(&self) -> Option<Span> {
         let last = self.last.filter(|_| self.complete())?;
         Some(last.since(self.spec.arrival))
     }
 
     /// Returns the mean time between tokens.
-    #[must_use]
     pub fn tpot(&self) -> Option<Span> {
         let span = self.last?.since(self.first?);
         (self.generated > 1).then(|| Span(span.0 / u64::from(self.generated - 1)))
     }
 }
 
-/// The outcome of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Outcome {
     /// Records of all requests, in order of arrival.
@@ -128,7 +119,6 @@ pub struct Outcome {
 impl Outcome {
     /// Returns the percentage of the selected requests that met their objective, or `None` if there
     /// are none.
-    #[must_use]
     pub fn met(&self, of: impl Fn(&Record) -> bool) -> Option<f64> {
         let mut count = 0_u64;
         let mut met = 0_u64;
@@ -141,7 +131,6 @@ impl Outcome {
 
     /// Returns quantile `q` (0 to 1) of the durations that `of` returns, in milliseconds. Requests
     /// for which it returns `None` are ignored.
-    #[must_use]
     pub fn quantile_ms(&self, q: f64, of: impl Fn(&Record) -> Option<Span>) -> Option<f64> {
         let mut all: Vec<u64> = self.records.iter().filter_map(of).map(|s| s.0).collect();
         all.sort_unstable();
@@ -150,7 +139,6 @@ impl Outcome {
     }
 
     /// Returns the summary of the run.
-    #[must_use]
     pub fn summary(&self) -> Summary {
         let span = self.records.last().map_or(0.0, |r| r.spec.arrival.0 as f64 / 1e9);
         let met = self.records.iter().filter(|record| record.met()).count();
@@ -176,10 +164,8 @@ impl Outcome {
     }
 }
 
-/// The summary of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
-    /// Number of requests that arrived.
     pub requests: usize,
     /// Percentage of requests that met their objective.
     pub met: f64,

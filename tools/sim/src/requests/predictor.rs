@@ -18,7 +18,6 @@ use smartcore::ensemble::random_forest_regressor::{
 };
 use smartcore::linalg::basic::matrix::DenseMatrix;
 
-/// The parameters of a training.
 #[derive(Clone, Copy, Debug)]
 pub struct Training {
     /// Number of iterations, including those used for tests.
@@ -31,7 +30,6 @@ pub struct Training {
     pub decodes: u32,
     /// Most tokens that a decoding request attends to.
     pub context: u32,
-    /// Number of trees.
     pub trees: usize,
     /// Depth limit of a tree.
     pub depth: u16,
@@ -57,7 +55,6 @@ impl Default for Training {
 /// An iteration with its measured time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timed {
-    /// Composition of the iteration.
     pub of: Composition,
     /// Time including host work, in nanoseconds.
     pub ns: u64,
@@ -66,7 +63,6 @@ pub struct Timed {
 /// The errors of a predictor on iterations that it was not trained on.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Errors {
-    /// Number of iterations.
     pub iterations: usize,
     /// Mean absolute error, in percent.
     pub mean: f64,
@@ -95,16 +91,12 @@ const FEWEST: usize = 100;
 /// A reason why training failed.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainingError {
-    /// There is too little training data. Request more iterations.
     #[error("{0} iterations are too few to train a predictor on: 100 at least")]
     Few(usize),
-    /// The library `smartcore` failed to train a forest.
     #[error("training a random forest: {0}")]
     Trainer(String),
-    /// The trees have an unexpected form, as of another version of `smartcore`.
     #[error("reading the trees of a random forest: {0}")]
     Trees(#[from] serde_json::Error),
-    /// The trees are inconsistent.
     #[error(transparent)]
     Forest(#[from] ForestError),
 }

@@ -8,7 +8,6 @@ use comfy_table::{CellAlignment, Table, presets};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde::Serialize;
 
-/// The options of a reproduction.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Seeds of each point. Results are shown as mean ± half width over the seeds.
@@ -38,7 +37,6 @@ impl Options {
     }
 }
 
-/// A claim of a paper.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Claim {
     /// Subject of the claim, in words.
@@ -58,9 +56,7 @@ pub struct Claim {
 /// A table of results with notes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Section {
-    /// Title of the table.
     pub title: String,
-    /// Headings of the columns.
     pub head: Vec<String>,
     /// Rows of cells. The first cell is a name.
     pub rows: Vec<Vec<String>>,
@@ -71,11 +67,9 @@ pub struct Section {
 /// All results for a paper.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Reproduction {
-    /// Title of the paper.
     pub title: String,
     /// Tables of results.
     pub sections: Vec<Section>,
-    /// Claims of the paper.
     pub claims: Vec<Claim>,
     /// Whether this was a quick run, whose results are no findings.
     pub quick: bool,
@@ -115,7 +109,6 @@ impl Reproduction {
     }
 
     /// Formats the results for a terminal.
-    #[must_use]
     pub fn table(&self) -> String {
         let mut text = format!("{}\n", self.title);
         if self.quick {
@@ -161,7 +154,6 @@ impl Reproduction {
     }
 
     /// Formats the results as Markdown.
-    #[must_use]
     pub fn markdown(&self) -> String {
         let cell = |text: &String| text.replace('|', "\\|");
         let line = |cells: &[String]| {
@@ -228,7 +220,6 @@ pub fn each<P: Sync, R: Send>(
 }
 
 /// Formats the mean and half the range of values: `12.3 ± 0.4`.
-#[must_use]
 pub fn spread(values: &[f64]) -> String {
     if values.is_empty() {
         return "–".to_owned();

@@ -121,7 +121,6 @@ fn run(points: &[Point], options: &Options) -> Result<Vec<Outcome>, PaperError> 
 struct Gave {
     /// Percentage of requests in time.
     attainment: f64,
-    /// Number of requests in time.
     in_time: f64,
     /// Seconds of arrivals after the warm-up.
     seconds: f64,

@@ -50,7 +50,6 @@ impl Lengths {
 
     /// Returns lengths with the medians and 90th percentiles of Azure's 2023 code trace (prompts
     /// 1930 and 6251, outputs 8 and 43: QoServe table 2).
-    #[must_use]
     pub const fn like_azure_code() -> Self {
         // A log-normal distribution has σ = ln(p90 / p50) / 1.2816.
         Self::LogNormal { prompt: (1930.0, 0.917, 8192), output: (8.0, 1.312, 1024) }
@@ -58,7 +57,6 @@ impl Lengths {
 
     /// Returns lengths with the medians and 90th percentiles of Azure's 2023 conversation trace
     /// (prompts 928 and 3830, outputs 41 and 342: QoServe table 2).
-    #[must_use]
     pub const fn like_azure_conversation() -> Self {
         Self::LogNormal { prompt: (928.0, 1.106, 8192), output: (41.0, 1.655, 1024) }
     }
@@ -95,7 +93,6 @@ pub struct Recipe {
     pub phases: Vec<Phase>,
     /// Classes of service. Unless `applications` exceeds one, a request's application is its class.
     pub classes: Vec<Class>,
-    /// Number of applications per class.
     pub applications: u32,
     /// Share of requests with low importance, in each class.
     pub low: f64,
@@ -117,7 +114,6 @@ impl Recipe {
     ///
     /// # Panics
     /// Panics if there is no class, or if recorded lengths are empty.
-    #[must_use]
     pub fn requests(&self, seed: u64) -> Vec<Asked> {
         let mut arrivals = ChaCha12Rng::seed_from_u64(seed);
         let mut content = arrivals.clone();

@@ -33,9 +33,7 @@ pub struct Timing {
 pub struct RunTiming {
     /// Index of the point, in the order of the plan.
     pub point: usize,
-    /// Name of the variant.
     pub variant: String,
-    /// Seed of the run.
     pub seed: u64,
     /// Wall-clock seconds of the run on one thread.
     pub wall_s: f64,

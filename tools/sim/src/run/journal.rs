@@ -17,20 +17,10 @@ const NAME: &str = "results.jsonl";
 /// A journal that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
-    /// The folder or the file cannot be created, read or written. Check the path and the disk.
     #[error("cannot keep results in {path}: {cause}")]
-    Io {
-        /// Path of the file.
-        path: PathBuf,
-        /// Cause of the error. Not a `source`, because the text contains it.
-        cause: io::Error,
-    },
-    /// Another run writes into the folder. Wait for it, or choose another folder.
+    Io { path: PathBuf, cause: io::Error },
     #[error("another run is writing to {path}; wait for it or choose another folder")]
-    Busy {
-        /// Path of the file.
-        path: PathBuf,
-    },
+    Busy { path: PathBuf },
 }
 
 /// A finished run, as written to the journal.

@@ -37,7 +37,6 @@ pub type Simulate<'a> = dyn Fn(&Scenario) -> Result<Outcome, String> + Sync + 'a
 /// Options for running a plan.
 #[derive(Clone, Copy, Debug)]
 pub struct Options<'a> {
-    /// Number of threads.
     pub jobs: NonZeroUsize,
     /// Folder of the journal, which finished runs are read from and written to.
     pub out: Option<&'a Path>,
@@ -59,10 +58,8 @@ impl Default for Options<'_> {
 /// A plan that cannot be run. (The failure of a single run is part of the report instead.)
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
-    /// A combination of the plan's values is invalid.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// The journal cannot be used.
     #[error(transparent)]
     Journal(#[from] JournalError),
 }

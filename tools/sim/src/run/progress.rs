@@ -6,7 +6,6 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::host::thousands;
 
-/// The progress of a plan.
 #[derive(Debug)]
 pub(super) struct Progress {
     bar: ProgressBar,

@@ -28,7 +28,6 @@ impl RequestOrder {
         [Self::Fcfs, Self::Srpf, Self::Edf, Self::EdfRelegate, Self::Qoserve];
 
     /// Returns the scheduler's name in plan files.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fcfs => "fcfs",

@@ -94,13 +94,11 @@ impl Scenario {
 
 impl Cluster {
     /// Returns the number of servers that prefill, a rounded share of all. The others decode.
-    #[must_use]
     pub fn prefill_servers(&self) -> u32 {
         (f64::from(self.servers) * self.prefill_share).round() as u32
     }
 
     /// Returns the number of GPUs that prefill.
-    #[must_use]
     pub fn prefill_gpus(&self) -> u32 {
         self.prefill_servers() * self.gpus_per_server
     }
@@ -108,13 +106,11 @@ impl Cluster {
 
 impl ModelChoice {
     /// Returns the number of ranks of a prefill unit.
-    #[must_use]
     pub fn ranks(&self) -> u32 {
         self.ep.max(self.sp).max(self.dp)
     }
 
     /// Returns the number of GPUs of a prefill unit.
-    #[must_use]
     pub fn gpus(&self) -> u32 {
         self.tp * self.ranks()
     }
@@ -122,7 +118,6 @@ impl ModelChoice {
 
 impl Source {
     /// Reports whether the requests are read from a file rather than generated.
-    #[must_use]
     pub const fn is_recorded(self) -> bool {
         match self {
             Self::Conversation | Self::Agent | Self::LongConversation | Self::LongAgent => false,

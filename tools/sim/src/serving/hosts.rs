@@ -80,7 +80,6 @@ pub(super) struct Hosts {
     without_layers: bool,
 }
 
-/// Returns the link configuration of a scenario.
 pub(super) fn link_config(scenario: &Scenario, rate: f64) -> LinkConfig {
     let (policy, network) = (&scenario.policy, &scenario.network);
     let without_mlu = policy.without.contains(&Part::Mlu);

@@ -7,7 +7,6 @@
 use crate::network::{Network, PortId};
 use crate::scenario::{Scenario, Spreading};
 
-/// The layout of the cluster.
 #[derive(Debug)]
 pub(super) struct Layout {
     pub(super) units: u32,

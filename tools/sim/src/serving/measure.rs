@@ -40,7 +40,6 @@ pub(super) struct Measure {
     reused_tokens: u64,
     fetched_tokens: u64,
     pruned: u64,
-    /// Number of relegated requests.
     pub(super) relegated: u64,
     /// Number of requests that have their first token.
     pub(super) served: u64,

@@ -56,23 +56,16 @@ use crate::workload::{self, Requests, WorkloadError};
 /// A scenario that cannot be simulated.
 #[derive(Debug, thiserror::Error)]
 pub enum SimError {
-    /// A field of the scenario has an invalid value.
     #[error(transparent)]
     Invalid(#[from] Invalid),
-    /// The model's name or file is invalid.
     #[error("model.name: {0}")]
     Model(String),
-    /// The GPU's name or file is invalid.
     #[error("cluster.gpu: {0}")]
     Gpu(String),
-    /// The requests cannot be loaded.
     #[error("workload: {0}")]
     Workload(WorkloadError),
-    /// A parameter of the policy is invalid.
     #[error("policy: {0}")]
     Policy(String),
-    /// Fields do not fit together, such as experts that the model lacks or a cluster too small for
-    /// a unit. Or there is no request.
     #[error("{0}")]
     Mismatch(String),
 }
@@ -105,7 +98,6 @@ impl Inputs {
     }
 }
 
-/// Returns the model and the GPU of a scenario.
 fn hardware(scenario: &Scenario) -> Result<(Model, Gpu), SimError> {
     let cluster = &scenario.cluster;
     scenario.validate()?;

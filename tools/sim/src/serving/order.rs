@@ -10,7 +10,6 @@ use laxity_policy::{BatchId, Order, PolicyKind, PortId, RequestId, Span, Time};
 use super::SimError;
 use crate::scenario::{Part, Scenario};
 
-/// The coordinator of the simulator.
 #[derive(Debug)]
 pub(super) struct Coordinator {
     admission: Admission,

@@ -9,7 +9,6 @@ use crate::workload::Requests;
 /// A rank that holds reusable tokens, and their number.
 pub(super) type Source = (u32, u32);
 
-/// The route of one request.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Route {
     pub(super) rank: u32,

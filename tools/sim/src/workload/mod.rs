@@ -70,7 +70,6 @@ pub struct Requests {
 
 impl Requests {
     /// Returns the blocks of a request's prompt, first to last.
-    #[must_use]
     pub fn blocks_of(&self, request: &Request) -> &[u32] {
         &self.blocks[request.first_block as usize..][..request.blocks as usize]
     }

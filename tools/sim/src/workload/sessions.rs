@@ -57,7 +57,6 @@ pub fn generate(
 
 /// A session between two turns.
 struct Session {
-    /// Number of completed turns.
     turns: u32,
     prefix: usize,
     /// Tokens of the last prompt.

@@ -81,7 +81,6 @@ pub struct Shape {
 pub struct Text {
     /// Length of a typed text.
     pub typed: LogNormal,
-    /// Length of a document.
     pub document: LogNormal,
     /// Share of texts that are documents.
     pub documents: f64,
@@ -90,7 +89,6 @@ pub struct Text {
 /// A log-normal distribution of lengths.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogNormal {
-    /// Median of the distribution.
     pub median: f64,
     /// Standard deviation of the logarithm.
     pub sigma: f64,
@@ -187,7 +185,6 @@ const LONG_AGENT: Shape = Shape {
 };
 
 /// Returns the shape of a generated source, or `None` for one that is read from a file.
-#[must_use]
 pub fn of(source: Source) -> Option<Shape> {
     match source {
         Source::Conversation => Some(CONVERSATION),

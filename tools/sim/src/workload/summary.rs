@@ -10,7 +10,6 @@ use super::Requests;
 /// blocks that an earlier request had. The cache is empty before the first request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
-    /// Number of requests.
     pub requests: u64,
     /// Time from the first arrival to the last, in seconds.
     pub seconds: f64,
@@ -24,7 +23,6 @@ pub struct Summary {
     pub prompt_p50: u32,
     /// 99th percentile of the prompts' lengths.
     pub prompt_p99: u32,
-    /// Length of the longest prompt.
     pub prompt_longest: u32,
     /// Mean length of answers, in tokens.
     pub output_mean: f64,
@@ -43,7 +41,6 @@ pub struct Summary {
 
 impl Summary {
     /// Computes the statistics of a workload.
-    #[must_use]
     pub fn of(requests: &Requests) -> Self {
         let mut uses = vec![0_u32; requests.distinct_blocks as usize];
         let mut lengths = Vec::with_capacity(requests.list.len());

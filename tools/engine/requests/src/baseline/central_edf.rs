@@ -39,7 +39,6 @@ pub struct CentralEdf {
 
 impl CentralEdf {
     /// Creates the policy. An instance with `batch` or more prompt tokens to compute gets no more.
-    #[must_use]
     pub fn new(model: Linear, admission: bool, batch: u32, block_tokens: u32) -> Self {
         Self {
             model,

@@ -39,7 +39,6 @@ pub struct LeastWork {
 
 impl LeastWork {
     /// Creates the policy with a latency model of an instance.
-    #[must_use]
     pub fn new(model: Linear) -> Self {
         Self {
             model,

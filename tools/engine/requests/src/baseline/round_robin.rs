@@ -23,7 +23,6 @@ impl Ring {
     }
 }
 
-/// The round-robin policy.
 #[derive(Clone, Debug, Default)]
 pub struct RoundRobin {
     first: Ring,

@@ -96,7 +96,6 @@ impl std::fmt::Debug for Agent {
 
 impl Agent {
     /// Creates an agent with one fixed policy.
-    #[must_use]
     pub fn new(kind: Kind, config: Config, cognition: Cognition) -> Self {
         Self {
             config,
@@ -116,7 +115,6 @@ impl Agent {
     }
 
     /// Returns the agent's log of bounds and actual lengths.
-    #[must_use]
     pub fn journal(&self) -> Journal {
         self.journal.clone()
     }

@@ -44,7 +44,6 @@ impl std::fmt::Debug for Cognition {
 
 impl Cognition {
     /// Creates the source of estimates from its two parts.
-    #[must_use]
     pub fn new(perception: Box<dyn Perception>, prediction: Box<dyn Prediction>) -> Self {
         Self { perception, prediction, tasks: BTreeMap::new(), all: Profile::default() }
     }
@@ -56,7 +55,6 @@ impl Cognition {
     }
 
     /// Returns the estimate of a request without tags.
-    #[must_use]
     pub fn prior(&self, spec: &Spec, running: u32) -> Estimate {
         let most = self.tasks.values().max_by_key(|profile| profile.requests);
         let profile = most.copied().unwrap_or(self.all);
@@ -86,7 +84,6 @@ impl Cognition {
     }
 
     /// Returns the estimate of a request with `tags`, or `None` if they are invalid for it.
-    #[must_use]
     pub fn understood(&self, spec: &Spec, tags: &Tags, running: u32) -> Option<Estimate> {
         tags.are_valid(spec).then(|| {
             let length = tags.length.round() as u32;

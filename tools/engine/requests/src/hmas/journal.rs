@@ -28,7 +28,6 @@ impl Journal {
     }
 
     /// Returns a copy of the log.
-    #[must_use]
     pub fn read(&self) -> Log {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

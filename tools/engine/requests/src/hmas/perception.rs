@@ -24,7 +24,6 @@ pub struct Tags {
 impl Tags {
     /// Reports whether the tags are valid for `spec`: the length is finite and within the request's
     /// limit.
-    #[must_use]
     pub fn are_valid(&self, spec: &Spec) -> bool {
         self.length.is_finite()
             && self.length >= 0.5
@@ -69,7 +68,6 @@ pub struct Paced<T> {
 
 impl<T: Tagger> Paced<T> {
     /// Wraps a tagger. With a `service` of zero it answers at once.
-    #[must_use]
     pub const fn new(tagger: T, service: Span) -> Self {
         Self { tagger, service, busy_until: Time::ZERO, ready: VecDeque::new() }
     }
@@ -149,8 +147,6 @@ impl Trained {
         Ok(Self { forest })
     }
 
-    /// Returns the predicted length.
-    #[must_use]
     pub fn length(&self, spec: &Spec) -> f64 {
         let most = f64::from(spec.output_max);
         self.forest.predict(&features(spec)).exp().clamp(1.0, most)
@@ -158,7 +154,6 @@ impl Trained {
 
     /// Returns the mean absolute error over the mean length, for requests outside the training set.
     /// Unlike the paper's MAPE it doesn't weight short answers more.
-    #[must_use]
     pub fn error(&self, held_out: &[(Spec, u32)]) -> f64 {
         let off: f64 = held_out
             .iter()

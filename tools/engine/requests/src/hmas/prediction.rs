@@ -8,12 +8,10 @@
 use crate::Span;
 use crate::latency::{Composition, Latency};
 
-/// The cost of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
     /// Time to compute the prompt.
     pub ttft: Span,
-    /// Time for each token.
     pub tpot: Span,
 }
 
@@ -22,7 +20,6 @@ pub struct Cost {
 pub struct Ran {
     /// Number of computed prompt tokens.
     pub prefill_tokens: u32,
-    /// Number of decodes.
     pub decodes: u32,
     /// Number of tokens that the decodes attended to.
     pub decode_context: u64,
@@ -35,7 +32,6 @@ pub trait Prediction: Send {
     /// Returns the cost of a request with such a prompt and answer while `running` requests run.
     fn cost(&self, prompt: u32, length: u32, running: u32) -> Cost;
 
-    /// Learns from an iteration.
     fn learn(&mut self, ran: &Ran) {
         let _ = ran;
     }
@@ -51,7 +47,6 @@ pub struct Modelled<L> {
 
 impl<L: Latency> Modelled<L> {
     /// Creates the prediction with chunks of `chunk` tokens.
-    #[must_use]
     pub fn new(latency: L, chunk: u32) -> Self {
         Self { latency, chunk: chunk.max(1) }
     }

@@ -15,9 +15,7 @@ type Matrix = DenseMatrix<f64>;
 #[derive(Debug, thiserror::Error)]
 #[error("no model can be trained on {examples} examples: {why}")]
 pub struct TrainingError {
-    /// Number of examples.
     pub examples: usize,
-    /// The cause.
     pub why: String,
 }
 
@@ -72,7 +70,6 @@ impl Forest {
     }
 
     /// Returns the predicted value, or the mean of the training values for invalid features.
-    #[must_use]
     pub fn predict(&self, features: &[f64]) -> f64 {
         let row = Matrix::from_2d_vec(&vec![features.to_vec()]).ok();
         row.and_then(|row| self.model.predict(&row).ok())

@@ -44,17 +44,14 @@ impl Default for Config {
     }
 }
 
-/// The Statera Agent.
 #[derive(Clone, Debug)]
 pub struct Statera {
-    /// The options.
     pub config: Config,
     calibration: Calibration,
 }
 
 impl Statera {
     /// Creates the agent with its options.
-    #[must_use]
     pub fn new(config: Config) -> Self {
         Self { config, calibration: Calibration::new(config.epsilon, config.window, config.score) }
     }
@@ -65,7 +62,6 @@ impl Statera {
     }
 
     /// Returns an upper bound of a request's tokens, which holds for all but a share ε.
-    #[must_use]
     pub fn bound(&self, prompt: u32, predicted: u32, output_max: u32) -> Bound {
         if self.config.frozen {
             return Bound {

@@ -25,9 +25,7 @@ use crate::request::InstanceId;
 /// The present or assumed load of an instance.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct InstanceLoad {
-    /// The instance's role.
     pub role: Role,
-    /// Prompts to compute.
     pub prompts: Prompts,
     /// Number of requests that decode.
     pub decoding: f64,
@@ -41,7 +39,6 @@ pub struct InstanceLoad {
 
 impl InstanceLoad {
     /// Returns the present load of an instance.
-    #[must_use]
     pub fn of(row: &Row) -> Self {
         let (decoding, context) = row.decodes();
         Self {
@@ -55,13 +52,11 @@ impl InstanceLoad {
     }
 
     /// Returns how long a decode step takes at an instance now, in ns.
-    #[must_use]
     pub fn of_now(ledger: &InstanceTable, instance: InstanceId, model: &Linear) -> f64 {
         ledger.row(instance).map_or(0.0, |row| Self::of(row).decode_ns(model))
     }
 
     /// Returns the load with one more prompt to compute.
-    #[must_use]
     pub fn with_prompt(mut self, tokens: u32, tpot: u64) -> Self {
         self.prompts = self.prompts.with(tokens);
         self.tpot = self.tpot.min(tpot as f64);
@@ -69,7 +64,6 @@ impl InstanceLoad {
     }
 
     /// Returns the load with one more decoding request.
-    #[must_use]
     pub fn with_decode(mut self, context: u32, tpot: u64) -> Self {
         self.decoding += 1.0;
         self.context += f64::from(context);
@@ -78,14 +72,12 @@ impl InstanceLoad {
     }
 
     /// Returns `E_p`, the time to compute all prompts, in ns.
-    #[must_use]
     pub fn prefill_ns(&self, model: &Linear) -> f64 {
         model.prefill_ns(self.prompts.tokens, self.prompts.squares)
     }
 
     /// Returns `E_d`, the time of a step in which all requests decode, in ns. It is 0 on a prefill
     /// instance, which doesn't decode.
-    #[must_use]
     pub fn decode_ns(&self, model: &Linear) -> f64 {
         if self.role == Role::Prefill {
             return 0.0;
@@ -95,20 +87,17 @@ impl InstanceLoad {
     }
 
     /// Returns `TPOT − E_d`, the time that each step recovers, in ns.
-    #[must_use]
     pub fn relax_ns(&self, model: &Linear) -> f64 {
         self.tpot - self.decode_ns(model)
     }
 
     /// Returns the time until the instance is mature if it begins now, in ns. If steps recover no
     /// time, this is the end of the next step.
-    #[must_use]
     pub fn maturity_ns(&self, model: &Linear) -> f64 {
         self.maturity_after_ns(model, 0.0)
     }
 
     /// Returns [`Self::maturity_ns`] after decoding requests have already paused for `stood` ns.
-    #[must_use]
     pub fn maturity_after_ns(&self, model: &Linear, stood: f64) -> f64 {
         let prefill = self.prefill_ns(model);
         let decode = self.decode_ns(model);
@@ -130,7 +119,6 @@ impl InstanceLoad {
 
     /// Reports whether eq. 7 holds, with squared lengths: a request that arrives right after this
     /// dispatch would have its first token within `ttft` ns.
-    #[must_use]
     pub fn fits(&self, model: &Linear, ttft: f64) -> bool {
         let prefill = self.prefill_ns(model);
         if self.role == Role::Prefill {
@@ -149,7 +137,6 @@ impl InstanceLoad {
 
 /// Returns how many prompt tokens an instance may have to compute if a step takes `decode` ns (eq.
 /// 5).
-#[must_use]
 pub fn tokens(model: &Linear, ttft: f64, tpot: f64, decode: f64) -> f64 {
     let [a, b, _] = model.prefill;
     if decode >= tpot {
@@ -169,7 +156,6 @@ pub fn tokens(model: &Linear, ttft: f64, tpot: f64, decode: f64) -> f64 {
 ///
 /// A less used instance demands more remaining time from an old request, because another instance
 /// can serve it sooner.
-#[must_use]
 pub fn probability(remaining: f64, ttft: f64, utilization: f64) -> f64 {
     const EPSILON_NS: f64 = 1.0;
     (remaining / (ttft * (1.0 - utilization.clamp(0.0, 1.0)) + EPSILON_NS)).clamp(0.0, 1.0)

@@ -42,7 +42,6 @@ use crate::{Span, Time};
 /// The options of the dispatcher, with what the paper leaves open.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
-    /// The latency model.
     pub model: Linear,
     /// Least admission probability (`θ`).
     pub theta: f64,
@@ -65,7 +64,6 @@ pub struct Options {
 
 impl Options {
     /// Returns the default options for such instances.
-    #[must_use]
     pub const fn new(model: Linear, block_tokens: u32) -> Self {
         Self {
             model,
@@ -100,7 +98,6 @@ pub struct HyperFlexis {
     keys: FxHashMap<RequestId, Key>,
     fresh: VecDeque<Key>,
     workers: BTreeMap<InstanceId, Worker>,
-    /// Instances to ask, by maturity.
     askable: BTreeSet<(Time, InstanceId)>,
     /// Mature instances that take none of the waiting requests. They weren't asked about those in
     /// `fresh` yet.
@@ -118,7 +115,6 @@ pub struct HyperFlexis {
 
 impl HyperFlexis {
     /// Creates a dispatcher for requests with objectives.
-    #[must_use]
     pub fn new(options: Options) -> Self {
         Self {
             options,
@@ -141,7 +137,6 @@ impl HyperFlexis {
 
     /// Creates a dispatcher for requests whose class is a priority, with 0 the highest. `mapping`
     /// assigns the objectives (§5.2).
-    #[must_use]
     pub fn with_priorities(options: Options, mapping: Mapping) -> Self {
         Self { mapping: Some(mapping), ..Self::new(options) }
     }

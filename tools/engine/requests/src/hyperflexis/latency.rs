@@ -45,23 +45,16 @@ pub struct Linear {
 /// The reason why a fit failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FitError {
-    /// Fewer than three steps of one kind were measured, and each equation has three coefficients.
     #[error(
         "{found} {kind} steps that took time were measured, 3 are needed: profile more batch sizes \
          and lengths"
     )]
-    TooFew {
-        /// The kind of steps, `prefill` or `decode`.
-        kind: &'static str,
-        /// Number of measured steps of this kind.
-        found: usize,
-    },
+    TooFew { kind: &'static str, found: usize },
 }
 
 /// The relative error of a model, |predicted − measured| / measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Error {
-    /// Number of steps.
     pub steps: usize,
     /// Mean relative error.
     pub mean: f64,
@@ -76,7 +69,6 @@ pub struct Error {
 impl Linear {
     /// Returns eq. 1 in ns for prompts with these sums of tokens and squared lengths. Without
     /// tokens it is 0.
-    #[must_use]
     pub fn prefill_ns(&self, tokens: f64, squares: f64) -> f64 {
         if tokens <= 0.0 {
             return 0.0;
@@ -86,7 +78,6 @@ impl Linear {
     }
 
     /// Returns eq. 2 in ns. Without requests it is 0.
-    #[must_use]
     pub fn decode_ns(&self, requests: f64, context: f64) -> f64 {
         if requests <= 0.0 {
             return 0.0;
@@ -128,7 +119,6 @@ impl Linear {
     }
 
     /// Returns the error of the model on `samples`.
-    #[must_use]
     pub fn error(&self, samples: &[Sample]) -> Error {
         let mut off: Vec<f64> = samples
             .iter()
@@ -172,7 +162,6 @@ fn squares(of: &Composition) -> f64 {
 
 /// Measures the steps of the paper's profile on `machine`. Steps of more than `tokens_max` tokens
 /// are skipped, because they wouldn't fit into memory.
-#[must_use]
 pub fn profile(machine: &dyn Latency, tokens_max: u32) -> Vec<Sample> {
     let mut samples = Vec::new();
     for batch in BATCHES {

@@ -79,7 +79,6 @@ impl Migrator {
         self.open.insert((end, instance));
     }
 
-    /// Removes an instance.
     pub fn close(&mut self, instance: InstanceId) {
         if let Some(end) = self.ends.remove(&instance) {
             self.open.remove(&(end, instance));
@@ -88,13 +87,11 @@ impl Migrator {
     }
 
     /// Returns the number of waiting prompts.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.line.len()
     }
 
     /// Reports whether no prompt waits.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.line.is_empty()
     }

@@ -33,7 +33,6 @@ pub struct Bounds {
 
 impl Bounds {
     /// Returns the range of `share` around the medians. §7.3 uses ±25 %.
-    #[must_use]
     pub fn around(ttft: u64, tpot: u64, share: f64) -> Self {
         let range = |median: u64| {
             let median = median as f64;
@@ -46,7 +45,6 @@ impl Bounds {
 /// The measurements of a request that ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// The request's priority.
     pub priority: usize,
     /// Measured time to the first token, ns.
     pub ttft: u64,
@@ -77,7 +75,6 @@ impl Mapping {
     ///
     /// # Panics
     /// Panics if there is no class or the window is 0.
-    #[must_use]
     pub fn new(bounds: Vec<Bounds>, window: usize) -> Self {
         assert!(!bounds.is_empty() && window > 0, "a mapping has classes and a window");
         let classes = bounds.len();
@@ -124,7 +121,6 @@ impl Mapping {
 
     /// Returns the objectives of a request that arrives now. `contended` is whether requests of a
     /// higher priority wait.
-    #[must_use]
     pub fn assign(&self, priority: usize, contended: bool) -> Targets {
         let class = self.class(priority);
         let bounds = self.bounds[class];

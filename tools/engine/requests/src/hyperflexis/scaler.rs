@@ -56,7 +56,6 @@ pub struct Options {
 impl Options {
     /// Returns the paper's options: one second between decisions (§9.3), and as many warm runtimes
     /// as devices (§6). The paper has no values for thresholds.
-    #[must_use]
     pub const fn new(model: Linear, ttft: u64, tpot: u64, most: u32) -> Self {
         Self {
             upper: 0.8,
@@ -73,7 +72,6 @@ impl Options {
     }
 }
 
-/// The scaler of HyperFlexis.
 #[derive(Clone, Debug)]
 pub struct Scaler {
     options: Options,
@@ -88,8 +86,6 @@ pub struct Scaler {
 const ROLES: [Role; 3] = [Role::Whole, Role::Prefill, Role::Decode];
 
 impl Scaler {
-    /// Creates a scaler.
-    #[must_use]
     pub const fn new(options: Options) -> Self {
         Self {
             options,

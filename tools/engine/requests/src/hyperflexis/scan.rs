@@ -10,7 +10,6 @@ use crate::ledger::{Row, Targets};
 use crate::request::{RequestId, Spec};
 use crate::{Span, Time};
 
-/// A waiting request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiting {
     pub(super) spec: Spec,

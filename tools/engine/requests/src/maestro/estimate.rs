@@ -26,7 +26,6 @@ pub struct Learned<P> {
 
 impl<P: Predict> Learned<P> {
     /// Creates an estimator with empty profiles.
-    #[must_use]
     pub fn new(predictor: P) -> Self {
         Self { predictor, profiles: Profiles::default() }
     }

@@ -133,7 +133,6 @@ fn ms(span: Span) -> f64 {
 
 impl Fitness {
     /// Creates a chooser with a rule.
-    #[must_use]
     pub fn new(mode: Mode) -> Self {
         Self {
             mode,
@@ -230,7 +229,6 @@ impl Margin {
     }
 
     /// Returns the margin as a share.
-    #[must_use]
     pub fn share(&self) -> f64 {
         if self.0.recent.len() < Self::ENOUGH {
             return 0.3;
@@ -239,7 +237,6 @@ impl Margin {
     }
 
     /// Returns `R_need = (1 + ρ)·R` for predicted bytes `R`.
-    #[must_use]
     pub fn need(&self, predicted: u64) -> u64 {
         (predicted as f64 * (1.0 + self.share())).ceil() as u64
     }

@@ -23,7 +23,6 @@ struct Block {
 
 impl Isotonic {
     /// Fits points in any order. Points that aren't finite are ignored.
-    #[must_use]
     pub fn fit(points: &[(f64, f64)]) -> Self {
         let mut points: Vec<(f64, f64)> =
             points.iter().copied().filter(|(x, y)| x.is_finite() && y.is_finite()).collect();
@@ -51,7 +50,6 @@ impl Isotonic {
 
     /// Returns the value at `x`: interpolated between blocks, and constant beyond the ends. Without
     /// points it returns `x`, limited to 0 to 1.
-    #[must_use]
     pub fn at(&self, x: f64) -> f64 {
         let (Some(first), Some(last)) = (self.knots.first(), self.knots.last()) else {
             return x.clamp(0.0, 1.0);

@@ -14,7 +14,6 @@ use crate::workflow::{ModelId, StageId};
 /// The holder of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Engine {
-    /// A model.
     Model(ModelId),
     /// A stage that runs, or that waits with permitted memory.
     Stage(StageId),
@@ -37,7 +36,6 @@ pub enum Action {
 
 impl Action {
     /// Reports whether the action interrupts a stage: `I_active`.
-    #[must_use]
     pub const fn is_interrupting(self) -> bool {
         matches!(self, Self::SwapOut | Self::Abort)
     }
@@ -48,7 +46,6 @@ impl Action {
 pub struct Offer {
     /// The holder of the memory.
     pub engine: Engine,
-    /// The action.
     pub action: Action,
     /// Bytes that the action frees.
     pub frees: u64,

@@ -24,9 +24,7 @@ use crate::{Span, Time};
 /// A stage that needs a place on a node.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ask {
-    /// The stage's id.
     pub stage: StageId,
-    /// The model of the stage.
     pub model: ModelId,
     /// The class of the stage's job.
     pub class: Class,
@@ -110,8 +108,6 @@ pub struct Node {
 }
 
 impl Node {
-    /// Creates an empty node.
-    #[must_use]
     pub fn new(spec: NodeSpec, table: &[ModelSpec]) -> Self {
         Self {
             residency: Residency::new(&spec, table),
@@ -128,32 +124,26 @@ impl Node {
         }
     }
 
-    /// Returns the node's configuration.
-    #[must_use]
     pub const fn spec(&self) -> &NodeSpec {
         &self.spec
     }
 
     /// Returns the location of a model.
-    #[must_use]
     pub fn at(&self, model: ModelId) -> Readiness {
         self.residency.at(model)
     }
 
     /// Reports whether a model is on the GPU and completely loaded.
-    #[must_use]
     pub fn is_warm(&self, model: ModelId) -> bool {
         self.at(model) == Readiness::Running && !self.loading.contains_key(&model)
     }
 
     /// Returns the number of running and placed stages.
-    #[must_use]
     pub fn load(&self) -> usize {
         self.running.len() + self.queue.len()
     }
 
     /// Returns the number of placed stages that wait.
-    #[must_use]
     pub fn queued(&self) -> usize {
         self.queue.len()
     }
@@ -164,7 +154,6 @@ impl Node {
     }
 
     /// Returns when all running stages should be done, plus the time of the waiting ones.
-    #[must_use]
     pub fn empty_at(&self, now: Time) -> Time {
         let last = self.ends.last().map_or(now, |(end, _)| *end).max(now);
         let queued: u64 = self.queue.iter().map(|ask| ask.execution.0).sum();
@@ -173,7 +162,6 @@ impl Node {
 
     /// Returns the bytes of KV that no stage may use yet, `R_head`. Weights that are leaving don't
     /// count as free.
-    #[must_use]
     pub fn headroom(&self, table: &[ModelSpec]) -> u64 {
         self.promisable(table).saturating_sub(self.leaving.bytes(table))
     }
@@ -197,14 +185,12 @@ impl Node {
     }
 
     /// Returns the most KV that a stage of a model can ever use on this node.
-    #[must_use]
     pub fn most(&self, model: &ModelSpec) -> u64 {
         let fixed = self.spec.other + model.weights + model.context;
         self.spec.gpu.saturating_sub(fixed)
     }
 
     /// Reports whether permitted memory fits on the node and all sums agree.
-    #[must_use]
     pub fn is_safe(&self, table: &[ModelSpec]) -> bool {
         let promised: u64 = self.running.values().map(|held| held.ask.kv).sum::<u64>()
             + self.queue.iter().map(|ask| ask.kv).sum::<u64>();
@@ -240,7 +226,6 @@ impl Node {
     }
 
     /// Returns the estimate for a stage, or `None` if the node can't take it now.
-    #[must_use]
     pub fn estimate(&self, ask: &Ask, table: &[ModelSpec], now: Time) -> Option<Estimate> {
         let prepared = self.prepare(ask, table, now)?;
         let takes = prepared.activation.takes;

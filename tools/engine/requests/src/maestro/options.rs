@@ -4,7 +4,6 @@ use super::fitness::Mode;
 use super::queue::{Boundary, StageOrder};
 use crate::Span;
 
-/// The options of a scheduler.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     /// Name in result tables.
@@ -30,7 +29,6 @@ pub struct Options {
 
 impl Options {
     /// Returns Maestro's options, with the paper's values where it has some.
-    #[must_use]
     pub fn maestro() -> Self {
         Self {
             name: "maestro".to_owned(),
@@ -46,7 +44,6 @@ impl Options {
     }
 
     /// Returns Maestro's options with another order, which also applies at every boundary.
-    #[must_use]
     pub fn ordered(name: &str, order: StageOrder) -> Self {
         Self { name: name.to_owned(), order, boundary: Boundary::Requeue, ..Self::maestro() }
     }

@@ -22,7 +22,6 @@ use crate::workflow::{RoleId, SEMANTICS, Stage};
 /// A stage with its measured result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Record {
-    /// The stage.
     pub stage: Stage,
     /// Number of generated tokens.
     pub output: u32,
@@ -149,14 +148,12 @@ impl TwoPhase {
     }
 
     /// Returns the probability of a tool call (eq. 1).
-    #[must_use]
     pub fn tool(&self, stage: &Stage) -> f64 {
         let of = &*self.trained;
         probability(&of.classifier, &of.calibration, stage)
     }
 
     /// Returns the number of roles with their own regressor.
-    #[must_use]
     pub fn roles(&self) -> usize {
         self.trained.roles.len()
     }

@@ -67,7 +67,6 @@ impl Records {
         self.sorted.insert(at, value);
     }
 
-    /// Returns the lower median.
     fn median(&self) -> Option<u64> {
         let last = self.sorted.len().checked_sub(1)?;
         Some(self.sorted[last / 2])
@@ -82,7 +81,6 @@ struct Passed {
     ended: Option<(u32, u64)>,
 }
 
-/// Profiles of all templates.
 #[derive(Clone, Debug, Default)]
 pub struct Profiles {
     records: HashMap<State, Records>,
@@ -91,7 +89,6 @@ pub struct Profiles {
 
 impl Profiles {
     /// Returns the expected time after a stage in such a state, by eq. 8.
-    #[must_use]
     pub fn future(&self, job: &Job, stage: &Stage, tool: f64) -> Span {
         State::of(job, stage, tool)
             .iter()

@@ -23,7 +23,6 @@ pub enum StageOrder {
     Remaining {
         /// Aging of batch stages.
         aging: f64,
-        /// Aging of interactive stages.
         aging_interactive: f64,
     },
     /// The job that arrived first.
@@ -43,11 +42,9 @@ pub enum StageOrder {
 /// The properties of a stage that orders use.
 #[derive(Clone, Copy, Debug)]
 pub struct Rank {
-    /// Class of the job.
     pub class: Class,
     /// When the job was submitted.
     pub arrival: Time,
-    /// Deadline of the job.
     pub deadline: Time,
     /// Remaining time of the job, `T_rem`.
     pub remaining: Span,
@@ -78,13 +75,11 @@ fn signed(ns: u64) -> i64 {
 
 impl Queue {
     /// Creates an empty queue.
-    #[must_use]
     pub fn new(order: StageOrder) -> Self {
         Self { order, lanes: [BTreeMap::new(), BTreeMap::new()], keys: HashMap::new() }
     }
 
     /// Returns the priority that a stage gains by a wait from time 0 to `at`, in ns.
-    #[must_use]
     pub fn aged(&self, class: Class, at: Time) -> u64 {
         let lane = lane(class);
         let pace = match self.order {
@@ -123,19 +118,16 @@ impl Queue {
     }
 
     /// Returns the number of waiting stages.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.keys.len()
     }
 
     /// Reports whether no stage waits.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
 
     /// Returns the first interactive stage.
-    #[must_use]
     pub fn first_interactive(&self) -> Option<StageId> {
         self.lanes[0].keys().next().map(|key| key.2)
     }
@@ -192,7 +184,6 @@ pub enum Boundary {
 }
 
 impl Boundary {
-    /// Maestro's rule.
     pub const MAESTRO: Self = Self::Preempt {
         share: 0.2,
         least: 1_000_000_000,
@@ -201,7 +192,6 @@ impl Boundary {
     };
 
     /// Reports whether a stage with `waits` to go takes the turn of a batch job with `holds` to go.
-    #[must_use]
     pub fn is_preempted(&self, holds: Span, waits: Span) -> bool {
         match self {
             Self::Hold => false,

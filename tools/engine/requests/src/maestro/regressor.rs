@@ -7,7 +7,6 @@ use smartcore::xgboost::{XGRegressor, XGRegressorParameters};
 /// The parameters of boosted trees.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Trees {
-    /// Number of trees.
     pub count: usize,
     /// Most splits from the root to a leaf.
     pub depth: u16,
@@ -28,18 +27,10 @@ impl Default for Trees {
 /// The reason why a fit failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FitError {
-    /// There are too few records.
     #[error("a predictor is trained on {needed} records at least, and there are {there}")]
-    TooFew {
-        /// Number of records.
-        there: usize,
-        /// Number of records that are needed.
-        needed: usize,
-    },
-    /// A feature or a target isn't a finite number. Correct the records.
+    TooFew { there: usize, needed: usize },
     #[error("record {0} holds something that is not a finite number")]
     NotFinite(usize),
-    /// `smartcore` failed.
     #[error("no trees could be grown: {0}")]
     Trees(String),
 }
@@ -86,7 +77,6 @@ impl Boosted {
     }
 
     /// Returns the number that is predicted for a row of features.
-    #[must_use]
     pub fn predict(&self, row: &[f64]) -> f64 {
         // This crate never makes a row of another width than in training. The mean is a fair answer
         // to one.

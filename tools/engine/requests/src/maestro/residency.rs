@@ -30,14 +30,12 @@ pub struct Lacking {
 /// A model and the location to which it moved.
 pub type Move = (ModelId, Readiness);
 
-/// The effects of an activation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Activation {
     /// Models that leave first, in order.
     pub moves: Vec<Move>,
     /// The former location of the model.
     pub from: Option<Readiness>,
-    /// Time that the activation takes.
     pub takes: Span,
 }
 
@@ -62,7 +60,6 @@ pub struct Residency {
 impl Residency {
     /// Creates the state of an empty node. Models are on disk while there is room, in the order of
     /// the table, and then remote.
-    #[must_use]
     pub fn new(spec: &NodeSpec, table: &[ModelSpec]) -> Self {
         let mut left = spec.disk;
         let models = table
@@ -81,13 +78,11 @@ impl Residency {
     }
 
     /// Returns the location of a model. Unknown models are remote.
-    #[must_use]
     pub fn at(&self, model: ModelId) -> Readiness {
         self.models.get(usize::from(model.0)).map_or(Readiness::Remote, |place| place.at)
     }
 
     /// Reports whether stages use a model or wait for its loading.
-    #[must_use]
     pub fn is_used(&self, model: ModelId) -> bool {
         self.models.get(usize::from(model.0)).is_some_and(|place| place.users > 0)
     }
@@ -116,7 +111,6 @@ impl Residency {
 
     /// Returns the bytes on the GPU: `M_res` of §III-C without `M_other`. The paper's `M_ctx` of a
     /// running model has to contain its weights, or its rule isn't safe.
-    #[must_use]
     pub fn on_gpu(&self, table: &[ModelSpec]) -> u64 {
         self.sum(table, |at, model| match at {
             Readiness::Running => model.weights + model.context,
@@ -126,7 +120,6 @@ impl Residency {
     }
 
     /// Returns the bytes in host memory, KV included.
-    #[must_use]
     pub fn in_host(&self, table: &[ModelSpec]) -> u64 {
         self.host_kv
             + self.sum(table, |at, model| match at {
@@ -136,7 +129,6 @@ impl Residency {
     }
 
     /// Returns the bytes on disk.
-    #[must_use]
     pub fn on_disk(&self, table: &[ModelSpec]) -> u64 {
         self.sum(table, |at, model| if at == Readiness::Disk { model.weights } else { 0 })
     }
@@ -239,7 +231,6 @@ impl Residency {
     }
 
     /// Returns the time to load a model onto a GPU with room (§III-C: `T_act ≈ Size / BW_tier`).
-    #[must_use]
     pub fn loading(&self, model: ModelId, spec: &NodeSpec, table: &[ModelSpec]) -> Span {
         let Some(of) = table.get(usize::from(model.0)) else {
             return Span::ZERO;

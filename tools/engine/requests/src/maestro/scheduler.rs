@@ -57,7 +57,6 @@ pub(super) struct JobEntry {
     pub(super) stages: Vec<StageId>,
 }
 
-/// The scheduler of Maestro.
 pub struct Scheduler<E> {
     pub(super) options: Options,
     estimator: E,
@@ -80,7 +79,6 @@ pub struct Scheduler<E> {
 
 impl<E: Estimator> Scheduler<E> {
     /// Creates a scheduler for these nodes and models. All nodes are up and empty.
-    #[must_use]
     pub fn new(options: Options, estimator: E, models: Vec<ModelSpec>, nodes: &[NodeSpec]) -> Self {
         Self {
             queue: Queue::new(options.order),
@@ -103,26 +101,21 @@ impl<E: Estimator> Scheduler<E> {
     }
 
     /// Returns the states of the nodes, for drawings and tests.
-    #[must_use]
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
-    /// Returns the table of models.
-    #[must_use]
     pub fn models(&self) -> &[ModelSpec] {
         &self.models
     }
 
     /// Returns the present margin `ρ`.
-    #[must_use]
     pub fn margin(&self) -> f64 {
         self.margin.share()
     }
 
     /// Reports whether each stage is in exactly one place and no node exceeds its memory. For
     /// tests.
-    #[must_use]
     pub fn is_balanced(&self) -> bool {
         let waits = self.entries.values().filter(|e| e.place == StagePosition::Waits).count();
         let on = self.entries.values().filter(|e| matches!(e.place, StagePosition::On(_))).count();

@@ -42,7 +42,6 @@ impl Default for Chunking {
 
 /// Returns how long a job can wait for its next token in ns, or a negative value if the token is
 /// late. Returns `None` for a late batch request.
-#[must_use]
 pub fn slack(now: Time, job: &Job, tokens_left: u32) -> Option<i64> {
     match job.spec.slo {
         Slo::Interactive { tbt, .. } => {
@@ -64,7 +63,6 @@ pub fn slack(now: Time, job: &Job, tokens_left: u32) -> Option<i64> {
 
 /// Returns the least [`slack`] of `jobs`, or `None` if no job has one. It runs in each iteration.
 /// So the division for a batch request is done only if its slack is the least so far.
-#[must_use]
 pub fn least_slack<'a>(
     now: Time,
     jobs: impl Iterator<Item = &'a Job>,
@@ -91,7 +89,6 @@ pub fn least_slack<'a>(
 /// into `slack_ns`, or `least` if none fits. `line` has the prefix and the remaining tokens of each
 /// prompt. `decodes` run in the same iteration. The search assumes that times grow with tokens. For
 /// a model where they don't, the result still fits.
-#[must_use]
 pub fn fitting(
     latency: &dyn Latency,
     margin: f64,

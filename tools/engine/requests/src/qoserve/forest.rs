@@ -11,7 +11,6 @@ use super::linear::{FEATURES, LinearTerms, features};
 use crate::Span;
 use crate::latency::{Composition, Latency};
 
-/// A node of a tree.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Node {
     /// A comparison of a feature. Values up to `most` lead to the next node, larger ones to
@@ -31,25 +30,15 @@ pub enum Node {
 /// The reason why a forest can't be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ForestError {
-    /// The forest has no nodes. Train it on at least one iteration.
     #[error("a forest of latencies has no tree, or one without nodes; train it again")]
     Empty,
-    /// The linear model has an invalid coefficient.
     #[error(
         "the line under a forest of latencies has a part that is negative or no number, or is \
          nothing; train it again"
     )]
     LinearTerms,
-    /// A node is invalid.
     #[error("tree {tree}, node {node} of a forest of latencies is wrong: {wrong}; train it again")]
-    Node {
-        /// Index of the tree, counted from 0.
-        tree: usize,
-        /// Index of the node in its tree, counted from 0.
-        node: usize,
-        /// The cause.
-        wrong: &'static str,
-    },
+    Node { tree: usize, node: usize, wrong: &'static str },
 }
 
 /// A node in the form for evaluation. A feature up to `most` leads to the next node, a larger one
@@ -143,7 +132,6 @@ impl Forest {
     }
 
     /// Returns the predicted time for these features, in ns.
-    #[must_use]
     pub fn predict(&self, features: &[f64; FEATURES]) -> f64 {
         // The length is a power of two, so that the masked index is in range without a check.
         let mut padded = [0.0; FEATURES.next_power_of_two()];
@@ -169,13 +157,10 @@ impl Forest {
     }
 
     /// Returns the number of nodes of all trees.
-    #[must_use]
     pub fn size(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Returns the number of trees.
-    #[must_use]
     pub fn trees(&self) -> usize {
         self.roots.len()
     }

@@ -97,7 +97,6 @@ impl Lengths {
 
     /// Returns the expected number of remaining tokens of a job: `max(0, mean + 2σ − done)`, but at
     /// most what the job may generate.
-    #[must_use]
     pub fn left(&self, job: &Job) -> u32 {
         let estimate = self
             .tokens

@@ -6,7 +6,6 @@ use crate::latency::Composition;
 pub const FEATURES: usize = 6;
 
 /// Returns the features of an iteration.
-#[must_use]
 pub fn features(of: &Composition) -> [f64; FEATURES] {
     [
         f64::from(of.prefill_tokens) + f64::from(of.decodes),
@@ -43,7 +42,6 @@ impl LinearTerms {
         Self { fixed: 1.0, floor: 0.0, token: 0.0, pair: 0.0, context: 0.0, request: 0.0 };
 
     /// Returns the predicted time in ns.
-    #[must_use]
     pub fn ns(&self, of: &[f64; FEATURES]) -> f64 {
         self.fixed
             + self.floor.max(self.token * of[0])

@@ -65,7 +65,6 @@ pub enum Alpha {
     },
 }
 
-/// The rule of relegation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relegation {
     /// No job is relegated.
@@ -123,19 +122,16 @@ impl Default for Options {
 
 impl Options {
     /// Returns options with dynamic chunking only, under EDF: "DC" of Table 5.
-    #[must_use]
     pub fn chunking_only() -> Self {
         Self { alpha: Alpha::Fixed(0), relegation: Relegation::Off, hints: None, ..Self::default() }
     }
 
     /// Returns options with dynamic chunking and eager relegation: "DC+ER" of Table 5.
-    #[must_use]
     pub fn without_hybrid_priority() -> Self {
         Self { alpha: Alpha::Fixed(0), ..Self::default() }
     }
 
     /// Returns options with α by load (§3.6): 1 or 8 ms per token.
-    #[must_use]
     pub fn adaptive() -> Self {
         Self {
             alpha: Alpha::Adaptive {
@@ -173,7 +169,6 @@ pub struct QoServe<L> {
 
 impl<L: Latency> QoServe<L> {
     /// Creates a policy without measurements.
-    #[must_use]
     pub fn new(options: Options, latency: L) -> Self {
         let most = match options.chunking {
             Chunking::Fixed(tokens) => tokens,
@@ -200,7 +195,6 @@ impl<L: Latency> QoServe<L> {
     }
 
     /// Returns the estimates of answer lengths.
-    #[must_use]
     pub fn lengths(&self) -> &Lengths {
         &self.lengths
     }

@@ -64,7 +64,6 @@ impl std::fmt::Debug for Replica {
 
 impl Replica {
     /// Creates a replica. A prompt may start while others run only if `watermark` blocks stay free.
-    #[must_use]
     pub fn new(pool: Pool, watermark: u32, discipline: Box<dyn Discipline + Send>) -> Self {
         Self {
             discipline,
@@ -94,21 +93,17 @@ impl Replica {
         before
     }
 
-    /// Returns the current discipline.
-    #[must_use]
     pub fn discipline(&self) -> &dyn Discipline {
         &*self.discipline
     }
 
     /// Returns the state of a request.
-    #[must_use]
     pub fn job(&self, request: RequestId) -> Option<&Job> {
         let slot = self.state.slot(request)?;
         Some(&self.state.at(slot).job)
     }
 
     /// Returns the pool of KV blocks.
-    #[must_use]
     pub fn pool(&self) -> &Pool {
         crate::discipline::View::pool(&self.state)
     }
@@ -122,7 +117,6 @@ impl Replica {
     }
 
     /// Reports whether all sums and lists agree with the jobs. For tests.
-    #[must_use]
     pub fn is_balanced(&self) -> bool {
         self.state.is_balanced()
     }

@@ -105,7 +105,6 @@ impl State {
         self.slots.is_empty()
     }
 
-    /// Returns the slot of a request.
     pub(super) fn slot(&self, request: RequestId) -> Option<usize> {
         self.slots.get(&request).copied()
     }
@@ -124,7 +123,6 @@ impl State {
         (entry.job.id() == request).then_some(entry)
     }
 
-    /// Returns all jobs.
     pub(super) fn jobs(&self) -> impl Iterator<Item = &Job> {
         self.entries.iter().flatten().map(|entry| &entry.job)
     }

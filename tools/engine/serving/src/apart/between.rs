@@ -14,7 +14,6 @@ use crate::model::{KvCache, Result, Watch, fail};
 /// KV of a request's beginning that is on its way to this process.
 #[derive(Clone, Debug)]
 pub struct Import {
-    /// Number of the request.
     pub request: u64,
     /// The process that sends the KV.
     pub from: SocketAddr,
@@ -49,7 +48,6 @@ pub struct Export {
 pub struct Between<'a> {
     /// The connections to other processes, if there are any.
     pub net: Option<&'a Net>,
-    /// Number of the batch.
     pub batch: u64,
     /// The KV that other processes send.
     pub imports: Vec<Import>,
@@ -112,7 +110,6 @@ impl Watch for Between<'_> {
 }
 
 /// Returns the head of a parcel of KV.
-#[must_use]
 pub const fn kv_head(kind: Kind, layer: usize, batch: u64, request: u64, first: usize) -> Head {
     Head {
         kind,

@@ -30,13 +30,11 @@ pub struct Ranks {
 
 impl Ranks {
     /// Makes the distribution over these ranks, in order. `own` is the index of this process.
-    #[must_use]
     pub const fn new(all: Vec<SocketAddr>, own: usize) -> Self {
         Self { all, own }
     }
 
     /// Reports whether this process holds an expert.
-    #[must_use]
     pub fn holds(&self, expert: usize) -> bool {
         self.all.len() <= 1 || expert % self.all.len() == self.own
     }
@@ -46,7 +44,6 @@ impl Ranks {
     }
 
     /// Returns the ranks in order, including this process. Empty if there is only this one.
-    #[must_use]
     pub fn all(&self) -> &[SocketAddr] {
         if self.is_apart() { &self.all } else { &[] }
     }
@@ -58,14 +55,12 @@ impl Ranks {
     }
 
     /// Reports whether there is more than one rank.
-    #[must_use]
     pub const fn is_apart(&self) -> bool {
         self.all.len() > 1
     }
 }
 
 /// Encodes rows as bytes.
-#[must_use]
 pub fn encode(groups: &[ExpertRows], hidden: usize) -> Vec<u8> {
     let mut bytes = (groups.len() as u32).to_le_bytes().to_vec();
     for group in groups {
@@ -110,7 +105,6 @@ pub fn decode(bytes: &[u8], hidden: usize) -> Result<Vec<ExpertRows>> {
 }
 
 /// Returns the head of a parcel of rows.
-#[must_use]
 pub const fn rows_head(kind: Kind, layer: usize, batch: u64, place: u64) -> Head {
     kv_head(kind, layer, batch, 0, place as usize)
 }

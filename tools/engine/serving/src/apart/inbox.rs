@@ -106,13 +106,11 @@ impl Inbox {
     }
 
     /// Returns the number of stored or awaited payloads, for tests and metrics.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.state().wanted.len()
     }
 
     /// Reports whether no payload is stored or awaited.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

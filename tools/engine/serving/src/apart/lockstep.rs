@@ -46,7 +46,6 @@ pub struct InStep<'a> {
 
 impl<'a> InStep<'a> {
     /// Makes the peers of one iteration. `experts` are the experts that this rank holds.
-    #[must_use]
     pub const fn new(
         net: &'a Net,
         experts: Arc<dyn Experts>,

@@ -57,7 +57,6 @@ pub struct Asked {
 impl Asked {
     /// Returns the batch number under which the giver of KV schedules it, in place of the batch
     /// that needs it. No batch or request has this number.
-    #[must_use]
     pub const fn batch(request: u64) -> u64 {
         request | 1 << 46
     }
@@ -123,28 +122,17 @@ pub enum Words {
     },
     /// The first token of an answer. All KV was sent before.
     First {
-        /// Number of the request.
         request: u64,
-        /// The token.
         token: u32,
         /// Times of the batches that computed the prompt.
         spent: Spent,
     },
     /// A request that will not be computed.
-    Failed {
-        /// Number of the request.
-        request: u64,
-        /// The reason.
-        why: Failure,
-    },
+    Failed { request: u64, why: Failure },
     /// A request whose answer is not wanted any more.
-    Cancel {
-        /// Number of the request.
-        request: u64,
-    },
+    Cancel { request: u64 },
     /// The start of an iteration of ranks in lockstep.
     Step {
-        /// Number of the iteration.
         step: u64,
         /// Requests of the sender, with the time until their first tokens are due, in ns.
         members: Vec<(u64, u64)>,
@@ -156,12 +144,10 @@ pub enum Words {
     Layer {
         /// Index of the layer.
         layer: u16,
-        /// Numbers of the batches.
         batches: Vec<u64>,
     },
     /// The end of batches, which were computed or are not wanted any more.
     Computed {
-        /// Numbers of the batches.
         batches: Vec<u64>,
         /// Numbers of the requests for which KV was requested.
         requests: Vec<u64>,
@@ -175,7 +161,6 @@ pub enum Words {
     Read(ReadPart),
     /// The answer to a question for KV.
     Will {
-        /// Number of the request.
         request: u64,
         /// Number of blocks that will come. It may be 0.
         blocks: usize,
@@ -183,7 +168,6 @@ pub enum Words {
     /// The load of the sender. It is sent after an iteration with prompts of the receiver, and
     /// after other changes.
     Load {
-        /// The load.
         load: Load,
         /// Time of the last iteration, in ns. 0 if there was none.
         took_ns: u64,
@@ -195,7 +179,6 @@ pub enum Words {
 /// The destination of a request's KV and first token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
-    /// Address of the process.
     pub to: SocketAddr,
     /// Number of the request at that process.
     pub request: u64,
@@ -243,7 +226,6 @@ pub struct Net {
 
 impl Net {
     /// Returns the time that bytes take on the wire, in ns. 0 if the NIC's rate is not known.
-    #[must_use]
     pub fn wire_ns(&self, bytes: usize) -> u64 {
         self.bytes_per_s.map_or(0, |rate| (bytes as f64 / rate * 1e9) as u64)
     }
@@ -271,7 +253,6 @@ impl Net {
     }
 
     /// Returns the time that this process waited for others so far.
-    #[must_use]
     pub fn waited(&self) -> Spent {
         Spent {
             kv_wait_ns: self.waited.0.load(Ordering::Relaxed),
@@ -335,14 +316,12 @@ pub struct Numbers {
 
 impl Numbers {
     /// Makes the generator of the process that listens at an address, or else of this process id.
-    #[must_use]
     pub fn of(listens: Option<SocketAddr>) -> Self {
         let address = listens.map_or(String::new(), |address| address.to_string());
         Self::of_text(&format!("{address} {}", std::process::id()))
     }
 
     /// Makes a generator that all processes of a group share, named by the first one's address.
-    #[must_use]
     pub fn of_group(first: SocketAddr) -> Self {
         Self::of_text(&format!("group of {first}"))
     }
@@ -355,7 +334,6 @@ impl Numbers {
         Self { next: tag << 47 }
     }
 
-    /// Returns the next number.
     pub const fn next(&mut self) -> u64 {
         self.next += 1;
         self.next

@@ -36,32 +36,20 @@ const DEVICE: usize = 0;
 /// The reason why the plugin can't be used.
 #[derive(Debug, Error)]
 pub enum PluginError {
-    /// The library is no plugin, or a call of it failed.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// The plugin found no interface.
     #[error("the plugin has no device")]
     NoDevice,
-    /// The system gives this process no more threads.
     #[error("no thread for the plugin: {0}")]
     Thread(io::Error),
-    /// The thread of the plugin panicked.
     #[error("the plugin's thread ended")]
     Ended,
-    /// The other rank has another version.
     #[error("a handle has {0} bytes, not {HANDLE_BYTES}")]
     Handle(usize),
-    /// The configuration of a rank differs from this one.
     #[error("{0} is no rank of this group")]
     Stranger(SocketAddr),
-    /// An exchange failed. The rank must be started again.
     #[error("exchanges with {rank}: {cause}")]
-    Exchange {
-        /// The other rank.
-        rank: SocketAddr,
-        /// The cause.
-        cause: ExchangeError,
-    },
+    Exchange { rank: SocketAddr, cause: ExchangeError },
 }
 
 enum PluginCommand {

@@ -28,7 +28,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// Full blocks of a prompt that other processes may have.
 #[derive(Clone, Debug)]
 pub struct Wanted {
-    /// Number of the request.
     pub request: u64,
     /// Hashes of the blocks, from the first missing one.
     pub hashes: Vec<BlockHash>,
@@ -84,7 +83,6 @@ pub fn serve(
 }
 
 /// Makes the queue of calls and returns both ends.
-#[must_use]
 pub fn calls() -> (Sender<Call>, Receiver<Call>) {
     channel()
 }

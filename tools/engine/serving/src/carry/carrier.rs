@@ -43,7 +43,6 @@ impl Carrier {
     }
 
     /// Returns the address at which this process listens.
-    #[must_use]
     pub const fn listens(&self) -> SocketAddr {
         self.listens
     }
@@ -131,7 +130,6 @@ impl Carrier {
     }
 
     /// Returns the counters so far.
-    #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -12,7 +12,6 @@ use laxity_client::Hint;
 use super::frame::{Head, ReadPart};
 use super::outgoing::Said;
 
-/// A parcel to submit.
 pub(super) struct Parcel {
     pub(super) to: SocketAddr,
     pub(super) head: Head,
@@ -47,7 +46,6 @@ pub struct Options {
 pub struct Counts {
     /// Bytes that were sent, by stage and DSCP.
     pub sent_bytes: BTreeMap<(&'static str, u8), u64>,
-    /// Number of parcels.
     pub parcels: u64,
     /// Bytes that were sent without a permit.
     pub bypassed_bytes: u64,

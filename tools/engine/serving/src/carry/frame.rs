@@ -23,7 +23,6 @@ pub const WORDS_BYTES_MAX: u64 = 16 << 20;
 
 const MAGIC: [u8; 4] = *b"LXE2";
 
-/// The kind of a parcel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Kind {
@@ -39,7 +38,6 @@ pub enum Kind {
 
 impl Kind {
     /// Returns the stage of parcels of this kind.
-    #[must_use]
     pub const fn stage(self) -> Stage {
         match self {
             Self::KvReuse => Stage::KvReuse,
@@ -58,7 +56,6 @@ impl Kind {
 /// The head of a frame, which identifies the frame's parcel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
-    /// Kind of the parcel.
     pub kind: Kind,
     /// The layer that produced or needs the parcel.
     pub layer: u16,
@@ -82,7 +79,6 @@ pub struct Head {
 
 impl Head {
     /// Encodes the head as bytes.
-    #[must_use]
     pub fn encode(&self) -> [u8; HEAD_BYTES] {
         let mut bytes = [0; HEAD_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);

@@ -30,22 +30,18 @@ pub use frame::{Head, Kind, ReadPart};
 pub struct Arrival {
     /// Address at which the sender listens. It identifies the sender.
     pub from: SocketAddr,
-    /// Head of the parcel.
     pub head: Head,
-    /// Payload of the parcel.
     pub payload: Vec<u8>,
 }
 
 /// Something that arrived from another process.
 #[derive(Clone, Debug)]
 pub enum Incoming {
-    /// A complete parcel.
     Parcel(Arrival),
     /// A control message, which is one line of JSON.
     Words(SocketAddr, String),
     /// Bytes of a flow that this process reads.
     Part {
-        /// Number of the flow.
         flow: u64,
         /// Number of bytes.
         bytes: u64,

@@ -16,7 +16,6 @@ use super::frame::{ACK_BYTES, FRAME_BYTES_MAX, Head, Preamble, READ};
 const CONNECT_FOR: Duration = Duration::from_secs(2);
 const CONNECT_EVERY: Duration = Duration::from_millis(50);
 
-/// A load for a connection.
 pub(super) enum Load {
     /// Bytes of a parcel, beginning at the head's offset.
     Bytes { head: Head, payload: Arc<Vec<u8>>, bytes: u64 },

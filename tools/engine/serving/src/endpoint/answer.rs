@@ -12,7 +12,6 @@ use crate::engine::sequence::{Output, Reason};
 
 static ANSWERS: AtomicU64 = AtomicU64::new(1);
 
-/// A writer of one answer.
 pub(super) struct Writer {
     shape: Shape,
     model: String,

@@ -274,7 +274,6 @@ const THROWN_AWAY_BYTES_MAX: usize = 64 << 20;
 /// Longest time for reading a body that is too long.
 const THROWN_AWAY_FOR: Duration = Duration::from_secs(10);
 
-/// Reads a complete body.
 async fn read(body: Body, most: usize) -> Result<Vec<u8>, Objection> {
     let mut parts = body.into_data_stream();
     let mut whole = Vec::new();

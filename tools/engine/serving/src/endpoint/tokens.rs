@@ -14,7 +14,6 @@ pub const MESSAGE_END: u32 = 259;
 pub const VOCAB_MIN: usize = 260;
 
 /// Returns the tokens of a prompt.
-#[must_use]
 pub fn encode(text: &str) -> Vec<u32> {
     std::iter::once(BEGIN).chain(bytes(text)).collect()
 }
@@ -24,7 +23,6 @@ fn bytes(text: &str) -> impl Iterator<Item = u32> + '_ {
 }
 
 /// Returns the tokens of a chat: role and text of each message, and the beginning of the answer.
-#[must_use]
 pub fn encode_chat(messages: &[(String, String)]) -> Vec<u32> {
     let mut tokens = vec![BEGIN];
     for (role, text) in messages {

@@ -10,7 +10,6 @@ use super::sequence::Submission;
 use crate::apart::Words;
 use crate::carry::{Arrival, Carrier, Counts};
 
-/// A command to the engine.
 #[derive(Debug)]
 pub enum EngineCommand {
     /// Compute a request.
@@ -21,7 +20,6 @@ pub enum EngineCommand {
     Kv(Arrival),
     /// Continue a request after other processes were asked for KV of its beginning.
     Found {
-        /// Number of the request.
         request: u64,
         /// The process that sends blocks and their number, or `None` if no process has any.
         found: Option<(SocketAddr, usize)>,
@@ -62,7 +60,6 @@ pub struct EngineGauges {
 
 impl EngineGauges {
     /// Returns the counters of the carrier, if there are other processes.
-    #[must_use]
     pub fn counts(&self) -> Option<Counts> {
         self.carrier.get().map(Carrier::counts)
     }
@@ -77,7 +74,6 @@ pub struct Handle {
 
 impl Handle {
     /// Sends a command. Returns false if the engine has ended.
-    #[must_use]
     pub fn command(&self, command: EngineCommand) -> bool {
         if matches!(command, EngineCommand::Submit(_)) {
             // Counting here lets the limit of requests see them before the engine handles them.
@@ -97,7 +93,6 @@ impl Handle {
     }
 
     /// Returns the state of the engine.
-    #[must_use]
     pub fn gauges(&self) -> &EngineGauges {
         &self.gauges
     }
@@ -107,7 +102,6 @@ impl Handle {
 pub type EngineCommands = (Handle, Receiver<EngineCommand>);
 
 /// Makes the queue of an engine that is to be started.
-#[must_use]
 pub fn commands() -> EngineCommands {
     let (commands, incoming) = channel();
     let gauges = Arc::new(EngineGauges::default());

@@ -119,7 +119,6 @@ impl Engine {
         }
     }
 
-    /// Ends the iteration.
     pub(super) fn end_step(&mut self) {
         let Some(lockstep) = self.lockstep.as_mut() else {
             return;

@@ -56,7 +56,6 @@ struct Asker {
     told: Option<(Load, Instant, u64)>,
 }
 
-/// The parts of an engine.
 #[derive(Debug)]
 pub struct Parts {
     /// The model that computes the sequences.

@@ -23,7 +23,6 @@ pub struct Sampling {
 
 impl Sampling {
     /// Returns the token after `position` tokens.
-    #[must_use]
     pub fn choose(&self, outputs: &[f32], position: usize) -> u32 {
         let best = greedy(outputs);
         if self.temperature <= 0.0 {
@@ -67,10 +66,8 @@ pub enum Failure {
     Internal(String),
 }
 
-/// An output of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// A token.
     Token(u32),
     /// The end of the answer.
     Finished(Reason),
@@ -106,7 +103,6 @@ pub struct Submission {
 
 impl Submission {
     /// Returns the capacity that the channel of an answer needs.
-    #[must_use]
     pub const fn room(output_max: u32) -> usize {
         output_max as usize + 2
     }
@@ -121,10 +117,8 @@ pub enum Outlet {
     Away(crate::apart::Destination),
 }
 
-/// A sequence of the engine.
 #[derive(Debug)]
 pub struct Sequence {
-    /// Number of the request.
     pub id: RequestId,
     /// Name of the request at its client.
     pub name: Option<Box<str>>,
@@ -164,7 +158,6 @@ pub struct Sequence {
 
 impl Sequence {
     /// Reports whether the receiver still wants the answer.
-    #[must_use]
     pub fn is_wanted(&self) -> bool {
         match &self.outlet {
             Outlet::Here(outlet) => !outlet.is_closed(),
@@ -173,7 +166,6 @@ impl Sequence {
     }
 
     /// Returns the deadline of the first token, in ns.
-    #[must_use]
     pub const fn deadline_ns(&self) -> u64 {
         self.slo.deadline(self.arrival, 0).0
     }
@@ -191,13 +183,11 @@ impl Sequence {
 
     /// Returns how many full blocks of the prompt may come from elsewhere. At least one token is
     /// computed here, because it gives the first output.
-    #[must_use]
     pub const fn reusable(&self, block_tokens: usize) -> usize {
         (self.prompt - 1) / block_tokens
     }
 
     /// Returns the request for the scheduler, with `ready` tokens whose KV is here.
-    #[must_use]
     pub fn spec(&self, ready: usize) -> Spec {
         Spec {
             id: self.id,
@@ -214,7 +204,6 @@ impl Sequence {
     }
 
     /// Returns the number of tokens of the answer so far.
-    #[must_use]
     pub fn generated(&self) -> usize {
         self.tokens.len() - self.prompt
     }

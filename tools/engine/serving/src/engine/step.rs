@@ -25,7 +25,6 @@ const FAILURES_MAX: u32 = 2;
 /// Shortest time between two reports of the load to a process for which nothing was computed.
 const REPORT_EVERY: Duration = Duration::from_millis(10);
 
-/// A member of a batch.
 struct Member {
     request: RequestId,
     /// Number of tokens whose KV is there after the batch.

@@ -15,7 +15,6 @@ use sha2::{Digest as _, Sha256};
 pub type BlockHash = [u8; 16];
 
 /// Returns the hashes of the full blocks of a sequence.
-#[must_use]
 pub fn chain(identity: &[u8; 16], tokens: &[u32], block_tokens: usize) -> Vec<BlockHash> {
     let mut before = *identity;
     tokens
@@ -53,7 +52,6 @@ pub struct Blocks {
 
 impl Blocks {
     /// Makes a pool of `count` blocks.
-    #[must_use]
     pub fn new(count: usize) -> Self {
         Self {
             blocks: vec![Block::default(); count],
@@ -66,25 +64,21 @@ impl Blocks {
     }
 
     /// Returns the number of all blocks.
-    #[must_use]
     pub fn total(&self) -> usize {
         self.blocks.len()
     }
 
     /// Returns the number of blocks that can be taken now.
-    #[must_use]
     pub fn available(&self) -> usize {
         self.free.len() + self.idle.len()
     }
 
     /// Returns the number of blocks with references.
-    #[must_use]
     pub fn used(&self) -> usize {
         self.total() - self.available()
     }
 
     /// Returns how many published blocks were evicted.
-    #[must_use]
     pub const fn evicted(&self) -> u64 {
         self.evicted
     }
@@ -116,7 +110,6 @@ impl Blocks {
     }
 
     /// Returns how many of these blocks are found, from the first on, without taking them.
-    #[must_use]
     pub fn count_found(&self, hashes: &[BlockHash]) -> usize {
         let there = |hash: &&BlockHash| self.published.contains_key(*hash);
         hashes.iter().take_while(there).count()
@@ -124,7 +117,6 @@ impl Blocks {
 
     /// Returns how many of the blocks that are found have no references. Taking them makes so many
     /// fewer available.
-    #[must_use]
     pub fn count_idle(&self, hashes: &[BlockHash]) -> usize {
         let blocks = hashes.iter().map_while(|hash| self.published.get(hash));
         blocks.filter(|block| self.blocks[**block as usize].references == 0).count()
@@ -190,7 +182,6 @@ pub struct SharedBlocks(Arc<Mutex<Blocks>>);
 
 impl SharedBlocks {
     /// Shares a pool.
-    #[must_use]
     pub fn new(blocks: Blocks) -> Self {
         Self(Arc::new(Mutex::new(blocks)))
     }
@@ -201,13 +192,11 @@ impl SharedBlocks {
     }
 
     /// Takes blocks like [`Blocks::take`].
-    #[must_use]
     pub fn take(&self, count: usize) -> Option<Vec<u32>> {
         self.lock().take(count)
     }
 
     /// Takes found blocks like [`Blocks::find`].
-    #[must_use]
     pub fn find(&self, hashes: &[BlockHash]) -> Vec<u32> {
         self.lock().find(hashes)
     }
@@ -223,13 +212,11 @@ impl SharedBlocks {
     }
 
     /// Returns the number of blocks with references, like [`Blocks::used`].
-    #[must_use]
     pub fn used(&self) -> usize {
         self.lock().used()
     }
 
     /// Returns the number of evicted blocks, like [`Blocks::evicted`].
-    #[must_use]
     pub fn evicted(&self) -> u64 {
         self.lock().evicted()
     }

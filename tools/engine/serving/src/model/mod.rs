@@ -163,7 +163,6 @@ impl Watch for Unwatched {
 /// Rows for one expert on their way to the process that holds it, or their outputs on the way back.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExpertRows {
-    /// Number of the expert.
     pub expert: usize,
     /// The numbers of all rows: `rows × hidden` numbers of 32 bits.
     pub rows: Vec<u32>,
@@ -212,7 +211,6 @@ impl ExpertPeers for AllLocal {
 }
 
 /// Returns the token with the highest output, or the lowest token of several.
-#[must_use]
 pub fn greedy(outputs: &[f32]) -> u32 {
     let mut best = 0;
     for (token, output) in outputs.iter().enumerate() {

@@ -42,7 +42,6 @@ pub struct ModelShape {
     /// Experts that replace the feed-forward network, if any.
     #[serde(default)]
     pub moe: Option<Moe>,
-    /// Source of the weights.
     #[serde(default)]
     pub weights: WeightsSource,
 }
@@ -57,7 +56,6 @@ pub struct Moe {
     pub per_token: usize,
 }
 
-/// The source of the weights.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum WeightsSource {
@@ -84,62 +82,39 @@ const fn norm_eps() -> f64 {
 /// The reason why sizes are rejected.
 #[derive(Clone, Debug, Error, PartialEq)]
 pub enum ShapeError {
-    /// A size is 0.
     #[error("model.{0} is 0; it must be at least 1")]
     Zero(&'static str),
-    /// A size is no multiple of another.
     #[error("model.{what} is {value}, which is no multiple of model.{of} ({by})")]
-    NoMultiple {
-        /// Name of the size.
-        what: &'static str,
-        /// Value of the size.
-        value: usize,
-        /// Name of the other size.
-        of: &'static str,
-        /// Value of the other size.
-        by: usize,
-    },
-    /// A head has an odd width, but rotary embeddings turn pairs.
+    NoMultiple { what: &'static str, value: usize, of: &'static str, by: usize },
     #[error(
         "a head is {0} wide; rotary embeddings turn pairs, so it must be even (set model.head_dim)"
     )]
     OddHead(usize),
-    /// A token uses more experts than there are.
     #[error(
         "model.moe.per_token is {per_token}, but there are {experts} experts: at most that many"
     )]
-    TooManyExperts {
-        /// Number of experts for each token.
-        per_token: usize,
-        /// Number of experts.
-        experts: usize,
-    },
-    /// A number is not positive.
+    TooManyExperts { per_token: usize, experts: usize },
     #[error("model.{0} is {1}; it must be a positive number")]
     NotPositive(&'static str, f64),
 }
 
 impl ModelShape {
     /// Returns the number of heads of keys and values.
-    #[must_use]
     pub fn kv_heads(&self) -> usize {
         self.kv_heads.unwrap_or(self.heads)
     }
 
     /// Returns the width of a head.
-    #[must_use]
     pub fn head_dim(&self) -> usize {
         self.head_dim.unwrap_or(self.hidden / self.heads.max(1))
     }
 
     /// Returns the count of numbers in a token's keys in a layer, which is also that of its values.
-    #[must_use]
     pub fn kv_width(&self) -> usize {
         self.kv_heads() * self.head_dim()
     }
 
     /// Returns the bytes of a token's keys and values in one layer.
-    #[must_use]
     pub fn kv_bytes(&self) -> usize {
         2 * self.kv_width() * size_of::<f32>()
     }

@@ -41,7 +41,6 @@ pub struct Room {
     pub block_tokens: u32,
 }
 
-/// A line of a record.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum RecordLine {
@@ -181,25 +180,21 @@ impl Schedulers {
     }
 
     /// Returns the load of the scheduler.
-    #[must_use]
     pub fn load(&self) -> Load {
         self.scheduler.load()
     }
 
     /// Returns the state of a request.
-    #[must_use]
     pub fn job(&self, request: RequestId) -> Option<&Job> {
         self.scheduler.job(request)
     }
 
     /// Reports whether a request is relegated, which means that it is served last.
-    #[must_use]
     pub fn is_relegated(&self, request: RequestId) -> bool {
         self.job(request).is_some_and(|job| job.relegated)
     }
 
     /// Returns the number of iterations from which the latency model learned.
-    #[must_use]
     pub fn learned(&self) -> u64 {
         self.scheduler.learned()
     }
@@ -223,7 +218,6 @@ impl Schedulers {
     }
 
     /// Returns the size of the scheduler's pool.
-    #[must_use]
     pub const fn room(&self) -> Room {
         self.room
     }
@@ -238,10 +232,8 @@ impl Schedulers {
     }
 }
 
-/// The result of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Replayed {
-    /// Number of events.
     pub events: usize,
     /// Number of plans, all equal to the recorded ones.
     pub plans: usize,
@@ -257,46 +249,18 @@ const LINE_BYTES_MAX: u64 = 64 << 20;
 /// The reason why a record cannot be replayed, or the decision that differs.
 #[derive(Debug, Error)]
 pub enum ReplayError {
-    /// The record cannot be read.
     #[error("{0}")]
     File(#[from] ReadError),
-    /// A line cannot be read, or is too long.
     #[error("line {line}: {cause}")]
-    Unreadable {
-        /// Number of the line.
-        line: usize,
-        /// The error of the read.
-        cause: io::Error,
-    },
-    /// A line does not have the format of a record.
+    Unreadable { line: usize, cause: io::Error },
     #[error("line {line}: {cause}")]
-    RecordLine {
-        /// Number of the line.
-        line: usize,
-        /// The error of the parser.
-        cause: serde_json::Error,
-    },
-    /// The first line has no settings, or another line has some.
+    RecordLine { line: usize, cause: serde_json::Error },
     #[error("line {0}: a record begins with its settings, once")]
     Begin(usize),
-    /// The settings in the first line are invalid.
     #[error("line {line}: {cause}")]
-    Settings {
-        /// Number of the line.
-        line: usize,
-        /// The invalid setting.
-        cause: ConfigError,
-    },
-    /// The scheduler's decision differs from the recorded one.
+    Settings { line: usize, cause: ConfigError },
     #[error("line {line}: recorded was {recorded}, now it is {now}")]
-    Differs {
-        /// Number of the line.
-        line: usize,
-        /// The recorded decision.
-        recorded: String,
-        /// The decision of the replay.
-        now: String,
-    },
+    Differs { line: usize, recorded: String, now: String },
 }
 
 /// Checks the settings of a record, which may be edited or damaged.

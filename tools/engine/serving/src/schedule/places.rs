@@ -25,12 +25,10 @@ pub enum Rule {
 }
 
 impl Rule {
-    /// All rules.
     pub const ALL: [Self; 5] =
         [Self::Fewest, Self::RoundRobin, Self::LeastLoaded, Self::LeastWork, Self::Hyperflexis];
 
     /// Returns the name of the rule in configurations.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fewest => "fewest",

@@ -60,12 +60,10 @@ pub enum Relegation {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Preemption {
-    /// Never.
     Never,
     /// If the interrupted prompt does not become late by it.
     #[default]
     Selective,
-    /// Always.
     Always,
 }
 
@@ -278,13 +276,10 @@ impl Settings {
     }
 
     /// Reports whether the policy uses predictions of iteration times.
-    #[must_use]
     pub const fn predicts(&self) -> bool {
         matches!(self.policy, Policy::Qoserve | Policy::Hmas)
     }
 
-    /// Returns a summary in words.
-    #[must_use]
     pub fn summary(&self) -> String {
         match self.policy {
             Policy::Fcfs | Policy::Edf | Policy::Srpf => {

@@ -109,7 +109,6 @@ impl Loaded<'_> {
         answer
     }
 
-    /// One client.
     fn client(&self, number: u32, end: Instant) {
         let mut round = number;
         while Instant::now() < end {
@@ -189,7 +188,6 @@ impl Loaded<'_> {
         assert!(after < before + before / 4 + GROWTH_BYTES_MAX, "{before} bytes, then {after}");
     }
 
-    /// Nothing is left of all that.
     fn nothing_is_left(&self) {
         let start = Instant::now();
         let engines = || std::iter::once(&self.front).chain(&self.behind);

@@ -223,7 +223,6 @@ impl Drop for Running {
     }
 }
 
-/// An answer of HTTP.
 #[derive(Debug)]
 pub(crate) struct Answer {
     pub(crate) status: u16,
@@ -262,7 +261,6 @@ impl Answer {
         (text("code"), text("message"))
     }
 
-    /// The events of a stream.
     pub(crate) fn events(&self) -> Vec<String> {
         let lines = self.body.split("\n\n").filter(|line| !line.is_empty());
         lines.map(|line| line.strip_prefix("data: ").expect("an event").to_owned()).collect()

@@ -23,7 +23,6 @@ use crate::run::Timing;
 pub struct PageError {
     /// Line number, counted from 1.
     pub line: usize,
-    /// The problem at this line.
     pub problem: String,
 }
 
@@ -36,7 +35,6 @@ impl PageError {
 /// The results of a plan with their timing.
 #[derive(Clone, Debug)]
 pub struct Results {
-    /// Report with all runs.
     pub report: Report,
     /// Timing of the whole plan, if it was recorded. The report has the timing of each run.
     pub took: Option<Timing>,
@@ -86,7 +84,6 @@ pub fn fill(
     Ok(filled)
 }
 
-/// Returns the new content of a block.
 fn content(block: &Block, results: &Results) -> Result<String, String> {
     let view = View::of(block, &results.report)?;
     let sheets = match block.section {

@@ -78,7 +78,6 @@ impl View<'_> {
 }
 
 /// Returns the page, with timings of this machine if `with_timing` is set.
-#[must_use]
 pub fn page(report: &Report, with_timing: bool) -> String {
     let looks = palette::looks(report);
     let colours = palette::style(&looks);

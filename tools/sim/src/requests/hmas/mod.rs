@@ -57,7 +57,6 @@ fn tuned_statera() -> statera::Config {
     }
 }
 
-/// A setting with its name.
 type Row = (String, Setting);
 
 /// A workload and the machine that it runs on.

@@ -48,7 +48,6 @@ pub(super) const FOUR: [Task; 4] = [
     task("wikisql", (20_000, 1_000), (643.22, 337.01), (27.82, 4.84)),
 ];
 
-/// The set of two tasks.
 pub(super) const TWO: [Task; 2] = [
     task("gsm8k", (700, 200), (51.44, 15.78), (90.13, 26.73)),
     task("sharegpt", (2_000, 500), (259.19, 324.88), (207.79, 234.99)),

@@ -96,7 +96,6 @@ const B14: u16 = 4;
 use Class::{Batch, Interactive};
 use Times::{Fan, Loop};
 
-/// The applications of Table I.
 pub(super) const APPS: [App; 9] = [
     App {
         name: "Meeting Booking",

@@ -117,7 +117,6 @@ fn memory(into: &mut Measurements, ran: &[Measured]) -> Section {
     into.table(title, &[("memory", "")], &["count"], "")
 }
 
-/// Runs all studies.
 pub(super) fn run(
     kit: &Kit,
     options: &Options,

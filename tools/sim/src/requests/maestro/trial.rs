@@ -119,7 +119,6 @@ impl Kit {
         self.predictor.clone()
     }
 
-    /// Returns jobs with their deadlines.
     pub(super) fn jobs(
         &self,
         seed: u64,

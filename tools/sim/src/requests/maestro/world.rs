@@ -16,7 +16,6 @@ use super::apps::{STAGES, Workload};
 use super::catalogue::Served;
 use super::machine::{Came, Machine, Running};
 
-/// The outcome of a job.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Job {
     pub(super) class: Class,

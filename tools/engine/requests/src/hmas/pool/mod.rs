@@ -55,12 +55,10 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// All policies.
     pub const ALL: [Self; 7] =
         [Self::Fcfs, Self::Edf, Self::Llf, Self::Sjf, Self::Srtf, Self::TwoLane, Self::Wfq];
 
     /// Returns the policy's name in result tables.
-    #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
             Self::Fcfs => "fcfs",
@@ -74,7 +72,6 @@ impl Kind {
     }
 
     /// Creates a policy of this kind.
-    #[must_use]
     pub fn build(self, hints: &Hints) -> Box<dyn Policy> {
         match self {
             Self::Fcfs => Box::new(Order::Fcfs),
@@ -115,7 +112,6 @@ impl Default for Hints {
 pub struct Room {
     /// Most requests that may run.
     pub concurrency: u32,
-    /// Number of running requests.
     pub running: u32,
 }
 

@@ -25,7 +25,6 @@ struct Lane {
     service: f64,
 }
 
-/// The two-lane policy.
 #[derive(Clone, Debug)]
 pub struct TwoLane {
     split: Span,
@@ -36,7 +35,6 @@ pub struct TwoLane {
 
 impl TwoLane {
     /// Creates the policy with the split and weight of `hints`.
-    #[must_use]
     pub fn new(hints: &Hints) -> Self {
         Self {
             split: hints.lane_split,

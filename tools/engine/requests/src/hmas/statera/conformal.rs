@@ -108,7 +108,6 @@ impl Calibration {
     ///
     /// # Panics
     /// Panics if `epsilon` isn't between 0 and 1 or `window` is 0.
-    #[must_use]
     pub fn new(epsilon: f64, window: usize, score: Score) -> Self {
         assert!(
             epsilon > 0.0 && epsilon < 1.0,
@@ -130,7 +129,6 @@ impl Calibration {
     }
 
     /// Returns an upper bound of a request's tokens, which holds for all but a share ε.
-    #[must_use]
     pub fn bound(&self, prompt: u32, predicted: u32, output_max: u32) -> Bound {
         let own = self.buckets[Self::bucket(prompt)].quantile(self.epsilon);
         let pooled = || self.pooled.quantile(self.epsilon);

@@ -27,20 +27,12 @@ const LENGTH_BYTES: usize = 8;
 /// The reason why an exchange with a rank failed.
 #[derive(Debug, Error)]
 pub enum ExchangeError {
-    /// A call of the plugin failed.
     #[error(transparent)]
     Host(#[from] HostError),
-    /// A parcel is longer than any can be.
     #[error("a parcel of {0} bytes")]
     TooLong(u64),
-    /// More bytes came than the parcel's length said.
     #[error("{came} bytes came where {said} were said")]
-    MoreThanSaid {
-        /// Number of bytes that came.
-        came: usize,
-        /// Number of bytes of the parcel.
-        said: usize,
-    },
+    MoreThanSaid { came: usize, said: usize },
 }
 
 /// A parcel that is expected.
@@ -83,7 +75,6 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    /// Listens for a rank.
     pub(super) fn listen(context: &Context, rank: SocketAddr) -> Result<(Self, Handle), HostError> {
         let (listener, handle) = context.listen(DEVICE)?;
         let peer = Self {

@@ -29,13 +29,11 @@ impl Rows {
     }
 
     /// Returns the slots for the rows' own keys and values.
-    #[must_use]
     pub fn own_slots(&self) -> Vec<u32> {
         self.rows.iter().map(|&(sequence, position)| self.slot(sequence, position) as u32).collect()
     }
 
     /// Reports whether every position has a block below `blocks`.
-    #[must_use]
     pub fn fits(&self, blocks: usize) -> bool {
         self.rows.iter().all(|&(sequence, position)| {
             self.pages.get(sequence).is_some_and(|pages| {
@@ -49,11 +47,9 @@ impl Rows {
 /// Numbers and width of the heads.
 #[derive(Clone, Copy, Debug)]
 pub struct Heads {
-    /// Number of heads of queries.
     pub heads: usize,
     /// Number of heads of keys and values.
     pub kv_heads: usize,
-    /// Width of each head.
     pub width: usize,
 }
 

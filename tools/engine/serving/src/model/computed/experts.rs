@@ -84,7 +84,6 @@ impl ExpertBank {
     }
 
     /// Reports whether this process holds an expert.
-    #[must_use]
     pub fn holds(&self, expert: usize) -> bool {
         self.layers.iter().any(|layer| layer.contains_key(&expert))
     }
@@ -126,7 +125,6 @@ fn numbers(bits: &[u32]) -> Vec<f32> {
     bits.iter().copied().map(f32::from_bits).collect()
 }
 
-/// The router of a layer.
 #[derive(Clone, Debug)]
 pub struct Router {
     gate: Linear,

@@ -19,7 +19,6 @@ pub struct Linear {
 
 impl Linear {
     /// Makes the multiplication by a matrix `[out, in]`.
-    #[must_use]
     pub const fn new(weight: Tensor) -> Self {
         Self { weight }
     }

@@ -33,7 +33,6 @@ impl Pages {
     }
 
     /// Returns the keys and values of a layer.
-    #[must_use]
     pub fn layer(&self, layer: usize) -> (&Tensor, &Tensor) {
         let (keys, values) = &self.layers[layer];
         (keys, values)

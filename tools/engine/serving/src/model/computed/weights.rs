@@ -19,34 +19,17 @@ use crate::model::shape::WeightsSource;
 /// The reason why weights cannot be loaded.
 #[derive(Debug, Error)]
 pub enum WeightsError {
-    /// A file cannot be read, or is no safetensors file.
     #[error("{path}: {cause}")]
-    File {
-        /// Path of the file.
-        path: PathBuf,
-        /// The error of the read.
-        cause: candle_core::Error,
-    },
-    /// No file has the tensor of this name.
+    File { path: PathBuf, cause: candle_core::Error },
     #[error(
         "no tensor `{0}` in the safetensors files; they need Hugging Face's names (Llama's, or \
          Mixtral's with model.moe)"
     )]
     Missing(String),
-    /// A tensor's shape differs from the configuration.
     #[error("tensor `{name}` is {found:?} in the file, and {wanted:?} by the sizes in [model]")]
-    Shape {
-        /// Name of the tensor.
-        name: String,
-        /// Shape in the file.
-        found: Vec<usize>,
-        /// Shape by the configuration.
-        wanted: Vec<usize>,
-    },
-    /// The device has too little memory for the KV cache.
+    Shape { name: String, found: Vec<usize>, wanted: Vec<usize> },
     #[error("no memory for the KV cache (kv.blocks): {0}")]
     Memory(candle_core::Error),
-    /// An operation of the device failed.
     #[error(transparent)]
     Tensor(#[from] candle_core::Error),
 }

@@ -53,7 +53,6 @@ pub struct Timing {
 
 impl Timing {
     /// Returns the times with their names in configurations.
-    #[must_use]
     pub const fn all(&self) -> [(&'static str, f64); 4] {
         [
             ("timing.layer_us", self.layer_us),
@@ -81,7 +80,6 @@ fn take(since: Instant, time: Duration) {
     std::thread::sleep(time.saturating_sub(since.elapsed()));
 }
 
-/// A timed model.
 #[derive(Debug)]
 pub struct TimedModel {
     shape: ModelShape,
@@ -93,7 +91,6 @@ pub struct TimedModel {
 
 impl TimedModel {
     /// Makes a model with an empty KV cache. It holds the experts for which `holds` returns true.
-    #[must_use]
     pub fn new(
         shape: &ModelShape,
         timing: &Timing,

@@ -2,7 +2,6 @@
 //! rest follows. A receiver reads the seed and checks the rest.
 
 /// Mixes the bits of a number (SplitMix64).
-#[must_use]
 pub const fn mix(number: u64) -> u64 {
     let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -28,7 +27,6 @@ pub fn extend(bytes: &mut Vec<u8>, seed: u64, words: usize) {
 }
 
 /// Returns the seed of bytes from [`extend`], or `None` if they are damaged.
-#[must_use]
 pub fn seed_of(bytes: &[u8]) -> Option<u64> {
     let (words, rest) = bytes.as_chunks::<8>();
     let seed = u64::from_le_bytes(*words.first()?);
@@ -46,7 +44,6 @@ pub fn row(seed: u64, hidden: usize) -> impl Iterator<Item = u32> {
 }
 
 /// Returns the seed of a row, or `None` if the row is damaged.
-#[must_use]
 pub fn row_seed(numbers: &[u32]) -> Option<u64> {
     let [low, high, ..] = *numbers else {
         return None;
