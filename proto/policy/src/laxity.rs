@@ -102,7 +102,6 @@ pub(crate) struct Laxity {
     near: Level,
     /// Highest level of the rest of rule 3. With three levels it is the level of near KV reuse.
     by_slack: Level,
-    rate: u64,
     /// Share of the port at which a receiver-bound flow becomes urgent.
     urgent_share: f64,
     period: Span,
@@ -126,7 +125,6 @@ impl Laxity {
             collective,
             near,
             by_slack,
-            rate: config.rate,
             urgent_share: config.threshold_scale.min(1.0),
             period: config.promotion_period,
             edges_ns,
@@ -134,11 +132,11 @@ impl Laxity {
     }
 
     /// Returns when `bytes` must begin so that the last one arrives by `deadline`.
-    fn latest_start(&self, deadline: Time, bytes: u64) -> Time {
+    fn latest_start(port: &Port, deadline: Time, bytes: u64) -> Time {
         if deadline == Time::NEVER {
             return Time::NEVER;
         }
-        deadline - Span::transfer(bytes, self.rate)
+        deadline - Span::transfer(bytes, port.config.rate)
     }
 
     /// Returns the key of `deadline` for work that follows `compute_left` of computation.
@@ -213,11 +211,11 @@ impl Laxity {
     }
 
     /// Returns when a receiver-bound flow needs `urgent_share` of the port.
-    fn urgent_at(&self, flow: &Flow, bytes: u64) -> Time {
+    fn urgent_at(&self, port: &Port, flow: &Flow, bytes: u64) -> Time {
         if flow.deadline == Time::NEVER {
             return Time::NEVER;
         }
-        let needs_ns = Span::transfer(bytes, self.rate).0 as f64 / self.urgent_share;
+        let needs_ns = Span::transfer(bytes, port.config.rate).0 as f64 / self.urgent_share;
         flow.deadline - Span(needs_ns as u64)
     }
 
@@ -231,12 +229,12 @@ impl Laxity {
     }
 
     fn place_last(&self, port: &Port, now: Time, flow: &Flow) -> QueuePosition {
-        let latest = self.latest_start(flow.deadline, flow.remaining);
+        let latest = Self::latest_start(port, flow.deadline, flow.remaining);
         if latest < now && flow.remaining > 0 {
             return QueuePosition::scavenger();
         }
         if flow.spec.receiver_bound {
-            let urgent_at = self.urgent_at(flow, Self::waiting_with(port, flow));
+            let urgent_at = self.urgent_at(port, flow, Self::waiting_with(port, flow));
             if urgent_at <= now {
                 return QueuePosition::new(URGENT, Scope::Port, latest.0, Level::HIGHEST);
             }
@@ -257,12 +255,12 @@ impl Laxity {
     }
 
     /// Returns the key of a group of last-stage flows.
-    fn last_stage_key(&self, port: &Port, group: &Group) -> Time {
+    fn last_stage_key(port: &Port, group: &Group) -> Time {
         let Some((order, _, _, slot)) = group.head() else {
             return Time::NEVER;
         };
         if group.scope == Scope::Request {
-            self.latest_start(port.flows.get(slot).deadline, group.bytes)
+            Self::latest_start(port, port.flows.get(slot).deadline, group.bytes)
         } else {
             Time(order)
         }
@@ -319,7 +317,7 @@ impl Discipline for Laxity {
             COLLECTIVE => (2, batch_key(), 0),
             REUSE if lone => (3, order, if order < UNKNOWN { 0 } else { NO_LAYER }),
             REUSE => (3, batch_key(), u64::from(port.rli(group.batch, flow.spec.layer))),
-            _ => match self.last_stage_key(port, group) {
+            _ => match Self::last_stage_key(port, group) {
                 Time::NEVER => (3, UNKNOWN, NO_LAYER),
                 key => (3, key.0, NO_LAYER),
             },
@@ -333,7 +331,7 @@ impl Discipline for Laxity {
                 let key = Self::batch_key(port, now, flow.batch, flow.deadline);
                 self.reuse_level(port, now, flow.batch, flow.spec.layer, Time(key))
             }
-            LAST_STAGE => self.slack_level(now, self.last_stage_key(port, group)),
+            LAST_STAGE => self.slack_level(now, Self::last_stage_key(port, group)),
             _ => flow.level,
         }
     }
@@ -342,14 +340,14 @@ impl Discipline for Laxity {
         Some(self.collective)
     }
 
-    fn served(&self, _port: &Port, now: Time, flow: &Flow, _bytes: u64) -> Option<QueuePosition> {
+    fn served(&self, port: &Port, now: Time, flow: &Flow, _bytes: u64) -> Option<QueuePosition> {
         // In a request's group arrival decides, and the group's key follows its bytes. Service
         // changes the key only of urgent flows and of flows without a request.
         let urgent = flow.level == Level::HIGHEST;
         if flow.spec.stage != Stage::P2d || (flow.request != NONE && !urgent) {
             return None;
         }
-        let latest = self.latest_start(flow.deadline, flow.remaining);
+        let latest = Self::latest_start(port, flow.deadline, flow.remaining);
         let queue = if urgent { URGENT } else { LAST_STAGE };
         let mut position =
             QueuePosition::new(queue, Scope::Port, latest.0, self.slack_level(now, latest));
@@ -358,9 +356,9 @@ impl Discipline for Laxity {
     }
 
     fn check(&self, port: &Port, now: Time, flow: &Flow) -> Check {
-        let urgent_at = self.urgent_at(flow, Self::waiting_with(port, flow));
+        let urgent_at = self.urgent_at(port, flow, Self::waiting_with(port, flow));
         if urgent_at <= now {
-            let latest = self.latest_start(flow.deadline, flow.remaining);
+            let latest = Self::latest_start(port, flow.deadline, flow.remaining);
             Check::Move(QueuePosition::new(URGENT, Scope::Port, latest.0, Level::HIGHEST))
         } else {
             Check::Later(self.next_look(now, urgent_at))
@@ -384,8 +382,8 @@ impl Discipline for Laxity {
             };
         }
         match group.queue {
-            LAST_STAGE if self.last_stage_key(port, group) < now => Feasibility::RequestLost,
-            URGENT if self.latest_start(flow.deadline, flow.remaining) < now => {
+            LAST_STAGE if Self::last_stage_key(port, group) < now => Feasibility::RequestLost,
+            URGENT if Self::latest_start(port, flow.deadline, flow.remaining) < now => {
                 Feasibility::RequestLost
             }
             _ => Feasibility::Alive,

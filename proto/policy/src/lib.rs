@@ -5,7 +5,8 @@
 //! run the same code:
 //!
 //! * `link` arbitrates one port (one direction of one NIC): MFS §4.3, §4.4.1, §4.5;
-//! * `admission` orders batches and prunes doomed requests: MFS §4.4.2 and Appendix B.
+//! * `admission` orders batches and prunes doomed requests: MFS §4.4.2 and Appendix B;
+//! * `residual` finds the capacity of a port that the traffic of others leaves.
 //!
 //! The crate uses no clock, no I/O, no `unsafe` and no hash order. It depends on `laxity-types`
 //! only. The same events at the same times give the same actions, bit for bit.
@@ -26,6 +27,7 @@ pub mod link;
 pub mod mlu;
 pub mod prune;
 pub mod red;
+pub mod residual;
 pub mod rli;
 pub mod rmlq;
 pub mod time;

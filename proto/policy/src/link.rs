@@ -200,6 +200,17 @@ impl Link {
         Ok(())
     }
 
+    /// Changes the port's rate and window only, as [`crate::residual`] finds them. Unlike
+    /// [`Link::set_config`], this leaves waiting flows in their queues. Groups get new ranks, and
+    /// flows inside a group keep their order. Values that [`LinkConfig::validate`] would refuse
+    /// are raised to the least valid ones.
+    pub fn set_capacity(&mut self, now: Time, rate: u64, window_bytes: u64) {
+        self.port.set_capacity(rate.max(1), window_bytes.max(self.port.config.chunk_bytes));
+        for group in self.port.queues.ranked() {
+            self.rerank(now, group);
+        }
+    }
+
     /// Fast path: returns the first permit of a flow if no flow waits and the window has room.
     /// Otherwise it returns `None`, and the driver sends [`Event::FlowArrived`]. O(1), with the
     /// slow path's result. Changes nothing: call [`Link::commit_permit`] next, possibly after the

@@ -46,6 +46,13 @@ impl Port {
         self.config = config;
     }
 
+    /// Changes the rate and the window.
+    pub(crate) fn set_capacity(&mut self, rate: u64, window_bytes: u64) {
+        self.load.set_rate(rate);
+        self.config.rate = rate;
+        self.config.window_bytes = window_bytes;
+    }
+
     /// Reports whether admission has pruned the request.
     pub(crate) fn is_pruned(&self, request: RequestId) -> bool {
         !self.pruned.is_empty() && self.pruned.binary_search(&request).is_ok()

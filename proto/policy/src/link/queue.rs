@@ -262,6 +262,11 @@ impl Queues {
         (self.scavenger != NONE).then_some(self.scavenger)
     }
 
+    /// Returns all groups that have a rank.
+    pub(crate) fn ranked(&self) -> Vec<Slot> {
+        self.peers.iter().flat_map(|peer| peer.groups.values().copied()).collect()
+    }
+
     /// Returns the groups whose levels follow the progress of their batch.
     pub(crate) fn climbing(&self) -> impl Iterator<Item = &Group> {
         let groups = self.peers.iter().flat_map(|peer| peer.groups.values());
