@@ -1,13 +1,16 @@
 //! What a host's NICs do with a DSCP: its priority, its queue, and whether PFC and ECN hold there.
 //!
 //! [`query`] asks the kernel by dcbnl netlink, which needs no privilege. [`treatments`] sums up all
-//! RDMA ports of a host for [`laxity_types::marking::decide`]. Switches can't be seen from a host.
+//! RDMA ports of a host for [`laxity_types::marking::decide`]. [`counters_of`] finds the counters of
+//! what passes a NIC. Switches can't be seen from a host.
 #![forbid(unsafe_code)]
 
+mod counters;
 mod dcbnl;
 mod map;
 mod ports;
 
+pub use counters::{CounterSource, Counts, Passed, counters_of};
 pub use dcbnl::{DcbError, query};
 pub use map::{PRIORITIES, PriorityMap, Selection, Trust};
 pub use ports::{RdmaPort, ecn, map_of, rdma_ports, treatments};

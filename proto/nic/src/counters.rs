@@ -1,0 +1,196 @@
+//! What passes a NIC in each direction, by the counters of its driver.
+//!
+//! A hardware RDMA device counts RDMA only, and its network interface counts the rest, so both are
+//! added. Software RDMA passes its network interface, which counts everything. Counters of the
+//! kernel's sysfs are described in its Documentation/ABI/stable/sysfs-class-infiniband, those of a
+//! driver in its source (`hw_stat_names` and the like). A virtual function counts its own traffic
+//! only.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::ports::{RdmaPort, rdma_ports};
+
+/// The NIC name that stands for all devices.
+const ANY: &str = "default";
+/// Every interface in this process's own network namespace. `/sys` may show those of another.
+const INTERFACES: &str = "proc/net/dev";
+/// Fields of a row after the interface's name: received bytes, and sent bytes.
+const RX_BYTES: usize = 0;
+const TX_BYTES: usize = 8;
+
+/// The counters of one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Passed {
+    /// Bytes with headers.
+    pub bytes: u64,
+    /// Signals of congestion: CNPs that slowed this sender, or marked packets that it received.
+    pub signals: u64,
+}
+
+/// The counters of a NIC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// What was sent.
+    pub egress: Passed,
+    /// What was received.
+    pub ingress: Passed,
+}
+
+/// A source of counters of one NIC. Each reading may cost a system call or a firmware command.
+pub trait CounterSource: Send {
+    /// Returns the name of the source in reports.
+    fn name(&self) -> &'static str;
+
+    /// Reads the counters, or returns `None` if they can't be read now.
+    fn read(&mut self) -> Option<Counts>;
+}
+
+/// The files of one direction. Bytes and signals are sums over all that exist.
+struct Files {
+    bytes: &'static [&'static str],
+    signals: &'static [&'static str],
+}
+
+/// The counters of a driver's devices.
+struct Family {
+    name: &'static str,
+    /// Bytes in one unit of the byte counters.
+    unit: u64,
+    egress: Files,
+    ingress: Files,
+}
+
+/// The families, in order. The first one with all its byte counters is taken.
+const FAMILIES: [Family; 3] = [
+    Family {
+        name: "irdma",
+        unit: 1,
+        egress: Files {
+            bytes: &["hw_counters/ip4OutOctets", "hw_counters/ip6OutOctets"],
+            signals: &["hw_counters/cnpHandled"],
+        },
+        ingress: Files {
+            bytes: &["hw_counters/ip4InOctets", "hw_counters/ip6InOctets"],
+            signals: &["hw_counters/RxECNMrkd"],
+        },
+    },
+    // bnxt_re, and EFA, which counts no congestion.
+    Family {
+        name: "hw_counters",
+        unit: 1,
+        egress: Files { bytes: &["hw_counters/tx_bytes"], signals: &["hw_counters/rx_cnp_pkts"] },
+        ingress: Files {
+            bytes: &["hw_counters/rx_bytes"],
+            signals: &["hw_counters/rx_ecn_marked_pkts"],
+        },
+    },
+    // PMA counters, which mlx5 has for RoCE and InfiniBand. They count words of four bytes.
+    Family {
+        name: "pma",
+        unit: 4,
+        egress: Files {
+            bytes: &["counters/port_xmit_data"],
+            signals: &["hw_counters/rp_cnp_handled"],
+        },
+        ingress: Files {
+            bytes: &["counters/port_rcv_data"],
+            signals: &["hw_counters/np_ecn_marked_roce_packets"],
+        },
+    },
+];
+
+fn number(path: &Path) -> Option<u64> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// A network interface.
+struct Interface {
+    table: PathBuf,
+    name: String,
+}
+
+impl CounterSource for Interface {
+    fn name(&self) -> &'static str {
+        "netdev"
+    }
+
+    fn read(&mut self) -> Option<Counts> {
+        let table = fs::read_to_string(&self.table).ok()?;
+        let mut rows = table.lines().filter_map(|row| row.split_once(':'));
+        let (_, row) = rows.find(|(name, _)| name.trim() == self.name)?;
+        let field = |at| row.split_ascii_whitespace().nth(at)?.parse().ok();
+        let passed = |bytes| Passed { bytes, signals: 0 };
+        Some(Counts { egress: passed(field(TX_BYTES)?), ingress: passed(field(RX_BYTES)?) })
+    }
+}
+
+/// A port of an RDMA device.
+struct Device {
+    /// The port's folder, then the device's.
+    folders: [PathBuf; 2],
+    family: &'static Family,
+    interface: Option<Interface>,
+}
+
+impl Device {
+    fn file(&self, name: &str) -> Option<u64> {
+        self.folders.iter().find_map(|folder| number(&folder.join(name)))
+    }
+
+    fn passed(&self, files: &Files) -> Option<Passed> {
+        let mut each = files.bytes.iter().map(|name| self.file(name));
+        let bytes = each.try_fold(0_u64, |sum, bytes| Some(sum.wrapping_add(bytes?)))?;
+        let signals = files.signals.iter().filter_map(|name| self.file(name));
+        let signals = signals.fold(0, u64::wrapping_add);
+        Some(Passed { bytes: bytes.wrapping_mul(self.family.unit), signals })
+    }
+
+    fn has_all(&self) -> bool {
+        let files = [&self.family.egress, &self.family.ingress];
+        files.iter().flat_map(|files| files.bytes).all(|name| self.file(name).is_some())
+    }
+}
+
+impl CounterSource for Device {
+    fn name(&self) -> &'static str {
+        self.family.name
+    }
+
+    fn read(&mut self) -> Option<Counts> {
+        let (mut egress, mut ingress) =
+            (self.passed(&self.family.egress)?, self.passed(&self.family.ingress)?);
+        if let Some(other) = self.interface.as_mut().and_then(CounterSource::read) {
+            egress.bytes = egress.bytes.wrapping_add(other.egress.bytes);
+            ingress.bytes = ingress.bytes.wrapping_add(other.ingress.bytes);
+        }
+        Some(Counts { egress, ingress })
+    }
+}
+
+/// Returns the source of a NIC that is named by its RDMA device or its network interface. The name
+/// `default` means the only RDMA device, if there is exactly one. `root` stands for `/`.
+#[must_use]
+pub fn counters_of(root: &Path, nic: &str) -> Option<Box<dyn CounterSource>> {
+    let ports = rdma_ports(root);
+    let is_it = |port: &&RdmaPort| {
+        port.device == nic || port.interface.as_deref() == Some(nic) || nic == ANY
+    };
+    let port = ports.iter().find(is_it).filter(|_| nic != ANY || ports.len() == 1);
+    let interface = |name: &str| Interface { table: root.join(INTERFACES), name: name.to_owned() };
+    let Some(port) = port.filter(|port| !port.is_software) else {
+        let name = port.and_then(|port| port.interface.as_deref()).unwrap_or(nic);
+        let mut found = interface(name);
+        return found.read().is_some().then(|| Box::new(found) as Box<dyn CounterSource>);
+    };
+    let device = root.join("sys/class/infiniband").join(&port.device);
+    let folders = [device.join("ports").join(&port.number), device];
+    // IPoIB is RDMA, so an InfiniBand port has counted it.
+    let beside = port.interface.as_deref().filter(|_| port.link_layer == "Ethernet");
+    let mut devices = FAMILIES.iter().map(|family| Device {
+        folders: folders.clone(),
+        family,
+        interface: beside.map(interface),
+    });
+    devices.find(Device::has_all).map(|it| Box::new(it) as Box<dyn CounterSource>)
+}

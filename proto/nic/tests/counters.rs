@@ -1,0 +1,155 @@
+//! Counters of NICs that consist of files, laid out as each driver does.
+
+use std::fs;
+use std::path::Path;
+
+use laxity_nic::{Counts, Passed, counters_of};
+use tempfile::TempDir;
+
+/// As Linux 6.8 prints it.
+const TABLE: &str = "\
+Inter-|   Receive                                                |  Transmit
+ face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo \
+colls carrier compressed
+    lo:    2776      25    0    0    0     0          0         0     2776      25    0    0    0     \
+0       0          0
+  eth0: 1000 9 0 0 0 0 0 0 2000 8 0 0 0 0 0 0
+ eth10:3000       9    0    0    0     0          0         0 18446744073709551615       8    0    0 \
+   0     0       0          0
+";
+
+struct Host(TempDir);
+
+impl Host {
+    fn new() -> Self {
+        Self(tempfile::tempdir().expect("a folder")).file("proc/net/dev", TABLE)
+    }
+
+    fn root(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn file(self, path: &str, text: &str) -> Self {
+        self.write(path, text);
+        self
+    }
+
+    fn write(&self, path: &str, text: &str) {
+        let path = self.root().join(path);
+        fs::create_dir_all(path.parent().expect("a folder")).expect("created");
+        fs::write(path, text).expect("written");
+    }
+
+    /// Adds a device with these counters, given as `name=value` relative to the port's folder.
+    fn device(self, device: &str, link_layer: &str, counters: &[&str]) -> Self {
+        let port = format!("sys/class/infiniband/{device}/ports/1");
+        let host = self.file(&format!("{port}/link_layer"), link_layer);
+        counters.iter().fold(host, |host, counter| {
+            let (name, value) = counter.split_once('=').expect("name=value");
+            host.file(&format!("{port}/{name}"), &format!("{value}\n"))
+        })
+    }
+
+    fn read(&self, nic: &str) -> Option<(&'static str, Counts)> {
+        let mut source = counters_of(self.root(), nic)?;
+        Some((source.name(), source.read()?))
+    }
+}
+
+fn counts(egress: (u64, u64), ingress: (u64, u64)) -> Counts {
+    let passed = |(bytes, signals)| Passed { bytes, signals };
+    Counts { egress: passed(egress), ingress: passed(ingress) }
+}
+
+#[test]
+fn an_interface_has_its_own_row_even_if_names_begin_alike() {
+    let host = Host::new();
+    assert_eq!(host.read("eth0"), Some(("netdev", counts((2000, 0), (1000, 0)))));
+    assert_eq!(host.read("eth10"), Some(("netdev", counts((u64::MAX, 0), (3000, 0)))));
+    assert_eq!(host.read("eth1"), None);
+    host.write("proc/net/dev", "eth0: 1 2 3\n eth2: x\n:\n");
+    assert_eq!((host.read("eth0"), host.read("eth2")), (None, None), "short rows");
+}
+
+#[test]
+fn mlx5_counts_words_of_rdma_and_its_interface_counts_the_rest() {
+    let mlx5 = [
+        "counters/port_xmit_data=500",
+        "counters/port_rcv_data=700",
+        "hw_counters/rp_cnp_handled=11",
+        "hw_counters/np_ecn_marked_roce_packets=13",
+        "gid_attrs/ndevs/0=eth0",
+    ];
+    let host = Host::new().device("mlx5_0", "Ethernet", &mlx5);
+    let both = Some(("pma", counts((4 * 500 + 2000, 11), (4 * 700 + 1000, 13))));
+    assert_eq!(host.read("mlx5_0"), both);
+    assert_eq!(host.read("eth0"), both, "the interface's name means the same NIC");
+    assert_eq!(host.read("default"), both, "it is the only one");
+    assert_eq!(host.read("mlx5_1"), None);
+    let two = host.device("mlx5_1", "InfiniBand", &mlx5[..2]);
+    assert_eq!(two.read("default"), None, "which of them?");
+    let infiniband = Some(("pma", counts((2000, 0), (2800, 0))));
+    assert_eq!(two.read("mlx5_1"), infiniband, "IPoIB is counted there");
+}
+
+#[test]
+fn other_drivers_have_their_own_names_and_units() {
+    let host = Host::new()
+        .device(
+            "bnxt_re0",
+            "Ethernet",
+            &[
+                "hw_counters/tx_bytes=5",
+                "hw_counters/rx_bytes=6",
+                "hw_counters/rx_cnp_pkts=7",
+                "hw_counters/tx_cnp_pkts=70",
+                "hw_counters/rx_ecn_marked_pkts=8",
+            ],
+        )
+        .device(
+            "irdma0",
+            "Ethernet",
+            &[
+                "hw_counters/ip4OutOctets=10",
+                "hw_counters/ip6OutOctets=1",
+                "hw_counters/ip4InOctets=20",
+                "hw_counters/ip6InOctets=2",
+                "hw_counters/cnpHandled=3",
+                "hw_counters/RxECNMrkd=4",
+                // As the kernel answers for a device without PMA.
+                "counters/port_xmit_data=N/A (no PMA)",
+            ],
+        )
+        .device(
+            "efa_0",
+            "Unspecified",
+            &["hw_counters/tx_bytes=1", "hw_counters/rx_bytes=2", "hw_counters/send_bytes=1"],
+        );
+    assert_eq!(host.read("bnxt_re0"), Some(("hw_counters", counts((5, 7), (6, 8)))));
+    assert_eq!(host.read("irdma0"), Some(("irdma", counts((11, 3), (22, 4)))));
+    assert_eq!(host.read("efa_0"), Some(("hw_counters", counts((1, 0), (2, 0)))));
+}
+
+#[test]
+fn software_rdma_passes_its_interface() {
+    let host = Host::new().device("rxe0", "Ethernet", &["hw_counters/sent_pkts=5"]);
+    host.write("sys/class/infiniband/rxe0/parent", "eth0\n");
+    assert_eq!(host.read("rxe0"), Some(("netdev", counts((2000, 0), (1000, 0)))));
+}
+
+#[test]
+fn a_device_that_counts_no_bytes_has_no_source_and_one_that_stops_has_no_reading() {
+    let host = Host::new().device("hfi1_0", "InfiniBand", &["counters/port_xmit_data=1"]);
+    assert_eq!(host.read("hfi1_0"), None, "it counts one direction only");
+    let host = host.device(
+        "mlx5_0",
+        "InfiniBand",
+        &["counters/port_xmit_data=1", "counters/port_rcv_data=1"],
+    );
+    let mut source = counters_of(host.root(), "mlx5_0").expect("a source");
+    assert!(source.read().is_some());
+    host.write("sys/class/infiniband/mlx5_0/ports/1/counters/port_rcv_data", "no number");
+    assert_eq!(source.read(), None);
+    fs::remove_dir_all(host.root().join("sys")).expect("removed");
+    assert_eq!(source.read(), None, "the device is gone");
+}
