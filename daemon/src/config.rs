@@ -4,10 +4,12 @@
 //! their unit, unless the value carries it (`"20ms"`).
 
 mod check;
+mod coordinator;
 mod error;
 mod file;
 mod names;
 mod reload;
+mod residual;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -19,7 +21,9 @@ use laxity_shm::layout::{self, LEVELS};
 use laxity_shm::marking::Marking;
 use serde::{Deserialize, Serialize};
 
+pub use self::coordinator::CoordinatorConfig;
 pub use self::error::{ConfigError, FILE_DEFAULT};
+pub use self::residual::{ResidualConfig, ResidualMode};
 
 /// Most NICs of a host. A record has one byte for the NIC, and clients index tables with it.
 pub const NICS_MAX: usize = 64;
@@ -110,6 +114,8 @@ pub struct Config {
     pub levels: LevelsConfig,
     /// The parameters of the policies.
     pub tuning: TuningConfig,
+    /// What happens about traffic that the daemon does not permit.
+    pub residual: ResidualConfig,
     /// The connection to the coordinator.
     pub coordinator: CoordinatorConfig,
     /// The NICs. Clients use the index in this list as the number of a NIC.
@@ -219,59 +225,6 @@ pub struct TuningConfig {
     pub completion_timeout: Nanos,
 }
 
-/// The connection to the coordinator (docs/coordinator.md). Without a coordinator, or while it
-/// can't be reached, a daemon orders the batches of its own host.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct CoordinatorConfig {
-    /// The URL of the coordinator, such as `https://coordinator.example:7471`. Empty: no
-    /// coordinator. `http://` is for a coordinator on this host.
-    pub endpoint: String,
-    /// Whether to connect to another host without TLS. Anyone on the way may then read reports and
-    /// change orders.
-    pub insecure: bool,
-    /// PEM file of the CA that signed the coordinator's certificate. Only for `https://`, otherwise
-    /// empty. This file, `cert` and `key` are read again for each connection.
-    pub ca: PathBuf,
-    /// PEM file of this host's certificate, with the URI `laxity://daemon/HOST`, and of the chain
-    /// to its CA.
-    pub cert: PathBuf,
-    /// PEM file of the certificate's key.
-    pub key: PathBuf,
-    /// The name in the coordinator's certificate. Empty: the name in the endpoint.
-    pub server_name: String,
-    /// The name of this host in the cluster, different on each host. Empty: the kernel's host name.
-    pub host: String,
-    /// How long the last cluster order stays in force without news. The coordinator may choose a
-    /// shorter time.
-    pub order_age_limit: Nanos,
-    /// Longest time that a fetch of this host waits while the coordinator lets other readers go
-    /// first.
-    pub fetch_wait_max: Nanos,
-    /// The first wait after the stream failed. The wait doubles with each failure.
-    pub backoff_min: Nanos,
-    /// The longest wait after the stream failed.
-    pub backoff_max: Nanos,
-}
-
-impl Default for CoordinatorConfig {
-    fn default() -> Self {
-        Self {
-            endpoint: String::new(),
-            insecure: false,
-            ca: PathBuf::new(),
-            cert: PathBuf::new(),
-            key: PathBuf::new(),
-            server_name: String::new(),
-            host: String::new(),
-            order_age_limit: Nanos(5_000_000_000),
-            fetch_wait_max: Nanos(250_000_000),
-            backoff_min: Nanos(100_000_000),
-            backoff_max: Nanos(10_000_000_000),
-        }
-    }
-}
-
 /// The configuration of one NIC.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -337,6 +290,7 @@ impl Default for Config {
             access: AccessConfig::default(),
             levels: LevelsConfig::default(),
             tuning: TuningConfig::default(),
+            residual: ResidualConfig::default(),
             coordinator: CoordinatorConfig::default(),
             nic: vec![NicConfig {
                 name: "default".into(),

@@ -31,7 +31,7 @@ use crate::service::{SchedulerHandle, Service, SetLog, Source};
 use crate::sockets::{self, BindError, Bound};
 use crate::stats::Snapshot;
 use crate::watched::{Watched, watch};
-use crate::{control, descriptors, registration, treatments};
+use crate::{control, descriptors, registration, residual, treatments};
 
 /// Why the daemon did not start, or ended. The text contains the cause. So there is no `source`,
 /// which would print the cause twice.
@@ -204,6 +204,7 @@ impl Daemon {
     pub async fn run(self) -> Result<(), DaemonError> {
         let Signals { mut terminate, mut interrupt, hangup } = self.signals;
         let _treatments = treatments::watch(self.config.nic.clone(), self.mailbox.clone())?;
+        let _residuals = residual::watch(&self.config, self.mailbox.clone())?;
         let (scheduler, died) = start(self.driver)?;
         let metrics = match &self.exporter {
             Some(exporting) => exporting.listener.local_addr()?.to_string(),

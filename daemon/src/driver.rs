@@ -32,6 +32,7 @@ pub mod ports;
 mod publish;
 mod publisher;
 mod record_sink;
+mod residual;
 pub mod running;
 mod scan;
 mod scan_order;

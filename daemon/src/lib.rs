@@ -18,6 +18,7 @@ pub mod owner;
 pub mod places;
 pub mod refusals;
 pub mod registration;
+mod residual;
 pub mod service;
 pub mod sockets;
 pub mod stats;

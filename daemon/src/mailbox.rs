@@ -16,9 +16,9 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use tokio::sync::oneshot;
 
 use crate::clients::{ClientId, Leaving, Newcomer};
-use crate::config::Config;
+use crate::config::{Config, ResidualConfig};
 use crate::driver::trace::TraceCommand;
-use crate::stats::Snapshot;
+use crate::stats::{PortResidual, PortUse, Snapshot};
 
 /// Longest time that the scheduler may take to answer a command.
 pub const ANSWER_MAX: Duration = Duration::from_secs(2);
@@ -48,6 +48,13 @@ pub enum Command {
     Configure(Arc<Config>),
     /// Tell clients which DSCPs the NICs treat alike.
     Treatments(Box<Treatments>),
+    /// Apply what others leave of each port, and report how permits use the ports.
+    Residual {
+        /// By port; `None` if its NIC counts no bytes.
+        residuals: Vec<Option<PortResidual>>,
+        /// Receives the configuration of residual capacity and the use of each port.
+        usage: mpsc::Sender<(ResidualConfig, Vec<PortUse>)>,
+    },
     /// Read an update from the coordinator exchange.
     Coordinator,
     /// Publish a snapshot that is newer than this command.

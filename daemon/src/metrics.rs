@@ -65,6 +65,12 @@ metrics! {
         Gauge laxity_port_load_ratio "Load that precedes the lowest level (rho), 0 to 1"
             |p| p.link.rho;
         Gauge laxity_port_rate_bytes_per_second "Configured rate of the port" |p| p.rate;
+        Gauge laxity_port_rate_in_force_bytes_per_second
+            "Rate that is left for scheduled traffic" |p| p.rate_in_force;
+        Counter laxity_foreign_bytes_total "Bytes that passed the port without a permit"
+            |p| p.residual.map_or(0, |it| it.capacity.foreign_bytes);
+        Counter laxity_congestion_signals_total "CNPs, marked packets and PFC pauses"
+            |p| p.residual.map_or(0, |it| it.capacity.signals);
         Gauge laxity_held_bytes
             "Bytes of flows held back because other readers of the same host come first"
             |p| p.link.held.bytes;

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use laxity_policy::link::LinkSnapshot;
+use laxity_policy::residual::Capacity;
 use laxity_policy::{Level, PolicyKind, Span, Stage, Time};
 use laxity_shm::marking::Marking;
 
@@ -192,6 +193,26 @@ pub struct LoopCounters {
     pub pruned_requests: u64,
 }
 
+/// What others leave of a port.
+#[derive(Clone, Copy, Debug)]
+pub struct PortResidual {
+    /// The source of the port's counters.
+    pub source: &'static str,
+    /// The capacity that others leave.
+    pub capacity: Capacity,
+}
+
+/// The use of a port by permits.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PortUse {
+    /// The configured rate in bytes per second.
+    pub rate: u64,
+    /// Bytes permitted so far, with unspent credit.
+    pub permitted_bytes: u64,
+    /// Bytes that are permitted and not completed, with unspent credit.
+    pub in_flight_bytes: u64,
+}
+
 /// The state of a port in a snapshot.
 #[derive(Clone, Debug)]
 pub struct PortSnapshot {
@@ -201,10 +222,14 @@ pub struct PortSnapshot {
     pub name: Arc<str>,
     /// The direction: `egress` or `ingress`.
     pub direction: &'static str,
-    /// The rate in bytes per second.
+    /// The configured rate in bytes per second.
     pub rate: u64,
-    /// The window in bytes.
+    /// The rate in force in bytes per second.
+    pub rate_in_force: u64,
+    /// The window in force in bytes.
     pub window_bytes: u64,
+    /// What others send on the port, if its NIC counts bytes.
+    pub residual: Option<PortResidual>,
     /// The number of levels.
     pub levels: u8,
     /// The snapshot of the link.

@@ -163,11 +163,19 @@ fn port(snapshot: &Snapshot, port: &PortSnapshot) -> PortStatus {
             bytes: bytes[row],
         })
     });
+    let left = port.residual.map(|it| it.capacity).unwrap_or_default();
     PortStatus {
         nic: port.nic,
         name: port.name.to_string(),
         direction: port.direction.to_owned(),
         rate_bytes_per_s: port.rate,
+        rate_in_force_bytes_per_s: port.rate_in_force,
+        counters: port.residual.map(|it| it.source.to_owned()),
+        counters_stale: left.stale,
+        foreign_bytes: left.foreign_bytes,
+        foreign_bytes_per_s: left.foreign_rate,
+        congestion_bytes_per_s: left.lost_rate,
+        congestion_signals: left.signals,
         policy: snapshot.policy.name().to_owned(),
         in_flight_bytes: link.in_flight_bytes,
         window_bytes: port.window_bytes,

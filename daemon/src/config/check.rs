@@ -121,6 +121,7 @@ impl Config {
             "slo_ttft",
             || "must be more than zero; leave it out for none",
         )?;
+        within("residual.assured_permille", self.residual.assured_permille, 1..=1000)?;
         let timeout = self.tuning.completion_timeout;
         ensure(
             timeout != Nanos(0),

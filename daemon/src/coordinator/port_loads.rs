@@ -11,9 +11,13 @@ use crate::stats::{PortSnapshot, Snapshot};
 pub(super) struct PortLoads {
     /// The time of the last reported snapshot.
     at: Time,
-    /// By port, the flows that completed, and the flows that missed their deadline.
-    flows: Vec<(u64, u64)>,
+    /// By port.
+    told: Vec<Told>,
 }
+
+/// What was reported last of a port: the flows that completed, the flows that missed their deadline,
+/// and the rate.
+type Told = (u64, u64, Option<u64>);
 
 impl PortLoads {
     /// Returns the state of the ports, unless this snapshot was reported before.
@@ -22,19 +26,22 @@ impl PortLoads {
             return Vec::new();
         }
         self.at = snapshot.at;
-        self.flows.resize(snapshot.ports.len(), (0, 0));
-        let ports = snapshot.ports.iter().zip(&mut self.flows);
-        let load = |(index, (port, told)): (usize, (&PortSnapshot, &mut (u64, u64)))| {
+        self.told.resize(snapshot.ports.len(), (0, 0, None));
+        let ports = snapshot.ports.iter().zip(&mut self.told);
+        let load = |(index, (port, told)): (usize, (&PortSnapshot, &mut Told))| {
             let link = &port.link;
             let bytes = |tallies: &[Tally]| tallies.iter().map(|tally| tally.bytes).collect();
             let configured = nics.get(index / 2).map(|nic| nic.rate.0);
             let counted = || port.counters.stages.iter();
             let completed: u64 = counted().map(|stage| stage.completed_flows).sum();
             let missed: u64 = counted().map(|stage| stage.deadline_misses).sum();
-            let before = core::mem::replace(told, (completed, missed));
+            // The coordinator has the configured rate until another one was reported.
+            let rate = port.rate_in_force;
+            let is_news = configured != Some(rate) || told.2.is_some_and(|told| told != rate);
+            let before = core::mem::replace(told, (completed, missed, Some(rate)));
             let load = Kind::PortLoad(PortLoad {
                 port: index as u32,
-                rate_bytes_per_s: (configured != Some(port.rate)).then_some(port.rate),
+                rate_bytes_per_s: is_news.then_some(rate),
                 queued_bytes: link.waiting_by_stage.iter().map(|tally| tally.bytes).sum(),
                 load_permille: (link.rho.clamp(0.0, 1.0) * 1000.0) as u32,
                 queued_level_bytes: bytes(&link.waiting_by_level),

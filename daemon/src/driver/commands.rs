@@ -47,6 +47,11 @@ impl Driver {
                         client.served.header().set_marking(self.config.marking, &self.treatments);
                     }
                 }
+                Command::Residual { residuals, usage } => {
+                    self.apply_residuals(&residuals);
+                    let used = self.intake.ports.iter().map(Port::usage).collect();
+                    let _ = usage.send((self.config.residual, used));
+                }
                 Command::Coordinator => {
                     let cluster = &mut self.intake.hints.cluster;
                     cluster.apply_coordinator_update(self.intake.now);
@@ -159,6 +164,7 @@ impl Driver {
             }
         }
         self.intake.hints.configure(now, config)?;
+        self.follow(config);
         self.config = Arc::clone(config);
         self.intake.trust.timeout = Span(config.tuning.completion_timeout.0);
         // On one core, a spinning thread keeps its clients from running. The count is of the

@@ -147,6 +147,12 @@ impl PortCredit {
         self.left(link, now) >= 4
     }
 
+    /// Returns the bytes of credit that were given and not spent.
+    #[must_use]
+    pub const fn unspent(&self) -> u64 {
+        self.out
+    }
+
     /// Removes credit that was spent, or that a lane held when it went away.
     #[inline]
     pub fn take_back(&mut self, bytes: u64) {

@@ -80,11 +80,16 @@ impl Hints {
         self.cluster.configure(config);
         self.admission.set_config(now, admission_config(config))?;
         let rates = config.nic.iter().flat_map(|nic| [nic.rate.0; 2]);
-        for (index, bytes_per_second) in rates.enumerate() {
-            let port = PortId(index as u32);
-            self.admission.handle(now, AdmissionEvent::PortRate { port, bytes_per_second });
+        for (port, bytes_per_second) in rates.enumerate() {
+            self.set_rate(now, port, bytes_per_second);
         }
         Ok(())
+    }
+
+    /// Changes the rate of a port.
+    pub fn set_rate(&mut self, now: Time, port: usize, bytes_per_second: u64) {
+        let port = PortId(port as u32);
+        self.admission.handle(now, AdmissionEvent::PortRate { port, bytes_per_second });
     }
 
     /// Joins the cluster of the coordinator behind `exchange`.

@@ -9,7 +9,7 @@ use laxity_policy::{FlowSpec, LinkConfig, Permit, Span, Stage, Time};
 use super::credit::{PortCredit, alone_bytes};
 use crate::clients::{Client, RecordOrigin};
 use crate::config::Config;
-use crate::stats::{PortCounters, PortSnapshot};
+use crate::stats::{PortCounters, PortResidual, PortSnapshot, PortUse};
 
 /// A port. Egress has an even index, ingress an odd one.
 #[derive(Debug)]
@@ -29,6 +29,10 @@ pub struct Port {
     used: Time,
     /// When two users last used the port at about the same time.
     shared: Option<Time>,
+    /// The configured rate and window.
+    configured: (u64, u64),
+    /// What others leave of the port, if its NIC counts bytes.
+    pub residual: Option<PortResidual>,
     nic: u8,
     name: Arc<str>,
     direction: &'static str,
@@ -64,6 +68,8 @@ pub fn ports(config: &Config) -> Result<Vec<Port>, InvalidConfig> {
                 user: None,
                 used: Time::ZERO,
                 shared: None,
+                configured: (nic.rate.0, nic.window_bytes()),
+                residual: None,
                 nic: index as u8,
                 name: Arc::clone(&name),
                 direction,
@@ -98,7 +104,38 @@ impl Port {
     /// A field is out of range. The old configuration stays in force.
     pub fn configure(&mut self, now: Time, config: LinkConfig) -> Result<(), InvalidConfig> {
         self.dirty = true;
+        self.configured = (config.rate, config.window_bytes);
         self.link.set_config(now, config)
+    }
+
+    /// Applies a rate below the configured one, and a window that is smaller by as much. Two chunks
+    /// always fit, so that one can be sent while the other completes. Returns whether the rate
+    /// changed.
+    pub fn set_rate(&mut self, now: Time, rate: u64) -> bool {
+        let (most, window) = self.configured;
+        let rate = rate.min(most);
+        if self.link.config().rate == rate {
+            return false;
+        }
+        let scaled = u128::from(window) * u128::from(rate) / u128::from(most.max(1));
+        let least = self.link.config().chunk_bytes.saturating_mul(2).min(window);
+        self.link.set_capacity(now, rate, (scaled as u64).max(least));
+        self.dirty = true;
+        true
+    }
+
+    /// Returns how permits use the port. Bytes that were only observed count from their completion.
+    #[must_use]
+    pub fn usage(&self) -> PortUse {
+        let stages = &self.counters.stages;
+        let permitted: u64 = stages.iter().flat_map(|stage| stage.permitted_bytes).sum();
+        let completed: u64 = stages.iter().map(|stage| stage.completed_bytes).sum();
+        let unspent = self.credit.unspent();
+        PortUse {
+            rate: self.configured.0,
+            permitted_bytes: permitted.max(completed).saturating_add(unspent),
+            in_flight_bytes: self.link.in_flight_bytes().saturating_add(unspent),
+        }
     }
 
     /// Records a use of the port.
@@ -207,7 +244,9 @@ impl Port {
             nic: self.nic,
             name: Arc::clone(&self.name),
             direction: self.direction,
-            rate: config.rate,
+            rate: self.configured.0,
+            rate_in_force: config.rate,
+            residual: self.residual,
             window_bytes: config.window_bytes,
             levels: config.levels,
             link: self.link.snapshot(),

@@ -172,8 +172,30 @@ pub struct PortStatus {
     pub name: String,
     /// The direction: `egress` or `ingress`.
     pub direction: String,
-    /// The rate `B` in bytes per second.
+    /// The configured rate `B` in bytes per second.
     pub rate_bytes_per_s: u64,
+    /// The rate that is left for scheduled traffic. 0 from a daemon that does not know.
+    #[serde(default)]
+    pub rate_in_force_bytes_per_s: u64,
+    /// The source of the port's counters: `netdev`, `pma`, `hw_counters` or `irdma`. `None` if the
+    /// traffic of others is not measured.
+    #[serde(default)]
+    pub counters: Option<String>,
+    /// Whether the counters stand still although scheduled bytes pass the port.
+    #[serde(default)]
+    pub counters_stale: bool,
+    /// Bytes that passed the port without a permit.
+    #[serde(default)]
+    pub foreign_bytes: u64,
+    /// The rate of such bytes, averaged over 200 ms.
+    #[serde(default)]
+    pub foreign_bytes_per_s: u64,
+    /// The rate that congestion in the network takes, averaged over 200 ms.
+    #[serde(default)]
+    pub congestion_bytes_per_s: u64,
+    /// Signals of congestion: CNPs, marked packets and PFC pauses.
+    #[serde(default)]
+    pub congestion_signals: u64,
     /// The policy of this port.
     pub policy: String,
     /// Bytes that are permitted and not completed.

@@ -276,16 +276,43 @@ fn port_lines(port: &PortStatus) -> String {
         flows => format!(", {flows} flows ({}) held back", bytes(port.held_bytes)),
     };
     format!(
-        "{} {}: {}/s, load {:.0} %, {} of {} in flight{held}, {} promotions, {} demotions\n{table}",
+        "{} {}: {}/s{}, load {:.0} %, {} of {} in flight{held}, {} promotions, {} demotions\n{table}",
         port.name,
         port.direction,
         bytes(port.rate_bytes_per_s),
+        left_by_others(port),
         port.load * 100.0,
         bytes(port.in_flight_bytes),
         bytes(port.window_bytes),
         port.promotions,
         port.demotions,
     )
+}
+
+/// Returns what is left of a port for scheduled traffic, and why, if that is less than all.
+fn left_by_others(port: &PortStatus) -> String {
+    let mut why = Vec::new();
+    if port.counters_stale {
+        why.push("its counters stand still".to_owned());
+    }
+    // Less than a hundredth is nothing to act on.
+    for (taken, who) in [
+        (port.foreign_bytes_per_s, "others send"),
+        (port.congestion_bytes_per_s, "congestion takes"),
+    ] {
+        if taken > port.rate_bytes_per_s / 100 {
+            why.push(format!("{who} {}/s", bytes(taken)));
+        }
+    }
+    let left = match port.rate_in_force_bytes_per_s {
+        0 => String::new(),
+        all if all >= port.rate_bytes_per_s => String::new(),
+        left => format!(", {}/s left", bytes(left)),
+    };
+    match why.is_empty() {
+        true => left,
+        false => format!("{left} ({})", why.join(", ")),
+    }
 }
 
 fn duration(ms: u64) -> String {
@@ -320,6 +347,19 @@ mod tests {
         assert!(shown.contains("refused 9 of user 1001") && shown.contains("its share"));
         let off = Status { mode: "off".into(), ..Status::default() };
         assert!(overview(&off).contains("nothing is scheduled"));
+    }
+
+    #[test]
+    fn a_port_says_what_others_leave_and_nothing_beside_none() {
+        let mut port = PortStatus { rate_bytes_per_s: 1000 << 20, ..PortStatus::default() };
+        assert_eq!(left_by_others(&port), "", "from a daemon that does not know");
+        port.rate_in_force_bytes_per_s = 1000 << 20;
+        assert_eq!(left_by_others(&port), "");
+        port.rate_in_force_bytes_per_s = 500 << 20;
+        port.foreign_bytes_per_s = 480 << 20;
+        assert_eq!(left_by_others(&port), ", 500 MiB/s left (others send 480 MiB/s)");
+        port.counters_stale = true;
+        assert!(left_by_others(&port).contains("stand still"));
     }
 
     #[test]

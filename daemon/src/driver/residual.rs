@@ -1,0 +1,32 @@
+//! The rates in force, by what others leave of the ports (architecture §4.6).
+
+use std::sync::Arc;
+
+use super::Driver;
+use crate::config::{Config, ResidualMode};
+use crate::stats::PortResidual;
+
+impl Driver {
+    /// Records what others leave of each port, and follows it.
+    pub(super) fn apply_residuals(&mut self, residuals: &[Option<PortResidual>]) {
+        for (port, residual) in self.intake.ports.iter_mut().zip(residuals) {
+            port.residual = *residual;
+        }
+        let config = Arc::clone(&self.config);
+        self.follow(&config);
+    }
+
+    /// Sets the rate of each port: what others leave if `config` says so, or else all.
+    pub(super) fn follow(&mut self, config: &Config) {
+        let now = self.intake.now;
+        for (index, port) in self.intake.ports.iter_mut().enumerate() {
+            let follows = config.residual.mode == ResidualMode::Follow;
+            let left = port.residual.filter(|_| follows).map(|it| it.capacity.rate);
+            let rate = left.unwrap_or(u64::MAX);
+            if port.set_rate(now, rate) {
+                let rate = port.link.config().rate;
+                self.intake.hints.set_rate(now, index, rate);
+            }
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Watches what others send on the host's NICs, so that scheduled traffic gets the rest
+//! (architecture §4.6).
+//!
+//! A counter may take a system call or a firmware command, so a thread of its own reads, at most 50
+//! times a second. It compares with what the scheduler permitted, which one command asks for.
+//! [`laxity_policy::residual`] decides. While nothing passes a NIC, the scheduler is left alone.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
+
+use laxity_nic::{CounterSource, Counts, counters_of};
+use laxity_policy::Time;
+use laxity_policy::residual::{Capacity, Reading, Residual, Terms};
+use laxity_shm::sleep::now_ns;
+use tracing::{info, warn};
+
+use crate::config::{Config, ResidualConfig, ResidualMode};
+use crate::mailbox::{ANSWER_MAX, Command, Mailbox};
+use crate::stats::{PortResidual, PortUse};
+
+/// The time between two readings while traffic passes.
+const READ_EVERY: Duration = Duration::from_millis(20);
+/// The time between two readings while none does.
+const IDLE_EVERY: Duration = Duration::from_millis(100);
+/// The time between two looks for a NIC without counters, and at the configuration in mode `off`.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Share of a port's rate below which its traffic is not worth a question to the scheduler.
+const QUIET_SHARE: u64 = 256;
+
+/// Starts a watch, which ends when the returned end of a channel is dropped.
+///
+/// # Errors
+/// There is no room for a thread.
+pub(crate) fn watch(config: &Config, mailbox: Mailbox) -> io::Result<mpsc::Sender<()>> {
+    let (alive, ended) = mpsc::channel();
+    let names: Vec<String> = config.nic.iter().map(|nic| nic.name.clone()).collect();
+    let mut watch = Watch::new("/".into(), &names, config.residual, mailbox);
+    std::thread::Builder::new().name("counters".into()).spawn(move || {
+        let mut pause = Duration::ZERO;
+        while ended.recv_timeout(pause) == Err(RecvTimeoutError::Timeout) {
+            match watch.look(Time(now_ns())) {
+                Some(next) => pause = next,
+                None => return,
+            }
+        }
+    })?;
+    Ok(alive)
+}
+
+/// A NIC, its counters and the state of its ports: egress, ingress.
+struct Nic {
+    name: String,
+    source: Option<Box<dyn CounterSource>>,
+    looked: Option<Time>,
+    states: [Residual; 2],
+    /// What the scheduler was told last.
+    told: [Option<PortResidual>; 2],
+    /// The bytes that passed when the scheduler was asked last.
+    asked: [u64; 2],
+}
+
+impl Nic {
+    fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            source: None,
+            looked: None,
+            states: Default::default(),
+            told: [None; 2],
+            asked: [0; 2],
+        }
+    }
+
+    /// Reads the counters. Looks for some now and then if there are none.
+    fn read(&mut self, root: &Path, now: Time) -> Option<Counts> {
+        if let Some(source) = &mut self.source {
+            if let Some(counts) = source.read() {
+                return Some(counts);
+            }
+            warn!(nic = self.name, "the counters can't be read; traffic of others is not measured");
+            (self.source, self.told, self.states) = (None, [None; 2], Default::default());
+        }
+        let is_due =
+            self.looked.is_none_or(|at| u128::from(now.since(at).0) >= LOOK_EVERY.as_nanos());
+        if is_due {
+            let first = self.looked.replace(now).is_none();
+            self.source = counters_of(root, &self.name);
+            match &self.source {
+                Some(source) => info!(nic = self.name, source = source.name(), "reads counters"),
+                None if first => {
+                    info!(nic = self.name, "no counters found; traffic of others is not measured");
+                }
+                None => {}
+            }
+        }
+        self.source.as_mut().and_then(|source| source.read())
+    }
+
+    /// Reports whether little passed since the scheduler was asked, and everything is at rest.
+    fn is_quiet(&self, counts: &Counts, uses: &[PortUse]) -> bool {
+        let bytes = [counts.egress.bytes, counts.ingress.bytes];
+        (0..2).all(|side| {
+            let rate = uses.get(side).map_or(0, |port| port.rate);
+            let passed = bytes[side].wrapping_sub(self.asked[side]);
+            let at_rest = self.told[side].is_some_and(|told| {
+                let capacity = told.capacity;
+                let taken = capacity.foreign_rate.max(capacity.lost_rate);
+                capacity.rate == rate && taken < rate / QUIET_SHARE
+            });
+            at_rest && passed < rate / QUIET_SHARE / 10
+        })
+    }
+}
+
+struct Watch {
+    root: PathBuf,
+    mailbox: Mailbox,
+    config: ResidualConfig,
+    nics: Vec<Nic>,
+    /// By port, what the scheduler said last.
+    uses: Vec<PortUse>,
+}
+
+impl Watch {
+    fn new(root: PathBuf, names: &[String], config: ResidualConfig, mailbox: Mailbox) -> Self {
+        let nics = names.iter().map(|name| Nic::new(name)).collect();
+        Self { root, mailbox, config, nics, uses: Vec::new() }
+    }
+
+    /// Reads all counters and tells the scheduler. Returns when to look again, or `None` if the
+    /// scheduler has ended.
+    fn look(&mut self, now: Time) -> Option<Duration> {
+        let is_off = self.config.mode == ResidualMode::Off;
+        let counts: Vec<Option<Counts>> = match is_off {
+            true => {
+                self.nics.iter_mut().for_each(|nic| *nic = Nic::new(&nic.name));
+                vec![None; self.nics.len()]
+            }
+            false => self.nics.iter_mut().map(|nic| nic.read(&self.root, now)).collect(),
+        };
+        let read = || self.nics.iter().zip(&counts).zip(self.uses.chunks(2));
+        let has_any = counts.iter().any(Option::is_some);
+        let is_known = self.uses.len() == 2 * self.nics.len();
+        if has_any
+            && is_known
+            && read().all(|((nic, counts), uses)| {
+                counts.is_none_or(|counts| nic.is_quiet(&counts, uses))
+            })
+        {
+            return Some(IDLE_EVERY);
+        }
+        let (usage, answer) = mpsc::channel();
+        let residuals = self.nics.iter().flat_map(|nic| nic.told).collect();
+        if !self.mailbox.send(Command::Residual { residuals, usage }) {
+            return None;
+        }
+        match answer.recv_timeout(ANSWER_MAX) {
+            Ok((config, uses)) => (self.config, self.uses) = (config, uses),
+            // The scheduler is busy. The next reading has the bytes of this one.
+            Err(mpsc::RecvTimeoutError::Timeout) => return Some(READ_EVERY),
+            Err(mpsc::RecvTimeoutError::Disconnected) => return None,
+        }
+        for ((nic, counts), uses) in self.nics.iter_mut().zip(counts).zip(self.uses.chunks(2)) {
+            if let Some(counts) = counts {
+                nic.take(now, self.config, counts, uses);
+            }
+        }
+        Some(if has_any { READ_EVERY } else { LOOK_EVERY })
+    }
+}
+
+impl Nic {
+    /// Updates the capacities by a reading of the counters and what permits used until then.
+    fn take(&mut self, at: Time, config: ResidualConfig, counts: Counts, uses: &[PortUse]) {
+        let Some(source) = &self.source else { return };
+        let source = source.name();
+        let passed = [counts.egress, counts.ingress];
+        self.asked = passed.map(|passed| passed.bytes);
+        for (side, (used, passed)) in uses.iter().zip(passed).enumerate() {
+            let reading = Reading {
+                at,
+                port_bytes: passed.bytes,
+                permitted_bytes: used.permitted_bytes,
+                in_flight_bytes: used.in_flight_bytes,
+                signals: passed.signals,
+            };
+            let assured_permille = config.assured_permille;
+            let terms = Terms { rate: used.rate, assured_permille };
+            let capacity = self.states[side].read(terms, reading);
+            let direction = ["egress", "ingress"][side];
+            let before = self.told[side].replace(PortResidual { source, capacity });
+            self.log(direction, before.map(|it| it.capacity), capacity, used.rate, config.mode);
+        }
+    }
+
+    /// Logs that the rate left the full one or is back, and that the counters stand still.
+    fn log(
+        &self,
+        direction: &str,
+        before: Option<Capacity>,
+        now: Capacity,
+        rate: u64,
+        mode: ResidualMode,
+    ) {
+        let Some(before) = before else { return };
+        let (nic, left) = (&self.name, now.rate);
+        if now.stale && !before.stale {
+            warn!(
+                nic,
+                direction,
+                "the counters stand still although scheduled bytes pass; check the name of the NIC"
+            );
+        }
+        let begins = before.rate >= rate && now.rate < rate;
+        let followed = mode == ResidualMode::Follow;
+        if begins && now.lost_rate > now.foreign_rate {
+            info!(
+                nic,
+                direction,
+                left,
+                followed,
+                signals = now.signals,
+                "the network signals congestion (CNP or PFC pause)"
+            );
+        } else if begins {
+            info!(nic, direction, left, followed, taken = now.foreign_rate, "others send here");
+        } else if before.rate < rate && now.rate >= rate {
+            info!(nic, direction, foreign_bytes = now.foreign_bytes, "the full rate is left again");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,100 @@
+//! The watch against a scheduler that the test plays, on a host that consists of files.
+
+use std::fs;
+
+use super::*;
+use crate::mailbox::{Inbox, mailbox};
+
+const RATE: u64 = 1_000_000_000;
+const FOLLOW: ResidualConfig = ResidualConfig { mode: ResidualMode::Follow, assured_permille: 250 };
+
+struct Host {
+    root: tempfile::TempDir,
+    inbox: Inbox,
+    watch: Watch,
+    at_ms: u64,
+    sent: u64,
+}
+
+impl Host {
+    fn new(nic: &str) -> Self {
+        let root = tempfile::tempdir().expect("a folder");
+        let (mailbox, inbox) = mailbox().expect("descriptors");
+        let watch = Watch::new(root.path().into(), &[nic.to_owned()], FOLLOW, mailbox);
+        let host = Self { root, inbox, watch, at_ms: 1, sent: 0 };
+        fs::create_dir_all(host.root.path().join("proc/net")).expect("created");
+        host
+    }
+
+    /// Lets 20 ms pass, in which `bytes` leave. Returns the pause and what the scheduler was told.
+    fn step(&mut self, bytes: u64, config: ResidualConfig) -> (Option<Duration>, Told) {
+        self.sent += bytes;
+        self.at_ms += 20;
+        let row = format!("eth0: 0 0 0 0 0 0 0 0 {} 0 0 0 0 0 0 0\n", self.sent);
+        fs::write(self.root.path().join("proc/net/dev"), row).expect("written");
+        let (watch, inbox, at) = (&mut self.watch, &self.inbox, Time(self.at_ms * 1_000_000));
+        std::thread::scope(|scope| {
+            let looks = scope.spawn(|| watch.look(at));
+            let mut told = None;
+            while !looks.is_finished() {
+                for command in inbox.take() {
+                    let Command::Residual { residuals, usage } = command else { continue };
+                    told = Some(residuals);
+                    let port = PortUse { rate: RATE, ..PortUse::default() };
+                    usage.send((config, vec![port; 2])).expect("the watch waits");
+                }
+                std::thread::yield_now();
+            }
+            (looks.join().expect("no panic"), told)
+        })
+    }
+}
+
+type Told = Option<Vec<Option<PortResidual>>>;
+
+#[test]
+fn the_scheduler_is_told_what_others_leave_and_is_left_alone_while_nothing_passes() {
+    let (mut host, config) = (Host::new("eth0"), FOLLOW);
+    let (pause, told) = host.step(0, config);
+    assert_eq!(pause, Some(READ_EVERY));
+    assert!(told.expect("a question").iter().all(Option::is_none));
+    let mut left = None;
+    for _ in 0..100 {
+        left = host.step(RATE / 100, config).1.or(left);
+    }
+    let [egress, ingress] = left.expect("told")[..] else { panic!("two ports") };
+    let (egress, ingress) = (egress.expect("counted"), ingress.expect("counted"));
+    assert_eq!((egress.source, ingress.capacity.rate), ("netdev", RATE));
+    let share = egress.capacity.rate as f64 / RATE as f64;
+    assert!((0.45..0.55).contains(&share), "{egress:?}");
+    let mut last = None;
+    for _ in 0..300 {
+        let (pause, told) = host.step(0, config);
+        last = told.or(last);
+        if pause == Some(IDLE_EVERY) {
+            let last = last.expect("told").remove(0).expect("counted");
+            assert_eq!(last.capacity.rate, RATE, "the scheduler knows before the rest");
+            assert!(host.step(0, config).1.is_none(), "no question");
+            return;
+        }
+    }
+    panic!("no rest after six seconds");
+}
+
+#[test]
+fn a_nic_without_counters_or_mode_off_leaves_the_rate_alone() {
+    let (mut host, config) = (Host::new("mlx5_9"), FOLLOW);
+    let (pause, told) = host.step(RATE, config);
+    assert_eq!((pause, told.expect("a question").len()), (Some(LOOK_EVERY), 2));
+    let mut host = Host::new("eth0");
+    let off = ResidualConfig { mode: ResidualMode::Off, ..config };
+    for _ in 0..50 {
+        host.step(RATE / 100, config);
+    }
+    host.step(RATE / 100, off);
+    let (pause, told) = host.step(RATE / 100, off);
+    assert_eq!(pause, Some(LOOK_EVERY));
+    assert!(told.expect("a question").iter().all(Option::is_none), "nothing is followed");
+    drop(host.inbox);
+    assert_eq!(host.watch.look(Time(u64::MAX)), None, "the scheduler has ended");
+}
