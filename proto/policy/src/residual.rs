@@ -131,8 +131,8 @@ fn moved(before: u64, now: u64, most: f64) -> Option<u64> {
     if now >= before {
         return Some(now - before).filter(likely);
     }
-    let wrapped = WRAPS.into_iter().filter_map(|bits| (1_u64 << bits).checked_sub(before - now));
-    wrapped.filter(likely).next()
+    let back = before - now;
+    WRAPS.into_iter().filter_map(|bits| (1_u64 << bits).checked_sub(back)).find(likely)
 }
 
 impl Residual {
