@@ -15,44 +15,10 @@ pub(crate) const PTR_HOST: c_int = 1;
 /// The traffic class of a communicator that has none, `NCCL_NET_TRAFFIC_CLASS_UNDEF`.
 pub(crate) const TRAFFIC_CLASS_UNDEFINED: c_int = -1;
 
-/// Largest number of devices in a NIC, `NCCL_NET_MAX_DEVS_PER_NIC_V12`.
-const DEVICES_PER_NIC_MAX: usize = 8;
-
 /// A communicator's configuration, `ncclNetCommConfig_v12_t`.
 #[repr(C)]
 pub(crate) struct CommConfig {
     pub(crate) traffic_class: c_int,
-}
-
-/// A virtual device, `ncclNetVDeviceProps_v12_t`.
-#[repr(C)]
-pub(crate) struct VirtualDevice {
-    pub(crate) count: c_int,
-    pub(crate) devices: [c_int; DEVICES_PER_NIC_MAX],
-}
-
-/// A device's properties, `ncclNetProperties_v12_t`.
-#[repr(C)]
-pub(crate) struct RawProperties {
-    pub(crate) name: *const c_char,
-    pub(crate) pci_path: *const c_char,
-    pub(crate) guid: u64,
-    pub(crate) pointers: c_int,
-    pub(crate) registration_is_global: c_int,
-    pub(crate) force_flush: c_int,
-    pub(crate) speed_mbit: c_int,
-    pub(crate) port: c_int,
-    pub(crate) latency_us: f32,
-    pub(crate) comms_max: c_int,
-    pub(crate) receives_max: c_int,
-    pub(crate) device_type: c_int,
-    pub(crate) device_version: c_int,
-    pub(crate) virtual_device: VirtualDevice,
-    pub(crate) p2p_bytes_max: usize,
-    pub(crate) collective_bytes_max: usize,
-    pub(crate) multi_request_max: c_int,
-    pub(crate) rail: i16,
-    pub(crate) plane: i16,
 }
 
 /// The logger, `ncclDebugLogger_t`. It is variadic, so `logger.c` defines it.
@@ -82,8 +48,6 @@ pub(crate) type Init = unsafe extern "C" fn(
     profiler: ProfilerCallback,
 ) -> c_int;
 pub(crate) type Devices = unsafe extern "C" fn(count: *mut c_int) -> c_int;
-pub(crate) type GetProperties =
-    unsafe extern "C" fn(device: c_int, properties: *mut RawProperties) -> c_int;
 pub(crate) type Listen = unsafe extern "C" fn(
     context: *mut c_void,
     device: c_int,
@@ -144,7 +108,7 @@ pub(crate) struct NetTable {
     pub(crate) name: *const c_char,
     pub(crate) init: Init,
     pub(crate) devices: Devices,
-    pub(crate) get_properties: GetProperties,
+    get_properties: Unused,
     pub(crate) listen: Listen,
     pub(crate) connect: Connect,
     pub(crate) accept: Accept,
@@ -169,10 +133,9 @@ pub(crate) struct NetTable {
 pub(crate) const SLOTS: usize = size_of::<NetTable>() / size_of::<usize>();
 
 /// The functions that a plugin must have: index in the table, and NCCL's name.
-pub(crate) const NEEDED: [(usize, &str); 14] = [
+pub(crate) const NEEDED: [(usize, &str); 13] = [
     (1, "init"),
     (2, "devices"),
-    (3, "getProperties"),
     (4, "listen"),
     (5, "connect"),
     (6, "accept"),
@@ -189,10 +152,5 @@ pub(crate) const NEEDED: [(usize, &str); 14] = [
 // The layout that C compilers give NCCL's headers on 64-bit machines.
 const _: () = {
     assert!(size_of::<NetTable>() == 22 * 8);
-    assert!(size_of::<RawProperties>() == 128);
-    assert!(std::mem::offset_of!(RawProperties, virtual_device) == 64);
-    assert!(std::mem::offset_of!(RawProperties, p2p_bytes_max) == 104);
-    assert!(std::mem::offset_of!(RawProperties, rail) == 124);
-    assert!(size_of::<VirtualDevice>() == 36);
     assert!(size_of::<CommConfig>() == 4);
 };

@@ -59,5 +59,5 @@ pub use comm::{Connecting, Handle, Listener, RecvComm, SendComm};
 pub use error::{HostError, ResultCode};
 pub use log::lines as log_lines;
 pub use memory::Region;
-pub use plugin::{Context, Plugin, Properties};
+pub use plugin::{Context, Plugin};
 pub use request::{Attempt, Request, Tested};

@@ -7,7 +7,7 @@ use std::rc::Rc;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-use crate::abi::{self, CommConfig, NetTable, RawProperties, SLOTS, SYMBOL};
+use crate::abi::{self, CommConfig, NetTable, SLOTS, SYMBOL};
 use crate::comm::{Connecting, Handle, Listener};
 use crate::error::{HostError, checked};
 use crate::log::{self, text_of};
@@ -131,19 +131,6 @@ fn reason(error: &libloading::Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), ToString::to_string)
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Properties {
-    pub name: String,
-    /// Path of the device's PCI device in `/sys`. Empty if it has none.
-    pub pci_path: String,
-    /// Speed of the device port in Mbit/s.
-    pub speed_mbit: i32,
-    /// Largest number of receives in a group.
-    pub receives_max: i32,
-    /// Largest number of communicators.
-    pub comms_max: i32,
-}
-
 pub(crate) struct ContextInner {
     loaded: Rc<Loaded>,
     pub(crate) raw: *mut c_void,
@@ -184,30 +171,6 @@ impl Context {
         usize::try_from(count).map_err(|_| HostError::Broken {
             function: "devices",
             problem: format!("says that there are {count}"),
-        })
-    }
-
-    /// Returns a device's properties.
-    ///
-    /// # Errors
-    /// There is no such device.
-    pub fn properties(&self, device: usize) -> Result<Properties, HostError> {
-        // SAFETY: zeros are a value of each field, pointers included.
-        let mut raw: RawProperties = unsafe { std::mem::zeroed() };
-        let get = self.0.calls().get_properties;
-        // SAFETY: the pointer is to a structure with the layout of the table's version. It outlives
-        // the call.
-        let returned = unsafe { get(number(device)?, &raw mut raw) };
-        checked("getProperties", returned)?;
-        // SAFETY: the interface requires that the strings are null or live as long as the plugin is
-        // initialised.
-        let (name, pci_path) = unsafe { (text_of(raw.name), text_of(raw.pci_path)) };
-        Ok(Properties {
-            name,
-            pci_path,
-            speed_mbit: raw.speed_mbit,
-            receives_max: raw.receives_max,
-            comms_max: raw.comms_max,
         })
     }
 

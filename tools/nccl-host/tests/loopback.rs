@@ -137,9 +137,6 @@ fn messages_of_all_sizes_arrive_in_order_and_the_memory_comes_back() {
     with_interface(name, "=lo", |plugin| {
         let context = plugin.init(1).expect("initialises");
         assert!(context.devices().expect("devices") > 0);
-        let properties = context.properties(0).expect("properties");
-        assert_eq!(properties.name, "lo");
-        assert!(properties.receives_max >= 1, "{properties:?}");
         let (to, from) = connected(&context);
         let sizes = [0, 1, 63, 4096, 65_535, 65_537, 1 << 20, 5 << 20];
         let (mut sending, mut receiving) = (Vec::new(), Vec::new());

@@ -18,7 +18,7 @@ use laxity_requests::dispatch::{self, Dispatch, Role};
 use laxity_requests::hmas::cognition::Cognition;
 use laxity_requests::hmas::perception::{Paced, Tagger, Tags};
 use laxity_requests::hmas::pool::Kind;
-use laxity_requests::hmas::prediction::Modelled;
+use laxity_requests::hmas::prediction::Prediction;
 use laxity_requests::hmas::{self, Agent};
 use laxity_requests::hyperflexis::{self, HyperFlexis, Linear};
 use laxity_requests::iteration::{self, Iteration as _, Load, Plan};
@@ -154,7 +154,7 @@ fn iterations() -> Vec<Row> {
     type Make = fn() -> Box<dyn Discipline + Send>;
     fn agent(kind: Kind) -> Box<dyn Discipline + Send> {
         let perception = Box::new(Paced::new(Even, Span::ZERO));
-        let prediction = Box::new(Modelled::new(learned(), 512));
+        let prediction = Prediction::new(learned(), 512);
         let cognition = Cognition::new(perception, prediction);
         Box::new(Agent::new(kind, hmas::Config::default(), cognition))
     }

@@ -90,12 +90,6 @@ pub trait Discipline {
         Start::Now
     }
 
-    /// Takes over from another discipline. `jobs` are all jobs of the replica by arrival. The
-    /// replica asks for their ranks afterwards.
-    fn takes_over(&mut self, jobs: &[Job], view: &dyn View) {
-        let _ = (jobs, view);
-    }
-
     /// Reports that a job holds blocks: its first chunk was planned, or it came with its KV and
     /// decodes.
     fn began(&mut self, job: &Job) {

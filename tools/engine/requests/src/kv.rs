@@ -66,11 +66,6 @@ impl Pool {
         self.blocks(tokens).saturating_sub(self.held(request))
     }
 
-    /// Returns the largest number of tokens that `request` can hold with the free blocks.
-    pub fn reach(&self, request: RequestId) -> u32 {
-        (self.held(request) + self.free()).saturating_mul(self.block_tokens)
-    }
-
     /// Gives `request` the blocks for `tokens` tokens. The request keeps blocks beyond that.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use laxity_requests::Span;
 use laxity_requests::hmas::cognition::Cognition;
 use laxity_requests::hmas::perception::{Paced, Tagger, Tags};
 use laxity_requests::hmas::pool::{Hints, Kind};
-use laxity_requests::hmas::prediction::Modelled;
+use laxity_requests::hmas::prediction::Prediction;
 use laxity_requests::hmas::{Agent, Config, statera};
 use laxity_requests::iteration::{Event, Iteration as _};
 use laxity_requests::learned::Learned;
@@ -36,7 +36,7 @@ impl Tagger for Unreliable {
 
 fn cognition(service: Span) -> Cognition {
     let perception = Paced::new(Unreliable, service);
-    Cognition::new(Box::new(perception), Box::new(Modelled::new(Learned::default(), 256)))
+    Cognition::new(Box::new(perception), Prediction::new(Learned::default(), 256))
 }
 
 fn driver(agent: Agent) -> Driver {
@@ -65,7 +65,6 @@ enum Step {
     Compute(u8),
     Idle,
     Capacity(u32),
-    Exchange(usize),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -78,7 +77,6 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (1..12_u8).prop_map(Step::Compute),
         1 => Just(Step::Idle),
         1 => (BLOCKS / 2..=BLOCKS).prop_map(Step::Capacity),
-        1 => any::<usize>().prop_map(Step::Exchange),
     ]
 }
 
@@ -137,12 +135,6 @@ proptest! {
                     capacity = blocks;
                     driver.replica.handle(driver.now, &Event::Capacity(blocks));
                 }
-                Step::Exchange(at) => {
-                    let kind = Kind::ALL[at % Kind::ALL.len()];
-                    let config = Config { chunk: 16, ..Config::default() };
-                    let other = Agent::new(kind, config, cognition(Span::ZERO));
-                    driver.replica.exchange(Box::new(other));
-                }
             }
             driver.check();
         }
@@ -179,7 +171,7 @@ impl Tagger for Exact {
 
 fn exact() -> Cognition {
     let perception = Paced::new(Exact, Span::ZERO);
-    Cognition::new(Box::new(perception), Box::new(Modelled::new(Learned::default(), 256)))
+    Cognition::new(Box::new(perception), Prediction::new(Learned::default(), 256))
 }
 
 /// Returns the order of first tokens of ten requests that arrive at once: nine long ones, then a

@@ -22,7 +22,6 @@ use super::Estimate;
 use super::cognition::Cognition;
 use super::journal::Journal;
 use super::pool::{Hints, Kind, Policy, Room};
-use super::prediction::Ran;
 use super::statera::{self, Bound, Source, Statera};
 use crate::Time;
 use crate::discipline::{Discipline, Rank, Reranked, Start, View};
@@ -79,7 +78,6 @@ pub struct Agent {
     block_tokens: u32,
     promised_blocks: u64,
     reranked: VecDeque<RequestId>,
-    ran: Ran,
     now: Time,
     journal: Journal,
 }
@@ -108,7 +106,6 @@ impl Agent {
             block_tokens: 1,
             promised_blocks: 0,
             reranked: VecDeque::new(),
-            ran: Ran::default(),
             now: Time::ZERO,
             journal: Journal::default(),
         }
@@ -256,22 +253,10 @@ impl Discipline for Agent {
             Event::Cancelled(request) => {
                 self.forget(*request);
             }
-            Event::Done { took, .. } => self.ran.took = took.0,
-            Event::Capacity(_) => (),
+            Event::Done { .. } | Event::Capacity(_) => (),
         }
         self.perceive(now);
         Reranked::None
-    }
-
-    fn takes_over(&mut self, jobs: &[Job], view: &dyn View) {
-        self.block_tokens = view.pool().block_tokens();
-        for job in jobs {
-            self.meet(self.now, &job.spec);
-        }
-        self.perceive(self.now);
-        for job in jobs.iter().filter(|job| job.phase != Phase::Waiting) {
-            self.run(job.id(), job.target.max(job.context + 1));
-        }
     }
 
     fn poll_reranked(&mut self) -> Option<RequestId> {
@@ -296,7 +281,7 @@ impl Discipline for Agent {
         self.policy.dropped(&known.spec, &known.estimate);
     }
 
-    fn progressed(&mut self, _: Time, job: &Job, tokens: u32) {
+    fn progressed(&mut self, _: Time, job: &Job, _: u32) {
         let request = job.id();
         let promised = self.promises.get(&request).copied();
         if promised.is_none() {
@@ -305,9 +290,6 @@ impl Discipline for Agent {
             }
             // The request's blocks were reserved before it arrived.
             self.run(request, job.context);
-        }
-        if job.context <= job.target {
-            self.ran.prefill_tokens += tokens;
         }
         if let Some(promised) = promised.filter(|promised| job.context >= *promised) {
             self.outlived(job, promised);
@@ -342,17 +324,7 @@ impl Discipline for Agent {
     }
 
     fn budget(&mut self, _: Time, view: &dyn View) -> u32 {
-        if self.ran.took > 0 {
-            self.cognition.ran(&self.ran);
-        }
-        let decodes = view.decodes();
-        self.ran = Ran {
-            prefill_tokens: 0,
-            decodes: decodes.decodes,
-            decode_context: decodes.decode_context,
-            took: 0,
-        };
-        self.config.chunk.saturating_sub(decodes.decodes).max(self.config.chunk_min)
+        self.config.chunk.saturating_sub(view.decodes().decodes).max(self.config.chunk_min)
     }
 
     fn start(&mut self, _: Time, job: &Job, view: &dyn View) -> Start {

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use super::Estimate;
 use super::perception::{Perception, Tags};
-use super::prediction::{Prediction, Ran};
+use super::prediction::Prediction;
 use crate::Time;
 use crate::request::{RequestId, Slo, Spec};
 
@@ -31,7 +31,7 @@ impl Profile {
 /// The source of all estimates: perception, prediction and lengths of tasks.
 pub struct Cognition {
     perception: Box<dyn Perception>,
-    prediction: Box<dyn Prediction>,
+    prediction: Prediction,
     tasks: BTreeMap<u16, Profile>,
     all: Profile,
 }
@@ -44,7 +44,7 @@ impl std::fmt::Debug for Cognition {
 
 impl Cognition {
     /// Creates the source of estimates from its two parts.
-    pub fn new(perception: Box<dyn Perception>, prediction: Box<dyn Prediction>) -> Self {
+    pub fn new(perception: Box<dyn Perception>, prediction: Prediction) -> Self {
         Self { perception, prediction, tasks: BTreeMap::new(), all: Profile::default() }
     }
 
@@ -98,10 +98,5 @@ impl Cognition {
         if let Some(task) = task {
             self.tasks.entry(task).or_default().learn(length);
         }
-    }
-
-    /// Learns the duration of an iteration.
-    pub fn ran(&mut self, ran: &Ran) {
-        self.prediction.learn(ran);
     }
 }

@@ -15,45 +15,21 @@ pub struct Cost {
     pub tpot: Span,
 }
 
-/// The work and the duration of an iteration, as a discipline sees it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ran {
-    /// Number of computed prompt tokens.
-    pub prefill_tokens: u32,
-    pub decodes: u32,
-    /// Number of tokens that the decodes attended to.
-    pub decode_context: u64,
-    /// Duration in ns.
-    pub took: u64,
-}
-
-/// Predicts the costs of requests.
-pub trait Prediction: Send {
-    /// Returns the cost of a request with such a prompt and answer while `running` requests run.
-    fn cost(&self, prompt: u32, length: u32, running: u32) -> Cost;
-
-    fn learn(&mut self, ran: &Ran) {
-        let _ = ran;
-    }
-}
-
 /// Predictions from a model of the machine. The prompt is computed in chunks. Tokens are decoded in
 /// a batch of the running requests, all as long as this one.
-#[derive(Clone, Debug)]
-pub struct Modelled<L> {
-    latency: L,
+pub struct Prediction {
+    latency: Box<dyn Latency + Send>,
     chunk: u32,
 }
 
-impl<L: Latency> Modelled<L> {
+impl Prediction {
     /// Creates the prediction with chunks of `chunk` tokens.
-    pub fn new(latency: L, chunk: u32) -> Self {
-        Self { latency, chunk: chunk.max(1) }
+    pub fn new(latency: impl Latency + Send + 'static, chunk: u32) -> Self {
+        Self { latency: Box::new(latency), chunk: chunk.max(1) }
     }
-}
 
-impl<L: Latency + Send> Prediction for Modelled<L> {
-    fn cost(&self, prompt: u32, length: u32, running: u32) -> Cost {
+    /// Returns the cost of a request with such a prompt and answer while `running` requests run.
+    pub fn cost(&self, prompt: u32, length: u32, running: u32) -> Cost {
         let mut ttft = Span::ZERO;
         let mut done = 0;
         while done < prompt {

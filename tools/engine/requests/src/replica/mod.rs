@@ -79,24 +79,6 @@ impl Replica {
         }
     }
 
-    /// Replaces the discipline and returns the former one. All ranks are computed again. Relegated
-    /// jobs stay so, and no KV is lost (H-MAS §4.3, rebuild in place).
-    pub fn exchange(
-        &mut self,
-        discipline: Box<dyn Discipline + Send>,
-    ) -> Box<dyn Discipline + Send> {
-        let before = std::mem::replace(&mut self.discipline, discipline);
-        let mut jobs: Vec<Job> = self.state.jobs().copied().collect();
-        jobs.sort_unstable_by_key(|job| (job.spec.arrival, job.id()));
-        self.discipline.takes_over(&jobs, &self.state);
-        self.state.rerank(&*self.discipline);
-        before
-    }
-
-    pub fn discipline(&self) -> &dyn Discipline {
-        &*self.discipline
-    }
-
     /// Returns the state of a request.
     pub fn job(&self, request: RequestId) -> Option<&Job> {
         let slot = self.state.slot(request)?;

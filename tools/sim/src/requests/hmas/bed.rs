@@ -11,7 +11,7 @@ use laxity_requests::dispatch::Role;
 use laxity_requests::hmas::cognition::Cognition;
 use laxity_requests::hmas::perception::{self, Paced, Perception, Tagger, Tags};
 use laxity_requests::hmas::pool::{Hints, Kind};
-use laxity_requests::hmas::prediction::Modelled;
+use laxity_requests::hmas::prediction::Prediction;
 use laxity_requests::hmas::{Agent, Config, Log, statera};
 use laxity_requests::kv::Pool;
 use laxity_requests::replica::Replica;
@@ -146,8 +146,8 @@ fn cognition(
             None => paced(perception::Unknown),
         },
     };
-    let prediction = Modelled::new(bed.clock.clone(), setting.chunk);
-    Cognition::new(perception, Box::new(prediction))
+    let prediction = Prediction::new(bed.clock.clone(), setting.chunk);
+    Cognition::new(perception, prediction)
 }
 
 /// Trains a forest on requests that are not part of the experiments.
