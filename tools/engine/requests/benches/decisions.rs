@@ -16,7 +16,7 @@ use laxity_requests::baseline::{CentralEdf, Fixed, LeastLoaded, LeastWork, LineO
 use laxity_requests::discipline::Discipline;
 use laxity_requests::dispatch::{self, Dispatch, Role};
 use laxity_requests::hmas::cognition::Cognition;
-use laxity_requests::hmas::perception::{Paced, Tagger, Tags};
+use laxity_requests::hmas::perception::{Perception, Tagger, Tags};
 use laxity_requests::hmas::pool::Kind;
 use laxity_requests::hmas::prediction::Prediction;
 use laxity_requests::hmas::{self, Agent};
@@ -153,7 +153,7 @@ impl Subject for Loaded {
 fn iterations() -> Vec<Row> {
     type Make = fn() -> Box<dyn Discipline + Send>;
     fn agent(kind: Kind) -> Box<dyn Discipline + Send> {
-        let perception = Box::new(Paced::new(Even, Span::ZERO));
+        let perception = Perception::new(Even, Span::ZERO);
         let prediction = Prediction::new(learned(), 512);
         let cognition = Cognition::new(perception, prediction);
         Box::new(Agent::new(kind, hmas::Config::default(), cognition))

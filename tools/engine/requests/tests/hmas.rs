@@ -6,7 +6,7 @@ mod driver;
 use driver::Driver;
 use laxity_requests::Span;
 use laxity_requests::hmas::cognition::Cognition;
-use laxity_requests::hmas::perception::{Paced, Tagger, Tags};
+use laxity_requests::hmas::perception::{Perception, Tagger, Tags};
 use laxity_requests::hmas::pool::{Hints, Kind};
 use laxity_requests::hmas::prediction::Prediction;
 use laxity_requests::hmas::{Agent, Config, statera};
@@ -35,8 +35,8 @@ impl Tagger for Unreliable {
 }
 
 fn cognition(service: Span) -> Cognition {
-    let perception = Paced::new(Unreliable, service);
-    Cognition::new(Box::new(perception), Prediction::new(Learned::default(), 256))
+    let perception = Perception::new(Unreliable, service);
+    Cognition::new(perception, Prediction::new(Learned::default(), 256))
 }
 
 fn driver(agent: Agent) -> Driver {
@@ -170,8 +170,8 @@ impl Tagger for Exact {
 }
 
 fn exact() -> Cognition {
-    let perception = Paced::new(Exact, Span::ZERO);
-    Cognition::new(Box::new(perception), Prediction::new(Learned::default(), 256))
+    let perception = Perception::new(Exact, Span::ZERO);
+    Cognition::new(perception, Prediction::new(Learned::default(), 256))
 }
 
 /// Returns the order of first tokens of ten requests that arrive at once: nine long ones, then a

@@ -30,7 +30,7 @@ impl Profile {
 
 /// The source of all estimates: perception, prediction and lengths of tasks.
 pub struct Cognition {
-    perception: Box<dyn Perception>,
+    perception: Perception,
     prediction: Prediction,
     tasks: BTreeMap<u16, Profile>,
     all: Profile,
@@ -44,7 +44,7 @@ impl std::fmt::Debug for Cognition {
 
 impl Cognition {
     /// Creates the source of estimates from its two parts.
-    pub fn new(perception: Box<dyn Perception>, prediction: Prediction) -> Self {
+    pub fn new(perception: Perception, prediction: Prediction) -> Self {
         Self { perception, prediction, tasks: BTreeMap::new(), all: Profile::default() }
     }
 

@@ -2,7 +2,7 @@
 //! of its answer.
 //!
 //! The paper fine-tunes a small language model (Qwen3-1.7B) that reads the prompt. Here a
-//! [`Tagger`] answers from other data, and [`Paced`] delays the answer as long as such a model
+//! [`Tagger`] answers from other data, and [`Perception`] delays the answer as long as such a model
 //! would take. Scheduling doesn't wait for the answer. Without a valid answer a request is
 //! *unknown*, and [`super::cognition`] estimates it from statistics.
 
@@ -31,20 +31,6 @@ impl Tags {
     }
 }
 
-/// Determines task and length of requests, possibly with delay.
-pub trait Perception: Send {
-    /// Starts to analyse a request. Must return quickly, so slow work belongs elsewhere.
-    fn ask(&mut self, now: Time, spec: &Spec);
-
-    /// Returns the next answer that is ready at `now`. Its tags are `None` if analysis failed.
-    fn poll(&mut self, now: Time) -> Option<(RequestId, Option<Tags>)>;
-
-    /// Learns the number of tokens that a request generated.
-    fn learn(&mut self, spec: &Spec, length: u32) {
-        let _ = (spec, length);
-    }
-}
-
 /// Determines task and length of a request at once.
 pub trait Tagger: Send {
     /// Returns the tags of a request, or `None` if they can't be determined.
@@ -58,29 +44,29 @@ pub trait Tagger: Send {
 
 /// A tagger with a delay. It handles one request after another, with `service` time for each.
 /// Appendix E.4 measured 1.64 ms on average.
-#[derive(Debug)]
-pub struct Paced<T> {
-    tagger: T,
+pub struct Perception {
+    tagger: Box<dyn Tagger>,
     service: Span,
     busy_until: Time,
     ready: VecDeque<(Time, RequestId, Option<Tags>)>,
 }
 
-impl<T: Tagger> Paced<T> {
+impl Perception {
     /// Wraps a tagger. With a `service` of zero it answers at once.
-    pub const fn new(tagger: T, service: Span) -> Self {
-        Self { tagger, service, busy_until: Time::ZERO, ready: VecDeque::new() }
+    pub fn new(tagger: impl Tagger + 'static, service: Span) -> Self {
+        let (tagger, ready) = (Box::new(tagger), VecDeque::new());
+        Self { tagger, service, busy_until: Time::ZERO, ready }
     }
-}
 
-impl<T: Tagger> Perception for Paced<T> {
-    fn ask(&mut self, now: Time, spec: &Spec) {
+    /// Starts to analyse a request.
+    pub fn ask(&mut self, now: Time, spec: &Spec) {
         self.busy_until = self.busy_until.max(now) + self.service;
         let tags = self.tagger.tag(spec);
         self.ready.push_back((self.busy_until, spec.id, tags));
     }
 
-    fn poll(&mut self, now: Time) -> Option<(RequestId, Option<Tags>)> {
+    /// Returns the next answer that is ready at `now`. Its tags are `None` if analysis failed.
+    pub fn poll(&mut self, now: Time) -> Option<(RequestId, Option<Tags>)> {
         let (at, ..) = self.ready.front()?;
         if *at > now {
             return None;
@@ -88,7 +74,8 @@ impl<T: Tagger> Perception for Paced<T> {
         self.ready.pop_front().map(|(_, id, tags)| (id, tags))
     }
 
-    fn learn(&mut self, spec: &Spec, length: u32) {
+    /// Learns the number of tokens that a request generated.
+    pub fn learn(&mut self, spec: &Spec, length: u32) {
         self.tagger.learn(spec, length);
     }
 }

@@ -55,13 +55,3 @@ impl<P: Predict> Estimator for Learned<P> {
         }
     }
 }
-
-impl<P: Predict + ?Sized> Predict for Box<P> {
-    fn predict(&self, stage: &Stage) -> Forecast {
-        (**self).predict(stage)
-    }
-
-    fn observe(&mut self, stage: &Stage, forecast: &Forecast, output: u32) {
-        (**self).observe(stage, forecast, output);
-    }
-}

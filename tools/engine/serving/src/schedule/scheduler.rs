@@ -6,7 +6,7 @@ use laxity_requests::baseline::{Fixed, LineOrder};
 use laxity_requests::discipline::Discipline;
 use laxity_requests::hmas::Agent;
 use laxity_requests::hmas::cognition::Cognition;
-use laxity_requests::hmas::perception::{self, Paced};
+use laxity_requests::hmas::perception::{self, Perception};
 use laxity_requests::hmas::prediction::Prediction;
 use laxity_requests::iteration::{Event, Iteration as _, Load, Plan, Refusal};
 use laxity_requests::job::Job;
@@ -50,9 +50,9 @@ fn discipline(settings: &Settings, latency: Model) -> Box<dyn Discipline + Send>
 fn agent(settings: &Settings, latency: Model) -> Agent {
     // Perception uses the lengths that applications generated so far, and answers at once. Nothing
     // else is known of a request here.
-    let perception = Paced::new(perception::Rules::default(), Span::ZERO);
+    let perception = Perception::new(perception::Rules::default(), Span::ZERO);
     let prediction = Prediction::new(latency, settings.tokens);
-    let cognition = Cognition::new(Box::new(perception), prediction);
+    let cognition = Cognition::new(perception, prediction);
     let config = settings.hmas.config(settings.tokens);
     Agent::new(settings.hmas.order, config, cognition)
 }

@@ -9,7 +9,7 @@ use laxity_requests::baseline::RoundRobin;
 use laxity_requests::discipline::Discipline;
 use laxity_requests::dispatch::Role;
 use laxity_requests::hmas::cognition::Cognition;
-use laxity_requests::hmas::perception::{self, Paced, Perception, Tagger, Tags};
+use laxity_requests::hmas::perception::{self, Perception, Tagger, Tags};
 use laxity_requests::hmas::pool::{Hints, Kind};
 use laxity_requests::hmas::prediction::Prediction;
 use laxity_requests::hmas::{Agent, Config, Log, statera};
@@ -133,8 +133,8 @@ fn cognition(
     trained: &[Asked],
     seed: u64,
 ) -> Cognition {
-    fn paced(tagger: impl Tagger + 'static) -> Box<dyn Perception> {
-        Box::new(Paced::new(tagger, PERCEPTION))
+    fn paced(tagger: impl Tagger + 'static) -> Perception {
+        Perception::new(tagger, PERCEPTION)
     }
     let perception = match setting.sees {
         Sees::Paper => paced(Oracle::new(asked, seed, false)),
