@@ -51,6 +51,10 @@ lab: core ## laxity-lab as well: hosts on one machine, simulated clusters; an en
 release: lab ## everything that can be installed; the engine's tensor library takes as long as the rest
 	$(CARGO) build --release --locked -p laxity-engine
 
+.PHONY: engine-cuda
+engine-cuda: setup ## laxity-engine for GPUs, in target/cuda, with CUDA from PyPI's wheels (1.2 GB); needs no GPU
+	CARGO="$(CARGO)" tools/engine/build-cuda.sh
+
 # Faster to build than the release, and as fast where it counts.
 .PHONY: demo
 demo: ## the lab with its defaults: four policies on the same arrivals, a table and a page

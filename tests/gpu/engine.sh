@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # tests/gpu/engine.sh [--cpu] [--out FOLDER] [--policies NAME,...] [--ranks N] [--config FILE]: the lab with the real engine, on a machine with a GPU.
 #
-# Builds laxity-engine with CUDA (needs nvcc) and runs `laxity lab run --engine real` with the model of tests/gpu/engine.toml (or FILE) on the
+# Builds laxity-engine with CUDA (as `make engine-cuda`) and runs `laxity lab run --engine real` with the model of tests/gpu/engine.toml (or FILE) on the
 # GPU, which all processes share; CUDA_VISIBLE_DEVICES says which one. Beside it the ranks of tests/gpu/nccl.sh run their collectives
 # on the same GPU, so that computation contends as in a serving node; --ranks 0 leaves them out, and so does a python3 without PyTorch.
 # FOLDER (docs/results/engine-gpu) gets report.json, report.html, table.txt, nvidia-smi.txt, nccl.json and nccl.log.
@@ -31,23 +31,24 @@ cannot() {
     exit 77
 }
 
-features=()
 if [ "$device" = cuda ]; then
     command -v nvidia-smi >/dev/null 2>&1 && nvidia-smi -L 2>/dev/null | grep -q '^GPU' ||
         cannot "there is no NVIDIA GPU here (nvidia-smi -L lists none); --cpu tries the rest"
-    features=(--features laxity-engine/cuda)
 fi
 built="${CARGO_TARGET_DIR:-$root/target}/release"
+built_engine="$built/laxity-engine"
 if command -v cargo >/dev/null 2>&1; then
-    if [ "$device" = cuda ] && ! command -v "${NVCC:-nvcc}" >/dev/null 2>&1; then
-        cannot "there is no nvcc to build the engine's kernels with (CUDA toolkit; NVCC names it, --cpu goes without)"
+    (cd "$root" && cargo build --release --locked -p laxity-cli -p laxity-lab -p laxity-daemon)
+    if [ "$device" = cuda ]; then
+        built_engine="${CARGO_TARGET_DIR:-$root/target}/cuda/laxity-engine"
+        "$root/tools/engine/build-cuda.sh"
+    else
+        (cd "$root" && cargo build --release --locked -p laxity-engine)
     fi
-    (cd "$root" && cargo build --release --locked -p laxity-cli -p laxity-daemon &&
-        cargo build --release --locked -p laxity-engine "${features[@]}")
 fi
 laxity="${LAXITY:-$built/laxity}"
 daemon="${LAXITY_LAXITYD:-$built/laxityd}"
-engine="${LAXITY_ENGINE:-$built/laxity-engine}"
+engine="${LAXITY_ENGINE:-$built_engine}"
 for program in "$laxity" "$daemon" "$engine"; do
     [ -x "$program" ] || cannot "$program is not there: build it, or name it in LAXITY, LAXITY_LAXITYD or LAXITY_ENGINE"
 done
