@@ -4,6 +4,7 @@
 //! their unit, unless the value carries it (`"20ms"`).
 
 mod check;
+mod classes;
 mod coordinator;
 mod error;
 mod file;
@@ -15,9 +16,9 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use laxity_policy::config::{Granularity, LastStage, MluScope, Ties};
-use laxity_policy::{Level, LinkConfig, PolicyKind, Span, Stage};
+use laxity_policy::{LinkConfig, PolicyKind, Span};
 use laxity_quantity::{Bytes, Nanos, Rate};
-use laxity_shm::layout::{self, LEVELS};
+use laxity_shm::layout;
 use laxity_shm::marking::Marking;
 use serde::{Deserialize, Serialize};
 
@@ -179,6 +180,9 @@ pub struct LevelsConfig {
     pub dscp: Vec<u8>,
     /// The DSCP of the scavenger.
     pub scavenger_dscp: u8,
+    /// InfiniBand's service level of each level, the highest first. The scavenger has the last.
+    /// Empty: none is set, since a subnet may route by service level.
+    pub sl: Vec<u8>,
 }
 
 /// The parameters of the policies. See `laxity_policy::LinkConfig`.
@@ -349,7 +353,8 @@ impl Default for AccessConfig {
 
 impl Default for LevelsConfig {
     fn default() -> Self {
-        Self { count: 8, dscp: vec![46, 34, 26, 18, 18, 10, 10, 10], scavenger_dscp: 8 }
+        let dscp = vec![46, 34, 26, 18, 18, 10, 10, 10];
+        Self { count: 8, dscp, scavenger_dscp: 8, sl: Vec::new() }
     }
 }
 
@@ -398,49 +403,6 @@ impl Config {
             ties: self.tuning.ties,
             slack_threshold: Span(self.tuning.slack_threshold.0),
         }
-    }
-
-    /// Returns the DSCPs by [`Level::row`]. Levels that are not configured have the scavenger's
-    /// DSCP.
-    #[must_use]
-    pub fn dscp_by_row(&self) -> [u8; Level::ROWS] {
-        let mut table = [self.levels.scavenger_dscp; Level::ROWS];
-        let count = self.levels.dscp.len().min(Level::ROWS - 1);
-        table[..count].copy_from_slice(&self.levels.dscp[..count]);
-        table
-    }
-
-    /// Returns the DSCPs in the order of a region's table: the scavenger first. All are 0
-    /// (unmarked) if nothing is to be marked, which clients of every release understand.
-    #[must_use]
-    pub fn dscp_of_region(&self) -> [u8; LEVELS] {
-        if self.marking == Marking::Off {
-            return [0; LEVELS];
-        }
-        let mut table = self.dscp_by_row();
-        table.rotate_right(1);
-        table
-    }
-
-    /// Returns DSCPs by [`Stage::index`], for transfers whose class can't be chosen one by one.
-    /// Collectives have the level that credit gives them, KV reuse the next lower level, and P2D
-    /// the lowest level that differs from the scavenger. Other stages have the scavenger's DSCP.
-    /// All are 0 (unmarked) if nothing is to be marked.
-    #[must_use]
-    pub fn dscp_of_stages(&self, collective: Level) -> [u8; Stage::ALL.len()] {
-        if self.marking == Marking::Off {
-            return [0; Stage::ALL.len()];
-        }
-        let (table, scavenger) = (self.dscp_by_row(), self.levels.scavenger_dscp);
-        Stage::ALL.map(|stage| match stage {
-            Stage::Collective => table[collective.row()],
-            Stage::KvReuse => table[Level(collective.0.saturating_add(1)).row()],
-            Stage::P2d => {
-                let lowest = table.into_iter().rfind(|dscp| *dscp != scavenger);
-                lowest.unwrap_or(scavenger)
-            }
-            _ => scavenger,
-        })
     }
 
     /// Returns the metrics address, or `None` if there is no endpoint.

@@ -286,6 +286,8 @@ pub struct Snapshot {
     pub bypass: bool,
     /// The DSCP of each level, by [`Level::row`].
     pub dscp: [u8; Level::ROWS],
+    /// The service level of each level, by [`Level::row`], if any are configured.
+    pub sl: Option<[u8; Level::ROWS]>,
     /// The ports.
     pub ports: Vec<PortSnapshot>,
     /// The attached clients.

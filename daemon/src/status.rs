@@ -137,6 +137,7 @@ fn port(snapshot: &Snapshot, port: &PortSnapshot) -> PortStatus {
     let levels = rows(port.levels).map(|row| LevelStatus {
         level: level_name(row),
         dscp: snapshot.dscp[row],
+        sl: snapshot.sl.map(|sl| sl[row]),
         waiting_flows: link.waiting_by_level[row].flows,
         waiting_bytes: link.waiting_by_level[row].bytes,
         permitted_bytes: port.counters.stages.iter().map(|s| s.permitted_bytes[row]).sum(),

@@ -283,6 +283,16 @@ impl Config {
                 })?;
             }
         }
+        let services = levels.sl.len();
+        ensure(services == 0 || services == given, "levels.sl", || {
+            format!(
+                "has {services} entries for {given} levels; give one per level, the highest \
+                 first, or none (levels may share one)"
+            )
+        })?;
+        for &sl in &levels.sl {
+            within("levels.sl", sl, 0..=15)?;
+        }
         let scavenger = levels.scavenger_dscp;
         within("levels.scavenger_dscp", scavenger, 0..=63)?;
         if let Some(row) = levels.dscp.iter().position(|dscp| *dscp == scavenger) {

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use laxity_policy::PolicyKind;
+use laxity_policy::{Level, PolicyKind};
+use laxity_shm::layout::LEVELS;
 
 use super::*;
 
@@ -224,6 +225,21 @@ fn a_stage_that_is_not_marked_by_message_has_the_dscp_of_its_levels() {
     // Levels that do not exist or share the scavenger's DSCP count as the scavenger.
     let shared = "[levels]\ncount = 4\nscavenger_dscp = 10\ndscp = [46, 20, 10, 10]\n";
     assert_eq!(of(shared, 2), [10, 20, 20, 10, 10]);
+}
+
+#[test]
+fn service_levels_are_set_only_where_the_operator_names_one_for_each_level() {
+    let of = |text: &str| Config::parse(text, "x").map(|config| config.sl_of_stages(Level(2)));
+    assert_eq!(of("").unwrap(), None);
+    let named = "[levels]\nsl = [5, 4, 3, 2, 2, 1, 1, 0]\n";
+    assert_eq!(of(named).unwrap(), Some([3, 4, 0, 0, 0]));
+    assert_eq!(of(&format!("marking = \"off\"\n{named}")).unwrap(), None);
+    for (text, expected) in [("sl = [1, 2]", "one per level"), ("sl = [16]", "one per level")] {
+        let wrong = of(&format!("[levels]\n{text}\n")).unwrap_err().to_string();
+        assert!(wrong.contains("levels.sl") && wrong.contains(expected), "{wrong}");
+    }
+    let wrong = of("[levels]\nsl = [16, 4, 3, 2, 2, 1, 1, 0]\n").unwrap_err().to_string();
+    assert!(wrong.contains("levels.sl") && wrong.contains("15"), "{wrong}");
 }
 
 #[test]

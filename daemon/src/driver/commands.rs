@@ -102,6 +102,7 @@ impl Driver {
         let header = client.served.header();
         header.set_dscp(&self.config.dscp_of_region());
         header.set_dscp_of_stages(self.config.dscp_of_stages(self.intake.credit.level));
+        header.set_sl_of_stages(self.config.sl_of_stages(self.intake.credit.level));
         header.set_marking(self.config.marking, &self.treatments);
         header.set_nics(self.config.nic.iter().map(|nic| nic.name.as_str()));
         header.set_credit_class(self.intake.credit.stages(), self.intake.credit.level.0);
@@ -182,6 +183,7 @@ impl Driver {
             let header = client.served.header();
             header.set_dscp(&config.dscp_of_region());
             header.set_dscp_of_stages(config.dscp_of_stages(self.intake.credit.level));
+            header.set_sl_of_stages(config.sl_of_stages(self.intake.credit.level));
             header.set_marking(config.marking, &self.treatments);
             header.set_credit_class(stages, self.intake.credit.level.0);
         }

@@ -23,6 +23,7 @@ impl Driver {
             policy: self.config.policy,
             bypass: intake.bypass,
             dscp: self.config.dscp_by_row(),
+            sl: self.config.sl_by_row(),
             ports: intake.ports.iter().map(ports::Port::snapshot).collect(),
             clients,
             all_clients,

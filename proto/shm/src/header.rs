@@ -79,6 +79,8 @@ pub(crate) struct AttentionLine {
     pub(crate) stage_dscp: [AtomicU8; STAGES_MAX],
     /// Number of the [`Marking`]. Zero if the daemon is older and has none.
     pub(crate) marking: AtomicU8,
+    /// InfiniBand's service level by [`Stage::index`], plus one. Zero if none is to be set.
+    pub(crate) stage_sl: [AtomicU8; STAGES_MAX],
 }
 
 /// Bits of the lanes that the client uses. They are untrusted but harmless: a wrong bit makes the
@@ -158,6 +160,7 @@ impl Header {
                 credit_stages: AtomicU8::new(0),
                 dscp: core::array::from_fn(|_| AtomicU8::new(0)),
                 stage_dscp: core::array::from_fn(|_| AtomicU8::new(0)),
+                stage_sl: core::array::from_fn(|_| AtomicU8::new(0)),
                 marking: AtomicU8::new(0),
             },
             claims: ClaimLines { claimed: core::array::from_fn(|_| AtomicU64::new(0)) },
@@ -277,6 +280,21 @@ impl Header {
     pub fn set_dscp_of_stages(&self, table: [u8; Stage::ALL.len()]) {
         for (cell, value) in self.attention.stage_dscp.iter().zip(table) {
             cell.store(value + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns InfiniBand's service level for queue pairs of a stage, or `None` if none is to be
+    /// set.
+    #[must_use]
+    pub fn sl_of_stage(&self, stage: Stage) -> Option<u8> {
+        self.attention.stage_sl[stage.index()].load(Ordering::Relaxed).checked_sub(1)
+    }
+
+    /// Daemon: sets the table of [`Header::sl_of_stage`], in the order of [`Stage::ALL`].
+    pub fn set_sl_of_stages(&self, table: Option<[u8; Stage::ALL.len()]>) {
+        for (index, cell) in self.attention.stage_sl.iter().enumerate() {
+            let sl = table.and_then(|table| table.get(index).copied());
+            cell.store(sl.map_or(0, |sl| sl + 1), Ordering::Relaxed);
         }
     }
 
@@ -402,6 +420,7 @@ const _: () = {
     assert!(core::mem::offset_of!(AttentionLine, dscp) == 11);
     assert!(core::mem::offset_of!(AttentionLine, stage_dscp) == 28);
     assert!(core::mem::offset_of!(AttentionLine, marking) == 35);
+    assert!(core::mem::offset_of!(AttentionLine, stage_sl) == 36);
     assert!(core::mem::offset_of!(Header, treatment) == 3392);
     assert!(size_of::<AttentionLine>() == LINE_BYTES);
 };
@@ -435,7 +454,7 @@ mod tests {
     #[test]
     fn a_stage_has_the_dscp_that_the_daemon_says_and_none_before() {
         let h = Header::new();
-        assert_eq!(h.dscp_of_stage(Stage::P2d), None);
+        assert_eq!((h.dscp_of_stage(Stage::P2d), h.sl_of_stage(Stage::P2d)), (None, None));
         h.set_dscp_of_stages([0, 63, 18, 8, 9]);
         let said = Stage::ALL.map(|stage| h.dscp_of_stage(stage));
         assert_eq!(said, [0, 63, 18, 8, 9].map(Some));

@@ -233,6 +233,9 @@ pub struct LevelStatus {
     pub level: String,
     /// The DSCP of the level's traffic.
     pub dscp: u8,
+    /// The level's service level on InfiniBand, if the configuration names one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sl: Option<u8>,
     /// Flows that wait in the level.
     pub waiting_flows: u64,
     /// Bytes of the waiting flows that are not yet permitted.

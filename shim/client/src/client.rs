@@ -238,6 +238,16 @@ impl Client {
         said.unwrap_or(0)
     }
 
+    /// Returns the service level for queue pairs of a stage on InfiniBand, or `None` if none is to
+    /// be set: without a daemon, and where its configuration names none.
+    #[must_use]
+    pub fn sl_of(&self, stage: Stage) -> Option<u8> {
+        let session = self.core.standing()?;
+        let header = session.header();
+        let enforced = header.attention() & attention::NOT_ENFORCED == 0;
+        enforced.then(|| header.sl_of_stage(stage)).flatten()
+    }
+
     /// Decides about the class of a queue pair or connection for transfers of a stage. `class` is
     /// what the program gave it, and `is_chosen` says that somebody chose that. Returns `None`
     /// where [`Client::dscp_of`] returns 0: nothing changes then.

@@ -5,22 +5,61 @@
 //! pair. Per-message classes need one queue pair per class where both ends have this library. A
 //! program's queue pair would then be the first of several in [`crate::queue_pair`], and
 //! `post_front` would choose one.
+//!
+//! InfiniBand queues packets by service level instead. One is set only where the host's operator
+//! names some (`[levels] sl`), because a subnet may route by them.
 
+use core::ffi::CStr;
 use core::sync::atomic::{AtomicBool, Ordering};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use laxity_client::Verdict;
-use laxity_ibverbs::{ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state};
+use laxity_ibverbs::{ibv_qp, ibv_qp_attr, ibv_qp_attr_mask, ibv_qp_state};
 use laxity_job::Job;
 
 use crate::lanes;
 use crate::report;
 
+/// The RDMA devices of the host.
+const DEVICES: &str = "/sys/class/infiniband";
+
 /// Reports whether a change of a queue pair contains the address vector and the move to RTR.
-pub(crate) fn has_address(attr: &ibv_qp_attr, mask: i32) -> bool {
+fn connects(attr: &ibv_qp_attr, mask: i32) -> bool {
     let wanted = ibv_qp_attr_mask::IBV_QP_STATE | ibv_qp_attr_mask::IBV_QP_AV;
-    mask as u32 & wanted == wanted
-        && attr.qp_state == ibv_qp_state::IBV_QPS_RTR
-        && attr.ah_attr.is_global != 0
+    mask as u32 & wanted == wanted && attr.qp_state == ibv_qp_state::IBV_QPS_RTR
+}
+
+/// Reports whether a change connects a queue pair, and gives the peer's address as a GID.
+pub(crate) fn has_address(attr: &ibv_qp_attr, mask: i32) -> bool {
+    connects(attr, mask) && attr.ah_attr.is_global != 0
+}
+
+/// Sets the service level of a queue pair that connects through an InfiniBand port. One that is set
+/// already stays: the program chose it, or the subnet manager.
+///
+/// # Safety
+/// `qp` is a live queue pair.
+pub(crate) unsafe fn apply_service_level(qp: *mut ibv_qp, attr: &mut ibv_qp_attr, mask: i32) {
+    if !connects(attr, mask) || attr.ah_attr.sl != 0 {
+        return;
+    }
+    let stage = Job::of_this_process().profile.qp.stage;
+    let Some(sl) = lanes::client().sl_of(stage) else { return };
+    // SAFETY: libibverbs keeps a queue pair's context and device as long as the queue pair lives,
+    // and its device names end with a zero.
+    let device = unsafe { CStr::from_ptr((*(*(*qp).context).device).name.as_ptr()) };
+    let device = Path::new(DEVICES).join(std::ffi::OsStr::from_bytes(device.to_bytes()));
+    if is_infiniband(&device, attr.ah_attr.port_num) {
+        attr.ah_attr.sl = sl;
+    }
+}
+
+/// Reports whether the link layer of a device's port is InfiniBand, as sysfs says.
+fn is_infiniband(device: &Path, port: u8) -> bool {
+    fs::read_to_string(device.join(format!("ports/{port}/link_layer")))
+        .is_ok_and(|layer| layer.trim() == "InfiniBand")
 }
 
 /// Sets the class of a queue pair if this change contains its address vector, and if the daemon's
@@ -78,12 +117,27 @@ mod tests {
     }
 
     #[test]
+    fn a_port_is_of_infiniband_only_if_sysfs_says_so() {
+        let device = tempfile::tempdir().unwrap();
+        for (port, layer) in [(1, "InfiniBand\n"), (2, "Ethernet\n"), (3, "Unspecified\n")] {
+            let folder = device.path().join(format!("ports/{port}"));
+            fs::create_dir_all(&folder).unwrap();
+            fs::write(folder.join("link_layer"), layer).unwrap();
+        }
+        assert_eq!(
+            [1, 2, 3, 4].map(|p| is_infiniband(device.path(), p)),
+            [true, false, false, false]
+        );
+    }
+
+    #[test]
     fn only_the_change_to_rtr_with_an_address_sets_a_class() {
         // SAFETY: plain data.
         let mut attr: ibv_qp_attr = unsafe { core::mem::zeroed() };
         let mask = (ibv_qp_attr_mask::IBV_QP_STATE | ibv_qp_attr_mask::IBV_QP_AV) as i32;
         attr.qp_state = ibv_qp_state::IBV_QPS_RTR;
         assert!(!has_address(&attr, mask), "no global route");
+        assert!(connects(&attr, mask), "InfiniBand needs none inside a subnet");
         attr.ah_attr.is_global = 1;
         assert!(has_address(&attr, mask));
         assert!(!has_address(&attr, ibv_qp_attr_mask::IBV_QP_STATE as i32));

@@ -191,6 +191,8 @@ pub(crate) unsafe fn modify(
     // SAFETY: upheld by the caller. Plain data, of which a copy is changed.
     let mut changed = unsafe { ptr::read(attr) };
     class::apply(&mut changed, mask);
+    // SAFETY: upheld by the caller.
+    unsafe { class::apply_service_level(qp, &mut changed, mask) };
     let to = (mask as u32 & ibv_qp_attr_mask::IBV_QP_STATE != 0).then_some(changed.qp_state);
     // SAFETY: upheld by the caller.
     let queue_pair: &QueuePair = context.queue_pairs.make(unsafe { (*qp).qp_num });

@@ -20,6 +20,8 @@ pub(crate) struct Port {
     pub(crate) netdev: Option<String>,
     /// Whether the port is RoCE, rather than InfiniBand.
     pub(crate) ethernet: bool,
+    /// The link layer as sysfs names it.
+    pub(crate) link_layer: String,
     active: bool,
     state: String,
     rate_gbit: Option<f64>,
@@ -44,10 +46,12 @@ pub(crate) fn ports(root: &Root) -> Vec<Port> {
     for device in root.names(CLASS) {
         for number in root.names(&format!("{CLASS}/{device}/ports")) {
             let read = |file: &str| root.text(&format!("{CLASS}/{device}/ports/{number}/{file}"));
+            let link_layer = read("link_layer").unwrap_or_default();
             let state = read("state").unwrap_or_else(|| "unknown".to_owned());
             ports.push(Port {
                 netdev: netdev(root, &device, &number),
-                ethernet: read("link_layer").is_some_and(|layer| layer == "Ethernet"),
+                ethernet: link_layer == "Ethernet",
+                link_layer,
                 active: state.contains("ACTIVE"),
                 rate_gbit: read("rate").and_then(|rate| gbit(&rate)),
                 state,
@@ -71,6 +75,29 @@ fn netdev(root: &Root, device: &str, port: &str) -> Option<String> {
         .or_else(|| root.text(&format!("{CLASS}/{device}/parent")))
         .or_else(|| root.names(&format!("{CLASS}/{device}/device/net")).pop())
         .filter(|name| !name.is_empty())
+}
+
+/// Shows how the levels are told apart on a port that is not Ethernet.
+fn service_levels(port: &Port, status: Option<&Status>) -> Finding {
+    const SOFTWARE: &str = "order is kept in software only";
+    if port.link_layer != "InfiniBand" {
+        return Finding::info("marking", format!("{SOFTWARE}: this fabric has no classes"))
+            .because("EFA shows neither DSCP nor service level to applications");
+    }
+    let levels = status.and_then(|status| status.ports.first()).map_or(&[][..], |p| &p.levels);
+    let named: Vec<String> =
+        levels.iter().filter_map(|l| Some(format!("{}: SL {}", l.level, l.sl?))).collect();
+    if named.is_empty() {
+        return Finding::info("marking", format!("{SOFTWARE}: no service levels are configured"))
+            .because("InfiniBand queues by service level, and a subnet may route by it")
+            .action(
+                "ask who runs the subnet manager which service levels are free, then set sl of \
+                 [levels] in laxityd.toml",
+            );
+    }
+    Finding::info("marking", named.join("; "))
+        .because("levels whose service levels share a virtual lane are not ordered there")
+        .action(format!("smpquery -C {} sl2vl LID, and smpquery vlarb LID", port.device))
 }
 
 /// Checks the state of each port, and whether the daemon has a NIC for it with its rate.
@@ -102,13 +129,7 @@ pub(crate) fn devices(ports: &[Port], status: Option<&Status>) -> Vec<Finding> {
                 .action(format!("rdma link show {}; check cable and switch", port.subject()))
         });
         if !port.ethernet {
-            let note = Finding::info("marking", "InfiniBand: packets carry no DSCP")
-                .about(port.subject())
-                .because(
-                    "Laxity orders transfers on this host; the fabric does not tell its \
-                    levels apart",
-                );
-            findings.push(note);
+            findings.push(service_levels(port, status).about(port.subject()));
         }
     }
     if let Some(status) = status {

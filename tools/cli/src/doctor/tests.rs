@@ -154,12 +154,25 @@ fn a_port_that_is_down_faster_than_believed_or_unknown_to_the_daemon_is_a_warnin
 }
 
 #[test]
-fn infiniband_is_told_that_it_carries_no_dscp() {
-    let host = Host::new()
-        .roce("mlx5_0", "ib0", &[])
-        .file("sys/class/infiniband/mlx5_0/ports/1/link_layer", "InfiniBand");
-    let findings = fabric::devices(&fabric::ports(&host.root()), None);
-    assert_eq!(severity(&findings, "marking"), Severity::Info);
+fn other_fabrics_than_ethernet_are_told_how_their_levels_are_kept_apart() {
+    let marking = |layer: &str, status: Option<&Status>| {
+        let host = Host::new()
+            .roce("mlx5_0", "ib0", &[])
+            .file("sys/class/infiniband/mlx5_0/ports/1/link_layer", layer);
+        let findings = fabric::devices(&fabric::ports(&host.root()), status);
+        assert_eq!(severity(&findings, "marking"), Severity::Info);
+        text(&findings)
+    };
+    let none = marking("InfiniBand", Some(&status()));
+    assert!(none.contains("no service levels are configured"), "{none}");
+    let mut named = status();
+    for (sl, level) in named.ports[0].levels.iter_mut().rev().enumerate() {
+        level.sl = Some(sl as u8);
+    }
+    let named = marking("InfiniBand", Some(&named));
+    assert!(named.contains("P1: SL 5") && named.contains("scavenger: SL 0"), "{named}");
+    let efa = marking("Unspecified", None);
+    assert!(efa.contains("in software only") && efa.contains("EFA"), "{efa}");
 }
 
 #[test]
