@@ -27,13 +27,17 @@ setup-cluster: setup ## install what tests of the coordinator need: an etcd and 
 setup-python: setup ## make the environment in which the Python package is built; without it, its tests are skipped and say so
 	@{ tools/setup.sh python && mooncake-adapter/setup.sh "$(abspath $(TARGET))/python"; } || echo "setup-python: not all could be installed; tests that need it are skipped"
 
+.PHONY: setup-packages
+setup-packages: setup ## install what makes and tests Debian packages; without it, their test is skipped and says so
+	@tools/setup.sh packages || echo "setup-packages: not all could be installed; tests that need it are skipped"
+
 .PHONY: setup-vllm
 setup-vllm: setup-python ## vLLM for processors in an environment of its own: 6 GB in target/vllm, 3 to 10 minutes
 	@mooncake-adapter/setup-vllm.sh "$(abspath $(TARGET))/vllm"
 
 .PHONY: wheel
-wheel: setup-python ## the Python package, in target/wheels: pip install target/wheels/laxity-*.whl
-	cd mooncake-adapter && "$(abspath $(TARGET))/python/bin/maturin" build --release --locked --out "$(abspath $(TARGET))/wheels"
+wheel: setup-python ## the Python package with all libraries inside, in target/wheels: pip install target/wheels/laxity-*.whl
+	mooncake-adapter/wheel.sh
 
 # What operators run. The laboratory is apart.
 PRODUCT := -p laxity-daemon -p laxity-coordinator -p laxity-cli -p laxity-client-c -p laxity-verbs -p laxity-mooncake -p laxity-nccl
@@ -149,6 +153,14 @@ docs: ## the documentation as a book, in target/book (builds mdbook where there 
 		--version 0.4.52 --no-default-features --features search --root "$(TARGET)/tools" --target-dir "$(TARGET)/tools/build"
 	$(MDBOOK) build --dest-dir "$(abspath $(TARGET))/book"
 	@echo "the book: $(TARGET)/book/index.html"
+
+.PHONY: packages
+packages: release setup-packages ## Debian packages and RPMs of the programs, with debug symbols apart, in target/packages
+	TARGET="$(TARGET)" tools/packages.sh
+
+.PHONY: packages-check
+packages-check: packages ## install, upgrade, remove and purge them on Debian 12 and 13, booted in containers
+	tests/packages/check.sh $(TARGET)/packages bookworm trixie
 
 .PHONY: install
 install: core ## install the daemon, the coordinator, the CLI, the libraries, units, man pages and completions

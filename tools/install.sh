@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Puts the release binaries, the preload and client libraries, the unit and the manual where Debian keeps them.
-# DESTDIR moves everything below another root, as packagers expect. `install.sh install-lab` puts the
-# laboratory's programs there. `install.sh remove` takes away what both put there; configuration that
-# was edited stays, and so does the daemon's user.
+# DESTDIR moves everything below another root, as packagers expect. PREFIX, LIBDIR and UNITDIR replace
+# /usr/local, its lib, and /etc/systemd/system. `install.sh install-lab` puts the laboratory's programs there.
+# `install.sh remove` takes away what both put there; configuration that was edited stays, and so does the
+# daemon's user.
 set -euo pipefail
 # Everybody is to run and read it, also where root's umask is 077.
 umask 022
@@ -10,13 +11,17 @@ cd "$(dirname "$0")/.."
 
 from="${TARGET:-target}/release"
 root="${DESTDIR:-}"
-to="$root/usr/local"
+prefix="${PREFIX:-/usr/local}"
+to="$root$prefix"
+lib="${LIBDIR:-$prefix/lib}"
+units="$root${UNITDIR:-/etc/systemd/system}"
 verb="${1:-install}"
 
 case "$verb" in
 install | install-lab)
     put() { install -D -m "$1" "$2" "$3" && echo "  $3"; }
     made() { mkdir -p "${1%/*}" && cat >"$1" && echo "  $1"; } # made FILE: from standard input
+    unit() { sed "s:/usr/local/:$prefix/:" "dist/$1" | made "$units/$1" && chmod 644 "$units/$1"; }
     keep() { # an operator's file stays as it is; ours goes beside it if they differ
         if [ ! -e "$3" ] || cmp -s "$2" "$3"; then
             put "$1" "$2" "$3"
@@ -31,6 +36,7 @@ remove)
     fi
     put() { rm -f "$3" && echo "  $3"; }
     made() { cat >/dev/null && rm -f "$1" && echo "  $1"; }
+    unit() { rm -f "$units/$1" && echo "  $units/$1"; }
     keep() {
         rm -f "$3.dist"
         if cmp -s "$2" "$3"; then rm -f "$3" && echo "  $3"; fi
@@ -74,15 +80,15 @@ fi
 put 755 "$from/laxityd" "$to/sbin/laxityd"
 put 755 "$from/laxity-coordinator" "$to/sbin/laxity-coordinator"
 put 755 "$from/laxity" "$to/bin/laxity"
-put 644 "$from/liblaxity_client.so" "$to/lib/$soname"
-put 644 "$from/liblaxity.so" "$to/lib/liblaxity.so"
-put 644 "$from/liblaxity_mooncake.so" "$to/lib/liblaxity_mooncake.so"
-put 644 "$from/libnccl_net_laxity.so" "$to/lib/libnccl-net-laxity.so"
-put 644 "$from/liblaxity_client.a" "$to/lib/liblaxity_client.a"
+put 644 "$from/liblaxity_client.so" "$root$lib/$soname"
+put 644 "$from/liblaxity.so" "$root$lib/liblaxity.so"
+put 644 "$from/liblaxity_mooncake.so" "$root$lib/liblaxity_mooncake.so"
+put 644 "$from/libnccl_net_laxity.so" "$root$lib/libnccl-net-laxity.so"
+put 644 "$from/liblaxity_client.a" "$root$lib/liblaxity_client.a"
 put 644 shim/client-c/include/laxity.h "$to/include/laxity.h"
-made "$to/lib/pkgconfig/laxity.pc" <<END
-prefix=/usr/local
-libdir=\${prefix}/lib
+made "$root$lib/pkgconfig/laxity.pc" <<END
+prefix=$prefix
+libdir=$lib
 includedir=\${prefix}/include
 
 Name: laxity
@@ -92,9 +98,12 @@ Libs: -L\${libdir} -llaxity_client
 Libs.private: -lpthread -ldl -lm
 Cflags: -I\${includedir}
 END
-put 644 dist/laxityd.service "$root/etc/systemd/system/laxityd.service"
-put 644 dist/laxity-coordinator.service "$root/etc/systemd/system/laxity-coordinator.service"
-put 644 dist/laxity.sysusers "$root/usr/lib/sysusers.d/laxity.conf"
+for program in laxityd laxity-coordinator; do unit "$program.service"; done
+# Packages of one program have one each.
+for package in laxity laxity-coordinator; do
+    put 644 dist/laxity.sysusers "$root/usr/lib/sysusers.d/$package.conf"
+done
+put 644 dist/laxity.tmpfiles "$root/usr/lib/tmpfiles.d/laxity.conf"
 put 644 dist/laxityd.toml "$to/share/doc/laxity/laxityd.toml"
 put 644 dist/laxity-coordinator.toml "$to/share/doc/laxity/laxity-coordinator.toml"
 put 644 dist/grafana/laxity.json "$to/share/doc/laxity/grafana-laxity.json"
@@ -103,7 +112,7 @@ for profile in shim/job/profiles/*.toml; do
 done
 
 if [ "$verb" = remove ]; then
-    rm -f "$to/lib/liblaxity_client.so" "$man"/man1/laxity.1 "$man"/man1/laxity-*.1 \
+    rm -f "$root$lib/liblaxity_client.so" "$man"/man1/laxity.1 "$man"/man1/laxity-*.1 \
         "$man/man8/laxityd.8" "$man/man5/laxityd.toml.5" \
         "$man/man8/laxity-coordinator.8" "$man/man5/laxity-coordinator.toml.5"
     for program in laxity laxity-lab laxityd laxity-coordinator; do
@@ -113,7 +122,7 @@ if [ "$verb" = remove ]; then
     done
     rmdir "$to/share/doc/laxity" "$root/etc/laxity/profiles" "$root/etc/laxity" 2>/dev/null || true
 else
-    ln -sf "$soname" "$to/lib/liblaxity_client.so"
+    ln -sf "$soname" "$root$lib/liblaxity_client.so"
     mkdir -p "$man/man5" "$man/man8"
     "$from/laxity" man --out "$man/man1"
     completions laxity "$from/laxity" completions

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what the build and the lab (`base`), the benchmarks (`bench`), the SoftRoCE lab (`verbs`),
-# the coordinator's tests (`cluster`) and the Python package (`python`) need from Debian. The SoftRoCE lab's kernel is not installed: `laxity` downloads it
+# the coordinator's tests (`cluster`), the Python package (`python`) and Debian packages (`packages`) need from Debian. The SoftRoCE lab's kernel is not installed: `laxity` downloads it
 # itself. Does nothing when all is there; asks nothing; works twice in a row.
 set -euo pipefail
 
@@ -31,6 +31,13 @@ if [ "${1:-base}" = python ]; then
     need python3 python3
     # In a package of its own on Debian.
     python3 -c 'import ensurepip, venv' 2>/dev/null || wanted[python3-venv]=1
+fi
+if [ "${1:-base}" = packages ]; then
+    need dh debhelper
+    need rpmbuild rpm
+    # For their test.
+    need mmdebstrap mmdebstrap
+    need systemd-nspawn systemd-container
 fi
 if [ "${1:-base}" = verbs ]; then
     need qemu-system-x86_64 qemu-system-x86

@@ -1,0 +1,63 @@
+#!/bin/bash
+# What an administrator does with the packages, on a machine that has just booted. Ends with a line "passed".
+set -euo pipefail
+export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8
+cd /packages
+trap 'echo "failed in line $LINENO"; tail -n 30 apt.log; journalctl --no-pager -n 30 -u laxityd -u laxity-coordinator' ERR
+
+mode_is() { # waits, since a service takes a reload over when it can
+    for _ in {1..50}; do
+        if laxity status 2>&1 | head -n 1 | grep "policy laxity, $1"; then return; fi
+        sleep 0.1
+    done
+    laxity status
+    false
+}
+pid() { systemctl show --property MainPID --value laxityd; }
+version() { dpkg-query -W -f '${Version}' laxity; }
+conf=/etc/laxity/laxityd.toml
+
+apt-get install -y ./old/*.deb >apt.log 2>&1
+for unit in laxityd laxity-coordinator; do
+    systemctl is-active --quiet "$unit"
+    systemctl is-enabled --quiet "$unit"
+done
+mode_is observe
+laxity doctor >doctor
+grep -q '^ok *library' doctor
+laxity run -- bash -c 'grep -q liblaxity.so /proc/self/maps'
+[ "$(stat -c %U:%a /run/laxity)" = laxity:755 ]
+for library in libnccl-net-laxity.so liblaxity_client.so.0; do
+    ldconfig -p | grep -q "$library"
+done
+for file in man1/laxity.1 man5/laxityd.toml.5 man8/laxityd.8 man8/laxity-coordinator.8 man1/laxity-lab.1; do
+    [ -e "/usr/share/man/$file.gz" ]
+done
+echo "installed: it runs, and delays nothing"
+
+sed -i 's/^mode = "observe"/mode = "enforce"/' "$conf"
+systemctl reload laxityd
+mode_is enforce
+was="$(pid)"
+apt-get install -y ./new/*.deb >>apt.log 2>&1
+[ "$(version)" != 0.0.1 ]
+[ "$(pid)" != "$was" ]
+systemctl is-active --quiet laxityd
+mode_is enforce
+echo "upgraded: it was restarted, and an edited configuration holds"
+
+apt-get remove -y 'laxity*' liblaxity-dev >>apt.log 2>&1
+[ ! -e /usr/sbin/laxityd ]
+[ "$(pid)" = 0 ]
+grep -q '^mode = "enforce"' "$conf"
+apt-get install -y ./new/*.deb >>apt.log 2>&1
+mode_is enforce
+echo "removed and installed again: an edited configuration holds"
+
+apt-get purge -y 'laxity*' liblaxity-dev >>apt.log 2>&1
+systemctl daemon-reload
+left="$(find /etc /usr /var/lib /var/cache /run -xdev -name '*laxity*' -not -path '/run/systemd/*')"
+[ -z "$left" ] || { echo "left: $left"; false; }
+if getent passwd laxity || getent group laxity; then false; fi
+echo "purged: nothing is left"
+echo passed
