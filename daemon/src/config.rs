@@ -6,6 +6,7 @@
 mod check;
 mod classes;
 mod coordinator;
+mod discover;
 mod error;
 mod file;
 mod names;
@@ -17,12 +18,13 @@ use std::path::PathBuf;
 
 use laxity_policy::config::{Granularity, LastStage, MluScope, Ties};
 use laxity_policy::{LinkConfig, PolicyKind, Span};
-use laxity_quantity::{Bytes, Nanos, Rate};
+use laxity_quantity::{Bytes, Nanos};
 use laxity_shm::layout;
 use laxity_shm::marking::Marking;
 use serde::{Deserialize, Serialize};
 
 pub use self::coordinator::CoordinatorConfig;
+pub use self::discover::{ALL_DEVICES, NicRate};
 pub use self::error::{ConfigError, FILE_DEFAULT};
 pub use self::residual::{ResidualConfig, ResidualMode};
 
@@ -235,10 +237,9 @@ pub struct TuningConfig {
 pub struct NicConfig {
     /// The name in reports, such as `mlx5_0` or `eth0`.
     pub name: String,
-    /// The rate of each direction.
-    pub rate: Rate,
-    /// The chunk. Default: the bytes that the port carries in 100 µs, as a power of two from 64 KiB
-    /// to 1 MiB.
+    /// The rate of each direction, or `"auto"`: as the kernel has it.
+    pub rate: NicRate,
+    /// The chunk. Default: what the port carries in 100 µs, as a power of two, 64 KiB to 1 MiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub chunk: Option<Bytes>,
     /// The window. Default: four chunks.
@@ -258,7 +259,7 @@ impl NicConfig {
     pub fn chunk_bytes(&self) -> u64 {
         self.chunk.map_or_else(
             || {
-                let carried = (self.rate.0 / 10_000).max(1);
+                let carried = (self.rate.bytes_per_s / 10_000).max(1);
                 (1 << carried.ilog2()).clamp(64 << 10, 1 << 20)
             },
             |chunk| chunk.0,
@@ -298,7 +299,7 @@ impl Default for Config {
             coordinator: CoordinatorConfig::default(),
             nic: vec![NicConfig {
                 name: "default".into(),
-                rate: Rate(12_500_000_000),
+                rate: NicRate::AUTO,
                 chunk: None,
                 window: None,
                 peer_window: None,
@@ -386,7 +387,7 @@ impl Config {
     pub fn link(&self, nic: &NicConfig) -> LinkConfig {
         LinkConfig {
             policy: self.policy,
-            rate: nic.rate.0,
+            rate: nic.rate.bytes_per_s,
             chunk_bytes: nic.chunk_bytes(),
             window_bytes: nic.window_bytes(),
             overcommit: self.tuning.overcommit,

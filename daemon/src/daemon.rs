@@ -203,7 +203,10 @@ impl Daemon {
     /// [`DaemonError::SchedulerDied`], or a system error at the start.
     pub async fn run(self) -> Result<(), DaemonError> {
         let Signals { mut terminate, mut interrupt, hangup } = self.signals;
-        let _treatments = treatments::watch(self.config.nic.clone(), self.mailbox.clone())?;
+        let service = Arc::clone(&self.service);
+        let _nics = treatments::watch(self.config.nic.clone(), self.mailbox.clone(), move || {
+            service.follow_rates(Path::new("/"));
+        })?;
         let _residuals = residual::watch(&self.config, self.mailbox.clone())?;
         let (scheduler, died) = start(self.driver)?;
         let metrics = match &self.exporter {

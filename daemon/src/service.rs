@@ -282,6 +282,25 @@ impl Service {
         Ok(format!("the mode is {} until the next reload or restart", mode.name()))
     }
 
+    /// Reads the rates that the configuration leaves to the kernel, and applies those that changed.
+    pub(crate) fn follow_rates(&self, root: &Path) {
+        let mut read = Config::clone(&self.config());
+        // A driver may take long to answer, so the lock is not held.
+        if !read.read_rates(root) {
+            return;
+        }
+        for nic in &read.nic {
+            info!(nic = nic.name, bytes_per_s = nic.rate.bytes_per_s, "the rate of a NIC changed");
+        }
+        self.change(|config| {
+            for (nic, read) in config.nic.iter_mut().zip(read.nic) {
+                if nic.name == read.name && nic.rate.is_auto() {
+                    nic.rate = read.rate;
+                }
+            }
+        });
+    }
+
     fn change(&self, change: impl FnOnce(&mut Config)) {
         let mut state = self.state.lock();
         let mut config = Config::clone(&state.config);

@@ -1,5 +1,5 @@
 //! Watches which DSCPs the host's NICs treat alike, for clients that mark their traffic
-//! ([`laxity_shm::marking`]).
+//! ([`laxity_shm::marking`]), and the rates of NICs.
 //!
 //! A driver may take long to answer, so a thread of its own asks. It asks again every
 //! [`READ_EVERY`], because tools such as `mlnx_qos` often set PFC after the daemon's start.
@@ -13,21 +13,23 @@ use laxity_nic::RdmaPort;
 use laxity_shm::marking::Treatments;
 use tracing::info;
 
-use crate::config::NicConfig;
+use crate::config::{ALL_DEVICES, NicConfig};
 use crate::mailbox::{Command, Mailbox};
 
 /// The time between two readings.
 const READ_EVERY: Duration = Duration::from_secs(5);
-/// The NIC name that stands for all devices.
-const ALL: &str = "default";
 
 /// Starts a watch, which sends each reading that differs from the one before. The first is sent
 /// before the return, so that the scheduler knows it before its first client. The watch ends when
-/// the returned end of a channel is dropped.
+/// the returned end of a channel is dropped. After each later reading it calls `then`.
 ///
 /// # Errors
 /// There is no room for a thread.
-pub(crate) fn watch(nics: Vec<NicConfig>, mailbox: Mailbox) -> io::Result<mpsc::Sender<()>> {
+pub(crate) fn watch(
+    nics: Vec<NicConfig>,
+    mailbox: Mailbox,
+    then: impl Fn() + Send + 'static,
+) -> io::Result<mpsc::Sender<()>> {
     let (alive, ended) = mpsc::channel();
     let mut last = Treatments::UNKNOWN;
     let mut read = move || {
@@ -41,7 +43,9 @@ pub(crate) fn watch(nics: Vec<NicConfig>, mailbox: Mailbox) -> io::Result<mpsc::
     };
     read();
     std::thread::Builder::new().name("nics".into()).spawn(move || {
-        while ended.recv_timeout(READ_EVERY) == Err(RecvTimeoutError::Timeout) && read() {}
+        while ended.recv_timeout(READ_EVERY) == Err(RecvTimeoutError::Timeout) && read() {
+            then();
+        }
     })?;
     Ok(alive)
 }
@@ -50,7 +54,9 @@ pub(crate) fn watch(nics: Vec<NicConfig>, mailbox: Mailbox) -> io::Result<mpsc::
 fn of_host(root: &Path, nics: &[NicConfig]) -> Treatments {
     let is_ours = |port: &RdmaPort| {
         nics.iter().any(|nic| {
-            nic.name == ALL || nic.name == port.device || Some(&nic.name) == port.interface.as_ref()
+            nic.name == ALL_DEVICES
+                || nic.name == port.device
+                || Some(&nic.name) == port.interface.as_ref()
         })
     };
     laxity_nic::treatments(root, is_ours, &laxity_nic::query)

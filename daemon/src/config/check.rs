@@ -14,9 +14,6 @@ use crate::coordinator::addresses::own_host;
 use crate::coordinator::channel::{self, Scheme};
 use crate::coordinator::credentials;
 
-/// The slowest likely rate of a NIC, in bytes per second: 10 Mbit/s.
-const RATE_LIKELY_MIN: u64 = 1_250_000;
-
 /// A value that parses and makes no sense: its key, the problem and the remedy.
 pub(super) struct Nonsense {
     pub(super) key: String,
@@ -59,13 +56,7 @@ impl Config {
         }
         self.warn_of_access(&mut warnings);
         for (index, nic) in self.nic.iter().enumerate() {
-            if nic.rate.0 < RATE_LIKELY_MIN {
-                warnings.push(format!(
-                    "nic.{index}.rate: {} is {} bytes per second; no NIC is that slow, and all \
-                     traffic would wait. Write the unit, such as \"100Gbit\"",
-                    nic.rate, nic.rate.0
-                ));
-            }
+            warnings.extend(nic.warn_of_rate(index));
         }
         self.warn_of_coordinator(&mut warnings);
         warnings

@@ -10,17 +10,22 @@ use super::error::{ConfigError, FILE_DEFAULT};
 
 impl Config {
     /// Reads `path`, then applies the `key=value` assignments of `sets`. If `path` is `None`, it
-    /// reads the default file, or takes the defaults if that is missing.
+    /// reads the default file, or takes the defaults if that is missing. NICs and rates that are
+    /// left open are those of this host.
     ///
     /// # Errors
     /// The first error. On a reload, the old configuration stays in force.
     pub fn load(path: Option<&Path>, sets: &[String]) -> Result<Self, ConfigError> {
-        let config = match path {
+        let host = Path::new("/");
+        let mut config = match path {
             Some(path) => Self::from_file(path)?,
             None if Path::new(FILE_DEFAULT).exists() => Self::from_file(Path::new(FILE_DEFAULT))?,
             None => Self::default(),
         };
-        config.with_assignments(sets)
+        config.discover(host);
+        let mut config = config.with_assignments(sets)?;
+        config.read_rates(host);
+        Ok(config)
     }
 
     fn from_file(path: &Path) -> Result<Self, ConfigError> {

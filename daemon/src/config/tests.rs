@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use laxity_policy::{Level, PolicyKind};
+use laxity_quantity::Rate;
 use laxity_shm::layout::LEVELS;
 
 use super::*;
@@ -105,7 +106,7 @@ fn assignments_override_single_keys_and_name_themselves_when_wrong() {
     let config =
         set(&["scheduler.spin_us=0", "nic.0.rate=25Gbit", "policy=mfs", "slo_ttft=1s"]).unwrap();
     assert_eq!(config.scheduler.spin_us, 0);
-    assert_eq!(config.nic[0].rate, Rate(3_125_000_000));
+    assert_eq!(config.nic[0].rate.bytes_per_s, 3_125_000_000);
     assert_eq!(config.policy, PolicyKind::Mfs);
     assert_eq!(config.slo_ttft, Some(Nanos(1_000_000_000)));
     for bad in ["spin", "scheduler.spin=1", "nic.7.rate=1Gbit", "mode.x=1", "mode=fast"] {
@@ -119,7 +120,7 @@ fn a_reload_takes_what_can_change_and_names_what_cannot() {
     let running = Config::default();
     let mut file = running.clone();
     file.policy = PolicyKind::TwoClass;
-    file.nic[0].rate = Rate(1000);
+    file.nic[0].rate = Rate(1000).into();
     file.scheduler.spin_us = 7;
     assert!(file.needs_restart(&running).is_empty());
     assert_eq!(file.reloaded_over(&running), file);

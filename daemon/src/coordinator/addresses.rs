@@ -10,14 +10,12 @@ use std::path::Path;
 use laxity_wire::v1::{Direction, PortInfo};
 use nix::sys::socket::SockaddrIn6;
 
-use crate::config::{CoordinatorConfig, NicConfig};
+use crate::config::{ALL_DEVICES, CoordinatorConfig, NicConfig};
 
 /// Most addresses of one NIC that are reported.
 const ADDRESSES_MAX: usize = 64;
 /// The folder in which the kernel lists RDMA devices.
 const RDMA_DEVICES: &str = "/sys/class/infiniband";
-/// The NIC name that stands for all devices.
-const ALL: &str = "default";
 
 /// Returns the configured name of this host, or the kernel's host name.
 #[must_use]
@@ -38,7 +36,7 @@ pub(super) fn ports(nics: &[NicConfig]) -> Vec<PortInfo> {
         [Direction::Egress, Direction::Ingress].map(|direction| PortInfo {
             name: nic.name.clone(),
             direction: direction as i32,
-            rate_bytes_per_s: nic.rate.0,
+            rate_bytes_per_s: nic.rate.bytes_per_s,
             addresses: addresses.clone(),
         })
     };
@@ -75,7 +73,7 @@ fn of_network_devices(name: &str) -> Vec<Ipv6Addr> {
     let Ok(all) = nix::ifaddrs::getifaddrs() else {
         return Vec::new();
     };
-    let ours = all.filter(|one| name == ALL || one.interface_name == name);
+    let ours = all.filter(|one| name == ALL_DEVICES || one.interface_name == name);
     let addresses = ours.filter_map(|one| {
         let address = one.address?;
         let v4 = address.as_sockaddr_in().map(|v4| v4.ip().to_ipv6_mapped());
@@ -91,7 +89,7 @@ fn of_rdma_devices(root: &Path, name: &str) -> Vec<Ipv6Addr> {
         read.map(|entry| entry.path()).collect::<Vec<_>>()
     };
     let is_ours = |device: &&std::path::PathBuf| {
-        name == ALL || device.file_name().is_some_and(|file| file == name)
+        name == ALL_DEVICES || device.file_name().is_some_and(|file| file == name)
     };
     let devices = entries(root);
     let ports = devices.iter().filter(is_ours).flat_map(|device| entries(&device.join("ports")));
@@ -136,7 +134,7 @@ mod tests {
         write("1", "0000:0000:0000:0000:0000:ffff:0a00:0102\n");
         let found = of_rdma_devices(&root, "mlx5_0");
         let others = of_rdma_devices(&root, "mlx5_1");
-        let all = of_rdma_devices(&root, ALL);
+        let all = of_rdma_devices(&root, ALL_DEVICES);
         fs::remove_dir_all(&root).expect("removed");
         let v4: Ipv6Addr = "::ffff:10.0.1.2".parse().expect("an address");
         assert!(found.contains(&v4) && others.is_empty() && all.contains(&v4));

@@ -31,7 +31,7 @@ impl PortLoads {
         let load = |(index, (port, told)): (usize, (&PortSnapshot, &mut Told))| {
             let link = &port.link;
             let bytes = |tallies: &[Tally]| tallies.iter().map(|tally| tally.bytes).collect();
-            let configured = nics.get(index / 2).map(|nic| nic.rate.0);
+            let configured = nics.get(index / 2).map(|nic| nic.rate.bytes_per_s);
             let counted = || port.counters.stages.iter();
             let completed: u64 = counted().map(|stage| stage.completed_flows).sum();
             let missed: u64 = counted().map(|stage| stage.deadline_misses).sum();

@@ -79,7 +79,7 @@ impl Hints {
         self.requests.slo = config.slo_ttft.map(|slo| Span(slo.0));
         self.cluster.configure(config);
         self.admission.set_config(now, admission_config(config))?;
-        let rates = config.nic.iter().flat_map(|nic| [nic.rate.0; 2]);
+        let rates = config.nic.iter().flat_map(|nic| [nic.rate.bytes_per_s; 2]);
         for (port, bytes_per_second) in rates.enumerate() {
             self.set_rate(now, port, bytes_per_second);
         }

@@ -68,7 +68,7 @@ pub fn ports(config: &Config) -> Result<Vec<Port>, InvalidConfig> {
                 user: None,
                 used: Time::ZERO,
                 shared: None,
-                configured: (nic.rate.0, nic.window_bytes()),
+                configured: (nic.rate.bytes_per_s, nic.window_bytes()),
                 residual: None,
                 nic: index as u8,
                 name: Arc::clone(&name),

@@ -1,4 +1,5 @@
-//! What a host's NICs do with a DSCP: its priority, its queue, and whether PFC and ECN hold there.
+//! A host's NICs: their rates, and what they do with a DSCP, which is its priority, its queue, and
+//! whether PFC and ECN hold there.
 //!
 //! [`query`] asks the kernel by dcbnl netlink, which needs no privilege. [`treatments`] sums up all
 //! RDMA ports of a host for [`laxity_types::marking::decide`]. [`counters_of`] finds the counters of
@@ -9,8 +10,10 @@ mod counters;
 mod dcbnl;
 mod map;
 mod ports;
+mod rates;
 
 pub use counters::{CounterSource, Counts, Passed, counters_of};
 pub use dcbnl::{DcbError, query};
 pub use map::{PRIORITIES, PriorityMap, Selection, Trust};
 pub use ports::{RdmaPort, ecn, map_of, rdma_ports, treatments};
+pub use rates::{nics, rate};

@@ -11,8 +11,8 @@ use laxity_types::marking::Treatments;
 use crate::dcbnl::DcbError;
 use crate::map::{PriorityMap, Trust};
 
-const RDMA_DEVICES: &str = "sys/class/infiniband";
-const INTERFACES: &str = "sys/class/net";
+pub(crate) const RDMA_DEVICES: &str = "sys/class/infiniband";
+pub(crate) const INTERFACES: &str = "sys/class/net";
 /// The driver whose NICs trust PCP as long as no DSCP is mapped.
 const MLX5: &str = "mlx5_core";
 
@@ -31,13 +31,13 @@ pub struct RdmaPort {
     pub is_software: bool,
 }
 
-fn text(path: &Path) -> Option<String> {
+pub(crate) fn text(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     Some(text.trim().to_owned()).filter(|text| !text.is_empty())
 }
 
 /// Returns the sorted names in a folder. There are none if it does not exist.
-fn names(folder: &Path) -> Vec<String> {
+pub(crate) fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> =
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
