@@ -16,6 +16,9 @@ fn run(program: impl AsRef<OsStr>, arguments: &[&str], folder: &Path) -> Said {
 
 /// Builds the wheel into a folder, with the environment of [`builder`].
 pub(crate) fn wheel(builder: &Path, wheels: &Path) -> PathBuf {
+    let programs = binary("laxity");
+    let programs = programs.parent().and_then(Path::to_str).expect("a folder");
+    run(root().join("mooncake-adapter/bundle.sh"), &[programs], root()).good();
     let to = wheels.to_str().expect("UTF-8");
     let build = ["build", "--profile", "dev", "--locked", "--out", to];
     run(builder.join("bin/maturin"), &build, &root().join("mooncake-adapter")).good();
