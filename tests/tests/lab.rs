@@ -158,6 +158,22 @@ fn a_daemon_killed_in_the_middle_costs_no_byte_and_is_reported() {
     assert!(number(&run["scheduled_bytes"]) > 0.0, "{run}");
 }
 
+#[test]
+fn daemons_measure_a_foreign_sender_leave_it_room_and_have_the_full_rate_after_it() {
+    let _alone = alone();
+    let arguments = "--policies laxity --duration 4 --load 0.3 --foreign 0.4 --residual on";
+    let Some(report) = run(&arguments.split(' ').collect::<Vec<_>>()) else {
+        return;
+    };
+    let (run, foreign) = (&report["runs"][0], &report["runs"][0]["foreign"]);
+    nothing_lost(run);
+    let measured = number(&foreign["measured_bytes_per_s"]);
+    let of_asked = measured / number(&foreign["asked_bytes_per_s"]);
+    assert!((0.3..2.0).contains(&of_asked), "{foreign}");
+    assert!((0.25..0.9).contains(&number(&foreign["rate_in_force"])), "{foreign}");
+    assert!(number(&foreign["full_rate_after_s"]) < 20.0, "{foreign}");
+}
+
 /// All hosts read from one victim and have little time, so reads have to wait for each other.
 const READS: [&str; 14] = [
     "--reads",

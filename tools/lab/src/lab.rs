@@ -51,6 +51,7 @@ Examples:
   laxity lab run --workload agent --load 0.9 --html report.html
   laxity lab run --workload trace.jsonl.gz --duration 40 --requests-per-second 4
   laxity lab run --policies laxity --kill-daemon-at 8
+  laxity lab run --policies laxity --foreign 0.5 --residual on
   laxity lab run --collectives nccl-plugin
   laxity lab run --engine real
   laxity lab run --engine real --requests-per-second 2 --html report.html
@@ -128,6 +129,17 @@ pub(crate) struct RunArgs {
     /// Path of the NCCL plugin [default: beside this program, or where it is installed]
     #[arg(long, value_name = "PATH")]
     nccl_plugin: Option<PathBuf>,
+    /// Share of each port, from 0 to 0.95, that traffic without permits takes in both directions
+    #[arg(long, value_name = "SHARE")]
+    foreign: Option<f64>,
+    /// DSCP of that traffic, 0 for unmarked [default: that of the highest level, which does most
+    /// harm]
+    #[arg(long, value_name = "DSCP")]
+    foreign_dscp: Option<u8>,
+    /// Whether daemons lower the rate of a port by what others send there (on) or only measure it
+    /// (off)
+    #[arg(long, value_name = "on|off", value_parser = on_or_off)]
+    residual: Option<bool>,
     /// Kill the victim unit's daemon (SIGKILL) this many seconds into each scheduled run
     #[arg(long, value_name = "S")]
     kill_daemon_at: Option<f64>,
@@ -176,7 +188,8 @@ impl RunArgs {
         lay_over!(policies <- policies, seed <- seed, duration_s <- duration, drain_s <- drain,
             load <- load, slo_scale <- slo_scale, units <- units, ranks <- ranks,
             decodes <- decodes, port_mbit <- port_mbit, victim_share <- victim_share,
-            collectives <- collectives);
+            collectives <- collectives, foreign <- foreign, residual <- residual);
+        config.foreign_dscp = self.foreign_dscp.or(config.foreign_dscp);
         if let Some(workload) = &self.workload {
             config.workload = match workload.as_str() {
                 "conversation" => WorkloadSource::Conversation,
@@ -265,6 +278,14 @@ fn collectives(name: &str) -> Result<Collectives, String> {
         "sockets" => Ok(Collectives::Sockets),
         "nccl-plugin" => Ok(Collectives::NcclPlugin),
         _ => Err("it is `sockets` or `nccl-plugin`".to_owned()),
+    }
+}
+
+fn on_or_off(name: &str) -> Result<bool, String> {
+    match name {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("it is `on` or `off`".to_owned()),
     }
 }
 

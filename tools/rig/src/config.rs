@@ -139,6 +139,14 @@ pub struct LabConfig {
     pub level_dscp: Vec<u8>,
     /// DSCP of the scavenger.
     pub scavenger_dscp: u8,
+    /// Share of each port that traffic without permits takes, in both directions.
+    pub foreign: f64,
+    /// DSCP of that traffic, 0 for unmarked. Without it, the DSCP of the highest level.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub foreign_dscp: Option<u8>,
+    /// Whether daemons lower the rate of a port by what others send there. Otherwise they only
+    /// measure it.
+    pub residual: bool,
     /// Time at which the victim's daemon is killed by SIGKILL, in s after the start of each
     /// scheduled run.
     pub kill_daemon_at: Option<f64>,
@@ -196,6 +204,9 @@ impl Default for LabConfig {
             queue_bytes: 4 << 20,
             level_dscp: vec![46, 34, 26, 18, 18, 10, 10, 10],
             scavenger_dscp: 8,
+            foreign: 0.0,
+            foreign_dscp: None,
+            residual: false,
             kill_daemon_at: None,
             coordinator: false,
             coordinator_config: None,
@@ -259,6 +270,10 @@ impl LabConfig {
                 "# requests_per_second = 4.0  # not set: by `load`\n",
             ),
             (
+                self.foreign_dscp.is_none(),
+                "# foreign_dscp = 0  # not set: that of the highest level\n",
+            ),
+            (
                 self.kill_daemon_at.is_none(),
                 "# kill_daemon_at = 8.0  # not set: no daemon is killed\n",
             ),
@@ -295,6 +310,12 @@ impl LabConfig {
         let (keys, tables) = text.split_at(tables);
         let gap = if unset.is_empty() { "" } else { "\n" };
         Ok(format!("{}\n{unset}{gap}{tables}", keys.trim_end()))
+    }
+
+    /// Returns the DSCP of foreign traffic.
+    #[must_use]
+    pub fn foreign_dscp(&self) -> u8 {
+        self.foreign_dscp.or(self.level_dscp.first().copied()).unwrap_or(0)
     }
 
     /// Returns the number of hosts.

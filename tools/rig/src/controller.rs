@@ -20,6 +20,7 @@ use crate::coordinator::Coordinator;
 use crate::counts::Counts;
 use crate::daemons::Daemons;
 use crate::error::LabError;
+use crate::foreign::Foreign;
 use crate::ledger;
 use crate::message;
 use crate::plan::{self, Asked};
@@ -175,8 +176,13 @@ impl Lab<'_> {
         let started = Instant::now();
         let mut engines =
             Engines::start(config, &folder, tools, scheduled.then_some(policy), &self.spec.asked)?;
+        let foreign = match objectives {
+            Some(_) => Foreign::start(config, &folder)?,
+            None => None,
+        };
         let mut run = Run { index, policy, asked, objectives, folder, daemons, coordinator };
         let record = self.measure(&mut run, &mut engines);
+        let foreign = foreign.map(|senders| senders.end(&run.folder));
         let buffers_unbounded = engines.buffers_unbounded;
         let mut carriage = tools.nccl_plugin.as_ref().map(|_| Carriage::default());
         if let Some(carriage) = carriage.as_mut().filter(|_| scheduled) {
@@ -198,6 +204,7 @@ impl Lab<'_> {
             daemon_restarts,
             carriage,
             coordinator,
+            foreign,
             buffers_unbounded,
             lab_cores: (children_cpu_s() - cpu_before) / started.elapsed().as_secs_f64(),
             ..record?

@@ -36,8 +36,14 @@ struct DaemonConfig<'a> {
     nic: Vec<Nic>,
     levels: Levels<'a>,
     tuning: Tuning<'a>,
+    residual: Residual,
     #[serde(skip_serializing_if = "Option::is_none")]
     coordinator: Option<Attendance>,
+}
+
+#[derive(Serialize)]
+struct Residual {
+    mode: &'static str,
 }
 
 #[derive(Serialize)]
@@ -132,6 +138,7 @@ pub fn daemon_toml(
             scavenger_dscp: config.scavenger_dscp,
         },
         tuning: Tuning { load_time_constant: "100ms", promotion_period: "10ms" },
+        residual: Residual { mode: if config.residual { "follow" } else { "measure" } },
         coordinator: config.coordinator.then(|| Attendance {
             endpoint: format!("http://{}", fabric::COORDINATOR),
             insecure: true,

@@ -27,6 +27,7 @@ pub mod daemons;
 pub mod error;
 pub mod fabric;
 pub mod faults;
+pub mod foreign;
 pub mod ideal;
 pub mod lab;
 pub mod ledger;

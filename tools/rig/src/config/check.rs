@@ -42,7 +42,7 @@ impl LabConfig {
     }
 
     /// Returns the rules of a run: whether each is kept, its field, and what the field must be.
-    fn run_rules(&self) -> [Rule; 12] {
+    fn run_rules(&self) -> [Rule; 14] {
         [
             ((1..=8).contains(&self.units), "units", "must be 1 to 8"),
             (
@@ -77,6 +77,8 @@ impl LabConfig {
                 "needs `coordinator`, and must lie between 0 and duration_s",
             ),
             ((0.0..=1.0).contains(&self.victim_share), "victim_share", "must be 0 to 1"),
+            ((0.0..=0.95).contains(&self.foreign), "foreign", "must be 0 to 0.95"),
+            (self.foreign_dscp() <= 63, "foreign_dscp", "must be 0 to 63"),
         ]
     }
 

@@ -10,6 +10,7 @@ use crate::client::Answer;
 use crate::config::LabConfig;
 use crate::coordinator::CoordinatorRecord;
 use crate::counts::Counts;
+use crate::foreign::ForeignRecord;
 use crate::plan::Asked;
 use crate::probe::Tools;
 use crate::wiring::LinkRecord;
@@ -70,6 +71,9 @@ pub struct RunRecord {
     pub carriage: Option<Carriage>,
     /// Counters of the daemons about the coordinator at the end, if there was one.
     pub coordinator: Option<CoordinatorRecord>,
+    /// What the daemons found of foreign traffic, if there was some.
+    #[serde(default)]
+    pub foreign: Option<ForeignRecord>,
     /// Whether the kernel kept its own socket buffers at some host.
     pub buffers_unbounded: bool,
     /// Average number of busy processors of the machine since the clients started.

@@ -8,6 +8,7 @@ use serde::Serialize;
 use crate::carriage::Carriage;
 use crate::config::LabConfig;
 use crate::coordinator::CoordinatorRecord;
+use crate::foreign::ForeignRecord;
 use crate::ledger::Ledger;
 use crate::report::distribution::Summary;
 use crate::trace::Fitting;
@@ -129,6 +130,9 @@ pub struct PolicyRun {
     pub daemon_restarts: u32,
     /// Counters about the coordinator, if there was one.
     pub coordinator: Option<CoordinatorRecord>,
+    /// What the daemons found of foreign traffic, if there was some.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub foreign: Option<ForeignRecord>,
     /// Whether sockets of some host had the kernel's own buffers. Such a run cannot be compared
     /// with others.
     pub buffers_unbounded: bool,

@@ -216,6 +216,7 @@ fn policy_run(
         plugin: record.carriage.clone(),
         daemon_restarts: record.daemon_restarts,
         coordinator: record.coordinator.clone(),
+        foreign: record.foreign.clone(),
         buffers_unbounded: record.buffers_unbounded,
         busy_cores: record.busy_cores,
         lab_cores: record.lab_cores,

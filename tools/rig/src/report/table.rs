@@ -262,6 +262,14 @@ fn remark(run: &PolicyRun) -> String {
             run.hosts.len()
         ));
     }
+    if let Some(foreign) = &run.foreign {
+        add(format!(
+            "foreign traffic of {:.1} MB/s, measured {:.1}; the rate in force beside it was {:.0} %",
+            foreign.asked_bytes_per_s / 1e6,
+            foreign.measured_bytes_per_s / 1e6,
+            foreign.rate_in_force * 100.0
+        ));
+    }
     if run.fabric_drops > 0 {
         add(format!("{} packets dropped", run.fabric_drops));
     }
