@@ -287,7 +287,7 @@ impl Default for Config {
             marking: Marking::default(),
             socket: "/run/laxity/laxityd.sock".into(),
             control: laxity_wire::control::SOCKET_DEFAULT.into(),
-            metrics: "127.0.0.1:9464".into(),
+            metrics: "127.0.0.1:7475".into(),
             slo_ttft: None,
             log: "info".into(),
             log_format: LogFormat::default(),

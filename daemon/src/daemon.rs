@@ -48,17 +48,6 @@ pub enum DaemonError {
         /// The cause and its remedy.
         cause: BindError,
     },
-    /// The metrics endpoint can't be made.
-    #[error(
-        "cannot serve metrics at {address}: {cause}; {} (`metrics` in the \
-         configuration)", sockets::way_out(.cause, "set another address, or \"\" for none")
-    )]
-    Metrics {
-        /// The address of the endpoint.
-        address: SocketAddr,
-        /// The cause.
-        cause: io::Error,
-    },
     /// The limit of open files is too low for any client.
     #[error(
         "the limit of open files is {}, and laxityd needs {} at least; raise `LimitNOFILE` of the \
@@ -125,14 +114,40 @@ impl Signals {
 
 struct Exporting {
     exporter: Exporter,
-    listener: Listener,
+    address: SocketAddr,
+    /// `None` while something else has the address.
+    listener: Option<Listener>,
 }
 
+/// The time between attempts to bind the metrics address.
+const BIND_EVERY: Duration = Duration::from_secs(5);
+
+/// Makes the metrics endpoint. An address that is taken keeps nothing from being scheduled: the
+/// daemon warns, and binds it later.
 fn exporting(address: SocketAddr) -> Result<Exporting, DaemonError> {
-    let fail = |cause| DaemonError::Metrics { address, cause };
-    let listener = Listener::bind(address).map_err(fail)?;
-    let exporter = Exporter::new().map_err(|error| fail(io::Error::other(error)))?;
-    Ok(Exporting { exporter, listener })
+    let exporter = Exporter::new().map_err(|error| io::Error::other(error.to_string()))?;
+    let bound = Listener::bind(address).inspect_err(|cause| {
+        let remedy = sockets::way_out(cause, "set another address, or \"\" for none");
+        warn!(
+            "cannot serve metrics at {address}: {cause}; {remedy} (`metrics` in the \
+             configuration). Everything else goes on, and this is tried again"
+        );
+    });
+    Ok(Exporting { exporter, address, listener: bound.ok() })
+}
+
+/// Returns the listener as soon as its address is free.
+async fn bound(address: SocketAddr, listener: Option<Listener>) -> Listener {
+    if let Some(listener) = listener {
+        return listener;
+    }
+    loop {
+        tokio::time::sleep(BIND_EVERY).await;
+        if let Ok(listener) = Listener::bind(address) {
+            info!(%address, "metrics are served now");
+            return listener;
+        }
+    }
 }
 
 impl std::fmt::Debug for Exporting {
@@ -209,8 +224,9 @@ impl Daemon {
         })?;
         let _residuals = residual::watch(&self.config, self.mailbox.clone())?;
         let (scheduler, died) = start(self.driver)?;
-        let metrics = match &self.exporter {
-            Some(exporting) => exporting.listener.local_addr()?.to_string(),
+        let listener = self.exporter.as_ref().and_then(|exporting| exporting.listener.as_ref());
+        let metrics = match listener {
+            Some(listener) => listener.local_addr()?.to_string(),
             None => String::new(),
         };
         let config = self.config;
@@ -220,7 +236,8 @@ impl Daemon {
                 self.snapshots,
                 Arc::clone(&self.service),
                 self.exporter.map(|exporting| {
-                    tokio::spawn(exporting.exporter.serve(exporting.listener));
+                    let listener = bound(exporting.address, exporting.listener);
+                    tokio::spawn(exporting.exporter.serve(listener));
                     exporting.exporter
                 }),
             )),

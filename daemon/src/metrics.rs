@@ -296,14 +296,21 @@ impl Exporter {
         })
     }
 
-    /// Returns a future that serves the published metrics at `listener` while it is polled.
-    pub fn serve(&self, listener: Listener) -> impl Future<Output = ()> + Send + 'static {
+    /// Returns a future that serves the published metrics at `listener`, once there is one, while
+    /// it is polled.
+    pub fn serve(
+        &self,
+        listener: impl Future<Output = Listener> + Send + 'static,
+    ) -> impl Future<Output = ()> + Send + 'static {
         let handle = self.recorder.handle();
         let render = handle.clone();
         let answer = rendered(move || render.render());
         async move {
+            let serve = async {
+                listener.await.serve("the metrics endpoint", Limits::METRICS, answer).await;
+            };
             tokio::select! {
-                () = listener.serve("the metrics endpoint", Limits::METRICS, answer) => {}
+                () = serve => {}
                 () = keep_up(handle) => {}
             }
         }

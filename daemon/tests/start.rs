@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use laxity_daemon::sockets;
 use nix::sys::signal::Signal;
-use support::{Laxityd, PLAYS, Role, SMALL, SOON, STRANGER, is_root, role};
+use support::{Laxityd, PLAYS, Role, SMALL, SOON, STRANGER, is_root, role, until};
 
 /// Starts a daemon with these sockets and this metrics address. Returns the error of its refusal.
 fn refused(socket: &Path, control: &Path, metrics: &str) -> String {
@@ -71,10 +71,35 @@ fn what_is_taken_by_another_daemon_is_named_once_with_what_to_do() {
         assert_eq!(said.matches("in use").count(), 1, "{said}");
         assert!(said.contains("stop it"), "{said}");
     }
-    let address = format!("127.0.0.1:{}", daemon.metrics);
-    let said = refused(&free, &daemon.folder.path().join("free2"), &address);
-    assert_eq!(said.to_lowercase().matches("in use").count(), 1, "{said}");
-    assert!(said.contains(&address) && !said.contains("FailedTo"), "{said}");
+}
+
+#[test]
+fn a_taken_metrics_address_stops_no_daemon_and_is_served_once_it_is_free() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let control = folder.path().join("control");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_laxityd"))
+        .arg("--socket")
+        .arg(folder.path().join("socket"))
+        .arg("--control")
+        .arg(&control)
+        .arg(format!("--set=metrics=\"{address}\""))
+        .env_remove("LAXITY_CONFIG")
+        .env_remove("LAXITY_LOG")
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    until("it serves operators", || {
+        let client = laxity_wire::ControlClient::connect(&control, SOON);
+        client.and_then(|mut client| client.status()).is_ok()
+    });
+    drop(taken);
+    until("it serves metrics", || std::net::TcpStream::connect(address).is_ok());
+    let _ = child.kill();
+    let said = String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap();
+    assert!(said.contains(&format!("cannot serve metrics at {address}")), "{said}");
+    assert!(said.contains("set another address"), "{said}");
 }
 
 #[test]
