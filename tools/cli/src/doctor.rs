@@ -4,14 +4,14 @@
 //! [`Finding`]s. Only this file asks the daemon, runs tools and prints.
 
 mod classes;
-mod fabric;
-mod finding;
+pub(crate) mod fabric;
+pub(crate) mod finding;
 mod kernel;
-mod levels;
+pub(crate) mod levels;
 mod limits;
 mod processes;
-mod qos;
-mod root;
+pub(crate) mod qos;
+pub(crate) mod root;
 mod service;
 #[cfg(test)]
 mod tests;
@@ -118,7 +118,7 @@ fn examine(args: &DoctorArgs) -> Vec<Finding> {
 }
 
 /// Returns the output of a tool, if it is installed and succeeds.
-fn output(program: &str, arguments: &[&str]) -> Option<String> {
+pub(crate) fn output(program: &str, arguments: &[&str]) -> Option<String> {
     let run = Command::new(program)
         .args(arguments)
         .stdin(Stdio::null())

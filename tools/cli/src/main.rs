@@ -18,6 +18,7 @@ mod run;
 mod signals;
 mod switch_config;
 mod trace;
+mod verify;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -54,6 +55,9 @@ enum Command {
     Bypass(host::BypassArgs),
     /// Ask the daemon to read its configuration again (as SIGHUP does)
     Reload(host::Endpoint),
+    /// Compare what was permitted with what the NIC counts: priorities, pauses, CNPs
+    #[command(after_long_help = verify::HELP)]
+    Verify(verify::VerifyArgs),
     /// Print a switch's QoS configuration that agrees with the daemon's levels
     #[command(after_long_help = switch_config::HELP)]
     SwitchConfig(switch_config::SwitchConfigArgs),
@@ -108,6 +112,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Profiles(args) => profiles::profiles(&args)?,
         Command::Cluster(command) => return Ok(cluster::run(&command)?),
         Command::Trace(args) => return Ok(trace::trace(&args)?),
+        Command::Verify(args) => return Ok(verify::verify(&args)?),
         Command::SwitchConfig(args) => switch_config::switch_config(&args)?,
         Command::Completions { shell } => manual::completions(Cli::command(), shell)?,
         Command::Man { out } => manual::pages(Cli::command(), out.as_deref())?,
