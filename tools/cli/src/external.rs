@@ -64,7 +64,7 @@ fn start(command: &mut Command) -> ExitCode {
 }
 
 /// Returns the executable with this name: beside this program, or else in PATH.
-fn find(program: &OsStr) -> Option<PathBuf> {
+pub(crate) fn find(program: &OsStr) -> Option<PathBuf> {
     let own = env::current_exe().ok();
     let beside = own.as_deref().and_then(Path::parent).map(Path::to_owned);
     let path = env::var_os("PATH").unwrap_or_default();

@@ -1,6 +1,6 @@
 //! Commands for the daemon of this host: `status`, `bypass` and `reload`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -33,6 +33,10 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
+    pub(crate) fn path(&self) -> &Path {
+        &self.control
+    }
+
     pub(crate) fn connect(&self) -> Result<ControlClient, ControlError> {
         ControlClient::connect(&self.control, Duration::from_millis(self.timeout_ms))
     }

@@ -16,6 +16,7 @@ mod profiles;
 mod registration;
 mod run;
 mod signals;
+mod support_bundle;
 mod switch_config;
 mod trace;
 mod verify;
@@ -58,6 +59,9 @@ enum Command {
     /// Compare what was permitted with what the NIC counts: priorities, pauses, CNPs
     #[command(after_long_help = verify::HELP)]
     Verify(verify::VerifyArgs),
+    /// Write one archive, without secrets, for somebody who helps from afar
+    #[command(after_long_help = support_bundle::HELP)]
+    SupportBundle(support_bundle::SupportBundleArgs),
     /// Print a switch's QoS configuration that agrees with the daemon's levels
     #[command(after_long_help = switch_config::HELP)]
     SwitchConfig(switch_config::SwitchConfigArgs),
@@ -113,6 +117,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Cluster(command) => return Ok(cluster::run(&command)?),
         Command::Trace(args) => return Ok(trace::trace(&args)?),
         Command::Verify(args) => return Ok(verify::verify(&args)?),
+        Command::SupportBundle(args) => support_bundle::support_bundle(&args)?,
         Command::SwitchConfig(args) => switch_config::switch_config(&args)?,
         Command::Completions { shell } => manual::completions(Cli::command(), shell)?,
         Command::Man { out } => manual::pages(Cli::command(), out.as_deref())?,

@@ -1,0 +1,319 @@
+//! `laxity support-bundle`: one archive of what somebody needs who helps from afar.
+//!
+//! Everything that goes in is text and passes [`redact`]. `manifest.json` comes last. It lists the
+//! files, what could not be had and why, and how much was taken out. A part that fails or hangs
+//! never keeps the others out.
+
+mod redact;
+
+use std::fs;
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use clap::Args;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use laxity_cli::output::{OutputError, check, json, replace, say};
+use serde::Serialize;
+use thiserror::Error;
+
+use self::redact::Redaction;
+use crate::external::find;
+use crate::host::Endpoint;
+
+pub(crate) const HELP: &str = "\
+The archive has: doctor, status and verify as JSON, the configuration in force, versions, the text \
+of the metrics endpoint, the journal of laxityd and laxity-coordinator, counters of RDMA ports, \
+and the trace that --trace names. manifest.json lists them, and what could not be had.
+
+Values that look like secrets (passwords, tokens, keys) are taken out, and addresses and names of \
+hosts as well unless --with-addresses is given. An address has the same number throughout. Read \
+the archive before you pass it on: nothing recognizes every secret.
+
+Run it as root, so that the journal and the control socket can be read.";
+
+/// Longest time for one program. `laxity verify` watches for a second.
+const PROGRAM_MAX: Duration = Duration::from_secs(20);
+/// Most bytes of one file in the archive. Of more, the end is kept.
+const PART_BYTES_MAX: usize = 16 << 20;
+/// Lines of the journal of each unit.
+const JOURNAL_LINES: &str = "5000";
+
+/// Arguments of `laxity support-bundle`.
+#[derive(Args)]
+pub(crate) struct SupportBundleArgs {
+    /// The archive to write [default: laxity-support-SECONDS.tar.gz in this folder]
+    #[arg(long, short, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Keep addresses and names of hosts
+    #[arg(long)]
+    with_addresses: bool,
+    /// Put this trace of `laxity trace` in as well
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Configuration of laxityd [default: $LAXITY_CONFIG, or that of laxityd]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    endpoint: Endpoint,
+}
+
+/// Why there is no archive.
+#[derive(Debug, Error)]
+pub(crate) enum BundleError {
+    /// The archive can't be written: name another place by -o.
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    /// The archive could not be made in memory.
+    #[error("cannot make the archive: {0}")]
+    Archive(#[from] std::io::Error),
+}
+
+/// `manifest.json`. Fields may be added.
+#[derive(Default, Serialize)]
+struct Manifest {
+    version: &'static str,
+    /// Seconds since 1970.
+    made_at_s: u64,
+    files: Vec<Listed>,
+    missing: Vec<Missing>,
+    /// Values that were taken out because they looked like secrets.
+    secrets_removed: usize,
+    /// Different addresses and names of hosts that were replaced. `None`: they were kept.
+    addresses_replaced: Option<usize>,
+}
+
+#[derive(Serialize)]
+struct Listed {
+    name: String,
+    bytes: usize,
+    source: String,
+}
+
+#[derive(Serialize)]
+struct Missing {
+    name: String,
+    why: String,
+}
+
+/// The archive while it is made.
+struct Bundle {
+    archive: tar::Builder<GzEncoder<Vec<u8>>>,
+    redaction: Redaction,
+    manifest: Manifest,
+}
+
+impl Bundle {
+    /// Adds a part, or the reason why it could not be had.
+    fn add(&mut self, name: &str, source: &str, part: Result<String, String>) {
+        let text = match part {
+            Ok(text) => tail(&text).to_owned(),
+            Err(why) => {
+                let why = self.redaction.text(&why);
+                return self.manifest.missing.push(Missing { name: name.to_owned(), why });
+            }
+        };
+        let text = self.redaction.text(&text);
+        match self.append(name, text.as_bytes()) {
+            Ok(()) => self.manifest.files.push(Listed {
+                name: name.to_owned(),
+                bytes: text.len(),
+                source: self.redaction.text(source),
+            }),
+            Err(error) => {
+                self.manifest
+                    .missing
+                    .push(Missing { name: name.to_owned(), why: error.to_string() });
+            }
+        }
+    }
+
+    fn append(&mut self, name: &str, content: &[u8]) -> std::io::Result<()> {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(content.len() as u64);
+        header.set_mode(0o600);
+        header.set_mtime(self.manifest.made_at_s);
+        self.archive.append_data(&mut header, format!("laxity-support/{name}"), content)
+    }
+
+    fn finish(mut self) -> Result<(Vec<u8>, Manifest), BundleError> {
+        self.manifest.secrets_removed = self.redaction.secrets();
+        self.manifest.addresses_replaced = self.redaction.addresses();
+        let text = json(&self.manifest)?;
+        self.append("manifest.json", text.as_bytes())?;
+        Ok((self.archive.into_inner()?.finish()?, self.manifest))
+    }
+}
+
+/// Returns the end of a text that is too long, from the beginning of a line.
+fn tail(text: &str) -> &str {
+    let mut from = text.len().saturating_sub(PART_BYTES_MAX);
+    while !text.is_char_boundary(from) {
+        from += 1;
+    }
+    let rest = &text[from..];
+    if from == 0 { rest } else { rest.split_once('\n').map_or(rest, |(_, rest)| rest) }
+}
+
+/// Writes the archive and says what could not be had.
+pub(crate) fn support_bundle(args: &SupportBundleArgs) -> Result<(), BundleError> {
+    let now_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let path = args.output.clone();
+    let path = path.unwrap_or_else(|| format!("laxity-support-{now_s}.tar.gz").into());
+    check(&path)?;
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").ok();
+    let host = host.map(|name| name.trim().to_owned());
+    let mut bundle = Bundle {
+        archive: tar::Builder::new(GzEncoder::new(Vec::new(), Compression::default())),
+        redaction: Redaction::new(args.with_addresses, host),
+        manifest: Manifest {
+            version: env!("CARGO_PKG_VERSION"),
+            made_at_s: now_s,
+            ..Manifest::default()
+        },
+    };
+    collect(args, &mut bundle);
+    let (archive, manifest) = bundle.finish()?;
+    replace(&path, &archive)?;
+    let lines = manifest.missing.iter().map(|it| format!("\n  not had: {}: {}", it.name, it.why));
+    Ok(say(format!(
+        "{}: {} files, {} values removed that looked like secrets{}",
+        path.display(),
+        manifest.files.len() + 1,
+        manifest.secrets_removed,
+        lines.collect::<String>()
+    ))?)
+}
+
+fn collect(args: &SupportBundleArgs, bundle: &mut Bundle) {
+    let own = std::env::current_exe().unwrap_or_else(|_| "laxity".into());
+    let control = args.endpoint.path().display().to_string();
+    for (name, words) in [
+        ("doctor.json", &["doctor", "--json"][..]),
+        ("status.json", &["status", "--json"]),
+        ("verify.json", &["verify", "--json", "--seconds", "1"]),
+    ] {
+        let words = [words, &["--control", &control]].concat();
+        bundle.add(name, &format!("laxity {}", words.join(" ")), program(&own, &words, true));
+    }
+    let daemon = find("laxityd".as_ref()).unwrap_or_else(|| "laxityd".into());
+    let config = args.config.as_ref().map(|path| path.display().to_string());
+    let mut words = vec!["--show-config"];
+    words.extend(config.iter().flat_map(|path| ["--config", path]));
+    let shown = program(&daemon, &words, false);
+    let address = shown.as_deref().ok().and_then(metrics_address);
+    bundle.add("laxityd.toml", &format!("laxityd {}", words.join(" ")), shown);
+    let metrics = match address {
+        Some(address) => scrape(address),
+        None => Err("the configuration has no address for metrics".to_owned()),
+    };
+    bundle.add("metrics.txt", "the metrics endpoint", metrics);
+
+    let mut versions = format!("laxity {}\n", env!("CARGO_PKG_VERSION"));
+    for (tool, words) in [(daemon.as_path(), "--version"), (Path::new("uname"), "-srvm")] {
+        versions.push_str(&program(tool, &[words], false).unwrap_or_else(|why| why + "\n"));
+    }
+    for file in ["/etc/os-release", "/proc/cmdline"] {
+        versions.push_str(&fs::read_to_string(file).unwrap_or_default());
+    }
+    bundle.add(
+        "versions.txt",
+        "laxity, laxityd, uname, /etc/os-release, /proc/cmdline",
+        Ok(versions),
+    );
+    for unit in ["laxityd", "laxity-coordinator"] {
+        let words =
+            ["--unit", unit, "--lines", JOURNAL_LINES, "--no-pager", "--output", "short-iso"];
+        let journal = program(Path::new("journalctl"), &words, false);
+        bundle.add(&format!("journal-{unit}.txt"), &format!("journalctl --unit {unit}"), journal);
+    }
+    bundle.add("rdma.txt", "/sys/class/infiniband", rdma(Path::new("/sys/class/infiniband")));
+    if let Some(path) = &args.trace {
+        let trace = fs::read_to_string(path).map_err(|error| error.to_string());
+        bundle.add("trace.json", &path.display().to_string(), trace);
+    }
+}
+
+/// Returns the output of a program, which may take [`PROGRAM_MAX`]. `any_status` accepts the output
+/// of one that fails, as `laxity doctor` does if it finds an error.
+fn program(path: &Path, words: &[&str], any_status: bool) -> Result<String, String> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let mut child = Command::new(path)
+        .args(words)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|error| format!("{name}: {error}"))?;
+    let (mut out, mut err) = (child.stdout.take(), child.stderr.take());
+    let (done, ended) = mpsc::channel();
+    // The threads end with the program, which is killed if it takes too long.
+    std::thread::spawn(move || {
+        let said = std::thread::spawn(move || read(err.as_mut()));
+        let _ = done.send((read(out.as_mut()), said.join().unwrap_or_default()));
+    });
+    let seen = ended.recv_timeout(PROGRAM_MAX);
+    if seen.is_err() {
+        let _ = child.kill();
+    }
+    let succeeded = child.wait().is_ok_and(|status| status.success());
+    let (output, said) = seen.map_err(|_| format!("{name} did not end within {PROGRAM_MAX:?}"))?;
+    match succeeded || (any_status && !output.is_empty()) {
+        true => Ok(output),
+        false => Err(format!("{name} failed: {}", said.trim())),
+    }
+}
+
+fn read(from: Option<&mut impl std::io::Read>) -> String {
+    let mut bytes = Vec::new();
+    let _ = from.map(|from| from.read_to_end(&mut bytes));
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// Returns the address of the metrics endpoint in the output of `laxityd --show-config`.
+fn metrics_address(config: &str) -> Option<SocketAddr> {
+    let config: toml::Table = config.parse().ok()?;
+    config.get("metrics")?.as_str()?.parse().ok()
+}
+
+/// Returns the text of the metrics endpoint.
+fn scrape(address: SocketAddr) -> Result<String, String> {
+    const PATIENCE: Duration = Duration::from_secs(3);
+    let get = || {
+        let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")?;
+        let mut text = String::new();
+        stream.take(PART_BYTES_MAX as u64).read_to_string(&mut text)?;
+        Ok(text)
+    };
+    let text = get().map_err(|error: std::io::Error| format!("{address}: {error}"))?;
+    Ok(text.split_once("\r\n\r\n").map_or(text.clone(), |(_, body)| body.to_owned()))
+}
+
+/// Returns `PATH VALUE` of the attributes and counters of all RDMA ports.
+fn rdma(class: &Path) -> Result<String, String> {
+    let names = |path: &Path| -> Vec<PathBuf> {
+        let entries = fs::read_dir(path).into_iter().flatten().flatten();
+        let mut paths: Vec<_> = entries.map(|entry| entry.path()).collect();
+        paths.sort();
+        paths
+    };
+    let mut text = String::new();
+    for device in names(class) {
+        let ports = names(&device.join("ports"));
+        let folders = ports.iter().flat_map(|port| {
+            ["", "counters", "hw_counters"].into_iter().map(|folder| port.join(folder))
+        });
+        for file in [device.join("fw_ver")].into_iter().chain(folders.flat_map(|f| names(&f))) {
+            if let Ok(value) = laxity_files::read_to_string(&file, 4096) {
+                text.push_str(&format!("{} {}\n", file.display(), value.trim()));
+            }
+        }
+    }
+    if text.is_empty() { Err("there is no RDMA device".to_owned()) } else { Ok(text) }
+}

@@ -1,0 +1,95 @@
+//! Tests of `laxity support-bundle`: the archive is unpacked and searched for planted secrets.
+
+use std::collections::BTreeMap;
+use std::io::Read as _;
+use std::path::Path;
+use std::process::{Command, Output};
+
+const SECRET: &str = "planted-secret-4711";
+const ADDRESS: &str = "10.77.66.55";
+
+/// Writes an executable script into `folder`.
+fn script(folder: &Path, name: &str, text: &str) {
+    use std::os::unix::fs::PermissionsExt as _;
+    let path = folder.join(name);
+    std::fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("written");
+    let mode = std::fs::Permissions::from_mode(0o755);
+    std::fs::set_permissions(path, mode).expect("executable");
+}
+
+/// Runs the command in a folder where `journalctl` has a secret. The copy of `laxity` has a
+/// `laxityd` beside it, which prints a configuration with a secret.
+fn bundle(folder: &Path, arguments: &[&str]) -> Output {
+    let copy = folder.join("laxity");
+    std::fs::copy(env!("CARGO_BIN_EXE_laxity"), &copy).expect("a copy");
+    let shown = format!("echo 'metrics = \"\"'; echo '# TOKEN={SECRET}'; echo 'x = \"{ADDRESS}\"'");
+    script(folder, "laxityd", &shown);
+    let journal = format!("echo \"laxityd: {ADDRESS} sent Authorization: Bearer {SECRET}\"");
+    script(folder, "journalctl", &journal);
+    let trace = folder.join("trace.json");
+    std::fs::write(&trace, format!("{{\"password\": \"{SECRET}\"}}")).expect("written");
+    let path = std::env::var("PATH").unwrap_or_default();
+    Command::new(copy)
+        .args(["support-bundle", "-o", "bundle.tar.gz", "--trace", "trace.json"])
+        .args(["--control", "/nowhere/control.sock"])
+        .args(arguments)
+        .current_dir(folder)
+        .env("PATH", format!("{}:{path}", folder.display()))
+        .env("HF_TOKEN", SECRET)
+        .output()
+        .expect("laxity runs")
+}
+
+fn unpacked(archive: &Path) -> BTreeMap<String, String> {
+    let file = std::fs::File::open(archive).expect("an archive");
+    let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(file));
+    let entries = archive.entries().expect("entries").map(|entry| {
+        let mut entry = entry.expect("an entry");
+        let name = entry.path().expect("a path").display().to_string();
+        let mut text = String::new();
+        entry.read_to_string(&mut text).expect("text");
+        (name.trim_start_matches("laxity-support/").to_owned(), text)
+    });
+    entries.collect()
+}
+
+#[test]
+fn the_archive_has_no_planted_secret_and_lists_what_is_in_it_and_what_is_not() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let seen = bundle(folder.path(), &[]);
+    assert!(seen.status.success(), "{}", String::from_utf8_lossy(&seen.stderr));
+    let files = unpacked(&folder.path().join("bundle.tar.gz"));
+    for (name, text) in &files {
+        assert!(!text.contains(SECRET), "{name}: {text}");
+        assert!(!text.contains(ADDRESS), "{name}: {text}");
+    }
+    assert!(files["journal-laxityd.txt"].contains("[address-"), "{files:?}");
+    assert!(files["doctor.json"].contains("\"findings\""));
+    assert!(files["versions.txt"].starts_with("laxity 0."));
+
+    let manifest: serde_json::Value = serde_json::from_str(&files["manifest.json"]).expect("JSON");
+    let names = |key: &str| -> Vec<String> {
+        let rows = manifest[key].as_array().expect(key);
+        rows.iter().map(|row| row["name"].as_str().expect("a name").to_owned()).collect()
+    };
+    let listed = names("files");
+    assert_eq!(listed.len() + 1, files.len(), "the manifest does not list itself");
+    assert!(listed.iter().all(|name| files.contains_key(name)), "{listed:?}");
+    let missing = names("missing");
+    for name in ["status.json", "metrics.txt"] {
+        assert!(missing.contains(&name.to_owned()), "without a daemon: {missing:?}");
+    }
+    // Two units, the configuration, and the trace.
+    assert!(manifest["secrets_removed"].as_u64() >= Some(4), "{manifest}");
+    let said = String::from_utf8_lossy(&seen.stdout);
+    assert!(said.contains("not had: status.json: ") && said.contains("cannot reach"), "{said}");
+}
+
+#[test]
+fn addresses_stay_only_if_they_are_asked_for() {
+    let folder = tempfile::tempdir().expect("a folder");
+    assert!(bundle(folder.path(), &["--with-addresses"]).status.success());
+    let files = unpacked(&folder.path().join("bundle.tar.gz"));
+    assert!(files["laxityd.toml"].contains(ADDRESS), "{files:?}");
+    assert!(files.values().all(|text| !text.contains(SECRET)));
+}
