@@ -135,7 +135,7 @@ fn cluster_line(cluster: &ClusterStatus) -> String {
 /// Most refused users in the headline. `--json` shows all that the daemon keeps.
 const REFUSED_SHOWN_MAX: usize = 3;
 
-fn headline(status: &Status) -> String {
+pub(crate) fn headline(status: &Status) -> String {
     let totals = &status.totals;
     let state = match status.mode.as_str() {
         _ if status.bypass => "BYPASSED: nothing is scheduled until `laxity bypass off`",

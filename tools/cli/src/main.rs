@@ -18,6 +18,7 @@ mod run;
 mod signals;
 mod support_bundle;
 mod switch_config;
+mod top;
 mod trace;
 mod verify;
 
@@ -56,6 +57,9 @@ enum Command {
     Bypass(host::BypassArgs),
     /// Ask the daemon to read its configuration again (as SIGHUP does)
     Reload(host::Endpoint),
+    /// Follow jobs, clients, stages, levels and ports on a screen, and why they wait
+    #[command(after_long_help = top::HELP)]
+    Top(top::TopArgs),
     /// Compare what was permitted with what the NIC counts: priorities, pauses, CNPs
     #[command(after_long_help = verify::HELP)]
     Verify(verify::VerifyArgs),
@@ -116,6 +120,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Profiles(args) => profiles::profiles(&args)?,
         Command::Cluster(command) => return Ok(cluster::run(&command)?),
         Command::Trace(args) => return Ok(trace::trace(&args)?),
+        Command::Top(args) => top::top(&args)?,
         Command::Verify(args) => return Ok(verify::verify(&args)?),
         Command::SupportBundle(args) => support_bundle::support_bundle(&args)?,
         Command::SwitchConfig(args) => switch_config::switch_config(&args)?,

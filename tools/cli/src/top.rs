@@ -1,0 +1,259 @@
+//! `laxity top`: what this host's daemon does, as a screen that follows it.
+//!
+//! This file has the arguments, the terminal and the keys. [`rows`] turns two answers of the daemon
+//! into rows, and [`screen`] draws them. Only this file asks the daemon or reads a clock.
+
+mod rows;
+mod screen;
+#[cfg(test)]
+mod tests;
+
+use std::io::{self, IsTerminal as _};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use laxity_cli::output::{OutputError, say};
+use laxity_wire::{ControlError, Status};
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use thiserror::Error;
+
+use self::rows::{Rows, View};
+use crate::host::Endpoint;
+
+pub(crate) const HELP: &str = "\
+Views: jobs, clients, stages, levels and ports. The column `why` says what a row waits for. Rates \
+are those since the last refresh.
+
+Keys: 1 to 5 or Tab change the view; arrows select; Enter opens a job's clients, or all about a \
+client or a port; Esc goes back; s sorts by the next column, r the other way round; / filters by \
+text; + and - change the interval; p pauses; q ends.
+
+`laxity top --once` prints one screen and ends, for scripts and logs.";
+
+/// Longest and shortest interval.
+const INTERVAL_S: std::ops::RangeInclusive<u64> = 1..=60;
+
+/// Arguments of `laxity top`.
+#[derive(Args)]
+pub(crate) struct TopArgs {
+    #[command(flatten)]
+    endpoint: Endpoint,
+    /// Seconds between refreshes
+    #[arg(long, short, value_name = "N", default_value_t = 1)]
+    interval: u64,
+    /// The view to begin with
+    #[arg(long, value_enum, default_value_t = View::Clients)]
+    view: View,
+    /// Print one screen and end
+    #[arg(long)]
+    once: bool,
+    /// Size of the screen that --once prints
+    #[arg(long, value_names = ["COLUMNS", "LINES"], num_args = 2, default_values_t = [80, 24])]
+    size: Vec<u16>,
+}
+
+/// Why there is no screen.
+#[derive(Debug, Error)]
+pub(crate) enum TopError {
+    /// The daemon does not answer at the start.
+    #[error(transparent)]
+    Daemon(#[from] ControlError),
+    /// Standard output is no terminal.
+    #[error("`laxity top` needs a terminal; `laxity top --once` prints one screen without")]
+    NoTerminal,
+    /// The terminal failed.
+    #[error("the terminal failed: {0}")]
+    Terminal(#[from] io::Error),
+    /// The screen could not be printed.
+    #[error(transparent)]
+    Output(#[from] OutputError),
+}
+
+/// What is shown and how.
+#[derive(Debug)]
+struct Top {
+    view: View,
+    /// The column that rows are sorted by, and whether the smallest comes first.
+    sort: usize,
+    ascending: bool,
+    filter: String,
+    /// Whether keys are letters of the filter.
+    typing: bool,
+    selected: usize,
+    /// The key of the row whose details are shown.
+    detail: Option<String>,
+    paused: bool,
+    interval_s: u64,
+    /// The last answer, the one before it, and the time between the two.
+    now: Status,
+    before: Option<(Status, Duration)>,
+    /// Why the daemon did not answer last.
+    problem: Option<String>,
+}
+
+impl Top {
+    fn new(view: View, interval_s: u64, now: Status) -> Self {
+        let interval_s = interval_s.clamp(*INTERVAL_S.start(), *INTERVAL_S.end());
+        Self {
+            view,
+            sort: view.first_sort(),
+            ascending: false,
+            filter: String::new(),
+            typing: false,
+            selected: 0,
+            detail: None,
+            paused: false,
+            interval_s,
+            now,
+            before: None,
+            problem: None,
+        }
+    }
+
+    /// Takes an answer of the daemon, `elapsed` after the last one.
+    fn take(&mut self, answer: Result<Status, ControlError>, elapsed: Duration) {
+        match answer {
+            Ok(status) => {
+                let old = std::mem::replace(&mut self.now, status);
+                // Counters of another daemon begin at zero.
+                self.before = (old.pid == self.now.pid).then_some((old, elapsed));
+                self.problem = None;
+            }
+            Err(error) => self.problem = Some(error.to_string()),
+        }
+    }
+
+    /// Returns the rows in the order of the screen.
+    fn rows(&self) -> Rows {
+        let mut rows = Rows::of(self.view, &self.now, self.before.as_ref());
+        rows.arrange(&self.filter, self.sort, self.ascending);
+        rows
+    }
+
+    fn show(&mut self, view: View) {
+        (self.view, self.sort, self.ascending) = (view, view.first_sort(), false);
+        (self.selected, self.detail) = (0, None);
+    }
+
+    /// Handles a key. Returns false if it ends the program.
+    fn key(&mut self, key: KeyEvent) -> bool {
+        if key.kind == KeyEventKind::Release {
+            return true;
+        }
+        if key.modifiers.contains(KeyModifiers::CONTROL) {
+            return key.code != KeyCode::Char('c');
+        }
+        if self.typing {
+            match key.code {
+                KeyCode::Char(letter) => self.filter.push(letter),
+                KeyCode::Backspace => drop(self.filter.pop()),
+                KeyCode::Esc => (self.typing, self.filter) = (false, String::new()),
+                KeyCode::Enter => self.typing = false,
+                _ => {}
+            }
+            self.selected = 0;
+            return true;
+        }
+        let last = self.rows().lines.len().saturating_sub(1);
+        match key.code {
+            KeyCode::Char('q') => return false,
+            KeyCode::Char(digit @ '1'..='5') => {
+                self.show(View::ALL[digit as usize - '1' as usize]);
+            }
+            KeyCode::Tab => self.show(self.view.next()),
+            KeyCode::Down => self.selected = (self.selected + 1).min(last),
+            KeyCode::Up => self.selected = self.selected.min(last).saturating_sub(1),
+            KeyCode::Char('s') => self.sort = (self.sort + 1) % self.view.header().len(),
+            KeyCode::Char('r') => self.ascending = !self.ascending,
+            KeyCode::Char('/') => (self.typing, self.detail) = (true, None),
+            KeyCode::Char('p') => self.paused = !self.paused,
+            KeyCode::Char('+') => self.interval_s = (self.interval_s + 1).min(*INTERVAL_S.end()),
+            KeyCode::Char('-') => self.interval_s = (self.interval_s - 1).max(*INTERVAL_S.start()),
+            KeyCode::Enter => self.open(),
+            KeyCode::Esc if self.detail.is_some() => self.detail = None,
+            KeyCode::Esc => self.filter.clear(),
+            _ => {}
+        }
+        true
+    }
+
+    /// Opens the selected row: a job's clients, or the details of a client or a port.
+    fn open(&mut self) {
+        let rows = self.rows();
+        let Some(line) = rows.lines.get(self.selected) else { return };
+        match self.view {
+            View::Jobs => {
+                let job = line.key.clone();
+                self.show(View::Clients);
+                self.filter = job;
+            }
+            View::Clients | View::Ports => self.detail = Some(line.key.clone()),
+            View::Stages | View::Levels => {}
+        }
+    }
+}
+
+/// Shows the screen until somebody ends it.
+pub(crate) fn top(args: &TopArgs) -> Result<(), TopError> {
+    let mut daemon = Some(args.endpoint.connect()?);
+    let mut ask = || -> Result<Status, ControlError> {
+        let mut client = match daemon.take() {
+            Some(client) => client,
+            None => args.endpoint.connect()?,
+        };
+        let status = client.status()?;
+        daemon = Some(client);
+        Ok(status)
+    };
+    let mut top = Top::new(args.view, args.interval, ask()?);
+    if args.once {
+        let asked = Instant::now();
+        std::thread::sleep(Duration::from_secs(top.interval_s));
+        top.take(ask(), asked.elapsed());
+        return Ok(say(once(&top, args.size[0], args.size[1]))?);
+    }
+    if !io::stdout().is_terminal() {
+        return Err(TopError::NoTerminal);
+    }
+    let mut terminal = ratatui::init();
+    let result = (|| {
+        let mut asked = Instant::now();
+        loop {
+            terminal.draw(|frame| screen::draw(frame, &top))?;
+            let left = Duration::from_secs(top.interval_s).saturating_sub(asked.elapsed());
+            if event::poll(left)? {
+                if let Event::Key(key) = event::read()?
+                    && !top.key(key)
+                {
+                    return Ok(());
+                }
+            } else if top.paused {
+                asked = Instant::now();
+            } else {
+                let answer = ask();
+                top.take(answer, asked.elapsed());
+                asked = Instant::now();
+            }
+        }
+    })();
+    ratatui::restore();
+    result
+}
+
+/// Returns the screen as text.
+fn once(top: &Top, columns: u16, lines: u16) -> String {
+    let mut terminal = match Terminal::new(TestBackend::new(columns, lines)) {
+        Ok(terminal) => terminal,
+        Err(never) => match never {},
+    };
+    let drawn = terminal.draw(|frame| screen::draw(frame, top));
+    let Ok(drawn) = drawn;
+    let cells = drawn.buffer.content().chunks(usize::from(columns).max(1));
+    let line = |cells: &[ratatui::buffer::Cell]| {
+        let text: String = cells.iter().map(ratatui::buffer::Cell::symbol).collect();
+        text.trim_end().to_owned()
+    };
+    cells.map(line).collect::<Vec<_>>().join("\n").trim_end().to_owned()
+}

@@ -1,0 +1,126 @@
+//! Draws the screen of `laxity top`: the daemon's state, the views, the rows, and the keys.
+
+use ratatui::Frame;
+use ratatui::layout::{Constraint, Layout};
+use ratatui::style::{Modifier, Style};
+use ratatui::text::{Line, Span, Text};
+use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState};
+
+use super::Top;
+use super::rows::{self, View};
+use crate::host::headline;
+
+/// Most lines of the daemon's state. `laxity status` has the others.
+const STATE_LINES_MAX: usize = 4;
+/// Blanks between columns.
+const GAP: u16 = 2;
+
+/// Draws everything.
+pub(super) fn draw(frame: &mut Frame<'_>, top: &Top) {
+    let mut state: Vec<String> = headline(&top.now).lines().map(str::to_owned).collect();
+    state.truncate(STATE_LINES_MAX);
+    if let Some(problem) = &top.problem {
+        state.insert(0, format!("NO ANSWER, values are old: {problem}"));
+    }
+    let heights = [
+        Constraint::Length(state.len() as u16),
+        Constraint::Length(2),
+        Constraint::Min(1),
+        Constraint::Length(2),
+    ];
+    let [above, views, middle, below] = Layout::vertical(heights).areas(frame.area());
+    frame.render_widget(Paragraph::new(Text::from(state.join("\n"))), above);
+    frame.render_widget(Paragraph::new(views_line(top)), views);
+    match &top.detail {
+        Some(key) => {
+            let lines = rows::details(top.view, &top.now, key);
+            let line = |(name, value): (String, String)| Line::from(format!("{name:<12} {value}"));
+            let text: Vec<Line<'_>> = lines.into_iter().map(line).collect();
+            frame.render_widget(Paragraph::new(text), middle);
+        }
+        None => table(frame, top, middle),
+    }
+    frame.render_widget(Paragraph::new(keys(top)), below);
+}
+
+fn views_line(top: &Top) -> Text<'static> {
+    let mut spans = Vec::new();
+    for (at, view) in View::ALL.into_iter().enumerate() {
+        let name = match view == top.view {
+            true => format!("[{} {}]", at + 1, view.name()),
+            false => format!(" {} {} ", at + 1, view.name()),
+        };
+        spans.push(Span::raw(name));
+    }
+    let interval =
+        if top.paused { "paused".to_owned() } else { format!("every {} s", top.interval_s) };
+    spans.push(Span::raw(format!("  {interval}")));
+    if !top.filter.is_empty() || top.typing {
+        let cursor = if top.typing { "_" } else { "" };
+        spans.push(Span::raw(format!("  /{}{cursor}", top.filter)));
+    }
+    Text::from(vec![Line::from(""), Line::from(spans)])
+}
+
+/// Returns the reason of the selected row, which its column may not have room for, and the keys.
+fn keys(top: &Top) -> Text<'static> {
+    let keys = match () {
+        () if top.typing => "type to filter   Enter keep   Esc clear",
+        () if top.detail.is_some() => "Esc back   p pause   q quit",
+        () => "Tab view  ↑↓ select  Enter open  s sort  r reverse  / filter  +- time  q quit",
+    };
+    let rows = top.rows();
+    let selected = rows.lines.get(top.selected.min(rows.lines.len().saturating_sub(1)));
+    let why = selected.and_then(|line| line.cells.last()).map(|cell| cell.text.clone());
+    let is_shown = top.detail.is_none() && top.view != View::Stages;
+    let why = why.filter(|why| is_shown && !why.is_empty()).map(|why| format!("why: {why}"));
+    let keys = Line::from(keys).style(Style::new().add_modifier(Modifier::DIM));
+    Text::from(vec![Line::from(why.unwrap_or_default()), keys])
+}
+
+fn table(frame: &mut Frame<'_>, top: &Top, area: ratatui::layout::Rect) {
+    let rows = top.rows();
+    let header: Vec<String> = (top.view.header().iter().enumerate())
+        .map(|(at, name)| match (at == top.sort, top.ascending) {
+            (false, _) => (*name).to_owned(),
+            (true, true) => format!("{name}↑"),
+            (true, false) => format!("{name}↓"),
+        })
+        .collect();
+    if rows.lines.is_empty() {
+        let why = match top.filter.is_empty() {
+            true => "Nothing is attached. `laxity doctor` says what stands in the way.",
+            false => "No row has this text. Esc clears the filter.",
+        };
+        return frame.render_widget(Paragraph::new(why), area);
+    }
+    let last = header.len() - 1;
+    let width = |at: usize| {
+        let cells = rows.lines.iter().map(|line| line.cells[at].text.chars().count());
+        cells.chain([header[at].chars().count()]).max().unwrap_or(0) as u16
+    };
+    let widths = (0..=last).map(|at| match at {
+        // The name gives way if the screen is narrow, and the last column takes what is left.
+        0 => Constraint::Max(width(0).min(area.width / 3)),
+        _ if at == last => Constraint::Fill(1),
+        _ => Constraint::Length(width(at)),
+    });
+    let is_number = |at: usize| at > 0 && (at != last || top.view == View::Stages);
+    let cell = |(at, text): (usize, String)| {
+        let line = Line::from(text);
+        Cell::from(if is_number(at) && at != last { line.right_aligned() } else { line })
+    };
+    let body = rows.lines.iter().map(|line| {
+        let texts = line.cells.iter().map(|cell| cell.text.clone());
+        Row::new(texts.enumerate().map(cell))
+    });
+    let bold = Style::new().add_modifier(Modifier::BOLD);
+    let table = Table::new(body, widths)
+        .header(Row::new(header.into_iter().enumerate().map(cell)).style(bold))
+        .column_spacing(GAP)
+        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
+        .highlight_symbol("> ");
+    let selected = top.selected.min(rows.lines.len() - 1);
+    let mut state = TableState::new().with_selected(selected);
+    frame.render_stateful_widget(table, area, &mut state);
+}
