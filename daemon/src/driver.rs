@@ -41,6 +41,7 @@ pub mod silence;
 pub mod trace;
 pub mod trust;
 mod watches;
+pub mod would;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -13,6 +13,7 @@ use laxity_shm::marking::Marking;
 
 use crate::config::Mode;
 use crate::driver::fetches::FetchCounters;
+use crate::driver::would::Minute;
 use crate::owner::Owner;
 
 /// The number of buckets of a [`WaitHistogram`]: powers of two from 1 ns to 9 minutes.
@@ -236,6 +237,8 @@ pub struct PortSnapshot {
     pub link: LinkSnapshot,
     /// The counters of the port.
     pub counters: PortCounters,
+    /// What enforcing would have done, by minute.
+    pub would: Vec<Minute>,
 }
 
 /// The state of a client in a snapshot.

@@ -4,10 +4,11 @@ use laxity_policy::{Level, Stage, Time};
 use laxity_shm::sleep::now_ns;
 use laxity_wire::{
     ClientStatus, ClusterStatus, DistrustedOwner, LevelStatus, PermittedBytes, PortStatus,
-    SchedulerStatus, StageStatus, Status, Totals, WaitStatus,
+    SchedulerStatus, StageStatus, Status, Totals, WaitStatus, WouldStatus,
 };
 
 use crate::coordinator::exchange::CoordinatorExchange;
+use crate::driver::would::Minute;
 use crate::metrics::{level_name, rows};
 use crate::owner::Owner;
 use crate::refusals::Refusals;
@@ -190,6 +191,22 @@ fn port(snapshot: &Snapshot, port: &PortSnapshot) -> PortStatus {
         permitted: permitted.collect(),
         promotions: link.promotions,
         demotions: link.demotions,
+        would: port.would.iter().map(|minute| would(snapshot, minute)).collect(),
+    }
+}
+
+fn would(snapshot: &Snapshot, minute: &Minute) -> WouldStatus {
+    WouldStatus {
+        minutes_ago: Minute::number_at(snapshot.at).saturating_sub(minute.number),
+        flows: minute.flows,
+        bytes: minute.bytes,
+        delayed_flows: minute.delayed_flows,
+        delayed_bytes: minute.delayed_bytes,
+        delay_ns: minute.delay_ns,
+        collectives_ahead: minute.collectives_ahead,
+        promotions: minute.promotions,
+        pruned_flows: minute.pruned_flows,
+        lost_flows: minute.lost_flows,
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use laxity_client::{Client, Direction, Flow, Hint, Lane, Options, Stage, Ticket};
 use laxity_shm::record::Record;
+use laxity_wire::WouldStatus;
 use support::{ByHand, Laxityd, SMALL, SOON, eventually, flow, goes_scheduled, send, take, until};
 
 #[test]
@@ -133,6 +134,19 @@ fn observe_accounts_for_bytes_and_delays_none() {
     });
     lane.complete(&ticket, 100 << 20);
     until("so is its completion", || daemon.status().totals.completed_bytes == 100 << 20);
+    // At 1 Gbit/s the flow takes 0.8 s. What comes meanwhile would have waited, and the collective
+    // would not have waited for the other flow.
+    for (stage, bytes) in [(Stage::P2d, 1 << 20), (Stage::Collective, 1 << 16)] {
+        let mut ticket = lane.submit(&flow(stage, bytes));
+        assert!(lane.poll(&mut ticket).is_some_and(|permit| permit.last));
+        lane.complete(&ticket, bytes);
+    }
+    until("the daemon says what enforcing would have done", || {
+        let port = &daemon.status().ports[0];
+        let would = |value: fn(&WouldStatus) -> u64| port.would.iter().map(value).sum::<u64>();
+        let seen = (would(|it| it.flows), would(|it| it.delayed_flows));
+        seen == (3, 2) && would(|it| it.collectives_ahead) == 1
+    });
 }
 
 #[test]

@@ -263,8 +263,7 @@ impl Hints {
                 deadline,
                 bytes: if index == REQUEST_PORT { bytes } else { 0 },
             };
-            port.link.handle(now, event);
-            port.dirty = true;
+            port.hint(now, event);
         }
     }
 
@@ -323,8 +322,7 @@ fn admission_config(config: &Config) -> AdmissionConfig {
 
 fn broadcast(now: Time, event: &Event, ports: &mut [Port]) {
     for port in ports {
-        port.link.handle(now, event.clone());
-        port.dirty = true;
+        port.hint(now, event.clone());
     }
 }
 

@@ -356,8 +356,9 @@ impl Intake {
             return unscheduled(from.state, flow, room);
         };
         let spec = self.spec(from, at, flow);
-        let counted = &mut self.ports[usize::from(index)].counters.stages[spec.stage.index()];
-        counted.on_credit(spec.bytes);
+        let port = &mut self.ports[usize::from(index)];
+        port.counters.stages[spec.stage.index()].on_credit(spec.bytes);
+        port.observed(self.now, &spec);
         let decision = SubmitDecision {
             outcome: SubmitOutcome::Observed,
             accounting: Accounting::Nobody,

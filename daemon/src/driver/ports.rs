@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use laxity_policy::config::InvalidConfig;
 use laxity_policy::link::Link;
-use laxity_policy::{FlowSpec, LinkConfig, Permit, Span, Stage, Time};
+use laxity_policy::{Event, FlowSpec, LinkConfig, Permit, Span, Stage, Time};
 
 use super::credit::{PortCredit, alone_bytes};
+use super::would::Would;
 use crate::clients::{Client, RecordOrigin};
 use crate::config::Config;
 use crate::stats::{PortCounters, PortResidual, PortSnapshot, PortUse};
@@ -16,6 +17,8 @@ use crate::stats::{PortCounters, PortResidual, PortSnapshot, PortUse};
 pub struct Port {
     /// The link.
     pub link: Link,
+    /// What enforcing would have done to observed flows, from the first of them on.
+    would: Option<Box<Would>>,
     /// The counters.
     pub counters: PortCounters,
     /// Whether an event happened since `poll_action` returned `None`.
@@ -61,6 +64,7 @@ pub fn ports(config: &Config) -> Result<Vec<Port>, InvalidConfig> {
         for direction in ["egress", "ingress"] {
             ports.push(Port {
                 link: Link::new(config.link(nic))?,
+                would: None,
                 counters: PortCounters::default(),
                 dirty: false,
                 due: Time::NEVER,
@@ -104,6 +108,10 @@ impl Port {
     /// A field is out of range. The old configuration stays in force.
     pub fn configure(&mut self, now: Time, config: LinkConfig) -> Result<(), InvalidConfig> {
         self.dirty = true;
+        if *self.link.config() != config {
+            // A simulation of other settings begins anew with the next flow.
+            self.would = None;
+        }
         self.configured = (config.rate, config.window_bytes);
         self.link.set_config(now, config)
     }
@@ -119,7 +127,11 @@ impl Port {
         }
         let scaled = u128::from(window) * u128::from(rate) / u128::from(most.max(1));
         let least = self.link.config().chunk_bytes.saturating_mul(2).min(window);
-        self.link.set_capacity(now, rate, (scaled as u64).max(least));
+        let window = (scaled as u64).max(least);
+        self.link.set_capacity(now, rate, window);
+        if let Some(would) = &mut self.would {
+            would.set_capacity(now, rate, window);
+        }
         self.dirty = true;
         true
     }
@@ -135,6 +147,26 @@ impl Port {
             rate: self.configured.0,
             permitted_bytes: permitted.max(completed).saturating_add(unspent),
             in_flight_bytes: self.link.in_flight_bytes().saturating_add(unspent),
+        }
+    }
+
+    /// Tells the link of a hint.
+    pub fn hint(&mut self, now: Time, event: Event) {
+        if let Some(would) = &mut self.would {
+            would.hint(now, &event);
+        }
+        self.link.handle(now, event);
+        self.dirty = true;
+    }
+
+    /// Counts what enforcing would have done to a flow that was sent without a permit.
+    pub fn observed(&mut self, now: Time, spec: &FlowSpec) {
+        if self.would.is_none() {
+            // The link has the same configuration, so it is valid.
+            self.would = Would::new(self.link.config().clone()).ok().map(Box::new);
+        }
+        if let Some(would) = &mut self.would {
+            would.flow(now, spec);
         }
     }
 
@@ -238,7 +270,7 @@ impl Port {
 
     /// Returns the port's part of a snapshot.
     #[must_use]
-    pub fn snapshot(&self) -> PortSnapshot {
+    pub fn snapshot(&mut self, now: Time) -> PortSnapshot {
         let config = self.link.config();
         PortSnapshot {
             nic: self.nic,
@@ -251,6 +283,7 @@ impl Port {
             levels: config.levels,
             link: self.link.snapshot(),
             counters: self.counters.clone(),
+            would: self.would.as_mut().map(|would| would.minutes(now)).unwrap_or_default(),
         }
     }
 }

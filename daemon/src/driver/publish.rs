@@ -1,6 +1,6 @@
 //! Making and publishing a snapshot.
 
-use super::{Driver, ports};
+use super::Driver;
 use crate::stats::Snapshot;
 
 impl Driver {
@@ -16,6 +16,7 @@ impl Driver {
             clients.push(client.snapshot());
         }
         clients.sort_unstable_by_key(|client| client.id);
+        let now = intake.now;
         self.publisher.publish(Snapshot {
             at: intake.now,
             mode: self.config.mode,
@@ -24,7 +25,7 @@ impl Driver {
             bypass: intake.bypass,
             dscp: self.config.dscp_by_row(),
             sl: self.config.sl_by_row(),
-            ports: intake.ports.iter().map(ports::Port::snapshot).collect(),
+            ports: intake.ports.iter_mut().map(|port| port.snapshot(now)).collect(),
             clients,
             all_clients,
             scheduler: intake.counters,

@@ -149,6 +149,14 @@ impl ControlClient {
         self.message(&Request::Bypass { on })
     }
 
+    /// Changes the mode until the next reload or restart, and returns the daemon's text about it.
+    ///
+    /// # Errors
+    /// As [`Self::call`].
+    pub fn set_mode(&mut self, mode: &str) -> Result<String, ControlError> {
+        self.message(&Request::SetMode { mode: mode.to_owned() })
+    }
+
     /// Makes the daemon read its configuration again and returns the daemon's text about it.
     ///
     /// # Errors

@@ -17,5 +17,5 @@ pub use client::{ControlClient, ControlError};
 pub use control::{Envelope, Request, Response};
 pub use status::{
     ClientStatus, ClusterStatus, DistrustedOwner, LevelStatus, PermittedBytes, PortStatus,
-    RefusalStatus, SchedulerStatus, StageStatus, Status, Totals, WaitStatus,
+    RefusalStatus, SchedulerStatus, StageStatus, Status, Totals, WaitStatus, WouldStatus,
 };

@@ -224,6 +224,36 @@ pub struct PortStatus {
     pub promotions: u64,
     /// Moves of a waiting flow to the scavenger.
     pub demotions: u64,
+    /// What enforcing would have done to flows that were only observed: the minutes with such
+    /// flows of the last hour, the latest last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub would: Vec<WouldStatus>,
+}
+
+/// What enforcing would have done to the flows of one minute, by a simulation with the port's
+/// rate, window and policy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WouldStatus {
+    /// How many minutes ago the minute began, rounded down. 0 is the current one.
+    pub minutes_ago: u64,
+    /// Flows that were observed.
+    pub flows: u64,
+    /// Bytes that were observed.
+    pub bytes: u64,
+    /// Flows that would have waited.
+    pub delayed_flows: u64,
+    /// Bytes of those flows.
+    pub delayed_bytes: u64,
+    /// The sum of their waits in nanoseconds.
+    pub delay_ns: u64,
+    /// Collectives that would have overtaken flows of other stages.
+    pub collectives_ahead: u64,
+    /// Moves of a waiting flow to a higher level.
+    pub promotions: u64,
+    /// Flows of pruned requests, which would have been served last.
+    pub pruned_flows: u64,
+    /// Flows whose fate is unknown, because too many waited.
+    pub lost_flows: u64,
 }
 
 /// The state of one level of one port.

@@ -61,6 +61,15 @@ pub(crate) struct BypassArgs {
     endpoint: Endpoint,
 }
 
+/// Arguments of `laxity enforce`.
+#[derive(Args)]
+pub(crate) struct EnforceArgs {
+    /// `on` makes clients wait for permits from now on; `off` only observes them
+    state: Switch,
+    #[command(flatten)]
+    endpoint: Endpoint,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Switch {
     On,
@@ -76,6 +85,12 @@ pub(crate) fn status(args: &StatusArgs) -> Result<(), HostError> {
 pub(crate) fn bypass(args: &BypassArgs) -> Result<(), HostError> {
     let words = args.endpoint.connect()?.bypass(args.state == Switch::On)?;
     Ok(say(words)?)
+}
+
+pub(crate) fn enforce(args: &EnforceArgs) -> Result<(), HostError> {
+    let mode = if args.state == Switch::On { "enforce" } else { "observe" };
+    let words = args.endpoint.connect()?.set_mode(mode)?;
+    Ok(say(format!("{words}; to keep it, set mode = \"{mode}\" in the configuration of laxityd"))?)
 }
 
 pub(crate) fn reload(endpoint: &Endpoint) -> Result<(), HostError> {

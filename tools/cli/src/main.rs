@@ -12,6 +12,7 @@ mod doctor;
 mod external;
 mod host;
 mod levels;
+mod observe;
 mod profiles;
 mod registration;
 mod run;
@@ -55,6 +56,11 @@ enum Command {
     Status(host::StatusArgs),
     /// Stop scheduling on this host at once (`on`), or start it again (`off`)
     Bypass(host::BypassArgs),
+    /// Schedule what is sent (`on`), or only observe it (`off`), until a reload or restart
+    Enforce(host::EnforceArgs),
+    /// Show what enforcing would have done, while the daemon only observes
+    #[command(subcommand, after_long_help = observe::HELP)]
+    Observe(observe::ObserveCommand),
     /// Ask the daemon to read its configuration again (as SIGHUP does)
     Reload(host::Endpoint),
     /// Follow jobs, clients, stages, levels and ports on a screen, and why they wait
@@ -113,6 +119,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Status(args) => host::status(&args)?,
         Command::Bypass(args) => host::bypass(&args)?,
+        Command::Enforce(args) => host::enforce(&args)?,
+        Command::Observe(command) => observe::observe(&command)?,
         Command::Reload(endpoint) => host::reload(&endpoint)?,
         Command::Run(args) => return Ok(run::run(&args)),
         Command::Doctor(args) => return Ok(doctor::doctor(&args)?),

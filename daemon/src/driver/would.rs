@@ -1,0 +1,298 @@
+//! What enforcing would have done to the flows of a port that were only observed.
+//!
+//! A second [`Link`] gets the observed flows and the hints. Its permits go nowhere: the bytes are
+//! taken to leave one after another at the configured rate of the port, and complete then. So this
+//! is a simulation, fed by the real arrivals. It departs from reality in three ways: senders would
+//! have submitted later if earlier flows had been delayed, a receiver or a switch may be slower
+//! than the port, and fetches are not held for other hosts.
+//!
+//! Time passes here only when something happens on the port, or when somebody looks. Flows have ids
+//! of their own, because a flow may end here later than in reality.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+use laxity_policy::config::InvalidConfig;
+use laxity_policy::link::Link;
+use laxity_policy::{Action, Event, FlowId, FlowSpec, Level, LinkConfig, Span, Stage, Time};
+
+/// Minutes that are remembered.
+const MINUTES_MAX: usize = 60;
+const MINUTE: u64 = 60_000_000_000;
+/// Most flows that wait here. More means that the port is faster than its configured rate.
+const WAITING_MAX: usize = 65_536;
+/// Most steps at once, so that the scheduler's thread is never kept for long.
+const STEPS_MAX: usize = 10_000;
+/// The shortest time between two looks at the link without an event.
+const LOOK_MIN: Span = Span::from_micros(10);
+
+/// What enforcing would have done in one minute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Minute {
+    /// The number of the minute, from the clock's beginning.
+    pub number: u64,
+    /// Flows that were observed.
+    pub flows: u64,
+    /// Bytes that were observed.
+    pub bytes: u64,
+    /// Flows that would have waited.
+    pub delayed_flows: u64,
+    /// Bytes of those flows.
+    pub delayed_bytes: u64,
+    /// The sum of their waits, in ns.
+    pub delay_ns: u64,
+    /// Collectives that would have overtaken flows of other stages.
+    pub collectives_ahead: u64,
+    /// Moves of a waiting flow to a higher level.
+    pub promotions: u64,
+    /// Flows of pruned requests, which would have been served last.
+    pub pruned_flows: u64,
+    /// Flows whose fate is unknown, because more waited than are simulated.
+    pub lost_flows: u64,
+}
+
+impl Minute {
+    /// Returns the number of the minute at a time.
+    #[must_use]
+    pub const fn number_at(at: Time) -> u64 {
+        at.0 / MINUTE
+    }
+}
+
+/// A flow without a permit.
+#[derive(Debug)]
+struct Waiting {
+    since: Time,
+    bytes: u64,
+    stage: Stage,
+}
+
+/// The simulation of one port.
+#[derive(Debug)]
+pub struct Would {
+    link: Link,
+    next: u64,
+    waiting: HashMap<FlowId, Waiting>,
+    /// Waiting flows that are no collectives, in the order of arrival.
+    others: BTreeSet<FlowId>,
+    /// Permitted bytes, by the time when they have left.
+    wire: VecDeque<(Time, FlowId, u64)>,
+    /// The time up to which the link has seen everything.
+    seen: Time,
+    /// Promotions before the latest minute.
+    promotions: u64,
+    minutes: VecDeque<Minute>,
+}
+
+impl Would {
+    /// Makes a simulation of a port without flows.
+    ///
+    /// # Errors
+    /// A field of the configuration is out of range.
+    pub fn new(config: LinkConfig) -> Result<Self, InvalidConfig> {
+        Ok(Self {
+            link: Link::new(config)?,
+            next: 1,
+            waiting: HashMap::new(),
+            others: BTreeSet::new(),
+            wire: VecDeque::new(),
+            seen: Time::ZERO,
+            promotions: 0,
+            minutes: VecDeque::new(),
+        })
+    }
+
+    /// Takes the capacity that others leave, as the real link does.
+    pub fn set_capacity(&mut self, now: Time, rate: u64, window_bytes: u64) {
+        self.advance(now);
+        self.link.set_capacity(now, rate, window_bytes);
+        self.serve(now);
+    }
+
+    /// Takes a hint that the real link gets.
+    pub fn hint(&mut self, now: Time, event: &Event) {
+        self.advance(now);
+        self.link.handle(now, event.clone());
+        self.serve(now);
+    }
+
+    /// Takes a flow that was sent without a permit.
+    pub fn flow(&mut self, now: Time, spec: &FlowSpec) {
+        self.advance(now);
+        let is_lost = self.waiting.len() >= WAITING_MAX;
+        let minute = self.minute(now);
+        minute.flows += 1;
+        minute.bytes += spec.bytes;
+        minute.lost_flows += u64::from(is_lost);
+        if is_lost {
+            return;
+        }
+        let flow = FlowId(self.next);
+        self.next += 1;
+        let (bytes, stage) = (spec.bytes, spec.stage);
+        self.waiting.insert(flow, Waiting { since: now, bytes, stage });
+        if stage != Stage::Collective {
+            self.others.insert(flow);
+        }
+        self.link.handle(now, Event::FlowArrived(FlowSpec { flow, ..*spec }));
+        self.serve(now);
+    }
+
+    /// Returns the minutes in which something happened, the latest last.
+    pub fn minutes(&mut self, now: Time) -> Vec<Minute> {
+        self.advance(now);
+        let mut minutes: Vec<Minute> = self.minutes.iter().copied().collect();
+        if let Some(last) = minutes.last_mut() {
+            last.promotions = self.link.snapshot().promotions - self.promotions;
+        }
+        minutes
+    }
+
+    fn minute(&mut self, at: Time) -> &mut Minute {
+        let number = Minute::number_at(at);
+        if self.minutes.back().is_none_or(|minute| minute.number < number) {
+            let promotions = self.link.snapshot().promotions;
+            if let Some(last) = self.minutes.back_mut() {
+                last.promotions = promotions - self.promotions;
+            }
+            self.promotions = promotions;
+            if self.minutes.len() == MINUTES_MAX {
+                self.minutes.pop_front();
+            }
+            self.minutes.push_back(Minute { number, ..Minute::default() });
+        }
+        let last = self.minutes.len() - 1;
+        &mut self.minutes[last]
+    }
+
+    /// Lets everything happen that is due before `now`.
+    fn advance(&mut self, now: Time) {
+        for _ in 0..STEPS_MAX {
+            let landing = self.wire.front().map(|(at, ..)| *at);
+            let look = match self.waiting.is_empty() {
+                true => None,
+                false => self.link.next_deadline().map(|at| at.max(self.seen + LOOK_MIN)),
+            };
+            let Some(at) = landing.into_iter().chain(look).min().filter(|at| *at <= now) else {
+                break;
+            };
+            while let Some(&(landed, flow, bytes)) = self.wire.front()
+                && landed <= at
+            {
+                self.wire.pop_front();
+                self.link.handle(at, Event::BytesCompleted { flow, bytes });
+            }
+            self.serve(at);
+        }
+        self.seen = self.seen.max(now);
+    }
+
+    /// Puts on the wire what the link permits.
+    fn serve(&mut self, at: Time) {
+        self.seen = self.seen.max(at);
+        while let Some(action) = self.link.poll_action(at) {
+            let Action::Permit { flow, bytes, level, .. } = action else { continue };
+            let free = self.wire.back().map_or(at, |(left, ..)| (*left).max(at));
+            let left = free + Span::transfer(bytes, self.link.config().rate);
+            self.wire.push_back((left, flow, bytes));
+            if let Some(waited) = self.waiting.remove(&flow) {
+                self.first_permit(at, flow, &waited, level);
+            }
+        }
+    }
+
+    fn first_permit(&mut self, at: Time, flow: FlowId, waited: &Waiting, level: Level) {
+        self.others.remove(&flow);
+        let overtakes = waited.stage == Stage::Collective
+            && self.others.first().is_some_and(|first| *first < flow);
+        let is_low = matches!(waited.stage, Stage::Weights | Stage::Background);
+        let delay = at.since(waited.since);
+        let minute = self.minute(at);
+        minute.collectives_ahead += u64::from(overtakes);
+        minute.pruned_flows += u64::from(level == Level::SCAVENGER && !is_low);
+        if delay.0 > 0 {
+            minute.delayed_flows += 1;
+            minute.delayed_bytes += waited.bytes;
+            minute.delay_ns += delay.0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// A port of 1 GB/s with a window of 4 MiB, so that 1 MiB takes about 1 ms.
+    fn would() -> Would {
+        let config = LinkConfig {
+            rate: 1_000_000_000,
+            chunk_bytes: MIB,
+            window_bytes: 4 * MIB,
+            ..LinkConfig::default()
+        };
+        Would::new(config).expect("a configuration")
+    }
+
+    fn at_ms(ms: u64) -> Time {
+        Time::ZERO + Span::from_millis(ms)
+    }
+
+    fn spec(stage: Stage, bytes: u64) -> FlowSpec {
+        FlowSpec::anonymous(FlowId(0), stage, bytes)
+    }
+
+    fn sum(would: &mut Would) -> Minute {
+        let mut sum = Minute::default();
+        for minute in would.minutes(Time::ZERO) {
+            sum.flows += minute.flows;
+            sum.delayed_flows += minute.delayed_flows;
+            sum.delay_ns += minute.delay_ns;
+            sum.collectives_ahead += minute.collectives_ahead;
+        }
+        sum
+    }
+
+    #[test]
+    fn flows_that_fit_the_window_would_not_have_waited() {
+        let mut would = would();
+        for ms in 0..50 {
+            would.flow(at_ms(ms * 10), &spec(Stage::P2d, MIB));
+        }
+        let sum = sum(&mut would);
+        assert_eq!((sum.flows, sum.delayed_flows, sum.collectives_ahead), (50, 0, 0));
+    }
+
+    #[test]
+    fn a_collective_would_have_overtaken_what_waits_for_the_window() {
+        let mut would = would();
+        for _ in 0..40 {
+            would.flow(at_ms(1), &spec(Stage::P2d, MIB));
+        }
+        would.flow(at_ms(2), &spec(Stage::Collective, MIB / 4));
+        would.advance(at_ms(1000));
+        let sum = sum(&mut would);
+        assert_eq!((sum.flows, sum.collectives_ahead), (41, 1));
+        assert!(sum.delayed_flows >= 36, "all beyond the window: {sum:?}");
+        // The last of 40 MiB leaves after 42 ms, so the mean wait is about half of that.
+        let mean_ms = sum.delay_ns / sum.delayed_flows / 1_000_000;
+        assert!((10..=30).contains(&mean_ms), "{mean_ms} ms");
+        assert!(would.waiting.is_empty() && would.others.is_empty() && would.wire.is_empty());
+    }
+
+    #[test]
+    fn an_hour_is_remembered_and_what_waits_is_bounded() {
+        let mut would = would();
+        for minute in 0..70 {
+            would.flow(Time(minute * MINUTE), &spec(Stage::P2d, 1));
+        }
+        let numbers: Vec<u64> =
+            would.minutes(Time::ZERO).iter().map(|minute| minute.number).collect();
+        assert_eq!((numbers.len(), numbers[0], numbers[59]), (MINUTES_MAX, 10, 69));
+        for _ in 0..WAITING_MAX + 100 {
+            would.flow(Time(70 * MINUTE), &spec(Stage::P2d, MIB));
+        }
+        assert!(would.waiting.len() <= WAITING_MAX);
+        assert!(would.minutes(Time::ZERO).last().is_some_and(|minute| minute.lost_flows > 0));
+    }
+}
