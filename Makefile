@@ -145,6 +145,15 @@ fuzz: setup ## arbitrary bytes at everything that takes some, each target for FU
 verbs: lab setup-verbs ## unmodified RDMA programs under the scheduler, in the SoftRoCE lab: a table and JSON
 	$(TARGET)/release/laxity lab verbs --keep-going --json lab-verbs.json
 
+FAULTS ?= 100000
+SEED ?= 1
+
+.PHONY: faults
+faults: lab ## FAULTS (100000) faults of SEED (1) to a real daemon and its clients; goes on where it was cut off
+	@mkdir -p "$(TARGET)/faults"
+	$(TARGET)/release/laxity lab faults --faults $(FAULTS) --seed $(SEED) --failures "$(TARGET)/faults" \
+		--state "$(TARGET)/faults/state-$(SEED).json" --json "$(TARGET)/faults/report-$(SEED).json"
+
 MDBOOK := $(or $(shell command -v mdbook),$(TARGET)/tools/bin/mdbook)
 
 .PHONY: docs

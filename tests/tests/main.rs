@@ -5,6 +5,7 @@
 
 mod access;
 mod ahead;
+mod campaign;
 mod certificates;
 mod circles;
 mod command_line;

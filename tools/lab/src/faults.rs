@@ -7,8 +7,7 @@ use std::process::ExitCode;
 use clap::Args;
 use laxity_cli::output::{self, say};
 use laxity_rig::error::LabError;
-use laxity_rig::faults::{self, Campaign, Plant, Report, Setting, table};
-use laxity_rig::probe::{CannotRun, find_daemon};
+use laxity_rig::faults::{self, Campaign, Plant, Report, Setting, page, table};
 
 use crate::error::CommandError;
 
@@ -17,11 +16,12 @@ const REPLAYS: u32 = 5;
 
 pub(crate) const HELP: &str = "\
 Each round starts a laxityd with a private socket, and workers that send numbered transfers whose
-bytes are known. Faults of the seed then happen to the daemon and the workers, many at a time. An
-oracle outside of them checks that each transfer completes once, in its order and with its bytes, or
-with the error that the fault must give, and that no permit takes longer than 500 ms. After a round,
-the daemon must have no client, no flow, no byte and no more descriptors than at its start.
-No privileges, namespaces or RDMA devices are needed.
+bytes are known: on the client library, on the C interface, and on the NCCL plugin over TCP. Faults
+of the seed then happen to the daemon and the workers, many at a time. An oracle outside of them
+checks that each transfer completes once, in its order and with its bytes, or with the error that
+the fault must give, and that no permit takes longer than 500 ms. After a round, the daemon must
+have no client, no flow, no byte and no more descriptors than at its start. No privileges,
+namespaces or RDMA devices are needed.
 
 If something is wrong, the command prints the seed and the round, drops faults while the rest still
 fails, and writes what is left into --failures. A schedule names times, and processes don't run
@@ -61,6 +61,9 @@ pub(crate) struct FaultsArgs {
     /// Write the report as JSON. With `-` it goes to standard output, the table to standard error
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Write the report as a page in Markdown
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
     /// Show no progress
     #[arg(long, short)]
     quiet: bool,
@@ -74,12 +77,13 @@ fn plant(name: &str) -> Result<Plant, String> {
 }
 
 pub(crate) fn run(args: &FaultsArgs) -> Result<ExitCode, CommandError> {
-    if let Some(path) = args.json.as_deref().filter(|path| path.as_os_str() != "-") {
+    for path in [&args.json, &args.report].into_iter().flatten().filter(|p| p.as_os_str() != "-") {
         output::check(path)?;
     }
-    let laxityd = find_daemon(args.laxityd.as_ref())
-        .map_err(|lack| LabError::CannotRun(CannotRun(vec![lack])))?;
-    let setting = Setting { laxityd, plant: args.plant };
+    let setting = Setting::find(args.laxityd.as_ref(), args.plant).map_err(LabError::CannotRun)?;
+    for path in setting.left_out() {
+        eprintln!("laxity: left out: {path}");
+    }
     let report = match &args.replay {
         Some(file) => faults::replay(&setting, file, REPLAYS)?,
         None => {
@@ -101,6 +105,9 @@ pub(crate) fn run(args: &FaultsArgs) -> Result<ExitCode, CommandError> {
 
 fn publish(args: &FaultsArgs, report: &Report) -> Result<(), CommandError> {
     let table = table(report);
+    if let Some(path) = &args.report {
+        output::replace(path, page(report).as_bytes())?;
+    }
     if args.json.as_deref() == Some(Path::new("-")) {
         say(output::json(report)?)?;
         eprintln!("{table}");

@@ -9,23 +9,28 @@
 //! `docs/faults.md` says what is checked and what the bounds are.
 
 mod campaign;
+mod cast;
+mod client;
 mod daemon;
 mod frame;
+mod hostile;
+mod nccl;
 mod oracle;
 mod report;
 mod round;
 mod schedule;
+mod task;
 mod worker;
 
 use std::ffi::OsString;
 use std::path::Path;
 
 pub use campaign::{Campaign, Failure, Report, replay, run};
+pub use cast::Setting;
 pub use oracle::Counts;
-pub use report::table;
-pub use round::Setting;
+pub use report::{page, table};
 pub use schedule::{Fault, Kind, Schedule};
-pub use worker::Plant;
+pub use task::Plant;
 
 use crate::error::LabError;
 

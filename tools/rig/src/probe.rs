@@ -173,6 +173,12 @@ pub fn find_nccl_plugin(config: &LabConfig) -> Result<PathBuf, Lack> {
     })
 }
 
+/// Finds one of Laxity's libraries next to this program or where it is installed.
+#[must_use]
+pub fn find_library(name: &str) -> Option<PathBuf> {
+    plugin_folders().into_iter().map(|folder| folder.join(name)).find(|file| file.is_file())
+}
+
 /// Returns the folders that may have Laxity's libraries, most likely first.
 fn plugin_folders() -> Vec<PathBuf> {
     let multiarch = format!("{}-linux-gnu", std::env::consts::ARCH);

@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::{Deserialize, Serialize};
 
+use super::cast::Setting;
 use super::oracle::Counts;
-use super::round::{self, Outcome, Setting};
+use super::round::{self, Outcome};
 use super::schedule::{ROUND_FAULTS, Schedule, shrink};
 use crate::error::LabError;
 
@@ -77,6 +78,8 @@ pub struct Report {
     pub seconds: f64,
     /// Rounds that are finished.
     pub rounds: u64,
+    /// Number of the first round that no job has taken. One that was cut off is not played again.
+    pub next_round: u64,
     /// The rounds that went wrong, and the files with their schedules.
     pub failures: Vec<(PathBuf, Failure)>,
 }
@@ -157,8 +160,7 @@ pub fn run(
     bar.set_position(report.faults);
     bar.reset_eta();
     let (began, before_s) = (Instant::now(), report.seconds);
-    let next = AtomicU64::new(report.rounds);
-    // Rounds are kept in a row, so that a state names all finished ones by their number.
+    let next = AtomicU64::new(report.next_round);
     let planned = AtomicU64::new(report.faults);
     let wrong = AtomicBool::new(false);
     let found: Mutex<Vec<(u64, Schedule, Outcome)>> = Mutex::default();
@@ -176,6 +178,7 @@ pub fn run(
             let outcome = round::play(&campaign.setting, &schedule)?;
             let mut report = lock(&shared);
             report.add(&outcome);
+            report.next_round = report.next_round.max(number + 1);
             report.seconds = before_s + began.elapsed().as_secs_f64();
             bar.set_position(report.faults);
             if let Some(violation) = outcome.violations.first() {
@@ -203,10 +206,11 @@ pub fn run(
     if let Some(error) = lock(&error).take() {
         return Err(error);
     }
-    for (number, schedule, outcome) in lock(&found).drain(..) {
-        let failure = shrunk(campaign, number, &schedule, outcome, &tell)?;
-        report.violations += 1;
-        report.failures.push(failure);
+    let mut found = std::mem::take(&mut *lock(&found)).into_iter();
+    report.violations += found.len() as u64;
+    // Jobs end together, and shrinking takes a while. So only the first is shrunk.
+    if let Some((number, schedule, outcome)) = found.next() {
+        report.failures.push(shrunk(campaign, number, &schedule, outcome, &tell)?);
     }
     Ok(report)
 }

@@ -31,7 +31,13 @@ pub(super) struct Daemon {
     child: Option<Child>,
     /// Whether a signal of ours ends the process, so that its end is no violation.
     doomed: bool,
-    pub(super) policy: String,
+    pub(super) policy: &'static str,
+    pub(super) mode: &'static str,
+    pub(super) window_kib: u64,
+    /// Whether the next daemon's log has no room.
+    pub(super) log_is_full: bool,
+    /// The limit of open files before [`Self::limit_descriptors`].
+    limit: Option<String>,
 }
 
 impl Daemon {
@@ -41,9 +47,13 @@ impl Daemon {
             folder: folder.to_owned(),
             child: None,
             doomed: false,
-            policy: "laxity".to_owned(),
+            policy: "laxity",
+            mode: "enforce",
+            window_kib: 64,
+            log_is_full: false,
+            limit: None,
         };
-        daemon.configure("")?;
+        daemon.configure()?;
         Ok(daemon)
     }
 
@@ -59,31 +69,53 @@ impl Daemon {
         self.folder.join("laxityd.log")
     }
 
-    /// Writes the configuration, with `extra` lines before its tables. The window is a few chunks,
-    /// so that flows wait.
-    pub(super) fn configure(&self, extra: &str) -> Result<(), LabError> {
-        let text = format!(
-            "socket = {:?}\ncontrol = {:?}\nmetrics = \"\"\nlog = \"warn\"\npolicy = {:?}\n{extra}\n\
-             [access]\nanyone = true\n[scheduler]\nspin_us = 0\nlanes = 16\nslots = 64\n\
-             [[nic]]\nname = \"test\"\nrate = \"1Gbit\"\nchunk = \"16KiB\"\nwindow = \"64KiB\"\n",
+    fn file(&self) -> PathBuf {
+        self.folder.join("laxityd.toml")
+    }
+
+    fn text(&self) -> String {
+        format!(
+            "socket = {:?}\ncontrol = {:?}\nmetrics = \"\"\nlog = \"warn\"\nmode = {:?}\n\
+             policy = {:?}\n[access]\nanyone = true\n[scheduler]\nspin_us = 0\nlanes = 16\n\
+             slots = 64\n[[nic]]\nname = \"test\"\nrate = \"1Gbit\"\nchunk = \"16KiB\"\n\
+             window = \"{}KiB\"\n",
             self.socket(),
             self.control(),
-            self.policy
-        );
-        let file = self.folder.join("laxityd.toml");
-        fs::write(&file, text).map_err(LabError::file("writing", &file))
+            self.mode,
+            self.policy,
+            self.window_kib
+        )
+    }
+
+    /// Writes the configuration. The window is a few chunks, so that flows wait.
+    pub(super) fn configure(&self) -> Result<(), LabError> {
+        fs::write(self.file(), self.text()).map_err(LabError::file("writing", &self.file()))
+    }
+
+    /// Writes a configuration that is wrong in one of several ways.
+    pub(super) fn break_configuration(&self, choice: u64) -> Result<(), LabError> {
+        let text = self.text();
+        let broken = match choice % 4 {
+            0 => text[..text.len() / 2].to_owned() + "\n[[nic",
+            1 => format!("{text}rate = 7\n"),
+            2 => text.replace("1Gbit", "fast"),
+            _ => "\0".repeat(100),
+        };
+        fs::write(self.file(), broken).map_err(LabError::file("writing", &self.file()))
     }
 
     /// Starts the program without waiting for it.
     pub(super) fn launch(&mut self) -> Result<(), LabError> {
-        let log = self.log();
+        let log = if self.log_is_full { PathBuf::from("/dev/full") } else { self.log() };
+        self.log_is_full = false;
+        self.limit = None;
         let open = File::options().create(true).append(true).open(&log);
         let log = open.map_err(LabError::file("opening", &log))?;
         let errors = log.try_clone().map_err(LabError::system("sharing the log of laxityd"))?;
         let child = sandbox::internal("faults-daemon")
             .arg(&self.program)
             .arg("--config")
-            .arg(self.folder.join("laxityd.toml"))
+            .arg(self.file())
             .stdin(Stdio::null())
             .stdout(log)
             .stderr(errors)
@@ -162,6 +194,36 @@ impl Daemon {
 
     pub(super) fn status(&mut self) -> Result<Status, String> {
         self.ask(ControlClient::status)
+    }
+
+    /// Takes all descriptors from the daemon that it does not use yet. Returns what is wrong.
+    pub(super) fn limit_descriptors(&mut self) -> Option<String> {
+        let (open, _) = self.size()?;
+        let limits = fs::read_to_string(format!("/proc/{}/limits", self.pid()?)).ok()?;
+        let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+        if self.limit.is_none() {
+            self.limit = line.split_whitespace().next().map(str::to_owned);
+        }
+        self.set_limit(&(open + 1).to_string())
+    }
+
+    /// Gives the descriptors back.
+    pub(super) fn give_descriptors(&mut self) {
+        if let Some(limit) = self.limit.take() {
+            // A daemon that has ended has no limit.
+            let _ = self.set_limit(&limit);
+        }
+    }
+
+    fn set_limit(&self, limit: &str) -> Option<String> {
+        let pid = self.pid()?.to_string();
+        let limit = format!("--nofile={limit}:");
+        let output = Command::new("prlimit").args(["--pid", &pid, &limit]).output();
+        match output {
+            Ok(output) if output.status.success() => None,
+            Ok(output) => Some(String::from_utf8_lossy(&output.stderr).into_owned()),
+            Err(error) => Some(format!("prlimit (util-linux) can't be started: {error}")),
+        }
     }
 
     /// Returns the open descriptors and the resident memory in KiB.

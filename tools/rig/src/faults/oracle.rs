@@ -19,6 +19,9 @@ pub(super) const WAIT_MAX: Duration = Duration::from_millis(500);
 /// Longest share of a stop of the daemon that a wait may contain: the stall timeout and one sleep.
 const STOP_EXCUSES: u64 = 125_000_000;
 
+/// The first number of queues that a fault may end early.
+const LOST_QUEUES: u32 = 1000;
+
 /// What was moved and checked.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Counts {
@@ -53,6 +56,7 @@ struct Queue {
     /// Open transfers by number: bytes in all, and bytes that came.
     open: BTreeMap<u64, (u64, u64)>,
     ended: bool,
+    abandoned: bool,
 }
 
 impl Queue {
@@ -129,6 +133,7 @@ impl Queue {
             }
             Frame::Abandoned { .. } => {
                 self.ended = true;
+                self.abandoned = true;
                 return Ok(std::mem::take(&mut self.open).len() as u64);
             }
             Frame::Waited { .. } | Frame::Counted { .. } => {}
@@ -201,6 +206,11 @@ impl Oracle {
         }
     }
 
+    /// Reports whether a worker has told of a transfer.
+    pub(super) fn has_begun(&self, worker: usize) -> bool {
+        self.queues.keys().any(|(of, _)| *of == worker)
+    }
+
     /// Forgets the open transfers of a worker that was killed.
     pub(super) fn killed(&mut self, worker: usize) {
         let counts = self.counts.entry(self.paths[worker].to_owned()).or_default();
@@ -211,10 +221,14 @@ impl Oracle {
         }
     }
 
-    /// Blames a worker that ended by itself while it had queues that had not.
+    /// Blames a worker that was not killed, and ended before its own queues did. The queues of its
+    /// threads and children that a fault ends have numbers from [`LOST_QUEUES`] on.
     pub(super) fn ended(&mut self, worker: usize) {
-        let of_it = self.queues.iter().filter(|((of, _), queue)| *of == worker && !queue.ended);
-        if of_it.count() > 0 {
+        let early = self.queues.iter().any(|((of, number), queue)| {
+            let is_own = *number < LOST_QUEUES;
+            *of == worker && (!queue.ended || (queue.abandoned && is_own))
+        });
+        if early {
             let path = self.paths[worker];
             self.blame(format!("{path}: worker {worker} ended before its queues did"));
         }
@@ -323,5 +337,11 @@ mod tests {
         assert!(oracle.violations.is_empty());
         oracle.ended(ended);
         assert_eq!(oracle.violations.len(), 1);
+        for (queue, wrong) in [(1001, 1), (0, 2)] {
+            let worker = oracle.add("nccl");
+            oracle.take(worker, &Frame::Abandoned { queue });
+            oracle.ended(worker);
+            assert_eq!(oracle.violations.len(), wrong, "queue {queue}");
+        }
     }
 }

@@ -30,12 +30,15 @@ const PATHS: [&str; 6] =
 
 fn paths(report: &Report) -> Vec<Vec<String>> {
     let rows = report.by_path.iter().map(|(path, counts)| {
+        // NCCL's workers don't tell what the plugin counted.
+        let is_counted = counts.scheduled_bytes + counts.bypassed_bytes > 0;
+        let counted = |bytes| if is_counted { mib(bytes) } else { "not counted".to_owned() };
         vec![
             path.clone(),
             counts.transfers.to_string(),
             mib(counts.bytes),
-            mib(counts.scheduled_bytes),
-            mib(counts.bypassed_bytes),
+            counted(counts.scheduled_bytes),
+            counted(counts.bypassed_bytes),
             counts.ended_by_fault.to_string(),
         ]
     });
@@ -74,4 +77,45 @@ pub fn table(report: &Report) -> String {
         );
     }
     text
+}
+
+fn markdown_table(header: &[&str], rows: &[Vec<String>]) -> String {
+    let line = |cells: &[String]| format!("| {} |\n", cells.join(" | "));
+    let header: Vec<String> = header.iter().map(|&cell| cell.to_owned()).collect();
+    let rule = format!("|{}\n", "---|".repeat(header.len()));
+    let rows: String = rows.iter().map(|row| line(row)).collect();
+    line(&header) + &rule + &rows
+}
+
+/// Returns the report as a page for `docs/results`.
+#[must_use]
+pub fn page(report: &Report) -> String {
+    let found = match report.failures.len() {
+        0 => "No round went wrong.".to_owned(),
+        _ => report.failures.iter().fold(String::new(), |text, (_, failure)| {
+            let kinds: Vec<_> = failure.schedule.faults.iter().map(|f| f.kind.name()).collect();
+            let what = failure.violations.first().map_or("", String::as_str);
+            text + &format!("* round {}: {what} ({})\n", failure.round, kinds.join(", "))
+        }),
+    };
+    format!(
+        "# A fault campaign\n\nThis page is the output of\n\n```sh\nlaxity lab faults --faults {} \
+         --seed {} --report docs/results/faults.md\n```\n\n[faults.md](../faults.md) says what is \
+         done and checked. The campaign did **{} faults** in {} rounds\nand {:.1} minutes. {} \
+         transfers completed, {} MiB were compared with what they have to be, and\n**{} rounds \
+         went wrong**. The longest wait for a permit was {} ms.\n\n## What was found\n\n{}\n\n\
+         ## Faults\n\n{}\n## Paths\n\n{}",
+        report.faults,
+        report.seed,
+        report.faults,
+        report.rounds,
+        report.seconds / 60.0,
+        report.transfers,
+        mib(report.bytes_checked),
+        report.violations,
+        report.longest_stall_ms,
+        found.trim_end(),
+        markdown_table(&["fault", "times"], &kinds(report)),
+        markdown_table(&PATHS, &paths(report)),
+    )
 }

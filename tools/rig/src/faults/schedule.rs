@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 /// Faults of a round.
 pub(super) const ROUND_FAULTS: u64 = 50;
 /// Most kinds of a round.
-const KINDS_MAX: usize = 6;
+const KINDS_MAX: usize = 8;
 /// Mean time between two faults.
 const GAP_MS: f64 = 22.0;
 
@@ -27,20 +27,50 @@ pub enum Kind {
     DaemonStopped,
     /// SIGTERM of the daemon. Another starts when it has gone.
     DaemonRestarted,
-    /// SIGKILL of a worker.
+    /// SIGKILL of a worker. Another starts.
     ClientKilled,
     /// SIGSTOP of a worker, and SIGCONT after `for_ms`.
     ClientStopped,
+    /// A worker forks beside threads that submit. In C the child sends with its parent's client.
+    ClientForked,
+    /// A thread of a worker ends that has flows in its lane.
+    ThreadLost,
+    /// A reload with another window.
+    Reloaded,
+    /// A reload of a file that is wrong, which the daemon has to refuse.
+    ReloadedBroken,
+    /// A reload with another policy.
+    PolicyChanged,
+    /// A reload with mode `off` or `observe`, and back after `for_ms`.
+    ModeChanged,
+    /// `laxity bypass on`, and off after `for_ms`.
+    Bypassed,
+    /// A hostile client for `for_ms`: garbage in its region, permits that it keeps, or lies.
+    Hostile,
+    /// For `for_ms`, the daemon can open no descriptor.
+    DescriptorsTaken,
+    /// SIGTERM of the daemon. The log of the next one is on a full disk.
+    LogFull,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 15] = [
         Self::DaemonKilled,
         Self::DaemonStopped,
         Self::DaemonRestarted,
         Self::ClientKilled,
         Self::ClientStopped,
+        Self::ClientForked,
+        Self::ThreadLost,
+        Self::Reloaded,
+        Self::ReloadedBroken,
+        Self::PolicyChanged,
+        Self::ModeChanged,
+        Self::Bypassed,
+        Self::Hostile,
+        Self::DescriptorsTaken,
+        Self::LogFull,
     ];
 
     /// Returns the name as in the report.

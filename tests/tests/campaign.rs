@@ -1,0 +1,79 @@
+//! Tests of fault campaigns: a slice of one, and that the oracle finds a bug that was planted.
+
+use std::path::Path;
+use std::process::Command;
+
+use laxity_tests::{Need, skip};
+use serde_json::Value;
+
+use crate::process::{Said, binary};
+
+fn campaign(folder: &Path, arguments: &[&str]) -> Said {
+    let mut command = Command::new(binary("laxity"));
+    command.args(["lab", "faults", "--quiet", "--json", "-", "--failures"]).arg(folder);
+    Said::of(command.args(arguments))
+}
+
+fn folder() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a folder")
+}
+
+#[test]
+fn hundreds_of_faults_in_combination_lose_nothing_on_any_path() {
+    let folder = folder();
+    let said = campaign(folder.path(), &["--faults", "1500", "--seed", "1"]);
+    if said.stderr.contains("left out") {
+        skip(Need::Machine, &said.stderr);
+    }
+    let report = said.good().json();
+    assert_eq!((report["faults"].as_u64(), report["violations"].as_u64()), (Some(1500), Some(0)));
+    assert!(report["by_kind"].as_object().is_some_and(|kinds| kinds.len() == 15), "{report}");
+    for (path, counts) in report["by_path"].as_object().expect("paths") {
+        let of = |name: &str| counts[name].as_u64().unwrap_or(0);
+        assert!(of("transfers") > 1000 && of("bytes") > 1 << 20, "{path}: {counts}");
+        // The plugin's workers count no bytes of the daemon.
+        let scheduled = of("scheduled_bytes") > 1 << 20 && of("bypassed_bytes") > 0;
+        assert!(
+            path == "nccl" || scheduled,
+            "{path} was not scheduled, or never lost it: {counts}"
+        );
+    }
+}
+
+/// Plants a bug and checks that it is found, shrunk and found again.
+fn is_found(plant: &str, what: &str) {
+    let folder = folder();
+    let said = campaign(folder.path(), &["--faults", "200", "--seed", "3", "--plant", plant]);
+    assert_eq!(said.status.code(), Some(1), "{plant}: {}", said.all());
+    let report = said.json();
+    let failure = &report["failures"][0];
+    let violations = failure[1]["violations"].to_string();
+    assert!(violations.contains(what), "{plant}: {violations}");
+    let left = failure[1]["schedule"]["faults"].as_array().map_or(usize::MAX, Vec::len);
+    assert!(left <= 5, "{plant}: {left} faults are left: {failure}");
+    let file = failure[0].as_str().expect("a path");
+    let again = campaign(folder.path(), &["--replay", file, "--plant", plant]);
+    assert_eq!(again.status.code(), Some(1), "{plant} again: {}", again.all());
+    let honest = campaign(folder.path(), &["--replay", file]).good().json();
+    assert_eq!(honest["failures"], Value::Array(Vec::new()), "without the bug nothing is wrong");
+}
+
+#[test]
+fn a_transfer_that_completes_twice_is_found_and_shrunk() {
+    is_found("twice", "after it was complete");
+}
+
+#[test]
+fn a_transfer_that_is_lost_is_found_and_shrunk() {
+    is_found("drop", "transfer");
+}
+
+#[test]
+fn two_transfers_that_change_places_are_found_and_shrunk() {
+    is_found("swap", "before transfer");
+}
+
+#[test]
+fn a_client_that_is_left_behind_is_found_and_shrunk() {
+    is_found("leak", "the daemon has 1 clients");
+}

@@ -1,0 +1,237 @@
+//! The worker on the client library. It has one queue in order, as a queue pair is, and one whose
+//! transfers overtake each other.
+//!
+//! A worker believes what the library says: it writes as many bytes as a permit names, and nothing
+//! corrects them. So the oracle sees a permit that comes twice, or for too many bytes, or never.
+
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use laxity_client::{Client, Direction, Flow, Lane, Options, Stage, Ticket};
+use laxity_shm::sleep::now_ns;
+use rand::{RngExt as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+
+use super::frame::{Frame, content};
+use super::task::{FORK, LOSE_THREAD, Outlet, Plant, Starved, Task, obey};
+use crate::error::LabError;
+
+/// Time that bytes take on the wire.
+const WIRE: Duration = Duration::from_millis(2);
+/// Transfers of the queue without order that are open at once.
+const DEPTH: usize = 6;
+
+/// One thread's queue.
+struct Sender {
+    queue: u32,
+    outlet: Outlet,
+    starved: Starved,
+    client: Client,
+    lane: Lane,
+    rng: ChaCha8Rng,
+    next: u64,
+    stop: Arc<AtomicBool>,
+    plant: Option<Plant>,
+    /// Frames that a planted bug keeps back.
+    kept: Vec<Frame>,
+}
+
+/// A transfer that is under way.
+struct Open {
+    number: u64,
+    ticket: Ticket,
+    sent: u64,
+    begin_ns: u64,
+    starved: u64,
+}
+
+impl Sender {
+    /// Submits the next transfer.
+    fn submit(&mut self, in_order: bool) -> Open {
+        let bytes = 8 * if self.rng.random() {
+            self.rng.random_range(1..=1024)
+        } else {
+            self.rng.random_range(1024..=8192)
+        };
+        let number = self.next;
+        self.next += 1;
+        self.outlet.put(&[Frame::Submitted { queue: self.queue, number, bytes, in_order }]);
+        let stage = match number % 4 {
+            0 => Stage::P2d,
+            1 => Stage::Collective,
+            2 => Stage::KvReuse,
+            _ => Stage::Background,
+        };
+        let ticket = self.lane.submit(&Flow {
+            stage,
+            direction: Direction::Egress,
+            layer: (number % 8) as u16,
+            bytes,
+            batch: 1 + number / 8,
+            request: 1 + number / 4,
+            ..Flow::default()
+        });
+        Open { number, ticket, sent: 0, begin_ns: now_ns(), starved: self.starved.ns() }
+    }
+
+    /// Sends the bytes that a permit names, and returns the frames of it.
+    fn send(&self, open: &mut Open, bytes: u64) -> Vec<Frame> {
+        let (queue, number, offset) = (self.queue, open.number, open.sent);
+        open.sent += bytes;
+        self.starved.report(&self.outlet, queue, open.begin_ns, open.starved);
+        let mut frames = Vec::new();
+        if bytes > 0 {
+            let payload = content(queue, number, offset, bytes);
+            frames.push(Frame::Bytes { queue, number, offset, payload });
+        }
+        if open.ticket.is_done() {
+            frames.push(Frame::Done { queue, number });
+        }
+        open.begin_ns = now_ns();
+        open.starved = self.starved.ns();
+        frames
+    }
+
+    /// Puts the frames of a transfer, or what a planted bug makes of them.
+    fn deliver(&mut self, mut frames: Vec<Frame>) {
+        let armed = self.client.generation() > 1;
+        let whole = matches!(frames.first(), Some(Frame::Bytes { offset: 0, .. }))
+            && matches!(frames.last(), Some(Frame::Done { .. }));
+        if let (Some(plant), true, true) = (self.plant, armed, whole) {
+            match plant {
+                Plant::Twice => frames.extend(frames.last().cloned()),
+                Plant::Drop => frames.clear(),
+                Plant::Swap if self.kept.is_empty() => std::mem::swap(&mut self.kept, &mut frames),
+                Plant::Swap => frames.append(&mut self.kept),
+                Plant::Leak => {}
+            }
+            if self.kept.is_empty() {
+                self.plant = None;
+            }
+        }
+        self.outlet.put(&frames);
+    }
+
+    fn in_order(mut self) {
+        while !self.stop.load(Ordering::Relaxed) {
+            let mut open = self.submit(true);
+            while !open.ticket.is_done() {
+                let permit = self.lane.wait(&mut open.ticket);
+                let frames = self.send(&mut open, permit.bytes);
+                self.deliver(frames);
+                std::thread::sleep(WIRE);
+                self.lane.complete(&open.ticket, permit.bytes);
+            }
+        }
+        self.end();
+    }
+
+    fn without_order(mut self) {
+        let mut all: Vec<Open> = Vec::new();
+        loop {
+            let over = self.stop.load(Ordering::Relaxed);
+            while !over && all.len() < DEPTH {
+                let open = self.submit(false);
+                all.push(open);
+            }
+            if all.is_empty() {
+                return self.end();
+            }
+            let mut permits = Vec::new();
+            for (index, open) in all.iter_mut().enumerate() {
+                while let Some(permit) = self.lane.poll(&mut open.ticket) {
+                    let frames = self.send(open, permit.bytes);
+                    self.outlet.put(&frames);
+                    permits.push((index, permit.bytes));
+                }
+            }
+            if permits.is_empty() {
+                self.lane.wait_any(Duration::from_millis(20));
+                continue;
+            }
+            std::thread::sleep(WIRE);
+            for (index, bytes) in permits {
+                self.lane.complete(&all[index].ticket, bytes);
+            }
+            all.retain(|open| !open.ticket.is_done());
+        }
+    }
+
+    /// Ends a thread whose lane has flows. The lane withdraws them.
+    fn be_lost(mut self) {
+        let all: Vec<Open> = (0..DEPTH).map(|_| self.submit(false)).collect();
+        self.outlet.put(&[Frame::Abandoned { queue: self.queue }]);
+        drop(self.lane);
+        drop(all);
+    }
+
+    fn end(self) {
+        let mut frames = self.kept;
+        frames.push(Frame::Ended { queue: self.queue, count: self.next });
+        self.outlet.put(&frames);
+    }
+}
+
+/// Sends on the client library until the driver ends it.
+pub(super) fn run(task: &Task, outlet: &Outlet, stop: &Arc<AtomicBool>) -> Result<(), LabError> {
+    let starved = Starved::watch();
+    let client = Client::attach(Options {
+        socket: task.socket.clone(),
+        name: "worker".to_owned(),
+        reattach_every: Duration::from_millis(20),
+        ..Options::default()
+    });
+    let sender = |queue: u32| {
+        let mut rng = ChaCha8Rng::seed_from_u64(task.seed);
+        rng.set_stream(u64::from(queue));
+        Sender {
+            queue,
+            outlet: outlet.clone(),
+            starved: starved.clone(),
+            client: client.clone(),
+            lane: client.lane(),
+            rng,
+            next: 0,
+            stop: Arc::clone(stop),
+            plant: task.plant.filter(|_| queue == 0),
+            kept: Vec::new(),
+        }
+    };
+    let (first, second) = (sender(0), sender(1));
+    let threads = [
+        std::thread::spawn(move || first.in_order()),
+        std::thread::spawn(move || second.without_order()),
+    ];
+    let mut queue = 1000;
+    obey(stop, |command| match command {
+        FORK => fork(),
+        LOSE_THREAD => {
+            queue += 1;
+            let lost = sender(queue);
+            std::thread::spawn(move || lost.be_lost());
+        }
+        _ => {}
+    });
+    for thread in threads {
+        if thread.join().is_err() {
+            return Err(LabError::Inside("a thread of a worker panicked".to_owned()));
+        }
+    }
+    let stats = client.stats();
+    let (scheduled, bypassed) = (stats.scheduled_bytes, stats.bypassed_bytes);
+    outlet.put(&[Frame::Counted { scheduled, bypassed }]);
+    Ok(())
+}
+
+/// Forks beside threads that submit, and executes another program. A command that sets the group
+/// can't use `posix_spawn`, which does not call the handlers of a fork.
+fn fork() {
+    let group = nix::unistd::getgid().as_raw();
+    let child = Command::new("true").gid(group).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
+    if let Ok(mut child) = child {
+        std::thread::spawn(move || child.wait());
+    }
+}

@@ -1,0 +1,164 @@
+//! Hostile clients of a fault campaign. Each does its worst to the daemon until it is killed. If
+//! the campaign runs as root, they are another user's processes than the workers.
+
+use std::fs::File;
+use std::os::fd::AsFd as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use laxity_client::{Client, Direction, Flow, Hint, Lane, Options, Stage, Ticket};
+use laxity_shm::layout::{LaneHeader, Mode};
+use laxity_shm::permit::published;
+use laxity_shm::region::Region;
+use laxity_shm::registration::{self, Hello, RegistrationError};
+use laxity_shm::sleep::now_ns;
+use nix::unistd::{Uid, geteuid, setresuid};
+use rand::{RngExt as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+
+use super::task::Task;
+
+/// A user id that no user has.
+const STRANGER: u32 = 54_321;
+/// Longest life of a hostile client that nobody kills.
+const LIFE: Duration = Duration::from_secs(3);
+const ANSWER_MAX: Duration = Duration::from_millis(200);
+
+/// Is hostile until it is killed.
+pub(super) fn run(task: &Task) {
+    if geteuid().is_root() {
+        let user = Uid::from_raw(STRANGER);
+        // Without it, the process is hostile to its own user, which is a case, too.
+        let _ = setresuid(user, user, user);
+        // The change of user has cleared it.
+        let _ = nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL);
+    }
+    let mut rng = ChaCha8Rng::seed_from_u64(task.seed);
+    let start = Instant::now();
+    match task.seed % 3 {
+        0 => {
+            while start.elapsed() < LIFE {
+                // A daemon that is gone or refuses is tried again.
+                if vandalise(&task.socket, &mut rng).is_err() {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+        1 => hoard(&task.socket, start),
+        _ => lie(&task.socket, start, &mut rng),
+    }
+}
+
+/// Attaches once and writes garbage: noise everywhere, and records that look published.
+fn vandalise(socket: &Path, rng: &mut ChaCha8Rng) -> Result<(), RegistrationError> {
+    let socket = registration::connect(socket)?;
+    registration::send_hello(socket.as_fd(), &Hello::new("vandal", Mode::Enforce, false))?;
+    if !registration::wait_readable(socket.as_fd(), ANSWER_MAX) {
+        return Err(RegistrationError::NoAnswer);
+    }
+    let Some(welcome) = registration::receive_reply(socket.as_fd())? else {
+        return Err(RegistrationError::NoAnswer);
+    };
+    let refused = |_| RegistrationError::NoAnswer;
+    let file = File::from(welcome.memfd.try_clone().map_err(refused)?);
+    let length = file.metadata().map_err(refused)?.len();
+    let geometry = welcome.geometry;
+    let region = Region::map(welcome.memfd, geometry).map_err(|_| RegistrationError::NoAnswer)?;
+    let write = |at: u64, word: u64| drop(file.write_all_at(&word.to_le_bytes(), at));
+    if rng.random_range(0..4) == 0 {
+        let mut noise = vec![0; length as usize];
+        rng.fill(&mut noise[..]);
+        drop(file.write_all_at(&noise, 0));
+    }
+    for lane in 0..geometry.lanes.min(4) {
+        region.header().set_claimed(lane, true);
+        let slots = (geometry.lane_offset(lane) + size_of::<LaneHeader>()) as u64;
+        for (slot, seq) in [(0, 1), (rng.random_range(0..8), 2), (rng.random_range(0..8), 3)] {
+            for word in 0..7 {
+                // Small numbers pass the first checks and reach the later ones.
+                let value = match rng.random_range(0..3) {
+                    0 => rng.random(),
+                    1 => rng.random_range(0..32),
+                    _ => rng.random_range(0..32) | rng.random_range(0..8_u64) << 16,
+                };
+                write(slots + slot * 64 + word * 8, value);
+            }
+            write(slots + slot * 64 + 56, published(seq));
+        }
+    }
+    for _ in 0..64 {
+        let word = match rng.random_range(0..4) {
+            0 => 0,
+            1 => u64::MAX,
+            2 => published(rng.random_range(0..64)),
+            _ => rng.random_range(0..256),
+        };
+        write(rng.random_range(0..length / 8) * 8, word);
+        registration::ring(welcome.eventfd.as_fd());
+    }
+    Ok(())
+}
+
+fn attach(socket: &Path) -> (Client, Lane) {
+    let client = Client::attach(Options {
+        socket: socket.to_owned(),
+        name: "hostile".to_owned(),
+        reattach_every: Duration::from_millis(10),
+        ..Options::default()
+    });
+    let lane = client.lane();
+    (client, lane)
+}
+
+fn flow(stage: Stage, bytes: u64) -> Flow {
+    Flow { stage, direction: Direction::Egress, bytes, batch: 1, request: 1, ..Flow::default() }
+}
+
+/// Takes all permits that there are, completes nothing, and attaches again when it is found out.
+fn hoard(socket: &Path, start: Instant) {
+    let mut held: Vec<(Client, Lane, Vec<Ticket>)> = Vec::new();
+    while start.elapsed() < LIFE {
+        if held.len() < 8 {
+            let (client, mut lane) = attach(socket);
+            let whole = Flow { whole: true, ..flow(Stage::P2d, 64 << 10) };
+            let collective = flow(Stage::Collective, 64 << 10);
+            let flows = [&whole, &collective].into_iter().cycle().take(32);
+            let tickets = flows.map(|flow| lane.submit(flow)).collect();
+            held.push((client, lane, tickets));
+        }
+        for (_, lane, tickets) in &mut held {
+            for ticket in tickets {
+                let _ = lane.poll(ticket);
+            }
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Lies about what is urgent, about batches and requests, and about what it completed.
+fn lie(socket: &Path, start: Instant, rng: &mut ChaCha8Rng) {
+    let (_client, mut lane) = attach(socket);
+    while start.elapsed() < LIFE {
+        let batch = rng.random_range(1..64);
+        lane.hint(Hint::BatchBegin { batch, layers: rng.random(), layer_time_ns: rng.random() });
+        lane.hint(Hint::BatchQueued { batch, ahead: rng.random() });
+        let tickets: Vec<Ticket> = (0..32)
+            .map(|_| {
+                let stage = [Stage::Collective, Stage::KvReuse, Stage::P2d][rng.random_range(0..3)];
+                lane.submit(&Flow {
+                    batch,
+                    request: rng.random_range(0..64),
+                    layer: rng.random(),
+                    deadline_ns: now_ns() + rng.random_range(0..1000),
+                    ..flow(stage, 1 << rng.random_range(3..30))
+                })
+            })
+            .collect();
+        for ticket in &tickets {
+            lane.complete(ticket, rng.random::<u64>() >> rng.random_range(0..64));
+        }
+        lane.hint(Hint::BatchEnd { batch });
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}

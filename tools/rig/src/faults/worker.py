@@ -1,0 +1,176 @@
+"""A worker of a fault campaign on the C interface (laxity.h), which it calls by ctypes.
+
+Its argument is the task as JSON: socket, seed, library. It writes frames as frame.rs describes, and
+reads commands of one byte: `e` finish, `f` fork a child that sends too, `t` kill a thread that
+has submitted. The end of standard input ends it.
+"""
+
+import array
+import ctypes
+import json
+import os
+import random
+import struct
+import sys
+import threading
+import time
+
+WIRE_S = 0.002
+WATCH_S = 0.005
+SYS_EXIT = {"x86_64": 60}.get(os.uname().machine, 93)
+
+
+class Options(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_uint32), ("mode", ctypes.c_uint32), ("socket", ctypes.c_char_p),
+                ("name", ctypes.c_char_p), ("stall_ms", ctypes.c_uint32), ("reattach_ms", ctypes.c_uint32),
+                ("attach_ms", ctypes.c_uint32), ("reserved", ctypes.c_uint32)]
+
+
+class Flow(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_uint32), ("layer", ctypes.c_uint16), ("stage", ctypes.c_uint8),
+                ("direction", ctypes.c_uint8), ("nic", ctypes.c_uint8), ("receiver_bound", ctypes.c_uint8),
+                ("whole", ctypes.c_uint8), ("peer", ctypes.c_uint8), ("reserved", ctypes.c_uint8 * 4),
+                ("bytes", ctypes.c_uint64), ("batch", ctypes.c_uint64), ("request", ctypes.c_uint64),
+                ("deadline_ns", ctypes.c_uint64)]
+
+
+class Grant(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_uint64), ("level", ctypes.c_uint8), ("dscp", ctypes.c_uint8),
+                ("last", ctypes.c_uint8), ("bypassed", ctypes.c_uint8), ("reserved", ctypes.c_uint8 * 4)]
+
+
+class Stats(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_uint32), ("scheduled", ctypes.c_uint32), ("scheduled_bytes", ctypes.c_uint64),
+                ("bypassed_bytes", ctypes.c_uint64), ("others", ctypes.c_uint64 * 5)]
+
+
+Ticket = ctypes.c_uint64 * 8
+TASK = json.loads(sys.argv[1])
+LIBC = ctypes.CDLL(None)
+LIBC.prctl(1, 9)  # PR_SET_PDEATHSIG, SIGKILL: a driver that is killed takes its workers with it.
+LAX = ctypes.CDLL(TASK["library"])
+for function in ("lax_attach", "lax_lane_open"):
+    getattr(LAX, function).restype = ctypes.c_void_p
+
+
+class Outlet:
+    """Writes frames to a descriptor, one after another."""
+
+    def __init__(self, descriptor):
+        self.descriptor, self.lock = descriptor, threading.Lock()
+
+    def raw(self, data):
+        view = memoryview(data)
+        with self.lock:
+            while view:
+                try:
+                    view = view[os.write(self.descriptor, view):]
+                except BrokenPipeError:
+                    os._exit(0)
+
+    def put(self, kind, queue, number=0, value=0, payload=b"", flag=0, starved_ms=0):
+        head = struct.pack("<cBHIQQQ", kind, flag, min(starved_ms, 65535), queue, number, value, len(payload))
+        self.raw(head + payload)
+
+
+class Worker:
+    def __init__(self):
+        self.outlet, self.stop, self.starved = Outlet(1), False, 0.0
+        options = Options(ctypes.sizeof(Options), 2, TASK["socket"].encode(), b"worker-c", 0, 20, 0, 0)
+        self.client = ctypes.c_void_p(LAX.lax_attach(ctypes.byref(options)))
+
+    def watch(self):
+        last = time.monotonic()
+        while True:
+            time.sleep(WATCH_S)
+            now = time.monotonic()
+            self.starved += max(0.0, now - last - WATCH_S - 0.001)
+            last = now
+
+    def submit(self, lane, ticket, queue, number, size):
+        self.outlet.put(b"S", queue, number, size, flag=1)
+        stage = (3, 2, 1, 5)[number % 4]
+        flow = Flow(ctypes.sizeof(Flow), number % 8, stage, bytes=size, batch=1 + number // 8, request=1 + number // 4)
+        LAX.lax_submit(lane, ctypes.byref(flow), ticket)
+
+    def transfer(self, lane, queue, number, size):
+        ticket, grant, offset = Ticket(), Grant(), 0
+        self.submit(lane, ticket, queue, number, size)
+        while not grant.last:
+            begin_ns, starved = time.monotonic_ns(), self.starved
+            LAX.lax_wait(lane, ticket, ctypes.byref(grant))
+            end_ns = time.monotonic_ns()
+            if end_ns - begin_ns > 20_000_000:
+                time.sleep(2 * WATCH_S)
+                starved_ms = int((self.starved - starved) * 1000)
+                self.outlet.put(b"W", queue, begin_ns, end_ns, starved_ms=starved_ms)
+            if grant.bytes:
+                first = (queue & 0xFF) << 56 | (number & 0xFFFFFFFF) << 24 | offset // 8
+                words = array.array("Q", range(first, first + grant.bytes // 8))
+                self.outlet.put(b"B", queue, number, offset, words.tobytes())
+                offset += grant.bytes
+            time.sleep(WIRE_S)
+            LAX.lax_complete(lane, ticket, ctypes.c_uint64(grant.bytes))
+        self.outlet.put(b"D", queue, number)
+
+    def send(self, queue, seed, count=None):
+        chance, number = random.Random(seed), 0
+        lane = ctypes.c_void_p(LAX.lax_lane_open(self.client))
+        while number != count and not self.stop:
+            self.transfer(lane, queue, number, 8 * chance.randint(1, 6000 if count is None else 100))
+            number += 1
+        LAX.lax_lane_close(lane)
+        self.outlet.put(b"E", queue, number)
+
+    def fork(self, queue):
+        """Forks a child that uses the same client, and passes its frames on."""
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            LIBC.prctl(1, 9)
+            self.outlet, self.stop = Outlet(writer), False
+            self.send(queue, queue, count=5)
+            os._exit(0)
+        os.close(writer)
+        whole = b""
+        while part := os.read(reader, 65536):
+            whole += part
+        os.close(reader)
+        os.waitpid(child, 0)
+        self.outlet.raw(whole)
+
+    def lose_thread(self, queue):
+        """Ends its own thread with flows in its lane, without a word to the library."""
+        lane = ctypes.c_void_p(LAX.lax_lane_open(self.client))
+        tickets = [Ticket() for _ in range(3)]
+        for number, ticket in enumerate(tickets):
+            self.submit(lane, ticket, queue, number, 64)
+        self.outlet.put(b"X", queue)
+        LIBC.syscall(SYS_EXIT, 0)
+
+    def run(self):
+        threading.Thread(target=self.watch, daemon=True).start()
+        threads = [threading.Thread(target=self.send, args=(queue, TASK["seed"] + queue)) for queue in range(2)]
+        for thread in threads:
+            thread.start()
+        queue = 1000
+        while (command := os.read(0, 1)) != b"e":
+            queue += 1
+            if command == b"f":
+                threads.append(threading.Thread(target=self.fork, args=(queue,)))
+                threads[-1].start()
+            elif command == b"t":
+                threading.Thread(target=self.lose_thread, args=(queue,), daemon=True).start()
+            else:
+                os._exit(0)
+        self.stop = True
+        for thread in threads:
+            thread.join()
+        stats = Stats(ctypes.sizeof(Stats))
+        LAX.lax_get_stats(self.client, ctypes.byref(stats))
+        self.outlet.put(b"C", 0, stats.scheduled_bytes, stats.bypassed_bytes)
+        # Threads that were ended are not there to be joined.
+        os._exit(0)
+
+
+Worker().run()
