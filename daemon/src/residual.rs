@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-use laxity_nic::{CounterSource, Counts, counters_of};
+use laxity_nic::{CounterSource, Counts, counters_of, pauses};
 use laxity_policy::Time;
 use laxity_policy::residual::{Capacity, Reading, Residual, Terms};
 use laxity_shm::sleep::now_ns;
@@ -86,7 +86,7 @@ impl Nic {
             self.looked.is_none_or(|at| u128::from(now.since(at).0) >= LOOK_EVERY.as_nanos());
         if is_due {
             let first = self.looked.replace(now).is_none();
-            self.source = counters_of(root, &self.name);
+            self.source = counters_of(root, &self.name, pauses);
             match &self.source {
                 Some(source) => info!(nic = self.name, source = source.name(), "reads counters"),
                 None if first => {
@@ -121,12 +121,14 @@ struct Watch {
     nics: Vec<Nic>,
     /// By port, what the scheduler said last.
     uses: Vec<PortUse>,
+    /// By port, the rate that the scheduler was told last.
+    sent: Vec<Option<u64>>,
 }
 
 impl Watch {
     fn new(root: PathBuf, names: &[String], config: ResidualConfig, mailbox: Mailbox) -> Self {
         let nics = names.iter().map(|name| Nic::new(name)).collect();
-        Self { root, mailbox, config, nics, uses: Vec::new() }
+        Self { root, mailbox, config, nics, uses: Vec::new(), sent: Vec::new() }
     }
 
     /// Reads all counters and tells the scheduler. Returns when to look again, or `None` if the
@@ -142,17 +144,23 @@ impl Watch {
         };
         let read = || self.nics.iter().zip(&counts).zip(self.uses.chunks(2));
         let has_any = counts.iter().any(Option::is_some);
-        let is_known = self.uses.len() == 2 * self.nics.len();
+        let told = self.nics.iter().flat_map(|nic| nic.told);
+        let rates: Vec<_> = told.map(|told| told.map(|it| it.capacity.rate)).collect();
         if has_any
-            && is_known
+            && rates == self.sent
+            && !self.uses.is_empty()
             && read().all(|((nic, counts), uses)| {
                 counts.is_none_or(|counts| nic.is_quiet(&counts, uses))
             })
         {
             return Some(IDLE_EVERY);
         }
+        if !has_any && !is_off && self.sent.iter().all(Option::is_none) {
+            return Some(LOOK_EVERY);
+        }
         let (usage, answer) = mpsc::channel();
-        let residuals = self.nics.iter().flat_map(|nic| nic.told).collect();
+        let residuals: Vec<_> = self.nics.iter().flat_map(|nic| nic.told).collect();
+        self.sent = rates;
         if !self.mailbox.send(Command::Residual { residuals, usage }) {
             return None;
         }

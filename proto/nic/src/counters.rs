@@ -9,6 +9,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::dcbnl::DcbError;
 use crate::ports::{RdmaPort, rdma_ports};
 
 /// The NIC name that stands for all devices.
@@ -24,7 +25,8 @@ const TX_BYTES: usize = 8;
 pub struct Passed {
     /// Bytes with headers.
     pub bytes: u64,
-    /// Signals of congestion: CNPs that slowed this sender, or marked packets that it received.
+    /// Signals of congestion: CNPs and PFC frames that slowed this sender, or marked packets that it
+    /// received.
     pub signals: u64,
 }
 
@@ -131,7 +133,11 @@ struct Device {
     folders: [PathBuf; 2],
     family: &'static Family,
     interface: Option<Interface>,
+    pauses: Pauses,
 }
+
+/// Returns the PFC frames that an interface received: [`crate::pauses`].
+pub type Pauses = fn(&str) -> Result<u64, DcbError>;
 
 impl Device {
     fn file(&self, name: &str) -> Option<u64> {
@@ -160,6 +166,9 @@ impl CounterSource for Device {
     fn read(&mut self) -> Option<Counts> {
         let (mut egress, mut ingress) =
             (self.passed(&self.family.egress)?, self.passed(&self.family.ingress)?);
+        if let Some(paused) = self.interface.as_ref().map(|it| (self.pauses)(&it.name)) {
+            egress.signals = egress.signals.wrapping_add(paused.unwrap_or(0));
+        }
         if let Some(other) = self.interface.as_mut().and_then(CounterSource::read) {
             egress.bytes = egress.bytes.wrapping_add(other.egress.bytes);
             ingress.bytes = ingress.bytes.wrapping_add(other.ingress.bytes);
@@ -169,9 +178,10 @@ impl CounterSource for Device {
 }
 
 /// Returns the source of a NIC that is named by its RDMA device or its network interface. The name
-/// `default` means the only RDMA device, if there is exactly one. `root` stands for `/`.
+/// `default` means the only RDMA device, if there is exactly one. `root` stands for `/`, and `pauses`
+/// for [`crate::pauses`].
 #[must_use]
-pub fn counters_of(root: &Path, nic: &str) -> Option<Box<dyn CounterSource>> {
+pub fn counters_of(root: &Path, nic: &str, pauses: Pauses) -> Option<Box<dyn CounterSource>> {
     let ports = rdma_ports(root);
     let is_it = |port: &&RdmaPort| {
         port.device == nic || port.interface.as_deref() == Some(nic) || nic == ANY
@@ -191,6 +201,7 @@ pub fn counters_of(root: &Path, nic: &str) -> Option<Box<dyn CounterSource>> {
         folders: folders.clone(),
         family,
         interface: beside.map(interface),
+        pauses,
     });
     devices.find(Device::has_all).map(|it| Box::new(it) as Box<dyn CounterSource>)
 }

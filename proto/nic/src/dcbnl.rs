@@ -49,6 +49,9 @@ const ETS_TX_BANDWIDTH: usize = 3;
 const ETS_SELECTION: usize = 19;
 const ETS_CLASS_OF_PRIORITY: usize = 27;
 const ETS_BYTES: usize = 59;
+/// Offset of the received frames in `ieee_pfc`, and the size of it.
+const PFC_RECEIVED: usize = 72;
+const PFC_BYTES: usize = 136;
 
 /// Why a port's settings are unknown.
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +82,20 @@ impl From<Errno> for DcbError {
 /// # Errors
 /// [`DcbError`]: the settings are unknown.
 pub fn query(interface: &str) -> Result<PriorityMap, DcbError> {
+    Ok(map(ieee(&ask(interface)?)?))
+}
+
+/// Asks the kernel for the PFC frames that a network interface received, over all priorities. Each
+/// one pauses a priority there, or lets it go on.
+///
+/// # Errors
+/// [`DcbError`]: the number is unknown.
+pub fn pauses(interface: &str) -> Result<u64, DcbError> {
+    received(ieee(&ask(interface)?)?).ok_or(DcbError::Unsupported)
+}
+
+/// Returns the kernel's reply for an interface.
+fn ask(interface: &str) -> Result<Vec<u8>, DcbError> {
     if interface.is_empty() || interface.len() >= NAME_BYTES_MAX || interface.contains('\0') {
         return Err(DcbError::NoDevice(interface.to_owned()));
     }
@@ -88,11 +105,12 @@ pub fn query(interface: &str) -> Result<PriorityMap, DcbError> {
     send(socket.as_raw_fd(), &request(interface), MsgFlags::empty())?;
     let mut reply = vec![0; REPLY_BYTES_MAX];
     let length = recv(socket.as_raw_fd(), &mut reply, MsgFlags::empty())?;
-    match parse(&reply[..length]) {
+    reply.truncate(length);
+    match ieee(&reply) {
         Err(DcbError::System(error)) if error.raw_os_error() == Some(Errno::ENODEV as i32) => {
             Err(DcbError::NoDevice(interface.to_owned()))
         }
-        parsed => parsed,
+        _ => Ok(reply),
     }
 }
 
@@ -114,7 +132,7 @@ fn request(interface: &str) -> Vec<u8> {
     bytes
 }
 
-fn parse(reply: &[u8]) -> Result<PriorityMap, DcbError> {
+fn ieee(reply: &[u8]) -> Result<&[u8], DcbError> {
     let malformed = || DcbError::Malformed(reply.len());
     let word = |at: usize| Some(u16::from_ne_bytes([*reply.get(at)?, *reply.get(at + 1)?]));
     let body = reply.get(HEADER_BYTES..).ok_or_else(malformed)?;
@@ -132,8 +150,15 @@ fn parse(reply: &[u8]) -> Result<PriorityMap, DcbError> {
     }
     let top = body.get(DCBMSG_BYTES..).ok_or_else(malformed)?;
     // A driver with dcbnl operations of the older CEE kind only has no IEEE settings.
-    let ieee = attribute(top, DCB_ATTR_IEEE).ok_or(DcbError::Unsupported)?;
-    Ok(map(ieee))
+    attribute(top, DCB_ATTR_IEEE).ok_or(DcbError::Unsupported)
+}
+
+/// Returns the received PFC frames. `ieee_pfc` ends with the frames sent and those received by
+/// priority, as numbers of eight bytes.
+fn received(ieee: &[u8]) -> Option<u64> {
+    let frames = attribute(ieee, IEEE_PFC)?.get(PFC_RECEIVED..PFC_BYTES)?;
+    let numbers = frames.chunks_exact(8).filter_map(|bytes| bytes.try_into().ok());
+    Some(numbers.map(u64::from_ne_bytes).fold(0, u64::wrapping_add))
 }
 
 /// Collects the settings from the attributes in `DCB_ATTR_IEEE`. What is missing stays unknown.

@@ -13,7 +13,7 @@ mod ports;
 mod rates;
 
 pub use counters::{CounterSource, Counts, Passed, counters_of};
-pub use dcbnl::{DcbError, query};
+pub use dcbnl::{DcbError, pauses, query};
 pub use map::{PRIORITIES, PriorityMap, Selection, Trust};
 pub use ports::{RdmaPort, ecn, map_of, rdma_ports, treatments};
 pub use rates::{nics, rate};

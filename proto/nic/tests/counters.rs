@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use laxity_nic::{Counts, Passed, counters_of};
+use laxity_nic::{Counts, DcbError, Passed, counters_of};
 use tempfile::TempDir;
 
 /// As Linux 6.8 prints it.
@@ -51,9 +51,14 @@ impl Host {
     }
 
     fn read(&self, nic: &str) -> Option<(&'static str, Counts)> {
-        let mut source = counters_of(self.root(), nic)?;
+        let mut source = counters_of(self.root(), nic, paused)?;
         Some((source.name(), source.read()?))
     }
+}
+
+/// The PFC frames of an interface that has them.
+fn paused(interface: &str) -> Result<u64, DcbError> {
+    if interface == "eth10" { Ok(100) } else { Err(DcbError::Unsupported) }
 }
 
 fn counts(egress: (u64, u64), ingress: (u64, u64)) -> Counts {
@@ -86,6 +91,9 @@ fn mlx5_counts_words_of_rdma_and_its_interface_counts_the_rest() {
     assert_eq!(host.read("eth0"), both, "the interface's name means the same NIC");
     assert_eq!(host.read("default"), both, "it is the only one");
     assert_eq!(host.read("mlx5_1"), None);
+    host.write("sys/class/infiniband/mlx5_0/ports/1/gid_attrs/ndevs/0", "eth10");
+    let signals = host.read("mlx5_0").expect("counted").1.egress.signals;
+    assert_eq!(signals, 111, "the switch paused it");
     let two = host.device("mlx5_1", "InfiniBand", &mlx5[..2]);
     assert_eq!(two.read("default"), None, "which of them?");
     let infiniband = Some(("pma", counts((2000, 0), (2800, 0))));
@@ -146,7 +154,7 @@ fn a_device_that_counts_no_bytes_has_no_source_and_one_that_stops_has_no_reading
         "InfiniBand",
         &["counters/port_xmit_data=1", "counters/port_rcv_data=1"],
     );
-    let mut source = counters_of(host.root(), "mlx5_0").expect("a source");
+    let mut source = counters_of(host.root(), "mlx5_0", paused).expect("a source");
     assert!(source.read().is_some());
     host.write("sys/class/infiniband/mlx5_0/ports/1/counters/port_rcv_data", "no number");
     assert_eq!(source.read(), None);

@@ -4,6 +4,10 @@ use proptest::prelude::*;
 
 use super::*;
 
+fn parse(reply: &[u8]) -> Result<PriorityMap, DcbError> {
+    Ok(map(ieee(reply)?))
+}
+
 fn packed(kind: u16, payload: &[u8]) -> Vec<u8> {
     let length = ATTRIBUTE_BYTES + payload.len();
     let mut bytes = (length as u16).to_ne_bytes().to_vec();
@@ -64,6 +68,19 @@ fn a_reply_of_mlx5_that_trusts_dscp_is_read_in_full() {
     assert_eq!(selection[3..5], [Selection::Ets(90), Selection::CreditBased]);
     assert_eq!(map.treatments().alike(0, 34), Some(true));
     assert_eq!(map.treatments().alike(0, 26), Some(false));
+}
+
+#[test]
+fn received_pfc_frames_of_all_priorities_are_added() {
+    let mut payload = vec![8, 1 << 3, 0, 0, 0, 0, 0, 0];
+    for frames in [[9_u64; 8], [0, 0, 0, 7, 0, 0, 0, 5]] {
+        payload.extend(frames.into_iter().flat_map(u64::to_ne_bytes));
+    }
+    let whole = reply(&[packed(IEEE_PFC, &payload)]);
+    assert_eq!(received(ieee(&whole).unwrap()), Some(12), "what was sent does not count");
+    let short = reply(&[packed(IEEE_PFC, &payload[..135])]);
+    assert_eq!(received(ieee(&short).unwrap()), None);
+    assert_eq!(received(ieee(&reply(&[])).unwrap()), None);
 }
 
 #[test]
