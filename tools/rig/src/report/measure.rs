@@ -143,6 +143,7 @@ fn times(
 
 /// Adds what the fabric's ports and the NICs carried.
 fn add_links(run: &mut PolicyRun, record: &RunRecord) {
+    run.foreign.clone_from(&record.foreign);
     for LinkRecord { egress, ingress } in &record.links {
         for (&dscp, counters) in ingress {
             *run.fabric_bytes.entry(dscp).or_default() += counters.bytes;
@@ -216,7 +217,6 @@ fn policy_run(
         plugin: record.carriage.clone(),
         daemon_restarts: record.daemon_restarts,
         coordinator: record.coordinator.clone(),
-        foreign: record.foreign.clone(),
         buffers_unbounded: record.buffers_unbounded,
         busy_cores: record.busy_cores,
         lab_cores: record.lab_cores,

@@ -8,6 +8,7 @@ use super::measure::{LabReport, PolicyRun};
 use crate::carriage::Carriage;
 use crate::config::Engine;
 use crate::controller::NONE;
+use crate::foreign::ForeignRecord;
 use crate::ledger::Ledger;
 
 /// Stages in the order of a request's life, and their names in the table.
@@ -190,6 +191,16 @@ fn moved(run: &PolicyRun, kv: &Ledger) -> String {
     text
 }
 
+/// Returns what the daemons found of foreign traffic.
+fn beside(foreign: &ForeignRecord) -> String {
+    format!(
+        "foreign traffic of {:.1} MB/s, measured {:.1}; the rate in force beside it was {:.0} %",
+        foreign.asked_bytes_per_s / 1e6,
+        foreign.measured_bytes_per_s / 1e6,
+        foreign.rate_in_force * 100.0
+    )
+}
+
 /// Returns the remark about a run.
 fn remark(run: &PolicyRun) -> String {
     let mut note = format!("{}: ", run.policy);
@@ -263,12 +274,7 @@ fn remark(run: &PolicyRun) -> String {
         ));
     }
     if let Some(foreign) = &run.foreign {
-        add(format!(
-            "foreign traffic of {:.1} MB/s, measured {:.1}; the rate in force beside it was {:.0} %",
-            foreign.asked_bytes_per_s / 1e6,
-            foreign.measured_bytes_per_s / 1e6,
-            foreign.rate_in_force * 100.0
-        ));
+        add(beside(foreign));
     }
     if run.fabric_drops > 0 {
         add(format!("{} packets dropped", run.fabric_drops));
