@@ -15,8 +15,8 @@ pub(super) struct PortLoads {
     told: Vec<Told>,
 }
 
-/// What was reported last of a port: the flows that completed, those that missed their deadline, and
-/// the rate.
+/// What was reported last of a port: the flows that completed, those that missed their deadline,
+/// and the rate.
 type Told = (u64, u64, Option<u64>);
 
 impl PortLoads {
