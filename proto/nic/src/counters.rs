@@ -25,8 +25,8 @@ const TX_BYTES: usize = 8;
 pub struct Passed {
     /// Bytes with headers.
     pub bytes: u64,
-    /// Signals of congestion: CNPs and PFC frames that slowed this sender, or marked packets that it
-    /// received.
+    /// Signals of congestion: CNPs and PFC frames that slowed this sender, or marked packets that
+    /// it received.
     pub signals: u64,
 }
 
@@ -178,8 +178,8 @@ impl CounterSource for Device {
 }
 
 /// Returns the source of a NIC that is named by its RDMA device or its network interface. The name
-/// `default` means the only RDMA device, if there is exactly one. `root` stands for `/`, and `pauses`
-/// for [`crate::pauses`].
+/// `default` means the only RDMA device, if there is exactly one. `root` stands for `/`, and
+/// `pauses` for [`crate::pauses`].
 #[must_use]
 pub fn counters_of(root: &Path, nic: &str, pauses: Pauses) -> Option<Box<dyn CounterSource>> {
     let ports = rdma_ports(root);

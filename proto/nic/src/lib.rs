@@ -2,8 +2,8 @@
 //! whether PFC and ECN hold there.
 //!
 //! [`query`] asks the kernel by dcbnl netlink, which needs no privilege. [`treatments`] sums up all
-//! RDMA ports of a host for [`laxity_types::marking::decide`]. [`counters_of`] finds the counters of
-//! what passes a NIC. Switches can't be seen from a host.
+//! RDMA ports of a host for [`laxity_types::marking::decide`]. [`counters_of`] finds the counters
+//! of what passes a NIC. Switches can't be seen from a host.
 #![forbid(unsafe_code)]
 
 mod counters;

@@ -11,10 +11,10 @@ const TABLE: &str = "\
 Inter-|   Receive                                                |  Transmit
  face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo \
 colls carrier compressed
-    lo:    2776      25    0    0    0     0          0         0     2776      25    0    0    0     \
+    lo:    2776      25    0    0    0     0          0         0 2776      25    0    0    0     \
 0       0          0
   eth0: 1000 9 0 0 0 0 0 0 2000 8 0 0 0 0 0 0
- eth10:3000       9    0    0    0     0          0         0 18446744073709551615       8    0    0 \
+ eth10:3000       9    0    0    0     0          0         0 18446744073709551615       8    0 0 \
    0     0       0          0
 ";
 

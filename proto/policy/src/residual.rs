@@ -3,8 +3,8 @@
 //! A daemon knows the bytes that it permitted. The NIC counts all bytes that pass the port. The
 //! difference is *foreign*: transfers that GPUs start by themselves, storage, other tenants. With
 //! `C` the port's counter, `P` the bytes permitted and `Q` those of them that are no longer in
-//! flight (both with headers), the own bytes `A` that passed the port obey `Q ≤ A ≤ P`. Each reading
-//! attributes as much as it can to ourselves:
+//! flight (both with headers), the own bytes `A` that passed the port obey `Q ≤ A ≤ P`. Each
+//! reading attributes as much as it can to ourselves:
 //!
 //! ```text
 //! own = min(ΔC, P − A)      A ← max(A + own, Q − LAG · B)      foreign = ΔC − own
@@ -19,8 +19,8 @@
 //!    most half, too (Zhu et al., SIGCOMM 2015, §3.1);
 //! 3. the largest sum of both within [`HOLD`] counts. So the rate falls at once and rises late: it
 //!    changes direction at most twice in [`HOLD`], whatever others send;
-//! 4. the rate in force moves only by more than 1/32 of `B`. It leaves `B` above 1/16, and is exactly
-//!    `B` again below 1/32;
+//! 4. the rate in force moves only by more than 1/32 of `B`. It leaves `B` above 1/16, and is
+//!    exactly `B` again below 1/32;
 //! 5. the rate never falls below the assured share of `B`. Foreign traffic that expands into what
 //!    others leave, as TCP does, can't take more than the rest.
 //!
