@@ -147,11 +147,22 @@ impl Scene<'_> {
             self.end_of(undo)?;
         }
         self.bring_up()?;
+        self.leak(outcome);
         self.cast.finish();
         let longest = lock(&self.oracle).judge_waits(&self.stops);
         outcome.longest_stall_ms = longest.as_millis() as u64;
         self.check_books(before);
         Ok(())
+    }
+
+    /// Leaves a client behind if the test asks for that bug, which needs a daemon that was killed.
+    fn leak(&mut self, outcome: &Outcome) {
+        let killed = outcome.by_kind.contains_key(&Kind::DaemonKilled.name());
+        if self.setting.plant == Some(Plant::Leak) && killed {
+            self.wait_ready();
+            let socket = self.daemon.socket();
+            self.leaked = Some(Client::attach(Options { socket, ..Options::default() }));
+        }
     }
 
     fn later(&mut self, fault: &Fault, undo: Undo) {
@@ -277,15 +288,7 @@ impl Scene<'_> {
     fn end_of(&mut self, undo: Undo) -> Result<(), LabError> {
         match undo {
             Undo::Launch if self.daemon.is_up() => {}
-            Undo::Launch => {
-                self.daemon.launch()?;
-                if self.setting.plant == Some(Plant::Leak) && self.leaked.is_none() {
-                    let ready = self.daemon.status();
-                    self.note(ready.err());
-                    let socket = self.daemon.socket();
-                    self.leaked = Some(Client::attach(Options { socket, ..Options::default() }));
-                }
-            }
+            Undo::Launch => self.daemon.launch()?,
             Undo::ContinueDaemon => {
                 self.daemon.signal(Signal::SIGCONT);
                 if let Some(since) = self.stopped_ns.take() {
