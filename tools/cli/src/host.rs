@@ -295,7 +295,8 @@ fn port_lines(port: &PortStatus) -> String {
         flows => format!(", {flows} flows ({}) held back", bytes(port.held_bytes)),
     };
     format!(
-        "{} {}: {}/s{}, load {:.0} %, {} of {} in flight{held}, {} promotions, {} demotions\n{table}",
+        "{} {}: {}/s{}, load {:.0} %, {} of {} in flight{held}, {} promotions, {} demotions\n\
+         {table}",
         port.name,
         port.direction,
         bytes(port.rate_bytes_per_s),

@@ -238,7 +238,7 @@ mod tests {
         (folder, path)
     }
 
-    const MOONCAKE: &str = r#"{"timestamp": 1000, "input_length": 1100, "output_length": 5, "hash_ids": [0]}
+    const MOONCAKE: &str = r#"{"timestamp": 1000, "input_length": 1100, "output_length": 5}
 {"timestamp": 3000, "input_length": 1600, "output_length": 5, "hash_ids": [0, 1, 3, 4]}
 {"timestamp": 5000, "input_length": 512, "output_length": 5, "hash_ids": [9]}
 "#;

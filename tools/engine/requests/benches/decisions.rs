@@ -1,6 +1,6 @@
 //! The costs of decisions. A replica's iteration (its events and the next plan) with 256 decoding
-//! requests and 10 000 queued ones may take 20 µs. A dispatch over 64 instances, and a decision of a
-//! workflow over 64 nodes, may take 10 µs.
+//! requests and 10 000 queued ones may take 20 µs. A dispatch over 64 instances, and a decision of
+//! a workflow over 64 nodes, may take 10 µs.
 //!
 //! `cargo bench -p laxity-requests` prints the table. `-- NAME` selects rows by a part of the name.
 //! With `-- --strict` the exit status is 1 if a median is above its limit. Times are of single

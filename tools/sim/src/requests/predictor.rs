@@ -1,5 +1,5 @@
-//! Trains the batch predictor of QoServe (§3.6.1), a random forest (`smartcore`), on iterations of a
-//! [`Latency`], in the simulator the roofline.
+//! Trains the batch predictor of QoServe (§3.6.1), a random forest (`smartcore`), on iterations of
+//! a [`Latency`], in the simulator the roofline.
 //!
 //! Iterations of a [`Latency`] are drawn over the range that a replica sees: prompt tokens,
 //! prefixes, decodes and contexts. Draws are uniform in the logarithm, so that small iterations are

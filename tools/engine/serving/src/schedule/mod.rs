@@ -2,7 +2,8 @@
 //! sequences are computed next, and where.
 //!
 //! [`Schedulers`] is the layer between the engine and the schedulers. It can write all their inputs
-//! and outputs to a file, as one JSON object a line. The settings come first, and then events, reservations and decisions in order, with their times.
+//! and outputs to a file, as one JSON object a line. The settings come first, and then events,
+//! reservations and decisions in order, with their times.
 //! [`replay`] gives new schedulers the same events in virtual time and compares their decisions.
 
 pub mod places;

@@ -124,8 +124,8 @@ pub trait Policy: Send {
     /// [`crate::discipline::Discipline::rank`].
     fn rank(&self, job: &Job, estimate: &Estimate) -> Rank;
 
-    /// Adds a request to the queue. The rank is asked for afterwards. After a change of an estimate it is called again after
-    /// [`Self::left`].
+    /// Adds a request to the queue. The rank is asked for afterwards. After a change of an estimate
+    /// it is called again after [`Self::left`].
     fn arrived(&mut self, spec: &Spec, estimate: &Estimate) {
         let _ = (spec, estimate);
     }
