@@ -284,12 +284,13 @@ impl Service {
 
     /// Reads the rates that the configuration leaves to the kernel, and applies those that changed.
     pub(crate) fn follow_rates(&self, root: &Path) {
-        let mut read = Config::clone(&self.config());
+        let before = self.config();
+        let mut read = Config::clone(&before);
         // A driver may take long to answer, so the lock is not held.
         if !read.read_rates(root) {
             return;
         }
-        for nic in &read.nic {
+        for (nic, _) in read.nic.iter().zip(&before.nic).filter(|(nic, before)| nic != before) {
             info!(nic = nic.name, bytes_per_s = nic.rate.bytes_per_s, "the rate of a NIC changed");
         }
         self.change(|config| {

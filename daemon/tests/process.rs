@@ -125,16 +125,16 @@ fn observe_accounts_for_bytes_and_delays_none() {
     let client = daemon.attach("worker");
     let mut lane = client.lane();
     // The flow is much larger than the window, completes nothing, and still goes out.
-    let mut ticket = lane.submit(&flow(Stage::P2d, 100 << 20));
+    let mut ticket = lane.submit(&flow(Stage::P2d, 300 << 20));
     let permit = lane.poll(&mut ticket).unwrap();
-    assert_eq!((permit.bytes, permit.last, permit.bypassed), (100 << 20, true, false));
+    assert_eq!((permit.bytes, permit.last, permit.bypassed), (300 << 20, true, false));
     until("it is accounted", || {
         let totals = daemon.status().totals;
-        totals.submitted_bytes == 100 << 20 && totals.permitted_bytes == 0
+        totals.submitted_bytes == 300 << 20 && totals.permitted_bytes == 0
     });
-    lane.complete(&ticket, 100 << 20);
-    until("so is its completion", || daemon.status().totals.completed_bytes == 100 << 20);
-    // At 1 Gbit/s the flow takes 0.8 s. What comes meanwhile would have waited, and the collective
+    lane.complete(&ticket, 300 << 20);
+    until("so is its completion", || daemon.status().totals.completed_bytes == 300 << 20);
+    // At 1 Gbit/s the flow takes 2.5 s. What comes meanwhile would have waited, and the collective
     // would not have waited for the other flow.
     for (stage, bytes) in [(Stage::P2d, 1 << 20), (Stage::Collective, 1 << 16)] {
         let mut ticket = lane.submit(&flow(stage, bytes));

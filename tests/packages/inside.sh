@@ -28,7 +28,7 @@ grep -q '^ok *library' doctor
 laxity run -- bash -c 'grep -q liblaxity.so /proc/self/maps'
 [ "$(stat -c %U:%a /run/laxity)" = laxity:755 ]
 for library in libnccl-net-laxity.so liblaxity_client.so.0; do
-    ldconfig -p | grep -q "$library"
+    ldconfig -p | grep "$library" >/dev/null
 done
 for file in man1/laxity.1 man5/laxityd.toml.5 man8/laxityd.8 man8/laxity-coordinator.8 man1/laxity-lab.1; do
     [ -e "/usr/share/man/$file.gz" ]

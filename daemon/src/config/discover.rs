@@ -93,7 +93,8 @@ impl NicConfig {
 
 impl Config {
     /// Names the NICs of the host below `root`, if the file names none. A single NIC keeps the name
-    /// `default`, which stands for all devices.
+    /// `default`, which stands for all devices. Beside several, `default` is for traffic that names
+    /// none of them, such as that of programs that name the network interface of an RDMA device.
     pub(super) fn discover(&mut self, root: &Path) {
         let [own] = self.nic.as_slice() else {
             return;
@@ -104,7 +105,8 @@ impl Config {
         }
         let own = own.clone();
         let named = |name| NicConfig { name, ..own.clone() };
-        self.nic = found.into_iter().take(NICS_MAX).map(named).collect();
+        self.nic = found.into_iter().take(NICS_MAX - 1).map(named).collect();
+        self.nic.push(own);
     }
 
     /// Reads all rates that are `"auto"`. `default` has that of the fastest NIC. A rate that the
@@ -164,7 +166,8 @@ mod tests {
     fn a_configuration_without_nics_has_those_of_the_host_with_their_rates() {
         let two = host(&[("mlx5_0", 400), ("mlx5_1", 200)]);
         let config = on(two.path(), "");
-        assert_eq!(nics(&config), [("mlx5_0", 400), ("mlx5_1", 200)]);
+        let default = ("default", 400);
+        assert_eq!(nics(&config), [("mlx5_0", 400), ("mlx5_1", 200), default]);
         assert_eq!(config.warnings(), Vec::<String>::new());
         assert_eq!(on(two.path(), &config.to_toml()), config, "shown and read back");
         let one = host(&[("mlx5_0", 200)]);
@@ -194,7 +197,7 @@ mod tests {
         let port = host.path().join("sys/class/infiniband/mlx5_0/ports/1");
         fs::write(port.join("rate"), "25 Gb/sec (1X EDR)").expect("written");
         assert!(config.read_rates(host.path()));
-        assert_eq!(nics(&config), [("mlx5_0", 25), ("mlx5_1", 100)]);
+        assert_eq!(nics(&config)[..2], [("mlx5_0", 25), ("mlx5_1", 100)]);
         fs::write(port.join("state"), "1: DOWN").expect("written");
         assert!(!config.read_rates(host.path()));
         assert_eq!(nics(&config)[0], ("mlx5_0", 25));

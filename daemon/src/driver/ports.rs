@@ -108,7 +108,8 @@ impl Port {
     /// A field is out of range. The old configuration stays in force.
     pub fn configure(&mut self, now: Time, config: LinkConfig) -> Result<(), InvalidConfig> {
         self.dirty = true;
-        if *self.link.config() != config {
+        let (rate, window_bytes) = self.configured;
+        if (LinkConfig { rate, window_bytes, ..self.link.config().clone() }) != config {
             // A simulation of other settings begins anew with the next flow.
             self.would = None;
         }
@@ -152,10 +153,12 @@ impl Port {
 
     /// Tells the link of a hint.
     pub fn hint(&mut self, now: Time, event: Event) {
-        if let Some(would) = &mut self.would {
-            would.hint(now, &event);
-        }
+        let observed =
+            self.would.as_ref().filter(|would| would.is_hinted(now)).map(|_| event.clone());
         self.link.handle(now, event);
+        if let (Some(would), Some(event)) = (&mut self.would, observed) {
+            would.hint(now, event);
+        }
         self.dirty = true;
     }
 

@@ -1,13 +1,16 @@
 //! What enforcing would have done to the flows of a port that were only observed.
 //!
 //! A second [`Link`] gets the observed flows and the hints. Its permits go nowhere: the bytes are
-//! taken to leave one after another at the configured rate of the port, and complete then. So this
+//! taken to leave one after another at the rate of the port in force, and complete then. So this
 //! is a simulation, fed by the real arrivals. It departs from reality in three ways: senders would
 //! have submitted later if earlier flows had been delayed, a receiver or a switch may be slower
 //! than the port, and fetches are not held for other hosts.
 //!
 //! Time passes here only when something happens on the port, or when somebody looks. Flows have ids
 //! of their own, because a flow may end here later than in reality.
+//!
+//! It runs on the scheduler's thread, so its work is bounded. It takes flows for seconds ahead at
+//! most, gives up what it knows if it can't keep pace, and rests where nothing is observed.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -20,8 +23,13 @@ const MINUTES_MAX: usize = 60;
 const MINUTE: u64 = 60_000_000_000;
 /// Most flows that wait here. More means that the port is faster than its configured rate.
 const WAITING_MAX: usize = 65_536;
-/// Most steps at once, so that the scheduler's thread is never kept for long.
-const STEPS_MAX: usize = 10_000;
+/// The longest time that the bytes of all flows may take at the rate of the port. Nobody checks
+/// what a flow says that it has.
+const AHEAD_MAX: Span = Span::from_millis(10_000);
+/// Most steps at once, so that the scheduler's thread is kept for a millisecond or two.
+const STEPS_MAX: usize = 1000;
+/// How long hints are taken after the last flow.
+const HINTED_FOR: Span = Span::from_millis(10_000);
 /// The shortest time between two looks at the link without an event.
 const LOOK_MIN: Span = Span::from_micros(10);
 
@@ -76,6 +84,10 @@ pub struct Would {
     others: BTreeSet<FlowId>,
     /// Permitted bytes, by the time when they have left.
     wire: VecDeque<(Time, FlowId, u64)>,
+    /// Bytes of flows that have not left.
+    ahead: u64,
+    /// The arrival of the last flow.
+    last: Time,
     /// The time up to which the link has seen everything.
     seen: Time,
     /// Promotions before the latest minute.
@@ -95,6 +107,8 @@ impl Would {
             waiting: HashMap::new(),
             others: BTreeSet::new(),
             wire: VecDeque::new(),
+            ahead: 0,
+            last: Time::ZERO,
             seen: Time::ZERO,
             promotions: 0,
             minutes: VecDeque::new(),
@@ -108,17 +122,26 @@ impl Would {
         self.serve(now);
     }
 
+    /// Reports whether hints are of use: flows wait, or some came lately.
+    #[must_use]
+    pub fn is_hinted(&self, now: Time) -> bool {
+        self.ahead > 0 || now.since(self.last) < HINTED_FOR
+    }
+
     /// Takes a hint that the real link gets.
-    pub fn hint(&mut self, now: Time, event: &Event) {
+    pub fn hint(&mut self, now: Time, event: Event) {
         self.advance(now);
-        self.link.handle(now, event.clone());
+        self.link.handle(now, event);
         self.serve(now);
     }
 
     /// Takes a flow that was sent without a permit.
     pub fn flow(&mut self, now: Time, spec: &FlowSpec) {
         self.advance(now);
-        let is_lost = self.waiting.len() >= WAITING_MAX;
+        self.last = now;
+        let ahead = self.ahead.saturating_add(spec.bytes);
+        let is_lost = self.waiting.len() >= WAITING_MAX
+            || Span::transfer(ahead, self.link.config().rate) > AHEAD_MAX;
         let minute = self.minute(now);
         minute.flows += 1;
         minute.bytes += spec.bytes;
@@ -126,6 +149,7 @@ impl Would {
         if is_lost {
             return;
         }
+        self.ahead = ahead;
         let flow = FlowId(self.next);
         self.next += 1;
         let (bytes, stage) = (spec.bytes, spec.stage);
@@ -142,7 +166,7 @@ impl Would {
         self.advance(now);
         let mut minutes: Vec<Minute> = self.minutes.iter().copied().collect();
         if let Some(last) = minutes.last_mut() {
-            last.promotions = self.link.snapshot().promotions - self.promotions;
+            last.promotions += self.link.snapshot().promotions - self.promotions;
         }
         minutes
     }
@@ -152,7 +176,7 @@ impl Would {
         if self.minutes.back().is_none_or(|minute| minute.number < number) {
             let promotions = self.link.snapshot().promotions;
             if let Some(last) = self.minutes.back_mut() {
-                last.promotions = promotions - self.promotions;
+                last.promotions += promotions - self.promotions;
             }
             self.promotions = promotions;
             if self.minutes.len() == MINUTES_MAX {
@@ -164,9 +188,10 @@ impl Would {
         &mut self.minutes[last]
     }
 
-    /// Lets everything happen that is due before `now`.
+    /// Lets everything happen that is due before `now`. Begins anew if that is too much.
     fn advance(&mut self, now: Time) {
-        for _ in 0..STEPS_MAX {
+        let mut steps = 0..STEPS_MAX;
+        loop {
             let landing = self.wire.front().map(|(at, ..)| *at);
             let look = match self.waiting.is_empty() {
                 true => None,
@@ -175,15 +200,35 @@ impl Would {
             let Some(at) = landing.into_iter().chain(look).min().filter(|at| *at <= now) else {
                 break;
             };
+            if steps.next().is_none() {
+                self.give_up(now);
+                break;
+            }
             while let Some(&(landed, flow, bytes)) = self.wire.front()
                 && landed <= at
             {
                 self.wire.pop_front();
+                self.ahead = self.ahead.saturating_sub(bytes);
                 self.link.handle(at, Event::BytesCompleted { flow, bytes });
             }
             self.serve(at);
         }
         self.seen = self.seen.max(now);
+    }
+
+    /// Forgets all flows, and counts those that wait as lost.
+    fn give_up(&mut self, now: Time) {
+        let lost = self.waiting.len() as u64;
+        self.minute(now).lost_flows += lost;
+        let promoted = self.link.snapshot().promotions - self.promotions;
+        self.minute(now).promotions += promoted;
+        // The configuration is that of a link, so it is valid.
+        if let Ok(link) = Link::new(self.link.config().clone()) {
+            self.link = link;
+        }
+        self.promotions = 0;
+        (self.waiting, self.others, self.wire) = Default::default();
+        self.ahead = 0;
     }
 
     /// Puts on the wire what the link permits.
@@ -294,5 +339,22 @@ mod tests {
         }
         assert!(would.waiting.len() <= WAITING_MAX);
         assert!(would.minutes(Time::ZERO).last().is_some_and(|minute| minute.lost_flows > 0));
+    }
+    #[test]
+    fn a_flow_without_end_is_not_taken_and_one_that_takes_too_long_at_once_is_given_up() {
+        let mut would = would();
+        would.flow(at_ms(1), &spec(Stage::P2d, 1 << 50));
+        assert!(would.waiting.is_empty() && would.ahead == 0);
+        would.flow(at_ms(1), &spec(Stage::P2d, 5 << 30));
+        would.flow(at_ms(1), &spec(Stage::P2d, MIB));
+        assert!(would.is_hinted(at_ms(60_000)));
+        would.advance(at_ms(4000));
+        assert!(would.waiting.is_empty() && would.wire.is_empty() && would.ahead == 0);
+        assert!(!would.is_hinted(at_ms(60_000)), "it rests");
+        let lost: u64 = would.minutes(Time::ZERO).iter().map(|minute| minute.lost_flows).sum();
+        assert_eq!(lost, 2, "the endless one, and the one behind the long one");
+        would.flow(at_ms(5000), &spec(Stage::P2d, MIB));
+        would.advance(at_ms(5100));
+        assert_eq!((would.ahead, would.waiting.len()), (0, 0), "it goes on");
     }
 }

@@ -8,9 +8,11 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use crate::dcbnl::DcbError;
 use crate::ports::{RdmaPort, rdma_ports};
+use crate::rates::is_active;
 
 /// The NIC name that stands for all devices.
 const ANY: &str = "default";
@@ -19,6 +21,8 @@ const INTERFACES: &str = "proc/net/dev";
 /// Fields of a row after the interface's name: received bytes, and sent bytes.
 const RX_BYTES: usize = 0;
 const TX_BYTES: usize = 8;
+/// How often PFC frames are read at most.
+const PAUSES_EVERY: Duration = Duration::from_secs(1);
 
 /// The counters of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -134,12 +138,29 @@ struct Device {
     family: &'static Family,
     interface: Option<Interface>,
     pauses: Pauses,
+    /// PFC frames, and when they were read.
+    paused: Option<(Instant, u64)>,
 }
 
 /// Returns the PFC frames that an interface received: [`crate::pauses`].
 pub type Pauses = fn(&str) -> Result<u64, DcbError>;
 
 impl Device {
+    /// Returns the PFC frames that were received, of a second ago at most. The kernel asks the
+    /// driver for them under its lock of all interfaces.
+    fn paused(&mut self) -> u64 {
+        let Some(interface) = &self.interface else { return 0 };
+        match self.paused {
+            Some((at, frames)) if at.elapsed() < PAUSES_EVERY => frames,
+            before => {
+                let last = before.map_or(0, |(_, frames)| frames);
+                let frames = (self.pauses)(&interface.name).unwrap_or(last);
+                self.paused = Some((Instant::now(), frames));
+                frames
+            }
+        }
+    }
+
     fn file(&self, name: &str) -> Option<u64> {
         self.folders.iter().find_map(|folder| number(&folder.join(name)))
     }
@@ -166,9 +187,7 @@ impl CounterSource for Device {
     fn read(&mut self) -> Option<Counts> {
         let (mut egress, mut ingress) =
             (self.passed(&self.family.egress)?, self.passed(&self.family.ingress)?);
-        if let Some(paused) = self.interface.as_ref().map(|it| (self.pauses)(&it.name)) {
-            egress.signals = egress.signals.wrapping_add(paused.unwrap_or(0));
-        }
+        egress.signals = egress.signals.wrapping_add(self.paused());
         if let Some(other) = self.interface.as_mut().and_then(CounterSource::read) {
             egress.bytes = egress.bytes.wrapping_add(other.egress.bytes);
             ingress.bytes = ingress.bytes.wrapping_add(other.ingress.bytes);
@@ -186,7 +205,10 @@ pub fn counters_of(root: &Path, nic: &str, pauses: Pauses) -> Option<Box<dyn Cou
     let is_it = |port: &&RdmaPort| {
         port.device == nic || port.interface.as_deref() == Some(nic) || nic == ANY
     };
-    let port = ports.iter().find(is_it).filter(|_| nic != ANY || ports.len() == 1);
+    let is_only = ports.iter().all(|port| port.device == ports[0].device);
+    let mut of_nic = ports.iter().filter(is_it).filter(|_| nic != ANY || is_only);
+    let active = of_nic.clone().find(|port| is_active(root, port));
+    let port = active.or_else(|| of_nic.next());
     let interface = |name: &str| Interface { table: root.join(INTERFACES), name: name.to_owned() };
     let Some(port) = port.filter(|port| !port.is_software) else {
         let name = port.and_then(|port| port.interface.as_deref()).unwrap_or(nic);
@@ -202,6 +224,7 @@ pub fn counters_of(root: &Path, nic: &str, pauses: Pauses) -> Option<Box<dyn Cou
         family,
         interface: beside.map(interface),
         pauses,
+        paused: None,
     });
     devices.find(Device::has_all).map(|it| Box::new(it) as Box<dyn CounterSource>)
 }

@@ -10,13 +10,20 @@ use crate::ports::{INTERFACES, RDMA_DEVICES, RdmaPort, names, rdma_ports, text};
 /// A rate of 1 Mbit/s, in bytes per second.
 const MBIT: u64 = 125_000;
 
-/// Returns the names of RDMA devices with an active port. Without any, those of network interfaces
-/// that are up: hardware and bonds, but not the interfaces below a bond.
+/// Returns the names of RDMA devices, whether their links are up yet or not: hardware, or else
+/// software with an active port. Without any, those of network interfaces that are up: hardware and
+/// bonds, but not the interfaces below a bond.
 #[must_use]
 pub fn nics(root: &Path) -> Vec<String> {
-    let ports = rdma_ports(root).into_iter().filter(|port| is_active(root, port));
-    let mut found: Vec<String> = ports.map(|port| port.device).collect();
-    found.dedup();
+    let ports = rdma_ports(root);
+    let devices = |is_ours: &dyn Fn(&RdmaPort) -> bool| {
+        let mut found: Vec<String> =
+            ports.iter().filter(|port| is_ours(port)).map(|port| port.device.clone()).collect();
+        found.dedup();
+        found
+    };
+    let hardware = devices(&|port| !port.is_software);
+    let found = if hardware.is_empty() { devices(&|p| is_active(root, p)) } else { hardware };
     if !found.is_empty() {
         return found;
     }
@@ -47,7 +54,7 @@ fn port_text(root: &Path, port: &RdmaPort, file: &str) -> Option<String> {
     text(&ports.join(&port.number).join(file))
 }
 
-fn is_active(root: &Path, port: &RdmaPort) -> bool {
+pub(crate) fn is_active(root: &Path, port: &RdmaPort) -> bool {
     port_text(root, port, "state").is_some_and(|state| state.contains("ACTIVE"))
 }
 
@@ -85,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn active_rdma_devices_are_the_nics_and_their_ports_have_the_rate() {
+    fn rdma_devices_are_the_nics_and_their_active_ports_have_the_rate() {
         let host = host(&[
             ("infiniband/mlx5_0/ports/1/state", "4: ACTIVE\n"),
             ("infiniband/mlx5_0/ports/1/rate", "400 Gb/sec (4X NDR)\n"),
@@ -101,7 +108,8 @@ mod tests {
             ("net/eth0/operstate", "up\n"),
             ("net/eth0/device/vendor", "x"),
         ]);
-        assert_eq!(nics(host.path()), ["ib0", "mlx5_0", "rxe0"]);
+        // Software beside hardware has the hardware's packets. A link may come up later.
+        assert_eq!(nics(host.path()), ["ib0", "mlx5_0", "mlx5_1"]);
         let rate = |name| rate(host.path(), name);
         assert_eq!(rate("mlx5_0"), Some(50_000_000_000));
         assert_eq!(rate("mlx5_1"), None);

@@ -9,6 +9,7 @@ mod redact;
 use std::fs;
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
@@ -178,6 +179,9 @@ pub(crate) fn support_bundle(args: &SupportBundleArgs) -> Result<(), BundleError
     };
     collect(args, &mut bundle);
     let (archive, manifest) = bundle.finish()?;
+    // Before it has content, because it may have what only root may read.
+    let private = || fs::OpenOptions::new().create(true).append(true).mode(0o600).open(&path);
+    private().map_err(|cause| OutputError::File { path: path.clone(), cause })?;
     replace(&path, &archive)?;
     let lines = manifest.missing.iter().map(|it| format!("\n  not had: {}: {}", it.name, it.why));
     Ok(say(format!(

@@ -176,7 +176,8 @@ fn nics(
 ) -> Vec<Nic> {
     let egress: Vec<_> = status.ports.iter().filter(|p| p.direction == "egress").collect();
     let nic = |name: &str| {
-        let named = ports.iter().find(|p| p.device == name || p.netdev.as_deref() == Some(name));
+        let is_it = |p: &&fabric::Port| p.device == name || p.netdev.as_deref() == Some(name);
+        let named = ports.iter().filter(is_it).max_by_key(|port| port.active);
         // With one NIC and one port, they belong together whatever their names are.
         let port = named.or(ports.first().filter(|_| egress.len() == 1 && ports.len() == 1));
         let own = root.has(&format!("/sys/class/net/{name}")).then(|| name.to_owned());
@@ -225,9 +226,10 @@ fn compare(nics: &[Nic], before: &Seen, after: &Seen, seconds: u64) -> Report {
     let mut report = Report { seconds, nics: Vec::new(), findings: Vec::new() };
     report.findings.extend(unmarked(&after.status));
     let is_marked = report.findings.is_empty();
+    let is_kept = after.status.marking == "preserve";
     for nic in nics {
         let seen = nic_report(nic, before, after);
-        report.findings.extend(judge(nic, &seen, is_marked));
+        report.findings.extend(judge(nic, &seen, is_marked, is_kept));
         report.nics.push(seen);
     }
     report
@@ -319,14 +321,14 @@ fn level_rows(nic: &Nic, before: &Status, after: &Status) -> Vec<LevelRow> {
 }
 
 /// Returns what contradicts on one NIC, and what could not be compared.
-fn judge(nic: &Nic, report: &NicReport, is_marked: bool) -> Vec<Finding> {
+fn judge(nic: &Nic, report: &NicReport, is_marked: bool, is_kept: bool) -> Vec<Finding> {
     let name = report.interface.as_deref().unwrap_or(&report.nic);
     let mut findings = Vec::new();
     let rows = || report.priorities.iter();
     if let Some(why) = not_measured(nic, report) {
         findings.push(Finding::info("bytes", format!("not measured: {why}")));
     } else if is_marked {
-        findings.extend(missing_bytes(report));
+        findings.extend(missing_bytes(report, is_kept));
     }
     for row in rows() {
         let PriorityRow { priority, pfc, .. } = row;
@@ -355,7 +357,7 @@ fn judge(nic: &Nic, report: &NicReport, is_marked: bool) -> Vec<Finding> {
         }
     }
     let cnps = report.cnp_sent.unwrap_or(0) + report.cnp_handled.unwrap_or(0);
-    if nic.map.ecn == Some(0) && cnps > 0 {
+    if nic.map.ecn == Some(0) && cnps > 0 && report.cnp_handled.unwrap_or(0) == 0 {
         let found = format!("{cnps} CNPs came or went, and ECN for RoCE is off on every priority");
         findings.push(Finding::error("cnp", found).because(
             "the switch marks congestion, and this NIC does not slow down",
@@ -383,7 +385,10 @@ fn not_measured(nic: &Nic, report: &NicReport) -> Option<String> {
 }
 
 /// Compares permitted bytes with those that left at the levels' priorities.
-fn missing_bytes(report: &NicReport) -> Option<Finding> {
+///
+/// With `marking = "preserve"` (`is_kept`), bytes may keep the class that a program chose, or that
+/// the NIC treats differently from the level's. So that is no contradiction then.
+fn missing_bytes(report: &NicReport, is_kept: bool) -> Option<Finding> {
     let permitted: u64 = report.levels.iter().map(|row| row.permitted_bytes).sum();
     let sum = |of_level: bool| -> u64 {
         let rows = report.priorities.iter().filter(|row| row.of_level == of_level);
@@ -406,6 +411,13 @@ fn missing_bytes(report: &NicReport) -> Option<Finding> {
     );
     if sent >= permitted / 2 {
         return Some(Finding::ok("bytes", found));
+    }
+    if is_kept {
+        let why = "marking is preserve: a class stays if somebody chose it, or if the NIC treats \
+                   the level's differently (PFC, ECN)";
+        return Some(Finding::warn("bytes", found).because(why).action(
+            "laxity doctor shows both; marking = \"levels\" sets the levels' classes regardless",
+        ));
     }
     Some(Finding::error("bytes", found).because(
         "permitted bytes leave without the DSCP of their level, so NIC and switches do not order \

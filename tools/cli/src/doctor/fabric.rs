@@ -22,7 +22,8 @@ pub(crate) struct Port {
     pub(crate) ethernet: bool,
     /// The link layer as sysfs names it.
     pub(crate) link_layer: String,
-    active: bool,
+    /// Whether the link is up.
+    pub(crate) active: bool,
     state: String,
     rate_gbit: Option<f64>,
 }

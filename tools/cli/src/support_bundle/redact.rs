@@ -35,20 +35,23 @@ fn regex(pattern: &str) -> Regex {
 impl Redaction {
     /// Makes a redaction that also replaces the name of this host.
     pub(super) fn new(with_addresses: bool, host: Option<String>) -> Self {
-        let quoted = r#""[^"\n]*"|'[^'\n]*'"#;
-        let word = r#"(?:bearer\s+|basic\s+)?[^\s,;{}\[\]&"']+"#;
-        let host = host.filter(|name| name.len() > 2 && name != "localhost");
+        let quoted = r#"\\?"[^"\n]*"|'[^'\n]*'"#;
+        let word = r#"(?:bearer\s+|basic\s+)?[^\s{}\[\]&"']+"#;
+        // Also without the domain, and only what a name may contain.
+        let host = host.map(|name| name.split('.').next().unwrap_or_default().to_owned());
+        let is_name = |name: &str| name.chars().all(|c| c.is_alphanumeric() || c == '-');
+        let host = host.filter(|it| it.len() > 2 && it != "localhost" && is_name(it));
         Self {
             secrets: vec![
                 // NAME=VALUE, NAME: VALUE and "name": "value". The first group stays.
                 regex(&format!(
-                    r#"(?i)([\w.-]*{NAMES}s?(?:[_-]\w+)?"?\s*[=:]\s*)({quoted}|{word})"#
+                    r#"(?i)([\w.-]*{NAMES}s?(?:[_-]\w+)?\\?"?\s*[=:]\s*)({quoted}|{word})"#
                 )),
                 regex(&format!(
-                    r#"(?i)(--[\w-]*{NAMES}s?(?:-\w+)?\s+)({quoted}|[^\s"'-][^\s"']*)"#
+                    r#"(?i)(--[\w-]*{NAMES}s?(?:-\w+)?(?:\s+|["']\s*,\s*))({quoted}|[^\s"'-][^\s"']*)"#
                 )),
                 regex(r"(?i)(\bbearer\s+)([\w.~+/=-]{8,})"),
-                regex(r"(://[^\s/:@]+:)([^\s/@]+)(?:@)"),
+                regex(r"(://[^\s/:@]*:)([^\s@]+)(?:@)"),
                 // Keys whose form is known: of AWS, GitHub, Hugging Face, OpenAI.
                 regex(r"(\b)(AKIA[0-9A-Z]{16}|gh[pousr]_\w{20,}|hf_\w{20,}|sk-[\w-]{20,})"),
             ],
@@ -61,10 +64,7 @@ impl Redaction {
                 r"(?i)\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b",
                 r"|\b\d{1,3}(?:\.\d{1,3}){3}\b|\w*:[\w:]*:[\w:.]*",
             )),
-            host: host.map(|name| {
-                let name = name.replace('.', r"\.");
-                regex(&format!(r"\b{name}(?:\.[\w.-]+)?\b"))
-            }),
+            host: host.map(|name| regex(&format!(r"\b{name}(?:\.[\w.-]+)?\b"))),
             with_addresses,
             removed: 0,
             known: BTreeMap::new(),
@@ -93,10 +93,12 @@ impl Redaction {
         for pattern in &self.secrets {
             let hide = |found: &Captures<'_>| {
                 let (name, value) = (&found[1], &found[2]);
-                // Numbers and words of a configuration are no secrets: `tokens: 512`.
-                let plain = value.trim_matches(['"', '\'']);
+                // Numbers of tokens and words of a configuration are no secrets: `tokens: 512`.
+                let plain = value.trim_matches(['"', '\'', ',', ';', '\\']);
+                let is_count =
+                    plain.parse::<f64>().is_ok() && name.to_lowercase().contains("token");
                 let is_plain = plain.is_empty()
-                    || plain.parse::<f64>().is_ok()
+                    || is_count
                     || ["true", "false", "null", SECRET].contains(&plain);
                 if is_plain {
                     return found[0].to_owned();
@@ -126,16 +128,13 @@ impl Redaction {
             host => format!("{}{}", &found[1], number(host)),
         });
         let text = self.address.replace_all(&text, |found: &Captures<'_>| {
-            // A sentence may end after an address.
-            let whole = found[0].trim_end_matches('.');
-            let rest = &found[0][whole.len()..];
-            let is_mac = whole.len() == 17 && whole.matches(':').count() == 5;
-            let is_address =
-                whole.parse().is_ok_and(|ip: IpAddr| !ip.is_loopback() && !ip.is_unspecified());
             // Other things with colons are times, paths of modules and PCI devices.
-            match is_address || is_mac {
-                true => number(whole) + rest,
-                false => found[0].to_owned(),
+            match address_in(&found[0]) {
+                Some((start, end)) => {
+                    let (before, after) = (&found[0][..start], &found[0][end..]);
+                    format!("{before}{}{after}", number(&found[0][start..end]))
+                }
+                None => found[0].to_owned(),
             }
         });
         match &self.host {
@@ -143,6 +142,25 @@ impl Redaction {
             None => text.into_owned(),
         }
     }
+}
+
+/// Returns where an address is in a word with colons or dots: all of it, or what is left without
+/// words before it and a colon or a full stop behind it.
+fn address_in(word: &str) -> Option<(usize, usize)> {
+    let end = word.trim_end_matches('.').len();
+    let ends = [end, word[..end].trim_end_matches(':').len()];
+    let starts = [0].into_iter().chain(word.match_indices(':').map(|(at, _)| at + 1));
+    let is_address = |text: &str| {
+        let is_mac = text.len() == 17 && text.matches(':').count() == 5;
+        let ip = text.parse::<IpAddr>();
+        is_mac || ip.is_ok_and(|ip| !ip.is_loopback() && !ip.is_unspecified())
+    };
+    // A part of a loopback address looks like another address.
+    if word.trim_end_matches(['.', ':']).parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback()) {
+        return None;
+    }
+    let spans = starts.flat_map(|start| ends.map(|end| (start, end)));
+    spans.into_iter().find(|&(start, end)| word.get(start..end).is_some_and(is_address))
 }
 
 #[cfg(test)]
@@ -167,12 +185,18 @@ mod tests {
             "MYSQL_PASSWORD: planted",
             "-----BEGIN EC PRIVATE KEY-----\nplanted\n-----END EC PRIVATE KEY-----\n",
             "-----BEGIN PRIVATE KEY-----\nplanted, cut off",
+            "redis://:planted@cache:6379",
+            "postgres://alice:plan/planted@db/x",
+            r#"{\"api_key\": \"planted\"}"#,
+            r#"["--api-key", "planted"]"#,
+            "password=ab,planted;planted",
             "key AKIAPLANTEDPLANTED12 of AWS hf_plantedplantedplanted",
         ] {
             let shown = redacted(text).to_lowercase();
             assert!(!shown.contains("planted") && shown.contains(SECRET), "{text}: {shown}");
         }
         assert!(redacted("vllm --api-key planted --port 8000").ends_with("--port 8000"));
+        assert_eq!(redacted("PASSWORD=12345678"), "PASSWORD=[redacted]");
     }
 
     #[test]
@@ -199,6 +223,8 @@ mod tests {
             "[address-2] to [address-3], again [address-2]; [address-4] on [host], \
              https://[address-1]:7471"
         );
+        let within = redacted("from:fe80::1: refused, a:b:10.1.2.3, 2001:db8::5:");
+        assert_eq!(within, "from:[address-1]: refused, a:b:[address-2], [address-3]:");
         let mut kept = Redaction::new(true, Some("prefill-3".into()));
         assert_eq!((kept.text(text), kept.addresses()), (text.to_owned(), None));
     }

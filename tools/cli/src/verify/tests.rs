@@ -19,7 +19,7 @@ fn status(bytes: u64) -> Status {
         permitted: vec![permitted],
         ..PortStatus::default()
     };
-    let (mode, marking) = ("enforce".into(), "preserve".into());
+    let (mode, marking) = ("enforce".into(), "levels".into());
     Status { mode, marking, ports: vec![port], ..Status::default() }
 }
 
@@ -73,6 +73,12 @@ fn bytes_that_leave_at_another_priority_are_a_contradiction_with_a_next_step() {
     let [error] = errors(&report)[..] else { panic!("{:?}", report.findings) };
     assert!(error.found.contains("64 MiB were permitted") && error.found.contains("others 64."));
     assert!(error.action.contains("laxity doctor"));
+
+    // Classes that programs chose are meant to stay.
+    let mut kept = seen(65 * MIB, &now);
+    kept.status.marking = "preserve".into();
+    let report = compare(&[nic()], &seen(MIB, BEFORE), &kept, 5);
+    assert!(errors(&report).is_empty() && page(&report).contains("preserve"), "{}", page(&report));
 
     // Nothing is compared where Laxity is not meant to mark.
     let mut observing = seen(65 * MIB, &now);
