@@ -10,6 +10,7 @@ mod discover;
 mod error;
 mod file;
 mod names;
+mod rate;
 mod reload;
 mod residual;
 
@@ -24,8 +25,8 @@ use laxity_shm::marking::Marking;
 use serde::{Deserialize, Serialize};
 
 pub use self::coordinator::CoordinatorConfig;
-pub use self::discover::{ALL_DEVICES, NicRate};
 pub use self::error::{ConfigError, FILE_DEFAULT};
+pub use self::rate::{ALL_DEVICES, NicRate};
 pub use self::residual::{ResidualConfig, ResidualMode};
 
 /// Most NICs of a host. A record has one byte for the NIC, and clients index tables with it.

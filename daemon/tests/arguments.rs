@@ -119,7 +119,10 @@ fn check_coordinator(section: &str, more: &[&str]) -> (bool, String) {
     std::fs::write(folder.path().join("broken"), "nonsense").unwrap();
     let file = folder.path().join("laxityd.toml");
     let place = folder.path().display().to_string();
-    std::fs::write(&file, format!("[coordinator]\n{}", section.replace("PLACE", &place))).unwrap();
+    // A rate that the kernel may not know is warned of.
+    let nic = "[[nic]]\nname = \"eth0\"\nrate = \"1Gbit\"\n";
+    let section = section.replace("PLACE", &place);
+    std::fs::write(&file, format!("[coordinator]\n{section}{nic}")).unwrap();
     let more: Vec<String> = more.iter().map(|it| it.replace("PLACE", &place)).collect();
     let mut arguments = vec!["--check-config", "--config", file.to_str().unwrap()];
     arguments.extend(more.iter().map(String::as_str));
