@@ -387,10 +387,6 @@ pub struct Network {
     /// Mean time between two bursts of that traffic, in milliseconds.
     #[serde(skip_serializing_if = "is_usual_period")]
     pub ungoverned_period_ms: f64,
-    /// The share of a port that daemons keep at least, in thousandths, while they follow what that
-    /// traffic leaves. 0 means that they don't follow it.
-    #[serde(skip_serializing_if = "is_default")]
-    pub residual_permille: u16,
 }
 
 /// Mean time between two bursts of ungoverned traffic, unless a plan says otherwise.
@@ -425,7 +421,6 @@ impl Default for Network {
             latency_us: 10.0,
             ungoverned_share: 0.0,
             ungoverned_period_ms: UNGOVERNED_PERIOD_MS,
-            residual_permille: 0,
         }
     }
 }

@@ -313,8 +313,7 @@ fn network(n: &Network) -> Checked {
     within("network.p2d_weight", n.p2d_weight, 1e-3..=1e3, "")?;
     within("network.latency_us", n.latency_us, 0.0..=1e7, " µs")?;
     within("network.ungoverned_share", n.ungoverned_share, 0.0..=0.95, "")?;
-    within("network.ungoverned_period_ms", n.ungoverned_period_ms, 0.1..=1e4, " ms")?;
-    within("network.residual_permille", n.residual_permille, 0..=1000, "")
+    within("network.ungoverned_period_ms", n.ungoverned_period_ms, 0.1..=1e4, " ms")
 }
 
 fn policy(p: &Policy) -> Checked {

@@ -7,7 +7,6 @@
 //! A link receives hints before a flow of the batch has to wait, and at layer boundaries while
 //! flows wait. An idle link receives none.
 
-use laxity_policy::residual::{Reading, Residual, Terms};
 use laxity_policy::{
     Action, BatchId, BatchSpec, Event, FlowId, FlowSpec, Layer, Level, Link, LinkConfig, Order,
     PeerId, Permit, PolicyKind, RequestId, Span, Stage, Time,
@@ -64,9 +63,6 @@ pub(super) struct Progress {
 #[derive(Debug)]
 pub(super) struct Host {
     link: Link,
-    /// Bytes that the link permitted or sent on credit, and what others leave of the port.
-    permitted: u64,
-    residual: Residual,
     told: Vec<Told>,
     order_epoch: u64,
     /// Time of the agenda's next event for this host.
@@ -77,8 +73,6 @@ pub(super) struct Host {
 #[derive(Debug)]
 pub(super) struct Hosts {
     hosts: Vec<Host>,
-    /// The configured rate and window of each link.
-    configured: (u64, u64),
     /// Number of waiting flows by host. Stored together, because it is read most often.
     waiting: Vec<u32>,
     /// Class on the wire, by [`Level::row`].
@@ -132,8 +126,6 @@ impl Hosts {
             .map(|_| {
                 Ok(Host {
                     link: Link::new(config.clone())?,
-                    permitted: 0,
-                    residual: Residual::default(),
                     told: Vec::new(),
                     order_epoch: 0,
                     wake: Time::NEVER,
@@ -144,7 +136,6 @@ impl Hosts {
         Ok(Self {
             waiting: vec![0; hosts.len()],
             hosts,
-            configured: (config.rate, config.window_bytes),
             classes: classes(scenario.policy.levels, scenario.network.levels_on_wire),
             without_layers: scenario.policy.without.contains(&Part::Rli),
         })
@@ -195,19 +186,16 @@ impl Hosts {
         now: Time,
         spec: &FlowSpec,
     ) -> Option<Permit> {
-        let host = &mut self.hosts[host as usize];
-        let permit = host.link.peek_permit(now, spec).filter(|permit| permit.last)?;
-        host.link.commit_permit(now, spec, permit);
-        host.permitted += permit.bytes;
+        let link = &mut self.hosts[host as usize].link;
+        let permit = link.peek_permit(now, spec).filter(|permit| permit.last)?;
+        link.commit_permit(now, spec, permit);
         Some(permit)
     }
 
     /// Reports bytes of a collective that are sent on credit.
     pub(super) fn launch(&mut self, host: u32, now: Time, level: Level, bytes: u64) {
         let (stage, all) = (Stage::Collective, PeerId(0));
-        let host = &mut self.hosts[host as usize];
-        host.link.launch(now, stage, all, level, bytes);
-        host.permitted += bytes;
+        self.hosts[host as usize].link.launch(now, stage, all, level, bytes);
     }
 
     /// Reports the end of bytes of a collective that were sent on credit.
@@ -227,31 +215,8 @@ impl Hosts {
 
     pub(super) fn poll(&mut self, host: u32, now: Time) -> Option<Action> {
         let action = self.hosts[host as usize].link.poll_action(now);
-        if let Some(Action::Permit { bytes, .. }) = action {
-            self.hosts[host as usize].permitted += bytes;
-        }
         self.recount(host);
         action
-    }
-
-    /// Reads a host's counter, and sets the rate and the window to what others leave, as `laxityd`
-    /// does.
-    pub(super) fn follow(&mut self, host: u32, at: Time, port_bytes: u64, assured_permille: u16) {
-        let (rate, window) = self.configured;
-        let Some(host) = self.hosts.get_mut(host as usize) else { return };
-        let reading = Reading {
-            at,
-            port_bytes,
-            permitted_bytes: host.permitted,
-            in_flight_bytes: host.link.in_flight_bytes(),
-            signals: 0,
-        };
-        let left = host.residual.read(Terms { rate, assured_permille }, reading).rate;
-        if left != host.link.config().rate {
-            let least = host.link.config().chunk_bytes.saturating_mul(2).min(window);
-            let scaled = u128::from(window) * u128::from(left) / u128::from(rate.max(1));
-            host.link.set_capacity(at, left, (scaled as u64).max(least));
-        }
     }
 
     fn recount(&mut self, host: u32) {

@@ -5,8 +5,7 @@
 //! lasts `ungoverned_share` of the period, at a pseudo-random place within it, so that ports are
 //! independent of each other and of the policy. Two bursts of a port never overlap.
 //!
-//! Daemons do not learn of it: their rate of the port stays that of the NIC. With
-//! `residual_permille` they read the port's counter before each burst, and follow what is left.
+//! Daemons do not learn of it: their rate of the port stays that of the NIC.
 
 use laxity_policy::Time;
 
@@ -45,13 +44,6 @@ impl World<'_> {
         let share = self.setup.scenario.network.ungoverned_share;
         let (seed, period_ns, now) = (self.setup.scenario.seed, self.period_ns(), self.now);
         let id = PortId(port);
-        let assured = self.setup.scenario.network.residual_permille;
-        if assured > 0 && self.setup.regime == Regime::Daemons && port < 2 * self.setup.layout.ranks
-        {
-            let counted = self.counted.get(port as usize).copied().unwrap_or(0);
-            let carried = self.network.carried(id, now) as u64 + counted;
-            self.hosts.follow(port, now, carried, assured);
-        }
         self.make_room_for(&[id], None);
         let bytes = self.network.capacity(id) * share * period_ns / 1e9;
         self.network.start(now, &[id], bytes as u64, 0, 1.0, Tag::Burst(port).pack());
@@ -82,23 +74,6 @@ mod tests {
         let bound = run(&scenario, &list);
         scenario.network.ungoverned_share = 0.0;
         assert_eq!(run(&scenario, &list).ttft_ms, bound.ttft_ms);
-    }
-
-    #[test]
-    fn daemons_that_follow_what_is_left_give_urgent_flows_a_shorter_way() {
-        let list: Vec<_> = (0..40).map(|n| (n * 25, 3000, n as u32)).collect();
-        let mut scenario = small();
-        scenario.cluster.nic_gbps = 25.0;
-        scenario.network.overcommit = 1;
-        let quiet = run(&scenario, &list);
-        scenario.network.residual_permille = 100;
-        assert_eq!(run(&scenario, &list).ttft_ms, quiet.ttft_ms, "nobody else sends");
-        scenario.network.ungoverned_share = 0.5;
-        let follows = run(&scenario, &list);
-        scenario.network.residual_permille = 0;
-        let believes = run(&scenario, &list);
-        assert_ne!(follows.ttft_ms, believes.ttft_ms, "the loop does something");
-        assert_eq!(follows.bytes.p2d, believes.bytes.p2d);
     }
 
     #[test]
