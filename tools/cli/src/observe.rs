@@ -12,7 +12,7 @@ use crate::host::{Endpoint, HostError};
 
 pub(crate) const HELP: &str = "\
 With mode = \"observe\", the daemon delays nothing. For each port it simulates what its policy \
-would have done to the flows that it sees, with the port's configured rate and window. The last \
+would have done to the flows that it sees, with the port's rate and window in force. The last \
 hour is kept.
 
 The simulation departs from reality: senders would have sent later if they had waited, receivers \
