@@ -37,6 +37,8 @@ impl Redaction {
     pub(super) fn new(with_addresses: bool, host: Option<String>) -> Self {
         let quoted = r#"\\?"[^"\n]*"|'[^'\n]*'"#;
         let word = r#"(?:bearer\s+|basic\s+)?[^\s{}\[\]&"']+"#;
+        // A value is the next word, or the next string of a list.
+        let after = r#"(?:\s+|["']\s*,\s*)"#;
         // Also without the domain, and only what a name may contain.
         let host = host.map(|name| name.split('.').next().unwrap_or_default().to_owned());
         let is_name = |name: &str| name.chars().all(|c| c.is_alphanumeric() || c == '-');
@@ -48,7 +50,7 @@ impl Redaction {
                     r#"(?i)([\w.-]*{NAMES}s?(?:[_-]\w+)?\\?"?\s*[=:]\s*)({quoted}|{word})"#
                 )),
                 regex(&format!(
-                    r#"(?i)(--[\w-]*{NAMES}s?(?:-\w+)?(?:\s+|["']\s*,\s*))({quoted}|[^\s"'-][^\s"']*)"#
+                    r#"(?i)(--[\w-]*{NAMES}s?(?:-\w+)?{after})({quoted}|[^\s"'-][^\s"']*)"#
                 )),
                 regex(r"(?i)(\bbearer\s+)([\w.~+/=-]{8,})"),
                 regex(r"(://[^\s/:@]*:)([^\s@]+)(?:@)"),
