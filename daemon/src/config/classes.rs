@@ -7,8 +7,8 @@ use laxity_shm::marking::Marking;
 use super::Config;
 
 impl Config {
-    /// Returns the DSCPs by [`Level::row`]. Levels that are not configured have the scavenger's
-    /// DSCP.
+    /// Returns the DSCPs by [`Level::row`]. A level that is not configured has the DSCP of the
+    /// scavenger.
     #[must_use]
     pub fn dscp_by_row(&self) -> [u8; Level::ROWS] {
         let mut table = [self.levels.scavenger_dscp; Level::ROWS];

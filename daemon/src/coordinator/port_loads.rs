@@ -11,7 +11,7 @@ use crate::stats::{PortSnapshot, Snapshot};
 pub(super) struct PortLoads {
     /// The time of the last reported snapshot.
     at: Time,
-    /// By port.
+    /// One entry for each port, in the order of the daemon's ports.
     told: Vec<Told>,
 }
 

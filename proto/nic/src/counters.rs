@@ -27,7 +27,7 @@ const PAUSES_EVERY: Duration = Duration::from_secs(1);
 /// The counters of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Passed {
-    /// Bytes with headers.
+    /// Bytes on the wire, so headers count too. The counter wraps.
     pub bytes: u64,
     /// Signals of congestion: CNPs and PFC frames that slowed this sender, or marked packets that
     /// it received.
@@ -37,9 +37,9 @@ pub struct Passed {
 /// The counters of a NIC.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// What was sent.
+    /// What left the NIC for the network.
     pub egress: Passed,
-    /// What was received.
+    /// What came from the network into the NIC.
     pub ingress: Passed,
 }
 
