@@ -9,6 +9,7 @@ use laxity_policy::{PeerId, Time};
 use laxity_shm::consumer::Consumer;
 use laxity_shm::layout::{CREDIT_PORTS, Geometry, attention};
 use laxity_shm::region::Region;
+use laxity_shm::registration::Release;
 use laxity_shm::served::{ServeError, Served};
 
 use crate::config::Mode;
@@ -41,6 +42,10 @@ pub struct Identity {
     pub name: Arc<str>,
     /// The mode that the client asked for.
     pub mode: Mode,
+    /// The version of shared memory that client and daemon have chosen.
+    pub version: u32,
+    /// The release of the client's library.
+    pub release: Release,
 }
 
 /// A process that is registered and not yet scheduled.
@@ -322,6 +327,7 @@ impl Client {
             pid: identity.pid,
             owner: identity.owner.clone(),
             name: Arc::clone(&identity.name),
+            release: identity.release,
             mode: self.mode,
             attached: self.state.attached,
             lanes: self.served.claimed_lanes() as u32,
@@ -361,6 +367,8 @@ mod tests {
             owner: Owner::of(1, 1),
             name: "sleeper".into(),
             mode: Mode::Enforce,
+            version: laxity_shm::layout::VERSION,
+            release: Release::ours(),
         };
         let newcomer = Newcomer::new(identity, Geometry::default(), false).expect("a region");
         let region = Arc::clone(newcomer.served.region());

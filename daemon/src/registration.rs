@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use laxity_listen::{AcceptErrors, ConnectionSlot, ConnectionSlots, LineLimit};
-use laxity_shm::layout::Geometry;
+use laxity_shm::layout::{Geometry, VERSION};
 use laxity_shm::registration::{
-    self, HELLO_FENCED, Hello, Peer, Reason, RegistrationError, accept, peer, peer_groups,
-    receive_hello, send_reject,
+    self, HELLO_FENCED, Hello, Peer, Reason, RegistrationError, Versions, accept, peer,
+    peer_groups, receive_hello, send_reject,
 };
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
@@ -222,6 +222,8 @@ fn register(hello: &Hello, from: Peer, service: &Service) -> Result<Newcomer, Re
         owner: Owner::of(from.uid, from.pid),
         name: hello.name().into(),
         mode: hello.mode().unwrap_or_default().into(),
+        version: hello.versions().common(Versions::OURS).unwrap_or(VERSION),
+        release: hello.release,
     };
     let geometry = Geometry {
         lanes: config.scheduler.lanes,
@@ -287,7 +289,13 @@ impl RegistrationContext {
             return;
         }
         self.say_attached(&identity);
-        let sent = registration::send_welcome(fd, geometry, region.memfd(), eventfd.as_fd());
+        let sent = registration::send_welcome(
+            fd,
+            identity.version,
+            geometry,
+            region.memfd(),
+            eventfd.as_fd(),
+        );
         drop(eventfd);
         drop(region);
         match sent {

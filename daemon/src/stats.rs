@@ -10,6 +10,7 @@ use laxity_policy::link::LinkSnapshot;
 use laxity_policy::residual::Capacity;
 use laxity_policy::{Level, PolicyKind, Span, Stage, Time};
 use laxity_shm::marking::Marking;
+use laxity_shm::registration::Release;
 
 use crate::config::Mode;
 use crate::driver::fetches::FetchCounters;
@@ -252,6 +253,8 @@ pub struct ClientSnapshot {
     pub owner: Owner,
     /// The name that the client gave.
     pub name: Arc<str>,
+    /// The release of the client's library.
+    pub release: Release,
     /// The mode that the client is in.
     pub mode: Mode,
     /// When the client attached.

@@ -1,6 +1,7 @@
 //! Converts a snapshot to the operator's `status`.
 
 use laxity_policy::{Level, Stage, Time};
+use laxity_shm::registration::Release;
 use laxity_shm::sleep::now_ns;
 use laxity_wire::{
     ClientStatus, ClusterStatus, DistrustedOwner, LevelStatus, PermittedBytes, PortStatus,
@@ -115,6 +116,8 @@ fn client(snapshot: &Snapshot, client: &ClientSnapshot) -> ClientStatus {
         pid: client.pid,
         uid: client.owner.uid,
         name: client.name.to_string(),
+        library: client.release.to_string(),
+        library_is_older: client.release < Release::ours(),
         mode: client.mode.name().to_owned(),
         attached_ms: snapshot.at.since(client.attached).0 / 1_000_000,
         lanes: client.lanes,

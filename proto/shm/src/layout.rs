@@ -24,9 +24,11 @@ pub use crate::header::{CREDIT_WHOLE, Header, attention};
 
 /// `"LAXITY\0\x01"`, little-endian: the magic number of a region.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"LAXITY\0\x01");
-/// Version of everything in this crate that another process sees. Client and daemon must agree
-/// exactly. Otherwise the client runs unscheduled.
+/// Newest version of everything in this crate that another process sees. `docs/upgrading.md` says
+/// which changes need another version. Only a region of the version in the welcome is used.
 pub const VERSION: u32 = 2;
+/// Oldest version that this build speaks: that of the last release.
+pub const VERSION_OLDEST: u32 = 2;
 /// Size of a cache line and of a slot in bytes. The layout uses it as its unit.
 pub const LINE_BYTES: usize = 64;
 /// Size of the header in bytes.

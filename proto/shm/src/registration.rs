@@ -6,6 +6,12 @@
 //! layout is fixed and little-endian and needs no serializer, because the client part runs inside
 //! other people's processes.
 //!
+//! # Versions
+//! Client and daemon may be of different releases (`docs/upgrading.md`). Each speaks a range of
+//! versions, and the daemon chooses the newest that both speak. Within a version, a packet may only
+//! grow at its end, and unused bits and bytes may get a meaning whose default is zero. So the
+//! receiver ignores what it doesn't know, up to [`PACKET_MAX`] bytes.
+//!
 //! All functions are non-blocking except those named `wait`, which have a time limit.
 
 use std::io;
@@ -14,7 +20,7 @@ use std::path::PathBuf;
 
 use bytemuck::{Pod, Zeroable};
 
-use crate::layout::{Geometry, Mode, VERSION};
+use crate::layout::{Geometry, Mode, VERSION, VERSION_OLDEST};
 
 mod eventfd;
 mod packets;
@@ -32,6 +38,10 @@ pub const HELLO_MAGIC: u32 = u32::from_le_bytes(*b"LXHI");
 pub const REPLY_MAGIC: u32 = u32::from_le_bytes(*b"LXRE");
 /// Bit of [`Hello::flags`]: this process could not register for `membarrier`.
 pub const HELLO_FENCED: u8 = 1;
+/// Maximum size of a packet in bytes, in this and every later version.
+pub const PACKET_MAX: usize = 128;
+/// Maximum length of a client's name in bytes. A zero follows it.
+pub const NAME_MAX: usize = 27;
 
 /// Returns the path of the daemon's socket: `LAXITY_SOCKET`, or the default.
 #[must_use]
@@ -41,13 +51,62 @@ pub fn socket_path() -> PathBuf {
         .map_or_else(|| PathBuf::from(DEFAULT_SOCKET), PathBuf::from)
 }
 
+/// The range of versions that one side speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Versions {
+    /// The oldest version.
+    pub oldest: u32,
+    /// The newest version.
+    pub newest: u32,
+}
+
+impl Versions {
+    /// The versions that this build speaks.
+    pub const OURS: Self = Self { oldest: VERSION_OLDEST, newest: VERSION };
+
+    /// Returns the newest version that both sides speak, if there is one.
+    #[must_use]
+    pub fn common(self, other: Self) -> Option<u32> {
+        let newest = self.newest.min(other.newest);
+        (newest >= self.oldest.max(other.oldest)).then_some(newest)
+    }
+}
+
+/// The release of a library: major, minor and patch number. Zeros stand for a release from before
+/// libraries said theirs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Pod, Zeroable)]
+#[repr(transparent)]
+pub struct Release(pub [u8; 3]);
+
+impl Release {
+    /// Returns the release of this build.
+    #[must_use]
+    pub fn ours() -> Self {
+        let number = |text: &str| text.parse().unwrap_or(u8::MAX);
+        Self([
+            number(env!("CARGO_PKG_VERSION_MAJOR")),
+            number(env!("CARGO_PKG_VERSION_MINOR")),
+            number(env!("CARGO_PKG_VERSION_PATCH")),
+        ])
+    }
+}
+
+impl std::fmt::Display for Release {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            [0, 0, 0] => f.write_str("unknown"),
+            [major, minor, patch] => write!(f, "{major}.{minor}.{patch}"),
+        }
+    }
+}
+
 /// The client's first packet. The daemon trusts `SO_PEERCRED` ([`peer`]), not `pid`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct Hello {
     /// The constant [`HELLO_MAGIC`].
     pub magic: u32,
-    /// [`VERSION`] of the client.
+    /// Oldest version that the client speaks.
     pub version: u32,
     /// Process id as the client sees it, for the log.
     pub pid: u32,
@@ -58,7 +117,12 @@ pub struct Hello {
     /// Padding of zeros.
     pub reserved: [u8; 2],
     /// The client's name for logs and reports, UTF-8, padded with zeros.
-    pub name: [u8; 32],
+    pub name: [u8; NAME_MAX + 1],
+    /// Newest version that the client speaks. Builds before there was a range leave it and the
+    /// release zero, or put the last bytes of a long name here. They speak `version` only.
+    pub newest: u8,
+    /// Release of the client's library.
+    pub release: Release,
 }
 
 /// Values of [`Reply`]'s `kind`.
@@ -71,7 +135,7 @@ const REJECT: u32 = 2;
 pub struct Reply {
     /// The constant [`REPLY_MAGIC`].
     pub magic: u32,
-    /// [`VERSION`] of the daemon.
+    /// Version that the daemon has chosen. In a refusal: the newest that it speaks.
     pub version: u32,
     kind: u32,
     reason: u32,
@@ -86,8 +150,8 @@ pub struct Reply {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[repr(u32)]
 pub enum Reason {
-    /// Client and daemon have different versions.
-    #[error("client and daemon are of different versions")]
+    /// Client and daemon have no version in common.
+    #[error("client and daemon have no version in common")]
     Version = 1,
     /// The packet is not a valid [`Hello`].
     #[error("malformed greeting")]
@@ -120,9 +184,9 @@ pub enum RegistrationError {
     /// The packet is not of this protocol. Close the connection.
     #[error("registration: malformed message of {0} bytes")]
     Malformed(usize),
-    /// The versions differ. Daemon: send [`Reply::reject`] with [`Reason::Version`]. Client: run
+    /// No version is common. Daemon: send [`Reply::reject`] with [`Reason::Version`]. Client: run
     /// unscheduled and do not retry soon.
-    #[error("registration: the other side has version {0}, this one {VERSION}")]
+    #[error("registration: the other side has version {0}, this one {VERSION_OLDEST} to {VERSION}")]
     Version(u32),
     /// The daemon refused the client. Client: run unscheduled.
     #[error("registration: refused by the daemon (version {version}): {reason}")]
@@ -138,20 +202,22 @@ impl Hello {
     /// Creates the greeting of this process.
     #[must_use]
     pub fn new(name: &str, mode: Mode, fenced: bool) -> Self {
-        let mut bytes = [0; 32];
-        let mut end = name.len().min(bytes.len());
+        let mut bytes = [0; NAME_MAX + 1];
+        let mut end = name.len().min(NAME_MAX);
         while !name.is_char_boundary(end) {
             end -= 1;
         }
         bytes[..end].copy_from_slice(&name.as_bytes()[..end]);
         Self {
             magic: HELLO_MAGIC,
-            version: VERSION,
+            version: VERSION_OLDEST,
             pid: std::process::id(),
             mode: mode as u8,
             flags: if fenced { HELLO_FENCED } else { 0 },
             reserved: [0; 2],
             name: bytes,
+            newest: VERSION as u8,
+            release: Release::ours(),
         }
     }
 
@@ -171,6 +237,12 @@ impl Hello {
         Mode::from_number(self.mode)
     }
 
+    /// Returns the versions that the client speaks.
+    #[must_use]
+    pub fn versions(&self) -> Versions {
+        Versions { oldest: self.version, newest: self.version.max(self.newest.into()) }
+    }
+
     /// Daemon: decodes a packet.
     ///
     /// # Errors
@@ -184,22 +256,28 @@ impl Hello {
         if word(0) != HELLO_MAGIC {
             return Err(malformed());
         }
-        if word(4) != VERSION {
+        if word(4) > VERSION {
             return Err(RegistrationError::Version(word(4)));
         }
-        let hello: Self = bytemuck::try_pod_read_unaligned(packet).map_err(|_| malformed())?;
-        let known = hello.flags & !HELLO_FENCED == 0 && hello.reserved == [0; 2];
-        if known && hello.mode().is_some() { Ok(hello) } else { Err(malformed()) }
+        let mut hello: Self = prefix(packet)?;
+        // Names had 32 bytes before.
+        if hello.name[NAME_MAX] != 0 {
+            (hello.newest, hello.release) = (0, Release::default());
+        }
+        if hello.versions().common(Versions::OURS).is_none() {
+            return Err(RegistrationError::Version(hello.versions().newest));
+        }
+        if hello.mode().is_some() { Ok(hello) } else { Err(malformed()) }
     }
 }
 
 impl Reply {
-    /// Returns a welcome. The descriptors are sent with it.
+    /// Returns a welcome to a region of `version`. The descriptors are sent with it.
     #[must_use]
-    pub fn welcome(geometry: Geometry) -> Self {
+    pub fn welcome(version: u32, geometry: Geometry) -> Self {
         Self {
             magic: REPLY_MAGIC,
-            version: VERSION,
+            version,
             kind: WELCOME,
             reason: 0,
             region_bytes: geometry.region_bytes() as u64,
@@ -226,7 +304,7 @@ impl Reply {
     /// Every [`RegistrationError`] but `System`.
     pub fn parse(packet: &[u8]) -> Result<Geometry, RegistrationError> {
         let malformed = || RegistrationError::Malformed(packet.len());
-        let reply: Self = bytemuck::try_pod_read_unaligned(packet).map_err(|_| malformed())?;
+        let reply: Self = prefix(packet)?;
         if reply.magic != REPLY_MAGIC {
             return Err(malformed());
         }
@@ -242,7 +320,9 @@ impl Reply {
                 };
                 Err(RegistrationError::Rejected { reason, version })
             }
-            (WELCOME, _) if version != VERSION => Err(RegistrationError::Version(version)),
+            (WELCOME, _) if !(VERSION_OLDEST..=VERSION).contains(&version) => {
+                Err(RegistrationError::Version(version))
+            }
             (WELCOME, _) => {
                 let (lanes, slots, colour) = (reply.lanes, reply.slots, reply.colour);
                 let geometry = Geometry { lanes, slots, colour };
@@ -257,7 +337,14 @@ impl Reply {
     }
 }
 
+/// Reads a message from the begin of a packet, which a later release may have made longer.
+fn prefix<T: Pod>(packet: &[u8]) -> Result<T, RegistrationError> {
+    let known = packet.get(..size_of::<T>());
+    known.map(bytemuck::pod_read_unaligned).ok_or(RegistrationError::Malformed(packet.len()))
+}
+
 const _: () = {
+    assert!(VERSION_OLDEST <= VERSION && VERSION <= u8::MAX as u32);
     assert!(size_of::<Hello>() == 48);
     assert!(size_of::<Reply>() == 32);
     assert!(cfg!(target_endian = "little"));

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use crate::consumer::{Consumer, Incoming, Sink};
 use crate::lane::LaneMemory;
-use crate::layout::{Geometry, Header, attention};
+use crate::layout::{Geometry, Header, VERSION, attention};
 use crate::record::Garbage;
 use crate::region::{Region, RegionError};
 use crate::registration::{self, RegistrationError};
@@ -103,7 +103,8 @@ impl Served {
     /// [`RegistrationError`]: the client has ended, drop it.
     pub fn welcome(&self, socket: BorrowedFd<'_>) -> Result<(), RegistrationError> {
         let geometry = self.region.geometry();
-        registration::send_welcome(socket, geometry, self.region.memfd(), self.eventfd.as_fd())
+        let (memfd, eventfd) = (self.region.memfd(), self.eventfd.as_fd());
+        registration::send_welcome(socket, VERSION, geometry, memfd, eventfd)
     }
 
     /// Reads which lanes are claimed, at a cost of one cache line per 512 lanes. Call it at

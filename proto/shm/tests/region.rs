@@ -142,9 +142,9 @@ fn a_client_registers_and_gets_a_region_and_an_eventfd() {
 #[test]
 fn a_long_name_is_cut_at_a_character() {
     let hello = Hello::new(&"ä".repeat(40), Mode::Enforce, false);
-    assert_eq!(hello.name(), "ä".repeat(16));
+    assert_eq!(hello.name(), "ä".repeat(13));
     let hello = Hello::new(&format!("x{}", "ä".repeat(40)), Mode::Enforce, false);
-    assert_eq!(hello.name(), format!("x{}", "ä".repeat(15)));
+    assert_eq!(hello.name(), format!("x{}", "ä".repeat(13)));
 }
 
 #[test]
@@ -168,8 +168,6 @@ fn another_version_is_told_apart_from_nonsense() {
         &bytes[..47],
         b"GET / HTTP/1.1\r\n\r\n".as_slice(),
         &changed(12, 3)[..],
-        &changed(13, 2)[..],
-        &changed(14, 1)[..],
     ] {
         let heard = Hello::parse(wrong);
         assert!(matches!(heard, Err(RegistrationError::Malformed(_))));
@@ -184,7 +182,7 @@ fn a_rejection_says_why_and_by_which_version() {
         Err(RegistrationError::Rejected { reason: Reason::Version, version: VERSION }) => {}
         other => panic!("{other:?}"),
     }
-    let mut reply = bytemuck::bytes_of(&Reply::welcome(SMALL)).to_vec();
+    let mut reply = bytemuck::bytes_of(&Reply::welcome(VERSION, SMALL)).to_vec();
     assert_eq!(Reply::parse(&reply).expect("valid"), SMALL);
     reply[4] += 1;
     let answer = Reply::parse(&reply);
@@ -198,7 +196,7 @@ fn a_rejection_says_why_and_by_which_version() {
 fn a_welcome_without_its_descriptors_is_refused() {
     let (_dir, client, daemon) = connected();
     let stream = UnixStream::from(copy(&daemon));
-    (&stream).write_all(bytemuck::bytes_of(&Reply::welcome(SMALL))).expect("sends");
+    (&stream).write_all(bytemuck::bytes_of(&Reply::welcome(VERSION, SMALL))).expect("sends");
     let answer = receive_reply(client.as_fd());
     assert!(matches!(answer, Err(RegistrationError::Malformed(_))));
     drop(stream);

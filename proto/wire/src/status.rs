@@ -100,6 +100,12 @@ pub struct ClientStatus {
     pub uid: u32,
     /// The name that the client gave.
     pub name: String,
+    /// The release of the client's library, or `unknown`.
+    #[serde(default)]
+    pub library: String,
+    /// Whether the client's library is older than the daemon.
+    #[serde(default)]
+    pub library_is_older: bool,
     /// The mode that the client is in: the more lenient of its own and the daemon's.
     pub mode: String,
     /// Milliseconds since the client attached.

@@ -196,6 +196,7 @@ pub(crate) fn headline(status: &Status) -> String {
             totals.garbage_records
         ));
     }
+    line.push_str(&older_libraries(status));
     line.push_str(&misbehaviour(status));
     for user in status.refused.iter().take(REFUSED_SHOWN_MAX) {
         line.push_str(&format!(
@@ -208,6 +209,24 @@ pub(crate) fn headline(status: &Status) -> String {
         ));
     }
     line
+}
+
+/// Returns a line about the clients whose library is older than the daemon, if there are any.
+fn older_libraries(status: &Status) -> String {
+    let older: Vec<String> = older_clients(status).collect();
+    if older.is_empty() {
+        return String::new();
+    }
+    format!(
+        "\nolder library than laxityd: {}; scheduled, but restart them before the next upgrade",
+        older.join(", ")
+    )
+}
+
+/// Returns the name, process id and release of each client whose library is older than the daemon.
+pub(crate) fn older_clients(status: &Status) -> impl Iterator<Item = String> {
+    let older = status.clients.iter().filter(|client| client.library_is_older);
+    older.map(|client| format!("{} (pid {}, {})", client.name, client.pid, client.library))
 }
 
 /// Returns a line for each client or owner that withholds permitted bytes from others.
@@ -380,6 +399,20 @@ mod tests {
         assert_eq!(left_by_others(&port), ", 500 MiB/s left (others send 480 MiB/s)");
         port.counters_stale = true;
         assert!(left_by_others(&port).contains("stand still"));
+    }
+
+    #[test]
+    fn clients_with_an_older_library_are_named_and_others_are_not() {
+        let client = |name: &str, library: &str, library_is_older| ClientStatus {
+            name: name.into(),
+            library: library.into(),
+            library_is_older,
+            ..ClientStatus::default()
+        };
+        let clients = vec![client("old", "unknown", true), client("new", "0.1.0", false)];
+        let line = headline(&Status { clients, ..Status::default() });
+        assert!(line.contains("older library than laxityd: old (pid 0, unknown);"), "{line}");
+        assert!(!line.contains("new (pid"), "{line}");
     }
 
     #[test]

@@ -3,9 +3,9 @@
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use laxity_shm::layout::{Geometry, Mode};
+use laxity_shm::layout::{Geometry, Mode, VERSION};
 use laxity_shm::registration::{
-    HELLO_FENCED, Hello, Reason, RegistrationError, Reply, receive_hello, receive_reply,
+    Hello, NAME_MAX, Reason, RegistrationError, Reply, Versions, receive_hello, receive_reply,
 };
 use nix::sys::socket::{
     AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, sendmsg, socketpair,
@@ -34,9 +34,9 @@ fn send(socket: &OwnedFd, packet: &[u8], rights: usize) {
 }
 
 fn check_hello(hello: &Hello) {
-    assert!(hello.mode().is_some() && hello.flags & !HELLO_FENCED == 0);
+    assert!(hello.mode().is_some() && hello.versions().common(Versions::OURS).is_some());
     let name = hello.name();
-    assert!(name.chars().count() <= 32 && !name.chars().any(char::is_control));
+    assert!(name.chars().count() <= NAME_MAX + 1 && !name.chars().any(char::is_control));
     let again = Hello::parse(bytemuck::bytes_of(hello));
     assert_eq!(again.as_ref().ok(), Some(hello));
 }
@@ -74,7 +74,7 @@ pub fn run(bytes: &[u8]) {
     let _ = Hello::parse(bytes).inspect(check_hello);
     if let Ok(geometry) = Reply::parse(bytes) {
         assert!(geometry.is_valid());
-        let same = Reply::parse(bytemuck::bytes_of(&Reply::welcome(geometry)));
+        let same = Reply::parse(bytemuck::bytes_of(&Reply::welcome(VERSION, geometry)));
         assert_eq!(same.ok(), Some(geometry));
     }
     let mut input = Input::new(bytes);
@@ -89,7 +89,7 @@ pub fn run(bytes: &[u8]) {
         match Hello::parse(packet) {
             Ok(hello) => check_hello(&hello),
             Err(RegistrationError::Version(version)) => {
-                assert!(packet.len() >= 8 && version != laxity_shm::layout::VERSION);
+                assert!(packet.len() >= 8 && version != VERSION);
             }
             Err(RegistrationError::Malformed(length)) => assert_eq!(length, packet.len()),
             Err(other) => panic!("parsing makes no system call: {other}"),
@@ -106,8 +106,11 @@ pub fn seeds() -> Vec<Vec<u8>> {
         hello(Mode::Observe, true),
         Hello { version: 1, ..hello(Mode::default(), false) },
     ];
-    let replies =
-        [Reply::welcome(geometry), Reply::reject(Reason::Full), Reply::reject(Reason::Version)];
+    let replies = [
+        Reply::welcome(VERSION, geometry),
+        Reply::reject(Reason::Full),
+        Reply::reject(Reason::Version),
+    ];
     let mut seeds: Vec<Vec<u8>> = Vec::new();
     let packets = hellos.iter().map(bytemuck::bytes_of);
     for packet in packets.chain(replies.iter().map(bytemuck::bytes_of)) {

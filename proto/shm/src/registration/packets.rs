@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use super::socket::failed;
 use crate::layout::Geometry;
-use crate::registration::{Hello, Reason, RegistrationError, Reply};
+use crate::registration::{Hello, PACKET_MAX, Reason, RegistrationError, Reply};
 
 /// Room for two descriptors, with the alignment of `cmsghdr`.
 #[repr(C, align(8))]
@@ -52,7 +52,7 @@ fn send(
 /// A packet that [`receive`] returns.
 #[derive(Debug)]
 struct Packet {
-    bytes: [u8; 128],
+    bytes: [u8; PACKET_MAX],
     length: usize,
     rights: Vec<OwnedFd>,
 }
@@ -60,7 +60,7 @@ struct Packet {
 /// Receives one packet without blocking, or returns `None` if there is none. Without `rights` the
 /// kernel drops descriptors and marks the packet, which is then malformed.
 fn receive(socket: BorrowedFd<'_>, rights: bool) -> Result<Option<Packet>, RegistrationError> {
-    let mut packet = Packet { bytes: [0; 128], length: 0, rights: Vec::new() };
+    let mut packet = Packet { bytes: [0; PACKET_MAX], length: 0, rights: Vec::new() };
     let mut part =
         libc::iovec { iov_base: packet.bytes.as_mut_ptr().cast(), iov_len: packet.bytes.len() };
     let mut control = Control([0; 64]);
@@ -126,17 +126,18 @@ pub fn receive_hello(socket: BorrowedFd<'_>) -> Result<Option<Hello>, Registrati
     }
 }
 
-/// Daemon: sends the region to the client.
+/// Daemon: sends a region of `version` to the client.
 ///
 /// # Errors
 /// [`RegistrationError::System`]: drop the client.
 pub fn send_welcome(
     socket: BorrowedFd<'_>,
+    version: u32,
     geometry: Geometry,
     memfd: BorrowedFd<'_>,
     eventfd: BorrowedFd<'_>,
 ) -> Result<(), RegistrationError> {
-    send(socket, bytemuck::bytes_of(&Reply::welcome(geometry)), Some([memfd, eventfd]))
+    send(socket, bytemuck::bytes_of(&Reply::welcome(version, geometry)), Some([memfd, eventfd]))
 }
 
 /// Daemon: refuses a client.

@@ -8,6 +8,7 @@ use laxity_shm::registration::{Reason, RegistrationError};
 use laxity_wire::{ControlError, Status};
 
 use super::finding::Finding;
+use crate::host::older_clients;
 
 const START: &str =
     "systemctl enable --now laxityd; journalctl -u laxityd says why it does not start";
@@ -59,7 +60,7 @@ fn version(daemon: &str, cli: &str) -> Finding {
         return Finding::ok("version", format!("daemon and tools are both {cli}"));
     }
     Finding::warn("version", format!("the daemon is {daemon}, these tools are {cli}"))
-        .because("a client of another release may not be understood, and would go on unscheduled")
+        .because("clients of the release before or after are understood, others go unscheduled")
         .action("install one release everywhere; systemctl restart laxityd")
 }
 
@@ -90,6 +91,16 @@ fn clients(status: &Status) -> Vec<Finding> {
     names.dedup();
     let found = format!("{} attached: {}", status.clients.len(), names.join(", "));
     let mut findings = vec![Finding::ok("clients", found)];
+    let older: Vec<String> = older_clients(status).collect();
+    if !older.is_empty() {
+        let found = format!("an older library than laxityd: {}", older.join(", "));
+        let finding = Finding::info("clients", found)
+            .because(
+                "the release after this one may not understand it, and it would go unscheduled",
+            )
+            .action("restart these jobs with the library of this release before the next upgrade");
+        findings.push(finding);
+    }
     for client in &status.clients {
         let subject = format!("{} ({})", client.pid, client.name);
         if client.garbage_records > 0 || client.quarantined_lanes > 0 {

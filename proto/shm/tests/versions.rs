@@ -1,0 +1,141 @@
+//! Two releases at one socket. The packets are recorded from the last build that demanded equal
+//! versions. A change of the wire that such a build would not understand fails here.
+
+use laxity_shm::layout::{Geometry, Mode, VERSION, VERSION_OLDEST};
+use laxity_shm::record::{Flow, Record, Stage};
+use laxity_shm::registration::{
+    Hello, NAME_MAX, Reason, RegistrationError, Release, Reply, Versions,
+};
+
+/// Greeting of `LAXITY_NAME=decode-0`, a program that called `lax_attach`.
+const OLD_HELLO: [u8; 48] = *b"LXHI\x02\0\0\0\x44\x40\0\0\x02\0\0\0\
+    decode-0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+/// Answer of the same build's daemon.
+const OLD_WELCOME: [u8; 32] =
+    *b"LXRE\x02\0\0\0\x01\0\0\0\0\0\0\0\0\x70\x10\0\0\0\0\0\x40\0\0\x01\x01\0\0\0";
+/// Answer of the same build's daemon to version 3.
+const OLD_REFUSAL: [u8; 32] =
+    *b"LXRE\x02\0\0\0\x02\0\0\0\x01\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+
+const SHAPE: Geometry = Geometry { lanes: 64, slots: 256, colour: 1 };
+
+/// Returns the name that a daemon of that build reads, or `None` if it refuses the packet.
+fn read_by_old_daemon(packet: &[u8]) -> Option<String> {
+    let fits = packet.len() == 48
+        && packet[..8] == OLD_HELLO[..8]
+        && packet[12] <= 2
+        && packet[13] <= 1
+        && packet[14..16] == [0; 2];
+    let name = packet.get(16..48)?.split(|byte| *byte == 0).next()?;
+    fits.then(|| String::from_utf8_lossy(name).into_owned())
+}
+
+#[test]
+fn an_old_client_is_understood_and_gets_the_answer_that_it_understands() {
+    let hello = Hello::parse(&OLD_HELLO).expect("an old client");
+    assert_eq!((hello.name().as_str(), hello.mode()), ("decode-0", Some(Mode::Enforce)));
+    assert_eq!(hello.versions(), Versions { oldest: 2, newest: 2 });
+    assert!(hello.release < Release::ours(), "it is older");
+    let version = hello.versions().common(Versions::OURS).expect("the last release's version");
+    let welcome = Reply::welcome(version, SHAPE);
+    assert_eq!(bytemuck::bytes_of(&welcome), OLD_WELCOME);
+}
+
+#[test]
+fn a_long_name_of_an_old_client_is_no_version() {
+    let mut packet = OLD_HELLO;
+    packet[16..].copy_from_slice(&[b'x'; 32]);
+    let hello = Hello::parse(&packet).expect("a name of 32 bytes");
+    assert_eq!(hello.name(), "x".repeat(NAME_MAX + 1));
+    assert_eq!(hello.versions(), Versions { oldest: 2, newest: 2 });
+    assert_eq!(hello.release, Release::default());
+}
+
+#[test]
+fn an_old_daemon_understands_a_client_of_this_build_and_its_answer_is_understood() {
+    let longest = "n".repeat(NAME_MAX);
+    for name in ["decode-0", longest.as_str(), "a name of more bytes than there are"] {
+        let hello = Hello::new(name, Mode::Enforce, true);
+        let read = read_by_old_daemon(bytemuck::bytes_of(&hello)).expect("accepted");
+        assert_eq!(read, name[..name.len().min(NAME_MAX)]);
+    }
+    assert_eq!(Reply::parse(&OLD_WELCOME).expect("a welcome"), SHAPE);
+    let refused = Reply::parse(&OLD_REFUSAL);
+    assert!(matches!(
+        refused,
+        Err(RegistrationError::Rejected { reason: Reason::Version, version: 2 })
+    ));
+}
+
+#[test]
+fn both_sides_use_the_newest_version_that_both_speak() {
+    let speaks = |oldest, newest| Versions { oldest, newest };
+    assert_eq!(speaks(2, 3).common(speaks(3, 4)), Some(3));
+    assert_eq!(speaks(3, 4).common(speaks(2, 3)), Some(3));
+    assert_eq!(speaks(2, 2).common(speaks(2, 5)), Some(2));
+    assert_eq!(speaks(2, 3).common(speaks(4, 5)), None);
+}
+
+#[test]
+fn a_later_client_may_say_more_and_is_refused_only_without_a_common_version() {
+    let later = |oldest: u32, newest: u32| {
+        let hello = Hello::new("later", Mode::Enforce, false);
+        let hello = Hello { version: oldest, newest: newest as u8, flags: 0x80, ..hello };
+        let mut packet = bytemuck::bytes_of(&hello).to_vec();
+        packet.extend([7; 32]);
+        Hello::parse(&packet).map(|hello| hello.versions().common(Versions::OURS))
+    };
+    let next = VERSION + 1;
+    assert_eq!(later(VERSION, next).expect("it speaks ours, too"), Some(VERSION));
+    assert!(matches!(later(next, next), Err(RegistrationError::Version(_))));
+    let old = VERSION_OLDEST - 1;
+    let refused = later(old, old);
+    assert!(matches!(refused, Err(RegistrationError::Version(version)) if version == old));
+    let mut answer = bytemuck::bytes_of(&Reply::welcome(VERSION, SHAPE)).to_vec();
+    answer.extend([7; 32]);
+    assert_eq!(Reply::parse(&answer).expect("a later daemon"), SHAPE);
+}
+
+#[test]
+fn records_are_written_as_in_version_two() {
+    let flow = Flow {
+        stage: Stage::P2d,
+        nic: 1,
+        peer: 3,
+        bytes: 0x1000,
+        batch: 7,
+        request: 9,
+        deadline_ns: 11,
+        layer: 5,
+        ..Flow::default()
+    };
+    let written = |opcode: u64| [0x0300_0005_0001_0003, 0x1000, 7, 9, 11, opcode << 16];
+    let recorded = [
+        (Record::Submit(flow), written(1)),
+        (Record::SubmitOnCredit { flow, observed: false }, written(2)),
+        (Record::SubmitOnCredit { flow, observed: true }, written(3)),
+        (Record::Completed { tag: 1, bytes: 2 }, [0, 2, 1, 0, 0, 4 << 16]),
+        (Record::Cancelled { tag: 1, granted: 2 }, [0, 2, 1, 0, 0, 5 << 16]),
+        (Record::LaneReset, [0, 0, 0, 0, 0, 6 << 16]),
+        (
+            Record::BatchBegin { batch: 1, layers: 2, layer_time_ns: 3 },
+            [2 << 32, 3, 1, 0, 0, 16 << 16],
+        ),
+        (
+            Record::RequestJoin { batch: 1, request: 2, deadline_ns: 3, bytes: 4 },
+            [0, 4, 1, 2, 3, 17 << 16],
+        ),
+        (Record::RequestEnd { request: 1 }, [0, 0, 0, 1, 0, 18 << 16]),
+        (Record::BatchQueued { batch: 1, ahead: 2 }, [0, 2, 1, 0, 0, 19 << 16]),
+        (Record::LayerBegin { batch: 1, layer: 2 }, [2 << 32, 0, 1, 0, 0, 20 << 16]),
+        (Record::ComputeEnd { batch: 1 }, [0, 0, 1, 0, 0, 21 << 16]),
+        (Record::BatchEnd { batch: 1 }, [0, 0, 1, 0, 0, 22 << 16]),
+        (
+            Record::Peer { peer: 1, address: [2; 16] },
+            [1 << 32, 0x0202_0202_0202_0202, 0x0202_0202_0202_0202, 0, 0, 23 << 16],
+        ),
+    ];
+    for (record, words) in recorded {
+        assert_eq!(record.encode().0, words, "{record:?}");
+    }
+}
