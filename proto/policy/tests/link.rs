@@ -570,6 +570,43 @@ fn what_cannot_be_cut_goes_in_one_piece_when_a_chunk_would_fit() {
     assert_eq!(chunk.map(|p| (p.bytes, p.last)), Some((CHUNK, false)));
 }
 
+#[test]
+fn behind_a_piece_that_exceeds_the_window_one_more_may_go_at_the_pace_of_the_port() {
+    let rate = 1 << 30;
+    let config =
+        LinkConfig { chunk_bytes: CHUNK, window_bytes: 4 * CHUNK, rate, ..LinkConfig::default() };
+    let mut link = Link::new(config).unwrap();
+    for id in 1..=4 {
+        let piece = FlowSpec::anonymous(FlowId(id), Stage::P2d, 10 * CHUNK);
+        link.handle(Time(1), Event::FlowArrived(FlowSpec { whole: true, ..piece }));
+    }
+    let permitted = |link: &mut Link, now: Time| -> Vec<u64> {
+        std::iter::from_fn(|| link.poll_action(now))
+            .filter_map(|action| match action {
+                Action::Permit { flow, .. } => Some(flow.0),
+                _ => None,
+            })
+            .collect()
+    };
+    assert_eq!(permitted(&mut link, Time(1)), [1]);
+    // Nothing of the first completes, but it has had the time to leave but for a chunk.
+    let pace = Time(1) + Span::transfer(10 * CHUNK, rate) - Span::transfer(CHUNK, rate);
+    assert_eq!(link.next_deadline(), Some(pace));
+    assert_eq!(permitted(&mut link, Time(pace.0 - 1)), [0; 0]);
+    assert_eq!(permitted(&mut link, pace), [2]);
+    // Two of them are all, however long neither completes.
+    let late = Time(1) + Span::transfer(1000 * CHUNK, rate);
+    assert_eq!(permitted(&mut link, late), [0; 0]);
+    assert_eq!(link.next_deadline(), None);
+    link.handle(late, Event::BytesCompleted { flow: FlowId(1), bytes: 10 * CHUNK });
+    assert_eq!(permitted(&mut link, late), [3], "the second had its time, too");
+    // Completions put an end to it: then the window counts again.
+    for id in [2, 3] {
+        link.handle(late, Event::BytesCompleted { flow: FlowId(id), bytes: 10 * CHUNK });
+    }
+    assert_eq!(permitted(&mut link, late), [4]);
+}
+
 /// Returns a port on which every new flow waits.
 fn busy() -> Port {
     let mut port = virtual_time::port(PolicyKind::Laxity);

@@ -48,13 +48,16 @@ impl Link {
         all <= self.peer_bound(spec.peer)
     }
 
-    /// Reports whether bytes may be in flight beyond the window, at the port's pace.
+    /// Reports whether bytes may be in flight beyond the window, at the port's pace. They may behind
+    /// one piece that exceeds the window by itself: nothing of it completes before its end, which an
+    /// application such as an inference engine sees only between two steps.
     pub(super) fn overcommits(&self, level: Level, bytes: u64) -> bool {
         let config = &self.port.config;
         let windows = |count: u32| config.window_bytes.saturating_mul(u64::from(count));
         let all = self.in_flight.all.saturating_add(bytes);
         let above = self.in_flight.at_or_above(level).saturating_add(bytes);
         (config.overcommit > 1 && all <= windows(config.overcommit))
+            || (self.oversized != 0 && all - self.oversized.min(all) <= config.window_bytes)
             || (self.bounds_peers() && above <= windows(PEER_WINDOWS))
     }
 
@@ -73,6 +76,9 @@ impl Link {
     /// Takes bytes off those in flight. Their peer may have room again.
     pub(super) fn settle(&mut self, peer: PeerId, level: Level, bytes: u64) {
         self.in_flight.remove(level, bytes);
+        if self.in_flight.all <= self.port.config.window_bytes {
+            self.oversized = 0;
+        }
         self.peers.remove(peer, level, bytes);
         self.port.queues.offer(part(peer));
     }

@@ -186,6 +186,8 @@ pub struct Shadowed {
     pub credit_in_flight: bool,
     /// When the port has sent all permitted bytes, at its rate.
     drained: Time,
+    /// The largest piece above the window since the bytes in flight were within it.
+    oversized: u64,
     arrivals: u64,
 }
 
@@ -199,6 +201,7 @@ impl Shadowed {
             fast: false,
             credit_in_flight: false,
             drained: Time::ZERO,
+            oversized: 0,
             arrivals: 0,
         }
     }
@@ -342,6 +345,7 @@ impl Shadowed {
             self.link.launch(self.now, spec.stage, spec.peer, level, bytes);
             let takes = Span::transfer(bytes, self.link.config().rate);
             self.drained = self.drained.max(self.now) + takes;
+            self.note_oversized(bytes);
             return;
         }
         if self.fast
@@ -356,6 +360,12 @@ impl Shadowed {
         self.link.handle(self.now, Event::FlowArrived(spec));
     }
 
+    fn note_oversized(&mut self, bytes: u64) {
+        if bytes > WINDOW {
+            self.oversized = self.oversized.max(bytes);
+        }
+    }
+
     /// Takes every action.
     pub fn drain(&mut self) {
         while let Some(action) = self.link.poll_action(self.now) {
@@ -368,6 +378,9 @@ impl Shadowed {
         self.actions.push(action);
         match action {
             Action::Permit { flow, bytes, level, last } => {
+                if self.in_flight() <= WINDOW {
+                    self.oversized = 0;
+                }
                 let account = self.accounts.get_mut(&flow).expect("a flow that arrived");
                 assert!(account.waits(), "permit for a flow that is done: {action:?}");
                 account.permitted += bytes;
@@ -402,6 +415,7 @@ impl Shadowed {
                 let bound = self.peer_bound(&spec);
                 let most = |windows: u32| u64::from(windows) * WINDOW + excess;
                 let overcommitted = self.in_flight() <= most(OVERCOMMIT)
+                    || self.oversized > 0 && self.in_flight() <= most(1) + self.oversized
                     || bound.is_some() && self.in_flight_at_or_above(level) <= most(PEER_WINDOWS);
                 let paced = idles && overcommitted;
                 assert!(in_window || paced, "window exceeded by {action:?}");
@@ -411,6 +425,7 @@ impl Shadowed {
                     assert!(to_peer <= bound + excess, "{to_peer} to the peer by {action:?}");
                 }
                 self.drained = self.drained.max(self.now) + Span::transfer(bytes, rate);
+                self.note_oversized(bytes);
             }
             Action::Moved { flow, from, to } => {
                 let account = self.accounts.get_mut(&flow).expect("a flow that arrived");
