@@ -73,10 +73,23 @@ impl Variable {
     /// Returns the class that a process has, and whether one of its variables sets it. A value
     /// that is no number, such as UCX's `auto`, or is negative, stands for the default.
     pub(crate) fn class_in(&self, value: impl Fn(&str) -> Option<String>) -> (u8, bool) {
-        let own = [self.name.clone()];
-        let order = if self.order.is_empty() { &own[..] } else { &self.order };
-        let set = order.iter().find_map(|name| number(&value(name)?));
-        (set.unwrap_or(self.default), set.is_some())
+        let set = self.set_by(value);
+        (set.map_or(self.default, |(_, class)| class), set.is_some())
+    }
+
+    /// Returns the variable that sets the class of a process, and the class.
+    pub(crate) fn set_by(&self, value: impl Fn(&str) -> Option<String>) -> Option<(&str, u8)> {
+        self.order().iter().find_map(|name| Some((name.as_str(), number(&value(name)?)?)))
+    }
+
+    /// Returns the variables that count for the library, the first one first.
+    fn order(&self) -> &[String] {
+        if self.order.is_empty() { std::slice::from_ref(&self.name) } else { &self.order }
+    }
+
+    /// Reports whether the library's class depends on the variable `name`.
+    pub(crate) fn reads(&self, name: &str) -> bool {
+        self.order().iter().any(|known| known == name)
     }
 
     /// Reports whether a process has the library. `maps` is the text of its `/proc/PID/maps`.

@@ -9,6 +9,8 @@ pub(crate) mod finding;
 mod kernel;
 pub(crate) mod levels;
 mod limits;
+pub(crate) mod map;
+mod paths;
 mod processes;
 pub(crate) mod qos;
 pub(crate) mod root;
@@ -18,13 +20,14 @@ mod tests;
 
 use std::io::{self, IsTerminal};
 use std::path::PathBuf;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::ExitCode;
 
 use clap::Args;
 use laxity_nic::DcbError;
 use serde::Serialize;
 
 use self::finding::{Finding, Severity};
+use self::map::{Daemon, Row, Sources};
 use self::root::Root;
 use crate::host::Endpoint;
 use crate::registration;
@@ -36,6 +39,9 @@ Checks RDMA devices with their GIDs and their trust in DSCP, the daemon, the pre
 profiles, traffic classes that libraries set by themselves, limits, the kernel, and processes \
 whose transfers Laxity can't see. It changes nothing. Run it as root to check the processes of \
 all users.
+
+First comes a map of what flows: for each process that uses RDMA its paths, the class of each, and \
+whether Laxity orders it, somebody marked it, the daemon only measures it, or nobody sees it.
 
 Exit status: 0 if there is no error (there may be warnings), 1 if there is an error.";
 
@@ -66,24 +72,27 @@ struct Report<'a> {
     /// The worst severity of the findings.
     worst: Severity,
     findings: &'a [Finding],
+    /// The map of what flows.
+    processes: &'a [Row],
 }
 
 /// Runs all checks and prints the findings. Returns failure if there is an error.
 pub(crate) fn doctor(args: &DoctorArgs) -> Result<ExitCode, OutputError> {
-    let findings = examine(args);
+    let (findings, processes) = examine(args);
     let worst = findings.iter().map(|f| f.severity).max().unwrap_or(Severity::Ok);
     let text = if args.json {
-        let report = Report { version: env!("CARGO_PKG_VERSION"), worst, findings: &findings };
-        json(&report)?
+        let version = env!("CARGO_PKG_VERSION");
+        json(&Report { version, worst, findings: &findings, processes: &processes })?
     } else {
         let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-        finding::page(&findings, io::stdout().is_terminal() && !plain)
+        let findings = finding::page(&findings, io::stdout().is_terminal() && !plain);
+        format!("{}\n{findings}", map::page(&processes))
     };
     say(&text)?;
     Ok(if worst == Severity::Error { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn examine(args: &DoctorArgs) -> Vec<Finding> {
+fn examine(args: &DoctorArgs) -> (Vec<Finding>, Vec<Row>) {
     let root = Root::new(&args.root);
     let answer = args.endpoint.connect().and_then(|mut daemon| daemon.status());
     let status = answer.as_ref().ok();
@@ -91,10 +100,9 @@ fn examine(args: &DoctorArgs) -> Vec<Finding> {
     let socket = socket.unwrap_or_else(laxity_shm::registration::socket_path);
     let ports = fabric::ports(&root);
     let seen = processes::scan(&root);
-    // Tools describe this host only, so they are not run for another root.
-    let ask = |program: &str, arguments: &[&str]| {
-        root.is_real().then(|| output(program, arguments)).flatten()
-    };
+    let daemon = Daemon::of(&answer, &root);
+    let rows = map::rows(&Sources::new(&root, &ports, daemon), &seen);
+    let ask = |program: &str, arguments: &[&str]| root.ask(program, arguments);
 
     let mut findings = fabric::devices(&ports, status);
     findings.extend(fabric::gids(&root, &ports));
@@ -110,20 +118,10 @@ fn examine(args: &DoctorArgs) -> Vec<Finding> {
     findings.push(service::library(&library::find(args.library.as_deref())));
     findings.extend(service::profiles());
     findings.extend(processes::coverage(&seen, status));
+    findings.extend(map::bypasses(&rows));
     findings.extend(classes::table(&seen));
     findings.extend(classes::inverted(&seen, status));
     findings.extend(limits::memlock(&root, &seen, !ports.is_empty()));
     findings.extend(kernel::kernel(&root, &kernel::try_out()));
-    findings
-}
-
-/// Returns the output of a tool, if it is installed and succeeds.
-pub(crate) fn output(program: &str, arguments: &[&str]) -> Option<String> {
-    let run = Command::new(program)
-        .args(arguments)
-        .stdin(Stdio::null())
-        .stderr(Stdio::null())
-        .output()
-        .ok()?;
-    run.status.success().then(|| String::from_utf8_lossy(&run.stdout).into_owned())
+    (findings, rows)
 }

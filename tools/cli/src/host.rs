@@ -7,7 +7,11 @@ use clap::{Args, ValueEnum};
 use laxity_cli::output::{OutputError, json, say};
 use laxity_cli::table::{align_numbers, bytes, table};
 use laxity_wire::{ClusterStatus, ControlClient, ControlError, PortStatus, Status};
+use serde::Serialize;
 use thiserror::Error;
+
+use crate::doctor::map::{self, Row};
+use crate::doctor::root::Root;
 
 /// The reason why a command for the daemon failed.
 #[derive(Debug, Error)]
@@ -47,9 +51,21 @@ impl Endpoint {
 pub(crate) struct StatusArgs {
     #[command(flatten)]
     endpoint: Endpoint,
-    /// Print all that the daemon reports, as JSON
+    /// Print all that the daemon reports and the map of processes, as JSON
     #[arg(long)]
     json: bool,
+    /// Look at another host's /sys and /proc, copied below this folder
+    #[arg(long, value_name = "FOLDER", default_value = "/", hide = true)]
+    root: PathBuf,
+}
+
+/// The output of `laxity status --json`.
+#[derive(Serialize)]
+struct Overview<'a> {
+    #[serde(flatten)]
+    status: &'a Status,
+    /// The map of what flows.
+    processes: &'a [Row],
 }
 
 /// Arguments of `laxity bypass`.
@@ -77,8 +93,13 @@ enum Switch {
 }
 
 pub(crate) fn status(args: &StatusArgs) -> Result<(), HostError> {
-    let status = args.endpoint.connect()?.status()?;
-    let text = if args.json { json(&status)? } else { overview(&status) };
+    let status = &args.endpoint.connect()?.status()?;
+    let processes = map::of_host(&Root::new(&args.root), status);
+    let text = match (args.json, processes.is_empty()) {
+        (true, _) => json(&Overview { status, processes: &processes })?,
+        (false, true) => overview(status),
+        (false, false) => format!("{}\n\n{}", overview(status), map::page(&processes).trim_end()),
+    };
     Ok(say(text)?)
 }
 

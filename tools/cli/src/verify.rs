@@ -23,7 +23,7 @@ use thiserror::Error;
 
 use crate::doctor::finding::{self, Finding, Severity};
 use crate::doctor::root::Root;
-use crate::doctor::{fabric, levels, output, qos};
+use crate::doctor::{fabric, levels, qos};
 use crate::host::Endpoint;
 
 pub(crate) const HELP: &str = "\
@@ -137,9 +137,7 @@ struct PriorityRow {
 /// Watches the host and prints what was compared. Returns failure if something contradicts.
 pub(crate) fn verify(args: &VerifyArgs) -> Result<ExitCode, VerifyError> {
     let root = Root::new(&args.root);
-    let tool = |program: &str, arguments: &[&str]| {
-        root.is_real().then(|| output(program, arguments)).flatten()
-    };
+    let tool = |program: &str, arguments: &[&str]| root.ask(program, arguments);
     let query = |interface: &str| match root.is_real() {
         true => laxity_nic::query(interface),
         false => Err(DcbError::Unsupported),

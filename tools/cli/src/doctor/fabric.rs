@@ -239,14 +239,22 @@ fn gid(root: &Root, port: &Port) -> Finding {
     }
 }
 
+fn forced_file(port: &Port) -> String {
+    format!("{CLASS}/{}/tc/{}/traffic_class", port.device, port.number)
+}
+
+/// Returns the class that the driver forces on every verbs queue pair of a port. MLNX_OFED writes
+/// "Global tclass=106", or nothing if no class is forced.
+pub(crate) fn forced(root: &Root, port: &Port) -> Option<u8> {
+    root.text(&forced_file(port)).and_then(|text| number_in(&text))
+}
+
 /// Checks for settings that force one class on all traffic.
 pub(crate) fn forced_class(root: &Root, ports: &[Port]) -> Vec<Finding> {
     let mut findings = Vec::new();
     for port in ports {
-        let file = format!("{CLASS}/{}/tc/{}/traffic_class", port.device, port.number);
-        // MLNX_OFED writes "Global tclass=106", or nothing if no class is forced.
-        let forced = root.text(&file).and_then(|text| number_in(&text));
-        if let Some(class) = forced {
+        let file = forced_file(port);
+        if let Some(class) = forced(root, port) {
             let finding = Finding::error(
                 "forced-class",
                 format!("{file} forces class {class} on every queue pair"),

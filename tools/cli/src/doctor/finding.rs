@@ -124,7 +124,7 @@ fn heading(finding: &Finding) -> String {
 }
 
 /// Replaces control characters, because users choose names of processes and values of variables.
-fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 

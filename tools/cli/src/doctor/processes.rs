@@ -1,15 +1,58 @@
-//! Finds processes that use RDMA, and transfers that Laxity can't see.
+//! Finds processes that use RDMA, and those that Laxity can't see.
 //!
 //! A process's mappings show its libraries. An open `/dev/infiniband/uverbs*` shows that it uses
 //! them. Only root can look into processes of other users.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use laxity_wire::Status;
+use serde::Deserialize;
 
 use super::finding::Finding;
 use super::root::Root;
 use crate::class_table::{VARIABLES, Variable};
+
+/// Beginnings of the names of files that show which way a process's transfers take, besides those
+/// of [`VARIABLES`]. Wheels have names such as libucp-1a2b3c.so.0, so only the beginning counts.
+const LIBRARIES: [&str; 16] = [
+    "_laxity.",
+    "libefa",
+    "libfabric",
+    "libibverbs",
+    "liblaxity.so",
+    "liblaxity_",
+    "libmlx5",
+    "libnccl",
+    "libnixl",
+    "libnvshmem",
+    "libplugin_",
+    "librccl",
+    "libucp",
+    "libuct_",
+    "mooncake/",
+    "nvshmem_transport_",
+];
+
+/// Variables that choose that way, besides those of [`VARIABLES`].
+const CHOICES: [&str; 8] = [
+    "FI_PROVIDER",
+    "LAXITY_NIXL",
+    "NCCL_GIN_ENABLE",
+    "NCCL_GIN_TYPE",
+    "NCCL_IB_DISABLE",
+    "NCCL_NET",
+    "NVSHMEM_IB_ENABLE_IBGDA",
+    "UCX_TLS",
+];
+
+/// The kind of NIC that a process uses, as far as it decides about the way of its transfers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Nic {
+    Mlx5,
+    Efa,
+    #[default]
+    Other,
+}
 
 /// A process with an RDMA library.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,19 +61,18 @@ pub(crate) struct Process {
     pub(crate) name: String,
     /// Whether it has an RDMA device open.
     pub(crate) uses_rdma: bool,
+    /// The RDMA devices that it has open.
+    pub(crate) devices: Vec<String>,
+    pub(crate) nic: Nic,
+    /// The files of RDMA libraries in it, from the beginning that is known.
+    pub(crate) libraries: BTreeSet<String>,
     /// Whether it has loaded liblaxity.so.
     pub(crate) preloaded: bool,
-    pub(crate) nccl: bool,
-    pub(crate) ucx: bool,
-    pub(crate) mooncake: bool,
-    /// Whether it has UCX's InfiniBand module and the mlx5 provider, so that UCX may build work
-    /// requests.
-    pub(crate) ucx_mlx5: bool,
-    /// Whether it has a library with which GPUs write the NIC's doorbell registers.
-    pub(crate) gpu_initiated: bool,
+    /// Whether a thread of NCCL posts what GPUs ask for.
+    pub(crate) gin_thread: bool,
     /// The rows of [`VARIABLES`] for the libraries that it has loaded.
     pub(crate) class_variables: Vec<&'static Variable>,
-    /// The values of `UCX_TLS` and of [`VARIABLES`] that are set.
+    /// The values of [`CHOICES`] and of [`VARIABLES`] that are set.
     pub(crate) variables: BTreeMap<String, String>,
 }
 
@@ -38,67 +80,168 @@ impl Process {
     pub(crate) fn subject(&self) -> String {
         format!("{} ({})", self.pid, self.name)
     }
+
+    /// Reports whether it has a library whose file's name begins so.
+    pub(crate) fn has(&self, beginning: &str) -> bool {
+        self.libraries.iter().any(|file| file.starts_with(beginning))
+    }
+
+    /// Returns the value of a variable, if it is set.
+    pub(crate) fn variable(&self, name: &str) -> Option<&str> {
+        self.variables.get(name).map(String::as_str)
+    }
 }
 
 /// The result of a scan of the host's processes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
     pub(crate) processes: Vec<Process>,
-    /// Number of processes that this user may not look into.
-    pub(crate) unreadable: usize,
+    /// Pid and name of each process that this user may not look into.
+    pub(crate) unreadable: Vec<(u32, String)>,
 }
 
 /// Finds all processes with an RDMA library.
 pub(crate) fn scan(root: &Root) -> Seen {
     let mut seen = Seen::default();
     for pid in root.names("/proc").iter().filter_map(|name| name.parse().ok()) {
+        let name = || root.text(&format!("/proc/{pid}/comm")).unwrap_or_default();
+        // Threads of the kernel and zombies have neither a command line nor a mapping.
+        let is_gone = || root.bytes(&format!("/proc/{pid}/cmdline")).is_some_and(|c| c.is_empty());
         match root.bytes(&format!("/proc/{pid}/maps")) {
             Some(maps) => {
-                seen.processes.extend(process(root, pid, &String::from_utf8_lossy(&maps)));
+                seen.processes.extend(process(root, pid, name(), &String::from_utf8_lossy(&maps)));
             }
             // The process may have ended meanwhile.
-            None if root.has(&format!("/proc/{pid}")) => seen.unreadable += 1,
+            None if root.has(&format!("/proc/{pid}")) && !is_gone() => {
+                seen.unreadable.push((pid, name()));
+            }
             None => {}
         }
     }
     seen
 }
 
-fn process(root: &Root, pid: u32, maps: &str) -> Option<Process> {
-    // Python wheels have libraries such as libucp-1a2b3c.so.0, so only the start of a name counts.
-    let has = |beginning: &str| maps.contains(&format!("/{beginning}"));
+fn process(root: &Root, pid: u32, name: String, maps: &str) -> Option<Process> {
+    let libraries = libraries(maps);
+    let class_variables: Vec<_> = VARIABLES.iter().filter(|row| row.is_loaded(maps)).collect();
     let fds = format!("/proc/{pid}/fd");
-    let is_device = |fd: &String| {
-        root.link(&format!("{fds}/{fd}")).is_some_and(|to| to.starts_with("/dev/infiniband/uverbs"))
+    let opened = |fd: &String| {
+        root.link(&format!("{fds}/{fd}"))?.strip_prefix("/dev/infiniband/").map(str::to_owned)
     };
-    let verbs = has("libibverbs");
-    let uses_rdma = root.names(&fds).iter().any(is_device);
-    let process = Process {
+    let mut opened: Vec<String> = root.names(&fds).iter().filter_map(opened).collect();
+    opened.retain(|device| device.starts_with("uverbs"));
+    opened.sort();
+    opened.dedup();
+    let device = |uverbs: &String| {
+        let file = format!("/sys/class/infiniband_verbs/{uverbs}/ibdev");
+        root.text(&file).unwrap_or_else(|| uverbs.clone())
+    };
+    let tasks = format!("/proc/{pid}/task");
+    let is_gin = |thread: &String| {
+        let name = root.text(&format!("{tasks}/{thread}/comm"));
+        name.is_some_and(|name| name.starts_with("NCCL GIN"))
+    };
+    let mut process = Process {
         pid,
-        name: root.text(&format!("/proc/{pid}/comm")).unwrap_or_default(),
-        uses_rdma,
-        preloaded: has("liblaxity.so"),
-        nccl: has("libnccl.so") || has("libnccl-"),
-        ucx: has("libucp"),
-        mooncake: has("libtransfer_engine") || has("mooncake/"),
-        ucx_mlx5: has("libuct_ib") && has("libmlx5"),
-        gpu_initiated: has("libnvshmem") || has("nvshmem_transport_ibgda"),
-        class_variables: VARIABLES.iter().filter(|variable| variable.is_loaded(maps)).collect(),
-        variables: variables(root, pid),
+        name,
+        uses_rdma: !opened.is_empty(),
+        devices: opened.iter().map(device).collect(),
+        preloaded: libraries.iter().any(|file| file.starts_with("liblaxity.so")),
+        gin_thread: maps.contains("/libnccl") && root.names(&tasks).iter().any(is_gin),
+        class_variables,
+        libraries,
+        ..Process::default()
     };
-    let relevant = verbs || uses_rdma || !process.class_variables.is_empty();
-    relevant.then_some(process)
+    let verbs = process.has("libibverbs");
+    if !verbs && !process.uses_rdma && process.class_variables.is_empty() {
+        return None;
+    }
+    process.variables = variables(root, pid);
+    process.nic = nic(root, &process);
+    Some(process)
+}
+
+/// Returns the parts of mapped paths from the known beginning of a library's name to the end.
+fn libraries(maps: &str) -> BTreeSet<String> {
+    let paths: BTreeSet<&str> =
+        maps.lines().filter_map(|line| Some(&line[line.find('/')?..])).collect();
+    let of_table = VARIABLES.iter().flat_map(|row| row.loaded.iter().map(String::as_str));
+    let known: BTreeSet<String> =
+        LIBRARIES.into_iter().chain(of_table).map(|beginning| format!("/{beginning}")).collect();
+    let of_path = |path: &str| {
+        let at = known.iter().filter_map(|beginning| path.rfind(beginning.as_str())).max()?;
+        let file = &path[at + 1..];
+        Some(file.strip_suffix(" (deleted)").unwrap_or(file).to_owned())
+    };
+    paths.into_iter().filter_map(of_path).collect()
+}
+
+/// Determines the NIC of a process by the driver of its devices, or else of the host's. Without any
+/// it goes by libraries, though libibverbs may load the providers of all NICs.
+fn nic(root: &Root, process: &Process) -> Nic {
+    const CLASS: &str = "/sys/class/infiniband";
+    // Names such as rocep1s0 say nothing about the driver.
+    const NAMES: [&str; 6] = ["bnxt_re", "efa", "irdma", "mlx5", "rxe", "siw"];
+    let driver = |device: &String| {
+        if let Some(path) = root.link(&format!("{CLASS}/{device}/device/driver")) {
+            return path.rsplit('/').next().map(str::to_owned);
+        }
+        let layer = root.text(&format!("{CLASS}/{device}/ports/1/link_layer"));
+        match layer.as_deref() {
+            Some("Unspecified") => Some("efa".to_owned()),
+            _ => NAMES.iter().any(|name| device.starts_with(name)).then(|| device.clone()),
+        }
+    };
+    let known = |devices: &[String]| devices.iter().filter_map(driver).collect::<Vec<String>>();
+    let mut drivers = known(&process.devices);
+    if drivers.is_empty() {
+        drivers = known(&root.names(CLASS));
+    }
+    let is = |beginning: &str| drivers.iter().any(|driver| driver.starts_with(beginning));
+    let unknown = drivers.is_empty();
+    let asks_efa = process.variable("FI_PROVIDER").is_some_and(|it| it.contains("efa"));
+    if is("efa") || unknown && asks_efa {
+        Nic::Efa
+    } else if is("mlx5") || unknown && process.has("libmlx5") {
+        Nic::Mlx5
+    } else if unknown && process.has("libefa") {
+        Nic::Efa
+    } else {
+        Nic::Other
+    }
 }
 
 fn variables(root: &Root, pid: u32) -> BTreeMap<String, String> {
     let bytes = root.bytes(&format!("/proc/{pid}/environ")).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
-    let matters = |name: &str| name == "UCX_TLS" || VARIABLES.iter().any(|row| row.name == name);
+    let matters = |name: &str| CHOICES.contains(&name) || VARIABLES.iter().any(|r| r.reads(name));
     text.split('\0')
         .filter_map(|entry| entry.split_once('='))
         .filter(|(name, value)| matters(name) && !value.is_empty())
         .map(|(name, value)| (name.to_owned(), value.to_owned()))
         .collect()
+}
+
+/// The queue pairs of each process that the kernel knows: their numbers by type. The kernel knows
+/// no queue pair that a library made by DEVX.
+pub(crate) type QueuePairs = BTreeMap<u32, BTreeMap<String, usize>>;
+
+/// Parses the output of `rdma -j res show qp`. Queue pairs of the kernel have no pid.
+pub(crate) fn queue_pairs(json: &str) -> QueuePairs {
+    #[derive(Deserialize)]
+    struct QueuePair {
+        #[serde(rename = "type")]
+        kind: String,
+        pid: Option<u32>,
+    }
+    let rows: Vec<QueuePair> = serde_json::from_str(json).unwrap_or_default();
+    let mut found = QueuePairs::new();
+    for QueuePair { kind, pid } in rows {
+        if let Some(pid) = pid {
+            *found.entry(pid).or_default().entry(kind).or_default() += 1;
+        }
+    }
+    found
 }
 
 /// Reports processes whose transfers Laxity does not see.
@@ -126,7 +269,6 @@ pub(crate) fn coverage(seen: &Seen, status: Option<&Status>) -> Vec<Finding> {
         } else {
             covered += 1;
         }
-        findings.extend(bypasses(process));
     }
     if covered > 0 {
         let found = format!("{covered} processes with RDMA libraries are under Laxity");
@@ -134,8 +276,8 @@ pub(crate) fn coverage(seen: &Seen, status: Option<&Status>) -> Vec<Finding> {
     } else if seen.processes.is_empty() {
         findings.push(Finding::ok("coverage", "no process has an RDMA library in it"));
     }
-    if seen.unreadable > 0 {
-        let found = format!("{} processes could not be looked into", seen.unreadable);
+    if !seen.unreadable.is_empty() {
+        let found = format!("{} processes could not be looked into", seen.unreadable.len());
         let unread = Finding::info("coverage", found)
             .because("processes of other users may use RDMA too")
             .action("run it as root, in the pid namespace of the host");
@@ -168,71 +310,13 @@ fn uncovered(process: &Process) -> Option<Finding> {
 /// Returns the profile that fits the process. Mooncake comes first: with NCCL's profile its
 /// transfers would count as collectives, which costs more than the opposite mistake.
 fn profile(process: &Process) -> &'static str {
-    match process {
-        Process { mooncake: true, .. } => "mooncake",
-        Process { ucx: true, .. } => "ucx",
-        Process { nccl: true, .. } => "nccl",
-        _ => "default",
-    }
-}
-
-/// Reports transfers that no verbs library sees, even if it is preloaded.
-fn bypasses(process: &Process) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    let transports = process.variables.get("UCX_TLS");
-    if process.uses_rdma && process.ucx_mlx5 && transports.is_none_or(|tls| allows_mlx5(tls)) {
-        let finding =
-            Finding::warn("bypass-verbs", "UCX on mlx5 builds its work requests itself (DEVX)")
-                .about(process.subject())
-                .because(
-                    "no verbs library sees them, liblaxity.so neither: they go out unscheduled",
-                )
-                .action("start it with UCX_TLS=rc_verbs,ud_verbs,self,sm,cuda");
-        findings.push(finding);
-    }
-    if process.gpu_initiated {
-        let finding = Finding::info(
-            "bypass-verbs",
-            "NVSHMEM is in it: GPUs may ring the NIC's \
-            doorbells themselves (IBGDA)",
-        )
-        .about(process.subject())
-        .because(
-            "such transfers pass no library on the host, so nothing can order them; their \
-                class can still be set",
-        );
-        findings.push(finding);
-    }
-    findings
-}
-
-/// Reports whether a value of UCX_TLS allows UCX's own mlx5 transports. A value that starts with
-/// `^` lists the excluded ones.
-fn allows_mlx5(tls: &str) -> bool {
-    let (excluding, list) = match tls.strip_prefix('^') {
-        Some(list) => (true, list),
-        None => (false, tls),
-    };
-    let own = |name: &str| {
-        let name = name.trim();
-        matches!(name, "all" | "ib" | "rc" | "ud" | "dc")
-            || name.ends_with("_x")
-            || name.ends_with("_mlx5")
-    };
-    excluding || list.split(',').any(own)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_lists_of_verbs_transports_keep_ucx_on_verbs() {
-        for own in ["all", "rc,cuda", "rc_x,sm", "^tcp", "dc_mlx5"] {
-            assert!(allows_mlx5(own), "{own}");
-        }
-        for verbs in ["rc_verbs,ud_verbs,self,sm", "tcp", "rc_v"] {
-            assert!(!allows_mlx5(verbs), "{verbs}");
-        }
-    }
+    const FITTING: [(&str, &str); 5] = [
+        ("libtransfer_engine", "mooncake"),
+        ("mooncake/", "mooncake"),
+        ("libucp", "ucx"),
+        ("libnccl", "nccl"),
+        ("librccl", "nccl"),
+    ];
+    let found = FITTING.iter().find(|(library, _)| process.has(library));
+    found.map_or("default", |(_, profile)| profile)
 }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 /// Most bytes that are read from a file. The `/proc/PID/maps` of a serving engine has about 2 MiB.
 const FILE_BYTES_MAX: u64 = 32 << 20;
@@ -62,4 +63,20 @@ impl Root {
     pub(crate) fn is_real(&self) -> bool {
         self.0 == Path::new("/")
     }
+
+    /// Returns the output of a tool, which describes this host only: none for another root.
+    pub(crate) fn ask(&self, program: &str, arguments: &[&str]) -> Option<String> {
+        self.is_real().then(|| output(program, arguments)).flatten()
+    }
+}
+
+/// Returns the output of a tool, if it is installed and succeeds.
+fn output(program: &str, arguments: &[&str]) -> Option<String> {
+    let run = Command::new(program)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output()
+        .ok()?;
+    run.status.success().then(|| String::from_utf8_lossy(&run.stdout).into_owned())
 }

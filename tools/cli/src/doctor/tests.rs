@@ -13,6 +13,7 @@ use super::kernel::Tried;
 use super::root::Root;
 use super::{classes, fabric, kernel, levels, limits, processes, service};
 
+mod map;
 mod priorities;
 
 /// A host that consists of files.
@@ -318,21 +319,6 @@ fn preloaded_and_attached_is_covered_and_preloaded_alone_is_not() {
     assert_eq!(severity(&processes::coverage(&seen, Some(&status)), "coverage"), Severity::Warn);
     status.clients.push(ClientStatus { pid: 10, ..ClientStatus::default() });
     assert_eq!(severity(&processes::coverage(&seen, Some(&status)), "coverage"), Severity::Ok);
-}
-
-#[test]
-fn ucx_on_mlx5_goes_past_verbs_unless_it_is_told_to_use_them() {
-    let libraries = ["libibverbs.so.1", "libmlx5-rdmav34.so", "ucx/libuct_ib.so.0", "liblaxity.so"];
-    let host = Host::new().process(10, &libraries, &[], true).process(
-        11,
-        &libraries,
-        &["UCX_TLS=rc_verbs,ud_verbs,self,sm"],
-        true,
-    );
-    let findings = processes::coverage(&processes::scan(&host.root()), None);
-    let past: Vec<_> = findings.iter().filter(|f| f.id == "bypass-verbs").collect();
-    assert_eq!(past.len(), 1);
-    assert_eq!((past[0].severity, past[0].subject.as_str()), (Severity::Warn, "10 (engine)"));
 }
 
 #[test]

@@ -1,0 +1,366 @@
+//! A map of what flows: for each process that uses RDMA, its paths, the class of each, and whether
+//! Laxity orders it, somebody marked it, the daemon only measures it, or nobody sees it.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::io::ErrorKind;
+
+use laxity_wire::{ClientStatus, ControlError, Status};
+use serde::Serialize;
+
+use super::fabric::{self, Port};
+use super::finding::{Finding, printable};
+use super::paths::{DataPath, PathKind, data_paths};
+use super::processes::{self, Nic, Process, QueuePairs, Seen};
+use super::root::Root;
+use crate::class_table::{Field, VARIABLES, Variable};
+
+/// What is known of the daemon.
+#[derive(Clone, Copy)]
+pub(crate) enum Daemon<'a> {
+    Answers(&'a Status),
+    /// It does not run.
+    Absent,
+    /// This user may not ask it, or the processes are those of another host.
+    Unknown,
+}
+
+impl<'a> Daemon<'a> {
+    pub(crate) fn of(answer: &'a Result<Status, ControlError>, root: &Root) -> Self {
+        match answer {
+            Ok(status) => Self::Answers(status),
+            Err(ControlError::Connect { cause, .. })
+                if root.is_real() && cause.kind() != ErrorKind::PermissionDenied =>
+            {
+                Self::Absent
+            }
+            Err(_) => Self::Unknown,
+        }
+    }
+}
+
+/// How much Laxity has to do with a path, the most first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Reach {
+    /// Its transfers wait for permits.
+    Ordered,
+    /// Nothing orders it. A variable or the driver sets its class.
+    Marked,
+    /// Nothing orders or marks it. The daemon counts its bytes as foreign.
+    Measured,
+    /// No part of Laxity notices it.
+    Unseen,
+}
+
+impl Reach {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Ordered => "ordered",
+            Self::Marked => "marked",
+            Self::Measured => "measured",
+            Self::Unseen => "unseen",
+        }
+    }
+}
+
+/// A path of a process, as it is shown.
+#[derive(Debug, Serialize)]
+pub(crate) struct Flow {
+    pub(crate) path: PathKind,
+    pub(crate) library: String,
+    /// On RoCE. `None` if the library has no class, or if the network is no RoCE.
+    pub(crate) traffic_class: Option<u8>,
+    /// On InfiniBand.
+    pub(crate) service_level: Option<u8>,
+    /// What sets the class: a variable, `default` for the library itself, or `driver`.
+    pub(crate) class_from: Option<String>,
+    pub(crate) laxity: Reach,
+    pub(crate) why: String,
+}
+
+/// A process, as it is shown.
+#[derive(Debug, Serialize)]
+pub(crate) struct Row {
+    pub(crate) pid: u32,
+    pub(crate) name: String,
+    /// Whether this user may look into it. If not, only the first fields and its queue pairs are
+    /// known.
+    pub(crate) readable: bool,
+    /// The RDMA devices that it has open.
+    pub(crate) devices: Vec<String>,
+    pub(crate) libraries: Vec<String>,
+    /// Numbers of queue pairs by type, as far as the kernel knows them.
+    pub(crate) queue_pairs: BTreeMap<String, usize>,
+    pub(crate) paths: Vec<Flow>,
+    /// What to do to learn more. Empty if nothing is needed.
+    pub(crate) next_step: &'static str,
+}
+
+const NEXT_STEP: &str = "run it as root, in the pid namespace of the host";
+
+/// What the map is made of.
+pub(crate) struct Sources<'a> {
+    pub(crate) root: &'a Root,
+    pub(crate) ports: &'a [Port],
+    pub(crate) daemon: Daemon<'a>,
+    pub(crate) queue_pairs: QueuePairs,
+}
+
+impl<'a> Sources<'a> {
+    /// Asks the kernel for the queue pairs of this host's processes, too.
+    pub(crate) fn new(root: &'a Root, ports: &'a [Port], daemon: Daemon<'a>) -> Self {
+        let answer = root.ask("rdma", &["-j", "res", "show", "qp"]);
+        let queue_pairs = answer.map(|json| processes::queue_pairs(&json)).unwrap_or_default();
+        Self { root, ports, daemon, queue_pairs }
+    }
+}
+
+/// Returns the map of this host, or of the host below `root`, with the answer of its daemon.
+pub(crate) fn of_host(root: &Root, status: &Status) -> Vec<Row> {
+    let ports = fabric::ports(root);
+    rows(&Sources::new(root, &ports, Daemon::Answers(status)), &processes::scan(root))
+}
+
+/// Returns a row for each process that has a path, and for each that can't be read.
+pub(crate) fn rows(sources: &Sources<'_>, seen: &Seen) -> Vec<Row> {
+    let queue_pairs = |pid| sources.queue_pairs.get(&pid).cloned().unwrap_or_default();
+    let readable = seen.processes.iter().map(|process| Row {
+        pid: process.pid,
+        name: process.name.clone(),
+        readable: true,
+        devices: process.devices.clone(),
+        libraries: process.libraries.iter().cloned().collect(),
+        queue_pairs: queue_pairs(process.pid),
+        paths: data_paths(process).iter().map(|path| flow(sources, process, path)).collect(),
+        next_step: "",
+    });
+    let unreadable = seen.unreadable.iter().map(|(pid, name)| Row {
+        pid: *pid,
+        name: name.clone(),
+        readable: false,
+        devices: Vec::new(),
+        libraries: Vec::new(),
+        queue_pairs: queue_pairs(*pid),
+        paths: Vec::new(),
+        next_step: NEXT_STEP,
+    });
+    readable.filter(|row| !row.paths.is_empty()).chain(unreadable).collect()
+}
+
+fn flow(sources: &Sources<'_>, process: &Process, path: &DataPath) -> Flow {
+    let ports: Vec<&Port> = ports_of(sources, process);
+    let is_infiniband = ports.iter().any(|port| port.link_layer == "InfiniBand");
+    let field = if is_infiniband { Field::ServiceLevel } else { Field::TrafficClass };
+    // EFA carries no class, whatever a library sets.
+    let has_class = |row: &&Variable| {
+        row.library == path.library && row.sets == field && process.nic != Nic::Efa
+    };
+    let row = VARIABLES.iter().find(has_class);
+    let value = |name: &str| process.variables.get(name).cloned();
+    let set = row.and_then(|row| row.set_by(value));
+    // The driver's class counts on verbs queue pairs, whatever their program sets.
+    let forced = || ports.iter().find_map(|port| fabric::forced(sources.root, port));
+    let forced = (path.verbs && !is_infiniband).then(forced).flatten();
+    let class = forced.or(set.map(|(_, class)| class)).or(row.map(|row| row.default));
+    let from = match (forced, set) {
+        (Some(_), _) => Some("driver"),
+        (None, Some((name, _))) => Some(name),
+        (None, None) => row.map(|_| "default"),
+    };
+    let chosen = class.filter(|&class| class != 0 && from != Some("default")).and(from);
+    let (laxity, why) = reach(sources, process, path, chosen, &ports);
+    Flow {
+        path: path.kind,
+        library: path.library.clone(),
+        traffic_class: class.filter(|_| !is_infiniband),
+        service_level: class.filter(|_| is_infiniband),
+        class_from: from.map(str::to_owned),
+        laxity,
+        why,
+    }
+}
+
+/// Returns the ports of a process's devices, or all of the host's if none is known.
+fn ports_of<'a>(sources: &Sources<'a>, process: &Process) -> Vec<&'a Port> {
+    let is_open = |port: &&Port| process.devices.contains(&port.device);
+    let open: Vec<&Port> = sources.ports.iter().filter(is_open).collect();
+    if open.is_empty() { sources.ports.iter().collect() } else { open }
+}
+
+/// Returns how much Laxity has to do with a path, and why. `chosen` is what sets its class.
+fn reach(
+    sources: &Sources<'_>,
+    process: &Process,
+    path: &DataPath,
+    chosen: Option<&str>,
+    ports: &[&Port],
+) -> (Reach, String) {
+    let orders = orders(sources, process, path);
+    if let Ok(Some(by)) = &orders {
+        return (Reach::Ordered, format!("by {by}"));
+    }
+    let but = orders.err().map_or(String::new(), |why| format!("; {why}"));
+    if let Some(by) = chosen {
+        return (Reach::Marked, format!("class set by {by}{but}"));
+    }
+    if let Some(counters) = counters(sources, ports) {
+        return (Reach::Measured, format!("counted by {counters}{but}"));
+    }
+    (Reach::Unseen, format!("no class chosen, no counters{but}"))
+}
+
+/// Returns what orders a path, if anything, or why a part of Laxity in the process does not.
+fn orders(
+    sources: &Sources<'_>,
+    process: &Process,
+    path: &DataPath,
+) -> Result<Option<String>, String> {
+    let preload = (path.verbs && process.preloaded).then_some("liblaxity.so");
+    let Some(by) = preload.or(path.asks) else { return Ok(None) };
+    let kinds = sources.queue_pairs.get(&process.pid);
+    let is_ordered = |kinds: &BTreeMap<String, usize>| {
+        kinds.contains_key("RC") || kinds.contains_key("UC") || kinds.is_empty()
+    };
+    if path.asks.is_none() && !kinds.is_none_or(is_ordered) {
+        return Err(format!("{by} orders RC and UC queue pairs only"));
+    }
+    let status = match sources.daemon {
+        Daemon::Unknown => return Ok(Some(format!("{by}, if the daemon does its part"))),
+        Daemon::Absent => return Err(format!("{by} finds no daemon")),
+        Daemon::Answers(status) => status,
+    };
+    let clients = || status.clients.iter().filter(|client| client.pid == process.pid);
+    let is_in_force = |client: &ClientStatus| client.mode == "enforce" && !client.distrusted;
+    match () {
+        () if clients().next().is_none() => Err(format!("{by} is in it, but not attached")),
+        () if status.bypass => Err(format!("{by} is bypassed")),
+        () if clients().any(is_in_force) => Ok(Some(by.to_owned())),
+        () => Err(format!("{by} delays nothing now")),
+    }
+}
+
+/// Returns the source by which the daemon counts all that passes the ports.
+fn counters(sources: &Sources<'_>, ports: &[&Port]) -> Option<String> {
+    let of_port = |port: &&Port| match sources.daemon {
+        Daemon::Absent => None,
+        Daemon::Unknown => {
+            let pauses = |_: &str| Err(laxity_nic::DcbError::Unsupported);
+            let source = laxity_nic::counters_of(sources.root.path(), &port.device, pauses)?;
+            Some(source.name().to_owned())
+        }
+        Daemon::Answers(status) => {
+            let is_its = |name: &str| {
+                name == port.device || Some(name) == port.netdev.as_deref() || name == "default"
+            };
+            let mut own = status.ports.iter().filter(|known| is_its(&known.name));
+            own.find(|known| !known.counters_stale)?.counters.clone()
+        }
+    };
+    let found: Option<Vec<String>> = ports.iter().map(of_port).collect();
+    let mut found = found.filter(|found| !found.is_empty())?;
+    found.sort();
+    found.dedup();
+    Some(found.join(", "))
+}
+
+/// Reports paths that no verbs library sees.
+pub(crate) fn bypasses(rows: &[Row]) -> Vec<Finding> {
+    let of_row = |row: &Row| {
+        let about = format!("{} ({})", row.pid, row.name);
+        let finding = |flow: &Flow| {
+            let found = match (flow.path, flow.library.as_str()) {
+                (_, _) if flow.laxity == Reach::Ordered => return None,
+                (PathKind::Devx, "UCX") => "UCX on mlx5 builds its work requests itself (DEVX)",
+                (PathKind::Ibgda | PathKind::GinGdaki, _) => {
+                    "GPUs may ring the NIC's doorbells themselves"
+                }
+                _ => return None,
+            };
+            let library = &flow.library;
+            Some(match flow.path {
+                PathKind::Devx => Finding::warn("bypass-verbs", found)
+                    .because(
+                        "no verbs library sees them, liblaxity.so neither: they go out unscheduled",
+                    )
+                    .action("start it with UCX_TLS=rc_verbs,ud_verbs,self,sm,cuda"),
+                _ => Finding::info("bypass-verbs", format!("{library} is in it: {found}")).because(
+                    "such transfers pass no library on the host, so nothing can order them; \
+                     their class can still be set",
+                ),
+            })
+        };
+        let found = row.paths.iter().filter_map(finding);
+        found.map(|finding| finding.about(about.clone())).collect::<Vec<_>>()
+    };
+    rows.iter().flat_map(of_row).collect()
+}
+
+/// Most unreadable processes that are named.
+const UNREADABLE_SHOWN_MAX: usize = 5;
+
+/// Returns the map as text.
+pub(crate) fn page(rows: &[Row]) -> String {
+    let mut page = String::from("Processes that use RDMA:\n");
+    // Writing to a `String` does not fail.
+    for row in rows.iter().filter(|row| row.readable) {
+        let _ = writeln!(page, "{}", printable(&heading(row)));
+        let _ = writeln!(page, "    libraries: {}", printable(&row.libraries.join(" ")));
+        for flow in &row.paths {
+            let line = format!(
+                "    {:<9}  {:<10}  {:<29}  {:<8}  {}",
+                flow.path.name(),
+                flow.library,
+                class_words(flow),
+                flow.laxity.name(),
+                flow.why
+            );
+            let _ = writeln!(page, "{}", printable(&line));
+        }
+    }
+    let mut unreadable: Vec<&Row> = rows.iter().filter(|row| !row.readable).collect();
+    unreadable.sort_by_key(|row| row.queue_pairs.is_empty());
+    match (unreadable.len(), rows.len()) {
+        (0, 0) => page.push_str("    none\n"),
+        (all, rows) if all == rows => page.push_str("    none that this user may look into\n"),
+        _ => {}
+    }
+    if !unreadable.is_empty() {
+        let named = unreadable.iter().take(UNREADABLE_SHOWN_MAX);
+        let named: Vec<String> = named.map(|row| heading(row)).collect();
+        let more = if unreadable.len() > named.len() { ", …" } else { "" };
+        let line = format!("{} can't be read: {}{more}", unreadable.len(), named.join("; "));
+        let _ = writeln!(page, "{}\n    {NEXT_STEP}", printable(&line));
+    }
+    page
+}
+
+/// Returns what is known of a process itself.
+fn heading(row: &Row) -> String {
+    let mut line = format!("{} ({})", row.pid, row.name);
+    match row.devices.is_empty() {
+        false => line.push_str(&format!(", {}", row.devices.join(" "))),
+        true if row.readable => line.push_str(", no device open"),
+        true => {}
+    }
+    let queue_pairs: Vec<String> =
+        row.queue_pairs.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+    if !queue_pairs.is_empty() {
+        line.push_str(&format!(", queue pairs: {}", queue_pairs.join(" ")));
+    }
+    line
+}
+
+fn class_words(flow: &Flow) -> String {
+    let from = match flow.class_from.as_deref() {
+        None => return "no class".to_owned(),
+        Some("default") => "its default",
+        Some("driver") => "forced",
+        Some(_) => "set",
+    };
+    match (flow.traffic_class, flow.service_level) {
+        (Some(class), _) => format!("class {class} (DSCP {}, {from})", class >> 2),
+        (None, Some(level)) => format!("service level {level} ({from})"),
+        (None, None) => "no class".to_owned(),
+    }
+}

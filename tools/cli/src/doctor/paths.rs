@@ -1,0 +1,278 @@
+//! The paths by which a process moves data over RDMA, from its libraries and its environment.
+//!
+//! A path is decided by who posts the work requests: the verbs library, NCCL's network plugin, a
+//! library that writes to the NIC itself, or a GPU. An environment is that of the process's start,
+//! so a variable that a program sets later is not seen.
+
+use serde::Serialize;
+
+use super::processes::{Nic, Process};
+
+/// Who posts the work requests of a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(crate) enum PathKind {
+    /// A CPU posts through libibverbs.
+    #[serde(rename = "verbs")]
+    Verbs,
+    /// NCCL's network plugin, or its own verbs transport.
+    #[serde(rename = "ncclNet")]
+    NcclNet,
+    /// A thread of NCCL posts through libibverbs what GPUs ask for.
+    #[serde(rename = "GIN proxy")]
+    GinProxy,
+    /// GPUs write the NIC's doorbells, by NCCL's GIN.
+    #[serde(rename = "GIN GDAKI")]
+    GinGdaki,
+    /// GPUs write the NIC's doorbells, by NVSHMEM and the like.
+    #[serde(rename = "IBGDA")]
+    Ibgda,
+    /// A CPU writes to an mlx5 NIC without libibverbs.
+    #[serde(rename = "DEVX")]
+    Devx,
+    /// NIXL, over the library below it.
+    #[serde(rename = "NIXL")]
+    Nixl,
+    /// EFA's own kind of queue pair, mostly through libfabric.
+    #[serde(rename = "EFA")]
+    Efa,
+}
+
+impl PathKind {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Verbs => "verbs",
+            Self::NcclNet => "ncclNet",
+            Self::GinProxy => "GIN proxy",
+            Self::GinGdaki => "GIN GDAKI",
+            Self::Ibgda => "IBGDA",
+            Self::Devx => "DEVX",
+            Self::Nixl => "NIXL",
+            Self::Efa => "EFA",
+        }
+    }
+}
+
+/// A path of a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DataPath {
+    pub(crate) kind: PathKind,
+    /// The library that chooses the class: a library of `classes.toml`, or one without a class.
+    pub(crate) library: String,
+    /// Whether its work requests pass libibverbs, and so liblaxity.so.
+    pub(crate) verbs: bool,
+    /// What asks the daemon for permits above libibverbs.
+    pub(crate) asks: Option<&'static str>,
+}
+
+impl DataPath {
+    fn new(kind: PathKind, library: &str, verbs: bool) -> Self {
+        Self { kind, library: library.to_owned(), verbs, asks: None }
+    }
+}
+
+/// The Python package, which wraps NIXL and Mooncake.
+const PACKAGE: &str = "the Python package laxity";
+
+/// Returns the paths of a process.
+pub(crate) fn data_paths(process: &Process) -> Vec<DataPath> {
+    let mut paths: Vec<DataPath> = nccl(process).into_iter().collect();
+    paths.extend(gin(process));
+    paths.extend(nvshmem(process));
+    paths.extend(ucx_and_nixl(process));
+    paths.extend(mooncake(process));
+    paths.extend(others(process));
+    if paths.is_empty() && can_verbs(process) {
+        paths.push(posted(process, "libibverbs"));
+    }
+    paths
+}
+
+fn can_verbs(process: &Process) -> bool {
+    process.uses_rdma || process.has("libibverbs")
+}
+
+/// Returns the path of a library that posts with a CPU.
+fn posted(process: &Process, library: &str) -> DataPath {
+    match process.nic {
+        Nic::Efa => DataPath::new(PathKind::Efa, library, false),
+        _ => DataPath::new(PathKind::Verbs, library, true),
+    }
+}
+
+fn nccl(process: &Process) -> Option<DataPath> {
+    if !process.has("libnccl") && !process.has("librccl") {
+        return None;
+    }
+    let net = process.variable("NCCL_NET");
+    let named = |name: &str| net.is_none_or(|net| net.eq_ignore_ascii_case(name));
+    let has_laxity = process.has("libnccl-net-laxity") || process.has("libnccl_net_laxity");
+    if has_laxity && named("Laxity") {
+        let mut path = DataPath::new(PathKind::NcclNet, "NCCL", false);
+        path.asks = Some("the NCCL plugin");
+        return Some(path);
+    }
+    if !can_verbs(process) {
+        return None;
+    }
+    if process.nic == Nic::Efa {
+        // NCCL's own transport knows no EFA, so a plugin over libfabric is needed.
+        let has_plugin = process.has("libnccl-net") || process.has("libfabric");
+        return has_plugin.then(|| DataPath::new(PathKind::Efa, "aws-ofi-nccl", false));
+    }
+    if process.has("libnccl-net-uccl") {
+        return Some(DataPath::new(PathKind::NcclNet, "UCCL", true));
+    }
+    let is_off = process.variable("NCCL_IB_DISABLE") == Some("1");
+    let is_socket = net.is_some_and(|net| net.eq_ignore_ascii_case("Socket"));
+    (!is_off && !is_socket).then(|| DataPath::new(PathKind::NcclNet, "NCCL", true))
+}
+
+/// NCCL's one-sided path. Left alone, NCCL lets GPUs ring the doorbells of mlx5 NICs, and a thread
+/// posts elsewhere. Only DeepEP V2, a variable or that thread shows that a job uses the path.
+fn gin(process: &Process) -> Option<DataPath> {
+    let is_deepep = process.has("deep_ep/_C");
+    let has_nccl = process.has("libnccl") || process.has("librccl") || is_deepep;
+    if !has_nccl || process.variable("NCCL_GIN_ENABLE") == Some("0") {
+        return None;
+    }
+    let kind = match (process.variable("NCCL_GIN_TYPE"), process.nic) {
+        (Some("2"), _) => PathKind::GinProxy,
+        (Some("3" | "4"), _) => PathKind::GinGdaki,
+        (Some("5"), _) => PathKind::Efa,
+        _ if process.gin_thread => PathKind::GinProxy,
+        (_, Nic::Mlx5) if is_deepep => PathKind::GinGdaki,
+        _ if is_deepep => PathKind::GinProxy,
+        _ => return None,
+    };
+    let verbs = kind == PathKind::GinProxy && process.nic != Nic::Efa;
+    let library = if is_deepep { "DeepEP V2" } else { "NCCL GIN" };
+    Some(DataPath::new(kind, library, verbs))
+}
+
+/// NVSHMEM's transports are libraries of their own. Without any, GPUs are taken to ring doorbells.
+fn nvshmem(process: &Process) -> Vec<DataPath> {
+    const LIBRARY: &str = "NVSHMEM";
+    if !process.has("libnvshmem") && !process.has("nvshmem_transport_") {
+        return Vec::new();
+    }
+    let has = |transport: &str| process.has(&format!("nvshmem_transport_{transport}"));
+    let mut paths = Vec::new();
+    if has("ibrc") {
+        paths.push(posted(process, LIBRARY));
+    }
+    if has("ibdevx") {
+        paths.push(DataPath::new(PathKind::Devx, LIBRARY, false));
+    }
+    if has("libfabric") {
+        paths.push(posted(process, LIBRARY));
+    }
+    let wanted = process.variable("NVSHMEM_IB_ENABLE_IBGDA");
+    let wanted = wanted.is_some_and(|value| !matches!(value, "0" | "n" | "no" | "false"));
+    if has("ibgda") || wanted || paths.is_empty() && !has("ucx") {
+        paths.push(DataPath::new(PathKind::Ibgda, LIBRARY, false));
+    }
+    paths
+}
+
+/// UCX, and NIXL with the library that it moves data with.
+fn ucx_and_nixl(process: &Process) -> Vec<DataPath> {
+    let ucx = ucx(process);
+    if !process.has("libnixl") {
+        return ucx.into_iter().collect();
+    }
+    let backend = |name: &str| process.has(&format!("libplugin_{name}"));
+    let over_ucx = backend("UCX") || process.has("libucp") || !process.has("libplugin_");
+    let carrier = match () {
+        () if over_ucx => ucx,
+        () if backend("Mooncake") => Some(posted(process, "Mooncake")),
+        () if can_verbs(process) => Some(posted(process, "libfabric")),
+        () => None,
+    };
+    let gated = process.has("_laxity.") && process.variable("LAXITY_NIXL") != Some("off");
+    let asks = gated.then_some(PACKAGE);
+    let Some(carrier) = carrier else {
+        let own = DataPath { asks, ..DataPath::new(PathKind::Nixl, "UCX", false) };
+        return asks.is_some().then_some(own).into_iter().collect();
+    };
+    let carrier = DataPath { asks, ..carrier };
+    vec![DataPath { kind: PathKind::Nixl, ..carrier.clone() }, carrier]
+}
+
+fn ucx(process: &Process) -> Option<DataPath> {
+    let transports = process.variable("UCX_TLS");
+    let has_ucx = process.has("libucp") || process.has("libuct_");
+    if !has_ucx || !can_verbs(process) || !transports.is_none_or(allows_infiniband) {
+        return None;
+    }
+    if process.nic == Nic::Mlx5 && transports.is_none_or(allows_mlx5) {
+        return Some(DataPath::new(PathKind::Devx, "UCX", false));
+    }
+    Some(posted(process, "UCX"))
+}
+
+fn mooncake(process: &Process) -> Option<DataPath> {
+    if !process.has("libtransfer_engine") && !process.has("mooncake/") {
+        return None;
+    }
+    let asks = match () {
+        () if process.has("liblaxity_mooncake") => Some("liblaxity_mooncake.so"),
+        () if process.has("_laxity.") => Some(PACKAGE),
+        () => None,
+    };
+    let is_rdma = can_verbs(process) || asks.is_some();
+    is_rdma.then(|| DataPath { asks, ..posted(process, "Mooncake") })
+}
+
+/// The libraries of `classes.toml` that the functions above leave. GPUs ring doorbells for MORI.
+fn others(process: &Process) -> Vec<DataPath> {
+    let mut libraries: Vec<&str> =
+        process.class_variables.iter().map(|row| row.library.as_str()).collect();
+    libraries.dedup();
+    let has_mori = process
+        .libraries
+        .iter()
+        .any(|file| file.strip_prefix("libmori_").is_some_and(|rest| !rest.starts_with("io")));
+    let path = |library| match library {
+        "MORI" if has_mori => Some(DataPath::new(PathKind::Ibgda, library, false)),
+        "MORI-IO" | "UCCL EP" | "UCCL P2P" => Some(posted(process, library)),
+        _ => None,
+    };
+    libraries.into_iter().filter_map(path).collect()
+}
+
+/// Reports whether a value of UCX_TLS allows UCX's own mlx5 transports. A value that starts with
+/// `^` lists the excluded ones.
+fn allows_mlx5(tls: &str) -> bool {
+    allows(tls, |name| {
+        matches!(name, "all" | "ib" | "rc" | "ud" | "dc")
+            || name.ends_with("_x")
+            || name.ends_with("_mlx5")
+    })
+}
+
+/// Reports whether a value of UCX_TLS allows any transport over RDMA devices.
+fn allows_infiniband(tls: &str) -> bool {
+    allows(tls, |name| {
+        name == "all" || ["ib", "rc", "ud", "dc", "srd"].iter().any(|it| name.starts_with(it))
+    })
+}
+
+fn allows(tls: &str, is_one: impl Fn(&str) -> bool) -> bool {
+    tls.starts_with('^') || tls.split(',').any(|name| is_one(name.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_lists_of_verbs_transports_keep_ucx_on_verbs() {
+        for own in ["all", "rc,cuda", "rc_x,sm", "^tcp", "dc_mlx5"] {
+            assert!(allows_mlx5(own) && allows_infiniband(own), "{own}");
+        }
+        for verbs in ["rc_verbs,ud_verbs,self,sm", "rc_v"] {
+            assert!(!allows_mlx5(verbs) && allows_infiniband(verbs), "{verbs}");
+        }
+        assert!(!allows_mlx5("tcp,sm") && !allows_infiniband("tcp,sm"));
+    }
+}
