@@ -11,6 +11,7 @@ use laxity_shm::layout::{CREDIT_PORTS, Geometry, attention};
 use laxity_shm::region::Region;
 use laxity_shm::registration::Release;
 use laxity_shm::served::{ServeError, Served};
+use laxity_wire::PodStatus;
 
 use crate::config::Mode;
 use crate::driver::flows::Flows;
@@ -38,6 +39,8 @@ pub struct Identity {
     pub pid: u32,
     /// The owner of the process.
     pub owner: Owner,
+    /// The container of Kubernetes that the process runs in.
+    pub pod: Option<Arc<PodStatus>>,
     /// The name that the client gave at registration.
     pub name: Arc<str>,
     /// The mode that the client asked for.
@@ -326,6 +329,7 @@ impl Client {
             id: identity.id.0,
             pid: identity.pid,
             owner: identity.owner.clone(),
+            pod: identity.pod.clone(),
             name: Arc::clone(&identity.name),
             release: identity.release,
             mode: self.mode,
@@ -365,6 +369,7 @@ mod tests {
             id: ClientId(1),
             pid: 1,
             owner: Owner::of(1, 1),
+            pod: None,
             name: "sleeper".into(),
             mode: Mode::Enforce,
             version: laxity_shm::layout::VERSION,

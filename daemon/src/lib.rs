@@ -16,6 +16,7 @@ pub mod mailbox;
 pub mod metrics;
 pub mod owner;
 pub mod places;
+pub mod pod;
 pub mod refusals;
 pub mod registration;
 mod residual;

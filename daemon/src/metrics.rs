@@ -6,7 +6,10 @@
 //! exported. The shape of the distribution stays right, and `laxity_flows_total` has the exact
 //! number.
 
+mod clients;
+
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use laxity_listen::http::{Limits, Listener, rendered};
@@ -16,6 +19,7 @@ use metrics::{Counter, Gauge, Histogram, Key, KeyName, Label, Metadata, Recorder
 use metrics_exporter_prometheus::{
     BuildError, Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
 };
+use parking_lot::Mutex;
 
 use crate::coordinator::exchange::{CoordinatorExchange, StreamView};
 use crate::stats::{PortSnapshot, Snapshot, StageCounters, WAIT_BUCKETS, WaitHistogram};
@@ -161,6 +165,13 @@ metrics! {
 }
 
 metrics! {
+    /// The release, by its label.
+    BUILD: u64 {
+        Gauge laxity_build_info "1, with the release of the daemon" |one| *one;
+    }
+}
+
+metrics! {
     /// Refused registrations, which the scheduler thread does not see.
     REFUSED: u64 {
         Counter laxity_refused_clients_total "Registrations refused" |count| *count;
@@ -208,6 +219,9 @@ metrics! {
         Gauge laxity_quarantined_lanes "Lanes no longer read because of such records"
             |s| s.clients.iter().map(|c| u64::from(c.quarantined_lanes)).sum::<u64>();
         Gauge laxity_bypass "1 while an operator has everything bypassed" |s| u64::from(s.bypass);
+        Gauge laxity_unlike_levels
+            "Levels whose DSCP the NICs treat unlike that of the highest level"
+            |s| s.unlike_levels;
         Gauge laxity_ring_depth "Most records found in one lane at once, since the last snapshot"
             |s| s.scheduler.ring_depth;
         Counter laxity_scheduler_rounds_total "Rounds of the scheduler over the lanes"
@@ -240,6 +254,8 @@ pub struct Exporter {
     counters: BTreeMap<Key, Counter>,
     gauges: BTreeMap<Key, Gauge>,
     waits: BTreeMap<Key, (Histogram, WaitHistogram)>,
+    /// The lines of attached clients, as of the last snapshot.
+    clients: Arc<Mutex<String>>,
 }
 
 impl std::fmt::Debug for Exporter {
@@ -284,16 +300,21 @@ impl Exporter {
         describe(&recorder, STAGE);
         describe(&recorder, PERMITS);
         describe(&recorder, CLUSTER);
+        describe(&recorder, BUILD);
         describe(&recorder, REFUSED);
         describe(&recorder, DAEMON);
         let help = "Time from submit to first permit".into();
         recorder.describe_histogram(KeyName::from_const_str(WAIT), None, help);
-        Ok(Self {
+        let mut exporter = Self {
             recorder,
             counters: BTreeMap::new(),
             gauges: BTreeMap::new(),
             waits: BTreeMap::new(),
-        })
+            clients: Arc::new(Mutex::new(clients::rendered(&[]))),
+        };
+        let version = Label::from_static_parts("version", env!("CARGO_PKG_VERSION"));
+        exporter.set(BUILD, &[version], &1);
+        Ok(exporter)
     }
 
     /// Returns a future that serves the published metrics at `listener`, once there is one, while
@@ -304,7 +325,8 @@ impl Exporter {
     ) -> impl Future<Output = ()> + Send + 'static {
         let handle = self.recorder.handle();
         let render = handle.clone();
-        let answer = rendered(move || render.render());
+        let clients = Arc::clone(&self.clients);
+        let answer = rendered(move || render.render() + &clients.lock());
         async move {
             let serve = async {
                 listener.await.serve("the metrics endpoint", Limits::METRICS, answer).await;
@@ -338,6 +360,7 @@ impl Exporter {
             self.publish_port(port);
         }
         self.publish_waits(snapshot);
+        *self.clients.lock() = clients::rendered(&snapshot.clients);
         self.set(DAEMON, &[], snapshot);
     }
 

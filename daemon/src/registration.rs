@@ -23,6 +23,7 @@ use crate::clients::{Identity, Leaving, Newcomer};
 use crate::config::AccessConfig;
 use crate::mailbox::Command;
 use crate::owner::Owner;
+use crate::pod;
 use crate::service::Service;
 use crate::watched::{Watched, watch};
 
@@ -220,6 +221,7 @@ fn register(hello: &Hello, from: Peer, service: &Service) -> Result<Newcomer, Re
         id,
         pid: if from.pid == 0 { hello.pid } else { from.pid },
         owner: Owner::of(from.uid, from.pid),
+        pod: pod::of(from.pid).map(Arc::new),
         name: hello.name().into(),
         mode: hello.mode().unwrap_or_default().into(),
         version: hello.versions().common(Versions::OURS).unwrap_or(VERSION),

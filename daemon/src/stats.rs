@@ -11,6 +11,7 @@ use laxity_policy::residual::Capacity;
 use laxity_policy::{Level, PolicyKind, Span, Stage, Time};
 use laxity_shm::marking::Marking;
 use laxity_shm::registration::Release;
+use laxity_wire::PodStatus;
 
 use crate::config::Mode;
 use crate::driver::fetches::FetchCounters;
@@ -251,6 +252,8 @@ pub struct ClientSnapshot {
     pub pid: u32,
     /// The owner of the process.
     pub owner: Owner,
+    /// The container of Kubernetes that the process runs in.
+    pub pod: Option<Arc<PodStatus>>,
     /// The name that the client gave.
     pub name: Arc<str>,
     /// The release of the client's library.
@@ -294,6 +297,8 @@ pub struct Snapshot {
     pub dscp: [u8; Level::ROWS],
     /// The service level of each level, by [`Level::row`], if any are configured.
     pub sl: Option<[u8; Level::ROWS]>,
+    /// Levels whose DSCP the NICs treat unlike that of the highest. See [`crate::treatments`].
+    pub unlike_levels: usize,
     /// The ports.
     pub ports: Vec<PortSnapshot>,
     /// The attached clients.

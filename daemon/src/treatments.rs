@@ -50,6 +50,14 @@ pub(crate) fn watch(
     Ok(alive)
 }
 
+/// Returns how many levels have a DSCP that the NICs treat unlike that of the highest level, as far
+/// as this is known. Packets of some levels can then be lost, and of others not, or only some slow
+/// down under congestion.
+pub(crate) fn unlike_levels(treatments: &Treatments, dscp: &[u8]) -> usize {
+    let is_unlike = |other: &&u8| treatments.alike(dscp[0], **other) == Some(false);
+    dscp.iter().filter(is_unlike).count()
+}
+
 /// Returns which DSCPs the configured NICs treat alike.
 fn of_host(root: &Path, nics: &[NicConfig]) -> Treatments {
     let is_ours = |port: &RdmaPort| {
@@ -81,5 +89,15 @@ mod tests {
         assert_eq!(of(&nic), Treatments::UNKNOWN);
         nic.name = "mlx5_1".into();
         assert_eq!(of(&nic), Treatments::ALL_ALIKE);
+    }
+
+    #[test]
+    fn levels_that_the_nics_treat_unlike_the_highest_are_counted() {
+        let dscp = [46, 34, 26, 26, 10];
+        assert_eq!(unlike_levels(&Treatments::UNKNOWN, &dscp), 0);
+        assert_eq!(unlike_levels(&Treatments::ALL_ALIKE, &dscp), 0);
+        let mut lossless_26 = [1; Treatments::COUNT];
+        lossless_26[26] = 2;
+        assert_eq!(unlike_levels(&Treatments::new(lossless_26), &dscp), 2);
     }
 }

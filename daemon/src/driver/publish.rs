@@ -2,6 +2,7 @@
 
 use super::Driver;
 use crate::stats::Snapshot;
+use crate::treatments::unlike_levels;
 
 impl Driver {
     /// Publishes a snapshot of all ports and clients.
@@ -25,6 +26,7 @@ impl Driver {
             bypass: intake.bypass,
             dscp: self.config.dscp_by_row(),
             sl: self.config.sl_by_row(),
+            unlike_levels: unlike_levels(&self.treatments, &self.config.dscp_by_row()),
             ports: intake.ports.iter_mut().map(|port| port.snapshot(now)).collect(),
             clients,
             all_clients,

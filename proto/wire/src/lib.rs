@@ -16,6 +16,6 @@ pub mod view;
 pub use client::{ControlClient, ControlError};
 pub use control::{Envelope, Request, Response};
 pub use status::{
-    ClientStatus, ClusterStatus, DistrustedOwner, LevelStatus, PermittedBytes, PortStatus,
-    RefusalStatus, SchedulerStatus, StageStatus, Status, Totals, WaitStatus, WouldStatus,
+    ClientStatus, ClusterStatus, DistrustedOwner, LevelStatus, PermittedBytes, PodStatus,
+    PortStatus, RefusalStatus, SchedulerStatus, StageStatus, Status, Totals, WaitStatus, WouldStatus,
 };

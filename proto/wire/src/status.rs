@@ -1,6 +1,8 @@
 //! The answer to `status`. The names of numbers end in their unit. Counters count from the daemon's
 //! start. Other values are those at the time of the snapshot.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 /// The state of a daemon at one moment.
@@ -141,6 +143,33 @@ pub struct ClientStatus {
     /// Whether the client is unscheduled, because clients of its owner lost permitted bytes.
     #[serde(default)]
     pub distrusted: bool,
+    /// The container of Kubernetes that the client runs in, if it runs in one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<PodStatus>,
+}
+
+/// A container of Kubernetes. The names are empty if the host does not know them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodStatus {
+    /// The namespace of the pod.
+    pub namespace: String,
+    /// The name of the pod.
+    pub name: String,
+    /// The name of the container.
+    pub container: String,
+    /// The uid of the pod.
+    pub uid: String,
+    /// The container's id at its runtime.
+    pub container_id: String,
+}
+
+impl fmt::Display for PodStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name.as_str() {
+            "" => write!(f, "pod {}", self.uid),
+            name => write!(f, "{}/{name}/{}", self.namespace, self.container),
+        }
+    }
 }
 
 /// An owner whose clients lost permitted bytes. New clients of it are unscheduled for a while.

@@ -315,7 +315,13 @@ fn clients(status: &Status) -> String {
         ]);
     }
     align_numbers(&mut table, 3);
-    table.to_string()
+    let mut text = table.to_string();
+    for client in &status.clients {
+        if let Some(pod) = &client.pod {
+            text.push_str(&format!("\n{} (pid {}) is in {pod}", client.name, client.pid));
+        }
+    }
+    text
 }
 
 fn port_lines(port: &PortStatus) -> String {

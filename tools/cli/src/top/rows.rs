@@ -348,6 +348,7 @@ pub(super) fn details(view: View, now: &Status, key: &str) -> Vec<(String, Strin
     if let (View::Clients, Some(client)) = (view, client) {
         return vec![
             pair("client", client.name.clone()),
+            pair("container", client.pod.as_ref().map_or("none".into(), ToString::to_string)),
             pair(
                 "process",
                 format!("pid {}, uid {}, mode {}", client.pid, client.uid, client.mode),
