@@ -42,6 +42,9 @@ struct Arguments {
     /// Serve other hosts without TLS (`insecure` of the configuration)
     #[arg(long)]
     insecure: bool,
+    /// Address at which daemons reach this coordinator (`etcd.advertise` of the configuration)
+    #[arg(long, value_name = "HOST:PORT")]
+    advertise: Option<String>,
     /// Address of the web page (`web.listen` of the configuration)
     #[arg(long, value_name = "ADDRESS")]
     web: Option<SocketAddr>,
@@ -65,6 +68,9 @@ impl Arguments {
         let mut config = Config::load(self.config.as_deref())?;
         config.listen = self.listen.unwrap_or(config.listen);
         config.insecure |= self.insecure;
+        if let (Some(etcd), Some(advertise)) = (&mut config.etcd, &self.advertise) {
+            etcd.advertise.clone_from(advertise);
+        }
         if let Some(web) = self.web {
             config.web.listen = web.to_string();
         }
