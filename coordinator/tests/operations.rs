@@ -86,7 +86,7 @@ fn queried(value: &serde_json::Value, found: &mut BTreeSet<String>) {
 }
 
 #[test]
-fn the_dashboard_asks_for_metrics_that_exist() {
+fn the_dashboard_and_the_alerts_ask_for_metrics_that_exist() {
     let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).expect("JSON");
     let pages = [include_str!("../../docs/metrics.md"), include_str!("../../docs/coordinator.md")];
     // Other tests compare both pages with the code.
@@ -97,6 +97,9 @@ fn the_dashboard_asks_for_metrics_that_exist() {
         .filter_map(|rest| rest.split_once('`').map(|(name, _)| name))
         .collect();
     let mut asked = BTreeSet::new();
+    let alerts = serde_json::json!({ "expr": include_str!("../../dist/prometheus/alerts.yaml") });
+    queried(&alerts, &mut asked);
+    assert!(asked.len() >= 10, "{asked:?}");
     queried(&dashboard, &mut asked);
     assert!(asked.len() > 20, "{asked:?}");
     for name in &asked {
