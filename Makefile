@@ -31,6 +31,10 @@ setup-python: setup ## make the environment in which the Python package is built
 setup-packages: setup ## install what makes and tests Debian packages; without it, their test is skipped and says so
 	@tools/setup.sh packages || echo "setup-packages: not all could be installed; tests that need it are skipped"
 
+.PHONY: setup-kubernetes
+setup-kubernetes: setup ## install what checks the Helm chart and makes the image; without it, their test is skipped and says so
+	@{ tools/setup.sh kubernetes && tests/kubernetes/setup.sh "$(abspath $(TARGET))/kubernetes"; } || echo "setup-kubernetes: not all could be installed; tests that need it are skipped"
+
 .PHONY: setup-vllm
 setup-vllm: setup-python ## vLLM for processors in an environment of its own: 6 GB in target/vllm, 3 to 10 minutes
 	@mooncake-adapter/setup-vllm.sh "$(abspath $(TARGET))/vllm"
@@ -95,7 +99,7 @@ SKIPPED := $(abspath $(TARGET))/skipped-tests.txt
 
 .PHONY: test
 test: export LAXITY_SKIPPED := $(SKIPPED)
-test: setup setup-verbs setup-cluster setup-python ## every test: units, properties, loom models, whole processes, real labs
+test: setup setup-verbs setup-cluster setup-python setup-kubernetes ## every test: units, properties, loom models, whole processes, real labs
 	@mkdir -p "$(TARGET)" && : >"$(SKIPPED)"
 	$(CARGO) build --locked --workspace --bins
 	$(CARGO) build --locked -p laxity-verbs -p laxity-mooncake -p laxity-nccl -p laxity-client-c
@@ -170,6 +174,18 @@ packages: release setup-packages ## Debian packages and RPMs of the programs, wi
 .PHONY: packages-check
 packages-check: packages ## install, upgrade, remove and purge them on Debian 12 and 13, booted in containers
 	tests/packages/check.sh $(TARGET)/packages bookworm trixie
+
+.PHONY: image
+image: packages setup-kubernetes ## a container image of the packages, without a registry: target/packages/laxity-image.tar
+	TARGET="$(TARGET)" tools/image.sh
+
+.PHONY: image-check
+image-check: image ## run the chart's DaemonSet from that image with runc, and attach a client
+	$(TARGET)/kubernetes/bin/python tests/kubernetes/run.py $(TARGET)/packages/laxity-image.tar
+
+.PHONY: kubernetes
+kubernetes: setup-kubernetes ## render the Helm chart into dist/kubernetes/base and full
+	$(TARGET)/kubernetes/bin/python tests/kubernetes/render.py dist/kubernetes
 
 .PHONY: install
 install: core ## install the daemon, the coordinator, the CLI, the libraries, units, man pages and completions

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the build and the lab (`base`), the benchmarks (`bench`), the SoftRoCE lab (`verbs`),
-# the coordinator's tests (`cluster`), the Python package (`python`) and Debian packages (`packages`) need from Debian. The SoftRoCE lab's kernel is not installed: `laxity` downloads it
+# the coordinator's tests (`cluster`), the Python package (`python`), Debian packages (`packages`), and the Helm chart
+# and the image (`kubernetes`) need from Debian. The SoftRoCE lab's kernel is not installed: `laxity` downloads it
 # itself. Does nothing when all is there; asks nothing; works twice in a row.
 set -euo pipefail
 
@@ -38,6 +39,15 @@ if [ "${1:-base}" = packages ]; then
     # For their test.
     need mmdebstrap mmdebstrap
     need systemd-nspawn systemd-container
+fi
+if [ "${1:-base}" = kubernetes ]; then
+    need python3 python3
+    python3 -c 'import ensurepip, venv' 2>/dev/null || wanted[python3-venv]=1
+    need promtool prometheus
+    # For the image and its test.
+    need mmdebstrap mmdebstrap
+    need umoci umoci
+    need runc runc
 fi
 if [ "${1:-base}" = verbs ]; then
     need qemu-system-x86_64 qemu-system-x86

@@ -13,6 +13,7 @@ mod definitions;
 mod docs;
 mod faults;
 mod hostile;
+mod kubernetes;
 mod lab;
 mod mooncake;
 mod nccl;

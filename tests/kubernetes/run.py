@@ -1,0 +1,180 @@
+#!/usr/bin/env python3
+"""Runs the DaemonSet as a kubelet would, without a cluster: run.py IMAGE.
+
+It unpacks the image of tools/image.sh and makes the folders of the manifest. runc runs the containers with the
+manifest's commands, environment, mounts and capabilities. Then the probes are asked, and a client in the control
+group of a pod attaches by the library that the init container has put onto the host. It needs root.
+"""
+
+import ctypes
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+
+import yaml
+from render import DIST
+
+IMAGE = pathlib.Path(sys.argv[1]).resolve()
+POD, CONTAINER = "3f2504e0-4f89-41d3-9a0c-0305e82c3301", "0123456789abcdef" * 4
+FIELDS = {"status.hostIP": "127.0.0.1", "spec.nodeName": "node-1"}
+
+
+def run(*command) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def wait_for(ask):
+    for _ in range(100):
+        try:
+            return ask()
+        except (AssertionError, OSError):
+            time.sleep(0.1)
+    return ask()
+
+
+def host_paths(pod: dict, items: list[dict], folder: pathlib.Path) -> dict[str, pathlib.Path]:
+    """Makes the folders of the pod's volumes below `folder`, and returns them by the volume's name."""
+    configs = {item["metadata"]["name"]: item["data"] for item in items if item["kind"] == "ConfigMap"}
+    paths = {}
+    for volume in pod["volumes"]:
+        path = folder / volume.get("hostPath", {"path": volume["name"]})["path"].lstrip("/")
+        (path / "..data").mkdir(parents=True)
+        for name, text in configs[volume["configMap"]["name"]].items() if "configMap" in volume else ():
+            # The kubelet makes links, so that it can change all files at once.
+            (path / "..data" / name).write_text(text)
+            (path / name).symlink_to(f"..data/{name}")
+        paths[volume["name"]] = path
+    return paths
+
+
+def bundle(folder: pathlib.Path, rootfs: pathlib.Path, container: dict, paths: dict) -> pathlib.Path:
+    """Writes runc's configuration of a container that has the host's network and process ids."""
+    values = {each["name"]: each.get("value") or FIELDS[each["valueFrom"]["fieldRef"]["fieldPath"]]
+              for each in container.get("env", [])}
+    arguments = container["command"] + container.get("args", [])
+    for name, value in values.items():
+        arguments = [argument.replace(f"$({name})", value) for argument in arguments]
+    assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
+    mounts = [("/proc", "/proc", "rw"), ("/sys", "/sys", "ro"), ("/dev", "/dev", "rw")]
+    mounts += [(str(paths[each["name"]]), each["mountPath"], "ro" if each.get("readOnly") else "rw")
+               for each in container["volumeMounts"]]
+    config = {
+        "ociVersion": "1.0.0",
+        "process": {
+            "user": {"uid": 0, "gid": 0},
+            "args": arguments,
+            "env": [f"{name}={value}" for name, value in values.items()],
+            "cwd": "/",
+            "noNewPrivileges": True,
+            "rlimits": [{"type": "RLIMIT_NOFILE", "hard": 65536, "soft": 65536}],
+        },
+        "root": {"path": str(rootfs), "readonly": container["securityContext"]["readOnlyRootFilesystem"]},
+        "mounts": [{"destination": to, "type": "bind", "source": source, "options": ["rbind", mode]}
+                   for source, to, mode in mounts],
+        "linux": {"namespaces": [{"type": "mount"}], "cgroupsPath": f"/laxity-check/{container['name']}"},
+    }
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def attach(library: pathlib.Path, socket: pathlib.Path) -> None:
+    """Attaches a client in the control group of a pod, and holds it until standard input ends."""
+    fs = pathlib.Path("/sys/fs/cgroup")
+    group = (fs if (fs / "cgroup.procs").exists() else fs / "pids") / f"kubepods/burstable/pod{POD}/{CONTAINER}"
+    group.mkdir(parents=True, exist_ok=True)
+    (group / "cgroup.procs").write_text(str(os.getpid()))
+    os.environ.update(LAXITY_SOCKET=str(socket), LAXITY_NAME="engine", LAXITY_ATTACH_MS="5000")
+    client = ctypes.CDLL(str(library))
+    client.lax_attach.restype = ctypes.c_void_p
+    client.lax_attach.argtypes = [ctypes.c_void_p]
+    attached = client.lax_attach(None)
+    assert attached, "there is no client"
+    sys.stdin.read()
+
+
+def main() -> None:
+    text = (DIST / "base/laxity.yaml").read_text()
+    with tempfile.TemporaryDirectory(prefix="laxity") as temporary:
+        folder = pathlib.Path(temporary)
+        items = list(yaml.safe_load_all(text))
+        pod = next(item for item in items if item["kind"] == "DaemonSet")["spec"]["template"]["spec"]
+        paths = host_paths(pod, items, folder / "host")
+        (folder / "layout").mkdir()
+        run("tar", "-C", folder / "layout", "-xf", IMAGE)
+        index = json.loads((folder / "layout/index.json").read_text())
+        tag = index["manifests"][0]["annotations"]["org.opencontainers.image.ref.name"]
+        run("umoci", "unpack", "--image", f"{folder}/layout:{tag}", folder / "image")
+        rootfs = folder / "image/rootfs"
+
+        for container in pod["initContainers"] * 2:
+            made = bundle(folder / f"init-{time.monotonic_ns()}", rootfs, container, paths)
+            run("runc", "run", "--bundle", made, "laxity-check-init")
+        libraries = sorted(path.name for path in paths["libraries"].glob("*.so*"))
+        print("libraries:", *libraries)
+        assert "liblaxity.so" in libraries and "libnccl-net-laxity.so" in libraries
+
+        container = pod["containers"][0]
+        made = bundle(folder / "daemon", rootfs, container, paths)
+        log = (folder / "log").open("w+")
+        daemon = subprocess.Popen(["runc", "run", "--bundle", made, "laxity-check"], stdout=log, stderr=log)
+        try:
+            check(container, paths)
+        except BaseException:
+            log.seek(0)
+            print(log.read(), file=sys.stderr)
+            raise
+        finally:
+            subprocess.run(["runc", "kill", "laxity-check", "TERM"], check=False)
+            daemon.wait(10)
+
+
+def check(container: dict, paths: dict) -> None:
+    """Asks the probes, and lets a client attach."""
+    probe = container["readinessProbe"]["httpGet"]
+    url = f"http://127.0.0.1:{container['ports'][0]['containerPort']}"
+
+    def get(path: str) -> str:
+        with urllib.request.urlopen(url + path, timeout=5) as answer:
+            return answer.read().decode()
+
+    wait_for(lambda: get(probe["path"]))
+    in_daemon = ["runc", "exec", "--env", "LAXITY_CONTROL=/run/laxity-control/control.sock", "laxity-check"]
+    alive = container["livenessProbe"]["exec"]["command"]
+    wait_for(lambda: run(*in_daemon, *alive))
+    (paths["containers"] / f"prefill-0_team-a_engine-{CONTAINER}.log").touch()
+    arguments = [paths["libraries"] / "liblaxity_client.so.0", paths["clients"] / "laxityd.sock"]
+    client = subprocess.Popen([sys.executable, __file__, "attach", *arguments], stdin=subprocess.PIPE)
+    try:
+        def seen():
+            status = json.loads(run(*in_daemon, *alive, "--json"))
+            assert status["mode"] == "observe" and status["clients"], status
+            return status["clients"][0]
+
+        pod = wait_for(seen)["pod"]
+        assert (pod["namespace"], pod["name"], pod["container"]) == ("team-a", "prefill-0", "engine"), pod
+        assert (pod["uid"], pod["container_id"]) == (POD, CONTAINER)
+        print(run(*in_daemon, *alive).strip())
+
+        def counted():
+            labels = 'name="engine",namespace="team-a",pod="prefill-0",container="engine"'
+            assert labels in get("/metrics"), get("/metrics")
+
+        wait_for(counted)
+    finally:
+        client.stdin.close()
+        client.wait(10)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "attach":
+        attach(*map(pathlib.Path, sys.argv[2:]))
+    else:
+        main()
