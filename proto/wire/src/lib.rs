@@ -17,5 +17,6 @@ pub use client::{ControlClient, ControlError};
 pub use control::{Envelope, Request, Response};
 pub use status::{
     ClientStatus, ClusterStatus, DistrustedOwner, LevelStatus, PermittedBytes, PodStatus,
-    PortStatus, RefusalStatus, SchedulerStatus, StageStatus, Status, Totals, WaitStatus, WouldStatus,
+    PortStatus, RefusalStatus, SchedulerStatus, StageStatus, Status, Totals, WaitStatus,
+    WouldStatus,
 };
