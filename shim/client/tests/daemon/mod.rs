@@ -15,7 +15,7 @@ use laxity_shm::consumer::{Incoming, Wake};
 use laxity_shm::layout::{Geometry, attention};
 use laxity_shm::marking::{Marking, Treatments};
 use laxity_shm::producer::SlotRef;
-use laxity_shm::record::{Flow, Record};
+use laxity_shm::record::{Flow, Record, Stage};
 use laxity_shm::registration::{self, Reason};
 use laxity_shm::served::Served;
 use laxity_shm::sleep::{self, now_ns};
@@ -41,6 +41,8 @@ pub(crate) struct Knobs {
     pub(crate) flicker: AtomicBool,
     /// What clients do to classes. `None` makes this a daemon of a release without marking.
     pub(crate) marking: Mutex<Option<(Marking, Treatments)>>,
+    /// Service levels of queue pairs by stage, where an operator named some.
+    pub(crate) service_levels: Mutex<Option<[u8; Stage::ALL.len()]>>,
     /// The reason with which clients are refused.
     pub(crate) refuse: Mutex<Option<Reason>>,
     /// Number of rounds without work before the daemon sleeps.
@@ -248,6 +250,7 @@ fn register(
             if let Some((marking, treatments)) = &*knobs.marking.lock().expect("knob") {
                 header.set_marking(*marking, treatments);
             }
+            header.set_sl_of_stages(*knobs.service_levels.lock().expect("knob"));
             header.raise(hello.mode().expect("checked").attention());
             header.raise(knobs.attention.load(Ordering::SeqCst));
             header.set_daemon_cpu(sleep::current_cpu());

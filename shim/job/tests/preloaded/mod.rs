@@ -1,5 +1,7 @@
 //! Helpers for tests of preloaded libraries as files.
 
+#![allow(dead_code, reason = "each test binary uses some of it")]
+
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::{Command, Output};
