@@ -7,6 +7,11 @@ use laxity_types::Level;
 
 use crate::time::Span;
 
+/// Maximum number of batches that a link knows.
+pub const BATCHES_MAX: usize = 65_536;
+/// Maximum number of requests that a link knows.
+pub const REQUESTS_MAX: usize = 262_144;
+
 /// The policy that arbitrates a port. All policies run behind the same interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum PolicyKind {
@@ -193,6 +198,10 @@ pub struct LinkConfig {
     pub ties: Ties,
     /// Slack below which `tent_edf` promotes a flow to its highest class.
     pub slack_threshold: Span,
+    /// Most batches that the link knows.
+    pub batches_max: usize,
+    /// Most requests that the link knows.
+    pub requests_max: usize,
 }
 
 impl Default for LinkConfig {
@@ -215,6 +224,8 @@ impl Default for LinkConfig {
             granularity: Granularity::default(),
             ties: Ties::default(),
             slack_threshold: Span::from_millis(10),
+            batches_max: BATCHES_MAX,
+            requests_max: REQUESTS_MAX,
         }
     }
 }

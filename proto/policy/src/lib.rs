@@ -5,6 +5,7 @@
 //! run the same code:
 //!
 //! * `link` arbitrates one port (one direction of one NIC): MFS §4.3, §4.4.1, §4.5;
+//! * `domains` divides a port between users who do not trust each other;
 //! * `admission` orders batches and prunes doomed requests: MFS §4.4.2 and Appendix B;
 //! * `residual` finds the capacity of a port that the traffic of others leaves.
 //!
@@ -22,6 +23,7 @@ mod scavenger;
 
 pub mod admission;
 pub mod config;
+pub mod domains;
 pub mod event;
 pub mod link;
 pub mod mlu;
@@ -33,6 +35,7 @@ pub mod rmlq;
 pub mod time;
 
 pub use config::{Granularity, LastStage, LinkConfig, MluScope, PolicyKind, Ties};
+pub use domains::{DomainId, SharedLink};
 pub use event::{Action, BatchSpec, Event, FlowSpec, Order};
 pub use laxity_types::{BatchId, Deadline, FlowId, Layer, Level, PeerId, PortId, RequestId, Stage};
 pub use link::{Link, LinkSnapshot, Permit, Tally};

@@ -39,6 +39,7 @@ mod peers;
 pub(crate) mod port;
 pub(crate) mod queue;
 mod serving;
+mod snapshot;
 pub(crate) mod starved;
 mod waiting;
 
@@ -61,9 +62,11 @@ use crate::policies;
 use crate::scavenger::Guarantee;
 use crate::time::{Span, Time};
 
-pub use batch_table::{BATCHES_MAX, FOLLOWERS_MAX, REQUESTS_MAX};
+pub use crate::config::{BATCHES_MAX, REQUESTS_MAX};
+pub use batch_table::FOLLOWERS_MAX;
 pub use peers::{PEER_WINDOWS, PEERS_MAX};
 pub use queue::Tally;
+pub use snapshot::LinkSnapshot;
 pub use starved::{STARVED_AFTER, STARVED_PERMILLE};
 
 /// Permission to put bytes of one flow on the wire.
@@ -77,30 +80,7 @@ pub struct Permit {
     pub last: bool,
 }
 
-/// The state of a port at one instant, for reports.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct LinkSnapshot {
-    /// Waiting flows in the row [`Level::row`] of their level. The last row is the scavenger.
-    pub waiting_by_level: [Tally; Level::ROWS],
-    /// Waiting flows by [`Stage::index`].
-    pub waiting_by_stage: [Tally; Stage::ALL.len()],
-    /// Held flows ([`Event::FlowHeld`]), which do not count as waiting.
-    pub held: Tally,
-    /// Bytes permitted and not yet completed.
-    pub in_flight_bytes: u64,
-    /// `ρ`: recent share of the port's rate that early stages used, from 0 to 1.
-    pub rho: f64,
-    /// Flows that were promoted while they waited, since the link was created.
-    pub promotions: u64,
-    /// Flows that were demoted to the scavenger after they arrived, since the link was created.
-    pub demotions: u64,
-    /// Number of known batches.
-    pub batches: usize,
-    /// Number of known requests.
-    pub requests: usize,
-}
-
-/// The state machine that arbitrates one port.
+/// The state machine that arbitrates one port, or a trust domain's part of it (`domains.rs`).
 #[derive(Debug)]
 pub struct Link {
     port: Port,
@@ -213,6 +193,16 @@ impl Link {
         for group in self.port.queues.ranked() {
             self.rerank(now, group);
         }
+    }
+
+    /// Changes the window only, to at least a chunk.
+    pub(crate) fn set_window(&mut self, bytes: u64) {
+        self.port.config.window_bytes = bytes.max(self.port.config.chunk_bytes);
+    }
+
+    /// Reports whether flows wait above the scavenger.
+    pub(crate) fn waits_in_levels(&self) -> bool {
+        self.port.queues.first().is_some_and(|(rank, _)| rank != queue::Rank::SCAVENGER)
     }
 
     /// Fast path: returns the first permit of a flow if no flow waits and the window has room.

@@ -1,10 +1,11 @@
 //! The batches and requests of a port, from hints and from the flows themselves.
 //!
 //! Hints come from other processes, so the state that they can create is bounded: [`BATCHES_MAX`]
-//! batches, [`REQUESTS_MAX`] requests, and [`FOLLOWERS_MAX`] batches queued directly behind one. At
-//! a bound, an old entry without waiting flows is removed. If the oldest entries all have waiting
-//! flows ([`Named::oldest_idle`]), the new one stays unknown, and its flows wait like flows without
-//! a batch or request. An entry that only a flow names exists only while that flow waits.
+//! batches, [`REQUESTS_MAX`] requests (or fewer, by the configuration), and [`FOLLOWERS_MAX`]
+//! batches queued directly behind one. At a bound, an old entry without waiting flows is removed.
+//! If the oldest entries all have waiting flows ([`Named::oldest_idle`]), the new one stays
+//! unknown, and its flows wait like flows without a batch or request. An entry that only a flow
+//! names exists only while that flow waits.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,14 +13,11 @@ use laxity_types::{BatchId, Layer, RequestId};
 
 use super::flows::{NONE, Slot};
 use super::named::Named;
+use crate::config::{BATCHES_MAX, REQUESTS_MAX};
 use crate::event::BatchSpec;
 use crate::rli;
 use crate::time::{Span, Time};
 
-/// Maximum number of batches in the table.
-pub const BATCHES_MAX: usize = 65_536;
-/// Maximum number of requests in the table.
-pub const REQUESTS_MAX: usize = 262_144;
 /// Maximum number of batches queued directly behind one. Further hints are ignored.
 pub const FOLLOWERS_MAX: usize = 64;
 /// Maximum number of batches ahead that count for a queued batch.
@@ -174,6 +172,12 @@ impl BatchTable {
             requests: Named::new(REQUESTS_MAX, None),
             sigma: BTreeMap::new(),
         }
+    }
+
+    /// Sets the bounds. Entries beyond them stay until they end.
+    pub(crate) fn set_max(&mut self, batches: usize, requests: usize) {
+        self.batches.max = batches.min(BATCHES_MAX);
+        self.requests.max = requests.min(REQUESTS_MAX);
     }
 
     pub(crate) fn batch(&self, slot: Slot) -> &Batch {

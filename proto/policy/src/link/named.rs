@@ -23,7 +23,7 @@ pub(super) struct Named<I, T> {
     /// Slots and record numbers, the oldest first. An entry is valid while `born` is the same.
     ages: VecDeque<(Slot, u64)>,
     births: u64,
-    max: usize,
+    pub(super) max: usize,
 }
 
 impl<I: Copy + Ord, T> Named<I, T> {

@@ -27,12 +27,14 @@ pub(crate) struct Port {
 
 impl Port {
     pub(crate) fn new(config: LinkConfig) -> Self {
+        let mut batches = BatchTable::new();
+        batches.set_max(config.batches_max, config.requests_max);
         Self {
             ladder: Ladder::new(config.levels, config.threshold_scale, config.threshold_base),
             load: LoadMeter::new(config.rate, config.load_time_constant),
             config,
             flows: Flows::default(),
-            batches: BatchTable::new(),
+            batches,
             queues: Queues::new(),
             pruned: Vec::new(),
             reuse_late_until: Time::ZERO,
@@ -43,6 +45,7 @@ impl Port {
     pub(crate) fn set_config(&mut self, config: LinkConfig) {
         self.ladder = Ladder::new(config.levels, config.threshold_scale, config.threshold_base);
         self.load = LoadMeter::new(config.rate, config.load_time_constant);
+        self.batches.set_max(config.batches_max, config.requests_max);
         self.config = config;
     }
 
