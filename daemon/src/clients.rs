@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use laxity_policy::{PeerId, Time};
+use laxity_policy::{DomainId, PeerId, Time};
 use laxity_shm::consumer::Consumer;
 use laxity_shm::layout::{CREDIT_PORTS, Geometry, attention};
 use laxity_shm::region::Region;
@@ -41,6 +41,8 @@ pub struct Identity {
     pub owner: Owner,
     /// The container of Kubernetes that the process runs in.
     pub pod: Option<Arc<PodStatus>>,
+    /// The effective group of the process.
+    pub gid: u32,
     /// The name that the client gave at registration.
     pub name: Arc<str>,
     /// The mode that the client asked for.
@@ -95,6 +97,8 @@ pub struct LaneState {
 pub struct ClientState {
     /// The identity of the client.
     pub identity: Identity,
+    /// The number of the client's trust domain.
+    pub domain: DomainId,
     /// When the client attached.
     pub attached: Time,
     /// The counters of the client.
@@ -250,6 +254,7 @@ impl Client {
         Self {
             state: ClientState {
                 identity,
+                domain: DomainId::default(),
                 attached: now,
                 counters: ClientCounters::default(),
                 flows: 0,
@@ -370,6 +375,7 @@ mod tests {
             pid: 1,
             owner: Owner::of(1, 1),
             pod: None,
+            gid: 1,
             name: "sleeper".into(),
             mode: Mode::Enforce,
             version: laxity_shm::layout::VERSION,

@@ -24,6 +24,8 @@ use laxity_shm::layout;
 use laxity_shm::marking::Marking;
 use serde::{Deserialize, Serialize};
 
+use crate::domains::TrustScope;
+
 pub use self::coordinator::CoordinatorConfig;
 pub use self::error::{ConfigError, FILE_DEFAULT};
 pub use self::rate::{ALL_DEVICES, NicRate};
@@ -149,6 +151,12 @@ pub struct SchedulerConfig {
     /// Most flows of one process that are submitted and not completed. Flows beyond that are
     /// permitted at once, without scheduling.
     pub flows_per_client_max: usize,
+    /// Most such flows of all clients of one trust domain. Its clients have equal parts.
+    pub flows_per_domain_max: usize,
+    /// Most batches of one trust domain that the daemon knows. Older ones are forgotten.
+    pub batches_per_domain_max: usize,
+    /// Most requests of one trust domain that the daemon knows. Older ones are forgotten.
+    pub requests_per_domain_max: usize,
 }
 
 /// The users and groups that may use the sockets.
@@ -159,9 +167,12 @@ pub struct AccessConfig {
     pub uids: Vec<u32>,
     /// Group ids whose members may attach.
     pub gids: Vec<u32>,
-    /// Whether any user may attach. Hints and flows of one user can then delay flows of another,
-    /// but can't lose or read them.
+    /// Whether any user may attach.
     pub anyone: bool,
+    /// Which clients trust each other: those of one `process`, `uid` or `group`, or of this `host`.
+    /// They share ids of batches and requests, one order, and one part of each port. A change holds
+    /// for clients that attach later.
+    pub trust: TrustScope,
     /// File mode of the registration socket. The default is open, and the daemon checks
     /// `SO_PEERCRED`. So a refusal is counted, logged and explained to the client, which a closed
     /// socket would not do.
@@ -337,6 +348,9 @@ impl Default for SchedulerConfig {
             clients_max: 256,
             clients_per_uid_max: None,
             flows_per_client_max: 65_536,
+            flows_per_domain_max: 262_144,
+            batches_per_domain_max: 4096,
+            requests_per_domain_max: 65_536,
         }
     }
 }
@@ -347,6 +361,7 @@ impl Default for AccessConfig {
             uids: Vec::new(),
             gids: Vec::new(),
             anyone: false,
+            trust: TrustScope::default(),
             socket_mode: 0o666,
             control_mode: 0o660,
         }
@@ -404,6 +419,8 @@ impl Config {
             granularity: self.tuning.granularity,
             ties: self.tuning.ties,
             slack_threshold: Span(self.tuning.slack_threshold.0),
+            batches_max: self.scheduler.batches_per_domain_max,
+            requests_max: self.scheduler.requests_per_domain_max,
         }
     }
 

@@ -38,6 +38,7 @@ mod scan;
 mod scan_order;
 mod serve;
 pub mod silence;
+pub mod speakers;
 pub mod trace;
 pub mod trust;
 mod watches;
@@ -57,6 +58,7 @@ use tracing::{debug, info, warn};
 use crate::clients::{BUDGET, Client};
 use crate::config::Config;
 use crate::coordinator::exchange::CoordinatorExchange;
+use crate::domains::Domains;
 use crate::driver::credit::CreditTerms;
 use crate::driver::hints::Hints;
 use crate::driver::intake::Intake;
@@ -110,6 +112,7 @@ pub struct Driver {
     clients: Vec<Option<Client>>,
     /// Which DSCPs the NICs treat alike.
     treatments: Treatments,
+    domains: Domains,
     order: ScanOrder,
     publisher: Publisher,
     poller: Poller,
@@ -174,6 +177,7 @@ impl Driver {
             config: Arc::clone(config),
             clients: Vec::new(),
             treatments: Treatments::UNKNOWN,
+            domains: Domains::default(),
             order: ScanOrder::default(),
             publisher: Publisher::new(slot),
             poller,
@@ -296,9 +300,7 @@ impl Driver {
         }
         if self.intake.hints.due() <= now {
             let intake = &mut self.intake;
-            let began = processor_time();
-            let decided = intake.hints.decide(now, &mut intake.ports);
-            intake.hints.rest(now, processor_time().since(began));
+            let decided = intake.hints.decide(now, &mut intake.ports, processor_time);
             if let Some(pruned) = decided {
                 intake.counters.orders += 1;
                 intake.counters.pruned_requests = pruned as u64;

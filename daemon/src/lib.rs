@@ -11,6 +11,7 @@ pub mod control;
 pub mod coordinator;
 pub mod daemon;
 pub mod descriptors;
+pub mod domains;
 pub mod driver;
 pub mod mailbox;
 pub mod metrics;

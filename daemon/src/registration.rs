@@ -222,6 +222,7 @@ fn register(hello: &Hello, from: Peer, service: &Service) -> Result<Newcomer, Re
         pid: if from.pid == 0 { hello.pid } else { from.pid },
         owner: Owner::of(from.uid, from.pid),
         pod: pod::of(from.pid).map(Arc::new),
+        gid: from.gid,
         name: hello.name().into(),
         mode: hello.mode().unwrap_or_default().into(),
         version: hello.versions().common(Versions::OURS).unwrap_or(VERSION),

@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use laxity_policy::config::{BATCHES_MAX, REQUESTS_MAX};
 use laxity_quantity::Nanos;
 use laxity_shm::layout::{LANES_MAX, SLOTS_MAX, SLOTS_MIN};
 use laxity_shm::registration::SOCKET_PATH_MAX;
@@ -131,6 +132,13 @@ impl Config {
         let scheduler = &self.scheduler;
         within("scheduler.lanes", scheduler.lanes, 1..=LANES_MAX)?;
         within("scheduler.slots", scheduler.slots, SLOTS_MIN..=SLOTS_MAX)?;
+        for (key, value, most) in [
+            ("flows_per_domain_max", scheduler.flows_per_domain_max, 1 << 24),
+            ("batches_per_domain_max", scheduler.batches_per_domain_max, BATCHES_MAX),
+            ("requests_per_domain_max", scheduler.requests_per_domain_max, REQUESTS_MAX),
+        ] {
+            within(&format!("scheduler.{key}"), value, 1..=most)?;
+        }
         let clients_max = scheduler.clients_max;
         within("scheduler.clients_max", clients_max, 1..=16_384)?;
         if let Some(share) = scheduler.clients_per_uid_max {

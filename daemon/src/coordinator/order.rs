@@ -61,6 +61,18 @@ impl OrderContent {
         self.ranks.contains_key(&batch)
     }
 
+    /// Returns this order without some batches and pruned requests.
+    #[must_use]
+    pub fn without(
+        &self,
+        batch: impl Fn(BatchId) -> bool,
+        request: impl Fn(RequestId) -> bool,
+    ) -> Self {
+        let sigma = self.sigma.iter().filter(|id| !batch(**id)).enumerate();
+        let pruned = self.pruned.iter().filter(|id| !request(**id));
+        Self::new(sigma.map(|(rank, id)| (rank as u64, id.0)), pruned.map(|id| id.0))
+    }
+
     /// Merges the batches of `local` that this order does not rank into this order. `batch_of`
     /// returns the batch of a request, or zero if the batch is unknown.
     ///

@@ -5,15 +5,16 @@ use std::fmt::Display;
 use std::sync::Arc;
 
 use laxity_policy::config::InvalidConfig;
-use laxity_policy::{Span, Time};
+use laxity_policy::{DomainId, Span, Time};
 use laxity_shm::sleep::{current_cpu, now_ns};
 use nix::unistd::{SysconfVar, sysconf};
 use tracing::{debug, warn};
 
 use super::Driver;
 use super::ports::Port;
-use crate::clients::{Client, ClientId, Leaving, Newcomer};
+use crate::clients::{Client, ClientId, Identity, Leaving, Newcomer};
 use crate::config::{Config, Mode};
+use crate::domains::Domain;
 use crate::mailbox::Command;
 
 /// The time between warnings about garbage. Further garbage is only counted.
@@ -92,6 +93,7 @@ impl Driver {
         let (flows_max, ports) =
             (self.config.scheduler.flows_per_client_max, self.intake.ports.len());
         let mut client = Client::new(newcomer, now, flows_max, ports);
+        client.state.domain = self.enter_domain(&client.state.identity);
         let owner = &client.state.identity.owner;
         client.state.suspected = self.suspects(owner);
         client.state.distrusted = self.intake.trust.distrusts(owner);
@@ -111,9 +113,35 @@ impl Driver {
         client.served.set_doorbell(self.order.doorbells());
         client.set_mode(self.config.mode, self.intake.bypass, false);
         self.intake.counters.attachments += 1;
+        let domain = client.state.domain;
         self.clients[index] = Some(client);
+        self.divide_flows(domain);
         self.order.add(index as u32);
         self.spin.active = now;
+    }
+
+    /// Counts a client into its trust domain and returns the domain's number.
+    fn enter_domain(&mut self, identity: &Identity) -> DomainId {
+        let scope = self.config.access.trust;
+        let domain = Domain::of(scope, identity.pid, identity.owner.uid, identity.gid);
+        let (number, anew) = self.domains.enter(domain);
+        self.intake.hints.enter(self.intake.now, number, anew);
+        if anew {
+            self.intake.ports.iter_mut().for_each(|port| port.link.clear(number));
+        }
+        number
+    }
+
+    /// Gives each client of a domain its part of the domain's flows.
+    fn divide_flows(&mut self, domain: DomainId) {
+        let scheduler = &self.config.scheduler;
+        let part = scheduler.flows_per_domain_max / self.domains.clients(domain).max(1);
+        let most = part.clamp(1, scheduler.flows_per_client_max);
+        let own = |client: &&mut Client| client.state.domain == domain;
+        for client in self.clients.iter_mut().flatten().filter(own) {
+            client.state.flows_max = most;
+            client.set_room();
+        }
     }
 
     fn detach(&mut self, id: ClientId) -> Option<Leaving> {
@@ -126,6 +154,8 @@ impl Driver {
         self.order.remove(index as u32);
         self.poller.forget(client.served.eventfd());
         self.intake.client_gone(index as u32, &mut client);
+        self.domains.leave(client.state.domain);
+        self.divide_flows(client.state.domain);
         self.publisher.gone.add(&client.state.counters);
         while matches!(self.clients.last(), Some(None)) {
             self.clients.pop();
@@ -174,12 +204,13 @@ impl Driver {
         self.spin.span =
             if alone { Span::ZERO } else { Span::from_micros(config.scheduler.spin_us) };
         if let Some(port) = self.intake.ports.first() {
-            self.intake.credit.level = port.link.credit_level(now);
+            self.intake.credit.level = port.link.link(DomainId::default()).credit_level(now);
         }
         let stages = self.intake.credit.stages();
+        for domain in self.domains.numbers() {
+            self.divide_flows(domain);
+        }
         for client in self.clients.iter_mut().flatten() {
-            client.state.flows_max = config.scheduler.flows_per_client_max;
-            client.set_room();
             let header = client.served.header();
             header.set_dscp(&config.dscp_of_region());
             header.set_dscp_of_stages(config.dscp_of_stages(self.intake.credit.level));

@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 
 use laxity_policy::link::Link;
-use laxity_policy::{Level, Span, Stage, Time};
+use laxity_policy::{Level, LinkConfig, Span, Stage, Time};
 use laxity_shm::consumer::Consumer;
 use laxity_shm::layout::{CREDIT_PORTS, CREDIT_WHOLE};
 
@@ -59,8 +59,7 @@ impl CreditTerms {
 }
 
 /// Returns the bytes that a port's only user may have in flight: 10 ms of the port, at most 16 MiB.
-pub(super) fn alone_bytes(link: &Link) -> u64 {
-    let config = link.config();
+pub(super) fn alone_bytes(config: &LinkConfig) -> u64 {
     (config.rate / 100).min(16 << 20).max(config.window_bytes)
 }
 
@@ -101,7 +100,7 @@ impl PortCredit {
             return;
         }
         let window = link.config().window_bytes;
-        let most = alone_bytes(link);
+        let most = alone_bytes(link.config());
         // All lanes together get as much as a single user, but bytes in flight have to fit the
         // window.
         let left = match is_alone || link.idle_allowance() > 0 {

@@ -13,6 +13,7 @@ impl Intake {
     #[inline]
     pub(super) fn completed(&mut self, from: &mut RecordOrigin<'_>, tag: u64, bytes: u64) {
         let (now, id) = (self.now, name(from.client, from.lane, tag));
+        let domain = from.state.domain;
         let state = &mut *from.state;
         let flows = &mut state.lanes.at(from.lane).flows;
         let Some(flow) = flows.get_mut(tag) else {
@@ -36,17 +37,17 @@ impl Intake {
         let owed = matches!(flow.accounting, Accounting::Owed | Accounting::OwedInPart);
         state.counters.completed_bytes += bytes;
         state.completed = now;
-        self.hints.completed(now, flow.request, flow.port(), bytes);
+        self.hints.completed(now, domain, flow.request, flow.port(), bytes);
         let port = &mut self.ports[usize::from(flow.port())];
         self.quiet += u64::from(self.credit.is_idle() && port.link.waiting_flows() == 0);
         let on_wire = &mut state.ports[usize::from(flow.port())];
         match flow.accounting {
             Accounting::Link => {
-                port.link.handle(now, Event::BytesCompleted { flow: id, bytes });
+                port.link.handle(now, domain, Event::BytesCompleted { flow: id, bytes });
                 on_wire.done(bytes);
             }
             Accounting::Driver => {
-                port.link.land(now, flow.peer(), Level(flow.level), bytes);
+                port.link.land(now, domain, flow.peer(), Level(flow.level), bytes);
                 on_wire.done(bytes);
             }
             Accounting::Nobody | Accounting::Owed | Accounting::OwedInPart => {}
@@ -83,6 +84,7 @@ impl Intake {
     /// Ends a flow that will not complete.
     pub(super) fn cancel(&mut self, client: u32, state: &mut ClientState, lane: u16, seq: u64) {
         let (now, id) = (self.now, name(client, lane, seq));
+        let domain = state.domain;
         let flows = &mut state.lanes.at(lane).flows;
         let Some(flow) = flows.get_mut(seq) else {
             return;
@@ -91,11 +93,11 @@ impl Intake {
         let port = &mut self.ports[usize::from(flow.port())];
         match flow.accounting {
             Accounting::Link | Accounting::OwedInPart => {
-                port.link.handle(now, Event::FlowCancelled { flow: id });
+                port.link.handle(now, domain, Event::FlowCancelled { flow: id });
             }
             Accounting::Driver => {
                 let level = Level(flow.level);
-                port.link.land(now, flow.peer(), level, flow.outstanding());
+                port.link.land(now, domain, flow.peer(), level, flow.outstanding());
             }
             Accounting::Nobody | Accounting::Owed => {}
         }

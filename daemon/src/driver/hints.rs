@@ -1,14 +1,15 @@
 //! Hints about batches and requests, for every link and for admission.
 //!
-//! Ids of batches and requests are global to the job, not to a client. The engine, its NCCL ranks
-//! and its transfer library are several processes. So hints have no name space, and a hostile
-//! client that may attach can lie about the batches of others. The harm is bounded. Hints reorder
-//! waiting flows and can send them to the scavenger. They permit nothing, delay nothing for ever
-//! and cost bounded memory. Tenants that distrust each other need separate daemons.
+//! Ids of batches and requests are global to a job, not to a client. The engine, its NCCL ranks and
+//! its transfer library are several processes. So hints have one name space for each trust domain
+//! ([`crate::domains`]), and a client can lie about the batches of its own domain only. Hints
+//! reorder that domain's waiting flows and can send them to the scavenger. They permit nothing,
+//! delay nothing for ever and cost bounded memory.
 //!
-//! A daemon runs admission (RED, Algorithm 1) on its own hints. While a coordinator's order is in
-//! force ([`cluster`](super::cluster)), the links get that order. Batches that it does not rank are
-//! merged in from the daemon's own order.
+//! A daemon runs admission (RED, Algorithm 1) for each domain on its own hints. While a
+//! coordinator's order is in force ([`cluster`](super::cluster)), the links get that order. Batches
+//! that it does not rank are merged in from the domain's own order. A coordinator knows no domains.
+//! So an id belongs to the domain that reported it first ([`Speakers`]).
 
 use std::sync::Arc;
 
@@ -16,16 +17,20 @@ use laxity_policy::admission::{
     Admission, AdmissionAction, AdmissionConfig, AdmissionEvent, RequestLoad,
 };
 use laxity_policy::config::InvalidConfig;
-use laxity_policy::{BatchId, BatchSpec, Event, Layer, Order, PortId, RequestId, Span, Time};
+use laxity_policy::{
+    BatchId, BatchSpec, DomainId, Event, Layer, Order, PortId, RequestId, Span, Time,
+};
 use laxity_shm::record::Record;
 
 use crate::config::Config;
 use crate::coordinator::exchange::CoordinatorExchange;
+use crate::coordinator::order::OrderContent;
 use crate::driver::cluster::Cluster;
 use crate::driver::deadlines::Deadlines;
 use crate::driver::fetches::Move;
 use crate::driver::ports::Port;
 use crate::driver::running::Running;
+use crate::driver::speakers::{Id, Speakers};
 
 /// The pause after a run of admission, in durations of that run.
 const DUTY: u64 = 20;
@@ -34,15 +39,27 @@ const DUTY: u64 = 20;
 /// out of the first NIC.
 const REQUEST_PORT: usize = 0;
 
-/// The scheduler's state of batches and requests.
+/// The scheduler's state of the batches and requests of all domains.
 #[derive(Debug)]
 pub struct Hints {
+    /// By the number of the domain. The first one is always there.
+    domains: Vec<DomainHints>,
+    /// What a new domain begins with: admission, the rates of the ports, and the objective.
+    admission: AdmissionConfig,
+    rates: Vec<u64>,
+    slo: Option<Span>,
+    speakers: Speakers,
+    /// The reports and orders of the cluster.
+    pub cluster: Cluster,
+}
+
+/// The scheduler's state of the batches and requests of one domain.
+#[derive(Debug)]
+pub struct DomainHints {
     admission: Admission,
     requests: Deadlines,
     /// When admission may run again.
     rested: Time,
-    /// The reports and orders of the cluster.
-    pub cluster: Cluster,
     /// Whether the links do not have the cluster order in force yet.
     changed: bool,
     /// The batch that each process computes now.
@@ -59,16 +76,55 @@ impl Hints {
     /// A field of the admission's configuration is out of range.
     pub fn new(now: Time, config: &Config) -> Result<Self, InvalidConfig> {
         let mut hints = Self {
-            admission: Admission::new(admission_config(config))?,
-            requests: Deadlines::default(),
-            rested: Time::ZERO,
+            domains: Vec::new(),
+            admission: admission_config(config),
+            rates: Vec::new(),
+            slo: None,
+            speakers: Speakers::default(),
             cluster: Cluster::alone(),
-            changed: false,
-            running: Running::default(),
-            given: Order::default(),
         };
+        hints.domains.push(hints.domain(now)?);
         hints.configure(now, config)?;
         Ok(hints)
+    }
+
+    fn domain(&self, now: Time) -> Result<DomainHints, InvalidConfig> {
+        let mut admission = Admission::new(self.admission.clone())?;
+        for (port, &bytes_per_second) in self.rates.iter().enumerate() {
+            let port = PortId(port as u32);
+            admission.handle(now, AdmissionEvent::PortRate { port, bytes_per_second });
+        }
+        let mut requests = Deadlines::default();
+        requests.slo = self.slo;
+        Ok(DomainHints {
+            admission,
+            requests,
+            rested: Time::ZERO,
+            changed: true,
+            running: Running::default(),
+            given: Order::default(),
+        })
+    }
+
+    /// Returns the state of a domain, which has to be announced by [`Self::enter`].
+    #[inline]
+    pub fn of(&mut self, domain: DomainId) -> &mut DomainHints {
+        let at = usize::from(domain.0).min(self.domains.len() - 1);
+        &mut self.domains[at]
+    }
+
+    /// Makes the state of a domain. With `anew`, it replaces that of another one with its number.
+    pub fn enter(&mut self, now: Time, domain: DomainId, anew: bool) {
+        let at = usize::from(domain.0);
+        while self.domains.len() <= at
+            && let Ok(state) = self.domain(now)
+        {
+            self.domains.push(state);
+        }
+        if anew && let Ok(state) = self.domain(now) {
+            *self.of(domain) = state;
+            self.speakers.forget(domain);
+        }
     }
 
     /// Applies a new configuration.
@@ -76,9 +132,13 @@ impl Hints {
     /// # Errors
     /// A field is out of range. The old configuration stays in force.
     pub fn configure(&mut self, now: Time, config: &Config) -> Result<(), InvalidConfig> {
-        self.requests.slo = config.slo_ttft.map(|slo| Span(slo.0));
         self.cluster.configure(config);
-        self.admission.set_config(now, admission_config(config))?;
+        self.admission = admission_config(config);
+        self.slo = config.slo_ttft.map(|slo| Span(slo.0));
+        for domain in &mut self.domains {
+            domain.requests.slo = self.slo;
+            domain.admission.set_config(now, self.admission.clone())?;
+        }
         let rates = config.nic.iter().flat_map(|nic| [nic.rate.bytes_per_s; 2]);
         for (port, bytes_per_second) in rates.enumerate() {
             self.set_rate(now, port, bytes_per_second);
@@ -88,8 +148,14 @@ impl Hints {
 
     /// Changes the rate of a port.
     pub fn set_rate(&mut self, now: Time, port: usize, bytes_per_second: u64) {
+        if port >= self.rates.len() {
+            self.rates.resize(port + 1, self.admission.default_rate);
+        }
+        self.rates[port] = bytes_per_second;
         let port = PortId(port as u32);
-        self.admission.handle(now, AdmissionEvent::PortRate { port, bytes_per_second });
+        for domain in &mut self.domains {
+            domain.admission.handle(now, AdmissionEvent::PortRate { port, bytes_per_second });
+        }
     }
 
     /// Joins the cluster of the coordinator behind `exchange`.
@@ -100,17 +166,117 @@ impl Hints {
     /// Reports to the coordinator, and checks which order is in force for [`Self::decide`]. Holds
     /// and releases fetches, and returns whether there were any.
     pub fn meet(&mut self, now: Time, ports: &mut [Port]) -> bool {
-        self.changed |= self.cluster.poll(now);
+        if self.cluster.poll(now) {
+            self.domains.iter_mut().for_each(|domain| domain.changed = true);
+        }
         let moves = self.cluster.fetches.take_moves();
         for &Move { port, flow, hold } in &moves {
             let port = &mut ports[usize::from(port)];
             let event = if hold { Event::FlowHeld { flow } } else { Event::FlowReleased { flow } };
-            port.link.handle(now, event);
+            port.link.handle_any(now, &event);
             port.dirty = true;
         }
         !moves.is_empty()
     }
 
+    /// Accounts for bytes of `request` that completed on the port with this index.
+    #[inline]
+    pub fn completed(
+        &mut self,
+        now: Time,
+        domain: DomainId,
+        request: RequestId,
+        port: u16,
+        bytes: u64,
+    ) {
+        let state = self.of(domain);
+        if request != RequestId(0) && state.admission.active_batches() > 0 {
+            let port = PortId(u32::from(port));
+            state.admission.handle(now, AdmissionEvent::BytesCompleted { request, port, bytes });
+            if self.cluster.attends() && self.speakers.may(domain, Id::Request(request)) {
+                self.cluster.reports.completed(request.0, port.0, bytes);
+                self.cluster.noted(now);
+            }
+        }
+    }
+
+    /// Records a hint in the reports to the coordinator.
+    fn note(&mut self, now: Time, domain: DomainId, record: &Record) {
+        if !self.cluster.attends() || !self.speakers.hint(domain, record) {
+            return;
+        }
+        let deadline = match *record {
+            Record::RequestJoin { request, .. } => {
+                self.of(domain).requests.known(RequestId(request))
+            }
+            _ => Time::NEVER,
+        };
+        let reports = &mut self.cluster.reports;
+        match *record {
+            Record::BatchBegin { batch, layers, layer_time_ns } => {
+                reports.batch_began(batch, layers, Span(layer_time_ns));
+            }
+            Record::RequestJoin { batch, request, bytes, .. } => {
+                reports.joined(batch, request, deadline, bytes);
+            }
+            Record::RequestEnd { request } => reports.ended(request),
+            Record::BatchQueued { batch, ahead } => reports.queued(batch, ahead),
+            Record::LayerBegin { batch, layer } => reports.layer(now, batch, layer),
+            Record::BatchEnd { batch } => reports.batch_ended(batch),
+            _ => return,
+        }
+        self.cluster.noted(now);
+    }
+
+    /// Applies a hint of a process of a domain. Other records are ignored.
+    pub fn take(
+        &mut self,
+        now: Time,
+        domain: DomainId,
+        pid: u32,
+        record: &Record,
+        ports: &mut [Port],
+    ) {
+        self.of(domain).take(now, domain, pid, record, ports);
+        self.note(now, domain, record);
+    }
+
+    /// Runs the admission of one domain if it is due, and gives a new order to its links: the
+    /// coordinator's if it is in force, else admission's. Then that admission rests for a multiple
+    /// of the time that `clock` says it took. Returns the size of a new pruned set.
+    pub fn decide(
+        &mut self,
+        now: Time,
+        ports: &mut [Port],
+        clock: impl Fn() -> Time,
+    ) -> Option<usize> {
+        let (at, _) = self.domains.iter().enumerate().find(|(_, state)| state.due() <= now)?;
+        let (began, domain) = (clock(), DomainId(at as u8));
+        let speakers = &self.speakers;
+        let content = self.cluster.order_in_force();
+        let others = content.filter(|_| self.domains.len() > 1).map(|content| {
+            content.without(
+                |batch| !speakers.may(domain, Id::Batch(batch)),
+                |request| !speakers.may(domain, Id::Request(request)),
+            )
+        });
+        let state = &mut self.domains[at];
+        let order = state.decide(now, others.as_ref().or(content));
+        state.rest(now, clock().since(began));
+        let order = order?;
+        let pruned = order.pruned.len();
+        broadcast(now, domain, &Event::OrderChanged(order), ports);
+        Some(pruned)
+    }
+
+    /// Returns when [`Self::decide`] is due.
+    #[must_use]
+    pub fn due(&self) -> Time {
+        self.domains.iter().map(DomainHints::due).min().unwrap_or(Time::NEVER)
+    }
+}
+
+impl DomainHints {
     /// Returns the deadline of a flow: its own, its request's, or the configured objective from the
     /// first record of the request.
     #[inline]
@@ -124,42 +290,6 @@ impl Hints {
         self.requests.of(now, RequestId(request))
     }
 
-    /// Accounts for bytes of `request` that completed on the port with this index.
-    #[inline]
-    pub fn completed(&mut self, now: Time, request: RequestId, port: u16, bytes: u64) {
-        if request != RequestId(0) && self.admission.active_batches() > 0 {
-            let port = PortId(u32::from(port));
-            self.admission.handle(now, AdmissionEvent::BytesCompleted { request, port, bytes });
-            if self.cluster.attends() {
-                self.cluster.reports.completed(request.0, port.0, bytes);
-                self.cluster.noted(now);
-            }
-        }
-    }
-
-    /// Records a hint in the reports to the coordinator.
-    fn note(&mut self, now: Time, record: &Record) {
-        if !self.cluster.attends() {
-            return;
-        }
-        let reports = &mut self.cluster.reports;
-        match *record {
-            Record::BatchBegin { batch, layers, layer_time_ns } => {
-                reports.batch_began(batch, layers, Span(layer_time_ns));
-            }
-            Record::RequestJoin { batch, request, bytes, .. } => {
-                let deadline = self.requests.known(RequestId(request));
-                reports.joined(batch, request, deadline, bytes);
-            }
-            Record::RequestEnd { request } => reports.ended(request),
-            Record::BatchQueued { batch, ahead } => reports.queued(batch, ahead),
-            Record::LayerBegin { batch, layer } => reports.layer(now, batch, layer),
-            Record::BatchEnd { batch } => reports.batch_ended(batch),
-            _ => return,
-        }
-        self.cluster.noted(now);
-    }
-
     /// Returns the batch and layer of a process's collective that names no batch.
     #[inline]
     #[must_use]
@@ -167,8 +297,7 @@ impl Hints {
         self.running.of(pid)
     }
 
-    /// Applies a hint of a process. Other records are ignored.
-    pub fn take(&mut self, now: Time, pid: u32, record: &Record, ports: &mut [Port]) {
+    fn take(&mut self, now: Time, domain: DomainId, pid: u32, record: &Record, ports: &mut [Port]) {
         match *record {
             Record::LayerBegin { batch, layer } => {
                 self.running.layer_began(pid, BatchId(batch), Layer(layer));
@@ -178,15 +307,14 @@ impl Hints {
             }
             _ => {}
         }
-        self.pass_on(now, record, ports);
-        self.note(now, record);
+        self.pass_on(now, domain, record, ports);
     }
 
-    fn pass_on(&mut self, now: Time, record: &Record, ports: &mut [Port]) {
+    fn pass_on(&mut self, now: Time, domain: DomainId, record: &Record, ports: &mut [Port]) {
         use AdmissionEvent as Between;
         let (between, event) = match *record {
             Record::RequestJoin { batch, request, deadline_ns, bytes } => {
-                let member = (BatchId(batch), RequestId(request));
+                let member = (domain, BatchId(batch), RequestId(request));
                 return self.request_joined(now, member, deadline_ns, bytes, ports);
             }
             Record::BatchBegin { batch, layers, layer_time_ns } => {
@@ -230,14 +358,14 @@ impl Hints {
         if let Some(between) = between {
             self.admission.handle(now, between);
         }
-        broadcast(now, &event, ports);
+        broadcast(now, domain, &event, ports);
     }
 
     /// Adds a request to a batch. Its announced bytes cross only [`REQUEST_PORT`].
     fn request_joined(
         &mut self,
         now: Time,
-        (batch, request): (BatchId, RequestId),
+        (domain, batch, request): (DomainId, BatchId, RequestId),
         deadline_ns: u64,
         bytes: u64,
         ports: &mut [Port],
@@ -263,13 +391,12 @@ impl Hints {
                 deadline,
                 bytes: if index == REQUEST_PORT { bytes } else { 0 },
             };
-            port.hint(now, event);
+            port.hint(now, domain, event);
         }
     }
 
-    /// Runs admission if it is due, and gives a new order to every link: the coordinator's if it is
-    /// in force, else admission's. Returns the size of a new pruned set.
-    pub fn decide(&mut self, now: Time, ports: &mut [Port]) -> Option<usize> {
+    /// Runs admission if it is due. Returns an order that the links do not have yet.
+    fn decide(&mut self, now: Time, cluster: Option<&OrderContent>) -> Option<Order> {
         let own = self.admission.poll_action(now);
         if own.is_none() && !core::mem::take(&mut self.changed) {
             return None;
@@ -279,7 +406,7 @@ impl Hints {
             Some(AdmissionAction::OrderChanged(order)) => order,
             None => self.admission.order().clone(),
         };
-        let mut order = match self.cluster.order_in_force() {
+        let mut order = match cluster {
             Some(content) => content.merged_with(&own, |request| self.requests.batch_of(request)),
             None => own,
         };
@@ -288,14 +415,11 @@ impl Hints {
         }
         order.epoch = self.given.epoch + 1;
         self.given.clone_from(&order);
-        let pruned = order.pruned.len();
-        broadcast(now, &Event::OrderChanged(order), ports);
-        Some(pruned)
+        Some(order)
     }
 
     /// Returns when [`Self::decide`] is due.
-    #[must_use]
-    pub fn due(&self) -> Time {
+    fn due(&self) -> Time {
         if self.changed {
             return self.rested;
         }
@@ -307,7 +431,7 @@ impl Hints {
 
     /// Delays the next [`Self::decide`] after a run of length `took` that ended at `now`. So runs
     /// take at most one part in [`DUTY`] of the scheduler's time.
-    pub fn rest(&mut self, now: Time, took: Span) {
+    fn rest(&mut self, now: Time, took: Span) {
         self.rested = now + took.times(DUTY);
     }
 }
@@ -316,13 +440,15 @@ fn admission_config(config: &Config) -> AdmissionConfig {
     AdmissionConfig {
         drop_budget: config.tuning.drop_budget,
         debounce: Span(config.tuning.order_debounce.0),
+        batches_max: config.scheduler.batches_per_domain_max,
+        requests_max: config.scheduler.requests_per_domain_max,
         ..AdmissionConfig::for_policy(config.policy)
     }
 }
 
-fn broadcast(now: Time, event: &Event, ports: &mut [Port]) {
+fn broadcast(now: Time, domain: DomainId, event: &Event, ports: &mut [Port]) {
     for port in ports {
-        port.hint(now, event.clone());
+        port.hint(now, domain, event.clone());
     }
 }
 
@@ -335,10 +461,11 @@ mod tests {
         let config = Config::default();
         let mut hints = Hints::new(Time::ZERO, &config).expect("the defaults are valid");
         let begin = Record::BatchBegin { batch: 1, layers: 1, layer_time_ns: 1 };
-        hints.take(Time::ZERO, 1, &begin, &mut []);
+        let domain = DomainId::default();
+        hints.take(Time::ZERO, domain, 1, &begin, &mut []);
         assert!(hints.due() < Time::NEVER);
         let now = Time(9_000_000);
-        hints.rest(now, Span(1_000_000));
+        hints.of(domain).rest(now, Span(1_000_000));
         assert_eq!(hints.due(), Time(29_000_000));
     }
 }

@@ -91,13 +91,13 @@ impl Intake {
     #[inline(always)]
     fn spec(&mut self, from: &RecordOrigin<'_>, at: SlotRef, flow: &record::Flow) -> FlowSpec {
         let (mut batch, mut layer) = (BatchId(flow.batch), Layer(flow.layer));
+        let hints = self.hints.of(from.state.domain);
         if flow.batch == 0
             && flow.stage == Stage::Collective
-            && let Some(computed) = self.hints.computed_by(from.state.identity.pid)
+            && let Some(computed) = hints.computed_by(from.state.identity.pid)
         {
             (batch, layer) = computed;
         }
-        let hints = &mut self.hints;
         FlowSpec {
             flow: name(from.client, from.lane, at.tag),
             stage: flow.stage,
@@ -125,13 +125,13 @@ impl Intake {
             return self.let_bypass(from, at, flow, room);
         };
         let spec = self.spec(from, at, flow);
-        let now = self.now;
+        let (now, domain) = (self.now, from.state.domain);
         self.ports[usize::from(index)].used_by(now, from.client, spec.stage);
         let fetch = self.fetch_of(from, &spec, flow, index);
         let port = &mut self.ports[usize::from(index)];
         let held =
             fetch == FetchState::Waits || from.state.ports[usize::from(index)].holds(spec.stage);
-        let permit = if held { None } else { port.permit_at_once(now, &spec) };
+        let permit = if held { None } else { port.permit_at_once(now, domain, &spec) };
         let decision = if let Some(permit) = permit {
             // The slot waits, because its submit was consumed just now. So the permit can't be
             // stale.
@@ -139,12 +139,12 @@ impl Intake {
             if let Ok(Wake::Needed) = wake {
                 self.wakes.push((from.client, from.lane));
             }
-            port.link.commit_permit(now, &spec, permit);
+            port.link.commit_permit(now, domain, &spec, permit);
             self.permitted_at_once(from, index, &spec, permit, fetch)
         } else {
-            port.link.handle(now, Event::FlowArrived(spec));
+            port.link.handle(now, domain, Event::FlowArrived(spec));
             if held {
-                port.link.handle(now, Event::FlowHeld { flow: spec.flow });
+                port.link.handle(now, domain, Event::FlowHeld { flow: spec.flow });
             }
             SubmitDecision {
                 outcome: match held {
@@ -225,7 +225,7 @@ impl Intake {
         decision: SubmitDecision,
     ) {
         use SubmitOutcome::{BehindOthers, Held, Observed, WindowFull};
-        let link = &self.ports[usize::from(index)].link;
+        let link = self.ports[usize::from(index)].link.link(from.state.domain);
         let own = match decision.outcome {
             Observed => 0,
             _ => decision.bytes,
@@ -314,7 +314,7 @@ impl Intake {
             return unscheduled(from.state, flow, room);
         };
         let spec = self.spec(from, at, flow);
-        let now = self.now;
+        let (now, domain) = (self.now, from.state.domain);
         let is_quiet = self.credit.is_idle() && spec.whole && spec.stage != Stage::Collective;
         self.quiet += u64::from(is_quiet);
         let port = &mut self.ports[usize::from(index)];
@@ -322,10 +322,10 @@ impl Intake {
         port.used_by(now, from.client, spec.stage);
         let level = match spec.stage {
             Stage::Collective => self.credit.level,
-            _ => port.link.level_alone(now, &spec),
+            _ => port.link.link(domain).level_alone(now, &spec),
         };
         if room {
-            port.link.launch(now, spec.stage, spec.peer, level, spec.bytes);
+            port.link.launch(now, domain, (spec.stage, spec.peer), level, spec.bytes);
             port.dirty = true;
         }
         if self.credit.is_given {

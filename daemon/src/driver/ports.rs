@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use laxity_policy::config::InvalidConfig;
-use laxity_policy::link::Link;
-use laxity_policy::{Event, FlowSpec, LinkConfig, Permit, Span, Stage, Time};
+use laxity_policy::{DomainId, Event, FlowSpec, LinkConfig, Permit, SharedLink, Span, Stage, Time};
 
 use super::credit::{PortCredit, alone_bytes};
 use super::would::Would;
@@ -15,8 +14,8 @@ use crate::stats::{PortCounters, PortResidual, PortSnapshot, PortUse};
 /// A port. Egress has an even index, ingress an odd one.
 #[derive(Debug)]
 pub struct Port {
-    /// The link.
-    pub link: Link,
+    /// The links of all trust domains.
+    pub link: SharedLink,
     /// What enforcing would have done to observed flows, from the first of them on.
     would: Option<Box<Would>>,
     /// The counters.
@@ -63,7 +62,7 @@ pub fn ports(config: &Config) -> Result<Vec<Port>, InvalidConfig> {
         let name: Arc<str> = nic.name.as_str().into();
         for direction in ["egress", "ingress"] {
             ports.push(Port {
-                link: Link::new(config.link(nic))?,
+                link: SharedLink::new(config.link(nic))?,
                 would: None,
                 counters: PortCounters::default(),
                 dirty: false,
@@ -152,10 +151,10 @@ impl Port {
     }
 
     /// Tells the link of a hint.
-    pub fn hint(&mut self, now: Time, event: Event) {
+    pub fn hint(&mut self, now: Time, domain: DomainId, event: Event) {
         let observed =
             self.would.as_ref().filter(|would| would.is_hinted(now)).map(|_| event.clone());
-        self.link.handle(now, event);
+        self.link.handle(now, domain, event);
         if let (Some(would), Some(event)) = (&mut self.would, observed) {
             would.hint(now, event);
         }
@@ -200,19 +199,24 @@ impl Port {
     fn has_room_alone(&self, now: Time, bytes: u64) -> bool {
         self.has_one_user(now)
             && self.link.waiting_flows() == 0
-            && self.link.in_flight_bytes().saturating_add(bytes) <= alone_bytes(&self.link)
+            && self.link.in_flight_bytes().saturating_add(bytes) <= alone_bytes(self.link.config())
     }
 
     /// Returns the first permit of a flow that finds no waiting flow and room in the window.
     /// Returns `None` if the flow has to wait.
     #[inline]
     #[must_use]
-    pub fn permit_at_once(&self, now: Time, spec: &FlowSpec) -> Option<Permit> {
-        self.link.peek_permit(now, spec).or_else(|| {
+    pub fn permit_at_once(
+        &mut self,
+        now: Time,
+        domain: DomainId,
+        spec: &FlowSpec,
+    ) -> Option<Permit> {
+        self.link.peek_permit(now, domain, spec).or_else(|| {
             let goes = is_anonymous(spec) && self.has_room_alone(now, spec.bytes);
             goes.then(|| Permit {
                 bytes: spec.bytes,
-                level: self.link.level_alone(now, spec),
+                level: self.link.link(domain).level_alone(now, spec),
                 last: true,
             })
         })
@@ -230,14 +234,16 @@ impl Port {
         } else if spec.whole {
             let is_alone = is_anonymous(spec) && self.has_one_user(now);
             let consumer = &mut *from.consumer;
-            self.credit.feed_idle(&self.link, is_alone, at, consumer);
+            let link = self.link.link(from.state.domain);
+            self.credit.feed_idle(link, is_alone, at, consumer);
         }
     }
 
     /// Gives credit to a lane with collectives, or records that the lane needs some.
     #[inline]
     fn feed_collectives(&mut self, now: Time, from: &mut RecordOrigin<'_>, index: usize) {
-        if !self.credit.feed(&self.link, now, index, from.consumer) {
+        let link = self.link.link(from.state.domain);
+        if !self.credit.feed(link, now, index, from.consumer) {
             let hungry = &mut from.state.lanes.at(from.lane).hungry[index];
             if !*hungry {
                 *hungry = true;
@@ -248,10 +254,8 @@ impl Port {
 
     /// Gives credit to some of the lanes that need it.
     pub fn feed_hungry(&mut self, now: Time, clients: &mut [Option<Client>], index: usize) {
+        let mut fed = false;
         for _ in 0..FEEDS.min(self.credit.hungry.len()) {
-            if !self.credit.is_available(&self.link, now) {
-                return;
-            }
             let Some((client, lane)) = self.credit.hungry.pop_front() else {
                 return;
             };
@@ -260,6 +264,12 @@ impl Port {
             else {
                 continue;
             };
+            if !self.credit.is_available(self.link.link(state.domain), now) {
+                // Lanes of another domain may get some.
+                self.credit.hungry.push_back((client, lane));
+                continue;
+            }
+            fed = true;
             state.lanes.at(lane).hungry[index] = false;
             let feeds = !state.released && state.room > 0 && !state.ports[index].is_held();
             if let Some(consumer) = served.consumer(lane).filter(|_| feeds) {
@@ -268,7 +278,7 @@ impl Port {
             }
         }
         // Other lanes get credit in the next round.
-        self.dirty |= !self.credit.hungry.is_empty() && self.credit.is_available(&self.link, now);
+        self.dirty |= fed && !self.credit.hungry.is_empty();
     }
 
     /// Returns the port's part of a snapshot.

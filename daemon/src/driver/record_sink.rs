@@ -99,8 +99,8 @@ impl Sink for RecordSink<'_> {
                 from.state.introduce(peer, address, number);
             }
             hint => {
-                let pid = from.state.identity.pid;
-                intake.hints.take(intake.now, pid, &hint, &mut intake.ports);
+                let (pid, domain) = (from.state.identity.pid, from.state.domain);
+                intake.hints.take(intake.now, domain, pid, &hint, &mut intake.ports);
                 intake.trace.note(intake.now, Seen::Hint(hint));
             }
         }

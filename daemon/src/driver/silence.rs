@@ -15,7 +15,8 @@
 //! So a silent client costs others its share of the window once, for [`PATIENCE`]. A client's
 //! permitted and uncompleted bytes stay below a window and a quarter, plus its credit.
 
-use laxity_policy::{Event, FlowId, Level, Span, Stage, Time};
+use laxity_policy::domains::DOMAINS_MAX;
+use laxity_policy::{DomainId, Event, FlowId, Level, Span, Stage, Time};
 use tracing::{debug, warn};
 
 use super::Driver;
@@ -50,8 +51,9 @@ impl Intake {
                     continue;
                 };
                 let (bytes, stage) = (flow.outstanding(), flow.stage);
+                let id = name(index, lane, seq);
                 flow.accounting =
-                    self.ports[usize::from(port)].set_aside(self.now, flow, name(index, lane, seq));
+                    self.ports[usize::from(port)].set_aside(self.now, state.domain, flow, id);
                 state.ports[usize::from(port)].owes(stage, bytes);
                 all += bytes;
             }
@@ -85,7 +87,7 @@ impl Intake {
                 seqs.sort_unstable();
                 for seq in seqs {
                     let flow = name(index, lane, seq);
-                    self.hold(port, flow, hold);
+                    self.hold(port, state.domain, flow, hold);
                 }
             }
         }
@@ -93,14 +95,14 @@ impl Intake {
 
     /// Holds or releases a flow of a client with owed bytes. A flow that the coordinator holds is
     /// not released here.
-    fn hold(&mut self, port: u16, flow: FlowId, hold: bool) {
+    fn hold(&mut self, port: u16, domain: DomainId, flow: FlowId, hold: bool) {
         let event = match hold {
             true => Event::FlowHeld { flow },
             false if self.hints.cluster.fetches.holds_flow(flow) => return,
             false => Event::FlowReleased { flow },
         };
         let port = &mut self.ports[usize::from(port)];
-        port.link.handle(self.now, event);
+        port.link.handle(self.now, domain, event);
         port.dirty = true;
     }
 
@@ -126,7 +128,7 @@ impl Intake {
         {
             flow.accounting = Accounting::Link;
             if !held {
-                self.hold(port, id, false);
+                self.hold(port, state.domain, id, false);
             }
         }
         self.settle(index, state, port);
@@ -136,19 +138,19 @@ impl Intake {
 impl Port {
     /// Takes the bytes of `flow` out of the window, though they are not completed. Returns the
     /// flow's new accounting.
-    fn set_aside(&mut self, now: Time, flow: &Flow, id: FlowId) -> Accounting {
+    fn set_aside(&mut self, now: Time, domain: DomainId, flow: &Flow, id: FlowId) -> Accounting {
         let bytes = flow.outstanding();
         match flow.accounting {
             Accounting::Link => {
-                self.link.handle(now, Event::BytesCompleted { flow: id, bytes });
+                self.link.handle(now, domain, Event::BytesCompleted { flow: id, bytes });
                 if !flow.waits() {
                     return Accounting::Owed;
                 }
-                self.link.handle(now, Event::FlowHeld { flow: id });
+                self.link.handle(now, domain, Event::FlowHeld { flow: id });
                 Accounting::OwedInPart
             }
             Accounting::Driver => {
-                self.link.land(now, flow.peer(), Level(flow.level), bytes);
+                self.link.land(now, domain, flow.peer(), Level(flow.level), bytes);
                 Accounting::Owed
             }
             same => same,
@@ -157,7 +159,8 @@ impl Port {
 
     /// Returns how long a client may take to complete a part of `bytes` while others wait.
     fn patience(&self, bytes: u64) -> Span {
-        let on_wire = Span::transfer(bytes.min(alone_bytes(&self.link)), self.link.config().rate);
+        let config = self.link.config();
+        let on_wire = Span::transfer(bytes.min(alone_bytes(config)), config.rate);
         Span(PATIENCE.0.saturating_add(on_wire.0.saturating_mul(2)))
     }
 }
@@ -175,13 +178,12 @@ impl Driver {
         self.silence.looked = now;
         let mut silenced = false;
         for port in 0..self.intake.ports.len() {
-            if self.intake.ports[port].link.waiting_flows() == 0 {
-                continue;
-            }
             // A held client waits for its own completions, so it does not count as waiting.
             let free = |client: &&Client| !client.state.ports[port].is_held();
-            let free = self.clients.iter().flatten().filter(free);
-            let waiting: usize = free.map(|client| client.state.waiting).sum();
+            let mut waiting = [0; DOMAINS_MAX];
+            for client in self.clients.iter().flatten().filter(free) {
+                waiting[usize::from(client.state.domain.0)] += client.state.waiting;
+            }
             for index in 0..self.clients.len() {
                 let Some(client) = self.clients[index].as_mut().filter(|c| !c.state.released)
                 else {
@@ -193,7 +195,11 @@ impl Driver {
                     true => 0,
                     false => client.state.waiting,
                 };
-                let keeps_others = waiting > own && on_wire.outstanding > 0;
+                // Others of its domain wait for its bytes, or its domain holds more than its part.
+                let domain = client.state.domain;
+                let waits = waiting[usize::from(domain.0)] > own && !state.link.is_idle(domain);
+                let keeps_others =
+                    on_wire.outstanding > 0 && (waits || state.link.exceeds_its_part(domain));
                 if keeps_others && on_wire.is_silent(now, |bytes| state.patience(bytes)) {
                     // The client may have reported completions that were not read yet.
                     self.sweep_up(index as u32);

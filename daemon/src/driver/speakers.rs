@@ -1,0 +1,139 @@
+//! Which domain may report what about an id to the coordinator.
+//!
+//! A coordinator knows one name space for all users of a host. So an id belongs to the domain that
+//! announced it first, until that domain ends it. Hints of other domains about it stay on this
+//! host, and what the coordinator orders about it holds for its own domain only.
+
+use std::collections::{HashMap, VecDeque};
+
+use laxity_policy::domains::DOMAINS_MAX;
+use laxity_policy::{BatchId, DomainId, RequestId};
+use laxity_shm::record::Record;
+
+/// Most ids of one domain. Beyond that, its oldest ones are anybody's again.
+const IDS_MAX: usize = 1 << 16;
+
+/// A batch or a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Id {
+    /// A batch.
+    Batch(BatchId),
+    /// A request.
+    Request(RequestId),
+}
+
+/// The ids that belong to a domain.
+#[derive(Debug)]
+pub struct Speakers {
+    /// The domain of each id, and the number of its announcement.
+    of: HashMap<Id, (DomainId, u64)>,
+    /// The announcements of each domain, the oldest first.
+    ages: Vec<VecDeque<(Id, u64)>>,
+    announcements: u64,
+}
+
+impl Default for Speakers {
+    fn default() -> Self {
+        let ages = vec![VecDeque::new(); DOMAINS_MAX];
+        Self { of: HashMap::new(), ages, announcements: 0 }
+    }
+}
+
+impl Speakers {
+    /// Reports whether an id belongs to this domain or to none.
+    #[must_use]
+    pub fn may(&self, domain: DomainId, id: Id) -> bool {
+        self.of.get(&id).is_none_or(|(owner, _)| *owner == domain)
+    }
+
+    /// Records a hint. Returns whether its domain may report it.
+    pub fn hint(&mut self, domain: DomainId, record: &Record) -> bool {
+        let batch = |id| Id::Batch(BatchId(id));
+        let request = |id| Id::Request(RequestId(id));
+        match *record {
+            Record::BatchBegin { batch: id, .. } => self.announce(domain, batch(id)),
+            Record::RequestJoin { batch: of, request: id, .. } => {
+                self.may(domain, batch(of)) && self.announce(domain, request(id))
+            }
+            Record::RequestEnd { request: id } => self.end(domain, request(id)),
+            Record::BatchEnd { batch: id } => self.end(domain, batch(id)),
+            Record::BatchQueued { batch: id, ahead } => {
+                self.may(domain, batch(id)) && self.may(domain, batch(ahead))
+            }
+            Record::LayerBegin { batch: id, .. } => self.may(domain, batch(id)),
+            _ => true,
+        }
+    }
+
+    fn announce(&mut self, domain: DomainId, id: Id) -> bool {
+        if self.of.contains_key(&id) {
+            return self.may(domain, id);
+        }
+        self.announcements += 1;
+        let age = self.announcements;
+        let ages = &mut self.ages[usize::from(domain.0).min(DOMAINS_MAX - 1)];
+        self.of.insert(id, (domain, age));
+        ages.push_back((id, age));
+        if ages.len() > IDS_MAX
+            && let Some((oldest, age)) = ages.pop_front()
+            && self.of.get(&oldest) == Some(&(domain, age))
+        {
+            self.of.remove(&oldest);
+        }
+        true
+    }
+
+    fn end(&mut self, domain: DomainId, id: Id) -> bool {
+        let may = self.may(domain, id);
+        if may {
+            self.of.remove(&id);
+        }
+        may
+    }
+
+    /// Forgets all ids of a domain that is gone.
+    pub fn forget(&mut self, domain: DomainId) {
+        self.of.retain(|_, (owner, _)| *owner != domain);
+        self.ages[usize::from(domain.0).min(DOMAINS_MAX - 1)].clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_domain_that_announced_an_id_reports_it_until_it_ends_it() {
+        let mut speakers = Speakers::default();
+        let (honest, hostile) = (DomainId(0), DomainId(1));
+        let begin = Record::BatchBegin { batch: 7, layers: 1, layer_time_ns: 1 };
+        let join = Record::RequestJoin { batch: 7, request: 70, deadline_ns: 1, bytes: 1 };
+        assert!(speakers.hint(honest, &begin) && speakers.hint(honest, &join));
+        for record in [
+            begin,
+            join,
+            Record::RequestEnd { request: 70 },
+            Record::LayerBegin { batch: 7, layer: 9 },
+            Record::BatchQueued { batch: 7, ahead: 8 },
+            Record::BatchEnd { batch: 7 },
+        ] {
+            assert!(!speakers.hint(hostile, &record), "{record:?}");
+        }
+        assert!(speakers.may(honest, Id::Request(RequestId(70))));
+        assert!(speakers.hint(honest, &Record::BatchEnd { batch: 7 }));
+        assert!(speakers.hint(hostile, &begin), "it is anybody's again");
+    }
+
+    #[test]
+    fn a_domain_with_too_many_ids_loses_its_own_oldest() {
+        let mut speakers = Speakers::default();
+        let begin = |batch| Record::BatchBegin { batch, layers: 1, layer_time_ns: 1 };
+        assert!(speakers.hint(DomainId(0), &begin(1)));
+        for batch in 2..=IDS_MAX as u64 + 2 {
+            speakers.hint(DomainId(1), &begin(batch));
+        }
+        assert_eq!(speakers.of.len(), IDS_MAX + 1);
+        assert!(!speakers.may(DomainId(1), Id::Batch(BatchId(1))));
+        assert!(speakers.may(DomainId(0), Id::Batch(BatchId(2))));
+    }
+}
