@@ -176,12 +176,13 @@ impl Daemon {
             let path = path.to_owned();
             move |cause| DaemonError::Listen { path, key, cause }
         };
+        let mut passed = sockets::Passed::take();
         let (registration, registration_path) =
-            sockets::bind_registration(&config.socket, config.access.socket_mode)
+            sockets::bind_registration(&config.socket, config.access.socket_mode, &mut passed)
                 .map_err(fail("socket", &config.socket))?;
         let registration = watch(registration)?;
         let (control, control_path) =
-            sockets::bind_control(&config.control, config.access.control_mode)
+            sockets::bind_control(&config.control, config.access.control_mode, &mut passed)
                 .map_err(fail("control", &config.control))?;
         // Metrics come after the sockets, so that a second daemon fails with the name of the socket
         // in use.

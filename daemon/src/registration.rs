@@ -241,6 +241,11 @@ fn register(hello: &Hello, from: Peer, service: &Service) -> Result<Newcomer, Re
 }
 
 async fn greeting(socket: &Watched) -> Result<Hello, RegistrationError> {
+    // A client that waited for this daemon to start has greeted already. It must not lose its place
+    // to those that waited behind it.
+    if let Some(hello) = receive_hello(socket.get_ref().as_fd())? {
+        return Ok(hello);
+    }
     loop {
         let mut ready = socket
             .readable()

@@ -5,20 +5,29 @@
 //! removes only the file that it bound, since an operator or an older daemon without locks may have
 //! replaced it.
 //!
+//! The service manager keeps the listening sockets while a daemon restarts (`sd_notify(3)`,
+//! `FDSTORE=1`), so that clients wait in the queue of the next daemon instead of finding none. The
+//! files then stay, too. If the service is stopped for good, nobody listens at them.
+//!
 //! Root may start a daemon by hand in a folder of the service's user. Then the lock and the sockets
 //! are given to that user. Otherwise the service could not lock or remove them, and would not
 //! start.
 
 use std::fs::{File, Permissions};
 use std::io;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown, lchown};
 use std::path::{Path, PathBuf};
 
 use laxity_shm::registration::{self, RegistrationError};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockname, getsockopt, socket, sockopt,
+};
+use sd_notify::NotifyState;
 use thiserror::Error;
 use tokio::net::UnixListener;
+use tracing::debug;
 
 /// Why the daemon can't listen at a path, and the remedy.
 #[derive(Debug, Error)]
@@ -89,30 +98,82 @@ pub fn way_out<'t>(cause: &io::Error, otherwise: &'t str) -> &'t str {
     }
 }
 
-/// A socket file of this daemon, which is removed on drop.
+/// Listening sockets that the service manager passed to this daemon.
+#[derive(Debug)]
+pub struct Passed(Vec<OwnedFd>);
+
+impl Passed {
+    /// Returns the sockets that were passed, at the first call.
+    #[must_use]
+    pub fn take() -> Self {
+        Self(registration::passed())
+    }
+
+    /// Returns the socket that listens at `path`, if there is one.
+    fn at(&mut self, path: &Path, kind: SockType) -> io::Result<Option<OwnedFd>> {
+        let listens = |fd: &OwnedFd| {
+            let address = getsockname::<UnixAddr>(fd.as_raw_fd());
+            getsockopt(fd, sockopt::AcceptConn) == Ok(true)
+                && getsockopt(fd, sockopt::SockType) == Ok(kind)
+                && address.is_ok_and(|address| address.path() == Some(path))
+        };
+        // Nobody finds a socket whose file is gone.
+        if !registration::is_socket(path)? {
+            return Ok(None);
+        }
+        let Some(at) = self.0.iter().position(listens) else {
+            return Ok(None);
+        };
+        let listener = self.0.swap_remove(at);
+        fcntl(&listener, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        Ok(Some(listener))
+    }
+}
+
+/// A socket file of this daemon, which is removed on drop unless the service manager keeps its
+/// socket.
 #[derive(Debug)]
 pub struct Bound {
     path: PathBuf,
+    is_kept: bool,
     /// The device and inode of the file.
     file: (u64, u64),
     _claim: OwnedFd,
 }
 
 impl Bound {
-    /// Makes the guard of a socket that was just bound at `path`, and sets its mode and owner.
-    fn new(path: &Path, mode: u32, claim: OwnedFd) -> io::Result<Self> {
-        let bound = Self { path: path.to_owned(), file: identity(path)?, _claim: claim };
+    /// Makes the guard of a socket that was just bound at `path`, or was passed. Sets the mode and
+    /// owner of its file.
+    fn new(path: &Path, mode: u32, claim: OwnedFd, is_kept: bool) -> io::Result<Self> {
+        let file = identity(path)?;
+        let bound = Self { path: path.to_owned(), is_kept, file, _claim: claim };
         std::fs::set_permissions(path, Permissions::from_mode(mode))?;
         if let Some((uid, gid)) = heir(path) {
             lchown(path, Some(uid), Some(gid))?;
         }
         Ok(bound)
     }
+
+    /// Gives the service manager, if there is one, a copy of the listening socket under `name`, in
+    /// place of any other.
+    fn keep(mut self, listener: BorrowedFd<'_>, name: &str) -> Self {
+        if std::env::var_os("NOTIFY_SOCKET").is_some() {
+            let fd_name = || NotifyState::FdName(name);
+            let removed = sd_notify::notify(&[NotifyState::FdStoreRemove, fd_name()]);
+            let stored =
+                || sd_notify::notify_with_fds(&[NotifyState::FdStore, fd_name()], &[listener]);
+            match removed.and_then(|()| stored()) {
+                Ok(()) => self.is_kept = true,
+                Err(error) => debug!(%error, "the service manager does not keep a socket"),
+            }
+        }
+        self
+    }
 }
 
 impl Drop for Bound {
     fn drop(&mut self) {
-        if identity(&self.path).is_ok_and(|file| file == self.file) {
+        if !self.is_kept && identity(&self.path).is_ok_and(|file| file == self.file) {
             let _ = std::fs::remove_file(&self.path);
         }
     }
@@ -128,18 +189,36 @@ fn identity(path: &Path) -> io::Result<(u64, u64)> {
 /// # Errors
 /// A [`BindError`]. Within it, `AddrInUse` means that another daemon runs, and `AlreadyExists` that
 /// another file is there.
-pub fn bind_registration(path: &Path, mode: u32) -> Result<(OwnedFd, Bound), BindError> {
+pub fn bind_registration(
+    path: &Path,
+    mode: u32,
+    passed: &mut Passed,
+) -> Result<(OwnedFd, Bound), BindError> {
     let claim = claim(path, SockType::SeqPacket)?;
-    let listener = registration::listen(path).map_err(plain)?;
-    Ok((listener, Bound::new(path, mode, claim)?))
+    let listener = passed.at(path, SockType::SeqPacket)?;
+    let is_kept = listener.is_some();
+    let listener = match listener {
+        Some(listener) => listener,
+        None => registration::listen(path).map_err(plain)?,
+    };
+    let bound = Bound::new(path, mode, claim, is_kept)?.keep(listener.as_fd(), "registration");
+    Ok((listener, bound))
 }
 
 /// Binds the socket that operators use.
 ///
 /// # Errors
 /// As [`bind_registration`].
-pub fn bind_control(path: &Path, mode: u32) -> Result<(UnixListener, Bound), BindError> {
+pub fn bind_control(
+    path: &Path,
+    mode: u32,
+    passed: &mut Passed,
+) -> Result<(UnixListener, Bound), BindError> {
     let claim = claim(path, SockType::Stream)?;
+    if let Some(listener) = passed.at(path, SockType::Stream)? {
+        let bound = Bound::new(path, mode, claim, true)?.keep(listener.as_fd(), "control");
+        return Ok((UnixListener::from_std(listener.into())?, bound));
+    }
     if registration::is_socket(path)? {
         match attempt(path, SockType::Stream)? {
             // The lock is held, so this file is left from a daemon that was killed.
@@ -148,7 +227,8 @@ pub fn bind_control(path: &Path, mode: u32) -> Result<(UnixListener, Bound), Bin
         }
     }
     let listener = UnixListener::bind(path)?;
-    Ok((listener, Bound::new(path, mode, claim)?))
+    let bound = Bound::new(path, mode, claim, false)?.keep(listener.as_fd(), "control");
+    Ok((listener, bound))
 }
 
 /// Takes the lock for `path`.

@@ -220,6 +220,8 @@ fn the_service_manager_is_told_when_it_is_ready_alive_and_stopping() {
             }
         }
     };
+    next("FDSTORE=1\nFDNAME=registration");
+    next("FDSTORE=1\nFDNAME=control");
     next("READY=1");
     next("WATCHDOG=1");
     next("WATCHDOG=1");
@@ -227,6 +229,7 @@ fn the_service_manager_is_told_when_it_is_ready_alive_and_stopping() {
     nix::sys::signal::kill(pid, Signal::SIGTERM).unwrap();
     next("STOPPING=1");
     assert!(child.wait().unwrap().success());
+    assert!(folder.path().join("laxityd.sock").exists(), "the manager keeps its socket");
 }
 
 #[test]

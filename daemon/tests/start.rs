@@ -163,10 +163,11 @@ fn service_role() {
     let folder = PathBuf::from(std::env::var_os("FOLDER").unwrap());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _runtime = runtime.enter();
-    match sockets::bind_registration(&folder.join("laxityd.sock"), 0o666) {
+    let mut passed = sockets::Passed::take();
+    match sockets::bind_registration(&folder.join("laxityd.sock"), 0o666, &mut passed) {
         Err(error) => println!("{PLAYS}: {error}"),
         Ok(_first) => {
-            let second = sockets::bind_control(&folder.join("control.sock"), 0o660);
+            let second = sockets::bind_control(&folder.join("control.sock"), 0o660, &mut passed);
             println!("{PLAYS}: {}", second.map_or_else(|e| e.to_string(), |_| "bound".into()));
         }
     }

@@ -39,12 +39,15 @@ sed -i 's/^mode = "observe"/mode = "enforce"/' "$conf"
 systemctl reload laxityd
 mode_is enforce
 was="$(pid)"
+sockets() { stat -c %i /run/laxity/laxityd.sock /run/laxity/control.sock; }
+kept="$(sockets)"
 apt-get install -y ./new/*.deb >>apt.log 2>&1
 [ "$(version)" != 0.0.1 ]
 [ "$(pid)" != "$was" ]
+[ "$(sockets)" = "$kept" ]
 systemctl is-active --quiet laxityd
 mode_is enforce
-echo "upgraded: it was restarted, and an edited configuration holds"
+echo "upgraded: it was restarted, took over its sockets, and an edited configuration holds"
 
 apt-get remove -y 'laxity*' liblaxity-dev >>apt.log 2>&1
 [ ! -e /usr/sbin/laxityd ]

@@ -18,7 +18,7 @@ use laxity_shm::fork::ForkGuard;
 use laxity_shm::layout::{Mode, attention};
 use laxity_shm::marking::{Verdict, decide};
 use laxity_shm::record::Stage;
-use laxity_shm::registration::{self, Hello, RegistrationError};
+use laxity_shm::registration::{self, Hello, Reason, RegistrationError};
 use laxity_shm::sleep::{self, lately_ns, now_ns};
 
 use crate::lane::Lane;
@@ -34,7 +34,9 @@ const ANSWER_LIMIT_NS: u64 = 5_000_000_000;
 /// Time before another attempt if the daemon's backlog is full. The daemon empties it in less time.
 const BACKLOG_RETRY_NS: u64 = 1_000_000;
 /// Factor of `reattach_every` before another attempt if the daemon refuses.
-const REFUSED_FACTOR: u64 = 10;
+const REFUSED_FACTOR: u64 = 40;
+/// Time before another attempt if the daemon that was asked ends. The next one may be there.
+const ENDED_RETRY_NS: u64 = 10_000_000;
 /// Longest wait of a submit for a lock. A thread that holds one does not block, so an interrupted
 /// holder frees the lock within a few time slices of a busy CPU.
 pub(crate) const LOCK_PATIENCE: Duration = Duration::from_millis(50);
@@ -415,6 +417,10 @@ impl Attachment {
                         }
                         None => (None, retry),
                     },
+                    Err(
+                        RegistrationError::NoAnswer
+                        | RegistrationError::Rejected { reason: Reason::Stopping, .. },
+                    ) => (None, now + ENDED_RETRY_NS),
                     Err(
                         refusal @ (RegistrationError::Rejected { .. }
                         | RegistrationError::Version(_)),

@@ -32,7 +32,7 @@ impl Default for Options {
             name: String::from("unnamed"),
             mode: Mode::Enforce,
             stall_timeout: Duration::from_millis(100),
-            reattach_every: Duration::from_secs(1),
+            reattach_every: Duration::from_millis(250),
             attach_timeout: Duration::from_millis(100),
         }
     }

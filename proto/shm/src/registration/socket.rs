@@ -3,9 +3,10 @@
 
 use std::io;
 use std::mem::size_of;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::registration::RegistrationError;
@@ -171,6 +172,29 @@ pub fn listen(path: &Path) -> Result<OwnedFd, RegistrationError> {
         return Err(failed("listen"));
     }
     Ok(fd)
+}
+
+/// Daemon: returns the sockets that the service manager passes to this process, as in
+/// `sd_listen_fds(3)`: those of a socket unit, and those that the daemon before this one stored.
+/// Further calls return none.
+#[must_use]
+pub fn passed() -> Vec<OwnedFd> {
+    const FIRST: RawFd = 3;
+    static TAKEN: AtomicBool = AtomicBool::new(false);
+    let number = |name| std::env::var(name).ok()?.parse::<u32>().ok();
+    let is_ours = number("LISTEN_PID") == Some(std::process::id());
+    if !is_ours || TAKEN.swap(true, Ordering::Relaxed) {
+        return Vec::new();
+    }
+    let count = number("LISTEN_FDS").and_then(|count| RawFd::try_from(count).ok()).unwrap_or(0);
+    let open = (FIRST..FIRST.saturating_add(count)).map_while(|fd| {
+        // SAFETY: plain call with integers. It fails if the descriptor is not open.
+        let is_open = unsafe { libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC) } == 0;
+        // SAFETY: the descriptor is open, the manager passed it to this process by its id, and
+        // `TAKEN` makes this the only owner.
+        is_open.then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+    });
+    open.collect()
 }
 
 /// Daemon: accepts one connection, non-blocking and close-on-exec. Returns `None` if none waits.
