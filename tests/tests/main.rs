@@ -25,5 +25,6 @@ mod sim;
 mod sources;
 mod tidy;
 mod trace;
+mod upgrade;
 mod verbs;
 mod vllm;

@@ -99,9 +99,15 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// Starts a daemon in `folder` with `extra` lines of configuration, and waits until it answers.
     pub(crate) fn start(folder: &Path, extra: &str) -> Self {
-        let mut daemon = Self { folder: folder.to_owned(), child: None };
-        fs::write(daemon.config(), daemon.config_text(extra)).expect("config written");
+        let mut daemon = Self::configured(folder, extra);
         daemon.launch();
+        daemon
+    }
+
+    /// Writes the configuration of a daemon that is not started yet.
+    pub(crate) fn configured(folder: &Path, extra: &str) -> Self {
+        let daemon = Self { folder: folder.to_owned(), child: None };
+        fs::write(daemon.config(), daemon.config_text(extra)).expect("config written");
         daemon
     }
 
@@ -115,15 +121,14 @@ impl Daemon {
 
     /// Starts the program again with the same configuration.
     pub(crate) fn launch(&mut self) {
+        self.launch_by(Command::new(binary("laxityd")).stdin(Stdio::null()).stdout(Stdio::null()));
+    }
+
+    /// Does the same by a command that runs the program with the arguments that follow.
+    pub(crate) fn launch_by(&mut self, command: &mut Command) {
         let log = fs::OpenOptions::new().create(true).append(true).open(self.log()).expect("log");
-        let child = Command::new(binary("laxityd"))
-            .arg("--config")
-            .arg(self.config())
-            .stdin(Stdio::null())
-            .stdout(log.try_clone().expect("log"))
-            .stderr(log)
-            .spawn()
-            .expect("laxityd starts");
+        let child =
+            command.arg("--config").arg(self.config()).stderr(log).spawn().expect("laxityd starts");
         self.child = Some(child);
         eventually("laxityd answers on its control socket", || self.ask().is_some());
     }

@@ -31,6 +31,7 @@ Exit status: 0 if nothing was wrong, 1 if something was or the campaign could no
 
 Examples:
   laxity lab faults
+  laxity lab faults --laxityd old/laxityd --then new/laxityd
   laxity lab faults --faults 100000 --seed 7 --state target/faults.json --json report.json
   laxity lab faults --replay target/faults/faults-7-12.json";
 
@@ -58,6 +59,9 @@ pub(crate) struct FaultsArgs {
     /// Daemon to run [default: the one beside this program, or in PATH]
     #[arg(long, value_name = "PATH")]
     laxityd: Option<PathBuf>,
+    /// Daemon that takes turns with it at each restart, such as another release's
+    #[arg(long, value_name = "PATH")]
+    then: Option<PathBuf>,
     /// Write the report as JSON. With `-` it goes to standard output, the table to standard error
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -80,7 +84,8 @@ pub(crate) fn run(args: &FaultsArgs) -> Result<ExitCode, CommandError> {
     for path in [&args.json, &args.report].into_iter().flatten().filter(|p| p.as_os_str() != "-") {
         output::check(path)?;
     }
-    let setting = Setting::find(args.laxityd.as_ref(), args.plant).map_err(LabError::CannotRun)?;
+    let setting = Setting::find(args.laxityd.as_ref(), args.then.as_ref(), args.plant)
+        .map_err(LabError::CannotRun)?;
     for path in setting.left_out() {
         eprintln!("laxity: left out: {path}");
     }

@@ -28,6 +28,8 @@ const PEER_MAX: Duration = Duration::from_secs(2);
 pub struct Setting {
     /// Path of `laxityd`.
     pub laxityd: PathBuf,
+    /// Path of the `laxityd` that takes turns with it, such as another release's.
+    pub then: Option<PathBuf>,
     /// Path of the C library, if this machine can run the worker that uses it.
     pub c_library: Option<PathBuf>,
     /// Path of the NCCL plugin, if there is one.
@@ -41,10 +43,18 @@ impl Setting {
     ///
     /// # Errors
     /// Says how to get a daemon if there is none.
-    pub fn find(laxityd: Option<&PathBuf>, plant: Option<Plant>) -> Result<Self, CannotRun> {
+    pub fn find(
+        laxityd: Option<&PathBuf>,
+        then: Option<&PathBuf>,
+        plant: Option<Plant>,
+    ) -> Result<Self, CannotRun> {
         let has_python = find_program("python3").is_some();
         Ok(Self {
             laxityd: find_daemon(laxityd).map_err(|lack| CannotRun(vec![lack]))?,
+            then: match then {
+                Some(_) => Some(find_daemon(then).map_err(|lack| CannotRun(vec![lack]))?),
+                None => None,
+            },
             c_library: find_library("liblaxity_client.so").filter(|_| has_python),
             nccl_plugin: find_nccl_plugin(&LabConfig::default()).ok(),
             plant,

@@ -27,6 +27,8 @@ pub(super) fn become_daemon(program: &Path, arguments: &[std::ffi::OsString]) ->
 /// A `laxityd` with sockets in a folder of its own.
 pub(super) struct Daemon {
     program: PathBuf,
+    /// The program of the next daemon.
+    next: PathBuf,
     folder: PathBuf,
     child: Option<Child>,
     /// Whether a signal of ours ends the process, so that its end is no violation.
@@ -41,9 +43,14 @@ pub(super) struct Daemon {
 }
 
 impl Daemon {
-    pub(super) fn new(program: &Path, folder: &Path) -> Result<Self, LabError> {
+    pub(super) fn new(
+        program: &Path,
+        then: Option<&PathBuf>,
+        folder: &Path,
+    ) -> Result<Self, LabError> {
         let daemon = Self {
             program: program.to_owned(),
+            next: then.map_or(program, PathBuf::as_path).to_owned(),
             folder: folder.to_owned(),
             child: None,
             doomed: false,
@@ -123,6 +130,7 @@ impl Daemon {
             .map_err(LabError::start("laxityd"))?;
         self.child = Some(child);
         self.doomed = false;
+        std::mem::swap(&mut self.program, &mut self.next);
         Ok(())
     }
 

@@ -77,7 +77,7 @@ pub(super) fn play(setting: &Setting, schedule: &Schedule) -> Result<Outcome, La
     let folder = tempfile::Builder::new().prefix("laxity-faults").permissions(open).tempdir();
     let folder = folder.map_err(LabError::system("making a folder"))?;
     let oracle = Arc::<Mutex<Oracle>>::default();
-    let mut daemon = Daemon::new(&setting.laxityd, folder.path())?;
+    let mut daemon = Daemon::new(&setting.laxityd, setting.then.as_ref(), folder.path())?;
     daemon.launch()?;
     let before = daemon.status().map(|_| {
         std::thread::sleep(CLOSED_WITHIN);
