@@ -54,8 +54,8 @@ impl Default for VllmConfig {
             layers: 4,
             hidden: 256,
             heads: 4,
-            kv_heads: 2,
-            head_dim: 64,
+            kv_heads: 4,
+            head_dim: 128,
             ffn: 512,
             vocab: 512,
             weights_seed: 1,
@@ -97,7 +97,8 @@ impl VllmConfig {
 
 impl LabConfig {
     /// Returns the defaults for vLLM: few processes, because each takes a gigabyte and half a
-    /// minute to start, and ports that are slow beside what two cores compute.
+    /// minute to start. Keys and values are wide (16 KiB a token, 4 MiB a request) and ports slow,
+    /// so that transfers meet at the decode host's port.
     #[must_use]
     pub fn vllm() -> Self {
         Self {
@@ -110,7 +111,7 @@ impl LabConfig {
             units: 2,
             ranks: 1,
             decodes: 1,
-            port_mbit: 50,
+            port_mbit: 100,
             tokens_max: 768,
             chunk_bytes: 64 << 10,
             window_bytes: 1 << 20,
