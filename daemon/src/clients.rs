@@ -346,6 +346,7 @@ impl Client {
             owed_bytes: self.state.ports.iter().map(OnWire::owed).sum(),
             held: self.state.ports.iter().any(OnWire::is_held),
             distrusted: self.state.distrusted || self.state.suspected,
+            limited: false,
             counters: self.state.counters,
         }
     }

@@ -65,7 +65,7 @@ use crate::driver::intake::Intake;
 use crate::driver::peers::PeerNumbers;
 use crate::driver::poller::Poller;
 use crate::driver::publisher::Publisher;
-use crate::driver::scan_order::ScanOrder;
+use crate::driver::scan_order::{DomainRecords, ScanOrder};
 use crate::driver::trace::Tracer;
 use crate::driver::watches::{OverdueWatch, SilenceWatch};
 use crate::mailbox::{Inbox, SnapshotSlot};
@@ -114,6 +114,7 @@ pub struct Driver {
     treatments: Treatments,
     domains: Domains,
     order: ScanOrder,
+    domain_records: DomainRecords,
     publisher: Publisher,
     poller: Poller,
     spin: Spin,
@@ -179,6 +180,7 @@ impl Driver {
             treatments: Treatments::UNKNOWN,
             domains: Domains::default(),
             order: ScanOrder::default(),
+            domain_records: DomainRecords::new(),
             publisher: Publisher::new(slot),
             poller,
             spin: Spin { span: Span::ZERO, active: now, woke_client: Time::ZERO },

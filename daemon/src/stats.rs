@@ -276,6 +276,8 @@ pub struct ClientSnapshot {
     pub held: bool,
     /// Whether the client is unscheduled because of its owner's loss.
     pub distrusted: bool,
+    /// Whether flows of the client wait because other trust domains have parts of the window.
+    pub limited: bool,
     /// The counters of the client.
     pub counters: ClientCounters,
 }

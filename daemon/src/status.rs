@@ -133,6 +133,7 @@ fn client(snapshot: &Snapshot, client: &ClientSnapshot) -> ClientStatus {
         owed_bytes: client.owed_bytes,
         held: client.held,
         distrusted: client.distrusted,
+        limited: client.limited,
         pod: client.pod.as_deref().cloned(),
     }
 }

@@ -1,7 +1,7 @@
 //! Making and publishing a snapshot.
 
 use super::Driver;
-use crate::stats::Snapshot;
+use crate::stats::{ClientSnapshot, Snapshot};
 use crate::treatments::unlike_levels;
 
 impl Driver {
@@ -14,7 +14,10 @@ impl Driver {
         let mut clients = Vec::new();
         for client in self.clients.iter().flatten() {
             all_clients.add(&client.state.counters);
-            clients.push(client.snapshot());
+            let state = &client.state;
+            let full = intake.ports.iter().any(|port| port.link.is_limited(state.domain));
+            let limited = state.waiting > 0 && full;
+            clients.push(ClientSnapshot { limited, ..client.snapshot() });
         }
         clients.sort_unstable_by_key(|client| client.id);
         let now = intake.now;

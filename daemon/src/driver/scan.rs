@@ -5,7 +5,7 @@
 //! scan delays the others. A bitmap of each client shows newly claimed lanes and is read now and
 //! then. With very many lanes, the clients use doorbells instead.
 
-use laxity_policy::Time;
+use laxity_policy::{DomainId, Time};
 use laxity_shm::sleep::now_ns;
 use laxity_shm::sync::heavy_fence;
 
@@ -48,8 +48,19 @@ impl Driver {
     fn scan_hot(&mut self) -> usize {
         let mut records = 0;
         let mut at = 0;
+        let several = self.domains.are_several();
+        self.domain_records.begin(several);
+        if several {
+            self.order.rotate();
+        }
         while let Some(&index) = self.order.hot.get(at) {
+            let domain = self.domain_of(index);
+            if !self.domain_records.may_read(domain) {
+                at += 1;
+                continue;
+            }
             let taken = self.scan(index);
+            self.domain_records.add(domain, taken);
             records += taken;
             if taken == 0 && self.cools(index) {
                 self.order.cool(at);
@@ -58,6 +69,11 @@ impl Driver {
             }
         }
         records
+    }
+
+    fn domain_of(&self, index: u32) -> DomainId {
+        let client = self.clients.get(index as usize).and_then(Option::as_ref);
+        client.map_or(DomainId::default(), |client| client.state.domain)
     }
 
     /// Scans the next cold client.
@@ -144,8 +160,15 @@ impl Driver {
     /// Scans every lane of every client, regardless of claims and doorbells.
     pub(super) fn sweep_lanes(&mut self) -> Swept {
         let mut swept = Swept { records: 0, is_all: true };
+        self.domain_records.begin(self.domains.are_several());
         for index in 0..self.clients.len() as u32 {
+            let domain = self.domain_of(index);
+            if !self.domain_records.may_read(domain) {
+                swept.is_all = false;
+                continue;
+            }
             let taken = self.sweep(index);
+            self.domain_records.add(domain, taken);
             swept.records += taken;
             swept.is_all &= taken < BUDGET;
             if taken > 0 {

@@ -1,7 +1,47 @@
 //! The order of scans: hot clients in every round, cold clients in turns.
 
+use laxity_policy::DomainId;
+use laxity_policy::domains::DOMAINS_MAX;
+
 /// Lanes of all clients above which doorbells pay. Each scan of a lane costs a few nanoseconds.
 const DOORBELL_ABOVE: usize = 256;
+
+/// Records of one trust domain that are read in one round while clients of others are attached.
+/// Reading them takes about a tenth of a millisecond, for which the others wait.
+const DOMAIN_RECORDS: usize = 512;
+
+/// The records that were read of each domain in a round. One domain could otherwise fill rounds
+/// with the records of many clients.
+#[derive(Debug)]
+pub(super) struct DomainRecords {
+    /// Whether the records count, because there are several domains.
+    counts: bool,
+    read: [usize; DOMAINS_MAX],
+}
+
+impl DomainRecords {
+    pub(super) const fn new() -> Self {
+        Self { counts: false, read: [0; DOMAINS_MAX] }
+    }
+
+    /// Begins a round.
+    pub(super) const fn begin(&mut self, counts: bool) {
+        self.counts = counts;
+        if counts {
+            self.read = [0; DOMAINS_MAX];
+        }
+    }
+
+    /// Reports whether records of this domain may be read in this round.
+    pub(super) fn may_read(&self, domain: DomainId) -> bool {
+        !self.counts || self.read[usize::from(domain.0)] < DOMAIN_RECORDS
+    }
+
+    /// Counts records that were read.
+    pub(super) fn add(&mut self, domain: DomainId, records: usize) {
+        self.read[usize::from(domain.0)] += records;
+    }
+}
 
 /// The hot and the cold clients.
 #[derive(Debug, Default)]
@@ -37,6 +77,13 @@ impl ScanOrder {
     /// Returns the number of lanes that a round scans.
     pub(super) fn looks(&self) -> usize {
         self.lanes.max(self.hot.len()).max(1)
+    }
+
+    /// Lets another client be the first that the next round scans.
+    pub(super) fn rotate(&mut self) {
+        if !self.hot.is_empty() {
+            self.hot.rotate_left(1);
+        }
     }
 
     /// Makes the hot client at this place cold.
@@ -90,6 +137,19 @@ mod tests {
         order.remove(turns[1]);
         assert_eq!((0..2).map(|_| order.take_cold()).collect::<Vec<_>>(), [Some(turns[2]); 2]);
         assert_eq!(order.looks(), 2);
+    }
+
+    #[test]
+    fn a_domain_that_floods_is_passed_over_until_the_next_round_and_alone_it_never_is() {
+        let mut records = DomainRecords::new();
+        for (counts, may_read) in [(true, false), (false, true)] {
+            records.begin(counts);
+            records.add(DomainId(1), DOMAIN_RECORDS);
+            assert_eq!(records.may_read(DomainId(1)), may_read);
+            assert!(records.may_read(DomainId(0)));
+        }
+        records.begin(true);
+        assert!(records.may_read(DomainId(1)));
     }
 
     #[test]

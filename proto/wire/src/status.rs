@@ -143,6 +143,10 @@ pub struct ClientStatus {
     /// Whether the client is unscheduled, because clients of its owner lost permitted bytes.
     #[serde(default)]
     pub distrusted: bool,
+    /// Whether flows of the client wait because its trust domain has no more than its part of a
+    /// port's window, while other domains use the port.
+    #[serde(default)]
+    pub limited: bool,
     /// The container of Kubernetes that the client runs in, if it runs in one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodStatus>,

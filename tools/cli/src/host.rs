@@ -265,6 +265,11 @@ fn misbehaviour(status: &Status) -> String {
                 "{who} is silent: it has not completed {owed} while others waited{held}"
             ));
         }
+        if client.limited {
+            lines.push_str(&format!(
+                "{who} is limited: its flows wait, since others use the port and it has its part"
+            ));
+        }
         if client.distrusted {
             lines.push_str(&format!("{who} is distrusted: it goes unscheduled"));
         }
