@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use laxity_client::{Client, Direction, Flow, LEVEL_SCAVENGER, Lane, Options, Stage, Ticket};
+use laxity_client::{Client, Direction, Flow, Hint, LEVEL_SCAVENGER, Lane, Options, Stage, Ticket};
 use laxity_shm::sleep::now_ns;
 use laxity_wire::ClientStatus;
 use nix::sys::signal::{Signal, kill};
@@ -43,8 +43,9 @@ const STRANGER: u32 = 54_321;
 /// Bytes of a flow of the honest client.
 const FLOW_BYTES: u64 = 16 * 1024;
 
-/// Words of `laxity status` for a client that holds permitted bytes and does not complete them.
-const BLAME: [&str; 2] = ["is distrusted", "is silent"];
+/// Words of `laxity status` for a client that holds permitted bytes and does not complete them, or
+/// that asks for more than its part while others use the port.
+const BLAME: [&str; 3] = ["is distrusted", "is silent", "is limited"];
 
 const SLOW_PORT: &str = "[access]\nanyone = true\n\
     [[nic]]\nname = \"test\"\nrate = \"10Gbit\"\nchunk = \"64KiB\"\nwindow = \"256KiB\"\n";
@@ -62,6 +63,7 @@ fn hostile_role() {
             || (0..16).map(|_| Attack::begin()).collect(),
             |all| all.iter_mut().for_each(Attack::go_on),
         ),
+        Some("liar") => attack(|| (0..8).map(|_| Attack::begin()).collect(), lie),
         Some("silent") => attack(|| vec![Attack::uncut()], |all| all[0].look()),
         Some("busy") => busy(),
         _ => {}
@@ -239,6 +241,26 @@ fn attack(begin: impl Fn() -> Vec<Attack>, go_on: impl Fn(&mut Vec<Attack>)) {
     while !is_over(start) {
         go_on(&mut attacks);
         std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Keeps lanes full of collectives that are due in a moment, says that they completed at once, and
+/// ends the batch and the request of the honest client.
+fn lie(attacks: &mut Vec<Attack>) {
+    for attack in attacks {
+        attack.lane.hint(Hint::RequestEnd { request: 1 });
+        attack.lane.hint(Hint::BatchEnd { batch: 1 });
+        while attack.tickets.len() < 200 {
+            let deadline_ns = now_ns() + 1_000_000;
+            let urgent = Flow { deadline_ns, ..flow(Stage::Collective, 64 * 1024) };
+            attack.tickets.push(attack.lane.submit(&urgent));
+        }
+        for ticket in &mut attack.tickets {
+            if let Some(permit) = attack.lane.poll(ticket) {
+                attack.lane.complete(ticket, permit.bytes);
+            }
+        }
+        attack.tickets.retain(|ticket| !ticket.is_done());
     }
 }
 
@@ -526,6 +548,13 @@ fn whoever_attaches_again_and_again_and_completes_nothing_holds_nobody_up() {
 #[test]
 fn many_that_complete_nothing_hold_nobody_up_for_longer_than_one() {
     holds_nobody_up("crowd", SLOW_PORT);
+}
+
+#[test]
+fn whoever_claims_that_all_it_sends_is_urgent_holds_nobody_up() {
+    if geteuid().is_root() {
+        holds_nobody_up("liar", SLOW_PORT);
+    }
 }
 
 #[test]
