@@ -107,6 +107,7 @@ put 644 dist/laxity.tmpfiles "$root/usr/lib/tmpfiles.d/laxity.conf"
 put 644 dist/laxityd.toml "$to/share/doc/laxity/laxityd.toml"
 put 644 dist/laxity-coordinator.toml "$to/share/doc/laxity/laxity-coordinator.toml"
 put 644 dist/grafana/laxity.json "$to/share/doc/laxity/grafana-laxity.json"
+put 644 dist/prometheus/alerts.yaml "$to/share/doc/laxity/prometheus-alerts.yaml"
 for profile in shim/job/profiles/*.toml; do
     keep 644 "$profile" "$root/etc/laxity/profiles/${profile##*/}"
 done
