@@ -8,13 +8,14 @@ const FILES: [&str; 3] =
     ["laxity/v1/order.proto", "laxity/v1/coordination.proto", "laxity/v1/operator.proto"];
 
 /// Messages that are shown to operators as JSON (`src/view.rs`).
-const SERIALIZED: [&str; 18] = [
+const SERIALIZED: [&str; 19] = [
     "BatchStatus",
     "DrainNote",
     "Epoch",
     "ExplainResponse",
     "GetPolicyResponse",
     "HostChanged",
+    "HostSettings",
     "HostStatus",
     "ListBatchesResponse",
     "ListHostsResponse",

@@ -66,6 +66,7 @@ impl Cluster {
             connected: host.stream.is_some(),
             drained: host.drained,
             software: host.software.clone(),
+            settings: host.settings.clone(),
             ports: host.ports.iter().map(port).collect(),
             batches: host.batches.len() as u32,
             requests: host.usage[Charge::Request as usize] as u32,

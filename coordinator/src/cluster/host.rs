@@ -9,8 +9,12 @@ use super::outbox::Outbox;
 use super::table::Key;
 
 /// Capabilities of this release beyond the first version of the protocol.
-pub(super) const CAPABILITIES: [v1::Capability; 3] =
-    [v1::Capability::OrderDeltas, v1::Capability::FetchTokens, v1::Capability::PruneCauses];
+pub(super) const CAPABILITIES: [v1::Capability; 4] = [
+    v1::Capability::OrderDeltas,
+    v1::Capability::FetchTokens,
+    v1::Capability::PruneCauses,
+    v1::Capability::HostSettings,
+];
 
 /// The id of a host: its slot in the table of hosts. The slot of a forgotten host is used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -71,6 +75,8 @@ pub(super) struct Host {
     pub(super) name: String,
     pub(super) tenant: Tenant,
     pub(super) software: String,
+    /// The host's configuration, as it said last on this stream.
+    pub(super) settings: Option<v1::HostSettings>,
     pub(super) ports: Vec<HostPort>,
     /// The number of the host's current stream.
     pub(super) stream: Option<u64>,
@@ -106,6 +112,7 @@ impl Host {
             name: name.to_owned(),
             tenant,
             software: String::new(),
+            settings: None,
             ports: Vec::new(),
             stream: None,
             lost_at: Time::ZERO,
@@ -131,6 +138,7 @@ impl Host {
     pub(super) fn begin_stream(&mut self, now: Time, stream: u64, hello: &v1::Hello) {
         self.stream = Some(stream);
         self.heard_at = now;
+        self.settings = None;
         self.software = hello.software.chars().take(64).collect();
         self.capabilities = v1::common_capabilities(&CAPABILITIES, &hello.capabilities);
         self.in_snapshot = false;

@@ -6,7 +6,7 @@
 //! nothing. It is counted, and the daemon gets a refusal. Only a wrong sequence or size ends the
 //! stream.
 
-use laxity_policy::Time;
+use laxity_policy::{Level, Time};
 use laxity_wire::v1::{
     self, RefusalReason, Report, SnapshotPiece, event::Event, from_coordinator::Message,
 };
@@ -18,6 +18,9 @@ use super::refusal::{Refused, goodbye, invalid, not_yours, unknown};
 use super::table::Key;
 use super::workload::Workload;
 use super::{Cluster, EVENT_WORK, Settings};
+
+/// Most characters of a word of a host's settings.
+const SETTING_CHARS_MAX: usize = 16;
 
 /// Whether the event needs an order as an answer, or why it is refused.
 pub(super) type Outcome = Result<bool, Refused>;
@@ -211,6 +214,17 @@ impl Intake<'_> {
         self.hosts.get(self.id).ok_or_else(|| unknown("host", 0))
     }
 
+    /// Stores the host's configuration. Lists and words are cut to what honest hosts say.
+    fn host_settings(&mut self, mut said: v1::HostSettings) {
+        said.level_dscp.truncate(Level::ROWS);
+        for word in [&mut said.marking, &mut said.mode] {
+            *word = word.chars().take(SETTING_CHARS_MAX).collect();
+        }
+        if let Some(host) = self.hosts.get_mut(self.id) {
+            host.settings = Some(said);
+        }
+    }
+
     fn take_event(&mut self, event: Event) -> Outcome {
         match event {
             Event::BatchArrived(said) => return self.batch_arrived(&said),
@@ -240,6 +254,7 @@ impl Intake<'_> {
             Event::PortLoad(said) => self.port_load(said)?,
             Event::FetchWanted(said) => self.fetch_wanted(&said)?,
             Event::FetchFinished(said) => self.close_fetch(self.id, said.fetch),
+            Event::HostSettings(said) => self.host_settings(said),
         }
         Ok(false)
     }

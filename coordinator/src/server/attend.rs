@@ -3,12 +3,12 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use laxity_wire::v1::coordination_server::Coordination;
 use laxity_wire::v1::{
     self, FromCoordinator, FromDaemon, Goodbye, GoodbyeReason, Heartbeat, Hello, NackReason,
-    from_coordinator::Message, from_daemon,
+    Report, event::Event, from_coordinator::Message, from_daemon,
 };
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_stream::Stream;
@@ -235,6 +235,18 @@ async fn read(
     }
 }
 
+/// Fills in how far the clock of a host is ahead of this one.
+fn compare_clocks(report: &mut Report, now: SystemTime) {
+    let since = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let own = i64::try_from(since.as_nanos()).unwrap_or(i64::MAX);
+    for event in &mut report.events {
+        if let Some(Event::HostSettings(said)) = &mut event.event {
+            let theirs = i64::try_from(said.clock_ns).unwrap_or(i64::MAX);
+            said.clock_ahead_ns = if theirs == 0 { 0 } else { theirs.saturating_sub(own) };
+        }
+    }
+}
+
 /// Processes one message of a stream. Returns the goodbye to send if the stream has to end.
 /// `fenced` is set once the log has a line about a later term.
 fn take(
@@ -251,7 +263,8 @@ fn take(
         return Some(goodbye(GoodbyeReason::Replaced, detail));
     }
     match message.message {
-        Some(from_daemon::Message::Report(report)) => {
+        Some(from_daemon::Message::Report(mut report)) => {
+            compare_clocks(&mut report, SystemTime::now());
             let taken = shared.cluster().report(now, id, stream, report);
             shared.stir();
             if let Err(broken) = taken {

@@ -1,7 +1,9 @@
-//! Reports of the ports' queues and load to the coordinator.
+//! Reports of the ports' queues and load, and of the host's settings, to the coordinator.
+
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use laxity_policy::{Tally, Time};
-use laxity_wire::v1::{Event, PortLoad, event::Event as Kind};
+use laxity_wire::v1::{Event, HostSettings, PortLoad, event::Event as Kind};
 
 use crate::config::NicConfig;
 use crate::stats::{PortSnapshot, Snapshot};
@@ -13,6 +15,9 @@ pub(super) struct PortLoads {
     at: Time,
     /// One entry for each port, in the order of the daemon's ports.
     told: Vec<Told>,
+    /// The settings that were reported last, without the clock. `None` if the coordinator does not
+    /// take settings.
+    settings: Option<HostSettings>,
 }
 
 /// What was reported last of a port: the flows that completed, those that missed their deadline,
@@ -20,6 +25,34 @@ pub(super) struct PortLoads {
 type Told = (u64, u64, Option<u64>);
 
 impl PortLoads {
+    /// Starts a stream's reports.
+    pub(super) fn new(takes_settings: bool) -> Self {
+        Self { settings: takes_settings.then(HostSettings::default), ..Self::default() }
+    }
+
+    /// Returns the settings of the host if they differ from those reported last.
+    fn settings(&mut self, snapshot: &Snapshot) -> Option<Event> {
+        let told = self.settings.as_mut()?;
+        let now = HostSettings {
+            level_dscp: snapshot.dscp[..levels(snapshot)]
+                .iter()
+                .chain(snapshot.dscp.last())
+                .map(|dscp| u32::from(*dscp))
+                .collect(),
+            marking: snapshot.marking.name().to_owned(),
+            mode: snapshot.mode.name().to_owned(),
+            bypass: snapshot.bypass,
+            ..HostSettings::default()
+        };
+        if *told == now {
+            return None;
+        }
+        told.clone_from(&now);
+        let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let clock_ns = u64::try_from(clock.as_nanos()).unwrap_or_default();
+        Some(Event { event: Some(Kind::HostSettings(HostSettings { clock_ns, ..now })) })
+    }
+
     /// Returns the state of the ports, unless this snapshot was reported before.
     pub(super) fn news(&mut self, snapshot: &Snapshot, nics: &[NicConfig]) -> Vec<Event> {
         if snapshot.at <= self.at {
@@ -51,6 +84,12 @@ impl PortLoads {
             });
             Event { event: Some(load) }
         };
-        ports.enumerate().map(load).collect()
+        let loads: Vec<Event> = ports.enumerate().map(load).collect();
+        loads.into_iter().chain(self.settings(snapshot)).collect()
     }
+}
+
+/// Returns how many levels the ports have, apart from the scavenger.
+fn levels(snapshot: &Snapshot) -> usize {
+    snapshot.ports.first().map_or(0, |port| usize::from(port.levels))
 }

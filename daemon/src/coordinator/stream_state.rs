@@ -9,8 +9,12 @@ use tokio::time::Instant;
 use super::port_loads::PortLoads;
 
 /// What this daemon supports beyond the first version.
-pub(super) const CAPABILITIES: [Capability; 3] =
-    [Capability::OrderDeltas, Capability::FetchTokens, Capability::PruneCauses];
+pub(super) const CAPABILITIES: [Capability; 4] = [
+    Capability::OrderDeltas,
+    Capability::FetchTokens,
+    Capability::PruneCauses,
+    Capability::HostSettings,
+];
 /// Shortest heartbeat period that is accepted.
 const HEARTBEAT_MIN: Duration = Duration::from_millis(10);
 const HEARTBEAT_MAX: Duration = Duration::from_secs(60);
@@ -45,10 +49,10 @@ impl StreamState {
             ns => Duration::from_nanos(ns).clamp(HEARTBEAT_MIN, HEARTBEAT_MAX),
         };
         let now = Instant::now();
+        let both = v1::common_capabilities(&CAPABILITIES, &welcome.capabilities);
         Self {
             outbound,
-            has_tokens: v1::common_capabilities(&CAPABILITIES, &welcome.capabilities)
-                .contains(&Capability::FetchTokens),
+            has_tokens: both.contains(&Capability::FetchTokens),
             heartbeat,
             heard: now,
             spoke: now,
@@ -60,7 +64,7 @@ impl StreamState {
             ordered: false,
             snapshot_at: now,
             snapshot_wanted: false,
-            port_loads: PortLoads::default(),
+            port_loads: PortLoads::new(both.contains(&Capability::HostSettings)),
         }
     }
 

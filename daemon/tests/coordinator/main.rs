@@ -17,7 +17,7 @@ use fake::Fake;
 use laxity_client::{Client, Hint, Stage};
 use laxity_wire::ClusterStatus;
 use laxity_wire::v1::{
-    Epoch, NackReason, Order, Pruned, Rank, Refusal, SnapshotWanted, Standing,
+    Capability, Epoch, NackReason, Order, Pruned, Rank, Refusal, SnapshotWanted, Standing,
     event::Event as Kind, from_coordinator::Message, from_daemon,
 };
 use support::{Laxityd, SMALL, eventually, flow, until};
@@ -148,6 +148,32 @@ fn a_daemon_reports_what_it_knows_and_applies_an_order_whole() {
     peer.event("the end", |kind| {
         matches!(kind, Kind::BatchFinished(end) if end.batch == 7).then_some(())
     });
+}
+
+#[test]
+fn the_coordinator_learns_how_the_host_is_configured_and_each_change_of_that() {
+    let fake = Fake::start();
+    let daemon = of(&fake, 60_000);
+    let peer = fake.peer();
+    peer.welcome_with(5, &[Capability::HostSettings]);
+    peer.await_snapshot();
+    let said = || {
+        peer.event("settings", |kind| match kind {
+            Kind::HostSettings(said) => Some(said.clone()),
+            _ => None,
+        })
+    };
+    // Snapshots for the status are also reported.
+    let dscp: Vec<u32> =
+        daemon.status().ports[0].levels.iter().map(|level| level.dscp.into()).collect();
+    let first = said();
+    assert_eq!((first.mode.as_str(), first.marking.as_str()), ("enforce", "preserve"));
+    assert_eq!((first.level_dscp, first.bypass), (dscp, false));
+    assert!(first.clock_ns > 1 << 60, "a clock since 1970: {}", first.clock_ns);
+    daemon.control().set_mode("observe").unwrap();
+    assert_eq!(said().mode, "observe");
+    daemon.control().bypass(true).unwrap();
+    assert!(said().bypass);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! `laxity cluster`: arguments and dispatch. Each command asks `laxity.v1.Operator` ([`client`])
 //! and prints the answer as a table ([`tables`]) or as the JSON of `laxity_wire::view`.
 
-mod client;
-mod error;
+pub(crate) mod client;
+pub(crate) mod error;
 mod policy;
 mod show;
 mod tables;

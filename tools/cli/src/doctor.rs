@@ -4,6 +4,7 @@
 //! [`Finding`]s. Only this file asks the daemon, runs tools and prints.
 
 mod classes;
+mod cluster;
 pub(crate) mod fabric;
 pub(crate) mod finding;
 mod kernel;
@@ -29,10 +30,12 @@ use serde::Serialize;
 use self::finding::{Finding, Severity};
 use self::map::{Daemon, Row, Sources};
 use self::root::Root;
+use crate::cluster::client::Coordinator;
+use crate::cluster::error::ClusterError;
 use crate::host::Endpoint;
 use crate::registration;
 use laxity_cli::library;
-use laxity_cli::output::{OutputError, json, say};
+use laxity_cli::output::{json, say};
 
 pub(crate) const HELP: &str = "\
 Checks RDMA devices with their GIDs and their trust in DSCP, the daemon, the preload library, job \
@@ -43,22 +46,33 @@ all users.
 First comes a map of what flows: for each process that uses RDMA its paths, the class of each, and \
 whether Laxity orders it, somebody marked it, the daemon only measures it, or nobody sees it.
 
+With --cluster it asks the coordinator instead, and compares the hosts that it knows: releases, \
+clocks, classes of the levels, hosts that mark nothing, and hosts that say nothing. A host that \
+never connected is known only if --expect names it.
+
 Exit status: 0 if there is no error (there may be warnings), 1 if there is an error.";
 
 /// Arguments of `laxity doctor`.
 #[derive(Args)]
 pub(crate) struct DoctorArgs {
+    /// Compare the hosts that the coordinator knows, instead of checking this host
+    #[arg(long)]
+    cluster: bool,
+    /// A host that should be connected to the coordinator; may be repeated
+    #[arg(long, value_name = "HOST", requires = "cluster")]
+    expect: Vec<String>,
     #[command(flatten)]
-    endpoint: Endpoint,
+    coordinator: Coordinator,
+    /// Control socket of the daemon
+    #[arg(long, value_name = "PATH", env = laxity_wire::control::SOCKET_ENV,
+          default_value = laxity_wire::control::SOCKET_DEFAULT)]
+    control: PathBuf,
     /// Registration socket of the daemon [default: $LAXITY_SOCKET, or /run/laxity/laxityd.sock]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Preload library [default: $LAXITY_LIBRARY, or where it is installed]
     #[arg(long, value_name = "PATH")]
     library: Option<PathBuf>,
-    /// Print the findings as JSON
-    #[arg(long)]
-    json: bool,
     /// Look at another host's /sys, /proc and /etc, copied below this folder
     #[arg(long, value_name = "FOLDER", default_value = "/", hide = true)]
     root: PathBuf,
@@ -77,16 +91,22 @@ struct Report<'a> {
 }
 
 /// Runs all checks and prints the findings. Returns failure if there is an error.
-pub(crate) fn doctor(args: &DoctorArgs) -> Result<ExitCode, OutputError> {
-    let (findings, processes) = examine(args);
+pub(crate) fn doctor(args: &DoctorArgs) -> Result<ExitCode, ClusterError> {
+    let (findings, processes) = match args.cluster {
+        true => (cluster::examine(&args.coordinator, &args.expect)?, Vec::new()),
+        false => examine(args),
+    };
     let worst = findings.iter().map(|f| f.severity).max().unwrap_or(Severity::Ok);
-    let text = if args.json {
+    let text = if args.coordinator.json {
         let version = env!("CARGO_PKG_VERSION");
         json(&Report { version, worst, findings: &findings, processes: &processes })?
     } else {
         let plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         let findings = finding::page(&findings, io::stdout().is_terminal() && !plain);
-        format!("{}\n{findings}", map::page(&processes))
+        match args.cluster {
+            true => findings,
+            false => format!("{}\n{findings}", map::page(&processes)),
+        }
     };
     say(&text)?;
     Ok(if worst == Severity::Error { ExitCode::FAILURE } else { ExitCode::SUCCESS })
@@ -94,7 +114,8 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<ExitCode, OutputError> {
 
 fn examine(args: &DoctorArgs) -> (Vec<Finding>, Vec<Row>) {
     let root = Root::new(&args.root);
-    let answer = args.endpoint.connect().and_then(|mut daemon| daemon.status());
+    let endpoint = Endpoint::new(args.control.clone(), args.coordinator.timeout_ms);
+    let answer = endpoint.connect().and_then(|mut daemon| daemon.status());
     let status = answer.as_ref().ok();
     let socket = args.socket.clone();
     let socket = socket.unwrap_or_else(laxity_shm::registration::socket_path);

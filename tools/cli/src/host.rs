@@ -37,6 +37,10 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
+    pub(crate) const fn new(control: PathBuf, timeout_ms: u64) -> Self {
+        Self { control, timeout_ms }
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.control
     }

@@ -231,6 +231,13 @@ fn numbers_as_large_as_they_come_break_no_sum() {
         ..v1::PortLoad::default()
     };
     world.report(&mut a, [Kind::PortLoad(load.clone()), Kind::PortLoad(load)]);
+    let settings = v1::HostSettings {
+        level_dscp: vec![u32::MAX; 5000],
+        marking: "é".repeat(5000),
+        clock_ahead_ns: i64::MIN,
+        ..v1::HostSettings::default()
+    };
+    world.report(&mut a, [Kind::HostSettings(settings)]);
     world.settle_and_read(&mut [&mut a]);
     for batch in [3, u64::MAX, u64::MAX / 2] {
         let told = world.explain(batch);
@@ -238,6 +245,8 @@ fn numbers_as_large_as_they_come_break_no_sum() {
     }
     let hosts = world.cluster.list_hosts(world.now).hosts;
     assert!(hosts[0].ports[0].queued_level_bytes.len() < 100);
+    let kept = hosts[0].settings.as_ref().expect("settings");
+    assert!(kept.level_dscp.len() < 100 && kept.marking.chars().count() < 100);
 }
 
 #[test]

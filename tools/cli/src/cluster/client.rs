@@ -31,7 +31,7 @@ pub(crate) struct Coordinator {
         long, value_name = "MS", default_value_t = 5000,
         value_parser = clap::value_parser!(u64).range(1..)
     )]
-    timeout_ms: u64,
+    pub(crate) timeout_ms: u64,
     /// Certificate of the authority that signed the coordinator's certificate (PEM)
     #[arg(long, value_name = "FILE", env = "LAXITY_CA", help_heading = "TLS")]
     ca: Option<PathBuf>,
