@@ -53,6 +53,8 @@ pub struct SharedLink {
     shares: Vec<Share>,
     /// The share that is polled first.
     turn: usize,
+    /// When the port was polled last.
+    polled: Time,
 }
 
 impl SharedLink {
@@ -61,7 +63,7 @@ impl SharedLink {
     /// # Errors
     /// Returns the first field of `config` that is out of range.
     pub fn new(config: LinkConfig) -> Result<Self, InvalidConfig> {
-        let mut shared = Self { config, shares: Vec::new(), turn: 0 };
+        let mut shared = Self { config, shares: Vec::new(), turn: 0, polled: Time::ZERO };
         shared.shares.push(shared.share()?);
         Ok(shared)
     }
@@ -257,6 +259,7 @@ impl SharedLink {
         if let [only] = &mut self.shares[..] {
             return only.link.poll_action(now);
         }
+        self.polled = now;
         self.expire(now);
         let levels_wait = self.levels_wait();
         for step in 0..self.shares.len() {
@@ -286,10 +289,13 @@ impl SharedLink {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Time> {
         let links = self.shares.iter().filter_map(|share| share.link.next_deadline());
-        let scavenges =
-            |share: &&Share| share.link.waiting_flows() > 0 && !share.link.waits_in_levels();
+        let levels_wait = self.shares.len() > 1 && self.levels_wait();
+        let scavenges = |share: &&Share| {
+            levels_wait && share.link.waiting_flows() > 0 && !share.link.waits_in_levels()
+        };
+        // A turn that has come and was not used waits for a completion.
         let turns = self.shares.iter().filter(scavenges).map(|share| share.scavenges_at);
-        links.chain(turns.filter(|_| self.shares.len() > 1)).min()
+        links.chain(turns.filter(|&at| at > self.polled && at != Time::NEVER)).min()
     }
 
     /// Returns the number of waiting flows of all domains.

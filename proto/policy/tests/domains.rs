@@ -306,6 +306,14 @@ fn background_work_of_one_domain_yields_to_the_levels_of_another_but_not_for_eve
             link.handle_any(now, &Event::BytesCompleted { flow, bytes });
         }
     }
+    // Nothing completes any more. Once both windows are full, no turn is due.
+    for _ in 0..8 {
+        while link.poll_action(now).is_some() {}
+        let Some(next) = link.next_deadline() else { break };
+        assert!(next > now, "a busy loop");
+        now = next;
+    }
+    assert_eq!(link.next_deadline(), None);
     let permille = sent[1] * 1000 / (sent[0] + sent[1]);
     assert!((8..=12).contains(&permille), "{permille} for {} configured", 10);
 }
