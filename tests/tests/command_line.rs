@@ -21,6 +21,7 @@ fn status_and_bypass_speak_to_the_daemon_of_the_named_socket() {
     let status = laxity(&["status", "--json", "--control", &control]).json();
     assert_eq!(status["pid"].as_u64(), Some(u64::from(daemon.pid())));
     assert_eq!(status["bypass"].as_bool(), Some(false));
+    assert!(status["processes"].is_array(), "the map of what flows: {status}");
 
     laxity(&["bypass", "on", "--control", &control]).good();
     assert!(daemon.status().bypass);

@@ -88,7 +88,7 @@ fn the_map_sees_a_running_process_as_what_it_is_by_its_libraries_and_environment
     assert_eq!(row["libraries"].as_array().map(Vec::len), Some(3), "{row}");
     assert_eq!(row["devices"].as_array().map(Vec::len), Some(0), "{row}");
     let nccl = &row["paths"][0];
-    assert_eq!([&nccl["path"], &nccl["library"], &nccl["laxity"]], ["ncclNet", "NCCL", "marked"]);
+    assert_eq!([&nccl["path"], &nccl["library"], &nccl["laxity"]], ["ncclNet", "NCCL", "idle"]);
     assert_eq!(
         (nccl["traffic_class"].as_u64(), nccl["class_from"].as_str()),
         (Some(136), Some("NCCL_IB_TC"))

@@ -51,6 +51,8 @@ pub(crate) enum Reach {
     Measured,
     /// No part of Laxity notices it.
     Unseen,
+    /// The process has no RDMA device open, so nothing takes this path.
+    Idle,
 }
 
 impl Reach {
@@ -60,6 +62,7 @@ impl Reach {
             Self::Marked => "marked",
             Self::Measured => "measured",
             Self::Unseen => "unseen",
+            Self::Idle => "idle",
         }
     }
 }
@@ -196,6 +199,10 @@ fn reach(
     chosen: Option<&str>,
     ports: &[&Port],
 ) -> (Reach, String) {
+    // What asks above libibverbs does so for other networks, too.
+    if process.is_idle && path.asks.is_none() {
+        return (Reach::Idle, "no RDMA device is open".to_owned());
+    }
     let orders = orders(sources, process, path);
     if let Ok(Some(by)) = &orders {
         return (Reach::Ordered, format!("by {by}"));
@@ -270,7 +277,7 @@ pub(crate) fn bypasses(rows: &[Row]) -> Vec<Finding> {
         let about = format!("{} ({})", row.pid, row.name);
         let finding = |flow: &Flow| {
             let found = match (flow.path, flow.library.as_str()) {
-                (_, _) if flow.laxity == Reach::Ordered => return None,
+                _ if matches!(flow.laxity, Reach::Ordered | Reach::Idle) => return None,
                 (PathKind::Devx, "UCX") => "UCX on mlx5 builds its work requests itself (DEVX)",
                 (PathKind::Ibgda | PathKind::GinGdaki, _) => {
                     "GPUs may ring the NIC's doorbells themselves"

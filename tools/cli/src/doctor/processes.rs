@@ -61,6 +61,8 @@ pub(crate) struct Process {
     pub(crate) name: String,
     /// Whether it has an RDMA device open.
     pub(crate) uses_rdma: bool,
+    /// Whether its open files are known and no RDMA device is among them.
+    pub(crate) is_idle: bool,
     /// The RDMA devices that it has open.
     pub(crate) devices: Vec<String>,
     pub(crate) nic: Nic,
@@ -128,7 +130,8 @@ fn process(root: &Root, pid: u32, name: String, maps: &str) -> Option<Process> {
     let opened = |fd: &String| {
         root.link(&format!("{fds}/{fd}"))?.strip_prefix("/dev/infiniband/").map(str::to_owned)
     };
-    let mut opened: Vec<String> = root.names(&fds).iter().filter_map(opened).collect();
+    let files = root.names(&fds);
+    let mut opened: Vec<String> = files.iter().filter_map(opened).collect();
     opened.retain(|device| device.starts_with("uverbs"));
     opened.sort();
     opened.dedup();
@@ -145,6 +148,7 @@ fn process(root: &Root, pid: u32, name: String, maps: &str) -> Option<Process> {
         pid,
         name,
         uses_rdma: !opened.is_empty(),
+        is_idle: opened.is_empty() && !files.is_empty(),
         devices: opened.iter().map(device).collect(),
         preloaded: libraries.iter().any(|file| file.starts_with("liblaxity.so")),
         gin_thread: maps.contains("/libnccl") && root.names(&tasks).iter().any(is_gin),

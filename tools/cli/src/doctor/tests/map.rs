@@ -179,6 +179,21 @@ fn mooncake_under_the_library_is_ordered_if_its_queue_pairs_are_of_a_kind_that_i
 }
 
 #[test]
+fn without_an_open_device_nothing_takes_a_path_unless_a_client_asks_for_other_networks() {
+    let plugin = ["libnccl.so.2", "libibverbs.so.1", "libnccl-net-laxity.so"];
+    let host = mlx5()
+        .process(10, &NIXL, &[], false)
+        .file("proc/10/fd/0", "")
+        .process(11, &plugin, &[], false)
+        .file("proc/11/fd/0", "");
+    let status = daemon("enforce", &[11]);
+    let rows = rows(&host, Daemon::Answers(&status), "");
+    assert!(rows[0].paths.iter().all(|path| path.laxity == Reach::Idle), "{rows:?}");
+    assert_eq!(rows[1].paths[0].laxity, Reach::Ordered);
+    assert!(map::bypasses(&rows).is_empty());
+}
+
+#[test]
 fn a_class_that_the_driver_forces_counts_for_verbs_and_not_for_devx() {
     let host = mlx5()
         .file("sys/class/infiniband/mlx5_0/tc/1/traffic_class", "Global tclass=106\n")
