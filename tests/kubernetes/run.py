@@ -73,7 +73,6 @@ def bundle(folder: pathlib.Path, rootfs: pathlib.Path, container: dict, paths: d
             "env": [f"{name}={value}" for name, value in values.items()],
             "cwd": "/",
             "noNewPrivileges": True,
-            "rlimits": [{"type": "RLIMIT_NOFILE", "hard": 65536, "soft": 65536}],
         },
         "root": {"path": str(rootfs), "readonly": container["securityContext"]["readOnlyRootFilesystem"]},
         "mounts": [{"destination": to, "type": "bind", "source": source, "options": ["rbind", mode]}
@@ -85,12 +84,16 @@ def bundle(folder: pathlib.Path, rootfs: pathlib.Path, container: dict, paths: d
     return folder
 
 
+def group() -> pathlib.Path:
+    """Returns the control group of the client, as the kubelet's driver cgroupfs names it."""
+    root = pathlib.Path("/sys/fs/cgroup")
+    return (root if (root / "cgroup.procs").exists() else root / "pids") / f"kubepods/burstable/pod{POD}/{CONTAINER}"
+
+
 def attach(library: pathlib.Path, socket: pathlib.Path) -> None:
     """Attaches a client in the control group of a pod, and holds it until standard input ends."""
-    fs = pathlib.Path("/sys/fs/cgroup")
-    group = (fs if (fs / "cgroup.procs").exists() else fs / "pids") / f"kubepods/burstable/pod{POD}/{CONTAINER}"
-    group.mkdir(parents=True, exist_ok=True)
-    (group / "cgroup.procs").write_text(str(os.getpid()))
+    group().mkdir(parents=True, exist_ok=True)
+    (group() / "cgroup.procs").write_text(str(os.getpid()))
     os.environ.update(LAXITY_SOCKET=str(socket), LAXITY_NAME="engine", LAXITY_ATTACH_MS="5000")
     client = ctypes.CDLL(str(library))
     client.lax_attach.restype = ctypes.c_void_p
@@ -161,7 +164,7 @@ def check(container: dict, paths: dict) -> None:
         pod = wait_for(seen)["pod"]
         assert (pod["namespace"], pod["name"], pod["container"]) == ("team-a", "prefill-0", "engine"), pod
         assert (pod["uid"], pod["container_id"]) == (POD, CONTAINER)
-        print(run(*in_daemon, *alive).strip())
+        print(*run(*in_daemon, *alive).splitlines()[:3], sep="\n")
 
         def counted():
             labels = 'name="engine",namespace="team-a",pod="prefill-0",container="engine"'
@@ -171,6 +174,8 @@ def check(container: dict, paths: dict) -> None:
     finally:
         client.stdin.close()
         client.wait(10)
+        for folder in [group(), group().parent]:
+            folder.rmdir()
 
 
 if __name__ == "__main__":
