@@ -32,7 +32,7 @@ setup-packages: setup ## install what makes and tests Debian packages; without i
 	@tools/setup.sh packages || echo "setup-packages: not all could be installed; tests that need it are skipped"
 
 .PHONY: setup-kubernetes
-setup-kubernetes: setup ## install what checks the Helm chart and makes the image; without it, their test is skipped and says so
+setup-kubernetes: setup ## install what renders and checks the Helm chart; without it, its test is skipped and says so
 	@{ tools/setup.sh kubernetes && tests/kubernetes/setup.sh "$(abspath $(TARGET))/kubernetes"; } || echo "setup-kubernetes: not all could be installed; tests that need it are skipped"
 
 .PHONY: setup-vllm
@@ -177,6 +177,7 @@ packages-check: packages ## install, upgrade, remove and purge them on Debian 12
 
 .PHONY: image
 image: packages setup-kubernetes ## a container image of the packages, without a registry: target/packages/laxity-image.tar
+	@tools/setup.sh image
 	TARGET="$(TARGET)" tools/image.sh
 
 .PHONY: image-check

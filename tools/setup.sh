@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what the build and the lab (`base`), the benchmarks (`bench`), the SoftRoCE lab (`verbs`),
-# the coordinator's tests (`cluster`), the Python package (`python`), Debian packages (`packages`), and the Helm chart
-# and the image (`kubernetes`) need from Debian. The SoftRoCE lab's kernel is not installed: `laxity` downloads it
+# the coordinator's tests (`cluster`), the Python package (`python`), Debian packages (`packages`), the Helm chart
+# (`kubernetes`), and the container image (`image`) need from Debian. The SoftRoCE lab's kernel is not installed: `laxity` downloads it
 # itself. Does nothing when all is there; asks nothing; works twice in a row.
 set -euo pipefail
 
@@ -44,7 +44,8 @@ if [ "${1:-base}" = kubernetes ]; then
     need python3 python3
     python3 -c 'import ensurepip, venv' 2>/dev/null || wanted[python3-venv]=1
     need promtool prometheus
-    # For the image and its test.
+fi
+if [ "${1:-base}" = image ]; then
     need mmdebstrap mmdebstrap
     need umoci umoci
     need runc runc
