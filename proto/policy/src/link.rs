@@ -8,9 +8,10 @@
 //! 1. bytes are permitted in chunks of at most `chunk_bytes`, while those in flight *at their level
 //!    or above* stay within `window_bytes`. A flow that cannot be cut is permitted in one piece
 //!    when a chunk would fit. If that piece exceeds the window, the next flow need not wait until
-//!    the application notices its end: the time that the piece takes at the port's rate will do. Bytes on credit count as in flight and may exceed the window. Lower
-//!    levels do not count, because bytes queued in a lower class for a busy receiver would fill the
-//!    window and delay collectives on an idle port. Beyond the window, bytes are permitted at the
+//!    the application notices its end: the time that the piece takes at the port's rate will do.
+//!    Bytes on credit count as in flight and may exceed the window. Lower levels do not count,
+//!    because bytes queued in a lower class for a busy receiver would fill the window and delay
+//!    collectives on an idle port. Beyond the window, bytes are permitted at the
 //!    port's rate at most, up to `overcommit` windows: bytes that had time to leave and have not
 //!    are queued elsewhere. Under `laxity`, bytes in flight are also bounded by peer
 //!    (`link/peers.rs`);
@@ -47,7 +48,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use batch_table::NULL_BATCH;
 use flows::{Life, NONE, Slot};
-use in_flight::InFlight;
+use in_flight::{InFlight, Oversized};
 use peers::Peers;
 use port::Port;
 use queue::SCAVENGER;
@@ -101,8 +102,8 @@ pub struct Link {
     promotions: u64,
     demotions: u64,
     order_epoch: Option<u64>,
-    /// Bytes of the latest permit in flight that is larger than the window by itself, else zero.
-    oversized: u64,
+    /// The pieces in flight that are larger than the window, each by itself.
+    oversized: Oversized,
     /// When all permitted bytes have left, if the port sends at its rate.
     drained: Time,
     /// Whether a flow waits only for the pace of [`Link::pace_at`].
@@ -137,7 +138,7 @@ impl Link {
             promotions: 0,
             demotions: 0,
             order_epoch: None,
-            oversized: 0,
+            oversized: Oversized::default(),
             drained: Time::ZERO,
             paced: false,
             told: Time::ZERO,
@@ -443,9 +444,7 @@ impl Link {
     fn account(&mut self, now: Time, stage: Stage, peer: PeerId, level: Level, bytes: u64) {
         self.in_flight.add(level, bytes);
         self.peers.add(peer, level, bytes);
-        if bytes > self.port.config.window_bytes {
-            self.oversized = bytes;
-        }
+        self.oversized.add(bytes, self.port.config.window_bytes);
         self.drained = self.drained.max(now) + Span::transfer(bytes, self.port.config.rate);
         if stage.is_early() {
             self.port.load.add(now, bytes);

@@ -607,6 +607,25 @@ fn behind_a_piece_that_exceeds_the_window_one_more_may_go_at_the_pace_of_the_por
     assert_eq!(permitted(&mut link, late), [4]);
 }
 
+#[test]
+fn a_piece_that_exceeded_the_window_leaves_no_room_behind() {
+    let config =
+        LinkConfig { chunk_bytes: CHUNK, window_bytes: 4 * CHUNK, ..LinkConfig::default() };
+    let mut link = Link::new(config).unwrap();
+    let piece = FlowSpec::anonymous(FlowId(1), Stage::P2d, 100 * CHUNK);
+    link.handle(Time(1), Event::FlowArrived(FlowSpec { whole: true, ..piece }));
+    assert!(link.poll_action(Time(1)).is_some());
+    // More than the window is in flight on credit when the piece lands.
+    for _ in 0..2 {
+        link.launch(Time(1), Stage::P2d, PeerId(0), Level(1), 3 * CHUNK);
+    }
+    link.handle(Time(2), Event::BytesCompleted { flow: FlowId(1), bytes: 100 * CHUNK });
+    link.handle(Time(2), Event::FlowArrived(FlowSpec { flow: FlowId(2), ..piece }));
+    let paced = Time(2) + Span::transfer(200 * CHUNK, link.config().rate);
+    let mut actions = std::iter::from_fn(|| link.poll_action(paced));
+    assert_eq!(actions.find(|action| matches!(action, Action::Permit { .. })), None);
+}
+
 /// Returns a port on which every new flow waits.
 fn busy() -> Port {
     let mut port = virtual_time::port(PolicyKind::Laxity);

@@ -27,3 +27,34 @@ impl InFlight {
         self.by_level[..=level.row()].iter().fold(0, |sum, &bytes| sum.saturating_add(bytes))
     }
 }
+
+/// Pieces in flight that exceed the window, each by itself.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Oversized {
+    count: u32,
+    /// Bytes of the largest one since there was none.
+    largest: u64,
+}
+
+impl Oversized {
+    pub(super) fn add(&mut self, bytes: u64, window: u64) {
+        if bytes > window {
+            self.count += 1;
+            self.largest = self.largest.max(bytes);
+        }
+    }
+
+    /// Ends a piece of which all bytes complete at once, as those of one work request do. A piece
+    /// that completes in parts counts until what is in flight is within the window again.
+    pub(super) fn remove(&mut self, bytes: u64, in_flight: u64, window: u64) {
+        self.count = self.count.saturating_sub(u32::from(bytes > window));
+        if in_flight <= window || self.count == 0 {
+            *self = Self::default();
+        }
+    }
+
+    /// Returns the size of the only such piece.
+    pub(super) fn alone(&self) -> Option<u64> {
+        (self.count == 1).then_some(self.largest)
+    }
+}

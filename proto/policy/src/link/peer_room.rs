@@ -57,7 +57,10 @@ impl Link {
         let all = self.in_flight.all.saturating_add(bytes);
         let above = self.in_flight.at_or_above(level).saturating_add(bytes);
         (config.overcommit > 1 && all <= windows(config.overcommit))
-            || (self.oversized != 0 && all - self.oversized.min(all) <= config.window_bytes)
+            || self
+                .oversized
+                .alone()
+                .is_some_and(|piece| all.saturating_sub(piece) <= config.window_bytes)
             || (self.bounds_peers() && above <= windows(PEER_WINDOWS))
     }
 
@@ -76,9 +79,7 @@ impl Link {
     /// Takes bytes off those in flight. Their peer may have room again.
     pub(super) fn settle(&mut self, peer: PeerId, level: Level, bytes: u64) {
         self.in_flight.remove(level, bytes);
-        if self.in_flight.all <= self.port.config.window_bytes {
-            self.oversized = 0;
-        }
+        self.oversized.remove(bytes, self.in_flight.all, self.port.config.window_bytes);
         self.peers.remove(peer, level, bytes);
         self.port.queues.offer(part(peer));
     }
