@@ -115,10 +115,11 @@ impl Passed {
             let address = getsockname::<UnixAddr>(fd.as_raw_fd());
             getsockopt(fd, sockopt::AcceptConn) == Ok(true)
                 && getsockopt(fd, sockopt::SockType) == Ok(kind)
-                && address.is_ok_and(|address| address.path() == Some(path))
+                && address.is_ok_and(|address| address.path().is_some_and(|at| same(at, path)))
         };
-        // Nobody finds a socket whose file is gone.
-        if !registration::is_socket(path)? {
+        // Nobody finds a socket whose file is gone, or is that of another socket.
+        if !registration::is_socket(path)? || attempt(path, kind)? == Err(nix::Error::ECONNREFUSED)
+        {
             return Ok(None);
         }
         let Some(at) = self.0.iter().position(listens) else {
@@ -128,6 +129,12 @@ impl Passed {
         fcntl(&listener, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         Ok(Some(listener))
     }
+}
+
+/// Reports whether two paths name the same file.
+fn same(one: &Path, other: &Path) -> bool {
+    let real = |path: &Path| path.canonicalize().ok();
+    one == other || (real(one).is_some() && real(one) == real(other))
 }
 
 /// A socket file of this daemon, which is removed on drop unless the service manager keeps its
@@ -299,4 +306,35 @@ fn folder(path: &Path) -> &Path {
 
 fn make_folder(path: &Path) -> io::Result<()> {
     std::fs::create_dir_all(folder(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    fn passed(path: &Path) -> Passed {
+        Passed(vec![UnixListener::bind(path).unwrap().into()])
+    }
+
+    #[test]
+    fn a_passed_socket_is_taken_only_if_clients_find_it_at_its_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let is_taken =
+            |passed: &mut Passed, path: &Path| passed.at(path, SockType::Stream).unwrap().is_some();
+        // The same file by another name.
+        let mut sockets = passed(&path);
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(folder.path(), &link).unwrap();
+        assert!(!is_taken(&mut sockets, &folder.path().join("other")));
+        assert!(is_taken(&mut sockets, &link.join("socket")));
+        // The file is another socket's by now, whose daemon was killed.
+        std::fs::remove_file(&path).unwrap();
+        let mut sockets = passed(&path);
+        std::fs::remove_file(&path).unwrap();
+        drop(UnixListener::bind(&path).unwrap());
+        assert!(!is_taken(&mut sockets, &path));
+    }
 }
