@@ -79,7 +79,7 @@ typedef struct lax_options {
     uint32_t size;              /* sizeof(lax_options) */
     uint32_t mode;              /* LAX_MODE_*; the daemon's mode holds if it is lower */
     const char *socket;         /* the daemon's socket; default /run/laxity/laxityd.sock */
-    const char *name;           /* the process's name in status and reports, at most 32 bytes */
+    const char *name;           /* the process's name in status and reports, at most 27 bytes */
     uint32_t stall_timeout_ms;  /* a daemon without a sign of life for this long counts as dead; default 100 */
     uint32_t reattach_every_ms; /* shortest time between two attempts to attach; default 250 */
     uint32_t attach_timeout_ms; /* longest time that lax_attach waits for an answer; default 100 */

@@ -32,6 +32,7 @@ const ANSWER_POLL_NS: u64 = 1_000_000;
 /// in its backlog, and answers when it continues.
 const ANSWER_LIMIT_NS: u64 = 5_000_000_000;
 /// Time before another attempt if the daemon's backlog is full. The daemon empties it in less time.
+/// If it does not, each attempt waits twice as long as the one before.
 const BACKLOG_RETRY_NS: u64 = 1_000_000;
 /// Factor of `reattach_every` before another attempt if the daemon refuses.
 const REFUSED_FACTOR: u64 = 40;
@@ -69,8 +70,8 @@ struct Attachment {
     attached: u64,
     /// The refusal of the daemon that was last asked.
     refusal: Option<String>,
-    /// Whether the daemon's backlog was full at the last attempt, see [`BACKLOG_RETRY_NS`].
-    is_crowded: bool,
+    /// How often in a row the daemon's backlog was full, see [`BACKLOG_RETRY_NS`].
+    crowded: u32,
 }
 
 #[derive(Debug)]
@@ -148,7 +149,7 @@ impl Client {
                 unscheduled_ns: 0,
                 attached: 0,
                 refusal: None,
-                is_crowded: false,
+                crowded: 0,
             }),
             next_ns: AtomicU64::new(if off { u64::MAX } else { 0 }),
             lanes: Mutex::default(),
@@ -349,7 +350,7 @@ impl Core {
             let now = now_ns();
             let left = end.saturating_sub(now);
             let Link::Asked { ref socket, .. } = attachment.link else {
-                if !attachment.is_crowded || left == 0 {
+                if attachment.crowded == 0 || left == 0 {
                     return;
                 }
                 std::thread::sleep(Duration::from_nanos(BACKLOG_RETRY_NS.min(left)));
@@ -381,7 +382,7 @@ impl Attachment {
     /// Does one step. Returns the session, if there is one, and the earliest time of the next step.
     fn advance(&mut self, options: &Options, now: u64) -> (Option<Arc<Session>>, u64) {
         let retry = now.saturating_add(options.reattach_every.as_nanos() as u64);
-        self.is_crowded = false;
+        let crowded = std::mem::take(&mut self.crowded);
         if let Link::Attached(session) = &self.link {
             match session.lost_at() {
                 None => return (Some(Arc::clone(session)), 0),
@@ -439,8 +440,9 @@ impl Attachment {
                     (None, now + ANSWER_POLL_NS)
                 }
                 Err(error) if is_backlog_full(&error) => {
-                    self.is_crowded = true;
-                    (None, now + BACKLOG_RETRY_NS)
+                    self.crowded = crowded.saturating_add(1);
+                    let pause = BACKLOG_RETRY_NS << crowded.min(20);
+                    (None, retry.min(now + pause))
                 }
                 Err(_) => (None, retry),
             },
