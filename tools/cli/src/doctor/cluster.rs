@@ -88,7 +88,7 @@ fn releases(connected: &[&HostStatus]) -> Finding {
         return Finding::ok("releases", listed(&by_release));
     }
     Finding::warn("releases", listed(&by_release))
-        .because("a client may meet a daemon of another release, and run unscheduled")
+        .because("a client more than one release apart from its daemon runs unscheduled")
         .action("finish the upgrade")
 }
 
