@@ -45,6 +45,10 @@ fn found(groups: &str, logs: &Path) -> Option<PodStatus> {
 /// `…-podUID.slice:cri-containerd:ID`.
 fn container(line: &str) -> Option<PodStatus> {
     let path = line.splitn(3, ':').nth(2)?;
+    // Groups below it are the user's own to make and to name.
+    if path.contains("/user.slice/") {
+        return None;
+    }
     let mut parts = path.split(['/', ':']);
     let uid = parts.find_map(|part| {
         let part = part.strip_suffix(".slice").unwrap_or(part);
@@ -113,6 +117,7 @@ mod tests {
             "0::/",
             "0::",
             "0::/user.slice/user-1000.slice/session-3.scope",
+            "0::/user.slice/user-1000.slice/user@1000.service/pod{U}/{I}",
             "0::/system.slice/docker-{I}.scope",
             "0::/machine.slice/libpod-{I}.scope",
             "0::/kubepods/pod{U}",
